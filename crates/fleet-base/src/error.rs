@@ -1,9 +1,9 @@
-//! The one error type of Fleet, classified by whose fault it is.
+//! The one error type of Fleet, classified by who is at fault.
 //!
-//! An error reads as one sentence, what was expected and what came, then the places from the inside
-//! out. Messages are lower case and have no final dot. Texts of files and peers may be in all
-//! parts: an error escapes control characters when it is printed, and line ends where a part is one
-//! line.
+//! An error reads as one sentence with the expected and the actual value, followed by the places
+//! where it happened, innermost first. Messages are lower case and have no final dot. Every part
+//! may contain text from files and peers, so printing escapes control characters. In parts that are
+//! one line, printing escapes line ends too.
 //!
 //! ```
 //! use fleet_base::{Error, ErrorKind};
@@ -25,25 +25,25 @@ use std::sync::Arc;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Whose fault an error is, which is also what can be done about it.
+/// Class of an error: who is at fault, and therefore what can be done about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The caller's: an argument, a program, a file. Retrying changes nothing.
+    /// The caller is at fault: an argument, a program, a file. Retrying does not help.
     Invalid,
-    /// Legal, but not something Fleet does (here).
+    /// Legal, but not supported by Fleet (here).
     Unsupported,
-    /// A peer's or the machine's, for now. Retrying may help.
+    /// A peer or the machine is at fault, possibly for a short time. Retrying may help.
     Unavailable,
     /// A limit was reached: memory, disk, a queue.
     Exhausted,
-    /// A number went wrong while the program ran (NaN, infinity), and the user asked to be told.
+    /// A value became NaN or infinite while the program ran, and the user enabled the check.
     Numeric,
-    /// Ours: a broken invariant. Please report it.
+    /// Fleet is at fault: a broken invariant. Please report it.
     Internal,
 }
 
-/// A condition that callers tell apart, finer than its [`ErrorKind`]. Nothing decides by an error's
-/// message: a condition that needs a decision gets a code.
+/// A condition that callers distinguish, finer than [`ErrorKind`]. Code never decides by the text
+/// of a message: a condition that needs a decision gets a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
     /// The peer closed the connection.
@@ -56,7 +56,7 @@ pub enum ErrorCode {
     Deadlock,
 }
 
-/// An error with expected and actual value, and where it happened.
+/// An error with the expected and the actual value, and where it happened.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -69,13 +69,13 @@ struct Inner {
     got: Option<String>,
     help: Option<String>,
     places: Vec<String>,
-    /// Files and lines of the user's that the message or a place names.
+    /// Source files and lines of the user that the message or a place already names.
     lines: Vec<String>,
     culprit: Option<usize>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
-/// Everything but the source, which has no equality.
+/// Compares everything except the source, which has no equality.
 impl PartialEq for Error {
     fn eq(&self, other: &Error) -> bool {
         let parts = |error: &Error| {
@@ -129,8 +129,8 @@ impl Error {
         Self::new(ErrorKind::Internal, message)
     }
 
-    /// A failed system call on `path`; permission and absence are the user's, a full disk is a
-    /// limit.
+    /// An error for a failed system call on `path`. Missing permission or a missing file is the
+    /// user's fault ([`ErrorKind::Invalid`]); a full disk is a limit ([`ErrorKind::Exhausted`]).
     pub fn io(action: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let kind = match error.kind() {
@@ -153,8 +153,8 @@ impl Error {
         Self::new(kind, text).caused(copy(error))
     }
 
-    /// Keeps the error of another library or of the system that led to this one, for
-    /// [`std::error::Error::source`]. The message says what it says, too: sources are not printed.
+    /// Attaches the underlying error of a library or the system, for [`std::error::Error::source`].
+    /// The message must include the source's text, because sources are not printed.
     ///
     /// ```
     /// use std::error::Error as _;
@@ -166,13 +166,13 @@ impl Error {
         self
     }
 
-    /// Marks the condition by which callers decide.
+    /// Sets the condition that callers decide by.
     pub fn with_code(mut self, code: ErrorCode) -> Self {
         self.0.code = Some(code);
         self
     }
 
-    /// The condition, where callers may have to tell it apart.
+    /// The condition, for errors that callers have to distinguish.
     ///
     /// ```
     /// use fleet_base::{Error, ErrorCode};
@@ -193,13 +193,13 @@ impl Error {
         self
     }
 
-    /// Tells the reader how to go on.
+    /// Adds advice on how to fix the error.
     pub fn help(mut self, what: impl fmt::Display) -> Self {
         self.0.help = Some(what.to_string());
         self
     }
 
-    /// As [`Error::help`], where the error has no help yet.
+    /// Like [`Error::help`], but keeps a help that the error already has.
     pub fn or_help(self, what: impl fmt::Display) -> Self {
         if self.0.help.is_some() { self } else { self.help(what) }
     }
@@ -210,7 +210,7 @@ impl Error {
         self
     }
 
-    /// Adds a file or line of the user's as a place, unless the error names it already.
+    /// Adds a source file or line of the user as a place, unless the error already names it.
     ///
     /// ```
     /// let error = fleet_base::Error::invalid("src/model.rs:3: no such op").naming("src/model.rs:3");
@@ -224,14 +224,14 @@ impl Error {
         }
     }
 
-    /// Notes that the message or a place names this file or line of the user's.
+    /// Records that the message or a place names this source file or line of the user.
     pub fn naming(mut self, line: &str) -> Self {
         self.0.lines.push(line.to_string());
         self
     }
 
-    /// Names the rank of the job (or the worker) whose failure this error reports. Processes that
-    /// fail with such an error are not the cause of the job's end.
+    /// Sets the rank of the job (or the worker) whose failure this error reports. A process that
+    /// fails with such an error is not the cause of the job's failure.
     ///
     /// ```
     /// let error = fleet_base::Error::unavailable("rank 3 died").caused_by(3);
@@ -242,7 +242,7 @@ impl Error {
         self
     }
 
-    /// The rank whose failure this error reports, where that is known.
+    /// The rank whose failure this error reports, if known.
     pub fn culprit(&self) -> Option<usize> {
         self.0.culprit
     }
@@ -271,7 +271,7 @@ impl fmt::Display for Error {
         if inner.kind == ErrorKind::Internal {
             write!(f, "internal error (please report it): ")?;
         }
-        // Messages and help may have several lines on purpose; the other parts are one line.
+        // Messages and help may have several lines on purpose. Every other part is one line.
         write!(f, "{}", printable(&inner.message))?;
         let [expected, got] =
             [&inner.expected, &inner.got].map(|text| text.as_deref().map(printable_line));
@@ -303,7 +303,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// `io::Error` is not `Clone`: the same system error, or the same kind with the same text.
+/// `io::Error` is not `Clone`. Returns the same system error, or the same kind with the same text.
 fn copy(error: &io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),
@@ -336,7 +336,7 @@ mod tests {
              got x\\n  help: run this\\u{7}\n  at folder\\n/\\u{1b}]0;title\n  \
              help: first\nsecond\\u{7f}";
         assert_eq!(error.to_string(), expected);
-        // Escaped text is not changed by another error around it.
+        // Wrapping an error in another one does not escape its text twice.
         assert_eq!(Error::invalid(error.to_string()).to_string(), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all.
+//! Files that are replaced atomically: readers see the old content or the new one, never a part.
 
 use crate::disk::{Disk, DiskFile, PathKind, RealDisk, moved, parent};
 use crate::{Error, Result};
@@ -6,8 +6,9 @@ use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A file being written beside its final name; [`AtomicFile::commit`] puts it there. Dropped
-/// without, it leaves nothing. A link stays a link: what it leads to is replaced.
+/// A file that is written under a temporary name next to its target. [`AtomicFile::commit`] renames
+/// it to the target; dropping it without a commit removes it. If the target is a symbolic link, the
+/// file that the link leads to is replaced and the link stays.
 pub struct AtomicFile {
     disk: Arc<dyn Disk>,
     file: Arc<dyn DiskFile>,
@@ -17,10 +18,10 @@ pub struct AtomicFile {
     committed: bool,
 }
 
-/// Temporary names that are tried: more only fail when something else is wrong.
+/// Limit of temporary names to try. If all are taken, something else is wrong.
 const ATTEMPTS_MAX: u32 = 1000;
 
-/// How temporary files end; a crash may leave some.
+/// Suffix of temporary files. A crash may leave some.
 pub const TEMPORARY_SUFFIX: &str = ".tmp";
 
 impl AtomicFile {
@@ -29,14 +30,14 @@ impl AtomicFile {
         AtomicFile::replace_on(&disk, target)
     }
 
-    /// As [`AtomicFile::create`], on any disk.
+    /// Like [`AtomicFile::create`], on any disk.
     pub fn replace_on(disk: &Arc<dyn Disk>, target: &Path) -> Result<AtomicFile> {
         let target = disk.target(target);
-        // To rename over a device or a pipe would put a file in its place.
+        // Renaming over a device or a pipe would replace it with a file.
         let got = match disk.kind(&target) {
             Ok(PathKind::Folder) => "a folder",
             Ok(PathKind::Other) => "a device or a pipe",
-            // A path that cannot be read cannot be created either, which reports the reason.
+            // If the path cannot be read, creating the file fails as well and reports the reason.
             Ok(PathKind::File) | Err(_) => return AtomicFile::create_on(disk, &target),
         };
         Err(Error::invalid(format!("cannot write {}", target.display()))
@@ -44,7 +45,7 @@ impl AtomicFile {
             .got(got))
     }
 
-    /// As [`AtomicFile::create`], on any disk; `target` is no link and no device.
+    /// Like [`AtomicFile::create`], on any disk. `target` must not be a link or a device.
     pub fn create_on(disk: &Arc<dyn Disk>, target: &Path) -> Result<AtomicFile> {
         let Some(name) = target.file_name() else {
             return Err(Error::invalid(format!("{} is not the name of a file", target.display())));
@@ -78,18 +79,18 @@ impl AtomicFile {
         file.commit()
     }
 
-    /// Flushes the content to the disk and gives the file its name.
+    /// Syncs the content to disk and renames the file to its target.
     pub fn commit(self) -> Result<()> {
         self.commit_open().map(drop)
     }
 
-    /// As [`AtomicFile::commit`]; returns the file, still open.
+    /// Like [`AtomicFile::commit`]; returns the file, still open.
     pub fn commit_open(mut self) -> Result<Arc<dyn DiskFile>> {
         self.put()?;
         Ok(self.file.clone())
     }
 
-    /// As [`AtomicFile::commit`]; on an error the temporary file stays until this is dropped.
+    /// Like [`AtomicFile::commit`]; on an error the temporary file stays until `self` is dropped.
     pub fn put(&mut self) -> Result<()> {
         self.file.sync().map_err(|error| self.error("flush", &error))?;
         let renamed = self.disk.rename(&self.temporary, &self.target);
@@ -99,12 +100,12 @@ impl AtomicFile {
         self.disk.sync_folder(folder).map_err(|error| Error::io("flush", folder, &error))
     }
 
-    /// Leaves the temporary file, as a crash does.
+    /// Leaves the temporary file behind, as a crash would.
     pub fn leave(&mut self) {
         self.committed = true;
     }
 
-    /// An error of writing, with the file's final name.
+    /// An error of this write that names the target.
     pub fn error(&self, action: &str, error: &io::Error) -> Error {
         Error::io(action, &self.target, error)
     }
@@ -132,20 +133,20 @@ impl Seek for AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if !self.committed {
-            // The write has failed already; that the leftover stays too is not worth another error.
+            // The write has already failed, so failing to remove the leftover is ignored.
             let _ = self.disk.remove(&self.temporary);
         }
     }
 }
 
-/// Writes a whole file.
+/// Writes a whole file atomically.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(bytes).map_err(|error| file.error("write", &error))?;
     file.commit()
 }
 
-/// Makes a folder and those above it; one that exists is fine.
+/// Creates a folder and its parents. An existing folder is not an error.
 pub fn make_folder(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|error| {
         let in_the_way = folder.ancestors().find(|it| it.exists()).filter(|it| !it.is_dir());
@@ -203,7 +204,7 @@ mod tests {
             "{error}"
         );
 
-        // A link to nothing: the link is replaced.
+        // A dangling link is replaced itself.
         let dangling = folder.join("dangling");
         std::os::unix::fs::symlink("nothing", &dangling).unwrap();
         write_file(&dangling, b"new").unwrap();

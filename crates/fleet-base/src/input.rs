@@ -1,7 +1,7 @@
-//! Files that users name for reading: opened without waiting, read up to a limit.
+//! Reads files that users name: opened without blocking, read up to a limit.
 //!
-//! Pipes are read, so that `<(command)` works in a shell; one without data for [`DATA_WAIT`] is an
-//! error.
+//! Pipes are supported, so that `<(command)` works in a shell. A pipe that delivers no data for
+//! [`DATA_WAIT`] is an error.
 
 use crate::{Error, Result, text};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -12,16 +12,17 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-/// A command that makes the data may ask for a passphrase first.
+/// Limit of the wait for data from a pipe. It is long because the command that writes the data may
+/// first prompt for a passphrase.
 pub const DATA_WAIT: Duration = Duration::from_secs(30);
 
-/// Opens a file for reading; a pipe without a writer is opened at once, too.
+/// Opens a file for reading without blocking, even if it is a pipe that has no writer yet.
 pub fn open_now(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)
 }
 
-/// Reads the whole of a file, a pipe or a device that has at most `bytes_max` bytes. `what` names
-/// the content in errors, such as "a strategy".
+/// Reads a file, a pipe or a device to its end, up to `bytes_max` bytes. `what` names the content
+/// in errors, such as "a strategy".
 ///
 /// ```
 /// # fn main() -> fleet_base::Result<()> {
@@ -42,8 +43,8 @@ fn read_within(path: &Path, what: &str, bytes_max: u64, wait: Duration) -> Resul
     let about = file.metadata().map_err(cannot)?;
     check_bytes(about.len(), what, bytes_max).map_err(|error| error.at(path.display()))?;
     let mut bytes = Vec::new();
-    // Reading a pipe whose writer has not come yet would find its end. Where the writer has left
-    // already, only reading finds the end, so this is asked once.
+    // Reading a pipe before its writer has connected would return end of file, so poll first. This
+    // happens once only: if the writer has already closed the pipe, only a read detects the end.
     let mut must_wait = about.file_type().is_fifo();
     loop {
         if std::mem::take(&mut must_wait) && !has_data(&file, wait).map_err(cannot)? {
@@ -64,7 +65,7 @@ fn read_within(path: &Path, what: &str, bytes_max: u64, wait: Duration) -> Resul
     }
 }
 
-/// Refuses content of more bytes than `what` may have.
+/// Rejects content of more than `bytes_max` bytes.
 pub fn check_bytes(bytes: u64, what: &str, bytes_max: u64) -> Result<()> {
     if bytes <= bytes_max {
         return Ok(());
@@ -74,7 +75,7 @@ pub fn check_bytes(bytes: u64, what: &str, bytes_max: u64) -> Result<()> {
         .got(text::bytes_over(bytes, bytes_max)))
 }
 
-/// Waits until there is something to read, or the end.
+/// Waits until data or the end of the file can be read; false on timeout.
 fn has_data(file: &File, wait: Duration) -> io::Result<bool> {
     let timeout = Timespec::try_from(wait).map_err(|_| io::ErrorKind::InvalidInput)?;
     loop {
@@ -87,7 +88,7 @@ fn has_data(file: &File, wait: Duration) -> io::Result<bool> {
     }
 }
 
-/// Read at once; memory grows with the content, not with the limit.
+/// Size of one read. Memory grows with the content, not with the limit.
 const CHUNK_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]
@@ -110,7 +111,7 @@ mod tests {
             let path = fifo.clone();
             let writer = std::thread::spawn(move || {
                 let mut pipe = File::options().write(true).open(path).unwrap();
-                // The reader leaves early where this is too much.
+                // The reader closes the pipe early if the content is too large.
                 let _ = bytes.chunks(3).try_for_each(|part| pipe.write_all(part));
             });
             let read = read_within(&fifo, "a token", limit, Duration::from_secs(60));
@@ -122,7 +123,7 @@ mod tests {
         let error = written(b"123456789", 8).unwrap_err().to_string();
         assert!(error.contains("too large for a token: expected at most 8 B, got 9 B"), "{error}");
 
-        // A writer that has left: what it wrote, and no wait for more.
+        // A writer that has already closed the pipe: its data is read without waiting for more.
         let held = open_now(&fifo).unwrap();
         File::options().write(true).open(&fifo).unwrap().write_all(b"left").unwrap();
         assert_eq!(read_within(&fifo, "a token", 8, Duration::from_secs(60)).unwrap(), b"left");

@@ -1,6 +1,6 @@
-//! What every room of Fleet shares and none of them owns: ids and entity maps, the error type,
-//! counter-based random numbers, files that appear whole, the port to the file system, name
-//! suggestions. It knows nothing of machine learning.
+//! Building blocks that all crates of Fleet share: ids and entity maps, the error type,
+//! counter-based random numbers, atomic file writes, the port to the file system, and helpers for
+//! messages. Nothing here knows about machine learning.
 
 pub mod disk;
 pub mod entity;

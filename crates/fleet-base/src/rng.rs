@@ -1,9 +1,8 @@
 //! Counter-based random numbers (Philox4x32-10, Salmon et al., SC'11).
 //!
-//! A number is a function of (key, stream, counter) and of nothing else, so that a tensor filled
-//! by one thread or by eight, on one rank or another, in the interpreter or the executor, holds the
-//! same values. `key` is the seed, `stream` the op or the row, `counter` the position of a block of
-//! four 32-bit words.
+//! A number depends on (key, stream, counter) only. A tensor therefore holds the same values
+//! whether one thread or eight fill it, on any rank, in the interpreter or the executor. `key` is
+//! the seed, `stream` the op or the row, `counter` the position of a block of four 32-bit words.
 //!
 //! ```
 //! use fleet_base::rng::Philox;
@@ -20,7 +19,7 @@ const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// A generator: a seed and a stream, no state that moves.
+/// A generator: a seed and a stream, without mutable state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Philox {
     key: [u32; 2],
@@ -92,7 +91,7 @@ pub fn unit_f32(word: u32) -> f32 {
 /// Maps two words to a standard normal number.
 #[inline]
 pub fn normal_f32(first: u32, second: u32) -> f32 {
-    // 1 - u lies in (0, 1], so that the logarithm is finite.
+    // 1 - u lies in (0, 1], so the logarithm is finite.
     let radius = (-2.0 * (1.0 - f64::from(unit_f32(first))).ln()).sqrt();
     (radius * (std::f64::consts::TAU * f64::from(unit_f32(second))).cos()) as f32
 }
@@ -129,7 +128,7 @@ impl Sequence {
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// Where the sequence stands; [`Sequence::seek`] returns to it.
+    /// Current position in the sequence; [`Sequence::seek`] returns to it.
     pub fn position(&self) -> u64 {
         self.position
     }

@@ -1,4 +1,4 @@
-//! Small text files with a version and a checksum: marks that say how far a save or a job is.
+//! Small text files with a version and a checksum, which record the progress of a save or a job.
 //!
 //! ```text
 //! fleet checkpoint, version 1
@@ -15,17 +15,17 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Files of this kind are a few lines.
+/// Size limit. Such files have a few lines.
 pub const SEALED_BYTES_MAX: u64 = 1 << 20;
 const VERSION: &str = ", version ";
 const END: &str = "end ";
 
-/// A kind of file, by its first line.
+/// A kind of file, identified by its first line.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub name: &'static str,
     pub version: u32,
-    /// The help for a file that is damaged or of another version.
+    /// Help for errors about a file that is damaged or of another version.
     pub help: &'static str,
 }
 
@@ -37,7 +37,7 @@ impl Kind {
         text
     }
 
-    /// Writes a file of this kind; `body` is whole lines.
+    /// Writes a file of this kind. `body` must consist of whole lines.
     ///
     /// ```
     /// use fleet_base::sealed::{Kind, Read};
@@ -54,7 +54,7 @@ impl Kind {
         self.write_on(&RealDisk::handle(), path, body)
     }
 
-    /// As [`Kind::write`], on any disk.
+    /// Like [`Kind::write`], on any disk.
     pub fn write_on(self, disk: &Arc<dyn Disk>, path: &Path, body: &str) -> Result<()> {
         let mut file = AtomicFile::replace_on(disk, path)?;
         file.write_all(self.text(body).as_bytes()).map_err(|error| file.error("write", &error))?;
@@ -66,7 +66,7 @@ impl Kind {
         self.read_on(&RealDisk, path)
     }
 
-    /// As [`Kind::read`], on any disk.
+    /// Like [`Kind::read`], on any disk.
     pub fn read_on(self, disk: &dyn Disk, path: &Path) -> Result<Read> {
         let bytes = read_file(disk, path, SEALED_BYTES_MAX).map_err(|it| it.or_help(self.help))?;
         let missing = || Error::io("read", path, &io::ErrorKind::NotFound.into());
@@ -92,7 +92,7 @@ impl Kind {
         Ok(Read::Body(text[start..end].to_string()))
     }
 
-    /// The error of a file that is not what was written.
+    /// An error for a file whose content differs from what was written.
     pub fn damaged(self, path: &Path, why: &str) -> Error {
         Error::invalid(format!("{} is damaged: {why}", path.display())).help(self.help)
     }
@@ -101,10 +101,9 @@ impl Kind {
 /// The content of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Read {
-    /// The lines that were written.
+    /// The lines that were passed to [`Kind::write`].
     Body(String),
-    /// The text of a file without name, version and checksum: damaged, or of a build that wrote
-    /// none.
+    /// Text of a file without name, version and checksum: damaged, or written by an older build.
     Unsealed(String),
 }
 
@@ -114,7 +113,7 @@ mod tests {
 
     const MARK: Kind = Kind { name: "fleet example", version: 2, help: "write it again" };
 
-    /// Every byte changed in every bit, and every truncation.
+    /// Flips every bit of every byte, and truncates at every length.
     #[test]
     fn no_changed_file_is_taken_for_what_was_written() {
         let path = std::env::temp_dir().join(format!("fleet-seal-{}", std::process::id()));

@@ -1,10 +1,10 @@
-//! Signals that would end a process which has a better way to fail.
+//! Disables signals that would kill a process where an error can be returned instead.
 
-/// Lets a write beyond the limit of a file's size (`ulimit -f`, `RLIMIT_FSIZE`) fail with `EFBIG`.
-/// Without a handler the system ends the process with SIGXFSZ, and nothing says which file it was.
+/// Makes a write beyond the file size limit (`ulimit -f`, `RLIMIT_FSIZE`) fail with `EFBIG`.
+/// Without a handler, SIGXFSZ kills the process, and no message names the file.
 ///
-/// Programs that the process starts have the system's default again. A handler that the program has
-/// installed itself is called as well.
+/// Child processes get the default action again. A handler that the program itself has installed is
+/// called as well.
 ///
 /// ```
 /// fleet_base::signals::ignore_file_size_signal();
@@ -16,8 +16,8 @@ pub fn ignore_file_size_signal() {
         use std::sync::{Arc, Once};
         static IGNORED: Once = Once::new();
         IGNORED.call_once(|| {
-            // The flag is read by none: the handler alone keeps the process alive. Should it be
-            // refused, the system's default holds.
+            // No code reads the flag: an installed handler is enough to keep the process alive. If
+            // installing it fails, the default action stays.
             let flag: Arc<AtomicBool> = Arc::default();
             let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, flag);
         });

@@ -2,9 +2,8 @@
 
 use std::borrow::Cow;
 
-/// Escapes control characters except line ends and tabs, so that a text of a file or a peer cannot
-/// move the cursor or change the title and the colours of a terminal. Escaping twice changes
-/// nothing.
+/// Escapes control characters except line ends and tabs. Text from a file or a peer then cannot
+/// move the cursor of a terminal or change its title and colours. Escaping twice changes nothing.
 ///
 /// ```
 /// use fleet_base::text::printable;
@@ -14,7 +13,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c.is_control() && c != '\n' && c != '\t')
 }
 
-/// As [`printable`], for a text that belongs on one line: line ends are escaped, too.
+/// Like [`printable`], for text that must stay on one line: escapes line ends, too.
 pub fn printable_line(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c.is_control() && c != '\t')
 }
@@ -33,7 +32,7 @@ fn escaped(text: &str, is_escaped: fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The candidate nearest to `name` by edit distance, if it is near enough to be a slip of the hand.
+/// The candidate nearest to `name` by edit distance, if it is near enough to be a typing error.
 ///
 /// ```
 /// let known = ["matmul", "mul", "mean"];
@@ -41,7 +40,7 @@ fn escaped(text: &str, is_escaped: fn(char) -> bool) -> Cow<'_, str> {
 /// assert_eq!(fleet_base::text::nearest("softmax", known), None);
 /// ```
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // A slip of the hand happens in a name that a hand wrote.
+    // Longer names are not typed by hand, so typing errors are not considered.
     const CHARS_MAX: usize = 100;
     let chars = name.chars().count();
     if chars > CHARS_MAX {
@@ -57,12 +56,12 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
-/// `; did you mean 'x'?`, or nothing: ready to append to a message.
+/// Text to append to a message: `; did you mean 'x'?`, or nothing if no candidate is near.
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     nearest(name, known).map(|found| format!("; did you mean '{found}'?")).unwrap_or_default()
 }
 
-/// Levenshtein distance in characters, swaps of neighbours counted as one.
+/// Levenshtein distance in characters, with a swap of neighbours counted as one edit.
 fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let width = b.len() + 1;
@@ -96,7 +95,7 @@ pub fn bytes(count: u64) -> String {
     scaled(count as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }
 
-/// A number of bytes beyond a limit, which does not read like the limit.
+/// Formats a number of bytes beyond a limit so that it never reads the same as the limit.
 ///
 /// ```
 /// assert_eq!(fleet_base::text::bytes_over(2049, 1024), "2 KiB");

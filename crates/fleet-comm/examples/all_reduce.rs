@@ -1,4 +1,4 @@
-//! Our side of the benchmarks `comm/...`: all-reduce of f32 between real processes of this machine.
+//! Fleet's side of the benchmarks `comm/...`: all-reduce of f32 between processes of this machine.
 //!
 //! ```text
 //! cargo run --release -p fleet-comm --example all_reduce -- comm/allreduce_2x1MB
@@ -6,12 +6,16 @@
 //!     [--streams N] [--turn-kb N]
 //! ```
 //!
-//! `comm/allreduce_RANKSxSIZE` goes through shared memory, `comm/tcp_allreduce_RANKSxSIZE` over TCP
-//! on the loopback, `comm/netns_allreduce_2xSIZE` over the cable between the two network namespaces
-//! that FLEET_BENCH_NAMESPACES names (`cargo xtask bench` lays it), `comm/memory` is the memory
-//! bandwidth that two processes reach together. One JSON line; calls are made back to back, and a
-//! run is many of them where one is short. A token `tls:...` in FLEET_BENCH_TOKEN (feature `tls` of
-//! fleet-net) puts TCP under TLS.
+//! The name selects the transport:
+//!
+//! * `comm/allreduce_RANKSxSIZE`: shared memory.
+//! * `comm/tcp_allreduce_RANKSxSIZE`: TCP on the loopback.
+//! * `comm/netns_allreduce_2xSIZE`: the virtual link between the two network namespaces named in
+//!   FLEET_BENCH_NAMESPACES, which `cargo xtask bench` creates.
+//! * `comm/memory`: no communication; measures the memory bandwidth of two processes together.
+//!
+//! Prints one JSON line. Calls run back to back; a run consists of many calls if one call is short.
+//! A token `tls:...` in FLEET_BENCH_TOKEN (feature `tls` of fleet-net) runs TCP under TLS.
 
 use fleet_base::{Error, Result};
 use fleet_comm::{Algorithm, GroupOptions, ReduceOp, World};
@@ -33,18 +37,18 @@ fn main() -> Result<()> {
     }
 }
 
-/// What the name of the benchmark says.
+/// The settings in the name of the benchmark.
 struct Setup {
     name: String,
     ranks: usize,
     bytes: usize,
     tcp: bool,
-    /// Of the ranks, where each is in one of its own.
+    /// Network namespace of each rank; empty if all ranks share one.
     namespaces: Vec<String>,
     memory: bool,
 }
 
-/// Where rank 0 hosts the store in a namespace of its own, which has every port free.
+/// Address of the store in the namespace of rank 0, where every port is free.
 const STORE: &str = "192.0.2.1:6170";
 
 impl Setup {
@@ -83,7 +87,7 @@ impl Setup {
         Ok(Setup { tcp, name, ranks, bytes, namespaces, memory: false })
     }
 
-    /// Calls in one run: enough for a clock.
+    /// Number of calls in one run, enough for the clock's resolution.
     fn calls(&self) -> usize {
         ((4 << 20) / self.bytes).max(1)
     }
@@ -93,7 +97,7 @@ impl Setup {
     }
 }
 
-/// Starts the ranks, hosts their store, and waits.
+/// Starts the ranks, hosts their store, and waits for them.
 fn lead(setup: &Setup, args: &[String]) -> Result<()> {
     let token = match std::env::var("FLEET_BENCH_TOKEN") {
         Ok(text) => Token::from_text(&text)?,
@@ -139,7 +143,7 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
     let address = flag(args, "--store").unwrap_or_default();
     let address: SocketAddr =
         address.parse().map_err(|_| Error::invalid("no address of the store"))?;
-    // In a namespace of its own rank 0 hosts what the leader hosts elsewhere.
+    // With namespaces, rank 0 hosts the store, because the leader's is not reachable.
     let _server = match rank == 0 && !setup.namespaces.is_empty() {
         true => Some(StoreServer::bind(address, &token, Vigilance::default(), Log::stderr())?),
         false => None,
@@ -180,7 +184,7 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
             ..GroupOptions::default()
         },
     )?;
-    // As training holds its gradients: whole lines, huge pages where the system gives them.
+    // Aligned to cache lines and on huge pages if available, like gradients in training.
     let mut data = Buffer::zeroed(setup.bytes)?;
     let or = |name: &str, default: usize| {
         flag(args, name)
@@ -216,7 +220,7 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
 }
 
 fn print(setup: &Setup, seconds: &mut [f64]) {
-    // Every byte is read once and written once, in each process.
+    // Each process reads and writes every byte once.
     let factor = if setup.memory { 2 * setup.ranks } else { 1 };
     let gb = (setup.bytes * factor) as f64 / 1e9;
     seconds.sort_by(f64::total_cmp);
@@ -244,7 +248,7 @@ fn number(text: &str) -> Result<usize> {
     text.parse().map_err(|_| Error::invalid("no number").got(text))
 }
 
-/// The high-water mark of this process's memory, where the system tells (Linux).
+/// Peak resident memory of this process in MB; NaN on systems other than Linux.
 fn peak_rss_mb() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

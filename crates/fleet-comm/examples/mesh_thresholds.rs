@@ -1,13 +1,14 @@
-//! Where one algorithm of the all-reduce over a mesh overtakes another: run it on your network.
+//! Finds the sizes at which one all-reduce algorithm over a mesh overtakes another on your machine.
 //!
 //! ```text
 //! cargo run --release -p fleet-comm --example mesh_thresholds -- [--ranks 2,4,8] [--kb 4,64,1024] [--ms 300]
 //! ```
 //!
-//! Ranks are threads of this process that talk over TCP on the loopback, so what is measured is the
-//! machine's share: system calls, copies, switches. For each number of ranks and each size a row:
-//! the median time of a call and a barrier in microseconds under each algorithm, the best one, and
-//! what `Auto` takes. The constants of `src/mesh/choose.rs` are held against such a table.
+//! Ranks are threads of this process that communicate over TCP on the loopback, so the cost of the
+//! machine is measured: system calls, copies, context switches. Each number of ranks and each size
+//! gets a row. It holds the median time in microseconds of a call plus a barrier for each
+//! algorithm, the fastest algorithm, and the time of `Auto`. The constants in `src/mesh/choose.rs`
+//! come from such a table.
 
 use fleet_base::{Error, Result};
 use fleet_comm::{Algorithm, GroupOptions, ReduceOp, World};
@@ -15,9 +16,9 @@ use fleet_net::{Abort, Limits, MemoryStore, TcpFabric, TcpOptions, Token};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Calls that are made before the clock starts: connections, memory.
+/// Number of calls before timing starts, to open connections and allocate memory.
 const WARMUP: usize = 3;
-/// Calls of one cell, at most.
+/// Maximum number of calls per cell.
 const CALLS_MAX: usize = 200;
 
 fn main() -> Result<()> {
@@ -53,7 +54,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The median of a call in microseconds, as rank 0 sees it.
+/// Median time of a call in microseconds, measured by rank 0.
 fn measure(ranks: usize, bytes: usize, algorithm: Algorithm, span: Duration) -> Result<f64> {
     let (store, token) = (MemoryStore::new(), Token::generate()?);
     let spans: Result<Vec<Vec<f64>>> = std::thread::scope(|scope| {
@@ -95,10 +96,10 @@ fn rank_of(
     while going[0] == 1 {
         let start = Instant::now();
         group.all_reduce("x", &mut data, ReduceOp::Sum)?;
-        // Some algorithms let rank 0 go before the others have the result.
+        // With some algorithms rank 0 returns before the others have the result.
         group.barrier("all have it")?;
         spans.push(start.elapsed().as_secs_f64() * 1e6);
-        // Rank 0 says when it is enough.
+        // Rank 0 decides when to stop.
         let over = spans.len() > WARMUP && begin.elapsed() >= span || spans.len() >= CALLS_MAX;
         going[0] = u8::from(!over);
         group.broadcast("going", &mut going, 0)?;

@@ -1,5 +1,5 @@
-//! What TCP on the loopback allows an all-reduce of two ranks: two threads send each other all
-//! their numbers and add up what comes, with nothing of ours in between. Prints GB/s each way.
+//! Upper bound for an all-reduce of two ranks over TCP on the loopback: two threads send each other
+//! all their numbers and add up the received ones, without Fleet. Prints GB/s in each direction.
 //!
 //! `cargo run --release -p fleet-comm --example tcp_pair -- [MEGABYTES] [ROUNDS]`
 
@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
-/// Bytes that one turn of a writer or reader moves: they stay in L2.
+/// Bytes per read or write, small enough to stay in L2.
 const TURN: usize = 256 << 10;
 
 fn main() -> io::Result<()> {
@@ -32,7 +32,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Sends and receives `len` bytes a round; the bytes a nanosecond of each round.
+/// Sends and receives `len` bytes per round. Returns the bytes per nanosecond of each round.
 fn exchange(stream: &TcpStream, len: usize, rounds: usize) -> io::Result<Vec<f64>> {
     stream.set_nodelay(true)?;
     let mine = vec![1u8; len];

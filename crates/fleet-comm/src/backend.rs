@@ -1,4 +1,4 @@
-//! What runs collectives: one trait, and the way through memory that ranks of a host share.
+//! Backends, which run collectives: the trait, shared memory on one host, and groups of one rank.
 
 use crate::call::{Call, Work};
 use crate::shm;
@@ -6,26 +6,26 @@ use fleet_base::{Error, Result};
 use fleet_net::{Abort, Deadline, Limits};
 use std::time::Duration;
 
-/// Runs the calls of one group, one after the other.
+/// Runs the calls of one group, one after another.
 pub(crate) trait Backend: Send {
-    /// For people: what carries the data.
+    /// Name of the transport, for messages.
     fn name(&self) -> String;
 
-    /// Runs one call within the bounds. After an error the group is over.
+    /// Runs one call within the bounds. After an error the group cannot be used.
     fn run(&mut self, call: &mut Call<'_>, bounds: &Bounds) -> Result<()>;
 
-    /// This rank was called with arguments that make no call: tells those who wait for it, where
-    /// the fired token does not reach them.
+    /// Called if the arguments of a call on this rank are invalid. Notifies waiting peers that the
+    /// fired token does not reach.
     fn refuse(&mut self, _: &Error, _: &Bounds) {}
 }
 
-/// What ends a call that does not end by itself.
+/// Limits of a call.
 pub(crate) struct Bounds {
     pub span: Duration,
     pub abort: Abort,
 }
 
-/// All ranks on one host.
+/// Backend for groups whose ranks are all on one host.
 pub(crate) struct SharedMemory(pub shm::Engine);
 
 impl Backend for SharedMemory {
@@ -38,7 +38,7 @@ impl Backend for SharedMemory {
     }
 }
 
-/// A group of one rank.
+/// Backend for groups of one rank.
 pub(crate) struct Solo;
 
 impl Backend for Solo {
@@ -65,7 +65,8 @@ impl Backend for Solo {
             }
         };
         if let (Some(from), Some(to)) = (from, to) {
-            // SAFETY: both are the caller's and were checked to be as long; they may be the same.
+            // SAFETY: both ranges belong to the caller, and their lengths were checked to be equal.
+            // They may overlap.
             unsafe { std::ptr::copy(from.start, to.start, to.bytes.min(from.bytes)) };
         }
         Ok(())

@@ -1,5 +1,4 @@
-//! One collective as the engines see it: what it is, for the check that all ranks mean the same
-//! one, and the memory that it works on.
+//! One collective as backends see it: a signature, which all ranks compare, and its memory.
 
 use fleet_base::Error;
 use fleet_kernels::fold::FoldOp;
@@ -15,7 +14,7 @@ pub enum ReduceOp {
     Max,
     Min,
     Prod,
-    /// The sum over the number of ranks; integers round towards zero.
+    /// Sum divided by the number of ranks; integers round towards zero.
     Avg,
 }
 
@@ -33,7 +32,7 @@ impl ReduceOp {
         }
     }
 
-    /// The arithmetic of a whole reduction over `ranks`.
+    /// The operation for a complete reduction over `ranks`.
     pub(crate) fn fold(self, ranks: usize) -> FoldOp {
         match self {
             ReduceOp::Avg => FoldOp::Mean(ranks as u32),
@@ -41,7 +40,7 @@ impl ReduceOp {
         }
     }
 
-    /// The arithmetic of a part of one: averages are divided at the end.
+    /// The operation for a partial reduction. Averages are divided at the end.
     pub(crate) fn partial(self) -> FoldOp {
         match self {
             ReduceOp::Sum | ReduceOp::Avg => FoldOp::Sum,
@@ -58,7 +57,7 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// Which collective.
+/// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -106,12 +105,12 @@ impl Kind {
         }
     }
 
-    /// The kind that has this number on the wire.
+    /// The kind with this number on the wire.
     pub(crate) fn numbered(number: u8) -> Option<Kind> {
         Kind::ALL.get((number as usize).checked_sub(1)?).copied()
     }
 
-    /// Whether one rank plays a special part.
+    /// Whether one rank is the root.
     pub(crate) const fn is_rooted(self) -> bool {
         matches!(self, Kind::Reduce | Kind::Broadcast | Kind::Scatter | Kind::Gather)
     }
@@ -123,23 +122,23 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What must be the same on every rank, in a form of fixed size that travels beside the data.
+/// The properties of a call that must be equal on every rank, in a fixed size.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Signature {
-    /// Position in the order of collectives of the group (sends and receives: of the pair).
+    /// Index among the group's collectives; for sends and receives, among those of the pair.
     pub sequence: u64,
     pub kind: Kind,
     pub dtype: DType,
     pub op: Option<ReduceOp>,
     pub root: u32,
-    /// In the whole call, or in one rank's part where parts are equal.
+    /// Number of elements in the whole call, or in one rank's block if blocks are equal.
     pub elements: u64,
-    /// A digest of what else must agree: counts by rank.
+    /// Digest of other properties that must agree, such as counts by rank.
     pub extra: u64,
     pub label: Label,
 }
 
-/// The bytes of a signature on the wire and in shared memory: two cache lines.
+/// Size of a signature on the wire and in shared memory: two cache lines.
 pub const SIGNATURE_BYTES: usize = 128;
 
 impl Signature {
@@ -157,7 +156,7 @@ impl Signature {
         bytes
     }
 
-    /// `None` when no rank of this version wrote it.
+    /// Decodes a signature; `None` if no rank of this version can have written it.
     pub(crate) fn decode(bytes: &[u8; SIGNATURE_BYTES]) -> Option<Signature> {
         let word = |at: usize| {
             let mut part = [0; 8];
@@ -216,18 +215,18 @@ impl fmt::Debug for Signature {
     }
 }
 
-/// The name of what is moved, cut to a fixed size.
+/// Name of the data of a call, truncated to a fixed size.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Label {
     len: u8,
     text: [u8; LABEL_BYTES_MAX],
 }
 
-/// What is left of [`SIGNATURE_BYTES`] for the label.
+/// Size of a label: the rest of [`SIGNATURE_BYTES`].
 pub const LABEL_BYTES_MAX: usize = 96;
 
 impl Label {
-    /// Labels that are too long keep their end, which tells names of layers apart.
+    /// Makes a label. A long name keeps its end, which distinguishes layers.
     pub fn new(name: &str) -> Label {
         let mut start = name.len().saturating_sub(LABEL_BYTES_MAX);
         while !name.is_char_boundary(start) {
@@ -246,7 +245,7 @@ impl fmt::Display for Label {
     }
 }
 
-/// A stretch of the caller's memory, in bytes.
+/// A range of the caller's memory, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub(crate) start: *mut u8,
@@ -261,13 +260,13 @@ impl Piece {
         Piece { start: slice.as_mut_ptr().cast(), bytes: size_of_val(slice) }
     }
 
-    /// For reading only.
+    /// A piece that is only read.
     pub(crate) fn of_const<T>(slice: &[T]) -> Piece {
         Piece { start: slice.as_ptr().cast_mut().cast(), bytes: size_of_val(slice) }
     }
 }
 
-/// Pieces one behind the other, as one stretch of `bytes`: a fused call has several.
+/// A sequence of pieces, treated as one range of `bytes`. A fused call has several.
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces<'a> {
     list: &'a [Piece],
@@ -281,8 +280,8 @@ impl<'a> Pieces<'a> {
         Pieces { list, bytes, borrow: PhantomData }
     }
 
-    /// How the stretch is cut, for the signature: ranks that cut differently are in different
-    /// calls.
+    /// Digest of the piece lengths, for the signature. Ranks with different lengths are in
+    /// different calls.
     pub(crate) fn digest(&self) -> u64 {
         match self.list.len() {
             0 | 1 => 0,
@@ -290,8 +289,9 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Calls `visit(pointer, offset, bytes)` for every stretch of `start..start + bytes`; offsets
-    /// are from `start`. Walks on from where `cursor` was left, so starts must not go down.
+    /// Calls `visit(pointer, offset, bytes)` for the part of every piece within `start..start +
+    /// bytes`; offsets are relative to `start`. The walk continues at `cursor`, so `start` must not
+    /// decrease between calls.
     pub(crate) fn each(
         &self,
         cursor: &mut Cursor,
@@ -315,8 +315,8 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Room at `to` for `start..start + bytes`, cut as that stretch is. A message has the pieces of
-    /// its stretch, so what comes apart from the data must be cut like the data.
+    /// Splits a buffer at `to` at the same offsets as `start..start + bytes`. A message has one
+    /// part for each piece of its range, so a separate buffer for it must be split like the data.
     pub(crate) fn cut_like(&self, start: usize, bytes: usize, to: *mut u8) -> Vec<Piece> {
         let mut list = Vec::new();
         self.each(&mut Cursor::default(), start, bytes, |_, offset, len| {
@@ -325,8 +325,8 @@ impl<'a> Pieces<'a> {
         list
     }
 
-    /// Calls `visit(piece, start in the piece, values)` for every part of `values`, which are those
-    /// of the stretch from `start` on.
+    /// Calls `visit(piece, start in the piece, values)` for every part of `values`, which begin at
+    /// `start` of the whole range.
     pub(crate) fn each_part<'v>(
         &self,
         start: usize,
@@ -344,13 +344,13 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// All parts, as they are now.
+    /// Calls `visit` for every piece with its current content.
     ///
     /// # Safety
-    /// Nobody else touches them while `visit` runs.
+    /// No other code accesses the pieces while `visit` runs.
     pub(crate) unsafe fn each_whole(&self, visit: &mut dyn FnMut(usize, usize, &[u8])) {
         for (index, piece) in self.list.iter().enumerate() {
-            // SAFETY: the piece is borrowed for this call; the rest is promised by the caller.
+            // SAFETY: the piece is borrowed for this call; the caller guarantees exclusive access.
             visit(index, 0, unsafe { std::slice::from_raw_parts(piece.start, piece.bytes) });
         }
     }
@@ -358,7 +358,7 @@ impl<'a> Pieces<'a> {
     /// # Safety
     /// `to` is writable for `bytes`.
     pub(crate) unsafe fn read(&self, cursor: &mut Cursor, start: usize, bytes: usize, to: *mut u8) {
-        // SAFETY: the pieces are borrowed for this call; the rest is promised by the caller.
+        // SAFETY: the pieces are borrowed for this call; the caller guarantees `to`.
         self.each(cursor, start, bytes, |piece, offset, len| unsafe {
             fleet_kernels::copy::copy(piece, to.add(offset), len);
         });
@@ -373,35 +373,35 @@ impl<'a> Pieces<'a> {
         bytes: usize,
         from: *const u8,
     ) {
-        // SAFETY: as for `read`.
+        // SAFETY: as in `read`.
         self.each(cursor, start, bytes, |piece, offset, len| unsafe {
             fleet_kernels::copy::copy(from.add(offset), piece, len);
         });
     }
 }
 
-/// Where a walk over pieces is.
+/// Position of a walk over pieces.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cursor {
     index: usize,
     base: usize,
 }
 
-/// Is told (start, values) of what is ready.
+/// Callback with (start, values) of a finished range.
 pub(crate) type Done<'a> = &'a mut dyn FnMut(usize, &[u8]);
 
-/// What a call works on. Where an input may be missing its data is in the output already.
+/// The operation and memory of a call. Data of a missing optional input is already in the output.
 pub(crate) enum Work<'a> {
     AllReduce {
         data: Pieces<'a>,
-        /// Told of every stretch that is final, in any order. Who takes it out tells of all, and
-        /// need not write results to the data; who leaves it tells nothing.
+        /// Callback for finished ranges, in any order. A backend either takes it or leaves it. If
+        /// it takes it, it must report all data, and need not write the results back.
         done: Option<Done<'a>>,
     },
     Reduce {
         data: Pieces<'a>,
     },
-    /// `output` may begin where the own block of `input` does.
+    /// `output` may begin where this rank's block of `input` begins.
     ReduceScatter {
         input: Piece,
         output: Piece,
@@ -415,7 +415,7 @@ pub(crate) enum Work<'a> {
     Broadcast {
         data: Pieces<'a>,
     },
-    /// `input` counts on the root alone.
+    /// Only the root has `input`.
     Scatter {
         input: Option<Piece>,
         output: Piece,
@@ -457,7 +457,7 @@ pub(crate) fn mismatch(group: &str, a: (&str, &Signature), b: (&str, &Signature)
     .help("every rank must call the same collectives with the same arguments in the same order")
 }
 
-/// `$body` with `$T` the Rust type of a dtype that can be reduced.
+/// Evaluates `$body` with `$T` as the Rust type of a dtype that can be reduced.
 macro_rules! with_type {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -485,7 +485,7 @@ macro_rules! with_type {
                 type $T = i64;
                 $body
             }
-            // Flags are bytes; what else has one byte or two is refused before it gets here.
+            // Bool is reduced as bytes. Other types were rejected before.
             _ => {
                 type $T = u8;
                 $body
@@ -494,10 +494,10 @@ macro_rules! with_type {
     };
 }
 
-/// [`fleet_kernels::fold::fold_raw`] by dtype; `bytes` long.
+/// [`fleet_kernels::fold::fold_raw`] for a dtype known at run time. Each buffer has `bytes` bytes.
 ///
 /// # Safety
-/// As there; pointers are aligned for the dtype.
+/// As for that function. Pointers are aligned for the dtype.
 pub(crate) unsafe fn fold_bytes(
     dtype: DType,
     op: FoldOp,
@@ -506,7 +506,7 @@ pub(crate) unsafe fn fold_bytes(
     copy: Option<*mut u8>,
     bytes: usize,
 ) {
-    // SAFETY: promised by the caller; a slice of pointers to bytes is one of pointers to elements.
+    // SAFETY: guaranteed by the caller. Byte pointers may be read as element pointers.
     with_type!(dtype, T => unsafe {
         let inputs = std::slice::from_raw_parts(inputs.as_ptr().cast::<*const T>(), inputs.len());
         let copy = copy.map(|copy| copy.cast::<T>());
@@ -514,13 +514,13 @@ pub(crate) unsafe fn fold_bytes(
     });
 }
 
-/// A number by which ranks tell that their counts differ; never 0.
+/// A digest of counts, by which ranks detect that theirs differ. Never 0.
 pub(crate) fn digest(counts: impl Iterator<Item = usize>) -> u64 {
     let mix = |hash: u64, count: usize| (hash ^ count as u64).wrapping_mul(0x100_0000_01b3);
     counts.fold(0xcbf2_9ce4_8422_2325, mix) | 1
 }
 
-/// The bounds of part `index` when `elements` are cut into `parts`, in elements; inner bounds are
+/// Bounds of part `index` when `elements` are split into `parts`, in elements. Inner bounds are
 /// multiples of `grain`.
 pub(crate) fn part(elements: usize, parts: usize, index: usize, grain: usize) -> (usize, usize) {
     let bound = |i: usize| {
@@ -584,10 +584,10 @@ mod tests {
         let list = [Piece::of(&mut a), Piece::of(&mut b), Piece::of(&mut c)];
         let pieces = Pieces::new(&list);
         let (mut out, mut cursor) = ([0u8; 3], Cursor::default());
-        // SAFETY: three bytes are asked for.
+        // SAFETY: `out` has room for three bytes.
         unsafe { pieces.read(&mut cursor, 1, 3, out.as_mut_ptr()) };
         assert_eq!(out, [2, 3, 4]);
-        // SAFETY: one byte, and the cursor goes on.
+        // SAFETY: reads one byte; the cursor continues from the last call.
         unsafe { pieces.write(&mut cursor, 4, 1, [9u8].as_ptr()) };
         assert_eq!(c, [4, 9]);
     }

@@ -1,4 +1,4 @@
-//! What users call: a group of ranks and its collectives.
+//! The public interface: a group of ranks and its collectives.
 
 use crate::backend::{Backend, Bounds};
 use crate::call::{Call, Kind, Label, Piece, Pieces, ReduceOp, Signature, Work, digest};
@@ -11,20 +11,21 @@ use fleet_net::{Abort, Member};
 use fleet_tensor::{DType, Element};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A handle to one group of ranks; a clone is the same group.
+/// A group of ranks. A clone is the same group.
 ///
-/// Calls of one group follow each other in the order in which they are made, which must be the same
-/// on every rank; open one group for each stream of calls that goes on beside others. Each call has
-/// a label, the name of what it moves, by which errors and the flight recorder tell calls apart.
+/// Calls of one group run one after another, in the order in which they are made, which must be the
+/// same on every rank. Open one group for each sequence of calls that must run concurrently with
+/// others. Each call has a label, the name of its data, which identifies it in errors and in the
+/// flight recorder.
 ///
-/// After an error a group is over: every further call gives the error that ended it.
+/// After an error the group cannot be used: every later call returns that error.
 #[derive(Clone)]
 pub struct Group(Arc<Shared>);
 
 struct Shared {
     name: Arc<str>,
     rank: usize,
-    /// Ranks of the job, by rank of the group.
+    /// Ranks in the job, by rank in the group.
     ranks: Vec<usize>,
     members: Vec<Member>,
     world: World,
@@ -33,24 +34,24 @@ struct Shared {
     recorder: Recorder,
     core: Mutex<Core>,
     lane: Lane,
-    /// Where nobody looks for deadlocks: none.
+    /// `None` without deadlock detection.
     progress: Option<Arc<Progress>>,
-    /// After the progress: the thread that looks ends with the last group.
+    /// Dropped after `progress`: the watch thread ends with the last group.
     _watch: Option<Arc<Watch>>,
 }
 
 struct Core {
     backend: Box<dyn Backend>,
     sequence: u64,
-    /// Messages so far, by peer.
+    /// Number of messages so far, by peer.
     sent: Vec<u64>,
     received: Vec<u64>,
-    /// Sub-groups that were split off.
+    /// Number of sub-groups made by `split`.
     splits: u64,
     fault: Option<Error>,
 }
 
-/// What a call is, beside its memory.
+/// The description of a call, without its memory.
 struct Head<'a> {
     kind: Kind,
     label: &'a str,
@@ -103,7 +104,7 @@ impl Group {
         &self.0.name
     }
 
-    /// This process in the group.
+    /// Rank of this process in the group.
     pub fn rank(&self) -> usize {
         self.0.rank
     }
@@ -112,7 +113,7 @@ impl Group {
         self.0.ranks.len()
     }
 
-    /// The ranks of the job that are in the group, by rank of the group.
+    /// The group's members as ranks in the job, by rank in the group.
     pub fn ranks(&self) -> &[usize] {
         &self.0.ranks
     }
@@ -121,22 +122,22 @@ impl Group {
         &self.0.members[rank]
     }
 
-    /// What carries the data, for people.
+    /// Name of the transport, for messages.
     pub fn backend(&self) -> String {
         self.core().backend.name()
     }
 
-    /// Ends the group: calls that wait, here and on ranks that share memory, give `reason`.
+    /// Ends the group. Waiting calls, here and on ranks that share memory, return `reason`.
     pub fn abort(&self, reason: Error) {
         self.0.abort.fire(reason);
     }
 
-    /// Every rank's `data` becomes the reduction of all.
+    /// Reduces `data` over all ranks, in place on every rank.
     pub fn all_reduce<T: Element>(&self, label: &str, data: &mut [T], op: ReduceOp) -> Result<()> {
         self.all_reduce_fused(label, &mut [data], op)
     }
 
-    /// Several buffers in one operation, without a copy through a buffer for all.
+    /// Like [`Group::all_reduce`] for several buffers in one operation, without joining them.
     pub fn all_reduce_fused<T: Element>(
         &self,
         label: &str,
@@ -148,7 +149,8 @@ impl Group {
         })
     }
 
-    /// The same for memory whose type is known at run time. Buffers hold whole aligned elements.
+    /// Like [`Group::all_reduce_fused`] for a type known at run time. Buffers must hold whole
+    /// aligned elements.
     pub fn all_reduce_bytes(
         &self,
         label: &str,
@@ -162,13 +164,12 @@ impl Group {
         with_pieces(data, |pieces| self.reduce_pieces(Kind::AllReduce, label, dtype, pieces, op, 0))
     }
 
-    /// As [`Group::all_reduce_bytes`], for who goes on with the results:
-    /// `done(buffer, start, values)` is told of every part of every buffer once it is final.
-    /// Between ranks that share memory that is while the rest is under way, in an order of its own,
-    /// and the values are in the cache of this core. What the buffers hold afterwards is
-    /// unspecified: results that are used on the way are not written back.
+    /// Like [`Group::all_reduce_bytes`], and calls `done(buffer, start, values)` for every part of
+    /// every buffer as soon as it is final. With shared memory this happens during the call, in any
+    /// order, and the values are in the cache of this core. The content of the buffers after the
+    /// call is unspecified, because results passed to `done` need not be written back.
     ///
-    /// When the call fails, some parts may have been told of.
+    /// If the call fails, `done` may have been called for some parts.
     ///
     /// ```
     /// # use fleet_comm::{ReduceOp, World};
@@ -204,14 +205,14 @@ impl Group {
             let head = Head { op: Some(op), extra: pieces.digest(), ..head };
             self.call(head, Work::AllReduce { data: pieces, done: Some(&mut tell) })?;
             if !told {
-                // SAFETY: the call is over, and the buffers are borrowed here alone.
+                // SAFETY: the call has ended, and only this function borrows the buffers.
                 unsafe { pieces.each_whole(done) };
             }
             Ok(())
         })
     }
 
-    /// `data` of rank `root` becomes the reduction of all; the others' is as it was.
+    /// Reduces `data` over all ranks into `data` of `root`. The other ranks' data does not change.
     pub fn reduce<T: Element>(
         &self,
         label: &str,
@@ -223,7 +224,7 @@ impl Group {
         self.reduce_pieces(Kind::Reduce, label, T::DTYPE, Pieces::new(&pieces), op, root)
     }
 
-    /// Several buffers of memory whose type is known at run time.
+    /// Like [`Group::reduce`] for several buffers of a type known at run time.
     pub fn reduce_bytes(
         &self,
         label: &str,
@@ -256,8 +257,7 @@ impl Group {
         self.call(Head { kind, label, dtype, op: Some(op), root, elements, extra }, work)
     }
 
-    /// `input` has one block for each rank; `output` becomes the reduction of all ranks' block for
-    /// this rank.
+    /// `input` has one block per rank. `output` becomes the reduction of the blocks for this rank.
     pub fn reduce_scatter<T: Element>(
         &self,
         label: &str,
@@ -272,7 +272,7 @@ impl Group {
         self.call(Head { op: Some(op), ..head }, work)
     }
 
-    /// The same for memory whose type is known at run time.
+    /// Like [`Group::reduce_scatter`] for a type known at run time.
     pub fn reduce_scatter_bytes(
         &self,
         label: &str,
@@ -290,7 +290,8 @@ impl Group {
         self.call(Head { op: Some(op), ..Head::new(kind, label, dtype, elements) }, work)
     }
 
-    /// The same with the result in this rank's block of `data`; the other blocks are as they were.
+    /// Like [`Group::reduce_scatter`], with the result in this rank's block of `data`. The other
+    /// blocks do not change.
     pub fn reduce_scatter_in_place<T: Element>(
         &self,
         label: &str,
@@ -301,20 +302,20 @@ impl Group {
         self.expect_len(Kind::ReduceScatter, label, "data", data.len(), block * self.size())?;
         let input = Piece::of(data);
         let bytes = block * size_of::<T>();
-        // SAFETY: the own block is inside the data.
+        // SAFETY: this rank's block is inside the data.
         let output = Piece { start: unsafe { input.start.add(self.rank() * bytes) }, bytes };
         let head = Head::new(Kind::ReduceScatter, label, T::DTYPE, block);
         self.call(Head { op: Some(op), ..head }, Work::ReduceScatter { input, output })
     }
 
-    /// `output` becomes the blocks of all ranks, in their order.
+    /// Gathers the blocks of all ranks into `output`, in the order of ranks.
     pub fn all_gather<T: Element>(&self, label: &str, input: &[T], output: &mut [T]) -> Result<()> {
         let expected = input.len() * self.size();
         self.expect_len(Kind::AllGather, label, "output", output.len(), expected)?;
         self.gather_blocks(label, Some(input), output, input.len())
     }
 
-    /// The same with this rank's block in its place in `data` already.
+    /// Like [`Group::all_gather`], with this rank's block already in its place in `data`.
     pub fn all_gather_in_place<T: Element>(&self, label: &str, data: &mut [T]) -> Result<()> {
         let block = data.len() / self.size();
         self.expect_len(Kind::AllGather, label, "data", data.len(), block * self.size())?;
@@ -342,8 +343,8 @@ impl Group {
         )
     }
 
-    /// As [`Group::all_gather`] with blocks of different sizes: `counts` by rank, the same
-    /// everywhere.
+    /// Like [`Group::all_gather`] with blocks of different sizes. `counts` holds the sizes by rank
+    /// and must be the same on every rank.
     pub fn all_gather_v<T: Element>(
         &self,
         label: &str,
@@ -370,12 +371,12 @@ impl Group {
         )
     }
 
-    /// Every rank's `data` becomes that of `root`.
+    /// Copies `data` of `root` to every rank.
     pub fn broadcast<T: Element>(&self, label: &str, data: &mut [T], root: usize) -> Result<()> {
         self.broadcast_fused(label, &mut [data], root)
     }
 
-    /// Several buffers in one operation.
+    /// Like [`Group::broadcast`] for several buffers in one operation.
     pub fn broadcast_fused<T: Element>(
         &self,
         label: &str,
@@ -390,8 +391,7 @@ impl Group {
         })
     }
 
-    /// `input` of `root` has one block for each rank (the others may give an empty one); `output`
-    /// becomes the block of this rank.
+    /// Sends each rank its block of `root`'s `input`. On other ranks `input` may be empty.
     pub fn scatter<T: Element>(
         &self,
         label: &str,
@@ -409,7 +409,7 @@ impl Group {
         self.call(Head { root, ..head }, Work::Scatter { input, output: Piece::of(output) })
     }
 
-    /// `output` of `root` becomes the blocks of all ranks (the others may give an empty one).
+    /// Gathers the blocks of all ranks into `output` of `root`. Other ranks may pass an empty one.
     pub fn gather<T: Element>(
         &self,
         label: &str,
@@ -427,7 +427,7 @@ impl Group {
         self.call(Head { root, ..head }, Work::Gather { input: Piece::of_const(input), output })
     }
 
-    /// `input` has one block for each rank; `output` becomes the block for this rank from each.
+    /// `input` has one block per rank. `output` gets the block of every rank for this rank.
     pub fn all_to_all<T: Element>(&self, label: &str, input: &[T], output: &mut [T]) -> Result<()> {
         let block = input.len() / self.size();
         let kind = Kind::AllToAll;
@@ -448,8 +448,8 @@ impl Group {
         )
     }
 
-    /// The same with blocks of different sizes: `sends[p]` elements go to rank p, `receives[p]`
-    /// come from it. That they agree between ranks is checked.
+    /// Like [`Group::all_to_all`] with blocks of different sizes: sends `sends[p]` elements to rank
+    /// p and receives `receives[p]` elements from it. A mismatch between ranks is an error.
     pub fn all_to_all_v<T: Element>(
         &self,
         label: &str,
@@ -478,8 +478,8 @@ impl Group {
                             sends,
                             receives,
                         };
-                        // Elements differ between ranks here, so the digest tells it from the even
-                        // form.
+                        // Element counts differ between ranks here, so the digest distinguishes it
+                        // from the even form.
                         let head = Head::new(kind, label, T::DTYPE, 0);
                         self.call(Head { extra: 1, ..head }, work)
                     },
@@ -493,7 +493,7 @@ impl Group {
         self.call(Head::new(Kind::Barrier, label, DType::U8, 0), Work::Barrier)
     }
 
-    /// A message to one rank, which receives it with the same label and length.
+    /// Sends a message to one rank, which must receive it with the same label and length.
     pub fn send<T: Element>(&self, label: &str, data: &[T], to: usize) -> Result<()> {
         let head = Head::new(Kind::Send, label, T::DTYPE, data.len());
         self.call(Head { root: to, ..head }, Work::Send { to, data: Piece::of_const(data) })
@@ -506,7 +506,7 @@ impl Group {
 
     /// Runs `work`, which calls collectives of this group, in the background.
     ///
-    /// Calls in the background keep their order, and blocking calls wait for those started before.
+    /// Background calls keep their order. A blocking call first waits for all earlier ones.
     pub fn start<R: Send + 'static>(
         &self,
         work: impl FnOnce(&Group) -> Result<R> + Send + 'static,
@@ -514,7 +514,7 @@ impl Group {
         Lane::start(self, work)
     }
 
-    /// [`Group::all_reduce`] in the background; the handle gives the data back.
+    /// Runs [`Group::all_reduce`] in the background; the handle returns the data.
     pub fn all_reduce_start<T: Element>(
         &self,
         label: &str,
@@ -528,8 +528,8 @@ impl Group {
         })
     }
 
-    /// Sub-groups: ranks with the same `color` are together, ordered by `key` and then by rank. All
-    /// ranks call it; a rank without a color gets none.
+    /// Makes sub-groups of the ranks with the same `color`, ordered by `key` and then by rank. All
+    /// ranks must call it; a rank without a color gets `None`.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Group>> {
         let own = [color.map_or(-1, i64::from), i64::from(key)];
         let mut all = vec![0i64; 2 * self.size()];
@@ -555,8 +555,7 @@ impl Group {
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
-        // Backends run no code of users; a poisoned lock means that ours is broken, which the fault
-        // of the group would say.
+        // Backends run no user code. If one of ours panicked, the fault of the group reports it.
         self.0.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -604,7 +603,7 @@ impl Group {
 
     fn expect_whole(&self, kind: Kind, label: &str, dtype: DType, bytes: &[u8]) -> Result<()> {
         let size = dtype.size();
-        // No elements lie nowhere.
+        // An empty buffer may have any address.
         let is_aligned = bytes.is_empty() || (bytes.as_ptr() as usize).is_multiple_of(size);
         if bytes.len().is_multiple_of(size) && is_aligned {
             return Ok(());
@@ -630,7 +629,7 @@ impl Group {
         Err(self.refuse(kind, label, error))
     }
 
-    /// Wrong arguments on one rank would leave the others waiting, so they end the group as well.
+    /// Fails the call and the group: other ranks would wait forever for this one.
     fn refuse(&self, kind: Kind, label: &str, error: Error) -> Error {
         let shared = &*self.0;
         let error = error.at(format!(
@@ -646,7 +645,7 @@ impl Group {
         self.fail(&mut core, error)
     }
 
-    /// The group is over.
+    /// Records the error that ends the group, and fires the token.
     fn fail(&self, core: &mut Core, error: Error) -> Error {
         if let Some(fault) = &core.fault {
             return fault.clone();
@@ -696,7 +695,7 @@ fn can_reduce(dtype: DType) -> bool {
     matches!(dtype, F32 | F64 | F16 | BF16 | I32 | I64 | U8)
 }
 
-/// Pieces and counts up to this number live on the stack.
+/// Up to this number, pieces and counts are kept on the stack.
 const FEW: usize = 64;
 
 fn with_pieces<T, R>(data: &mut [&mut [T]], work: impl FnOnce(Pieces<'_>) -> R) -> R {

@@ -1,5 +1,5 @@
-//! Collectives in the background: a group has one lane, a thread that is started with the first
-//! such call and runs them in their order.
+//! Background collectives. A group has one lane: a thread that starts with the first such call and
+//! runs the calls in order.
 
 use crate::Group;
 use fleet_base::{Error, Result};
@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// Calls that may wait in a lane; whoever starts more waits.
+/// Maximum number of queued calls in a lane.
 const QUEUE_MAX: usize = 1024;
 
-/// A call that is under way; [`Handle::wait`] gives its result.
+/// A background call; [`Handle::wait`] returns its result.
 #[must_use = "a call in the background is lost unless somebody waits for it"]
 pub struct Handle<R>(Receiver<Result<R>>);
 
@@ -24,8 +24,8 @@ impl<R> Handle<R> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The lane of a group. Blocking calls wait until it is empty, so that the order of a group's
-/// collectives is the order in which they were called, whichever form they have.
+/// The lane of a group. Blocking calls wait until it is empty, so all collectives of a group run in
+/// the order in which they were called.
 #[derive(Default)]
 pub(crate) struct Lane {
     state: Mutex<State>,
@@ -41,11 +41,11 @@ struct State {
 
 impl Lane {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A state is whole between statements, whoever panicked.
+        // The state is consistent after every statement, even if a thread panicked.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until calls in the background that were started before have ended.
+    /// Waits for all background calls that were started before.
     pub fn drain(&self) {
         let mut state = self.lock();
         if state.thread == Some(std::thread::current().id()) {
@@ -64,7 +64,7 @@ impl Lane {
         let own = group.clone();
         let job: Job = Box::new(move || {
             let done = Done(own);
-            // Nobody may be waiting any more, which is fine.
+            // The receiver may have been dropped, which is fine.
             let _ = result.send(work(&done.0));
         });
         let mut state = group.lane().lock();
@@ -83,7 +83,7 @@ impl Lane {
                 sender
             }
         };
-        // Counted and sent under the lock: jobs are in the order of their counting.
+        // Count and send under one lock, so that jobs are in the order in which they are counted.
         state.pending += 1;
         match sender.try_send(job) {
             Ok(()) => Ok(Handle(receiver)),
@@ -101,7 +101,7 @@ impl Lane {
     }
 }
 
-/// Counts a job as done, also when it panics.
+/// Marks a job as done, even if it panics.
 struct Done(Group);
 
 impl Drop for Done {

@@ -1,13 +1,14 @@
-//! Collectives: all ranks of a [`Group`] call the same function, and each gets its part of the
+//! Collectives: all ranks of a [`Group`] call a function together, and each gets its part of the
 //! result.
 //!
-//! Ranks on one host share memory, ranks on several talk over a mesh of `fleet-net`; which one, and
-//! which algorithm, is the group's business. What it promises:
+//! Ranks on one host use shared memory, and ranks on several hosts a mesh of `fleet-net`. The group
+//! chooses the transport and the algorithm. It guarantees:
 //!
 //! * The result does not depend on timing and is bitwise the same on every rank.
-//! * Nothing waits forever: every wait ends with the data, a deadline, the fired token, or word of
-//!   a peer's death, and the error says which collective waited for whom and who had joined.
-//! * Ranks that call different things get an error that names both sides, not a wrong sum.
+//! * No wait is unbounded: it ends with the data, a deadline, the fired token, or the notice of a
+//!   peer's death. The error names the collective, the ranks that it waited for and those that had
+//!   joined.
+//! * Ranks in different calls get an error that names both sides, not a wrong sum.
 //!
 //! It knows nothing of programs or of environment variables.
 //!
@@ -32,7 +33,7 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
-// They panic where the disk of a log is full.
+// These macros panic if the disk that holds the log is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod backend;

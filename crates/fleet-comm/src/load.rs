@@ -1,10 +1,10 @@
-//! Libraries of the machine that are found at run time.
+//! Loads system libraries at run time.
 
 use fleet_base::{Error, Result};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use std::path::{Path, PathBuf};
 
-/// The functions of a library that are used, by name.
+/// Declares a struct with the functions used from a library, and loads them by name.
 macro_rules! functions {
     ($(#[$doc:meta])* $Functions:ident of $what:literal, $expected:literal:
      $($name:ident = $symbol:literal ($($arg:ty),*) -> $result:ty;)*) => {
@@ -17,7 +17,7 @@ macro_rules! functions {
             fn load(library: &libloading::os::unix::Library) -> fleet_base::Result<$Functions> {
                 Ok($Functions {
                     $($name: {
-                        // SAFETY: the library's header says what the function takes.
+                        // SAFETY: the signature is that of the library's header.
                         let symbol = unsafe {
                             library.get::<unsafe extern "C" fn($($arg),*) -> $result>($symbol)
                         };
@@ -34,20 +34,19 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// A library that a feature needs where it runs, and not where it is built.
+/// A library that a feature needs at run time but not at build time.
 pub(crate) struct Wanted<'a> {
-    /// For people.
+    /// Name for messages.
     pub what: &'a str,
-    /// What the system calls it.
+    /// File names to try.
     pub names: &'a [&'a str],
-    /// Whether its plugins look for its names among all that are loaded.
+    /// Whether its plugins look up its symbols in the global namespace.
     pub global: bool,
     pub help: &'a str,
 }
 
 impl Wanted<'_> {
-    /// Loads the library: `path` is the file or the folder that it is in; without one the system
-    /// looks.
+    /// Loads the library. `path` is its file or folder; the default is the system's search path.
     pub fn load(&self, path: Option<&Path>) -> Result<Library> {
         let names = self.names.iter();
         let tried: Vec<PathBuf> = match path {
@@ -58,7 +57,7 @@ impl Wanted<'_> {
         let flags = RTLD_NOW | if self.global { RTLD_GLOBAL } else { RTLD_LOCAL };
         let mut failures = Vec::new();
         for path in &tried {
-            // SAFETY: loading runs the library's own initialisers, as linking with it would.
+            // SAFETY: loading runs the library's initialisers, as linking with it would.
             match unsafe { Library::open(Some(path), flags) } {
                 Ok(library) => return Ok(library),
                 Err(error) => {

@@ -1,8 +1,9 @@
-//! The flight recorder: the last collectives of a rank, written out when something goes wrong.
+//! The flight recorder keeps a rank's last collectives and writes them to a file after a failure.
 //!
-//! Laying the files of all ranks side by side shows who is in which call. A line looks like
-//! `{"group": "world", "rank": 0, "sequence": 7, "kind": "all_reduce", "label": "fc.w@GRAD", "op": "sum", "dtype": "f32", "elements": 1000, "root": 0, "state": "done", "begin_us": 5071, "us": 37}`;
-//! times are microseconds since the recorder was made.
+//! Comparing the files of all ranks shows which rank is in which call. A line looks like `{"group":
+//! "world", "rank": 0, "sequence": 7, "kind": "all_reduce", "label": "fc.w@GRAD", "op": "sum",
+//! "dtype": "f32", "elements": 1000, "root": 0, "state": "done", "begin_us": 5071, "us": 37}`.
+//! Times are microseconds since the recorder was created.
 
 use crate::call::Signature;
 use fleet_base::{Error, Result};
@@ -12,17 +13,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Collectives that are remembered, a few hundred kilobytes.
+/// Maximum number of collectives kept: a few hundred kilobytes.
 pub const RECORDS_MAX: usize = 1000;
 
-/// Shared by the groups of a rank; a clone is the same recorder.
+/// A flight recorder, shared by the groups of a rank. A clone is the same recorder.
 #[derive(Clone)]
 pub struct Recorder(Arc<Mutex<Tape>>);
 
 struct Tape {
     begin: Instant,
     dump: Option<PathBuf>,
-    /// The number of the oldest record that is kept.
+    /// Number of the oldest record kept.
     oldest: u64,
     records: VecDeque<Record>,
 }
@@ -37,7 +38,7 @@ struct Record {
 }
 
 impl Recorder {
-    /// `dump`: where the records are written when a collective fails; nowhere without it.
+    /// Creates a recorder. If a collective fails, the records are written to `dump`, if given.
     pub fn new(dump: Option<PathBuf>) -> Recorder {
         Recorder(Arc::new(Mutex::new(Tape {
             begin: Instant::now(),
@@ -48,11 +49,11 @@ impl Recorder {
     }
 
     fn lock(&self) -> MutexGuard<'_, Tape> {
-        // A tape is whole between statements, whoever panicked.
+        // The state is consistent after every statement, even if a thread panicked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A collective begins; gives its number for [`Recorder::end`].
+    /// Records the start of a collective. Returns its number for [`Recorder::end`].
     pub(crate) fn begin(&self, group: &Arc<str>, rank: usize, signature: Signature) -> u64 {
         let mut tape = self.lock();
         if tape.records.len() == RECORDS_MAX {
@@ -93,7 +94,7 @@ impl Recorder {
         out
     }
 
-    /// Writes the records to `path`, in one piece.
+    /// Writes the records to `path` atomically.
     pub fn write(&self, path: &Path) -> Result<()> {
         let text = self.json_lines();
         let part = path.with_extension("part");
@@ -101,7 +102,7 @@ impl Recorder {
         std::fs::rename(&part, path).map_err(|error| Error::io("write", path, &error))
     }
 
-    /// Writes the records where failures are told to go; gives the path, when there is one.
+    /// Writes the records to the configured file, if there is one, and returns its path.
     pub(crate) fn dump(&self) -> Option<Result<PathBuf>> {
         let path = self.lock().dump.clone()?;
         Some(self.write(&path).map(|()| path))

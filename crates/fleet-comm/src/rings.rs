@@ -1,8 +1,8 @@
-//! The groups that a job needs, from what its world knows: everybody, the ranks of a host, one rank
-//! of each host, and rings by number, as programs know them.
+//! The standard groups of a job, derived from its world: all ranks, the ranks of a host, one rank
+//! of each host, and the rings that programs name by number.
 //!
-//! A group is one stream of calls, so `nccl_comm_num` communicators are as many groups over the
-//! same ranks; buckets of gradients take them in turn.
+//! A group is one sequence of calls, so `nccl_comm_num` communicators are that many groups of the
+//! same ranks. Gradient buckets use them in turn.
 //!
 //! ```
 //! use fleet_comm::{GroupOptions, ReduceOp, Rings, World};
@@ -31,14 +31,14 @@ use fleet_net::Member;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// More communicators than this over the same ranks help nobody: each has its connections and
-/// buffers.
+/// Maximum number of concurrent communicators over the same ranks. More give no gain, and each
+/// needs connections and buffers.
 pub const SIDE_BY_SIDE_MAX: usize = 64;
 
-/// The groups of one rank, each opened when it is first asked for; asking again gives the same
-/// group. A world has one of these.
+/// The groups of one rank, opened at their first use. A second request returns the same group. A
+/// world must have one `Rings` only.
 ///
-/// What is opened is opened by all ranks of the group, in any order among groups.
+/// All ranks of a group must open it. The order among groups does not matter.
 pub struct Rings {
     world: World,
     options: GroupOptions,
@@ -46,8 +46,8 @@ pub struct Rings {
 }
 
 impl World {
-    /// The ranks of the job by host, hosts in the order of their first rank: who is in one list can
-    /// share memory.
+    /// The ranks of the job by host; hosts are in the order of their first rank. Ranks in one list
+    /// can share memory.
     ///
     /// ```
     /// assert_eq!(fleet_comm::World::threads(3)[2].hosts(), [[0, 1, 2]]);
@@ -78,7 +78,7 @@ impl Rings {
         self.open(&format!("host {index}"), ranks)
     }
 
-    /// The first rank of each host, where this is one of them: what talks between hosts.
+    /// The first rank of each host, to communicate between hosts; `None` on other ranks.
     pub fn leaders(&self) -> Result<Option<Group>> {
         let leaders: Vec<usize> = self.world.hosts().iter().map(|ranks| ranks[0]).collect();
         match leaders.contains(&self.world.rank()) {
@@ -87,13 +87,12 @@ impl Rings {
         }
     }
 
-    /// The ring `id` of `members`, which is one group however often it is asked for.
+    /// The ring `id` of `members`: one group, however often it is requested.
     pub fn ring(&self, id: i64, members: &[usize]) -> Result<Group> {
         self.open(&format!("ring {id}"), members)
     }
 
-    /// Rings `first`, `first + 1`, ... of the same members, for calls that go on beside each other
-    /// (`nccl_comm_num`).
+    /// Rings `first`, `first + 1`, ... of the same members, for concurrent calls (`nccl_comm_num`).
     pub fn side_by_side(&self, first: i64, members: &[usize], count: usize) -> Result<Vec<Group>> {
         if count == 0 || count > SIDE_BY_SIDE_MAX {
             return Err(Error::invalid("a bad number of communicators side by side")
@@ -104,7 +103,7 @@ impl Rings {
     }
 
     fn open(&self, name: &str, members: &[usize]) -> Result<Group> {
-        // Held while the group opens: two threads that ask for one ring must get one.
+        // Hold the lock while the group opens: threads that request one ring must get one group.
         let mut opened = self.lock();
         if let Some(group) = opened.get(name) {
             if group.ranks() != members {
@@ -120,7 +119,7 @@ impl Rings {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Group>> {
-        // A map is whole between calls, whoever panicked.
+        // The map is consistent between calls, even if a thread panicked.
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

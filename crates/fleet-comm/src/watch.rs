@@ -1,24 +1,24 @@
-//! Ranks that wait for each other in different groups: rank 0 in a call of group A that rank 1 has
-//! not made, rank 1 in a call of group B that rank 0 has not made. No group sees that by itself.
+//! Detects deadlocks between groups. For example, rank 0 waits in group A for a call that rank 1
+//! has not made, and rank 1 waits in group B for a call of rank 0. No group can detect this alone.
 //!
-//! A thread of each rank looks now and then. While a call is under way and no call begins or ends,
-//! it publishes in the store what the rank waits in and which calls it has made; and it follows,
-//! through what others have published, who waits for whom. A way back to itself that is the same at
-//! two looks, between which every rank on it has said that it still stands, is a deadlock: an error
-//! on all of them that names each call.
+//! Each rank has a watch thread, which checks periodically. While a call is running and no call
+//! starts or ends, the thread publishes in the store the running call and the calls made so far. It
+//! then follows the published states of other ranks along the relation "waits for". A deadlock is a
+//! cycle that is the same at two checks. Every rank on it must have published again in between that
+//! it is stalled. The error goes to all ranks of the cycle and names each call.
 //!
-//! A process that computes meanwhile may be about to make the call that others wait for. Or it
-//! reads data ahead, and its thread of training stands. From outside these look the same, so such a
-//! rank counts as standing only after [`BUSY_FACTOR`] times the span: waiting for a step or an
-//! evaluation is no deadlock, and a deadlock beside busy loaders is found all the same.
+//! A rank whose process computes meanwhile may be about to make the missing call. Or its training
+//! thread is stalled while other threads read data ahead. These cases look the same from outside,
+//! so such a rank counts as stalled only after [`BUSY_FACTOR`] times the span. A wait for a step or
+//! an evaluation is therefore not reported, and a deadlock during busy loading is still found.
 //!
-//! Calls of the thread that trains need no such patience. While it is inside one call it makes no
-//! other: if the training thread of rank 0 waits in group A for rank 1, and that of rank 1 waits in
-//! group B for rank 0, no time helps, whatever else the processes do. Such a cycle is an error
-//! after [`QUICK_SPAN`]. Calls of other threads (loaders that exchange data) take no part in it,
-//! since the rank that is waited for would make the call from such a thread too, and that one may
-//! be reading. The calls of one training step go through several lanes at once; where a rank waits
-//! in one of them and is waited for in another, its process must have computed nothing meanwhile.
+//! Calls of the training thread need no such delay, because it makes no other call while it is
+//! inside one. Suppose that the training thread of rank 0 waits in group A for rank 1, and that of
+//! rank 1 waits in group B for rank 0. They wait forever, whatever their processes do, so such a
+//! cycle is an error after [`QUICK_SPAN`]. Calls of other threads (loaders that exchange data) are
+//! excluded: the missing call would also be made by such a thread, which may still be reading. The
+//! calls of one training step use several lanes concurrently. If a rank waits in one lane and
+//! another rank waits for it in a second one, its process must also have been idle.
 
 use crate::call::{Kind, Signature};
 use crate::world::GroupOptions;
@@ -31,36 +31,36 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Looks until a rank that does nothing is part of a deadlock.
+/// Number of checks until an idle rank counts as part of a deadlock.
 const LOOKS: u32 = 4;
-/// Pauses between two looks.
+/// Shortest and longest interval between two checks.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
-/// A process that uses less of a core than one part in this many does nothing.
+/// A process is idle if it uses less than 1/10 of a core.
 const IDLE_PART: u32 = 10;
-/// How long training threads that wait for each other must stand: two looks.
+/// Time after which stalled training threads count as deadlocked: two checks.
 const QUICK_SPAN: Duration = Duration::from_secs(2);
-/// Pauses between two looks of the ranks of a small job. In larger ones each rank looks more
-/// rarely, so that the store has no more to do.
+/// Interval between two checks in a small job. In larger jobs each rank checks less often, so that
+/// the load of the store stays the same.
 const QUICK_PAUSE: Duration = Duration::from_secs(1);
-/// The ranks of a small job.
+/// Largest number of ranks of a small job.
 const QUICK_RANKS: u32 = 64;
-/// How many times as long a process must stand that does something else meanwhile.
+/// Factor on the span for a rank whose process is busy.
 const BUSY_FACTOR: u32 = 5;
-/// Ranks that are followed at one look; a cycle is short.
+/// Maximum number of ranks followed in one check. Cycles are short.
 const FOLLOWED_MAX: usize = 64;
-/// How long the others of a cycle are waited for: they look at least every [`PAUSE_MAX`].
+/// Time to wait for the other ranks of a cycle, which check at least every [`PAUSE_MAX`].
 const HEARD_SPAN: Duration = Duration::from_secs(20);
-/// A store that does not answer for this long is asked again at the next look.
+/// Timeout of the store. After it, the rank tries again at the next check.
 const STORE_SPAN: Duration = Duration::from_secs(5);
 
-/// What one group of this rank is doing; written by its calls.
+/// State of one group of this rank, updated by its calls.
 pub(crate) struct Progress {
     name: String,
-    /// Training steps make its calls.
+    /// Whether training steps make the calls of the group.
     in_steps: bool,
     trainer: Arc<Trainer>,
-    /// Ranks of the job, by rank of the group.
+    /// Ranks in the job, by rank in the group.
     ranks: Vec<usize>,
     abort: Abort,
     state: Mutex<State>,
@@ -68,22 +68,22 @@ pub(crate) struct Progress {
 
 #[derive(Default)]
 struct State {
-    /// Calls that have begun: of all ranks, and messages by peer.
+    /// Number of calls started: by all ranks, and messages by peer.
     calls: u64,
     sent: Vec<u64>,
     received: Vec<u64>,
-    /// Begins and ends.
+    /// Number of starts and ends of calls.
     changes: u64,
     flight: Option<Signature>,
-    /// The call under way is one of the training thread.
+    /// Whether the training thread made the running call.
     is_trainers: bool,
-    /// The call under way is part of a deadlock, of which others may know already.
+    /// Set if the running call is part of a deadlock, which other ranks may already know.
     verdict: Option<Error>,
 }
 
 impl Progress {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A state is whole between statements, whoever panicked.
+        // The state is consistent after every statement, even if a thread panicked.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -107,8 +107,8 @@ impl Progress {
         state.flight = None;
     }
 
-    /// The error of a call that ended with `error`: where others were told of a deadlock first,
-    /// they may have left before this rank's token fired.
+    /// Returns the verdict on a deadlock, if there is one, instead of the error of a failed call.
+    /// That error may only say that other ranks left, because they got the verdict first.
     pub fn judge(&self, error: Error) -> Error {
         match &self.lock().verdict {
             Some(verdict) if error.code() != Some(ErrorCode::Deadlock) => verdict.clone(),
@@ -117,19 +117,19 @@ impl Progress {
     }
 }
 
-/// Which thread of this rank trains, where it is one.
+/// The training thread of this rank, if there is exactly one.
 #[derive(Default)]
 pub(crate) struct Trainer {
-    /// Its number; 0: not known.
+    /// Number of the thread; 0 if unknown.
     thread: AtomicU64,
-    /// It has made a step, and did not only open the job.
+    /// Whether it has made a step, and not only opened the job.
     has_stepped: AtomicBool,
-    /// Several threads make steps, of which none is the one that trains.
+    /// Whether several threads make steps. Then none counts as the training thread.
     are_several: AtomicBool,
 }
 
 impl Trainer {
-    /// The calling thread has opened the job, or makes a step.
+    /// Records that the calling thread has opened the job or makes a step.
     pub fn is_here(&self, makes_step: bool) {
         let own = thread_number();
         let known = self.thread.load(Relaxed);
@@ -144,14 +144,14 @@ impl Trainer {
         }
     }
 
-    /// Whether a call that this thread begins is one of the thread that trains.
+    /// Whether a call of the current thread is one of the training thread.
     fn makes_call(&self, in_step: bool) -> bool {
         let is_it = in_step || self.thread.load(Relaxed) == thread_number();
         is_it && !self.are_several.load(Relaxed)
     }
 }
 
-/// A number that no other thread of the process has, from 1.
+/// A number of the current thread, unique in the process, from 1.
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
@@ -160,7 +160,7 @@ fn thread_number() -> u64 {
     OWN.with(|own| *own)
 }
 
-/// The thread that looks, as long as a group of this rank lives.
+/// The watch thread. It runs while a group of this rank exists.
 pub(crate) struct Watch {
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -168,12 +168,12 @@ pub(crate) struct Watch {
 
 struct Shared {
     rank: usize,
-    /// Between two looks.
+    /// Interval between two checks.
     pause: Duration,
     trainer: Arc<Trainer>,
     store: Arc<dyn Store>,
     member: Box<dyn Fn(usize) -> Member + Send + Sync>,
-    /// The shortest span that a group asked for, and the groups.
+    /// The shortest span of a group, and the groups.
     groups: Mutex<(Duration, Vec<Weak<Progress>>)>,
     over: Mutex<bool>,
     wake: Condvar,
@@ -209,7 +209,7 @@ impl Watch {
         Ok(Watch { shared, thread: Some(thread) })
     }
 
-    /// A group of this rank; its calls report to what is given back.
+    /// Registers a group of this rank. Its calls update the returned state.
     pub fn add(
         &self,
         name: &str,
@@ -219,7 +219,7 @@ impl Watch {
     ) -> Arc<Progress> {
         let (sent, received) = (vec![0; ranks.len()], vec![0; ranks.len()]);
         let progress = Arc::new(Progress {
-            // The form that is published is lines of fields.
+            // The published form is lines of fields, so names must not contain control characters.
             name: name.replace(char::is_control, " "),
             in_steps: options.in_steps,
             trainer: self.shared.trainer.clone(),
@@ -240,7 +240,7 @@ impl Drop for Watch {
         *self.shared.over.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.wake.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It panics nowhere; were it to, nobody is left to tell.
+            // The thread does not panic; if it did, there would be nothing to clean up.
             let _ = thread.join();
         }
     }
@@ -252,7 +252,7 @@ impl Shared {
         (groups.0, groups.1.iter().filter_map(Weak::upgrade).collect())
     }
 
-    /// Waits for the next look; false at the end.
+    /// Waits until the next check; false when the watch ends.
     fn pause(&self, span: Duration) -> bool {
         let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.wake.wait_timeout_while(over, span, |over| !*over);
@@ -268,23 +268,23 @@ impl Shared {
     }
 }
 
-/// What the thread remembers between looks.
+/// State of the watch thread between checks.
 struct Looks {
-    /// Tells this run from earlier ones whose words are still in the store.
+    /// Distinguishes this run from earlier ones whose entries are still in the store.
     nonce: u64,
     beat: u64,
     changes: u64,
-    /// Since when nothing has begun or ended.
+    /// Time since which no call has started or ended.
     still_since: Option<Instant>,
-    /// Whether the process did something meanwhile, from one look to the next.
+    /// Whether the process was busy between any two checks since then.
     busy_now: bool,
-    /// The same, measured over longer spans, in which moments do not count.
+    /// The same, measured over longer spans, in which short bursts do not count.
     busy: bool,
     at: Instant,
     cpu: Option<Duration>,
     at_long: Instant,
     cpu_long: Option<Duration>,
-    /// The cycle of the last look.
+    /// The cycle found in the last check.
     last: Vec<Link>,
 }
 
@@ -295,7 +295,7 @@ struct Link {
     beat: u64,
     in_steps: bool,
     idle: bool,
-    /// The group of the call that it is in, and the call.
+    /// The group of its running call, and the call.
     group: String,
     call: String,
 }
@@ -336,13 +336,13 @@ impl Looks {
                 continue;
             }
             let since = *self.still_since.get_or_insert(before);
-            // What cannot be asked or told now is asked and told at the next look.
+            // An access to the store that fails is repeated at the next check.
             let _ = self.look(shared, &groups, (self.at - since, span));
         }
     }
 
-    /// Nothing began or ended since the last look, and something is under way. What the process
-    /// does meanwhile is also measured over `long` spans.
+    /// Whether a call is running and none has started or ended since the last check. Also updates
+    /// the measurements of CPU time; those for `busy` cover spans of `long`.
     fn stands_still(&mut self, groups: &[Arc<Progress>], long: Duration) -> bool {
         let (mut changes, mut flights) = (0, 0);
         for group in groups {
@@ -365,8 +365,8 @@ impl Looks {
         still
     }
 
-    /// `stood` is for how long nothing has begun or ended, and after which span that may be a
-    /// deadlock.
+    /// Does one check. `stood` is the time since a call started or ended, and `span` the time after
+    /// which that may be a deadlock.
     fn look(
         &mut self,
         shared: &Shared,
@@ -426,7 +426,7 @@ impl Looks {
         told
     }
 
-    /// What another rank of a cycle has found, when it is about what this one is in now.
+    /// The verdict of another rank on a cycle, if it concerns the calls that are running now.
     fn verdict(&self, shared: &Shared, limits: &Limits) -> Result<Option<String>> {
         let verdict = shared.store.get(&Shared::verdict_key(shared.rank), limits)?;
         let text = String::from_utf8_lossy(&verdict.unwrap_or_default()).into_owned();
@@ -434,8 +434,8 @@ impl Looks {
         Ok((identity == format!("{} {}", self.nonce, self.changes)).then(|| text.to_string()))
     }
 
-    /// Tells the others of the cycle, and waits a moment until they know: after its error this rank
-    /// may end, and they would see only that.
+    /// Sends the verdict to the other ranks of the cycle, and waits briefly until they have read
+    /// it. This rank may exit after its error, and the others would only see that.
     fn tell(&self, shared: &Shared, text: &str) -> Result<()> {
         let limits = Limits::within(STORE_SPAN);
         let others = || self.last.iter().filter(|link| link.rank != shared.rank);
@@ -445,7 +445,7 @@ impl Looks {
         }
         let begin = Instant::now();
         while begin.elapsed() < HEARD_SPAN && shared.pause(PAUSE_MIN) {
-            // They may have found the same at the same time.
+            // Another rank may have found the same cycle at the same time.
             shared.store.delete(&Shared::verdict_key(shared.rank), &limits)?;
             let mut open = false;
             for link in others() {
@@ -477,7 +477,7 @@ impl Looks {
     }
 }
 
-/// The calls under way in the groups named are part of a deadlock.
+/// Marks the running calls of the named groups as part of a deadlock.
 fn judge(groups: &[Arc<Progress>], names: &[String], text: &str) {
     for group in groups {
         let mut state = group.lock();
@@ -490,7 +490,7 @@ fn judge(groups: &[Arc<Progress>], names: &[String], text: &str) {
     }
 }
 
-/// Calls that are part of a deadlock are over.
+/// Ends the calls that are part of a deadlock.
 fn end(groups: &[Arc<Progress>]) {
     for group in groups {
         let verdict = group.lock().verdict.clone();
@@ -500,29 +500,29 @@ fn end(groups: &[Arc<Progress>]) {
     }
 }
 
-/// Whether a rank has stood for long enough to be part of a deadlock.
+/// Whether a rank has been stalled long enough to be part of a deadlock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Ripe {
     No,
-    /// Of one among training threads.
+    /// Long enough for a deadlock among training threads.
     Quick,
-    /// Of any.
+    /// Long enough for any deadlock.
     Fully,
 }
 
-/// What a rank says of itself.
+/// The published state of a rank.
 #[derive(Clone)]
 struct View {
-    /// Run, and begins and ends so far: equal where nothing has happened.
+    /// Id of the run, and number of starts and ends. If equal, no call started or ended.
     identity: (u64, u64),
     beat: u64,
     ripe: Ripe,
-    /// The process has computed nothing since.
+    /// Whether the process has been idle since then.
     idle: bool,
     groups: Vec<Standing>,
 }
 
-/// How far a rank is in one group.
+/// The state of a rank in one group.
 #[derive(Clone)]
 struct Standing {
     name: String,
@@ -563,10 +563,10 @@ impl Standing {
         }
     }
 
-    /// Whether the rank at `place` of the group, which stands as `theirs`, keeps this one waiting.
+    /// Whether this rank's call waits for the rank at `place` of the group, in state `theirs`.
     fn waits_for(&self, own: usize, place: usize, theirs: Option<&Standing>) -> bool {
         let Some(flight) = &self.flight else { return false };
-        // Who is no root waits for the root alone; a message is between two.
+        // A rank that is not the root waits for the root only; a message involves two ranks.
         let pair = matches!(flight.kind, Kind::Send | Kind::Recv);
         if place == own
             || (pair || flight.kind.is_rooted() && own != flight.root) && place != flight.root
@@ -585,7 +585,7 @@ impl Standing {
 }
 
 impl View {
-    /// Lines of fields: `run changes beat ripe idle`, then a line a group.
+    /// Encodes the state as lines of fields: `run changes beat ripe idle`, then one line per group.
     fn encode(&self) -> String {
         let (run, changes) = self.identity;
         let (ripe, idle) = (self.ripe as u8, u8::from(self.idle));
@@ -610,7 +610,7 @@ impl View {
         text
     }
 
-    /// `None` for what no rank of this version wrote.
+    /// Decodes a state; `None` for a text that no rank of this version writes.
     fn decode(text: &str) -> Option<View> {
         let mut lines = text.lines();
         let mut head = lines.next()?.split(' ').map(|word| word.parse::<u64>().ok());
@@ -662,8 +662,8 @@ fn split<T: std::str::FromStr>(text: &str) -> Option<Vec<T>> {
     text.split(',').map(|number| number.parse().ok()).collect()
 }
 
-/// The shortest way from `start` back to itself along who waits for whom; empty when there is none.
-/// A quick one leads through calls of training threads alone.
+/// Finds the shortest cycle from `start` along the relation "waits for"; empty if there is none. A
+/// quick cycle contains only calls of training threads.
 fn find_cycle(
     start: usize,
     own: View,
@@ -671,8 +671,7 @@ fn find_cycle(
     mut ask: impl FnMut(usize) -> Result<Option<View>>,
 ) -> Result<Vec<Link>> {
     let mut views: HashMap<usize, Option<View>> = HashMap::from([(start, Some(own))]);
-    // Ranks in the order in which they were met, each with the place of who waits for it and the
-    // group.
+    // Ranks in search order, each with the index of the rank that waits for it and the group.
     let mut met: Vec<(usize, usize, String)> = vec![(start, 0, String::new())];
     let mut next = 0;
     while next < met.len() && met.len() <= FOLLOWED_MAX {
@@ -696,7 +695,7 @@ fn find_cycle(
                     let view = ask(*peer)?;
                     views.insert(*peer, view);
                 }
-                // Who says nothing is at work, and nothing is known of what it has begun.
+                // A rank without a published state is running; its calls are unknown.
                 let Some(Some(theirs)) = views.get(peer) else { continue };
                 let Some(Some(view)) = views.get(&rank) else { continue };
                 let standing = |view: &'_ View| view.groups.iter().position(|g| g.name == name);
@@ -717,21 +716,21 @@ fn find_cycle(
     Ok(Vec::new())
 }
 
-/// Whether no training thread of a cycle can make the call that it is waited for: one that waits in
-/// a step may make another call of the step, unless its process does nothing.
+/// Whether no training thread of a cycle can still make the missing call. A rank that waits in a
+/// step may make another call of that step, unless its process is idle.
 fn is_proof(cycle: &[Link]) -> bool {
     let count = cycle.len();
     let into = |index: usize| &cycle[(index + count - 1) % count];
     (0..count).all(|at| cycle[at].idle || !cycle[at].in_steps || !into(at).in_steps)
 }
 
-/// Pauses between two looks: those of a job of many ranks are longer.
+/// Interval between two checks, longer in jobs with many ranks.
 fn quick_pause(rank_count: usize) -> Duration {
     let ranks = u32::try_from(rank_count).unwrap_or(u32::MAX).max(QUICK_RANKS);
     QUICK_PAUSE.saturating_mul(ranks) / QUICK_RANKS
 }
 
-/// From the start to the rank met at `last`, which waits for the start in `group`.
+/// The cycle from the start to the rank at `last`, which waits for the start in `group`.
 fn way_back(
     met: &[(usize, usize, String)],
     last: usize,
@@ -777,7 +776,7 @@ mod tests {
         View { identity: (7, rank as u64), beat: 1, ripe: Ripe::Fully, idle: true, groups }
     }
 
-    /// The ranks of the cycle that rank 0 finds; views travel as text.
+    /// The ranks of the cycle that rank 0 finds. States are encoded and decoded on the way.
     fn cycle(views: &[Option<Vec<Standing>>]) -> Vec<(usize, String)> {
         let texts: Vec<Option<String>> = views
             .iter()
@@ -815,30 +814,30 @@ mod tests {
             list.iter().map(|(rank, name)| (*rank, name.to_string())).collect()
         };
         assert_eq!(cycle(&[Some(in_a()), Some(in_b())]), named(&[(0, "a"), (1, "b")]));
-        // Rank 1 computes; is in the same call; has made the call and waits elsewhere for nobody
-        // here.
+        // No deadlock: rank 1 computes; is in the same call; or has made the call and waits in a
+        // group of ranks that are not stalled.
         assert!(cycle(&[Some(in_a()), None]).is_empty());
         assert!(cycle(&[Some(in_a()), Some(in_a())]).is_empty());
         let made = vec![standing("a", &[0, 1], 1, None), standing("b", &[0, 1], 1, all())];
         assert!(cycle(&[Some(in_a()), Some(made)]).is_empty());
-        // Around three, each pair with a group of its own.
+        // A cycle of three ranks. Each pair has a group of its own.
         let pair = |name, ranks: [usize; 2]| vec![standing(name, &ranks, 1, all())];
         assert_eq!(
             cycle(&[Some(pair("x", [0, 1])), Some(pair("y", [1, 2])), Some(pair("z", [2, 0]))]),
             named(&[(0, "x"), (1, "y"), (2, "z")])
         );
-        // A rank that is not the root of a broadcast waits for the root alone.
+        // A rank that is not the root of a broadcast waits for the root only.
         let told = |root| vec![standing("a", &[0, 1, 2], 1, call(Kind::Broadcast, root))];
         let other = || vec![standing("b", &[0, 1], 1, all())];
         assert!(cycle(&[Some(told(2)), Some(other()), None]).is_empty());
         assert_eq!(cycle(&[Some(told(1)), Some(other()), None]).len(), 2);
-        // Two that receive from each other in one group.
+        // Two ranks that receive from each other in one group.
         let receives = |from| vec![standing("a", &[0, 1], 0, call(Kind::Recv, from))];
         assert_eq!(cycle(&[Some(receives(1)), Some(receives(0))]).len(), 2);
     }
 
-    /// Whether a cycle of two ranks, each in a call of one group and waited for in the other's, is
-    /// one of training threads: flags of both groups, and whether the processes do nothing.
+    /// Whether a cycle of two ranks is a quick one, if each waits in its own group for the other.
+    /// The arguments are flags of both groups and whether the processes are idle.
     fn is_quick(in_steps: [bool; 2], is_trainers: [bool; 2], idle: bool) -> bool {
         let of = |rank: usize| {
             let group = |index: usize, name: &str| {
@@ -858,11 +857,11 @@ mod tests {
 
     #[test]
     fn training_threads_that_wait_for_each_other_need_no_patience() {
-        // A barrier that one rank calls alone, while the other one makes a step.
+        // A barrier that one rank calls alone while the other makes a step.
         assert!(is_quick([false, true], [true, true], false));
-        // The call of a loader proves nothing: on the other rank a loader may be about to make it.
+        // The call of a loader proves nothing: a loader on the other rank may be about to make it.
         assert!(!is_quick([false, true], [false, true], true));
-        // Two lanes of one step: the one that is waited for may still compute.
+        // Two lanes of one step: the awaited lane may still compute.
         assert!(!is_quick([true, true], [true, true], false));
         assert!(is_quick([true, true], [true, true], true));
     }

@@ -1,4 +1,4 @@
-//! From what a process knows of its job to its groups.
+//! The world: this process in its job, from which it makes groups.
 
 use crate::Group;
 use crate::backend::{Backend, SharedMemory, Solo};
@@ -14,64 +14,63 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// This process in its job: what groups are made from.
+/// This process in its job. Groups are made from it.
 #[derive(Clone)]
 pub struct World {
     fabric: Arc<dyn Fabric>,
     store: Arc<dyn Store>,
     abort: Abort,
     recorder: Recorder,
-    /// Of groups: none is used twice.
+    /// Names of groups, none of which may be used twice.
     names: Arc<Mutex<BTreeSet<String>>>,
-    /// A library with collectives of its own.
+    /// Opens meshes of a library that has collectives.
     carrier: Option<Arc<dyn Carrier>>,
-    /// Lives as long as a group does.
+    /// Lives as long as a group exists.
     watch: Arc<Mutex<Weak<Watch>>>,
     on_fault: Option<OnFault>,
     trainer: Arc<Trainer>,
 }
 
-/// Is called with the error that ends a group.
+/// Callback for the error that ends a group.
 type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
 
-/// What may be chosen for a group; the same on all its ranks.
+/// Options of a group; equal on all its ranks.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// A collective that takes longer is an error.
+    /// Timeout of a collective.
     pub timeout: Duration,
-    /// How long to wait for all ranks when the group is made.
+    /// Timeout for all ranks to open the group.
     pub timeout_open: Duration,
-    /// A peer that is stopped for longer than this is an error.
+    /// Time after which a stopped peer is an error.
     pub silence: Duration,
-    /// Ranks that wait for each other in different groups for this long, while their processes
-    /// compute nothing, are an error; where a process does something beside its wait, for five
-    /// times as long. Zero: nobody looks.
+    /// Time after which ranks that wait for each other in different groups are an error, if their
+    /// processes are idle. Busy processes get five times as long. Zero disables the check.
     pub deadlock: Duration,
-    /// The calls of the group are made by training steps: see [`World::makes_step`].
+    /// Whether training steps make the calls of the group: see [`World::makes_step`].
     pub in_steps: bool,
     /// Whether ranks of a host share memory.
     pub shared_memory: bool,
-    /// How long a wait looks for news before it sleeps; it sleeps sooner when others want its core.
+    /// Time that a wait polls before it sleeps. It sleeps sooner if other threads need its core.
     pub spin: Option<Duration>,
-    /// Bytes of a chunk in shared memory.
+    /// Size of a chunk in shared memory, in bytes.
     pub slot_bytes: Option<usize>,
-    /// All-reduces up to this many bytes go in one step in shared memory.
+    /// Size limit in bytes of an all-reduce that takes one step in shared memory.
     pub small_bytes_max: Option<usize>,
-    /// How an all-reduce across hosts goes, for experiments.
+    /// Algorithm of an all-reduce across hosts, for experiments.
     pub algorithm: Algorithm,
     pub hierarchy: Hierarchy,
-    /// Where a library carries the data that has collectives of its own (MPI, NCCL): use them.
+    /// Whether to use the collectives of a library that provides the mesh (MPI, NCCL).
     pub native: bool,
 }
 
-/// Whether an all-reduce goes on two levels (`use_hierarchical_allreduce`).
+/// Whether an all-reduce uses two levels (`use_hierarchical_allreduce`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Hierarchy {
-    /// Where several ranks of the group share a host, and there are several hosts.
+    /// If there are several hosts, and several ranks of the group share one.
     #[default]
     Auto,
     Never,
-    /// Always, with this many ranks that follow each other in a lower group
+    /// Always, with this number of consecutive ranks in a lower group
     /// (`hierarchical_allreduce_inter_nranks`).
     Ranks(usize),
 }
@@ -79,7 +78,7 @@ pub enum Hierarchy {
 impl Default for GroupOptions {
     fn default() -> Self {
         GroupOptions {
-            // As other systems: longer than any evaluation or checkpoint of one rank takes.
+            // As in other systems: longer than an evaluation or a checkpoint of one rank.
             timeout: Duration::from_secs(30 * 60),
             timeout_open: Duration::from_secs(10 * 60),
             silence: Duration::from_secs(30),
@@ -97,7 +96,7 @@ impl Default for GroupOptions {
 }
 
 impl World {
-    /// `abort` ends everything that waits; heartbeats fire it when a peer is gone.
+    /// Makes a world. `abort` ends all waits; the heartbeats fire it when a peer fails.
     pub fn new(fabric: Arc<dyn Fabric>, store: Arc<dyn Store>, abort: Abort) -> World {
         let (recorder, watch) = (Recorder::new(None), Arc::default());
         let (names, carrier, on_fault) = (Arc::default(), None, None);
@@ -125,9 +124,9 @@ impl World {
         self
     }
 
-    /// Says that the calling thread makes a training step, in which groups of
-    /// [`GroupOptions::in_steps`] are called. Deadlocks among the calls of the one thread that
-    /// trains are found within seconds; others take [`GroupOptions::deadlock`].
+    /// Records that the calling thread makes a training step, which calls groups with
+    /// [`GroupOptions::in_steps`]. Deadlocks among calls of a single training thread are detected
+    /// within seconds; others take [`GroupOptions::deadlock`].
     pub fn makes_step(&self) {
         self.trainer.is_here(true);
     }
@@ -138,15 +137,14 @@ impl World {
         }
     }
 
-    /// With meshes that a library carries, which has collectives of its own.
+    /// Uses meshes of a library that has collectives.
     #[cfg(any(all(feature = "mpi", unix), all(feature = "nccl", target_os = "linux")))]
     pub(crate) fn carried_by(mut self, carrier: Arc<dyn Carrier>) -> World {
         self.carrier = Some(carrier);
         self
     }
 
-    /// With groups whose collectives are NCCL's, on one GPU of this process: see
-    /// [`crate::NcclOptions`].
+    /// Uses NCCL's collectives for groups, on one GPU of this process: see [`crate::NcclOptions`].
     #[cfg(all(feature = "nccl", target_os = "linux"))]
     pub fn with_nccl(self, options: &crate::NcclOptions) -> Result<World> {
         let (fabric, store) = (self.fabric.clone(), self.store.clone());
@@ -154,7 +152,7 @@ impl World {
         Ok(self.carried_by(Arc::new(opener)))
     }
 
-    /// Ranks that are threads of this process, each with its world.
+    /// Makes a job whose ranks are threads of this process, and returns their worlds.
     pub fn threads(ranks: usize) -> Vec<World> {
         let store = MemoryStore::new();
         fleet_net::memory::fabrics(ranks)
@@ -163,7 +161,7 @@ impl World {
             .collect()
     }
 
-    /// Where the flight recorder is written when a collective fails: a path of this rank alone.
+    /// Sets the file to which the flight recorder writes after a failure, a different one per rank.
     pub fn record_to(mut self, path: PathBuf) -> World {
         self.recorder = Recorder::new(Some(path));
         self
@@ -177,12 +175,12 @@ impl World {
         self.fabric.size()
     }
 
-    /// Where the ranks of the job meet.
+    /// The store of the job's rendezvous.
     pub fn store(&self) -> Arc<dyn Store> {
         self.store.clone()
     }
 
-    /// Fires when another rank is gone.
+    /// The token that fires when another rank fails.
     pub fn abort(&self) -> &Abort {
         &self.abort
     }
@@ -191,12 +189,13 @@ impl World {
         &self.recorder
     }
 
-    /// The group `name` of `members` (ranks of the job; the position in the list is the rank in the
-    /// group). Every member makes it with the same arguments; a name is used once in a job.
+    /// Makes the group `name` of `members`. These are ranks in the job; the position in the list is
+    /// the rank in the group. Every member must call it with the same arguments. A name is used for
+    /// one group only.
     pub fn group(&self, name: &str, members: &[usize], options: &GroupOptions) -> Result<Group> {
         let rank = fleet_net::mesh::check_members(self.rank(), self.size(), members)
             .map_err(|error| error.at(format!("group '{name}'")))?;
-        // The second one would meet what the first has left in the store, and wait for ever.
+        // A second group would use the first one's entries in the store and wait forever.
         if !self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_string()) {
             return Err(Error::invalid(format!("a second group '{name}' in one job"))
                 .help("every group has a name of its own; keep the group that was opened first"));
@@ -219,7 +218,7 @@ impl World {
     }
 
     fn watch(&self, span: Duration) -> Result<Arc<Watch>> {
-        // Nothing panics under this lock.
+        // No code panics under this lock.
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = watch.upgrade() {
             return Ok(running);
@@ -256,7 +255,7 @@ impl Open<'_> {
         let hosts = by_host(&self.members);
         match hosts.len() {
             1 => self.flat(self.name, &all),
-            // A library's own collectives know of hosts.
+            // A library's own collectives take hosts into account.
             count
                 if count == all.len()
                     || self.options.hierarchy == Hierarchy::Never
@@ -268,7 +267,7 @@ impl Open<'_> {
         }
     }
 
-    /// One level: shared memory where all ranks have it, the mesh elsewhere.
+    /// One level: shared memory if all ranks share it, otherwise the mesh.
     fn flat(&self, name: &str, ranks: &[usize]) -> Result<Box<dyn Backend>> {
         if ranks.len() == 1 {
             return Ok(Box::new(Solo));
@@ -337,11 +336,11 @@ impl Open<'_> {
     fn tuning(&self, ranks: usize) -> Tuning {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = ranks > cores;
-        // Longer than what the ranks of a step are apart; it costs only time that nobody wants.
+        // Longer than the usual skew of ranks. Polling uses only time that no other thread needs.
         const POLL: Duration = Duration::from_millis(2);
         Tuning {
             poll: self.options.spin.unwrap_or(POLL),
-            // Where ranks share cores the awaited one may need this core.
+            // If ranks share cores, the awaited rank may need this core.
             looks: if crowded { 1 } else { 64 },
             offers: if crowded { 8 } else { 2 },
             small_bytes_max: self
@@ -354,7 +353,7 @@ impl Open<'_> {
     }
 }
 
-/// Places of members in the list by host, hosts in the order of their first member.
+/// Indices of members by host; hosts are in the order of their first member.
 pub(crate) fn by_host(members: &[Member]) -> Vec<Vec<usize>> {
     let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
     for (place, member) in members.iter().enumerate() {
@@ -367,7 +366,7 @@ pub(crate) fn by_host(members: &[Member]) -> Vec<Vec<usize>> {
 }
 
 impl World {
-    /// Who holds a rank of the job.
+    /// The process of a rank of the job.
     pub fn member(&self, rank: usize) -> Member {
         self.fabric.member(rank)
     }

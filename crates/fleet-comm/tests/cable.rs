@@ -1,17 +1,17 @@
-//! A cable between two network namespaces: the nearest to two machines that one machine has.
+//! A virtual link between two network namespaces, the nearest a test comes to two machines.
 
 use std::process::Command;
 
-/// Two namespaces with a cable; gone when dropped.
+/// Two namespaces with a link. Dropping it removes them.
 pub struct Cable {
     pub names: [String; 2],
 }
 
-/// Of the two ends, which are called `cable`.
+/// Addresses of the two ends, which are both named `cable`.
 pub const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 
 impl Cable {
-    /// Namespaces whose names begin with `what`. An error is the reason why there can be none here.
+    /// Makes namespaces whose names begin with `what`. An error tells why they cannot be made here.
     pub fn lay(what: &str) -> Result<Cable, String> {
         let names = [0, 1].map(|end| format!("{what}-{}-{end}", std::process::id()));
         let cable = Cable { names };
@@ -38,7 +38,7 @@ impl Cable {
 impl Drop for Cable {
     fn drop(&mut self) {
         for name in &self.names {
-            // It may never have been made.
+            // It may not exist.
             let _ = ip(&["netns", "del", name]);
         }
     }

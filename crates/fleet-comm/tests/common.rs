@@ -1,4 +1,4 @@
-//! Ranks as threads.
+//! Runs tests with ranks as threads.
 
 use fleet_base::Result;
 use fleet_comm::{Group, GroupOptions, World};
@@ -6,7 +6,7 @@ use fleet_net::{Abort, Limits, MemoryStore, TcpFabric, TcpOptions, Token};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Runs `work` on every rank of a job of threads and gives what it gave, by rank.
+/// Runs `work` on every rank of a job of threads and returns the results by rank.
 pub fn each_rank<R: Send>(
     ranks: usize,
     options: &GroupOptions,
@@ -15,7 +15,7 @@ pub fn each_rank<R: Send>(
     each_rank_on(&vec!["here"; ranks], options, work)
 }
 
-/// The same with the hosts that the ranks pretend to be on.
+/// Like [`each_rank`], with the simulated host of each rank.
 pub fn each_rank_on<R: Send>(
     hosts: &[&str],
     options: &GroupOptions,
@@ -40,7 +40,7 @@ pub fn each_rank_on<R: Send>(
     })
 }
 
-/// The same over TCP on the loopback.
+/// Like [`each_rank`], over TCP on the loopback.
 pub fn each_rank_over_tcp<R: Send>(
     ranks: usize,
     options: &GroupOptions,

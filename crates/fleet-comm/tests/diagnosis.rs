@@ -1,11 +1,11 @@
-//! What goes wrong is an error on every rank, and says what it was.
+//! A failure is an error on every rank, and the error names its cause.
 
 use crate::common::each_rank;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_comm::{Group, GroupOptions, ReduceOp};
 use std::time::{Duration, Instant};
 
-/// Every rank fails with a text that holds all of `parts`.
+/// Checks that every rank fails with a text that contains all of `parts`.
 fn check(work: impl Fn(&Group) -> Result<()> + Sync, parts: &[&str]) {
     for shared_memory in [true, false] {
         let options = GroupOptions { shared_memory, ..GroupOptions::default() };

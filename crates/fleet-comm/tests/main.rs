@@ -1,4 +1,4 @@
-//! Collectives: against a naive reference, and when something goes wrong.
+//! Tests of collectives: results against a naive reference, and failures.
 
 #[cfg(target_os = "linux")]
 mod cable;

@@ -1,6 +1,6 @@
-//! Jobs of `mpirun`: against the naive reference, against groups of our own, and when a rank dies.
+//! Jobs of `mpirun`, compared with the naive reference and Fleet's own groups; death of a rank.
 //!
-//! They run where FLEET_MPIRUN names an mpirun or PATH has one; FLEET_MPI_LIBRARY may name its
+//! They run if FLEET_MPIRUN names an mpirun or PATH contains one. FLEET_MPI_LIBRARY may name its
 //! libmpi.
 
 use crate::mpirun::{self, LIBRARY, text};
@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::time::Duration;
 
-/// Set in processes that mpirun has started: what to do.
+/// Set in processes that mpirun started: the work to do.
 const WORK: &str = "FLEET_COMM_MPI_TEST";
 
-/// Is a rank where mpirun says so.
+/// Works as a rank if mpirun started this process.
 #[test]
 fn rank_under_mpirun() {
     let Ok(what) = std::env::var(WORK) else { return };
@@ -71,7 +71,7 @@ fn work(what: &str) -> Result<()> {
             loop {
                 group.all_reduce("again", &mut data, ReduceOp::Max)?;
                 if job.rank() == 1 {
-                    // SAFETY: the end of this process.
+                    // SAFETY: kills this process itself.
                     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
                 }
             }
@@ -80,7 +80,7 @@ fn work(what: &str) -> Result<()> {
     job.finish()
 }
 
-/// Sums of small integers are exact in any order, and halves of odd ones are, too.
+/// Sums of small integers are exact in any order, and so are halves of odd ones.
 fn same_as_shared_memory(native: &fleet_comm::Group, shared: &fleet_comm::Group) -> Result<()> {
     for length in [1usize, 999, 400_001] {
         for op in ReduceOp::ALL {
@@ -114,7 +114,7 @@ fn ranks_that_differ_are_told() {
     let Some(output) = run(2, "differ") else { return };
     let text = text(&output);
     let told = "ranks of group 'native' are in different collectives";
-    // The first to end may be the end of the other one, by mpirun's hand.
+    // mpirun may end the other rank as soon as one has ended.
     assert!(text.contains(told) && text.contains("'other'") && text.contains("'same'"), "{text}");
 }
 

@@ -1,14 +1,14 @@
-//! Starts tests under `mpirun`: the one that FLEET_MPIRUN names, or that of PATH. FLEET_MPI_LIBRARY
-//! may name its libmpi.
+//! Starts tests under `mpirun`: the one that FLEET_MPIRUN names, or the one in PATH.
+//! FLEET_MPI_LIBRARY may name its libmpi.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 pub const LIBRARY: &str = "FLEET_MPI_LIBRARY";
-/// Far more than anything here takes, far less than a hang.
+/// Time limit in seconds: far more than any test needs, far less than a hang.
 const SECONDS_MAX: u32 = 300;
 
-/// The mpirun to use, and its library where it is beside it; prints why there is none.
+/// The mpirun to use, and its library if it is next to it. Prints the reason if there is none.
 fn mpirun() -> Option<(PathBuf, Option<PathBuf>)> {
     let named = std::env::var_os("FLEET_MPIRUN").map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -26,7 +26,7 @@ fn mpirun() -> Option<(PathBuf, Option<PathBuf>)> {
     Some((found, library.or(beside.filter(has_one))))
 }
 
-/// Runs a test of this program in so many processes; `None` where there is no mpirun.
+/// Runs a test of this program in `ranks` processes; `None` if there is no mpirun.
 pub fn run(ranks: usize, test: &str, environment: &[(&str, &str)]) -> Option<Output> {
     let (mpirun, library) = mpirun()?;
     let mut command = Command::new("timeout");
@@ -38,7 +38,7 @@ pub fn run(ranks: usize, test: &str, environment: &[(&str, &str)]) -> Option<Out
         .args(["--exact", test, "--nocapture"])
         .env("RUST_BACKTRACE", "0")
         .envs(environment.iter().copied())
-        // Open MPI refuses root, and more ranks than cores, where nobody says otherwise.
+        // By default, Open MPI refuses to run as root and with more ranks than cores.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")

@@ -1,5 +1,5 @@
-//! Two ranks in network namespaces of their own, with a cable between them: the nearest to two
-//! machines that one machine has. Where namespaces cannot be made the test says so and is over.
+//! Two ranks in separate network namespaces with a virtual link, the nearest a test comes to two
+//! machines. If namespaces cannot be made, the test prints the reason and ends.
 
 use crate::cable::{ADDRESSES, Cable};
 use fleet_base::Result;
@@ -12,11 +12,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Set in processes that are ranks: rank, address of the store or of where to host it.
+/// Set in processes that are ranks: the rank, and the address of the store or for it.
 const RANK: &str = "FLEET_COMM_TEST_NAMESPACE_RANK";
 const TOKEN: &str = "FLEET_COMM_TEST_TOKEN";
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// How long a collective may take after the cable is cut.
+/// Timeout of a collective, which applies after the link is cut.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[test]
@@ -82,7 +82,7 @@ impl Rank {
         Rank { input: child.stdin.take(), child, output }
     }
 
-    /// The rest of the next line that begins so.
+    /// The rest of the next line with this start.
     fn expect(&mut self, start: &str) -> String {
         let mut seen = String::new();
         loop {
@@ -120,7 +120,7 @@ fn two_machines_and_a_cable() {
     let address = first.expect("store ");
     let mut ranks = [first, Rank::start(&cable.names[1], 1, &address, &token)];
     for (rank, interface) in ranks.iter_mut().zip(ADDRESSES) {
-        // The interface is the one by which the store is reached, also where the store is at home.
+        // The default interface is that of the route to the store, also on the host of the store.
         assert_eq!(rank.expect("listens on "), interface);
         rank.expect("ready");
     }

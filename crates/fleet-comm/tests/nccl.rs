@@ -1,6 +1,6 @@
-//! Groups over NCCL, in real processes. Everywhere they run on a double of NCCL and of the driver
-//! of CUDA (`nccl_double.c`, which is compiled here), and once more on GPUs where FLEET_NCCL_GPUS
-//! says how many ranks to start; FLEET_NCCL_LIBRARY may name the library then.
+//! Groups over NCCL, in real processes. By default they run on a double of NCCL and the CUDA driver
+//! (`nccl_double.c`, compiled here). If FLEET_NCCL_GPUS gives a number of ranks, they also run on
+//! GPUs; FLEET_NCCL_LIBRARY may then name the library.
 
 use crate::nccl_double::double;
 use crate::processes::{Job, Place, WAIT_MAX, be_a_rank, falls_to, usage};
@@ -12,17 +12,17 @@ use fleet_tensor::{bf16, f16};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Set in ranks: the folder of the double, where they run on it.
+/// Set in ranks that run on the double: its folder.
 const DOUBLE: &str = "FLEET_NCCL_DOUBLE";
 const FOLDER: &str = "FLEET_NCCL_DOUBLE_FOLDER";
 const FAULT: &str = "FLEET_NCCL_DOUBLE_FAULT";
-/// Heartbeats of the tests: a stopped process is an error sooner than by default.
+/// Heartbeats of the tests detect a stopped process sooner than the defaults.
 const VIGILANCE: Vigilance = Vigilance {
     beat: Duration::from_millis(200),
     silence: Duration::from_secs(2),
     grace: Duration::from_millis(500),
 };
-/// What a death, an abort or a failure may take to be an error everywhere, with the machine busy.
+/// Time limit for a failure to become an error on all ranks, even on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
 #[test]
@@ -55,7 +55,7 @@ fn work(place: Place) -> Result<()> {
             if let Some(double) = &double {
                 assert_eq!(live(double), 0, "things of the device that are left");
             }
-            // Once more, now that everything is there that stays: nothing is left by a group.
+            // Everything that persists exists by now, so a further group must leave nothing behind.
             let before = usage();
             let group = world.group("again", &all, &options)?;
             group.all_reduce("x", &mut [1.0f32; 3], ReduceOp::Sum)?;
@@ -102,7 +102,8 @@ fn work(place: Place) -> Result<()> {
         _ => {
             let group = world.group("world", &all, &options)?;
             group.all_reduce("first", &mut [1.0f32; 5], ReduceOp::Sum)?;
-            // In the middle of NCCL where the double is told to stay there, else between two calls.
+            // Report readiness inside NCCL if the double is set to get stuck there, otherwise
+            // between two calls.
             match double.filter(|_| std::env::var(FAULT).is_ok_and(|fault| !fault.is_empty())) {
                 None => println!("\nready"),
                 Some(double) => drop(std::thread::spawn(move || {
@@ -140,7 +141,7 @@ fn everything(world: &World, all: &[usize], options: &GroupOptions) -> Result<()
     let host = world.group("host", all, &host_only(options))?;
     assert!(size == 1 || host.backend() == "shared memory", "{}", host.backend());
     if size > 1 {
-        // All at once, on communicators of their own.
+        // Calls run concurrently on two communicators.
         let rings = Rings::new(world, options);
         let rings = rings.side_by_side(0, all, 2)?;
         let start = |i: usize| {
@@ -159,7 +160,7 @@ fn everything(world: &World, all: &[usize], options: &GroupOptions) -> Result<()
     group.barrier("end")
 }
 
-/// Data that goes through rooms of the device in several turns, the last of them odd.
+/// Data that needs several turns of the staging buffers, with a partial last turn.
 fn several_turns(group: &Group) -> Result<()> {
     const LENGTH: usize = 3_333_333;
     let (rank, size) = (group.rank(), group.size());
@@ -176,11 +177,11 @@ fn several_turns(group: &Group) -> Result<()> {
     let mut data: Vec<bf16> = own.iter().map(|x| bf16::from_f32(*x)).collect();
     group.all_reduce("half", &mut data, ReduceOp::Sum)?;
     assert!(data.iter().enumerate().all(|(i, x)| x.to_f32() == sum(i)), "half");
-    // Beyond what an f16 holds on the way, and within it at the end.
+    // The sum exceeds the range of f16, the final average does not.
     let mut data = vec![f16::from_f32(40_000.0); 100];
     group.all_reduce("large", &mut data, ReduceOp::Avg)?;
     assert!(data.iter().all(|x| x.to_f32() == 40_000.0), "{}", data[0]);
-    // A bucket whose buffers are cut by the turns.
+    // A bucket whose buffers are split by the turns.
     let mut parts = own.clone();
     let (a, rest) = parts.split_at_mut(LENGTH / 3);
     let (b, c) = rest.split_at_mut(LENGTH / 2);
@@ -222,12 +223,12 @@ fn several_turns(group: &Group) -> Result<()> {
     Ok(())
 }
 
-/// What the double counts as there.
+/// Number of live objects of the double.
 fn live(double: &Path) -> i32 {
     count(double, b"fleet_double_live")
 }
 
-/// Until the double stays in a call, as it was told.
+/// Waits until the double is stuck in a call, as configured.
 fn until_stuck(double: &Path) {
     let begin = Instant::now();
     while count(double, b"fleet_double_stuck") == 0 {
@@ -237,7 +238,7 @@ fn until_stuck(double: &Path) {
 }
 
 fn count(double: &Path, name: &[u8]) -> i32 {
-    // SAFETY: it is loaded already, and the functions take nothing.
+    // SAFETY: the library is already loaded, and the functions take no arguments.
     unsafe {
         let library = libloading::Library::new(double.join("libnccl.so.2")).expect("the double");
         library.get::<extern "C" fn() -> i32>(name).expect("a function")()
@@ -263,7 +264,7 @@ impl OnDouble {
         OnDouble { job, folder }
     }
 
-    /// What each rank has said.
+    /// The output of each rank.
     fn end(mut self, ranks: usize) -> Vec<String> {
         (0..ranks).map(|rank| self.job.end(rank)).collect()
     }
@@ -271,12 +272,12 @@ impl OnDouble {
 
 impl Drop for OnDouble {
     fn drop(&mut self) {
-        // What the double has left there: files of communicators that never were.
+        // The double leaves files of communicators that were never completed.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Every rank of a job ends with an error that has all `parts`, soon.
+/// Checks that every rank of a job ends soon with an error that contains all `parts`.
 fn fails(ranks: usize, what: &str, fault: &str, parts: &[&str]) {
     let begin = Instant::now();
     for (rank, text) in OnDouble::start(ranks, what, fault).end(ranks).iter().enumerate() {
@@ -314,7 +315,7 @@ fn a_library_that_is_not_there() {
     for part in ["no library of NCCL could be loaded", "/nowhere/libsome.so", "2.14 or later"] {
         assert!(said.contains(part), "{said}");
     }
-    // A library, but another one.
+    // An existing library, but the wrong one.
     let said = text(NcclOptions { driver: Some("libc.so.6".into()), ..Default::default() });
     assert!(said.contains("a driver of CUDA without the function cuInit"), "{said}");
 }
@@ -328,10 +329,10 @@ fn machines_that_cannot() {
         &["no GPU for this rank, number 0", "0 that this process may see"],
     );
     fails(1, "open", "version:21212", &["NCCL 2.14 or later", "NCCL 2.12.12"]);
-    // The others hear of it from the heartbeats.
+    // The other ranks are notified by the heartbeats.
     fails(3, "open", "devices:2", &["no GPU for this rank, number 2 of its host"]);
     fails(2, "one-gpu", "", &["rank 0 (host", "have one GPU", "0000:10:00.0 for both"]);
-    // The third rank, which has its own, hears of it from the others.
+    // The third rank, which has a GPU of its own, gets the error from the others.
     fails(3, "one-gpu", "", &["rank 0 (host", "have one GPU"]);
 }
 
@@ -373,7 +374,7 @@ fn waits_in_nccl_end() {
     }
 }
 
-/// In the middle of NCCL, and between two calls.
+/// Kills a rank inside NCCL and between two calls.
 #[test]
 fn a_killed_rank_is_named_soon() {
     for fault in ["", "stuck:4"] {
@@ -381,8 +382,7 @@ fn a_killed_rank_is_named_soon() {
         started.job.wait_until_ready();
         let begin = Instant::now();
         started.job.signal(1, libc::SIGKILL);
-        // A death shows as a closed or a reset connection, or as a missing process: whichever
-        // comes first.
+        // A death shows first as a closed or reset connection, or as a missing process.
         let pid = format!("pid {})", started.job.pid(1));
         for rank in [0, 2] {
             let text = started.job.end(rank);
@@ -406,7 +406,7 @@ fn a_stopped_rank_is_named_soon() {
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
 }
 
-/// The same on the GPUs of this machine, where somebody says that it has them.
+/// The same tests on the GPUs of this machine, if FLEET_NCCL_GPUS gives their number.
 #[test]
 fn real_gpus() {
     let Ok(count) = std::env::var("FLEET_NCCL_GPUS") else {

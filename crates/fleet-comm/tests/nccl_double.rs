@@ -1,11 +1,11 @@
-//! Compiles the double of NCCL and of the driver of CUDA (`nccl_double.c`).
+//! Compiles the double of NCCL and the CUDA driver (`nccl_double.c`).
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// A folder with `libnccl.so.2` and `libcuda.so.1`, which are one library.
+/// A folder with `libnccl.so.2` and `libcuda.so.1`, which are the same library.
 pub fn double() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -14,7 +14,7 @@ pub fn double() -> &'static Path {
         let all = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let folder = all.join(format!("nccl-double-{:016x}", hasher.finish()));
         if !folder.exists() {
-            // Others may be at it: whoever is first has made the one that stays.
+            // Other processes may compile it concurrently; the result of the first one is kept.
             let fresh = all.join(format!("nccl-double-{}", std::process::id()));
             std::fs::create_dir_all(&fresh).expect("a folder of the build");
             compile(&fresh);

@@ -1,6 +1,6 @@
-//! Real processes that share memory: all is well, one is killed, one is stopped, one calls
-//! something else, sixty-four of them. Nothing is left behind. And what starts them, which other
-//! tests use, too.
+//! Real processes that share memory: a normal run, a killed rank, a stopped rank, different calls,
+//! and sixty-four ranks. No resources may leak. Other tests also use the code that starts
+//! processes.
 
 use fleet_base::Result;
 use fleet_comm::{GroupOptions, ReduceOp, World};
@@ -12,13 +12,13 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Set in processes that are ranks: rank, ranks, address of the store, what to do.
+/// Set in processes that are ranks: rank, number of ranks, address of the store, the work to do.
 const RANK: &str = "FLEET_COMM_TEST_RANK";
 const TOKEN: &str = "FLEET_COMM_TEST_TOKEN";
-/// Far more than anything here takes.
+/// Far more than any test needs.
 pub const WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// Is a rank where the environment says so; elsewhere a job of one.
+/// Works as a rank if the environment says so, otherwise as a job of one rank.
 #[test]
 fn rank_of_a_job() {
     if !be_a_rank(work) {
@@ -33,14 +33,14 @@ fn rank_of_a_job() {
 /// This process in a job that [`Job`] has started.
 pub struct Place {
     pub world: World,
-    /// What to do.
+    /// The work to do.
     pub what: String,
-    /// Where its store is, and the secret of the job.
+    /// Address of the store, and the secret of the job.
     #[cfg(feature = "nccl")]
     pub store: (std::net::SocketAddr, Token),
 }
 
-/// Does the work of a rank and says how it ended; false where this process is none.
+/// Does the work of a rank and prints how it ended; false if this process is not a rank.
 pub fn be_a_rank(work: impl FnOnce(Place) -> Result<()>) -> bool {
     let Ok(text) = std::env::var(RANK) else { return false };
     let parts: Vec<&str> = text.split(' ').collect();
@@ -78,7 +78,7 @@ fn work(place: Place) -> Result<()> {
         deadlock: Duration::from_secs(if what.starts_with("cross") { 1 } else { 60 }),
         ..GroupOptions::default()
     };
-    // The store's connection is there from here on.
+    // The connection to the store exists by now.
     let before = usage();
     let group = world.group("world", &all, &options)?;
     assert_eq!(group.backend(), "shared memory");
@@ -100,7 +100,7 @@ fn work(place: Place) -> Result<()> {
         }
         "cross" | "cross-mesh" | "cross-busy" => {
             if what == "cross-busy" && rank == 1 {
-                // As a loader that reads ahead does; it ends with the process.
+                // Simulates a loader that reads ahead. It ends with the process.
                 std::thread::spawn(|| {
                     loop {
                         std::hint::spin_loop();
@@ -118,7 +118,7 @@ fn work(place: Place) -> Result<()> {
     }
 }
 
-/// Open descriptors, threads, and maps of shared memory.
+/// Number of open descriptors, threads, and maps of shared memory.
 pub fn usage() -> [usize; 3] {
     let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -126,8 +126,8 @@ pub fn usage() -> [usize; 3] {
     [count("/proc/self/fd"), count("/proc/self/task"), shared]
 }
 
-/// Whether this process has no more of anything than it had. Threads are joined, but the kernel may
-/// show one for a moment longer.
+/// Waits until the usage is at most `before`; false on timeout. Threads are joined, but the kernel
+/// may list one for a moment longer.
 pub fn falls_to(before: [usize; 3]) -> bool {
     let begin = Instant::now();
     let is_more = || usage().iter().zip(before).any(|(now, before)| *now > before);
@@ -150,7 +150,7 @@ impl Job {
         job
     }
 
-    /// Starts the ranks: `test` of this program, which calls [`be_a_rank`].
+    /// Starts the ranks. Each runs `test` of this program, which calls [`be_a_rank`].
     pub fn launch(
         test: &str,
         environment: &[(&str, &str)],
@@ -177,7 +177,7 @@ impl Job {
         Job { ranks: (0..ranks).map(start).collect(), _server: server }
     }
 
-    /// Returns when every rank has said that it is.
+    /// Returns when every rank has reported that it is ready.
     pub fn wait_until_ready(&mut self) {
         for (rank, (_, out)) in self.ranks.iter_mut().enumerate() {
             let mut line = String::new();
@@ -190,7 +190,7 @@ impl Job {
     }
 
     pub fn signal(&self, rank: usize, signal: i32) {
-        // SAFETY: a signal to a child that was not waited for yet.
+        // SAFETY: sends a signal to a child that was not waited for yet.
         unsafe { libc::kill(self.ranks[rank].0.id() as i32, signal) };
     }
 
@@ -198,7 +198,7 @@ impl Job {
         self.ranks[rank].0.id()
     }
 
-    /// What a rank says until it ends.
+    /// Returns the remaining output of a rank, after it has ended.
     pub fn end(&mut self, rank: usize) -> String {
         let (child, out) = &mut self.ranks[rank];
         let mut text = String::new();
@@ -233,8 +233,8 @@ fn ranks_end_and_leave_nothing() {
     assert_eq!(left_behind(), 0);
 }
 
-/// Shared memory takes none of `/dev/shm`. Where nothing can be mounted the test says so and is
-/// over.
+/// Shared memory does not use `/dev/shm`. If a file system cannot be mounted, the test prints the
+/// reason and ends.
 #[test]
 fn a_full_dev_shm_changes_nothing() {
     const SCRIPT: &str = "mount -t tmpfs -o size=8k none /dev/shm || exit 77

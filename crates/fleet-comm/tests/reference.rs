@@ -1,4 +1,4 @@
-//! Every collective, every type, every operation, odd sizes, one to nine ranks.
+//! Compares all collectives, types and operations with a naive reference, on one to nine ranks.
 
 use crate::common::{each_rank, each_rank_on, each_rank_over_tcp, ok};
 use fleet_base::Result;
@@ -14,10 +14,10 @@ fn options() -> GroupOptions {
     }
 }
 
-/// Elements: none, one, odd, in the small form, and several chunks with an odd rest.
+/// Numbers of elements: none, one, odd, a small call, and several chunks with an odd rest.
 const LENGTHS: [usize; 5] = [0, 1, 77, 256, 40_003];
 
-/// A number type of the tests; values are small integers, so that sums are exact.
+/// A number type of the tests. Values are small integers, so that sums are exact.
 trait Number: Element {
     fn of(value: i64) -> Self;
     fn value(self) -> f64;
@@ -41,7 +41,7 @@ numbers! {
     u8: |v| v as u8, |x| f64::from(x);
 }
 
-/// What rank `rank` brings at `i`: 1 to 3.
+/// The value of rank `rank` at index `i`: 1 to 3.
 fn value(rank: usize, i: usize) -> i64 {
     1 + ((rank * 7 + i * 3 + i / 11) % 3) as i64
 }
@@ -50,7 +50,7 @@ fn own<T: Number>(rank: usize, length: usize) -> Vec<T> {
     (0..length).map(|i| T::of(value(rank, i))).collect()
 }
 
-/// The reduction in the order of ranks, in the type.
+/// The reduction in rank order, in the type.
 fn reduced<T: Number>(op: ReduceOp, ranks: usize, i: usize) -> T {
     let values = (0..ranks).map(|rank| value(rank, i));
     let exact = match op {
@@ -69,7 +69,7 @@ fn reduced<T: Number>(op: ReduceOp, ranks: usize, i: usize) -> T {
     if T::DTYPE == fleet_tensor::DType::U8 { T::of(i64::from(exact as u8)) } else { T::of(exact) }
 }
 
-/// f64 divides as such, the others in f32 and are rounded once.
+/// f64 divides in f64; the other types divide in f32 and are rounded once.
 fn round<T: Number>(wide: f64, narrow: f32) -> T {
     let bytes = match T::DTYPE {
         fleet_tensor::DType::F64 => wide.to_ne_bytes().to_vec(),
@@ -126,7 +126,7 @@ fn reductions_of_all_types() {
     }
 }
 
-/// Everything here that one group can do.
+/// All checks in this file that work on any single group.
 #[cfg(all(any(feature = "mpi", feature = "nccl"), target_os = "linux"))]
 pub fn all_of(group: &Group) -> Result<()> {
     all_types(group)?;
@@ -153,7 +153,7 @@ fn reductions_over_a_mesh() {
     }
 }
 
-/// More than one round of the direct algorithm, on one host and on several.
+/// Several rounds of the direct algorithm, on one host and on several.
 #[test]
 fn rounds_over_a_mesh() {
     const LENGTH: usize = 2_300_001;
@@ -188,7 +188,7 @@ fn every_algorithm_over_a_mesh() {
                 check_all_reduce::<bf16>(group)?;
                 check_all_reduce::<i64>(group)?;
                 check_all_reduce::<u8>(group)?;
-                // Numbers whose order matters: the same bits everywhere.
+                // These sums depend on the order, so equal bits prove the same order on all ranks.
                 let mut data: Vec<f32> = (0..5_001)
                     .map(|i| (i as f32 * 0.37).sin() / (group.rank() + 1) as f32)
                     .collect();
@@ -218,7 +218,8 @@ fn check_all_reduce<T: Number>(group: &Group) -> Result<()> {
     Ok(())
 }
 
-/// Where messages have bounds: buckets of several buffers under every algorithm, reductions, moves.
+/// On a transport with message boundaries: buckets of several buffers under every algorithm,
+/// reductions, moves.
 #[test]
 fn everything_over_tcp() {
     for algorithm in Algorithm::ALL {
@@ -234,7 +235,7 @@ fn everything_over_tcp() {
     }
 }
 
-/// Buckets whose buffers are cut by the slices of ranks, to all and to one.
+/// Buckets whose buffers are split by the slices of ranks, reduced to all ranks and to one.
 fn check_fused<T: Number>(group: &Group, scale: usize) -> Result<()> {
     let (rank, size) = (group.rank(), group.size());
     for root in [None, Some(size - 1)] {
@@ -256,7 +257,7 @@ fn check_fused<T: Number>(group: &Group, scale: usize) -> Result<()> {
     check_told::<T>(group, scale)
 }
 
-/// Results that are told of instead of written back: each element once, whatever the order.
+/// Results that are passed to a callback instead of written back: each element once, in any order.
 fn check_told<T: Number>(group: &Group, scale: usize) -> Result<()> {
     let lengths = [700, 1, 0, 2_000, 3].map(|length| length * scale);
     let mut buffers: Vec<Vec<T>> = lengths.iter().map(|n| own(group.rank(), *n)).collect();
@@ -280,7 +281,7 @@ fn check_told<T: Number>(group: &Group, scale: usize) -> Result<()> {
 }
 
 fn bytes_of<T: Number>(data: &mut [T]) -> &mut [u8] {
-    // SAFETY: numbers seen as their bytes.
+    // SAFETY: any number may be viewed as bytes.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
@@ -377,7 +378,8 @@ fn check_moves(group: &Group, length: usize) -> Result<()> {
             if rank % 2 == turn {
                 group.send("i", &own::<f64>(rank, length), next)?;
             }
-            // With an odd number the last rank and the first both send first: areas hold that much.
+            // If the number of ranks is odd, the last rank and the first both send first. The areas
+            // can hold both messages.
             if last % 2 == turn {
                 group.recv("i", &mut got, last)?;
             }
@@ -396,7 +398,7 @@ fn moves_of_all_lengths() {
     }
 }
 
-/// Sums of numbers whose order matters are those of rank 0 + rank 1 + ..., whatever the form.
+/// Sums that depend on the order equal rank 0 + rank 1 + ..., in every form of the call.
 #[test]
 fn sums_are_in_the_order_of_ranks() {
     let number =
@@ -448,7 +450,7 @@ fn groups_side_by_side_and_split() {
             world.group("ring 1", &[0, 1, 2, 3, 4, 5], &options())?,
             world.group("ring 2", &[5, 4, 3, 2, 1, 0], &options())?,
         ];
-        // In a different order on each rank: groups do not wait for each other.
+        // Each rank uses a different order: groups do not wait for each other.
         let handles: Vec<_> = [rank % 2, 1 - rank % 2]
             .iter()
             .map(|ring| rings[*ring].all_reduce_start("x", vec![rank as i64 + 1; 9], ReduceOp::Sum))
@@ -478,7 +480,7 @@ fn calls_in_the_background_keep_their_order() {
         let handles: Vec<_> = (0..50)
             .map(|i| group.all_reduce_start(&format!("g{i}"), vec![i; 100], ReduceOp::Sum))
             .collect::<Result<_>>()?;
-        // Behind all of them.
+        // The barrier comes after all of them.
         group.barrier("end")?;
         for (i, handle) in handles.into_iter().enumerate() {
             assert_eq!(handle.wait()?, vec![3 * i as i32; 100]);
@@ -487,7 +489,7 @@ fn calls_in_the_background_keep_their_order() {
     }));
 }
 
-/// Groups by what the job is: on each of two hosts, across them, and by number.
+/// Standard groups of a job: on each of two hosts, across them, and by number.
 #[test]
 fn rings_of_a_topology() {
     ok(each_rank_on(&["a", "b", "a", "b", "b"], &options(), |group, world| {

@@ -1,5 +1,5 @@
-//! Every algorithm in the simulated network: a rank dies, falls silent or loses a connection at
-//! each of its steps, and every survivor gets the right answer or an error in bounded time.
+//! Every algorithm in the simulated network. A rank dies, falls silent or loses a connection at
+//! each of its steps, and every survivor gets the right result or an error in bounded time.
 
 use fleet_base::Result;
 use fleet_comm::{Algorithm, Group, GroupOptions, Hierarchy, ReduceOp, World};
@@ -8,7 +8,7 @@ use fleet_net::sim::{self, Fault, Outcome};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// On the clock of the simulation.
+/// Timeout on the simulated clock.
 const TIMEOUT: Duration = Duration::from_secs(100);
 
 type Work = fn(&Group) -> Result<Vec<i64>>;
@@ -76,7 +76,7 @@ fn run(options: &sim::Options, group: &GroupOptions, work: Work) -> sim::Report<
     })
 }
 
-/// All faults at all steps of one piece of work.
+/// Runs some work with all faults at all steps.
 fn check(name: &str, group: &GroupOptions, work: Work) {
     let seed = 42;
     let fine = run(&sim::Options::new(RANKS, seed), group, work);

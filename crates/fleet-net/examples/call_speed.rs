@@ -1,12 +1,12 @@
-//! Requests over loopback, server and client in one process:
-//! `cargo run --release -p fleet-net --example call_speed`.
+//! Measures requests over loopback, with server and client in one process: `cargo run --release -p
+//! fleet-net --example call_speed`.
 
 use fleet_base::Result;
 use fleet_net::calls::{CallClient, CallOptions, CallServer, Conversation};
 use fleet_net::{Limits, Log, Token};
 use std::time::{Duration, Instant};
 
-/// Method 0 pushes (an empty answer), 1 pulls as many bytes as the request says.
+/// Method 0 pushes and gets an empty answer. Method 1 pulls as many bytes as the request asks for.
 struct Rows(Vec<u8>);
 
 impl Conversation for Rows {

@@ -1,11 +1,11 @@
-//! What TLS may cost at least: the cipher of its records alone, on one core, there and back.
+//! Lower bound on the cost of TLS: the cipher of its records, on one core, sealing and opening.
 //!
 //! `cargo run --release -p fleet-net --features tls --example cipher_speed`
 
 use ring::aead::{AES_128_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use std::time::Instant;
 
-/// A whole record of TLS.
+/// Size of a full TLS record.
 const RECORD_BYTES: usize = 16 << 10;
 const RECORDS: usize = 1 << 16;
 
@@ -23,7 +23,7 @@ fn main() -> Result<(), ring::error::Unspecified> {
         let mut room = vec![0u8; record.len()];
         let begun = Instant::now();
         for _ in 0..RECORDS {
-            // A record is opened once: this one is brought back each time.
+            // Opening a record overwrites it, so each round starts from a fresh copy.
             room.copy_from_slice(&record);
             key.open_in_place(nonce(), Aad::empty(), &mut room)?;
         }

@@ -1,8 +1,8 @@
-//! A token that fires once, with the reason, and wakes everybody who waits.
+//! A token that fires once, with a reason, and wakes all waiters.
 //!
-//! Waiters differ, so there are four ways to notice: [`Abort::check`] between steps,
-//! [`Abort::flag`] for loops over shared memory, [`Abort::wake_fd`] for `poll`, and
-//! [`Abort::on_fire`] for condition variables and futexes.
+//! There are four ways to wait for it: [`Abort::check`] between steps, [`Abort::flag`] for loops
+//! over shared memory, [`Abort::wake_fd`] for `poll`, and [`Abort::on_fire`] for condition
+//! variables and futexes.
 //!
 //! ```
 //! use fleet_base::Error;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Shared by everybody who must stop together; a clone is the same token.
+/// An abort token, shared by all threads that must stop together. A clone is the same token.
 #[derive(Clone, Default)]
 pub struct Abort(Arc<Inner>);
 
@@ -41,7 +41,7 @@ struct State {
     reason: Option<Error>,
     hooks: Vec<(u64, Call)>,
     hook_next: u64,
-    /// Keeps the hook that a child hangs on its parent.
+    /// Keeps the hook of a child registered with its parent.
     parent: Option<Hook>,
 }
 
@@ -50,7 +50,7 @@ impl Abort {
         Abort::default()
     }
 
-    /// A token that fires when this one does, and may fire alone.
+    /// A token that fires when this one does. It can also fire alone.
     pub fn child(&self) -> Abort {
         let child = Abort::new();
         let weak = Arc::downgrade(&child.0);
@@ -63,7 +63,7 @@ impl Abort {
         child
     }
 
-    /// Fires with `reason`; false when it had fired before, and the first reason stays.
+    /// Fires with `reason`. Returns false if it has already fired; the first reason stays.
     pub fn fire(&self, reason: Error) -> bool {
         let hooks = {
             let mut state = self.0.lock();
@@ -76,7 +76,7 @@ impl Abort {
         };
         self.0.changed.notify_all();
         self.0.ring();
-        // Outside the lock: a hook may take locks under which somebody asks this token.
+        // Run the hooks outside the lock: a hook may take a lock whose holder calls this token.
         for (_, call) in hooks {
             call(&reason);
         }
@@ -88,7 +88,7 @@ impl Abort {
         self.0.fired.load(Ordering::Acquire) != 0
     }
 
-    /// The reason, as an error, once the token has fired.
+    /// Returns the reason as an error if the token has fired.
     #[inline]
     pub fn check(&self) -> Result<()> {
         if self.is_fired() { Err(self.reason()) } else { Ok(()) }
@@ -98,13 +98,13 @@ impl Abort {
         self.0.lock().reason.clone()
     }
 
-    /// Not 0 once fired; for loops that watch memory.
+    /// A flag that is not 0 once the token has fired, for loops that poll memory.
     pub fn flag(&self) -> &AtomicU32 {
         &self.0.fired
     }
 
-    /// Calls `call` when the token fires, or now when it has. Dropping the hook takes it back; a
-    /// call that has begun by then still ends.
+    /// Calls `call` when the token fires, or now if it has already fired. Dropping the hook
+    /// unregisters it; a call that has already started still finishes.
     #[must_use = "the call is taken back when the hook is dropped"]
     pub fn on_fire(&self, call: impl Fn(&Error) + Send + Sync + 'static) -> Hook {
         let mut state = self.0.lock();
@@ -119,14 +119,14 @@ impl Abort {
         Hook { owner: Arc::downgrade(&self.0), id }
     }
 
-    /// A descriptor that becomes readable when the token fires, and stays so. Do not read it.
+    /// A descriptor that becomes and stays readable when the token fires. Do not read from it.
     pub fn wake_fd(&self) -> Result<BorrowedFd<'_>> {
         if self.0.wake.get().is_none() {
             let pipe = std::io::pipe().map_err(|error| {
                 Error::exhausted(format!("cannot make a pipe to wake waiters: {error}"))
                     .help("raise the limit on open files (ulimit -n)")
             })?;
-            // When another thread was faster its pipe stays and this one closes.
+            // If another thread was faster, its pipe stays and this one closes.
             let _ = self.0.wake.set(pipe);
             if self.is_fired() {
                 self.0.ring();
@@ -138,7 +138,7 @@ impl Abort {
         }
     }
 
-    /// Waits until the token fires (the reason as an error) or `span` is over.
+    /// Sleeps for `span`. Returns the reason as an error as soon as the token fires.
     pub fn sleep(&self, span: Duration) -> Result<()> {
         let end = Instant::now() + span;
         let mut state = self.0.lock();
@@ -162,13 +162,13 @@ impl Abort {
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing here panics under the lock; a waiter that panicked elsewhere changes nothing.
+        // No code panics under this lock, and the state is valid after every statement.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ring(&self) {
         if let Some((_, writer)) = self.wake.get() {
-            // One byte that nobody reads; the pipe cannot be full, and its reader lives as long.
+            // One byte that is never read. The pipe cannot be full, and both ends are still open.
             let _ = (&*writer).write(&[1]);
         }
     }
@@ -183,7 +183,7 @@ impl std::fmt::Debug for Abort {
     }
 }
 
-/// Keeps a call of [`Abort::on_fire`] in place.
+/// Registration of a call of [`Abort::on_fire`]. Dropping it unregisters the call.
 #[derive(Debug)]
 pub struct Hook {
     owner: Weak<Inner>,

@@ -1,14 +1,14 @@
 //! Requests and answers over frames: the data plane of services such as the parameter server.
 //!
-//! A connection is a pipeline: the client may have several requests on the way, the server answers
-//! them in order, on a thread of the connection. Payloads are not copied on their way: a request is
-//! written from the client's slices and handed to the service where it was read; an answer is built
-//! in the frame that goes out and stays with the client where it was read. The server reads the
-//! next request when the answer to the last one is out, so a client that does not read slows itself
-//! down and costs no memory.
+//! A connection is a pipeline. The client may have several requests in flight, and the server
+//! answers them in order, on one thread per connection. Payloads are not copied in user space. A
+//! request is written from the client's slices, and the service gets it in the buffer into which it
+//! was read. An answer is built in the frame to be sent, and the client keeps the buffer into which
+//! it was read. The server reads a request after it has sent the answer to the previous one. A
+//! client that does not read its answers therefore blocks itself and costs the server no memory.
 //!
-//! Sketch: a small request is one system call and one wake-up on each side (some 15 us each way on
-//! loopback); a large one is two copies by the kernel, at a few GB/s each.
+//! Cost: a small request is one system call and one wake-up on each side, about 15 us each way on
+//! loopback. A large one is two copies by the kernel, at a few GB/s each.
 //!
 //! ```
 //! use fleet_base::Result;
@@ -52,18 +52,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What both ends of a connection agree on.
+/// Settings that both ends of a connection must share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallOptions {
-    /// The longest request or answer.
+    /// Maximum size of a request or an answer in bytes.
     pub frame_bytes_max: usize,
-    /// Which connections carry a CRC-32 with every frame.
+    /// Connections that send a CRC-32 with every frame.
     pub checksum: Checksum,
-    /// Requests that a client may have on the way; more than 4 only queue (measured).
+    /// Maximum number of requests of a client in flight. Measurements show no gain above 4: further
+    /// requests only queue.
     pub in_flight_max: usize,
-    /// Connections that a server holds, each with a thread.
+    /// Maximum number of connections of a server. Each has a thread.
     pub connections_max: usize,
-    /// How long a server waits for a client to read its answer.
+    /// Limit of the time that a server waits for a client to read an answer.
     pub answer_span: Duration,
 }
 
@@ -79,14 +80,14 @@ impl Default for CallOptions {
     }
 }
 
-/// Which connections carry a CRC-32 with every frame that they send.
+/// Choice of connections that send a CRC-32 with every frame.
 ///
-/// The checksum of TCP has 16 bits and misses what a broken network card or switch changes before
-/// it computes it. Connections under TLS need none.
+/// The checksum of TCP has only 16 bits, and it misses a change that a broken network card or
+/// switch makes before computing it. Connections under TLS need no CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
     Never,
-    /// Those whose two ends have different addresses.
+    /// Connections whose two ends have different addresses.
     BetweenMachines,
     Always,
 }
@@ -101,14 +102,14 @@ impl Checksum {
     }
 }
 
-/// One client, as the service sees it.
+/// The server's side of one client's connection.
 pub trait Conversation: Send {
-    /// Answers a request. `answer` is empty and keeps its memory between calls. An error goes to
-    /// the client as it is, and the conversation goes on.
+    /// Answers a request. `answer` is empty and keeps its capacity between calls. An error is sent
+    /// to the client, and the connection stays open.
     fn call(&mut self, method: u8, request: &[u8], answer: &mut Vec<u8>) -> Result<()>;
 }
 
-/// Begins conversations: gets what the client said when it connected.
+/// Creates a [`Conversation`] for each client, from the client's hello and address.
 pub trait Service:
     Fn(&[u8], SocketAddr) -> Result<Box<dyn Conversation>> + Send + Sync + 'static
 {
@@ -119,11 +120,11 @@ impl<F> Service for F where
 {
 }
 
-// Kinds of answers.
+// Kinds of answer frames.
 const FINE: u8 = 0;
 const FAILED: u8 = 1;
 
-/// Serves until it is dropped, which ends every conversation.
+/// A server that runs until it is dropped, which ends every connection.
 pub struct CallServer {
     gate: Option<Gate>,
     address: SocketAddr,
@@ -172,7 +173,7 @@ impl CallServer {
         self.address
     }
 
-    /// Clients that are connected.
+    /// Number of connected clients.
     pub fn connections(&self) -> usize {
         self.desk.lock().running.len()
     }
@@ -184,7 +185,7 @@ impl Drop for CallServer {
         self.desk.stop.fire(Error::unavailable("the server ends"));
         let threads = std::mem::take(&mut *self.desk.lock());
         for thread in threads.running.into_values().chain(threads.over) {
-            // A service that panicked has printed why.
+            // If the service panicked, the panic message has already been printed.
             let _ = thread.join();
         }
     }
@@ -192,11 +193,11 @@ impl Drop for CallServer {
 
 impl Desk {
     fn lock(&self) -> MutexGuard<'_, Threads> {
-        // The lists are whole between statements, whoever panicked.
+        // The lists are consistent after every statement, even if a thread panicked.
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Request after request, until the client leaves.
+    /// Answers one request after another until the client disconnects.
     fn serve(&self, stream: &Stream, mut conversation: Box<dyn Conversation>) -> Result<()> {
         let mut reader = FrameReader::new(self.options.frame_bytes_max);
         let mut answer = Vec::new();
@@ -233,7 +234,7 @@ fn check_length(bytes: &[u8], options: &CallOptions) -> Result<()> {
     }
 }
 
-/// The door's side of the desk.
+/// Admission of connections that the gate has accepted.
 impl Host for Desk {
     fn admit(&self, hello: &Hello, _peer: SocketAddr) -> Result<Vec<u8>> {
         if hello.purpose != Purpose::Calls {
@@ -252,7 +253,7 @@ impl Host for Desk {
 
     fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr) {
         let mut threads = self.lock();
-        // Those that have ended are joined here, so that their number stays small.
+        // Joins threads that have ended, so that their number stays small.
         for thread in threads.over.drain(..) {
             let _ = thread.join();
         }
@@ -280,24 +281,24 @@ impl Host for Desk {
     }
 }
 
-/// One connection to a service. After an error of the connection it is of no more use: connect
-/// again, and ask again what may be asked twice.
+/// A connection to a service. It cannot be used after an error of the connection: connect again,
+/// and retry those requests that may run twice.
 pub struct CallClient {
     stream: Stream,
     reader: FrameReader,
     options: CallOptions,
     checksum: bool,
     next: u64,
-    /// Requests on the way, oldest first.
+    /// Ids of requests in flight, oldest first.
     open: VecDeque<u64>,
-    /// Answers that came while a request was being written.
+    /// Answers received while a request was being written.
     early: VecDeque<(u64, Result<Vec<u8>>)>,
     broken: Option<Error>,
 }
 
 impl CallClient {
-    /// Connects, waiting for a server that is not there yet until the deadline. `hello` (up to 4
-    /// KB) is what the service learns of this client.
+    /// Connects; until the deadline, it retries while the server is not listening yet. The service
+    /// gets `hello` (up to 4 KB).
     pub fn connect(
         address: SocketAddr,
         token: &Token,
@@ -325,12 +326,12 @@ impl CallClient {
         })
     }
 
-    /// Requests on the way, those included whose answers wait here.
+    /// Number of requests in flight, including those whose answers are buffered here.
     pub fn in_flight(&self) -> usize {
         self.open.len() + self.early.len()
     }
 
-    /// Sends a request whose payload is `parts` one after the other; gives its number.
+    /// Sends a request whose payload is the concatenation of `parts`; returns its id.
     pub fn send(&mut self, method: u8, parts: &[&[u8]], limits: &Limits) -> Result<u64> {
         self.check()?;
         if self.in_flight() >= self.options.in_flight_max {
@@ -356,12 +357,12 @@ impl CallClient {
         Ok(id)
     }
 
-    /// Memory for the next answer: an answer that was used, of this connection or another.
+    /// Reuses the memory of a consumed answer, of this connection or another, for the next answer.
     pub fn lend(&mut self, memory: Vec<u8>) {
         self.reader.lend(memory);
     }
 
-    /// The answer to the oldest request on the way. The inner error is the service's.
+    /// Receives the answer to the oldest request in flight. The inner error is the service's.
     pub fn receive(&mut self, limits: &Limits) -> Result<(u64, Result<Vec<u8>>)> {
         self.check()?;
         if let Some(answer) = self.early.pop_front() {
@@ -380,7 +381,7 @@ impl CallClient {
         }
     }
 
-    /// One request and its answer.
+    /// Sends one request and receives its answer.
     pub fn call(&mut self, method: u8, parts: &[&[u8]], limits: &Limits) -> Result<Vec<u8>> {
         if self.in_flight() > 0 {
             return Err(Error::invalid("requests are on the way: receive their answers first"));
@@ -389,8 +390,8 @@ impl CallClient {
         self.receive(limits)?.1
     }
 
-    /// Writes all of `parts`, taking answers whenever the socket is full: the server may be waiting
-    /// for us to read.
+    /// Writes all of `parts`. It receives answers whenever the socket is full, because the server
+    /// may be blocked until the client reads.
     fn write(&mut self, parts: &[&[u8]], limits: &Limits) -> Result<()> {
         let mut cursor = socket::Cursor::default();
         while !cursor.write(&self.stream, parts)? {
@@ -412,7 +413,7 @@ impl CallClient {
         Ok(())
     }
 
-    /// An answer, if it is there.
+    /// Reads an answer, if a complete one has arrived.
     fn take(&mut self) -> Result<Option<(u64, Result<Vec<u8>>)>> {
         let Some((header, payload)) = self.reader.read(&self.stream)? else { return Ok(None) };
         if self.open.pop_front() != Some(header.id) {
@@ -431,7 +432,7 @@ impl CallClient {
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Remembers that the connection is of no more use.
+    /// Records an error after which the connection cannot be used.
     fn keep<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.broken = Some(error.clone());

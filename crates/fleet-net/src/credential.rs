@@ -1,22 +1,23 @@
-//! Credentials for protocols whose first bytes are not ours (`handshake.rs`), such as gRPC: a text
-//! that says, under the job's token, that its bearer may speak to one server until some moment.
+//! Credentials for protocols that do not start with Fleet's handshake (`handshake.rs`), such as
+//! gRPC. A credential is a text, signed with the job's token, that lets its bearer use one server
+//! until it expires.
 //!
 //! ```text
 //! server -> client   challenge:   life . now
 //! client -> server   credential:  until . code(life, until)
 //! ```
 //!
-//! `life` is drawn when the server starts, so that a credential is worth nothing elsewhere or
-//! later; `now` and `until` are seconds of the server's own clock, so that no two clocks have to
-//! agree. The token itself never travels. A credential is not bound to a connection or a request:
-//! who can read the network can use it until it expires.
+//! `life` is a random number drawn when the server starts, so a credential is valid for one server
+//! process only. `now` and `until` are seconds of the server's own clock, so clocks need not agree.
+//! The token itself is never sent. A credential is not bound to a connection or a request: an
+//! attacker that can read the network can use it until it expires.
 
 use crate::token::{from_hex, random_number};
 use crate::{Time, Token};
 use fleet_base::{Error, Result};
 use std::time::Duration;
 
-/// What a server shows and checks.
+/// The server's side: issues challenges and verifies credentials.
 ///
 /// ```
 /// use fleet_net::{Time, Token, Verifier};
@@ -32,9 +33,9 @@ pub struct Verifier {
     life: u64,
 }
 
-/// Nobody gets one for longer: a server that says a wrong time must not be given one for all times.
+/// Longest validity of a credential. It limits the damage of a challenge with a wrong time.
 pub const CREDENTIAL_SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
-/// What codes are made for, so that a code of the handshake is none of these.
+/// Label of the signed data. It keeps codes of the handshake from being valid as credentials.
 const LABEL: &[u8] = b"fleet credential";
 
 impl Verifier {
@@ -42,12 +43,12 @@ impl Verifier {
         Ok(Verifier { token: token.clone(), life: random_number()? })
     }
 
-    /// What a credential is made from; no secret.
+    /// A challenge to make a credential from. It is not secret.
     pub fn challenge(&self, now: Time) -> String {
         format!("{:016x}.{}", self.life, seconds(now))
     }
 
-    /// Whether a credential was made for this server with the job's token, and holds at `now`.
+    /// Checks that a credential is valid for this server and the job's token at `now`.
     pub fn verify(&self, credential: &str, now: Time) -> Result<()> {
         let wrong = || {
             Error::invalid("a credential is malformed").expected("SECONDS.CODE, as Fleet makes it")
@@ -75,7 +76,7 @@ impl Verifier {
 }
 
 impl Token {
-    /// What the bearer shows to the server of a challenge for the next `span`.
+    /// Makes a credential for the server of `challenge`, valid for the next `span`.
     pub fn credential(&self, challenge: &str, span: Duration) -> Result<String> {
         let wrong = || {
             Error::invalid("a server's challenge is malformed")
@@ -127,10 +128,10 @@ mod tests {
         check(&foreign.credential(&server.challenge(at(100)), minute).unwrap(), 100, "not of this");
         let again = Verifier::new(&token).unwrap();
         check(&token.credential(&again.challenge(at(100)), minute).unwrap(), 100, "not of this");
-        // A longer life than was signed.
+        // A validity longer than the signed one.
         let (_, code) = good.split_once('.').unwrap();
         check(&format!("999.{code}"), 100, "not of this");
-        // A server between that says a late time gets nothing that holds.
+        // A man in the middle that claims a late time gets no usable credential.
         let late = format!("{:016x}.{}", server.life, u64::MAX);
         check(&token.credential(&late, minute).unwrap(), 100, "holds for too long");
         for malformed in ["", ".", "1", "1.", "x.00", "1.éé", &good[..good.len() - 1]] {

@@ -1,6 +1,6 @@
-//! How many descriptors the process may have, and which of them are for connections.
+//! The limit on file descriptors of this process, and the part of it that connections may use.
 //!
-//! Connections must not take the descriptors that a save or a log needs: a checkpoint that cannot
+//! Connections must not use up the descriptors that a save or a log needs: a checkpoint that cannot
 //! open its file ends the job.
 
 use std::os::fd::{AsRawFd, RawFd};
@@ -11,21 +11,21 @@ pub(crate) struct Descriptors {
     limit: u64,
 }
 
-/// The soft limit is raised to this at most. Programs that walk over all possible descriptors take
-/// milliseconds for so many, and seconds for the billion that some hosts allow.
+/// Upper bound for raising the soft limit. Some programs walk over all possible descriptors: that
+/// takes milliseconds for this number, and seconds for the billion that some hosts allow.
 const RAISED_MAX: u64 = 1 << 16;
-/// Connections in the middle of a handshake get this part of the limit. A process listens on at
-/// most three ports, so strangers hold less than a fifth of its descriptors.
+/// Connections in a handshake may use 1/16 of the limit. A process listens on at most three ports,
+/// so unauthenticated peers hold less than a fifth of its descriptors.
 const SHARE: u64 = 16;
-/// Connections in the middle of a handshake that are allowed under any limit.
+/// Number of connections in a handshake that are allowed under any limit.
 const PENDING_MIN: usize = 8;
-/// Descriptors that are kept for files: this part of the limit, and this many at most.
+/// Descriptors reserved for files: 1/8 of the limit, and at most [`RESERVE_MAX`].
 const RESERVE_SHARE: u64 = 8;
 const RESERVE_MAX: u64 = 64;
 
 impl Descriptors {
-    /// Raises the soft limit of the process as far as the hard limit and [`RAISED_MAX`] allow.
-    /// Where the system refuses, the soft limit stays.
+    /// Raises the soft limit of the process as far as the hard limit and [`RAISED_MAX`] allow. If
+    /// the system refuses, the soft limit stays.
     pub(crate) fn raise() -> Descriptors {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let now = getrlimit(Resource::Nofile);
@@ -41,13 +41,13 @@ impl Descriptors {
         }
     }
 
-    /// Of `most` connections in the middle of a handshake, those that this limit allows.
+    /// The number of connections in a handshake that this limit allows, up to `most`.
     pub(crate) fn share(self, most: usize) -> usize {
         let part = usize::try_from(self.limit / SHARE).unwrap_or(usize::MAX);
         part.clamp(PENDING_MIN.min(most), most)
     }
 
-    /// Whether a descriptor is one of those kept for files. The system hands out the lowest free
+    /// Whether a descriptor is one of those reserved for files. The system assigns the lowest free
     /// number, so a number near the limit means that nearly all are in use.
     pub(crate) fn is_reserved(self, descriptor: &impl AsRawFd) -> bool {
         let reserve = (self.limit / RESERVE_SHARE).min(RESERVE_MAX);

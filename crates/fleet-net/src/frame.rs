@@ -1,4 +1,4 @@
-//! Frames: a header of 24 bytes, then a payload whose length it says.
+//! Frames: a header of 24 bytes with a length, then a payload of that length.
 //!
 //! ```text
 //! 0  u32 length of the payload     8  u64 id (of a request)
@@ -7,8 +7,8 @@
 //! 6  u16 reserved, 0
 //! ```
 //!
-//! The length is held against a limit before memory is taken, and memory grows with what has come,
-//! not with what was announced.
+//! The length is checked against a limit before memory is allocated, and memory grows with the
+//! bytes received, not with the announced length.
 
 use crate::stream::Stream;
 use fleet_base::{Error, Result};
@@ -26,7 +26,7 @@ pub(crate) struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// The header of a payload in `parts`.
+    /// Builds the header of a payload that consists of `parts`.
     pub(crate) fn of(kind: u8, id: u64, parts: &[&[u8]], checksum: bool) -> FrameHeader {
         let length = parts.iter().map(|part| part.len()).sum::<usize>() as u32;
         let mut header = FrameHeader { length, kind, id, crc: None };
@@ -46,7 +46,7 @@ impl FrameHeader {
         bytes
     }
 
-    /// Refuses what the peer cannot have meant, and payloads above `bytes_max`.
+    /// Rejects malformed headers and payloads longer than `bytes_max`.
     pub(crate) fn decode(
         bytes: &[u8; FRAME_HEADER_BYTES],
         bytes_max: usize,
@@ -78,7 +78,7 @@ impl FrameHeader {
         crc.finalize()
     }
 
-    /// Whether the payload is what was sent, where the sender said.
+    /// Checks the payload against the CRC, if the sender included one.
     pub(crate) fn check(&self, payload: &[u8]) -> Result<()> {
         match self.crc {
             Some(crc) if crc != self.checksum(&[payload]) => {
@@ -90,7 +90,7 @@ impl FrameHeader {
     }
 }
 
-/// Frames out of a non-blocking stream, however it cuts them.
+/// Reads frames from a non-blocking stream, in pieces of any size.
 pub(crate) struct FrameReader {
     bytes_max: usize,
     start: [u8; FRAME_HEADER_BYTES],
@@ -98,11 +98,11 @@ pub(crate) struct FrameReader {
     header: Option<FrameHeader>,
     payload: Vec<u8>,
     payload_bytes: usize,
-    /// The frame has been given out.
+    /// Whether the frame has been returned.
     complete: bool,
 }
 
-/// What is taken at first for a long payload.
+/// Bytes allocated at first for a long payload.
 const PAYLOAD_STEP: usize = 256 << 10;
 
 impl FrameReader {
@@ -118,7 +118,7 @@ impl FrameReader {
         }
     }
 
-    /// The next frame and its payload; see [`FrameReader::next`].
+    /// Returns the next frame and its payload; see [`FrameReader::next`].
     pub(crate) fn read(&mut self, stream: &Stream) -> Result<Option<(FrameHeader, Vec<u8>)>> {
         let Some(header) = self.next(stream)? else { return Ok(None) };
         let mut payload = std::mem::take(&mut self.payload);
@@ -126,16 +126,16 @@ impl FrameReader {
         Ok(Some((header, payload)))
     }
 
-    /// Memory for payloads to come, where there is none: long ones are read without asking the
-    /// system.
+    /// Provides memory for the next payloads, unless there already is some. Long payloads then need
+    /// no new allocation.
     pub(crate) fn lend(&mut self, memory: Vec<u8>) {
         if self.payload.is_empty() {
             self.payload = memory;
         }
     }
 
-    /// The next frame, whose payload stays here until the next call and whose memory is used again;
-    /// `None` when the rest of it has not come yet. The end of the stream is an error.
+    /// Returns the next frame, or `None` if its rest has not arrived yet. The payload stays here
+    /// until the next call, which reuses its memory. The end of the stream is an error.
     pub(crate) fn next(&mut self, mut stream: &Stream) -> Result<Option<FrameHeader>> {
         if self.complete {
             (self.complete, self.header) = (false, None);
@@ -179,7 +179,7 @@ impl FrameReader {
         Ok(Some(header))
     }
 
-    /// The payload of the frame that [`FrameReader::next`] gave last.
+    /// The payload of the last frame that [`FrameReader::next`] returned.
     pub(crate) fn payload(&self) -> &[u8] {
         &self.payload[..self.payload_bytes]
     }
@@ -215,7 +215,7 @@ mod tests {
             changed[bit / 8] ^= 1 << (bit % 8);
             sender.write_all(&changed).unwrap();
             drop(sender);
-            // The socket blocks: a frame that announces more than was sent ends with the
+            // The socket blocks, so a frame that announces more bytes than were sent ends with the
             // connection.
             let read = FrameReader::new(1 << 20).read(&Stream::plain(receiver));
             assert!(read.is_err(), "bit {bit}: {read:?}");

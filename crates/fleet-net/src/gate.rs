@@ -1,9 +1,10 @@
-//! The door of a server: a thread that accepts connections, lets each prove that it belongs to the
-//! job, and hands over those that do.
+//! The listener of a server: a thread that accepts connections, authenticates them as members of
+//! the job, and hands them over.
 //!
-//! Strangers get [`HANDSHAKE_SPAN`] and a few hundred bytes, are dropped, and are logged with their
-//! address. They hold at most [`PENDING_MAX`] sockets, and at most 1/16 of the descriptors that the
-//! process may open. The last descriptors are kept for files: see `descriptors.rs`.
+//! A connection that does not authenticate gets [`HANDSHAKE_SPAN`] and a few hundred bytes of
+//! memory. Then it is dropped and logged with its address. Such connections hold at most
+//! [`PENDING_MAX`] sockets, and at most 1/16 of the descriptors that the process may open. The last
+//! descriptors are reserved for files: see `descriptors.rs`.
 
 use crate::descriptors::Descriptors;
 use crate::handshake::{
@@ -23,24 +24,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A handshake is two round trips; who needs longer is no member of the job.
+/// Limit of a handshake, which takes two round trips. Members of the job never need longer.
 pub const HANDSHAKE_SPAN: Duration = Duration::from_secs(5);
-/// Connections in the middle of a handshake; beyond, the oldest is dropped. Processes with a low
-/// limit on open files hold fewer.
+/// Maximum number of connections in a handshake. Beyond it, the oldest is dropped. Processes with a
+/// low limit on open files allow fewer.
 pub const PENDING_MAX: usize = 512;
-/// Connections accepted in a row: handshakes that are under way want their turn, too.
+/// Maximum number of connections accepted in a row, so that running handshakes get their turn.
 const ACCEPTS_MAX: usize = 64;
 
-/// Who decides what becomes of a connection that has proved itself.
+/// The owner of a gate, which takes authenticated connections.
 pub(crate) trait Host: Send + Sync + 'static {
-    /// The body of the answer, or why not.
+    /// Returns the body of the answer, or the reason to reject the connection.
     fn admit(&self, hello: &Hello, peer: SocketAddr) -> Result<Vec<u8>>;
 
-    /// Follows an `admit` that was not an error; the stream is non-blocking.
+    /// Takes over the connection after a successful `admit`. The stream is non-blocking.
     fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr);
 }
 
-/// The thread at the door; it ends when this is dropped.
+/// Handle of the gate's thread, which ends when this is dropped.
 pub(crate) struct Gate {
     address: SocketAddr,
     stop: Arc<(AtomicBool, Bell)>,
@@ -78,7 +79,7 @@ impl Drop for Gate {
         self.stop.0.store(true, Ordering::SeqCst);
         self.stop.1.ring();
         if let Some(thread) = self.thread.take() {
-            // It does not panic; were it to, there is nothing to save.
+            // The thread does not panic; if it did, there would be nothing to clean up.
             let _ = thread.join();
         }
     }
@@ -93,21 +94,21 @@ struct Door {
     pending: VecDeque<Visitor>,
 }
 
-/// A connection in the middle of its handshake.
+/// A connection in its handshake.
 struct Visitor {
     stream: Stream,
     peer: SocketAddr,
     deadline: Deadline,
-    /// TLS, where there is any, has been agreed on.
+    /// Whether the TLS handshake is complete; true at once without TLS.
     shaken: bool,
-    /// What has come and is not understood yet.
+    /// Bytes received but not processed yet.
     got: Vec<u8>,
     headers: Option<(Header, Header)>,
 }
 
 impl Door {
     fn run(mut self, stop: &AtomicBool, bell: &Bell) {
-        // After a failed accept (too many open files) the listener stays readable: rest instead.
+        // After a failed accept (too many open files) the listener stays readable, so pause.
         let mut rest: Option<Deadline> = None;
         while !stop.load(Ordering::SeqCst) {
             let now = Time::now();
@@ -133,7 +134,7 @@ impl Door {
         }
     }
 
-    /// Goes on with every handshake that has news or is over its time.
+    /// Advances every handshake that has input, and drops those past their deadline.
     fn serve(&mut self, ready: &[bool]) {
         let now = Time::now();
         let visitors = std::mem::take(&mut self.pending);
@@ -156,7 +157,7 @@ impl Door {
         }
     }
 
-    /// Accepts some of the connections that wait; false if accepting failed.
+    /// Accepts some of the pending connections; false if accepting failed.
     fn accept(&mut self) -> bool {
         for _ in 0..ACCEPTS_MAX {
             match self.listener.accept() {
@@ -165,7 +166,7 @@ impl Door {
                     Io::WouldBlock => return true,
                     Io::Interrupted | Io::ConnectionAborted => {}
                     _ => {
-                        // Without a descriptor nobody can be accepted: the oldest gives its own.
+                        // Accepting needs a descriptor, so the oldest connection gives up its own.
                         self.drop_oldest("the process has no descriptor left");
                         self.log.line(format!("cannot accept connections for now: {error}"));
                         return false;
@@ -176,7 +177,7 @@ impl Door {
         true
     }
 
-    /// Begins the handshake of a connection.
+    /// Starts the handshake of a connection.
     fn receive(&mut self, stream: TcpStream, peer: SocketAddr) {
         if tune(&stream).is_err() {
             return;
@@ -201,7 +202,7 @@ impl Door {
         self.pending.push_back(Visitor { stream, peer, deadline, shaken, got, headers: None });
     }
 
-    /// Drops the oldest connection in the middle of a handshake, if there is any.
+    /// Drops the oldest connection in a handshake; false if there is none.
     fn drop_oldest(&mut self, why: &str) -> bool {
         let Some(oldest) = self.pending.pop_front() else { return false };
         self.drop_logged(&oldest, &Error::exhausted(why));
@@ -212,7 +213,7 @@ impl Door {
         self.log.line(format!("dropped a connection from {}: {error}", visitor.peer));
     }
 
-    /// Reads what is there; the hello once the visitor has been admitted.
+    /// Reads the available bytes. Returns the hello once the connection is admitted.
     fn step(&self, visitor: &mut Visitor) -> Result<Option<Hello>> {
         if !visitor.shaken {
             self.shake(visitor)?;
@@ -222,7 +223,7 @@ impl Door {
         }
         let mut bytes = [0; 1024];
         loop {
-            // Never more than the handshake: what follows belongs to the next owner of the stream.
+            // Never read beyond the handshake: later bytes belong to the next owner of the stream.
             let wanted = visitor.wanted()?;
             if wanted == 0 {
                 return self.finish(visitor).map(Some);
@@ -243,14 +244,14 @@ impl Door {
         }
     }
 
-    /// Goes on with TLS, where the job uses it; says so to who does not.
+    /// Advances the TLS handshake, if the job uses TLS. Notifies a peer that does not use it.
     fn shake(&self, visitor: &mut Visitor) -> Result<()> {
         let mut first = [0];
         if self.token.is_over_tls()
             && visitor.stream.socket().peek(&mut first).is_ok_and(|count| count == 1)
             && first[0] == crate::handshake::MAGIC[0]
         {
-            // What it said is taken off the socket, whose end would otherwise be a reset.
+            // Drain the received bytes: closing a socket with unread input sends a reset.
             let mut said = [0; HEADER_BYTES];
             let _ = visitor.stream.socket().read(&mut said);
             let _ = visitor.stream.socket().write(&crate::handshake::WANTS_TLS);
@@ -261,7 +262,7 @@ impl Door {
         Ok(())
     }
 
-    /// Looks at the header as far as it has come, and answers it when it is whole.
+    /// Checks the part of the header received so far, and answers it when it is complete.
     fn header(&self, visitor: &mut Visitor) -> Result<()> {
         let checked = check_header(&visitor.got);
         let own = new_header()?;
@@ -271,7 +272,7 @@ impl Door {
                 let _ = socket::write_parts(&visitor.stream, &[&TLS_REFUSAL], &now);
             }
             if visitor.got.len() >= 10 && visitor.got.starts_with(&crate::handshake::MAGIC) {
-                // One of ours, of another version: let it say so to its user.
+                // A Fleet process of another version: send the header so that it can report this.
                 let _ = socket::write_parts(&visitor.stream, &[&own], &now);
             }
             return Err(error);
@@ -292,7 +293,7 @@ impl Door {
         let binding = visitor.stream.binding()?;
         if !verify_client(&self.token, [client, server], hello_bytes, &binding, code) {
             let now = socket::until(Deadline::within(Duration::ZERO));
-            // To a stranger it says nothing, to a user's mistake something.
+            // Reveals nothing to an attacker, but lets a misconfigured process report its mistake.
             let _ = socket::write_parts(&visitor.stream, &[&REFUSAL], &now);
             return Err(Error::invalid("it does not know the job's token")
                 .help("a process of another job, or somebody who tries his luck"));
@@ -311,11 +312,11 @@ impl Door {
 }
 
 const FEW_DESCRIPTORS: &str = "the last descriptors of the process are kept for its files";
-/// How long the door stays shut after a failed accept.
+/// Pause after a failed accept.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 impl Visitor {
-    /// How many more bytes the present part of the handshake needs.
+    /// Number of bytes that the current part of the handshake still needs.
     fn wanted(&self) -> Result<usize> {
         if self.headers.is_none() {
             return Ok(HEADER_BYTES - self.got.len());

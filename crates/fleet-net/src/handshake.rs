@@ -1,4 +1,5 @@
-//! The first bytes of every connection: which protocol, and that both sides know the job's token.
+//! The first bytes of every connection. Both sides agree on the protocol and prove that they know
+//! the job's token.
 //!
 //! ```text
 //! client                                     server
@@ -8,11 +9,11 @@
 //!                                         <- code(server, headers, hello, answer), answer
 //! ```
 //!
-//! Under TLS (`tls.rs`) all of this goes inside, and the codes are also over what TLS derives for
-//! the connection. A code is HMAC-SHA256 under the token. Nonces are fresh, so nothing can be
-//! played back; the labels differ, so nothing can be reflected; the server proves itself only to
-//! who has proved himself. What comes later on the connection is not signed: where others can write
-//! into connections of the cluster's network, use a token that asks for TLS.
+//! Under TLS (`tls.rs`) all of this is encrypted, and the codes also cover a value that TLS derives
+//! for the connection. A code is HMAC-SHA256 under the token. Nonces are fresh, so messages cannot
+//! be replayed. The labels differ, so messages cannot be reflected. The server authenticates only
+//! to a client that has authenticated itself. Later bytes of the connection are not signed: if
+//! attackers can inject into connections of the cluster's network, use a token that requires TLS.
 
 use crate::stream::Stream;
 use crate::token::random;
@@ -23,18 +24,18 @@ use rustix::event::PollFlags;
 use std::net::SocketAddr;
 
 pub(crate) const MAGIC: [u8; 8] = *b"FLEETNET";
-/// Changes when a process of one version cannot talk to one of another.
+/// Version of the protocol. Changes when processes of different versions cannot communicate.
 pub const PROTOCOL_VERSION: u16 = 2;
 pub(crate) const HEADER_BYTES: usize = 44;
 pub(crate) const CODE_BYTES: usize = 32;
-/// A hello names a rank and a mesh.
+/// Size limit of a hello, which names a rank and a mesh.
 pub(crate) const HELLO_BYTES_MAX: usize = 4 << 10;
-/// An answer is a refusal at worst.
+/// Size limit of an answer. The longest is an error.
 const ANSWER_BYTES_MAX: usize = 16 << 10;
 
 pub(crate) type Header = [u8; HEADER_BYTES];
 
-/// What a client wants.
+/// The service that a client requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Store = 1,
@@ -79,7 +80,7 @@ pub(crate) fn new_header() -> Result<Header> {
     Ok(header)
 }
 
-/// What a server that speaks TLS alone says to who does not: in the place of a header.
+/// Sent in place of a header by a server that requires TLS, to a client that does not use it.
 pub(crate) const WANTS_TLS: Header = {
     let mut header = [0; HEADER_BYTES];
     let mark = *b"FLEETTLS";
@@ -90,12 +91,12 @@ pub(crate) const WANTS_TLS: Header = {
     }
     header
 };
-/// The first byte of a connection under TLS: a record of the handshake.
+/// The first byte of a connection under TLS: a handshake record.
 pub(crate) const TLS_FIRST_BYTE: u8 = 0x16;
-/// What a server that does not speak TLS says to who does: the alert `handshake_failure`.
+/// Sent by a server without TLS to a client that uses it: the alert `handshake_failure`.
 pub(crate) const TLS_REFUSAL: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 40];
 
-/// Whether `header`, or its beginning, is one of ours.
+/// Checks that `header`, or the part of it received so far, is one of Fleet's.
 pub(crate) fn check_header(header: &[u8]) -> Result<()> {
     const SAME: &str = "give all processes of the job the same token: `tls:` is a part of it";
     if header.starts_with(&WANTS_TLS[..MAGIC.len()]) {
@@ -128,7 +129,7 @@ pub(crate) fn check_header(header: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The server's check of the client's code.
+/// Verifies the client's code, on the server.
 pub(crate) fn verify_client(
     token: &Token,
     headers: [&Header; 2],
@@ -139,17 +140,17 @@ pub(crate) fn verify_client(
     token.verify(&bound(&[b"fleet client", headers[0], headers[1], hello], binding), code)
 }
 
-/// The parts of a code, with what binds it to a connection under TLS.
+/// The parts of a code, followed by the binding to the TLS connection, if there is one.
 fn bound<'a>(parts: &[&'a [u8]], binding: &'a [u8]) -> Vec<&'a [u8]> {
     let own = (!binding.is_empty()).then_some(binding);
     parts.iter().copied().chain(own).collect()
 }
 
-/// What a client gets that does not know the token: a code that is none. It is not signed, for the
-/// server proves itself only to who has proved himself.
+/// Sent to a client that does not know the token, in place of a code. It is not signed, because the
+/// server authenticates only to a client that has authenticated itself.
 pub(crate) const REFUSAL: [u8; CODE_BYTES + 4] = [0; CODE_BYTES + 4];
 
-/// The last message of the handshake: the code and the answer.
+/// The last message of the handshake: code and answer.
 pub(crate) fn answer(
     token: &Token,
     headers: [&Header; 2],
@@ -169,7 +170,7 @@ pub(crate) fn answer(
     message
 }
 
-/// Connects to `address` and greets; gives the connection and the server's answer.
+/// Connects to `address` and authenticates. Returns the connection and the server's answer.
 pub(crate) fn greet(
     address: SocketAddr,
     token: &Token,
@@ -183,7 +184,7 @@ pub(crate) fn greet(
     Ok((stream, body))
 }
 
-/// The client's part of TLS, where the connection is under it.
+/// The client's side of the TLS handshake, if the connection uses TLS.
 fn shake(stream: &Stream, limits: &Limits) -> Result<()> {
     loop {
         match stream.shake() {
@@ -194,7 +195,7 @@ fn shake(stream: &Stream, limits: &Limits) -> Result<()> {
     }
 }
 
-/// The error of a handshake of TLS that failed.
+/// The error of a failed TLS handshake.
 pub(crate) fn shake_error(error: &std::io::Error) -> Error {
     match error.kind() {
         std::io::ErrorKind::InvalidData => {

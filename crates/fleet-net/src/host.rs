@@ -1,5 +1,5 @@
-//! This machine, as the other machines of a job need to know it: its name, whether memory is shared
-//! with another process, and the address by which it is reached.
+//! This machine as other machines of a job see it: its name, an id of its shared memory, and the
+//! address that reaches it.
 
 use crate::Member;
 use fleet_base::{Error, Result, text};
@@ -21,20 +21,19 @@ pub fn name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Equal in two processes exactly when they can share memory by name: the same boot of the same
-/// machine, and the same `/dev/shm` (containers have their own).
+/// An id that is equal in two processes exactly if they can share memory by name: the same boot of
+/// the same machine, and the same `/dev/shm` (containers have their own).
 pub fn id() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let shm = rustix::fs::stat("/dev/shm").map_or(0, |stat| stat.st_dev);
     match boot.trim() {
-        // Not Linux: the name has to do.
+        // Not Linux: fall back to the name.
         "" => name(),
         boot => format!("{boot}/{shm}"),
     }
 }
 
-/// Whether a process of this machine is stopped, by a signal or a debugger; false where that cannot
-/// be known.
+/// Whether a process of this machine is stopped by a signal or a debugger; false if unknown.
 ///
 /// ```
 /// let own = fleet_net::host::own_member(0);
@@ -45,12 +44,12 @@ pub fn is_stopped(member: &Member) -> bool {
         return false;
     }
     let text = std::fs::read_to_string(format!("/proc/{}/stat", member.pid)).unwrap_or_default();
-    // The name in front may hold anything, so look behind its last parenthesis.
+    // The process name may contain any character, so look after the last parenthesis.
     let state = text.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
     matches!(state, Some('T' | 't'))
 }
 
-/// The address from which this machine reaches `address`: the one that others on that way can use.
+/// The address of this machine on its route to `address`, which peers on that route can use.
 ///
 /// ```
 /// let to = "127.0.0.1:80".parse().unwrap();
@@ -62,7 +61,7 @@ pub fn route_to(address: SocketAddr) -> Result<IpAddr> {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Connecting a datagram socket sends nothing; it only asks for the route.
+    // Connecting a datagram socket sends nothing; it only selects the route.
     UdpSocket::bind((any, 0))
         .and_then(|socket| {
             socket.connect(address)?;
@@ -75,13 +74,13 @@ pub fn route_to(address: SocketAddr) -> Result<IpAddr> {
         })
 }
 
-/// The address of an interface (`eth0`), or an address of this machine as it is (`10.0.0.7`).
+/// The address of an interface (`eth0`), or an address of this machine itself (`10.0.0.7`).
 pub fn address_of(interface: &str) -> Result<IpAddr> {
     let all = interfaces()?;
     let found = match interface.parse::<IpAddr>() {
         Ok(ip) => all.iter().find(|(_, own)| *own == ip),
         Err(_) => {
-            // Version 4 first: it is what most clusters route.
+            // Prefer IPv4, which most clusters route.
             let mut named: Vec<_> = all.iter().filter(|(name, _)| name == interface).collect();
             named.sort_by_key(|(_, ip)| ip.is_ipv6());
             named.first().copied()
@@ -95,7 +94,7 @@ pub fn address_of(interface: &str) -> Result<IpAddr> {
     })
 }
 
-/// Every interface of this machine with its addresses.
+/// All interfaces of this machine with their addresses.
 pub fn interfaces() -> Result<Vec<(String, IpAddr)>> {
     let all = if_addrs::get_if_addrs().map_err(|error| {
         Error::unavailable(format!("cannot list the interfaces of this machine: {error}"))
@@ -103,7 +102,7 @@ pub fn interfaces() -> Result<Vec<(String, IpAddr)>> {
     Ok(all.into_iter().map(|interface| (interface.name.clone(), interface.ip())).collect())
 }
 
-/// Free bytes and size of `/dev/shm`; `None` where there is none.
+/// Free bytes and size of `/dev/shm`; `None` if it does not exist.
 pub fn shared_memory() -> Option<(u64, u64)> {
     let stat = rustix::fs::statvfs("/dev/shm").ok()?;
     Some((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))

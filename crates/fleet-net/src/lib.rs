@@ -1,16 +1,16 @@
-//! The wire layer: how the processes of one job find each other, prove who they are, move bytes,
-//! and learn that one of them is gone.
+//! The wire layer. The processes of a job find each other, authenticate, move bytes, and detect
+//! failures of peers.
 //!
 //! * [`Mesh`]: ordered, reliable bytes between the members of a group, with one primitive,
-//!   [`Mesh::transfer`]. A [`Fabric`] opens meshes: [`memory`] between threads,
-//!   [`sim`] in a simulated network under a replayable seed.
+//!   [`Mesh::transfer`]. A [`Fabric`] opens meshes: [`TcpFabric`] over sockets, [`memory`] between
+//!   threads, [`sim`] in a simulated network under a replayable seed.
 //! * [`Store`]: the key-value store of the rendezvous.
-//! * [`Abort`] and [`Deadline`]: nothing here waits without both.
+//! * [`Abort`] and [`Deadline`]: limits of every wait in this crate.
 //!
-//! It knows nothing of tensors, of programs or of environment variables: what it needs comes in as
+//! It knows nothing of tensors, programs or environment variables. It gets everything it needs as
 //! arguments.
 
-// They panic where the disk of a log is full.
+// These macros panic if the disk that holds the log is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod abort;

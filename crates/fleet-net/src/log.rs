@@ -1,15 +1,15 @@
-//! Where the wire layer says what happened without anybody having asked: strangers at the door,
-//! lost connections. Lines go to a sink that the owner chooses; a flood is counted, not printed.
+//! Log of events in the wire layer that no call reports, such as rejected or lost connections. The
+//! owner chooses the sink. A flood of lines is counted, not printed.
 
 use crate::Time;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// More lines than this within [`WINDOW`] are counted only: a scan of ports must not fill a disk.
+/// Maximum number of lines printed per [`WINDOW`], so that a port scan does not fill a disk.
 const LINES_MAX: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// A clone writes to the same sink.
+/// A log with a limited rate. A clone writes to the same sink.
 ///
 /// ```
 /// use fleet_net::Log;
@@ -37,11 +37,11 @@ impl Log {
         Log(Arc::new(Inner { sink: Box::new(sink), window: Mutex::default() }))
     }
 
-    /// Lines on the standard error, with `fleet:` in front.
+    /// Writes lines to standard error, prefixed with `fleet:`.
     pub fn stderr() -> Log {
         Log::new(|line| {
             use std::io::Write;
-            // Nobody is left to be told when this fails.
+            // A failure to write to standard error cannot be reported.
             let _ = writeln!(std::io::stderr(), "fleet: {line}");
         })
     }
@@ -50,7 +50,7 @@ impl Log {
         Log::new(|_| {})
     }
 
-    /// A log for tests, and what has been written to it.
+    /// A log for tests, and a function that returns its lines.
     pub fn collect() -> (Log, impl Fn() -> Vec<String>) {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let seen = lines.clone();
@@ -75,7 +75,7 @@ impl Log {
             window.left_out += 1;
             return;
         }
-        // Lines may quote what strangers sent.
+        // Lines may quote bytes of unauthenticated peers.
         (self.0.sink)(&fleet_base::text::printable(&text.to_string()));
     }
 }

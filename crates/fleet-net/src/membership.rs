@@ -1,8 +1,8 @@
-//! A process's place in its job: it gives signs of life to the host of the store, and learns within
-//! seconds when another process has failed.
+//! Membership of a process in its job. The process sends heartbeats to the host of the store and is
+//! notified within seconds when another process fails.
 //!
-//! The connection is apart from data, and a thread of its own keeps it, so a rank in the middle of
-//! a long computation still beats.
+//! The connection is separate from data and has its own thread, so a rank sends heartbeats even
+//! during a long computation.
 //!
 //! ```
 //! use fleet_net::{Abort, Limits, Log, Member, Membership, StoreServer, Token, Vigilance};
@@ -41,16 +41,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-// Kinds of frames, both ways.
+// Kinds of frames, in both directions.
 pub(crate) const BEAT: u8 = 1;
 pub(crate) const LEAVE: u8 = 2;
 pub(crate) const NOTICE: u8 = 3;
 pub(crate) const ENDED: u8 = 4;
-/// A notice or a report: names and a sentence.
+/// Size limit of a notice or a report: names and a sentence.
 pub(crate) const MEMBER_BYTES_MAX: usize = 16 << 10;
-/// Groups are named like keys.
+/// Size limit of a group name, as for keys.
 const GROUP_BYTES_MAX: usize = 512;
-/// Enough for "killed by signal 9 (SIGKILL), likely out of memory" and a line of a log.
+/// Size limit of the reason of an end. Enough for "killed by signal 9 (SIGKILL), likely out of
+/// memory" and a line of a log.
 const HOW_BYTES_MAX: usize = 4 << 10;
 
 pub(crate) struct MemberHello {
@@ -100,7 +101,7 @@ pub(crate) fn decode_ended(bytes: &[u8]) -> Result<(Member, String)> {
     Ok((member, how))
 }
 
-/// Held as long as the process takes part. Dropping it says goodbye, unless a panic does it.
+/// Membership in a group. Dropping it leaves the group without a failure, except in a panic.
 pub struct Membership {
     shared: Arc<Shared>,
     vigilance: Vigilance,
@@ -109,7 +110,7 @@ pub struct Membership {
 
 struct Shared {
     bell: Bell,
-    /// What the thread is to do.
+    /// Requests to the thread.
     orders: Mutex<Orders>,
     notices: Mutex<Vec<Notice>>,
     stop: Abort,
@@ -117,7 +118,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Orders {
-    /// Kept and sent again on every new connection: to hear of an end twice changes nothing.
+    /// Kept and sent again on every new connection; a duplicate report has no effect.
     reports: Vec<Vec<u8>>,
     end: Option<End>,
 }
@@ -125,17 +126,17 @@ struct Orders {
 #[derive(Clone, Copy)]
 enum End {
     Goodbye,
-    /// As the process does that dies in a panic.
+    /// Disconnect without leaving, as a process that dies in a panic does.
     Silent,
 }
 
-/// Reports kept; a launcher has no more children than this that fail.
+/// Maximum number of reports kept. No launcher has more children that fail.
 const REPORTS_MAX: usize = 1 << 12;
 
 impl Membership {
-    /// Takes the seat of `member.rank` in `group`, whose members stand or fall together: the name
-    /// of the job and the number of the attempt. `on_notice` runs on the thread of the heartbeats,
-    /// for every failure of another member, and of the host of the store itself.
+    /// Joins `group` as `member.rank`. A group is one attempt of a job, and the failure of a member
+    /// affects all others. `on_notice` runs on the heartbeat thread, for every failure of another
+    /// member and of the host of the store.
     pub fn join(
         address: SocketAddr,
         token: &Token,
@@ -178,17 +179,17 @@ impl Membership {
         Ok(Membership { shared, vigilance, thread: Some(thread) })
     }
 
-    /// The bounds that the host of the store has set.
+    /// The timeouts that the host of the store has set.
     pub fn vigilance(&self) -> Vigilance {
         self.vigilance
     }
 
-    /// Every failure that this process has been told of.
+    /// All failures reported to this process so far.
     pub fn notices(&self) -> Vec<Notice> {
         self.shared.notices.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Tells the group how another process of it ended (see [`crate::StoreServer::report_end`]).
+    /// Reports to the group how another member ended (see [`crate::StoreServer::report_end`]).
     pub fn report_end(&self, member: &Member, how: &str) {
         let mut end = how.len().min(HOW_BYTES_MAX);
         while !how.is_char_boundary(end) {
@@ -202,7 +203,7 @@ impl Membership {
         });
     }
 
-    /// Says goodbye: nobody is told of a failure.
+    /// Leaves the group. Other members do not see this as a failure.
     pub fn leave(self) {
         drop(self);
     }
@@ -219,13 +220,13 @@ impl Drop for Membership {
         self.order(|orders| orders.end = Some(end));
         self.shared.stop.fire(Error::unavailable("the membership ended"));
         if let Some(thread) = self.thread.take() {
-            // It does not panic unless `on_notice` does, which has been printed then.
+            // The thread panics only if `on_notice` does, whose message has been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread holds.
+/// State of the heartbeat thread.
 struct Heart {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -249,7 +250,7 @@ impl Heart {
                 Err(_) if self.shared.stop.is_fired() => return,
                 Err(error) => {
                     let notice = Notice {
-                        // Nobody's rank: the host of the store.
+                        // The failed process is the host of the store, which has no rank.
                         member: Member { host: self.address.to_string(), ..self.own.clone() },
                         cause: Cause::StoreLost,
                         how: Some(format!("{} ({})", self.address, error.message())),
@@ -262,7 +263,7 @@ impl Heart {
         }
     }
 
-    /// Beats until the end (`Ok`), or until the connection is no longer one.
+    /// Sends heartbeats until the membership ends (`Ok`) or the connection fails.
     fn beat(&self, stream: &Stream, heard: &mut Time) -> Result<()> {
         let mut reader = FrameReader::new(MEMBER_BYTES_MAX);
         let mut beat_next = Time::now();
@@ -305,13 +306,12 @@ impl Heart {
 
     fn send(&self, stream: &Stream, kind: u8, payload: &[u8]) -> Result<()> {
         let header = FrameHeader::of(kind, 0, &[payload], true).encode();
-        // A host that is stopped lets the little that we send pile up; it is found out by silence.
+        // If the host is stopped, the small frames queue up; the silence timeout detects it.
         let limits = socket::until(Deadline::within(self.vigilance.silence));
         socket::write_parts(stream, &[&header, payload], &limits)
     }
 
-    /// A broken connection is made again as the same member, while the other side still waits for
-    /// it.
+    /// Reconnects as the same member within the grace period of the host.
     fn come_back(&self, lost: &Error) -> Result<Stream> {
         let limits = Limits::new(Deadline::within(self.vigilance.grace), &self.shared.stop);
         let (stream, answer) =

@@ -1,7 +1,7 @@
-//! Meshes between threads of one process: for tests, and for jobs that are one process.
+//! Meshes between threads of one process, for tests and for jobs of a single process.
 //!
-//! Every ordered pair of ranks has a pipe of [`PIPE_BYTES`]: small enough that a step which would
-//! lock up on sockets locks up here as well.
+//! Every ordered pair of ranks has a pipe of [`PIPE_BYTES`]. It is so small that a step which would
+//! deadlock on sockets deadlocks here as well.
 
 use crate::mesh::{FOLD_BYTES_MAX, FOLD_UNIT_MAX, check_members, check_transfers, timeout_error};
 use crate::{Fabric, Limits, Member, Mesh, Time, Transfer};
@@ -10,15 +10,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What a pipe holds before its writer waits, in bytes.
+/// Capacity of a pipe in bytes. Beyond it, the writer waits.
 pub const PIPE_BYTES: usize = 64 << 10;
 
-/// One fabric for each of `size` ranks, all on one host.
+/// Creates one fabric for each of `size` ranks, all on one host.
 pub fn fabrics(size: usize) -> Vec<MemoryFabric> {
     fabrics_on(&vec!["here".to_string(); size])
 }
 
-/// One fabric a rank, with the names of the hosts that they pretend to be on.
+/// Creates one fabric per rank. `hosts` names the simulated host of each rank.
 ///
 /// ```
 /// use fleet_net::{Fabric, memory};
@@ -40,7 +40,7 @@ pub fn fabrics_on(hosts: &[String]) -> Vec<MemoryFabric> {
     (0..hosts.len()).map(|rank| MemoryFabric { rank, shared: shared.clone() }).collect()
 }
 
-/// The fabric of one rank. Dropping it (with its meshes) is the death of the rank.
+/// The fabric of one rank. Dropping it (with its meshes) simulates the death of the rank.
 pub struct MemoryFabric {
     rank: usize,
     shared: Arc<Shared>,
@@ -106,13 +106,13 @@ struct Hub {
 struct HubState {
     /// `pipes[from * size + to]`.
     pipes: Vec<VecDeque<u8>>,
-    /// The same for the lengths of messages that are not empty, as headers tell them on a wire.
+    /// Lengths of messages that are not empty, in the same layout. On a network, headers hold them.
     lengths: Vec<VecDeque<usize>>,
-    /// By rank in the mesh: its fabric was dropped.
+    /// Whether a rank of the mesh has dropped its fabric.
     gone: Vec<bool>,
-    /// By rank in the mesh: one call at a time.
+    /// Whether a rank of the mesh is in a call. Only one call runs at a time.
     busy: Vec<bool>,
-    /// A call that an error ended in the middle of a message.
+    /// Error of a call that failed in the middle of a message, by rank of the mesh.
     broken: Vec<Option<Error>>,
 }
 
@@ -187,7 +187,7 @@ impl MemoryMesh {
             let mut state = lock(&self.hub.state);
             let mut moved = false;
             for index in 0..ops.len() {
-                // Messages with one peer, in one direction, are in the order of the list.
+                // Messages to or from one peer keep the order of the list.
                 let earlier = (0..index).any(|other| {
                     ops[other].peer() == ops[index].peer()
                         && ops[other].is_send() == ops[index].is_send()
@@ -209,7 +209,8 @@ impl MemoryMesh {
         }
     }
 
-    /// Whether the two ends of a message have met; an error when they are ends of different ones.
+    /// Starts an op. Returns whether both ends of its message have started, and an error if they
+    /// belong to different messages.
     fn begin(&self, state: &mut HubState, op: &Transfer<'_>, begun: &mut bool) -> Result<bool> {
         let (size, bytes) = (self.size(), op.bytes());
         if *begun || bytes == 0 {
@@ -234,7 +235,7 @@ impl MemoryMesh {
         Ok(true)
     }
 
-    /// Moves what can be moved now; true when something was.
+    /// Moves the bytes that can be moved now; true if there were any.
     fn step(
         &self,
         state: &mut HubState,
@@ -279,7 +280,7 @@ impl MemoryMesh {
         count > 0
     }
 
-    /// Waits for a change; an error when there is no use in waiting.
+    /// Waits for a change. Returns an error if waiting cannot succeed.
     fn wait<'s>(
         &self,
         state: MutexGuard<'s, HubState>,
@@ -309,10 +310,10 @@ impl MemoryMesh {
     }
 }
 
-/// A wait is looked at again after this long at the latest; nothing depends on it.
+/// Longest sleep of a waiter before it checks again. Correctness does not depend on it.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Room for pieces of folds, aligned for any element.
+/// Buffer for pieces of folds, aligned for any element type.
 pub(crate) struct Scratch(Vec<u8>);
 
 impl Scratch {
@@ -320,7 +321,7 @@ impl Scratch {
         Scratch(Vec::new())
     }
 
-    /// [`FOLD_BYTES_MAX`] bytes, aligned to 64.
+    /// Returns [`FOLD_BYTES_MAX`] bytes, aligned to 64.
     pub(crate) fn aligned(&mut self) -> &mut [u8] {
         const ALIGN: usize = 64;
         const { assert!(ALIGN >= FOLD_UNIT_MAX) };
@@ -333,6 +334,6 @@ impl Scratch {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is under these locks is whole between statements, whoever panicked.
+    // State under these locks is consistent after every statement, even if a thread panicked.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
 //! Ordered, reliable bytes between the members of a group.
 //!
-//! There is one primitive. A call of [`Mesh::transfer`] names everything that this rank sends and
-//! receives in one step of an algorithm; all of it goes on at once, in both directions, so a step
-//! in which everybody sends before anybody receives cannot lock up however long the messages are.
+//! There is one primitive. A call of [`Mesh::transfer`] lists all messages that this rank sends and
+//! receives in one step of an algorithm, and moves all of them concurrently. A step in which every
+//! rank sends before it receives therefore cannot deadlock, however long the messages are.
 //!
 //! ```
 //! use fleet_net::{Abort, Fabric, Transfer, memory};
@@ -32,7 +32,7 @@ use fleet_base::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One message, named by one of its ends. Ranks are indices into the mesh.
+/// One message, seen from one of its ends. Ranks are indices into the mesh.
 pub enum Transfer<'a> {
     Send {
         to: usize,
@@ -43,9 +43,9 @@ pub enum Transfer<'a> {
         from: usize,
         into: &'a mut [u8],
     },
-    /// Hands `bytes` bytes to `sink` while they arrive: `sink(offset, piece)`. Pieces are at most
-    /// [`FOLD_BYTES_MAX`] long and still in the cache, start aligned to `unit` and hold whole
-    /// units; each byte comes once; pieces may come in any order of offsets.
+    /// Passes `bytes` bytes to `sink` while they arrive: `sink(offset, piece)`. A piece has at most
+    /// [`FOLD_BYTES_MAX`] bytes, so that it is still in the cache. It is aligned to `unit` and
+    /// holds whole units. Each byte is passed once; pieces may arrive in any order of offsets.
     Fold {
         from: usize,
         bytes: usize,
@@ -54,83 +54,82 @@ pub enum Transfer<'a> {
     },
 }
 
-/// The longest piece that a fold sees: half of a small second-level cache.
+/// Largest piece that a fold passes on: half of a small second-level cache.
 pub const FOLD_BYTES_MAX: usize = 256 << 10;
 
-/// The largest unit of a fold; elements of tensors are not larger.
+/// Largest unit of a fold. Elements of tensors are not larger.
 pub const FOLD_UNIT_MAX: usize = 16;
 
 /// The members of one group and the bytes between them.
 ///
-/// **Order.** Messages from one rank to another arrive in the order in which they were sent, those
-/// of one call in the order of the list.
+/// **Order.** Messages from one rank to another arrive in the order in which they were sent.
+/// Messages of one call keep the order of the list.
 ///
-/// **Matching.** The n-th message sent from a to b meets the n-th that b receives from a. Their
-/// sizes must agree; where a transport can tell that they do not, both are named.
+/// **Matching.** The n-th message sent from a to b matches the n-th that b receives from a. Their
+/// sizes must agree; a transport that detects a mismatch reports both sizes.
 ///
-/// **Completion.** A send is complete when its bytes have left `data`. That may be before the peer
-/// asks for them, or only then: algorithms must not count on either.
+/// **Completion.** A send is complete when its bytes have left `data`. This may happen before the
+/// peer starts to receive, or only afterwards: algorithms must not rely on either.
 ///
-/// **Errors.** The deadline passed, the token fired (its reason is the error), or a peer is gone
-/// (`Unavailable`, with its rank, host and process). Where an error leaves a stream in the middle
-/// of a message the mesh is broken, and says so from then on.
+/// **Errors.** The deadline has passed, the token has fired (its reason is the error), or a peer is
+/// dead (`Unavailable`, with its rank, host and process). If an error leaves a stream in the middle
+/// of a message, the mesh is broken: all later calls fail.
 ///
-/// **Threads.** Calls on one mesh follow each other; open one mesh for each communicator that must
-/// go on beside others.
+/// **Threads.** Calls on one mesh run one after another. Open one mesh for each communicator that
+/// must make progress independently of others.
 pub trait Mesh: Send + Sync {
-    /// This process in the group.
+    /// Rank of this process in the mesh.
     fn rank(&self) -> usize;
 
     fn size(&self) -> usize;
 
-    /// Moves everything in `ops`, whatever their order, until all is done or an error ends it.
+    /// Runs all of `ops` until they are done or an error occurs. Their order does not matter.
     fn transfer(&self, ops: &mut [Transfer<'_>], limits: &Limits) -> Result<()>;
 
-    /// Who a member is, for messages and for choosing algorithms.
+    /// The process of a rank, for error messages and for the choice of algorithms.
     fn member(&self, rank: usize) -> Member;
 
-    /// A rank whose end of the mesh is closed, where the transport can tell without moving
-    /// anything: for who waits beside the mesh. A rank closes its end when it fails, and when it is
-    /// done.
+    /// A rank that has closed its end of the mesh, if the transport can tell without moving data. A
+    /// rank closes its end when it fails and when it is done. For code that waits outside the mesh.
     fn ended(&self) -> Option<usize> {
         None
     }
 
-    /// The clock that deadlines of this mesh are on.
+    /// The clock of this mesh's deadlines.
     fn now(&self) -> Time {
         Time::now()
     }
 
-    /// Limits that end `span` from now on this mesh's clock.
+    /// Limits whose deadline is `span` from now on this mesh's clock.
     fn limits(&self, span: Duration, abort: &Abort) -> Limits {
         Limits::new(Deadline::after(self.now(), span), abort)
     }
 }
 
-/// Opens the meshes of one process: one for each communicator.
+/// Opens the meshes of one process, one for each communicator.
 pub trait Fabric: Send + Sync {
-    /// This process in the job.
+    /// Rank of this process in the job.
     fn rank(&self) -> usize;
 
     fn size(&self) -> usize;
 
-    /// The mesh `name` of `members` (ranks in the job; the position in the list is the rank in the
-    /// mesh). Every member opens it with the same name and list, once; a name is used once in a
-    /// job.
+    /// Opens the mesh `name` of `members`. These are ranks in the job; the position in the list is
+    /// the rank in the mesh. Every member opens the mesh once, with the same name and list. A name
+    /// is used for one mesh only.
     fn open(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Mesh>>;
 
-    /// Who holds a rank of the job.
+    /// The process that has a rank of the job.
     fn member(&self, rank: usize) -> Member;
 }
 
-/// A process of the job, as others know it.
+/// A process of the job, described for other processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// In the job.
+    /// Rank in the job.
     pub rank: usize,
-    /// The name of its machine, for people.
+    /// Name of its machine, for messages.
     pub host: String,
-    /// Equal where two processes share memory: boot, and what namespaces of it are seen.
+    /// Equal for processes that can share memory: covers the boot and the visible namespaces.
     pub host_id: String,
     pub pid: u32,
 }
@@ -162,7 +161,7 @@ impl Transfer<'_> {
     }
 }
 
-/// Refuses what no mesh can do; implementations of [`Mesh::transfer`] call it first.
+/// Rejects transfers that no mesh can run. Implementations of [`Mesh::transfer`] call it first.
 pub fn check_transfers(rank: usize, size: usize, ops: &[Transfer<'_>]) -> Result<()> {
     for (index, op) in ops.iter().enumerate() {
         let at = || format!("transfer {index} of {} on rank {rank}", ops.len());
@@ -193,7 +192,7 @@ pub fn check_transfers(rank: usize, size: usize, ops: &[Transfer<'_>]) -> Result
     Ok(())
 }
 
-/// Refuses lists of members that make no mesh; gives the position of `rank` in it.
+/// Rejects invalid lists of members. Returns the position of `rank` in the list.
 pub fn check_members(rank: usize, size: usize, members: &[usize]) -> Result<usize> {
     for (index, member) in members.iter().enumerate() {
         if *member >= size {
@@ -212,7 +211,7 @@ pub fn check_members(rank: usize, size: usize, members: &[usize]) -> Result<usiz
     })
 }
 
-/// The error of a transfer that ran out of time: what it still waited for, by peer.
+/// The error of a transfer that missed its deadline. It lists the pending messages by peer.
 pub fn timeout_error(waiting: &[(Member, bool, usize, usize)]) -> Error {
     let list: Vec<String> = waiting
         .iter()

@@ -1,30 +1,29 @@
-//! Measures what lies between two members of a mesh: latency, bandwidth, the offset of their
-//! clocks.
+//! Measures the link between two members of a mesh: latency, bandwidth and clock offset.
 
 use crate::{Limits, Mesh, Transfer};
 use fleet_base::{Error, Result};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// What one pair has between it.
+/// Measurements of the link between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// Half the time of the shortest round trip of 8 bytes.
     pub latency: Duration,
-    /// Bytes a second, one way, in messages of [`MESSAGE_BYTES`].
+    /// Bytes per second in one direction, with messages of [`MESSAGE_BYTES`].
     pub bandwidth: f64,
-    /// How far the clock of the second rank is ahead of the first one's, in seconds.
+    /// Offset of the second rank's clock from the first one's, in seconds; positive if it is ahead.
     pub clock_offset: f64,
 }
 
-/// Round trips measured.
+/// Number of round trips measured.
 const ROUNDS: u32 = 200;
-/// Long enough for every stream of a connection.
+/// Message size in bytes, large enough to use every stream of a connection.
 pub const MESSAGE_BYTES: usize = 4 << 20;
-/// How long bandwidth is measured.
+/// Duration of the bandwidth measurement.
 const SPAN: Duration = Duration::from_millis(300);
 
-/// Measures the link between this rank and `peer`, which calls it at the same time; both get the
-/// answer of the lower rank, which measures.
+/// Measures the link between this rank and `peer`, which must call this function at the same time.
+/// The lower rank measures, and both ranks return its result.
 pub fn link(mesh: &dyn Mesh, peer: usize, limits: &Limits) -> Result<Link> {
     let first = mesh.rank() < peer;
     let send = |data: &[u8]| mesh.transfer(&mut [Transfer::Send { to: peer, data }], limits);
@@ -39,7 +38,7 @@ pub fn link(mesh: &dyn Mesh, peer: usize, limits: &Limits) -> Result<Link> {
             let trip = start.elapsed();
             let theirs = f64::from_le_bytes(word);
             if trip < best.0 {
-                // Their clock was read half-way, to within half the trip.
+                // The peer read its clock half-way, with an error of at most half of the trip.
                 best = (trip, theirs - (sent + trip.as_secs_f64() / 2.0));
             }
         } else {
@@ -50,7 +49,7 @@ pub fn link(mesh: &dyn Mesh, peer: usize, limits: &Limits) -> Result<Link> {
     let mut message = vec![1; MESSAGE_BYTES];
     let (start, mut bytes) = (Instant::now(), 0);
     loop {
-        // The sender says whether one more comes.
+        // The first rank tells the peer whether another message follows.
         let mut more = [u8::from(start.elapsed() < SPAN)];
         if first {
             send(&more)?;
@@ -69,7 +68,7 @@ pub fn link(mesh: &dyn Mesh, peer: usize, limits: &Limits) -> Result<Link> {
     }
     let mut word = [0; 8];
     if !first {
-        // All has arrived.
+        // Acknowledges that everything has arrived.
         send(&word)?;
     } else {
         recv(&mut word)?;
@@ -123,7 +122,7 @@ mod tests {
         });
         assert_eq!(links[0], links[1]);
         assert!(links[0].bandwidth > 0.0 && links[0].latency > Duration::ZERO);
-        // One clock, read by two threads.
+        // Both threads read the same clock.
         assert!(links[0].clock_offset.abs() < 1.0);
     }
 }

@@ -1,8 +1,8 @@
-//! Who is alive, as the host of the store sees it: a table and a clock, no sockets.
+//! Liveness of members, on the host of the store: a table and a clock, without sockets.
 //!
-//! A process is **lost** when its connection breaks, and dead when it does not come back within the
-//! grace, or when the launcher says how it ended. It is **silent** when the connection stands and
-//! nothing has come for too long. Who has said goodbye is missed by nobody.
+//! A process is **lost** when its connection breaks. It is dead when it does not reconnect within
+//! the grace period, or when the launcher reports its end. It is **silent** when the connection is
+//! open but nothing has arrived for too long. A process that has left is not monitored.
 
 use crate::wire::{Reader, Writer};
 use crate::{Member, Time};
@@ -10,19 +10,19 @@ use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The bounds within which a failure is noticed; the host of the store sets them for all.
+/// Time limits of failure detection. The host of the store sets them for all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vigilance {
-    /// A sign of life this often.
+    /// Interval between heartbeats.
     pub beat: Duration,
-    /// Nothing for this long is a failure: a stopped process, a host that cannot be reached.
+    /// Time without a heartbeat after which a member has failed: stopped, or unreachable.
     pub silence: Duration,
-    /// A broken connection may be made again within this; after it the process is dead.
+    /// Grace period to reconnect after a connection breaks. After it, the process is dead.
     pub grace: Duration,
 }
 
 impl Default for Vigilance {
-    /// A death is known within 1 s and a moment, silence within 30 s.
+    /// Detects a death about 1 s after it, and silence after 30 s.
     fn default() -> Vigilance {
         Vigilance {
             beat: Duration::from_secs(1),
@@ -32,31 +32,31 @@ impl Default for Vigilance {
     }
 }
 
-/// Why a member is no longer one.
+/// Why a member has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The process is gone.
+    /// The process has died.
     Died,
-    /// The process is there, or was, and says nothing.
+    /// The process sends no heartbeats, but its connection is open.
     Silent,
-    /// The host of the store is gone or silent, and with it the news of all others.
+    /// The host of the store is dead or silent, and cannot report failures of other members.
     StoreLost,
 }
 
-/// What everybody is told when a member fails.
+/// Notification to all members that one has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     pub member: Member,
     pub cause: Cause,
-    /// The exit code or signal, when the launcher has told; of a silent process, that it is
-    /// stopped, on the machine where that can be seen.
+    /// The exit code or signal, if the launcher reported it. For a silent process: the fact that it
+    /// is stopped, if the receiver runs on the same machine.
     pub how: Option<String>,
-    /// How long before the notice its last sign of life was.
+    /// Time from the last heartbeat to the notice.
     pub last_heartbeat: Duration,
 }
 
 impl Notice {
-    /// The notice as an error: what an [`crate::Abort`] is fired with.
+    /// The notice as an error, to fire an [`crate::Abort`] with.
     pub fn error(&self) -> Error {
         match self.cause {
             Cause::StoreLost => self.described(),
@@ -135,7 +135,7 @@ pub(crate) fn take_member(reader: &mut Reader<'_>) -> Result<Member> {
     Ok(Member { rank, host, host_id, pid })
 }
 
-/// A rank of a group of processes that stand or fall together (one attempt of one job).
+/// A rank in a group, which is one attempt of a job. If one member of a group fails, all end.
 pub(crate) type Seat = (String, usize);
 
 pub(crate) struct Registry {
@@ -145,7 +145,7 @@ pub(crate) struct Registry {
 
 struct Entry {
     member: Member,
-    /// Drawn by the process: tells a comeback from a newcomer.
+    /// Random number of the process. It distinguishes a reconnection from a new process.
     session: u64,
     heard: Time,
     state: State,
@@ -159,7 +159,7 @@ enum State {
     Dead(Notice),
 }
 
-/// More seats than any job has.
+/// More than any job has.
 const SEATS_MAX: usize = 1 << 20;
 
 impl Registry {
@@ -167,8 +167,8 @@ impl Registry {
         Registry { vigilance, seats: BTreeMap::new() }
     }
 
-    /// Takes a seat, or takes it again; gives the notice of the process that had it before and
-    /// whose end is thereby known.
+    /// Joins a seat, for the first time or again. If another process had the seat and was lost, its
+    /// death is now certain, and its notice is returned.
     pub(crate) fn join(
         &mut self,
         seat: Seat,
@@ -206,7 +206,7 @@ impl Registry {
         }
     }
 
-    /// Its connection broke.
+    /// Records that the member's connection broke.
     pub(crate) fn lost(&mut self, seat: &Seat, session: u64, now: Time) {
         if let Some(entry) = self.entry(seat, session)
             && entry.state == State::Alive
@@ -223,7 +223,7 @@ impl Registry {
         }
     }
 
-    /// The launcher tells how a process ended.
+    /// Records how a process ended, as reported by the launcher.
     pub(crate) fn ended(
         &mut self,
         group: &str,
@@ -246,7 +246,7 @@ impl Registry {
         }
     }
 
-    /// Who has failed by now, with the groups to tell; and when to look again.
+    /// Returns members that have failed by now, with their groups, and the time of the next check.
     pub(crate) fn tick(&mut self, now: Time) -> (Vec<(String, Notice)>, Option<Time>) {
         let mut notices = Vec::new();
         let mut next: Option<Time> = None;
@@ -265,7 +265,7 @@ impl Registry {
         (notices, next)
     }
 
-    /// Failures that a newcomer of the group has missed.
+    /// Earlier failures in the group, for a member that has just joined.
     pub(crate) fn notices(&self, group: &str) -> Vec<Notice> {
         let entries = self.seats.range((group.to_string(), 0)..);
         entries

@@ -1,4 +1,4 @@
-//! Sockets that wait for a deadline and a token, never for longer.
+//! Socket operations that wait no longer than a deadline and a token allow.
 
 use crate::stream::Stream;
 use crate::{Abort, Limits, Time};
@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// Waits until a descriptor is ready or `span` is over (`None`: for ever). True when one is ready.
+/// Waits until a descriptor is ready or `span` has passed (`None`: no limit). True if one is ready.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], span: Option<Duration>) -> Result<bool> {
     let span = span.map(|span| Timespec {
         tv_sec: span.as_secs().min(i32::MAX as u64) as _,
@@ -20,13 +20,13 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], span: Option<Duration>) -> Result<boo
     });
     match rustix::event::poll(fds, span.as_ref()) {
         Ok(count) => Ok(count > 0),
-        // A signal handler ran; callers look at their deadlines again.
+        // A signal handler ran; callers check their deadlines again.
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(Error::exhausted(format!("cannot wait for sockets: {error}"))),
     }
 }
 
-/// Waits until `socket` is ready for `flags`, within limits.
+/// Waits within `limits` until `socket` is ready for `flags`.
 pub(crate) fn wait(socket: &impl AsFd, flags: PollFlags, limits: &Limits) -> Result<()> {
     loop {
         limits.abort.check()?;
@@ -42,8 +42,8 @@ pub(crate) fn wait(socket: &impl AsFd, flags: PollFlags, limits: &Limits) -> Res
     }
 }
 
-/// A socket that no process started from now on inherits. The flag is set as the socket is made,
-/// where the system can: another thread may be starting a process at this moment.
+/// Creates a socket that child processes do not inherit. On Linux the flag is set at creation,
+/// because another thread may start a process at this moment.
 pub fn tcp_socket(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
     #[cfg(target_os = "linux")]
     return rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
@@ -55,7 +55,7 @@ pub fn tcp_socket(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// Connects, non-blocking and without Nagle's delay.
+/// Connects. The stream is non-blocking and has no Nagle delay.
 pub(crate) fn connect(address: SocketAddr, limits: &Limits) -> Result<TcpStream> {
     let cannot = |error: &dyn std::fmt::Display| {
         Error::unavailable(format!("cannot connect to {address}: {error}"))
@@ -84,7 +84,7 @@ pub(crate) fn connect(address: SocketAddr, limits: &Limits) -> Result<TcpStream>
         }
         Err(error) => return Err(cannot(&error)),
     }
-    // A port of this machine that nobody listens on may be given to the very socket that dials it.
+    // Connecting to an unused local port may assign that port to the connecting socket itself.
     if stream.local_addr().ok() == Some(address) {
         return Err(cannot(&"connection refused"));
     }
@@ -92,11 +92,11 @@ pub(crate) fn connect(address: SocketAddr, limits: &Limits) -> Result<TcpStream>
     Ok(stream)
 }
 
-/// How long unacknowledged data may stay so before the kernel gives the connection up: the bound
-/// for a host that vanished without a word.
+/// Longest time that data may stay unacknowledged before the kernel closes the connection. It
+/// bounds the detection of a host that vanished without a reset.
 const SILENCE_KERNEL: Duration = Duration::from_secs(30);
 
-/// Options of every connection: non-blocking, no delay, and an end when the other host vanishes.
+/// Sets the options of every connection: non-blocking, no delay, and keepalive.
 pub(crate) fn tune(stream: &TcpStream) -> Result<()> {
     let cannot = |error: &dyn std::fmt::Display| {
         Error::unavailable(format!("cannot set the options of a connection: {error}"))
@@ -130,7 +130,7 @@ pub(crate) fn read_exact(mut stream: &Stream, into: &mut [u8], limits: &Limits) 
     Ok(())
 }
 
-/// Writes all of `parts`, in order, without joining them.
+/// Writes all of `parts` in order, without copying them together.
 pub(crate) fn write_parts(stream: &Stream, parts: &[&[u8]], limits: &Limits) -> Result<()> {
     let mut cursor = Cursor::default();
     while !cursor.write(stream, parts)? {
@@ -139,7 +139,7 @@ pub(crate) fn write_parts(stream: &Stream, parts: &[&[u8]], limits: &Limits) -> 
     Ok(())
 }
 
-/// How far a list of slices has been written.
+/// Position in a list of slices that is being written.
 #[derive(Default)]
 pub(crate) struct Cursor {
     part: usize,
@@ -147,9 +147,9 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// Writes what the socket takes; true when all is written.
+    /// Writes as much as the socket accepts; true if everything is written.
     pub(crate) fn write(&mut self, mut stream: &Stream, parts: &[&[u8]]) -> Result<bool> {
-        /// What one system call takes (UIO_MAXIOV is 1024; short lists stay on the stack).
+        /// Slices in one system call (UIO_MAXIOV is 1024; short lists stay on the stack).
         const PARTS_MAX: usize = 64;
         while self.part < parts.len() {
             if self.start == parts[self.part].len() {
@@ -180,7 +180,7 @@ impl Cursor {
     }
 }
 
-/// The error of a connection that broke.
+/// The error of a broken connection.
 pub(crate) fn lost(error: &std::io::Error) -> Error {
     match error.kind() {
         Io::ConnectionReset | Io::BrokenPipe | Io::UnexpectedEof => {
@@ -197,7 +197,7 @@ pub(crate) fn closed() -> Error {
     Error::unavailable("the connection was closed").with_code(ErrorCode::ConnectionClosed)
 }
 
-/// The address `text` means (`host:port`), by name or number.
+/// Resolves `text` (`host:port`), with a host name or an address.
 pub fn resolve(text: &str) -> Result<SocketAddr> {
     use std::net::ToSocketAddrs;
     let bad = |what: &dyn std::fmt::Display| {
@@ -205,7 +205,7 @@ pub fn resolve(text: &str) -> Result<SocketAddr> {
             .expected("HOST:PORT, as in node0:6170 or 10.0.0.1:6170")
     };
     let mut found: Vec<SocketAddr> = text.to_socket_addrs().map_err(|error| bad(&error))?.collect();
-    // Most clusters route version 4; who wants the other one writes it as a number.
+    // Prefer IPv4, which most clusters route. An IPv6 address can be given as a number.
     found.sort_by_key(|address| match address.ip() {
         IpAddr::V4(_) => 0,
         IpAddr::V6(_) => 1,
@@ -213,7 +213,7 @@ pub fn resolve(text: &str) -> Result<SocketAddr> {
     found.first().copied().ok_or_else(|| bad(&"the name has no address"))
 }
 
-/// Lets a thread that polls be woken by others, any number of times.
+/// Wakes a thread that polls. Any number of threads may call it, any number of times.
 pub(crate) struct Bell {
     reader: std::io::PipeReader,
     writer: std::io::PipeWriter,
@@ -233,7 +233,7 @@ impl Bell {
     }
 
     pub(crate) fn ring(&self) {
-        // A full pipe is as good: the reader has not woken yet.
+        // If the pipe is full, the reader has not woken yet, so nothing is lost.
         let _ = (&self.writer).write(&[1]);
     }
 
@@ -249,7 +249,7 @@ impl AsFd for Bell {
     }
 }
 
-/// Tries `attempt` until it works, fails for good (anything but `Unavailable`), or the limits end
+/// Calls `attempt` until it succeeds, an error other than `Unavailable` occurs, or the limits end
 /// it.
 pub(crate) fn retry<T>(
     limits: &Limits,
@@ -281,18 +281,18 @@ pub(crate) fn retry<T>(
     }
 }
 
-/// The first pause between two tries to connect.
+/// Pause before the first retry.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// The longest one: a peer that comes is found within this.
+/// Longest pause between retries. It bounds the time to detect a peer that has started.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Between a half and the whole of `span`, so that a thousand ranks do not knock at once.
+/// A random span from half of `span` to all of it, so that a thousand ranks do not connect at once.
 fn jitter(span: Duration) -> Duration {
     let word = crate::token::random::<1>().map_or(128, |bytes| bytes[0]);
     span / 2 + span / 2 * u32::from(word) / 255
 }
 
-/// A token that nobody fires, for waits that a deadline bounds.
+/// Limits with a deadline and a token that never fires.
 pub(crate) fn until(deadline: crate::Deadline) -> Limits {
     Limits::new(deadline, &Abort::new())
 }

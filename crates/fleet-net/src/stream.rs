@@ -1,11 +1,11 @@
-//! A connection, in the clear or under TLS: what everything above the sockets reads and writes.
+//! A connection, plain or under TLS, with the interface of a socket.
 //!
-//! Reads and writes never wait. Two rules keep TLS behind the face of a socket:
+//! Reads and writes never block. TLS buffers data, so callers must follow two rules:
 //!
-//! * Bytes may have come and be kept here that no `poll` sees: who waits for a connection has read
-//!   until there was nothing more.
-//! * A write that was refused may have been taken in part: what is written next begins with the
-//!   same bytes.
+//! * Received bytes may be buffered here where `poll` does not see them: read until the stream
+//!   would block before waiting.
+//! * A write that would block may have consumed a part of the data: the next write must start with
+//!   the same bytes.
 
 use std::io::{IoSlice, IoSliceMut, Read, Result, Write};
 use std::net::{IpAddr, TcpStream};
@@ -17,7 +17,8 @@ pub(crate) struct Stream {
     tls: Option<Box<std::sync::Mutex<crate::tls::Session>>>,
 }
 
-/// A machine that connects to itself uses one address for both ends, or the loopback's.
+/// Whether both ends are on one machine. A connection of a machine to itself has one address at
+/// both ends, or the loopback address.
 fn is_one_machine(own: IpAddr, peer: IpAddr) -> bool {
     own.to_canonical() == peer.to_canonical() || peer.to_canonical().is_loopback()
 }
@@ -40,8 +41,7 @@ impl Stream {
         &self.socket
     }
 
-    /// What both ends of this connection, and nobody between them, have in common; empty in the
-    /// clear.
+    /// A value that only the two ends of this connection share; empty without TLS.
     pub(crate) fn binding(&self) -> fleet_base::Result<Vec<u8>> {
         #[cfg(feature = "tls")]
         if let Some(session) = self.session() {
@@ -50,7 +50,7 @@ impl Stream {
         Ok(Vec::new())
     }
 
-    /// Whether a network that TLS does not guard lies between the two ends.
+    /// Whether the ends are on different machines and the connection is not under TLS.
     pub(crate) fn is_between_machines(&self) -> bool {
         #[cfg(feature = "tls")]
         if self.tls.is_some() {
@@ -58,13 +58,12 @@ impl Stream {
         }
         match (self.socket.local_addr(), self.socket.peer_addr()) {
             (Ok(own), Ok(peer)) => !is_one_machine(own.ip(), peer.ip()),
-            // The connection has broken, which its next use reports.
+            // The connection is broken; its next use reports that.
             _ => true,
         }
     }
 
-    /// Goes on with the handshake of TLS as far as the bytes that have come allow; true when it is
-    /// done.
+    /// Advances the TLS handshake as far as the received bytes allow; true if it is complete.
     pub(crate) fn shake(&self) -> Result<bool> {
         #[cfg(feature = "tls")]
         if let Some(mut session) = self.session() {
@@ -75,7 +74,7 @@ impl Stream {
 
     #[cfg(feature = "tls")]
     fn session(&self) -> Option<std::sync::MutexGuard<'_, crate::tls::Session>> {
-        // A session in which a thread panicked ends at its next use, by TLS's own checks.
+        // If a thread panicked in a session, TLS's own checks fail at its next use.
         Some(self.tls.as_ref()?.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 }

@@ -1,8 +1,8 @@
-//! Time, deadlines, and what bounds every wait.
+//! Time, deadlines, and the limits of every wait.
 //!
 //! A deadline is a point on a clock. Real transports use the monotonic clock of the process
-//! ([`Time::now`]); the simulator has a clock of its own, so code that must run in both asks its
-//! mesh ([`crate::Mesh::now`], [`crate::Mesh::limits`]).
+//! ([`Time::now`]). The simulator has its own clock, so code that runs on both uses the clock of
+//! its mesh ([`crate::Mesh::now`], [`crate::Mesh::limits`]).
 //!
 //! ```
 //! use fleet_net::{Deadline, Time};
@@ -17,7 +17,7 @@ use crate::Abort;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Nanoseconds on some monotonic clock; only differences mean anything.
+/// Nanoseconds on a monotonic clock. Only differences are meaningful.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(u64);
 
@@ -36,18 +36,18 @@ impl Time {
         self.0
     }
 
-    /// How long ago `earlier` was; zero when it was not.
+    /// The time since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// This time and `span` more, or the end of time.
+    /// This time plus `span`, saturating.
     pub fn plus(self, span: Duration) -> Time {
         Time(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
 
-/// When to stop waiting.
+/// The point in time at which a wait ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Time);
 
@@ -56,7 +56,7 @@ impl Deadline {
         Deadline(now.plus(span))
     }
 
-    /// `span` from now, on the clock of the process.
+    /// A deadline `span` from now, on the clock of the process.
     pub fn within(span: Duration) -> Deadline {
         Deadline::after(Time::now(), span)
     }
@@ -65,7 +65,7 @@ impl Deadline {
         Deadline(time)
     }
 
-    /// For waits that only an [`Abort`] may end.
+    /// No deadline, for waits that only an [`Abort`] may end.
     pub fn never() -> Deadline {
         Deadline(Time(u64::MAX))
     }
@@ -74,7 +74,7 @@ impl Deadline {
         now >= self.0
     }
 
-    /// What is left, `None` for [`Deadline::never`].
+    /// The remaining time; `None` for [`Deadline::never`].
     pub fn remaining(self, now: Time) -> Option<Duration> {
         (self.0 != Time(u64::MAX)).then(|| self.0.since(now))
     }
@@ -88,7 +88,7 @@ impl Deadline {
     }
 }
 
-/// What ends a wait: the deadline passes, or the token fires.
+/// The limits of a wait: it ends when the deadline passes or the token fires.
 #[derive(Clone, Debug)]
 pub struct Limits {
     pub deadline: Deadline,
@@ -100,12 +100,12 @@ impl Limits {
         Limits { deadline, abort: abort.clone() }
     }
 
-    /// `span` from now on the clock of the process, with a token that nobody else holds.
+    /// A deadline `span` from now on the clock of the process, with a token of its own.
     pub fn within(span: Duration) -> Limits {
         Limits { deadline: Deadline::within(span), abort: Abort::new() }
     }
 
-    /// The same token, and a deadline not later than `span` from now.
+    /// The same token with a deadline at most `span` from now.
     pub fn at_most(&self, span: Duration) -> Limits {
         Limits { deadline: self.deadline.min(Deadline::within(span)), abort: self.abort.clone() }
     }

@@ -1,11 +1,11 @@
 //! TLS between the processes of a job, without certificates.
 //!
-//! A job has a secret already: its token. So nobody needs a chain of trust, files or dates: a
-//! server shows a fresh key (a raw public key, RFC 7250), any key is taken, and the codes of
-//! Fleet's handshake, which follow inside, are made over the token and over what TLS derives for
-//! this one connection (the exporter, RFC 5705). Somebody between the two ends has two connections
-//! with different exporters, and cannot make the codes without the token. TLS 1.3 alone is spoken,
-//! without resumption.
+//! A job already has a secret, its token, so it needs no chain of trust, no files and no expiry
+//! dates. A server presents a fresh key (a raw public key, RFC 7250), and clients accept any key.
+//! Fleet's handshake follows inside. Its codes cover the token and a value that TLS derives for
+//! this connection (the exporter, RFC 5705). A man in the middle has two connections with different
+//! exporters, and cannot make the codes without the token. Only TLS 1.3 is supported, without
+//! resumption.
 
 use fleet_base::{Error, Result};
 use rustls::client::Resumption;
@@ -28,17 +28,16 @@ use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What is encrypted before any of it is written: some records, which stay in the cache.
+/// Maximum bytes encrypted before they are written: several records, which stay in the cache.
 const HELD_BYTES_MAX: usize = 256 << 10;
-/// What is taken from a socket at once: some records.
+/// Maximum bytes read from a socket at once: several records.
 const INBOX_BYTES_MAX: usize = 128 << 10;
-/// A session begins with this, and doubles it when a read fills it: memory grows with what has
-/// come.
+/// Initial size of the inbox. It doubles when a read fills it, so memory grows with the input.
 const INBOX_BYTES_MIN: usize = 1 << 10;
-/// Of the secret that binds the handshake to the connection.
+/// Size of the secret that binds the handshake to the connection.
 const BINDING_BYTES: usize = 32;
 
-/// Both roles of a process, with a key of its own.
+/// The client and the server side of a process, with a key of its own.
 pub(crate) struct Tls {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
@@ -55,7 +54,7 @@ impl Tls {
         let public = key.public_key().ok_or_else(|| failed(&"a key without its public half"))?;
         let shown = CertifiedKey::new(vec![CertificateDer::from(public.to_vec())], key);
         let resolver = AlwaysResolvesServerRawPublicKeys::new(Arc::new(shown));
-        // Of what both ends know the first is chosen: 128 bits are a fifth faster than 256.
+        // The first suite that both ends support is used. AES-128 is a fifth faster than AES-256.
         let mut provider = provider::default_provider();
         provider.cipher_suites = vec![
             provider::cipher_suite::TLS13_AES_128_GCM_SHA256,
@@ -81,7 +80,7 @@ impl Tls {
     }
 
     pub(crate) fn client(&self) -> Result<Session> {
-        // Nobody looks at it: it is not sent.
+        // The name is required but not sent, and no code checks it.
         let name = ServerName::try_from("fleet")
             .map_err(|error| Error::internal(format!("TLS: {error}")))?;
         ClientConnection::new(self.client.clone(), name)
@@ -96,7 +95,7 @@ impl Tls {
     }
 }
 
-/// Takes every key whose owner can sign with it: who it is, the token says.
+/// Accepts every key whose owner can sign with it. The token authenticates the owner.
 #[derive(Debug)]
 struct AnyKey(Arc<CryptoProvider>);
 
@@ -144,14 +143,14 @@ impl ServerCertVerifier for AnyKey {
 /// One connection's side of TLS.
 pub(crate) struct Session {
     connection: Connection,
-    /// Records that have come, as they are, and which part of it: TLS itself would read 4 KB at a
-    /// time.
+    /// Received records, still encrypted, and the unprocessed part of them. Without this buffer
+    /// rustls would read only 4 KB at a time.
     inbox: Vec<u8>,
     inbox_part: Range<usize>,
-    /// The last read took as much as `inbox` holds.
+    /// Whether the last read filled `inbox`.
     was_filled: bool,
-    /// Bytes of the writer that were encrypted, and of which it was not told yet, since their
-    /// records have not left.
+    /// Number of the writer's bytes that are encrypted but not yet reported as written, because
+    /// their records have not been sent.
     taken: usize,
 }
 
@@ -175,8 +174,7 @@ impl Session {
                 Err(error) => return Err(error),
             }
         }
-        // The last flight fits into any socket's buffer; were it not to, the next write takes it
-        // along.
+        // The last flight fits into any socket's buffer. Otherwise the next write would send it.
         self.send(socket)?;
         Ok(true)
     }
@@ -193,8 +191,8 @@ impl Session {
         loop {
             match self.connection.reader().read(into) {
                 Err(error) if error.kind() == Io::WouldBlock => {}
-                // The peer ended without saying so in TLS: messages carry their lengths, so what is
-                // missing is missed.
+                // The peer closed the connection without a TLS alert. Messages carry their lengths,
+                // so a truncated one is detected.
                 Err(error) if error.kind() == Io::UnexpectedEof => return Ok(0),
                 other => return other,
             }
@@ -204,7 +202,7 @@ impl Session {
         }
     }
 
-    /// Fills one slice after the other with what has come.
+    /// Fills one slice after the other with the data that has arrived.
     pub(crate) fn read_vectored(
         &mut self,
         socket: &TcpStream,
@@ -225,7 +223,7 @@ impl Session {
         Ok(total)
     }
 
-    /// Takes what can be encrypted now; says so only when the records have left.
+    /// Encrypts as much as possible. Reports bytes as written once their records have been sent.
     pub(crate) fn write(&mut self, socket: &TcpStream, from: &[IoSlice<'_>]) -> IoResult<usize> {
         self.send(socket)?;
         if self.taken > 0 {
@@ -248,7 +246,7 @@ impl Session {
         }
     }
 
-    /// Writes all records that wait; `WouldBlock` when the socket is full.
+    /// Writes all pending records; `WouldBlock` if the socket is full.
     fn send(&mut self, mut socket: &TcpStream) -> IoResult<()> {
         while self.connection.wants_write() {
             if self.connection.write_tls(&mut socket)? == 0 {
@@ -258,7 +256,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads from the socket and decrypts; 0 at the end of the stream.
+    /// Reads from the socket and decrypts; returns 0 at the end of the stream.
     fn fetch(&mut self, mut socket: &TcpStream) -> IoResult<usize> {
         if self.inbox_part.is_empty() {
             if self.was_filled && self.inbox.len() < INBOX_BYTES_MAX {
@@ -275,7 +273,7 @@ impl Session {
         let count = self.connection.read_tls(&mut rest)?;
         self.inbox_part.start += count;
         if let Err(error) = self.connection.process_new_packets() {
-            // An alert for the peer may be waiting.
+            // Send the pending alert to the peer, if there is one.
             let _ = self.send(socket);
             return Err(IoError::new(Io::InvalidData, error));
         }
@@ -292,7 +290,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
-    /// What has come on one side goes out on the other; false at the end of either.
+    /// Copies the available bytes of one side to the other; false at the end of either.
     fn relay(from: &Stream, to: &Stream, seen: &mut Vec<u8>) -> bool {
         let mut bytes = [0; 4096];
         let mut from = from;
@@ -307,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Between the two ends, with TLS to each of them: sees everything, and is found out.
+    /// A man in the middle with TLS to both ends decrypts everything, and is detected.
     #[test]
     fn who_is_between_is_found_out() {
         let token = Token::generate().unwrap().over_tls().unwrap();
@@ -337,12 +335,12 @@ mod tests {
         assert!(error.to_string().contains("the peer refused this process's token"), "{error}");
         let seen = spy.join().unwrap();
         assert!(seen.starts_with(b"FLEETNET"), "it was between");
-        // The straight way is open.
+        // A direct connection works.
         let store = StoreClient::connect(real, &token, &limits).unwrap();
         store.set("a", b"b", &limits).unwrap();
     }
 
-    /// A stranger's bytes cost memory in proportion to their number.
+    /// Memory for an unauthenticated peer grows with the bytes it sends.
     #[test]
     fn memory_grows_with_what_has_come() {
         let tls = Tls::generate().unwrap();
@@ -356,8 +354,7 @@ mod tests {
         assert!(session.inbox.capacity() <= 4096, "{} bytes", session.inbox.capacity());
     }
 
-    /// A write that was refused is told of when its records have left, and nothing is lost or
-    /// doubled.
+    /// A write that would block is reported once its records are sent. No byte is lost or repeated.
     #[test]
     fn full_sockets() {
         let tls = Tls::generate().unwrap();

@@ -7,7 +7,8 @@ use sha2::{Digest, Sha256};
 use std::net::TcpStream;
 use std::path::Path;
 
-/// Made by the launcher, handed to its children by environment, never printed.
+/// The secret of a job. The launcher makes it and passes it to its children in the environment. It
+/// is never printed.
 ///
 /// ```
 /// use fleet_net::Token;
@@ -17,8 +18,9 @@ use std::path::Path;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 ///
-/// A token may ask for TLS (feature `tls`): then every connection of the job is encrypted, by the
-/// token alone, without certificates. It says so in its text, so whoever gets the token knows.
+/// A token may require TLS (feature `tls`). Then every connection of the job is encrypted and
+/// authenticated by the token, without certificates. The text of the token includes the
+/// requirement.
 #[derive(Clone)]
 pub struct Token {
     secret: [u8; 32],
@@ -26,13 +28,13 @@ pub struct Token {
     tls: Option<std::sync::Arc<crate::tls::Tls>>,
 }
 
-/// What the text of a token begins with that asks for TLS.
+/// Prefix of the text of a token that requires TLS.
 const TLS_MARK: &str = "tls:";
 
-/// Shorter secrets can be guessed by who records one connection.
+/// Shorter secrets can be guessed by an attacker that records one connection.
 const TEXT_CHARS_MIN: usize = 16;
 
-/// A secret has some 64 characters; a larger file is another one.
+/// A secret has about 64 characters, so a larger file is the wrong one.
 const FILE_BYTES_MAX: u64 = 4096;
 
 impl Token {
@@ -48,14 +50,14 @@ impl Token {
         }
     }
 
-    /// The same secret for connections under TLS. Processes of one job all use it or none does.
+    /// The same secret for connections under TLS. Either all processes of a job use it, or none.
     #[cfg(feature = "tls")]
     pub fn over_tls(mut self) -> Result<Token> {
         self.tls = Some(std::sync::Arc::new(crate::tls::Tls::generate()?));
         Ok(self)
     }
 
-    /// The same secret for connections under TLS, which this build does not have.
+    /// Always an error: this build does not support TLS.
     #[cfg(not(feature = "tls"))]
     pub fn over_tls(self) -> Result<Token> {
         Err(Error::unsupported(
@@ -72,7 +74,7 @@ impl Token {
         false
     }
 
-    /// A connection that this process has made.
+    /// Wraps a connection that this process opened.
     pub(crate) fn dialled(&self, socket: TcpStream) -> Result<Stream> {
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
@@ -81,7 +83,7 @@ impl Token {
         Ok(Stream::plain(socket))
     }
 
-    /// A connection that another process has made.
+    /// Wraps a connection that another process opened.
     pub(crate) fn received(&self, socket: TcpStream) -> Result<Stream> {
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
@@ -90,8 +92,8 @@ impl Token {
         Ok(Stream::plain(socket))
     }
 
-    /// From [`Token::to_text`], or from any other secret of 16 characters or more; with `tls:` in
-    /// front of it, for connections under TLS.
+    /// Parses the output of [`Token::to_text`], or any other secret of 16 characters or more. The
+    /// prefix `tls:` requires TLS.
     pub fn from_text(text: &str) -> Result<Token> {
         let text = text.trim();
         if let Some(secret) = text.strip_prefix(TLS_MARK) {
@@ -109,7 +111,7 @@ impl Token {
         Ok(Token::of(Sha256::digest(text.as_bytes()).into()))
     }
 
-    /// From a file or a pipe with such a text, as [`Token::from_text`] reads it.
+    /// Reads a file or a pipe with a text for [`Token::from_text`].
     ///
     /// ```
     /// let error = fleet_net::Token::read(std::path::Path::new("/dev/zero")).err().unwrap();
@@ -124,25 +126,25 @@ impl Token {
         Token::from_text(&text).map_err(|error| error.at(path.display()))
     }
 
-    /// 64 hexadecimal digits, for the environment of a child; behind `tls:` where it asks for that.
+    /// 64 hexadecimal digits, for the environment of a child; `tls:` in front if TLS is required.
     pub fn to_text(&self) -> String {
         let mark = if self.is_over_tls() { TLS_MARK } else { "" };
         let digits: String = self.secret.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{mark}{digits}")
     }
 
-    /// The code over `parts`, whose boundaries count.
+    /// The code over `parts`. It depends on the boundaries between them.
     pub(crate) fn sign(&self, parts: &[&[u8]]) -> [u8; 32] {
         self.mac(parts).finalize().into_bytes().into()
     }
 
-    /// In constant time.
+    /// Verifies a code in constant time.
     pub(crate) fn verify(&self, parts: &[&[u8]], code: &[u8]) -> bool {
         self.mac(parts).verify_slice(code).is_ok()
     }
 
     fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
-        // A key shorter than a block is padded with zeros: that is how HMAC begins.
+        // HMAC pads a key shorter than a block with zeros.
         let mut key = [0; 64];
         key[..32].copy_from_slice(&self.secret);
         let mut mac = <Hmac<Sha256> as KeyInit>::new(&key.into());
@@ -176,7 +178,7 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// A number that no other process draws: the name of a client, of a life of a server.
+/// A random number that no other process gets, to identify a client or a server process.
 ///
 /// ```
 /// assert_ne!(fleet_net::random_number()?, fleet_net::random_number()?);

@@ -1,4 +1,4 @@
-//! Numbers, bytes and texts in messages: little-endian, lengths first, every read checked.
+//! Encodes numbers, bytes and texts: little-endian, with length prefixes. Every read is checked.
 
 use fleet_base::{Error, ErrorCode, ErrorKind as Kind, Result};
 
@@ -26,7 +26,7 @@ impl Writer {
     }
 
     pub(crate) fn bytes(self, value: &[u8]) -> Writer {
-        // Every caller's bytes are bounded far below by its own limits.
+        // Callers limit their bytes to far less than 4 GiB.
         let mut writer = self.u32(value.len() as u32);
         writer.0.extend(value);
         writer
@@ -109,7 +109,7 @@ fn utf8(bytes: &[u8]) -> Result<&str> {
         .map_err(|_| Error::unavailable("a peer's message holds text that is not UTF-8"))
 }
 
-/// Writes an error for another process, part by part: the reader gets the same kind, code and
+/// Writes an error for another process, part by part. The reader gets the same kind, code and
 /// culprit.
 pub(crate) fn put_error(writer: Writer, error: &Error) -> Writer {
     let kind = position(&KINDS, error.kind());
@@ -134,7 +134,7 @@ pub(crate) fn put_error(writer: Writer, error: &Error) -> Writer {
         .fold(writer.u32(count as u32), |writer, place| writer.text(&short(place)))
 }
 
-/// Reads an error of another process.
+/// Reads an error from another process.
 pub(crate) fn take_error(reader: &mut Reader<'_>) -> Result<Error> {
     let kind = KINDS.get(usize::from(reader.u8()?)).copied().unwrap_or(Kind::Unavailable);
     let code = usize::from(reader.u8()?).checked_sub(1).and_then(|code| CODES.get(code));
@@ -164,11 +164,11 @@ pub(crate) fn take_error(reader: &mut Reader<'_>) -> Result<Error> {
 }
 
 fn position<T: PartialEq>(known: &[T], wanted: T) -> u8 {
-    // The lists name every variant and are short.
+    // The lists contain every variant and are short.
     known.iter().position(|item| *item == wanted).unwrap_or(0) as u8
 }
 
-/// By their numbers in messages.
+/// Kinds by their numbers in messages.
 const KINDS: [Kind; 6] = [
     Kind::Invalid,
     Kind::Unsupported,
@@ -178,7 +178,7 @@ const KINDS: [Kind; 6] = [
     Kind::Internal,
 ];
 
-/// By their numbers in messages, which start at 1: 0 is no code.
+/// Codes by their numbers in messages, which start at 1: 0 means no code.
 const CODES: [ErrorCode; 4] = [
     ErrorCode::ConnectionClosed,
     ErrorCode::ConnectionLost,
@@ -188,10 +188,10 @@ const CODES: [ErrorCode; 4] = [
 
 const NO_CULPRIT: u32 = u32::MAX;
 
-/// All texts of an error together; longer ones are cut.
+/// Size limit of all texts of an error together. Longer texts are truncated.
 const ERROR_BYTES_MAX: usize = 8 << 10;
 
-/// Places of an error; errors of Fleet have fewer than ten.
+/// Maximum number of places of an error. Errors of Fleet have fewer than ten.
 const PLACES_MAX: usize = 64;
 
 #[cfg(test)]

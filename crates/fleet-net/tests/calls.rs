@@ -9,7 +9,7 @@ fn long() -> Limits {
     Limits::within(Duration::from_secs(60))
 }
 
-/// Gives back what it gets (method 1), or as many bytes as the request says (2), or an error (3).
+/// Method 1 returns the request, 2 as many bytes as the request asks for, and 3 an error.
 struct Echo {
     calls: u64,
 }
@@ -49,7 +49,7 @@ fn answers_come_in_order_and_whole() {
         for sizes in [&[0, 1, 1000][..], &[3_000_000, 5, 3_000_000, 0, 3_000_000]] {
             let mut sent = Vec::new();
             for &size in sizes {
-                // Cut into parts, of which some are empty.
+                // Split into parts, some of which are empty.
                 let (head, tail) = payload[..size].split_at(size / 3);
                 sent.push(client.send(1, &[head, b"", tail], &long()).unwrap());
             }

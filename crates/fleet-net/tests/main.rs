@@ -1,4 +1,4 @@
-//! Tests of the wire layer: one module a subject.
+//! Tests of the wire layer, one module per subject.
 
 mod abort;
 mod calls;

@@ -1,4 +1,4 @@
-//! Heartbeats between threads; what needs real processes is in `processes`.
+//! Heartbeats between threads. Tests that need real processes are in `processes`.
 
 use crate::proxy::Proxy;
 use fleet_base::{Error, ErrorKind};
@@ -43,15 +43,15 @@ fn who_leaves_is_not_missed_and_who_is_cut_off_is() {
     one.leave();
     let proxy = Proxy::start(server.address(), 1, usize::MAX);
     let (two, told_two) = join(proxy.address(), &token, 2);
-    // Where its next connection goes nobody answers.
+    // Nothing listens at the address of its next connection.
     proxy.redirect("127.0.0.1:9".parse().unwrap());
     proxy.cut_all();
     let notice = told.recv_timeout(WAIT).unwrap();
     assert_eq!((notice.member, notice.cause), (member(2), Cause::Died));
-    // Its own view is that the store is gone.
+    // From its own point of view the store is lost.
     assert_eq!(told_two.recv_timeout(WAIT).unwrap().cause, Cause::StoreLost);
     assert_eq!(two.notices().len(), 1);
-    // A late comer is told what it missed.
+    // A member that joins late is notified of earlier failures.
     let (_three, told) = join(server.address(), &token, 3);
     assert_eq!(told.recv_timeout(WAIT).unwrap().member, member(2));
 }
@@ -65,7 +65,7 @@ fn a_connection_that_comes_back_is_no_death() {
     let (_zero, told) = join(server.address(), &token, 0);
     let (one, _) = join(proxy.address(), &token, 1);
     proxy.cut_all();
-    // It comes back and can say something.
+    // It reconnects and can report.
     one.report_end(&member(7), "exit code 3");
     let notice = told.recv_timeout(WAIT).unwrap();
     assert_eq!(notice.member, member(7));
@@ -97,7 +97,7 @@ fn a_seat_is_for_one_process() {
         let limits = Limits::within(span);
         Membership::join(server.address(), &token, group, member(1), &limits, |_| {})
     };
-    // Who is refused asks again for as long as it may; on a busy machine one answer takes its time.
+    // A rejected process retries until its deadline. On a busy machine, one answer may take long.
     let spans = [100, 1_000, 10_000, 60_000].map(Duration::from_millis);
     let mut errors = spans.into_iter().map(|span| again("job/0", span).err().unwrap());
     let is_answered = |error: &Error| error.message().contains("has this seat");

@@ -1,4 +1,4 @@
-//! What every mesh promises, held against each implementation.
+//! The guarantees of [`Mesh`], tested on every implementation.
 
 use fleet_base::rng::Sequence;
 use fleet_base::{Error, ErrorKind, Result};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Runs `work` on a thread for each rank and gives the answers in the order of ranks.
+/// Runs `work` on one thread per rank and returns the results by rank.
 pub fn on_ranks<F: Fabric + 'static, T: Send>(
     fabrics: Vec<F>,
     work: impl Fn(F) -> Result<T> + Sync,
@@ -38,7 +38,7 @@ fn message(from: usize, to: usize, index: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|position| pattern(from, to, index, position)).collect()
 }
 
-/// Everybody exchanges messages of all `sizes` with everybody in one call, as receives and folds.
+/// All ranks exchange messages of all `sizes` in one call, with receives and folds.
 pub fn exchange_all<F: Fabric + 'static>(fabrics: Vec<F>, sizes: &[usize]) {
     all_ok(on_ranks(fabrics, |fabric| {
         let mesh = world(&fabric)?;
@@ -80,7 +80,7 @@ pub fn exchange_all<F: Fabric + 'static>(fabrics: Vec<F>, sizes: &[usize]) {
         drop(ops);
         for ((_, fold, _, sink), scratch) in sinks.iter_mut().zip(&scratch) {
             if !*fold && !scratch.is_empty() {
-                // The check of alignment is for folds; this copy starts where a vector starts.
+                // Only folds check the alignment. This copy starts where a vector starts.
                 sink(0, scratch);
             }
         }
@@ -95,7 +95,7 @@ pub fn exchange_all<F: Fabric + 'static>(fabrics: Vec<F>, sizes: &[usize]) {
     }));
 }
 
-/// A chain of random steps; both ends know from the seed what comes.
+/// A chain of random steps. Both ends derive the messages from the seed.
 pub fn random_steps<F: Fabric + 'static>(fabrics: Vec<F>, seed: u64, steps: usize) {
     println!("seed {seed}");
     all_ok(on_ranks(fabrics, |fabric| {
@@ -119,12 +119,12 @@ pub fn random_steps<F: Fabric + 'static>(fabrics: Vec<F>, seed: u64, steps: usiz
     }));
 }
 
-/// A deadline names whom the rank waits for; the mesh is broken when a message is cut.
+/// The error of a deadline names the peer. The mesh is broken if a message is incomplete.
 pub fn deadline_names_the_peer<F: Fabric + 'static>(fabrics: Vec<F>) {
     let rest = std::sync::Barrier::new(fabrics.len());
     let errors = on_ranks(fabrics, |fabric| {
         let mesh = world(&fabric)?;
-        // They know each other already.
+        // Connect the ranks first.
         let (peer, mut byte) = (1 - mesh.rank(), [0]);
         mesh.transfer(
             &mut [
@@ -148,7 +148,7 @@ pub fn deadline_names_the_peer<F: Fabric + 'static>(fabrics: Vec<F>) {
     assert!(error.message().contains("100 of 100 bytes from rank 1"), "{error}");
 }
 
-/// A token that fires wakes a rank that waits, with its reason.
+/// A token that fires wakes a waiting rank with its reason.
 pub fn abort_wakes<F: Fabric + 'static>(fabrics: Vec<F>) {
     let aborts: Vec<Abort> = fabrics.iter().map(|_| Abort::new()).collect();
     let answers = on_ranks(fabrics, |fabric| {
@@ -168,7 +168,7 @@ pub fn abort_wakes<F: Fabric + 'static>(fabrics: Vec<F>) {
     all_ok(answers);
 }
 
-/// A rank that leaves is named; what it sent before is there.
+/// The error names a rank that leaves; messages sent before still arrive.
 pub fn death_is_named<F: Fabric + 'static>(fabrics: Vec<F>) {
     let answers = on_ranks(fabrics, |fabric| {
         let mesh = world(&fabric)?;
@@ -192,7 +192,7 @@ pub fn death_is_named<F: Fabric + 'static>(fabrics: Vec<F>) {
     all_ok(answers);
 }
 
-/// Two meshes with other members, and calls on both at once.
+/// Two meshes with different members, and calls on both at once.
 pub fn meshes_are_apart<F: Fabric + 'static>(fabrics: Vec<F>) {
     all_ok(on_ranks(fabrics, |fabric| {
         let (rank, size) = (fabric.rank(), fabric.size());
@@ -315,7 +315,7 @@ mod tcp {
 
     #[test]
     fn ranks_listen_on_the_given_port() {
-        // Rank 0 gets the port; for rank 1 it is taken then.
+        // Rank 0 gets the port, so it is taken for rank 1.
         let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = held.local_addr().unwrap().port();
         drop(held);
@@ -348,7 +348,7 @@ mod tcp {
         wrong_use_is_refused(fabrics(3));
     }
 
-    /// What was sent before the end still comes.
+    /// Messages sent before a rank closes its end still arrive.
     #[test]
     fn an_end_is_seen_beside_the_mesh() {
         let gate = std::sync::Barrier::new(2);
@@ -384,7 +384,7 @@ mod tcp {
                 let limits = mesh.limits(LONG, &Abort::new());
                 if mesh.rank() == 0 {
                     let data = vec![1; sent];
-                    // It may have been taken before the other end looked at it.
+                    // The send may complete before the other end detects the mismatch.
                     let _ = mesh.transfer(&mut [Transfer::Send { to: 1, data: &data }], &limits);
                     return Ok(());
                 }
@@ -418,7 +418,7 @@ mod tcp {
             let span = if mesh.rank() == 1 { LONG } else { Duration::from_millis(50) };
             let limits = mesh.limits(span, &Abort::new());
             let result = mesh.transfer(&mut [Transfer::Send { to: peer, data: b"x" }], &limits);
-            // Who has given up still answers the other.
+            // A rank that has given up still answers the other.
             rest.wait();
             result
         });

@@ -1,6 +1,6 @@
-//! What only real processes show: kill -9, SIGSTOP, and what is left behind.
+//! Behaviour that only real processes show: kill -9, SIGSTOP, and leaks.
 //!
-//! The children are this test binary again, running only [`child`].
+//! The children run this test binary again, with only [`child`].
 
 use fleet_base::{Error, Result};
 use fleet_net::{
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const ROLE: &str = "FLEET_NET_TEST_ROLE";
-/// The exit code of a child that cannot tell the store, because it is lost.
+/// Exit code of a child that has lost the store and cannot report there.
 const STORE_LOST: i32 = 77;
 const GROUP: &str = "job/0";
 
@@ -24,7 +24,7 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap()
 }
 
-/// The entry of the children. Without a role it is the test that none was given by accident.
+/// Entry point of the children. Without a role it is a test that no role is set by accident.
 #[test]
 fn child() {
     match std::env::var(ROLE).as_deref() {
@@ -45,14 +45,14 @@ fn child() {
     }
 }
 
-/// The store is there before the children; only one that is lost is waited for.
+/// The store is started before the children, so only a lost store exhausts this deadline.
 fn own_store() -> StoreClient {
     let token = Token::from_text(&variable("TOKEN")).unwrap();
     let limits = Limits::within(Duration::from_secs(15));
     StoreClient::connect(variable("STORE").parse().unwrap(), &token, &limits).unwrap()
 }
 
-/// Goes round until something fails.
+/// Runs a ring until a transfer fails.
 fn ring() -> Result<()> {
     let (rank, size) = (variable("RANK").parse().unwrap(), variable("SIZE").parse().unwrap());
     let token = Token::from_text(&variable("TOKEN"))?;
@@ -144,8 +144,8 @@ pub fn spawn(role: &str) -> Command {
     command
 }
 
-/// The promise is 5 s. How long it takes is up to the machine; what is waited for is not: by
-/// default the grace of a connection that has closed, and no silence.
+/// A death must be known within 5 s. Wall time depends on the machine, so check the cause: the
+/// default grace period of a closed connection, and not the silence timeout.
 #[test]
 fn kill_9_is_known_to_all() {
     assert!(Vigilance::default().grace < Duration::from_secs(5), "what is promised");
@@ -193,14 +193,14 @@ fn a_stopped_process_is_known_to_all() {
         assert!(cfg!(not(target_os = "linux")) || why && what, "{error}");
     }
     job.signal(1, Signal::CONT);
-    // It learns that it was given up.
+    // It is notified that the others have given it up.
     job.wait("error", 1..2);
 }
 
 #[test]
 fn the_death_of_the_store_is_known_to_all() {
     let mut job = Job::start(2, Vigilance::default());
-    // The children can tell nobody but by their exit code.
+    // The children can report only by their exit code.
     let token = Token::generate().unwrap();
     let other = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::silent());
     drop(std::mem::replace(&mut job.server, other.unwrap()));
@@ -215,7 +215,7 @@ fn nothing_is_left_behind() {
     assert!(spawn("leaks").status().unwrap().success());
 }
 
-/// In a process of its own, where nobody else opens files or starts threads.
+/// Runs in a process of its own, where no other test opens files or starts threads.
 fn leaks() {
     let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
     if !std::path::Path::new("/proc/self/task").exists() {
@@ -226,7 +226,7 @@ fn leaks() {
     for _ in 0..10 {
         cycle();
     }
-    // Threads are joined, but the kernel may show one for a moment longer, in `before` too.
+    // Threads are joined, but the kernel may list one for a moment longer, in `before` too.
     let start = Instant::now();
     let is_more = || count("fd") > before.0 || count("task") > before.1;
     while is_more() && start.elapsed() < Duration::from_secs(60) {
@@ -266,7 +266,7 @@ fn cycle() {
                         ],
                         &mesh.limits(Duration::from_secs(90), &abort),
                     );
-                    // What rank 0 sends to the dead may still fit into the kernel's buffers.
+                    // Bytes sent to the dead rank may still fit into the kernel's buffers.
                     let either = (rank, round) == (0, 2);
                     assert!(either || result.is_ok() == (round < 2), "{result:?}");
                 }

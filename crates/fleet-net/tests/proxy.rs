@@ -1,5 +1,5 @@
-//! Stands between a client and a server, cuts connections at bytes drawn from a seed, and keeps
-//! what it has seen.
+//! A proxy between a client and a server. It cuts connections at byte counts drawn from a seed, and
+//! records the bytes that it forwards.
 
 use fleet_base::rng::Sequence;
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// Kept of what has come by.
+/// Maximum number of bytes recorded.
 const SEEN_BYTES_MAX: usize = 1 << 20;
 
 pub struct Proxy {
@@ -26,7 +26,7 @@ struct Shared {
 }
 
 impl Proxy {
-    /// Each connection lives for up to `bytes_max` bytes, both ways together.
+    /// Each connection carries up to `bytes_max` bytes, in both directions together.
     pub fn start(target: SocketAddr, seed: u64, bytes_max: usize) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -46,10 +46,10 @@ impl Proxy {
                     break;
                 }
                 let client = client.unwrap();
-                // Nobody there: the client sees its connection closed.
+                // Nothing listens there: the client sees its connection closed.
                 let target = *inside.target.lock().unwrap();
                 let Ok(server) = TcpStream::connect(target) else { continue };
-                // Handshakes take some 200 bytes; most connections get past them.
+                // Handshakes take about 200 bytes, so most connections get past them.
                 let life = random.below(bytes_max as u64) as usize;
                 let left = Arc::new(AtomicUsize::new(life));
                 inside.open.lock().unwrap().push(client.try_clone().unwrap());
@@ -72,13 +72,13 @@ impl Proxy {
         self.shared.cuts.load(Ordering::SeqCst)
     }
 
-    /// What has come by, both ways and of all connections, as far as it is kept.
+    /// The recorded bytes of all connections, in both directions.
     #[cfg(feature = "tls")]
     pub fn recorded(&self) -> Vec<u8> {
         self.shared.seen.lock().unwrap().clone()
     }
 
-    /// Cuts every connection there is.
+    /// Cuts all open connections.
     pub fn cut_all(&self) {
         for stream in self.shared.open.lock().unwrap().drain(..) {
             // It may be closed already.
@@ -91,12 +91,12 @@ impl Proxy {
     }
 }
 
-/// Ends when either side does; clients and servers of a test end before their proxy.
+/// Stops accepting. Clients and servers of a test end before their proxy.
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         drop(TcpStream::connect(self.address));
-        // The pumps end with their connections, which others hold: do not wait for them here.
+        // The pumps end with their connections, which others hold, so do not wait for them here.
         drop(self.thread.take());
     }
 }

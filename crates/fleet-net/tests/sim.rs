@@ -1,5 +1,5 @@
-//! The simulator is itself held to what it promises: the same run for a seed, ordered bytes
-//! whatever the network does, and the right error on every survivor of a fault at every step.
+//! Tests of the simulator: the same run for a seed, ordered bytes under all network faults, and the
+//! right error on every survivor of a fault at any step.
 
 use fleet_base::Result;
 use fleet_net::sim::{self, Fault, Options, Outcome, Report, SimFabric};
@@ -9,7 +9,7 @@ use std::time::Duration;
 const STEPS: u64 = 4;
 const BYTES: usize = 100_000;
 
-/// A ring: in each step everybody sends to the right and receives from the left.
+/// A ring: in each step every rank sends to its right and receives from its left.
 fn ring(fabric: &SimFabric) -> Result<()> {
     let members: Vec<usize> = (0..fabric.size()).collect();
     let mesh = fabric.open("ring", &members)?;
@@ -64,7 +64,7 @@ fn every_fault_at_every_step_ends_in_time() {
                 let report = run(3, step * 3 + rank as u64, &[fault]);
                 for (at, outcome) in report.outcomes.iter().enumerate() {
                     let Outcome::Ended(Err(error)) = outcome else {
-                        // The last bytes may have been on the way already.
+                        // The last bytes may already have been in flight.
                         let own = at == rank;
                         let last = step + 1 == STEPS && matches!(outcome, Outcome::Ended(Ok(())));
                         assert!(own || last, "rank {at}: {outcome:?}");

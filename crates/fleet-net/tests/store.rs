@@ -1,4 +1,4 @@
-//! What every store promises, held against each implementation.
+//! The guarantees of [`Store`], tested on every implementation.
 
 use fleet_base::{Error, ErrorKind};
 use fleet_net::store::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
@@ -13,7 +13,7 @@ fn short() -> Limits {
     Limits::within(Duration::from_millis(30))
 }
 
-/// `connect` gives a handle on a store that was empty at first.
+/// `store` must be empty.
 pub fn keys_and_values(store: &dyn Store) {
     let limits = &long();
     assert_eq!(store.get("a", limits).unwrap(), None);
@@ -91,7 +91,7 @@ pub fn watches(store: &dyn Store) {
     assert_eq!(second.changes.len(), 1);
     assert_eq!((second.changes[0].key.as_str(), &second.changes[0].value), ("x/b", &None));
 
-    // Somebody who was away too long gets all that is there.
+    // A watcher that has missed too many changes gets all existing keys.
     store.set("x/c", b"4", limits).unwrap();
     for round in 0..5000 {
         store.set("gone", &[round as u8], limits).unwrap();
@@ -174,7 +174,7 @@ mod served {
         });
     }
 
-    /// Connections that are cut at random bytes: every addition is done once.
+    /// Connections are cut at random bytes, and every addition is applied once.
     #[test]
     fn lost_connections_change_nothing() {
         let token = Token::generate().unwrap();

@@ -1,4 +1,4 @@
-//! Who knocks at the door without belonging to the job.
+//! Connections of peers that do not belong to the job.
 
 use fleet_base::ErrorKind;
 use fleet_base::rng::Sequence;
@@ -21,11 +21,11 @@ fn server(token: &Token, log: Log) -> StoreServer {
     StoreServer::bind("127.0.0.1:0", token, Vigilance::default(), log).unwrap()
 }
 
-/// Sends `bytes` and reads until the server closes; gives what came back.
+/// Sends `bytes` and reads until the server closes. Returns the bytes read and the own address.
 fn knock(server: &StoreServer, bytes: &[u8]) -> (Vec<u8>, String) {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     let own = stream.local_addr().unwrap().to_string();
-    // The server may have closed before all is sent.
+    // The server may close the connection before everything is sent.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     let mut buffer = [0; 1024];
@@ -35,12 +35,12 @@ fn knock(server: &StoreServer, bytes: &[u8]) -> (Vec<u8>, String) {
     (answer, own)
 }
 
-/// The first bytes of a header of a version.
+/// The first bytes of a header of this version.
 fn magic(version: u16) -> Vec<u8> {
     [&b"FLEETNET"[..], &version.to_le_bytes()].concat()
 }
 
-/// Waits until the log has a line with all of `words`.
+/// Waits until the log has a line that contains all of `words`.
 fn await_line(lines: &impl Fn() -> Vec<String>, words: &[&str]) -> String {
     let start = Instant::now();
     loop {
@@ -77,7 +77,7 @@ fn strangers_are_dropped_and_named() {
     assert!(error.message().contains("refused this process's token"), "{error}");
     await_line(&lines, &["does not know the job's token"]);
 
-    // And the server is as good as before.
+    // The server still works.
     StoreClient::connect(server.address(), &token, &long())
         .unwrap()
         .set("a", b"", &long())
@@ -92,7 +92,7 @@ fn garbage_does_no_harm() {
     for round in 0..200 {
         let mut bytes: Vec<u8> = (0..random.below(300)).map(|_| random.next_u64() as u8).collect();
         if round % 2 == 0 {
-            // The right beginning, and then a length out of this world.
+            // A valid start, and then an absurd length.
             let mut header = magic(PROTOCOL_VERSION);
             header.resize(44, 7);
             header.extend(&bytes);
@@ -107,7 +107,7 @@ fn garbage_does_no_harm() {
         .unwrap();
 }
 
-/// Members get in past strangers that hold connections open, and those are dropped in time.
+/// Members can join while strangers hold connections open, and those are dropped in time.
 #[test]
 fn slow_strangers_hold_nothing_up() {
     let token = Token::generate().unwrap();
@@ -130,8 +130,8 @@ fn slow_strangers_hold_nothing_up() {
     assert!(start.elapsed() < HANDSHAKE_SPAN * 4);
 }
 
-/// The child of the next test: hosts a store with few descriptors, and opens the files of a save
-/// when told to.
+/// Child process of the next test: hosts a store with few descriptors, and opens the files of a
+/// save on request.
 pub fn door_under_a_low_limit() {
     const FILES: usize = 30;
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(300) }).unwrap();
@@ -146,7 +146,8 @@ pub fn door_under_a_low_limit() {
     std::io::stdin().read_line(&mut line).unwrap();
 }
 
-/// 400 strangers at a process that may open 300 descriptors: members get in, files can be opened.
+/// 400 strangers connect to a process that may open 300 descriptors. Members can still join, and
+/// files can still be opened.
 #[test]
 fn strangers_leave_descriptors_for_saves() {
     let token = Token::generate().unwrap();
@@ -185,7 +186,7 @@ fn strangers_leave_descriptors_for_saves() {
     assert!(child.wait().unwrap().success());
 }
 
-/// A client that meets something else than a server of its job.
+/// A client that connects to something other than a server of its job.
 #[test]
 fn wrong_servers_are_named() {
     let token = Token::generate().unwrap();
@@ -195,7 +196,7 @@ fn wrong_servers_are_named() {
             [magic(PROTOCOL_VERSION + 1), vec![0; 34]].concat(),
             "another version of Fleet's protocol",
         ),
-        // Speaks our protocol and believes everybody, but cannot prove itself.
+        // Speaks the protocol and accepts any client, but cannot authenticate itself.
         (
             [magic(PROTOCOL_VERSION), vec![0; 34 + 32], vec![1, 0, 0, 0, 1]].concat(),
             "does not know the job's token",
@@ -207,7 +208,7 @@ fn wrong_servers_are_named() {
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(&answer).unwrap();
-            // Until the client leaves.
+            // Reads until the client closes.
             while let Ok(1..) = stream.read(&mut [0; 256]) {}
         });
         let error = StoreClient::connect(address, &token, &long()).err().unwrap();

@@ -1,4 +1,4 @@
-//! Jobs whose token asks for TLS.
+//! Jobs whose token requires TLS.
 
 use crate::proxy::Proxy;
 use fleet_base::Result;
@@ -28,8 +28,8 @@ fn a_token_says_that_it_asks_for_tls() {
     assert!(plain != token && !plain.is_over_tls());
 }
 
-/// Store and mesh, with messages longer than any buffer, both ways at once; the store is reached
-/// through a recorder, which finds nothing to read.
+/// Store and mesh, with messages longer than any buffer, in both directions at once. The store is
+/// reached through a recorder, which finds no plain text.
 #[test]
 fn everything_is_encrypted() {
     let token = Token::generate().and_then(Token::over_tls).expect("a key");
@@ -88,8 +88,8 @@ impl Conversation for Echo {
     }
 }
 
-/// Requests and answers, which is what workers and parameter servers say, several on their way at
-/// once and longer than any buffer; the recorder in between finds nothing to read.
+/// Requests and answers of workers and parameter servers, several in flight and longer than any
+/// buffer. The recorder in between finds no plain text.
 #[test]
 fn calls_are_encrypted() {
     let token = Token::generate().and_then(Token::over_tls).expect("a key");

@@ -1,4 +1,4 @@
-//! One op with its inputs and attributes.
+//! A test case: one op with its inputs and attributes.
 
 use crate::{Machine, Value};
 use fleet_base::{Error, Result};
@@ -21,7 +21,7 @@ pub struct Case {
     step: u64,
 }
 
-/// What an op made, by slot.
+/// The outputs of an op, by slot.
 #[derive(Debug)]
 pub struct Outputs(Vec<(&'static str, Vec<Value>)>);
 
@@ -62,7 +62,7 @@ impl Case {
         }
     }
 
-    /// A case of a registered op.
+    /// Makes a case of a registered op.
     pub fn named(op: &str) -> Result<Case> {
         Ok(Case::new(Registry::standard().get(op)?))
     }
@@ -73,7 +73,7 @@ impl Case {
         attrs.iter().fold(case, |case, (name, value)| case.attr(name, value.clone()))
     }
 
-    /// Adds a variable to an input slot.
+    /// Adds one variable to an input slot.
     pub fn input(self, slot: &str, value: impl Into<Value>) -> Case {
         self.inputs(slot, vec![value.into()])
     }
@@ -88,19 +88,19 @@ impl Case {
         self
     }
 
-    /// Asks for an optional output.
+    /// Requests an optional output.
     pub fn want(mut self, slot: &str) -> Case {
         self.wanted.push((slot.to_string(), 1));
         self
     }
 
-    /// Asks for an output slot in a physical layout.
+    /// Requests a physical layout for an output slot.
     pub fn layout(mut self, slot: &str, layout: Layout) -> Case {
         self.layouts.push((slot.to_string(), layout));
         self
     }
 
-    /// States that an output is the very variable of an input (`ParamOut` of an optimizer).
+    /// Makes an output the same variable as an input (such as `ParamOut` of an optimizer).
     pub fn same(mut self, output: &str, input: &str) -> Case {
         self.same.push((output.to_string(), input.to_string()));
         self
@@ -110,24 +110,24 @@ impl Case {
         Case { seed, ..self }
     }
 
-    /// Runs of the program so far, which training-time random ops look at.
+    /// Number of earlier runs of the program, which random ops for training depend on.
     pub fn step(self, step: u64) -> Case {
         Case { step, ..self }
     }
 
-    /// The outputs that the loss of [`Case::check_grad`] is made of; by default all floating ones.
+    /// Restricts the loss of [`Case::check_grad`] to these outputs. Default: all floating outputs.
     pub fn loss_on(mut self, slots: &[&str]) -> Case {
         self.loss_on = Some(slots.iter().map(|slot| slot.to_string()).collect());
         self
     }
 
-    /// Step of the finite differences (1/32) and the error allowed, relative to the largest
-    /// gradient (0.002).
+    /// Sets the step of the finite differences (default 1/32) and the tolerance, relative to the
+    /// largest gradient (default 0.002).
     pub fn differences(self, step: f64, tolerance: f64) -> Case {
         Case { difference: step, grad_tolerance: tolerance, ..self }
     }
 
-    /// Runs the op in every way that must make no difference.
+    /// Runs the op in all variants that must give the same result, and returns its outputs.
     pub fn run(&self) -> Result<Outputs> {
         let (mut machine, id) = self.build()?;
         machine.run(id)?;
@@ -140,7 +140,7 @@ impl Case {
         Ok(Outputs(outputs))
     }
 
-    /// Runs the shape rule only.
+    /// Runs only the shape rule.
     pub fn infer(&self) -> Result<Vec<Vec<Meta>>> {
         let (machine, id) = self.build()?;
         let op = machine.program.op(id);
@@ -148,8 +148,8 @@ impl Case {
         Ok(op.outputs.iter().map(metas).collect())
     }
 
-    /// Runs the shape rule with the first dimension of the first input slot unknown: what it says
-    /// must agree with what it says when everything is known.
+    /// Runs the shape rule with the first dimension of the first input slot unknown. Its result
+    /// must agree with the result for known dimensions.
     pub fn check_unknown_batch(&self) -> Result<()> {
         let (machine, id) = self.build()?;
         let op = machine.program.op(id);
@@ -181,7 +181,7 @@ impl Case {
         Ok(())
     }
 
-    /// A program with the op, its inputs filled in.
+    /// Builds a program with the op and its inputs.
     pub(crate) fn build(&self) -> Result<(Machine, OpId)> {
         let mut machine = Machine::new(self.def, self.seed);
         machine.step = self.step;

@@ -22,15 +22,15 @@
 //!   numbers, `rand SEED LOW HIGH` (see [`Value::random`]), `fill V`, or `range START STEP`.
 //!   Without `= VALUES` all are zero.
 //! * `out SLOT TYPE = VALUES` compares every element, `out SLOT TYPE at I:V I:V ...` some of them,
-//!   `out SLOT TYPE` only type and shape. An optional output is asked for by naming it. Sparse rows
-//!   are compared as the dense matrix that they are.
-//! * `stat SLOT mean|std|min|max LOW HIGH` for random outputs.
-//! * `tol RELATIVE [ABSOLUTE]`: default 1e-5 and 1e-6.
-//! * `grad SLOT ...`: finite differences; `loss SLOT ...` restricts the outputs they look at,
-//!   `diff STEP TOLERANCE` changes them (0.03125 and 0.002).
+//!   and `out SLOT TYPE` only type and shape. Naming an optional output requests it. Sparse rows
+//!   are compared as a dense matrix.
+//! * `stat SLOT mean|std|min|max LOW HIGH`: range of a statistic, for random outputs.
+//! * `tol RELATIVE [ABSOLUTE]`: tolerances, by default 1e-5 and 1e-6.
+//! * `grad SLOT ...`: checks gradients with finite differences. `loss SLOT ...` restricts the
+//!   outputs of the loss, `diff STEP TOLERANCE` sets step and tolerance (0.03125 and 0.002).
 //! * `same OUTPUT INPUT`: the two are one variable. `seed N`, `step N`.
-//! * `static`: the first dimension of the first input slot may not be unknown.
-//! * `error TEXT`: fails with a message that holds the text; several lines may stand.
+//! * `static`: the first dimension of the first input slot must be known.
+//! * `error TEXT`: the case must fail with a message that contains the text; may be repeated.
 
 use crate::{Case, Outputs, Value, to_filter64};
 use fleet_base::{Error, Result};
@@ -40,9 +40,9 @@ use fleet_tensor::{DType, Layout, Shape};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Runs every case of every `.fleet` file in a directory; the error lists all that fail.
+/// Runs every case of every `.fleet` file in a directory. The error lists all failed cases.
 ///
-/// Only cases of ops whose name contains `filter` run. Returns the names of the ops that ran.
+/// Runs only cases of ops whose name contains `filter`. Returns the names of the ops that ran.
 pub fn run_dir(dir: &Path, filter: &str) -> Result<Vec<&'static str>> {
     let mut ran = Vec::new();
     let mut failures = String::new();
@@ -66,14 +66,14 @@ pub fn run_dir(dir: &Path, filter: &str) -> Result<Vec<&'static str>> {
     Ok(ran)
 }
 
-/// The text of every case of every `.fleet` file in a directory.
+/// Returns the text of every case of every `.fleet` file in a directory.
 pub fn texts(dir: &Path) -> Result<Vec<String>> {
     let files = files(dir)?;
     let texts = files.iter().flat_map(|(_, text)| blocks(text));
     Ok(texts.map(|block| block.lines.join("\n")).collect())
 }
 
-/// Runs the op of a case that may be wrong in any way, unless an output would have more than
+/// Runs the op of a case that may be invalid in any way, unless an output would have more than
 /// `elements_max` elements.
 pub fn attempt(text: &str, elements_max: usize) -> Result<()> {
     for block in blocks(text) {
@@ -88,7 +88,7 @@ pub fn attempt(text: &str, elements_max: usize) -> Result<()> {
     Ok(())
 }
 
-/// Runs the gradient ops of a case over inputs that `change` gives other types and shapes.
+/// Runs the gradient ops of a case over inputs whose types and shapes `change` replaces.
 pub fn attempt_grad(text: &str, change: &mut dyn FnMut(Meta) -> Meta) -> Result<()> {
     for block in blocks(text) {
         let name = block.lines[0].split_whitespace().nth(1).unwrap_or_default();
@@ -99,7 +99,7 @@ pub fn attempt_grad(text: &str, change: &mut dyn FnMut(Meta) -> Meta) -> Result<
     Ok(())
 }
 
-/// Name and text of every `.fleet` file in a directory.
+/// Returns name and text of every `.fleet` file in a directory.
 fn files(dir: &Path) -> Result<Vec<(String, String)>> {
     let mut paths: Vec<_> = std::fs::read_dir(dir)
         .map_err(|error| Error::io("list", dir, &error))?
@@ -115,7 +115,7 @@ fn files(dir: &Path) -> Result<Vec<(String, String)>> {
     paths.into_iter().map(read).collect()
 }
 
-/// Lines of one case, with the number of its first line.
+/// The lines of one case, with the number of its first line.
 struct Block<'a> {
     line: usize,
     lines: Vec<&'a str>,
@@ -148,7 +148,7 @@ struct Test {
     fixed_batch: bool,
 }
 
-/// What an output must be.
+/// The expected value of an output.
 struct Expected {
     slot: String,
     dtype: DType,
@@ -184,7 +184,7 @@ fn run_block(block: &Block<'_>, filter: &str) -> Result<Option<&'static str>> {
     Ok(Some(def.spec.name))
 }
 
-/// The error may come from the attributes, the shape rule, or the kernel.
+/// Checks that a case fails. The error may come from the attributes, the shape rule, or the kernel.
 fn check_error(block: &Block<'_>, def: &'static OpDef) -> Result<()> {
     let wanted = block.lines.iter().filter_map(|line| line.strip_prefix("error "));
     let outcome = parse(block, def).and_then(|test| test.case.run().map(|_| test.errors));
@@ -392,7 +392,7 @@ fn parse_expected(ty: &Type, words: &[&str]) -> Result<Vec<(usize, f64)>> {
     match words {
         [] => Ok(Vec::new()),
         _ => {
-            // Expectations are kept in f64: a tolerance applies, not the rounding of the type.
+            // Keep expected values in f64: the tolerance applies, not the rounding of the type.
             let dtype = if ty.dtype.is_float() { DType::F64 } else { ty.dtype };
             Ok(parse_values(dtype, ty.shape, words)?.numbers().into_iter().enumerate().collect())
         }

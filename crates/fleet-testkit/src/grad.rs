@@ -1,4 +1,4 @@
-//! Gradient rules against finite differences.
+//! Checks gradient rules against finite differences.
 
 use crate::machine::How;
 use crate::{Case, Machine, Value};
@@ -9,13 +9,13 @@ use fleet_ops::{Emit, Grad, GradCtx, Meta};
 use fleet_tensor::DType;
 use std::collections::HashMap;
 
-/// Elements of an input that are differentiated by differences; more are sampled evenly.
+/// Maximum number of elements of an input to differentiate; larger inputs are sampled evenly.
 const ELEMENTS_MAX: usize = 48;
 
 impl Case {
     /// Compares the op's own gradient with respect to the input slots `wrt` with central
-    /// differences of a random projection of its outputs. The gradient ops run as [`Case::run`]
-    /// does: on 1 and 3 threads, in place and not.
+    /// differences of a random projection of its outputs. The gradient ops run in the variants of
+    /// [`Case::run`]: on 1 and 3 threads, in place and not.
     pub fn check_grad(&self, wrt: &[&str]) -> Result<()> {
         let (mut machine, id) = self.build()?;
         machine.run(id)?;
@@ -40,8 +40,8 @@ impl Case {
         Ok(())
     }
 
-    /// Runs the gradient ops of the slots `wrt` over other inputs than the rule gave them: of each,
-    /// `change` says what it is now.
+    /// Runs the gradient ops of the slots `wrt` over other inputs than those of the rule. `change`
+    /// maps the type and shape of each.
     pub fn attempt_grad(&self, wrt: &[&str], change: &mut dyn FnMut(Meta) -> Meta) -> Result<()> {
         let (mut machine, id) = self.build()?;
         machine.run(id)?;
@@ -70,7 +70,7 @@ impl Case {
         Ok(())
     }
 
-    /// A random weight for each element of the outputs that make up the loss.
+    /// Random weights for the elements of the outputs in the loss.
     fn weights(&self, machine: &mut Machine, id: OpId) -> Result<HashMap<VarId, VarId>> {
         let op = machine.program.op(id).clone();
         let mut weights = HashMap::new();
@@ -121,7 +121,7 @@ impl Case {
         Ok(())
     }
 
-    /// Central differences with steps h and h/2, extrapolated: the error is of order h^4.
+    /// Extrapolated central differences with steps h and h/2 (Richardson); the error is O(h^4).
     fn numeric(
         &self,
         machine: &mut Machine,
@@ -139,7 +139,7 @@ impl Case {
     }
 }
 
-/// Emits and runs the gradient ops; returns (variable, its gradient) pairs.
+/// Emits and runs the gradient ops. Returns (variable, its gradient) pairs.
 fn run_rule(
     machine: &mut Machine,
     case: &Case,
@@ -173,7 +173,7 @@ fn emit_rule(
     rule(&mut ctx)?;
     let made = ctx.into_made();
     let ops = std::mem::take(&mut emit.ops);
-    // The gradient ops get layouts as the forward op's inputs have them.
+    // Gradients get the layouts of the forward op's inputs.
     for (var, grad) in &made {
         if let Some(Value::Dense(tensor)) = machine.values.get(var) {
             machine.layouts.insert(*grad, tensor.layout());
@@ -194,7 +194,7 @@ fn sum_parts(machine: &Machine, parts: impl Iterator<Item = VarId>) -> Option<Ve
     total
 }
 
-/// Moves one element of a variable; returns its value then, and the loss.
+/// Shifts one element of a variable. Returns its shifted value and the loss.
 fn shifted_loss(
     machine: &mut Machine,
     id: OpId,

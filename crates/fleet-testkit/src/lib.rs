@@ -1,13 +1,14 @@
-//! What tests use; never part of a release.
+//! Test support; never part of a release.
 //!
-//! * [`Case`]: one op with inputs and attributes, run alone. Every run is really several: one
-//!   thread against three, in place against not, over memory full of garbage, counting allocations.
+//! * [`Case`]: one op with inputs and attributes, run alone. Every run covers several variants,
+//!   which must agree: one thread and three, in place and not, memory filled with garbage. It also
+//!   counts allocations.
 //! * [`Case::check_grad`]: the op's gradient rule against finite differences.
-//! * [`filetest`]: cases as text, with numbers made by an oracle.
+//! * [`filetest`]: cases as text, with expected values from an oracle.
 //!
 //! * [`local`]: ranks as threads of one process.
 //!
-//! A test binary that wants allocations counted installs [`CountingAllocator`].
+//! A test binary that checks allocations installs [`CountingAllocator`].
 //!
 //! ```
 //! use fleet_testkit::{Case, Value};

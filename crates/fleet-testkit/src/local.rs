@@ -1,10 +1,10 @@
-//! Ranks as threads of one process: rings in memory, so that rewritten programs run at several
-//! ranks without a socket.
+//! Ranks as threads of one process with rings in memory, so that rewritten programs run at several
+//! ranks without sockets.
 //!
-//! Every collective is an exchange: each rank leaves what it has, the last one lets all go on, and
-//! each takes what it needs. Sums are made in order of ranks, in f64 for f32 and halves, so all
-//! ranks get the same bits. Ranks that make different calls get an error that names both; so does a
-//! rank that waits too long.
+//! Every collective is an exchange: each rank deposits its data, the last rank completes the
+//! exchange, and each takes the data that it needs. Sums are computed in rank order, in f64 for f32
+//! and half floats, so all ranks get the same bits. Ranks in different calls get an error that
+//! names both calls. A wait that takes too long is an error, too.
 //!
 //! ```
 //! use fleet_ops::Ring;
@@ -26,11 +26,11 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A rank that waits so long for its peers is in a program that hangs; tests take milliseconds.
+/// Timeout of a wait for peers. Tests take milliseconds, so a longer wait is a hang.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Runs `body` for every rank in a thread of its own, and gives the results in order of ranks. A
-/// rank that fails aborts the rings.
+/// Runs `body` for every rank in a thread of its own. Returns the results by rank. A rank that
+/// fails aborts the rings.
 pub fn run<T: Send>(
     ranks: usize,
     body: impl Fn(usize, &World) -> Result<T> + Sync,
@@ -62,11 +62,11 @@ pub struct World {
 type Made = HashMap<Vec<usize>, Arc<Shared>>;
 
 impl World {
-    /// The ring called `id` of these ranks of the job, seen from `rank`, one of them. Different
-    /// groups of ranks may have a ring of the same name, as they do in a cluster of nodes.
+    /// The ring `id` of `members` (ranks in the job), seen from `rank`. Different groups of ranks
+    /// may each have a ring of the same id, as the nodes of a cluster do.
     ///
     /// # Panics
-    /// If `rank` is none of the members.
+    /// If `rank` is not one of `members`.
     pub fn ring(&self, id: i64, members: &[usize], rank: usize) -> Arc<LocalRing> {
         let place = members.iter().position(|member| *member == rank);
         let mut rings = lock(&self.rings);
@@ -98,12 +98,12 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What each rank has left in the exchange that is going on.
+    /// Data of each rank in the running exchange.
     left: HashMap<usize, (String, Vec<u8>)>,
-    /// The finished exchange, until every rank has taken it.
+    /// The completed exchange, until every rank has taken it.
     done: Option<Arc<Vec<Vec<u8>>>>,
     takers: usize,
-    /// From and to, what was sent and is not yet received.
+    /// Messages sent but not received yet, by (from, to).
     mail: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
     failed: Option<Error>,
 }
@@ -115,7 +115,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until `ready` gives something.
+    /// Waits until `ready` returns a value.
     fn wait<T>(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -143,17 +143,17 @@ impl Shared {
 }
 
 impl LocalRing {
-    /// Bytes that this rank has handed to its ring.
+    /// Number of bytes that this rank has passed to its ring.
     pub fn bytes_given(&self) -> u64 {
         self.bytes.load(SeqCst)
     }
 
-    /// Leaves `mine` and takes what every rank has left.
+    /// Deposits `mine` and returns the data of all ranks.
     fn exchange(&self, what: &str, mine: Vec<u8>) -> Result<Arc<Vec<Vec<u8>>>> {
         self.bytes.fetch_add(mine.len() as u64, SeqCst);
         let shared = &self.shared;
         let state = lock(&shared.state);
-        // A rank that is ahead waits until all have taken the last one.
+        // A rank that is ahead waits until all ranks have taken the previous exchange.
         shared.wait(state, what, |state| (state.done.is_none()).then_some(()))?;
         let mut state = lock(&shared.state);
         if let Some((rank, (other, _))) = state.left.iter().find(|(_, (other, _))| other != what) {
@@ -232,7 +232,7 @@ impl Ring for LocalRing {
         if self.rank == root {
             put(parts, &sum);
         } else {
-            // Nobody may count on what is left here.
+            // The result is unspecified on other ranks: overwrite it, so that its use shows.
             parts.iter().for_each(|part| part.bytes_mut().fill(0xCD));
         }
         Ok(())
@@ -311,7 +311,7 @@ impl Ring for LocalRing {
     }
 }
 
-/// The reduction of equally long pieces.
+/// Reduces pieces of equal length.
 fn reduce(dtype: DType, pieces: &[&[u8]], op: ReduceOp) -> Result<Vec<u8>> {
     macro_rules! over {
         ($ty:ty, $wide:ty, $read:expr, $write:expr) => {{

@@ -1,4 +1,4 @@
-//! Runs single ops of a program over values, one at a time, obviously.
+//! Runs single ops of a program over values, in the simplest possible way.
 
 use crate::{Value, allocations};
 use fleet_base::{Error, Result};
@@ -13,9 +13,9 @@ pub struct Machine {
     pub program: Program,
     pub registry: Registry,
     pub values: HashMap<VarId, Value>,
-    /// Layouts that outputs are wanted in; row-major if not named.
+    /// Requested layouts of outputs; row-major if not listed.
     pub layouts: HashMap<VarId, Layout>,
-    /// (output slot, input slot) of the op under test that are one variable.
+    /// Pairs (output slot, input slot) of the op under test that are one variable.
     pub same: Vec<(String, String)>,
     pub step: u64,
 }
@@ -23,11 +23,11 @@ pub struct Machine {
 /// How to run an op.
 pub struct How<'a> {
     pub pool: &'a Pool,
-    /// What fills the outputs and the scratch before the kernel runs.
+    /// Byte that fills the outputs and the scratch memory before the kernel runs.
     pub garbage: u8,
     /// Pairs of output and input slot that share memory, variable by variable.
     pub share: Vec<(String, String)>,
-    /// Which variable of the input slot a lone output shares with.
+    /// Index of the variable of the input slot with which a single output shares memory.
     pub turn: usize,
 }
 
@@ -51,7 +51,7 @@ impl Machine {
         }
     }
 
-    /// Runs the op in every way that must make no difference, and keeps its outputs.
+    /// Runs the op in all variants that must give the same result, and stores its outputs.
     pub fn run(&mut self, id: OpId) -> Result<()> {
         let op = self.program.op(id).clone();
         let def = self.registry.get(op.name())?;
@@ -98,7 +98,7 @@ impl Machine {
         out.kind == VarKind::Dense && arg.kind == out.kind && out.bytes() == arg.bytes()
     }
 
-    /// Of the value if there is one: it knows the room of sparse rows.
+    /// The meta of the value, if there is one, because it includes the capacity of sparse rows.
     pub(crate) fn meta(&self, var: VarId) -> Meta {
         match self.values.get(&var) {
             Some(value) => value.meta(),
@@ -106,7 +106,7 @@ impl Machine {
         }
     }
 
-    /// Runs the op once and returns its outputs by slot; the machine's values stay as they are.
+    /// Runs the op once and returns its outputs by slot. The machine's values do not change.
     pub fn execute(&self, id: OpId, how: &How<'_>) -> Result<Vec<Vec<Value>>> {
         let op = self.program.op(id);
         let def = self.registry.get(op.name())?;
@@ -226,7 +226,7 @@ fn is_rows(value: &&Value) -> bool {
     matches!(value, Value::Rows(_))
 }
 
-/// The arguments of a kernel; the counters of sparse rows lie in `counts`, in order.
+/// The arguments of a kernel. The row counts of sparse rows are stored in `counts`, in order.
 fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<u64>) -> Vec<Vec<Arg>> {
     let mut arg = |value: &mut Value| {
         let meta = value.meta();
@@ -242,7 +242,7 @@ fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<u64>) -> Vec<Vec<Arg>> {
         };
         let tensor = value.tensor();
         let mut arg = Arg::unbound(meta, tensor.layout());
-        // SAFETY: the value has the memory of its meta and lives through the call.
+        // SAFETY: the value has the memory that its meta describes, and outlives the call.
         unsafe { arg.bind(tensor.as_ptr(), rows) };
         arg
     };

@@ -1,4 +1,4 @@
-//! Values of variables: dense tensors and sparse rows, made, compared and printed by tests.
+//! Values of variables in tests: dense tensors and sparse rows.
 
 use fleet_base::{Error, Result};
 use fleet_ir::VarKind;
@@ -25,9 +25,11 @@ impl From<SparseRows> for Value {
 }
 
 impl Value {
+    /// A dense f32 tensor.
+    ///
     /// # Panics
-    /// If the number of values does not fit the shape, as all makers here: tests are to fail
-    /// loudly.
+    /// If the number of values does not match the shape. All constructors here panic, so that tests
+    /// fail loudly.
     pub fn f32(shape: impl Into<Shape>, values: &[f32]) -> Value {
         Tensor::from_slice(values, shape).expect("values fit the shape").into()
     }
@@ -40,13 +42,13 @@ impl Value {
         Tensor::from_slice(values, shape).expect("values fit the shape").into()
     }
 
-    /// A tensor of any type from numbers, which are rounded or cut as `as` does.
+    /// A tensor of any type. The numbers are converted as by `as`.
     pub fn of(dtype: DType, shape: impl Into<Shape>, values: &[f64]) -> Result<Value> {
         Ok(tensor_of(dtype, shape.into(), values)?.into())
     }
 
-    /// Numbers evenly spread over [low, high), the same for the same seed: for element `i` those of
-    /// splitmix64 at `seed * 2^32 + i`, 24 bits of them. Integers are rounded down.
+    /// Values evenly distributed over [low, high), determined by the seed. Element `i` is computed
+    /// from the upper 24 bits of splitmix64 at `seed * 2^32 + i`. Integers are rounded down.
     pub fn random(dtype: DType, shape: impl Into<Shape>, seed: u64, low: f64, high: f64) -> Value {
         let shape = shape.into();
         let values: Vec<f64> = (0..shape.len() as u64)
@@ -59,7 +61,7 @@ impl Value {
         Value::of(dtype, shape, &values).expect("as many values as elements")
     }
 
-    /// Sparse rows: `values` holds one row of `shape` for each id.
+    /// Sparse rows. `values` holds one row of `shape` for each id.
     pub fn rows(shape: impl Into<Shape>, ids: &[i64], values: &[f32]) -> Value {
         let shape = shape.into();
         let mut dims = shape;
@@ -72,7 +74,7 @@ impl Value {
         })
     }
 
-    /// Memory for a variable.
+    /// Zeroed memory for a variable.
     pub fn zeros(meta: &Meta, layout: Layout) -> Result<Value> {
         match meta.kind {
             VarKind::Dense => Ok(Tensor::zeros_in(meta.dtype, meta.shape, layout)?.into()),
@@ -92,7 +94,7 @@ impl Value {
         }
     }
 
-    /// The tensor; for sparse rows, their values.
+    /// The tensor; for sparse rows, the tensor of their values.
     pub fn tensor(&self) -> &Tensor {
         match self {
             Value::Dense(tensor) => tensor,
@@ -130,7 +132,7 @@ impl Value {
         })
     }
 
-    /// Fills the memory with garbage, so that what a kernel forgets to write shows.
+    /// Fills the memory with garbage, so that elements which a kernel does not write are detected.
     pub fn poison(&mut self, byte: u8) {
         self.tensor_mut().as_bytes_mut().fill(byte);
         if let Value::Rows(rows) = self {
@@ -139,7 +141,7 @@ impl Value {
         }
     }
 
-    /// The bytes that count: all of a dense tensor, the rows in use of sparse rows.
+    /// The significant content: all bytes of a dense tensor, or the used rows of sparse rows.
     pub fn content(&self) -> (Vec<i64>, &[u8]) {
         match self {
             Value::Dense(tensor) => (Vec::new(), tensor.as_bytes()),
@@ -152,8 +154,7 @@ impl Value {
         }
     }
 
-    /// Every element as a number, in row-major order; sparse rows as the dense matrix that they
-    /// are.
+    /// All elements as numbers, in row-major order. Sparse rows are converted to a dense matrix.
     pub fn numbers(&self) -> Vec<f64> {
         match self {
             Value::Dense(tensor) => {
@@ -227,7 +228,7 @@ fn numbers_of(tensor: &Tensor) -> Vec<f64> {
     }
 }
 
-/// A filter [Cout, Cin, kh, kw] in the layout that the convolution kernels read.
+/// Converts a filter [Cout, Cin, kh, kw] to the layout of the convolution kernels.
 pub fn to_filter64(tensor: &Tensor) -> Result<Tensor> {
     let shape = *tensor.shape();
     let mut packed = Tensor::zeros_in(tensor.dtype(), shape, Layout::Filter64)?;
@@ -243,7 +244,7 @@ fn from_filter64(shape: &Shape, physical: &[f64]) -> Vec<f64> {
     out
 }
 
-/// Calls `each(row-major index, index in Filter64)`.
+/// Calls `each(row-major index, index in Filter64)` for every element.
 fn for_filter64(shape: &Shape, mut each: impl FnMut(usize, usize)) {
     let (cout, cin) = (shape.at(0), shape.at(1));
     let taps = shape.product(2..shape.rank());

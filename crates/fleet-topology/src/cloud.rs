@@ -1,14 +1,14 @@
 //! The role maker that reads the environment ("PaddleCloudRoleMaker" in the documents).
 //!
-//! First messages of errors are those that scripts know from the original; what comes after them
-//! (`expected`, `help`) is ours.
+//! The first message of each error keeps the wording of the original role maker, which scripts may
+//! match. The parts after it (`expected`, `help`) are Fleet's own.
 
 use crate::{Endpoint, Env, Gloo, HeterStage, Job, Local, Mode, Role, Secret, Topology, names};
 use fleet_base::{Error, Result};
 use std::time::Duration;
 
 impl Topology {
-    /// The place in a collective job, `fleet.init(is_collective=True)`. Without
+    /// The topology of a process in a collective job, `fleet.init(is_collective=True)`. Without
     /// `PADDLE_TRAINER_ENDPOINTS` the process is worker 0 of 1.
     pub fn collective(env: &Env) -> Result<Topology> {
         refuse_server(env)?;
@@ -48,8 +48,9 @@ impl Topology {
         })
     }
 
-    /// The place in a parameter-server job, `fleet.init()`. Without `PADDLE_PSERVERS_IP_PORT_LIST`
-    /// the process is worker 0 of 1, unless another variable says that there are several.
+    /// The topology of a process in a parameter-server job, `fleet.init()`. Without
+    /// `PADDLE_PSERVERS_IP_PORT_LIST` the process is worker 0 of 1. It is an error if another
+    /// variable implies several processes.
     pub fn parameter_server(env: &Env) -> Result<Topology> {
         let servers = list(env, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
         if servers.is_empty() {
@@ -110,7 +111,7 @@ impl Topology {
     }
 }
 
-/// The rank and the own endpoint of a process of a parameter-server job.
+/// The rank and endpoint of this process in a parameter-server job.
 fn ps_place(
     env: &Env,
     role: Role,
@@ -146,7 +147,8 @@ fn ps_place(
     }
 }
 
-/// `None` when the job has no heterogeneous workers, or for a server, which has no stage.
+/// The stage of this process. `None` if the job has no heterogeneous workers, and for a server,
+/// which has no stage.
 fn heter(env: &Env, role: Role) -> Result<Option<HeterStage>> {
     let all = list(env, names::PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST)?;
     let staged = matches!(role, Role::Worker | Role::HeterWorker);
@@ -176,7 +178,7 @@ fn heter(env: &Env, role: Role) -> Result<Option<HeterStage>> {
     Ok(Some(stage))
 }
 
-/// `[1, 2]`, as a list is printed.
+/// Parses a list in brackets, such as `[1, 2]`.
 fn bracketed(text: &str) -> Result<Vec<usize>> {
     let wrong = || {
         Error::invalid("PADDLE_STAGE_TRAINERS_NUM is not understood")
@@ -201,7 +203,8 @@ fn port(env: &Env) -> Result<u16> {
     env.number(names::PADDLE_PORT)?.ok_or_else(|| not_found(names::PADDLE_PORT))
 }
 
-/// A script that asks for a collective job but runs as a server would wait for nobody.
+/// Rejects a script that initialises a collective job in a process started as a server. Such a
+/// process would train alone.
 fn refuse_server(env: &Env) -> Result<()> {
     match env.text(names::TRAINING_ROLE) {
         Some(role) if role != Role::Worker.env_name() => {
@@ -221,8 +224,8 @@ fn mpi_ranks(env: &Env) -> Result<Option<usize>> {
     }
 }
 
-/// Without a list of servers a process trains alone with a server of its own. One of several would
-/// do so beside the others, and they would write the same files.
+/// Without a list of servers, a process trains alone with a server of its own. Rejects this in a
+/// process of a larger job: all its processes would train alone and write the same files.
 fn refuse_alone(env: &Env) -> Result<()> {
     let servers = names::PADDLE_PSERVERS_IP_PORT_LIST;
     if let Some(role) = env.text(names::TRAINING_ROLE).filter(|role| *role != "TRAINER") {
@@ -246,7 +249,7 @@ fn refuse_alone(env: &Env) -> Result<()> {
     refuse_strangers(env)
 }
 
-/// A process that another launcher has started as one of several would train alone, unnoticed.
+/// Rejects a process that another launcher started as one of several: it would train alone.
 fn refuse_strangers(env: &Env) -> Result<()> {
     if is_spoken_for(env) {
         return Ok(());
@@ -266,8 +269,8 @@ fn refuse_strangers(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Whether a launcher of Fleet's kind, or the user, has said what the job is: what others say does
-/// not count then. `fleetrun` itself sets `RANK` and `WORLD_SIZE`.
+/// Whether `fleetrun`, a compatible launcher or the user has described the job. Variables of other
+/// launchers do not count then: `fleetrun` itself sets `RANK` and `WORLD_SIZE`.
 fn is_spoken_for(env: &Env) -> bool {
     let names = [
         names::PADDLE_TRAINERS_NUM,
@@ -278,7 +281,7 @@ fn is_spoken_for(env: &Env) -> bool {
     names.iter().any(|name| env.text(name).is_some())
 }
 
-/// The own endpoint of a collective worker: what was said must be what the list says.
+/// The endpoint of this collective worker. `PADDLE_CURRENT_ENDPOINT`, if set, must match the list.
 fn own_of(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Endpoint> {
     let listed = workers[rank].clone();
     let Some(text) = env.text(names::PADDLE_CURRENT_ENDPOINT) else { return Ok(listed) };
@@ -292,7 +295,7 @@ fn own_of(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Endpoint> {
 }
 
 fn local(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Local> {
-    // Ranks of one host count up in the order of the list.
+    // Local ranks follow the order of the workers of one host in the list.
     let own_host = workers.get(rank).map(|endpoint| &endpoint.host);
     let before = workers.iter().take(rank).filter(|other| Some(&other.host) == own_host).count();
     let devices = |name| match env.text(name) {
@@ -381,6 +384,6 @@ pub(crate) fn not_found(name: &str) -> Error {
         .help("start the script with fleetrun, or set the variables of the role by hand")
 }
 
-/// What a process that nobody launched calls itself.
+/// Default host and port of a process that no launcher started.
 const ALONE_HOST: &str = "127.0.0.1";
 const ALONE_PORT: u16 = 6170;

@@ -1,4 +1,4 @@
-//! `host:port`.
+//! Endpoints in the form `host:port`.
 
 use fleet_base::{Error, Result};
 use std::fmt;
@@ -16,7 +16,7 @@ use std::str::FromStr;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
-    /// Without the brackets of an IPv6 address.
+    /// Name or address; an IPv6 address has no brackets here.
     pub host: String,
     pub port: u16,
 }
@@ -26,7 +26,8 @@ impl Endpoint {
         Endpoint { host: host.into(), port }
     }
 
-    /// Parses a list; the empty text is the empty list. `what` names the list in messages.
+    /// Parses a list of endpoints separated by commas. An empty text is an empty list. `what` names
+    /// the list in errors.
     pub fn list(what: &str, text: &str) -> Result<Vec<Endpoint>> {
         let mut endpoints = Vec::new();
         if text.trim().is_empty() {
@@ -42,7 +43,7 @@ impl Endpoint {
         Ok(endpoints)
     }
 
-    /// The list as variables have it.
+    /// Formats a list in the form that environment variables use.
     pub fn join(endpoints: &[Endpoint]) -> String {
         endpoints.iter().map(Endpoint::to_string).collect::<Vec<_>>().join(",")
     }
@@ -78,7 +79,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// What came, cut short: it may be a file that somebody pasted.
+/// Quotes the text, cut short: it may be a whole file, pasted by mistake.
 fn shown(text: &str) -> String {
     const CHARS_MAX: usize = 80;
     match text.chars().count() > CHARS_MAX {
@@ -87,8 +88,8 @@ fn shown(text: &str) -> String {
     }
 }
 
-/// More processes than any job has; a longer list is a mistake.
+/// More processes than any job has. A longer list is a mistake.
 const ENDPOINTS_MAX: usize = 1 << 20;
 
-/// The longest domain name (RFC 1035).
+/// Length of the longest domain name (RFC 1035).
 const HOST_BYTES_MAX: usize = 253;

@@ -4,7 +4,7 @@ use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-/// Environment variables, passed as an argument: what a process reads is what it was given.
+/// Environment variables, passed as an argument. Code sees only the variables that it was given.
 ///
 /// ```
 /// use fleet_topology::Env;
@@ -24,8 +24,8 @@ impl Env {
         Env::default()
     }
 
-    /// The environment of this process. Only `main` functions and bindings call this. Variables
-    /// that are not Unicode are left out: none of ours can be.
+    /// The environment of this process. Only `main` functions and bindings call this. Skips
+    /// variables that are not Unicode; no variable of Fleet needs such a value.
     pub fn process() -> Self {
         let pairs = std::env::vars_os();
         Env(pairs
@@ -62,14 +62,15 @@ impl Env {
         self.0.is_empty()
     }
 
-    /// A number, if the variable is there and not empty.
+    /// The value parsed as a number; `None` if the variable is absent or empty.
     pub fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>> {
         let Some(value) = self.text(name) else { return Ok(None) };
         let parsed = value.parse().map_err(|_| wrong(name, "a number in range", value))?;
         Ok(Some(parsed))
     }
 
-    /// A switch, if the variable is there and not empty: 0, 1, true, false, on, off, yes, no.
+    /// The value parsed as a switch (0, 1, true, false, on, off, yes, no); `None` if the variable
+    /// is absent or empty.
     pub fn switch(&self, name: &str) -> Result<Option<bool>> {
         let Some(value) = self.text(name) else { return Ok(None) };
         match value.to_ascii_lowercase().as_str() {
@@ -99,7 +100,7 @@ impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Env {
     }
 }
 
-/// Names only: an environment holds other people's secrets.
+/// Prints names only, because an environment may hold secrets of other programs.
 impl std::fmt::Debug for Env {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()

@@ -3,13 +3,13 @@
 use crate::{Endpoint, Env, names};
 use fleet_base::{Error, Result};
 
-/// Who takes part, where they meet.
+/// The members of the service and their rendezvous.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gloo {
     pub members: GlooMembers,
-    /// None when the members are none and nothing was said.
+    /// `None` if the service has no members and no rendezvous is configured.
     pub rendezvous: Option<Rendezvous>,
-    /// Keeps jobs apart that share a meeting place.
+    /// Job id that separates jobs which share a rendezvous.
     pub job: Option<String>,
 }
 
@@ -31,7 +31,7 @@ pub enum Rendezvous {
     File {
         path: String,
     },
-    /// Process 0 of each role answers here.
+    /// Process 0 of each role listens here.
     Http {
         endpoint: Endpoint,
     },
@@ -50,7 +50,7 @@ impl Gloo {
             }
         };
         let job = env.text(names::SYS_JOB_ID).map(str::to_string);
-        // A launcher exports the meeting place whether or not it is used.
+        // Launchers export the rendezvous whether or not it is used.
         let rendezvous = match members {
             GlooMembers::None => rendezvous(env).unwrap_or_default(),
             _ => Some(rendezvous(env)?.ok_or_else(|| missing(names::PADDLE_GLOO_RENDEZVOUS))?),

@@ -1,9 +1,9 @@
-//! Where a process stands in its job: role, rank, peers.
+//! The role, the rank and the peers of a process in its job.
 //!
-//! A launcher (`fleetrun`, the operator, a cluster's own) tells each process its place by
-//! environment variables. This crate has the one list of their names ([`VARIABLES`]), and turns an
-//! [`Env`], which is a value like any other, into a [`Topology`] that needs no further checks. It
-//! opens no socket and reads the real environment in one function only ([`Env::process`]).
+//! A launcher (`fleetrun`, an operator, a cluster's own) describes the job to each process in
+//! environment variables. This crate has the one list of their names ([`VARIABLES`]). It parses an
+//! [`Env`], which is an ordinary value, into a [`Topology`] that needs no further checks. It opens
+//! no socket, and only [`Env::process`] reads the real environment.
 //!
 //! ```
 //! use fleet_topology::{Env, Topology};

@@ -2,36 +2,36 @@
 //!
 //! Code names a variable by its constant here, never by a literal, so that this list is complete.
 
-/// Who looks at a variable.
+/// The component that reads a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// [`crate::Topology`].
+    /// The role maker, [`crate::Topology`].
     RoleMaker,
     /// `fleetrun`.
     Launcher,
-    /// A worker of parameter servers, for its traffic.
+    /// A worker of a parameter-server job.
     Worker,
     /// A parameter server.
     Server,
-    /// It is written for users' scripts.
+    /// Users' scripts; Fleet only writes it.
     Script,
-    /// Nobody yet: a documented name whose part of Fleet is not there.
+    /// None: a documented name for a feature that Fleet does not support.
     Nobody,
 }
 
-/// A row of the list.
+/// An environment variable of the list.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     pub name: &'static str,
-    /// What holds when it is absent; empty when nothing does.
+    /// Value used when the variable is absent; empty if there is no default.
     pub default: &'static str,
     pub meaning: &'static str,
     pub readers: &'static [Reader],
-    /// Its value is never shown.
+    /// Whether the value must never be shown.
     pub secret: bool,
 }
 
-/// The row of a name.
+/// Finds a variable by name.
 ///
 /// ```
 /// use fleet_topology::names;
@@ -42,7 +42,7 @@ pub fn find(name: &str) -> Option<&'static Variable> {
     VARIABLES.iter().find(|variable| variable.name == name)
 }
 
-/// The value as tables may show it: a mask for secrets.
+/// The value in the form that tables may show: secrets are masked.
 ///
 /// ```
 /// use fleet_topology::names;
@@ -56,7 +56,7 @@ pub fn shown<'a>(name: &str, value: &'a str) -> &'a str {
     }
 }
 
-// Place in a collective job.
+// Topology of a collective job.
 pub const PADDLE_TRAINER_ID: &str = "PADDLE_TRAINER_ID";
 pub const PADDLE_TRAINERS_NUM: &str = "PADDLE_TRAINERS_NUM";
 pub const PADDLE_TRAINER_ENDPOINTS: &str = "PADDLE_TRAINER_ENDPOINTS";
@@ -69,7 +69,7 @@ pub const FLAGS_SELECTED_GPUS: &str = "FLAGS_selected_gpus";
 pub const FLAGS_SELECTED_XPUS: &str = "FLAGS_selected_xpus";
 pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 pub const XPU_VISIBLE_DEVICES: &str = "XPU_VISIBLE_DEVICES";
-// Place in a parameter-server job.
+// Topology of a parameter-server job.
 pub const TRAINING_ROLE: &str = "TRAINING_ROLE";
 pub const PADDLE_PSERVERS_IP_PORT_LIST: &str = "PADDLE_PSERVERS_IP_PORT_LIST";
 pub const PADDLE_COORDINATOR_ENDPOINTS: &str = "PADDLE_COORDINATOR_ENDPOINTS";
@@ -90,7 +90,7 @@ pub const PADDLE_GLOO_FS_UGI: &str = "PADDLE_GLOO_FS_UGI";
 pub const PADDLE_GLOO_FS_PATH: &str = "PADDLE_GLOO_FS_PATH";
 pub const PADDLE_GLOO_HTTP_ENDPOINT: &str = "PADDLE_GLOO_HTTP_ENDPOINT";
 pub const SYS_JOB_ID: &str = "SYS_JOB_ID";
-// What launchers and clusters say to the launcher.
+// Settings that launchers and clusters pass to the launcher.
 pub const PADDLE_TRAINERS: &str = "PADDLE_TRAINERS";
 pub const TRAINER_PORTS_NUM: &str = "TRAINER_PORTS_NUM";
 pub const DISTRIBUTED_TRAINER_ENDPOINTS: &str = "DISTRIBUTED_TRAINER_ENDPOINTS";
@@ -119,7 +119,7 @@ pub const PADDLE_ELASTIC_TTL: &str = "PADDLE_ELASTIC_TTL";
 pub const PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL: &str = "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL";
 pub const NO_COLOR: &str = "NO_COLOR";
 pub const PYTHON: &str = "PYTHON";
-// Of a running job.
+// Settings of a running job.
 pub const FLEET_JOB_ID: &str = "FLEET_JOB_ID";
 pub const FLEET_STORE: &str = "FLEET_STORE";
 pub const FLEET_TOKEN: &str = "FLEET_TOKEN";
@@ -155,7 +155,7 @@ pub const FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV: &str =
 pub const FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER: &str = "FLAGS_communicator_is_sgd_optimizer";
 pub const FLAGS_RPC_SEND_THREAD_NUM: &str = "FLAGS_rpc_send_thread_num";
 pub const FLAGS_RPC_DEADLINE: &str = "FLAGS_rpc_deadline";
-// Written by strategies, for scripts that look.
+// Written by strategies for scripts that read them.
 pub const FLAGS_FUSE_PARAMETER_MEMORY_SIZE: &str = "FLAGS_fuse_parameter_memory_size";
 pub const FLAGS_FUSE_PARAMETER_GROUPS_SIZE: &str = "FLAGS_fuse_parameter_groups_size";
 pub const FLAGS_SYNC_NCCL_ALLREDUCE: &str = "FLAGS_sync_nccl_allreduce";
@@ -171,9 +171,9 @@ pub const NCCL_IB_DISABLE: &str = "NCCL_IB_DISABLE";
 pub const NCCL_IB_CUDA_SUPPORT: &str = "NCCL_IB_CUDA_SUPPORT";
 pub const NCCL_DEBUG: &str = "NCCL_DEBUG";
 
-/// Every variable, grouped by who says it.
+/// All variables, grouped by where they are set.
 pub const VARIABLES: &[Variable] = &[
-    // Place in a collective job.
+    // Topology of a collective job.
     row(PADDLE_TRAINER_ID, "", "The worker's number, from 0", &[Reader::RoleMaker]),
     row(PADDLE_TRAINERS_NUM, "", "How many workers the job has", &[Reader::RoleMaker]),
     row(
@@ -216,7 +216,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     row(CUDA_VISIBLE_DEVICES, "all", "GPUs that a process may see", &[Reader::Launcher]),
     row(XPU_VISIBLE_DEVICES, "", "Written for scripts, no device of ours", &[Reader::Script]),
-    // Place in a parameter-server job.
+    // Topology of a parameter-server job.
     row(TRAINING_ROLE, "", "TRAINER, PSERVER, HETER_TRAINER or COORDINATOR", &[Reader::RoleMaker]),
     row(
         PADDLE_PSERVERS_IP_PORT_LIST,
@@ -281,7 +281,7 @@ pub const VARIABLES: &[Variable] = &[
     row(PADDLE_GLOO_FS_PATH, "", "Folder for meeting ways 1 and 2", &[Reader::RoleMaker]),
     row(PADDLE_GLOO_HTTP_ENDPOINT, "", "HOST:PORT for meeting way 3", &[Reader::RoleMaker]),
     row(SYS_JOB_ID, "", "Keeps apart the jobs that meet in one place", &[Reader::RoleMaker]),
-    // What launchers and clusters say to the launcher.
+    // Settings that launchers and clusters pass to the launcher.
     row(
         PADDLE_TRAINERS,
         "",
@@ -365,7 +365,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     row(NO_COLOR, "", "Set to anything: no colours on the terminal", &[Reader::Launcher]),
     row(PYTHON, "", "The interpreter for Python scripts; counts as --python", &[Reader::Launcher]),
-    // Of a running job.
+    // Settings of a running job.
     row(FLEET_JOB_ID, "", "The job's name", &[Reader::RoleMaker]),
     row(FLEET_STORE, "", "HOST:PORT of the job's key-value store", &[Reader::RoleMaker]),
     secret(
@@ -534,7 +534,7 @@ pub const VARIABLES: &[Variable] = &[
         "Milliseconds after which a call to a server has failed",
         &[Reader::Worker],
     ),
-    // Written by strategies, for scripts that look.
+    // Written by strategies for scripts that read them.
     row(
         FLAGS_FUSE_PARAMETER_MEMORY_SIZE,
         "",
@@ -556,7 +556,7 @@ pub const VARIABLES: &[Variable] = &[
         "As the strategy of that name",
         &[Reader::Script],
     ),
-    // Knobs that documents name for GPUs; NCCL itself reads those that bear its name.
+    // Documented settings for GPUs. NCCL itself reads those whose names start with `NCCL_`.
     row(
         FLAGS_ENABLE_PARALLEL_GRAPH,
         "",

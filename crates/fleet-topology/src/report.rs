@@ -1,38 +1,38 @@
 //! Reports of a process to its launcher, in the file that `FLEET_REPORT` names.
 //!
-//! Exit codes do not show which of several failed workers caused the others to fail, whether a
-//! process that exits with code 0 had done its part, nor whether a failed server could do better
-//! at its next start. Processes that use Fleet write this into the file; the launcher reads it.
+//! Exit codes do not tell the launcher which of several failed workers caused the failure of the
+//! others. Nor do they tell whether a process that exits with code 0 had finished its work, or
+//! whether restarting a failed server can help. Processes that use Fleet write this to the file.
 
 use std::fmt;
 
 /// The last report of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessReport {
-    /// A server which no worker can reach yet.
+    /// A server that no worker can reach yet.
     Starting,
-    /// A worker takes part in the job, and the others need it.
+    /// A worker that takes part in the job and that the other workers need.
     Joined,
-    /// A server answers workers. They refuse a restarted one that is not durable.
+    /// A server that answers workers. Workers reject a restarted server that is not durable.
     Serving { is_durable: bool },
-    /// The job is done, and the server writes its last snapshot.
+    /// A server that writes its last snapshot, because the job is finished.
     Leaving,
-    /// The process has done its part: the others do not need it any more.
+    /// A process that has finished its work; the others no longer need it.
     Finished,
-    /// Its part of the job has failed.
+    /// A process that has failed.
     Failed {
-        /// The worker that caused it, where the error says so.
+        /// Rank of the worker that caused the failure, if the error names it.
         culprit: Option<usize>,
-        /// Another start would end with the same error.
+        /// Whether a restart would end with the same error.
         is_final: bool,
-        /// It is a server that has answered workers.
+        /// Whether the process is a server that has answered workers.
         has_served: bool,
         message: String,
     },
 }
 
 impl ProcessReport {
-    /// Reads a report; `None` for a text that no process of this version wrote.
+    /// Parses a report; `None` for a text that no process of this version writes.
     ///
     /// ```
     /// use fleet_topology::ProcessReport;
@@ -84,7 +84,7 @@ impl fmt::Display for ProcessReport {
     }
 }
 
-/// `Some(true)` for the word, `Some(false)` for its absence.
+/// `Some(true)` for the word, `Some(false)` for the placeholder, `None` for any other text.
 fn flag(text: &str, word: &str) -> Option<bool> {
     (text == word || text == UNKNOWN).then_some(text == word)
 }
@@ -101,5 +101,5 @@ const PLAIN: &[ProcessReport] = &[
 const FAILED: &str = "failed ";
 const FINAL: &str = "final";
 const SERVED: &str = "served";
-/// In place of the rank of a culprit, or of a word that does not apply.
+/// Placeholder for an unknown culprit, or for a word that does not apply.
 const UNKNOWN: &str = "-";

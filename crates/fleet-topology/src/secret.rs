@@ -1,9 +1,9 @@
-//! The job's secret, as the environment has it.
+//! The job's secret, read from the environment.
 
 use fleet_base::{Error, Result};
 
-/// What the processes of one job show each other, so that nobody else can join. It is never
-/// printed: its debug form is a mask, and it has no display form.
+/// A secret that the processes of a job authenticate with, so that no other process can join. It is
+/// never printed: its debug form is a mask, and it has no display form.
 ///
 /// ```
 /// use fleet_topology::Secret;
@@ -21,7 +21,7 @@ impl Secret {
         let length = text.len();
         let plain = text.bytes().all(|byte| byte.is_ascii_graphic());
         if !(BYTES_MIN..=BYTES_MAX).contains(&length) || !plain {
-            // Not a word of the token itself.
+            // The error must not contain any part of the token.
             return Err(Error::invalid("the job token is not usable")
                 .expected(format!("{BYTES_MIN} to {BYTES_MAX} visible ASCII characters"))
                 .got(format!("{length} bytes")));
@@ -29,7 +29,7 @@ impl Secret {
         Ok(Secret(text))
     }
 
-    /// The secret itself: for the handshake and the environment of a child, nothing else.
+    /// The secret itself. Use it only for the handshake and for the environment of a child process.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -41,7 +41,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Shorter ones can be guessed.
+/// Shorter secrets could be guessed.
 const BYTES_MIN: usize = 16;
-/// Fits a frame of the handshake many times over.
+/// Far below the size of a handshake frame.
 const BYTES_MAX: usize = 512;

@@ -1,18 +1,18 @@
-//! The typed result: what a process knows of its job.
+//! The typed description of a job, seen from one of its processes.
 
 use crate::{Endpoint, Gloo, Secret};
 use fleet_base::Result;
 use std::fmt;
 use std::time::Duration;
 
-/// How the processes of a job work together.
+/// How the processes of a job cooperate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Collective,
     ParameterServer,
 }
 
-/// What a process is for. The numbers are those of the documents.
+/// The role of a process. The numbers are the documented ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     Worker = 1,
@@ -22,7 +22,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// As `TRAINING_ROLE` spells it.
+    /// The name of the role in `TRAINING_ROLE`.
     pub fn env_name(self) -> &'static str {
         match self {
             Role::Worker => "TRAINER",
@@ -38,7 +38,7 @@ impl Role {
     }
 }
 
-/// For people: `worker`, `server`, `heter`, `coordinator`.
+/// Prints a short name for messages: `worker`, `server`, `heter`, `coordinator`.
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -50,30 +50,30 @@ impl fmt::Display for Role {
     }
 }
 
-/// The processes of the own role on one host.
+/// A host and the ranks on it, all of the role of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     pub name: String,
     pub ranks: Vec<usize>,
 }
 
-/// The place within the own host.
+/// The position of a process on its host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
     pub rank: usize,
-    /// Devices of this process, as the launcher chose them; empty on a CPU.
+    /// Devices of this process, chosen by the launcher; empty on a CPU.
     pub devices: Vec<String>,
     /// Devices of all workers, by rank.
     pub world_devices: Vec<String>,
 }
 
-/// The place in a pipeline of device kinds (heterogeneous parameter server).
+/// A stage in a pipeline of device kinds (heterogeneous parameter server).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeterStage {
-    /// 1 is the workers' stage.
+    /// Number of the stage. Stage 1 belongs to the workers.
     pub id: usize,
     pub count: usize,
-    /// How many processes each stage has.
+    /// Number of processes in each stage.
     pub trainers: Vec<usize>,
     pub device: String,
     pub all: Vec<Endpoint>,
@@ -81,34 +81,34 @@ pub struct HeterStage {
     pub previous: Vec<Endpoint>,
 }
 
-/// What `fleetrun` hands to each process beside its place.
+/// Job settings that `fleetrun` passes to each process in addition to its role and rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
     pub id: Option<String>,
-    /// The key-value store where the job's processes meet.
+    /// Endpoint of the job's key-value store (rendezvous).
     pub store: Option<Endpoint>,
     pub token: Option<Secret>,
-    /// How often the job was started again after a failure or a change of members.
+    /// Number of restarts after a failure or a change of members.
     pub restarts: u32,
-    /// Whether ranks of one machine may talk through memory, where somebody has said so.
+    /// Whether ranks of one machine may use shared memory; `None` if not configured.
     pub shared_memory: Option<bool>,
-    /// How many processes an `mpirun` has started, of which this is one.
+    /// Number of processes that `mpirun` started, including this one.
     pub mpi_ranks: Option<usize>,
-    /// The library of MPI, or its folder, where somebody has said so.
+    /// The MPI library or its folder; `None` if not configured.
     pub mpi_library: Option<String>,
-    /// Whether collectives go over NCCL, on a GPU of each worker.
+    /// Whether collectives use NCCL, with one GPU for each worker.
     pub nccl: bool,
-    /// The library of NCCL, or its folder, where somebody has said so.
+    /// The NCCL library or its folder; `None` if not configured.
     pub nccl_library: Option<String>,
-    /// The file in which a worker reports to its launcher.
+    /// The file in which a process reports to its launcher.
     pub report: Option<String>,
-    /// A process without a sign of life for this long is lost, where somebody has said so.
+    /// Time without a sign of life after which a process is lost; `None` if not configured.
     pub silence: Option<Duration>,
 }
 
 impl Job {
-    /// The name of this attempt, under which its processes meet: those of an earlier one are
-    /// strangers.
+    /// The name of this attempt of the job, under which its processes rendezvous. Processes of an
+    /// earlier attempt use another name and cannot join.
     ///
     /// ```
     /// let job = fleet_topology::Job { id: Some("ctr".into()), restarts: 2, ..Default::default() };
@@ -119,8 +119,9 @@ impl Job {
     }
 }
 
-/// Where a process stands in its job. Made by a role maker; true by construction: the rank is below
-/// the count, the own endpoint is in the list, counts and lists agree.
+/// The role, rank and peers of a process in its job. Role makers build it. It is valid by
+/// construction: the rank is below the number of workers, the own endpoint is in the list, and
+/// counts and lists agree.
 ///
 /// ```
 /// use fleet_topology::{Env, Role, Topology};
@@ -144,13 +145,13 @@ pub struct Topology {
     pub(crate) heter: Option<HeterStage>,
     pub(crate) gloo: Gloo,
     pub(crate) job: Job,
-    /// Hosts of the workers by rank, where their endpoints are not known.
+    /// Hosts of the workers by rank, if their endpoints are not known.
     pub(crate) placed: Vec<String>,
 }
 
 impl Topology {
-    /// The same job, collective, when its ranks have been counted by who started them (MPI), which
-    /// gives them no endpoints: by rank, the host of each.
+    /// Returns the same job as a collective one, with ranks assigned by an external launcher (MPI).
+    /// Such workers have no endpoints; `hosts` lists their hosts by rank.
     ///
     /// ```
     /// use fleet_topology::{Env, Topology};
@@ -203,12 +204,12 @@ impl Topology {
         self.is_worker() && self.rank == 0
     }
 
-    /// Nobody launched this process: it is worker 0 of 1.
+    /// Whether no launcher started this process, so that it is worker 0 of 1.
     pub fn is_non_distributed(&self) -> bool {
         !self.distributed
     }
 
-    /// The number within the own role. Heterogeneous workers count on from the workers.
+    /// The rank within the role. Heterogeneous workers are numbered after the workers.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -231,7 +232,7 @@ impl Topology {
         self.servers.len()
     }
 
-    /// By rank; empty in parameter-server mode when the launcher did not say.
+    /// Endpoints of the workers by rank; empty in parameter-server mode if not listed.
     pub fn worker_endpoints(&self) -> &[Endpoint] {
         &self.workers
     }
@@ -244,7 +245,7 @@ impl Topology {
         &self.coordinators
     }
 
-    /// The own one; none for a coordinator.
+    /// The endpoint of this process; `None` for a coordinator.
     pub fn endpoint(&self) -> Option<&Endpoint> {
         self.endpoint.as_ref()
     }
@@ -265,13 +266,13 @@ impl Topology {
         &self.job
     }
 
-    /// How many machines the workers are on.
+    /// Number of machines that run workers.
     pub fn node_num(&self) -> usize {
         self.hosts().len()
     }
 
-    /// The workers, grouped by host: hosts in order of their first rank, ranks ascending. One
-    /// nameless host with every rank when nobody knows.
+    /// The workers grouped by host: hosts in order of their first rank, ranks ascending. If the
+    /// hosts are unknown, returns one nameless host with every rank.
     pub fn hosts(&self) -> Vec<Host> {
         let listed = self.workers.iter().map(|endpoint| &endpoint.host);
         let names: Vec<&String> = listed.chain(&self.placed).collect();

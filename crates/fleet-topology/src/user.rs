@@ -1,10 +1,10 @@
-//! The role maker that is told everything by its caller ("UserDefinedRoleMaker" in the documents).
+//! The role maker that takes everything from its caller ("UserDefinedRoleMaker" in the documents).
 
 use crate::cloud::{no_duplicates, rank_fits};
 use crate::{Endpoint, Gloo, Mode, Role, Topology};
 use fleet_base::{Error, Result};
 
-/// A place in a job, said by the program instead of the environment.
+/// A description of a process and its job, given by the program instead of the environment.
 ///
 /// ```
 /// use fleet_topology::{Role, UserDefinedRoleMaker};
@@ -25,7 +25,7 @@ pub struct UserDefinedRoleMaker {
     pub is_collective: bool,
     pub current_id: usize,
     pub role: Role,
-    /// By default as many as there are worker endpoints, or 1.
+    /// Number of workers. By default the number of worker endpoints, or 1 without any.
     pub worker_num: Option<usize>,
     pub worker_endpoints: Vec<Endpoint>,
     pub server_endpoints: Vec<Endpoint>,
@@ -47,7 +47,7 @@ impl Default for UserDefinedRoleMaker {
 }
 
 impl UserDefinedRoleMaker {
-    /// Checks what was said and makes the topology of it.
+    /// Checks the description and builds the topology.
     pub fn topology(self) -> Result<Topology> {
         let mode = if self.is_collective { Mode::Collective } else { Mode::ParameterServer };
         no_duplicates(&self.worker_endpoints, "worker_endpoints")?;

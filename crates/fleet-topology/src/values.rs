@@ -1,10 +1,10 @@
-//! Whether the value of a variable is one that its readers understand.
+//! Checks that the values of variables are ones that their readers accept.
 
 use crate::names::{self, Variable};
 use crate::{Endpoint, Env};
 use fleet_base::{Error, Result};
 
-/// What the readers of a variable expect.
+/// The form of value that the readers of a variable expect.
 enum Form {
     Anything,
     Whole {
@@ -12,7 +12,7 @@ enum Form {
     },
     Port,
     Switch,
-    /// 0 to 1.
+    /// A number from 0 to 1.
     Share,
     Endpoint,
     Endpoints,
@@ -86,7 +86,7 @@ fn form(name: &str) -> Form {
 }
 
 impl Variable {
-    /// Whether the variable is absent or has a value that its readers understand.
+    /// Checks that the variable is absent or has a value that its readers accept.
     ///
     /// ```
     /// use fleet_topology::{Env, names};
@@ -164,7 +164,7 @@ mod tests {
         check(names::POD_NAME, &["anything at all"], &[]);
     }
 
-    /// A default that is one value is a value that its readers understand.
+    /// Every default that is a single value is one that its readers accept.
     #[test]
     fn defaults_fit() {
         for variable in VARIABLES.iter().filter(|variable| !variable.default.contains("CPU_NUM")) {

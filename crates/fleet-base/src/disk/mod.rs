@@ -1,14 +1,14 @@
-//! The calls to a file system that logs, snapshots and other kept files make.
+//! The file system calls of logs, snapshots and other durable files.
 //!
-//! [`Disk`] is the port: [`RealDisk`] makes the system's calls, [`SimDisk`] keeps files in memory,
-//! loses unsynced writes at a power cut and fails calls on request, both from a seed. Code that
-//! promises to survive a crash takes a `Disk`, so that tests run the same code on the simulated
-//! one.
+//! [`Disk`] is the port. [`RealDisk`] calls the operating system. [`SimDisk`] keeps files in
+//! memory: it loses unsynced writes at a power cut, chosen by a seed, and fails calls on request.
+//! Code that promises to survive a crash takes a `Disk`, so that tests run the same code on the
+//! simulated disk.
 //!
-//! Callers may rely on what POSIX states: a write is seen by later reads at once and survives
-//! the process. It survives the machine after [`DiskFile::sync`]. A new name, a rename and a
-//! removal do after [`Disk::sync_folder`]. A sync that failed must not be retried: the kernel may
-//! have dropped the pages, and the next sync succeeds without them.
+//! Callers may rely on what POSIX guarantees. Later reads see a write at once, and it survives the
+//! death of the process. It survives a power cut after [`DiskFile::sync`]. New names, renames and
+//! removals survive a power cut after [`Disk::sync_folder`]. A failed sync must not be retried: the
+//! kernel may have dropped the pages, and the next sync succeeds without them.
 
 mod real;
 mod sim;
@@ -25,38 +25,38 @@ use std::sync::Arc;
 
 /// A file system.
 pub trait Disk: Send + Sync {
-    /// Makes a file, which must not exist.
+    /// Creates a file, which must not exist.
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
-    /// Opens a regular file that exists.
+    /// Opens an existing regular file.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn DiskFile>>;
-    /// Replaces `to`, if it exists.
+    /// Renames a file, replacing `to` if it exists.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Removes a folder that is empty.
+    /// Removes an empty folder.
     fn remove_folder(&self, folder: &Path) -> io::Result<()>;
-    /// The kind of the object that a path leads to.
+    /// The kind of object at a path. Follows symbolic links.
     fn kind(&self, path: &Path) -> io::Result<PathKind>;
-    /// Whether a path names a symbolic link.
+    /// Whether a path is a symbolic link.
     fn is_link(&self, _path: &Path) -> bool {
         false
     }
-    /// The file that new content for `path` replaces: where links lead.
+    /// The file that a write to `path` replaces, with symbolic links resolved.
     fn target(&self, path: &Path) -> PathBuf {
         path.to_path_buf()
     }
-    /// Names of the files and folders in a folder, in order.
+    /// Sorted names of the files and folders in a folder.
     fn list(&self, folder: &Path) -> io::Result<Vec<String>>;
-    /// Makes a folder and those above it; they survive the machine.
+    /// Creates a folder and its parents, durably.
     fn create_folder(&self, folder: &Path) -> io::Result<()>;
-    /// New names, renames and removals in a folder survive the machine from now on.
+    /// Makes earlier creations, renames and removals in a folder durable.
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
-    /// Which run of the machine this is: another number after a power cut, 0 if unknown.
+    /// Id of the machine's current boot. It changes at a power cut; 0 if unknown.
     fn boot(&self) -> u64;
-    /// Takes a lock that ends with the process; none if another process or caller holds it.
+    /// Takes a lock that ends with the process; `None` if another process or caller holds it.
     fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>>;
 }
 
-/// The kind of the object that a path names.
+/// The kind of object at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
     File,
@@ -65,7 +65,7 @@ pub enum PathKind {
     Other,
 }
 
-/// How a file is opened.
+/// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     Read,
@@ -78,27 +78,27 @@ pub trait DiskFile: Send + Sync {
     fn is_empty(&self) -> io::Result<bool> {
         self.len().map(|len| len == 0)
     }
-    /// Reads what there is at an offset; 0 at the end.
+    /// Reads up to `bytes.len()` bytes at an offset; returns 0 at the end.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize>;
-    /// Writes all parts, one behind the other, at an offset. An error leaves any part of them
-    /// there.
+    /// Writes all parts, one after the other, at an offset. After an error, any part of them may
+    /// have been written.
     fn write_at(&self, offset: u64, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Content and length survive the machine from now on.
+    /// Makes content and length durable.
     fn sync(&self) -> io::Result<()>;
     /// Whether `path` still names this file.
     fn is_at(&self, path: &Path) -> io::Result<bool>;
-    /// Where bytes other than 0 may begin, at an offset or behind it; none if there are none.
+    /// The first offset >= `offset` that may hold a byte other than 0; `None` if there is none.
     fn data_from(&self, offset: u64) -> io::Result<Option<u64>> {
         Ok((offset < self.len()?).then_some(offset))
     }
-    /// The system's file, for calls that have no meaning elsewhere.
+    /// The file of the operating system, for calls that only apply to real files.
     fn system_file(&self) -> Option<&File> {
         None
     }
 }
 
-/// A lock that is held until it is dropped.
+/// A lock, held until it is dropped.
 pub struct DiskLock(#[expect(dead_code, reason = "held for its drop")] Box<dyn Send + Sync>);
 
 impl DiskLock {
@@ -134,7 +134,7 @@ impl Seek for DiskReader {
     }
 }
 
-/// The position `to`, in a file whose position is `offset`.
+/// The position that `to` denotes in a file whose position is `offset`.
 pub(crate) fn moved(file: &dyn DiskFile, offset: u64, to: SeekFrom) -> io::Result<u64> {
     let (from, by) = match to {
         SeekFrom::Start(at) => (at, 0),
@@ -144,7 +144,7 @@ pub(crate) fn moved(file: &dyn DiskFile, offset: u64, to: SeekFrom) -> io::Resul
     from.checked_add_signed(by).ok_or(io::ErrorKind::InvalidInput.into())
 }
 
-/// Whether there is anything at a path.
+/// Whether anything exists at a path.
 pub fn exists(disk: &dyn Disk, path: &Path) -> io::Result<bool> {
     match disk.kind(path) {
         Ok(_) => Ok(true),
@@ -153,8 +153,8 @@ pub fn exists(disk: &dyn Disk, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Whether there is a folder at a path. Refuses anything else there, and links to folders: what is
-/// written there would be elsewhere.
+/// Whether a folder exists at a path. Returns an error for anything else, including a link to a
+/// folder: files written there would end up elsewhere.
 pub fn own_folder(disk: &dyn Disk, path: &Path) -> Result<bool> {
     let got = match disk.kind(path) {
         _ if disk.is_link(path) => "a link",
@@ -169,7 +169,7 @@ pub fn own_folder(disk: &dyn Disk, path: &Path) -> Result<bool> {
         .got(got))
 }
 
-/// Removes a folder with everything in it. The first error ends it.
+/// Removes a folder with everything in it. Stops at the first error.
 pub fn remove_folder_all(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     for name in disk.list(folder)? {
         let path = folder.join(name);
@@ -193,7 +193,7 @@ pub fn read_exact_at(file: &dyn DiskFile, offset: u64, bytes: &mut [u8]) -> io::
     Ok(())
 }
 
-/// Reads a whole small file; none if there is no such file.
+/// Reads a whole small file; `None` if it does not exist.
 ///
 /// ```
 /// use fleet_base::disk::{SimDisk, read_file};

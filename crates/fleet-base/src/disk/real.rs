@@ -1,4 +1,4 @@
-//! The system's own file system.
+//! The file system of the operating system.
 
 use super::{Access, Disk, DiskFile, DiskLock, PathKind};
 use crate::signals::ignore_file_size_signal;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct RealDisk;
 
 impl RealDisk {
-    /// As a shared [`Disk`].
+    /// Returns it as a shared [`Disk`].
     pub fn handle() -> Arc<dyn Disk> {
         Arc::new(RealDisk)
     }
@@ -20,7 +20,7 @@ impl RealDisk {
 
 struct RealFile {
     file: File,
-    /// Where the system's own position of the file is: writes that follow each other need no seek.
+    /// The operating system's position in the file. Consecutive writes need no seek.
     position: Mutex<u64>,
 }
 
@@ -28,7 +28,7 @@ struct RealLock(File);
 
 impl Drop for RealLock {
     fn drop(&mut self) {
-        // The next process may begin, even if a process that was forked meanwhile has the file too.
+        // Unlock explicitly: a process forked meanwhile may share the open file and keep the lock.
         let _ = self.0.unlock();
     }
 }
@@ -83,7 +83,7 @@ impl Disk for RealDisk {
     fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
         let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
         let names = fs::read_dir(folder)?.map(name).collect::<io::Result<Vec<_>>>()?;
-        // A name that is not UTF-8 is none of ours.
+        // Fleet writes no names that are not UTF-8.
         let mut names: Vec<String> = names.into_iter().flatten().collect();
         names.sort();
         Ok(names)
@@ -99,7 +99,7 @@ impl Disk for RealDisk {
         Ok(())
     }
 
-    /// Other systems have no such call, or none that is needed.
+    /// Other systems have no such call, or need none.
     #[cfg(not(unix))]
     fn sync_folder(&self, _folder: &Path) -> io::Result<()> {
         Ok(())
@@ -131,7 +131,8 @@ impl Disk for RealDisk {
     }
 }
 
-/// Whether a folder is missing, or empty: its maker may have died before it synced the name.
+/// Whether a folder is missing or empty. The creator of an empty folder may have died before it
+/// synced the name.
 fn is_fresh(folder: &Path) -> bool {
     match fs::read_dir(folder) {
         Ok(mut entries) => entries.next().is_none(),
@@ -139,8 +140,8 @@ fn is_fresh(folder: &Path) -> bool {
     }
 }
 
-/// Opening a pipe waits for its other end, unless told not to. A link in place of a lock is
-/// refused: it would make a file elsewhere, or share another's lock.
+/// Options that open a pipe without waiting for its other end. For a lock, they also reject a
+/// symbolic link: following it would create a file elsewhere, or share the lock of another folder.
 #[cfg(unix)]
 fn unblocked(is_lock: bool) -> OpenOptions {
     use rustix::fs::OFlags;
@@ -157,7 +158,7 @@ fn unblocked(_is_lock: bool) -> OpenOptions {
     OpenOptions::new()
 }
 
-/// The opened file, if it is a regular one: a pipe has no length, and a device no end.
+/// Returns the file if it is a regular one. A pipe has no length, and a device no end.
 fn regular(opened: io::Result<File>, path: &Path) -> io::Result<File> {
     let is_regular = match &opened {
         Ok(file) => file.metadata()?.is_file(),
@@ -170,7 +171,7 @@ fn regular(opened: io::Result<File>, path: &Path) -> io::Result<File> {
     }
 }
 
-/// The folder of a path.
+/// The folder of a path; `.` if the path has none.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -246,7 +247,7 @@ impl DiskFile for RealFile {
         }
     }
 
-    /// Other systems keep a file that is open from being removed or renamed.
+    /// Other systems do not allow an open file to be removed or renamed.
     #[cfg(not(unix))]
     fn is_at(&self, path: &Path) -> io::Result<bool> {
         path.try_exists()
@@ -261,7 +262,7 @@ impl DiskFile for RealFile {
         match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
             Ok(data) => Ok(Some(data)),
             Err(Errno::NXIO) => Ok(None),
-            // A file system that does not know its holes.
+            // The file system cannot report holes.
             Err(Errno::INVAL) => Ok((offset < self.len()?).then_some(offset)),
             Err(error) => Err(error.into()),
         }
@@ -291,7 +292,7 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
     }
 
-    /// Runs `check`, which must not wait.
+    /// Runs `check`, which must fail without blocking.
     fn at_once(what: &str, check: impl FnOnce() -> io::Result<()> + Send + 'static) -> String {
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || sender.send(check()));
@@ -338,7 +339,7 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
     }
 
-    /// Holes are passed over, and writes still go where they should.
+    /// `data_from` skips holes, and later writes still go to the right offset.
     #[test]
     fn data_is_found_behind_holes() {
         let folder = std::env::temp_dir().join(format!("fleet-base-hole-{}", std::process::id()));
@@ -348,7 +349,7 @@ mod tests {
         file.write_at(8 << 20, &mut [IoSlice::new(b"data")]).unwrap();
         file.set_len(16 << 20).unwrap();
         let found = file.data_from(4 << 20).unwrap().unwrap();
-        // A file system without holes says that all is data.
+        // On a file system without holes, everything is data.
         assert!((4 << 20..=8 << 20).contains(&found), "{found}");
         file.write_at(4, &mut [IoSlice::new(b"er")]).unwrap();
         assert_eq!(&fs::read(folder.join("a")).unwrap()[..8], b"header\0\0");

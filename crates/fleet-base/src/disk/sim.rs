@@ -1,10 +1,13 @@
-//! A disk in memory that fails and forgets as a seed says.
+//! A disk in memory that fails on request and loses unsynced writes, chosen by a seed.
 //!
-//! A write goes to the cache. At a power cut each sector that was written since its file was last
-//! synced keeps any of its versions since then, the file any of its lengths, and a folder any part
-//! of its new names, renames and removals. A killed process ([`SimDisk::kill`]) loses nothing that
-//! was written. A sync that fails drops what it should have written, as Linux does: later syncs
-//! succeed without it.
+//! A write goes to the cache. At a power cut, unsynced state is kept in part:
+//!
+//! * Each sector written since the last sync of its file keeps any of its versions since then.
+//! * A file keeps any of its lengths since then.
+//! * A folder keeps any subset of its new names, renames and removals.
+//!
+//! A killed process ([`SimDisk::kill`]) loses nothing that it wrote. A failed sync drops the writes
+//! that it should have made durable, as on Linux: later syncs succeed without them.
 
 use super::{Access, Disk, DiskFile, DiskLock, PathKind};
 use crate::rng::Sequence;
@@ -13,9 +16,9 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The unit that a disk writes as a whole or not at all.
+/// Size of the unit that a disk writes completely or not at all.
 const SECTOR_BYTES: usize = 512;
-/// Seeds of a disk have this stream of random numbers.
+/// Stream of random numbers for the seed of a disk.
 const STREAM: u64 = 0xD15C;
 
 /// A kind of call that can fail.
@@ -38,11 +41,11 @@ pub enum Call {
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     pub call: Call,
-    /// The first call of this kind that fails, from 0, counted from when the faults are set.
+    /// Index of the first call of this kind that fails, counted from 0 since the faults were set.
     pub first: u64,
-    /// How many fail from there on.
+    /// Number of calls that fail from there on.
     pub count: u64,
-    /// The system's number of the error: 5 is EIO, 28 ENOSPC.
+    /// Error number of the system: 5 is EIO, 28 is ENOSPC.
     pub errno: i32,
 }
 
@@ -72,18 +75,18 @@ pub struct SimDisk {
 struct State {
     rng: Sequence,
     nodes: Vec<Node>,
-    /// As programs see it, and as the platter has it.
+    /// Names as processes see them. `kept_names` holds those that are durable.
     names: BTreeMap<PathBuf, usize>,
     kept_names: BTreeMap<PathBuf, usize>,
     folders: BTreeSet<PathBuf>,
     changes: Vec<Change>,
     locks: BTreeSet<PathBuf>,
-    /// Files that were opened before a power cut or a kill are dead.
+    /// Number of process starts. Files opened before a power cut or a kill are dead.
     start: u64,
     boot: u64,
     faults: Vec<Fault>,
     counts: BTreeMap<Call, u64>,
-    /// Calls that change something until the process is dead.
+    /// Number of changing calls that the process still completes before it dies.
     halt_after: Option<u64>,
     halted: bool,
 }
@@ -96,13 +99,13 @@ struct Node {
     dirty: Vec<Dirty>,
 }
 
-/// A write that was not synced: the sectors that it touched as they were behind it, and the length.
+/// An unsynced write: the touched sectors with their content after it, and the file length.
 struct Dirty {
     sectors: Vec<(usize, Vec<u8>)>,
     len: usize,
 }
 
-/// A change of a folder that was not synced.
+/// An unsynced change of a folder.
 enum Change {
     Link(PathBuf, usize),
     Rename(PathBuf, PathBuf, usize),
@@ -150,24 +153,24 @@ impl SimDisk {
         SimDisk { shared: Arc::new(Mutex::new(state)) }
     }
 
-    /// The same disk, as a shared [`Disk`].
+    /// Returns the same disk as a shared [`Disk`].
     pub fn handle(&self) -> Arc<dyn Disk> {
         Arc::new(self.clone())
     }
 
-    /// Lets calls fail from now on, in place of earlier faults; none fail with `None`.
+    /// Replaces the calls that will fail. `None` clears them.
     pub fn set_faults(&self, faults: impl IntoIterator<Item = Fault>) {
         let mut state = self.state();
         state.faults = faults.into_iter().collect();
         state.counts.clear();
     }
 
-    /// Calls since the faults were set.
+    /// Number of calls since the faults were set.
     pub fn calls(&self, call: Call) -> u64 {
         self.state().counts.get(&call).copied().unwrap_or(0)
     }
 
-    /// The process dies within the call that follows `calls` calls which change something.
+    /// Makes the process die in the changing call that follows the next `calls` changing calls.
     pub fn halt_after(&self, calls: u64) {
         self.state().halt_after = Some(calls);
     }
@@ -176,12 +179,12 @@ impl SimDisk {
         self.state().halted
     }
 
-    /// The process is dead; what it has written stays. Its files and locks are gone.
+    /// Kills the process. Its writes stay; its open files and locks are gone.
     pub fn kill(&self) {
         self.state().restart();
     }
 
-    /// The machine loses its power, and the process dies with it.
+    /// Cuts the machine's power, which also kills the process.
     pub fn power_cut(&self) {
         let mut state = self.state();
         state.lose_unsynced();
@@ -189,7 +192,7 @@ impl SimDisk {
         state.restart();
     }
 
-    /// A disk of its own with the same files, all synced.
+    /// An independent disk with the same files, all synced.
     pub fn copy(&self, seed: u64) -> SimDisk {
         let state = self.state();
         let copy = SimDisk::new(seed);
@@ -207,7 +210,7 @@ impl SimDisk {
         copy
     }
 
-    /// Changes a file's bytes behind everybody's back, on the platter and in the cache.
+    /// Changes a file's bytes in the cache and on disk, without a call that could fail or be lost.
     pub fn edit(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
         let mut state = self.state();
         let node = state.find(path)?;
@@ -230,7 +233,7 @@ impl State {
         (self.halted, self.halt_after) = (false, None);
     }
 
-    /// Counts a call, and fails it if it is to fail.
+    /// Counts a call and returns the error of a fault that applies to it.
     fn enter(&mut self, call: Call) -> io::Result<()> {
         if self.halted {
             return Err(io::Error::other("the simulated process is dead"));
@@ -248,7 +251,7 @@ impl State {
         }
     }
 
-    /// A call whose effect a dying process may have had or not.
+    /// Fails half of the calls in which the process dies. The others take effect before the death.
     fn dies(&mut self) -> io::Result<()> {
         match self.halted && self.rng.below(2) == 0 {
             true => Err(io::Error::other("the simulated process died")),
@@ -261,7 +264,7 @@ impl State {
     }
 
     fn lose_unsynced(&mut self) {
-        // Some cuts lose everything, some nothing, most a part.
+        // Some power cuts lose everything, some nothing, most lose a part.
         let chance = [0, 4, 4, 4, 7, 8][self.rng.below(6) as usize];
         for at in 0..self.nodes.len() {
             let mut node = std::mem::take(&mut self.nodes[at]);
@@ -286,7 +289,7 @@ impl State {
             }
         }
         self.names = self.kept_names.clone();
-        // A folder whose files were not removed for good is still there.
+        // A folder still exists if the removal of its files was lost.
         let folders = self.names.keys().flat_map(|path| path.ancestors().skip(1));
         let folders: Vec<PathBuf> = folders.map(Path::to_path_buf).collect();
         self.folders.extend(folders);
@@ -309,7 +312,7 @@ impl State {
 }
 
 impl Node {
-    /// Puts a sector on the platter.
+    /// Writes a sector to the durable content.
     fn put(&mut self, sector: usize, bytes: &[u8]) {
         let start = sector * SECTOR_BYTES;
         let end = start + bytes.len();
@@ -340,7 +343,7 @@ impl Node {
 
     fn sync(&mut self) {
         for dirty in std::mem::take(&mut self.dirty) {
-            // Bytes behind a shorter length are gone, even if the file grows again.
+            // Truncated bytes stay lost, even if the file grows again.
             for (sector, bytes) in dirty.sectors {
                 self.put(sector, &bytes);
             }
@@ -400,7 +403,7 @@ impl DiskFile for SimFile {
             Ok(count) if count == bytes.len() => Ok(()),
             Ok(_) => Err(io::Error::other("the simulated process died")),
             Err(error) => {
-                // A write that fails may have written a part.
+                // A failed write may have written a part.
                 let mut state = self.disk.state();
                 if state.start == self.start && !state.halted {
                     let count = state.rng.below(bytes.len() as u64 + 1) as usize;
@@ -566,7 +569,7 @@ mod tests {
         super::super::read_file(disk, Path::new(path), 1 << 20).unwrap()
     }
 
-    /// Every outcome of two unsynced sectors is met, and synced bytes are always kept.
+    /// Every combination of two unsynced sectors occurs, and synced bytes are never lost.
     #[test]
     fn a_power_cut_keeps_any_part_of_what_was_not_synced() {
         let mut met = BTreeSet::new();

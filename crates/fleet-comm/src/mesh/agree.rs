@@ -1,21 +1,21 @@
-//! Whether all ranks are in the same call, known to all of them.
+//! Agreement: every rank verifies that all ranks are in the same call.
 //!
-//! In round k rank r tells rank r + 2^k what it has heard of, and hears from r - 2^k. After log2(n)
-//! rounds every rank has heard of every other. What is kept of it is the claim of the lowest rank,
-//! and the lowest rank with another one: two claims are enough to name both sides.
+//! In round k rank r sends its summary to rank r + 2^k and receives that of r - 2^k. After log2(n)
+//! rounds every rank's claim has reached every other rank. A summary keeps the claim of the lowest
+//! rank, and that of the lowest rank whose claim differs: two claims are enough to name both sides.
 
 use super::Step;
 use crate::call::{SIGNATURE_BYTES, Signature, mismatch};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::Transfer;
 
-/// What a rank says that it is doing.
+/// The call that a rank is in.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct Claim([u8; SIGNATURE_BYTES]);
 
-/// In place of a kind: the rest is the text of an error.
+/// Marks a refusal in place of a kind; the rest is the text of an error.
 const REFUSAL: u8 = 0xff;
-/// Where the kind is in a signature.
+/// Offset of the kind in a signature.
 const KIND_AT: usize = 8;
 const TEXT_AT: usize = 9;
 
@@ -24,7 +24,7 @@ impl Claim {
         Claim(signature.encode())
     }
 
-    /// The rank was called with arguments that make no call.
+    /// A claim that this rank's arguments are invalid.
     pub fn refusal(error: &Error) -> Claim {
         let mut bytes = [0; SIGNATURE_BYTES];
         bytes[KIND_AT] = REFUSAL;
@@ -38,7 +38,7 @@ impl Claim {
         Claim(bytes)
     }
 
-    /// Nothing is wrong, for rounds that ask only that.
+    /// A claim without an error, for rounds that only check for errors.
     pub fn fine() -> Claim {
         Claim([0; SIGNATURE_BYTES])
     }
@@ -52,7 +52,7 @@ impl Claim {
     }
 }
 
-/// The claims that are kept: of the lowest rank, and of the lowest that differs from it.
+/// A summary of claims: that of the lowest rank, and that of the lowest rank that differs from it.
 #[derive(Clone, Copy)]
 struct Heard {
     first: (u32, Claim),
@@ -100,7 +100,7 @@ impl Heard {
 }
 
 impl Step<'_> {
-    /// Returns when every rank has made the same claim.
+    /// Returns `Ok` when every rank has made the same claim, and an error if two claims differ.
     pub(crate) fn agree(&self, claim: &Claim) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
         let mut heard = Heard { first: (rank as u32, *claim), other: None };

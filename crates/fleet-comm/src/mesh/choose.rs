@@ -1,8 +1,8 @@
-//! Which all-reduce over a mesh, by size, ranks and type.
+//! Choice of the all-reduce algorithm over a mesh, by size, number of ranks and type.
 //!
 //! Messages and bytes that the busiest rank sends, for S bytes over n ranks:
 //!
-//! | algorithm | messages in a row | bytes |
+//! | algorithm | consecutive messages | bytes |
 //! | --- | --- | --- |
 //! | recursive doubling | log2 n | S log2 n |
 //! | tree | 2 log2 n | S log2 n |
@@ -10,11 +10,12 @@
 //! | direct | 2, to n-1 peers at once | 2S (n-1)/n |
 //! | ring | 2 (n-1) | 2S (n-1)/n |
 //!
-//! Where n is not a power of two, the first and the third send S once more on the way in and out.
+//! If n is not a power of two, recursive doubling and halving-doubling send S once more at the
+//! start and at the end.
 
 use fleet_tensor::DType;
 
-/// How an all-reduce over a mesh goes. Everything but `Auto` is for experiments.
+/// Algorithm of an all-reduce over a mesh. All but `Auto` are for experiments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Algorithm {
     #[default]
@@ -23,7 +24,7 @@ pub enum Algorithm {
     HalvingDoubling,
     Ring,
     Tree,
-    /// Everybody sends each its slice, folds in the order of ranks, and sends the result to all.
+    /// Every rank sends each peer its slice, folds its own, and sends the result to all.
     Direct,
 }
 
@@ -44,7 +45,7 @@ impl Algorithm {
         if bytes <= DOUBLING_BYTES_MAX {
             return Algorithm::RecursiveDoubling;
         }
-        // Half floats travel as they are only here.
+        // Only this algorithm sends half floats without converting them.
         if matches!(dtype, DType::F16 | DType::BF16) || ranks <= DIRECT_RANKS_MAX {
             return Algorithm::Direct;
         }
@@ -55,11 +56,11 @@ impl Algorithm {
     }
 }
 
-/// Up to here the number of messages is all that counts: over TCP on the loopback the others
-/// overtake it between 16 and 64 KB (`examples/mesh_thresholds.rs`).
+/// Up to this size only the number of messages matters. Over TCP on the loopback the other
+/// algorithms overtake it between 16 and 64 KB (`examples/mesh_thresholds.rs`).
 const DOUBLING_BYTES_MAX: usize = 16 << 10;
-/// Beyond this one rank would hear from too many at once, and keep too many streams going.
+/// Beyond this number a rank would receive from too many peers at once and need too many streams.
 const DIRECT_RANKS_MAX: usize = 8;
-/// With a number of ranks that is no power of two, halving sends everything twice more; from here
-/// on that costs more than the ring's messages.
+/// If the number of ranks is not a power of two, halving-doubling sends all data twice more. From
+/// this size on that costs more than the messages of a ring.
 const HALVING_BYTES_MAX: usize = 256 << 10;

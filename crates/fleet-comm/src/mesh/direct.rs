@@ -1,8 +1,8 @@
-//! All-reduce in two steps: everybody sends each rank its slice, folds the own slice in the order
-//! of the ranks, and sends the result to all. The order is that of shared memory, so the bits are,
-//! too, and half floats travel as they are: nothing partial is ever sent.
+//! All-reduce in two steps: every rank sends each peer its slice, folds its own slice in rank
+//! order, and sends the result to all. The order is that of shared memory, so the results are
+//! bitwise equal to those. No partial sums are sent, so half floats need no conversion.
 //!
-//! Much data goes in rounds of [`ROUND_BYTES`], which bounds the room for the others' slices.
+//! Large data is processed in rounds of [`ROUND_BYTES`], which bounds the receive buffer.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Piece, Pieces, ReduceOp, fold_bytes, part};
@@ -10,8 +10,8 @@ use fleet_base::Result;
 use fleet_tensor::DType;
 use std::ops::Range;
 
-/// Of the data; a rank holds a copy of as much in addition. Large enough that a round is not
-/// latency.
+/// Bytes of data per round; a rank needs as much additional memory. Large enough that latency does
+/// not dominate a round.
 const ROUND_BYTES: usize = 16 << 20;
 
 impl Step<'_> {
@@ -37,8 +37,8 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Sends `slice(peer)` of `data` to each peer; the fold of all own slices goes to `into` at
-    /// `at`. `into` may be `data` at the own slice.
+    /// Sends `slice(peer)` of `data` to each peer, and folds all ranks' versions of this rank's
+    /// slice into `into` at `at`. `into` may be this rank's slice of `data`.
     pub(super) fn fold_slices(
         &self,
         data: Pieces<'_>,
@@ -51,7 +51,7 @@ impl Step<'_> {
         let (rank, size) = (self.rank(), self.size());
         let own = slice(rank);
         let len = own.len();
-        // Two operands are folded as they come.
+        // Two operands are folded while they arrive.
         let in_place = size == 2 && !is_half(dtype);
         let mut memory = vec![0u64; if in_place { 0 } else { (size - 1) * len.div_ceil(8) }];
         let pitch = len.div_ceil(8) * 8;
@@ -80,7 +80,7 @@ impl Step<'_> {
             finish(data, own.clone(), dtype, op, size);
             return Ok(());
         }
-        // Pieces of the data and of the target are the same ones, or the target is one piece.
+        // The data and the target have the same pieces, or the target is a single piece.
         data.each(&mut source, own.start, len, |piece, offset, bytes| {
             let operands: Vec<*const u8> = (0..size)
                 .map(|peer| match peer.cmp(&rank) {
@@ -94,8 +94,8 @@ impl Step<'_> {
             into.each(&mut target, at + offset, bytes, |out, inside, part| {
                 let moved: Vec<*const u8> =
                     operands.iter().map(|operand| operand.wrapping_add(inside)).collect();
-                // SAFETY: slices of the same length, in whole elements; the output is the own
-                // operand or apart from all.
+                // SAFETY: slices of equal length in whole elements; the output is this rank's
+                // operand or does not overlap any operand.
                 unsafe { fold_bytes(dtype, op.fold(size), &moved, out, None, part) };
             });
         });

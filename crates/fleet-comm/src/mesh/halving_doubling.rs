@@ -1,7 +1,7 @@
-//! All-reduce by halving and doubling: in round k of the way in, ranks exchange halves of what they
-//! still have with the rank whose number differs in bit k, and fold what comes into the half they
-//! keep; the way out is the same backwards. What is sent and what is folded do not overlap, so
-//! there is no copy.
+//! All-reduce by halving and doubling. In each round of the first phase, a rank works with the rank
+//! that differs in one bit. It sends half of its remaining range, and folds the received half into
+//! the half that it keeps. The second phase runs the same exchanges backwards. The sent and the
+//! folded range do not overlap, so nothing is copied.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Pieces, ReduceOp, part};
@@ -23,7 +23,7 @@ impl Step<'_> {
                 let (_, to) = part(data.bytes / unit, core, first + count - 1, 1);
                 from * unit..to * unit
             };
-            // Slices `first..first + count` are still ours.
+            // This rank still holds slices `first..first + count`.
             let (mut first, mut count) = (0, core);
             while count > 1 {
                 let half = count / 2;

@@ -1,8 +1,9 @@
 //! All-reduce on two levels: each lower group reduces to its leader, the leaders reduce among
-//! themselves, and each leader hands the result to its group. The lower group is a host, whose
-//! ranks share memory, or as many ranks as the user says (`hierarchical_allreduce_inter_nranks`).
+//! themselves, and each leader broadcasts the result to its group. A lower group is a host, whose
+//! ranks share memory, or a number of ranks set by the user
+//! (`hierarchical_allreduce_inter_nranks`).
 //!
-//! Only leaders use the network: S bytes a host in place of S a rank.
+//! Only leaders use the network: S bytes per host instead of S per rank.
 
 use super::{OverMesh, finish, with_wide};
 use crate::backend::{Backend, Bounds};
@@ -11,11 +12,11 @@ use fleet_base::{Error, Result};
 use fleet_tensor::DType;
 
 pub(crate) struct Hierarchical {
-    /// Everything that is not an all-reduce.
+    /// Backend for everything but all-reduce.
     pub whole: OverMesh,
-    /// The ranks of this lower group, of which rank 0 is the leader.
+    /// The ranks of this lower group; rank 0 is the leader.
     pub lower: Box<dyn Backend>,
-    /// On leaders.
+    /// Present on leaders only.
     pub leaders: Option<OverMesh>,
     pub size: usize,
 }
@@ -37,7 +38,7 @@ impl Backend for Hierarchical {
     }
 
     fn refuse(&mut self, error: &Error, bounds: &Bounds) {
-        // The lower group learns of it through the token, whose hook marks the shared memory.
+        // The lower group is notified through the token, whose hook marks the shared memory.
         self.lower.refuse(error, bounds);
         if let Some(leaders) = &mut self.leaders {
             leaders.refuse(error, bounds);

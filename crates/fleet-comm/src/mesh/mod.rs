@@ -1,11 +1,11 @@
-//! The engine for ranks that talk over a mesh.
+//! The backend for ranks that communicate over a mesh.
 //!
-//! Every collective begins with a round of [`agree`]: log2(n) exchanges of a few hundred bytes
-//! after which every rank knows that all mean the same call, or which two do not. After that no
-//! rank can meet a message that it does not expect. Against streams of TCP (some 30 us an exchange)
-//! that is a small part of all but the smallest calls, which should be fused.
+//! Every collective begins with a round of [`agree`]: log2(n) exchanges of a few hundred bytes,
+//! after which every rank knows that all are in the same call, or which two are not. No rank can
+//! receive an unexpected message after that. An exchange takes about 30 us over TCP, a small part
+//! of all but the smallest calls, which should be fused.
 //!
-//! The algorithms are one file each and know nothing of types: they are lists of [`Move`]s.
+//! Each algorithm has a file. Algorithms are lists of [`Move`]s and know nothing of types.
 
 pub(crate) mod agree;
 pub(crate) mod choose;
@@ -31,15 +31,15 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// All calls over one mesh.
+/// Runs all calls over one mesh.
 pub(crate) struct OverMesh {
     name: String,
-    /// For people.
+    /// Name of the transport, for messages.
     carried_by: String,
-    /// Closed after an error, so that peers in the middle of an algorithm learn of it.
+    /// Closed after an error, which notifies peers in the middle of an algorithm.
     mesh: Option<Arc<dyn Mesh>>,
     algorithm: Algorithm,
-    /// As long as the mesh is open.
+    /// `None` once the mesh is closed.
     native: Option<Box<dyn Native>>,
 }
 
@@ -55,24 +55,24 @@ impl OverMesh {
     }
 }
 
-/// Collectives of a library that carries the mesh.
+/// Collectives of the library that provides the mesh.
 pub(crate) trait Native: Send {
-    /// For people: the library.
+    /// Name of the library, for messages.
     fn name(&self) -> String;
 
-    /// Runs a call in which all ranks are known to be; `None`, on all ranks alike, where the
-    /// library has no word for it.
+    /// Runs a call after all ranks have agreed on it. Returns `None`, on all ranks alike, if the
+    /// library does not support it.
     fn run(&mut self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>>;
 
-    /// The group ends on this rank, and nothing has failed.
+    /// Ends the group on this rank without a failure.
     fn leave(&mut self) {}
 }
 
-/// Opens meshes whose library has collectives.
+/// Opens meshes of a library that has collectives.
 pub(crate) trait Carrier: Send + Sync {
     fn open(&self, name: &str, members: &[usize], limits: &Limits) -> Result<Carried>;
 
-    /// Whether ranks of one host go this way, too, rather than through memory.
+    /// Whether ranks of one host also use the library instead of shared memory.
     fn is_for_hosts(&self) -> bool;
 }
 
@@ -109,7 +109,8 @@ impl Backend for OverMesh {
         if let Some(mesh) = self.mesh.take() {
             let limits = mesh.limits(bounds.span, &bounds.abort);
             let step = Step::new(&*mesh, &limits, &self.name);
-            // The others get the claim as their error; what comes back is known here.
+            // The peers get the claim as their error. This rank already knows the error, so the
+            // result is ignored.
             let _ = step.agree(&Claim::refusal(error));
             self.native = None;
         }
@@ -124,16 +125,16 @@ impl Drop for OverMesh {
     }
 }
 
-/// One call under way.
+/// One running call.
 pub(crate) struct Step<'a> {
     pub mesh: &'a dyn Mesh,
     pub limits: &'a Limits,
     pub group: &'a str,
-    /// Ranks that are known to be in the call: this one and those before it, around the ring.
+    /// Number of ranks known to be in the call: this one and its predecessors around the ring.
     joined: Cell<usize>,
 }
 
-/// A part of one step of an algorithm; offsets are bytes of `data`.
+/// A part of one step of an algorithm. Offsets are bytes of `data`.
 pub(crate) enum Move<'a> {
     Send {
         to: usize,
@@ -145,7 +146,7 @@ pub(crate) enum Move<'a> {
         data: Pieces<'a>,
         at: Range<usize>,
     },
-    /// What comes is folded into the data; in the order of the ranks, so that both sides of an
+    /// Folds the received bytes into the data. Operands are in rank order, so both sides of an
     /// exchange compute the same bits.
     Fold {
         from: usize,
@@ -159,7 +160,7 @@ pub(crate) enum Move<'a> {
 pub(crate) struct Folding {
     pub dtype: DType,
     pub op: FoldOp,
-    /// What comes is the first operand.
+    /// Whether the received bytes are the first operand.
     pub comes_first: bool,
 }
 
@@ -168,7 +169,7 @@ impl<'a> Step<'a> {
         Step { mesh, limits, group, joined: Cell::new(1) }
     }
 
-    /// For errors; nothing for calls between two ranks.
+    /// Lists the ranks that had joined, for errors; empty for calls between two ranks.
     fn who_had_joined(&self, kind: Kind) -> String {
         let (rank, size, joined) = (self.rank(), self.size(), self.joined.get());
         if matches!(kind, Kind::Send | Kind::Recv) {
@@ -242,7 +243,7 @@ impl<'a> Step<'a> {
         if algorithm == Algorithm::Direct {
             return self.direct(data, dtype, op);
         }
-        // Partial sums travel, so half floats travel as f32: they are rounded once, at the end.
+        // Partial sums are sent here, so half floats are sent as f32 and rounded once at the end.
         with_wide(data, dtype, |data, dtype| match algorithm {
             Algorithm::RecursiveDoubling => self.recursive_doubling(data, dtype, op),
             Algorithm::HalvingDoubling => self.halving_doubling(data, dtype, op),
@@ -251,8 +252,7 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// One step: all moves at once. Ranges that are sent and ranges that are written do not
-    /// overlap.
+    /// Runs one step: all moves concurrently. Sent and written ranges must not overlap.
     pub fn go(&self, moves: &[Move<'_>]) -> Result<()> {
         let mut parts: Vec<(&Move<'_>, *mut u8, usize)> = Vec::new();
         for part in moves {
@@ -270,8 +270,8 @@ impl<'a> Step<'a> {
             sinks.iter_mut().map(|sink| |at: usize, piece: &[u8]| sink.fold(at, piece)).collect();
         let mut ops: Vec<Transfer<'_>> = Vec::with_capacity(parts.len());
         for ((part, start, len), sink) in parts.iter().zip(&mut folds) {
-            // SAFETY: ranges of the pieces, which are the caller's; those that are written overlap
-            // no other range of the step.
+            // SAFETY: ranges of the pieces, which belong to the caller; a written range overlaps no
+            // other range of the step.
             ops.push(unsafe {
                 match part {
                     Move::Send { to, .. } => {
@@ -294,7 +294,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Where a fold goes.
+/// The destination of a fold.
 struct Sink {
     start: *mut u8,
     how: Option<Folding>,
@@ -311,8 +311,7 @@ impl Sink {
 
     fn fold(&mut self, at: usize, piece: &[u8]) {
         let Some(how) = self.how else { return };
-        // SAFETY: the mesh hands over pieces of the range that was asked for, aligned and in whole
-        // elements.
+        // SAFETY: the mesh passes pieces of the requested range, aligned and in whole elements.
         unsafe {
             let own = self.start.add(at);
             let operands = match how.comes_first {
@@ -324,7 +323,7 @@ impl Sink {
     }
 }
 
-/// Runs `work` on the data, or on f32 in place of half floats, which are rounded once afterwards.
+/// Runs `work` on the data. Half floats are converted to f32 before and rounded once afterwards.
 pub(crate) fn with_wide(
     data: Pieces<'_>,
     dtype: DType,
@@ -349,7 +348,7 @@ pub(crate) fn with_wide(
     Ok(())
 }
 
-/// Half floats as f32.
+/// Converts half floats to f32.
 ///
 /// # Safety
 /// `from` holds as many aligned elements of `dtype`, f16 or bf16.
@@ -370,7 +369,7 @@ pub(crate) unsafe fn widen(dtype: DType, from: *const u8, to: &mut [f32]) {
     }
 }
 
-/// The way back, rounded.
+/// Converts f32 to half floats, rounded.
 ///
 /// # Safety
 /// `to` has room for as many aligned elements of `dtype`, f16 or bf16.
@@ -392,14 +391,14 @@ pub(crate) unsafe fn narrow(dtype: DType, from: &[f32], to: *mut u8) {
     }
 }
 
-/// Divides a range by the number of ranks when that is what the operation asks for.
+/// Divides a range by the number of ranks if the operation is an average.
 pub(crate) fn finish(data: Pieces<'_>, at: Range<usize>, dtype: DType, op: ReduceOp, ranks: usize) {
     if op != ReduceOp::Avg {
         return;
     }
     let mut cursor = Default::default();
     data.each(&mut cursor, at.start, at.len(), |piece, _, len| {
-        // SAFETY: a piece of the caller's memory, over itself.
+        // SAFETY: a piece of the caller's memory, folded in place.
         unsafe { fold_bytes(dtype, op.fold(ranks), &[piece.cast_const()], piece, None, len) };
     });
 }

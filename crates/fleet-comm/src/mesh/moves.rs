@@ -1,5 +1,5 @@
-//! Collectives other than the all-reduce over a mesh: the data goes straight from whom has it to
-//! whom needs it, everything of a call in one step, except where a tree saves messages.
+//! Collectives over a mesh other than the all-reduce. Data goes directly from its owner to the
+//! ranks that need it, in one step per call, except where a tree saves messages.
 
 use super::agree::Claim;
 use super::{Move, Step, finish};
@@ -9,7 +9,7 @@ use fleet_base::{Error, Result};
 use fleet_net::Transfer;
 use fleet_tensor::DType;
 
-/// Up to here a tree with everything beats slices.
+/// Up to this size a tree with all data is faster than slices.
 const TREE_BYTES_MAX: usize = 64 << 10;
 
 impl Step<'_> {
@@ -18,7 +18,7 @@ impl Step<'_> {
         (0..self.size()).filter(move |peer| *peer != rank)
     }
 
-    /// Only the root's data changes, so the others work on a copy.
+    /// Only the root's data may change, so all ranks work on a copy.
     pub(super) fn reduce(
         &self,
         data: Pieces<'_>,
@@ -65,7 +65,7 @@ impl Step<'_> {
         let room = Piece::of(&mut folded).start;
         let list = data.cut_like(own.start, own.len(), room);
         let folded = Pieces::new(&list);
-        // SAFETY: the room is as long as the slice.
+        // SAFETY: the buffer is as long as the slice.
         unsafe { data.read(&mut Default::default(), own.start, own.len(), room) };
         self.fold_apart(data, slice, dtype, op, folded)?;
         if rank != root {
@@ -78,7 +78,7 @@ impl Step<'_> {
         self.go(&moves)
     }
 
-    /// [`Step::fold_slices`] that leaves the data as it is: the own operand is in `folded` already.
+    /// Like [`Step::fold_slices`] without changing the data. `folded` holds this rank's operand.
     fn fold_apart(
         &self,
         data: Pieces<'_>,
@@ -108,7 +108,7 @@ impl Step<'_> {
                     false => room.wrapping_add(peer * pitch + offset).cast_const(),
                 })
                 .collect();
-            // SAFETY: slices of the same length; the output is the own operand.
+            // SAFETY: slices of equal length; the output is this rank's operand.
             unsafe {
                 crate::call::fold_bytes(dtype, op.fold(size), &operands, piece, None, bytes);
             }
@@ -126,7 +126,7 @@ impl Step<'_> {
         let (rank, block) = (self.rank(), output.bytes);
         let (from, to) = ([input], [output]);
         let own = input.start.wrapping_add(rank * block);
-        // SAFETY: the own block of the input; the output is that or apart.
+        // SAFETY: this rank's block of the input; the output is that block or does not overlap it.
         unsafe { std::ptr::copy(own, output.start, block) };
         self.fold_apart(
             Pieces::new(&from),
@@ -142,7 +142,7 @@ impl Step<'_> {
         if data.bytes <= TREE_BYTES_MAX || size == 2 {
             return self.tree_down(data, root);
         }
-        // Slices to all, then everybody hands its slice on.
+        // The root sends a slice to each rank, then every rank sends its slice to all others.
         let slice = |index: usize| {
             let (from, to) = part(data.bytes / unit, size, index, 1);
             from * unit..to * unit
@@ -178,7 +178,7 @@ impl Step<'_> {
             start..start + counts[rank]
         };
         if let Some(input) = input {
-            // SAFETY: the own block of the output is as long as the input.
+            // SAFETY: this rank's block of the output is as long as the input.
             unsafe {
                 let to = output.start.add(at(rank).start);
                 std::ptr::copy_nonoverlapping(input.start, to, input.bytes);
@@ -235,7 +235,7 @@ impl Step<'_> {
             let start = counts[..peer].iter().sum::<usize>();
             start..start + counts[peer]
         };
-        // SAFETY: the own blocks, whose lengths agree.
+        // SAFETY: this rank's own blocks, whose lengths were checked to be equal.
         unsafe {
             let from = input.start.add(at(sends, rank).start);
             let to = output.start.add(at(receives, rank).start);
@@ -250,7 +250,7 @@ impl Step<'_> {
         self.go(&moves)
     }
 
-    /// That everybody sends as much as is expected, or the same error everywhere.
+    /// Checks that every rank sends as much as its peers expect. All ranks get the same error.
     pub(crate) fn check_counts(&self, sends: &[usize], receives: &[usize]) -> Result<()> {
         let size = self.size();
         let mut said: Vec<u64> = sends.iter().map(|count| *count as u64).collect();
@@ -275,7 +275,7 @@ impl Step<'_> {
         self.agree(&claim)
     }
 
-    /// The signature goes first, so that the receiver knows what comes.
+    /// Sends the signature first, so that the receiver can compare it with its own.
     pub(super) fn send(&self, to: usize, data: Piece, own: &Signature) -> Result<()> {
         // SAFETY: the caller's memory.
         let bytes = unsafe { std::slice::from_raw_parts(data.start, data.bytes) };

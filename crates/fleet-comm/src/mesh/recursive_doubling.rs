@@ -1,6 +1,6 @@
-//! All-reduce by recursive doubling: in round k ranks exchange everything with the rank whose
+//! All-reduce by recursive doubling: in round k a rank exchanges all its data with the rank whose
 //! number differs in bit k. Both sides of an exchange fold the same two operands in the same order,
-//! so all ranks end with the same bits. For little data.
+//! so the results are bitwise the same on all ranks. For small data.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Piece, Pieces, ReduceOp, fold_bytes};
@@ -32,7 +32,7 @@ impl Step<'_> {
                     let own = piece.cast_const();
                     let other = room.wrapping_add(offset).cast_const();
                     let operands = if peer < rank { [other, own] } else { [own, other] };
-                    // SAFETY: a piece of the data and as much of the copy of the peer's.
+                    // SAFETY: a piece of the data, and as many bytes of the peer's data.
                     unsafe { fold_bytes(dtype, op.partial(), &operands, piece, None, len) };
                 });
                 bit *= 2;
@@ -42,8 +42,8 @@ impl Step<'_> {
         })
     }
 
-    /// Runs `work` on the largest number of ranks that is a power of two, given as its argument.
-    /// Each rank beyond gives its data to one of them before and gets the result after.
+    /// Runs `work` on the largest power of two of ranks, which it gets as its argument. Each
+    /// further rank first sends its data to one of them and gets the result afterwards.
     pub(super) fn with_core(
         &self,
         data: Pieces<'_>,

@@ -1,6 +1,6 @@
-//! All-reduce around a ring: every rank hands a slice to the next and folds one from the last, n-1
-//! times, after which each slice is complete on one rank; n-1 more steps hand the results around.
-//! Every link carries the same and no rank talks to more than two.
+//! All-reduce around a ring. In n-1 steps, every rank sends a slice to the next rank and folds one
+//! from the previous. After that each slice is complete on one rank, and n-1 more steps pass the
+//! results around. All links carry the same amount, and a rank communicates with two others only.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Pieces, ReduceOp, part};
@@ -17,7 +17,7 @@ impl Step<'_> {
         };
         let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
         for step in 0..size - 1 {
-            // The partial result that comes was begun by an earlier rank of the ring.
+            // The received partial result was started by an earlier rank of the ring.
             let how = Folding { dtype, op: op.partial(), comes_first: true };
             self.go(&[
                 Move::Send { to: next, data, at: slice(rank + size - step) },

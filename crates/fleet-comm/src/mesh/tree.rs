@@ -1,5 +1,5 @@
-//! Reduction and broadcast along a binomial tree: log2(n) messages in a row, each with everything.
-//! For little data with a root.
+//! Reduction and broadcast along a binomial tree: log2(n) messages in sequence, each with all data.
+//! For small data and collectives with a root.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Pieces, ReduceOp};
@@ -7,7 +7,7 @@ use fleet_base::Result;
 use fleet_tensor::DType;
 
 impl Step<'_> {
-    /// All-reduce: up to rank 0 and down again.
+    /// All-reduce: reduces to rank 0 and broadcasts the result.
     pub(super) fn tree(&self, data: Pieces<'_>, dtype: DType, op: ReduceOp) -> Result<()> {
         self.tree_up(data, dtype, op, 0)?;
         if self.rank() == 0 {
@@ -16,7 +16,7 @@ impl Step<'_> {
         self.tree_down(data, 0)
     }
 
-    /// The data of `root` becomes the fold of all; that of others becomes the fold of their branch.
+    /// Reduces into the data of `root`. Other ranks' data becomes the reduction of their subtree.
     pub(super) fn tree_up(
         &self,
         data: Pieces<'_>,
@@ -45,7 +45,7 @@ impl Step<'_> {
         let size = self.size();
         let place = (self.rank() + size - root) % size;
         let real = |place: usize| (place + root) % size;
-        // The lowest bit of the place is where it hangs in the tree.
+        // The lowest set bit of the place determines its position in the tree.
         let mut bit = match place {
             0 => size.next_power_of_two(),
             _ => 1 << place.trailing_zeros(),

@@ -1,9 +1,8 @@
-//! The MPI library of the machine, found at run time, behind functions whose arguments are plain
-//! numbers.
+//! The machine's MPI library, loaded at run time, behind functions with integer arguments.
 //!
-//! There is no one binary interface of MPI: handles are addresses in Open MPI and 32-bit numbers in
-//! MPICH and what descends from it. Both travel as `usize` here, and a table says which number is
-//! which type or operation. A library of neither family is refused by name.
+//! MPI has no common binary interface: handles are addresses in Open MPI and 32-bit numbers in
+//! MPICH and its descendants. Both are passed as `usize` here, and a table maps types and
+//! operations to numbers. A library of neither family is rejected, with its name in the error.
 
 use crate::load::{Wanted, functions};
 use fleet_base::{Error, Result};
@@ -18,19 +17,19 @@ use std::time::Duration;
 /// A communicator, a type, an operation, a group or a request.
 pub(super) type Handle = usize;
 
-/// The interface of MPI itself.
+/// Return code of a successful call.
 const SUCCESS: c_int = 0;
-/// The longest text that a library of either family writes.
+/// Size of a buffer for text that a library of either family writes.
 const TEXT_BYTES: usize = 8192;
-/// Calls between threads at any time; the number is the same in both families.
+/// Level at which any thread may call MPI at any time; the same number in both families.
 const THREAD_MULTIPLE: c_int = 3;
-/// How long a wait polls without rest before it begins to sleep.
+/// Time that a wait polls before it starts to sleep.
 const POLL: Duration = Duration::from_millis(1);
-/// A nap between two looks after that: MPI makes progress in calls alone.
+/// Sleep between polls after that. MPI makes progress only inside calls.
 const NAP: Duration = Duration::from_micros(50);
 
 functions! {
-    /// Those of the standard. Handles that are 32 bits wide are the lower halves of what is passed.
+    /// Functions of the standard. 32-bit handles are passed in the lower half of a `usize`.
     Functions of "an MPI library", "one of MPI 3.0 or later":
     initialized = b"MPI_Initialized" (*mut c_int) -> c_int;
     finalized = b"MPI_Finalized" (*mut c_int) -> c_int;
@@ -69,7 +68,7 @@ functions! {
         (*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle, *mut Handle) -> c_int;
 }
 
-/// The numbers of one family of libraries.
+/// The handles of one family of libraries.
 #[derive(Clone, Copy)]
 pub(super) struct Names {
     pub world: Handle,
@@ -114,7 +113,7 @@ impl Names {
         })
     }
 
-    /// The interface that MPICH, Intel MPI and MVAPICH have in common since 2013.
+    /// The common interface of MPICH, Intel MPI and MVAPICH since 2013.
     fn of_mpich() -> Names {
         Names {
             world: 0x4400_0000,
@@ -151,33 +150,33 @@ pub(super) struct Library {
     pub version: String,
     pub rank: usize,
     pub size: usize,
-    /// Others had begun it, and end it.
+    /// Whether other code initialised MPI and will finalise it.
     guest: bool,
-    /// Somebody gave a request up: all leave at the next look.
+    /// Set when a call has abandoned its requests: all other calls return at their next poll.
     leave: AtomicBool,
-    /// Read by who is inside MPI, written to see that nobody is.
+    /// Read-locked by threads inside MPI; write-locked to wait until no thread is inside.
     inside: RwLock<()>,
     over: Mutex<Option<Error>>,
 }
 
-/// A request under way; its memory is not touched until it is done.
+/// A request in flight. Its memory must not be accessed until it is done.
 pub(super) struct Request {
     handle: Handle,
     pub done: bool,
-    /// Of the status, whose form is the library's.
+    /// Buffer for the status, whose layout depends on the library.
     status: [u64; 8],
 }
 
 impl Library {
-    /// Loads the library and begins MPI.
+    /// Loads the library and initialises MPI.
     pub fn start(path: Option<&Path>) -> Result<Library> {
         let opened = WANTED.load(path)?;
         let f = Functions::load(&opened)?;
         let version = text(|to, length| {
-            // SAFETY: the room is longer than any family's text.
+            // SAFETY: the buffer is longer than the text of either family.
             unsafe { (f.library_version)(to, length) }
         });
-        // SAFETY: only the address is asked for.
+        // SAFETY: only the address is taken.
         let open_mpi = unsafe { opened.get::<*const c_void>(b"ompi_mpi_comm_world") }.is_ok();
         let mpich = ["MPICH", "Intel(R) MPI", "MVAPICH"].iter().any(|name| version.contains(name));
         let names = match (open_mpi, mpich) {
@@ -189,7 +188,7 @@ impl Library {
                     .got(version));
             }
         };
-        // What MPI has started in this process cannot be unloaded.
+        // MPI has started threads and handlers in this process, so it cannot be unloaded.
         std::mem::forget(opened);
         let guest = begin(&f)?;
         let mut library = Library {
@@ -204,7 +203,7 @@ impl Library {
             over: Mutex::new(None),
         };
         let (mut rank, mut size) = (0, 0);
-        // SAFETY: MPI has begun, and the handles are its own.
+        // SAFETY: MPI is initialised, and the handles are its own.
         unsafe {
             library.check((library.f.comm_set_errhandler)(names.world, names.errors_return))?;
             library.check((library.f.comm_rank)(names.world, &mut rank))?;
@@ -214,7 +213,7 @@ impl Library {
         Ok(library)
     }
 
-    /// For the time of a call: MPI goes on, and is not ended meanwhile.
+    /// Must be held during a call into MPI, so that MPI is not finalised meanwhile.
     pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
         let guard = self.inside.read().unwrap_or_else(PoisonError::into_inner);
         match &*self.over.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -228,26 +227,26 @@ impl Library {
             return Ok(());
         }
         let words = text(|to, length| {
-            // SAFETY: the room is longer than any family's text.
+            // SAFETY: the buffer is longer than the text of either family.
             unsafe { (self.f.error_string)(code, to, length) }
         });
         Err(Error::unavailable(format!("MPI failed: {}", words.trim())))
     }
 
-    /// Starts a request: `call` is given where its handle goes.
+    /// Starts a request. `call` gets the address for its handle.
     pub fn request(&self, call: impl FnOnce(*mut Handle) -> c_int) -> Result<Request> {
         let mut handle = 0;
         self.check(call(&mut handle))?;
         Ok(Request { handle, done: false, status: [0; 8] })
     }
 
-    /// Whether a request is done by now.
+    /// Whether a request is done.
     pub fn test(&self, request: &mut Request) -> Result<bool> {
         if request.done {
             return Ok(true);
         }
         let mut flag = 0;
-        // SAFETY: the request is under way, and the status has room for that of any family.
+        // SAFETY: the request is in flight, and the buffer fits the status of either family.
         self.check(unsafe {
             (self.f.test)(&mut request.handle, &mut flag, request.status.as_mut_ptr().cast())
         })?;
@@ -255,17 +254,17 @@ impl Library {
         Ok(request.done)
     }
 
-    /// Bytes that came with a request for bytes.
+    /// Number of bytes received by a request for bytes.
     pub fn bytes(&self, request: &Request) -> Result<usize> {
         let mut count = 0;
-        // SAFETY: the status is that of a request that is done.
+        // SAFETY: the status belongs to a request that is done.
         self.check(unsafe {
             (self.f.count)(request.status.as_ptr().cast(), self.names.byte, &mut count)
         })?;
         Ok(count.max(0) as usize)
     }
 
-    /// Waits for what `step` waits for (true: all done): it is called until then.
+    /// Calls `step` until it reports that all is done.
     pub fn wait(
         &self,
         limits: &Limits,
@@ -297,7 +296,7 @@ impl Library {
         }
     }
 
-    /// Waits until all of `requests` are done. On an error they are given up.
+    /// Waits until all of `requests` are done. After an error the caller must abandon them.
     pub fn finish(&self, requests: &mut [Request], limits: &Limits) -> Result<()> {
         let late = || Error::unavailable("the deadline passed while waiting for the others in MPI");
         self.wait(limits, late, || {
@@ -309,8 +308,8 @@ impl Library {
         })
     }
 
-    /// Requests are left under way, whose memory goes back to the caller: nobody in this process
-    /// may call MPI again, which is what moves it. `guard` is that of the caller.
+    /// Abandons requests in flight, whose memory goes back to the caller. MPI moves data only
+    /// inside calls, so no thread of this process may call MPI again. `guard` is the caller's.
     pub fn give_up(&self, guard: RwLockReadGuard<'_, ()>, error: &Error) {
         self.leave.store(true, Ordering::Release);
         drop(guard);
@@ -319,13 +318,13 @@ impl Library {
         self.over.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(over);
     }
 
-    /// The communicator of `members`, who all make it with the same `tag`. It waits for them
-    /// without a bound, so they have said before that they come.
+    /// Makes the communicator of `members`, which must all call this with the same `tag`. MPI waits
+    /// for them without a limit, so they must have announced their call before.
     pub fn communicator(&self, members: &[usize], tag: c_int) -> Result<Handle> {
         let _guard = self.enter()?;
         let ranks: Vec<c_int> = members.iter().map(|rank| *rank as c_int).collect();
         let (mut all, mut some, mut made) = (0, 0, 0);
-        // SAFETY: handles of MPI's own, and ranks that are in the world.
+        // SAFETY: MPI's own handles, and ranks of the world.
         unsafe {
             self.check((self.f.comm_group)(self.names.world, &mut all))?;
             let (count, first) = (ranks.len() as c_int, ranks.as_ptr());
@@ -338,19 +337,19 @@ impl Library {
         Ok(made)
     }
 
-    /// The end of MPI in this process, unless others had begun it or a call was given up.
+    /// Finalises MPI in this process, unless other code initialised it or a call was abandoned.
     pub fn end(&self) {
         let _nobody = self.inside.write().unwrap_or_else(PoisonError::into_inner);
         let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         if over.is_none() && !self.guest {
-            // SAFETY: nobody is inside, and nothing is under way. A failure leaves nothing to do.
+            // SAFETY: no thread is inside MPI, and no request is in flight. Failures are ignored.
             let _ = unsafe { (self.f.finalize)() };
         }
         over.get_or_insert(Error::invalid("MPI was ended in this process"));
     }
 }
 
-/// What a look at requests gave.
+/// The result of polling requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
     Done,
@@ -358,10 +357,10 @@ pub(super) enum Progress {
     Nothing,
 }
 
-/// Begins MPI where nobody has; true where somebody had.
+/// Initialises MPI unless it is already initialised; true if it was.
 fn begin(f: &Functions) -> Result<bool> {
     let (mut begun, mut ended, mut threads) = (0, 0, 0);
-    // SAFETY: these may be asked at any time.
+    // SAFETY: these functions may be called at any time.
     unsafe {
         (f.initialized)(&mut begun);
         (f.finalized)(&mut ended);
@@ -370,7 +369,7 @@ fn begin(f: &Functions) -> Result<bool> {
         return Err(Error::invalid("MPI was ended in this process, and it begins once")
             .help("keep what the first start gave"));
     }
-    // SAFETY: MPI has begun in one branch and has not in the other; it takes no arguments.
+    // SAFETY: MPI is initialised in the first branch only; the second passes no arguments.
     let code = unsafe {
         match begun != 0 {
             true => (f.query_thread)(&mut threads),
@@ -396,7 +395,7 @@ fn begin(f: &Functions) -> Result<bool> {
     Ok(begun != 0)
 }
 
-/// A text that MPI writes.
+/// Reads a text that MPI writes.
 fn text(call: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> String {
     let (mut bytes, mut length) = (vec![0u8; TEXT_BYTES], 0);
     if call(bytes.as_mut_ptr().cast(), &mut length) != SUCCESS {

@@ -1,9 +1,9 @@
-//! Meshes over MPI's messages between two ranks.
+//! Meshes over MPI's point-to-point messages.
 //!
-//! A message of any length goes as pieces of at most [`PIECE_BYTES`], of which [`PIECES_UNDER_WAY`]
-//! are given to MPI at a time, in the order of the list: MPI keeps the order of what has the same
+//! A message is sent in pieces of at most [`PIECE_BYTES`]. Up to [`PIECES_UNDER_WAY`] of them are
+//! in flight at a time, in the order of the list. MPI keeps the order of messages with the same
 //! sender, receiver and communicator, and each mesh has its own communicator. An empty message is
-//! one empty piece, so that the two ends stay in step.
+//! one empty piece, so that both ends count the same messages.
 
 use super::library::{Handle, Library, Progress, Request};
 use fleet_base::{Error, Result};
@@ -15,22 +15,23 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Long enough for MPI's way for large messages, short enough that folding goes on beside it.
+/// Large enough for MPI's protocol for large messages, small enough that folds and transfers
+/// overlap.
 const PIECE_BYTES: usize = 1 << 20;
-/// To each peer, each way.
+/// Maximum number of pieces in flight to each peer, in each direction.
 const PIECES_UNDER_WAY: usize = 4;
-/// Everything on a communicator has one tag: its order is all that counts.
+/// Tag of all messages: only their order matters.
 const TAG: c_int = 0;
-/// Tags that the standard promises.
+/// Number of tags that the standard guarantees.
 const TAGS: u64 = 32_767;
 
-/// All ranks of the job, by MPI.
+/// A fabric of all ranks of an MPI job.
 pub(super) struct MpiFabric {
     pub library: Arc<Library>,
     pub members: Vec<Member>,
     pub store: Arc<dyn Store>,
     pub abort: Abort,
-    /// How long a rank waits for the others when a mesh is opened.
+    /// Timeout for the other ranks when a mesh is opened.
     pub timeout_open: Duration,
 }
 
@@ -38,7 +39,7 @@ impl MpiFabric {
     pub fn open_mesh(&self, name: &str, members: &[usize]) -> Result<Arc<MpiMesh>> {
         let rank = check_members(self.rank(), self.size(), members)?;
         let limits = Limits::new(fleet_net::Deadline::within(self.timeout_open), &self.abort);
-        // MPI would wait for a rank that never comes, whatever the deadline.
+        // MPI itself would wait for a missing rank without a deadline.
         let key = |rank: usize| format!("mpi/open/{name}/{rank}");
         self.store.set(&key(members[rank]), b"", &limits)?;
         let keys: Vec<String> = members.iter().map(|member| key(*member)).collect();
@@ -55,8 +56,8 @@ impl MpiFabric {
     }
 }
 
-/// Groups that are made at the same time are told apart by their tags, mostly: two with one tag are
-/// made one after the other.
+/// A tag that distinguishes groups which are created concurrently. If two names have the same tag,
+/// their groups are created one after the other.
 fn tag_of(name: &str) -> c_int {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     (name.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, mix) % TAGS) as c_int
@@ -91,11 +92,11 @@ pub(super) struct MpiMesh {
 #[derive(Default)]
 struct State {
     broken: Option<Error>,
-    /// Rooms for folds, kept between calls.
+    /// Buffers for folds, kept between calls.
     rooms: Vec<Vec<u128>>,
 }
 
-/// What goes to one peer or comes from it, in its order.
+/// The pieces to or from one peer, in order.
 struct Queue {
     peer: usize,
     waiting: VecDeque<Piece>,
@@ -105,7 +106,7 @@ struct Queue {
 struct Piece {
     op: usize,
     range: Range<usize>,
-    /// Where a piece of a fold comes to; `u128` is aligned for any element.
+    /// Buffer that receives a piece of a fold; `u128` is aligned for any element.
     room: Vec<u128>,
 }
 
@@ -135,7 +136,7 @@ impl Mesh for MpiMesh {
         if let Err(error) = &result {
             state.broken = Some(error.clone().at("an earlier transfer, which broke the mesh"));
             self.library.give_up(guard, error);
-            // Rooms of pieces that MPI may still write to.
+            // MPI may still write to the buffers of these pieces.
             std::mem::forget(queues);
         }
         result
@@ -151,7 +152,7 @@ impl MpiMesh {
         limits: &Limits,
     ) -> Result<()> {
         let mut done = vec![0usize; ops.len()];
-        // Read by the closure for the error, written by the other one.
+        // Written by the step closure, read by the error closure.
         let waiting = std::cell::RefCell::new(Vec::new());
         let late = || timeout_error(&waiting.borrow());
         self.library.wait(limits, late, || {
@@ -186,7 +187,7 @@ impl MpiMesh {
         })
     }
 
-    /// Gives MPI the next pieces and takes what is done; true when something was.
+    /// Starts the next pieces and completes finished ones; true if there were any.
     fn turn(
         &self,
         queue: &mut Queue,
@@ -225,8 +226,8 @@ impl MpiMesh {
         let into = match &mut ops[piece.op] {
             Transfer::Send { data, .. } => {
                 let from = data[piece.range.clone()].as_ptr().cast();
-                // SAFETY: the caller's memory, which is borrowed until the request is done; when it
-                // is given up, MPI is over.
+                // SAFETY: the caller's memory, borrowed until the request is done. If the request
+                // is abandoned, MPI is not called again.
                 return self
                     .library
                     .request(|to| unsafe { (f.isend)(from, bytes, byte, peer, TAG, comm, to) });
@@ -237,7 +238,7 @@ impl MpiMesh {
                 piece.room.as_mut_ptr().cast()
             }
         };
-        // SAFETY: as above; a room is as long as the longest piece.
+        // SAFETY: as above; a buffer is as long as the longest piece.
         self.library
             .request(|to| unsafe { (f.irecv)(into.cast(), bytes, byte, peer, TAG, comm, to) })
     }
@@ -264,7 +265,7 @@ impl MpiMesh {
         }
         done[piece.op] += piece.range.len();
         if let Transfer::Fold { sink, .. } = op {
-            // SAFETY: numbers read as bytes.
+            // SAFETY: any initialised integers may be read as bytes.
             let bytes = unsafe {
                 std::slice::from_raw_parts(piece.room.as_ptr().cast::<u8>(), piece.range.len())
             };

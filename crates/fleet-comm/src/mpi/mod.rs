@@ -1,18 +1,19 @@
-//! Jobs that `mpirun` has started: ranks find each other through MPI, data goes over MPI's network
-//! (InfiniBand, Slingshot, whatever the library drives), and a group's collectives are the
-//! library's own where it has them.
+//! Jobs started by `mpirun`. Ranks find each other through MPI, and data goes over MPI's network
+//! (InfiniBand, Slingshot or any other that the library supports). Groups use the library's own
+//! collectives where it has them.
 //!
-//! What Fleet promises stays: every call is checked on all ranks before data moves, waits end with
-//! a deadline, the fired token or word of a death, and the flight recorder writes. Heartbeats go to
-//! a store that rank 0 hosts beside MPI. Ranks of one host share memory, as always, unless a group
-//! is opened without. One promise is the library's: that a sum has the same bits on every rank. The
-//! standard recommends that and does not demand it; `GroupOptions::native` off brings ours back.
+//! Fleet's guarantees hold: every call is checked on all ranks before data moves. Waits end with a
+//! deadline, the fired token or the notice of a death, and the flight recorder works. Heartbeats go
+//! to a store that rank 0 hosts next to MPI. Ranks of one host share memory as usual, unless a
+//! group is opened without it. One guarantee depends on the library: that a sum has the same bits
+//! on every rank. The standard recommends but does not require it. Turning `GroupOptions::native`
+//! off restores it.
 //!
-//! The library is found at run time: nothing of MPI is needed to build. Open MPI, MPICH, Intel MPI
-//! and MVAPICH are known; others are refused.
+//! The library is loaded at run time, so building needs nothing of MPI. Open MPI, MPICH, Intel MPI
+//! and MVAPICH are supported; other libraries are rejected.
 //!
-//! After an error in the middle of a transfer nobody in this process can use MPI any more, for MPI
-//! has no way to take back the memory of what is under way; the process should end.
+//! After an error in the middle of a transfer, MPI cannot be used in this process, because MPI
+//! cannot release the memory of requests in flight. The process should exit.
 //!
 //! ```no_run
 //! use fleet_comm::{GroupOptions, Mpi, MpiOptions, ReduceOp};
@@ -44,17 +45,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a process enters its MPI job; the same on all ranks but for paths.
+/// How a process joins its MPI job. All ranks must use equal options, except for paths.
 #[derive(Clone, Debug)]
 pub struct MpiOptions {
-    /// The library, or the folder that it is in; by default the system's.
+    /// The library or its folder; by default the system's.
     pub library: Option<PathBuf>,
-    /// The interface of rank 0 on which its store listens; by default its first one that other
-    /// machines can reach, or the loopback where all ranks are on one machine.
+    /// Interface of rank 0 on which its store listens. The default is its first one that other
+    /// machines can reach, or the loopback if there is none.
     pub interface: Option<String>,
-    /// How soon a death or silence is noticed.
+    /// Time limits of failure detection.
     pub vigilance: Vigilance,
-    /// How long ranks wait for each other at the beginning.
+    /// Time that ranks wait for each other at the start.
     pub timeout_open: Duration,
     pub log: Log,
 }
@@ -71,7 +72,7 @@ impl Default for MpiOptions {
     }
 }
 
-/// This process in a job of MPI. MPI begins once in a process and ends with this.
+/// This process in an MPI job. A process can start MPI once only; it ends with this value.
 pub struct Mpi {
     library: Arc<Library>,
     /// By rank.
@@ -84,15 +85,15 @@ pub struct Mpi {
     ended: bool,
 }
 
-/// The group of the heartbeats, of which a job of MPI has one.
+/// Name of the heartbeat group. An MPI job has one.
 const HEARTBEATS: &str = "mpi";
-/// Address and token of the store, as rank 0 tells them: both are short.
+/// Size of the message with the store's address and token, which are both short.
 const GREETING_BYTES: usize = 256;
-/// How long rank 0 keeps the store for ranks that have not said that they are done.
+/// Time that rank 0 keeps the store open for ranks that have not finished.
 const END_SPAN: Duration = Duration::from_secs(30);
 
 impl Mpi {
-    /// Begins MPI and meets the other ranks.
+    /// Initialises MPI and waits for the other ranks.
     pub fn start(options: &MpiOptions) -> Result<Mpi> {
         let library = Arc::new(Library::start(options.library.as_deref())?);
         let place = format!("rank {} of {} in {}", library.rank, library.size, library.version);
@@ -153,12 +154,12 @@ impl Mpi {
         self.library.size
     }
 
-    /// What the library calls itself.
+    /// Name and version of the library, as it reports them.
     pub fn version(&self) -> &str {
         &self.library.version
     }
 
-    /// What groups are made from.
+    /// The world to make groups from.
     pub fn world(&self) -> &World {
         &self.world
     }
@@ -167,25 +168,24 @@ impl Mpi {
         self.store.clone()
     }
 
-    /// Fires when another rank is gone.
+    /// The token that fires when another rank fails.
     pub fn abort(&self) -> &Abort {
         &self.abort
     }
 
-    /// Who the process of a rank is.
+    /// The process of a rank.
     pub fn member(&self, rank: usize) -> &Member {
         &self.members[rank]
     }
 
-    /// Tells the others that this rank ends, and how, before it does.
+    /// Reports to the other ranks that this rank is about to end, and how.
     pub fn report_end(&self, how: &str) {
         if let Some(membership) = &self.membership {
             membership.report_end(&self.members[self.rank()], how);
         }
     }
 
-    /// Waits until all ranks have come here, and ends MPI. Groups that are still there fail from
-    /// then on.
+    /// Waits until all ranks have called this, and finalises MPI. Groups fail afterwards.
     pub fn finish(mut self) -> Result<()> {
         let limits = Limits::new(Deadline::within(END_SPAN), &self.abort);
         let key = |rank: usize| format!("mpi/done/{rank}");
@@ -198,7 +198,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Says goodbye; rank 0, which has the store, last.
+    /// Leaves the job. Rank 0, which hosts the store, leaves last.
     fn leave(&mut self) {
         self.ended = true;
         if let Some(membership) = self.membership.take() {
@@ -206,7 +206,7 @@ impl Mpi {
         }
         let limits = Limits::new(Deadline::within(END_SPAN), &self.abort);
         let key = |rank: usize| format!("mpi/left/{rank}");
-        // Who does not hear of it in time finds the store gone, and has nothing left to ask of it.
+        // A failure means that the store has already ended, so nothing depends on this write.
         let _ = self.store.set(&key(self.rank()), b"", &limits);
         if self.server.is_some() {
             let keys: Vec<String> = (1..self.size()).map(key).collect();
@@ -217,13 +217,13 @@ impl Mpi {
 }
 
 impl Drop for Mpi {
-    /// Without [`Mpi::finish`] this is the end of a rank that failed: MPI is not ended, since that
-    /// would wait for the others, and `mpirun` ends them.
+    /// Without [`Mpi::finish`] the rank has failed. MPI is not finalised, because that would wait
+    /// for the other ranks, and `mpirun` ends them.
     fn drop(&mut self) {
         if !self.ended
             && let Some(membership) = self.membership.take()
         {
-            // No goodbye: the others learn of the end when the process ends.
+            // Do not leave: the others are notified of a failure when the process ends.
             std::mem::forget(membership);
         }
     }
@@ -243,7 +243,7 @@ impl Carrier for Opener {
     }
 }
 
-/// Rank 0 starts the store and tells the others where it is.
+/// Starts the store on rank 0 and sends its address to the other ranks.
 fn greet(
     library: &Library,
     options: &MpiOptions,
@@ -257,7 +257,7 @@ fn greet(
                 server = Some(started);
                 format!("{address} {}", token.to_text())
             }
-            // The others wait for this greeting: they get the reason.
+            // The other ranks wait for this message, so it carries the reason of the failure.
             Err(error) => format!("! {error}"),
         };
         let length = text.len().min(GREETING_BYTES);
@@ -268,13 +268,12 @@ fn greet(
         let names = &library.names;
         let into = greeting.as_mut_ptr().cast();
         let bytes = GREETING_BYTES as std::ffi::c_int;
-        // SAFETY: the room is as long as is said, on every rank, and stays until the request is
-        // done.
+        // SAFETY: the buffer has this length on every rank and lives until the request is done.
         let request = library.request(|to| unsafe {
             (library.f.broadcast)(into, bytes, names.byte, 0, names.world, to)
         })?;
         if let Err(error) = library.finish(&mut [request], limits) {
-            // MPI may still write there.
+            // MPI may still write to the buffer.
             std::mem::forget(greeting);
             return Err(error);
         }
@@ -299,7 +298,7 @@ fn host_store(options: &MpiOptions) -> Result<(SocketAddr, Token, StoreServer)> 
     Ok((server.address(), token, server))
 }
 
-/// The first address that other machines can reach; the loopback on a machine that has none.
+/// The first address that other machines can reach; the loopback if there is none.
 fn reachable() -> Result<IpAddr> {
     let all = host::interfaces()?;
     let found = all.iter().map(|(_, ip)| *ip).find(|ip| ip.is_ipv4() && !ip.is_loopback());

@@ -1,8 +1,8 @@
-//! The library's own collectives, in the place of ours: what a vendor tuned for its network,
-//! switches that add up on the way. The check that all ranks mean the same call has come before.
+//! The library's own collectives instead of Fleet's. Vendors tune them for their networks, and
+//! switches may do the additions. All ranks have already agreed on the call.
 //!
-//! What MPI has no word for (half floats, more elements than an `int` counts, memory that overlaps)
-//! goes through our algorithms over MPI's messages.
+//! Calls that MPI does not support (half floats, element counts above the range of `int`,
+//! overlapping memory) use Fleet's algorithms over MPI's messages.
 
 use super::library::{Handle, Request};
 use super::mesh::MpiMesh;
@@ -79,7 +79,7 @@ impl Collectives {
     }
 }
 
-/// Requests to be started, in order; what is built may borrow tables of counts until all are done.
+/// Requests to start, in order. The closure may own tables that MPI reads until all are done.
 struct Plan<'a>(Box<Start<'a>>);
 
 type Start<'a> = dyn FnMut(&mut Vec<Request>) -> Result<()> + 'a;
@@ -94,7 +94,7 @@ impl<'a> Plan<'a> {
 }
 
 impl Collectives {
-    /// Starts everything and waits for it.
+    /// Starts all requests and waits for them.
     fn go(&self, mut plan: Plan<'_>, limits: &Limits) -> Result<()> {
         let library = &self.0.library;
         let guard = library.enter()?;
@@ -102,13 +102,13 @@ impl Collectives {
         let result = (plan.0)(&mut requests).and_then(|()| library.finish(&mut requests, limits));
         if let Err(error) = &result {
             library.give_up(guard, error);
-            // MPI may still read its tables.
+            // MPI may still read the tables of counts.
             std::mem::forget(plan);
         }
         result
     }
 
-    /// One request for each piece of memory; `None` where one is too long for MPI.
+    /// One request for each piece of memory; `None` if a piece is too long for MPI.
     fn pieces<'a>(
         &self,
         data: Pieces<'a>,
@@ -163,8 +163,8 @@ impl Collectives {
         self.0.library.names.in_place as *const c_void
     }
 
-    // SAFETY of all that follow: memory and counts are those of a call that was checked, borrowed
-    // until the requests are done; where they are given up, MPI is over in this process.
+    // SAFETY of all functions below: memory and counts are those of a checked call, borrowed until
+    // the requests are done. If they are abandoned, MPI is not called again in this process.
 
     fn all_reduce(&self, data: Piece, count: c_int, dtype: Handle, op: Handle) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);
@@ -300,7 +300,7 @@ impl Collectives {
     }
 }
 
-/// MPI knows sums; where an average is asked for, whoever has the sum divides it.
+/// Divides sums on the ranks that have a result, if the operation is an average. MPI has only sums.
 fn average(call: &Call<'_>, step: &Step<'_>) {
     let (dtype, size) = (call.signature.dtype, step.size());
     let Some(op) = call.signature.op else { return };
@@ -316,7 +316,7 @@ fn average(call: &Call<'_>, step: &Step<'_>) {
     }
 }
 
-/// Where MPI reads. Empty slices may all begin at one address, which MPI refuses for two buffers.
+/// Source pointer for MPI. All empty slices may have one address, which MPI rejects.
 fn source(piece: Piece) -> *const c_void {
     static NOTHING: [u8; 1] = [0];
     match piece.bytes {
@@ -325,7 +325,7 @@ fn source(piece: Piece) -> *const c_void {
     }
 }
 
-/// Where MPI writes; nothing, where nothing is to be written.
+/// Destination pointer for MPI; null for an empty piece.
 fn target(piece: Piece) -> *mut c_void {
     match piece.bytes {
         0 => std::ptr::null_mut(),
@@ -338,7 +338,7 @@ fn overlap(a: &Piece, b: &Piece) -> bool {
     a_start < b_start + b.bytes && b_start < a_start + a.bytes
 }
 
-/// A count as MPI has it.
+/// Converts a count to MPI's type; `None` if it is too large.
 fn count(count: usize) -> Option<c_int> {
     c_int::try_from(count).ok()
 }
@@ -348,7 +348,7 @@ fn ints(counts: &[usize]) -> Option<Vec<c_int>> {
 }
 
 fn starts(counts: &[usize]) -> Option<Vec<c_int>> {
-    // The end of the last block counts as well: all of it must be within reach.
+    // The end of the last block must be in range, too.
     count(counts.iter().sum())?;
     Some(
         counts

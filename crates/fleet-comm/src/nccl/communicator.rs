@@ -1,9 +1,9 @@
-//! NCCL, found at run time, and communicators of it, which work on memory of the device.
+//! Loads NCCL at run time and wraps its communicators, which work on device memory.
 //!
-//! All calls return at once (`blocking = 0`): what is under way ends with the communicator's own
-//! error, the deadline, the fired token, or a peer that has closed its end of the group's mesh, and
-//! then NCCL is told to give up. Signatures and numbers are those of `nccl.h` since 2.14 (held
-//! against those of 2.18 and 2.31).
+//! No call blocks (`blocking = 0`). A wait ends with the communicator's own error, the deadline,
+//! the fired token, or a peer that has closed its end of the group's mesh. Then the communicator is
+//! aborted. Signatures and numbers are those of `nccl.h` since 2.14 (checked against 2.18 and
+//! 2.31).
 
 use super::cuda::{Cuda, DevicePointer, Handle, Stream};
 use crate::call::ReduceOp;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 functions! {
-    /// Those of NCCL; communicators and streams are addresses.
+    /// Functions of NCCL. Communicators and streams are addresses.
     Functions of "a library of NCCL", "one of NCCL 2.14 or later":
     version = b"ncclGetVersion" (*mut c_int) -> c_int;
     unique_id = b"ncclGetUniqueId" (*mut UniqueId) -> c_int;
@@ -37,31 +37,30 @@ functions! {
     receive = b"ncclRecv" (u64, usize, c_int, c_int, Handle, Handle) -> c_int;
 }
 
-// Of ncclResult_t.
+// Values of ncclResult_t.
 const SUCCESS: c_int = 0;
 const INVALID_ARGUMENT: c_int = 4;
 const INVALID_USAGE: c_int = 5;
 const IN_PROGRESS: c_int = 7;
 
-/// 2.14.0, the first with communicators that do not block.
+/// 2.14.0 is the first version with non-blocking communicators.
 const VERSION_MIN: c_int = 2_14_00;
 
 pub(super) const UNIQUE_ID_BYTES: usize = 128;
 
-/// By which the ranks of a communicator find each other.
+/// Id by which the ranks of a communicator find each other.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub [u8; UNIQUE_ID_BYTES]);
 
-/// `ncclConfig_t` as 2.14 has it; later versions fill in what it does not have, by its size and
-/// version.
+/// `ncclConfig_t` of 2.14. Later versions read its size and use defaults for newer fields.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
     magic: c_uint,
     version: c_uint,
     blocking: c_int,
-    /// Padding then, a number from 2.17 on, which says nothing of this value.
+    /// Padding in 2.14. From 2.17 on a setting, which this value leaves undefined.
     undefined: c_int,
 }
 
@@ -81,24 +80,24 @@ const WANTED: Wanted<'_> = Wanted {
     help: "install NCCL 2.14 or later, or give the path of its libnccl.so.2 (FLEET_NCCL_LIBRARY)",
 };
 
-/// How long a wait polls without rest before it begins to sleep.
+/// Time that a wait polls before it starts to sleep.
 const POLL: Duration = Duration::from_millis(1);
-/// A nap between two looks after that: as long as a short collective takes.
+/// Sleep between polls after that: about the time of a short collective.
 const NAP: Duration = Duration::from_micros(50);
-/// How often a wait asks for peers that have closed their end.
+/// Interval between checks for peers that have closed their end.
 const LOOK: Duration = Duration::from_millis(10);
-/// A rank that is done sooner may leave while its last words are on their way to this one. Who has
-/// left for longer will not answer.
+/// Grace period after a peer has closed its end. A rank that finishes first may leave while its
+/// last data is still in flight. After this time the peer counts as gone.
 const LEFT_SPAN: Duration = Duration::from_secs(2);
-/// How long an error of NCCL, or a closed end, waits for word of who died: heartbeats notice a
-/// death within a second and a moment.
+/// Time that an error of NCCL or a closed end waits for the notice of a death. Heartbeats detect a
+/// death after about 1 s.
 const NOTICE_SPAN: Duration = Duration::from_secs(2);
 
 /// NCCL and the device of this process.
 pub(super) struct Nccl {
     f: Functions,
     pub cuda: Arc<Cuda>,
-    /// For people.
+    /// Name and version, for messages.
     pub version: String,
 }
 
@@ -106,11 +105,11 @@ impl Nccl {
     pub fn start(path: Option<&Path>, cuda: Cuda) -> Result<Nccl> {
         let library = WANTED.load(path)?;
         let f = Functions::load(&library)?;
-        // Its threads cannot be unloaded.
+        // NCCL's threads cannot be unloaded.
         std::mem::forget(library);
         let mut nccl = Nccl { f, cuda: Arc::new(cuda), version: String::new() };
         let mut code = 0;
-        // SAFETY: a place for the number.
+        // SAFETY: the pointer is valid for the number.
         nccl.check(unsafe { (nccl.f.version)(&mut code) }, std::ptr::null_mut())?;
         let name = format!("NCCL {}.{}.{}", code / 10_000, code / 100 % 100, code % 100);
         if code < VERSION_MIN {
@@ -125,22 +124,22 @@ impl Nccl {
 
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; UNIQUE_ID_BYTES]);
-        // SAFETY: a place for it.
+        // SAFETY: the pointer is valid for the id.
         self.check(unsafe { (self.f.unique_id)(&mut id) }, std::ptr::null_mut())?;
         Ok(id)
     }
 
-    /// Under way is no error.
+    /// Converts a result code. A call in progress is not an error.
     fn check(&self, code: c_int, communicator: Handle) -> Result<()> {
         if matches!(code, SUCCESS | IN_PROGRESS) {
             return Ok(());
         }
         let words = |text: *const c_char| match text.is_null() {
             true => String::new(),
-            // SAFETY: NCCL's texts stay until its next call.
+            // SAFETY: NCCL's texts live until its next call.
             false => unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_string(),
         };
-        // SAFETY: both may be asked at any time.
+        // SAFETY: both functions may be called at any time.
         let what = words(unsafe { (self.f.error_string)(code) });
         // SAFETY: as above.
         let more = words(unsafe { (self.f.last_error)(communicator) });
@@ -156,20 +155,20 @@ impl Nccl {
     }
 }
 
-/// The ranks of a group, each with its device. Calls are in the same order on all of them, on
-/// streams of the device, and each is followed by [`Communicator::settle`].
+/// A communicator of a group's ranks, each with its device. All ranks make the same calls in the
+/// same order, on streams of the device. Each call is followed by [`Communicator::settle`].
 pub(super) struct Communicator {
     nccl: Arc<Nccl>,
-    /// None after the end.
+    /// `None` after the communicator was aborted.
     handle: Option<Handle>,
     mesh: Arc<dyn Mesh>,
 }
 
-// SAFETY: NCCL may be called from any thread, one at a time, which `&mut self` sees to.
+// SAFETY: NCCL may be called from any thread, one at a time, which `&mut self` ensures.
 unsafe impl Send for Communicator {}
 
 impl Communicator {
-    /// Meets the others; the order of ranks is the mesh's, which is open.
+    /// Joins the other ranks. The order of ranks is that of the mesh, which must be open.
     pub fn open(
         nccl: &Arc<Nccl>,
         id: UniqueId,
@@ -179,7 +178,7 @@ impl Communicator {
         nccl.cuda.enter()?;
         let (size, rank) = (mesh.size() as c_int, mesh.rank() as c_int);
         let mut handle: Handle = std::ptr::null_mut();
-        // SAFETY: a place for the handle, and a configuration of the form that its version has.
+        // SAFETY: the pointer is valid, and the configuration has the layout of its version.
         let code = unsafe { (nccl.f.init)(&mut handle, size, id, rank, &CONFIG) };
         let handle = (!handle.is_null()).then_some(handle);
         let mut made = Communicator { nccl: nccl.clone(), handle, mesh };
@@ -188,12 +187,12 @@ impl Communicator {
         Ok(made)
     }
 
-    /// The handle, while there is one.
+    /// The handle; an error after the communicator was aborted.
     fn handle(&self) -> Result<Handle> {
         self.handle.ok_or_else(|| Error::unavailable("this communicator of NCCL was given up"))
     }
 
-    /// For this thread: its calls are for the device from here on.
+    /// Selects the device for later calls of this thread.
     pub fn enter(&self) -> Result<()> {
         self.nccl.cuda.enter()
     }
@@ -204,8 +203,8 @@ impl Communicator {
         self.nccl.check(call(&self.nccl.f, handle), handle)
     }
 
-    // SAFETY of all that follow: parts of rooms of the device that stay until their stream is idle;
-    // counts are those of the parts.
+    // SAFETY of all functions below: pointers are parts of device buffers that live until their
+    // stream is idle, and counts are those of the parts.
 
     pub fn all_reduce(
         &mut self,
@@ -220,7 +219,7 @@ impl Communicator {
         })
     }
 
-    /// The others' data is unspecified afterwards.
+    /// Reduces to `root`. The other ranks' data is unspecified afterwards.
     pub fn reduce(
         &mut self,
         data: DevicePointer,
@@ -248,7 +247,7 @@ impl Communicator {
         })
     }
 
-    /// A block of `count` for each rank; the result is in the own one.
+    /// Reduces one block of `count` elements per rank; the result is in this rank's block.
     pub fn reduce_scatter(
         &mut self,
         data: DevicePointer,
@@ -263,7 +262,7 @@ impl Communicator {
         })
     }
 
-    /// A block of `bytes` from each rank; the own one is in its place.
+    /// Gathers one block of `bytes` from each rank; this rank's block must be in its place.
     pub fn all_gather(&mut self, data: DevicePointer, bytes: usize, stream: &Stream) -> Result<()> {
         let own = data.offset(self.mesh.rank() * bytes);
         let dtype = type_number(DType::U8)?;
@@ -272,7 +271,7 @@ impl Communicator {
         })
     }
 
-    /// Messages that go on together: (peer, where, bytes).
+    /// Runs messages concurrently. Each is (peer, position, bytes).
     pub fn exchange(
         &mut self,
         sends: &[(usize, DevicePointer, usize)],
@@ -293,35 +292,35 @@ impl Communicator {
             for (peer, at, bytes) in receives {
                 note((f.receive)(at.0, *bytes, dtype, *peer as c_int, comm, stream.handle));
             }
-            // A group that has begun ends, whatever came in between.
+            // An NCCL group that was started must be ended, even after an error.
             note((f.group_end)());
             first
         })
     }
 
-    /// Waits until the last call is on its stream: before that nothing may be put behind it, and no
-    /// other call may be made.
+    /// Waits until the last call has been queued on its stream. Before that, nothing else may be
+    /// queued on the stream and no other call may be made.
     pub fn settle(&mut self, limits: &Limits) -> Result<()> {
         self.wait(limits, |state| Ok(state == SUCCESS))
     }
 
-    /// Waits until everything on a stream is done.
+    /// Waits until the stream is idle.
     pub fn finish(&mut self, stream: &Stream, limits: &Limits) -> Result<()> {
         self.wait(limits, |_| stream.is_idle())
     }
 
-    /// Waits until `ready` with the communicator's state, as long as there is hope.
+    /// Waits until `ready` returns true for the communicator's state, or the wait cannot succeed.
     fn wait(&mut self, limits: &Limits, ready: impl Fn(c_int) -> Result<bool>) -> Result<()> {
         let handle = self.handle()?;
         let begin = Time::now();
         let (mut looked, mut left): (Time, Option<(usize, Time)>) = (begin, None);
         loop {
             let mut state = SUCCESS;
-            // SAFETY: the communicator is there, and a place for its state.
+            // SAFETY: the communicator exists, and the pointer is valid for its state.
             let code = unsafe { (self.nccl.f.state)(handle, &mut state) };
             let told = self.nccl.check(code, handle).and_then(|()| self.nccl.check(state, handle));
             if let Err(error) = told {
-                // Who died is a better reason than what that did to NCCL.
+                // The notice of a death is a better reason than its effect on NCCL.
                 return Err(limits.abort.sleep(NOTICE_SPAN).err().unwrap_or(error));
             }
             if ready(state)? {
@@ -354,12 +353,12 @@ impl Communicator {
         }
     }
 
-    /// Ends it, whatever is under way: no other way out waits for nobody.
+    /// Aborts the communicator and all running calls. No other way to end one works without peers.
     pub fn abort(&mut self) {
         let Some(handle) = self.handle.take() else { return };
-        // What fails here is over all the same.
+        // A failure here needs no handling.
         let _ = self.enter();
-        // SAFETY: nobody has the handle any more.
+        // SAFETY: no other code has the handle.
         unsafe { (self.nccl.f.abort)(handle) };
     }
 }
@@ -370,7 +369,7 @@ impl Drop for Communicator {
     }
 }
 
-/// Of `ncclDataType_t`.
+/// Values of `ncclDataType_t`.
 fn type_number(dtype: DType) -> Result<c_int> {
     Ok(match dtype {
         DType::U8 => 1,
@@ -384,8 +383,8 @@ fn type_number(dtype: DType) -> Result<c_int> {
     })
 }
 
-/// Of `ncclRedOp_t`. Its average multiplies before it adds, which has other bits: whoever has the
-/// sum divides it.
+/// Values of `ncclRedOp_t`. Averages are sums here, divided afterwards: NCCL's own average
+/// multiplies before it adds, which gives other bits.
 fn op_number(op: ReduceOp) -> c_int {
     match op {
         ReduceOp::Sum | ReduceOp::Avg => 0,

@@ -1,9 +1,9 @@
-//! The driver of CUDA: one device of this process, its memory, pinned memory of the host, and
-//! streams.
+//! The CUDA driver: one device of this process, its memory, pinned host memory, and streams.
 //!
-//! The driver, and not the runtime library: its name has no version in it, it comes with the
-//! device, and NCCL, which has a runtime of its own inside, uses the context that is current, which
-//! is the device's primary one here. Signatures and numbers are those of `cuda.h` since CUDA 11.0.
+//! This uses the driver instead of the runtime library: its file name has no version, and it is
+//! installed with the device. NCCL contains a runtime of its own, which uses the current context;
+//! here that is the device's primary context. Signatures and numbers are those of `cuda.h` since
+//! CUDA 11.0.
 
 use crate::load::{Wanted, functions};
 use fleet_base::{Error, ErrorKind, Result};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// A context or a stream.
 pub(super) type Handle = *mut c_void;
 
-/// Memory of the device; the host must not follow it.
+/// An address in device memory, which the host must not dereference.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DevicePointer(pub u64);
 
@@ -25,7 +25,7 @@ impl DevicePointer {
 }
 
 functions! {
-    /// Those of the driver; a device is a number, its memory an address of 64 bits.
+    /// Functions of the driver. A device is a number, and its memory a 64-bit address.
     Functions of "a driver of CUDA", "one of CUDA 11.0 or later":
     init = b"cuInit" (c_uint) -> c_int;
     error_name = b"cuGetErrorName" (c_int, *mut *const c_char) -> c_int;
@@ -51,9 +51,9 @@ const SUCCESS: c_int = 0;
 const ERROR_OUT_OF_MEMORY: c_int = 2;
 const ERROR_NO_DEVICE: c_int = 100;
 const ERROR_NOT_READY: c_int = 600;
-/// A stream that does not wait for the one that everybody shares.
+/// Flag for a stream that does not synchronise with the default stream.
 const STREAM_NON_BLOCKING: c_uint = 1;
-/// Longer than the name or the place of any device.
+/// Longer than the name or PCI address of any device.
 const TEXT_BYTES: usize = 256;
 
 const WANTED: Wanted<'_> = Wanted {
@@ -67,30 +67,30 @@ const WANTED: Wanted<'_> = Wanted {
 pub(super) struct Cuda {
     f: Functions,
     context: Handle,
-    /// For people: number and name.
+    /// Number and name, for messages.
     pub device: String,
-    /// Where it is on its machine, by which NCCL tells devices apart, too.
+    /// PCI address, by which NCCL also identifies devices.
     pub place: String,
 }
 
-// SAFETY: the driver may be called from all threads; the context is only handed to it.
+// SAFETY: the driver may be called from all threads, and the context is only passed to it.
 unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
 
 impl Cuda {
-    /// Loads the driver and takes a device: the one that is `asked` for, or that of this rank, the
-    /// `local`-th of its host.
+    /// Loads the driver and selects a device: `asked`, or by default the one with this rank's
+    /// number `local` on its host.
     pub fn start(path: Option<&Path>, asked: Option<usize>, local: usize) -> Result<Cuda> {
         let library = WANTED.load(path)?;
         let f = Functions::load(&library)?;
-        // What the driver starts in this process cannot be unloaded.
+        // Threads that the driver starts in this process cannot be unloaded.
         std::mem::forget(library);
         let mut cuda =
             Cuda { f, context: std::ptr::null_mut(), device: String::new(), place: String::new() };
         let (mut count, mut device) = (0, 0);
-        // SAFETY: arguments as the header says, for all calls of this function. The primary context
-        // stays: NCCL's own runtime lives in it as long as the process.
+        // SAFETY: arguments as in the header, for all calls of this function. The primary context
+        // is never released, because NCCL's own runtime uses it until the process ends.
         unsafe {
             match (cuda.f.init)(0) {
                 ERROR_NO_DEVICE => {}
@@ -112,9 +112,9 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Makes the device that of this thread: NCCL and the calls below work on it.
+    /// Makes the device current for this thread. NCCL and the calls below use it.
     pub fn enter(&self) -> Result<()> {
-        // SAFETY: the context is never given back.
+        // SAFETY: the context is never released.
         self.check("cuCtxSetCurrent", unsafe { (self.f.enter)(self.context) })
     }
 
@@ -124,7 +124,7 @@ impl Cuda {
         }
         let words = |ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut text = std::ptr::null();
-            // SAFETY: the driver gives a text that stays, or none.
+            // SAFETY: the driver returns a static text or null.
             unsafe {
                 match ask(code, &mut text) == SUCCESS && !text.is_null() {
                     true => CStr::from_ptr(text).to_string_lossy().into_owned(),
@@ -149,7 +149,7 @@ impl Cuda {
     }
 }
 
-/// Which of `count` devices: where a launcher has left only one in sight, it is this process's.
+/// Selects one of `count` visible devices: `asked`, else the only one, else the one at `local`.
 fn choose(count: usize, asked: Option<usize>, local: usize) -> Result<usize> {
     let index = asked.unwrap_or(if count == 1 { 0 } else { local });
     if index < count {
@@ -165,7 +165,7 @@ fn choose(count: usize, asked: Option<usize>, local: usize) -> Result<usize> {
         .help("start fewer ranks on the host, or let each see its GPU (CUDA_VISIBLE_DEVICES)"))
 }
 
-/// Work of the device in its order.
+/// A queue of device work that runs in order.
 pub(super) struct Stream {
     cuda: Arc<Cuda>,
     pub handle: Handle,
@@ -178,15 +178,15 @@ impl Stream {
     pub fn new(cuda: &Arc<Cuda>) -> Result<Stream> {
         cuda.enter()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a place for the handle.
+        // SAFETY: the pointer is valid for the handle.
         let code = unsafe { (cuda.f.stream_create)(&mut handle, STREAM_NON_BLOCKING) };
         cuda.check("cuStreamCreate", code)?;
         Ok(Stream { cuda: cuda.clone(), handle })
     }
 
-    /// Whether everything is done.
+    /// Whether all work is done.
     pub fn is_idle(&self) -> Result<bool> {
-        // SAFETY: the stream is there.
+        // SAFETY: the stream exists.
         match unsafe { (self.cuda.f.stream_query)(self.handle) } {
             ERROR_NOT_READY => Ok(false),
             code => self.cuda.check("cuStreamQuery", code).map(|()| true),
@@ -196,17 +196,17 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // What fails here has failed before.
+        // A failure here has been reported before.
         let _ = self.cuda.enter();
-        // SAFETY: nobody has the handle any more.
+        // SAFETY: no other code has the handle.
         unsafe { (self.cuda.f.stream_destroy)(self.handle) };
     }
 }
 
-/// A stretch of memory of the host that the device reads and writes, and one as long of its own.
+/// Pinned host memory that the device can access, and device memory of the same size.
 ///
-/// The device knows no other memory of the host: were it to write late, after an error, it would
-/// write here, and never to memory that was borrowed.
+/// The device can access no other host memory. If it writes late, after an error, it writes here
+/// and never to borrowed memory.
 pub(super) struct Room {
     cuda: Arc<Cuda>,
     host: *mut c_void,
@@ -214,7 +214,7 @@ pub(super) struct Room {
     pub bytes: usize,
 }
 
-// SAFETY: as for the driver; the memory is the room's alone.
+// SAFETY: as for the driver; only this buffer uses the memory.
 unsafe impl Send for Room {}
 
 impl Room {
@@ -226,34 +226,34 @@ impl Room {
             device: DevicePointer(0),
             bytes,
         };
-        // SAFETY: places for the addresses. What was not taken stays zero, which is free to give
-        // back.
+        // SAFETY: the pointers are valid for the addresses. An address that was not allocated stays
+        // zero, and `drop` skips it.
         unsafe {
             let code = (cuda.f.allocate_host)(&mut room.host, bytes);
             cuda.check("cuMemAllocHost", code)?;
             cuda.check("cuMemAlloc", (cuda.f.allocate)(&mut room.device.0, bytes))?;
-            // Parts that nobody has filled travel, too.
+            // Parts that were never written are copied, too.
             room.host.write_bytes(0, bytes);
         }
         Ok(room)
     }
 
-    /// Nobody else looks at it while the stream that uses it is idle.
+    /// The host memory. The stream that uses it must be idle.
     pub fn host(&mut self) -> &mut [u8] {
-        // SAFETY: as long, initialised, and the room's.
+        // SAFETY: of this length, initialised, and owned by the buffer.
         unsafe { std::slice::from_raw_parts_mut(self.host.cast(), self.bytes) }
     }
 
-    /// Lets a part of the host's side go to the device's.
+    /// Queues a copy of a part from the host to the device.
     pub fn up(&self, part: std::ops::Range<usize>, stream: &Stream) -> Result<()> {
         let (at, bytes) = self.part(&part);
-        // SAFETY: the part is inside both sides, which stay until the stream is idle.
+        // SAFETY: the part is inside both buffers, which live until the stream is idle.
         self.cuda.check("cuMemcpyHtoDAsync", unsafe {
             (self.cuda.f.to_device)(self.device.offset(part.start).0, at, bytes, stream.handle)
         })
     }
 
-    /// Lets a part of the device's side come to the host's.
+    /// Queues a copy of a part from the device to the host.
     pub fn down(&self, part: std::ops::Range<usize>, stream: &Stream) -> Result<()> {
         let (at, bytes) = self.part(&part);
         // SAFETY: as above.
@@ -270,9 +270,9 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // What fails here has failed before.
+        // A failure here has been reported before.
         let _ = self.cuda.enter();
-        // SAFETY: taken from there, and used by no stream any more.
+        // SAFETY: allocated by these functions, and no stream uses it.
         unsafe {
             if self.device.0 != 0 {
                 (self.cuda.f.free)(self.device.0);

@@ -1,16 +1,16 @@
-//! Groups over NCCL: ranks that have a GPU each, by the libraries of CUDA and NCCL that the machine
-//! has.
+//! Groups over NCCL. Each rank has a GPU; the CUDA and NCCL libraries are loaded at run time.
 //!
-//! A group has a mesh beside its communicator. Over the mesh every call is checked on all ranks
-//! before NCCL hears of it, messages between two ranks go, and a rank that fails or dies is seen;
-//! so what Fleet promises stays: NCCL, which would wait for ever for a peer that is gone, is told
-//! to give up.
+//! A group has a mesh in addition to its communicator. The mesh serves three purposes: all ranks
+//! check every call before NCCL starts it, messages between two ranks use it, and it shows that a
+//! rank has failed or died. NCCL itself would wait forever for a dead peer; Fleet aborts it, so the
+//! guarantees of a group hold.
 //!
-//! Tensors are in memory of the host here. They go through pinned memory to the device, and come
-//! back the same way (`staged.rs`), so between ranks of one host memory is the faster way where
-//! nothing else asks for NCCL: `GroupOptions::native` off brings that back for a group.
+//! Tensors are in host memory here. They are copied through pinned memory to the device and back
+//! (`staged.rs`). Between ranks of one host, shared memory is therefore faster unless GPUs are
+//! wanted for another reason; turning `GroupOptions::native` off uses it for a group.
 //!
-//! Sums have the same bits on every rank, but not those of the other backends: the order is NCCL's.
+//! Sums have the same bits on every rank, but other bits than with other backends, because NCCL
+//! chooses the order.
 
 mod communicator;
 mod cuda;
@@ -26,7 +26,7 @@ use staged::Collectives;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// How a process comes to NCCL and its GPU: [`crate::World::with_nccl`].
+/// How a process uses NCCL and its GPU: see [`crate::World::with_nccl`].
 ///
 /// ```no_run
 /// use fleet_comm::{GroupOptions, NcclOptions, ReduceOp, World};
@@ -40,12 +40,12 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct NcclOptions {
-    /// `libnccl.so.2`, or the folder that it is in; by default the system's.
+    /// `libnccl.so.2` or its folder; by default the system's.
     pub library: Option<PathBuf>,
-    /// `libcuda.so.1`, or the folder that it is in; by default the system's.
+    /// `libcuda.so.1` or its folder; by default the system's.
     pub driver: Option<PathBuf>,
-    /// The GPU, counted among those that the process may see; by default the rank's number among
-    /// the ranks of its host, or the only one.
+    /// Index of the GPU among the visible ones. The default is the rank's number on its host, or
+    /// the only visible GPU.
     pub device: Option<usize>,
 }
 
@@ -73,7 +73,7 @@ impl Opener {
         Ok(Opener { nccl: Arc::new(nccl), fabric, store })
     }
 
-    /// Two ranks on one GPU would wait for each other in it.
+    /// Rejects groups in which two ranks use one GPU: they would wait for each other.
     fn check_devices(&self, name: &str, members: &[usize], limits: &Limits) -> Result<()> {
         let rank = self.fabric.rank();
         let own = self.fabric.member(rank);
@@ -102,14 +102,14 @@ impl Opener {
         .help("start as many ranks as the host has GPUs, and give each its own"))
     }
 
-    /// The first member makes it, and the others read it.
+    /// Makes the id on the first member; the other members read it from the store.
     fn unique_id(&self, name: &str, mesh: &dyn Mesh, limits: &Limits) -> Result<UniqueId> {
         let key = format!("nccl/id/{name}");
         if mesh.rank() == 0 {
             let made = self.nccl.unique_id();
             let told = match &made {
                 Ok(id) => [b"+", id.0.as_slice()].concat(),
-                // The others wait for it: they get the reason.
+                // The other ranks wait for the id, so they get the reason of the failure.
                 Err(error) => format!("!{error}").into_bytes(),
             };
             self.store.set(&key, &told, limits)?;
@@ -128,8 +128,8 @@ impl Carrier for Opener {
     fn open(&self, name: &str, members: &[usize], limits: &Limits) -> Result<Carried> {
         let mesh = self.fabric.open(name, members)?;
         let own = self.check_devices(name, members, limits);
-        // Who cannot go on tells the others, who would wait for it; and connections are there from
-        // here on, by whose end a rank is seen that is gone.
+        // A rank that failed tells the others, which would wait for it. This exchange also opens
+        // the connections whose end later shows that a rank has died.
         let claim = own.as_ref().map_or_else(Claim::refusal, |()| Claim::fine());
         let agreed = Step::new(&*mesh, limits, name).agree(&claim);
         own.and(agreed)?;

@@ -1,7 +1,8 @@
-//! Collectives of NCCL for memory of the host: a call goes through rooms of fixed size that the
-//! device knows, in turns. While one turn is with NCCL, the host fills the room of the next.
+//! Runs NCCL's collectives on host memory. A call is processed in turns, through staging buffers of
+//! fixed size that the device can access. While NCCL works on one turn, the host fills the buffer
+//! of the next.
 //!
-//! Who has memory of the device calls [`Communicator`] itself, and needs nothing of this file.
+//! Code with device memory uses [`Communicator`] directly and does not need this file.
 
 use super::communicator::Communicator;
 use super::cuda::{Cuda, DevicePointer, Room, Stream};
@@ -15,26 +16,25 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of one turn. Long enough that the latency of NCCL and of the bus is a small part of it; not
-/// measured.
+/// Size of a staging buffer, the data of one turn. Chosen so that the latency of NCCL and of the
+/// bus should be a small part of a turn; not measured.
 const ROOM_BYTES: usize = 4 << 20;
-/// Turns under way: one with the device, one with the host.
+/// Number of turns in flight: one on the device, one on the host.
 const LANES: usize = 2;
-/// Parts of rooms begin at multiples of this.
+/// Alignment of the parts of a buffer.
 const ALIGN_BYTES: usize = 64;
-/// How long a rank that is done waits for the others to be done: NCCL reads out of the memory of
-/// peers.
+/// Time that a finished rank waits for the others to finish: NCCL reads from peers' memory.
 const FAREWELL_SPAN: Duration = Duration::from_secs(5);
-/// How long a device may go on after NCCL was told to give up.
+/// Time that a device may continue after NCCL was aborted.
 const QUIET_SPAN: Duration = Duration::from_secs(5);
 
-/// The calls of one group.
+/// The NCCL collectives of one group.
 pub(super) struct Collectives {
     version: String,
     group: String,
     mesh: Arc<dyn Mesh>,
     abort: Abort,
-    /// Before the lanes: it ends first.
+    /// Declared before `lanes`, so that it is dropped first.
     communicator: Communicator,
     lanes: Vec<Lane>,
 }
@@ -54,14 +54,13 @@ impl Collectives {
         communicator: Communicator,
     ) -> Result<Collectives> {
         let (version, group) = (version.to_string(), group.to_string());
-        // Now and not with the first call: taking memory may wait for what other groups have under
-        // way.
+        // Allocate now and not in the first call: it may wait for running calls of other groups.
         let lane = || Ok(Lane { room: Room::new(cuda, ROOM_BYTES)?, stream: Stream::new(cuda)? });
         let lanes = (0..LANES).map(|_| lane()).collect::<Result<_>>()?;
         Ok(Collectives { version, group, mesh, abort, communicator, lanes })
     }
 
-    /// Takes all turns, each lane's behind its last one.
+    /// Runs all turns. A turn waits for the previous turn of its lane.
     fn go(&mut self, work: &mut dyn Turns, limits: &Limits) -> Result<()> {
         let count = work.count();
         self.communicator.enter()?;
@@ -90,13 +89,13 @@ impl Collectives {
         Ok(())
     }
 
-    /// The group is over: nothing may be under way when its rooms are given back.
+    /// Ends the group after an error. No device work may be running when the buffers are freed.
     fn give_up(&mut self) {
         self.communicator.abort();
         let begin = Time::now();
         while !self.lanes.iter().all(|lane| lane.stream.is_idle().unwrap_or(true)) {
             if Time::now().since(begin) > QUIET_SPAN {
-                // The device may still write there.
+                // The device may still write to the buffers.
                 return std::mem::forget(std::mem::take(&mut self.lanes));
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -123,15 +122,15 @@ impl Native for Collectives {
     }
 
     fn leave(&mut self) {
-        // In good order everybody comes here; who is in a call instead hears that this rank has
-        // left.
+        // In an orderly shutdown every rank gets here. A rank that is in a call instead gets the
+        // error that this rank has left.
         let limits = self.mesh.limits(FAREWELL_SPAN, &self.abort);
         let left = Claim::refusal(&Error::unavailable("this rank has left the group"));
         let _ = Step::new(&*self.mesh, &limits, &self.group).agree(&left);
     }
 }
 
-/// The turns of a call; none, on all ranks alike, where NCCL has no word for it.
+/// The turns of a call; `None`, on all ranks alike, if NCCL does not support it.
 fn turns<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Turns + 'a>> {
     let (rank, size) = (step.rank(), step.size());
     let root = call.signature.root as usize;
@@ -192,20 +191,20 @@ fn turns<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Turns + 'a>> {
             let into = others().map(|peer| (peer, block(*output, receives, peer))).collect();
             Box::new(exchange(out, to, into)?)
         }
-        // All ranks are known to be here. Messages may be sent before they are asked for, which
-        // NCCL's may not: those go over the mesh.
+        // A barrier needs no data, because all ranks have agreed on the call. Messages use the
+        // mesh: a send may complete before its receive starts, which NCCL does not support.
         Work::Barrier | Work::Send { .. } | Work::Recv { .. } => return None,
     })
 }
 
-/// What a call does in its turns.
+/// The work of a call in each of its turns.
 trait Turns {
     fn count(&self) -> usize;
 
-    /// Fills the room; what of it goes to the device.
+    /// Fills the buffer. Returns the range to copy to the device.
     fn give(&mut self, turn: usize, room: &mut [u8]) -> Range<usize>;
 
-    /// The call of NCCL on the device's side of the room.
+    /// Calls NCCL on the device side of the buffer.
     fn call(
         &self,
         turn: usize,
@@ -214,15 +213,15 @@ trait Turns {
         stream: &Stream,
     ) -> Result<()>;
 
-    /// What of the room comes back.
+    /// The range of the buffer to copy back.
     fn back(&self, turn: usize) -> Range<usize>;
 
-    /// Takes the results out.
+    /// Takes the results out of the buffer.
     fn take(&mut self, turn: usize, room: &mut [u8]);
 }
 
-/// How elements are in a room: as they are, but half floats that are added up or multiplied are f32
-/// there, and rounded once at the end, as everywhere.
+/// How elements are stored in a buffer: unchanged, except for sums and products of half floats.
+/// Those are stored as f32 and rounded once at the end, as in all backends.
 #[derive(Clone, Copy)]
 struct Form {
     dtype: DType,
@@ -236,7 +235,7 @@ impl Form {
         adds && matches!(self.dtype, DType::F16 | DType::BF16)
     }
 
-    /// In the room.
+    /// The type in the buffer.
     fn dtype_there(&self) -> DType {
         if self.is_wide() { DType::F32 } else { self.dtype }
     }
@@ -246,39 +245,39 @@ impl Form {
         Ok((self.dtype_there(), op))
     }
 
-    /// Elements that a part of a room holds.
+    /// Number of elements that fit into `bytes` of a buffer.
     fn fit(&self, bytes: usize) -> usize {
         bytes / ALIGN_BYTES * ALIGN_BYTES / self.dtype_there().size()
     }
 
     /// # Safety
-    /// `from` holds whole aligned elements, `bytes` of them; `to` begins where an element may.
+    /// `from` holds `bytes` bytes of whole aligned elements. `to` is aligned for an element.
     unsafe fn stage(&self, from: *const u8, bytes: usize, to: &mut [u8]) {
         if self.is_wide() {
             let to = as_f32(to, bytes / self.dtype.size());
-            // SAFETY: promised by the caller.
+            // SAFETY: guaranteed by the caller.
             return unsafe { widen(self.dtype, from, to) };
         }
-        // SAFETY: promised by the caller; the room is apart from all memory of users.
+        // SAFETY: guaranteed by the caller; the buffer never overlaps user memory.
         unsafe { fleet_kernels::copy::copy(from, to[..bytes].as_mut_ptr(), bytes) };
     }
 
     /// # Safety
-    /// As for the way there.
+    /// As for [`Form::stage`].
     unsafe fn unstage(&self, from: &mut [u8], to: *mut u8, bytes: usize) {
         if self.is_wide() {
             let from = as_f32(from, bytes / self.dtype.size());
-            // SAFETY: promised by the caller.
+            // SAFETY: guaranteed by the caller.
             return unsafe { narrow(self.dtype, from, to) };
         }
-        // SAFETY: promised by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { fleet_kernels::copy::copy(from[..bytes].as_ptr(), to, bytes) };
     }
 
-    /// Where an average is asked for: divides sums.
+    /// Divides sums by the number of ranks if the operation is an average.
     fn finish(&self, sums: &mut [u8]) {
         let (Some(op @ ReduceOp::Avg), start) = (self.op, sums.as_mut_ptr()) else { return };
-        // SAFETY: whole aligned elements of a room, over themselves.
+        // SAFETY: whole aligned elements of a buffer, folded in place.
         unsafe {
             let fold = op.fold(self.ranks);
             let sources = [start.cast_const()];
@@ -288,18 +287,18 @@ impl Form {
 }
 
 fn as_f32(room: &mut [u8], count: usize) -> &mut [f32] {
-    // SAFETY: any bytes are floats; parts of rooms begin where they may.
+    // SAFETY: any bytes are valid floats, and parts of buffers are aligned for them.
     let (before, floats, _) = unsafe { room.align_to_mut::<f32>() };
     assert!(before.is_empty());
     &mut floats[..count]
 }
 
-/// Calls in which every element is by itself.
+/// Calls that treat every element independently.
 struct Elements<'a> {
     form: Form,
     data: Pieces<'a>,
     way: Way,
-    /// Elements of a turn.
+    /// Number of elements per turn.
     fit: usize,
     given: Cursor,
     taken: Cursor,
@@ -318,7 +317,7 @@ impl<'a> Elements<'a> {
         Elements { form, data, way, fit, given: Cursor::default(), taken: Cursor::default() }
     }
 
-    /// (start in the data, bytes there, bytes in the room)
+    /// (start in the data, bytes of data, bytes in the buffer)
     fn part(&self, turn: usize) -> (usize, usize, usize) {
         let unit = self.form.dtype.size();
         let start = turn * self.fit * unit;
@@ -389,21 +388,21 @@ impl Turns for Elements<'_> {
     }
 }
 
-/// A block of each rank on one side, the own block on the other; a turn moves as much of every
-/// block.
+/// Calls with one block per rank on one side and this rank's block on the other. A turn moves an
+/// equal part of every block.
 struct Blocks {
     form: Form,
     rank: usize,
     input: Piece,
     output: Piece,
-    /// Bytes in memory.
+    /// Bytes of a block in user memory.
     block: usize,
-    /// Elements of a block in a turn.
+    /// Elements of each block per turn.
     fit: usize,
 }
 
 impl Blocks {
-    /// None where so many blocks do not fit into a room.
+    /// `None` if the blocks of so many ranks do not fit into a buffer.
     fn new(form: Form, rank: usize, input: Piece, output: Piece) -> Option<Blocks> {
         let block = input.bytes.min(output.bytes);
         let fit = form.fit(ROOM_BYTES / form.ranks);
@@ -414,7 +413,7 @@ impl Blocks {
         self.block.div_ceil(self.fit * self.form.dtype.size())
     }
 
-    /// (start in a block, bytes of it there, bytes in the room)
+    /// (start in a block, bytes of the block, bytes in the buffer)
     fn part(&self, turn: usize) -> (usize, usize, usize) {
         let unit = self.form.dtype.size();
         let start = turn * self.fit * unit;
@@ -422,7 +421,7 @@ impl Blocks {
         (start, bytes, bytes / unit * self.form.dtype_there().size())
     }
 
-    /// Where the blocks of a turn are: in a room, of all ranks and of this one.
+    /// Ranges of a turn's data in the buffer: of all ranks, and of this one.
     fn rooms(&self, turn: usize) -> (Range<usize>, Range<usize>) {
         let there = self.part(turn).2;
         (0..self.form.ranks * there, self.rank * there..(self.rank + 1) * there)
@@ -465,8 +464,8 @@ impl Turns for ReduceScatter {
         let (start, bytes, _) = self.0.part(turn);
         let own = &mut room[self.0.rooms(turn).1];
         self.0.form.finish(own);
-        // SAFETY: inside the output. Where that is the own block of the input, this part of it was
-        // read.
+        // SAFETY: inside the output. If the output is this rank's block of the input, that part has
+        // already been read.
         unsafe { self.0.form.unstage(own, self.0.output.start.wrapping_add(start), bytes) };
     }
 }
@@ -482,7 +481,7 @@ impl Turns for AllGather {
         let (start, bytes, _) = self.0.part(turn);
         let own = self.0.rooms(turn).1;
         let from = self.0.input.start.wrapping_add(start);
-        // SAFETY: inside the own block.
+        // SAFETY: inside this rank's block.
         unsafe { self.0.form.stage(from, bytes, &mut room[own.clone()]) };
         own
     }
@@ -511,10 +510,10 @@ impl Turns for AllGather {
     }
 }
 
-/// Messages between pairs. Both ends of one cut it alike, whatever else they have: into parts of
-/// which a room holds one to and one from every rank.
+/// Messages between pairs. Both ends split a message into parts of the same size, whatever other
+/// messages they have. A buffer holds one part to and one part from every rank.
 struct Exchange {
-    /// What is sent, once, to however many.
+    /// Data to send. Several messages may share one entry.
     out: Vec<Piece>,
     /// (peer, index in `out`)
     sends: Vec<(usize, usize)>,
@@ -524,7 +523,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// None where so many parts do not fit into a room.
+    /// `None` if so many parts do not fit into a buffer.
     fn new(
         size: usize,
         out: Vec<Piece>,
@@ -540,7 +539,7 @@ impl Exchange {
         piece.bytes.saturating_sub(turn * self.fit).min(self.fit)
     }
 
-    /// The end of the last of some parts that are something in a turn.
+    /// The end of the last part that is not empty in a turn.
     fn end(&self, turn: usize, pieces: impl Iterator<Item = Piece>) -> usize {
         let ends = pieces.enumerate().map(|(index, piece)| match self.part(turn, piece) {
             0 => 0,
@@ -549,7 +548,7 @@ impl Exchange {
         ends.max().unwrap_or(0)
     }
 
-    /// Where what comes is in a room.
+    /// Offset of received data in a buffer.
     fn start_of_into(&self) -> usize {
         self.out.len() * self.fit
     }
@@ -566,7 +565,7 @@ impl Turns for Exchange {
             let bytes = self.part(turn, *piece);
             let from = piece.start.wrapping_add(turn * self.fit);
             let to = &mut room[index * self.fit..][..bytes];
-            // SAFETY: inside the piece, where it goes on that far.
+            // SAFETY: inside the piece; `bytes` is 0 beyond its end.
             unsafe { fleet_kernels::copy::copy(from, to.as_mut_ptr(), bytes) };
         }
         0..self.end(turn, self.out.iter().copied())
@@ -603,20 +602,20 @@ impl Turns for Exchange {
             let bytes = self.part(turn, *piece);
             let from = &room[start + index * self.fit..][..bytes];
             let to = piece.start.wrapping_add(turn * self.fit);
-            // SAFETY: inside the piece, where it goes on that far.
+            // SAFETY: inside the piece; `bytes` is 0 beyond its end.
             unsafe { fleet_kernels::copy::copy(from.as_ptr(), to, bytes) };
         }
     }
 }
 
-/// The block of a rank, where blocks of these sizes follow each other.
+/// The block of a rank, in consecutive blocks of these sizes.
 fn block(all: Piece, counts: &[usize], rank: usize) -> Piece {
     let start = counts[..rank].iter().sum::<usize>();
     Piece { start: all.start.wrapping_add(start), bytes: counts[rank] }
 }
 
-/// What stays on this rank.
+/// Copies the data that stays on this rank.
 fn copy(from: Piece, to: Piece) {
-    // SAFETY: blocks of the caller's memory, as long as each other; they may be the same.
+    // SAFETY: blocks of the caller's memory of equal length; they may overlap.
     unsafe { std::ptr::copy(from.start, to.start, to.bytes.min(from.bytes)) };
 }

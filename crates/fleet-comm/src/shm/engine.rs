@@ -1,4 +1,4 @@
-//! Steps, waits, and the check that all ranks are in the same call.
+//! The engine: steps, waits, and the check that all ranks are in the same call.
 
 use super::segment::{Flag, SLOTS, Segment, is_reached};
 use super::sys::{self, Process};
@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// What may be set by those who measure.
+/// Tuning parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Tuning {
-    /// How long a wait looks before it sleeps, when nobody else wants its core.
+    /// Time that a wait polls before it sleeps, if no other thread needs its core.
     pub poll: Duration,
-    /// Looks between two offers of the core to others.
+    /// Number of polls between two offers of the core to other threads.
     pub looks: u32,
-    /// A wait sleeps after this many offers that somebody took.
+    /// Number of accepted offers after which a wait sleeps.
     pub offers: u32,
-    /// A call up to this many bytes goes in one step.
+    /// Size limit in bytes of a call that takes one step.
     pub small_bytes_max: usize,
-    /// A peer that is stopped for longer than this is an error.
+    /// Time after which a stopped peer is an error.
     pub silence: Duration,
 }
 
@@ -32,14 +32,14 @@ pub(crate) struct Engine {
     members: Vec<Member>,
     processes: Vec<Process>,
     pub(super) tuning: Tuning,
-    /// The next step of the stream.
+    /// Number of the next step.
     step: u32,
-    /// Calls so far.
+    /// Number of calls so far.
     call: u32,
-    /// Areas of pairs so far, by peer.
+    /// Number of pair areas used so far, by peer.
     pub(super) sent: Vec<u32>,
     pub(super) received: Vec<u32>,
-    /// Room for pointers to the slots of a step.
+    /// Buffer for pointers to the slots of a step.
     pub(super) pointers: Vec<*const u8>,
     _hook: fleet_net::Hook,
 }
@@ -81,7 +81,7 @@ impl Engine {
         }
     }
 
-    /// Runs one call. An error ends the group: it is written where every rank sees it.
+    /// Runs one call. An error ends the group: it is stored where every rank sees it.
     pub fn run(&mut self, call: &mut Call<'_>, limits: &Limits) -> Result<()> {
         if let Some(fault) = self.segment.fault() {
             return Err(fault);
@@ -99,8 +99,8 @@ impl Engine {
     fn run_collective(&mut self, call: &mut Call<'_>, limits: &Limits) -> Result<()> {
         let first = self.step;
         let place = self.segment.signature(self.rank, self.call);
-        // SAFETY: nobody reads this place before the first step of the call is published, and those
-        // who read what was there before have consumed at least as many steps since.
+        // SAFETY: no rank reads this place before this rank publishes the first step of the call.
+        // Ranks that read its previous content have since consumed enough steps.
         unsafe { place.write(call.signature.encode()) };
         let mut run = Run { engine: self, limits, signature: call.signature, first, next: first };
         let result = run.dispatch(&mut call.work).and_then(|()| run.finish());
@@ -114,7 +114,7 @@ impl Engine {
         self.members[rank].to_string()
     }
 
-    /// Waits for a counter of `peer`; `waiting` says for what, when it fails.
+    /// Waits for a counter of `peer`. `waiting` describes the wait in an error.
     #[inline]
     pub(super) fn wait(
         &self,
@@ -130,10 +130,10 @@ impl Engine {
         self.wait_longer(flag, target, limits, peer, waiting)
     }
 
-    /// Looks while that costs nobody anything, then sleeps. To wake a thread takes longer than most
-    /// waits, but a core that is burnt looking may be the one that the awaited rank, or the own
-    /// computation, needs: so the core is offered to others between looks, and how long the offer
-    /// takes tells whether there are any.
+    /// Polls while that is cheap, then sleeps. Waking a thread takes longer than most waits. But a
+    /// polling thread may occupy the core that the awaited rank or this rank's computation needs.
+    /// The core is therefore offered to other threads between polls, and the duration of an offer
+    /// shows whether there are any.
     #[cold]
     fn wait_longer(
         &self,
@@ -194,7 +194,7 @@ impl Engine {
         }
     }
 
-    /// The reasons to wait no longer.
+    /// Checks for reasons to stop waiting.
     fn look(
         &self,
         flag: Flag<'_>,
@@ -208,7 +208,7 @@ impl Engine {
         if let Some(fault) = fault {
             return Err(fault.at(waiting()));
         }
-        // A rank that left or died may have done its part before.
+        // A rank that has left or died may have completed its part before.
         let gone = (0..self.size).find_map(|rank| Some((rank, self.gone(rank)?)));
         if flag.reached(target) {
             return Ok(());
@@ -255,18 +255,18 @@ impl Drop for Engine {
     }
 }
 
-/// An offer of the core that comes back sooner was not taken: a system call, and nothing else ran.
+/// Minimum duration of an accepted offer. A shorter one is only a system call: no other thread ran.
 const TAKEN_MIN: Duration = Duration::from_micros(5);
-/// A sleeping wait looks at the reasons to give up this often.
+/// Interval at which a sleeping wait checks for reasons to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// One collective under way.
+/// One running collective.
 pub(super) struct Run<'e> {
     pub engine: &'e mut Engine,
     limits: &'e Limits,
     signature: Signature,
     first: u32,
-    /// The step after the last that was given out.
+    /// The first step that is not taken yet.
     next: u32,
 }
 
@@ -306,14 +306,14 @@ impl Run<'_> {
         }
     }
 
-    /// Takes `count` steps of the stream, the same on every rank; gives the first.
+    /// Takes `count` steps, the same ones on every rank. Returns the first.
     pub fn take(&mut self, count: usize) -> u32 {
         let first = self.next;
         self.next = self.next.wrapping_add(count as u32);
         first
     }
 
-    /// Waits until the own slot of `step` is free, and gives it.
+    /// Waits until this rank's slot of `step` is free, and returns it.
     pub fn free_slot(&mut self, step: u32) -> Result<*mut u8> {
         let target = step.wrapping_add(1).wrapping_sub(SLOTS as u32);
         for peer in 0..self.engine.size {
@@ -325,12 +325,12 @@ impl Run<'_> {
         Ok(self.engine.segment.slot(self.engine.rank, step))
     }
 
-    /// The own slot of `step` holds what it should.
+    /// Announces that this rank's slot of `step` is filled.
     pub fn publish(&mut self, step: u32) {
         self.engine.segment.filled(self.engine.rank).publish(step.wrapping_add(1));
     }
 
-    /// Waits until `peer` has written its slot of `step`, and gives it.
+    /// Waits until `peer` has filled its slot of `step`, and returns it.
     #[inline]
     pub fn slot_of(&mut self, peer: usize, step: u32) -> Result<*const u8> {
         if peer != self.engine.rank {
@@ -344,7 +344,7 @@ impl Run<'_> {
         Ok(self.engine.segment.slot(peer, step))
     }
 
-    /// The slots of all ranks for `step`, in the engine's `pointers`.
+    /// Collects the slots of all ranks for `step` in the engine's `pointers`.
     pub fn all_slots(&mut self, step: u32) -> Result<()> {
         self.engine.pointers.clear();
         for peer in 0..self.engine.size {
@@ -354,13 +354,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The others' slots of `step` will not be read any more.
+    /// Announces that this rank has finished reading the slots of `step`.
     pub fn consume(&mut self, step: u32) {
         self.engine.segment.consumed(self.engine.rank).publish(step.wrapping_add(1));
     }
 
-    /// Where one rank's data was waited for alone the others may still be in another call: those
-    /// that have begun are checked.
+    /// Checks the ranks that have started a call. After a call that waits for one rank only, the
+    /// others may still be in another call.
     fn finish(&mut self) -> Result<()> {
         if !self.signature.kind.is_rooted() {
             return Ok(());
@@ -378,7 +378,7 @@ impl Run<'_> {
     fn check(&self, peer: usize) -> Result<()> {
         let engine = &*self.engine;
         let place = engine.segment.signature(peer, engine.call);
-        // SAFETY: the peer wrote it before it published the step, and it is written again only some
+        // SAFETY: the peer wrote it before it published the step. It is overwritten only several
         // calls later.
         let bytes: [u8; SIGNATURE_BYTES] = unsafe { place.read() };
         if bytes == self.signature.encode() {
@@ -395,7 +395,7 @@ impl Run<'_> {
         Err(mismatch(&engine.name, a, b))
     }
 
-    /// What a wait in this call says when it fails.
+    /// Describes a wait of this call, for errors.
     fn waiting(&self, peer: usize) -> String {
         let engine = &*self.engine;
         let begun = self.first.wrapping_add(1);

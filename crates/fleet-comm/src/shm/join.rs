@@ -1,5 +1,5 @@
-//! How the ranks of a host come to share a segment: one makes it and publishes where it is, the
-//! others open it, and it is used when all have.
+//! Joining: the first rank of a host creates a segment and publishes its location, the others open
+//! it, and it is used once all have opened it.
 
 use super::engine::{Engine, Tuning};
 use super::segment::{Layout, Segment};
@@ -7,17 +7,17 @@ use super::sys::SharedFile;
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Limits, Member, Store};
 
-/// The ranks of a group that are on this host.
+/// The ranks of a group on this host.
 pub(crate) struct Local {
-    /// Of the group.
+    /// Name of the group.
     pub name: String,
     /// In the order of the group.
     pub members: Vec<Member>,
-    /// The position of this rank in `members`.
+    /// Index of this rank in `members`.
     pub rank: usize,
 }
 
-/// An engine, or `None` when the ranks of this host cannot share memory (all of them get that).
+/// Returns an engine, or `None`, on all ranks alike, if the ranks of this host cannot share memory.
 pub(crate) fn join(
     local: Local,
     slot_bytes: usize,
@@ -76,13 +76,13 @@ fn attempt_join(
         (0..layout.ranks).map(|rank| format!("{prefix}/opened/{rank}")).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let votes = store.wait(&keys, limits)?;
-    // From here on nobody needs the file's name or descriptor.
+    // The name and the descriptor of the file are not needed any longer.
     file.take();
     Ok(segment.ok().filter(|_| votes.iter().all(|vote| vote == b"yes")))
 }
 
-/// A number that no other group's memory has: it tells a file of a process that is gone, whose
-/// number was given to another, from the right one.
+/// A number unique to this group's memory. It detects a path that leads to another process, which
+/// reuses the id of a dead one.
 fn nonce(local: &Local) -> u64 {
     use std::hash::BuildHasher;
     std::collections::hash_map::RandomState::new().hash_one(&local.name)

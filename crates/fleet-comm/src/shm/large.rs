@@ -1,16 +1,17 @@
-//! Reductions of much data: cut into chunks, each chunk into one slice a rank. A rank writes the
-//! others' slices of a chunk to its slot, folds its own slice from all slots (its own part straight
-//! from the user's memory), and the results go back. Chunks overlap: while a chunk's results are
-//! read the next one is folded and the one after that is written.
+//! Reductions of large data. The data is split into chunks, and each chunk into one slice per rank.
+//! A rank writes the other ranks' slices of a chunk to its slot. It folds its own slice from all
+//! slots, with its own operand read directly from user memory. Then the ranks read the results.
+//! Chunks overlap: while the results of one chunk are read, the next is folded and the one after
+//! that is written.
 //!
-//! The stream of steps is in(0), in(1), out(0), in(2), out(1), ..., out(last).
+//! The order of steps is in(0), in(1), out(0), in(2), out(1), ..., out(last).
 //!
-//! **In place.** What a chunk costs is lines of memory that go from one core's cache to another's.
-//! Few ranks hand a result back in the place of its operand, in the slot of the rank that wants it:
-//! the line is in the cache of who folds already, and comes back to its owner, who reads and later
-//! overwrites it. With two ranks that is half the traffic of results in slots of their own
-//! (measured, two cores of a Xeon, 100 MB: 7.5 GB/s in place of 4.4). With many ranks it would be
-//! one write for each of them, where a slot that all read is written once.
+//! **In place.** The cost of a chunk is the cache lines that move between cores. With few ranks, a
+//! rank writes a result over the operand, in the slot of the rank that needs it. The line is
+//! already in the cache of the folding core, and moves back to its owner, which reads it and later
+//! overwrites it. With two ranks this halves the traffic compared with separate slots for results
+//! (measured, two cores of a Xeon, 100 MB: 7.5 instead of 4.4 GB/s). With many ranks it would need
+//! one write per rank, whereas a slot that all ranks read is written once.
 
 use super::engine::Run;
 use crate::call::{Cursor, Done, Pieces, ReduceOp, fold_bytes, part};
@@ -18,16 +19,16 @@ use fleet_base::Result;
 use fleet_kernels::copy::copy;
 use fleet_tensor::DType;
 
-/// Slices begin on cache lines of the slot.
+/// Alignment of slices: cache lines of the slot.
 const GRAIN_BYTES: usize = 64;
-/// Up to here results go back in place: measured with 2 ranks on 2 cores (1.7 times as fast) and 4
-/// on 2 (1.4 times).
+/// Largest number of ranks for results in place: measured with 2 ranks on 2 cores (1.7 times as
+/// fast) and 4 on 2 (1.4 times).
 const IN_PLACE_RANKS_MAX: usize = 4;
 
 impl Run<'_> {
-    /// Into every rank's data, or into that of `root` alone. With `done` the data is left as it is:
-    /// `done` is told of each slice of a chunk where it lies, in the slot that it was folded into,
-    /// which saves writing all results to memory and reading half of them twice.
+    /// Reduces into every rank's data, or only into that of `root`. With `done` the data does not
+    /// change: `done` gets each slice of a chunk directly from the slot in which it was folded.
+    /// This saves writing all results to memory and reading half of them twice.
     pub(super) fn large_reduce<'a>(
         &mut self,
         data: Pieces<'a>,
@@ -93,7 +94,7 @@ impl Large<'_> {
         self.first.wrapping_add((2 * chunk + if last { 1 } else { 2 }) as u32)
     }
 
-    /// Where a chunk is in the data: start and length in bytes.
+    /// Range of a chunk in the data: start and length in bytes.
     fn chunk(&self, chunk: usize) -> (usize, usize) {
         let start = chunk * self.chunk_bytes;
         (start, self.chunk_bytes.min(self.data.bytes - start))
@@ -103,7 +104,7 @@ impl Large<'_> {
         self.root.is_none_or(|root| root == rank)
     }
 
-    /// Writes everything but the own slice to the slot.
+    /// Writes all slices but this rank's own to its slot.
     fn fill(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
         let step = self.step_in(chunk);
         let slot = run.free_slot(step)?;
@@ -118,7 +119,7 @@ impl Large<'_> {
         Ok(())
     }
 
-    /// Folds the own slice into the data, and hands the result to those who want it.
+    /// Folds this rank's slice and writes the result for the ranks that need it.
     fn fold(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
         let (step_in, step_out) = (self.step_in(chunk), self.step_out(chunk));
         let out = match self.in_place {
@@ -131,7 +132,7 @@ impl Large<'_> {
         let (from, to) = part(bytes, size, rank, GRAIN_BYTES);
         let keeps = self.writes_out(rank) && self.done.is_none();
         let (dtype, op) = (self.dtype, self.op.fold(size));
-        // Who gets the result in which place; without `out`, where the operand of each was.
+        // Destinations of the result; without `out`, the places of the other ranks' operands.
         let mut takers = [std::ptr::null_mut::<u8>(); IN_PLACE_RANKS_MAX];
         let mut count = 0;
         let mut take = |place: *mut u8| {
@@ -156,25 +157,26 @@ impl Large<'_> {
             slots[rank] = piece;
             let mut given = takers.iter().map(|taker| taker.wrapping_add(walked));
             let to = if keeps { piece } else { given.next().unwrap_or(piece) };
-            // SAFETY: the slots of the step are published and not consumed, those of the takers are
-            // free or an operand, and the piece is the caller's; an output is an input or apart.
+            // SAFETY: the slots of the step are published and not consumed, the destinations are
+            // free or an operand, and the piece is the caller's. An output equals an input or does
+            // not overlap any.
             unsafe { fold_bytes(dtype, op, slots, to, given.next(), len) };
             for more in given {
-                // SAFETY: as above; what was just written is in the cache.
+                // SAFETY: as above; the data just written is in the cache.
                 unsafe { copy(to, more, len) };
             }
         });
         run.publish(step_out);
         if let (Some(done), Some(place)) = (&mut self.done, takers.first()) {
-            // SAFETY: the result was just written there, and the slot is not written again before
-            // all ranks, this one too, have consumed the step.
+            // SAFETY: the result was just written there. The slot is written again only after all
+            // ranks, including this one, have consumed the step.
             done(start + from, unsafe { std::slice::from_raw_parts(place.add(from), to - from) });
         }
         run.consume(step_in);
         Ok(())
     }
 
-    /// Reads the others' results.
+    /// Reads the other ranks' results.
     fn drain(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
         let (step_in, step_out) = (self.step_in(chunk), self.step_out(chunk));
         let (start, bytes) = self.chunk(chunk);
@@ -190,7 +192,7 @@ impl Large<'_> {
                     false => theirs,
                 };
                 let (from, to) = part(bytes, run.engine.size, peer, GRAIN_BYTES);
-                // SAFETY: the peer has published its results and nobody has consumed them.
+                // SAFETY: the peer has published the step, and this rank has not consumed it.
                 match &mut self.done {
                     Some(done) => done(start + from, unsafe {
                         std::slice::from_raw_parts(slot.add(from), to - from)

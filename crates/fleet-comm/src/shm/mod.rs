@@ -1,20 +1,20 @@
-//! The engine for ranks that share memory.
+//! The backend for ranks that share memory.
 //!
-//! **Sketch.** An all-reduce of S bytes over n ranks must read and write every rank's buffer once:
-//! 2nS bytes of memory traffic. Everything else stays in caches: data goes through slots of some
-//! ten thousand bytes, written by one rank and read by the others before they leave the
-//! second-level cache. For two ranks each byte crosses between the cores once on the way in and
-//! once on the way out.
+//! **Cost.** An all-reduce of S bytes over n ranks must read and write every rank's buffer once:
+//! 2nS bytes of memory traffic. Everything else stays in caches. Data goes through slots of some
+//! ten thousand bytes, which one rank writes and the others read before they leave the second-level
+//! cache. With two ranks each byte crosses between the cores once as an operand and once as a
+//! result.
 //!
-//! **Protocol.** All ranks walk through the same stream of numbered *steps*. In a step a rank may
-//! write its slot of that number (modulo [`segment::SLOTS`]), publishes its counter `filled`, reads
-//! the others' slots after their counters say so, and publishes `consumed`. A slot is written again
-//! only when everybody has consumed what was in it. That is all: a collective is a small program
-//! over steps, and a rank that is early runs ahead until the slots are full.
+//! **Protocol.** All ranks go through the same sequence of numbered *steps*. In a step a rank may
+//! write its slot of that number (modulo [`segment::SLOTS`]) and publishes its counter `filled`. It
+//! reads the slots of the others when their counters have reached the step, and publishes its
+//! counter `consumed`. A slot is overwritten only when every rank has consumed its content. A
+//! collective is a short sequence of steps, and an early rank runs ahead until its slots are full.
 //!
-//! **Waiting** is spinning for a moment, not at all when the host has fewer cores than ranks, then
-//! a futex with a timeout, at which the reasons to give up are looked at: the token, the deadline,
-//! another rank's fault, a peer's death.
+//! **Waiting** starts with a short spin, or none if the host has fewer cores than ranks. Then it
+//! uses a futex with a timeout. At each timeout it checks the reasons to stop: the token, the
+//! deadline, the fault of another rank, the death of a peer.
 
 mod engine;
 mod join;

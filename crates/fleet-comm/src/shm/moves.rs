@@ -1,5 +1,5 @@
-//! Collectives that move data and do no arithmetic beyond a fold at the end: a rank writes what
-//! others need, chunk by chunk, and one chunk is written ahead of what is read.
+//! Collectives that move data, with at most a fold at the end. A rank writes the data for others
+//! chunk by chunk, one chunk ahead of the reads.
 
 use super::engine::Run;
 use crate::call::{Cursor, Piece, Pieces, ReduceOp, fold_bytes};
@@ -8,7 +8,8 @@ use fleet_kernels::copy::copy;
 use fleet_tensor::DType;
 
 impl Run<'_> {
-    /// `write(chunk, slot)` fills the own slot, `read(run, chunk, step)` reads the others'.
+    /// Runs `chunks` steps. `write(chunk, slot)` fills this rank's slot, `read(run, chunk, step)`
+    /// reads the slots of others.
     fn stream(
         &mut self,
         chunks: usize,
@@ -40,7 +41,7 @@ impl Run<'_> {
         self.engine.segment.layout.slot_bytes
     }
 
-    /// What one rank's part of a slot holds, where a slot has a part for every rank.
+    /// Size of one rank's part of a slot that has a part for every rank.
     fn part_bytes(&self) -> usize {
         self.slot_bytes() / self.engine.size / 64 * 64
     }
@@ -80,7 +81,7 @@ impl Run<'_> {
     ) -> Result<()> {
         let (slot_bytes, rank) = (self.slot_bytes(), self.engine.rank);
         let start_of = |rank: usize| counts[..rank].iter().sum::<usize>();
-        // SAFETY: the own block is inside the output.
+        // SAFETY: this rank's block is inside the output.
         let own_out = unsafe { output.start.add(start_of(rank)) };
         let own = input.map_or(own_out, |input| input.start);
         let span = |rank: usize, chunk: usize| {
@@ -106,7 +107,7 @@ impl Run<'_> {
                 for peer in 0..run.engine.size {
                     let slot = run.slot_of(peer, step)?;
                     let (start, bytes) = span(peer, chunk);
-                    // SAFETY: the slot is published; blocks follow each other in the output.
+                    // SAFETY: the slot is published; blocks are consecutive in the output.
                     unsafe {
                         if peer != rank {
                             copy(slot, block.add(start), bytes);
@@ -149,7 +150,7 @@ impl Run<'_> {
             |run, chunk, step| {
                 run.all_slots(step)?;
                 let (start, bytes) = span(chunk);
-                // SAFETY: own parts of published slots, the own block of the input, the output.
+                // SAFETY: this rank's parts of published slots, its block of the input, the output.
                 unsafe {
                     for slot in &mut run.engine.pointers {
                         *slot = slot.add(rank * part_bytes);
@@ -198,7 +199,7 @@ impl Run<'_> {
                 if rank != root {
                     let slot = run.slot_of(root, step)?;
                     let (start, bytes) = span(chunk);
-                    // SAFETY: the own part of a published slot.
+                    // SAFETY: this rank's part of a published slot.
                     unsafe {
                         let from = slot.add(rank * part_bytes);
                         copy(from, output.start.add(start), bytes);
@@ -246,7 +247,7 @@ impl Run<'_> {
         )
     }
 
-    /// The counts go first, so that everybody knows how long it takes, and that they agree.
+    /// Exchanges the counts first, to find the number of steps and to check that they agree.
     pub(super) fn all_to_all(
         &mut self,
         input: Piece,
@@ -288,7 +289,7 @@ impl Run<'_> {
                     let slot = run.slot_of(peer, step)?;
                     if peer != rank {
                         let (start, bytes) = span(receives[peer], chunk);
-                        // SAFETY: the own part of a published slot, a block of the output.
+                        // SAFETY: this rank's part of a published slot, a block of the output.
                         unsafe {
                             let from = slot.add(rank * part_bytes);
                             let to = output.start.add(place + start);
@@ -302,7 +303,7 @@ impl Run<'_> {
         )
     }
 
-    /// Everybody's counts; gives the largest of all, after the own ones were found to agree.
+    /// Exchanges the counts of all ranks. Checks this rank's, and returns the largest of all.
     fn exchange_counts(&mut self, sends: &[usize], receives: &[usize]) -> Result<usize> {
         let (rank, size) = (self.engine.rank, self.engine.size);
         let (mut longest, mut wrong) = (0, None);
@@ -319,7 +320,7 @@ impl Run<'_> {
                 for peer in 0..size {
                     let slot = run.slot_of(peer, step)?.cast::<u64>();
                     for to in 0..size {
-                        // SAFETY: written by the peer before it published.
+                        // SAFETY: the peer wrote it before it published the step.
                         let count = unsafe { slot.add(to).read() } as usize;
                         longest = longest.max(count);
                         if to == rank && count != receives[peer] {

@@ -1,4 +1,4 @@
-//! Messages between two ranks, through areas of the pair: they do not touch the stream of all.
+//! Messages between two ranks. They use the areas of the pair and no steps of the group.
 
 use super::engine::Engine;
 use super::segment::PAIR_SLOTS;
@@ -75,7 +75,7 @@ impl Engine {
     }
 }
 
-/// Whether a message is the one that its receiver waits for.
+/// Checks that a message is the one that its receiver expects.
 pub(crate) fn check_pair(own: &Signature, theirs: &Signature, me: &str, peer: &str) -> Result<()> {
     let same = theirs.kind == Kind::Send
         && (own.dtype, own.elements, own.sequence)

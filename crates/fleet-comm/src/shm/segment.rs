@@ -1,9 +1,9 @@
-//! The memory that the ranks of one host share: who maps it and where things are in it.
+//! The memory that the ranks of one host share: its mapping and its layout.
 //!
-//! One rank makes an anonymous file (`memfd`), the others open it through `/proc/PID/fd`. It has no
-//! name anywhere, so nothing is left behind however the processes end, and the size of `/dev/shm`
-//! does not matter. Where `/proc` of the other process cannot be read there is a file in
-//! `/dev/shm`, whose name is gone as soon as everybody has opened it.
+//! One rank creates an anonymous file (`memfd`), and the others open it through `/proc/PID/fd`. The
+//! file has no name, so it disappears however the processes end, and the size of `/dev/shm` does
+//! not matter. If `/proc` of the other process is not readable, a file in `/dev/shm` is used
+//! instead. Its name is removed as soon as every rank has opened it.
 //!
 //! ```text
 //! head        magic, sizes, a random number that proves that the right file was opened, the fault
@@ -12,40 +12,40 @@
 //! pairs       per ordered pair: counters and PAIR_SLOTS areas, for send and receive
 //! ```
 //!
-//! Pages that nobody touches take no memory.
+//! Pages that are never touched use no memory.
 
 use super::sys;
 use crate::call::SIGNATURE_BYTES;
 use fleet_base::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The layout of a segment; the same numbers on every rank.
+/// The layout of a segment; equal on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub ranks: usize,
     pub slot_bytes: usize,
 }
 
-/// Areas of a rank: a step may be filled while the steps before it are still being read.
+/// Number of slots per rank. A step may be written while earlier ones are still being read.
 pub(crate) const SLOTS: usize = 6;
-/// Signatures that are kept of a rank: a root can be at most [`SLOTS`] calls ahead.
+/// Number of signatures kept per rank. A root can be at most [`SLOTS`] calls ahead.
 pub(crate) const SIGNATURES: usize = 8;
-/// Areas of an ordered pair of ranks.
+/// Number of areas per ordered pair of ranks.
 pub(crate) const PAIR_SLOTS: usize = 4;
-/// Ranks of one host in one segment. More than any host has cores for.
+/// Maximum number of ranks in one segment: more than any host has cores.
 pub(crate) const LOCAL_RANKS_MAX: usize = 256;
 
-/// Two lines, since the hardware fetches them in pairs.
+/// Two cache lines, because the hardware prefetches them in pairs.
 const LINE: usize = 128;
 const PAGE: usize = 4096;
 const HEAD_BYTES: usize = PAGE;
 const FAULT_TEXT_MAX: usize = 2048;
 const FAULT_TEXT_AT: usize = 1024;
-/// The fault's kind, the bytes of its text, and the rank that caused it plus one.
+/// Offsets of the fault's kind, the length of its text, and the culprit's rank plus one.
 const FAULT_KIND_AT: usize = FAULT_TEXT_AT - 8;
 const FAULT_LEN_AT: usize = FAULT_TEXT_AT - 4;
 const FAULT_CULPRIT_AT: usize = FAULT_TEXT_AT - 12;
-/// filled, consumed, their waiters, left.
+/// Lines for `filled` and `consumed`, the waiters of each, and `left`.
 const FLAG_LINES: usize = 5;
 const RANK_BYTES: usize = (FLAG_LINES * LINE + SIGNATURES * SIGNATURE_BYTES).next_multiple_of(PAGE);
 const PAIR_FLAG_LINES: usize = 4;
@@ -64,7 +64,7 @@ impl Layout {
         self.slots_at() + self.ranks * SLOTS * self.slot_bytes
     }
 
-    /// Messages go through areas of this size.
+    /// Size of an area of a pair.
     pub fn pair_slot_bytes(&self) -> usize {
         if self.ranks <= 8 { 64 << 10 } else { 16 << 10 }
     }
@@ -78,7 +78,7 @@ impl Layout {
     }
 }
 
-/// A counter that others wait for, and how many of them sleep.
+/// A counter that other ranks wait for, and the number of waiters that sleep.
 #[derive(Clone, Copy)]
 pub(crate) struct Flag<'s> {
     pub word: &'s AtomicU32,
@@ -86,16 +86,16 @@ pub(crate) struct Flag<'s> {
 }
 
 impl Flag<'_> {
-    /// Counters wrap; what is compared is never far apart.
+    /// Whether the counter has reached `target`. Counters wrap, and compared values are close.
     #[inline]
     pub fn reached(&self, target: u32) -> bool {
         is_reached(self.word.load(Ordering::Acquire), target)
     }
 
-    /// Everything written before is seen by whoever sees `value`.
+    /// Stores `value`. A rank that reads it also sees all earlier writes of this one.
     #[inline]
     pub fn publish(&self, value: u32) {
-        // Sequentially consistent, as is the waiter's announcement: one of the two sees the other.
+        // Sequentially consistent, like the waiter's increment: one of the two sees the other.
         self.word.swap(value, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) != 0 {
             sys::futex_wake(self.word);
@@ -115,7 +115,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Makes the memory; the file is needed until everybody has opened it.
+    /// Creates the memory. The file must be kept until every rank has opened it.
     pub fn create(
         layout: Layout,
         nonce: u64,
@@ -124,7 +124,7 @@ impl Segment {
         let file = sys::SharedFile::create(layout.bytes(), fallback)?;
         let map = file.map(layout.bytes())?;
         let segment = Segment { map, layout };
-        // SAFETY: the head is inside the map, which nobody else has yet.
+        // SAFETY: the head is inside the map, which no other process has opened yet.
         unsafe {
             let head = segment.at(0);
             head.add(8).cast::<u64>().write(nonce);
@@ -136,7 +136,7 @@ impl Segment {
         Ok((segment, file))
     }
 
-    /// Opens what another rank made, and makes sure that it is that.
+    /// Opens the memory that another rank created, and verifies it.
     pub fn open(layout: Layout, nonce: u64, path: &str) -> Result<Segment> {
         let map = sys::open_map(path, layout.bytes())?;
         let segment = Segment { map, layout };
@@ -166,13 +166,13 @@ impl Segment {
     /// `offset` is inside the layout.
     unsafe fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < self.layout.bytes());
-        // SAFETY: promised by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.map.start().add(offset) }
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: callers give offsets of aligned words inside the layout; words are only used as
-        // atomics, by every process.
+        // SAFETY: callers pass offsets of aligned words inside the layout. All processes access
+        // these words as atomics only.
         unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
     }
 
@@ -185,12 +185,12 @@ impl Segment {
         HEAD_BYTES + rank * RANK_BYTES
     }
 
-    /// Steps that `rank` has written.
+    /// Number of steps that `rank` has written.
     pub fn filled(&self, rank: usize) -> Flag<'_> {
         self.flag(self.rank_at(rank))
     }
 
-    /// Steps that `rank` has read.
+    /// Number of steps that `rank` has read.
     pub fn consumed(&self, rank: usize) -> Flag<'_> {
         self.flag(self.rank_at(rank) + 2 * LINE)
     }
@@ -200,14 +200,14 @@ impl Segment {
         self.word(self.rank_at(rank) + 4 * LINE)
     }
 
-    /// Where `rank` writes the signature of its call number `call`.
+    /// Place for the signature of call number `call` of `rank`.
     pub fn signature(&self, rank: usize, call: u32) -> *mut [u8; SIGNATURE_BYTES] {
         let index = call as usize % SIGNATURES;
         // SAFETY: inside the rank's area.
         unsafe { self.at(self.rank_at(rank) + FLAG_LINES * LINE + index * SIGNATURE_BYTES).cast() }
     }
 
-    /// The area of `rank` for `step`.
+    /// The slot of `rank` for `step`.
     pub fn slot(&self, rank: usize, step: u32) -> *mut u8 {
         let index = rank * SLOTS + step as usize % SLOTS;
         // SAFETY: inside the slots.
@@ -218,7 +218,7 @@ impl Segment {
         self.layout.pairs_at() + (from * self.layout.ranks + to) * self.layout.pair_bytes()
     }
 
-    /// Areas that `from` has filled for `to`.
+    /// Number of areas that `from` has filled for `to`.
     pub fn pair_filled(&self, from: usize, to: usize) -> Flag<'_> {
         self.flag(self.pair_at(from, to))
     }
@@ -241,7 +241,7 @@ impl Segment {
         unsafe { self.at(self.pair_at(from, to) + offset) }
     }
 
-    /// Counts the ranks that have opened the segment, in the head.
+    /// Number of ranks that have opened the segment, in the head.
     pub fn opened(&self) -> Flag<'_> {
         self.flag(2 * LINE)
     }
@@ -250,12 +250,12 @@ impl Segment {
         self.word(4 * LINE)
     }
 
-    /// Tells everybody why this group is over. The first reason stays.
+    /// Stores the error that ends the group, for all ranks. The first error stays.
     pub fn poison(&self, error: &Error) {
         let state = self.fault_state();
         if state.compare_exchange(0, WRITING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             let text = fault_text(error);
-            // SAFETY: text and its length fit in the head; only the writer that won gets here.
+            // SAFETY: text and length fit in the head; only the one writer that won gets here.
             unsafe {
                 self.at(FAULT_KIND_AT).cast::<u32>().write(kind_number(error.kind()));
                 self.at(FAULT_LEN_AT).cast::<u32>().write(text.len() as u32);
@@ -268,12 +268,12 @@ impl Segment {
         self.wake_all();
     }
 
-    /// Why the group is over, when it is.
+    /// The error that ended the group, if any.
     pub fn fault(&self) -> Option<Error> {
         if self.fault_state().load(Ordering::Acquire) != SET {
             return None;
         }
-        // SAFETY: text, kind, length and culprit are whole since the state says so.
+        // SAFETY: the state shows that text, kind, length and culprit are complete.
         let (kind, culprit, text) = unsafe {
             let len = self.at(FAULT_LEN_AT).cast::<u32>().read() as usize;
             let bytes = std::slice::from_raw_parts(self.at(FAULT_TEXT_AT), len.min(FAULT_TEXT_MAX));
@@ -302,7 +302,7 @@ impl Segment {
 const WRITING: u32 = 1;
 const SET: u32 = 2;
 
-/// What the error says, as it is shown.
+/// The printed error, truncated.
 fn fault_text(error: &Error) -> String {
     let mut text = error.to_string();
     let mut end = text.len().min(FAULT_TEXT_MAX);
@@ -313,7 +313,7 @@ fn fault_text(error: &Error) -> String {
     text
 }
 
-/// The error that is shown as `text`.
+/// Rebuilds an error from its printed text.
 fn fault_of(kind: ErrorKind, text: &str) -> Error {
     const INTERNAL: &str = "internal error (please report it): ";
     let mut lines = text.split('\n');

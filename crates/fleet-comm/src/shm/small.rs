@@ -1,5 +1,5 @@
-//! Reductions of little data: one step. Everybody writes all it has and folds what all have
-//! written, in the order of the ranks. One round of flags is the whole latency.
+//! Reductions of small data in one step. Every rank writes all its data, and folds the data of all
+//! ranks in rank order. The latency is one round of flags.
 
 use super::engine::Run;
 use crate::call::{Cursor, Pieces, ReduceOp, fold_bytes};
@@ -7,7 +7,7 @@ use fleet_base::Result;
 use fleet_tensor::DType;
 
 impl Run<'_> {
-    /// Into every rank's data, or into that of `root` alone. The data fits in a slot.
+    /// Reduces into every rank's data, or only into that of `root`. The data fits in a slot.
     pub(super) fn small_reduce(
         &mut self,
         data: Pieces<'_>,
@@ -20,11 +20,11 @@ impl Run<'_> {
         let (mut fill, mut drain) = (Cursor::default(), Cursor::default());
         let mut start = 0;
         loop {
-            // One round, except for a group of one rank, which has nobody to overlap with.
+            // The loop runs once, except in a group of one rank, whose data may exceed a slot.
             let bytes = (data.bytes - start).min(slot_bytes);
             let step = self.take(1);
             let slot = self.free_slot(step)?;
-            // SAFETY: the slot is free and longer.
+            // SAFETY: the slot is free and at least this long.
             unsafe { data.read(&mut fill, start, bytes, slot) };
             self.publish(step);
             self.all_slots(step)?;
@@ -37,7 +37,7 @@ impl Run<'_> {
                         *slot = unsafe { slot.add(offset - walked) };
                     }
                     walked = offset;
-                    // SAFETY: slots are published and not consumed yet; pieces are the caller's.
+                    // SAFETY: the slots are published and not consumed; pieces are the caller's.
                     unsafe { fold_bytes(dtype, fold, slots, piece, None, len) };
                 });
             }

@@ -1,6 +1,6 @@
-//! What the operating system gives: shared files, futexes, and word of a process's death.
+//! System calls: shared files, futexes, and the state of processes.
 //!
-//! Linux only; elsewhere making a segment is an error, and groups use the mesh.
+//! Linux only. On other systems creating a segment is an error, and groups use the mesh.
 
 #[cfg(target_os = "linux")]
 pub(crate) use linux::*;
@@ -17,10 +17,10 @@ mod linux {
     use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use std::time::Duration;
 
-    /// A file in memory, with a way for other processes to open it.
+    /// A file in memory that other processes can open.
     pub(crate) struct SharedFile {
         file: File,
-        /// In `/dev/shm`, until [`SharedFile::forget_name`].
+        /// Path in `/dev/shm`, removed when this is dropped; `None` for an anonymous file.
         name: Option<String>,
     }
 
@@ -29,7 +29,8 @@ mod linux {
             let made = if fallback { Self::named()? } else { Self::anonymous()? };
             made.file.set_len(bytes as u64).map_err(|error| failed("size", bytes, &error))?;
             if fallback {
-                // A mount that is too small would otherwise end the process at the first touch.
+                // Reserve the pages: on a mount that is too small, the first access would kill the
+                // process.
                 // SAFETY: a call without pointers.
                 let code = unsafe { libc::posix_fallocate(made.file.as_raw_fd(), 0, bytes as i64) };
                 if code != 0 {
@@ -41,12 +42,12 @@ mod linux {
         }
 
         fn anonymous() -> Result<SharedFile> {
-            // SAFETY: the name is a C string; the descriptor that comes is owned at once.
+            // SAFETY: the name is a C string; the returned descriptor is owned at once.
             let fd = unsafe { libc::memfd_create(c"fleet-comm".as_ptr(), libc::MFD_CLOEXEC) };
             if fd < 0 {
                 return Err(failed("make", 0, &std::io::Error::last_os_error()));
             }
-            // SAFETY: nobody else owns the descriptor.
+            // SAFETY: no other code owns the descriptor.
             Ok(SharedFile { file: unsafe { File::from_raw_fd(fd) }, name: None })
         }
 
@@ -64,7 +65,7 @@ mod linux {
             Ok(SharedFile { file, name: Some(name) })
         }
 
-        /// Where another process of this host opens it.
+        /// The path by which another process of this host opens it.
         pub fn path(&self) -> String {
             match &self.name {
                 Some(name) => name.clone(),
@@ -80,7 +81,7 @@ mod linux {
     impl Drop for SharedFile {
         fn drop(&mut self) {
             if let Some(name) = &self.name {
-                // Nobody opens it any more; when it is gone already that is as well.
+                // No rank needs the name now, and it does not matter if it is already removed.
                 let _ = std::fs::remove_file(name);
             }
         }
@@ -106,21 +107,20 @@ mod linux {
         Error::exhausted(format!("cannot {what} {bytes} bytes of shared memory: {error}"))
     }
 
-    /// A mapping that others may change at any time.
+    /// A mapping that other processes may change at any time.
     pub(crate) struct Map {
         start: *mut u8,
         bytes: usize,
     }
 
-    // SAFETY: the pointer is to memory of the process, whichever thread uses it; what is in it is
-    // guarded by the counters of the segment.
+    // SAFETY: any thread may use the pointer; the counters of the segment guard the content.
     unsafe impl Send for Map {}
     // SAFETY: as above.
     unsafe impl Sync for Map {}
 
     impl Map {
         fn new(file: &File, bytes: usize) -> Result<Map> {
-            // SAFETY: a new mapping at an address of the kernel's choice.
+            // SAFETY: a new mapping at an address chosen by the kernel.
             let start = unsafe {
                 libc::mmap(
                     std::ptr::null_mut(),
@@ -144,18 +144,18 @@ mod linux {
 
     impl Drop for Map {
         fn drop(&mut self) {
-            // SAFETY: the mapping is ours, and those who use it hold it.
+            // SAFETY: this value owns the mapping, and all users of it hold this value.
             unsafe { libc::munmap(self.start.cast(), self.bytes) };
         }
     }
 
-    /// Sleeps while `word` holds `value`, at most `span`.
+    /// Sleeps while `word` holds `value`, for at most `span`.
     pub(crate) fn futex_wait(word: &AtomicU32, value: u32, span: Duration) {
         let span = libc::timespec {
             tv_sec: span.as_secs() as libc::time_t,
             tv_nsec: span.subsec_nanos() as _,
         };
-        // SAFETY: the word lives as long as the call; every outcome means: look again.
+        // SAFETY: the word outlives the call; after any result the caller checks it again.
         unsafe {
             libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const span)
         };
@@ -166,18 +166,18 @@ mod linux {
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
     }
 
-    /// What this process has computed so far.
+    /// CPU time that this process has used.
     pub(crate) fn cpu_time() -> Option<Duration> {
         let mut span = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: one place to write to, which lives as long as the call.
+        // SAFETY: the pointer is valid for the duration of the call.
         let code = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut span) };
         (code == 0).then(|| Duration::new(span.tv_sec as u64, span.tv_nsec as u32))
     }
 
-    /// A process that can be asked whether it lives.
+    /// A process whose state can be checked.
     pub(crate) struct Process {
         pid: u32,
-        /// `None` for this process, and where the kernel has no such descriptors.
+        /// `None` for this process, and if the kernel does not support pidfds.
         handle: Option<OwnedFd>,
     }
 
@@ -188,7 +188,7 @@ mod linux {
             }
             // SAFETY: a call without pointers; the descriptor is owned at once.
             let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-            // SAFETY: nobody else owns the descriptor.
+            // SAFETY: no other code owns the descriptor.
             let handle = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) });
             Process { pid, handle }
         }
@@ -206,11 +206,11 @@ mod linux {
             unsafe { libc::poll(&raw mut poll, 1, 0) > 0 && poll.revents & libc::POLLIN != 0 }
         }
 
-        /// Stopped by a signal or a debugger.
+        /// Whether it is stopped by a signal or a debugger.
         pub fn is_stopped(&self) -> bool {
             let text = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
             let text = text.unwrap_or_default();
-            // The name in front may hold anything, so look behind its last parenthesis.
+            // The process name may contain any character, so look after the last parenthesis.
             let state = text.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
             matches!(state, Some('T' | 't'))
         }
@@ -245,7 +245,7 @@ mod other {
         Error::unsupported("shared memory between processes is there on Linux only")
     }
 
-    /// Never made here.
+    /// Cannot be constructed on this system.
     pub(crate) enum Map {}
 
     impl Map {

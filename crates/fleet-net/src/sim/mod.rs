@@ -1,11 +1,10 @@
-//! Meshes in a simulated network: the same run for the same seed, whatever the machine does.
+//! Meshes in a simulated network. A run depends on the seed only, not on the machine.
 //!
-//! Every rank is a thread, but only one of them runs at a time, and which one is drawn from the
-//! seed; time is a number that jumps to the next event. Bytes travel in segments that are late, out
-//! of order, lost and sent again, or come twice; a layer as in TCP makes a stream of them again.
-//! Above it an algorithm meets all that a network may do to it: any timing, a lost connection, a
-//! rank that dies in the middle of a step, one that falls silent, and the notice of it some time
-//! later.
+//! Every rank is a thread, but only one thread runs at a time, and the seed decides which one. Time
+//! is a number that jumps to the next event. Bytes travel in segments that are delayed, reordered,
+//! lost and resent, or duplicated. A layer like TCP turns them into a stream again. An algorithm
+//! above it is exposed to every fault of a network: any timing, lost connections, ranks that die or
+//! fall silent in the middle of a step, and delayed notices of such failures.
 //!
 //! ```
 //! use fleet_net::sim::{self, Fault, Outcome};
@@ -40,26 +39,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What the network does. The defaults are a bad day in a data centre.
+/// Behaviour of the network. The defaults model a bad day in a data centre.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub seed: u64,
-    /// The host of each rank; their number is the number of ranks.
+    /// Host of each rank. The length of the list is the number of ranks.
     pub hosts: Vec<String>,
-    /// A segment takes between these.
+    /// Minimum and maximum delay of a segment.
     pub delay_min: Duration,
     pub delay_max: Duration,
-    /// The chance that a segment is lost, and sent again after [`Options::resend`].
+    /// Probability that a segment is lost. It is sent again after [`Options::resend`].
     pub loss: f64,
     pub resend: Duration,
-    /// The chance that a segment comes twice.
+    /// Probability that a segment is duplicated.
     pub duplication: f64,
     pub segment_bytes_max: usize,
-    /// What a connection holds before its sender waits.
+    /// Capacity of a connection in bytes. Beyond it, the sender waits.
     pub pipe_bytes: usize,
-    /// How long after a death the others' tokens fire, at the latest.
+    /// Longest delay from a death until the tokens of the other ranks fire.
     pub notice_death: Duration,
-    /// The same for silence.
+    /// Longest delay from the start of a silence until the tokens of the other ranks fire.
     pub notice_silence: Duration,
     pub faults: Vec<Fault>,
 }
@@ -83,18 +82,18 @@ impl Options {
     }
 }
 
-/// What happens to a rank when it comes to its transfer number `step` (from 0, over all meshes).
+/// A fault that hits a rank when it starts its transfer number `step` (from 0, over all meshes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The process dies: a part of what it was about to send is sent, its connections are reset.
+    /// The process dies: a part of its pending sends goes out, and its connections are reset.
     Crash { rank: usize, step: u64 },
-    /// The process stops (SIGSTOP), or its host is cut off: connections stay, nothing comes.
+    /// The process is stopped or its host is cut off: connections stay open but carry nothing.
     Silence { rank: usize, step: u64 },
-    /// Its connections with `peer` are lost, with what was on the way; both processes live.
+    /// Its connections with `peer` are lost, including bytes in flight. Both processes live.
     Cut { rank: usize, step: u64, peer: usize },
 }
 
-/// How one rank ended.
+/// Result of one rank.
 #[derive(Debug)]
 pub enum Outcome<T> {
     Ended(Result<T>),
@@ -104,17 +103,17 @@ pub enum Outcome<T> {
 
 #[derive(Debug)]
 pub struct Report<T> {
-    /// By rank.
+    /// Results by rank.
     pub outcomes: Vec<Outcome<T>>,
-    /// What the clock showed when each rank ended.
+    /// Simulated time at which each rank ended.
     pub ended: Vec<Time>,
-    /// How many transfers each rank began: what [`Fault::Crash`] counts.
+    /// Number of transfers that each rank started; [`Fault::Crash`] counts in these.
     pub steps: Vec<u64>,
-    /// A digest of every event, equal for equal seeds.
+    /// Digest of all events. Equal seeds give equal digests.
     pub digest: u64,
 }
 
-/// Runs `work` on every rank; ends when all have ended. A panic in `work` goes on to the caller.
+/// Runs `work` on every rank and returns when all have ended. Panics in `work` propagate.
 pub fn run<T: Send>(options: &Options, work: impl Fn(&SimFabric) -> Result<T> + Sync) -> Report<T> {
     let world = Arc::new(World::new(options));
     let work = &work;
@@ -160,7 +159,7 @@ fn run_rank<T>(
             Ok(gone) if *gone == Gone::Crashed => Outcome::Crashed,
             Ok(_) => Outcome::Silent,
             Err(panic) => {
-                // A test failed: let the others end before it is told.
+                // A test failed: let the other ranks end before the panic propagates.
                 world.end(rank);
                 resume_unwind(panic)
             }
@@ -169,7 +168,7 @@ fn run_rank<T>(
     (outcome, time)
 }
 
-/// One rank's way into the network.
+/// The fabric of one rank.
 #[derive(Clone)]
 pub struct SimFabric {
     rank: usize,
@@ -178,7 +177,7 @@ pub struct SimFabric {
 }
 
 impl SimFabric {
-    /// The token that the notice of another rank's death fires, as the heartbeats do in a real job.
+    /// The token that fires when another rank fails. In a real job the heartbeats fire it.
     pub fn abort(&self) -> &Abort {
         &self.abort
     }
@@ -215,10 +214,10 @@ impl Fabric for SimFabric {
 }
 
 struct SimMesh {
-    /// In the mesh.
+    /// Rank in the mesh.
     rank: usize,
     members: Vec<usize>,
-    /// The world's number for it.
+    /// Index of the mesh in the world.
     mesh: usize,
     owner: Rank,
     world: Arc<World>,
@@ -251,7 +250,7 @@ impl Mesh for SimMesh {
     }
 }
 
-/// The clock of the world; read without its lock, so that hooks of tokens may ask for the time.
+/// The simulated clock. Reading it takes no lock of the world, so hooks of tokens may read it.
 #[derive(Default)]
 struct Clock(AtomicU64);
 

@@ -1,20 +1,20 @@
-//! Connections of the simulated network: segments below, an ordered stream above.
+//! Connections of the simulated network: segments, and an ordered stream on top of them.
 
 use std::collections::{BTreeMap, VecDeque};
 
 /// One direction of a connection.
 #[derive(Default)]
 pub(super) struct Link {
-    /// Bytes that the receiver has not taken yet, on the way or arrived.
+    /// Number of bytes that the receiver has not read yet, in flight or arrived.
     held: usize,
     sent: u64,
     received: u64,
-    /// Segments that came before their predecessors.
+    /// Segments that arrived before their predecessors.
     early: BTreeMap<u64, Vec<u8>>,
     ready: VecDeque<u8>,
-    /// The receiver's end knows that nothing more will come, and why.
+    /// Why the receiver can expect no more data; `None` while the connection is open.
     pub(super) closed: Option<String>,
-    /// Nothing gets through any more.
+    /// Whether the connection delivers nothing anymore.
     pub(super) cut: bool,
 }
 
@@ -23,14 +23,14 @@ impl Link {
         pipe_bytes.saturating_sub(self.held)
     }
 
-    /// Takes bytes from the sender; gives the segment's number.
+    /// Accepts bytes from the sender; returns the number of their segment.
     pub(super) fn push(&mut self, bytes: usize) -> u64 {
         self.held += bytes;
         self.sent += 1;
         self.sent - 1
     }
 
-    /// A segment arrives, perhaps not for the first time; true when there is more to read.
+    /// Handles the arrival of a segment, possibly a duplicate. True if there is more to read.
     pub(super) fn arrive(&mut self, number: u64, data: &[u8]) -> bool {
         if self.cut || self.closed.is_some() || number < self.received {
             return false;

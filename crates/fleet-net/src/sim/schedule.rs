@@ -1,4 +1,4 @@
-//! Who runs, what time it is, and what happens next.
+//! The scheduler: which rank runs, the time, and the next event.
 
 use super::network::Link;
 use super::{Clock, Fault, Options};
@@ -14,7 +14,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// How a rank leaves in the middle of its work; the payload of the unwinding.
+/// How a rank ends in the middle of its work. It is the payload of the unwinding panic.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gone {
     Crashed,
@@ -38,7 +38,7 @@ pub(super) struct World {
 struct State {
     random: Sequence,
     ranks: Vec<RankState>,
-    /// Who runs; `None` before the beginning and after the end.
+    /// The rank that runs; `None` before the start and after the end.
     turn: Option<usize>,
     events: BinaryHeap<Reverse<(Time, u64, usize)>>,
     pending: HashMap<usize, Event>,
@@ -46,13 +46,13 @@ struct State {
     names: HashMap<String, usize>,
     meshes: Vec<MeshState>,
     digest: u64,
-    /// Nothing will ever happen again, and somebody waits.
+    /// Whether no event is left while a rank still waits.
     stuck: bool,
 }
 
 struct MeshState {
     members: Vec<usize>,
-    /// By (from, to), ranks in the job.
+    /// Links by (from, to), ranks in the job.
     links: BTreeMap<(usize, usize), Link>,
     broken: HashMap<usize, Error>,
 }
@@ -79,7 +79,7 @@ enum Event {
         number: u64,
         data: Vec<u8>,
     },
-    /// `at` learns that its connections with `gone` are closed.
+    /// Rank `at` is notified that its connections with `gone` are closed.
     Close {
         at: usize,
         gone: usize,
@@ -143,7 +143,7 @@ impl World {
         self.lock().digest
     }
 
-    /// All threads are there, or on their way to their first turn.
+    /// Starts the run. All threads must have been started.
     pub(super) fn begin(&self) {
         self.pass(&mut self.lock());
     }
@@ -152,7 +152,7 @@ impl World {
         drop(self.wait_turn(self.lock(), rank));
     }
 
-    /// The work of a rank is over: its connections close behind what it has sent.
+    /// Ends the work of a rank. Its connections close after the delivery of the bytes it has sent.
     pub(super) fn end(&self, rank: usize) {
         let mut state = self.lock();
         self.close_all(&mut state, rank);
@@ -224,7 +224,7 @@ impl World {
         }
     }
 
-    /// What the options say happens to `rank` now; does not return when it is the end of it.
+    /// Applies the faults of the options to `rank`. Does not return if the rank dies or hangs.
     fn faults<'s>(
         &'s self,
         mut state: MutexGuard<'s, State>,
@@ -250,7 +250,7 @@ impl World {
             }
         }
         let Some(how) = gone else { return state };
-        // A part of the step still gets out.
+        // A part of the step is still sent.
         let mut left: usize = ops.iter().filter(|op| op.is_send()).map(Transfer::bytes).sum();
         left = state.random.below(left as u64 + 1) as usize;
         let mut done = vec![0; ops.len()];
@@ -273,7 +273,8 @@ impl World {
         resume_unwind(Box::new(how))
     }
 
-    /// Moves what can be moved now. `budget` bounds what is sent, and then nothing is received.
+    /// Moves the bytes that can be moved now. `budget` limits the bytes to send; with a budget,
+    /// nothing is received.
     fn progress(
         &self,
         state: &mut State,
@@ -335,7 +336,7 @@ impl World {
         }
     }
 
-    /// Sends one segment of `data` from `start`; gives its length.
+    /// Sends one segment of `data` from `start`; returns its length.
     fn send(
         &self,
         state: &mut State,
@@ -354,7 +355,7 @@ impl World {
         }
         let most = room.min(options.segment_bytes_max);
         let count = 1 + state.random.below(most as u64) as usize;
-        // Short segments make runs slow and find little more: most are full.
+        // Most segments are full: short ones make runs slow and find few more bugs.
         let count = if state.random.below(8) == 0 { count } else { most };
         let number = link.push(count);
         let mut copies = 1;
@@ -373,7 +374,7 @@ impl World {
         count
     }
 
-    /// Why `rank` waits in vain, if it does.
+    /// The error of a wait that cannot succeed; `None` if it can.
     fn hopeless(
         &self,
         state: &State,
@@ -425,7 +426,7 @@ impl World {
 
     fn close_all(&self, state: &mut State, rank: usize) {
         for at in (0..self.size()).filter(|at| *at != rank) {
-            // Behind what is on the way, resent segments included, most of the time.
+            // Mostly after the delivery of all bytes in flight, including resent segments.
             let low = self.options.delay_max;
             let span = self.draw(&mut state.random, low, self.options.resend * 4);
             self.schedule(state, self.now().plus(span), Event::Close { at, gone: rank });
@@ -445,7 +446,7 @@ impl World {
         low + Duration::from_nanos(random.below(width + 1))
     }
 
-    /// Gives the turn to a rank that can go on, after as many events as that takes.
+    /// Gives the turn to a rank that can run. Processes events until there is one.
     fn pass(&self, state: &mut State) {
         loop {
             let ready: Vec<usize> = (0..state.ranks.len())
@@ -528,7 +529,7 @@ impl World {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A sink that panicked leaves the state whole, and the test is lost anyhow.
+        // A sink that panics leaves the state consistent, and the test fails anyway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! The store from another process: reconnects, and asks again without doing a thing twice.
+//! The store accessed from another process. Reconnects and retries without applying a change twice.
 
 use super::protocol::{ANSWER_BYTES_MAX, Answer, Request, WAIT_KEYS_MAX, decode_answer};
 use super::table::missing_error;
@@ -17,10 +17,10 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A handle for any number of threads; each call has a connection of its own while it lasts.
+/// A client of the store for any number of threads. Each call uses a connection of its own.
 ///
-/// A connection that breaks is made again, and what was asked on it is asked again, until the
-/// deadline of the call: the server knows a change that it has done and gives the same answer.
+/// If a connection breaks, the client reconnects and repeats the request until the deadline of the
+/// call. The server recognises a change that it has already applied and repeats its answer.
 pub struct StoreClient {
     address: SocketAddr,
     token: Token,
@@ -31,7 +31,7 @@ pub struct StoreClient {
 #[derive(Default)]
 struct State {
     idle: Vec<Connection>,
-    /// The store that this handle began with.
+    /// Incarnation of the store at the first connection.
     incarnation: Option<u64>,
     request_next: u64,
     open: BTreeSet<u64>,
@@ -42,16 +42,15 @@ struct Connection {
     reader: FrameReader,
 }
 
-/// Connections kept for the next call.
+/// Maximum number of idle connections kept for later calls.
 const IDLE_MAX: usize = 2;
-/// The longest single wait on the server; longer ones are asked again, so that a server that has
-/// vanished is found out.
+/// Longest single wait on the server. Longer waits are repeated, to detect the loss of a server.
 const WAIT_SPAN_MAX: Duration = Duration::from_secs(60);
-/// How much later than asked an answer may come before the connection counts as broken.
+/// Delay of an answer after the requested time beyond which the connection counts as broken.
 const ANSWER_SLACK: Duration = Duration::from_secs(2);
 
 impl StoreClient {
-    /// Connects, waiting for a server that is not there yet until the deadline.
+    /// Connects; until the deadline, it retries while the server is not listening yet.
     pub fn connect(address: SocketAddr, token: &Token, limits: &Limits) -> Result<StoreClient> {
         let client = StoreClient {
             address,
@@ -70,7 +69,7 @@ impl StoreClient {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between statements, whoever panicked.
+        // The state is consistent after every statement, even if a thread panicked.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -89,7 +88,7 @@ impl StoreClient {
         Ok(Connection { stream, reader: FrameReader::new(ANSWER_BYTES_MAX) })
     }
 
-    /// Asks until there is an answer.
+    /// Sends a request, with retries, until it is answered.
     fn ask(&self, request: &Request, limits: &Limits) -> Result<Answer> {
         let id = {
             let mut state = self.lock();
@@ -103,7 +102,7 @@ impl StoreClient {
         result.map_err(|error| self.place(error))?
     }
 
-    /// The inner result is the store's, which no second try changes.
+    /// Sends a request once. The inner result is the store's own; a retry would not change it.
     fn ask_once(&self, id: u64, request: &Request, limits: &Limits) -> Result<Result<Answer>> {
         let (idle, open) = {
             let mut state = self.lock();
@@ -136,7 +135,7 @@ impl StoreClient {
         }
     }
 
-    /// Asks a request that waits, in rounds; `None` past the deadline.
+    /// Repeats a request that waits on the server; `None` after the deadline.
     fn ask_waiting(
         &self,
         limits: &Limits,

@@ -7,7 +7,7 @@ use fleet_base::Result;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A clone is the same store.
+/// A store in memory. A clone is the same store.
 #[derive(Clone, Default)]
 pub struct MemoryStore(Arc<Shared>);
 
@@ -23,7 +23,7 @@ impl MemoryStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // A table is whole between calls, whoever panicked.
+        // The table is consistent between calls, even if a thread panicked.
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -34,13 +34,13 @@ impl MemoryStore {
         Ok(answer)
     }
 
-    /// Waits until `look` finds something; `None` past the deadline.
+    /// Waits until `look` returns a value; `None` after the deadline.
     fn wait_for<T>(
         &self,
         limits: &Limits,
         mut look: impl FnMut(&Table) -> Option<T>,
     ) -> Result<Option<T>> {
-        /// A wait is looked at again after this long at the latest; nothing depends on it.
+        /// Longest sleep of a waiter before it checks again. Correctness does not depend on it.
         const WAIT_MAX: Duration = Duration::from_secs(1);
         let shared = self.0.clone();
         let _hook = limits.abort.on_fire(move |_| {

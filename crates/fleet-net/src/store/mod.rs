@@ -1,5 +1,5 @@
-//! The key-value store of the rendezvous: small values, by which the processes of a job find and
-//! await each other. It is no place for data.
+//! The key-value store of the rendezvous. It holds small values, by which the processes of a job
+//! find each other and synchronise. It is not for bulk data.
 //!
 //! ```
 //! use fleet_net::{Limits, MemoryStore, Store};
@@ -28,21 +28,21 @@ pub use memory::MemoryStore;
 pub use server::{CONNECTIONS_MAX, StoreServer};
 pub use table::{KEY_BYTES_MAX, KEYS_MAX, TOTAL_BYTES_MAX, VALUE_BYTES_MAX};
 
-/// What every implementation of the store promises. All calls are atomic, and seen by everybody in
-/// one order, which the revision counts.
+/// A key-value store. All calls are atomic, and all clients see them in one order, which the
+/// revision counts.
 pub trait Store: Send + Sync {
     fn set(&self, key: &str, value: &[u8], limits: &Limits) -> Result<()>;
 
     fn get(&self, key: &str, limits: &Limits) -> Result<Option<Vec<u8>>>;
 
-    /// The values of all `keys`, once all are there. Past the deadline the error says which are
-    /// not.
+    /// Waits until all `keys` exist and returns their values. The error after the deadline names
+    /// the missing keys.
     fn wait(&self, keys: &[&str], limits: &Limits) -> Result<Vec<Vec<u8>>>;
 
-    /// Adds to a counter, which starts at 0 and is kept as decimal text; gives the new value.
+    /// Adds to a counter, which starts at 0 and is stored as decimal text. Returns the new value.
     fn add(&self, key: &str, delta: i64, limits: &Limits) -> Result<i64>;
 
-    /// Sets the value where the present one is `expected` (`None`: no such key).
+    /// Sets the value if the current one is `expected` (`None`: the key must not exist).
     fn compare_and_set(
         &self,
         key: &str,
@@ -51,14 +51,14 @@ pub trait Store: Send + Sync {
         limits: &Limits,
     ) -> Result<Swap>;
 
-    /// True when the key was there.
+    /// Deletes a key. True if it existed.
     fn delete(&self, key: &str, limits: &Limits) -> Result<bool>;
 
-    /// Keys that start with `prefix` and their values, in the order of keys.
+    /// Returns the keys that start with `prefix` and their values, in the order of keys.
     fn list(&self, prefix: &str, limits: &Limits) -> Result<Vec<(String, Vec<u8>)>>;
 
-    /// What changed under `prefix` after `revision` (0: from the beginning), as soon as something
-    /// did. Past the deadline: no changes, and no error.
+    /// Waits for changes under `prefix` after `revision` (0: from the beginning) and returns them.
+    /// After the deadline it returns no changes, and no error.
     fn watch(&self, prefix: &str, revision: u64, limits: &Limits) -> Result<Changes>;
 }
 
@@ -66,26 +66,26 @@ pub trait Store: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swap {
     Done,
-    /// Somebody was there first: the value that is there now.
+    /// Another value was set before; holds the current value.
     Lost(Option<Vec<u8>>),
 }
 
 /// The answer of [`Store::watch`].
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Changes {
-    /// Where to watch from next.
+    /// Revision to pass to the next [`Store::watch`].
     pub revision: u64,
-    /// Older deletions have been forgotten: `changes` holds every key that is there, and what is
-    /// not in it is gone.
+    /// Whether `changes` holds every existing key, because older deletions are forgotten. Any other
+    /// key was deleted.
     pub complete: bool,
-    /// The last change of each key, in the order in which they came.
+    /// The last change of each key, in the order of the changes.
     pub changes: Vec<Change>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub key: String,
-    /// `None`: deleted.
+    /// The new value; `None` if the key was deleted.
     pub value: Option<Vec<u8>>,
     pub revision: u64,
 }

@@ -4,11 +4,11 @@ use super::{Change, Changes, Swap};
 use crate::wire::{Reader, Writer, put_error, take_error};
 use fleet_base::{Error, Result};
 
-/// The longest request: one value, its key, or the keys of a wait.
+/// Size limit of a request: one value with its key, or the keys of a wait.
 pub(crate) const REQUEST_BYTES_MAX: usize = 4 << 20;
-/// The longest answer: a list of all keys of a large job.
+/// Size limit of an answer: a list of all keys of a large job.
 pub(crate) const ANSWER_BYTES_MAX: usize = 128 << 20;
-/// Keys that one wait may name.
+/// Maximum number of keys in a wait.
 pub(crate) const WAIT_KEYS_MAX: usize = 1 << 17;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -36,13 +36,13 @@ pub(crate) enum Answer {
 }
 
 impl Request {
-    /// Whether it must not be done twice.
+    /// Whether the request must not be applied twice.
     pub(crate) fn changes(&self) -> bool {
         use Request::*;
         matches!(self, Set { .. } | Add { .. } | Swap { .. } | Delete { .. })
     }
 
-    /// `open` is the oldest request that this client still waits for.
+    /// Encodes a request. `open` is the oldest request that this client still waits for.
     pub(crate) fn encode(&self, open: u64) -> (u8, Vec<u8>) {
         let w = Writer::new().u64(open);
         let (kind, w) = match self {
@@ -202,7 +202,7 @@ mod tests {
                 let at = random.below(bytes.len() as u64) as usize;
                 bytes[at] = random.next_u64() as u8;
                 bytes.truncate(random.below(bytes.len() as u64 + 1) as usize);
-                // Whatever comes, an answer and no panic; cut messages are refused.
+                // Any bytes give a result and no panic; truncated messages are rejected.
                 let _ = Request::decode(random.below(10) as u8, &bytes);
                 let _ = decode_answer(&bytes);
             }

@@ -24,18 +24,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Connections of members and clients together; a rank has a handful.
+/// Maximum number of connections of members and clients together. A rank has a handful.
 pub const CONNECTIONS_MAX: usize = 1 << 14;
-/// Requests that wait at once, over all clients.
+/// Maximum number of waiting requests of all clients.
 const WAITERS_MAX: usize = 1 << 16;
-/// What a client may leave unread before it is dropped.
+/// Maximum number of unread bytes of a client. Beyond it, the client is dropped.
 const UNREAD_BYTES_MAX: usize = 256 << 20;
-/// Clients whose answers are kept for a second try.
+/// Maximum number of clients whose answers are kept for retries.
 const SESSIONS_MAX: usize = 1 << 16;
-/// Answers kept for one client: those of requests that it has sent and not seen answered.
+/// Maximum number of answers kept for one client: those to requests that it still waits for.
 const ANSWERS_KEPT_MAX: usize = 1 << 10;
 
-/// The store and the heartbeats of a job, until it is dropped.
+/// The server of a job's store and heartbeats. It runs until it is dropped.
 ///
 /// ```
 /// use fleet_net::{Limits, Log, Store, StoreClient, StoreServer, Token, Vigilance};
@@ -48,7 +48,7 @@ const ANSWERS_KEPT_MAX: usize = 1 << 10;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct StoreServer {
-    /// Closed first, so that nobody comes while the rest goes.
+    /// Closed first, so that no connection arrives during shutdown.
     gate: Option<Gate>,
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -57,7 +57,7 @@ pub struct StoreServer {
 
 struct Shared {
     vigilance: Vigilance,
-    /// Tells clients whether they have come back to the same store.
+    /// Random number that tells clients whether they have reconnected to the same store.
     incarnation: u64,
     registry: Mutex<Registry>,
     inbox: Mutex<Vec<News>>,
@@ -72,7 +72,7 @@ enum News {
 }
 
 impl StoreServer {
-    /// Listens on `address`; port 0 lets the system choose, see [`StoreServer::address`].
+    /// Listens on `address`. With port 0 the system chooses the port: see [`StoreServer::address`].
     pub fn bind(
         address: impl ToSocketAddrs + std::fmt::Debug,
         token: &Token,
@@ -90,7 +90,7 @@ impl StoreServer {
         StoreServer::start(listener, token, vigilance, log)
     }
 
-    /// Serves on a socket that listens already: one that was inherited, or found before.
+    /// Serves on a socket that is already listening, such as an inherited one.
     pub fn start(
         listener: TcpListener,
         token: &Token,
@@ -100,8 +100,7 @@ impl StoreServer {
         StoreServer::start_logging(listener, token, vigilance, (log.clone(), log))
     }
 
-    /// As [`StoreServer::start`], with a log of connections that are refused, and one of members
-    /// and requests.
+    /// Like [`StoreServer::start`], with a separate log for rejected connections.
     pub fn start_logging(
         listener: TcpListener,
         token: &Token,
@@ -131,8 +130,8 @@ impl StoreServer {
         self.address
     }
 
-    /// Tells the group how a process of it ended, for a launcher that has seen it end. `how` reads
-    /// as in "exit code 3" or "killed by signal 9 (SIGKILL)".
+    /// Reports to the group how a member ended, for a launcher that saw the member end. `how` is a
+    /// phrase such as "exit code 3" or "killed by signal 9 (SIGKILL)".
     pub fn report_end(&self, group: &str, member: &Member, how: &str) {
         let notice =
             lock(&self.shared.registry).ended(group, member.clone(), how.to_string(), Time::now());
@@ -149,7 +148,7 @@ impl Drop for StoreServer {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.bell.ring();
         if let Some(thread) = self.thread.take() {
-            // It does not panic; were it to, there is nothing to save.
+            // The thread does not panic; if it did, there would be nothing to clean up.
             let _ = thread.join();
         }
     }
@@ -194,7 +193,7 @@ impl Host for Shared {
     }
 }
 
-/// What the thread of the store holds.
+/// State of the store's thread.
 struct Desk {
     shared: Arc<Shared>,
     log: Log,
@@ -211,7 +210,7 @@ struct Connection {
     role: Role,
     reader: FrameReader,
     out: VecDeque<Vec<u8>>,
-    /// Of the first of `out`.
+    /// Number of bytes written of the first frame in `out`.
     out_start: usize,
     out_bytes: usize,
     broken: Option<Error>,
@@ -222,7 +221,7 @@ enum Role {
     Member { seat: Seat, session: u64, beat_next: Time },
 }
 
-/// Answers of one client's changes, for when it asks again after a lost connection.
+/// Answers to one client's changes, for retries after a lost connection.
 #[derive(Default)]
 struct Session {
     answers: BTreeMap<u64, Vec<u8>>,
@@ -262,7 +261,7 @@ impl Desk {
         }
     }
 
-    /// Deadlines, heartbeats, failures; gives the time of the next of these.
+    /// Handles deadlines, heartbeats and failures; returns the time of the next one.
     fn look_at_clock(&mut self) -> Option<Time> {
         let now = Time::now();
         let (failed, next_failure) = lock(&self.shared.registry).tick(now);
@@ -290,7 +289,7 @@ impl Desk {
         [next_failure, next_wait.and_then(Deadline::time), next_beat].into_iter().flatten().min()
     }
 
-    /// Waits for the bell, a connection or the time; gives the connections with news.
+    /// Waits for the bell, a connection or the time `next`. Returns the readable connections.
     fn wait(&mut self, next: Option<Time>) -> Vec<u64> {
         let bell = &self.shared.bell;
         let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
@@ -313,7 +312,7 @@ impl Desk {
             .collect()
     }
 
-    /// Takes a connection in, or takes it off the count of connections.
+    /// Registers a connection, or removes it from the count of connections.
     fn arrive(&mut self, stream: Stream, hello: &Hello, peer: SocketAddr) {
         let Some((role, missed)) = self.role(hello) else {
             self.shared.connections.fetch_sub(1, Ordering::SeqCst);
@@ -340,8 +339,8 @@ impl Desk {
         self.connection_next += 1;
     }
 
-    /// What a connection is for, and the notices that it has missed. `admit` has read the same
-    /// bytes.
+    /// The role of a connection, and the notices that it has missed. `admit` has already decoded
+    /// the same bytes.
     fn role(&self, hello: &Hello) -> Option<(Role, Vec<Notice>)> {
         if hello.purpose != Purpose::Member {
             let id = Reader::new(&hello.body).u64().ok()?;
@@ -350,15 +349,15 @@ impl Desk {
         let hello = MemberHello::decode(&hello.body).ok()?;
         let seat = (hello.group.clone(), hello.member.rank);
         let mut registry = lock(&self.shared.registry);
-        // Its old connection may have been found broken since it was let in.
+        // Its old connection may have been marked as lost since it was admitted.
         registry.join(seat.clone(), hello.member, hello.session, Time::now()).ok()?;
         let missed = registry.notices(&hello.group);
         Some((Role::Member { seat, session: hello.session, beat_next: Time::now() }, missed))
     }
 
-    /// Takes what a connection has for us.
+    /// Handles the frames that have arrived on a connection.
     fn read(&mut self, id: u64) {
-        /// Others want their turn, too.
+        /// Limit of frames in a row, so that other connections get their turn.
         const FRAMES_MAX: usize = 64;
         for _ in 0..FRAMES_MAX {
             let Some(connection) = self.connections.get_mut(&id) else { return };
@@ -423,7 +422,7 @@ impl Desk {
         session.used = Time::now();
         session.answers = session.answers.split_off(&open);
         if let Some(answer) = session.answers.get(&id) {
-            // Done before the connection broke; only the answer was lost.
+            // The change was applied before the connection broke; only the answer was lost.
             let answer = answer.clone();
             self.reply(connection, id, &answer);
             return;
@@ -440,7 +439,7 @@ impl Desk {
         self.reply(connection, id, &answer);
     }
 
-    /// Does what is asked; `None` when the answer has to wait.
+    /// Executes a request; `None` if the answer has to wait.
     fn serve(&mut self, asker: (u64, u64), request: Request) -> Option<Result<Answer>> {
         let (result, changed) = match request {
             Request::Get { key } => {
@@ -492,7 +491,7 @@ impl Desk {
         }
     }
 
-    /// Tells every member of the group.
+    /// Sends a notice to every member of the group.
     fn tell(&mut self, group: &str, notice: &Notice) {
         let payload = notice.encode();
         for connection in self.connections.values_mut() {
@@ -508,7 +507,7 @@ impl Desk {
         }
     }
 
-    /// Removes connections that are over.
+    /// Removes broken connections.
     fn bury(&mut self) {
         let broken: Vec<u64> = self
             .connections
@@ -573,7 +572,7 @@ fn span(span_ms: u64) -> Deadline {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is under these locks is whole between statements, whoever panicked.
+    // State under these locks is consistent after every statement, even if a thread panicked.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -582,7 +581,7 @@ mod tests {
     use super::*;
     use std::time::{Duration, Instant};
 
-    /// A connection that cannot be taken in gives its place back.
+    /// A connection that cannot be registered is removed from the count.
     #[test]
     fn connections_that_are_not_taken_in_are_not_counted() {
         let token = Token::generate().unwrap();

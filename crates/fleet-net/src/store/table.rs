@@ -1,19 +1,21 @@
-//! The keys and values themselves, with their limits; no waiting, no sockets.
+//! The table of keys and values with its limits; no waiting, no sockets.
 
 use super::{Change, Changes, Swap};
 use fleet_base::{Error, ErrorCode, Result};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-/// A key is a path, not a text.
+/// Size limit of a key. Keys are paths, not texts.
 pub const KEY_BYTES_MAX: usize = 512;
-/// An address, a description of a node, a small table: values are read whole, by many.
+/// Size limit of a value: an address, a description of a node, a small table. Values are read
+/// whole, by many processes.
 pub const VALUE_BYTES_MAX: usize = 1 << 20;
-/// 100,000 ranks with ten keys each.
+/// Maximum number of keys: 100,000 ranks with ten keys each.
 pub const KEYS_MAX: usize = 1 << 20;
-/// The store lives inside a launcher or a rank, which has other work for its memory.
+/// Size limit of all keys and values. The store runs inside a launcher or a rank, which need memory
+/// for other work.
 pub const TOTAL_BYTES_MAX: usize = 256 << 20;
-/// Deletions that a watcher may be behind before it has to read everything again.
+/// Maximum number of deletions kept. A watcher that has missed more must read everything again.
 const DELETIONS_MAX: usize = 4096;
 
 #[derive(Default)]
@@ -22,7 +24,7 @@ pub(crate) struct Table {
     revision: u64,
     bytes: usize,
     deletions: VecDeque<(u64, String)>,
-    /// Deletions up to this revision are forgotten.
+    /// Deletions up to this revision have been dropped.
     forgotten: u64,
 }
 
@@ -115,12 +117,12 @@ impl Table {
         self.under(prefix).map(|(key, entry)| (key.clone(), entry.value.clone())).collect()
     }
 
-    /// Whatever happened under `prefix` after `revision`; `None` when nothing did.
+    /// Changes under `prefix` after `revision`; `None` if there are none.
     pub(crate) fn changes(&self, prefix: &str, revision: u64) -> Option<Changes> {
         if revision >= self.revision {
             return None;
         }
-        // From the beginning there is nothing to have forgotten.
+        // Before revision `forgotten` the watcher may have missed deletions, so list every key.
         let complete = revision < self.forgotten;
         let mut changes: Vec<Change> = self
             .under(prefix)
@@ -142,7 +144,7 @@ impl Table {
             }));
         }
         changes.sort_by_key(|change| change.revision);
-        // A key that was deleted twice is gone once.
+        // Keep only the last change of each key.
         let mut seen = std::collections::HashSet::new();
         let mut last: Vec<Change> =
             changes.into_iter().rev().filter(|change| seen.insert(change.key.clone())).collect();
@@ -184,7 +186,7 @@ pub(crate) fn check_key(key: &str) -> Result<()> {
     Ok(())
 }
 
-/// The error of a wait that ran out of time.
+/// The error of a wait that missed its deadline.
 pub(crate) fn missing_error(missing: &[&str], count: usize) -> Error {
     const SHOWN_MAX: usize = 16;
     let shown = missing.iter().take(SHOWN_MAX).copied().collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! Requests that wait for keys or changes, and which of them a change concerns.
+//! Requests that wait for keys or changes, and the selection of those that a change affects.
 
 use super::protocol::Answer;
 use super::table::{Table, missing_error};
@@ -6,7 +6,7 @@ use crate::{Changes, Deadline, Time};
 use fleet_base::Result;
 use std::collections::{BTreeMap, HashMap};
 
-/// Who gets an answer: a connection and its request.
+/// The destination of an answer: a connection and its request.
 pub(crate) type Asker = (u64, u64);
 
 #[derive(Default)]
@@ -24,7 +24,7 @@ struct Wait {
 }
 
 enum What {
-    /// The key at `first` is missing, those before it have been seen.
+    /// Waits for all `keys`. The key at `first` is missing; those before it have existed.
     Keys {
         keys: Vec<String>,
         first: usize,
@@ -63,7 +63,7 @@ impl Waiters {
         self.go_on(Wait { asker, deadline, what: What::Changes { prefix, revision } }, table)
     }
 
-    /// Answers a wait that is over, or keeps it.
+    /// Answers a wait that is complete, or keeps it.
     fn go_on(&mut self, mut wait: Wait, table: &Table) -> Option<Result<Answer>> {
         match &mut wait.what {
             What::Keys { keys, first } => {
@@ -71,7 +71,7 @@ impl Waiters {
                     *first += 1;
                 }
                 if *first == keys.len() {
-                    // A key seen before may have been deleted since: begin again at that one.
+                    // An earlier key may have been deleted since; continue with that one.
                     match keys.iter().position(|key| table.get(key).is_none()) {
                         Some(missing) => *first = missing,
                         None => {
@@ -93,7 +93,7 @@ impl Waiters {
         None
     }
 
-    /// A key was set or deleted: who can be answered now.
+    /// Handles a change of `key`. Returns the answers to the waits that it completes.
     pub(crate) fn changed(&mut self, key: &str, table: &Table) -> Answers {
         let mut answers = Vec::new();
         let mut concerned = match table.get(key) {
@@ -114,7 +114,7 @@ impl Waiters {
         answers
     }
 
-    /// Answers those whose time is over; then the next deadline.
+    /// Answers the waits whose deadline has passed. Returns the answers and the next deadline.
     pub(crate) fn expire(&mut self, now: Time, table: &Table) -> (Answers, Option<Deadline>) {
         let over: Vec<u64> = self
             .waits
@@ -139,7 +139,7 @@ impl Waiters {
         (answers, self.waits.values().map(|wait| wait.deadline).min())
     }
 
-    /// A connection is gone, and its waits with it.
+    /// Removes the waits of a closed connection.
     pub(crate) fn forget(&mut self, connection: u64) {
         let gone: Vec<u64> = self
             .waits

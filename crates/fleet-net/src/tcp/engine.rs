@@ -1,9 +1,9 @@
-//! Moves the messages of one call over their sockets, all at once.
+//! Moves all messages of one call over their sockets concurrently.
 //!
-//! Every stream has a queue of parts to write and one of parts to read. A part is 16 bytes of
-//! header (length of the whole message, its number, a CRC-32 or 0) and a range of the message. The
-//! loop gives every stream a turn to write and to read; when none can go on it looks again for a
-//! moment, then sleeps until one can or the token fires.
+//! Every stream has a queue of parts to write and one of parts to read. A part has a header of 16
+//! bytes (length of the whole message, its number, a CRC-32 or 0) and a range of the message. The
+//! loop lets every stream write and read in turn. If none can make progress, it polls for a short
+//! time, then sleeps until one can or the token fires.
 
 use crate::memory::Scratch;
 use crate::mesh::{FOLD_BYTES_MAX, FOLD_UNIT_MAX};
@@ -18,13 +18,13 @@ use std::ops::Range;
 use std::time::Duration;
 
 const HEADER_BYTES: usize = 16;
-/// Messages from here on are cut over all streams; below, a second system call costs more than it
-/// brings.
+/// Minimum size of messages that are split over all streams. Below it, a second system call costs
+/// more than it gains.
 const STRIPE_BYTES_MIN: usize = 512 << 10;
-/// Parts of a message begin at multiples of this: whole units, whole cache lines.
+/// Alignment of the parts of a message: whole units, whole cache lines.
 const STRIPE_ALIGN: usize = 64;
 const _: () = assert!(STRIPE_ALIGN.is_multiple_of(FOLD_UNIT_MAX));
-/// Slices of one system call: eight messages with their headers.
+/// Slices in one system call: eight messages with their headers.
 const SLICES_MAX: usize = 16;
 
 pub(super) struct Engine {
@@ -33,10 +33,10 @@ pub(super) struct Engine {
     pub(super) turn_bytes: usize,
 }
 
-/// The connections with one rank.
+/// The connections to one rank.
 pub(super) struct Peer {
     streams: Vec<Stream>,
-    /// Messages so far, each way.
+    /// Number of messages so far, in each direction.
     sent: u32,
     received: u32,
 }
@@ -45,31 +45,31 @@ struct Stream {
     socket: Connection,
     writes: VecDeque<Part>,
     reads: VecDeque<Part>,
-    /// Bytes of a fold that wait for the rest of their unit or for more.
+    /// Bytes of a fold that wait for the rest of their unit. `held` is their number.
     scratch: Scratch,
     held: usize,
     crc: crc32fast::Hasher,
-    /// The last try to write found the socket full.
+    /// Whether the last write found the socket full.
     full: bool,
 }
 
 struct Part {
     op: usize,
     range: Range<usize>,
-    /// Of the message, among those of its direction.
+    /// Number of the message among those of its direction.
     number: u32,
-    /// To be written, or as far as it has been read.
+    /// Header to write, or the part of it read so far.
     header: [u8; HEADER_BYTES],
     header_done: usize,
     done: usize,
 }
 
 pub(super) enum Failure {
-    /// The token, or the machine.
+    /// The token fired, or the machine ran out of a resource.
     Limits(Error),
-    /// The deadline: by transfer, the rank, whether it sends, bytes done, bytes.
+    /// The deadline passed. For each pending transfer: peer, whether it sends, bytes done, bytes.
     Late(Vec<(usize, bool, usize, usize)>),
-    /// With this rank.
+    /// The connection with this rank failed.
     Peer(usize, Error),
 }
 
@@ -87,7 +87,7 @@ impl Peer {
         Peer { streams: sockets.into_iter().map(stream).collect(), sent: 0, received: 0 }
     }
 
-    /// Whether the other side has closed a connection, read to its end or not.
+    /// Whether the peer has closed a connection, even if unread data remains.
     pub(super) fn is_ended(&self) -> bool {
         #[cfg(target_os = "linux")]
         let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
@@ -95,7 +95,7 @@ impl Peer {
         let closed = PollFlags::HUP | PollFlags::ERR;
         let watch = |stream| PollFd::new(stream, closed);
         let mut fds: Vec<_> = self.streams.iter().map(|stream| watch(&stream.socket)).collect();
-        // What cannot be asked is found out by the next transfer.
+        // If the poll fails, the next transfer detects the closed connection.
         poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|ready| ready)
     }
 }
@@ -143,7 +143,7 @@ impl Engine {
         }
     }
 
-    /// Cuts a message into parts and queues them on their streams.
+    /// Splits a message into parts and queues them on their streams.
     fn queue(&self, peer: &mut Peer, op: usize, transfer: &Transfer<'_>) {
         let bytes = transfer.bytes();
         let count = if transfer.is_send() { &mut peer.sent } else { &mut peer.received };
@@ -167,7 +167,7 @@ impl Engine {
         }
     }
 
-    /// One write and one read; true when bytes moved.
+    /// Does one write and one read; true if bytes moved.
     fn turn(&self, stream: &mut Stream, ops: &mut [Transfer<'_>]) -> Result<bool> {
         let mut moved = false;
         if !stream.writes.is_empty() && !stream.full {
@@ -182,14 +182,14 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Reads into the callers' slices, as many messages as have come.
+    /// Reads into the callers' slices as many messages as have arrived.
     fn read(&self, stream: &mut Stream, ops: &mut [Transfer<'_>]) -> Result<bool> {
         let mut slices: [IoSliceMut<'_>; SLICES_MAX] =
             std::array::from_fn(|_| IoSliceMut::new(&mut []));
         let mut headers = [[0; HEADER_BYTES]; SLICES_MAX / 2];
         let mut used = 0;
         let first = stream.reads[0].op;
-        // Messages of one stream are in the order of the list: the slices after `first` are free.
+        // Messages of one stream keep the order of the list, so the slices after `first` are free.
         let (mut rest, mut base) = (&mut ops[first..], first);
         for (part, header) in stream.reads.iter().zip(&mut headers) {
             let (_, tail) = std::mem::take(&mut rest).split_at_mut(part.op - base);
@@ -227,7 +227,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Reads into the scratch and hands whole units on.
+    /// Reads into the scratch buffer and passes whole units on.
     fn fold(&self, stream: &mut Stream, ops: &mut [Transfer<'_>]) -> Result<bool> {
         let Some(part) = stream.reads.front_mut() else { return Ok(false) };
         let left = part.range.len() - part.done - stream.held;
@@ -324,7 +324,7 @@ impl Part {
         Part { op, range, number, header: [0; HEADER_BYTES], header_done: 0, done: 0 }
     }
 
-    /// Takes bytes of the header; when it is whole, holds it against what must come.
+    /// Stores bytes of the header. When it is complete, compares it with the expected message.
     fn take_header(&mut self, fresh: &[u8], ops: &[Transfer<'_>]) -> Result<()> {
         if fresh.is_empty() {
             return Ok(());
@@ -349,7 +349,7 @@ impl Part {
     }
 }
 
-/// The bytes that came; `None` when none are there yet. The end of the stream is an error.
+/// The number of bytes received; `None` if the read would block. The end of the stream is an error.
 fn received(result: std::io::Result<usize>) -> Result<Option<usize>> {
     match result {
         Ok(0) => Err(socket::closed()),
@@ -359,7 +359,7 @@ fn received(result: std::io::Result<usize>) -> Result<Option<usize>> {
     }
 }
 
-/// Writes from the callers' slices, as many messages as the socket takes and a turn allows.
+/// Writes from the callers' slices as many messages as the socket accepts and a turn allows.
 fn write(stream: &mut Stream, ops: &[Transfer<'_>], turn_bytes: usize) -> Result<bool> {
     let mut slices = [IoSlice::new(&[]); SLICES_MAX];
     let (mut used, mut left) = (0, turn_bytes);
@@ -398,7 +398,7 @@ fn write(stream: &mut Stream, ops: &[Transfer<'_>], turn_bytes: usize) -> Result
     Ok(true)
 }
 
-/// What each transfer that is not complete still waits for.
+/// The progress of each incomplete transfer.
 fn late(
     peers: &[Option<Peer>],
     concerned: &[usize],

@@ -1,4 +1,4 @@
-//! Connections that others have made to this rank, until their meshes ask for them.
+//! Connections accepted from peers, kept until their meshes take them.
 
 use super::TcpOptions;
 use crate::gate::Host;
@@ -12,9 +12,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Connections that wait for their mesh to be opened: those of a thousand peers with all streams.
+/// Maximum number of connections that wait for their mesh to be opened: those of a thousand peers
+/// with all streams.
 const WAITING_MAX: usize = 1 << 14;
-/// The name of a mesh is a word, not a text.
+/// Size limit of the name of a mesh.
 const NAME_BYTES_MAX: usize = 256;
 
 pub(super) fn check_name(name: &str) -> Result<()> {
@@ -26,7 +27,7 @@ pub(super) fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the dialling rank says.
+/// The hello of a rank that connects for a mesh.
 pub(super) struct MeshHello {
     pub(super) job: String,
     pub(super) mesh: String,
@@ -66,7 +67,7 @@ impl MeshHello {
     }
 }
 
-/// Mesh, rank of the peer in the job, stream.
+/// Name of the mesh, rank of the peer in the job, index of the stream.
 pub(super) type Key = (String, usize, usize);
 
 pub(super) struct Lobby {
@@ -92,9 +93,9 @@ impl Lobby {
         }
     }
 
-    /// The stream that `member` makes, as soon as it is there.
+    /// Waits for the stream that `member` connects, and takes it.
     pub(super) fn take(&self, key: &Key, member: &Member, limits: &Limits) -> Result<Stream> {
-        /// How soon a token that fires is seen at the latest; it is at once, but for a race.
+        /// Bounds the delay if the token fires just before the wait starts.
         const WAIT_MAX: Duration = Duration::from_millis(50);
         let changed = self.changed.clone();
         let _hook = limits.abort.on_fire(move |_| changed.notify_all());
@@ -117,7 +118,7 @@ impl Lobby {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Stream>> {
-        // A map is whole between calls, whoever panicked.
+        // The map is consistent between calls, even if a thread panicked.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -157,9 +158,9 @@ impl Host for Lobby {
     }
 
     fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, _peer: SocketAddr) {
-        // `admit` has read the same bytes.
+        // `admit` has already decoded the same bytes.
         if let Ok(hello) = MeshHello::decode(&hello.body) {
-            // A second one means that the first broke before anybody asked for it.
+            // A duplicate means that the first connection broke before it was taken.
             self.lock().insert((hello.mesh, hello.from, hello.stream), stream);
             self.changed.notify_all();
         }

@@ -1,13 +1,13 @@
 //! Meshes over TCP.
 //!
-//! Every rank listens on a port from the system or a given one, on the interface by which it
-//! reaches the store, and publishes the address there. Two ranks connect when they first have
-//! something for each other; the higher one dials. Between them are [`TcpOptions::streams`]
-//! connections: short messages go over the first, long ones are cut into as many parts.
+//! Every rank listens on a given port or on one from the system, on the interface of its route to
+//! the store. It publishes the address in the store. Two ranks connect at their first transfer; the
+//! higher rank connects to the lower one. A pair has [`TcpOptions::streams`] connections: short
+//! messages use the first, and long ones are split over all of them.
 //!
-//! Bytes go from the caller's slices to the kernel and from the kernel to the caller's slices; the
-//! one copy more is that of a fold, into a buffer that stays in the cache. A message of m bytes
-//! costs one system call on each side when it fits into a socket's buffer.
+//! The kernel copies bytes from and to the callers' slices. Only a fold needs one more copy, into a
+//! buffer that stays in the cache. A message that fits into a socket's buffer costs one system call
+//! on each side.
 //!
 //! ```
 //! use fleet_net::{Fabric, Limits, MemoryStore, TcpFabric, TcpOptions, Token, Transfer};
@@ -51,41 +51,40 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// More streams than this between two ranks help nobody.
+/// More streams between two ranks bring no gain.
 pub const STREAMS_MAX: usize = 16;
-/// Waking a thread takes some 50 us, and the other side's turn a little more.
+/// Default of [`TcpOptions::spin`]: waking a thread takes about 50 us, the peer's turn a bit more.
 const SPIN: Duration = Duration::from_micros(200);
-/// A part of a second-level cache (measured: 128 KB to 1 MB are alike, all at once is slower).
+/// A part of a second-level cache. Measured: 128 KB to 1 MB are equally fast, no limit is slower.
 const TURN_BYTES: usize = 256 << 10;
-/// How long a rank tries to reach another that has published its address.
+/// Time limit for connecting to a rank that has published its address.
 const CONNECT_SPAN: Duration = Duration::from_secs(10);
 
-/// How the ranks of a job are connected; equal on all of them but for rank and interface.
+/// How the ranks of a job are connected. Equal on all ranks, except for rank, port and interface.
 #[derive(Clone, Debug)]
 pub struct TcpOptions {
-    /// Names the job and the attempt; what is in the store is under this.
+    /// Names the job and the attempt, and prefixes the keys in the store.
     pub job: String,
     pub rank: usize,
     pub size: usize,
-    /// The name or address of the interface to listen on; by default the one by which the store is
-    /// reached, or the loopback when the store is in this process.
+    /// Name or address of the interface to listen on. The default is the interface of the route to
+    /// the store, or the loopback if the store is in this process.
     pub interface: Option<String>,
-    /// The port to listen on; by default, and where it is taken, one from the system.
+    /// Port to listen on. By default, or if the port is taken, the system chooses one.
     pub port: Option<u16>,
-    /// Where the store is, for finding the interface.
+    /// Address of the store, for the choice of the interface.
     pub store: Option<SocketAddr>,
-    /// Connections between two ranks.
+    /// Number of connections between two ranks.
     pub streams: usize,
     /// Whether every message carries a CRC-32 of its bytes.
     pub checksum: bool,
-    /// How long a rank looks for news with its eyes open before it sleeps; it yields its core
-    /// between looks.
+    /// Time that a waiting rank polls before it sleeps. It yields its core between polls.
     pub spin: Duration,
-    /// What a stream is given at most before this rank looks for what has come: both directions go
-    /// on evenly, and what is on its way stays in the caches.
+    /// Maximum bytes written to a stream before this rank reads again. Both directions then
+    /// progress evenly, and data in flight stays in the caches.
     pub turn_bytes: usize,
-    /// How long a rank that finds a connection broken waits for its token to fire, whose reason
-    /// says more: for processes with a [`crate::Membership`].
+    /// Time that a rank with a broken connection waits for its token to fire, because the token's
+    /// reason tells more. Useful for processes with a [`crate::Membership`].
     pub notice_wait: Duration,
     pub log: Log,
 }
@@ -119,7 +118,7 @@ impl TcpOptions {
     }
 }
 
-/// One rank's listener and what it knows of the others.
+/// The listener of one rank and the addresses of the others.
 pub struct TcpFabric {
     shared: Arc<Shared>,
 }
@@ -135,8 +134,8 @@ struct Shared {
 }
 
 impl TcpFabric {
-    /// Listens, publishes the address, and waits until every rank has done so. When some do not
-    /// come the error names their keys.
+    /// Listens, publishes the address, and waits until every rank has done so. The error after the
+    /// deadline names the keys of the missing ranks.
     pub fn start(
         store: &dyn Store,
         token: &Token,
@@ -178,14 +177,14 @@ impl TcpFabric {
         Ok(TcpFabric { shared: Arc::new(shared) })
     }
 
-    /// Where this rank listens.
+    /// The address on which this rank listens.
     pub fn address(&self) -> SocketAddr {
         self.shared.address
     }
 }
 
-/// Listens on the port of the options. Another program may have taken it since the launcher looked:
-/// a port from the system then serves as well, unless a firewall is in the way.
+/// Listens on the port of the options. Another program may have taken it since the launcher chose
+/// it. A port from the system serves as well, unless a firewall blocks it.
 fn listen(ip: std::net::IpAddr, options: &TcpOptions) -> Result<TcpListener> {
     let port = options.port.unwrap_or(0);
     let listener = TcpListener::bind((ip, port)).or_else(|error| {
@@ -259,7 +258,7 @@ impl Fabric for TcpFabric {
 
 struct TcpMesh {
     name: String,
-    /// In the mesh.
+    /// Rank in the mesh.
     rank: usize,
     members: Vec<usize>,
     shared: Arc<Shared>,
@@ -267,7 +266,7 @@ struct TcpMesh {
 }
 
 struct State {
-    /// By rank in the mesh; made when first needed.
+    /// Connections by rank in the mesh; made at the first transfer.
     peers: Vec<Option<Peer>>,
     broken: Option<Error>,
 }
@@ -292,7 +291,7 @@ impl Mesh for TcpMesh {
         if let Err(error) = &result {
             let broken = error.clone().at("an earlier transfer, which broke the mesh");
             state.broken = Some(broken);
-            // The peers see it at once.
+            // Close the connections, so that the peers notice at once.
             state.peers.iter_mut().for_each(|peer| *peer = None);
         }
         result
@@ -344,7 +343,7 @@ impl TcpMesh {
         })
     }
 
-    /// The error of a connection that broke; the token's reason where it comes soon.
+    /// The error of a broken connection, or the token's reason if the token fires soon.
     fn peer_error(&self, rank: usize, error: Error, limits: &Limits) -> Error {
         if error.kind() == fleet_base::ErrorKind::Unavailable
             && let Err(reason) = limits.abort.sleep(self.shared.options.notice_wait)
@@ -365,7 +364,7 @@ impl TcpMesh {
         }
     }
 
-    /// All streams with a peer: the higher rank dials, the other one waits for it.
+    /// All streams to a peer. The higher rank connects, and the lower one waits for it.
     fn connect(&self, peer: usize, limits: &Limits) -> Result<Peer> {
         let shared = &self.shared;
         let (own, theirs) = (self.members[self.rank], self.members[peer]);

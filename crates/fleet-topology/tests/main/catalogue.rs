@@ -1,4 +1,4 @@
-//! The list of names.
+//! Tests of the list of environment variables.
 
 use fleet_topology::{Env, VARIABLES, names};
 use std::collections::HashSet;

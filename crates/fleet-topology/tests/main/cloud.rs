@@ -1,4 +1,4 @@
-//! The role maker of the environment, against recorded runs of the original.
+//! Tests the role maker of the environment against recorded runs of the original.
 
 use fleet_topology::{Endpoint, Env, GlooMembers, Mode, Rendezvous, Role, Topology};
 use serde_json::Value;
@@ -149,8 +149,7 @@ fn groups_per_host_local_ranks_and_the_job() {
     assert!(!format!("{made:?}").contains("0123456789abcdef"));
 }
 
-/// A process that is one of several and does not know the others trains alone, and so do the
-/// others.
+/// A process of a larger job that does not know its peers would train alone, like each peer.
 #[test]
 fn no_process_trains_alone_beside_others() {
     type Make = fn(&Env) -> fleet_base::Result<Topology>;
@@ -174,7 +173,7 @@ fn no_process_trains_alone_beside_others() {
         check(make, &[("RANK", "1"), ("WORLD_SIZE", "2")], Some("torchrun has started"));
         check(make, &[("SLURM_NTASKS", "2")], Some("Slurm has started this process as one of 2"));
         check(make, &[("SLURM_NTASKS", "1"), ("WORLD_SIZE", "1")], None);
-        // A launcher, or the user, has said how many there are.
+        // Fleet's launcher or the user has set the number of processes.
         check(make, &[("SLURM_NTASKS", "2"), ("PADDLE_TRAINERS_NUM", "1")], None);
         check(make, &[("WORLD_SIZE", "2"), ("FLEET_LAUNCH", "mark")], None);
         check(make, &[], None);

@@ -1,4 +1,4 @@
-//! Endpoints from text.
+//! Parsing endpoints from text.
 
 use fleet_topology::Endpoint;
 

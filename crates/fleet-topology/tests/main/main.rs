@@ -1,4 +1,4 @@
-//! What the role makers promise.
+//! Tests of the role makers.
 
 mod catalogue;
 mod cloud;
