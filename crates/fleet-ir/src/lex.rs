@@ -30,7 +30,7 @@ impl fmt::Display for Token<'_> {
             Token::Number(number) => write!(f, "'{}'", clipped(number)),
             Token::Text(text) => write!(f, "{:?}", clipped(text)),
             Token::Mark(mark) => write!(f, "'{mark}'"),
-            Token::End => f.write_str("the end of the text"),
+            Token::End => f.write_str("end of input"),
         }
     }
 }
@@ -97,7 +97,7 @@ impl<'t> Lexer<'t> {
             }
             _ => {
                 let found = self.text[self.at..].chars().next().unwrap_or(' ');
-                return Err(self.error(start, "a character that has no place in a program", found));
+                return Err(self.error(start, "unexpected character", found));
             }
         };
         Ok((start, token))
@@ -126,7 +126,7 @@ impl<'t> Lexer<'t> {
             byte if is_name_byte(byte.as_ref()) => Cow::Borrowed(self.name(start)?),
             _ => {
                 return Err(
-                    Error::invalid("a variable needs a name after '%'").at(start.place(self.text))
+                    Error::invalid("missing variable name after '%'").at(start.place(self.text))
                 );
             }
         };
@@ -167,7 +167,7 @@ impl<'t> Lexer<'t> {
         }
         let number = &self.text[self.at..self.at + len];
         if number.parse::<f64>().is_err() {
-            return Err(self.error(start, "this is not a number", clipped(number)));
+            return Err(self.error(start, "invalid number", clipped(number)));
         }
         self.at += len;
         Ok(number)
@@ -203,7 +203,7 @@ impl<'t> Lexer<'t> {
                     built = Some(text);
                 }
                 _ => {
-                    return Err(Error::invalid("a quoted text does not end on its line")
+                    return Err(Error::invalid("unterminated string")
                         .expected("'\"'")
                         .at(start.place(self.text)));
                 }
@@ -225,7 +225,7 @@ impl<'t> Lexer<'t> {
             _ => (None, 0),
         };
         let Some(value) = value else {
-            return Err(Error::invalid("unknown escape in a quoted text")
+            return Err(Error::invalid("unknown escape in a string")
                 .expected(r#"one of \" \\ \n \r \t \u{..}"#)
                 .at(start.place(self.text)));
         };

@@ -195,7 +195,7 @@ impl Op {
 /// is a bug in the op, which its first test finds.
 #[cold]
 fn wrong(op: &Op, name: &str, found: Option<&Attr>) -> ! {
-    panic!("op '{}' has no attribute '{name}' of the type asked for: {found:?}", op.name())
+    panic!("op '{}' has no attribute '{name}' of the requested type: {found:?}", op.name())
 }
 
 /// Builds an [`Op`]. The first error is kept and returned by [`OpBuilder::finish`].
@@ -288,7 +288,7 @@ impl OpBuilder {
         for (given, attr) in attrs.into_iter().zip(spec.attrs) {
             let value = given.or_else(|| attr.default.map(|default| default.to_attr()));
             op.attrs.push(value.ok_or_else(|| {
-                Error::invalid(format!("op '{}' misses attribute '{}'", spec.name, attr.name))
+                Error::invalid(format!("missing attribute '{}' of op '{}'", attr.name, spec.name))
                     .expected(attr.kind)
             })?);
         }
@@ -361,7 +361,8 @@ fn unknown(
     let known = known(spec);
     let hint = text::did_you_mean(name, known.iter().copied());
     if known.is_empty() {
-        return Error::invalid(format!("op '{}' has no {what} '{name}': it has none", spec.name));
+        let message = format!("op '{}' has no {what} '{name}' (it has no {what}s)", spec.name);
+        return Error::invalid(message);
     }
     Error::invalid(format!("op '{}' has no {what} '{name}'{hint}", spec.name))
         .expected(format!("one of {}", known.join(", ")))

@@ -101,9 +101,7 @@ impl<'t, 'd> Parser<'t, 'd> {
     fn unexpected(&self, expected: impl fmt::Display) -> Error {
         self.placed(
             self.at,
-            Error::invalid("the program's text goes wrong here")
-                .expected(expected)
-                .got(&self.token),
+            Error::invalid("cannot parse the program").expected(expected).got(&self.token),
         )
     }
 
@@ -172,7 +170,7 @@ impl<'t, 'd> Parser<'t, 'd> {
 
     fn label(&mut self) -> Result<Arc<str>> {
         self.mark('=')?;
-        let text = self.text("a label in quotes")?;
+        let text = self.text("a quoted label")?;
         Ok(self.labels.entry(text).or_insert_with_key(|text| Arc::from(&**text)).clone())
     }
 
@@ -197,7 +195,7 @@ impl<'t, 'd> Parser<'t, 'd> {
         let at = self.at;
         let version = self.unsigned("the version of the format")?;
         if version != u64::from(VERSION) {
-            let error = Error::unsupported("the program has another version of the text format")
+            let error = Error::unsupported("unsupported version of the text format")
                 .expected(VERSION)
                 .got(version);
             return Err(self.placed(at, error));
@@ -231,7 +229,7 @@ impl<'t, 'd> Parser<'t, 'd> {
                 Token::Word(word) => block_id(word).filter(|id| self.program.has_block(*id)),
                 _ => None,
             };
-            let parent = parent.ok_or_else(|| self.unexpected("a block that is written above"))?;
+            let parent = parent.ok_or_else(|| self.unexpected("an earlier block"))?;
             self.advance()?;
             if depth(&self.program, parent) >= BLOCK_DEPTH_MAX {
                 let error = Error::invalid("blocks are nested too deeply")
@@ -263,7 +261,8 @@ impl<'t, 'd> Parser<'t, 'd> {
         let mut flags = Flags::default();
         while let Token::Word(word) = self.token {
             if flags.seen.contains(&word) {
-                return Err(self.unexpected("each mark of a variable once"));
+                let message = format!("duplicate flag '{word}' of a variable");
+                return Err(self.placed(self.at, Error::invalid(message)));
             }
             flags.seen.push(word);
             self.var_flag(word, &mut var, &mut flags)?;
@@ -271,10 +270,10 @@ impl<'t, 'd> Parser<'t, 'd> {
         if let Some(param) = &mut flags.param {
             if !flags.seen.contains(&"param") {
                 let error = Error::invalid(format!(
-                    "'{}' is for parameters",
+                    "'{}' is only valid for parameters",
                     flags.param_word.unwrap_or_default()
                 ))
-                .expected("'param' beside it");
+                .help("add 'param'");
                 return Err(self.placed(at, error));
             }
             var.param = Some(std::mem::take(param));
@@ -291,7 +290,7 @@ impl<'t, 'd> Parser<'t, 'd> {
         if !FLAGS.contains(&word) {
             let hint = text::did_you_mean(&clipped(word), FLAGS);
             let error =
-                Error::invalid(format!("unknown mark '{}' of a variable{hint}", clipped(word)))
+                Error::invalid(format!("unknown flag '{}' of a variable{hint}", clipped(word)))
                     .expected(format!("one of {}", FLAGS.join(", ")));
             return Err(self.placed(self.at, error));
         }
@@ -316,7 +315,7 @@ impl<'t, 'd> Parser<'t, 'd> {
                 let at = self.at;
                 let levels = self.unsigned("a number of levels")?;
                 var.lod_level = u8::try_from(levels).map_err(|_| {
-                    let error = Error::invalid("too many levels").expected("at most 255");
+                    let error = Error::invalid("too many lod levels").expected("at most 255");
                     self.placed(at, error.got(levels))
                 })?;
             }
@@ -324,7 +323,7 @@ impl<'t, 'd> Parser<'t, 'd> {
             ("no_clip", Some(param)) => param.need_clip = false,
             ("distributed", Some(param)) => param.is_distributed = true,
             ("l1" | "l2", Some(Param { regularizer: Some(_), .. })) => {
-                return Err(self.unexpected("one of 'l1' and 'l2'"));
+                return Err(self.unexpected("only one of 'l1' and 'l2'"));
             }
             ("lr" | "l1" | "l2", Some(_)) => {
                 self.mark('=')?;
@@ -435,7 +434,8 @@ impl<'t, 'd> Parser<'t, 'd> {
                 _ => return Err(self.unexpected("'device', 'fp16_guard' or 'at'")),
             };
             if target.is_some() {
-                return Err(self.unexpected("each label once"));
+                let message = format!("duplicate label '{label}'");
+                return Err(self.placed(self.at, Error::invalid(message)));
             }
             self.advance()?;
             *target = Some(self.label()?);
@@ -460,7 +460,7 @@ impl<'t, 'd> Parser<'t, 'd> {
                     return Err(self.unexpected("a variable"));
                 }
                 if slots.iter().any(|slot| slot.name == name) {
-                    let error = Error::invalid(format!("slot '{}' is there twice", clipped(&name)));
+                    let error = Error::invalid(format!("duplicate slot '{}'", clipped(&name)));
                     return Err(self.placed(at, error));
                 }
                 slots.push(Part { at, name, value: Vec::new() });
@@ -484,8 +484,7 @@ impl<'t, 'd> Parser<'t, 'd> {
             let at = self.at;
             let name = self.word("an attribute")?;
             if attrs.iter().any(|attr| attr.name == name) {
-                let error =
-                    Error::invalid(format!("attribute '{}' is there twice", clipped(&name)));
+                let error = Error::invalid(format!("duplicate attribute '{}'", clipped(&name)));
                 return Err(self.placed(at, error));
             }
             self.mark(':')?;
@@ -537,7 +536,7 @@ impl<'t, 'd> Parser<'t, 'd> {
             return Ok(());
         }
         if role.0 != 0 {
-            return Err(self.unexpected("one role"));
+            return Err(self.unexpected("only one role"));
         }
         if word == "role" {
             self.advance()?;
@@ -620,7 +619,7 @@ impl<'t, 'd> Parser<'t, 'd> {
     /// type follows from the value's form, and the builder rejects it.
     fn attr_value(&self, at: At, value: Value<'t>, kind: Option<AttrKind>) -> Result<Attr> {
         let wrong = |what: &str, got: &str| {
-            let error = Error::invalid("this value is not of the attribute's type");
+            let error = Error::invalid("wrong type of attribute value");
             self.placed(at, error.expected(what).got(format!("'{}'", clipped(got))))
         };
         Ok(match value {
@@ -631,7 +630,7 @@ impl<'t, 'd> Parser<'t, 'd> {
             Value::Number(number) => match number.parse::<i64>() {
                 Ok(value) => Attr::Int(value),
                 Err(_) if kind == Some(AttrKind::Int) => {
-                    return Err(wrong("an integer of 64 bits", number));
+                    return Err(wrong("a 64-bit integer", number));
                 }
                 Err(_) => Attr::Float(float(number).ok_or_else(|| wrong("a number", number))?),
             },
@@ -646,7 +645,7 @@ impl<'t, 'd> Parser<'t, 'd> {
                     Attr::DType(dtype)
                 } else {
                     let what = kind.map_or("a value", AttrKind::name);
-                    return Err(wrong(what, word).help("texts stand in quotes"));
+                    return Err(wrong(what, word).help("put strings in quotes"));
                 }
             }
             Value::List(values) => self.list(values, kind)?,
@@ -668,7 +667,7 @@ impl<'t, 'd> Parser<'t, 'd> {
                 Attr::Str(value) if ints.is_empty() && floats.is_empty() => texts.push(value),
                 other => {
                     let what = element.map_or("values of one type", AttrKind::name);
-                    let error = Error::invalid("this value does not fit the list");
+                    let error = Error::invalid("wrong type of list element");
                     return Err(self.placed(at, error.expected(what).got(other.kind())));
                 }
             }

@@ -124,8 +124,8 @@ impl Program {
 
     pub fn add_var(&mut self, block: BlockId, mut var: Var) -> Result<VarId> {
         if self.by_name.contains_key(&var.name) {
-            return Err(Error::invalid(format!("variable '{}' exists already", var.name))
-                .help("names are unique in a program; give this one another"));
+            return Err(Error::invalid(format!("duplicate variable name '{}'", var.name))
+                .help("choose another name; names are unique in a program"));
         }
         check_name(&var.name)?;
         self.touch();
@@ -171,7 +171,7 @@ impl Program {
         check_name(&name)?;
         if self.by_name.contains_key(&name) {
             return Err(Error::invalid(format!("cannot rename a variable to '{name}'"))
-                .expected("a name that is not in use"));
+                .expected("an unused name"));
         }
         self.touch();
         self.by_name.remove(&self.vars[id].name);
@@ -442,7 +442,7 @@ impl Program {
             None => "op".to_string(),
         };
         let Some(op) = self.ops.get(id) else {
-            return format!("{position} ({id}, which the program does not hold)");
+            return format!("{position} ({id}, no such op)");
         };
         let slots: Vec<String> = op
             .spec
@@ -497,7 +497,7 @@ fn shortened(slots: Vec<String>) -> String {
 
 fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
-        return Err(Error::invalid("a variable needs a name"));
+        return Err(Error::invalid("empty variable name"));
     }
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid("the name of a variable is too long")

@@ -100,7 +100,7 @@ impl<'p> Verifier<'p> {
                     Error::invalid("a block's parent does not exist").got(parent)
                 }
                 Some(_) if depth(program, id) > BLOCK_DEPTH_MAX => {
-                    Error::invalid("a block is in a circle of parents, or nested too deeply")
+                    Error::invalid("a block is in a cycle of parents, or nested too deeply")
                         .expected(format!("at most {BLOCK_DEPTH_MAX} levels"))
                 }
                 Some(_) => continue,
@@ -130,7 +130,7 @@ impl<'p> Verifier<'p> {
                 }
                 if var.block != block {
                     report(
-                        Error::invalid("a variable is listed in a block that is not its own")
+                        Error::invalid("a variable is listed in the wrong block")
                             .expected(var.block),
                     );
                 }
@@ -138,9 +138,9 @@ impl<'p> Verifier<'p> {
                     report(Error::invalid("a variable has no name"));
                 }
                 if !names.insert(&var.name) {
-                    report(Error::invalid("two variables have this name"));
+                    report(Error::invalid("duplicate variable name"));
                 } else if program.find_var(&var.name) != Some(id) {
-                    report(Error::invalid("a variable is not found by its name"));
+                    report(Error::invalid("the name index does not list the variable"));
                 }
                 if var.shape.iter().any(|dim| *dim < -1) {
                     report(
@@ -151,8 +151,8 @@ impl<'p> Verifier<'p> {
                 }
                 if var.layout == Layout::Filter64 && var.shape.rank() != 4 {
                     report(
-                        Error::invalid("the layout is one of filters")
-                            .expected("four dimensions")
+                        Error::invalid("wrong number of dimensions for layout filter64")
+                            .expected("4 dimensions")
                             .got(var.shape),
                     );
                 }
@@ -230,8 +230,8 @@ impl<'p> Verifier<'p> {
         for var in op.all_outputs().filter(fed) {
             let name = program.var_label(var);
             self.errors.push(
-                Error::invalid(format!("the op writes {name}, which is fed"))
-                    .help("let it write a variable of its own"),
+                Error::invalid(format!("the op writes {name}, a fed variable"))
+                    .help("write to another variable"),
             );
         }
         for var in op.all_inputs().chain(op.all_outputs()) {
@@ -245,7 +245,7 @@ impl<'p> Verifier<'p> {
                     "the op uses {name}, which is in no block (was it removed?)"
                 ))),
                 Some(home) if !self.sees(block, home) => self.errors.push(Error::invalid(format!(
-                    "the op uses {name} of {home}, which {block} does not see"
+                    "the op uses {name} of {home}, which is not visible in {block}"
                 ))),
                 Some(_) => {}
             }
