@@ -193,8 +193,10 @@ impl Frame<'_> {
         let var = self.program.var(id);
         if !self.values.contains_key(&id) {
             if !var.persistable {
-                let what = if var.is_data { "no value was fed for" } else { "no op has written" };
-                return Err(Error::invalid(format!("{what} '{}'", var.name)));
+                return Err(Error::invalid(match var.is_data {
+                    true => format!("no value was fed for '{}'", var.name),
+                    false => format!("'{}' is read before it is written", var.name),
+                }));
             }
             self.scope.ensure_layout(&var.name, Layout::RowMajor)?;
             let held = self.scope.raw(&var.name)?;

@@ -240,8 +240,8 @@ impl<'a> Builder<'a> {
         }
         Err(Error::invalid(format!("'{}' cannot be fetched", var.name))
             .expected("a variable that is written in every step")
-            .got("one that only a conditional part writes")
-            .help("fetch what the parts come to: the result of cond, or a persistable variable"))
+            .got("a variable that only a conditional block writes")
+            .help("fetch the result of cond, or a persistable variable"))
     }
 
     fn lane_key(&self, flat: &Flat) -> LaneKey {
@@ -557,7 +557,7 @@ impl<'a> Builder<'a> {
                 return Err(Error::exhausted("the variables of the program are too large to plan")
                     .expected(format!("at most {}", text::bytes(PLANNED_BYTES_MAX as u64)))
                     .got(format!(
-                        "more, from '{}' {}{} on",
+                        "more, starting with '{}' {}{}",
                         self.program.var(var).name,
                         meta.dtype,
                         meta.shape
@@ -781,7 +781,7 @@ impl Places {
         if wanted <= self.bytes[values] && wanted_rows <= rows.map(|rows| self.bytes[rows]) {
             return Ok(());
         }
-        Err(Error::internal("an argument is larger than its place in memory")
+        Err(Error::internal("an argument is larger than its memory")
             .expected(text::bytes(self.bytes[values] as u64))
             .got(text::bytes(wanted as u64)))
     }

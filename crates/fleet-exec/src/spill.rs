@@ -52,7 +52,7 @@ impl FileSpill {
         }
         act(&mut opened).map_err(|error| {
             Error::io("use", &self.folder, &error).help(
-                "recompute offload writes there; ExecOptions::offload_folder names another folder",
+                "set ExecOptions::offload_folder to another folder; recompute offload writes there",
             )
         })
     }
@@ -68,7 +68,7 @@ impl Opened {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
         self.file = Some(file.map_err(|error| {
             Error::io("create", &path, &error)
-                .help("ExecOptions::offload_folder names another folder")
+                .help("set ExecOptions::offload_folder to another folder")
         })?);
         if fs::remove_file(&path).is_err() {
             self.path = Some(path);
@@ -115,7 +115,7 @@ impl Spill for FileSpill {
         let region =
             region.filter(|region| region.bytes == bytes.len() as u64).ok_or_else(|| {
                 let held = region.map_or("nothing".into(), |it| format!("{} bytes", it.bytes));
-                Error::invalid(format!("slot {slot} of the offload file holds another value"))
+                Error::invalid(format!("slot {slot} of the offload file has another size"))
                     .expected(format!("{} bytes", bytes.len()))
                     .got(held)
                     .help("store a value of that size in the slot before it is fetched")

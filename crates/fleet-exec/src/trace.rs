@@ -154,7 +154,7 @@ impl Trace {
     /// let shares = Trace { start_us: 0.0, spans }.shares();
     /// assert_eq!((shares.total_us, shares.compute_us), (10.0, 8.0));
     /// assert_eq!((shares.other_us, shares.exposed_us), (6.0, 2.0));
-    /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, not hidden 20.0 %"));
+    /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, exposed 20.0 %"));
     /// ```
     pub fn shares(&self) -> Shares {
         let mut edges: Vec<(f64, bool, usize)> = Vec::new();
@@ -232,8 +232,11 @@ impl Trace {
     /// ```
     pub fn from_chrome_json(text: &str) -> Result<Vec<(usize, Trace)>> {
         let wrong = |what: String| {
-            let error = Error::invalid("this is no trace of a run").got(what);
-            error.expected("Chrome's trace format, as fleet run --trace and fleetrun demo:NAME --trace write it")
+            let error = Error::invalid("not a trace of a run").got(what);
+            error.expected(
+                "Chrome's trace format, as written by fleet run --trace and \
+                 fleetrun demo:NAME --trace",
+            )
         };
         let root: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let events = root["traceEvents"].as_array();
@@ -242,7 +245,7 @@ impl Trace {
         for (index, event) in events.iter().enumerate().filter(|(_, event)| event["ph"] == "X") {
             let (rank, span) = read_span(event).map_err(|field| {
                 let got: String = event[field].to_string().chars().take(VALUE_CHARS_MAX).collect();
-                Error::invalid(format!("this is no trace of a run: traceEvents[{index}].{field}"))
+                Error::invalid(format!("not a trace of a run: traceEvents[{index}].{field}"))
                     .expected(expected(field))
                     .got(got)
             })?;
@@ -376,7 +379,7 @@ impl fmt::Display for Shares {
         let (compute, other, exposed) = (share(compute_us), share(other_us), share(exposed_us));
         write!(
             f,
-            "{:.2} ms: compute {compute:.1} %, communication {other:.1} %, not hidden {exposed:.1} %",
+            "{:.2} ms: compute {compute:.1} %, communication {other:.1} %, exposed {exposed:.1} %",
             total_us * 1e-3
         )
     }
@@ -483,7 +486,7 @@ mod tests {
             let text = json!({"traceEvents": [{"ph": "M"}, event]}).to_string();
             Trace::from_chrome_json(&text).unwrap_err().to_string()
         };
-        let begin = "this is no trace of a run: traceEvents[1]";
+        let begin = "not a trace of a run: traceEvents[1]";
         assert_eq!(
             error("dur", json!(-1)),
             format!("{begin}.dur: expected microseconds, 0 to 1e18, got -1")
@@ -503,7 +506,7 @@ mod tests {
             r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": -1e308, "dur": 1, "pid": 0, "tid": 0}]}"#,
         ] {
             let error = Trace::from_chrome_json(text).unwrap_err().to_string();
-            assert!(error.contains("no trace of a run"), "{text}: {error}");
+            assert!(error.contains("not a trace of a run"), "{text}: {error}");
         }
     }
 }

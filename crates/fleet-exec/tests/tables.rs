@@ -79,7 +79,7 @@ fn parsed(body: &str) -> Result<Program> {
 /// Runs the program with the executor and the interpreter, which must agree. Returns `y` and the
 /// recorded calls.
 fn run(body: &str, feed: &[(&str, &Tensor)]) -> (Vec<f32>, Vec<String>) {
-    let program = parsed(body).expect("it makes sense");
+    let program = parsed(body).expect("a valid program");
     let mut outcomes = Vec::new();
     for fast in [true, false] {
         let noted = Arc::new(Noted::default());

@@ -8,9 +8,8 @@
 //! * `FLEET_PROGRAMS=100000` sets the number of programs, and `FLEET_PROGRAMS_FROM` the first seed.
 //! * `FLEET_GUARD=0` uses the system's allocator, for a run under AddressSanitizer.
 //!
-//! docs/add-an-op.md has the commands. `crates/fleet-strategy/tests/programs` and
-//! `crates/fleet/tests/programs` run the same programs through strategies, rings of jobs, and
-//! servers.
+//! docs/add-an-op.md has the commands. `crates/fleet/tests/programs` runs the same programs on the
+//! rings of jobs, with tables of servers, and rewritten by strategies.
 
 mod generate;
 mod guard;
@@ -79,7 +78,7 @@ fn attempt(draft: &Draft) -> Result<bool> {
             let difference = if is_rewritten { near } else { same };
             for ((name, plain), found) in draft.fetches.iter().zip(plain).zip(outcome) {
                 if let Some(difference) = difference(plain, found) {
-                    let message = format!("{what}: '{name}' is not what the interpreter makes");
+                    let message = format!("{what}: '{name}' differs from the interpreter's result");
                     return Err(Error::internal(message)
                         .got(difference)
                         .at(format!("rank {rank}")));
@@ -138,7 +137,7 @@ impl Echo {
 impl Tables for Echo {
     fn lookup(&self, _: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
         for lookup in lookups {
-            assert_eq!(lookup.rows.len(), lookup.ids.len() * how.width, "a row for each id");
+            assert_eq!(lookup.rows.len(), lookup.ids.len() * how.width, "expected one row per id");
             for (id, row) in lookup.ids.iter().zip(lookup.rows.chunks_exact_mut(how.width)) {
                 row.fill(if Some(*id) == how.padding { 0.0 } else { 1.0 / (2.0 + *id as f32) });
             }
@@ -148,10 +147,10 @@ impl Tables for Echo {
 
     fn push_sparse(&self, _: u32, pushes: &[PushRows<'_>], width: usize) -> Result<()> {
         for push in pushes {
-            assert_eq!(push.grads.len(), push.ids.len() * width, "a row for each id");
+            assert_eq!(push.grads.len(), push.ids.len() * width, "expected one row per id");
             for counts in [push.shows, push.clicks].into_iter().flatten() {
                 let fits = push.ids.is_empty() || push.ids.len().is_multiple_of(counts.len());
-                assert!(fits, "a count for each sample");
+                assert!(fits, "expected one count per sample");
                 Echo::read(&[counts])?;
             }
             Echo::read(&[push.grads])?;
