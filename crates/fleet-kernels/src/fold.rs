@@ -39,7 +39,7 @@ const SPREAD_BYTES_MIN: usize = 16 << 10;
 
 /// Writes the fold of the inputs to `out`. All have the same length.
 pub fn fold<T: Fold>(op: FoldOp, inputs: &[&[T]], out: &mut [T]) {
-    assert!(!inputs.is_empty(), "a fold needs an input");
+    assert!(!inputs.is_empty(), "fold: no inputs");
     let mut pointers = Vec::with_capacity(inputs.len());
     for input in inputs {
         assert_eq!(input.len(), out.len(), "input and output differ in length");

@@ -56,7 +56,7 @@ impl LayerNorm<'_> {
     fn rows(&self) -> Rows {
         let raw = |slice: Option<&[f32]>| {
             slice.map(|slice| {
-                assert_eq!(slice.len(), self.len, "gamma and beta are as long as a row");
+                assert_eq!(slice.len(), self.len, "gamma and beta must have the length of a row");
                 Raw::new(slice.as_ptr())
             })
         };
@@ -176,7 +176,7 @@ pub fn layer_norm(
 ) {
     let rows = mean.len();
     assert!(x.len() == rows * norm.len && y.len() == x.len(), "wrong number of elements");
-    assert_eq!(inv_std.len(), rows, "one mean and one inverse deviation a row");
+    assert_eq!(inv_std.len(), rows, "expected one mean and one inverse deviation per row");
     let residual = residual.map(|residual| {
         assert_eq!(residual.addend.len(), x.len(), "wrong number of elements in the addend");
         assert_eq!(residual.sum.len(), x.len(), "wrong number of elements in the sum");
@@ -264,9 +264,12 @@ pub unsafe fn layer_norm_grad_raw(
     scratch: &mut [f32],
 ) {
     let (rows, len) = (mean.len(), norm.len);
-    assert_eq!(inv_std.len(), rows, "one mean and one inverse deviation a row");
-    assert!(dgamma.len() == len && dbeta.len() == len, "gamma and beta are as long as a row");
-    assert!(scratch.len() >= layer_norm_grad_scratch_len(rows, len), "too little scratch");
+    assert_eq!(inv_std.len(), rows, "expected one mean and one inverse deviation per row");
+    assert!(
+        dgamma.len() == len && dbeta.len() == len,
+        "gamma and beta must have the length of a row"
+    );
+    assert!(scratch.len() >= layer_norm_grad_scratch_len(rows, len), "scratch is too short");
     let plan = norm.rows();
     let block = block_rows(rows, len);
     let sums_len = rows.div_ceil(block) * len;

@@ -67,8 +67,12 @@ pub fn scatter(
     x: &mut [u8],
 ) -> Result<(), BadIndex> {
     let Axis { outer, len, inner } = axis;
-    assert_eq!(x.len(), outer * len * inner, "target of scatter has the wrong length");
-    assert_eq!(updates.len(), outer * indices.len() * inner, "updates have the wrong length");
+    assert_eq!(x.len(), outer * len * inner, "scatter: target has the wrong length");
+    assert_eq!(
+        updates.len(),
+        outer * indices.len() * inner,
+        "scatter: updates have the wrong length"
+    );
     check(indices, len)?;
     let strips = inner.div_ceil(SCATTER_COLUMNS);
     let x = Shareable::new(x);
@@ -113,9 +117,9 @@ pub fn top_k(
     values: &mut [f32],
     indices: &mut [i64],
 ) {
-    assert!(k <= columns, "top-k asks for more values than a row has");
+    assert!(k <= columns, "top-k: k exceeds the row length");
     let rows = x.len().checked_div(columns).unwrap_or(0);
-    assert_eq!(x.len(), rows * columns, "rows of top-k are not whole");
+    assert_eq!(x.len(), rows * columns, "top-k: not a whole number of rows");
     assert!(values.len() == rows * k && indices.len() == rows * k);
     if k == 0 {
         return;

@@ -45,15 +45,15 @@ pub fn binary_grad(
     scratch: &mut [f32],
 ) {
     check_lens(plan, a, b, dz);
-    assert!(scratch.len() >= binary_grad_scratch_len(op, plan), "too little scratch");
+    assert!(scratch.len() >= binary_grad_scratch_len(op, plan), "scratch is too short");
     let operands =
         Operands { a: Raw::new(a.as_ptr()), b: Raw::new(b.as_ptr()), dz: Raw::new(dz.as_ptr()) };
     if let Some(da) = da {
-        assert_eq!(da.len(), a.len(), "wrong number of gradients on the left");
+        assert_eq!(da.len(), a.len(), "left gradient has the wrong length");
         side_grad(pool, op, plan, Side::A, operands, da, scratch);
     }
     if let Some(db) = db {
-        assert_eq!(db.len(), b.len(), "wrong number of gradients on the right");
+        assert_eq!(db.len(), b.len(), "right gradient has the wrong length");
         side_grad(pool, op, plan, Side::B, operands, db, scratch);
     }
 }

@@ -389,9 +389,9 @@ unsafe fn run_walk<T: Copy + Send + Sync, R: Copy + Send + Sync, O: PairOp<T, R>
 }
 
 fn check_lens<T, R>(plan: &Broadcast, a: &[T], b: &[T], out: &[R]) {
-    assert_eq!(a.len(), plan.a_len, "wrong number of elements on the left");
-    assert_eq!(b.len(), plan.b_len, "wrong number of elements on the right");
-    assert_eq!(out.len(), plan.len, "wrong number of results");
+    assert_eq!(a.len(), plan.a_len, "left operand has the wrong length");
+    assert_eq!(b.len(), plan.b_len, "right operand has the wrong length");
+    assert_eq!(out.len(), plan.len, "output has the wrong length");
 }
 
 /// Computes `out = a op b`.

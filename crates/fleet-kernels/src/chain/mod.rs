@@ -109,7 +109,7 @@ impl Chain {
     /// operands without elements.
     pub fn new(steps: Vec<Step>) -> Result<Self> {
         if steps.is_empty() || steps.len() > STEPS_MAX {
-            return Err(Error::invalid("a chain has a wrong number of steps")
+            return Err(Error::invalid("wrong number of steps in a chain")
                 .expected(format!("1 to {STEPS_MAX}"))
                 .got(steps.len()));
         }
@@ -152,7 +152,11 @@ impl Chain {
     fn check_operands(&self, operands: &[&[f32]], len: usize) {
         for step in &self.steps {
             if let Step::Join { operand, layout, .. } = step {
-                assert_eq!(operands[*operand].len(), layout.operand_len(len), "operand length");
+                assert_eq!(
+                    operands[*operand].len(),
+                    layout.operand_len(len),
+                    "operand has the wrong length"
+                );
             }
         }
     }
@@ -222,7 +226,7 @@ impl Chain {
             if let Step::Join { operand, .. } = step
                 && let Some(Some(slice)) = operand_grads.get_mut(*operand)
             {
-                assert_eq!(slice.len(), len, "the gradient of an operand has the value's length");
+                assert_eq!(slice.len(), len, "operand and its gradient differ in length");
                 grads[k] = Some(Raw::new_mut(slice.as_mut_ptr()));
             }
         }
@@ -450,7 +454,10 @@ pub unsafe fn bias_activation_grad_raw(
 ) {
     let columns = dbias.len();
     let block = bias_rows(rows, columns);
-    assert!(scratch.len() >= bias_activation_grad_scratch_len(rows, columns), "too little scratch");
+    assert!(
+        scratch.len() >= bias_activation_grad_scratch_len(rows, columns),
+        "scratch is too short"
+    );
     let (saved, dy, dx) = (Raw::new(saved), Raw::new(dy), Raw::new_mut(dx));
     let partial = Raw::new_mut(scratch.as_mut_ptr());
     let blocks = rows.div_ceil(block);

@@ -35,7 +35,10 @@ impl Conv2d {
     ) {
         self.hold(dx.len(), filter.len(), dy.len());
         let threads = pool.threads();
-        assert!(scratch.len() >= self.backward_data_scratch_len(threads), "conv: short scratch");
+        assert!(
+            scratch.len() >= self.backward_data_scratch_len(threads),
+            "conv: scratch is too short"
+        );
         if dx.is_empty() {
             return;
         }

@@ -183,7 +183,10 @@ impl Conv2d {
     ) {
         self.hold(x.len(), dfilter.len(), dy.len());
         let threads = pool.threads();
-        assert!(scratch.len() >= self.backward_weights_scratch_len(threads), "conv: short scratch");
+        assert!(
+            scratch.len() >= self.backward_weights_scratch_len(threads),
+            "conv: scratch is too short"
+        );
         let dfilter = &mut dfilter[..self.filter_len()];
         if self.output_len() == 0 {
             match options.beta == 0.0 {

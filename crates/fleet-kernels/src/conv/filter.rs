@@ -35,7 +35,7 @@ impl Conv2d {
     /// # Panics
     /// If a slice is too short.
     pub fn pack_filter_oihw(&self, oihw: &[f32], packed: &mut [f32]) {
-        assert!(oihw.len() >= self.oihw_len(), "conv: short filter");
+        assert!(oihw.len() >= self.oihw_len(), "conv: filter is too short");
         let packed = &mut packed[..self.filter_len()];
         packed.fill(0.0);
         self.for_weights(|plain, at| packed[at] = oihw[plain]);
@@ -46,7 +46,7 @@ impl Conv2d {
     /// # Panics
     /// If a slice is too short.
     pub fn unpack_filter_oihw(&self, packed: &[f32], oihw: &mut [f32]) {
-        assert!(packed.len() >= self.filter_len(), "conv: short packed filter");
+        assert!(packed.len() >= self.filter_len(), "conv: packed filter is too short");
         self.for_weights(|plain, at| oihw[plain] = packed[at]);
     }
 
@@ -119,7 +119,10 @@ pub(super) fn turn(
 ) {
     let (c_in, c_out) = (conv.group_in(), conv.group_out());
     let (taps, panels) = (picked.taps(), turned_panels(conv));
-    assert!(turned.len() >= conv.groups * panels * taps * c_out * PANEL, "conv: short scratch");
+    assert!(
+        turned.len() >= conv.groups * panels * taps * c_out * PANEL,
+        "conv: scratch is too short"
+    );
     let target = Shareable::new(turned);
     pool.run(conv.groups * panels * taps, |task| {
         let (rest, tap) = (task / taps, task % taps);

@@ -42,8 +42,11 @@ impl Conv2d {
         mean: &mut [f32],
         variance: &mut [f32],
     ) {
-        assert!(stats.len() >= self.stats_len(), "conv: short statistics");
-        assert!(mean.len() >= self.c_out && variance.len() >= self.c_out, "conv: short moments");
+        assert!(stats.len() >= self.stats_len(), "conv: statistics are too short");
+        assert!(
+            mean.len() >= self.c_out && variance.len() >= self.c_out,
+            "conv: moments are too short"
+        );
         let (slots, panels) = (self.stats_slots(), self.stats_panels());
         let count = (self.n * self.out_h() * self.out_w()).max(1) as f64;
         let channels = if self.is_depthwise() { self.c_out } else { self.group_out() };

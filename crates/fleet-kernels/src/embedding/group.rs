@@ -65,8 +65,8 @@ pub fn group<'s>(
     scratch: &'s mut [u64],
 ) -> Result<Groups<'s>, BadId> {
     let count = ids.len();
-    assert!(u32::try_from(count).is_ok(), "more ids than positions can number");
-    assert!(scratch.len() >= group_scratch_len(count), "scratch of group is too short");
+    assert!(u32::try_from(count).is_ok(), "too many ids");
+    assert!(scratch.len() >= group_scratch_len(count), "scratch is too short");
     // Ids with a known bound need no pass for the maximum, because the counting pass checks them.
     let bound = rows.filter(|&rows| padding_idx.is_none_or(|id| (id as u64) < rows as u64));
     let id_max = match bound {

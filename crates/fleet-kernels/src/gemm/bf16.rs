@@ -101,7 +101,7 @@ impl Gemm {
         epilogue: &Epilogue<'_>,
     ) {
         let unit = Unit::best().filter(|_| self.is_bf16_native());
-        let unit = unit.expect("gemm: no unit for this product in bf16");
+        let unit = unit.expect("gemm: bf16 is not supported for this product");
         self.hold(a.len(), b.len(), c.len(), epilogue);
         assert!(
             scratch.len() >= self.scratch_len_bf16(pool.threads()),
@@ -114,7 +114,7 @@ impl Gemm {
 /// A placeholder for machines without a unit.
 #[cfg(not(target_arch = "x86_64"))]
 #[derive(Clone, Copy)]
-#[allow(dead_code, reason = "is never made")]
+#[allow(dead_code, reason = "never constructed")]
 struct Unit;
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -142,6 +142,6 @@ mod tiles {
         _: &mut [f32],
         _: &Epilogue<'_>,
     ) {
-        unreachable!("there is no unit");
+        unreachable!("no bf16 unit on this architecture");
     }
 }

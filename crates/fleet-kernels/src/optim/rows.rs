@@ -39,8 +39,8 @@ pub unsafe fn update_rows(
 ) -> Result<(), i64> {
     let width = table.width;
     assert!(width > 0 && table.param.len().is_multiple_of(width), "not a whole number of rows");
-    assert_eq!(grads.len(), rows.len() * width, "one gradient row for each row");
-    assert!(!rule.needs_norms(), "LARS and LAMB need whole tensors");
+    assert_eq!(grads.len(), rows.len() * width, "expected one gradient row per row");
+    assert!(!rule.needs_norms(), "this rule requires whole tensors");
     let count = (table.param.len() / width) as i64;
     let given = table.state.iter().take_while(|slice| slice.is_some()).count();
     assert!(given >= rule.state_count(), "a state table is missing");

@@ -89,12 +89,12 @@ impl Pool2d {
         for axis in 0..2 {
             let padded = pooling.input[axis] + pads[axis][0] + pads[axis][1];
             if size[axis] == 0 || stride[axis] == 0 || size[axis] > padded {
-                return Err(Error::invalid("pooling window does not fit the padded input")
+                return Err(Error::invalid("pooling window exceeds the padded input")
                     .expected(format_args!("a size in 1 to {padded} and a stride of at least 1"))
                     .got(format_args!("size {}, stride {}", size[axis], stride[axis])));
             }
             if pads[axis].iter().any(|&pad| pad >= size[axis]) {
-                return Err(Error::invalid("pooling window would lie in the padding")
+                return Err(Error::invalid("pooling window is entirely in the padding")
                     .expected(format_args!("padding below the window size {}", size[axis]))
                     .got(format_args!("{:?}", pads[axis])));
             }
@@ -159,7 +159,7 @@ impl Pool2d {
     ) {
         self.check(x.len(), y.len());
         if let Some(offsets) = &offsets {
-            assert_eq!(offsets.len(), y.len(), "one offset for each maximum");
+            assert_eq!(offsets.len(), y.len(), "expected one offset per maximum");
             assert!(self.window_len_max() - 1 <= O::MAX, "offsets of this type are too narrow");
         }
         let y = Shareable::new(y);
@@ -179,7 +179,7 @@ impl Pool2d {
     /// Computes dx from dy and the offsets of the forward pass.
     pub fn max_backward<O: Offset>(&self, pool: &Pool, dy: &[f32], offsets: &[O], dx: &mut [f32]) {
         self.check(dx.len(), dy.len());
-        assert_eq!(offsets.len(), dy.len(), "one offset for each maximum");
+        assert_eq!(offsets.len(), dy.len(), "expected one offset per maximum");
         let dx = Shareable::new(dx);
         self.for_each_row(pool, self.input, |image, row| {
             let start = self.output_at(image, 0, 0);
@@ -218,8 +218,8 @@ impl Pool2d {
     }
 
     fn check(&self, input: usize, output: usize) {
-        assert_eq!(input, self.input_len(), "the pooled tensor has the wrong length");
-        assert_eq!(output, self.output_len(), "the result of pooling has the wrong length");
+        assert_eq!(input, self.input_len(), "pooling input has the wrong length");
+        assert_eq!(output, self.output_len(), "pooling output has the wrong length");
     }
 
     /// Runs `body(image, row)` for all rows of `size`, in tasks of about 10 us.

@@ -99,8 +99,8 @@ pub fn arg_extreme(
     inner: usize,
     out: &mut [i64],
 ) {
-    assert_eq!(x.len(), outer * len * inner, "wrong number of elements");
-    assert_eq!(out.len(), outer * inner, "wrong number of results");
+    assert_eq!(x.len(), outer * len * inner, "input has the wrong length");
+    assert_eq!(out.len(), outer * inner, "output has the wrong length");
     if len == 0 {
         out.fill(0);
         return;

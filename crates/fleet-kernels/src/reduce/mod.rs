@@ -407,8 +407,8 @@ pub(crate) fn reduce_source<F: FoldOp, M: Source>(
     out: &mut [f32],
     scratch: &mut [f32],
 ) {
-    assert_eq!(out.len(), plan.out_len(), "wrong number of results");
-    assert!(scratch.len() >= plan.scratch_len(), "too little scratch");
+    assert_eq!(out.len(), plan.out_len(), "output has the wrong length");
+    assert!(scratch.len() >= plan.scratch_len(), "scratch is too short");
     let len = out.len();
     if plan.empty {
         out.fill(F::IDENTITY * scale);
@@ -443,7 +443,7 @@ pub fn reduce(
     out: &mut [f32],
     scratch: &mut [f32],
 ) {
-    assert_eq!(x.len(), plan.in_len(), "wrong number of elements");
+    assert_eq!(x.len(), plan.in_len(), "input has the wrong length");
     let source = Plain(Raw::new(x.as_ptr()));
     match fold {
         Fold::Sum => reduce_source(pool, SumOp, plan, source, 1.0, out, scratch),

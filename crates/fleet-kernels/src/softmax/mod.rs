@@ -297,12 +297,16 @@ pub fn softmax_cross_entropy(
     softmax: &mut [f32],
     loss: &mut [f32],
 ) -> Result<()> {
-    assert_eq!(labels.len(), loss.len(), "one label and one loss a row");
+    assert_eq!(labels.len(), loss.len(), "expected one label and one loss per row");
     if labels.is_empty() {
         return Ok(());
     }
     let len = logits.len() / labels.len();
-    assert_eq!(check_rows(len, logits.len(), &[softmax.len()]), labels.len(), "rows and labels");
+    assert_eq!(
+        check_rows(len, logits.len(), &[softmax.len()]),
+        labels.len(),
+        "logits and labels differ in rows"
+    );
     check_labels(labels, len, ignore)?;
     let (x, labels) = (Raw::new(logits.as_ptr()), Raw::new(labels.as_ptr()));
     let (p, losses) = (Raw::new_mut(softmax.as_mut_ptr()), Raw::new_mut(loss.as_mut_ptr()));
@@ -322,12 +326,16 @@ pub fn softmax_cross_entropy_grad(
     dloss: &[f32],
     dlogits: &mut [f32],
 ) -> Result<()> {
-    assert_eq!(labels.len(), dloss.len(), "one label and one loss a row");
+    assert_eq!(labels.len(), dloss.len(), "expected one label and one loss per row");
     if labels.is_empty() {
         return Ok(());
     }
     let len = softmax.len() / labels.len();
-    assert_eq!(check_rows(len, softmax.len(), &[dlogits.len()]), labels.len(), "rows and labels");
+    assert_eq!(
+        check_rows(len, softmax.len(), &[dlogits.len()]),
+        labels.len(),
+        "logits and labels differ in rows"
+    );
     check_labels(labels, len, ignore)?;
     let (p, labels) = (Raw::new(softmax.as_ptr()), Raw::new(labels.as_ptr()));
     let (dl, dx) = (Raw::new(dloss.as_ptr()), Raw::new_mut(dlogits.as_mut_ptr()));
@@ -384,7 +392,7 @@ pub fn softmax_cross_entropy_soft(
     }
     let len = logits.len() / loss.len();
     let rows = check_rows(len, logits.len(), &[labels.len(), softmax.len()]);
-    assert_eq!(rows, loss.len(), "one loss a row");
+    assert_eq!(rows, loss.len(), "expected one loss per row");
     let (x, labels) = (Raw::new(logits.as_ptr()), Raw::new(labels.as_ptr()));
     let (p, losses) = (Raw::new_mut(softmax.as_mut_ptr()), Raw::new_mut(loss.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(len), |range| {
@@ -407,7 +415,7 @@ pub fn softmax_cross_entropy_soft_grad(
     }
     let len = softmax.len() / dloss.len();
     let rows = check_rows(len, softmax.len(), &[labels.len(), dlogits.len()]);
-    assert_eq!(rows, dloss.len(), "one loss a row");
+    assert_eq!(rows, dloss.len(), "expected one loss per row");
     let (p, labels) = (Raw::new(softmax.as_ptr()), Raw::new(labels.as_ptr()));
     let (dl, dx) = (Raw::new(dloss.as_ptr()), Raw::new_mut(dlogits.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(len), |range| {
