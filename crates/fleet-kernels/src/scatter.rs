@@ -144,14 +144,14 @@ pub fn top_k(
 }
 
 /// A number that can be summed.
-pub trait Running: Copy + Send + Sync {
+pub trait RunningSum: Copy + Send + Sync {
     /// Type of the accumulated sum.
     type Sum: Copy + Default;
     fn add(sum: Self::Sum, value: Self) -> Self::Sum;
     fn of(sum: Self::Sum) -> Self;
 }
 
-impl Running for f32 {
+impl RunningSum for f32 {
     type Sum = f64;
     #[inline(always)]
     fn add(sum: f64, value: f32) -> f64 {
@@ -163,7 +163,7 @@ impl Running for f32 {
     }
 }
 
-impl Running for f64 {
+impl RunningSum for f64 {
     type Sum = f64;
     #[inline(always)]
     fn add(sum: f64, value: f64) -> f64 {
@@ -177,7 +177,7 @@ impl Running for f64 {
 
 macro_rules! running_integer {
     ($($ty:ty),*) => {$(
-        impl Running for $ty {
+        impl RunningSum for $ty {
             type Sum = $ty;
             #[inline(always)]
             fn add(sum: $ty, value: $ty) -> $ty {
@@ -203,7 +203,7 @@ pub struct Scan {
 
 /// Writes the running sums along an axis; `axis.inner` counts elements. Floats are summed in f64.
 /// The gradient of a running sum is the running sum of the gradient in the opposite direction.
-pub fn running_sum<T: Running>(pool: &Pool, axis: Axis, scan: Scan, x: &[T], out: &mut [T]) {
+pub fn running_sum<T: RunningSum>(pool: &Pool, axis: Axis, scan: Scan, x: &[T], out: &mut [T]) {
     /// Number of columns summed at a time.
     const COLUMNS: usize = 32;
     let Axis { outer, len, inner } = axis;

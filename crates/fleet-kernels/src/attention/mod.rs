@@ -343,8 +343,8 @@ impl Attention {
 const QUERY_CHUNK: usize = 256;
 fn isa() -> Isa {
     match level() {
-        Level::Avx512 => Isa::Avx512.or_best(),
-        Level::Avx2 => Isa::Avx2.or_best(),
+        Level::Avx512 => Isa::Avx512.or_best_available(),
+        Level::Avx2 => Isa::Avx2.or_best_available(),
         Level::Portable => Isa::Portable,
     }
 }

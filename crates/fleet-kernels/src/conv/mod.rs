@@ -228,7 +228,7 @@ impl Conv2d {
         let stats = options.stats.inspect(|stats| {
             assert!(stats.len() >= self.stats_len(), "conv: statistics are too short");
         });
-        let isa = options.isa.unwrap_or(Isa::best()).or_best();
+        let isa = options.isa.unwrap_or(Isa::best()).or_best_available();
         if y.is_empty() {
             return;
         }

@@ -5,7 +5,7 @@
 //! on the number of threads, and needs no extra pass over the output.
 
 use super::Conv2d;
-use super::window::Cut;
+use super::window::WindowSplit;
 use crate::micro::PANEL;
 use crate::pool::{Pool, Shareable};
 
@@ -22,7 +22,7 @@ impl Conv2d {
         let pixels = self.n * self.out_h() * self.out_w();
         match self.is_depthwise() || pixels == 0 {
             true => pixels.div_ceil(PIXELS),
-            false => Cut::new(&self.forward_window()).row_tasks,
+            false => WindowSplit::new(&self.forward_window()).row_tasks,
         }
     }
 

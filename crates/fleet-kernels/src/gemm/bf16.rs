@@ -43,12 +43,12 @@ impl Factor for bf16 {
 }
 
 /// The element type of C.
-pub trait Narrow: Copy + Send + Sync {
+pub trait GemmOutput: Copy + Send + Sync {
     fn of(value: f32) -> Self;
     fn wide(self) -> f32;
 }
 
-impl Narrow for bf16 {
+impl GemmOutput for bf16 {
     #[inline(always)]
     fn of(value: f32) -> bf16 {
         narrow(value)
@@ -59,7 +59,7 @@ impl Narrow for bf16 {
     }
 }
 
-impl Narrow for f32 {
+impl GemmOutput for f32 {
     #[inline(always)]
     fn of(value: f32) -> f32 {
         value
@@ -91,7 +91,7 @@ impl Gemm {
     ///
     /// # Panics
     /// If a slice is too short, or if [`Gemm::is_bf16_native`] does not hold.
-    pub fn run_bf16<C: Narrow>(
+    pub fn run_bf16<C: GemmOutput>(
         &self,
         pool: &Pool,
         a: &[bf16],
@@ -132,7 +132,7 @@ mod tiles {
         0
     }
 
-    pub fn run<C: Narrow>(
+    pub fn run<C: GemmOutput>(
         _: Unit,
         _: &Gemm,
         _: &Pool,

@@ -29,7 +29,7 @@ pub use rows::{Table, update_rows};
 
 use self::rules::*;
 use crate::pool::Pool;
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 use crate::{for_registers, kernel};
 
 /// A penalty on the parameters, added to the gradient.
@@ -248,7 +248,7 @@ impl Segments {
     /// Every gradient is readable, and no other thread writes it.
     pub unsafe fn grad_squared_norm(&self, pool: &Pool, scratch: &mut [f64]) -> f64 {
         assert!(scratch.len() >= self.scratch_len(), "scratch is too short");
-        let slots = Raw::new_mut(scratch.as_mut_ptr());
+        let slots = SharedPtr::new_mut(scratch.as_mut_ptr());
         self.each_piece(pool, |index, segment, piece| {
             // SAFETY: every piece is inside its tensor and has its own slot.
             unsafe { *slots.at(index) = piece_norm(segment.grad.add(piece.start), piece.len) };
@@ -263,7 +263,7 @@ impl Segments {
     /// Every pointer that the rule uses is valid for its segment's length. No other thread accesses
     /// the tensors during the call, and no two of them overlap.
     pub unsafe fn update(&self, pool: &Pool, rule: Rule, step: Step, scratch: &mut [f64]) {
-        let norms = Raw::new_mut(scratch.as_mut_ptr());
+        let norms = SharedPtr::new_mut(scratch.as_mut_ptr());
         let count = self.pieces.len();
         if rule.needs_norms() {
             assert!(scratch.len() >= self.scratch_len(), "scratch is too short");

@@ -165,13 +165,13 @@ impl Pool2d {
         let y = Shareable::new(y);
         let offsets = offsets.map(Shareable::new);
         self.for_each_row(pool, self.output, |image, row| {
-            let kept = offsets.as_ref().map_or(std::ptr::null_mut(), |offsets| {
+            let offsets_out = offsets.as_ref().map_or(std::ptr::null_mut(), |offsets| {
                 offsets.ptr().wrapping_add(self.output_at(image, row, 0))
             });
             // SAFETY: lengths were checked, and each output row has one task.
             unsafe {
                 let y = y.ptr().add(self.output_at(image, row, 0));
-                max_row::<O>(self, x.as_ptr().add(self.input_at(image, 0, 0)), row, y, kept);
+                max_row::<O>(self, x.as_ptr().add(self.input_at(image, 0, 0)), row, y, offsets_out);
             }
         });
     }
@@ -270,7 +270,7 @@ impl Pool2d {
 
     /// Returns the outputs whose windows cover input `index` along an axis.
     #[inline(always)]
-    fn covering(&self, axis: usize, index: usize) -> Range<usize> {
+    fn covering_windows(&self, axis: usize, index: usize) -> Range<usize> {
         let windows = self.output[axis];
         match self.windows {
             Windows::Strided { size, stride, pads } => {
@@ -396,14 +396,21 @@ unsafe fn load_offsets<S: Simd, O: Offset>(s: S, p: *const O, n: usize) -> S::I 
     s.bits_of(unsafe { s.load(lanes.as_ptr()) })
 }
 
-/// Computes one row of outputs. `x` is the image, and `kept` is null if no offsets are requested.
+/// Computes one row of outputs. `x` is the image, and `offsets_out` is null if no offsets are
+/// requested.
 ///
 /// # Safety
 /// Image, row and offsets have the sizes of the pooling.
-unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32, kept: *mut O) {
+unsafe fn max_row<O: Offset>(
+    p: &Pool2d,
+    x: *const f32,
+    row: usize,
+    y: *mut f32,
+    offsets_out: *mut O,
+) {
     crate::kernel! {
         unsafe fn run<S, O: Offset>(
-            s: S, p: &Pool2d, x: *const f32, row: usize, y: *mut f32, kept: *mut O,
+            s: S, p: &Pool2d, x: *const f32, row: usize, y: *mut f32, offsets_out: *mut O,
         ) {
             let c = p.channels;
             let (rows, _) = p.window(0, row);
@@ -432,8 +439,8 @@ unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32,
                         }
                     }
                     store(s, y.add(at), best, n);
-                    if !kept.is_null() {
-                        store_offsets(s, kept.add(at), offset, n);
+                    if !offsets_out.is_null() {
+                        store_offsets(s, offsets_out.add(at), offset, n);
                     }
                     channel += n;
                 }
@@ -441,7 +448,7 @@ unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32,
         }
     }
     // SAFETY: promised by the caller.
-    unsafe { run(p, x, row, y, kept) }
+    unsafe { run(p, x, row, y, offsets_out) }
 }
 
 /// Computes one row of dx; `dy` and `offsets` are those of the image.
@@ -463,9 +470,9 @@ unsafe fn max_gradient_row<O: Offset>(
             for column in 0..p.input[1] {
                 let dx = dx.add(column * c);
                 let mut is_first = true;
-                for r in p.covering(0, row) {
+                for r in p.covering_windows(0, row) {
                     let rows = p.window(0, r).0;
-                    for w in p.covering(1, column) {
+                    for w in p.covering_windows(1, column) {
                         let columns = p.window(1, w).0;
                         let index = (row - rows.start) * columns.len() + column - columns.start;
                         let index = s.splat_i(index as i32);
@@ -534,9 +541,9 @@ crate::kernel! {
         for column in 0..p.input[1] {
             let dx = dx.add(column * c);
             let mut is_first = true;
-            for r in p.covering(0, row) {
+            for r in p.covering_windows(0, row) {
                 let rows = p.window(0, r);
-                for w in p.covering(1, column) {
+                for w in p.covering_windows(1, column) {
                     let share = s.splat(p.share(count, &rows, &p.window(1, w)));
                     let at = (r * p.output[1] + w) * c;
                     let mut channel = 0;
