@@ -114,7 +114,7 @@ impl Op {
     pub fn attr_int(&self, name: &str) -> i64 {
         match self.attr(name) {
             Some(Attr::Int(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
@@ -125,49 +125,49 @@ impl Op {
     pub fn attr_float(&self, name: &str) -> f64 {
         match self.attr(name) {
             Some(Attr::Float(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_bool(&self, name: &str) -> bool {
         match self.attr(name) {
             Some(Attr::Bool(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_str(&self, name: &str) -> &str {
         match self.attr(name) {
             Some(Attr::Str(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_ints(&self, name: &str) -> &[i64] {
         match self.attr(name) {
             Some(Attr::Ints(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_floats(&self, name: &str) -> &[f64] {
         match self.attr(name) {
             Some(Attr::Floats(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_strs(&self, name: &str) -> &[String] {
         match self.attr(name) {
             Some(Attr::Strs(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_dtype(&self, name: &str) -> DType {
         match self.attr(name) {
             Some(Attr::DType(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
@@ -194,7 +194,7 @@ impl Op {
 /// Panics: an op's own code asked for an attribute that its spec does not have with that type. This
 /// is a bug in the op, which its first test finds.
 #[cold]
-fn wrong(op: &Op, name: &str, found: Option<&Attr>) -> ! {
+fn attr_type_mismatch(op: &Op, name: &str, found: Option<&Attr>) -> ! {
     panic!("op '{}' has no attribute '{name}' of the requested type: {found:?}", op.name())
 }
 

@@ -267,17 +267,17 @@ impl OpReader<'_> {
         let mut builder = Op::build(spec);
         let mut seen = Vec::new();
         for slot in message.inputs {
-            once(&mut seen, "input slot", &slot.name)?;
+            check_unique_name(&mut seen, "input slot", &slot.name)?;
             builder = builder.inputs(&slot.name, &self.find(&slot.vars)?);
         }
         seen.clear();
         for slot in message.outputs {
-            once(&mut seen, "output slot", &slot.name)?;
+            check_unique_name(&mut seen, "output slot", &slot.name)?;
             builder = builder.outputs(&slot.name, &self.find(&slot.vars)?);
         }
         seen.clear();
         for attr in message.attrs {
-            once(&mut seen, "attribute", &attr.name)?;
+            check_unique_name(&mut seen, "attribute", &attr.name)?;
             let value = read_value(attr.value)
                 .map_err(|error| error.at(format!("attribute '{}'", attr.name)))?;
             if let Attr::Block(inner) = value {
@@ -324,7 +324,7 @@ impl OpReader<'_> {
 
 /// Rejects a repeated slot or attribute name, and names that are too long to search for. An op has
 /// a bounded number of each (see `scan.rs`), so a linear search suffices.
-fn once(seen: &mut Vec<String>, what: &str, name: &str) -> Result<()> {
+fn check_unique_name(seen: &mut Vec<String>, what: &str, name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid(format!("the name of an {what} is too long"))
             .expected(format!("at most {NAME_BYTES_MAX} bytes"))

@@ -185,7 +185,7 @@ impl<'p> Verifier<'p> {
                 self.slots(program.op(id));
                 self.attrs(program.op(id), block, &mut owners);
                 self.uses(program.op(id), block);
-                self.blame(before, id, block, index);
+                self.add_op_context(before, id, block, index);
             }
         }
     }
@@ -268,7 +268,7 @@ impl<'p> Verifier<'p> {
             for var in op.all_inputs() {
                 self.read(var);
             }
-            self.blame(before, id, block, index);
+            self.add_op_context(before, id, block, index);
             if let Some(inner) = op.sub_block() {
                 self.walk(inner);
             }
@@ -292,16 +292,16 @@ impl<'p> Verifier<'p> {
     }
 
     /// Adds the op's description and source location to the errors since `before`.
-    fn blame(&mut self, before: usize, id: OpId, block: BlockId, index: usize) {
+    fn add_op_context(&mut self, before: usize, id: OpId, block: BlockId, index: usize) {
         if self.errors.len() > before {
             let place = self.program.describe_op_at(id, Some((block, index)));
             let errors = self.errors.split_off(before);
             let line = self.program.op(id).source.as_deref();
-            let blame = |error: Error| match line {
+            let add_context = |error: Error| match line {
                 Some(line) => error.at(&place).naming(line),
                 None => error.at(&place),
             };
-            self.errors.extend(errors.into_iter().map(blame));
+            self.errors.extend(errors.into_iter().map(add_context));
         }
     }
 

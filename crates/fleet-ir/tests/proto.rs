@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 fn everything_comes_back() {
     let program = rich();
     let bytes = program.to_bytes();
-    assert_eq!(Program::from_bytes(&bytes, &Words).expect("a valid program"), program);
-    assert_eq!(Program::read(&bytes, &Words).expect("a valid program"), program);
-    assert_eq!(Program::read(program.to_string().as_bytes(), &Words).unwrap(), program);
+    assert_eq!(Program::from_bytes(&bytes, &TestDialect).expect("a valid program"), program);
+    assert_eq!(Program::read(&bytes, &TestDialect).expect("a valid program"), program);
+    assert_eq!(Program::read(program.to_string().as_bytes(), &TestDialect).unwrap(), program);
     assert!(bytes.len() < program.to_string().len(), "the binary form is not smaller");
 }
 
@@ -21,7 +21,7 @@ fn everything_comes_back() {
 fn random_programs_come_back() {
     for case in 0..2000 {
         let program = random(&mut Sequence::new(2, case));
-        let read = Program::from_bytes(&program.to_bytes(), &Words);
+        let read = Program::from_bytes(&program.to_bytes(), &TestDialect);
         let read = read.unwrap_or_else(|e| panic!("case {case}: {e}\n{program}"));
         assert_eq!(read.to_string(), program.to_string(), "case {case}");
     }
@@ -30,7 +30,7 @@ fn random_programs_come_back() {
 #[test]
 fn broken_bytes_are_refused() {
     let check = |bytes: &[u8], part: &str| {
-        let error = Program::read(bytes, &Words).expect_err("broken").to_string();
+        let error = Program::read(bytes, &TestDialect).expect_err("broken").to_string();
         assert!(error.contains(part), "{bytes:?}: '{part}' is not in: {error}");
     };
     check(b"", "expected 'fleet'");
@@ -58,7 +58,7 @@ fn broken_bytes_are_refused() {
     let bytes = rich().to_bytes();
     for end in 0..bytes.len() {
         // A cut between two blocks leaves a program with fewer blocks, which its ops refer to.
-        assert!(Program::read(&bytes[..end], &Words).is_err(), "cut at {end}");
+        assert!(Program::read(&bytes[..end], &TestDialect).is_err(), "cut at {end}");
     }
 }
 

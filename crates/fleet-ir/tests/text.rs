@@ -24,7 +24,7 @@ fn a_program_prints_as_documented() {
 #[test]
 fn everything_comes_back() {
     let program = rich();
-    let read = Program::parse(&program.to_string(), &Words).expect("the printed text parses");
+    let read = Program::parse(&program.to_string(), &TestDialect).expect("the printed text parses");
     assert_eq!(read, program);
     assert_eq!(read.seed(), u64::MAX);
     assert_eq!(read.streams(), 3);
@@ -50,8 +50,8 @@ fn random_programs_come_back() {
         let mut rng = Sequence::new(1, case);
         let program = random(&mut rng);
         let text = program.to_string();
-        let read =
-            Program::parse(&text, &Words).unwrap_or_else(|e| panic!("case {case}: {e}\n{text}"));
+        let read = Program::parse(&text, &TestDialect)
+            .unwrap_or_else(|e| panic!("case {case}: {e}\n{text}"));
         assert_eq!(read.to_string(), text, "case {case}");
     }
 }
@@ -66,17 +66,17 @@ fn holes_close_when_a_program_is_read_back() {
     push(&mut p, Program::ROOT, concat(&[a], b));
     p.retain_ops(Program::ROOT, |_, op| op.output("Out") != [gone]);
     p.remove_var(gone);
-    let read = Program::parse(&p.to_string(), &Words).unwrap();
+    let read = Program::parse(&p.to_string(), &TestDialect).unwrap();
     assert_eq!(read, p);
     assert_eq!((read.var_capacity(), read.op_capacity()), (2, 1));
-    assert_eq!(Program::from_bytes(&p.to_bytes(), &Words).unwrap(), p);
+    assert_eq!(Program::from_bytes(&p.to_bytes(), &TestDialect).unwrap(), p);
 }
 
 #[test]
 fn text_may_be_written_freely() {
     let text = "\u{feff}# a comment\nfleet program 1 block0{%a:float32[2]data # here too\r\n\
                 %b:f32[2]()=send(X:%a,%\"a\")()=data()(Out:%b)=concat(X:%a){axis:0,}!loss}";
-    let p = Program::parse(text, &Words).unwrap();
+    let p = Program::parse(text, &TestDialect).unwrap();
     let ops: Vec<(&str, OpRole)> = p.root_ops().map(|(_, op)| (op.name(), op.role)).collect();
     assert_eq!(
         ops,
@@ -89,7 +89,7 @@ fn text_may_be_written_freely() {
 fn defaults_are_filled_in_and_numbers_are_coerced() {
     let p = Program::parse(
         "fleet program 1\nblock0 { %a: f32[] data %b: f32[]\n(Out: %b) = dropout(X: %a) {dropout_prob: 1} }",
-        &Words,
+        &TestDialect,
     )
     .unwrap();
     let (_, op) = p.root_ops().next().unwrap();
@@ -101,7 +101,7 @@ fn defaults_are_filled_in_and_numbers_are_coerced() {
 #[test]
 fn mistakes_are_explained() {
     let check = |text: &str, parts: &[&str]| {
-        let error = match Program::parse(text, &Words) {
+        let error = match Program::parse(text, &TestDialect) {
             Ok(_) => panic!("no error: {text}"),
             Err(error) => error.to_string(),
         };
@@ -210,7 +210,7 @@ fn mistakes_are_explained() {
 fn blocks_are_a_tree() {
     let check = |blocks: &str, part: &str| {
         let text = format!("fleet program 1\n{blocks}");
-        let error = Program::parse(&text, &Words).expect_err("not a tree").to_string();
+        let error = Program::parse(&text, &TestDialect).expect_err("not a tree").to_string();
         assert!(error.contains(part), "{error}");
     };
     let op = |n: u32| format!("() = cond(Cond: %c) {{sub_block: block{n}}}");
@@ -245,7 +245,7 @@ fn programs_that_print_the_same_are_equal() {
 #[test]
 fn programs_have_limits() {
     let check = |text: &str, part: &str| {
-        let error = Program::parse(text, &Words).expect_err("too much").to_string();
+        let error = Program::parse(text, &TestDialect).expect_err("too much").to_string();
         assert!(error.contains(part), "{} for {part}", &error[..error.len().min(300)]);
     };
     let in_block = |line: &str, part: &str| {
@@ -268,7 +268,7 @@ fn programs_have_limits() {
     let many = vec!["%a"; 100_000].join(", ");
     let text =
         format!("fleet program 1 block0 {{ %a: f32[2] %b: f32[2] (Out: %b) = concat(X: {many}) }}");
-    assert!(Program::parse(&text, &Words).is_ok());
+    assert!(Program::parse(&text, &TestDialect).is_ok());
     let ops = "() = data()\n".repeat((1 << 20) + 1);
     in_block(&ops, "too many ops: expected at most 1048576, got 1048577");
     let blocks: String = (1..=1 << 16).map(|i| format!("block{i} in block0 {{}}\n")).collect();
