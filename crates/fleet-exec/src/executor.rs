@@ -250,10 +250,10 @@ impl Executor {
         fetch: &[&str],
     ) -> Result<Planned> {
         let fetches: Vec<VarId> =
-            fetch.iter().map(|name| fetchable(program, name)).collect::<Result<_>>()?;
+            fetch.iter().map(|name| find_fetch(program, name)).collect::<Result<_>>()?;
         let feeds: Vec<(VarId, Meta)> =
-            feed.iter().map(|fed| feedable(program, fed)).collect::<Result<_>>()?;
-        check_no_double(feed)?;
+            feed.iter().map(|fed| find_feed(program, fed)).collect::<Result<_>>()?;
+        check_no_duplicates(feed)?;
         check_row_major(program)?;
         let rewritten =
             fleet_passes::optimize(program, self.registry, &fetches, &self.build_options())?;
@@ -383,12 +383,12 @@ fn request_key<'a>(
     half(1) << 64 | half(2)
 }
 
-fn fetchable(program: &Program, name: &str) -> Result<VarId> {
+fn find_fetch(program: &Program, name: &str) -> Result<VarId> {
     program.var_named(name).map_err(|error| error.at("the fetch list"))
 }
 
 /// Returns the variable for a fed value, with the value's type and shape.
-pub(crate) fn feedable(
+pub(crate) fn find_feed(
     program: &Program,
     (name, dtype, shape): &(&str, DType, Shape),
 ) -> Result<(VarId, Meta)> {
@@ -421,7 +421,7 @@ fn check_row_major(program: &Program) -> Result<()> {
     }
 }
 
-pub(crate) fn check_no_double(feed: &[(&str, DType, Shape)]) -> Result<()> {
+pub(crate) fn check_no_duplicates(feed: &[(&str, DType, Shape)]) -> Result<()> {
     if feed.len() > FEEDS_MAX {
         return Err(Error::exhausted("too many feeds").expected(FEEDS_MAX).got(feed.len()));
     }

@@ -4,10 +4,10 @@
 
 use crate::Scope;
 use crate::bind::{check_fed, copy_out};
-use crate::executor::{check_no_double, feedable};
-use crate::flat::{self, CONDITIONAL, LaneChoice};
+use crate::executor::{check_no_duplicates, find_feed};
+use crate::flat::{self, CONDITIONAL, LaneAssignment};
 use crate::lanes::first_non_finite;
-use crate::shapes::{Known, Shapes};
+use crate::shapes::{KnownShapes, Shapes};
 use crate::spill::FileSpill;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
@@ -96,11 +96,11 @@ impl Interpreter {
         fetch: &[&str],
     ) -> Result<Vec<Tensor>> {
         let metas: Vec<_> = feed.iter().map(|(name, t)| (*name, t.dtype(), *t.shape())).collect();
-        check_no_double(&metas)?;
-        let feeds = metas.iter().map(|fed| feedable(program, fed)).collect::<Result<Vec<_>>>()?;
-        let lanes = LaneChoice::of(program, self.registry, true)?;
+        check_no_duplicates(&metas)?;
+        let feeds = metas.iter().map(|fed| find_feed(program, fed)).collect::<Result<Vec<_>>>()?;
+        let lanes = LaneAssignment::new(program, self.registry, true)?;
         let flat = flat::flatten(program, self.registry, &lanes)?;
-        let known = Known { feeds: &feeds, scope_meta: &|name| scope.meta(name) };
+        let known = KnownShapes { feeds: &feeds, scope_meta: &|name| scope.meta(name) };
         let shapes = Shapes::infer(program, &flat, &known)?;
         let step = scope.step();
         let mut frame = Frame { program, shapes, scope, values: HashMap::new(), step };

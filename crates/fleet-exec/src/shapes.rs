@@ -14,7 +14,7 @@ use fleet_tensor::{DType, Shape};
 use std::collections::HashMap;
 
 /// The known types and shapes from which the others are inferred.
-pub(crate) struct Known<'a> {
+pub(crate) struct KnownShapes<'a> {
     pub feeds: &'a [(VarId, Meta)],
     /// Returns the type and shape of a variable in the scope.
     pub scope_meta: &'a dyn Fn(&str) -> Option<(DType, Shape)>,
@@ -31,7 +31,11 @@ pub(crate) struct Shapes<'a> {
 
 impl<'a> Shapes<'a> {
     /// Infers the shapes of the ops in `flat`.
-    pub fn infer(program: &'a Program, flat: &[Flat], known: &Known<'_>) -> Result<Shapes<'a>> {
+    pub fn infer(
+        program: &'a Program,
+        flat: &[Flat],
+        known: &KnownShapes<'_>,
+    ) -> Result<Shapes<'a>> {
         let mut shapes = Shapes::of_inputs(program, known)?;
         for step in flat {
             match step {
@@ -67,7 +71,7 @@ impl<'a> Shapes<'a> {
         }
     }
 
-    fn of_inputs(program: &'a Program, known: &Known<'_>) -> Result<Shapes<'a>> {
+    fn of_inputs(program: &'a Program, known: &KnownShapes<'_>) -> Result<Shapes<'a>> {
         let mut metas: HashMap<VarId, Meta> = known.feeds.iter().copied().collect();
         for (id, var) in program.vars().filter(|(_, var)| var.persistable) {
             if var.is_data {
@@ -151,13 +155,13 @@ impl<'a> Shapes<'a> {
         }
         match self.metas.get(&id) {
             Some(held) if held.shape.is_known() && *held != made => {
-                Err(self.second_size(id, *held, made))
+                Err(self.size_conflict(id, *held, made))
             }
             _ => Ok(()),
         }
     }
 
-    fn second_size(&self, id: VarId, held: Meta, made: Meta) -> Error {
+    fn size_conflict(&self, id: VarId, held: Meta, made: Meta) -> Error {
         match self.first_writers.get(&id) {
             Some(first) => two_sizes(self.program, id, (held, *first), made),
             None => Error::invalid(format!(

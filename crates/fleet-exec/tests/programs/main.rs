@@ -21,7 +21,7 @@ use fleet_ops::{LookUp, Lookup, PushRows, Services, Tables};
 use fleet_passes::BuildOptions;
 use fleet_tensor::Tensor;
 use fleet_testkit::local::{self, World};
-use generate::{Draft, Talk};
+use generate::{Draft, Peers};
 use harness::guarded;
 use std::sync::Arc;
 
@@ -95,11 +95,11 @@ type Work<'a> = dyn Fn(usize, Services) -> Result<Vec<Tensor>> + Sync + 'a;
 /// Runs a program on all of its ranks and returns the outcome of each.
 fn run_ranks(what: &str, draft: &Draft, work: &Work<'_>) -> Result<Vec<Result<Vec<Tensor>>>> {
     let alone = |services: Services| Ok(vec![guarded(what, || work(0, services))?]);
-    match draft.talk {
-        Talk::Alone | Talk::Rings(1) => alone(Services::none()),
-        Talk::Tables(_) => alone(Services::none().with_tables(Arc::new(Echo))),
+    match draft.peers {
+        Peers::Alone | Peers::Rings(1) => alone(Services::none()),
+        Peers::Tables(_) => alone(Services::none().with_tables(Arc::new(MockTables))),
         // If one rank fails, the rings of the other end too.
-        Talk::Rings(ranks) => local::run(ranks, |rank, world| {
+        Peers::Rings(ranks) => local::run(ranks, |rank, world| {
             guarded(what, || work(rank, rings(world, ranks, rank)))?
         })
         .into_iter()
@@ -125,16 +125,16 @@ fn rings(world: &World, ranks: usize, rank: usize) -> Services {
 }
 
 /// Tables that read all of their inputs and write all of their outputs.
-struct Echo;
+struct MockTables;
 
-impl Echo {
+impl MockTables {
     fn read(parts: &[&[f32]]) -> Result<()> {
         std::hint::black_box(parts.iter().flat_map(|part| part.iter()).sum::<f32>());
         Ok(())
     }
 }
 
-impl Tables for Echo {
+impl Tables for MockTables {
     fn lookup(&self, _: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
         for lookup in lookups {
             assert_eq!(lookup.rows.len(), lookup.ids.len() * how.width, "expected one row per id");
@@ -151,15 +151,15 @@ impl Tables for Echo {
             for counts in [push.shows, push.clicks].into_iter().flatten() {
                 let fits = push.ids.is_empty() || push.ids.len().is_multiple_of(counts.len());
                 assert!(fits, "expected one count per sample");
-                Echo::read(&[counts])?;
+                MockTables::read(&[counts])?;
             }
-            Echo::read(&[push.grads])?;
+            MockTables::read(&[push.grads])?;
         }
         Ok(())
     }
 
     fn send_dense(&self, _: u32, parts: &[&[f32]]) -> Result<()> {
-        Echo::read(parts)
+        MockTables::read(parts)
     }
 
     fn recv_dense(&self, _: u32, parts: &mut [&mut [f32]]) -> Result<()> {
