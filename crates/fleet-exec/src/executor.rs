@@ -383,7 +383,7 @@ fn request_key<'a>(
     half(1) << 64 | half(2)
 }
 
-fn find_fetch(program: &Program, name: &str) -> Result<VarId> {
+pub(crate) fn find_fetch(program: &Program, name: &str) -> Result<VarId> {
     program.var_named(name).map_err(|error| error.at("the fetch list"))
 }
 
