@@ -72,7 +72,7 @@ fn names_are_checked() {
     let line = line!();
     net.data("x", [-1, 4], DType::F32);
     assert_eq!(x.shape(), Shape::from([-1, 4]));
-    check(net.build(), line, &["'x' exists already"]);
+    check(net.build(), line, &["duplicate variable name 'x'"]);
 
     let net = Net::new();
     net.data("x", [-1, 4], DType::F32).fc(Fc::new(2).weight("w"));
