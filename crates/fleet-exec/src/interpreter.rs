@@ -1,6 +1,6 @@
-//! The interpreter: one op at a time, each output in fresh memory, one thread, no rewrite.
+//! The interpreter: one op at a time on one thread, each output in fresh memory, without rewrites.
 //!
-//! It exists to be obviously right; the executor is held to its results.
+//! It is simple enough to be obviously correct, and tests compare the executor with it.
 
 use crate::Scope;
 use crate::bind::{check_fed, copy_out};
@@ -17,7 +17,7 @@ use fleet_tensor::{Buffer, Layout, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Runs programs plainly.
+/// Runs programs one op at a time, as a reference.
 ///
 /// ```
 /// use fleet_exec::{ExecOptions, Executor, Interpreter, Scope};
@@ -53,7 +53,7 @@ impl Default for Interpreter {
 /// The memory of a variable.
 struct Value {
     meta: Meta,
-    /// None for what lives in the scope or was fed.
+    /// `None` for variables in the scope and fed variables.
     data: Option<Buffer>,
     address: *mut u8,
     rows: Option<(Buffer, Buffer)>,
@@ -81,13 +81,13 @@ impl Interpreter {
         }
     }
 
-    /// As [`Executor::services`](crate::Executor::services).
+    /// Like [`Executor::services`](crate::Executor::services).
     pub fn services(mut self, services: Services) -> Interpreter {
         self.services = services.with_spill(Arc::new(FileSpill::new(None)));
         self
     }
 
-    /// As [`Executor::run`](crate::Executor::run).
+    /// Like [`Executor::run`](crate::Executor::run).
     pub fn run(
         &self,
         program: &Program,
@@ -140,7 +140,7 @@ impl Interpreter {
         };
         let inputs = arg_slots(frame, &op.inputs)?;
         for var in op.all_outputs() {
-            // What is read and written is worked on where it is.
+            // A variable that the op both reads and writes is updated in place.
             let is_held = frame.values.contains_key(&var);
             if !is_held || !op.all_inputs().any(|input| input == var) {
                 frame.make(var)?;
@@ -187,7 +187,8 @@ impl Interpreter {
 }
 
 impl Frame<'_> {
-    /// The argument for a variable; what lives in the scope is looked up there first.
+    /// Returns the argument for a variable. On first use, a persistable variable is looked up in
+    /// the scope.
     fn arg(&mut self, id: VarId) -> Result<Arg> {
         let var = self.program.var(id);
         if !self.values.contains_key(&id) {
@@ -206,13 +207,14 @@ impl Frame<'_> {
         let rows = value.rows.as_ref();
         let rows = rows.map(|(rows, count)| (count.as_ptr().cast(), rows.as_ptr().cast()));
         let mut arg = Arg::unbound(value.meta, Layout::RowMajor);
-        // SAFETY: the buffers were made for this meta, a fed tensor was compared with it, and that
-        // of the scope is where it comes from; all live as long as the frame.
+        // SAFETY: the buffers were allocated for this meta, and fed tensors were compared with
+        // theirs. For a scope tensor, the meta comes from the tensor itself. All of them outlive
+        // the frame.
         unsafe { arg.bind(address, rows) };
         Ok(arg)
     }
 
-    /// Fresh memory for an output, or the scope's for what lives there.
+    /// Allocates fresh memory for an output; a persistable variable uses the scope's tensor.
     fn make(&mut self, id: VarId) -> Result<()> {
         let (var, meta) = (self.program.var(id), self.shapes.of(id));
         if var.persistable {

@@ -1,8 +1,8 @@
-//! Running the steps of a plan, each lane in its own order.
+//! Runs the steps of a plan, each lane in its own order.
 //!
-//! The calling thread runs the compute lane; every other lane has a thread that lives as long as
-//! the executor. A step that depends on another lane waits for that lane's count of finished steps:
-//! it spins briefly and then sleeps.
+//! The calling thread runs the compute lane. Every other lane has a thread that lives as long as
+//! the executor. A step that depends on another lane waits until that lane has finished enough
+//! steps: it spins briefly and then sleeps.
 
 use crate::bind::Binding;
 use crate::plan::{Instr, Plan, SLOTS_MAX, Step, StepKind};
@@ -16,22 +16,22 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Tries before a waiting lane sleeps.
+/// Number of polls before a waiting lane sleeps.
 const SPINS_BEFORE_SLEEP: u32 = 2000;
 
-/// One run of a plan, seen by all lanes.
+/// One run of a plan, shared by all lanes.
 pub(crate) struct Run<'a> {
     pub plan: &'a Plan,
     pub binding: &'a Binding,
     pub step: u64,
     pub check_nan_inf: bool,
-    /// Where times are wanted.
+    /// Present if profiling is on.
     pub times: Option<&'a Times>,
     services: &'a Services,
     progress: &'a Progress,
 }
 
-/// How far each lane is.
+/// The number of steps that each lane has finished, and the first error.
 #[derive(Default)]
 pub(crate) struct Progress {
     done: Vec<AtomicUsize>,
@@ -66,7 +66,7 @@ impl Progress {
         self.wake.notify_all();
     }
 
-    /// Whether the lane got so far; false when the run failed meanwhile.
+    /// Waits until the lane has finished `count` steps. Returns false if the run fails first.
     fn wait(&self, lane: usize, count: usize) -> bool {
         let ready = || self.done[lane].load(SeqCst) >= count;
         for _ in 0..SPINS_BEFORE_SLEEP {
@@ -89,7 +89,7 @@ impl Progress {
     }
 }
 
-/// The threads of the lanes beside compute.
+/// The threads of all lanes but the compute lane.
 #[derive(Default)]
 pub(crate) struct Lanes {
     threads: Vec<LaneThread>,
@@ -111,12 +111,12 @@ struct Mailbox {
 enum Mail {
     #[default]
     Empty,
-    /// The address of a [`Run`] that outlives the work, and the lane.
+    /// The address of a [`Run`], which outlives the work, and the number of the lane.
     Work(usize, usize),
     Stop,
 }
 
-/// What a run needs besides the plan.
+/// The inputs of a run besides the plan.
 pub(crate) struct RunContext<'a> {
     pub pool: &'a Pool,
     pub step: u64,
@@ -126,7 +126,7 @@ pub(crate) struct RunContext<'a> {
 }
 
 impl Lanes {
-    /// Runs the plan once; returns when every lane is done or has stopped.
+    /// Runs the plan once. Returns when every lane has finished or stopped.
     pub fn run(&mut self, plan: &Plan, binding: &Binding, context: RunContext<'_>) -> Result<()> {
         self.progress.reset(plan.lanes.len());
         while self.threads.len() + 1 < plan.lanes.len() {
@@ -199,8 +199,8 @@ impl Mailbox {
                 }
             };
             drop(state);
-            // SAFETY: the run lives on the stack of `Lanes::run`, which waits until this mailbox is
-            // empty again before it returns.
+            // SAFETY: the run lives on the stack of `Lanes::run`, which does not return before this
+            // mailbox is empty again.
             let run = unsafe { &*(address as *const Run<'_>) };
             run.run_lane(lane, &serial);
             self.put(Mail::Empty);
@@ -218,7 +218,8 @@ impl Run<'_> {
         }
     }
 
-    /// Ends the run. Lanes and peers that wait for this rank are told, since it will not come.
+    /// Fails the run. Notifies the other lanes and the peers, which would otherwise wait for this
+    /// rank.
     fn fail(&self, error: Error) {
         let told = self.plan.talks.then(|| error.clone());
         self.progress.fail(error);

@@ -1,9 +1,9 @@
-//! The type and shape of every variable of a program, for known feeds.
+//! Types and shapes of all variables of a program, for known feeds.
 //!
-//! One walk over the ops, in the order in which they run, infers all shapes from the fed ones. A
-//! variable has one type and one shape in the whole program: a second write with another is
-//! refused, in whatever block it stands. Memory, arguments and kernels are then made from this one
-//! table, so no kernel is made for another length than its arguments and their memory have.
+//! One walk over the ops, in execution order, infers all shapes from the fed ones. A variable has
+//! one type and one shape in the whole program. A second write with another type or shape is an
+//! error, even in another block. Memory, arguments and kernels all use this table, so a kernel, its
+//! arguments and their memory always have the same length.
 
 use crate::flat::Flat;
 use fleet_base::{Error, Result};
@@ -13,18 +13,19 @@ use fleet_ops::{Meta, OpDef};
 use fleet_tensor::{DType, Shape};
 use std::collections::HashMap;
 
-/// What shapes follow from.
+/// The known types and shapes from which the others are inferred.
 pub(crate) struct Known<'a> {
     pub feeds: &'a [(VarId, Meta)],
-    /// What the scope holds under a name.
+    /// Returns the type and shape of a variable in the scope.
     pub scope_meta: &'a dyn Fn(&str) -> Option<(DType, Shape)>,
 }
 
-/// The shapes of a program, each variable's fixed by its feed, the scope, or its first write.
+/// The shapes of a program. Each variable's shape is fixed by its feed, by the scope, or by its
+/// first write.
 pub(crate) struct Shapes<'a> {
     program: &'a Program,
     metas: HashMap<VarId, Meta>,
-    /// The op that wrote a variable first.
+    /// The first op that writes each variable.
     first_writers: HashMap<VarId, OpId>,
 }
 
@@ -41,7 +42,7 @@ impl<'a> Shapes<'a> {
         Ok(shapes)
     }
 
-    /// The type and shape of a variable that an op of the program reads or writes.
+    /// Returns the type and shape of a variable that an op of the program reads or writes.
     pub fn of(&self, var: VarId) -> Meta {
         self.metas[&var]
     }
@@ -50,7 +51,7 @@ impl<'a> Shapes<'a> {
         slots.iter().map(|vars| vars.iter().map(|var| self.of(*var)).collect()).collect()
     }
 
-    /// Refuses a variable that nothing has made known.
+    /// Returns an error if the shape of a variable is not known.
     pub fn check_known(&self, id: VarId) -> Result<()> {
         let var = self.program.var(id);
         match self.metas.get(&id) {
@@ -117,10 +118,10 @@ impl<'a> Shapes<'a> {
         Ok(())
     }
 
-    /// Whether a variable can hold what an op makes.
+    /// Returns an error if a variable cannot hold an op's output.
     fn check_write(&self, id: VarId, made: Meta) -> Result<()> {
         let var = self.program.var(id);
-        // The fed tensor is the caller's.
+        // A fed tensor belongs to the caller, so no op may write it.
         if var.is_data {
             return Err(Error::invalid(format!("the op writes '{}', which is fed", var.name))
                 .help("let it write a variable of its own"));
@@ -168,7 +169,7 @@ impl<'a> Shapes<'a> {
         }
     }
 
-    /// The executor reads one byte of a condition.
+    /// Checks that a condition is one bool. The executor reads only one byte of it.
     fn check_condition(&self, op: OpId, condition: VarId) -> Result<()> {
         let place = |error: Error| error.at(self.program.describe_op(op));
         self.check_known(condition).map_err(place)?;

@@ -1,10 +1,10 @@
-//! A file as the store of what leaves the arena.
+//! The file that stores offloaded values.
 //!
-//! The file is made at the first write and has no name from then on (where the system allows that),
-//! so nothing is left of it however the process ends. A slot keeps its place and grows only when
-//! something larger comes: a steady step allocates nothing. What is written goes through the
-//! system's cache of pages, which gives way when memory is short; a folder in memory (tmpfs) saves
-//! nothing.
+//! The file is created at the first write and unlinked at once where the system allows it. Then
+//! nothing is left behind, however the process ends. A slot keeps its place in the file until a
+//! larger value is written to it, so a steady step allocates nothing. Writes go through the
+//! system's page cache, which shrinks when memory is short. A folder in memory (tmpfs) saves no
+//! memory.
 
 use fleet_base::{Error, Result};
 use fleet_ops::Spill;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// One file for one executor.
+/// The offload file of one executor.
 pub(crate) struct FileSpill {
     folder: PathBuf,
     opened: Mutex<Opened>,
@@ -24,13 +24,13 @@ pub(crate) struct FileSpill {
 #[derive(Default)]
 struct Opened {
     file: Option<File>,
-    /// Of a file that could not lose its name while it is open.
+    /// Path of the file if it could not be unlinked while open.
     path: Option<PathBuf>,
     slots: HashMap<u64, Region>,
     end: u64,
 }
 
-/// Bytes that a slot may hold, and those that it does hold.
+/// The place of a slot in the file: its capacity (`room`) and the size of its value (`bytes`).
 #[derive(Clone, Copy)]
 struct Region {
     offset: u64,
@@ -39,7 +39,7 @@ struct Region {
 }
 
 impl FileSpill {
-    /// In `folder`, or where the system keeps temporary files.
+    /// Returns a store in `folder`, or in the system's folder for temporary files.
     pub fn new(folder: Option<&Path>) -> FileSpill {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_path_buf);
         FileSpill { folder, opened: Mutex::default() }
@@ -58,7 +58,7 @@ impl FileSpill {
     }
 }
 
-/// Tells the files of one process apart.
+/// Number of the next file, to give the files of one process different names.
 static FILES: AtomicU64 = AtomicU64::new(0);
 
 impl Opened {

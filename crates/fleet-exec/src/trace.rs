@@ -1,9 +1,9 @@
-//! When the steps of a plan ran: totals for a profile, and the last run as a trace.
+//! Times of a plan's steps: totals for a profile, and the last run as a trace.
 //!
-//! A [`Trace`] says which op ran on which lane from when to when, so that it shows what
-//! communication hides behind compute and what it does not. Written as JSON it opens in
-//! `chrome://tracing` and in Perfetto; traces of several ranks join, because their times are those
-//! of the system's clock, and [`Trace::from_chrome_json`] reads them again.
+//! A [`Trace`] records when and on which lane each op ran. It shows how much communication overlaps
+//! with compute and how much is exposed. As JSON it opens in `chrome://tracing` and Perfetto.
+//! Traces of several ranks can be joined, because their times are on the system clock.
+//! [`Trace::from_chrome_json`] reads the JSON back.
 
 use crate::plan::{Plan, StepKind};
 use fleet_base::{Error, Result};
@@ -16,18 +16,18 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// Measured times of a plan's steps.
 pub(crate) struct Times {
     epoch: Instant,
-    /// The epoch on the system's clock, in microseconds.
+    /// The epoch on the system clock, in microseconds.
     epoch_us: f64,
     steps: Vec<StepTimes>,
 }
 
-/// Nanoseconds since the epoch.
+/// Times of a step, in nanoseconds: `begin` and `end` since the epoch, `total` over all runs.
 #[derive(Default)]
 struct StepTimes {
     total: AtomicU64,
     begin: AtomicU64,
     end: AtomicU64,
-    /// How long the last run talked to other ranks.
+    /// Communication time in the last run.
     talked: AtomicU64,
 }
 
@@ -45,14 +45,16 @@ impl Times {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    /// Where a step that begins adds up how long it talks.
+    /// Resets and returns the counter to which a starting step adds its communication time.
     pub fn talked(&self, step: usize) -> &AtomicU64 {
         let talked = &self.steps[step].talked;
         talked.store(0, Relaxed);
         talked
     }
 
-    /// A step that is done; `talks` is one that only talks, but for what it has taken off.
+    /// Records a finished step. `talks` marks a step that only communicates, whose whole duration
+    /// counts as communication. Compute within such a step has already been subtracted from the
+    /// counter.
     pub fn record(&self, step: usize, begin: u64, talks: bool) {
         let (times, end) = (&self.steps[step], self.now());
         let took = end.saturating_sub(begin);
@@ -68,7 +70,7 @@ impl Times {
         self.steps[step].total.load(Relaxed) as f64 * 1e-9
     }
 
-    /// The last run: the steps that ran since `run_begin`.
+    /// Returns the trace of the last run: the steps that began at `run_begin` or later.
     pub fn trace(&self, plan: &Plan, run_begin: u64) -> Trace {
         let mut spans = Vec::new();
         for (step, times) in plan.steps.iter().zip(&self.steps) {
@@ -95,21 +97,21 @@ impl Times {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
     pub op: String,
-    /// The op as errors name it, with its variables and its source.
+    /// Description of the op as in errors, with its variables and source location.
     pub detail: String,
-    /// 0 computes; every other lane is a thread of its own.
+    /// 0 for the compute lane; every other lane is a thread of its own.
     pub lane: usize,
-    /// How much of it went into talking to other ranks; the rest of it is computing, such as
-    /// updates of parameters whose sums arrive.
+    /// Communication time within the span. The rest is compute, such as updates of parameters whose
+    /// summed gradients arrive.
     pub talked_us: f64,
-    /// Microseconds since the run began.
+    /// Start in microseconds since the run began.
     pub begin_us: f64,
     pub end_us: f64,
 }
 
 impl Span {
-    /// How much of it is not computing: talking, and whatever another lane does that talks to
-    /// nobody.
+    /// Returns the fraction of the span that is not compute: communication, or all of a span on
+    /// another lane that does not communicate.
     fn share_beside(&self) -> f64 {
         match (self.talked_us > 0.0, self.lane) {
             (true, _) => (self.talked_us / (self.end_us - self.begin_us).max(1e-9)).min(1.0),
@@ -119,28 +121,28 @@ impl Span {
     }
 }
 
-/// The ops of one run, by their beginning.
+/// The ops of one run, sorted by their start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// When the run began, in microseconds since 1970.
+    /// Start of the run, in microseconds since 1970.
     pub start_us: f64,
     pub spans: Vec<Span>,
 }
 
 impl Trace {
-    /// From the beginning of the first op to the end of the last.
+    /// Returns the time from the start of the first op to the end of the last.
     pub fn duration_us(&self) -> f64 {
         let begin = self.spans.first().map_or(0.0, |span| span.begin_us);
         self.spans.iter().map(|span| span.end_us - begin).fold(0.0, f64::max)
     }
 
-    /// Time in which communication, or another lane, worked while nothing was computed: what
-    /// compute did not hide.
+    /// Returns the exposed time: communication or another lane was active while nothing was
+    /// computed.
     pub fn exposed_us(&self) -> f64 {
         self.shares().exposed_us
     }
 
-    /// What the time went into.
+    /// Splits the duration into compute, other work and exposed time.
     ///
     /// ```
     /// use fleet_exec::{Span, Trace};
@@ -179,7 +181,7 @@ impl Trace {
         shares
     }
 
-    /// Chrome's trace format; `rank` becomes the process.
+    /// Returns the trace in Chrome's trace format, with `rank` as the process.
     ///
     /// ```
     /// use fleet_exec::{Span, Trace};
@@ -193,7 +195,7 @@ impl Trace {
         chrome(self.events(rank))
     }
 
-    /// The traces of several ranks in one file.
+    /// Returns the traces of several ranks as one file.
     pub fn join(traces: &[(usize, Trace)]) -> String {
         chrome(traces.iter().flat_map(|(rank, trace)| trace.events(*rank)).collect())
     }
@@ -216,8 +218,8 @@ impl Trace {
         std::iter::once(name).chain(lanes).chain(spans).collect()
     }
 
-    /// The traces of a file in Chrome's format, by rank: those of [`Trace::to_chrome_json`], one or
-    /// several joined.
+    /// Reads the traces in Chrome's format by rank, as written by [`Trace::to_chrome_json`] or
+    /// [`Trace::join`].
     ///
     /// ```
     /// use fleet_exec::{Span, Trace};
@@ -249,7 +251,7 @@ impl Trace {
         Ok(by_rank.into_iter().map(|(rank, spans)| (rank, Trace::of(spans))).collect())
     }
 
-    /// Of spans whose times are the clock's.
+    /// Builds a trace from spans whose times are on the system clock.
     fn of(mut spans: Vec<Span>) -> Trace {
         let start_us = spans.iter().map(|span| span.begin_us).fold(f64::INFINITY, f64::min);
         for span in &mut spans {
@@ -265,17 +267,17 @@ fn chrome(events: Vec<Value>) -> String {
     json!({"traceEvents": events, "displayTimeUnit": "ms"}).to_string()
 }
 
-/// The category of ops that talk.
+/// The category of ops that communicate.
 const TALKS: &str = "communication";
 
-/// The largest time that a trace may state: 30,000 years after 1970. Larger ones are damage, and
-/// their differences would not be numbers.
+/// Limit on the times in a trace file: about 30,000 years after 1970. Larger times are damage, and
+/// their differences would not be finite.
 const TIME_US_MAX: f64 = 1e18;
 
-/// Of a value that an error quotes.
+/// Limit on the length of a value quoted in an error.
 const VALUE_CHARS_MAX: usize = 100;
 
-/// The rank and the op of an event, or the name of the field that is wrong.
+/// Parses an event into its rank and span. The error is the name of the invalid field.
 fn read_span(event: &Value) -> std::result::Result<(usize, Span), &'static str> {
     let time_us = |name: &str| event[name].as_f64().filter(|us| us.abs() <= TIME_US_MAX);
     let number = |name: &str| event[name].as_u64().and_then(|it| usize::try_from(it).ok());
@@ -305,11 +307,11 @@ fn expected(field: &str) -> &'static str {
     }
 }
 
-/// The ops that run at one time. For each the share in which it does not compute, and the share in
-/// which it does, in trees whose inner nodes are the products of their children: an op begins or
-/// ends in O(log n), without the error that a division would add each time.
+/// The ops that run at one moment. A leaf of the tree holds an op's non-compute and compute
+/// fractions, and an inner node holds the products of its children. Adding or removing an op takes
+/// O(log n) and avoids the rounding error of repeated divisions.
 struct Running {
-    /// The root is at 1, the leaves are in the second half.
+    /// The root is at index 1, and the leaves are the second half.
     tree: Vec<[f64; 2]>,
     count: usize,
 }
@@ -339,22 +341,22 @@ impl Running {
         }
     }
 
-    /// The share of time in which none computes, and that in which all do nothing else. What a span
-    /// talks is spread evenly over it.
+    /// Returns the fraction of time in which no op computes, and the fraction in which all do. The
+    /// communication of a span is assumed to be spread evenly over it.
     fn products(&self) -> [f64; 2] {
         self.tree[1]
     }
 }
 
-/// What the time of one run, or of several, went into: see [`Trace::shares`].
+/// The split of the time of one or more runs: see [`Trace::shares`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
     pub total_us: f64,
-    /// Something was computed.
+    /// Time in which an op computed.
     pub compute_us: f64,
-    /// Ranks talked, or another lane worked.
+    /// Time in which ranks communicated or another lane worked.
     pub other_us: f64,
-    /// The latter, and nothing was computed.
+    /// The part of `other_us` in which nothing was computed.
     pub exposed_us: f64,
 }
 
@@ -408,7 +410,7 @@ mod tests {
         assert_eq!(Trace::default().shares(), Shares::default());
     }
 
-    /// With one lane for all, nothing is hidden: talking counts as such wherever it happens.
+    /// With a single lane, all communication is exposed.
     #[test]
     fn talking_on_the_lane_of_compute_is_exposed() {
         let span = |talked_us, begin_us, end_us| Span {
@@ -425,8 +427,8 @@ mod tests {
         assert_eq!(shares, expected);
     }
 
-    /// Parameters that move as their sums arrive are computed, also where the sum is not hidden;
-    /// and a batch norm that merges its statistics talks.
+    /// An update of parameters as their summed gradients arrive counts as compute, even where the
+    /// sum is exposed. A batch norm that merges its statistics counts partly as communication.
     #[test]
     fn ops_that_talk_and_compute_are_both() {
         let span = |lane, begin_us, end_us, talked_us| Span {
@@ -437,14 +439,14 @@ mod tests {
             begin_us,
             end_us,
         };
-        // Two units of the sum are hidden by compute, and of the other two one is an update.
+        // Compute hides two units of the sum. One of the other two units is an update.
         let spans = vec![span(0, 0.0, 6.0, 0.0), span(1, 4.0, 8.0, 2.0), span(0, 8.0, 10.0, 0.5)];
         let shares = Trace { start_us: 0.0, spans }.shares();
         let expected = Shares { total_us: 10.0, compute_us: 8.5, other_us: 2.5, exposed_us: 1.5 };
         assert_eq!(shares, expected);
     }
 
-    /// A list of those that run would be looked through 300,000 times.
+    /// A linear search through the running ops would be repeated 300,000 times.
     #[test]
     fn many_ops_at_one_time_are_counted() {
         let count = 300_000;
@@ -462,7 +464,7 @@ mod tests {
         assert_eq!((shares.other_us, shares.exposed_us), (399_998.0, 1.0));
     }
 
-    /// A lane is a number of the file's, and no reason to name all lanes below it.
+    /// A lane number from a file must not make the reader list all lower lanes.
     #[test]
     fn lanes_of_any_number_are_joined() {
         let event =

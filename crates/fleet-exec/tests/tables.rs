@@ -1,4 +1,4 @@
-//! Programs that look rows up and send gradients, over tables that write down what they are asked.
+//! Programs that look up rows and push gradients, on mock tables that record all calls.
 
 use fleet_base::Result;
 use fleet_exec::{ExecOptions, Executor, Interpreter, Scope};
@@ -7,7 +7,8 @@ use fleet_ops::{LookUp, Lookup, PushRows, Registry, Services, Tables};
 use fleet_tensor::Tensor;
 use std::sync::{Arc, Mutex};
 
-/// A row is the id and its tenth; parameters are 7; everything is written down.
+/// Mock tables that record all calls. A row holds its id and a tenth of the id, and dense
+/// parameters are 7.
 #[derive(Default)]
 struct Noted(Mutex<Vec<String>>);
 
@@ -75,7 +76,8 @@ fn parsed(body: &str) -> Result<Program> {
     Ok(program)
 }
 
-/// What executor and interpreter both give for `y`, and what tables were asked (twice the same).
+/// Runs the program with the executor and the interpreter, which must agree. Returns `y` and the
+/// recorded calls.
 fn run(body: &str, feed: &[(&str, &Tensor)]) -> (Vec<f32>, Vec<String>) {
     let program = parsed(body).expect("it makes sense");
     let mut outcomes = Vec::new();
@@ -127,7 +129,7 @@ fn rows_are_looked_up_and_their_gradients_pushed() {
     );
 }
 
-/// Columns that are counters were looked up, and are not pushed.
+/// Counter columns are looked up, but not pushed.
 #[test]
 fn counters_are_not_pushed() {
     let ids = Tensor::from_slice(&[3i64, 5], [2, 1]).unwrap();

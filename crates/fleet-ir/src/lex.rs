@@ -1,5 +1,5 @@
-//! The text form of programs: tokens with their place. It takes any bytes that are UTF-8 and never
-//! looks further ahead than it must, so that an error points to where the text stops making sense.
+//! The lexer of the text form: tokens with their positions. It accepts any UTF-8 text. It reads no
+//! further ahead than it must, so that an error points to the first invalid token.
 
 use crate::limits::NAME_BYTES_MAX;
 use crate::text::{is_name_byte, is_word_start};
@@ -7,16 +7,16 @@ use fleet_base::{Error, Result};
 use std::borrow::Cow;
 use std::fmt;
 
-/// A piece of text with a meaning.
+/// A token of the text form.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Token<'t> {
-    /// A keyword, or the name of an op, slot, attribute, type, block.
+    /// A keyword, or the name of an op, slot, attribute, type or block.
     Word(&'t str),
-    /// `%name`, without the mark.
+    /// `%name`, without the `%`.
     Var(Cow<'t, str>),
-    /// An integer or a float, sign included, as written.
+    /// An integer or a float with its sign, as written.
     Number(&'t str),
-    /// What stood between quotes.
+    /// The content of a quoted string.
     Text(Cow<'t, str>),
     Mark(char),
     End,
@@ -35,12 +35,13 @@ impl fmt::Display for Token<'_> {
     }
 }
 
-/// Where a token starts, in bytes.
+/// The byte offset of a token in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct At(pub usize);
 
 impl At {
-    /// `line 3, column 5: (Out: %y) = mul(X: %x)`, counted from 1, columns in characters.
+    /// Describes the position: `line 3, column 5: (Out: %y) = mul(X: %x)`. Lines and columns count
+    /// from 1; columns count characters.
     pub fn place(self, text: &str) -> String {
         let before = &text[..self.0];
         let start = before.rfind('\n').map_or(0, |end| end + 1);
@@ -54,7 +55,7 @@ impl At {
     }
 }
 
-/// The start of a text that may be long, for messages.
+/// Returns the start of a text that may be long, for messages.
 pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
     const CHARS_MAX: usize = 100;
     match text.char_indices().nth(CHARS_MAX) {
@@ -63,7 +64,7 @@ pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Cuts a text into tokens.
+/// Splits a text into tokens.
 pub(crate) struct Lexer<'t> {
     text: &'t str,
     at: usize,
@@ -71,7 +72,7 @@ pub(crate) struct Lexer<'t> {
 
 impl<'t> Lexer<'t> {
     pub fn new(text: &'t str) -> Lexer<'t> {
-        // Editors of some systems put a byte order mark in front.
+        // Some editors write a byte order mark at the start of a file.
         let at = if text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
         Lexer { text, at }
     }
@@ -152,8 +153,8 @@ impl<'t> Lexer<'t> {
             .at(start.place(self.text)))
     }
 
-    /// Digits with sign, point and exponent; `-inf` and `-nan` too. What it is worth is for the
-    /// parser, which knows whether an integer or a float is wanted.
+    /// Reads digits with sign, point and exponent; `-inf` and `-nan` too. The parser converts the
+    /// number, because only it knows whether an integer or a float is expected.
     fn number(&mut self, start: At) -> Result<&'t str> {
         let rest = &self.text.as_bytes()[self.at..];
         let mut len = 1;
@@ -196,7 +197,7 @@ impl<'t> Lexer<'t> {
                 }
                 Some(b'\\') => {
                     let so_far = built.get_or_insert_with(|| self.text[from..run + stop].into());
-                    // The borrow of `built` ends before the escape is read.
+                    // The borrow of `built` must end before `self.escape()`.
                     let mut text = std::mem::take(so_far);
                     text.push(self.escape()?);
                     built = Some(text);
@@ -210,7 +211,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// Reads an escape, the backslash included.
+    /// Reads an escape sequence, including the backslash.
     fn escape(&mut self) -> Result<char> {
         let start = At(self.at);
         let rest = &self.text[self.at + 1..];
@@ -237,7 +238,7 @@ impl<'t> Lexer<'t> {
     }
 }
 
-/// `u{1f600}` and its length.
+/// Decodes `u{1f600}`. Returns the character and the length of the sequence.
 fn unicode_escape(rest: &str) -> (Option<char>, usize) {
     const DIGITS_MAX: usize = 6;
     let digits = rest.strip_prefix("u{").and_then(|rest| rest.split_once('}')).map(|it| it.0);

@@ -1,12 +1,12 @@
-//! The text form of programs: the reader (see [`crate::text`] for the form).
+//! The reader of the text form of programs. [`crate::text`] describes the form.
 //!
-//! Two passes: the first takes the text apart and creates blocks and variables, the second builds
-//! ops, so that an op may come before the block that it owns. An error names line and column, what
-//! was expected and what came, and the nearest known name.
+//! The first pass parses the text and creates blocks and variables. The second pass builds ops, so
+//! that an op may precede the block that it owns. An error gives line and column, the expected and
+//! the actual token, and the nearest known name.
 //!
-//! What comes out is well formed: names resolve, slots and attributes fit the op's spec, and blocks
-//! are a tree. Whether the program makes sense (a variable is written before it is read) is for
-//! [`Program::verify`].
+//! The result is well formed: names resolve, slots and attributes fit the op's spec, and blocks are
+//! a tree. [`Program::verify`] checks the rest, such as that a variable is written before it is
+//! read.
 
 use crate::lex::{At, Lexer, Token, clipped};
 use crate::limits::{
@@ -25,7 +25,7 @@ use std::fmt;
 use std::sync::Arc;
 
 impl Program {
-    /// Reads the text form. `dialect` knows the ops.
+    /// Parses the text form. `dialect` provides the specs of ops.
     pub fn parse(text: &str, dialect: &dyn Dialect) -> Result<Program> {
         check_bytes(text.len())?;
         let mut parser = Parser::new(text, dialect)?;
@@ -37,7 +37,7 @@ impl Program {
     }
 }
 
-/// A value before the spec says what type it must have.
+/// An attribute value as written, before the spec determines its type.
 enum Value<'t> {
     Number(&'t str),
     Word(&'t str),
@@ -45,14 +45,14 @@ enum Value<'t> {
     List(Vec<(At, Value<'t>)>),
 }
 
-/// A named part of an op, with its place.
+/// A named part of an op, with its position.
 struct Part<'t, T> {
     at: At,
     name: Cow<'t, str>,
     value: T,
 }
 
-/// Variables by place and name.
+/// Names of variables, with their positions.
 type Names<'t> = Vec<(At, Cow<'t, str>)>;
 
 /// An op as written.
@@ -78,7 +78,7 @@ struct Parser<'t, 'd> {
     program: Program,
     blocks_read: usize,
     ops: Vec<RawOp<'t>>,
-    /// Labels repeat; each is kept once.
+    /// Labels repeat; each text is stored once.
     labels: HashMap<Cow<'t, str>, Arc<str>>,
 }
 
@@ -176,7 +176,7 @@ impl<'t, 'd> Parser<'t, 'd> {
         Ok(self.labels.entry(text).or_insert_with_key(|text| Arc::from(&**text)).clone())
     }
 
-    /// The name of an op, slot or attribute.
+    /// Reads the name of an op, slot or attribute.
     fn word(&mut self, what: &str) -> Result<Cow<'t, str>> {
         match &self.token {
             Token::Word(word) => {
@@ -342,7 +342,7 @@ impl<'t, 'd> Parser<'t, 'd> {
         Ok(())
     }
 
-    /// `=true`, `=false`, or nothing, which is true.
+    /// Reads `=true`, `=false`, or nothing, which means true.
     fn truth(&mut self) -> Result<bool> {
         if !self.take_mark('=')? {
             return Ok(true);
@@ -444,7 +444,7 @@ impl<'t, 'd> Parser<'t, 'd> {
         self.check_count(at, "ops", self.ops.len(), OPS_MAX)
     }
 
-    /// Slots up to the closing parenthesis: `X: %a, %b, Y: %c)`.
+    /// Reads slots up to the closing parenthesis: `X: %a, %b, Y: %c)`.
     fn slots(&mut self) -> Result<Vec<Part<'t, Names<'t>>>> {
         let mut slots: Vec<Part<'t, Names<'t>>> = Vec::new();
         while !self.take_mark(')')? {
@@ -477,7 +477,7 @@ impl<'t, 'd> Parser<'t, 'd> {
         Ok(slots)
     }
 
-    /// Attributes up to the closing brace.
+    /// Reads attributes up to the closing brace.
     fn attrs(&mut self) -> Result<Vec<Part<'t, Value<'t>>>> {
         let mut attrs: Vec<Part<'t, Value<'t>>> = Vec::new();
         while !self.take_mark('}')? {
@@ -526,7 +526,7 @@ impl<'t, 'd> Parser<'t, 'd> {
         })
     }
 
-    /// What stands after '!'.
+    /// Reads the role after '!'.
     fn role(&mut self, role: &mut OpRole) -> Result<()> {
         let Token::Word(word) = self.token else {
             return Err(self.unexpected("a role"));
@@ -616,8 +616,8 @@ impl<'t, 'd> Parser<'t, 'd> {
         names.iter().map(find).collect()
     }
 
-    /// The value as the spec wants it; where the spec does not know the attribute, as it looks, for
-    /// the builder to refuse.
+    /// Converts a value to the type in the spec. For an attribute that the spec does not have, the
+    /// type follows from the value's form, and the builder rejects it.
     fn attr_value(&self, at: At, value: Value<'t>, kind: Option<AttrKind>) -> Result<Attr> {
         let wrong = |what: &str, got: &str| {
             let error = Error::invalid("this value is not of the attribute's type");
@@ -681,14 +681,14 @@ impl<'t, 'd> Parser<'t, 'd> {
     }
 }
 
-/// What the marks of a variable say, before they are put together.
+/// The flags of a variable as read, before they are combined.
 #[derive(Default)]
 struct Flags<'t> {
     seen: Vec<&'t str>,
     persistable: Option<bool>,
     stop_gradient: Option<bool>,
     param: Option<Param>,
-    /// The first mark that is for parameters.
+    /// The first flag that only parameters may have.
     param_word: Option<&'t str>,
 }
 
@@ -711,19 +711,19 @@ const FLAGS: [&str; 14] = [
 
 const PARAM_FLAGS: [&str; 7] = ["param", "frozen", "lr", "l1", "l2", "no_clip", "distributed"];
 
-/// A number or `nan`, `inf`, `-inf`.
+/// Parses a number, `nan`, `inf` or `-inf`.
 fn float(text: &str) -> Option<f64> {
     match text {
         "nan" | "NaN" => Some(f64::NAN),
         "inf" => Some(f64::INFINITY),
         "-inf" => Some(f64::NEG_INFINITY),
-        // Words such as "infinity" are left to be names.
+        // Words such as "infinity" are names, not numbers.
         _ if text.bytes().any(|byte| byte.is_ascii_digit()) => text.parse().ok(),
         _ => None,
     }
 }
 
-/// `block3`.
+/// Parses `block3`.
 fn block_id(word: &str) -> Option<BlockId> {
     let index: u32 = word.strip_prefix("block")?.parse().ok()?;
     (index < u32::MAX).then(|| BlockId::from_index(index as usize))

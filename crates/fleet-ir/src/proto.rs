@@ -1,9 +1,9 @@
-//! The protobuf form of programs: smaller than text and quick to read, for files and wires.
-//! `proto/program.proto` documents it; the messages below are the same by hand, so that no build
-//! needs a protobuf compiler.
+//! The protobuf form of programs, for files and connections. It is smaller than the text form and
+//! faster to read. `proto/program.proto` documents it. The messages below mirror that file by hand,
+//! so that the build needs no protobuf compiler.
 //!
-//! Reading trusts nothing: sizes are bounded by the bytes that are there, names and numbers are
-//! checked, ops go through the same builder as everywhere, and blocks are a tree.
+//! The reader accepts untrusted bytes. The length of the input bounds every allocation. Names and
+//! numbers are checked, ops go through the usual builder, and blocks must form a tree.
 
 use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, NAME_BYTES_MAX, check_bytes, depth};
 use crate::scan::check_counts;
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 impl Program {
-    /// The protobuf form.
+    /// Encodes the program in the protobuf form.
     pub fn to_bytes(&self) -> Vec<u8> {
         let numbers: HashMap<VarId, u32> = self.vars().map(|(id, _)| id).zip(0..).collect();
         let block = |id: BlockId| {
@@ -39,7 +39,7 @@ impl Program {
         program.encode_to_vec()
     }
 
-    /// Reads the protobuf form. `dialect` knows the ops.
+    /// Decodes the protobuf form. `dialect` provides the specs of ops.
     pub fn from_bytes(bytes: &[u8], dialect: &dyn Dialect) -> Result<Program> {
         check_bytes(bytes.len())?;
         if Program::is_text(bytes) {
@@ -58,12 +58,12 @@ impl Program {
         read_program(message, dialect)
     }
 
-    /// Whether these bytes are meant to be the text form.
+    /// Whether these bytes are to be read as the text form.
     pub fn is_text(bytes: &[u8]) -> bool {
         bytes.first() != Some(&VERSION_TAG)
     }
 
-    /// Reads either form: the binary one is told by its first byte.
+    /// Reads either form. The first byte distinguishes them.
     pub fn read(bytes: &[u8], dialect: &dyn Dialect) -> Result<Program> {
         if !Program::is_text(bytes) {
             return Program::from_bytes(bytes, dialect);
@@ -76,7 +76,8 @@ impl Program {
     }
 }
 
-/// Field 1 as a varint: the first byte of every program in protobuf form, and never one of a text.
+/// The key of field 1 (a varint): the first byte of every program in protobuf form, and never the
+/// first byte of a text.
 const VERSION_TAG: u8 = 0x08;
 
 fn number(id: impl EntityRef) -> u32 {
@@ -113,7 +114,7 @@ fn write_var(var: &Var) -> pb::Var {
 }
 
 fn write_op(op: &Op, numbers: &HashMap<VarId, u32>) -> pb::Op {
-    // A variable that is in no block gets a number that no reader takes.
+    // A variable that is in no block gets a number that every reader rejects.
     let vars = |ids: &[VarId]| ids.iter().map(|id| *numbers.get(id).unwrap_or(&u32::MAX)).collect();
     let slots = |names: &[crate::SlotSpec], slots: &[Vec<VarId>]| {
         let used = names.iter().zip(slots).filter(|(_, ids)| !ids.is_empty());
@@ -251,9 +252,9 @@ fn read_var(var: pb::Var) -> Result<Var> {
 struct OpReader<'d> {
     dialect: &'d dyn Dialect,
     specs: HashMap<String, &'static OpSpec>,
-    /// By number.
+    /// Variables by their number in the file.
     vars: Vec<VarId>,
-    /// Labels repeat; each is kept once.
+    /// Labels repeat; each text is stored once.
     labels: HashMap<String, Arc<str>>,
     owners: BlockOwners,
 }
@@ -319,8 +320,8 @@ impl OpReader<'_> {
     }
 }
 
-/// Refuses a second slot or attribute of a name, and names that are too long to look for. An op has
-/// a bounded number of each (see `scan.rs`).
+/// Rejects a repeated slot or attribute name, and names that are too long to search for. An op has
+/// a bounded number of each (see `scan.rs`), so a linear search suffices.
 fn once(seen: &mut Vec<String>, what: &str, name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid(format!("the name of an {what} is too long"))
@@ -352,7 +353,7 @@ fn read_value(value: Option<pb::Value>) -> Result<Attr> {
     })
 }
 
-/// The number of an element type is its place in [`DType::ALL`], counted from 1.
+/// The number of an element type is its index in [`DType::ALL`] plus 1.
 fn dtype_number(dtype: DType) -> i32 {
     DType::ALL.iter().position(|other| *other == dtype).map_or(0, |index| index as i32 + 1)
 }
@@ -477,7 +478,7 @@ mod message {
     }
 
     #[derive(Clone, PartialEq, Oneof)]
-    #[allow(clippy::enum_variant_names)] // the names of the fields
+    #[allow(clippy::enum_variant_names)] // as in the schema
     pub enum Value {
         #[prost(sint64, tag = "2")]
         IntValue(i64),

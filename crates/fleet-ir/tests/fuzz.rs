@@ -1,6 +1,6 @@
-//! Whatever the bytes, readers answer with a program that prints and reads back, or with an error:
-//! never a panic, never a program that later code could choke on. Seeds are fixed, so that a
-//! failure can be run again; the case's number is in the message.
+//! For any bytes, the readers return an error or a program that prints and reads back. They never
+//! panic, and never return a program that later code cannot handle. Seeds are fixed, so that a
+//! failure can be reproduced; the message gives the number of the case.
 
 mod common;
 
@@ -77,7 +77,7 @@ fn mutated_text_is_read_or_refused() {
         let text: String = text.into_iter().collect();
         accepted += u64::from(survives(text.as_bytes(), case));
     }
-    // Otherwise the mutations are too wild to reach the later stages.
+    // If this fails, the mutations are too wild to reach the later stages.
     assert!(accepted > CASES / 50, "only {accepted} of {CASES} mutants were read");
 }
 
@@ -121,7 +121,7 @@ fn noise_is_refused() {
     }
 }
 
-/// Reads, and puts what was read through everything that programs can do.
+/// Reads a program and runs every operation on the result. Returns whether it was accepted.
 fn survives(bytes: &[u8], case: u64) -> bool {
     let program = match Program::read(bytes, &Words) {
         Ok(program) => program,

@@ -1,4 +1,4 @@
-//! Programs themselves: names, evaluation copies, pruning, fingerprints.
+//! `Program`: names, evaluation copies, pruning, fingerprints.
 
 mod common;
 
@@ -75,7 +75,7 @@ fn pruning_follows_sub_blocks() {
     assert!(pruned.block(inner).ops().is_empty() && pruned.block(inner).vars().is_empty());
     assert_eq!(names(&pruned), ["x", "fc_0.w_0", "tmp_0"]);
     assert_eq!(pruned.errors(), []);
-    // An op is needed for what its sub-block writes, too.
+    // Pruning keeps an op whose sub-block writes a target.
     let mut written_inside = p.clone();
     let cond = p.root_ops().find(|(_, op)| op.name() == "cond").map(|(id, _)| id).unwrap();
     written_inside.op_mut(cond).outputs[0].clear();

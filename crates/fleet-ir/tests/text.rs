@@ -1,4 +1,4 @@
-//! The text form: what it looks like, that it comes back, and what its reader says of mistakes.
+//! The text form: printing, round trips, and the reader's errors.
 
 mod common;
 
@@ -9,7 +9,7 @@ use fleet_tensor::DType;
 
 const RICH: &str = include_str!("rich.fleet");
 
-/// The expectation is a file; `FLEET_BLESS=1` rewrites it.
+/// The expected text is in a file; `FLEET_BLESS=1` rewrites it.
 #[test]
 fn a_program_prints_as_documented() {
     let printed = rich().to_string();
@@ -36,7 +36,7 @@ fn everything_comes_back() {
         for ((_, a), (_, b)) in program.block_ops(block).zip(read.block_ops(block)) {
             assert_eq!((a.role, &a.device, &a.source), (b.role, &b.device, &b.source));
             assert_eq!((&a.inputs, &a.outputs), (&b.inputs, &b.outputs));
-            // NaN is not equal to itself; its text is.
+            // A NaN is not equal to itself, but its text is.
             assert_eq!(format!("{:?}", a.attrs), format!("{:?}", b.attrs));
         }
     }
@@ -97,7 +97,7 @@ fn defaults_are_filled_in_and_numbers_are_coerced() {
     assert!(!op.attr_bool("is_test"));
 }
 
-/// Each mistake, and a part of what is said of it.
+/// Checks that each mistake is reported with the expected parts of a message.
 #[test]
 fn mistakes_are_explained() {
     let check = |text: &str, parts: &[&str]| {
@@ -232,7 +232,7 @@ fn programs_that_print_the_same_are_equal() {
     assert_eq!(Op::build(&SEND).finish().unwrap().name(), "send");
 }
 
-/// What a hostile file could ask for is bounded by more than its length.
+/// The length of a hostile file alone does not bound its cost, so counts are limited too.
 #[test]
 fn programs_have_limits() {
     let check = |text: &str, part: &str| {
@@ -242,7 +242,8 @@ fn programs_have_limits() {
     let in_block = |line: &str, part: &str| {
         check(&format!("fleet program 1 block0 {{ %a: f32[2] %b: f32[2] {line} }}"), part);
     };
-    // Every name is compared with those before it: without a bound, these would take minutes.
+    // The reader compares each name with all earlier ones: without a limit, these would take
+    // minutes.
     let names = |count: usize, form: &str| -> String {
         (0..count).map(|i| form.replace('#', &i.to_string())).collect::<Vec<_>>().join(", ")
     };

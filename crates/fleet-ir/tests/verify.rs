@@ -1,4 +1,4 @@
-//! The verifier: what it lets pass and what it reports.
+//! The verifier: valid programs, and the errors of invalid ones.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn a_sound_program_passes() {
     assert_eq!(Program::default().errors().len(), 1, "a program without a root block");
 }
 
-/// `x -> y -> z`, with parts to break.
+/// The program `x -> y -> z`, with the ids that tests modify.
 struct Small {
     program: Program,
     x: VarId,
@@ -35,7 +35,7 @@ fn small() -> Small {
     Small { program, x, y, first: ids[0], second: ids[1] }
 }
 
-/// Breaks the small program and compares all that is said of it.
+/// Breaks the small program and compares all reported errors.
 fn check(break_it: impl FnOnce(&mut Small), expected: &[&str]) {
     let mut small = small();
     break_it(&mut small);

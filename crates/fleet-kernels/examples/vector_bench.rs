@@ -1,6 +1,6 @@
-//! Times the vector kernels on this machine and prints one line a kernel: milliseconds, GB/s of
-//! what it must move, and the time of a rival (torch, 2 threads, measured elsewhere) where there is
-//! one. Run with `cargo run --release --example vector_bench [threads] [name part]`.
+//! Measures the vector kernels on this machine. Prints one line per kernel: milliseconds, GB/s of
+//! the memory traffic it needs, and the time of a competitor (torch, 2 threads, measured elsewhere)
+//! if there is one. Run with `cargo run --release --example vector_bench [threads] [name part]`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -28,7 +28,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// The median of several runs of `body`, which moves `bytes`.
+    /// Prints the median of several runs of `body`, which moves `bytes`.
     fn time(&self, name: &str, bytes: usize, rival_ms: Option<f64>, mut body: impl FnMut()) {
         if !name.contains(&self.only) {
             return;

@@ -1,9 +1,9 @@
-//! Gradients of [`binary`](super::binary), summed over the axes that were repeated.
+//! Gradients of [`binary`](super::binary), summed over the broadcast axes.
 
 use super::*;
 use crate::reduce::{Plain, Product, Quotient, Reduction, SumOp, reduce_source};
 
-/// Floats of scratch that [`binary_grad`] needs for both gradients.
+/// Returns the length of the scratch memory for both gradients of [`binary_grad`], in floats.
 pub fn binary_grad_scratch_len(op: Binary, plan: &Broadcast) -> usize {
     let need = |sums: &Option<Reduction>, side| match sums {
         None => 0,
@@ -19,7 +19,7 @@ enum Side {
     B,
 }
 
-/// Whether the sum over the repeated axes can take its terms straight from two whole tensors.
+/// Whether the sum over the broadcast axes can compute its terms directly from two whole tensors.
 fn fused_sum(op: Binary, plan: &Broadcast, side: Side) -> bool {
     match op {
         Binary::Add | Binary::Sub => true,
@@ -30,9 +30,9 @@ fn fused_sum(op: Binary, plan: &Broadcast, side: Side) -> bool {
     }
 }
 
-/// The gradients `da` and `db` of `a op b` from `dz`, each where it is asked for. `scratch` holds
-/// [`binary_grad_scratch_len`] floats. Where both operands are equal, max and min give the gradient
-/// to `b`.
+/// Computes the gradients `da` and `db` of `a op b` from `dz`, those that are requested. `scratch`
+/// holds [`binary_grad_scratch_len`] floats. If both operands are equal, max and min give the
+/// gradient to `b`.
 pub fn binary_grad(
     pool: &Pool,
     op: Binary,
@@ -98,7 +98,7 @@ fn side_grad(
         (Binary::Mul, _) => reduce_source(pool, SumOp, sums, Product(dz, a), 1.0, out, scratch),
         (_, Side::A) => reduce_source(pool, SumOp, sums, Quotient(dz, b), 1.0, out, scratch),
         (_, Side::B) => {
-            // The divisor is one number for all terms of a sum: it comes in afterwards.
+            // The divisor is constant over the terms of a sum, so it is applied afterwards.
             reduce_source(pool, SumOp, sums, Product(dz, a), -1.0, out, scratch);
             for (i, d) in out.iter_mut().enumerate() {
                 // SAFETY: `out` has the length of `b`.
@@ -173,7 +173,7 @@ unsafe fn grad_segment<O: PairGrad, const LEFT: bool, const STEP_A: usize, const
     }
 }
 
-/// The terms of a gradient before any sum, one for every element of the result.
+/// Computes the terms of a gradient before any sum, one for every element of the result.
 fn local_grad(
     pool: &Pool,
     op: Binary,
@@ -184,15 +184,16 @@ fn local_grad(
 ) {
     let left = side == Side::A;
     pool.run_ranges(plan.len, GRAIN, |range| {
-        // SAFETY: ranges are disjoint; `out` holds the elements of the result.
+        // SAFETY: ranges are disjoint, and `out` holds the elements of the result.
         with_binary!(op, o => unsafe { grad_kernel(o, plan, left, operands, out, range.clone()) });
     });
 }
 
-/// [`binary_tile`]'s gradients on this thread: that of the left operand if `LEFT`, else the right.
+/// Computes a gradient of [`binary_tile`] on this thread: that of the left operand if `left`, else
+/// that of the right.
 ///
 /// # Safety
-/// `len` floats are readable at `a`, `b` and `dz` and writable at `out`, which may be `dz`.
+/// `len` floats are readable at `a`, `b` and `dz` and writable at `out`, which may equal `dz`.
 pub(crate) unsafe fn binary_grad_tile(
     op: Binary,
     left: bool,

@@ -1,9 +1,9 @@
 //! The gradient of the input: windows over the gradient of the output.
 //!
-//! Input pixels fall into `stride x stride` classes by their position; those of one class see the
-//! same taps, at every stride-th pixel. Each class is a window over dy with step 1, whose weights
-//! are the filter with channels swapped and taps in falling order. Stride 1 is one class of all
-//! taps; a class without taps is filled with zeros.
+//! Input pixels form `stride x stride` classes by their position. Pixels of one class see the same
+//! taps, at every stride-th pixel. Each class is a window over dy with step 1. Its weights are the
+//! filter with swapped channels and taps in descending order. Stride 1 gives one class with all
+//! taps. A class without taps is filled with zeros.
 
 use super::filter::{Picked, turn, turned_len, turned_panels};
 use super::window::{self, Axis, Sides, Window};
@@ -20,10 +20,10 @@ impl Conv2d {
         LINE + turned_len(self) + rows.unwrap_or(0)
     }
 
-    /// `dx = beta * dx + gradient`, from the gradient `dy` of the output.
+    /// Computes `dx = beta * dx + gradient` from `dy`, the gradient of the output.
     ///
     /// # Panics
-    /// If the shape does not pass [`Conv2d::check`] or a slice is too short.
+    /// If the shape does not pass [`Conv2d::check`], or a slice is too short.
     pub fn backward_data(
         &self,
         pool: &Pool,
@@ -75,7 +75,7 @@ impl Conv2d {
         (0..rows * cols).map(move |class| self.class(class / cols, class % cols))
     }
 
-    /// Input rows `row`, `row + stride`, ..., and columns likewise.
+    /// Returns the class of input rows `row`, `row + stride`, ..., and of columns likewise.
     fn class(&self, row: usize, col: usize) -> Class {
         let (rows, row_taps) = self.class_axis(0, row, self.h, self.out_h());
         let (cols, col_taps) = self.class_axis(1, col, self.w, self.out_w());
@@ -96,7 +96,7 @@ impl Conv2d {
         }
     }
 
-    /// One dimension of a class, and which filter rows (or columns) its taps are.
+    /// Returns one dimension of a class, and the filter rows (or columns) of its taps.
     fn class_axis(
         &self,
         axis: usize,

@@ -1,11 +1,12 @@
-//! The gradient of the filter: for every tap and input channel, a sum over pixels.
+//! The gradient of the filter: a sum over pixels for every tap and input channel.
 //!
-//! The register tile has six (tap, input channel) rows, 64 output channels, and runs over pixels: x
-//! is broadcast from a copy of the input rows with zeros around them, dy is packed into panels, and
-//! both lie in scratch for a block of pixels at a time. The sum is dealt out three ways, all by
-//! shape: slices of the pixels (the first adds into the gradient, the others into scratch, and are
-//! added in order), ranges of the rows, ranges of the panels. Small gradients are sliced; large
-//! ones are cut along the side whose repeated copies cost least.
+//! The register tile has six (tap, input channel) rows and 64 output channels, and runs over
+//! pixels. x is broadcast from a copy of the input rows with zeros around them, and dy is packed
+//! into panels. Both are in scratch memory for one block of pixels at a time. The sum is split in
+//! three ways, all by shape: slices of the pixels, ranges of the rows, ranges of the panels. The
+//! first slice adds to the gradient, and the others add to scratch memory and are added in order.
+//! Small gradients are sliced. Large ones are split along the side whose repeated copies cost
+//! least.
 
 use super::window::Source;
 use super::{Backward, Conv2d, depthwise};
@@ -13,30 +14,31 @@ use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
-/// Pixels of a block: each block adds to the gradient once, which costs as much as 12 pixels.
+/// Number of pixels in a block. Each block adds to the gradient once, which costs as much as 12
+/// pixels.
 const PIXELS: usize = 392;
 
-/// Pieces that the work is cut into.
+/// Target number of tasks.
 const TASKS: usize = 8;
 
-/// Floats of a page of memory.
+/// Number of floats in a page of memory.
 const PAGE: usize = 1024;
 
-/// Channels of a part at least.
+/// Minimum number of channels in a part.
 const CUT_CHANNELS_MIN: usize = 64;
 
-/// Floats between the pixels of the copy beyond their channels, so that they do not all fall on the
-/// same sets of L1.
+/// Padding of each pixel of the copy, in floats, so that pixels do not all map to the same sets of
+/// L1.
 const SKEW: usize = 16;
 
-/// How the sum is cut; a function of the shape alone.
+/// The split of the sum; it depends on the shape alone.
 #[derive(Clone, Copy)]
 struct Cut {
     slices: usize,
-    /// Lines (rows of the output, of all images) of a slice and of a block.
+    /// Number of lines (rows of the output, of all images) in a slice and in a block.
     slice_lines: usize,
     block_lines: usize,
-    /// Input channels and panels of a task (of one group).
+    /// Number of input channels and panels in a task (of one group).
     channels: usize,
     channel_parts: usize,
     panels: usize,
@@ -69,10 +71,10 @@ impl Cut {
     }
 }
 
-/// Slices of the pixels, parts of the input channels and of the panels: at least [`TASKS`] pieces
-/// where the shape allows, and of these the way that moves the least. x is copied once a part of
-/// the panels (reading it in place again costs a quarter), dy once a part of the channels, and a
-/// slice's sums are written, read and added.
+/// Returns the numbers of slices of the pixels, of parts of the input channels, and of parts of the
+/// panels. They give at least [`TASKS`] tasks where the shape allows, with the least memory
+/// traffic. x is copied once per part of the panels; reading it again in place costs a quarter of
+/// that. dy is copied once per part of the channels. A slice's sums are written, read and added.
 fn cheapest_parts(conv: &Conv2d, lines: usize, len: usize) -> (usize, usize, usize) {
     let (panels, wanted) = (conv.panels(), TASKS.div_ceil(conv.groups));
     let channels_max = (conv.group_in() / CUT_CHANNELS_MIN).max(1);
@@ -95,26 +97,28 @@ fn cheapest_parts(conv: &Conv2d, lines: usize, len: usize) -> (usize, usize, usi
     best
 }
 
-/// Whether x is read where it is: a window takes each pixel once, in order, and pixels do not each
-/// begin a page (then all of them fall on the same sets of L1, and each needs an entry of the TLB).
+/// Whether x is read in place. That requires that a window takes each pixel once, in order, and
+/// that pixels do not all start on page boundaries. Otherwise they would all map to the same sets
+/// of L1, and each would need a TLB entry.
 fn is_in_place(conv: &Conv2d) -> bool {
     let takes_all = conv.kh * conv.kw == 1 && conv.stride == [1, 1] && conv.pad == [[0, 0]; 2];
     takes_all && !conv.c_in.is_multiple_of(PAGE)
 }
 
-/// The copy of x in scratch, for one block of lines.
+/// The layout of x in scratch memory, for one block of lines.
 #[derive(Clone, Copy)]
 struct Copied {
-    /// Floats of a pixel, and pixels of a row.
+    /// Number of floats in a pixel, and of pixels in a row.
     pixel: usize,
     width: usize,
-    /// Rows for each line of a block: all that the window needs, or the lines' own rows.
+    /// Number of rows for the lines of a block: all that the window needs, or one row per line.
     rows_max: usize,
-    /// Only the pixels that a 1 x 1 window takes are copied.
+    /// Whether only the pixels of a 1 x 1 window are copied.
     sampled: bool,
-    /// Those are all pixels, in order: x is read where it is.
+    /// Whether these are all pixels, in order, so that x is read in place.
     in_place: bool,
-    /// The panels of dy are read where they are: there is one, and nothing beside it.
+    /// Whether the panels of dy are read in place: there is only one, without other data between
+    /// its rows.
     dy_in_place: bool,
 }
 
@@ -131,7 +135,8 @@ impl Copied {
             return Copied { pixel, width: conv.out_w(), rows_max, sampled, in_place, dy_in_place };
         }
         let width = (conv.out_w() - 1) * conv.stride[1] + (conv.kw - 1) * conv.dilation[1] + 1;
-        // A block that crosses images has a window's height more rows in each.
+        // In a block that spans several images, each image needs extra rows for the height of a
+        // window.
         let images = (cut.block_lines + conv.out_h() - 2) / conv.out_h() + 1;
         let window = (conv.kh - 1) * conv.dilation[0] + 1;
         let rows_max = cut.block_lines * conv.stride[0] + images * window;
@@ -143,7 +148,8 @@ impl Copied {
     }
 }
 
-/// Floats of the scratch: each thread's x and dy, its row offsets, and the slices' sums.
+/// Returns the lengths of the parts of scratch memory, in floats: x and dy of each thread, and the
+/// sums of the slices.
 fn parts(conv: &Conv2d, cut: &Cut) -> [usize; 3] {
     let copied = Copied::new(conv, cut);
     let dy = cut.panels * cut.block_lines * conv.out_w() * PANEL;
@@ -162,10 +168,10 @@ impl Conv2d {
         LINE + threads * (x + dy) + sums
     }
 
-    /// `dfilter = beta * dfilter + gradient`, packed as the filter is.
+    /// Computes `dfilter = beta * dfilter + gradient`, in the packed layout of the filter.
     ///
     /// # Panics
-    /// If the shape does not pass [`Conv2d::check`] or a slice is too short.
+    /// If the shape does not pass [`Conv2d::check`], or a slice is too short.
     pub fn backward_weights(
         &self,
         pool: &Pool,
@@ -210,7 +216,7 @@ impl Conv2d {
         });
         if cut.slices > 1 {
             pool.run_ranges(self.filter_len(), SUM_GRAIN, |range| {
-                // SAFETY: each task adds up a range of its own.
+                // SAFETY: each task adds its own range.
                 let total = unsafe { gradient.slice(range.start, range.len()) };
                 for slice in 1..cut.slices {
                     let at = (slice - 1) * slice_len + range.start;
@@ -225,10 +231,10 @@ impl Conv2d {
     }
 }
 
-/// Floats that one task of the last step adds up.
+/// Number of floats that one task of the last step adds.
 const SUM_GRAIN: usize = 8192;
 
-/// One call: everything that tasks share.
+/// One call: the state that tasks share.
 struct Call<'a> {
     conv: &'a Conv2d,
     cut: Cut,
@@ -240,7 +246,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// One slice of the pixels, for some input channels and panels of one group.
+    /// Computes one slice of the pixels, for some input channels and panels of one group.
     fn task(&self, task: usize, target: *mut f32, x: *mut f32, dy: *mut f32) {
         let (conv, cut) = (self.conv, &self.cut);
         let (rest, slice) = (task / cut.slices, task % cut.slices);
@@ -261,7 +267,8 @@ impl Call<'_> {
             let next = block.end..(block.end + cut.block_lines).min(lines.end);
             let (x, dy) = (self.bring_x(&part, &block, x), self.bring_dy(&part, &block, dy));
             let ahead = self.ahead(&part, &next);
-            // Blocks of a few long lines or of one run of pixels: almost always a single piece.
+            // A block has a few long lines or one run of pixels, so there is almost always one
+            // piece.
             let most = if self.copied.sampled { block.len() } else { SEGMENTS_MAX };
             for start in block.clone().step_by(most) {
                 let piece = start..(start + most).min(block.end);
@@ -271,7 +278,7 @@ impl Call<'_> {
         }
     }
 
-    /// What the next block will read, of x and of dy.
+    /// Returns the memory of x and of dy that the next block will read.
     fn ahead(&self, part: &Part, next: &Range<usize>) -> [Next; 2] {
         if next.is_empty() {
             return [Next { first: self.x.as_ptr(), pieces: 0, len: 0, pitch: 0 }; 2];
@@ -344,12 +351,12 @@ impl Call<'_> {
                 finish: Finish { beta, ..Finish::STORE },
             };
             let mut flush = |tile: &mut Tile| {
-                // Tiles ask for x and for dy in turn.
+                // Tiles alternate between prefetching x and prefetching dy.
                 let turn = (tiles_done / 2, tiles.div_ceil(2));
                 tile.ahead = ahead[tiles_done % 2].ahead(turn, count * len);
                 tiles_done += 1;
-                // SAFETY: x and dy were brought to scratch for this block; the packed gradient has
-                // 64 columns in every panel, and no other task writes these rows of it.
+                // SAFETY: x and dy are in scratch memory for this block. The packed gradient has 64
+                // columns in every panel, and no other task writes these rows of it.
                 unsafe { micro::run(self.isa, tile) };
                 tile.rows = 0;
             };
@@ -374,7 +381,7 @@ impl Call<'_> {
         }
     }
 
-    /// Row of the copy where the window of a line begins.
+    /// Returns the row of the copy at which the window of a line starts.
     fn copied_row(&self, block: &Range<usize>, line: usize) -> usize {
         let conv = self.conv;
         let height = conv.out_h();
@@ -383,7 +390,7 @@ impl Call<'_> {
         self.rows_before(block, image - first) + inside * conv.stride[0]
     }
 
-    /// Rows of the copy that the first `images` images of a block take.
+    /// Returns the number of rows of the copy for the first `images` images of a block.
     fn rows_before(&self, block: &Range<usize>, images: usize) -> usize {
         let conv = self.conv;
         let window = (conv.kh - 1) * conv.dilation[0] + 1;
@@ -396,7 +403,7 @@ impl Call<'_> {
         }
     }
 
-    /// Where x lies for a block: in place, or in `copy`, which is then filled.
+    /// Returns the address of x for a block: in place, or `copy`, which is filled first.
     fn bring_x(&self, part: &Part, block: &Range<usize>, copy: *mut f32) -> *const f32 {
         if !self.copied.in_place {
             self.copy_x(part, block, copy);
@@ -407,7 +414,8 @@ impl Call<'_> {
         self.x.as_ptr().wrapping_add(at + channel)
     }
 
-    /// Where the panels of dy lie for a block.
+    /// Returns the address of the panels of dy for a block: in place, or `packed`, which is filled
+    /// first.
     fn bring_dy(&self, part: &Part, block: &Range<usize>, packed: *mut f32) -> *const f32 {
         if !self.copied.dy_in_place {
             self.pack_dy(part, block, packed);
@@ -416,7 +424,7 @@ impl Call<'_> {
         self.dy.as_ptr().wrapping_add(block.start * self.conv.out_w() * PANEL)
     }
 
-    /// Copies the input rows of a block, with zeros where there is no input.
+    /// Copies the input rows of a block, with zeros outside the input.
     fn copy_x(&self, part: &Part, block: &Range<usize>, target: *mut f32) {
         let (conv, copied) = (self.conv, &self.copied);
         let source = Source {
@@ -433,7 +441,7 @@ impl Call<'_> {
             for (i, line) in block.clone().enumerate() {
                 let (image, row) = (line / height, (line % height * conv.stride[0]) as isize - top);
                 let to = target.wrapping_add(i * copied.width * copied.pixel);
-                // SAFETY: the scratch was sized for these lines.
+                // SAFETY: the scratch memory was sized for these lines.
                 unsafe { self.sample_row(&source, image, row, to) };
             }
             return;
@@ -448,27 +456,27 @@ impl Call<'_> {
             for r in 0..rows {
                 let row = (begin * conv.stride[0] + r) as isize - top;
                 let to = target.wrapping_add((at + r) * copied.width * copied.pixel);
-                // SAFETY: the scratch was sized for these rows.
+                // SAFETY: the scratch memory was sized for these rows.
                 unsafe { source.copy_row(image, row, -left, copied.width, copied.pixel, to) };
             }
         }
     }
 
-    /// Every stride-th pixel of a row.
+    /// Copies every stride-th pixel of a row.
     ///
     /// # Safety
-    /// The image exists, and the target has room for a line.
+    /// The image exists, and the target has space for a line.
     unsafe fn sample_row(&self, source: &Source, image: usize, row: isize, target: *mut f32) {
         let (conv, copied) = (self.conv, &self.copied);
         let left = conv.pad[1][0] as isize;
         if conv.stride[1] == 1 {
-            // SAFETY: as promised.
+            // SAFETY: promised by the caller.
             unsafe { source.copy_row(image, row, -left, copied.width, copied.pixel, target) };
             return;
         }
         for column in 0..copied.width {
             let from = (column * conv.stride[1]) as isize - left;
-            // SAFETY: as promised.
+            // SAFETY: promised by the caller.
             unsafe {
                 let to = target.add(column * copied.pixel);
                 source.copy_row(image, row, from, 1, copied.pixel, to);
@@ -486,7 +494,7 @@ impl Call<'_> {
             let cols = (conv.group_out() - column).min(PANEL);
             let at = block.start * width * conv.c_out + part.group * conv.group_out() + column;
             let to = target.wrapping_add((panel - part.panels.start) * pixels * PANEL);
-            // SAFETY: dy holds the block's lines, the scratch was sized for them.
+            // SAFETY: dy holds the block's lines, and the scratch memory was sized for them.
             unsafe {
                 let from = self.dy.as_ptr().add(at);
                 micro::copy_panel(self.isa, from, conv.c_out, pixels, cols, to);
@@ -495,7 +503,7 @@ impl Call<'_> {
     }
 }
 
-/// Pieces of memory at even distances that will be read soon.
+/// Pieces of memory at equal distances that will be read soon.
 #[derive(Clone, Copy)]
 struct Next {
     first: *const f32,
@@ -505,7 +513,8 @@ struct Next {
 }
 
 impl Next {
-    /// What one of some tiles asks for: an equal part where pieces touch, else one piece.
+    /// Returns the prefetch of one of `tiles` tiles: an equal part if the pieces are contiguous,
+    /// else one piece.
     fn ahead(&self, (tile, tiles): (usize, usize), terms: usize) -> Ahead {
         if self.pitch == self.len {
             return Ahead::part(self.first, self.pieces * self.len, tile, tiles, terms);
@@ -524,5 +533,5 @@ struct Part {
     panels: Range<usize>,
 }
 
-/// Segments of a tile.
+/// Limit on the segments of a tile.
 const SEGMENTS_MAX: usize = 64;

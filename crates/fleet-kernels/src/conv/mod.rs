@@ -1,12 +1,12 @@
 //! Convolution of images in two dimensions, f32, NHWC: forward, backward to data and to weights.
 //!
-//! No image is unrolled: the register tile of `micro` takes six pixels anywhere in an image as its
-//! rows and runs over the window as a few contiguous segments. Filters are kept packed, as
+//! Images are not unrolled. The register tile of `micro` takes six pixels anywhere in an image as
+//! its rows, and runs over the window as a few contiguous segments. Filters are stored packed, as
 //! `[group][ceil(c_out / 64)][kh][kw][c_in][64]` (channels of one group, zero beyond the last; see
-//! [`Conv2d::filter_len`]), so that forward packs nothing and the weight gradient comes out in the
-//! same layout. A depthwise filter is `[kh][kw][c]`.
+//! [`Conv2d::filter_len`]). Forward therefore packs nothing, and the weight gradient has the same
+//! layout. A depthwise filter is `[kh][kw][c]`.
 //!
-//! Tasks are cut by shape and sums are added in a fixed order: results are bitwise the same for any
+//! Tasks are split by shape and sums are added in a fixed order. Results are bitwise equal for any
 //! number of threads.
 //!
 //! ```
@@ -35,7 +35,7 @@ use crate::pool::Pool;
 use fleet_base::{Error, Result};
 use window::{Axis, Sides, Window};
 
-/// Rows or columns of a filter at most: offsets of a window are kept on the stack.
+/// Limit on the rows and on the columns of a filter. Offsets of a window are kept on the stack.
 pub const KERNEL_MAX: usize = 64;
 
 /// The shape of a convolution. Images are `[n][h][w][c]`.
@@ -48,37 +48,37 @@ pub struct Conv2d {
     pub c_out: usize,
     pub kh: usize,
     pub kw: usize,
-    /// Of rows and of columns, here and below.
+    /// Of rows and of columns, as are the fields below.
     pub stride: [usize; 2],
-    /// Zeros before the first and after the last row, and column.
+    /// Number of zeros before the first and after the last row, and column.
     pub pad: [[usize; 2]; 2],
     pub dilation: [usize; 2],
     pub groups: usize,
 }
 
-/// What forward does to its output while that is in registers.
+/// Operations of the forward pass on its output while it is in registers.
 #[derive(Default)]
 pub struct Forward<'a> {
-    /// One number an output channel.
+    /// One number per output channel.
     pub bias: Option<&'a [f32]>,
     pub relu: bool,
     /// Sums and sums of squares of the output by channel, in parts: see [`Conv2d::stats_len`].
     pub stats: Option<&'a mut [f32]>,
-    /// Tests force it; none means the best that the machine has.
+    /// Instruction set. `None` means the best of the machine; tests set others.
     pub isa: Option<Isa>,
 }
 
-/// How a gradient is written.
+/// Options for writing a gradient.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backward {
     /// 0 overwrites the gradient, 1 adds to it.
     pub beta: f32,
-    /// Tests force it; none means the best that the machine has.
+    /// Instruction set. `None` means the best of the machine; tests set others.
     pub isa: Option<Isa>,
 }
 
 impl Conv2d {
-    /// A k x k window, stride 1, no padding, one group.
+    /// Returns a convolution with a k x k window, stride 1, no padding and one group.
     pub fn square(n: usize, h: usize, w: usize, c_in: usize, c_out: usize, k: usize) -> Conv2d {
         Conv2d {
             n,
@@ -95,7 +95,7 @@ impl Conv2d {
         }
     }
 
-    /// Whether the shape makes sense.
+    /// Returns an error if the shape is not valid.
     pub fn check(&self) -> Result<()> {
         let positive = [
             ("filter height", self.kh),
@@ -169,12 +169,12 @@ impl Conv2d {
         self.n * self.out_h() * self.out_w() * self.c_out
     }
 
-    /// Floating-point operations of one direction, padding counted as work.
+    /// Returns the floating-point operations of one direction, including those on padding.
     pub fn flops(&self) -> f64 {
         2.0 * self.output_len() as f64 * (self.kh * self.kw * self.group_in()) as f64
     }
 
-    /// Each group has one channel in and one out.
+    /// Whether each group has one input and one output channel.
     pub fn is_depthwise(&self) -> bool {
         self.groups == self.c_in && self.groups == self.c_out && self.groups > 1
     }
@@ -187,7 +187,7 @@ impl Conv2d {
         self.c_out / self.groups
     }
 
-    /// Panels of output channels in a group.
+    /// Returns the number of panels of output channels in a group.
     fn panels(&self) -> usize {
         self.group_out().div_ceil(PANEL)
     }
@@ -199,10 +199,10 @@ impl Conv2d {
         window::scratch_len(&self.forward_window(), threads)
     }
 
-    /// `y = act(conv(x, filter) + bias)`.
+    /// Computes `y = act(conv(x, filter) + bias)`.
     ///
     /// # Panics
-    /// If the shape does not pass [`Conv2d::check`] or a slice is too short.
+    /// If the shape does not pass [`Conv2d::check`], or a slice is too short.
     pub fn forward(
         &self,
         pool: &Pool,

@@ -1,19 +1,19 @@
-//! Statistics of the output that forward collects on the way, for batch normalisation.
+//! Statistics of the output that the forward pass collects for batch normalization.
 //!
 //! Each row task and panel of 64 channels has a slot: 64 sums, then 64 sums of squares, in f32 over
-//! at most a few hundred pixels. They are added up in f64, in order: the result does not depend on
-//! threads, and costs no pass over the output.
+//! at most a few hundred pixels. The slots are added in f64, in order. The result does not depend
+//! on the number of threads, and needs no extra pass over the output.
 
 use super::Conv2d;
 use super::window::Cut;
 use crate::micro::PANEL;
 use crate::pool::{Pool, Shareable};
 
-/// Pixels of a slot when the output is read again (depthwise).
+/// Number of pixels per slot if the output is read again (depthwise).
 const PIXELS: usize = 256;
 
 impl Conv2d {
-    /// Floats of [`super::Forward::stats`].
+    /// Returns the length of [`super::Forward::stats`], in floats.
     pub fn stats_len(&self) -> usize {
         self.stats_slots() * self.stats_panels() * 2 * PANEL
     }
@@ -30,7 +30,8 @@ impl Conv2d {
         if self.is_depthwise() { self.c_out.div_ceil(PANEL) } else { self.groups * self.panels() }
     }
 
-    /// The mean and the (biased) variance of each output channel, from what forward collected.
+    /// Computes the mean and the (biased) variance of each output channel from the collected
+    /// statistics.
     ///
     /// # Panics
     /// If a slice is too short.
@@ -58,7 +59,8 @@ impl Conv2d {
             }
             let (group, column) = (panel / in_group, panel % in_group * PANEL);
             let width = (channels - column).min(PANEL);
-            // SAFETY: each task writes the channels of its own panel; lengths were checked.
+            // SAFETY: each task writes only the channels of its own panel, and lengths were
+            // checked.
             let (mean, variance) = unsafe {
                 let at = group * channels + column;
                 (mean.slice(at, width), variance.slice(at, width))
@@ -66,7 +68,7 @@ impl Conv2d {
             for j in 0..width {
                 let center = sums[j] / count;
                 mean[j] = center as f32;
-                // Rounding may make the difference of two equal numbers negative.
+                // Rounding may make the difference negative.
                 variance[j] = (sums[PANEL + j] / count - center * center).max(0.0) as f32;
             }
         });
@@ -80,7 +82,7 @@ pub(super) fn of_output(conv: &Conv2d, pool: &Pool, y: &[f32], stats: &mut [f32]
     let stats = Shareable::new(stats);
     let pixels = conv.n * conv.out_h() * conv.out_w();
     pool.run(conv.stats_slots(), |slot| {
-        // SAFETY: each task has a slot of its own; the caller checked the length.
+        // SAFETY: each task has its own slot, and the caller checked the length.
         let part = unsafe { stats.slice(slot * panels * 2 * PANEL, panels * 2 * PANEL) };
         part.fill(0.0);
         for pixel in slot * PIXELS..((slot + 1) * PIXELS).min(pixels) {

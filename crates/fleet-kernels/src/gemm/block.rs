@@ -1,13 +1,12 @@
 //! The blocked product: the loops of a task.
 //!
-//! Sketch: C is cut into blocks, K into blocks of terms. For one block of K a thread brings the
-//! columns of B that it works at to panels of its own, which fit its L2, and goes over the row
-//! tiles of C; a tile of A (at most 18 KB) then stays in L1 while the panels stream from L2.
-//! Threads keep to their columns as long as there are rows left for them ([`Queues`]), so B is read
-//! from memory about once.
+//! Sketch: C is split into blocks, and K into blocks of terms. For one block of K, a thread packs
+//! its columns of B into its own panels, which fit in L2. Then it iterates over the row tiles of C.
+//! A tile of A (at most 18 KB) stays in L1 while the panels stream from L2. Threads keep to their
+//! columns while rows are left for them ([`Queues`]), so B is read from memory about once.
 //!
-//! A transposed A goes into strips of six columns, some rows of C at a time, just before they are
-//! used. What comes next of A is asked for while sums run.
+//! A transposed A is packed into strips of six columns just before use, a few rows of C at a time.
+//! The next part of A is prefetched while sums run.
 
 use super::cut::Cut;
 use super::pack::Source;
@@ -17,23 +16,24 @@ use crate::micro::{self, Ahead, Finish, LINE, PANEL, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
-/// Rows of C whose strips of a transposed A are made at once: three lines of A.
+/// Number of rows of C for which a transposed A is packed at once: three cache lines of A.
 const STRIP_ROWS: usize = 8 * TILE_ROWS;
 
-/// Rows of C that one task of the last step of a sliced product adds up.
+/// Number of rows of C that one task sums in the last step of a sliced product.
 const ROWS_PER_SUM: usize = 16;
 
 fn round_up(len: usize) -> usize {
     len.div_ceil(LINE) * LINE
 }
 
-/// Floats that each thread keeps to itself: a block of B in panels, and strips of A.
+/// Returns the lengths of each thread's own scratch, in floats: a packed block of B, and strips of
+/// A.
 fn own_lens(gemm: &Gemm, cut: &Cut) -> [usize; 2] {
     let strips = if gemm.trans_a { micro::strips_len(cut.k, STRIP_ROWS) } else { 0 };
     [round_up(cut.b_len(gemm)), round_up(strips)]
 }
 
-/// Floats of the sums of all slices.
+/// Returns the length of the sums of all slices, in floats.
 fn sums_len(gemm: &Gemm, cut: &Cut) -> usize {
     if cut.slices > 1 { cut.slices * gemm.m * gemm.n } else { 0 }
 }
@@ -74,15 +74,15 @@ pub(super) fn run(
     }
 }
 
-/// What a thread keeps to itself.
+/// Scratch memory of one thread.
 struct Own {
     b: *mut f32,
     strips: *mut f32,
-    /// Where the panels in `b` come from: offset of the product's B, block of columns, block of K.
+    /// Source of the panels in `b`: offset of the product's B, block of columns, block of K.
     held: Option<[usize; 3]>,
 }
 
-/// Which part of which product.
+/// One block of one product.
 struct Place {
     item: usize,
     slice: usize,
@@ -91,32 +91,32 @@ struct Place {
     m_block: usize,
 }
 
-/// One call of the product: everything that tasks share.
+/// One call of the product: the state that tasks share.
 struct Call<'a> {
     gemm: &'a Gemm,
     cut: Cut,
     a: &'a [f32],
     b: &'a [f32],
     c: Shareable<f32>,
-    /// Of a sliced product: what C is added up from.
+    /// For a sliced product: the sums from which C is computed.
     sums: Option<Shareable<f32>>,
     epilogue: &'a Epilogue<'a>,
 }
 
-/// Where the panels of a block lie.
+/// The location of the panels of a block.
 #[derive(Clone, Copy)]
 struct Panels {
-    /// Packed panels from `first` on, of `terms` rows each.
+    /// Packed panels from `first` on, with `terms` rows each.
     packed: *const f32,
     first: usize,
     terms: usize,
-    /// The first term of a B that is read where it lies, its leading dimension, and the panels of
-    /// it.
+    /// For a B that is read in place: its first term, its leading dimension, and its number of
+    /// panels.
     in_place: Option<(*const f32, usize, usize)>,
 }
 
 impl Panels {
-    /// The first row of a panel and the distance between its rows.
+    /// Returns the first row of a panel and the distance between its rows.
     fn of(&self, panel: usize) -> (*const f32, usize) {
         match self.in_place {
             Some((b, ldb, panels)) if panel < panels => (b.wrapping_add(panel * PANEL), ldb),
@@ -126,7 +126,7 @@ impl Panels {
 }
 
 impl Call<'_> {
-    /// Hands tasks out to the threads of the pool.
+    /// Distributes tasks to the threads of the pool.
     fn share(
         &self,
         pool: &Pool,
@@ -141,7 +141,7 @@ impl Call<'_> {
         });
     }
 
-    /// One product, by all threads.
+    /// Computes one product with all threads.
     fn product(&self, pool: &Pool, item: usize, own: impl Fn(usize) -> Own + Sync + Copy) {
         let Cut { n_blocks, m_blocks, k_blocks, slices, .. } = self.cut;
         if let Some(sums) = self.sums {
@@ -160,7 +160,7 @@ impl Call<'_> {
         }
     }
 
-    /// One product of a batch, by one thread.
+    /// Computes one product of a batch with one thread.
     fn whole(&self, item: usize, own: &mut Own) {
         let Cut { n_blocks, k_blocks, m_blocks, .. } = self.cut;
         for n_block in 0..n_blocks {
@@ -171,7 +171,7 @@ impl Call<'_> {
         }
     }
 
-    /// The blocks of K of one slice, for one block of C.
+    /// Computes the blocks of K of one slice, for one block of C.
     fn slice(&self, item: usize, slice: usize, n_block: usize, m_block: usize, own: &mut Own) {
         let cut = &self.cut;
         let k_blocks = slice * cut.k_blocks / cut.slices..(slice + 1) * cut.k_blocks / cut.slices;
@@ -180,7 +180,7 @@ impl Call<'_> {
         }
     }
 
-    /// Brings the columns of a block to panels, unless this thread has them.
+    /// Packs the columns of a block into panels, unless this thread already has them.
     fn panels(&self, place: &Place, own: &mut Own) -> Panels {
         let (gemm, cut) = (self.gemm, &self.cut);
         let at = gemm.batch.offset(gemm.batch.b, place.item);
@@ -188,7 +188,8 @@ impl Call<'_> {
         let terms = cut.terms(gemm, place.k_block);
         let data = self.b.as_ptr().wrapping_add(at);
         let all = cols.start / PANEL..cols.end.div_ceil(PANEL);
-        // In place, lines beyond the last column must be those of the next row.
+        // In place, a panel may read past the last column only if that is still within the next
+        // row.
         let packed = match cut.b_in_place {
             true if gemm.n.is_multiple_of(LINE) => all.end..all.end,
             true => (gemm.n / PANEL).max(all.start)..all.end,
@@ -197,7 +198,7 @@ impl Call<'_> {
         let held = [at, place.n_block, place.k_block];
         if own.held != Some(held) && !packed.is_empty() {
             let source = Source { data, ldb: gemm.ldb, transposed: gemm.trans_b, n: gemm.n };
-            // SAFETY: the caller of `run` was held to the lengths of B and of the scratch.
+            // SAFETY: `run` checked the lengths of B and of the scratch memory.
             unsafe { source.pack(gemm.isa, packed.clone(), terms.clone(), own.b) };
             own.held = Some(held);
         }
@@ -210,7 +211,7 @@ impl Call<'_> {
         }
     }
 
-    /// One block of C over one block of K: its row tiles, and the panels of each.
+    /// Computes one block of C over one block of K, panel by panel for each row tile.
     fn block(&self, place: &Place, own: &mut Own) {
         let (gemm, cut) = (self.gemm, &self.cut);
         let panels = self.panels(place, own);
@@ -226,7 +227,7 @@ impl Call<'_> {
         }
         for first in rows.clone().step_by(STRIP_ROWS) {
             let some = first..(first + STRIP_ROWS).min(rows.end);
-            // SAFETY: A holds these terms and columns, and the strips have room for them.
+            // SAFETY: A holds these terms and columns, and the strips have space for them.
             unsafe {
                 let from = step.a.add(first);
                 let terms = step.terms.len();
@@ -240,7 +241,7 @@ impl Call<'_> {
         }
     }
 
-    /// The rows of the mask over a tile.
+    /// Returns the rows of the mask over a tile.
     fn mask_rows(&self, item: usize, row: usize, col: usize) -> Option<[*const f32; TILE_ROWS]> {
         let gemm = self.gemm;
         let at = gemm.batch.offset(gemm.batch.c, item) + row * gemm.ldc + col;
@@ -256,7 +257,7 @@ impl Call<'_> {
             // SAFETY: C has this row, and no other task writes it.
             let out = unsafe { self.c.slice(c + row * gemm.ldc, n) };
             let part = |slice: usize| {
-                // SAFETY: the sums of this row were written before and are only read now.
+                // SAFETY: the sums of this row were written earlier and are only read now.
                 unsafe { &*sums.slice((slice * gemm.m + row) * n, n) }
             };
             let total = part(0);
@@ -289,14 +290,14 @@ struct Step<'a> {
     rows: Range<usize>,
     cols: Range<usize>,
     terms: Range<usize>,
-    /// The first of these terms in A.
+    /// Address in A of the first of these terms.
     a: *const f32,
     panels: Panels,
     /// C, or the sums of a slice.
     c: *mut f32,
     ldc: usize,
     finish: Finish,
-    /// What follows the sums follows these.
+    /// Whether these are the last sums, after which the epilogue runs.
     last: bool,
 }
 
@@ -338,7 +339,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// At most six rows of C: one tile for each panel.
+    /// Computes at most six rows of C, one tile per panel.
     fn row_tile(&self, rows: Range<usize>, a: [*const f32; TILE_ROWS], a_step: usize) {
         let Step { call, last, ldc, .. } = *self;
         let zero = 0isize;
@@ -365,14 +366,15 @@ impl<'a> Step<'a> {
             };
             let mask = call.mask_rows(self.item, rows.start, col).filter(|_| last);
             if let Some(mask) = &mask {
-                // From L3 or beyond: asked for now, it is there when the sums are.
+                // The mask is in L3 or memory. Prefetched now, it arrives by the time the sums are
+                // done.
                 micro::prefetch_rows(&mask[..rows.len()], tile.cols);
             }
-            // SAFETY: the matrices hold the rows and columns of this tile, which no other
-            // task writes.
+            // SAFETY: the matrices hold the rows and columns of this tile, and no other task writes
+            // them.
             unsafe { micro::run(call.gemm.isa, &tile) };
             if let Some(mask) = &mask {
-                // SAFETY: as above; the mask is laid out as C is.
+                // SAFETY: as above; the mask has the layout of C.
                 unsafe { micro::clear_where_not_positive(call.gemm.isa, &tile, mask) };
             }
             if let (true, Some(hook)) = (last, call.epilogue.finish) {
@@ -381,7 +383,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// What is asked for while the tile of a panel runs: lines of A that come next.
+    /// Returns the memory to prefetch while the tile of a panel runs: the next lines of A.
     fn ahead(&self, row: usize, panel: usize) -> Ahead {
         let gemm = self.call.gemm;
         if !gemm.trans_a {
@@ -391,7 +393,7 @@ impl<'a> Step<'a> {
                 false => Ahead::nothing(self.a),
             };
         }
-        // The lines of the next strips, one of them for each tile.
+        // One line of the next strips per tile.
         let done = (row - self.rows.start) % STRIP_ROWS;
         let strips = row - done + STRIP_ROWS;
         let line = done / TILE_ROWS * self.cols.len().div_ceil(PANEL) + panel;
@@ -402,7 +404,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// `out = act(alpha * sums + beta * out + bias)` for columns from `col` on.
+/// Computes `out = act(alpha * sums + beta * out + bias)` for columns from `col` on.
 pub(super) fn finish_row(
     gemm: &Gemm,
     epilogue: &Epilogue<'_>,
@@ -418,12 +420,12 @@ pub(super) fn finish_row(
         if let Some(bias) = epilogue.bias {
             value += bias[col + j];
         }
-        // Written so that a NaN stays one.
+        // Written so that a NaN stays a NaN.
         *out = if epilogue.relu && value < 0.0 { 0.0 } else { value };
     }
 }
 
-/// Clears what the mask says, after [`finish_row`].
+/// Sets outputs to 0 where the mask is not positive. Runs after [`finish_row`].
 pub(super) fn mask_row(mask: &[f32], out: &mut [f32]) {
     for (out, mask) in out.iter_mut().zip(mask) {
         *out = if *mask > 0.0 { *out } else { 0.0 };
@@ -438,7 +440,7 @@ fn call_hook(
     tile: &Tile,
 ) {
     for r in 0..tile.rows {
-        // SAFETY: the tile was just written by this task, and no other task touches it.
+        // SAFETY: this task just wrote the tile, and no other task accesses it.
         let values = unsafe { std::slice::from_raw_parts_mut(tile.c[r], tile.cols) };
         hook(RowPart { item, row: row + r, col, values });
     }

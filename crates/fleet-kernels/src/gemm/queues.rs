@@ -1,12 +1,13 @@
-//! Tasks in queues: who works at a queue has what its tasks share at hand, so each thread begins
-//! with a queue of its own and goes to others when that one is empty.
+//! Queues of tasks. The tasks of a queue share data, so each thread starts with its own queue and
+//! moves on to others when that one is empty.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// More queues than any machine has threads to begin with; they lie on the stack.
+/// Limit on the queues of a call, which are on the stack. If there are more threads than queues,
+/// several threads start with the same queue.
 const QUEUES_MAX: usize = 64;
 
-/// `groups` groups of `each` tasks. Group `g` waits in queue `g % QUEUES_MAX`.
+/// `groups` groups of `each` tasks. Group `g` is in queue `g % QUEUES_MAX`.
 pub(super) struct Queues {
     taken: [AtomicUsize; QUEUES_MAX],
     groups: usize,
@@ -26,7 +27,7 @@ impl Queues {
         self.groups.min(QUEUES_MAX)
     }
 
-    /// All tasks that one of `workers` threads gets: their groups, and their places in these.
+    /// Takes tasks for one of `workers` threads. Yields (group, index of the task in the group).
     pub fn of_worker(
         &self,
         worker: usize,

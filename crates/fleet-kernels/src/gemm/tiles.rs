@@ -1,8 +1,8 @@
-//! The blocked product of bf16 in the machine's own unit.
+//! The blocked product of bf16 by a hardware unit.
 //!
-//! Both sides are packed into tiles (rows of A read in place are half as fast: they meet in a few
-//! sets of the caches), C is cut into blocks by shape, and a block makes its sums 32 x 32 at a
-//! time.
+//! Both sides are packed into tiles. Reading rows of A in place is half as fast, because the rows
+//! share a few sets of the caches. C is split into blocks by shape, and a block is summed in parts
+//! of 32 x 32.
 
 use super::bf16::Narrow;
 use super::block::{finish_row, mask_row};
@@ -12,19 +12,21 @@ use crate::micro::{LINE, cut_aligned};
 use crate::pool::{Pool, Shareable};
 use half::bf16;
 
-/// Terms summed before sums go to memory: a strip of A is then 32 KB and stays in L1.
+/// Number of terms summed before sums are written to memory. A strip of A is then 32 KB and stays
+/// in L1.
 const K_BLOCK: usize = 512;
-/// Rows and columns of a block of C: packed B for it (over a block of K) is 256 KB of L2.
+/// Number of rows and columns of a block of C. The packed B for it (over a block of K) takes 256 KB
+/// of L2.
 const M_BLOCK: usize = 128;
 const N_BLOCK: usize = 256;
-/// Rows or columns (in strips of 16) that one task packs.
+/// Number of strips (of 16 rows or columns) that one task packs.
 const STRIPS_PER_TASK: usize = 4;
-/// How a product is cut; a function of its shape alone.
+/// The split of a product; it depends on the shape alone.
 #[derive(Clone, Copy)]
 struct Cut {
-    /// Tiles of terms.
+    /// Number of tiles of terms.
     k_tiles: usize,
-    /// Strips of 16 rows and of 16 columns.
+    /// Number of strips of 16 rows, and of 16 columns.
     m_strips: usize,
     n_strips: usize,
     m_blocks: usize,
@@ -42,7 +44,7 @@ impl Cut {
         }
     }
 
-    /// bf16 of each packed side.
+    /// Returns the length of packed A, in bf16 elements.
     fn a_len(&self) -> usize {
         self.m_strips * self.k_tiles * TILE_LEN
     }
@@ -51,20 +53,21 @@ impl Cut {
         self.n_strips * self.k_tiles * TILE_LEN
     }
 
-    /// Floats of sums that a worker keeps: one 32 x 32 block, or all of its block of C where K is
-    /// long.
+    /// Returns the length of a worker's sums, in floats: one 32 x 32 block, or all of its block of
+    /// C if K is long.
     fn sums_len(&self, gemm: &Gemm) -> usize {
         if gemm.k <= K_BLOCK { BLOCK * BLOCK } else { M_BLOCK * N_BLOCK }
     }
 }
 
-/// Floats of scratch that [`run`] needs.
+/// Returns the length of the scratch memory for [`run`], in floats.
 pub(super) fn scratch_len(gemm: &Gemm, threads: usize) -> usize {
     let cut = Cut::new(gemm);
     (cut.a_len() + cut.b_len()).div_ceil(2) + threads * cut.sums_len(gemm) + LINE
 }
 
-/// The unit is there, all lengths were checked, and the product is no batch.
+/// Computes C. The caller ensures that the unit is available, that all lengths are valid, and that
+/// the product is not a batch.
 pub(super) fn run<C: Narrow>(
     unit: Unit,
     gemm: &Gemm,
@@ -99,13 +102,13 @@ pub(super) fn run<C: Narrow>(
         Some(task) => call.pack_b(task * STRIPS_PER_TASK),
     });
     pool.run_with_worker(cut.m_blocks * cut.n_blocks, |task, worker| {
-        // SAFETY: each worker has sums of its own.
+        // SAFETY: each worker has its own sums.
         let sums = unsafe { sums.slice(worker * sums_len, sums_len) };
         call.block(task % cut.m_blocks, task / cut.m_blocks, sums);
     });
 }
 
-/// One call: everything that tasks share.
+/// One call: the state that tasks share.
 struct Call<'a, C> {
     unit: Unit,
     gemm: &'a Gemm,
@@ -131,7 +134,7 @@ impl<C: Narrow> Call<'_, C> {
                 let term = tile * TERMS;
                 let terms = (gemm.k - term).min(TERMS);
                 let to = self.packed_a.wrapping_add((strip * cut.k_tiles + tile) * TILE_LEN);
-                // SAFETY: A holds these rows and terms, and there is room for every tile.
+                // SAFETY: A holds these rows and terms, and there is space for every tile.
                 unsafe {
                     if gemm.trans_a {
                         let from = self.a.add(term * gemm.lda + row);
@@ -154,7 +157,7 @@ impl<C: Narrow> Call<'_, C> {
                 let term = tile * TERMS;
                 let terms = (gemm.k - term).min(TERMS);
                 let to = self.packed_b.wrapping_add((strip * cut.k_tiles + tile) * TILE_LEN);
-                // SAFETY: B holds these columns and terms, and there is room for every tile.
+                // SAFETY: B holds these columns and terms, and there is space for every tile.
                 unsafe {
                     if gemm.trans_b {
                         let from = self.b.add(col * gemm.ldb + term);
@@ -168,9 +171,9 @@ impl<C: Narrow> Call<'_, C> {
         }
     }
 
-    /// One block of C: for each block of K, strips of A against strips of B.
+    /// Computes one block of C, strips of A times strips of B for each block of K.
     fn block(&self, m_block: usize, n_block: usize, sums: &mut [f32]) {
-        // SAFETY: the caller of [`run`] has asked whether the unit is there.
+        // SAFETY: the caller of [`run`] checked that the unit is available.
         let unit = unsafe { Ready::new(self.unit) };
         let (gemm, cut) = (self.gemm, &self.cut);
         let rows = m_block * M_BLOCK..((m_block + 1) * M_BLOCK).min(gemm.m);
@@ -205,8 +208,8 @@ impl<C: Narrow> Call<'_, C> {
         }
     }
 
-    /// Two packed strips from a row or column on, at a tile of terms. A strip that is not there is
-    /// the first again: nobody looks at its sums.
+    /// Returns two packed strips from row or column `at` on, at a tile of terms. If there is no
+    /// second strip, the first is returned twice, and its second sums are ignored.
     fn strips(&self, side: *mut u16, count: usize, at: usize, tile: usize) -> [*const u16; 2] {
         let strip = at / TILE;
         let second = if strip + 1 < count { strip + 1 } else { strip };
@@ -215,7 +218,7 @@ impl<C: Narrow> Call<'_, C> {
         })
     }
 
-    /// From finished sums to C.
+    /// Writes finished sums to C.
     fn finish(&self, row: usize, col: usize, [rows, cols]: [usize; 2], sums: &mut [f32]) {
         let (gemm, epilogue) = (self.gemm, self.epilogue);
         let plain = gemm.alpha == 1.0
@@ -228,7 +231,7 @@ impl<C: Narrow> Call<'_, C> {
             let out = unsafe { self.c.slice((row + r) * gemm.ldc + col, cols) };
             if plain {
                 let bias = epilogue.bias.map(|bias| &bias[col..col + cols]);
-                // SAFETY: both units come with AVX-512.
+                // SAFETY: both units imply AVX-512.
                 unsafe { store_row(sums, bias, epilogue.relu, out) };
                 continue;
             }
@@ -249,14 +252,14 @@ impl<C: Narrow> Call<'_, C> {
     }
 }
 
-/// `out = act(sums + bias)`, in wide registers.
+/// Computes `out = act(sums + bias)`, in wide registers.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn store_row<C: Narrow>(sums: &mut [f32], bias: Option<&[f32]>, relu: bool, out: &mut [C]) {
     if let Some(bias) = bias {
         sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
     }
     match relu {
-        // Written so that a NaN stays one.
+        // Written so that a NaN stays a NaN.
         true => out.iter_mut().zip(sums).for_each(|(out, sum)| {
             *out = C::of(if *sum < 0.0 { 0.0 } else { *sum });
         }),

@@ -1,4 +1,4 @@
-//! Updates of the rows of a table that have a gradient.
+//! Updates only those rows of a table that have a gradient.
 
 use super::rules::*;
 use super::{PIECE, Regularizer, Rule, Step};
@@ -7,28 +7,28 @@ use crate::simd::{Raw, prefetch};
 use crate::{for_registers, kernel};
 use std::ops::Range;
 
-/// A table whose rows are updated, with its state.
+/// A table and its state, for updates of rows.
 #[derive(Debug)]
 pub struct Table<'a> {
-    /// `[rows, width]`.
+    /// Parameters, `[rows, width]`.
     pub param: &'a mut [f32],
-    /// Tables of the same shape, as [`Rule::state_count`] says.
+    /// State tables of the same shape; [`Rule::state_count`] of them are present.
     pub state: [Option<&'a mut [f32]>; 3],
     pub width: usize,
     pub regularizer: Regularizer,
-    /// See [`Segment::weight_decay`]; LARS and LAMB do not work on rows.
+    /// See [`Segment::weight_decay`]. LARS and LAMB do not support rows.
     pub weight_decay: f32,
 }
 
-/// Rows ahead whose cache lines are fetched: about the latency of memory over the time of a row.
+/// Number of rows to prefetch ahead: about the memory latency divided by the time per row.
 const ROWS_AHEAD: usize = 8;
 
-/// Updates the rows `rows[i]` of a table with the gradients `grads[i * width..]`, and leaves the
-/// others and their state alone (lazy Adam). Rows must be inside the table, or nothing is done and
-/// the first wrong one is returned.
+/// Updates the rows `rows[i]` of a table with the gradients `grads[i * width..]`. The other rows
+/// and their state do not change (lazy Adam). If a row is outside the table, nothing changes, and
+/// the first such row is returned as the error.
 ///
 /// # Safety
-/// No row is named twice.
+/// `rows` contains no duplicates.
 pub unsafe fn update_rows(
     pool: &Pool,
     rule: Rule,

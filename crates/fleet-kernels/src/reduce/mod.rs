@@ -1,10 +1,10 @@
 //! Reductions of contiguous f32 tensors: sum, mean, max, min and product over any axes, arg-max,
-//! squared norms, and the search for numbers that are not finite.
+//! squared norms, and the search for non-finite numbers.
 //!
-//! A [`Reduction`] is planned once from shape and axes: neighbouring axes of one kind are merged,
-//! so that what is left is either runs (the last axis is reduced) or columns (it is kept). Long
-//! reductions with few results are split into pieces of fixed size whose partial results lie in
-//! scratch and are combined in order, so that the value does not depend on the threads. Sums are
+//! A [`Reduction`] is planned once from shape and axes. Adjacent axes of one kind are merged, which
+//! leaves either runs (the last axis is reduced) or columns (it is kept). Long reductions with few
+//! results are split into pieces of fixed size. Their partial results are stored in scratch memory
+//! and combined in order, so that the value does not depend on the number of threads. Sums are
 //! accumulated in blocks, in many lanes, and across blocks in f64 or in pairs of rows.
 //!
 //! ```
@@ -31,7 +31,7 @@ use crate::kernel;
 use crate::pool::Pool;
 use crate::simd::{Raw, Simd};
 
-/// What is done over the reduced axes.
+/// The operation over the reduced axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fold {
     Sum,
@@ -41,23 +41,23 @@ pub enum Fold {
     Prod,
 }
 
-/// Elements that a task reads at least, unless there are fewer.
+/// Minimum number of elements that a task reads, unless the tensor has fewer.
 const TASK_ELEMENTS: usize = 32 * 1024;
-/// A reduction is split over its reduced axes only when there are fewer tasks than this.
+/// Number of tasks from which a reduction is not split over its reduced axes.
 const TASKS_ENOUGH: usize = 64;
-/// Pieces of one reduction at most: bounds the scratch and the serial end.
+/// Limit on the pieces of one reduction: bounds the scratch memory and the serial part.
 const SPLITS_MAX: usize = 256;
-/// Columns that a task keeps in L1 while it walks down the rows.
+/// Limit on the columns that a task keeps in L1 while it reads the rows.
 const COLUMNS_MAX: usize = 2048;
-/// Rows narrower than this are summed several at a time, see [`columns`].
+/// Width below which several rows are summed together, see [`columns`].
 const NARROW: usize = 32;
-/// Elements of a run that are accumulated in f32 lanes before they go to f64.
+/// Number of elements of a run that are accumulated in f32 lanes before they are added in f64.
 const RUN_BLOCK: usize = 2048;
 
-/// Where the elements of each result lie; made once per shape.
+/// The location of the elements of each result, computed once per shape.
 #[derive(Clone, Debug)]
 pub struct Reduction {
-    /// (length, stride) of the kept axes but the last one of a column reduction.
+    /// (length, stride) of the kept axes, except the last one of a column reduction.
     kept: Vec<(usize, usize)>,
     /// (length, stride) of the reduced axes outside the leaf.
     reduced: Vec<(usize, usize)>,
@@ -68,20 +68,20 @@ pub struct Reduction {
     empty: bool,
 }
 
-/// The innermost block, which is contiguous.
+/// The innermost, contiguous block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Leaf {
-    /// One run of that length makes one result.
+    /// A run of this length that gives one result.
     Run(usize),
     /// A matrix whose columns are reduced.
     Columns { rows: usize, columns: usize },
 }
 
 impl Reduction {
-    /// The plan for reducing `axes` of a tensor of shape `shape`; axes outside the shape and
-    /// doubles count for nothing.
+    /// Returns the plan for reducing `axes` of a tensor of shape `shape`. Axes outside the shape
+    /// and duplicates are ignored.
     pub fn new(shape: &[usize], axes: &[usize]) -> Self {
-        // Neighbours of one kind merge; axes of length 1 are of no kind.
+        // Adjacent axes of one kind are merged; axes of length 1 are skipped.
         let mut dims: Vec<(usize, bool)> = Vec::new();
         for (axis, &len) in shape.iter().enumerate().filter(|(_, len)| **len != 1) {
             let is_reduced = axes.contains(&axis);
@@ -125,7 +125,7 @@ impl Reduction {
         plan
     }
 
-    /// Results.
+    /// Returns the number of results.
     pub fn out_len(&self) -> usize {
         self.kept_count
             * match self.leaf {
@@ -134,7 +134,7 @@ impl Reduction {
             }
     }
 
-    /// Elements that make one result.
+    /// Returns the number of elements per result.
     pub fn reduced_len(&self) -> usize {
         self.reduced_count
             * match self.leaf {
@@ -143,17 +143,18 @@ impl Reduction {
             }
     }
 
-    /// Elements of the tensor.
+    /// Returns the number of elements of the tensor.
     pub fn in_len(&self) -> usize {
         self.out_len() * self.reduced_len()
     }
 
-    /// Floats of scratch that a reduction needs.
+    /// Returns the length of the scratch memory for the reduction, in floats.
     pub fn scratch_len(&self) -> usize {
         if self.splits > 1 { self.splits * self.out_len() } else { 0 }
     }
 
-    /// The smallest parts that are written by one task: results of runs, blocks of columns.
+    /// Returns the number of units: the smallest parts that one task writes. These are results of
+    /// runs, or blocks of columns.
     fn units(&self) -> usize {
         self.kept_count * self.column_blocks()
     }
@@ -177,8 +178,8 @@ impl Reduction {
         (TASK_ELEMENTS / self.unit_elements().max(1)).max(1)
     }
 
-    /// What is cut when a reduction is split: the outer reduced axes, or the leaf if there are
-    /// none.
+    /// Returns the length along which a reduction is split: the outer reduced axes, or the leaf if
+    /// there are none.
     fn split_len(&self) -> usize {
         match self.leaf {
             _ if self.reduced_count > 1 => self.reduced_count,
@@ -201,13 +202,13 @@ impl Reduction {
     }
 }
 
-/// Lanes from `n` on become the identity.
+/// Replaces lanes from `n` on by the identity.
 #[inline(always)]
 fn only_first<S: Simd, F: FoldOp>(s: S, x: S::F, n: usize) -> S::F {
     s.select(s.first(n), x, s.splat(F::IDENTITY))
 }
 
-/// The fold of a contiguous run.
+/// Returns the fold of a contiguous run.
 #[inline(always)]
 unsafe fn run<S: Simd, F: FoldOp, M: Source>(s: S, source: M, start: usize, len: usize) -> f64 {
     let mut total = f64::from(F::IDENTITY);
@@ -242,7 +243,7 @@ unsafe fn run<S: Simd, F: FoldOp, M: Source>(s: S, source: M, start: usize, len:
 
 #[inline(always)]
 unsafe fn load_n<S: Simd, M: Source>(s: S, source: M, i: usize, n: usize) -> S::F {
-    // SAFETY: `n` elements exist at `i`, says the caller.
+    // SAFETY: the caller guarantees `n` elements at `i`.
     unsafe { if n == S::LANES { source.load(s, i) } else { source.load_part(s, i, n) } }
 }
 
@@ -257,7 +258,7 @@ unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
     width: usize,
     acc: *mut f32,
 ) {
-    // SAFETY: rows and columns are inside the tensor, `acc` holds `width` floats.
+    // SAFETY: rows and columns are inside the tensor, and `acc` holds `width` floats.
     unsafe {
         let mut row = 0;
         while row < rows {
@@ -297,8 +298,8 @@ unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
     }
 }
 
-/// As [`columns`] for rows narrower than a few registers that follow each other without a gap:
-/// several rows are taken as one wide row, and the wide result is folded at the end.
+/// Like [`columns`], for contiguous rows narrower than a few registers. Several rows are treated as
+/// one wide row, and the wide result is folded at the end.
 #[inline(always)]
 unsafe fn narrow_columns<S: Simd, F: FoldOp, M: Source>(
     s: S,
@@ -312,7 +313,7 @@ unsafe fn narrow_columns<S: Simd, F: FoldOp, M: Source>(
     let mut wide = [F::IDENTITY; 2 * NARROW];
     let whole = rows / pack;
     let rest = rows - whole * pack;
-    // SAFETY: the wide rows cover `whole * pack` rows, the rest the others.
+    // SAFETY: the wide rows cover `whole * pack` rows, and the last call covers the others.
     unsafe {
         let wide_width = pack * width;
         columns::<S, F, M>(s, source, start, whole, wide_width, wide_width, wide.as_mut_ptr());
@@ -326,7 +327,8 @@ unsafe fn narrow_columns<S: Simd, F: FoldOp, M: Source>(
 }
 
 kernel! {
-    /// The results of units `units`, of the part `split` of the reduced axes, written to `out`.
+    /// Computes the results of `units` for part `split` of the reduced axes, and writes them to
+    /// `out`.
     unsafe fn fold_units<S, F: FoldOp, M: Source>(
         s: S, fold: F, source: M, plan: &Reduction, units: Range<usize>, split: usize, out: *mut f32,
     ) {
@@ -375,7 +377,7 @@ kernel! {
 }
 
 kernel! {
-    /// `out[i]` from `splits` partial results `len` apart, times `scale`.
+    /// Computes `out[i]` from `splits` partial results `len` apart, times `scale`.
     unsafe fn combine<S, F: FoldOp>(
         s: S, fold: F, partial: *const f32, splits: usize, len: usize, range: Range<usize>,
         scale: f32, out: *mut f32,
@@ -420,12 +422,13 @@ pub(crate) fn reduce_source<F: FoldOp, M: Source>(
     pool.run(tasks * plan.splits, |task| {
         let (split, block) = (task / tasks, task % tasks);
         let units = block * per_task..((block + 1) * per_task).min(plan.units());
-        // SAFETY: the lengths were checked above; tasks write different units or different splits.
+        // SAFETY: the lengths were checked above, and tasks write different units or different
+        // splits.
         unsafe { fold_units(fold, source, plan, units, split, target.at(split * len)) };
     });
     if plan.splits > 1 || scale != 1.0 {
         pool.run_ranges(len, 4096, |range| {
-            // SAFETY: ranges are disjoint; one split means that `target` is `out` itself.
+            // SAFETY: ranges are disjoint. With one split, `target` is `out` itself.
             unsafe { combine(fold, target.at(0), plan.splits, len, range, scale, out.at(0)) };
         });
     }
@@ -458,7 +461,7 @@ kernel! {
     /// Adds the column sums of a contiguous `[rows, width]` to `acc`.
     ///
     /// # Safety
-    /// `x` holds the matrix, `acc` one row.
+    /// `x` holds the matrix, and `acc` holds one row.
     pub(crate) unsafe fn add_columns<S>(
         s: S, x: *const f32, rows: usize, width: usize, acc: *mut f32,
     ) {
@@ -466,13 +469,13 @@ kernel! {
     }
 }
 
-/// `out` is the sum of the rows of partial results `[parts, out.len()]`, in order.
+/// Sets `out` to the sum of the rows of partial results `[parts, out.len()]`, added in order.
 pub(crate) fn add_partials(pool: &Pool, partials: &[f32], out: &mut [f32]) {
     let len = out.len();
     let parts = partials.len() / len.max(1);
     let (partials, out) = (Raw::new(partials.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
     pool.run_ranges(len, 4096, |range| {
-        // SAFETY: ranges are disjoint; there are `parts` rows of `len`.
+        // SAFETY: ranges are disjoint, and there are `parts` rows of `len`.
         unsafe { combine(SumOp, partials.at(0), parts, len, range, 1.0, out.at(0)) };
     });
 }
@@ -486,7 +489,7 @@ kernel! {
     }
 }
 
-/// The fold of everything, in f64 across blocks.
+/// Returns the fold of all elements, in f64 across blocks.
 fn fold_all<F: FoldOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -> f64 {
     let grain = (2 * TASK_ELEMENTS).max(len.div_ceil(SPLITS_MAX));
     let mut partial = [f64::from(F::IDENTITY); SPLITS_MAX];
@@ -501,18 +504,18 @@ fn fold_all<F: FoldOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -
     partial.into_iter().fold(f64::from(F::IDENTITY), F::fold_f64)
 }
 
-/// The sum of everything, in f64 across blocks of lanes.
+/// Returns the sum of all elements, in f64 across blocks of lanes.
 pub fn sum_all(pool: &Pool, x: &[f32]) -> f64 {
     fold_all(pool, SumOp, Plain(Raw::new(x.as_ptr())), x.len())
 }
 
-/// The sum of squares.
+/// Returns the sum of squares.
 pub fn squared_norm(pool: &Pool, x: &[f32]) -> f64 {
     let raw = Raw::new(x.as_ptr());
     fold_all(pool, SumOp, Product(raw, raw), x.len())
 }
 
-/// The sum of products.
+/// Returns the sum of products.
 pub fn dot(pool: &Pool, x: &[f32], y: &[f32]) -> f64 {
     assert_eq!(x.len(), y.len(), "vectors differ in length");
     fold_all(pool, SumOp, Product(Raw::new(x.as_ptr()), Raw::new(y.as_ptr())), x.len())
@@ -528,7 +531,7 @@ kernel! {
     unsafe fn has_nonfinite<S>(s: S, x: *const f32, len: usize) -> bool {
         let mut i = 0;
         while i < len {
-            // Blocks, so that the branch is rare.
+            // Work in blocks, so that the branch is rare.
             let end = (i + 1024).min(len);
             let mut any = nonfinite_lanes(s, s.zero());
             while i + S::LANES <= end {

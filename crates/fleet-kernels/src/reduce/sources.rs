@@ -1,8 +1,8 @@
-//! What is reduced, and how: values from memory, and the operations over registers.
+//! Inputs and operations of reductions: values from memory, and folds on registers.
 
 use crate::simd::{Raw, Simd};
 
-/// How two values become one.
+/// A function that combines two values into one.
 pub(crate) trait FoldOp: Copy + Send + Sync {
     const IDENTITY: f32;
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F;
@@ -83,19 +83,20 @@ impl FoldOp for ProdOp {
     #[inline(always)]
     fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
         let mut lanes = [1f32; 16];
-        // SAFETY: no register is longer than 16 lanes.
+        // SAFETY: no register has more than 16 lanes.
         unsafe { s.store(lanes.as_mut_ptr(), a) };
         lanes.iter().map(|lane| f64::from(*lane)).product()
     }
 }
 
-/// Where the reduced values come from: a tensor, or what is computed from two on the way.
+/// The source of the reduced values: a tensor, or a function of two tensors that is computed on
+/// load.
 pub(crate) trait Source: Copy + Send + Sync {
     /// # Safety
     /// `LANES` elements exist at `i`.
     unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F;
     /// # Safety
-    /// `n <= LANES` elements exist at `i`; the other lanes are of no meaning.
+    /// `n <= LANES` elements exist at `i`. The other lanes have undefined values.
     unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F;
 }
 
@@ -115,7 +116,7 @@ impl Source for Plain {
     }
 }
 
-/// The product of two tensors of one shape (the square of one, if they are the same).
+/// The product of two tensors of one shape, or the square of one if both are the same.
 #[derive(Clone, Copy)]
 pub(crate) struct Product(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
 
@@ -132,7 +133,7 @@ impl Source for Product {
     }
 }
 
-/// The first tensor over the second.
+/// The quotient of two tensors of one shape.
 #[derive(Clone, Copy)]
 pub(crate) struct Quotient(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
 
