@@ -88,7 +88,7 @@ impl Slot {
 /// let schema = Schema::new([Slot::ragged_ids("words"), Slot::dense_floats("label", [1])])?;
 /// assert_eq!(schema.index("label")?, 1);
 /// let error = schema.index("word").unwrap_err();
-/// assert!(error.to_string().starts_with("no slot is called 'word'; did you mean 'words'?"));
+/// assert!(error.to_string().starts_with("unknown slot 'word'; did you mean 'words'?"));
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

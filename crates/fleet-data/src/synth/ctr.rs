@@ -395,8 +395,9 @@ impl Ctr {
     ///
     /// ```
     /// use fleet_data::synth::{Ctr, CtrConfig};
-    /// let config = CtrConfig { dense_count: 1, slot_rows: vec![5, 8], pair_count: 1,
-    /// ..CtrConfig::tiny() }; let mut line = Vec::new();
+    /// let slot_rows = vec![5, 8];
+    /// let config = CtrConfig { dense_count: 1, slot_rows, pair_count: 1, ..CtrConfig::tiny() };
+    /// let mut line = Vec::new();
     /// Ctr::new(config)?.append_line(3, &mut line);
     /// let text = String::from_utf8(line).unwrap();
     /// assert_eq!(text.split(' ').count(), 8);
