@@ -156,8 +156,8 @@ fn part(options: &Options, task: &Task) -> Result<()> {
     if options.profile {
         eprintln!("{:?}", worker.stats());
         let executor = &worker.session.executor;
-        for (op, calls, seconds) in executor.profile().iter().take(12) {
-            eprintln!("{op:<28} {calls:>5} calls {:>9.3} ms in all", seconds * 1e3);
+        for (op, count, seconds) in executor.profile().iter().take(12) {
+            eprintln!("{op:<28} {count:>5} ops {:>9.3} ms in all", seconds * 1e3);
         }
     }
     worker.stop()

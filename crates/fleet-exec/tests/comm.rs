@@ -10,8 +10,8 @@ use fleet_testkit::local::{self, World};
 
 fn program(body: &str) -> Program {
     let text = format!("fleet program 1\nblock0 {{\n{body}\n}}");
-    let program = Program::parse(&text, Registry::standard()).expect("it is well formed");
-    fleet_ops::verify::verify(&program, Registry::standard()).expect("it makes sense");
+    let program = Program::parse(&text, Registry::standard()).expect("a well-formed program");
+    fleet_ops::verify::verify(&program, Registry::standard()).expect("a valid program");
     program
 }
 
@@ -236,7 +236,7 @@ fn different_calls_are_an_error_on_both() {
 fn shapes() {
     let check = |body: &str, expected: &str| {
         let text = format!("fleet program 1\nblock0 {{\n{body}\n}}");
-        let program = Program::parse(&text, Registry::standard()).expect("it is well formed");
+        let program = Program::parse(&text, Registry::standard()).expect("a well-formed program");
         let errors = fleet_ops::verify::errors(&program, Registry::standard());
         assert!(errors.iter().any(|error| error.to_string().contains(expected)), "{errors:?}");
     };

@@ -191,9 +191,10 @@ fn a_variable_is_dense_or_holds_rows() {
         case.feed("g", matrix(1, 2)).feed("w", matrix(9, 2)).fetch(&["s"])
     };
     case("sparse_rows").agreed();
-    let parts = ["output 's' has another type or shape than stated", "got f32[9, 2] (sparse rows"];
+    let parts =
+        ["output 's' does not match its declared type or shape", "got f32[9, 2] (sparse rows"];
     case("").refused(&parts);
-    case("persistable sparse_rows").refused(&["'s' cannot live in the scope"]);
+    case("persistable sparse_rows").refused(&["'s' cannot be persistable"]);
 }
 
 #[test]
@@ -204,7 +205,7 @@ fn state_keeps_the_size_that_the_scope_holds() {
             .state("w", ones(held))
             .fetch(&["w"])
     };
-    let parts = ["output 'w' has another shape than the scope holds", "f32[2], got f32[1000]"];
+    let parts = ["output 'w' does not match its shape in the scope", "f32[2], got f32[1000]"];
     case(2).refused(&parts);
     case(1000).agreed();
 }
@@ -384,7 +385,7 @@ fn fed_tensors_are_row_major() {
     Case::new("%a: f32[8, 1, 3, 3] data %x: f32[8, 1, 3, 3] (Out: %x) = relu(X: %a)")
         .feed("a", packed)
         .fetch(&["x"])
-        .refused(&["the value fed for 'a' does not fit", "row_major", "filter64"]);
+        .refused(&["the value fed for 'a' has the wrong layout or size", "row_major", "filter64"]);
 }
 
 /// The offload store holds nothing before the program stores a value.
@@ -393,7 +394,7 @@ fn a_slot_that_was_never_stored_is_refused() {
     Case::new("%a: f32[-1] data %x: f32[-1] (Out: %x) = offload_fetch(X: %a) {slot: 2}")
         .feed("a", ones(3))
         .fetch(&["x"])
-        .refused(&["slot 2 of the offload file holds another value", "got nothing"]);
+        .refused(&["slot 2 of the offload file has another size", "got nothing"]);
 }
 
 /// Each output would be written before the other outputs have read it as an input.
