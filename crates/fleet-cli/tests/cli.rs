@@ -210,10 +210,10 @@ fn wrong_runs_are_explained() {
     run(&["--fetch", "y"], "'x'");
     run(&["--fetch", "yy"], "no variable 'yy'; did you mean 'y'?");
     run(&["--feed", "x"], "--feed is not understood: expected NAME=FILE.npy, got x");
-    run(&["--feed", "x=diary.txt", "--fetch", "y"], "this is not npy data");
+    run(&["--feed", "x=diary.txt", "--fetch", "y"], "not npy data");
     run(&["--feed", &format!("x={}", path(&x)), "--fetch", "y"], "[-1, 2]");
     run(&["--load", "no-such"], "no-such");
-    run(&["--load", "diary.txt"], "this is not a safetensors file");
+    run(&["--load", "diary.txt"], "not a safetensors file");
     run(&["--startup", "linear.fleet"], "at --startup linear.fleet");
 }
 
