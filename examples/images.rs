@@ -70,7 +70,7 @@ pub fn train_on(folder: &Path, steps: u64) -> Result<f32> {
         let out = session.evaluate(&batch.feeds(), &[&accuracy])?;
         right += out[0].item::<f32>()? * batch.len() as f32;
     }
-    println!("{:.1} % are read right", 100.0 * right / count);
+    println!("{:.1} % classified correctly", 100.0 * right / count);
     Ok(right / count)
 }
 

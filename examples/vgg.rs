@@ -24,7 +24,7 @@ pub fn train(steps: u64) -> Result<()> {
     }
     let (x, y) = batch(250, 1 << 40)?;
     let out = session.evaluate(&[("x", &x), ("y", &y)], &[&accuracy])?;
-    println!("{:.1} % of 250 unseen digits are read right", 100.0 * out[0].item::<f32>()?);
+    println!("{:.1} % of 250 unseen digits classified correctly", 100.0 * out[0].item::<f32>()?);
     Ok(())
 }
 

@@ -82,7 +82,7 @@ impl Saves {
 
     /// Returns whether this worker joins a training in progress, or resumes one.
     pub fn have_begun(&self, worker: &Worker) -> Result<bool> {
-        Ok(worker.resumes() || self.is_past(worker, self.opening())?)
+        Ok(worker.can_resume() || self.is_past(worker, self.opening())?)
     }
 
     /// Returns the number of barriers before the first step.

@@ -165,10 +165,10 @@ impl Saves {
         let resumed = checkpoints.resume(&session.programs.main, &mut session.scope)?;
         saves.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
         if let Some(resumed) = &resumed {
-            for passed_over in &resumed.passed_over {
+            for passed_over in &resumed.skipped {
                 out.line(format!("passed over a checkpoint that is not whole: {passed_over}"))?;
             }
-            for number in &resumed.other_numbers {
+            for number in &resumed.changed_constants {
                 out.line(format!("note: {number}"))?;
             }
             same_batch(&resumed.entries, demo.batch, folder)?;

@@ -68,7 +68,7 @@ fn one_that_comes_again_before_they_met_takes_part() {
 fn one_that_comes_again_after_they_met_is_told_so() {
     let [first, second] = run("after they met", "--max_restart 1", 0);
     assert!(first.contains("first [2.0, 1.0]") && second.contains("first [2.0, 1.0]"), "{second}");
-    assert!(second.contains("error: ") && second.contains("they do not meet twice"), "{second}");
+    assert!(second.contains("error: ") && second.contains("cannot join them again"), "{second}");
     assert!(first.contains("error: ") && first.contains("rank 1 "), "{first}");
 }
 
