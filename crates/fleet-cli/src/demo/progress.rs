@@ -79,18 +79,23 @@ impl Progress {
         self.loss.add(loss);
         self.score_mean.add(score.unwrap_or(0.0));
         let last = done == self.steps;
+        let now = Instant::now();
+        let is_redraw_due = now.duration_since(self.last_shown) >= PERIOD;
         let due = match self.is_terminal {
-            true => self.last_shown.elapsed() >= PERIOD,
+            true => is_redraw_due,
             false => done * LINES / self.steps > (done - 1) * LINES / self.steps,
         };
+        if done == self.before + 1 {
+            self.measure(done, now);
+        }
         if !due && !last {
-            if self.live_file.is_some() && self.last_shown.elapsed() >= PERIOD {
-                self.measure(done);
+            if self.live_file.is_some() && is_redraw_due {
+                self.measure(done, now);
                 self.draw(done, last);
             }
             return Ok(());
         }
-        self.measure(done);
+        self.measure(done, now);
         let means = mean(&[self.loss.value(), self.score_mean.value()])?;
         let line = self.line(done, means[0], means[1], self.is_terminal);
         self.draw(done, last);
@@ -120,12 +125,17 @@ impl Progress {
         let _ = std::fs::write(path, bar);
     }
 
-    fn measure(&mut self, done: u64) {
-        let seconds = self.last_shown.elapsed().as_secs_f64().max(1e-9);
+    /// Updates the speed. The first step includes planning: its speed is replaced by that of the
+    /// next interval, with which the average starts.
+    fn measure(&mut self, done: u64, now: Instant) {
+        if done == self.measured_steps {
+            return;
+        }
+        let seconds = now.duration_since(self.last_shown).as_secs_f64().max(1e-9);
         let rate = (done - self.measured_steps) as f64 * self.batch as f64 / seconds;
-        // Smoothed, since the first interval includes planning.
-        self.rate = if self.rate == 0.0 { rate } else { 0.8 * self.rate + 0.2 * rate };
-        self.last_shown = Instant::now();
+        let starts_average = self.measured_steps <= self.before + 1;
+        self.rate = if starts_average { rate } else { 0.8 * self.rate + 0.2 * rate };
+        self.last_shown = now;
         self.measured_steps = done;
     }
 
@@ -184,6 +194,25 @@ impl Average {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two runs: one from the beginning, and one that resumes after step 100.
+    #[test]
+    fn the_speed_average_starts_after_the_first_step() {
+        for before in [0, 100] {
+            let mut progress = Progress::new(before, 200, 10, None, 1, None);
+            let begin = progress.begin;
+            let mut rate_at = |step: u64, seconds: u64| {
+                progress.measure(before + step, begin + Duration::from_secs(seconds));
+                progress.rate
+            };
+            // The first step plans for ten seconds.
+            assert!((rate_at(1, 10) - 1.0).abs() < 1e-9);
+            assert!((rate_at(11, 11) - 100.0).abs() < 1e-9);
+            assert!((rate_at(31, 12) - 120.0).abs() < 1e-9);
+            // A second measurement of the same step changes nothing.
+            assert!((rate_at(31, 13) - 120.0).abs() < 1e-9);
+        }
+    }
 
     #[test]
     fn lines_say_how_far_and_how_good() {
