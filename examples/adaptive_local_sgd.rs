@@ -1,5 +1,5 @@
-//! Adaptive LocalSGD: as LocalSGD, and the interval follows the loss: the better the model, the
-//! more often workers meet.
+//! Adaptive LocalSGD: LocalSGD whose interval follows the loss. The better the model, the more
+//! often workers average their parameters.
 //! `fleetrun --nproc_per_node=2 target/release/examples/adaptive_local_sgd [STEPS]`
 
 #[path = "digits/mod.rs"]

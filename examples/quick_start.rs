@@ -1,5 +1,6 @@
-//! The code of README.md and docs/quick-start.md, as one program that runs:
-//! `cargo run --release --example quick_start`. `cargo xtask tidy` holds the documents to it.
+//! The code of README.md and docs/quick-start.md as one program:
+//! `cargo run --release --example quick_start`.
+//! `cargo xtask tidy` checks that the documents quote it.
 
 use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::prelude::*;

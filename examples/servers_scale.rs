@@ -1,4 +1,4 @@
-//! What a large job asks of its parameter servers, from what one machine was measured at, and from
+//! Load of a large job on its parameter servers, computed from measurements of one machine and from
 //! simulated batches whose ids follow a power law:
 //! `cargo run --release --example servers_scale -- [--servers 100] [--workers 1000] [--rows 1e11] [--rate 40000] [--batch 2048] [--dim 16]`.
 
@@ -12,7 +12,7 @@ pub struct Job {
     pub servers: u64,
     pub workers: f64,
     pub rows: f64,
-    /// Samples a second of one worker.
+    /// Samples per second of one worker.
     pub rate: f64,
     pub batch: usize,
     pub dim: f64,
@@ -24,36 +24,36 @@ impl Default for Job {
     }
 }
 
-// Measured on one core of a Xeon at 2.0 GHz (docs/performance.md), rows of 16 with Adagrad.
+// Measured on one core of a Xeon at 2.0 GHz (docs/performance.md), for rows of 16 with Adagrad.
 const PULL_ROWS_PER_CORE: f64 = 9.2e6;
 const PUSH_ROWS_PER_CORE: f64 = 5.8e6;
-/// Of the index, for a row.
+/// Bytes of the index per row.
 const INDEX_BYTES: f64 = 12.8;
-/// Two wake-ups on a side.
+/// Seconds per request: two wake-ups per side.
 const REQUEST_SECONDS: f64 = 15e-6;
-/// Bytes that a core moves through a socket.
+/// Bytes per second that a core moves through a socket.
 const SOCKET_BYTES_PER_CORE: f64 = 2.5e9;
 /// Shards of a table on a server, each with a lock.
 const SHARDS: u64 = 256;
 
-// Click logs as `CtrConfig::criteo_like` has them.
+// Click logs like those of `CtrConfig::criteo_like`.
 const SLOTS: usize = 26;
 const SMALLEST_SLOT: f64 = 4.0;
 const EXPONENT: f64 = 1.1;
-/// Batches that are drawn: each is a few thousand draws of the law.
+/// Number of batches drawn.
 const BATCHES: u64 = 200;
 
-/// What came of drawing batches.
+/// Averages over the batches drawn.
 pub struct Drawn {
-    /// Different ids of a batch.
+    /// Distinct ids of a batch.
     pub ids: f64,
-    /// The ids that the busiest server is asked for, over those of the mean server.
+    /// Ids requested from the busiest server, relative to the mean server.
     pub busiest_server: f64,
-    /// The same for shards of all servers.
+    /// The same for the shards of all servers.
     pub busiest_shard: f64,
 }
 
-/// Sizes of slots in geometric progression that add up to `rows`.
+/// Returns sizes of slots in a geometric progression with the sum `rows`.
 fn slot_sizes(rows: f64) -> Vec<f64> {
     let size = |ratio: f64, slot: usize| SMALLEST_SLOT * ratio.powi(slot as i32);
     let (mut low, mut high) = (1.0, 1e3);
@@ -65,7 +65,7 @@ fn slot_sizes(rows: f64) -> Vec<f64> {
     (0..SLOTS).map(|slot| size(low, slot).floor().max(1.0)).collect()
 }
 
-/// Draws batches and counts who is asked for what.
+/// Draws batches and counts the ids requested from each server and shard.
 pub fn draw(job: &Job) -> Drawn {
     let sizes = slot_sizes(job.rows);
     let power = 1.0 - EXPONENT;
@@ -101,13 +101,13 @@ pub fn draw(job: &Job) -> Drawn {
     }
 }
 
-/// The report, a line a fact.
+/// Returns the report, one fact a line.
 pub fn report(job: &Job) -> Vec<String> {
     let drawn = draw(job);
     let servers = job.servers as f64;
     let row_bytes = job.dim * 8.0 + INDEX_BYTES;
     let batches = job.rate / job.batch as f64 * job.workers;
-    // A worker makes equal ids of a batch one before it asks.
+    // A worker merges equal ids of a batch before it requests them.
     let rows = batches * drawn.ids / servers;
     let busy = rows * drawn.busiest_server;
     let (into, out) = (rows * (16.0 + job.dim * 4.0), rows * job.dim * 4.0);

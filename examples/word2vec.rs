@@ -38,12 +38,12 @@ pub fn train(steps: u64) -> Result<()> {
     Ok(())
 }
 
-/// The words whose vectors point most nearly where that of `word` does.
+/// Returns the words whose vectors are closest in direction to that of `word`.
 fn nearest(table: &[f32], width: usize, word: usize) -> Vec<usize> {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     let own = &table[word * width..][..width];
     let cosine = |other: &[f32]| dot(own, other) / (dot(own, own) * dot(other, other)).sqrt();
-    // Rare words have hardly moved from where they started.
+    // Rare words have hardly moved from their initial vectors.
     let mut order: Vec<usize> = (0..500).filter(|other| *other != word).collect();
     order.sort_by(|a, b| {
         let score = |word: &usize| cosine(&table[word * width..][..width]);

@@ -139,7 +139,7 @@ case("cast", X=x.astype(np.float16), out_dtype="f32", out={"Out": x.astype(np.fl
 case("cast", X=i64([0, 5, -7]), out_dtype="f32", out={"Out": f32([0, 5, -7])})
 case("cast", X=np.array([True, False]), out_dtype="i32", out={"Out": np.int32([1, 0])})
 case("cast", X=i64([2**40 + 3]), out_dtype="i32", out={"Out": np.int32([3])})
-fail("cast", "misses attribute 'out_dtype'", X=Shape(2))
+fail("cast", "missing attribute 'out_dtype'", X=Shape(2))
 case("increment", X=i64([41]), step=2.0, out={"Out": i64([43])})
 case("increment", X=f32([1.5]), out={"Out": f32([2.5])})
 fail("increment", "increment has no CPU kernel for element type bool", X=Shape(1, dtype="bool"))

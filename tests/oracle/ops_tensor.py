@@ -11,7 +11,7 @@ case("fill_constant", shape=[2], dtype="bool", value=1, out={"Out": np.array([Tr
 case("fill_constant", shape=[2], dtype="f16", value=0.5, out={"Out": np.float16([0.5, 0.5])})
 case("fill_constant", shape=[100, 1000], value=3.0, out={"Out": np.full((100, 1000), 3.0)})
 fail("fill_constant", "attribute 'shape' of fill_constant is not whole", shape=[-1, 3])
-fail("fill_constant", "op 'fill_constant' misses attribute 'shape'")
+fail("fill_constant", "missing attribute 'shape' of op 'fill_constant'")
 case("fill_constant_batch_size_like", Input=rand(4, 2), shape=[7, 3], value=2.0, out={"Out": np.full((4, 3), 2.0)})
 case("fill_constant_batch_size_like", Input=rand(4, 2), shape=[7, 3], input_dim_idx=1, output_dim_idx=1, value=2.0,
      out={"Out": np.full((7, 2), 2.0)})

@@ -1,5 +1,5 @@
-//! `cargo xtask deny`: licences, bans and sources of all dependencies, and known vulnerabilities
-//! where the database can be reached. The rules are in `deny.toml`.
+//! `cargo xtask deny`: licences, bans and sources of all dependencies, and known vulnerabilities if
+//! the database can be reached. The rules are in `deny.toml`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

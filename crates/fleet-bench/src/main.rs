@@ -1,7 +1,7 @@
-//! Our side of the benchmarks:
+//! Fleet's side of the benchmarks:
 //! `fleet-bench NAME [--threads N] [--steps N] [--warmup N] [--profile]` runs one workload and
-//! prints one JSON line. `bench/README.md` says what each workload is, and `cargo xtask bench` runs
-//! it in turn with the peers.
+//! prints one JSON line. `bench/README.md` describes the workloads, and `cargo xtask bench` runs
+//! them alternately with the peers.
 
 mod bert4;
 mod cpu;

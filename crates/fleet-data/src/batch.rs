@@ -1,7 +1,7 @@
-//! Records to the tensors that a program takes: each input is filled from one slot or from several
-//! side by side, straight into memory that an executor reads where it lies. A batch is reused; as
-//! long as its number of records stays the same, filling it allocates nothing (but for ragged
-//! inputs, whose number of values changes).
+//! Turns records into the tensors that a program takes. Each input is filled from one slot, or from
+//! several slots side by side, directly in memory that an executor can read in place. A batch is
+//! reused: while its number of records stays the same, filling it allocates nothing, except for
+//! ragged inputs, whose number of values changes.
 
 use crate::block::{Block, Column, Values};
 use crate::lines::Skipped;
@@ -10,23 +10,23 @@ use fleet_base::{Error, Result};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
 use std::sync::Arc;
 
-/// How many values an input has for each record.
+/// Number of values of an input for each record.
 #[derive(Clone, Debug, PartialEq)]
 enum Form {
-    /// As many as its slots, which are all dense.
+    /// The sum of its slots' widths; all slots are dense.
     Dense,
-    /// This many for each slot; what a record lacks is filled up.
+    /// `width` values for each slot; shorter records are padded, longer ones cut if `truncate`.
     Padded { width: usize, pad: f64, truncate: bool },
-    /// This many for each slot, of which no record may have fewer or more.
+    /// `width` values for each slot; any other number is an error.
     Exact { width: usize },
-    /// As many as the longest of the batch, rounded up.
+    /// The length of the batch's longest record, rounded up.
     Longest { pad: f64 },
-    /// As many as there are: values `[total, 1]` and offsets.
+    /// Any number: values `[total, 1]` and offsets.
     Ragged,
 }
 
 impl Form {
-    /// What missing values become, and whether the first of too many are taken.
+    /// Returns the padding value, and whether values beyond the width are cut off.
     fn padding(&self) -> Option<(f64, bool)> {
         match self {
             Form::Padded { pad, truncate, .. } => Some((*pad, *truncate)),
@@ -68,38 +68,40 @@ pub struct Input {
 }
 
 impl Input {
-    /// An input filled from slots, side by side.
+    /// Creates an input filled from these slots, side by side.
     pub fn new<S: Into<String>>(name: &str, slots: impl IntoIterator<Item = S>) -> Input {
         let slots = slots.into_iter().map(Into::into).collect();
         Input { name: name.to_string(), slots, dtype: None, form: None }
     }
 
-    /// The element type: `I64` or `F32` for ids (labels, mostly), `F32` for floats.
+    /// Sets the element type: `I64` or `F32` for ids (usually labels), `F32` for floats.
     pub fn dtype(mut self, dtype: DType) -> Input {
         self.dtype = Some(dtype);
         self
     }
 
-    /// `width` values for each slot: fewer are filled up with `pad`, more are an error.
+    /// Takes `width` values for each slot: shorter records are padded with `pad`, longer ones are
+    /// an error.
     pub fn padded(mut self, width: usize, pad: f64) -> Input {
         self.form = Some(Form::Padded { width, pad, truncate: false });
         self
     }
 
-    /// `width` values for each slot; another number is an error.
+    /// Takes exactly `width` values for each slot; any other number is an error.
     pub fn exact(mut self, width: usize) -> Input {
         self.form = Some(Form::Exact { width });
         self
     }
 
-    /// As [`Input::padded`]; of more values, the first are taken.
+    /// Like [`Input::padded`], but keeps the first `width` values of longer records.
     pub fn padded_or_cut(mut self, width: usize, pad: f64) -> Input {
         self.form = Some(Form::Padded { width, pad, truncate: true });
         self
     }
 
-    /// As many values as the longest record of the batch has, rounded up to a multiple of 8, so
-    /// that a program is planned for few shapes; records that have fewer are filled up with `pad`.
+    /// Takes as many values as the longest record of the batch has, rounded up to a multiple of 8.
+    /// The rounding keeps the number of shapes, and so of plans, small. Shorter records are padded
+    /// with `pad`.
     pub fn padded_to_longest(mut self, pad: f64) -> Input {
         self.form = Some(Form::Longest { pad });
         self
@@ -119,14 +121,14 @@ struct Resolved {
     slots: Vec<usize>,
     dtype: DType,
     form: Form,
-    /// Values of a record in each slot; 0 for ragged inputs.
+    /// Values of one record in each slot; 0 for ragged and longest-padded inputs.
     widths: Vec<usize>,
-    /// The shape behind the batch dimension.
+    /// Shape without the batch dimension.
     shape: Vec<usize>,
 }
 
 impl BatchLayout {
-    /// An input for every slot, of the same name, in the same form.
+    /// Creates an input for every slot, with the slot's name and form.
     pub fn of_slots(schema: &Arc<Schema>) -> Result<Arc<BatchLayout>> {
         Self::new(schema, schema.slots().iter().map(|slot| Input::new(&slot.name, [&slot.name])))
     }
@@ -204,7 +206,7 @@ fn resolve(schema: &Schema, input: Input) -> Result<Resolved> {
     Ok(Resolved { name: input.name, slots, dtype, form, widths, shape })
 }
 
-/// A record of a list of blocks.
+/// Reference to one record in a list of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowRef {
     pub block: u32,
@@ -217,7 +219,7 @@ pub struct Batch {
     layout: Arc<BatchLayout>,
     rows: usize,
     tensors: Vec<Tensor>,
-    /// For ragged inputs, where each record starts and where the last one ends.
+    /// For each ragged input: the start of each record, then the end of the last one.
     offsets: Vec<Vec<i64>>,
 }
 
@@ -232,7 +234,7 @@ impl Batch {
         }
     }
 
-    /// Records.
+    /// Returns the number of records.
     pub fn len(&self) -> usize {
         self.rows
     }
@@ -245,7 +247,7 @@ impl Batch {
         &self.layout
     }
 
-    /// Names and tensors, as an executor is fed.
+    /// Returns names and tensors in the form that an executor takes.
     pub fn feeds(&self) -> Vec<(&str, &Tensor)> {
         self.layout.names().zip(&self.tensors).collect()
     }
@@ -254,13 +256,13 @@ impl Batch {
         Ok(&self.tensors[self.index(name)?])
     }
 
-    /// Where the records of a ragged input start, and where the last one ends.
+    /// Returns the start of each record of a ragged input, then the end of the last one.
     pub fn offsets(&self, name: &str) -> Result<&[i64]> {
         Ok(&self.offsets[self.index(name)?])
     }
 
-    /// The tensors of dense inputs, sized for `rows` records, to be filled by the caller: by
-    /// whoever has made the layout.
+    /// Returns the tensors of dense inputs, sized for `rows` records, for the caller to fill.
+    /// `layout` must match the batch's layout.
     pub(crate) fn dense(&mut self, layout: &BatchLayout, rows: usize) -> Result<&mut [Tensor]> {
         let same = self.layout.schema == layout.schema && self.layout.names().eq(layout.names());
         if !same || self.layout.inputs.iter().any(|input| input.form != Form::Dense) {
@@ -315,7 +317,7 @@ impl AsRef<Block> for Block {
     }
 }
 
-/// Makes the tensor one of this shape, where it is not.
+/// Replaces the tensor unless it already has this type and shape.
 fn reshape(tensor: &mut Tensor, dtype: DType, rows: usize, rest: &[usize]) -> Result<()> {
     let mut dims = [0i64; RANK_MAX];
     dims[0] = rows as i64;
@@ -379,7 +381,7 @@ fn fill_fixed<B: AsRef<Block>>(
     Ok(())
 }
 
-/// The width that takes every record of a batch.
+/// Returns the width that fits every record of a batch.
 fn longest<B: AsRef<Block>>(slot: usize, blocks: &[B], rows: &[RowRef]) -> usize {
     let count = |row: &RowRef| {
         blocks[row.block as usize].as_ref().column(slot).range(row.row as usize).len()
@@ -387,7 +389,7 @@ fn longest<B: AsRef<Block>>(slot: usize, blocks: &[B], rows: &[RowRef]) -> usize
     rows.iter().map(count).max().unwrap_or(0).max(1).next_multiple_of(LONGEST_STEP)
 }
 
-/// What the width of inputs that follow their longest record is a multiple of.
+/// The width of inputs that are padded to their longest record is a multiple of this.
 const LONGEST_STEP: usize = 8;
 
 /// The part of an input's rows that one slot fills.
@@ -399,7 +401,8 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Copies a slot's values of each record; fails with their number where they do not fit.
+    /// Copies a slot's values for each record. If a record does not fit, fails with its number of
+    /// values.
     fn scatter<'b, F: Copy + 'b, T: Copy + FromPad>(
         &self,
         rows: &[RowRef],
@@ -412,7 +415,8 @@ impl Place<'_> {
             let found = look_up(rows, &column, &values);
             for (from, out) in found.iter().zip(out.chunks_exact_mut(self.total)) {
                 match (from, &mut out[self.start..self.start + self.width]) {
-                    // Most slots; the shorter this loop, the more records are waited for at once.
+                    // The case of most slots. A shorter loop keeps more memory loads in flight at
+                    // once.
                     ([from], [to]) => *to = convert(*from),
                     (from, to) => self.copy(from, to, &convert)?,
                 }
@@ -446,8 +450,8 @@ impl Place<'_> {
     }
 }
 
-/// Where some records' values lie. Shuffled records lie anywhere in memory: a loop that only looks
-/// up, and then one that only copies, is short enough for the processor to wait for many of them at
+/// Finds the values of some records. Shuffled records lie anywhere in memory. Two short loops, one
+/// that only looks up and one that only copies, let the processor keep many loads in flight at
 /// once.
 #[inline(always)]
 fn look_up<'b, F>(
@@ -463,8 +467,8 @@ fn look_up<'b, F>(
     found
 }
 
-/// Records that are looked up before they are copied: more than a processor waits for at once, and
-/// their places fit its nearest cache.
+/// Records that are looked up before they are copied: more than a processor's loads in flight, and
+/// few enough that their addresses fit the L1 cache.
 const RUN: usize = 64;
 
 trait FromPad {
@@ -529,7 +533,7 @@ fn fill_ragged<B: AsRef<Block>>(
     Ok(())
 }
 
-/// Copies the values of each record, one behind the other.
+/// Copies the values of all records into `out`, without gaps.
 fn gather<'b, F: Copy + 'b, T>(
     rows: &[RowRef],
     mut out: &mut [T],
@@ -549,12 +553,12 @@ fn gather<'b, F: Copy + 'b, T>(
     }
 }
 
-/// Where batches come from.
+/// A source of batches.
 pub trait BatchSource: Send {
-    /// Fills the batch with the next records; false at the end.
+    /// Fills the batch with the next records; returns false at the end.
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool>;
 
-    /// Lines that were skipped; complete at the end.
+    /// Returns the skipped lines; complete at the end.
     fn skipped(&self) -> Skipped {
         Skipped::default()
     }

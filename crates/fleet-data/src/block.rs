@@ -1,9 +1,9 @@
-//! Records in memory: a column for each slot, ragged slots as offsets and values. A parser writes
-//! into the columns, shuffles and batches gather out of them; nothing is kept for a single record.
+//! Records in memory: one column for each slot; a ragged slot has offsets and values. Parsers
+//! append to the columns; shuffles and batches gather from them. There is no object per record.
 //!
-//! A ragged slot whose records all have had as many values as the first one keeps no offsets: most
-//! slots of click logs have one id in every record, and a batch of shuffled records waits for
-//! memory twice as often where it must look up each place first.
+//! A ragged slot keeps no offsets while all of its records have as many values as the first one.
+//! Most slots of click logs have one id in every record. With offsets, gathering a batch of
+//! shuffled records would cause twice as many cache misses.
 
 use crate::slot::{Schema, SlotKind};
 use fleet_base::{Error, Result};
@@ -50,7 +50,7 @@ impl Values {
         }
     }
 
-    /// Appends a range of another column, which has the same kind.
+    /// Appends a range of another column of the same kind.
     fn extend_from(&mut self, other: &Values, range: Range<usize>) {
         match (self, other) {
             (Values::Ids(to), Values::Ids(from)) => to.extend_from_slice(&from[range]),
@@ -64,15 +64,15 @@ impl Values {
 #[derive(Clone, Debug)]
 pub struct Column {
     pub(crate) values: Values,
-    /// Values of a record, where the slot fixes that.
+    /// Values of one record, if the slot fixes the number.
     width: Option<usize>,
-    /// Values of each record, as long as there are no offsets; 0 before the first record of a
-    /// ragged slot.
+    /// Values of each record while there are no offsets; 0 before the first record of a ragged
+    /// slot.
     each: usize,
-    /// Where records start, and where the last one ends, once records of a ragged slot differ in
-    /// length.
+    /// Start of each record, then the end of the last one. Empty until two records of a ragged slot
+    /// differ in length.
     offsets: Vec<u32>,
-    /// Where the last record of a ragged slot ends.
+    /// End of the last record of a ragged slot.
     end: usize,
 }
 
@@ -86,7 +86,7 @@ impl Column {
         &self.values
     }
 
-    /// The place of record `row` in the values.
+    /// Returns the range of record `row` in the values.
     #[inline]
     pub fn range(&self, row: usize) -> Range<usize> {
         match self.offsets.is_empty() {
@@ -95,7 +95,7 @@ impl Column {
         }
     }
 
-    /// The values of consecutive records.
+    /// Returns the range of consecutive records in the values.
     fn span(&self, rows: &Range<usize>) -> Range<usize> {
         match self.offsets.is_empty() {
             true => rows.start * self.each..rows.end * self.each,
@@ -103,7 +103,7 @@ impl Column {
         }
     }
 
-    /// A column of the same slot without records.
+    /// Returns a column of the same slot without records.
     pub(crate) fn emptied(&self) -> Column {
         let kind = match &self.values {
             Values::Ids(_) => SlotKind::Ids,
@@ -124,7 +124,7 @@ impl Column {
         Ok(())
     }
 
-    /// Ends a record of a ragged slot; the block checks the limit of the offsets.
+    /// Ends a record of a ragged slot. The block checks the limit of the offsets.
     #[inline(always)]
     pub(crate) fn end_row(&mut self) {
         if self.width.is_none() {
@@ -142,7 +142,8 @@ impl Column {
         self.end = end;
     }
 
-    /// The first record says how many values each has; the first that has another number ends that.
+    /// Takes the number of values of each record from the first one, or starts to keep offsets at
+    /// the first record that differs.
     #[cold]
     fn end_first_or_other_row(&mut self, end: usize) {
         if self.end == 0 && end > 0 {
@@ -154,7 +155,7 @@ impl Column {
         }
     }
 
-    /// Where the records of a ragged slot end.
+    /// Iterates over the ends of the records of a ragged slot.
     fn ends(&self) -> impl Iterator<Item = u32> + '_ {
         let even = match self.offsets.is_empty() {
             true => self.end.checked_div(self.each).unwrap_or(0),
@@ -164,7 +165,7 @@ impl Column {
         even.chain(self.offsets.iter().skip(1).copied())
     }
 
-    /// Drops what is behind the first `rows` records.
+    /// Drops all records after the first `rows`.
     fn truncate(&mut self, rows: usize) {
         self.offsets.truncate(rows + 1);
         if self.width.is_none() && rows == 0 {
@@ -175,7 +176,7 @@ impl Column {
         self.values.truncate(self.end);
     }
 
-    /// The ids of record `row`; `None` for a slot of floats.
+    /// Returns the ids of record `row`; `None` for a slot of floats.
     pub fn ids(&self, row: usize) -> Option<&[i64]> {
         match &self.values {
             Values::Ids(values) => Some(&values[self.range(row)]),
@@ -183,7 +184,7 @@ impl Column {
         }
     }
 
-    /// The floats of record `row`; `None` for a slot of ids.
+    /// Returns the floats of record `row`; `None` for a slot of ids.
     pub fn floats(&self, row: usize) -> Option<&[f32]> {
         match &self.values {
             Values::Floats(values) => Some(&values[self.range(row)]),
@@ -192,7 +193,7 @@ impl Column {
     }
 }
 
-/// Whether they hold the same records, however they came to know where these lie.
+/// Columns are equal if they hold the same records, with or without stored offsets.
 impl PartialEq for Column {
     fn eq(&self, other: &Column) -> bool {
         let same = self.values == other.values && self.width == other.width;
@@ -221,7 +222,7 @@ pub struct Block {
     pub(crate) record_ids: RecordIds,
 }
 
-/// Names of records, one after the other; empty where the schema has none.
+/// Names of records, concatenated; empty if the schema has no record ids.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct RecordIds {
     pub bytes: Vec<u8>,
@@ -250,7 +251,7 @@ impl Block {
         &self.schema
     }
 
-    /// Whole records.
+    /// Returns the number of complete records.
     pub fn len(&self) -> usize {
         self.rows
     }
@@ -259,12 +260,12 @@ impl Block {
         self.rows == 0
     }
 
-    /// The column of slot `index`.
+    /// Returns the column of slot `index`.
     pub fn column(&self, index: usize) -> &Column {
         &self.columns[index]
     }
 
-    /// The id of record `row`, where the schema has record ids.
+    /// Returns the id of record `row`, if the schema has record ids.
     pub fn record_id(&self, row: usize) -> Option<&[u8]> {
         if !self.schema.has_record_ids() || row >= self.rows {
             return None;
@@ -272,13 +273,13 @@ impl Block {
         Some(&self.record_ids.bytes[self.record_ids.range(row)])
     }
 
-    /// Forgets all records and keeps the memory.
+    /// Removes all records but keeps the memory.
     pub fn clear(&mut self) {
         self.rows = 0;
         self.rollback();
     }
 
-    /// Memory held, in bytes.
+    /// Returns the memory held, in bytes.
     pub fn bytes(&self) -> usize {
         let column =
             |column: &Column| column.values.bytes() + column.offsets.capacity() * size_of::<u32>();
@@ -286,7 +287,7 @@ impl Block {
         self.columns.iter().map(column).sum::<usize>() + ids
     }
 
-    /// Gives back memory that growth left over.
+    /// Releases unused capacity.
     pub fn shrink(&mut self) {
         for column in &mut self.columns {
             match &mut column.values {
@@ -331,8 +332,8 @@ impl Block {
         Error::invalid(format!("slot '{}' holds {} values", slot.name, slot.kind))
     }
 
-    /// Ends the record under construction; when a slot is not as the schema says, the record is
-    /// dropped and the error says which.
+    /// Ends the record under construction. If a slot does not match the schema, drops the record
+    /// and returns an error that names the slot.
     pub fn end_record(&mut self) -> Result<()> {
         let wrong = self.columns.iter().position(|column| match column.width {
             Some(width) => column.values.len() != (self.rows + 1) * width,
@@ -348,7 +349,7 @@ impl Block {
         Ok(())
     }
 
-    /// Ends a record whose columns have ended their rows, and are below the limit.
+    /// Ends a record whose columns have already ended their rows and are below the limit.
     #[inline]
     pub(crate) fn seal(&mut self) {
         if self.schema.has_record_ids() {
@@ -357,7 +358,7 @@ impl Block {
         self.rows += 1;
     }
 
-    /// Whether every column takes `more` values.
+    /// Returns whether every column has room for `more` values.
     pub(crate) fn takes(&self, more: usize) -> bool {
         self.columns.iter().all(|column| column.values.len() <= VALUES_MAX - more)
     }
@@ -421,7 +422,7 @@ impl Block {
         Ok(())
     }
 
-    /// Writes the records as bytes that [`Block::decode`] reads.
+    /// Encodes the records as bytes for [`Block::decode`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&(self.rows as u64).to_le_bytes());
         for column in &self.columns {
@@ -444,12 +445,13 @@ impl Block {
         }
     }
 
-    /// Reads what [`Block::encode`] wrote for the same schema; a peer's bytes, which may be wrong.
+    /// Decodes bytes that [`Block::encode`] wrote for the same schema. The bytes come from a peer
+    /// and may be wrong.
     pub fn decode(schema: &Arc<Schema>, bytes: &[u8]) -> Result<Block> {
         let mut block = Block::new(schema);
         let mut rest = bytes;
         let rows = u64::from_le_bytes(take(&mut rest, 8)?.try_into().unwrap_or_default());
-        // A record has at least one value of four bytes or an offset.
+        // A record has at least one value or one offset, so at least four bytes.
         if rows > rest.len() as u64 {
             return Err(torn());
         }
@@ -495,7 +497,7 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8]> {
     Ok(head)
 }
 
-/// Ends of ragged records, which never fall.
+/// Reads the ends of ragged records; fails if they ever decrease.
 fn ends(bytes: &[u8]) -> Result<Vec<u32>> {
     let words = bytes.as_chunks::<4>().0.iter();
     let ends: Vec<u32> = words.map(|word| u32::from_le_bytes(*word)).collect();
@@ -506,7 +508,7 @@ fn torn() -> Error {
     Error::invalid("bytes of records are torn, or belong to another schema")
 }
 
-/// Offsets are `u32`: a block of 2^32 values would be 32 GB, and blocks are cut long before.
+/// Offsets are `u32`. A block of 2^32 values would be 32 GB; blocks are cut long before that.
 const VALUES_MAX: usize = u32::MAX as usize;
 
 #[cfg(test)]
@@ -562,7 +564,7 @@ mod tests {
         let schema = Schema::new([Slot::ragged_ids("a")]).unwrap();
         for counts in [&[2usize, 2, 2, 1, 0, 2][..], &[0, 0, 1], &[1, 0], &[3, 3, 3], &[]] {
             let mut block = Block::new(&schema);
-            // What is dropped again leaves nothing behind.
+            // Dropped records must leave no trace.
             for dropped in [0, 2, 5] {
                 block.push_ids(0, &vec![-1; dropped]).unwrap();
                 block.rollback();
@@ -609,7 +611,7 @@ mod tests {
             let at = draws.below(changed.len() as u64) as usize;
             changed[at] ^= 1 << draws.below(8);
             if let Ok(read) = Block::decode(block.schema(), &changed) {
-                // Whatever was read can be walked.
+                // Any block that decodes can be walked.
                 (0..read.len()).for_each(|row| drop(read.column(0).ids(row).unwrap().to_vec()));
             }
         }

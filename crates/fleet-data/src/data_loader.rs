@@ -1,9 +1,8 @@
-//! Batches from generators: code of the user that yields samples, lists of samples, or whole
-//! batches.
+//! Batches from generators: user code that yields samples, lists of samples, or whole batches.
 //!
-//! A generator is made anew for each pass, by a closure that is told which part of the work it is
-//! to do: with several threads each has a generator of its own, and batches are taken from them in
-//! turn, so that the order never depends on their speed. A generator may go on for ever.
+//! A closure makes a new generator for each pass and is given the part of the work to do. With
+//! several threads, each has its own generator. Batches are taken from them in turn, so their order
+//! never depends on the threads' speed. A generator may be infinite.
 
 use fleet_base::{Error, Result};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
@@ -12,25 +11,25 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// One input of a program, as samples hold it.
+/// One input of a program, in the form in which samples hold it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Feed {
     name: String,
     dtype: DType,
-    /// Of one sample.
+    /// Shape of one sample.
     shape: Vec<usize>,
     scale: f32,
     shift: f32,
 }
 
 impl Feed {
-    /// An input whose samples have this shape (without the batch).
+    /// Creates an input whose samples have this shape (without the batch dimension).
     pub fn new(name: &str, dtype: DType, shape: impl Into<Vec<usize>>) -> Feed {
         Feed { name: name.to_string(), dtype, shape: shape.into(), scale: 1.0, shift: 0.0 }
     }
 
-    /// Bytes that fill an `f32` input become `byte * scale + shift`, when their batch is assembled
-    /// and not before: until then a sample takes a quarter of the memory.
+    /// Maps bytes that fill an `f32` input to `byte * scale + shift`. This happens only when their
+    /// batch is assembled; until then a sample takes a quarter of the memory.
     pub fn scaled(mut self, scale: f32, shift: f32) -> Feed {
         (self.scale, self.shift) = (scale, shift);
         self
@@ -41,7 +40,7 @@ impl Feed {
     }
 }
 
-/// What a sample has for one input.
+/// The values of one sample for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Field {
     Floats(Vec<f32>),
@@ -100,22 +99,21 @@ impl Field {
 /// A field for each input.
 pub type FieldSample = Vec<Field>;
 
-/// Which share of a pass a generator yields: sample `index`, `index + count`, .., for example.
+/// The share of a pass that one generator yields; for example samples `index`, `index + count`, ..
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     pub index: usize,
     pub count: usize,
 }
 
-/// How a loader works ahead.
+/// Prefetch settings of a loader.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataLoaderOptions {
-    /// Make batches in threads, ahead of who takes them. Otherwise each is made when it is asked
-    /// for.
+    /// Make batches ahead of time, in threads. Otherwise each batch is made on request.
     pub use_double_buffer: bool,
     /// Batches that each thread keeps ready.
     pub capacity: usize,
-    /// Generators, each in a thread of its own.
+    /// Number of generators, each in its own thread.
     pub threads: usize,
 }
 
@@ -138,18 +136,18 @@ impl FeedBatch {
         FeedBatch::default()
     }
 
-    /// Names and tensors, as an executor is fed.
+    /// Returns names and tensors in the form that an executor takes.
     pub fn feeds(&self) -> Vec<(&str, &Tensor)> {
         let names = self.names.iter().flat_map(|feeds| feeds.iter());
         names.map(|feed| feed.name.as_str()).zip(&self.tensors).collect()
     }
 
-    /// The tensors in the order of the feed list.
+    /// Returns the tensors in the order of the feed list.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// Samples.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.tensors.first().map_or(0, |tensor| tensor.shape().at(0))
     }
@@ -159,7 +157,7 @@ impl FeedBatch {
     }
 }
 
-/// Hands out the batches of generators.
+/// Returns the batches of generators.
 ///
 /// ```
 /// use fleet_data::{DataLoader, DataLoaderOptions, Feed, FeedBatch};
@@ -193,12 +191,12 @@ pub struct DataLoader {
     taken: u64,
 }
 
-/// Fills the next batch; false at the end.
+/// Fills the next batch; returns false at the end.
 type Fill = Box<dyn FnMut(&mut FeedBatch) -> Result<bool>>;
 type Make = dyn Fn(Part) -> Fill + Send + Sync;
 
 impl DataLoader {
-    /// A loader of these inputs, in the order in which samples have their fields.
+    /// Creates a loader of these inputs; samples hold their fields in the same order.
     pub fn from_generator(
         feeds: impl IntoIterator<Item = Feed>,
         options: DataLoaderOptions,
@@ -238,8 +236,8 @@ impl DataLoader {
         Ok(DataLoader { feeds: Arc::new(feeds), options, make: None, pass: None, taken: 0 })
     }
 
-    /// Batches of `batch_size` samples that `reader` yields one by one; the last may be smaller, or
-    /// be dropped.
+    /// Makes batches of `batch_size` samples that `reader` yields one by one. The last batch may be
+    /// smaller, or is dropped if `drop_last` is set.
     pub fn set_sample_generator<I>(
         &mut self,
         batch_size: usize,
@@ -267,7 +265,7 @@ impl DataLoader {
         Ok(())
     }
 
-    /// Batches of the lists of samples that `reader` yields.
+    /// Makes batches of the lists of samples that `reader` yields.
     pub fn set_sample_list_generator<I>(
         &mut self,
         reader: impl Fn(Part) -> I + Send + Sync + 'static,
@@ -284,7 +282,7 @@ impl DataLoader {
         });
     }
 
-    /// The batches that `reader` yields: a tensor for each input.
+    /// Uses the batches that `reader` yields: a tensor for each input.
     pub fn set_batch_generator<I>(&mut self, reader: impl Fn(Part) -> I + Send + Sync + 'static)
     where
         I: Iterator<Item = Result<Vec<Tensor>>> + 'static,
@@ -307,13 +305,13 @@ impl DataLoader {
         self.make = Some(Arc::new(make));
     }
 
-    /// Begins a pass.
+    /// Starts a pass.
     pub fn start(&mut self) -> Result<()> {
         self.start_behind(0)
     }
 
-    /// Begins a pass behind its first `batches` batches, which are made and left out: those that a
-    /// resumed job has had, as [`DataLoader::taken`] has counted them.
+    /// Starts a pass after its first `batches` batches, which are made and discarded. A resumed job
+    /// passes the count that [`DataLoader::taken`] returned before.
     pub fn start_behind(&mut self, batches: u64) -> Result<()> {
         if self.pass.is_some() {
             return Err(Error::invalid("the loader has been started already")
@@ -335,18 +333,18 @@ impl DataLoader {
         Ok(())
     }
 
-    /// Ends the pass, wherever it is.
+    /// Ends the pass at any point.
     pub fn reset(&mut self) {
         self.pass = None;
     }
 
-    /// Batches of this pass that have been handed out, whatever was made ahead: with the number of
-    /// the pass, what a checkpoint keeps.
+    /// Returns the number of batches of this pass that were handed out, without those made ahead. A
+    /// checkpoint keeps it together with the number of the pass.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Swaps the next batch in; false at the end of the pass.
+    /// Swaps the next batch into `batch`; returns false at the end of the pass.
     pub fn next(&mut self, batch: &mut FeedBatch) -> Result<bool> {
         let Some(pass) = &mut self.pass else {
             return Err(Error::invalid("the loader has not been started").help("start comes first"));
@@ -359,7 +357,7 @@ impl DataLoader {
         Ok(more)
     }
 
-    /// One pass as an iterator; resets the loader when it is dropped.
+    /// Returns one pass as an iterator, which resets the loader when it is dropped.
     pub fn batches(&mut self) -> Result<Batches<'_>> {
         self.start()?;
         Ok(Batches { loader: self, ended: false })
@@ -396,7 +394,7 @@ impl Drop for Batches<'_> {
     }
 }
 
-/// The sources of a pass that have not ended, the next one to take from in front.
+/// The unfinished sources of a pass; the next batch comes from the front.
 struct Pass(VecDeque<Source>);
 
 enum Source {
@@ -428,7 +426,7 @@ impl Pass {
                 Source::Thread { full, empty, .. } => match full.recv() {
                     Err(_) => false,
                     Ok(made) => {
-                        // A thread that has ended needs no memory.
+                        // A thread that has ended needs no memory back.
                         let _ = empty.try_send(std::mem::replace(batch, made?));
                         true
                     }
@@ -447,7 +445,7 @@ impl Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         for source in self.0.drain(..) {
-            // Whoever stops in the middle has no use for a panic of the threads.
+            // A panic of a thread does not matter to a caller that drops the pass early.
             let _ = end(source);
         }
     }
@@ -455,7 +453,7 @@ impl Drop for Pass {
 
 fn thread(make: Arc<Make>, part: Part, capacity: usize) -> Result<Source> {
     let (send, full) = sync_channel(capacity - 1);
-    // The batch in use and one on its way back come on top.
+    // Room also for the batch in use and for one on its way back.
     let (empty, take_empty) = sync_channel::<FeedBatch>(capacity + 1);
     let work = move || {
         let mut fill = make(part);
@@ -480,14 +478,14 @@ fn thread(make: Arc<Make>, part: Part, capacity: usize) -> Result<Source> {
     Ok(Source::Thread { full, empty, thread })
 }
 
-/// Stops a source; the panic of a generator is an error.
+/// Stops a source; a panic of its generator becomes an error.
 fn end(source: Source) -> Result<()> {
     let Source::Thread { full, empty, thread } = source else { return Ok(()) };
     drop((full, empty));
     thread.join().map_err(|_| Error::invalid("a generator of a loader panicked"))
 }
 
-/// Samples side by side in the batch's tensors, which are used again where they fit.
+/// Places samples side by side in the batch's tensors, which are reused if they fit.
 fn assemble(feeds: &[Feed], samples: &[FieldSample], batch: &mut FeedBatch) -> Result<()> {
     batch.tensors.resize_with(feeds.len(), Tensor::empty);
     for (at, sample) in samples.iter().enumerate() {
@@ -559,9 +557,9 @@ fn check_batch(feeds: &[Feed], tensors: &[Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// Batches of more samples than this are meant as a pass over everything.
+/// Limit of the batch size; larger values most likely mean one batch for the whole data set.
 const BATCH_MAX: usize = 1 << 24;
-/// More batches ahead only take memory.
+/// Limit of the batches ahead; more only take memory.
 const CAPACITY_MAX: usize = 1024;
 const THREADS_MAX: usize = 256;
 
@@ -577,7 +575,7 @@ mod tests {
         vec![vec![n as u8, 1].into(), n.into()]
     }
 
-    /// Samples of a part: its index, index + count, ..
+    /// Loader over samples index, index + count, .. of each part.
     fn loader(options: DataLoaderOptions, total: i64, drop_last: bool) -> DataLoader {
         let mut loader = DataLoader::from_generator(feeds(), options).unwrap();
         let reader =

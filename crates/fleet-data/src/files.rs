@@ -1,11 +1,11 @@
-//! Lists of files: patterns, and each worker's share.
+//! Lists of files: glob patterns, and each worker's shard.
 
 use crate::pipe::{elsewhere, is_url};
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// The files that match a pattern, sorted by name. `*` and `?` stand for characters of one name,
-/// `**` for any number of folders, `[a-c]` and `[!a]` for one character.
+/// Returns the files that match a pattern, sorted by name. `*` and `?` match characters within one
+/// name, `**` matches any number of folders, and `[a-c]` and `[!a]` match one character.
 ///
 /// ```
 /// let folder = std::env::temp_dir().join(format!("glob-example-{}", std::process::id()));
@@ -42,7 +42,7 @@ pub fn glob(pattern: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The entries of a folder that one piece of a pattern names.
+/// Appends the entries of a folder that match one component of a pattern.
 fn step(folder: &Path, piece: &str, next: &mut Vec<PathBuf>) -> Result<()> {
     if piece == "**" {
         return below(folder, 0, next);
@@ -53,7 +53,7 @@ fn step(folder: &Path, piece: &str, next: &mut Vec<PathBuf>) -> Result<()> {
         return Ok(());
     }
     for name in names(folder)? {
-        // As in shells, hidden files are named on purpose only.
+        // As in shells, `*` does not match hidden files.
         let hidden = name.starts_with('.') && !piece.starts_with('.');
         if !hidden && matches(piece.as_bytes(), name.as_bytes()) {
             next.push(folder.join(name));
@@ -62,7 +62,7 @@ fn step(folder: &Path, piece: &str, next: &mut Vec<PathBuf>) -> Result<()> {
     check_count(next.len())
 }
 
-/// A folder and all folders below it.
+/// Appends a folder and all folders below it.
 fn below(folder: &Path, depth: usize, next: &mut Vec<PathBuf>) -> Result<()> {
     if depth > DEPTH_MAX {
         return Err(Error::exhausted("folders are too deep for a pattern").at(folder.display()));
@@ -70,7 +70,7 @@ fn below(folder: &Path, depth: usize, next: &mut Vec<PathBuf>) -> Result<()> {
     next.push(folder.to_path_buf());
     for name in names(folder)? {
         let path = folder.join(&name);
-        // A link could lead back up.
+        // A symbolic link could lead back up.
         if !name.starts_with('.') && path.is_dir() && !path.is_symlink() {
             below(&path, depth + 1, next)?;
         }
@@ -97,10 +97,10 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Whether a name fits a pattern of `*`, `?`, `[..]` and plain bytes.
+/// Returns whether a name matches a pattern of `*`, `?`, `[..]` and plain bytes.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Where to go on when a star has to take one more byte.
+    // Position to backtrack to when the last star must match one more byte.
     let mut retry = None;
     while n < name.len() {
         match element(&pattern[p..], name[n]) {
@@ -123,7 +123,7 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
-/// Whether the names of a path fit the pieces of a pattern.
+/// Returns whether the names of a path match the components of a pattern.
 #[cfg(feature = "object-store")]
 pub(crate) fn fits(pattern: &[&str], path: &[&str]) -> bool {
     match pattern {
@@ -137,7 +137,7 @@ pub(crate) fn fits(pattern: &[&str], path: &[&str]) -> bool {
 
 enum Element {
     Star,
-    /// The length of the piece of pattern that the byte fits.
+    /// Length of the part of the pattern that the byte matches.
     Fits(usize),
     Differs,
 }
@@ -179,8 +179,8 @@ fn in_set(mut set: &[u8], byte: u8) -> bool {
     false
 }
 
-/// Worker `worker`'s share of the files: contiguous, and the first workers take one more when the
-/// count does not divide.
+/// Returns worker `worker`'s shard of the files. Shards are contiguous; if the count does not
+/// divide evenly, the first workers get one file more.
 ///
 /// ```
 /// let files: Vec<String> = (0..10).map(|part| format!("part-{part}")).collect();
@@ -193,9 +193,9 @@ pub fn file_shard<T>(files: &[T], worker: usize, worker_count: usize) -> Result<
     Ok(&files[range.start as usize..range.end as usize])
 }
 
-/// Deeper trees are loops.
+/// Limit of the folder depth; deeper trees are most likely loops.
 const DEPTH_MAX: usize = 64;
-/// A list of this many names takes 200 MB.
+/// Limit of the number of files; a list of this many names takes 200 MB.
 pub(crate) const FILES_MAX: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Data generators: programs that turn lines of anything into MultiSlot lines.
+//! Data generators: programs that convert lines of any text to MultiSlot lines.
 //!
-//! A generator reads its standard input and writes a line a sample to its standard output, so that
-//! any program, in any language, can stand in a `pipe_command`. The first sample settles the slots;
-//! later ones are held to them.
+//! A generator reads its standard input and writes one line per sample to its standard output, so a
+//! program in any language can be a `pipe_command`. The first sample defines the slots; later
+//! samples must have the same ones.
 
 use fleet_base::{Error, Result};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 pub enum Value {
     Int(i64),
     Float(f64),
-    /// Written as it is and not checked.
+    /// Written as it is, without a check of its format.
     Text(String),
 }
 
@@ -34,7 +34,7 @@ impl From<&str> for Value {
     }
 }
 
-/// The slots of one sample in their order: names and values.
+/// The slots of one sample in order: names and values.
 pub type Sample = Vec<(String, Vec<Value>)>;
 
 /// Makes samples from lines.
@@ -64,23 +64,23 @@ pub type Sample = Vec<(String, Vec<Value>)>;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub trait DataGenerator {
-    /// Hands the samples of one line to `emit`: none, one or many. `line` is without its newline,
-    /// and `None` when nothing is read ([`DataGenerator::run_from_memory`]).
+    /// Passes the samples of one line to `emit`: none, one or several. `line` has no newline; it is
+    /// `None` if there is no input ([`DataGenerator::run_from_memory`]).
     fn generate_sample(&mut self, line: Option<&str>, emit: &mut dyn FnMut(Sample)) -> Result<()>;
 
-    /// Works on [`DataGenerator::batch_size`] samples at once (fewer at the end): pads them to one
-    /// length, for example.
+    /// Transforms [`DataGenerator::batch_size`] samples at once (fewer at the end), for example to
+    /// pad them to one length.
     fn generate_batch(&mut self, samples: Vec<Sample>, emit: &mut dyn FnMut(Sample)) -> Result<()> {
         samples.into_iter().for_each(emit);
         Ok(())
     }
 
-    /// How many samples [`DataGenerator::generate_batch`] gets.
+    /// Returns the number of samples for each call of [`DataGenerator::generate_batch`].
     fn batch_size(&self) -> usize {
         BATCH_SIZE
     }
 
-    /// Reads lines from the standard input and writes to the standard output.
+    /// Reads lines from the standard input and writes samples to the standard output.
     fn run_from_stdin(&mut self) -> Result<()>
     where
         Self: Sized,
@@ -89,7 +89,7 @@ pub trait DataGenerator {
         self.run(std::io::stdin().lock(), &mut out)
     }
 
-    /// Makes samples from nothing: `generate_sample` is called once, with `None`.
+    /// Makes samples without input: `generate_sample` is called once, with `None`.
     fn run_from_memory(&mut self, out: &mut dyn Write) -> Result<()> {
         let mut writer = SampleWriter::new(out);
         let mut waiting = Vec::new();
@@ -137,7 +137,8 @@ pub trait DataGenerator {
     }
 }
 
-/// Sends samples through [`DataGenerator::generate_batch`], the last batch being what is left.
+/// Passes samples through [`DataGenerator::generate_batch`] and writes them; the last batch may be
+/// smaller.
 fn hand_on<G: DataGenerator + ?Sized>(
     generator: &mut G,
     mut samples: std::vec::Drain<'_, Sample>,
@@ -155,7 +156,7 @@ fn hand_on<G: DataGenerator + ?Sized>(
     }
 }
 
-/// What the first samples settled about a slot.
+/// A slot's name, and the type that its samples had so far.
 struct Settled {
     name: String,
     is_float: bool,
@@ -183,7 +184,7 @@ impl<'a> SampleWriter<'a> {
         SampleWriter { out, slots: None, line: String::new() }
     }
 
-    /// Writes one line. The messages about slots that differ are the documented ones.
+    /// Writes one line. The error messages for slots that differ are the documented ones.
     pub fn write(&mut self, sample: &Sample) -> Result<()> {
         self.check(sample)?;
         self.line.clear();
@@ -204,7 +205,8 @@ impl<'a> SampleWriter<'a> {
         self.out.flush().map_err(unwritten)
     }
 
-    /// The type that each slot has so far, `uint64` or `float`: one float makes a slot of floats.
+    /// Returns the type of each slot so far, `uint64` or `float`. A single float makes a slot
+    /// `float`.
     pub fn slot_types(&self) -> Vec<(&str, &'static str)> {
         let slots = self.slots.as_deref().unwrap_or_default().iter();
         slots.map(|it| (it.name.as_str(), if it.is_float { "float" } else { "uint64" })).collect()
@@ -253,7 +255,7 @@ fn check_value(name: &str, value: &Value) -> Result<()> {
             Err(Error::invalid(format!("slot '{name}' holds a number that no reader takes"))
                 .got(float))
         }
-        // A blank inside would be read as two values.
+        // A reader would take a blank as the end of the value.
         Value::Text(text) if text.is_empty() || text.contains(char::is_whitespace) => {
             Err(Error::invalid(format!("slot '{name}' holds text that is no single word"))
                 .got(format!("'{text}'")))
@@ -279,8 +281,8 @@ fn append(line: &mut String, value: &Value) {
     };
 }
 
-/// A float as the documented generators print it: the fewest digits that give it back, a point or
-/// an exponent always, and an exponent below 1e-4 and from 1e16 on.
+/// Appends a float as the documented generators print it: with the fewest digits that parse to the
+/// same value, always with a point or an exponent, and with an exponent below 1e-4 and from 1e16.
 fn append_float(line: &mut String, value: f64) {
     // `{:e}` has the shortest digits: d.ddde-7.
     let scientific = format!("{value:e}");
@@ -298,10 +300,10 @@ fn append_float(line: &mut String, value: f64) {
     line.push_str(&format!("{digits}e{sign}{:02}", exponent.abs()));
 }
 
-/// Samples that a batch-level generator gets when it does not say otherwise.
+/// Default number of samples for each call of `generate_batch`.
 const BATCH_SIZE: usize = 32;
 const BUFFER_BYTES: usize = 1 << 18;
-/// As long as a line of a record may be.
+/// The same limit as for the lines of records.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 #[cfg(test)]
@@ -401,7 +403,7 @@ mod tests {
             line: Option<&str>,
             emit: &mut dyn FnMut(Sample),
         ) -> Result<()> {
-            // Empty lines are left out; without input there are three samples.
+            // Skips empty lines; without input, makes three samples.
             match line {
                 Some("") => {}
                 Some(line) => emit(vec![ints("x", &vec![7; line.len()])]),

@@ -1,11 +1,13 @@
-//! Data on its way to training. It knows neither programs nor servers: it fills buffers.
+//! Input pipelines: reads, shuffles and batches training data. The crate knows neither programs nor
+//! servers; it fills buffers.
 //!
-//! Records have named slots ([`Schema`]) and lie in columns ([`Block`]). [`LineReader`] reads them
-//! from text, [`MultiSlot`] being the format that data generators write ([`DataGenerator`]).
-//! [`InMemoryDataset`] and [`QueueDataset`] hand out [`Batch`]es, whose tensors a program is fed.
+//! Records have named slots ([`Schema`]) and are stored in columns ([`Block`]). [`LineReader`]
+//! reads them from text, for example in the format [`MultiSlot`] that data generators write
+//! ([`DataGenerator`]). [`InMemoryDataset`] and [`QueueDataset`] return [`Batch`]es, whose tensors
+//! are fed to a program.
 //!
-//! [`synth`] makes data sets from known models, so that what training reaches can be compared with
-//! the best that anything could reach.
+//! [`synth`] generates data sets from known models, so that the score of a trained model can be
+//! compared with the best possible one.
 
 mod batch;
 mod block;

@@ -1,5 +1,5 @@
-//! Records from lines of text: the loop that all line formats share, with errors that name file,
-//! line and column, and the choice between failing and skipping.
+//! Records from lines of text: the loop shared by all line formats, with errors that name file,
+//! line and column, and the choice between failing and skipping bad lines.
 
 use crate::block::Block;
 use crate::slot::Schema;
@@ -7,14 +7,14 @@ use fleet_base::{Error, Result, text};
 use std::io::Read;
 use std::sync::Arc;
 
-/// A format in which a line is a record.
+/// A format with one record per line.
 pub trait LineFormat: Send {
     fn schema(&self) -> &Arc<Schema>;
 
-    /// Appends the record of the line `text[..length]` to the block, or nothing and `false` when
-    /// the line holds none. `text` may go on behind the line (with its newline), so that words can
-    /// be loaded past its end; what is there says nothing. After an error the caller drops what was
-    /// appended.
+    /// Appends the record of the line `text[..length]` to the block; returns `false` if the line
+    /// holds no record. `text` may extend past the line (with its newline), so that whole words can
+    /// be loaded past its end; the bytes there must be ignored. After an error, the caller drops
+    /// the values appended.
     fn parse(&mut self, text: &[u8], length: usize, block: &mut Block) -> Result<bool, LineError>;
 }
 
@@ -28,7 +28,7 @@ impl LineFormat for Box<dyn LineFormat> {
     }
 }
 
-/// What is wrong with a line, and at which byte.
+/// An error in a line, and the byte where it is.
 #[derive(Debug)]
 pub struct LineError {
     pub at: usize,
@@ -42,16 +42,16 @@ impl LineError {
     }
 }
 
-/// What happens to a line that cannot be read.
+/// Reaction to a line that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OnError {
     #[default]
     Fail,
-    /// Skip it and count it; more than `lines_max` in one file fail after all.
+    /// Skip and count the line; more than `lines_max` skipped lines in one file are an error.
     Skip { lines_max: u64 },
 }
 
-/// Lines that were skipped, and why the first one was.
+/// Number of skipped lines, and the error of the first one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Skipped {
     pub lines: u64,
@@ -67,14 +67,14 @@ impl Skipped {
     }
 }
 
-/// Where records come from, a piece at a time.
+/// A source of records, read in pieces.
 pub trait RecordReader: Send {
     fn schema(&self) -> &Arc<Schema>;
 
-    /// Appends up to `rows_max` records; 0 is the end.
+    /// Appends up to `rows_max` records and returns their number; 0 means the end.
     fn read(&mut self, rows_max: usize, block: &mut Block) -> Result<usize>;
 
-    /// What has been skipped so far.
+    /// Returns the lines skipped so far.
     fn skipped(&self) -> Skipped {
         Skipped::default()
     }
@@ -84,15 +84,15 @@ pub trait RecordReader: Send {
 pub struct LineReader<R, F> {
     from: R,
     format: F,
-    /// What errors call the source: a file's path.
+    /// Name of the source in errors, usually a file's path.
     name: String,
     on_error: OnError,
     skipped: Skipped,
     buffer: Vec<u8>,
-    /// The bytes of the buffer that are not parsed yet.
+    /// Start and end of the unparsed bytes in the buffer.
     start: usize,
     end: usize,
-    /// How many of these hold no newline.
+    /// Number of these bytes already known to hold no newline.
     searched: usize,
     begun: bool,
     ended: bool,
@@ -100,7 +100,7 @@ pub struct LineReader<R, F> {
 }
 
 impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
-    /// Reads `from`; errors call it `name`.
+    /// Creates a reader of `from`; errors call it `name`.
     pub fn new(from: R, name: impl Into<String>, format: F) -> LineReader<R, F> {
         LineReader {
             from,
@@ -118,7 +118,7 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
         }
     }
 
-    /// Skips bad lines rather than failing.
+    /// Sets whether bad lines are skipped.
     ///
     /// ```
     /// use fleet_data::{Block, LineReader, MultiSlot, OnError, Schema, Slot};
@@ -135,7 +135,8 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
         self
     }
 
-    /// Counts lines from here on: what was read before this reader, a header for example.
+    /// Sets the number of lines read before this reader, such as a header, for line numbers in
+    /// errors.
     pub fn lines_before(mut self, lines: u64) -> Self {
         self.line = lines;
         self
@@ -145,7 +146,7 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
         &self.skipped
     }
 
-    /// Appends up to `rows_max` records to the block; 0 is the end.
+    /// Appends up to `rows_max` records to the block and returns their number; 0 means the end.
     pub fn read(&mut self, rows_max: usize, block: &mut Block) -> Result<usize> {
         let first = block.len();
         let mut unchecked = CHECK_BYTES;
@@ -194,7 +195,7 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
         Ok(())
     }
 
-    /// The length of the line at `start`, without its newline; reads on when it is not there yet.
+    /// Returns the length of the line at `start`, without its newline; reads more input if needed.
     fn next_line(&mut self) -> Result<Option<usize>> {
         loop {
             let window = &self.buffer[self.start..self.end];
@@ -258,7 +259,7 @@ impl<R: Read + Send, F: LineFormat> RecordReader for LineReader<R, F> {
     }
 }
 
-/// Adds the place and the text there.
+/// Adds the position and an excerpt of the line to an error.
 #[cold]
 fn at_line(wrong: LineError, line: &[u8], name: &str, number: u64) -> Error {
     let at = wrong.at.min(line.len());
@@ -269,7 +270,7 @@ fn at_line(wrong: LineError, line: &[u8], name: &str, number: u64) -> Error {
     }
 }
 
-/// The start of the offending text, readable whatever bytes it has.
+/// Returns the start of the offending text, with unprintable bytes replaced.
 fn excerpt(rest: &[u8]) -> Option<String> {
     let short = &rest[..rest.len().min(EXCERPT_BYTES)];
     let mut shown: String = String::from_utf8_lossy(short)
@@ -286,13 +287,13 @@ fn excerpt(rest: &[u8]) -> Option<String> {
     Some(shown)
 }
 
-/// What some editors and spreadsheets put in front of a text.
+/// Byte order mark, which some editors and spreadsheets write at the start of a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-/// Read at once: large enough that system calls cost nothing, small enough for the second cache.
+/// Bytes read at once: large enough that system calls cost nothing, small enough for the L2 cache.
 const BUFFER_BYTES: usize = 1 << 18;
-/// A record of a million ids has 10 MB of text.
+/// Limit of a line's length; a record of a million ids has 10 MB of text.
 const LINE_BYTES_MAX: usize = 64 << 20;
-/// How much text may pass between two checks of a block's limit.
+/// Bytes of text between two checks of a block's limit.
 const CHECK_BYTES: usize = 1 << 30;
-/// What an error shows of a line.
+/// Bytes of a line that an error shows.
 const EXCERPT_BYTES: usize = 40;

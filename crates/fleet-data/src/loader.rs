@@ -1,10 +1,10 @@
-//! Batches for a training loop from samples that can be asked for by number: shuffled by epoch,
-//! dealt out among workers, made ahead by threads, and resumed exactly.
+//! Batches for a training loop, from samples that are addressed by number. Samples are shuffled in
+//! each epoch and divided among workers; threads prefetch batches; and a job resumes exactly.
 //!
-//! The order of an epoch is a function of (seed, epoch). Step after step, the workers take the next
-//! `world_size * batch_size` samples of it side by side, so that where a job stands is one number
-//! for all workers: how many samples of the epoch have been taken. That number, in a [`Cursor`],
-//! resumes the job on any number of workers; nothing is repeated and nothing left out.
+//! The order of an epoch is a function of (seed, epoch). In each step, the workers together take
+//! the next `world_size * batch_size` samples of this order, side by side. The position of a job is
+//! therefore one number for all workers: the number of samples taken in the epoch. A [`Cursor`]
+//! with that number resumes the job on any number of workers, without repeated or missing samples.
 
 use crate::batch::Batch;
 use crate::dataset::InMemoryDataset;
@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Samples by number.
+/// Samples addressed by number.
 pub trait Samples: Send + Sync {
     fn sample_count(&self) -> u64;
 
     /// Fills a batch with these samples, in this order.
     fn fill(&self, samples: &[u64], batch: &mut Batch) -> Result<()>;
 
-    /// The same in an epoch, for samples that are changed at random and anew in each.
+    /// Like [`Samples::fill`], for samples that are augmented differently in each epoch.
     fn fill_in_epoch(&self, _epoch: u64, samples: &[u64], batch: &mut Batch) -> Result<()> {
         self.fill(samples, batch)
     }
@@ -40,19 +40,19 @@ impl Samples for InMemoryDataset {
     }
 }
 
-/// How samples are dealt out.
+/// Order, batch size and distribution of samples.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoaderOptions {
-    /// Of each worker.
+    /// Samples in a batch of one worker.
     pub batch_size: usize,
     pub shuffle: bool,
     pub seed: u64,
-    /// Leave out the samples at the end of an epoch that do not fill a batch for every worker. When
-    /// they are kept, workers share them out, and one may have a batch less than another.
+    /// Drop the samples at the end of an epoch that do not fill a batch for every worker. Otherwise
+    /// the workers share them, and some workers may have one batch more than others.
     pub drop_last: bool,
     pub rank: usize,
     pub world_size: usize,
-    /// Threads that make batches ahead; 0 makes each when it is asked for.
+    /// Prefetch threads; with 0, each batch is made on request.
     pub threads: usize,
 }
 
@@ -70,19 +70,19 @@ impl Default for LoaderOptions {
     }
 }
 
-/// Where a loader stands: what a checkpoint keeps of it, the same on all workers.
+/// The position of a loader for checkpoints; the same on all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
     pub epoch: u64,
     /// Samples of the epoch that all workers together have taken.
     pub taken: u64,
-    /// What the order follows from; a cursor belongs to one order.
+    /// Seed of the order. A cursor is valid only for the order of this seed and sample count.
     pub seed: u64,
     pub sample_count: u64,
 }
 
 impl Cursor {
-    /// As bytes for a checkpoint.
+    /// Encodes the cursor as bytes for a checkpoint.
     ///
     /// ```
     /// use fleet_data::Cursor;
@@ -114,7 +114,7 @@ impl Cursor {
 }
 
 impl fmt::Display for Cursor {
-    /// As a word for a checkpoint's entries; [`Cursor::from_str`] reads it.
+    /// Writes the cursor as text for a checkpoint's entries; [`Cursor::from_str`] parses it.
     ///
     /// ```
     /// use fleet_data::Cursor;
@@ -153,7 +153,7 @@ impl FromStr for Cursor {
     }
 }
 
-/// A loop's source of batches.
+/// A source of batches for a training loop.
 ///
 /// ```
 /// use fleet_data::{Batch, DatasetOptions, InMemoryDataset, Loader, LoaderOptions, Schema, Slot, TextFiles};
@@ -207,12 +207,12 @@ impl Loader {
         Ok(Loader { samples, options, cursor, order: None, ahead: None })
     }
 
-    /// Where the loop stands: behind the last batch that was handed out, whatever was made ahead.
+    /// Returns the position after the last batch that was handed out, without prefetched batches.
     pub fn cursor(&self) -> Cursor {
         self.cursor
     }
 
-    /// Goes on where a cursor stands; it must belong to the same samples in the same order.
+    /// Resumes at a cursor, which must belong to the same samples in the same order.
     pub fn resume(&mut self, cursor: Cursor) -> Result<()> {
         if (cursor.seed, cursor.sample_count) != (self.cursor.seed, self.cursor.sample_count) {
             return Err(Error::invalid("cursor belongs to other samples or another seed")
@@ -230,13 +230,13 @@ impl Loader {
         Ok(())
     }
 
-    /// Starts the epoch from its first sample.
+    /// Returns to the first sample of the epoch.
     pub fn reset(&mut self) {
         self.stop();
         self.cursor.taken = 0;
     }
 
-    /// Goes to the start of the next epoch.
+    /// Moves to the start of the next epoch.
     pub fn next_epoch(&mut self) {
         self.stop();
         self.cursor.epoch += 1;
@@ -248,8 +248,8 @@ impl Loader {
         self.order = None;
     }
 
-    /// Fills the batch with this worker's next samples; false at the end of the epoch, until
-    /// [`Loader::next_epoch`] or [`Loader::reset`].
+    /// Fills the batch with this worker's next samples. Returns false at the end of the epoch,
+    /// until [`Loader::next_epoch`] or [`Loader::reset`] is called.
     pub fn next(&mut self, batch: &mut Batch) -> Result<bool> {
         let deal = Deal { options: &self.options, count: self.cursor.sample_count };
         let Some((mine, after)) = deal.step(self.cursor.taken) else {
@@ -274,7 +274,7 @@ impl Loader {
             if let Some(ahead) = &mut self.ahead
                 && let Err(error) = ahead.take(batch)
             {
-                // The next call tries the same samples again.
+                // The next call retries the same samples.
                 self.stop();
                 return Err(error);
             }
@@ -284,7 +284,7 @@ impl Loader {
     }
 }
 
-/// The samples of an epoch in their order.
+/// Returns the samples of an epoch in their order.
 fn epoch_order(options: &LoaderOptions, cursor: &Cursor) -> Vec<u64> {
     let mut order: Vec<u64> = (0..cursor.sample_count).collect();
     if options.shuffle {
@@ -293,15 +293,15 @@ fn epoch_order(options: &LoaderOptions, cursor: &Cursor) -> Vec<u64> {
     order
 }
 
-/// Who takes what.
+/// Distribution of the samples of an epoch among steps and workers.
 struct Deal<'a> {
     options: &'a LoaderOptions,
     count: u64,
 }
 
 impl Deal<'_> {
-    /// This worker's places in the order for the step that starts at `taken`, and where the next
-    /// step starts; none at the end.
+    /// Returns this worker's positions in the order for the step that starts at `taken`, and the
+    /// start of the next step; `None` at the end.
     fn step(&self, taken: u64) -> Option<(Range<usize>, u64)> {
         let (rank, world) = (self.options.rank as u64, self.options.world_size as u64);
         let batch = self.options.batch_size as u64;
@@ -318,9 +318,9 @@ impl Deal<'_> {
     }
 }
 
-/// Threads that make batches ahead. Thread t makes steps t, t + n, ..; the loop takes from them in
-/// turn, so that the order never depends on their speed. A batch that the loop hands back is filled
-/// again.
+/// Threads that prefetch batches. Thread t makes steps t, t + n, ..; the loop takes batches from
+/// the threads in turn, so their order never depends on the threads' speed. Batches that the loop
+/// returns are reused.
 struct Ahead {
     full: Vec<Receiver<Result<Batch>>>,
     empty: Vec<SyncSender<Batch>>,
@@ -369,13 +369,13 @@ impl Ahead {
         Ok(ahead)
     }
 
-    /// Swaps the next batch in.
+    /// Swaps the next batch into `batch`.
     fn take(&mut self, batch: &mut Batch) -> Result<()> {
         let lost = |_| Error::internal("a thread that makes batches panicked");
         let made = self.full[self.turn].recv().map_err(lost)??;
         let used = std::mem::replace(batch, made);
         if Arc::ptr_eq(used.layout(), batch.layout()) {
-            // A thread that has ended needs no memory.
+            // A thread that has ended needs no memory back.
             let _ = self.empty[self.turn].try_send(used);
         }
         self.turn = (self.turn + 1) % self.full.len();
@@ -388,14 +388,14 @@ impl Drop for Ahead {
         // Without receivers, the threads stop at their next batch.
         self.full.clear();
         for thread in self.threads.drain(..) {
-            // Whoever drops the loader has no use for a panic of its threads.
+            // A panic of a thread does not matter to a caller that drops the loader.
             let _ = thread.join();
         }
     }
 }
 
 const MAGIC: &[u8] = b"fleet cursor 1\n";
-/// Batches that each thread keeps ready: with the one in use, a double buffer.
+/// Batches that each thread keeps ready; together with the one in use, a double buffer.
 const AHEAD_BATCHES: usize = 1;
 const THREADS_MAX: usize = 256;
 const ORDER_STREAM: u64 = 0x4 << 44;
@@ -405,7 +405,7 @@ mod tests {
     use super::*;
     use crate::{BatchLayout, Block, RowRef, Schema, Slot};
 
-    /// Sample n holds the number n; some cannot be read.
+    /// Sample n holds the number n; sample `broken` cannot be read.
     struct Numbers {
         block: Block,
         broken: Option<u64>,
@@ -516,7 +516,7 @@ mod tests {
                 }
                 cursors.push(loader.cursor().to_bytes());
             }
-            // What was made ahead does not count, and all workers agree.
+            // Prefetched batches do not count, and all workers agree.
             assert!(cursors.iter().all(|cursor| *cursor == cursors[0]));
             let cursor = Cursor::from_bytes(&cursors[0]).unwrap();
             assert_eq!(cursor.to_string().parse::<Cursor>().unwrap(), cursor);

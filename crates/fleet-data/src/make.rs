@@ -1,5 +1,5 @@
-//! Generated data sets as files: shards of records in a text format, the same for the same settings
-//! on any machine, with what the best possible model scores on them.
+//! Writes generated data sets to files: shards of records in a text format. The same settings give
+//! the same files on any machine. Also reports the score of the best possible model.
 
 use crate::block::{Block, Values};
 use crate::multislot::MultiSlotWriter;
@@ -15,27 +15,27 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What to make.
+/// Kind of a generated data set.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MakeKind {
     /// Click logs: `dense_input`, `C1` .., `label`.
     Ctr(CtrConfig),
     /// Digits: `image` (784 floats, -1 to 1) and `label`.
     Digits { seed: u64 },
-    /// Text: `tokens`, so many in each record.
+    /// Text: `tokens`, of which each record has `length`.
     Text { config: TextConfig, length: usize },
     /// Gaussian classes: `x` and `label`.
     Blobs(BlobsConfig),
 }
 
-/// How records are written.
+/// File format of the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MakeFormat {
     MultiSlot,
     /// A header, and a column for every value.
     Csv,
     JsonLines,
-    /// Of digits: grey images, in a folder for each class.
+    /// Grey images in a folder for each class; for digits only.
     Png,
 }
 
@@ -63,11 +63,11 @@ pub enum MakeFormat {
 pub struct Make {
     pub kind: MakeKind,
     pub format: MakeFormat,
-    /// Rows of a stream that has no end: a test set is the rows behind the training set's.
+    /// First row, of an endless stream. A test set takes rows after those of the training set.
     pub first_row: u64,
     pub rows: u64,
     pub shards: u64,
-    /// Made if need be; files that are there are never overwritten.
+    /// Created if needed; existing files are never overwritten.
     pub folder: PathBuf,
 }
 
@@ -76,17 +76,17 @@ fn not_images() -> Error {
         .help("other kinds have the formats multislot, csv and jsonl")
 }
 
-/// What was written.
+/// Result of [`Make::write`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Made {
     pub files: Vec<PathBuf>,
     pub schema: Arc<Schema>,
-    /// What is known about the data: names and values.
+    /// Known facts about the data: names and values.
     pub facts: Vec<(String, f64)>,
 }
 
 impl Make {
-    /// Writes `part-00000` and so on.
+    /// Writes the files `part-00000` and so on, or one image per row.
     pub fn write(&self) -> Result<Made> {
         self.check()?;
         let source = Source::new(&self.kind)?;
@@ -108,7 +108,7 @@ impl Make {
         Ok(Made { files, schema: source.schema, facts })
     }
 
-    /// Refuses what cannot be made, before there is a folder.
+    /// Rejects invalid settings before the folder is created.
     fn check(&self) -> Result<()> {
         if self.shards == 0 || self.shards > SHARDS_MAX {
             return Err(Error::invalid("number of shards is out of range")
@@ -151,7 +151,7 @@ impl Make {
         Ok(())
     }
 
-    /// Writes an image a row: `3/00000017.png` is a 3.
+    /// Writes an image for each row; `3/00000017.png` is a 3.
     fn write_images(&self) -> Result<Vec<PathBuf>> {
         let MakeKind::Digits { seed } = self.kind else { return Err(not_images()) };
         let digits = Digits::new(seed);
@@ -332,7 +332,7 @@ fn labelled(x: &[f32], labels: &[i64], block: &mut Block) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a folder that has shards already, of which a pattern would find some beside the new
+/// Rejects a folder that already has shards, because a glob pattern would mix them with the new
 /// ones.
 fn check_empty(folder: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("list the folder", folder, &error);
@@ -347,7 +347,8 @@ fn check_empty(folder: &Path) -> Result<()> {
     }
 }
 
-/// Writes a file that has its name only when it is whole; what is there is not overwritten.
+/// Writes a file under a temporary name and renames it when it is complete. An existing file is not
+/// overwritten.
 fn whole_file(path: &Path, write: impl FnOnce(&Path, File) -> Result<()>) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("write", path, &error);
     if path.exists() {
@@ -355,15 +356,14 @@ fn whole_file(path: &Path, write: impl FnOnce(&Path, File) -> Result<()>) -> Res
             .help("files that are there are kept: name another folder"));
     }
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    // Hidden, so that no pattern takes it for a file of the set.
+    // Hidden, so that no glob pattern matches it.
     let part = path.with_file_name(format!(".{name}.part"));
     let written = File::create(&part)
         .map_err(failed)
         .and_then(|file| write(path, file))
         .and_then(|()| std::fs::rename(&part, path).map_err(failed));
     if written.is_err() {
-        // The error says what happened; an unfinished file that cannot be removed either says no
-        // more.
+        // The error below says what happened; a failed removal adds nothing to it.
         let _ = std::fs::remove_file(&part);
     }
     written
@@ -384,7 +384,7 @@ fn write_png(path: &Path, file: File, grey: &[u8]) -> Result<()> {
     out.flush().map_err(failed)
 }
 
-/// Names of columns: the slot's, numbered where it has several values.
+/// Returns the header: the slots' names, numbered if a slot has several values.
 fn header(schema: &Schema) -> String {
     let mut names = Vec::new();
     for slot in schema.slots() {
@@ -426,16 +426,17 @@ fn json_line(block: &Block, row: usize, out: &mut impl Write) -> std::io::Result
     writeln!(out, "}}")
 }
 
-/// Lines of more could not be read again.
+/// Limit of tokens in a record; longer lines could not be read back.
 const TOKENS_MAX: usize = 1 << 20;
-/// Five digits in a file's name.
+/// File names have five digits.
 const SHARDS_MAX: u64 = 100_000;
-/// More files in a few folders are hard on file systems; eight digits are in a name.
+/// Limit of images: file systems handle more files in a few folders badly, and names have eight
+/// digits.
 const IMAGES_MAX: u64 = 10_000_000;
-/// Rows made at once.
+/// Rows generated at once.
 const CHUNK_ROWS: u64 = 1024;
 const WRITE_BYTES: usize = 1 << 18;
-/// Rows on which best scores are computed: their AUC varies by less than 0.002.
+/// Rows on which the best scores are computed; enough that the AUC varies by less than 0.002.
 const FACT_ROWS: u64 = 200_000;
 
 #[cfg(test)]
@@ -544,7 +545,7 @@ mod tests {
         }
     }
 
-    /// A device that is always full stands for a disk that is.
+    /// `/dev/full` stands in for a full disk.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_full_disk_leaves_no_file() {

@@ -1,10 +1,9 @@
-//! Files in object stores, in the feature `object-store`: what a name like `s3://bucket/part-0`
-//! stands for, and a reader that gets it piece by piece. The protocols are the crate
-//! `object_store`'s, which repeats requests that fail, and goes on within an object where a
-//! connection broke.
+//! Files in object stores, in the feature `object-store`: resolves names like `s3://bucket/part-0`,
+//! and reads objects piece by piece. The crate `object_store` implements the protocols. It retries
+//! failed requests, and continues within an object after a broken connection.
 //!
-//! One thread drives all requests. A reader waits for its pieces, so that it works in any thread;
-//! what is on its way for it is bounded.
+//! One thread drives all requests. A reader blocks until its next piece arrives, so it works in any
+//! thread. The number of bytes in flight for a reader is bounded.
 
 use crate::files::{FILES_MAX, check_count, fits};
 use bytes::Bytes;
@@ -31,13 +30,13 @@ use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// Object stores of one user: S3 (`s3://bucket/key`) and what speaks its protocol, Google Cloud
-/// Storage (`gs://`), Azure (`az://container/key`, `abfss://`), and plain web servers
+/// Object stores of one user: S3 (`s3://bucket/key`) and compatible stores, Google Cloud Storage
+/// (`gs://`), Azure (`az://container/key`, `abfss://`), and plain web servers
 /// (`https://host/path`).
 ///
 /// Settings and credentials are pairs of the usual variables (`AWS_ACCESS_KEY_ID`, `AWS_REGION`,
-/// `AWS_ENDPOINT_URL`, `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME`, ..), mostly
-/// `std::env::vars()`; others are left alone.
+/// `AWS_ENDPOINT_URL`, `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME`, ..), usually from
+/// `std::env::vars()`; other variables are ignored.
 ///
 /// ```no_run
 /// use fleet_data::{DatasetOptions, ObjectStores, QueueDataset, Schema, Slot, TextFiles};
@@ -53,41 +52,42 @@ use tokio::task::JoinHandle;
 pub struct ObjectStores(Arc<Shared>);
 
 impl std::fmt::Debug for ObjectStores {
-    /// Settings are secrets.
+    /// Omits the settings, which contain secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("ObjectStores")
     }
 }
 
 struct Shared {
-    /// Some until it is dropped.
+    /// `Some` until the value is dropped.
     runtime: Option<Runtime>,
     settings: Vec<(String, String)>,
-    /// For how long a request that fails is repeated.
+    /// How long a failing request is retried.
     patience: Duration,
-    /// Clients by bucket or host, which keep connections and credentials.
+    /// Clients by bucket or host; they keep connections and credentials.
     clients: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
 }
 
-/// A name taken apart: the bucket or host with its scheme, and what is in it.
+/// A parsed name: the scheme with bucket or host, and the key.
 struct Name<'a> {
     root: &'a str,
     key: &'a str,
 }
 
 impl ObjectStores {
-    /// Takes settings from pairs of names and values. A server that does not answer, or says that
-    /// it is busy, is asked again for a minute.
+    /// Creates stores from pairs of setting names and values. If a server is busy or does not
+    /// answer, requests are retried for a minute.
     pub fn new(settings: impl IntoIterator<Item = (String, String)>) -> Result<ObjectStores> {
         ObjectStores::with_patience(settings, RETRY_TIME_MAX)
     }
 
-    /// The same, where a request that fails is repeated for another time.
+    /// Like [`ObjectStores::new`], with another time limit for retries.
     pub fn with_patience(
         settings: impl IntoIterator<Item = (String, String)>,
         patience: Duration,
     ) -> Result<ObjectStores> {
-        // TLS wants one provider of ciphers in a process; one that is there already is as good.
+        // TLS needs one provider of ciphers per process; if another is already installed, that one
+        // is used.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let known = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
         let settings = settings.into_iter().filter(|(name, _)| known(name)).collect();
@@ -102,8 +102,8 @@ impl ObjectStores {
         Ok(ObjectStores(Arc::new(Shared { runtime, settings, patience, clients })))
     }
 
-    /// The objects that match a pattern, sorted by name: as [`glob`](crate::glob) of local files.
-    /// Web servers must list their files as WebDAV does.
+    /// Returns the objects that match a pattern, sorted by name, like [`glob`](crate::glob) for
+    /// local files. Web servers must support WebDAV listings.
     pub fn glob(&self, pattern: &str) -> Result<Vec<PathBuf>> {
         let name = parse(pattern)?;
         let pieces: Vec<&str> = name.key.split('/').filter(|piece| !piece.is_empty()).collect();
@@ -137,7 +137,7 @@ impl ObjectStores {
         }
     }
 
-    /// Starts to get an object; fails when it is not there.
+    /// Starts to download an object; fails if it does not exist.
     pub(crate) fn open(&self, url: &str) -> Result<Box<dyn Read + Send>> {
         let (client, key) = self.locate(url)?;
         let (send, pieces) = channel();
@@ -151,7 +151,7 @@ impl ObjectStores {
         }
     }
 
-    /// An object of which parts are read.
+    /// Opens an object for reading parts of it.
     #[cfg(feature = "parquet")]
     pub(crate) fn parts(&self, url: &str) -> Result<ObjectParts> {
         let (client, key) = self.locate(url)?;
@@ -203,7 +203,7 @@ impl ObjectStores {
                 Arc::new(set.build()?) as Arc<dyn ObjectStore>
             }};
         }
-        // Who names a server by http:// means it.
+        // An explicit http:// URL permits plain HTTP.
         let plain = ClientOptions::new().with_allow_http(root.starts_with("http://"));
         Ok(match root.split("://").next() {
             Some("s3" | "s3a") => client!(AmazonS3Builder::new()),
@@ -217,11 +217,11 @@ impl ObjectStores {
         self.0.runtime.as_ref().ok_or_else(|| Error::internal("object stores are closed"))
     }
 
-    /// Waits for work of the runtime's, in any thread.
+    /// Runs work on the runtime and waits for its result, in any thread.
     fn wait<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T> {
         let (send, result) = channel();
         self.runtime()?.spawn(async move {
-            // Nobody waits any more only when the caller's thread is gone.
+            // The receiver is gone only if the caller's thread is.
             let _ = send.send(work.await);
         });
         result.recv().map_err(|_| Error::internal("a request to an object store panicked"))
@@ -230,7 +230,8 @@ impl ObjectStores {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // A runtime that waits for its threads must not be dropped by one of another runtime.
+        // Dropping a runtime waits for its threads, and panics inside another runtime. A background
+        // shutdown does not wait.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -239,11 +240,12 @@ impl Drop for Shared {
 
 type Piece = Result<Bytes, object_store::Error>;
 
-/// Sends an object's pieces, as long as there is room; an empty one is the end.
+/// Sends an object's pieces while there is room; an empty piece marks the end.
 ///
-/// The client goes on where a connection broke, but only for so long after it asked first, and a
-/// reader that trains meanwhile may take an hour over an object. What it gives up is asked for anew
-/// from where it was, as long as something came since the last time.
+/// The client resumes after a broken connection, but only for a limited time after its first
+/// request. A reader that trains meanwhile may take an hour over one object. When the client gives
+/// up, the rest of the object is requested anew, provided that bytes have arrived since the last
+/// such request.
 async fn fetch(client: Arc<dyn ObjectStore>, key: Key, send: Sender<Piece>, room: Arc<Semaphore>) {
     let outcome = async {
         let whole = client.get(&key).await?;
@@ -267,7 +269,7 @@ async fn fetch(client: Arc<dyn ObjectStore>, key: Key, send: Sender<Piece>, room
             };
             came += piece.len() as u64;
             let bytes = piece.len().min(ROOM_BYTES) as u32;
-            // The reader gives the room back with the piece; it closes nothing.
+            // The reader returns the permits with the piece; the semaphore is never closed.
             if let Ok(permit) = room.acquire_many(bytes).await {
                 permit.forget();
             }
@@ -277,11 +279,12 @@ async fn fetch(client: Arc<dyn ObjectStore>, key: Key, send: Sender<Piece>, room
         }
         Ok(Bytes::new())
     };
-    // A reader that was dropped wants no error either.
+    // A reader that was dropped needs no error.
     let _ = send.send(outcome.await);
 }
 
-/// What a request says that wants the rest of this object, and of no other that has replaced it.
+/// Returns options that restrict a request to this version of the object: it fails if the object
+/// was replaced.
 fn unchanged(object: &GetResult) -> GetOptions {
     let if_match = object.meta.e_tag.clone();
     let if_unmodified_since = if_match.is_none().then_some(object.meta.last_modified);
@@ -305,14 +308,14 @@ impl ObjectParts {
         self.size
     }
 
-    /// Some ranges of its bytes, none of them empty; those that lie close to each other come by one
-    /// request.
+    /// Downloads non-empty ranges of its bytes; neighbouring ranges share one request.
     pub fn get(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<Bytes>> {
         let (client, key) = (Arc::clone(&self.client), self.key.clone());
         let ranges: Vec<Range<u64>> = ranges.into_iter().collect();
         let got = self.stores.wait(async move {
             let parts = client.get_ranges(&key, &ranges).await?;
-            // Asked afterwards, so that all parts that were got so far are of the same object.
+            // Requested last, which proves that all parts downloaded so far belong to the same
+            // object.
             Ok::<_, object_store::Error>((parts, client.head(&key).await?))
         })?;
         let (parts, meta) = got.map_err(|error| failed(READ, &self.url, &error))?;
@@ -323,16 +326,16 @@ impl ObjectParts {
     }
 }
 
-/// An object under way.
+/// Reader of an object that is being downloaded.
 struct Object {
-    /// Keeps the thread that gets pieces.
+    /// Keeps the thread that downloads pieces.
     _stores: ObjectStores,
     pieces: Receiver<Piece>,
-    /// Bytes that may be on their way.
+    /// Permits for bytes in flight.
     room: Arc<Semaphore>,
     task: JoinHandle<()>,
     piece: Bytes,
-    /// Bytes of the piece that are not read.
+    /// Unread bytes of the piece.
     left: usize,
 }
 
@@ -350,7 +353,7 @@ impl Object {
 
 impl Read for Object {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        // An empty piece is the end, and stays.
+        // An empty piece marks the end for good.
         if self.left == 0 && !self.piece.is_empty() {
             self.room.add_permits(self.piece.len().min(ROOM_BYTES));
             self.next_piece().map_err(std::io::Error::other)?;
@@ -402,8 +405,8 @@ fn failed(what: &str, url: &str, error: &object_store::Error) -> Error {
         (E::NotFound { .. } | E::InvalidPath { .. } | E::NotSupported { .. }, _) => {
             Error::invalid(message)
         }
-        // Too slow and too many (408, 429) are the server's trouble; the rest is wrong at the next
-        // time too.
+        // Statuses 408 (timeout) and 429 (too many requests) are temporary; other 4xx would fail
+        // again on retry.
         (_, Some(status @ 400..500)) if !matches!(status, 408 | 429) => Error::invalid(message),
         _ if METADATA_HOSTS.iter().any(|host| message.contains(host)) => {
             let names = credentials(url);
@@ -415,15 +418,15 @@ fn failed(what: &str, url: &str, error: &object_store::Error) -> Error {
     }
 }
 
-/// What a server answered. Where it refuses a list, the client has no other place for it than its
-/// words.
+/// Returns the HTTP status. If a server refuses to list objects, the client reports the status only
+/// in the error's text.
 fn status(error: &object_store::Error) -> Option<u16> {
     let words = error.to_string();
     let (_, behind) = words.split_once("status code: ")?;
     behind.split(' ').next()?.parse().ok()
 }
 
-/// The variables that say who asks.
+/// Returns the names of the variables that hold credentials.
 fn credentials(url: &str) -> &'static str {
     match url.split("://").next() {
         Some("s3" | "s3a") => {
@@ -442,19 +445,20 @@ fn credentials(url: &str) -> &'static str {
     }
 }
 
-/// The schemes of names that are in object stores.
+/// The schemes of names in object stores.
 const SCHEMES: [&str; 10] =
     ["s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https"];
-/// What settings start with.
+/// Prefixes of the settings' names.
 const PREFIXES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
-/// Whom machines in clouds ask for credentials of their own.
+/// Hosts from which cloud machines request their own credentials.
 const METADATA_HOSTS: [&str; 2] = ["169.254.169.254", "metadata.google.internal"];
 const READ: &str = "read the object";
 const ELSEWHERE: &str =
     "what another program can get comes through a download command: hadoop fs -cat";
-/// Some twenty seconds of waits that grow, for servers that say that they are busy.
+/// With growing intervals, about twenty seconds of retries for servers that report that they are
+/// busy.
 const RETRIES_MAX: usize = 8;
-/// Nobody should wait longer to be told that a server does not answer.
+/// Users should not wait longer to learn that a server does not answer.
 const RETRY_TIME_MAX: Duration = Duration::from_secs(60);
-/// What may wait for one reader: a tenth of a second of a fast link.
+/// Limit of the bytes in flight for one reader: a tenth of a second of a fast link.
 const ROOM_BYTES: usize = 8 << 20;

@@ -1,6 +1,6 @@
-//! A file through a program: the program gets the file as its standard input, and its standard
-//! output is read. What it says on its standard error goes to that of this process, as in a shell;
-//! when it fails, its exit code and the end of that are in the error.
+//! Reads a file through a command: the command gets the file on its standard input, and its
+//! standard output is read. Its standard error is copied to that of this process, as in a shell. If
+//! the command fails, the error contains its exit code and the end of its standard error.
 
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
@@ -10,9 +10,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 
-/// Opens a file as it is, or through a command of the shell (`zcat`, `python reader.py`).
+/// Opens a file directly, or through a shell command (`zcat`, `python reader.py`).
 ///
-/// An empty command and `cat` read the file itself.
+/// An empty command or `cat` reads the file directly.
 ///
 /// ```
 /// # #[cfg(unix)] {
@@ -30,12 +30,11 @@ pub fn open_piped(path: &Path, command: &str) -> Result<Box<dyn Read + Send>> {
     Origin { pipe_command: command.to_string(), ..Origin::default() }.open(path)
 }
 
-/// How the bytes of a file come to its reader.
+/// The way from a file to its reader: downloads and pipe commands.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
-    /// Gets a file's name as its last argument and writes what is there (`hadoop fs -cat`,
-    /// `aws s3 cp --quiet`). Empty, or `cat`: files are where the system finds them, or in an
-    /// object store.
+    /// Gets a file's name as its last argument and writes the file's content (`hadoop fs -cat`,
+    /// `aws s3 cp --quiet`). Empty or `cat`: files are local, or in an object store.
     pub download_command: String,
     #[cfg(feature = "object-store")]
     pub stores: Option<crate::ObjectStores>,
@@ -47,7 +46,7 @@ impl Origin {
         let command = self.pipe_command.trim();
         let is_plain = is_plain(command);
         if !self::is_plain(&self.download_command) {
-            // The path is an argument of the shell's, so that nothing in it is taken for a command.
+            // The path is an argument of the shell, so that none of it is interpreted as a command.
             let whole = format!("{} \"$1\"", self.download_command.trim());
             let from = Piped::start(Stdio::null(), path, &whole, "download command")?;
             return match is_plain {
@@ -69,7 +68,8 @@ impl Origin {
         }
     }
 
-    /// What errors call what is read: lines are those that a program wrote, where there is one.
+    /// Returns the name of the input for errors. With a pipe command, line numbers are those of the
+    /// command's output, so the name mentions the command.
     pub fn name(&self, path: &Path) -> String {
         match self.pipe_command.trim() {
             command if is_plain(command) => path.display().to_string(),
@@ -77,7 +77,7 @@ impl Origin {
         }
     }
 
-    /// Whether files are where the system finds them.
+    /// Returns whether files are in the local file system.
     pub fn is_local(&self) -> bool {
         #[cfg(feature = "object-store")]
         if self.stores.is_some() {
@@ -100,7 +100,7 @@ impl Origin {
     }
 }
 
-/// Opens a file that the system finds.
+/// Opens a local file.
 pub(crate) fn open_file(path: &Path) -> Result<File> {
     let file = File::open(path).map_err(|error| Error::io("open", path, &error))?;
     if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
@@ -111,7 +111,7 @@ pub(crate) fn open_file(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Whether a name is one of an object, `SCHEME://..`, and not a file's.
+/// Returns whether a name is that of an object, `SCHEME://..`, rather than a file's.
 pub(crate) fn is_url(path: &Path) -> bool {
     let scheme = path.to_str().and_then(|path| path.split_once("://"));
     scheme.is_some_and(|(scheme, _)| {
@@ -119,7 +119,7 @@ pub(crate) fn is_url(path: &Path) -> bool {
     })
 }
 
-/// A name of an object where only files are taken.
+/// Returns the error for a name of an object where only files are supported.
 pub(crate) fn elsewhere(name: impl std::fmt::Display) -> Error {
     let stores = match cfg!(feature = "object-store") {
         true => "give the format object_stores(..), and list names with ObjectStores::glob",
@@ -129,12 +129,12 @@ pub(crate) fn elsewhere(name: impl std::fmt::Display) -> Error {
     Error::invalid("file is in an object store").help(help).at(name)
 }
 
-/// Whether a command is one that changes nothing.
+/// Returns whether a command changes nothing.
 pub(crate) fn is_plain(command: &str) -> bool {
     matches!(command.trim(), "" | "cat")
 }
 
-/// A file as it is; one that is compressed would only be a bad first line.
+/// Reads a file directly. Reports compressed files, which would otherwise fail as a bad first line.
 fn plain(mut file: impl Read + Send + 'static, path: &Path) -> Result<Box<dyn Read + Send>> {
     let mut start = Vec::new();
     let read = file.by_ref().take(MAGIC_BYTES).read_to_end(&mut start);
@@ -154,22 +154,23 @@ fn plain(mut file: impl Read + Send + 'static, path: &Path) -> Result<Box<dyn Re
 /// The output of a running command.
 struct Piped {
     child: Child,
-    /// None when another command reads it.
+    /// `None` if another command reads it.
     stdout: Option<ChildStdout>,
-    /// What its input comes from.
+    /// The command whose output is the input of this one.
     from: Option<Box<Piped>>,
     /// Writes its input.
     feeder: Option<JoinHandle<std::io::Result<()>>>,
-    /// Keeps the end of the standard error.
+    /// Collects the end of the standard error.
     stderr: Option<JoinHandle<Vec<u8>>>,
-    /// What errors call the command.
+    /// Purpose of the command, for errors.
     role: &'static str,
     command: String,
     path: String,
     ended: bool,
 }
 
-/// A command without the job's secret: a program that reads data needs no access to the job.
+/// Builds a shell command without the job's secret, because a program that reads data needs no
+/// access to the job.
 fn shell(command: &str, path: &Path) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", command, "sh"]).arg(path);
@@ -179,7 +180,7 @@ fn shell(command: &str, path: &Path) -> Command {
     shell
 }
 
-/// The job's secret in the environment, and the file that it is in (`fleet_topology::names`).
+/// Variables with the job's secret and with the path of its file (`fleet_topology::names`).
 const SECRETS: [&str; 2] = ["FLEET_TOKEN", "FLEET_TOKEN_FILE"];
 
 impl Piped {
@@ -189,7 +190,7 @@ impl Piped {
                 .at(path.display())
         };
         let mut shell = shell(command, path);
-        // A group of its own, so that it can be ended with everything that it started.
+        // A process group of its own, so that all its descendants can be killed with it.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut shell, 0);
         let mut child = shell
@@ -214,14 +215,14 @@ impl Piped {
         })
     }
 
-    /// The output of a command that is given what is read here.
+    /// Starts a command whose input is read from `from`.
     fn fed(mut from: Box<dyn Read + Send>, path: &Path, command: &str) -> Result<Piped> {
         let mut piped = Piped::start(Stdio::piped(), path, command, "pipe command")?;
         let mut input = piped.child.stdin.take();
         piped.feeder = Some(std::thread::spawn(move || {
             let Some(input) = &mut input else { return Ok(()) };
             match std::io::copy(&mut from, input) {
-                // A program that has had enough.
+                // The program needed no more input.
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
                 outcome => outcome.map(drop),
             }
@@ -229,7 +230,7 @@ impl Piped {
         Ok(piped)
     }
 
-    /// The output of a command that reads this one's.
+    /// Starts a command that reads the output of this one.
     fn through(mut self, path: &Path, command: &str) -> Result<Piped> {
         let input = self.stdout.take().map_or_else(Stdio::null, Stdio::from);
         let mut next = Piped::start(input, path, command, "pipe command")?;
@@ -237,7 +238,7 @@ impl Piped {
         Ok(next)
     }
 
-    /// Takes the exit status when the output has ended.
+    /// Waits for the exit status after the end of the output.
     fn end(&mut self) -> std::io::Result<()> {
         self.ended = true;
         let status = self.child.wait()?;
@@ -251,7 +252,7 @@ impl Piped {
         if self.stdout.is_none() && stopped_listening(status) {
             return Ok(());
         }
-        // What it reads from may have failed before it: that is then the reason.
+        // The command that feeds this one may have failed first; its error is then the cause.
         if let Some(from) = &mut self.from
             && from.child.try_wait()?.is_some()
         {
@@ -287,15 +288,15 @@ impl Drop for Piped {
     fn drop(&mut self) {
         if !self.ended {
             end_group(&mut self.child);
-            // Nobody is left to be told about a program that is not wanted any more.
+            // The program was killed because its output is not needed; its status does not matter.
             let _ = self.child.wait();
         }
     }
 }
 
-/// Whether a program ended because nobody reads on: as `head` does, which has had enough.
+/// Returns whether a program ended because its output was closed, as with `head`.
 fn stopped_listening(status: ExitStatus) -> bool {
-    // Shells report the signal of what they ran as 128 and its number.
+    // Shells report a signal that ended their command as 128 plus its number.
     #[cfg(unix)]
     if std::os::unix::process::ExitStatusExt::signal(&status) == Some(SIGPIPE) {
         return true;
@@ -305,8 +306,8 @@ fn stopped_listening(status: ExitStatus) -> bool {
 
 #[cfg(unix)]
 fn end_group(child: &mut Child) {
-    // The child has not been waited for, so that its id cannot belong to another process yet. It
-    // may have ended already, which is as good.
+    // The child has not been waited for, so its id cannot belong to another process yet. It may
+    // have ended already, which is fine.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
@@ -317,12 +318,12 @@ fn end_group(child: &mut Child) {
     let _ = child.kill();
 }
 
-/// Passes on all that is said, and keeps the last bytes.
+/// Copies everything to the standard error, and returns the last bytes.
 fn tail(mut from: impl Read) -> Vec<u8> {
     let mut kept = VecDeque::new();
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
-        // Who cannot be told has closed it.
+        // If the standard error is closed, the output is lost.
         let _ = std::io::stderr().write_all(&buffer[..count]);
         kept.extend(&buffer[..count]);
         let excess = kept.len().saturating_sub(STDERR_BYTES_MAX);
@@ -332,9 +333,9 @@ fn tail(mut from: impl Read) -> Vec<u8> {
 }
 
 const SIGPIPE: i32 = 13;
-/// By which compressed files are known.
+/// Length of the signatures of compressed files.
 const MAGIC_BYTES: u64 = 4;
-/// What an error shows of a command's standard error: a stack trace of a script.
+/// Bytes of a command's standard error in an error: a stack trace of a script.
 const STDERR_BYTES_MAX: usize = 4096;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Batches made ahead: a thread for each source keeps some ready while one is used. They are taken
-//! from the sources in turn, so that their order never depends on the speed of threads.
+//! Prefetched batches: a thread for each source keeps some batches ready while one is in use.
+//! Batches are taken from the sources in turn, so their order never depends on the speed of
+//! threads.
 
 use crate::batch::{Batch, BatchLayout, BatchSource};
 use crate::lines::Skipped;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Sources that are read ahead.
+/// Sources whose batches are prefetched.
 ///
 /// ```
 /// use fleet_data::{Batch, BatchSource, Dataset, DatasetOptions, Prefetch, QueueDataset, Schema, Slot, TextFiles};
@@ -29,7 +30,7 @@ use std::thread::JoinHandle;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct Prefetch {
-    /// The next one to take from in front.
+    /// The next batch comes from the front.
     lanes: VecDeque<Lane>,
     skipped: Skipped,
 }
@@ -67,7 +68,7 @@ impl Lane {
         ahead: usize,
     ) -> Result<Lane> {
         let (send, full) = sync_channel(ahead - 1);
-        // The batch in use and one on its way back come on top.
+        // Room also for the batch in use and for one on its way back.
         let (empty, take_empty) = sync_channel::<Batch>(ahead + 1);
         let layout = Arc::clone(layout);
         let work = move || {
@@ -92,7 +93,7 @@ impl Lane {
         Ok(Lane { full, empty, thread })
     }
 
-    /// What its source has skipped, once the thread has ended.
+    /// Waits for the thread, and returns the lines that its source skipped.
     fn end(self) -> Result<Skipped> {
         drop(self.full);
         let lost = |_| Error::internal("a thread that makes batches panicked");
@@ -101,17 +102,17 @@ impl Lane {
 }
 
 impl BatchSource for Prefetch {
-    /// Swaps the next batch in.
+    /// Swaps the next batch into `batch`.
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool> {
         while let Some(lane) = self.lanes.pop_front() {
-            // A source that has ended leaves the circle.
+            // A source that has ended leaves the rotation.
             let Ok(made) = lane.full.recv() else {
                 self.skipped.add(&lane.end()?);
                 continue;
             };
             let used = std::mem::replace(batch, made?);
             if Arc::ptr_eq(used.layout(), batch.layout()) {
-                // A thread that has ended needs no memory.
+                // A thread that has ended needs no memory back.
                 let _ = lane.empty.try_send(used);
             }
             self.lanes.push_back(lane);
@@ -128,13 +129,13 @@ impl BatchSource for Prefetch {
 impl Drop for Prefetch {
     fn drop(&mut self) {
         for lane in self.lanes.drain(..) {
-            // Whoever stops in the middle has no use for what the threads say.
+            // Errors of the threads do not matter to a caller that stops early.
             let _ = lane.end();
         }
     }
 }
 
-/// More batches ahead only take memory.
+/// Limit of the batches ahead; more only take memory.
 const AHEAD_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
     use crate::{Block, RowRef, Schema, Slot};
 
-    /// Batches of one number each; one may be broken.
+    /// Batches of one number each; one of them may be broken.
     struct Numbers {
         block: Block,
         rest: std::ops::Range<u32>,

@@ -1,25 +1,25 @@
-//! What a record holds: named slots of ids or numbers, each dense (a fixed shape) or ragged.
+//! The fields of records: named slots of ids or floats, each dense (a fixed shape) or ragged.
 //!
-//! A slot is what a network's input is to a program: integers go to a slot of ids, floats to a slot
-//! of numbers, an input without nesting to a dense slot of the input's shape less the batch, an
-//! input of ragged rows to a ragged slot.
+//! A slot corresponds to an input of a program. Integer inputs take slots of ids, and float inputs
+//! take slots of floats. An input without nesting takes a dense slot with the input's shape without
+//! the batch dimension; an input of ragged rows takes a ragged slot.
 
 use fleet_base::{Error, Result, text};
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-/// What the values of a slot are.
+/// Type of the values of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotKind {
-    /// 64-bit ids, kept as their bits: an id of 2^63 or more reads as a negative `i64`.
+    /// 64-bit ids, stored by their bits: an id of 2^63 or more reads as a negative `i64`.
     Ids,
     /// 32-bit floats.
     Floats,
 }
 
 impl fmt::Display for SlotKind {
-    /// The documented names of the two types.
+    /// Writes the documented names of the two types.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             SlotKind::Ids => "uint64",
@@ -28,7 +28,7 @@ impl fmt::Display for SlotKind {
     }
 }
 
-/// How many values a record has in a slot.
+/// Number of values that a record has in a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SlotForm {
     /// Always the product of the shape, which has no batch dimension.
@@ -72,7 +72,7 @@ impl Slot {
         Slot::new(name, SlotKind::Floats, SlotForm::Ragged)
     }
 
-    /// Values of a record in a dense slot.
+    /// Returns the number of values of a record in a dense slot; `None` for a ragged slot.
     pub fn width(&self) -> Option<usize> {
         match &self.form {
             SlotForm::Dense(shape) => Some(shape.iter().product()),
@@ -98,13 +98,13 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Checks names (given, and unique) and shapes.
+    /// Creates a schema; checks that names are given and unique, and that shapes are valid.
     pub fn new(slots: impl IntoIterator<Item = Slot>) -> Result<Arc<Schema>> {
         Self::build(slots, false)
     }
 
-    /// As [`Schema::new`] of records that carry an id of their own, which stands before the first
-    /// slot in the text (`1 ID`). A global shuffle sends equal ids to the same worker.
+    /// Like [`Schema::new`], for records with an id of their own. In the text, the id precedes the
+    /// first slot (`1 ID`). A global shuffle sends records with equal ids to the same worker.
     pub fn with_record_ids(slots: impl IntoIterator<Item = Slot>) -> Result<Arc<Schema>> {
         Self::build(slots, true)
     }
@@ -146,7 +146,7 @@ impl Schema {
         self.record_ids
     }
 
-    /// The place of a slot; an unknown name is an error that suggests the nearest.
+    /// Returns the index of a slot; the error for an unknown name suggests the nearest one.
     pub fn index(&self, name: &str) -> Result<usize> {
         self.slots.iter().position(|slot| slot.name == name).ok_or_else(|| {
             let names = self.slots.iter().map(|slot| slot.name.as_str());
@@ -156,9 +156,9 @@ impl Schema {
     }
 }
 
-/// More slots than any click log has; a larger number is a mistake.
+/// Limit of the number of slots; click logs have far fewer.
 const SLOTS_MAX: usize = 1 << 16;
-/// Values of one record in one dense slot: an image of 3 x 8192 x 8192.
+/// Limit of the values of one record in a dense slot: an image of 3 x 8192 x 8192.
 const WIDTH_MAX: usize = 3 << 26;
 
 #[cfg(test)]

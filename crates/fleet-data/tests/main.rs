@@ -1,3 +1,3 @@
-//! What the crate promises, across its modules.
+//! Tests of the crate's public interface.
 
 mod data;

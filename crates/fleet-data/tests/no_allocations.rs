@@ -1,4 +1,4 @@
-//! Filling batches allocates nothing: generated data may feed a timed training loop.
+//! Filling batches allocates nothing, so generated data can feed a timed training loop.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,11 +14,11 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is handed to the system allocator unchanged.
+// SAFETY: every call is forwarded to the system allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise about `layout` is passed on.
+        // SAFETY: the caller's guarantees about `layout` are passed on.
         unsafe { System.alloc(layout) }
     }
 

@@ -1,19 +1,19 @@
-//! Binding a plan: turning places into addresses, for a scope, an arena and the fed tensors.
+//! Binding a plan: computes addresses from places, for a scope, an arena and fed tensors.
 
 use crate::Scope;
 use crate::plan::{Place, Plan, ROWS_HEADER_BYTES, StepKind};
 use fleet_base::{Error, Result};
 use fleet_ops::{Arg, Meta};
-use fleet_tensor::{Buffer, Shape, Tensor};
+use fleet_tensor::{Buffer, Tensor};
 use std::sync::Arc;
 
-/// The memory of temporaries and scratch.
+/// The memory for temporaries and scratch.
 pub(crate) struct Block<'a> {
     pub packed: *mut u8,
     pub separate: &'a [Buffer],
 }
 
-/// The addresses that a plan was last bound to.
+/// The addresses to which a plan was last bound.
 #[derive(Default)]
 pub(crate) struct Binding {
     scope: Option<Arc<()>>,
@@ -21,12 +21,13 @@ pub(crate) struct Binding {
     bases: Vec<usize>,
     feeds: Vec<usize>,
     feed_places: Vec<usize>,
-    /// For each feed, the arguments (step, argument) that point to it.
+    /// By feed: the arguments that point to it, as (step, argument).
     feed_args: Vec<Vec<(usize, usize)>>,
 }
 
 impl Binding {
-    /// Points every argument of `plan` to its memory. Cheap when nothing moved since the last run.
+    /// Points every argument of `plan` to its memory. This is cheap if no address changed since the
+    /// last run.
     pub fn bind(
         &mut self,
         plan: &mut Plan,
@@ -72,7 +73,7 @@ impl Binding {
     ) -> Result<()> {
         self.scope = None;
         let mut addresses = Vec::with_capacity(plan.scope_vars.len());
-        // All are checked before the first is touched.
+        // Check all variables before changing any.
         plan.scope_vars.iter().try_for_each(|var| check_scope_var(scope, var))?;
         plan.scope_vars.iter().try_for_each(|var| prepare_scope_var(scope, var))?;
         for var in &plan.scope_vars {
@@ -111,7 +112,7 @@ impl Binding {
         Ok(())
     }
 
-    /// The address of a place.
+    /// Returns the address of a place.
     pub fn base(&self, place: usize) -> *mut u8 {
         self.bases[place] as *mut u8
     }
@@ -120,24 +121,25 @@ impl Binding {
 fn point(arg: &mut Arg, bases: &[usize], (values, rows): (usize, Option<usize>)) {
     let rows = rows
         .map(|place| (bases[place] as *mut u64, (bases[place] + ROWS_HEADER_BYTES) as *mut i64));
-    // SAFETY: `Places::check` has compared the argument with its places when the plan was made. A
-    // place in the arena lies in the block of `Plan::block_bytes`, one of its own is as large as
-    // itself, and scope and feeds were just compared with the plan. They live as long as the run.
+    // SAFETY: `Places::check` compared the argument with its places when the plan was made. A place
+    // in the arena lies within the block of `Plan::block_bytes`, and a separate place has its own
+    // size. The scope and the feeds were just compared with the plan. All of this memory outlives
+    // the run.
     unsafe { arg.bind(bases[values] as *mut u8, rows) };
 }
 
 fn point_to_feed(arg: &mut Arg, feed: &Tensor) {
-    // SAFETY: `check_fed` has compared the tensor with the plan; it is borrowed for the run.
+    // SAFETY: `check_fed` compared the tensor with the plan, and it is borrowed for the run.
     unsafe { arg.bind(feed.as_ptr(), None) };
 }
 
-/// A fed tensor has the bytes that the plan counts on.
+/// Checks that a fed tensor is row-major and has the planned number of bytes.
 pub(crate) fn check_fed(name: &str, planned: Meta, feed: &Tensor) -> Result<()> {
     let row_major = feed.layout() == fleet_tensor::Layout::RowMajor;
     if row_major && feed.as_bytes().len() == planned.bytes() {
         return Ok(());
     }
-    Err(Error::invalid(format!("the value fed for '{name}' does not fit"))
+    Err(Error::invalid(format!("the value fed for '{name}' has the wrong layout or size"))
         .expected(format!("{} {}", planned.describe(), fleet_tensor::Layout::RowMajor))
         .got(format!("{}{} {}", feed.dtype(), feed.shape(), feed.layout())))
 }
@@ -145,11 +147,11 @@ pub(crate) fn check_fed(name: &str, planned: Meta, feed: &Tensor) -> Result<()> 
 fn check_scope_var(scope: &Scope, var: &crate::plan::ScopeVar) -> Result<()> {
     match scope.meta(&var.name) {
         None if var.created => Ok(()),
-        // The error that says what to do.
+        // Return the error of `raw`, which has a help text.
         None => scope.raw(&var.name).map(|_| ()),
         Some((dtype, shape)) if dtype == var.dtype && shape == var.shape => Ok(()),
         Some((dtype, shape)) => Err(Error::invalid(format!(
-            "variable '{}' in the scope is not what the program was planned for",
+            "variable '{}' in the scope has another type or shape than planned",
             var.name
         ))
         .expected(format!("{}{}", var.dtype, var.shape))
@@ -165,7 +167,7 @@ fn prepare_scope_var(scope: &mut Scope, var: &crate::plan::ScopeVar) -> Result<(
     Ok(())
 }
 
-/// Copies what an argument points to into a row-major tensor (sparse rows become dense).
+/// Copies the value of an argument into a row-major tensor. Sparse rows become dense.
 pub(crate) fn copy_out(arg: &Arg, into: Option<Tensor>) -> Result<Tensor> {
     let fits = |tensor: &Tensor| {
         tensor.dtype() == arg.dtype && *tensor.shape() == arg.shape && tensor.layout() == arg.layout
@@ -190,15 +192,15 @@ fn densify(arg: &Arg, tensor: &mut Tensor) -> Result<()> {
     let values: &[f32] = match arg.dtype {
         fleet_tensor::DType::F32 => arg.slice(),
         other => {
-            return Err(Error::unsupported("sparse rows of this type cannot be fetched").got(other));
+            return Err(Error::unsupported("cannot fetch sparse rows of this type").got(other));
         }
     };
     let dense = tensor.as_mut_slice::<f32>()?;
     dense.fill(0.0);
     for (row, id) in arg.row_ids().iter().enumerate() {
         let Some(id) = usize::try_from(*id).ok().filter(|id| *id < height) else {
-            return Err(Error::invalid("row number outside the matrix")
-                .expected(Shape::from_usize(&[height, width]))
+            return Err(Error::invalid("row index out of range")
+                .expected(format!("a row below {height}"))
                 .got(id));
         };
         let from = &values[row * width..][..width];

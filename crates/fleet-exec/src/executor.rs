@@ -1,4 +1,4 @@
-//! The executor: plans once, runs many.
+//! The executor: plans a program once and runs it many times.
 
 use crate::bind::{Binding, Block, copy_out};
 use crate::lanes::{Lanes, RunContext};
@@ -16,10 +16,10 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Runs programs fast.
+/// Plans programs and runs the plans.
 ///
-/// The first run of a program with given shapes plans it; later runs with the same shapes allocate
-/// nothing but what is fetched ([`Executor::run_into`] not even that).
+/// The first run of a program with given shapes plans it. Later runs with the same shapes allocate
+/// memory only for fetched tensors. [`Executor::run_into`] reuses even those.
 ///
 /// ```
 /// use fleet_exec::{Device, ExecOptions, Executor, PlanSummary, Scope};
@@ -50,12 +50,12 @@ use std::sync::Arc;
 /// let trace = executor.trace(); // of the last run
 /// assert!(trace.duration_us() > 0.0 && trace.exposed_us() == 0.0);
 ///
-/// // What a run with other shapes would need, without running, on a device that has no memory.
+/// // Plan for other shapes on a device without memory, to see what a run needs.
 /// let feed = [("x", DType::F32, [1000, 2].into())];
-/// let mut nowhere = Executor::new(ExecOptions { device: Device::Null, ..ExecOptions::threads(1) });
-/// let summary: PlanSummary = nowhere.plan(&program, &scope, &feed, &["z"])?;
-/// assert_eq!((summary.feed_bytes, summary.arena_bytes), (8000, 8000)); // one lies over the other
-/// let planned = nowhere.planned_program(&program, &scope, &feed, &["z"])?;
+/// let mut planner = Executor::new(ExecOptions { device: Device::Null, ..ExecOptions::threads(1) });
+/// let summary: PlanSummary = planner.plan(&program, &scope, &feed, &["z"])?;
+/// assert_eq!((summary.feed_bytes, summary.arena_bytes), (8000, 8000)); // y and z share memory
+/// let planned = planner.planned_program(&program, &scope, &feed, &["z"])?;
 /// assert_eq!(planned.root_ops().count(), summary.op_count);
 /// # Ok(())
 /// # }
@@ -77,12 +77,12 @@ struct Planned {
     binding: Binding,
     /// The allocations of [`Memory::Separate`](crate::Memory::Separate).
     separate: Vec<Buffer>,
-    /// For each fed tensor of the plan, its position among the feeds of the call.
+    /// By fed tensor of the plan: its position in the feeds of the call.
     order: Vec<usize>,
     last_run: u64,
-    /// Where they are wanted.
+    /// Present if profiling is on.
     times: Option<Times>,
-    /// When the last run began, on the clock of `times`.
+    /// Start of the last run, on the clock of `times`.
     last_begin: u64,
 }
 
@@ -91,7 +91,7 @@ impl Executor {
         Self::with_registry(options, Registry::standard())
     }
 
-    /// An executor that knows other ops than the standard ones.
+    /// Returns an executor with a registry other than the standard one.
     pub fn with_registry(options: ExecOptions, registry: &'static Registry) -> Executor {
         let pool = Pool::new(options.thread_count());
         let spill = Arc::new(FileSpill::new(options.offload_folder.as_deref()));
@@ -108,8 +108,8 @@ impl Executor {
         }
     }
 
-    /// Gives programs the way to other processes: a ring for each `ring_id` that they name.
-    /// Without, programs of one rank run.
+    /// Sets the connections to other processes, with a ring for each `ring_id` in the programs.
+    /// Without services, only programs of one rank run.
     pub fn services(mut self, services: Services) -> Executor {
         self.plans.clear();
         self.services = services.with_spill(self.spill.clone());
@@ -124,7 +124,7 @@ impl Executor {
         self.pool.threads()
     }
 
-    /// Runs `program` on `scope` and returns the fetched variables, row-major.
+    /// Runs `program` on `scope` and returns the fetched variables in row-major layout.
     pub fn run(
         &mut self,
         program: &Program,
@@ -137,7 +137,7 @@ impl Executor {
         Ok(out)
     }
 
-    /// As [`Executor::run`]; tensors in `out` that have the right type and shape are written over.
+    /// Like [`Executor::run`], but reuses the tensors in `out` that have the right type and shape.
     pub fn run_into(
         &mut self,
         program: &Program,
@@ -147,7 +147,7 @@ impl Executor {
         out: &mut Vec<Tensor>,
     ) -> Result<()> {
         if self.options.device == Device::Null {
-            return Err(Error::unsupported("the null device plans programs and runs none")
+            return Err(Error::unsupported("the null device cannot run programs")
                 .help("use Executor::plan, or another device"));
         }
         let key = request_key(
@@ -169,7 +169,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Plans without running: what a program would need for these feeds.
+    /// Plans without running, and returns the resources that a program needs for these feeds.
     pub fn plan(
         &mut self,
         program: &Program,
@@ -180,7 +180,7 @@ impl Executor {
         Ok(self.make_plan(program, scope, feed, fetch)?.plan.summary)
     }
 
-    /// The program as it was planned, after the executor's rewrites.
+    /// Returns the program as planned, after the executor's rewrites.
     pub fn planned_program(
         &mut self,
         program: &Program,
@@ -191,13 +191,13 @@ impl Executor {
         Ok(self.make_plan(program, scope, feed, fetch)?.plan.program)
     }
 
-    /// Plans that are kept.
+    /// Returns the number of cached plans.
     pub fn plan_count(&self) -> usize {
         self.plans.len()
     }
 
-    /// Time spent in each kind of op since the start, longest first: (op, calls, seconds). Needs
-    /// [`ExecOptions::profile`].
+    /// Returns the time spent in each kind of op, longest first: (op, number of such ops in the
+    /// cached plans, seconds over all runs). Needs [`ExecOptions::profile`].
     pub fn profile(&self) -> Vec<(String, usize, f64)> {
         let mut by_op: HashMap<String, (usize, f64)> = HashMap::new();
         for planned in self.plans.values() {
@@ -212,12 +212,12 @@ impl Executor {
             }
         }
         let mut rows: Vec<_> =
-            by_op.into_iter().map(|(name, (calls, seconds))| (name, calls, seconds)).collect();
+            by_op.into_iter().map(|(name, (count, seconds))| (name, count, seconds)).collect();
         rows.sort_by(|a, b| b.2.total_cmp(&a.2));
         rows
     }
 
-    /// As [`Executor::profile`], op by op: (op as errors name it, seconds).
+    /// Like [`Executor::profile`], for each op: (description of the op as in errors, seconds).
     pub fn profile_ops(&self) -> Vec<(String, f64)> {
         let mut rows: Vec<(String, f64)> =
             self.plans
@@ -233,7 +233,7 @@ impl Executor {
         rows
     }
 
-    /// Which op of the last run ran when, and on which lane. Needs [`ExecOptions::profile`].
+    /// Returns when and on which lane each op of the last run ran. Needs [`ExecOptions::profile`].
     pub fn trace(&self) -> Trace {
         let last = self.plans.values().max_by_key(|planned| planned.last_run);
         last.and_then(|planned| {
@@ -250,10 +250,10 @@ impl Executor {
         fetch: &[&str],
     ) -> Result<Planned> {
         let fetches: Vec<VarId> =
-            fetch.iter().map(|name| fetchable(program, name)).collect::<Result<_>>()?;
+            fetch.iter().map(|name| find_fetch(program, name)).collect::<Result<_>>()?;
         let feeds: Vec<(VarId, Meta)> =
-            feed.iter().map(|fed| feedable(program, fed)).collect::<Result<_>>()?;
-        check_no_double(feed)?;
+            feed.iter().map(|fed| find_feed(program, fed)).collect::<Result<_>>()?;
+        check_no_duplicates(feed)?;
         check_row_major(program)?;
         let rewritten =
             fleet_passes::optimize(program, self.registry, &fetches, &self.build_options())?;
@@ -281,8 +281,8 @@ impl Executor {
         Ok(Planned { plan, binding, separate, order, last_run, times, last_begin: 0 })
     }
 
-    /// Updates come with their sums where the ring's lane is as good as the compute lane, and where
-    /// gradients need not be looked at in between.
+    /// Enables `update_on_arrival` only with one thread, where the ring's lane is as fast as the
+    /// compute lane. NaN checks disable it too, because they must see gradients before the update.
     fn build_options(&self) -> BuildOptions {
         let options = &self.options;
         let alone = options.thread_count() == 1 && !options.check_nan_inf;
@@ -299,7 +299,7 @@ impl Executor {
         feed: &[(&str, &Tensor)],
     ) -> Result<()> {
         let Some(planned) = self.plans.get_mut(&key) else {
-            return Err(Error::internal("plan is gone"));
+            return Err(Error::internal("plan not found"));
         };
         let wanted = planned.plan.block_bytes;
         if self.arena.bytes() < wanted {
@@ -339,14 +339,14 @@ impl Executor {
 
     fn fetch(&self, key: u128, out: &mut Vec<Tensor>) -> Result<()> {
         let Some(planned) = self.plans.get(&key) else {
-            return Err(Error::internal("plan is gone"));
+            return Err(Error::internal("plan not found"));
         };
         let fetches = &planned.plan.fetches;
         out.truncate(fetches.len());
         for (index, fetch) in fetches.iter().enumerate() {
             let place = |error: Error| error.at(format!("fetching '{}'", fetch.name));
             if index < out.len() {
-                // The old tensor is taken out first and put back written over.
+                // Take the old tensor out, and put it back with the new values.
                 let old = std::mem::replace(&mut out[index], Tensor::empty());
                 out[index] = copy_out(&fetch.arg, Some(old)).map_err(place)?;
             } else {
@@ -365,7 +365,7 @@ impl Executor {
     }
 }
 
-/// Tensors that can be fed to one program: far more than any network that we know has.
+/// Limit on the tensors fed to one program: far more than any known network has.
 const FEEDS_MAX: usize = 256;
 
 fn request_key<'a>(
@@ -383,50 +383,51 @@ fn request_key<'a>(
     half(1) << 64 | half(2)
 }
 
-fn fetchable(program: &Program, name: &str) -> Result<VarId> {
+pub(crate) fn find_fetch(program: &Program, name: &str) -> Result<VarId> {
     program.var_named(name).map_err(|error| error.at("the fetch list"))
 }
 
-/// The variable that a value is fed for, with its type and shape.
-pub(crate) fn feedable(
+/// Returns the variable for a fed value, with the value's type and shape.
+pub(crate) fn find_feed(
     program: &Program,
     (name, dtype, shape): &(&str, DType, Shape),
 ) -> Result<(VarId, Meta)> {
     let data = || program.vars().filter(|(_, var)| var.is_data).map(|(_, var)| var.name.as_str());
     let id = program.find_var(name).filter(|id| program.var(*id).is_data).ok_or_else(|| {
         let hint = text::did_you_mean(name, data());
-        Error::invalid(format!("the program takes no input '{name}'{hint}"))
+        Error::invalid(format!("the program has no input '{name}'{hint}"))
             .expected(format!("one of {}", data().collect::<Vec<_>>().join(", ")))
     })?;
     let var = program.var(id);
     if var.dtype != *dtype || !var.shape.agrees(shape) {
-        return Err(Error::invalid(format!("the value fed for '{name}' does not fit"))
-            .expected(format!("{}{}", var.dtype, var.shape))
-            .got(format!("{dtype}{shape}")));
+        return Err(Error::invalid(format!(
+            "the value fed for '{name}' has the wrong type or shape"
+        ))
+        .expected(format!("{}{}", var.dtype, var.shape))
+        .got(format!("{dtype}{shape}")));
     }
     Ok((id, Meta::dense(*dtype, *shape)))
 }
 
-/// Layouts are chosen behind this: kernels rely on who wrote them.
+/// Rejects programs that state layouts. Only the executor's own passes may choose layouts, because
+/// kernels trust them.
 fn check_row_major(program: &Program) -> Result<()> {
     match program.vars().find(|(_, var)| var.layout != Layout::RowMajor) {
         None => Ok(()),
-        Some((_, var)) => Err(Error::invalid(format!("'{}' states a layout", var.name))
+        Some((_, var)) => Err(Error::invalid(format!("'{}' has an explicit layout", var.name))
             .expected(Layout::RowMajor)
             .got(var.layout)
             .help("leave layouts to the executor (choose_layout)")),
     }
 }
 
-pub(crate) fn check_no_double(feed: &[(&str, DType, Shape)]) -> Result<()> {
+pub(crate) fn check_no_duplicates(feed: &[(&str, DType, Shape)]) -> Result<()> {
     if feed.len() > FEEDS_MAX {
-        return Err(Error::exhausted("too many inputs are fed")
-            .expected(FEEDS_MAX)
-            .got(feed.len()));
+        return Err(Error::exhausted("too many feeds").expected(FEEDS_MAX).got(feed.len()));
     }
     for (index, (name, ..)) in feed.iter().enumerate() {
         if feed[..index].iter().any(|(other, ..)| other == name) {
-            return Err(Error::invalid(format!("'{name}' is fed twice")));
+            return Err(Error::invalid(format!("duplicate feed '{name}'")));
         }
     }
     Ok(())

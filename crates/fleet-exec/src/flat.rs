@@ -1,22 +1,22 @@
-//! The flat order of a program: its ops one after the other, conditional parts in place behind
-//! jumps, and the lane that runs each.
+//! The flat order of a program: its ops in sequence with the lane of each. Conditional parts are
+//! inlined behind jumps.
 //!
-//! A conditional part is skipped by every lane that has ops in it, each by a jump of its own over
-//! the same condition. So a collective in a conditional part runs in the lane of its ring, beside
-//! what compute does before and behind that part.
+//! Each lane with ops in a conditional part skips the part by its own jump on the same condition. A
+//! collective in a conditional part therefore still runs in its ring's lane, in parallel with
+//! compute before and after that part.
 
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, Op, OpId, Program, VarId};
 use fleet_ops::{Lane, OpDef, Registry};
 use std::collections::HashSet;
 
-/// The op that runs its sub-block when its condition holds: the planner's own business.
+/// The op that runs its sub-block if its condition holds. The planner handles it itself.
 pub(crate) const CONDITIONAL: &str = "conditional_block";
 
-/// One position of the flat order.
+/// One entry of the flat order.
 pub(crate) enum Flat {
     Op(OpId, &'static OpDef),
-    /// Where the condition does not hold, its lane goes on at position `to`.
+    /// Makes its lane continue at position `to` if the condition does not hold.
     Jump {
         op: OpId,
         condition: VarId,
@@ -33,33 +33,34 @@ pub(crate) enum LaneKey {
     Ring(i64),
 }
 
-/// Which op runs in which lane.
-pub(crate) struct LaneChoice {
-    /// Everything runs in the compute lane.
+/// Assigns each op to a lane.
+pub(crate) struct LaneAssignment {
+    /// Whether every op runs in the compute lane.
     one_lane: bool,
-    /// Rings that the compute lane itself talks to, and that therefore have no lane.
+    /// Rings that the compute lane serves itself, which therefore have no lane of their own.
     inline_rings: HashSet<i64>,
-    /// Other processes wait for what the program does.
-    pub talks: bool,
+    /// Whether the program communicates, so that other processes may wait for it.
+    pub communicates: bool,
 }
 
-impl LaneChoice {
-    /// A ring is one order of calls, so one lane makes them all: its own, or the compute lane where
-    /// one of its ops must run there.
-    pub fn of(program: &Program, registry: &Registry, one_lane: bool) -> Result<LaneChoice> {
-        let mut choice = LaneChoice { one_lane, inline_rings: HashSet::new(), talks: false };
+impl LaneAssignment {
+    /// The calls on a ring have one order, so a single lane makes them all. This is the ring's own
+    /// lane, or the compute lane if one of the ring's ops must run there.
+    pub fn new(program: &Program, registry: &Registry, one_lane: bool) -> Result<LaneAssignment> {
+        let mut assignment =
+            LaneAssignment { one_lane, inline_rings: HashSet::new(), communicates: false };
         for block in program.block_ids() {
             for (_, op) in program.block_ops(block).filter(|(_, op)| op.name() != CONDITIONAL) {
                 let def = registry.get(op.name())?;
                 let Some(ring) = ring_id(op, def) else { continue };
-                choice.talks = true;
+                assignment.communicates = true;
                 let has = op.spec.attr_index("use_calc_stream").is_some();
                 if has && op.attr_bool("use_calc_stream") || def.traits.lane != Lane::Ring {
-                    choice.inline_rings.insert(ring);
+                    assignment.inline_rings.insert(ring);
                 }
             }
         }
-        Ok(choice)
+        Ok(assignment)
     }
 
     pub fn lane(&self, op: &Op, def: &OpDef) -> LaneKey {
@@ -77,23 +78,23 @@ impl LaneChoice {
     }
 }
 
-/// The ring that an op talks to.
+/// Returns the ring on which an op communicates.
 fn ring_id(op: &Op, def: &OpDef) -> Option<i64> {
-    let talks = def.traits.effect && op.spec.attr_index("ring_id").is_some();
-    talks.then(|| op.attr_int("ring_id"))
+    let communicates = def.traits.effect && op.spec.attr_index("ring_id").is_some();
+    communicates.then(|| op.attr_int("ring_id"))
 }
 
-/// Whether an op does nothing but talk; one that computes in the same breath (a synchronous batch
-/// norm) does.
-pub(crate) fn only_talks(op: &Op, def: &OpDef) -> bool {
+/// Whether an op only communicates. An op that also computes, such as synchronous batch norm, does
+/// not count.
+pub(crate) fn only_communicates(op: &Op, def: &OpDef) -> bool {
     def.traits.lane == Lane::Ring && ring_id(op, def).is_some()
 }
 
-/// Lists the ops of the root block, sub-blocks in place behind their jumps.
+/// Lists the ops of the root block, with sub-blocks inlined behind their jumps.
 pub(crate) fn flatten(
     program: &Program,
     registry: &Registry,
-    lanes: &LaneChoice,
+    lanes: &LaneAssignment,
 ) -> Result<Vec<Flat>> {
     let mut flat = Vec::new();
     append(&mut flat, program, registry, lanes, Program::ROOT)?;
@@ -104,7 +105,7 @@ fn append(
     flat: &mut Vec<Flat>,
     program: &Program,
     registry: &Registry,
-    lanes: &LaneChoice,
+    lanes: &LaneAssignment,
     block: BlockId,
 ) -> Result<()> {
     for (id, op) in program.block_ops(block) {
@@ -132,11 +133,11 @@ fn append(
     Ok(())
 }
 
-/// The lanes that have ops in a block or in blocks inside of it.
+/// Adds the lanes that have ops in a block or in blocks nested in it.
 fn lanes_of(
     program: &Program,
     registry: &Registry,
-    lanes: &LaneChoice,
+    lanes: &LaneAssignment,
     block: BlockId,
     keys: &mut Vec<LaneKey>,
 ) -> Result<()> {

@@ -1,11 +1,12 @@
-//! Runs programs.
+//! Plans and runs programs.
 //!
-//! * [`Scope`]: named tensors that live from one run to the next.
-//! * [`Executor`]: plans a program once for the shapes that are fed (order, memory, lanes) and then
-//!   runs the plan, which allocates nothing and looks up no name.
-//! * [`Interpreter`]: slow and obvious, one op at a time; tests hold the executor to it.
+//! * [`Scope`]: named tensors that persist between runs.
+//! * [`Executor`]: plans a program once for the shapes of its feeds (order, memory, lanes), and
+//!   then runs the plan. A run allocates no memory and looks up no names.
+//! * [`Interpreter`]: a slow and simple reference that runs one op at a time. Tests compare the
+//!   executor with it.
 //!
-//! Nothing here knows a strategy or the environment.
+//! This crate does not depend on strategies or the environment.
 
 mod bind;
 mod executor;

@@ -1,6 +1,6 @@
-//! Arena packing: offsets for buffers whose lifetimes are known.
+//! Arena packing: offsets for buffers with known lifetimes.
 
-/// A buffer to place: `bytes`, live from step `start` to step `end`, both included.
+/// A buffer to place. It is live from step `start` to step `end`, inclusive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub bytes: usize,
@@ -8,12 +8,12 @@ pub(crate) struct Block {
     pub end: usize,
 }
 
-/// Every offset is a multiple of this: a cache line.
+/// Alignment of every offset, in bytes: a cache line.
 const ALIGN: usize = 64;
 
-/// Offsets of the blocks and the size of the arena. Larger blocks are placed first, each at the
-/// lowest offset that no block of overlapping lifetime covers: within a few per cent of the lower
-/// bound for the programs that we know, and never two live blocks on the same bytes.
+/// Returns the offsets of the blocks and the size of the arena. Larger blocks are placed first,
+/// each at the lowest offset that is free during its lifetime. On known programs, the arena is
+/// within a few percent of the lower bound. No two live blocks ever share bytes.
 pub(crate) fn pack(blocks: &[Block]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     order.sort_by_key(|index| (std::cmp::Reverse(blocks[*index].bytes), blocks[*index].start));
@@ -48,14 +48,14 @@ pub(crate) fn pack(blocks: &[Block]) -> (Vec<usize>, usize) {
     (offsets, total.next_multiple_of(ALIGN))
 }
 
-/// The most bytes that are live at once: no arena can be smaller.
-pub(crate) fn live_most(blocks: &[Block]) -> usize {
+/// Returns the maximum number of bytes that are live at once, a lower bound of the arena's size.
+pub(crate) fn max_live_bytes(blocks: &[Block]) -> usize {
     let mut events: Vec<(usize, isize)> = Vec::with_capacity(2 * blocks.len());
     for block in blocks {
         events.push((block.start, block.bytes as isize));
         events.push((block.end + 1, -(block.bytes as isize)));
     }
-    // At one step, what ends goes before what begins: a block is live up to its end.
+    // At the same step, sort ends before starts. Ends are at `end + 1`, the first free step.
     events.sort_unstable();
     let live = events.iter().scan(0, |live, (_, change)| {
         *live += change;
@@ -85,7 +85,7 @@ mod tests {
                 })
                 .collect();
             let (offsets, total) = pack(&blocks);
-            assert!(live_most(&blocks) <= total);
+            assert!(max_live_bytes(&blocks) <= total);
             for i in 0..blocks.len() {
                 assert!(offsets[i] % ALIGN == 0 && offsets[i] + blocks[i].bytes <= total);
                 for j in 0..i {
@@ -103,6 +103,6 @@ mod tests {
         let blocks: Vec<Block> =
             (0..10).map(|i| Block { bytes: 640, start: i, end: i + 1 }).collect();
         assert_eq!(pack(&blocks).1, 1280);
-        assert_eq!(live_most(&blocks), 1280);
+        assert_eq!(max_live_bytes(&blocks), 1280);
     }
 }

@@ -1,4 +1,4 @@
-//! How to run.
+//! Options of the executor.
 
 use fleet_passes::BuildOptions;
 use std::path::PathBuf;
@@ -6,44 +6,43 @@ use std::path::PathBuf;
 /// Options of an [`Executor`](crate::Executor).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecOptions {
-    /// Threads of the compute lane; 0 means as many as the machine has cores.
+    /// Number of threads of the compute lane; 0 means one per core.
     pub num_threads: usize,
-    /// Runs of the plan per call of `run`, all with the same feeds (`num_iteration_per_run`).
+    /// Number of runs of the plan per call of `run`, all with the same feeds.
     pub num_iteration_per_run: usize,
-    /// A plan that was not used for so many runs is dropped, with what it had planned
-    /// (`num_iteration_per_drop_scope`); 0 keeps every plan.
+    /// Number of runs without use after which a plan is dropped; 0 keeps every plan.
     pub num_iteration_per_drop_scope: usize,
-    /// Which rewrites the executor may make before it plans.
+    /// Rewrites that the executor may make before it plans.
     pub build: BuildOptions,
-    /// Look at every output of every op and stop at the first NaN or infinity.
+    /// Whether to check every output of every op, and stop at the first NaN or infinity.
     pub check_nan_inf: bool,
-    /// Measure the time of each op (see [`Executor::profile`](crate::Executor::profile) and
-    /// [`Executor::trace`](crate::Executor::trace)).
+    /// Whether to measure the time of each op (see [`Executor::profile`](crate::Executor::profile)
+    /// and [`Executor::trace`](crate::Executor::trace)).
     pub profile: bool,
-    /// Where the file is that holds what leaves the arena (recompute with offload); none is the
-    /// system's folder of temporary files.
+    /// Folder of the file that stores offloaded values (recompute with offload). `None` means the
+    /// system's folder for temporary files.
     pub offload_folder: Option<PathBuf>,
     pub memory: Memory,
     pub device: Device,
 }
 
-/// Where temporaries and scratch live.
+/// Placement of temporaries and scratch memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
-    /// In one block of memory, packed by lifetime.
+    /// One block of memory, packed by lifetime.
     #[default]
     Packed,
-    /// Each in an allocation of its own. Slower and larger; AddressSanitizer and guard pages then
-    /// see every access outside of a variable.
+    /// One allocation per variable. This is slower and takes more memory, but lets AddressSanitizer
+    /// and guard pages detect every access outside a variable.
     Separate,
 }
 
-/// What a plan is made for.
+/// The device for which a plan is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     #[default]
     Cpu,
-    /// Plans and counts costs, holds no memory, computes nothing.
+    /// Plans and counts costs, but holds no memory and computes nothing.
     Null,
 }
 
@@ -64,7 +63,7 @@ impl Default for ExecOptions {
 }
 
 impl ExecOptions {
-    /// The default with a number of threads.
+    /// Returns the default options with a number of threads.
     pub fn threads(num_threads: usize) -> ExecOptions {
         ExecOptions { num_threads, ..ExecOptions::default() }
     }

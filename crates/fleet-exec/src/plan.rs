@@ -1,18 +1,18 @@
-//! Plans: a program for known shapes, as a list of ready kernels over planned memory.
+//! Plans: a program for known shapes, as a list of prepared kernels on planned memory.
 //!
 //! Planning walks the ops in order and
 //! 1. infers every shape from the fed ones;
 //! 2. joins variables that may share memory (views, in-place pairs) into *places*;
-//! 3. packs places that live in the arena by their lifetimes;
-//! 4. makes the kernels, and the waits between lanes from what ops read and write.
+//! 3. packs the places in the arena by their lifetimes;
+//! 4. prepares the kernels, and derives the waits between lanes from the ops' reads and writes.
 //!
-//! What a plan promises to kernels: no two lanes touch the same bytes at once, and an output shares
-//! memory with an input only as the op's definition allows.
+//! A plan guarantees to kernels that no two lanes access the same bytes at once unless both only
+//! read. An output shares memory with an input only if the op's definition allows it.
 
-use crate::flat::{self, Flat, LaneChoice, LaneKey, only_talks};
+use crate::flat::{self, Flat, LaneAssignment, LaneKey, only_communicates};
 use crate::memory::{self, Block};
 use crate::options::{Device, ExecOptions, Memory};
-use crate::shapes::{Known, Shapes};
+use crate::shapes::{KnownShapes, Shapes};
 use fleet_base::{Error, Result, text};
 use fleet_ir::{OpId, Program, VarId, VarKind};
 use fleet_ops::{Arg, CostCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, Services};
@@ -20,32 +20,33 @@ use fleet_tensor::{DType, Layout, Shape};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Lanes that a plan may have; ops name theirs by a small number.
+/// Limit on the lanes of a plan. Ops name their lane by a small number.
 pub(crate) const LANES_MAX: usize = 16;
 
-/// Slots that an op may have on one side; the ops of the registry have fewer.
+/// Limit on the slots on one side of an op. The ops of the registry have fewer.
 pub(crate) const SLOTS_MAX: usize = 16;
 
-/// Bytes of all variables of a plan together: as many as processors have addresses for.
+/// Limit on the total size of all variables of a plan, in bytes: the 48-bit address space of
+/// current processors.
 const PLANNED_BYTES_MAX: usize = 1 << 48;
 
-/// Counted as what leaves the arena.
+/// The op whose inputs count as offloaded.
 const OFFLOAD_STORE: &str = "offload_store";
 
-/// Numbers about a plan, for people and tests.
+/// Statistics of a plan, for reports and tests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanSummary {
     pub op_count: usize,
-    /// Temporaries, packed.
+    /// Size of temporaries after packing.
     pub arena_bytes: usize,
-    /// The most bytes of temporaries that are live at once: no arena could be smaller.
+    /// Maximum size of temporaries that are live at once, a lower bound for `arena_bytes`.
     pub arena_bytes_live: usize,
-    /// Temporaries if nothing were shared.
+    /// Size of temporaries without any sharing.
     pub arena_bytes_unshared: usize,
     pub scratch_bytes: usize,
-    /// What leaves the arena for a file in the course of a run.
+    /// Bytes that a run moves from the arena to the offload file.
     pub offload_bytes: usize,
-    /// Variables that live in the scope.
+    /// Size of the variables in the scope.
     pub persistable_bytes: usize,
     pub feed_bytes: usize,
     pub flops: f64,
@@ -61,30 +62,30 @@ pub(crate) struct Plan {
     pub scope_vars: Vec<ScopeVar>,
     pub fetches: Vec<Fetch>,
     pub lanes: Vec<LanePlan>,
-    /// Bytes of the one block that holds temporaries and scratch.
+    /// Size of the block that holds temporaries and scratch memory.
     pub block_bytes: usize,
-    /// Bytes of each allocation of [`Memory::Separate`].
+    /// Size of each allocation of [`Memory::Separate`].
     pub separate_bytes: Vec<usize>,
     pub summary: PlanSummary,
     pub program: Program,
-    /// Other processes wait for what this plan does.
-    pub talks: bool,
+    /// Whether the plan communicates, so that other processes may wait for it.
+    pub communicates: bool,
 }
 
-/// One thing to do.
+/// One entry of a plan: a kernel call or a jump.
 pub(crate) struct Step {
     pub kind: StepKind,
     pub op: OpId,
     pub lane: usize,
-    /// It does nothing but talk to other ranks.
-    pub talks: bool,
-    /// For each other lane, how many of its steps must be done before this one starts.
+    /// Whether the step only communicates with other ranks.
+    pub only_communicates: bool,
+    /// Other lanes to wait for, each with the number of its steps that must finish first.
     pub waits: Vec<(usize, usize)>,
 }
 
 pub(crate) enum StepKind {
     Run(Instr),
-    /// Skips to another position when the condition (a byte) is 0.
+    /// Jumps to another position if the condition (a byte) is 0.
     JumpUnless {
         condition: usize,
         to: usize,
@@ -96,22 +97,22 @@ pub(crate) struct Instr {
     pub run: KernelFn,
     pub scratch_bytes: usize,
     pub scratch_place: Place,
-    /// The address of the scratch, filled in later.
+    /// Address of the scratch memory, filled in by binding.
     pub scratch: usize,
     pub args: Vec<Arg>,
-    /// The place of each argument's values, and of its row numbers.
+    /// By argument: the place of its values, and the place of its row numbers.
     pub arg_places: Vec<(usize, Option<usize>)>,
     pub inputs: Vec<Range<usize>>,
     pub outputs: Vec<Range<usize>>,
 }
 
-/// Where a piece of memory is.
+/// The location of a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Arena {
         offset: usize,
     },
-    /// An allocation of its own: one of [`Plan::separate_bytes`].
+    /// A separate allocation, an index into [`Plan::separate_bytes`].
     Separate {
         index: usize,
     },
@@ -133,7 +134,8 @@ pub(crate) struct ScopeVar {
     pub dtype: DType,
     pub shape: Shape,
     pub layout: Layout,
-    /// Written before it is read: made when it is not there.
+    /// Whether the program writes it before reading it. Such a variable is created if it is
+    /// missing.
     pub created: bool,
 }
 
@@ -143,12 +145,12 @@ pub(crate) struct Fetch {
     pub places: (usize, Option<usize>),
 }
 
-/// The steps of one lane, in order, as positions in [`Plan::steps`].
+/// The steps of one lane in order, as positions in [`Plan::steps`].
 pub(crate) struct LanePlan {
     pub steps: Vec<usize>,
 }
 
-/// What to plan.
+/// The input of planning.
 pub(crate) struct PlanRequest<'a> {
     pub program: Program,
     pub registry: &'a Registry,
@@ -174,27 +176,27 @@ struct Builder<'a> {
     request: &'a PlanRequest<'a>,
     program: &'a Program,
     flat: Vec<Flat>,
-    /// Memory, arguments and kernels are all made from these.
+    /// The source of all sizes: memory, arguments and kernels are made from these.
     shapes: Shapes<'a>,
-    /// First definition and last use, as positions in `flat`.
+    /// First definition and last use of each variable, as positions in `flat`.
     life: HashMap<VarId, (usize, usize)>,
-    /// Positions at which a variable is written.
+    /// Positions at which each variable is written.
     writes: HashMap<VarId, Vec<usize>>,
-    /// Union-find over variables: the representative owns the memory.
+    /// Union-find over variables. The representative of a group owns the memory.
     parent: HashMap<VarId, VarId>,
-    /// Last use of any member, by representative.
+    /// Last use of any member of a group, by representative.
     group_end: HashMap<VarId, usize>,
     group_members: HashMap<VarId, Vec<VarId>>,
-    lanes: LaneChoice,
+    lanes: LaneAssignment,
 }
 
 impl<'a> Builder<'a> {
     fn new(request: &'a PlanRequest<'a>) -> Result<Self> {
         let program = &request.program;
         let one_lane = request.options.build.enable_sequential_execution;
-        let lanes = LaneChoice::of(program, request.registry, one_lane)?;
+        let lanes = LaneAssignment::new(program, request.registry, one_lane)?;
         let flat = flat::flatten(program, request.registry, &lanes)?;
-        let known = Known { feeds: request.feeds, scope_meta: request.scope_meta };
+        let known = KnownShapes { feeds: request.feeds, scope_meta: request.scope_meta };
         let shapes = Shapes::infer(program, &flat, &known)?;
         Ok(Builder {
             request,
@@ -217,8 +219,9 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// What only conditional parts write has no value in steps in which they do not run: there is
-    /// nothing to give to who fetches it. What lives in the scope has the value of an earlier step.
+    /// Rejects a fetch of a variable that only conditional parts write, because it has no value in
+    /// steps in which they do not run. A persistable variable has the value of an earlier step
+    /// then.
     fn check_always_written(&self, id: VarId) -> Result<()> {
         let var = self.program.var(id);
         let (mut behind, mut sometimes, mut always) = (0, false, var.persistable || var.is_data);
@@ -237,8 +240,8 @@ impl<'a> Builder<'a> {
         }
         Err(Error::invalid(format!("'{}' cannot be fetched", var.name))
             .expected("a variable that is written in every step")
-            .got("one that only a conditional part writes")
-            .help("fetch what the parts come to: the result of cond, or a persistable variable"))
+            .got("a variable that only a conditional block writes")
+            .help("fetch the result of cond, or a persistable variable"))
     }
 
     fn lane_key(&self, flat: &Flat) -> LaneKey {
@@ -250,7 +253,7 @@ impl<'a> Builder<'a> {
 
     fn find_lifetimes(&mut self) {
         for (at, flat) in self.flat.iter().enumerate() {
-            let (reads, writes) = self.touched(flat);
+            let (reads, writes) = self.accesses(flat);
             for var in reads.iter().chain(&writes) {
                 let life = self.life.entry(*var).or_insert((at, at));
                 life.1 = at;
@@ -263,8 +266,8 @@ impl<'a> Builder<'a> {
         for var in self.request.fetches {
             self.life.entry(*var).or_insert((0, end)).1 = end;
         }
-        self.keep_for_side_lanes(end);
-        self.keep_over_jumps();
+        self.extend_for_rings(end);
+        self.extend_over_jumps();
         let vars: Vec<(VarId, usize)> =
             self.life.iter().map(|(var, life)| (*var, life.1)).collect();
         for (var, last) in vars {
@@ -274,9 +277,9 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Variables whose bytes a step reads and writes. What is read for its shape alone counts only
-    /// where nothing else has made it known.
-    fn touched(&self, flat: &Flat) -> (Vec<VarId>, Vec<VarId>) {
+    /// Returns the variables whose bytes a step reads and writes. A variable that is read only for
+    /// its shape counts only if no earlier step touches it.
+    fn accesses(&self, flat: &Flat) -> (Vec<VarId>, Vec<VarId>) {
         let (id, def) = match flat {
             Flat::Op(id, def) => (*id, *def),
             Flat::Jump { condition, .. } => return (vec![*condition], Vec::new()),
@@ -292,21 +295,22 @@ impl<'a> Builder<'a> {
         (reads, op.all_outputs().collect())
     }
 
-    /// What the lane of a ring touches stays until the end: that lane may be late. Values that
-    /// leave the arena do so for its sake: who takes their memory waits until they are out.
-    fn keep_for_side_lanes(&mut self, end: usize) {
+    /// Extends the lifetime of every variable in a ring's lane to the end of the run, because that
+    /// lane may lag behind. Offload lanes are left out, because offloading is meant to free memory
+    /// early. A step that reuses the memory of an offloaded value waits for the store instead.
+    fn extend_for_rings(&mut self, end: usize) {
         for at in 0..self.flat.len() {
             if !matches!(self.lane_key(&self.flat[at]), LaneKey::Ring(_)) {
                 continue;
             }
-            let touched: Vec<VarId> = match &self.flat[at] {
+            let accessed: Vec<VarId> = match &self.flat[at] {
                 Flat::Op(id, _) => {
                     let op = self.program.op(*id);
                     op.all_inputs().chain(op.all_outputs()).collect()
                 }
                 Flat::Jump { condition, .. } => vec![*condition],
             };
-            for var in touched {
+            for var in accessed {
                 if let Some(life) = self.life.get_mut(&var) {
                     life.1 = end;
                 }
@@ -314,9 +318,9 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A variable that is touched inside a conditional part and outside of it keeps its memory over
+    /// Keeps the memory of a variable that is used both inside and outside a conditional part for
     /// the whole part, whether it runs or not.
-    fn keep_over_jumps(&mut self) {
+    fn extend_over_jumps(&mut self) {
         for (at, flat) in self.flat.iter().enumerate() {
             let Flat::Jump { to, .. } = flat else { continue };
             for life in self.life.values_mut() {
@@ -339,8 +343,8 @@ impl<'a> Builder<'a> {
         at
     }
 
-    /// Lets outputs share the memory of inputs: views always where nothing is overwritten
-    /// meanwhile, in-place pairs where the input ends here.
+    /// Lets outputs share the memory of inputs. A view shares it unless the memory is overwritten
+    /// during the view's lifetime. An in-place pair shares it if the input's lifetime ends here.
     fn join_places(&mut self) {
         if !self.request.options.build.enable_inplace {
             return;
@@ -356,7 +360,7 @@ impl<'a> Builder<'a> {
                 self.join(*input, *out);
                 continue;
             }
-            // An output takes over one input at most, and an input goes to one output.
+            // An output shares memory with at most one input, and an input with at most one output.
             let mut taken: Vec<VarId> = Vec::new();
             let pairs = def.traits.inplace.iter().map(|pair| (pair, VarKind::Dense));
             let rows = def.traits.inplace_rows.iter().map(|pair| (pair, VarKind::SparseRows));
@@ -394,7 +398,7 @@ impl<'a> Builder<'a> {
         if !fits || self.program.var(out).persistable || self.written_twice(out) {
             return false;
         }
-        // Nobody may write to the shared memory while either name is in use.
+        // No op may write the shared memory while either variable is in use.
         let until = self.group_end[&self.root(out)].max(self.group_end[&self.root(input)]);
         self.group_members[&self.root(input)].iter().all(|member| {
             self.writes.get(member).is_none_or(|list| !list.iter().any(|w| *w > at && *w <= until))
@@ -416,8 +420,8 @@ impl<'a> Builder<'a> {
         in_arena && fits && ends_here && !self.written_twice(out)
     }
 
-    /// Whether the op sees the input's memory in one place only: a second one, under the same name
-    /// or as a view, could be overwritten before it is read.
+    /// Whether the op reads the input's memory through one variable only. With a second one (a
+    /// repeated name or a view), the memory could be overwritten before it is read.
     fn is_read_once(&self, id: OpId, def: &OpDef, input: VarId) -> bool {
         let op = self.program.op(id);
         let slots = op.spec.inputs.iter().zip(&op.inputs);
@@ -511,12 +515,12 @@ impl<'a> Builder<'a> {
             summary: PlanSummary {
                 op_count: self.flat.len(),
                 arena_bytes,
-                arena_bytes_live: memory::live_most(&blocks),
+                arena_bytes_live: memory::max_live_bytes(&blocks),
                 arena_bytes_unshared: unshared,
                 ..PlanSummary::default()
             },
             program: Program::new(),
-            talks: self.lanes.talks,
+            communicates: self.lanes.communicates,
         };
         self.make_steps(&mut plan, &places)?;
         self.make_lanes(&mut plan, arena_bytes);
@@ -538,7 +542,8 @@ impl<'a> Builder<'a> {
         Ok(plan)
     }
 
-    /// From here on, sizes are added and multiplied without looking.
+    /// Returns an error if the total size is too large. The code that follows adds and multiplies
+    /// sizes without overflow checks.
     fn check_size(&self) -> Result<()> {
         let mut used: Vec<VarId> = self.life.keys().copied().collect();
         used.sort_unstable();
@@ -552,7 +557,7 @@ impl<'a> Builder<'a> {
                 return Err(Error::exhausted("the variables of the program are too large to plan")
                     .expected(format!("at most {}", text::bytes(PLANNED_BYTES_MAX as u64)))
                     .got(format!(
-                        "more, from '{}' {}{} on",
+                        "more, starting with '{}' {}{}",
                         self.program.var(var).name,
                         meta.dtype,
                         meta.shape
@@ -583,13 +588,14 @@ impl<'a> Builder<'a> {
             let lane = self.lane(self.lane_key(flat), &mut lane_of)?;
             let (op, kind) = match flat {
                 Flat::Jump { op, condition, to, .. } => {
-                    let condition = places.of(self.root(*condition));
+                    let condition = places.place_of(self.root(*condition));
                     (*op, StepKind::JumpUnless { condition, to: *to })
                 }
                 Flat::Op(id, def) => (*id, StepKind::Run(self.make_instr(plan, places, *id, def)?)),
             };
-            let talks = matches!(flat, Flat::Op(id, def) if only_talks(self.program.op(*id), def));
-            plan.steps.push(Step { kind, op, lane, talks, waits: Vec::new() });
+            let only_communicates =
+                matches!(flat, Flat::Op(id, def) if only_communicates(self.program.op(*id), def));
+            plan.steps.push(Step { kind, op, lane, only_communicates, waits: Vec::new() });
         }
         Ok(())
     }
@@ -669,7 +675,8 @@ impl<'a> Builder<'a> {
         Ok(instr)
     }
 
-    /// Kernels that work element by element go by the length of one operand, and layouts pad.
+    /// Checks that operands of one shape have one layout. Elementwise kernels take their length
+    /// from one operand, and layouts differ in padding.
     fn check_layouts(&self, id: OpId, def: &OpDef) -> Result<()> {
         if !def.traits.elementwise {
             return Ok(());
@@ -689,17 +696,17 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Where the values of a variable are, and its row numbers.
+    /// Returns the place of a variable's values and the place of its row numbers.
     fn places_of(&self, places: &Places, var: VarId) -> (usize, Option<usize>) {
-        (places.of(self.root(var)), places.rows.get(&var).copied())
+        (places.place_of(self.root(var)), places.rows.get(&var).copied())
     }
 
-    /// An argument whose addresses are filled in later.
+    /// Returns an argument without addresses; binding fills them in.
     fn arg(&self, var: VarId) -> Arg {
         Arg::unbound(self.shapes.of(var), self.layout(var))
     }
 
-    /// Lists the steps of each lane and gives each lane its scratch behind the arena.
+    /// Lists the steps of each lane, and places each lane's scratch memory after the arena.
     fn make_lanes(&self, plan: &mut Plan, arena_bytes: usize) {
         let count = plan.steps.iter().map(|step| step.lane + 1).max().unwrap_or(1);
         let mut offset = arena_bytes;
@@ -729,19 +736,20 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// A new allocation of so many bytes.
+/// Adds a separate allocation of `bytes` bytes.
 fn separate(all: &mut Vec<usize>, bytes: usize) -> Place {
     all.push(bytes);
     Place::Separate { index: all.len() - 1 }
 }
 
-/// Sparse rows keep their count in front of the row numbers, on a cache line of its own.
+/// Size of the header that holds the row count of sparse rows, in bytes. It has a cache line of its
+/// own, followed by the row numbers.
 pub(crate) const ROWS_HEADER_BYTES: usize = 64;
 
 #[derive(Default)]
 struct Places {
     list: Vec<Place>,
-    /// Of each place.
+    /// Size of each place.
     bytes: Vec<usize>,
     by_root: HashMap<VarId, usize>,
     rows: HashMap<VarId, usize>,
@@ -762,11 +770,11 @@ impl Places {
         self.list.len() - 1
     }
 
-    fn of(&self, root: VarId) -> usize {
+    fn place_of(&self, root: VarId) -> usize {
         self.by_root[&root]
     }
 
-    /// Refuses an argument that its places cannot hold: kernels access all of an argument.
+    /// Returns an error if an argument does not fit its places. Kernels access all of an argument.
     fn check(&self, arg: &Arg, (values, rows): (usize, Option<usize>)) -> Result<()> {
         let wanted = arg.len() * arg.dtype.size();
         let wanted_rows =
@@ -774,14 +782,14 @@ impl Places {
         if wanted <= self.bytes[values] && wanted_rows <= rows.map(|rows| self.bytes[rows]) {
             return Ok(());
         }
-        Err(Error::internal("an argument is larger than its place in memory")
+        Err(Error::internal("an argument is larger than its memory")
             .expected(text::bytes(self.bytes[values] as u64))
             .got(text::bytes(wanted as u64)))
     }
 }
 
-/// Waits between lanes: a step waits for every earlier step of another lane that touches the same
-/// bytes, if one of the two writes.
+/// Sets the waits between lanes. A step waits for all earlier steps of another lane that access the
+/// same bytes, if either of the two writes. Waiting for the last of them covers the others.
 fn make_waits(plan: &mut Plan, places: &Places) {
     if plan.lanes.len() < 2 {
         return;
@@ -827,7 +835,7 @@ fn make_waits(plan: &mut Plan, places: &Places) {
     }
 }
 
-/// Places that a step reads and writes.
+/// Returns the places that a step reads and those that it writes.
 fn step_places(step: &Step) -> (Vec<usize>, Vec<usize>) {
     match &step.kind {
         StepKind::JumpUnless { condition, .. } => (vec![*condition], Vec::new()),

@@ -1,4 +1,4 @@
-//! Named tensors that live from one run to the next: parameters, optimizer state, statistics.
+//! Named tensors that persist between runs: parameters, optimizer state, statistics.
 
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, Layout, Shape, Tensor};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Named tensors.
 ///
-/// The executor may keep a tensor in another physical layout; [`Scope::tensor`] always gives the
+/// The executor may keep a tensor in another physical layout; [`Scope::tensor`] always returns the
 /// row-major form.
 ///
 /// ```
@@ -18,15 +18,15 @@ use std::sync::Arc;
 /// assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
 /// assert!(scope.tensor("v").is_err());
 /// assert_eq!(scope.meta("w"), Some((fleet_tensor::DType::F32, [2].into())));
-/// scope.set_step(100); // random numbers go on from there
+/// scope.set_step(100); // random numbers resume from there
 /// assert_eq!((scope.step(), scope.bytes()), (100, 8));
 /// ```
 #[derive(Debug)]
 pub struct Scope {
     vars: BTreeMap<String, Tensor>,
-    /// Replaced whenever an address may have changed, so that a plan knows when to look again.
+    /// Replaced whenever an address may have changed, so that a plan knows when to bind again.
     token: Arc<()>,
-    /// Runs so far: part of the random state.
+    /// Number of runs so far, which is part of the random state.
     step: u64,
 }
 
@@ -47,14 +47,16 @@ impl Scope {
         self.token = Arc::new(());
     }
 
-    /// Writes `tensor` over the one that is there, which must have its type and shape, and keeps
-    /// its address and layout.
+    /// Copies `tensor` into the existing tensor, which must have the same type and shape. The
+    /// existing tensor keeps its address and layout.
     pub fn assign(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let held = self.raw(name)?;
         if held.dtype() != tensor.dtype() || held.shape() != tensor.shape() {
-            return Err(Error::invalid(format!("'{name}' cannot take this value"))
-                .expected(format!("{}{}", held.dtype(), held.shape()))
-                .got(format!("{}{}", tensor.dtype(), tensor.shape())));
+            return Err(Error::invalid(format!(
+                "the value assigned to '{name}' has the wrong type or shape"
+            ))
+            .expected(format!("{}{}", held.dtype(), held.shape()))
+            .got(format!("{}{}", tensor.dtype(), tensor.shape())));
         }
         let layout = held.layout();
         let converted = tensor.to_layout(layout)?;
@@ -73,17 +75,17 @@ impl Scope {
         self.vars.contains_key(name)
     }
 
-    /// A row-major copy.
+    /// Returns a row-major copy of a tensor.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         self.raw(name)?.to_layout(Layout::RowMajor)
     }
 
-    /// Type and shape.
+    /// Returns the type and shape of a tensor.
     pub fn meta(&self, name: &str) -> Option<(DType, Shape)> {
         self.vars.get(name).map(|tensor| (tensor.dtype(), *tensor.shape()))
     }
 
-    /// Names in alphabetical order.
+    /// Iterates over the names in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.vars.keys().map(String::as_str)
     }
@@ -96,13 +98,13 @@ impl Scope {
         self.vars.is_empty()
     }
 
-    /// Bytes held.
+    /// Returns the total size of the tensors, in bytes.
     pub fn bytes(&self) -> usize {
         self.vars.values().map(|tensor| tensor.as_bytes().len()).sum()
     }
 
-    /// How many runs this scope has seen. Saved with a checkpoint, it makes the random numbers of a
-    /// resumed job those of the uninterrupted one.
+    /// Returns the number of runs on this scope. Saved with a checkpoint, it lets a resumed job
+    /// draw the same random numbers as an uninterrupted one.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -111,7 +113,7 @@ impl Scope {
         self.step = step;
     }
 
-    /// The tensor as it lies in memory.
+    /// Returns the tensor as stored in memory.
     pub(crate) fn raw(&self, name: &str) -> Result<&Tensor> {
         self.vars.get(name).ok_or_else(|| {
             let hint = text::did_you_mean(name, self.vars.keys().map(String::as_str));
@@ -120,7 +122,7 @@ impl Scope {
         })
     }
 
-    /// Puts the tensor into `layout` if it is not there already.
+    /// Converts the tensor to `layout` if it has another one.
     pub(crate) fn ensure_layout(&mut self, name: &str, layout: Layout) -> Result<()> {
         let held = self.raw(name)?;
         if held.layout() != layout {

@@ -1,9 +1,9 @@
-//! The type and shape of every variable of a program, for known feeds.
+//! Types and shapes of all variables of a program, for known feeds.
 //!
-//! One walk over the ops, in the order in which they run, infers all shapes from the fed ones. A
-//! variable has one type and one shape in the whole program: a second write with another is
-//! refused, in whatever block it stands. Memory, arguments and kernels are then made from this one
-//! table, so no kernel is made for another length than its arguments and their memory have.
+//! One walk over the ops, in execution order, infers all shapes from the fed ones. A variable has
+//! one type and one shape in the whole program. A second write with another type or shape is an
+//! error, even in another block. Memory, arguments and kernels all use this table, so a kernel, its
+//! arguments and their memory always have the same length.
 
 use crate::flat::Flat;
 use fleet_base::{Error, Result};
@@ -13,24 +13,29 @@ use fleet_ops::{Meta, OpDef};
 use fleet_tensor::{DType, Shape};
 use std::collections::HashMap;
 
-/// What shapes follow from.
-pub(crate) struct Known<'a> {
+/// The known types and shapes from which the others are inferred.
+pub(crate) struct KnownShapes<'a> {
     pub feeds: &'a [(VarId, Meta)],
-    /// What the scope holds under a name.
+    /// Returns the type and shape of a variable in the scope.
     pub scope_meta: &'a dyn Fn(&str) -> Option<(DType, Shape)>,
 }
 
-/// The shapes of a program, each variable's fixed by its feed, the scope, or its first write.
+/// The shapes of a program. Each variable's shape is fixed by its feed, by the scope, or by its
+/// first write.
 pub(crate) struct Shapes<'a> {
     program: &'a Program,
     metas: HashMap<VarId, Meta>,
-    /// The op that wrote a variable first.
+    /// The first op that writes each variable.
     first_writers: HashMap<VarId, OpId>,
 }
 
 impl<'a> Shapes<'a> {
     /// Infers the shapes of the ops in `flat`.
-    pub fn infer(program: &'a Program, flat: &[Flat], known: &Known<'_>) -> Result<Shapes<'a>> {
+    pub fn infer(
+        program: &'a Program,
+        flat: &[Flat],
+        known: &KnownShapes<'_>,
+    ) -> Result<Shapes<'a>> {
         let mut shapes = Shapes::of_inputs(program, known)?;
         for step in flat {
             match step {
@@ -41,7 +46,7 @@ impl<'a> Shapes<'a> {
         Ok(shapes)
     }
 
-    /// The type and shape of a variable that an op of the program reads or writes.
+    /// Returns the type and shape of a variable that an op of the program reads or writes.
     pub fn of(&self, var: VarId) -> Meta {
         self.metas[&var]
     }
@@ -50,12 +55,12 @@ impl<'a> Shapes<'a> {
         slots.iter().map(|vars| vars.iter().map(|var| self.of(*var)).collect()).collect()
     }
 
-    /// Refuses a variable that nothing has made known.
+    /// Returns an error if the shape of a variable is not known.
     pub fn check_known(&self, id: VarId) -> Result<()> {
         let var = self.program.var(id);
         match self.metas.get(&id) {
             Some(meta) if meta.shape.is_known() => Ok(()),
-            Some(meta) => Err(Error::invalid(format!("the shape of '{}' is not known", var.name))
+            Some(meta) => Err(Error::invalid(format!("unknown shape of '{}'", var.name))
                 .got(meta.shape)
                 .help("run the startup program, or load the variable, before this program")),
             None if var.is_data => {
@@ -66,7 +71,7 @@ impl<'a> Shapes<'a> {
         }
     }
 
-    fn of_inputs(program: &'a Program, known: &Known<'_>) -> Result<Shapes<'a>> {
+    fn of_inputs(program: &'a Program, known: &KnownShapes<'_>) -> Result<Shapes<'a>> {
         let mut metas: HashMap<VarId, Meta> = known.feeds.iter().copied().collect();
         for (id, var) in program.vars().filter(|(_, var)| var.persistable) {
             if var.is_data {
@@ -79,7 +84,7 @@ impl<'a> Shapes<'a> {
                 Some((dtype, shape)) => {
                     if dtype != var.dtype || !shape.agrees(&var.shape) {
                         return Err(Error::invalid(format!(
-                            "variable '{}' in the scope is not what the program states",
+                            "variable '{}' in the scope does not match its declaration",
                             var.name
                         ))
                         .expected(format!("{}{}", var.dtype, var.shape))
@@ -105,7 +110,7 @@ impl<'a> Shapes<'a> {
             for (index, var) in vars.iter().enumerate() {
                 let made = metas.get(index).ok_or_else(|| {
                     place(
-                        Error::internal("shape rule says nothing of an output")
+                        Error::internal("shape rule sets no shape for an output")
                             .got(self.program.var_name(*var)),
                     )
                 })?;
@@ -117,13 +122,13 @@ impl<'a> Shapes<'a> {
         Ok(())
     }
 
-    /// Whether a variable can hold what an op makes.
+    /// Returns an error if a variable cannot hold an op's output.
     fn check_write(&self, id: VarId, made: Meta) -> Result<()> {
         let var = self.program.var(id);
-        // The fed tensor is the caller's.
+        // A fed tensor belongs to the caller, so no op may write it.
         if var.is_data {
-            return Err(Error::invalid(format!("the op writes '{}', which is fed", var.name))
-                .help("let it write a variable of its own"));
+            return Err(Error::invalid(format!("the op writes '{}', a fed variable", var.name))
+                .help("write to another variable"));
         }
         let stated = Meta { dtype: var.dtype, shape: var.shape, kind: var.kind, rows: made.rows };
         let fits = stated.dtype == made.dtype
@@ -131,36 +136,36 @@ impl<'a> Shapes<'a> {
             && stated.shape.agrees(&made.shape);
         if !fits {
             return Err(Error::invalid(format!(
-                "output '{}' has another type or shape than stated",
+                "output '{}' does not match its declared type or shape",
                 var.name
             ))
             .expected(stated.describe())
             .got(made.describe()));
         }
         if !made.shape.is_known() {
-            return Err(Error::invalid(format!("the shape of '{}' cannot be planned", var.name))
-                .expected("a shape that follows from what is fed")
+            return Err(Error::invalid(format!("cannot infer the shape of '{}'", var.name))
+                .expected("a shape that follows from the feeds")
                 .got(made.shape));
         }
         if var.persistable && made.kind != VarKind::Dense {
-            return Err(Error::invalid(format!("'{}' cannot live in the scope", var.name))
+            return Err(Error::invalid(format!("'{}' cannot be persistable", var.name))
                 .expected("a dense tensor")
                 .got(made.describe())
-                .help("remove the mark 'persistable'"));
+                .help("remove 'persistable'"));
         }
         match self.metas.get(&id) {
             Some(held) if held.shape.is_known() && *held != made => {
-                Err(self.second_size(id, *held, made))
+                Err(self.size_conflict(id, *held, made))
             }
             _ => Ok(()),
         }
     }
 
-    fn second_size(&self, id: VarId, held: Meta, made: Meta) -> Error {
+    fn size_conflict(&self, id: VarId, held: Meta, made: Meta) -> Error {
         match self.first_writers.get(&id) {
             Some(first) => two_sizes(self.program, id, (held, *first), made),
             None => Error::invalid(format!(
-                "output '{}' has another shape than the scope holds",
+                "output '{}' does not match its shape in the scope",
                 self.program.var_name(id)
             ))
             .expected(held.describe())
@@ -168,7 +173,7 @@ impl<'a> Shapes<'a> {
         }
     }
 
-    /// The executor reads one byte of a condition.
+    /// Checks that a condition is one bool. The executor reads only one byte of it.
     fn check_condition(&self, op: OpId, condition: VarId) -> Result<()> {
         let place = |error: Error| error.at(self.program.describe_op(op));
         self.check_known(condition).map_err(place)?;

@@ -1,9 +1,9 @@
-//! When the steps of a plan ran: totals for a profile, and the last run as a trace.
+//! Times of a plan's steps: totals for a profile, and the last run as a trace.
 //!
-//! A [`Trace`] says which op ran on which lane from when to when, so that it shows what
-//! communication hides behind compute and what it does not. Written as JSON it opens in
-//! `chrome://tracing` and in Perfetto; traces of several ranks join, because their times are those
-//! of the system's clock, and [`Trace::from_chrome_json`] reads them again.
+//! A [`Trace`] records when and on which lane each op ran. It shows how much communication overlaps
+//! with compute and how much is exposed. As JSON it opens in `chrome://tracing` and Perfetto.
+//! Traces of several ranks can be joined, because their times are on the system clock.
+//! [`Trace::from_chrome_json`] reads the JSON back.
 
 use crate::plan::{Plan, StepKind};
 use fleet_base::{Error, Result};
@@ -16,19 +16,19 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// Measured times of a plan's steps.
 pub(crate) struct Times {
     epoch: Instant,
-    /// The epoch on the system's clock, in microseconds.
+    /// The epoch on the system clock, in microseconds.
     epoch_us: f64,
     steps: Vec<StepTimes>,
 }
 
-/// Nanoseconds since the epoch.
+/// Times of a step, in nanoseconds: `begin` and `end` since the epoch, `total` over all runs.
 #[derive(Default)]
 struct StepTimes {
     total: AtomicU64,
     begin: AtomicU64,
     end: AtomicU64,
-    /// How long the last run talked to other ranks.
-    talked: AtomicU64,
+    /// Communication time in the last run.
+    communication: AtomicU64,
 }
 
 impl Times {
@@ -45,20 +45,21 @@ impl Times {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    /// Where a step that begins adds up how long it talks.
-    pub fn talked(&self, step: usize) -> &AtomicU64 {
-        let talked = &self.steps[step].talked;
-        talked.store(0, Relaxed);
-        talked
+    /// Resets and returns the counter to which a starting step adds its communication time.
+    pub fn communication_ns(&self, step: usize) -> &AtomicU64 {
+        let communication = &self.steps[step].communication;
+        communication.store(0, Relaxed);
+        communication
     }
 
-    /// A step that is done; `talks` is one that only talks, but for what it has taken off.
-    pub fn record(&self, step: usize, begin: u64, talks: bool) {
+    /// Records a finished step. If it `only_communicates`, its whole duration counts as
+    /// communication. Compute within such a step has already been subtracted from the counter.
+    pub fn record(&self, step: usize, begin: u64, only_communicates: bool) {
         let (times, end) = (&self.steps[step], self.now());
         let took = end.saturating_sub(begin);
         times.total.fetch_add(took, Relaxed);
-        if talks {
-            times.talked.fetch_add(took, Relaxed);
+        if only_communicates {
+            times.communication.fetch_add(took, Relaxed);
         }
         times.begin.store(begin, Relaxed);
         times.end.store(end, Relaxed);
@@ -68,7 +69,7 @@ impl Times {
         self.steps[step].total.load(Relaxed) as f64 * 1e-9
     }
 
-    /// The last run: the steps that ran since `run_begin`.
+    /// Returns the trace of the last run: the steps that began at `run_begin` or later.
     pub fn trace(&self, plan: &Plan, run_begin: u64) -> Trace {
         let mut spans = Vec::new();
         for (step, times) in plan.steps.iter().zip(&self.steps) {
@@ -81,7 +82,7 @@ impl Times {
                 op: op.name().to_string(),
                 detail: plan.program.describe_op(step.op),
                 lane: step.lane,
-                talked_us: times.talked.load(Relaxed).min(end - begin) as f64 * 1e-3,
+                talked_us: times.communication.load(Relaxed).min(end - begin) as f64 * 1e-3,
                 begin_us: (begin - run_begin) as f64 * 1e-3,
                 end_us: (end - run_begin) as f64 * 1e-3,
             });
@@ -95,22 +96,22 @@ impl Times {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
     pub op: String,
-    /// The op as errors name it, with its variables and its source.
+    /// Description of the op as in errors, with its variables and source location.
     pub detail: String,
-    /// 0 computes; every other lane is a thread of its own.
+    /// 0 for the compute lane; every other lane is a thread of its own.
     pub lane: usize,
-    /// How much of it went into talking to other ranks; the rest of it is computing, such as
-    /// updates of parameters whose sums arrive.
+    /// Communication time within the span. The rest is compute, such as updates of parameters whose
+    /// summed gradients arrive.
     pub talked_us: f64,
-    /// Microseconds since the run began.
+    /// Start in microseconds since the run began.
     pub begin_us: f64,
     pub end_us: f64,
 }
 
 impl Span {
-    /// How much of it is not computing: talking, and whatever another lane does that talks to
-    /// nobody.
-    fn share_beside(&self) -> f64 {
+    /// Returns the fraction of the span that is not compute: communication, or all of a span on
+    /// another lane that does not communicate.
+    fn non_compute_fraction(&self) -> f64 {
         match (self.talked_us > 0.0, self.lane) {
             (true, _) => (self.talked_us / (self.end_us - self.begin_us).max(1e-9)).min(1.0),
             (false, 0) => 0.0,
@@ -119,28 +120,28 @@ impl Span {
     }
 }
 
-/// The ops of one run, by their beginning.
+/// The ops of one run, sorted by their start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// When the run began, in microseconds since 1970.
+    /// Start of the run, in microseconds since 1970.
     pub start_us: f64,
     pub spans: Vec<Span>,
 }
 
 impl Trace {
-    /// From the beginning of the first op to the end of the last.
+    /// Returns the time from the start of the first op to the end of the last.
     pub fn duration_us(&self) -> f64 {
         let begin = self.spans.first().map_or(0.0, |span| span.begin_us);
         self.spans.iter().map(|span| span.end_us - begin).fold(0.0, f64::max)
     }
 
-    /// Time in which communication, or another lane, worked while nothing was computed: what
-    /// compute did not hide.
+    /// Returns the exposed time: communication or another lane was active while nothing was
+    /// computed.
     pub fn exposed_us(&self) -> f64 {
         self.shares().exposed_us
     }
 
-    /// What the time went into.
+    /// Splits the duration into compute, other work and exposed time.
     ///
     /// ```
     /// use fleet_exec::{Span, Trace};
@@ -152,7 +153,7 @@ impl Trace {
     /// let shares = Trace { start_us: 0.0, spans }.shares();
     /// assert_eq!((shares.total_us, shares.compute_us), (10.0, 8.0));
     /// assert_eq!((shares.other_us, shares.exposed_us), (6.0, 2.0));
-    /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, not hidden 20.0 %"));
+    /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, exposed 20.0 %"));
     /// ```
     pub fn shares(&self) -> Shares {
         let mut edges: Vec<(f64, bool, usize)> = Vec::new();
@@ -162,24 +163,24 @@ impl Trace {
         }
         edges.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut shares = Shares { total_us: self.duration_us(), ..Shares::default() };
-        let (mut running, mut last) = (Running::new(self.spans.len()), 0.0);
+        let (mut active, mut last) = (ActiveOps::new(self.spans.len()), 0.0);
         for (at, begins, index) in edges {
-            let [none_computes, all_compute] = running.products();
+            let [none_computes, all_compute] = active.products();
             shares.compute_us += (at - last) * (1.0 - none_computes);
             shares.other_us += (at - last) * (1.0 - all_compute);
-            if running.count > 0 {
+            if active.count > 0 {
                 shares.exposed_us += (at - last) * none_computes;
             }
             match begins {
-                true => running.begin(index, self.spans[index].share_beside()),
-                false => running.end(index),
+                true => active.begin(index, self.spans[index].non_compute_fraction()),
+                false => active.end(index),
             }
             last = at;
         }
         shares
     }
 
-    /// Chrome's trace format; `rank` becomes the process.
+    /// Returns the trace in Chrome's trace format, with `rank` as the process.
     ///
     /// ```
     /// use fleet_exec::{Span, Trace};
@@ -193,7 +194,7 @@ impl Trace {
         chrome(self.events(rank))
     }
 
-    /// The traces of several ranks in one file.
+    /// Returns the traces of several ranks as one file.
     pub fn join(traces: &[(usize, Trace)]) -> String {
         chrome(traces.iter().flat_map(|(rank, trace)| trace.events(*rank)).collect())
     }
@@ -208,7 +209,7 @@ impl Trace {
                 "args": {"name": label}})
         });
         let spans = self.spans.iter().map(|span| {
-            let cat = if span.talked_us > 0.0 { TALKS } else { "op" };
+            let cat = if span.talked_us > 0.0 { COMMUNICATION } else { "op" };
             json!({"name": span.op, "cat": cat, "ph": "X", "pid": rank, "tid": span.lane,
                 "ts": self.start_us + span.begin_us, "dur": span.end_us - span.begin_us,
                 "args": {"op": span.detail, "talked_us": span.talked_us}})
@@ -216,8 +217,8 @@ impl Trace {
         std::iter::once(name).chain(lanes).chain(spans).collect()
     }
 
-    /// The traces of a file in Chrome's format, by rank: those of [`Trace::to_chrome_json`], one or
-    /// several joined.
+    /// Reads the traces in Chrome's format by rank, as written by [`Trace::to_chrome_json`] or
+    /// [`Trace::join`].
     ///
     /// ```
     /// use fleet_exec::{Span, Trace};
@@ -230,8 +231,11 @@ impl Trace {
     /// ```
     pub fn from_chrome_json(text: &str) -> Result<Vec<(usize, Trace)>> {
         let wrong = |what: String| {
-            let error = Error::invalid("this is no trace of a run").got(what);
-            error.expected("Chrome's trace format, as fleet run --trace and fleetrun demo:NAME --trace write it")
+            let error = Error::invalid("not a trace of a run").got(what);
+            error.expected(
+                "Chrome's trace format, as written by fleet run --trace and \
+                 fleetrun demo:NAME --trace",
+            )
         };
         let root: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let events = root["traceEvents"].as_array();
@@ -240,7 +244,7 @@ impl Trace {
         for (index, event) in events.iter().enumerate().filter(|(_, event)| event["ph"] == "X") {
             let (rank, span) = read_span(event).map_err(|field| {
                 let got: String = event[field].to_string().chars().take(VALUE_CHARS_MAX).collect();
-                Error::invalid(format!("this is no trace of a run: traceEvents[{index}].{field}"))
+                Error::invalid(format!("not a trace of a run: traceEvents[{index}].{field}"))
                     .expected(expected(field))
                     .got(got)
             })?;
@@ -249,7 +253,7 @@ impl Trace {
         Ok(by_rank.into_iter().map(|(rank, spans)| (rank, Trace::of(spans))).collect())
     }
 
-    /// Of spans whose times are the clock's.
+    /// Builds a trace from spans whose times are on the system clock.
     fn of(mut spans: Vec<Span>) -> Trace {
         let start_us = spans.iter().map(|span| span.begin_us).fold(f64::INFINITY, f64::min);
         for span in &mut spans {
@@ -265,23 +269,23 @@ fn chrome(events: Vec<Value>) -> String {
     json!({"traceEvents": events, "displayTimeUnit": "ms"}).to_string()
 }
 
-/// The category of ops that talk.
-const TALKS: &str = "communication";
+/// The category of ops that communicate.
+const COMMUNICATION: &str = "communication";
 
-/// The largest time that a trace may state: 30,000 years after 1970. Larger ones are damage, and
-/// their differences would not be numbers.
+/// Limit on the times in a trace file: about 30,000 years after 1970. Larger times are damage, and
+/// their differences would not be finite.
 const TIME_US_MAX: f64 = 1e18;
 
-/// Of a value that an error quotes.
+/// Limit on the length of a value quoted in an error.
 const VALUE_CHARS_MAX: usize = 100;
 
-/// The rank and the op of an event, or the name of the field that is wrong.
+/// Parses an event into its rank and span. The error is the name of the invalid field.
 fn read_span(event: &Value) -> std::result::Result<(usize, Span), &'static str> {
     let time_us = |name: &str| event[name].as_f64().filter(|us| us.abs() <= TIME_US_MAX);
     let number = |name: &str| event[name].as_u64().and_then(|it| usize::try_from(it).ok());
     let begin_us = time_us("ts").ok_or("ts")?;
     let took_us = time_us("dur").filter(|us| *us >= 0.0).ok_or("dur")?;
-    let talked_us = match event["cat"] == TALKS {
+    let talked_us = match event["cat"] == COMMUNICATION {
         true => event["args"]["talked_us"].as_f64().unwrap_or(took_us).clamp(0.0, took_us),
         false => 0.0,
     };
@@ -305,18 +309,18 @@ fn expected(field: &str) -> &'static str {
     }
 }
 
-/// The ops that run at one time. For each the share in which it does not compute, and the share in
-/// which it does, in trees whose inner nodes are the products of their children: an op begins or
-/// ends in O(log n), without the error that a division would add each time.
-struct Running {
-    /// The root is at 1, the leaves are in the second half.
+/// The ops that run at one moment. A leaf of the tree holds an op's non-compute and compute
+/// fractions, and an inner node holds the products of its children. Adding or removing an op takes
+/// O(log n) and avoids the rounding error of repeated divisions.
+struct ActiveOps {
+    /// The root is at index 1, and the leaves are the second half.
     tree: Vec<[f64; 2]>,
     count: usize,
 }
 
-impl Running {
-    fn new(span_count: usize) -> Running {
-        Running { tree: vec![[1.0; 2]; 2 * span_count.next_power_of_two()], count: 0 }
+impl ActiveOps {
+    fn new(span_count: usize) -> ActiveOps {
+        ActiveOps { tree: vec![[1.0; 2]; 2 * span_count.next_power_of_two()], count: 0 }
     }
 
     fn begin(&mut self, index: usize, beside: f64) {
@@ -339,22 +343,22 @@ impl Running {
         }
     }
 
-    /// The share of time in which none computes, and that in which all do nothing else. What a span
-    /// talks is spread evenly over it.
+    /// Returns the fraction of time in which no op computes, and the fraction in which all do. The
+    /// communication of a span is assumed to be spread evenly over it.
     fn products(&self) -> [f64; 2] {
         self.tree[1]
     }
 }
 
-/// What the time of one run, or of several, went into: see [`Trace::shares`].
+/// The split of the time of one or more runs: see [`Trace::shares`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
     pub total_us: f64,
-    /// Something was computed.
+    /// Time in which an op computed.
     pub compute_us: f64,
-    /// Ranks talked, or another lane worked.
+    /// Time in which ranks communicated or another lane worked.
     pub other_us: f64,
-    /// The latter, and nothing was computed.
+    /// The part of `other_us` in which nothing was computed.
     pub exposed_us: f64,
 }
 
@@ -374,7 +378,7 @@ impl fmt::Display for Shares {
         let (compute, other, exposed) = (share(compute_us), share(other_us), share(exposed_us));
         write!(
             f,
-            "{:.2} ms: compute {compute:.1} %, communication {other:.1} %, not hidden {exposed:.1} %",
+            "{:.2} ms: compute {compute:.1} %, communication {other:.1} %, exposed {exposed:.1} %",
             total_us * 1e-3
         )
     }
@@ -408,7 +412,7 @@ mod tests {
         assert_eq!(Trace::default().shares(), Shares::default());
     }
 
-    /// With one lane for all, nothing is hidden: talking counts as such wherever it happens.
+    /// With a single lane, all communication is exposed.
     #[test]
     fn talking_on_the_lane_of_compute_is_exposed() {
         let span = |talked_us, begin_us, end_us| Span {
@@ -425,8 +429,8 @@ mod tests {
         assert_eq!(shares, expected);
     }
 
-    /// Parameters that move as their sums arrive are computed, also where the sum is not hidden;
-    /// and a batch norm that merges its statistics talks.
+    /// An update of parameters as their summed gradients arrive counts as compute, even where the
+    /// sum is exposed. A batch norm that merges its statistics counts partly as communication.
     #[test]
     fn ops_that_talk_and_compute_are_both() {
         let span = |lane, begin_us, end_us, talked_us| Span {
@@ -437,14 +441,14 @@ mod tests {
             begin_us,
             end_us,
         };
-        // Two units of the sum are hidden by compute, and of the other two one is an update.
+        // Compute hides two units of the sum. One of the other two units is an update.
         let spans = vec![span(0, 0.0, 6.0, 0.0), span(1, 4.0, 8.0, 2.0), span(0, 8.0, 10.0, 0.5)];
         let shares = Trace { start_us: 0.0, spans }.shares();
         let expected = Shares { total_us: 10.0, compute_us: 8.5, other_us: 2.5, exposed_us: 1.5 };
         assert_eq!(shares, expected);
     }
 
-    /// A list of those that run would be looked through 300,000 times.
+    /// A linear search through the running ops would be repeated 300,000 times.
     #[test]
     fn many_ops_at_one_time_are_counted() {
         let count = 300_000;
@@ -462,7 +466,7 @@ mod tests {
         assert_eq!((shares.other_us, shares.exposed_us), (399_998.0, 1.0));
     }
 
-    /// A lane is a number of the file's, and no reason to name all lanes below it.
+    /// A lane number from a file must not make the reader list all lower lanes.
     #[test]
     fn lanes_of_any_number_are_joined() {
         let event =
@@ -481,7 +485,7 @@ mod tests {
             let text = json!({"traceEvents": [{"ph": "M"}, event]}).to_string();
             Trace::from_chrome_json(&text).unwrap_err().to_string()
         };
-        let begin = "this is no trace of a run: traceEvents[1]";
+        let begin = "not a trace of a run: traceEvents[1]";
         assert_eq!(
             error("dur", json!(-1)),
             format!("{begin}.dur: expected microseconds, 0 to 1e18, got -1")
@@ -501,7 +505,7 @@ mod tests {
             r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": -1e308, "dur": 1, "pid": 0, "tid": 0}]}"#,
         ] {
             let error = Trace::from_chrome_json(text).unwrap_err().to_string();
-            assert!(error.contains("no trace of a run"), "{text}: {error}");
+            assert!(error.contains("not a trace of a run"), "{text}: {error}");
         }
     }
 }

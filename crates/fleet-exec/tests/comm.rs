@@ -1,5 +1,5 @@
-//! Programs that talk, at several ranks in threads: each op, the lanes of rings, and what happens
-//! when a rank fails.
+//! Programs that communicate, with ranks as threads: each op, the lanes of rings, and failures of a
+//! rank.
 
 use fleet_base::{ErrorKind, Result};
 use fleet_exec::{ExecOptions, Executor, Interpreter, Scope};
@@ -10,12 +10,12 @@ use fleet_testkit::local::{self, World};
 
 fn program(body: &str) -> Program {
     let text = format!("fleet program 1\nblock0 {{\n{body}\n}}");
-    let program = Program::parse(&text, Registry::standard()).expect("it is well formed");
-    fleet_ops::verify::verify(&program, Registry::standard()).expect("it makes sense");
+    let program = Program::parse(&text, Registry::standard()).expect("a well-formed program");
+    fleet_ops::verify::verify(&program, Registry::standard()).expect("a valid program");
     program
 }
 
-/// The services of one of `ranks` ranks: rings 0 to 2, of all of them.
+/// Returns the services of one of `ranks` ranks: rings 0 to 2, each with all ranks.
 fn services(world: &World, rank: usize, ranks: usize) -> Services {
     let members: Vec<usize> = (0..ranks).collect();
     (0..3).fold(Services::none(), |services, id| {
@@ -27,8 +27,8 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.as_slice::<f32>().expect("floats").to_vec()
 }
 
-/// Runs the program at `ranks` ranks, by executor and interpreter, and gives what `y` holds on
-/// each.
+/// Runs the program at `ranks` ranks with the executor and the interpreter. Returns the value of
+/// `y` on each rank.
 fn results(ranks: usize, body: &str, x: impl Fn(usize) -> Vec<f32> + Sync) -> Vec<Vec<f32>> {
     let program = program(body);
     let outcomes = local::run(ranks, |rank, world| {
@@ -90,7 +90,7 @@ fn pieces() {
     assert_eq!(sent[0], [1.0, 0.0, 0.0, 2.0, 10.0, -1.0]);
     assert_eq!(sent[1], [0.5, 1.0, 0.0, 0.5, 1.0, 1.0]);
 
-    // Columns joined, then cut again: what each rank had.
+    // Joins columns and splits them again, which restores each rank's values.
     let body = "%x: f32[6] data %a: f32[2, 3] %b: f32[2, 6] %c: f32[2, 3] %y: f32[6]
         (Out: %a) = reshape2(X: %x) {shape: [2, 3]}
         (Out: %b) = c_concat(X: %a) {nranks: 2}
@@ -116,8 +116,8 @@ fn one_to_one() {
     assert!(outcomes.into_iter().all(|outcome| outcome.unwrap() == by_rank(0)));
 }
 
-/// Two rings at once, each in its lane, over what compute makes; and the answers are those of the
-/// plain order.
+/// Two rings communicate at once, each in its lane, on outputs of the compute lane. The results
+/// equal those of the sequential order.
 #[test]
 fn rings_run_beside_compute() {
     let body = "%x: f32[6] data %a: f32[6] %b: f32[6] %c: f32[6] %d: f32[6] %e: f32[6] %y: f32[6]
@@ -191,7 +191,7 @@ fn a_ring_is_held_to_what_the_program_says() {
     assert!(error.contains("another size"), "{error}");
 }
 
-/// A rank that fails beside a collective does not leave the others waiting.
+/// A rank that fails next to a collective does not leave the others waiting.
 #[test]
 fn a_failure_reaches_every_rank() {
     let body = "%x: f32[2] data %y: f32[2] %z: f32[2]
@@ -231,12 +231,12 @@ fn different_calls_are_an_error_on_both() {
     }
 }
 
-/// Shapes that cannot be are refused when the program is read.
+/// Invalid shapes are rejected by the verifier.
 #[test]
 fn shapes() {
     let check = |body: &str, expected: &str| {
         let text = format!("fleet program 1\nblock0 {{\n{body}\n}}");
-        let program = Program::parse(&text, Registry::standard()).expect("it is well formed");
+        let program = Program::parse(&text, Registry::standard()).expect("a well-formed program");
         let errors = fleet_ops::verify::errors(&program, Registry::standard());
         assert!(errors.iter().any(|error| error.to_string().contains(expected)), "{errors:?}");
     };

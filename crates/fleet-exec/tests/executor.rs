@@ -1,4 +1,4 @@
-//! The executor on small programs of its own ops: memory sharing, lanes, errors, allocations.
+//! The executor on small programs of test ops: memory sharing, lanes, errors, allocations.
 
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_exec::{Device, ExecOptions, Executor, Interpreter, Scope};
@@ -15,7 +15,7 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: hands everything on to the system's allocator.
+// SAFETY: forwards every call to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
@@ -67,7 +67,7 @@ fn add_k(p: &fleet_ops::PrepareCtx<'_>) -> Result<Kernel> {
     }))
 }
 
-/// Late on purpose: without its waits, readers would see stale memory.
+/// Delays its output, so that readers would see stale memory if they did not wait for it.
 fn late_add_k(p: &fleet_ops::PrepareCtx<'_>) -> Result<Kernel> {
     let add = p.op.attr_float("k") as f32;
     Ok(Kernel::new(move |k| {
@@ -81,10 +81,10 @@ static ADD: OpDef = side_op("test_add", Lane::Compute, add_k);
 static SIDE: OpDef = side_op("test_side_add", Lane::Side(0), late_add_k);
 static OTHER: OpDef = side_op("test_other_add", Lane::Side(1), late_add_k);
 static FAIL: OpDef = side_op("test_fail", Lane::Side(0), |_| {
-    Ok(Kernel::new(|_| Err(Error::unavailable("the peer is gone"))))
+    Ok(Kernel::new(|_| Err(Error::unavailable("lost the peer"))))
 });
 static PANIC: OpDef = side_op("test_panic", Lane::Compute, |_| Ok(Kernel::new(|_| panic!("boom"))));
-/// May lie over either operand.
+/// An op whose output may share memory with either operand.
 static PAIR: OpDef = OpDef {
     spec: OpSpec {
         name: "test_pair",
@@ -116,7 +116,8 @@ fn registry() -> &'static Registry {
     REGISTRY.get_or_init(|| Registry::with(&[&ADD, &SIDE, &OTHER, &FAIL, &PANIC, &INF, &PAIR]))
 }
 
-/// A program of `x` and a chain of (op, k), each step reading the one before.
+/// Builds a program with the input `x` and a chain of (op, k), in which each op reads the output of
+/// the one before.
 fn chain(ops: &[(&str, f64)]) -> Program {
     let mut program = Program::new();
     let mut at = program.add_var(Program::ROOT, Var::data("x", DType::F32, [-1])).unwrap();
@@ -148,7 +149,7 @@ fn executor_equals_interpreter_on_every_lane() {
     let ops = [("test_add", 1.0), ("test_side_add", 10.0), ("test_add", 100.0)];
     let mut program = chain(&ops);
     let x = program.find_var("x").unwrap();
-    // Two more branches that meet nothing but memory, to make reuse dangerous.
+    // Six more ops in other lanes, which share only memory with the chain and make reuse dangerous.
     let mut branch = x;
     for i in 0..6 {
         let op = ["test_other_add", "test_add", "test_side_add"][i % 3];
@@ -193,7 +194,7 @@ fn a_chain_of_temporaries_needs_two_buffers() {
 fn an_output_takes_over_one_operand_only() {
     let mut program = Program::new();
     let x = program.add_var(Program::ROOT, Var::data("x", DType::F32, [-1])).unwrap();
-    // Both operands end at the op.
+    // The lifetime of both operands ends at the op.
     let a = call(&mut program, "test_add", x, 1.0, "a");
     let b = call(&mut program, "test_add", x, 2.0, "b");
     let mut emit = Emit::new(&mut program, registry(), OpRole::FORWARD);
@@ -210,7 +211,7 @@ fn an_output_takes_over_one_operand_only() {
 
 #[test]
 fn switches_of_the_plan_are_seen() {
-    // In place: the sum of a pair lies over one of its operands.
+    // In place: the output of a pair shares memory with one of its operands.
     let mut program = chain(&[("test_add", 1.0)]);
     let (x, a) = (program.find_var("x").unwrap(), program.find_var("y0").unwrap());
     let b = call(&mut program, "test_add", x, 2.0, "b");
@@ -226,7 +227,7 @@ fn switches_of_the_plan_are_seen() {
     };
     assert_eq!((arena(true), arena(false)), (2 * 6400, 3 * 6400));
 
-    // Sequential: no lane beside compute.
+    // Sequential: only the compute lane exists.
     let program = chain(&[("test_add", 1.0), ("test_side_add", 10.0), ("test_other_add", 100.0)]);
     let lanes = |sequential: bool| {
         let mut options = ExecOptions { profile: true, ..ExecOptions::threads(1) };
@@ -243,7 +244,8 @@ fn switches_of_the_plan_are_seen() {
     }
 }
 
-/// As `use_prune` does: what the fetches do not need neither runs nor wants to be fed.
+/// As with `use_prune`: ops that the fetches do not need do not run, and their feeds are not
+/// required.
 #[test]
 fn a_pruned_program_needs_what_its_fetches_need() {
     let mut program = chain(&[("test_add", 1.0)]);
@@ -302,7 +304,7 @@ fn persistable_variables_live_in_the_scope() {
     scope.set("w", vector(&[1.0, 2.0]));
     exe.run(&program, &mut scope, &[], &[]).unwrap();
     assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [5.5, 6.5]);
-    // Another tensor under the same name moves the address; another shape is refused.
+    // A new tensor under the same name has another address. A tensor of another shape is rejected.
     scope.set("w", vector(&[0.0, 0.0]));
     exe.run(&program, &mut scope, &[], &[]).unwrap();
     assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [4.5, 4.5]);
@@ -321,9 +323,9 @@ fn mistakes_are_named() {
     type Case<'a> = (&'a [(&'a str, &'a Tensor)], &'a str, &'a str);
     let cases: [Case<'_>; 5] = [
         (&[], "y0", "no value was fed for 'x': expected f32[-1]"),
-        (&[("xx", &feed)], "y0", "takes no input 'xx'; did you mean 'x'?"),
+        (&[("xx", &feed)], "y0", "has no input 'xx'; did you mean 'x'?"),
         (&[("x", &ints)], "y0", "expected f32[-1], got i64[1]"),
-        (&[("x", &feed), ("x", &feed)], "y0", "'x' is fed twice"),
+        (&[("x", &feed), ("x", &feed)], "y0", "duplicate feed 'x'"),
         (&[("x", &feed)], "y1", "no variable 'y1'; did you mean 'y0'?"),
     ];
     for (feed, fetch, message) in cases {
@@ -333,7 +335,7 @@ fn mistakes_are_named() {
     }
 }
 
-/// Also where nobody has asked the verifier.
+/// These errors are found even without the verifier.
 #[test]
 fn what_cannot_be_planned_is_refused() {
     let check = |text: &str, expected: &str| {
@@ -346,7 +348,7 @@ fn what_cannot_be_planned_is_refused() {
     check(
         "fleet program 1 block0 { %x: f32[2] data %y: f32[2]
             (Out: %x) = test_add(X: %x) (Out: %y) = test_add(X: %x) }",
-        "the op writes 'x', which is fed\n  at op 0 test_add(X: %x)",
+        "the op writes 'x', a fed variable\n  at op 0 test_add(X: %x)",
     );
     check(
         "fleet program 1 block0 { %x: f32[2] data persistable %y: f32[2]
@@ -356,9 +358,9 @@ fn what_cannot_be_planned_is_refused() {
     check(
         "fleet program 1 block0 { %x: f32[2] data %w: f32[2,1,1,1] persistable layout=filter64 %y: f32[2]
             (Out: %y) = test_add(X: %x) }",
-        "'w' states a layout: expected row_major, got filter64",
+        "'w' has an explicit layout: expected row_major, got filter64",
     );
-    // Sizes whose product no number holds, and sizes whose sum no machine holds.
+    // Sizes whose product overflows, and sizes whose sum no machine can hold.
     for size in
         ["9223372036854775807, 9223372036854775807", "4611686018427387904, 2", "1099511627776, 64"]
     {
@@ -368,7 +370,7 @@ fn what_cannot_be_planned_is_refused() {
                 (Out: %v) = test_add(X: %w) (Out: %w) = test_add(X: %v)
                 (Out: %y) = test_add(X: %x) }}"
         );
-        check(&text, "too large to plan: expected at most 256 TiB, got more, from '");
+        check(&text, "too large to plan: expected at most 256 TiB, got more, starting with '");
     }
 }
 
@@ -427,7 +429,7 @@ fn a_conditional_block_runs_when_its_condition_holds() {
     assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [3.0]);
 }
 
-/// Ops of other lanes inside of conditional blocks, one of them nested, and between two of them.
+/// Ops of other lanes inside conditional blocks, one of which is nested, and between two blocks.
 #[test]
 fn conditional_blocks_keep_their_lanes() {
     let text = "fleet program 1
@@ -508,7 +510,7 @@ fn a_trace_tells_what_ran_where_and_when() {
     let trace = exe.trace();
     let ran: Vec<_> = trace.spans.iter().map(|span| (span.op.as_str(), span.lane)).collect();
     assert_eq!(ran, [("test_add", 0), ("test_side_add", 1), ("test_add", 0)]);
-    // Each waits for the one before.
+    // Each op waits for the one before.
     assert!(trace.spans.windows(2).all(|pair| pair[0].end_us <= pair[1].begin_us));
     assert!(trace.exposed_us() < trace.duration_us());
 

@@ -1,5 +1,5 @@
-//! Programs that once wrote outside of their memory, or over a value that was still wanted: each is
-//! refused, or gives what the interpreter gives.
+//! Programs that could write outside their memory, or overwrite a value that is still needed. Each
+//! is rejected, or gives the interpreter's results.
 
 use fleet_base::{ErrorKind, Result};
 use fleet_exec::{ExecOptions, Executor, Interpreter, Memory, Scope};
@@ -7,7 +7,7 @@ use fleet_ir::Program;
 use fleet_ops::Registry;
 use fleet_tensor::{Layout, Tensor};
 
-/// A program with what it is run on.
+/// A program with its inputs and initial state.
 struct Case {
     program: Program,
     feed: Vec<(&'static str, Tensor)>,
@@ -59,7 +59,8 @@ impl Case {
         executor.run(&self.program, &mut self.scope(), &self.feeds(), &self.fetch)
     }
 
-    /// Everything that runs programs refuses it, in words that hold `parts`.
+    /// Checks that the executor and the interpreter reject the program, with `parts` in the
+    /// message.
     fn refused(&self, parts: &[&str]) {
         let runs =
             [self.executed(Memory::Packed), self.executed(Memory::Separate), self.interpreted()];
@@ -72,7 +73,7 @@ impl Case {
         }
     }
 
-    /// Everything that runs programs gives the same.
+    /// Checks that the executor and the interpreter give the same results.
     fn agreed(&self) {
         let expected = self.interpreted().expect("it runs");
         for memory in [Memory::Packed, Memory::Separate] {
@@ -93,7 +94,7 @@ fn matrix(rows: usize, width: usize) -> Tensor {
     Tensor::from_slice(&values, [rows as i64, width as i64]).unwrap()
 }
 
-/// The first kernel was made for the first size, and ran over memory of the last.
+/// A kernel prepared for the first size would overrun memory of the second.
 #[test]
 fn a_second_write_of_another_size_is_refused() {
     let head = "%a: f32[-1] data %b: f32[-1] data %x: f32[-1] %y: f32[-1] %z: f32[-1]";
@@ -124,7 +125,7 @@ fn a_second_size_in_a_conditional_part_is_refused() {
          (Out: %y) = relu(X: %x)
          }
          block1 in block0 { (Out: %x) = tanh(X: %b)";
-    // Whether the part runs or not.
+    // Whether the conditional part runs or not.
     for holds in [false, true] {
         let case = |b: usize| {
             let holds = Tensor::from_bools(&[holds], [1]).unwrap();
@@ -136,7 +137,7 @@ fn a_second_size_in_a_conditional_part_is_refused() {
     }
 }
 
-/// As the two branches of `cond` do.
+/// Both branches of `cond` write its result in this way.
 #[test]
 fn branches_may_write_one_variable_of_one_size() {
     let text =
@@ -176,7 +177,7 @@ fn sparse_rows_of_two_capacities_are_refused() {
     case(4, 4).agreed();
 }
 
-/// What is dense in one op and sparse rows in another has two lengths.
+/// A variable that is dense in one op and sparse in another would have two lengths.
 #[test]
 fn a_variable_is_dense_or_holds_rows() {
     let text = |rows: &str| {
@@ -190,9 +191,10 @@ fn a_variable_is_dense_or_holds_rows() {
         case.feed("g", matrix(1, 2)).feed("w", matrix(9, 2)).fetch(&["s"])
     };
     case("sparse_rows").agreed();
-    let parts = ["output 's' has another type or shape than stated", "got f32[9, 2] (sparse rows"];
+    let parts =
+        ["output 's' does not match its declared type or shape", "got f32[9, 2] (sparse rows"];
     case("").refused(&parts);
-    case("persistable sparse_rows").refused(&["'s' cannot live in the scope"]);
+    case("persistable sparse_rows").refused(&["'s' cannot be persistable"]);
 }
 
 #[test]
@@ -203,12 +205,12 @@ fn state_keeps_the_size_that_the_scope_holds() {
             .state("w", ones(held))
             .fetch(&["w"])
     };
-    let parts = ["output 'w' has another shape than the scope holds", "f32[2], got f32[1000]"];
+    let parts = ["output 'w' does not match its shape in the scope", "f32[2], got f32[1000]"];
     case(2).refused(&parts);
     case(1000).agreed();
 }
 
-/// The executor reads one byte of a condition.
+/// The executor reads only one byte of a condition.
 #[test]
 fn conditions_are_one_bool() {
     let text = |condition: &str| {
@@ -238,7 +240,7 @@ fn conditions_are_one_bool() {
         .refused(&["'d' is read before it is written"]);
 }
 
-/// A state without an output was a null pointer to the kernel, or an argument that is not there.
+/// Optimizer state without an output would give the kernel a null pointer or a missing argument.
 #[test]
 fn optimizer_state_that_is_given_has_an_output() {
     Case::new(
@@ -256,7 +258,7 @@ fn optimizer_state_that_is_given_has_an_output() {
     .refused(&["rmsprop has input 'MeanGrad' and not the output 'MeanGradOut' for it"]);
 }
 
-/// Rows were copied onto themselves.
+/// An in-place sum must not copy the rows onto themselves.
 #[test]
 fn a_sum_of_rows_may_stay_in_its_place() {
     Case::new(
@@ -271,7 +273,8 @@ fn a_sum_of_rows_may_stay_in_its_place() {
     .agreed();
 }
 
-/// An embedding with as many rows as ids: the dense gradient lay over the one that arrives.
+/// In an embedding with as many rows as ids, the dense gradient of the table has the size of the
+/// incoming gradient. The two must not share memory.
 #[test]
 fn a_dense_gradient_of_an_embedding_has_memory_of_its_own() {
     let ids: Vec<i64> = (0..32).map(|i| i * 7 % 5).collect();
@@ -287,14 +290,14 @@ fn a_dense_gradient_of_an_embedding_has_memory_of_its_own() {
     .agreed();
 }
 
-/// Some numbers, the same for the same shape.
+/// Returns deterministic values for a shape.
 fn numbers(dims: &[i64]) -> Tensor {
     let count: i64 = dims.iter().product();
     let values: Vec<f32> = (0..count).map(|i| (i * 7 % 13) as f32 / 4.0 - 1.5).collect();
     Tensor::from_slice(&values, fleet_tensor::Shape::of(dims)).unwrap()
 }
 
-/// What is rewritten for speed gives the interpreter's numbers, but for rounding.
+/// Checks that the rewritten program gives the interpreter's results up to rounding.
 fn agreed_nearly(case: &Case) {
     let expected = case.interpreted().unwrap();
     for (expected, found) in expected.iter().zip(case.executed(Memory::Separate).unwrap()) {
@@ -306,7 +309,8 @@ fn agreed_nearly(case: &Case) {
     }
 }
 
-/// Packed filters are longer than their shape says: whatever shares an op with one is packed too.
+/// A packed filter is longer than its shape implies, so other ops on the filter must not see the
+/// packed layout.
 #[test]
 fn a_filter_that_is_copied_stays_row_major() {
     for op in ["assign(X: %w)", "tanh(X: %w)", "elementwise_mul(X: %w, Y: %b)", "sum(X: %w)"] {
@@ -331,7 +335,7 @@ fn a_filter_that_is_also_the_image_stays_row_major() {
     agreed_nearly(&case.state("w", numbers(&[4, 3, 3, 3])).state("f", numbers(&[4, 3, 3, 3])));
 }
 
-/// The pooling was told of another format than its image had.
+/// Pooling must use the format that its image has.
 #[test]
 fn an_image_that_lives_in_the_scope_keeps_its_format() {
     let text = "%x: f32[-1, 3, 8, 8] data %w: f32[4, 3, 3, 3] persistable
@@ -343,7 +347,7 @@ fn an_image_that_lives_in_the_scope_keeps_its_format() {
     agreed_nearly(&case.state("w", numbers(&[4, 3, 3, 3])));
 }
 
-/// A conditional part that does not run leaves the image, in whatever format it was.
+/// A conditional part that does not run leaves the image unchanged, in its current format.
 #[test]
 fn an_image_written_by_a_conditional_part_keeps_its_value() {
     let text = "%x: f32[-1, 3, 8, 8] data %c: bool[1] data %w: f32[3, 3, 1, 1] persistable
@@ -360,7 +364,7 @@ fn an_image_written_by_a_conditional_part_keeps_its_value() {
     }
 }
 
-/// Sizes are compared where variables may share memory, before they are added up.
+/// The size check precedes the joining of variables, which computes sizes without overflow checks.
 #[test]
 fn variables_that_no_memory_holds_are_refused() {
     let text = "%a: f32[2] data %x: f32[4611686018427387904, 2] %y: f32[4611686018427387904, 2]
@@ -374,26 +378,26 @@ fn variables_that_no_memory_holds_are_refused() {
     assert!(error.to_string().contains("too large to plan"), "{error}");
 }
 
-/// A tensor in another layout has another length than its shape.
+/// The length of a tensor in another layout may not match its shape.
 #[test]
 fn fed_tensors_are_row_major() {
     let packed = matrix(8, 9).reshaped([8, 1, 3, 3]).unwrap().to_layout(Layout::Filter64).unwrap();
     Case::new("%a: f32[8, 1, 3, 3] data %x: f32[8, 1, 3, 3] (Out: %x) = relu(X: %a)")
         .feed("a", packed)
         .fetch(&["x"])
-        .refused(&["the value fed for 'a' does not fit", "row_major", "filter64"]);
+        .refused(&["the value fed for 'a' has the wrong layout or size", "row_major", "filter64"]);
 }
 
-/// The store for values that leave memory holds nothing until a program stores something.
+/// The offload store holds nothing before the program stores a value.
 #[test]
 fn a_slot_that_was_never_stored_is_refused() {
     Case::new("%a: f32[-1] data %x: f32[-1] (Out: %x) = offload_fetch(X: %a) {slot: 2}")
         .feed("a", ones(3))
         .fetch(&["x"])
-        .refused(&["slot 2 of the offload file holds another value", "got nothing"]);
+        .refused(&["slot 2 of the offload file has another size", "got nothing"]);
 }
 
-/// Each output is written while inputs of the others are still to be read.
+/// Each output would be written before the other outputs have read it as an input.
 #[test]
 fn outputs_that_are_inputs_of_each_other_are_refused() {
     let pair = || Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap();
@@ -415,7 +419,7 @@ fn outputs_that_are_inputs_of_each_other_are_refused() {
     assert_eq!(case.executed(Memory::Packed).unwrap()[0].to_vec::<f32>().unwrap(), [1.0, 2.0]);
 }
 
-/// The fused op stands where the activation stood, and reads what is there then.
+/// The fused op runs at the position of the activation, and reads the values at that point.
 #[test]
 fn a_sum_and_its_relu_are_not_fused_over_another_write() {
     for body in [

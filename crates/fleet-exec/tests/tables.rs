@@ -1,4 +1,4 @@
-//! Programs that look rows up and send gradients, over tables that write down what they are asked.
+//! Programs that look up rows and push gradients, on mock tables that record all calls.
 
 use fleet_base::Result;
 use fleet_exec::{ExecOptions, Executor, Interpreter, Scope};
@@ -7,18 +7,19 @@ use fleet_ops::{LookUp, Lookup, PushRows, Registry, Services, Tables};
 use fleet_tensor::Tensor;
 use std::sync::{Arc, Mutex};
 
-/// A row is the id and its tenth; parameters are 7; everything is written down.
+/// Mock tables that record all calls. A row holds its id and a tenth of the id, and dense
+/// parameters are 7.
 #[derive(Default)]
-struct Noted(Mutex<Vec<String>>);
+struct RecordingTables(Mutex<Vec<String>>);
 
-impl Noted {
+impl RecordingTables {
     fn note(&self, what: String) -> Result<()> {
         self.0.lock().unwrap().push(what);
         Ok(())
     }
 }
 
-impl Tables for Noted {
+impl Tables for RecordingTables {
     fn lookup(&self, table: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
         for lookup in lookups.iter_mut() {
             for (id, row) in lookup.ids.iter().zip(lookup.rows.chunks_mut(how.width)) {
@@ -75,12 +76,13 @@ fn parsed(body: &str) -> Result<Program> {
     Ok(program)
 }
 
-/// What executor and interpreter both give for `y`, and what tables were asked (twice the same).
+/// Runs the program with the executor and the interpreter, which must agree. Returns `y` and the
+/// recorded calls.
 fn run(body: &str, feed: &[(&str, &Tensor)]) -> (Vec<f32>, Vec<String>) {
-    let program = parsed(body).expect("it makes sense");
+    let program = parsed(body).expect("a valid program");
     let mut outcomes = Vec::new();
     for fast in [true, false] {
-        let noted = Arc::new(Noted::default());
+        let noted = Arc::new(RecordingTables::default());
         let services = Services::none().with_tables(noted.clone());
         let mut scope = Scope::new();
         scope.set("w", Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2]).unwrap());
@@ -127,7 +129,7 @@ fn rows_are_looked_up_and_their_gradients_pushed() {
     );
 }
 
-/// Columns that are counters were looked up, and are not pushed.
+/// Counter columns are looked up, but not pushed.
 #[test]
 fn counters_are_not_pushed() {
     let ids = Tensor::from_slice(&[3i64, 5], [2, 1]).unwrap();

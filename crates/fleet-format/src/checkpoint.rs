@@ -9,12 +9,13 @@
 //!   program-000003.pb                 with `save_model`
 //! ```
 //!
-//! A save writes new files under new names, then replaces `checkpoint.json`, which is the moment
-//! when the checkpoint changes, then removes the files of the save before. Whatever fails earlier
-//! leaves the old checkpoint as it was. One process at a time may save to a folder.
+//! A save writes new files under new names and replaces `checkpoint.json`; at that moment the
+//! checkpoint changes. Then it removes the files of the previous save. A failure before the
+//! replacement leaves the old checkpoint unchanged. Only one process at a time may save to a
+//! folder.
 //!
-//! Every byte is under a checksum: `checkpoint.json` has its own (`crc32`, computed with eight
-//! zeros in its place) and those of the files; a part has one for its header and one for each
+//! A checksum covers every byte. `checkpoint.json` has its own (`crc32`, computed with eight zeros
+//! in its place) and those of the other files. A part has one for its header and one for each
 //! tensor.
 
 use crate::safetensors::{self, FileSum, Reader};
@@ -29,12 +30,12 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What is kept beside the tensors.
+/// Data stored beside the tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// Training steps done.
+    /// Number of completed training steps.
     pub step: u64,
-    /// Whatever the caller wants to find again.
+    /// Any entries that the caller wants to store.
     pub entries: BTreeMap<String, String>,
 }
 
@@ -45,7 +46,7 @@ pub struct Checkpoint {
     pub meta: Meta,
 }
 
-/// What a checkpoint says of a tensor.
+/// Name, type and shape of a tensor in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     pub name: String,
@@ -53,7 +54,7 @@ pub struct TensorInfo {
     pub shape: Shape,
 }
 
-/// Saves tensors, replacing the checkpoint at `path` once everything is on the disk.
+/// Saves tensors. Replaces the checkpoint at `path` after all data is on disk.
 pub fn save_tensors<'t>(
     path: impl AsRef<Path>,
     tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
@@ -62,7 +63,7 @@ pub fn save_tensors<'t>(
     save_tensors_on(&RealDisk::handle(), path, tensors, meta)
 }
 
-/// As [`save_tensors`], on any disk.
+/// Like [`save_tensors`], on any disk.
 pub fn save_tensors_on<'t>(
     disk: &Arc<dyn Disk>,
     path: impl AsRef<Path>,
@@ -77,12 +78,12 @@ pub fn save_tensors_on<'t>(
     save_folder(disk, path, &tensors, None, meta, PART_BYTES_MAX)
 }
 
-/// Loads every tensor. On an error nothing is loaded.
+/// Loads every tensor, or none on an error.
 pub fn load_tensors(path: impl AsRef<Path>) -> Result<Checkpoint> {
     load_tensors_on(&RealDisk, path)
 }
 
-/// As [`load_tensors`], on any disk.
+/// Like [`load_tensors`], on any disk.
 pub fn load_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<Checkpoint> {
     Opened::new(disk, path.as_ref())?.read_all()
 }
@@ -96,7 +97,7 @@ pub fn load_vars(path: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Ch
             places.insert(entry.name.clone(), (part, entry.clone()));
         }
     }
-    // All names first: a wrong one is told before gigabytes are read.
+    // Checks all names first: a wrong one is reported before gigabytes are read.
     let find = |name: &str| {
         places.get(name).ok_or_else(|| {
             let hint = text::did_you_mean(name, places.keys().map(String::as_str));
@@ -112,12 +113,12 @@ pub fn load_vars(path: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Ch
     Ok(Checkpoint { tensors, meta: opened.meta })
 }
 
-/// What a checkpoint holds, without reading tensors.
+/// Lists the tensors of a checkpoint without reading them.
 pub fn list_tensors(path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
     list_tensors_on(&RealDisk, path)
 }
 
-/// As [`list_tensors`], on any disk.
+/// Like [`list_tensors`], on any disk.
 pub fn list_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
     let opened = Opened::new(disk, path.as_ref())?;
     let entries = opened.parts.iter().flat_map(|part| &part.entries);
@@ -129,18 +130,18 @@ pub fn list_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<(Vec<T
     Ok((infos.collect(), opened.meta))
 }
 
-/// How far saves have come in a folder.
+/// The progress of saves to a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SaveState {
-    /// No save has left anything that counts.
+    /// No save has left any data.
     Empty,
-    /// The first save began, and its process died or is writing.
+    /// The first save has begun; its process has died or is still writing.
     Begun,
-    /// A save was finished. It may be damaged, and its list may be missing.
+    /// A save was completed. It may be damaged, and its list may be missing.
     Finished,
 }
 
-/// How far saves have come in a folder; it need not exist.
+/// Returns the progress of saves to a folder, which need not exist.
 ///
 /// ```
 /// use fleet_base::disk::RealDisk;
@@ -172,16 +173,16 @@ pub fn save_state_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<SaveStat
     })
 }
 
-/// Bytes of tensors in one file of a folder; a larger tensor gets a file of its own.
+/// Limit of the bytes of tensors in one file of a folder; a larger tensor gets its own file.
 pub(crate) const PART_BYTES_MAX: u64 = 4 << 30;
 
-/// Bytes of `checkpoint.json`.
+/// Limit of the bytes of `checkpoint.json`.
 const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 
 const MANIFEST: &str = "checkpoint.json";
 
 const MANIFEST_VERSION: &str = "{\n  \"fleet_checkpoint\": ";
-/// How the manifest starts; its checksum follows.
+/// Start of the manifest; its checksum follows.
 const MANIFEST_START: &str = "{\n  \"fleet_checkpoint\": 1,\n  \"crc32\": \"";
 const MANIFEST_ZEROS: &str = "00000000";
 
@@ -191,7 +192,7 @@ fn is_file_name(path: &Path) -> bool {
 
 // One file
 
-/// Step and entries as the free part of a safetensors header.
+/// Encodes step and entries for the metadata of a safetensors header.
 fn file_meta(meta: &Meta) -> BTreeMap<String, String> {
     let entries = meta.entries.iter().map(|(key, value)| (format!("{ENTRY}{key}"), value.clone()));
     entries.chain([(STEP.to_string(), meta.step.to_string())]).collect()
@@ -215,7 +216,7 @@ fn read_file_meta(path: &Path, free: &BTreeMap<String, String>) -> Result<Meta> 
 
 // Folders
 
-/// A checkpoint whose parts are open and fit together.
+/// A checkpoint whose parts are open and belong together.
 pub(crate) struct Opened {
     path: PathBuf,
     parts: Vec<Reader>,
@@ -258,7 +259,7 @@ impl Opened {
         Ok(Checkpoint { tensors, meta: self.meta })
     }
 
-    /// The bytes of the program that was saved with the tensors, and its file.
+    /// Returns the bytes of the program that was saved with the tensors, and the path of its file.
     pub fn read_program(&self, disk: &dyn Disk, bytes_max: u64) -> Result<(Vec<u8>, PathBuf)> {
         let Some(file) = &self.program else {
             return Err(Error::invalid("the checkpoint holds tensors but no program")
@@ -286,13 +287,13 @@ fn check_sum(path: &Path, expected: FileSum, found: Option<FileSum>) -> Result<(
         .help(WHAT_TO_DO))
 }
 
-/// A file of a checkpoint.
+/// An entry of the manifest: a file of a checkpoint.
 struct Listed {
     name: String,
     sum: FileSum,
 }
 
-/// What `checkpoint.json` says.
+/// The content of `checkpoint.json`.
 struct Manifest {
     meta: Meta,
     program: Option<Listed>,
@@ -310,8 +311,8 @@ pub(crate) fn save_folder(
     let parts = cut(tensors, part_bytes_max)?;
     disk.create_folder(folder).map_err(|error| Error::io("create", folder, &error))?;
     let save = next_save(&**disk, folder)?;
-    // Its temporary file says that a save has begun: it is there before all others, also behind a
-    // power cut.
+    // This temporary file marks that a save has begun. It exists before all other files, even after
+    // a power failure.
     let path = folder.join(MANIFEST);
     let list = AtomicFile::create_on(disk, &path)?;
     disk.sync_folder(folder).map_err(|error| Error::io("flush", folder, &error))?;
@@ -342,8 +343,9 @@ pub(crate) fn save_folder(
     Ok(())
 }
 
-/// The tensors of each file. There is always one: it tells a lost list from a save that never was.
-/// What can be refused is refused here, before anything is written.
+/// Divides the tensors among files. There is always at least one file, which distinguishes a lost
+/// manifest from a save that never happened. Invalid tensors are rejected here, before anything is
+/// written.
 fn cut<'t>(
     tensors: &[(&'t str, &'t Tensor)],
     part_bytes_max: u64,
@@ -365,8 +367,8 @@ fn cut<'t>(
     Ok(parts)
 }
 
-/// Whether a list that could not be committed may be in place all the same: what it names must then
-/// stay.
+/// Returns whether a manifest whose commit failed may be in place nevertheless. The files that it
+/// names must then stay.
 fn may_be_listed(disk: &dyn Disk, path: &Path, text: &str) -> bool {
     match read_file(disk, path, MANIFEST_BYTES_MAX) {
         Ok(found) => found.is_some_and(|found| found == text.as_bytes()),
@@ -374,7 +376,7 @@ fn may_be_listed(disk: &dyn Disk, path: &Path, text: &str) -> bool {
     }
 }
 
-/// Files of a save that is not done; they go when it fails.
+/// Files of an unfinished save; dropping it removes them.
 struct Written<'f> {
     disk: &'f Arc<dyn Disk>,
     folder: &'f Path,
@@ -391,8 +393,8 @@ impl Drop for Written<'_> {
         for name in &self.names {
             let _ = self.disk.remove(&self.folder.join(name));
         }
-        // The list's temporary file, which says that a save has begun, goes after all others are
-        // gone for good.
+        // The manifest's temporary file marks that a save has begun, so it is removed only after
+        // the removal of all other files is on disk.
         let is_empty = |names: Vec<String>| !names.iter().any(|name| self.names.contains(name));
         let is_gone = self.disk.list(self.folder).is_ok_and(is_empty);
         if !is_gone || self.disk.sync_folder(self.folder).is_err() {
@@ -401,14 +403,14 @@ impl Drop for Written<'_> {
     }
 }
 
-/// A number above those of all files that saves have left in the folder.
+/// Returns a number above those of all files that saves have left in the folder.
 fn next_save(disk: &dyn Disk, folder: &Path) -> Result<u64> {
     let names = disk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
     let numbers = names.iter().filter_map(|name| save_number(name));
     Ok(numbers.max().map_or(1, |last| last.saturating_add(1)))
 }
 
-/// The save that a file of ours belongs to.
+/// Returns the number of the save that a checkpoint's file belongs to; `None` for other files.
 fn save_number(name: &str) -> Option<u64> {
     let rest = name
         .strip_prefix("tensors-")
@@ -417,7 +419,7 @@ fn save_number(name: &str) -> Option<u64> {
     rest.split(['-', '.']).next()?.parse().ok()
 }
 
-/// Removes what earlier saves have left. A file that stays does no harm.
+/// Removes the files of earlier saves. A file that remains does no harm.
 fn remove_others(disk: &dyn Disk, folder: &Path, keep: &[String]) {
     for name in disk.list(folder).unwrap_or_default() {
         let leftover = name.strip_prefix('.').filter(|name| name.ends_with(TEMPORARY_SUFFIX));
@@ -520,7 +522,8 @@ impl Manifest {
     }
 }
 
-/// A file in the list; its name must be one that a save gives, so that it cannot lead elsewhere.
+/// Reads an entry of the manifest. Only names that a save generates are valid, so an entry cannot
+/// refer to a file outside the folder.
 fn read_listed(value: &Value) -> Option<Listed> {
     let name = value.get("file")?.as_str()?;
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.');
@@ -534,7 +537,8 @@ fn read_listed(value: &Value) -> Option<Listed> {
 mod tests {
     use super::*;
 
-    /// A part holds what fits; a larger tensor has one of its own; a missing part is told.
+    /// A part holds tensors up to its limit, a larger tensor has its own part, and a missing part
+    /// is reported.
     #[test]
     fn large_checkpoints_have_several_parts() {
         let folder =

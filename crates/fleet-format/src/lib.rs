@@ -1,13 +1,13 @@
 //! Tensors and programs in files: checkpoints, safetensors, npy, npz, program files.
 //!
-//! Every file is written under another name in the same folder, flushed to the disk and then
-//! renamed: a reader sees the old file or the new one, whatever happens to the machine. Checkpoints
-//! carry checksums over every byte; a torn, cut, changed or foreign file is refused with a message
-//! that says which file and what is wrong, and nothing is returned of it. Sizes that a file states
-//! are held against the size of the file before memory is taken for them.
+//! Every file is written under a temporary name in the same folder, flushed to disk and then
+//! renamed. A reader sees the old file or the new one, even after a crash of the machine.
+//! Checkpoints carry checksums over every byte. A torn, truncated, changed or foreign file is
+//! rejected with an error that names the file and the fault; none of its content is returned. Sizes
+//! claimed by a file are checked against the file's size before memory is allocated for them.
 //!
-//! Tensors are written row-major; one in another layout is refused, for the caller to convert. What
-//! executes programs, or where variables live, is not known here.
+//! Tensors are written row-major. Tensors in other layouts are rejected; the caller must convert
+//! them. This crate knows neither executors nor scopes.
 //!
 //! ```
 //! use fleet_format::{Meta, list_tensors, load_tensors, load_vars, save_tensors};
@@ -31,7 +31,7 @@
 //! # }
 //! ```
 //!
-//! Files of other programs, and for them:
+//! Exchange of files with other programs:
 //!
 //! ```
 //! use fleet_format::{read_npy, read_npz, read_safetensors, write_npy, write_npz, write_safetensors};
@@ -55,7 +55,7 @@
 //! # }
 //! ```
 
-// Tensor bytes go to disk as they are in memory, and every format here is little-endian on disk.
+// Tensors are written with the machine's byte order, and all formats here are little-endian.
 #[cfg(target_endian = "big")]
 compile_error!("fleet-format supports little-endian machines only");
 

@@ -1,4 +1,4 @@
-//! Programs in files, alone and with their tensors.
+//! Program files, with and without tensors.
 
 use crate::checkpoint::{self, Checkpoint, Meta};
 use crate::source::Source;
@@ -10,12 +10,12 @@ use fleet_tensor::Tensor;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The form of a program in a file.
+/// The format of a program in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// For people.
+    /// Readable text.
     Text,
-    /// Protobuf: smaller, quicker.
+    /// Protobuf: smaller and faster.
     Binary,
 }
 
@@ -57,7 +57,7 @@ pub fn save_program(path: impl AsRef<Path>, program: &Program, form: Form) -> Re
     }
 }
 
-/// Reads a program file of either form, or the program of a model's folder.
+/// Reads a program file of either form, or the program in a model's folder.
 pub fn load_program(path: impl AsRef<Path>, dialect: &dyn Dialect) -> Result<(Program, Form)> {
     let path = path.as_ref();
     if path.is_dir() {
@@ -78,7 +78,7 @@ pub fn save_model<'t>(
     save_model_on(&RealDisk::handle(), folder, program, tensors, meta)
 }
 
-/// As [`save_model`], on any disk.
+/// Like [`save_model`], on any disk.
 pub fn save_model_on<'t>(
     disk: &Arc<dyn Disk>,
     folder: impl AsRef<Path>,
@@ -92,7 +92,7 @@ pub fn save_model_on<'t>(
     checkpoint::save_folder(disk, folder.as_ref(), &tensors, Some(&program), meta, bytes_max)
 }
 
-/// Loads what [`save_model`] has saved.
+/// Loads a program and its tensors, as saved by [`save_model`].
 pub fn load_model(
     folder: impl AsRef<Path>,
     dialect: &dyn Dialect,
@@ -100,13 +100,13 @@ pub fn load_model(
     load_model_on(&RealDisk, folder, dialect)
 }
 
-/// As [`load_model`], on any disk.
+/// Like [`load_model`], on any disk.
 pub fn load_model_on(
     disk: &dyn Disk,
     folder: impl AsRef<Path>,
     dialect: &dyn Dialect,
 ) -> Result<(Program, Checkpoint)> {
-    // One look at the list: another save may end meanwhile.
+    // Reads the manifest only once, because another save may end meanwhile.
     let opened = checkpoint::Opened::new(disk, folder.as_ref())?;
     let program = parse(opened.read_program(disk, PROGRAM_BYTES_MAX as u64)?, dialect)?;
     Ok((program, opened.read_all()?))

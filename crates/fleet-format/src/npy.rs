@@ -1,7 +1,7 @@
-//! Single tensors in NumPy's `.npy` form (versions 1 to 3 in, 1 out).
+//! Single tensors in NumPy's `.npy` format: reads versions 1 to 3, writes version 1.
 //!
-//! Read are the element types that Fleet has, little- and big-endian, row-major and column-major;
-//! NumPy has no bfloat16, so such a tensor must be cast before it is written.
+//! Supports Fleet's element types, little- and big-endian, row-major and column-major. NumPy has no
+//! bfloat16, so such a tensor must be cast before it is written.
 
 use crate::source::{Source, check_bools, row_major_bytes, tensor_bytes};
 use fleet_base::file::AtomicFile;
@@ -30,13 +30,13 @@ pub fn write_npy(path: impl AsRef<Path>, tensor: &Tensor) -> Result<()> {
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Bytes of a header; NumPy refuses longer ones too unless asked.
+/// Limit of a header's bytes; by default NumPy rejects longer headers too.
 const HEADER_BYTES_MAX: usize = 10_000;
 
 /// The header ends at a multiple of this, so that elements are aligned in a mapped file.
 const ALIGN: usize = 64;
 
-/// A tensor as the two parts of a file.
+/// Returns the two parts of a file for a tensor: header and data.
 pub(crate) fn parts<'t>(name: &str, tensor: &'t Tensor) -> Result<(Vec<u8>, &'t [u8])> {
     let bytes = row_major_bytes(name, tensor)?;
     let Some(descr) = descr(tensor.dtype()) else {
@@ -45,7 +45,7 @@ pub(crate) fn parts<'t>(name: &str, tensor: &'t Tensor) -> Result<(Vec<u8>, &'t 
             .at(format!("tensor '{name}'")));
     };
     let dims: Vec<String> = tensor.shape().iter().map(|dim| dim.to_string()).collect();
-    // A tuple of one has a comma in Python.
+    // In Python, a tuple of one element has a trailing comma.
     let comma = if dims.len() == 1 { "," } else { "" };
     let dict = format!(
         "{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}{comma}), }}",
@@ -55,7 +55,7 @@ pub(crate) fn parts<'t>(name: &str, tensor: &'t Tensor) -> Result<(Vec<u8>, &'t 
     let length = (before + dict.len() + 1).next_multiple_of(ALIGN) - before;
     let mut header = MAGIC.to_vec();
     header.extend_from_slice(&[1, 0]);
-    // Names and at most eight dimensions: far below 64 KiB.
+    // With at most eight dimensions, the header is far below 64 KiB.
     header.extend_from_slice(&(length as u16).to_le_bytes());
     header.extend_from_slice(dict.as_bytes());
     header.resize(before + length - 1, b' ');
@@ -91,7 +91,7 @@ pub(crate) fn read(reader: &mut impl Read, total: u64) -> Result<Tensor> {
     }
     let mut tensor = Tensor::zeros(header.dtype, header.shape)?;
     reader.read_exact(tensor.as_bytes_mut()).map_err(failed)?;
-    // At its end, a stream tells whether its own checksum was right.
+    // Reading to the end makes a stream check its own checksum.
     if reader.read(&mut [0]).map_err(failed)? != 0 {
         return Err(Error::invalid("the npy data goes on after its end"));
     }
@@ -117,7 +117,7 @@ fn failed(error: std::io::Error) -> Error {
     }
 }
 
-/// The header and the number of bytes before the elements.
+/// Returns the header and the number of bytes before the elements.
 fn read_header(reader: &mut impl Read) -> Result<(Header, u64)> {
     let mut start = [0; 8];
     reader.read_exact(&mut start).map_err(failed)?;
@@ -149,7 +149,7 @@ fn read_header(reader: &mut impl Read) -> Result<(Header, u64)> {
     Ok((header, (8 + length_bytes + length) as u64))
 }
 
-/// The header's Python dictionary, of which only the three known keys may come.
+/// Parser of the header's Python dictionary, which may have only the three known keys.
 struct Dict<'t> {
     rest: &'t str,
 }
@@ -253,7 +253,7 @@ fn parse_descr(descr: &str) -> Result<(DType, bool)> {
     }
 }
 
-/// Rewrites column-major elements, the first index fastest.
+/// Converts column-major elements (the first index varies fastest) to row-major.
 fn to_row_major(tensor: &Tensor) -> Result<Tensor> {
     let (shape, size) = (*tensor.shape(), tensor.dtype().size());
     let mut out = Tensor::zeros(tensor.dtype(), shape)?;

@@ -1,5 +1,6 @@
-//! Named tensors in NumPy's `.npz` form: a zip of `.npy` files. Written stored, as `numpy.savez`
-//! does; compressed ones are read too. The zip's own CRC32 of each entry is checked.
+//! Named tensors in NumPy's `.npz` format: a zip of `.npy` files. They are written uncompressed,
+//! like `numpy.savez` does; compressed ones can be read too. The zip's CRC32 of each entry is
+//! checked.
 
 use crate::npy;
 use crate::source::{NamedTensors, Source, check_distinct};
@@ -33,7 +34,7 @@ pub fn read_npz(path: impl AsRef<Path>) -> Result<NamedTensors> {
             return Err(place(Error::invalid("an entry of the npz file is not a tensor"))
                 .expected("a name that ends in .npy"));
         };
-        // What is stated must be possible, for all entries together, before memory is taken.
+        // Before memory is allocated, the claimed sizes of all entries together must be possible.
         stated = stated.saturating_add(entry.size());
         if stated > source.bytes.saturating_mul(COMPRESSION_MAX) {
             return Err(place(Error::invalid("the npz file states more bytes than it can hold")));
@@ -82,8 +83,8 @@ pub fn write_npz<'t>(
     file.commit()
 }
 
-/// A writer that reports its first failure and swallows what comes then: an archive that is dropped
-/// unfinished tries to finish, and complains on the standard error when it cannot.
+/// A writer that reports its first failure and then ignores everything written. When an unfinished
+/// archive is dropped, it tries to finish, and prints an error if it cannot.
 struct UntilFailure<W> {
     writer: W,
     failed: bool,
@@ -99,7 +100,7 @@ impl<W> UntilFailure<W> {
             return Ok(instead);
         }
         let outcome = act(&mut self.writer);
-        // An interrupted call is made again.
+        // The caller repeats an interrupted call.
         self.failed = matches!(&outcome, Err(error) if error.kind() != io::ErrorKind::Interrupted);
         outcome
     }
@@ -121,20 +122,20 @@ impl<W: Seek> Seek for UntilFailure<W> {
     }
 }
 
-/// Deflate makes data at most 1032 times smaller.
+/// Deflate compresses at most 1032 times.
 const COMPRESSION_MAX: u64 = 1032;
 
-/// From here on an entry needs the large form, with room for its header.
+/// Entries from this size on need the ZIP64 format; the rest up to 4 GiB is room for their header.
 const LARGE_BYTES: u64 = u32::MAX as u64 - (1 << 20);
 
-/// Names in a zip are counted in 16 bits, the ending included.
+/// Limit of a name's bytes; zip has 16 bits for the length, including the suffix `.npy`.
 const NAME_BYTES_MAX: usize = 65_000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Room for so many bytes, then a full disk.
+    /// A writer with room for this many bytes; then its disk is full.
     struct Full(usize);
 
     impl Write for Full {

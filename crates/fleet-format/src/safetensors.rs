@@ -1,14 +1,14 @@
 //! Safetensors files, read and written piece by piece.
 //!
-//! The form: the length of a header as 8 bytes, the header as JSON (for each tensor its element
-//! type, shape, and where its bytes are), the bytes. Files of ours add, in the header's free part,
-//! a CRC32 of each tensor (`crc32:NAME`) and one of the header itself (`fleet.crc32`, computed with
-//! eight zeros in its place), so that every byte of the file is under a checksum and a single
-//! tensor can be read and checked without the others. Other programs read them as they read any
-//! safetensors file.
+//! The format: the length of a header as 8 bytes, the header as JSON (element type, shape and data
+//! offsets of each tensor), the data. Fleet's files add checksums to the header's metadata: a CRC32
+//! of each tensor (`crc32:NAME`) and one of the header itself (`fleet.crc32`, computed with eight
+//! zeros in its place). Every byte of the file is thus covered by a checksum, and a single tensor
+//! can be read and checked without the others. Other programs read these files like any safetensors
+//! file.
 //!
-//! The field's own crate is used in tests only: it reads from one block of memory that holds the
-//! whole file, and its writer neither flushes before the rename nor leaves a place for checksums.
+//! The crate `safetensors` is used in tests only. It reads from one block of memory that holds the
+//! whole file, and its writer neither flushes before the rename nor leaves room for checksums.
 
 use crate::source::{
     NamedTensors, Source, WHAT_TO_DO, check_bools, check_distinct, row_major_bytes, tensor_bytes,
@@ -24,8 +24,8 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Writes tensors to a file that any reader of safetensors takes. `meta` goes to the header's free
-/// part.
+/// Writes tensors to a file that any reader of safetensors accepts. `meta` becomes the header's
+/// metadata.
 pub fn write_safetensors<'t>(
     path: impl AsRef<Path>,
     tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
@@ -38,7 +38,7 @@ pub fn write_safetensors<'t>(
     write(&RealDisk::handle(), path.as_ref(), &tensors, meta).map(drop)
 }
 
-/// Reads the tensors of a file and its free part. Checksums are checked where the file has them.
+/// Reads the tensors and the metadata of a file. Checks checksums if the file has them.
 pub fn read_safetensors(
     path: impl AsRef<Path>,
 ) -> Result<(NamedTensors, BTreeMap<String, String>)> {
@@ -49,22 +49,21 @@ pub fn read_safetensors(
     Ok((tensors, meta))
 }
 
-/// Bytes of a header: the limit that the form's own implementation has.
+/// Limit of a header's bytes, the same as in the format's own implementation.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Bytes that are summed and written, or read and summed, at a time: they stay in the cache
-/// between.
+/// Bytes per read or write. A chunk stays in the cache between the transfer and its checksum.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// The free part's place, which is no tensor.
+/// The key of the metadata in the header; no tensor may have this name.
 const META: &str = "__metadata__";
 
-/// The key of the header's own checksum; it stands first in the header.
+/// The key of the header's own checksum, which is the first entry of the header.
 const SEAL: &str = "fleet.crc32";
 const SEAL_START: &str = r#"{"__metadata__":{"fleet.crc32":""#;
 const SEAL_ZEROS: &str = "00000000";
 
-/// The key of a tensor's checksum starts so.
+/// Prefix of the keys of tensors' checksums.
 const SUM: &str = "crc32:";
 
 fn is_ours(key: &str) -> bool {
@@ -78,7 +77,7 @@ pub(crate) struct FileSum {
     pub crc32: u32,
 }
 
-/// Writes a file of ours.
+/// Writes a file with checksums.
 pub(crate) fn write(
     disk: &Arc<dyn Disk>,
     path: &Path,
@@ -89,14 +88,14 @@ pub(crate) fn write(
     if tensors.iter().any(|(name, _)| *name == META) {
         return Err(Error::invalid(format!("a tensor cannot be named '{META}' in safetensors")));
     }
-    // Wide elements first, so that all lie aligned.
+    // Wide elements first, so that all are aligned.
     let mut tensors = tensors.to_vec();
     tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.dtype().size()));
     let mut sums = vec![0; tensors.len()];
     let header = header(&tensors, &sums, meta)?;
     let mut file = AtomicFile::replace_on(disk, path)?;
     let failed = |file: &AtomicFile, error| file.error("write", &error);
-    // The header is written again when the sums are known; it does not change its length.
+    // The header is rewritten when the checksums are known; its length does not change.
     file.write_all(&header).map_err(|error| failed(&file, error))?;
     let mut bytes = header.len() as u64;
     let mut data_sum = Hasher::new();
@@ -120,7 +119,7 @@ pub(crate) fn write(
     Ok(FileSum { bytes, crc32: sum.finalize() })
 }
 
-/// The length and the header, sealed.
+/// Returns the length and the header, with the header's checksum.
 fn header(
     tensors: &[(&str, &Tensor)],
     sums: &[u32],
@@ -171,7 +170,7 @@ pub(crate) struct Entry {
     pub name: String,
     pub dtype: DType,
     pub shape: Shape,
-    /// From the start of the file.
+    /// Offset from the start of the file.
     pub start: u64,
     pub bytes: u64,
     pub sum: Option<u32>,
@@ -180,10 +179,11 @@ pub(crate) struct Entry {
 /// An open file whose header has been checked.
 pub(crate) struct Reader {
     source: Source,
-    /// In the order of the file; they fill it without gaps.
+    /// In the order of the file, whose data they cover without gaps.
     pub entries: Vec<Entry>,
     pub meta: BTreeMap<String, String>,
-    /// Size and checksum of the whole file, as far as its header tells; for files of ours.
+    /// Size and checksum of the whole file, as computed from its header; only for files with
+    /// checksums.
     pub sum: Option<FileSum>,
 }
 
@@ -199,7 +199,7 @@ impl Reader {
         if length > HEADER_BYTES_MAX || length > source.bytes - 8 {
             let mut first = [0];
             source.read_exact(&mut first[..usize::from(source.bytes > 8)])?;
-            // Cut ones begin as whole ones do.
+            // A truncated safetensors file still starts with JSON; other files do not.
             if first != *b"{" {
                 return Err(source.damaged("this is not a safetensors file"));
             }
@@ -226,7 +226,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Takes the tensors of the header, and holds their places against the file.
+    /// Reads the tensors of the header, and checks their offsets against the file.
     fn entries(&mut self, json: Map<String, Value>, start: u64) -> Result<()> {
         for (name, value) in json {
             let entry = read_entry(&name, &value, start).map_err(|what| {
@@ -256,7 +256,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes the checksums of a sealed header.
+    /// Reads the tensors' checksums from the header.
     fn sums(&mut self, header: &[u8]) -> Result<()> {
         let mut whole = Hasher::new();
         whole.update(header);
@@ -273,7 +273,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Refuses a file without checksums.
+    /// Rejects a file without checksums.
     pub fn must_be_ours(self) -> Result<Reader> {
         if self.sum.is_some() {
             return Ok(self);
@@ -338,8 +338,8 @@ fn read_meta(value: Option<Value>) -> Result<BTreeMap<String, String>> {
     }
 }
 
-/// Whether the header has a checksum, which must match then. Leaves the header as it is in the
-/// file.
+/// Returns whether the header has a checksum; fails if it does not match. Leaves the header as it
+/// is in the file.
 fn check_seal(header: &mut [u8], meta: &BTreeMap<String, String>) -> Result<bool> {
     let Some(seal) = meta.get(SEAL) else {
         if meta.keys().any(|key| is_ours(key)) {

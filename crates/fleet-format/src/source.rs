@@ -1,4 +1,4 @@
-//! Files to read: regular ones only, of known size, every failure naming the file.
+//! Input files: only regular files of known size; every error names the file.
 
 use fleet_base::disk::{Access, Disk, DiskReader, PathKind, RealDisk};
 use fleet_base::{Error, Result, text};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Tensors with their names, in the order of the file.
 pub type NamedTensors = Vec<(String, Tensor)>;
 
-/// With a file that is not as it was written.
+/// Help for a file that is not as it was written.
 pub(crate) const WHAT_TO_DO: &str =
     "use another save, or restore this file from where it was copied";
 
@@ -25,10 +25,10 @@ impl Source {
         Source::open_on(&RealDisk, path)
     }
 
-    /// As [`Source::open`], on any disk.
+    /// Like [`Source::open`], on any disk.
     pub fn open_on(disk: &dyn Disk, path: &Path) -> Result<Source> {
         let failed = |error| Error::io("open", path, &error);
-        // Asked first: to open a pipe would wait for somebody to write.
+        // Checked first, because opening a pipe would wait for a writer.
         if disk.kind(path).map_err(failed)? != PathKind::File {
             return Err(Error::invalid(format!("cannot read {}", path.display()))
                 .expected("a regular file"));
@@ -38,7 +38,7 @@ impl Source {
         Ok(Source { file: DiskReader::new(file), path: path.to_path_buf(), bytes })
     }
 
-    /// Everything, if it is not more than `bytes_max`.
+    /// Reads the whole file, if it has at most `bytes_max` bytes.
     pub fn read_all(&mut self, bytes_max: u64) -> Result<Vec<u8>> {
         if self.bytes > bytes_max {
             return Err(self
@@ -56,7 +56,7 @@ impl Source {
         self.file.seek(SeekFrom::Start(to)).map(drop).map_err(|error| self.failed(&error))
     }
 
-    /// Fills `into` from where the file stands.
+    /// Fills `into` from the current position.
     pub fn read_exact(&mut self, into: &mut [u8]) -> Result<()> {
         self.file.read_exact(into).map_err(|error| self.failed(&error))
     }
@@ -68,20 +68,20 @@ impl Source {
         Error::io("read", &self.path, error)
     }
 
-    /// Something is wrong with the content.
+    /// Returns the error for wrong content.
     pub fn damaged(&self, what: impl Into<String>) -> Error {
         Error::invalid(what).at(self.path.display()).help(WHAT_TO_DO)
     }
 }
 
-/// Bytes of a tensor with all dimensions known, if they can be counted.
+/// Returns the bytes of a tensor; `None` if a dimension is unknown or the number overflows.
 pub(crate) fn tensor_bytes(dtype: DType, shape: &Shape) -> Option<u64> {
     let dims = shape.iter().map(|dim| u64::try_from(*dim).ok());
     let count = dims.into_iter().try_fold(1u64, |count, dim| count.checked_mul(dim?))?;
     count.checked_mul(dtype.size() as u64)
 }
 
-/// Other bytes than 0 and 1 are no booleans, and kernels rely on that.
+/// Rejects bytes other than 0 and 1 in booleans, because kernels rely on these values.
 pub(crate) fn check_bools(tensor: &Tensor) -> Result<()> {
     let bad = tensor.as_bytes().iter().position(|byte| *byte > 1);
     match bad.filter(|_| tensor.dtype() == DType::Bool) {
@@ -92,7 +92,7 @@ pub(crate) fn check_bools(tensor: &Tensor) -> Result<()> {
     }
 }
 
-/// The bytes of a tensor that is to be written.
+/// Returns the bytes of a tensor that is to be written.
 pub(crate) fn row_major_bytes<'t>(name: &str, tensor: &'t Tensor) -> Result<&'t [u8]> {
     if tensor.layout() != fleet_tensor::Layout::RowMajor {
         return Err(Error::invalid(format!("tensor '{name}' is not in the order that files have"))
@@ -103,7 +103,7 @@ pub(crate) fn row_major_bytes<'t>(name: &str, tensor: &'t Tensor) -> Result<&'t 
     Ok(tensor.as_bytes())
 }
 
-/// Refuses a second tensor of a name.
+/// Rejects duplicate names of tensors.
 pub(crate) fn check_distinct<'n>(names: impl Iterator<Item = &'n str>) -> Result<()> {
     let mut seen = std::collections::HashSet::new();
     for name in names {

@@ -1,5 +1,5 @@
-//! Checkpoints: they come back, whole and in part; whatever is done to their files is noticed; a
-//! save that fails leaves the one before.
+//! Checkpoints: they load completely and in part, any damage to their files is detected, and a
+//! failed save leaves the previous one intact.
 
 mod common;
 
@@ -64,7 +64,7 @@ fn a_save_replaces_the_one_before() {
     let (one, two) = (Tensor::scalar(1.0f32).unwrap(), Tensor::scalar(2.0f32).unwrap());
     save_tensors(&path, [("a", &one)], &meta(1)).unwrap();
     assert_eq!(files(&path), ["checkpoint.json", "tensors-000001-000.safetensors"]);
-    // Leftovers of a crash, and files of others.
+    // Leftovers of a crash, and unrelated files.
     fs::write(path.join(".tensors-000009-000.safetensors.77-0.tmp"), "x").unwrap();
     fs::write(path.join("tensors-000007-000.safetensors"), "x").unwrap();
     fs::write(path.join("notes.txt"), "mine").unwrap();
@@ -99,7 +99,7 @@ fn a_save_that_fails_changes_nothing() {
     assert!(error.unwrap_err().to_string().contains("such.safetensors"));
 }
 
-/// Every byte of every file, one bit each; every length; bytes added.
+/// Changes one bit of every byte of every file, truncates files to every length, and adds bytes.
 #[test]
 fn whatever_is_done_to_a_file_is_noticed() {
     let folder = Folder::new("damage");
@@ -193,10 +193,10 @@ fn foreign_files_are_refused() {
     check(&path, "is not an object");
     fs::write(&path, [&[2, 0, 0, 0, 0, 0, 0, 0], &b"{}"[..]].concat()).unwrap();
     check(&path, "has no checksums");
-    // A file of ours that is no checkpoint.
+    // A safetensors file with checksums that is not a checkpoint.
     fleet_format::write_safetensors(&path, [], &Default::default()).unwrap();
     check(&path, "it has no step");
-    // A list that points outside of its folder is not followed, even with a right checksum.
+    // A manifest entry that points outside its folder is rejected, even with a correct checksum.
     let scalar = Tensor::scalar(1.0f32).unwrap();
     let other = folder.join("other");
     save_tensors(&other, [("a", &scalar)], &meta(1)).unwrap();
@@ -211,7 +211,7 @@ fn foreign_files_are_refused() {
     check(&other, "the checkpoint's list has no sound files");
 }
 
-/// Files that are sound one by one but do not belong together.
+/// Files that are intact on their own but do not belong together.
 #[test]
 fn mixed_checkpoints_are_refused() {
     let folder = Folder::new("mixed");

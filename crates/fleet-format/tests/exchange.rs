@@ -1,5 +1,5 @@
-//! Files of other programs: safetensors against the form's own crate, npy and npz against what
-//! NumPy writes; broken ones are refused and never panic.
+//! Files of other programs: safetensors are compared with the format's own crate, npy and npz with
+//! the output of NumPy. Broken files are rejected without a panic.
 
 mod common;
 
@@ -92,11 +92,11 @@ fn we_read_their_safetensors() {
         &with("{\"__metadata__\": {\"crc32:w\": \"0\"}}", 0),
         "header of the safetensors file is damaged",
     );
-    // A terabyte that is only stated takes no memory.
+    // A terabyte that is only claimed allocates no memory.
     check(&with(&one("274877906944", "0,1099511627776"), 16), "has another size");
 }
 
-/// What NumPy writes, byte for byte.
+/// Returns NumPy's output, byte for byte.
 fn numpy_file(version: u8, dict: &str, data: &[u8]) -> Vec<u8> {
     let before = if version == 1 { 10 } else { 12 };
     let length = (before + dict.len() + 1).next_multiple_of(64) - before;
@@ -187,7 +187,7 @@ fn npz_goes_both_ways() {
     tensors.retain(|(_, tensor)| tensor.dtype() != DType::BF16);
     write_npz(&path, refs(&tensors)).unwrap();
     assert_same(&read_npz(&path).unwrap(), &tensors);
-    // As numpy.savez_compressed does.
+    // Like numpy.savez_compressed.
     let mut compressed = zip::ZipWriter::new(fs::File::create(&path).unwrap());
     let deflated =
         SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
@@ -208,7 +208,8 @@ fn npz_goes_both_ways() {
     assert!(error.contains("not a sound npz file") && error.contains("a.npz"), "{error}");
 }
 
-/// Changed bytes of every form: read or refused, and where a checksum covers them, refused.
+/// Files of every format with changed bytes: they are read or rejected, and always rejected where a
+/// checksum covers the change.
 #[test]
 fn mutants_never_panic() {
     let folder = Folder::new("mutants");

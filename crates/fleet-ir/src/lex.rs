@@ -1,5 +1,5 @@
-//! The text form of programs: tokens with their place. It takes any bytes that are UTF-8 and never
-//! looks further ahead than it must, so that an error points to where the text stops making sense.
+//! The lexer of the text form: tokens with their positions. It accepts any UTF-8 text. It reads no
+//! further ahead than it must, so that an error points to the first invalid token.
 
 use crate::limits::NAME_BYTES_MAX;
 use crate::text::{is_name_byte, is_word_start};
@@ -7,41 +7,42 @@ use fleet_base::{Error, Result};
 use std::borrow::Cow;
 use std::fmt;
 
-/// A piece of text with a meaning.
+/// A token of the text form.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Token<'t> {
-    /// A keyword, or the name of an op, slot, attribute, type, block.
-    Word(&'t str),
-    /// `%name`, without the mark.
+    /// A keyword, or the name of an op, slot, attribute, type or block.
+    Ident(&'t str),
+    /// `%name`, without the `%`.
     Var(Cow<'t, str>),
-    /// An integer or a float, sign included, as written.
+    /// An integer or a float with its sign, as written.
     Number(&'t str),
-    /// What stood between quotes.
-    Text(Cow<'t, str>),
-    Mark(char),
+    /// The content of a quoted string.
+    Str(Cow<'t, str>),
+    Punct(char),
     End,
 }
 
 impl fmt::Display for Token<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Token::Word(word) => write!(f, "'{}'", clipped(word)),
+            Token::Ident(word) => write!(f, "'{}'", clipped(word)),
             Token::Var(name) => write!(f, "'%{}'", clipped(name)),
             Token::Number(number) => write!(f, "'{}'", clipped(number)),
-            Token::Text(text) => write!(f, "{:?}", clipped(text)),
-            Token::Mark(mark) => write!(f, "'{mark}'"),
-            Token::End => f.write_str("the end of the text"),
+            Token::Str(text) => write!(f, "{:?}", clipped(text)),
+            Token::Punct(punct) => write!(f, "'{punct}'"),
+            Token::End => f.write_str("end of input"),
         }
     }
 }
 
-/// Where a token starts, in bytes.
+/// The byte offset of a token in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct At(pub usize);
+pub(crate) struct Position(pub usize);
 
-impl At {
-    /// `line 3, column 5: (Out: %y) = mul(X: %x)`, counted from 1, columns in characters.
-    pub fn place(self, text: &str) -> String {
+impl Position {
+    /// Describes the position: `line 3, column 5: (Out: %y) = mul(X: %x)`. Lines and columns count
+    /// from 1; columns count characters.
+    pub fn describe(self, text: &str) -> String {
         let before = &text[..self.0];
         let start = before.rfind('\n').map_or(0, |end| end + 1);
         let line = before.matches('\n').count() + 1;
@@ -54,7 +55,7 @@ impl At {
     }
 }
 
-/// The start of a text that may be long, for messages.
+/// Returns the start of a text that may be long, for messages.
 pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
     const CHARS_MAX: usize = 100;
     match text.char_indices().nth(CHARS_MAX) {
@@ -63,7 +64,7 @@ pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Cuts a text into tokens.
+/// Splits a text into tokens.
 pub(crate) struct Lexer<'t> {
     text: &'t str,
     at: usize,
@@ -71,14 +72,14 @@ pub(crate) struct Lexer<'t> {
 
 impl<'t> Lexer<'t> {
     pub fn new(text: &'t str) -> Lexer<'t> {
-        // Editors of some systems put a byte order mark in front.
+        // Some editors write a byte order mark at the start of a file.
         let at = if text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
         Lexer { text, at }
     }
 
-    pub fn next(&mut self) -> Result<(At, Token<'t>)> {
+    pub fn next(&mut self) -> Result<(Position, Token<'t>)> {
         self.skip_blank();
-        let start = At(self.at);
+        let start = Position(self.at);
         let Some(first) = self.peek() else {
             return Ok((start, Token::End));
         };
@@ -87,16 +88,16 @@ impl<'t> Lexer<'t> {
                 self.at += 1;
                 Token::Var(self.var_name(start)?)
             }
-            b'"' => Token::Text(self.quoted()?),
+            b'"' => Token::Str(self.quoted()?),
             b'-' | b'+' | b'0'..=b'9' => Token::Number(self.number(start)?),
-            byte if is_word_start(byte) => Token::Word(self.name(start)?),
+            byte if is_word_start(byte) => Token::Ident(self.name(start)?),
             b'{' | b'}' | b'(' | b')' | b'[' | b']' | b':' | b',' | b'=' | b'!' => {
                 self.at += 1;
-                Token::Mark(char::from(first))
+                Token::Punct(char::from(first))
             }
             _ => {
                 let found = self.text[self.at..].chars().next().unwrap_or(' ');
-                return Err(self.error(start, "a character that has no place in a program", found));
+                return Err(self.error(start, "unexpected character", found));
             }
         };
         Ok((start, token))
@@ -119,13 +120,13 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    fn var_name(&mut self, start: At) -> Result<Cow<'t, str>> {
+    fn var_name(&mut self, start: Position) -> Result<Cow<'t, str>> {
         let name = match self.peek() {
             Some(b'"') => self.quoted()?,
             byte if is_name_byte(byte.as_ref()) => Cow::Borrowed(self.name(start)?),
             _ => {
                 return Err(
-                    Error::invalid("a variable needs a name after '%'").at(start.place(self.text))
+                    Error::invalid("missing variable name after '%'").at(start.describe(self.text))
                 );
             }
         };
@@ -133,7 +134,7 @@ impl<'t> Lexer<'t> {
         Ok(name)
     }
 
-    fn name(&mut self, start: At) -> Result<&'t str> {
+    fn name(&mut self, start: Position) -> Result<&'t str> {
         let rest = &self.text.as_bytes()[self.at..];
         let len = rest.iter().position(|b| !is_name_byte(Some(b))).unwrap_or(rest.len());
         let name = &self.text[self.at..self.at + len];
@@ -142,19 +143,19 @@ impl<'t> Lexer<'t> {
         Ok(name)
     }
 
-    fn check_length(&self, start: At, name: &str) -> Result<()> {
+    fn check_length(&self, start: Position, name: &str) -> Result<()> {
         if name.len() <= NAME_BYTES_MAX {
             return Ok(());
         }
         Err(Error::invalid("a name is too long")
             .expected(format!("at most {NAME_BYTES_MAX} bytes"))
             .got(name.len())
-            .at(start.place(self.text)))
+            .at(start.describe(self.text)))
     }
 
-    /// Digits with sign, point and exponent; `-inf` and `-nan` too. What it is worth is for the
-    /// parser, which knows whether an integer or a float is wanted.
-    fn number(&mut self, start: At) -> Result<&'t str> {
+    /// Reads digits with sign, point and exponent; `-inf` and `-nan` too. The parser converts the
+    /// number, because only it knows whether an integer or a float is expected.
+    fn number(&mut self, start: Position) -> Result<&'t str> {
         let rest = &self.text.as_bytes()[self.at..];
         let mut len = 1;
         while let Some(&byte) = rest.get(len) {
@@ -166,14 +167,14 @@ impl<'t> Lexer<'t> {
         }
         let number = &self.text[self.at..self.at + len];
         if number.parse::<f64>().is_err() {
-            return Err(self.error(start, "this is not a number", clipped(number)));
+            return Err(self.error(start, "invalid number", clipped(number)));
         }
         self.at += len;
         Ok(number)
     }
 
     fn quoted(&mut self) -> Result<Cow<'t, str>> {
-        let start = At(self.at);
+        let start = Position(self.at);
         self.at += 1;
         let from = self.at;
         let mut built: Option<String> = None;
@@ -196,23 +197,23 @@ impl<'t> Lexer<'t> {
                 }
                 Some(b'\\') => {
                     let so_far = built.get_or_insert_with(|| self.text[from..run + stop].into());
-                    // The borrow of `built` ends before the escape is read.
+                    // The borrow of `built` must end before `self.escape()`.
                     let mut text = std::mem::take(so_far);
                     text.push(self.escape()?);
                     built = Some(text);
                 }
                 _ => {
-                    return Err(Error::invalid("a quoted text does not end on its line")
+                    return Err(Error::invalid("unterminated string")
                         .expected("'\"'")
-                        .at(start.place(self.text)));
+                        .at(start.describe(self.text)));
                 }
             }
         }
     }
 
-    /// Reads an escape, the backslash included.
+    /// Reads an escape sequence, including the backslash.
     fn escape(&mut self) -> Result<char> {
-        let start = At(self.at);
+        let start = Position(self.at);
         let rest = &self.text[self.at + 1..];
         let (value, len) = match rest.as_bytes().first() {
             Some(b'"') => (Some('"'), 1),
@@ -224,20 +225,20 @@ impl<'t> Lexer<'t> {
             _ => (None, 0),
         };
         let Some(value) = value else {
-            return Err(Error::invalid("unknown escape in a quoted text")
+            return Err(Error::invalid("unknown escape in a string")
                 .expected(r#"one of \" \\ \n \r \t \u{..}"#)
-                .at(start.place(self.text)));
+                .at(start.describe(self.text)));
         };
         self.at += 1 + len;
         Ok(value)
     }
 
-    fn error(&self, at: At, message: &str, got: impl fmt::Display) -> Error {
-        Error::invalid(message).got(format!("'{got}'")).at(at.place(self.text))
+    fn error(&self, at: Position, message: &str, got: impl fmt::Display) -> Error {
+        Error::invalid(message).got(format!("'{got}'")).at(at.describe(self.text))
     }
 }
 
-/// `u{1f600}` and its length.
+/// Decodes `u{1f600}`. Returns the character and the length of the sequence.
 fn unicode_escape(rest: &str) -> (Option<char>, usize) {
     const DIGITS_MAX: usize = 6;
     let digits = rest.strip_prefix("u{").and_then(|rest| rest.split_once('}')).map(|it| it.0);

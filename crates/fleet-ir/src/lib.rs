@@ -1,13 +1,13 @@
-//! Programs: what a network computes, as data.
+//! The program format: a network and its training step as data.
 //!
-//! A [`Program`] holds blocks of ops over variables, all by `u32` id; names are labels for users,
-//! strategies and checkpoints, never identity. What an op means is not known here: an op points to
-//! its [`OpSpec`] (slots and attributes), which a [`Dialect`] looks up by name when a program is
-//! read from text or bytes.
+//! A [`Program`] holds blocks of ops over variables. Blocks, ops and variables are identified by
+//! `u32` ids. Names are labels for users, strategies and checkpoints, never identity. This crate
+//! does not know the meaning of an op. Each op points to its [`OpSpec`] (slots and attributes). A
+//! [`Dialect`] looks specs up by name when a program is read from text or bytes.
 //!
-//! A program prints itself (`Display`), is read back by [`Program::parse`], and goes through
-//! protobuf by [`Program::to_bytes`] and [`Program::from_bytes`]. Two programs are equal when they
-//! print the same. [`Program::verify`] lists everything that is wrong with one.
+//! A program prints itself (`Display`), and [`Program::parse`] reads the text back.
+//! [`Program::to_bytes`] and [`Program::from_bytes`] write and read the protobuf form. Two programs
+//! are equal when they print the same text. [`Program::verify`] reports every error in a program.
 
 mod attr;
 mod lex;

@@ -1,37 +1,40 @@
-//! What a program read from outside may be at most, and how its blocks hang together. Both readers
-//! and the verifier hold to it.
+//! Limits on programs read from files and peers, and the rule that blocks form a tree. Both readers
+//! and the verifier enforce them.
 
 use crate::{BlockId, Program};
 use fleet_base::{Error, Result, text};
 use std::collections::HashSet;
 
-/// Bytes of a program's text or protobuf form. A ResNet-50 training program has about 0.3 MB; this
-/// is two hundred times that, and keeps every count below `u32`.
+/// Size limit of a program's text or protobuf form, in bytes. A ResNet-50 training program takes
+/// about 0.3 MB. The limit is 200 times that, and keeps every count below `u32::MAX`.
 pub const PROGRAM_BYTES_MAX: usize = 64 << 20;
 
-/// Ops of a program, in all its blocks. The largest models that we know have some 100,000; an op
-/// takes some 300 bytes of memory, and two bytes of a protobuf form can state one.
+/// Limit on the number of ops in all blocks of a program. The largest known models have about
+/// 100,000. An op takes about 300 bytes of memory, but two bytes of the protobuf form can encode
+/// one.
 pub(crate) const OPS_MAX: usize = 1 << 20;
 
-/// Blocks of a program: a conditional block for each of many parameters.
+/// Limit on the number of blocks of a program: enough for a conditional block for each of many
+/// parameters.
 pub(crate) const BLOCKS_MAX: usize = 1 << 16;
 
-/// Variables, slots, attributes and texts in lists of a program's protobuf form, all together. Each
-/// takes up to 200 bytes of memory, and two bytes of the form can state one.
+/// Limit on the total number of variables, slots, attributes and list strings in a program's
+/// protobuf form. Each takes up to 200 bytes of memory, but two bytes of the form can encode one.
 pub(crate) const PARTS_MAX: usize = 1 << 22;
 
-/// Slots that one op may name on one side, and attributes. No op has more than 20; readers compare
-/// each name with those before it.
+/// Limit on the input slots, the output slots and the attributes of one op, each. No op has more
+/// than 20. Readers compare each name with all earlier ones, which takes quadratic time.
 pub(crate) const SLOTS_MAX: usize = 64;
 
-/// Bytes that a name may have: far more than a generated one needs, few enough that a hostile file
-/// cannot make the search for the nearest name slow.
+/// Length limit of a name, in bytes. Generated names are far shorter, and the limit keeps the
+/// search for the nearest known name fast even on a hostile file.
 pub(crate) const NAME_BYTES_MAX: usize = 1024;
 
-/// Blocks around a block. Walks over blocks are recursive.
+/// Limit on the nesting depth of blocks. Walks over blocks are recursive.
 pub(crate) const BLOCK_DEPTH_MAX: usize = 32;
 
-/// Blocks between a block and the root, at most [`BLOCK_DEPTH_MAX`] are counted.
+/// Returns the number of blocks around `block`. The count stops at [`BLOCK_DEPTH_MAX`] + 1, so that
+/// a cycle of parents ends too.
 pub(crate) fn depth(program: &Program, block: BlockId) -> usize {
     let parents = std::iter::successors(Some(block), |block| {
         program.block(*block).parent.filter(|parent| program.has_block(*parent))
@@ -39,13 +42,13 @@ pub(crate) fn depth(program: &Program, block: BlockId) -> usize {
     parents.take(BLOCK_DEPTH_MAX + 2).count() - 1
 }
 
-/// Which blocks belong to an op already: a block belongs to one, which stands in the block around
-/// it. That makes the blocks a tree, so that no walk over them runs in a circle.
+/// The blocks that already belong to an op. Each block belongs to at most one op, and that op is in
+/// the block's parent. This makes the blocks a tree, so that no walk over them cycles.
 #[derive(Default)]
 pub(crate) struct BlockOwners(HashSet<BlockId>);
 
 impl BlockOwners {
-    /// An op of `around` has `inner` as its sub-block.
+    /// Records that an op of `around` has `inner` as its sub-block.
     pub fn claim(&mut self, program: &Program, around: BlockId, inner: BlockId) -> Result<()> {
         if !program.has_block(inner) {
             return Err(Error::invalid(format!("the program has no {inner}"))
@@ -54,21 +57,22 @@ impl BlockOwners {
         match program.block(inner).parent {
             Some(parent) if parent == around => {}
             parent => {
-                let parent = parent.map_or("nothing".to_string(), |parent| parent.to_string());
-                return Err(Error::invalid(format!("{inner} cannot belong to an op of {around}"))
-                    .expected(format!("a block in {around}"))
-                    .got(format!("one in {parent}")));
+                let found =
+                    parent.map_or("no parent".to_string(), |parent| format!("parent {parent}"));
+                return Err(Error::invalid(format!("{inner} is not a child of {around}"))
+                    .expected(format!("parent {around}"))
+                    .got(found));
             }
         }
         if !self.0.insert(inner) {
             return Err(Error::invalid(format!("{inner} belongs to two ops"))
-                .help("give each op a block of its own"));
+                .help("give each op its own block"));
         }
         Ok(())
     }
 }
 
-/// Refuses more of something than a program may have.
+/// Returns an error if a program has more of an item than `limit`.
 pub(crate) fn check_count(what: &str, count: usize, limit: usize) -> Result<()> {
     if count <= limit {
         return Ok(());
@@ -76,7 +80,7 @@ pub(crate) fn check_count(what: &str, count: usize, limit: usize) -> Result<()> 
     Err(Error::invalid(format!("too many {what}")).expected(format!("at most {limit}")).got(count))
 }
 
-/// Refuses a program of too many bytes.
+/// Returns an error if a program's text or protobuf form is too large.
 pub(crate) fn check_bytes(bytes: usize) -> Result<()> {
     if bytes <= PROGRAM_BYTES_MAX {
         return Ok(());

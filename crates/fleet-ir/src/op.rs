@@ -1,29 +1,30 @@
-//! Ops and how they are built.
+//! Ops and their builder.
 
 use crate::{Arity, Attr, AttrKind, OpSpec, VarId};
 use fleet_base::{Error, Result, text};
 use fleet_tensor::DType;
 use std::sync::Arc;
 
-/// One step of a program.
+/// An operation of a program.
 #[derive(Clone, Debug)]
 pub struct Op {
     pub spec: &'static OpSpec,
-    /// By slot, in the spec's order.
+    /// Input variables by slot, in the spec's order.
     pub inputs: Vec<Vec<VarId>>,
     pub outputs: Vec<Vec<VarId>>,
-    /// In the spec's order, defaults filled in.
+    /// Attribute values in the spec's order, with defaults filled in.
     pub attrs: Vec<Attr>,
     pub role: OpRole,
-    /// The device label that was in force (`device_guard`).
+    /// The device label set by `device_guard`.
     pub device: Option<Arc<str>>,
-    /// It stands in a region that pure mixed precision may compute in 16 bits (`fp16_guard`).
+    /// Whether the op is in an `fp16_guard` region, which pure mixed precision may compute in 16
+    /// bits.
     pub fp16_guard: bool,
-    /// Where the user's code made it, for errors: `src/model.rs:12`.
+    /// The source location in the user's code that created the op, for errors: `src/model.rs:12`.
     pub source: Option<Arc<str>>,
 }
 
-/// What an op is for: the documented bits.
+/// The role of an op in training, as the documented bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct OpRole(pub u32);
 
@@ -36,12 +37,12 @@ impl OpRole {
     pub const LR_SCHED: OpRole = OpRole(16);
     pub const LOSS: OpRole = OpRole(256);
 
-    /// This role with the loss bit.
+    /// Returns this role with the loss bit set.
     pub const fn with_loss(self) -> OpRole {
         OpRole(self.0 | OpRole::LOSS.0)
     }
 
-    /// The role without the loss bit.
+    /// Returns this role without the loss bit.
     pub const fn base(self) -> OpRole {
         OpRole(self.0 & !OpRole::LOSS.0)
     }
@@ -81,7 +82,7 @@ impl Op {
         self.spec.name
     }
 
-    /// The variables of an input slot; none for a slot that the spec does not have.
+    /// Returns the variables of an input slot; empty if the spec has no such slot.
     pub fn input(&self, slot: &str) -> &[VarId] {
         self.spec.input_index(slot).map_or(&[], |index| &self.inputs[index])
     }
@@ -102,7 +103,7 @@ impl Op {
         self.spec.attr_index(name).map(|index| &self.attrs[index])
     }
 
-    /// Sets an attribute that the spec has.
+    /// Sets an attribute. Returns an error if the spec has no such attribute or the type is wrong.
     pub fn set_attr(&mut self, name: &str, value: impl Into<Attr>) -> Result<()> {
         let value = value.into();
         let index = find_attr(self.spec, name)?;
@@ -113,7 +114,7 @@ impl Op {
     pub fn attr_int(&self, name: &str) -> i64 {
         match self.attr(name) {
             Some(Attr::Int(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
@@ -124,53 +125,53 @@ impl Op {
     pub fn attr_float(&self, name: &str) -> f64 {
         match self.attr(name) {
             Some(Attr::Float(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_bool(&self, name: &str) -> bool {
         match self.attr(name) {
             Some(Attr::Bool(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_str(&self, name: &str) -> &str {
         match self.attr(name) {
             Some(Attr::Str(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_ints(&self, name: &str) -> &[i64] {
         match self.attr(name) {
             Some(Attr::Ints(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_floats(&self, name: &str) -> &[f64] {
         match self.attr(name) {
             Some(Attr::Floats(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_strs(&self, name: &str) -> &[String] {
         match self.attr(name) {
             Some(Attr::Strs(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_dtype(&self, name: &str) -> DType {
         match self.attr(name) {
             Some(Attr::DType(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
-    /// Checks the number of variables in every slot.
+    /// Checks that every slot has as many variables as it takes.
     pub fn check(&self) -> Result<()> {
         for (slot, vars) in self.spec.inputs.iter().zip(&self.inputs) {
             check_arity(self.spec, "input", slot.name, slot.arity, vars.len())?;
@@ -181,7 +182,7 @@ impl Op {
         Ok(())
     }
 
-    /// The sub-block that an attribute names, if the op has one.
+    /// Returns the sub-block that an attribute names, if any.
     pub fn sub_block(&self) -> Option<crate::BlockId> {
         self.attrs.iter().find_map(|attr| match attr {
             Attr::Block(block) => Some(*block),
@@ -190,14 +191,14 @@ impl Op {
     }
 }
 
-/// An op's own code asked for an attribute that its spec does not have with that type: our bug, and
-/// one that the first test of the op finds.
+/// Panics: an op's own code asked for an attribute that its spec does not have with that type. This
+/// is a bug in the op, which its first test finds.
 #[cold]
-fn wrong(op: &Op, name: &str, found: Option<&Attr>) -> ! {
-    panic!("op '{}' has no attribute '{name}' of the type asked for: {found:?}", op.name())
+fn attr_type_mismatch(op: &Op, name: &str, found: Option<&Attr>) -> ! {
+    panic!("op '{}' has no attribute '{name}' of the requested type: {found:?}", op.name())
 }
 
-/// Builds an [`Op`]; every mistake is kept until [`OpBuilder::finish`].
+/// Builds an [`Op`]. The first error is kept and returned by [`OpBuilder::finish`].
 pub struct OpBuilder {
     op: Op,
     attrs: Vec<Option<Attr>>,
@@ -264,20 +265,20 @@ impl OpBuilder {
         self
     }
 
-    /// The first mistake so far, for readers that know the place of each part.
+    /// Returns the first error so far. For readers, which add the position of the part just read.
     pub(crate) fn check_so_far(&mut self) -> Result<()> {
         self.error.take().map_or(Ok(()), Err)
     }
 
-    /// Fills in the defaults of attributes and checks slots.
+    /// Fills in the defaults of attributes, and checks attributes and slots.
     pub fn finish(self) -> Result<Op> {
         let op = self.finish_open()?;
         op.check()?;
         Ok(op)
     }
 
-    /// As [`OpBuilder::finish`] for an op whose outputs are still to be made: [`Op::check`] it
-    /// then.
+    /// Like [`OpBuilder::finish`], for an op whose outputs are added later. Does not check output
+    /// slots; call [`Op::check`] once the outputs are added.
     pub fn finish_open(self) -> Result<Op> {
         let OpBuilder { mut op, attrs, error } = self;
         if let Some(error) = error {
@@ -287,7 +288,7 @@ impl OpBuilder {
         for (given, attr) in attrs.into_iter().zip(spec.attrs) {
             let value = given.or_else(|| attr.default.map(|default| default.to_attr()));
             op.attrs.push(value.ok_or_else(|| {
-                Error::invalid(format!("op '{}' misses attribute '{}'", spec.name, attr.name))
+                Error::invalid(format!("missing attribute '{}' of op '{}'", attr.name, spec.name))
                     .expected(attr.kind)
             })?);
         }
@@ -302,7 +303,7 @@ impl OpBuilder {
     }
 }
 
-/// Whether `count` variables fit a slot.
+/// Returns an error if `count` variables do not fit a slot.
 pub(crate) fn check_arity(
     spec: &OpSpec,
     side: &str,
@@ -329,8 +330,8 @@ fn find_attr(spec: &'static OpSpec, name: &str) -> Result<usize> {
     })
 }
 
-/// Fits a value to the attribute's type where nothing is lost: an int where a float is wanted, an
-/// empty list of another type.
+/// Converts a value to the attribute's type: integers to floats, and an empty list to a list of
+/// strings.
 fn coerce(spec: &OpSpec, index: usize, value: Attr) -> Result<Attr> {
     let attr = &spec.attrs[index];
     Ok(match (attr.kind, value) {
@@ -360,7 +361,8 @@ fn unknown(
     let known = known(spec);
     let hint = text::did_you_mean(name, known.iter().copied());
     if known.is_empty() {
-        return Error::invalid(format!("op '{}' has no {what} '{name}': it has none", spec.name));
+        let message = format!("op '{}' has no {what} '{name}' (it has no {what}s)", spec.name);
+        return Error::invalid(message);
     }
     Error::invalid(format!("op '{}' has no {what} '{name}'{hint}", spec.name))
         .expected(format!("one of {}", known.join(", ")))

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
 
 entity_id! {
-    /// A list of ops. Block 0 is the root.
+    /// A list of ops and the variables declared there. Block 0 is the root.
     pub struct BlockId("block");
 }
 entity_id! {
@@ -47,7 +47,7 @@ impl Block {
 /// A network, or a rewrite of one: blocks of ops over variables.
 ///
 /// Names are unique in the whole program. Removing an op or a variable takes it out of its block;
-/// ids of what is left do not change.
+/// the ids of the others do not change.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     seed: u64,
@@ -70,37 +70,37 @@ impl Program {
         program
     }
 
-    /// The seed from which every random op of the program draws.
+    /// Returns the seed of every random op of the program.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
     pub fn set_seed(&mut self, seed: u64) {
-        self.touch();
+        self.invalidate_fingerprint();
         self.seed = seed;
     }
 
-    /// A number for the next random op, so that no two draw the same numbers.
+    /// Returns a new stream number for a random op, so that no two ops draw the same numbers.
     pub fn next_stream(&mut self) -> u64 {
-        self.touch();
+        self.invalidate_fingerprint();
         self.streams += 1;
         self.streams
     }
 
-    /// The last number given out by [`Program::next_stream`].
+    /// Returns the last number that [`Program::next_stream`] returned.
     pub fn streams(&self) -> u64 {
         self.streams
     }
 
     pub fn set_streams(&mut self, streams: u64) {
-        self.touch();
+        self.invalidate_fingerprint();
         self.streams = streams;
     }
 
     // Blocks
 
     pub fn add_block(&mut self, parent: BlockId) -> BlockId {
-        self.touch();
+        self.invalidate_fingerprint();
         self.blocks.push(Block { parent: Some(parent), ..Block::default() })
     }
 
@@ -124,11 +124,11 @@ impl Program {
 
     pub fn add_var(&mut self, block: BlockId, mut var: Var) -> Result<VarId> {
         if self.by_name.contains_key(&var.name) {
-            return Err(Error::invalid(format!("variable '{}' exists already", var.name))
-                .help("names are unique in a program; give this one another"));
+            return Err(Error::invalid(format!("duplicate variable name '{}'", var.name))
+                .help("choose another name; names are unique in a program"));
         }
         check_name(&var.name)?;
-        self.touch();
+        self.invalidate_fingerprint();
         var.block = block;
         let name = var.name.clone();
         let id = self.vars.push(var);
@@ -141,9 +141,9 @@ impl Program {
         &self.vars[id]
     }
 
-    /// The variable, to change anything but its name and block.
+    /// Returns the variable for changes to anything but its name and block.
     pub fn var_mut(&mut self, id: VarId) -> &mut Var {
-        self.touch();
+        self.invalidate_fingerprint();
         &mut self.vars[id]
     }
 
@@ -155,7 +155,7 @@ impl Program {
         self.by_name.get(name).copied()
     }
 
-    /// As [`Program::find_var`]; the error names the nearest variable.
+    /// Like [`Program::find_var`], but returns an error that suggests the nearest name.
     pub fn var_named(&self, name: &str) -> Result<VarId> {
         self.find_var(name).ok_or_else(|| {
             let hint = text::did_you_mean(name, self.by_name.keys().map(String::as_str));
@@ -171,26 +171,26 @@ impl Program {
         check_name(&name)?;
         if self.by_name.contains_key(&name) {
             return Err(Error::invalid(format!("cannot rename a variable to '{name}'"))
-                .expected("a name that is not in use"));
+                .expected("an unused name"));
         }
-        self.touch();
+        self.invalidate_fingerprint();
         self.by_name.remove(&self.vars[id].name);
         self.by_name.insert(name.clone(), id);
         self.vars[id].name = name;
         Ok(())
     }
 
-    /// Takes a variable out of the program. No op may use it any more.
+    /// Removes a variable from the program. No op may use it afterwards.
     pub fn remove_var(&mut self, id: VarId) {
-        self.touch();
+        self.invalidate_fingerprint();
         let Var { name, block, .. } = &self.vars[id];
         self.by_name.remove(name);
         self.blocks[*block].vars.retain(|var| *var != id);
     }
 
-    /// The next of `key_0`, `key_1` ... that no variable is called: the documented unique names.
+    /// Returns the first of `key_0`, `key_1`, .. that is not in use: the documented unique names.
     pub fn unique_name(&mut self, key: &str) -> String {
-        self.touch();
+        self.invalidate_fingerprint();
         let next = self.name_counters.entry(key.to_string()).or_insert(0);
         loop {
             let name = format!("{key}_{next}");
@@ -201,12 +201,12 @@ impl Program {
         }
     }
 
-    /// `base` itself if it is free, else a unique name made from it.
+    /// Returns `base` if no variable has that name, else a unique name made from it.
     pub fn fresh_name(&mut self, base: &str) -> String {
         if self.by_name.contains_key(base) { self.unique_name(base) } else { base.to_string() }
     }
 
-    /// Every variable of every block, in order of creation within its block.
+    /// Iterates over the variables of all blocks, in order of creation within each block.
     pub fn vars(&self) -> impl Iterator<Item = (VarId, &Var)> {
         self.blocks.values().flat_map(|block| &block.vars).map(|id| (*id, &self.vars[*id]))
     }
@@ -215,7 +215,7 @@ impl Program {
         self.vars().filter(|(_, var)| var.is_parameter())
     }
 
-    /// An upper bound of variable indices, for side tables.
+    /// Returns an upper bound of variable indices, for side tables.
     pub fn var_capacity(&self) -> usize {
         self.vars.len()
     }
@@ -231,9 +231,9 @@ impl Program {
         self.insert_op(block, at, op)
     }
 
-    /// Inserts before the op at position `at`.
+    /// Inserts an op before the op at position `at`.
     pub fn insert_op(&mut self, block: BlockId, at: usize, op: Op) -> OpId {
-        self.touch();
+        self.invalidate_fingerprint();
         let id = self.ops.push(op);
         self.blocks[block].ops.insert(at, id);
         id
@@ -244,7 +244,7 @@ impl Program {
     }
 
     pub fn op_mut(&mut self, id: OpId) -> &mut Op {
-        self.touch();
+        self.invalidate_fingerprint();
         &mut self.ops[id]
     }
 
@@ -252,7 +252,7 @@ impl Program {
         self.ops.contains(id)
     }
 
-    /// Ops of the root block.
+    /// Iterates over the ops of the root block.
     pub fn root_ops(&self) -> impl DoubleEndedIterator<Item = (OpId, &Op)> + ExactSizeIterator {
         self.block_ops(Program::ROOT)
     }
@@ -264,34 +264,35 @@ impl Program {
         self.blocks[block].ops.iter().map(|id| (*id, &self.ops[*id]))
     }
 
-    /// Replaces the list of a block's ops (to reorder, drop, or put in ops made with
-    /// [`Program::make_op`]).
+    /// Replaces a block's list of ops, to reorder or drop ops, or to insert ops created with
+    /// [`Program::make_op`].
     pub fn set_block_ops(&mut self, block: BlockId, ops: Vec<OpId>) {
-        self.touch();
+        self.invalidate_fingerprint();
         self.blocks[block].ops = ops;
     }
 
-    /// Creates an op that is in no block yet.
+    /// Creates an op that is in no block.
     pub fn make_op(&mut self, op: Op) -> OpId {
-        self.touch();
+        self.invalidate_fingerprint();
         self.ops.push(op)
     }
 
-    /// Keeps the ops for which `keep` holds.
+    /// Keeps only the ops for which `keep` returns true.
     pub fn retain_ops(&mut self, block: BlockId, mut keep: impl FnMut(OpId, &Op) -> bool) {
-        self.touch();
+        self.invalidate_fingerprint();
         let ops = &self.ops;
         self.blocks[block].ops.retain(|id| keep(*id, &ops[*id]));
     }
 
-    /// An upper bound of op indices, for side tables.
+    /// Returns an upper bound of op indices, for side tables.
     pub fn op_capacity(&self) -> usize {
         self.ops.len()
     }
 
     // Whole programs
 
-    /// The program for evaluation: forward ops only, `is_test` set where an op has it.
+    /// Returns the program for evaluation: forward ops only, with `is_test` set on every op that
+    /// has that attribute.
     pub fn clone_for_test(&self) -> Result<Program> {
         let mut test = self.clone();
         for block in test.block_ids().collect::<Vec<_>>() {
@@ -306,7 +307,8 @@ impl Program {
         Ok(test)
     }
 
-    /// The part of the root block that `targets` need. Blocks of ops that go away become empty.
+    /// Returns a copy that keeps only the ops of the root block that `targets` depend on, and the
+    /// variables in use. Blocks of removed ops become empty.
     pub fn prune(&self, targets: &[VarId]) -> Program {
         let mut pruned = self.clone();
         let mut needed: HashSet<VarId> = targets.iter().copied().collect();
@@ -328,7 +330,7 @@ impl Program {
         pruned
     }
 
-    /// Empties the blocks that no op leads to from the root.
+    /// Empties the blocks that cannot be reached from the root through sub-blocks.
     fn clear_unreachable_blocks(&mut self) {
         let mut reached = HashSet::from([Program::ROOT]);
         let mut open = vec![Program::ROOT];
@@ -344,13 +346,13 @@ impl Program {
         }
     }
 
-    /// Drops variables that no op of any block touches.
+    /// Drops the variables that no op of any block uses.
     pub fn drop_unused_vars(&mut self) {
         self.drop_vars_unless(|_, used| used);
     }
 
     fn drop_vars_unless(&mut self, keep: impl Fn(VarId, bool) -> bool) {
-        self.touch();
+        self.invalidate_fingerprint();
         let mut used = HashSet::new();
         for block in self.blocks.values() {
             for id in &block.ops {
@@ -366,7 +368,7 @@ impl Program {
         self.by_name.retain(|_, id| listed.contains(id));
     }
 
-    /// Adds what an op reads, its sub-block's ops included.
+    /// Adds the variables that an op and the ops of its sub-block read.
     pub fn reads_of(&self, id: OpId, into: &mut HashSet<VarId>) {
         let op = &self.ops[id];
         into.extend(op.all_inputs());
@@ -377,7 +379,7 @@ impl Program {
         }
     }
 
-    /// Adds what an op writes, its sub-block's ops included.
+    /// Adds the variables that an op and the ops of its sub-block write.
     pub fn writes_of(&self, id: OpId, into: &mut HashSet<VarId>) {
         let op = &self.ops[id];
         into.extend(op.all_outputs());
@@ -388,7 +390,8 @@ impl Program {
         }
     }
 
-    /// A hash of the content: equal programs share plans. Computed once, forgotten at each change.
+    /// Returns a hash of the content, so that equal programs share plans. It is cached until the
+    /// next change.
     pub fn fingerprint(&self) -> u128 {
         *self.fingerprint.get_or_init(|| {
             let half = |salt: u64| {
@@ -419,11 +422,11 @@ impl Program {
         }
     }
 
-    fn touch(&mut self) {
+    fn invalidate_fingerprint(&mut self) {
         self.fingerprint = OnceLock::new();
     }
 
-    /// The op as errors name it: `op 3 mul(X: %x, Y: %w) at src/model.rs:10`.
+    /// Describes an op for errors: `op 3 mul(X: %x, Y: %w) at src/model.rs:10`.
     pub fn describe_op(&self, id: OpId) -> String {
         let place = self.blocks.iter().find_map(|(block, content)| {
             content.ops.iter().position(|other| *other == id).map(|index| (block, index))
@@ -431,7 +434,7 @@ impl Program {
         self.describe_op_at(id, place)
     }
 
-    /// As [`Program::describe_op`] where the op's place is known. Copes with broken programs.
+    /// Like [`Program::describe_op`] for an op whose position is known. Accepts invalid programs.
     pub(crate) fn describe_op_at(&self, id: OpId, place: Option<(BlockId, usize)>) -> String {
         let position = match place {
             Some((Program::ROOT, index)) => format!("op {index}"),
@@ -439,7 +442,7 @@ impl Program {
             None => "op".to_string(),
         };
         let Some(op) = self.ops.get(id) else {
-            return format!("{position} ({id}, which the program does not hold)");
+            return format!("{position} ({id}, no such op)");
         };
         let slots: Vec<String> = op
             .spec
@@ -464,7 +467,7 @@ impl Program {
         format!("{position} {}({slots}){role}{source}", op.name())
     }
 
-    /// `%name`, also where the id is wrong.
+    /// Returns `%name`, or a placeholder for an invalid id.
     pub(crate) fn var_label(&self, id: VarId) -> String {
         match self.vars.get(id) {
             Some(var) => format!("%{}", crate::text::name(&var.name)),
@@ -473,10 +476,11 @@ impl Program {
     }
 }
 
-/// Of an op's description: fused ops have many slots, and a line is to be read.
+/// Limit on the slots in an op's description, in characters. Fused ops have many slots, and the
+/// description must fit a readable line.
 const SLOTS_CHARS_MAX: usize = 200;
 
-/// The slots that fit, the first in any case.
+/// Joins as many slots as fit the limit, and always the first.
 fn shortened(slots: Vec<String>) -> String {
     let mut text = String::new();
     for slot in slots {
@@ -493,7 +497,7 @@ fn shortened(slots: Vec<String>) -> String {
 
 fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
-        return Err(Error::invalid("a variable needs a name"));
+        return Err(Error::invalid("empty variable name"));
     }
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid("the name of a variable is too long")

@@ -1,9 +1,9 @@
-//! The protobuf form of programs: smaller than text and quick to read, for files and wires.
-//! `proto/program.proto` documents it; the messages below are the same by hand, so that no build
-//! needs a protobuf compiler.
+//! The protobuf form of programs, for files and connections. It is smaller than the text form and
+//! faster to read. `proto/program.proto` documents it. The messages below mirror that file by hand,
+//! so that the build needs no protobuf compiler.
 //!
-//! Reading trusts nothing: sizes are bounded by the bytes that are there, names and numbers are
-//! checked, ops go through the same builder as everywhere, and blocks are a tree.
+//! The reader accepts untrusted bytes. The length of the input bounds every allocation. Names and
+//! numbers are checked, ops go through the usual builder, and blocks must form a tree.
 
 use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, NAME_BYTES_MAX, check_bytes, depth};
 use crate::scan::check_counts;
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 impl Program {
-    /// The protobuf form.
+    /// Encodes the program in the protobuf form.
     pub fn to_bytes(&self) -> Vec<u8> {
         let numbers: HashMap<VarId, u32> = self.vars().map(|(id, _)| id).zip(0..).collect();
         let block = |id: BlockId| {
@@ -39,44 +39,46 @@ impl Program {
         program.encode_to_vec()
     }
 
-    /// Reads the protobuf form. `dialect` knows the ops.
+    /// Decodes the protobuf form. `dialect` provides the specs of ops.
     pub fn from_bytes(bytes: &[u8], dialect: &dyn Dialect) -> Result<Program> {
         check_bytes(bytes.len())?;
         if Program::is_text(bytes) {
-            return Err(Error::invalid("these bytes are not a program")
-                .expected("'fleet program' or the protobuf form, which starts with its version"));
+            return Err(Error::invalid("not a program").expected(
+                "text that starts with 'fleet program', or protobuf that starts with a version",
+            ));
         }
         check_counts(bytes)?;
-        let message = pb::Program::decode(bytes).map_err(|error| {
-            Error::invalid(format!("the protobuf form of the program is broken: {error}"))
-        })?;
+        let message = pb::Program::decode(bytes)
+            .map_err(|error| Error::invalid(format!("malformed protobuf program: {error}")))?;
         if message.version != u64::from(VERSION) {
-            return Err(Error::unsupported("the program has another version of the binary form")
+            return Err(Error::unsupported("unsupported version of the binary format")
                 .expected(VERSION)
                 .got(message.version));
         }
         read_program(message, dialect)
     }
 
-    /// Whether these bytes are meant to be the text form.
+    /// Whether these bytes are to be read as the text form.
     pub fn is_text(bytes: &[u8]) -> bool {
         bytes.first() != Some(&VERSION_TAG)
     }
 
-    /// Reads either form: the binary one is told by its first byte.
+    /// Reads either form. The first byte distinguishes them.
     pub fn read(bytes: &[u8], dialect: &dyn Dialect) -> Result<Program> {
         if !Program::is_text(bytes) {
             return Program::from_bytes(bytes, dialect);
         }
         match std::str::from_utf8(bytes) {
             Ok(text) => Program::parse(text, dialect),
-            Err(_) => Err(Error::invalid("these bytes are not a program")
-                .expected("'fleet program' or the protobuf form, which starts with its version")),
+            Err(_) => Err(Error::invalid("not a program").expected(
+                "text that starts with 'fleet program', or protobuf that starts with a version",
+            )),
         }
     }
 }
 
-/// Field 1 as a varint: the first byte of every program in protobuf form, and never one of a text.
+/// The key of field 1 (a varint): the first byte of every program in protobuf form, and never the
+/// first byte of a text.
 const VERSION_TAG: u8 = 0x08;
 
 fn number(id: impl EntityRef) -> u32 {
@@ -113,7 +115,7 @@ fn write_var(var: &Var) -> pb::Var {
 }
 
 fn write_op(op: &Op, numbers: &HashMap<VarId, u32>) -> pb::Op {
-    // A variable that is in no block gets a number that no reader takes.
+    // A variable that is in no block gets a number that every reader rejects.
     let vars = |ids: &[VarId]| ids.iter().map(|id| *numbers.get(id).unwrap_or(&u32::MAX)).collect();
     let slots = |names: &[crate::SlotSpec], slots: &[Vec<VarId>]| {
         let used = names.iter().zip(slots).filter(|(_, ids)| !ids.is_empty());
@@ -196,12 +198,13 @@ fn read_block(program: &mut Program, index: usize, parent: Option<u32>) -> Resul
     let Some(parent) = parent else {
         return match index {
             0 => Ok(Program::ROOT),
-            _ => Err(Error::invalid("a block has no block around it").expected("only block0")),
+            _ => Err(Error::invalid("block without a parent")
+                .expected("a parent for every block but block0")),
         };
     };
     if parent as usize >= index {
-        return Err(Error::invalid("the block around a block does not come before it")
-            .expected(format!("less than {index}"))
+        return Err(Error::invalid("the parent of a block does not precede it")
+            .expected(format!("a block below {index}"))
             .got(parent));
     }
     let parent = BlockId::from_index(parent as usize);
@@ -232,7 +235,7 @@ fn read_var(var: pb::Var) -> Result<Var> {
         stop_gradient: var.stop_gradient,
         is_data: var.is_data,
         lod_level: u8::try_from(var.lod_level).map_err(|_| {
-            Error::invalid("too many levels").expected("at most 255").got(var.lod_level)
+            Error::invalid("too many lod levels").expected("at most 255").got(var.lod_level)
         })?,
         param: var.param.map(|param| Param {
             trainable: param.trainable,
@@ -251,9 +254,9 @@ fn read_var(var: pb::Var) -> Result<Var> {
 struct OpReader<'d> {
     dialect: &'d dyn Dialect,
     specs: HashMap<String, &'static OpSpec>,
-    /// By number.
+    /// Variables by their number in the file.
     vars: Vec<VarId>,
-    /// Labels repeat; each is kept once.
+    /// Labels repeat; each text is stored once.
     labels: HashMap<String, Arc<str>>,
     owners: BlockOwners,
 }
@@ -264,17 +267,17 @@ impl OpReader<'_> {
         let mut builder = Op::build(spec);
         let mut seen = Vec::new();
         for slot in message.inputs {
-            once(&mut seen, "input slot", &slot.name)?;
+            check_unique_name(&mut seen, "input slot", &slot.name)?;
             builder = builder.inputs(&slot.name, &self.find(&slot.vars)?);
         }
         seen.clear();
         for slot in message.outputs {
-            once(&mut seen, "output slot", &slot.name)?;
+            check_unique_name(&mut seen, "output slot", &slot.name)?;
             builder = builder.outputs(&slot.name, &self.find(&slot.vars)?);
         }
         seen.clear();
         for attr in message.attrs {
-            once(&mut seen, "attribute", &attr.name)?;
+            check_unique_name(&mut seen, "attribute", &attr.name)?;
             let value = read_value(attr.value)
                 .map_err(|error| error.at(format!("attribute '{}'", attr.name)))?;
             if let Attr::Block(inner) = value {
@@ -306,7 +309,7 @@ impl OpReader<'_> {
     fn find(&self, numbers: &[u32]) -> Result<Vec<VarId>> {
         let find = |number: &u32| {
             self.vars.get(*number as usize).copied().ok_or_else(|| {
-                Error::invalid("an op refers to a variable that the program does not have")
+                Error::invalid("an op refers to an unknown variable")
                     .expected(format!("a number below {}", self.vars.len()))
                     .got(number)
             })
@@ -319,16 +322,16 @@ impl OpReader<'_> {
     }
 }
 
-/// Refuses a second slot or attribute of a name, and names that are too long to look for. An op has
-/// a bounded number of each (see `scan.rs`).
-fn once(seen: &mut Vec<String>, what: &str, name: &str) -> Result<()> {
+/// Rejects a repeated slot or attribute name, and names that are too long to search for. An op has
+/// a bounded number of each (see `scan.rs`), so a linear search suffices.
+fn check_unique_name(seen: &mut Vec<String>, what: &str, name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid(format!("the name of an {what} is too long"))
             .expected(format!("at most {NAME_BYTES_MAX} bytes"))
             .got(name.len()));
     }
     if seen.iter().any(|other| other == name) {
-        return Err(Error::invalid(format!("{what} '{name}' is there twice")));
+        return Err(Error::invalid(format!("duplicate {what} '{name}'")));
     }
     seen.push(name.to_string());
     Ok(())
@@ -346,13 +349,13 @@ fn read_value(value: Option<pb::Value>) -> Result<Attr> {
         Some(pb::Value::StrsValue(list)) => Attr::Strs(list.values),
         Some(pb::Value::DtypeValue(value)) => Attr::DType(read_dtype(value)?),
         Some(pb::Value::BlockValue(u32::MAX)) => {
-            return Err(Error::invalid("an attribute names no block"));
+            return Err(Error::invalid("invalid block id in an attribute"));
         }
         Some(pb::Value::BlockValue(value)) => Attr::Block(BlockId::from_index(value as usize)),
     })
 }
 
-/// The number of an element type is its place in [`DType::ALL`], counted from 1.
+/// The number of an element type is its index in [`DType::ALL`] plus 1.
 fn dtype_number(dtype: DType) -> i32 {
     DType::ALL.iter().position(|other| *other == dtype).map_or(0, |index| index as i32 + 1)
 }
@@ -477,7 +480,7 @@ mod message {
     }
 
     #[derive(Clone, PartialEq, Oneof)]
-    #[allow(clippy::enum_variant_names)] // the names of the fields
+    #[allow(clippy::enum_variant_names)] // as in the schema
     pub enum Value {
         #[prost(sint64, tag = "2")]
         IntValue(i64),

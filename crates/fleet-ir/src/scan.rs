@@ -1,15 +1,14 @@
-//! Counts what a program's protobuf form holds before it is decoded: decoding makes some 200 bytes
-//! of memory out of two bytes of an empty message, so a file could ask for far more than it is
-//! long.
+//! Checks the counts of a protobuf-form program against the limits before decoding. Decoding turns
+//! two bytes of an empty message into about 200 bytes of memory, so a small file could exhaust it.
 //!
-//! The scan follows the nesting of `proto/program.proto` and looks at nothing else. Bytes that are
-//! broken end it: decoding stops at the same place and says so.
+//! The scan follows the nesting in `proto/program.proto` and looks at nothing else. It stops
+//! without an error at malformed bytes, because decoding fails at the same bytes and reports them.
 
 use crate::limits::{BLOCKS_MAX, OPS_MAX, PARTS_MAX, SLOTS_MAX, check_count};
 use fleet_base::Result;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-/// What is counted, over the whole form.
+/// Counts over the whole program.
 #[derive(Default)]
 struct Counts {
     blocks: usize,
@@ -17,7 +16,7 @@ struct Counts {
     parts: usize,
 }
 
-/// Refuses a form of more blocks, ops or parts than a program may have.
+/// Returns an error if the bytes encode more blocks, ops or parts than a program may have.
 pub(crate) fn check_counts(bytes: &[u8]) -> Result<()> {
     let mut counts = Counts::default();
     messages(bytes, &mut |tag, block| match tag {
@@ -58,7 +57,7 @@ impl Counts {
         })
     }
 
-    /// The texts of an attribute that is a list of them.
+    /// Counts the strings of a string-list attribute.
     fn attr(&mut self, bytes: &[u8]) -> Result<()> {
         messages(bytes, &mut |tag, list| match tag {
             8 => messages(list, &mut |_, _| self.add_part()),
@@ -68,11 +67,11 @@ impl Counts {
 
     fn add_part(&mut self) -> Result<()> {
         self.parts += 1;
-        check_count("variables, slots, attributes and texts", self.parts, PARTS_MAX)
+        check_count("variables, slots, attributes and strings", self.parts, PARTS_MAX)
     }
 }
 
-/// Hands out the fields of a message that have a length, by their numbers.
+/// Calls `take` with the number and content of each length-delimited field of a message.
 fn messages(mut bytes: &[u8], take: &mut dyn FnMut(u32, &[u8]) -> Result<()>) -> Result<()> {
     while !bytes.is_empty() {
         let Ok((tag, wire)) = decode_key(&mut bytes) else { return Ok(()) };
@@ -97,7 +96,7 @@ fn messages(mut bytes: &[u8], take: &mut dyn FnMut(u32, &[u8]) -> Result<()>) ->
 mod tests {
     use super::*;
 
-    /// A field of a message: its number and its content.
+    /// Encodes a length-delimited field with number `tag`.
     fn field(tag: u8, content: &[u8]) -> Vec<u8> {
         let mut bytes = vec![tag << 3 | 2];
         prost::encoding::encode_varint(content.len() as u64, &mut bytes);
@@ -116,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Two bytes each; decoded, all of them would take gigabytes.
+    /// Each message takes two bytes. Decoded, all of them would take gigabytes.
     #[test]
     fn empty_messages_are_counted_before_they_are_decoded() {
         let (block, op, var) = (field(4, &[]), field(3, &[]), field(2, &[]));
@@ -124,7 +123,7 @@ mod tests {
         check(&block, BLOCKS_MAX + 1, &[], "too many blocks: expected at most 65536, got 65537");
         check(&op, OPS_MAX, &[4], "");
         check(&op, OPS_MAX + 1, &[4], "too many ops: expected at most 1048576, got 1048577");
-        let parts = "too many variables, slots, attributes and texts: expected at most 4194304, \
+        let parts = "too many variables, slots, attributes and strings: expected at most 4194304, \
                      got 4194305";
         check(&var, PARTS_MAX, &[4], "");
         check(&var, PARTS_MAX + 1, &[4], parts);

@@ -1,10 +1,9 @@
-//! What an op looks like from outside: its slots and attributes. The meaning lives with the
-//! registry.
+//! The signature of an op: its slots and attributes. The op registry holds its meaning.
 
 use crate::{Attr, AttrKind};
 use fleet_tensor::DType;
 
-/// Slots and attributes of an op, in the order in which ops store them.
+/// The slots and attributes of an op, in the order in which ops store them.
 #[derive(Debug)]
 pub struct OpSpec {
     pub name: &'static str,
@@ -13,24 +12,24 @@ pub struct OpSpec {
     pub attrs: &'static [AttrSpec],
 }
 
-/// A named place for variables.
+/// A named input or output of an op.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotSpec {
     pub name: &'static str,
     pub arity: Arity,
 }
 
-/// How many variables a slot takes.
+/// The number of variables that a slot takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arity {
     One,
     /// None or one.
     Optional,
-    /// Any number, also none.
+    /// Any number, including zero.
     Many,
 }
 
-/// A named attribute. Without a default it must be given.
+/// A named attribute. An attribute without a default is required.
 #[derive(Clone, Copy, Debug)]
 pub struct AttrSpec {
     pub name: &'static str,
@@ -38,7 +37,7 @@ pub struct AttrSpec {
     pub default: Option<AttrConst>,
 }
 
-/// An attribute's default, as a constant.
+/// The default value of an attribute, as a constant.
 #[derive(Clone, Copy, Debug)]
 pub enum AttrConst {
     Int(i64),
@@ -51,10 +50,10 @@ pub enum AttrConst {
     DType(DType),
 }
 
-/// Looks up specs by name, for programs read from text or bytes.
+/// A lookup of specs by name, for reading programs from text or bytes.
 pub trait Dialect {
     fn spec(&self, name: &str) -> Option<&'static OpSpec>;
-    /// Every name, for suggestions.
+    /// Returns every known name, for suggestions.
     fn names(&self) -> Vec<&'static str>;
 }
 
@@ -70,12 +69,12 @@ pub const fn many(name: &'static str) -> SlotSpec {
     SlotSpec { name, arity: Arity::Many }
 }
 
-/// An attribute with a default.
+/// Returns an attribute with a default.
 pub const fn attr(name: &'static str, default: AttrConst) -> AttrSpec {
     AttrSpec { name, kind: default.kind(), default: Some(default) }
 }
 
-/// An attribute that must be given.
+/// Returns a required attribute.
 pub const fn required(name: &'static str, kind: AttrKind) -> AttrSpec {
     AttrSpec { name, kind, default: None }
 }

@@ -1,4 +1,4 @@
-//! The text form of programs: the writer. [`crate::parse`] reads it back, exactly.
+//! The writer of the text form of programs. [`crate::parse`] reads the form back without loss.
 //!
 //! ```text
 //! fleet program 1
@@ -16,19 +16,19 @@
 //! }
 //! ```
 //!
-//! * A variable: name, element type, shape, then what differs from a plain temporary:
-//!   `sparse_rows`, `tensor_array`, `layout=`, `data`, `persistable`, `param` with `frozen`, `lr=`,
-//!   `l1=`, `l2=`, `no_clip`, `distributed`; `lod=`; `stop_gradient` or `stop_gradient=false` where
-//!   it is not what the rest implies (fed and persistable variables and frozen parameters stop
-//!   gradients).
-//! * An op: outputs by slot, name, inputs by slot, attributes that differ from their default, role
-//!   (`!backward`, `!optimize`, `!loss` ...; none for forward), device label, `fp16_guard` in such
-//!   a region, source label.
-//! * A block that belongs to an op of another names it: `block1 in block0 { .. }`; the op has it as
-//!   an attribute: `{sub_block: block1}`.
+//! * A variable has a name, an element type and a shape, followed by its differences from a plain
+//!   temporary: `sparse_rows`, `tensor_array`, `layout=`, `data`, `persistable`, `param` with
+//!   `frozen`, `lr=`, `l1=`, `l2=`, `no_clip`, `distributed`; `lod=`; and `stop_gradient` or
+//!   `stop_gradient=false` where it differs from the implied value. Fed variables, persistable
+//!   variables and frozen parameters stop gradients unless stated otherwise.
+//! * An op has its outputs by slot, its name, its inputs by slot, the attributes that differ from
+//!   their defaults, its role (`!backward`, `!optimize`, `!loss` ...; none for forward), its device
+//!   label, `fp16_guard` in such a region, and its source location.
+//! * A nested block names its parent: `block1 in block0 { .. }`. The op that owns it has it as an
+//!   attribute: `{sub_block: block1}`.
 //! * Names with unusual characters are quoted: `%"a b"`. A `#` starts a comment.
 //!
-//! Variables and ops that were taken out of a program are not written; what is read back is dense.
+//! Removed variables and ops are not written, so a program that is read back has consecutive ids.
 
 use crate::{
     Attr, AttrConst, Block, BlockId, Op, OpRole, Program, Regularizer, Var, VarId, VarKind,
@@ -37,10 +37,10 @@ use fleet_tensor::Layout;
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
-/// The version that the writer writes and the reader takes.
+/// The version of the format, for writer and reader.
 pub(crate) const VERSION: u32 = 1;
 
-/// Names of roles as the text form marks them, without the loss bit.
+/// Names of roles in the text form, without the loss bit.
 pub(crate) const ROLES: [(&str, OpRole); 6] = [
     ("forward", OpRole::FORWARD),
     ("backward", OpRole::BACKWARD),
@@ -63,7 +63,7 @@ impl fmt::Display for Program {
     }
 }
 
-/// Equality of the printed form: ids that differ because of what was removed do not count.
+/// Compares printed forms, so that gaps in the ids left by removed items do not matter.
 impl PartialEq for Program {
     fn eq(&self, other: &Program) -> bool {
         self.to_string() == other.to_string()
@@ -147,7 +147,7 @@ fn write_var(f: &mut fmt::Formatter<'_>, var: &Var) -> fmt::Result {
     }
 }
 
-/// What `stop_gradient` is unless a variable says otherwise.
+/// The value of `stop_gradient` for a variable that does not state it.
 pub(crate) fn implied_stop_gradient(var: &Var) -> bool {
     match &var.param {
         Some(param) => var.is_data || !param.trainable,
@@ -239,7 +239,7 @@ fn write_list<T>(
     f.write_char(']')
 }
 
-/// Bitwise for floats: -0.0 is not 0.0, and a NaN is itself.
+/// Compares floats by bits, so that -0.0 differs from 0.0 and a NaN equals itself.
 fn is_default(value: &Attr, default: &AttrConst) -> bool {
     match (value, default) {
         (Attr::Int(value), AttrConst::Int(default)) => value == default,
@@ -256,17 +256,17 @@ fn is_default(value: &Attr, default: &AttrConst) -> bool {
     }
 }
 
-/// The shortest text that reads back as the same number; never looks like an integer.
+/// Returns the shortest text that parses to the same float. It never looks like an integer.
 fn float(value: f64) -> String {
     if value.is_nan() { "nan".to_string() } else { format!("{value:?}") }
 }
 
-/// A variable's name, quoted if it must be.
+/// Returns a variable's name, quoted if necessary.
 pub(crate) fn name(name: &str) -> Cow<'_, str> {
     bare_or_quoted(name, is_name_byte(name.as_bytes().first()))
 }
 
-/// The name of an op, slot or attribute, quoted if it must be.
+/// Returns the name of an op, slot or attribute, quoted if necessary.
 fn word(name: &str) -> Cow<'_, str> {
     bare_or_quoted(name, name.bytes().next().is_some_and(is_word_start))
 }
@@ -279,7 +279,7 @@ fn bare_or_quoted(name: &str, starts_well: bool) -> Cow<'_, str> {
     }
 }
 
-/// Bytes that names may have without quotes.
+/// Whether a byte may occur in a name without quotes.
 pub(crate) fn is_name_byte(byte: Option<&u8>) -> bool {
     byte.is_some_and(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'@' | b'/' | b'-'))
 }
@@ -299,7 +299,7 @@ fn quoted(text: &str) -> String {
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
             c if c.is_control() || is_invisible(c) => {
-                write!(out, "\\u{{{:x}}}", u32::from(c)).expect("strings take everything");
+                write!(out, "\\u{{{:x}}}", u32::from(c)).expect("writing to a string never fails");
             }
             c => out.push(c),
         }
@@ -308,8 +308,8 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Characters that would make a printed name look like another: marks of writing direction,
-/// joiners, the byte order mark, line separators.
+/// Whether a character could make one printed name look like another: direction marks, joiners, the
+/// byte order mark and line separators.
 fn is_invisible(c: char) -> bool {
     matches!(u32::from(c), 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x2069 | 0xfeff)
 }

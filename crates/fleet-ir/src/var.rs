@@ -3,52 +3,52 @@
 use crate::BlockId;
 use fleet_tensor::{DType, Layout, Shape};
 
-/// A variable: a typed label for a value that ops read and write.
+/// A variable: a typed, named value that ops read and write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Var {
     pub name: String,
-    /// Set by [`Program::add_var`](crate::Program::add_var).
+    /// The block that lists the variable. Set by [`Program::add_var`](crate::Program::add_var).
     pub block: BlockId,
     pub dtype: DType,
     pub shape: Shape,
     pub kind: VarKind,
-    /// How its elements lie in memory; chosen by passes, row-major in programs that users build.
+    /// Layout of the elements in memory. Passes choose it; programs that users build are row-major.
     pub layout: Layout,
-    /// Lives in the scope, from one run to the next.
+    /// Whether the value lives in the scope and is kept from one run to the next.
     pub persistable: bool,
     pub stop_gradient: bool,
-    /// Fed at run time.
+    /// Whether the value is fed at run time.
     pub is_data: bool,
-    /// Levels of ragged nesting; 0 for a plain tensor.
+    /// Number of levels of ragged nesting; 0 for a plain tensor.
     pub lod_level: u8,
     pub param: Option<Param>,
 }
 
-/// What kind of value a variable holds.
+/// The kind of value that a variable holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VarKind {
     #[default]
     Dense,
-    /// Some rows of a tall matrix; the shape is that of the whole matrix.
+    /// Some rows of a tall matrix. The variable's shape is that of the whole matrix.
     SparseRows,
     /// A list of tensors.
     TensorArray,
 }
 
-/// What makes a variable a parameter.
+/// Properties of a trainable or frozen parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
     pub trainable: bool,
-    /// Multiplies the optimizer's learning rate.
+    /// Factor on the optimizer's learning rate.
     pub learning_rate: f64,
-    /// Overrides the optimizer's.
+    /// Overrides the optimizer's regularizer.
     pub regularizer: Option<Regularizer>,
     pub need_clip: bool,
-    /// Lives on parameter servers.
+    /// Whether the parameter lives on parameter servers.
     pub is_distributed: bool,
 }
 
-/// Weight decay added to a gradient.
+/// Weight decay, added to the gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Regularizer {
     /// `g + coeff * sign(w)`.
@@ -70,7 +70,7 @@ impl Default for Param {
 }
 
 impl Var {
-    /// A temporary of unknown shape, to be added to a program.
+    /// Returns a temporary variable, to be added to a program.
     pub fn new(name: impl Into<String>, dtype: DType, shape: impl Into<Shape>) -> Var {
         Var {
             name: name.into(),
@@ -87,17 +87,17 @@ impl Var {
         }
     }
 
-    /// A variable that is fed.
+    /// Returns a variable that is fed at run time.
     pub fn data(name: impl Into<String>, dtype: DType, shape: impl Into<Shape>) -> Var {
         Var { is_data: true, stop_gradient: true, ..Var::new(name, dtype, shape) }
     }
 
-    /// A variable that lives in the scope.
+    /// Returns a variable that the scope keeps from one run to the next.
     pub fn persistable(name: impl Into<String>, dtype: DType, shape: impl Into<Shape>) -> Var {
         Var { persistable: true, stop_gradient: true, ..Var::new(name, dtype, shape) }
     }
 
-    /// A parameter.
+    /// Returns a parameter.
     pub fn parameter(
         name: impl Into<String>,
         dtype: DType,

@@ -1,23 +1,24 @@
-//! The verifier. It checks, and reports every violation with the op that has it:
+//! The verifier. It reports every violation of these rules, with the op that violates it:
 //!
-//! 1. Blocks: block 0 is the root and has no parent; every other block has one that exists, no
-//!    circle, at most 32 levels. A block belongs to at most one op, which stands in the block's
-//!    parent.
-//! 2. Variables: listed in the block that they name, once; names are not empty, unique in the whole
-//!    program, and found by [`Program::find_var`]; shapes have no dimension below -1, those in the
-//!    layout of filters four dimensions; a parameter is persistable; a variable is fed or kept
-//!    between runs, not both.
-//! 3. Ops: exist, and stand in one block, once; as many slots and attributes as the spec has;
-//!    in each slot as many variables as it takes; attributes of the spec's type.
-//! 4. Uses: every variable exists, and is listed in the op's block or one around it; no op writes
-//!    what is fed.
-//! 5. Order: a variable that is neither persistable nor fed (nor a tensor array, which starts
-//!    empty) is written by an earlier op before it is read; the first op that reads it too early is
-//!    named. An op with a sub-block writes what its sub-block writes; a sub-block sees what was
-//!    written before its op. Blocks that no op leads to do not run and have no order.
+//! 1. Blocks: block 0 is the root and has no parent. Every other block has an existing parent,
+//!    without cycles and at most 32 levels deep. A block belongs to at most one op, which is in the
+//!    block's parent.
+//! 2. Variables: each is listed once, in the block that it names. A name is not empty and is unique
+//!    in the whole program, and [`Program::find_var`] finds the variable by it. Shapes have no
+//!    dimension below -1, and variables in a filter layout have four dimensions. A parameter is
+//!    persistable. No variable is both fed and kept between runs.
+//! 3. Ops: each exists and is listed once, in one block. It has as many slots and attributes as its
+//!    spec. Each slot has as many variables as it takes. Attributes have the spec's types.
+//! 4. Uses: every variable exists and is listed in the op's block or a block around it. No op
+//!    writes a fed variable.
+//! 5. Order: an earlier op writes a variable before any op reads it, unless the variable is
+//!    persistable, fed, or a tensor array (which starts empty). The error names the first op that
+//!    reads it too early. An op with a sub-block writes whatever its sub-block writes, and the
+//!    sub-block sees earlier writes. Blocks that no op uses do not run, so their order is not
+//!    checked.
 //!
-//! It does not know what ops mean. Whether the declared types and shapes are what the ops make is
-//! checked by the op registry's verifier, which calls this one first.
+//! The verifier does not know the meaning of ops. The op registry's verifier runs this one first,
+//! and then compares declared types and shapes with the results of the ops.
 
 use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, depth};
 use crate::op::check_arity;
@@ -27,27 +28,27 @@ use fleet_tensor::Layout;
 use std::collections::HashSet;
 
 impl Program {
-    /// Everything that is wrong with the program, in order; see the file's head for what is
-    /// checked.
+    /// Returns every violation in the program, in order. The module's head lists the rules.
     pub fn errors(&self) -> Vec<Error> {
         let mut verifier = Verifier::new(self);
         verifier.blocks();
         verifier.vars();
         verifier.ops();
-        // The walk over blocks follows ids, which must be right for it.
+        // The walk follows ids, so they must all be valid.
         if verifier.walkable {
             verifier.walk(Program::ROOT);
         }
         verifier.errors
     }
 
-    /// Refuses a program that has [`Program::errors`], with all of them in the message.
+    /// Returns an error that lists all [`Program::errors`], if there are any.
     pub fn verify(&self) -> Result<()> {
         all_in_one(self.errors())
     }
 }
 
-/// One error out of many, or none: the first, and the others in full below it.
+/// Merges errors into one, or returns `Ok` if there are none. The message holds every error in
+/// full.
 pub fn all_in_one(errors: Vec<Error>) -> Result<()> {
     let count = errors.len();
     let mut errors = errors.into_iter();
@@ -64,11 +65,11 @@ pub fn all_in_one(errors: Vec<Error>) -> Result<()> {
 struct Verifier<'p> {
     program: &'p Program,
     errors: Vec<Error>,
-    /// Blocks are a tree and ids exist.
+    /// Whether blocks form a tree and all ids exist.
     walkable: bool,
     /// By variable: the block that lists it.
     listed: Vec<Option<BlockId>>,
-    /// By variable: it has a value.
+    /// By variable: whether it has a value.
     written: Vec<bool>,
 }
 
@@ -99,7 +100,7 @@ impl<'p> Verifier<'p> {
                     Error::invalid("a block's parent does not exist").got(parent)
                 }
                 Some(_) if depth(program, id) > BLOCK_DEPTH_MAX => {
-                    Error::invalid("a block is in a circle of parents, or nested too deeply")
+                    Error::invalid("a block is in a cycle of parents, or nested too deeply")
                         .expected(format!("at most {BLOCK_DEPTH_MAX} levels"))
                 }
                 Some(_) => continue,
@@ -129,7 +130,7 @@ impl<'p> Verifier<'p> {
                 }
                 if var.block != block {
                     report(
-                        Error::invalid("a variable is listed in a block that is not its own")
+                        Error::invalid("a variable is listed in the wrong block")
                             .expected(var.block),
                     );
                 }
@@ -137,9 +138,9 @@ impl<'p> Verifier<'p> {
                     report(Error::invalid("a variable has no name"));
                 }
                 if !names.insert(&var.name) {
-                    report(Error::invalid("two variables have this name"));
+                    report(Error::invalid("duplicate variable name"));
                 } else if program.find_var(&var.name) != Some(id) {
-                    report(Error::invalid("a variable is not found by its name"));
+                    report(Error::invalid("the name index does not list the variable"));
                 }
                 if var.shape.iter().any(|dim| *dim < -1) {
                     report(
@@ -150,8 +151,8 @@ impl<'p> Verifier<'p> {
                 }
                 if var.layout == Layout::Filter64 && var.shape.rank() != 4 {
                     report(
-                        Error::invalid("the layout is one of filters")
-                            .expected("four dimensions")
+                        Error::invalid("wrong number of dimensions for layout filter64")
+                            .expected("4 dimensions")
                             .got(var.shape),
                     );
                 }
@@ -184,7 +185,7 @@ impl<'p> Verifier<'p> {
                 self.slots(program.op(id));
                 self.attrs(program.op(id), block, &mut owners);
                 self.uses(program.op(id), block);
-                self.blame(before, id, block, index);
+                self.add_op_context(before, id, block, index);
             }
         }
     }
@@ -229,8 +230,8 @@ impl<'p> Verifier<'p> {
         for var in op.all_outputs().filter(fed) {
             let name = program.var_label(var);
             self.errors.push(
-                Error::invalid(format!("the op writes {name}, which is fed"))
-                    .help("let it write a variable of its own"),
+                Error::invalid(format!("the op writes {name}, a fed variable"))
+                    .help("write to another variable"),
             );
         }
         for var in op.all_inputs().chain(op.all_outputs()) {
@@ -244,14 +245,14 @@ impl<'p> Verifier<'p> {
                     "the op uses {name}, which is in no block (was it removed?)"
                 ))),
                 Some(home) if !self.sees(block, home) => self.errors.push(Error::invalid(format!(
-                    "the op uses {name} of {home}, which {block} does not see"
+                    "the op uses {name} of {home}, which is not visible in {block}"
                 ))),
                 Some(_) => {}
             }
         }
     }
 
-    /// Whether `home` is `block` or a block around it.
+    /// Whether `home` is `block` or one of the blocks around it.
     fn sees(&self, block: BlockId, home: BlockId) -> bool {
         let parents = std::iter::successors(Some(block), |block| {
             self.program.block(*block).parent.filter(|parent| self.program.has_block(*parent))
@@ -259,7 +260,7 @@ impl<'p> Verifier<'p> {
         parents.take(BLOCK_DEPTH_MAX + 2).any(|block| block == home)
     }
 
-    /// Follows the order in which ops run.
+    /// Checks reads and writes in the order in which ops run.
     fn walk(&mut self, block: BlockId) {
         let program = self.program;
         for (index, (id, op)) in program.block_ops(block).enumerate() {
@@ -267,7 +268,7 @@ impl<'p> Verifier<'p> {
             for var in op.all_inputs() {
                 self.read(var);
             }
-            self.blame(before, id, block, index);
+            self.add_op_context(before, id, block, index);
             if let Some(inner) = op.sub_block() {
                 self.walk(inner);
             }
@@ -290,17 +291,17 @@ impl<'p> Verifier<'p> {
         );
     }
 
-    /// Says which op the errors since `before` belong to.
-    fn blame(&mut self, before: usize, id: OpId, block: BlockId, index: usize) {
+    /// Adds the op's description and source location to the errors since `before`.
+    fn add_op_context(&mut self, before: usize, id: OpId, block: BlockId, index: usize) {
         if self.errors.len() > before {
             let place = self.program.describe_op_at(id, Some((block, index)));
             let errors = self.errors.split_off(before);
             let line = self.program.op(id).source.as_deref();
-            let blame = |error: Error| match line {
+            let add_context = |error: Error| match line {
                 Some(line) => error.at(&place).naming(line),
                 None => error.at(&place),
             };
-            self.errors.extend(errors.into_iter().map(blame));
+            self.errors.extend(errors.into_iter().map(add_context));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Programs themselves: names, evaluation copies, pruning, fingerprints.
+//! `Program`: names, evaluation copies, pruning, fingerprints.
 
 mod common;
 
@@ -75,7 +75,7 @@ fn pruning_follows_sub_blocks() {
     assert!(pruned.block(inner).ops().is_empty() && pruned.block(inner).vars().is_empty());
     assert_eq!(names(&pruned), ["x", "fc_0.w_0", "tmp_0"]);
     assert_eq!(pruned.errors(), []);
-    // An op is needed for what its sub-block writes, too.
+    // Pruning keeps an op whose sub-block writes a target.
     let mut written_inside = p.clone();
     let cond = p.root_ops().find(|(_, op)| op.name() == "cond").map(|(id, _)| id).unwrap();
     written_inside.op_mut(cond).outputs[0].clear();
@@ -95,7 +95,7 @@ fn names_are_unique_and_as_documented() {
     assert_eq!(p.fresh_name("x@GRAD"), "x@GRAD_0");
 
     let again = p.add_var(Program::ROOT, Var::new("fc_2", DType::F32, [1]));
-    assert!(again.unwrap_err().to_string().contains("variable 'fc_2' exists already"));
+    assert!(again.unwrap_err().to_string().contains("duplicate variable name 'fc_2'"));
     assert!(p.add_var(Program::ROOT, Var::new("", DType::F32, [1])).is_err());
     assert!(p.add_var(Program::ROOT, Var::new("n".repeat(1025), DType::F32, [1])).is_err());
     let error = p.var_named("fc2").unwrap_err().to_string();
@@ -120,7 +120,7 @@ fn fingerprints_follow_content() {
     let mut check = |change: &dyn Fn(&mut Program)| {
         let mut changed = p.clone();
         change(&mut changed);
-        assert!(seen.insert(changed.fingerprint()), "a change that does not show:\n{changed}");
+        assert!(seen.insert(changed.fingerprint()), "the fingerprint ignores a change:\n{changed}");
     };
     let first = p.root_ops().next().unwrap().0;
     let x = p.find_var("x").unwrap();

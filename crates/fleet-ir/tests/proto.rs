@@ -1,4 +1,4 @@
-//! The protobuf form: round trips, refusals, and that the documented messages are the written ones.
+//! The protobuf form: round trips, errors, and that the messages match their documentation.
 
 mod common;
 
@@ -11,17 +11,17 @@ use std::collections::BTreeMap;
 fn everything_comes_back() {
     let program = rich();
     let bytes = program.to_bytes();
-    assert_eq!(Program::from_bytes(&bytes, &Words).expect("it is sound"), program);
-    assert_eq!(Program::read(&bytes, &Words).expect("it is sound"), program);
-    assert_eq!(Program::read(program.to_string().as_bytes(), &Words).unwrap(), program);
-    assert!(bytes.len() < program.to_string().len(), "the binary form is the smaller one");
+    assert_eq!(Program::from_bytes(&bytes, &TestDialect).expect("a valid program"), program);
+    assert_eq!(Program::read(&bytes, &TestDialect).expect("a valid program"), program);
+    assert_eq!(Program::read(program.to_string().as_bytes(), &TestDialect).unwrap(), program);
+    assert!(bytes.len() < program.to_string().len(), "the binary form is not smaller");
 }
 
 #[test]
 fn random_programs_come_back() {
     for case in 0..2000 {
         let program = random(&mut Sequence::new(2, case));
-        let read = Program::from_bytes(&program.to_bytes(), &Words);
+        let read = Program::from_bytes(&program.to_bytes(), &TestDialect);
         let read = read.unwrap_or_else(|e| panic!("case {case}: {e}\n{program}"));
         assert_eq!(read.to_string(), program.to_string(), "case {case}");
     }
@@ -30,35 +30,35 @@ fn random_programs_come_back() {
 #[test]
 fn broken_bytes_are_refused() {
     let check = |bytes: &[u8], part: &str| {
-        let error = Program::read(bytes, &Words).expect_err("broken").to_string();
-        assert!(error.contains(part), "{bytes:?} is answered by {error}, without {part}");
+        let error = Program::read(bytes, &TestDialect).expect_err("broken").to_string();
+        assert!(error.contains(part), "{bytes:?}: '{part}' is not in: {error}");
     };
     check(b"", "expected 'fleet'");
     check(&[0xff, 0xfe], "not a program");
-    check(&[0x08], "the protobuf form of the program is broken");
-    check(&[0x08, 9], "another version of the binary form: expected 1, got 9");
+    check(&[0x08], "malformed protobuf program");
+    check(&[0x08, 9], "unsupported version of the binary format: expected 1, got 9");
     let beyond_32_bits = [0x08, 0x81, 0x80, 0x80, 0x80, 0x10];
-    check(&beyond_32_bits, "another version of the binary form: expected 1, got 4294967297");
+    check(&beyond_32_bits, "unsupported version of the binary format: expected 1, got 4294967297");
     let largest = [[0x08].as_slice(), &[0xff; 9], &[1]].concat();
-    check(&largest, "binary form: expected 1, got 18446744073709551615");
+    check(&largest, "binary format: expected 1, got 18446744073709551615");
     check(&[0x08, 1], "the program has no blocks");
-    // A block with a parent in front of the root; a second block without parent.
-    check(&[0x08, 1, 0x22, 2, 0x08, 0], "does not come before it");
-    check(&[0x08, 1, 0x22, 0, 0x22, 0], "no block around it");
-    // A variable without a name, then one of no known type.
-    check(&[0x08, 1, 0x22, 4, 0x12, 2, 0x10, 9], "a variable needs a name");
+    // The root block with a parent; then a second block without a parent.
+    check(&[0x08, 1, 0x22, 2, 0x08, 0], "does not precede it");
+    check(&[0x08, 1, 0x22, 0, 0x22, 0], "block without a parent");
+    // A variable without a name; then one of an unknown type.
+    check(&[0x08, 1, 0x22, 4, 0x12, 2, 0x10, 9], "empty variable name");
     check(&[0x08, 1, 0x22, 5, 0x12, 3, 0x0a, 1, b'a'], "unknown element type");
-    // A list that claims more bytes than there are.
-    check(&[0x08, 1, 0x22, 0xff, 0xff, 0xff, 0xff, 0x0f], "is broken");
-    // An op that nobody knows.
+    // A list that declares more bytes than follow.
+    check(&[0x08, 1, 0x22, 0xff, 0xff, 0xff, 0xff, 0x0f], "malformed protobuf program");
+    // An op that is not in the dialect.
     check(
         &[0x08, 1, 0x22, 6, 0x1a, 4, 0x0a, 2, b'm', b'u'],
         "unknown op 'mu'; did you mean 'mul'?",
     );
     let bytes = rich().to_bytes();
     for end in 0..bytes.len() {
-        // Cut between two blocks, the rest is a program of fewer blocks, whose ops miss them.
-        assert!(Program::read(&bytes[..end], &Words).is_err(), "cut at {end}");
+        // A cut between two blocks leaves a program with fewer blocks, which its ops refer to.
+        assert!(Program::read(&bytes[..end], &TestDialect).is_err(), "cut at {end}");
     }
 }
 
@@ -73,7 +73,7 @@ fn the_documented_messages_are_the_written_ones() {
     assert_eq!(documented, written);
 }
 
-/// What `program.proto` says.
+/// Reads the schema from `program.proto`.
 fn documented(source: &str) -> Schema {
     let mut schema = Schema::new();
     let mut messages = Vec::new();
@@ -96,12 +96,12 @@ fn documented(source: &str) -> Schema {
     schema
 }
 
-/// What the derive attributes in `proto.rs` say.
+/// Reads the schema from the derive attributes in `proto.rs`.
 fn written(source: &str) -> Schema {
     let mut schema = Schema::new();
     let lines: Vec<&str> = source.lines().map(str::trim).collect();
     let start = lines.iter().position(|line| *line == "mod message {").expect("the messages");
-    // The parts of a one-of belong to the message that holds it.
+    // The fields of a oneof belong to the message that contains it.
     let owner = |name: &str| match name {
         "Regularizer" => "Param".to_string(),
         "Value" => "Attr".to_string(),
@@ -141,10 +141,10 @@ fn insert(schema: &mut Schema, message: &str, number: &str, label: &str, ty: &st
     let number = number.parse().expect("a number of a field");
     let entry = (label.to_string(), ty.to_string(), name.to_string());
     let before = schema.insert((message.to_string(), number), entry);
-    assert_eq!(before, None, "field {number} of {message} is there twice");
+    assert_eq!(before, None, "duplicate field {number} of {message}");
 }
 
-/// `IntValue` -> `int_value`; names of fields stay.
+/// Converts `IntValue` to `int_value`; leaves names of fields as they are.
 fn lower(name: &str) -> String {
     let mut out = String::new();
     for (index, c) in name.chars().enumerate() {
@@ -156,7 +156,7 @@ fn lower(name: &str) -> String {
     out
 }
 
-/// `SparseRows` -> `SPARSE_ROWS`.
+/// Converts `SparseRows` to `SPARSE_ROWS`.
 fn upper(name: &str) -> String {
     lower(name).to_uppercase()
 }

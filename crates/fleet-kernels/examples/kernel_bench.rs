@@ -1,5 +1,5 @@
-//! Prints what the heavy kernels reach on this machine: GFLOP/s of matrix products, and the time of
-//! every convolution of ResNet-50, for 1 and 2 threads.
+//! Prints the speed of the heavy kernels on this machine: GFLOP/s of matrix products, and the time
+//! of every convolution of ResNet-50, for 1 and 2 threads.
 //!
 //! `cargo run --release -p fleet-kernels --example kernel_bench [gemm|bf16|conv] [batch]`
 
@@ -27,7 +27,7 @@ fn main() {
     }
 }
 
-/// Numbers that begin on a cache line, as those of a planned arena do.
+/// Numbers that start on a cache line, as in a planned arena.
 struct Aligned {
     numbers: Vec<f32>,
     first: usize,
@@ -57,7 +57,7 @@ impl std::ops::DerefMut for Aligned {
     }
 }
 
-/// The convolutions of ResNet-50: side, channels in and out, window, stride, how often.
+/// The convolutions of ResNet-50: side, channels in and out, window, stride, number of occurrences.
 const RESNET_50: [(usize, usize, usize, usize, usize, usize); 22] = [
     (224, 3, 64, 7, 2, 1),
     (56, 64, 64, 1, 1, 1),
@@ -83,7 +83,7 @@ const RESNET_50: [(usize, usize, usize, usize, usize, usize); 22] = [
     (7, 2048, 512, 1, 1, 2),
 ];
 
-/// And the last one, kept apart so that the table stays in the order of the network.
+/// The last convolution, separate so that the table stays in the order of the network.
 const RESNET_50_LAST: (usize, usize, usize, usize, usize, usize) = (7, 512, 512, 3, 1, 2);
 
 fn resnet(pools: &[Pool], batch: usize) {
@@ -100,7 +100,7 @@ fn resnet(pools: &[Pool], batch: usize) {
             let times = directions(&conv, pool);
             for (direction, time) in times.into_iter().enumerate() {
                 print!(" {:>6.2} ({:>3.0})", time * 1e3, conv.flops() / time * 1e-9);
-                // Nobody asks for the gradient of the images.
+                // The network does not need the gradient of the images.
                 if c_in != 3 || direction != 1 {
                     sums[direction] += time * 1e3 * count as f64;
                 }
@@ -131,7 +131,7 @@ fn directions(conv: &Conv2d, pool: &Pool) -> [f64; 3] {
     ]
 }
 
-/// Median seconds of one call, over enough calls to fill about 0.1 s.
+/// Returns the median time of one call in seconds, over enough calls to take about 0.1 s.
 fn seconds(mut call: impl FnMut()) -> f64 {
     call();
     let start = Instant::now();
@@ -181,7 +181,7 @@ fn gemm(pools: &[Pool]) {
     line(pools, "nn 8x4096x4096", Gemm::nn(8, 4096, 4096));
 }
 
-/// The same product in f32 and in bf16, where the machine has a unit for bf16.
+/// Measures the same products in f32 and in bf16, if the machine has a bf16 unit.
 fn bf16_products(pools: &[Pool]) {
     println!("GFLOP/s, 1 and 2 threads: f32, then bf16");
     for (m, n, k) in [(1024, 768, 768), (1024, 3072, 768), (1024, 768, 3072), (2048, 400, 429)] {
@@ -190,7 +190,7 @@ fn bf16_products(pools: &[Pool]) {
             let name = format!("{kind} {}x{}x{}", gemm.m, gemm.n, gemm.k);
             line(pools, &name, gemm);
             if !gemm.is_bf16_native() {
-                println!("{name} bf16: this machine has no unit for it");
+                println!("{name} bf16: not supported on this machine");
                 continue;
             }
             let numbers = |len: usize| -> Vec<bf16> {

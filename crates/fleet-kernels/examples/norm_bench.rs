@@ -1,7 +1,7 @@
-//! Times the kernels that are bound by memory, and attention, on the shapes of ResNet-50, wide &
-//! deep and BERT: `cargo run --release -p fleet-kernels --example norm_bench [filter]`.
+//! Measures attention, and the kernels limited by memory bandwidth, on the shapes of ResNet-50,
+//! wide & deep and BERT: `cargo run --release -p fleet-kernels --example norm_bench [filter]`.
 //!
-//! Prints the median of some runs with 1 and with 2 threads, and the rate it stands for.
+//! Prints the median of several runs with 1 and with 2 threads, and the resulting rate.
 
 use fleet_base::rng::Sequence;
 use fleet_kernels::embedding::{self, Grid, Slot, Source};
@@ -15,8 +15,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// Runs `body` until half a second is gone (at least 5 times) and prints the median.
-    /// `work` is bytes or operations: `unit` says which.
+    /// Runs `body` for at least half a second and at least 5 times, and prints the median. `work`
+    /// is a number of bytes or operations, named by `unit`.
     fn time(&self, name: &str, work: f64, unit: &str, mut body: impl FnMut(&Pool)) -> [f64; 2] {
         if self.filter.as_ref().is_some_and(|filter| !name.contains(filter.as_str())) {
             return [0.0; 2];
@@ -50,7 +50,7 @@ fn floats(count: usize, seed: u64) -> Vec<f32> {
     out
 }
 
-/// As the tensors of Fleet do.
+/// Requests huge pages, as Fleet's tensors do.
 fn advise_huge_pages(start: *mut f32, count: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -60,7 +60,7 @@ fn advise_huge_pages(start: *mut f32, count: usize) {
         const MADV_HUGEPAGE: i32 = 14;
         let page = (start as usize).next_multiple_of(4096);
         let bytes = (start as usize + count * 4).saturating_sub(page) & !4095;
-        // SAFETY: whole pages inside the allocation; the advice changes no byte.
+        // SAFETY: whole pages inside the allocation; the advice changes no data.
         unsafe { madvise(page as *mut u8, bytes, MADV_HUGEPAGE) };
     }
     #[cfg(not(target_os = "linux"))]
@@ -71,7 +71,7 @@ fn main() {
     let bench = Bench { filter: std::env::args().nth(1), pools: [Pool::new(1), Pool::new(2)] };
     println!("{:44}  {:>22}  {:>22}", "", "1 thread", "2 threads");
     for (name, part) in PARTS {
-        // A filter that names a part skips the set-up of the others.
+        // A filter that names a part skips the setup of the others.
         let other = |filter: &String| {
             PARTS.iter().any(|part| filter.starts_with(part.0)) && !filter.starts_with(name)
         };
@@ -127,8 +127,8 @@ type Part = fn(&Bench);
 const PARTS: &[(&str, Part)] =
     &[("embedding", embeddings), ("bn", batch_norms), ("attention", attentions), ("pool2d", pools)];
 
-/// Batch norms of ResNet-50, batch 16: (plane, channels, how many with ReLU only, how many with a
-/// residual and ReLU, how many bare).
+/// Batch norms of ResNet-50, batch 16: (plane, channels, number with ReLU only, number with a
+/// residual and ReLU, number without either).
 const RESNET50: [(usize, usize, usize, usize, usize); 12] = [
     (112 * 112, 64, 1, 0, 0),
     (56 * 56, 64, 6, 0, 0),
@@ -151,7 +151,7 @@ fn batch_norms(bench: &Bench) {
     let mut total = [0.0; 2];
     for (plane, channels, relu, residual, bare) in RESNET50 {
         let dims = Dims { batch, plane, channels, order: Order::ChannelsLast };
-        // Several sets of buffers, so that none is still in a cache when its turn comes.
+        // Several sets of buffers, so that none is still in a cache at its next use.
         let sets = cold.max((400usize << 20) / (dims.len() * 16)).min(40);
         let mut x: Vec<Vec<f32>> = (0..sets).map(|i| floats(dims.len(), i as u64)).collect();
         let mut y = x.clone();

@@ -1,8 +1,8 @@
 //! Casts between element types: f32, f64, f16, bf16, i32, i64, u8 and bool.
 //!
-//! Floats become integers by truncation, saturating, with NaN as 0; wider integers become narrower
-//! by dropping bits; anything but zero becomes true. The half floats round to nearest, ties to
-//! even.
+//! Floats become integers by truncation; values out of range saturate, and NaN becomes 0. Wider
+//! integers become narrower by dropping bits. Any value but zero becomes true. Half floats round to
+//! nearest, ties to even.
 //!
 //! ```
 //! use fleet_kernels::{cast::cast, pool::Pool};
@@ -17,13 +17,13 @@ use half::{bf16, f16};
 use crate::elementwise::GRAIN;
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 
-/// A type that can be cast to another.
+/// A type that can be cast to `To`.
 pub trait CastTo<To: Copy + Send + Sync>: Copy + Send + Sync {
     fn cast_to(self) -> To;
 
-    /// The cast of a slice, where there is something better than one by one.
+    /// Casts a slice. Types override it where there is a faster way than one element at a time.
     #[doc(hidden)]
     #[inline]
     fn cast_slice(from: &[Self], to: &mut [To]) {
@@ -40,14 +40,14 @@ kernel! {
     }
 }
 
-/// What every element type is.
+/// An element type, as the bound that [`kernel!`](crate::kernel) needs.
 trait Element: Copy + Send + Sync {}
 impl<T: Copy + Send + Sync> Element for T {}
 
-/// `to[i]` is `from[i]` in the other type.
+/// Sets `to[i]` to `from[i]` in the other type.
 pub fn cast<From: CastTo<To>, To: Copy + Send + Sync>(pool: &Pool, from: &[From], to: &mut [To]) {
     assert_eq!(from.len(), to.len(), "input and output differ in length");
-    let target = Raw::new_mut(to.as_mut_ptr());
+    let target = SharedPtr::new_mut(to.as_mut_ptr());
     pool.run_ranges(from.len(), GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside the output.
         let part = unsafe { std::slice::from_raw_parts_mut(target.at(range.start), range.len()) };
@@ -128,7 +128,7 @@ impl CastTo<f16> for f32 {
     fn cast_to(self) -> f16 {
         f16::from_f32(self)
     }
-    // The crate uses the machine's instruction for slices.
+    // For slices, `half` uses the machine's conversion instruction.
     fn cast_slice(from: &[f32], to: &mut [f16]) {
         to.convert_from_f32_slice(from);
     }
@@ -144,7 +144,7 @@ impl CastTo<f32> for f16 {
     }
 }
 
-/// Branch-free, so that the compiler vectorises it; a NaN stays one.
+/// Rounds to bf16 without branches, so that the compiler vectorizes it. A NaN stays a NaN.
 #[inline(always)]
 pub(crate) fn narrow(x: f32) -> bf16 {
     let bits = x.to_bits();

@@ -1,8 +1,8 @@
-//! Dropout, whose mask is a function of (seed, stream, position) and need not be stored.
+//! Dropout, with a mask that is a function of (seed, stream, position) and need not be stored.
 //!
-//! An element is kept if its random number is at least the probability of a drop. Dropout is
-//! linear, so the backward pass is the same function over the gradient. Where a program wants the
-//! mask as a tensor, [`dropout_with_mask`] writes it and [`dropout_mask_grad`] reads it.
+//! An element is kept if its random number is at least the drop probability. Dropout is linear, so
+//! the backward pass applies the same function to the gradient. If a program needs the mask as a
+//! tensor, [`dropout_with_mask`] writes it and [`dropout_mask_grad`] reads it.
 //!
 //! ```
 //! use fleet_kernels::{dropout::{Dropout, Mode, dropout}, fill::Draw, pool::Pool};
@@ -20,29 +20,29 @@ use crate::elementwise::{GRAIN, Unary, unary_raw};
 use crate::fill::{Draw, limit_of};
 use crate::philox::{WORDS, words};
 use crate::pool::Pool;
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 use crate::{for_registers, kernel};
 
-/// When the scale is put right.
+/// The pass that corrects the scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Kept elements are divided by the probability of keeping; inference changes nothing.
+    /// Training divides kept elements by the keep probability; inference changes nothing.
     UpscaleInTrain,
-    /// Kept elements stay; inference multiplies by the probability of keeping.
+    /// Training leaves kept elements unchanged; inference multiplies by the keep probability.
     DowngradeInInfer,
 }
 
-/// One use of dropout in a step.
+/// The parameters of one dropout in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
-    /// Of a drop, from 0 to 1.
+    /// Drop probability, from 0 to 1.
     pub probability: f32,
     pub mode: Mode,
     pub draw: Draw,
 }
 
 impl Dropout {
-    /// What kept elements are multiplied by.
+    /// Returns the factor of kept elements in training.
     pub fn scale(&self) -> f32 {
         match self.mode {
             Mode::UpscaleInTrain if self.probability < 1.0 => 1.0 / (1.0 - self.probability),
@@ -50,7 +50,7 @@ impl Dropout {
         }
     }
 
-    /// What inference multiplies by.
+    /// Returns the factor of all elements in inference.
     pub fn infer_scale(&self) -> f32 {
         match self.mode {
             Mode::UpscaleInTrain => 1.0,
@@ -60,9 +60,10 @@ impl Dropout {
 }
 
 kernel! {
-    /// `mask` is where the mask goes, if it goes anywhere.
+    /// Writes the mask to `mask`, if given.
     unsafe fn drop_range<S>(
-        s: S, drop: Dropout, range: Range<usize>, x: Raw<f32>, y: Raw<f32>, mask: Option<Raw<u8>>,
+        s: S, drop: Dropout, range: Range<usize>, x: SharedPtr<f32>, y: SharedPtr<f32>,
+        mask: Option<SharedPtr<u8>>,
     ) {
         let limit = limit_of(drop.probability);
         let below = s.splat_i(limit as i32 - 1);
@@ -92,9 +93,10 @@ kernel! {
 
 kernel! {
     unsafe fn mask_range<S>(
-        s: S, scale: f32, range: Range<usize>, mask: Raw<u8>, dy: Raw<f32>, dx: Raw<f32>,
+        s: S, scale: f32, range: Range<usize>, mask: SharedPtr<u8>, dy: SharedPtr<f32>,
+        dx: SharedPtr<f32>,
     ) {
-        // The factors of a tile are written out first: bytes become floats in a plain loop.
+        // Expand a tile of factors first, so that a simple loop converts bytes to floats.
         let mut factors = [0f32; 256];
         let mut i = range.start;
         while i < range.end {
@@ -112,59 +114,59 @@ kernel! {
     }
 }
 
-/// `y` is `x` with elements dropped; also the backward pass, from `dy` to `dx`.
+/// Writes `x` with dropped elements to `y`. This is also the backward pass, from `dy` to `dx`.
 pub fn dropout(pool: &Pool, drop: Dropout, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "input and output differ in length");
-    // SAFETY: slices of that length, the output exclusive.
+    // SAFETY: both slices have that length, and the output is exclusive.
     unsafe { dropout_raw(pool, drop, x.as_ptr(), y.as_mut_ptr(), y.len()) }
 }
 
-/// [`dropout`] in place.
+/// Like [`dropout`], in place.
 pub fn dropout_inplace(pool: &Pool, drop: Dropout, x: &mut [f32]) {
-    // SAFETY: the same exclusive slice on both sides.
+    // SAFETY: both pointers are the same exclusive slice.
     unsafe { dropout_raw(pool, drop, x.as_ptr(), x.as_mut_ptr(), x.len()) }
 }
 
-/// [`dropout`] over pointers.
+/// Like [`dropout`], over pointers.
 ///
 /// # Safety
-/// `len` floats are readable at `x` and writable at `y`, equal or disjoint, and nobody else writes
-/// them.
+/// `len` floats are readable at `x` and writable at `y`. The two regions are equal or disjoint, and
+/// no other thread writes them.
 pub unsafe fn dropout_raw(pool: &Pool, drop: Dropout, x: *const f32, y: *mut f32, len: usize) {
-    let (x, y) = (Raw::new(x), Raw::new_mut(y));
+    let (x, y) = (SharedPtr::new(x), SharedPtr::new_mut(y));
     pool.run_ranges(len, GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `len`.
         unsafe { drop_range(drop, range, x, y, None) };
     });
 }
 
-/// [`dropout`], with 1 in `mask` for every element kept.
+/// Like [`dropout`], and sets `mask` to 1 for every kept element.
 pub fn dropout_with_mask(pool: &Pool, drop: Dropout, x: &[f32], y: &mut [f32], mask: &mut [u8]) {
     assert!(x.len() == y.len() && x.len() == mask.len(), "tensors differ in length");
-    let (x, y) = (Raw::new(x.as_ptr()), Raw::new_mut(y.as_mut_ptr()));
-    let target = Raw::new_mut(mask.as_mut_ptr());
+    let (x, y) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(y.as_mut_ptr()));
+    let target = SharedPtr::new_mut(mask.as_mut_ptr());
     pool.run_ranges(mask.len(), GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside all three.
+        // SAFETY: ranges are disjoint and inside all three slices.
         unsafe { drop_range(drop, range, x, y, Some(target)) };
     });
 }
 
-/// The backward pass from a stored mask; `scale` is [`Dropout::scale`].
+/// Computes the backward pass from a stored mask; `scale` is [`Dropout::scale`].
 pub fn dropout_mask_grad(pool: &Pool, scale: f32, mask: &[u8], dy: &[f32], dx: &mut [f32]) {
     assert!(dy.len() == dx.len() && mask.len() == dx.len(), "tensors differ in length");
-    let (mask, dy) = (Raw::new(mask.as_ptr()), Raw::new(dy.as_ptr()));
-    let target = Raw::new_mut(dx.as_mut_ptr());
+    let (mask, dy) = (SharedPtr::new(mask.as_ptr()), SharedPtr::new(dy.as_ptr()));
+    let target = SharedPtr::new_mut(dx.as_mut_ptr());
     pool.run_ranges(dx.len(), GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside all three.
+        // SAFETY: ranges are disjoint and inside all three slices.
         unsafe { mask_range(scale, range, mask, dy, target) };
     });
 }
 
-/// What dropout is in inference.
+/// Applies dropout's inference scale.
 pub fn dropout_infer(pool: &Pool, drop: Dropout, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "input and output differ in length");
     let op = Unary::Scale { scale: drop.infer_scale(), bias: 0.0 };
-    // SAFETY: slices of that length, the output exclusive.
+    // SAFETY: both slices have that length, and the output is exclusive.
     unsafe { unary_raw(pool, op, x.as_ptr(), y.as_mut_ptr(), y.len()) }
 }
 

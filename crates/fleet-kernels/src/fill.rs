@@ -1,9 +1,10 @@
-//! Tensors filled with a constant or with random numbers.
+//! Fills tensors with a constant or with random numbers.
 //!
-//! Element i of a random fill is a function of (seed, stream, offset + i) and of nothing else, with
-//! the generator of [`fleet_base::rng`]: any threading, and any cutting of a tensor over ranks,
-//! gives the same values. Uniform numbers are those of `Philox::unit` bit for bit, scaled; normal
-//! ones those of `Philox::normal` up to rounding; integers come from `Philox::word64`.
+//! Element i of a random fill is a function of only (seed, stream, offset + i), with the generator
+//! of [`fleet_base::rng`]. The values therefore do not depend on the number of threads, or on how a
+//! tensor is split over ranks. Uniform numbers equal those of `Philox::unit` bit for bit, before
+//! scaling. Normal numbers equal those of `Philox::normal` up to rounding. Integers come from
+//! `Philox::word64`.
 //!
 //! ```
 //! use fleet_kernels::{fill::{Draw, uniform}, pool::Pool};
@@ -22,21 +23,21 @@ use crate::elementwise::GRAIN;
 use crate::kernel;
 use crate::philox::{WORDS, words};
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 use crate::vmath;
 
-/// Where a fill starts in the sequence of random numbers.
+/// The start of a fill in the sequence of random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Draw {
     pub seed: u64,
     pub stream: u64,
-    /// The position of the first element.
+    /// Position of the first element.
     pub offset: u64,
 }
 
-/// Every element becomes `value`.
+/// Sets every element to `value`.
 pub fn constant<T: Copy + Send + Sync>(pool: &Pool, value: T, out: &mut [T]) {
-    let target = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run_ranges(out.len(), 4 * GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `out`.
         let part = unsafe { std::slice::from_raw_parts_mut(target.at(range.start), range.len()) };
@@ -44,19 +45,19 @@ pub fn constant<T: Copy + Send + Sync>(pool: &Pool, value: T, out: &mut [T]) {
     });
 }
 
-/// What becomes of a group of random words.
+/// A function that maps a group of random words to elements.
 trait WordMap: Copy + Send + Sync {
     type Out: Copy + Default + Send + Sync;
-    /// Words that make one element.
+    /// Number of words per element.
     const WORDS_EACH: usize;
-    /// Fills the first `WORDS / WORDS_EACH` places.
+    /// Fills the first `WORDS / WORDS_EACH` elements.
     fn map<S: Simd>(self, s: S, words: &[u32; WORDS], out: &mut [Self::Out; WORDS]);
 }
 
-/// The 24 upper bits of the words, as floats of whole numbers.
+/// Returns the upper 24 bits of each word, converted to floats.
 #[inline(always)]
 unsafe fn upper_bits<S: Simd>(s: S, words: *const u32) -> S::F {
-    // SAFETY: a register of words is readable, says the caller; loads do not look at the bits.
+    // SAFETY: the caller guarantees a readable register of words. Loads accept any bit pattern.
     unsafe { s.to_f(s.shr_u::<8>(s.bits_of(s.load(words.cast())))) }
 }
 
@@ -74,7 +75,7 @@ impl WordMap for Uniform {
     #[inline(always)]
     fn map<S: Simd>(self, s: S, words: &[u32; WORDS], out: &mut [f32; WORDS]) {
         for i in (0..WORDS).step_by(S::LANES) {
-            // SAFETY: registers divide the arrays.
+            // SAFETY: the array lengths are multiples of the register length.
             unsafe {
                 let unit = s.mul(upper_bits(s, words.as_ptr().add(i)), s.splat(UNIT));
                 let value = s.fma(unit, s.splat(self.range), s.splat(self.low));
@@ -95,12 +96,12 @@ impl WordMap for TruncatedNormal {
     const WORDS_EACH: usize = 1;
     #[inline(always)]
     fn map<S: Simd>(self, s: S, words: &[u32; WORDS], out: &mut [f32; WORDS]) {
-        /// The probability of two deviations around the mean.
+        /// The probability that a normal number is within two standard deviations of the mean.
         const WITHIN: f32 = 0.954_499_7;
         for i in (0..WORDS).step_by(S::LANES) {
-            // SAFETY: registers divide the arrays.
+            // SAFETY: the array lengths are multiples of the register length.
             unsafe {
-                // The middle of the word's interval, so that both signs are alike.
+                // Use the middle of each word's interval, so that the distribution is symmetric.
                 let middle =
                     s.add(upper_bits(s, words.as_ptr().add(i)), s.splat(0.5 - 8_388_608.0));
                 let t = s.mul(middle, s.splat(WITHIN / 8_388_608.0));
@@ -130,13 +131,14 @@ impl WordMap for Normal {
             seconds[k] = words[2 * k + 1];
         }
         for i in (0..WORDS / 2).step_by(S::LANES) {
-            // SAFETY: registers divide the arrays.
+            // SAFETY: the array lengths are multiples of the register length.
             unsafe {
                 // Box-Muller: 1 - u lies in (0, 1], so that the logarithm is finite.
                 let u = s.mul(upper_bits(s, firsts.as_ptr().add(i)), s.splat(UNIT));
                 let log = vmath::log(s, s.sub(s.splat(1.0), u));
                 let radius = s.sqrt(s.mul(log, s.splat(-2.0)));
-                // The angle in quarter turns is exact, and so is its distance from a whole one.
+                // The angle in quarter turns is exact, and so is its distance from the nearest
+                // integer.
                 let quarters = s.mul(upper_bits(s, seconds.as_ptr().add(i)), s.splat(4.0 * UNIT));
                 let n = s.round(quarters);
                 let r = s.mul(s.sub(quarters, n), s.splat(std::f32::consts::FRAC_PI_2));
@@ -164,14 +166,16 @@ impl WordMap for Bernoulli {
     }
 }
 
-/// Numbers of 24 bits below `probability`: `unit < probability` exactly if the upper bits are
-/// below.
+/// Returns the number of 24-bit values below `probability`: `unit < probability` exactly if the
+/// upper bits are below the returned limit.
 pub(crate) fn limit_of(probability: f32) -> u32 {
     (f64::from(probability) * f64::from(1u32 << 24)).ceil() as u32
 }
 
 kernel! {
-    unsafe fn fill_range<S, M: WordMap>(s: S, map: M, draw: Draw, range: Range<usize>, out: Raw<M::Out>) {
+    unsafe fn fill_range<S, M: WordMap>(
+        s: S, map: M, draw: Draw, range: Range<usize>, out: SharedPtr<M::Out>,
+    ) {
         let per_group = (WORDS / M::WORDS_EACH) as u64;
         let mut i = range.start;
         while i < range.end {
@@ -188,39 +192,39 @@ kernel! {
 }
 
 fn fill_with<M: WordMap>(pool: &Pool, map: M, draw: Draw, out: &mut [M::Out]) {
-    let target = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run_ranges(out.len(), GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `out`.
         unsafe { fill_range(map, draw, range, target) };
     });
 }
 
-/// Uniform numbers from `low` up to `high` (which rounding may reach).
+/// Fills `out` with uniform numbers in [`low`, `high`). Rounding may also give `high`.
 pub fn uniform(pool: &Pool, draw: Draw, low: f32, high: f32, out: &mut [f32]) {
     fill_with(pool, Uniform { low, range: high - low }, draw, out);
 }
 
-/// Normal numbers.
+/// Fills `out` with normal numbers.
 pub fn normal(pool: &Pool, draw: Draw, mean: f32, std: f32, out: &mut [f32]) {
     fill_with(pool, Normal { mean, std }, draw, out);
 }
 
-/// Normal numbers within two deviations of the mean, by the inverse of their distribution, so that
-/// every element takes one random word.
+/// Fills `out` with normal numbers within two standard deviations of the mean. It inverts the
+/// distribution function, so that every element takes one random word.
 pub fn truncated_normal(pool: &Pool, draw: Draw, mean: f32, std: f32, out: &mut [f32]) {
     fill_with(pool, TruncatedNormal { mean, std }, draw, out);
 }
 
-/// 1 with the given probability, else 0.
+/// Fills `out` with 1 at the given probability, else 0.
 pub fn bernoulli(pool: &Pool, draw: Draw, probability: f32, out: &mut [u8]) {
     fill_with(pool, Bernoulli { limit: limit_of(probability) }, draw, out);
 }
 
-/// Integers from `low` up to, and without, `high`; `low` everywhere if there are none.
+/// Fills `out` with integers in [`low`, `high`), or with `low` if that range is empty.
 pub fn randint(pool: &Pool, draw: Draw, low: i64, high: i64, out: &mut [i64]) {
     let bound = if high > low { high.wrapping_sub(low) as u64 } else { 1 };
     let rng = Philox::new(draw.seed, draw.stream);
-    let target = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run_ranges(out.len(), GRAIN / 4, |range| {
         for i in range {
             let word = rng.word64(draw.offset.wrapping_add(i as u64));
@@ -288,7 +292,7 @@ mod tests {
         truncated_normal(&pool, DRAW, 1.0, 0.5, &mut out);
         assert!(out.iter().all(|v| (0.0..=2.0).contains(v)));
         let (mean, std) = moments(&out);
-        // The deviation of a standard normal number cut at 2 is 0.87963.
+        // The standard deviation of a standard normal number truncated at 2 is 0.87963.
         assert!((mean - 1.0).abs() < 0.005 && (std / 0.5 - 0.87963).abs() < 0.005, "{mean} {std}");
         let below = out.iter().filter(|v| **v < 1.5).count() as f64 / out.len() as f64;
         let phi = |z: f64| 0.5 * (1.0 + erf_f64(z / 2f64.sqrt()));

@@ -1,8 +1,10 @@
-//! Several arrays into one, element by element: the arithmetic of reductions between processes.
+//! Combines several arrays into one, element by element: the arithmetic of reductions between
+//! processes.
 //!
-//! `out[i] = inputs[0][i] op inputs[1][i] op ...`, always in the order of the inputs, in registers:
-//! each input is read once and each output written once. Half floats are added up in f32 and
-//! rounded once. Integers wrap. A NaN in any input is a NaN in the maximum and in the minimum.
+//! `out[i] = inputs[0][i] op inputs[1][i] op ...`, always in the order of the inputs. Intermediate
+//! values stay in registers, so each input is read once and each output is written once. Half
+//! floats are summed in f32 and rounded once. Integers wrap. A NaN in any input gives NaN for
+//! maximum and minimum.
 //!
 //! ```
 //! use fleet_kernels::fold::{self, FoldOp};
@@ -16,44 +18,44 @@ use half::{bf16, f16};
 
 use crate::kernel;
 
-/// What is done with two elements.
+/// The operation that combines two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoldOp {
     Sum,
     Max,
     Min,
     Prod,
-    /// The sum divided by the given count (integers: rounded towards zero).
+    /// The sum divided by the given count; integers are rounded toward zero.
     Mean(u32),
 }
 
-/// Elements that are loaded at a time: two registers of f32 with AVX-512.
+/// Number of elements loaded at a time: two registers of f32 with AVX-512.
 const BLOCK: usize = 32;
-/// Stretches of each array that are walked side by side: a core's prefetchers follow a stream
-/// inside one page of 4 KB, so more streams keep more lines on their way.
+/// Number of parts of each array that are read in parallel. A core's prefetchers follow a stream
+/// within one page of 4 KB, so more streams keep more cache lines in flight.
 const STREAMS: usize = 4;
-/// Shorter arrays are in the cache anyway.
+/// Minimum array size for parallel streams, in bytes. Shorter arrays are in the cache anyway.
 const SPREAD_BYTES_MIN: usize = 16 << 10;
 
-/// `out` is the fold of the inputs, which are as long as it.
-pub fn fold<T: Fold>(op: FoldOp, inputs: &[&[T]], out: &mut [T]) {
-    assert!(!inputs.is_empty(), "a fold needs an input");
+/// Writes the fold of the inputs to `out`. All have the same length.
+pub fn fold<T: FoldElement>(op: FoldOp, inputs: &[&[T]], out: &mut [T]) {
+    assert!(!inputs.is_empty(), "fold: no inputs");
     let mut pointers = Vec::with_capacity(inputs.len());
     for input in inputs {
         assert_eq!(input.len(), out.len(), "input and output differ in length");
         pointers.push(input.as_ptr());
     }
-    // SAFETY: lengths were checked, and `out` is borrowed alone.
+    // SAFETY: lengths were checked, and `out` is borrowed exclusively.
     unsafe { fold_raw(op, &pointers, out.as_mut_ptr(), None, out.len()) }
 }
 
-/// As [`fold`], from pointers, into one or two places; a place may be one of the inputs.
+/// Like [`fold`], from pointers into one or two outputs. An output may be one of the inputs.
 ///
 /// # Safety
-/// `inputs` is not empty; each input is readable and each output writable for `len` elements;
-/// nobody else writes there meanwhile; an output overlaps an input only if they begin at the same
-/// address, and the outputs do not overlap each other.
-pub unsafe fn fold_raw<T: Fold>(
+/// `inputs` is not empty. Each input is readable and each output is writable for `len` elements. No
+/// other thread writes them during the call. An output overlaps an input only if both start at the
+/// same address, and the outputs do not overlap each other.
+pub unsafe fn fold_raw<T: FoldElement>(
     op: FoldOp,
     inputs: &[*const T],
     out: *mut T,
@@ -74,7 +76,7 @@ pub unsafe fn fold_raw<T: Fold>(
 }
 
 kernel! {
-    unsafe fn blocks<S, T: Fold, O: Pairwise>(
+    unsafe fn blocks<S, T: FoldElement, O: Pairwise>(
         s: S, op: O, count: u32, inputs: &[*const T], outs: [*mut T; 2], len: usize,
     ) {
         let _ = s;
@@ -107,16 +109,16 @@ kernel! {
     }
 }
 
-/// The block at `i`.
+/// Folds the block at `i`.
 #[inline(always)]
-unsafe fn block<T: Fold, O: Pairwise>(
+unsafe fn block<T: FoldElement, O: Pairwise>(
     op: O,
     count: u32,
     inputs: &[*const T],
     outs: [*mut T; 2],
     i: usize,
 ) {
-    // SAFETY: promised by the caller of the kernel, whose length holds the block.
+    // SAFETY: promised by the caller of the kernel, whose length includes the block.
     unsafe {
         let acc =
             gather(op, count, inputs, |p: *const T| p.add(i).cast::<[T; BLOCK]>().read_unaligned());
@@ -127,16 +129,16 @@ unsafe fn block<T: Fold, O: Pairwise>(
     }
 }
 
-/// One block of every input, folded.
+/// Folds one block of every input.
 #[inline(always)]
-fn gather<T: Fold, O: Pairwise>(
+fn gather<T: FoldElement, O: Pairwise>(
     op: O,
     count: u32,
     inputs: &[*const T],
     load: impl Fn(*const T) -> [T; BLOCK],
 ) -> [T; BLOCK] {
     if inputs.len() == 2 && count == 1 {
-        // The commonest case without a loop around the registers.
+        // The most common case, without a loop around the registers.
         let (mut acc, next) = (T::widen(load(inputs[0])), T::widen(load(inputs[1])));
         for k in 0..BLOCK {
             acc[k] = op.apply(acc[k], next[k]);
@@ -158,8 +160,8 @@ fn gather<T: Fold, O: Pairwise>(
     T::narrow(acc)
 }
 
-/// An element that can be folded, and the type in which that is done.
-pub trait Fold: Copy + Default + Send + Sync + 'static {
+/// An element that can be folded, and the type used for accumulation.
+pub trait FoldElement: Copy + Default + Send + Sync + 'static {
     type Acc: Number;
     #[doc(hidden)]
     fn widen(block: [Self; BLOCK]) -> [Self::Acc; BLOCK];
@@ -167,7 +169,7 @@ pub trait Fold: Copy + Default + Send + Sync + 'static {
     fn narrow(block: [Self::Acc; BLOCK]) -> [Self; BLOCK];
 }
 
-/// What accumulators can do.
+/// Operations of accumulators.
 #[doc(hidden)]
 pub trait Number: Copy {
     fn plus(self, other: Self) -> Self;
@@ -206,7 +208,7 @@ macro_rules! floats {
             fn times(self, other: Self) -> Self {
                 self * other
             }
-            // A NaN in either survives.
+            // A NaN in either operand gives NaN.
             #[inline(always)]
             fn larger(self, other: Self) -> Self {
                 if self > other || self.is_nan() { self } else { other }
@@ -254,7 +256,7 @@ integers!(i32, i64, u8);
 
 macro_rules! as_they_are {
     ($($ty:ty),*) => {$(
-        impl Fold for $ty {
+        impl FoldElement for $ty {
             type Acc = $ty;
             #[inline(always)]
             fn widen(block: [Self; BLOCK]) -> [Self; BLOCK] {
@@ -269,9 +271,9 @@ macro_rules! as_they_are {
 }
 as_they_are!(f32, f64, i32, i64, u8);
 
-impl Fold for f16 {
+impl FoldElement for f16 {
     type Acc = f32;
-    // The crate uses the machine's instruction for slices.
+    // For slices, `half` uses the machine's conversion instruction.
     #[inline(always)]
     fn widen(block: [Self; BLOCK]) -> [f32; BLOCK] {
         let mut wide = [0.0; BLOCK];
@@ -286,7 +288,7 @@ impl Fold for f16 {
     }
 }
 
-impl Fold for bf16 {
+impl FoldElement for bf16 {
     type Acc = f32;
     #[inline(always)]
     fn widen(block: [Self; BLOCK]) -> [f32; BLOCK] {
@@ -311,8 +313,9 @@ mod tests {
     use super::*;
     use crate::simd::at_every_level;
 
-    /// Against one element at a time, at lengths around the block, with outputs over an input.
-    fn check<T: Fold + PartialEq + std::fmt::Debug>(
+    /// Compares with folding one element at a time, at lengths around the block size, with an
+    /// output in place of an input.
+    fn check<T: FoldElement + PartialEq + std::fmt::Debug>(
         op: FoldOp,
         make: impl Fn(usize, usize) -> T,
         one: impl Fn(&[T]) -> T,

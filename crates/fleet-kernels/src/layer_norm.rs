@@ -1,9 +1,11 @@
-//! Layer normalisation over rows, forward and backward, optionally with the residual sum before it.
+//! Layer normalization over rows, forward and backward, optionally with a residual addition before
+//! it.
 //!
-//! `y = (x - mean) * inv_std * gamma + beta` with `inv_std = 1 / sqrt(variance + epsilon)`. A row
-//! is read from memory once and stays in L1 for its three passes; the backward pass reads each row
-//! twice (sums, then the gradient) and keeps the sums for gamma and beta of a block of rows in
-//! scratch. Sketch for 8192 x 768: 50 MB forward, 75 MB backward; memory is the limit.
+//! `y = (x - mean) * inv_std * gamma + beta` with `inv_std = 1 / sqrt(variance + epsilon)`. The
+//! forward pass reads a row from memory once, and the row stays in L1 for its three passes. The
+//! backward pass reads each row twice: for the sums, then for the gradient. It keeps the sums for
+//! gamma and beta of a block of rows in scratch memory. Sketch for 8192 x 768: 50 MB forward, 75 MB
+//! backward; memory bandwidth is the limit.
 //!
 //! ```
 //! use fleet_kernels::{layer_norm::{LayerNorm, layer_norm}, pool::Pool};
@@ -19,22 +21,23 @@ use std::ops::Range;
 use crate::elementwise::GRAIN;
 use crate::pool::Pool;
 use crate::reduce::add_partials;
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 use crate::{for_registers, kernel};
 
-/// What is normalised, and how.
+/// Parameters of a layer normalization.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNorm<'a> {
-    /// Elements of a row.
+    /// Number of elements in a row.
     pub len: usize,
     pub epsilon: f32,
-    /// None: ones.
+    /// `None` means ones.
     pub gamma: Option<&'a [f32]>,
-    /// None: zeros. Not read by the backward pass.
+    /// `None` means zeros. The backward pass does not read it.
     pub beta: Option<&'a [f32]>,
 }
 
-/// The second addend of the input, and where the sum goes (the backward pass wants it as its `x`).
+/// A second addend of the input, and the destination of the sum. The backward pass takes the sum as
+/// its `x`.
 #[derive(Debug)]
 pub struct Residual<'a> {
     pub addend: &'a [f32],
@@ -45,16 +48,16 @@ pub struct Residual<'a> {
 struct Rows {
     len: usize,
     epsilon: f32,
-    gamma: Option<Raw<f32>>,
-    beta: Option<Raw<f32>>,
+    gamma: Option<SharedPtr<f32>>,
+    beta: Option<SharedPtr<f32>>,
 }
 
 impl LayerNorm<'_> {
     fn rows(&self) -> Rows {
         let raw = |slice: Option<&[f32]>| {
             slice.map(|slice| {
-                assert_eq!(slice.len(), self.len, "gamma and beta are as long as a row");
-                Raw::new(slice.as_ptr())
+                assert_eq!(slice.len(), self.len, "gamma and beta must have the length of a row");
+                SharedPtr::new(slice.as_ptr())
             })
         };
         Rows { len: self.len, epsilon: self.epsilon, gamma: raw(self.gamma), beta: raw(self.beta) }
@@ -62,10 +65,10 @@ impl LayerNorm<'_> {
 }
 
 kernel! {
-    /// `sum` is where `x + addend` goes if there is an addend.
+    /// `residual` is the addend and the destination of `x + addend`, if there is an addend.
     unsafe fn forward_rows<S>(
-        s: S, norm: Rows, x: *const f32, residual: Option<(Raw<f32>, Raw<f32>)>, y: *mut f32,
-        mean_out: *mut f32, inv_std_out: *mut f32, rows: Range<usize>,
+        s: S, norm: Rows, x: *const f32, residual: Option<(SharedPtr<f32>, SharedPtr<f32>)>,
+        y: *mut f32, mean_out: *mut f32, inv_std_out: *mut f32, rows: Range<usize>,
     ) {
         let len = norm.len;
         let per_row = 1.0 / len as f32;
@@ -116,7 +119,8 @@ kernel! {
 kernel! {
     unsafe fn backward_rows<S>(
         s: S, norm: Rows, x: *const f32, mean: *const f32, inv_std: *const f32, dy: *const f32,
-        skip: Option<Raw<f32>>, dx: *mut f32, dgamma: *mut f32, dbeta: *mut f32, rows: Range<usize>,
+        skip: Option<SharedPtr<f32>>, dx: *mut f32, dgamma: *mut f32, dbeta: *mut f32,
+        rows: Range<usize>,
     ) {
         let len = norm.len;
         let per_row = 1.0 / len as f32;
@@ -130,7 +134,7 @@ kernel! {
                 let hat = s.mul(s.sub(s.load_n(x.add(i), n), mean_v), scale_v);
                 s.store_n(dbeta.add(i), s.add(s.load_n(dbeta.add(i), n), g), n);
                 s.store_n(dgamma.add(i), s.fma(g, hat, s.load_n(dgamma.add(i), n)), n);
-                // Lanes beyond a part have gradient 0.
+                // Lanes past the end of the row have gradient 0.
                 let g = match norm.gamma {
                     Some(gamma) => s.mul(g, s.load_n(gamma.at(i), n)),
                     None => g,
@@ -160,8 +164,8 @@ fn grain_rows(len: usize) -> usize {
     (GRAIN / len.max(1)).max(1)
 }
 
-/// Normalises the rows of `x`, or of `x + residual.addend`; `mean` and `inv_std` (one a row) are
-/// kept for the backward pass.
+/// Normalizes the rows of `x`, or of `x + residual.addend`. Stores `mean` and `inv_std` (one per
+/// row) for the backward pass.
 pub fn layer_norm(
     pool: &Pool,
     norm: LayerNorm<'_>,
@@ -173,39 +177,41 @@ pub fn layer_norm(
 ) {
     let rows = mean.len();
     assert!(x.len() == rows * norm.len && y.len() == x.len(), "wrong number of elements");
-    assert_eq!(inv_std.len(), rows, "one mean and one inverse deviation a row");
+    assert_eq!(inv_std.len(), rows, "expected one mean and one inverse deviation per row");
     let residual = residual.map(|residual| {
         assert_eq!(residual.addend.len(), x.len(), "wrong number of elements in the addend");
         assert_eq!(residual.sum.len(), x.len(), "wrong number of elements in the sum");
-        (Raw::new(residual.addend.as_ptr()), Raw::new_mut(residual.sum.as_mut_ptr()))
+        (SharedPtr::new(residual.addend.as_ptr()), SharedPtr::new_mut(residual.sum.as_mut_ptr()))
     });
     let plan = norm.rows();
-    let (x, y) = (Raw::new(x.as_ptr()), Raw::new_mut(y.as_mut_ptr()));
-    let (mean, inv_std) = (Raw::new_mut(mean.as_mut_ptr()), Raw::new_mut(inv_std.as_mut_ptr()));
+    let (x, y) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(y.as_mut_ptr()));
+    let (mean, inv_std) =
+        (SharedPtr::new_mut(mean.as_mut_ptr()), SharedPtr::new_mut(inv_std.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(norm.len), |range| {
-        // SAFETY: tasks take different rows; the lengths were checked.
+        // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe {
             forward_rows(plan, x.at(0), residual, y.at(0), mean.at(0), inv_std.at(0), range);
         }
     });
 }
 
-/// Blocks of partial sums for gamma and beta at most.
+/// Limit on the blocks of partial sums for gamma and beta.
 const BLOCKS_MAX: usize = 64;
 
-/// Rows that share one row of partial sums, by shape.
+/// Returns the number of rows that share one row of partial sums. It depends only on the shape.
 fn block_rows(rows: usize, len: usize) -> usize {
     rows.div_ceil(BLOCKS_MAX).max(grain_rows(len))
 }
 
-/// Floats of scratch that [`layer_norm_grad`] needs.
+/// Returns the length of the scratch memory for [`layer_norm_grad`], in floats.
 pub fn layer_norm_grad_scratch_len(rows: usize, len: usize) -> usize {
     2 * rows.div_ceil(block_rows(rows, len)) * len
 }
 
-/// The gradients of [`layer_norm`]: `dx` (plus `skip`, the gradient that reaches the residual sum
-/// by another way), `dgamma`, `dbeta`. `x` is what was normalised: the sum, if there was a
-/// residual. `dx` may not overlap `dy` here; [`layer_norm_grad_raw`] allows it.
+/// Computes the gradients of [`layer_norm`]: `dx`, `dgamma` and `dbeta`. `skip`, the gradient that
+/// reaches the residual sum by another path, is added to `dx`. `x` is the normalized input: the
+/// sum, if there was a residual. `dx` must not overlap `dy` here; [`layer_norm_grad_raw`] allows
+/// it.
 pub fn layer_norm_grad(
     pool: &Pool,
     norm: LayerNorm<'_>,
@@ -223,7 +229,7 @@ pub fn layer_norm_grad(
     assert_eq!(x.len(), rows * norm.len, "wrong number of elements");
     assert!(dy.len() == x.len() && dx.len() == x.len(), "gradients and input differ in length");
     assert!(skip.is_none_or(|skip| skip.len() == x.len()), "gradients differ in length");
-    // SAFETY: the lengths were checked, the rest is checked there; `dx` is exclusive.
+    // SAFETY: the lengths were checked here or are checked there, and `dx` is exclusive.
     unsafe {
         layer_norm_grad_raw(
             pool,
@@ -241,11 +247,11 @@ pub fn layer_norm_grad(
     }
 }
 
-/// [`layer_norm_grad`] over pointers.
+/// Like [`layer_norm_grad`], over pointers.
 ///
 /// # Safety
-/// `x`, `dy`, `skip` and `dx` hold a row for every element of `mean`; `dx` is equal to or disjoint
-/// from each of the others.
+/// `x`, `dy`, `skip` and `dx` hold one row for every element of `mean`. `dx` is equal to or
+/// disjoint from each of the others.
 pub unsafe fn layer_norm_grad_raw(
     pool: &Pool,
     norm: LayerNorm<'_>,
@@ -260,19 +266,22 @@ pub unsafe fn layer_norm_grad_raw(
     scratch: &mut [f32],
 ) {
     let (rows, len) = (mean.len(), norm.len);
-    assert_eq!(inv_std.len(), rows, "one mean and one inverse deviation a row");
-    assert!(dgamma.len() == len && dbeta.len() == len, "gamma and beta are as long as a row");
-    assert!(scratch.len() >= layer_norm_grad_scratch_len(rows, len), "too little scratch");
+    assert_eq!(inv_std.len(), rows, "expected one mean and one inverse deviation per row");
+    assert!(
+        dgamma.len() == len && dbeta.len() == len,
+        "gamma and beta must have the length of a row"
+    );
+    assert!(scratch.len() >= layer_norm_grad_scratch_len(rows, len), "scratch is too short");
     let plan = norm.rows();
     let block = block_rows(rows, len);
     let sums_len = rows.div_ceil(block) * len;
-    let sums = Raw::new_mut(scratch.as_mut_ptr());
-    let (x, dy, dx) = (Raw::new(x), Raw::new(dy), Raw::new_mut(dx));
-    let (mean, inv_std) = (Raw::new(mean.as_ptr()), Raw::new(inv_std.as_ptr()));
-    let skip = skip.map(Raw::new);
+    let sums = SharedPtr::new_mut(scratch.as_mut_ptr());
+    let (x, dy, dx) = (SharedPtr::new(x), SharedPtr::new(dy), SharedPtr::new_mut(dx));
+    let (mean, inv_std) = (SharedPtr::new(mean.as_ptr()), SharedPtr::new(inv_std.as_ptr()));
+    let skip = skip.map(SharedPtr::new);
     pool.run_ranges(rows, block, |range| {
         let at = range.start / block * len;
-        // SAFETY: every range has its own rows and its own rows of partial sums.
+        // SAFETY: every range has its own rows and its own row of partial sums.
         unsafe {
             let (gamma, beta) = (sums.at(at), sums.at(sums_len + at));
             std::slice::from_raw_parts_mut(gamma, len).fill(0.0);
@@ -381,7 +390,8 @@ mod tests {
                 near(got.y[at + k], hat[k] * weight(k) + shift, 1e-4);
                 let other = if residual { skip[at + k] } else { 0.0 };
                 let d = inv_std * (g[k] - level - hat[k] * slope) + other;
-                // A row of one element has deviation 0: what is left of it is rounding.
+                // A row of one element has a deviation of 0, so its gradient is only rounding
+                // error.
                 near(got.dx[at + k], d, if len == 1 { 1e-3 } else { 1e-4 });
                 dgamma[k] += dy[at + k] * hat[k];
                 dbeta[k] += dy[at + k];

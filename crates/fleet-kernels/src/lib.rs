@@ -1,8 +1,8 @@
-//! CPU kernels over plain slices: they know shapes and numbers, nothing of programs.
+//! CPU kernels over plain slices. They know shapes and numbers, but nothing about programs.
 //!
-//! Every kernel takes the [`pool::Pool`] it may use and cuts its work by shape, so that its result
-//! does not depend on the number of threads. Nothing here allocates once a plan runs: scratch is
-//! passed in.
+//! Every kernel takes the [`pool::Pool`] that it may use. It splits its work by shape, so that its
+//! result does not depend on the number of threads. Kernels do not allocate while a plan runs:
+//! scratch memory is an argument.
 
 pub mod attention;
 pub mod batch_norm;

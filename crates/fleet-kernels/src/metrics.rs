@@ -1,14 +1,14 @@
-//! Counts for metrics: accuracy at k, and the bucket histograms and areas of AUC.
+//! Counts for metrics: accuracy at k, and bucket histograms and areas for AUC.
 //!
-//! The AUC follows the documented buckets: a probability `p` falls into bucket
-//! `floor(p * thresholds)`, positives and negatives are counted apart, and the area is summed from
-//! the highest bucket down: under the ROC curve by trapezoids, under precision over recall by
-//! steps. Counts merge by addition, between steps and ranks.
+//! AUC uses the documented buckets. A probability `p` falls into bucket `floor(p * thresholds)`,
+//! and positives and negatives are counted separately. The area is summed from the highest bucket
+//! down: by trapezoids under the ROC curve, and by steps under the precision-recall curve. Counts
+//! of steps and ranks are merged by addition.
 
 use fleet_base::{Error, Result};
 
-/// Samples whose label is among the `k` highest of their `classes` scores (the first of equal
-/// scores is the higher one). A label outside the classes counts as wrong.
+/// Returns the number of samples whose label is among the `k` highest of their `classes` scores. Of
+/// equal scores, the first is considered higher. A label outside the classes is counted as wrong.
 ///
 /// ```
 /// use fleet_kernels::metrics::accuracy_count;
@@ -16,7 +16,7 @@ use fleet_base::{Error, Result};
 /// assert_eq!(accuracy_count(&[0.1, 0.9, 0.6, 0.4], 2, &[1, 1], 2), 2);
 /// ```
 pub fn accuracy_count(scores: &[f32], classes: usize, labels: &[i64], k: usize) -> u64 {
-    assert_eq!(scores.len(), classes * labels.len(), "one row of scores for each label");
+    assert_eq!(scores.len(), classes * labels.len(), "expected one row of scores per label");
     let is_hit = |(row, &label): (&[f32], &i64)| {
         let Some(score) = usize::try_from(label).ok().and_then(|label| row.get(label)) else {
             return false;
@@ -29,32 +29,32 @@ pub fn accuracy_count(scores: &[f32], classes: usize, labels: &[i64], k: usize) 
     scores.chunks_exact(classes.max(1)).zip(labels).filter(|&pair| is_hit(pair)).count() as u64
 }
 
-/// As [`accuracy_count`] from indices `[samples, k]` that a top-k made.
+/// Like [`accuracy_count`], from top-k indices `[samples, k]`.
 pub fn accuracy_count_of(indices: &[i64], k: usize, labels: &[i64]) -> u64 {
-    assert_eq!(indices.len(), k * labels.len(), "k indices for each label");
+    assert_eq!(indices.len(), k * labels.len(), "expected k indices per label");
     let rows = indices.chunks_exact(k.max(1)).zip(labels);
     rows.filter(|(row, label)| row.contains(label)).count() as u64
 }
 
-/// Predictions of a batch: the probability of the positive class is the last of `width` columns.
+/// Predictions of a batch. The last of `width` columns is the probability of the positive class.
 #[derive(Clone, Copy, Debug)]
 pub struct Predictions<'a> {
     pub scores: &'a [f32],
     pub width: usize,
-    /// Positive where above 0, negative where 0, left out where below.
+    /// Positive above 0, negative at 0, ignored below 0.
     pub labels: &'a [i64],
 }
 
-/// Counts a batch into `thresholds + 1` buckets of positives and of negatives. A probability
-/// outside [0, 1] is an error, and nothing is counted then.
+/// Adds a batch to `thresholds + 1` buckets of positives and of negatives. Returns an error, and
+/// counts nothing, if a probability is outside [0, 1].
 pub fn auc_count(
     predictions: Predictions<'_>,
     positives: &mut [i64],
     negatives: &mut [i64],
 ) -> Result<()> {
     let Predictions { scores, width, labels } = predictions;
-    assert_eq!(positives.len(), negatives.len(), "as many buckets for both classes");
-    assert!(!positives.is_empty(), "at least one bucket");
+    assert_eq!(positives.len(), negatives.len(), "the classes differ in number of buckets");
+    assert!(!positives.is_empty(), "no buckets");
     check_probabilities(predictions)?;
     let thresholds = (positives.len() - 1) as f64;
     for (sample, &label) in labels.iter().enumerate() {
@@ -68,14 +68,14 @@ pub fn auc_count(
     Ok(())
 }
 
-/// Length of the counters of [`auc_count_window`]: `steps` windows, their sum, and a step counter;
-/// none where no memory could hold them.
+/// Returns the length of the counters of [`auc_count_window`]: `steps` windows, their sum, and a
+/// step counter. Returns `None` on overflow.
 pub fn auc_window_len(thresholds: usize, steps: usize) -> Option<usize> {
     steps.checked_add(1)?.checked_mul(thresholds.checked_add(1)?)?.checked_add(1)
 }
 
-/// Counts a batch into sliding windows over the last `steps` batches: the oldest window is taken
-/// out of the sum, which lies after the windows, and makes place for this batch.
+/// Adds a batch to sliding windows over the last `steps` batches. The oldest window is subtracted
+/// from the sum, which is stored after the windows, and is reused for this batch.
 pub fn auc_count_window(
     predictions: Predictions<'_>,
     thresholds: usize,
@@ -83,15 +83,19 @@ pub fn auc_count_window(
     positives: &mut [i64],
     negatives: &mut [i64],
 ) -> Result<()> {
-    assert!(steps > 0, "a sliding window has at least one step");
+    assert!(steps > 0, "sliding window needs at least one step");
     let buckets = thresholds + 1;
     for counts in [&*positives, &*negatives] {
         let len = Some(counts.len());
-        assert_eq!(len, auc_window_len(thresholds, steps), "counters of a sliding window");
+        assert_eq!(
+            len,
+            auc_window_len(thresholds, steps),
+            "wrong number of counters for a sliding window"
+        );
     }
     let counter = (steps + 1) * buckets;
     let window = positives[counter].rem_euclid(steps as i64) as usize * buckets;
-    // Before anything moves: an error leaves the counters as they are.
+    // Check first, so that an error leaves the counters unchanged.
     check_probabilities(predictions)?;
     let parts = [&mut *positives, &mut *negatives];
     for counts in parts {
@@ -112,7 +116,7 @@ pub fn auc_count_window(
     Ok(())
 }
 
-/// The area under the ROC curve of two histograms; 0.5 where one of them is empty.
+/// Returns the area under the ROC curve of two histograms; 0.5 if either is empty.
 ///
 /// ```
 /// use fleet_kernels::metrics::auc_area;
@@ -123,16 +127,16 @@ pub fn auc_area(positives: &[f64], negatives: &[f64]) -> f64 {
     area(positives.iter().copied().zip(negatives.iter().copied()).rev())
 }
 
-/// As [`auc_area`] of counts.
+/// Like [`auc_area`], from integer counts.
 pub fn auc_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
     let pairs = positives.iter().zip(negatives).rev();
     area(pairs.map(|(&positive, &negative)| (positive as f64, negative as f64)))
 }
 
-/// The area under the curve of precision over recall, each bucket a step as high as the precision
-/// with it (the average precision). Lines between the points would promise more than any threshold
-/// keeps: this way, scores that say nothing come to the share of positives, which is also what one
-/// class alone has.
+/// Returns the area under the precision-recall curve as the average precision: each bucket is a
+/// step at the precision that includes the bucket. Linear interpolation would overestimate the
+/// precision that thresholds achieve. With steps, the area for uninformative scores is the fraction
+/// of positives, which is also the result if only one class occurs.
 ///
 /// ```
 /// use fleet_kernels::metrics::precision_recall_area_of;
@@ -150,24 +154,27 @@ pub fn precision_recall_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
     if positive == 0.0 { 0.0 } else { area / positive }
 }
 
-/// The sum window of [`auc_count_window`] counters.
+/// Returns the summed window of the counters of [`auc_count_window`].
 pub fn auc_window_sum(counts: &[i64], thresholds: usize, steps: usize) -> &[i64] {
     &counts[steps * (thresholds + 1)..][..thresholds + 1]
 }
 
 fn check_probabilities(predictions: Predictions<'_>) -> Result<()> {
     let Predictions { scores, width, labels } = predictions;
-    assert!(width > 0 && scores.len() == width * labels.len(), "one row of scores for each label");
+    assert!(
+        width > 0 && scores.len() == width * labels.len(),
+        "expected one row of scores per label"
+    );
     let probability = |sample: usize| scores[sample * width + width - 1];
     if let Some(sample) = (0..labels.len()).find(|&i| !(0.0..=1.0).contains(&probability(i))) {
-        return Err(Error::invalid(format!("prediction of sample {sample} is no probability"))
+        return Err(Error::invalid(format!("prediction of sample {sample} is not a probability"))
             .expected("a number in 0 to 1")
             .got(probability(sample)));
     }
     Ok(())
 }
 
-/// Buckets from the highest down.
+/// Sums the area by trapezoids, over buckets from the highest down.
 fn area(buckets: impl Iterator<Item = (f64, f64)>) -> f64 {
     let (mut positive, mut negative, mut area) = (0.0, 0.0, 0.0);
     for (of_positive, of_negative) in buckets {
@@ -242,7 +249,7 @@ mod tests {
         assert!((precision_recall_area_of(&counts[0], &counts[1]) - mean).abs() < 1e-12);
         assert_eq!(precision_recall_area_of(&[0, 0], &[3, 4]), 0.0);
         assert_eq!(precision_recall_area_of(&[3, 0], &[0, 0]), 1.0);
-        // 1 of 1, then 2 of 3, then 3 of 5 are right.
+        // The precisions are 1 of 1, then 2 of 3, then 3 of 5.
         let area = precision_recall_area_of(&[0, 1, 1, 1], &[2, 1, 1, 0]);
         assert!((area - (1.0 + 2.0 / 3.0 + 3.0 / 5.0) / 3.0).abs() < 1e-15);
     }

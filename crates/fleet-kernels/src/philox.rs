@@ -1,11 +1,11 @@
-//! Philox words by the sixteen blocks: the numbers of [`fleet_base::rng::Philox`], in registers
-//! where the machine has them.
+//! Philox words in groups of sixteen blocks: the numbers of [`fleet_base::rng::Philox`], computed
+//! in registers where the machine supports it.
 //!
-//! For dropout and random fills inside kernels; a single number comes from the generator itself.
+//! For dropout and random fills inside kernels. For a single number, use the generator itself.
 
 use crate::simd::Simd;
 
-/// Words that [`words`] computes: sixteen blocks of four.
+/// Number of words that [`words`] computes: sixteen blocks of four.
 pub const WORDS: usize = 64;
 
 const BLOCKS: usize = WORDS / 4;
@@ -13,11 +13,11 @@ const MULTIPLIER: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// The words of blocks `counter..counter + 16`, in order of position.
+/// Returns the words of blocks `counter..counter + 16`, in order of position.
 #[inline(always)]
 pub fn words<S: Simd>(_: S, seed: u64, stream: u64, counter: u64) -> [u32; WORDS] {
     #[cfg(target_arch = "x86_64")]
-    // The short form does not carry into the upper half of the counter.
+    // The AVX-512 form does not carry into the upper half of the counter.
     if S::LANES == 16 && (counter as u32) <= u32::MAX - BLOCKS as u32 {
         // SAFETY: only AVX-512 has 16 lanes, and its token proves the features.
         return unsafe { words_avx512(seed, stream, counter) };
@@ -25,7 +25,7 @@ pub fn words<S: Simd>(_: S, seed: u64, stream: u64, counter: u64) -> [u32; WORDS
     words_plain(seed, stream, counter)
 }
 
-/// Lanes in plain arrays.
+/// Computes the words with plain arrays.
 #[inline(always)]
 fn words_plain(seed: u64, stream: u64, counter: u64) -> [u32; WORDS] {
     let mut x = [[0u32; BLOCKS]; 4];
@@ -52,14 +52,15 @@ fn words_plain(seed: u64, stream: u64, counter: u64) -> [u32; WORDS] {
 }
 
 /// # Safety
-/// The machine has AVX-512 F, and the caller is compiled for it; no carry out of the lower half.
+/// The machine has AVX-512 F, the caller is compiled for it, and the lower half of the counter does
+/// not overflow.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn words_avx512(seed: u64, stream: u64, counter: u64) -> [u32; WORDS] {
     use std::arch::x86_64::*;
     // SAFETY: the features are promised by the caller.
     unsafe {
-        // Low and high halves of the products of all lanes.
+        // Computes the low and high halves of the products of all lanes.
         let multiply = |x: __m512i, factor: u64| {
             let factor = _mm512_set1_epi64(factor as i64);
             let even = _mm512_mul_epu32(x, factor);
@@ -68,8 +69,8 @@ unsafe fn words_avx512(seed: u64, stream: u64, counter: u64) -> [u32; WORDS] {
             let high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64::<32>(even), odd);
             (low, high)
         };
-        // Lane 4q + k holds block 4k + q, so that the transposition below leaves whole quarters in
-        // their places.
+        // Lane 4q + k holds block 4k + q, so that the transposition below moves no data between
+        // 128-bit quarters.
         let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         let mut x0 = _mm512_add_epi32(_mm512_set1_epi32(counter as i32), order);
         let mut x1 = _mm512_set1_epi32((counter >> 32) as i32);

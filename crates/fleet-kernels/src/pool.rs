@@ -1,9 +1,10 @@
 //! The thread pool of the compute lane: fork-join over a counted set of tasks.
 //!
-//! One call at a time runs on the pool; tasks are handed out by a dynamic counter, the caller works
-//! too, and a call allocates nothing. Which thread runs a task is not defined, so kernels cut their
-//! work by shape, never by the number of threads: results are then the same on 1 and on 64 threads.
-//! A call from inside a task, or while another thread holds the pool, runs its tasks in place.
+//! The pool runs one call at a time. An atomic counter hands out the tasks, the caller also works,
+//! and a call allocates nothing. It is not defined which thread runs a task. Kernels therefore
+//! split their work by shape, never by the number of threads, so that results are the same on 1 and
+//! on 64 threads. A call from inside a task, or while another thread uses the pool, runs its tasks
+//! on the calling thread.
 //!
 //! ```
 //! use fleet_kernels::pool::Pool;
@@ -21,14 +22,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
-/// Threads that a pool may have; more than any machine we know, few enough to allocate for.
+/// Limit on the threads of a pool: more than any known machine has, and few enough to allocate for.
 pub const THREADS_MAX: usize = 1024;
 
-/// `pause` instructions that an idle worker spends before it sleeps: about 50 us, longer than the
-/// gap between two ops of a step, shorter than anything a person or a scheduler notices.
+/// Number of `pause` instructions before an idle worker sleeps: about 50 us. This is longer than
+/// the gap between two ops of a step, but too short to waste noticeable CPU time.
 const SPINS_BEFORE_SLEEP: u32 = 1000;
 
-/// A fixed set of threads that run tasks side by side.
+/// A fixed set of threads that run tasks in parallel.
 pub struct Pool {
     shared: Arc<Shared>,
     turn: Mutex<()>,
@@ -36,8 +37,8 @@ pub struct Pool {
 }
 
 struct Shared {
-    /// Written by the caller while `open` is false and `active` is 0, read by workers that saw
-    /// `open`.
+    /// Written by the caller while `open` is false and `active` is 0; read by workers after they
+    /// saw `open` set.
     job: UnsafeCell<Option<Job>>,
     open: AtomicBool,
     epoch: AtomicU32,
@@ -56,8 +57,8 @@ struct Job {
     body: *const (dyn Fn(usize, usize) + Sync),
 }
 
-// SAFETY: `job` is handed from caller to workers under the protocol stated at its field; the body
-// it points to is `Sync` and outlives the call, which returns only when no worker is active.
+// SAFETY: the caller hands `job` to workers under the protocol stated at its field. The body to
+// which it points is `Sync` and outlives the call, which returns only when no worker is active.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -67,7 +68,7 @@ thread_local! {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's included (0 counts as 1).
+    /// Creates a pool of `threads` threads including the caller's; 0 counts as 1.
     pub fn new(threads: usize) -> Self {
         let threads = threads.clamp(1, THREADS_MAX);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -75,7 +76,7 @@ impl Pool {
             job: UnsafeCell::new(None),
             open: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
-            // Until they have started; see below.
+            // Starting threads count as active until they run.
             active: AtomicUsize::new(threads - 1),
             next: AtomicUsize::new(0),
             panic: Mutex::new(None),
@@ -93,14 +94,16 @@ impl Pool {
                         own.active.fetch_sub(1, SeqCst);
                         own.work(worker);
                     });
-                // A machine that refuses a thread gets a smaller pool, not an error.
+                // If the system refuses to start a thread, the pool is smaller; this is not an
+                // error.
                 if thread.is_err() {
                     shared.active.fetch_sub(1, SeqCst);
                 }
                 thread.ok()
             })
             .collect();
-        // A thread allocates as it starts: not in the middle of somebody's step.
+        // Wait until all threads run: a starting thread allocates memory, which must not happen
+        // during a step.
         while shared.active.load(SeqCst) > 0 {
             std::thread::yield_now();
         }
@@ -111,13 +114,13 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `body(task)` for every task in `0..tasks`; returns when all are done.
+    /// Runs `body(task)` for every task in `0..tasks`. Returns when all are done.
     pub fn run(&self, tasks: usize, body: impl Fn(usize) + Sync) {
         self.run_with_worker(tasks, |task, _| body(task));
     }
 
-    /// As [`Pool::run`], with the index of the thread (below [`Pool::threads`]) for its own
-    /// scratch.
+    /// Like [`Pool::run`], but also passes the index of the thread (below [`Pool::threads`]), to
+    /// select per-thread scratch memory.
     pub fn run_with_worker(&self, tasks: usize, body: impl Fn(usize, usize) + Sync) {
         match self.claim(tasks) {
             Some(_turn) => self.fork(tasks, &body),
@@ -125,7 +128,8 @@ impl Pool {
         }
     }
 
-    /// Cuts `0..len` into ranges of `grain` (the last one shorter) and runs `body` over them.
+    /// Splits `0..len` into ranges of `grain` (the last one may be shorter) and runs `body` on
+    /// each.
     pub fn run_ranges(
         &self,
         len: usize,
@@ -138,7 +142,7 @@ impl Pool {
         });
     }
 
-    /// The right to use the workers; none when it is not worth it or not possible.
+    /// Claims the workers for a call. Returns `None` if that is not worthwhile or not possible.
     fn claim(&self, tasks: usize) -> Option<MutexGuard<'_, ()>> {
         if tasks < 2 || self.workers.is_empty() || INSIDE_TASK.get() {
             return None;
@@ -152,8 +156,9 @@ impl Pool {
 
     fn fork(&self, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {
         let shared = &*self.shared;
-        // SAFETY: the lifetime is erased for the time of this call only; no worker holds the
-        // pointer after `active` has returned to 0 with `open` false, which is awaited below.
+        // SAFETY: the lifetime is erased for the duration of this call only. No worker holds the
+        // pointer after `active` has returned to 0 with `open` false, for which this call waits
+        // below.
         let body: *const (dyn Fn(usize, usize) + Sync) = unsafe {
             std::mem::transmute::<
                 &(dyn Fn(usize, usize) + Sync),
@@ -162,8 +167,8 @@ impl Pool {
         };
         let job = Job { tasks, body };
         shared.next.store(0, SeqCst);
-        // SAFETY: `open` is false and `active` was 0 at the end of the last call: nobody reads
-        // `job`.
+        // SAFETY: `open` is false, and `active` was 0 at the end of the last call, so no worker
+        // reads `job`.
         unsafe { *shared.job.get() = Some(job) };
         shared.open.store(true, SeqCst);
         shared.epoch.fetch_add(1, SeqCst);
@@ -206,8 +211,8 @@ impl Shared {
             }
             self.active.fetch_add(1, SeqCst);
             if self.open.load(SeqCst) {
-                // SAFETY: `open` was seen after `active` was raised, so the caller waits for us
-                // before it touches `job` again.
+                // SAFETY: `open` was read after `active` was incremented, so the caller waits for
+                // this worker before it writes `job` again.
                 if let Some(job) = unsafe { *self.job.get() } {
                     self.take_tasks(job, worker);
                 }
@@ -216,7 +221,7 @@ impl Shared {
         }
     }
 
-    /// Spins, then sleeps, until the epoch differs from `seen`.
+    /// Spins, then sleeps, until the epoch differs from `seen`. Returns the new epoch.
     fn await_epoch(&self, seen: u32) -> u32 {
         for _ in 0..self.spins {
             let epoch = self.epoch.load(SeqCst);
@@ -262,14 +267,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A slice that tasks may share: each task promises to write its own part only.
+/// A slice shared between tasks, each of which writes only its own part.
 #[derive(Clone, Copy)]
 pub struct Shareable<T> {
     start: *mut T,
     len: usize,
 }
 
-// SAFETY: the promise above is made by whoever calls `slice`.
+// SAFETY: callers of `slice` guarantee that parts in use do not overlap.
 unsafe impl<T: Send> Send for Shareable<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shareable<T> {}
@@ -283,19 +288,19 @@ impl<T> Shareable<T> {
         self.start
     }
 
-    /// The part `start..start + len` of the slice.
+    /// Returns the part `start..start + len` of the slice.
     ///
     /// # Panics
-    /// If the part is not inside the slice: one comparison for each part.
+    /// If the part is not inside the slice. The check costs one comparison per part.
     ///
     /// # Safety
-    /// No other task touches the part meanwhile, and the slice still lives.
+    /// No other task may access the part at the same time, and the slice must still be alive.
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         let is_inside = start <= self.len && len <= self.len - start;
-        assert!(is_inside, "{len} elements from {start} of a slice of {}", self.len);
-        // SAFETY: the part is inside; the rest is promised by the caller.
+        assert!(is_inside, "{len} elements from {start} exceed a slice of {}", self.len);
+        // SAFETY: the part is inside the slice; the caller guarantees the rest.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }
@@ -324,7 +329,7 @@ mod tests {
         let mut slice = [0u8; 8];
         let shared = Shareable::new(&mut slice);
         let part = |start: usize, len: usize| {
-            // SAFETY: no other task runs, and the slice lives.
+            // SAFETY: no other task runs, and the slice is alive.
             catch_unwind(AssertUnwindSafe(|| unsafe { shared.slice(start, len) }.len())).ok()
         };
         assert_eq!((part(0, 8), part(8, 0), part(3, 5)), (Some(8), Some(0), Some(5)));

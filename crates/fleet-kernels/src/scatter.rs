@@ -1,20 +1,20 @@
 //! Kernels that follow indices or an order: scatter, top-k, sorting, running sums.
 //!
-//! Rows of a scatter are bytes, so that one serves every dtype. An index out of range is an error
-//! value that names the first such position; nothing outside is read or written. Indices are
-//! followed in order within every column, so that equal indices have a defined result (the last
-//! one) on any number of threads. Copies by index and by stride belong to the ops that need them;
-//! tall tables with many duplicate ids have their own file: `embedding`.
+//! A scatter treats rows as bytes, so that one kernel serves every dtype. An index out of range
+//! gives an error value that names the first such position; no memory outside is accessed. Indices
+//! are processed in order within every column. Equal indices therefore have a defined result (the
+//! last one) on any number of threads. Copies by index or by stride belong to the ops that need
+//! them. For tall tables with many duplicate ids, see `embedding`.
 
 use crate::pool::{Pool, Shareable};
 
 /// An index that is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadIndex {
-    /// Where in the indices; the lowest one that is wrong.
+    /// Position of the first wrong index.
     pub position: usize,
     pub index: i64,
-    /// Indices must be below this.
+    /// Upper bound of indices, exclusive.
     pub len: usize,
 }
 
@@ -29,7 +29,7 @@ impl From<BadIndex> for fleet_base::Error {
     }
 }
 
-/// A tensor seen as [outer, axis, inner], where `axis` is the dimension that is indexed.
+/// A tensor viewed as [outer, axis, inner], where `axis` is the indexed dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
     pub outer: usize,
@@ -38,7 +38,7 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// The dimension `axis` of a shape.
+    /// Returns the view of a shape with `axis` as the indexed dimension.
     pub fn of(shape: &[usize], axis: usize) -> Axis {
         Axis {
             outer: shape[..axis].iter().product(),
@@ -48,7 +48,8 @@ impl Axis {
     }
 }
 
-/// `x[o, indices[i]] = updates[o, i]`, the last of equal indices stays; `axis.inner` counts bytes.
+/// Sets `x[o, indices[i]] = updates[o, i]`. The last of equal indices wins. `axis.inner` counts
+/// bytes.
 ///
 /// ```
 /// use fleet_kernels::{pool::Pool, scatter::*};
@@ -66,8 +67,12 @@ pub fn scatter(
     x: &mut [u8],
 ) -> Result<(), BadIndex> {
     let Axis { outer, len, inner } = axis;
-    assert_eq!(x.len(), outer * len * inner, "target of scatter has the wrong length");
-    assert_eq!(updates.len(), outer * indices.len() * inner, "updates have the wrong length");
+    assert_eq!(x.len(), outer * len * inner, "scatter: target has the wrong length");
+    assert_eq!(
+        updates.len(),
+        outer * indices.len() * inner,
+        "scatter: updates have the wrong length"
+    );
     check(indices, len)?;
     let strips = inner.div_ceil(SCATTER_COLUMNS);
     let x = Shareable::new(x);
@@ -77,24 +82,24 @@ pub fn scatter(
         for (i, &index) in indices.iter().enumerate() {
             let from = (o * indices.len() + i) * inner + first;
             let to = (o * len + index as usize) * inner + first;
-            // SAFETY: tasks own disjoint columns, indices were checked.
+            // SAFETY: tasks own disjoint columns, and indices were checked.
             unsafe { x.slice(to, width) }.copy_from_slice(&updates[from..from + width]);
         }
     });
     Ok(())
 }
 
-/// Which end of the order comes first.
+/// The order of sorted values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rank {
-    /// Descending; a NaN is larger than all numbers.
+    /// Descending; a NaN is larger than any number.
     Largest,
     /// Ascending.
     Smallest,
 }
 
-/// The first `k` values of every row of `columns`, sorted, and where they were; equal values keep
-/// their order. With `k = columns` this is a stable sort.
+/// Writes the first `k` values of every row of `columns` in sorted order, and their positions.
+/// Equal values keep their order. With `k = columns` this is a stable sort.
 ///
 /// ```
 /// use fleet_kernels::{pool::Pool, scatter::*};
@@ -112,9 +117,9 @@ pub fn top_k(
     values: &mut [f32],
     indices: &mut [i64],
 ) {
-    assert!(k <= columns, "top-k asks for more values than a row has");
+    assert!(k <= columns, "top-k: k exceeds the row length");
     let rows = x.len().checked_div(columns).unwrap_or(0);
-    assert_eq!(x.len(), rows * columns, "rows of top-k are not whole");
+    assert_eq!(x.len(), rows * columns, "top-k: not a whole number of rows");
     assert!(values.len() == rows * k && indices.len() == rows * k);
     if k == 0 {
         return;
@@ -123,7 +128,7 @@ pub fn top_k(
     pool.run_ranges(rows, (ELEMENTS_PER_TASK / columns).max(1), |range| {
         for row in range {
             let x = &x[row * columns..][..columns];
-            // SAFETY: each row has one task and lies inside.
+            // SAFETY: each row belongs to one task and lies inside.
             let (values, indices) =
                 unsafe { (values.slice(row * k, k), indices.slice(row * k, k)) };
             match rank {
@@ -138,15 +143,15 @@ pub fn top_k(
     });
 }
 
-/// Numbers that are added up.
-pub trait Running: Copy + Send + Sync {
-    /// What the sum is kept in.
+/// A number that can be summed.
+pub trait RunningSum: Copy + Send + Sync {
+    /// Type of the accumulated sum.
     type Sum: Copy + Default;
     fn add(sum: Self::Sum, value: Self) -> Self::Sum;
     fn of(sum: Self::Sum) -> Self;
 }
 
-impl Running for f32 {
+impl RunningSum for f32 {
     type Sum = f64;
     #[inline(always)]
     fn add(sum: f64, value: f32) -> f64 {
@@ -158,7 +163,7 @@ impl Running for f32 {
     }
 }
 
-impl Running for f64 {
+impl RunningSum for f64 {
     type Sum = f64;
     #[inline(always)]
     fn add(sum: f64, value: f64) -> f64 {
@@ -172,7 +177,7 @@ impl Running for f64 {
 
 macro_rules! running_integer {
     ($($ty:ty),*) => {$(
-        impl Running for $ty {
+        impl RunningSum for $ty {
             type Sum = $ty;
             #[inline(always)]
             fn add(sum: $ty, value: $ty) -> $ty {
@@ -187,19 +192,19 @@ macro_rules! running_integer {
 }
 running_integer!(i32, i64);
 
-/// How a running sum goes.
+/// Options of a running sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
-    /// Each sum is of the values before its own.
+    /// Whether each sum excludes its own value.
     pub is_exclusive: bool,
-    /// From the last value to the first.
+    /// Whether the sum runs from the last value to the first.
     pub is_reverse: bool,
 }
 
-/// Sums of the values so far along an axis; `axis.inner` counts elements. Floats are summed in f64.
-/// The gradient of a running sum is the running sum of the gradient in the other direction.
-pub fn running_sum<T: Running>(pool: &Pool, axis: Axis, scan: Scan, x: &[T], out: &mut [T]) {
-    /// Columns whose sums are kept at a time.
+/// Writes the running sums along an axis; `axis.inner` counts elements. Floats are summed in f64.
+/// The gradient of a running sum is the running sum of the gradient in the opposite direction.
+pub fn running_sum<T: RunningSum>(pool: &Pool, axis: Axis, scan: Scan, x: &[T], out: &mut [T]) {
+    /// Number of columns summed at a time.
     const COLUMNS: usize = 32;
     let Axis { outer, len, inner } = axis;
     assert!(x.len() == outer * len * inner && out.len() == x.len());
@@ -214,7 +219,7 @@ pub fn running_sum<T: Running>(pool: &Pool, axis: Axis, scan: Scan, x: &[T], out
             for step in 0..len {
                 let step = if scan.is_reverse { len - 1 - step } else { step };
                 let start = (strip / strips * len + step) * inner + first;
-                // SAFETY: strips are disjoint and inside.
+                // SAFETY: strips are disjoint and inside `out`.
                 let out = unsafe { out.slice(start, width) };
                 for ((out, sum), value) in out.iter_mut().zip(&mut sums).zip(&x[start..]) {
                     let next = T::add(*sum, *value);
@@ -227,11 +232,11 @@ pub fn running_sum<T: Running>(pool: &Pool, axis: Axis, scan: Scan, x: &[T], out
 }
 
 const ELEMENTS_PER_TASK: usize = 1 << 14;
-/// Bytes of a row that one task of a scatter owns: whole cache lines.
+/// Bytes of a row that belong to one task of a scatter: whole cache lines.
 const SCATTER_COLUMNS: usize = 1024;
 
 fn check(indices: &[i64], len: usize) -> Result<(), BadIndex> {
-    // The common case is one pass that vectorises.
+    // The common case takes one pass, which vectorizes.
     let largest = indices.iter().fold(0u64, |largest, &index| largest.max(index as u64));
     if indices.is_empty() || largest < len as u64 {
         return Ok(());
@@ -240,14 +245,14 @@ fn check(indices: &[i64], len: usize) -> Result<(), BadIndex> {
     Err(BadIndex { position, index: indices[position], len })
 }
 
-/// Total order of numbers with all NaN equal and above.
+/// Compares in a total order in which all NaN are equal and above all numbers.
 #[inline(always)]
 fn order(a: f32, b: f32) -> std::cmp::Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
-/// The first `values.len()` of a row in the order `by`, sorted. The results are a heap with the
-/// last one on top until the row is through, so that no scratch is needed.
+/// Writes the first `values.len()` of a row in the order `by`, sorted. During the pass the results
+/// are a heap with the last one on top, so that no scratch memory is needed.
 #[inline(always)]
 fn select(
     x: &[f32],
@@ -309,7 +314,7 @@ mod tests {
 
     fn floats(count: usize) -> Vec<f32> {
         let mut random = Sequence::new(3, count as u64);
-        // Few values, so that there are ties.
+        // There are few different values, so that ties occur.
         (0..count).map(|_| random.below(50) as f32 * 0.5 - 9.0).collect()
     }
 

@@ -1,8 +1,9 @@
-//! Permutations of the axes of contiguous tensors, of elements of any copyable type.
+//! Permutes the axes of contiguous tensors with elements of any copyable type.
 //!
-//! A [`Permute`] is planned once: axes of length 1 vanish and axes that stay together are merged,
-//! so that NCHW to NHWC is a batch of matrix transpositions and `[B, T, H, D]` to `[B, H, T, D]` a
-//! copy of rows. Transpositions go by tiles of 16 x 16, in registers for elements of four bytes.
+//! A [`Permute`] is planned once: axes of length 1 are dropped, and axes that stay adjacent are
+//! merged. NCHW to NHWC then is a batch of matrix transpositions, and `[B, T, H, D]` to
+//! `[B, H, T, D]` copies rows. Transpositions work on tiles of 16 x 16, in registers for elements
+//! of four bytes.
 //!
 //! ```
 //! use fleet_kernels::{pool::Pool, transpose::{Permute, permute}};
@@ -18,24 +19,24 @@ use fleet_base::{Error, Result};
 
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd, keep_arrays_whole};
+use crate::simd::{SharedPtr, Simd, block_loop_vectorization};
 
-/// Side of a tile.
+/// Side length of a tile.
 const TILE: usize = 16;
-/// Elements of a task, about.
+/// Approximate number of elements per task.
 const TASK_ELEMENTS: usize = 16 * 1024;
 
-/// How the axes move; made once per shape.
+/// The plan of a permutation, made once per shape.
 #[derive(Clone, Debug)]
 pub struct Permute {
     shape: Vec<usize>,
-    /// Merged axes in the order of the output: length and stride in the input.
+    /// Merged axes in the order of the output, as (length, stride in the input).
     axes: Vec<(usize, usize)>,
     len: usize,
 }
 
 impl Permute {
-    /// Axis k of the output is axis `perm[k]` of the input.
+    /// Plans a permutation in which axis k of the output is axis `perm[k]` of the input.
     pub fn new(shape: &[usize], perm: &[usize]) -> Result<Self> {
         let mut seen = vec![false; shape.len()];
         for &axis in perm {
@@ -70,12 +71,12 @@ impl Permute {
         })
     }
 
-    /// The shape of the output.
+    /// Returns the shape of the output.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -85,7 +86,7 @@ impl Permute {
     }
 }
 
-/// Where the element at a flat index over some axes lies.
+/// Returns the offset of the element at a flat index over some axes.
 #[inline(always)]
 fn offset_of(axes: &[(usize, usize)], mut index: usize) -> usize {
     let mut offset = 0;
@@ -96,14 +97,14 @@ fn offset_of(axes: &[(usize, usize)], mut index: usize) -> usize {
     offset
 }
 
-/// `out` is `x` with its axes permuted.
+/// Writes `x` with permuted axes to `out`.
 pub fn permute<T: Copy + Send + Sync>(pool: &Pool, plan: &Permute, x: &[T], out: &mut [T]) {
     assert_eq!(x.len(), plan.len, "wrong number of elements in the input");
     assert_eq!(out.len(), plan.len, "wrong number of elements in the output");
     if plan.is_empty() {
         return;
     }
-    let (x, out) = (Raw::new(x.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    let (x, out) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(out.as_mut_ptr()));
     let last = plan.axes.len() - 1;
     if plan.axes[last].1 == 1 {
         copy_rows(pool, &plan.axes, x, out);
@@ -112,7 +113,7 @@ pub fn permute<T: Copy + Send + Sync>(pool: &Pool, plan: &Permute, x: &[T], out:
     }
 }
 
-/// `out[c, r] = x[r, c]`.
+/// Computes `out[c, r] = x[r, c]`.
 pub fn transpose<T: Copy + Send + Sync>(
     pool: &Pool,
     x: &[T],
@@ -126,12 +127,17 @@ pub fn transpose<T: Copy + Send + Sync>(
         out.copy_from_slice(x);
         return;
     }
-    let (x, out) = (Raw::new(x.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    let (x, out) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(out.as_mut_ptr()));
     transpose_tiles(pool, &[(columns, 1), (rows, columns)], rows * columns, x, out);
 }
 
-/// The innermost axis stays in its place: rows are copied whole.
-fn copy_rows<T: Copy + Send + Sync>(pool: &Pool, axes: &[(usize, usize)], x: Raw<T>, out: Raw<T>) {
+/// Copies whole rows, for a permutation that keeps the innermost axis in place.
+fn copy_rows<T: Copy + Send + Sync>(
+    pool: &Pool,
+    axes: &[(usize, usize)],
+    x: SharedPtr<T>,
+    out: SharedPtr<T>,
+) {
     let (outer, inner) = axes.split_at(axes.len() - 1);
     let width = inner[0].0;
     let rows: usize = outer.iter().map(|(len, _)| len).product();
@@ -153,13 +159,14 @@ fn copy_rows<T: Copy + Send + Sync>(pool: &Pool, axes: &[(usize, usize)], x: Raw
 
 kernel! {
     unsafe fn copy_rows_kernel<S, T: Copy>(
-        s: S, outer: &[(usize, usize)], width: usize, range: Range<usize>, x: Raw<T>, out: Raw<T>,
+        s: S, outer: &[(usize, usize)], width: usize, range: Range<usize>, x: SharedPtr<T>,
+        out: SharedPtr<T>,
     ) {
         let _ = s;
         let (last_len, last_stride) = outer[outer.len() - 1];
         let mut row = range.start;
         while row < range.end {
-            // Along the last outer axis the offset only grows.
+            // Along the last outer axis the offset grows by a constant.
             let column = row % last_len;
             let run = (last_len - column).min(range.end - row);
             let base = offset_of(outer, row);
@@ -172,10 +179,10 @@ kernel! {
     }
 }
 
-/// A copy that is inlined for short rows, where a call would cost more than the bytes.
+/// Copies a row. This is inlined for short rows, where a call would cost more than the copy.
 #[inline(always)]
 unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, len: usize) {
-    // SAFETY: both hold `len` elements and do not overlap, says the caller.
+    // SAFETY: the caller guarantees that both hold `len` elements and do not overlap.
     unsafe {
         if len >= 128 {
             std::ptr::copy_nonoverlapping(from, to, len);
@@ -183,7 +190,7 @@ unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, len: usize) {
         }
         let mut i = 0;
         while i + TILE <= len {
-            keep_arrays_whole();
+            block_loop_vectorization();
             let chunk = from.add(i).cast::<[T; TILE]>().read_unaligned();
             to.add(i).cast::<[T; TILE]>().write_unaligned(chunk);
             i += TILE;
@@ -195,13 +202,13 @@ unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, len: usize) {
     }
 }
 
-/// The matrices inside a permutation that moves the innermost axis.
+/// The matrices in a permutation that moves the innermost axis.
 #[derive(Clone, Copy)]
 struct Matrix {
-    /// The input's innermost axis: length, and stride in the output.
+    /// Length of the input's innermost axis; `column_stride` is its stride in the output.
     columns: usize,
     column_stride: usize,
-    /// The stride in the input of the output's innermost axis.
+    /// Stride in the input of the output's innermost axis.
     row_stride: usize,
 }
 
@@ -209,8 +216,8 @@ fn transpose_tiles<T: Copy + Send + Sync>(
     pool: &Pool,
     axes: &[(usize, usize)],
     len: usize,
-    x: Raw<T>,
-    out: Raw<T>,
+    x: SharedPtr<T>,
+    out: SharedPtr<T>,
 ) {
     let last = axes.len() - 1;
     let (rows, row_stride) = axes[last];
@@ -221,7 +228,7 @@ fn transpose_tiles<T: Copy + Send + Sync>(
     let others = Others { axes, inner, count: len / (rows * matrix.columns) };
     let bands = matrix.columns.div_ceil(TILE);
     let grain = (TASK_ELEMENTS / (TILE.min(matrix.columns) * rows)).max(1);
-    // Few long bands are cut along the rows, too.
+    // A few long bands are also split along the rows.
     let cuts = (TILE * rows).div_ceil(4 * TASK_ELEMENTS);
     let part = rows.div_ceil(cuts).next_multiple_of(TILE);
     pool.run_ranges(others.count * bands * cuts, grain, |range| {
@@ -247,7 +254,7 @@ struct Others<'a> {
 }
 
 impl Others<'_> {
-    /// Where matrix `index` starts in the input and in the output.
+    /// Returns the offsets at which matrix `index` starts in the input and in the output.
     fn offsets(&self, mut index: usize) -> (usize, usize) {
         let (mut from, mut to, mut out_stride) = (0, 0, 1);
         let last = self.axes.len() - 1;
@@ -265,7 +272,7 @@ impl Others<'_> {
 }
 
 kernel! {
-    /// Moves `rows` x `columns` of a matrix at `x` to `out`; at most `TILE` columns.
+    /// Moves `rows` x `columns` of a matrix from `x` to `out`, with at most `TILE` columns.
     unsafe fn transpose_band<S, T: Copy>(
         s: S, matrix: Matrix, rows: Range<usize>, columns: Range<usize>, x: *const T, out: *mut T,
     ) {
@@ -294,7 +301,7 @@ kernel! {
     }
 }
 
-/// Whether [`transpose_8x8`] may be used: the token proves AVX2.
+/// Whether [`transpose_8x8`] may be used. On x86-64, any token but the portable one proves AVX2.
 #[inline(always)]
 fn has_registers<S: Simd>(_: S) -> bool {
     let portable = std::any::TypeId::of::<S>() == std::any::TypeId::of::<crate::simd::Portable>();
@@ -305,7 +312,7 @@ fn has_registers<S: Simd>(_: S) -> bool {
 #[inline(always)]
 unsafe fn transpose_8x8(x: *const f32, x_stride: usize, out: *mut f32, out_stride: usize) {
     use std::arch::x86_64::*;
-    // SAFETY: eight rows of eight are readable and writable, and AVX is there, says the caller.
+    // SAFETY: the caller guarantees eight readable and eight writable rows of eight, and AVX.
     unsafe {
         let row = [
             _mm256_loadu_ps(x),
@@ -355,7 +362,7 @@ unsafe fn transpose_8x8(x: *const f32, x_stride: usize, out: *mut f32, out_strid
 unsafe fn transpose_8x8(x: *const f32, x_stride: usize, out: *mut f32, out_stride: usize) {
     for r in 0..8 {
         for c in 0..8 {
-            // SAFETY: eight rows of eight are readable and writable, says the caller.
+            // SAFETY: the caller guarantees eight readable and eight writable rows of eight.
             unsafe { *out.add(c * out_stride + r) = *x.add(r * x_stride + c) };
         }
     }

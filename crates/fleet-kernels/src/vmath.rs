@@ -1,9 +1,9 @@
-//! Elementary functions over registers of f32, good to about two units in the last place.
+//! Elementary functions on registers of f32, with an error of about two units in the last place.
 //!
-//! Every function takes the token of [`crate::simd`] and is inlined into the kernel around it.
-//! Range reductions are exact, polynomials are minimax fits made for this file (relative error of
-//! the fit below 2^-25 throughout). Infinities, zeros, denormals and NaN come out as in the C
-//! library. `sin` and `cos` of arguments above 10^4 go lane by lane through the standard library.
+//! Every function takes the token of [`crate::simd`] and is inlined into the surrounding kernel.
+//! Range reductions are exact. Polynomials are minimax fits made for this file, with a relative
+//! error below 2^-25. Results for infinities, zeros, denormals and NaN match the C library. `sin`
+//! and `cos` of arguments above 10^4 use the standard library, lane by lane.
 
 use crate::simd::Simd;
 
@@ -12,7 +12,7 @@ const LOG2_E: f32 = std::f32::consts::LOG2_E;
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
-/// c[0] + c[1] x + c[2] x^2 + ...
+/// Computes c[0] + c[1] x + c[2] x^2 + ...
 #[inline(always)]
 fn poly<S: Simd, const N: usize>(s: S, x: S::F, c: [f32; N]) -> S::F {
     let mut sum = s.splat(c[N - 1]);
@@ -22,7 +22,7 @@ fn poly<S: Simd, const N: usize>(s: S, x: S::F, c: [f32; N]) -> S::F {
     sum
 }
 
-/// (n, e^r - 1) with x = n ln 2 + r and |r| <= ln 2 / 2.
+/// Returns (n, e^r - 1) with x = n ln 2 + r and |r| <= ln 2 / 2.
 #[inline(always)]
 fn exp_parts<S: Simd>(s: S, x: S::F) -> (S::F, S::F) {
     let n = s.round(s.mul(x, s.splat(LOG2_E)));
@@ -37,13 +37,13 @@ fn exp_parts<S: Simd>(s: S, x: S::F) -> (S::F, S::F) {
 
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::F) -> S::F {
-    // Beyond these the result is 0 or infinite; a NaN passes both.
+    // Beyond these bounds the result is 0 or infinite. A NaN passes through both.
     let x = s.max(s.splat(-104.0), s.min(s.splat(89.0), x));
     let (n, p) = exp_parts(s, x);
     s.scale2(s.add(p, s.splat(1.0)), n)
 }
 
-/// e^x - 1 without cancellation, for x up to 88.
+/// Computes e^x - 1 without cancellation, for x up to 88.
 #[inline(always)]
 pub fn expm1<S: Simd>(s: S, x: S::F) -> S::F {
     let x = s.max(s.splat(-104.0), s.min(s.splat(88.0), x));
@@ -52,7 +52,7 @@ pub fn expm1<S: Simd>(s: S, x: S::F) -> S::F {
     s.add(s.scale2(p, n), s.sub(s.scale2(one, n), one))
 }
 
-/// ln(1 + f) for f in [sqrt(1/2) - 1, sqrt(2) - 1], as f + the rest.
+/// Returns the difference of ln(1 + f) and f, for f in [sqrt(1/2) - 1, sqrt(2) - 1].
 #[inline(always)]
 fn log_rest<S: Simd>(s: S, f: S::F) -> S::F {
     let q = poly(
@@ -80,7 +80,7 @@ pub fn log<S: Simd>(s: S, x: S::F) -> S::F {
     let tiny = s.lt(x, s.splat(f32::MIN_POSITIVE));
     let scaled = s.select(tiny, s.mul(x, s.splat(8_388_608.0)), x);
     let shift = s.select(tiny, s.splat(-23.0), s.zero());
-    // The exponent counts from sqrt(1/2), so that the mantissa lies in [sqrt(1/2), sqrt(2)).
+    // The exponent counts from sqrt(1/2), so that the mantissa is in [sqrt(1/2), sqrt(2)).
     let offset = s.sub_i(s.bits_of(scaled), s.splat_i(SQRT_HALF_BITS));
     let biased = s.shr_u::<23>(s.add_i(offset, s.splat_i(127 << 23)));
     let e = s.add(s.to_f(s.sub_i(biased, s.splat_i(127))), shift);
@@ -93,7 +93,7 @@ pub fn log<S: Simd>(s: S, x: S::F) -> S::F {
     s.select(s.lt(x, s.zero()), s.splat(f32::NAN), y)
 }
 
-/// ln(1 + u) for u in [0, 1].
+/// Computes ln(1 + u) for u in [0, 1].
 #[inline(always)]
 pub fn log1p_unit<S: Simd>(s: S, u: S::F) -> S::F {
     let small = s.le(u, s.splat(0.414));
@@ -116,7 +116,7 @@ pub fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(one, s.add(one, exp(s, s.neg(x))))
 }
 
-/// ln(1 + e^x).
+/// Computes ln(1 + e^x).
 #[inline(always)]
 pub fn softplus<S: Simd>(s: S, x: S::F) -> S::F {
     let tail = log1p_unit(s, exp(s, s.neg(s.abs(x))));
@@ -141,7 +141,7 @@ pub fn erf<S: Simd>(s: S, x: S::F) -> S::F {
         ],
     );
     let small = s.fma(x, small, x);
-    // -ln erfc(t) = t + t q(t); beyond 3.95 the result rounds to 1.
+    // -ln erfc(t) = t + t q(t). Beyond 3.95 the result rounds to 1.
     let t = s.min(s.splat(3.95), size);
     let q = poly(
         s,
@@ -176,7 +176,7 @@ pub fn cos<S: Simd>(s: S, x: S::F) -> S::F {
     sin_or_cos(s, x, 1, f64::cos)
 }
 
-/// sin and cos of r in [-pi/4, pi/4].
+/// Computes sin and cos of r in [-pi/4, pi/4].
 #[inline(always)]
 pub(crate) fn sin_cos_octant<S: Simd>(s: S, r: S::F) -> (S::F, S::F) {
     let square = s.mul(r, r);
@@ -187,7 +187,7 @@ pub(crate) fn sin_cos_octant<S: Simd>(s: S, r: S::F) -> (S::F, S::F) {
     (sine, cosine)
 }
 
-/// The sine of r + turn * pi/2.
+/// Computes the sine of r + turn * pi/2.
 #[inline(always)]
 pub(crate) fn sin_quarter<S: Simd>(s: S, r: S::F, turn: S::I) -> S::F {
     let (sine, cosine) = sin_cos_octant(s, r);
@@ -198,7 +198,7 @@ pub(crate) fn sin_quarter<S: Simd>(s: S, r: S::F, turn: S::I) -> S::F {
 
 #[inline(always)]
 fn sin_or_cos<S: Simd>(s: S, x: S::F, turn: i32, scalar: fn(f64) -> f64) -> S::F {
-    /// pi/2 in parts of 11 bits and a rest: products with n <= 2^13 are exact in f32.
+    /// pi/2 as three parts of 11 bits and a remainder: products with n <= 2^13 are exact in f32.
     const PARTS: [f32; 4] = [1.570_312_5, 4.837_513e-4, 7.549_766e-8, 5.126_688_5e-12];
     const SIZE_MAX: f32 = 1e4;
     let n = s.round(s.mul(x, s.splat(std::f32::consts::FRAC_2_PI)));
@@ -214,7 +214,7 @@ fn sin_or_cos<S: Simd>(s: S, x: S::F, turn: i32, scalar: fn(f64) -> f64) -> S::F
 #[inline(always)]
 fn lane_by_lane<S: Simd>(s: S, x: S::F, scalar: fn(f64) -> f64) -> S::F {
     let mut lanes = [0f32; 16];
-    // SAFETY: no register is longer than 16 lanes.
+    // SAFETY: no register has more than 16 lanes.
     unsafe { s.store(lanes.as_mut_ptr(), x) };
     for lane in &mut lanes[..S::LANES] {
         *lane = scalar(f64::from(*lane)) as f32;
@@ -223,8 +223,8 @@ fn lane_by_lane<S: Simd>(s: S, x: S::F, scalar: fn(f64) -> f64) -> S::F {
     unsafe { s.load(lanes.as_ptr()) }
 }
 
-/// The quantile of the standard normal distribution at (1 + t) / 2, for |t| <= erf(sqrt 2), that
-/// is, for results in [-2, 2].
+/// Computes the quantile of the standard normal distribution at (1 + t) / 2. The argument is
+/// limited to |t| <= erf(sqrt 2), where results are in [-2, 2].
 #[inline(always)]
 pub(crate) fn normal_quantile<S: Simd>(s: S, t: S::F) -> S::F {
     let w = s.neg(log(s, s.neg_fma(t, t, s.splat(1.0))));
@@ -244,11 +244,11 @@ pub(crate) fn normal_quantile<S: Simd>(s: S, t: S::F) -> S::F {
     s.mul(t, q)
 }
 
-/// x^y lane by lane, as `powf`, through f64 (the compiler vectorises the plain loop).
+/// Computes x^y lane by lane like `powf`, through f64. The compiler vectorizes the plain loop.
 #[inline(always)]
 pub fn pow<S: Simd>(s: S, x: S::F, y: S::F) -> S::F {
     let (mut xs, mut ys) = ([0f32; 16], [0f32; 16]);
-    // SAFETY: no register is longer than 16 lanes.
+    // SAFETY: no register has more than 16 lanes.
     unsafe {
         s.store(xs.as_mut_ptr(), x);
         s.store(ys.as_mut_ptr(), y);
@@ -261,7 +261,7 @@ pub fn pow<S: Simd>(s: S, x: S::F, y: S::F) -> S::F {
     unsafe { s.load(out.as_ptr()) }
 }
 
-/// `x.powf(y)` without a branch or a call, good to the last place but one.
+/// Computes `x.powf(y)` without a branch or a call, to within one unit in the last place.
 #[inline(always)]
 pub fn pow_f32(x: f32, y: f32) -> f32 {
     let size = f64::from(x.abs());
@@ -280,7 +280,7 @@ pub fn pow_f32(x: f32, y: f32) -> f32 {
     if y == 0.0 || x == 1.0 || (x == -1.0 && y.is_infinite()) { 1.0 } else { power }
 }
 
-/// `floor` below 2^22 without a library call.
+/// Computes `floor` for |x| below 2^23 without a library call.
 #[inline(always)]
 fn floor_f32(x: f32) -> f32 {
     const LIMIT: f32 = 8_388_608.0;
@@ -288,17 +288,17 @@ fn floor_f32(x: f32) -> f32 {
     if near > x { near - 1.0 } else { near }
 }
 
-/// log2 of a positive finite number, to 12 digits.
+/// Computes log2 of a positive finite number, to 12 digits.
 #[inline(always)]
 fn log2_f64(x: f64) -> f64 {
     const SQRT_HALF_BITS: u64 = 0x3fe6_a09e_667f_3bcd;
-    const MAGIC: f64 = 4_503_599_627_370_496.0; // 2^52: an integer below it sits in its last bits
+    const MAGIC: f64 = 4_503_599_627_370_496.0; // 2^52: its low bits can hold an integer
     let offset = x.to_bits().wrapping_sub(SQRT_HALF_BITS).wrapping_add(1023 << 52);
     let e = f64::from_bits((offset >> 52) | MAGIC.to_bits()) - (MAGIC + 1023.0);
     let mantissa = f64::from_bits((offset & 0x000f_ffff_ffff_ffff) + SQRT_HALF_BITS);
     let f = (mantissa - 1.0) / (mantissa + 1.0);
     let square = f * f;
-    // Written out: a loop inside would keep the compiler from vectorising the loop around.
+    // Written out, because an inner loop would keep the compiler from vectorizing the outer loop.
     let mut series = square * (1.0 / 17.0) + 1.0 / 15.0;
     series = series * square + 1.0 / 13.0;
     series = series * square + 1.0 / 11.0;
@@ -310,7 +310,8 @@ fn log2_f64(x: f64) -> f64 {
     e + f * series * (2.0 * std::f64::consts::LOG2_E)
 }
 
-/// 2^x to 12 digits; what does not fit into an f32 becomes 0 or infinite there.
+/// Computes 2^x to 12 digits. Results outside the range of f32 become 0 or infinite after
+/// conversion.
 #[inline(always)]
 fn exp2_f64(x: f64) -> f64 {
     const MAGIC: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
@@ -366,7 +367,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The distance in units of the last place of `expected`, denormals included.
+    /// Returns the distance from `expected` in units in the last place, including for denormals.
     pub(crate) fn ulps(got: f32, expected: f64) -> f64 {
         let near = expected as f32;
         if got.to_bits() == near.to_bits() || got == near || (got.is_nan() && near.is_nan()) {
@@ -378,7 +379,7 @@ pub(crate) mod tests {
         (f64::from(got) - expected).abs() / unit
     }
 
-    /// The error function by its series and continued fraction.
+    /// Computes the error function by its series and its continued fraction.
     pub(crate) fn erf_f64(x: f64) -> f64 {
         let size = x.abs();
         if size > 6.0 {

@@ -1,9 +1,9 @@
-//! Which ids get a row: the entry policy of a sparse table.
+//! The entry policy of a sparse table: which ids get a row.
 
 use fleet_base::{Error, Result};
 
-/// When an id that was never seen gets a row. Until then it reads as zeros and its pushes are
-/// dropped (and counted).
+/// When an id that the table has not seen gets a row. Until then, pulls read zeros for it and its
+/// pushes are dropped (and counted).
 ///
 /// ```
 /// use fleet_ps::Entry;
@@ -17,14 +17,13 @@ pub enum Entry {
     /// On first sight.
     #[default]
     None,
-    /// When it was pulled this many times. The count takes no row: an id that waits costs the index
-    /// alone.
+    /// After this many pulls. The count takes no row: a pending id costs only its index entry.
     CountFilter(u32),
-    /// On first sight, if the id's lot in [0, 1), a function of (seed, table, id), is at least
-    /// this.
+    /// On first sight, if the id's random number in [0, 1), a function of (seed, table, id), is at
+    /// least this.
     Probability(f32),
-    /// On first sight; the named variables of the program hold shows and clicks, which workers push
-    /// beside the gradients.
+    /// On first sight. The named variables of the program hold shows and clicks, which workers push
+    /// with the gradients.
     ShowClick { show: String, click: String },
 }
 
@@ -52,7 +51,7 @@ impl Entry {
         Ok(Entry::ShowClick { show: show.to_string(), click: click.to_string() })
     }
 
-    /// Reads what [`Display`](std::fmt::Display) writes, the form of table descriptors.
+    /// Parses the form that [`Display`](std::fmt::Display) writes, which table descriptors use.
     pub fn parse(text: &str) -> Result<Entry> {
         let parts: Vec<&str> = text.split(':').collect();
         let wrong = || {

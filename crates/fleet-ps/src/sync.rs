@@ -1,11 +1,11 @@
-//! What trainers wait for and count together: barriers and the global step.
+//! Synchronization of trainers: barriers and the global step.
 
 use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Where a trainer has arrived.
+/// The point in a step at which a trainer arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// All gradients are sent.
@@ -14,10 +14,10 @@ pub enum Arrival {
     Received,
 }
 
-/// Meeting points of the trainers of a synchronous job.
+/// Barriers of the trainers of a job.
 ///
-/// To arrive and to wait are two things: who arrived stays arrived, however often it asks whether
-/// the others are there, and may say so again.
+/// Arriving and waiting are separate: a trainer stays arrived however often it waits, and may
+/// arrive again.
 ///
 /// ```
 /// use fleet_ps::{Arrival, BarrierTable};
@@ -37,9 +37,9 @@ pub struct BarrierTable {
 struct Points {
     sent: Point,
     received: Point,
-    /// Trainers that have ended, of whom nobody waits for more.
+    /// Trainers that have finished; barriers do not wait for them.
     finished: BTreeSet<u32>,
-    /// Trainers that nobody waits for until they are heard of again.
+    /// Trainers that barriers do not wait for until they are heard from again.
     lost: BTreeSet<u32>,
 }
 
@@ -49,7 +49,7 @@ struct Point {
     round: u64,
 }
 
-/// What a barrier is at one moment, for who keeps it in a file.
+/// State of a barrier at one moment, for snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BarrierImage {
     pub rounds: [u64; 2],
@@ -65,12 +65,13 @@ impl BarrierTable {
         Ok(BarrierTable { inner: Mutex::default(), changed: Condvar::new(), trainer_count })
     }
 
-    /// A trainer is here; returns the round it waits for the end of. When all are here that have
-    /// not finished, `last` runs with their number before anybody goes on.
+    /// Registers the arrival of a trainer; returns the round whose end it waits for. When all
+    /// unfinished trainers have arrived, `last` runs with their number before any of them
+    /// continues.
     pub fn arrive(&self, trainer: u32, at: Arrival, last: impl FnOnce(u32)) -> Result<u64> {
         self.check(trainer)?;
         let mut points = self.lock();
-        // One that was started again after it had finished takes part again.
+        // A trainer that was restarted after it had finished takes part again.
         points.finished.remove(&trainer);
         points.lost.remove(&trainer);
         points.at(at).arrived.insert(trainer);
@@ -83,7 +84,7 @@ impl BarrierTable {
         Ok(round)
     }
 
-    /// Waits for the end of a round. After `patience` the error says who is missing.
+    /// Waits for the end of a round. After `patience`, fails with the missing trainers.
     pub fn wait(&self, trainer: u32, at: Arrival, round: u64, patience: Duration) -> Result<()> {
         let missing = self.missing_after(trainer, at, round, patience)?;
         if missing.is_empty() {
@@ -94,7 +95,7 @@ impl BarrierTable {
             .got(format!("{} missing: {missing:?}", missing.len())))
     }
 
-    /// Waits for up to `patience`; returns who is missing then, nobody if the round is over.
+    /// Waits for up to `patience`; returns the trainers missing then, none if the round is over.
     pub(crate) fn missing_after(
         &self,
         trainer: u32,
@@ -118,8 +119,8 @@ impl BarrierTable {
         Ok((0..self.trainer_count).filter(|t| !here(t, &mut points)).collect())
     }
 
-    /// A trainer has ended: nobody waits for it any more; returns whether all have. If it was the
-    /// last that others waited for, `last` runs with their number.
+    /// Ends a trainer: barriers stop waiting for it. Returns whether all have finished or are lost.
+    /// Where only this trainer was missing, `last` runs with the number of those that arrived.
     pub fn finish(&self, trainer: u32, mut last: impl FnMut(Arrival, u32)) -> Result<bool> {
         self.check(trainer)?;
         let mut points = self.lock();
@@ -137,9 +138,8 @@ impl BarrierTable {
         Ok((points.finished.len() + points.lost.len()) as u32 == self.trainer_count)
     }
 
-    /// A trainer is not to be waited for until it is heard of again. What it has pushed stays;
-    /// nothing is applied because of it, so this is for jobs whose pushes are applied when they
-    /// come.
+    /// Stops waiting for a trainer until it is heard from again. Its pushes stay. Nothing is
+    /// applied because of it, so this is for jobs whose pushes are applied on receipt.
     pub(crate) fn lose(&self, trainer: u32) {
         let mut points = self.lock();
         if points.finished.contains(&trainer) || trainer >= self.trainer_count {
@@ -155,20 +155,20 @@ impl BarrierTable {
         self.changed.notify_all();
     }
 
-    /// All trainers are new processes, which meet from the start. Rounds of sent gradients stay
-    /// counted.
+    /// Starts a run in which all trainers are new processes, which meet from the start. The count
+    /// of rounds of sent gradients stays.
     pub(crate) fn begin_run(&self) {
         let mut points = self.lock();
         let sent = Point { arrived: BTreeSet::new(), round: points.sent.round };
         *points = Points { sent, ..Points::default() };
     }
 
-    /// Gradients of so many rounds are applied.
+    /// Records that the gradients of this many rounds are applied.
     pub(crate) fn set_sent_rounds(&self, rounds: u64) {
         self.lock().sent.round = rounds;
     }
 
-    /// A trainer is heard of.
+    /// Waits for a lost trainer again.
     pub(crate) fn find(&self, trainer: usize) {
         if let Ok(trainer) = u32::try_from(trainer) {
             self.lock().lost.remove(&trainer);
@@ -187,7 +187,7 @@ impl BarrierTable {
         !self.lock().finished.is_empty()
     }
 
-    /// How often all have met.
+    /// Returns the number of rounds that all trainers have completed.
     pub(crate) fn rounds(&self, at: Arrival) -> u64 {
         self.lock().at(at).round
     }
@@ -249,7 +249,7 @@ impl Point {
     }
 }
 
-/// Steps that all trainers took together: what schedules of learning rates run on.
+/// Count of the steps of all trainers, on which learning rate schedules depend.
 ///
 /// ```
 /// let steps = fleet_ps::GlobalStep::default();
@@ -259,7 +259,7 @@ impl Point {
 pub struct GlobalStep(std::sync::atomic::AtomicU64);
 
 impl GlobalStep {
-    /// Adds a trainer's steps; returns the new sum.
+    /// Adds a trainer's steps; returns the new total.
     pub fn push(&self, steps: u32) -> u64 {
         let steps = u64::from(steps);
         self.0.fetch_add(steps, std::sync::atomic::Ordering::Relaxed) + steps
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-    /// Long enough for any machine; nobody waits so long.
+    /// Long enough for any machine; no test waits this long.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Arrives and waits.

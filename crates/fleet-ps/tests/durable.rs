@@ -1,4 +1,4 @@
-//! Servers that are started again: in this process, and killed in the middle of their work.
+//! Restarted servers: in this process, and killed in the middle of their work.
 
 use crate::common::{DENSE, GEO, SPARSE, STEPS, job, options, pull};
 use crate::saves::Folder;
@@ -32,7 +32,7 @@ fn train(worker: &LocalServers, step: u64) {
     worker.push_steps(STEPS, 1).unwrap();
 }
 
-/// What steps 0 to `steps` come to.
+/// Checks the result of steps 0 to `steps`.
 fn check(worker: &LocalServers, steps: u64) {
     let mut rows = [0.0; 4];
     worker.pull_sparse(SPARSE, &[0, 1000], &mut rows, PullMode::Infer).unwrap();
@@ -63,7 +63,7 @@ fn a_server_that_is_started_again_has_everything() {
                 train(&worker, steps);
                 steps += 1;
             }
-            // With and without a snapshot, and pushes behind it.
+            // With and without a snapshot, and with pushes after it.
             if start % 2 == 0 {
                 server.snapshot_now().unwrap();
                 let names: Vec<_> = std::fs::read_dir(own_folder(&folder))
@@ -82,8 +82,8 @@ fn a_server_that_is_started_again_has_everything() {
     }
 }
 
-/// A log that breaks off at any byte loses the request that it breaks off in, and nothing else. One
-/// that breaks off in its header was not left by any crash.
+/// A log that is cut at any byte loses only the request at the cut. No crash leaves a log that is
+/// cut in its header.
 #[test]
 fn a_torn_log_loses_what_was_not_acknowledged() {
     const HEADER: usize = 64;
@@ -157,7 +157,7 @@ fn a_barrier_survives_with_what_waits_for_it() {
     }
 }
 
-/// An id that was admitted by pulls is admitted again, and pushes to it count.
+/// An id that pulls have admitted is admitted again, and pushes to it count.
 #[test]
 fn admissions_are_remembered() {
     let (folder, mut job) = (Folder::new("entry"), job(1, 1, false));
@@ -185,7 +185,7 @@ fn what_a_load_brought_survives_and_another_job_is_refused() {
     old.save(&saved.0, SaveMode::All, SaveFormat::Binary).unwrap();
     LocalServers::new(&[start(&job, &folder)], 0).unwrap().load(&saved.0).unwrap();
     let again = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
-    // What worker 0 would bring to a job that begins anew.
+    // Worker 0 would set these values in a new job.
     again.set_dense(DENSE, &[7.0; 5]).unwrap();
     check(&again, 4);
     drop(again);
@@ -196,7 +196,7 @@ fn what_a_load_brought_survives_and_another_job_is_refused() {
     assert!(error.contains("a server's folder is of another job"), "{error}");
 }
 
-/// A log that may hold little: snapshots keep it short, and pushes go on.
+/// A log with a small limit: snapshots keep it short, and pushes continue.
 #[test]
 fn a_short_log_is_kept_short() {
     let (folder, job) = (Folder::new("short"), job(1, 1, false));
@@ -226,13 +226,12 @@ fn a_short_log_is_kept_short() {
 const FOLDER: &str = "FLEET_PS_TEST_FOLDER";
 const TOKEN: &str = "FLEET_PS_TEST_TOKEN";
 
-/// The entry of the server processes. Without a folder it is the test that none was given by
-/// accident.
+/// Entry point of the server processes. Without a folder in the environment it does nothing.
 #[test]
 fn child() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let token = Token::from_text(&std::env::var(TOKEN).unwrap()).unwrap();
-    // Snapshots all the time: a kill meets one in every stage.
+    // Frequent snapshots, so that a kill hits one in every stage.
     let durability =
         Durability { snapshot_every: Duration::from_millis(10), ..Durability::in_folder(folder) };
     let tables = ServerTables::durable(&job(1, 2, false), 0, durability).unwrap();
@@ -327,8 +326,8 @@ fn a_server_that_is_killed_and_started_again_loses_and_repeats_nothing() {
     workers[0].stop().unwrap();
 }
 
-/// A log loses its last records, as a bad disk would: the server starts, its worker knows better,
-/// and then nothing is served until an operator has accepted the loss.
+/// A log loses its last records, as on a bad disk. The server starts, but its worker has an
+/// acknowledgement of more. Then nothing is served until an operator has accepted the loss.
 #[test]
 fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
     let (folder, job, token) =

@@ -1,13 +1,13 @@
-//! `auto`: a strategy chosen from the program's costs, with the reasoning.
+//! `auto`: chooses a strategy from the program's costs, and explains the choice.
 //!
-//! Only when nothing else is assigned. What is chosen never changes what is trained, but for
-//! fp16_allreduce, which rounds what travels and is taken only where the network would hold up the
-//! machine: DGC, LocalSGD, gradient merge, LARS and LAMB train something else, and are the user's
-//! to choose.
+//! It chooses only if nothing else is assigned. Its choices keep the mathematics of training, with
+//! one exception: fp16_allreduce rounds gradients in transit, and is chosen only if the network
+//! would slow down the machine. DGC, LocalSGD, gradient merge, LARS and LAMB change the training,
+//! so only the user can choose them.
 //!
-//! The estimate is a sum over ops: an op takes as long as its arithmetic or its memory, whichever
-//! is longer. Gradients that travel during the backward pass cost nothing as long as they are
-//! faster than it; everything that is chosen is about that comparison.
+//! The estimate is a sum over ops: each op takes the longer of its arithmetic time and its memory
+//! time. Communication that overlaps the backward pass is free up to the length of that pass. All
+//! choices compare these two times.
 
 use crate::DistributedStrategy;
 use crate::compiler::{Decision, Verdict};
@@ -20,15 +20,15 @@ use std::fmt;
 /// The backward pass costs twice the forward pass.
 const BACKWARD_SHARE: f64 = 2.0 / 3.0;
 const PASSES: f64 = 3.0;
-/// Of starting one all-reduce among a few ranks.
+/// Latency of an all-reduce among a few ranks.
 const CALL_SECONDS: f64 = 50e-6;
-/// A bucket takes so many times longer than its start, so that starts do not count.
+/// Minimum ratio of a bucket's transfer time to its latency, so that latencies do not matter.
 const CALLS_HIDDEN: f64 = 20.0;
-/// Buckets in which gradients travel at least: while one does, the next is being computed.
+/// Minimum number of buckets, so that one is in flight while the next is being computed.
 const BUCKETS_MIN: f64 = 4.0;
 const MB: f64 = 1024.0 * 1024.0;
 
-/// The strategy that is in force, and why, where `auto` had a say.
+/// Returns the strategy in effect, with the decisions of `auto` if it is on.
 pub fn effective(facts: &Facts<'_>) -> (DistributedStrategy, Vec<Decision>) {
     let given = facts.strategy.clone();
     if !given.auto() {
@@ -105,7 +105,7 @@ fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {
     (strategy, reasons)
 }
 
-/// Several machines: rings side by side, and sums inside of machines first.
+/// With several machines, uses parallel rings, and sums within machines first.
 fn two_levels(facts: &Facts<'_>, strategy: &mut DistributedStrategy, reasons: &mut Vec<String>) {
     let ranks = facts.ranks;
     let nodes = ranks.nodes();
@@ -125,7 +125,7 @@ fn two_levels(facts: &Facts<'_>, strategy: &mut DistributedStrategy, reasons: &m
     }
 }
 
-/// Buckets that start early, and yet are long enough that their start does not count.
+/// Chooses buckets that start early but are long enough to outweigh their latency.
 fn buckets(
     bytes: f64,
     bandwidth: f64,
@@ -147,15 +147,16 @@ fn buckets(
     ));
 }
 
-/// The samples of a rank in a step, and who says so.
+/// The number of samples that a rank processes in a step, and its origin.
 struct Batch {
     size: usize,
     origin: &'static str,
 }
 
 impl Batch {
-    /// A program whose every fed variable has a known first dimension is written for one batch: the
-    /// largest of them, since masks and weights that all samples share are fed too.
+    /// If the first dimension of every fed variable is known, the program is written for one batch
+    /// size. This is the largest of these dimensions, because masks and weights shared by all
+    /// samples are fed too.
     fn of(facts: &Facts<'_>) -> Batch {
         let fed = facts.program.vars().filter(|(_, var)| var.is_data);
         let sizes: Vec<i64> =
@@ -176,13 +177,14 @@ impl fmt::Display for Batch {
     }
 }
 
-/// What all ranks sum in a step.
+/// The gradients that all ranks sum in a step.
 struct Gradients {
     parameters: f64,
     bytes: f64,
 }
 
-/// Dense gradients are as large as their parameters; of sparse ones only the rows in use are sent.
+/// Adds up all gradients. Dense ones are as large as their parameters; of sparse ones, only the
+/// used rows are sent.
 fn gradients(facts: &Facts<'_>, batch: usize) -> Gradients {
     let mut all = Gradients { parameters: 0.0, bytes: 0.0 };
     let mut sparse = Vec::new();
@@ -211,7 +213,7 @@ struct Work {
     seconds: f64,
 }
 
-/// By the ops' own estimates.
+/// Adds up the ops' own estimates.
 fn work(facts: &Facts<'_>, batch: usize) -> Work {
     let registry = Registry::standard();
     let mut total = Work::default();
@@ -235,7 +237,8 @@ fn work(facts: &Facts<'_>, batch: usize) -> Work {
     total
 }
 
-/// A variable with a batch of samples in place of dimensions that are not known.
+/// Returns a variable's type and shape, with the batch size in place of the first unknown dimension
+/// and 1 in place of the others.
 fn sized(facts: &Facts<'_>, var: fleet_ir::VarId, batch: usize) -> Meta {
     let mut meta = meta(facts.program, var);
     let mut unknown = meta.shape.dims_mut().iter_mut().filter(|dim| **dim < 0);
@@ -246,7 +249,7 @@ fn sized(facts: &Facts<'_>, var: fleet_ir::VarId, batch: usize) -> Meta {
     meta
 }
 
-/// `3.2 ms`.
+/// Formats a time, for example `3.2 ms`.
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s >= 1.0 => format!("{s:.1} s"),

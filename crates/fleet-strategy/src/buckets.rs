@@ -1,8 +1,8 @@
-//! Which gradients share an all-reduce: the documented grouping rule.
+//! Grouping of gradients into shared all-reduces, by the documented rule.
 
 use fleet_tensor::DType;
 
-/// A gradient, as grouping sees it.
+/// A gradient to be grouped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item<'a> {
     /// The parameter's name.
@@ -13,14 +13,14 @@ pub struct Item<'a> {
 
 const MB: f64 = 1024.0 * 1024.0;
 
-/// Groups `items`, which stand in the order in which they become ready, into buckets of indices.
+/// Groups `items`, given in the order in which they become ready, into buckets of indices.
 ///
-/// * `memory_mb == 0`: one bucket of everything, sorted by name.
-/// * Otherwise parameters of one layer (the name up to its first dot) stay together, layers in
-///   order of first appearance. With `memory_mb < 0` every layer is a bucket; else a layer is added
-///   to the open bucket as a whole, which is closed when it then holds more than `parameters_max`
-///   parameters (if that is above 1) or `memory_mb` or more.
-/// * Buckets of several element types are split by type.
+/// * `memory_mb == 0`: a single bucket, sorted by name.
+/// * Otherwise the parameters of a layer (the name up to its first dot) stay together, with layers
+///   in order of first appearance. With `memory_mb < 0` every layer is a bucket. Otherwise whole
+///   layers are added to the open bucket. It is closed once it holds more than `parameters_max`
+///   parameters (if that is above 1), or `memory_mb` or more.
+/// * Buckets with several element types are split by type.
 ///
 /// ```
 /// use fleet_strategy::buckets::{Item, group};
@@ -44,7 +44,7 @@ pub fn group(items: &[Item<'_>], memory_mb: f64, parameters_max: i64) -> Vec<Vec
     split.filter(|bucket| !bucket.is_empty()).collect()
 }
 
-/// Buckets of at most `count` gradients of one type, in order.
+/// Groups gradients of one type into buckets of at most `count`, in order.
 pub fn group_by_count(items: &[Item<'_>], count: usize) -> Vec<Vec<usize>> {
     let all: Vec<usize> = (0..items.len()).collect();
     let of_type = by_type(items, &all);

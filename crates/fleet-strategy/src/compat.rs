@@ -1,20 +1,20 @@
-//! Names that documents use and the schema does not: aliases, and the attributes of the 1.x
+//! Names that are used in documents but not in the schema: aliases, and attributes of the 1.x
 //! interface.
 
 use crate::problem::Problem;
 use crate::schema::{BuildStrategy, ExecutionStrategy};
 use std::borrow::Cow;
 
-/// What a name stands for today.
+/// The field that another name stands for.
 pub struct Renamed {
-    /// From the message that the name was used in.
+    /// Path relative to the message in which the name was used.
     pub path: Cow<'static, str>,
-    /// A name of the 1.x interface, whose use is worth a notice.
+    /// Whether the name belongs to the 1.x interface, so that its use is reported.
     old: bool,
 }
 
 impl Renamed {
-    /// Says what was mapped.
+    /// Returns a warning that names the field, for names of the 1.x interface.
     pub fn notice(&self, path: &str) -> Option<Problem> {
         let notice = || {
             Problem::warning(path, format!("taken for {}", self.path))
@@ -25,7 +25,7 @@ impl Renamed {
     }
 }
 
-/// Other spellings of the documents: message, name there, name in the schema.
+/// Aliases in documents: message, alias, name in the schema.
 const ALIASES: [(&str, &str, &str); 5] = [
     ("DistributedStrategy", "_fuse_grad_size_in_TFLOPS", "fuse_grad_size_in_TFLOPS"),
     // The number of micro-batches in a batch, not their size.
@@ -35,8 +35,8 @@ const ALIASES: [(&str, &str, &str); 5] = [
     ("BuildStrategy", "fuse_ewise_add_act_ops", "fuse_elewise_add_act_ops"),
 ];
 
-/// Attributes of the 1.x strategy. Besides them, fields of the build and execution strategies stood
-/// directly on it.
+/// Attributes of the 1.x strategy. In addition, it had the fields of the build and execution
+/// strategies as its own attributes.
 const OLD: [(&str, &str); 6] = [
     ("thread_num", "execution_strategy.num_threads"),
     ("exec_strategy", "execution_strategy"),
@@ -46,7 +46,7 @@ const OLD: [(&str, &str); 6] = [
     ("local_sgd_steps", "localsgd_configs.k_steps"),
 ];
 
-/// What `name` in a message of this type stands for, if it is no field of it.
+/// Returns the field that `name`, which is not a field of this message type, stands for.
 pub fn renamed(message: &str, name: &str) -> Option<Renamed> {
     let alias = |(place, alias, field): &(&str, &str, &'static str)| {
         (*place == message && *alias == name).then_some(Cow::Borrowed(*field))
@@ -70,7 +70,7 @@ pub fn renamed(message: &str, name: &str) -> Option<Renamed> {
     old.or_else(inside).map(|path| Renamed { path, old: true })
 }
 
-/// Every other spelling with what it stands for, for documentation.
+/// Returns all alternative names and the fields they stand for, for documentation.
 pub fn all() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     let old = OLD.iter().map(|(name, path)| ("DistributedStrategy", *name, *path));
     ALIASES.iter().copied().chain(old)

@@ -1,7 +1,7 @@
-//! From a strategy to programs: which strategies apply, in which order, why, and what becomes of
-//! the programs.
+//! Compiles a strategy into programs: decides which strategies apply, in which order and why, and
+//! rewrites the programs.
 //!
-//! [`decide`] answers without touching anything; [`minimize`] rewrites.
+//! [`decide`] only decides; [`minimize`] rewrites.
 
 use crate::DistributedStrategy;
 use crate::auto;
@@ -20,11 +20,11 @@ use fleet_nn::optimizer::{ApplyAt, OptimizerDesc, ParamGrad};
 use fleet_ops::Registry;
 use std::fmt;
 
-/// What became of a strategy.
+/// The outcome for a strategy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     pub strategy: &'static str,
-    /// The field of the strategy that asks for it; empty where none does.
+    /// The field of the strategy that requests it; empty if none does.
     pub field: String,
     pub verdict: Verdict,
     pub reason: String,
@@ -33,11 +33,11 @@ pub struct Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Applied,
-    /// Nothing to do here.
+    /// Applicable, but nothing to do here.
     Idle,
-    /// Asked for, cannot apply, left out: a warning.
+    /// Requested but not applicable, and omitted: a warning.
     Dropped,
-    /// Asked for, and training without it would be training something else: an error.
+    /// Requested, and omitting it would train something else: an error.
     Refused,
 }
 
@@ -53,33 +53,33 @@ impl fmt::Display for Decision {
     }
 }
 
-/// What [`minimize`] did.
+/// Result of [`minimize`].
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub decisions: Vec<Decision>,
-    /// What the check of the strategy found and did not refuse.
+    /// Warnings of the strategy's check.
     pub warnings: Vec<Problem>,
-    /// The strategies that were applied, outermost first, then the optimizer.
+    /// The applied strategies, outermost first, then the optimizer.
     pub chain: Vec<&'static str>,
     pub params_grads: Vec<ParamGrad>,
     pub learning_rate: VarId,
-    /// What the programs talk over.
+    /// The rings over which the programs communicate.
     pub rings: Vec<RingSpec>,
-    /// What is worth telling the user: buckets, checkpoints.
+    /// Notes for the user, such as buckets and checkpoints.
     pub notes: Vec<String>,
 }
 
 impl Plan {
-    /// `RawProgram -> AMP -> momentum`.
+    /// Formats the chain, for example `RawProgram -> AMP -> momentum`.
     pub fn chain_text(&self) -> String {
         self.chain.join(" -> ")
     }
 }
 
-/// Told of the programs after every pass: (pass, programs).
+/// Callback with the programs after every pass: (pass, programs).
 pub type Observer<'o> = &'o mut dyn FnMut(&str, &Programs);
 
-/// Which strategies apply, and why. Nothing is refused here: see [`Verdict::Refused`].
+/// Decides which strategies apply, and why. Does not fail for [`Verdict::Refused`].
 pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
     let (strategy, mut decisions) = auto::effective(facts);
     let facts = &Facts { strategy: &strategy, ..*facts };
@@ -97,7 +97,7 @@ pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
     decisions
 }
 
-/// What a user may ask for and this version cannot serve: every rank holds the whole model.
+/// Refuses settings that divide the model, because every rank holds all of it.
 fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
     let strategy = facts.strategy;
     let mut decisions = Vec::new();
@@ -124,7 +124,7 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
         );
     }
     let hybrid = strategy.hybrid_configs();
-    // The schema says why.
+    // The schema has the reasons.
     for field in hybrid.shape().fields.iter().filter(|field| hybrid.slot(field.number).count() > 0)
     {
         if let (Some(why), Item::Int32(degree @ 2..)) =
@@ -147,8 +147,8 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
 }
 
 /// Rewrites the programs of a network into those of one rank: backward pass, communication, update.
-/// A strategy with errors is refused first, with all of them at once. `on` are the ranks, with what
-/// their machines can do where that is known ([`Cluster`]).
+/// A strategy with errors is rejected first, with all errors at once. `on` gives the ranks and, if
+/// known, the speed of their machines ([`Cluster`]).
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -175,7 +175,7 @@ pub fn minimize<'s>(
     minimize_observed(programs, registry, loss, optimizer, strategy, on, &mut |_, _| {})
 }
 
-/// As [`minimize`]; `observe` sees the programs after every pass.
+/// Like [`minimize`]; `observe` sees the programs after every pass.
 pub fn minimize_observed<'s>(
     programs: &mut Programs,
     registry: &'static Registry,
@@ -189,7 +189,7 @@ pub fn minimize_observed<'s>(
     let strategy = asked.strategy;
     let Cluster { ranks, rates } = on.into();
     ranks.check()?;
-    // Before any pass gives it another name.
+    // Checked before any pass renames the loss.
     fleet_passes::check_loss(&programs.main, loss)?;
     let mut warnings = asked.check()?;
     let facts =
@@ -205,7 +205,7 @@ pub fn minimize_observed<'s>(
     walk(job, &applied, decisions, warnings, observe)
 }
 
-/// A minimisation before its first phase.
+/// Returns the state of a minimisation before its first phase.
 fn begin<'a>(
     programs: &'a mut Programs,
     registry: &'static Registry,
@@ -238,7 +238,8 @@ fn begin<'a>(
     }
 }
 
-/// The phases up to the gradients of one process: what goes on elsewhere than in the phases behind.
+/// Runs the phases up to the gradients, for a single process. Used when the later phases run
+/// elsewhere.
 pub(crate) fn differentiate<'a>(
     programs: &'a mut Programs,
     registry: &'static Registry,
@@ -271,8 +272,8 @@ fn applied(decisions: &[Decision]) -> Vec<&'static dyn Strategy> {
     STRATEGIES.iter().copied().filter(|it| is_applied(it.name())).collect()
 }
 
-/// An error where something is refused: why, which fields with which values ask for it, and where
-/// they stand.
+/// Returns an error if any strategy is refused. It has the reasons, the fields and values that
+/// request the strategies, and their positions in files.
 pub(crate) fn refuse(decisions: &[Decision], asked: &Asked<'_>) -> Result<()> {
     let refused: Vec<&Decision> =
         decisions.iter().filter(|decision| decision.verdict == Verdict::Refused).collect();
@@ -292,7 +293,7 @@ pub(crate) fn refuse(decisions: &[Decision], asked: &Asked<'_>) -> Result<()> {
 
 type Phase = fn(&dyn Strategy, &mut Job<'_>) -> Result<()>;
 
-/// The phases, in order.
+/// Runs all phases, in order.
 fn walk(
     mut job: Job<'_>,
     applied: &[&'static dyn Strategy],
@@ -341,7 +342,7 @@ fn walk(
     })
 }
 
-/// Runs one pass; debug builds verify what it made and name it when that is wrong.
+/// Runs one pass. Debug builds verify its result, and name the pass if it is invalid.
 fn pass(
     job: &mut Job<'_>,
     name: &str,
@@ -360,16 +361,16 @@ fn pass(
     Ok(())
 }
 
-/// Appends the backward pass. Gradients then stand in the opposite order of their parameters, in
-/// which the backward pass makes them by and large, and in which the documented buckets were
-/// formed.
+/// Appends the backward pass, then sorts gradients in the reverse order of their parameters. This
+/// is roughly the order in which the backward pass computes them, and the order in which the
+/// documented buckets are formed.
 fn append_backward(job: &mut Job<'_>) -> Result<()> {
     job.grads = job.optimizer.backward(job.programs, job.registry, job.loss)?;
     job.grads.sort_by_key(|(param, _)| std::cmp::Reverse(*param));
     Ok(())
 }
 
-/// Appends clips and updates.
+/// Appends gradient clipping and updates.
 pub(crate) fn update(job: &mut Job<'_>) -> Result<()> {
     let (rate, rows_rate) = (job.rate, job.rows_rate);
     let at = ApplyAt { block: job.block, skip_update: job.skip_update, rate, rows_rate };
@@ -389,7 +390,8 @@ pub(crate) fn update(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The strategies that keep the mathematics, and those that change it.
+/// Returns the names of the strategies of a kind: those that keep the mathematics, or those that
+/// change it.
 pub fn names(kind: Kind) -> Vec<&'static str> {
     STRATEGIES.iter().filter(|it| it.kind() == kind).map(|it| it.name()).collect()
 }

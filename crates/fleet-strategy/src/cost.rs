@@ -1,14 +1,15 @@
-//! What a rewritten program sends: calls, messages and bytes per rank and step, read off its ops.
+//! Communication cost of a rewritten program: calls, messages and bytes per rank and step, computed
+//! from its ops.
 //!
-//! Bytes are those that one rank sends under the algorithm that moves the fewest: an all-reduce of
-//! S bytes over n ranks sends 2 S (n-1)/n in 2 (n-1) messages around a ring; gathering, scattering
-//! and rooted calls send half of that or less.
+//! Bytes are those that one rank sends with the algorithm that sends the fewest. An all-reduce of S
+//! bytes over n ranks sends 2 S (n-1)/n in 2 (n-1) messages around a ring. Gathers, scatters and
+//! rooted collectives send half of that or less.
 
 use fleet_ir::{Op, Program, VarId, VarKind};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Communication of one ring, or of all.
+/// Communication of one ring, or of all rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     pub calls: usize,
@@ -24,19 +25,19 @@ impl Traffic {
     }
 }
 
-/// What a program sends.
+/// The communication of a program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// In every step, by ring.
+    /// Traffic of every step, by ring.
     pub always: BTreeMap<i64, Traffic>,
-    /// In those steps in which the conditional parts run, by ring.
+    /// Additional traffic of steps in which the conditional blocks run, by ring.
     pub sometimes: BTreeMap<i64, Traffic>,
-    /// Bytes of sparse rows are not known before they are there: calls that are not counted in
-    /// bytes.
+    /// Number of calls that send sparse rows. Their bytes are unknown before the step and not
+    /// counted.
     pub unknown: usize,
 }
 
-/// Reads the cost off a program.
+/// Computes the cost of a program.
 pub fn cost(program: &Program) -> Cost {
     let mut cost = Cost::default();
     for block in program.block_ids() {
@@ -84,7 +85,7 @@ fn all_reduce(bytes: f64, ranks: f64) -> Traffic {
     Traffic { calls: 1, messages: 2.0 * others, bytes: 2.0 * bytes * others / ranks }
 }
 
-/// Pairs of an index and a value, of the last sparsity: what compression comes to.
+/// Returns the bytes of compressed gradients: pairs of index and value, at the final sparsity.
 fn compressed_bytes(program: &Program, op: &Op) -> f64 {
     const PAIR: f64 = 8.0;
     let elements: f64 = op.input("Grad").iter().map(|var| bytes(program, *var) / 4.0).sum();
@@ -92,8 +93,8 @@ fn compressed_bytes(program: &Program, op: &Op) -> f64 {
     (elements * (1.0 - sparsity)).max(1.0).floor() * PAIR
 }
 
-/// What ranks sum of their batches: two doubles a channel, and a count. None where nothing is
-/// measured.
+/// Returns the bytes that ranks sum for batch statistics: two doubles per channel, and a count.
+/// `None` if the op computes no statistics.
 fn statistics_bytes(program: &Program, op: &Op) -> Option<f64> {
     let measures = !op.attr_bool("is_test") && !op.attr_bool("use_global_stats");
     let scale = op.input("Scale").first().filter(|_| measures)?;

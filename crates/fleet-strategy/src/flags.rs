@@ -1,5 +1,5 @@
-//! The environment flags that a strategy stands for. Nothing here reads or writes the environment:
-//! flags come in as a function and go out as pairs.
+//! The environment flags that correspond to fields of a strategy. This module does not access the
+//! environment: flags are read through a function and returned as pairs.
 
 use crate::reflect::{Kind, Reflect};
 use crate::schema::DistributedStrategy;
@@ -7,7 +7,7 @@ use crate::value::Value;
 use fleet_base::{Error, Result};
 use fleet_topology::names;
 
-/// Flags that are fields of a strategy under another name.
+/// Flags and the fields of a strategy that they set.
 const FLAGS: [(&str, &str); 4] = [
     (names::FLAGS_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, "cudnn_batchnorm_spatial_persistent"),
     (names::FLAGS_CONV_WORKSPACE_SIZE_LIMIT, "conv_workspace_size_limit"),
@@ -16,7 +16,7 @@ const FLAGS: [(&str, &str); 4] = [
 ];
 
 impl DistributedStrategy {
-    /// A strategy that starts from the flags that are set.
+    /// Creates a strategy from the flags that are set.
     ///
     /// ```
     /// # use fleet_strategy::DistributedStrategy;
@@ -46,7 +46,7 @@ impl DistributedStrategy {
         Ok(strategy)
     }
 
-    /// The flags that hold while a job runs under this strategy, as names with values.
+    /// Returns the flags, with values, that hold while a job runs with this strategy.
     ///
     /// ```
     /// # use fleet_strategy::DistributedStrategy;

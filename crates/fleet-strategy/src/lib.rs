@@ -1,4 +1,4 @@
-//! `DistributedStrategy`: the one object that configures a job.
+//! [`DistributedStrategy`]: the object that configures distributed training of a job.
 //!
 //! ```
 //! use fleet_strategy::{AmpConfig, DistributedStrategy};
@@ -50,7 +50,8 @@ pub use source::{Asked, StrategySource};
 pub use unmatched::unmatched;
 pub use value::Value;
 
-/// Other spellings that are taken: the message, the name there, what it stands for.
+/// Returns the accepted alternative names: the message, the name in it, and the field it stands
+/// for.
 pub fn other_names() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     compat::all()
 }

@@ -1,31 +1,31 @@
-//! Which variables that a program keeps differ between the ranks of a job.
+//! Finds the persistent variables of a program that differ between the ranks of a job.
 //!
-//! Ranks run the same program with different data. What follows from fed values alone differs; what
-//! a collective gives to all is the same again. So this is read off the program: values flow from
-//! fed variables through ops, and stop at sums, broadcasts and gathers. In data parallel training
-//! nothing is left but statistics of batches; under gradient merge the sums that wait, under
-//! LocalSGD the parameters between two meetings, under DGC what has not been sent.
+//! Ranks run the same program with different data. Values computed from fed data differ; the result
+//! of a collective is the same on all ranks. So these variables can be found in the program: values
+//! flow from fed variables through ops, and stop at sums, broadcasts and gathers. In data parallel
+//! training, only batch statistics remain. Gradient merge adds its accumulators, LocalSGD the
+//! parameters between two averagings, and DGC the unsent parts of gradients.
 
 use fleet_ir::{BlockId, Op, Program, VarId};
 use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// A variable that every rank has its own of.
+/// A variable with a different value on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalVar {
     pub name: String,
     pub spread: Spread,
 }
 
-/// What becomes of the values of n ranks when m other ranks take over.
+/// How m new ranks get their values from those of n previous ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
-    /// Each takes the mean: parameters, momenta, statistics, and what waits to be averaged.
+    /// Each rank gets the mean: parameters, momenta, statistics, and values that will be averaged.
     Mean,
-    /// Each takes its share of the sum: what is counted or added up over ranks.
+    /// Each rank gets its share of the sum: counts and sums over ranks.
     Share,
-    /// Each takes what rank 0 had: counters and scales that steer the rank itself.
+    /// Each rank gets rank 0's value: counters and scales that control the rank itself.
     First,
 }
 
@@ -52,7 +52,8 @@ impl FromStr for Spread {
     }
 }
 
-/// The variables of a rank's main program that live from step to step and differ between ranks.
+/// Returns the variables of a rank's main program that persist between steps and differ between
+/// ranks.
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -98,10 +99,10 @@ fn flow(main: &Program, block: BlockId, local: &mut HashSet<VarId>) {
             let mut taken = local.clone();
             flow(main, inner, &mut taken);
             if op.all_inputs().any(|var| local.contains(&var)) {
-                // Whether it runs differs, so what it writes does.
+                // Ranks may differ in whether the block runs, so everything it writes differs.
                 main.writes_of(id, &mut taken);
             }
-            // It may have run or not.
+            // The block may run or not, so the variables of both cases are local.
             local.extend(taken);
             continue;
         }
@@ -118,7 +119,7 @@ fn flow(main: &Program, block: BlockId, local: &mut HashSet<VarId>) {
     }
 }
 
-/// Whether all ranks get the same from this output of a collective.
+/// Returns whether all ranks get the same value from this output of a collective.
 fn is_common(op: &Op, slot: &str) -> bool {
     match op.name() {
         name if name.starts_with("c_allreduce") => true,

@@ -1,4 +1,4 @@
-//! Notices of an assignment, which must not be lost.
+//! Notices of an assignment, which must not get lost.
 
 use crate::problem::Problem;
 use std::cell::Cell;
@@ -6,9 +6,8 @@ use std::fmt;
 use std::io::Write;
 use std::ops::Deref;
 
-/// Notices of [`set`](crate::DistributedStrategy::set). Those that the caller does not look at are
-/// printed on the standard error when they are dropped, as the original prints them: `set(..)?`
-/// drops them.
+/// Notices of [`set`](crate::DistributedStrategy::set). On drop, notices that the caller has not
+/// read are printed to standard error, as the original does. `set(..)?` thus prints them.
 ///
 /// ```
 /// # use fleet_strategy::DistributedStrategy;
@@ -54,7 +53,7 @@ impl Drop for Notices {
             return;
         }
         for notice in &self.list {
-            // Where nobody reads the standard error, nobody can be told.
+            // If standard error is closed, the notice is lost.
             let _ = writeln!(std::io::stderr(), "fleet: {notice}");
         }
     }

@@ -1,14 +1,14 @@
-//! The objects of `paddle.static` that are assigned to a strategy as a whole, and what they mean
-//! for the executor.
+//! The objects of `paddle.static` that are assigned to a strategy as a whole, and their effect on
+//! the executor.
 
 use crate::reflect::{Item, Reflect, Scalar};
 use crate::schema::{BuildStrategy, ExecutionStrategy};
 use fleet_passes::BuildOptions;
 
 impl BuildStrategy {
-    /// The object with every field assigned: its defaults, which differ from those of the message
-    /// in `enable_inplace` and `fuse_broadcast_ops`. A message with nothing assigned is
-    /// `BuildStrategy::default()`.
+    /// Returns the object with every field assigned its default. These defaults differ from the
+    /// message's in `enable_inplace` and `fuse_broadcast_ops`. `BuildStrategy::default()` is the
+    /// message with nothing assigned.
     ///
     /// ```
     /// # use fleet_strategy::{BuildStrategy, DistributedStrategy};
@@ -23,7 +23,7 @@ impl BuildStrategy {
         object.with_enable_inplace(true).with_fuse_broadcast_ops(true)
     }
 
-    /// What the executor does: `base`, with what is assigned here.
+    /// Returns the executor's options: `base`, overridden by the assigned fields.
     ///
     /// ```
     /// # use fleet_strategy::BuildStrategy;
@@ -32,7 +32,7 @@ impl BuildStrategy {
     /// assert!(!build.enable_addto && build.enable_inplace);
     /// ```
     pub fn build_options(&self, base: BuildOptions) -> BuildOptions {
-        // A product with its bias and activation is one of the elementwise fusions.
+        // Fusing a matrix product with bias and activation is one of the elementwise fusions.
         let elementwise = match (self.fuse_elewise_add_act_ops, self.fuse_gemm_epilogue) {
             (None, None) => None,
             (one, other) => Some(one.unwrap_or(false) || other.unwrap_or(false)),
@@ -58,7 +58,7 @@ impl BuildStrategy {
 }
 
 impl ExecutionStrategy {
-    /// The object with every field assigned, as [`BuildStrategy::new`].
+    /// Returns the object with every field assigned, like [`BuildStrategy::new`].
     pub fn new() -> ExecutionStrategy {
         let mut object = ExecutionStrategy::default();
         assign_all(&mut object);
@@ -66,7 +66,7 @@ impl ExecutionStrategy {
     }
 }
 
-/// Assigns its default to every field that is no message.
+/// Assigns its default to every field that is not a message.
 fn assign_all(message: &mut dyn Reflect) {
     for field in message.shape().fields.iter().filter(|field| !field.repeated) {
         let scalar = match field.default_item() {

@@ -1,4 +1,4 @@
-//! The overview of a strategy: a table of everything that is in force.
+//! The overview of a strategy: a table of all settings in effect.
 
 use crate::reflect::{Field, Item, Kind, Reflect};
 use crate::schema::BuildStrategy;
@@ -7,9 +7,9 @@ use std::fmt::{self, Write};
 
 /// Columns between the borders.
 const WIDTH: usize = 78;
-/// Columns of the names, which end there.
+/// Width of the names' column; names are right-aligned.
 const NAMES: usize = 38;
-/// Columns of the values, which are centred in them.
+/// Width of the values' column; values are centred.
 const VALUES: usize = 38;
 
 impl fmt::Display for DistributedStrategy {
@@ -19,7 +19,7 @@ impl fmt::Display for DistributedStrategy {
 }
 
 impl DistributedStrategy {
-    /// The table that `Display` prints.
+    /// Returns the table that `Display` prints.
     pub fn overview(&self) -> String {
         let mut table = Table::default();
         table.title("DistributedStrategy Overview");
@@ -63,7 +63,7 @@ fn is_bool(field: &Field) -> bool {
     matches!(field.kind, Kind::Bool)
 }
 
-/// Fleet's own fields show when they are assigned.
+/// Returns whether a field is shown; Fleet's own fields are shown only if assigned.
 fn is_shown(message: &dyn Reflect, field: &Field) -> bool {
     field.number < crate::schema::OWN_NUMBERS || message.slot(field.number).count() > 0
 }
@@ -131,7 +131,7 @@ impl Table {
             (0, Some(item)) if !field.repeated => self.row(field.name, &shown(item)),
             (0, _) => self.unset(field),
             (_, _) if message => {
-                // Messages in the table are their text, on one line.
+                // A message in the table is its text form on one line.
                 let items: Vec<String> = (0..slot.count()).map(|i| shown(slot.item(i))).collect();
                 let items = items.join(", ");
                 self.row(field.name, &if field.repeated { format!("[{items}]") } else { items });
@@ -154,7 +154,7 @@ impl Table {
     }
 }
 
-/// As Python shows it; 32-bit floats as the 64-bit ones that they become there.
+/// Formats a value like Python, where 32-bit floats are converted to 64-bit ones.
 fn shown(item: Item<'_>) -> String {
     match item {
         Item::Bool(true) => "True".into(),
@@ -169,7 +169,7 @@ fn shown(item: Item<'_>) -> String {
     }
 }
 
-/// In the middle; where that is between two columns, Python's choice.
+/// Centres a text; if the space is odd, the extra column is on the same side as in Python.
 fn centred(text: &str, width: usize) -> String {
     let chars = text.chars().count();
     let space = width.saturating_sub(chars);

@@ -1,18 +1,18 @@
-//! What is wrong with a strategy, or worth knowing: where, what, why, and what to do.
+//! Problems of a strategy: position, message, reason and help.
 
 use fleet_base::text::{printable, printable_line};
 use fleet_base::{Error, Result};
 use std::fmt;
 use std::path::PathBuf;
 
-/// How bad it is.
+/// Severity of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     Error,
     Warning,
 }
 
-/// A place in a file, both from 1; columns count characters.
+/// A position in a file; line and column count from 1, columns in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub line: u32,
@@ -25,21 +25,21 @@ impl fmt::Display for Place {
     }
 }
 
-/// One thing that is wrong with a strategy, or worth knowing.
+/// A problem of a strategy, or a notice about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub severity: Severity,
     /// The field, such as `amp_configs.decr_ratio` or `dgc_configs.sparsity[1]`; empty for the
-    /// whole.
+    /// whole strategy.
     pub path: String,
     pub place: Option<Place>,
-    /// The file that it is in, where one was read.
+    /// The file with the problem, if one was read.
     pub file: Option<PathBuf>,
-    /// What is wrong.
+    /// The problem.
     pub message: String,
-    /// Why it is wrong; empty where the message says it.
+    /// Reason why it is a problem; empty if the message is enough.
     pub why: String,
-    /// What to do; empty where nobody can say.
+    /// Suggested fix; empty if unknown.
     pub help: String,
 }
 
@@ -79,7 +79,7 @@ impl Problem {
         self.severity == Severity::Error
     }
 
-    /// File and place, as far as they are known.
+    /// Returns file and position, if known.
     fn prefix(&self) -> String {
         match (&self.file, self.place) {
             (Some(file), Some(place)) => {
@@ -91,7 +91,7 @@ impl Problem {
         }
     }
 
-    /// Field, message, reason and help.
+    /// Returns field, message, reason and help.
     fn text(&self) -> String {
         let mut text = printable(&self.message).into_owned();
         if !self.path.is_empty() {
@@ -116,13 +116,13 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Notes the files that the text of `error` names.
+/// Records in the error the files that its text names.
 fn naming(problems: &[Problem], error: Error) -> Error {
     let files = problems.iter().filter_map(|problem| problem.file.as_ref());
     files.fold(error, |error, file| error.naming(&file.display().to_string()))
 }
 
-/// The warnings among `problems`, or all its errors as one.
+/// Returns the warnings among `problems`, or all its errors as one.
 pub fn all_in_one(problems: Vec<Problem>) -> Result<Vec<Problem>> {
     let (errors, warnings): (Vec<Problem>, Vec<Problem>) =
         problems.into_iter().partition(Problem::is_error);

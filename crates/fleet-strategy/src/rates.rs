@@ -1,27 +1,28 @@
-//! What the machines of a job can do: numbers by which [`auto`](crate::auto) chooses.
+//! Speeds of a job's machines, used by [`auto`](crate::auto).
 
 use crate::meta::Ranks;
 
-/// Speeds of a rank. The default is assumed: a few CPU cores, ten-gigabit Ethernet.
+/// Speeds of a rank. The defaults assume a few CPU cores and ten-gigabit Ethernet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rates {
-    /// Arithmetic, as a large matrix product gets it.
+    /// Arithmetic speed of a large matrix product.
     pub flops_per_second: f64,
-    /// Memory, as a copy gets it: read and written together.
+    /// Memory bandwidth of a copy, reads and writes together.
     pub memory_bytes_per_second: f64,
-    /// What a rank sends in an all-reduce; by default according to where the ranks are.
+    /// Bytes per second that a rank sends in an all-reduce. The default depends on whether the
+    /// ranks span several machines.
     pub network_bytes_per_second: Option<f64>,
-    /// Samples that a rank works on in a step, where the program leaves that open;
-    /// [`BATCH_ASSUMED`] if nobody says.
+    /// Samples per rank and step, if the program does not fix the number; [`BATCH_ASSUMED`] if it
+    /// is not given.
     pub batch: Option<usize>,
     pub origin: Origin,
 }
 
-/// Samples of a rank in a step where neither the program nor the user says: usual for images and
-/// text.
+/// Samples per rank and step if neither the program nor the user gives a number; typical for images
+/// and text.
 pub const BATCH_ASSUMED: usize = 32;
 
-/// Where the numbers come from.
+/// Origin of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     Assumed,
@@ -42,7 +43,7 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Bytes a second between these ranks.
+    /// Returns the bandwidth between these ranks, in bytes per second.
     pub fn network(&self, ranks: &Ranks) -> f64 {
         const INSIDE_A_MACHINE: f64 = 5e9;
         const TEN_GIGABIT_ETHERNET: f64 = 1.1e9;
@@ -51,7 +52,7 @@ impl Rates {
     }
 }
 
-/// The ranks of a job, and what their machines can do.
+/// The ranks of a job, and the speeds of their machines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     pub ranks: Ranks,

@@ -1,11 +1,11 @@
-//! Messages seen from outside: which fields there are, and their values by number.
+//! Reflection of messages: their fields, and the values of fields by number.
 //!
-//! Text forms, key/value access, the overview, checks and documentation are written once against
-//! [`Reflect`]; what the fields are stands in `schema/` alone.
+//! Text forms, key/value access, the overview, checks and documentation are written once, in terms
+//! of [`Reflect`]. Only `schema/` defines the fields.
 
 use std::fmt;
 
-/// What a message is.
+/// Description of a message.
 #[derive(Debug)]
 pub struct Shape {
     /// The protobuf name, such as `AMPConfig`.
@@ -25,7 +25,7 @@ impl Shape {
     }
 }
 
-/// What a field is.
+/// Description of a field.
 #[derive(Debug)]
 pub struct Field {
     pub name: &'static str,
@@ -37,8 +37,7 @@ pub struct Field {
     pub doc: &'static [&'static str],
     /// Why the field is accepted and stored, but has no effect.
     pub ignored: Option<&'static str>,
-    /// Why a program is not rewritten where the field is more than its default: it is not there
-    /// yet.
+    /// Why the field is not supported; values above its default are refused by `minimize`.
     pub refused: Option<&'static str>,
 }
 
@@ -57,7 +56,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The protobuf name of the type.
+    /// Returns the protobuf name of the type.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Bool => "bool",
@@ -109,7 +108,7 @@ pub enum Item<'a> {
     Message(&'a dyn Reflect),
 }
 
-/// A value that is no message.
+/// A value that is not a message.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scalar {
     Bool(bool),
@@ -122,7 +121,7 @@ pub enum Scalar {
 }
 
 impl Field {
-    /// The value that is read when the field was not assigned; none for messages.
+    /// Returns the value of the field if it is not assigned; `None` for messages.
     pub fn default_item(&self) -> Option<Item<'static>> {
         let text = self.default.map(|text| text.trim_matches('"'));
         let item = match self.kind {
@@ -153,7 +152,7 @@ impl Field {
         doc: &'static [&'static str],
         [ignored, refused]: [Option<&'static str>; 2],
     ) -> Field {
-        // `r#type` is `type` everywhere but in Rust.
+        // `r#type` is called `type` everywhere except in Rust.
         let name = match name.as_bytes() {
             [b'r', b'#', ..] => name.split_at(2).1,
             _ => name,
@@ -162,29 +161,29 @@ impl Field {
     }
 }
 
-/// A default of the schema; the test of every default holds the schema to being parsed.
+/// Parses a default of the schema. A test checks that all defaults can be parsed.
 fn parsed<T: std::str::FromStr + Default>(text: Option<&str>) -> T {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
-/// A message whose fields can be reached by number.
+/// A message whose fields are accessible by number.
 pub trait Reflect {
     fn shape(&self) -> &'static Shape;
     fn slot(&self, number: u32) -> &dyn Slot;
     fn slot_mut(&mut self, number: u32) -> &mut dyn Slot;
 }
 
-/// The memory of a field: no value, one, or for repeated ones many.
+/// Storage of a field: no value, one value, or many for repeated fields.
 pub trait Slot {
-    /// How many values are assigned.
+    /// Returns the number of assigned values.
     fn count(&self) -> usize;
     fn item(&self, index: usize) -> Item<'_>;
-    /// Sets a scalar, or appends it to a repeated field; false if it has another type.
+    /// Sets a scalar, or appends it to a repeated field; returns false if it has another type.
     fn put(&mut self, scalar: Scalar) -> bool;
-    /// The message of the field (made if there was none), or a new one at the end of a repeated
-    /// field.
+    /// Returns the message of the field, created if needed; for a repeated field, appends a new
+    /// message and returns it.
     fn open(&mut self) -> Option<&mut dyn Reflect>;
-    /// The `index`-th message, if there is one.
+    /// Returns the `index`-th message, if it exists.
     fn message_mut(&mut self, index: usize) -> Option<&mut dyn Reflect>;
     fn clear(&mut self);
 }

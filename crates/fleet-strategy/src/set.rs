@@ -1,5 +1,5 @@
-//! The key/value form: what bindings, command lines and configuration files use. Its rules and
-//! messages are those that users of `paddle.distributed.fleet` know.
+//! The key/value form for bindings, command lines and configuration files. Its rules and messages
+//! are those of `paddle.distributed.fleet`.
 
 use crate::compat;
 use crate::form::document::join;
@@ -16,18 +16,19 @@ use fleet_base::{Error, Result};
 #[derive(Default)]
 struct Outcome {
     notices: Vec<Problem>,
-    /// The first value that was ignored because of its type.
+    /// Error for the first value that was ignored because of its type.
     ignored: Option<Error>,
 }
 
 impl DistributedStrategy {
-    /// Assigns a field by name: a switch or number, or a map to one of the messages.
+    /// Assigns a field by name: a switch or number, or a map for one of the messages.
     ///
-    /// Scalars in a map replace, lists append, `None` for a list is skipped; `build_strategy` and
-    /// `execution_strategy` are assigned as whole objects. A path such as `amp_configs.decr_ratio`
-    /// assigns one field of a message. Nothing changes if there is an error. What comes back are
-    /// notices: a switch or number of the wrong type is ignored with one, and names of the 1.x
-    /// interface are mapped with one. Notices that the caller does not look at are printed.
+    /// Scalars in a map replace, lists append, and `None` for a list is skipped. `build_strategy`
+    /// and `execution_strategy` are assigned as whole objects. A path such as
+    /// `amp_configs.decr_ratio` assigns one field of a message. On an error, nothing changes.
+    ///
+    /// Returns notices: for a switch or number of the wrong type, which is ignored, and for names
+    /// of the 1.x interface, which are mapped. Notices that the caller does not read are printed.
     ///
     /// ```
     /// # use fleet_strategy::{DistributedStrategy, Value};
@@ -49,7 +50,7 @@ impl DistributedStrategy {
         Ok(Notices::new(outcome.notices))
     }
 
-    /// As [`set`](Self::set), but a value of the wrong type is an error and not ignored.
+    /// Like [`set`](Self::set), but a value of the wrong type is an error.
     pub fn set_strictly(&mut self, key: &str, value: impl Into<Value>) -> Result<Notices> {
         let mut outcome = Outcome::default();
         let mut changed = self.clone();
@@ -63,7 +64,7 @@ impl DistributedStrategy {
         }
     }
 
-    /// The value of a field or path, assigned or default. Messages come as maps of all their
+    /// Returns the assigned or default value of a field or path. Messages are maps of all their
     /// fields.
     pub fn get(&self, key: &str) -> Result<Value> {
         let mut value = None;
@@ -116,7 +117,7 @@ impl DistributedStrategy {
             return self.configs(field, nested(rest, value));
         }
         match (field.kind, name) {
-            // Objects: what the map does not say has their own defaults, and is assigned too.
+            // These are objects: fields missing in the map are assigned the object's own defaults.
             (Kind::Message(_), "build_strategy") => {
                 self.set_build_strategy(BuildStrategy::new());
                 self.configs(field, value)
@@ -130,7 +131,7 @@ impl DistributedStrategy {
         }
     }
 
-    /// A name that is no field: an alias or an attribute of the 1.x interface.
+    /// Assigns through an alias, or an attribute of the 1.x interface.
     fn renamed(
         &mut self,
         key: &str,
@@ -143,7 +144,7 @@ impl DistributedStrategy {
         let renamed =
             compat::renamed(shape.name, name).ok_or_else(|| unknown_attribute(name, shape))?;
         outcome.notices.extend(renamed.notice(key));
-        // Settings of both strategies were given in one map.
+        // The 1.x interface accepted the settings of both strategies in one map.
         if let (None, "build_strategy" | "execution_strategy", Value::Map(entries)) =
             (rest, renamed.path.as_ref(), &value)
         {
@@ -163,11 +164,11 @@ impl DistributedStrategy {
         self.assign(&path, value, outcome)
     }
 
-    /// A switch or a number.
+    /// Assigns a switch or a number.
     fn scalar(&mut self, field: &Field, value: Value, outcome: &mut Outcome) -> Result<()> {
         let name = field.name;
         let right = match (field.kind, &value) {
-            // Python's bool is an int; here it is a mistake.
+            // In Python a bool is an int; here it is an error.
             (Kind::Bool, value) => matches!(value, Value::Bool(_)),
             (_, Value::Bool(_)) => false,
             (kind, value) => value.scalar(kind).is_some(),
@@ -220,7 +221,7 @@ impl DistributedStrategy {
         Ok(())
     }
 
-    /// A map to a message: every key first, then every value.
+    /// Assigns a map to a message; checks all keys before any value.
     fn configs(&mut self, field: &Field, value: Value) -> Result<()> {
         let Kind::Message(shape) = field.kind else { return Ok(()) };
         let printed = match field.name {
@@ -242,7 +243,7 @@ fn unknown_attribute(name: &str, shape: &Shape) -> Error {
     }
 }
 
-/// Names of a path that no field has: the error says them as they were written.
+/// Checks that all names of a path are fields; the error names them as written.
 fn check_path<'a>(mut shape: &'static Shape, mut written: &'a str, path: &'a str) -> Result<()> {
     for name in path.split('.') {
         let Some(field) = field_of(shape, name) else {
@@ -256,14 +257,14 @@ fn check_path<'a>(mut shape: &'static Shape, mut written: &'a str, path: &'a str
         written = name;
         match field.kind {
             Kind::Message(nested) => shape = nested(),
-            // What follows is refused where the value is put.
+            // Names after this one are rejected when the value is assigned.
             _ => return Ok(()),
         }
     }
     Ok(())
 }
 
-/// Keys that no field has, also in messages inside.
+/// Checks that all keys are fields, including those of nested messages.
 fn check_keys(shape: &'static Shape, printed: &str, field: &Field, value: &Value) -> Result<()> {
     let wrong = |key: &str| {
         let error = Error::invalid(format!("key:{key} not in {printed}"));
@@ -287,7 +288,7 @@ fn check_keys(shape: &'static Shape, printed: &str, field: &Field, value: &Value
             Value::Map(_) => check_keys(shape, printed, field, value),
             _ => Ok(()),
         }),
-        // A list is walked as a map would be, and its first element is no key.
+        // A list in place of a map is treated like a map whose first key is wrong.
         Value::List(values) => match values.first() {
             Some(Value::Str(key)) => wrong(key),
             Some(other) => wrong(&other.to_string()),
@@ -315,7 +316,7 @@ fn put(target: &mut dyn Reflect, field: &Field, value: Value, path: &str) -> Res
         Error::invalid(format!("{path} does not take this value")).expected(wanted).got(got)
     };
     let slot = target.slot_mut(field.number);
-    // The order of axes is one thing, not a collection.
+    // An order of axes is replaced as a whole, not appended to.
     if field.name == "order" && matches!(value, Value::List(_)) {
         slot.clear();
     }
@@ -323,7 +324,7 @@ fn put(target: &mut dyn Reflect, field: &Field, value: Value, path: &str) -> Res
         (true, Value::None) => return Ok(()),
         (true, Value::List(values)) => values,
         (true, other) => return Err(wrong(&other, path)),
-        // As in `check_keys`: an empty list is an empty map.
+        // As in `check_keys`, an empty list is an empty map.
         (false, Value::List(values)) if values.is_empty() && is_message(field) => {
             vec![Value::Map(Vec::new())]
         }
@@ -354,12 +355,12 @@ fn is_message(field: &Field) -> bool {
     matches!(field.kind, Kind::Message(_))
 }
 
-/// From `a.b` and a value to `{a: {b: value}}`.
+/// Converts `a.b` and a value to `{a: {b: value}}`.
 fn nested(path: &str, value: Value) -> Value {
     path.rsplit('.').fold(value, |value, key| Value::map([(key, value)]))
 }
 
-/// The value that is in force: what was assigned, or the default.
+/// Returns the value in effect: the assigned one, or the default.
 pub(crate) fn effective(message: &dyn Reflect, field: &Field) -> Value {
     let slot = message.slot(field.number);
     match (field.repeated, slot.count()) {

@@ -1,5 +1,5 @@
-//! Where a strategy was read: which file, and where in it which field stands. Errors that come
-//! later, from a program or a cluster that the strategy does not go with, then name the line.
+//! The source of a strategy: its file, and the positions of its fields. Later errors, when the
+//! strategy does not match a program or a cluster, can then name the line.
 
 use crate::check::value_at;
 use crate::problem::{Place, Problem, all_in_one};
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StrategySource {
     file: PathBuf,
-    /// Where each path was assigned last.
+    /// Position of the last assignment to each path.
     places: BTreeMap<String, Place>,
 }
 
@@ -39,14 +39,14 @@ impl StrategySource {
         &self.file
     }
 
-    /// `FILE:LINE:COLUMN` of a field or the nearest message around it, or the file.
+    /// Returns `FILE:LINE:COLUMN` of a field or the nearest enclosing message, or else the file.
     pub fn place_of(&self, path: &str) -> String {
         let file = self.file.display();
         nearest(path, &self.places).map_or(file.to_string(), |place| format!("{file}:{place}"))
     }
 }
 
-/// The place of a field, or of the nearest message around it.
+/// Returns the position of a field, or of the nearest enclosing message.
 pub(crate) fn nearest(path: &str, places: &BTreeMap<String, Place>) -> Option<Place> {
     let mut path = path;
     while !path.is_empty() {
@@ -58,7 +58,7 @@ pub(crate) fn nearest(path: &str, places: &BTreeMap<String, Place>) -> Option<Pl
     None
 }
 
-/// What is asked of a minimisation: a strategy, and where it was read.
+/// A strategy to apply, and its source.
 ///
 /// ```
 /// use fleet_strategy::{Asked, DistributedStrategy};
@@ -79,21 +79,21 @@ impl<'a> From<&'a DistributedStrategy> for Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// The warnings of [`DistributedStrategy::check`], or all its errors as one, each with its
-    /// place.
+    /// Returns the warnings of [`DistributedStrategy::check`], or all its errors as one, each with
+    /// its position.
     pub fn check(&self) -> Result<Vec<Problem>> {
         let problems = self.strategy.check();
         all_in_one(problems.into_iter().map(|problem| self.placed(problem)).collect())
     }
 
-    /// A problem with its place in the file.
+    /// Adds the position in the file to a problem.
     pub fn placed(&self, problem: Problem) -> Problem {
         let Some(source) = self.source else { return problem };
         let place = problem.place.or_else(|| nearest(&problem.path, &source.places));
         Problem { place, file: Some(source.file.clone()), ..problem }
     }
 
-    /// A field with its value, where it is assigned, behind its place, where that is known.
+    /// Returns a field, with its value if it is assigned, after its position if that is known.
     pub fn place_of(&self, path: &str) -> String {
         let field = match value_at(self.strategy, path) {
             Some(value) => format!("{path}: {value}"),
@@ -105,8 +105,8 @@ impl Asked<'_> {
         }
     }
 
-    /// An error that comes of the strategy: it names the file, where there is one and it does not
-    /// yet.
+    /// Adds the strategy's file to an error that the strategy caused, unless the error already
+    /// names the file.
     pub fn blame(&self, error: Error) -> Error {
         let Some(source) = self.source else { return error };
         error.at_line(&source.file.display().to_string())

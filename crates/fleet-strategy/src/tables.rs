@@ -1,4 +1,4 @@
-//! The two key/value descriptions of sparse tables, and how they become `downpour_table_param`.
+//! Two key/value descriptions of sparse tables, and their conversion to `downpour_table_param`.
 
 use crate::form::document::join;
 use crate::problem::Problem;
@@ -9,10 +9,10 @@ use fleet_base::text::did_you_mean;
 use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
 
-/// A table name to a flat map with keys such as
-/// `table_parameters.NAME.accessor.embed_sgd_param.adam.learning_rate`. A repeated message needs
-/// its number under `PATH.num`; its fields may then be lists, one value a message. Keys that lead
-/// to no field are ignored with a notice.
+/// Converts flat maps by table name, with keys such as
+/// `table_parameters.NAME.accessor.embed_sgd_param.adam.learning_rate`. For a repeated message,
+/// `PATH.num` gives the count; its fields may then be lists with one value per message. Keys that
+/// are no path of a field are ignored with a notice.
 pub fn sparse_table_configs(
     strategy: &mut DistributedStrategy,
     value: &Value,
@@ -35,7 +35,7 @@ pub fn sparse_table_configs(
     Ok(notices)
 }
 
-/// Repeated messages of a flat description, at most: a table has two.
+/// Limit of repeated messages in a flat description; a table has two.
 const REPEATED_MAX: i128 = 1024;
 
 struct Flat<'v> {
@@ -50,7 +50,7 @@ impl<'v> Flat<'v> {
         Some(value)
     }
 
-    /// Whether any key leads into a message; otherwise it stays unassigned.
+    /// Returns whether any key is a path into this message; otherwise the message stays unassigned.
     fn leads_into(&self, path: &str) -> bool {
         let inside = |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
         self.configs.iter().any(|(key, _)| inside(key))
@@ -89,7 +89,7 @@ impl<'v> Flat<'v> {
     }
 }
 
-/// The values of one field: all of a list, or the `index`-th for a field that is no list.
+/// Returns the values for a field: all of a list, or the `index`-th if the field is not repeated.
 fn values<'v>(field: &Field, value: &'v Value, index: usize) -> Vec<&'v Value> {
     match value {
         Value::List(values) if field.repeated => values.iter().collect(),
@@ -106,7 +106,7 @@ fn wrong(path: &str, wanted: &str, value: &Value) -> Error {
 
 type Configs = [(String, Value)];
 
-/// Table names with their maps.
+/// Returns table names with their maps.
 fn tables<'v>(value: &'v Value, name: &str) -> Result<Vec<(&'v str, &'v Configs)>> {
     let wrong = |path: &str, value| wrong(path, "a map", value);
     let Value::Map(tables) = value else { return Err(wrong(name, value)) };
@@ -117,7 +117,7 @@ fn tables<'v>(value: &'v Value, name: &str) -> Result<Vec<(&'v str, &'v Configs)
     tables.iter().map(table).collect()
 }
 
-/// Keys about a table as a whole: the key, the field of the table, its default.
+/// Keys for a whole table: the key, the field of the table, its default.
 const TABLE_KEYS: [(&str, &str, Default); 24] = [
     ("nodeid_slot", "accessor.graph_sgd_param.nodeid_slot", Default::Int(9008)),
     (
@@ -184,11 +184,12 @@ impl Default {
     }
 }
 
-/// Keys with a meaning of their own.
+/// Keys with special handling.
 const OTHER_KEYS: [&str; 4] =
     ["sparse_table_class", "sparse_accessor_class", "sparse_converter", "sparse_deconverter"];
 
-/// Keys of a rule of learning; `embed_` or `embedx_` before them means one part of the row alone.
+/// Keys of an update rule; with the prefix `embed_` or `embedx_` they apply to one part of the row
+/// only.
 const RULE_KEYS: [&str; 8] = [
     "sparse_optimizer",
     "sparse_learning_rate",
@@ -202,10 +203,10 @@ const RULE_KEYS: [&str; 8] = [
 
 const PARTS: [&str; 2] = ["embed_", "embedx_"];
 
-/// Tables that are described here by their names alone.
+/// Tables of other kinds, which are skipped.
 const NOT_SPARSE: [&str; 2] = ["dense_table", "datanorm_table"];
 
-/// A table name to a map of short keys, with defaults of its own.
+/// Converts maps of short keys by table name, with their own defaults.
 pub fn fleet_desc_configs(strategy: &mut DistributedStrategy, value: &Value) -> Result<()> {
     for (name, configs) in tables(value, "fleet_desc_configs")? {
         if NOT_SPARSE.contains(&name) {
@@ -302,7 +303,7 @@ fn accessor_class(name: &str) -> Result<&'static str> {
     }
 }
 
-/// The rule of one part of the row: its own keys, those of both, the defaults.
+/// Returns the rule of one part of the row, from its own keys, the common keys, and the defaults.
 fn rule(configs: &Configs, part: &str, is_split: bool) -> Result<SgdParameter> {
     let exact = |key: &str| configs.iter().rev().find(|(known, _)| known == key).map(|(_, v)| v);
     let find = |key: &str| exact(&format!("{part}{key}")).or_else(|| exact(key)).cloned();
@@ -324,8 +325,7 @@ fn rule(configs: &Configs, part: &str, is_split: bool) -> Result<SgdParameter> {
                 .got(other));
         }
     };
-    // The first column of a row under Adagrad starts at zero where the accessor tells it from the
-    // others.
+    // With Adagrad, the first column of a row starts at zero if the accessor treats it separately.
     let range = if message == "adagrad" && part == PARTS[0] && is_split { 0.0 } else { 1e-4 };
     let rate = if message == "adam" { 0.001 } else { 0.05 };
     let defaults: &[(&str, &str, Value)] = &[

@@ -1,21 +1,21 @@
 //! The typed interface beyond single fields: switches together with their messages, and assignments
-//! with consequences.
+//! with side effects.
 
 use crate::schema::*;
 
 impl DistributedStrategy {
-    /// A strategy with nothing assigned.
+    /// Creates a strategy with nothing assigned.
     pub fn new() -> DistributedStrategy {
         DistributedStrategy::default()
     }
 
-    /// Whether nothing at all is assigned.
+    /// Returns whether nothing is assigned.
     pub fn is_empty(&self) -> bool {
         *self == DistributedStrategy::default()
     }
 
-    /// Synchronous (false) or asynchronous (true) updates of a parameter server. Chooses the mode,
-    /// therefore `a_sync_configs.k_steps` becomes 0 too; more than 0 makes it GEO:
+    /// Selects synchronous (false) or asynchronous (true) updates of a parameter server. This also
+    /// sets `a_sync_configs.k_steps` to 0; a value above 0 selects GEO:
     ///
     /// ```
     /// # use fleet_strategy::DistributedStrategy;
@@ -29,14 +29,14 @@ impl DistributedStrategy {
         self.a_sync_configs_mut().set_k_steps(0);
     }
 
-    /// As [`set_a_sync`](Self::set_a_sync).
+    /// Like [`set_a_sync`](Self::set_a_sync).
     #[must_use]
     pub fn with_a_sync(mut self, value: bool) -> Self {
         self.set_a_sync(value);
         self
     }
 
-    /// A parameter server whose workers exchange differences every `k_steps` steps.
+    /// Selects a parameter server whose workers exchange differences every `k_steps` steps.
     #[must_use]
     pub fn use_geo(mut self, k_steps: i32) -> Self {
         self.set_a_sync(true);
@@ -44,14 +44,14 @@ impl DistributedStrategy {
         self
     }
 
-    /// Recompute with these checkpoints.
+    /// Enables recompute with these checkpoints.
     #[must_use]
     pub fn use_recompute<T: Into<String>>(self, checkpoints: impl IntoIterator<Item = T>) -> Self {
         let config = RecomputeConfig::default().with_checkpoints(checkpoints);
         self.with_recompute(true).with_recompute_configs(config)
     }
 
-    /// Updates every `k_steps` steps with the mean of their gradients.
+    /// Enables updates every `k_steps` steps with the mean of their gradients.
     #[must_use]
     pub fn use_gradient_merge(self, k_steps: i32) -> Self {
         let config = GradientMergeConfig::default().with_k_steps(k_steps).with_avg(true);
@@ -85,21 +85,21 @@ switches! {
 }
 
 impl HybridConfig {
-    /// The axes of the grid, outermost first.
+    /// Returns the axes of the grid, outermost first.
     pub fn axes(&self) -> Vec<&str> {
         or_default(&self.order, &["dp", "pp", "sharding", "sep", "mp"])
     }
 }
 
 impl MpConfig {
-    /// Parts of names of the parameters that tensor-parallel workers keep equal.
+    /// Returns the parts of names of the parameters that tensor-parallel workers synchronise.
     pub fn synced_names(&self) -> Vec<&str> {
         or_default(&self.sync_param_name, &["embedding", "layer_norm", ".b_"])
     }
 }
 
 impl DgcConfig {
-    /// The sparsities that compression goes through.
+    /// Returns the sparsities of the rampup, in order.
     pub fn sparsities(&self) -> Vec<f32> {
         if self.sparsity.is_empty() { vec![0.999] } else { self.sparsity.clone() }
     }

@@ -1,6 +1,6 @@
-//! Names in a strategy that mean nothing in the program at hand: kinds of ops for mixed precision,
-//! variables, parameters that are not to decay. A strategy may be written for several models, so
-//! they are no errors; a slip of the pen in one would else go unseen.
+//! Names in a strategy that match nothing in the program: op kinds for mixed precision, variables,
+//! and parameters excluded from weight decay. They are not errors, because a strategy may be
+//! written for several models, but a warning reveals typos.
 
 use crate::meta::Facts;
 use crate::problem::Problem;
@@ -8,7 +8,7 @@ use fleet_base::text::did_you_mean;
 use fleet_ir::Program;
 use std::collections::BTreeSet;
 
-/// A warning for each name that a switch which is on lists in vain.
+/// Returns a warning for each unmatched name in the settings of enabled switches.
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -33,7 +33,7 @@ pub fn unmatched(facts: &Facts<'_>) -> Vec<Problem> {
     if strategy.amp() {
         amp(facts, &mut problems);
     }
-    // Running statistics are parameters too, and never decay.
+    // Running statistics are parameters too, but never have weight decay.
     let trained = facts.program.parameters().filter(|(_, var)| !var.stop_gradient);
     let parameters: BTreeSet<&str> = trained.map(|(_, var)| var.name.as_str()).collect();
     let mut excluded = |path: &str,
@@ -92,7 +92,7 @@ fn amp(facts: &Facts<'_>, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Of the ops whose precision is chosen.
+/// Returns the kinds of the ops whose precision is chosen.
 fn kinds(program: &Program) -> BTreeSet<&'static str> {
     let forward = program.root_ops().filter(|(_, op)| op.role.is_forward());
     forward.map(|(_, op)| op.name()).collect()

@@ -1,4 +1,4 @@
-//! Values of the key/value form: what bindings, command lines and files pass.
+//! Values of the key/value form, as passed by bindings, command lines and files.
 
 use crate::reflect::{Item, Kind, Scalar};
 use std::fmt;
@@ -20,7 +20,7 @@ pub enum Value {
     Float(f64),
     Str(String),
     List(Vec<Value>),
-    /// In the order given.
+    /// Entries in the given order.
     Map(Vec<(String, Value)>),
 }
 
@@ -29,7 +29,7 @@ impl Value {
         Value::Map(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
     }
 
-    /// A value as command lines have it: JSON, Python's `True` and `False`, or else a text.
+    /// Parses a command-line value: JSON, Python's `True` and `False`, or else a text.
     ///
     /// ```
     /// use fleet_strategy::Value;
@@ -44,7 +44,7 @@ impl Value {
         }
     }
 
-    /// The name of the type in Python, where most users come from.
+    /// Returns the name of the type in Python, which most users know.
     pub fn type_name(&self) -> &'static str {
         match self {
             Value::None => "NoneType",
@@ -57,8 +57,9 @@ impl Value {
         }
     }
 
-    /// This value as one of a field. Whole numbers are taken for floats, truth values for 0 and 1
-    /// and the other way round; nothing else changes its type. `None` if it does not fit.
+    /// Converts this value to a field's type. Integers convert to floats, booleans to 0 and 1, and
+    /// 0 and 1 to booleans; no other conversions are made. Returns `None` if the value does not
+    /// fit.
     pub fn scalar(&self, kind: Kind) -> Option<Scalar> {
         let scalar = match (kind, self) {
             (Kind::Bool, Value::Bool(value)) => Scalar::Bool(*value),
@@ -68,7 +69,7 @@ impl Value {
             (Kind::Uint64, value) => Scalar::Uint64(value.int()?.try_into().ok()?),
             (Kind::Float, value) => {
                 let (wide, narrow) = (value.float()?, value.float()? as f32);
-                // Too large for the type, but not meant to be infinite.
+                // A finite value that overflows the type.
                 if narrow.is_infinite() && wide.is_finite() {
                     return None;
                 }
@@ -103,7 +104,7 @@ impl Value {
         }
     }
 
-    /// The value of a field as others see it.
+    /// Returns the value of a field in the key/value form.
     pub fn of(kind: Kind, item: Item<'_>) -> Value {
         match (kind, item) {
             (Kind::Enum(shape), Item::Int32(number)) => match shape.name_of(number) {
@@ -125,7 +126,7 @@ impl Value {
     }
 }
 
-/// What a field of this kind takes, for messages.
+/// Returns the expected values of a kind of field, for messages.
 pub fn wanted(kind: Kind) -> String {
     match kind {
         Kind::Bool => "true or false".into(),
@@ -143,7 +144,7 @@ pub fn wanted(kind: Kind) -> String {
     }
 }
 
-/// As JSON.
+/// Formats the value as JSON.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -4,31 +4,32 @@ use fleet_base::{Error, Result, text};
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-/// Alignment of every buffer in bytes: a cache line and an AVX-512 register.
+/// Alignment of every buffer, in bytes: one cache line, one AVX-512 register.
 pub const ALIGN: usize = 64;
 
-/// From this size on, buffers are mapped by themselves, in huge pages where the kernel has them: a
-/// random row of a large table then costs one cache miss and not also a page walk.
+/// Size from which a buffer gets a mapping of its own, in bytes. The kernel may back such a mapping
+/// with huge pages. A read of a random row of a large table then costs one cache miss, without a
+/// page walk.
 const LARGE_BYTES_MIN: usize = 8 << 20;
 
-/// Owned, zero-initialised, 64-byte aligned memory.
+/// Owned, zero-initialized, 64-byte aligned memory.
 pub struct Buffer {
     ptr: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: a buffer owns its memory; access follows the borrow of the buffer.
+// SAFETY: a buffer owns its memory, and access follows the borrow of the buffer.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// No memory at all.
+    /// Returns a buffer without memory.
     pub fn empty() -> Buffer {
         Buffer { ptr: NonNull::<Aligned>::dangling().cast(), bytes: 0 }
     }
 
-    /// `bytes` zero bytes, or an error when the machine has not that much.
+    /// Allocates `bytes` zero bytes. Returns an error if the allocation fails.
     pub fn zeroed(bytes: usize) -> Result<Buffer> {
         if bytes == 0 {
             return Ok(Buffer::empty());
@@ -50,7 +51,7 @@ impl Buffer {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the memory is owned, initialised and `bytes` long.
+        // SAFETY: the memory is owned, initialized and `bytes` long.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes) }
     }
 
@@ -66,16 +67,16 @@ struct Aligned;
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.bytes >= LARGE_BYTES_MIN {
-            // SAFETY: it came from there, in this size.
+            // SAFETY: `large::zeroed` returned it for as many bytes.
             unsafe { large::free(self.ptr, self.bytes) };
         } else if self.bytes > 0 {
-            // SAFETY: as above.
+            // SAFETY: `small::zeroed` returned it for as many bytes.
             unsafe { small::free(self.ptr, self.bytes) };
         }
     }
 }
 
-/// From the allocator of the process.
+/// Small buffers, from the allocator of the process.
 mod small {
     use super::{ALIGN, AllocLayout, NonNull, alloc_zeroed, dealloc};
 
@@ -86,9 +87,9 @@ mod small {
     }
 
     /// # Safety
-    /// What `zeroed` gave for as many bytes, and is used no more.
+    /// `zeroed` returned `ptr` for the same `bytes`, and `ptr` is not used afterwards.
     pub unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
-        // SAFETY: the layout is that of `zeroed`.
+        // SAFETY: the layout is the one that `zeroed` used.
         unsafe { dealloc(ptr.as_ptr(), AllocLayout::from_size_align_unchecked(bytes, ALIGN)) };
     }
 }
@@ -96,8 +97,9 @@ mod small {
 #[cfg(not(target_os = "linux"))]
 use small as large;
 
-/// From the kernel, which gives zeros; huge pages must be asked for before anybody touches the
-/// memory, and an allocator that is asked for zeros at a large alignment writes them itself.
+/// Large buffers, mapped from the kernel, which zeroes them. Huge pages must be requested before
+/// the first access. An allocator that is asked for zeros at a large alignment would write the
+/// zeros itself and so access the memory first.
 #[cfg(target_os = "linux")]
 mod large {
     use super::NonNull;
@@ -109,15 +111,15 @@ mod large {
         let room = used.checked_add(HUGE_PAGE_BYTES)?;
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping wherever there is room.
+        // SAFETY: an anonymous mapping at an address that the kernel chooses.
         let map = unsafe { libc::mmap(std::ptr::null_mut(), room, access, kind, -1, 0) };
         if map == libc::MAP_FAILED {
             return None;
         }
         let map = map.cast::<u8>();
         let head = map.align_offset(HUGE_PAGE_BYTES);
-        // SAFETY: both ends are inside of the mapping, begin on pages and are used by nobody;
-        // advice is a hint, whose failure is harmless.
+        // SAFETY: both ends are inside the mapping, are page-aligned and are not in use. The advice
+        // is a hint, so its failure is harmless.
         unsafe {
             let start = map.add(head);
             unmap(map, head);
@@ -128,22 +130,22 @@ mod large {
     }
 
     /// # Safety
-    /// What `zeroed` gave for as many bytes, and is used no more.
+    /// `zeroed` returned `ptr` for the same `bytes`, and `ptr` is not used afterwards.
     pub unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
-        // SAFETY: promised by the caller; so many bytes have been mapped.
+        // SAFETY: promised by the caller; `zeroed` mapped this number of bytes.
         unsafe { unmap(ptr.as_ptr(), pages(bytes).unwrap_or(bytes)) };
     }
 
     unsafe fn unmap(start: *mut u8, bytes: usize) {
         if bytes > 0 {
-            // SAFETY: promised by the caller. It fails where the process has too many mappings;
-            // then the memory stays mapped, and nothing is lost but room.
+            // SAFETY: promised by the caller. `munmap` fails if the process has too many mappings.
+            // Then the memory stays mapped, which wastes it but does no other harm.
             unsafe { libc::munmap(start.cast(), bytes) };
         }
     }
 
-    /// Whole pages of the kernel for `bytes`. Rounding to a whole huge page would take memory that
-    /// nobody uses.
+    /// Rounds `bytes` up to whole pages of the kernel. Rounding up to a huge page would waste
+    /// memory.
     fn pages(bytes: usize) -> Option<usize> {
         const PAGE_BYTES_MAX: usize = 64 << 10;
         bytes.checked_next_multiple_of(PAGE_BYTES_MAX)
@@ -154,7 +156,7 @@ mod large {
 mod tests {
     use super::*;
 
-    /// Around the size from which they are mapped, and no whole number of pages.
+    /// The sizes lie around the threshold for mapping, and some are not whole pages.
     #[test]
     fn buffers_are_zero_aligned_and_writable_to_the_end() {
         for bytes in [1, 4097, LARGE_BYTES_MIN - 1, LARGE_BYTES_MIN, 3 * LARGE_BYTES_MIN + 4097] {
@@ -164,7 +166,10 @@ mod tests {
             buffer.as_mut_slice().fill(7);
             assert_eq!(buffer.as_slice().last(), Some(&7));
         }
-        let error = Buffer::zeroed(usize::MAX - 1).err().expect("no machine has that").to_string();
+        let error = Buffer::zeroed(usize::MAX - 1)
+            .err()
+            .expect("more memory than any machine has")
+            .to_string();
         assert!(error.contains("cannot allocate"), "{error}");
     }
 }

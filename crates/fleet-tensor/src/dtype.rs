@@ -33,7 +33,7 @@ impl DType {
         DType::F64,
     ];
 
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             DType::Bool | DType::U8 | DType::I8 => 1,
@@ -51,7 +51,7 @@ impl DType {
         matches!(self, DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64)
     }
 
-    /// The short name, as the text form writes it: `f32`.
+    /// Returns the short name, as in the text form of programs: `f32`.
     pub const fn name(self) -> &'static str {
         match self {
             DType::Bool => "bool",
@@ -67,7 +67,7 @@ impl DType {
         }
     }
 
-    /// Reads a short name or the documented long one (`float32`, `int64`).
+    /// Parses a short name or a documented long one (`float32`, `int64`).
     ///
     /// ```
     /// use fleet_tensor::DType;
@@ -106,8 +106,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that is the element of a tensor. Any bit pattern that a tensor holds is valid for it
-/// (`bool` tensors are bytes of 0 and 1 and are read as `u8`).
+/// A Rust type that tensors can have as elements. Every bit pattern in a tensor is valid for it.
+/// Tensors of `bool` hold bytes of 0 and 1 and are read as `u8`.
 pub trait Element: Copy + Default + PartialEq + Send + Sync + fmt::Debug + 'static {
     const DTYPE: DType;
 

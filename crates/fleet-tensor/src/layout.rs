@@ -1,27 +1,27 @@
-//! How the elements of a tensor lie in memory.
+//! The order of a tensor's elements in memory.
 
 use crate::Shape;
 use std::fmt;
 
-/// Physical order of a tensor's elements. Everything but the kernels named here sees row-major
-/// tensors; the executor may keep a parameter (and its gradient and optimizer state) in another
-/// layout, and converts when such a tensor is fetched or saved.
+/// The physical order of a tensor's elements. Only the kernels named below read other layouts than
+/// row-major. The executor may keep a parameter, its gradient and its optimizer state in another
+/// layout, and converts them when they are fetched or saved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// The last dimension is contiguous.
     #[default]
     RowMajor,
-    /// A convolution filter [Cout, Cin/groups, kh, kw] kept as
-    /// [ceil(Cout/64)][kh][kw][Cin/groups][64], missing output channels zero: what the direct
-    /// convolution kernels read without packing.
+    /// A convolution filter [Cout, Cin/groups, kh, kw], stored as
+    /// [ceil(Cout/64)][kh][kw][Cin/groups][64]. Missing output channels are zero. The direct
+    /// convolution kernels read it without packing.
     Filter64,
 }
 
 impl Layout {
-    /// Every layout, oldest first: files refer to them by place and name.
+    /// Every layout, in order of introduction. Files refer to layouts by index and by name.
     pub const ALL: [Layout; 2] = [Layout::RowMajor, Layout::Filter64];
 
-    /// The name, as the text form of programs writes it.
+    /// Returns the name, as in the text form of programs.
     pub const fn name(self) -> &'static str {
         match self {
             Layout::RowMajor => "row_major",
@@ -29,7 +29,7 @@ impl Layout {
         }
     }
 
-    /// Elements that a tensor of `shape` occupies, padding included.
+    /// Returns the number of elements that a tensor of `shape` occupies, including padding.
     pub fn physical_len(self, shape: &Shape) -> usize {
         match self {
             Layout::RowMajor => shape.len(),

@@ -1,5 +1,5 @@
-//! The bytes that programs compute on: element types, shapes, aligned buffers, tensors, sparse
-//! rows. It knows nothing of programs or sockets.
+//! Tensors and their parts: element types, shapes, layouts, aligned buffers, dense tensors and
+//! sparse rows. This crate does not depend on programs or sockets.
 
 mod buffer;
 mod dtype;

@@ -1,13 +1,13 @@
-//! Shapes: up to eight dimensions, held in place, an unknown one written -1.
+//! Shapes of up to eight dimensions, stored inline. An unknown dimension is -1.
 
 use fleet_base::{Error, Result};
 use std::fmt;
 use std::ops::Deref;
 
-/// Dimensions that a tensor may have; enough for every documented op, small enough to copy.
+/// Limit on the number of dimensions: enough for every documented op, and small enough to copy.
 pub const RANK_MAX: usize = 8;
 
-/// The dimensions of a tensor. `-1` stands for one that is not known yet (the batch).
+/// The dimensions of a tensor. `-1` is an unknown dimension, such as the batch size.
 ///
 /// ```
 /// use fleet_tensor::Shape;
@@ -26,7 +26,7 @@ impl Shape {
     /// The shape of a single number.
     pub const SCALAR: Shape = Shape { rank: 0, dims: [0; RANK_MAX] };
 
-    /// Checks the number of dimensions and that each is -1 or more.
+    /// Returns the shape if there are at most [`RANK_MAX`] dimensions and each is -1 or more.
     pub fn new(dims: &[i64]) -> Result<Shape> {
         if dims.len() > RANK_MAX {
             return Err(Error::invalid("too many dimensions")
@@ -41,7 +41,7 @@ impl Shape {
         Ok(Shape::of(dims))
     }
 
-    /// As [`Shape::new`] for dimensions that are known to be right.
+    /// Like [`Shape::new`], for dimensions that are known to be valid.
     ///
     /// # Panics
     /// With more than [`RANK_MAX`] dimensions.
@@ -77,17 +77,18 @@ impl Shape {
         self.dims().iter().all(|dim| *dim >= 0)
     }
 
-    /// The number of elements, if every dimension is known and the product fits.
+    /// Returns the number of elements if every dimension is known and the product does not
+    /// overflow.
     pub fn numel(&self) -> Option<usize> {
         self.dims()
             .iter()
             .try_fold(1usize, |product, dim| product.checked_mul(usize::try_from(*dim).ok()?))
     }
 
-    /// The number of elements of a known shape.
+    /// Returns the number of elements of a known shape.
     ///
     /// # Panics
-    /// If a dimension is unknown: plans hold known shapes only.
+    /// If a dimension is unknown, or the product overflows. Plans contain known shapes only.
     #[track_caller]
     pub fn len(&self) -> usize {
         self.numel().expect("shape is known")
@@ -97,12 +98,12 @@ impl Shape {
         self.dims().contains(&0)
     }
 
-    /// Dimension `axis` of a known shape.
+    /// Returns dimension `axis` of a known shape.
     pub fn at(&self, axis: usize) -> usize {
         self.dims()[axis] as usize
     }
 
-    /// Known dimensions as `usize`, padded with 1 up to [`RANK_MAX`].
+    /// Returns known dimensions as `usize`, padded with 1 up to [`RANK_MAX`], and the rank.
     pub fn sizes(&self) -> ([usize; RANK_MAX], usize) {
         let mut sizes = [1; RANK_MAX];
         for (to, from) in sizes.iter_mut().zip(self.dims()) {
@@ -111,12 +112,13 @@ impl Shape {
         (sizes, self.rank())
     }
 
-    /// The product of known dimensions in `range`.
+    /// Returns the product of the known dimensions in `range`.
     pub fn product(&self, range: std::ops::Range<usize>) -> usize {
         self.dims()[range].iter().map(|dim| *dim as usize).product()
     }
 
-    /// An axis counted from the end when negative, checked.
+    /// Returns the index of an axis, which counts from the end if negative. Returns an error if it
+    /// is outside the shape.
     pub fn axis(&self, axis: i64) -> Result<usize> {
         let rank = self.rank() as i64;
         let index = if axis < 0 { axis + rank } else { axis };
@@ -128,7 +130,7 @@ impl Shape {
         }
     }
 
-    /// Whether the two can be the same shape at run time (an unknown dimension agrees with any).
+    /// Whether the two can be the same shape at run time. An unknown dimension matches any.
     pub fn agrees(&self, other: &Shape) -> bool {
         self.rank == other.rank
             && self.dims().iter().zip(other.dims()).all(|(a, b)| a == b || *a < 0 || *b < 0)
@@ -143,7 +145,7 @@ impl Shape {
         Ok(())
     }
 
-    /// The shape that two operands broadcast to, aligned at the last dimension.
+    /// Returns the shape to which two operands broadcast, aligned at the last dimension.
     pub fn broadcast(&self, other: &Shape) -> Result<Shape> {
         let rank = self.rank().max(other.rank());
         let mut out = Shape::of(&[1; RANK_MAX][..rank]);
@@ -157,7 +159,7 @@ impl Shape {
                 (-1, b) => b,
                 (a, -1) => a,
                 _ => {
-                    return Err(Error::invalid("shapes do not broadcast together")
+                    return Err(Error::invalid("shapes cannot be broadcast")
                         .got(format!("{self} and {other}")));
                 }
             };

@@ -24,15 +24,15 @@ impl Tensor {
         Self::zeros_in(dtype, shape.into(), Layout::RowMajor)
     }
 
-    /// A tensor of no elements that holds no memory.
+    /// Returns a tensor without elements, which holds no memory.
     pub fn empty() -> Tensor {
         let (dtype, shape, layout) = (DType::F32, Shape::from([0]), Layout::RowMajor);
         Tensor { dtype, shape, layout, data: Buffer::empty() }
     }
 
-    /// A zero tensor in another physical layout.
+    /// Returns a zero tensor in a given physical layout.
     pub fn zeros_in(dtype: DType, shape: Shape, layout: Layout) -> Result<Tensor> {
-        let too_large = || Error::invalid("shape has no size in bytes").got(shape);
+        let too_large = || Error::invalid("size of the shape is unknown or too large").got(shape);
         shape.numel().ok_or_else(too_large)?;
         let bytes = layout.physical_len(&shape).checked_mul(dtype.size()).ok_or_else(too_large)?;
         Ok(Tensor { dtype, shape, layout, data: Buffer::zeroed(bytes)? })
@@ -41,7 +41,7 @@ impl Tensor {
     pub fn from_slice<T: Element>(values: &[T], shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.numel() != Some(values.len()) {
-            return Err(Error::invalid("number of values does not fit the shape")
+            return Err(Error::invalid("number of values does not match the shape")
                 .expected(format!("{shape}"))
                 .got(format!("{} values", values.len())));
         }
@@ -50,12 +50,12 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// A tensor of shape `[]` that holds one number.
+    /// Returns a tensor of shape `[]` that holds one number.
     pub fn scalar<T: Element>(value: T) -> Result<Tensor> {
         Tensor::from_slice(&[value], Shape::SCALAR)
     }
 
-    /// Booleans, kept as bytes of 0 and 1.
+    /// Returns a tensor of booleans, stored as bytes of 0 and 1.
     pub fn from_bools(values: &[bool], shape: impl Into<Shape>) -> Result<Tensor> {
         let bytes: Vec<u8> = values.iter().map(|value| u8::from(*value)).collect();
         let mut tensor = Tensor::from_slice(&bytes, shape)?;
@@ -75,7 +75,7 @@ impl Tensor {
         self.layout
     }
 
-    /// Elements held, padding of the layout included.
+    /// Returns the number of elements in memory, including the layout's padding.
     pub fn physical_len(&self) -> usize {
         self.data.bytes() / self.dtype.size()
     }
@@ -92,10 +92,10 @@ impl Tensor {
         self.data.as_ptr()
     }
 
-    /// The elements in physical order.
+    /// Returns the elements in physical order.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         self.check_type::<T>()?;
-        // SAFETY: the buffer is aligned to 64 bytes, initialised, and holds elements of `T`.
+        // SAFETY: the buffer is aligned to 64 bytes, initialized, and holds elements of `T`.
         Ok(unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast(), self.physical_len()) })
     }
 
@@ -110,7 +110,7 @@ impl Tensor {
         Ok(self.as_slice::<T>()?.to_vec())
     }
 
-    /// The only element of a tensor that has one.
+    /// Returns the element of a tensor that has only one.
     pub fn item<T: Element>(&self) -> Result<T> {
         match self.as_slice::<T>()? {
             [one] => Ok(*one),
@@ -120,11 +120,11 @@ impl Tensor {
         }
     }
 
-    /// The same elements under another shape.
+    /// Returns the same elements with another shape.
     pub fn reshaped(mut self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if self.layout != Layout::RowMajor || shape.numel() != self.shape.numel() {
-            return Err(Error::invalid("tensor cannot take this shape")
+            return Err(Error::invalid("cannot reshape the tensor")
                 .expected(format!("{} elements", self.shape.len()))
                 .got(shape));
         }
@@ -138,7 +138,7 @@ impl Tensor {
         Ok(copy)
     }
 
-    /// A copy in another physical layout.
+    /// Returns a copy in another physical layout.
     pub fn to_layout(&self, layout: Layout) -> Result<Tensor> {
         if self.layout == layout {
             return self.try_clone();
@@ -159,16 +159,14 @@ impl Tensor {
         if T::reads(self.dtype) {
             Ok(())
         } else {
-            Err(Error::invalid("tensor has another element type")
-                .expected(T::DTYPE)
-                .got(self.dtype))
+            Err(Error::invalid("wrong element type of a tensor").expected(T::DTYPE).got(self.dtype))
         }
     }
 }
 
-/// Copies a filter of `[c_out, c_in, taps]` weights of `N` bytes into another layout: plain weights
-/// a line of the cache at a time, for all channels of a panel, so that the packed ones stay in the
-/// cache too.
+/// Copies a filter of `[c_out, c_in, taps]` weights of `N` bytes each into another layout. It reads
+/// one cache line of plain weights at a time, for all channels of a panel. The packed weights then
+/// stay in the cache as well.
 fn move_filter<const N: usize>(
     from: &[u8],
     to: &mut [u8],
@@ -208,16 +206,16 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// Some rows of a tall matrix, as the gradient of an embedding: `values[i]` belongs to row
-/// `rows[i]`. The tensors hold room for `rows.len()` rows, of which the first `count` are in use.
+/// Some rows of a tall matrix, such as the gradient of an embedding: `values[i]` belongs to row
+/// `rows[i]`. The tensors have capacity for `rows.len()` rows, and the first `count` are in use.
 #[derive(Debug)]
 pub struct SparseRows {
-    /// i64, one per row.
+    /// Row indices as i64, one per row.
     pub rows: Tensor,
-    /// As many rows of values.
+    /// Values of each row.
     pub values: Tensor,
     pub count: usize,
-    /// Rows of the whole matrix.
+    /// Number of rows of the whole matrix.
     pub height: usize,
 }
 

@@ -1,8 +1,8 @@
-//! `cargo xtask bench`: runs benchmarks beside their peers, or beside another build of Fleet.
+//! `cargo xtask bench`: runs benchmarks, compared with their peers or with another build of Fleet.
 //!
-//! Each benchmark is a process of its own, ours (`fleet-bench NAME`) and the peer's script, which
-//! print one JSON line. Rounds alternate, so that all see the same state of the machine. A ratio is
-//! that of the medians over all rounds; above 1 means that this build of Fleet is faster.
+//! Each benchmark is a process of its own, of Fleet (`fleet-bench NAME`) or the peer's script,
+//! which prints one JSON line. Rounds alternate, so that all see the same state of the machine. A
+//! ratio is that of the medians over all rounds; above 1 means that this build of Fleet is faster.
 
 mod before;
 mod benches;
@@ -18,9 +18,9 @@ use std::path::Path;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Names or prefixes of benchmarks (`train`, `train/bert4`); all without
+    /// Names or prefixes of benchmarks (`train`, `train/bert4`); all if none are given
     names: Vec<String>,
-    /// Print one JSON line a result
+    /// Print one JSON line per result
     #[arg(long)]
     json: bool,
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -63,7 +63,7 @@ pub fn run(root: &Path, options: &Options) -> Result<(), String> {
     {
         processes::build(checkout, root, &chosen)?;
     }
-    // A benchmark that fails does not take the results of the others with it.
+    // A benchmark that fails does not discard the results of the others.
     let mut failed = Vec::new();
     for bench in &chosen {
         if let Err(why) = run_bench(root, options, before.as_ref(), bench) {

@@ -1,4 +1,4 @@
-//! Circles of imports between the files of a crate, by resolved `crate::` and `super::` paths.
+//! Import cycles between the files of a crate, by resolved `crate::` and `super::` paths.
 
 use super::Finding;
 use super::source::{SourceFile, module_folder};
@@ -6,7 +6,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Re-exports that are followed from one to the next.
+/// Limit on the re-exports that are followed from one to the next.
 const DEPTH: usize = 8;
 
 pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) {
@@ -69,7 +69,7 @@ impl Modules {
         path.strip_prefix(&self.folder).unwrap_or(path).trim_start_matches('/')
     }
 
-    /// The file in which the item of a path is declared, seen from the module `from`.
+    /// Returns the file that declares the item of a path, seen from the module `from`.
     fn resolve(&self, from: &[String], path: &[String], depth: usize) -> Option<usize> {
         if depth == 0 {
             return None;
@@ -122,7 +122,7 @@ impl Modules {
         edges
     }
 
-    /// Sets of files that reach each other.
+    /// Returns the sets of files that reach each other.
     fn circles(&self) -> Vec<Vec<usize>> {
         let edges = self.edges();
         let reach: Vec<BTreeSet<usize>> =
@@ -233,7 +233,7 @@ fn paths(stream: TokenStream, found: &mut BTreeSet<Vec<String>>) {
     }
 }
 
-/// Follows `::name` and `::{..}` from `at`; returns the place after the path.
+/// Follows `::name` and `::{..}` from `at`; returns the index after the path.
 fn path_after(
     tokens: &[TokenTree],
     mut at: usize,

@@ -1,4 +1,4 @@
-//! Rules about product code: lengths of functions, `unsafe`, and calls that have one place.
+//! Rules about product code: lengths of functions, `unsafe`, and calls that few files may make.
 
 use super::Finding;
 use super::source::SourceFile;
@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-/// A function fits a screen.
+/// Limit on the lines of a function, which must fit a screen.
 const FUNCTION_LINES: usize = 70;
 
-/// The crates that may use `unsafe`, and the parts of others.
+/// Crates that may use `unsafe`, and single files of others.
 const UNSAFE: [&str; 5] = [
     "crates/fleet-kernels/src/",
     "crates/fleet-comm/src/",
@@ -20,14 +20,14 @@ const UNSAFE: [&str; 5] = [
     "crates/fleet-exec/src/bind.rs",
     "crates/fleet-exec/src/interpreter.rs",
 ];
-/// The places that read the environment: programs, and the one wrapper of libraries.
+/// Places that may read the environment: programs, and the one wrapper of libraries.
 const ENVIRONMENT: [&str; 4] =
     ["/main.rs", "/src/bin/", "crates/fleet-topology/src/env.rs", "crates/fleet-bench/src/"];
-/// The places that read the clock; elsewhere time is an argument.
+/// Places that may read the clock; elsewhere time is an argument.
 const CLOCK: [&str; 2] = ["crates/fleet-bench/src/", "crates/fleet-net/src/time.rs"];
-/// The places that print.
+/// Places that may print.
 const PRINT: [&str; 2] = ["/main.rs", "crates/fleet-bench/src/"];
-/// The crates that name ops: their definitions, the layers that emit them, and tests.
+/// Crates that may name ops: their definitions, the layers that emit them, and tests.
 const OP_NAMES: [&str; 3] = ["fleet-ops", "fleet-nn", "fleet-testkit"];
 
 const PRINT_MACROS: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
@@ -47,7 +47,7 @@ pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) -> Result<(), St
     Ok(())
 }
 
-/// Texts of `name: ".."` and `kind: ".."` in fleet-ops.
+/// Returns the texts of `name: ".."` and `kind: ".."` in fleet-ops.
 fn op_names(files: &[SourceFile]) -> BTreeSet<String> {
     let ops = files.iter().filter(|file| file.product_crate() == Some("fleet-ops"));
     let lines = ops.flat_map(|file| file.text.lines());
@@ -84,7 +84,7 @@ impl Rules<'_> {
         }
     }
 
-    /// Rules about tokens hold in macros too.
+    /// Checks the rules about tokens, which hold in macros too.
     fn tokens(&mut self, stream: TokenStream) {
         let tokens: Vec<TokenTree> = stream.into_iter().collect();
         for (index, token) in tokens.iter().enumerate() {

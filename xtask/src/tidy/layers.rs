@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Every crate, lowest first. A crate may name only crates that stand before it.
+/// Every crate, lowest first. A crate may only depend on crates before it.
 const LAYERS: [(&str, &[&str]); 7] = [
     ("base", &["fleet-base", "fleet-tensor", "fleet-topology"]),
     ("kernels", &["fleet-kernels"]),
@@ -40,7 +40,7 @@ pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
     Ok(())
 }
 
-/// Fleet crates under `[dependencies]`; what tests depend on is free.
+/// Returns the Fleet crates under `[dependencies]`; dependencies of tests are not restricted.
 fn normal_dependencies(manifest: &str) -> Vec<String> {
     let mut inside = false;
     let mut found = Vec::new();

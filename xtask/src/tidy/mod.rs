@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: house rules that the compiler does not check.
 //!
-//! A rule finds places in files. `xtask/tidy.txt` lists how many places of a rule a file may have:
-//! a file above its number fails, and so does one below, so that the numbers only shrink
+//! A rule finds places in files. `xtask/tidy.txt` lists how many places of a rule a file may have.
+//! A file with more of them fails, and so does one with fewer, so that the numbers only shrink
 //! (`cargo xtask tidy --shrink` lowers them).
 
 mod circles;
@@ -27,7 +27,7 @@ pub struct Finding {
 
 #[derive(clap::Args, Default)]
 pub struct Options {
-    /// Lower the numbers in xtask/tidy.txt to the present ones
+    /// Lower the numbers in xtask/tidy.txt to the current ones
     #[arg(long)]
     shrink: bool,
 }

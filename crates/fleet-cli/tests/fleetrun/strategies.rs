@@ -122,7 +122,7 @@ fn a_trace_says_what_is_not_hidden() {
     let said = place.run("--nproc_per_node 2 demo:lenet --samples 320 --threads 1 --trace traces");
     said.check(0, &[]);
     assert!(said.out.contains("trace     rank 0, mean of the last 10 steps: "), "{}", said.out);
-    assert!(said.out.contains("not hidden "), "{}", said.out);
+    assert!(said.out.contains("exposed "), "{}", said.out);
     assert!(place.read("log/workerlog.1").contains("trace     rank 1, "));
     let fleet = |line: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_fleet"));
@@ -141,7 +141,7 @@ fn a_trace_says_what_is_not_hidden() {
             rest.split(' ').next().unwrap().parse().unwrap()
         };
         let (compute, talked, exposed) =
-            (share("compute"), share("communication"), share("hidden"));
+            (share("compute"), share("communication"), share("exposed"));
         assert!(compute > 0.0 && compute <= 100.0 && talked > 0.0, "{line}");
         assert!(exposed <= talked && compute + exposed <= 100.1, "{line}");
     }
@@ -151,7 +151,7 @@ fn a_trace_says_what_is_not_hidden() {
     assert_eq!(ranks(&joined.out), 2, "{}", joined.out);
 
     fleet("trace traces all.json").check(1, &["duplicate trace of rank 0"]);
-    fleet("trace job.py").check(1, &["this is no trace of a run", "job.py"]);
+    fleet("trace job.py").check(1, &["not a trace of a run", "job.py"]);
     fleet("trace nothing.json").check(1, &["nothing.json"]);
     fleet("trace log").check(1, &["no trace in the folder"]);
     place

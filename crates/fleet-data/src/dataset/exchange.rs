@@ -1,21 +1,21 @@
-//! How workers hand records to each other. A network implements the trait; here it is threads of
-//! one process, which tests and single-machine jobs use.
+//! Exchange of records between workers. A network implements the trait elsewhere. The
+//! implementation here connects threads of one process, for tests and single-machine jobs.
 
 use fleet_base::{Error, Result};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Hands messages between workers, all of which take part in every call.
+/// Passes messages between workers, all of which take part in every call.
 pub trait Exchange: Send {
     fn rank(&self) -> usize;
 
     fn world_size(&self) -> usize;
 
-    /// Gives `outgoing[r]` to worker r and returns what the workers gave to this one, in their
-    /// order. A worker that is gone is an error on all others, never a wait without end.
+    /// Sends `outgoing[r]` to worker r, and returns the messages from all workers in rank order. A
+    /// dead worker is an error on all others, never an endless wait.
     fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>>;
 }
 
-/// The sum of a number over all workers: of data set sizes, for example.
+/// Sums a number over all workers, for example the sizes of their data sets.
 ///
 /// ```
 /// use fleet_data::{InProcessExchange, sum_over};
@@ -41,13 +41,13 @@ pub fn sum_over(exchange: &mut dyn Exchange, value: u64) -> Result<u64> {
 /// Workers that are threads of one process.
 pub struct InProcessExchange {
     rank: usize,
-    /// Towards and from each worker.
+    /// Channels to and from each worker.
     to: Vec<Sender<Vec<u8>>>,
     from: Vec<Receiver<Vec<u8>>>,
 }
 
 impl InProcessExchange {
-    /// The ends of a group of workers, by rank.
+    /// Creates the endpoints of a group of workers, by rank.
     pub fn group(world_size: usize) -> Vec<InProcessExchange> {
         let mut ends: Vec<InProcessExchange> = (0..world_size)
             .map(|rank| InProcessExchange { rank, to: Vec::new(), from: Vec::new() })

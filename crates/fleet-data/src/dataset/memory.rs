@@ -1,4 +1,4 @@
-//! A dataset that is loaded, shuffled and then handed out.
+//! A dataset that is loaded into memory, shuffled and then read.
 
 use super::exchange::Exchange;
 use super::shuffle;
@@ -39,10 +39,10 @@ use std::thread::JoinHandle;
 /// ```
 pub struct InMemoryDataset {
     options: DatasetOptions,
-    /// None before there is a list; an empty one has nothing to load.
+    /// `None` until a list is set; an empty list has nothing to load.
     files: Option<Vec<PathBuf>>,
     blocks: Arc<Vec<Block>>,
-    /// The order in which records are handed out.
+    /// Order in which records are handed out.
     order: Arc<Vec<RowRef>>,
     skipped: Skipped,
     preload: Option<JoinHandle<Result<Loaded>>>,
@@ -51,7 +51,7 @@ pub struct InMemoryDataset {
     global_shuffles: u64,
 }
 
-/// What loading gives.
+/// Result of a load.
 struct Loaded {
     blocks: Vec<Block>,
     skipped: Skipped,
@@ -77,7 +77,7 @@ impl InMemoryDataset {
         &self.options.layout
     }
 
-    /// Changes settings, from the next load or pass on (`update_settings`).
+    /// Changes settings, starting with the next load or pass (`update_settings`).
     ///
     /// ```
     /// # use fleet_data::{DatasetOptions, InMemoryDataset, Schema, Slot, TextFiles};
@@ -92,9 +92,9 @@ impl InMemoryDataset {
         Ok(())
     }
 
-    /// The files to load, all of which must be there. What is in memory stays until the next load.
-    /// A worker may have none, where there are fewer files than workers: a global shuffle gives it
-    /// records.
+    /// Sets the files to load, all of which must exist. Records in memory stay until the next load.
+    /// The list may be empty if there are fewer files than workers: a global shuffle then gives
+    /// this worker records.
     pub fn set_filelist<P: Into<PathBuf>>(
         &mut self,
         files: impl IntoIterator<Item = P>,
@@ -105,15 +105,15 @@ impl InMemoryDataset {
         Ok(())
     }
 
-    /// Reads all files with `threads` threads. Records come in the order of the files, whatever the
+    /// Reads all files with `threads` threads. Records are in the order of the files, for any
     /// number of threads.
     pub fn load_into_memory(&mut self) -> Result<()> {
         self.preload_into_memory()?;
         self.wait_preload_done()
     }
 
-    /// Starts to load and returns; [`InMemoryDataset::wait_preload_done`] waits and reports. What
-    /// is in memory can be used meanwhile: the next day is read while this one is trained on.
+    /// Starts to load and returns; [`InMemoryDataset::wait_preload_done`] waits for the result. The
+    /// records in memory remain usable meanwhile, so a job can train on one day and load the next.
     pub fn preload_into_memory(&mut self) -> Result<()> {
         let Some(files) = self.files.clone() else { return Err(no_files()) };
         if self.preload.is_some() {
@@ -129,7 +129,7 @@ impl InMemoryDataset {
         Ok(())
     }
 
-    /// Waits for [`InMemoryDataset::preload_into_memory`] and puts what it loaded in place.
+    /// Waits for [`InMemoryDataset::preload_into_memory`] and makes its records the current ones.
     pub fn wait_preload_done(&mut self) -> Result<()> {
         let Some(handle) = self.preload.take() else {
             return Err(
@@ -149,13 +149,13 @@ impl InMemoryDataset {
         self.blocks = Arc::new(blocks);
     }
 
-    /// Lines that the load skipped.
+    /// Returns the lines that the load skipped.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
     }
 
-    /// Puts the records of this worker into a new order: the n-th shuffle after a load follows from
-    /// the seed and n.
+    /// Shuffles the records of this worker. The n-th shuffle after a load is a function of the seed
+    /// and n.
     pub fn local_shuffle(&mut self) {
         self.local_shuffles += 1;
         let mut order = in_order(&self.blocks);
@@ -164,9 +164,10 @@ impl InMemoryDataset {
         self.order = Arc::new(order);
     }
 
-    /// Deals the records of all workers out anew: by record id where the schema has them, at random
-    /// otherwise; then shuffles what came. All workers call it at once. Should any worker fail, the
-    /// call fails and the records stay as they were; both sets are in memory meanwhile.
+    /// Redistributes the records of all workers, by record id if the schema has them and at random
+    /// otherwise, then shuffles the received records. All workers must call it together. If any
+    /// worker fails, the call fails and the records stay unchanged. Old and new records are both in
+    /// memory during the call.
     pub fn global_shuffle(&mut self, exchange: &mut dyn Exchange) -> Result<()> {
         if !self.loaded {
             return Err(Error::invalid("nothing is in memory to shuffle")
@@ -186,8 +187,8 @@ impl InMemoryDataset {
         Ok(())
     }
 
-    /// Shuffles the values of some slots among records, each slot on its own: what a slot is worth
-    /// to a model is what the model loses by that.
+    /// Shuffles the values of some slots among records, each slot independently. The loss in a
+    /// model's quality that this causes is a measure of the slot's importance.
     pub fn slots_shuffle(&mut self, slots: &[&str]) -> Result<()> {
         let schema = Arc::clone(self.options.format.schema());
         let slots: Result<Vec<usize>> = slots.iter().map(|name| schema.index(name)).collect();
@@ -204,22 +205,23 @@ impl InMemoryDataset {
         self.loaded = false;
     }
 
-    /// Records of this worker; [`sum_over`](super::sum_over) adds up all workers'.
+    /// Returns the number of records of this worker; [`sum_over`](super::sum_over) adds up all
+    /// workers'.
     pub fn memory_data_size(&self) -> usize {
         self.order.len()
     }
 
-    /// Records of this worker after a global shuffle, 0 before.
+    /// Returns the number of records of this worker after a global shuffle, 0 before.
     pub fn shuffle_data_size(&self) -> usize {
         if self.global_shuffles > 0 { self.order.len() } else { 0 }
     }
 
-    /// Memory that the records take.
+    /// Returns the memory that the records take, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.blocks.iter().map(Block::bytes).sum()
     }
 
-    /// Readers that share the records out among `count` threads.
+    /// Returns readers that divide the records among `count` threads.
     pub fn readers(&self, count: usize) -> Result<Vec<MemoryReader>> {
         if !self.loaded {
             return Err(Error::invalid("nothing is in memory").help("load_into_memory comes first"));
@@ -240,7 +242,8 @@ impl InMemoryDataset {
             .collect()
     }
 
-    /// Readers that take batches by turns: reader r of n has batches r, r + n, .. of the order.
+    /// Returns readers that take batches in turn: reader r of n has batches r, r + n, .. of the
+    /// order.
     fn turns(&self, count: usize) -> Result<Vec<MemoryReader>> {
         check_threads(count)?;
         if !self.loaded {
@@ -259,7 +262,7 @@ impl InMemoryDataset {
             .collect())
     }
 
-    /// Fills a batch with records by their place in the present order.
+    /// Fills a batch with records by their positions in the current order.
     pub fn fill(&self, places: &[u64], batch: &mut Batch) -> Result<()> {
         let rows: Option<Vec<RowRef>> =
             places.iter().map(|place| self.order.get(*place as usize).copied()).collect();
@@ -276,7 +279,7 @@ impl Dataset for InMemoryDataset {
         &self.options.layout
     }
 
-    /// The batches, whatever the number of threads, are those of the records' order.
+    /// Returns sources whose batches follow the order of the records, for any number of threads.
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {
         self.turns(if threads == 0 { self.options.threads } else { threads }).map(boxed)
     }
@@ -288,18 +291,18 @@ pub struct MemoryReader {
     order: Arc<Vec<RowRef>>,
     rest: Range<usize>,
     batch_size: usize,
-    /// From the start of a batch to that of the next.
+    /// Records from the start of one batch to the start of the next.
     stride: usize,
     drop_last: bool,
 }
 
 impl MemoryReader {
-    /// Records up to the end of this reader's part.
+    /// Returns the number of records up to the end of this reader's part.
     pub fn remaining(&self) -> usize {
         self.rest.len()
     }
 
-    /// Leaves out the next records: those that a resumed job has had.
+    /// Skips the next records, for example those that a resumed job has already used.
     pub fn skip(&mut self, records: usize) {
         self.rest.start = (self.rest.start + records).min(self.rest.end);
     }
@@ -325,7 +328,7 @@ fn in_order(blocks: &[Block]) -> Vec<RowRef> {
     blocks.iter().enumerate().flat_map(rows).collect()
 }
 
-/// Reads all files; the first file's error wins.
+/// Reads all files. If several fail, returns the error of the first file.
 fn load(options: &DatasetOptions, files: &[PathBuf]) -> Result<Loaded> {
     let (next, stop, bytes) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicUsize::new(0));
     type Slot = Mutex<Option<Result<Loaded>>>;
@@ -382,9 +385,9 @@ fn load_file(options: &DatasetOptions, file: &Path, total: &AtomicUsize) -> Resu
     Ok(Loaded { blocks, skipped: reader.skipped() })
 }
 
-/// Records of a block: enough that a block's own memory is nothing, few enough to fit the cache's
-/// pages while it is filled.
+/// Records of a block: enough that a block's own overhead does not matter, few enough that the
+/// block stays in the cache while it is filled.
 pub(super) const BLOCK_ROWS: usize = 8192;
-/// Streams of random numbers for the shuffles, far apart.
+/// Random number streams of the shuffles, far apart.
 const SHUFFLE_STREAM: u64 = 0x1 << 40;
 const SLOT_STREAM: u64 = 0x2 << 40;

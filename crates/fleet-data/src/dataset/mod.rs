@@ -1,6 +1,6 @@
-//! Datasets of record files: [`InMemoryDataset`] loads, shuffles and hands out; [`QueueDataset`]
-//! streams. Both read through a [`RecordFormat`], and both hand out batches to any number of
-//! threads.
+//! Datasets of record files. [`InMemoryDataset`] loads, shuffles and hands out records;
+//! [`QueueDataset`] streams them. Both read through a [`RecordFormat`], and both hand out batches
+//! to any number of threads.
 
 mod exchange;
 mod memory;
@@ -21,21 +21,21 @@ use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How files hold records.
+/// A format of files that hold records.
 pub trait RecordFormat: Send + Sync {
     fn schema(&self) -> &Arc<Schema>;
 
-    /// Starts to read a file.
+    /// Opens a file for reading.
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>>;
 
-    /// Whether files are where the system finds them, so that a list can be checked before it is
-    /// read.
+    /// Returns whether all files are in the local file system, so that a list can be checked before
+    /// it is read.
     fn is_local(&self) -> bool {
         true
     }
 }
 
-/// Text files of a line format, plain or through a program.
+/// Text files of a line format, read directly or through a command.
 pub struct TextFiles {
     schema: Arc<Schema>,
     format: Box<dyn Fn() -> Box<dyn LineFormat> + Send + Sync>,
@@ -44,12 +44,12 @@ pub struct TextFiles {
 }
 
 impl TextFiles {
-    /// Files of MultiSlot lines.
+    /// Reads files of MultiSlot lines.
     pub fn multi_slot(schema: &Arc<Schema>) -> TextFiles {
         Self::lines(MultiSlot::new(schema))
     }
 
-    /// Files of any line format.
+    /// Reads files of any line format.
     pub fn lines<F: LineFormat + Clone + Sync + 'static>(format: F) -> TextFiles {
         TextFiles {
             schema: Arc::clone(format.schema()),
@@ -59,16 +59,18 @@ impl TextFiles {
         }
     }
 
-    /// Sends each file through a command of the shell, which gets it as its standard input and
-    /// writes the lines: `zcat`, `python reader.py`. Empty, or `cat`: the file is read as it is.
+    /// Pipes each file through a shell command, which reads the file on its standard input and
+    /// writes the lines, for example `zcat` or `python reader.py`. With an empty command or `cat`,
+    /// files are read directly.
     pub fn pipe_command(mut self, command: impl Into<String>) -> TextFiles {
         self.origin.pipe_command = command.into();
         self
     }
 
-    /// Gets files from elsewhere: the command of the shell gets a file's name as its last argument
-    /// and writes what is in it: `hadoop fs -cat`, `gsutil cat`, `ssh store cat`. What it writes
-    /// goes through the pipe command, where there is one. Empty, or `cat`: files are local.
+    /// Downloads files with a shell command, for example `hadoop fs -cat`, `gsutil cat` or
+    /// `ssh store cat`. The command gets a file's name as its last argument and writes the content.
+    /// The pipe command, if any, is applied to this output. With an empty command or `cat`, files
+    /// are local.
     ///
     /// ```
     /// # #[cfg(unix)] {
@@ -86,8 +88,8 @@ impl TextFiles {
         self
     }
 
-    /// Takes names of objects too, `s3://bucket/part-0`, and gets them from these stores; what
-    /// comes goes through the pipe command, where there is one.
+    /// Also accepts names of objects, such as `s3://bucket/part-0`, and reads them from these
+    /// stores. The pipe command, if any, is applied to their content.
     #[cfg(feature = "object-store")]
     pub fn object_stores(mut self, stores: &crate::ObjectStores) -> TextFiles {
         self.origin.stores = Some(stores.clone());
@@ -116,13 +118,13 @@ impl RecordFormat for TextFiles {
     }
 }
 
-/// What training reads batches from.
+/// A data set that training reads batches from.
 pub trait Dataset {
-    /// The inputs of its batches.
+    /// Returns the inputs of its batches.
     fn layout(&self) -> &Arc<BatchLayout>;
 
-    /// One pass over the records, shared out among at most `threads` threads; 0: as many as the
-    /// options say. Batches are to be taken from the sources in turn.
+    /// Returns the sources of one pass over the records, for at most `threads` threads; 0 takes the
+    /// number in the options. Callers take batches from the sources in turn.
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>>;
 }
 
@@ -139,26 +141,26 @@ fn check_threads(threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// What a dataset is made of.
+/// Settings of a dataset.
 #[derive(Clone)]
 pub struct DatasetOptions {
     pub format: Arc<dyn RecordFormat>,
     /// The inputs of a batch.
     pub layout: Arc<BatchLayout>,
     pub batch_size: usize,
-    /// Threads that read files.
+    /// Number of threads that read files.
     pub threads: usize,
-    /// Drop the batch at the end that is not full, rather than hand it out smaller.
+    /// Whether to drop an incomplete last batch instead of handing it out smaller.
     pub drop_last: bool,
-    /// What shuffles follow from.
+    /// Seed of all shuffles.
     pub seed: u64,
-    /// What an in-memory dataset may hold.
+    /// Limit of the memory that an in-memory dataset may use.
     pub memory_bytes_max: usize,
 }
 
 impl DatasetOptions {
-    /// One record a batch, one thread, an input for every slot, the last batch kept, no limit of
-    /// memory.
+    /// Defaults: one record a batch, one thread, an input for every slot, the last batch kept, and
+    /// no memory limit.
     pub fn new(format: impl RecordFormat + 'static) -> Result<DatasetOptions> {
         let layout = BatchLayout::of_slots(format.schema())?;
         Ok(DatasetOptions {
@@ -172,7 +174,7 @@ impl DatasetOptions {
         })
     }
 
-    /// These, changed; the format must have the same slots.
+    /// Returns a changed copy; the new format must have the same slots.
     fn changed(&self, change: impl FnOnce(&mut DatasetOptions)) -> Result<DatasetOptions> {
         let mut changed = self.clone();
         change(&mut changed);
@@ -197,7 +199,7 @@ impl DatasetOptions {
     }
 }
 
-/// Checks that all files are there before hours are spent on the first ones.
+/// Checks that all files exist before hours are spent on the first ones.
 fn check_files(format: &dyn RecordFormat, files: &[PathBuf]) -> Result<()> {
     if !format.is_local() {
         return Ok(());
@@ -219,11 +221,11 @@ fn no_files() -> Error {
         )
 }
 
-/// A panic of a reader thread, which is a bug in a format.
+/// Returns the error for a panic of a reader thread, which is a bug in a format.
 fn lost_thread() -> Error {
     Error::internal("a thread that reads records panicked")
 }
 
-/// Batches of more records than this are meant as a pass over everything.
+/// Limit of the batch size; larger values most likely mean one batch for the whole data set.
 const BATCH_MAX: usize = 1 << 24;
 const THREADS_MAX: usize = 1024;

@@ -1,6 +1,6 @@
-//! A dataset that is read while it is used: a thread reads files into a short queue, of which one
-//! reader takes batches. Reader r of n gets files r, r + n, .. in their order, so that what it
-//! hands out does not depend on the speed of threads.
+//! A dataset that is read while it is used. For each reader, a thread reads files into a short
+//! queue of batches. Reader r of n gets files r, r + n, .. in their order, so its batches do not
+//! depend on the speed of threads.
 
 use super::{Dataset, DatasetOptions, boxed, check_files, check_threads, lost_thread, no_files};
 use crate::batch::{Batch, BatchSource, RowRef};
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Records that stream by, once for each call of [`QueueDataset::readers`].
+/// Records that are streamed, once for each call of [`QueueDataset::readers`].
 ///
 /// ```
 /// use fleet_data::{Batch, BatchSource, DatasetOptions, QueueDataset, Schema, Slot, TextFiles};
@@ -47,7 +47,7 @@ impl QueueDataset {
         &self.options.layout
     }
 
-    /// Changes settings, from the next load or pass on (`update_settings`).
+    /// Changes settings, starting with the next pass (`update_settings`).
     ///
     /// ```
     /// # use fleet_data::{DatasetOptions, QueueDataset, Schema, Slot, TextFiles};
@@ -62,7 +62,7 @@ impl QueueDataset {
         Ok(())
     }
 
-    /// The files to read, all of which must be there.
+    /// Sets the files to read, all of which must exist.
     pub fn set_filelist<P: Into<PathBuf>>(
         &mut self,
         files: impl IntoIterator<Item = P>,
@@ -73,8 +73,8 @@ impl QueueDataset {
         Ok(())
     }
 
-    /// Starts to read: as many readers as threads, but no more than files. Each is for one thread
-    /// that trains.
+    /// Starts to read with one reader for each thread, but no more readers than files. Each reader
+    /// serves one training thread.
     pub fn readers(&self) -> Result<Vec<QueueReader>> {
         self.start(self.options.threads)
     }
@@ -105,11 +105,11 @@ impl Dataset for QueueDataset {
     }
 }
 
-/// Hands out the batches of some files.
+/// Returns the batches of some files.
 pub struct QueueReader {
-    /// Full blocks; none after the end. Dropped first, so that the thread stops.
+    /// Full blocks; `None` after the end. Dropped first, so that the thread stops.
     full: Option<Receiver<Block>>,
-    /// Blocks to be filled again.
+    /// Returns used blocks to the thread.
     empty: SyncSender<Block>,
     thread: Option<JoinHandle<Result<Skipped>>>,
     rows: Vec<RowRef>,
@@ -141,7 +141,7 @@ impl BatchSource for QueueReader {
         self.rows.clear();
         self.rows.extend((0..block.len() as u32).map(|row| RowRef { block: 0, row }));
         batch.fill(std::slice::from_ref(&block), &self.rows)?;
-        // The thread may have ended; the block is then not needed any more.
+        // The thread may have ended; it then needs no blocks back.
         let _ = self.empty.try_send(block);
         Ok(true)
     }
@@ -155,7 +155,7 @@ impl Drop for QueueReader {
     fn drop(&mut self) {
         self.full = None;
         if let Some(thread) = self.thread.take() {
-            // Whoever drops a reader has no use for its errors.
+            // A caller that drops a reader ignores its errors.
             let _ = thread.join();
         }
     }
@@ -189,11 +189,11 @@ fn produce(
         skipped.add(&reader.skipped());
     }
     if !block.is_empty() && !options.drop_last {
-        // Nobody may want it any more.
+        // The reader may already be dropped.
         let _ = full.send(block);
     }
     Ok(skipped)
 }
 
-/// Batches that wait for a reader: enough to bridge the start of a pipe command's next file.
+/// Batches queued for a reader: enough to cover the start of the pipe command for the next file.
 const QUEUE_BLOCKS: usize = 4;

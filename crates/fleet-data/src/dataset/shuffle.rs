@@ -1,10 +1,11 @@
-//! Shuffles that move records: between workers, and between records for single slots.
+//! Shuffles that move records between workers, or that permute the values of single slots among
+//! records.
 //!
-//! Dealing records out goes in rounds: in each, a worker takes its next thousand records, sorts
-//! them by the worker that each goes to, and all workers exchange what they have, until nobody has
-//! more. Every message has a checksum; at the end each worker is told how many records were sent to
-//! it, holds that to what came, and all agree that nothing was lost. Only then do the new records
-//! replace the old ones.
+//! A global shuffle runs in rounds. In each round a worker takes its next `ROUND_ROWS` records and
+//! sorts them by destination worker; then all workers exchange them. The rounds end when no worker
+//! has records left. Every message has a checksum. At the end each worker learns how many records
+//! were sent to it, and compares that with the number it received. The new records replace the old
+//! ones only if all workers agree that no record was lost.
 
 use super::exchange::Exchange;
 use super::memory::BLOCK_ROWS;
@@ -14,7 +15,7 @@ use fleet_base::rng::{Philox, Sequence};
 use fleet_base::{Error, Result};
 use std::sync::Arc;
 
-/// This worker's records after all workers' have been dealt out.
+/// Redistributes the records of all workers, and returns those of this worker.
 pub fn deal(
     schema: &Arc<Schema>,
     blocks: &[Block],
@@ -60,7 +61,8 @@ pub fn deal(
     Ok(dealt.blocks)
 }
 
-/// Tells every worker how much was sent to it; fails everywhere when it is not what came.
+/// Sends every worker the number of records that were sent to it. Fails on all workers if any of
+/// them received another number.
 fn agree(exchange: &mut dyn Exchange, sent: &[u64], came: &[u64]) -> Result<()> {
     let counts = exchange.all_to_all(sent.iter().map(|it| it.to_le_bytes().to_vec()).collect())?;
     let lost = counts.iter().zip(came).position(|(count, came)| *count != came.to_le_bytes());
@@ -77,7 +79,7 @@ fn agree(exchange: &mut dyn Exchange, sent: &[u64], came: &[u64]) -> Result<()> 
     }
 }
 
-/// New records, in blocks of the usual size.
+/// Received records, in blocks of the usual size.
 struct Dealt<'a> {
     schema: &'a Arc<Schema>,
     blocks: Vec<Block>,
@@ -99,7 +101,7 @@ impl Dealt<'_> {
     }
 }
 
-/// Checksum, round, whether the sender has no more, records.
+/// Encodes a message: checksum, round, flag that the sender has no more records, records.
 fn message(hand: &Block, round: u32, done: bool) -> Vec<u8> {
     let mut bytes = vec![0; 4];
     bytes.extend_from_slice(&round.to_le_bytes());
@@ -126,8 +128,8 @@ fn open(schema: &Arc<Schema>, bytes: &[u8], round: u32) -> Result<(Block, bool)>
     Ok((Block::decode(schema, records)?, *done == 1))
 }
 
-/// FNV-1a, finished by a multiplication that spreads it to the upper bits: the same on every
-/// machine.
+/// Hashes by FNV-1a, then multiplies to spread the hash to the upper bits. The result is the same
+/// on every machine.
 pub(crate) fn stable_hash(bytes: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in bytes {
@@ -137,7 +139,7 @@ pub(crate) fn stable_hash(bytes: &[u8]) -> u64 {
     hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (hash >> 29)
 }
 
-/// Blocks in which some slots' values have changed places among all records.
+/// Returns blocks in which the values of some slots are permuted among all records.
 pub fn slots(blocks: &[Block], slots: &[usize], seed: u64, stream: u64) -> Result<Vec<Block>> {
     let mut changed: Vec<Block> = blocks.to_vec();
     let all: Vec<(usize, usize)> = blocks
@@ -160,8 +162,8 @@ pub fn slots(blocks: &[Block], slots: &[usize], seed: u64, stream: u64) -> Resul
     Ok(changed)
 }
 
-/// Records that a worker sends in one round: bounds the memory of a round, and a message of a click
-/// log is some 200 KB then.
+/// Records that a worker sends in one round. This bounds the memory of a round; a message of a
+/// click log is about 200 KB.
 const ROUND_ROWS: usize = 1024;
 const DEAL_STREAM: u64 = 0x3 << 44;
 

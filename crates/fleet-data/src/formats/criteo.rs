@@ -1,8 +1,8 @@
-//! Criteo's click logs: a label, 13 integers and 26 words of hexadecimal digits, separated by tabs,
-//! any of the last 39 being empty.
+//! Criteo's click logs: a label, 13 integers and 26 words of hexadecimal digits, separated by tabs.
+//! Any of the last 39 fields may be empty.
 //!
-//! The integers are scaled by the documented constants, (x - min) / difference, and empty ones are
-//! 0; the words are hashed with their column's number into a million buckets.
+//! Integers are scaled by the documented constants, (x - min) / difference; empty ones become 0.
+//! Words are hashed, together with the number of their column, into a million buckets.
 
 use super::hash_bucket;
 use crate::block::Block;
@@ -12,13 +12,13 @@ use crate::slot::{Schema, Slot};
 use fleet_base::{Error, Result};
 use std::sync::Arc;
 
-/// How a word becomes an id.
+/// Mapping of words to ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CriteoHash {
     /// A stable hash of the column's number and the word.
     #[default]
     Column,
-    /// The word as a hexadecimal number, modulo the buckets; an empty one is 0.
+    /// The word as a hexadecimal number, modulo the number of buckets; an empty word is 0.
     HexModulo,
 }
 
@@ -44,7 +44,7 @@ pub struct Criteo {
 }
 
 impl Criteo {
-    /// 1,000,001 buckets, and a stable hash.
+    /// Uses 1,000,001 buckets and [`CriteoHash::Column`].
     pub fn new() -> Result<Criteo> {
         Self::with_hash(BUCKETS, CriteoHash::default())
     }

@@ -1,4 +1,5 @@
-//! Tables as text: fields between separators, quoted where they hold one, a header or none.
+//! CSV files: fields between separators, quoted if they contain a separator, with or without a
+//! header.
 
 use super::hash_bucket;
 use crate::block::{Block, Values};
@@ -8,7 +9,7 @@ use crate::slot::{Schema, Slot, SlotKind};
 use fleet_base::{Error, Result};
 use std::sync::Arc;
 
-/// What becomes of a column.
+/// Use of a column.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CsvColumn {
     Skip,
@@ -20,7 +21,7 @@ pub enum CsvColumn {
     Hash(String, u64),
 }
 
-/// Reads tables. Columns that name the same slot fill it side by side.
+/// Reads CSV files. Columns that name the same slot fill it side by side.
 ///
 /// ```
 /// use fleet_data::{Block, Csv, CsvColumn, LineReader};
@@ -42,14 +43,14 @@ pub struct Csv {
     schema: Arc<Schema>,
     columns: Vec<(String, CsvColumn, usize)>,
     separator: u8,
-    /// The first line of a file still has to be compared with the names.
+    /// Whether the next line is a header that must be compared with the names.
     header_due: bool,
-    /// A field without its quotes.
+    /// The current field without its quotes.
     field: Vec<u8>,
 }
 
 impl Csv {
-    /// Names and uses of all columns, in order.
+    /// Creates a format from the names and uses of all columns, in order.
     pub fn new<S: Into<String>>(columns: impl IntoIterator<Item = (S, CsvColumn)>) -> Result<Csv> {
         let mut widths: Vec<(String, SlotKind, usize)> = Vec::new();
         let mut resolved = Vec::new();
@@ -89,20 +90,20 @@ impl Csv {
         &self.schema
     }
 
-    /// The first line of every file names the columns, and is held to the names given.
+    /// Expects a header: the first line of every file must hold the given names.
     pub fn with_header(mut self) -> Csv {
         self.header_due = true;
         self
     }
 
-    /// Another separator than a comma.
+    /// Sets another separator than the comma.
     pub fn separator(mut self, separator: u8) -> Csv {
         self.separator = separator;
         self
     }
 
-    /// Takes the field at `at` into `self.field` and returns where the next one starts: past the
-    /// line's end after the last.
+    /// Copies the field at `at` to `self.field`, and returns the start of the next one; after the
+    /// last field, this is past the end of the line.
     fn take_field(&mut self, line: &[u8], at: usize) -> Result<usize, LineError> {
         self.field.clear();
         let Some((b'"', _)) = line[at..].split_first() else {
@@ -128,8 +129,9 @@ impl Csv {
         }
     }
 
-    /// Reads a number that stands as it is between separators, and gives where the next field
-    /// starts; leaves everything else (quotes, blanks, what is empty or wrong) to the longer way.
+    /// Fast path: reads an unquoted number between separators, and returns the start of the next
+    /// field. Returns `None` for all other fields (quoted, with blanks, empty or wrong), which take
+    /// the slow path.
     #[inline(always)]
     fn plain_number(
         &self,
@@ -189,7 +191,8 @@ impl LineFormat for Csv {
             return Ok(false);
         }
         let header = std::mem::take(&mut self.header_due);
-        // A separator that could be a part of a number ends it only where fields are cut out first.
+        // If the separator could be a part of a number, only the slow path separates fields
+        // correctly.
         let is_part = self.separator.is_ascii_alphanumeric() || b"+-.".contains(&self.separator);
         let is_plain = !header && !is_part;
         let mut at = 0;

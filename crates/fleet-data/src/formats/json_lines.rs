@@ -1,4 +1,4 @@
-//! JSON lines: an object a record, whose keys are slots.
+//! JSON lines: one object per record, whose keys are slots.
 
 use super::hash_bucket;
 use crate::block::Block;
@@ -8,9 +8,9 @@ use fleet_base::Error;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Reads objects: numbers, booleans and (nested) lists of them fill the slot of their key; text is
-/// hashed where buckets are given. Other keys are left alone; a missing key, or null, leaves a
-/// ragged slot empty and is an error for a dense one.
+/// Reads objects. Numbers, booleans and (nested) lists of them fill the slot with the name of their
+/// key; text is hashed if a number of buckets is set. Other keys are ignored. A missing key, or
+/// null, leaves a ragged slot empty and is an error for a dense one.
 ///
 /// ```
 /// use fleet_data::{Block, JsonLines, LineReader, Schema, Slot};
@@ -34,7 +34,7 @@ impl JsonLines {
         JsonLines { schema: Arc::clone(schema), buckets: None }
     }
 
-    /// Text in a slot of ids becomes one of `buckets` ids.
+    /// Hashes text in slots of ids into `buckets` ids.
     pub fn hash_text(mut self, buckets: u64) -> JsonLines {
         self.buckets = Some(buckets);
         self
@@ -88,7 +88,7 @@ impl LineFormat for JsonLines {
             return Ok(false);
         }
         let value: Value = serde_json::from_slice(line).map_err(|error| {
-            // It counts lines within what it was given.
+            // The parser's line number is relative to its input, which is this one line.
             let words = error.to_string();
             let words = words.split(" at line ").next().unwrap_or_default();
             LineError::new(error.column().saturating_sub(1), format!("line is no JSON: {words}"))

@@ -1,4 +1,4 @@
-//! The libsvm format: `label [qid:n] index:value ..`, where what is not there is 0.
+//! The libsvm format: `label [qid:n] index:value ..`; indices that are not listed have the value 0.
 
 use crate::block::Block;
 use crate::lines::{LineError, LineFormat};
@@ -7,8 +7,8 @@ use crate::slot::{Schema, Slot};
 use fleet_base::Result;
 use std::sync::Arc;
 
-/// Reads libsvm lines into the slots `label` (a float), `index` and `value` (ragged), and `qid`
-/// where it is asked for.
+/// Reads libsvm lines into the slots `label` (a float), `index` and `value` (ragged), and `qid` if
+/// requested.
 ///
 /// ```
 /// use fleet_data::{Block, LibSvm, LineReader};
@@ -28,7 +28,7 @@ pub struct LibSvm {
 }
 
 impl LibSvm {
-    /// With `with_qid`, every line has a query's number behind its label.
+    /// Creates a format; with `with_qid`, every line has a query id after its label.
     pub fn new(with_qid: bool) -> Result<LibSvm> {
         let mut slots = vec![
             Slot::dense_floats("label", [1]),

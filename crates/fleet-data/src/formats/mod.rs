@@ -1,4 +1,5 @@
-//! Formats of text that need no script: Criteo's click logs, CSV, libsvm, JSON lines.
+//! Built-in file formats: Criteo's click logs, CSV, libsvm and JSON lines; by feature also Parquet
+//! and TFRecord.
 
 mod criteo;
 mod csv;
@@ -18,7 +19,7 @@ pub use parquet_files::ParquetFiles;
 #[cfg(feature = "tfrecord")]
 pub use tf_record::{TfRecordReader, TfRecords};
 
-/// The number of a word among `buckets`: the same on every machine and in every run.
+/// Hashes a word into one of `buckets` ids, the same on every machine and in every run.
 ///
 /// ```
 /// assert!(fleet_data::hash_bucket(b"14", b"68fd1e64", 1_000_001) < 1_000_001);
@@ -26,7 +27,7 @@ pub use tf_record::{TfRecordReader, TfRecords};
 pub fn hash_bucket(column: &[u8], value: &[u8], buckets: u64) -> u64 {
     let joined =
         crate::dataset::stable_hash(column) ^ crate::dataset::stable_hash(value).rotate_left(17);
-    // The upper half of the product: no bias to speak of, and no division.
+    // The upper half of the product: the bias is negligible, and no division is needed.
     ((u128::from(joined.wrapping_mul(0x9e37_79b9_7f4a_7c15)) * u128::from(buckets.max(1))) >> 64)
         as u64
 }

@@ -1,6 +1,7 @@
-//! Parquet files, in the feature `parquet`: a column of numbers or text for each slot, or of lists
-//! of them. Columns are decoded some thousand records at a time; what no slot asks for is not read.
-//! Of an object in a store a group of rows is in memory at once, as it lies in the file.
+//! Parquet files, in the feature `parquet`. Each slot takes a column of numbers or text, or of
+//! lists of them. Columns are decoded a few thousand records at a time; columns without a slot are
+//! not read. For an object in a store, the encoded columns of one row group are in memory at a
+//! time.
 
 #[cfg(feature = "object-store")]
 mod object;
@@ -23,10 +24,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads Parquet files: the column of a slot's name fills it, lists with all that they hold.
-/// Integers and booleans go to ids and floats, floats to floats, text to ids where buckets are
-/// given. What is null is left out: a ragged slot is then empty, and a dense one lacks a value,
-/// which is an error.
+/// Reads Parquet files. The column with a slot's name fills it; a list fills it with all its
+/// values. Integers and booleans fill ids and floats, floats fill floats, and text fills ids if a
+/// number of buckets is set. Nulls are omitted: a ragged slot is then empty, and a dense slot lacks
+/// a value, which is an error.
 ///
 /// ```
 /// use fleet_data::{DatasetOptions, InMemoryDataset, ParquetFiles, Schema, Slot};
@@ -54,15 +55,15 @@ impl ParquetFiles {
         }
     }
 
-    /// Text in a slot of ids becomes one of `buckets` ids.
+    /// Hashes text in slots of ids into `buckets` ids.
     pub fn hash_text(mut self, buckets: u64) -> ParquetFiles {
         self.buckets = Some(buckets);
         self
     }
 
-    /// Takes names of objects too, as
-    /// [`TextFiles::object_stores`](crate::TextFiles::object_stores). Of an object only its end and
-    /// the columns that slots ask for are got.
+    /// Also accepts names of objects, like
+    /// [`TextFiles::object_stores`](crate::TextFiles::object_stores). Only an object's footer and
+    /// the columns of slots are downloaded.
     #[cfg(feature = "object-store")]
     pub fn object_stores(mut self, stores: &crate::ObjectStores) -> ParquetFiles {
         self.stores = Some(stores.clone());
@@ -83,7 +84,7 @@ impl ParquetFiles {
         Err(elsewhere(path.display()))
     }
 
-    /// The place of a slot's column among a file's.
+    /// Returns the index of a slot's column among a file's columns.
     fn column_of(&self, slot: &Slot, columns: &[Arc<ColumnDescriptor>]) -> Result<usize> {
         let root = |column: &Arc<ColumnDescriptor>| column.path().parts().first().cloned();
         let own = |column: &Arc<ColumnDescriptor>| root(column).as_ref() == Some(&slot.name);
@@ -163,10 +164,10 @@ impl RecordFormat for ParquetFiles {
     }
 }
 
-/// A file, wherever it is.
+/// A local file, or an object in a store.
 struct Source {
     file: Box<dyn FileReader>,
-    /// Gets what will be read of the file, where that is far.
+    /// Downloads the parts to be read, if the file is an object.
     #[cfg(feature = "object-store")]
     object: Option<object::Object>,
 }
@@ -180,7 +181,7 @@ impl Source {
         }
     }
 
-    /// Starts to read columns of a group of rows; also gives how many rows it has.
+    /// Opens columns of a row group; also returns its number of rows.
     fn open(&self, group: usize, columns: &[usize]) -> Result<(usize, Vec<ColumnReader>)> {
         let group = self.file.get_row_group(group).map_err(unreadable)?;
         let rows = usize::try_from(group.metadata().num_rows()).map_err(|_| torn())?;
@@ -194,26 +195,26 @@ impl Source {
     }
 }
 
-/// Records of one file.
+/// Reader of the records of one file.
 struct Reader {
     format: ParquetFiles,
     source: Source,
     name: String,
-    /// For each slot its column: which, and what.
+    /// For each slot, its column's index and description.
     columns: Vec<(usize, Arc<ColumnDescriptor>)>,
-    /// The next group of rows; of the one that is open, the rows that are not decoded yet.
+    /// `group`: the next row group. `left`: rows of the open row group that are not decoded yet.
     group: usize,
     left: usize,
     open: Vec<ColumnReader>,
-    /// For each slot some records, of which `rows` are not handed out yet.
+    /// For each slot some decoded records; those in `rows` are not handed out yet.
     decoded: Vec<Decoded>,
     rows: Range<usize>,
-    /// Of the file, for errors.
+    /// Row within the file, for errors.
     row: u64,
 }
 
 impl Reader {
-    /// Refuses what is compressed by what is not built in, before anything is read.
+    /// Rejects unsupported compression codecs before anything is read.
     fn check_codecs(&mut self) -> Result<()> {
         let groups = self.source.file.metadata().row_groups();
         let codecs = groups
@@ -237,7 +238,7 @@ impl Reader {
         }
     }
 
-    /// Decodes the next records; false at the end.
+    /// Decodes the next records; returns false at the end.
     fn decode(&mut self) -> Result<bool> {
         while self.left == 0 {
             if self.group == self.source.file.num_row_groups() {
@@ -300,7 +301,7 @@ impl RecordReader for Reader {
 
 /// Some records of one column.
 struct Decoded {
-    /// Where the values of each record end.
+    /// End of each record's values.
     ends: Vec<usize>,
     values: Numbers,
 }
@@ -317,7 +318,7 @@ impl Decoded {
     }
 }
 
-/// What is asked of a column.
+/// A request for `count` records of a column.
 struct Want<'a> {
     slot: &'a Slot,
     column: &'a ColumnDescriptor,
@@ -371,7 +372,7 @@ impl Want<'_> {
         Ok(Decoded { ends, values: Numbers::Floats(values) })
     }
 
-    /// The values of `count` records, and where each record's end.
+    /// Reads the values of `count` records, and returns the end of each record and the values.
     fn read<T: DataType>(
         &self,
         reader: &mut ColumnReaderImpl<T>,
@@ -414,7 +415,7 @@ impl Want<'_> {
     }
 }
 
-/// Reads where a file has what.
+/// Parses a file's footer.
 fn parsed<R: ChunkReader + 'static>(from: R, path: &Path) -> Result<SerializedFileReader<R>> {
     let parsed = guarded(|| SerializedFileReader::new(from).map_err(unreadable));
     parsed.map_err(|error| error.at(path.display()))
@@ -422,7 +423,7 @@ fn parsed<R: ChunkReader + 'static>(from: R, path: &Path) -> Result<SerializedFi
 
 fn unreadable(error: ParquetError) -> Error {
     match error {
-        // Ours, on its way through the crate.
+        // An error of this crate, passed through the parquet crate.
         ParquetError::External(ours) if ours.is::<Error>() => {
             ours.downcast().map_or_else(|_| torn(), |ours| *ours)
         }
@@ -430,7 +431,8 @@ fn unreadable(error: ParquetError) -> Error {
     }
 }
 
-/// The crate asserts some of what a file says about itself; what a file says is no reason to panic.
+/// Catches panics of the parquet crate, which asserts some of what a file claims about itself. A
+/// bad file must not cause a panic.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let broken = |_| Error::invalid("Parquet file cannot be read: it contradicts itself");
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(broken(panic)))
@@ -440,7 +442,7 @@ fn torn() -> Error {
     Error::invalid("Parquet file has a torn footer")
 }
 
-/// Records that are decoded at once: the columns of a click log take a megabyte then.
+/// Records that are decoded at once; the columns of a click log then take a megabyte.
 const CHUNK_ROWS: usize = 4096;
 const NOT_FINITE: &str = "a value that is no number, or none of 32 bits";
 

@@ -1,8 +1,9 @@
 //! TFRecord files of `tf.train.Example`, in the feature `tfrecord`.
 //!
-//! A file is frames: length (8 bytes, little endian), its checksum, that many bytes, their
-//! checksum. Both are CRC-32C, turned and shifted, so that a checksum within data is told from one
-//! of it. The bytes are a protobuf message, whose few fields are read here without a copy.
+//! A file is a sequence of frames: length (8 bytes, little endian), checksum of the length, data,
+//! checksum of the data. Both checksums are CRC-32C, masked by a rotation and an addition, so that
+//! data which itself contains CRCs is still well protected. The data is a protobuf message; its few
+//! fields are parsed here without a copy.
 
 use super::hash_bucket;
 use crate::block::Block;
@@ -15,9 +16,9 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads examples: the feature of a slot's name fills it. Integers go to ids and floats, floats to
-/// floats, and bytes to ids where buckets are given. Other features are left alone; a missing one
-/// leaves a ragged slot empty and is an error for a dense one.
+/// Reads examples: the feature with a slot's name fills it. Integers fill ids and floats, floats
+/// fill floats, and bytes fill ids if a number of buckets is set. Other features are ignored. A
+/// missing feature leaves a ragged slot empty and is an error for a dense one.
 ///
 /// ```
 /// # fn main() -> fleet_base::Result<()> {
@@ -47,26 +48,26 @@ impl TfRecords {
         }
     }
 
-    /// Bytes in a slot of ids become one of `buckets` ids.
+    /// Hashes bytes in slots of ids into `buckets` ids.
     pub fn hash_bytes(mut self, buckets: u64) -> TfRecords {
         self.buckets = Some(buckets);
         self
     }
 
-    /// Sends each file through a command of the shell first: `zcat` for compressed ones.
+    /// Pipes each file through a shell command first, for example `zcat` for compressed files.
     pub fn pipe_command(mut self, command: impl Into<String>) -> TfRecords {
         self.origin.pipe_command = command.into();
         self
     }
 
-    /// Gets files from elsewhere, as
+    /// Downloads files with a shell command, like
     /// [`TextFiles::download_command`](crate::TextFiles::download_command).
     pub fn download_command(mut self, command: impl Into<String>) -> TfRecords {
         self.origin.download_command = command.into();
         self
     }
 
-    /// Takes names of objects too, as
+    /// Also accepts names of objects, like
     /// [`TextFiles::object_stores`](crate::TextFiles::object_stores).
     #[cfg(feature = "object-store")]
     pub fn object_stores(mut self, stores: &crate::ObjectStores) -> TfRecords {
@@ -74,14 +75,14 @@ impl TfRecords {
         self
     }
 
-    /// Skips records that cannot be read rather than failing. A length that is torn ends the file:
-    /// where the next record starts is then unknown.
+    /// Sets whether unreadable records are skipped. A corrupt length always ends the file, because
+    /// the start of the next record is then unknown.
     pub fn on_error(mut self, on_error: OnError) -> TfRecords {
         self.on_error = on_error;
         self
     }
 
-    /// Reads records from anything that gives bytes; errors call it `name`.
+    /// Reads records from any byte source; errors call it `name`.
     pub fn read<R: Read + Send>(&self, from: R, name: &str) -> TfRecordReader<R> {
         TfRecordReader {
             from,
@@ -183,20 +184,20 @@ impl RecordFormat for TfRecords {
     }
 }
 
-/// Records of one file.
+/// Reader of the records of one file.
 pub struct TfRecordReader<R> {
     from: R,
     format: TfRecords,
     name: String,
-    /// Of the record being read, from 1.
+    /// Number of the record being read, from 1.
     record: u64,
     bytes: Vec<u8>,
     skipped: Skipped,
 }
 
 impl<R: Read + Send> TfRecordReader<R> {
-    /// Reads the next frame; false at the end. An error in the inner result leaves the next frame
-    /// readable.
+    /// Reads the next frame; returns false at the end. After an error in the inner result, the next
+    /// frame is still readable.
     fn next_frame(&mut self) -> Result<Result<bool>> {
         self.record += 1;
         self.take(LENGTH_BYTES + CHECK_BYTES)?;
@@ -226,7 +227,8 @@ impl<R: Read + Send> TfRecordReader<R> {
         Ok(if good { Ok(true) } else { Err(Error::invalid("TFRecord has a wrong checksum")) })
     }
 
-    /// Reads up to `count` bytes; memory grows with what comes, not with what is promised.
+    /// Reads up to `count` bytes. Memory grows with the bytes received, not with the length
+    /// claimed.
     fn take(&mut self, count: usize) -> Result<()> {
         self.bytes.clear();
         let mut part = self.from.by_ref().take(count as u64);
@@ -274,7 +276,7 @@ impl<R: Read + Send> RecordReader for TfRecordReader<R> {
     }
 }
 
-/// What errors say about a slot.
+/// A slot's name and kind, for errors.
 struct Slotted<'a> {
     name: &'a str,
     kind: SlotKind,
@@ -315,7 +317,7 @@ fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(MASK)
 }
 
-/// Key and value of an entry of a map.
+/// Returns the key and the value of a map entry.
 fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8])> {
     let (mut key, mut value): (&[u8], &[u8]) = (&[], &[]);
     for field in Fields(entry) {
@@ -328,7 +330,7 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8])> {
     Ok((key, value))
 }
 
-/// A value as it is on the wire.
+/// A value in its wire format.
 enum Wire<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
@@ -336,7 +338,7 @@ enum Wire<'a> {
     Eight,
 }
 
-/// The fields of a protobuf message, in order: numbers and values.
+/// Iterator over the fields of a protobuf message: numbers and values.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -400,11 +402,11 @@ const FEATURE_INTS: u64 = 3;
 const LIST_VALUE: u64 = 1;
 const LENGTH_BYTES: usize = 8;
 const CHECK_BYTES: usize = 4;
-/// What is added to a turned checksum.
+/// Constant that masking adds to a rotated checksum.
 const MASK: u32 = 0xa282_ead8;
-/// 64 bits, seven a byte.
+/// 64 bits, seven bits a byte.
 const VARINT_BYTES_MAX: usize = 10;
-/// An example of images of a few megapixels, or of a hundred million ids.
+/// Large enough for images of a few megapixels, or a hundred million ids.
 const RECORD_BYTES_MAX: u64 = 256 << 20;
 const BUFFER_BYTES: usize = 1 << 18;
 
@@ -476,8 +478,8 @@ mod tests {
         Ok((block, reader.skipped()))
     }
 
-    /// The published check value of CRC-32C; masked as the format says: turned by 15, plus a
-    /// number.
+    /// Checks the published check value of CRC-32C and its masked form: rotated by 15 bits, plus a
+    /// constant.
     #[test]
     fn checksums_are_those_of_the_format() {
         assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
@@ -488,7 +490,7 @@ mod tests {
     fn examples_fill_slots() {
         let format = TfRecords::new(&schema());
         let second = {
-            // Lists that are not packed, a float slot of integers, no words.
+            // Unpacked lists, a float slot that holds integers, and no words.
             let mut list = Vec::new();
             for value in [3.0f32, 4.0] {
                 list.push((LIST_VALUE << 3 | 5) as u8);
@@ -553,7 +555,7 @@ mod tests {
         assert_eq!((block.len(), skipped.lines), (2, 2));
         assert!(skipped.first.unwrap().to_string().contains("checksum"));
         assert!(read(&all, &skip(1)).is_err());
-        // A torn length ends the file whatever is skipped.
+        // A torn length is an error even when bad records are skipped.
         for end in 1..frame(&good(3)).len() {
             assert!(read(&frame(&good(3))[..end], &skip(9)).is_err(), "{end}");
         }
@@ -565,7 +567,7 @@ mod tests {
         assert!(message_of(&huge).contains("too large"));
     }
 
-    /// Any byte of an example may be wrong: an error or other values, never a panic.
+    /// Any byte of an example may be wrong: the result is an error or other values, never a panic.
     #[test]
     fn changed_bytes_are_no_panic() {
         let whole = good(1);

@@ -1,4 +1,4 @@
-//! PNG and JPEG to bytes of red, green and blue.
+//! Decodes PNG and JPEG to RGB bytes.
 
 use super::SIDE_MAX;
 use fleet_base::{Error, Result};
@@ -15,8 +15,8 @@ pub struct Pixels {
     pub rgb: Vec<u8>,
 }
 
-/// Decodes a PNG or a JPEG, whichever it is by its first bytes. Grey becomes equal colours, what is
-/// transparent is taken as it is painted.
+/// Decodes a PNG or a JPEG, detected by its first bytes. Grey pixels get three equal colours; an
+/// alpha channel is dropped.
 pub fn decode_image(bytes: &[u8]) -> Result<Pixels> {
     match bytes {
         [0x89, b'P', b'N', b'G', ..] => png(bytes),
@@ -81,5 +81,5 @@ fn whole(height: usize, width: usize, rgb: Vec<u8>) -> Result<Pixels> {
     Ok(Pixels { height, width, rgb })
 }
 
-/// What one image may take while it is decoded.
+/// Limit of the memory for decoding one image.
 const IMAGE_BYTES_MAX: usize = 1 << 30;

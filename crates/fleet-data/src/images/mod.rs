@@ -1,8 +1,8 @@
-//! Images on their way to training: folders, file lists and tar shards; decoded, resized, cropped,
-//! flipped and normalised by the threads of a [`Loader`](crate::Loader), while training goes on.
+//! Images for training: from folders, file lists and tar shards. The threads of a
+//! [`Loader`](crate::Loader) decode, resize, crop, flip and normalise them during training.
 //!
-//! An image stays bytes until its pixels are written to the batch. What is random about it follows
-//! from (seed, epoch, image), so that neither the number of threads nor a resumed job changes it.
+//! Pixels stay bytes until they are written to the batch. All random choices are functions of
+//! (seed, epoch, image), so neither the number of threads nor a resumed job changes them.
 
 mod decode;
 mod resize;
@@ -18,27 +18,27 @@ use fleet_base::rng::Philox;
 use fleet_base::{Error, Result};
 use std::sync::Arc;
 
-/// What becomes of a decoded image.
+/// Preprocessing of decoded images.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageOptions {
-    /// Height and width of what is cut out.
+    /// Height and width of the crop.
     pub size: [usize; 2],
-    /// The length that the shorter side is brought to first; as the image is without.
+    /// Length of the shorter side after resizing, before the crop; `None` keeps the image's size.
     pub resize: Option<usize>,
-    /// Cut out at a random place (training) or in the middle (evaluation).
+    /// Crop at a random position (training) rather than at the center (evaluation).
     pub random_crop: bool,
-    /// Mirror every other image, at random.
+    /// Mirror images horizontally with a probability of one half.
     pub random_flip: bool,
-    /// Of red, green and blue between 0 and 1: a pixel becomes (value - mean) / std.
+    /// Means of red, green and blue on a scale of 0 to 1. A pixel becomes (value - mean) / std.
     pub mean: [f32; 3],
     pub std: [f32; 3],
-    /// What is random follows from it.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
 impl ImageOptions {
-    /// For evaluation: the shorter side resized to the larger of the two sizes, the middle cut out,
-    /// values from -1 to 1.
+    /// Options for evaluation: resizes the shorter side to the larger of the two sizes, crops the
+    /// center, and maps values to -1 to 1.
     pub fn new(size: [usize; 2]) -> ImageOptions {
         ImageOptions {
             size,
@@ -52,8 +52,8 @@ impl ImageOptions {
     }
 }
 
-/// Labelled images as samples of a loader: inputs `image` (`[3, height, width]`, red first) and
-/// `label`.
+/// Labelled images as samples of a loader, with the inputs `image` (`[3, height, width]`, red
+/// first) and `label`.
 ///
 /// ```no_run
 /// use fleet_data::{Batch, ImageList, ImageOptions, Images, Loader, LoaderOptions};
@@ -101,17 +101,17 @@ impl Images {
         Ok(Images { list, options, layout })
     }
 
-    /// The inputs of a batch: `image` and `label`.
+    /// Returns the inputs of a batch: `image` and `label`.
     pub fn layout(&self) -> &Arc<BatchLayout> {
         &self.layout
     }
 
-    /// Names of the classes, by label; empty where a list has numbers only.
+    /// Returns the names of the classes, by label; empty if a list has numbers only.
     pub fn classes(&self) -> &[String] {
         self.list.classes()
     }
 
-    /// The image `sample` as it is in an epoch, written to `out`.
+    /// Writes the image `sample`, as augmented in this epoch, to `out`.
     fn write(&self, epoch: u64, sample: u64, out: &mut [f32]) -> Result<()> {
         let bytes = self.list.read(sample as usize)?;
         let named = |error: Error| error.at(self.list.name(sample as usize));
@@ -154,7 +154,7 @@ impl Samples for Images {
         self.list.len() as u64
     }
 
-    /// As in epoch 0.
+    /// Fills the batch as in epoch 0.
     fn fill(&self, samples: &[u64], batch: &mut Batch) -> Result<()> {
         self.fill_in_epoch(0, samples, batch)
     }
@@ -179,8 +179,8 @@ impl Samples for Images {
     }
 }
 
-/// Larger images than this are no photographs.
+/// Limit of an image's height and width; photographs are smaller.
 pub(crate) const SIDE_MAX: usize = 1 << 14;
-/// Random numbers set aside for one image in one epoch.
+/// Random numbers reserved for one image in one epoch.
 const DRAWS: u64 = 4;
 const AUGMENT_STREAM: u64 = 0x5 << 44;

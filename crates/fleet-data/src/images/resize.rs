@@ -1,15 +1,17 @@
-//! From decoded pixels to the floats of a batch in one pass: a part of the resized image, mirrored
-//! or not, normalised, a colour after the other. Only what lies in the part is computed.
+//! Converts decoded pixels to the floats of a batch in one pass: crops the resized image, mirrors
+//! it if asked, normalises it and writes one plane per colour. Pixels outside the crop are not
+//! computed.
 //!
-//! The filter is a triangle: linear between pixels where the image grows, an average over all that
-//! a new pixel covers where it shrinks. Rows first, because that runs along memory; what is between
-//! rows and columns stays float.
+//! The filter is a triangle: linear interpolation when the image grows, and an average of all
+//! covered pixels when it shrinks. Rows are mixed before columns, because rows are contiguous in
+//! memory. The intermediate values stay floats.
 
 use super::{Pixels, SIDE_MAX};
 use fleet_base::{Error, Result};
 use std::ops::Range;
 
-/// Height and width of an image whose shorter side is brought to `side`, its proportions kept.
+/// Returns the height and width after the shorter side is resized to `side`, with the same aspect
+/// ratio.
 pub fn resized_size(pixels: &Pixels, side: usize) -> Result<[usize; 2]> {
     let (height, width) = (pixels.height, pixels.width);
     let scaled = |long: usize, short: usize| (long * side + short / 2) / short;
@@ -25,11 +27,11 @@ pub fn resized_size(pixels: &Pixels, side: usize) -> Result<[usize; 2]> {
     Ok(size)
 }
 
-/// What is cut out of a resized image, and what becomes of its values.
+/// A crop of a resized image, and the normalisation of its values.
 pub struct Part {
-    /// Of the whole image, resized.
+    /// Height and width of the whole resized image.
     pub resized: [usize; 2],
-    /// Where the part starts in it.
+    /// Top left corner of the crop in the resized image.
     pub corner: [usize; 2],
     pub size: [usize; 2],
     pub flip: bool,
@@ -39,7 +41,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Writes three planes of the part's size.
+    /// Writes three planes of the crop's size.
     pub fn write(&self, pixels: &Pixels, out: &mut [f32]) {
         let [height, width] = self.size;
         let reach = |axis: usize, from: usize| {
@@ -51,7 +53,7 @@ impl Part {
         let used = columns.used();
         let planes = out.split_at_mut(height * width);
         let (red, (green, blue)) = (planes.0, planes.1.split_at_mut(height * width));
-        // One more than its pixels' values, because pixels are read four floats at a time.
+        // One value more than the pixels have, because each pixel is read as four floats.
         let mut line = vec![0.0f32; 3 * used.len() + 1];
         for row in 0..height {
             let own = row * width..(row + 1) * width;
@@ -67,7 +69,7 @@ impl Part {
         }
     }
 
-    /// Writes one row of pixels.
+    /// Normalises and writes one row of pixels.
     fn put(&self, planes: [&mut [f32]; 3], pixels: impl Iterator<Item = [f32; 3]>) {
         let [red, green, blue] = planes;
         let last = red.len() - 1;
@@ -80,8 +82,8 @@ impl Part {
     }
 }
 
-/// For each new pixel along one side, the old ones that make it: from which on, and their weights,
-/// of which all have the same number.
+/// The source pixels and their weights for each new pixel along one axis: the first source pixel,
+/// and `taps` weights.
 struct Reaches {
     starts: Vec<usize>,
     weights: Vec<f32>,
@@ -89,7 +91,7 @@ struct Reaches {
 }
 
 impl Reaches {
-    /// Of the pixels `part` when `from` pixels become `to`.
+    /// Computes the weights of the new pixels `part` when `from` pixels become `to`.
     fn new(from: usize, to: usize, part: Range<usize>) -> Reaches {
         let scale = from as f32 / to as f32;
         let radius = scale.max(1.0);
@@ -106,7 +108,7 @@ impl Reaches {
         reaches
     }
 
-    /// The old pixels that any of the new ones needs.
+    /// Returns the range of source pixels that the new pixels need.
     fn used(&self) -> Range<usize> {
         let first = self.starts.first().copied().unwrap_or(0);
         first..self.starts.last().map_or(first, |last| last + self.taps)
@@ -116,12 +118,13 @@ impl Reaches {
         &self.weights[new * self.taps..(new + 1) * self.taps]
     }
 
-    /// A new pixel out of a line of pixels, of which the first is number `line_start`.
+    /// Computes a new pixel from a line of pixels; `line_start` is the index of the line's first
+    /// pixel.
     fn mix(&self, new: usize, line_start: usize, line: &[f32]) -> [f32; 3] {
         let start = 3 * (self.starts[new] - line_start);
         let mut sums = [0.0f32; 4];
         for (tap, weight) in self.weights(new).iter().enumerate() {
-            // The fourth belongs to the next pixel, and is not used.
+            // The fourth value belongs to the next pixel and is ignored.
             let from = &line[start + 3 * tap..][..4];
             for (sum, value) in sums.iter_mut().zip(from) {
                 *sum += weight * value;
@@ -131,7 +134,7 @@ impl Reaches {
     }
 }
 
-/// The columns `used` of one new row.
+/// Computes the columns `used` of one new row.
 fn mix_rows(pixels: &Pixels, rows: &Reaches, row: usize, used: Range<usize>, line: &mut [f32]) {
     let line = &mut line[..3 * used.len()];
     line.fill(0.0);
@@ -152,7 +155,7 @@ mod tests {
         Pixels { height, width, rgb }
     }
 
-    /// The red of a part of an image, in bytes.
+    /// Returns the red plane of a crop, in byte values.
     fn part(pixels: &Pixels, side: usize, corner: [usize; 2], size: [usize; 2]) -> Vec<f32> {
         let resized = resized_size(pixels, side).unwrap();
         let (scale, shift) = ([1.0; 3], [0.0; 3]);
@@ -171,7 +174,7 @@ mod tests {
         assert!(part(&flat, 16, [0, 0], [16, 24]).iter().all(|it| (it - 77.0).abs() < 1e-4));
         assert_eq!(resized_size(&grey(9, 3, |_, _| 200), 6).unwrap(), [18, 6]);
         assert!(resized_size(&grey(1, 9000, |_, _| 0), 64).is_err());
-        // A ramp stays one, in the middle, whether it grows or shrinks.
+        // In its middle, a linear ramp stays linear at any scale.
         for side in [8, 64] {
             let ramp = grey(32, 32, |_, column| column as u8 * 8);
             let ramp = part(&ramp, side, [0, 0], [side, side]);
@@ -181,7 +184,7 @@ mod tests {
                 assert!((got - expected).abs() <= 0.01, "{side}: {got} for {expected}");
             }
         }
-        // A fine pattern becomes its mean, not a coarse pattern.
+        // A fine pattern becomes its mean, not a coarse pattern (no aliasing).
         let fine = grey(64, 64, |row, column| ((row + column) % 2 * 200) as u8);
         assert!(part(&fine, 8, [0, 0], [8, 8]).iter().all(|it| (it - 100.0).abs() <= 2.0));
         let same = grey(5, 7, |row, column| (row * 7 + column) as u8);

@@ -1,4 +1,4 @@
-//! Where images and labels come from.
+//! Sources of images and labels: folders, file lists and tar archives.
 
 use fleet_base::{Error, Result, text};
 use std::collections::{BTreeMap, HashMap};
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Images by number, with their labels; what is read of them until they are asked for is names.
+/// A list of images with labels. It holds names only; an image is read on request.
 #[derive(Clone, Debug, Default)]
 pub struct ImageList {
     images: Vec<Image>,
@@ -33,8 +33,8 @@ enum Place {
 }
 
 impl ImageList {
-    /// A folder with a folder for each class, whose names in alphabetical order are the labels 0,
-    /// 1, ..
+    /// Lists a folder with one subfolder for each class. Classes in alphabetical order have the
+    /// labels 0, 1, ..
     pub fn folder(root: impl AsRef<Path>) -> Result<ImageList> {
         let root = root.as_ref();
         let mut list = ImageList::default();
@@ -48,14 +48,14 @@ impl ImageList {
         list.filled(root)
     }
 
-    /// A file of lines `PATH LABEL`; paths are those of `root`.
+    /// Reads a file of lines `PATH LABEL`; paths are relative to `root`.
     pub fn file_list(list: impl AsRef<Path>, root: impl AsRef<Path>) -> Result<ImageList> {
         let path = list.as_ref();
         let lines = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, &e))?;
         let mut list = ImageList::default();
         for (number, line) in lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty())
         {
-            // The last blank parts them: a path may have blanks itself.
+            // The last blank separates path and label, because a path may contain blanks.
             let parts = line.trim().rsplit_once([' ', '\t']);
             let image = parts.and_then(|(name, label)| Some((name.trim(), label.parse().ok()?)));
             let Some((name, label)) = image else {
@@ -69,9 +69,9 @@ impl ImageList {
         list.filled(path)
     }
 
-    /// Tar archives, not compressed. The label of `NAME.jpg` is the number in `NAME.cls` where the
-    /// archive has that, and otherwise its folder's: folders of all archives in alphabetical order
-    /// are the labels 0, 1, ..
+    /// Lists uncompressed tar archives. The label of `NAME.jpg` is the number in `NAME.cls` if the
+    /// archive has that file. Otherwise it follows from the image's folder: the folders of all
+    /// archives, in alphabetical order, have the labels 0, 1, ..
     pub fn tar_shards<P: Into<PathBuf>>(shards: impl IntoIterator<Item = P>) -> Result<ImageList> {
         let mut list = ImageList::default();
         let mut by_folder: BTreeMap<String, Vec<usize>> = BTreeMap::new();
@@ -120,7 +120,7 @@ impl ImageList {
         self.images.is_empty()
     }
 
-    /// Names of the classes by label, where folders are classes.
+    /// Returns the names of the classes by label, if folders are classes.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
@@ -129,7 +129,7 @@ impl ImageList {
         self.images[image].label
     }
 
-    /// What errors call an image.
+    /// Returns the name of an image for errors.
     pub fn name(&self, image: usize) -> String {
         match &self.images[image].place {
             Place::File(path) => path.display().to_string(),
@@ -139,7 +139,7 @@ impl ImageList {
         }
     }
 
-    /// The bytes of an image, as they are in its file.
+    /// Returns the encoded bytes of an image.
     pub fn read(&self, image: usize) -> Result<Vec<u8>> {
         match &self.images[image].place {
             Place::File(path) => {
@@ -206,7 +206,7 @@ fn members(file: &mut File) -> Result<Vec<Member>> {
     Ok(members)
 }
 
-/// The numbers of `NAME.cls`, by NAME.
+/// Reads the labels in files `NAME.cls`, by NAME.
 fn labels(file: &mut File, members: &[Member]) -> Result<HashMap<String, i64>> {
     let mut labels = HashMap::new();
     for member in members {
@@ -247,7 +247,7 @@ fn octal(field: &[u8]) -> Option<u64> {
     u64::from_str_radix(words(field).trim(), 8).ok()
 }
 
-/// Text up to the first zero.
+/// Returns the text up to the first zero byte.
 fn words(field: &[u8]) -> String {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end]).into_owned()
@@ -271,7 +271,7 @@ fn sorted(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 const TAR_BLOCK: u64 = 512;
-/// The largest photographs have some tens of megabytes.
+/// Limit of a file's size; the largest photographs have tens of megabytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// Twice what the largest public collection of labelled photographs has; names of 10 GB.
+/// Twice the size of the largest public collection of labelled photographs; its names take 10 GB.
 const IMAGES_MAX: usize = 1 << 27;

@@ -1,12 +1,12 @@
-//! The MultiSlot text format: a line is a record, and for every slot, in the schema's order, holds
-//! a count and that many values, separated by blanks.
+//! The MultiSlot text format: a line is a record. For every slot, in the schema's order, the line
+//! holds a count and that many values, separated by blanks.
 //!
 //! ```text
 //! 3 1926 8 17 1 1          words: 1926 8 17, label: 1
 //! ```
 //!
-//! A count of nought is an error, as it is in the format's other readers: pad instead. More than
-//! one blank, tabs, and a carriage return at the end are taken; an empty line is none.
+//! A count of zero is an error, as in the format's other readers; empty slots must be padded.
+//! Several blanks, tabs, and a carriage return at the end are accepted; empty lines are ignored.
 
 mod number;
 mod parse;

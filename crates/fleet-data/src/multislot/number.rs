@@ -1,13 +1,16 @@
-//! Numbers from text, eight bytes at a time.
+//! Parses numbers from text, eight bytes at a time.
 //!
-//! A run of digits is found and valued in one 64-bit word without a branch a digit: the first byte
-//! that is no digit gives the run's length, a shift puts the digits at the word's upper end, and
-//! three multiplications join them two by two. Floats of up to 19 digits and 22 decimals take one
-//! division in `f64`, which is the correctly rounded quotient, and are rounded once more to `f32`;
-//! that is wrong only when the quotient lies exactly half-way between two floats, in which case
-//! (and for longer numbers and exponents) the standard library's parser decides.
+//! The length and the value of a run of digits are computed in one 64-bit word, without a branch
+//! per digit. The first byte that is not a digit gives the length. A shift moves the digits to the
+//! word's upper end, and three multiplications combine them in pairs.
+//!
+//! Floats of up to 19 digits take one division in `f64`, which is correctly rounded, and a second
+//! rounding to `f32`. The second rounding can be wrong only if the quotient lies exactly half-way
+//! between two floats. In that case, and for longer numbers and exponents, the standard library's
+//! parser decides.
 
-/// Digits from `at` on: their value and where they end. `None` without a digit or above `u64::MAX`.
+/// Parses the digits at `at`; returns their value and their end. Returns `None` if there is no
+/// digit, or if the value exceeds `u64::MAX`.
 #[inline(always)]
 pub fn unsigned(text: &[u8], at: usize) -> Option<(u64, usize)> {
     let (value, count) = run(load(text, at));
@@ -17,7 +20,8 @@ pub fn unsigned(text: &[u8], at: usize) -> Option<(u64, usize)> {
     longer(text, at + 8, value)
 }
 
-/// As [`unsigned`], with a sign; ids of 2^63 and more come as their bits.
+/// Like [`unsigned`], with a sign. Ids of 2^63 and more wrap to negative numbers with the same
+/// bits.
 #[inline(always)]
 pub fn integer(text: &[u8], at: usize) -> Option<(i64, usize)> {
     if text.get(at) == Some(&b'-') {
@@ -27,16 +31,18 @@ pub fn integer(text: &[u8], at: usize) -> Option<(i64, usize)> {
     unsigned(text, at).map(|(value, end)| (value as i64, end))
 }
 
-/// A finite float from `at` on, correctly rounded, and where it ends.
+/// Parses a finite float at `at`, correctly rounded; returns it and its end.
 #[inline(always)]
 pub fn float(text: &[u8], at: usize) -> Option<(f32, usize)> {
-    // "0.25" and the like, all in one word: a digit, a point, at most five digits, something else.
+    // Fast path for "0.25" and the like, in one word: a digit, a point, at most five digits, and a
+    // byte that ends the number.
     let word = load(text, at);
     let first = (word & 0xFF).wrapping_sub(u64::from(b'0'));
     if first <= 9 && word & 0xFF00 == POINT {
         let (fraction, count) = run(word >> 16);
         if (1..=5).contains(&count) && (word >> (16 + 8 * count)) & 0xDF != u64::from(b'E') {
-            // Below 2^24 over a power of ten that a float holds: one correctly rounded division.
+            // A quotient of an integer below 2^24 and a power of ten that is exact in `f32`: one
+            // correctly rounded division.
             let mantissa = first * TEN[count] + fraction;
             return Some((mantissa as f32 / TEN[count] as f32, at + 2 + count));
         }
@@ -68,7 +74,7 @@ fn general(text: &[u8], at: usize) -> Option<(f32, usize)> {
     }
     let digits = whole + decimals;
     let next = text.get(end).copied().unwrap_or(b' ');
-    // An exponent, "inf", too many digits, none at all: not the fast path's business.
+    // Exponents, "inf", too many digits or none take the slow path.
     if digits == 0 || digits > DIGITS_MAX || mantissa > MANTISSA_MAX || next | 0x20 == b'e' {
         return slow(text, at);
     }
@@ -82,16 +88,16 @@ fn general(text: &[u8], at: usize) -> Option<(f32, usize)> {
     Some((if negative { -value } else { value }, end))
 }
 
-/// The value and the length of the digits at the front of a word, at most eight.
+/// Returns the value and the length of the digits at the front of a word, at most eight.
 #[inline(always)]
 fn run(word: u64) -> (u64, usize) {
-    // A byte is a digit when its upper half is 3, and still is after adding 6. A carry out of a
-    // byte spoils only bytes behind one that is no digit already.
+    // A byte is a digit if its upper half is 3, both before and after adding 6. A carry out of a
+    // byte only affects bytes after one that is already not a digit.
     let upper = (word & UPPER) ^ ZEROS;
     let above = (word.wrapping_add(SIXES) & UPPER) ^ ZEROS;
     let count = (upper | above).trailing_zeros() as usize / 8;
     let digits = (word & !UPPER).wrapping_shl(64 - 8 * count as u32);
-    // A shift by 64 is none.
+    // A wrapping shift by 64 shifts by 0.
     let digits = if count == 0 { 0 } else { digits };
     let pairs = (digits * 10 + (digits >> 8)) & 0x00FF_00FF_00FF_00FF;
     let fours = (pairs * 100 + (pairs >> 16)) & 0x0000_FFFF_0000_FFFF;
@@ -99,7 +105,7 @@ fn run(word: u64) -> (u64, usize) {
     (value, count)
 }
 
-/// Eight bytes from `at` on, zeros past the end.
+/// Loads eight bytes at `at`, with zeros past the end.
 #[inline(always)]
 fn load(text: &[u8], at: usize) -> u64 {
     match text.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
@@ -117,7 +123,7 @@ fn load_tail(text: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// The digits behind the first eight.
+/// Parses the digits after the first eight.
 #[inline(never)]
 fn longer(text: &[u8], mut at: usize, mut value: u64) -> Option<(u64, usize)> {
     while let Some(digit) = text.get(at).filter(|byte| byte.is_ascii_digit()) {
@@ -127,8 +133,8 @@ fn longer(text: &[u8], mut at: usize, mut value: u64) -> Option<(u64, usize)> {
     Some((value, at))
 }
 
-/// The standard library's parser on the whole token; its words for infinity are refused, and so is
-/// what does not fit a float.
+/// Parses the whole token with the standard library. Infinity, NaN and values too large for an
+/// `f32` are rejected.
 #[inline(never)]
 fn slow(text: &[u8], at: usize) -> Option<(f32, usize)> {
     let rest = text.get(at..)?;
@@ -146,15 +152,15 @@ const UPPER: u64 = 0xF0F0_F0F0_F0F0_F0F0;
 const ZEROS: u64 = 0x3030_3030_3030_3030;
 const SIXES: u64 = 0x0606_0606_0606_0606;
 
-/// More digits might overflow the mantissa.
+/// Limit of digits; more might overflow the mantissa.
 const DIGITS_MAX: usize = 19;
-/// Where the fraction's loop may stop: more decimals take the slow path anyway.
+/// Limit of decimals in the loop; more take the slow path anyway.
 const DECIMALS_MAX: usize = 22;
-/// Integers up to here, and the powers below, are exact in `f64`.
+/// Integers up to this value, and the powers in `POWERS` that are used, are exact in `f64`.
 const MANTISSA_MAX: u64 = 1 << 53;
-/// The smallest normal `f32`: below it, rounding happens at another bit.
+/// The smallest normal `f32`. Subnormal numbers are rounded at another bit.
 const NORMAL_MIN: f64 = f32::MIN_POSITIVE as f64;
-/// The 29 bits of an `f64` that an `f32` has not, and their half-way pattern.
+/// The 29 mantissa bits that `f64` has and `f32` lacks, and their half-way pattern.
 const HALF_MASK: u64 = (1 << 29) - 1;
 const HALF: u64 = 1 << 28;
 
@@ -162,7 +168,7 @@ const TEN: [u64; 9] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000,
 const POWERS: [f64; 32] = {
     let mut powers = [1.0; 32];
     let mut at = 1;
-    // Exact to 10^22; larger ones are never used, since 19 digits come before them.
+    // Exact up to 10^22; larger powers are never used, because at most 19 digits are accepted.
     while at < 32 {
         powers[at] = powers[at - 1] * 10.0;
         at += 1;
@@ -202,7 +208,7 @@ mod tests {
         for wrong in ["", "-", "a1", " 1", "/", ":", "+1", "\u{1}", "\u{ff}1"] {
             assert_eq!(integer(wrong.as_bytes(), 0), None, "{wrong}");
         }
-        // Neighbours of the digits in ASCII end a run.
+        // The neighbours of the digits in ASCII end a run.
         assert_eq!(unsigned(b"12:45", 0), Some((12, 2)));
         assert_eq!(unsigned(b"12/45", 0), Some((12, 2)));
     }

@@ -1,6 +1,6 @@
-//! Lines to columns. Sketch: a line of a click log (13 floats, 26 ids, a label) has 235 bytes and
-//! 81 numbers, so that 500 MB/s leaves 5.8 ns for each number; a number costs one load, eight or so
-//! operations on a word and one predictable branch (`number.rs`). Measured: see docs/data.md.
+//! Parses lines into columns. Sketch: a line of a click log (13 floats, 26 ids, a label) has 235
+//! bytes and 81 numbers, so 500 MB/s leaves 5.8 ns for each number. A number costs one load, about
+//! eight operations on a word and one predictable branch (`number.rs`). Measured: see docs/data.md.
 
 use super::number;
 use crate::block::{Block, Values};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct MultiSlot {
     schema: Arc<Schema>,
-    /// The width of each slot, close together.
+    /// The width of each slot, stored contiguously.
     widths: Vec<Option<usize>>,
 }
 
@@ -75,7 +75,7 @@ impl LineFormat for MultiSlot {
     }
 }
 
-/// Where a value could not be read, and how many were.
+/// Position of a value that cannot be read, and the number of values read before it.
 struct Stop {
     at: usize,
     read: usize,
@@ -126,7 +126,7 @@ fn floats(
     Ok(at)
 }
 
-/// A count that is no single digit, with what can be wrong about it.
+/// Parses a count that is not a single digit, and reports errors in it.
 #[cold]
 fn count(text: &[u8], at: usize, length: usize, slot: &Slot) -> Result<(usize, usize), LineError> {
     let name = &slot.name;
@@ -144,7 +144,8 @@ fn count(text: &[u8], at: usize, length: usize, slot: &Slot) -> Result<(usize, u
             .help("pad an empty slot, with 0 for example");
         return Err(LineError { at, error });
     }
-    // A value takes at least a digit and a blank, so that a wrong count asks for no memory.
+    // A value takes at least a digit and a blank. Checking this keeps a wrong count from reserving
+    // memory.
     if count as usize > (length - next.min(length)).div_ceil(2) {
         return Err(wrong_value_count(at, slot, count));
     }
@@ -179,7 +180,7 @@ fn wrong_value(length: usize, slot: &Slot, count: usize, stop: Stop) -> LineErro
     LineError::new(at, format!("value {read} of {count} of slot '{name}' is {what}"))
 }
 
-/// The record's own id: a count of 1 and a word.
+/// Reads the record's id: a count of 1 and a word.
 fn record_id(text: &[u8], at: usize, length: usize, block: &mut Block) -> Result<usize, LineError> {
     let word = match &text[at..length] {
         [b'1', b' ' | b'\t', ..] => skip_blanks(text, at + 2, length),
@@ -193,8 +194,8 @@ fn record_id(text: &[u8], at: usize, length: usize, block: &mut Block) -> Result
     Ok(skip_blanks(text, word + long, length))
 }
 
-/// Where the next number starts, behind the blanks at `at`; `None` where there is none and the line
-/// goes on.
+/// Returns the start of the next number after the blanks at `at`; `None` if there is no blank
+/// before the end of the line.
 #[inline(always)]
 fn separator(text: &[u8], at: usize, length: usize) -> Option<usize> {
     if at >= length {

@@ -1,4 +1,4 @@
-//! Columns to lines.
+//! Writes columns as lines.
 
 use crate::block::Block;
 use crate::slot::Schema;
@@ -6,7 +6,7 @@ use fleet_base::{Error, Result};
 use std::io::Write;
 use std::sync::Arc;
 
-/// Writes records as MultiSlot lines; floats are as short as they can be without changing.
+/// Writes records as MultiSlot lines; floats get the fewest digits that parse to the same value.
 ///
 /// ```
 /// use fleet_data::{Block, MultiSlotWriter, Schema, Slot};
@@ -31,8 +31,8 @@ impl MultiSlotWriter {
         MultiSlotWriter { schema: Arc::clone(schema), line: Vec::new() }
     }
 
-    /// Writes all records of a block. An empty slot or a number that is not finite cannot be
-    /// written, since no reader takes it.
+    /// Writes all records of a block. An empty slot or a number that is not finite is an error,
+    /// because no reader accepts it.
     pub fn write(&mut self, block: &Block, out: &mut impl Write) -> Result<()> {
         for row in 0..block.len() {
             self.line.clear();

@@ -1,11 +1,11 @@
-//! The area under the ROC curve: exact, by ranks, with ties counted as half.
+//! The area under the ROC curve, computed exactly by ranks.
 
 use fleet_base::{Error, Result};
 
-/// The probability that a random positive scores above a random negative; ties count half.
+/// Returns the probability that a random positive scores above a random negative; ties count half.
 ///
-/// A label above 0.5 is positive. Without positives or without negatives the answer is 0.5, as for
-/// the bucketed AUC of the metrics. Costs one sort.
+/// A label above 0.5 is positive. Without positives or without negatives the result is 0.5, as for
+/// the bucketed AUC of the metrics. The cost is one sort.
 ///
 /// ```
 /// use fleet_data::synth::auc_exact;
@@ -30,10 +30,10 @@ where
     area(weighed.collect())
 }
 
-/// The AUC to expect when each sample is positive with its own probability and the scores are these
-/// probabilities themselves: no score does better in expectation.
+/// Returns the expected AUC when each sample is positive with its own probability and the scores
+/// are these probabilities themselves. No score does better in expectation.
 ///
-/// It is what [`auc_exact`] of the probabilities tends to, without the noise of drawn labels.
+/// It is the limit of [`auc_exact`] of the probabilities, without the noise of drawn labels.
 ///
 /// ```
 /// use fleet_data::synth::auc_expected;
@@ -45,8 +45,8 @@ pub fn auc_expected(probabilities: &[f64]) -> Result<f64> {
     area(probabilities.iter().map(|&p| (p, p, 1.0 - p)).collect())
 }
 
-/// The area for (score, weight as a positive, weight as a negative). A sample is never compared
-/// with itself, which matters only where one sample has both weights.
+/// Returns the area for (score, weight as a positive, weight as a negative). A sample is never
+/// compared with itself; this matters only for samples with both weights.
 fn area(mut samples: Vec<(f64, f64, f64)>) -> Result<f64> {
     if let Some(index) = samples.iter().position(|(score, ..)| score.is_nan()) {
         return Err(Error::invalid(format!("score {index} is not a number")));

@@ -1,16 +1,17 @@
-//! Gaussian classes with a known Bayes accuracy: the smallest classification problem with a truth.
+//! Gaussian classes with a known Bayes accuracy: the smallest classification problem with a known
+//! best score.
 //!
 //! Class k has mean `distance * q_k` with orthonormal q_k (a seeded reflection of the axes) and
-//! identity covariance, all classes being equally likely. The best classifier takes the nearest
-//! mean and is right with probability ∫ φ(x - distance) Φ(x)^(classes - 1) dx; `distance` is solved
-//! for.
+//! identity covariance; all classes are equally likely. The best classifier takes the nearest mean
+//! and is right with probability ∫ φ(x - distance) Φ(x)^(classes - 1) dx. `distance` is computed
+//! from the requested accuracy.
 
 use fleet_base::Result;
 use fleet_base::rng::{Philox, Sequence};
 
 use super::{expect_length, expect_within, part_seed};
 
-/// How many classes in how many dimensions, and how well they can be told apart.
+/// Number of classes and dimensions, and the best possible accuracy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlobsConfig {
     pub seed: u64,
@@ -72,12 +73,12 @@ impl Blobs {
         &self.config
     }
 
-    /// The accuracy that no classifier exceeds in expectation.
+    /// Returns the accuracy that no classifier exceeds in expectation.
     pub fn bayes_accuracy(&self) -> f64 {
         self.bayes_accuracy
     }
 
-    /// Fills features `[n, feature_count]` and labels `[n]` from sample `first_sample` on.
+    /// Fills features `[n, feature_count]` and labels `[n]`, starting at sample `first_sample`.
     pub fn fill_batch(
         &self,
         features: &mut [f32],
@@ -99,10 +100,10 @@ impl Blobs {
         Ok(())
     }
 
-    /// The class of the nearest mean, which is the best guess.
+    /// Returns the class of the nearest mean, which is the best guess.
     pub fn best_class(&self, features: &[f32]) -> Result<i64> {
         expect_length("features", features.len(), self.config.feature_count)?;
-        // All means are equally long, so that the nearest has the largest inner product.
+        // All means have the same length, so the nearest one has the largest inner product.
         let score = |mean: &[f32]| -> f32 { mean.iter().zip(features).map(|(m, x)| m * x).sum() };
         let mut best = (f32::NEG_INFINITY, 0);
         for (class, mean) in self.means.chunks(self.config.feature_count).enumerate() {
@@ -115,7 +116,7 @@ impl Blobs {
     }
 }
 
-/// The first axes, reflected at a random hyperplane, times `distance`.
+/// Returns the first axes, reflected at a random hyperplane, times `distance`.
 fn means(config: &BlobsConfig, distance: f64) -> Vec<f32> {
     let width = config.feature_count;
     let draws = Philox::new(part_seed(config.seed, PART_MEANS), 0);
@@ -132,7 +133,7 @@ fn means(config: &BlobsConfig, distance: f64) -> Vec<f32> {
     means
 }
 
-/// The accuracy of the nearest mean, by the trapezoid rule, which is as good as exact for
+/// Returns the accuracy of the nearest mean by the trapezoid rule, which is practically exact for
 /// Gaussians.
 fn accuracy(distance: f64, classes: usize) -> f64 {
     let density = |x: f64| (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
@@ -151,7 +152,7 @@ fn accuracy(distance: f64, classes: usize) -> f64 {
 
 const PART_SAMPLES: u64 = 0x400;
 const PART_MEANS: u64 = 0x401;
-/// Beyond this many standard deviations a normal variable has no mass to speak of.
+/// Beyond this many standard deviations, the mass of a normal variable is negligible.
 const TAIL: f64 = 9.0;
 const STEP: f64 = 1.0 / 256.0;
 const DISTANCE_MAX: f64 = 20.0;

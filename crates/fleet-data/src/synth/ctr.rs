@@ -1,5 +1,5 @@
-//! Click logs in the shape of Criteo's, made from a known model. Not a model of real users: every
-//! regularity in it is there so that training can be measured against the best possible score.
+//! Generated click logs in the format of Criteo's, from a known model. This is not a model of real
+//! users: all its regularities exist to measure training against the best possible score.
 //!
 //! A sample has dense inputs (uniform on 0, 0.001, .. 1), one id in each slot (independent, a
 //! bounded power law over the slot's rows), and a label that is 1 with probability sigmoid(logit):
@@ -10,20 +10,21 @@
 //!                        + sum_(s,t) <left[s][rank], right[t][rank]> (share 0.10) )
 //! ```
 //!
-//! `bias` and `scale` are solved for at construction, so that the base rate and the best AUC are
-//! what the configuration asks for whatever the other settings are.
+//! `bias` and `scale` are solved for at construction, so that the base rate and the best AUC match
+//! the configuration for any other settings.
 //!
-//! Why the best score can be reached. One table row is learned from the samples that show its id,
-//! so an effect on rare ids could never be learned and would make the best AUC a number on paper.
-//! Here an effect has size proportional to 1 / (1 + (rank / head)^2): it fades where ids become
-//! rare, and is nought for ranks of 4096 and more. An id that training never saw is thus rightly
-//! taken as neutral, which is what a row at its small initial value says. What has to be learned is
-//! about `head` effects a slot; at n samples each costs about 1 / (n p(1-p)) of logit variance, so
-//! that 26 slots with head 8 cost under 1 % of the signal after 200,000 samples. Interactions have
-//! two latent dimensions and a narrower head, since an MLP is slow to learn products.
+//! Why the best score can be reached. A table row is learned only from the samples that contain its
+//! id. Effects of rare ids could therefore never be learned, and the best AUC would be unreachable.
+//! Here the size of an effect is proportional to 1 / (1 + (rank / head)^2). It fades as ids become
+//! rare, and is zero from rank 4096. An id that is not in the training data is thus correctly
+//! treated as neutral, as its row with small initial values is. About `head` effects a slot must be
+//! learned. At n samples each costs about 1 / (n p(1-p)) of logit variance, so 26 slots with head 8
+//! cost under 1 % of the signal after 200,000 samples. Interactions have two latent dimensions and
+//! a narrower head, because an MLP is slow to learn products.
 //!
-//! What a wide & deep model (dim 16, MLP 400-400-400-1, Adam on the MLP, rates falling linearly to
-//! nought) stays below the best AUC of `tiny`, each sample seen once:
+//! The table lists the gap between a wide & deep model and the best AUC of `tiny`, with each sample
+//! seen once. The model has dim 16 and an MLP 400-400-400-1 under Adam; learning rates decrease
+//! linearly to zero.
 //!
 //! | samples | batch | table rule | Adam | gap |
 //! | --- | --- | --- | --- | --- |
@@ -33,11 +34,11 @@
 //! | 1,000,000 | 512 | Adagrad 0.05 | 0.001 | 0.0028 |
 //! | 1,000,000 | 2048 | Adagrad 0.1 | 0.002 | 0.0031 |
 //!
-//! Rank and row are tied by a permutation of each slot, so that frequent rows are not neighbours in
-//! memory, as they are not in a hashed table.
+//! A permutation for each slot maps ranks to rows, so that frequent rows are not neighbours in
+//! memory, as in a hashed table.
 //!
-//! Speed: 1 µs a sample and core (18 Philox blocks, 26 powers), 1.4 µs as a line of text (235
-//! bytes); nothing is allocated.
+//! Speed: 1 µs per sample and core (18 Philox blocks, 26 powers), 1.4 µs as a line of text (235
+//! bytes), without allocations.
 
 use std::io::Write;
 use std::ops::Range;
@@ -47,7 +48,7 @@ use fleet_base::{Error, Result};
 
 use super::{PowerLaw, auc_expected, expect_length, expect_within, part_seed, unit_f64};
 
-/// What a click log looks like; `tiny`, `small` and `criteo_like` are ready-made.
+/// Settings of a click log; `tiny`, `small` and `criteo_like` are presets.
 ///
 /// ```
 /// use fleet_data::synth::{Ctr, CtrConfig};
@@ -65,21 +66,21 @@ pub struct CtrConfig {
     pub id_exponent: f64,
     /// The rank at which an id's effect has fallen to half.
     pub head: f64,
-    /// How many pairs of slots interact.
+    /// Number of interacting pairs of slots.
     pub pair_count: usize,
     /// Mean probability of label 1.
     pub base_rate: f64,
     /// The AUC of the true probability.
     pub best_auc: f64,
-    /// Samples in a day; 0 is one endless day.
+    /// Samples in a day; 0 means one endless day.
     pub samples_per_day: u64,
-    /// How far the effects of every second slot turn each day, in radians: after pi / 2 they have
-    /// nothing in common with the first day's. The best AUC stays the same.
+    /// Rotation of the effects of every second slot each day, in radians. After pi / 2 they are
+    /// unrelated to the first day's. The best AUC stays the same.
     pub drift_per_day: f64,
 }
 
 impl CtrConfig {
-    /// For tests: 26 slots of 4 to 1,003 rows, 5,000 in all.
+    /// Returns settings for tests: 26 slots of 4 to 1,003 rows, 5,000 in all.
     ///
     /// ```
     /// use fleet_data::synth::CtrConfig;
@@ -100,7 +101,7 @@ impl CtrConfig {
         }
     }
 
-    /// For demos: 50,000 rows.
+    /// Returns settings for demos: 50,000 rows.
     ///
     /// ```
     /// use fleet_data::synth::CtrConfig;
@@ -115,7 +116,7 @@ impl CtrConfig {
         }
     }
 
-    /// For benchmarks: 1,000,000 rows, the largest slot over a third of them.
+    /// Returns settings for benchmarks: 1,000,000 rows, of which the largest slot has over a third.
     ///
     /// ```
     /// use fleet_data::synth::CtrConfig;
@@ -130,8 +131,8 @@ impl CtrConfig {
         }
     }
 
-    /// Slot sizes in geometric progression from `smallest`, `total` rows in all. A total below
-    /// `slot_count * smallest` is raised to that.
+    /// Returns slot sizes in geometric progression from `smallest`, with `total` rows in all. A
+    /// total below `slot_count * smallest` is raised to that.
     ///
     /// ```
     /// use fleet_data::synth::CtrConfig;
@@ -145,7 +146,7 @@ impl CtrConfig {
             let sum: f64 = (0..slot_count).map(|slot| smallest * ratio.powi(slot as i32)).sum();
             if sum <= total { low = ratio } else { high = ratio }
         }
-        // Nearly integral sizes are meant to be integral.
+        // Sizes within rounding error below an integer are that integer.
         let mut rows: Vec<u32> =
             (0..slot_count).map(|slot| (smallest * low.powi(slot as i32) + 1e-6) as u32).collect();
         let sum: u32 = rows.iter().sum();
@@ -156,7 +157,7 @@ impl CtrConfig {
     }
 }
 
-/// How ids are numbered: rows of one shared table, or rows of a table for each slot.
+/// Numbering of ids: rows of one shared table, or rows of a table for each slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IdSpace {
     #[default]
@@ -164,7 +165,8 @@ pub enum IdSpace {
     PerSlot,
 }
 
-/// How ids of a batch lie: `[batch, slot]`, or `[slot, batch]` for programs with an input per slot.
+/// Layout of a batch's ids: `[batch, slot]`, or `[slot, batch]` for programs with an input per
+/// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IdOrder {
     #[default]
@@ -172,14 +174,14 @@ pub enum IdOrder {
     SlotMajor,
 }
 
-/// Numbering and order of a batch's ids; the default is global ids, `[batch, slot]`.
+/// Numbering and layout of a batch's ids; the default is global ids, `[batch, slot]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct IdLayout {
     pub space: IdSpace,
     pub order: IdOrder,
 }
 
-/// What the true probabilities score on a range of samples: nothing scores better in expectation.
+/// Scores of the true probabilities on a range of samples. No model scores better in expectation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BestScores {
     pub auc: f64,
@@ -188,7 +190,7 @@ pub struct BestScores {
     pub positive_rate: f64,
 }
 
-/// A click log: see the head of this file for its law.
+/// A click log; the top of this file defines its model.
 ///
 /// ```
 /// use fleet_data::synth::{auc_exact, Ctr, CtrConfig};
@@ -217,10 +219,10 @@ pub struct Ctr {
 struct Slot {
     law: PowerLaw,
     offset: i64,
-    /// Row = rank * step mod rows; rank = row * back mod rows.
+    /// row = rank * step mod rows; rank = row * back mod rows.
     step: u64,
     back: u64,
-    /// By rank: the effect on day 0, and the one that it turns towards.
+    /// By rank: the effect on day 0, and the effect towards which it rotates.
     effects: Vec<[f32; 2]>,
     drifts: bool,
 }
@@ -258,18 +260,18 @@ impl Ctr {
         self.slots.len()
     }
 
-    /// Rows of the shared table: the sum over slots.
+    /// Returns the rows of the shared table: the sum over slots.
     pub fn row_count(&self) -> u64 {
         self.config.slot_rows.iter().map(|rows| u64::from(*rows)).sum()
     }
 
-    /// What to add to a per-slot id of `slot` to make it global; `None` past the last slot.
+    /// Returns the offset from a per-slot id of `slot` to the global id; `None` past the last slot.
     pub fn slot_offset(&self, slot: usize) -> Option<i64> {
         self.slots.get(slot).map(|slot| slot.offset)
     }
 
-    /// Fills consecutive samples from `first_sample`: dense `[n, dense_count]`, global ids
-    /// `[n, slot_count]`, labels `[n]`, where n is the number of labels.
+    /// Fills consecutive samples from `first_sample`. With n labels, the buffers are dense
+    /// `[n, dense_count]`, global ids `[n, slot_count]`, and labels `[n]`.
     pub fn fill_batch(
         &self,
         dense: &mut [f32],
@@ -280,7 +282,7 @@ impl Ctr {
         self.fill_batch_as(IdLayout::default(), dense, ids, labels, first_sample)
     }
 
-    /// As [`Ctr::fill_batch`], with ids numbered and ordered as asked.
+    /// Like [`Ctr::fill_batch`], with another numbering and layout of ids.
     ///
     /// ```
     /// use fleet_data::synth::{Ctr, CtrConfig, IdLayout, IdOrder, IdSpace};
@@ -324,7 +326,7 @@ impl Ctr {
         Ok(())
     }
 
-    /// The true probability of label 1 for consecutive samples.
+    /// Fills in the true probabilities of label 1 for consecutive samples.
     pub fn fill_probabilities(&self, probabilities: &mut [f64], first_sample: u64) {
         let mut dense = [0.0; DENSE_COUNT_MAX];
         let dense = &mut dense[..self.beta.len()];
@@ -335,7 +337,7 @@ impl Ctr {
         }
     }
 
-    /// The true logit of any inputs (global ids), on the day of `sample`.
+    /// Returns the true logit of any inputs (global ids), on the day of `sample`.
     ///
     /// ```
     /// use fleet_data::synth::{Ctr, CtrConfig};
@@ -370,8 +372,8 @@ impl Ctr {
         Ok(self.logit_of(dense, &ranks, self.day(sample)))
     }
 
-    /// What the true probabilities score on `count` samples from `first_sample`. Compare a model on
-    /// the very samples it was tested on: most of the sampling noise is then common to both.
+    /// Returns the scores of the true probabilities on `count` samples from `first_sample`. Test a
+    /// model on the same samples: most of the sampling noise is then common to both.
     ///
     /// ```
     /// use fleet_data::synth::{Ctr, CtrConfig};
@@ -456,7 +458,7 @@ impl Ctr {
         Philox::new(self.sample_seed, sample)
     }
 
-    /// The rank of the id in each slot: two slots to a random block.
+    /// Returns the rank of the id in each slot. Each random block serves two slots.
     fn ranks(&self, sample: u64) -> [u32; SLOT_COUNT_MAX] {
         let rng = self.rng(sample);
         let mut ranks = [0; SLOT_COUNT_MAX];
@@ -510,7 +512,7 @@ impl Ctr {
         self.bias + self.scale * sum
     }
 
-    /// Solves for scale and bias on samples of the first day that no data set hands out.
+    /// Solves for scale and bias, on samples of the first day that no data set contains.
     fn calibrate(&mut self) -> Result<()> {
         let handed_out = self.sample_seed;
         self.sample_seed = part_seed(self.config.seed, PART_CALIBRATION);
@@ -535,7 +537,8 @@ impl Ctr {
                 high = scale;
             }
         }
-        // Rounded, so that the last bit of a platform's exp does not reach the data.
+        // Rounded, so that differences in the last bit of a platform's `exp` do not change the
+        // data.
         self.bias = (bias * CALIBRATION_STEPS).round() / CALIBRATION_STEPS;
         self.scale = (high * CALIBRATION_STEPS).round() / CALIBRATION_STEPS;
         if high > 0.99 * SCALE_MAX {
@@ -585,7 +588,7 @@ fn check(config: &CtrConfig) -> Result<()> {
     expect_within("drift per day", config.drift_per_day, 0.0..std::f64::consts::PI)
 }
 
-/// Random slopes whose variances, over uniform inputs, add up to the dense share.
+/// Draws slopes whose variances, over uniform inputs, add up to the dense share.
 fn dense_effects(config: &CtrConfig) -> Vec<f64> {
     let mut draws = Sequence::new(part_seed(config.seed, PART_DENSE), 0);
     let beta: Vec<f64> = (0..config.dense_count).map(|_| draws.normal()).collect();
@@ -617,7 +620,7 @@ fn build_slots(config: &CtrConfig) -> Vec<Slot> {
     slots
 }
 
-/// The variance of each slot's effects: a geometric fall in an order drawn by the seed.
+/// Returns the variance of each slot's effects: a geometric series in an order drawn from the seed.
 fn slot_weights(config: &CtrConfig) -> Vec<f64> {
     let count = config.slot_rows.len();
     let mut order: Vec<usize> = (0..count).collect();
@@ -627,7 +630,7 @@ fn slot_weights(config: &CtrConfig) -> Vec<f64> {
     raw.iter().map(|weight| SHARE_IDS * weight / sum).collect()
 }
 
-/// Pairs of distinct slots, of equal variance.
+/// Draws pairs of distinct slots, with equal variance.
 fn build_pairs(config: &CtrConfig, slots: &[Slot]) -> Vec<Pair> {
     let mut order: Vec<usize> = (0..slots.len()).collect();
     Sequence::new(part_seed(config.seed, PART_PAIRS), 0).shuffle(&mut order);
@@ -647,7 +650,7 @@ fn build_pairs(config: &CtrConfig, slots: &[Slot]) -> Vec<Pair> {
     pairs
 }
 
-/// Normal numbers by rank that fade as 1 / (1 + (rank / head)^2).
+/// Draws normal numbers by rank that fade as 1 / (1 + (rank / head)^2).
 fn faded(law: &PowerLaw, head: f64, draws: Philox) -> Vec<[f32; LATENT]> {
     (0..law.count().min(HEAD_RANKS_MAX))
         .map(|rank| {
@@ -657,7 +660,7 @@ fn faded(law: &PowerLaw, head: f64, draws: Philox) -> Vec<[f32; LATENT]> {
         .collect()
 }
 
-/// Mean and mean square of each component under the law.
+/// Returns mean and mean square of each component under the law.
 fn moments(law: &PowerLaw, values: &[[f32; LATENT]]) -> [(f64, f64); LATENT] {
     let mut sums = [(0.0, 0.0); LATENT];
     for (rank, value) in values.iter().enumerate() {
@@ -670,7 +673,7 @@ fn moments(law: &PowerLaw, values: &[[f32; LATENT]]) -> [(f64, f64); LATENT] {
     sums
 }
 
-/// The variance of the inner product of two independent draws.
+/// Returns the variance of the inner product of two independent draws.
 fn product_variance(
     left_law: &PowerLaw,
     left: &[[f32; LATENT]],
@@ -688,7 +691,8 @@ fn product_variance(
     square - mean * mean
 }
 
-/// The bias at which the mean probability is `rate`, by Newton's method; leaves the probabilities.
+/// Solves by Newton's method for the bias at which the mean probability is `rate`. Leaves the
+/// probabilities of the last step in `probabilities`.
 fn solve_bias(raw: &[f64], scale: f64, start: f64, rate: f64, probabilities: &mut [f64]) -> f64 {
     let mut bias = start;
     for _ in 0..NEWTON_STEPS {
@@ -702,13 +706,13 @@ fn solve_bias(raw: &[f64], scale: f64, start: f64, rate: f64, probabilities: &mu
         if error.abs() < 1e-7 {
             break;
         }
-        // A step of at most 2 keeps Newton's method from leaping off a flat tail.
+        // A step of at most 2 keeps Newton's method from overshooting on a flat tail.
         bias -= (error * raw.len() as f64 / slope.max(1e-9)).clamp(-2.0, 2.0);
     }
     bias
 }
 
-/// The first number from the golden section of `size` on that shares no factor with it.
+/// Returns the first number that is coprime to `size`, starting from its golden section.
 fn coprime_step(size: u64) -> u64 {
     let mut step = ((size as f64 * GOLDEN_SECTION) as u64).max(1);
     while greatest_common_divisor(step, size) != 1 {
@@ -721,7 +725,7 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
-/// The inverse of `value` modulo `size`, which share no factor (extended Euclid).
+/// Returns the inverse of `value` modulo `size` (extended Euclid); the two must be coprime.
 fn inverse(value: u64, size: u64) -> u64 {
     let (mut old, mut new) = ((size as i64, 0i64), ((value % size) as i64, 1i64));
     while new.0 != 0 {
@@ -736,7 +740,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Entropy of a Bernoulli variable in nats.
+/// Returns the entropy of a Bernoulli variable in nats.
 fn entropy(p: f64) -> f64 {
     let term = |p: f64| if p > 0.0 { -p * p.ln() } else { 0.0 };
     term(p) + term(1.0 - p)
@@ -768,29 +772,29 @@ fn append_thousandths(value: u64, line: &mut Vec<u8>) {
 /// Random blocks of a sample: ids from 0 (two to a block), then dense inputs, then the label.
 const DENSE_BLOCK: u64 = SLOT_COUNT_MAX as u64 / 2;
 const LABEL_BLOCK: u64 = DENSE_BLOCK + DENSE_COUNT_MAX as u64 / 4;
-/// Ranks and inputs of one sample live on the stack: 1 KB each.
+/// Limits: ranks and inputs of one sample are on the stack, 1 KB each.
 const SLOT_COUNT_MAX: usize = 256;
 const DENSE_COUNT_MAX: usize = 256;
 /// Dense inputs are multiples of 1/1000, so that they are short in text.
 const DENSE_LEVELS: u64 = 1001;
-/// Effects past this rank are nought: with head 32 they would be below 1e-4 of the first.
+/// Effects from this rank on are zero; with head 32 they would be below 1e-4 of the first.
 const HEAD_RANKS_MAX: u64 = 4096;
 const LATENT: usize = 2;
 const PAIR_HEAD_DIVISOR: f64 = 4.0;
 const SHARE_DENSE: f64 = 0.35;
 const SHARE_IDS: f64 = 0.55;
 const SHARE_PAIRS: f64 = 0.10;
-/// Each slot explains this much of what the one before it, in the seed's order, explains.
+/// Ratio of the variances of consecutive slots, in the seed's order.
 const WEIGHT_FALL: f64 = 0.85;
 const GOLDEN_SECTION: f64 = 0.618_033_988_749_894_9;
 /// The expected AUC of this many samples varies by about 0.002.
 const CALIBRATION_SAMPLES: u64 = 1 << 15;
 const CALIBRATION_STEPS: f64 = 1024.0;
-/// The raw logit has unit variance; at 60 standard deviations every label is as good as certain.
+/// The raw logit has unit variance; at 60 standard deviations every label is practically certain.
 const SCALE_MAX: f64 = 60.0;
 const BISECTIONS: usize = 18;
 const NEWTON_STEPS: usize = 12;
-/// Lines are handed to the writer in pieces of this many bytes.
+/// Lines are passed to the writer in pieces of this many bytes.
 const WRITE_BYTES: usize = 1 << 18;
 
 const PART_SAMPLES: u64 = 0x100;
@@ -854,8 +858,8 @@ mod tests {
         }
     }
 
-    /// The data set is part of what benchmarks and curves are compared by: it must not change
-    /// unseen.
+    /// Benchmarks and learning curves are compared on this data set, so it must not change
+    /// unnoticed.
     #[test]
     fn data_stays_what_it_was() {
         let clicks = Ctr::new(CtrConfig::criteo_like()).unwrap();
@@ -907,7 +911,7 @@ mod tests {
             let (said, seen) = (mean(&|row| truth[row]), mean(&|row| f64::from(batch.labels[row])));
             assert!((said - seen).abs() < 0.02, "{said} {seen}");
         }
-        // From the inputs alone, the logit is the same.
+        // The logit computed from the inputs alone is the same.
         for row in 0..100 {
             let dense = &batch.dense[row * 13..row * 13 + 13];
             let ids = &batch.ids[row * 26..row * 26 + 26];
@@ -957,7 +961,7 @@ mod tests {
         let (first, fourth) = (day(0), day(4));
         assert!((first.0 - first.1).abs() < 0.01, "{first:?}");
         assert!((fourth.0 - first.0).abs() < 0.02, "{first:?} {fourth:?}");
-        // A model of the first day has aged by the fourth.
+        // A model of the first day has become stale by the fourth.
         assert!(fourth.1 < fourth.0 - 0.02, "{fourth:?}");
     }
 

@@ -1,10 +1,10 @@
-//! Grey 28x28 images of digits, drawn from strokes. A stand-in for scanned digits where nothing can
-//! be downloaded; it is easier than they are.
+//! Grey 28x28 images of digits, drawn from strokes. They replace scanned digits where downloads are
+//! impossible, and are easier.
 //!
-//! Each image: the digit's strokes, bent by a slow wave, rotated, sheared, scaled and moved, drawn
-//! with a pen of random width and darkness, under noise. About 7 µs an image. A LeNet is
-//! right on 99.3 % after 500 batches of 32 under Adam, 99.9 % after 2,000. One channel, so
-//! that NHWC `[n, 28, 28, 1]` and NCHW `[n, 1, 28, 28]` are the same bytes.
+//! Each image has the digit's strokes, bent by a slow wave, rotated, sheared, scaled and moved.
+//! They are drawn with a pen of random width and darkness, and noise is added. An image takes about
+//! 7 µs. A LeNet is right on 99.3 % after 500 batches of 32 under Adam, and on 99.9 % after 2,000.
+//! Images have one channel, so NHWC `[n, 28, 28, 1]` and NCHW `[n, 1, 28, 28]` are the same bytes.
 
 use fleet_base::Result;
 use fleet_base::rng::{Philox, Sequence};
@@ -16,7 +16,7 @@ pub const IMAGE_SIDE: usize = 28;
 /// Pixels of an image.
 pub const IMAGE_PIXELS: usize = IMAGE_SIDE * IMAGE_SIDE;
 
-/// An endless stream of labelled images, ink bright on dark ground.
+/// An endless stream of labelled images, with bright ink on a dark background.
 ///
 /// ```
 /// use fleet_data::synth::{Digits, IMAGE_PIXELS};
@@ -36,7 +36,7 @@ impl Digits {
         Digits { seed }
     }
 
-    /// Fills one image per label, as bytes, from sample `first_sample` on.
+    /// Fills one image per label, as bytes, starting at sample `first_sample`.
     pub fn fill_batch_u8(
         &self,
         images: &mut [u8],
@@ -51,7 +51,7 @@ impl Digits {
         Ok(())
     }
 
-    /// As [`Digits::fill_batch_u8`], as floats: byte / 255 * 2 - 1, between -1 and 1.
+    /// Like [`Digits::fill_batch_u8`], as floats: byte / 255 * 2 - 1, between -1 and 1.
     ///
     /// ```
     /// use fleet_data::synth::{Digits, IMAGE_PIXELS};
@@ -78,7 +78,7 @@ impl Digits {
         Ok(())
     }
 
-    /// Draws one image over whatever `image` holds and returns its digit.
+    /// Draws one image over the content of `image` and returns its digit.
     fn draw(&self, sample: u64, image: &mut [u8]) -> i64 {
         let mut draws = Sequence::new(part_seed(self.seed, PART_SHAPE), sample);
         let digit = draws.below(10) as usize;
@@ -106,7 +106,7 @@ impl Digits {
     }
 }
 
-/// How one writer draws: from the unit box to pixels, and the pen.
+/// The handwriting of one image: the map from the unit box to pixels, and the pen.
 struct Hand {
     matrix: [f32; 4],
     middle: [f32; 2],
@@ -156,12 +156,13 @@ impl Hand {
 /// Part of a glyph in the unit box, y downwards.
 enum Stroke {
     Line([f32; 2], [f32; 2]),
-    /// Centre, radii, angles in degrees: 0 is right, 90 down.
+    /// Centre, radii, start and end angles in degrees: 0 is right, 90 down.
     Arc([f32; 2], [f32; 2], f32, f32),
 }
 
 impl Stroke {
-    /// Straight pieces to draw it with; lines too are cut, since the hand bends them.
+    /// Returns the number of straight segments. Lines have several too, because the hand bends
+    /// them.
     fn pieces(&self) -> usize {
         match self {
             Stroke::Line(..) => 3,
@@ -180,7 +181,7 @@ impl Stroke {
     }
 }
 
-/// Covers pixels by their distance from the line, with a soft edge of one pixel.
+/// Inks pixels by their distance from the line, with a soft edge of one pixel.
 fn draw_line(ink: &mut [f32; IMAGE_PIXELS], a: [f32; 2], b: [f32; 2], half_width: f32) {
     let reach = half_width + 0.5;
     let span = |axis: usize| {
@@ -277,7 +278,7 @@ mod tests {
         assert!(border / (4000.0 * 28.0) < 0.01, "{border}");
     }
 
-    /// The plainest classifier already tells most digits apart; a network does far better.
+    /// The simplest classifier already recognises most digits; a network does far better.
     #[test]
     fn nearest_mean_image_beats_chance_by_far() {
         let (images, labels) = batch(2000, 0);

@@ -1,10 +1,10 @@
 //! Generated data sets with known truth, for tests, demos and benchmarks.
 //!
-//! Each set is a function from (seed, sample index) to a sample: any sample can be made alone, by
-//! any thread or worker, in any order, and a stream never ends. Each knows the best score that any
-//! model could reach on it, computed from the law that made it. Logarithms and powers come from the
-//! platform's mathematical library, so that two platforms may differ in the last bit of a number,
-//! hence, very rarely, in a sample.
+//! Each set is a function from (seed, sample index) to a sample: any thread or worker can generate
+//! any sample alone, in any order, and a stream never ends. Each set knows the best score that any
+//! model can reach on it, computed from the distribution that generates it. Logarithms and powers
+//! come from the platform's mathematical library. Two platforms may therefore differ in the last
+//! bit of a number, and very rarely in a sample.
 //!
 //! * [`Ctr`]: click logs (13 dense inputs, 26 slots of power-law ids), best AUC and log-loss.
 //! * [`Digits`]: grey 28x28 images of handwritten-looking digits.
@@ -42,8 +42,8 @@ pub use digits::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 pub use power_law::PowerLaw;
 pub use text::{IGNORED_TARGET, Text, TextConfig};
 
-/// The samples of shard `shard` out of `shard_count`: contiguous, and the first shards take one
-/// more when the count does not divide, as file shards do.
+/// Returns the samples of shard `shard` out of `shard_count`. Shards are contiguous; if the count
+/// does not divide evenly, the first shards get one sample more, as with file shards.
 ///
 /// ```
 /// use fleet_data::synth::shard_range;
@@ -62,7 +62,7 @@ pub fn shard_range(sample_count: u64, shard: u64, shard_count: u64) -> Result<Ra
     Ok(start..start + size + u64::from(shard < rest))
 }
 
-/// A seed for one part of a data set, so that its streams never meet those of another part.
+/// Returns a seed for one part of a data set, whose streams differ from those of all other parts.
 fn part_seed(seed: u64, part: u64) -> u64 {
     Philox::new(seed, part).word64(0)
 }
@@ -73,7 +73,7 @@ fn unit_f64(word: u64) -> f64 {
     (word >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// How many samples a buffer of `length` elements takes; an error if it is no whole number.
+/// Returns the number of samples in a buffer of `length` elements; fails if it is not an integer.
 fn sample_count(what: &str, length: usize, per_sample: usize) -> Result<usize> {
     if per_sample == 0 || !length.is_multiple_of(per_sample) {
         return Err(Error::invalid(format!("length of {what} is no whole number of samples"))
@@ -83,7 +83,7 @@ fn sample_count(what: &str, length: usize, per_sample: usize) -> Result<usize> {
     Ok(length / per_sample)
 }
 
-/// Holds a buffer's length to what the other buffers of the batch ask for.
+/// Checks that a buffer's length matches the other buffers of the batch.
 fn expect_length(what: &str, length: usize, expected: usize) -> Result<()> {
     if length == expected {
         return Ok(());
@@ -93,7 +93,7 @@ fn expect_length(what: &str, length: usize, expected: usize) -> Result<()> {
         .got(length))
 }
 
-/// Holds a setting to a range; the message names the setting.
+/// Checks that a setting is within a range; the error names the setting.
 fn expect_within(what: &str, value: f64, range: Range<f64>) -> Result<()> {
     if value >= range.start && value < range.end {
         return Ok(());

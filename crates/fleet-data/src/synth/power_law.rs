@@ -1,6 +1,8 @@
-//! A bounded power law over ranks, drawn and weighed in closed form: no table, any size.
+//! A bounded power law over ranks, with sampling and probabilities in closed form: no table, any
+//! size.
 
-/// Rank r of `count` has the mass of x^-exponent between r + 1 and r + 2, normalised.
+/// A distribution over ranks: rank r of `count` has the mass of x^-exponent between r + 1 and r +
+/// 2, normalised.
 ///
 /// ```
 /// use fleet_data::synth::PowerLaw;
@@ -13,26 +15,26 @@
 #[derive(Clone, Copy, Debug)]
 pub struct PowerLaw {
     count: u64,
-    /// 1 - exponent; zero stands for the logarithmic case.
+    /// 1 - exponent; zero selects the logarithmic case.
     power: f64,
     /// (count + 1)^power - 1, or ln(count + 1).
     span: f64,
 }
 
 impl PowerLaw {
-    /// `count` is at least 1 (0 is taken as 1); `exponent` 0 is the uniform law.
+    /// Creates a law; a `count` of 0 is taken as 1, and exponent 0 is the uniform law.
     pub fn new(count: u64, exponent: f64) -> Self {
         let count = count.max(1);
         let power = if (1.0 - exponent).abs() < LOGARITHMIC { 0.0 } else { 1.0 - exponent };
         PowerLaw { count, power, span: integral(power, count as f64 + 1.0) }
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The rank at quantile `unit` in [0, 1).
+    /// Returns the rank at quantile `unit` in [0, 1).
     #[inline]
     pub fn rank(&self, unit: f64) -> u64 {
         let x = if self.power == 0.0 {
@@ -44,7 +46,7 @@ impl PowerLaw {
         ((x - 1.0) as u64).min(self.count - 1)
     }
 
-    /// The probability of `rank`.
+    /// Returns the probability of `rank`.
     pub fn mass(&self, rank: u64) -> f64 {
         if rank >= self.count {
             return 0.0;
@@ -54,12 +56,12 @@ impl PowerLaw {
     }
 }
 
-/// The integral of x^(power - 1) from 1 to `x`, times `power` unless that is 0.
+/// Returns the integral of x^(power - 1) from 1 to `x`, times `power` unless that is 0.
 fn integral(power: f64, x: f64) -> f64 {
     if power == 0.0 { x.ln() } else { x.powf(power) - 1.0 }
 }
 
-/// Exponents this near to 1 take the logarithmic form; the power form would cancel.
+/// Exponents this close to 1 take the logarithmic form; the power form would lose all digits.
 const LOGARITHMIC: f64 = 1e-9;
 
 #[cfg(test)]

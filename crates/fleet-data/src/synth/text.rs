@@ -1,23 +1,24 @@
-//! Words with hidden classes: text whose every conditional probability is known. No grammar, no
-//! meaning; what there is to learn is which words keep company, and, if asked for, to copy.
+//! Words with hidden classes: generated text with known conditional probabilities. It has no
+//! grammar and no meaning. A model can learn which words occur together and, if enabled, to copy.
 //!
 //! Word ids are frequency ranks under a power law p. Word w has class w mod C, whose mass is m.
-//! After a word of class a, the next is drawn from p alone, or with probability `stay` from p
-//! within class a:
+//! After a word of class a, the next word is drawn from p. With probability `stay`, it is drawn
+//! from p within class a instead:
 //!
 //! ```text
 //! P(w' | w) = p(w') * K(class w, class w')      K(a, b) = 1 - stay + [a = b] * stay / m_a
 //! ```
 //!
 //! p is stationary, and log K is the pointwise mutual information of neighbours: a matrix of rank C
-//! over words, which embeddings of at least C + 1 dimensions can hold. From K follow, in closed
+//! over words, which embeddings of at least C + 1 dimensions can represent. K gives, in closed
 //! form, the best losses of skip-gram with negative sampling, of next-token prediction (the entropy
-//! rate) and of filling single masked tokens. With `copy_rate` above nought, a token repeats the
-//! one `copy_distance` before it with that probability, so that a language model must attend to it;
-//! the best loss is then a mean over the samples tested ([`Text::best_next_loss`]).
+//! rate) and of filling single masked tokens. With a `copy_rate` above zero, a token repeats the
+//! one `copy_distance` before it with that probability, so that a language model must attend to it.
+//! The best loss is then a mean over the samples tested ([`Text::best_next_loss`]).
 //!
-//! Skip-gram vectors of 16 dimensions (Adagrad 0.2 falling to nought, batch 1024) come within 0.001
-//! nats of the best loss of `tiny`, 2.0753, after two million pairs. A pair takes 0.3 µs to make.
+//! Skip-gram vectors of 16 dimensions (Adagrad 0.2 decreasing to zero, batch 1024) come within
+//! 0.001 nats of the best loss of `tiny`, 2.0753, after two million pairs. Generating a pair takes
+//! 0.3 µs.
 
 use fleet_base::rng::Philox;
 use fleet_base::{Error, Result};
@@ -27,7 +28,7 @@ use super::{PowerLaw, expect_length, expect_within, part_seed, sample_count, uni
 /// The target of a position that is not to be predicted.
 pub const IGNORED_TARGET: i64 = -100;
 
-/// What a text looks like; `tiny` and `small` are ready-made.
+/// Settings of a text; `tiny` and `small` are presets.
 ///
 /// ```
 /// use fleet_data::synth::{Text, TextConfig};
@@ -42,21 +43,21 @@ pub struct TextConfig {
     pub class_count: usize,
     /// Exponent of the words' power law.
     pub word_exponent: f64,
-    /// How often a neighbour comes from the same class on purpose.
+    /// Probability that the next word is drawn within the class of the last one.
     pub stay: f64,
-    /// How often a token repeats the one `copy_distance` before it; 0 is never.
+    /// Probability that a token repeats the one `copy_distance` before it; 0 disables copying.
     pub copy_rate: f64,
     pub copy_distance: usize,
     /// Noise words for each skip-gram pair.
     pub negative_count: usize,
     /// Noise words are drawn in proportion to p^noise_power.
     pub noise_power: f64,
-    /// How often a token is masked, of those that may be.
+    /// Probability that an eligible token is masked.
     pub mask_rate: f64,
 }
 
 impl TextConfig {
-    /// For tests: 500 words in 8 classes.
+    /// Returns settings for tests: 500 words in 8 classes.
     pub fn tiny() -> Self {
         TextConfig {
             seed: 1,
@@ -72,13 +73,13 @@ impl TextConfig {
         }
     }
 
-    /// For demos: 10,000 words in 32 classes.
+    /// Returns settings for demos: 10,000 words in 32 classes.
     pub fn small() -> Self {
         TextConfig { word_count: 10_000, class_count: 32, ..Self::tiny() }
     }
 }
 
-/// A text; see the head of this file for its law.
+/// A text; the top of this file defines its distribution.
 ///
 /// ```
 /// use fleet_data::synth::{Text, TextConfig};
@@ -92,11 +93,11 @@ impl TextConfig {
 #[derive(Clone, Debug)]
 pub struct Text {
     config: TextConfig,
-    /// Probability of each word, alone and as noise.
+    /// Probability of each word: `word_mass` in the text, `noise_mass` as noise.
     word_mass: Vec<f64>,
     noise_mass: Vec<f64>,
     class_mass: Vec<f64>,
-    /// Running sums to draw from: all words, noise words, the words of each class.
+    /// Cumulative sums for drawing: all words, noise words, the words of each class.
     words: Vec<f64>,
     noise: Vec<f64>,
     class_words: Vec<Vec<f64>>,
@@ -132,17 +133,17 @@ impl Text {
         &self.config
     }
 
-    /// The token that hides another: one past the last word.
+    /// Returns the token that replaces masked tokens: one past the last word.
     pub fn mask_token(&self) -> i64 {
         self.config.word_count as i64
     }
 
-    /// Entropy of a word alone, in nats: the best loss without any context.
+    /// Returns the entropy of a single word, in nats: the best loss without any context.
     pub fn word_entropy(&self) -> f64 {
         -self.word_mass.iter().map(|p| p * p.ln()).sum::<f64>()
     }
 
-    /// Fills sequences of `length` tokens, `[n, length]`, from sequence `first_sequence` on.
+    /// Fills sequences of `length` tokens, `[n, length]`, starting at sequence `first_sequence`.
     pub fn fill_tokens(
         &self,
         tokens: &mut [i64],
@@ -160,7 +161,7 @@ impl Text {
         Ok(())
     }
 
-    /// The probability of `token` after `history`, the tokens of its sequence so far.
+    /// Returns the probability of `token` after `history`, the tokens of its sequence so far.
     ///
     /// ```
     /// use fleet_data::synth::{Text, TextConfig};
@@ -182,7 +183,7 @@ impl Text {
         })
     }
 
-    /// The best mean next-token loss in the long run, in nats; only without copying.
+    /// Returns the best mean next-token loss in the long run, in nats. Not supported with copying.
     pub fn entropy_rate(&self) -> Result<f64> {
         self.needs_no_copying("the entropy rate")?;
         let mut information = 0.0;
@@ -195,8 +196,8 @@ impl Text {
         Ok(self.word_entropy() - information)
     }
 
-    /// The mean loss, in nats, of the true probabilities on tokens 1.. of `count` sequences: what
-    /// the best language model scores on these very tokens.
+    /// Returns the mean loss, in nats, of the true probabilities on tokens 1.. of `count`
+    /// sequences. This is the score of the best language model on these tokens.
     ///
     /// ```
     /// use fleet_data::synth::{Text, TextConfig};
@@ -215,9 +216,10 @@ impl Text {
         Ok(sum / (count * length.saturating_sub(1)).max(1) as f64)
     }
 
-    /// Fills sequences as [`Text::fill_tokens`] does, then hides some tokens behind
-    /// [`Text::mask_token`] and writes them to `targets`, which elsewhere hold [`IGNORED_TARGET`].
-    /// The first, the last and the neighbours of a hidden token are never hidden.
+    /// Fills sequences like [`Text::fill_tokens`], then replaces some tokens by
+    /// [`Text::mask_token`]. The `targets` are the original tokens at masked positions, and
+    /// [`IGNORED_TARGET`] elsewhere. The first and the last token, and the neighbours of a masked
+    /// token, are never masked.
     ///
     /// ```
     /// use fleet_data::synth::{IGNORED_TARGET, Text, TextConfig};
@@ -254,9 +256,9 @@ impl Text {
         Ok(())
     }
 
-    /// The best mean loss over masked tokens, in nats; only without copying.
+    /// Returns the best mean loss over masked tokens, in nats. Not supported with copying.
     ///
-    /// A hidden token between words of class a and b has P(w) = p(w) K(a, c) K(c, b) / Z(a, b),
+    /// A masked token between words of class a and b has P(w) = p(w) K(a, c) K(c, b) / Z(a, b),
     /// where c is its class.
     pub fn best_masked_loss(&self) -> Result<f64> {
         self.needs_no_copying("the best masked loss")?;
@@ -276,7 +278,7 @@ impl Text {
     }
 
     /// Fills skip-gram pairs: centers `[n]`, contexts `[n]`, and noise words `[n, negative_count]`,
-    /// from pair `first_pair` on. Pairs are independent of each other.
+    /// starting at pair `first_pair`. Pairs are independent of each other.
     ///
     /// ```
     /// use fleet_data::synth::{Text, TextConfig};
@@ -310,25 +312,26 @@ impl Text {
         Ok(())
     }
 
-    /// The pointwise mutual information of neighbours, in nats; minus infinity where they never
-    /// meet.
+    /// Returns the pointwise mutual information of neighbours, in nats; minus infinity if they
+    /// never occur together.
     pub fn mutual_information(&self, center: i64, context: i64) -> Result<f64> {
         Ok(self.lift(self.word(center)?, self.word(context)?).ln())
     }
 
-    /// The log-odds that (center, context) is a true pair rather than noise: what the score of a
-    /// skip-gram model tends to. P(context | center) / (negative_count * noise(context)), as a log.
+    /// Returns the log-odds that (center, context) is a true pair rather than noise, to which the
+    /// score of a skip-gram model converges:
+    /// `log(P(context | center) / (negative_count * noise(context)))`.
     pub fn true_log_odds(&self, center: i64, context: i64) -> Result<f64> {
         Ok(self.log_odds(self.word(center)?, self.word(context)?))
     }
 
-    /// The best expected skip-gram loss of a pair with its noise words, in nats:
-    /// -log sigmoid(score) of the pair and -log sigmoid(-score) of each noise word.
+    /// Returns the best expected skip-gram loss of a pair with its noise words, in nats: -log
+    /// sigmoid(score) of the pair and -log sigmoid(-score) of each noise word.
     pub fn best_skip_gram_loss(&self) -> f64 {
         let mut loss = 0.0;
         for (class, mass) in self.class_mass.iter().enumerate() {
             for word in 0..self.config.word_count {
-                // A class stands for each of its words.
+                // All words of a class have the same score, and `class` is one of them.
                 let score = self.log_odds(class, word);
                 let truly = self.word_mass[word] * self.lift(class, word);
                 let noise = self.config.negative_count as f64 * self.noise_mass[word];
@@ -346,7 +349,7 @@ impl Text {
         (self.word_mass[context] * self.lift(center, context) / noise).ln()
     }
 
-    /// K of the words' classes: how much more often they are neighbours than by chance.
+    /// Returns K of the words' classes: how much more often they are neighbours than by chance.
     #[inline]
     fn lift(&self, first: usize, second: usize) -> f64 {
         let (a, b) = (first % self.config.class_count, second % self.config.class_count);
@@ -355,7 +358,7 @@ impl Text {
     }
 
     fn next_token(&self, rng: &Philox, history: &[i64]) -> i64 {
-        // Two blocks, hence four quantiles, belong to each position.
+        // Each position has two blocks, so four quantiles.
         let at = 4 * history.len() as u64;
         let [copy, branch, choice] = [at, at + 1, at + 2].map(|word| unit_f64(rng.word64(word)));
         if let Some(earlier) = self.copied(history)
@@ -369,7 +372,7 @@ impl Text {
         }
     }
 
-    /// The token that the next one repeats if it repeats any.
+    /// Returns the token that the next one may repeat.
     fn copied(&self, history: &[i64]) -> Option<i64> {
         let start = history.len().checked_sub(self.config.copy_distance)?;
         history.get(start).copied()
@@ -417,7 +420,7 @@ fn check(config: &TextConfig) -> Result<()> {
     expect_within("mask rate", config.mask_rate, 0.0..1.0)
 }
 
-/// Running sums, scaled to end at 1.
+/// Returns cumulative sums, scaled to end at 1.
 fn running_sums<'a>(masses: impl Iterator<Item = &'a f64>) -> Vec<f64> {
     let mut total = 0.0;
     let mut sums: Vec<f64> = masses
@@ -430,7 +433,7 @@ fn running_sums<'a>(masses: impl Iterator<Item = &'a f64>) -> Vec<f64> {
     sums
 }
 
-/// The index whose part of [0, 1) holds `unit`.
+/// Returns the index whose part of [0, 1) contains `unit`.
 #[inline]
 fn draw(sums: &[f64], unit: f64) -> usize {
     sums.partition_point(|sum| *sum <= unit).min(sums.len() - 1)
@@ -440,7 +443,7 @@ fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// log x, or 0 for x = 0: the limit of what it is multiplied with.
+/// Returns log x, or 0 for x = 0, because x log x tends to 0.
 fn log_or_zero(x: f64) -> f64 {
     if x > 0.0 { x.ln() } else { 0.0 }
 }
@@ -467,7 +470,7 @@ mod tests {
         let mut one = [0; 40];
         text.fill_tokens(&mut one, 40, 8).unwrap();
         assert_eq!(one, many[5 * 40..6 * 40]);
-        // A longer sequence begins as a shorter one does.
+        // A longer sequence starts with the same tokens as a shorter one.
         let mut long = [0; 80];
         text.fill_tokens(&mut long, 80, 8).unwrap();
         assert_eq!(one, long[..40]);
@@ -509,7 +512,7 @@ mod tests {
         assert!(text.next_probability(&history, 12).unwrap() > 0.5);
     }
 
-    /// The closed form against the posterior, summed over drawn masks.
+    /// Compares the closed form with the posterior, summed over drawn masks.
     #[test]
     fn masked_loss_is_that_of_the_posterior() {
         let text = text(|_| ());
@@ -550,7 +553,7 @@ mod tests {
             }
             let (seen, best) = (sum / count as f64, text.best_skip_gram_loss());
             assert!((seen - best).abs() < 0.02, "{seen} {best}");
-            // Knowing nothing of the center costs more.
+            // Ignoring the center costs more.
             let blind = text_without_classes(power).best_skip_gram_loss();
             assert!(best < blind - 0.2, "{best} {blind}");
         }

@@ -1,4 +1,4 @@
-//! Loading, shuffling, streaming: nothing is lost, nothing comes twice.
+//! Loading, shuffling, streaming: no record is lost or duplicated.
 
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_data::{
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A folder that goes away with the test.
+/// A folder that is deleted at the end of the test.
 pub struct Folder {
     pub path: PathBuf,
 }
@@ -53,7 +53,7 @@ fn options(batch_size: usize, threads: usize) -> DatasetOptions {
     DatasetOptions { batch_size, threads, ..basic }
 }
 
-/// Files of consecutive ids, `count` in each.
+/// Writes files of consecutive ids, `count` in each.
 fn files(folder: &Folder, file_count: usize, count: usize) -> Vec<PathBuf> {
     let text = |file: usize| -> String {
         (file * count..(file + 1) * count).map(|id| format!("1 {id}\n")).collect()
@@ -61,7 +61,7 @@ fn files(folder: &Folder, file_count: usize, count: usize) -> Vec<PathBuf> {
     (0..file_count).map(|it| folder.file(&format!("part-{it}"), text(it).as_bytes())).collect()
 }
 
-/// All ids that a source hands out, and the sizes of its batches.
+/// Returns all ids of a source, and the sizes of its batches.
 fn drain(source: &mut dyn BatchSource, batch: &mut Batch) -> Result<(Vec<i64>, Vec<usize>)> {
     let (mut ids, mut sizes) = (Vec::new(), Vec::new());
     while source.next_batch(batch)? {
@@ -144,13 +144,13 @@ fn streaming_gives_every_record_once() {
         let mut ids = Vec::new();
         for mut reader in readers {
             let (some, sizes) = drain(&mut reader, &mut batch).unwrap();
-            // Batches go on from one file to the next.
+            // Batches continue from one file to the next.
             assert!(sizes[..sizes.len() - 1].iter().all(|size| *size == 32));
             ids.extend(some);
         }
         assert!(sorted(ids).into_iter().eq(0..7 * 131));
     }
-    // A reader that is dropped in the middle stops its thread.
+    // Dropping a reader in the middle stops its thread.
     let mut dataset = QueueDataset::new(options(1, 1)).unwrap();
     dataset.set_filelist(files).unwrap();
     let mut reader = dataset.readers().unwrap().remove(0);
@@ -215,7 +215,7 @@ fn preloading_leaves_what_is_in_use() {
     assert!(dataset.readers(1).is_err());
 }
 
-/// Runs one worker a thread on its share of the files.
+/// Runs one worker per thread on its share of the files.
 fn workers<T: Send>(
     world: usize,
     files: &[PathBuf],
@@ -246,7 +246,8 @@ fn workers<T: Send>(
 #[test]
 fn global_shuffles_lose_and_double_nothing() {
     let folder = Folder::new("global");
-    // Files of unequal workers: rounds end at different times. Of six workers one has no file.
+    // Workers with different numbers of records need different numbers of rounds. With six workers,
+    // one has no file.
     let files = files(&folder, 5, 1500);
     for world in [1, 2, 3, 4, 6] {
         let parts = workers(world, &files, &schema(), |mut dataset, mut end| {
@@ -287,7 +288,7 @@ fn equal_record_ids_meet_on_one_worker() {
     }
 }
 
-/// Fails or leaves in the middle.
+/// Fails after `rounds` exchanges.
 struct Dying {
     inner: InProcessExchange,
     rounds: usize,

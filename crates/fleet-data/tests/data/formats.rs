@@ -1,4 +1,4 @@
-//! Formats that need no script: golden lines, errors with places, changed bytes.
+//! Built-in line formats: golden lines, errors with positions, corrupted input.
 
 use fleet_base::Result;
 use fleet_base::rng::Sequence;
@@ -17,7 +17,7 @@ fn message<F: LineFormat>(format: F, text: &str) -> String {
     read(format, text.as_bytes()).unwrap_err().to_string()
 }
 
-/// A whole line of a click log.
+/// A complete line of a click log.
 fn click(integers: &str) -> String {
     format!("0\t{}\t{}", integers.replace(' ', "\t"), ["1a2b3c"; 26].join("\t"))
 }
@@ -38,7 +38,7 @@ fn criteo_is_scaled_as_documented() {
     let own = read(Criteo::new().unwrap(), click("2 1 1 0 1 1 1 1 1 1 1 1 1").as_bytes()).unwrap();
     let id = |slot: usize| own.column(slot).ids(0).unwrap()[0];
     assert!((1..=26).all(|slot| (0..1_000_001).contains(&id(slot))));
-    // Equal words of different columns are different ids; and they never change.
+    // Equal words in different columns have different ids.
     assert_ne!(id(1), id(2));
     assert_eq!(own.column(0).floats(0).unwrap()[1], (4.0 / 603.0) as f32);
 }
@@ -80,7 +80,7 @@ fn tables_are_read() {
     let semicolons = read(people().separator(b';'), b"1;2;;;3").unwrap();
     assert_eq!(semicolons.column(2).ids(0), Some(&[3][..]));
 
-    // A spreadsheet's mark in front is no part of a name, and only there.
+    // A byte order mark is accepted, but only at the start of the file.
     let marked = read(people().with_header(), b"\xef\xbb\xbfa,b,c,d,e\n1,2,3,4,5\n").unwrap();
     assert_eq!(marked.len(), 1);
     assert!(message(people(), "\u{feff}\u{feff}1,2,3,4,5").contains("column 'a'"));

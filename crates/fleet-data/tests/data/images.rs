@@ -1,4 +1,4 @@
-//! Images out of folders, lists and archives; the same whatever the threads.
+//! Images from folders, lists and archives; results are the same for any number of threads.
 
 use super::datasets::Folder;
 use fleet_data::{
@@ -51,7 +51,7 @@ fn plain(size: [usize; 2]) -> ImageOptions {
     ImageOptions { mean: [0.0; 3], std: [1.0 / 255.0; 3], ..ImageOptions::new(size) }
 }
 
-/// All images and labels.
+/// Returns all images and labels.
 fn all(images: &Images) -> (Vec<f32>, Vec<i64>) {
     let mut batch = Batch::new(images.layout());
     let samples: Vec<u64> = (0..images.sample_count()).collect();
@@ -67,7 +67,7 @@ fn folders_lists_and_archives_hold_the_same_images() {
     assert_eq!(list.classes(), ["a", "b"]);
     let from_folder = all(&images(list, plain([6, 6])));
     assert_eq!(from_folder.1, [0, 0, 1, 1]);
-    // The colours, a plane each; a JPEG is near what was painted.
+    // One plane per colour; a JPEG only approximates its colours.
     let pixel =
         |image: usize, colour: usize, at: usize| from_folder.0[(image * 3 + colour) * 36 + at];
     assert_eq!([0, 1, 2].map(|colour| pixel(0, colour, 0)), [100.0, 50.0, 25.0]);
@@ -136,7 +136,7 @@ fn epochs_differ_threads_do_not_and_a_cursor_goes_on() {
     assert!(run(2, None).0 == seen);
     let (rest, _) = run(1, Some(cursors[2]));
     assert!(rest[..3] == seen[3..]);
-    // What is random is drawn anew in each epoch.
+    // Random choices differ between epochs.
     let sorted = |epoch: &[Vec<f32>]| {
         let mut sums: Vec<u64> = epoch
             .iter()
@@ -162,7 +162,7 @@ fn broken_images_are_errors_that_name_them() {
     for bytes in [&b""[..], b"GIF89a", b"\x89PNG", b"\xff\xd8", &jpeg(16, 16, [9, 9, 9])[..80]] {
         assert!(decode_image(bytes).is_err());
     }
-    // Any byte of a file may be wrong: an error or another image, never a panic.
+    // Any byte of a file may be wrong: the result is an error or another image, never a panic.
     for whole in [good, jpeg(16, 16, [200, 10, 10])] {
         for at in 0..whole.len() {
             let mut changed = whole.clone();

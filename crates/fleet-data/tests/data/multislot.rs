@@ -1,5 +1,5 @@
-//! The text format: golden lines, errors with their places, every layout through writer and parser,
-//! and changed bytes.
+//! The text format: golden lines, errors with positions, all layouts through writer and parser, and
+//! corrupted input.
 
 use fleet_base::Result;
 use fleet_base::rng::Sequence;
@@ -90,7 +90,7 @@ fn errors_name_place_and_text() {
     let shown =
         format!("slot 'words' starts with no count\n  at part-0:2:1, at '{}..'", &long[..40]);
     check(&long, &shown);
-    // Bytes that are no text.
+    // Bytes that are not UTF-8.
     let error = parse(&words(), b"1 \xff\xfe\x00 2").unwrap_err().to_string();
     assert!(error.contains("part-0:1:3"), "{error}");
 }
@@ -122,7 +122,7 @@ fn record_ids_are_read() {
     assert!(parse(&schema, b"1 \n").is_err());
 }
 
-/// Slots of any kind and form, and records that fit them.
+/// Random slots of any kind and form, and records that match them.
 pub fn random_records(draws: &mut Sequence, rows: u64) -> Block {
     let slots = (0..1 + draws.below(6)).map(|index| {
         let kind = if draws.below(2) == 0 { SlotKind::Ids } else { SlotKind::Floats };
@@ -179,7 +179,7 @@ fn a_reader_stops_where_it_is_told_and_goes_on() {
     let block = random_records(&mut draws, 100);
     let mut text = Vec::new();
     MultiSlotWriter::new(block.schema()).write(&block, &mut text).unwrap();
-    // A source that gives a few bytes at a time.
+    // A source that returns a few bytes at a time.
     struct Trickle<'a>(&'a [u8]);
     impl std::io::Read for Trickle<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {

@@ -1,4 +1,4 @@
-//! Files in object stores, from a server of the test's own that speaks enough of S3.
+//! Files in object stores, on a test server that implements a small part of S3.
 #![cfg(feature = "object-store")]
 
 use super::datasets::{ids_of, schema};
@@ -13,16 +13,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub const KEY_ID: &str = "key-of-the-test";
-/// More than may be on its way to one reader.
+/// More bytes than may be in flight to one reader.
 const LARGE_IDS: i64 = 2_000_000;
 
-/// Bytes of the object `crumbs` that a connection lives for.
+/// Bytes of the object `crumbs` (and `replaced`) sent per connection.
 const CRUMB_BYTES: usize = 30_000;
 
 /// A bucket `clicks`.
 pub struct Bucket {
     objects: BTreeMap<String, Vec<u8>>,
-    /// Whether the first answer for the object `torn` breaks off in the middle.
+    /// Whether the first response for the object `torn` breaks off in the middle.
     tears: AtomicBool,
     requests: Mutex<Vec<String>>,
     sent_bytes: AtomicU64,
@@ -71,7 +71,7 @@ impl Server {
                     break;
                 }
                 let bucket = Arc::clone(&served);
-                // It ends when the client closes its connection.
+                // The thread ends when the client closes its connection.
                 std::thread::spawn(move || bucket.serve(stream));
             }
         });
@@ -96,7 +96,7 @@ impl Server {
         self.bucket.sent_bytes.load(Ordering::SeqCst)
     }
 
-    /// What clients have asked for an object so far.
+    /// Returns the requests for an object so far.
     pub fn requests(&self, key: &str) -> Vec<String> {
         let requests = self.bucket.requests.lock().unwrap();
         let of_it = requests.iter().filter(|it| it.ends_with(&format!(" /clicks/{key}")));
@@ -107,7 +107,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.bucket.closed.store(true, Ordering::SeqCst);
-        // Wakes the thread, which then sees that it is over.
+        // Wakes the thread, which then sees that the server is closed.
         let _ = TcpStream::connect(self.address);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
@@ -151,7 +151,7 @@ impl Bucket {
         }
     }
 
-    /// Four names at a time, so that more has to be asked for.
+    /// Returns pages of four names, so that clients must request more pages.
     fn list(&self, query: &str) -> Vec<u8> {
         let value = |name: &str| {
             let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -181,7 +181,7 @@ impl Bucket {
     fn object(&self, target: &str, range: Option<String>, tag: Option<String>) -> Vec<u8> {
         let found = target.strip_prefix("/clicks/").and_then(|key| self.objects.get(key));
         let Some(bytes) = found else { return status("404 Not Found") };
-        // The object `replaced` is another one each time.
+        // The object `replaced` has another version at each request.
         let version = match target.ends_with("/replaced") {
             true => self.requests.lock().unwrap().len(),
             false => 1,
@@ -201,7 +201,7 @@ impl Bucket {
     }
 }
 
-/// The lines of a request.
+/// Reads the header lines of a request.
 fn head(from: &mut impl BufRead) -> Option<Vec<String>> {
     let mut lines = Vec::new();
     loop {
@@ -274,11 +274,11 @@ fn objects_come_whole_through_broken_connections_and_programs() {
     assert!(read(&files(), "s3://clicks/day-0/_SUCCESS").unwrap().is_empty());
     let odd = files().pipe_command("grep -v '[02468]$'");
     assert_eq!(read(&odd, "s3://clicks/day-2/part-1").unwrap(), [211, 213, 215, 217, 219]);
-    // A program that has had enough, and one that fails.
+    // A program that stops reading early, and one that fails.
     assert_eq!(read(&files().pipe_command("head -n 2"), "s3://clicks/large").unwrap(), [0, 1]);
     let error = read(&files().pipe_command("exit 3"), "s3://clicks/large").unwrap_err();
     assert!(error.contains("exit status: 3") && error.contains("s3://clicks/large"), "{error}");
-    // What is not read to its end holds nobody up.
+    // An object that is not read to its end blocks nothing.
     let mut reader = files().open("s3://clicks/large".as_ref()).unwrap();
     assert_eq!(reader.read(3, &mut Block::new(&schema())).unwrap(), 3);
     drop(reader);
@@ -314,7 +314,8 @@ fn what_cannot_be_read_is_named() {
     assert_eq!(lists.iter().filter(|request| request.contains("list-type")).count(), 1);
 }
 
-/// Longer than the client goes on by itself, as when training takes an hour over an object.
+/// More broken connections than the client retries by itself, as when training takes an hour over
+/// an object.
 #[test]
 fn connections_may_break_as_often_as_something_comes() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! Files through programs.
+//! Files read through commands.
 #![cfg(unix)]
 
 use super::datasets::{Folder, ids_of, schema};
@@ -47,7 +47,7 @@ fn a_failing_program_says_why() {
     assert!(error.contains("exit status: 127") && error.contains("no-such-program"), "{error}");
     let error = read("kill -9 $$").unwrap_err();
     assert!(error.contains("signal: 9"), "{error}");
-    // What a program prints besides records is found where it stands.
+    // An error locates other output of a program than records.
     let error = read("echo hello; cat").unwrap_err();
     assert!(error.contains("part-0 (through 'echo hello; cat'):1:1, at 'hello'"), "{error}");
 }
@@ -63,7 +63,7 @@ fn a_program_that_is_not_wanted_any_more_is_ended() {
         text.push(char::from(byte[0]));
     }
     drop(from);
-    // Signal 0 asks whether the process is there.
+    // Signal 0 tests whether the process exists.
     let alive = std::process::Command::new("kill").args(["-0", &text]).output().unwrap();
     assert!(!alive.status.success());
 }
@@ -91,7 +91,7 @@ fn compressed_files_want_a_program_and_torn_ones_are_errors() {
 #[test]
 fn files_from_elsewhere_come_through_a_command() {
     let folder = Folder::new("pipe-download");
-    // A store whose objects have names that a shell would take apart.
+    // A store whose object names contain shell syntax.
     let name = "day 1/it's $(id); part";
     std::fs::create_dir_all(folder.path.join("day 1")).unwrap();
     folder.file(name, b"1 1\n1 2\n1 3\n");
@@ -114,9 +114,9 @@ fn files_from_elsewhere_come_through_a_command() {
         let error = read(&get, pipe, "day 2").unwrap_err();
         assert!(error.contains("download command") && error.contains("day 2"), "{error}");
     }
-    // Whoever has had enough is no fault of who sends.
+    // A pipe command that stops early is not an error of the download command.
     assert_eq!(read("yes '1 1' #", "head -n 2", name).unwrap(), [1, 1]);
-    // What failed first is what is said.
+    // If both commands fail, the error is that of the first.
     let error = read(&get, "cat; exit 1", "day 2").unwrap_err();
     assert!(error.contains("failed on day 2"), "{error}");
 }

@@ -15,15 +15,15 @@ use std::sync::Arc;
 const MESSAGE: &str = "message rows { required int64 id; required binary text; }";
 const GROUPS: usize = 4;
 const GROUP_ROWS: usize = 1000;
-/// Of the column that no slot asks for, which is most of a file.
+/// Bytes of a value in the column without a slot, which takes most of a file.
 const TEXT_BYTES: usize = 2000;
 
-/// `table-0` and `table-1`, whose rows are numbered; and what is none.
+/// The objects `table-0` and `table-1`, whose rows are numbered, and two invalid files.
 pub fn objects() -> Vec<(String, Vec<u8>)> {
     let table = |name: &str, first: usize| {
         let mut bytes = Vec::new();
         let message = Arc::new(parse_message_type(MESSAGE).unwrap());
-        // Text that is all different, so that it takes its room.
+        // All texts differ, so that they are not compressed away.
         let plain = WriterProperties::builder().set_dictionary_enabled(false).build();
         let mut writer = SerializedFileWriter::new(&mut bytes, message, Arc::new(plain)).unwrap();
         for group in 0..GROUPS {
@@ -69,8 +69,8 @@ fn of_tables_in_object_stores_what_slots_ask_for_is_read() {
     let before = (server.requests("table-1").len(), server.sent_bytes());
     let first = (GROUPS * GROUP_ROWS) as i64;
     assert!(read("s3://clicks/table-1").unwrap().into_iter().eq(first..2 * first));
-    // Twice for where things are, twice for each group of rows: what there is, and that it is the
-    // same.
+    // Three requests for size and footer, then two for each row group: its data, and a check that
+    // the object is unchanged.
     let requests = server.requests("table-1").len() - before.0;
     assert_eq!(requests, 3 + 2 * GROUPS);
     let sent = server.sent_bytes() - before.1;

@@ -1,12 +1,12 @@
-//! Random programs, the same for the same seed.
+//! Random programs, deterministic by seed.
 //!
 //! Ops are drawn from the whole registry. Inputs are drawn from the variables so far, and an op is
 //! kept if its shape rule accepts them. An output is a new variable or one that was written before:
-//! in this block or one around it, in place, dense or sparse rows. In a third of the programs the
-//! second write may have another size, which unknown dimensions hide from the declaration.
+//! in this block or one around it, in place, dense or sparse rows. In a third of the programs, the
+//! second write may have another size, hidden behind unknown dimensions in the declaration.
 //!
-//! Some programs talk: over rings of one rank or of two that run the same program, or with the
-//! tables of servers.
+//! Some programs communicate: over rings of one rank, over rings of two ranks that run the same
+//! program, or with the tables of servers.
 
 use fleet_base::EntityRef;
 use fleet_base::rng::Sequence;
@@ -20,20 +20,20 @@ use fleet_passes::{BackwardOptions, append_backward};
 use fleet_tensor::{DType, Shape, Tensor};
 use std::collections::{HashMap, HashSet};
 
-/// Elements of a variable: programs run in a millisecond.
+/// Limit on the elements of a variable, so that programs run in a millisecond.
 const ELEMENTS_MAX: usize = 1 << 12;
 
-/// Conditional blocks inside of each other.
+/// Limit on the nesting of conditional blocks.
 const DEPTH_MAX: usize = 3;
 
-/// Draws of inputs and attributes for one op before another op is drawn.
+/// Limit on the draws of inputs and attributes for one op before another op is drawn.
 const TRIES_MAX: usize = 6;
 
-/// Rows of the embedding tables.
+/// Number of rows of the embedding tables.
 const TABLE_ROWS: i64 = 32;
 
-/// Ops that random inputs and attributes rarely fit, and those that matter most to memory.
-const FAVOURITES: [&str; 40] = [
+/// Ops that rarely accept random inputs and attributes, and ops that matter most for memory.
+const COMMON_OPS: [&str; 40] = [
     "relu",
     "tanh",
     "scale",
@@ -110,25 +110,25 @@ const TABLE_OPS: [&str; 7] = [
     "fake_init",
 ];
 
-/// Numbers of the dense table.
+/// Number of values in the dense table.
 const DENSE_LEN: usize = 64;
 
 /// The peers of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Talk {
+pub enum Peers {
     Alone,
-    /// Rings 0 and 1 of so many ranks, which run the same program.
+    /// Rings 0 and 1 with this number of ranks, which run the same program.
     Rings(usize),
-    /// Tables of servers. Numbers of one row of the tables 0 and 1; table 2 is dense and
-    /// has 64.
+    /// Tables of servers, with the row widths of tables 0 and 1. Table 2 is dense and has 64
+    /// values.
     Tables([i64; 2]),
 }
 
-/// A program with what it is run on.
+/// A program with its inputs, state and fetches.
 pub struct Draft {
     pub program: Program,
-    pub talk: Talk,
-    /// Threads of an executor.
+    pub peers: Peers,
+    /// Number of executor threads.
     pub threads: usize,
     pub feeds: Vec<(String, Tensor)>,
     pub state: Vec<(String, Tensor)>,
@@ -152,17 +152,17 @@ impl Draft {
         self.fetches.iter().map(String::as_str).collect()
     }
 
-    /// For reports: the program, its inputs, and what is asked of it.
+    /// Describes the program, its inputs and its fetches, for reports.
     pub fn describe(&self) -> String {
         let mut text = self.program.to_string();
         for (name, tensor) in &self.feeds {
             text += &format!("feed {name} {}{}\n", tensor.dtype(), tensor.shape());
         }
-        let Draft { talk, threads, .. } = self;
-        text + &format!("fetch {}\n{talk:?}, {threads} threads\n", self.fetches.join(" "))
+        let Draft { peers, threads, .. } = self;
+        text + &format!("fetch {}\n{peers:?}, {threads} threads\n", self.fetches.join(" "))
     }
 
-    /// The program of one of the ranks: its peer is the other one.
+    /// Returns the program of one rank. With two ranks, each has the other as its peer.
     pub fn program_of(&self, rank: usize) -> Program {
         let mut program = self.program.clone();
         if rank == 0 {
@@ -179,17 +179,17 @@ impl Draft {
         program
     }
 
-    /// Ranks that run the program.
+    /// Returns the number of ranks that run the program.
     pub fn ranks(&self) -> usize {
-        match self.talk {
-            Talk::Rings(ranks) => ranks,
+        match self.peers {
+            Peers::Rings(ranks) => ranks,
             _ => 1,
         }
     }
 
-    /// Whether two correct runs give the same at every rank. Some ops say nothing of what ranks
-    /// hold that are not the root, or of sums that an update has used.
-    #[allow(dead_code)] // Not every test that shares this file compares.
+    /// Whether two correct runs give the same results at every rank. Some ops do not define the
+    /// values on ranks other than the root, or of gradient sums that an update has consumed.
+    #[allow(dead_code)] // not every test that shares this file compares
     pub fn is_exact(&self) -> bool {
         let vague =
             |op: &Op| op.name() == "c_reduce_sum" || op.spec.output_index("GradOut").is_some();
@@ -197,79 +197,79 @@ impl Draft {
     }
 }
 
-/// Programs of all kinds.
-#[allow(dead_code)] // Some tests that share this file draw one kind.
+/// Generates a program of any kind.
+#[allow(dead_code)] // some tests that share this file draw one kind
 pub fn draft(seed: u64) -> Draft {
-    let talk = match Sequence::new(seed, 1).below(8) {
-        0 => Talk::Rings(1),
-        1 => Talk::Rings(2),
-        2 => Talk::Tables([8, 3]),
-        _ => Talk::Alone,
+    let peers = match Sequence::new(seed, 1).below(8) {
+        0 => Peers::Rings(1),
+        1 => Peers::Rings(2),
+        2 => Peers::Tables([8, 3]),
+        _ => Peers::Alone,
     };
-    draft_that_talks(seed, talk)
+    draft_with_peers(seed, peers)
 }
 
-pub fn draft_that_talks(seed: u64, talk: Talk) -> Draft {
-    let mut maker = Maker::new(seed, talk);
-    maker.inputs();
-    let count = 3 + maker.rng.below(20);
-    maker.block(Program::ROOT, 0, count);
-    if maker.rng.below(3) == 0 {
-        maker.gradients();
+pub fn draft_with_peers(seed: u64, peers: Peers) -> Draft {
+    let mut generator = Generator::new(seed, peers);
+    generator.inputs();
+    let count = 3 + generator.rng.below(20);
+    generator.block(Program::ROOT, 0, count);
+    if generator.rng.below(3) == 0 {
+        generator.gradients();
     }
-    if maker.attack {
-        maker.redirect();
+    if generator.attack {
+        generator.redirect();
     }
-    maker.finish()
+    generator.finish()
 }
 
-/// A program that ends in a loss, and the loss: what a strategy is given.
-#[allow(dead_code)] // Not every test that shares this file trains.
+/// Generates a program that ends in a loss, as input for a strategy, and returns both.
+#[allow(dead_code)] // not every test that shares this file trains
 pub fn draft_with_loss(seed: u64) -> Option<(Draft, VarId)> {
-    let mut maker = Maker::new(seed, Talk::Alone);
-    maker.attack = false;
-    maker.inputs();
-    let count = 3 + maker.rng.below(12);
-    maker.block(Program::ROOT, 0, count);
-    let floats = maker.differentiable();
+    let mut generator = Generator::new(seed, Peers::Alone);
+    generator.attack = false;
+    generator.inputs();
+    let count = 3 + generator.rng.below(12);
+    generator.block(Program::ROOT, 0, count);
+    let floats = generator.differentiable();
     let loss = (0..6).find_map(|_| {
-        let input = (!floats.is_empty()).then(|| maker.of(&floats))?;
-        // Whether there are gradients: strategies append their own.
-        let mut forward = maker.program.clone();
-        maker.backward_of(input)?;
-        let loss = maker.loss_of(&mut forward, input);
-        maker.program = forward;
+        let input = (!floats.is_empty()).then(|| generator.of(&floats))?;
+        // Check that the loss has gradients, but leave them out: strategies append their own.
+        let mut forward = generator.program.clone();
+        generator.backward_of(input)?;
+        let loss = generator.loss_of(&mut forward, input);
+        generator.program = forward;
         Some(loss)
     })?;
-    Some((maker.finish(), loss))
+    Some((generator.finish(), loss))
 }
 
-struct Maker {
+struct Generator {
     rng: Sequence,
     program: Program,
     feeds: Vec<(String, Tensor)>,
     state: Vec<(String, Tensor)>,
-    /// The value of a variable at this point of the program; none if nothing was written.
+    /// The actual type and shape of each variable at this point of the program, if it has a value.
     actual: HashMap<VarId, Meta>,
-    /// Written by an op, fed, or in the scope.
+    /// Variables that an op has written, that are fed, or that are in the scope.
     written: HashSet<VarId>,
-    /// A variable may be written in two sizes.
+    /// Whether a variable may be written in two sizes.
     attack: bool,
     batches: [i64; 2],
-    /// Ids that are fed are below this. The smallest table has 4 rows.
+    /// Upper bound of fed ids. The smallest table has 4 rows.
     ids_below: u64,
     /// The values stored in each slot of the offload file.
     stored: HashMap<i64, Meta>,
     names: u64,
-    talk: Talk,
-    /// The table that the op at hand talks with.
+    peers: Peers,
+    /// The table of the current op.
     table: usize,
-    /// Numbers that its operands must have.
+    /// Required length of the operands of the current op, if any.
     len: Option<usize>,
 }
 
-impl Maker {
-    fn new(seed: u64, talk: Talk) -> Maker {
+impl Generator {
+    fn new(seed: u64, peers: Peers) -> Generator {
         const BATCHES: [i64; 10] = [0, 1, 2, 3, 5, 16, 32, 64, 100, 512];
         let mut rng = Sequence::new(seed, 0);
         let mut batch = || BATCHES[rng.below(BATCHES.len() as u64) as usize];
@@ -278,7 +278,7 @@ impl Maker {
         let ids_below = if rng.below(10) == 0 { TABLE_ROWS as u64 } else { 4 };
         let mut program = Program::new();
         program.set_seed(seed);
-        Maker {
+        Generator {
             rng,
             program,
             feeds: Vec::new(),
@@ -290,7 +290,7 @@ impl Maker {
             ids_below,
             stored: HashMap::new(),
             names: 0,
-            talk,
+            peers,
             table: 0,
             len: None,
         }
@@ -309,7 +309,7 @@ impl Maker {
         format!("{kind}{}", self.names)
     }
 
-    /// Feeds, and variables of the scope.
+    /// Adds feeds and variables of the scope.
     fn inputs(&mut self) {
         for index in 0..2 {
             let batch = self.batches[index];
@@ -411,7 +411,7 @@ impl Maker {
         self.program.append_op(block, op.finish().expect("well formed"));
     }
 
-    /// Variables of the block and those around it.
+    /// Returns the variables of the block and of the blocks around it.
     fn visible(&self, block: BlockId) -> Vec<VarId> {
         let program = &self.program;
         let around = std::iter::successors(Some(block), |block| program.block(*block).parent);
@@ -425,20 +425,21 @@ impl Maker {
     fn op(&mut self, block: BlockId) {
         let readable: Vec<VarId> =
             self.visible(block).into_iter().filter(|var| self.actual.contains_key(var)).collect();
-        // Ranks agree on what they run together: conditions may differ between them.
-        let may_talk = block == Program::ROOT || self.talk != Talk::Rings(2);
-        if self.talk == Talk::Rings(2) && may_talk && self.one_in(12) {
+        // Two ranks communicate in the root block only, because conditions may differ between
+        // ranks.
+        let may_communicate = block == Program::ROOT || self.peers != Peers::Rings(2);
+        if self.peers == Peers::Rings(2) && may_communicate && self.one_in(12) {
             self.exchange(block, &readable);
         }
         for _ in 0..40 {
             let known = |name| Registry::standard().get(name).expect("a known op");
-            let def = match (self.rng.below(4), self.talk) {
+            let def = match (self.rng.below(4), self.peers) {
                 (0, _) => OPS[self.rng.below(OPS.len() as u64) as usize],
-                (1, Talk::Rings(_)) => known(self.of(&RING_OPS)),
-                (1, Talk::Tables(_)) => known(self.of(&TABLE_OPS)),
-                _ => known(self.of(&FAVOURITES)),
+                (1, Peers::Rings(_)) => known(self.of(&RING_OPS)),
+                (1, Peers::Tables(_)) => known(self.of(&TABLE_OPS)),
+                _ => known(self.of(&COMMON_OPS)),
             };
-            if self.is_left_out(def) || speaks(def) && !may_talk {
+            if self.is_left_out(def) || communicates(def) && !may_communicate {
                 continue;
             }
             for _ in 0..TRIES_MAX {
@@ -449,7 +450,7 @@ impl Maker {
         }
     }
 
-    /// Sends a variable to the other rank and receives what that has sent.
+    /// Sends a variable to the other rank, and receives the other rank's variable.
     fn exchange(&mut self, block: BlockId, readable: &[VarId]) {
         let dense: Vec<VarId> = readable
             .iter()
@@ -462,7 +463,7 @@ impl Maker {
         let from = self.of(&dense);
         let mut held = self.actual[&from];
         if self.one_in(10) {
-            // The receiver refuses a wrong size.
+            // The receiver rejects a wrong size.
             held.shape = Shape::of(&[1 + self.rng.below(40) as i64]);
         }
         let ring = self.rng.below(2) as i64;
@@ -483,17 +484,18 @@ impl Maker {
         self.written.insert(to);
     }
 
-    /// Ops that talk to others than this program does, and those that the executor runs by itself.
+    /// Whether an op is left out: it needs peers that this program does not have, the executor runs
+    /// it itself, or it is drawn elsewhere.
     fn is_left_out(&self, def: &OpDef) -> bool {
         let name = def.spec.name;
         let alone = ["conditional_block", "listen_and_serv", "send_v2", "recv_v2"];
-        let (rings, tables) = (speaks(def), TABLE_OPS.contains(&name));
+        let (rings, tables) = (communicates(def), TABLE_OPS.contains(&name));
         alone.contains(&name)
-            || rings && !matches!(self.talk, Talk::Rings(_))
-            || tables && !matches!(self.talk, Talk::Tables(_))
+            || rings && !matches!(self.peers, Peers::Rings(_))
+            || tables && !matches!(self.peers, Peers::Tables(_))
     }
 
-    /// Appends an op if its shape rule takes what was drawn.
+    /// Appends an op if its shape rule accepts the drawn inputs. Returns whether it did.
     fn try_op(&mut self, block: BlockId, def: &'static OpDef, readable: &[VarId]) -> bool {
         let mut builder = Op::build(&def.spec);
         let is_dense = matches!(def.spec.name, "send" | "recv");
@@ -529,7 +531,7 @@ impl Maker {
         let wanted: Vec<bool> =
             def.spec.outputs.iter().map(|s| s.arity != Arity::Optional || self.one_in(2)).collect();
         let Ok(mut op) = builder.role(OpRole::FORWARD).finish_open() else { return false };
-        // Rules ask which outputs are wanted, and gradient rules how many there are of each.
+        // Shape rules depend on which outputs are present, and gradient rules on their number.
         let mut probe = op.clone();
         let mut marks = (1_000_000..).map(VarId::from_index);
         for (at, slot) in def.spec.outputs.iter().enumerate().filter(|(at, _)| wanted[*at]) {
@@ -564,10 +566,10 @@ impl Maker {
                 op.outputs[at].push(var);
             }
         }
-        // An output may be an input, where the op allows that; the rule knows.
+        // An output may be an input where the op allows it, which the shape rule checks.
         let checked = op.check().and_then(|()| def.shapes(&op, |var| self.actual[&var]));
         if checked.is_err() {
-            // Variables made for it are not written.
+            // Forget the variables created for this op, since they are not written.
             let unwritten = |var: &VarId| !self.written.contains(var);
             for var in op.all_outputs().filter(unwritten) {
                 self.actual.remove(&var);
@@ -582,7 +584,8 @@ impl Maker {
         true
     }
 
-    /// Whether a fetch from the offload file finds what it wants there, most of the time.
+    /// Whether the op keeps the offload file consistent. A fetch must find a value of its size,
+    /// except in one of 20 cases.
     fn offloads(&mut self, op: &Op) -> bool {
         let Some(held) = op.input("X").first().map(|var| self.actual[var]) else { return true };
         match op.name() {
@@ -598,7 +601,8 @@ impl Maker {
         }
     }
 
-    /// A variable for a slot: of the type that its name suggests, often with the first one's shape.
+    /// Picks a variable for a slot, of the type that the slot's name suggests, and often with the
+    /// shape of the first operand.
     fn operand(&mut self, slot: &SlotSpec, first: Option<VarId>, from: &[VarId]) -> Option<VarId> {
         let dtype = match slot.name {
             "Ids" | "Index" | "Label" => Some(DType::I64),
@@ -626,7 +630,7 @@ impl Maker {
         (!choices.is_empty()).then(|| self.of(&choices))
     }
 
-    /// Where an output goes.
+    /// Picks or creates the variable for an output.
     fn target(
         &mut self,
         block: BlockId,
@@ -637,7 +641,7 @@ impl Maker {
         declared: Meta,
     ) -> VarId {
         let name = def.spec.outputs[slot].name;
-        // State goes back to where it came from.
+        // State is usually written back to its input.
         if let Some(input) = name.strip_suffix("Out").filter(|name| !name.is_empty())
             && let Some(var) = op.input(input).first()
             && !self.one_in(4)
@@ -677,21 +681,21 @@ impl Maker {
         let name = self.name("v");
         let var = Var { kind: actual.kind, ..Var::new(name, actual.dtype, shape) };
         let id = self.program.add_var(block, var).expect("a new name");
-        // The rule looks at it when the op is checked as a whole.
+        // The shape rule needs it when the whole op is checked.
         self.actual.insert(id, actual);
         id
     }
 
     fn attr(&mut self, spec: &AttrSpec) -> Attr {
         let rank = 1 + self.rng.below(3) as usize;
-        match (spec.name, self.talk) {
-            ("ring_id", Talk::Rings(_)) => return Attr::Int(self.rng.below(2) as i64),
-            ("nranks", Talk::Rings(ranks)) if !self.one_in(30) => return Attr::Int(ranks as i64),
-            ("root" | "root_id" | "rank", Talk::Rings(ranks)) => {
+        match (spec.name, self.peers) {
+            ("ring_id", Peers::Rings(_)) => return Attr::Int(self.rng.below(2) as i64),
+            ("nranks", Peers::Rings(ranks)) if !self.one_in(30) => return Attr::Int(ranks as i64),
+            ("root" | "root_id" | "rank", Peers::Rings(ranks)) => {
                 return Attr::Int(self.rng.below(ranks as u64) as i64);
             }
             ("table_id", _) => return Attr::Int(self.table as i64),
-            ("width" | "size", Talk::Tables(widths)) if !self.one_in(20) => {
+            ("width" | "size", Peers::Tables(widths)) if !self.one_in(20) => {
                 return Attr::Int(widths[self.table.min(1)]);
             }
             ("counter_columns", _) => return Attr::Int(self.of(&[0, 0, 1, 2])),
@@ -753,7 +757,7 @@ impl Maker {
         }
     }
 
-    /// Variables that a loss may be made of.
+    /// Returns the variables from which a loss can be built.
     fn differentiable(&self) -> Vec<VarId> {
         self.visible(Program::ROOT)
             .into_iter()
@@ -768,14 +772,14 @@ impl Maker {
             .collect()
     }
 
-    /// The gradients of a loss, and updates.
+    /// Appends a loss with its gradients and parameter updates.
     fn gradients(&mut self) {
         let root = Program::ROOT;
         let floats = self.differentiable();
         if floats.is_empty() {
             return;
         }
-        // Not every variable has a gradient.
+        // Not every variable leads to gradients, so try several.
         let found = (0..6).find_map(|_| {
             let input = self.of(&floats);
             self.backward_of(input)
@@ -793,7 +797,8 @@ impl Maker {
         }
     }
 
-    /// Appends the mean of a variable and its gradients: each parameter with its own.
+    /// Appends the mean of a variable as a loss, and its gradients. Returns each parameter with its
+    /// gradient.
     fn backward_of(&mut self, input: VarId) -> Option<Vec<(VarId, VarId)>> {
         let mut program = self.program.clone();
         let loss = self.loss_of(&mut program, input);
@@ -813,7 +818,8 @@ impl Maker {
         loss
     }
 
-    /// Lets some ops write another variable that is declared alike, whatever its size.
+    /// Redirects outputs of some ops to another variable with a matching declaration, of any actual
+    /// size.
     fn redirect(&mut self) {
         for block in self.program.block_ids() {
             for id in self.program.block(block).ops().to_vec() {
@@ -859,12 +865,12 @@ impl Maker {
             }
         }
         let threads = if self.one_in(4) { 3 } else { 1 };
-        let Maker { program, feeds, state, talk, .. } = self;
-        Draft { program, talk, threads, feeds, state, fetches }
+        let Generator { program, feeds, state, peers, .. } = self;
+        Draft { program, peers, threads, feeds, state, fetches }
     }
 }
 
-/// Whether an op belongs to a ring.
-fn speaks(def: &OpDef) -> bool {
+/// Whether an op communicates over a ring.
+fn communicates(def: &OpDef) -> bool {
     def.traits.lane == Lane::Ring || def.spec.attr_index("ring_id").is_some()
 }

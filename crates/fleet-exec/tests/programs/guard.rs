@@ -1,9 +1,9 @@
-//! An allocator that ends every tensor at a page without access.
+//! An allocator that ends every tensor at an inaccessible page.
 //!
-//! Tensors are told by their alignment of 64 bytes. Each gets pages of its own between two guard
-//! pages and ends at the second one, but for the bytes that the alignment asks for; those, and the
-//! bytes before it, hold a pattern that is checked when it is freed. Freed pages are never used
-//! again. So a write or read outside of a tensor, or after its end of life, ends the process.
+//! Tensors are recognized by their alignment of 64 bytes. Each gets its own pages between two guard
+//! pages, and ends at the second guard page except for alignment padding. The padding and the bytes
+//! before the tensor hold a pattern that is checked on free. Freed pages are never reused. An
+//! access outside a tensor or after it is freed therefore ends the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -13,8 +13,8 @@ const TENSOR_ALIGN: usize = 64;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Addresses set aside for tensors: what a batch of programs allocates in all, since no page is
-/// used twice. They cost nothing until they are touched.
+/// Address space reserved for tensors, in bytes. It must hold all allocations of a batch of
+/// programs, since pages are never reused. Untouched addresses cost nothing.
 const REGION_BYTES: usize = 1 << 40;
 
 const PATTERN: u8 = 0xa5;
@@ -25,18 +25,18 @@ static ENABLED: AtomicBool = AtomicBool::new(false);
 static REGION: AtomicUsize = AtomicUsize::new(0);
 static USED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// From here on, tensors end at guard pages.
+/// Makes all later tensors end at guard pages.
 pub fn enable() {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping wherever there is room.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let map =
         unsafe { libc::mmap(std::ptr::null_mut(), REGION_BYTES, libc::PROT_NONE, flags, -1, 0) };
-    assert!(map != libc::MAP_FAILED, "no room for guarded tensors");
+    assert!(map != libc::MAP_FAILED, "cannot map memory for guarded tensors");
     REGION.store(map as usize, SeqCst);
     ENABLED.store(true, SeqCst);
 }
 
-/// Where a tensor of so many bytes lies: its pages, and its own first byte in them.
+/// Returns the layout of a tensor of `bytes` bytes: the size of its pages, and its offset in them.
 fn place(bytes: usize) -> (usize, usize) {
     let pages_bytes = bytes.next_multiple_of(PAGE_BYTES);
     (pages_bytes, pages_bytes - bytes.next_multiple_of(TENSOR_ALIGN))
@@ -48,10 +48,10 @@ fn is_guarded(ptr: *mut u8) -> bool {
 }
 
 /// # Safety
-/// The pages are those of an allocation of so many bytes.
+/// `pages` must be the pages of an allocation of `bytes` bytes.
 unsafe fn slack<'a>(pages: *mut u8, bytes: usize) -> [&'a mut [u8]; 2] {
     let (pages_bytes, start) = place(bytes);
-    // SAFETY: promised by the caller; both parts lie in the pages.
+    // SAFETY: promised by the caller; both parts are within the pages.
     unsafe {
         [
             std::slice::from_raw_parts_mut(pages, start),
@@ -60,7 +60,7 @@ unsafe fn slack<'a>(pages: *mut u8, bytes: usize) -> [&'a mut [u8]; 2] {
     }
 }
 
-// SAFETY: tensors get fresh pages of their own, everything else comes from the system's allocator.
+// SAFETY: tensors get fresh pages of their own; everything else comes from the system's allocator.
 unsafe impl GlobalAlloc for GuardAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.align() != TENSOR_ALIGN || !ENABLED.load(SeqCst) {
@@ -74,7 +74,7 @@ unsafe impl GlobalAlloc for GuardAllocator {
         }
         let pages = (REGION.load(SeqCst) + at) as *mut u8;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the pages lie in the region and belong to nobody else.
+        // SAFETY: the pages are within the region and no other allocation uses them.
         unsafe {
             if libc::mprotect(pages.cast(), pages_bytes, access) != 0 {
                 return std::ptr::null_mut();
@@ -90,11 +90,11 @@ unsafe impl GlobalAlloc for GuardAllocator {
             return unsafe { System.dealloc(ptr, layout) };
         }
         let (pages_bytes, start) = place(layout.size());
-        // SAFETY: the pages that `alloc` gave for this layout.
+        // SAFETY: these are the pages that `alloc` returned for this layout.
         unsafe {
             let pages = ptr.sub(start);
             if slack(pages, layout.size()).iter().any(|part| part.iter().any(|b| *b != PATTERN)) {
-                let message = b"bytes beside a tensor were written\n";
+                let message = b"bytes outside a tensor were written\n";
                 libc::write(2, message.as_ptr().cast(), message.len());
                 libc::abort();
             }

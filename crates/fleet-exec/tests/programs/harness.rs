@@ -1,8 +1,8 @@
-//! Runs batches of programs in child processes: one that dies is reported with its seed, its text,
-//! and the last words of the process.
+//! Runs batches of programs in child processes. For a child that dies, the test reports the seed,
+//! the program's text, and the last lines of the child's output.
 //!
-//! The test binary starts itself again with the name of a test that does nothing else than run the
-//! batch which its environment names.
+//! The test binary starts itself again with the name of a test that runs only the batch given in
+//! its environment.
 
 use crate::guard;
 use fleet_base::{Error, ErrorKind, Result};
@@ -11,18 +11,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Programs of one child, which frees no address space.
+/// Number of programs per child. A child never frees address space.
 const BATCH: u64 = 1000;
 
-/// Given to a child: first seed, number of programs, and the file where it notes the seed at hand.
+/// Environment variable for a child: first seed, number of programs, and the file to which the
+/// child writes the current seed.
 const CHILD: &str = "FLEET_PROGRAMS_CHILD";
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Lets children run `FLEET_PROGRAMS` programs, or `default`, by the test `child`. `describe` gives
-/// the text of the program of a seed.
+/// Runs `FLEET_PROGRAMS` programs, or `default`, in child processes through the test `child`.
+/// `describe` returns the text of the program for a seed.
 pub fn run_in_children(child: &str, default: u64, describe: impl Fn(u64) -> String) {
     let (from, count) = (setting("FLEET_PROGRAMS_FROM", 0), setting("FLEET_PROGRAMS", default));
     let note = format!("fleet-programs-{}-{child}", std::process::id());
@@ -41,7 +42,7 @@ pub fn run_in_children(child: &str, default: u64, describe: impl Fn(u64) -> Stri
         let noted = fs::read_to_string(&note).unwrap_or_default();
         let counts: Vec<u64> = noted.split_whitespace().filter_map(|w| w.parse().ok()).collect();
         let [seed, did_run, was_refused] = counts[..] else {
-            panic!("a child said nothing: {}", String::from_utf8_lossy(&output.stderr));
+            panic!("a child wrote no result: {}", String::from_utf8_lossy(&output.stderr));
         };
         ran += did_run;
         refused += was_refused;
@@ -57,7 +58,7 @@ pub fn run_in_children(child: &str, default: u64, describe: impl Fn(u64) -> Stri
                 last.join("\n"),
                 describe(seed),
             ));
-            // The next child goes on behind the program that failed.
+            // The next child starts after the program that failed.
             next = seed + 1;
         }
         if failures.len() >= setting("FLEET_PROGRAMS_FAILURES", 1) as usize {
@@ -65,13 +66,13 @@ pub fn run_in_children(child: &str, default: u64, describe: impl Fn(u64) -> Stri
         }
     }
     let _ = fs::remove_file(&note);
-    println!("{child}: {ran} programs ran, {refused} were refused");
+    println!("{child}: {ran} programs ran, {refused} were rejected");
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
     assert!(count < default || ran > count / 4, "{ran} of {count} programs ran");
 }
 
-/// The work of a child; nothing in the process of the tests. `attempt` tells whether the program of
-/// a seed was accepted.
+/// Runs the batch of a child. Does nothing in the parent process. `attempt` returns whether the
+/// program for a seed was accepted.
 pub fn run_batch(attempt: impl Fn(u64) -> Result<bool>) {
     let Ok(work) = std::env::var(CHILD) else { return };
     let mut words = work.splitn(3, ' ');
@@ -93,7 +94,7 @@ pub fn run_batch(attempt: impl Fn(u64) -> Result<bool>) {
     fs::write(Path::new(&note), format!("{} {ran} {refused}", from + count - 1)).expect("the note");
 }
 
-/// Whether a program was accepted; `FLEET_PROGRAMS_WHY=1` prints why one was not.
+/// Whether a program was accepted; `FLEET_PROGRAMS_WHY=1` prints the reason for a rejection.
 pub fn is_accepted<T>(outcome: &Result<T>) -> bool {
     if let (Err(error), 1) = (outcome, setting("FLEET_PROGRAMS_WHY", 0)) {
         eprintln!("refused: {error}");
@@ -101,7 +102,7 @@ pub fn is_accepted<T>(outcome: &Result<T>) -> bool {
     outcome.is_ok()
 }
 
-/// The result of a run; a panic or a fault of ours is a failure of the test.
+/// Returns the outcome of a run. A panic or an internal error fails the test.
 pub fn guarded<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<Result<T>> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Err(_) => Err(Error::internal(format!("{what}: a panic"))),

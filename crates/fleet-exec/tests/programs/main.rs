@@ -1,16 +1,15 @@
-//! Random programs under guard pages: whatever a program says, it runs inside of its own memory or
-//! is refused, and what runs gives what the interpreter gives.
+//! Random programs under guard pages. Every program either stays within its own memory or is
+//! rejected, and its results equal the interpreter's.
 //!
-//! Every variable is an allocation of its own (`Memory::Separate`) that ends at a guard page
-//! (`guard.rs`). Programs run in child processes (`harness.rs`); one that dies is reported with the
-//! seed and the text of its program. Ranks of a ring are threads of the child.
+//! Every variable is a separate allocation (`Memory::Separate`) that ends at a guard page
+//! (`guard.rs`). Programs run in child processes (`harness.rs`). If a child dies, the test reports
+//! the seed and the text of its program. The ranks of a ring are threads of the child.
 //!
-//! * `FLEET_PROGRAMS=100000` runs so many programs, `FLEET_PROGRAMS_FROM` the first seed.
-//! * `FLEET_GUARD=0` leaves allocations to the system, for a run under AddressSanitizer.
+//! * `FLEET_PROGRAMS=100000` sets the number of programs, and `FLEET_PROGRAMS_FROM` the first seed.
+//! * `FLEET_GUARD=0` uses the system's allocator, for a run under AddressSanitizer.
 //!
-//! docs/add-an-op.md has the commands. `crates/fleet-strategy/tests/programs` and
-//! `crates/fleet/tests/programs` give the same programs to strategies, to the rings of jobs, and to
-//! servers.
+//! docs/add-an-op.md has the commands. `crates/fleet/tests/programs` runs the same programs on the
+//! rings of jobs, with tables of servers, and rewritten by strategies.
 
 mod generate;
 mod guard;
@@ -22,14 +21,14 @@ use fleet_ops::{LookUp, Lookup, PushRows, Services, Tables};
 use fleet_passes::BuildOptions;
 use fleet_tensor::Tensor;
 use fleet_testkit::local::{self, World};
-use generate::{Draft, Talk};
+use generate::{Draft, Peers};
 use harness::guarded;
 use std::sync::Arc;
 
 #[global_allocator]
 static ALLOCATOR: guard::GuardAllocator = guard::GuardAllocator;
 
-/// Programs of a run that says nothing else: some seconds.
+/// Default number of programs: takes a few seconds.
 const PROGRAMS: u64 = 1000;
 
 #[test]
@@ -38,13 +37,13 @@ fn programs_stay_in_their_memory() {
     harness::run_in_children("batch_of_programs", PROGRAMS, describe);
 }
 
-/// Not a test by itself: what the child processes of the one above run.
+/// Not a test in itself: the child processes of the test above run it.
 #[test]
 fn batch_of_programs() {
     harness::run_batch(|seed| attempt(&generate::draft(seed)));
 }
 
-/// Runs a program in several ways; whether it was accepted.
+/// Runs a program in several ways. Returns whether it was accepted.
 fn attempt(draft: &Draft) -> Result<bool> {
     let plain = run_ranks("the interpreter", draft, &|rank, services| {
         let mut scope = draft.scope();
@@ -56,7 +55,7 @@ fn attempt(draft: &Draft) -> Result<bool> {
     let inplace = BuildOptions { enable_inplace: true, ..BuildOptions::none() };
     let inplace = ExecOptions { build: inplace, ..options.clone() };
     let mut accepted = false;
-    // Here memory that was not written holds what other variables left.
+    // With packed memory, unwritten memory holds leftovers of other variables.
     let packed = ExecOptions { memory: Memory::Packed, ..options.clone() };
     let ways =
         [("plain", exact), ("in place", inplace), ("rewritten", options), ("packed", packed)];
@@ -79,7 +78,7 @@ fn attempt(draft: &Draft) -> Result<bool> {
             let difference = if is_rewritten { near } else { same };
             for ((name, plain), found) in draft.fetches.iter().zip(plain).zip(outcome) {
                 if let Some(difference) = difference(plain, found) {
-                    let message = format!("{what}: '{name}' is not what the interpreter makes");
+                    let message = format!("{what}: '{name}' differs from the interpreter's result");
                     return Err(Error::internal(message)
                         .got(difference)
                         .at(format!("rank {rank}")));
@@ -90,17 +89,17 @@ fn attempt(draft: &Draft) -> Result<bool> {
     Ok(accepted)
 }
 
-/// What one rank does with its way to the others.
+/// The work of one rank, given its services.
 type Work<'a> = dyn Fn(usize, Services) -> Result<Vec<Tensor>> + Sync + 'a;
 
-/// Runs a program at all of its ranks; the outcome of each.
+/// Runs a program on all of its ranks and returns the outcome of each.
 fn run_ranks(what: &str, draft: &Draft, work: &Work<'_>) -> Result<Vec<Result<Vec<Tensor>>>> {
     let alone = |services: Services| Ok(vec![guarded(what, || work(0, services))?]);
-    match draft.talk {
-        Talk::Alone | Talk::Rings(1) => alone(Services::none()),
-        Talk::Tables(_) => alone(Services::none().with_tables(Arc::new(Echo))),
-        // A rank that fails ends the rings of the other.
-        Talk::Rings(ranks) => local::run(ranks, |rank, world| {
+    match draft.peers {
+        Peers::Alone | Peers::Rings(1) => alone(Services::none()),
+        Peers::Tables(_) => alone(Services::none().with_tables(Arc::new(MockTables))),
+        // If one rank fails, the rings of the other end too.
+        Peers::Rings(ranks) => local::run(ranks, |rank, world| {
             guarded(what, || work(rank, rings(world, ranks, rank)))?
         })
         .into_iter()
@@ -112,7 +111,8 @@ fn run_ranks(what: &str, draft: &Draft, work: &Work<'_>) -> Result<Vec<Result<Ve
     }
 }
 
-/// Ranks that run the same program do not wait for each other in vain.
+/// Whether an error is a bug in Fleet. A timeout is one, because ranks that run the same program
+/// never wait for each other in vain.
 fn is_our_fault(error: &Error) -> bool {
     error.kind() == ErrorKind::Internal || error.to_string().contains("waited too long")
 }
@@ -124,20 +124,20 @@ fn rings(world: &World, ranks: usize, rank: usize) -> Services {
     })
 }
 
-/// Tables that write all that they are given to write, and read all that they are given to read.
-struct Echo;
+/// Tables that read all of their inputs and write all of their outputs.
+struct MockTables;
 
-impl Echo {
+impl MockTables {
     fn read(parts: &[&[f32]]) -> Result<()> {
         std::hint::black_box(parts.iter().flat_map(|part| part.iter()).sum::<f32>());
         Ok(())
     }
 }
 
-impl Tables for Echo {
+impl Tables for MockTables {
     fn lookup(&self, _: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
         for lookup in lookups {
-            assert_eq!(lookup.rows.len(), lookup.ids.len() * how.width, "a row for each id");
+            assert_eq!(lookup.rows.len(), lookup.ids.len() * how.width, "expected one row per id");
             for (id, row) in lookup.ids.iter().zip(lookup.rows.chunks_exact_mut(how.width)) {
                 row.fill(if Some(*id) == how.padding { 0.0 } else { 1.0 / (2.0 + *id as f32) });
             }
@@ -147,19 +147,19 @@ impl Tables for Echo {
 
     fn push_sparse(&self, _: u32, pushes: &[PushRows<'_>], width: usize) -> Result<()> {
         for push in pushes {
-            assert_eq!(push.grads.len(), push.ids.len() * width, "a row for each id");
+            assert_eq!(push.grads.len(), push.ids.len() * width, "expected one row per id");
             for counts in [push.shows, push.clicks].into_iter().flatten() {
                 let fits = push.ids.is_empty() || push.ids.len().is_multiple_of(counts.len());
-                assert!(fits, "a count for each sample");
-                Echo::read(&[counts])?;
+                assert!(fits, "expected one count per sample");
+                MockTables::read(&[counts])?;
             }
-            Echo::read(&[push.grads])?;
+            MockTables::read(&[push.grads])?;
         }
         Ok(())
     }
 
     fn send_dense(&self, _: u32, parts: &[&[f32]]) -> Result<()> {
-        Echo::read(parts)
+        MockTables::read(parts)
     }
 
     fn recv_dense(&self, _: u32, parts: &mut [&mut [f32]]) -> Result<()> {
@@ -186,7 +186,8 @@ impl Tables for Echo {
     }
 }
 
-/// The first difference: without a rewrite, kernels see the same numbers in the same order.
+/// Returns the first byte that differs. Without rewrites, kernels see the same numbers in the same
+/// order, so the results are equal bit for bit.
 fn same(plain: &Tensor, found: &Tensor) -> Option<String> {
     let bytes = plain.as_bytes().iter().zip(found.as_bytes());
     let at = bytes.into_iter().position(|(a, b)| a != b);
@@ -194,8 +195,8 @@ fn same(plain: &Tensor, found: &Tensor) -> Option<String> {
     differs.then(|| format!("byte {} of {}{}", at.unwrap_or(0), plain.dtype(), plain.shape()))
 }
 
-/// The first difference that rounding does not explain. Fused kernels round in another order, and
-/// infinities may become NaN.
+/// Returns the first difference that rounding does not explain. Fused kernels round in another
+/// order, and infinities may become NaN.
 fn near(plain: &Tensor, found: &Tensor) -> Option<String> {
     const TOLERANCE: f32 = 0.02;
     let (Ok(plain), Ok(found)) = (plain.as_slice::<f32>(), found.as_slice::<f32>()) else {

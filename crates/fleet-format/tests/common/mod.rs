@@ -1,11 +1,11 @@
-//! Folders that go away, tensors of every type, and comparison.
+//! Temporary folders, tensors of every type, and comparison.
 #![allow(dead_code)] // each test file uses a part
 
 use fleet_base::rng::Sequence;
 use fleet_tensor::{DType, Shape, Tensor};
 use std::path::{Path, PathBuf};
 
-/// A folder of the test's own, removed at its end.
+/// A temporary folder that is removed at the end of the test.
 pub struct Folder(PathBuf);
 
 impl Folder {
@@ -26,7 +26,7 @@ impl Drop for Folder {
     }
 }
 
-/// One of each type, and shapes at the edges.
+/// A tensor of each type, with edge cases of shapes.
 pub fn tensors() -> Vec<(String, Tensor)> {
     let mut rng = Sequence::new(7, 0);
     let shapes =
@@ -48,7 +48,7 @@ pub fn refs(tensors: &[(String, Tensor)]) -> Vec<(&str, &Tensor)> {
     tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect()
 }
 
-/// Same names, types, shapes and bytes, in any order.
+/// Checks names, types, shapes and bytes, in any order.
 pub fn assert_same(found: &[(String, Tensor)], expected: &[(String, Tensor)]) {
     assert_eq!(found.len(), expected.len());
     for (name, tensor) in expected {
@@ -58,7 +58,7 @@ pub fn assert_same(found: &[(String, Tensor)], expected: &[(String, Tensor)]) {
     }
 }
 
-/// Names of files in a folder, sorted.
+/// Returns the names of files in a folder, sorted.
 pub fn files(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).expect("a folder");
     let mut names: Vec<String> =

@@ -1,6 +1,5 @@
-//! A small dialect with one op for each shape that an op can have, and programs that use
-//! everything.
-#![allow(dead_code)] // each test file uses a part
+//! A small dialect that covers every form of op, and programs that use every feature.
+#![allow(dead_code)] // each test file uses only some items
 
 use fleet_base::rng::Sequence;
 use fleet_ir::{
@@ -9,9 +8,9 @@ use fleet_ir::{
 };
 use fleet_tensor::{DType, Layout, Shape};
 
-pub struct Words;
+pub struct TestDialect;
 
-impl Dialect for Words {
+impl Dialect for TestDialect {
     fn spec(&self, name: &str) -> Option<&'static OpSpec> {
         SPECS.iter().copied().find(|spec| spec.name == name)
     }
@@ -48,7 +47,7 @@ pub static DROPOUT: OpSpec = OpSpec {
     ],
 };
 
-/// Every type of attribute, with a default and without.
+/// Every type of attribute, with and without a default.
 pub static EVERY: OpSpec = OpSpec {
     name: "every",
     inputs: &[optional("X")],
@@ -82,7 +81,7 @@ pub static SEND: OpSpec = OpSpec { name: "send", inputs: &[many("X")], outputs: 
 
 pub static NOTHING: OpSpec = OpSpec { name: "data", inputs: &[], outputs: &[], attrs: &[] };
 
-/// A program that holds one of everything.
+/// A program that uses every feature.
 pub fn rich() -> Program {
     let mut p = Program::new();
     p.set_seed(u64::MAX);
@@ -186,7 +185,7 @@ pub fn concat(inputs: &[VarId], out: VarId) -> fleet_ir::OpBuilder {
     Op::build(&CONCAT).inputs("X", inputs).output("Out", out)
 }
 
-/// Some program: the same for the same sequence, well formed, not always meaningful.
+/// Generates a program, the same for the same sequence. It is well formed, but not always valid.
 pub fn random(rng: &mut Sequence) -> Program {
     let mut p = Program::new();
     p.set_seed(rng.next_u64());
@@ -276,7 +275,7 @@ fn random_attr(rng: &mut Sequence, kind: AttrKind) -> Attr {
     }
 }
 
-/// Text from an alphabet that has everything that could confuse a reader.
+/// Generates text from an alphabet with every character that could confuse a reader.
 pub fn random_text(rng: &mut Sequence) -> String {
     let alphabet: Vec<char> =
         "ab0_.@/-% \"\\\n#{}()[]:,=!é\u{202e}\u{0}\u{1f600}".chars().collect();

@@ -6,7 +6,7 @@ use crate::micro::{Finish, Isa, LINE, PANEL, cut_aligned};
 use crate::simd::Simd;
 use std::f32::consts::LOG2_E;
 
-/// Scratch of one worker in the backward pass.
+/// Scratch memory of one worker in the backward pass.
 pub(super) struct BackwardScratch<'s> {
     keys_transposed: &'s mut [f32],
     values_transposed: &'s mut [f32],
@@ -69,14 +69,14 @@ pub(super) struct Backward<'a> {
 }
 
 impl Backward<'_> {
-    /// One head of one sample.
+    /// Computes the gradients of one head of one sample.
     ///
     /// # Safety
-    /// The views were checked against the shape; no other task writes this head.
+    /// The views were checked against the shape, and no other task writes this head.
     pub(super) unsafe fn head(&self, at: (usize, usize), mut scratch: BackwardScratch<'_>) {
         let Attention { queries, keys, dim, .. } = self.shape;
         let (k, v) = (self.k.head(at), self.v.head(at));
-        // SAFETY: the head is this task's.
+        // SAFETY: the head belongs to this task.
         unsafe {
             if keys == 0 {
                 clear(self.dq.head(at), queries, dim);
@@ -94,11 +94,11 @@ impl Backward<'_> {
                     let count = QUERY_TILE.min(queries - first);
                     let seen = self.shape.keys_seen(first + count).saturating_sub(first_key);
                     let place =
-                        TilePlace { at, first, count, first_key, seen: seen.min(key_count) };
+                        TileIndex { at, first, count, first_key, seen: seen.min(key_count) };
                     if place.seen > 0 {
                         if std::mem::take(&mut is_first) {
-                            // The first tile stores what later ones add to; keys that it does not
-                            // see start from zero.
+                            // The first tile stores, later tiles add. Keys that the first tile does
+                            // not see start from zero.
                             let (unseen, left) = (first_key + place.seen, key_count - place.seen);
                             clear(self.dk.head(at).from(unseen), left, dim);
                             clear(self.dv.head(at).from(unseen), left, dim);
@@ -118,18 +118,18 @@ impl Backward<'_> {
         }
     }
 
-    /// What one tile adds to the three gradients; `finish` is for those of keys and values.
+    /// Adds one tile to the three gradients; `finish` applies to those of keys and values.
     ///
     /// # Safety
-    /// As [`Backward::head`]; keys and values of the tile are packed.
+    /// As for [`Backward::head`]; keys and values of the tile are packed.
     pub(super) unsafe fn tile(
         &self,
-        place: TilePlace,
+        place: TileIndex,
         finish: Finish,
         scratch: &mut BackwardScratch<'_>,
     ) {
         let Attention { heads, queries, dim, scale, .. } = self.shape;
-        let TilePlace { at, first, count, first_key, seen } = place;
+        let TileIndex { at, first, count, first_key, seen } = place;
         let (q, d_out) = (self.q.head(at).from(first), self.d_out.head(at).from(first));
         let scores = Rows { data: scratch.scores.as_mut_ptr(), pitch: SCORE_PITCH };
         let d_scores = Rows { data: scratch.d_scores.as_mut_ptr(), pitch: SCORE_PITCH };
@@ -145,7 +145,7 @@ impl Backward<'_> {
             cols: seen,
             finish: Finish { alpha, ..Finish::STORE },
         };
-        // SAFETY: rows and keys exist; the scratch was sized for a tile.
+        // SAFETY: the rows and keys exist, and the scratch memory has the size of a tile.
         unsafe {
             of_rows(q, scratch.keys_transposed, scores, scale * LOG2_E).run(self.isa);
             of_rows(d_out, scratch.values_transposed, d_scores, 1.0).run(self.isa);
@@ -194,7 +194,7 @@ impl Backward<'_> {
 }
 
 /// # Safety
-/// The rows exist and are the caller's.
+/// The rows exist and belong to the caller.
 pub(super) unsafe fn clear(rows: Rows, count: usize, dim: usize) {
     for row in 0..count {
         // SAFETY: promised by the caller.
@@ -205,10 +205,11 @@ pub(super) unsafe fn clear(rows: Rows, count: usize, dim: usize) {
 pub(super) struct Gradient<'a> {
     shape: &'a Attention,
     mask: Option<MaskView>,
-    place: TilePlace,
-    /// In: scaled scores; out: probabilities, dropped.
+    place: TileIndex,
+    /// On entry: scaled scores. On return: probabilities after dropout.
     scores: Rows,
-    /// In: gradients of the dropped probabilities; out: of the unscaled scores.
+    /// On entry: gradients of the probabilities after dropout. On return: gradients of the unscaled
+    /// scores.
     d_scores: Rows,
     out: Rows,
     d_out: Rows,
@@ -217,7 +218,7 @@ pub(super) struct Gradient<'a> {
 }
 
 crate::kernel! {
-    /// dS = P * (keep * dP - sum(dO * O)) * scale, and P * keep in place of the scores.
+    /// Computes dS = P * (keep * dP - sum(dO * O)) * scale, and replaces the scores with P * keep.
     pub(super) unsafe fn gradient_rows<S>(s: S, args: &Gradient<'_>) {
         let Gradient { shape, place, .. } = *args;
         for row in 0..place.count {
@@ -243,7 +244,7 @@ crate::kernel! {
                 }
                 let mut ds = s.mul(s.mul(p, s.sub(dp, delta)), scale);
                 if column + S::LANES > keys {
-                    // Scores beyond the keys were never computed and may be anything.
+                    // Scores beyond the keys were never computed and may hold any value.
                     let live = first_lanes(s, keys.saturating_sub(column));
                     ds = s.select(live, ds, s.zero());
                 }
@@ -256,7 +257,7 @@ crate::kernel! {
 }
 
 /// # Safety
-/// `len` floats at both places.
+/// `len` floats are readable at `a` and at `b`.
 #[inline(always)]
 pub(super) unsafe fn dot<S: Simd>(s: S, a: *const f32, b: *const f32, len: usize) -> f32 {
     let mut sum = s.zero();

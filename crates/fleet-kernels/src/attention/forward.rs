@@ -7,12 +7,13 @@ use crate::pool::Shareable;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-/// Scratch of one worker in the forward pass.
+/// Scratch memory of one worker in the forward pass.
 pub(super) struct ForwardScratch<'s> {
     keys: &'s mut [f32],
     values: &'s mut [f32],
     scores: &'s mut [f32],
-    /// Largest score and sum of exponentials of every row of a chunk, then one row of dropout.
+    /// Maximum score of every row of a chunk. `sum` holds the rows' sums of exponentials, and
+    /// `keep` one row of dropout.
     max: &'s mut [f32],
     sum: &'s mut [f32],
     keep: &'s mut [f32],
@@ -51,10 +52,10 @@ pub(super) struct Forward {
 }
 
 impl Forward {
-    /// Queries `rows` (at most a chunk) of one head.
+    /// Computes the queries `rows` (at most a chunk) of one head.
     ///
     /// # Safety
-    /// The views were checked against the shape; no other task writes these rows.
+    /// The views were checked against the shape, and no other task writes these rows.
     pub(super) unsafe fn chunk(
         &self,
         at: (usize, usize),
@@ -71,7 +72,7 @@ impl Forward {
         let keys_end = self.shape.keys_seen(rows.end);
         for first_key in (0..keys_end).step_by(KEY_TILE) {
             let key_count = KEY_TILE.min(keys_end - first_key);
-            // SAFETY: these keys exist, and the scratch was sized for a tile.
+            // SAFETY: these keys exist, and the scratch memory has the size of a tile.
             unsafe {
                 pack_transposed(self.isa, k.from(first_key), key_count, dim, keys.as_mut_ptr());
                 let target = values.as_mut_ptr();
@@ -84,7 +85,7 @@ impl Forward {
                 if seen == 0 {
                     continue;
                 }
-                let place = TilePlace { at, first, count, first_key, seen };
+                let place = TileIndex { at, first, count, first_key, seen };
                 let local = first - rows.start;
                 let product = Product {
                     a: q.row(first),
@@ -130,12 +131,12 @@ impl Forward {
         }
         let lse_start = (at.0 * heads + at.1) * queries;
         for (local, row) in rows.clone().enumerate() {
-            // SAFETY: the row is this task's.
+            // SAFETY: the row belongs to this task.
             let (out, lse) = unsafe {
                 let out = std::slice::from_raw_parts_mut(out.row(row), dim);
                 (out, &mut *self.lse.ptr().add(lse_start + row))
             };
-            // No tile had a key for this row: nothing was written.
+            // No tile had a key for this row, so nothing was written.
             if sum[local] == 0.0 {
                 out.fill(0.0);
                 *lse = f32::INFINITY;

@@ -1,20 +1,20 @@
-//! Scaled dot-product attention, fused: softmax(scale * Q K^T + mask) V without the [T, T] matrix.
+//! Fused scaled dot-product attention: softmax(scale * Q K^T + mask) V without the [T, T] matrix.
 //!
-//! Tiles of 64 queries x 128 keys live in L1 and L2: scores by the register tile of
-//! [`crate::micro`], softmax with a running maximum, product with V. The forward pass keeps only
-//! the logarithm of the sum of exponentials of each row; the backward pass recomputes the tile and
-//! makes five products of it. Tiles that a causal mask hides are skipped.
+//! Tiles of 64 queries x 128 keys are processed in L1 and L2: scores by the register tile of
+//! [`crate::micro`], softmax with a running maximum, product with V. The forward pass stores only
+//! the log-sum-exp of each row. The backward pass recomputes the tile and computes five products
+//! from it. Tiles that a causal mask hides are skipped.
 //!
-//! Forward, a task owns up to 256 queries of one head of one sample; backward, one head of one
-//! sample: the order of every sum is fixed by the shape. Dropout on the probabilities is a function
-//! of (seed, stream, position), computed again in the backward pass. Scores are kept in units of
-//! ln 2, so that the exponential is one of base 2.
+//! In the forward pass, a task owns up to 256 queries of one head of one sample. In the backward
+//! pass, it owns one head of one sample. The order of every sum is therefore fixed by the shape.
+//! Dropout of the probabilities is a function of (seed, stream, position), which the backward pass
+//! evaluates again. Scores are in units of ln 2, so that the exponential has base 2.
 //!
-//! Sketch (batch 8, 12 heads, 128 x 128, dim 64): 0.4 GFLOP forward, 1.0 backward, against 178 GF/s
-//! a core; one exponential per 128 multiply-adds costs about a quarter on top. Measured with 2
-//! threads: see `examples/norm_bench.rs`.
+//! Sketch (batch 8, 12 heads, 128 x 128, dim 64): 0.4 GFLOP forward and 1.0 backward, at 178
+//! GFLOP/s per core. One exponential per 128 multiply-adds adds about a quarter. For measurements
+//! with 2 threads, see `examples/norm_bench.rs`.
 //!
-//! It is not a cache of keys for generation, and has no shared key heads.
+//! Key caches for generation and shared key heads are not supported.
 
 mod backward;
 mod forward;
@@ -30,7 +30,7 @@ use crate::pool::{Pool, Shareable};
 use crate::simd::{Level, level};
 use std::marker::PhantomData;
 
-/// Floats from one sample, one position, one head to the next; the dim of a head is contiguous.
+/// Distances between samples, positions and heads, in floats. The dim of a head is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
     pub batch: usize,
@@ -39,18 +39,18 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// Of a dense [batch, time, heads, dim].
+    /// Returns the strides of a dense [batch, time, heads, dim].
     pub fn dense(time: usize, heads: usize, dim: usize) -> Strides {
         Strides { batch: time * heads * dim, time: heads * dim, head: dim }
     }
 
-    /// Of one third of a packed [batch, time, 3, heads, dim].
+    /// Returns the strides of one third of a packed [batch, time, 3, heads, dim].
     pub fn packed(time: usize, heads: usize, dim: usize) -> Strides {
         Strides { batch: time * 3 * heads * dim, time: 3 * heads * dim, head: dim }
     }
 }
 
-/// Queries, keys or values of all heads: a slice that begins at the first one.
+/// Queries, keys or values of all heads: a slice that starts at the first one.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads<'a> {
     data: &'a [f32],
@@ -62,20 +62,20 @@ impl<'a> Heads<'a> {
         Heads { data, strides }
     }
 
-    /// The three parts of a packed [batch, time, 3, heads, dim].
+    /// Returns the three parts of a packed [batch, time, 3, heads, dim].
     pub fn split(qkv: &'a [f32], time: usize, heads: usize, dim: usize) -> [Self; 3] {
         let strides = Strides::packed(time, heads, dim);
         [0, 1, 2].map(|part| Heads::new(qkv.get(part * heads * dim..).unwrap_or(&[]), strides))
     }
 }
 
-/// As [`Heads`], to be written.
+/// Like [`Heads`], but writable.
 #[derive(Debug)]
 pub struct HeadsMut<'a> {
     data: *mut f32,
     len: usize,
     strides: Strides,
-    /// Floats of one position that belong to this part.
+    /// Number of floats per position that belong to this part.
     width: usize,
     life: PhantomData<&'a mut [f32]>,
 }
@@ -91,7 +91,7 @@ impl<'a> HeadsMut<'a> {
         }
     }
 
-    /// The three parts of a packed [batch, time, 3, heads, dim].
+    /// Returns the three parts of a packed [batch, time, 3, heads, dim].
     pub fn split(qkv: &'a mut [f32], time: usize, heads: usize, dim: usize) -> [Self; 3] {
         let strides = Strides::packed(time, heads, dim);
         let (data, len) = (qkv.as_mut_ptr(), qkv.len());
@@ -114,13 +114,19 @@ pub struct Mask<'a> {
 
 impl<'a> Mask<'a> {
     pub fn new(data: &'a [f32], shape: [usize; 4]) -> Self {
-        assert_eq!(data.len(), shape.iter().product::<usize>(), "mask has the wrong length");
+        assert_eq!(
+            data.len(),
+            shape.iter().product::<usize>(),
+            "attention: mask has the wrong length"
+        );
         Mask { data, shape }
     }
 }
 
-/// Dropout of probabilities: position ((b * heads + h) * queries + i) * keys + j is kept where
-/// `Philox::new(seed, stream).unit(position) >= probability`, and divided by `1 - probability`.
+/// Dropout of probabilities. The position of a probability is
+/// `((b * heads + h) * queries + i) * keys + j`. A probability is kept if
+/// `Philox::new(seed, stream).unit(position) >= probability`, and then divided by
+/// `1 - probability`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     pub probability: f32,
@@ -128,7 +134,7 @@ pub struct Dropout {
     pub stream: u64,
 }
 
-/// One attention: its sizes and what it computes.
+/// The sizes and parameters of one attention.
 ///
 /// ```
 /// use fleet_kernels::attention::*;
@@ -156,36 +162,40 @@ pub struct Attention {
     pub keys: usize,
     pub dim: usize,
     pub scale: f32,
-    /// Query `i` sees keys up to `i + keys - queries`: the last query sees all.
+    /// Whether query `i` sees only keys up to `i + keys - queries`, so that the last query sees
+    /// all.
     pub is_causal: bool,
     pub dropout: Option<Dropout>,
 }
 
 impl Attention {
-    /// Floats of scratch of [`Attention::forward`] on a pool of `threads`.
+    /// Returns the length of the scratch memory for [`Attention::forward`] on a pool of `threads`,
+    /// in floats.
     pub fn forward_scratch_len(&self, threads: usize) -> usize {
         threads * (ForwardScratch::len(self.dim) + LINE)
     }
 
-    /// Floats of scratch of [`Attention::backward`] on a pool of `threads`.
+    /// Returns the length of the scratch memory for [`Attention::backward`] on a pool of `threads`,
+    /// in floats.
     pub fn backward_scratch_len(&self, threads: usize) -> usize {
         threads * (BackwardScratch::len(self.dim) + LINE)
     }
 
-    /// Floats of `lse`: [batch, heads, queries].
+    /// Returns the length of `lse`, [batch, heads, queries].
     pub fn lse_len(&self) -> usize {
         self.batch * self.heads * self.queries
     }
 
-    /// Operations of the forward pass (two products), without what a causal mask hides.
+    /// Returns the floating-point operations of the forward pass (two products), without those that
+    /// a causal mask hides.
     pub fn flops(&self) -> f64 {
-        // In f64: a program may state sizes that no machine has.
+        // Computed in f64, because a program may declare sizes that overflow integers.
         let pairs = self.queries as f64 * self.keys as f64 * if self.is_causal { 0.5 } else { 1.0 };
         4.0 * self.batch as f64 * self.heads as f64 * self.dim as f64 * pairs
     }
 
-    /// `out` and the log-sum-exp of every row, which the backward pass needs; a row that sees no
-    /// key gives zeros and an infinite `lse`.
+    /// Computes `out`, and the log-sum-exp of every row for the backward pass. A row that sees no
+    /// key gets zeros and an infinite `lse`.
     pub fn forward(
         &self,
         pool: &Pool,
@@ -197,9 +207,12 @@ impl Attention {
         lse: &mut [f32],
         scratch: &mut [f32],
     ) {
-        assert_eq!(lse.len(), self.lse_len(), "lse of attention has the wrong length");
+        assert_eq!(lse.len(), self.lse_len(), "attention: lse has the wrong length");
         let threads = pool.threads();
-        assert!(scratch.len() >= self.forward_scratch_len(threads), "scratch is too short");
+        assert!(
+            scratch.len() >= self.forward_scratch_len(threads),
+            "attention: scratch is too short"
+        );
         let pass = Forward {
             shape: *self,
             isa: isa(),
@@ -214,17 +227,17 @@ impl Attention {
         let scratch = Shareable::new(scratch);
         let chunks = self.queries.div_ceil(QUERY_CHUNK);
         pool.run_with_worker(self.batch * self.heads * chunks, |task, worker| {
-            // SAFETY: each worker has its own scratch.
+            // SAFETY: each worker has its own scratch memory.
             let scratch = unsafe { scratch.slice(worker * each, each) };
             let (head, chunk) = (task / chunks, task % chunks);
             let rows = chunk * QUERY_CHUNK..((chunk + 1) * QUERY_CHUNK).min(self.queries);
             let at = (head / self.heads, head % self.heads);
-            // SAFETY: views and sizes were checked; tasks own disjoint rows of `out` and `lse`.
+            // SAFETY: views and sizes were checked, and tasks own disjoint rows of `out` and `lse`.
             unsafe { pass.chunk(at, rows, ForwardScratch::cut(scratch, self.dim)) };
         });
     }
 
-    /// Gradients of q, k and v, for the gradient `d_out` of `out`.
+    /// Computes the gradients of q, k and v from `d_out`, the gradient of `out`.
     pub fn backward(
         &self,
         pool: &Pool,
@@ -235,9 +248,12 @@ impl Attention {
         (dq, dk, dv): (HeadsMut<'_>, HeadsMut<'_>, HeadsMut<'_>),
         scratch: &mut [f32],
     ) {
-        assert_eq!(lse.len(), self.lse_len(), "lse of attention has the wrong length");
+        assert_eq!(lse.len(), self.lse_len(), "attention: lse has the wrong length");
         let threads = pool.threads();
-        assert!(scratch.len() >= self.backward_scratch_len(threads), "scratch is too short");
+        assert!(
+            scratch.len() >= self.backward_scratch_len(threads),
+            "attention: scratch is too short"
+        );
         let pass = Backward {
             shape: *self,
             isa: isa(),
@@ -255,10 +271,10 @@ impl Attention {
         let each = BackwardScratch::len(self.dim) + LINE;
         let scratch = Shareable::new(scratch);
         pool.run_with_worker(self.batch * self.heads, |head, worker| {
-            // SAFETY: each worker has its own scratch.
+            // SAFETY: each worker has its own scratch memory.
             let scratch = unsafe { scratch.slice(worker * each, each) };
             let at = (head / self.heads, head % self.heads);
-            // SAFETY: views and sizes were checked; tasks own disjoint heads of the gradients.
+            // SAFETY: views and sizes were checked, and tasks own disjoint heads of the gradients.
             unsafe { pass.head(at, BackwardScratch::cut(scratch, self.dim)) };
         });
     }
@@ -274,7 +290,7 @@ impl Attention {
         } else {
             (self.batch - 1) * batch + (time - 1) * step + (self.heads - 1) * head + self.dim
         };
-        assert!(end <= heads.data.len(), "an operand of attention is too short");
+        assert!(end <= heads.data.len(), "attention: operand is too short");
         View { data: heads.data.as_ptr().cast_mut(), strides: heads.strides }
     }
 
@@ -282,19 +298,19 @@ impl Attention {
         if self.is_empty(time) {
             return View { data: heads.data, strides: heads.strides };
         }
-        // Sorted from the inside out, each stride must step over all that lies inside.
+        // In order of increasing stride, each stride must exceed the extent of the inner axes.
         let Strides { batch, time: step, head } = heads.strides;
         let mut axes = [(batch, self.batch), (step, time), (head, self.heads)];
         axes.sort_unstable();
         let mut extent = self.dim;
         for (stride, count) in axes.into_iter().filter(|axis| axis.1 > 1) {
-            assert!(stride >= extent, "rows of a result of attention overlap");
+            assert!(stride >= extent, "attention: rows of an output overlap");
             extent += (count - 1) * stride;
         }
-        assert!(extent <= heads.len, "a result of attention is too short");
-        // Parts of one packed buffer lie between each other.
+        assert!(extent <= heads.len, "attention: output is too short");
+        // The parts of a packed buffer are interleaved.
         let width = self.heads.saturating_sub(1) * head + self.dim;
-        assert!(width <= heads.width, "attention has more heads than its packed result");
+        assert!(width <= heads.width, "attention: more heads than the packed output");
         View { data: heads.data, strides: heads.strides }
     }
 
@@ -305,7 +321,7 @@ impl Attention {
         for axis in (0..4).rev() {
             assert!(
                 mask.shape[axis] == 1 || mask.shape[axis] == sizes[axis],
-                "mask of attention does not broadcast"
+                "attention: mask cannot be broadcast"
             );
             strides[axis] = if mask.shape[axis] == 1 { 0 } else { stride };
             stride *= mask.shape[axis];
@@ -313,7 +329,7 @@ impl Attention {
         MaskView { data: mask.data.as_ptr(), strides }
     }
 
-    /// Keys that queries below `end` may see.
+    /// Returns the number of keys that queries below `end` may see.
     fn keys_seen(&self, end: usize) -> usize {
         if self.is_causal {
             (end + self.keys).saturating_sub(self.queries).min(self.keys)
@@ -323,12 +339,12 @@ impl Attention {
     }
 }
 
-/// Queries of one forward task: the packing of keys and values is shared by these.
+/// Number of queries of one forward task. They share the packed keys and values.
 const QUERY_CHUNK: usize = 256;
 fn isa() -> Isa {
     match level() {
-        Level::Avx512 => Isa::Avx512.or_best(),
-        Level::Avx2 => Isa::Avx2.or_best(),
+        Level::Avx512 => Isa::Avx512.or_best_available(),
+        Level::Avx2 => Isa::Avx2.or_best_available(),
         Level::Portable => Isa::Portable,
     }
 }

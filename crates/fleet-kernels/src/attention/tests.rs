@@ -25,7 +25,7 @@ fn case(shape: Attention, mask: Option<[usize; 4]>) -> Case {
         d_out: floats(of_q),
         mask: mask.map(|shape| {
             let mut mask = floats(shape.iter().product());
-            // Some keys are hidden altogether.
+            // Hide some keys completely.
             mask.iter_mut().step_by(7).for_each(|m| *m = f32::NEG_INFINITY);
             (mask, shape)
         }),
@@ -45,7 +45,7 @@ struct Oracle {
     dv: Vec<f64>,
 }
 
-/// The plain formulas in f64, tensors [batch, time, heads, dim].
+/// The plain formulas in f64, on tensors [batch, time, heads, dim].
 fn oracle(case: &Case) -> Oracle {
     let Attention { batch, heads, queries, keys, dim, scale, is_causal, dropout } = case.shape;
     let at = |time: usize, b: usize, t: usize, h: usize| ((b * time + t) * heads + h) * dim;

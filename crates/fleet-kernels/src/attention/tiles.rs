@@ -1,19 +1,19 @@
-//! What both directions work on: operands as rows in memory, packing, products of tiles, and the
+//! Code shared by both passes: operands as rows in memory, packing, products of tiles, and the
 //! softmax of a tile.
 
 use super::{Attention, Dropout, Strides};
-use crate::micro::{self, Ahead, Finish, Isa, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Finish, Isa, PANEL, Prefetch, TILE_ROWS, Tile};
 use crate::philox::{self, WORDS};
 use crate::simd::Simd;
 use std::f32::consts::LOG2_E;
 
-/// Queries of one tile: with 128 keys, scores of 36 KB.
+/// Number of queries in a tile. With 128 keys, the scores take 36 KB.
 pub(super) const QUERY_TILE: usize = 64;
-/// Keys of one tile: two panels of the register tile.
+/// Number of keys in a tile: two panels of the register tile.
 pub(super) const KEY_TILE: usize = 2 * PANEL;
 
-/// Floats from one row of scores to the next. Not a power of two: the transposed products walk down
-/// columns, which would else fall into few sets of L1.
+/// Distance between rows of scores, in floats. It is not a power of two, because the transposed
+/// products read columns, which would otherwise share a few sets of L1.
 pub(super) const SCORE_PITCH: usize = KEY_TILE + 16;
 
 /// A checked operand.
@@ -23,13 +23,13 @@ pub(super) struct View {
     pub(super) strides: Strides,
 }
 
-// SAFETY: operands are only read, results are written in disjoint parts.
+// SAFETY: operands are only read, and results are written in disjoint parts.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
 
 impl View {
-    /// The first row of a head; rows follow at `strides.time`.
+    /// Returns the first row of a head; the distance between rows is `strides.time`.
     #[inline(always)]
     pub(super) fn head(&self, (batch, head): (usize, usize)) -> Rows {
         let offset = batch * self.strides.batch + head * self.strides.head;
@@ -62,11 +62,11 @@ pub(super) struct MaskView {
     pub(super) strides: [usize; 4],
 }
 
-// SAFETY: only read.
+// SAFETY: it is only read.
 unsafe impl Sync for MaskView {}
 
-/// A product for the register tile: C[rows, cols] (+)= A[rows, depth] * B[depth, cols], where row
-/// `r` of A begins at `a + r * a_row` and its terms are `a_step` apart; B is packed in panels.
+/// A product for the register tile: C[rows, cols] (+)= A[rows, depth] * B[depth, cols]. Row `r` of
+/// A starts at `a + r * a_row`, and its terms are `a_step` apart. B is packed in panels.
 #[derive(Clone, Copy)]
 pub(super) struct Product {
     pub(super) a: *const f32,
@@ -74,7 +74,7 @@ pub(super) struct Product {
     pub(super) a_step: usize,
     pub(super) depth: usize,
     pub(super) b: *const f32,
-    /// Floats from one panel to the next.
+    /// Distance between panels, in floats.
     pub(super) b_panel: usize,
     pub(super) c: Rows,
     pub(super) rows: usize,
@@ -84,7 +84,7 @@ pub(super) struct Product {
 
 impl Product {
     /// # Safety
-    /// All that is named may be read or written.
+    /// All memory named by the fields may be read and, for C, written.
     pub(super) unsafe fn run(&self, isa: Isa) {
         let zero = 0isize;
         for column in (0..self.cols).step_by(PANEL) {
@@ -102,7 +102,7 @@ impl Product {
                     rows,
                     cols: PANEL.min(self.cols - column),
                     finish: self.finish,
-                    ahead: Ahead::nothing(self.b),
+                    prefetch: Prefetch::none(self.b),
                 };
                 // SAFETY: promised by the caller.
                 unsafe { micro::run(isa, &tile) };
@@ -111,10 +111,10 @@ impl Product {
     }
 }
 
-/// Packs rows as they are: panels of `[rows][64]`, `capacity * 64` floats apart.
+/// Packs rows without transposing: panels of `[rows][64]`, `capacity * 64` floats apart.
 ///
 /// # Safety
-/// The rows exist; `target` has room for all panels.
+/// The rows exist, and `target` has space for all panels.
 pub(super) unsafe fn pack(
     isa: Isa,
     from: Rows,
@@ -134,7 +134,7 @@ pub(super) unsafe fn pack(
 /// Packs the transpose: panels of 64 rows each, `[dim][64]`.
 ///
 /// # Safety
-/// As [`pack`].
+/// As for [`pack`].
 pub(super) unsafe fn pack_transposed(
     isa: Isa,
     from: Rows,
@@ -150,25 +150,25 @@ pub(super) unsafe fn pack_transposed(
     }
 }
 
-/// Which queries and keys a tile holds.
+/// The queries and keys of a tile.
 #[derive(Clone, Copy)]
-pub(super) struct TilePlace {
+pub(super) struct TileIndex {
     pub(super) at: (usize, usize),
     pub(super) first: usize,
     pub(super) count: usize,
     pub(super) first_key: usize,
-    /// Keys that some query of the tile sees.
+    /// Number of keys that at least one query of the tile sees.
     pub(super) seen: usize,
 }
 
-impl TilePlace {
-    /// Keys of this tile that the query `row` of it sees.
+impl TileIndex {
+    /// Returns the number of keys of this tile that its query `row` sees.
     #[inline(always)]
     pub(super) fn keys_of(&self, shape: &Attention, row: usize) -> usize {
         shape.keys_seen(self.first + row + 1).saturating_sub(self.first_key).min(self.seen)
     }
 
-    /// The mask of query `row` from the first key on, and its stride (0 or 1).
+    /// Returns the mask of query `row` from the first key on, and its stride (0 or 1).
     #[inline(always)]
     pub(super) fn mask_of(&self, mask: &MaskView, row: usize) -> (*const f32, usize) {
         let [batch, head, query, key] = mask.strides;
@@ -179,7 +179,7 @@ impl TilePlace {
         (mask.data.wrapping_add(offset), key)
     }
 
-    /// The dropout position of query `row` and the first key.
+    /// Returns the dropout position of query `row` and the first key.
     #[inline(always)]
     pub(super) fn position(&self, shape: &Attention, row: usize) -> u64 {
         let query = (self.at.0 * shape.heads + self.at.1) * shape.queries + self.first + row;
@@ -190,7 +190,7 @@ impl TilePlace {
 pub(super) struct Softmax<'a> {
     pub(super) shape: &'a Attention,
     pub(super) mask: Option<MaskView>,
-    pub(super) place: TilePlace,
+    pub(super) place: TileIndex,
     pub(super) scores: Rows,
     pub(super) out: Rows,
     pub(super) max: *mut f32,
@@ -198,10 +198,10 @@ pub(super) struct Softmax<'a> {
     pub(super) keep: *mut f32,
 }
 
-/// Scores of one register with the mask added, in units of ln 2, and -infinity beyond `keys`.
+/// Returns one register of scores plus the mask, in units of ln 2, with -infinity beyond `keys`.
 ///
 /// # Safety
-/// A whole register of scores is readable at `scores + column`; the mask has `keys` entries.
+/// A whole register of scores is readable at `scores + column`, and the mask has `keys` entries.
 #[inline(always)]
 pub(super) unsafe fn masked_scores<S: Simd>(
     s: S,
@@ -232,11 +232,11 @@ pub(super) unsafe fn masked_scores<S: Simd>(
     }
 }
 
-/// 2^x for x <= 128 within 2 units in the last place; 0 below the normal numbers, which would only
-/// slow the products down. A NaN stays one.
+/// Computes 2^x for x <= 128 to within 2 units in the last place. Results below the normal numbers
+/// are 0, because denormals would slow the products down. A NaN stays a NaN.
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
-    // Minimax fit on [-1/2, 1/2] that is exact at 0; its slope there is not quite ln 2.
+    // A minimax fit on [-1/2, 1/2] that is exact at 0. Its slope there is not quite ln 2.
     #[allow(clippy::approx_constant)]
     const FIT: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_34, 0.009_671_505, 0.001_326_462_6];
     let n = s.round(x);
@@ -249,17 +249,17 @@ pub(super) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
     s.select(s.lt(x, s.splat(-126.0)), s.zero(), s.scale2(p, s.max(s.splat(-127.0), n)))
 }
 
-/// True in the first `n` lanes.
+/// Returns a mask that is true in the first `n` lanes.
 #[inline(always)]
 pub(super) fn first_lanes<S: Simd>(s: S, n: usize) -> S::M {
     const INDEX: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
-    // SAFETY: no register is longer than 16 floats.
+    // SAFETY: no register has more than 16 floats.
     s.lt(unsafe { s.load(INDEX.as_ptr()) }, s.splat(n as f32))
 }
 
 crate::kernel! {
-    /// Turns the scores of a tile into exponentials relative to the running maximum, keeps maximum
-    /// and sum of each row, and rescales what `out` holds from the tiles before.
+    /// Turns the scores of a tile into exponentials relative to the running maximum. Updates the
+    /// maximum and the sum of each row, and rescales the `out` of earlier tiles.
     pub(super) unsafe fn softmax_rows<S>(s: S, args: &Softmax<'_>) {
         let Softmax { shape, place, .. } = *args;
         for row in 0..place.count {
@@ -275,7 +275,8 @@ crate::kernel! {
             let (max, sum) = (&mut *args.max.add(row), &mut *args.sum.add(row));
             let old = *max;
             let new = old.max(s.max_lane(top));
-            // A row that sees nothing yet has exponentials of 0, not of infinity minus infinity.
+            // For a row without visible keys so far, exponentials must be 0, not infinity minus
+            // infinity.
             let base = s.splat(if new == f32::NEG_INFINITY { 0.0 } else { new });
             let mut total = s.zero();
             let mut column = 0;
@@ -306,7 +307,7 @@ crate::kernel! {
 }
 
 /// # Safety
-/// `dim` floats at `row`.
+/// `dim` floats are readable and writable at `row`.
 #[inline(always)]
 pub(super) unsafe fn scale_row<S: Simd>(s: S, row: *mut f32, dim: usize, factor: f32) {
     let factor = s.splat(factor);
@@ -325,11 +326,11 @@ pub(super) unsafe fn scale_row<S: Simd>(s: S, row: *mut f32, dim: usize, factor:
     }
 }
 
-/// Writes 0 or 1 / (1 - p) for `count` positions from `position` on, and more up to the next
-/// multiple of a register (`keep` holds a whole tile).
+/// Writes 0 or 1 / (1 - p) for `count` positions from `position` on. It may write up to the next
+/// multiple of a register; `keep` holds a whole tile.
 ///
 /// # Safety
-/// `keep` has room for a tile of keys.
+/// `keep` has space for a tile of keys.
 #[inline(always)]
 pub(super) unsafe fn keep_factors<S: Simd>(
     s: S,
@@ -339,8 +340,8 @@ pub(super) unsafe fn keep_factors<S: Simd>(
     keep: *mut f32,
 ) {
     let scale = 1.0 / (1.0 - dropout.probability);
-    // A word is kept where its upper 24 bits, as a fraction, reach the probability: an integer
-    // comparison that is exact, since the product is.
+    // A word is kept if its upper 24 bits, as a fraction, are at least the probability. The integer
+    // comparison is exact, since the product is.
     let limit = (f64::from(dropout.probability) * f64::from(1u32 << 24)).ceil() as u32;
     let mut block = position / 4;
     let mut done = 0;

@@ -4,34 +4,34 @@ use super::passes::*;
 use super::{Dims, Operand, Order, check_channels, split_coefficients};
 use crate::pool::Pool;
 
-/// Where the gradient is stopped by the ReLU.
+/// The condition under which the ReLU blocks the gradient.
 #[derive(Clone, Copy, Debug)]
 pub enum Mask<'a> {
     /// No ReLU.
     None,
-    /// Where `(x - mean) * scale + beta` is not positive; right only without a residual.
+    /// Where `(x - mean) * scale + beta` is not positive. Correct only without a residual.
     FromInput,
     /// Where this output is not positive.
     FromOutput(&'a [f32]),
 }
 
-/// Where the masked gradient goes, which is also the gradient of the residual.
+/// The destination of the masked gradient, which is also the gradient of the residual.
 #[derive(Debug)]
 pub enum Masked<'a> {
-    /// Nowhere: the second pass masks again.
+    /// None; the second pass applies the mask again.
     Drop,
     New(&'a mut [f32]),
-    /// Over dy, which must be [`Operand::Reuse`].
+    /// In place of dy, which must be [`Operand::Reuse`].
     OverDy,
 }
 
-/// Where dx goes.
+/// The destination of dx.
 #[derive(Debug)]
 pub enum InputGradient<'a> {
     New(&'a mut [f32]),
-    /// Over x, which must be [`Operand::Reuse`].
+    /// In place of x, which must be [`Operand::Reuse`].
     OverX,
-    /// Over dy, which must be [`Operand::Reuse`], and not hold the masked gradient.
+    /// In place of dy, which must be [`Operand::Reuse`] and must not hold the masked gradient.
     OverDy,
 }
 
@@ -39,7 +39,7 @@ pub enum InputGradient<'a> {
 #[derive(Debug)]
 pub struct Backward<'a> {
     pub dy: Operand<'a>,
-    /// A second gradient of y that is added to dy on the way.
+    /// A second gradient of y, which is added to dy.
     pub addend: Option<&'a [f32]>,
     pub mask: Mask<'a>,
     pub masked: Masked<'a>,
@@ -49,19 +49,19 @@ pub struct Backward<'a> {
     pub inv_std: &'a [f32],
     pub gamma: &'a [f32],
     pub beta: &'a [f32],
-    /// The statistics were given, not computed from x.
+    /// Whether the statistics were given rather than computed from x.
     pub is_frozen: bool,
     pub d_gamma: &'a mut [f32],
     pub d_beta: &'a mut [f32],
 }
 
-/// Gradients of x, gamma and beta, and of the residual.
+/// Computes the gradients of x, gamma, beta and the residual.
 pub fn backward(pool: &Pool, dims: &Dims, args: Backward<'_>, scratch: &mut [f32]) {
     backward_across(pool, dims, args, scratch, |_, _| dims.rows());
 }
 
-/// As [`backward`] where the statistics span several ranks: `reduce` takes the local sums (d_beta,
-/// d_gamma), makes them global and returns the number of rows of all ranks.
+/// Like [`backward`], for statistics that span several ranks. `reduce` takes the local sums
+/// (d_beta, d_gamma), makes them global, and returns the total number of rows of all ranks.
 pub fn backward_across(
     pool: &Pool,
     dims: &Dims,
@@ -99,7 +99,7 @@ pub fn backward_across(
         offset: offset.as_ptr(),
     };
     for_each_block(pool, dims, |area| {
-        // SAFETY: lengths were checked, areas of different tasks are disjoint.
+        // SAFETY: lengths were checked, and areas of different tasks are disjoint.
         match dims.order {
             Order::ChannelsLast => unsafe { differentiate_area(Vector, &pass, area) },
             Order::ChannelsFirst => unsafe { differentiate_area(Splat, &pass, area) },
@@ -107,10 +107,11 @@ pub fn backward_across(
     });
 }
 
-/// Resolves the operands of the backward pass to pointers, checked once.
+/// Converts the operands of the backward pass to pointers, and checks them once.
 fn backward_passes(dims: &Dims, args: &mut Backward<'_>, scale: *const f32) -> (Sums, *mut f32) {
     let len = dims.len();
-    let check = |slice: &[f32]| assert_eq!(slice.len(), len, "an operand has the wrong length");
+    let check =
+        |slice: &[f32]| assert_eq!(slice.len(), len, "batch norm: operand has the wrong length");
     let (dy, over_dy) = args.dy.view(len, "dy");
     let (x, over_x) = args.x.view(len, "x");
     let addend = args.addend.map_or(std::ptr::null(), |addend| {
@@ -131,7 +132,7 @@ fn backward_passes(dims: &Dims, args: &mut Backward<'_>, scale: *const f32) -> (
             masked.as_mut_ptr()
         }
         Masked::OverDy => {
-            assert!(!over_dy.is_null(), "dy of batch norm is read-only");
+            assert!(!over_dy.is_null(), "batch norm: dy must be Operand::Reuse");
             over_dy
         }
     };
@@ -143,8 +144,8 @@ fn backward_passes(dims: &Dims, args: &mut Backward<'_>, scale: *const f32) -> (
         InputGradient::OverX => over_x,
         InputGradient::OverDy => over_dy,
     };
-    assert!(!dx.is_null(), "dx of batch norm would be written over a read-only tensor");
-    assert!(dx != masked, "dx and the masked gradient cannot share a buffer");
+    assert!(!dx.is_null(), "batch norm: dx would overwrite a read-only tensor");
+    assert!(dx != masked, "batch norm: dx and the masked gradient share a buffer");
     let pass = Sums {
         x,
         shift: args.mean.as_ptr(),
@@ -161,7 +162,7 @@ fn backward_passes(dims: &Dims, args: &mut Backward<'_>, scale: *const f32) -> (
 
 struct Differentiate {
     gradient: Sums,
-    /// May be x or dy.
+    /// May equal x or dy.
     dx: *mut f32,
     slope: *const f32,
     offset: *const f32,
@@ -171,7 +172,7 @@ struct Differentiate {
 unsafe impl Sync for Differentiate {}
 
 crate::kernel! {
-    /// dx = scale * gradient + slope * (x - mean) + offset.
+    /// Computes dx = scale * gradient + slope * (x - mean) + offset.
     unsafe fn differentiate_area<S, A: Along>(s: S, along: A, pass: &Differentiate, area: Area) {
         for row in 0..area.rows {
             let start = area.start + row * area.stride;

@@ -1,18 +1,19 @@
-//! Batch normalisation with ReLU and the residual addition folded in, forward and backward.
+//! Batch normalization fused with ReLU and the residual addition, forward and backward.
 //!
-//! The passes over memory are the cost, so they are counted. Forward in training: one pass for the
-//! statistics (none where a convolution hands in partial sums), one that reads x (and the residual)
-//! and writes y. Backward: one pass for the two sums of each channel, one for dx. The ReLU mask is
-//! recomputed from x where there is no residual, so that y is not read; with a residual the first
-//! pass writes the masked gradient over dy, which is the gradient of the residual, and the second
-//! reads that. dx may be written over x or over dy, which saves reading the target's lines.
+//! Passes over memory determine the cost. Forward in training takes one pass for the statistics,
+//! unless a convolution provides partial sums. A second pass reads x (and the residual) and writes
+//! y. Backward takes one pass for the two sums of each channel, and one for dx. Without a residual,
+//! the ReLU mask is recomputed from x, so that y is not read. With a residual, the first pass
+//! overwrites dy with the masked gradient, which is the gradient of the residual, and the second
+//! pass reads that. dx may be written in place of x or dy, which saves reading the cache lines of
+//! the target.
 //!
-//! Sums are taken in f32 over at most 512 rows, relative to a shift, and merged in f64 in a fixed
-//! order: results do not depend on the number of threads.
+//! Sums are computed in f32 over at most 512 rows, relative to a shift, and merged in f64 in a
+//! fixed order. Results therefore do not depend on the number of threads.
 //!
-//! Rows are pixels ([rows, channels], channels last) on the fast path; channels first is right and
-//! plain. `examples/norm_bench.rs` has the measurement: 156 ms for
-//! all of ResNet-50, batch 16, both ways, with 2 threads, 30 to 45 GB/s of the bytes counted here.
+//! On the fast path, rows are pixels ([rows, channels], channels last). Channels first is correct
+//! but not optimized. Measured by `examples/norm_bench.rs`: 156 ms for all of ResNet-50, batch 16,
+//! forward and backward, with 2 threads; 30 to 45 GB/s of the bytes counted here.
 
 mod backward;
 mod passes;
@@ -24,7 +25,7 @@ pub use backward::{Backward, InputGradient, Mask, Masked, backward, backward_acr
 use self::passes::*;
 use crate::pool::Pool;
 
-/// Which dimension is contiguous.
+/// The order of dimensions; the last one is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// [batch, height, width, channels].
@@ -33,7 +34,7 @@ pub enum Order {
     ChannelsFirst,
 }
 
-/// The shape that is normalised over `batch` and `plane`.
+/// The shape of a tensor that is normalized over `batch` and `plane`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
     pub batch: usize,
@@ -44,12 +45,12 @@ pub struct Dims {
 }
 
 impl Dims {
-    /// Values of one channel.
+    /// Returns the number of values of one channel.
     pub fn rows(&self) -> usize {
         self.batch * self.plane
     }
 
-    /// Floats of the tensor.
+    /// Returns the number of floats in the tensor.
     pub fn len(&self) -> usize {
         self.rows() * self.channels
     }
@@ -59,14 +60,14 @@ impl Dims {
     }
 }
 
-/// What follows the normalisation.
+/// The activation after the normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     None,
     Relu,
 }
 
-/// A tensor that is read, and that may be written over where it is no longer needed.
+/// An input tensor, which may be overwritten (`Reuse`) once it is no longer needed.
 #[derive(Debug)]
 pub enum Operand<'a> {
     Read(&'a [f32]),
@@ -82,20 +83,20 @@ impl Operand<'_> {
                 (slice.len(), write.cast_const(), write)
             }
         };
-        assert_eq!(found, len, "{name} of batch norm has the wrong length");
+        assert_eq!(found, len, "batch norm: {name} has the wrong length");
         (read, write)
     }
 }
 
-/// Where the normalised tensor goes.
+/// The destination of the normalized tensor.
 #[derive(Debug)]
 pub enum Output<'a> {
     New(&'a mut [f32]),
-    /// Over x, which must be [`Operand::Reuse`].
+    /// In place of x, which must be [`Operand::Reuse`].
     OverX,
 }
 
-/// The numbers of one batch norm in training.
+/// The parameters of a batch norm in training.
 #[derive(Clone, Copy, Debug)]
 pub struct Training {
     /// `running = running * momentum + batch * (1 - momentum)`, for mean and biased variance.
@@ -109,29 +110,29 @@ impl Default for Training {
     }
 }
 
-/// Sums over blocks of rows that the producer of x took on its way: `[blocks][2][channels]`, sum
-/// and sum of squares of `x - shift`.
+/// Sums over blocks of rows from the producer of x: `[blocks][2][channels]`, sum and sum of squares
+/// of `x - shift`.
 #[derive(Clone, Copy, Debug)]
 pub struct Partials<'a> {
     pub sums: &'a [f32],
-    /// One a channel; zero where it is absent.
+    /// One shift per channel. `None` means zero.
     pub shift: Option<&'a [f32]>,
 }
 
-/// Where the statistics of a batch come from.
+/// The source of the statistics of a batch.
 #[derive(Clone, Copy, Debug)]
 pub enum Statistics<'a> {
     /// A pass over x.
     Measure,
     Partial(Partials<'a>),
-    /// Mean and biased variance, as a convolution or a reduction over ranks gives them.
+    /// Mean and biased variance, from a convolution or from a reduction over ranks.
     Given {
         mean: &'a [f32],
         variance: &'a [f32],
     },
 }
 
-/// Floats of scratch for every function of this file.
+/// Returns the length of the scratch memory for any function of this module, in floats.
 pub fn scratch_len(dims: &Dims) -> usize {
     let blocks = match dims.order {
         Order::ChannelsLast => dims.rows().div_ceil(rows_per_block(dims.channels)),
@@ -140,7 +141,7 @@ pub fn scratch_len(dims: &Dims) -> usize {
     (2 * blocks + COEFFICIENTS) * dims.channels
 }
 
-/// Mean and biased variance of every channel.
+/// Computes the mean and biased variance of every channel.
 pub fn statistics(
     pool: &Pool,
     dims: &Dims,
@@ -149,7 +150,7 @@ pub fn statistics(
     mean: &mut [f32],
     variance: &mut [f32],
 ) {
-    assert_eq!(x.len(), dims.len(), "x of batch norm has the wrong length");
+    assert_eq!(x.len(), dims.len(), "batch norm: x has the wrong length");
     let c = dims.channels;
     if dims.is_empty() {
         mean.fill(0.0);
@@ -157,7 +158,7 @@ pub fn statistics(
         return;
     }
     let (shift, scratch) = scratch.split_at_mut(c);
-    // The first value of a channel is near its mean, measured in deviations.
+    // The first value of a channel is within a few standard deviations of its mean.
     for (channel, shift) in shift.iter_mut().enumerate() {
         *shift = match dims.order {
             Order::ChannelsLast => x[channel],
@@ -169,7 +170,7 @@ pub fn statistics(
     statistics_of_partials(dims.rows(), Partials { sums, shift: Some(shift) }, mean, variance);
 }
 
-/// Mean and biased variance of `rows` values a channel from partial sums.
+/// Computes the mean and biased variance of `rows` values per channel from partial sums.
 pub fn statistics_of_partials(
     rows: usize,
     partials: Partials<'_>,
@@ -186,21 +187,22 @@ pub fn statistics_of_partials(
     });
 }
 
-/// Moves the running statistics towards those of the batch.
+/// Moves the running statistics toward those of the batch.
 pub fn update_running(momentum: f32, batch: &[f32], running: &mut [f32]) {
     for (running, batch) in running.iter_mut().zip(batch) {
         *running = *running * momentum + *batch * (1.0 - momentum);
     }
 }
 
-/// `1 / sqrt(variance + epsilon)`, in place.
+/// Computes `1 / sqrt(variance + epsilon)` in place.
 pub fn invert_deviation(epsilon: f32, variance: &mut [f32]) {
     for value in variance {
         *value = (1.0 / (f64::from(*value) + f64::from(epsilon)).sqrt()) as f32;
     }
 }
 
-/// The forward pass in training. `saved_mean` and `saved_inv_std` are what the backward pass needs.
+/// Runs the forward pass in training. Stores `saved_mean` and `saved_inv_std` for the backward
+/// pass.
 ///
 /// ```
 /// use fleet_kernels::batch_norm::*;
@@ -248,8 +250,8 @@ pub fn forward_training(
     normalise(pool, dims, x, (saved_mean, saved_inv_std), (gamma, beta), residual, act, y, scratch);
 }
 
-/// `act((x - mean) * inv_std * gamma + beta + residual)` with given statistics: the second half of
-/// training, and the whole of a test run (with running statistics).
+/// Computes `act((x - mean) * inv_std * gamma + beta + residual)` with given statistics. This is
+/// the second half of training, and with running statistics the whole of inference.
 pub fn normalise(
     pool: &Pool,
     dims: &Dims,
@@ -266,13 +268,16 @@ pub fn normalise(
     let (x, over_x) = x.view(dims.len(), "x");
     let y = match y {
         Output::New(y) => {
-            assert_eq!(y.len(), dims.len(), "y of batch norm has the wrong length");
+            assert_eq!(y.len(), dims.len(), "batch norm: y has the wrong length");
             y.as_mut_ptr()
         }
         Output::OverX => over_x,
     };
-    assert!(!y.is_null(), "x of batch norm is read-only, it cannot be written over");
-    assert!(residual.is_none_or(|r| r.len() == dims.len()), "residual has the wrong length");
+    assert!(!y.is_null(), "batch norm: x is read-only");
+    assert!(
+        residual.is_none_or(|r| r.len() == dims.len()),
+        "batch norm: residual has the wrong length"
+    );
     let scale = &mut scratch[..c];
     for channel in 0..c {
         scale[channel] = gamma[channel] * inv_std[channel];
@@ -287,7 +292,7 @@ pub fn normalise(
         relu: act == Act::Relu,
     };
     for_each_block(pool, dims, |area| {
-        // SAFETY: lengths were checked, areas of different tasks are disjoint.
+        // SAFETY: lengths were checked, and areas of different tasks are disjoint.
         match dims.order {
             Order::ChannelsLast => unsafe { normalise_area(Vector, &pass, area) },
             Order::ChannelsFirst => unsafe { normalise_area(Splat, &pass, area) },
@@ -295,16 +300,16 @@ pub fn normalise(
     });
 }
 
-/// Arrays of one float a channel: shift or scale, slope, offset.
+/// Number of arrays of one float per channel: shift or scale, slope, offset.
 const COEFFICIENTS: usize = 3;
 
 fn check_channels(channels: usize, slices: &[&[f32]]) {
     let all = slices.iter().all(|slice| slice.len() == channels);
-    assert!(all, "batch norm takes one number a channel");
+    assert!(all, "batch norm: expected one number per channel");
 }
 
 fn split_coefficients<'s>(dims: &Dims, scratch: &'s mut [f32]) -> (&'s mut [f32], &'s mut [f32]) {
-    assert!(scratch.len() >= scratch_len(dims), "scratch of batch norm is too short");
+    assert!(scratch.len() >= scratch_len(dims), "batch norm: scratch is too short");
     let sums = scratch_len(dims) - COEFFICIENTS * dims.channels;
     scratch.split_at_mut(sums)
 }

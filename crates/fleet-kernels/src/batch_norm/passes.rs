@@ -1,21 +1,21 @@
-//! The passes over memory: how a tensor is cut into areas, and what is done with a register of it.
+//! The passes over memory: how a tensor is split into areas, and the operations on each register.
 
 use super::{Dims, Order};
 use crate::pool::{Pool, Shareable};
 use crate::simd::Simd;
 use std::ops::Range;
 
-/// Rows whose values are summed in f32.
+/// Limit on the rows whose values are summed in f32.
 pub(super) const BLOCK_ROWS_MAX: usize = 512;
-/// Floats of one task: some tens of microseconds of memory traffic.
+/// Number of floats per task: some tens of microseconds of memory traffic.
 pub(super) const BLOCK_FLOATS: usize = 1 << 15;
 
 pub(super) fn rows_per_block(channels: usize) -> usize {
     (BLOCK_FLOATS / channels.max(1)).clamp(8, BLOCK_ROWS_MAX)
 }
 
-/// A rectangle of the tensor: `rows` runs of `len` floats, `stride` apart from `start` on, the
-/// first of which belongs to channel `channel`.
+/// A rectangle of the tensor: `rows` runs of `len` floats, `stride` apart, from `start` on. The
+/// first run belongs to channel `channel`.
 #[derive(Clone, Copy)]
 pub(super) struct Area {
     pub(super) start: usize,
@@ -25,7 +25,7 @@ pub(super) struct Area {
     pub(super) channel: usize,
 }
 
-/// Runs `body` over areas that make up the tensor.
+/// Runs `body` over areas that cover the tensor.
 pub(super) fn for_each_block(pool: &Pool, dims: &Dims, body: impl Fn(Area) + Sync) {
     let c = dims.channels;
     match dims.order {
@@ -57,7 +57,7 @@ pub(super) fn plane_area(dims: &Dims, image: usize, planes: usize, group: usize)
     }
 }
 
-/// Sums of every block: `[blocks][2][channels]`.
+/// Computes the sums of every block: `[blocks][2][channels]`.
 pub(super) fn block_sums<'s>(
     pool: &Pool,
     dims: &Dims,
@@ -78,7 +78,7 @@ pub(super) fn block_sums<'s>(
                 let start = range.start * c;
                 let area = Area { start, rows: range.len(), stride: c, len: c, channel: 0 };
                 let (sum, dot) = sums.split_at_mut(c);
-                // SAFETY: lengths were checked, blocks are disjoint.
+                // SAFETY: lengths were checked, and blocks are disjoint.
                 unsafe { sums_of_rows(pass, area, sum, dot) };
             });
             sums
@@ -91,7 +91,7 @@ pub(super) fn block_sums<'s>(
             pool.run(dims.batch * groups, |task| {
                 let area = plane_area(dims, task / groups, planes, task % groups);
                 let start = task / groups * 2 * c + area.channel;
-                // SAFETY: each plane has its own sums; lengths were checked.
+                // SAFETY: each plane has its own sums, and lengths were checked.
                 unsafe {
                     let (sum, dot) =
                         (shared.slice(start, area.rows), shared.slice(start + c, area.rows));
@@ -103,9 +103,9 @@ pub(super) fn block_sums<'s>(
     }
 }
 
-/// Adds up the blocks of every channel in f64, in order.
+/// Adds the blocks of every channel in f64, in order.
 pub(super) fn fold(sums: &[f32], channels: usize, mut body: impl FnMut(usize, f64, f64)) {
-    /// Channels at a time: whole cache lines of every block.
+    /// Number of channels at a time: whole cache lines of every block.
     const WIDTH: usize = 64;
     for first in (0..channels).step_by(WIDTH) {
         let width = WIDTH.min(channels - first);
@@ -124,12 +124,12 @@ pub(super) fn fold(sums: &[f32], channels: usize, mut body: impl FnMut(usize, f6
     }
 }
 
-/// Whether a run holds all channels once or one channel many times.
+/// Whether a run holds every channel once, or one channel many times.
 pub(super) trait Along: Copy + Send + Sync {
-    /// The coefficient of lane 0.. of `n` at `column` of run `row`.
+    /// Returns the coefficients of the first `n` lanes at `column` of run `row`.
     ///
     /// # Safety
-    /// `coefficients` holds one float a channel.
+    /// `coefficients` holds one float per channel.
     unsafe fn of<S: Simd>(
         self,
         s: S,
@@ -179,7 +179,7 @@ impl Along for Splat {
 }
 
 /// # Safety
-/// `n <= LANES` floats at `p`.
+/// `n <= LANES` floats are readable at `p`.
 #[inline(always)]
 pub(super) unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
     // SAFETY: promised by the caller.
@@ -187,7 +187,7 @@ pub(super) unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
 }
 
 /// # Safety
-/// `n <= LANES` floats at `p`.
+/// `n <= LANES` floats are writable at `p`.
 #[inline(always)]
 pub(super) unsafe fn store<S: Simd>(s: S, p: *mut f32, x: S::F, n: usize) {
     // SAFETY: promised by the caller.
@@ -196,9 +196,9 @@ pub(super) unsafe fn store<S: Simd>(s: S, p: *mut f32, x: S::F, n: usize) {
 
 pub(super) struct Normalise {
     pub(super) x: *const f32,
-    /// Null where there is none.
+    /// Null if there is none.
     pub(super) residual: *const f32,
-    /// May be x.
+    /// May equal x.
     pub(super) y: *mut f32,
     pub(super) mean: *const f32,
     pub(super) scale: *const f32,
@@ -206,11 +206,11 @@ pub(super) struct Normalise {
     pub(super) relu: bool,
 }
 
-// SAFETY: the pointers are those of slices that outlive the pass; tasks write disjoint areas.
+// SAFETY: the pointers are those of slices that outlive the pass, and tasks write disjoint areas.
 unsafe impl Sync for Normalise {}
 
-/// (x - mean) * scale + beta: the same instructions forward and in the mask of the backward pass,
-/// so that both see the same sign.
+/// Computes (x - mean) * scale + beta. The forward pass and the mask of the backward pass use the
+/// same instructions, so that both see the same sign.
 #[inline(always)]
 pub(super) fn normalised<S: Simd>(s: S, x: S::F, mean: S::F, scale: S::F, beta: S::F) -> S::F {
     s.fma(s.sub(x, mean), scale, beta)
@@ -232,7 +232,7 @@ crate::kernel! {
                     y = s.add(y, load(s, pass.residual.add(at), n));
                 }
                 if pass.relu {
-                    // The operands are in the order that keeps a NaN.
+                    // The order of the operands preserves NaN.
                     y = s.max(s.zero(), y);
                 }
                 store(s, pass.y.add(at), y, n);
@@ -242,7 +242,7 @@ crate::kernel! {
     }
 }
 
-/// Sums of u and u * v, where v = x - shift, and u is v (statistics) or the masked gradient.
+/// Sums of u and u * v, where v = x - shift. u is v (for statistics) or the masked gradient.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     pub(super) x: *const f32,
@@ -273,7 +273,7 @@ impl Sums {
         from_input: false,
     };
 
-    /// What the second pass reads: the masked gradient where the first one wrote it.
+    /// Returns the inputs of the second pass: the masked gradient, if the first pass wrote it.
     pub(super) fn second(&self) -> Sums {
         if self.masked.is_null() {
             return *self;
@@ -288,10 +288,11 @@ impl Sums {
         }
     }
 
-    /// `x - shift` and the masked gradient of one register; writes the latter where asked.
+    /// Returns `x - shift` and the masked gradient of one register, and writes the latter if
+    /// requested.
     ///
     /// # Safety
-    /// `at` and the `n` floats after it lie inside all tensors.
+    /// `at` and the `n` floats after it are inside all tensors.
     #[inline(always)]
     pub(super) unsafe fn values<S: Simd, A: Along>(
         &self,
@@ -309,7 +310,7 @@ impl Sums {
             let x = load(s, self.x.add(at), n);
             let mut v = s.sub(x, shift);
             if n < S::LANES {
-                // Lanes beyond the end hold no value of x.
+                // Lanes past the end must be zero, although x - shift is not.
                 v = keep_lanes(s, v, n);
             }
             if self.dy.is_null() {
@@ -338,11 +339,11 @@ impl Sums {
     }
 }
 
-/// The first `n` lanes of `x`, zeros after.
+/// Returns the first `n` lanes of `x`, followed by zeros.
 #[inline(always)]
 pub(super) fn keep_lanes<S: Simd>(s: S, x: S::F, n: usize) -> S::F {
     let mut lanes = [0.0f32; 16];
-    // SAFETY: no register is longer than 16 floats, and n is at most a register.
+    // SAFETY: no register has more than 16 floats, and n is at most a register.
     unsafe {
         s.store_part(lanes.as_mut_ptr(), x, n);
         s.load_part(lanes.as_ptr(), n)
@@ -352,7 +353,7 @@ pub(super) fn keep_lanes<S: Simd>(s: S, x: S::F, n: usize) -> S::F {
 crate::kernel! {
     /// Adds the sums of each column of the area to `sum` and `dot`.
     pub(super) unsafe fn sums_of_rows<S>(s: S, pass: &Sums, area: Area, sum: &mut [f32], dot: &mut [f32]) {
-        /// Rows that share one load and store of the sums.
+        /// Number of rows that share one load and store of the sums.
         const GROUP: usize = 4;
         let mut row = 0;
         while row < area.rows {
@@ -396,7 +397,8 @@ crate::kernel! {
             while column < area.len {
                 let n = S::LANES.min(area.len - column);
                 let (u, v) = pass.values(s, Splat, &area, row, column, n);
-                // Two chains of additions: shorter, and each of half the rounding.
+                // Two chains of additions are faster than one, and each has half the rounding
+                // error.
                 su = [su[1], s.add(su[0], u)];
                 sv = [sv[1], s.fma(u, v, sv[0])];
                 column += n;

@@ -34,7 +34,7 @@ impl Case {
         }
     }
 
-    /// Mean and variance in f64.
+    /// Returns mean and variance in f64.
     fn moments(&self, x: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let rows = self.dims.rows() as f64;
         let mut mean = vec![0.0; self.dims.channels];
@@ -65,7 +65,7 @@ impl Case {
             .collect()
     }
 
-    /// Gradients of x, gamma, beta and the residual for a gradient `dy` of y.
+    /// Returns the gradients of x, gamma, beta and the residual for a gradient `dy` of y.
     fn backward(&self, dy: &[f64], y: Option<&[f64]>) -> [Vec<f64>; 4] {
         let x: Vec<f64> = self.x.iter().map(|&x| f64::from(x)).collect();
         let (mean, variance) = self.moments(&x);
@@ -163,7 +163,7 @@ fn forward_matches_the_plain_formula() {
         for (residual, relu) in [(false, false), (true, false), (false, true), (true, true)] {
             let one = run_forward(&case, &Pool::new(1), residual, relu);
             let expected = case.forward(&x, residual, relu);
-            // One row has no variance: 1 / sqrt(epsilon) enlarges every rounding.
+            // One row has no variance, so 1 / sqrt(epsilon) magnifies every rounding error.
             let tolerance = if case.dims.rows() == 1 { 1e-3 } else { 1e-5 };
             check(&one[0], &expected, tolerance, "y");
             check(&one[1], &mean, 1e-6, "mean");
@@ -252,7 +252,7 @@ fn a_test_run_may_write_over_its_input() {
     }
 }
 
-/// Where the results of a backward pass go.
+/// The destination of the results of a backward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     New,

@@ -1,14 +1,14 @@
-//! How two shapes meet: the walk over their elements.
+//! Broadcasting of two shapes: the walk over their elements.
 
 use crate::reduce::Reduction;
 use fleet_base::{Error, Result};
 use std::ops::Range;
 
-/// How two contiguous tensors meet, by the rules of NumPy (axes aligned at the right).
+/// The broadcast of two contiguous tensors by the rules of NumPy (axes aligned at the right).
 #[derive(Clone, Debug)]
 pub struct Broadcast {
     pub(super) shape: Vec<usize>,
-    /// Merged axes, outermost first: length, and the strides of both operands (0: repeated).
+    /// Merged axes, outermost first: length, and the strides of both operands (0 if repeated).
     pub(super) axes: Vec<Axis>,
     pub(super) len: usize,
     pub(super) a_len: usize,
@@ -37,7 +37,7 @@ impl Broadcast {
                 (1, y) => y,
                 (x, 1) => x,
                 _ => {
-                    return Err(Error::invalid("shapes do not broadcast")
+                    return Err(Error::invalid("shapes cannot be broadcast")
                         .expected(format!("{a:?}, up to axes of length 1"))
                         .got(format!("{b:?}")));
                 }
@@ -89,22 +89,22 @@ impl Broadcast {
         })
     }
 
-    /// The shape of the result.
+    /// Returns the shape of the result.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Elements of the result.
+    /// Returns the number of elements of the result.
     pub fn out_len(&self) -> usize {
         self.len
     }
 
-    /// Elements of both operands and of the result.
+    /// Returns the numbers of elements of both operands and of the result.
     pub fn lens(&self) -> [usize; 3] {
         [self.a_len, self.b_len, self.len]
     }
 
-    /// Calls `segment(out, a, b, len)` for the contiguous pieces of the flat range.
+    /// Calls `segment(out, a, b, len)` for each contiguous piece of the flat range.
     #[inline(always)]
     pub(super) fn walk(
         &self,

@@ -1,9 +1,9 @@
-//! Gradients of [`binary`](super::binary), summed over the axes that were repeated.
+//! Gradients of [`binary`](super::binary), summed over the broadcast axes.
 
 use super::*;
 use crate::reduce::{Plain, Product, Quotient, Reduction, SumOp, reduce_source};
 
-/// Floats of scratch that [`binary_grad`] needs for both gradients.
+/// Returns the length of the scratch memory for both gradients of [`binary_grad`], in floats.
 pub fn binary_grad_scratch_len(op: Binary, plan: &Broadcast) -> usize {
     let need = |sums: &Option<Reduction>, side| match sums {
         None => 0,
@@ -19,7 +19,7 @@ enum Side {
     B,
 }
 
-/// Whether the sum over the repeated axes can take its terms straight from two whole tensors.
+/// Whether the sum over the broadcast axes can compute its terms directly from two whole tensors.
 fn fused_sum(op: Binary, plan: &Broadcast, side: Side) -> bool {
     match op {
         Binary::Add | Binary::Sub => true,
@@ -30,9 +30,9 @@ fn fused_sum(op: Binary, plan: &Broadcast, side: Side) -> bool {
     }
 }
 
-/// The gradients `da` and `db` of `a op b` from `dz`, each where it is asked for. `scratch` holds
-/// [`binary_grad_scratch_len`] floats. Where both operands are equal, max and min give the gradient
-/// to `b`.
+/// Computes the gradients `da` and `db` of `a op b` from `dz`, those that are requested. `scratch`
+/// holds [`binary_grad_scratch_len`] floats. If both operands are equal, max and min give the
+/// gradient to `b`.
 pub fn binary_grad(
     pool: &Pool,
     op: Binary,
@@ -45,24 +45,27 @@ pub fn binary_grad(
     scratch: &mut [f32],
 ) {
     check_lens(plan, a, b, dz);
-    assert!(scratch.len() >= binary_grad_scratch_len(op, plan), "too little scratch");
-    let operands =
-        Operands { a: Raw::new(a.as_ptr()), b: Raw::new(b.as_ptr()), dz: Raw::new(dz.as_ptr()) };
+    assert!(scratch.len() >= binary_grad_scratch_len(op, plan), "scratch is too short");
+    let operands = Operands {
+        a: SharedPtr::new(a.as_ptr()),
+        b: SharedPtr::new(b.as_ptr()),
+        dz: SharedPtr::new(dz.as_ptr()),
+    };
     if let Some(da) = da {
-        assert_eq!(da.len(), a.len(), "wrong number of gradients on the left");
+        assert_eq!(da.len(), a.len(), "left gradient has the wrong length");
         side_grad(pool, op, plan, Side::A, operands, da, scratch);
     }
     if let Some(db) = db {
-        assert_eq!(db.len(), b.len(), "wrong number of gradients on the right");
+        assert_eq!(db.len(), b.len(), "right gradient has the wrong length");
         side_grad(pool, op, plan, Side::B, operands, db, scratch);
     }
 }
 
 #[derive(Clone, Copy)]
 struct Operands {
-    a: Raw<f32>,
-    b: Raw<f32>,
-    dz: Raw<f32>,
+    a: SharedPtr<f32>,
+    b: SharedPtr<f32>,
+    dz: SharedPtr<f32>,
 }
 
 fn side_grad(
@@ -76,13 +79,13 @@ fn side_grad(
 ) {
     let sums = if side == Side::A { &plan.a_sums } else { &plan.b_sums };
     let Some(sums) = sums else {
-        local_grad(pool, op, plan, side, operands, Raw::new_mut(out.as_mut_ptr()));
+        local_grad(pool, op, plan, side, operands, SharedPtr::new_mut(out.as_mut_ptr()));
         return;
     };
     let Operands { a, b, dz } = operands;
     if !fused_sum(op, plan, side) {
         let (local, scratch) = scratch.split_at_mut(plan.len);
-        let local = Raw::new_mut(local.as_mut_ptr());
+        let local = SharedPtr::new_mut(local.as_mut_ptr());
         local_grad(pool, op, plan, side, operands, local);
         reduce_source(pool, SumOp, sums, Plain(local), 1.0, out, scratch);
         return;
@@ -98,7 +101,7 @@ fn side_grad(
         (Binary::Mul, _) => reduce_source(pool, SumOp, sums, Product(dz, a), 1.0, out, scratch),
         (_, Side::A) => reduce_source(pool, SumOp, sums, Quotient(dz, b), 1.0, out, scratch),
         (_, Side::B) => {
-            // The divisor is one number for all terms of a sum: it comes in afterwards.
+            // The divisor is constant over the terms of a sum, so it is applied afterwards.
             reduce_source(pool, SumOp, sums, Product(dz, a), -1.0, out, scratch);
             for (i, d) in out.iter_mut().enumerate() {
                 // SAFETY: `out` has the length of `b`.
@@ -111,7 +114,7 @@ fn side_grad(
 
 kernel! {
     unsafe fn grad_kernel<S, O: PairGrad>(
-        s: S, op: O, plan: &Broadcast, left: bool, operands: Operands, out: Raw<f32>,
+        s: S, op: O, plan: &Broadcast, left: bool, operands: Operands, out: SharedPtr<f32>,
         range: Range<usize>,
     ) {
         let _ = (s, op);
@@ -149,7 +152,7 @@ unsafe fn grad_segment<O: PairGrad, const LEFT: bool, const STEP_A: usize, const
     unsafe {
         let mut i = 0;
         while i + CHUNK <= n {
-            keep_arrays_whole();
+            block_loop_vectorization();
             let xs: [f32; CHUNK] = std::array::from_fn(
                 #[inline(always)]
                 |k| *a.add((i + k) * STEP_A),
@@ -173,26 +176,27 @@ unsafe fn grad_segment<O: PairGrad, const LEFT: bool, const STEP_A: usize, const
     }
 }
 
-/// The terms of a gradient before any sum, one for every element of the result.
+/// Computes the terms of a gradient before any sum, one for every element of the result.
 fn local_grad(
     pool: &Pool,
     op: Binary,
     plan: &Broadcast,
     side: Side,
     operands: Operands,
-    out: Raw<f32>,
+    out: SharedPtr<f32>,
 ) {
     let left = side == Side::A;
     pool.run_ranges(plan.len, GRAIN, |range| {
-        // SAFETY: ranges are disjoint; `out` holds the elements of the result.
+        // SAFETY: ranges are disjoint, and `out` holds the elements of the result.
         with_binary!(op, o => unsafe { grad_kernel(o, plan, left, operands, out, range.clone()) });
     });
 }
 
-/// [`binary_tile`]'s gradients on this thread: that of the left operand if `LEFT`, else the right.
+/// Computes a gradient of [`binary_tile`] on this thread: that of the left operand if `left`, else
+/// that of the right.
 ///
 /// # Safety
-/// `len` floats are readable at `a`, `b` and `dz` and writable at `out`, which may be `dz`.
+/// `len` floats are readable at `a`, `b` and `dz` and writable at `out`, which may equal `dz`.
 pub(crate) unsafe fn binary_grad_tile(
     op: Binary,
     left: bool,

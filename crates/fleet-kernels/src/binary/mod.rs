@@ -1,10 +1,9 @@
 //! Functions of two tensors with broadcasting: arithmetic, comparison, logic, and their gradients.
 //!
-//! A [`Broadcast`] is planned once from two shapes. Neighbouring axes that both operands treat
-//! alike are merged, so that the same shape, a scalar, a bias row and a per-channel column all end
-//! in an inner loop over contiguous elements. Arithmetic is there for f32, f64, i32 and i64
-//! (integers wrap, and division by zero gives 0); gradients are for f32, and sum over the broadcast
-//! axes.
+//! A [`Broadcast`] is planned once from two shapes. It merges adjacent axes that both operands
+//! treat alike. The same shape, a scalar, a bias row and a per-channel column all become an inner
+//! loop over contiguous elements. Arithmetic supports f32, f64, i32 and i64. Integers wrap, and
+//! division by zero gives 0. Gradients support f32, and are summed over the broadcast axes.
 //!
 //! ```
 //! use fleet_kernels::{binary::{binary, Binary, Broadcast}, pool::Pool};
@@ -28,7 +27,7 @@ use std::ops::Range;
 use crate::elementwise::GRAIN;
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, keep_arrays_whole};
+use crate::simd::{SharedPtr, block_loop_vectorization};
 use crate::vmath::pow_f32;
 
 /// Arithmetic on two elements.
@@ -38,17 +37,17 @@ pub enum Binary {
     Sub,
     Mul,
     Div,
-    /// A NaN on either side wins.
+    /// A NaN in either operand gives NaN.
     Max,
-    /// A NaN on either side wins.
+    /// A NaN in either operand gives NaN.
     Min,
     Pow,
-    /// What is left of the floored division; it has the sign of the divisor.
+    /// The remainder of floored division, with the sign of the divisor.
     Mod,
     FloorDiv,
 }
 
-/// Comparisons, with 1 for true.
+/// Comparisons; true is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
     Eq,
@@ -59,7 +58,7 @@ pub enum Compare {
     Ge,
 }
 
-/// Logic on bytes, of which 0 is false.
+/// Logical operations on bytes, where 0 is false.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logical {
     And,
@@ -290,7 +289,7 @@ predicates! { PartialOrd:
     IsGe |a, b| a >= b;
 }
 
-/// Bytes as truth values.
+/// Types with a truth value.
 trait Truth: Copy {
     fn truth(self) -> bool;
 }
@@ -303,16 +302,16 @@ impl Truth for u8 {
 }
 
 predicates! { Truth:
-    Both |a, b| a.truth() & b.truth();
-    Either |a, b| a.truth() | b.truth();
-    OneOf |a, b| a.truth() ^ b.truth();
+    And |a, b| a.truth() & b.truth();
+    Or |a, b| a.truth() | b.truth();
+    Xor |a, b| a.truth() ^ b.truth();
 }
 
-/// Elements handled as one array, which the compiler keeps in registers.
+/// Number of elements handled as one array, which the compiler keeps in registers.
 const CHUNK: usize = 16;
 
-/// A contiguous piece; `STEP_*` is 0 for an operand that is repeated along it. Whole arrays are
-/// read before one is written, so that the output may be an operand.
+/// Computes a contiguous piece. `STEP_*` is 0 for an operand that is repeated along it. Each array
+/// is read whole before the output is written, so that the output may equal an operand.
 #[inline(always)]
 unsafe fn segment<T: Copy, R: Copy, O: PairOp<T, R>, const STEP_A: usize, const STEP_B: usize>(
     _op: O,
@@ -321,12 +320,12 @@ unsafe fn segment<T: Copy, R: Copy, O: PairOp<T, R>, const STEP_A: usize, const 
     out: *mut R,
     n: usize,
 ) {
-    // SAFETY: the caller hands `n` elements of each operand that steps, one of each that does not.
+    // SAFETY: the caller provides `n` elements of each operand that steps, and one of each other.
     unsafe {
         let mut i = 0;
         let (first_a, first_b) = (*a, *b);
         while i + CHUNK <= n {
-            keep_arrays_whole();
+            block_loop_vectorization();
             let xs = if STEP_A == 0 {
                 [first_a; CHUNK]
             } else {
@@ -380,7 +379,7 @@ unsafe fn run_walk<T: Copy + Send + Sync, R: Copy + Send + Sync, O: PairOp<T, R>
     b: *const T,
     out: *mut R,
 ) {
-    let (a, b, out) = (Raw::new(a), Raw::new(b), Raw::new_mut(out));
+    let (a, b, out) = (SharedPtr::new(a), SharedPtr::new(b), SharedPtr::new_mut(out));
     pool.run_ranges(plan.len, GRAIN, |range| {
         // SAFETY: ranges are disjoint parts of the output.
         unsafe {
@@ -390,12 +389,12 @@ unsafe fn run_walk<T: Copy + Send + Sync, R: Copy + Send + Sync, O: PairOp<T, R>
 }
 
 fn check_lens<T, R>(plan: &Broadcast, a: &[T], b: &[T], out: &[R]) {
-    assert_eq!(a.len(), plan.a_len, "wrong number of elements on the left");
-    assert_eq!(b.len(), plan.b_len, "wrong number of elements on the right");
-    assert_eq!(out.len(), plan.len, "wrong number of results");
+    assert_eq!(a.len(), plan.a_len, "left operand has the wrong length");
+    assert_eq!(b.len(), plan.b_len, "right operand has the wrong length");
+    assert_eq!(out.len(), plan.len, "output has the wrong length");
 }
 
-/// `out = a op b`.
+/// Computes `out = a op b`.
 pub fn binary<T: Number>(
     pool: &Pool,
     op: Binary,
@@ -405,22 +404,24 @@ pub fn binary<T: Number>(
     out: &mut [T],
 ) {
     check_lens(plan, a, b, out);
-    // SAFETY: the lengths are those of the plan; `out` is exclusive.
+    // SAFETY: the lengths match the plan, and `out` is exclusive.
     unsafe { binary_raw(pool, op, plan, a.as_ptr(), b.as_ptr(), out.as_mut_ptr()) }
 }
 
-/// `a = a op b`, for an `a` that has the shape of the result.
+/// Computes `a = a op b`, for an `a` with the shape of the result.
 pub fn binary_inplace<T: Number>(pool: &Pool, op: Binary, plan: &Broadcast, a: &mut [T], b: &[T]) {
     check_lens(plan, a, b, a);
-    // SAFETY: the lengths are those of the plan; `a` is not repeated, so it is read where written.
+    // SAFETY: the lengths match the plan. `a` is not repeated, so each element is read before it is
+    // written.
     unsafe { binary_raw(pool, op, plan, a.as_ptr(), b.as_ptr(), a.as_mut_ptr()) }
 }
 
-/// [`binary`] over pointers.
+/// Like [`binary`], over pointers.
 ///
 /// # Safety
-/// The operands hold the elements of the plan's shapes, `out` those of the result, and nobody else
-/// writes them; `out` is disjoint from each operand, or equal to one that is not repeated.
+/// The operands hold the elements of the plan's shapes, `out` holds those of the result, and no
+/// other thread writes them. `out` is disjoint from each operand, or equal to one that is not
+/// repeated.
 pub unsafe fn binary_raw<T: Number>(
     pool: &Pool,
     op: Binary,
@@ -444,10 +445,11 @@ kernel! {
     }
 }
 
-/// `out[i] = a[i] op b[i]` on this thread.
+/// Computes `out[i] = a[i] op b[i]` on this thread.
 ///
 /// # Safety
-/// `len` floats are readable at `a` and `b` and writable at `out`, equal or disjoint.
+/// `len` floats are readable at `a` and `b` and writable at `out`. The regions are equal or
+/// disjoint.
 pub(crate) unsafe fn binary_tile(
     op: Binary,
     a: *const f32,
@@ -459,7 +461,7 @@ pub(crate) unsafe fn binary_tile(
     with_binary!(op, o => unsafe { tile_kernel(o, a, b, out, len) });
 }
 
-/// `out = a op b` as 0 or 1.
+/// Computes `out = a op b` as 0 or 1.
 pub fn compare<T: Number>(
     pool: &Pool,
     op: Compare,
@@ -470,7 +472,7 @@ pub fn compare<T: Number>(
 ) {
     check_lens(plan, a, b, out);
     let (a, b, out) = (a.as_ptr(), b.as_ptr(), out.as_mut_ptr());
-    // SAFETY: the lengths are those of the plan; `out` is exclusive.
+    // SAFETY: the lengths match the plan, and `out` is exclusive.
     unsafe {
         match op {
             Compare::Eq => run_walk(pool, IsEq, plan, a, b, out),
@@ -483,24 +485,24 @@ pub fn compare<T: Number>(
     }
 }
 
-/// `out = a op b` over truth values.
+/// Computes `out = a op b` on truth values.
 pub fn logical(pool: &Pool, op: Logical, plan: &Broadcast, a: &[u8], b: &[u8], out: &mut [u8]) {
     check_lens(plan, a, b, out);
     let (a, b, out) = (a.as_ptr(), b.as_ptr(), out.as_mut_ptr());
-    // SAFETY: the lengths are those of the plan; `out` is exclusive.
+    // SAFETY: the lengths match the plan, and `out` is exclusive.
     unsafe {
         match op {
-            Logical::And => run_walk(pool, Both, plan, a, b, out),
-            Logical::Or => run_walk(pool, Either, plan, a, b, out),
-            Logical::Xor => run_walk(pool, OneOf, plan, a, b, out),
+            Logical::And => run_walk(pool, And, plan, a, b, out),
+            Logical::Or => run_walk(pool, Or, plan, a, b, out),
+            Logical::Xor => run_walk(pool, Xor, plan, a, b, out),
         }
     }
 }
 
-/// `out = !a` over truth values.
+/// Computes `out = !a` on truth values.
 pub fn logical_not(pool: &Pool, a: &[u8], out: &mut [u8]) {
     assert_eq!(a.len(), out.len(), "input and output differ in length");
-    let target = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run_ranges(a.len(), 4 * GRAIN, |range| {
         for i in range {
             // SAFETY: ranges are disjoint and inside `out`.

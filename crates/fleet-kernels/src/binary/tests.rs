@@ -35,7 +35,7 @@ fn numbers(shape: &[usize], salt: u64) -> Vec<f32> {
     (0..shape.iter().product()).map(|_| (random.unit() * 3.0 + 0.3) as f32).collect()
 }
 
-/// The flat positions of both operands for every element of the result.
+/// Returns the flat positions of both operands for every element of the result.
 fn pairs(a: &[usize], b: &[usize], out: &[usize]) -> Vec<(usize, usize)> {
     let position = |shape: &[usize], index: &[usize]| {
         let index = &index[index.len() - shape.len()..];
@@ -187,5 +187,5 @@ fn truth_tables() {
 #[test]
 fn shapes_that_do_not_fit_are_refused() {
     let error = Broadcast::new(&[2, 3], &[2]).unwrap_err();
-    assert!(error.to_string().contains("do not broadcast"));
+    assert!(error.to_string().contains("cannot be broadcast"));
 }

@@ -1,10 +1,11 @@
-//! Several elementwise steps in one pass over memory: a tiny interpreter that runs them tile by
-//! tile in L1, forward and backward.
+//! Several elementwise steps in one pass over memory: a small interpreter that runs the steps tile
+//! by tile in L1, forward and backward.
 //!
-//! A [`Chain`] carries one value through its steps; a step is a function of it or joins it with an
-//! operand that is as long as the value or repeated along it (a bias row, a channel, a scalar).
-//! [`bias_activation_grad`] is the backward pass of the most common chain with the sum over the
-//! bias in the same sweep. Not for trees of values: a chain has one value alive.
+//! A [`Chain`] passes one value through its steps. A step applies a function to the value, or
+//! combines it with an operand. The operand has the same length or is repeated along the value (a
+//! bias row, a channel, a scalar). [`bias_activation_grad`] is the backward pass of the most common
+//! chain, with the sum over the bias in the same pass. Expression trees are not supported: a chain
+//! has one live value.
 //!
 //! ```
 //! use fleet_kernels::chain::{Chain, Layout, Step};
@@ -29,19 +30,19 @@ use crate::binary::{Binary, binary_grad_tile, binary_tile};
 use crate::elementwise::{GRAIN, Saved, Unary, backward_tile, forward_tile};
 use crate::pool::Pool;
 use crate::reduce::{add_columns, add_partials};
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 
-/// How an operand lies along the value.
+/// The layout of an operand relative to the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// As long as the value.
+    /// The same length as the value.
     Full,
-    /// Element `i / inner % channels` meets element `i` of the value.
+    /// Element `i / inner % channels` of the operand is combined with element `i` of the value.
     Repeated { inner: usize, channels: usize },
 }
 
 impl Layout {
-    /// A row of `columns` repeated for every row of the value.
+    /// A row of `columns`, repeated for every row of the value.
     pub fn row(columns: usize) -> Self {
         Layout::Repeated { inner: 1, channels: columns }
     }
@@ -51,12 +52,12 @@ impl Layout {
         Layout::Repeated { inner: columns, channels: rows }
     }
 
-    /// One number for all.
+    /// One number for all elements.
     pub fn scalar() -> Self {
         Layout::Repeated { inner: 1, channels: 1 }
     }
 
-    /// The length of an operand that meets a value of `len` elements.
+    /// Returns the length of an operand for a value of `len` elements.
     pub fn operand_len(self, len: usize) -> usize {
         match self {
             Layout::Full => len,
@@ -78,23 +79,25 @@ pub enum Step {
     },
 }
 
-/// Steps of a chain at most: what the backward pass keeps on the stack.
+/// Limit on the steps of a chain. The backward pass keeps a tile per step on the stack.
 pub const STEPS_MAX: usize = 8;
-/// Floats of a tile: all of a backward pass fits into L2, a forward pass into L1.
+/// Number of floats in a tile. All tiles of a backward pass fit into L2, and those of a forward
+/// pass into L1.
 const TILE: usize = 1024;
 
 type Tile = [f32; TILE];
 
-/// A checked list of steps.
+/// A validated list of steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
     steps: Vec<Step>,
 }
 
-/// What [`Chain::backward`] reads besides the operands and the gradient of the output.
+/// The saved value that [`Chain::backward`] reads, besides the operands and the gradient of the
+/// output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainSaved {
-    /// The input of the chain; values in between are computed again.
+    /// The input of the chain; intermediate values are recomputed.
     Input,
     /// The output of the chain.
     Output,
@@ -102,11 +105,11 @@ pub enum ChainSaved {
 }
 
 impl Chain {
-    /// Refuses an empty chain, one of more than [`STEPS_MAX`] steps, and operands that repeat
-    /// nothing.
+    /// Returns an error for an empty chain, for more than [`STEPS_MAX`] steps, and for repeated
+    /// operands without elements.
     pub fn new(steps: Vec<Step>) -> Result<Self> {
         if steps.is_empty() || steps.len() > STEPS_MAX {
-            return Err(Error::invalid("a chain has a wrong number of steps")
+            return Err(Error::invalid("wrong number of steps in a chain")
                 .expected(format!("1 to {STEPS_MAX}"))
                 .got(steps.len()));
         }
@@ -126,7 +129,7 @@ impl Chain {
         &self.steps
     }
 
-    /// What the backward pass needs.
+    /// Returns the value that the backward pass needs.
     pub fn saved(&self) -> ChainSaved {
         let last = self.steps.len() - 1;
         let mut saved = ChainSaved::Nothing;
@@ -139,7 +142,7 @@ impl Chain {
             match need {
                 Saved::Nothing => {}
                 Saved::Output if k == last => saved = ChainSaved::Output,
-                // One value in between is wanted: all are computed again, the output included.
+                // If any intermediate value is needed, all are recomputed, including the output.
                 _ => return ChainSaved::Input,
             }
         }
@@ -149,12 +152,16 @@ impl Chain {
     fn check_operands(&self, operands: &[&[f32]], len: usize) {
         for step in &self.steps {
             if let Step::Join { operand, layout, .. } = step {
-                assert_eq!(operands[*operand].len(), layout.operand_len(len), "operand length");
+                assert_eq!(
+                    operands[*operand].len(),
+                    layout.operand_len(len),
+                    "operand has the wrong length"
+                );
             }
         }
     }
 
-    /// `out` is the chain applied to `x`. Panics if an operand is missing or of a wrong length.
+    /// Applies the chain to `x`. Panics if an operand is missing or has the wrong length.
     pub fn forward(&self, pool: &Pool, x: &[f32], operands: &[&[f32]], out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "input and output differ in length");
         self.check_operands(operands, x.len());
@@ -163,11 +170,11 @@ impl Chain {
         unsafe { self.forward_raw(pool, x.as_ptr(), &operand, out.as_mut_ptr(), out.len()) }
     }
 
-    /// [`Chain::forward`] over pointers.
+    /// Like [`Chain::forward`], over pointers.
     ///
     /// # Safety
-    /// `x` and `out` hold `len` floats and every operand what its layout says; `out` is disjoint
-    /// from each of them, or equal to one of length `len`.
+    /// `x` and `out` hold `len` floats, and every operand has the length that its layout requires.
+    /// `out` is disjoint from each of them, or equal to one of length `len`.
     pub unsafe fn forward_raw(
         &self,
         pool: &Pool,
@@ -176,14 +183,14 @@ impl Chain {
         out: *mut f32,
         len: usize,
     ) {
-        let (x, out) = (Raw::new(x), Raw::new_mut(out));
+        let (x, out) = (SharedPtr::new(x), SharedPtr::new_mut(out));
         pool.run_ranges(len, GRAIN, |range| {
             let mut joined: Tile = [0.0; TILE];
             let mut value: Tile = [0.0; TILE];
             for_tiles(range, |start, n| {
                 let last = self.steps.len() - 1;
-                // SAFETY: tiles are disjoint; the output is written by the last step only, when
-                // everything at these places has been read.
+                // SAFETY: tiles are disjoint. Only the last step writes the output, after
+                // everything at the same positions has been read.
                 unsafe {
                     let mut from = x.at(start).cast_const();
                     for (k, step) in self.steps.iter().enumerate() {
@@ -196,10 +203,11 @@ impl Chain {
         });
     }
 
-    /// The gradient `dx` of the input, and of those operands for which `operand_grads` holds a
-    /// slice (one slot an operand). The gradient of a repeated operand is written for every element
-    /// of the value, to be summed by the caller (see [`crate::reduce`]). `saved` is what
-    /// [`Chain::saved`] says, or any slice of the length of the value.
+    /// Computes the gradient `dx` of the input, and the gradients of those operands for which
+    /// `operand_grads` holds a slice (one slot per operand). The gradient of a repeated operand is
+    /// written for every element of the value; the caller sums it (see [`crate::reduce`]). `saved`
+    /// is the value that [`Chain::saved`] names, or any slice of the value's length if it names
+    /// none.
     pub fn backward(
         &self,
         pool: &Pool,
@@ -218,15 +226,18 @@ impl Chain {
             if let Step::Join { operand, .. } = step
                 && let Some(Some(slice)) = operand_grads.get_mut(*operand)
             {
-                assert_eq!(slice.len(), len, "the gradient of an operand has the value's length");
-                grads[k] = Some(Raw::new_mut(slice.as_mut_ptr()));
+                assert_eq!(slice.len(), len, "operand and its gradient differ in length");
+                grads[k] = Some(SharedPtr::new_mut(slice.as_mut_ptr()));
             }
         }
         let operand = |k: usize| operands[k].as_ptr();
-        let (saved, dy, dx) =
-            (Raw::new(saved.as_ptr()), Raw::new(dy.as_ptr()), Raw::new_mut(dx.as_mut_ptr()));
+        let (saved, dy, dx) = (
+            SharedPtr::new(saved.as_ptr()),
+            SharedPtr::new(dy.as_ptr()),
+            SharedPtr::new_mut(dx.as_mut_ptr()),
+        );
         pool.run_ranges(len, GRAIN, |range| {
-            // SAFETY: ranges are disjoint; all lengths were checked.
+            // SAFETY: ranges are disjoint, and all lengths were checked.
             unsafe { self.backward_range(range, saved, &operand, dy, dx, &grads) };
         });
     }
@@ -234,18 +245,18 @@ impl Chain {
     unsafe fn backward_range(
         &self,
         range: Range<usize>,
-        saved: Raw<f32>,
+        saved: SharedPtr<f32>,
         operand: &(dyn Fn(usize) -> *const f32 + Sync),
-        dy: Raw<f32>,
-        dx: Raw<f32>,
-        grads: &[Option<Raw<f32>>; STEPS_MAX],
+        dy: SharedPtr<f32>,
+        dx: SharedPtr<f32>,
+        grads: &[Option<SharedPtr<f32>>; STEPS_MAX],
     ) {
         let again = self.saved() == ChainSaved::Input;
         let mut values: [Tile; STEPS_MAX] = [[0.0; TILE]; STEPS_MAX];
         let mut joined: Tile = [0.0; TILE];
         let mut grad: Tile = [0.0; TILE];
         for_tiles(range, |start, n| {
-            // SAFETY: promised by the caller; tiles are disjoint.
+            // SAFETY: promised by the caller, and tiles are disjoint.
             unsafe {
                 let whole = saved.at(start).cast_const();
                 if again {
@@ -292,7 +303,7 @@ fn for_tiles(range: Range<usize>, mut body: impl FnMut(usize, usize)) {
 }
 
 /// # Safety
-/// As [`Chain::forward_raw`], for the tile of `n` floats at `start`.
+/// As for [`Chain::forward_raw`], for the tile of `n` floats at `start`.
 unsafe fn run_step(
     step: &Step,
     operand: &(dyn Fn(usize) -> *const f32 + Sync),
@@ -315,7 +326,7 @@ unsafe fn run_step(
     }
 }
 
-/// The operand along the tile: itself, or written out into `joined`.
+/// Returns the operand along the tile: itself, or expanded into `joined`.
 unsafe fn expand(
     operand: *const f32,
     layout: Layout,
@@ -323,7 +334,7 @@ unsafe fn expand(
     n: usize,
     joined: &mut Tile,
 ) -> *const f32 {
-    // SAFETY: the operand is as long as its layout says.
+    // SAFETY: the operand has the length that its layout requires.
     unsafe {
         let Layout::Repeated { inner, channels } = layout else { return operand.add(start) };
         let mut i = 0;
@@ -353,22 +364,23 @@ unsafe fn expand(
     joined.as_ptr()
 }
 
-/// Rows that a task of [`bias_activation_grad`] takes, by shape.
+/// Returns the number of rows per task of [`bias_activation_grad`]. It depends on the shape alone.
 fn bias_rows(rows: usize, columns: usize) -> usize {
     (GRAIN / columns.max(1)).max(rows.div_ceil(BIAS_BLOCKS_MAX)).max(1)
 }
 
-/// Blocks of partial bias gradients at most.
+/// Limit on the blocks of partial bias gradients.
 const BIAS_BLOCKS_MAX: usize = 128;
 
-/// Floats of scratch that [`bias_activation_grad`] needs.
+/// Returns the length of the scratch memory for [`bias_activation_grad`], in floats.
 pub fn bias_activation_grad_scratch_len(rows: usize, columns: usize) -> usize {
     rows.div_ceil(bias_rows(rows, columns)) * columns
 }
 
-/// The backward pass of `y = op(x + bias)` over `[rows, columns]`: `dx`, and its column sums in
-/// `dbias`, in one sweep. `saved` is what `op` saves ([`Unary::saved`]); `None` for `op` means that
-/// the gradient passes through. `dx` may be `dy` itself: see [`bias_activation_grad_raw`].
+/// Computes the backward pass of `y = op(x + bias)` over `[rows, columns]` in one pass: `dx`, and
+/// its column sums in `dbias`. `saved` is the value that [`Unary::saved`] names for `op`. `None`
+/// for `op` passes the gradient through. For a `dx` that equals `dy`, see
+/// [`bias_activation_grad_raw`].
 pub fn bias_activation_grad(
     pool: &Pool,
     op: Option<Unary>,
@@ -383,7 +395,7 @@ pub fn bias_activation_grad(
     assert_eq!(dy.len(), dx.len(), "the gradients differ in length");
     assert_eq!(saved.len(), dx.len(), "saved values and gradient differ in length");
     let rows = dx.len() / columns;
-    // SAFETY: slices of these lengths, the outputs exclusive.
+    // SAFETY: the slices have these lengths, and the outputs are exclusive.
     unsafe {
         bias_activation_grad_raw(
             pool,
@@ -398,7 +410,7 @@ pub fn bias_activation_grad(
     }
 }
 
-/// As [`bias_activation_grad`], turning `dy` into `dx` in its place.
+/// Like [`bias_activation_grad`], with `dx` in place of `dy`.
 pub fn bias_activation_grad_inplace(
     pool: &Pool,
     op: Unary,
@@ -411,25 +423,27 @@ pub fn bias_activation_grad_inplace(
     assert!(columns > 0 && dy.len().is_multiple_of(columns), "not a whole number of rows");
     assert_eq!(saved.len(), dy.len(), "saved values and gradient differ in length");
     let (rows, at) = (dy.len() / columns, dy.as_mut_ptr());
-    // SAFETY: slices of this length; `dx` equals `dy`, which is exclusive.
+    // SAFETY: the slices have this length. `dx` equals `dy`, which is exclusive.
     unsafe {
         bias_activation_grad_raw(pool, Some(op), saved.as_ptr(), at, at, rows, dbias, scratch);
     }
 }
 
-/// The column sums of `dy`, `[rows, columns]`: the gradient of a bias.
+/// Computes the column sums of `dy`, `[rows, columns]`: the gradient of a bias.
 pub fn bias_grad(pool: &Pool, dy: &[f32], dbias: &mut [f32], scratch: &mut [f32]) {
     let columns = dbias.len();
     assert!(columns > 0 && dy.len().is_multiple_of(columns), "not a whole number of rows");
     let (at, rows) = (dy.as_ptr(), dy.len() / columns);
-    // SAFETY: a slice of this length; without a function, what equals `dy` is not written.
+    // SAFETY: the slice has this length. Without a function, a `dx` that equals `dy` is not
+    // written.
     unsafe { bias_activation_grad_raw(pool, None, at, at, at.cast_mut(), rows, dbias, scratch) };
 }
 
-/// [`bias_activation_grad`] over pointers. With no `op`, a `dx` that is `dy` is not written.
+/// Like [`bias_activation_grad`], over pointers. Without `op`, a `dx` that equals `dy` is not
+/// written.
 ///
 /// # Safety
-/// `saved`, `dy` and `dx` hold `rows` times the length of `dbias`; `dx` is equal to or disjoint
+/// `saved`, `dy` and `dx` hold `rows` times the length of `dbias`. `dx` is equal to or disjoint
 /// from each of the others.
 pub unsafe fn bias_activation_grad_raw(
     pool: &Pool,
@@ -443,9 +457,12 @@ pub unsafe fn bias_activation_grad_raw(
 ) {
     let columns = dbias.len();
     let block = bias_rows(rows, columns);
-    assert!(scratch.len() >= bias_activation_grad_scratch_len(rows, columns), "too little scratch");
-    let (saved, dy, dx) = (Raw::new(saved), Raw::new(dy), Raw::new_mut(dx));
-    let partial = Raw::new_mut(scratch.as_mut_ptr());
+    assert!(
+        scratch.len() >= bias_activation_grad_scratch_len(rows, columns),
+        "scratch is too short"
+    );
+    let (saved, dy, dx) = (SharedPtr::new(saved), SharedPtr::new(dy), SharedPtr::new_mut(dx));
+    let partial = SharedPtr::new_mut(scratch.as_mut_ptr());
     let blocks = rows.div_ceil(block);
     pool.run_ranges(rows, block, |range| {
         // SAFETY: every range has its own rows and its own row of partial sums. A few rows at a

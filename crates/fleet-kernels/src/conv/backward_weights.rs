@@ -1,50 +1,52 @@
-//! The gradient of the filter: for every tap and input channel, a sum over pixels.
+//! The gradient of the filter: a sum over pixels for every tap and input channel.
 //!
-//! The register tile has six (tap, input channel) rows, 64 output channels, and runs over pixels: x
-//! is broadcast from a copy of the input rows with zeros around them, dy is packed into panels, and
-//! both lie in scratch for a block of pixels at a time. The sum is dealt out three ways, all by
-//! shape: slices of the pixels (the first adds into the gradient, the others into scratch, and are
-//! added in order), ranges of the rows, ranges of the panels. Small gradients are sliced; large
-//! ones are cut along the side whose repeated copies cost least.
+//! The register tile has six (tap, input channel) rows and 64 output channels, and runs over
+//! pixels. x is broadcast from a copy of the input rows with zeros around them, and dy is packed
+//! into panels. Both are in scratch memory for one block of pixels at a time. The sum is split in
+//! three ways, all by shape: slices of the pixels, ranges of the rows, ranges of the panels. The
+//! first slice adds to the gradient, and the others add to scratch memory and are added in order.
+//! Small gradients are sliced. Large ones are split along the side whose repeated copies cost
+//! least.
 
 use super::window::Source;
 use super::{Backward, Conv2d, depthwise};
-use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Finish, Isa, LINE, PANEL, Prefetch, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
-/// Pixels of a block: each block adds to the gradient once, which costs as much as 12 pixels.
+/// Number of pixels in a block. Each block adds to the gradient once, which costs as much as 12
+/// pixels.
 const PIXELS: usize = 392;
 
-/// Pieces that the work is cut into.
+/// Target number of tasks.
 const TASKS: usize = 8;
 
-/// Floats of a page of memory.
+/// Number of floats in a page of memory.
 const PAGE: usize = 1024;
 
-/// Channels of a part at least.
+/// Minimum number of channels in a part.
 const CUT_CHANNELS_MIN: usize = 64;
 
-/// Floats between the pixels of the copy beyond their channels, so that they do not all fall on the
-/// same sets of L1.
+/// Padding of each pixel of the copy, in floats, so that pixels do not all map to the same sets of
+/// L1.
 const SKEW: usize = 16;
 
-/// How the sum is cut; a function of the shape alone.
+/// The split of the sum; it depends on the shape alone.
 #[derive(Clone, Copy)]
-struct Cut {
+struct WeightsSplit {
     slices: usize,
-    /// Lines (rows of the output, of all images) of a slice and of a block.
+    /// Number of lines (rows of the output, of all images) in a slice and in a block.
     slice_lines: usize,
     block_lines: usize,
-    /// Input channels and panels of a task (of one group).
+    /// Number of input channels and panels in a task (of one group).
     channels: usize,
     channel_parts: usize,
     panels: usize,
     panel_parts: usize,
 }
 
-impl Cut {
-    fn new(conv: &Conv2d) -> Cut {
+impl WeightsSplit {
+    fn new(conv: &Conv2d) -> WeightsSplit {
         let lines = (conv.n * conv.out_h()).max(1);
         let (channels, panels) = (conv.group_in(), conv.panels());
         let taps = conv.kh * conv.kw;
@@ -53,7 +55,7 @@ impl Cut {
         let panels_in_task = panels.div_ceil(panel_parts);
         let channels_in_task = channels.div_ceil(channel_parts);
         let slice_lines = lines.div_ceil(slices);
-        Cut {
+        WeightsSplit {
             slices: lines.div_ceil(slice_lines),
             slice_lines,
             block_lines: PIXELS.div_ceil(conv.out_w().max(1)).min(slice_lines),
@@ -69,10 +71,10 @@ impl Cut {
     }
 }
 
-/// Slices of the pixels, parts of the input channels and of the panels: at least [`TASKS`] pieces
-/// where the shape allows, and of these the way that moves the least. x is copied once a part of
-/// the panels (reading it in place again costs a quarter), dy once a part of the channels, and a
-/// slice's sums are written, read and added.
+/// Returns the numbers of slices of the pixels, of parts of the input channels, and of parts of the
+/// panels. They give at least [`TASKS`] tasks where the shape allows, with the least memory
+/// traffic. x is copied once per part of the panels; reading it again in place costs a quarter of
+/// that. dy is copied once per part of the channels. A slice's sums are written, read and added.
 fn cheapest_parts(conv: &Conv2d, lines: usize, len: usize) -> (usize, usize, usize) {
     let (panels, wanted) = (conv.panels(), TASKS.div_ceil(conv.groups));
     let channels_max = (conv.group_in() / CUT_CHANNELS_MIN).max(1);
@@ -95,47 +97,57 @@ fn cheapest_parts(conv: &Conv2d, lines: usize, len: usize) -> (usize, usize, usi
     best
 }
 
-/// Whether x is read where it is: a window takes each pixel once, in order, and pixels do not each
-/// begin a page (then all of them fall on the same sets of L1, and each needs an entry of the TLB).
+/// Whether x is read in place. That requires that a window takes each pixel once, in order, and
+/// that pixels do not all start on page boundaries. Otherwise they would all map to the same sets
+/// of L1, and each would need a TLB entry.
 fn is_in_place(conv: &Conv2d) -> bool {
     let takes_all = conv.kh * conv.kw == 1 && conv.stride == [1, 1] && conv.pad == [[0, 0]; 2];
     takes_all && !conv.c_in.is_multiple_of(PAGE)
 }
 
-/// The copy of x in scratch, for one block of lines.
+/// The layout of x in scratch memory, for one block of lines.
 #[derive(Clone, Copy)]
-struct Copied {
-    /// Floats of a pixel, and pixels of a row.
+struct CopyLayout {
+    /// Number of floats in a pixel, and of pixels in a row.
     pixel: usize,
     width: usize,
-    /// Rows for each line of a block: all that the window needs, or the lines' own rows.
+    /// Number of rows for the lines of a block: all that the window needs, or one row per line.
     rows_max: usize,
-    /// Only the pixels that a 1 x 1 window takes are copied.
+    /// Whether only the pixels of a 1 x 1 window are copied.
     sampled: bool,
-    /// Those are all pixels, in order: x is read where it is.
+    /// Whether these are all pixels, in order, so that x is read in place.
     in_place: bool,
-    /// The panels of dy are read where they are: there is one, and nothing beside it.
+    /// Whether the panels of dy are read in place: there is only one, without other data between
+    /// its rows.
     dy_in_place: bool,
 }
 
-impl Copied {
-    fn new(conv: &Conv2d, cut: &Cut) -> Copied {
-        let channels = cut.channels;
+impl CopyLayout {
+    fn new(conv: &Conv2d, split: &WeightsSplit) -> CopyLayout {
+        let channels = split.channels;
         let pixel = if channels.is_multiple_of(PANEL) { channels + SKEW } else { channels };
         let sampled = conv.kh * conv.kw == 1;
         let in_place = is_in_place(conv);
         let dy_in_place = conv.c_out == PANEL && conv.groups == 1;
         if sampled {
             let pixel = if in_place { conv.c_in } else { pixel };
-            let rows_max = if in_place { 0 } else { cut.block_lines };
-            return Copied { pixel, width: conv.out_w(), rows_max, sampled, in_place, dy_in_place };
+            let rows_max = if in_place { 0 } else { split.block_lines };
+            return CopyLayout {
+                pixel,
+                width: conv.out_w(),
+                rows_max,
+                sampled,
+                in_place,
+                dy_in_place,
+            };
         }
         let width = (conv.out_w() - 1) * conv.stride[1] + (conv.kw - 1) * conv.dilation[1] + 1;
-        // A block that crosses images has a window's height more rows in each.
-        let images = (cut.block_lines + conv.out_h() - 2) / conv.out_h() + 1;
+        // In a block that spans several images, each image needs extra rows for the height of a
+        // window.
+        let images = (split.block_lines + conv.out_h() - 2) / conv.out_h() + 1;
         let window = (conv.kh - 1) * conv.dilation[0] + 1;
-        let rows_max = cut.block_lines * conv.stride[0] + images * window;
-        Copied { pixel, width, rows_max, sampled, in_place, dy_in_place }
+        let rows_max = split.block_lines * conv.stride[0] + images * window;
+        CopyLayout { pixel, width, rows_max, sampled, in_place, dy_in_place }
     }
 
     fn len(&self) -> usize {
@@ -143,11 +155,12 @@ impl Copied {
     }
 }
 
-/// Floats of the scratch: each thread's x and dy, its row offsets, and the slices' sums.
-fn parts(conv: &Conv2d, cut: &Cut) -> [usize; 3] {
-    let copied = Copied::new(conv, cut);
-    let dy = cut.panels * cut.block_lines * conv.out_w() * PANEL;
-    [copied.len(), dy, (cut.slices - 1) * conv.filter_len().div_ceil(LINE) * LINE]
+/// Returns the lengths of the parts of scratch memory, in floats: x and dy of each thread, and the
+/// sums of the slices.
+fn parts(conv: &Conv2d, split: &WeightsSplit) -> [usize; 3] {
+    let copied = CopyLayout::new(conv, split);
+    let dy = split.panels * split.block_lines * conv.out_w() * PANEL;
+    [copied.len(), dy, (split.slices - 1) * conv.filter_len().div_ceil(LINE) * LINE]
 }
 
 impl Conv2d {
@@ -158,14 +171,14 @@ impl Conv2d {
         if self.output_len() == 0 {
             return 0;
         }
-        let [x, dy, sums] = parts(self, &Cut::new(self));
+        let [x, dy, sums] = parts(self, &WeightsSplit::new(self));
         LINE + threads * (x + dy) + sums
     }
 
-    /// `dfilter = beta * dfilter + gradient`, packed as the filter is.
+    /// Computes `dfilter = beta * dfilter + gradient`, in the packed layout of the filter.
     ///
     /// # Panics
-    /// If the shape does not pass [`Conv2d::check`] or a slice is too short.
+    /// If the shape does not pass [`Conv2d::check`], or a slice is too short.
     pub fn backward_weights(
         &self,
         pool: &Pool,
@@ -177,7 +190,10 @@ impl Conv2d {
     ) {
         self.hold(x.len(), dfilter.len(), dy.len());
         let threads = pool.threads();
-        assert!(scratch.len() >= self.backward_weights_scratch_len(threads), "conv: short scratch");
+        assert!(
+            scratch.len() >= self.backward_weights_scratch_len(threads),
+            "conv: scratch is too short"
+        );
         let dfilter = &mut dfilter[..self.filter_len()];
         if self.output_len() == 0 {
             match options.beta == 0.0 {
@@ -186,33 +202,33 @@ impl Conv2d {
             }
             return;
         }
-        let isa = options.isa.unwrap_or(Isa::best()).or_best();
+        let isa = options.isa.unwrap_or(Isa::best()).or_best_available();
         if self.is_depthwise() {
             depthwise::backward_weights(self, isa, pool, x, dy, dfilter, scratch, options.beta);
             return;
         }
-        let cut = Cut::new(self);
-        let [x_len, dy_len, sums_len] = parts(self, &cut);
+        let split = WeightsSplit::new(self);
+        let [x_len, dy_len, sums_len] = parts(self, &split);
         let (own, sums) = micro::cut_aligned(scratch, threads * (x_len + dy_len));
         let (own, sums) = (Shareable::new(own), Shareable::new(&mut sums[..sums_len]));
         let gradient = Shareable::new(dfilter);
-        let copied = Copied::new(self, &cut);
-        let call = Call { conv: self, cut, copied, isa, x, dy, beta: options.beta };
+        let copied = CopyLayout::new(self, &split);
+        let call = Call { conv: self, split, copied, isa, x, dy, beta: options.beta };
         let slice_len = self.filter_len().div_ceil(LINE) * LINE;
-        pool.run_with_worker(cut.tasks(self), |task, worker| {
+        pool.run_with_worker(split.tasks(self), |task, worker| {
             let own = own.ptr().wrapping_add(worker * (x_len + dy_len));
-            let slice = task % cut.slices;
+            let slice = task % split.slices;
             let target = match slice {
                 0 => gradient.ptr(),
                 _ => sums.ptr().wrapping_add((slice - 1) * slice_len),
             };
             call.task(task, target, own, own.wrapping_add(x_len));
         });
-        if cut.slices > 1 {
+        if split.slices > 1 {
             pool.run_ranges(self.filter_len(), SUM_GRAIN, |range| {
-                // SAFETY: each task adds up a range of its own.
+                // SAFETY: each task adds its own range.
                 let total = unsafe { gradient.slice(range.start, range.len()) };
-                for slice in 1..cut.slices {
+                for slice in 1..split.slices {
                     let at = (slice - 1) * slice_len + range.start;
                     // SAFETY: the slices' sums are only read now.
                     let part = unsafe { &*sums.slice(at, range.len()) };
@@ -225,14 +241,14 @@ impl Conv2d {
     }
 }
 
-/// Floats that one task of the last step adds up.
+/// Number of floats that one task of the last step adds.
 const SUM_GRAIN: usize = 8192;
 
-/// One call: everything that tasks share.
+/// One call: the state that tasks share.
 struct Call<'a> {
     conv: &'a Conv2d,
-    cut: Cut,
-    copied: Copied,
+    split: WeightsSplit,
+    copied: CopyLayout,
     isa: Isa,
     x: &'a [f32],
     dy: &'a [f32],
@@ -240,41 +256,42 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// One slice of the pixels, for some input channels and panels of one group.
+    /// Computes one slice of the pixels, for some input channels and panels of one group.
     fn task(&self, task: usize, target: *mut f32, x: *mut f32, dy: *mut f32) {
-        let (conv, cut) = (self.conv, &self.cut);
-        let (rest, slice) = (task / cut.slices, task % cut.slices);
-        let (rest, channel_part) = (rest / cut.channel_parts, rest % cut.channel_parts);
-        let (group, panel_part) = (rest / cut.panel_parts, rest % cut.panel_parts);
-        let channels = channel_part * cut.channels;
-        let panels = panel_part * cut.panels;
+        let (conv, split) = (self.conv, &self.split);
+        let (rest, slice) = (task / split.slices, task % split.slices);
+        let (rest, channel_part) = (rest / split.channel_parts, rest % split.channel_parts);
+        let (group, panel_part) = (rest / split.panel_parts, rest % split.panel_parts);
+        let channels = channel_part * split.channels;
+        let panels = panel_part * split.panels;
         let part = Part {
             group,
-            channels: channels..(channels + cut.channels).min(conv.group_in()),
-            panels: panels..(panels + cut.panels).min(conv.panels()),
+            channels: channels..(channels + split.channels).min(conv.group_in()),
+            panels: panels..(panels + split.panels).min(conv.panels()),
         };
         let all = conv.n * conv.out_h();
-        let lines = slice * cut.slice_lines..((slice + 1) * cut.slice_lines).min(all);
+        let lines = slice * split.slice_lines..((slice + 1) * split.slice_lines).min(all);
         let beta = if slice == 0 { self.beta } else { 0.0 };
-        for first in lines.clone().step_by(cut.block_lines) {
-            let block = first..(first + cut.block_lines).min(lines.end);
-            let next = block.end..(block.end + cut.block_lines).min(lines.end);
-            let (x, dy) = (self.bring_x(&part, &block, x), self.bring_dy(&part, &block, dy));
-            let ahead = self.ahead(&part, &next);
-            // Blocks of a few long lines or of one run of pixels: almost always a single piece.
+        for first in lines.clone().step_by(split.block_lines) {
+            let block = first..(first + split.block_lines).min(lines.end);
+            let next = block.end..(block.end + split.block_lines).min(lines.end);
+            let (x, dy) = (self.load_x(&part, &block, x), self.load_dy(&part, &block, dy));
+            let prefetch = self.prefetch(&part, &next);
+            // A block has a few long lines or one run of pixels, so there is almost always one
+            // piece.
             let most = if self.copied.sampled { block.len() } else { SEGMENTS_MAX };
             for start in block.clone().step_by(most) {
                 let piece = start..(start + most).min(block.end);
                 let beta = if start == lines.start { beta } else { 1.0 };
-                self.tiles(&part, &block, &piece, beta, target, x, dy, ahead);
+                self.tiles(&part, &block, &piece, beta, target, x, dy, prefetch);
             }
         }
     }
 
-    /// What the next block will read, of x and of dy.
-    fn ahead(&self, part: &Part, next: &Range<usize>) -> [Next; 2] {
+    /// Returns the memory of x and of dy that the next block will read.
+    fn prefetch(&self, part: &Part, next: &Range<usize>) -> [PrefetchRegion; 2] {
         if next.is_empty() {
-            return [Next { first: self.x.as_ptr(), pieces: 0, len: 0, pitch: 0 }; 2];
+            return [PrefetchRegion { first: self.x.as_ptr(), pieces: 0, len: 0, pitch: 0 }; 2];
         }
         let (conv, height) = (self.conv, self.conv.out_h());
         let input_row = |line: usize, tap: usize| {
@@ -293,8 +310,13 @@ impl Call<'_> {
         let columns = columns.min(conv.group_out()) - part.panels.start * PANEL;
         let x_len = part.channels.len();
         [
-            Next { first: x, pieces: rows * conv.w, len: x_len, pitch: conv.c_in },
-            Next { first: dy, pieces: next.len() * conv.out_w(), len: columns, pitch: conv.c_out },
+            PrefetchRegion { first: x, pieces: rows * conv.w, len: x_len, pitch: conv.c_in },
+            PrefetchRegion {
+                first: dy,
+                pieces: next.len() * conv.out_w(),
+                len: columns,
+                pitch: conv.c_out,
+            },
         ]
     }
 
@@ -307,7 +329,7 @@ impl Call<'_> {
         target: *mut f32,
         x: *const f32,
         dy: *const f32,
-        ahead: [Next; 2],
+        prefetch: [PrefetchRegion; 2],
     ) {
         let (conv, copied) = (self.conv, &self.copied);
         let mut segments = [0isize; SEGMENTS_MAX];
@@ -340,16 +362,16 @@ impl Call<'_> {
                 c: [target; TILE_ROWS],
                 rows: 0,
                 cols: PANEL,
-                ahead: Ahead::nothing(x),
+                prefetch: Prefetch::none(x),
                 finish: Finish { beta, ..Finish::STORE },
             };
             let mut flush = |tile: &mut Tile| {
-                // Tiles ask for x and for dy in turn.
+                // Tiles alternate between prefetching x and prefetching dy.
                 let turn = (tiles_done / 2, tiles.div_ceil(2));
-                tile.ahead = ahead[tiles_done % 2].ahead(turn, count * len);
+                tile.prefetch = prefetch[tiles_done % 2].prefetch(turn, count * len);
                 tiles_done += 1;
-                // SAFETY: x and dy were brought to scratch for this block; the packed gradient has
-                // 64 columns in every panel, and no other task writes these rows of it.
+                // SAFETY: x and dy are in scratch memory for this block. The packed gradient has 64
+                // columns in every panel, and no other task writes these rows of it.
                 unsafe { micro::run(self.isa, tile) };
                 tile.rows = 0;
             };
@@ -374,7 +396,7 @@ impl Call<'_> {
         }
     }
 
-    /// Row of the copy where the window of a line begins.
+    /// Returns the row of the copy at which the window of a line starts.
     fn copied_row(&self, block: &Range<usize>, line: usize) -> usize {
         let conv = self.conv;
         let height = conv.out_h();
@@ -383,7 +405,7 @@ impl Call<'_> {
         self.rows_before(block, image - first) + inside * conv.stride[0]
     }
 
-    /// Rows of the copy that the first `images` images of a block take.
+    /// Returns the number of rows of the copy for the first `images` images of a block.
     fn rows_before(&self, block: &Range<usize>, images: usize) -> usize {
         let conv = self.conv;
         let window = (conv.kh - 1) * conv.dilation[0] + 1;
@@ -396,8 +418,8 @@ impl Call<'_> {
         }
     }
 
-    /// Where x lies for a block: in place, or in `copy`, which is then filled.
-    fn bring_x(&self, part: &Part, block: &Range<usize>, copy: *mut f32) -> *const f32 {
+    /// Returns the address of x for a block: in place, or `copy`, which is filled first.
+    fn load_x(&self, part: &Part, block: &Range<usize>, copy: *mut f32) -> *const f32 {
         if !self.copied.in_place {
             self.copy_x(part, block, copy);
             return copy;
@@ -407,8 +429,9 @@ impl Call<'_> {
         self.x.as_ptr().wrapping_add(at + channel)
     }
 
-    /// Where the panels of dy lie for a block.
-    fn bring_dy(&self, part: &Part, block: &Range<usize>, packed: *mut f32) -> *const f32 {
+    /// Returns the address of the panels of dy for a block: in place, or `packed`, which is filled
+    /// first.
+    fn load_dy(&self, part: &Part, block: &Range<usize>, packed: *mut f32) -> *const f32 {
         if !self.copied.dy_in_place {
             self.pack_dy(part, block, packed);
             return packed;
@@ -416,7 +439,7 @@ impl Call<'_> {
         self.dy.as_ptr().wrapping_add(block.start * self.conv.out_w() * PANEL)
     }
 
-    /// Copies the input rows of a block, with zeros where there is no input.
+    /// Copies the input rows of a block, with zeros outside the input.
     fn copy_x(&self, part: &Part, block: &Range<usize>, target: *mut f32) {
         let (conv, copied) = (self.conv, &self.copied);
         let source = Source {
@@ -433,7 +456,7 @@ impl Call<'_> {
             for (i, line) in block.clone().enumerate() {
                 let (image, row) = (line / height, (line % height * conv.stride[0]) as isize - top);
                 let to = target.wrapping_add(i * copied.width * copied.pixel);
-                // SAFETY: the scratch was sized for these lines.
+                // SAFETY: the scratch memory was sized for these lines.
                 unsafe { self.sample_row(&source, image, row, to) };
             }
             return;
@@ -448,27 +471,27 @@ impl Call<'_> {
             for r in 0..rows {
                 let row = (begin * conv.stride[0] + r) as isize - top;
                 let to = target.wrapping_add((at + r) * copied.width * copied.pixel);
-                // SAFETY: the scratch was sized for these rows.
+                // SAFETY: the scratch memory was sized for these rows.
                 unsafe { source.copy_row(image, row, -left, copied.width, copied.pixel, to) };
             }
         }
     }
 
-    /// Every stride-th pixel of a row.
+    /// Copies every stride-th pixel of a row.
     ///
     /// # Safety
-    /// The image exists, and the target has room for a line.
+    /// The image exists, and the target has space for a line.
     unsafe fn sample_row(&self, source: &Source, image: usize, row: isize, target: *mut f32) {
         let (conv, copied) = (self.conv, &self.copied);
         let left = conv.pad[1][0] as isize;
         if conv.stride[1] == 1 {
-            // SAFETY: as promised.
+            // SAFETY: promised by the caller.
             unsafe { source.copy_row(image, row, -left, copied.width, copied.pixel, target) };
             return;
         }
         for column in 0..copied.width {
             let from = (column * conv.stride[1]) as isize - left;
-            // SAFETY: as promised.
+            // SAFETY: promised by the caller.
             unsafe {
                 let to = target.add(column * copied.pixel);
                 source.copy_row(image, row, from, 1, copied.pixel, to);
@@ -486,7 +509,7 @@ impl Call<'_> {
             let cols = (conv.group_out() - column).min(PANEL);
             let at = block.start * width * conv.c_out + part.group * conv.group_out() + column;
             let to = target.wrapping_add((panel - part.panels.start) * pixels * PANEL);
-            // SAFETY: dy holds the block's lines, the scratch was sized for them.
+            // SAFETY: dy holds the block's lines, and the scratch memory was sized for them.
             unsafe {
                 let from = self.dy.as_ptr().add(at);
                 micro::copy_panel(self.isa, from, conv.c_out, pixels, cols, to);
@@ -495,24 +518,27 @@ impl Call<'_> {
     }
 }
 
-/// Pieces of memory at even distances that will be read soon.
+/// Pieces of memory at equal distances that will be read soon.
 #[derive(Clone, Copy)]
-struct Next {
+struct PrefetchRegion {
     first: *const f32,
     pieces: usize,
     len: usize,
     pitch: usize,
 }
 
-impl Next {
-    /// What one of some tiles asks for: an equal part where pieces touch, else one piece.
-    fn ahead(&self, (tile, tiles): (usize, usize), terms: usize) -> Ahead {
+impl PrefetchRegion {
+    /// Returns the prefetch of one of `tiles` tiles: an equal part if the pieces are contiguous,
+    /// else one piece.
+    fn prefetch(&self, (tile, tiles): (usize, usize), terms: usize) -> Prefetch {
         if self.pitch == self.len {
-            return Ahead::part(self.first, self.pieces * self.len, tile, tiles, terms);
+            return Prefetch::part(self.first, self.pieces * self.len, tile, tiles, terms);
         }
         match tile < self.pieces {
-            true => Ahead::part(self.first.wrapping_add(tile * self.pitch), self.len, 0, 1, terms),
-            false => Ahead::nothing(self.first),
+            true => {
+                Prefetch::part(self.first.wrapping_add(tile * self.pitch), self.len, 0, 1, terms)
+            }
+            false => Prefetch::none(self.first),
         }
     }
 }
@@ -524,5 +550,5 @@ struct Part {
     panels: Range<usize>,
 }
 
-/// Segments of a tile.
+/// Limit on the segments of a tile.
 const SEGMENTS_MAX: usize = 64;

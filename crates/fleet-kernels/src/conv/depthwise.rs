@@ -1,30 +1,32 @@
-//! Depthwise convolution: each channel by itself, vectors along channels.
+//! Depthwise convolution: each channel separately, with vectors along channels.
 //!
-//! Sketch: bound by loads, two for each multiply-add; a k x k window reads each input k * k times
-//! from L1. Rows of the output are tasks; the filter's gradient is summed in slices by image.
+//! Sketch: loads are the limit, two per multiply-add. A k x k window reads each input k * k times
+//! from L1. Rows of the output are tasks. The filter's gradient is summed in slices of the output's
+//! rows.
 
 use super::{Conv2d, KERNEL_MAX};
 use crate::micro::Isa;
 use crate::micro::portable::multiply_add;
 use crate::pool::{Pool, Shareable};
 
-/// Channels that stay in registers while the taps of a pixel run.
+/// Number of channels that stay in registers while the taps of a pixel run.
 const LANES: usize = 64;
 
-/// Slices of the images that the filter's gradient is summed in, at most.
+/// Limit on the slices in which the filter's gradient is summed.
 const SLICES_MAX: usize = 8;
 
-/// What a row kernel reads for one output pixel: where inputs and weights lie, tap by tap.
+/// The input and weight positions of one output pixel, tap by tap.
 struct Taps {
     inputs: [usize; TAPS_MAX],
     weights: [usize; TAPS_MAX],
     count: usize,
 }
 
-/// Taps handled in one go; a larger window takes several.
+/// Limit on the taps handled at once. A larger window takes several passes.
 const TAPS_MAX: usize = KERNEL_MAX;
 
-/// `out = act(beta * out + bias + sum over taps of input * weight)` for all channels of a pixel.
+/// Computes `out = act(beta * out + bias + sum over taps of input * weight)` for all channels of a
+/// pixel.
 #[inline(always)]
 fn pixel_lanes(
     taps: &Taps,
@@ -52,7 +54,7 @@ fn pixel_lanes(
         for t in 0..taps.count {
             let x = &x[taps.inputs[t] + first..][..width];
             let w = &filter[taps.weights[t] + first..][..width];
-            // The full width is a constant, so that it becomes whole vectors.
+            // The full width is a constant here, so that the loop uses whole vectors.
             if let (Ok(x), Ok(w)) = (<&[f32; LANES]>::try_from(x), <&[f32; LANES]>::try_from(w)) {
                 for i in 0..LANES {
                     acc[i] = fused(x[i], w[i], acc[i]);
@@ -64,23 +66,23 @@ fn pixel_lanes(
             }
         }
         for (out, value) in out[first..first + width].iter_mut().zip(acc) {
-            // Written so that a NaN stays one.
+            // Written so that a NaN stays a NaN.
             *out = if relu && value < 0.0 { 0.0 } else { value };
         }
         first += width;
     }
 }
 
-/// What the sums of a pixel begin with.
+/// The initial value of the sums of a pixel.
 #[derive(Clone, Copy)]
 enum Start<'a> {
     Zero,
     Bias(&'a [f32]),
-    /// So much of what the output holds.
+    /// The output's value times this factor.
     Scaled(f32),
 }
 
-/// `sums[c] += x[c] * dy[c]`.
+/// Computes `sums[c] += x[c] * dy[c]`.
 #[inline(always)]
 fn multiply_into(x: &[f32], dy: &[f32], sums: &mut [f32], fused: impl Fn(f32, f32, f32) -> f32) {
     for ((sum, x), dy) in sums.iter_mut().zip(x).zip(dy) {
@@ -144,7 +146,7 @@ fn multiply(isa: Isa, x: &[f32], dy: &[f32], sums: &mut [f32]) {
     }
 }
 
-/// Runs a pixel over all taps that `reach` finds an input for, [`TAPS_MAX`] at a time.
+/// Runs a pixel over all taps for which `reach` finds an input, [`TAPS_MAX`] at a time.
 fn run_pixel(
     isa: Isa,
     conv: &Conv2d,
@@ -173,7 +175,7 @@ fn run_pixel(
     pixel(isa, &taps, x, filter, out, start, relu);
 }
 
-/// The input position of tap `k` for output position `at`, if there is one.
+/// Returns the input position of tap `k` for output position `at`, if there is one.
 fn forward_reach(conv: &Conv2d, axis: usize, at: usize, k: usize) -> Option<usize> {
     let size = if axis == 0 { conv.h } else { conv.w };
     let position =
@@ -181,7 +183,7 @@ fn forward_reach(conv: &Conv2d, axis: usize, at: usize, k: usize) -> Option<usiz
     (position < size).then_some(position)
 }
 
-/// The output position that tap `k` brings input position `at` to, if there is one.
+/// Returns the output position to which tap `k` maps input position `at`, if there is one.
 fn backward_reach(conv: &Conv2d, axis: usize, at: usize, k: usize) -> Option<usize> {
     let size = if axis == 0 { conv.out_h() } else { conv.out_w() };
     let scaled = (at + conv.pad[axis][0]).checked_sub(k * conv.dilation[axis])?;
@@ -205,7 +207,7 @@ pub(super) fn forward(
     pool.run(conv.n * height, |line| {
         let (image, row) = (line / height, line % height);
         for column in 0..width {
-            // SAFETY: each task writes the pixels of its own line.
+            // SAFETY: each task writes only the pixels of its own line.
             let out = unsafe { y.slice((line * width + column) * channels, channels) };
             let reach = |kh: usize, kw: usize| {
                 let r = forward_reach(conv, 0, row, kh)?;
@@ -232,7 +234,7 @@ pub(super) fn backward_data(
     pool.run(conv.n * conv.h, |line| {
         let (image, row) = (line / conv.h, line % conv.h);
         for column in 0..conv.w {
-            // SAFETY: each task writes the pixels of its own line.
+            // SAFETY: each task writes only the pixels of its own line.
             let out = unsafe { dx.slice((line * conv.w + column) * channels, channels) };
             let reach = |kh: usize, kw: usize| {
                 let r = backward_reach(conv, 0, row, kh)?;
@@ -244,7 +246,7 @@ pub(super) fn backward_data(
     });
 }
 
-/// Lines of the output (of all images) in a slice, and slices.
+/// Returns the number of lines of the output (of all images) in a slice, and the number of slices.
 fn slices(conv: &Conv2d) -> (usize, usize) {
     let lines = (conv.n * conv.out_h()).max(1);
     let in_slice = lines.div_ceil(SLICES_MAX);
@@ -270,7 +272,7 @@ pub(super) fn backward_weights(
     let len = conv.filter_len();
     let sums = Shareable::new(&mut scratch[..slices * len]);
     pool.run(slices, |slice| {
-        // SAFETY: each task has sums of its own.
+        // SAFETY: each task has its own sums.
         let sums = unsafe { sums.slice(slice * len, len) };
         sums.fill(0.0);
         for line in slice * in_slice..((slice + 1) * in_slice).min(conv.n * height) {
@@ -292,7 +294,7 @@ pub(super) fn backward_weights(
     for (at, value) in dfilter.iter_mut().enumerate() {
         let mut total = if beta == 0.0 { 0.0 } else { beta * *value };
         for slice in 0..slices {
-            // SAFETY: no task runs any more.
+            // SAFETY: all tasks have finished.
             total += unsafe { sums.slice(slice * len + at, 1) }[0];
         }
         *value = total;

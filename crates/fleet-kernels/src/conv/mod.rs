@@ -1,12 +1,12 @@
 //! Convolution of images in two dimensions, f32, NHWC: forward, backward to data and to weights.
 //!
-//! No image is unrolled: the register tile of `micro` takes six pixels anywhere in an image as its
-//! rows and runs over the window as a few contiguous segments. Filters are kept packed, as
+//! Images are not unrolled. The register tile of `micro` takes six pixels anywhere in an image as
+//! its rows, and runs over the window as a few contiguous segments. Filters are stored packed, as
 //! `[group][ceil(c_out / 64)][kh][kw][c_in][64]` (channels of one group, zero beyond the last; see
-//! [`Conv2d::filter_len`]), so that forward packs nothing and the weight gradient comes out in the
-//! same layout. A depthwise filter is `[kh][kw][c]`.
+//! [`Conv2d::filter_len`]). Forward therefore packs nothing, and the weight gradient has the same
+//! layout. A depthwise filter is `[kh][kw][c]`.
 //!
-//! Tasks are cut by shape and sums are added in a fixed order: results are bitwise the same for any
+//! Tasks are split by shape and sums are added in a fixed order. Results are bitwise equal for any
 //! number of threads.
 //!
 //! ```
@@ -35,7 +35,7 @@ use crate::pool::Pool;
 use fleet_base::{Error, Result};
 use window::{Axis, Sides, Window};
 
-/// Rows or columns of a filter at most: offsets of a window are kept on the stack.
+/// Limit on the rows and on the columns of a filter. Offsets of a window are kept on the stack.
 pub const KERNEL_MAX: usize = 64;
 
 /// The shape of a convolution. Images are `[n][h][w][c]`.
@@ -48,37 +48,37 @@ pub struct Conv2d {
     pub c_out: usize,
     pub kh: usize,
     pub kw: usize,
-    /// Of rows and of columns, here and below.
+    /// Of rows and of columns, as are the fields below.
     pub stride: [usize; 2],
-    /// Zeros before the first and after the last row, and column.
+    /// Number of zeros before the first and after the last row, and column.
     pub pad: [[usize; 2]; 2],
     pub dilation: [usize; 2],
     pub groups: usize,
 }
 
-/// What forward does to its output while that is in registers.
+/// Operations of the forward pass on its output while it is in registers.
 #[derive(Default)]
 pub struct Forward<'a> {
-    /// One number an output channel.
+    /// One number per output channel.
     pub bias: Option<&'a [f32]>,
     pub relu: bool,
     /// Sums and sums of squares of the output by channel, in parts: see [`Conv2d::stats_len`].
     pub stats: Option<&'a mut [f32]>,
-    /// Tests force it; none means the best that the machine has.
+    /// Instruction set. `None` means the best of the machine; tests set others.
     pub isa: Option<Isa>,
 }
 
-/// How a gradient is written.
+/// Options for writing a gradient.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backward {
     /// 0 overwrites the gradient, 1 adds to it.
     pub beta: f32,
-    /// Tests force it; none means the best that the machine has.
+    /// Instruction set. `None` means the best of the machine; tests set others.
     pub isa: Option<Isa>,
 }
 
 impl Conv2d {
-    /// A k x k window, stride 1, no padding, one group.
+    /// Returns a convolution with a k x k window, stride 1, no padding and one group.
     pub fn square(n: usize, h: usize, w: usize, c_in: usize, c_out: usize, k: usize) -> Conv2d {
         Conv2d {
             n,
@@ -95,7 +95,7 @@ impl Conv2d {
         }
     }
 
-    /// Whether the shape makes sense.
+    /// Returns an error if the shape is not valid.
     pub fn check(&self) -> Result<()> {
         let positive = [
             ("filter height", self.kh),
@@ -109,17 +109,19 @@ impl Conv2d {
             ("groups", self.groups),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return Err(Error::invalid(format!("{name} of a convolution must not be 0")));
+            return Err(Error::invalid(format!("convolution: {name} is 0")));
         }
         for (name, channels) in [("input", self.c_in), ("output", self.c_out)] {
             if channels % self.groups != 0 {
-                return Err(Error::invalid(format!("{name} channels do not divide into groups"))
-                    .expected(format!("a multiple of {}", self.groups))
-                    .got(channels));
+                return Err(Error::invalid(format!(
+                    "convolution: {name} channels are not divisible by the groups"
+                ))
+                .expected(format!("a multiple of {}", self.groups))
+                .got(channels));
             }
         }
         if self.kh > KERNEL_MAX || self.kw > KERNEL_MAX {
-            return Err(Error::unsupported("the filter of a convolution is too large")
+            return Err(Error::unsupported("convolution: filter is too large")
                 .expected(format!("at most {KERNEL_MAX} x {KERNEL_MAX}"))
                 .got(format!("{} x {}", self.kh, self.kw)));
         }
@@ -127,9 +129,11 @@ impl Conv2d {
             let padded = size.saturating_add(self.pad[axis][0]).saturating_add(self.pad[axis][1]);
             let window = (self.kernel(axis) - 1).saturating_mul(self.dilation[axis]) + 1;
             if padded < window {
-                return Err(Error::invalid(format!("padded {name} is smaller than the window"))
-                    .expected(format!("at least {window}"))
-                    .got(padded));
+                return Err(Error::invalid(format!(
+                    "convolution: padded {name} is smaller than the window"
+                ))
+                .expected(format!("at least {window}"))
+                .got(padded));
             }
         }
         let sizes =
@@ -139,7 +143,7 @@ impl Conv2d {
             (len <= isize::MAX as usize / 64).then_some(len)
         };
         if sizes.into_iter().any(|size| fits(size).is_none()) {
-            return Err(Error::invalid("the images of a convolution are too large to address"));
+            return Err(Error::invalid("convolution: images are too large"));
         }
         Ok(())
     }
@@ -169,12 +173,12 @@ impl Conv2d {
         self.n * self.out_h() * self.out_w() * self.c_out
     }
 
-    /// Floating-point operations of one direction, padding counted as work.
+    /// Returns the floating-point operations of one direction, including those on padding.
     pub fn flops(&self) -> f64 {
         2.0 * self.output_len() as f64 * (self.kh * self.kw * self.group_in()) as f64
     }
 
-    /// Each group has one channel in and one out.
+    /// Whether each group has one input and one output channel.
     pub fn is_depthwise(&self) -> bool {
         self.groups == self.c_in && self.groups == self.c_out && self.groups > 1
     }
@@ -187,7 +191,7 @@ impl Conv2d {
         self.c_out / self.groups
     }
 
-    /// Panels of output channels in a group.
+    /// Returns the number of panels of output channels in a group.
     fn panels(&self) -> usize {
         self.group_out().div_ceil(PANEL)
     }
@@ -199,10 +203,10 @@ impl Conv2d {
         window::scratch_len(&self.forward_window(), threads)
     }
 
-    /// `y = act(conv(x, filter) + bias)`.
+    /// Computes `y = act(conv(x, filter) + bias)`.
     ///
     /// # Panics
-    /// If the shape does not pass [`Conv2d::check`] or a slice is too short.
+    /// If the shape does not pass [`Conv2d::check`], or a slice is too short.
     pub fn forward(
         &self,
         pool: &Pool,
@@ -213,12 +217,18 @@ impl Conv2d {
         options: Forward<'_>,
     ) {
         self.hold(x.len(), filter.len(), y.len());
-        assert!(scratch.len() >= self.forward_scratch_len(pool.threads()), "conv: short scratch");
-        assert!(options.bias.is_none_or(|bias| bias.len() >= self.c_out), "conv: short bias");
+        assert!(
+            scratch.len() >= self.forward_scratch_len(pool.threads()),
+            "conv: scratch is too short"
+        );
+        assert!(
+            options.bias.is_none_or(|bias| bias.len() >= self.c_out),
+            "conv: bias is too short"
+        );
         let stats = options.stats.inspect(|stats| {
-            assert!(stats.len() >= self.stats_len(), "conv: short statistics");
+            assert!(stats.len() >= self.stats_len(), "conv: statistics are too short");
         });
-        let isa = options.isa.unwrap_or(Isa::best()).or_best();
+        let isa = options.isa.unwrap_or(Isa::best()).or_best_available();
         if y.is_empty() {
             return;
         }
@@ -270,10 +280,10 @@ impl Conv2d {
 
     fn hold(&self, x_len: usize, filter_len: usize, y_len: usize) {
         if let Err(error) = self.check() {
-            panic!("conv: {error}");
+            panic!("{error}");
         }
-        assert!(x_len >= self.input_len(), "conv: short input");
-        assert!(filter_len >= self.filter_len(), "conv: short filter");
-        assert!(y_len >= self.output_len(), "conv: short output");
+        assert!(x_len >= self.input_len(), "conv: input is too short");
+        assert!(filter_len >= self.filter_len(), "conv: filter is too short");
+        assert!(y_len >= self.output_len(), "conv: output is too short");
     }
 }

@@ -1,19 +1,19 @@
-//! Statistics of the output that forward collects on the way, for batch normalisation.
+//! Statistics of the output that the forward pass collects for batch normalization.
 //!
 //! Each row task and panel of 64 channels has a slot: 64 sums, then 64 sums of squares, in f32 over
-//! at most a few hundred pixels. They are added up in f64, in order: the result does not depend on
-//! threads, and costs no pass over the output.
+//! at most a few hundred pixels. The slots are added in f64, in order. The result does not depend
+//! on the number of threads, and needs no extra pass over the output.
 
 use super::Conv2d;
-use super::window::Cut;
+use super::window::WindowSplit;
 use crate::micro::PANEL;
 use crate::pool::{Pool, Shareable};
 
-/// Pixels of a slot when the output is read again (depthwise).
+/// Number of pixels per slot if the output is read again (depthwise).
 const PIXELS: usize = 256;
 
 impl Conv2d {
-    /// Floats of [`super::Forward::stats`].
+    /// Returns the length of [`super::Forward::stats`], in floats.
     pub fn stats_len(&self) -> usize {
         self.stats_slots() * self.stats_panels() * 2 * PANEL
     }
@@ -22,7 +22,7 @@ impl Conv2d {
         let pixels = self.n * self.out_h() * self.out_w();
         match self.is_depthwise() || pixels == 0 {
             true => pixels.div_ceil(PIXELS),
-            false => Cut::new(&self.forward_window()).row_tasks,
+            false => WindowSplit::new(&self.forward_window()).row_tasks,
         }
     }
 
@@ -30,7 +30,8 @@ impl Conv2d {
         if self.is_depthwise() { self.c_out.div_ceil(PANEL) } else { self.groups * self.panels() }
     }
 
-    /// The mean and the (biased) variance of each output channel, from what forward collected.
+    /// Computes the mean and the (biased) variance of each output channel from the collected
+    /// statistics.
     ///
     /// # Panics
     /// If a slice is too short.
@@ -41,8 +42,11 @@ impl Conv2d {
         mean: &mut [f32],
         variance: &mut [f32],
     ) {
-        assert!(stats.len() >= self.stats_len(), "conv: short statistics");
-        assert!(mean.len() >= self.c_out && variance.len() >= self.c_out, "conv: short moments");
+        assert!(stats.len() >= self.stats_len(), "conv: statistics are too short");
+        assert!(
+            mean.len() >= self.c_out && variance.len() >= self.c_out,
+            "conv: moments are too short"
+        );
         let (slots, panels) = (self.stats_slots(), self.stats_panels());
         let count = (self.n * self.out_h() * self.out_w()).max(1) as f64;
         let channels = if self.is_depthwise() { self.c_out } else { self.group_out() };
@@ -58,7 +62,8 @@ impl Conv2d {
             }
             let (group, column) = (panel / in_group, panel % in_group * PANEL);
             let width = (channels - column).min(PANEL);
-            // SAFETY: each task writes the channels of its own panel; lengths were checked.
+            // SAFETY: each task writes only the channels of its own panel, and lengths were
+            // checked.
             let (mean, variance) = unsafe {
                 let at = group * channels + column;
                 (mean.slice(at, width), variance.slice(at, width))
@@ -66,7 +71,7 @@ impl Conv2d {
             for j in 0..width {
                 let center = sums[j] / count;
                 mean[j] = center as f32;
-                // Rounding may make the difference of two equal numbers negative.
+                // Rounding may make the difference negative.
                 variance[j] = (sums[PANEL + j] / count - center * center).max(0.0) as f32;
             }
         });
@@ -80,7 +85,7 @@ pub(super) fn of_output(conv: &Conv2d, pool: &Pool, y: &[f32], stats: &mut [f32]
     let stats = Shareable::new(stats);
     let pixels = conv.n * conv.out_h() * conv.out_w();
     pool.run(conv.stats_slots(), |slot| {
-        // SAFETY: each task has a slot of its own; the caller checked the length.
+        // SAFETY: each task has its own slot, and the caller checked the length.
         let part = unsafe { stats.slice(slot * panels * 2 * PANEL, panels * 2 * PANEL) };
         part.fill(0.0);
         for pixel in slot * PIXELS..((slot + 1) * PIXELS).min(pixels) {

@@ -1,4 +1,4 @@
-//! Convolutions against plain sums in f64, on every instruction set, for 1, 2 and 3 threads.
+//! Compares convolutions with sums in f64, on every instruction set, for 1, 2 and 3 threads.
 
 use super::*;
 use fleet_base::rng::Sequence;
@@ -7,8 +7,8 @@ fn numbers(rng: &mut Sequence, len: usize) -> Vec<f32> {
     (0..len).map(|_| (rng.unit() * 2.0 - 1.0) as f32).collect()
 }
 
-/// Calls with positions in x, in the plain filter and in y for every product that a convolution
-/// adds.
+/// Calls `body` with the positions in x, in the plain filter and in y, for every product in a
+/// convolution.
 fn for_products(conv: &Conv2d, mut body: impl FnMut(usize, usize, usize)) {
     let (g_in, g_out) = (conv.group_in(), conv.group_out());
     for image in 0..conv.n {
@@ -48,7 +48,7 @@ fn compare(what: &str, conv: &Conv2d, got: &[f32], wanted: &[(f64, f64)]) {
     }
 }
 
-/// Calls with each instruction set and thread count; the results of one set must agree bitwise.
+/// Runs on each instruction set and thread count. The results of one set must be bitwise equal.
 fn on_all(what: &str, conv: &Conv2d, run: impl Fn(Isa, &Pool) -> Vec<f32>) -> Vec<Vec<f32>> {
     Isa::available()
         .map(|isa| {
@@ -63,7 +63,7 @@ fn on_all(what: &str, conv: &Conv2d, run: impl Fn(Isa, &Pool) -> Vec<f32>) -> Ve
         .collect()
 }
 
-/// All three directions, with and without their options.
+/// Checks all three directions, with and without their options.
 fn check(conv: Conv2d, with_options: bool, seed: u64) {
     conv.check().expect("a valid shape");
     let mut rng = Sequence::new(seed, 2);

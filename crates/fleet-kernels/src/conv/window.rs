@@ -1,47 +1,48 @@
-//! The sliding window that forward and backward-to-data share: every pixel of a grid of outputs is
-//! the sum, over taps, of an input pixel times a matrix.
+//! The sliding window of forward and backward-to-data: every pixel of a grid of outputs is the sum,
+//! over taps, of an input pixel times a matrix.
 //!
-//! A task takes some rows of the grid (or some whole images), copies the input rows that they touch
-//! into scratch with zeros around them (not needed where no tap leaves the image: 1 x 1), and runs
-//! register tiles over six pixels at a time: for each block of terms, each panel of 64 output
+//! A task takes some rows of the grid, or some whole images. It copies the input rows that they
+//! need into scratch memory with zeros around them, unless no tap leaves the image (1 x 1). Then it
+//! runs register tiles over six pixels at a time: for each block of terms, each panel of 64 output
 //! channels, all pixels. Copied rows are contiguous over (column, channel), so that a k x k window
-//! is k segments. Scratch, one panel's weights and the output stay within L2.
+//! has k segments. Scratch memory, one panel's weights and the output stay within L2.
 //!
-//! Sketch: copying costs about 0.3 cycles an input number, the window `taps * c_out / 32` cycles.
+//! Sketch: copying costs about 0.3 cycles per input number, the window `taps * c_out / 32` cycles.
 
-use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Finish, Isa, LINE, PANEL, Prefetch, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
 use super::KERNEL_MAX;
 
-/// Pixels of a task: of a 1 x 1 window or small images, and of a wider window over large ones,
-/// where the rows shared with the next task weigh more.
+/// Target number of pixels in a task. `PIXELS_WIDE` is for copied windows over images of at least
+/// `WIDE_COLS_MIN` columns, where the rows shared with the next task cost more.
 const PIXELS: usize = 196;
 const PIXELS_WIDE: usize = 448;
 const WIDE_COLS_MIN: usize = 28;
 
-/// Terms summed in registers before C is touched, and segments that these may be.
+/// Limits on the terms summed in registers before C is accessed, and on their segments.
 const TERMS_MAX: usize = 768;
 const SEGMENTS_MAX: usize = 32;
 
-/// Tasks below which output channels are dealt out too: more where that repeats no copy.
+/// Number of tasks below which output channels are split too. It is lower for copied inputs,
+/// because each split repeats the copy.
 const TASKS_MIN: usize = 8;
 const TASKS_MIN_COPIED: usize = 4;
 
 /// One dimension of a window.
 #[derive(Clone, Copy)]
 pub(super) struct Axis {
-    /// Input rows (or columns).
+    /// Number of input rows (or columns).
     pub size: usize,
-    /// Rows of the grid, and input rows from one to the next.
+    /// Number of rows of the grid, and distance between them in input rows.
     pub count: usize,
     pub step: usize,
-    /// Rows of the output, and where the grid lies in it.
+    /// Number of rows of the output, and position of the grid in it.
     pub out_size: usize,
     pub out_first: usize,
     pub out_step: usize,
-    /// Input row of each tap, for row 0 of the grid; ascending.
+    /// Input row of each tap for row 0 of the grid, in ascending order.
     pub taps: [isize; KERNEL_MAX],
     pub tap_count: usize,
 }
@@ -55,20 +56,21 @@ impl Axis {
         self.taps().first().copied().unwrap_or(0)
     }
 
-    /// Input rows from the first to the last that `count` rows of the grid touch.
+    /// Returns the number of input rows from the first to the last that `count` rows of the grid
+    /// use.
     fn span(&self, count: usize) -> usize {
         let last = self.taps().last().copied().unwrap_or(0);
         (count - 1) * self.step + (last - self.first_tap()) as usize + 1
     }
 
-    /// Whether every tap of every row lies in the input.
+    /// Whether every tap of every row is inside the input.
     fn is_inside(&self) -> bool {
         self.tap_count == 0
             || self.first_tap() >= 0
                 && self.first_tap() as usize + self.span(self.count) <= self.size
     }
 
-    /// Whether neighbouring taps are neighbouring inputs.
+    /// Whether adjacent taps are adjacent inputs.
     fn is_dense(&self) -> bool {
         self.taps().windows(2).all(|pair| pair[1] == pair[0] + 1)
     }
@@ -81,47 +83,47 @@ pub(super) struct Window {
     pub rows: Axis,
     pub cols: Axis,
     pub groups: usize,
-    /// Channels of a group.
+    /// Numbers of channels in a group.
     pub c_in: usize,
     pub c_out: usize,
-    /// Where the weights begin, and those of the next group:
-    /// `[ceil(c_out / 64)][row tap][column tap][c_in][64]` each.
+    /// Position of the weights, and distance between groups, each
+    /// `[ceil(c_out / 64)][row tap][column tap][c_in][64]`.
     pub filter_start: usize,
     pub filter_group: usize,
 }
 
-/// What a window reads and writes.
+/// Inputs and outputs of a window.
 #[derive(Clone, Copy)]
 pub(super) struct Sides {
     pub x: *const f32,
     pub filter: *const f32,
     pub y: *mut f32,
-    /// Null, or one number an output channel.
+    /// Null, or one number per output channel.
     pub bias: *const f32,
     /// Null, or 128 numbers for each row task and panel.
     pub stats: *mut f32,
 }
 
-// SAFETY: tasks read x, filter and bias only, and write parts of y and stats that do not overlap.
+// SAFETY: tasks only read x, filter and bias, and write disjoint parts of y and stats.
 unsafe impl Sync for Sides {}
 
-/// How a window is cut into tasks; a function of its shape alone.
+/// The split of a window into tasks; it depends on its shape alone.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
-    /// Rows of the grid in a task, of one image; or whole images.
+pub(super) struct WindowSplit {
+    /// Number of rows of the grid in a task, all of one image, or number of whole images.
     rows: usize,
     images: usize,
-    /// Tasks along images and rows.
+    /// Number of tasks along images and rows.
     pub row_tasks: usize,
-    /// Panels of a task, and parts that all panels are dealt out to.
+    /// Number of panels in a task, and number of parts into which all panels are split.
     panels: usize,
     panel_parts: usize,
-    /// Input rows are copied to scratch.
+    /// Whether input rows are copied to scratch memory.
     copied: bool,
 }
 
-impl Cut {
-    pub fn new(window: &Window) -> Cut {
+impl WindowSplit {
+    pub fn new(window: &Window) -> WindowSplit {
         let (rows, cols) = (window.rows.count, window.cols.count);
         let copied = !(window.rows.is_inside() && window.cols.is_inside());
         let is_wide = copied && cols >= WIDE_COLS_MIN;
@@ -138,7 +140,7 @@ impl Cut {
         let tasks_min = if copied { TASKS_MIN_COPIED } else { TASKS_MIN };
         let parts = tasks_min.div_ceil((row_tasks * window.groups).max(1)).min(panels);
         let panels_in_task = panels.div_ceil(parts);
-        Cut {
+        WindowSplit {
             rows: rows_in_task,
             images: if rows_in_task == rows { images } else { 1 },
             row_tasks,
@@ -152,7 +154,7 @@ impl Cut {
         self.row_tasks * window.groups * self.panel_parts
     }
 
-    /// Floats of the copied rows of one task.
+    /// Returns the length of the copied rows of one task, in floats.
     fn copied_len(&self, window: &Window) -> usize {
         if !self.copied {
             return 0;
@@ -162,14 +164,15 @@ impl Cut {
     }
 }
 
-/// Rows of a task: about `wanted` pixels, and of these the count that fills its tiles best.
+/// Returns the number of rows in a task: about `wanted` pixels, with the least waste in the last
+/// tile.
 fn best_rows(wanted: usize, cols: usize) -> usize {
     let most = (wanted + wanted / 8).div_euclid(cols).max(1);
     let waste = |rows: &usize| {
         let pixels = rows * cols;
         (pixels.div_ceil(TILE_ROWS) * TILE_ROWS - pixels) * 1000 / pixels
     };
-    // Of equal ones the larger.
+    // On a tie, take the larger count.
     (most.div_ceil(2)..=most).rev().min_by_key(waste).unwrap_or(1)
 }
 
@@ -177,12 +180,12 @@ pub(super) fn scratch_len(window: &Window, threads: usize) -> usize {
     if window.rows.count == 0 || window.cols.count == 0 {
         return 0;
     }
-    LINE + threads * Cut::new(window).copied_len(window)
+    LINE + threads * WindowSplit::new(window).copied_len(window)
 }
 
 /// Computes the grid: `y = act(beta * y + sums + bias)`.
 ///
-/// The caller has checked that all sides hold what the window names.
+/// The caller has checked that all memory that the window refers to exists.
 pub(super) fn run(
     window: &Window,
     isa: Isa,
@@ -195,18 +198,18 @@ pub(super) fn run(
     if window.images * window.rows.count * window.cols.count == 0 {
         return;
     }
-    let cut = Cut::new(window);
-    let copied_len = cut.copied_len(window);
+    let split = WindowSplit::new(window);
+    let copied_len = split.copied_len(window);
     let (scratch, _) = micro::cut_aligned(scratch, pool.threads() * copied_len);
     let scratch = Shareable::new(scratch);
-    let (tasks, threads) = (cut.tasks(window), pool.threads());
+    let (tasks, threads) = (split.tasks(window), pool.threads());
     pool.run_with_worker(tasks, |task, worker| {
         let copy = scratch.ptr().wrapping_add(worker * copied_len);
-        // A guess at what this thread does next; it only moves data closer.
-        let next = Task::new(window, &cut, isa, sides, (task + threads).min(tasks - 1));
-        let task = Task::new(window, &cut, isa, sides, task);
-        let ahead = if next.row_task == task.row_task { (sides.x, 0) } else { next.input() };
-        Task { beta, relu, ahead, ..task }.run(copy);
+        // A guess at the thread's next task, used only for prefetching.
+        let next = Task::new(window, &split, isa, sides, (task + threads).min(tasks - 1));
+        let task = Task::new(window, &split, isa, sides, task);
+        let prefetch = if next.row_task == task.row_task { (sides.x, 0) } else { next.input() };
+        Task { beta, relu, prefetch, ..task }.run(copy);
     });
 }
 
@@ -217,8 +220,8 @@ struct Task<'a> {
     sides: Sides,
     beta: f32,
     relu: bool,
-    /// What will be read next: where it begins, and how many floats.
-    ahead: (*const f32, usize),
+    /// The memory that will be read next: its start, and its length in floats.
+    prefetch: (*const f32, usize),
     copied: bool,
     row_task: usize,
     images: Range<usize>,
@@ -227,29 +230,35 @@ struct Task<'a> {
     panels: Range<usize>,
 }
 
-/// Where the inputs of a task lie: the pixel of row 0, column 0, and distances.
+/// The location of a task's inputs: the pixel of row 0, column 0, and distances.
 struct Place {
     first: *const f32,
     image: usize,
     row: usize,
     pixel: usize,
-    /// Tap offsets count from these.
+    /// Origin of the tap offsets.
     tap_row: isize,
     tap_col: isize,
 }
 
 impl<'a> Task<'a> {
-    fn new(window: &'a Window, cut: &Cut, isa: Isa, sides: Sides, task: usize) -> Task<'a> {
-        let (rest, part) = (task / cut.panel_parts, task % cut.panel_parts);
+    fn new(
+        window: &'a Window,
+        split: &WindowSplit,
+        isa: Isa,
+        sides: Sides,
+        task: usize,
+    ) -> Task<'a> {
+        let (rest, part) = (task / split.panel_parts, task % split.panel_parts);
         let (row_task, group) = (rest / window.groups, rest % window.groups);
         let panels = window.c_out.div_ceil(PANEL);
-        let (images, rows) = if cut.rows == window.rows.count {
-            let first = row_task * cut.images;
-            (first..(first + cut.images).min(window.images), 0..cut.rows)
+        let (images, rows) = if split.rows == window.rows.count {
+            let first = row_task * split.images;
+            (first..(first + split.images).min(window.images), 0..split.rows)
         } else {
-            let in_image = window.rows.count.div_ceil(cut.rows);
-            let (image, first) = (row_task / in_image, row_task % in_image * cut.rows);
-            (image..image + 1, first..(first + cut.rows).min(window.rows.count))
+            let in_image = window.rows.count.div_ceil(split.rows);
+            let (image, first) = (row_task / in_image, row_task % in_image * split.rows);
+            (image..image + 1, first..(first + split.rows).min(window.rows.count))
         };
         Task {
             window,
@@ -257,13 +266,13 @@ impl<'a> Task<'a> {
             sides,
             beta: 0.0,
             relu: false,
-            ahead: (sides.x, 0),
-            copied: cut.copied,
+            prefetch: (sides.x, 0),
+            copied: split.copied,
             row_task,
             images,
             rows,
             group,
-            panels: part * cut.panels..((part + 1) * cut.panels).min(panels),
+            panels: part * split.panels..((part + 1) * split.panels).min(panels),
         }
     }
 
@@ -282,7 +291,7 @@ impl<'a> Task<'a> {
             (window.rows.taps[row] - place.tap_row) * place.row as isize
                 + (window.cols.taps[col] - place.tap_col) * place.pixel as isize
         };
-        // Long segments are cut, short ones put together.
+        // Long segments are split, and short ones are combined.
         let parts = len.div_ceil(TERMS_MAX).max(1);
         let part_len = len.div_ceil(parts);
         let blocks = (count * len).div_ceil(TERMS_MAX).max(count.div_ceil(SEGMENTS_MAX)).max(1);
@@ -311,8 +320,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// All pixels of the task, for one panel and one block of terms.
-    /// `pass` counts such calls, in blocks of terms of all panels.
+    /// Computes all pixels of the task, for one panel and one block of terms. `pass` is the index
+    /// of this call and the number of such calls.
     fn panel(&self, place: &Place, terms: &Terms<'_>, panel: usize, pass: (usize, usize)) {
         let window = self.window;
         let (rows, cols) = (&window.rows, &window.cols);
@@ -332,7 +341,7 @@ impl<'a> Task<'a> {
                 let panels = window.c_out.div_ceil(PANEL);
                 let slot = (self.row_task * window.groups + self.group) * panels + panel;
                 finish.stats = self.sides.stats.wrapping_add(slot * 2 * PANEL);
-                // SAFETY: the slot is this task's, and the caller checked the length.
+                // SAFETY: the slot belongs to this task, and the caller checked the length.
                 unsafe { finish.stats.write_bytes(0, 2 * PANEL) };
             }
         }
@@ -350,7 +359,7 @@ impl<'a> Task<'a> {
             b_step: PANEL,
             c: [std::ptr::null_mut(); TILE_ROWS],
             rows: 0,
-            ahead: Ahead::nothing(place.first),
+            prefetch: Prefetch::none(place.first),
             cols: (window.c_out - panel * PANEL).min(PANEL),
             finish,
         };
@@ -358,19 +367,20 @@ impl<'a> Task<'a> {
         let (in_pass, passes) = (pixels.div_ceil(TILE_ROWS), pass.1 * self.panels.len());
         let all_terms = terms.segments.len() * terms.len;
         let mut tiles_done = pass.0 * in_pass;
-        // The first pass over inputs in place reads them from far away: the next pixels come first.
+        // In place, the first pass reads inputs from distant memory, so it prefetches its own next
+        // pixels.
         let is_near = !self.copied && pass.0 == 0 && cols.step == 1;
         let mut flush = |tile: &mut Tile| {
-            tile.ahead = if is_near {
+            tile.prefetch = if is_near {
                 let next = tile.a[0].wrapping_add(TILE_ROWS * place.pixel);
-                Ahead::part(next, TILE_ROWS * place.pixel, 0, 1, all_terms)
+                Prefetch::part(next, TILE_ROWS * place.pixel, 0, 1, all_terms)
             } else {
                 let parts = in_pass * passes;
-                Ahead::part(self.ahead.0, self.ahead.1, tiles_done, parts, all_terms)
+                Prefetch::part(self.prefetch.0, self.prefetch.1, tiles_done, parts, all_terms)
             };
             tiles_done += 1;
-            // SAFETY: the window's inputs, weights and outputs were checked to exist, and this task
-            // alone writes these pixels of this panel.
+            // SAFETY: the window's inputs, weights and outputs were checked to exist. Only this
+            // task writes these pixels of this panel.
             unsafe { micro::run(self.isa, tile) };
             tile.rows = 0;
         };
@@ -402,7 +412,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// The input rows that the task reads, as one piece; nothing if there is more between them.
+    /// Returns the input rows that the task reads, as one piece. Returns none if they are not
+    /// contiguous.
     fn input(&self) -> (*const f32, usize) {
         let window = self.window;
         let rows = &window.rows;
@@ -419,7 +430,7 @@ impl<'a> Task<'a> {
         (self.sides.x.wrapping_add(first * row), (end - first) * row)
     }
 
-    /// The inputs where they are.
+    /// Returns the location of inputs that are read in place.
     fn in_place(&self) -> Place {
         let window = self.window;
         let pixel = window.groups * window.c_in;
@@ -432,7 +443,7 @@ impl<'a> Task<'a> {
         Place { first, image, row, pixel, tap_row: 0, tap_col: 0 }
     }
 
-    /// Copies the input rows that the task touches, with zeros where there is no input.
+    /// Copies the input rows that the task needs, with zeros outside the input.
     fn copy_rows(&self, copy: *mut f32) -> Place {
         let window = self.window;
         let source = Source {
@@ -451,7 +462,7 @@ impl<'a> Task<'a> {
         for (i, image) in self.images.clone().enumerate() {
             for r in 0..span {
                 let target = copy.wrapping_add((i * span + r) * row);
-                // SAFETY: the scratch was sized for these rows, and belongs to this thread.
+                // SAFETY: the scratch memory was sized for these rows, and belongs to this thread.
                 unsafe {
                     source.copy_row(image, top + r as isize, tap_col, width, window.c_in, target);
                 }
@@ -465,29 +476,30 @@ impl<'a> Task<'a> {
 struct Terms<'a> {
     segments: &'a [isize],
     len: usize,
-    /// Position of the first term, and number of all.
+    /// Position of the first term, and number of all terms.
     first: usize,
     all: usize,
     is_first: bool,
     is_last: bool,
 }
 
-/// Images whose rows are copied.
+/// Images from which rows are copied.
 pub(super) struct Source {
     pub x: *const f32,
     pub height: usize,
     pub width: usize,
-    /// Channels from one pixel to the next, and those of the group.
+    /// Distance between pixels in floats, and the channels of the group.
     pub pixel: usize,
     pub first_channel: usize,
     pub channels: usize,
 }
 
 impl Source {
-    /// Columns `first..first + width` of a row, `pitch` floats a pixel, zeros where there is none.
+    /// Copies columns `first..first + width` of a row, `pitch` floats per pixel, with zeros outside
+    /// the image.
     ///
     /// # Safety
-    /// The image exists; `target` has room for `width * pitch` floats.
+    /// The image exists, and `target` has space for `width * pitch` floats.
     pub unsafe fn copy_row(
         &self,
         image: usize,
@@ -497,10 +509,11 @@ impl Source {
         pitch: usize,
         target: *mut f32,
     ) {
-        // Columns of the target that have an input.
+        // Columns of the target that are inside the image.
         let begin = first.min(0).unsigned_abs().min(width);
         let end = (self.width as isize - first).clamp(begin as isize, width as isize) as usize;
-        // SAFETY: columns begin..end lie in the image when the row does; the rest is the target's.
+        // SAFETY: columns begin..end are inside the image if the row is; the others are only in the
+        // target.
         unsafe {
             if row < 0 || row as usize >= self.height || begin == end {
                 target.write_bytes(0, width * pitch);

@@ -1,9 +1,9 @@
 //! Functions of one f32 element, forward and backward, over contiguous slices.
 //!
-//! [`Unary`] names the function; each knows what its gradient reads ([`Unary::saved`]): its input,
-//! its output, or nothing. Both directions exist out of place, in place, and over raw pointers that
-//! may be equal, for a planner that overlays buffers. Not for two operands (see `binary`) nor for
-//! several functions in one pass (see `chain`).
+//! [`Unary`] names the function. [`Unary::saved`] names the value that its gradient reads: the
+//! input, the output, or nothing. Both directions exist out of place, in place, and over raw
+//! pointers that may be equal, for a planner that shares memory. For two operands, see `binary`;
+//! for several functions in one pass, see `chain`.
 //!
 //! ```
 //! use fleet_kernels::{elementwise::{unary, unary_grad, Unary}, pool::Pool};
@@ -21,13 +21,13 @@ mod tests;
 
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 use crate::vmath;
 
-/// Elements a task handles: 64 KB each way, enough to hide the hand-out of a task.
+/// Number of elements per task: 64 KB in and 64 KB out, enough to hide the cost of starting a task.
 pub(crate) const GRAIN: usize = 16 * 1024;
 
-/// What the gradient of a function reads besides the gradient of its output.
+/// The value that the gradient of a function reads, besides the gradient of its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Saved {
     Input,
@@ -35,14 +35,15 @@ pub enum Saved {
     Nothing,
 }
 
-/// A function of one element over registers.
+/// A function of one element, on registers.
 pub(crate) trait UnaryOp: Copy + Send + Sync {
     fn forward<S: Simd>(self, s: S, x: S::F) -> S::F;
-    /// The gradient of the input, from what is saved and the gradient of the output.
+    /// Computes the gradient of the input from the saved value and the gradient of the output.
     fn backward<S: Simd>(self, s: S, saved: S::F, dy: S::F) -> S::F;
 }
 
-/// The table below, one entry a function: name and parameters, what is saved, y(x), dx(saved, dy).
+/// Defines the functions. Each entry has name and parameters, the saved value, y(x), and dx(saved,
+/// dy).
 macro_rules! unary_functions {
     ($(
         $(#[$meta:meta])*
@@ -50,14 +51,14 @@ macro_rules! unary_functions {
         |$s:ident, $x:ident| $forward:expr;
         |$s2:ident, $v:ident, $g:ident| $backward:expr;
     )*) => {
-        /// The functions; parameters as in the documents of the ops that carry their names.
+        /// The functions. Their parameters are documented at the ops of the same names.
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub enum Unary {
             $($(#[$meta])* $name $({ $($param: f32),* })?,)*
         }
 
         impl Unary {
-            /// What [`unary_grad`] wants in `saved`.
+            /// Returns which value [`unary_grad`] needs in `saved`.
             pub fn saved(&self) -> Saved {
                 match self {
                     $(Unary::$name { .. } => Saved::$saved,)*
@@ -88,10 +89,11 @@ macro_rules! unary_functions {
             )*
         }
 
-        /// `out[i] = op(x[i])` on this thread.
+        /// Computes `out[i] = op(x[i])` on this thread.
         ///
         /// # Safety
-        /// `len` floats are readable at `x` and writable at `out`; both are equal or disjoint.
+        /// `len` floats are readable at `x` and writable at `out`. The regions are equal or
+        /// disjoint.
         pub(crate) unsafe fn forward_tile(op: Unary, x: *const f32, out: *mut f32, len: usize) {
             // SAFETY: the contract is the same.
             unsafe {
@@ -103,10 +105,10 @@ macro_rules! unary_functions {
             }
         }
 
-        /// `dx[i]` from `saved[i]` and `dy[i]` on this thread.
+        /// Computes `dx[i]` from `saved[i]` and `dy[i]` on this thread.
         ///
         /// # Safety
-        /// As [`forward_tile`], for all three.
+        /// As for [`forward_tile`], for all three pointers.
         pub(crate) unsafe fn backward_tile(
             op: Unary,
             saved: *const f32,
@@ -207,7 +209,7 @@ unary_functions! {
     |s, x| s.div(s.splat(1.0), x);
     |s, y, g| s.neg(s.mul(g, s.mul(y, y)));
 
-    /// ln(1 + exp(beta x)) / beta, and x itself where beta x > threshold.
+    /// ln(1 + exp(beta x)) / beta, or x itself where beta x > threshold.
     Softplus { beta, threshold } saves Input;
     |s, x| {
         let scaled = s.mul(x, s.splat(beta));
@@ -250,7 +252,7 @@ unary_functions! {
         s.mul(g, s.select(s.gt(line, s.zero()), high, s.zero()))
     };
 
-    /// x sigmoid(beta x); silu is beta 1.
+    /// x sigmoid(beta x). silu has beta = 1.
     Swish { beta } saves Input;
     |s, x| s.mul(x, vmath::sigmoid(s, s.mul(x, s.splat(beta))));
     |s, x, g| {
@@ -291,7 +293,7 @@ unary_functions! {
     |s, x| s.ceil(x);
     |s, x, g| s.zero();
 
-    /// To the nearest integer, halves away from zero.
+    /// Rounds to the nearest integer, halves away from zero.
     Round saves Nothing;
     |s, x| {
         let size = s.abs(x);
@@ -313,7 +315,7 @@ unary_functions! {
     |s, x| s.fma(x, s.splat(scale), s.splat(bias));
     |s, x, g| s.mul(g, s.splat(scale));
 
-    /// The gradient is that of the output strictly between the bounds.
+    /// min(max(x, min), max). The gradient passes only strictly between the bounds.
     Clip { min, max } saves Input;
     |s, x| s.min(s.splat(max), s.max(s.splat(min), x));
     |s, x, g| {
@@ -340,14 +342,14 @@ unary_functions! {
 const FRAC_1_SQRT_TAU: f32 = 0.398_942_3;
 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 
-/// Φ(x), the normal distribution.
+/// Computes Φ(x), the normal distribution function.
 #[inline(always)]
 fn normal_cdf<S: Simd>(s: S, x: S::F) -> S::F {
     let e = vmath::erf(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2)));
     s.fma(e, s.splat(0.5), s.splat(0.5))
 }
 
-/// 2 √(2/π) (x + 0.044715 x³).
+/// Computes 2 √(2/π) (x + 0.044715 x³).
 #[inline(always)]
 fn gelu_tanh_argument<S: Simd>(s: S, x: S::F) -> S::F {
     let inner = s.fma(
@@ -358,7 +360,7 @@ fn gelu_tanh_argument<S: Simd>(s: S, x: S::F) -> S::F {
     s.mul(x, inner)
 }
 
-/// -1, 0 or 1; NaN gives 0.
+/// Returns -1, 0 or 1; NaN gives 0.
 #[inline(always)]
 fn sign<S: Simd>(s: S, x: S::F) -> S::F {
     let positive = s.select(s.gt(x, s.zero()), s.splat(1.0), s.zero());
@@ -398,55 +400,55 @@ kernel! {
     }
 }
 
-/// `y = op(x)`; the slices have the same length.
+/// Computes `y = op(x)`. The slices must have the same length.
 pub fn unary(pool: &Pool, op: Unary, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "input and output differ in length");
-    // SAFETY: two slices of that length, disjoint because one is exclusive.
+    // SAFETY: both slices have that length, and they are disjoint because one is exclusive.
     unsafe { unary_raw(pool, op, x.as_ptr(), y.as_mut_ptr(), y.len()) }
 }
 
-/// `x = op(x)`.
+/// Computes `x = op(x)`.
 pub fn unary_inplace(pool: &Pool, op: Unary, x: &mut [f32]) {
-    // SAFETY: the same exclusive slice on both sides.
+    // SAFETY: both pointers are the same exclusive slice.
     unsafe { unary_raw(pool, op, x.as_ptr(), x.as_mut_ptr(), x.len()) }
 }
 
-/// [`unary`] over pointers.
+/// Like [`unary`], over pointers.
 ///
 /// # Safety
-/// `len` floats are readable at `x` and writable at `y` and nobody else writes them; `x` and `y`
-/// are equal or their ranges disjoint.
+/// `len` floats are readable at `x` and writable at `y`, and no other thread writes them. `x` and
+/// `y` are equal, or their ranges are disjoint.
 pub unsafe fn unary_raw(pool: &Pool, op: Unary, x: *const f32, y: *mut f32, len: usize) {
-    let (x, y) = (Raw::new(x), Raw::new_mut(y));
+    let (x, y) = (SharedPtr::new(x), SharedPtr::new_mut(y));
     pool.run_ranges(len, GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `len`.
         unsafe { forward_tile(op, x.at(range.start), y.at(range.start), range.len()) }
     });
 }
 
-/// `dx`, the gradient of the input; `saved` is what [`Unary::saved`] says, and may be any slice of
-/// that length (`dy` for one) where it says nothing.
+/// Computes `dx`, the gradient of the input. `saved` is the value that [`Unary::saved`] names, or
+/// any slice of that length (such as `dy`) if it names none.
 pub fn unary_grad(pool: &Pool, op: Unary, saved: &[f32], dy: &[f32], dx: &mut [f32]) {
     assert_eq!(saved.len(), dx.len(), "saved values and gradient differ in length");
     assert_eq!(dy.len(), dx.len(), "the gradients differ in length");
-    // SAFETY: slices of that length, the output disjoint because it is exclusive.
+    // SAFETY: the slices have that length, and the output is disjoint because it is exclusive.
     unsafe {
         unary_grad_raw(pool, op, saved.as_ptr(), dy.as_ptr(), dx.as_mut_ptr(), dx.len());
     }
 }
 
-/// Turns the gradient of the output into that of the input, in its place.
+/// Replaces the gradient of the output by that of the input.
 pub fn unary_grad_inplace(pool: &Pool, op: Unary, saved: &[f32], dy: &mut [f32]) {
     assert_eq!(saved.len(), dy.len(), "saved values and gradient differ in length");
-    // SAFETY: `dy` is exclusive and used on both sides at the same index.
+    // SAFETY: `dy` is exclusive, and each element is read before it is written.
     unsafe { unary_grad_raw(pool, op, saved.as_ptr(), dy.as_ptr(), dy.as_mut_ptr(), dy.len()) }
 }
 
-/// [`unary_grad`] over pointers.
+/// Like [`unary_grad`], over pointers.
 ///
 /// # Safety
-/// `len` floats are readable at `saved` and `dy` and writable at `dx`, and nobody else writes them;
-/// `dx` is equal to or disjoint from each of the others.
+/// `len` floats are readable at `saved` and `dy` and writable at `dx`, and no other thread writes
+/// them. `dx` is equal to or disjoint from each of the others.
 pub unsafe fn unary_grad_raw(
     pool: &Pool,
     op: Unary,
@@ -455,7 +457,7 @@ pub unsafe fn unary_grad_raw(
     dx: *mut f32,
     len: usize,
 ) {
-    let (saved, dy, dx) = (Raw::new(saved), Raw::new(dy), Raw::new_mut(dx));
+    let (saved, dy, dx) = (SharedPtr::new(saved), SharedPtr::new(dy), SharedPtr::new_mut(dx));
     pool.run_ranges(len, GRAIN, |range| {
         let i = range.start;
         // SAFETY: ranges are disjoint and inside `len`.

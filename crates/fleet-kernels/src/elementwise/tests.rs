@@ -56,7 +56,7 @@ fn inputs(op: Unary, len: usize) -> Vec<f32> {
     (0..len)
         .map(|_| {
             let x = random.unit() * 14.0 - 7.0;
-            // Away from zero, where some have a kink or a pole.
+            // Avoid zero, where some functions have a kink or a pole.
             let x = if x.abs() < 0.01 { 0.02 } else { x };
             (if positive { x.abs() } else { x }) as f32
         })

@@ -1,19 +1,19 @@
-//! Ids that are equal, brought together: a radix sort of (id, position).
+//! Groups equal ids by a radix sort of (id, position).
 
 use super::{BadId, report};
 use crate::pool::{Pool, Shareable};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Ids spread over buckets by one task.
+/// Number of ids that one task distributes to buckets.
 const SORT_BLOCK: usize = 8192;
 
-/// Widest digit inside a bucket: 256 counters fit L1 beside the items.
+/// Maximum width of a digit inside a bucket: 256 counters fit in L1 with the items.
 const DIGIT_BITS_MAX: u32 = 8;
 const BUCKETS_MAX: usize = 512;
-/// Blocks of the sort; more ids make longer blocks, so that the counters stay few.
+/// Limit on the blocks of the sort. More ids give longer blocks, so that there are few counters.
 const SORT_BLOCKS_MAX: usize = 64;
 
-/// Ids grouped: unique ids in rising order, and the positions of each.
+/// Grouped ids: the unique ids in ascending order, and the positions of each.
 #[derive(Clone, Copy, Debug)]
 pub struct Groups<'a> {
     pub(super) ids: &'a [i64],
@@ -22,33 +22,33 @@ pub struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// Unique ids, rising (as unsigned numbers).
+    /// Returns the unique ids, ascending as unsigned numbers.
     pub fn ids(&self) -> &'a [i64] {
         self.ids
     }
 
-    /// `starts[u]..starts[u + 1]` are the places of unique id `u` in [`Groups::positions`]; one
-    /// longer than the ids.
+    /// Returns the bounds of the groups: `starts[u]..starts[u + 1]` is the range of unique id `u`
+    /// in [`Groups::positions`]. There is one more entry than ids.
     pub fn starts(&self) -> &'a [u32] {
         self.starts
     }
 
-    /// Positions in the ungrouped ids, rising within a group.
+    /// Returns positions in the original ids, ascending within a group.
     pub fn positions(&self) -> &'a [u32] {
         self.positions
     }
 }
 
-/// Words of scratch for [`group`] of up to `count` ids.
+/// Returns the length of the scratch memory for [`group`] of up to `count` ids, in words.
 pub fn group_scratch_len(count: usize) -> usize {
-    // Two buffers of 16-byte items; ids; positions and starts (two to a word); the counters.
+    // Two buffers of 16-byte items; ids; starts and positions (two per word); the counters.
     let (_, blocks) = blocks_of(count);
     let counters = (blocks + 2) * bucket_count(count);
     4 * count + count + (count + 1).div_ceil(2) + count.div_ceil(2) + counters.div_ceil(2)
 }
 
-/// Groups equal ids. Positions that hold `padding_idx` are left out. `rows` bounds the ids; without
-/// it, any 64-bit pattern is an id. At most `u32::MAX` ids.
+/// Groups equal ids. Positions that hold `padding_idx` are omitted. `rows` is the bound of the ids;
+/// without it, any 64-bit pattern is an id. At most `u32::MAX` ids are supported.
 ///
 /// ```
 /// use fleet_kernels::{embedding::{group, group_scratch_len}, pool::Pool};
@@ -65,9 +65,9 @@ pub fn group<'s>(
     scratch: &'s mut [u64],
 ) -> Result<Groups<'s>, BadId> {
     let count = ids.len();
-    assert!(u32::try_from(count).is_ok(), "more ids than positions can number");
-    assert!(scratch.len() >= group_scratch_len(count), "scratch of group is too short");
-    // Ids below a known bound need no pass that looks for the largest: counting checks them.
+    assert!(u32::try_from(count).is_ok(), "too many ids");
+    assert!(scratch.len() >= group_scratch_len(count), "scratch is too short");
+    // Ids with a known bound need no pass for the maximum, because the counting pass checks them.
     let bound = rows.filter(|&rows| padding_idx.is_none_or(|id| (id as u64) < rows as u64));
     let id_max = match bound {
         Some(rows) => (rows as u64).saturating_sub(1),
@@ -88,20 +88,20 @@ pub fn group<'s>(
     };
     let mut groups = if id_max <= u64::from(u32::MAX) {
         let (from, to) = items[..2 * count].split_at_mut(count);
-        sort(pool, place, from, to, |id, position| id << 32 | position as u64)?
+        radix_sort(pool, place, from, to, |id, position| id << 32 | position as u64)?
     } else {
         let (from, to) = items.split_at_mut(2 * count);
         let (from, to) = (cast_mut::<[u64; 2]>(from), cast_mut::<[u64; 2]>(to));
-        sort(pool, place, from, to, |id, position| [position as u64, id])?
+        radix_sort(pool, place, from, to, |id, position| [position as u64, id])?
     };
     if let Some(padding) = padding_idx {
-        groups = without(groups, padding);
+        groups = remove_padding_group(groups, padding);
     }
     let Spans { ids, starts, positions } = groups;
     Ok(Groups { ids, starts, positions })
 }
 
-/// The largest id as an unsigned number, or the first id that is out of range.
+/// Returns the largest id as an unsigned number, or an error with the first id out of range.
 fn largest_id(
     pool: &Pool,
     ids: &[i64],
@@ -126,7 +126,7 @@ fn largest_id(
     Ok(id_max.into_inner())
 }
 
-/// What the sort moves: an id and its position.
+/// A sorted item: an id and its position.
 trait Item: Copy + Send + Sync {
     fn id(self) -> u64;
     fn position(self) -> u32;
@@ -161,18 +161,18 @@ fn blocks_of(count: usize) -> (usize, usize) {
     (block, count.div_ceil(block).max(1))
 }
 
-/// Buckets of about a thousand ids: small enough to be sorted in L1, large enough that two blocks
-/// seldom write into one cache line.
+/// Returns the number of buckets, of about a thousand ids each. This is small enough to sort in L1,
+/// and large enough that two blocks rarely write to the same cache line.
 fn bucket_count(count: usize) -> usize {
     count.div_ceil(1024).next_power_of_two().clamp(1, BUCKETS_MAX)
 }
 
-/// What [`sort`] reads and writes.
+/// The input and output of [`sort`].
 struct Sorting<'a, 's> {
     ids: &'a [i64],
-    /// Ids must be below this, unless it is `usize::MAX`.
+    /// Exclusive bound of the ids; `usize::MAX` means no bound.
     bound: usize,
-    /// Bits of the largest id.
+    /// Number of bits in the largest id.
     id_bits: u32,
     unique: &'s mut [i64],
     starts: &'s mut [u32],
@@ -180,9 +180,9 @@ struct Sorting<'a, 's> {
     counters: &'s mut [u32],
 }
 
-/// Spreads ids over buckets by their top bits, sorts each bucket, and finds where the id changes.
-/// Every step is stable, so that the positions of one id rise.
-fn sort<'s, T: Item>(
+/// Distributes ids to buckets by their top bits, sorts each bucket, and finds where the id changes.
+/// Every step is stable, so that the positions of one id are ascending.
+fn radix_sort<'s, T: Item>(
     pool: &Pool,
     sorting: Sorting<'_, 's>,
     from: &mut [T],
@@ -216,7 +216,7 @@ fn sort<'s, T: Item>(
         }
     });
     report(&bad, ids, bound)?;
-    // Counts become first places: by bucket, then by block, which keeps the order.
+    // Counts become start positions: by bucket, then by block, which preserves the order.
     let mut place = 0;
     for bucket in 0..buckets {
         edges[bucket] = place;
@@ -231,7 +231,7 @@ fn sort<'s, T: Item>(
         let places = unsafe { shared.slice(index * buckets, buckets) };
         for position in span(index) {
             let place = &mut places[bucket_of(ids[position])];
-            // SAFETY: the places of all blocks and buckets are disjoint and below the count.
+            // SAFETY: the ranges of all blocks and buckets are disjoint and below the count.
             unsafe {
                 *shared_from.ptr().add(*place as usize) = make(ids[position] as u64, position)
             };
@@ -246,7 +246,7 @@ fn sort<'s, T: Item>(
     let shared_heads = Shareable::new(&mut *heads);
     pool.run(buckets, |bucket| {
         let span = bucket_span(bucket);
-        // SAFETY: buckets are disjoint and inside.
+        // SAFETY: buckets are disjoint and inside the buffers.
         let (from, to, positions) = unsafe {
             (
                 shared_from.slice(span.start, span.len()),
@@ -262,7 +262,7 @@ fn sort<'s, T: Item>(
             heads += u32::from(last != Some(item.id()));
             last = Some(item.id());
         }
-        // SAFETY: one counter a bucket.
+        // SAFETY: each bucket has its own counter.
         unsafe { *shared_heads.ptr().add(bucket) = heads };
     });
     let mut count = 0;
@@ -274,11 +274,11 @@ fn sort<'s, T: Item>(
     pool.run(buckets, |bucket| {
         let mut place = heads[bucket] as usize;
         let mut last = None;
-        // Equal ids share a bucket, so a change of id is seen inside it.
+        // Equal ids share a bucket, so every change of id is visible within a bucket.
         for item in bucket_span(bucket) {
             let id = from[item].id();
             if last != Some(id) {
-                // SAFETY: there are at most as many heads as items, each with its own place.
+                // SAFETY: there are at most as many heads as items, each with its own position.
                 unsafe {
                     *shared_ids.ptr().add(place) = id as i64;
                     *shared_starts.ptr().add(place) = item as u32;
@@ -293,7 +293,7 @@ fn sort<'s, T: Item>(
     Ok(Spans { ids: &mut unique[..count], starts: &mut starts[..count + 1], positions })
 }
 
-/// Sorts `from` by the lowest `bits` of the id, lowest digit first.
+/// Sorts `from` by the lowest `bits` of the id, least significant digit first.
 fn sort_bucket<T: Item>(from: &mut [T], to: &mut [T], bits: u32) {
     let passes = bits.div_ceil(DIGIT_BITS_MAX);
     let digit_bits = bits.div_ceil(passes.max(1));
@@ -306,7 +306,7 @@ fn sort_bucket<T: Item>(from: &mut [T], to: &mut [T], bits: u32) {
         for &item in &*source {
             places[digit(item)] += 1;
         }
-        // All in one place, as with ids that use few of their bits.
+        // All items have the same digit, as with ids that use few of their bits.
         if source.first().is_none_or(|&item| places[digit(item)] as usize == source.len()) {
             continue;
         }
@@ -333,8 +333,8 @@ struct Spans<'s> {
     positions: &'s mut [u32],
 }
 
-/// The groups without that of `padding`.
-fn without(groups: Spans<'_>, padding: i64) -> Spans<'_> {
+/// Returns the groups without that of `padding`.
+fn remove_padding_group(groups: Spans<'_>, padding: i64) -> Spans<'_> {
     let Spans { ids, starts, positions } = groups;
     let Ok(index) = ids.binary_search_by_key(&(padding as u64), |&id| id as u64) else {
         return Spans { ids, starts, positions };
@@ -355,15 +355,15 @@ fn without(groups: Spans<'_>, padding: i64) -> Spans<'_> {
     }
 }
 
-/// Scratch words seen as integers of another width.
+/// Views scratch words as integers of another width.
 fn cast_mut<T: Plain>(words: &mut [u64]) -> &mut [T] {
     const { assert!(align_of::<T>() <= align_of::<u64>()) };
     let len = size_of_val(words) / size_of::<T>();
-    // SAFETY: both are plain integers for which any bits are valid; length and alignment fit.
+    // SAFETY: both are plain integers, for which any bits are valid; length and alignment fit.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), len) }
 }
 
-/// Integers, and arrays of them.
+/// Plain integers and arrays of them, for which any bits are valid.
 trait Plain {}
 impl Plain for i64 {}
 impl Plain for u32 {}

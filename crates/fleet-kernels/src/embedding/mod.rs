@@ -1,16 +1,16 @@
-//! Embedding tables: lookup by id, pooling over ragged rows, gradients as sparse rows, and the
-//! updates that touch only the rows in use.
+//! Embedding tables: lookup by id, pooling over ragged rows, gradients as sparse rows, and updates
+//! of only the rows in use.
 //!
-//! A lookup is bound by cache misses, so rows are prefetched ahead. Duplicate ids are merged by a
-//! radix sort of (id, position): unique ids come out in rising order, the rows of one id are summed
-//! in the order of their positions, and the table is then walked front to back. Nothing is hashed,
+//! Cache misses limit a lookup, so rows are prefetched. Duplicate ids are merged by a radix sort of
+//! (id, position), which gives the unique ids in ascending order. The rows of one id are summed in
+//! the order of their positions, and the table is updated from front to back. No hashing is needed,
 //! and the result does not depend on the number of threads.
 //!
 //! Sketch for 53,248 ids of dimension 16 over 1e6 rows: 3.4 MB of rows in, 3.4 MB out, about 53,000
-//! cache misses; merge: three radix passes over 0.4 MB. `examples/norm_bench.rs` has the
-//! measurement.
+//! cache misses. Merging takes three radix passes over 0.4 MB. For measurements, see
+//! `examples/norm_bench.rs`.
 //!
-//! It is not a parameter-server table: rows are addressed by index and all exist.
+//! This is not a parameter-server table: rows are addressed by index, and all rows exist.
 
 mod group;
 mod rows;
@@ -28,13 +28,13 @@ use crate::simd::{Simd, prefetch};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// An id that names no row of its table.
+/// An id without a row in its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadId {
-    /// Index into the ids (of the slot, for [`lookup_slots`]); the lowest one that is wrong.
+    /// Index of the first wrong id (within the slot, for [`lookup_slots`]).
     pub position: usize,
     pub id: i64,
-    /// Rows of the table.
+    /// Number of rows of the table.
     pub rows: usize,
 }
 
@@ -46,10 +46,10 @@ impl From<BadId> for fleet_base::Error {
     }
 }
 
-/// Where the row of each position lies:
+/// The offset of the row of position `i`:
 /// `start + (i / group) * group_stride + (i % group) * stride`, in floats.
 ///
-/// Ids [batch, slots] whose rows go side by side into `[batch, width]` at column 13:
+/// For ids [batch, slots] whose rows are concatenated into `[batch, width]` from column 13 on:
 /// `Grid { start: 13, group: slots, group_stride: width, stride: dim }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
@@ -60,12 +60,12 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Rows one after the other.
+    /// Returns consecutive rows.
     pub fn packed(dim: usize) -> Self {
         Grid::columns(0, dim)
     }
 
-    /// One row per `stride` floats, from column `start` on.
+    /// Returns one row per `stride` floats, from column `start` on.
     pub fn columns(start: usize, stride: usize) -> Self {
         Grid { start, group: 1, group_stride: stride, stride: 0 }
     }
@@ -81,7 +81,7 @@ impl Grid {
         }
     }
 
-    /// One past the last float of `count` rows of `dim`.
+    /// Returns the end of `count` rows of `dim`: one past the last float.
     fn end(&self, count: usize, dim: usize) -> usize {
         if count == 0 {
             return 0;
@@ -91,7 +91,7 @@ impl Grid {
         self.start + (groups - 1) * self.group_stride + (inner - 1) * self.stride + dim
     }
 
-    /// Whether no two of `count` rows of `dim` share a float.
+    /// Whether no two of `count` rows of `dim` overlap.
     fn is_disjoint(&self, count: usize, dim: usize) -> bool {
         let groups = count.div_ceil(self.group);
         let inner = count.min(self.group);
@@ -114,7 +114,7 @@ pub struct Slot<'a> {
     pub column: usize,
 }
 
-/// How rows of one segment become one.
+/// The function that combines the rows of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     Sum,
@@ -136,7 +136,7 @@ impl Pooling {
     }
 }
 
-/// Copies row `ids[i]` of `table` ([rows, dim]) to where `grid` puts row `i` of `out`;
+/// Copies row `ids[i]` of `table` ([rows, dim]) to row `i` of `out`, at the offset given by `grid`.
 /// `padding_idx` gives zeros.
 ///
 /// ```
@@ -168,8 +168,8 @@ pub fn lookup(
 }
 
 /// Looks up several slots into one `[batch, stride]` destination, each at its column: the lookups
-/// and the concat of a wide & deep model in one call. All slots have the same number of ids.
-/// The error names the slot.
+/// and the concatenation of a wide & deep model in one call. All slots have the same number of ids.
+/// An error includes the slot.
 pub fn lookup_slots(
     pool: &Pool,
     slots: &[Slot<'_>],
@@ -181,8 +181,8 @@ pub fn lookup_slots(
     let Some(first) = slots.first() else { return Ok(()) };
     let batch = first.ids.len();
     for (index, slot) in slots.iter().enumerate() {
-        assert_eq!(slot.ids.len(), batch, "slots of one lookup have one batch size");
-        assert!(slot.column + dim <= stride, "a slot lies outside the row");
+        assert_eq!(slot.ids.len(), batch, "slots of a lookup differ in batch size");
+        assert!(slot.column + dim <= stride, "slot exceeds the row");
         check_destination(&Grid::columns(slot.column, stride), batch, dim, out.len());
         assert!(
             slots[..index].iter().all(|other| other.column.abs_diff(slot.column) >= dim),
@@ -191,8 +191,8 @@ pub fn lookup_slots(
     }
     let bad = AtomicUsize::new(usize::MAX);
     let out = Shareable::new(out);
-    // A task owns whole rows of the destination: two threads that write neighbouring columns would
-    // fight for cache lines.
+    // A task owns whole rows of the destination, because threads that write adjacent columns would
+    // contend for cache lines.
     pool.run_ranges(batch, IDS_PER_TASK.div_ceil(slots.len()).max(16), |range| {
         for (index, slot) in slots.iter().enumerate() {
             let failed = AtomicUsize::new(usize::MAX);
@@ -213,8 +213,8 @@ pub fn lookup_slots(
     Err((slot, BadId { position, id: slots[slot].ids[position], rows }))
 }
 
-/// Row `s` of `out` (at `start + s * stride`) becomes the pooled rows of
-/// `ids[offsets[s]..offsets[s + 1]]`; an empty segment gives zeros.
+/// Sets row `s` of `out` (at `start + s * stride`) to the pooled rows of
+/// `ids[offsets[s]..offsets[s + 1]]`. An empty segment gives zeros.
 pub fn lookup_pooled(
     pool: &Pool,
     table: &[f32],
@@ -234,7 +234,7 @@ pub fn lookup_pooled(
     pool.run_ranges(segments, SEGMENTS_PER_TASK, |range| {
         for segment in range {
             let span = offsets[segment]..offsets[segment + 1];
-            // SAFETY: checked above: rows of different segments are disjoint and inside.
+            // SAFETY: checked above: rows of different segments are disjoint and inside `out`.
             let row = unsafe { out.slice(start + segment * stride, dim) };
             row.fill(0.0);
             let scale = pooling.scale(span.len());
@@ -244,14 +244,14 @@ pub fn lookup_pooled(
     report(&bad, ids, table.len() / dim.max(1))
 }
 
-/// Ids copied by one task: some 10 us of cache misses.
+/// Number of ids that one task copies: about 10 us of cache misses.
 const IDS_PER_TASK: usize = 1024;
 const SEGMENTS_PER_TASK: usize = 256;
-/// Rows asked for ahead of use; measured flat between 12 and 32.
+/// Number of rows prefetched ahead of use. Measurements are flat between 12 and 32.
 const ROWS_AHEAD: usize = 16;
 fn check_destination(grid: &Grid, count: usize, dim: usize, len: usize) {
-    assert!(grid.group > 0, "a group has at least one row");
-    assert!(grid.end(count, dim) <= len, "rows do not fit the destination");
+    assert!(grid.group > 0, "group of rows is empty");
+    assert!(grid.end(count, dim) <= len, "rows exceed the destination");
     assert!(grid.is_disjoint(count, dim), "rows of the destination overlap");
 }
 
@@ -260,7 +260,7 @@ fn check_offsets(offsets: &[usize], count: usize) {
         offsets.first() == Some(&0)
             && offsets.last() == Some(&count)
             && offsets.windows(2).all(|pair| pair[0] <= pair[1]),
-        "offsets rise from 0 to the number of ids"
+        "offsets must ascend from 0 to the number of ids"
     );
 }
 
@@ -272,7 +272,7 @@ fn report(bad: &AtomicUsize, ids: &[i64], rows: usize) -> Result<(), BadId> {
 }
 
 crate::kernel! {
-    /// Copies the rows of a range of positions. The destination was checked.
+    /// Copies the rows of a range of positions. The caller has checked the destination.
     fn copy_rows<S>(
         s: S,
         table: &[f32],
@@ -293,7 +293,7 @@ crate::kernel! {
                 prefetch_row(table.as_ptr().wrapping_add(ahead.wrapping_mul(dim)), dim);
             }
             let id = ids[position];
-            // SAFETY: checked by the caller: rows lie inside and apart.
+            // SAFETY: checked by the caller: rows are inside `out` and disjoint.
             let row = unsafe { out.ptr().add(target) };
             if padding_idx == Some(id) || id as u64 >= rows as u64 {
                 // SAFETY: as above.
@@ -315,14 +315,14 @@ crate::kernel! {
     }
 }
 
-/// Copies `dim` floats; a call of the library would cost more than a short row.
+/// Copies `dim` floats. For a short row, a library call would cost more than the copy.
 ///
 /// # Safety
-/// `dim` floats at both places, which do not overlap.
+/// `dim` floats are readable at `from` and writable at `to`, without overlap.
 #[inline(always)]
 unsafe fn copy_row<S: Simd>(s: S, from: *const f32, to: *mut f32, dim: usize) {
     let mut column = 0;
-    // SAFETY: whole registers lie inside the row, the rest is a part of one.
+    // SAFETY: whole registers are inside the row, and the rest is part of a register.
     unsafe {
         while column + S::LANES <= dim {
             s.store(to.add(column), s.load(from.add(column)));
@@ -334,7 +334,8 @@ unsafe fn copy_row<S: Simd>(s: S, from: *const f32, to: *mut f32, dim: usize) {
     }
 }
 
-/// Asks for the first lines of a row, at most four: the rest of a longer one follows by itself.
+/// Prefetches the first cache lines of a row, at most four. The hardware prefetches the rest of a
+/// longer row.
 #[inline(always)]
 fn prefetch_row(row: *const f32, dim: usize) {
     let dim = dim.min(64);
@@ -343,12 +344,12 @@ fn prefetch_row(row: *const f32, dim: usize) {
         prefetch(row.wrapping_add(column));
         column += 16;
     }
-    // A row that does not start on a line ends on one more.
+    // A row that does not start on a cache line ends on one more.
     prefetch(row.wrapping_add(dim).wrapping_byte_sub(1));
 }
 
 crate::kernel! {
-    /// `row += scale * table[id]` over a span of ids.
+    /// Computes `row += scale * table[id]` over a span of ids.
     fn sum_rows_of_ids<S>(
         _s: S,
         table: &[f32],
@@ -362,7 +363,7 @@ crate::kernel! {
         let dim = row.len();
         let rows = table.len() / dim.max(1);
         for position in span {
-            // Ahead across segments: short segments would else never prefetch.
+            // Prefetch across segments, since short segments would otherwise never prefetch.
             if position + ROWS_AHEAD < ids.len() {
                 let ahead = ids[position + ROWS_AHEAD] as usize;
                 prefetch_row(table.as_ptr().wrapping_add(ahead.wrapping_mul(dim)), dim);

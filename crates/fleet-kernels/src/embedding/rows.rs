@@ -1,4 +1,4 @@
-//! Gradients of a lookup: the rows of each id summed, and what is done with the sums.
+//! Gradients of a lookup: sums the rows of each id, and applies the sums.
 
 use super::group::Groups;
 use super::{BadId, Grid, Pooling, ROWS_AHEAD, check_offsets, prefetch_row};
@@ -6,16 +6,16 @@ use crate::pool::{Pool, Shareable};
 use crate::simd::Simd;
 use std::ops::Range;
 
-/// Positions whose groups one task sums.
+/// Number of positions whose groups one task sums.
 const POSITIONS_PER_TASK: usize = 2048;
 const ZERO_FLOATS_PER_TASK: usize = 1 << 16;
 
-/// Where the gradient row of each position comes from.
+/// The source of the gradient row of each position.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// The row that `grid` gives.
+    /// The row at the offset given by `grid`.
     Grid { data: &'a [f32], grid: Grid },
-    /// Position `i` belongs to segment `segment_of[i]` ([`segments`]) of a pooled lookup, whose
+    /// A pooled lookup: position `i` belongs to segment `segment_of[i]` (see [`segments`]), whose
     /// gradient row starts at `start + segment * stride`.
     Pooled {
         data: &'a [f32],
@@ -35,7 +35,7 @@ pub fn segments(offsets: &[usize], out: &mut [u32]) {
     }
 }
 
-/// Row `u` of `out` becomes the sum of the gradient rows of unique id `u`.
+/// Sets row `u` of `out` to the sum of the gradient rows of unique id `u`.
 pub fn merge_rows(
     pool: &Pool,
     groups: &Groups<'_>,
@@ -43,11 +43,11 @@ pub fn merge_rows(
     dim: usize,
     out: &mut [f32],
 ) {
-    assert!(out.len() >= groups.ids.len() * dim, "merged rows do not fit");
+    assert!(out.len() >= groups.ids.len() * dim, "merged rows exceed the output");
     for_each_sum(pool, groups, source, dim, &Store { out: Shareable::new(out), by_id: false });
 }
 
-/// The dense gradient of a table: zero but for the rows in use.
+/// Computes the dense gradient of a table, which is zero except for the rows in use.
 pub fn dense_gradient(
     pool: &Pool,
     groups: &Groups<'_>,
@@ -59,14 +59,14 @@ pub fn dense_gradient(
     check_groups(groups, rows)?;
     let shared = Shareable::new(out);
     pool.run_ranges(rows * dim, ZERO_FLOATS_PER_TASK, |range| {
-        // SAFETY: ranges are disjoint and inside.
+        // SAFETY: ranges are disjoint and inside `out`.
         unsafe { shared.slice(range.start, range.len()) }.fill(0.0);
     });
     for_each_sum(pool, groups, source, dim, &Store { out: shared, by_id: true });
     Ok(())
 }
 
-/// `table[id] -= lr * sum of its gradient rows`, each row once.
+/// Computes `table[id] -= lr * sum of its gradient rows`, once per row.
 pub fn sgd_rows(
     pool: &Pool,
     groups: &Groups<'_>,
@@ -80,7 +80,8 @@ pub fn sgd_rows(
     Ok(())
 }
 
-/// Adagrad on the touched rows: `moment += g * g; table -= lr * g / (sqrt(moment) + epsilon)`.
+/// Applies Adagrad to the rows in use:
+/// `moment += g * g; table -= lr * g / (sqrt(moment) + epsilon)`.
 pub fn adagrad_rows(
     pool: &Pool,
     groups: &Groups<'_>,
@@ -97,8 +98,8 @@ pub fn adagrad_rows(
     Ok(())
 }
 
-/// The numbers of [`adam_rows`]; `lr` already holds the bias correction
-/// `sqrt(1 - beta2^t) / (1 - beta1^t)`, `epsilon` is scaled by `sqrt(1 - beta2^t)`.
+/// The parameters of [`adam_rows`]. `lr` includes the bias correction
+/// `sqrt(1 - beta2^t) / (1 - beta1^t)`, and `epsilon` is scaled by `sqrt(1 - beta2^t)`.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamRows {
     pub lr: f32,
@@ -107,7 +108,7 @@ pub struct AdamRows {
     pub epsilon: f32,
 }
 
-/// Lazy Adam: moments decay only on the touched rows.
+/// Applies lazy Adam, in which moments decay only on the rows in use:
 /// `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; table -= lr * m / (sqrt(v) + epsilon)`.
 pub fn adam_rows(
     pool: &Pool,
@@ -130,8 +131,8 @@ pub fn adam_rows(
     Ok(())
 }
 
-/// Applies `body(index of the unique id, summed row)` to every unique id, for updates that are not
-/// named here. `dim` is at most [`DIM_MAX_FOR_EACH`]. Different calls may run side by side.
+/// Calls `body(index of the unique id, summed row)` for every unique id, for other updates. `dim`
+/// is at most [`DIM_MAX_FOR_EACH`]. Calls may run in parallel.
 pub fn for_each_row(
     pool: &Pool,
     groups: &Groups<'_>,
@@ -139,7 +140,7 @@ pub fn for_each_row(
     dim: usize,
     body: impl Fn(usize, &[f32]) + Sync,
 ) {
-    assert!(dim <= DIM_MAX_FOR_EACH, "row too long for the stack");
+    assert!(dim <= DIM_MAX_FOR_EACH, "row is too long for the stack");
     let source = Rows::new(source, groups, dim);
     pool.run_ranges(groups.positions.len(), POSITIONS_PER_TASK, |range| {
         let mut sum = [0.0f32; DIM_MAX_FOR_EACH];
@@ -159,11 +160,11 @@ pub fn for_each_row(
     });
 }
 
-/// Longest row of [`for_each_row`]: 16 KB of stack.
+/// Limit on the row length of [`for_each_row`]: 16 KB of stack.
 pub const DIM_MAX_FOR_EACH: usize = 4096;
 
 fn check_groups(groups: &Groups<'_>, rows: usize) -> Result<(), BadId> {
-    // Ids rise as unsigned numbers, so the last one bounds all, negative ones included.
+    // Ids ascend as unsigned numbers, so the last one bounds all, including negative ones.
     match groups.ids.last() {
         Some(&id) if id as u64 >= rows as u64 => {
             let unique = groups.ids.partition_point(|&id| (id as u64) < rows as u64);
@@ -174,7 +175,7 @@ fn check_groups(groups: &Groups<'_>, rows: usize) -> Result<(), BadId> {
     }
 }
 
-/// A checked [`Source`]: every position of the groups has a row inside.
+/// A checked [`Source`]: every position of the groups has a row inside the data.
 #[derive(Clone, Copy)]
 enum Rows<'a> {
     Grid {
@@ -200,19 +201,19 @@ impl<'a> Rows<'a> {
         let count = positions.iter().max().map_or(0, |&last| last as usize + 1);
         match *source {
             Source::Grid { data, grid } => {
-                assert!(grid.group > 0, "a group has at least one row");
-                assert!(grid.end(count, dim) <= data.len(), "gradient rows lie outside");
-                // ceil(2^64 / group): the product's high half is the quotient for every u32.
+                assert!(grid.group > 0, "group of rows is empty");
+                assert!(grid.end(count, dim) <= data.len(), "gradient rows exceed the data");
+                // ceil(2^64 / group): the high half of the product is the quotient for every u32.
                 let group_inverse = (u64::MAX / grid.group as u64).wrapping_add(1);
                 Rows::Grid { data: data.as_ptr(), grid, group_inverse }
             }
             Source::Pooled { data, start, stride, segment_of, offsets, pooling } => {
-                assert!(count <= segment_of.len(), "a position has no segment");
+                assert!(count <= segment_of.len(), "position without a segment");
                 let last = segment_of[..count].iter().max().map_or(0, |&last| last as usize);
-                assert!(count == 0 || last + 1 < offsets.len(), "a segment has no offset");
+                assert!(count == 0 || last + 1 < offsets.len(), "segment without an offset");
                 assert!(
                     count == 0 || start + last * stride + dim <= data.len(),
-                    "rows lie outside"
+                    "gradient rows exceed the data"
                 );
                 let data = data.as_ptr().wrapping_add(start);
                 Rows::Pooled { data, stride, segment_of, offsets, pooling }
@@ -220,10 +221,10 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The row of `position` and its factor.
+    /// Returns the row of `position` and its factor.
     ///
     /// # Safety
-    /// The position is one of the groups that the source was checked with.
+    /// The position is one of the groups with which the source was checked.
     #[inline(always)]
     unsafe fn row(&self, position: usize) -> (*const f32, f32) {
         match *self {
@@ -249,26 +250,26 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// What happens to a summed row.
+/// The use of a summed row.
 trait Update: Sync {
-    /// Asks for the lines that [`Update::apply`] will touch.
+    /// Prefetches the cache lines that [`Update::apply`] accesses.
     fn prefetch(&self, unique: usize, id: i64, dim: usize);
 
-    /// Takes `sum`, the `n` columns from `column` on of the sum of unique id `unique`.
+    /// Applies `sum`: `n` columns, from `column` on, of the sum of unique id `unique`.
     ///
     /// # Safety
-    /// The id is inside the tables, and no other task holds the same one; `column + n <= dim`.
+    /// The id is inside the tables, no other task has the same id, and `column + n <= dim`.
     unsafe fn apply<S: Simd>(&self, s: S, place: Place, sum: S::F);
 }
 
-/// Which floats an update is about.
+/// The floats to which an update applies.
 #[derive(Clone, Copy)]
 struct Place {
     unique: usize,
     id: i64,
     dim: usize,
     column: usize,
-    /// Columns, at most a register.
+    /// Number of columns, at most a register.
     n: usize,
 }
 
@@ -279,7 +280,7 @@ impl Place {
     }
 }
 
-/// Part of a row in a register, and back.
+/// Loads part of a row into a register.
 ///
 /// # Safety
 /// `n` floats at `start` belong to the caller.
@@ -293,7 +294,7 @@ unsafe fn load<S: Simd>(s: S, rows: &Shareable<f32>, start: usize, n: usize) -> 
 }
 
 /// # Safety
-/// As [`load`].
+/// As for [`load`].
 #[inline(always)]
 unsafe fn store<S: Simd>(s: S, rows: &Shareable<f32>, start: usize, n: usize, value: S::F) {
     // SAFETY: promised by the caller.
@@ -369,7 +370,7 @@ impl Update for Adagrad {
             let moment = s.fma(sum, sum, load(s, &self.moment, start, place.n));
             store(s, &self.moment, start, place.n, moment);
             let size = s.add(s.sqrt(moment), s.splat(self.epsilon));
-            // Lanes beyond the row may divide 0 by 0; they are not written.
+            // Lanes past the end of the row may compute 0 / 0; they are not stored.
             let step = s.div(s.mul(s.splat(self.lr), sum), size);
             let value = load(s, &self.table, start, place.n);
             store(s, &self.table, start, place.n, s.sub(value, step));
@@ -412,7 +413,7 @@ impl Update for Adam {
     }
 }
 
-/// Groups whose first position lies in `range`: every group has one owner.
+/// Returns the groups whose first position is in `range`, so that every group has one owner.
 fn owned_groups(groups: &Groups<'_>, range: Range<usize>) -> Range<usize> {
     let starts = &groups.starts[..groups.ids.len()];
     let first = starts.partition_point(|&start| (start as usize) < range.start);
@@ -424,7 +425,7 @@ pub(super) fn group_positions<'a>(groups: &Groups<'a>, unique: usize) -> &'a [u3
     &groups.positions[groups.starts[unique] as usize..groups.starts[unique + 1] as usize]
 }
 
-/// Sums the rows of every group and hands the sum to `update`. The ids were checked against it.
+/// Sums the rows of every group and passes the sum to `update`. The caller has checked the ids.
 fn for_each_sum<U: Update>(
     pool: &Pool,
     groups: &Groups<'_>,
@@ -439,7 +440,7 @@ fn for_each_sum<U: Update>(
 }
 
 crate::kernel! {
-    /// Sums the groups `owned`, a register of columns at a time: most ids come once or twice.
+    /// Sums the groups `owned`, one register of columns at a time: most ids occur once or twice.
     fn sum_groups<S, U: Update>(
         s: S,
         groups: &Groups<'_>,
@@ -453,7 +454,7 @@ crate::kernel! {
                 let ahead = unique + ROWS_AHEAD;
                 update.prefetch(ahead, groups.ids[ahead], dim);
                 let position = groups.positions[groups.starts[ahead] as usize] as usize;
-                // SAFETY: a position of the groups.
+                // SAFETY: the position is one of the groups.
                 prefetch_row(unsafe { rows.row(position) }.0, dim);
             }
             let positions = group_positions(groups, unique);
@@ -463,7 +464,7 @@ crate::kernel! {
                 let n = S::LANES.min(dim - column);
                 let mut sum = s.zero();
                 for &position in positions {
-                    // SAFETY: a position of the groups; a row has `dim` floats.
+                    // SAFETY: the position is one of the groups, and a row has `dim` floats.
                     unsafe {
                         let (row, scale) = rows.row(position as usize);
                         let row = row.add(column);
@@ -472,7 +473,7 @@ crate::kernel! {
                     }
                 }
                 let place = Place { unique, id, dim, column, n };
-                // SAFETY: the caller checked the ids; a group has one owner.
+                // SAFETY: the caller checked the ids, and a group has one owner.
                 unsafe { update.apply(s, place, sum) };
                 column += n;
             }

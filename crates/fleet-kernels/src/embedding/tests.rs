@@ -20,7 +20,7 @@ fn lookup_copies_rows_to_their_places() {
         let ids = ids(count, rows, 2);
         for threads in [1, 3] {
             let pool = Pool::new(threads);
-            // Three columns before, groups of five rows side by side, two columns after.
+            // Three columns before, groups of five adjacent rows, two columns after.
             let width = 3 + 5 * dim + 2;
             let grid = Grid { start: 3, group: 5, group_stride: width, stride: dim };
             let mut out = vec![7.0; count.div_ceil(5) * width];
@@ -85,12 +85,12 @@ fn a_wrong_id_is_reported_not_read() {
     let pooled =
         lookup_pooled(&pool, &table, 4, &list, &offsets, Pooling::Sum, None, (0, 4), &mut out);
     assert_eq!(pooled.unwrap_err(), expected);
-    // Groups made without a bound are checked by the update.
+    // The update checks groups that were made without a bound.
     let groups = group(&pool, &list, None, None, &mut scratch).unwrap();
     let source = Source::Grid { data: &vec![0.0; 5000 * 4], grid: Grid::packed(4) };
     let mut table = table;
     assert!(sgd_rows(&pool, &groups, &source, 4, 0.1, &mut table).is_err());
-    // The padding index may lie outside the table, as -1 does.
+    // The padding index may be outside the table, such as -1.
     let padded = lookup(&pool, &table, 4, &[-1, 3], Some(-1), Grid::packed(4), &mut out);
     assert!(padded.is_ok() && out[..4] == [0.0; 4]);
 }
@@ -130,7 +130,7 @@ fn groups_are_sorted_and_stable() {
     check_group(&wide, Some(-1));
 }
 
-/// Sums per id in f64, by position.
+/// Returns sums per id in f64, added by position.
 fn oracle(list: &[i64], dim: usize, row: impl Fn(usize, usize) -> f64) -> BTreeMap<i64, Vec<f64>> {
     let mut sums: BTreeMap<i64, Vec<f64>> = BTreeMap::new();
     for (position, &id) in list.iter().enumerate() {
@@ -183,7 +183,7 @@ fn merged_rows_and_updates_match_the_plain_sums() {
                     let at = id as usize * dim + column;
                     let old = f64::from(start[at]);
                     assert!(close(merged[unique * dim + column], sum));
-                    // The squares would enlarge the rounding of the sum.
+                    // Squaring would magnify the rounding error of the sum.
                     let sum = f64::from(merged[unique * dim + column]);
                     assert!(close(dense[at], sum));
                     assert!(close(sgd[at], old - 0.1 * sum));

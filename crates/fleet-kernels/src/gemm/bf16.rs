@@ -1,7 +1,7 @@
-//! Products of bf16 by the machine's own unit: bf16 in, sums in f32, rounded once on the way out.
+//! Products of bf16 by a dedicated hardware unit: bf16 in, sums in f32, rounded once on output.
 //!
-//! Where there is no such unit, callers widen to f32 and use the other product. The results differ
-//! by the order of additions, and numbers below 2^-126 count as zero here.
+//! Where the machine has no such unit, callers widen to f32 and use the f32 product. The results
+//! then differ in the order of additions. The unit also treats numbers below 2^-126 as zero.
 
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
@@ -12,14 +12,14 @@ use crate::micro::bf16::Unit;
 use crate::pool::Pool;
 use half::bf16;
 
-/// Multiplications from which packing is earned back.
+/// Number of multiplications from which packing pays off.
 const WORK_MIN: usize = 1 << 15;
 
-/// What A and B are made of.
+/// The element type of A and B.
 pub trait Factor: Copy + Send + Sync {
-    /// As [`Gemm::scratch_len`].
+    /// Like [`Gemm::scratch_len`].
     fn scratch_len(gemm: &Gemm, threads: usize) -> usize;
-    /// As [`Gemm::run`].
+    /// Like [`Gemm::run`].
     fn run(gemm: &Gemm, pool: &Pool, a: &[Self], b: &[Self], c: &mut [Self], scratch: &mut [f32]);
 }
 
@@ -32,7 +32,7 @@ impl Factor for f32 {
     }
 }
 
-/// Only for products of [`Gemm::is_bf16_native`].
+/// Only for products for which [`Gemm::is_bf16_native`] holds.
 impl Factor for bf16 {
     fn scratch_len(gemm: &Gemm, threads: usize) -> usize {
         gemm.scratch_len_bf16(threads)
@@ -42,13 +42,13 @@ impl Factor for bf16 {
     }
 }
 
-/// What C is made of.
-pub trait Narrow: Copy + Send + Sync {
+/// The element type of C.
+pub trait GemmOutput: Copy + Send + Sync {
     fn of(value: f32) -> Self;
     fn wide(self) -> f32;
 }
 
-impl Narrow for bf16 {
+impl GemmOutput for bf16 {
     #[inline(always)]
     fn of(value: f32) -> bf16 {
         narrow(value)
@@ -59,7 +59,7 @@ impl Narrow for bf16 {
     }
 }
 
-impl Narrow for f32 {
+impl GemmOutput for f32 {
     #[inline(always)]
     fn of(value: f32) -> f32 {
         value
@@ -71,8 +71,8 @@ impl Narrow for f32 {
 }
 
 impl Gemm {
-    /// Whether [`Gemm::run_bf16`] may be called: the machine has the unit, and this product is one
-    /// that it is good for.
+    /// Whether [`Gemm::run_bf16`] may be called: the machine has a bf16 unit, and it speeds up this
+    /// product.
     pub fn is_bf16_native(&self) -> bool {
         Unit::best().is_some()
             && self.batch.len() == 1
@@ -82,16 +82,16 @@ impl Gemm {
             && self.flops() >= 2.0 * WORK_MIN as f64
     }
 
-    /// Floats of scratch that [`Gemm::run_bf16`] needs.
+    /// Returns the length of the scratch memory for [`Gemm::run_bf16`], in floats.
     pub fn scratch_len_bf16(&self, threads: usize) -> usize {
         tiles::scratch_len(self, threads)
     }
 
-    /// As [`Gemm::run`], from bf16 to bf16 or f32.
+    /// Like [`Gemm::run`], from bf16 to bf16 or f32.
     ///
     /// # Panics
-    /// If a slice is too short, or the product is not one of [`Gemm::is_bf16_native`].
-    pub fn run_bf16<C: Narrow>(
+    /// If a slice is too short, or if [`Gemm::is_bf16_native`] does not hold.
+    pub fn run_bf16<C: GemmOutput>(
         &self,
         pool: &Pool,
         a: &[bf16],
@@ -101,7 +101,7 @@ impl Gemm {
         epilogue: &Epilogue<'_>,
     ) {
         let unit = Unit::best().filter(|_| self.is_bf16_native());
-        let unit = unit.expect("gemm: no unit for this product in bf16");
+        let unit = unit.expect("gemm: bf16 is not supported for this product");
         self.hold(a.len(), b.len(), c.len(), epilogue);
         assert!(
             scratch.len() >= self.scratch_len_bf16(pool.threads()),
@@ -111,10 +111,10 @@ impl Gemm {
     }
 }
 
-/// Machines without a unit.
+/// A placeholder for machines without a unit.
 #[cfg(not(target_arch = "x86_64"))]
 #[derive(Clone, Copy)]
-#[allow(dead_code, reason = "is never made")]
+#[allow(dead_code, reason = "never constructed")]
 struct Unit;
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -132,7 +132,7 @@ mod tiles {
         0
     }
 
-    pub fn run<C: Narrow>(
+    pub fn run<C: GemmOutput>(
         _: Unit,
         _: &Gemm,
         _: &Pool,
@@ -142,6 +142,6 @@ mod tiles {
         _: &mut [f32],
         _: &Epilogue<'_>,
     ) {
-        unreachable!("there is no unit");
+        unreachable!("no bf16 unit on this architecture");
     }
 }

@@ -1,8 +1,8 @@
-//! Products with one row or one column: a matrix times a vector, bound by memory.
+//! Products with one row or one column: a matrix times a vector, limited by memory bandwidth.
 //!
-//! Sketch: each element of the matrix is read once. Where its rows run along the sum, the result is
-//! one dot product a row; where they run along the output, rows are added up, scaled, in slices of
-//! [`SLICE_ROWS`] that are then summed in order.
+//! Sketch: each element of the matrix is read once. If the rows run along the sum, each result is
+//! one dot product of a row. If they run along the output, scaled rows are added in slices of
+//! [`SLICE_ROWS`], and the slices are then added in order.
 
 use super::block::{finish_row, mask_row};
 use super::{Epilogue, Gemm, RowPart};
@@ -10,27 +10,27 @@ use crate::micro::Isa;
 use crate::micro::portable::multiply_add;
 use crate::pool::{Pool, Shareable};
 
-/// Rows that one task multiplies with the vector.
+/// Number of rows that one task multiplies with the vector.
 const DOTS_PER_TASK: usize = 64;
 
-/// Rows that one task adds up; the number of slices is a function of the shape.
+/// Number of rows that one task adds. The number of slices depends on the shape alone.
 const SLICE_ROWS: usize = 256;
 
-/// Outputs that one task holds while it adds rows up: 4 KB of L1.
+/// Number of outputs that one task holds while it adds rows: 4 KB of L1.
 const WIDTH: usize = 1024;
 
-/// The product as matrix times vector.
+/// A product, viewed as a matrix times a vector.
 struct View {
-    /// Outputs, and terms of each.
+    /// Number of outputs, and number of terms of each.
     outputs: usize,
     terms: usize,
-    /// The matrix is stored `[outputs][terms]`, not `[terms][outputs]`.
+    /// Whether the matrix is stored `[outputs][terms]` rather than `[terms][outputs]`.
     along_terms: bool,
     pitch: usize,
-    /// Distance between the vector's elements, and between outputs.
+    /// Distance between the vector's elements, and distance between outputs.
     vector_step: usize,
     out_step: usize,
-    /// The output is a row of C (n > 1), not a column.
+    /// Whether the output is a row of C rather than a column.
     is_row: bool,
 }
 
@@ -67,7 +67,8 @@ impl View {
 
 pub(super) fn scratch_len(gemm: &Gemm) -> usize {
     let view = View::new(gemm);
-    // The vector, made dense, and the sums of each slice; one product of a batch after the other.
+    // The dense vector, and the sums of each slice. The products of a batch run one after the
+    // other.
     view.terms + view.slices() * view.outputs
 }
 
@@ -109,7 +110,7 @@ fn one(
     let mask = epilogue.mask.map(|mask| &mask[gemm.batch.offset(gemm.batch.c, item)..]);
     let finish = |first: usize, values: &[f32]| {
         if view.is_row {
-            // SAFETY: the row of C is as long, and each task finishes outputs of its own.
+            // SAFETY: the row of C has this length, and each task writes only its own outputs.
             let out = unsafe { c.slice(first, values.len()) };
             finish_row(gemm, epilogue, first, values, out);
             if let Some(mask) = mask {
@@ -150,7 +151,7 @@ fn one(
     pool.run(slices * chunks, |task| {
         let (slice, first) = (task / chunks, task % chunks * WIDTH);
         let width = (outputs - first).min(WIDTH);
-        // SAFETY: each task has a part of the sums of its own.
+        // SAFETY: each task writes its own part of the sums.
         let out = unsafe { sums.slice(slice * outputs + first, width) };
         let rows = slice * SLICE_ROWS..((slice + 1) * SLICE_ROWS).min(view.terms);
         add_rows(
@@ -164,7 +165,7 @@ fn one(
     pool.run(chunks, |chunk| {
         let first = chunk * WIDTH;
         let width = (outputs - first).min(WIDTH);
-        // SAFETY: this task alone adds up these outputs.
+        // SAFETY: only this task adds these outputs.
         let total = unsafe { sums.slice(first, width) };
         for slice in 1..slices {
             // SAFETY: as above; another slice does not overlap the first.
@@ -177,7 +178,7 @@ fn one(
     });
 }
 
-/// Lanes of a dot product: four vectors of the widest kind, so that latency is hidden.
+/// Number of lanes of a dot product: four of the widest vectors, to hide latency.
 const LANES: usize = 64;
 
 #[inline(always)]
@@ -203,7 +204,7 @@ fn dot_lanes(x: &[f32], y: &[f32], fused: impl Fn(f32, f32, f32) -> f32) -> f32 
     acc[0]
 }
 
-/// `out = sum over r of weights[r] * matrix[r * pitch..]`, four rows at a time.
+/// Computes `out = sum over r of weights[r] * matrix[r * pitch..]`, four rows at a time.
 #[inline(always)]
 fn add_rows_lanes(
     matrix: &[f32],

@@ -1,12 +1,12 @@
-//! Matrix products in f32: `C = act(alpha * op(A) * op(B) + beta * C + bias)`, whole or batched.
+//! Matrix products in f32: `C = act(alpha * op(A) * op(B) + beta * C + bias)`, single or batched.
 //!
-//! Matrices are row-major with leading dimensions. Blocks of B are packed into panels of 64 columns
-//! in the caches of the thread that uses them; A is read in place, except that a transposed A is
-//! packed into strips of six rows of op(A). The output is cut into blocks and K into blocks of at
-//! most [`K_BLOCK`]; a small output with a long K is summed in a fixed number of slices, added in
-//! order. Results are bitwise the same for any number of threads.
+//! Matrices are row-major with leading dimensions. Each thread packs the blocks of B that it uses
+//! into panels of 64 columns in its caches. A is read in place, but a transposed A is packed into
+//! strips of six rows of op(A). The output is split into blocks, and K into blocks of at most
+//! [`K_BLOCK`]. A small output with a long K is summed in a fixed number of slices, which are added
+//! in order. Results are bitwise equal for any number of threads.
 //!
-//! Products with one row or one column are bound by memory and go through `gemv`.
+//! Products with one row or one column are limited by memory bandwidth and use `gemv`.
 //!
 //! ```
 //! use fleet_kernels::{gemm::{Epilogue, Gemm}, pool::Pool};
@@ -21,51 +21,51 @@
 
 mod bf16;
 mod block;
-mod cut;
 mod gemv;
 mod pack;
 mod queues;
+mod split;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
 pub use crate::micro::{Isa, PANEL};
-pub use bf16::{Factor, Narrow};
+pub use bf16::{Factor, GemmOutput};
 
 use crate::pool::Pool;
 use fleet_base::{Error, Result};
 
-/// Terms summed in registers before C is touched: a panel of B is then 192 KB, well inside L2, and
-/// the rounding error of long sums stays that of short ones.
+/// Number of terms summed in registers before C is accessed. A panel of B is then 192 KB, well
+/// inside L2, and the rounding error of long sums is that of short ones.
 pub const K_BLOCK: usize = 768;
 
-/// One product, or a batch of equal ones: shapes, strides, scale factors.
+/// One product, or a batch of equal ones: shapes, strides and scale factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemm {
-    /// Rows of C and of op(A).
+    /// Number of rows of C and op(A).
     pub m: usize,
-    /// Columns of C and of op(B).
+    /// Number of columns of C and op(B).
     pub n: usize,
-    /// Terms of each sum.
+    /// Number of terms of each sum.
     pub k: usize,
-    /// A is stored `[k][m]`, not `[m][k]`.
+    /// Whether A is stored `[k][m]` rather than `[m][k]`.
     pub trans_a: bool,
-    /// B is stored `[n][k]`, not `[k][n]`.
+    /// Whether B is stored `[n][k]` rather than `[k][n]`.
     pub trans_b: bool,
-    /// Elements from one stored row to the next.
+    /// Distance between stored rows, in elements.
     pub lda: usize,
     pub ldb: usize,
     pub ldc: usize,
     pub alpha: f32,
-    /// With 0, C is written without being read.
+    /// If 0, C is written without being read.
     pub beta: f32,
     pub batch: Batch,
-    /// Tests force it; the default is the best that the machine has.
+    /// Instruction set. The default is the best of the machine; tests set others.
     pub isa: Isa,
 }
 
-/// Two nested counts of products, and how far apart their matrices lie; a stride of 0 shares one.
+/// Two nested counts of products, and the strides of their matrices. A stride of 0 shares a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
     pub count: [usize; 2],
@@ -90,16 +90,17 @@ impl Batch {
     }
 }
 
-/// What is done to a tile of C while it is in registers or in L1.
+/// Operations on a tile of C while it is in registers or in L1.
 #[derive(Clone, Copy, Default)]
 pub struct Epilogue<'a> {
-    /// One number a column, added to every row.
+    /// One number per column, added to every row.
     pub bias: Option<&'a [f32]>,
     pub relu: bool,
-    /// Laid out as C: where it is not positive, C becomes 0. The gradient of the relu that made the
-    /// mask, for a product that makes the gradient of the relu's output.
+    /// A mask with the layout of C, which sets C to 0 where the mask is not positive. It computes
+    /// the gradient of a relu within the product that computes the gradient of the relu's output.
     pub mask: Option<&'a [f32]>,
-    /// Called once for each finished part of a row, last of all, in no fixed order.
+    /// A function called once for each finished part of a row, after all other operations, in no
+    /// fixed order.
     pub finish: Option<&'a (dyn Fn(RowPart<'_>) + Sync)>,
 }
 
@@ -110,7 +111,7 @@ impl Epilogue<'_> {
 
 /// At most 64 finished columns of one row of C.
 pub struct RowPart<'a> {
-    /// Which product of the batch.
+    /// Index of the product in the batch.
     pub item: usize,
     pub row: usize,
     pub col: usize,
@@ -118,7 +119,7 @@ pub struct RowPart<'a> {
 }
 
 impl Gemm {
-    /// `C[m][n] = A[m][k] * B[k][n]`, everything dense.
+    /// Returns the product `C[m][n] = A[m][k] * B[k][n]` of dense matrices.
     pub fn nn(m: usize, n: usize, k: usize) -> Gemm {
         Gemm {
             m,
@@ -136,17 +137,17 @@ impl Gemm {
         }
     }
 
-    /// As [`Gemm::nn`] with B stored `[n][k]`.
+    /// Like [`Gemm::nn`], with B stored `[n][k]`.
     pub fn nt(m: usize, n: usize, k: usize) -> Gemm {
         Gemm { trans_b: true, ldb: k, ..Gemm::nn(m, n, k) }
     }
 
-    /// As [`Gemm::nn`] with A stored `[k][m]`.
+    /// Like [`Gemm::nn`], with A stored `[k][m]`.
     pub fn tn(m: usize, n: usize, k: usize) -> Gemm {
         Gemm { trans_a: true, lda: m, ..Gemm::nn(m, n, k) }
     }
 
-    /// As [`Gemm::nn`] with A stored `[k][m]` and B stored `[n][k]`.
+    /// Like [`Gemm::nn`], with A stored `[k][m]` and B stored `[n][k]`.
     pub fn tt(m: usize, n: usize, k: usize) -> Gemm {
         Gemm { trans_a: true, lda: m, trans_b: true, ldb: k, ..Gemm::nn(m, n, k) }
     }
@@ -163,12 +164,12 @@ impl Gemm {
         Gemm { lda, ldb, ldc, ..self }
     }
 
-    /// `count` products, their matrices `a`, `b` and `c` elements apart.
+    /// Returns a batch of `count` products, with their matrices `a`, `b` and `c` elements apart.
     pub fn batched(self, count: usize, a: usize, b: usize, c: usize) -> Gemm {
         self.batched_2(Batch { count: [1, count], a: [0, a], b: [0, b], c: [0, c] })
     }
 
-    /// Two levels of batch: images and heads, say, without moving either.
+    /// Returns a batch with two levels, such as images and heads, without moving data.
     pub fn batched_2(self, batch: Batch) -> Gemm {
         Gemm { batch, ..self }
     }
@@ -177,7 +178,7 @@ impl Gemm {
         2.0 * (self.batch.len() * self.m) as f64 * self.n as f64 * self.k as f64
     }
 
-    /// Elements of A, B and C that a call touches, from the first to the last.
+    /// Returns the lengths of A, B and C, from the first to the last element that a call accesses.
     pub fn lens(&self) -> [usize; 3] {
         let span = |rows: usize, cols: usize, pitch: usize, strides: [usize; 2]| {
             if rows == 0 || cols == 0 || self.batch.len() == 0 {
@@ -194,7 +195,8 @@ impl Gemm {
         ]
     }
 
-    /// Whether the strides make sense and slices of these lengths hold the matrices.
+    /// Returns an error if a leading dimension is too small, or if slices of these lengths are too
+    /// short.
     pub fn check(&self, a_len: usize, b_len: usize, c_len: usize) -> Result<()> {
         let a_cols = if self.trans_a { self.m } else { self.k };
         let b_cols = if self.trans_b { self.k } else { self.n };
@@ -218,7 +220,8 @@ impl Gemm {
         Ok(())
     }
 
-    /// Floats of scratch that [`Gemm::run`] needs on a pool of `threads`.
+    /// Returns the length of the scratch memory for [`Gemm::run`] on a pool of `threads`, in
+    /// floats.
     pub fn scratch_len(&self, threads: usize) -> usize {
         match self.is_gemv() {
             true => gemv::scratch_len(self),
@@ -229,7 +232,7 @@ impl Gemm {
     /// Computes C.
     ///
     /// # Panics
-    /// If a slice is shorter than [`Gemm::check`] and [`Gemm::scratch_len`] ask for.
+    /// If a slice is shorter than [`Gemm::check`] or [`Gemm::scratch_len`] requires.
     pub fn run(
         &self,
         pool: &Pool,
@@ -244,7 +247,7 @@ impl Gemm {
         if self.m == 0 || self.n == 0 || self.batch.len() == 0 {
             return;
         }
-        let gemm = Gemm { isa: self.isa.or_best(), ..*self };
+        let gemm = Gemm { isa: self.isa.or_best_available(), ..*self };
         if self.is_gemv() {
             gemv::run(&gemm, pool, a, b, c, scratch, epilogue);
         } else {

@@ -1,13 +1,13 @@
-//! Blocks of a right-hand side brought into panels: `[panel][term][64]`, zero beyond column n.
+//! Packs blocks of a right-hand side into panels: `[panel][term][64]`, zero beyond column n.
 
 use crate::micro::{self, Isa, PANEL};
 use std::ops::Range;
 
-/// Terms that are brought to all panels before the next ones: rows of a block are read whole. Where
-/// B is transposed, its rows lie the other way: a panel is brought whole.
+/// Number of terms packed into all panels before the next terms, so that rows of a block are read
+/// whole. A transposed B has its rows along the terms, so a whole panel is packed at once.
 const TERMS_AT_ONCE: usize = 16;
 
-/// A matrix B as it is stored.
+/// A matrix B as stored.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
     pub data: *const f32,
@@ -17,10 +17,10 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Some panels, over some terms.
+    /// Packs some panels, over some terms.
     ///
     /// # Safety
-    /// The matrix is readable, `target` has room for all, and `isa` is available.
+    /// The matrix is readable, `target` has space for all panels, and `isa` is available.
     pub unsafe fn pack(
         &self,
         isa: Isa,
@@ -33,14 +33,14 @@ impl Source {
             let rows = (terms.end - first).min(at_once);
             for panel in panels.clone() {
                 let place = (panel - panels.start) * terms.len() + (first - terms.start);
-                // SAFETY: as promised.
+                // SAFETY: promised by the caller.
                 unsafe { self.pack_rows(isa, panel, first, rows, target.add(place * PANEL)) }
             }
         }
     }
 
     /// # Safety
-    /// As [`Source::pack`].
+    /// As for [`Source::pack`].
     unsafe fn pack_rows(
         &self,
         isa: Isa,
@@ -51,7 +51,7 @@ impl Source {
     ) {
         let col = panel * PANEL;
         let cols = (self.n - col).min(PANEL);
-        // SAFETY: as promised.
+        // SAFETY: promised by the caller.
         unsafe {
             if self.transposed {
                 let from = self.data.add(col * self.ldb + first);

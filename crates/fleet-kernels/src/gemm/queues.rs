@@ -1,12 +1,13 @@
-//! Tasks in queues: who works at a queue has what its tasks share at hand, so each thread begins
-//! with a queue of its own and goes to others when that one is empty.
+//! Queues of tasks. The tasks of a queue share data, so each thread starts with its own queue and
+//! moves on to others when that one is empty.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// More queues than any machine has threads to begin with; they lie on the stack.
+/// Limit on the queues of a call, which are on the stack. If there are more threads than queues,
+/// several threads start with the same queue.
 const QUEUES_MAX: usize = 64;
 
-/// `groups` groups of `each` tasks. Group `g` waits in queue `g % QUEUES_MAX`.
+/// `groups` groups of `each` tasks. Group `g` is in queue `g % QUEUES_MAX`.
 pub(super) struct Queues {
     taken: [AtomicUsize; QUEUES_MAX],
     groups: usize,
@@ -26,8 +27,8 @@ impl Queues {
         self.groups.min(QUEUES_MAX)
     }
 
-    /// All tasks that one of `workers` threads gets: their groups, and their places in these.
-    pub fn of_worker(
+    /// Takes tasks for one of `workers` threads. Yields (group, index of the task in the group).
+    pub fn take_tasks(
         &self,
         worker: usize,
         workers: usize,
@@ -53,7 +54,7 @@ mod tests {
     fn every_task_is_handed_out_once() {
         for (groups, each) in [(0, 3), (1, 1), (1, 7), (3, 2), (64, 1), (65, 3), (200, 2)] {
             let queues = Queues::new(groups, each);
-            let mut workers: Vec<_> = (0..3).map(|worker| queues.of_worker(worker, 3)).collect();
+            let mut workers: Vec<_> = (0..3).map(|worker| queues.take_tasks(worker, 3)).collect();
             let mut seen = vec![0; groups * each];
             let mut turn = 0;
             while !workers.is_empty() {
@@ -71,7 +72,7 @@ mod tests {
     fn threads_begin_at_groups_of_their_own() {
         let queues = Queues::new(8, 2);
         let firsts: Vec<_> =
-            (0..4).filter_map(|worker| queues.of_worker(worker, 4).next()).collect();
+            (0..4).filter_map(|worker| queues.take_tasks(worker, 4).next()).collect();
         assert_eq!(firsts, [(0, 0), (2, 0), (4, 0), (6, 0)]);
     }
 }

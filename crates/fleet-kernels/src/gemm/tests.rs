@@ -1,4 +1,4 @@
-//! Products against sums in f64, on every instruction set, for 1, 2 and 3 threads.
+//! Compares products with sums in f64, on every instruction set, for 1, 2 and 3 threads.
 
 use super::*;
 use fleet_base::rng::Sequence;
@@ -7,7 +7,7 @@ fn numbers(rng: &mut Sequence, len: usize) -> Vec<f32> {
     (0..len).map(|_| (rng.unit() * 2.0 - 1.0) as f32).collect()
 }
 
-/// What C should be, and how far off each element may be.
+/// Returns the expected C and the tolerance of each element.
 fn expected(
     gemm: &Gemm,
     a: &[f32],
@@ -53,7 +53,7 @@ fn expected(
     out
 }
 
-/// Runs on all instruction sets and thread counts.
+/// Compares on all instruction sets and thread counts.
 fn check(gemm: Gemm, bias: bool, relu: bool, hook: bool, seed: u64) {
     let mut rng = Sequence::new(seed, 1);
     let [a_len, b_len, c_len] = gemm.lens();
@@ -165,7 +165,7 @@ fn tall_narrow_sides_are_read_in_place() {
         false,
         7,
     );
-    // Rows that lie badly, or not on lines, take the packed way.
+    // Rows at an unfavorable distance, or not aligned to cache lines, use a packed B.
     check(Gemm::tn(150, 80, 530).leading(256, 128, 80), false, true, false, 8);
     check(Gemm::tn(150, 70, 530), false, false, true, 9);
 }
@@ -189,7 +189,7 @@ fn batches() {
     }
     // More columns and terms than one block has, and one B for all products.
     check(Gemm::nn(7, 450, 800).batched(9, 7 * 800, 0, 7 * 450), true, false, false, 5);
-    // Heads side by side in a row, as attention has them: two levels, no copy.
+    // Interleaved heads in each row, as in attention: two levels, no copy.
     let (sequence, heads, width, images) = (5, 3, 4, 2);
     let pitch = heads * width;
     let gemm =
@@ -225,7 +225,7 @@ fn a_nan_survives_relu() {
     }
 }
 
-/// The machine's bf16 units, where it has any, against sums in f64.
+/// Compares the machine's bf16 units, if any, with sums in f64.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn bf16_products_by_the_unit_are_right() {

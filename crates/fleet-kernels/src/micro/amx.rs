@@ -1,23 +1,24 @@
 //! A block of bf16 products in the tile unit (AMX).
 //!
-//! A tile fills a register of the unit: four of sums, two of A and two of B use all eight.
+//! A tile fills a register of the unit. Four tiles of sums, two of A and two of B use all eight.
 //!
-//! Sketch: four tile products of 16 cycles each take four loads of 1 KB, 64 bytes a cycle: from L1
-//! that is what the unit asks for, from L2 it is half. So a strip of A is kept in L1 while B
-//! streams.
+//! Sketch: four tile products of 16 cycles each need four loads of 1 KB, that is 64 bytes a cycle.
+//! L1 delivers that, and L2 half of it. A strip of A is therefore kept in L1 while B streams.
 //!
-//! The compiler knows nothing of tile registers: they live inside one `asm!` block, only their
-//! configuration ([`Tiles`]) lasts longer.
+//! The compiler does not know tile registers. They are used only inside one `asm!` block, and only
+//! their configuration ([`Tiles`]) lasts longer.
 
 use super::bf16::{BLOCK, Block, TILE};
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;
 
-/// Whether this process may use the unit: the processor has it and the system lets us (asked once).
+/// Whether this process may use the unit: the processor has it and the system permits it. Checked
+/// once.
 pub(crate) fn is_available() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| has_unit() && is_x86_feature_detected!("avx512bw") && ask_system())
+    *ANSWER
+        .get_or_init(|| has_unit() && is_x86_feature_detected!("avx512bw") && request_permission())
 }
 
 fn has_unit() -> bool {
@@ -30,7 +31,7 @@ fn has_unit() -> bool {
     }
     let features = __cpuid_count(7, 0).edx;
     let (low, high): (u32, u32);
-    // SAFETY: the processor has `xgetbv`, as OSXSAVE says.
+    // SAFETY: the processor has `xgetbv`, since OSXSAVE is set.
     unsafe {
         asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack, preserves_flags));
     }
@@ -38,14 +39,14 @@ fn has_unit() -> bool {
     features & AMX_BF16 != 0 && features & AMX_TILE != 0 && state & TILE_STATE == TILE_STATE
 }
 
-/// Linux gives the 8 KB of state to a process that asks, once for all its threads.
+/// Requests permission. Linux grants the 8 KB of tile state to a process once, for all its threads.
 #[cfg(target_os = "linux")]
-fn ask_system() -> bool {
+fn request_permission() -> bool {
     const ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
     const XFEATURE_XTILEDATA: u64 = 18;
     let answer: i64;
-    // SAFETY: the call touches no memory of ours.
+    // SAFETY: the call accesses no memory of this process.
     unsafe {
         asm!(
             "syscall",
@@ -61,11 +62,11 @@ fn ask_system() -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask_system() -> bool {
+fn request_permission() -> bool {
     false
 }
 
-/// The unit, set up on this thread until this is dropped.
+/// The unit, configured on this thread until this is dropped.
 pub(crate) struct Tiles(std::marker::PhantomData<*const ()>);
 
 #[repr(C, align(64))]
@@ -79,7 +80,7 @@ struct Shapes {
 
 impl Tiles {
     /// # Safety
-    /// The unit [`is_available`].
+    /// [`is_available`] holds.
     pub unsafe fn new() -> Tiles {
         let mut shapes = Shapes {
             palette: 1,
@@ -97,12 +98,12 @@ impl Tiles {
         Tiles(std::marker::PhantomData)
     }
 
-    /// Adds up one 32 x 32 block.
+    /// Sums one 32 x 32 block.
     ///
     /// # Safety
-    /// All addresses of `block` hold what its fields say.
+    /// All addresses in `block` are valid as described at its fields.
     pub unsafe fn run(&self, block: &Block) {
-        // SAFETY: promised by the caller; `self` is the proof that the unit is set up.
+        // SAFETY: promised by the caller; `self` proves that the unit is configured.
         unsafe {
             asm!(
                 "test {add}, {add}",
@@ -155,7 +156,7 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: the unit is there; nobody reads its registers any more.
+        // SAFETY: the unit is available, and its registers are not used afterwards.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

@@ -1,4 +1,4 @@
-//! The register tile and the transposing pack in AVX2 + FMA: 6 rows x 16 columns at a time.
+//! The register tile and the transposing packing loop in AVX2 + FMA: 6 rows x 16 columns at a time.
 
 use super::{Finish, PANEL, TILE_ROWS, Tile};
 use std::arch::x86_64::*;
@@ -9,7 +9,7 @@ static STRIPS: [StripFn; TILE_ROWS] =
     [strip_of::<1>, strip_of::<2>, strip_of::<3>, strip_of::<4>, strip_of::<5>, strip_of::<6>];
 
 /// # Safety
-/// The promises of [`Tile`]; AVX2 and FMA are available.
+/// The guarantees of [`Tile`] hold; AVX2 and FMA are available.
 #[inline]
 pub(crate) unsafe fn tile(tile: &Tile) {
     let kernel = STRIPS[tile.rows - 1];
@@ -19,7 +19,7 @@ pub(crate) unsafe fn tile(tile: &Tile) {
     }
 }
 
-/// Columns `first..first + 16` of a tile.
+/// Computes columns `first..first + 16` of a tile.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
     // SAFETY: all addresses are promised by the caller.
@@ -32,7 +32,7 @@ unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
             let mut at = 0usize;
             for _ in 0..tile.segment_len {
                 let columns = [_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8))];
-                // A strip's part of the panel meets itself in a few sets of L1: it comes from L2
+                // The lines of this part of the panel share a few sets of L1, so they come from L2
                 // each time.
                 _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(8 * tile.b_step).cast());
                 for r in 0..ROWS {
@@ -49,12 +49,12 @@ unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
     }
 }
 
-/// Pass by pass, each short enough to be unrolled: only then do the sums stay in registers in the
-/// loop above.
+/// Runs in separate passes, each short enough to be unrolled. Only then do the sums stay in
+/// registers in the loop above.
 #[inline(always)]
 unsafe fn finish<const ROWS: usize>(tile: &Tile, first: usize, acc: &mut [[__m256; 2]; ROWS]) {
     let Finish { alpha, beta, bias, relu, stats } = tile.finish;
-    // SAFETY: all addresses are promised by the caller; masked lanes are not touched.
+    // SAFETY: all addresses are promised by the caller; masked lanes are not accessed.
     unsafe {
         let masks = [0, 8].map(|v| lane_mask(tile.cols.saturating_sub(first + v).min(8)));
         if alpha != 1.0 {
@@ -86,7 +86,7 @@ unsafe fn finish<const ROWS: usize>(tile: &Tile, first: usize, acc: &mut [[__m25
             let zero = _mm256_setzero_ps();
             for row in acc.iter_mut() {
                 for value in row.iter_mut() {
-                    // This order of operands lets a NaN through.
+                    // This order of operands preserves NaN.
                     *value = _mm256_max_ps(zero, *value);
                 }
             }
@@ -122,17 +122,17 @@ fn lane_mask(live: usize) -> __m256i {
 }
 
 /// # Safety
-/// As [`super::clear_where_not_positive`].
+/// As for [`super::clear_where_not_positive`].
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; TILE_ROWS]) {
     let zero = _mm256_setzero_ps();
     for r in 0..tile.rows {
         for col in (0..tile.cols).step_by(8) {
             let live = lane_mask((tile.cols - col).min(8));
-            // SAFETY: promised by the caller; masked lanes are not touched.
+            // SAFETY: promised by the caller; masked lanes are not accessed.
             unsafe {
                 let values = _mm256_maskload_ps(mask[r].add(col), live);
-                let keep = _mm256_cmp_ps::<_CMP_GT_OQ>(values, zero); // A NaN is not.
+                let keep = _mm256_cmp_ps::<_CMP_GT_OQ>(values, zero); // false for a NaN
                 let at = tile.c[r].add(col);
                 _mm256_maskstore_ps(at, live, _mm256_and_ps(_mm256_maskload_ps(at, live), keep));
             }
@@ -141,7 +141,7 @@ pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; T
 }
 
 /// # Safety
-/// As [`super::copy_strips`].
+/// As for [`super::copy_strips`].
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn copy_strips(
     source: *const f32,
@@ -158,7 +158,7 @@ pub(crate) unsafe fn copy_strips(
             let live = lane_mask((cols - strip * TILE_ROWS).min(TILE_ROWS));
             let from = source.wrapping_add(strip * TILE_ROWS);
             for k in first..(first + ROWS).min(rows) {
-                // SAFETY: live columns only are read, six written.
+                // SAFETY: only live columns are read, and six are written.
                 unsafe {
                     let values = _mm256_maskload_ps(from.wrapping_add(k * pitch), live);
                     _mm256_maskstore_ps(target.add((strip * rows + k) * TILE_ROWS), six, values);
@@ -169,7 +169,7 @@ pub(crate) unsafe fn copy_strips(
 }
 
 /// # Safety
-/// As [`super::transpose_panel`].
+/// As for [`super::transpose_panel`].
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn transpose_panel(
     source: *const f32,

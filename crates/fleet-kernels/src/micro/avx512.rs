@@ -11,7 +11,7 @@ macro_rules! by_vectors {
     };
 }
 
-/// By rows - 1, then by vectors of 16 columns - 1.
+/// Kernels by rows - 1, then by vectors of 16 columns - 1.
 static TILES: [[TileFn; 4]; TILE_ROWS] = [
     by_vectors!(1),
     by_vectors!(2),
@@ -22,7 +22,7 @@ static TILES: [[TileFn; 4]; TILE_ROWS] = [
 ];
 
 /// # Safety
-/// The promises of [`Tile`]; AVX-512 F is available.
+/// The guarantees of [`Tile`] hold; AVX-512 F is available.
 #[inline]
 pub(crate) unsafe fn tile(tile: &Tile) {
     let kernel = TILES[tile.rows - 1][tile.cols.div_ceil(16) - 1];
@@ -30,13 +30,13 @@ pub(crate) unsafe fn tile(tile: &Tile) {
     unsafe { kernel(tile) }
 }
 
-/// The loop that all GEMM and convolution time goes into; longer than a screen so that the
-/// accumulators stay in registers from the first term to the store.
+/// The loop that takes nearly all GEMM and convolution time. It is longer than a screen, so that
+/// the accumulators stay in registers from the first term to the store.
 #[target_feature(enable = "avx512f")]
 unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
     // SAFETY: all addresses are promised by the caller.
     unsafe {
-        // The lines of C are asked for, for writing, while the sums run.
+        // Prefetch the lines of C for writing while the sums run.
         for r in 0..ROWS {
             for v in 0..VECTORS {
                 prefetch_write(tile.c[r].wrapping_add(v * 16));
@@ -45,7 +45,7 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let mut b = tile.b;
         let (a_step, b_step) = (tile.a_step, tile.b_step);
-        let (mut ahead, ahead_step) = (tile.ahead.at, tile.ahead.step);
+        let (mut prefetch, prefetch_step) = (tile.prefetch.at, tile.prefetch.step);
         for s in 0..tile.segment_count {
             let offset = *tile.segments.add(s);
             let a: [*const f32; ROWS] = std::array::from_fn(|r| tile.a[r].offset(offset));
@@ -61,8 +61,8 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
                         acc[r][v] = _mm512_fmadd_ps(value, columns[v], acc[r][v]);
                     }
                 }
-                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-                ahead = ahead.wrapping_add(ahead_step);
+                _mm_prefetch::<_MM_HINT_T1>(prefetch.cast());
+                prefetch = prefetch.wrapping_add(prefetch_step);
                 at += a_step;
                 b = b.wrapping_add(b_step);
             }
@@ -88,7 +88,7 @@ unsafe fn finish<const ROWS: usize, const VECTORS: usize>(
     let tail = tile.cols - (VECTORS - 1) * 16;
     let last: __mmask16 = (((1u32 << tail) - 1) & 0xffff) as __mmask16;
     let mask = |v: usize| if v + 1 == VECTORS { last } else { 0xffff };
-    // SAFETY: all addresses are promised by the caller; masked lanes are not touched.
+    // SAFETY: all addresses are promised by the caller; masked lanes are not accessed.
     unsafe {
         if alpha != 1.0 {
             let alpha = _mm512_set1_ps(alpha);
@@ -119,7 +119,7 @@ unsafe fn finish<const ROWS: usize, const VECTORS: usize>(
             let zero = _mm512_setzero_ps();
             for row in acc.iter_mut() {
                 for value in row.iter_mut() {
-                    // This order of operands lets a NaN through.
+                    // This order of operands preserves NaN.
                     *value = _mm512_max_ps(zero, *value);
                 }
             }
@@ -146,14 +146,14 @@ unsafe fn finish<const ROWS: usize, const VECTORS: usize>(
 }
 
 /// # Safety
-/// As [`super::clear_where_not_positive`].
+/// As for [`super::clear_where_not_positive`].
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; TILE_ROWS]) {
     let zero = _mm512_setzero_ps();
     for r in 0..tile.rows {
         for col in (0..tile.cols).step_by(16) {
             let live = column_mask(tile.cols, col);
-            // SAFETY: promised by the caller; masked lanes are not touched.
+            // SAFETY: promised by the caller; masked lanes are not accessed.
             unsafe {
                 let values = _mm512_maskz_loadu_ps(live, mask[r].add(col));
                 let clear = live & !_mm512_cmp_ps_mask::<_CMP_GT_OQ>(values, zero);
@@ -164,7 +164,7 @@ pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; T
 }
 
 /// # Safety
-/// As [`super::copy_panel`].
+/// As for [`super::copy_panel`].
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn copy_panel(
     source: *const f32,
@@ -176,7 +176,7 @@ pub(crate) unsafe fn copy_panel(
     let masks: [__mmask16; 4] = std::array::from_fn(|v| column_mask(cols, v * 16));
     for k in 0..rows {
         for v in 0..4 {
-            // SAFETY: promised by the caller; masked lanes are not touched.
+            // SAFETY: promised by the caller; masked lanes are not accessed.
             unsafe {
                 let values =
                     _mm512_maskz_loadu_ps(masks[v], source.wrapping_add(k * pitch + v * 16));
@@ -193,7 +193,7 @@ fn column_mask(cols: usize, first: usize) -> __mmask16 {
 }
 
 /// # Safety
-/// As [`super::transpose_panel`].
+/// As for [`super::transpose_panel`].
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn transpose_panel(
     source: *const f32,
@@ -206,7 +206,7 @@ pub(crate) unsafe fn transpose_panel(
         let live_rows = (rows - k).min(16);
         for j in (0..PANEL).step_by(16) {
             let live_cols = cols.saturating_sub(j).min(16);
-            // SAFETY: only live rows and columns are touched.
+            // SAFETY: only live rows and columns are accessed.
             unsafe {
                 let from = source.wrapping_add(j * pitch + k);
                 transpose_16(from, pitch, live_rows, live_cols, target.add(k * PANEL + j));
@@ -215,7 +215,7 @@ pub(crate) unsafe fn transpose_panel(
     }
 }
 
-/// Transposes `cols` rows of `rows` floats (both at most 16) to a 16-wide column of a panel.
+/// Transposes `cols` rows of `rows` floats (both at most 16) into a 16-wide column of a panel.
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose_16(
     source: *const f32,
@@ -237,7 +237,7 @@ unsafe fn transpose_16(
     }
 }
 
-/// Rows become columns: pairs, fours, then whole quarters are exchanged.
+/// Turns rows into columns by exchanging pairs, then fours, then whole quarters.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn transpose_registers(lines: [__m512; 16]) -> [__m512; 16] {
@@ -272,7 +272,7 @@ pub(super) fn transpose_registers(lines: [__m512; 16]) -> [__m512; 16] {
 }
 
 /// # Safety
-/// As [`super::copy_strips`].
+/// As for [`super::copy_strips`].
 #[target_feature(enable = "avx512f,avx512vl")]
 pub(crate) unsafe fn copy_strips(
     source: *const f32,
@@ -281,9 +281,9 @@ pub(crate) unsafe fn copy_strips(
     cols: usize,
     target: *mut f32,
 ) {
-    // A few rows at a time, so that their lines stay in L1 from the first strip to the last. Asking
-    // for the next ones was slower: rows some KB apart meet in a few sets of L1 and are gone before
-    // they are read.
+    // A few rows at a time, so that their lines stay in L1 from the first strip to the last.
+    // Prefetching the next rows was slower: rows some KB apart share a few sets of L1 and are
+    // evicted before they are read.
     const ROWS: usize = 16;
     const SIX: __mmask8 = 0x3f;
     for first in (0..rows).step_by(ROWS) {
@@ -292,7 +292,7 @@ pub(crate) unsafe fn copy_strips(
             let mask = ((1u32 << live) - 1) as __mmask8;
             let from = source.wrapping_add(strip * TILE_ROWS);
             for k in first..(first + ROWS).min(rows) {
-                // SAFETY: live columns only are read, six written.
+                // SAFETY: only live columns are read, and six are written.
                 unsafe {
                     let values = _mm256_maskz_loadu_ps(mask, from.wrapping_add(k * pitch));
                     _mm256_mask_storeu_ps(target.add((strip * rows + k) * TILE_ROWS), SIX, values);

@@ -1,25 +1,25 @@
-//! Products of bf16 in the machine's own units: 32 x 32 sums in f32, 32 terms a step.
+//! Products of bf16 in hardware units: 32 x 32 sums in f32, 32 terms a step.
 //!
-//! Both sides are packed into tiles of 16 lines of 64 bytes. On the left a line is a row of A, 32
-//! terms of it; on the right a line is two terms of 16 columns of B, pair by pair. Products of two
-//! bf16 are exact in f32. Two units take these tiles: [`amx`], and the dot products of AVX-512
-//! ([`dot`]).
+//! Both sides are packed into tiles of 16 lines of 64 bytes. On the left side, a line is 32 terms
+//! of a row of A. On the right side, a line is two terms of 16 columns of B, interleaved by pairs.
+//! Products of two bf16 are exact in f32. Two units read these tiles: [`amx`], and the dot products
+//! of AVX-512 ([`dot`]).
 
 use super::avx512::transpose_registers;
 use super::{amx, dot};
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-/// Rows of a tile, and columns of its sums.
+/// Number of rows of a tile, and of columns of its sums.
 pub(crate) const TILE: usize = 16;
-/// Terms of a step.
+/// Number of terms in a step.
 pub(crate) const TERMS: usize = 32;
-/// bf16 of a tile.
+/// Number of bf16 elements in a tile.
 pub(crate) const TILE_LEN: usize = TILE * TERMS;
-/// Rows and columns of the sums that one call makes.
+/// Number of rows and columns of the sums of one call.
 pub(crate) const BLOCK: usize = 2 * TILE;
 
-/// The units that blocks are made by.
+/// The hardware units that compute blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Tiles,
@@ -27,13 +27,13 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// The best one, if there is any (asked once).
+    /// Returns the best unit, if there is any. Detected once.
     pub fn best() -> Option<Unit> {
         static BEST: OnceLock<Option<Unit>> = OnceLock::new();
         *BEST.get_or_init(|| Unit::available().next())
     }
 
-    /// Those that this process may use, best first.
+    /// Iterates over the units that this process may use, best first.
     pub fn available() -> impl Iterator<Item = Unit> {
         let tiles = amx::is_available().then_some(Unit::Tiles);
         let dot = dot::is_available().then_some(Unit::Dot);
@@ -41,55 +41,56 @@ impl Unit {
     }
 }
 
-/// A unit, ready on this thread until this is dropped.
-pub(crate) enum Ready {
+/// A unit, configured on this thread until this is dropped.
+pub(crate) enum ConfiguredUnit {
     Tiles(amx::Tiles),
     Dot,
 }
 
-impl Ready {
+impl ConfiguredUnit {
     /// # Safety
     /// The unit is one of [`Unit::available`].
-    pub unsafe fn new(unit: Unit) -> Ready {
+    pub unsafe fn new(unit: Unit) -> ConfiguredUnit {
         match unit {
             // SAFETY: promised by the caller.
-            Unit::Tiles => Ready::Tiles(unsafe { amx::Tiles::new() }),
-            Unit::Dot => Ready::Dot,
+            Unit::Tiles => ConfiguredUnit::Tiles(unsafe { amx::Tiles::new() }),
+            Unit::Dot => ConfiguredUnit::Dot,
         }
     }
 
-    /// Adds up one 32 x 32 block.
+    /// Sums one 32 x 32 block.
     ///
     /// # Safety
-    /// All addresses of `block` hold what its fields say.
+    /// All addresses in `block` are valid as described at its fields.
     pub unsafe fn run(&self, block: &Block) {
         match self {
-            // SAFETY: promised by the caller; `self` is the proof that the unit is there.
-            Ready::Tiles(tiles) => unsafe { tiles.run(block) },
+            // SAFETY: promised by the caller; `self` proves that the unit is available.
+            ConfiguredUnit::Tiles(tiles) => unsafe { tiles.run(block) },
             // SAFETY: as above.
-            Ready::Dot => unsafe { dot::run(block) },
+            ConfiguredUnit::Dot => unsafe { dot::run(block) },
         }
     }
 }
 
-/// One block: two packed strips of 16 rows of A by two of 16 columns of B.
+/// One block: two packed strips of 16 rows of A times two of 16 columns of B.
 pub(crate) struct Block {
-    /// The first tile of each strip; the tiles of a strip lie one after another.
+    /// The first tile of each strip. The tiles of a strip are consecutive.
     pub a: [*const u16; 2],
     pub b: [*const u16; 2],
-    /// Steps of 32 terms, at least 1.
+    /// Number of steps of 32 terms, at least 1.
     pub steps: usize,
-    /// 32 x 32.
+    /// The 32 x 32 sums.
     pub sums: *mut f32,
-    /// Whether to add to what is there.
+    /// Whether to add to the existing sums.
     pub add: bool,
 }
 
-/// Packs one tile of the left side from A stored `[row][term]`: `rows` rows of `terms` terms, zero
-/// beyond.
+/// Packs one tile of the left side from A stored `[row][term]`: `rows` rows of `terms` terms, with
+/// zeros beyond.
 ///
 /// # Safety
-/// `from` holds the rows, `pitch` apart; `to` has room for a tile. AVX-512 F and BW are available.
+/// `from` holds the rows, `pitch` apart, and `to` has space for a tile. AVX-512 F and BW are
+/// available.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(crate) unsafe fn pack_rows(
     from: *const u16,
@@ -111,7 +112,7 @@ pub(crate) unsafe fn pack_rows(
 /// Packs one tile of the right side from B stored `[term][column]`: `cols` columns, `terms` terms.
 ///
 /// # Safety
-/// As [`pack_rows`], with one row a term.
+/// As for [`pack_rows`], with one row per term.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(crate) unsafe fn pack_pairs(
     from: *const u16,
@@ -132,7 +133,7 @@ pub(crate) unsafe fn pack_pairs(
 /// Packs one tile of the left side from A stored `[term][row]`.
 ///
 /// # Safety
-/// As [`pack_pairs`].
+/// As for [`pack_pairs`].
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(crate) unsafe fn pack_rows_transposed(
     from: *const u16,
@@ -146,14 +147,14 @@ pub(crate) unsafe fn pack_rows_transposed(
         // SAFETY: promised by the caller.
         *line = _mm512_castsi512_ps(unsafe { pair_line(from, pitch, terms, rows, pair) });
     }
-    // SAFETY: there is room for a tile.
+    // SAFETY: there is space for a tile.
     unsafe { store_tile(transpose_registers(lines), to) };
 }
 
 /// Packs one tile of the right side from B stored `[column][term]`.
 ///
 /// # Safety
-/// As [`pack_rows`].
+/// As for [`pack_rows`].
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(crate) unsafe fn pack_pairs_transposed(
     from: *const u16,
@@ -169,11 +170,11 @@ pub(crate) unsafe fn pack_pairs_transposed(
             _mm512_maskz_loadu_epi16(lanes_32(terms), from.wrapping_add(col * pitch).cast())
         });
     }
-    // SAFETY: there is room for a tile.
+    // SAFETY: there is space for a tile.
     unsafe { store_tile(transpose_registers(lines), to) };
 }
 
-/// Terms `2 pair` and `2 pair + 1` of 16 columns, side by side.
+/// Returns terms `2 pair` and `2 pair + 1` of 16 columns, interleaved.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn pair_line(
@@ -194,7 +195,7 @@ unsafe fn pair_line(
     _mm512_or_si512(widen(even), _mm512_slli_epi32::<16>(widen(odd)))
 }
 
-/// The first `count` (at most 32) of 32 lanes.
+/// Returns a mask of the first `count` of 32 lanes.
 fn lanes_32(count: usize) -> u32 {
     if count >= 32 { u32::MAX } else { (1 << count) - 1 }
 }
@@ -203,7 +204,7 @@ fn lanes_32(count: usize) -> u32 {
 #[target_feature(enable = "avx512f")]
 unsafe fn store_tile(lines: [__m512; TILE], to: *mut u16) {
     for (r, line) in lines.into_iter().enumerate() {
-        // SAFETY: promised by the caller: room for 16 lines of 32.
+        // SAFETY: the caller promises space for 16 lines of 32.
         unsafe { _mm512_storeu_ps(to.add(r * TERMS).cast(), line) };
     }
 }

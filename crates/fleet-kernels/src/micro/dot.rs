@@ -1,26 +1,28 @@
-//! A block of bf16 products by the dot products of AVX-512: pairs of terms into sums of f32.
+//! A block of bf16 products by the dot products of AVX-512, which add pairs of terms to sums of
+//! f32.
 //!
-//! Sketch: 12 rows x 32 columns of sums are 24 registers; a pair of terms takes two loads of B and
-//! 12 broadcasts of A, which the products bring with them, for 24 products, one a cycle.
+//! Sketch: 12 rows x 32 columns of sums take 24 registers. A pair of terms takes two loads of B, 12
+//! broadcasts of A and 24 products, one product a cycle. The broadcasts are memory operands of the
+//! products.
 
 use super::bf16::{BLOCK, Block, TERMS, TILE, TILE_LEN};
 use std::arch::x86_64::*;
 
-/// Rows of sums in registers at once.
+/// Number of rows of sums in registers at once.
 const ROWS: usize = 12;
 
-/// Whether this machine has it.
+/// Whether this machine has the unit.
 pub(crate) fn is_available() -> bool {
     is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw")
 }
 
-/// Adds up one 32 x 32 block.
+/// Sums one 32 x 32 block.
 ///
 /// # Safety
-/// The unit [`is_available`], and all addresses of `block` hold what its fields say.
+/// [`is_available`] holds, and all addresses in `block` are valid as described at its fields.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(crate) unsafe fn run(block: &Block) {
-    // SAFETY: promised by the caller; the rows of three calls are those of the block.
+    // SAFETY: promised by the caller; three calls cover the rows of the block.
     unsafe {
         rows::<ROWS>(block, 0);
         rows::<ROWS>(block, ROWS);
@@ -28,11 +30,11 @@ pub(crate) unsafe fn run(block: &Block) {
     }
 }
 
-/// `COUNT` rows of the block, from row `first` on.
+/// Computes `COUNT` rows of the block, from row `first` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn rows<const COUNT: usize>(block: &Block, first: usize) {
-    // Where each row's terms begin: pairs of a row lie side by side in a line of its tile.
+    // Address of each row's terms. The pairs of a row are consecutive in a line of its tile.
     let a: [*const i32; COUNT] = std::array::from_fn(|r| {
         let row = first + r;
         block.a[row / TILE].wrapping_add(row % TILE * TERMS).cast()
@@ -66,7 +68,7 @@ unsafe fn rows<const COUNT: usize>(block: &Block, first: usize) {
     }
 }
 
-/// The same bits by the name that products take.
+/// Converts the bits to the type that the products take.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn to_bf16(bits: __m512i) -> __m512bh {

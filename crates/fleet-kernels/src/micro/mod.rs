@@ -1,17 +1,17 @@
-//! The register tile that GEMM and convolution share: 6 rows x 64 columns of the output.
+//! The register tile of GEMM and convolution: 6 rows x 64 columns of the output.
 //!
 //! A tile is `C[r][j] (+)= sum over k of A[r][k] * B[k][j]`. Each of its (at most six) rows of A
-//! has its own pointer, so that rows may be pixels anywhere in an image; B is a panel of 64
-//! columns, one row of it after each other. The sum runs over `segments` of `segment_len` terms
-//! each: segment `s` begins `segments[s]` elements after the row pointers, term `k` of it lies
-//! `k * a_step` further. A k x k convolution is k segments, a GEMM is one.
+//! has its own pointer, so that rows may be pixels anywhere in an image. B is a panel of 64
+//! columns, stored row by row. The sum runs over `segments` of `segment_len` terms each. Segment
+//! `s` starts `segments[s]` elements after the row pointers, and its term `k` is `k * a_step`
+//! further. A k x k convolution has k segments, a GEMM one.
 //!
-//! Sketch (AVX-512): 24 accumulators, 4 loads of B and 6 broadcasts of A for 24 fused
-//! multiply-adds, 12 cycles; B streams from L2 at 21 bytes a cycle, half of what L2 delivers. Every
-//! element of C is one chain of additions over k in order, wherever it lies in a tile: how rows and
-//! columns are cut does not change a bit of the result, only how k is cut does.
+//! Sketch (AVX-512): 24 accumulators; 4 loads of B and 6 broadcasts of A for 24 fused multiply-adds
+//! in 12 cycles. B streams from L2 at 21 bytes a cycle, half of what L2 delivers. Every element of
+//! C is one chain of additions over k in order, wherever it is in a tile. The result therefore does
+//! not depend on how rows and columns are split, only on how k is split.
 //!
-//! Nothing here knows of matrices or images; it is no public interface for models.
+//! This module does not know matrices or images, and is not a public interface for models.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -25,12 +25,12 @@ pub(crate) mod bf16;
 pub(crate) mod dot;
 pub(crate) mod portable;
 
-/// Rows of a register tile.
+/// Number of rows of a register tile.
 pub(crate) const TILE_ROWS: usize = 6;
-/// Columns of a register tile, and width of a packed panel.
+/// Number of columns of a register tile, and width of a packed panel.
 pub const PANEL: usize = 64;
 
-/// The instruction sets that kernels are written for.
+/// The instruction sets for which kernels are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
     Avx512,
@@ -39,7 +39,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The best one that this machine has (asked once).
+    /// Returns the best one that this machine has. Detected once.
     pub fn best() -> Isa {
         static BEST: std::sync::OnceLock<Isa> = std::sync::OnceLock::new();
         *BEST.get_or_init(|| {
@@ -68,80 +68,88 @@ impl Isa {
         }
     }
 
-    /// All that this machine has, best first.
+    /// Iterates over all that this machine has, best first.
     pub fn available() -> impl Iterator<Item = Isa> {
         [Isa::Avx512, Isa::Avx2, Isa::Portable].into_iter().filter(|isa| isa.is_available())
     }
 
-    /// This one, or the best if the machine lacks it: calling what is missing would be undefined.
-    pub(crate) fn or_best(self) -> Isa {
+    /// Returns this one, or the best if the machine lacks it. Calling a missing one would be
+    /// undefined behavior.
+    pub(crate) fn or_best_available(self) -> Isa {
         if self == Isa::best() || self.is_available() { self } else { Isa::best() }
     }
 }
 
 /// One call of the register tile.
 ///
-/// The caller promises that every address named below may be read or written, and that the rows of
-/// C do not overlap each other, A, B or the bias.
+/// The caller guarantees that every address named below may be read or written. The rows of C must
+/// not overlap each other, A, B or the bias.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     /// Row pointers of A; those from `rows` on are not read.
     pub a: [*const f32; TILE_ROWS],
-    /// Elements from one term of a segment to the next.
+    /// Distance between the terms of a segment, in elements.
     pub a_step: usize,
     /// Offsets of the segments from the row pointers, in elements.
     pub segments: *const isize,
     pub segment_count: usize,
     pub segment_len: usize,
-    /// The panel: all columns up to the next multiple of 16 are read.
+    /// The panel. All columns up to the next multiple of 16 are read.
     pub b: *const f32,
-    /// Elements from one row of the panel to the next.
+    /// Distance between the rows of the panel, in elements.
     pub b_step: usize,
     /// Row pointers of C.
     pub c: [*mut f32; TILE_ROWS],
-    /// 1 to 6.
+    /// Number of rows, 1 to 6.
     pub rows: usize,
-    /// 1 to 64.
+    /// Number of columns, 1 to 64.
     pub cols: usize,
     pub finish: Finish,
-    pub ahead: Ahead,
+    pub prefetch: Prefetch,
 }
 
-/// Memory that will be read soon: each term asks for a line of it, so that it comes in while the
-/// sums run. (Asked for in one go, it stalls the loads of the sums.)
+/// Memory that will be read soon. Each term prefetches one line of it, so that it arrives while the
+/// sums run. Prefetching all of it at once would stall the loads of the sums.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Only the AVX-512 tile asks ahead.
-pub(crate) struct Ahead {
-    /// Any address is allowed; one that is in L1 costs nothing.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only the AVX-512 tile prefetches
+pub(crate) struct Prefetch {
+    /// Any address is allowed. One that is in L1 costs nothing.
     pub at: *const f32,
-    /// Elements from one term to the next.
+    /// Distance between the prefetches of successive terms, in elements.
     pub step: usize,
 }
 
-impl Ahead {
-    /// Nothing new: asks for what is there.
-    pub fn nothing(at: *const f32) -> Ahead {
-        Ahead { at, step: 0 }
+impl Prefetch {
+    /// Returns a prefetch that repeats one address and so has no effect.
+    pub fn none(at: *const f32) -> Prefetch {
+        Prefetch { at, step: 0 }
     }
 
-    /// `part` of `parts` equal parts of `len` elements, over `terms` terms.
-    pub fn part(first: *const f32, len: usize, part: usize, parts: usize, terms: usize) -> Ahead {
+    /// Returns part number `part` of `parts` equal parts of `len` elements, spread over `terms`
+    /// terms.
+    pub fn part(
+        first: *const f32,
+        len: usize,
+        part: usize,
+        parts: usize,
+        terms: usize,
+    ) -> Prefetch {
         let step = len.div_ceil(parts.max(1)).div_ceil(terms.max(1));
-        Ahead { at: first.wrapping_add((part * step * terms).min(len)), step }
+        Prefetch { at: first.wrapping_add((part * step * terms).min(len)), step }
     }
 }
 
-/// What happens between the sums and the store: `C = act(alpha * sum + beta * C + bias)`.
+/// Operations between the sums and the store: `C = act(alpha * sum + beta * C + bias)`.
 #[derive(Clone, Copy)]
 pub(crate) struct Finish {
     pub alpha: f32,
-    /// C is read only when this is not 0.
+    /// C is read only if this is not 0.
     pub beta: f32,
-    /// Null, or one number a column.
+    /// Null, or one number per column.
     pub bias: *const f32,
     pub relu: bool,
-    /// Null, or 128 numbers: the 64 column sums of what is stored, then the 64 sums of its squares,
-    /// both added to what is there.
+    /// Null, or 128 numbers to which the column statistics are added: the 64 sums of the stored
+    /// values, then the 64 sums of their squares.
     pub stats: *mut f32,
 }
 
@@ -154,14 +162,14 @@ impl Finish {
         stats: std::ptr::null_mut(),
     };
 
-    /// Adds to what is there.
+    /// Adds to the existing values.
     pub const ADD: Finish = Finish { beta: 1.0, ..Finish::STORE };
 }
 
 /// Runs one tile.
 ///
 /// # Safety
-/// The promises of [`Tile`], and `isa` is available.
+/// The guarantees of [`Tile`] hold, and `isa` is available.
 #[inline]
 pub(crate) unsafe fn run(isa: Isa, tile: &Tile) {
     debug_assert!((1..=TILE_ROWS).contains(&tile.rows) && (1..=PANEL).contains(&tile.cols));
@@ -175,11 +183,11 @@ pub(crate) unsafe fn run(isa: Isa, tile: &Tile) {
     }
 }
 
-/// Asks for `cols` floats of each row, to be read soon.
+/// Prefetches `cols` floats of each row.
 #[inline]
 pub(crate) fn prefetch_rows(rows: &[*const f32], cols: usize) {
     for row in rows {
-        // The last line too, wherever in a line the row begins.
+        // Also prefetch the last line, wherever in a line the row starts.
         for at in (0..cols).step_by(LINE).chain([cols.max(1) - 1]) {
             // SAFETY: a prefetch never faults, whatever the address.
             #[cfg(target_arch = "x86_64")]
@@ -193,10 +201,11 @@ pub(crate) fn prefetch_rows(rows: &[*const f32], cols: usize) {
     }
 }
 
-/// Stores 0 to the elements of a tile's C where `mask` (row pointers, as C) is not positive.
+/// Stores 0 to the elements of a tile's C where `mask` (row pointers, as for C) is not positive.
 ///
 /// # Safety
-/// The tile's rows and columns of C may be written and those of the mask read; `isa` is available.
+/// The tile's rows and columns of C are writable, those of the mask are readable, and `isa` is
+/// available.
 #[inline]
 pub(crate) unsafe fn clear_where_not_positive(
     isa: Isa,
@@ -213,10 +222,10 @@ pub(crate) unsafe fn clear_where_not_positive(
     }
 }
 
-/// Copies `rows` rows of `cols` (at most 64) floats to rows of 64, zero beyond `cols`.
+/// Copies `rows` rows of `cols` (at most 64) floats to rows of 64, with zeros beyond `cols`.
 ///
 /// # Safety
-/// `source` holds the rows at `pitch`, `target` has room for `rows * 64`; `isa` is available.
+/// `source` holds the rows at `pitch`, `target` has space for `rows * 64`, and `isa` is available.
 #[inline]
 pub(crate) unsafe fn copy_panel(
     isa: Isa,
@@ -234,11 +243,12 @@ pub(crate) unsafe fn copy_panel(
     }
 }
 
-/// Transposes `cols` (at most 64) rows of `rows` floats into `rows` rows of 64, zero beyond `cols`:
-/// `target[k * 64 + j] = source[j * pitch + k]`.
+/// Transposes `cols` (at most 64) rows of `rows` floats into `rows` rows of 64, with zeros beyond
+/// `cols`: `target[k * 64 + j] = source[j * pitch + k]`.
 ///
 /// # Safety
-/// `source` holds `cols` rows at `pitch`, `target` has room for `rows * 64`; `isa` is available.
+/// `source` holds `cols` rows at `pitch`, `target` has space for `rows * 64`, and `isa` is
+/// available.
 #[inline]
 pub(crate) unsafe fn transpose_panel(
     isa: Isa,
@@ -259,10 +269,11 @@ pub(crate) unsafe fn transpose_panel(
 }
 
 /// Copies columns `0..cols` of `rows` rows into strips of six columns:
-/// `target[(j / 6 * rows + k) * 6 + j % 6] = source[k * pitch + j]`, zero beyond `cols`.
+/// `target[(j / 6 * rows + k) * 6 + j % 6] = source[k * pitch + j]`, with zeros beyond `cols`.
 ///
 /// # Safety
-/// `source` holds the rows at `pitch`, `target` has room for [`strips_len`]; `isa` is available.
+/// `source` holds the rows at `pitch`, `target` has space for [`strips_len`], and `isa` is
+/// available.
 #[inline]
 pub(crate) unsafe fn copy_strips(
     isa: Isa,
@@ -282,17 +293,17 @@ pub(crate) unsafe fn copy_strips(
     }
 }
 
-/// Floats that [`copy_strips`] writes.
+/// Returns the number of floats that [`copy_strips`] writes.
 pub(crate) fn strips_len(rows: usize, cols: usize) -> usize {
     cols.div_ceil(TILE_ROWS) * rows * TILE_ROWS
 }
 
-/// Floats in 64 bytes, the alignment of packed panels.
+/// Number of floats in 64 bytes, the alignment of packed panels.
 pub(crate) const LINE: usize = 16;
 
-/// Scratch cut from the front of a slice, each part on a cache line of its own.
+/// Splits `len` floats of scratch off the front of a slice, aligned to a cache line.
 ///
-/// A caller adds [`LINE`] floats to what it asks for, once, for the first alignment.
+/// For the first alignment, a caller adds [`LINE`] floats to the total length, once.
 pub(crate) fn cut_aligned(scratch: &mut [f32], len: usize) -> (&mut [f32], &mut [f32]) {
     let skip = scratch.as_ptr().align_offset(64).min(LINE);
     let (_, rest) = scratch.split_at_mut(skip);

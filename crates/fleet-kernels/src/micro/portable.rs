@@ -1,5 +1,5 @@
-//! The register tile and the packing loops in plain Rust, for any machine; 6 rows x 16 columns fit
-//! the 32 registers of NEON, and LLVM vectorises the inner loops.
+//! The register tile and the packing loops in plain Rust, for any machine. 6 rows x 16 columns fit
+//! the 32 registers of NEON, and LLVM vectorizes the inner loops.
 
 use super::{Finish, PANEL, TILE_ROWS, Tile};
 
@@ -11,7 +11,7 @@ static STRIPS: [StripFn; TILE_ROWS] =
     [strip_of::<1>, strip_of::<2>, strip_of::<3>, strip_of::<4>, strip_of::<5>, strip_of::<6>];
 
 /// # Safety
-/// The promises of [`Tile`].
+/// The guarantees of [`Tile`] hold.
 #[inline]
 pub(crate) unsafe fn tile(tile: &Tile) {
     let kernel = STRIPS[tile.rows - 1];
@@ -21,7 +21,7 @@ pub(crate) unsafe fn tile(tile: &Tile) {
     }
 }
 
-/// `a * b + c`, fused where that is one instruction and not a call.
+/// Computes `a * b + c`, fused where that is one instruction rather than a call.
 #[inline(always)]
 pub(crate) fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
@@ -68,7 +68,7 @@ unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
                 if !bias.is_null() {
                     value += *bias.add(column);
                 }
-                // Written so that a NaN stays one.
+                // Written so that a NaN stays a NaN.
                 if relu && value < 0.0 {
                     value = 0.0;
                 }
@@ -88,13 +88,13 @@ unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
 }
 
 /// # Safety
-/// As [`super::clear_where_not_positive`].
+/// As for [`super::clear_where_not_positive`].
 pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; TILE_ROWS]) {
     for r in 0..tile.rows {
         for col in 0..tile.cols {
             // SAFETY: promised by the caller.
             unsafe {
-                let is_positive = *mask[r].add(col) > 0.0; // A NaN is not.
+                let is_positive = *mask[r].add(col) > 0.0; // false for a NaN
                 if !is_positive {
                     *tile.c[r].add(col) = 0.0;
                 }
@@ -104,7 +104,7 @@ pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; T
 }
 
 /// # Safety
-/// As [`super::copy_panel`].
+/// As for [`super::copy_panel`].
 pub(crate) unsafe fn copy_panel(
     source: *const f32,
     pitch: usize,
@@ -122,7 +122,7 @@ pub(crate) unsafe fn copy_panel(
 }
 
 /// # Safety
-/// As [`super::transpose_panel`].
+/// As for [`super::transpose_panel`].
 pub(crate) unsafe fn transpose_panel(
     source: *const f32,
     pitch: usize,
@@ -130,7 +130,7 @@ pub(crate) unsafe fn transpose_panel(
     cols: usize,
     target: *mut f32,
 ) {
-    // Blocks of 16 x 16 keep both sides in L1 whatever the pitch.
+    // Blocks of 16 x 16 keep both sides in L1 for any pitch.
     for k0 in (0..rows).step_by(16) {
         for j0 in (0..PANEL).step_by(16) {
             for k in k0..(k0 + 16).min(rows) {
@@ -147,7 +147,7 @@ pub(crate) unsafe fn transpose_panel(
 }
 
 /// # Safety
-/// As [`super::copy_strips`].
+/// As for [`super::copy_strips`].
 pub(crate) unsafe fn copy_strips(
     source: *const f32,
     pitch: usize,

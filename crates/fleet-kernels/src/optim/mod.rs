@@ -1,13 +1,13 @@
 //! Optimizer updates, each in one pass over memory.
 //!
-//! A [`Segments`] list names the tensors of one optimizer step (parameter, gradient, state) by
-//! pointer; an update walks them all in one sweep of equal tasks, however many and small they are.
-//! The gradient is first multiplied by `grad_scale` (the global-norm clip, found by
-//! [`Segments::grad_squared_norm`]), then the regulariser of its segment is added. LARS and LAMB
-//! make two sweeps, because they need the norms of each tensor first. The formulas stand at each
-//! [`Rule`]; `g` is the gradient after scale and regulariser, `lr` the rate times the segment's
-//! own. The `*_rows` functions update the rows of a table for which a sparse gradient has values:
-//! rows are unique, and merging duplicates is not done here.
+//! A [`Segments`] list holds pointers to the tensors of one optimizer step (parameter, gradient,
+//! state). An update processes all of them in one pass of equal tasks, whatever their number and
+//! size. The gradient is first multiplied by `grad_scale` (for clipping by the global norm, see
+//! [`Segments::grad_squared_norm`]). Then the regularizer of its segment is added. LARS and LAMB
+//! make two passes, because they need the norms of each tensor first. Each [`Rule`] documents its
+//! formulas: `g` is the gradient after scale and regularizer, and `lr` is the learning rate times
+//! the segment's factor. The `*_rows` functions update the rows of a table for which a sparse
+//! gradient has values. These rows must be unique, since duplicates are not merged here.
 //!
 //! Sketch for Adam over 10 M parameters: 160 MB read, 120 MB written.
 //!
@@ -15,7 +15,7 @@
 //! use fleet_kernels::{optim::{Rule, Segment, Segments, Step}, pool::Pool};
 //! let (mut w, g) = ([1.0, 2.0], [0.5, -1.0]);
 //! let segments = Segments::new(vec![Segment::of(&mut w, &g, [None, None, None])]);
-//! // SAFETY: `w` and `g` outlive the call, and nobody else touches them.
+//! // SAFETY: `w` and `g` outlive the call, and nothing else accesses them.
 //! unsafe { segments.update(&Pool::new(1), Rule::Sgd, Step { lr: 0.1, ..Step::default() }, &mut []) };
 //! assert_eq!(w, [0.95, 2.1]);
 //! ```
@@ -29,7 +29,7 @@ pub use rows::{Table, update_rows};
 
 use self::rules::*;
 use crate::pool::Pool;
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 use crate::{for_registers, kernel};
 
 /// A penalty on the parameters, added to the gradient.
@@ -48,20 +48,21 @@ pub enum Regularizer {
 pub struct Segment {
     pub param: *mut f32,
     pub grad: *const f32,
-    /// As many as [`Rule::state_count`] says, in the order given at the rule; others null.
+    /// State tensors in the order given at the rule, [`Rule::state_count`] of them. The others are
+    /// null.
     pub state: [*mut f32; 3],
     pub len: usize,
-    /// Multiplies the step's learning rate.
+    /// Factor on the step's learning rate.
     pub lr_scale: f32,
     pub regularizer: Regularizer,
-    /// The decay that AdamW, LARS and LAMB treat apart from the gradient; 0 excludes the tensor.
+    /// Decay that AdamW, LARS and LAMB apply separately from the gradient; 0 excludes the tensor.
     pub weight_decay: f32,
-    /// b1^t and b2^t of this tensor; the step's if not given.
+    /// b1^t and b2^t of this tensor. `None` uses those of the step.
     pub powers: Option<[f32; 2]>,
 }
 
 impl Segment {
-    /// A segment over slices, with no regulariser and no decay. Panics if lengths differ.
+    /// Returns a segment over slices, without regularizer or decay. Panics if lengths differ.
     pub fn of(param: &mut [f32], grad: &[f32], state: [Option<&mut [f32]>; 3]) -> Self {
         let len = param.len();
         assert_eq!(grad.len(), len, "parameter and gradient differ in length");
@@ -83,7 +84,7 @@ impl Segment {
         }
     }
 
-    /// The step as this tensor takes it.
+    /// Returns the step with this tensor's powers.
     fn step(&self, step: Step) -> Step {
         match self.powers {
             Some([beta1_pow, beta2_pow]) => Step { beta1_pow, beta2_pow, ..step },
@@ -92,7 +93,8 @@ impl Segment {
     }
 }
 
-/// The rules; state in the order of [`Segment::state`]. Powers `b1^t` come with the [`Step`].
+/// The update rules, with state in the order of [`Segment::state`]. The [`Step`] has the powers
+/// `b1^t`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// w -= lr g.
@@ -104,25 +106,25 @@ pub enum Rule {
     Adam { beta1: f32, beta2: f32, epsilon: f32 },
     /// Adam after w *= 1 - lr decay.
     AdamW { beta1: f32, beta2: f32, epsilon: f32 },
-    /// State m, u. u = max(|g|, b2 u + eps); w -= lr / (1 - b1^t) m / u.
+    /// State m, u; m as in Adam. u = max(|g|, b2 u + eps); w -= lr / (1 - b1^t) m / u.
     Adamax { beta1: f32, beta2: f32, epsilon: f32 },
     /// State h. h += g²; w -= lr g / (√h + eps).
     Adagrad { epsilon: f32 },
     /// State E[g²], E[dx²]. dx = -√((E[dx²] + eps) / (E[g²] + eps)) g; w += lr dx.
     Adadelta { rho: f32, epsilon: f32 },
-    /// State ms, mom, and mg if centred. ms = rho ms + (1 - rho) g²; mg = rho mg + (1 - rho) g;
+    /// State ms, mom, and mg if centered. ms = rho ms + (1 - rho) g²; mg = rho mg + (1 - rho) g;
     /// mom = mu mom + lr g / √(ms - mg² + eps); w -= mom.
     RmsProp { rho: f32, epsilon: f32, mu: f32, centered: bool },
     /// State v. local = lr coeff ‖w‖ / (‖g‖ + decay ‖w‖ + eps) if decay and both norms are
     /// positive, else lr; v = mu v + local (g + decay w); w -= v.
     Lars { mu: f32, coeff: f32, epsilon: f32 },
-    /// State m, v as Adam. r = m̂ / (√v̂ + eps) + decay w; w -= lr trust r, where trust = ‖w‖ / ‖r‖
-    /// if both norms are positive and (decay is, or `always_adapt`), else 1.
+    /// State m, v as in Adam. r = m̂ / (√v̂ + eps) + decay w; w -= lr trust r. If both norms are
+    /// positive, and decay is positive or `always_adapt` is set, trust = ‖w‖ / ‖r‖, else 1.
     Lamb { beta1: f32, beta2: f32, epsilon: f32, always_adapt: bool },
 }
 
 impl Rule {
-    /// State tensors that the rule reads and writes.
+    /// Returns the number of state tensors that the rule reads and writes.
     pub fn state_count(&self) -> usize {
         match self {
             Rule::Sgd => 0,
@@ -137,13 +139,13 @@ impl Rule {
     }
 }
 
-/// What changes from step to step.
+/// The parameters that change from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     pub lr: f32,
-    /// Multiplies every gradient, before the regulariser.
+    /// Factor on every gradient, applied before the regularizer.
     pub grad_scale: f32,
-    /// b1^t and b2^t of the rules that correct their bias, t counting this step.
+    /// b1^t and b2^t for rules with bias correction, where t includes this step.
     pub beta1_pow: f32,
     pub beta2_pow: f32,
 }
@@ -154,7 +156,7 @@ impl Default for Step {
     }
 }
 
-/// Elements of a task, and of the largest piece of a tensor in it.
+/// Number of elements in a task, and limit on a piece of a tensor.
 const PIECE: usize = 16 * 1024;
 
 /// A part of one segment.
@@ -165,18 +167,18 @@ struct Piece {
     len: usize,
 }
 
-/// The tensors of a step, cut into tasks once.
+/// The tensors of a step, split into tasks once.
 #[derive(Debug)]
 pub struct Segments {
     segments: Vec<Segment>,
     pieces: Vec<Piece>,
-    /// Pieces `tasks[t]..tasks[t + 1]` are one task.
+    /// Task t consists of pieces `tasks[t]..tasks[t + 1]`.
     tasks: Vec<usize>,
-    /// Pieces `firsts[s]..firsts[s + 1]` are segment s.
+    /// Segment s consists of pieces `firsts[s]..firsts[s + 1]`.
     firsts: Vec<usize>,
 }
 
-// SAFETY: the pointers are used inside `unsafe` calls only, whose callers vouch for them.
+// SAFETY: the pointers are only used in `unsafe` functions, whose callers guarantee their validity.
 unsafe impl Send for Segments {}
 // SAFETY: as above.
 unsafe impl Sync for Segments {}
@@ -207,16 +209,16 @@ impl Segments {
         &self.segments
     }
 
-    /// Points the segments to other tensors of the same lengths.
+    /// Rebinds the segments to other tensors of the same lengths.
     pub fn rebind(&mut self, mut bind: impl FnMut(usize, &mut Segment)) {
         for (index, segment) in self.segments.iter_mut().enumerate() {
             let len = segment.len;
             bind(index, segment);
-            assert_eq!(segment.len, len, "the pieces of a step are cut by length");
+            assert_eq!(segment.len, len, "a rebound segment has another length");
         }
     }
 
-    /// Elements of all tensors.
+    /// Returns the number of elements of all tensors.
     pub fn len(&self) -> usize {
         self.segments.iter().map(|segment| segment.len).sum()
     }
@@ -225,8 +227,8 @@ impl Segments {
         self.pieces.is_empty()
     }
 
-    /// f64 numbers of scratch that [`Segments::update`] and [`Segments::grad_squared_norm`] need
-    /// (the former for LARS and LAMB only).
+    /// Returns the length of the scratch memory for [`Segments::grad_squared_norm`], and for
+    /// [`Segments::update`] with LARS and LAMB, in f64 numbers.
     pub fn scratch_len(&self) -> usize {
         2 * self.pieces.len()
     }
@@ -240,31 +242,31 @@ impl Segments {
         });
     }
 
-    /// The sum of squares of all gradients, before any scale.
+    /// Returns the sum of squares of all gradients, before scaling.
     ///
     /// # Safety
-    /// Every gradient is readable and nobody writes it.
+    /// Every gradient is readable, and no other thread writes it.
     pub unsafe fn grad_squared_norm(&self, pool: &Pool, scratch: &mut [f64]) -> f64 {
-        assert!(scratch.len() >= self.scratch_len(), "too little scratch");
-        let slots = Raw::new_mut(scratch.as_mut_ptr());
+        assert!(scratch.len() >= self.scratch_len(), "scratch is too short");
+        let slots = SharedPtr::new_mut(scratch.as_mut_ptr());
         self.each_piece(pool, |index, segment, piece| {
-            // SAFETY: every piece lies in its tensor and has its own slot.
+            // SAFETY: every piece is inside its tensor and has its own slot.
             unsafe { *slots.at(index) = piece_norm(segment.grad.add(piece.start), piece.len) };
         });
         scratch[..self.pieces.len()].iter().sum()
     }
 
     /// Updates every parameter and its state. `scratch` holds [`Segments::scratch_len`] numbers for
-    /// LARS and LAMB, any number for others.
+    /// LARS and LAMB; other rules do not use it.
     ///
     /// # Safety
-    /// Every pointer that the rule uses is valid for its segment's length, nobody else touches the
-    /// tensors meanwhile, and no two of them overlap.
+    /// Every pointer that the rule uses is valid for its segment's length. No other thread accesses
+    /// the tensors during the call, and no two of them overlap.
     pub unsafe fn update(&self, pool: &Pool, rule: Rule, step: Step, scratch: &mut [f64]) {
-        let norms = Raw::new_mut(scratch.as_mut_ptr());
+        let norms = SharedPtr::new_mut(scratch.as_mut_ptr());
         let count = self.pieces.len();
         if rule.needs_norms() {
-            assert!(scratch.len() >= self.scratch_len(), "too little scratch");
+            assert!(scratch.len() >= self.scratch_len(), "scratch is too short");
             self.each_piece(pool, |index, segment, piece| {
                 // SAFETY: promised by the caller; every piece has its own two slots.
                 unsafe {
@@ -276,7 +278,8 @@ impl Segments {
         }
         self.each_piece(pool, |_, segment, piece| {
             let range = self.firsts[piece.segment]..self.firsts[piece.segment + 1];
-            // SAFETY: promised by the caller; pieces are disjoint. The norms were written above.
+            // SAFETY: promised by the caller, and pieces are disjoint. The norms were written
+            // above.
             unsafe {
                 let rate = match rule {
                     Rule::Lars { .. } | Rule::Lamb { .. } => {
@@ -294,14 +297,15 @@ impl Segments {
 }
 
 impl Segments {
-    /// Updates the elements of one tensor from `start` on, with `grad` in the place of the
-    /// segment's own gradient: for who gets gradients piece by piece, and has each in the cache
-    /// just then. Elements come out as those of [`Segments::update`] do, to the bit.
+    /// Updates the elements of one tensor from `start` on, with `grad` instead of the segment's own
+    /// gradient. This is for callers that receive gradients piece by piece and still have each
+    /// piece in the cache. The results equal those of [`Segments::update`] bit for bit.
     ///
-    /// Panics for LARS and LAMB, which must see whole tensors first, and beyond the tensor's end.
+    /// Panics for LARS and LAMB, which need whole tensors first, and if the part exceeds the
+    /// tensor.
     ///
     /// # Safety
-    /// As for [`Segments::update`], but for the segment's gradient, which is not looked at.
+    /// As for [`Segments::update`], except for the segment's gradient, which is not accessed.
     pub unsafe fn update_part(
         &self,
         rule: Rule,
@@ -310,21 +314,21 @@ impl Segments {
         start: usize,
         grad: &[f32],
     ) {
-        assert!(!rule.needs_norms(), "the rule needs whole tensors");
+        assert!(!rule.needs_norms(), "this rule requires whole tensors");
         let whole = &self.segments[segment];
-        assert!(start + grad.len() <= whole.len, "the part is outside of its tensor");
-        // Null stays null: states that the rule does not have.
+        assert!(start + grad.len() <= whole.len, "the part exceeds its tensor");
+        // States that the rule does not have stay null.
         let state = whole.state.map(|p| if p.is_null() { p } else { p.wrapping_add(start) });
         let param = whole.param.wrapping_add(start);
         let part = Segment { param, grad: grad.as_ptr(), state, len: grad.len(), ..*whole };
         let rate = step.lr * part.lr_scale;
         let all = Piece { segment, start: 0, len: part.len };
-        // SAFETY: promised by the caller; the part is inside of its tensors.
+        // SAFETY: promised by the caller; the part is inside its tensors.
         unsafe { update_piece(rule, part.step(step), rate, &part, all) };
     }
 }
 
-/// The learning rate of a tensor from its norms: of w and g for LARS, of w and r for LAMB.
+/// Returns the learning rate of a tensor from its norms: of w and g for LARS, of w and r for LAMB.
 fn layer_rate(rule: Rule, step: Step, segment: &Segment, param: f64, other: f64) -> f32 {
     let lr = step.lr * segment.lr_scale;
     let decay = segment.weight_decay;
@@ -344,7 +348,7 @@ fn layer_rate(rule: Rule, step: Step, segment: &Segment, param: f64, other: f64)
 }
 
 kernel! {
-    /// Updates `len` elements; state pointers beyond the rule's are not used.
+    /// Updates `len` elements. State pointers that the rule does not have are not used.
     unsafe fn update_kernel<S, O: UpdateOp>(
         s: S, op: O, gradient: Gradient, w: *mut f32, g: *const f32, state: [*mut f32; 3], len: usize,
     ) {
@@ -364,14 +368,14 @@ kernel! {
     }
 }
 
-/// The sum of squares of `len` floats: blocks in lanes, then f64.
+/// Returns the sum of squares of `len` floats: blocks are summed in lanes, then in f64.
 unsafe fn piece_norm(x: *const f32, len: usize) -> f64 {
-    // SAFETY: `len` floats are readable, says the caller.
+    // SAFETY: the caller guarantees `len` readable floats.
     unsafe { square_sum(x, len, 1.0, Regularizer::None, x) }
 }
 
 kernel! {
-    /// The sum of squares of gradients as the formulas mean them.
+    /// Returns the sum of squares of the gradients after scale and regularizer.
     unsafe fn square_sum<S>(
         s: S, g: *const f32, len: usize, scale: f32, regularizer: Regularizer, w: *const f32,
     ) -> f64 {
@@ -391,7 +395,7 @@ kernel! {
 }
 
 kernel! {
-    /// The first sweep of LAMB: updates the moments; the sums of squares of w and r.
+    /// Runs the first pass of LAMB: updates the moments and returns the sums of squares of w and r.
     unsafe fn lamb_norms<S>(
         s: S, betas: (f32, f32), direction: LambDirection, gradient: Gradient, w: *const f32,
         g: *const f32, m: *mut f32, v: *mut f32, len: usize,
@@ -407,7 +411,7 @@ kernel! {
                 moments(s, betas.0, betas.1, grad, &mut state);
                 s.store_n(m.add(i), state[0], n);
                 s.store_n(v.add(i), state[1], n);
-                // With epsilon 0 the lanes beyond a part would be 0 / 0.
+                // If epsilon is 0, lanes past the end compute 0 / 0.
                 let r = s.keep_first(direction.at(s, param, state[0], state[1]), n);
                 sum_w = s.fma(param, param, sum_w);
                 sum_r = s.fma(r, r, sum_r);
@@ -419,10 +423,10 @@ kernel! {
     }
 }
 
-/// The first sweep over a piece: two sums of squares.
+/// Runs the first pass over a piece, and returns two sums of squares.
 unsafe fn norm_piece(rule: Rule, step: Step, segment: &Segment, piece: Piece) -> (f64, f64) {
     let gradient = Gradient { scale: step.grad_scale, regularizer: segment.regularizer };
-    // SAFETY: the piece lies in its tensors, says the caller.
+    // SAFETY: the caller guarantees that the piece is inside its tensors.
     unsafe {
         let (w, g) = (segment.param.add(piece.start), segment.grad.add(piece.start));
         match rule {
@@ -442,7 +446,7 @@ unsafe fn norm_piece(rule: Rule, step: Step, segment: &Segment, piece: Piece) ->
 
 unsafe fn update_piece(rule: Rule, step: Step, rate: f32, segment: &Segment, piece: Piece) {
     let gradient = Gradient { scale: step.grad_scale, regularizer: segment.regularizer };
-    // SAFETY: the piece lies in its tensors, says the caller; unused states stay null.
+    // SAFETY: the caller guarantees that the piece is inside its tensors; unused states stay null.
     unsafe {
         let (w, g) = (segment.param.add(piece.start), segment.grad.add(piece.start));
         let state = segment.state.map(|p| if p.is_null() { p } else { p.add(piece.start) });
@@ -452,8 +456,8 @@ unsafe fn update_piece(rule: Rule, step: Step, rate: f32, segment: &Segment, pie
     }
 }
 
-/// Updates one tensor; see [`Rule`] for the state. LARS and LAMB want scratch as
-/// [`Segments::scratch_len`] says, which [`Segments`] keeps for reuse; this form allocates it.
+/// Updates one tensor; see [`Rule`] for the state. Allocates the scratch memory of LARS and LAMB;
+/// to reuse it, call [`Segments::update`].
 pub fn update(
     pool: &Pool,
     rule: Rule,
@@ -466,6 +470,6 @@ pub fn update(
     assert!(given >= rule.state_count(), "a state tensor is missing");
     let segments = Segments::new(vec![Segment::of(param, grad, state)]);
     let mut scratch = vec![0.0; if rule.needs_norms() { segments.scratch_len() } else { 0 }];
-    // SAFETY: the slices live through the call, and the mutable ones are exclusive.
+    // SAFETY: the slices outlive the call, and the mutable ones are exclusive.
     unsafe { segments.update(pool, rule, step, &mut scratch) };
 }

@@ -1,34 +1,34 @@
-//! Updates of the rows of a table that have a gradient.
+//! Updates only those rows of a table that have a gradient.
 
 use super::rules::*;
 use super::{PIECE, Regularizer, Rule, Step};
 use crate::pool::Pool;
-use crate::simd::{Raw, prefetch};
+use crate::simd::{SharedPtr, prefetch};
 use crate::{for_registers, kernel};
 use std::ops::Range;
 
-/// A table whose rows are updated, with its state.
+/// A table and its state, for updates of rows.
 #[derive(Debug)]
 pub struct Table<'a> {
-    /// `[rows, width]`.
+    /// Parameters, `[rows, width]`.
     pub param: &'a mut [f32],
-    /// Tables of the same shape, as [`Rule::state_count`] says.
+    /// State tables of the same shape; [`Rule::state_count`] of them are present.
     pub state: [Option<&'a mut [f32]>; 3],
     pub width: usize,
     pub regularizer: Regularizer,
-    /// See [`Segment::weight_decay`]; LARS and LAMB do not work on rows.
+    /// See [`Segment::weight_decay`]. LARS and LAMB do not support rows.
     pub weight_decay: f32,
 }
 
-/// Rows ahead whose cache lines are fetched: about the latency of memory over the time of a row.
+/// Number of rows to prefetch ahead: about the memory latency divided by the time per row.
 const ROWS_AHEAD: usize = 8;
 
-/// Updates the rows `rows[i]` of a table with the gradients `grads[i * width..]`, and leaves the
-/// others and their state alone (lazy Adam). Rows must be inside the table, or nothing is done and
-/// the first wrong one is returned.
+/// Updates the rows `rows[i]` of a table with the gradients `grads[i * width..]`. The other rows
+/// and their state do not change (lazy Adam). If a row is outside the table, nothing changes, and
+/// the first such row is returned as the error.
 ///
 /// # Safety
-/// No row is named twice.
+/// `rows` contains no duplicates.
 pub unsafe fn update_rows(
     pool: &Pool,
     rule: Rule,
@@ -39,8 +39,8 @@ pub unsafe fn update_rows(
 ) -> Result<(), i64> {
     let width = table.width;
     assert!(width > 0 && table.param.len().is_multiple_of(width), "not a whole number of rows");
-    assert_eq!(grads.len(), rows.len() * width, "one gradient row for each row");
-    assert!(!rule.needs_norms(), "LARS and LAMB need whole tensors");
+    assert_eq!(grads.len(), rows.len() * width, "expected one gradient row per row");
+    assert!(!rule.needs_norms(), "this rule requires whole tensors");
     let count = (table.param.len() / width) as i64;
     let given = table.state.iter().take_while(|slice| slice.is_some()).count();
     assert!(given >= rule.state_count(), "a state table is missing");
@@ -48,15 +48,15 @@ pub unsafe fn update_rows(
         return Err(*wrong);
     }
     let len = table.param.len();
-    let param = Raw::new_mut(table.param.as_mut_ptr());
+    let param = SharedPtr::new_mut(table.param.as_mut_ptr());
     let state = table.state.map(|slice| {
-        Raw::new_mut(slice.map_or(std::ptr::null_mut(), |slice| {
+        SharedPtr::new_mut(slice.map_or(std::ptr::null_mut(), |slice| {
             assert_eq!(slice.len(), len, "table and state differ in shape");
             slice.as_mut_ptr()
         }))
     });
     let gradient = Gradient { scale: step.grad_scale, regularizer: table.regularizer };
-    let (rows_raw, grads) = (Raw::new(rows.as_ptr()), Raw::new(grads.as_ptr()));
+    let (rows_raw, grads) = (SharedPtr::new(rows.as_ptr()), SharedPtr::new(grads.as_ptr()));
     let grain = (PIECE / 4 / width).max(1);
     with_rule!(rule, step, step.lr, table.weight_decay, op => {
         pool.run_ranges(rows.len(), grain, |range| {
@@ -69,8 +69,9 @@ pub unsafe fn update_rows(
 
 kernel! {
     unsafe fn rows_kernel<S, O: UpdateOp>(
-        s: S, op: O, gradient: Gradient, param: Raw<f32>, grads: Raw<f32>, state: [Raw<f32>; 3],
-        rows: Raw<i64>, range: Range<usize>, width: usize,
+        s: S, op: O, gradient: Gradient, param: SharedPtr<f32>, grads: SharedPtr<f32>,
+        state: [SharedPtr<f32>; 3],
+        rows: SharedPtr<i64>, range: Range<usize>, width: usize,
     ) {
         for i in range.clone() {
             let ahead = (i + ROWS_AHEAD).min(range.end - 1);

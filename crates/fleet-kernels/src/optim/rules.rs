@@ -1,9 +1,9 @@
-//! The formulas over registers: one type a rule.
+//! The formulas on registers: one type per rule.
 
 use super::{Regularizer, Step};
 use crate::simd::Simd;
 
-/// The gradient as the formulas mean it.
+/// The gradient after scale and regularizer, as in the formulas.
 #[derive(Clone, Copy)]
 pub(super) struct Gradient {
     pub(super) scale: f32,
@@ -25,7 +25,7 @@ impl Gradient {
     }
 }
 
-/// A rule over registers: the new parameter, and the state in place.
+/// A rule on registers: returns the new parameter, and updates the state in place.
 pub(super) trait UpdateOp: Copy + Send + Sync {
     const STATES: usize;
     fn update<S: Simd>(self, s: S, w: S::F, g: S::F, state: &mut [S::F; 3]) -> S::F;
@@ -93,7 +93,7 @@ impl AdamOp {
     }
 }
 
-/// m and v of the Adam family.
+/// Updates m and v of the Adam family.
 #[inline(always)]
 pub(super) fn moments<S: Simd>(s: S, beta1: f32, beta2: f32, g: S::F, state: &mut [S::F; 3]) {
     state[0] = s.fma(s.splat(beta1), state[0], s.mul(s.splat(1.0 - beta1), g));
@@ -162,7 +162,7 @@ impl UpdateOp for AdadeltaOp {
         let epsilon = s.splat(self.epsilon);
         state[0] = s.fma(rho, state[0], s.mul(rest, s.mul(g, g)));
         let ratio = s.div(s.add(state[1], epsilon), s.add(state[0], epsilon));
-        let d = s.mul(s.sqrt(ratio), g); // minus the documents' dx
+        let d = s.mul(s.sqrt(ratio), g); // minus the documented dx
         state[1] = s.fma(rho, state[1], s.mul(rest, s.mul(d, d)));
         s.neg_fma(s.splat(self.lr), d, w)
     }
@@ -210,7 +210,7 @@ impl UpdateOp for LarsOp {
     }
 }
 
-/// The second sweep of LAMB: the moments are there, r is computed once more.
+/// The second pass of LAMB: the moments are already updated, and r is computed again.
 #[derive(Clone, Copy)]
 pub(super) struct LambOp {
     pub(super) rate: f32,
@@ -252,7 +252,7 @@ impl UpdateOp for LambOp {
     }
 }
 
-/// Binds `$op` to the rule as registers want it; `$lr` is the rate of the tensor.
+/// Binds `$op` to the register form of the rule. `$lr` is the learning rate of the tensor.
 macro_rules! with_rule {
     ($rule:expr, $step:expr, $lr:expr, $decay:expr, $op:ident => $body:expr) => {{
         let (step, lr, decay): (Step, f32, f32) = ($step, $lr, $decay);

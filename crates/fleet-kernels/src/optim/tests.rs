@@ -24,7 +24,7 @@ fn numbers(len: usize, salt: u64) -> Vec<f32> {
     (0..len).map(|_| (random.unit() * 2.0 - 1.0) as f32).collect()
 }
 
-/// The formulas of the specification, one tensor, f64.
+/// The formulas of the specification for one tensor, in f64.
 fn reference(
     rule: Rule,
     lr: f64,

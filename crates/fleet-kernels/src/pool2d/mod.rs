@@ -1,13 +1,15 @@
-//! Max and average pooling over two dimensions: strided, global and adaptive windows, both
-//! directions.
+//! Max and average pooling over two dimensions: strided, global and adaptive windows, forward and
+//! backward.
 //!
-//! One kernel serves both orders: channels first is channels last with one channel and batch times
-//! channels images, which is right and plain; the fast path has channels last and works on
-//! registers of channels. The forward pass of max pooling stores where in its window each maximum
-//! lay (a byte for windows of up to 256); the backward pass gathers: every input pixel asks the few
-//! windows that cover it, so that dx is written once, in order, with nothing zeroed before.
+//! One kernel serves both orders. Channels first is treated as channels last with one channel and
+//! batch times channels images, which is correct but not optimized. The fast path is channels last,
+//! and works on registers of channels. The forward pass of max pooling stores the position of each
+//! maximum in its window (one byte for windows of up to 256 values). In the backward pass, every
+//! input pixel gathers from the few windows that cover it. dx is therefore written once, in order,
+//! and need not be zeroed first.
 //!
-//! Bound by memory: forward reads x and writes y (and a quarter of it), backward the reverse.
+//! Memory bandwidth is the limit: forward reads x and writes y (and a quarter of it for positions),
+//! backward the reverse.
 
 #[cfg(test)]
 mod tests;
@@ -18,7 +20,7 @@ use crate::simd::Simd;
 use fleet_base::{Error, Result};
 use std::ops::Range;
 
-/// What a pooling does: sizes in [height, width].
+/// The parameters of a pooling; sizes are [height, width].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool2d {
     images: usize,
@@ -39,7 +41,7 @@ enum Windows {
     Adaptive,
 }
 
-/// The tensor that is pooled.
+/// The shape of the input tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input {
     pub batch: usize,
@@ -49,23 +51,23 @@ pub struct Input {
     pub order: Order,
 }
 
-/// Windows at regular steps.
+/// Windows at regular intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strided {
     pub size: [usize; 2],
     pub stride: [usize; 2],
-    /// Before and after, for height and width.
+    /// Padding before and after, for height and width.
     pub pads: [[usize; 2]; 2],
-    /// Rounds the number of windows up, so that the last one may hang over the end.
+    /// Whether to round the number of windows up, so that the last one may extend past the end.
     pub ceil_mode: bool,
 }
 
-/// How an average counts the values of a window at the border.
+/// The number of values by which an average divides, for windows at the border.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Only those inside the input.
+    /// Only values inside the input.
     Exclusive,
-    /// Padding too, as far as it reaches.
+    /// Values in the input and in the padding.
     Inclusive,
 }
 
@@ -87,12 +89,12 @@ impl Pool2d {
         for axis in 0..2 {
             let padded = pooling.input[axis] + pads[axis][0] + pads[axis][1];
             if size[axis] == 0 || stride[axis] == 0 || size[axis] > padded {
-                return Err(Error::invalid("pooling window does not fit the padded input")
+                return Err(Error::invalid("pooling window exceeds the padded input")
                     .expected(format_args!("a size in 1 to {padded} and a stride of at least 1"))
                     .got(format_args!("size {}, stride {}", size[axis], stride[axis])));
             }
             if pads[axis].iter().any(|&pad| pad >= size[axis]) {
-                return Err(Error::invalid("pooling window would lie in the padding")
+                return Err(Error::invalid("pooling window is entirely in the padding")
                     .expected(format_args!("padding below the window size {}", size[axis]))
                     .got(format_args!("{:?}", pads[axis])));
             }
@@ -105,7 +107,7 @@ impl Pool2d {
         Ok(pooling)
     }
 
-    /// As many windows as asked for, that share the input as evenly as possible.
+    /// Returns a pooling with `output` windows that share the input as evenly as possible.
     pub fn adaptive(input: Input, output: [usize; 2]) -> Pool2d {
         let Input { batch, channels, height, width, order } = input;
         let (images, channels) = match order {
@@ -116,12 +118,12 @@ impl Pool2d {
         Pool2d { images, channels, input: [height, width], output, windows }
     }
 
-    /// One window over everything.
+    /// Returns a pooling with one window over the whole input.
     pub fn global(input: Input) -> Pool2d {
         Pool2d::adaptive(input, [1, 1])
     }
 
-    /// Height and width of the result.
+    /// Returns the height and width of the result.
     pub fn output(&self) -> [usize; 2] {
         self.output
     }
@@ -134,11 +136,11 @@ impl Pool2d {
         self.images * self.channels * self.output[0] * self.output[1]
     }
 
-    /// Values in the largest window; offsets fit a byte up to 256.
+    /// Returns the number of values in the largest window. Up to 256, offsets fit in a byte.
     pub fn window_len_max(&self) -> usize {
         let axis = |axis: usize| match self.windows {
             Windows::Strided { size, .. } => size[axis].min(self.input[axis]),
-            // An uneven share may touch one pixel more on both sides.
+            // An uneven share may include one more pixel on each side.
             Windows::Adaptive => {
                 (self.input[axis].div_ceil(self.output[axis].max(1)) + 1).min(self.input[axis])
             }
@@ -146,8 +148,8 @@ impl Pool2d {
         axis(0) * axis(1)
     }
 
-    /// The maxima, and where in its window each lies (the first one of equals), for the backward
-    /// pass. A NaN in a window is its maximum.
+    /// Computes the maxima and the position of each in its window, for the backward pass. Of equal
+    /// values, the first is taken. A NaN in a window is its maximum.
     pub fn max_forward<O: Offset>(
         &self,
         pool: &Pool,
@@ -157,31 +159,31 @@ impl Pool2d {
     ) {
         self.check(x.len(), y.len());
         if let Some(offsets) = &offsets {
-            assert_eq!(offsets.len(), y.len(), "one offset for each maximum");
+            assert_eq!(offsets.len(), y.len(), "expected one offset per maximum");
             assert!(self.window_len_max() - 1 <= O::MAX, "offsets of this type are too narrow");
         }
         let y = Shareable::new(y);
         let offsets = offsets.map(Shareable::new);
         self.for_each_row(pool, self.output, |image, row| {
-            let kept = offsets.as_ref().map_or(std::ptr::null_mut(), |offsets| {
+            let offsets_out = offsets.as_ref().map_or(std::ptr::null_mut(), |offsets| {
                 offsets.ptr().wrapping_add(self.output_at(image, row, 0))
             });
-            // SAFETY: lengths were checked, each output row has one task.
+            // SAFETY: lengths were checked, and each output row has one task.
             unsafe {
                 let y = y.ptr().add(self.output_at(image, row, 0));
-                max_row::<O>(self, x.as_ptr().add(self.input_at(image, 0, 0)), row, y, kept);
+                max_row::<O>(self, x.as_ptr().add(self.input_at(image, 0, 0)), row, y, offsets_out);
             }
         });
     }
 
-    /// dx from dy and the offsets of the forward pass.
+    /// Computes dx from dy and the offsets of the forward pass.
     pub fn max_backward<O: Offset>(&self, pool: &Pool, dy: &[f32], offsets: &[O], dx: &mut [f32]) {
         self.check(dx.len(), dy.len());
-        assert_eq!(offsets.len(), dy.len(), "one offset for each maximum");
+        assert_eq!(offsets.len(), dy.len(), "expected one offset per maximum");
         let dx = Shareable::new(dx);
         self.for_each_row(pool, self.input, |image, row| {
             let start = self.output_at(image, 0, 0);
-            // SAFETY: lengths were checked, each input row has one task.
+            // SAFETY: lengths were checked, and each input row has one task.
             unsafe {
                 let dx = dx.ptr().add(self.input_at(image, row, 0));
                 let (dy, offsets) = (dy.as_ptr().add(start), offsets.as_ptr().add(start));
@@ -194,7 +196,7 @@ impl Pool2d {
         self.check(x.len(), y.len());
         let y = Shareable::new(y);
         self.for_each_row(pool, self.output, |image, row| {
-            // SAFETY: lengths were checked, each output row has one task.
+            // SAFETY: lengths were checked, and each output row has one task.
             unsafe {
                 let y = y.ptr().add(self.output_at(image, row, 0));
                 average_row(self, count, x.as_ptr().add(self.input_at(image, 0, 0)), row, y);
@@ -206,7 +208,7 @@ impl Pool2d {
         self.check(dx.len(), dy.len());
         let dx = Shareable::new(dx);
         self.for_each_row(pool, self.input, |image, row| {
-            // SAFETY: lengths were checked, each input row has one task.
+            // SAFETY: lengths were checked, and each input row has one task.
             unsafe {
                 let dx = dx.ptr().add(self.input_at(image, row, 0));
                 let dy = dy.as_ptr().add(self.output_at(image, 0, 0));
@@ -216,11 +218,11 @@ impl Pool2d {
     }
 
     fn check(&self, input: usize, output: usize) {
-        assert_eq!(input, self.input_len(), "the pooled tensor has the wrong length");
-        assert_eq!(output, self.output_len(), "the result of pooling has the wrong length");
+        assert_eq!(input, self.input_len(), "pooling input has the wrong length");
+        assert_eq!(output, self.output_len(), "pooling output has the wrong length");
     }
 
-    /// Runs `body(image, row)` over all rows of `size` in tasks of some 10 us.
+    /// Runs `body(image, row)` for all rows of `size`, in tasks of about 10 us.
     fn for_each_row(&self, pool: &Pool, size: [usize; 2], body: impl Fn(usize, usize) + Sync) {
         let values = self.input_len().max(self.output_len()) / (self.images * size[0]).max(1);
         let rows = (FLOATS_PER_TASK / values.max(1)).max(1);
@@ -244,8 +246,8 @@ impl Pool2d {
         ((image * self.output[0] + row) * self.output[1] + column) * self.channels
     }
 
-    /// The input that output `index` covers along an axis (empty when all is padding), and how many
-    /// positions it counts with padding.
+    /// Returns the input range that output `index` covers along an axis (empty if all is padding),
+    /// and the number of positions including padding.
     #[inline(always)]
     fn window(&self, axis: usize, index: usize) -> (Range<usize>, usize) {
         let len = self.input[axis];
@@ -266,9 +268,9 @@ impl Pool2d {
         }
     }
 
-    /// The outputs whose windows cover input `index` along an axis.
+    /// Returns the outputs whose windows cover input `index` along an axis.
     #[inline(always)]
-    fn covering(&self, axis: usize, index: usize) -> Range<usize> {
+    fn covering_windows(&self, axis: usize, index: usize) -> Range<usize> {
         let windows = self.output[axis];
         match self.windows {
             Windows::Strided { size, stride, pads } => {
@@ -298,10 +300,10 @@ impl Pool2d {
     }
 }
 
-/// Floats of one task, input or output, whichever is more.
+/// Number of floats in a task, input or output, whichever is larger.
 const FLOATS_PER_TASK: usize = 1 << 15;
 
-/// Where in a window its maximum lies: row by row, from the first value inside the input.
+/// The position of a maximum in its window: row by row, from the first value inside the input.
 pub trait Offset: Copy + Default + Send + Sync {
     const MAX: usize;
     fn of(index: u32) -> Self;
@@ -333,7 +335,7 @@ impl Offset for u32 {
 }
 
 /// # Safety
-/// `n <= LANES` floats at `p`.
+/// `n <= LANES` floats are readable at `p`.
 #[inline(always)]
 unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
     // SAFETY: promised by the caller.
@@ -341,21 +343,21 @@ unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
 }
 
 /// # Safety
-/// `n <= LANES` floats at `p`.
+/// `n <= LANES` floats are writable at `p`.
 #[inline(always)]
 unsafe fn store<S: Simd>(s: S, p: *mut f32, x: S::F, n: usize) {
     // SAFETY: promised by the caller.
     unsafe { if n == S::LANES { s.store(p, x) } else { s.store_part(p, x, n) } }
 }
 
-/// Lanes narrowed to offsets.
+/// Stores lanes as offsets.
 ///
 /// # Safety
-/// `n <= LANES` offsets at `p`.
+/// `n <= LANES` offsets are writable at `p`.
 #[inline(always)]
 unsafe fn store_offsets<S: Simd, O: Offset>(s: S, p: *mut O, x: S::I, n: usize) {
     let mut lanes = [0.0f32; 16];
-    // SAFETY: no register is longer than 16 floats.
+    // SAFETY: no register has more than 16 floats.
     unsafe { s.store(lanes.as_mut_ptr(), s.of_bits(x)) };
     let mut narrow = [O::default(); 16];
     for lane in 0..16 {
@@ -363,7 +365,7 @@ unsafe fn store_offsets<S: Simd, O: Offset>(s: S, p: *mut O, x: S::I, n: usize) 
     }
     // SAFETY: promised by the caller.
     unsafe {
-        // A length that is known is a register, another one a call.
+        // A copy of a constant length is a register store; any other is a call.
         if n == S::LANES {
             p.copy_from_nonoverlapping(narrow.as_ptr(), S::LANES);
         } else {
@@ -373,13 +375,13 @@ unsafe fn store_offsets<S: Simd, O: Offset>(s: S, p: *mut O, x: S::I, n: usize) 
 }
 
 /// # Safety
-/// `n <= LANES` offsets at `p`.
+/// `n <= LANES` offsets are readable at `p`.
 #[inline(always)]
 unsafe fn load_offsets<S: Simd, O: Offset>(s: S, p: *const O, n: usize) -> S::I {
     let mut narrow = [O::default(); 16];
     // SAFETY: promised by the caller.
     unsafe {
-        // A length that is known is a register, another one a call.
+        // A copy of a constant length is a register load; any other is a call.
         if n == S::LANES {
             narrow.as_mut_ptr().copy_from_nonoverlapping(p, S::LANES);
         } else {
@@ -390,18 +392,25 @@ unsafe fn load_offsets<S: Simd, O: Offset>(s: S, p: *const O, n: usize) -> S::I 
     for lane in 0..16 {
         lanes[lane] = f32::from_bits(narrow[lane].index());
     }
-    // SAFETY: no register is longer than 16 floats.
+    // SAFETY: no register has more than 16 floats.
     s.bits_of(unsafe { s.load(lanes.as_ptr()) })
 }
 
-/// One row of outputs; `x` is the image, `kept` null where no offsets are wanted.
+/// Computes one row of outputs. `x` is the image, and `offsets_out` is null if no offsets are
+/// requested.
 ///
 /// # Safety
 /// Image, row and offsets have the sizes of the pooling.
-unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32, kept: *mut O) {
+unsafe fn max_row<O: Offset>(
+    p: &Pool2d,
+    x: *const f32,
+    row: usize,
+    y: *mut f32,
+    offsets_out: *mut O,
+) {
     crate::kernel! {
         unsafe fn run<S, O: Offset>(
-            s: S, p: &Pool2d, x: *const f32, row: usize, y: *mut f32, kept: *mut O,
+            s: S, p: &Pool2d, x: *const f32, row: usize, y: *mut f32, offsets_out: *mut O,
         ) {
             let c = p.channels;
             let (rows, _) = p.window(0, row);
@@ -420,7 +429,8 @@ unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32,
                             if index == 0 {
                                 best = value;
                             } else {
-                                // Larger, or NaN where the best is not: that one stays.
+                                // True if value is larger, or is NaN and best is not. A NaN in best
+                                // stays.
                                 let wins = s.and_m(s.not_m(s.le(value, best)), s.eq(best, best));
                                 best = s.select(wins, value, best);
                                 offset = s.select_i(wins, s.splat_i(index), offset);
@@ -429,8 +439,8 @@ unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32,
                         }
                     }
                     store(s, y.add(at), best, n);
-                    if !kept.is_null() {
-                        store_offsets(s, kept.add(at), offset, n);
+                    if !offsets_out.is_null() {
+                        store_offsets(s, offsets_out.add(at), offset, n);
                     }
                     channel += n;
                 }
@@ -438,13 +448,13 @@ unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32,
         }
     }
     // SAFETY: promised by the caller.
-    unsafe { run(p, x, row, y, kept) }
+    unsafe { run(p, x, row, y, offsets_out) }
 }
 
-/// One row of dx; `dy` and `offsets` are those of the image.
+/// Computes one row of dx; `dy` and `offsets` are those of the image.
 ///
 /// # Safety
-/// As [`max_row`].
+/// As for [`max_row`].
 unsafe fn max_gradient_row<O: Offset>(
     p: &Pool2d,
     dy: *const f32,
@@ -460,9 +470,9 @@ unsafe fn max_gradient_row<O: Offset>(
             for column in 0..p.input[1] {
                 let dx = dx.add(column * c);
                 let mut is_first = true;
-                for r in p.covering(0, row) {
+                for r in p.covering_windows(0, row) {
                     let rows = p.window(0, r).0;
-                    for w in p.covering(1, column) {
+                    for w in p.covering_windows(1, column) {
                         let columns = p.window(1, w).0;
                         let index = (row - rows.start) * columns.len() + column - columns.start;
                         let index = s.splat_i(index as i32);
@@ -493,7 +503,7 @@ unsafe fn max_gradient_row<O: Offset>(
 }
 
 crate::kernel! {
-    /// One row of outputs; `x` is the image.
+    /// Computes one row of outputs; `x` is the image.
     unsafe fn average_row<S>(
         s: S, p: &Pool2d, count: Count, x: *const f32, row: usize, y: *mut f32,
     ) {
@@ -508,7 +518,7 @@ crate::kernel! {
                 let mut sum = s.zero();
                 for r in rows.0.clone() {
                     let line = x.add(r * p.input[1] * c + channel);
-                    // Each line has its own sum: large windows lose less to rounding.
+                    // Each line has its own sum, which reduces the rounding error of large windows.
                     let mut part = s.zero();
                     for w in columns.0.clone() {
                         part = s.add(part, load(s, line.add(w * c), n));
@@ -523,7 +533,7 @@ crate::kernel! {
 }
 
 crate::kernel! {
-    /// One row of dx; `dy` is that of the image.
+    /// Computes one row of dx; `dy` is that of the image.
     unsafe fn average_gradient_row<S>(
         s: S, p: &Pool2d, count: Count, dy: *const f32, row: usize, dx: *mut f32,
     ) {
@@ -531,9 +541,9 @@ crate::kernel! {
         for column in 0..p.input[1] {
             let dx = dx.add(column * c);
             let mut is_first = true;
-            for r in p.covering(0, row) {
+            for r in p.covering_windows(0, row) {
                 let rows = p.window(0, r);
-                for w in p.covering(1, column) {
+                for w in p.covering_windows(1, column) {
                     let share = s.splat(p.share(count, &rows, &p.window(1, w)));
                     let at = (r * p.output[1] + w) * c;
                     let mut channel = 0;

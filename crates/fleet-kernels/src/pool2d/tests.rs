@@ -3,7 +3,7 @@ use fleet_base::rng::Sequence;
 
 fn floats(count: usize, seed: u64) -> Vec<f32> {
     let mut random = Sequence::new(seed, 1);
-    // Few different values, so that windows have equal maxima.
+    // There are few different values, so that windows have equal maxima.
     (0..count).map(|_| random.below(9) as f32 * 0.25 - 1.0).collect()
 }
 
@@ -34,7 +34,7 @@ fn poolings(order: Order) -> Vec<(Input, Pool2d)> {
     out
 }
 
-/// The windows of every output value, as indices into x, and the count with padding.
+/// Returns the windows of every output value as indices into x, and the count with padding.
 fn plain_windows(input: &Input, pooling: &Pool2d) -> Vec<(Vec<usize>, usize)> {
     let [oh, ow] = pooling.output();
     let Input { channels, height, width, order, .. } = *input;

@@ -1,12 +1,12 @@
-//! Where the largest or smallest number of each row is.
+//! Finds the position of the largest or smallest number of each row.
 
 use super::TASK_ELEMENTS;
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 use std::ops::Range;
 
-/// Which extreme [`arg_extreme`] looks for.
+/// The extreme that [`arg_extreme`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extreme {
     Max,
@@ -14,7 +14,7 @@ pub enum Extreme {
 }
 
 kernel! {
-    /// The index of the first extreme along the middle axis of `[outer, len, inner]`, for the
+    /// Finds the index of the first extreme along the middle axis of `[outer, len, inner]`, for the
     /// results `range` of the flat `[outer, inner]`. `sign` is -1 for minima.
     unsafe fn arg_kernel<S>(
         s: S, x: *const f32, len: usize, inner: usize, range: Range<usize>, sign: f32, out: *mut i64,
@@ -50,14 +50,14 @@ kernel! {
     }
 }
 
-/// The first index of the largest of `sign * row`.
+/// Returns the first index of the maximum of `sign * row`.
 #[inline(always)]
 unsafe fn arg_row<S: Simd>(s: S, row: *const f32, len: usize, sign: S::F) -> usize {
     let mut lanes = [0f32; 16];
     let mut indices = [0f32; 16];
     let (mut best, mut best_index) = (f32::NEG_INFINITY, 0);
     let whole = len / S::LANES * S::LANES;
-    // SAFETY: `whole <= len`, and no register is longer than 16 lanes.
+    // SAFETY: `whole <= len`, and no register has more than 16 lanes.
     unsafe {
         if whole > 0 {
             let mut max = s.mul(s.load(row), sign);
@@ -88,8 +88,8 @@ unsafe fn arg_row<S: Simd>(s: S, row: *const f32, len: usize, sign: S::F) -> usi
     best_index
 }
 
-/// The index of the first largest (smallest) element along the middle axis of
-/// `[outer, len, inner]`, as `[outer, inner]`. NaN never wins.
+/// Writes the index of the first largest (smallest) element along the middle axis of
+/// `[outer, len, inner]`, as `[outer, inner]`. NaN values are ignored.
 pub fn arg_extreme(
     pool: &Pool,
     extreme: Extreme,
@@ -99,17 +99,17 @@ pub fn arg_extreme(
     inner: usize,
     out: &mut [i64],
 ) {
-    assert_eq!(x.len(), outer * len * inner, "wrong number of elements");
-    assert_eq!(out.len(), outer * inner, "wrong number of results");
+    assert_eq!(x.len(), outer * len * inner, "input has the wrong length");
+    assert_eq!(out.len(), outer * inner, "output has the wrong length");
     if len == 0 {
         out.fill(0);
         return;
     }
     let sign = if extreme == Extreme::Max { 1.0 } else { -1.0 };
     let grain = (TASK_ELEMENTS / len).max(1);
-    let (x, out_raw) = (Raw::new(x.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    let (x, out_raw) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(out.as_mut_ptr()));
     pool.run_ranges(out.len(), grain, |range| {
-        // SAFETY: ranges are disjoint and inside the results; the sizes were checked above.
+        // SAFETY: ranges are disjoint and inside the results, and the sizes were checked above.
         unsafe { arg_kernel(x.at(0), len, inner, range, sign, out_raw.at(0)) };
     });
 }

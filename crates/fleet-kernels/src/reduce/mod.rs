@@ -1,10 +1,10 @@
 //! Reductions of contiguous f32 tensors: sum, mean, max, min and product over any axes, arg-max,
-//! squared norms, and the search for numbers that are not finite.
+//! squared norms, and the search for non-finite numbers.
 //!
-//! A [`Reduction`] is planned once from shape and axes: neighbouring axes of one kind are merged,
-//! so that what is left is either runs (the last axis is reduced) or columns (it is kept). Long
-//! reductions with few results are split into pieces of fixed size whose partial results lie in
-//! scratch and are combined in order, so that the value does not depend on the threads. Sums are
+//! A [`Reduction`] is planned once from shape and axes. Adjacent axes of one kind are merged, which
+//! leaves either runs (the last axis is reduced) or columns (it is kept). Long reductions with few
+//! results are split into pieces of fixed size. Their partial results are stored in scratch memory
+//! and combined in order, so that the value does not depend on the number of threads. Sums are
 //! accumulated in blocks, in many lanes, and across blocks in f64 or in pairs of rows.
 //!
 //! ```
@@ -21,17 +21,17 @@ mod sources;
 mod tests;
 
 pub use extreme::{Extreme, arg_extreme};
-pub(crate) use sources::{FoldOp, Plain, Product, Quotient, Source, SumOp};
 use sources::{MaxOp, MinOp, ProdOp};
+pub(crate) use sources::{Plain, Product, Quotient, ReduceOp, Source, SumOp};
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 
-/// What is done over the reduced axes.
+/// The operation over the reduced axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fold {
     Sum,
@@ -41,47 +41,47 @@ pub enum Fold {
     Prod,
 }
 
-/// Elements that a task reads at least, unless there are fewer.
+/// Minimum number of elements that a task reads, unless the tensor has fewer.
 const TASK_ELEMENTS: usize = 32 * 1024;
-/// A reduction is split over its reduced axes only when there are fewer tasks than this.
+/// Number of tasks from which a reduction is not split over its reduced axes.
 const TASKS_ENOUGH: usize = 64;
-/// Pieces of one reduction at most: bounds the scratch and the serial end.
+/// Limit on the pieces of one reduction: bounds the scratch memory and the serial part.
 const SPLITS_MAX: usize = 256;
-/// Columns that a task keeps in L1 while it walks down the rows.
+/// Limit on the columns that a task keeps in L1 while it reads the rows.
 const COLUMNS_MAX: usize = 2048;
-/// Rows narrower than this are summed several at a time, see [`columns`].
+/// Width below which several rows are summed together, see [`columns`].
 const NARROW: usize = 32;
-/// Elements of a run that are accumulated in f32 lanes before they go to f64.
+/// Number of elements of a run that are accumulated in f32 lanes before they are added in f64.
 const RUN_BLOCK: usize = 2048;
 
-/// Where the elements of each result lie; made once per shape.
+/// The location of the elements of each result, computed once per shape.
 #[derive(Clone, Debug)]
 pub struct Reduction {
-    /// (length, stride) of the kept axes but the last one of a column reduction.
+    /// (length, stride) of the kept axes, except the last one of a column reduction.
     kept: Vec<(usize, usize)>,
     /// (length, stride) of the reduced axes outside the leaf.
     reduced: Vec<(usize, usize)>,
-    leaf: Leaf,
+    inner_block: InnerBlock,
     kept_count: usize,
     reduced_count: usize,
     splits: usize,
     empty: bool,
 }
 
-/// The innermost block, which is contiguous.
+/// The innermost, contiguous block.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Leaf {
-    /// One run of that length makes one result.
+enum InnerBlock {
+    /// A run of this length that gives one result.
     Run(usize),
     /// A matrix whose columns are reduced.
     Columns { rows: usize, columns: usize },
 }
 
 impl Reduction {
-    /// The plan for reducing `axes` of a tensor of shape `shape`; axes outside the shape and
-    /// doubles count for nothing.
+    /// Returns the plan for reducing `axes` of a tensor of shape `shape`. Axes outside the shape
+    /// and duplicates are ignored.
     pub fn new(shape: &[usize], axes: &[usize]) -> Self {
-        // Neighbours of one kind merge; axes of length 1 are of no kind.
+        // Adjacent axes of one kind are merged; axes of length 1 are skipped.
         let mut dims: Vec<(usize, bool)> = Vec::new();
         for (axis, &len) in shape.iter().enumerate().filter(|(_, len)| **len != 1) {
             let is_reduced = axes.contains(&axis);
@@ -90,16 +90,16 @@ impl Reduction {
                 _ => dims.push((len, is_reduced)),
             }
         }
-        let leaf = match dims.pop() {
-            None => Leaf::Run(1),
-            Some((len, true)) => Leaf::Run(len),
+        let inner_block = match dims.pop() {
+            None => InnerBlock::Run(1),
+            Some((len, true)) => InnerBlock::Run(len),
             Some((columns, false)) => {
-                Leaf::Columns { rows: dims.pop().map_or(1, |(rows, _)| rows), columns }
+                InnerBlock::Columns { rows: dims.pop().map_or(1, |(rows, _)| rows), columns }
             }
         };
-        let mut stride = match leaf {
-            Leaf::Run(len) => len,
-            Leaf::Columns { rows, columns } => rows * columns,
+        let mut stride = match inner_block {
+            InnerBlock::Run(len) => len,
+            InnerBlock::Columns { rows, columns } => rows * columns,
         };
         let (mut kept, mut reduced) = (Vec::new(), Vec::new());
         for (len, is_reduced) in dims.into_iter().rev() {
@@ -112,7 +112,7 @@ impl Reduction {
         let mut plan = Reduction {
             kept,
             reduced,
-            leaf,
+            inner_block,
             kept_count,
             reduced_count,
             splits: 1,
@@ -125,51 +125,52 @@ impl Reduction {
         plan
     }
 
-    /// Results.
+    /// Returns the number of results.
     pub fn out_len(&self) -> usize {
         self.kept_count
-            * match self.leaf {
-                Leaf::Run(_) => 1,
-                Leaf::Columns { columns, .. } => columns,
+            * match self.inner_block {
+                InnerBlock::Run(_) => 1,
+                InnerBlock::Columns { columns, .. } => columns,
             }
     }
 
-    /// Elements that make one result.
+    /// Returns the number of elements per result.
     pub fn reduced_len(&self) -> usize {
         self.reduced_count
-            * match self.leaf {
-                Leaf::Run(len) => len,
-                Leaf::Columns { rows, .. } => rows,
+            * match self.inner_block {
+                InnerBlock::Run(len) => len,
+                InnerBlock::Columns { rows, .. } => rows,
             }
     }
 
-    /// Elements of the tensor.
+    /// Returns the number of elements of the tensor.
     pub fn in_len(&self) -> usize {
         self.out_len() * self.reduced_len()
     }
 
-    /// Floats of scratch that a reduction needs.
+    /// Returns the length of the scratch memory for the reduction, in floats.
     pub fn scratch_len(&self) -> usize {
         if self.splits > 1 { self.splits * self.out_len() } else { 0 }
     }
 
-    /// The smallest parts that are written by one task: results of runs, blocks of columns.
+    /// Returns the number of units: the smallest parts that one task writes. These are results of
+    /// runs, or blocks of columns.
     fn units(&self) -> usize {
         self.kept_count * self.column_blocks()
     }
 
     fn column_blocks(&self) -> usize {
-        match self.leaf {
-            Leaf::Run(_) => 1,
-            Leaf::Columns { columns, .. } => columns.div_ceil(COLUMNS_MAX),
+        match self.inner_block {
+            InnerBlock::Run(_) => 1,
+            InnerBlock::Columns { columns, .. } => columns.div_ceil(COLUMNS_MAX),
         }
     }
 
     fn unit_elements(&self) -> usize {
         self.reduced_count
-            * match self.leaf {
-                Leaf::Run(len) => len,
-                Leaf::Columns { rows, columns } => rows * columns.min(COLUMNS_MAX),
+            * match self.inner_block {
+                InnerBlock::Run(len) => len,
+                InnerBlock::Columns { rows, columns } => rows * columns.min(COLUMNS_MAX),
             }
     }
 
@@ -177,13 +178,13 @@ impl Reduction {
         (TASK_ELEMENTS / self.unit_elements().max(1)).max(1)
     }
 
-    /// What is cut when a reduction is split: the outer reduced axes, or the leaf if there are
-    /// none.
+    /// Returns the length along which a reduction is split: the outer reduced axes, or the leaf if
+    /// there are none.
     fn split_len(&self) -> usize {
-        match self.leaf {
+        match self.inner_block {
             _ if self.reduced_count > 1 => self.reduced_count,
-            Leaf::Run(len) => len,
-            Leaf::Columns { rows, .. } => rows,
+            InnerBlock::Run(len) => len,
+            InnerBlock::Columns { rows, .. } => rows,
         }
     }
 
@@ -201,15 +202,15 @@ impl Reduction {
     }
 }
 
-/// Lanes from `n` on become the identity.
+/// Replaces lanes from `n` on by the identity.
 #[inline(always)]
-fn only_first<S: Simd, F: FoldOp>(s: S, x: S::F, n: usize) -> S::F {
+fn only_first<S: Simd, F: ReduceOp>(s: S, x: S::F, n: usize) -> S::F {
     s.select(s.first(n), x, s.splat(F::IDENTITY))
 }
 
-/// The fold of a contiguous run.
+/// Returns the fold of a contiguous run.
 #[inline(always)]
-unsafe fn run<S: Simd, F: FoldOp, M: Source>(s: S, source: M, start: usize, len: usize) -> f64 {
+unsafe fn run<S: Simd, F: ReduceOp, M: Source>(s: S, source: M, start: usize, len: usize) -> f64 {
     let mut total = f64::from(F::IDENTITY);
     let mut i = start;
     let end = start + len;
@@ -242,13 +243,13 @@ unsafe fn run<S: Simd, F: FoldOp, M: Source>(s: S, source: M, start: usize, len:
 
 #[inline(always)]
 unsafe fn load_n<S: Simd, M: Source>(s: S, source: M, i: usize, n: usize) -> S::F {
-    // SAFETY: `n` elements exist at `i`, says the caller.
+    // SAFETY: the caller guarantees `n` elements at `i`.
     unsafe { if n == S::LANES { source.load(s, i) } else { source.load_part(s, i, n) } }
 }
 
 /// Folds `rows` rows of `width` elements, `stride` apart, into `acc`.
 #[inline(always)]
-unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
+unsafe fn columns<S: Simd, F: ReduceOp, M: Source>(
     s: S,
     source: M,
     start: usize,
@@ -257,7 +258,7 @@ unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
     width: usize,
     acc: *mut f32,
 ) {
-    // SAFETY: rows and columns are inside the tensor, `acc` holds `width` floats.
+    // SAFETY: rows and columns are inside the tensor, and `acc` holds `width` floats.
     unsafe {
         let mut row = 0;
         while row < rows {
@@ -297,10 +298,10 @@ unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
     }
 }
 
-/// As [`columns`] for rows narrower than a few registers that follow each other without a gap:
-/// several rows are taken as one wide row, and the wide result is folded at the end.
+/// Like [`columns`], for contiguous rows narrower than a few registers. Several rows are treated as
+/// one wide row, and the wide result is folded at the end.
 #[inline(always)]
-unsafe fn narrow_columns<S: Simd, F: FoldOp, M: Source>(
+unsafe fn narrow_columns<S: Simd, F: ReduceOp, M: Source>(
     s: S,
     source: M,
     start: usize,
@@ -312,7 +313,7 @@ unsafe fn narrow_columns<S: Simd, F: FoldOp, M: Source>(
     let mut wide = [F::IDENTITY; 2 * NARROW];
     let whole = rows / pack;
     let rest = rows - whole * pack;
-    // SAFETY: the wide rows cover `whole * pack` rows, the rest the others.
+    // SAFETY: the wide rows cover `whole * pack` rows, and the last call covers the others.
     unsafe {
         let wide_width = pack * width;
         columns::<S, F, M>(s, source, start, whole, wide_width, wide_width, wide.as_mut_ptr());
@@ -326,8 +327,9 @@ unsafe fn narrow_columns<S: Simd, F: FoldOp, M: Source>(
 }
 
 kernel! {
-    /// The results of units `units`, of the part `split` of the reduced axes, written to `out`.
-    unsafe fn fold_units<S, F: FoldOp, M: Source>(
+    /// Computes the results of `units` for part `split` of the reduced axes, and writes them to
+    /// `out`.
+    unsafe fn fold_units<S, F: ReduceOp, M: Source>(
         s: S, fold: F, source: M, plan: &Reduction, units: Range<usize>, split: usize, out: *mut f32,
     ) {
         let _ = fold;
@@ -339,8 +341,8 @@ kernel! {
             let base = Reduction::offset(&plan.kept, o);
             let outer = plan.reduced_count > 1;
             let steps = if outer { cut.clone() } else { 0..1 };
-            match plan.leaf {
-                Leaf::Run(len) => {
+            match plan.inner_block {
+                InnerBlock::Run(len) => {
                     let inner = if outer { 0..len } else { cut.clone() };
                     let mut total = f64::from(F::IDENTITY);
                     for q in steps {
@@ -349,7 +351,7 @@ kernel! {
                     }
                     *out.add(o) = total as f32;
                 }
-                Leaf::Columns { rows, columns: width } => {
+                InnerBlock::Columns { rows, columns: width } => {
                     let inner = if outer { 0..rows } else { cut.clone() };
                     let first = block * COLUMNS_MAX;
                     let block_width = COLUMNS_MAX.min(width - first);
@@ -375,8 +377,8 @@ kernel! {
 }
 
 kernel! {
-    /// `out[i]` from `splits` partial results `len` apart, times `scale`.
-    unsafe fn combine<S, F: FoldOp>(
+    /// Computes `out[i]` from `splits` partial results `len` apart, times `scale`.
+    unsafe fn combine<S, F: ReduceOp>(
         s: S, fold: F, partial: *const f32, splits: usize, len: usize, range: Range<usize>,
         scale: f32, out: *mut f32,
     ) {
@@ -396,7 +398,7 @@ kernel! {
     }
 }
 
-pub(crate) fn reduce_source<F: FoldOp, M: Source>(
+pub(crate) fn reduce_source<F: ReduceOp, M: Source>(
     pool: &Pool,
     fold: F,
     plan: &Reduction,
@@ -405,8 +407,8 @@ pub(crate) fn reduce_source<F: FoldOp, M: Source>(
     out: &mut [f32],
     scratch: &mut [f32],
 ) {
-    assert_eq!(out.len(), plan.out_len(), "wrong number of results");
-    assert!(scratch.len() >= plan.scratch_len(), "too little scratch");
+    assert_eq!(out.len(), plan.out_len(), "output has the wrong length");
+    assert!(scratch.len() >= plan.scratch_len(), "scratch is too short");
     let len = out.len();
     if plan.empty {
         out.fill(F::IDENTITY * scale);
@@ -415,17 +417,18 @@ pub(crate) fn reduce_source<F: FoldOp, M: Source>(
     let per_task = plan.units_per_task();
     let tasks = plan.units().div_ceil(per_task);
     let target = if plan.splits > 1 { scratch.as_mut_ptr() } else { out.as_mut_ptr() };
-    let target = Raw::new_mut(target);
-    let out = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(target);
+    let out = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run(tasks * plan.splits, |task| {
         let (split, block) = (task / tasks, task % tasks);
         let units = block * per_task..((block + 1) * per_task).min(plan.units());
-        // SAFETY: the lengths were checked above; tasks write different units or different splits.
+        // SAFETY: the lengths were checked above, and tasks write different units or different
+        // splits.
         unsafe { fold_units(fold, source, plan, units, split, target.at(split * len)) };
     });
     if plan.splits > 1 || scale != 1.0 {
         pool.run_ranges(len, 4096, |range| {
-            // SAFETY: ranges are disjoint; one split means that `target` is `out` itself.
+            // SAFETY: ranges are disjoint. With one split, `target` is `out` itself.
             unsafe { combine(fold, target.at(0), plan.splits, len, range, scale, out.at(0)) };
         });
     }
@@ -440,8 +443,8 @@ pub fn reduce(
     out: &mut [f32],
     scratch: &mut [f32],
 ) {
-    assert_eq!(x.len(), plan.in_len(), "wrong number of elements");
-    let source = Plain(Raw::new(x.as_ptr()));
+    assert_eq!(x.len(), plan.in_len(), "input has the wrong length");
+    let source = Plain(SharedPtr::new(x.as_ptr()));
     match fold {
         Fold::Sum => reduce_source(pool, SumOp, plan, source, 1.0, out, scratch),
         Fold::Mean => {
@@ -458,27 +461,27 @@ kernel! {
     /// Adds the column sums of a contiguous `[rows, width]` to `acc`.
     ///
     /// # Safety
-    /// `x` holds the matrix, `acc` one row.
+    /// `x` holds the matrix, and `acc` holds one row.
     pub(crate) unsafe fn add_columns<S>(
         s: S, x: *const f32, rows: usize, width: usize, acc: *mut f32,
     ) {
-        columns::<S, SumOp, Plain>(s, Plain(Raw::new(x)), 0, rows, width, width, acc);
+        columns::<S, SumOp, Plain>(s, Plain(SharedPtr::new(x)), 0, rows, width, width, acc);
     }
 }
 
-/// `out` is the sum of the rows of partial results `[parts, out.len()]`, in order.
+/// Sets `out` to the sum of the rows of partial results `[parts, out.len()]`, added in order.
 pub(crate) fn add_partials(pool: &Pool, partials: &[f32], out: &mut [f32]) {
     let len = out.len();
     let parts = partials.len() / len.max(1);
-    let (partials, out) = (Raw::new(partials.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    let (partials, out) = (SharedPtr::new(partials.as_ptr()), SharedPtr::new_mut(out.as_mut_ptr()));
     pool.run_ranges(len, 4096, |range| {
-        // SAFETY: ranges are disjoint; there are `parts` rows of `len`.
+        // SAFETY: ranges are disjoint, and there are `parts` rows of `len`.
         unsafe { combine(SumOp, partials.at(0), parts, len, range, 1.0, out.at(0)) };
     });
 }
 
 kernel! {
-    unsafe fn fold_run<S, F: FoldOp, M: Source>(
+    unsafe fn fold_run<S, F: ReduceOp, M: Source>(
         s: S, fold: F, source: M, start: usize, len: usize,
     ) -> f64 {
         let _ = fold;
@@ -486,11 +489,11 @@ kernel! {
     }
 }
 
-/// The fold of everything, in f64 across blocks.
-fn fold_all<F: FoldOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -> f64 {
+/// Returns the fold of all elements, in f64 across blocks.
+fn fold_all<F: ReduceOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -> f64 {
     let grain = (2 * TASK_ELEMENTS).max(len.div_ceil(SPLITS_MAX));
     let mut partial = [f64::from(F::IDENTITY); SPLITS_MAX];
-    let slots = Raw::new_mut(partial.as_mut_ptr());
+    let slots = SharedPtr::new_mut(partial.as_mut_ptr());
     pool.run_ranges(len, grain, |range| {
         // SAFETY: there are at most SPLITS_MAX ranges, each with its own slot.
         unsafe {
@@ -501,21 +504,21 @@ fn fold_all<F: FoldOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -
     partial.into_iter().fold(f64::from(F::IDENTITY), F::fold_f64)
 }
 
-/// The sum of everything, in f64 across blocks of lanes.
+/// Returns the sum of all elements, in f64 across blocks of lanes.
 pub fn sum_all(pool: &Pool, x: &[f32]) -> f64 {
-    fold_all(pool, SumOp, Plain(Raw::new(x.as_ptr())), x.len())
+    fold_all(pool, SumOp, Plain(SharedPtr::new(x.as_ptr())), x.len())
 }
 
-/// The sum of squares.
+/// Returns the sum of squares.
 pub fn squared_norm(pool: &Pool, x: &[f32]) -> f64 {
-    let raw = Raw::new(x.as_ptr());
+    let raw = SharedPtr::new(x.as_ptr());
     fold_all(pool, SumOp, Product(raw, raw), x.len())
 }
 
-/// The sum of products.
+/// Returns the sum of products.
 pub fn dot(pool: &Pool, x: &[f32], y: &[f32]) -> f64 {
     assert_eq!(x.len(), y.len(), "vectors differ in length");
-    fold_all(pool, SumOp, Product(Raw::new(x.as_ptr()), Raw::new(y.as_ptr())), x.len())
+    fold_all(pool, SumOp, Product(SharedPtr::new(x.as_ptr()), SharedPtr::new(y.as_ptr())), x.len())
 }
 
 #[inline(always)]
@@ -528,7 +531,7 @@ kernel! {
     unsafe fn has_nonfinite<S>(s: S, x: *const f32, len: usize) -> bool {
         let mut i = 0;
         while i < len {
-            // Blocks, so that the branch is rare.
+            // Work in blocks, so that the branch is rare.
             let end = (i + 1024).min(len);
             let mut any = nonfinite_lanes(s, s.zero());
             while i + S::LANES <= end {
@@ -550,7 +553,7 @@ kernel! {
 /// Whether any number is infinite or NaN.
 pub fn any_nonfinite(pool: &Pool, x: &[f32]) -> bool {
     let found = AtomicBool::new(false);
-    let raw = Raw::new(x.as_ptr());
+    let raw = SharedPtr::new(x.as_ptr());
     pool.run_ranges(x.len(), TASK_ELEMENTS, |range| {
         // SAFETY: the range is inside `x`.
         if !found.load(Relaxed) && unsafe { has_nonfinite(raw.at(range.start), range.len()) } {

@@ -1,9 +1,9 @@
-//! What is reduced, and how: values from memory, and the operations over registers.
+//! Inputs and operations of reductions: values from memory, and folds on registers.
 
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 
-/// How two values become one.
-pub(crate) trait FoldOp: Copy + Send + Sync {
+/// A function that combines two values into one.
+pub(crate) trait ReduceOp: Copy + Send + Sync {
     const IDENTITY: f32;
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F;
     fn fold_f64(a: f64, b: f64) -> f64;
@@ -13,7 +13,7 @@ pub(crate) trait FoldOp: Copy + Send + Sync {
 #[derive(Clone, Copy)]
 pub(crate) struct SumOp;
 
-impl FoldOp for SumOp {
+impl ReduceOp for SumOp {
     const IDENTITY: f32 = 0.0;
     #[inline(always)]
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
@@ -32,7 +32,7 @@ impl FoldOp for SumOp {
 #[derive(Clone, Copy)]
 pub(super) struct MaxOp;
 
-impl FoldOp for MaxOp {
+impl ReduceOp for MaxOp {
     const IDENTITY: f32 = f32::NEG_INFINITY;
     #[inline(always)]
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
@@ -51,7 +51,7 @@ impl FoldOp for MaxOp {
 #[derive(Clone, Copy)]
 pub(super) struct MinOp;
 
-impl FoldOp for MinOp {
+impl ReduceOp for MinOp {
     const IDENTITY: f32 = f32::INFINITY;
     #[inline(always)]
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
@@ -70,7 +70,7 @@ impl FoldOp for MinOp {
 #[derive(Clone, Copy)]
 pub(super) struct ProdOp;
 
-impl FoldOp for ProdOp {
+impl ReduceOp for ProdOp {
     const IDENTITY: f32 = 1.0;
     #[inline(always)]
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
@@ -83,24 +83,25 @@ impl FoldOp for ProdOp {
     #[inline(always)]
     fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
         let mut lanes = [1f32; 16];
-        // SAFETY: no register is longer than 16 lanes.
+        // SAFETY: no register has more than 16 lanes.
         unsafe { s.store(lanes.as_mut_ptr(), a) };
         lanes.iter().map(|lane| f64::from(*lane)).product()
     }
 }
 
-/// Where the reduced values come from: a tensor, or what is computed from two on the way.
+/// The source of the reduced values: a tensor, or a function of two tensors that is computed on
+/// load.
 pub(crate) trait Source: Copy + Send + Sync {
     /// # Safety
     /// `LANES` elements exist at `i`.
     unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F;
     /// # Safety
-    /// `n <= LANES` elements exist at `i`; the other lanes are of no meaning.
+    /// `n <= LANES` elements exist at `i`. The other lanes have undefined values.
     unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F;
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Plain(pub(crate) Raw<f32>);
+pub(crate) struct Plain(pub(crate) SharedPtr<f32>);
 
 impl Source for Plain {
     #[inline(always)]
@@ -115,9 +116,9 @@ impl Source for Plain {
     }
 }
 
-/// The product of two tensors of one shape (the square of one, if they are the same).
+/// The product of two tensors of one shape, or the square of one if both are the same.
 #[derive(Clone, Copy)]
-pub(crate) struct Product(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
+pub(crate) struct Product(pub(crate) SharedPtr<f32>, pub(crate) SharedPtr<f32>);
 
 impl Source for Product {
     #[inline(always)]
@@ -132,9 +133,9 @@ impl Source for Product {
     }
 }
 
-/// The first tensor over the second.
+/// The quotient of two tensors of one shape.
 #[derive(Clone, Copy)]
-pub(crate) struct Quotient(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
+pub(crate) struct Quotient(pub(crate) SharedPtr<f32>, pub(crate) SharedPtr<f32>);
 
 impl Source for Quotient {
     #[inline(always)]

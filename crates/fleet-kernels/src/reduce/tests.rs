@@ -69,7 +69,7 @@ fn check(shape: &[usize], axes: &[usize]) {
             }
         });
         let one = run_plan(&Pool::new(1), fold, shape, axes, &x);
-        assert!(one == run_plan(&Pool::new(3), fold, shape, axes, &x), "threads matter");
+        assert!(one == run_plan(&Pool::new(3), fold, shape, axes, &x), "depends on threads");
     }
 }
 
@@ -129,7 +129,7 @@ fn numbers_that_are_not_finite_are_found_anywhere() {
 fn first_extremes() {
     at_every_level(|level| {
         for (outer, len, inner) in [(3, 50, 1), (70, 7, 1), (2, 9, 19), (5, 33, 4), (1, 1, 1)] {
-            // Few distinct values, so that ties are common.
+            // There are few distinct values, so that ties are common.
             let mut random = Sequence::new(2, len as u64);
             let x: Vec<f32> = (0..outer * len * inner).map(|_| random.below(6) as f32).collect();
             for extreme in [Extreme::Max, Extreme::Min] {

@@ -10,15 +10,15 @@ pub struct Avx2(());
 
 impl Avx2 {
     /// # Safety
-    /// The machine has AVX2 and FMA, and the caller is compiled for them (otherwise it is right but
-    /// slow).
+    /// The machine has AVX2 and FMA, and the caller is compiled for them. Without the latter,
+    /// kernels are correct but slow.
     #[inline(always)]
     pub unsafe fn new() -> Self {
         Avx2(())
     }
 }
 
-/// Lane masks for parts of a register: start at `8 - n` for the first `n` lanes.
+/// Lane masks for parts of a register. The mask for the first `n` lanes starts at `8 - n`.
 static PART_MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
 #[target_feature(enable = "avx2")]
@@ -46,22 +46,22 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_part(self, p: *const f32, n: usize) -> __m256 {
-        // SAFETY: masked-off lanes are not touched.
+        // SAFETY: masked-off lanes are not accessed.
         unsafe { _mm256_maskload_ps(p, mask8(n)) }
     }
     #[inline(always)]
     unsafe fn store_part(self, p: *mut f32, x: __m256, n: usize) {
-        // SAFETY: masked-off lanes are not touched.
+        // SAFETY: masked-off lanes are not accessed.
         unsafe { _mm256_maskstore_ps(p, mask8(n), x) }
     }
     #[inline(always)]
     fn shl_i<const BITS: u32>(self, a: __m256i) -> __m256i {
-        // SAFETY: whoever made the token promised the features.
+        // SAFETY: the creator of the token guaranteed the features.
         unsafe { _mm256_sll_epi32(a, _mm_cvtsi32_si128(BITS as i32)) }
     }
     #[inline(always)]
     fn shr_u<const BITS: u32>(self, a: __m256i) -> __m256i {
-        // SAFETY: whoever made the token promised the features.
+        // SAFETY: the creator of the token guaranteed the features.
         unsafe { _mm256_srl_epi32(a, _mm_cvtsi32_si128(BITS as i32)) }
     }
     #[inline(always)]

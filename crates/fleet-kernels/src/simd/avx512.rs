@@ -9,8 +9,8 @@ pub struct Avx512(());
 
 impl Avx512 {
     /// # Safety
-    /// The machine has AVX-512 F, BW, DQ and VL, and the caller is compiled for them (otherwise it
-    /// is right but slow).
+    /// The machine has AVX-512 F, BW, DQ and VL, and the caller is compiled for them. Without the
+    /// latter, kernels are correct but slow.
     #[inline(always)]
     pub unsafe fn new() -> Self {
         Avx512(())
@@ -40,19 +40,20 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn load_part(self, p: *const f32, n: usize) -> __m512 {
-        // SAFETY: masked-off lanes are not touched.
+        // SAFETY: masked-off lanes are not accessed.
         unsafe { _mm512_maskz_loadu_ps(mask16(n), p) }
     }
     #[inline(always)]
     unsafe fn store_part(self, p: *mut f32, x: __m512, n: usize) {
-        // SAFETY: masked-off lanes are not touched.
+        // SAFETY: masked-off lanes are not accessed.
         unsafe { _mm512_mask_storeu_ps(p, mask16(n), x) }
     }
     #[inline(always)]
     fn sqrt_fast(self, a: __m512) -> __m512 {
-        // SAFETY: whoever made the token promised the features.
+        // SAFETY: the creator of the token guaranteed the features.
         unsafe {
-            // One step of Newton's for the 14 digits of 1/sqrt; 0 and infinity have no such step.
+            // One Newton step improves the 14 bits of 1/sqrt. The step fails for 0 and infinity,
+            // which are their own square roots.
             let inverse = _mm512_rsqrt14_ps(a);
             let root = _mm512_mul_ps(a, inverse);
             let half = _mm512_mul_ps(inverse, _mm512_set1_ps(0.5));
@@ -64,12 +65,12 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn shl_i<const BITS: u32>(self, a: __m512i) -> __m512i {
-        // SAFETY: whoever made the token promised the features.
+        // SAFETY: the creator of the token guaranteed the features.
         unsafe { _mm512_slli_epi32::<BITS>(a) }
     }
     #[inline(always)]
     fn shr_u<const BITS: u32>(self, a: __m512i) -> __m512i {
-        // SAFETY: whoever made the token promised the features.
+        // SAFETY: the creator of the token guaranteed the features.
         unsafe { _mm512_srli_epi32::<BITS>(a) }
     }
     intrinsics! {

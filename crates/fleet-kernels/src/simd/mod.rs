@@ -1,11 +1,11 @@
-//! One kernel body for AVX-512, AVX2 + FMA and any other machine, chosen at run time.
+//! One kernel body for AVX-512, AVX2 + FMA and any other machine, selected at run time.
 //!
-//! A kernel is written once over a [`Simd`] token and stamped out by [`kernel!`](crate::kernel):
-//! the macro compiles the body under `#[target_feature]` for every instruction set and dispatches
-//! on [`level`]. Inside the body both styles are fast: the methods of the token (`s.fma(a, b, c)`
-//! over `S::F`, a register of `S::LANES` floats), and plain loops over arrays of fixed size, which
-//! the compiler vectorises with the features of the wrapper. Not for anything with 64-bit lanes
-//! beyond what such plain loops give.
+//! A kernel is written once over a [`Simd`] token and instantiated by [`kernel!`](crate::kernel).
+//! The macro compiles the body under `#[target_feature]` for every instruction set, and dispatches
+//! on [`level`]. Two styles are fast inside the body. One is the methods of the token
+//! (`s.fma(a, b, c)` over `S::F`, a register of `S::LANES` floats). The other is plain loops over
+//! arrays of fixed size, which the compiler vectorizes with the features of the wrapper. For 64-bit
+//! lanes, only such plain loops are available.
 //!
 //! ```
 //! use fleet_kernels::{kernel, simd::Simd};
@@ -51,7 +51,7 @@ pub use avx2::Avx2;
 pub use avx512::Avx512;
 pub use portable::Portable;
 
-/// The instruction sets that kernels are compiled for, poorest first.
+/// The instruction sets for which kernels are compiled, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     Portable,
@@ -59,7 +59,8 @@ pub enum Level {
     Avx512,
 }
 
-/// What this machine has (detected once by the standard library, then a few loads).
+/// Returns the level of this machine. The standard library detects it once; later calls are a few
+/// loads.
 #[inline]
 pub fn level() -> Level {
     #[cfg(test)]
@@ -93,8 +94,8 @@ thread_local! {
     static FORCED: std::cell::Cell<Option<Level>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `test` once for every level this machine has; the choice holds on this thread only, so
-/// tests use a pool of one thread.
+/// Runs `test` once for every level that this machine has. The choice holds for this thread only,
+/// so tests use a pool of one thread.
 #[cfg(test)]
 pub(crate) fn at_every_level(mut test: impl FnMut(Level)) {
     for forced in [Level::Portable, Level::Avx2, Level::Avx512] {
@@ -106,13 +107,13 @@ pub(crate) fn at_every_level(mut test: impl FnMut(Level)) {
     }
 }
 
-/// Stamps out a function for every instruction set; see the [module](self) for an example.
+/// Instantiates a function for every instruction set; see the [module](self) for an example.
 ///
-/// The first parameter is the token, which the callers of the function do not pass. Generic
-/// parameters after `S` take one bound each and must be inferable from the arguments. In the
-/// `unsafe fn` form the whole body is an unsafe context. Code called from the body must be
-/// `#[inline(always)]`, closures included, or it is compiled for the baseline and its instructions
-/// become calls.
+/// The first parameter is the token, which callers of the function do not pass. Generic parameters
+/// after `S` take one bound each and must be inferable from the arguments. In the `unsafe fn` form,
+/// the whole body is an unsafe context. Code called from the body, including closures, must be
+/// `#[inline(always)]`. Otherwise it is compiled for the baseline, and its instructions become
+/// calls.
 #[macro_export]
 macro_rules! kernel {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$S:ident $(, $gen:ident: $bound:path)*>(
@@ -160,7 +161,7 @@ macro_rules! kernel_dispatch {
                 unsafe { $body($crate::simd::Avx2::new() $(, $arg)*) }
             }
             match $crate::simd::level() {
-                // SAFETY: `level` saw the features on this machine.
+                // SAFETY: `level` detected the features on this machine.
                 $crate::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
                 $crate::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
@@ -168,17 +169,17 @@ macro_rules! kernel_dispatch {
             }
         }
         #[allow(unused_unsafe)]
-        // SAFETY: the contract of the body is that of the function around.
+        // SAFETY: the contract of the body is that of the surrounding function.
         unsafe { $body($crate::simd::Portable $(, $arg)*) }
     }};
 }
 
-/// Registers of `LANES` f32 (`F`), i32 (`I`) and booleans (`M`), and what is done with them.
+/// Registers of `LANES` f32 (`F`), i32 (`I`) and booleans (`M`), and operations on them.
 ///
 /// Comparisons with NaN are false. `min(a, b)` is `a < b ? a : b` and `max(a, b)` is
 /// `a > b ? a : b`, so that a NaN in `b` survives and one in `a` does not.
 pub trait Simd: Copy + Send + Sync + 'static {
-    /// Floats in a register.
+    /// Number of floats in a register.
     const LANES: usize;
     type F: Copy;
     type I: Copy;
@@ -192,7 +193,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `LANES` floats are writable at `p`.
     unsafe fn store(self, p: *mut f32, x: Self::F);
-    /// The first `n <= LANES` floats at `p`, then zeros.
+    /// Loads the first `n <= LANES` floats at `p`, followed by zeros.
     ///
     /// # Safety
     /// `n` floats are readable at `p`.
@@ -207,21 +208,21 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
-    /// a * b + c, in one rounding where the machine has it.
+    /// a * b + c, with a single rounding where the machine supports it.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// c - a * b.
     fn neg_fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     fn sqrt(self, a: Self::F) -> Self::F;
-    /// To the nearest integer, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     fn round(self, a: Self::F) -> Self::F;
     fn floor(self, a: Self::F) -> Self::F;
     fn ceil(self, a: Self::F) -> Self::F;
-    /// a * 2^n for an integral `n` in [-300, 300]; overflows and underflows as it should.
+    /// a * 2^n for an integral `n` in [-300, 300], with correct overflow and underflow.
     fn scale2(self, a: Self::F, n: Self::F) -> Self::F;
 
-    /// True in the first `n` lanes.
+    /// A mask that is true in the first `n` lanes.
     fn first(self, n: usize) -> Self::M;
     fn lt(self, a: Self::F, b: Self::F) -> Self::M;
     fn le(self, a: Self::F, b: Self::F) -> Self::M;
@@ -229,9 +230,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn and_m(self, a: Self::M, b: Self::M) -> Self::M;
     fn or_m(self, a: Self::M, b: Self::M) -> Self::M;
     fn not_m(self, a: Self::M) -> Self::M;
-    /// Lane k in bit k.
+    /// The mask as bits, with lane k in bit k.
     fn bits(self, m: Self::M) -> u32;
-    /// Lane by lane `m ? a : b`.
+    /// `m ? a : b` in each lane.
     fn select(self, m: Self::M, a: Self::F, b: Self::F) -> Self::F;
     fn select_i(self, m: Self::M, a: Self::I, b: Self::I) -> Self::I;
 
@@ -246,28 +247,29 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn eq_i(self, a: Self::I, b: Self::I) -> Self::M;
     /// Signed a > b.
     fn gt_i(self, a: Self::I, b: Self::I) -> Self::M;
-    /// A square root good to two units in the last place, where the exact one is slow.
+    /// A square root accurate to two units in the last place, for machines on which the exact one
+    /// is slow.
     #[inline(always)]
     fn sqrt_fast(self, a: Self::F) -> Self::F {
         self.sqrt(a)
     }
-    /// The bits of floats.
+    /// Reinterprets floats as integers.
     fn bits_of(self, a: Self::F) -> Self::I;
-    /// Floats of the bits.
+    /// Reinterprets integers as floats.
     fn of_bits(self, a: Self::I) -> Self::F;
-    /// Nearest float of a signed integer.
+    /// Converts signed integers to the nearest floats.
     fn to_f(self, a: Self::I) -> Self::F;
-    /// Nearest integer of a float inside the range of i32.
+    /// Converts floats in the range of i32 to the nearest integers.
     fn to_i(self, a: Self::F) -> Self::I;
 
-    /// The sum of all lanes, halves first.
+    /// The sum of all lanes, added in halves.
     fn sum(self, a: Self::F) -> f32;
-    /// The largest lane (NaN lanes may or may not count).
+    /// The largest lane. NaN lanes may or may not be ignored.
     fn max_lane(self, a: Self::F) -> f32;
-    /// The smallest lane (NaN lanes may or may not count).
+    /// The smallest lane. NaN lanes may or may not be ignored.
     fn min_lane(self, a: Self::F) -> f32;
 
-    /// `n` lanes of `LANES`: [`Simd::load`] for a whole register, else [`Simd::load_part`].
+    /// Loads `n` of `LANES` lanes: [`Simd::load`] for a whole register, else [`Simd::load_part`].
     ///
     /// # Safety
     /// `n` floats are readable at `p`.
@@ -276,7 +278,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         // SAFETY: the contract is the same.
         unsafe { if n == Self::LANES { self.load(p) } else { self.load_part(p, n) } }
     }
-    /// As [`Simd::load_n`], for writing.
+    /// Like [`Simd::load_n`], for writing.
     ///
     /// # Safety
     /// `n` floats are writable at `p`.
@@ -285,7 +287,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         // SAFETY: the contract is the same.
         unsafe { if n == Self::LANES { self.store(p, x) } else { self.store_part(p, x, n) } }
     }
-    /// `x`, with zero in the lanes from `n` on.
+    /// `x` with zeros in the lanes from `n` on.
     #[inline(always)]
     fn keep_first(self, x: Self::F, n: usize) -> Self::F {
         if n == Self::LANES { x } else { self.select(self.first(n), x, self.zero()) }
@@ -314,7 +316,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn neg(self, a: Self::F) -> Self::F {
         self.of_bits(self.xor_i(self.bits_of(a), self.splat_i(i32::MIN)))
     }
-    /// The size of `a` with the sign of `b`.
+    /// The magnitude of `a` with the sign of `b`.
     #[inline(always)]
     fn copysign(self, a: Self::F, b: Self::F) -> Self::F {
         let sign = self.and_i(self.bits_of(b), self.splat_i(i32::MIN));
@@ -322,10 +324,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
-/// `for_registers!(S, len, |i, n| { .. })` runs the body for every register of `0..len`, with the
-/// `n` lanes of it that count: all but the last are whole. A macro, because a closure that the
-/// compiler does not inline would run without the features of the kernel around it, a hundred times
-/// slower.
+/// `for_registers!(S, len, |i, n| { .. })` runs the body for every register of `0..len`, where `n`
+/// is the number of lanes in use. All registers but the last are full. This is a macro, because a
+/// closure that the compiler does not inline would be compiled without the kernel's features and
+/// run a hundred times slower.
 #[macro_export]
 macro_rules! for_registers {
     ($S:ident, $len:expr, |$i:ident, $n:ident| $body:block) => {{
@@ -343,14 +345,14 @@ macro_rules! for_registers {
     }};
 }
 
-/// The bodies of trait methods: each is one or a few intrinsics, whose features the token proves.
+/// Bodies of trait methods. Each is one or a few intrinsics, whose features the token proves.
 #[cfg(target_arch = "x86_64")]
 macro_rules! intrinsics {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty = $body:expr;)*) => {$(
         #[inline(always)]
-        #[allow(unused_unsafe)] // `transmute` asks for it, most intrinsics do not.
+        #[allow(unused_unsafe)] // `transmute` needs it, most intrinsics do not
         fn $name(self $(, $arg: $ty)*) -> $ret {
-            // SAFETY: whoever made the token promised the features.
+            // SAFETY: the creator of the token guaranteed the features.
             unsafe { $body }
         }
     )*};
@@ -358,18 +360,19 @@ macro_rules! intrinsics {
 #[cfg(target_arch = "x86_64")]
 use intrinsics;
 
-/// Keeps the compiler from vectorising the loop around, whose body handles a whole array already:
-/// seeing pointers that do not overlap, it would gather one element of every array into a register.
+/// Keeps the compiler from vectorizing the surrounding loop, whose body already handles a whole
+/// array. Otherwise, where pointers do not overlap, the compiler would gather one element of every
+/// array into a register.
 #[inline(always)]
-pub(crate) fn keep_arrays_whole() {
+pub(crate) fn block_loop_vectorization() {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    // SAFETY: there is no instruction.
+    // SAFETY: the assembly contains no instruction.
     unsafe {
         std::arch::asm!("", options(nomem, nostack, preserves_flags));
     }
 }
 
-/// Asks for the cache line at `pointer`; any address may be given, nothing is read.
+/// Prefetches the cache line at `pointer`. Any address is allowed, because no value is read.
 #[inline(always)]
 pub(crate) fn prefetch<T>(pointer: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -381,39 +384,39 @@ pub(crate) fn prefetch<T>(pointer: *const T) {
     let _ = pointer;
 }
 
-/// A pointer that tasks may share; the kernel that makes one sees to it that no two tasks write the
-/// same place.
+/// A pointer shared between tasks. The kernel that creates it ensures that no two tasks write the
+/// same element.
 #[derive(Debug)]
-pub(crate) struct Raw<T>(*mut T);
+pub(crate) struct SharedPtr<T>(*mut T);
 
-impl<T> Clone for Raw<T> {
+impl<T> Clone for SharedPtr<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Raw<T> {}
+impl<T> Copy for SharedPtr<T> {}
 
-// SAFETY: the promise above is made by every kernel that makes one.
-unsafe impl<T: Send> Send for Raw<T> {}
+// SAFETY: every kernel that creates one ensures the condition above.
+unsafe impl<T: Send> Send for SharedPtr<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Raw<T> {}
+unsafe impl<T: Send> Sync for SharedPtr<T> {}
 
-impl<T> Raw<T> {
-    /// For reading only.
+impl<T> SharedPtr<T> {
+    /// Creates a pointer for reading only.
     #[inline(always)]
     pub(crate) fn new(p: *const T) -> Self {
-        Raw(p.cast_mut())
+        SharedPtr(p.cast_mut())
     }
-    /// For writing, too.
+    /// Creates a pointer for reading and writing.
     #[inline(always)]
     pub(crate) fn new_mut(p: *mut T) -> Self {
-        Raw(p)
+        SharedPtr(p)
     }
-    /// The pointer `i` elements on.
+    /// Returns the pointer advanced by `i` elements.
     ///
     /// # Safety
-    /// That is inside the allocation or one past its end.
+    /// The result is inside the allocation or one past its end.
     #[inline(always)]
     pub(crate) unsafe fn at(self, i: usize) -> *mut T {
         // SAFETY: promised by the caller.

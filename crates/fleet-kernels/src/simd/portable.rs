@@ -1,8 +1,8 @@
-//! Any machine: arrays that the compiler maps to the baseline's registers.
+//! Any machine: arrays that the compiler maps to baseline registers.
 
 use super::Simd;
 
-/// Any machine: 8 lanes in arrays, which the compiler maps to the baseline's registers.
+/// Any machine: 8 lanes in arrays, which the compiler maps to baseline registers.
 #[derive(Clone, Copy)]
 pub struct Portable;
 
@@ -15,15 +15,15 @@ fn map<A: Copy, B: Copy, R: Copy + Default>(a: [A; 8], b: [B; 8], f: impl Fn(A, 
     out
 }
 
-/// Halves onto halves, so that the order is that of a tree.
+/// Combines the lower half with the upper half repeatedly, in the order of a tree.
 #[inline(always)]
 pub(super) fn fold(a: [f32; 8], f: impl Fn(f32, f32) -> f32) -> f32 {
     let four = [f(a[0], a[4]), f(a[1], a[5]), f(a[2], a[6]), f(a[3], a[7])];
     f(f(four[0], four[2]), f(four[1], four[3]))
 }
 
-/// 2^n is built from exponent bits in two factors, so that results that are infinite or denormal
-/// come out right.
+/// Multiplies by 2^n in three steps, with factors built from exponent bits, so that infinite and
+/// denormal results are correct.
 #[inline(always)]
 pub(super) fn scale2_in_steps<S: Simd>(s: S, a: S::F, n: S::F) -> S::F {
     let third = s.round(s.mul(n, s.splat(1.0 / 3.0)));
@@ -31,13 +31,14 @@ pub(super) fn scale2_in_steps<S: Simd>(s: S, a: S::F, n: S::F) -> S::F {
     s.mul(s.mul(s.mul(a, pow2(s, s.sub(n, s.add(third, third)))), factor), factor)
 }
 
-/// 2^n by its exponent bits, for |n| <= 126.
+/// Builds 2^n from its exponent bits, for |n| <= 126.
 #[inline(always)]
 fn pow2<S: Simd>(s: S, n: S::F) -> S::F {
     s.of_bits(s.shl_i::<23>(s.add_i(s.to_i(n), s.splat_i(127))))
 }
 
-/// Adding 2^23 leaves no room for a fraction; larger numbers have none.
+/// Rounds to the nearest integer. Adding 2^23 leaves no bits for a fraction, and larger numbers
+/// have none.
 #[inline(always)]
 fn round_one(x: f32) -> f32 {
     const LIMIT: f32 = 8_388_608.0;
@@ -47,7 +48,7 @@ fn round_one(x: f32) -> f32 {
 
 #[inline(always)]
 fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-    // Without the instruction `mul_add` would call a library function for every lane.
+    // Without the instruction, `mul_add` would call a library function for every lane.
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
         a.mul_add(b, c)
     } else {

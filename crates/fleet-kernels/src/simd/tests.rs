@@ -1,6 +1,6 @@
 use super::*;
 
-/// Every method that is not a plain arithmetic instruction, one result after the other.
+/// The results of every method that is not a plain arithmetic instruction, in sequence.
 #[derive(Debug, PartialEq)]
 struct Report(Vec<f32>, Vec<u32>);
 
@@ -27,7 +27,7 @@ crate::kernel! {
             ];
             for (lane, result) in lanes.iter_mut().zip(results) {
                 let mut out = [0.0; 16];
-                // SAFETY: 16 floats are enough for every register.
+                // SAFETY: 16 floats hold every register.
                 unsafe { s.store(out.as_mut_ptr(), result) };
                 lane.extend_from_slice(&out[..S::LANES]);
             }

@@ -1,9 +1,9 @@
-//! Softmax and log-softmax over rows, and the losses that go with them: cross-entropy with hard and
-//! soft labels, sigmoid cross-entropy with logits, log loss. Forward and backward, f32.
+//! Softmax and log-softmax over rows, and their losses: cross-entropy with hard and soft labels,
+//! sigmoid cross-entropy with logits, log loss. Forward and backward, f32.
 //!
 //! A row is read from memory once and stays in L1 for its three passes (maximum, exponentials and
 //! their sum, scale). Sketch for 98,304 x 128: 100 MB moved, 12.6 M exponentials at about one a
-//! cycle; memory is the limit.
+//! cycle; memory bandwidth is the limit.
 //!
 //! ```
 //! use fleet_kernels::{pool::Pool, softmax::softmax};
@@ -21,7 +21,7 @@ use fleet_base::{Error, Result};
 
 use crate::elementwise::GRAIN;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 use crate::vmath;
 use crate::{for_registers, kernel};
 
@@ -37,7 +37,7 @@ unsafe fn row_max<S: Simd>(s: S, x: *const f32, len: usize) -> f32 {
     s.max_lane(max)
 }
 
-/// y = exp(x - max), and the sum of it.
+/// Computes y = exp(x - max), and returns its sum.
 #[inline(always)]
 unsafe fn row_exp<S: Simd>(s: S, x: *const f32, max: f32, y: *mut f32, len: usize) -> f32 {
     let max = s.splat(max);
@@ -53,7 +53,7 @@ unsafe fn row_exp<S: Simd>(s: S, x: *const f32, max: f32, y: *mut f32, len: usiz
     s.sum(sum)
 }
 
-/// The sum of exp(x - max).
+/// Returns the sum of exp(x - max).
 #[inline(always)]
 unsafe fn row_exp_sum<S: Simd>(s: S, x: *const f32, max: f32, len: usize) -> f32 {
     let max = s.splat(max);
@@ -75,12 +75,12 @@ unsafe fn row_scale<S: Simd>(s: S, y: *mut f32, scale: f32, len: usize) {
     });
 }
 
-/// The sum of products of two rows.
+/// Returns the sum of products of two rows.
 #[inline(always)]
 unsafe fn row_dot<S: Simd>(s: S, a: *const f32, b: *const f32, len: usize) -> f32 {
     let mut sum = s.zero();
     for_registers!(S, len, |i, n| {
-        // SAFETY: both rows are `len` long; lanes beyond a part are zero.
+        // SAFETY: both rows are `len` long; lanes past the end are zero.
         unsafe { sum = s.fma(s.load_n(a.add(i), n), s.load_n(b.add(i), n), sum) };
     });
     s.sum(sum)
@@ -90,7 +90,7 @@ unsafe fn row_dot<S: Simd>(s: S, a: *const f32, b: *const f32, len: usize) -> f3
 unsafe fn row_sum<S: Simd>(s: S, a: *const f32, len: usize) -> f32 {
     let mut sum = s.zero();
     for_registers!(S, len, |i, n| {
-        // SAFETY: the row is `len` long; lanes beyond a part are zero.
+        // SAFETY: the row is `len` long; lanes past the end are zero.
         unsafe { sum = s.add(sum, s.load_n(a.add(i), n)) };
     });
     s.sum(sum)
@@ -127,7 +127,7 @@ kernel! {
         for row in rows {
             let (x, y) = (x.add(row * len), y.add(row * len));
             let max = row_max(s, x, len);
-            // Two steps keep the digits that max + ln(sum) would lose.
+            // Two subtractions preserve digits that max + ln(sum) would lose.
             let log = s.splat(row_exp_sum(s, x, max, len).ln());
             let max = s.splat(max);
             for_registers!(S, len, |i, n| {
@@ -152,7 +152,7 @@ kernel! {
     }
 }
 
-/// Rows that a task takes.
+/// Returns the number of rows per task.
 fn grain_rows(len: usize) -> usize {
     (GRAIN / len.max(1)).max(1)
 }
@@ -163,43 +163,44 @@ fn check_rows(len: usize, elements: usize, others: &[usize]) -> usize {
     elements / len
 }
 
-/// `y` = softmax of the rows of `x`, each of `len` elements.
+/// Sets `y` to the softmax of the rows of `x`, each of `len` elements.
 pub fn softmax(pool: &Pool, x: &[f32], len: usize, y: &mut [f32]) {
     let rows = check_rows(len, x.len(), &[y.len()]);
-    // SAFETY: the lengths were checked; `y` is exclusive.
+    // SAFETY: the lengths were checked, and `y` is exclusive.
     unsafe { softmax_raw(pool, x.as_ptr(), y.as_mut_ptr(), rows, len) }
 }
 
-/// Softmax of the rows of `x` in their place.
+/// Computes the softmax of the rows of `x` in place.
 pub fn softmax_inplace(pool: &Pool, x: &mut [f32], len: usize) {
     let rows = check_rows(len, x.len(), &[]);
-    // SAFETY: the same exclusive slice on both sides.
+    // SAFETY: both pointers are the same exclusive slice.
     unsafe { softmax_raw(pool, x.as_ptr(), x.as_mut_ptr(), rows, len) }
 }
 
-/// [`softmax`] over pointers.
+/// Like [`softmax`], over pointers.
 ///
 /// # Safety
-/// `x` and `y` hold `rows * len` floats, equal or disjoint, and nobody else writes them.
+/// `x` and `y` hold `rows * len` floats. The regions are equal or disjoint, and no other thread
+/// writes them.
 pub unsafe fn softmax_raw(pool: &Pool, x: *const f32, y: *mut f32, rows: usize, len: usize) {
-    let (x, y) = (Raw::new(x), Raw::new_mut(y));
+    let (x, y) = (SharedPtr::new(x), SharedPtr::new_mut(y));
     pool.run_ranges(rows, grain_rows(len), |range| {
-        // SAFETY: tasks take different rows.
+        // SAFETY: tasks have different rows.
         unsafe { softmax_rows(x.at(0), y.at(0), range, len) };
     });
 }
 
-/// The gradient of [`softmax`] from its output.
+/// Computes the gradient of [`softmax`] from its output.
 pub fn softmax_grad(pool: &Pool, y: &[f32], dy: &[f32], len: usize, dx: &mut [f32]) {
     let rows = check_rows(len, y.len(), &[dy.len(), dx.len()]);
-    // SAFETY: the lengths were checked; `dx` is exclusive.
+    // SAFETY: the lengths were checked, and `dx` is exclusive.
     unsafe { softmax_grad_raw(pool, y.as_ptr(), dy.as_ptr(), dx.as_mut_ptr(), rows, len) }
 }
 
-/// [`softmax_grad`] over pointers.
+/// Like [`softmax_grad`], over pointers.
 ///
 /// # Safety
-/// All three hold `rows * len` floats; `dx` is equal to or disjoint from each of the others.
+/// All three hold `rows * len` floats. `dx` is equal to or disjoint from each of the others.
 pub unsafe fn softmax_grad_raw(
     pool: &Pool,
     y: *const f32,
@@ -208,30 +209,30 @@ pub unsafe fn softmax_grad_raw(
     rows: usize,
     len: usize,
 ) {
-    let (y, dy, dx) = (Raw::new(y), Raw::new(dy), Raw::new_mut(dx));
+    let (y, dy, dx) = (SharedPtr::new(y), SharedPtr::new(dy), SharedPtr::new_mut(dx));
     pool.run_ranges(rows, grain_rows(len), |range| {
-        // SAFETY: tasks take different rows.
+        // SAFETY: tasks have different rows.
         unsafe { softmax_grad_rows(y.at(0), dy.at(0), dx.at(0), range, len) };
     });
 }
 
-/// `y` = ln softmax of the rows of `x`.
+/// Sets `y` to ln softmax of the rows of `x`.
 pub fn log_softmax(pool: &Pool, x: &[f32], len: usize, y: &mut [f32]) {
     let rows = check_rows(len, x.len(), &[y.len()]);
-    let (x, y) = (Raw::new(x.as_ptr()), Raw::new_mut(y.as_mut_ptr()));
+    let (x, y) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(y.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(len), |range| {
-        // SAFETY: tasks take different rows; the lengths were checked.
+        // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { log_softmax_rows(x.at(0), y.at(0), range, len) };
     });
 }
 
-/// The gradient of [`log_softmax`] from its output.
+/// Computes the gradient of [`log_softmax`] from its output.
 pub fn log_softmax_grad(pool: &Pool, y: &[f32], dy: &[f32], len: usize, dx: &mut [f32]) {
     let rows = check_rows(len, y.len(), &[dy.len(), dx.len()]);
-    let (y, dy) = (Raw::new(y.as_ptr()), Raw::new(dy.as_ptr()));
-    let dx = Raw::new_mut(dx.as_mut_ptr());
+    let (y, dy) = (SharedPtr::new(y.as_ptr()), SharedPtr::new(dy.as_ptr()));
+    let dx = SharedPtr::new_mut(dx.as_mut_ptr());
     pool.run_ranges(rows, grain_rows(len), |range| {
-        // SAFETY: tasks take different rows; the lengths were checked.
+        // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { log_softmax_grad_rows(y.at(0), dy.at(0), dx.at(0), range, len) };
     });
 }
@@ -245,7 +246,7 @@ kernel! {
             let (x, p) = (x.add(row * len), p.add(row * len));
             let max = row_max(s, x, len);
             let label = *labels.add(row);
-            // Read before `p`, which may lie over `x`, is written.
+            // Read before `p` is written, because `p` may be in place of `x`.
             let target = if label == ignore { 0.0 } else { *x.add(label as usize) - max };
             let sum = row_exp(s, x, max, p, len);
             row_scale(s, p, 1.0 / sum, len);
@@ -286,8 +287,8 @@ fn check_labels(labels: &[i64], classes: usize, ignore: i64) -> Result<()> {
     }
 }
 
-/// Softmax of the rows of `logits` and the cross-entropy of each with its label; rows labelled
-/// `ignore` have loss 0.
+/// Computes the softmax of the rows of `logits`, and the cross-entropy of each with its label. Rows
+/// labeled `ignore` have loss 0.
 pub fn softmax_cross_entropy(
     pool: &Pool,
     logits: &[f32],
@@ -296,23 +297,28 @@ pub fn softmax_cross_entropy(
     softmax: &mut [f32],
     loss: &mut [f32],
 ) -> Result<()> {
-    assert_eq!(labels.len(), loss.len(), "one label and one loss a row");
+    assert_eq!(labels.len(), loss.len(), "expected one label and one loss per row");
     if labels.is_empty() {
         return Ok(());
     }
     let len = logits.len() / labels.len();
-    assert_eq!(check_rows(len, logits.len(), &[softmax.len()]), labels.len(), "rows and labels");
+    assert_eq!(
+        check_rows(len, logits.len(), &[softmax.len()]),
+        labels.len(),
+        "logits and labels differ in rows"
+    );
     check_labels(labels, len, ignore)?;
-    let (x, labels) = (Raw::new(logits.as_ptr()), Raw::new(labels.as_ptr()));
-    let (p, losses) = (Raw::new_mut(softmax.as_mut_ptr()), Raw::new_mut(loss.as_mut_ptr()));
+    let (x, labels) = (SharedPtr::new(logits.as_ptr()), SharedPtr::new(labels.as_ptr()));
+    let (p, losses) =
+        (SharedPtr::new_mut(softmax.as_mut_ptr()), SharedPtr::new_mut(loss.as_mut_ptr()));
     pool.run_ranges(loss.len(), grain_rows(len), |range| {
-        // SAFETY: tasks take different rows; lengths and labels were checked.
+        // SAFETY: tasks have different rows, and lengths and labels were checked.
         unsafe { hard_rows(x.at(0), labels.at(0), ignore, p.at(0), losses.at(0), range, len) };
     });
     Ok(())
 }
 
-/// The gradient of the logits from the softmax and the gradient of every row's loss.
+/// Computes the gradient of the logits from the softmax and the gradient of every row's loss.
 pub fn softmax_cross_entropy_grad(
     pool: &Pool,
     softmax: &[f32],
@@ -321,17 +327,21 @@ pub fn softmax_cross_entropy_grad(
     dloss: &[f32],
     dlogits: &mut [f32],
 ) -> Result<()> {
-    assert_eq!(labels.len(), dloss.len(), "one label and one loss a row");
+    assert_eq!(labels.len(), dloss.len(), "expected one label and one loss per row");
     if labels.is_empty() {
         return Ok(());
     }
     let len = softmax.len() / labels.len();
-    assert_eq!(check_rows(len, softmax.len(), &[dlogits.len()]), labels.len(), "rows and labels");
+    assert_eq!(
+        check_rows(len, softmax.len(), &[dlogits.len()]),
+        labels.len(),
+        "logits and labels differ in rows"
+    );
     check_labels(labels, len, ignore)?;
-    let (p, labels) = (Raw::new(softmax.as_ptr()), Raw::new(labels.as_ptr()));
-    let (dl, dx) = (Raw::new(dloss.as_ptr()), Raw::new_mut(dlogits.as_mut_ptr()));
+    let (p, labels) = (SharedPtr::new(softmax.as_ptr()), SharedPtr::new(labels.as_ptr()));
+    let (dl, dx) = (SharedPtr::new(dloss.as_ptr()), SharedPtr::new_mut(dlogits.as_mut_ptr()));
     pool.run_ranges(dloss.len(), grain_rows(len), |range| {
-        // SAFETY: tasks take different rows; lengths and labels were checked.
+        // SAFETY: tasks have different rows, and lengths and labels were checked.
         unsafe { hard_grad_rows(p.at(0), labels.at(0), ignore, dl.at(0), dx.at(0), range, len) };
     });
     Ok(())
@@ -370,7 +380,7 @@ kernel! {
     }
 }
 
-/// As [`softmax_cross_entropy`] with a distribution over the classes for every row.
+/// Like [`softmax_cross_entropy`], with a distribution over the classes for every row.
 pub fn softmax_cross_entropy_soft(
     pool: &Pool,
     logits: &[f32],
@@ -383,16 +393,18 @@ pub fn softmax_cross_entropy_soft(
     }
     let len = logits.len() / loss.len();
     let rows = check_rows(len, logits.len(), &[labels.len(), softmax.len()]);
-    assert_eq!(rows, loss.len(), "one loss a row");
-    let (x, labels) = (Raw::new(logits.as_ptr()), Raw::new(labels.as_ptr()));
-    let (p, losses) = (Raw::new_mut(softmax.as_mut_ptr()), Raw::new_mut(loss.as_mut_ptr()));
+    assert_eq!(rows, loss.len(), "expected one loss per row");
+    let (x, labels) = (SharedPtr::new(logits.as_ptr()), SharedPtr::new(labels.as_ptr()));
+    let (p, losses) =
+        (SharedPtr::new_mut(softmax.as_mut_ptr()), SharedPtr::new_mut(loss.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(len), |range| {
-        // SAFETY: tasks take different rows; the lengths were checked.
+        // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { soft_rows(x.at(0), labels.at(0), p.at(0), losses.at(0), range, len) };
     });
 }
 
-/// The gradient of the logits of [`softmax_cross_entropy_soft`], exact for labels of any sum.
+/// Computes the gradient of the logits of [`softmax_cross_entropy_soft`]. It is exact for labels of
+/// any sum.
 pub fn softmax_cross_entropy_soft_grad(
     pool: &Pool,
     softmax: &[f32],
@@ -405,16 +417,16 @@ pub fn softmax_cross_entropy_soft_grad(
     }
     let len = softmax.len() / dloss.len();
     let rows = check_rows(len, softmax.len(), &[labels.len(), dlogits.len()]);
-    assert_eq!(rows, dloss.len(), "one loss a row");
-    let (p, labels) = (Raw::new(softmax.as_ptr()), Raw::new(labels.as_ptr()));
-    let (dl, dx) = (Raw::new(dloss.as_ptr()), Raw::new_mut(dlogits.as_mut_ptr()));
+    assert_eq!(rows, dloss.len(), "expected one loss per row");
+    let (p, labels) = (SharedPtr::new(softmax.as_ptr()), SharedPtr::new(labels.as_ptr()));
+    let (dl, dx) = (SharedPtr::new(dloss.as_ptr()), SharedPtr::new_mut(dlogits.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(len), |range| {
-        // SAFETY: tasks take different rows; the lengths were checked.
+        // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { soft_grad_rows(p.at(0), labels.at(0), dl.at(0), dx.at(0), range, len) };
     });
 }
 
-/// A loss of one element and its label: value, and gradient of the first argument.
+/// A loss of one element and its label: its value, and its derivative by the first argument.
 trait PointLoss: Copy + Send + Sync {
     fn value<S: Simd>(self, s: S, x: S::F, label: S::F) -> S::F;
     fn slope<S: Simd>(self, s: S, x: S::F, label: S::F) -> S::F;
@@ -422,7 +434,7 @@ trait PointLoss: Copy + Send + Sync {
 
 #[derive(Clone, Copy)]
 struct SigmoidCrossEntropy {
-    /// NaN when nothing is ignored, which equals no label.
+    /// NaN, which equals no label, if nothing is ignored.
     ignore: f32,
 }
 
@@ -486,11 +498,11 @@ kernel! {
 
 fn point_forward<L: PointLoss>(pool: &Pool, kind: L, x: &[f32], label: &[f32], loss: &mut [f32]) {
     assert!(x.len() == label.len() && x.len() == loss.len(), "tensors differ in length");
-    let (x, label) = (Raw::new(x.as_ptr()), Raw::new(label.as_ptr()));
-    let out = Raw::new_mut(loss.as_mut_ptr());
+    let (x, label) = (SharedPtr::new(x.as_ptr()), SharedPtr::new(label.as_ptr()));
+    let out = SharedPtr::new_mut(loss.as_mut_ptr());
     pool.run_ranges(loss.len(), GRAIN, |range| {
         let i = range.start;
-        // SAFETY: ranges are disjoint and inside all three.
+        // SAFETY: ranges are disjoint and inside all three slices.
         unsafe { point_loss(kind, x.at(i), label.at(i), out.at(i), range.len()) };
     });
 }
@@ -505,17 +517,21 @@ fn point_backward<L: PointLoss>(
 ) {
     assert!(x.len() == label.len() && x.len() == dx.len(), "tensors differ in length");
     assert_eq!(dloss.len(), dx.len(), "tensors differ in length");
-    let (x, label, dl) = (Raw::new(x.as_ptr()), Raw::new(label.as_ptr()), Raw::new(dloss.as_ptr()));
-    let out = Raw::new_mut(dx.as_mut_ptr());
+    let (x, label, dl) = (
+        SharedPtr::new(x.as_ptr()),
+        SharedPtr::new(label.as_ptr()),
+        SharedPtr::new(dloss.as_ptr()),
+    );
+    let out = SharedPtr::new_mut(dx.as_mut_ptr());
     pool.run_ranges(dx.len(), GRAIN, |range| {
         let i = range.start;
-        // SAFETY: ranges are disjoint and inside all four.
+        // SAFETY: ranges are disjoint and inside all four slices.
         unsafe { point_loss_grad(kind, x.at(i), label.at(i), dl.at(i), out.at(i), range.len()) };
     });
 }
 
-/// The cross-entropy of sigmoid(logit) with its label, element by element; labels equal to `ignore`
-/// have loss 0.
+/// Computes the cross-entropy of sigmoid(logit) with its label for each element. Labels equal to
+/// `ignore` have loss 0.
 pub fn sigmoid_cross_entropy(
     pool: &Pool,
     logits: &[f32],
@@ -527,7 +543,7 @@ pub fn sigmoid_cross_entropy(
     point_forward(pool, kind, logits, labels, loss);
 }
 
-/// The gradient of the logits of [`sigmoid_cross_entropy`].
+/// Computes the gradient of the logits of [`sigmoid_cross_entropy`].
 pub fn sigmoid_cross_entropy_grad(
     pool: &Pool,
     logits: &[f32],
@@ -540,12 +556,12 @@ pub fn sigmoid_cross_entropy_grad(
     point_backward(pool, kind, logits, labels, dloss, dlogits);
 }
 
-/// -label ln(p + epsilon) - (1 - label) ln(1 - p + epsilon).
+/// Computes -label ln(p + epsilon) - (1 - label) ln(1 - p + epsilon).
 pub fn log_loss(pool: &Pool, p: &[f32], labels: &[f32], epsilon: f32, loss: &mut [f32]) {
     point_forward(pool, LogLoss { epsilon }, p, labels, loss);
 }
 
-/// The gradient of the probabilities of [`log_loss`].
+/// Computes the gradient of the probabilities of [`log_loss`].
 pub fn log_loss_grad(
     pool: &Pool,
     p: &[f32],

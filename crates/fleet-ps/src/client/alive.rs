@@ -1,6 +1,6 @@
-//! A worker's signs of life: a thread and a connection to each server of its own, so that a step
-//! which computes for minutes is told from a process that is stopped. The same thread notices a
-//! server that is stopped: whoever waits for its answer only waits.
+//! A worker's heartbeats, sent by a thread with a connection of its own to each server. They
+//! distinguish a step that computes for minutes from a stopped process. The same thread detects a
+//! stopped server, for whose answers other threads would simply wait.
 
 use super::remote::{Door, Lane};
 use crate::message::{Head, Method};
@@ -13,20 +13,19 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Ends with the client that it speaks for.
+/// Ends with the client whose heartbeats it sends.
 pub(super) struct Alive {
     stop: Abort,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What reaching one server may take: the others wait meanwhile.
+/// Time limit for reaching one server, during which the others wait.
 const REACH_SPAN: Duration = Duration::from_millis(500);
-/// A server that says nothing for so long is worth a line; shorter pauses are those of a busy
-/// machine.
+/// Silence of a server after which it is logged; shorter pauses occur on a busy machine.
 const SILENCE_SAID_AFTER: Duration = Duration::from_secs(5);
 
 impl Alive {
-    /// Speaks to all servers, every so often, and says how many steps were made.
+    /// Starts to send heartbeats with the number of steps made to all servers, at this interval.
     pub fn start(
         door: Arc<Door>,
         lanes: Arc<Vec<Lane>>,
@@ -56,10 +55,10 @@ impl Alive {
     }
 }
 
-/// What is said to one server.
+/// The heartbeats to one server.
 struct Voice {
     connection: Option<(CallClient, SocketAddr)>,
-    /// When the server answered last.
+    /// When the server last answered.
     heard: Time,
 }
 

@@ -1,4 +1,4 @@
-//! Servers of this process: for tests, and for jobs of one machine.
+//! Servers in this process: for tests, and for jobs on one machine.
 
 use super::{Client, Request, Transport};
 use crate::ServerTables;
@@ -6,8 +6,8 @@ use crate::server::Caller;
 use fleet_base::{Error, Result};
 use std::sync::Arc;
 
-/// A worker whose servers are in this process. Requests take the same bytes and the same way
-/// through the tables as over a network.
+/// A worker whose servers are in this process. Its requests have the same bytes, and take the same
+/// path through the tables, as over a network.
 ///
 /// ```
 /// use fleet_ps::{
@@ -27,14 +27,14 @@ use std::sync::Arc;
 /// ```
 pub type LocalServers = Client<Local>;
 
-/// Calls servers of this process.
+/// Calls servers in this process.
 pub struct Local {
     servers: Vec<Arc<ServerTables>>,
     caller: Caller,
 }
 
 impl Client<Local> {
-    /// Worker `worker` of the job whose servers these are ([`ServerTables::all`]).
+    /// Creates worker `worker` of the job whose servers these are ([`ServerTables::all`]).
     pub fn new(servers: &[Arc<ServerTables>], worker: usize) -> Result<LocalServers> {
         let Some(first) = servers.first() else {
             return Err(Error::invalid("a worker needs servers").expected("at least 1").got(0));

@@ -1,4 +1,4 @@
-//! Who is missing at a barrier, and what servers know of them.
+//! The workers missing at a barrier, and the servers' knowledge of them.
 
 use crate::message::Body;
 use crate::server::Sign;
@@ -6,15 +6,15 @@ use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Missing workers that a line of a log names.
+/// Limit on the missing workers that a log line names.
 const NAMES_SAID: usize = 8;
 
-/// Missing workers; of what several servers know the most hopeful counts.
+/// Missing workers; the most recent sign that any server has of each counts.
 #[derive(Default)]
 pub(super) struct Missing(BTreeMap<u32, Sign>);
 
 impl Missing {
-    /// Adds what a server has answered; returns whether anybody is missing there.
+    /// Adds a server's answer; returns whether any worker is missing there.
     pub fn add(&mut self, answer: &[u8]) -> Result<bool> {
         let numbers = Body(answer).u32s(answer.len() as u64 / 4)?;
         for told in numbers.chunks_exact(3) {
@@ -27,7 +27,7 @@ impl Missing {
         Ok(!numbers.is_empty())
     }
 
-    /// The error of a worker that will not come.
+    /// Returns the error of a worker that is lost, if any is.
     pub fn lost(&self, silent_after: Duration) -> Option<Error> {
         let (worker, sign) = self.0.iter().find(|(_, sign)| sign.is_lost(silent_after))?;
         let others = match self.0.len() {
@@ -40,7 +40,7 @@ impl Missing {
         ))
     }
 
-    /// Everybody who is waited for, and what is known of them.
+    /// Lists the missing workers and what is known of them, for a log line.
     pub fn words(&self) -> String {
         let one = |(worker, sign): (&u32, &Sign)| format!("worker {worker} ({})", sign.brief());
         let said: Vec<String> = self.0.iter().take(NAMES_SAID).map(one).collect();

@@ -1,6 +1,7 @@
-//! A worker's side: which server has what, equal ids made one, requests to all servers at once.
+//! A worker's side: splits ids by server, merges equal ids, and sends requests to all servers at
+//! once.
 //!
-//! [`Client`] is the same wherever the servers are; a [`Transport`] takes requests to them.
+//! [`Client`] is the same wherever the servers are; a [`Transport`] delivers its requests.
 
 mod alive;
 pub(crate) mod local;
@@ -35,25 +36,25 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Takes requests to servers.
+/// Delivers requests to servers.
 pub trait Transport: Send + Sync {
-    /// Sends all requests, at most one to a server, and waits for all answers. A request that
-    /// changes something runs once, or its error says that nobody knows.
+    /// Sends all requests, at most one to a server, and waits for all answers. A changing request
+    /// runs at most once; an error may leave open whether it ran.
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>>;
 
-    /// Takes answers back that were used: their memory is that of answers to come.
+    /// Takes back used answers, whose memory later answers reuse.
     fn give_back(&self, _answers: Vec<Vec<u8>>) {}
 
-    /// Tells whoever reads this worker's log.
+    /// Writes a line to this worker's log.
     fn say(&self, _line: &str) {}
 
-    /// Whether waiting for others still makes sense; the error is why not.
+    /// Fails if waits for other workers must end.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// A request to one server, in parts that go out one after the other.
+/// A request to one server, in parts that are sent one after another.
 pub struct Request<'a> {
     pub(crate) server: usize,
     pub(crate) method: Method,
@@ -65,36 +66,35 @@ pub struct Request<'a> {
 pub struct Client<T> {
     job: JobTables,
     worker: usize,
-    /// How long a barrier waits for the other workers.
+    /// Longest wait of a barrier for the other workers.
     patience: Duration,
-    /// How long a worker may say nothing before it is lost.
+    /// Silence after which a worker is lost.
     silent_after: Duration,
     transport: T,
-    /// Steps that this worker has made.
+    /// Steps that this process has made.
     steps: Arc<AtomicU64>,
-    /// Of these, with those of earlier processes and runs, the ones whose gradients all servers
-    /// have.
+    /// Steps whose gradients all servers have, including those of earlier processes and runs.
     complete: Arc<AtomicU64>,
-    /// What earlier processes of this worker have sent, where it goes on for them.
+    /// Progress of earlier processes of this worker, if it resumes from that.
     sent_before: Mutex<Progress>,
     numbers: Mutex<Numbers>,
     splits: Mutex<Vec<Split>>,
 }
 
-/// Requests that change something.
+/// Sequence numbers of changing requests.
 #[derive(Default)]
 struct Numbers {
     next: u64,
     open: BTreeSet<u64>,
 }
 
-/// How long a barrier waits unless told otherwise: as the documented deadline of a request.
+/// Default of the longest wait of a barrier: the documented deadline of a request.
 pub(crate) const PATIENCE_DEFAULT: Duration = Duration::from_secs(180);
-/// A barrier that takes longer is worth a line.
+/// A barrier that takes longer is logged.
 const WAIT_SAID_AFTER: Duration = Duration::from_secs(3);
 /// All kinds of tables.
 const KINDS: [&str; 4] = ["sparse", "geo", "dense", "global step"];
-/// Sets of scratch memory that are kept.
+/// Limit on the sets of scratch memory kept for reuse.
 const SPLITS_MAX: usize = 64;
 
 impl<T: Transport> Client<T> {
@@ -124,7 +124,8 @@ impl<T: Transport> Client<T> {
         Client { patience, ..self }
     }
 
-    /// Asks servers; answers in the order of the requests, or the first error.
+    /// Sends requests to servers; returns the answers in the order of the requests, or the first
+    /// error.
     fn ask(&self, requests: &mut [Request<'_>]) -> Result<Vec<Vec<u8>>> {
         let changes = requests.first().is_some_and(|request| request.method.changes());
         let number = changes.then(|| {
@@ -145,23 +146,23 @@ impl<T: Transport> Client<T> {
         answers.into_iter().collect()
     }
 
-    /// Says how far this worker is.
+    /// Returns a head that reports this worker's progress.
     fn head_of_steps(&self) -> Head {
         let complete = self.complete.load(Relaxed);
         Head { count: self.steps.load(Relaxed), complete, ..Head::default() }
     }
 
-    /// The head of gradients of a step.
+    /// Returns the head of a push of a step's gradients.
     fn head_of_step(&self, step: u64, table: u32) -> Head {
         Head { table, step, complete: self.complete.load(Relaxed), ..Head::default() }
     }
 
-    /// Whether an earlier process of this worker has sent a server its gradients of a step.
+    /// Returns whether an earlier process of this worker has sent a server its gradients of a step.
     fn was_sent(&self, server: usize, table: u32, step: u64) -> bool {
         self.sent_before.lock().unwrap_or_else(PoisonError::into_inner).has(server, table, step)
     }
 
-    /// The same request to all servers.
+    /// Sends the same request to all servers.
     fn ask_all(&self, method: Method, head: Head, body: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.ask_some(0..self.job.server_count, method, head, body)
     }
@@ -179,7 +180,7 @@ impl<T: Transport> Client<T> {
         self.ask(&mut requests)
     }
 
-    /// The rows of a table, which is one of `kinds`.
+    /// Returns the config of a table's rows; the table must be one of `kinds`.
     fn rows_config(&self, table: u32, kinds: &[&str]) -> Result<&SparseConfig> {
         match self.job.table(table, kinds)? {
             TableConfig::Sparse(config) | TableConfig::Geo(config) => Ok(config),
@@ -189,7 +190,8 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// The length of a dense table, which is that of `numbers`, and which server has what of it.
+    /// Returns the length of a dense table, which must be `numbers`, and its division among the
+    /// servers.
     fn dense_cut(&self, table: u32, numbers: usize) -> Result<(usize, &DenseCut)> {
         match self.job.table(table, &["dense"])? {
             TableConfig::Dense { len, options, .. } if *len == numbers => Ok((*len, &options.cut)),
@@ -200,7 +202,7 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Each server's part of the numbers of a dense table.
+    /// Sends each server its part of the numbers of a dense table.
     fn send_dense(&self, method: Method, table: u32, step: u64, numbers: &[f32]) -> Result<()> {
         let cut = self.dense_cut(table, numbers.len())?;
         let mut requests: Vec<Request<'_>> = self
@@ -216,7 +218,7 @@ impl<T: Transport> Client<T> {
         self.ask(&mut requests).map(drop)
     }
 
-    /// Servers that have a part, and which.
+    /// Returns the servers that have a part of a dense table, with their ranges.
     fn dense_parts(
         &self,
         (len, cut): (usize, &DenseCut),
@@ -361,7 +363,7 @@ impl<T: Transport> Client<T> {
         Ok((ids, rows))
     }
 
-    /// All servers write, and then all keep it, or none does.
+    /// Saves in two phases: all servers write, and then all keep the save or none does.
     fn try_save(
         &self,
         table: Option<u32>,
@@ -389,7 +391,7 @@ impl<T: Transport> Client<T> {
         ended.map(|_| sum)
     }
 
-    /// The head of a request about one table, or about all.
+    /// Returns the head of a request about one table, or about all.
     fn about(&self, table: Option<u32>) -> Result<Head> {
         let Some(table) = table else { return Ok(Head::default()) };
         self.job.table(table, &KINDS)?;
@@ -401,13 +403,13 @@ impl<T: Transport> Client<T> {
         answers.iter().map(|answer| number(answer)).sum()
     }
 
-    /// Waits until all servers have opened a barrier.
-    /// How often all workers have met, as each server counts.
+    /// Returns the number of rounds that all workers have completed, as each server counts it.
     fn rounds_of_each(&self, at: Arrival) -> Result<Vec<u64>> {
         let head = Head { word: at as u32, ..Head::default() };
         self.ask_all(Method::Rounds, head, &[])?.iter().map(|answer| number(answer)).collect()
     }
 
+    /// Waits until all servers have opened a barrier.
     fn try_arrive(&self, at: Arrival) -> Result<()> {
         let head = Head { word: at as u32, ..self.head_of_steps() };
         let rounds = self.ask_all(Method::Arrive, head, &[])?;
@@ -442,8 +444,8 @@ impl<T: Transport> Client<T> {
                 }
                 return Ok(());
             }
-            // Where pushes are applied when they come, servers decide when to go on without
-            // somebody.
+            // If pushes are applied on receipt, the servers decide when to continue without a
+            // worker.
             let silent_after = if self.job.sync { self.silent_after } else { SILENT_AFTER };
             if let Some(error) = missing.lost(silent_after) {
                 return Err(error);
@@ -540,9 +542,9 @@ impl<T: Transport> Servers for Client<T> {
     fn push_steps_of(&self, step: u64, table: u32, steps: u32) -> Result<u64> {
         let push = || {
             self.job.table(table, &["global step"])?;
-            // One server counts.
+            // One server counts all steps.
             let server = table as usize % self.job.server_count;
-            // What it was told before it is not told again, but asked.
+            // A server that has these steps already is only asked for the total.
             let (step, word) =
                 if self.was_sent(server, table, step) { (0, 0) } else { (step, steps) };
             let head = Head { word, ..self.head_of_step(step, table) };
@@ -609,8 +611,8 @@ impl<T: Transport> Servers for Client<T> {
 
     fn finish(&self) -> Result<bool> {
         let ask = |servers| self.ask_some(servers, Method::Finish, self.head_of_steps(), &[]);
-        // The first server decides who was the last, and is asked last itself: when it says so, and
-        // all are stopped, nobody waits for another any more.
+        // The first server decides which worker is the last, and is asked last. So when the last
+        // worker stops all servers, no other worker still waits for an answer.
         ask(1..self.job.server_count)
             .and_then(|_| ask(0..1))
             .map(|answers| answers[0] == [1])
@@ -679,7 +681,7 @@ impl<T: Transport> Servers for Client<T> {
     }
 }
 
-/// A folder's name as a text of a message.
+/// Encodes a folder's name as the text of a message.
 fn path_bytes(path: &Path) -> Result<Vec<u8>> {
     let text = path
         .to_str()

@@ -1,9 +1,9 @@
-//! Servers of other processes.
+//! Servers in other processes.
 //!
-//! Each server has a lane: connections that threads take out for one request each, so that requests
-//! of several threads are on their way at once and one that waits at a barrier holds nobody up. A
-//! call first sends to all servers and then takes the answers. What fails is sent again on another
-//! connection until the deadline; servers do it once (`server/ledger.rs`).
+//! Each server has a lane: connections that threads take for one request each. So requests of
+//! several threads are in flight at once, and one that waits at a barrier does not delay others. A
+//! call first sends to all servers and then reads the answers. A failed request is sent again on
+//! another connection until the deadline; servers run it once (`server/ledger.rs`).
 
 use super::alive::Alive;
 use super::{Client, Request, Transport};
@@ -17,30 +17,31 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// A worker whose servers are elsewhere; see [`TableServer`](crate::TableServer) for an example.
+/// A worker whose servers are in other processes; see [`TableServer`](crate::TableServer) for an
+/// example.
 pub type RemoteServers = Client<Remote>;
 
-/// How a worker talks to its servers.
+/// Options of a worker's connections to its servers.
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
     pub calls: CallOptions,
-    /// How long one request is tried, waits for a server that is being started again included
+    /// How long one request is retried, including waits for a server that restarts
     /// (`FLAGS_rpc_deadline`).
     pub deadline: Duration,
-    /// Other workers of a synchronous job that give no sign of life for so long are an error. This
-    /// one says fifteen times as often that it lives; zero: it does not.
+    /// Silence after which another worker of a synchronous job is an error. This worker sends
+    /// fifteen heartbeats in that time; zero disables them.
     pub silent_after: Duration,
-    /// Connections to one server, which are the requests on the way to it.
+    /// Limit on the connections to one server, and so on the requests in flight to it.
     pub connections_max: usize,
-    /// Where it says for whom it waits.
+    /// Log in which the client reports its waits.
     pub log: Log,
     /// Ends every wait.
     pub abort: Abort,
-    /// Asked while a server is not reached.
+    /// Called while a server cannot be reached.
     pub is_over: Option<IsOver>,
 }
 
-/// Tells whether the job is over: its servers have finished and do not come back.
+/// Tells whether the job is over: its servers have finished and will not return.
 #[derive(Clone)]
 pub struct IsOver(Arc<dyn Fn() -> bool + Send + Sync>);
 
@@ -70,27 +71,27 @@ impl Default for RemoteOptions {
     }
 }
 
-/// Lanes to servers of other processes.
+/// Connections to servers in other processes.
 pub struct Remote {
     lanes: Arc<Vec<Lane>>,
     door: Arc<Door>,
     options: RemoteOptions,
     alive: Option<Alive>,
-    /// Memory of long answers that were used.
+    /// Memory of used answers, for later long ones.
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
-/// What it takes to connect.
+/// Everything that a connection needs.
 pub(super) struct Door {
     pub caller: Caller,
-    /// What the job is, as servers compare it.
+    /// The job's text, which servers compare with their own.
     job: Vec<u8>,
     resolve: Box<Resolve>,
     token: Token,
     options: CallOptions,
 }
 
-/// Where a server is now.
+/// Returns the current address of a server.
 type Resolve = dyn Fn(usize) -> Result<SocketAddr> + Send + Sync;
 
 /// The connections to one server.
@@ -98,9 +99,10 @@ type Resolve = dyn Fn(usize) -> Result<SocketAddr> + Send + Sync;
 pub(super) struct Lane {
     pool: Mutex<Pool>,
     freed: Condvar,
-    /// The server's life as it was at first: its tables are those that we know.
+    /// Life of the server's tables at the first connection. A server with another life has lost
+    /// them.
     life: OnceLock<u64>,
-    /// The last epoch of the server that answered, and what it has acknowledged.
+    /// The latest epoch of the server, and the number below which its requests are kept.
     acknowledged: Mutex<[u64; 2]>,
 }
 
@@ -108,32 +110,32 @@ pub(super) struct Lane {
 struct Pool {
     idle: Vec<CallClient>,
     open: usize,
-    /// Since when nobody reaches the server.
+    /// Since when the server cannot be reached.
     down: Option<Time>,
 }
 
-/// What a first try may take to connect, for the other servers wait meanwhile.
+/// Time limit for a first attempt to connect, during which the other servers wait.
 const CONNECT_FIRST: Duration = Duration::from_millis(200);
-/// What a later one may take before the address is asked for anew.
+/// Time limit for a later attempt, before the address is resolved again.
 const CONNECT_AGAIN: Duration = Duration::from_secs(1);
-/// Between two tries of a request, doubled from the least to the most.
+/// Pause between attempts of a request, doubled from the minimum to the maximum.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Between two questions whether the job is over, while a server is not reached.
+/// Interval between checks whether the job is over, while a server cannot be reached.
 const OVER_PERIOD: Duration = Duration::from_millis(500);
-/// Signs of life in the span after which a worker counts as silent: several may be lost, and a
-/// server that was started again hears soon who is there.
+/// Heartbeats within the silence after which a worker is lost. So several may get lost, and a
+/// restarted server soon knows the live workers.
 const SIGNS_IN_SILENCE: u32 = 15;
-/// How long a save, a load or a shrink may take: tables may be large and disks slow.
+/// Time limit for a save, a load or a shrink: tables may be large and disks slow.
 const LONG_SPAN: Duration = Duration::from_secs(6 * 3600);
-/// Used answers whose memory is kept: those of two tables.
+/// Limit on the used answers whose memory is kept: those of two tables.
 const SPARE_MAX: usize = 4;
-/// How long a server that is to stop is looked for: it may have stopped already.
+/// Time limit for reaching a server that is to stop: it may have stopped already.
 const STOP_SPAN: Duration = Duration::from_secs(3);
 
 impl Client<Remote> {
-    /// Connects worker `worker` to the servers at `addresses`, in the job's order; waits for those
-    /// that are not there yet.
+    /// Connects worker `worker` to the servers at `addresses`, in the job's order. Waits for
+    /// servers that do not listen yet.
     pub fn connect(
         job: &JobTables,
         worker: usize,
@@ -153,8 +155,8 @@ impl Client<Remote> {
         Self::connect_with(job, worker, resolve, token, options)
     }
 
-    /// Who is no worker, counts as none, and asks only what concerns whole tables: statistics,
-    /// saves, loads, shrinking.
+    /// Connects an operator, which does not count as a worker. It may only make requests about
+    /// whole tables: statistics, saves, loads, shrinking.
     pub fn operator(
         job: &JobTables,
         addresses: &[SocketAddr],
@@ -165,8 +167,8 @@ impl Client<Remote> {
         Self::connect(job, OPERATOR, addresses, token, options)
     }
 
-    /// As [`RemoteServers::connect`](Client::connect), where a server that is started again may be
-    /// at another address: `resolve` is asked before every connection.
+    /// Like [`RemoteServers::connect`](Client::connect), if a restarted server may be at another
+    /// address: `resolve` is called before every connection.
     pub fn connect_with(
         job: &JobTables,
         worker: usize,
@@ -251,7 +253,7 @@ impl Transport for Remote {
             });
             let answer = answer.map(|answer| self.acknowledged(request, answer));
             match answer {
-                // Whoever is not there does not serve.
+                // A server that cannot be reached does not serve.
                 Err(error) if stops && error.kind() == ErrorKind::Unavailable => Ok(Vec::new()),
                 answer => answer?,
             }
@@ -279,7 +281,7 @@ impl Remote {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what a server acknowledges off its answer.
+    /// Takes the acknowledgement off a server's answer, and remembers it.
     fn acknowledged(&self, request: &Request<'_>, answer: Result<Vec<u8>>) -> Result<Vec<u8>> {
         let mut answer = answer?;
         if request.method.changes() {
@@ -297,8 +299,7 @@ impl Remote {
         Limits::new(Deadline::within(self.options.deadline), &self.options.abort)
     }
 
-    /// Tries on one connection after the other until the deadline; `error` is that of the first
-    /// try.
+    /// Tries one connection after another until the deadline; `error` is that of the first attempt.
     fn insist<R>(
         &self,
         server: usize,
@@ -320,7 +321,7 @@ impl Remote {
                     return Err(error.at(format!("{}, tried for {span:?}", self.name(server))));
                 }
                 self.says_down(server, &error);
-                // A server that is started again is reached sooner, without asking.
+                // A restarting server is usually reached before this check.
                 if Time::now().since(asked) >= OVER_PERIOD {
                     asked = Time::now();
                     if self.options.is_over.as_ref().is_some_and(|it| (it.0)()) {
@@ -343,7 +344,7 @@ impl Remote {
         }
     }
 
-    /// A connection that nobody else uses.
+    /// Takes a connection for exclusive use.
     fn take(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
         let lane = &self.lanes[server];
         let mut pool = lane.lock();
@@ -355,7 +356,7 @@ impl Remote {
                 break;
             }
             limits.abort.check()?;
-            // Woken now and then to look at the token.
+            // Wakes at intervals to check the abort token.
             let left = limits.deadline.remaining(Time::now()).unwrap_or(PAUSE_MAX);
             if left.is_zero() {
                 return Err(Error::unavailable("no connection was free before the deadline"));
@@ -368,7 +369,7 @@ impl Remote {
         self.connect(server, limits, span).inspect_err(|_| lane.closed())
     }
 
-    /// Connects to a server that still has what we know.
+    /// Connects to a server, which must still have the tables of the first connection.
     fn connect(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
         let lane = &self.lanes[server];
         let (connection, life, address) = self.door.connect((server, lane), limits, span)?;
@@ -382,7 +383,7 @@ impl Remote {
         Ok(connection)
     }
 
-    /// Keeps a connection that did what it should, and closes one that did not.
+    /// Keeps the connection of a request that succeeded, and closes that of one that failed.
     fn keep<R>(
         &self,
         server: usize,
@@ -394,7 +395,7 @@ impl Remote {
             Err(error) => {
                 let lane = &self.lanes[server];
                 lane.closed();
-                // The others were made with it and most likely broke with it.
+                // Idle connections were opened with this one and most likely broke with it.
                 let stale = std::mem::take(&mut lane.lock().idle);
                 stale.iter().for_each(|_| lane.closed());
                 Err(error)
@@ -408,7 +409,7 @@ impl Remote {
         lane.freed.notify_one();
     }
 
-    /// Says once that a server is being waited for.
+    /// Logs once that the worker waits for a server.
     fn says_down(&self, server: usize, error: &Error) {
         if self.lanes[server].goes_down(Time::now()) {
             self.say(&format!("waits for {}: {error}", self.name(server)));
@@ -421,7 +422,7 @@ impl Remote {
 }
 
 impl Door {
-    /// Connects, and makes sure that the server means the same job; with the life of its tables.
+    /// Connects, and checks that the server has the same job. Also returns the life of its tables.
     pub fn connect(
         &self,
         (server, lane): (usize, &Lane),
@@ -458,7 +459,7 @@ impl Door {
 
 impl Lane {
     fn lock(&self) -> MutexGuard<'_, Pool> {
-        // A pool is whole between statements.
+        // A pool is consistent between statements.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -467,7 +468,7 @@ impl Lane {
         self.freed.notify_one();
     }
 
-    /// Whether a server of this life has the tables that we know.
+    /// Returns whether tables of this life are those of the first connection.
     pub fn knows(&self, life: u64) -> bool {
         *self.life.get_or_init(|| life) == life
     }
@@ -476,13 +477,13 @@ impl Lane {
         *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers the newest acknowledgement: epochs grow, and so do numbers of one.
+    /// Remembers the newest acknowledgement: epochs grow, and so do the numbers within one.
     fn acknowledge(&self, [epoch, kept]: [u64; 2]) {
         let mut known = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
         *known = (*known).max([epoch, kept]);
     }
 
-    /// Nobody has reached the server since then; whether that is news.
+    /// Records since when the server cannot be reached; returns whether that is news.
     pub fn goes_down(&self, since: Time) -> bool {
         let mut pool = self.lock();
         let is_news = pool.down.is_none();
@@ -490,7 +491,7 @@ impl Lane {
         is_news
     }
 
-    /// The server is reached; says so where it was not.
+    /// Records that the server is reached; logs it if it was down.
     pub fn is_back(&self, log: &Log, door: &Door, server: usize, address: SocketAddr) {
         let Some(since) = self.lock().down.take() else { return };
         let (span, caller) = (Time::now().since(since).as_secs_f64(), door.caller);
@@ -498,7 +499,7 @@ impl Lane {
     }
 }
 
-/// The error of a worker that comes too late.
+/// Returns the error of a worker that returns too late.
 fn job_over() -> Error {
     Error::invalid("the job is over: its servers have finished without this worker").help(
         "the others go on without a worker that gives no sign of life: it was stopped, or its host \

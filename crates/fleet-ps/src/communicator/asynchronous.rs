@@ -1,5 +1,5 @@
-//! Async: a step waits for nobody. Gradients are queued, merged and sent by other threads; the
-//! parameters of the next step are the newest that have come by then.
+//! Async: a step does not wait. Gradients are queued, merged and sent by other threads. The
+//! parameters of the next step are the newest received by then.
 
 use super::outbox::Told;
 use super::{CommunicatorOptions, Core, Mode, lock, scatter, spawn};
@@ -14,12 +14,12 @@ pub(super) struct Async {
     receiver: Option<JoinHandle<()>>,
 }
 
-/// The newest parameters that have come.
+/// The newest parameters received.
 struct Newest {
     servers: Arc<dyn Servers>,
     tables: BTreeMap<u32, Table>,
     sends_before_receive: usize,
-    /// What the receiving thread is asked for, where there is one.
+    /// Requests to the receiving thread, if there is one.
     wanted: Mutex<Wanted>,
     asked: Condvar,
     receives_apart: bool,
@@ -27,7 +27,7 @@ struct Newest {
 
 #[derive(Default)]
 struct Wanted {
-    /// Tables to be received, with the newest gradient that is in them by now.
+    /// Tables to receive, with the number of the newest gradient that their values will contain.
     tables: BTreeMap<u32, u64>,
     closed: bool,
     error: Option<Error>,
@@ -35,14 +35,14 @@ struct Wanted {
 
 struct Table {
     values: Mutex<Values>,
-    /// One receives at a time, into memory of its own.
+    /// Buffer of the next receive; its lock lets one thread receive at a time.
     spare: Mutex<Vec<f32>>,
     sends: Mutex<usize>,
 }
 
 struct Values {
     values: Vec<f32>,
-    /// The newest of this worker's gradients that they hold.
+    /// Number of the newest of this worker's gradients that they contain.
     holds: u64,
 }
 
@@ -79,7 +79,7 @@ impl Async {
         Ok(Async { newest, receiver })
     }
 
-    /// What the sending threads call after each dense push.
+    /// Returns the callback of the sending threads, for each dense push.
     pub fn told(&self) -> Told {
         let newest = Arc::clone(&self.newest);
         Some(Box::new(move |table, number, count| newest.told(table, number, count)))
@@ -156,7 +156,7 @@ impl Newest {
         Ok(())
     }
 
-    /// The receiving thread: each table that is asked for, however often it was.
+    /// Body of the receiving thread. A table that is requested several times is received once.
     fn serve(&self) {
         let mut wanted = lock(&self.wanted);
         loop {

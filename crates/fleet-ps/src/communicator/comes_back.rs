@@ -1,5 +1,5 @@
-//! Workers that die in the middle of a step, at any request, and are started again: each batch is
-//! in each table once.
+//! Workers that die in the middle of a step, at any request, and are restarted: each batch is
+//! applied to each table once.
 
 use super::tests::{DENSE, SPARSE, job};
 use super::*;
@@ -11,8 +11,8 @@ use fleet_base::rng::Sequence;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
-/// Servers that a process reaches so many times, and then no more: what it has sent is there, what
-/// it sends is not.
+/// Servers that a process reaches a limited number of times. Later requests fail, as after its
+/// death.
 struct Dying {
     local: Local,
     left: AtomicI64,
@@ -34,7 +34,7 @@ const STEPS: u32 = 2;
 const STEP_COUNT: u64 = 30;
 const REPORT_EVERY: u32 = 3;
 
-/// What a step does: some of its rows are all on one server.
+/// The input of a step. In some steps, all rows are on one server.
 fn batch(step: u64) -> (Vec<u64>, Vec<f32>, [f32; 3]) {
     let ids = match step % 3 {
         0 => vec![2, 4],
@@ -45,7 +45,7 @@ fn batch(step: u64) -> (Vec<u64>, Vec<f32>, [f32; 3]) {
     (ids, grads, [step as f32, 1.0, 2.0])
 }
 
-/// A process of the worker: how far it comes with so many requests, and no further.
+/// A process of the worker, which dies after a number of requests.
 fn process(
     servers: &[Arc<ServerTables>],
     job: &JobTables,
@@ -101,7 +101,7 @@ impl Drop for Folder {
     }
 }
 
-/// Servers that were killed and started again, too, go on with what they knew.
+/// Starts the servers; with a folder, they are durable and resume from it.
 fn servers_of(job: &JobTables, folder: Option<&Folder>) -> Vec<Arc<ServerTables>> {
     let Some(folder) = folder else { return ServerTables::all(job).unwrap() };
     let start = |server| ServerTables::durable(job, server, Durability::in_folder(&folder.0));

@@ -1,12 +1,12 @@
-//! GEO: a worker trains by itself and exchanges differences.
+//! GEO: a worker trains locally and exchanges differences.
 //!
-//! Every `k_steps` steps, for each table: delta = (latest - old) / workers for the rows that were
-//! touched (of a dense table: for all numbers), old += delta, and delta goes to the servers, which
-//! add it. What others changed comes back as rows: latest += row - old, old = row. So all workers
-//! come to the same table, plus what each has not sent yet.
+//! Every `k_steps` steps, for each table: delta = (latest - old) / workers for the touched rows (of
+//! a dense table: for all numbers), old += delta, and delta is sent to the servers, which add it.
+//! Changes of other workers are received as rows: latest += row - old, old = row. So all workers
+//! converge to the same table, plus what each has not sent yet.
 //!
-//! A thread of its own sends and asks; a step only takes what has come and hands over what is due.
-//! While an exchange of a table is under way the next one waits, not the step.
+//! A thread of its own sends and receives. A step only takes in what was received and hands over
+//! what is due. While an exchange of a table is in progress, the next exchange waits, not the step.
 
 use super::{lock, spawn};
 use crate::{Progress, PullMode, Servers, TableConfig};
@@ -50,9 +50,9 @@ struct Shared {
 struct State {
     tables: BTreeMap<u32, Table>,
     jobs: VecDeque<Job>,
-    /// Jobs that are queued or under way.
+    /// Jobs that are queued or in progress.
     open: usize,
-    /// Steps that were made before these tables were begun.
+    /// Steps made before these tables were read first.
     base: u64,
     closed: bool,
     error: Option<Error>,
@@ -62,34 +62,35 @@ struct State {
 /// A table as it was after the last exchange.
 struct Table {
     old: Vec<f32>,
-    /// Numbers of a row; none for a dense table.
+    /// Numbers per row; none for a dense table.
     width: Option<usize>,
     touched: BTreeSet<u64>,
     steps: usize,
-    /// Steps of this worker, and those whose changes have gone out.
+    /// Steps of this worker.
     made: u64,
+    /// Steps whose changes were sent.
     sent: u64,
     under_way: bool,
     arrived: Vec<News>,
 }
 
-/// What goes out.
+/// Changes to send.
 struct Job {
     table: u32,
-    /// The last step whose changes these are.
+    /// The last step that they include.
     step: u64,
-    /// Rows; none for a dense table.
+    /// Ids of the rows; none for a dense table.
     ids: Option<Vec<u64>>,
     delta: Vec<f32>,
 }
 
-/// What came in.
+/// Values received.
 enum News {
     Rows(Vec<u64>, Vec<f32>),
     All(Vec<f32>),
 }
 
-/// Rows of one push when a table is first filled.
+/// Rows per push when a table is first filled.
 const FILL_ROWS: usize = 1 << 16;
 
 impl GeoCommunicator {
@@ -110,10 +111,10 @@ impl GeoCommunicator {
         &self.shared.servers
     }
 
-    /// Brings worker 0's copy of a table to the servers. The others begin after that.
+    /// Uploads worker 0's copy of a table to the servers. The other workers begin after that.
     ///
-    /// Rows that are there already stay as they are: the servers have loaded them, or this worker
-    /// was started again in the middle.
+    /// Existing rows stay as they are: the servers have loaded them, or this worker was restarted
+    /// in the middle.
     pub fn fill(&self, table: u32, values: &[f32], width: Option<usize>) -> Result<()> {
         let servers = &self.shared.servers;
         let Some(width) = width else { return servers.set_dense(table, values) };
@@ -123,7 +124,7 @@ impl GeoCommunicator {
             let mut ids: Vec<u64> = (first..first + (rows.len() / width) as u64).collect();
             there.resize(rows.len(), 0.0);
             servers.pull_sparse(table, &ids, &mut there, PullMode::Infer)?;
-            // Rows that no server has read as zeros.
+            // Rows that no server has are read as zeros.
             let is_new = |row: usize| there[row * width..][..width].iter().all(|it| *it == 0.0);
             let new: Vec<usize> = (0..ids.len()).filter(|row| is_new(*row)).collect();
             ids = new.iter().map(|row| ids[*row]).collect();
@@ -134,7 +135,7 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// Takes the table as the servers have it, and remembers it.
+    /// Reads the table from the servers, and remembers it.
     pub fn begin(&self, table: u32, values: &mut [f32], width: Option<usize>) -> Result<()> {
         let servers = &self.shared.servers;
         match width {
@@ -159,15 +160,15 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// Steps are counted from here on: so many were made before.
+    /// Starts to count after step `complete`, in a run that begins after step `base`.
     pub fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
         self.count_from(complete);
         self.shared.servers.begin_after(base, complete)
     }
 
-    /// Goes on where earlier processes of this worker came to: steps that had not gone out with all
-    /// tables are made again. Those that had gone out with some of them, up to `k_steps` of them,
-    /// are twice in these.
+    /// Resumes after the steps that earlier processes of this worker completed. Steps that were not
+    /// sent for all tables are repeated. In the tables for which they were sent, up to `k_steps` of
+    /// them count twice.
     pub fn go_on(&self, progress: &Progress) -> Result<()> {
         self.count_from(progress.complete);
         let progress = Progress { applied: Vec::new(), ..progress.clone() };
@@ -180,8 +181,8 @@ impl GeoCommunicator {
         state.tables.values_mut().for_each(|own| (own.made, own.sent) = (step, step));
     }
 
-    /// All rows: first those that are news to this worker, which from here on are none, then the
-    /// others. A worker that was started again had been told of some before.
+    /// Reads all rows: first those with changes that this worker has not pulled, which this clears,
+    /// then the others. A restarted worker has pulled some changes before.
     fn begin_rows(&self, table: u32, values: &mut [f32], width: usize) -> Result<()> {
         let servers = &self.shared.servers;
         let (news, rows) = servers.pull_geo(table)?;
@@ -203,7 +204,7 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// Rows that a step is about to change.
+    /// Records the rows that a step is about to change.
     pub fn touch(&self, table: u32, ids: &[i64]) -> Result<()> {
         let mut state = lock(&self.shared.state);
         let touched = &mut state.table(table)?.touched;
@@ -211,7 +212,8 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// A step has changed the table: takes in what others did, and hands over what is due.
+    /// Takes in the changes of other workers after a step, and hands over this worker's if they are
+    /// due.
     pub fn step(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
         let (k_steps, workers) = (self.shared.k_steps, self.shared.workers());
         let mut state = lock(&self.shared.state);
@@ -241,7 +243,7 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// Waits until what was handed over has arrived.
+    /// Waits until everything that was handed over has arrived.
     pub fn flush(&self) -> Result<()> {
         let mut state = lock(&self.shared.state);
         while state.open > 0 && state.error.is_none() {
@@ -250,7 +252,7 @@ impl GeoCommunicator {
         state.error.clone().map_or(Ok(()), Err)
     }
 
-    /// The last exchange of a table: all that is due goes out, and what comes back is taken in.
+    /// Makes the last exchange of a table: sends all pending changes, and takes in the answer.
     pub fn end(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
         self.flush()?;
         {
@@ -341,7 +343,7 @@ impl Shared {
             let (ids, rows) = self.servers.pull_geo(table)?;
             return Ok(News::Rows(ids, rows));
         }
-        // The table's rule takes its gradient away.
+        // The table's rule subtracts gradients.
         let mut values: Vec<f32> = delta.iter().map(|delta| -delta).collect();
         self.servers.push_dense_of(step, table, &values)?;
         self.servers.pull_dense(table, &mut values)?;
@@ -373,7 +375,7 @@ impl Table {
             .got(format!("{width:?}")))
     }
 
-    /// What this worker owes; it counts as sent from here on.
+    /// Returns the changes of this worker, which count as sent from now on.
     fn due(&mut self, table: u32, parts: &[&mut [f32]], workers: f32) -> Job {
         (self.steps, self.under_way) = (0, true);
         let mut latest = vec![0.0; self.old.len()];
@@ -401,7 +403,7 @@ impl Table {
         Job { table, step: self.made, ids: Some(ids), delta }
     }
 
-    /// latest += new - old, old = new.
+    /// Takes in received values: latest += new - old, old = new.
     fn take_in(&mut self, news: News, parts: &mut [&mut [f32]]) -> Result<()> {
         match news {
             News::All(values) => {
@@ -436,7 +438,7 @@ fn add_news(latest: &mut [f32], old: &mut [f32], new: &[f32]) {
     }
 }
 
-/// The place of an id among so many rows.
+/// Returns the row of an id in a table of `count` rows.
 fn row_of(id: u64, count: usize) -> Result<usize> {
     usize::try_from(id).ok().filter(|at| *at < count).ok_or_else(|| {
         Error::invalid("a row came that the worker's table has not")

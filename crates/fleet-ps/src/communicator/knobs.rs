@@ -1,4 +1,4 @@
-//! What each knob of a worker's traffic does, seen at the servers.
+//! The effect of each option of a worker's traffic, observed at the servers.
 
 use super::tests::{DENSE, SPARSE, job, workers};
 use super::*;
@@ -8,10 +8,10 @@ use std::sync::Condvar;
 use std::time::Instant;
 
 const STEPS: u32 = 2;
-/// Long enough for any machine; nobody waits so long.
+/// Long enough for any machine; no test waits this long.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What the servers were asked for.
+/// A request to the servers.
 #[derive(Clone, Debug, PartialEq)]
 enum Asked {
     PushRows,
@@ -24,13 +24,12 @@ enum Asked {
 
 type Condition = dyn Fn(&[Asked]) -> bool + Send + Sync;
 
-/// Servers of this process that write down what they are asked, and can be made to wait before they
-/// answer.
+/// Servers in this process that record the requests, and that can delay their answers.
 struct Watched {
     servers: Arc<dyn Servers>,
     asked: Mutex<Vec<Asked>>,
     changed: Condvar,
-    /// A push goes on when this holds of what was asked, its own asking included.
+    /// A push continues when this holds for the recorded requests, its own included.
     goes_on: Box<Condition>,
 }
 
@@ -48,13 +47,13 @@ impl Watched {
         self.changed.notify_all();
     }
 
-    /// What pushes wait for has changed.
+    /// Makes pushes check their condition again.
     fn wake(&self) {
         drop(lock(&self.asked));
         self.changed.notify_all();
     }
 
-    /// Waits until something holds of what was asked.
+    /// Waits until a condition holds for the recorded requests.
     fn until(&self, what: &str, holds: impl Fn(&[Asked]) -> bool) -> Result<()> {
         let (_asked, outcome) = self
             .changed
@@ -212,7 +211,7 @@ fn push_row(communicator: &Communicator) {
     communicator.push_sparse(SPARSE, Push::new(&[5], &[1.0])).unwrap();
 }
 
-/// The one that is on its way when the others come, and those as the knob allows.
+/// The first gradient is in flight when the others are queued; those are merged up to the limit.
 #[test]
 fn so_many_gradients_become_one_push() {
     for (merge_count_max, pushes) in [(1, 7), (3, 3), (4, 3), (6, 2), (100, 2)] {
@@ -235,7 +234,7 @@ fn so_many_gradients_become_one_push() {
     }
 }
 
-/// A step is never further ahead of the pushes than the queue is long.
+/// A step is never further ahead of the pushes than the length of the queue.
 #[test]
 fn so_many_gradients_wait_and_one_more_waits_with_the_step() {
     for queue_len_max in [1, 3] {
@@ -246,7 +245,7 @@ fn so_many_gradients_wait_and_one_more_waits_with_the_step() {
             let pushed = asked.iter().filter(|asked| **asked == Asked::PushRows).count() as u64;
             let ahead = seen.load(Relaxed).saturating_sub(pushed);
             most.fetch_max(ahead, Relaxed);
-            // The first one goes on when the queue is full.
+            // The first push continues when the queue is full.
             pushed > 1 || ahead == queue_len_max
         });
         let options =
@@ -263,7 +262,7 @@ fn so_many_gradients_wait_and_one_more_waits_with_the_step() {
     }
 }
 
-/// With time to wait all three are one push, and without anybody who asks for it.
+/// With enough time to wait, all three gradients become one push, without a flush.
 #[test]
 fn a_sender_looks_so_often_for_more() {
     let servers = Watched::new(|_| true);
@@ -275,7 +274,7 @@ fn a_sender_looks_so_often_for_more() {
     communicator.flush().unwrap();
     assert_eq!(servers.count(&Asked::PushRows), 1);
 
-    // And with one look what is alone goes out alone.
+    // With a single wait, one gradient is pushed alone.
     let servers = Watched::new(|_| true);
     let options = CommunicatorOptions { merge_count_max: 3, ..Default::default() };
     let communicator = start(&servers, options);
@@ -285,7 +284,7 @@ fn a_sender_looks_so_often_for_more() {
     assert!(begun.elapsed() >= POLL_SPAN);
 }
 
-/// Each push goes on when the other has begun.
+/// Each push continues when the other has begun.
 #[test]
 fn so_many_threads_send_at_once() {
     let both =
@@ -312,7 +311,7 @@ fn parameters_are_received_by_the_sender_or_by_a_thread_of_their_own() {
     }
 }
 
-/// Steps are reported every so often, and the rate is that of all that were.
+/// Steps are reported at the interval, and the rate is that of all reported steps.
 #[test]
 fn steps_are_reported_every_so_often() {
     for (report_every, reports) in [(1, 7), (3, 2), (10, 0)] {
@@ -334,7 +333,7 @@ fn steps_are_reported_every_so_often() {
     }
 }
 
-/// The count that a save brought, or that others have made since, is where the rate goes on.
+/// Rates resume from the count that a save has restored, or that other workers have made since.
 #[test]
 fn the_first_rate_is_that_of_the_steps_that_servers_have_counted() {
     let servers = Watched::new(|_| true);

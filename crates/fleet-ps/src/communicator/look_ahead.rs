@@ -1,7 +1,7 @@
-//! Rows of coming steps, asked for ahead by a thread of their own.
+//! Rows of coming steps, requested ahead by a thread of their own.
 //!
-//! An answer is found by its table and its ids, all of them in their order: what was asked for by
-//! mistake is never used, and forgotten when more has been asked for.
+//! An answer is found by its table and its ids, all of them in order. So a mistaken request is
+//! never used, and it is dropped after later requests.
 
 use super::batch::{Batch, Batches};
 use super::{lock, spawn};
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Answers that are kept for a table: the next step's, and one more.
+/// Limit on the requests kept for a table: the next step's, and one more.
 const KEPT_MAX: usize = 2;
 
 pub(super) struct LookAhead {
@@ -42,14 +42,14 @@ struct Asked {
 }
 
 enum Answer {
-    /// Not before the step that is under way has ended.
+    /// Not to be sent before the current step has ended.
     Held,
     Wanted,
     OnTheWay,
     Here(Result<Rows>),
 }
 
-/// A batch, and a row for each of its different ids.
+/// A batch, and a row for each of its distinct ids.
 pub(super) type Rows = (Arc<Batch>, Vec<f32>);
 
 impl LookAhead {
@@ -63,7 +63,7 @@ impl LookAhead {
         Ok(LookAhead { shared, thread: Some(thread) })
     }
 
-    /// Asks for rows, at once or when the step has ended.
+    /// Requests rows, at once or when the current step has ended.
     pub fn ask(&self, table: u32, ids: Vec<u64>, width: usize, at_once: bool) {
         let mut state = lock(&self.shared.state);
         let number = state.next_number;
@@ -81,7 +81,7 @@ impl LookAhead {
         self.shared.changed.notify_all();
     }
 
-    /// The step has ended: what waited for it may go.
+    /// Sends the requests that waited for the end of the step.
     pub fn release(&self) {
         let mut state = lock(&self.shared.state);
         for asked in &mut state.asked {
@@ -92,8 +92,8 @@ impl LookAhead {
         self.shared.changed.notify_all();
     }
 
-    /// Forgets what was asked for, and waits for what is on the way: afterwards nobody asks the
-    /// servers.
+    /// Drops all requests, and waits for those in flight. Afterwards the thread sends nothing to
+    /// the servers.
     pub fn rest(&self) {
         let mut state = lock(&self.shared.state);
         state.asked.retain(|asked| matches!(asked.answer, Answer::OnTheWay));
@@ -103,7 +103,7 @@ impl LookAhead {
         state.asked.clear();
     }
 
-    /// The rows of these ids, if they were asked for; waits for them when they are on the way.
+    /// Takes the rows of these ids, if they were requested; waits for them if they are in flight.
     pub fn take(&self, table: u32, ids: &[u64]) -> Result<Option<Rows>> {
         let mut state = lock(&self.shared.state);
         loop {
@@ -113,7 +113,7 @@ impl LookAhead {
                 .position(|asked| asked.table == table && asked.ids.as_slice() == ids);
             let Some(at) = found else { return Ok(None) };
             match state.asked[at].answer {
-                // Nobody has begun: asking oneself is as fast.
+                // Not sent yet: the caller can pull them just as fast.
                 Answer::Held | Answer::Wanted => {
                     state.asked.remove(at);
                     return Ok(None);
@@ -141,7 +141,7 @@ impl Drop for LookAhead {
             state.asked.iter().any(|asked| matches!(asked.answer, Answer::OnTheWay))
         };
         self.shared.changed.notify_all();
-        // A thread that waits for a server, which may be gone, ends by itself.
+        // A thread that waits for a server, which may be gone, is left to end by itself.
         if let Some(thread) = self.thread.take().filter(|_| !waits) {
             // A panic has been reported by its thread.
             let _ = thread.join();

@@ -1,4 +1,4 @@
-//! An operator's side.
+//! An operator's side of control over gRPC.
 
 use super::desk::error_of;
 use super::door::{CHALLENGE_KEY, SCHEME};
@@ -29,23 +29,23 @@ pub struct ControlClient {
 }
 
 const CONNECT_SPAN: Duration = Duration::from_secs(10);
-/// A credential is made for each call.
+/// Validity of a credential, which is made for each call.
 const CREDENTIAL_SPAN: Duration = Duration::from_secs(60);
 
 impl ControlClient {
-    /// To `HOST:PORT`.
+    /// Connects to `HOST:PORT`.
     pub fn connect(address: &str, token: &Token) -> Result<ControlClient> {
         ControlClient::open(address, token, None)
     }
 
-    /// As [`ControlClient::connect`], under TLS.
+    /// Like [`ControlClient::connect`], over TLS.
     pub fn connect_under(address: &str, token: &Token, tls: ClientTls) -> Result<ControlClient> {
         ControlClient::open(address, token, Some(tls))
     }
 
     fn open(address: &str, token: &Token, tls: Option<ClientTls>) -> Result<ControlClient> {
         let failed = |error: &dyn std::error::Error| {
-            // What a transport's error means is in its sources.
+            // The sources of a transport's error state its cause.
             let mut text = error.to_string();
             let mut source = error.source();
             while let Some(error) = source {
@@ -87,13 +87,14 @@ impl ControlClient {
         self.call(SHRINK, request)
     }
 
-    /// What another tool shows to this server as `authorization: Bearer ...`, for the next `span`.
+    /// Returns a credential for other tools, to be sent to this server as
+    /// `authorization: Bearer ...`. It is valid for `span`.
     pub fn credential(&mut self, span: Duration) -> Result<String> {
         let asked: Result<StatisticsAnswer, Status> =
             self.send(STATISTICS, StatisticsRequest {}, SCHEME);
         let refused = match asked {
             Err(status) if status.code() == Code::Unauthenticated => status,
-            // Whoever speaks gRPC in the clear refuses at least.
+            // A server without TLS would answer at least with a refusal.
             Err(status)
                 if !self.is_under_tls
                     && matches!(

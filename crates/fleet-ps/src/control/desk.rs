@@ -1,4 +1,4 @@
-//! What the calls do: they ask the tables of this server, or the servers of the job as an operator.
+//! The calls: they read the tables of this server, or call the servers of the job as an operator.
 
 use super::message as m;
 use super::message::{
@@ -28,23 +28,23 @@ pub(super) struct Desk {
     pub served: OnceLock<Served>,
     pub token: Token,
     pub log: Log,
-    /// Ends what waits for other servers.
+    /// Ends waits for other servers.
     pub abort: Abort,
-    /// One save, load or shrinking at a time.
+    /// Held by a save, load or shrink: one runs at a time.
     pub work: Mutex<()>,
 }
 
-/// The tables that are there, and where all servers of the job listen for frames.
+/// The tables of this server, and the addresses where all servers of the job accept frames.
 pub(super) struct Served {
     pub tables: Arc<ServerTables>,
     pub addresses: Vec<SocketAddr>,
 }
 
-/// A request is a folder's name at most.
+/// Limit on a request, in bytes; its longest field is the name of a folder.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// What fits into the header that a status travels in.
+/// Limit on the text of a status, which is sent in a header.
 const STATUS_CHARS_MAX: usize = 2 << 10;
-/// How long the other servers of the job are tried.
+/// Time limit for reaching the other servers of the job.
 const REACH_SPAN: Duration = Duration::from_secs(30);
 
 impl NamedService for Control {
@@ -91,7 +91,7 @@ where
     })
 }
 
-/// One call, on a thread that may wait.
+/// One call, on a thread that may block.
 struct Call<Q, A> {
     desk: Arc<Desk>,
     run: fn(&Desk, Q) -> Result<A>,
@@ -168,11 +168,11 @@ impl Desk {
         Ok(ShrinkAnswer { deleted_rows })
     }
 
-    /// Asks all servers of the job, by frames, as workers do.
+    /// Runs work on all servers of the job, over frames, as workers do.
     fn for_all<R>(&self, what: &str, work: impl FnOnce(&dyn Servers) -> Result<R>) -> Result<R> {
         let Served { tables, addresses } = self.served()?;
         if tables.server() != 0 {
-            // Two at once on two servers would be in each other's way.
+            // Simultaneous work from two servers would conflict.
             return Err(Error::invalid("server 0 answers for all servers of the job")
                 .got(format!("a call of server {}", tables.server()))
                 .help("ask the address over gRPC that server 0 has logged"));
@@ -218,7 +218,7 @@ fn status(error: &Error) -> Status {
     Status::new(code, text)
 }
 
-/// The other way, for clients.
+/// Converts a status back to an error, for clients.
 pub(super) fn error_of(status: &Status) -> Error {
     let kind = match status.code() {
         Code::InvalidArgument | Code::Unauthenticated | Code::OutOfRange => ErrorKind::Invalid,

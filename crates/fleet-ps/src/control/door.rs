@@ -1,4 +1,4 @@
-//! Who may come in: connections in number and in time, and calls that show a credential.
+//! Admission: limits on connections in number and in time, and credentials of calls.
 
 use super::seats::{SEATS_MAX, Seat, Seats, WAITING_MAX};
 use fleet_net::{Log, Time, Verifier};
@@ -18,13 +18,13 @@ use tonic::transport::server::Connected;
 use tonic::transport::server::TlsConnectInfo;
 use tonic::{Code, Request, Status};
 
-/// How long nobody is let in after a failed accept.
+/// Pause after a failed accept.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// What a client says who wants a challenge, and what a challenge begins with.
+/// The authorization with which a client requests a challenge, and the start of the challenge.
 pub(super) const SCHEME: &str = "Fleet";
 pub(super) const CHALLENGE_KEY: &str = "www-authenticate";
 
-/// Connections as they come.
+/// Accepts connections.
 pub(super) struct Door {
     listener: TcpListener,
     seats: Arc<Seats>,
@@ -67,14 +67,14 @@ impl Stream for Door {
     }
 }
 
-/// A connection. It fails when its seat is over.
+/// A connection. It fails when its seat has expired.
 pub(super) struct Guest {
     socket: TcpStream,
     info: GuestInfo,
     over: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// What calls know of their connection.
+/// Data of a connection for its calls.
 #[derive(Clone)]
 pub(super) struct GuestInfo {
     peer: SocketAddr,
@@ -86,11 +86,11 @@ impl Guest {
         Guest { socket, over: Box::pin(seat.clone().is_over()), info: GuestInfo { peer, seat } }
     }
 
-    /// Polled before every read and write: a peer that does not read is closed, too.
+    /// Checked before every read and write, so that a peer that does not read is closed too.
     fn check(&mut self, cx: &mut Context<'_>) -> IoResult<()> {
         match self.over.as_mut().poll(cx) {
             Poll::Ready(()) => {
-                // The future is over; the seat is asked no more.
+                // The future has completed and must not be polled again.
                 self.over = Box::pin(std::future::ready(()));
                 Err(std::io::ErrorKind::TimedOut.into())
             }
@@ -138,7 +138,7 @@ impl Connected for Guest {
     }
 }
 
-/// The connection of a call.
+/// Returns the connection of a call.
 fn guest(request: &Request<()>) -> Option<&GuestInfo> {
     #[cfg(feature = "tls")]
     if let Some(info) = request.extensions().get::<TlsConnectInfo<GuestInfo>>() {
@@ -147,7 +147,7 @@ fn guest(request: &Request<()>) -> Option<&GuestInfo> {
     request.extensions().get()
 }
 
-/// Lets calls through that show a credential; others get a challenge to make one from.
+/// Admits calls that show a credential; others get a challenge to make one from.
 #[derive(Clone)]
 pub(super) struct Guard {
     verifier: Arc<Verifier>,
@@ -191,7 +191,7 @@ impl tonic::service::Interceptor for Guard {
     }
 }
 
-/// A call with a valid credential, whose connection gets a seat.
+/// Admits a call with a valid credential if its connection gets a seat.
 fn admitted(request: Request<()>) -> Result<Request<()>, Status> {
     match guest(&request).is_none_or(|guest| guest.seat.prove()) {
         true => Ok(request),

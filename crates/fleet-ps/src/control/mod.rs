@@ -1,10 +1,10 @@
-//! Control of servers over gRPC, beside the frames that training uses: statistics, saves, loads,
-//! shrinking, health and reflection, for operators, probes and any tool that speaks gRPC
-//! (`proto/control.proto`).
+//! Control of servers over gRPC, besides the frames that training uses: statistics, saves, loads,
+//! shrinking, health and reflection (`proto/control.proto`). It serves operators, probes and any
+//! tool that speaks gRPC.
 //!
-//! Nothing is done here that frames cannot do: a call for all servers is one of
-//! [`Servers`](crate::Servers), which server 0 makes as an operator. HTTP/2 runs on one thread,
-//! calls on a few of their own.
+//! It adds nothing to the functions of frames: a call for all servers is one of
+//! [`Servers`](crate::Servers), which server 0 makes as an operator. HTTP/2 runs on one thread, and
+//! calls run on a few threads of their own.
 
 mod client;
 mod desk;
@@ -34,8 +34,8 @@ use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-/// Listens from the start on, so that probes see a server that recovers; serves when it has tables.
-/// Ends when it is dropped.
+/// Serves control over gRPC. It listens from the start, so that probes see a server that recovers,
+/// and answers calls once it has tables. Ends when it is dropped.
 ///
 /// ```
 /// use fleet_net::{Log, Token, calls::CallOptions};
@@ -64,14 +64,15 @@ pub struct ControlServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Calls that run at the same time; one more waits.
+/// Limit on calls that run at the same time; further calls wait.
 const CALLS_MAX: usize = 16;
-/// Of one connection.
+/// Limit on the streams of one connection.
 const STREAMS_MAX: u32 = 32;
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// A peer that does not answer for so long is gone.
+/// Time after which a peer that does not answer is gone.
 const KEEPALIVE: Duration = Duration::from_secs(20);
-/// Connections are asked to end and begin anew, so that none holds its place for ever.
+/// Lifetime of a connection, after which its client is asked to reconnect. So no connection holds
+/// its place forever.
 const CONNECTION_SPAN_MAX: Duration = Duration::from_secs(3600);
 
 impl ControlServer {
@@ -92,7 +93,7 @@ impl ControlServer {
         ControlServer::open(address, token, None, log)
     }
 
-    /// As [`ControlServer::bind`], under TLS.
+    /// Like [`ControlServer::bind`], over TLS.
     pub fn bind_under(
         address: impl ToSocketAddrs + Debug,
         token: &Token,
@@ -178,8 +179,8 @@ impl ControlServer {
         self.address
     }
 
-    /// The tables are there: calls are answered from now on. `addresses` is where all servers of
-    /// the job take frames.
+    /// Starts to answer calls about these tables. `addresses` are those where all servers of the
+    /// job accept frames.
     pub fn serve(&self, tables: Arc<ServerTables>, addresses: &[SocketAddr]) -> Result<()> {
         let served = Served { tables, addresses: addresses.to_vec() };
         if self.desk.served.set(served).is_err() {
@@ -203,7 +204,7 @@ impl Drop for ControlServer {
     }
 }
 
-/// Of the server as a whole, and of the service.
+/// Sets the status of the server as a whole, and of the service.
 async fn say(health: &HealthReporter, status: ServingStatus) {
     for service in ["", message::SERVICE] {
         health.set_service_status(service, status).await;

@@ -1,8 +1,8 @@
-//! Places of connections: a few for peers that have not shown a credential yet, the rest for those
+//! Places for connections: a few for peers that have not shown a credential yet, the rest for those
 //! that have.
 //!
 //! A connection that has shown no valid credential within [`CREDENTIAL_SPAN`] is closed, and the
-//! oldest such connection makes room for a new one. So strangers cannot keep operators out.
+//! oldest such connection makes room for a new one. So unknown peers cannot keep operators out.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,11 +10,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-/// Connections that have shown a credential. Operators and probes are few.
+/// Limit on connections that have shown a credential; operators and probes are few.
 pub(super) const SEATS_MAX: usize = 64;
-/// Connections that have not.
+/// Limit on connections that have not.
 pub(super) const WAITING_MAX: usize = 32;
-/// How long a connection may take for its first call with a credential. Clients make it at once.
+/// Time limit for a connection's first call with a credential. Clients make it at once.
 pub(super) const CREDENTIAL_SPAN: Duration = Duration::from_secs(10);
 
 /// All places of a port.
@@ -34,7 +34,7 @@ struct Place {
     evicted: Notify,
 }
 
-/// The place of one connection; free again when this is dropped.
+/// The place of one connection, which is free again when this is dropped.
 pub(super) struct Seat {
     seats: Arc<Seats>,
     place: Arc<Place>,
@@ -42,11 +42,11 @@ pub(super) struct Seat {
 
 impl Seats {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What is under the lock is whole between statements.
+        // The state is consistent between statements.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection that has shown nothing yet, and whether another one loses its own.
+    /// Takes a place for a new connection; also returns whether another connection loses its place.
     pub fn take(seats: &Arc<Seats>) -> (Arc<Seat>, bool) {
         let mut state = seats.lock();
         let oldest = match state.waiting.len() >= WAITING_MAX {
@@ -65,7 +65,7 @@ impl Seats {
 }
 
 impl Seat {
-    /// The connection has shown a valid credential; false where all seats are taken.
+    /// Records that the connection has shown a valid credential; false if all seats are taken.
     pub fn prove(&self) -> bool {
         let mut state = self.seats.lock();
         if state.proven.contains(&self.place.id) {
@@ -89,7 +89,7 @@ impl Seat {
             () = self.place.evicted.notified() => {}
         }
         if self.is_proven() {
-            // It goes without this future, which would hold its own seat otherwise.
+            // A proven connection stays; this future must not keep its seat.
             drop(self);
             std::future::pending().await
         }

@@ -1,5 +1,5 @@
-//! TLS of control over gRPC, by certificates that any tool can check. The TLS of a job's own
-//! connections (`fleet-net`) has keys without certificates, which tools do not speak.
+//! TLS for control over gRPC, with certificates that any tool can check. The TLS of a job's own
+//! connections (`fleet-net`) has keys without certificates, which such tools do not support.
 
 pub use built_in::{ClientTls, ServerTls};
 
@@ -12,14 +12,14 @@ mod built_in {
         Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
     };
 
-    /// What a server shows to operators: its certificate, those of who vouches for it, and the key.
+    /// A server's certificate, those of its issuers, and its key.
     pub struct ServerTls {
         config: ServerTlsConfig,
         files: String,
     }
 
     impl ServerTls {
-        /// From PEM files.
+        /// Reads PEM files.
         pub fn read(certificate: &Path, key: &Path) -> Result<ServerTls> {
             let identity = Identity::from_pem(read(certificate, "certificate")?, read(key, "key")?);
             let config = ServerTlsConfig::new().identity(identity).timeout(HANDSHAKE_SPAN);
@@ -39,12 +39,12 @@ mod built_in {
         }
     }
 
-    /// Whom an operator believes.
+    /// The authority that an operator trusts.
     pub struct ClientTls(ClientTlsConfig);
 
     impl ClientTls {
-        /// Servers whose certificate is in a PEM file, or was signed by one there. `name` is what
-        /// the certificate is made out to, where that is not the host of the address.
+        /// Trusts servers whose certificate is in a PEM file, or was signed by one in it. `name` is
+        /// the name in the certificate, if it is not the host of the address.
         pub fn read(authority: &Path, name: Option<&str>) -> Result<ClientTls> {
             let authority = Certificate::from_pem(read(authority, "certificate")?);
             let config = ClientTlsConfig::new().ca_certificate(authority).timeout(HANDSHAKE_SPAN);
@@ -66,7 +66,7 @@ mod built_in {
             .map_err(|error| Error::io(&format!("read the {what} from"), path, &error))
     }
 
-    /// What a transport's error means is in its sources.
+    /// Returns the sources of a transport's error, which state its cause.
     fn why(error: &dyn std::error::Error) -> String {
         let mut text = String::new();
         let mut source = error.source();
@@ -84,7 +84,7 @@ mod built_in {
     use std::path::Path;
     use tonic::transport::{Endpoint, Server};
 
-    /// There is none.
+    /// Cannot be made: this build has no TLS.
     pub enum ServerTls {}
 
     impl ServerTls {
@@ -97,7 +97,7 @@ mod built_in {
         }
     }
 
-    /// There is none.
+    /// Cannot be made: this build has no TLS.
     pub enum ClientTls {}
 
     impl ClientTls {

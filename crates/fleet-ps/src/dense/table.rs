@@ -1,11 +1,11 @@
 //! One server's part of the dense parameters, with their optimizer.
 //!
-//! In the asynchronous modes every push is applied when it comes. In the synchronous mode pushes
-//! are added up, and [`DenseTable::pour`] applies their mean once, when all trainers have pushed.
+//! In the asynchronous modes every push is applied on receipt. In the synchronous mode pushes are
+//! summed, and [`DenseTable::pour`] applies their mean once all trainers have pushed.
 //!
-//! A gradient that was computed from old parameters can be corrected (DC-ASGD): the table remembers
-//! what each worker last read, and a push counts as `g + g² (now - read)`, which is what the
-//! gradient would be now if the loss bent along each parameter by the square of its gradient.
+//! Gradients computed from old parameters can be corrected (DC-ASGD). The table remembers what each
+//! worker last read, and applies a push as `g + g² (now - read)`. That is the gradient at the
+//! present parameters if the curvature along each parameter is the square of its gradient.
 
 use crate::rule::{How, Row};
 use crate::{NonFinite, Rule, TableStats};
@@ -17,26 +17,27 @@ use std::sync::{Mutex, MutexGuard};
 /// When pushes are applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Update {
-    /// Each when it comes.
+    /// Each push, on receipt.
     #[default]
     Now,
-    /// The mean of them at [`DenseTable::pour`].
+    /// The mean of the pushes, at [`DenseTable::pour`].
     Pour,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseConfig {
     pub table_id: u32,
-    /// Numbers on this server ([`dense_range`](crate::dense_range)); may be none.
+    /// Number of elements on this server ([`dense_range`](crate::dense_range)); may be 0.
     pub len: usize,
     pub rule: Rule,
     pub update: Update,
     pub non_finite: NonFinite,
-    /// Workers whose gradients are corrected; 0 for none. Each costs a copy of the parameters.
+    /// Number of workers whose gradients are corrected; 0 for none. Each costs a copy of the
+    /// parameters.
     pub corrected_workers: usize,
 }
 
-/// Parameters of one server. They start at 0: worker 0 sets the real values.
+/// The parameters of one server. They start at 0; worker 0 sets the initial values.
 ///
 /// ```
 /// use fleet_ps::{DenseConfig, DenseTable, NonFinite, Rule, Update, rule::Sgd};
@@ -62,7 +63,7 @@ pub struct DenseTable {
     inner: Mutex<Inner>,
 }
 
-/// What a dense table holds at one moment.
+/// Parameters and optimizer state of a dense table at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DenseImage {
     pub values: Vec<f32>,
@@ -70,7 +71,7 @@ pub(crate) struct DenseImage {
     pub shape: StateShape,
 }
 
-/// All that a dense table is at one moment.
+/// The whole state of a dense table at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DenseRuntime {
     pub rate_scale: f32,
@@ -82,8 +83,8 @@ pub(crate) struct DenseRuntime {
     pub is_loaded: bool,
 }
 
-/// How the state of a rule lies: blocks of as many numbers as there are parameters, then some that
-/// all share.
+/// Layout of a rule's state: blocks with a number for each parameter, then numbers that all
+/// parameters share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateShape {
     pub blocks: usize,
@@ -91,7 +92,7 @@ pub(crate) struct StateShape {
 }
 
 impl DenseImage {
-    /// `len` parameters that were never pushed to.
+    /// Returns `len` parameters as they are before the first push.
     pub fn empty(rule: &Rule, len: usize) -> DenseImage {
         let blocks = rule.state_len(2) - rule.state_len(1);
         let shape = StateShape { blocks, shared: rule.state_len(1) - blocks };
@@ -104,23 +105,27 @@ impl DenseImage {
 struct Inner {
     values: Vec<f32>,
     state: Vec<f32>,
-    /// Pushes that wait for a pour, added up.
+    /// Sum of the pushes held for a pour.
     sum: Vec<f32>,
     push_count: u64,
     rate_scale: f32,
     non_finite: u64,
-    /// Since the table was made.
+    /// Pulls since the table was made.
     pulls: u64,
+    /// Pushes since the table was made.
     pushes: u64,
-    /// What each worker last read, where its gradients are corrected; empty until it has.
+    /// The parameters that each worker last read, if its gradients are corrected; empty before it
+    /// reads.
     read: Vec<Vec<f32>>,
-    /// The parameters are those of a save.
+    /// The parameters were loaded from a save.
     is_loaded: bool,
-    /// Updates that were made, and how many of them each worker had when it last read.
+    /// Updates made.
     updates: u64,
+    /// By worker, the updates made before it last read.
     read_at: HashMap<usize, u64>,
-    /// Of a push: updates since its worker last read. The sum and the largest.
+    /// Staleness of the pushes: updates since the worker's last read. The sum over all pushes.
     staleness_sum: u64,
+    /// Largest staleness of a push.
     staleness_max: u64,
 }
 
@@ -156,7 +161,7 @@ impl DenseTable {
         &self.config
     }
 
-    /// Multiplies the learning rate of the rule.
+    /// Sets the factor on the rule's learning rate.
     pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
         if !(scale.is_finite() && scale >= 0.0) {
             return Err(self
@@ -175,8 +180,8 @@ impl DenseTable {
         Ok(())
     }
 
-    /// The parameters that a job begins with, unless a save was loaded: those stay. Returns whether
-    /// they were taken.
+    /// Sets the parameters that a job begins with, unless a save was loaded. Returns whether they
+    /// were set.
     pub fn begin(&self, values: &[f32]) -> Result<bool> {
         self.check_len("values", values.len())?;
         let mut inner = self.lock();
@@ -194,7 +199,8 @@ impl DenseTable {
         Ok(())
     }
 
-    /// As [`DenseTable::pull`], by a worker whose next gradients come of what it reads.
+    /// Like [`DenseTable::pull`], for a worker whose next gradients are computed from these
+    /// parameters.
     pub fn pull_by(&self, worker: usize, out: &mut [f32]) -> Result<()> {
         self.check_len("out", out.len())?;
         let mut inner = self.lock();
@@ -209,13 +215,13 @@ impl DenseTable {
         Ok(())
     }
 
-    /// Brings a gradient.
+    /// Pushes a gradient.
     pub fn push(&self, grad: &[f32]) -> Result<()> {
         self.push_by(usize::MAX, grad)
     }
 
-    /// Brings a worker's gradient, which is corrected by what has changed since that worker last
-    /// read, where the table does so.
+    /// Pushes a worker's gradient. If the table corrects gradients, it is corrected for the changes
+    /// since that worker last read.
     pub fn push_by(&self, worker: usize, grad: &[f32]) -> Result<()> {
         self.check_len("grad", grad.len())?;
         let name = |at: usize| format!("element {at}");
@@ -240,7 +246,7 @@ impl DenseTable {
         Ok(())
     }
 
-    /// Applies the mean of the pushes since the last pour; returns how many there were.
+    /// Applies the mean of the pushes since the last pour; returns their number.
     pub fn pour(&self) -> u64 {
         let mut inner = self.lock();
         let count = std::mem::take(&mut inner.push_count);
@@ -261,13 +267,12 @@ impl DenseTable {
         inner.push_count = 0;
     }
 
-    /// Pushes that wait for a pour.
+    /// Returns the number of pushes held for a pour.
     pub(crate) fn queued(&self) -> u64 {
         self.lock().push_count
     }
 
-    /// Parameters, optimizer and what waits become what they were when the table was made; the rate
-    /// stays.
+    /// Resets parameters, optimizer and held pushes to their initial state; the rate scale stays.
     pub fn clear(&self) {
         let mut inner = self.lock();
         inner.values.fill(0.0);
@@ -313,7 +318,7 @@ impl DenseTable {
         Ok(())
     }
 
-    /// Overwrites parameters and state by those of a save.
+    /// Overwrites parameters and state with those of a save.
     pub(crate) fn restore(&self, image: DenseImage) -> Result<()> {
         self.check_len("values", image.values.len())?;
         let mut inner = self.lock();
@@ -326,7 +331,7 @@ impl DenseTable {
         Ok(())
     }
 
-    /// Memory of parameters and state.
+    /// Returns the memory of parameters and state, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let inner = self.lock();
         let read: usize = inner.read.iter().map(Vec::len).sum();
@@ -348,7 +353,7 @@ impl DenseTable {
         }
     }
 
-    /// Gradients that were NaN or infinite.
+    /// Returns how many gradients were NaN or infinite.
     pub fn non_finite(&self) -> u64 {
         self.lock().non_finite
     }
@@ -375,7 +380,7 @@ impl DenseTable {
 }
 
 impl Inner {
-    /// How old the parameters are that a push comes of.
+    /// Measures the staleness of a push.
     fn measure(&mut self, worker: usize) {
         let Some(at) = self.read_at.get(&worker) else { return };
         let staleness = self.updates - at;
@@ -383,7 +388,7 @@ impl Inner {
         self.staleness_max = self.staleness_max.max(staleness);
     }
 
-    /// g + g² (now - read): DC-ASGD, whose λ is 1.
+    /// Returns g + g² (now - read): DC-ASGD with λ = 1.
     fn corrected<'g>(&self, worker: usize, grad: Cow<'g, [f32]>) -> Cow<'g, [f32]> {
         let Some(read) = self.read.get(worker).filter(|read| read.len() == grad.len()) else {
             return grad;
@@ -407,7 +412,7 @@ impl Inner {
             shows: 1.0,
         };
         let how = How { rate_scale: self.rate_scale, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
-        // SAFETY: values and gradient are of one length, the state of the rule's for it.
+        // SAFETY: values and gradient have one length, and the state has the rule's length for it.
         unsafe { rule.update(&[row], self.values.len(), how) };
     }
 }
@@ -428,7 +433,7 @@ mod tests {
         out
     }
 
-    /// However it is cut over servers, adam advances its powers once a push.
+    /// However the parameters are divided, Adam advances its powers once per push.
     #[test]
     fn adam_is_the_same_on_any_number_of_servers() {
         let rule = Rule::Adam(Adam { lr: 0.01, ..Adam::default() });
@@ -467,8 +472,8 @@ mod tests {
         assert_eq!(values(&poured), values(&alone));
     }
 
-    /// Updates between a worker's reading and its push, whoever made them; none where all wait for
-    /// all.
+    /// Counts the updates between a worker's read and its push, by any worker; none if all workers
+    /// wait for each other.
     #[test]
     fn staleness_is_what_the_parameters_of_a_push_lacked() {
         let sgd = Rule::Sgd(Sgd { lr: 0.5 });
@@ -490,8 +495,8 @@ mod tests {
         }
     }
 
-    /// Two workers read at the same time; the second one's gradient is of parameters that the first
-    /// one has moved by then.
+    /// Two workers read at the same time. The second one's gradient is of parameters that the first
+    /// one has changed by then.
     #[test]
     fn gradients_of_old_parameters_are_corrected() {
         let sgd = Rule::Sgd(Sgd { lr: 0.5 });
@@ -507,7 +512,7 @@ mod tests {
         // 3 + 9 (-0.5 - 0) = -1.5; -1 + 1 (-2 - -1) = -2.
         table.push_by(1, &[3.0, -1.0]).unwrap();
         assert_eq!(values(&table), [0.25, -1.0]);
-        // 0 has read before its own push too: 1 + 1 (0.25 - 0) = 1.25.
+        // Worker 0 last read before its own push: 1 + 1 (0.25 - 0) = 1.25.
         table.push_by(0, &[1.0, 0.0]).unwrap();
         assert_eq!(values(&table), [-0.375, -1.0]);
         let kept = table.runtime();

@@ -1,6 +1,6 @@
-//! Rows as bytes: id (8), kind (1: 0 row, 1 waiting, 2 row that
-//! was pushed to since the last base or delta), days (1), then the row's numbers (4 each, in the
-//! order of memory) or the count (4). Little-endian.
+//! Rows as bytes: id (8), kind (1: 0 row, 1 pending id, 2 row with pushes since the last base or
+//! delta), days (1), then the row's numbers (4 each, in the order of memory) or the count (4).
+//! Little-endian.
 
 use crate::Record;
 use fleet_base::Result;
@@ -21,7 +21,7 @@ pub(crate) fn write(out: &mut impl Write, record: Record<'_>) -> io::Result<()> 
     }
 }
 
-/// Visits the records of a part; `None` if the bytes are not of this form.
+/// Visits the records of a part; `None` if the bytes are malformed.
 pub(super) fn read(
     mut bytes: &[u8],
     stride: usize,

@@ -1,10 +1,10 @@
-//! Saves of one table by several servers, loaded by others, and what is refused.
+//! Saves of one table by several servers, loaded by others, and saves that are rejected.
 
 use super::*;
 use crate::{CtrAccessor, Entry, PullMode, Push, Rule, SparseConfig, load_sparse, rule};
 use std::io::Read;
 
-/// A folder that goes with the test.
+/// A folder that is deleted at the end of the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -218,8 +218,8 @@ fn parsers_withstand_changed_bytes() {
     }
 }
 
-/// All rows in gzip files, a part of them as ever; either loads, and what is no gzip file is
-/// refused.
+/// A save of all rows has gzip files, and a save of some rows has not. Both load, and a file that
+/// is not gzip is rejected.
 #[test]
 fn compressed_parts() {
     let folder = Folder::new("gzip");
@@ -247,8 +247,7 @@ fn compressed_parts() {
     assert!(error.contains("part-000-00001.gz is no gzip file: got "), "{error}");
 }
 
-/// A forged save: its files are those that its manifests name, and a small one unpacks to a large
-/// one.
+/// A forged save: its files match its manifests, and a small one expands to a large one.
 #[test]
 fn a_small_file_that_unpacks_to_a_large_one() {
     let folder = Folder::new("bomb");
@@ -278,16 +277,16 @@ fn a_small_file_that_unpacks_to_a_large_one() {
     );
     check(64 << 20, said, &more);
     check(3, said, "as its manifest says, got 3 B");
-    // Without a size nothing is unpacked.
+    // Without a size nothing is decompressed.
     check(64 << 20, None, "manifest-000.1 is damaged: it is of another version");
 }
 
-/// The same rows in a table that compresses nothing.
+/// Returns the same config without compression.
 fn plain_form(config: &SparseConfig) -> SparseConfig {
     SparseConfig { compress_in_save: false, ..config.clone() }
 }
 
-/// Marks of a job's save: every bit of every byte, every truncation, every file deleted.
+/// Marks of a job's save: every bit flipped, every truncation, and a mark deleted.
 #[test]
 fn a_changed_mark_is_refused() {
     let folder = Folder::new("marks");
@@ -316,7 +315,7 @@ fn a_changed_mark_is_refused() {
     check("deleted");
     std::fs::copy(folder.0.join("saved-000.7"), &path).unwrap();
     check("the mark of another server");
-    // Earlier builds wrote the count alone; it must agree with the others, and be one that can be.
+    // Earlier versions wrote only the count. It must agree with the others, and be valid.
     std::fs::write(&path, "server_count 3\n").unwrap();
     assert_eq!(job::latest_complete(&RealDisk, &folder.0).unwrap().save_id, 7);
     (0..3).for_each(|server| {

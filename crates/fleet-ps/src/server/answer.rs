@@ -1,4 +1,4 @@
-//! What every method does.
+//! Runs the methods of requests.
 
 use super::{Caller, ServerTables, Sign, SignKind, Table, lock};
 use crate::job_text;
@@ -14,11 +14,11 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// The longest that a request waits for others; who wants to wait longer asks again.
+/// Longest wait of one request; a client that wants to wait longer repeats it.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
 impl ServerTables {
-    /// Requests that may run any number of times.
+    /// Runs requests that may run any number of times.
     pub(super) fn read(
         &self,
         caller: Caller,
@@ -94,7 +94,7 @@ impl ServerTables {
         }
     }
 
-    /// Requests that run once.
+    /// Runs requests that must run once.
     pub(super) fn change(
         &self,
         caller: Caller,
@@ -240,9 +240,8 @@ impl ServerTables {
         lock(pending).hold(caller.worker, head.seq, push, &screened)
     }
 
-    /// Of those who are missing, the ones that are waited for, and what is known of them. Workers
-    /// of a job that is not synchronous go on without those that are lost, once all have met at the
-    /// start.
+    /// Returns the missing workers that a barrier still waits for, and their state. A job that is
+    /// not synchronous stops waiting for lost workers, once all have completed the start rounds.
     fn awaited(&self, missing: Vec<u32>) -> Vec<(u32, Sign)> {
         let mut awaited = Vec::new();
         for worker in missing {
@@ -261,7 +260,7 @@ impl ServerTables {
         awaited
     }
 
-    /// What is known of a worker, and whether the others go on without it.
+    /// Returns the state of a worker, and whether the others continue without it.
     fn sign(&self, worker: u32) -> (Sign, bool) {
         let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
         let mut sign = self.presence.sign(worker as usize);
@@ -272,13 +271,14 @@ impl ServerTables {
         (sign, has_begun && !self.job.sync && sign.is_lost(silent_after))
     }
 
-    /// Whether some workers have finished and all are gone: nobody will stop the servers.
+    /// Returns whether some workers have finished and all are gone, so that none will stop the
+    /// servers.
     pub(super) fn is_left_alone(&self) -> bool {
         let mut workers = 0..self.job.worker_count as u32;
         self.barrier.any_finished() && workers.all(|worker| self.sign(worker).1)
     }
 
-    /// All workers have sent: what they pushed is applied.
+    /// Applies the held pushes, when all workers have sent theirs.
     pub(super) fn pour(&self, at: Arrival, workers: u32) -> Result<()> {
         if !(self.job.sync && at == Arrival::Sent) {
             return Ok(());
@@ -293,13 +293,13 @@ impl ServerTables {
                 Table::Sparse { rows, pending } => lock(pending).pour(rows, workers),
                 Table::Geo(_) | Table::GlobalStep(_) => Ok(()),
             };
-            // The first error is told; the other tables are poured all the same.
+            // The first error is returned; the other tables are updated all the same.
             outcome = outcome.and(poured);
         }
         outcome
     }
 
-    /// The table that a request is about, where it is not about all.
+    /// Returns the table that a request is limited to, if it is.
     fn named(&self, head: Head) -> Result<Option<u32>> {
         match head.word & ONE {
             0 => Ok(None),
@@ -307,7 +307,7 @@ impl ServerTables {
         }
     }
 
-    /// Makes a table what it was when it was made.
+    /// Resets a table to its initial state.
     fn clear(&self, table: u32) -> Result<u64> {
         match self.table(table)? {
             Table::Dense(table) => {
@@ -344,7 +344,7 @@ impl ServerTables {
         })
     }
 
-    /// Numbers that a pull of an id answers; 0 where the table has no rows.
+    /// Returns the number of values per id in a pull; 0 if the table has no rows.
     pub(super) fn pull_width(&self, table: u32) -> usize {
         self.rows(table).map_or(0, SparseTable::pull_width)
     }
@@ -355,7 +355,8 @@ impl ServerTables {
             .ok_or_else(|| Error::invalid(format!("table {table} has no rows")))
     }
 
-    /// Whether a client means the same job: its text is [`JobTables`]' own.
+    /// Checks that a client has the same job: its text must equal that of this server's
+    /// [`JobTables`].
     fn compare(&self, theirs: &str) -> Result<()> {
         let ours = self.job.text();
         let Some(difference) = job_text::difference(&ours, theirs) else { return Ok(()) };

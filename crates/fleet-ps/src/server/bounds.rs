@@ -1,22 +1,23 @@
-//! What a server refuses before it begins: answers that no frame can carry, and folders outside of
-//! the save root.
+//! Checks of requests before they run: answers too long for a frame, and folders outside the save
+//! root.
 
 use super::ServerTables;
 use crate::message::{Body, Head, Method};
 use fleet_base::{Error, Result};
 use std::path::{Component, Path, PathBuf};
 
-/// What the clients of a server may ask for.
+/// Limits on the requests of a server's clients.
 #[derive(Clone, Debug)]
 pub(super) struct Bounds {
-    /// The longest answer.
+    /// Longest answer, in bytes.
     pub answer_bytes_max: usize,
-    /// Saves and loads stay in this folder, if there is one.
+    /// Folder that saves and loads must stay in, if there is one.
     pub save_root: Option<PathBuf>,
 }
 
 impl Bounds {
-    /// Looks at a request before it is run. Requests that are malformed are refused where they run.
+    /// Checks a request before it runs. Malformed requests pass here and are rejected where they
+    /// run.
     pub fn check(&self, tables: &ServerTables, method: u8, request: &[u8]) -> Result<()> {
         let Ok(method) = Method::parse(method) else { return Ok(()) };
         let Ok((head, body)) = Head::decode(method, request) else { return Ok(()) };
@@ -53,13 +54,13 @@ impl Bounds {
     }
 }
 
-/// Whether a folder, which may not be there yet, is in `root` behind all links.
+/// Returns whether a folder, which may not exist yet, is in `root` after all links are resolved.
 fn is_inside(root: &Path, dir: &Path) -> std::io::Result<bool> {
     let dir = std::path::absolute(dir)?;
     if dir.components().any(|part| part == Component::ParentDir) {
         return Ok(false);
     }
-    // What is not there yet is no link; the link itself counts as there, wherever it leads.
+    // A path that does not exist is not a link. A dangling link exists itself.
     let is_there = |path: &&Path| path.symlink_metadata().is_ok();
     let Some(known) = dir.ancestors().find(is_there) else { return Ok(false) };
     Ok(known.canonicalize()?.starts_with(root.canonicalize()?))

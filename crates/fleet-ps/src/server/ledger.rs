@@ -1,24 +1,24 @@
-//! What every client has asked for, so that a request that comes again is answered and not done
-//! again.
+//! Requests that clients have made, so that a repeated request is answered but not run again.
 //!
-//! A client numbers its requests. While it may still repeat one, the server keeps the answer; with
-//! every request the client says below which number it will not. The numbers of one client may come
-//! in any order, on any connection, and twice at the same time.
+//! A client numbers its requests. The server keeps an answer while the client may repeat the
+//! request. Every request states a number below which the client will repeat none. Requests of one
+//! client may arrive in any order, on any connection, and twice at the same time.
 
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// Who asks.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub worker: usize,
-    /// The client's own number: a worker that starts again is another client.
+    /// The client's own number: a restarted worker is another client.
     pub client: u64,
 }
 
-/// The number of who is no worker and asks what concerns whole tables. A log has 32 bits for it.
+/// Worker number of a caller that is no worker and only makes requests about whole tables. A log
+/// has 32 bits for it.
 pub(crate) const OPERATOR: usize = u32::MAX as usize;
 
 impl Caller {
@@ -49,7 +49,7 @@ struct Client {
 
 #[derive(Default)]
 struct Page {
-    /// Requests below are answered for good.
+    /// The client has the answers to all requests below this number.
     done: u64,
     entries: BTreeMap<u64, Entry>,
 }
@@ -59,20 +59,20 @@ enum Entry {
     Done(Result<Vec<u8>>),
 }
 
-/// [`Page::done`] of a client that asks no more.
+/// [`Page::done`] of a client that makes no more requests.
 const RETIRED: u64 = u64::MAX;
-/// Answers of one client that are kept; a client has far fewer threads.
+/// Limit on the answers kept for one client; a client has far fewer threads.
 const ENTRIES_MAX: usize = 1024;
-/// Clients that are remembered: those of many starts of many workers.
+/// Limit on the clients remembered: those of many starts of many workers.
 const CLIENTS_MAX: usize = 1 << 20;
 
-/// What clients may still ask for again, for who keeps it in a file.
+/// Answers that clients may still ask for again, for snapshots.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LedgerImage {
     pub pages: Vec<PageImage>,
 }
 
-/// One client's part.
+/// One client's part of a [`LedgerImage`].
 #[derive(Clone, Debug)]
 pub(crate) struct PageImage {
     pub client: u64,
@@ -81,7 +81,7 @@ pub(crate) struct PageImage {
 }
 
 impl Ledger {
-    /// Answers as they are now; what is being done is not among them.
+    /// Returns the answers so far, without those of running requests.
     pub fn image(&self) -> LedgerImage {
         let clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
         let page = |(number, client): (&u64, &Arc<Client>)| {
@@ -105,7 +105,7 @@ impl Ledger {
         }
     }
 
-    /// Runs `change` unless the request ran before; its answer is the same every time.
+    /// Runs `change` unless the request ran before; the answer is the same every time.
     pub fn once(
         &self,
         caller: Caller,
@@ -149,7 +149,8 @@ impl Ledger {
         result
     }
 
-    /// Another process is this worker from now on: answers to this one go, and it is refused.
+    /// Retires a client whose worker is another process now: drops its answers and rejects its
+    /// requests.
     pub fn retire(&self, client: u64) {
         let clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
         if let Some(client) = clients.get(&client) {
@@ -169,7 +170,7 @@ impl Ledger {
 
 impl Client {
     fn lock(&self) -> MutexGuard<'_, Page> {
-        // A page is whole between statements.
+        // A page is consistent between statements.
         self.page.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 }
@@ -182,7 +183,7 @@ impl Page {
     }
 }
 
-/// A request being done. One that panics is taken out again, so that nobody waits for it.
+/// A running request. If it panics, its entry is removed, so that no repetition waits for it.
 struct Run<'a> {
     client: &'a Client,
     seq: u64,

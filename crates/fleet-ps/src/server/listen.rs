@@ -1,4 +1,4 @@
-//! A server that listens: a conversation for every connection.
+//! A server that listens, with one conversation per connection.
 
 use super::bounds::Bounds;
 use super::{Caller, ServerTables};
@@ -45,7 +45,8 @@ impl TableServer {
         TableServer::bind_within(address, tables, token, (options, None), log)
     }
 
-    /// As [`TableServer::bind`]; saves and loads stay in the folder `save_root`, if there is one.
+    /// Like [`TableServer::bind`]; saves and loads must stay in the folder `save_root`, if there is
+    /// one.
     pub fn bind_within(
         address: impl ToSocketAddrs + std::fmt::Debug,
         tables: Arc<ServerTables>,
@@ -73,7 +74,7 @@ impl TableServer {
         self.calls.address()
     }
 
-    /// Connections of workers.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.calls.connections()
     }
@@ -88,7 +89,7 @@ impl TableServer {
     }
 }
 
-/// What a client says when it connects: who it is.
+/// Returns the greeting with which a client identifies itself.
 pub(crate) fn hello(caller: Caller) -> Vec<u8> {
     let mut bytes = (caller.worker as u64).to_le_bytes().to_vec();
     bytes.extend(caller.client.to_le_bytes());
@@ -107,7 +108,7 @@ struct Talk {
     tables: Arc<ServerTables>,
     bounds: Bounds,
     caller: Result<Caller>,
-    /// The client means the same job.
+    /// The client has stated that it has the same job.
     agreed: bool,
 }
 
@@ -137,14 +138,14 @@ impl Drop for Talk {
 }
 
 impl ServerTables {
-    /// Workers may come from now on.
+    /// Starts accepting workers.
     fn listens(&self) {
         self.presence.begin();
         let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
         self.is_again.store(has_begun, Relaxed);
     }
 
-    /// A worker has connected.
+    /// Records that a worker has connected.
     fn meets(&self, worker: usize) {
         self.presence.came(worker);
         self.barrier.find(worker);

@@ -1,6 +1,6 @@
-//! How far every worker has come: the newest of its steps whose gradients each table has here, and
-//! the steps that it knows to be whole on all servers. A worker that is started again goes on from
-//! there, and sends gradients of a step only to those that lack them.
+//! Progress of every worker: the newest step whose gradients each table has here, and the steps
+//! known to be complete on all servers. A restarted worker resumes from there, and sends gradients
+//! of a step only to servers that lack them.
 
 use super::{Caller, lock};
 use crate::message::Method;
@@ -14,16 +14,15 @@ pub(super) struct Marks {
 
 #[derive(Default)]
 struct Worker {
-    /// The client that is this worker since one was started again; 0 before. Held while a push is
-    /// applied.
+    /// Client that has taken over this worker; 0 if none has. Read-locked while a push is applied.
     turn: RwLock<u64>,
     mark: Mutex<Mark>,
 }
 
-/// A worker's steps, counted from the first of the job, also over runs.
+/// A worker's progress. Steps are counted from the first of the job, over all runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
-    /// The client that is this worker; 0 where none was started again.
+    /// Client that has taken over this worker; 0 if none has.
     pub turn: u64,
     /// The client whose steps these are.
     pub client: u64,
@@ -31,7 +30,7 @@ pub(super) struct Mark {
     pub base: u64,
     /// Steps whose gradients all servers have.
     pub complete: u64,
-    /// The newest step that is in a table.
+    /// The newest step applied to each table.
     pub tables: BTreeMap<u32, u64>,
 }
 
@@ -40,9 +39,9 @@ impl Marks {
         Marks { workers: (0..worker_count).map(|_| Worker::default()).collect() }
     }
 
-    /// Before a change by a worker: gradients of a process that another one has taken the place of
-    /// are refused. What comes back is held until the change is done. Nobody's gradients are on
-    /// their way when a place is taken.
+    /// Checks a request of a worker before it runs: pushes of a process that was replaced are
+    /// rejected. The returned guard is held until the push is applied, so that no other process
+    /// takes over meanwhile.
     pub fn enter(
         &self,
         caller: Caller,
@@ -64,12 +63,13 @@ impl Marks {
         }
     }
 
-    /// A table has a worker's gradients up to a step; all servers have those up to `complete`.
+    /// Records that a table has a worker's gradients up to `step`, and all servers those up to
+    /// `complete`.
     pub fn applied(&self, caller: Caller, table: u32, step: u64, complete: u64) {
         let Some(worker) = self.workers.get(caller.worker).filter(|_| step > 0) else { return };
         let mut mark = lock(&worker.mark);
         if mark.client != caller.client {
-            // One that does not go on where an earlier process was counts anew.
+            // A process that does not resume from an earlier one starts its own count.
             *mark = Mark { client: caller.client, base: mark.base, ..Mark::default() };
         }
         let newest = mark.tables.entry(table).or_default();
@@ -77,7 +77,7 @@ impl Marks {
         mark.complete = complete.max(mark.complete);
     }
 
-    /// A worker says which of its steps are whole.
+    /// Records which of a worker's steps are complete.
     pub fn completed(&self, caller: Caller, complete: u64) {
         let Some(worker) = self.workers.get(caller.worker) else { return };
         let mut mark = lock(&worker.mark);
@@ -86,8 +86,8 @@ impl Marks {
         }
     }
 
-    /// A run of the job begins: `base` steps were made before it, and this worker's are whole up to
-    /// `complete`.
+    /// Starts a run of the job: `base` steps were made before it, and this worker's are complete up
+    /// to `complete`.
     pub fn begin(&self, caller: Caller, base: u64, complete: u64) {
         if let Some(worker) = self.workers.get(caller.worker) {
             let client = caller.client;
@@ -95,7 +95,7 @@ impl Marks {
         }
     }
 
-    /// The steps of earlier processes up to `complete` are this one's; returns those of this run.
+    /// Adopts the steps of earlier processes up to `complete`; returns the number made in this run.
     pub fn goes_on(&self, caller: Caller, complete: u64) -> u64 {
         let Some(worker) = self.workers.get(caller.worker) else { return 0 };
         let mut mark = lock(&worker.mark);
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(marks.goes_on(caller(8), 41), 1);
         marks.applied(caller(8), 0, 42, 41);
         assert_eq!(marks.of(1).tables[&0], 42);
-        // One that does not go on begins its own count.
+        // A process that does not resume starts its own count.
         marks.applied(caller(9), 0, 1, 0);
         assert_eq!(marks.of(1).tables, BTreeMap::from([(0, 1)]));
         let copy = Marks::new(2);
@@ -155,7 +155,7 @@ mod tests {
         let error = marks.enter(caller(7), Method::PushDense).unwrap_err();
         assert!(error.to_string().contains("another process has taken this worker's place"));
         assert!(marks.enter(caller(8), Method::PushDense).unwrap().is_some());
-        // What is no push goes its way.
+        // Requests that are not pushes are not stopped.
         assert!(marks.enter(caller(7), Method::Arrive).unwrap().is_none());
     }
 }

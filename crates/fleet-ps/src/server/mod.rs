@@ -1,8 +1,8 @@
 //! One server: its part of every table of a job, behind one object that answers requests.
 //!
-//! [`ServerTables`] is the same wherever it stands: [`LocalServers`](crate::LocalServers) calls it
-//! in this process, [`TableServer`](crate::TableServer) for connections. It knows no sockets.
-//! Requests that change something carry a number and run once (`ledger.rs`).
+//! [`ServerTables`] is the same for all callers: [`LocalServers`](crate::LocalServers) calls it in
+//! this process, [`TableServer`](crate::TableServer) for connections. It knows no sockets. Requests
+//! that change something carry a number and run once (`ledger.rs`).
 
 mod answer;
 mod bounds;
@@ -44,7 +44,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-/// What one server has of the tables of a job.
+/// One server's part of the tables of a job.
 ///
 /// ```
 /// use fleet_ps::{JobTables, ServerTables, SparseConfig, TableConfig};
@@ -61,23 +61,25 @@ use std::time::Duration;
 pub struct ServerTables {
     job: JobTables,
     server: usize,
-    /// Changes when the tables are lost.
+    /// Random number that identifies the tables. It is a new one if the tables are lost.
     life: u64,
     tables: BTreeMap<u32, Table>,
     barrier: BarrierTable,
     presence: Presence,
     marks: Marks,
-    /// Workers had met before this process listened.
+    /// Workers had completed the start rounds before this process listened: the server was
+    /// restarted.
     is_again: AtomicBool,
     ledger: Ledger,
-    /// Held shared by what changes tables; exclusively where a snapshot of all of them is cut.
+    /// Held shared while a request changes tables; exclusively while a snapshot of all of them is
+    /// cut.
     gate: RwLock<()>,
-    /// Where saves are written and loaded from.
+    /// The disk of saves and loads.
     disk: Arc<dyn Disk>,
     keeper: Option<Arc<durable::Keeper>>,
-    /// No other process works in the folder while it is locked.
+    /// Keeps other processes out of the folder.
     folder_lock: Option<DiskLock>,
-    /// One save, load, shrink or snapshot at a time.
+    /// Held by a save, load, shrink or snapshot: one runs at a time.
     keeping: Mutex<()>,
     saving: Mutex<Option<save::Saving>>,
     stopped: Mutex<bool>,
@@ -92,7 +94,7 @@ pub(crate) enum Table {
     GlobalStep(GlobalStep),
 }
 
-/// How often a server looks whether anybody is left.
+/// Interval between checks whether any worker is left.
 const LOOK_PERIOD: Duration = Duration::from_secs(2);
 
 impl ServerTables {
@@ -126,7 +128,7 @@ impl ServerTables {
         })
     }
 
-    /// All servers of a job.
+    /// Creates all servers of a job.
     pub fn all(job: &JobTables) -> Result<Vec<Arc<ServerTables>>> {
         (0..job.server_count).map(|server| ServerTables::new(job, server).map(Into::into)).collect()
     }
@@ -135,7 +137,7 @@ impl ServerTables {
         self.server
     }
 
-    /// Sets how long a worker may give no sign of life before the others go on without it.
+    /// Sets how long a worker may be silent before it is lost and the others continue without it.
     pub fn set_silent_after(&self, span: Duration) {
         self.presence.set_silent_after(span);
     }
@@ -144,8 +146,8 @@ impl ServerTables {
         &self.job
     }
 
-    /// Waits until a worker stops the servers, or [`ServerTables::stop`], or nobody is left: some
-    /// workers have finished, others are lost, and none is connected.
+    /// Waits until a worker or [`ServerTables::stop`] stops the server, until its log fails, or
+    /// until no worker is left: some have finished, others are lost, and none is connected.
     pub fn wait(&self) {
         let mut stopped = lock(&self.stopped);
         while !*stopped && !self.is_left_alone() && self.check_kept().is_ok() {
@@ -154,9 +156,9 @@ impl ServerTables {
         }
     }
 
-    /// Waits as [`ServerTables::wait`]. If the job has ended well, marks its folder as finished and
-    /// replaces the logs by a last snapshot. The error is why a durable server could not keep its
-    /// tables any more.
+    /// Waits like [`ServerTables::wait`]. If the job has ended well, marks its folder as finished
+    /// and replaces the logs by a last snapshot. Fails with the reason why a durable server could
+    /// not keep its tables.
     pub fn serve(&self) -> Result<()> {
         self.wait();
         let Some(keeper) = &self.keeper else { return Ok(()) };
@@ -167,12 +169,12 @@ impl ServerTables {
         }
     }
 
-    /// What a server acknowledges with an answer; zeros where nothing is kept.
+    /// Returns what the server acknowledges with an answer; zeros without durability.
     fn acknowledgement(&self) -> [u64; 2] {
         self.keeper.as_ref().map_or([0, 0], |keeper| keeper.acknowledgement())
     }
 
-    /// Why a durable server must end, if it must.
+    /// Fails if a durable server must end.
     fn check_kept(&self) -> Result<()> {
         self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.check())
     }
@@ -182,7 +184,7 @@ impl ServerTables {
         self.stop.notify_all();
     }
 
-    /// Answers a request; errors say which server and worker it was.
+    /// Answers a request; errors name the server and the caller.
     pub(crate) fn call(
         &self,
         caller: Caller,
@@ -219,7 +221,7 @@ impl ServerTables {
         self.do_request(caller, method, request, answer)
     }
 
-    /// Runs a request whose caller may make it.
+    /// Runs a request that the caller is allowed to make.
     fn do_request(
         &self,
         caller: Caller,
@@ -234,7 +236,7 @@ impl ServerTables {
             return self.run(caller, method, (head, body), answer, || Ok(()));
         };
         keeper.wait_for_room()?;
-        // Walking over all rows takes long, and a snapshot must not be cut in the middle of it.
+        // A walk over all rows takes long, and no snapshot may be cut in the middle of it.
         let alone = walks.then(|| lock(&self.keeping));
         let result = {
             let _open = self.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -249,7 +251,7 @@ impl ServerTables {
         result
     }
 
-    /// Does a request; `first` runs before anything is changed, and not when it was done before.
+    /// Runs a request. `first` runs before any change, and not at all if the request ran before.
     fn run(
         &self,
         caller: Caller,
@@ -272,7 +274,7 @@ impl ServerTables {
             drop(turn);
             Ok(())
         })?;
-        // What files did to the tables is not in the log.
+        // Changes that come from files are not in the log.
         let outside = matches!(method, Method::Load | Method::EndSave);
         match &self.keeper {
             Some(_) if method == Method::Load => self.snapshot_now(),
@@ -284,8 +286,9 @@ impl ServerTables {
         }
     }
 
-    /// Does what a log says. A request that was refused when it was made is refused again: false.
-    /// One that does not get so far was not made by a server, and the log is not to be trusted.
+    /// Replays a request from a log. Returns false if it is rejected, as it was the first time. A
+    /// request that the ledger or the marks stop was not logged by a server, so the log is not to
+    /// be trusted.
     fn replay(&self, caller: Caller, method: u8, request: &[u8]) -> Result<bool> {
         let method = Method::parse(method)?;
         let parts = Head::decode(method, request)?;
@@ -301,8 +304,8 @@ impl ServerTables {
         }
     }
 
-    /// Whether a server that is started again must hear of a request: files are in no log, and a
-    /// pull matters where an id is admitted when it was pulled often enough.
+    /// Returns whether a restarted server must replay a request. Saves and loads are not logged:
+    /// the log does not contain files. A pull is logged if the entry policy counts pulls.
     fn is_logged(&self, method: Method, head: Head) -> bool {
         match method {
             Method::Save | Method::EndSave | Method::Load => false,
@@ -311,7 +314,7 @@ impl ServerTables {
                 head.word == PullMode::Train as u32
                     && rows.is_some_and(|t| matches!(t.config().entry, Entry::CountFilter(_)))
             }
-            // What a worker reads is what its gradients are corrected by.
+            // The parameters that a worker reads are used to correct its gradients.
             Method::PullDense => match self.tables.get(&head.table) {
                 Some(Table::Dense(table)) => table.config().corrected_workers > 0,
                 _ => false,
@@ -363,9 +366,9 @@ impl Table {
     }
 }
 
-/// Runs a request. One that panics is refused, also when it comes again or a log is replayed.
+/// Runs a request and turns a panic into an error, also when the request is repeated or replayed.
 fn guarded<R>(run: impl FnOnce() -> Result<R>) -> Result<R> {
-    // Tables are whole between statements, and their locks pass over a panic.
+    // Tables are consistent between statements, and their locks ignore poisoning.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -374,6 +377,6 @@ fn guarded<R>(run: impl FnOnce() -> Result<R>) -> Result<R> {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is locked here is whole between statements, whoever panicked.
+    // Values under these locks are consistent between statements, so poisoning is ignored.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

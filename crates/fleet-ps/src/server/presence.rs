@@ -1,7 +1,7 @@
-//! Who is there: the connections of every worker, and when it was heard last.
+//! Presence of workers: the connections of each, and when the server last heard from it.
 //!
-//! A worker that dies loses its connections at once; one that is stopped, or whose host is gone,
-//! keeps them and says nothing any more. Workers say that they live every few seconds, whatever
+//! A worker that dies loses its connections at once. One that is stopped, or whose host is
+//! unreachable, keeps them but falls silent. Workers send heartbeats every few seconds, whatever
 //! else they do.
 
 use super::{Caller, lock};
@@ -11,14 +11,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Connections break and are made again within a second or two, and whoever lives says so every
-/// two: who has none for so long is gone, and so is who does not come for so long to a server that
-/// was started again.
+/// Time without a connection after which a worker counts as gone. Lost connections are restored
+/// within a second or two, and live workers send a heartbeat every two. The limit holds too for
+/// workers that do not reconnect to a restarted server.
 pub(crate) const GONE_AFTER: Duration = Duration::from_secs(6);
-/// Whoever is not heard of for so long is stopped, or out of reach.
+/// Silence after which a connected worker counts as stopped or unreachable.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(30);
 
-/// What a server knows of a worker, and for how long it has been so.
+/// State of a worker as a server sees it, and for how long; see [`SignKind`] for the span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sign {
     pub kind: SignKind,
@@ -27,21 +27,21 @@ pub(crate) struct Sign {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SignKind {
-    /// It has not connected since this server began.
+    /// It has not connected since this server started; the span is since the start.
     NeverCame,
-    /// It is connected; the span is since it was heard.
+    /// It is connected; the span is since the server last heard from it.
     Here,
     /// It was connected; the span is since its last connection closed.
     Gone,
-    /// It had come to the process before this one, and has not come to this one; the span is since
-    /// that listens.
+    /// It had connected to the previous process of this server but not to this one; the span is
+    /// since this process listens.
     NotBack,
 }
 
 pub(crate) struct Presence {
-    /// Nanoseconds of the clock.
+    /// Time when the server began to listen, in nanoseconds of the clock.
     began: AtomicU64,
-    /// Nanoseconds without a sign of life after which a worker is lost.
+    /// Silence after which a worker is lost, in nanoseconds.
     silent_after: AtomicU64,
     workers: Vec<Seen>,
 }
@@ -49,14 +49,14 @@ pub(crate) struct Presence {
 #[derive(Default)]
 struct Seen {
     connections: AtomicUsize,
-    /// Nanoseconds of the clock; 0: never.
+    /// Time when the server last heard from it, in nanoseconds of the clock; 0 if never.
     last: AtomicU64,
-    /// Steps of every process that was this worker, by the number of its client.
+    /// Steps of every process of this worker, by client number.
     lives: Mutex<Vec<(u64, u64)>>,
 }
 
-/// Starts of one worker whose steps are kept; a job that starts one more often counts the last of
-/// them only.
+/// Limit on the processes of one worker whose steps are kept. Beyond it, only the latest ones
+/// count.
 const LIVES_MAX: usize = 256;
 
 impl Presence {
@@ -75,7 +75,7 @@ impl Presence {
         Duration::from_nanos(self.silent_after.load(SeqCst))
     }
 
-    /// The server listens from now on: what it had to load first is nobody's absence.
+    /// Starts the time of absence: workers are not absent while the server loads its tables.
     pub fn begin(&self) {
         self.began.store(Time::now().nanos(), SeqCst);
     }
@@ -84,7 +84,7 @@ impl Presence {
         self.hear(worker, |seen| _ = seen.connections.fetch_add(1, SeqCst));
     }
 
-    /// A worker says how many steps it has made, in all since it was started.
+    /// Records the steps that a process of a worker has made since it started.
     pub fn has_made(&self, caller: Caller, steps: u64) {
         let Some(seen) = self.workers.get(caller.worker) else { return };
         let mut lives = lock(&seen.lives);
@@ -97,8 +97,8 @@ impl Presence {
         }
     }
 
-    /// A worker goes on where its earlier processes came to: `made` of their steps count, and those
-    /// that it makes again count as its own.
+    /// Records that a worker resumes after its earlier processes: `made` of their steps count, and
+    /// steps that it repeats count as its own.
     pub fn goes_on(&self, caller: Caller, made: u64) {
         let Some(seen) = self.workers.get(caller.worker) else { return };
         self.has_made(caller, 0);
@@ -109,7 +109,7 @@ impl Presence {
         }
     }
 
-    /// Steps that a worker has made, and how often it was started.
+    /// Returns the steps that a worker has made, and the number of its processes.
     pub fn made(&self, worker: usize) -> (u64, usize) {
         let Some(seen) = self.workers.get(worker) else { return (0, 0) };
         let lives = lock(&seen.lives);
@@ -125,7 +125,7 @@ impl Presence {
     }
 
     fn hear(&self, worker: usize, change: impl Fn(&Seen)) {
-        // Whoever says a number that is none of the job's is refused elsewhere.
+        // Numbers of workers that the job does not have are rejected elsewhere.
         let Some(seen) = self.workers.get(worker) else { return };
         seen.last.store(Time::now().nanos().max(1), SeqCst);
         change(seen);
@@ -154,8 +154,8 @@ impl Presence {
 }
 
 impl Sign {
-    /// Whether a worker of a job that has begun is lost, at the latest after so long without a
-    /// sign.
+    /// Returns whether a worker of a job that has begun is lost; `silent_after` is the longest
+    /// silence.
     pub fn is_lost(self, silent_after: Duration) -> bool {
         let bound = match self.kind {
             SignKind::Gone | SignKind::NotBack => GONE_AFTER.min(silent_after),
@@ -165,7 +165,7 @@ impl Sign {
         self.span >= bound
     }
 
-    /// Of one who is waited for.
+    /// Describes a worker that a barrier waits for.
     pub fn brief(self) -> String {
         let seconds = self.span.as_secs_f64();
         match self.kind {
@@ -195,7 +195,7 @@ impl Sign {
         }
     }
 
-    /// As a message has it.
+    /// Returns the numbers that encode it in messages.
     pub fn numbers(self) -> [u32; 2] {
         let kind = match self.kind {
             SignKind::NeverCame => 0,
@@ -241,13 +241,13 @@ mod tests {
         let told = Sign { span: Duration::from_millis(1500), ..sign };
         assert_eq!(Sign::from_numbers(told.numbers()).unwrap(), told);
         assert!(Sign::from_numbers([4, 0]).is_err());
-        // Who has never come may still come, however long that takes.
+        // A worker that has never connected may still do so, however long it takes.
         assert!(!presence.sign(7).is_lost(Duration::ZERO));
         let not_back = Sign { kind: SignKind::NotBack, span: GONE_AFTER };
         assert!(not_back.is_lost(SILENT_AFTER));
     }
 
-    /// A worker that is started again begins to count anew; what it had made before stays.
+    /// A restarted worker counts from 0; the steps of its earlier processes stay.
     #[test]
     fn steps_are_those_of_all_starts() {
         let presence = Presence::new(2);
@@ -259,7 +259,7 @@ mod tests {
             (presence.made(1), presence.made(0), presence.made(9)),
             ((8, 2), (0, 0), (0, 0))
         );
-        // The third goes on behind step 6 of the others, of which 8 were told.
+        // Client 9 resumes after step 6 of the others, which had reported 8.
         presence.goes_on(Caller { worker: 1, client: 9 }, 6);
         presence.has_made(Caller { worker: 1, client: 9 }, 2);
         assert_eq!(presence.made(1), (8, 3));

@@ -1,4 +1,4 @@
-//! What a server says of itself over gRPC.
+//! Statistics of a server, for control over gRPC.
 
 use super::{ServerTables, SignKind, Table, lock};
 use crate::Arrival;

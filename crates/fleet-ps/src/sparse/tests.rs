@@ -1,4 +1,4 @@
-//! What a sparse table promises.
+//! Guarantees of a sparse table.
 
 use super::*;
 use crate::rule::{self, Rule};
@@ -23,7 +23,7 @@ fn pull(table: &SparseTable, ids: &[u64], mode: PullMode) -> Vec<f32> {
     out
 }
 
-/// All rows of a snapshot by id.
+/// Returns all rows of a snapshot by id.
 fn snapshot(table: &SparseTable, mode: SaveMode) -> HashMap<u64, (u8, Vec<f32>)> {
     let (mut snapshot, ()) = table.snapshot(mode, || ());
     let mut rows = HashMap::new();
@@ -90,7 +90,7 @@ fn rows_are_the_same_on_any_number_of_shards() {
     assert!(rows[0] == rows[1] && rows[1] == rows[2]);
 }
 
-/// The key of the hashes changes neither rows nor the order in which a save has them.
+/// The key of the hashes changes neither the rows nor their order in a save.
 #[test]
 fn saves_do_not_depend_on_the_key() {
     let config = || SparseConfig { entry: Entry::CountFilter(2), shard_count: 3, ..ones(2) };
@@ -248,7 +248,7 @@ fn a_snapshot_is_of_one_moment_however_much_is_pushed_meanwhile() {
         let (mut snap, ()) = table.snapshot(SaveMode::All, || ());
         let mut rows = HashMap::new();
         let mut push = || {
-            // Known rows and new ones.
+            // Existing rows and new ones.
             let some: Vec<u64> = (0..3000).map(|_| rng.below(60_000 * round)).collect();
             table.push(Push::new(&some, &vec![1.0; 9000])).unwrap();
         };
@@ -273,7 +273,7 @@ fn a_snapshot_is_of_one_moment_however_much_is_pushed_meanwhile() {
     }
 }
 
-/// The rows of ids, without touching anything.
+/// Returns the rows of ids without changing anything.
 fn snapshot_free(table: &SparseTable, ids: &[u64]) -> Vec<f32> {
     pull(table, ids, PullMode::Infer)
 }
@@ -289,7 +289,7 @@ fn a_snapshot_given_up_does_not_harm_the_next() {
     assert_eq!(snapshot(&table, SaveMode::All).len(), 5000);
 }
 
-/// What a delta that failed had taken is in the next one, in plain and in click tables.
+/// Changes that a failed delta had taken are in the next one, in plain and in click tables.
 #[test]
 fn a_delta_that_fails_drops_nothing() {
     let click = SparseConfig { shard_count: 8, ..SparseConfig::ctr(0, 1) };
@@ -412,7 +412,7 @@ fn snapshots_restore_to_any_number_of_shards() {
 
 #[test]
 fn memory_held_is_at_most_a_quarter_over_the_payload() {
-    // The leanest row that the budget is made for: 64 bytes, no state.
+    // The leanest row within the budget: 64 bytes, no state.
     let table = SparseTable::new(SparseConfig { shard_count: 16, ..ones(16) }).unwrap();
     let mut out = vec![0.0; 16 * 10_000];
     for batch in 0..60u64 {

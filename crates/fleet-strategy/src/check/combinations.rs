@@ -1,5 +1,5 @@
-//! Settings that do not go together, and settings without effect. What depends on the program or
-//! the cluster is the compiler's to say.
+//! Settings that conflict with each other, and settings without effect. The compiler checks
+//! conflicts that depend on the program or the cluster.
 
 use super::walk;
 use crate::problem::Problem;
@@ -17,7 +17,7 @@ pub fn check(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     refused(strategy, problems);
 }
 
-/// Two switches of which one must go.
+/// Reports pairs of switches that exclude each other.
 fn exclusive(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let amp = strategy.amp_configs();
     let pairs = [
@@ -45,7 +45,7 @@ fn exclusive(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Values that cannot both be meant.
+/// Reports values that contradict each other.
 fn contradictions(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let k_steps = strategy.a_sync_configs().k_steps();
     if !strategy.a_sync() && k_steps > 0 {
@@ -81,7 +81,7 @@ fn contradictions(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Switches that lack what they need.
+/// Reports switches whose required settings are missing.
 fn incomplete(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let recompute = strategy.recompute_configs();
     if strategy.recompute() && recompute.checkpoints.is_empty() {
@@ -100,7 +100,7 @@ fn incomplete(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Values with which a switch does nothing.
+/// Reports values with which a switch has no effect.
 fn idle(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let mut warn = |path: &str, message: &str, why: &str, help: &str| {
         problems.push(Problem::warning(path, message).why(why).help(help));
@@ -147,7 +147,7 @@ fn idle(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     }
 }
 
-/// `auto` chooses only where nothing was chosen.
+/// Reports `auto` beside other assigned fields, where it has no effect.
 fn auto(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let assigned = |field: &&Field| strategy.slot(field.number).count() > 0;
     let fields = strategy.shape().fields.iter().filter(assigned);
@@ -161,14 +161,15 @@ fn auto(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Messages whose switch is off.
+/// Reports settings whose switch is off.
 fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let fields = strategy.shape().fields;
     for configs in fields.iter().filter(|field| matches!(field.kind, Kind::Message(_))) {
         let Some(name) = configs.name.strip_suffix("_configs") else { continue };
         let Some(switch) = fields.iter().find(|field| field.name == name) else { continue };
         let assigned = |field: &Field| strategy.slot(field.number).count() > 0;
-        // The mode of a parameter server follows from `a_sync_configs`, whatever the switch says.
+        // `a_sync_configs` determines the mode of a parameter server whether `a_sync` is assigned
+        // or not.
         if name == "a_sync" || configs.ignored.is_some() || !assigned(configs) {
             continue;
         }
@@ -183,14 +184,14 @@ fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Fields that are there for the sake of files, and of which no program can be made yet.
+/// Reports fields that are accepted for compatibility with files, but are not supported yet.
 fn refused(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     walk(strategy, "", &mut |seen| {
         let Some(why) = seen.field.refused else { return };
         let asked = match (seen.item, seen.field.default_item()) {
             (Item::Bool(value), Some(Item::Bool(default))) => value != default,
             (Item::Int32(value), Some(Item::Int32(default))) => value > default,
-            // Settings go with their switch.
+            // For fields of other types, the warning about their switch suffices.
             _ => false,
         };
         if asked {
@@ -200,23 +201,23 @@ fn refused(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     });
 }
 
-/// Fields that are accepted for the sake of files, and do nothing.
+/// Reports fields that are accepted for compatibility with files, and have no effect.
 fn ignored(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     walk(strategy, "", &mut |seen| {
         let Some(why) = seen.field.ignored else { return };
-        // Said once of a list.
+        // A list is reported only once.
         if seen.path.ends_with(']') && !seen.path.ends_with("[0]") {
             return;
         }
         let changes_nothing = match (seen.item, seen.field.default_item()) {
-            // Assigned in every object of its kind, and what is done anyway.
+            // Assigned in every object of its kind, and done in any case.
             (Item::Bool(true), _) if seen.field.name == "fuse_broadcast_ops" => true,
             (Item::Bool(value), Some(Item::Bool(default))) => value == default,
             (Item::Int32(value), Some(Item::Int32(default))) => value == default,
             (Item::Uint32(value), Some(Item::Uint32(default))) => value == default,
             (Item::Float(value), Some(Item::Float(default))) => value == default,
             (Item::Double(value), Some(Item::Double(default))) => value == default,
-            // Commands that convert nothing.
+            // A message with no commands converts nothing.
             (Item::Message(message), _) if seen.field.name == "table_accessor_save_param" => {
                 let fields = message.shape().fields.iter();
                 let texts = fields.filter(|field| matches!(field.kind, Kind::Text));

@@ -15,7 +15,7 @@ pub fn check(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     tables(strategy, problems);
 }
 
-/// Names that a list holds twice, or that are empty. Loading a file twice does this.
+/// Reports duplicate and empty names in lists. Loading a file twice causes duplicates.
 fn repeated_names(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let mut seen_names = HashSet::new();
     walk(strategy, "", &mut |seen| {
@@ -38,7 +38,7 @@ fn repeated_names(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     });
 }
 
-/// Names in two lists of which only one can be right.
+/// Reports names that may be in only one of two lists.
 fn overlaps(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let amp = strategy.amp_configs();
     let trainer = strategy.trainer_desc_configs();
@@ -91,7 +91,7 @@ fn sparsities(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     }
 }
 
-/// `weight_bounds` are the least and the greatest weight.
+/// Reports `weight_bounds` that are not the minimum and the maximum weight.
 fn bounds(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let mut lists: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     walk(strategy, "", &mut |seen| {
@@ -130,7 +130,7 @@ fn axes(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Tables with the same name or number.
+/// Reports tables with the same name or number, and tables without settings.
 fn tables(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let tables = &strategy.downpour_table_param;
     let mut names = HashSet::new();

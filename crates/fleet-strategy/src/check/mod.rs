@@ -1,6 +1,6 @@
-//! What is wrong with a strategy, as far as that can be said without a program and a cluster:
-//! values out of range (`ranges.rs`), lists that contradict themselves (`lists.rs`), settings that
-//! do not go together or have no effect (`combinations.rs`).
+//! Checks of a strategy that need neither program nor cluster: values out of range (`ranges.rs`),
+//! lists that contradict themselves (`lists.rs`), and settings that conflict or have no effect
+//! (`combinations.rs`).
 
 mod combinations;
 mod lists;
@@ -13,7 +13,7 @@ use crate::schema::DistributedStrategy;
 use fleet_base::Result;
 
 impl DistributedStrategy {
-    /// Everything that is wrong or has no effect, errors first.
+    /// Returns all errors and all settings without effect, errors first.
     ///
     /// ```
     /// # use fleet_strategy::{AmpConfig, DistributedStrategy};
@@ -31,13 +31,13 @@ impl DistributedStrategy {
         problems
     }
 
-    /// The warnings of [`check`](Self::check), or all its errors as one.
+    /// Returns the warnings of [`check`](Self::check), or all its errors as one.
     pub fn validate(&self) -> Result<Vec<Problem>> {
         all_in_one(self.check())
     }
 }
 
-/// An assigned value and where it stands.
+/// An assigned value and its path.
 struct Seen<'a> {
     shape: &'static Shape,
     field: &'static Field,
@@ -45,7 +45,7 @@ struct Seen<'a> {
     item: Item<'a>,
 }
 
-/// Shows every assigned value to `visit`, messages before what is in them.
+/// Passes every assigned value to `visit`, each message before its content.
 fn walk<'a>(message: &'a dyn Reflect, path: &str, visit: &mut dyn FnMut(&Seen<'a>)) {
     let shape = message.shape();
     for field in shape.fields {
@@ -64,7 +64,7 @@ fn walk<'a>(message: &'a dyn Reflect, path: &str, visit: &mut dyn FnMut(&Seen<'a
     }
 }
 
-/// The value that is assigned at a path, as text forms write it; none of a message.
+/// Returns the value assigned at a path as the text forms write it; `None` for a message.
 pub(crate) fn value_at(strategy: &DistributedStrategy, path: &str) -> Option<String> {
     let mut value = None;
     walk(strategy, "", &mut |seen| {

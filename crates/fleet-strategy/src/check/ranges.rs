@@ -1,4 +1,4 @@
-//! The values that single fields may have.
+//! Allowed values of single fields.
 
 use super::{Seen, walk};
 use crate::form::number::float32;
@@ -18,17 +18,17 @@ use Allowed::{OneOf, Range};
 const AT_LEAST_0: Allowed = Range(Included(0.0), Unbounded);
 const AT_LEAST_1: Allowed = Range(Included(1.0), Unbounded);
 const ABOVE_0: Allowed = Range(Excluded(0.0), Unbounded);
-/// A share that is not nothing.
+/// A nonzero share.
 const SHARE: Allowed = Range(Excluded(0.0), Included(1.0));
 const UNDER_1: Allowed = Range(Included(0.0), Excluded(1.0));
 
-/// Message and field, what is allowed, why, what to do.
+/// Message, field, allowed values, reason, and help.
 type Rule = (&'static str, &'static str, Allowed, &'static str, &'static str);
 
 const COUNT: &str = "it counts something that there is at least one of";
 const NO_NEGATIVE: &str = "less than nothing has no meaning here";
 
-/// Fields without a rule may have every finite value.
+/// Fields without a rule may have any finite value.
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
     ("DistributedStrategy", "nccl_comm_num", AT_LEAST_1, "gradients need a communicator", "1 on one machine, 2 on several"),
@@ -212,7 +212,7 @@ mod tests {
         }
     }
 
-    /// The first way from the strategy to a message, as numbers of fields.
+    /// Returns the first path from the strategy to a message, as field numbers.
     fn way(shape: &'static Shape, name: &str) -> Option<Vec<u32>> {
         if shape.name == name {
             return Some(Vec::new());
@@ -226,7 +226,7 @@ mod tests {
         })
     }
 
-    /// A value that a rule does not allow.
+    /// Returns a value that a rule does not allow.
     fn wrong(kind: Kind, allowed: &Allowed) -> Scalar {
         let value = match allowed {
             OneOf(_) => return Scalar::Text("no such".into()),
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Every rule speaks up: the field's path, what is allowed, why, and what to do.
+    /// Every rule reports the field's path, the allowed values, the reason, and help.
     #[test]
     fn every_rule_is_told() {
         for (message, name, allowed, why, help) in RULES {

@@ -1,6 +1,5 @@
-//! Protobuf's binary form. prost writes and reads it; before it reads, the bytes are walked along
-//! the schema, because prost skips what it does not know, and a setting that is skipped is a
-//! setting lost.
+//! Protobuf's binary form, read and written by prost. Before prost reads, the bytes are checked
+//! against the schema, because prost silently skips unknown fields, and settings would be lost.
 
 use super::document::join;
 use crate::reflect::{Field, Kind, Shape};
@@ -12,7 +11,7 @@ pub fn write(strategy: &DistributedStrategy) -> Vec<u8> {
     strategy.encode_to_vec()
 }
 
-/// Merges `bytes` into `strategy`, which stays as it is if they are broken.
+/// Merges `bytes` into `strategy`, which stays unchanged if they are broken.
 pub fn merge(strategy: &mut DistributedStrategy, bytes: &[u8]) -> Result<()> {
     Walk { bytes, at: 0 }.message(DistributedStrategy::describe(), bytes.len(), "")?;
     let mut merged = strategy.clone();
@@ -34,7 +33,7 @@ const DELIMITED: u64 = 2;
 const FIXED32: u64 = 5;
 
 impl Walk<'_> {
-    /// The shapes are a tree of few levels, so this recursion ends.
+    /// Checks a message. The recursion ends, because shapes are a tree with few levels.
     fn message(&mut self, shape: &'static Shape, end: usize, path: &str) -> Result<()> {
         while self.at < end {
             let start = self.at;

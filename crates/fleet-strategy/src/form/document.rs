@@ -1,5 +1,5 @@
-//! A file as a tree with places, and how it fills a strategy. The three text forms differ in how
-//! the tree is read, not in what it means.
+//! A file as a tree with positions, and how the tree fills a strategy. The three text forms differ
+//! only in how the tree is parsed, not in its meaning.
 
 use crate::compat;
 use crate::problem::{Place, Problem};
@@ -8,7 +8,7 @@ use crate::value::{Value, wanted};
 use fleet_base::text::did_you_mean;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A name with what stands behind it.
+/// A key and its value.
 pub struct Entry {
     pub key: String,
     pub at: Place,
@@ -23,27 +23,27 @@ pub struct Node {
 pub enum Data {
     /// A bare word: `true`, `PS`, `inf`.
     Word(String),
-    /// A number as written: whether `010` is eight or ten depends on the field.
+    /// A number as written; the field decides whether `010` is eight or ten.
     Number(String),
-    /// Anything but lists and maps.
+    /// Any value except lists and maps.
     Value(Value),
     List(Vec<Node>),
     Message(Vec<Entry>),
 }
 
-/// Trees deeper than this are refused: the deepest message has five levels.
+/// Deeper trees are rejected; the deepest message has five levels.
 pub const DEPTH_MAX: usize = 64;
 
-/// Problems after which a file is not read on: nobody reads more, and a wrong file has many.
+/// Reading stops after this many problems. Users do not read more, and a wrong file can have many.
 pub const PROBLEMS_MAX: usize = 100;
 
-/// What filling found out.
+/// The result of filling a strategy.
 #[derive(Default)]
 pub struct Filled {
     pub problems: Vec<Problem>,
-    /// Where each path was assigned last.
+    /// Position of the last assignment to each path.
     pub places: BTreeMap<String, Place>,
-    /// The form has bare words, and needs no strings for what is none.
+    /// Whether the form has bare words, so that strings are not accepted in their place.
     pub has_words: bool,
 }
 
@@ -78,7 +78,7 @@ impl Filled {
         }
     }
 
-    /// An alias of the documents, or a name of the 1.x interface.
+    /// Assigns through an alias from documents, or a name of the 1.x interface.
     fn renamed(
         &mut self,
         target: &mut dyn Reflect,
@@ -111,7 +111,7 @@ impl Filled {
 
     fn field(&mut self, target: &mut dyn Reflect, field: &Field, entry: Entry, path: String) {
         let nodes = match entry.node.data {
-            // JSON's null: not assigned.
+            // JSON's null means not assigned.
             Data::Value(Value::None) => return,
             Data::List(nodes) if field.repeated => nodes,
             data => vec![Node { at: entry.node.at, data }],
@@ -151,7 +151,7 @@ impl Filled {
     }
 }
 
-/// The value that a scalar of the file means for a field of this kind.
+/// Returns the value that a scalar in the file has for a field of this kind.
 fn spelled(kind: Kind, data: &Data, has_words: bool) -> Option<Value> {
     let value = match data {
         Data::Value(value) => value.clone(),
@@ -166,7 +166,7 @@ fn spelled(kind: Kind, data: &Data, has_words: bool) -> Option<Value> {
         Data::List(_) | Data::Message(_) => return None,
     };
     match (kind, &value) {
-        // JSON has no word for these, TOML no number beyond 63 bits.
+        // JSON has no literals for infinities and NaN, and TOML has no integers above 63 bits.
         (Kind::Bool | Kind::Float | Kind::Double | Kind::Enum(_), Value::Str(_))
             if has_words && matches!(data, Data::Value(_)) =>
         {
@@ -174,14 +174,14 @@ fn spelled(kind: Kind, data: &Data, has_words: bool) -> Option<Value> {
         }
         (Kind::Float | Kind::Double, Value::Str(text)) => Some(Value::Float(special(text)?)),
         (Kind::Uint64, Value::Str(text)) => Some(Value::Int(text.parse::<u64>().ok()?.into())),
-        // In a file, a truth value is no number, nor the other way round.
+        // In files, booleans and numbers are not interchangeable.
         (Kind::Bool, Value::Int(_)) => None,
         (Kind::Int32 | Kind::Uint32 | Kind::Uint64, Value::Bool(_)) => None,
         _ => Some(value),
     }
 }
 
-/// A number of the text form: integers also as `0x1f` or `017`, floats also as `1f`.
+/// Parses a number of the text form: integers also as `0x1f` or `017`, floats also as `1f`.
 fn number(kind: Kind, text: &str) -> Option<Value> {
     if matches!(kind, Kind::Float | Kind::Double) {
         let digits = text.strip_suffix(['f', 'F']).unwrap_or(text);
@@ -222,7 +222,7 @@ fn special(word: &str) -> Option<f64> {
 }
 
 fn shown(data: &Data) -> String {
-    /// Longer values are cut: a message is to be read.
+    /// Longer values are truncated to keep messages readable.
     const CHARS_MAX: usize = 60;
     let text = match data {
         Data::Word(text) | Data::Number(text) => text.clone(),

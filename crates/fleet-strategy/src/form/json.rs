@@ -1,6 +1,6 @@
 //! JSON: names as in the text form, enums by name, infinities and NaN as strings.
 //!
-//! The reader is ours, because a problem in a file must come with its line and column.
+//! This crate has its own parser, because problems must be reported with line and column.
 
 use super::document::{DEPTH_MAX, Data, Entry, Node};
 use super::number::{float32, float64};
@@ -63,7 +63,7 @@ fn scalar(kind: Kind, item: Item<'_>) -> String {
     }
 }
 
-/// A JSON string.
+/// Returns a JSON string.
 pub fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -83,7 +83,8 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
-/// The tree of a text. JSON has no lines to go on from, so the first error of form is the only one.
+/// Parses a text into a tree. JSON has no line structure for recovery, so only the first syntax
+/// error is reported.
 pub fn read(text: &str) -> (Vec<Entry>, Vec<Problem>) {
     let mut reader = Reader::new(text);
     let entries = reader.value(0).and_then(|node| {
@@ -99,7 +100,7 @@ pub fn read(text: &str) -> (Vec<Entry>, Vec<Problem>) {
     }
 }
 
-/// One value, for command lines. `None` if the text is not JSON.
+/// Parses one value, for command lines. Returns `None` if the text is not JSON.
 pub fn value(text: &str) -> Option<Value> {
     let mut reader = Reader::new(text);
     let node = reader.value(0).ok()?;

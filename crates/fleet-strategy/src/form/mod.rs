@@ -1,5 +1,5 @@
-//! Strategies as files: the text form, the binary form, JSON, TOML. All four keep presence: what
-//! was not assigned is not written, and what was is.
+//! Strategies in files: the text form, the binary form, JSON and TOML. All four preserve presence:
+//! they store exactly the assigned fields.
 
 pub(crate) mod binary;
 pub(crate) mod document;
@@ -16,10 +16,10 @@ use fleet_base::{Error, Result, file, input};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// How a strategy is written down.
+/// File format of a strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StrategyForm {
-    /// Protobuf's text form: `.prototxt`, `.pbtxt`, and whatever has no known ending.
+    /// Protobuf's text form: `.prototxt`, `.pbtxt`, and files with any other extension.
     Prototxt,
     /// Protobuf's binary form: `.pb`, `.bin`.
     Binary,
@@ -33,7 +33,7 @@ impl StrategyForm {
     pub const ALL: [StrategyForm; 4] =
         [StrategyForm::Prototxt, StrategyForm::Binary, StrategyForm::Json, StrategyForm::Toml];
 
-    /// The form that a file's ending stands for.
+    /// Returns the form for a file's extension.
     pub fn of(path: &Path) -> StrategyForm {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("json") => StrategyForm::Json,
@@ -44,21 +44,21 @@ impl StrategyForm {
     }
 }
 
-/// Larger files are no strategies: the largest honest one has a few hundred tables of a kilobyte
+/// Limit of a file's size. The largest realistic strategy has a few hundred tables of a kilobyte
 /// each.
 pub const FILE_BYTES_MAX: usize = 16 << 20;
 
-/// A strategy read from a file, with everything that can be said about the file.
+/// A strategy read from a file, with all problems of the file.
 #[derive(Clone, Debug, Default)]
 pub struct Inspection {
-    /// What could be read.
+    /// The readable part of the strategy.
     pub strategy: DistributedStrategy,
-    /// In the order of their places: of form, of fields, of meaning.
+    /// All problems (syntax, fields, meaning), sorted by position.
     pub problems: Vec<Problem>,
 }
 
 impl DistributedStrategy {
-    /// The strategy in a form. Text forms are UTF-8.
+    /// Encodes the strategy in a form. Text forms are UTF-8.
     pub fn to_bytes(&self, form: StrategyForm) -> Vec<u8> {
         match form {
             StrategyForm::Prototxt => prototxt::write(self).into_bytes(),
@@ -68,7 +68,7 @@ impl DistributedStrategy {
         }
     }
 
-    /// Protobuf's text form.
+    /// Returns protobuf's text form.
     ///
     /// ```
     /// # use fleet_strategy::DistributedStrategy;
@@ -89,13 +89,13 @@ impl DistributedStrategy {
         Ok(strategy)
     }
 
-    /// Merges a form into this strategy: scalars are replaced, lists grow, messages merge. Nothing
-    /// changes if there is an error; the result are warnings.
+    /// Merges an encoded strategy into this one: scalars are replaced, lists grow, messages merge.
+    /// On an error, nothing changes. Returns warnings.
     pub fn merge_bytes(&mut self, bytes: &[u8], form: StrategyForm) -> Result<Vec<Problem>> {
         Ok(self.merge_form(bytes, form, None)?.0)
     }
 
-    /// With the places of what was assigned.
+    /// Like [`merge_bytes`](Self::merge_bytes); also returns the positions of assignments.
     fn merge_form(
         &mut self,
         bytes: &[u8],
@@ -113,7 +113,7 @@ impl DistributedStrategy {
         Ok((warnings, filled.places))
     }
 
-    /// Writes protobuf's text form to a file, which appears whole or not at all.
+    /// Writes protobuf's text form to a file, atomically.
     pub fn save_to_prototxt(&self, path: impl AsRef<Path>) -> Result<()> {
         file::write_file(path.as_ref(), self.to_prototxt().as_bytes())
     }
@@ -124,20 +124,20 @@ impl DistributedStrategy {
         self.load_as(path.as_ref(), StrategyForm::Prototxt)
     }
 
-    /// Writes a file in the form that its ending stands for.
+    /// Writes a file in the form of its extension.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         file::write_file(path, &self.to_bytes(StrategyForm::of(path)))
     }
 
-    /// Merges a file in the form that its ending stands for.
+    /// Merges a file in the form of its extension.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<Vec<Problem>> {
         let path = path.as_ref();
         self.load_as(path, StrategyForm::of(path))
     }
 
-    /// As [`load`](Self::load); what comes back besides says where the fields stand, so that errors
-    /// of a later minimisation can name the line.
+    /// Like [`load`](Self::load); also returns the positions of the fields, so that errors of a
+    /// later minimisation can name the line.
     pub fn load_with_source(
         &mut self,
         path: impl AsRef<Path>,
@@ -153,8 +153,8 @@ impl DistributedStrategy {
         Ok(self.merge_form(&bytes, form, Some(path))?.0)
     }
 
-    /// Everything that is wrong with a file, and what it says as far as that can be read. An error
-    /// means that nothing can be said about single places.
+    /// Returns all problems of a file, and the readable part of its strategy. An error means that
+    /// the file cannot be parsed at all.
     pub fn inspect(bytes: &[u8], form: StrategyForm) -> Result<Inspection> {
         let mut strategy = DistributedStrategy::new();
         let Filled { mut problems, places, .. } = fill(&mut strategy, bytes, form)?;
@@ -165,7 +165,7 @@ impl DistributedStrategy {
     }
 }
 
-/// The text form on one line, for people: without passwords.
+/// Returns the text form on one line, for display: without passwords.
 pub(crate) fn one_line(message: &dyn crate::Reflect) -> String {
     let text = prototxt::write(message);
     let shown = |line: &str| match line.trim() {
@@ -175,7 +175,7 @@ pub(crate) fn one_line(message: &dyn crate::Reflect) -> String {
     text.lines().map(shown).collect::<Vec<_>>().join(" ")
 }
 
-/// Reads a file or a pipe that may be a strategy.
+/// Reads a file or a pipe that may hold a strategy.
 pub fn read_file(path: &Path) -> Result<Vec<u8>> {
     input::read(path, "a strategy", FILE_BYTES_MAX as u64)
 }
@@ -197,7 +197,7 @@ fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) ->
             .got(format!("something else at byte {}", error.valid_up_to()))
             .help("the binary form of a strategy has the ending .pb or .bin")
     })?;
-    // Some editors put a byte order mark in front of UTF-8; it is no part of the text.
+    // Some editors write a byte order mark before UTF-8 text; it is not part of the text.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let (entries, problems) = match form {
         StrategyForm::Json => json::read(text),
@@ -210,7 +210,7 @@ fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) ->
     Ok(filled)
 }
 
-/// A problem at the place of its field, or of the nearest message around it.
+/// Adds the position of the problem's field, or of the nearest enclosing message.
 fn placed(problem: Problem, places: &BTreeMap<String, Place>) -> Problem {
     let place = problem.place.or_else(|| nearest(&problem.path, places));
     Problem { place, ..problem }

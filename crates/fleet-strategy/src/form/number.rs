@@ -1,7 +1,7 @@
-//! Floats as protobuf's text form writes them: the shortest digits that read back to the same
-//! number, always with a point or an exponent.
+//! Floats as protobuf's text form writes them: the shortest digits that parse to the same number,
+//! always with a point or an exponent.
 
-/// As Python's `repr`, which the text form of doubles is.
+/// Formats a double like Python's `repr`, which protobuf's text form uses.
 pub fn float64(value: f64) -> String {
     if !value.is_finite() {
         return not_finite(value);
@@ -9,7 +9,7 @@ pub fn float64(value: f64) -> String {
     layout(&format!("{value:e}"))
 }
 
-/// The shortest of 6 to 9 digits that reads back to the same 32-bit float.
+/// Formats a float with the fewest digits, from 6 to 9, that parse to the same 32-bit float.
 pub fn float32(value: f32) -> String {
     if !value.is_finite() {
         return not_finite(value.into());
@@ -33,7 +33,7 @@ fn not_finite(value: f64) -> String {
     text.into()
 }
 
-/// From `-1.2500e-5` to `-1.25e-05`; numbers of middling size are written out.
+/// Converts `-1.2500e-5` to `-1.25e-05`; numbers of medium size get no exponent.
 fn layout(scientific: &str) -> String {
     const WRITTEN_OUT: std::ops::Range<i32> = -4..16;
     let (mantissa, exponent) = scientific.split_once('e').expect("Rust writes an exponent");
@@ -66,7 +66,7 @@ fn layout(scientific: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What protobuf 4.25 writes.
+    /// The output of protobuf 4.25.
     #[test]
     fn floats_are_written_as_protobuf_does() {
         let cases = [

@@ -1,9 +1,9 @@
-//! Protobuf's text form: the writer, byte for byte that of protobuf, and the reader.
+//! Protobuf's text form: a writer with the same output as protobuf's, byte for byte, and a reader.
 //!
-//! The reader takes what protobuf's takes: comments, `name {}` and `name: {}` and `name <>`, lists
-//! `[a, b]`, strings in either quotes with escapes and joined when adjacent, numbers in three
-//! bases, separators `,` and `;`. After an error it goes on with the next line, so that one look at
-//! a file finds all.
+//! The reader accepts the same syntax as protobuf's reader: comments, `name: {}`, `name {}`,
+//! `name <>`, lists `[a, b]`, the separators `,` and `;`, and numbers in three bases. Strings have
+//! single or double quotes and escapes, and adjacent strings are joined. After an error, the reader
+//! continues with the next line, so that one run finds all errors of a file.
 
 use super::document::{DEPTH_MAX, Data, Entry, Node, PROBLEMS_MAX};
 use super::number::{float32, float64};
@@ -48,7 +48,7 @@ fn fields(message: &dyn Reflect, depth: usize, out: &mut String) {
     }
 }
 
-/// In double quotes; whatever is not printable ASCII as octal bytes.
+/// Returns a string in double quotes, with octal escapes for bytes other than printable ASCII.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for byte in text.bytes() {
@@ -69,7 +69,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// The tree of a text, and what is wrong with its form.
+/// Parses a text into a tree, and returns it with all syntax errors.
 pub fn read(text: &str) -> (Vec<Entry>, Vec<Problem>) {
     let mut reader = Reader { tokens: lex(text), next: 0, problems: Vec::new(), ended: false };
     let entries = reader.entries(None, 0);
@@ -82,7 +82,7 @@ enum Token {
     Number(String),
     Str(Vec<u8>),
     Sign(char),
-    /// What cannot be a token, as a message.
+    /// An invalid token, with its error message.
     Bad(String),
     End,
 }
@@ -91,11 +91,11 @@ struct Reader {
     tokens: Vec<(Token, Place)>,
     next: usize,
     problems: Vec<Problem>,
-    /// The text has ended too early.
+    /// Whether the text ended too early.
     ended: bool,
 }
 
-/// An error of form, at its place.
+/// A syntax error and its position.
 type Broken = (String, Place);
 
 impl Reader {
@@ -109,7 +109,7 @@ impl Reader {
 
     fn take(&mut self) -> (Token, Place) {
         let token = self.tokens[self.next].clone();
-        // The last one is `End`, and stays.
+        // The last token is `End`, and is never consumed.
         self.next = (self.next + 1).min(self.tokens.len() - 1);
         token
     }
@@ -133,13 +133,13 @@ impl Reader {
         Err((format!("expected {what}, got {got}"), self.place()))
     }
 
-    /// Entries up to `close`, or to the end.
+    /// Parses entries up to `close`, or to the end of the text.
     fn entries(&mut self, close: Option<char>, depth: usize) -> Vec<Entry> {
         let mut entries = Vec::new();
         while self.problems.len() < PROBLEMS_MAX {
             match self.peek() {
                 Token::End => {
-                    // Said once, of the innermost message that is open.
+                    // Reported only once, for the innermost open message.
                     if let (Some(close), false) = (close, self.ended) {
                         self.ended = true;
                         let at = self.place();
@@ -164,7 +164,7 @@ impl Reader {
         entries
     }
 
-    /// Goes to the next line, or to what may end a message.
+    /// Skips to the next line, or to a token that may end a message.
     fn skip_line(&mut self, from: Place) {
         if self.place() == from {
             self.take();
@@ -239,7 +239,7 @@ impl Reader {
         }
     }
 
-    /// Adjacent strings are one.
+    /// Parses a string; adjacent strings are joined.
     fn string(&mut self) -> Result<String, Broken> {
         let at = self.place();
         let mut bytes = Vec::new();

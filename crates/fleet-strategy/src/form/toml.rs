@@ -16,7 +16,7 @@ pub fn write(message: &dyn Reflect) -> String {
     out
 }
 
-/// Scalars come first: in TOML they belong to the last table that was opened.
+/// Scalars come first, because TOML adds keys to the last table that was opened.
 fn table(message: &dyn Reflect, path: &str, out: &mut String) {
     let is_message = |field: &&Field| matches!(field.kind, Kind::Message(_));
     let fields = message.shape().fields;
@@ -53,7 +53,7 @@ fn scalar(kind: Kind, item: Item<'_>) -> String {
     match item {
         Item::Float(value) => float32(value),
         Item::Double(value) => float64(value),
-        // Integers of TOML have 63 bits.
+        // TOML's integers have 63 bits and a sign.
         Item::Uint64(value) if i64::try_from(value).is_err() => quoted(&value.to_string()),
         item => Value::of(kind, item).to_string(),
     }
@@ -67,7 +67,7 @@ pub fn read(text: &str) -> (Vec<Entry>, Vec<Problem>) {
         Problem::error("", error.message().replace('\n', ", ")).at(places.of(start))
     });
     let mut problems: Vec<Problem> = problems.collect();
-    // The parser says of every open bracket what it misses at the end of the text.
+    // At the end of the text, the parser reports each unclosed bracket separately.
     problems.dedup();
     (entries(table.get_ref(), &places), problems)
 }
@@ -102,7 +102,7 @@ fn node(value: &Spanned<DeValue<'_>>, places: &Places<'_>) -> Node {
     Node { at: places.of(value.span().start), data }
 }
 
-/// Lines and columns of byte offsets.
+/// Converts byte offsets to lines and columns.
 struct Places<'t> {
     text: &'t str,
     line_starts: Vec<usize>,

@@ -1,9 +1,9 @@
-//! Adaptive LocalSGD: LocalSGD whose interval follows the loss.
+//! Adaptive LocalSGD: LocalSGD with an interval that depends on the loss.
 //!
-//! In every step the loss is averaged over ranks. The first step keeps that average, loss0, and its
-//! rate, lr0. After an averaging behind `begin_step` the interval becomes
-//! `ceil(sqrt(lr0 * loss / (lr * loss0) * init_k_steps))`, held between 1 and 16: the better the
-//! model, the more often ranks meet.
+//! In every step, the loss is averaged over ranks. The first step stores this average, loss0, and
+//! the learning rate, lr0. At each averaging after `begin_step`, the interval becomes
+//! `ceil(sqrt(lr0 * loss / (lr * loss0) * init_k_steps))`, limited to 1..16. The better the model,
+//! the more often ranks average.
 
 use super::local_sgd::{State, alone, average, take_snapshots};
 use super::{Applies, Facts, Job, Kind, Strategy, conditional};
@@ -81,7 +81,7 @@ fn average_loss(job: &mut Job<'_>) -> Result<VarId> {
     Ok(mean)
 }
 
-/// In the first step, keeps the loss and the rate.
+/// In the first step, stores the loss and the rate.
 fn remember_first(
     job: &mut Job<'_>,
     state: &State,
@@ -102,7 +102,7 @@ fn remember_first(
     Ok(())
 }
 
-/// Behind `begin_step`, sets the interval anew.
+/// After `begin_step`, sets a new interval.
 fn next_interval(
     job: &mut Job<'_>,
     state: &State,
@@ -125,7 +125,7 @@ fn next_interval(
     let held = emit.named_op("clip")?.input("X", whole).attr("min", 1.0).attr("max", K_STEPS_MAX);
     let held = held.one("Out")?;
     let steps = emit.named_op("cast")?.input("X", held).attr("out_dtype", DType::I64).one("Out")?;
-    // Before `begin_step` the interval stays.
+    // Up to `begin_step`, the interval does not change.
     let behind = emit
         .named_op("greater_than")?
         .input("X", state.counter)

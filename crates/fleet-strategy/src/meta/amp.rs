@@ -1,17 +1,17 @@
-//! Automatic mixed precision: matrix products and convolutions compute in 16-bit floats, what needs
-//! range in 32; parameters stay 32-bit masters, and the loss is scaled so that small gradients
-//! survive.
+//! Automatic mixed precision: matrix products and convolutions compute in 16-bit floats, ops that
+//! need range compute in 32-bit floats. Parameters stay 32-bit masters, and the loss is scaled so
+//! that small gradients do not underflow.
 //!
-//! * forward: every op is given a precision by its class (see [`fleet_ops::AmpClass`]) and the
-//!   user's lists; inputs in another precision are cast, once each (`v.cast_fp16`, `v.cast_fp32`).
-//!   The loss is multiplied by `loss_scaling_0`.
-//! * encode, decode: a parameter's gradient that is merely cast to 32 bits travels as 16 bits; the
-//!   cast stands behind the communication.
-//! * unscale: gradients are divided by the scale and looked at; if one is not finite, all become
-//!   zero and the scale shrinks. Adam and AdamW leave everything as it is in such a step.
+//! * forward: every op gets a precision by its class (see [`fleet_ops::AmpClass`]) and the user's
+//!   lists. Inputs in the other precision are cast, once each (`v.cast_fp16`, `v.cast_fp32`). The
+//!   loss is multiplied by `loss_scaling_0`.
+//! * encode, decode: if a parameter's gradient is only a cast to 32 bits, its 16-bit source is sent
+//!   instead, and the cast follows the communication.
+//! * unscale: gradients are divided by the scale and checked. If any is not finite, all become zero
+//!   and the scale may shrink. In such a step, Adam and AdamW change nothing.
 //!
-//! bfloat16 (`use_pure_bf16`) has the range of 32 bits: nothing is scaled. Regions (`fp16_guard`)
-//! count in the pure modes only, as documented.
+//! bfloat16 (`use_pure_bf16`) has the range of 32-bit floats, so the loss is not scaled. Regions
+//! (`fp16_guard`) have an effect in the pure modes only, as documented.
 
 use super::fp16_allreduce::append;
 use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
@@ -65,7 +65,7 @@ impl Strategy for Amp {
                     .into(),
             );
         }
-        // Its default is true, and is not taken for a wish.
+        // The default is true, so only an explicit true counts as a request.
         let wants_regions = is_pure(configs) && configs.use_fp16_guard == Some(true);
         if wants_regions && !has_regions(facts.program) {
             return Applies::Refused(
@@ -191,7 +191,7 @@ impl Strategy for Amp {
 
 const SCALE: &str = "loss_scaling_0";
 
-/// Inputs that stay 32-bit while the op computes in 16: statistics and their like.
+/// Inputs that stay 32-bit while the op computes in 16 bits: statistics and affine parameters.
 const KEPT_WIDE: [(&str, &[&str]); 3] = [
     ("batch_norm", &["Scale", "Bias", "Mean", "Variance"]),
     ("sync_batch_norm", &["Scale", "Bias", "Mean", "Variance"]),
@@ -210,7 +210,8 @@ fn half_type(configs: &AmpConfig) -> DType {
     if configs.use_pure_bf16() { DType::BF16 } else { DType::F16 }
 }
 
-/// The op that makes a parameter's gradient, if all it does is to widen it.
+/// Returns the op that makes a parameter's gradient, if it only widens a 16-bit value, and that
+/// value.
 fn lone_cast(main: &Program, grad: VarId) -> Option<(OpId, VarId)> {
     let mut makers = main.root_ops().filter(|(_, op)| op.all_outputs().any(|var| var == grad));
     let (id, op) = makers.next()?;
@@ -221,7 +222,7 @@ fn lone_cast(main: &Program, grad: VarId) -> Option<(OpId, VarId)> {
     (lone && users == 1).then_some((id, from))
 }
 
-/// Gives every forward op its precision; the number of casts that were put in.
+/// Casts every forward op's inputs to its precision; returns the number of casts inserted.
 fn rewrite_forward(
     main: &mut Program,
     registry: &'static Registry,
@@ -229,7 +230,7 @@ fn rewrite_forward(
     half: DType,
 ) -> Result<usize> {
     let mut casts: HashMap<(VarId, DType), VarId> = HashMap::new();
-    // Which forward op made a variable in 16 (true) or 32 bits.
+    // Whether the forward op that wrote a variable made it 16-bit (true) or not.
     let mut made_half: HashMap<VarId, bool> = HashMap::new();
     let mut ops = Vec::new();
     let only_regions = is_pure(configs) && configs.use_fp16_guard() && has_regions(main);
@@ -250,7 +251,7 @@ fn rewrite_forward(
                 };
                 let held = main.var(*var).dtype;
                 let floats = matches!(held, DType::F32 | DType::F16 | DType::BF16);
-                // What was 16-bit in the user's program is the user's business.
+                // Variables that are 16-bit in the user's program are not changed.
                 let ours = held == DType::F32 || made_half.get(var) == Some(&true);
                 if !floats || held == wanted || !ours || op.name() == "cast" {
                     continue;
@@ -304,7 +305,7 @@ fn wants_half(
         AmpClass::White => true,
         AmpClass::Black => false,
         AmpClass::Unlisted => is_pure(configs),
-        // As the last producer says; one in 32 bits decides.
+        // Follows the producers of the inputs: 16 bits only if all of them use 16 bits.
         AmpClass::Gray => {
             let mut producers = op.all_inputs().filter_map(|var| made_half.get(&var)).peekable();
             producers.peek().is_some() && producers.all(|half| *half)
@@ -316,7 +317,7 @@ fn stays_wide(op: &Op, slot: &str) -> bool {
     KEPT_WIDE.iter().any(|(name, slots)| *name == op.name() && slots.contains(&slot))
 }
 
-/// Whether the op's shape rule takes 16-bit inputs: what it refuses computes in 32.
+/// Returns whether the op's shape rule accepts 16-bit inputs; otherwise the op computes in 32 bits.
 fn takes_half(main: &Program, registry: &Registry, op: &Op, half: DType) -> bool {
     let wide_slots: Vec<VarId> = op
         .spec
@@ -337,7 +338,7 @@ fn takes_half(main: &Program, registry: &Registry, op: &Op, half: DType) -> bool
         return false;
     }
     let Ok(made) = def.shapes(op, narrowed) else { return false };
-    // What lives in the scope keeps its type.
+    // Persistent variables must keep their types.
     op.outputs.iter().zip(&made).all(|(vars, metas)| {
         vars.iter().zip(metas).all(|(var, meta)| {
             let var = main.var(*var);
@@ -376,7 +377,7 @@ fn cast_once(
     Ok(made)
 }
 
-/// States the outputs as the shape rule makes them now.
+/// Sets the types of the outputs by the shape rule.
 fn retype_outputs(main: &mut Program, registry: &Registry, id: OpId) -> Result<()> {
     let op = main.op(id).clone();
     let def = registry.get(op.name())?;

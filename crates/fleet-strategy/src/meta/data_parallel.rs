@@ -1,13 +1,13 @@
-//! Data parallel (`RawProgram` in a chain): every rank trains on its part of the batch with the
-//! same parameters; gradients are summed over ranks before they are used.
+//! Data parallelism (`RawProgram` in a chain): every rank trains on its part of the batch with the
+//! same parameters, and gradients are summed over ranks before use.
 //!
 //! * startup: rank 0's parameters are broadcast.
 //! * backward: the gradient of the loss is scaled by 1/N, so that the sum over ranks is the
-//!   gradient of the whole batch's mean.
-//! * communicate: an all-reduce for each bucket, right behind the bucket's last gradient, so that
-//!   it runs while the backward pass goes on; buckets go over the rings in turn. Sparse rows are
-//!   gathered. With `use_hierarchical_allreduce`, sums go up inside of groups, across their
-//!   leaders, and down.
+//!   gradient of the mean over the whole batch.
+//! * communicate: an all-reduce for each bucket directly follows the bucket's last gradient, so
+//!   that it overlaps the rest of the backward pass. Buckets use the rings in turn. Sparse rows are
+//!   gathered. With `use_hierarchical_allreduce`, gradients are reduced within groups, summed
+//!   across their leaders, and broadcast within groups.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;
@@ -97,7 +97,7 @@ impl Strategy for DataParallel {
     }
 }
 
-/// LocalSGD sends parameters instead.
+/// Returns whether gradients are sent; LocalSGD sends parameters instead.
 fn sends_gradients(job: &Job<'_>) -> bool {
     !job.has("LocalSGD") && !job.has("AdaptiveLocalSGD")
 }
@@ -106,7 +106,7 @@ fn scales(job: &Job<'_>) -> bool {
     job.strategy.gradient_scale_configs().scale_strategy() == "avg"
 }
 
-/// `loss@GRAD *= 1/N`, behind the op that fills it.
+/// Inserts `loss@GRAD *= 1/N` after the op that fills `loss@GRAD`.
 fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
     let share = 1.0 / job.ranks.count as f64;
     let fill = job.programs.main.root_ops().find_map(|(_, op)| {
@@ -120,7 +120,7 @@ fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
     job.place(vec![(vec![grad], ops)])
 }
 
-/// Buckets of dense gradients, as indices of `job.grads`.
+/// Returns buckets of dense gradients, as indices of `job.grads`.
 fn dense_buckets(job: &Job<'_>) -> Vec<Vec<usize>> {
     let dense: Vec<usize> =
         (0..job.grads.len()).filter(|at| !job.is_sparse(job.grads[*at].1)).collect();
@@ -129,7 +129,7 @@ fn dense_buckets(job: &Job<'_>) -> Vec<Vec<usize>> {
     buckets.into_iter().map(|bucket| bucket.iter().map(|at| dense[*at]).collect()).collect()
 }
 
-/// Which of (parameter, what is sent of it) travel together.
+/// Groups pairs of (parameter, variable sent for it) into buckets.
 pub(super) fn buckets_of(job: &Job<'_>, sent: &[ParamGrad]) -> Vec<Vec<usize>> {
     let main = &job.programs.main;
     let items: Vec<Item<'_>> = sent
@@ -163,7 +163,8 @@ fn bucket_rule(strategy: &DistributedStrategy, items: &[Item<'_>]) -> Vec<Vec<us
     buckets
 }
 
-/// Nothing can hide the bucket that is ready last: its end becomes a small bucket of its own.
+/// Makes the end of the last bucket a small bucket of its own. The last bucket cannot overlap
+/// compute, so this reduces exposed communication.
 fn split_last(buckets: &mut Vec<Vec<usize>>, items: &[Item<'_>], limit_mb: f64) {
     let Some(last) = buckets.last_mut() else { return };
     let mut bytes = 0.0;
@@ -178,10 +179,10 @@ fn split_last(buckets: &mut Vec<Vec<usize>>, items: &[Item<'_>], limit_mb: f64) 
     }
 }
 
-/// The rings that a sum goes through.
+/// The rings that a sum uses.
 enum Groups {
     Flat(Vec<i64>),
-    /// For each lane of communication: inside the group, and across leaders if this rank leads.
+    /// For each pair of rings: within the group, and across leaders if this rank leads.
     TwoLevels {
         inner: Vec<i64>,
         outer: Vec<i64>,
@@ -208,7 +209,8 @@ impl Groups {
         let (place, first) = (rank % group, rank - rank % group);
         let mut inner = Vec::new();
         let mut outer = Vec::new();
-        // Every rank numbers its rings alike, so leaders' rings have numbers on the others too.
+        // All ranks number their rings alike, so ranks that are not leaders skip the leaders'
+        // numbers.
         for index in 0..flat.len() {
             inner.push(job.ring(&format!("group of {group} {index}"), first, 1, group));
             outer.push(job.ring(&format!("leaders {index}"), place, group, count / group));
@@ -254,7 +256,7 @@ fn all_reduce(
     Ok(std::mem::take(&mut emit.ops))
 }
 
-/// Sparse rows of all ranks, one behind the other, stand for their sum.
+/// Gathers the sparse rows of all ranks; their concatenation represents their sum.
 fn gather_rows(
     job: &mut Job<'_>,
     groups: &Groups,
@@ -290,7 +292,7 @@ fn gather_rows(
     Ok(())
 }
 
-/// Puts the rings in front of the startup program.
+/// Declares the rings at the start of the startup program.
 pub(crate) fn declare_rings(job: &mut Job<'_>) -> Result<()> {
     let rings = job.rings.clone();
     let mut emit = job.emit_startup();

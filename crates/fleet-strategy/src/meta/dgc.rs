@@ -1,9 +1,10 @@
-//! Deep gradient compression, for Momentum: gradients of 16,384 elements and more travel as their k
-//! largest elements (see the op `dgc`); smaller and sparse ones are summed as ever.
+//! Deep gradient compression, for Momentum: only the k largest elements of each gradient with
+//! 16,384 elements or more are sent (see the op `dgc`). Smaller and sparse gradients are summed as
+//! usual.
 //!
-//! A counter, 0 in the first step, says how far the rampup is. Compressed parameters are clipped
-//! locally, by norm, before they are compressed: `clip_norm / sqrt(ranks)`. Before the rampup their
-//! sums are clipped to `clip_norm`, as those of all others.
+//! A counter, 0 in the first step, tracks the rampup. Gradients are clipped locally, by norm,
+//! before they are compressed: `clip_norm / sqrt(ranks)`. Before the rampup, their sums are clipped
+//! to `clip_norm`, like all other gradients.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;
@@ -14,7 +15,7 @@ use fleet_nn::optimizer::{MomentumRule, Rule};
 use fleet_ops::Emit;
 use fleet_tensor::{DType, Shape};
 
-/// Gradients with fewer elements are not worth a selection.
+/// Selection does not pay off for smaller gradients.
 pub const ELEMENTS_MIN: i64 = 16384;
 
 pub struct Dgc;
@@ -88,7 +89,7 @@ impl Strategy for Dgc {
     }
 
     fn communicate(&self, job: &mut Job<'_>) -> Result<()> {
-        // Tables with a rule of their own are not Momentum's.
+        // Embedding tables with their own rule are not updated by Momentum.
         let tables = job.optimizer.tables(&job.programs.main);
         let (large, rest): (Vec<_>, Vec<_>) =
             job.grads.iter().copied().partition(|(param, grad)| {
@@ -101,7 +102,7 @@ impl Strategy for Dgc {
         if large.is_empty() {
             return Ok(());
         }
-        // Counted before the first step is: it reads 0.
+        // Incremented at the start of each step, so the first step reads 0.
         let step = job.state("__dgc_counter__", DType::F32, Shape::from([1]), -1.0)?;
         let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::FORWARD);
         emit.named_op("increment")?.input("X", step).output("Out", step).done()?;
@@ -118,7 +119,7 @@ impl Strategy for Dgc {
             job.compressed.push((*param, out));
         }
         job.notes.push(format!("dgc: {} gradients are compressed", large.len()));
-        // A sum of n numbers is 2 n (N - 1) / N on the way, all pairs of numbers are 2 k (N - 1).
+        // An all-reduce of n numbers sends 2 n (N - 1) / N; exchanging all pairs sends 2 k (N - 1).
         let kept =
             1.0 - f64::from(job.strategy.dgc_configs().sparsities().last().copied().unwrap_or(0.0));
         let times = kept * job.ranks.count as f64;
@@ -205,7 +206,7 @@ fn compress(
     Ok((job.programs.main.op(op).output("GradOut")[0], op))
 }
 
-/// The number that was written: 0.999 and not 0.9990000128746033.
+/// Returns the decimal number as written: 0.999 and not 0.9990000128746033.
 fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

@@ -1,6 +1,6 @@
-//! fp16_allreduce: single-precision gradients travel as 16-bit floats, `g.cast_fp16_0`
-//! (`g.cast_bf16_0` with `fp16_allreduce_dtype` bfloat16), and are cast back,
-//! `g.cast_fp16_0.cast_fp32_0`, when they have arrived.
+//! fp16_allreduce: single-precision gradients are sent as 16-bit floats, `g.cast_fp16_0`
+//! (`g.cast_bf16_0` with `fp16_allreduce_dtype` bfloat16). On arrival they are cast back,
+//! `g.cast_fp16_0.cast_fp32_0`.
 
 use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;
@@ -73,7 +73,7 @@ impl Strategy for Fp16AllReduce {
     }
 }
 
-/// A cast of `from` to a new variable, in no block yet.
+/// Creates a cast of `from` to a new variable; the op is in no block yet.
 pub(super) fn cast(
     job: &mut Job<'_>,
     from: VarId,
@@ -84,7 +84,7 @@ pub(super) fn cast(
     let block = job.block;
     let main = &mut job.programs.main;
     let (name, shape) = (main.fresh_name(name), main.var(from).shape);
-    // At the root, since other blocks may read it.
+    // In the root block, because other blocks may read it.
     let made = main.add_var(Program::ROOT, Var::new(name, to, shape))?;
     let mut emit = Emit::new(main, job.registry, role);
     emit.block = block;

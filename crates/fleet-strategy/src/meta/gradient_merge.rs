@@ -1,10 +1,10 @@
 //! Gradient merge: gradients of `k_steps` steps make one update.
 //!
-//! Each gradient has an accumulator, `p@GRAD@GradientMerge`. In every step the gradients are added
-//! to them; in every k-th step blocks run that divide by k (`avg`) and send, right behind the last
-//! gradient of a bucket, so that sending goes on beside the backward pass; and at the end one in
-//! which go on loss scaling, clips and updates, and which clears the accumulators. So ranks talk
-//! once in k steps. The learning rate's schedule counts every step.
+//! Each gradient has an accumulator, `p@GRAD@GradientMerge`, to which every step adds it. In every
+//! k-th step, conditional blocks divide by k (`avg`) and send the sums. Each of them directly
+//! follows the last gradient of a bucket, so that communication overlaps the backward pass. A last
+//! block handles loss scaling, clipping and updates, and clears the accumulators. Ranks thus
+//! communicate once in k steps. The learning rate schedule counts every step.
 
 use super::{Applies, Facts, Job, Kind, Strategy, conditional};
 use crate::DistributedStrategy;
@@ -51,7 +51,8 @@ impl Strategy for GradientMerge {
     fn merge(&self, job: &mut Job<'_>) -> Result<()> {
         let configs = job.strategy.gradient_merge_configs();
         let (k, avg) = (configs.k_steps(), configs.avg());
-        // Rates count every step, so they are computed out here.
+        // Learning rate schedules count every step, so rates are computed outside the conditional
+        // block.
         let rates = |job: &mut Job<'_>, optimizer: &OptimizerDesc| {
             optimizer.emit_rate(job.programs, job.registry)
         };
@@ -92,7 +93,7 @@ impl Strategy for GradientMerge {
         let name = "gradient_merge_cond";
         let due =
             emit.named_op("equal")?.input("X", step).input("Y", zero).named(name).one("Out")?;
-        // Known before the backward pass: the first bucket is sent while it goes on.
+        // Computed before the backward pass, so that the first bucket can be sent during it.
         let first = std::mem::take(&mut emit.ops);
         let main = &mut job.programs.main;
         let rest = main.block(Program::ROOT).ops().to_vec();
@@ -125,7 +126,7 @@ impl Strategy for GradientMerge {
     }
 }
 
-/// Every accumulator by k, behind its last addition.
+/// Divides every accumulator by k, after its last addition.
 fn divide(job: &mut Job<'_>, k: f64) -> Result<()> {
     for index in 0..job.grads.len() {
         let grad = job.grads[index].1;

@@ -1,5 +1,5 @@
-//! LAMB: the user's Adam becomes LAMB; rate, betas, epsilon, regulariser, clip and parameters stay
-//! the user's.
+//! LAMB replaces the user's Adam. Learning rate, betas, epsilon, regularizer, clipping and
+//! parameters are kept.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;

@@ -1,5 +1,5 @@
-//! LARS: the user's Momentum becomes LARS momentum; rate, momentum, regulariser, clip and
-//! parameters stay the user's.
+//! LARS momentum replaces the user's Momentum. Learning rate, momentum, regularizer, clipping and
+//! parameters are kept.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;

@@ -1,9 +1,9 @@
-//! LocalSGD: every rank trains alone and parameters are averaged every `k_steps` steps.
+//! LocalSGD: every rank trains alone, and parameters are averaged every `k_steps` steps.
 //!
-//! A counter `@STEP_COUNTER@` is 1 in the first step. Up to `begin_step` ranks meet in every step;
-//! behind it when `k_steps` steps have gone by. Then, for each parameter p with its snapshot
-//! `p@SNAPSHOT` from the last meeting: p = s - p; p = sum over ranks / N; p = s - p; s = p. The
-//! state of the optimizer is not averaged.
+//! A counter `@STEP_COUNTER@` is 1 in the first step. Ranks average in every step up to
+//! `begin_step`, and then after every `k_steps` steps. For each parameter p with its snapshot
+//! `p@SNAPSHOT` from the last averaging: p = s - p; p = sum over ranks / N; p = s - p; s = p. The
+//! optimizer state is not averaged.
 
 use super::data_parallel::buckets_of;
 use super::{Applies, Facts, Job, Kind, Strategy, conditional};
@@ -65,7 +65,7 @@ impl Strategy for LocalSgd {
     }
 }
 
-/// What keeps ranks from training alone.
+/// Returns the reason why ranks cannot train alone, if there is one.
 pub(super) fn alone(facts: &Facts<'_>, what: &str) -> Option<Applies> {
     if facts.ranks.count == 1 {
         return Some(Applies::Idle("one rank: nobody to average with".into()));
@@ -81,7 +81,7 @@ pub(super) fn alone(facts: &Facts<'_>, what: &str) -> Option<Applies> {
     })
 }
 
-/// The variables that count steps, all int64.
+/// Variables that count steps, all int64.
 pub(super) struct State {
     pub counter: VarId,
     pub k_steps: VarId,
@@ -101,7 +101,7 @@ impl State {
         })
     }
 
-    /// Counts the step, and gives the block that runs in those in which ranks meet.
+    /// Counts the step, and returns the block that runs in steps in which ranks average.
     pub fn emit_condition(&self, job: &mut Job<'_>) -> Result<BlockId> {
         let State { counter, k_steps, begin_step, last_step } = *self;
         let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
@@ -118,15 +118,15 @@ impl State {
         let meet = emit.named_op("logical_or")?.input("X", early).input("Y", due).one("Out")?;
         emit.append();
         let main = &mut job.programs.main;
-        // The counter moves first of all: a step that is under way has been counted.
+        // The counter is incremented first, so it includes the current step.
         let rest = main.block(Program::ROOT).ops().to_vec();
         main.set_block_ops(Program::ROOT, ops.into_iter().chain(rest).collect());
         conditional(job, meet)
     }
 }
 
-/// Averages every parameter in the block, bucket by bucket: one is on its way while compute
-/// prepares the next.
+/// Averages every parameter in the block, bucket by bucket. While one bucket is in flight, the next
+/// is prepared.
 pub(super) fn average(job: &mut Job<'_>, state: &State, block: BlockId) -> Result<()> {
     let rings = job.world_rings();
     let count = job.ranks.count;
@@ -167,7 +167,7 @@ pub(super) fn average(job: &mut Job<'_>, state: &State, block: BlockId) -> Resul
     Ok(())
 }
 
-/// `p@SNAPSHOT`, in the program that is given.
+/// Returns the variable `p@SNAPSHOT` of a program; adds it if needed.
 fn snapshot(program: &mut Program, param: VarId) -> Result<VarId> {
     let var = program.var(param);
     let made = Var::persistable(format!("{}@SNAPSHOT", var.name), var.dtype, var.shape);
@@ -177,7 +177,7 @@ fn snapshot(program: &mut Program, param: VarId) -> Result<VarId> {
     }
 }
 
-/// Snapshots of what was broadcast.
+/// Copies the parameters to their snapshots after the initial broadcast.
 pub(super) fn take_snapshots(job: &mut Job<'_>) -> Result<()> {
     let names: Vec<String> = job.grads.iter().map(|(param, _)| job.name(*param)).collect();
     for name in names {

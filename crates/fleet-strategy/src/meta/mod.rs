@@ -1,24 +1,24 @@
-//! Strategies: what each contributes to a minimisation, one file each.
+//! Strategies: the contribution of each to a minimisation, one file each.
 //!
-//! A minimisation has fixed phases; the compiler walks them, and in each asks every strategy that
-//! applies. A strategy implements the phases that it has something to say in, and nothing else:
+//! A minimisation has fixed phases. In each phase, the compiler calls every strategy that applies.
+//! A strategy implements only the phases to which it contributes:
 //!
-//! | phase | then there is | who speaks |
+//! | phase | result | strategies |
 //! | --- | --- | --- |
-//! | `optimizer` | the user's rule | LARS, LAMB, DGC: another rule |
+//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule |
 //! | `forward` | the forward pass | AMP, synchronous batch norm |
 //! | (the backward pass is appended) | | |
 //! | `backward` | gradients, `job.grads` | recompute; data parallel scales the loss |
-//! | `merge` | gradients of this rank, this step | gradient merge: goes on in a block of its own |
+//! | `merge` | gradients of this rank and step | gradient merge: continues in conditional blocks |
 //! | `encode` | gradients to be sent | AMP and fp16_allreduce: half precision |
-//! | `communicate` | | data parallel, DGC: sums over ranks |
-//! | `decode` | sums | back to single precision |
-//! | `unscale` | gradients of all | AMP: loss scaling |
+//! | `communicate` | sums over ranks | data parallel, DGC |
+//! | `decode` | sums in single precision | AMP, fp16_allreduce |
+//! | `unscale` | unscaled gradients | AMP: loss scaling |
 //! | (clips, regularisers, updates are appended) | | |
-//! | `finish` | updated parameters | LocalSGD: averages; gradient merge: clears |
-//! | `startup` | | broadcasts, snapshots |
+//! | `finish` | updated parameters | LocalSGD: averages; DGC: updates; gradient merge: clears |
+//! | `startup` | initial parameters | data parallel: broadcasts; LocalSGD: snapshots |
 //!
-//! Phases run through [`STRATEGIES`] from the last (innermost) to the first (outermost), `startup`
+//! Phases call [`STRATEGIES`] from the last (innermost) to the first (outermost), but `startup`
 //! from the first to the last.
 
 pub mod adaptive_local_sgd;
@@ -44,11 +44,12 @@ use fleet_ops::{Emit, Registry};
 use fleet_tensor::{DType, Shape};
 use std::collections::{HashMap, HashSet};
 
-/// Every strategy, outermost first: the order in which the chain is printed.
+/// All strategies, outermost first: the order in which the chain is printed.
 ///
-/// Order matters between: fp16_allreduce inside data parallel (casts before sums), gradient merge
-/// inside both (what is sent is the merged gradient), AMP before recompute in `forward` and behind
-/// it in `backward` (what is computed again is the rewritten forward pass).
+/// The order matters for these pairs. fp16_allreduce is inside data parallel, so that casts precede
+/// sums. Gradient merge is inside both, so that the merged gradient is sent. AMP is outside of
+/// recompute, and its `forward` precedes recompute's `backward`, so that the rewritten forward pass
+/// is recomputed.
 pub static STRATEGIES: &[&dyn Strategy] = &[
     &data_parallel::DataParallel,
     &fp16_allreduce::Fp16AllReduce,
@@ -63,25 +64,25 @@ pub static STRATEGIES: &[&dyn Strategy] = &[
     &sync_batch_norm::SyncBatchNorm,
 ];
 
-/// Whether a strategy changes what is computed.
+/// Whether a strategy changes the mathematics of training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The same mathematics: held to the unrewritten program by tests.
+    /// Keeps the mathematics; tested by equality with the program before the rewrite.
     Keeps,
-    /// Other mathematics, held to its closed form.
+    /// Changes the mathematics; tested against its closed form.
     Changes,
 }
 
-/// One strategy.
+/// A strategy.
 pub trait Strategy: Sync {
-    /// As the documents call it in a chain: `AMP`, `RawProgram`.
+    /// Returns the name that documents use in a chain: `AMP`, `RawProgram`.
     fn name(&self) -> &'static str;
     fn kind(&self) -> Kind;
-    /// The field of a strategy that asks for it; empty for what nobody has to ask for.
+    /// Returns the field that switches the strategy on; empty if it is always on.
     fn switch(&self) -> &'static str;
-    /// Whether the user asked for it.
+    /// Returns whether the user requested it.
     fn wanted(&self, strategy: &DistributedStrategy) -> bool;
-    /// Whether it can do something here, and why (not).
+    /// Returns whether it applies here, and why or why not.
     fn applies(&self, facts: &Facts<'_>) -> Applies;
 
     fn optimizer(&self, _: &mut Job<'_>) -> Result<()> {
@@ -116,7 +117,7 @@ pub trait Strategy: Sync {
     }
 }
 
-/// What a strategy decides by.
+/// The facts on which a strategy decides whether it applies.
 pub struct Facts<'a> {
     pub strategy: &'a DistributedStrategy,
     pub optimizer: &'a OptimizerDesc,
@@ -131,21 +132,21 @@ impl Facts<'_> {
     }
 }
 
-/// A strategy's answer.
+/// A strategy's decision.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Applies {
-    /// With what it will do.
+    /// Applies; with a description of its effect.
     Yes(String),
-    /// Nothing to do here, which is no mistake.
+    /// Nothing to do here, which is not an error.
     Idle(String),
-    /// Cannot be, though asked for: left out with a warning, as documented.
+    /// Not applicable although requested; omitted with a warning, as documented.
     No(String),
-    /// Cannot be, and leaving it out would train another model than the user thinks: the field that
-    /// asks for it, and why.
+    /// Not applicable, and omitting it would train a different model than the user expects: the
+    /// field that requests it, and the reason.
     Refused(String, String),
 }
 
-/// Where a process stands among the ranks of its job.
+/// The position of a process among the ranks of its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranks {
     pub rank: usize,
@@ -165,7 +166,7 @@ impl Ranks {
         self
     }
 
-    /// Machines.
+    /// Returns the number of machines.
     pub fn nodes(&self) -> usize {
         self.count.div_ceil(self.per_node.max(1))
     }
@@ -183,8 +184,8 @@ impl Ranks {
     }
 }
 
-/// A ring that the rewritten program talks over: `nranks` ranks of the job from `first` on, each
-/// `stride` apart. Whoever runs the program makes it.
+/// A ring over which the rewritten program communicates: `nranks` ranks of the job, starting at
+/// `first`, each `stride` apart. The runtime that executes the program creates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSpec {
     pub id: i64,
@@ -192,58 +193,58 @@ pub struct RingSpec {
     pub first: usize,
     pub stride: usize,
     pub nranks: usize,
-    /// This rank's place in the ring.
+    /// Rank of this process within the ring.
     pub rank: usize,
 }
 
 impl RingSpec {
-    /// The members, as ranks of the job.
+    /// Returns the members, as ranks of the job.
     pub fn members(&self) -> impl Iterator<Item = usize> + use<> {
         let (first, stride) = (self.first, self.stride);
         (0..self.nranks).map(move |index| first + index * stride)
     }
 }
 
-/// A minimisation on its way through the phases.
+/// The state of a minimisation during its phases.
 pub struct Job<'a> {
     pub programs: &'a mut Programs,
     pub registry: &'static Registry,
     pub strategy: &'a DistributedStrategy,
     pub ranks: Ranks,
     pub optimizer: OptimizerDesc,
-    /// What the user minimises.
+    /// The loss that the user minimises.
     pub user_loss: VarId,
-    /// What is differentiated.
+    /// The variable that is differentiated: the loss, possibly cast and scaled.
     pub loss: VarId,
     /// Parameters with their gradients, last parameter first.
     pub grads: Vec<ParamGrad>,
-    /// Where the way of the gradients goes on: the root, or a block that runs in some steps only.
+    /// The block in which gradients are processed further: the root block or a conditional one.
     pub block: BlockId,
-    /// The condition of that block: what must not wait for the block's beginning goes into blocks
-    /// of its own under the same condition.
+    /// The condition of that block. Ops that must run before the start of the block get their own
+    /// blocks with the same condition.
     pub due: Option<VarId>,
-    /// A bool that optimizers which know it take for "leave everything as it is".
+    /// A bool variable; optimizers that support it skip the update when it is true.
     pub skip_update: Option<VarId>,
     pub rate: Option<VarId>,
-    /// The rate of tables that have a rule of their own, where it is emitted early.
+    /// Learning rate of tables that have their own rule, if it is emitted early.
     pub rows_rate: Option<VarId>,
     pub rings: Vec<RingSpec>,
-    /// Rings that were numbered, also those that this rank is not in.
+    /// Number of rings with an id, including those that this rank is not in.
     pub ring_count: i64,
-    /// The rings over which gradients go, by id.
+    /// Ids of the rings that send gradients.
     pub gradient_rings: Vec<i64>,
-    /// What is worth telling the user.
+    /// Notes for the user.
     pub notes: Vec<String>,
-    /// Gradients that were replaced for the time of their travel: what `decode` restores.
+    /// Gradients that are sent in another form; `decode` restores them.
     pub encoded: Vec<Encoded>,
-    /// Parameters whose gradients are compressed, with what came back: they are updated by
-    /// themselves.
+    /// Parameters with compressed gradients, and the received gradients. They are updated
+    /// separately.
     pub compressed: Vec<ParamGrad>,
     /// Names of the strategies that apply.
     pub chain: Vec<&'static str>,
 }
 
-/// A gradient that travels in another form.
+/// A gradient that is sent in another form.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoded {
     pub index: usize,
@@ -255,7 +256,7 @@ impl Job<'_> {
         self.chain.contains(&strategy)
     }
 
-    /// Emission into the main program's block in which gradients go on.
+    /// Returns an emitter into the main program's block in which gradients are processed further.
     pub fn emit(&mut self, role: OpRole) -> Emit<'_> {
         let mut emit = Emit::new(&mut self.programs.main, self.registry, role);
         emit.block = self.block;
@@ -266,7 +267,7 @@ impl Job<'_> {
         Emit::new(&mut self.programs.startup, self.registry, OpRole::FORWARD)
     }
 
-    /// A variable of both programs that lives from step to step and starts as `value`.
+    /// Adds a persistent variable with the initial value `value` to both programs.
     pub fn state(&mut self, name: &str, dtype: DType, shape: Shape, value: f64) -> Result<VarId> {
         let name = self.programs.main.fresh_name(name);
         let var = Var::persistable(name, dtype, shape);
@@ -282,7 +283,7 @@ impl Job<'_> {
         self.programs.main.add_var(Program::ROOT, var)
     }
 
-    /// A ring of ranks of the job, which this rank is one of.
+    /// Adds a ring of ranks of the job that includes this rank, and returns its id.
     pub fn ring(&mut self, label: &str, first: usize, stride: usize, nranks: usize) -> i64 {
         let id = self.ring_count;
         self.ring_count += 1;
@@ -292,7 +293,7 @@ impl Job<'_> {
         id
     }
 
-    /// The rings of all ranks over which gradients go; made when first asked for.
+    /// Returns the rings of all ranks that send gradients; creates them on the first call.
     pub fn world_rings(&mut self) -> Vec<i64> {
         if self.gradient_rings.is_empty() {
             let asked = self.strategy.nccl_comm_num();
@@ -318,8 +319,8 @@ impl Job<'_> {
         self.programs.main.var(var).kind == VarKind::SparseRows
     }
 
-    /// Puts ops behind the last op that writes one of their variables `after`. Where gradients go
-    /// on in a block that runs in some steps only, they stand there in blocks under the same
+    /// Inserts ops after the last op that writes one of their variables `after`. If gradients are
+    /// processed further in a conditional block, the ops are put into blocks with the same
     /// condition.
     pub fn place(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) -> Result<()> {
         let Some(due) = self.due else {
@@ -357,8 +358,8 @@ impl Job<'_> {
         main.set_block_ops(Program::ROOT, woven);
     }
 
-    /// The block under the condition `due` that stands right behind the last write of `after`; made
-    /// where there is none. What nobody writes goes into the current block.
+    /// Returns the block with condition `due` that directly follows the last write of `after`, and
+    /// adds it if needed. Returns the current block if no op writes these variables.
     fn due_block(&mut self, due: VarId, after: &[VarId]) -> Result<BlockId> {
         let main = &mut self.programs.main;
         let mut ops = main.block(Program::ROOT).ops().to_vec();
@@ -382,11 +383,11 @@ impl Job<'_> {
     }
 }
 
-/// Communicators that a job may have side by side: every one is a thread and a set of connections.
+/// Limit of parallel communicators; each is a thread and a set of connections.
 pub const RINGS_MAX: i32 = 8;
 
-/// `condition` (a bool) as an op over a new block of the main program, for ops that run in some
-/// steps.
+/// Appends a conditional block to the main program, for ops that run only in steps in which
+/// `condition` (a bool) is true.
 pub fn conditional(job: &mut Job<'_>, condition: VarId) -> Result<BlockId> {
     let inner = job.programs.main.add_block(Program::ROOT);
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);

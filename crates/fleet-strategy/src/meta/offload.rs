@@ -1,16 +1,16 @@
 //! Recompute with offload: checkpoints leave the arena between the forward and the backward pass.
 //!
-//! Every checkpoint but the last is stored right behind the op that makes it, into slot `i`, and
-//! fetched into `v@Fetch_<i>` one segment ahead: that of the last but one when the backward pass
-//! begins, each earlier one when the one behind it is first used. So the arena holds the
-//! checkpoints of two segments, however many there are. Stores and fetches run beside compute;
-//! values are the same to the bit.
+//! Every checkpoint except the last is stored into slot `i`, directly after the op that makes it.
+//! It is fetched into `v@Fetch_<i>` one segment ahead of its use. The second-last checkpoint is
+//! fetched when the backward pass begins, and each earlier one at the first use of the next
+//! checkpoint. The arena thus holds the checkpoints of only two segments. Stores and fetches
+//! overlap compute, and values are bit-identical.
 
 use fleet_base::Result;
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_ops::{Emit, Registry};
 
-/// Rewrites the root block; the number of checkpoints that leave.
+/// Rewrites the root block; returns the number of offloaded checkpoints.
 pub(super) fn apply(
     main: &mut Program,
     registry: &Registry,
@@ -33,7 +33,7 @@ pub(super) fn apply(
     Ok(fetches.len())
 }
 
-/// A checkpoint on its way out and back.
+/// An offloaded checkpoint, with its store and its fetch.
 struct Moved {
     var: VarId,
     fetched: VarId,
@@ -41,8 +41,8 @@ struct Moved {
     fetch: OpId,
 }
 
-/// Checkpoints in the order in which they are made, without the last, which is wanted at once, and
-/// without those that the backward pass does not read.
+/// Returns the checkpoints to offload, in the order in which they are made. Excludes the last one,
+/// which is needed immediately, and those that the backward pass does not read.
 fn leaving(main: &Program, checkpoints: &[VarId]) -> Vec<VarId> {
     let mut made: Vec<VarId> = Vec::new();
     for (_, op) in main.root_ops().filter(|(_, op)| op.role.is_forward()) {
@@ -72,14 +72,14 @@ fn weave(main: &mut Program, moved: &[Moved]) {
         .map(|it| ops.iter().rposition(|id| is_forward(id) && makes(*id, it.var)))
         .collect();
     let mut out = Vec::with_capacity(ops.len() + 2 * moved.len());
-    // The last one is fetched when the backward pass begins.
+    // The last stored checkpoint is fetched when the backward pass begins.
     let mut next = moved.len();
     for (at, id) in ops.into_iter().enumerate() {
         if main.op(id).role.is_backward() {
             let used: Vec<usize> = (0..moved.len())
                 .filter(|index| main.op(id).all_inputs().any(|var| var == moved[*index].var))
                 .collect();
-            // Everything that is used here, and one ahead.
+            // Fetches everything that is used here, and one checkpoint ahead.
             let ahead = used.iter().copied().min().unwrap_or(moved.len());
             let until = ahead.saturating_sub(1).min(moved.len().saturating_sub(1));
             while next > until {

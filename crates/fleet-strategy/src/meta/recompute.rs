@@ -1,17 +1,16 @@
-//! Recompute: activations between checkpoints are not kept for the backward pass but computed
-//! again.
+//! Recompute: activations between checkpoints are not kept for the backward pass, but recomputed.
 //!
-//! The forward pass is cut at the ops that make the checkpoints. Of every segment but the last,
-//! values that only the backward pass needs are computed a second time, from the checkpoint in
-//! front of them, into `v.subprog_<segment>`, right before the first backward op that needs one.
-//! Kept are the checkpoints, what is fed or persistable, and what ops of other segments read.
-//! Random ops draw the same numbers again, since those are functions of their seed, stream and
-//! step: results are the same to the bit.
+//! The forward pass is cut into segments at the ops that make the checkpoints. In every segment
+//! except the last, values needed only by the backward pass are recomputed from the previous
+//! checkpoint. The copies, `v.subprog_<segment>`, directly precede the first backward op that needs
+//! one of them. Checkpoints, fed and persistable variables, and values read by other segments are
+//! kept. Random ops draw the same numbers again, because these are functions of seed, stream and
+//! step. Results are bit-identical.
 //!
-//! With `enable_offload` checkpoints wait in a file in between (see `offload.rs`).
+//! With `enable_offload`, checkpoints are stored in a file between the passes (see `offload.rs`).
 //!
-//! Without checkpoints the pass chooses its own: about as many as the square root of the places
-//! where one value alone crosses, evenly spaced.
+//! Without checkpoints, the pass chooses its own from the positions at which only one value is
+//! live: the square root of their number, evenly spaced.
 
 use super::{Applies, Facts, Job, Kind, Strategy, offload};
 use crate::DistributedStrategy;
@@ -89,7 +88,7 @@ impl Strategy for Recompute {
     }
 }
 
-/// The segment of each forward op, or none behind the last checkpoint.
+/// Returns the segment of each forward op; ops after the last checkpoint have none.
 fn cut(main: &Program, forward: &[OpId], checkpoints: &[VarId]) -> HashMap<OpId, usize> {
     let ends: Vec<usize> = forward
         .iter()
@@ -106,7 +105,8 @@ fn cut(main: &Program, forward: &[OpId], checkpoints: &[VarId]) -> HashMap<OpId,
     segment_of
 }
 
-/// Puts the second run of each segment in front of its first user; the number of ops run again.
+/// Inserts the second run of each segment before its first user; returns the number of recomputed
+/// ops.
 fn replay(
     main: &mut Program,
     forward: &[OpId],
@@ -124,7 +124,7 @@ fn replay(
     }
     for id in forward {
         for var in main.op(*id).all_inputs() {
-            // A value that crosses a border is kept.
+            // Values used in another segment are kept.
             if let Some(from) = maker.get(&var)
                 && segment_of.get(from) != segment_of.get(id)
             {
@@ -136,7 +136,7 @@ fn replay(
         let from = maker.get(&var).filter(|_| !held.contains(&var))?;
         segment_of.get(from).map(|segment| (*from, *segment))
     };
-    // What the backward pass needs of each segment.
+    // The ops of each segment that the backward pass needs.
     let ops = main.block(Program::ROOT).ops().to_vec();
     let mut needed: HashMap<usize, HashSet<OpId>> = HashMap::new();
     for id in ops.iter().filter(|id| main.op(**id).role.is_backward()) {
@@ -175,7 +175,7 @@ fn replay(
     Ok(count)
 }
 
-/// A copy of a forward op that writes new variables.
+/// Copies a forward op; the copy writes new variables.
 fn run_again(
     main: &mut Program,
     id: OpId,
@@ -187,7 +187,7 @@ fn run_again(
     rename_inputs(&mut op, renamed);
     for var in op.outputs.iter_mut().flatten() {
         let old = main.var(*var).clone();
-        // Moving statistics must not move twice: the copy writes aside.
+        // Moving statistics must not be updated twice, so the copy writes to another variable.
         let name = main.fresh_name(&format!("{}.subprog_{segment}", old.name));
         let made = Var {
             stop_gradient: old.stop_gradient,
@@ -211,8 +211,8 @@ fn rename_inputs(op: &mut Op, renamed: &HashMap<VarId, VarId>) {
     }
 }
 
-/// Names of values that can be checkpoints of a network, in order: those that alone cross from what
-/// is before to what is behind.
+/// Returns the names of values that can be checkpoints of a network, in order: each is, at some
+/// point of the forward pass, the only live value.
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -229,8 +229,8 @@ pub fn recompute_candidates(main: &Program) -> Vec<String> {
     crossings(main, &forward).into_iter().map(|var| main.var_name(var).to_string()).collect()
 }
 
-/// Checkpoints by the square-root rule: of the values that alone cross, every so many that about
-/// their square root remain.
+/// Chooses checkpoints by the square-root rule: of the candidates, about the square root of their
+/// number, evenly spaced.
 fn choose(main: &Program, forward: &[OpId]) -> Vec<VarId> {
     let crossings = crossings(main, forward);
     let count = (crossings.len() as f64).sqrt().round() as usize;

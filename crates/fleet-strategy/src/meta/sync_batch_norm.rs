@@ -1,5 +1,5 @@
-//! Synchronous batch norm: statistics are those of the whole batch, over all ranks. `batch_norm`
-//! ops become `sync_batch_norm`, over a ring of their own.
+//! Synchronous batch norm: computes statistics over the whole batch of all ranks. `batch_norm` ops
+//! become `sync_batch_norm`, on their own ring.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;
@@ -48,7 +48,7 @@ impl Strategy for SyncBatchNorm {
 
     fn forward(&self, job: &mut Job<'_>) -> Result<()> {
         let nranks = job.ranks.count;
-        // Ring 0 is that of the gradients, whoever asks first.
+        // Created first, so that ring 0 is always the gradients' ring.
         job.world_rings();
         let ring = job.ring("batch norm", 0, 1, nranks);
         let found = norms(&job.programs.main);
@@ -78,7 +78,7 @@ impl Strategy for SyncBatchNorm {
     }
 }
 
-/// Batch norms that measure their batch.
+/// Returns the batch norms that compute statistics of their batch.
 fn norms(program: &Program) -> Vec<OpId> {
     program.root_ops().filter(|(_, op)| measures(op)).map(|(id, _)| id).collect()
 }

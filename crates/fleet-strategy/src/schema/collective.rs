@@ -1,176 +1,180 @@
-//! Messages of the rewrites for collective jobs.
+//! Messages that configure rewrites for collective jobs.
 
 use super::message;
 
 message! {
-    /// Recompute: keep the checkpoints, compute the rest again.
+    /// Recompute: keeps the checkpoints and recomputes the other activations.
     RecomputeConfig = "RecomputeConfig" {
-        /// Names of the variables that are kept; between two of them everything is computed again.
+        /// Names of the variables to keep; everything between two of them is recomputed.
         checkpoints(1): repeated string;
-        /// Checkpoints wait in a file until the backward pass needs them.
+        /// Stores checkpoints in a file until the backward pass needs them.
         enable_offload(2): optional bool = false;
-        /// The shape of every checkpoint, which Paddle needs for offload.
+        /// The shape of every checkpoint; Paddle needs it for offload.
         checkpoint_shape(3): repeated[packed = "false"] int32, ignored "shapes follow from the program";
-        /// Let the tuner choose the checkpoints.
+        /// Lets the tuner choose the checkpoints.
         enable_tuning(4): optional bool = false, ignored "there is no tuner";
-        /// Patterns of ops that are not computed again.
+        /// Patterns of ops that are not recomputed.
         refined_ops_patterns(5): repeated message(RefinedOpsPattern), ignored "checkpoints alone say what is kept";
     }
 
-    /// Ops around a place in the program.
+    /// A pattern of ops in the program.
     RefinedOpsPattern = "RefinedOpsPattern" {
-        /// The ops in question.
+        /// The ops that match.
         main_ops(1): repeated string;
-        /// How many matches count; 0 for all.
+        /// Number of matches that count; 0 for all.
         num(2): optional int32 = 0;
-        /// Ops that stand before.
+        /// Ops that precede them.
         pre_ops(3): repeated string;
-        /// Ops that stand after.
+        /// Ops that follow them.
         suf_ops(4): repeated string;
     }
 
-    /// Mixed precision: the loss is scaled up so that 16-bit gradients do not vanish.
+    /// Mixed precision: the loss is scaled up so that 16-bit gradients do not underflow.
     AmpConfig = "AMPConfig" {
-        /// The factor on the loss in the first step.
+        /// Initial loss scaling factor.
         init_loss_scaling(1): optional float = 32768.0;
-        /// After so many good steps in a row the factor grows.
+        /// Number of consecutive finite steps after which the factor grows.
         incr_every_n_steps(2): optional int32 = 1000;
-        /// After so many bad steps in a row (infinite or not a number) the factor shrinks.
+        /// Number of consecutive steps with infinite or NaN gradients after which the factor
+        /// shrinks.
         decr_every_n_nan_or_inf(3): optional int32 = 2;
-        /// What the factor is multiplied with when it grows.
+        /// The factor is multiplied by this when it grows.
         incr_ratio(4): optional float = 2.0;
-        /// What the factor is multiplied with when it shrinks.
+        /// The factor is multiplied by this when it shrinks.
         decr_ratio(5): optional float = 0.8;
-        /// The factor grows and shrinks; false keeps it as it is.
+        /// Whether the factor grows and shrinks; if false, it is constant.
         use_dynamic_loss_scaling(6): optional bool = true;
-        /// Op kinds that compute in 16 bits, besides those known to gain.
+        /// Additional op kinds that compute in 16 bits.
         custom_white_list(7): repeated string;
-        /// Op kinds that compute in 32 bits, besides those known to need it.
+        /// Additional op kinds that compute in 32 bits.
         custom_black_list(8): repeated string;
         /// Variables whose ops compute in 32 bits.
         custom_black_varnames(9): repeated string;
-        /// Ops on no list compute in 16 bits, too; parameters stay in 32.
+        /// Also computes unlisted ops in 16 bits; parameters stay 32-bit.
         use_pure_fp16(10): optional bool = false;
-        /// With `use_pure_fp16` or `use_pure_bf16`: only ops that were made under `fp16_guard()`.
-        /// Without such ops it is refused if it was assigned true, and else takes in every op.
+        /// With `use_pure_fp16` or `use_pure_bf16`: only ops built under `fp16_guard()` compute in
+        /// 16 bits. If there are none, an explicit true is an error, and the default includes all
+        /// ops.
         use_fp16_guard(11): optional bool = true;
-        /// The optimizer computes in 16 bits. Refused: parameters and their state stay in 32.
+        /// Makes the optimizer compute in 16 bits. Refused: parameters and optimizer state stay
+        /// 32-bit.
         use_optimizer_fp16(12): optional bool = false;
-        /// As `use_pure_fp16`, in bfloat16: nothing is scaled.
+        /// Like `use_pure_fp16`, in bfloat16; the loss is not scaled.
         use_pure_bf16(13): optional bool = false;
     }
 
-    /// Workers train alone and meet every few steps.
+    /// LocalSGD: workers train alone and average parameters every few steps.
     LocalSgdConfig = "LocalSGDConfig" {
         /// Steps between two averagings.
         k_steps(1): optional int32 = 1;
-        /// The step from which workers train alone; before it they meet in every step.
+        /// Up to this step, workers average in every step.
         begin_step(2): optional int32 = 1;
     }
 
-    /// LocalSGD with an interval that follows the loss.
+    /// LocalSGD with an interval that depends on the loss.
     AdaptiveLocalSgdConfig = "AdaptiveLocalSGDConfig" {
         /// Steps between the first two averagings.
         init_k_steps(1): optional int32 = 1;
-        /// The step from which workers train alone.
+        /// Up to this step, workers average in every step.
         begin_step(2): optional int32 = 1;
     }
 
-    /// Several batches make one update.
+    /// Gradient merge: several batches make one update.
     GradientMergeConfig = "GradientMergeConfig" {
         /// Steps whose gradients make one update.
         k_steps(1): optional int32 = 1;
-        /// The update takes the mean of the gradients; false for the sum.
+        /// Updates with the mean of the gradients; false for the sum.
         avg(2): optional bool = true;
     }
 
-    /// Deep gradient compression: only the largest gradients are sent.
+    /// Deep gradient compression: only the largest gradient elements are sent.
     DgcConfig = "DGCConfig" {
-        /// The step with which compression starts.
+        /// First step with compression.
         rampup_begin_step(1): optional int32 = 0;
-        /// The steps that the list of sparsities is spread over.
+        /// Number of steps over which the list of sparsities is spread.
         rampup_step(2): optional int32 = 1;
-        /// Shares of the gradient that are not sent, ascending; 0.999 if none is given.
+        /// Fractions of the gradient elements that are not sent, ascending; 0.999 if none is given.
         sparsity(3): repeated[packed = "false"] float;
     }
 
-    /// Layer-wise adaptive rates for Momentum.
+    /// LARS: layer-wise adaptive learning rates for Momentum.
     LarsConfig = "LarsConfig" {
-        /// The trust coefficient.
+        /// Trust coefficient.
         lars_coeff(1): optional float = 0.001;
-        /// The weight decay inside of the rate.
+        /// Weight decay within the layer-wise rate.
         lars_weight_decay(2): optional float = 0.0005;
         /// Added to the divisor.
         epsilon(3): optional float = 0.0;
-        /// Parameters whose names contain one of these do not decay.
+        /// Parameters whose names contain one of these have no weight decay.
         exclude_from_weight_decay(4): repeated string;
     }
 
-    /// Layer-wise adaptive rates for Adam.
+    /// LAMB: layer-wise adaptive learning rates for Adam.
     LambConfig = "LambConfig" {
-        /// The weight decay.
+        /// Weight decay.
         lamb_weight_decay(1): optional float = 0.01;
-        /// Parameters whose names end with one of these do not decay.
+        /// Parameters whose names end with one of these have no weight decay.
         exclude_from_weight_decay(2): repeated string;
     }
 
-    /// The stages of a program work on several micro-batches at once.
+    /// Pipeline parallelism: the stages of a program process several micro-batches at once.
     PipelineConfig = "PipelineConfig" {
         /// Samples in a micro-batch.
         micro_batch_size(1): optional int32 = 1;
-        /// Micro-batches in a batch: the update takes the mean of so many gradients.
+        /// Micro-batches in a batch; the update uses the mean of their gradients.
         accumulate_steps(2): optional int32 = 1;
-        /// `1F1B` (one forward, one backward, in turns: memory for as many micro-batches as there
-        /// are stages) or `F-then-B` (all forward, then all backward).
+        /// Schedule: `1F1B` (one forward and one backward in turn, with memory for as many
+        /// micro-batches as there are stages) or `F-then-B` (all forward, then all backward).
         schedule_mode(3): optional string = "1F1B";
-        /// Shapes of what stages send are agreed on once.
+        /// Negotiates the shapes of tensors between stages only once.
         p2p_cache_shape(4): optional bool = true;
-        /// Tensor-parallel workers send a part each.
+        /// Each tensor-parallel worker sends only a part.
         enable_partial_send_recv(5): optional bool = true;
     }
 
-    /// Parameters, gradients and optimizer state are divided among the workers of a group.
+    /// Sharding: parameters, gradients and optimizer state are divided among the workers of a
+    /// group.
     ShardingConfig = "ShardingConfig" {
-        /// How the program is cut into segments: `segment_broadcast_MB` (by bytes) or
+        /// How the program is cut into segments: `segment_broadcast_MB` (by size) or
         /// `segment_anchors` (at named variables).
         sharding_segment_strategy(1): optional string = "segment_broadcast_MB";
-        /// Bytes of parameters that are broadcast at a time, in MB.
+        /// Size of the parameters of one broadcast, in MB.
         segment_broadcast_MB(2): optional float = 32.0;
         /// Variables at which segments end.
         segment_anchors(3): repeated string;
         /// Workers that share one copy of the parameters.
         sharding_degree(4): optional int32 = 8;
-        /// Workers that share a layer.
+        /// Workers that share a layer (tensor parallelism).
         mp_degree(5): optional int32 = 1;
         /// Copies of the sharding group.
         dp_degree(6): optional int32 = 1;
-        /// Data parallelism on top of sharding.
+        /// Combines sharding with data parallelism.
         hybrid_dp(7): optional bool = false;
         /// Steps whose gradients make one update.
         gradient_merge_acc_step(8): optional int32 = 1;
-        /// Optimizer state waits in host memory.
+        /// Keeps the optimizer state in host memory.
         optimize_offload(9): optional bool = false;
-        /// With a pipeline: gradients are all-reduced in the update.
+        /// With a pipeline: all-reduces gradients in the update.
         pp_allreduce_in_optimize(10): optional bool = false;
         /// Stages of a pipeline.
         pp_degree(11): optional int32 = 1;
-        /// Parameters are cast in the update instead of the forward pass.
+        /// Casts parameters in the update instead of the forward pass.
         optimize_cast(12): optional bool = false;
-        /// Data-parallel workers divide the optimizer state.
+        /// Divides the optimizer state among data-parallel workers.
         _dp_as_optimizer_sharding(13): optional bool = false;
-        /// What is divided: 1 the optimizer state, 2 gradients too, 3 parameters too.
+        /// Divided state: 1 the optimizer state, 2 also gradients, 3 also parameters.
         stage(14): optional int32 = 1;
-        /// Let the tuner choose.
+        /// Lets the tuner choose.
         enable_tuning(15): optional bool = false, ignored "there is no tuner";
-        /// Collectives run on the stream of the compute.
+        /// Runs collectives on the compute stream.
         use_calc_stream(16): optional bool = false, ignored "each communicator has a lane of its own";
     }
 
-    /// How the gradients of workers are joined.
+    /// How the gradients of workers are combined.
     GradientScaleConfig = "GradientScaleConfig" {
-        /// `avg` (divided by the workers), `sum`, or `customized` (as the program says).
+        /// `avg` (mean over workers), `sum`, or `customized` (defined by the program).
         scale_strategy(1): optional string = "avg";
-        /// The gradients are scaled rather than the loss.
+        /// Scales the gradients instead of the loss.
         scale_gradient(2): optional bool = false, ignored "the loss is scaled, which gives the same gradients";
     }
 }

@@ -1,13 +1,13 @@
-//! Messages of hybrid, tensor-parallel and quantised jobs: additions after the documents.
+//! Messages of hybrid, tensor-parallel and quantised jobs, which are newer than the documents.
 
 use super::message;
 
 message! {
-    /// The degrees of a grid of workers.
+    /// Degrees of a grid of workers.
     HybridConfig = "HybridConfig" {
-        /// Copies of the model; -1 for what the other degrees leave.
+        /// Copies of the model; -1 for the number that the other degrees leave.
         dp_degree(1): optional int32 = "-1";
-        /// Workers that share a layer.
+        /// Workers that share a layer (tensor parallelism).
         mp_degree(2): optional int32 = 1, refused "layers are not divided among ranks";
         /// Stages of a pipeline.
         pp_degree(3): optional int32 = 1, refused "a program runs whole on every rank";
@@ -15,87 +15,88 @@ message! {
         sharding_degree(4): optional int32 = 1, refused "every rank holds all parameters";
         /// Workers that share a sequence.
         sep_degree(5): optional int32 = 1, refused "sequences are not divided among ranks";
-        /// Details of tensor parallelism.
+        /// Settings of tensor parallelism.
         mp_configs(6): optional message(MpConfig), ignored "layers are not divided among workers";
-        /// Details of the pipeline.
+        /// Settings of the pipeline.
         pp_configs(7): optional message(PpConfig), ignored "there are no pipelines";
-        /// Details of sharding.
+        /// Settings of sharding.
         sharding_configs(8): optional message(DygraphShardingConfig), ignored "nothing is sharded";
         /// The axes of the grid, outermost first; `dp`, `pp`, `sharding`, `sep`, `mp` if none is
-        /// given. Fleet's own field: other readers of the message do not know it.
+        /// given. This is Fleet's own field, unknown to other readers of the message.
         order(1001): repeated string, ignored "the grid has one axis";
     }
 
-    /// Details of tensor parallelism.
+    /// Settings of tensor parallelism.
     MpConfig = "MpConfig" {
-        /// Parameters are made equal after the update.
+        /// Synchronises parameters after the update.
         sync_param(1): optional bool = true;
-        /// Gradients are made equal before the update.
+        /// Synchronises gradients before the update.
         sync_grad(2): optional bool = false;
-        /// Moments are made equal after the update.
+        /// Synchronises moments after the update.
         sync_moment(3): optional bool = false;
-        /// How they are made equal: `broadcast` or `average`.
+        /// How they are synchronised: `broadcast` or `average`.
         sync_mode(4): optional string = "broadcast";
-        /// The backward all-reduce overlaps with compute.
+        /// Overlaps the backward all-reduce with compute.
         mp_async_allreduce(5): optional bool = false;
-        /// The identity at the input of a divided layer is left out.
+        /// Omits the identity at the input of a divided layer.
         mp_skip_c_identity(6): optional bool = false;
-        /// The weight's gradient is added in the matrix product.
+        /// Accumulates the weight's gradient in the matrix product.
         mp_fused_linear_param_grad_add(7): optional bool = false;
-        /// The first worker's batch goes to all that share layers with it.
+        /// Sends the first worker's batch to all workers that share layers with it.
         need_broadcast_data(8): optional bool = true;
-        /// Parameters that are made equal: those whose names contain one of these; `embedding`,
-        /// `layer_norm`, `.b_` if none is given. Fleet's own field: other readers do not know it.
+        /// Synchronises parameters whose names contain one of these; `embedding`, `layer_norm`,
+        /// `.b_` if none is given. This is Fleet's own field, unknown to other readers of the
+        /// message.
         sync_param_name(1001): repeated string;
     }
 
-    /// Details of the pipeline of a hybrid job.
+    /// Settings of the pipeline of a hybrid job.
     PpConfig = "PpConfig" {
-        /// Data-parallel collectives overlap with the pipeline.
+        /// Overlaps data-parallel collectives with the pipeline.
         dp_comm_overlap(1): optional bool = false;
-        /// The loss is scaled at the end.
+        /// Scales the loss at the end.
         delay_scale_loss(2): optional bool = false;
-        /// Times are taken.
+        /// Measures times.
         enable_timer(3): optional bool = false;
-        /// Sharding collectives overlap with the pipeline.
+        /// Overlaps sharding collectives with the pipeline.
         sharding_comm_overlap(4): optional bool = false;
-        /// The pipeline is profiled.
+        /// Profiles the pipeline.
         profiling(5): optional bool = false;
     }
 
-    /// Details of sharding in a hybrid job.
+    /// Settings of sharding in a hybrid job.
     DygraphShardingConfig = "DygraphShardingConfig" {
-        /// Tensors are joined into one buffer.
+        /// Fuses tensors into one buffer.
         tensor_fusion(1): optional bool = false;
         /// Batches whose gradients make one update.
         accumulate_steps(2): optional int32 = 1;
-        /// Collectives overlap with compute.
+        /// Overlaps collectives with compute.
         comm_overlap(3): optional bool = false;
-        /// Single parameters are divided too.
+        /// Also divides single parameters.
         split_param(4): optional bool = false;
-        /// One sweep of the optimizer.
+        /// Updates all parameters in one pass of the optimizer.
         fuse_optimizer(5): optional bool = true;
     }
 
-    /// Layers divided among workers.
+    /// Tensor parallelism: layers are divided among workers.
     TensorParallelConfig = "TensorParallelConfig" {
         /// Workers that share a layer.
         tensor_parallel_degree(1): optional int32 = 1;
-        /// The seed of divided parameters; -1 for the program's.
+        /// Seed of divided parameters; -1 for the program's seed.
         tensor_init_seed(2): optional int32 = "-1";
     }
 
-    /// Training for quantised inference.
+    /// Quantisation-aware training.
     QatConfig = "QatConfig" {
-        /// One scale a channel.
+        /// Uses one scale per channel.
         channel_wise_abs_max(1): optional bool = true;
         /// Bits of a weight.
         weight_bits(2): optional int32 = 8;
         /// Bits of an activation.
         activation_bits(3): optional int32 = 8;
-        /// Layers that keep their floats.
+        /// Layers that are not quantised.
         not_quant_pattern(4): repeated string;
-        /// The algorithm.
+        /// The quantisation algorithm.
         algo(5): optional string;
     }
 }

@@ -1,6 +1,7 @@
-//! Every message of a strategy, once: numbers, types, defaults, what each field does.
+//! Definitions of all messages of a strategy: numbers, types, defaults, and the effect of each
+//! field.
 //!
-//! From a description such as
+//! A description such as
 //!
 //! ```text
 //! /// Scaling of the loss and choice of ops.
@@ -10,12 +11,18 @@
 //! }
 //! ```
 //!
-//! follow the protobuf message, a reader (`k_steps()`, the value or the default; the field itself
-//! is an `Option`), a setter (`set_k_steps`), a builder (`with_k_steps`), and the
-//! [`Shape`](crate::Shape) from which text forms, key/value access, the overview and the
-//! documentation are made. A field marked `ignored "why"` is accepted and stored, and a check says
-//! once that it has no effect; one marked `refused "why"` is not there yet, and programs are not
-//! rewritten where it is asked for. Defaults below zero are written as text.
+//! generates the following:
+//!
+//! * the protobuf message;
+//! * a getter, `k_steps()`, which returns the value or the default (the field itself is an
+//!   `Option`);
+//! * a setter, `set_k_steps`, and a builder, `with_k_steps`;
+//! * the [`Shape`](crate::Shape), on which text forms, key/value access, the overview and the
+//!   documentation are based.
+//!
+//! A field marked `ignored "why"` is accepted and stored, and a check warns once that it has no
+//! effect. A field marked `refused "why"` is not supported yet, and requesting it is an error when
+//! programs are rewritten. Negative defaults are written as text.
 
 // Documented names such as fuse_grad_size_in_MB.
 #![allow(non_snake_case)]
@@ -60,7 +67,8 @@ macro_rules! message {
         impl $Message {
             $( $crate::schema::accessors!($name $label $kind $(($nested))?); )*
 
-            /// What the message is: its fields with numbers, types, defaults, documentation.
+            /// Returns the description of the message: its fields with numbers, types, defaults and
+            /// docs.
             pub fn describe() -> &'static $crate::Shape {
                 use $crate::{Field, Shape};
                 static SHAPE: Shape = Shape {
@@ -193,10 +201,10 @@ macro_rules! value_type {
     };
 }
 
-/// Setters, builders, and readers of messages; prost writes the readers of scalars, and reader and
-/// setter of enums.
+/// Setters, builders, and getters of messages. prost generates the getters of scalars, and getters
+/// and setters of enums.
 macro_rules! accessors {
-    // Assigning it has a consequence, which is written by hand.
+    // Assigning `a_sync` has side effects, so its accessors are written by hand.
     (a_sync optional bool) => {};
     ($name:ident optional enumeration) => {};
     ($name:ident optional message($nested:ident)) => { pastey::paste! {
@@ -266,5 +274,5 @@ macro_rules! accessors {
 
 pub(crate) use {accessors, field_type, kind, message, option, repeated, value_type};
 
-/// Fields from this number on are Fleet's own.
+/// Fields with this number or a higher one are Fleet's own.
 pub(crate) const OWN_NUMBERS: u32 = 1000;

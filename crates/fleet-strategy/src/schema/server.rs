@@ -3,7 +3,7 @@
 use super::message;
 use crate::EnumShape;
 
-/// What a table holds.
+/// Kind of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum TableType {
@@ -15,57 +15,57 @@ pub(crate) static TABLE_TYPE: EnumShape =
     EnumShape { name: "TableType", values: &[("PS_SPARSE_TABLE", 0), ("PS_DENSE_TABLE", 1)] };
 
 message! {
-    /// How workers and servers exchange.
+    /// How workers and servers exchange gradients and parameters.
     AsyncConfig = "AsyncConfig" {
-        /// Steps between two exchanges: 0 for every step, more for GEO, -1 while no mode was
-        /// chosen.
+        /// Steps between two exchanges: 0 for every step, more for GEO, -1 if no mode was chosen.
         k_steps(1): optional int32 = "-1";
-        /// Gradients of one variable that are merged before they are sent.
+        /// Number of gradients of a variable that are merged before they are sent.
         max_merge_var_num(2): optional int32 = 1;
-        /// Gradients of one variable that wait to be sent, at most.
+        /// Limit of gradients of a variable that wait to be sent.
         send_queue_size(3): optional int32 = 16;
-        /// Parameters are received by a thread of their own.
+        /// Receives parameters in a separate thread.
         independent_recv_thread(4): optional bool = false;
-        /// Gradients that are sent before parameters are received again.
+        /// Number of gradients sent before parameters are received again.
         min_send_grad_num_before_recv(5): optional int32 = 1;
-        /// Threads that send.
+        /// Number of sender threads.
         thread_pool_size(6): optional int32 = 1;
-        /// How often a sender waits for more to merge.
+        /// Number of times that a sender waits for more gradients to merge.
         send_wait_times(7): optional int32 = 1;
-        /// Ops of sending and receiving are split while the program runs.
+        /// Splits send and receive ops at run time.
         runtime_split_send_recv(8): optional bool = false, ignored "gradients are always cut where they are sent";
-        /// Workers wait until all servers listen. Off: a server that does not is an error at once.
+        /// Makes workers wait until all servers listen. If false, a server that does not listen is
+        /// an error at once.
         launch_barrier(9): optional bool = true;
-        /// The device label of ops that heterogeneous workers take over.
+        /// Device label of ops that run on heterogeneous workers.
         heter_worker_device_guard(10): optional string = "cpu", ignored "there are no heterogeneous workers";
-        /// Steps after which the server's learning rate decays.
+        /// Number of steps after which the server's learning rate decays.
         lr_decay_steps(11): optional int32 = 10;
-        /// Tables live in device memory.
+        /// Keeps tables in device memory.
         use_ps_gpu(12): optional int32 = 0, ignored "tables live in the servers' memory";
-        /// Servers correct gradients by what has changed since their worker read the parameters
-        /// (DC-ASGD); a worker waits for its own gradients. Only with a_sync and k_steps 0.
+        /// Makes servers correct gradients by the changes since their worker read the parameters
+        /// (DC-ASGD). A worker then waits for its own gradients. Requires a_sync and k_steps 0.
         enable_dc_asgd(1001): optional bool = false;
-        /// What servers do with a gradient in which a number is NaN or infinite: `refuse` it, which
-        /// is an error of its worker; `count` it and take it as it is; or `clip` it. Such numbers
-        /// are counted in any case.
+        /// How servers handle a gradient with NaN or infinite values. `refuse` rejects it, which is
+        /// an error of its worker; `count` applies it unchanged; `clip` clamps it. Such values are
+        /// counted in any case.
         non_finite(1002): optional string = "refuse";
-        /// What `clip` clamps every number of every gradient to; NaN becomes 0.
+        /// Limit to which `clip` clamps every value of every gradient; NaN becomes 0.
         non_finite_limit(1003): optional float = 10.0;
     }
 
-    /// What the trainers of a parameter-server job print and treat specially.
+    /// Output and special variables of the trainers in a parameter-server job.
     TrainerDescConfig = "TrainerDescConfig" {
-        /// Where dumped fields go.
+        /// Output path of dumped fields.
         dump_fields_path(1): optional string;
-        /// Variables that are dumped.
+        /// Variables to dump.
         dump_fields(2): repeated string;
-        /// Parameters that are dumped.
+        /// Parameters to dump.
         dump_param(3): repeated string;
-        /// Variables that are counted.
+        /// Variables with statistics.
         stat_var_names(4): repeated string;
         /// The kind of trainer.
         trainer(5): optional string;
-        /// The kind of worker.
+        /// The kind of device worker.
         device_worker(6): optional string;
         /// Sparse tables that stay with the worker.
         local_sparse(7): repeated string;
@@ -81,56 +81,56 @@ message! {
         table_name(2): optional string;
         /// Its class, such as `MemorySparseTable`.
         table_class(3): optional string;
-        /// Parts that it is divided into.
+        /// Number of its shards.
         shard_num(4): optional uint64 = 1000;
-        /// What it holds.
+        /// Its kind.
         r#type(5): optional enumeration["TableType"];
-        /// What its rows are and how they learn.
+        /// Layout and update rules of its rows.
         accessor(6): optional message(TableAccessorParameter);
-        /// Files of saves of all rows (modes 0 and 3) are compressed with gzip.
+        /// Compresses files of full saves (modes 0 and 3) with gzip.
         compress_in_save(7): optional bool = false;
-        /// Hot rows are cached.
+        /// Caches hot rows.
         enable_sparse_table_cache(10): optional bool = true, ignored "all rows are in memory";
-        /// The share of rows that is hot.
+        /// Fraction of hot rows.
         sparse_table_cache_rate(11): optional double = 0.00055, ignored "all rows are in memory";
-        /// Files of the cache.
+        /// Number of cache files.
         sparse_table_cache_file_num(12): optional uint32 = 16, ignored "all rows are in memory";
-        /// Updates can be taken back.
+        /// Allows updates to be reverted.
         enable_revert(13): optional bool = false, ignored "a save that fails is taken back by itself";
-        /// The share of shards that are merged.
+        /// Fraction of shards that are merged.
         shard_merge_rate(14): optional float = 1.0, ignored "shards are saved one by one";
-        /// Rows that each server may have, however many ids come: one more is an error of who asks
-        /// for it. 0: memory is the limit.
+        /// Limit of rows on each server. A request for one more row is an error of the worker that
+        /// sends it. 0 means that only memory limits the number.
         row_count_max(1001): optional uint64 = 0;
     }
 
-    /// What the rows of a table are and how they learn.
+    /// Layout and update rules of a table's rows.
     TableAccessorParameter = "TableAccessorParameter" {
         /// Its class, such as `CtrCommonAccessor`.
         accessor_class(1): optional string;
         /// Columns of a row.
         fea_dim(4): optional uint32 = 11;
-        /// Columns of the embedding that is made for rows seen often enough.
+        /// Columns of the embedding, which is created for rows with a sufficient score.
         embedx_dim(5): optional uint32 = 8;
-        /// The score from which a row has it.
+        /// Score from which a row has the embedding.
         embedx_threshold(6): optional uint32 = 10;
         /// Scores of shows and clicks.
         ctr_accessor_param(7): optional message(CtrAccessorParameter);
         /// How rows are written.
         table_accessor_save_param(8): repeated message(TableAccessorSaveParameter), ignored "rows are written as they are";
-        /// The rule of the first column.
+        /// Update rule of the first column.
         embed_sgd_param(10): optional message(SgdParameter);
-        /// The rule of the embedding.
+        /// Update rule of the embedding.
         embedx_sgd_param(11): optional message(SgdParameter);
-        /// The rule of graph tables.
+        /// Update rule of graph tables.
         graph_sgd_param(12): optional message(GraphSgdParameter), ignored "there are no graph tables";
     }
 
-    /// A rule of learning with its numbers.
+    /// An update rule with its parameters.
     SgdParameter = "SGDParameter" {
-        /// Which of them.
+        /// Name of the rule.
         name(1): optional string;
-        /// Plain descent.
+        /// Plain SGD.
         naive(2): optional message(SparseNaiveSgdRuleParameter);
         /// Adagrad.
         adagrad(3): optional message(SparseAdagradSgdRuleParameter);
@@ -138,33 +138,33 @@ message! {
         adam(4): optional message(SparseAdamSgdParameter);
     }
 
-    /// Plain descent.
+    /// Plain SGD.
     SparseNaiveSgdRuleParameter = "SparseNaiveSGDRuleParameter" {
-        /// The learning rate.
+        /// Learning rate.
         learning_rate(1): optional double = 0.05;
-        /// New rows are drawn from minus this to this.
+        /// New rows are drawn uniformly from [-initial_range, initial_range].
         initial_range(2): optional double = 0.0001;
-        /// The least and the greatest weight.
+        /// Minimum and maximum weight.
         weight_bounds(3): repeated[packed = "false"] float;
     }
 
     /// Adagrad.
     SparseAdagradSgdRuleParameter = "SparseAdagradSGDRuleParameter" {
-        /// The learning rate.
+        /// Learning rate.
         learning_rate(1): optional double = 0.05;
-        /// The sum of squares that a row starts with.
+        /// Initial sum of squares of a row.
         initial_g2sum(2): optional double = 3.0;
-        /// New rows are drawn from minus this to this.
+        /// New rows are drawn uniformly from [-initial_range, initial_range].
         initial_range(3): optional double = 0.0001;
-        /// The least and the greatest weight.
+        /// Minimum and maximum weight.
         weight_bounds(4): repeated[packed = "false"] float;
     }
 
     /// Adam.
     SparseAdamSgdParameter = "SparseAdamSGDParameter" {
-        /// The learning rate.
+        /// Learning rate.
         learning_rate(1): optional double = 0.001;
-        /// New rows are drawn from minus this to this.
+        /// New rows are drawn uniformly from [-initial_range, initial_range].
         initial_range(2): optional double = 0.0001;
         /// Decay of the first moment.
         beta1_decay_rate(3): optional double = 0.9;
@@ -172,33 +172,33 @@ message! {
         beta2_decay_rate(4): optional double = 0.999;
         /// Added to the divisor.
         ada_epsilon(5): optional double = 0.00000001;
-        /// The least and the greatest weight.
+        /// Minimum and maximum weight.
         weight_bounds(6): repeated[packed = "false"] float;
     }
 
-    /// How shows and clicks make a row's score, and when rows go.
+    /// Scores of rows by shows and clicks, and thresholds for saves and deletion.
     CtrAccessorParameter = "CtrAccessorParameter" {
-        /// The weight of a show without click.
+        /// Weight of a show without a click.
         nonclk_coeff(1): optional float = 0.1;
-        /// The weight of a click.
+        /// Weight of a click.
         click_coeff(2): optional float = 1.0;
-        /// The score from which rows are in the base model.
+        /// Score from which rows are in the base model.
         base_threshold(3): optional float = 1.5;
-        /// The change from which rows are in the delta model.
+        /// Change of the score from which rows are in the delta model.
         delta_threshold(4): optional float = 0.25;
         /// Days for which rows stay in the delta model.
         delta_keep_days(5): optional float = 16.0;
-        /// What shows and clicks are multiplied with every day.
+        /// Daily decay factor of shows and clicks.
         show_click_decay_rate(6): optional float = 0.98;
-        /// The score under which rows are deleted.
+        /// Rows with a lower score are deleted.
         delete_threshold(7): optional float = 0.8;
         /// Days without a show after which rows are deleted.
         delete_after_unseen_days(8): optional float = 30.0;
-        /// Days without a show after which rows go to disk.
+        /// Days without a show after which rows move to disk.
         ssd_unseenday_threshold(9): optional int32 = 1, ignored "all rows are in memory";
-        /// Shows count as they come.
+        /// Counts shows without scaling.
         show_scale(10): optional bool = true;
-        /// New rows are zero.
+        /// Initialises new rows with zeros.
         zero_init(11): optional bool = true;
         /// Slots that are not loaded.
         load_filter_slots(12): repeated[packed = "false"] float, ignored "rows of all slots are loaded";
@@ -208,31 +208,31 @@ message! {
 
     /// How rows are written.
     TableAccessorSaveParameter = "TableAccessorSaveParameter" {
-        /// The save mode that this is for.
+        /// The save mode to which this applies.
         param(1): optional uint32;
-        /// The command that rows are piped through when they are saved.
+        /// Command through which rows are piped when they are saved.
         converter(2): optional string;
-        /// The command that rows are piped through when they are loaded.
+        /// Command through which rows are piped when they are loaded.
         deconverter(3): optional string;
     }
 
-    /// The rule of graph tables.
+    /// Update rule of graph tables.
     GraphSgdParameter = "GraphSGDParameter" {
-        /// The slot of node ids.
+        /// Slot of node ids.
         nodeid_slot(1): optional uint32 = 9008;
-        /// The learning rate of features.
+        /// Learning rate of features.
         feature_learning_rate(2): optional float = 0.05;
     }
 
-    /// The file system that tables are saved to.
+    /// The file system to which tables are saved.
     FsClientParameter = "FsClientParameter" {
         /// Its address.
         uri(1): optional string;
-        /// Who asks.
+        /// User name.
         user(2): optional string;
-        /// The password.
+        /// Password.
         passwd(3): optional string;
-        /// The program of its client.
+        /// Its client program.
         hadoop_bin(4): optional string;
     }
 }

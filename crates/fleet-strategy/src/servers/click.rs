@@ -1,15 +1,15 @@
-//! Click tables of a program: what `downpour_table_param` says of its embeddings.
+//! Click tables of a program, as `downpour_table_param` describes them for its embeddings.
 //!
-//! A description belongs to the embedding whose name (`table_name`) or, where it has none, whose
-//! number (`table_id`) it has. With an `accessor` the embedding's rows become click rows: counters
-//! of shows and clicks, a weight, and the rest of the columns as an embedding that is made when the
-//! row's score is high enough. Without one they stay as they are. What a description leaves open
-//! follows from the program: rules from the optimizer, first values from the parameter's
-//! initialiser.
+//! A description belongs to the embedding with its name (`table_name`) or, without one, with its
+//! number (`table_id`). With an `accessor`, the embedding's rows become click rows; otherwise they
+//! stay ordinary rows. A click row has counters of shows and clicks, a weight, and an embedding in
+//! the remaining columns, which is created when the row's score is high enough. Settings missing in
+//! a description follow from the program: rules from the optimizer, initial values from the
+//! parameter's initialiser.
 //!
 //! | accessor | columns that a program sees |
 //! | --- | --- |
-//! | `SparseAccessor` (where none is named) | weight, embedding |
+//! | `SparseAccessor` (the default) | weight, embedding |
 //! | `CtrCommonAccessor` | show, click, weight, embedding |
 
 use super::tables::{RowInit, RowRule, UpdateRule};
@@ -19,17 +19,17 @@ use crate::schema::{
 };
 use fleet_base::{Error, Result};
 
-/// What makes rows click rows. The rule and the first values of the embedding are the table's.
+/// Settings of click rows. The table has the update rule and the initial values of the embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClickRows {
-    /// A row begins with its shows and clicks.
+    /// Whether a pulled row begins with its shows and clicks.
     pub shows_counters: bool,
-    /// The score from which a row has its embedding.
+    /// Score from which a row has its embedding.
     pub embedx_threshold: u32,
     pub scores: CtrAccessorParameter,
-    /// How the weight learns and begins.
+    /// Update rule and initial values of the weight.
     pub embed: RowPart,
-    /// What the embedding is clamped to.
+    /// Range to which the embedding is clamped.
     pub embedx_bounds: [f32; 2],
 }
 
@@ -41,27 +41,28 @@ pub struct RowPart {
     pub bounds: [f32; 2],
 }
 
-/// What weights of click rows are clamped to where nothing else is said.
+/// Default range to which weights of click rows are clamped.
 const BOUNDS: [f32; 2] = [-10.0, 10.0];
 
-/// Columns in front of a row's embedding.
+/// Returns the number of columns before a row's embedding.
 fn columns_before(shows_counters: bool) -> usize {
     if shows_counters { 3 } else { 1 }
 }
 
 impl ClickRows {
-    /// Columns of a pulled row that only counters are in: nothing learns there.
+    /// Returns the number of pulled columns that are counters and not trained.
     pub fn counter_columns(&self) -> usize {
         if self.shows_counters { 2 } else { 0 }
     }
 
-    /// Columns of the embedding of rows of `width` columns.
+    /// Returns the number of embedding columns in rows of `width` columns.
     pub fn embedx_width(&self, width: usize) -> usize {
         width.saturating_sub(columns_before(self.shows_counters))
     }
 }
 
-/// The description of each of the tables, by name and number. One that belongs to none is an error.
+/// Returns the description of each table, matched by name or number. An unmatched description is an
+/// error.
 pub(super) fn descriptions<'s>(
     strategy: &'s DistributedStrategy,
     tables: &[&str],
@@ -98,14 +99,14 @@ pub(super) fn descriptions<'s>(
     Ok(found)
 }
 
-/// Classes of tables that live in memory; another is what the table is not.
+/// Returns a note for the class `SSDSparseTable`, whose rows are in memory here, not on disk.
 pub(super) fn note_of_class(name: &str, class: &str) -> Option<String> {
     (class == "SSDSparseTable")
         .then(|| format!("'{name}': rows of {class} are kept in memory: there is no tier on disk"))
 }
 
-/// The rows of a table of `width` columns, where they are described as click rows: what goes to the
-/// weight, and rule and first values of the embedding. `own` is the optimizer's rule.
+/// Returns the click rows of a table with `width` columns, and the rule and initial values of its
+/// embedding. `own` returns the optimizer's rule.
 pub(super) fn click_rows(
     accessor: &TableAccessorParameter,
     width: usize,
@@ -148,7 +149,7 @@ fn follows_schedule(rule: &UpdateRule) -> bool {
     matches!(rule, UpdateRule::Optimizer { rate: fleet_nn::LearningRate::Schedule(_), .. })
 }
 
-/// Widths that are stated must be the program's.
+/// Checks that the given widths match the program.
 fn check_widths(
     accessor: &TableAccessorParameter,
     shows_counters: bool,
@@ -160,7 +161,7 @@ fn check_widths(
             .expected(format!("an embedding of more than {before} columns"))
             .got(width));
     }
-    // Counters that are not pulled count all the same.
+    // Servers count shows and clicks even if they are not pulled, so `fea_dim` includes them.
     let (all, how) = if shows_counters { (width, "") } else { (width + 2, " + 2") };
     if accessor.fea_dim.is_some_and(|dim| dim as usize != all) {
         return Err(Error::invalid(format!(
@@ -178,7 +179,7 @@ fn check_widths(
     Ok(())
 }
 
-/// One part of a row: as described, else as the program has it.
+/// Returns the settings of one part of a row: as described, or else the program's.
 fn part(
     described: Option<&SgdParameter>,
     init: RowInit,
@@ -236,7 +237,7 @@ fn part(
     Ok(RowPart { rule: UpdateRule::Row(rule), init, bounds })
 }
 
-/// The rules whose numbers are assigned.
+/// Returns the rules with assigned parameters; empty unless exactly one is assigned.
 fn assigned(sgd: &SgdParameter) -> &'static [&'static str] {
     match (sgd.naive.is_some(), sgd.adagrad.is_some(), sgd.adam.is_some()) {
         (true, false, false) => &["naive"],

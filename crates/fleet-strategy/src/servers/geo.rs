@@ -1,9 +1,9 @@
-//! GEO: every worker trains a whole model by itself; what it changed goes to the servers every so
-//! many steps, and what others changed comes back.
+//! GEO: every worker trains a complete model. Every few steps it sends its changes to the servers
+//! and receives the changes of the other workers.
 //!
-//! The program is that of one process, updates and all. Behind them stand, for each sparse table, a
-//! `send` of the rows that the step touched and a `recv` that lets the exchange at the worker's
-//! copy, and a `recv` for each dense table.
+//! The program is that of a single process, including updates. After them, it has a `send` of the
+//! touched rows and a `recv` for each sparse table, and a `recv` for each dense table. A `recv`
+//! lets the exchange write to the worker's copy.
 
 use super::click::{descriptions, note_of_class};
 use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
@@ -90,7 +90,7 @@ fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {
         rows,
         width,
         rule: UpdateRule::Add,
-        // Worker 0 brings the rows.
+        // Worker 0 uploads the initial rows.
         init: RowInit::Constant(0.0),
         seed: 0,
         entry: String::new(),

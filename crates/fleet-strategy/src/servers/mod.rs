@@ -1,18 +1,18 @@
-//! Training with parameter servers: a worker's programs, and the tables that servers hold.
+//! Training with parameter servers: a worker's programs, and the tables on the servers.
 //!
-//! | mode | when | the worker's program |
+//! | mode | condition | the worker's program |
 //! | --- | --- | --- |
 //! | sync | `a_sync` false | lookups, backward, pushes, `send`, `send_barrier`, `recv`, `fetch_barrier` |
-//! | half-async | as sync, [`Place::half_async`] | the same; barriers wait for this worker's pushes only |
-//! | async | `a_sync` (the default), `k_steps` 0 or not assigned | lookups, backward, pushes, `send`, `recv` of what has come |
-//! | geo | `a_sync`, `k_steps` above 0 | as in one process; then `send` of touched rows, `recv` of others' progress |
+//! | half-async | like sync, [`Place::half_async`] | the same; barriers wait only for own pushes |
+//! | async | `a_sync` true, `k_steps` 0 or unset | lookups, backward, pushes, `send`, `recv` |
+//! | geo | `a_sync` true, `k_steps` above 0 | as in one process; `send` and `recv` of changes |
 //!
-//! Except for geo, optimizers are the servers': a worker's program has no update and no rate.
-//! Gradients are clipped and decayed before they are sent, by the dense parameters that the worker
-//! has. Embeddings with `is_sparse` or `is_distributed` become tables of rows (`remote.rs`); all
-//! other parameters are tables of numbers one after another, by name, one table for each rate that
-//! parameters ask for. Sparse tables are numbered first, then dense ones, then the count of steps
-//! where there is a schedule.
+//! In all modes except geo, the servers update parameters: a worker's program has neither updates
+//! nor learning rates. Gradients are clipped and decayed before they are sent, based on the
+//! worker's dense parameters. In async mode, `recv` takes the newest parameters without waiting.
+//! Embeddings with `is_sparse` or `is_distributed` become tables of rows (`remote.rs`). All other
+//! parameters are concatenated, by name, in dense tables, one for each learning rate. Sparse tables
+//! are numbered first, then dense ones, then the step counter if there is a schedule.
 
 mod click;
 mod geo;
@@ -34,7 +34,7 @@ use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LearningRate, Programs};
 use fleet_ops::{Emit, Registry};
 
-/// How workers and servers keep step.
+/// How workers and servers synchronise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exchange {
     Sync,
@@ -44,12 +44,13 @@ pub enum Exchange {
 }
 
 impl Exchange {
-    /// What a strategy asks for; one in which nothing is assigned means async, `a_sync`'s default.
+    /// Returns the mode of a strategy; without any assignment it is async, the default of `a_sync`.
     pub fn of(strategy: &DistributedStrategy, half_async: bool) -> Result<Exchange> {
         let k_steps = strategy.a_sync_configs().k_steps();
         if strategy.a_sync_configs().enable_dc_asgd() {
             if strategy.a_sync() && k_steps <= 0 {
-                // A gradient is of the parameters that its worker read last, and of no others.
+                // DC-ASGD corrects a gradient by the parameters that its worker read last, so
+                // workers must wait for their own pushes.
                 return Ok(Exchange::HalfAsync);
             }
             return Err(Error::invalid("enable_dc_asgd is for asynchronous jobs")
@@ -67,7 +68,7 @@ impl Exchange {
         }
     }
 
-    /// As [`of`](Self::of); an error says where the field stands.
+    /// Like [`of`](Self::of), with the field's position in errors.
     pub fn asked(asked: &Asked<'_>, half_async: bool) -> Result<Exchange> {
         let configs = asked.strategy.a_sync_configs();
         let field = if configs.enable_dc_asgd() { "enable_dc_asgd" } else { "k_steps" };
@@ -89,17 +90,17 @@ impl Exchange {
     }
 }
 
-/// Where a worker stands in a job with servers.
+/// The position of a worker in a job with servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub worker: usize,
     pub worker_count: usize,
     pub server_count: usize,
-    /// Without `a_sync`: workers do not wait for each other, only for their own pushes.
+    /// Without `a_sync`: workers wait only for their own pushes, not for each other.
     pub half_async: bool,
 }
 
-/// What became of the programs.
+/// Result of [`minimize`].
 #[derive(Clone, Debug)]
 pub struct ServerPlan {
     pub exchange: Exchange,
@@ -107,12 +108,12 @@ pub struct ServerPlan {
     pub chain: Vec<&'static str>,
     pub params_grads: Vec<ParamGrad>,
     pub tables: Tables,
-    /// Where rows are looked up: what can be fetched ahead.
+    /// Lookups of rows, for prefetching.
     pub lookups: Vec<LookupSpec>,
-    /// Servers correct gradients by what has changed since their worker read the parameters
+    /// Whether servers correct gradients by the changes since their worker read the parameters
     /// (DC-ASGD).
     pub corrects_delay: bool,
-    /// What is worth telling the user.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -123,8 +124,8 @@ impl ServerPlan {
 }
 
 /// Rewrites the programs of a network into those of a worker, and lists the tables of its servers.
-/// `sparse` updates the rows of sparse tables, where it is to be neither `optimizer` nor what that
-/// has for rows.
+/// `sparse` is the optimizer of sparse tables, if it is neither `optimizer` nor its own optimizer
+/// for rows.
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -207,8 +208,8 @@ fn check(place: Place) -> Result<()> {
         )))
 }
 
-/// Which strategies apply where servers update, and why: what changes updates or talks to other
-/// workers itself has no place there.
+/// Decides which strategies apply with servers, and why. Refuses strategies that change updates or
+/// communicate with other workers.
 pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
     compiler::decide(facts)
         .into_iter()
@@ -244,7 +245,8 @@ fn verify(job: &Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Dense parameters by rate and name, as tables numbered from `first` on.
+/// Returns tables of dense parameters, grouped by learning rate and sorted by name, numbered from
+/// `first`.
 fn dense_tables(
     job: &Job<'_>,
     dense: &[ParamGrad],
@@ -281,12 +283,12 @@ fn dense_tables(
     Ok(tables)
 }
 
-/// The names that the documents give a table's gradient.
+/// Returns the documented names of a table's gradients.
 fn send_names(table_id: u32) -> Vec<String> {
     vec![format!("Dense@GRAD_{table_id}")]
 }
 
-/// `recv`: parameters of a table become the newest that there are.
+/// Emits a `recv`, which replaces parameters of a table by the newest ones available.
 fn emit_recv(
     emit: &mut Emit<'_>,
     table_id: u32,
@@ -308,7 +310,7 @@ fn emit_recv(
     Ok(())
 }
 
-/// A schedule is computed from the steps of all workers.
+/// Returns whether any rate follows a schedule, which depends on the steps of all workers.
 fn has_schedule<'r>(mut rules: impl Iterator<Item = &'r UpdateRule>) -> bool {
     rules.any(|rule| matches!(rule, UpdateRule::Optimizer { rate: LearningRate::Schedule(_), .. }))
 }

@@ -1,10 +1,10 @@
-//! Sync, half-async and async: rows are looked up at servers, gradients are pushed to them, and the
-//! parameters come back.
+//! Sync, half-async and async modes: workers look up rows on servers, push gradients, and receive
+//! parameters.
 //!
-//! All lookups of a table become one `distributed_lookup_table`, where the first of them was (one
-//! that needs ids which are computed later is an op of its own); the gradient ops of the lookups
-//! go, and what they read is pushed. The parameter stays as a name without a value: its rows can be
-//! read from the servers, not fetched.
+//! All lookups of a table become one `distributed_lookup_table` at the position of the first one. A
+//! lookup whose ids are computed later gets its own op. The gradient ops of the lookups are
+//! removed, and their inputs are pushed instead. The parameter remains as a name without a value:
+//! its rows can be read from the servers, but it cannot be fetched.
 
 use super::click::{click_rows, descriptions, note_of_class};
 use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
@@ -18,15 +18,15 @@ use fleet_ops::Emit;
 use fleet_tensor::DType;
 use std::collections::{HashMap, HashSet};
 
-/// A lookup of a worker's program.
+/// A lookup in a worker's program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupSpec {
     pub table_id: u32,
     pub width: usize,
     pub padding: Option<i64>,
-    /// The variables that hold the ids, by name.
+    /// Names of the variables that hold the ids.
     pub ids: Vec<String>,
-    /// All of them are fed and train, so rows can be asked for before the step begins.
+    /// Whether all ids are fed and the lookup is for training, so that rows can be prefetched.
     pub is_fed: bool,
 }
 
@@ -75,13 +75,13 @@ struct Remote {
     param: VarId,
     grad: Option<VarId>,
     lookups: Vec<OpId>,
-    /// The gradient ops of the lookups, and sums of what they make.
+    /// The gradient ops of the lookups, and the sums of their outputs.
     backward: Vec<OpId>,
-    /// What was looked up, in the order in which its gradients come.
+    /// The lookups' ids and gradients, in the order of the gradient ops.
     pushed: Vec<Pushed>,
 }
 
-/// The gradient of rows.
+/// The gradient of looked-up rows.
 struct Pushed {
     ids: VarId,
     grad: VarId,
@@ -93,8 +93,7 @@ fn is_lookup(name: &str) -> bool {
     matches!(name, "lookup_table" | "lookup_table_v2")
 }
 
-/// Parameters whose lookups say that they are sparse or distributed, in the order of their first
-/// use.
+/// Returns parameters with sparse or distributed lookups, in the order of first use.
 fn remote_tables(job: &Job<'_>) -> Result<Vec<Remote>> {
     let main = &job.programs.main;
     let grads: HashMap<VarId, VarId> = job.grads.iter().copied().collect();
@@ -102,7 +101,7 @@ fn remote_tables(job: &Job<'_>) -> Result<Vec<Remote>> {
     for (id, op) in main.root_ops().filter(|(_, op)| is_lookup(op.name())) {
         let param = op.input("W")[0];
         let wanted = op.attr_bool("is_sparse") || op.attr_bool("is_distributed");
-        // A frozen table that fits the worker stays there.
+        // A frozen table stays with the worker unless it is distributed.
         let is_trained = grads.contains_key(&param) || op.attr_bool("is_distributed");
         if !wanted || !is_trained {
             continue;
@@ -148,7 +147,7 @@ fn trace_backward(main: &Program, table: &mut Remote) {
     }
 }
 
-/// A table that is also used as a matrix would have to be whole at the worker.
+/// Rejects a table that is also used as a matrix, because workers do not have all of it.
 fn refuse_other_uses(main: &Program, table: &Remote) -> Result<()> {
     let own: HashSet<OpId> = table.lookups.iter().chain(&table.backward).copied().collect();
     let parts: HashSet<VarId> =
@@ -168,7 +167,7 @@ fn refuse_other_uses(main: &Program, table: &Remote) -> Result<()> {
     }
 }
 
-/// What rows on servers cannot have, said before anything is changed.
+/// Rejects settings that tables on servers do not support, before any change.
 fn refuse_unservable(
     job: &Job<'_>,
     remote: &[Remote],
@@ -263,7 +262,7 @@ fn describe(
     Ok(made)
 }
 
-/// Puts one lookup in the place of several.
+/// Replaces several lookups by one.
 fn look_up(
     job: &mut Job<'_>,
     table: &SparseTable,
@@ -277,8 +276,8 @@ fn look_up(
     for (at, (_, op)) in main.root_ops().enumerate() {
         op.all_outputs().for_each(|var| _ = made_at.insert(var, at));
     }
-    // Lookups that may be one: same form, same padding, both to train or to test, and ids that are
-    // there by then.
+    // Lookups can be merged if they have the same op, role and padding, and are all for training or
+    // all for testing. Their ids must be available at the first lookup.
     let mut groups: Vec<Vec<OpId>> = Vec::new();
     for id in &remote.lookups {
         let op = main.op(*id);
@@ -312,7 +311,7 @@ fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Resu
         width: table.width,
         padding: Some(padding).filter(|id| *id >= 0),
         ids: ids.iter().map(|var| main.var_name(*var).to_string()).collect(),
-        // A lookup of a test makes no rows, and those that are asked for ahead get them.
+        // Prefetching creates rows, but lookups for testing must not.
         is_fed: !is_test && ids.iter().all(|var| main.var(*var).is_data),
     };
     let mut emit = Emit::new(main, job.registry, first.role);
@@ -338,7 +337,7 @@ fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Resu
     Ok(spec)
 }
 
-/// Pushes what the gradient ops of the lookups would have read.
+/// Pushes the inputs of the lookups' gradient ops instead of running these ops.
 fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
     let gone: HashSet<OpId> = remote.backward.iter().copied().collect();
     job.programs.main.retain_ops(Program::ROOT, |id, _| !gone.contains(&id));
@@ -368,8 +367,8 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
     Ok(())
 }
 
-/// The features that lookups name, 0 for those that name none; nothing where no lookup does, or
-/// rows keep none.
+/// Returns the feature slots of lookups, 0 for lookups without one. Returns none if no lookup has a
+/// slot, or if rows do not store slots.
 fn slots_of(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Vec<i64> {
     if remote.pushed.iter().all(|it| it.slot < 0) {
         return Vec::new();
@@ -385,7 +384,7 @@ fn slots_of(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Vec<i64>
     remote.pushed.iter().map(|it| it.slot.max(0)).collect()
 }
 
-/// The parameter has no value at the worker any more, in neither program.
+/// Removes the parameter's value from both programs of the worker.
 fn forget(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
     let var = job.programs.main.var_mut(remote.param);
     let shape = var.shape;
@@ -410,7 +409,7 @@ fn forget(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()>
     Ok(())
 }
 
-/// `send` for each dense table, `recv`, and the barriers of the mode.
+/// Emits a `send` and a `recv` for each dense table, and the barriers of the mode.
 fn exchange_dense(
     job: &mut Job<'_>,
     dense: &[(super::DenseTable, Vec<ParamGrad>)],
@@ -451,8 +450,8 @@ fn exchange_dense(
 }
 
 impl Job<'_> {
-    /// The variables that hold shows and clicks, where an entry names them; as floats, whatever
-    /// they are.
+    /// Returns the variables with shows and clicks if an entry names them, cast to floats if
+    /// needed.
     fn entry_variables(&mut self, entry: &str) -> Result<Option<(VarId, VarId)>> {
         let Some(names) = entry.strip_prefix("show_click_entry:") else { return Ok(None) };
         let Some((show, click)) = names.split_once(':') else {

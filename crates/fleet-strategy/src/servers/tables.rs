@@ -1,4 +1,4 @@
-//! The tables of a job, as its programs describe them.
+//! The tables of a job, as described by its programs.
 
 use super::click::ClickRows;
 use fleet_base::{Error, Result};
@@ -6,16 +6,16 @@ use fleet_ir::{Op, Program};
 use fleet_nn::LearningRate;
 use fleet_nn::optimizer::{OptimizerDesc, Rule};
 
-/// Every table of a job.
+/// All tables of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tables {
     pub sparse: Vec<SparseTable>,
     pub dense: Vec<DenseTable>,
-    /// The table that counts steps, where a rate follows a schedule.
+    /// The table that counts steps, if a learning rate follows a schedule.
     pub steps: Option<u32>,
 }
 
-/// Parameters one after another.
+/// A table of concatenated parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseTable {
     pub table_id: u32,
@@ -23,60 +23,60 @@ pub struct DenseTable {
     pub params: Vec<(String, usize)>,
     pub len: usize,
     pub rule: UpdateRule,
-    /// Which server has what, block by block in the table's order; without them each has as much.
+    /// Blocks and their servers, in the table's order; `None` divides the table evenly.
     pub blocks: Option<Vec<ParamBlock>>,
 }
 
-/// A part of a parameter, or a whole one, that is on one server.
+/// A part of a parameter, or a whole one, on one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamBlock {
-    /// The parameter's name, with `.block0` and so on behind it where it has several.
+    /// The parameter's name, followed by `.block0` and so on if it has several blocks.
     pub name: String,
     pub len: usize,
     pub server: usize,
 }
 
-/// Rows by id.
+/// A table of rows by id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SparseTable {
     pub table_id: u32,
-    /// The parameter that the rows were.
+    /// The parameter that became this table.
     pub name: String,
-    /// Rows that the program states; servers make rows for any id.
+    /// Number of rows in the program; servers create rows for any id.
     pub rows: u64,
     pub width: usize,
-    /// What a gradient does; in a click table, to the embedding.
+    /// How gradients are applied; in a click table, to the embedding.
     pub rule: UpdateRule,
-    /// What a row starts as; in a click table, its embedding.
+    /// Initial values of a row; in a click table, of its embedding.
     pub init: RowInit,
     pub seed: u64,
-    /// Which ids get rows; empty for all.
+    /// Rule for which ids get rows; empty for all ids.
     pub entry: String,
-    /// The documented class, where the program names one.
+    /// The documented table class, if the program names one.
     pub class: String,
-    /// Locks, where the strategy says how many.
+    /// Number of locks, if the strategy sets it.
     pub shard_count: Option<u64>,
-    /// Rows on each server at most, where the strategy says so.
+    /// Limit of rows on each server, if the strategy sets it.
     pub row_count_max: Option<u64>,
-    /// Saves of all rows are compressed.
+    /// Whether full saves are compressed.
     pub compress_in_save: bool,
-    /// Rows are click rows.
+    /// Settings of click rows, for click tables.
     pub click: Option<ClickRows>,
 }
 
-/// What a server does to a gradient.
+/// How a server applies a gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub enum UpdateRule {
-    /// An optimizer's rule, at its rate times the parameters' own.
+    /// An optimizer's rule; the rate is multiplied by `rate_scale`, the parameters' own factor.
     Optimizer { rule: Rule, rate: LearningRate, rate_scale: f64 },
-    /// A rule of click tables, where the strategy describes one.
+    /// A rule of click tables, if the strategy describes one.
     Row(RowRule),
-    /// Adds what workers changed (GEO).
+    /// Adds the changes of workers (GEO).
     Add,
 }
 
-/// Rules of click tables, with rates of their own. `is_shared`: what is remembered of gradients is
-/// one number a row.
+/// Rules of click tables, with their own learning rates. With `is_shared`, the columns of a row
+/// share one accumulator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowRule {
     Naive { rate: f64 },
@@ -85,7 +85,7 @@ pub enum RowRule {
 }
 
 impl UpdateRule {
-    /// Refuses rules that servers do not have.
+    /// Returns the rule of an optimizer; rejects rules that servers do not support.
     pub(super) fn of(desc: &OptimizerDesc, rate_scale: f64) -> Result<UpdateRule> {
         match desc.rule {
             Rule::Sgd(_) | Rule::Momentum(_) | Rule::Adagrad(_) | Rule::Adam(_) => {}
@@ -102,7 +102,7 @@ impl UpdateRule {
     }
 }
 
-/// What a row starts as.
+/// Initial values of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowInit {
     Constant(f64),
@@ -112,7 +112,7 @@ pub enum RowInit {
 }
 
 impl RowInit {
-    /// What the startup program fills a parameter with, and its seed.
+    /// Returns a parameter's initialiser in the startup program, and its seed.
     pub(super) fn of(startup: &Program, name: &str) -> Result<(RowInit, u64)> {
         let var = startup.find_var(name);
         let ops: Vec<&Op> = startup

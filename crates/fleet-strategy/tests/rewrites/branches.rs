@@ -1,13 +1,13 @@
-//! Branches (`Net::cond`) under data parallelism: ranks may take different ones in one step, and
-//! every rank has all gradients in every step.
+//! Branches (`Net::cond`) with data parallelism: ranks may take different branches in the same
+//! step, and every rank has all gradients in every step.
 
 use crate::world::{STEPS, assert_close, mlp, parameters, rewritten, train};
 use fleet_nn::prelude::*;
 use fleet_strategy::{DistributedStrategy, Ranks};
 
-/// Both branches are the same function of the same parameters, and each adds nothing of one of its
-/// own: so the whole batch at one rank and its parts at several learn the same, whichever way a
-/// part goes.
+/// Both branches compute the same function of the same parameters, plus zero times a parameter of
+/// their own. One rank with the whole batch and several ranks with its parts thus learn the same,
+/// whichever branches they take.
 fn forked(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
@@ -40,7 +40,7 @@ fn ranks_may_take_different_branches() {
     }
 }
 
-/// Gradients of branches are summed with all others, behind the ops that take them out of the
+/// Gradients of branches are summed like all others, after the ops that copy them out of the
 /// branch.
 #[test]
 fn gradients_of_branches_are_all_reduced() {
@@ -65,7 +65,7 @@ fn gradients_of_branches_are_all_reduced() {
     assert!(rewritten(mlp, &rule, &strategy, Ranks::new(0, 2)).unwrap().0.main.block_count() == 1);
 }
 
-/// What looks at the root block alone refuses branches by name.
+/// Strategies that handle only the root block refuse branches explicitly.
 #[test]
 fn what_cannot_take_branches_says_so() {
     let rule: OptimizerDesc = Sgd::new(0.1).into();

@@ -1,9 +1,9 @@
-//! Buckets: the documented rule, held to recorded groupings.
+//! Buckets: the documented rule, compared with recorded groupings.
 
 use fleet_strategy::buckets::{Item, group, group_by_count};
 use fleet_tensor::DType;
 
-/// Gradients of a small network, in elements of f32.
+/// Gradients of a small network, with numbers of f32 elements.
 const TINY: [(&str, f64); 5] = [
     ("fc_0.w_0", 262144.0),
     ("fc_0.b_0", 1024.0),

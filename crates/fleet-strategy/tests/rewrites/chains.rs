@@ -1,4 +1,4 @@
-//! The table of chains: which strategies apply together, in which order, and what is refused.
+//! Chains: which strategies apply together, in which order, and which are refused.
 
 use crate::world::{mlp, rewritten};
 use fleet_nn::prelude::*;
@@ -7,7 +7,7 @@ use fleet_strategy::{
     LarsConfig, LocalSgdConfig, Origin, Ranks, Rates, Verdict,
 };
 
-/// `amp+recompute` as a strategy.
+/// Converts text such as `amp+recompute` to a strategy.
 fn switches(text: &str) -> DistributedStrategy {
     let mut strategy = DistributedStrategy::new();
     for switch in text.split('+').filter(|switch| !switch.is_empty()) {
@@ -72,7 +72,7 @@ fn documented_chains() {
     check("localsgd+amp", "RawProgram -> LocalSGD -> AMP -> momentum");
 }
 
-/// What the documented implementation drops without a word works here.
+/// The documented implementation silently drops these combinations; here they work.
 #[test]
 fn combinations_that_were_dropped() {
     check("adaptive", "RawProgram -> AdaptiveLocalSGD -> momentum");
@@ -105,7 +105,7 @@ fn refusals() {
     assert!(error.to_string().contains(expected), "{error}");
 }
 
-/// `auto` chooses by costs and says why, and only where nothing else is assigned.
+/// `auto` chooses by costs and gives reasons, but only if nothing else is assigned.
 #[test]
 fn auto() {
     let auto = DistributedStrategy::new().with_auto(true);
@@ -124,7 +124,7 @@ fn auto() {
     assert_eq!(plan.rings.len(), 1);
 }
 
-/// What `auto` takes depends on what the machines can do, and is the same wherever it is decided.
+/// The choices of `auto` depend on the speeds of machines, and are the same on every rank.
 #[test]
 fn auto_weighs_the_network_against_the_work() {
     let auto = DistributedStrategy::new().with_auto(true);
@@ -151,7 +151,7 @@ fn auto_weighs_the_network_against_the_work() {
     assert!(said.contains("would hold up each step by"), "{said}");
 }
 
-/// All errors of a strategy come at once, before anything is rewritten; warnings come with the
+/// All errors of a strategy are reported at once, before any rewrite; warnings are part of the
 /// plan.
 #[test]
 fn the_strategy_is_checked_first() {
@@ -168,7 +168,7 @@ fn the_strategy_is_checked_first() {
     assert_eq!(plan.warnings.len(), 1, "{:?}", plan.warnings);
 }
 
-/// Degrees of a grid that nobody serves are refused, whichever message says them.
+/// Unsupported degrees of a grid are refused.
 #[test]
 fn grids_are_refused() {
     let hybrid = |config| DistributedStrategy::new().with_hybrid_configs(config);
@@ -188,7 +188,8 @@ fn grids_are_refused() {
     assert!(rewritten(mlp, &optimizer("sgd"), &fits, Ranks::new(0, 2)).is_ok());
 }
 
-/// One switch that does not fit the optimizer or the number of ranks is left out with a warning.
+/// A single switch that does not match the optimizer or the number of ranks is omitted with a
+/// warning.
 #[test]
 fn left_out_with_a_warning() {
     let verdicts = |text: &str, rule: &str, ranks: usize| {
@@ -208,7 +209,7 @@ fn left_out_with_a_warning() {
     assert_eq!(verdicts("amp", "momentum", 1).1, "AMP -> momentum");
 }
 
-/// What cannot be as it was asked for is said.
+/// Changes of the requested settings are noted.
 #[test]
 fn what_is_done_otherwise_is_noted() {
     let notes = |strategy: &DistributedStrategy| {

@@ -1,11 +1,11 @@
-//! Every pair of strategies and the documented longer chains: each computes what it should, or is
+//! Every pair of strategies and the documented longer chains: each gives correct results, or is
 //! refused with a reason.
 //!
-//! Three things are held for each combination that works:
-//! * ranks that are all fed the same batch compute what one rank computes on it;
-//! * ranks that share a batch compute what one rank computes on the whole, where the mathematics is
-//!   linear in the gradients;
-//! * lanes beside compute change no bit.
+//! Three properties are checked for each combination that works:
+//! * ranks that are all fed the same batch compute the same as one rank does on it;
+//! * ranks that share a batch compute the same as one rank does on the whole batch, if the
+//!   mathematics is linear in the gradients;
+//! * lanes that run in parallel with compute change no bit.
 
 use crate::world::{BATCH, Trained, assert_close, batch, parameters, rewritten, services};
 use fleet_base::Result;
@@ -36,7 +36,7 @@ const SWITCHES: [&str; 13] = [
     "levels",
 ];
 
-/// The documented chains of three and more, and some that the documented implementation drops.
+/// The documented chains of three or more, and some that the documented implementation drops.
 const LONGER: [&str; 16] = [
     "amp+gm+offload",
     "amp+recompute+lars",
@@ -56,7 +56,7 @@ const LONGER: [&str; 16] = [
     "amp+gm+recompute+syncbn+levels",
 ];
 
-/// What cannot be, and what is said.
+/// Refused pairs and the reasons.
 const REFUSED: [(&str, &str, &str); 13] = [
     ("localsgd", "adaptive", "both decide when workers meet"),
     ("gm", "localsgd", "both decide in which steps ranks meet"),
@@ -73,7 +73,7 @@ const REFUSED: [(&str, &str, &str); 13] = [
     ("lamb", "lars", "there is one optimizer"),
 ];
 
-/// Left out with a warning, for the sake of the optimizer that the other one needs.
+/// Pairs that need different optimizers; one of the two is omitted with a warning.
 const LEFT_OUT: [(&str, &str); 3] = [("lamb", "localsgd"), ("lamb", "adaptive"), ("lamb", "dgc")];
 
 struct Combination {
@@ -116,11 +116,11 @@ impl Combination {
                     combination.optimizer = Adam::new(0.01).into();
                     strategy.use_lamb(LambConfig::default())
                 }
-                // Ranks meet in every step.
+                // Ranks average in every step.
                 "localsgd" => strategy.use_localsgd(LocalSgdConfig::default().with_begin_step(100)),
                 "adaptive" => strategy
                     .use_adaptive_localsgd(AdaptiveLocalSgdConfig::default().with_begin_step(100)),
-                // Dense till the end: its compressed form has closed forms of its own.
+                // Dense to the end; other tests compare the compressed form with its closed form.
                 "dgc" => strategy.use_dgc(DgcConfig::default().with_rampup_begin_step(100)),
                 "fp16" => strategy.with_fp16_allreduce(true),
                 "bf16_sums" => {
@@ -143,7 +143,7 @@ impl Combination {
         self.text.split('+').any(|it| it == switch)
     }
 
-    /// Two layers of which one is large enough to be compressed, over numbers.
+    /// A network with one layer that is large enough for compression.
     fn network(&self) -> fn(&Net) -> fleet_ir::VarId {
         fn inputs(net: &Net) -> (Var<'_>, Var<'_>) {
             (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32))
@@ -162,7 +162,7 @@ impl Combination {
         if self.has("syncbn") { normed } else { plain }
     }
 
-    /// How far roundings may lead apart.
+    /// Tolerance for rounding differences.
     fn tolerance(&self) -> f32 {
         match () {
             _ if self.has("bf16") || self.has("bf16_sums") => 5e-2,
@@ -195,7 +195,7 @@ impl Combination {
 
 type Feed = fn(usize, usize, usize) -> Result<(Tensor, Tensor)>;
 
-/// Every rank the same rows.
+/// Gives every rank the same rows.
 fn alike(step: usize, _: usize, _: usize) -> Result<(Tensor, Tensor)> {
     batch(step, 0, 3)
 }
@@ -220,7 +220,7 @@ fn check(text: &str) {
     let ranks = ranks.unwrap_or_else(|error| panic!("{text}: {error}"));
     let alone = both(alike, 1).unwrap();
     compare(&ranks, &alone[0], &format!("{text}, the same batch"));
-    // Norms of a rank's own gradients are not those of the mean.
+    // The norms of a rank's own gradients differ from those of the mean.
     let meets = combination.has("localsgd") || combination.has("adaptive");
     if !(meets && combination.has("lars")) {
         let whole = both(batch, 1).unwrap();
@@ -248,7 +248,7 @@ fn every_pair() {
                 let pair = [*first, *second];
                 pair.contains(a) && pair.contains(b)
             });
-            // Two forms of one switch.
+            // Two forms of the same switch.
             let forms =
                 ["amp", "bf16", "pure"].contains(first) && ["bf16", "pure"].contains(second);
             match (left_out, forms && *first == "amp") {
@@ -265,7 +265,7 @@ fn documented_longer_chains() {
     LONGER.iter().for_each(|text| check(text));
 }
 
-/// With the optimizer of the one, the other is left out, and that is said.
+/// The second switch is omitted because of the first one's optimizer, and this is reported.
 fn check_left_out(first: &str, second: &str) {
     let combination = Combination::of(&format!("{first}+{second}"));
     let (network, ranks) = (combination.network(), Ranks::new(0, 2));
@@ -277,8 +277,8 @@ fn check_left_out(first: &str, second: &str) {
     assert!(reasons[0].contains("the optimizer is adam"), "{reasons:?}");
 }
 
-/// An infinity on one rank in one step: every rank leaves the step out, the scale shrinks, and
-/// training goes on.
+/// An infinity on one rank in one step: every rank skips the step, the scale shrinks, and training
+/// continues.
 #[test]
 fn an_overflow_on_one_rank_is_one_on_all() {
     fn feed(step: usize, rank: usize, count: usize) -> Result<(Tensor, Tensor)> {

@@ -1,6 +1,6 @@
-//! Compressed training (DGC) against its closed form in plain loops: momentum before the rampup,
-//! then the largest elements of what has gathered; with every setting of the optimizer that it
-//! knows, and together with the strategies that it goes with.
+//! Compressed training (DGC) compared with its closed form in plain loops: momentum before the
+//! rampup, then the largest accumulated elements. Covers every supported optimizer setting, and the
+//! strategies with which DGC can be combined.
 
 use crate::world::{batch, rewritten, train_at};
 use fleet_nn::prelude::*;
@@ -11,7 +11,7 @@ const WIDE: usize = 4096;
 const ELEMENTS: usize = ROWS * WIDE;
 const RANKS: usize = 4;
 const STEPS: usize = 5;
-/// The first step that is compressed.
+/// The first compressed step.
 const BEGIN: i32 = 2;
 const RATE: f64 = 10.0;
 const MU: f64 = 0.9;
@@ -32,13 +32,13 @@ fn unclipped(net: &Net) -> fleet_ir::VarId {
     clipped(net, false)
 }
 
-/// What the closed form depends on.
+/// Settings of the closed form.
 #[derive(Clone, Copy, Default)]
 struct Form {
     nesterov: bool,
     l1: f64,
     l2: f64,
-    /// 0 for none.
+    /// Norm limit; 0 for none.
     clip: f64,
 }
 
@@ -162,7 +162,8 @@ fn check(
     let expected = form.train(start);
     let ranks = train(STEPS);
     assert!(ranks.iter().all(|rank| rank.kept["big"] == ranks[0].kept["big"]), "{what}");
-    // Which of two elements goes that differ by less than a rounding is not in the form.
+    // The closed form does not determine which of two elements is sent if they differ only by
+    // rounding.
     let differs = |(a, b): &(&f32, &f64)| (f64::from(**a) - **b).abs() > 1e-5;
     let found = ranks[0].kept["big"].iter().zip(&expected).filter(differs).count();
     assert!(found <= 4, "{what}: {found} elements differ");
@@ -190,7 +191,7 @@ fn dgc_is_its_closed_form_with_every_setting() {
     }
 }
 
-/// A parameter that asks for no clip gets none.
+/// A parameter with `need_clip` false is not clipped.
 #[test]
 fn what_needs_no_clip_is_not_clipped() {
     let optimizer = Form { clip: 2e-4, ..Form::default() }.optimizer();

@@ -1,6 +1,5 @@
-//! What the schema says of effects is true: a field that is marked as without effect changes
-//! nothing, one that is marked as refused is refused, and one that has no mark changes the
-//! programs, the rings or how they are run. Every field is one of the three.
+//! Checks the marks of the schema. A field marked as ignored changes nothing, and a field marked as
+//! refused is refused. A field without a mark changes the programs, the rings or the execution.
 
 use crate::world::{Network, mlp, rewritten};
 use fleet_nn::prelude::*;
@@ -8,7 +7,7 @@ use fleet_passes::BuildOptions;
 use fleet_strategy::servers::{self, Place};
 use fleet_strategy::{DistributedStrategy, Field, Item, Kind, Ranks, Shape, Value};
 
-/// Layers one of which is normalised over the batch.
+/// A network with batch norm.
 fn normalised(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
@@ -22,7 +21,7 @@ fn wide(net: &Net) -> fleet_ir::VarId {
     x.fc(Fc::new(1024).act(Act::Tanh)).fc(Fc::new(1024).act(Act::Tanh)).fc(1).mean().id()
 }
 
-/// With an op that is on no list of mixed precision.
+/// A network with an op that is on no list of mixed precision.
 fn unlisted(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let region = net.fp16_guard();
@@ -31,7 +30,7 @@ fn unlisted(net: &Net) -> fleet_ir::VarId {
     hidden.abs().fc(1).mean().id()
 }
 
-/// A network on which a field can show what it does.
+/// Returns a network on which a field has an effect.
 fn network(path: &str) -> Network {
     match path.split('.').next().unwrap_or_default() {
         "dgc" | "dgc_configs" | "sync_batch_norm" => normalised,
@@ -41,7 +40,7 @@ fn network(path: &str) -> Network {
     }
 }
 
-/// The optimizer that a field is about.
+/// Returns the optimizer to which a field applies.
 fn rule(path: &str) -> OptimizerDesc {
     match path.split('.').next().unwrap_or_default() {
         "lamb" | "lamb_configs" => Adam::new(0.1).into(),
@@ -50,7 +49,7 @@ fn rule(path: &str) -> OptimizerDesc {
     }
 }
 
-/// Everything that follows from a strategy where a field is looked at.
+/// Returns everything that depends on a strategy.
 fn outcome(path: &str, strategy: &DistributedStrategy) -> Result<String, String> {
     if path.starts_with("a_sync") {
         return on_servers(path, strategy);
@@ -69,7 +68,7 @@ fn outcome(path: &str, strategy: &DistributedStrategy) -> Result<String, String>
     Ok(format!("{startup}\n{main}\n{rings:?}\n{build:?}\n{execution:?}"))
 }
 
-/// The same of a worker of parameter servers.
+/// The same for a worker of parameter servers.
 fn on_servers(path: &str, strategy: &DistributedStrategy) -> Result<String, String> {
     let net = Net::new();
     let rows = net.data("ids", [-1, 3], DType::I64).embedding(Embedding::new(100, 4).sparse());
@@ -84,7 +83,7 @@ fn on_servers(path: &str, strategy: &DistributedStrategy) -> Result<String, Stri
     Ok(format!("{startup}\n{main}\n{:?}\n{:?}", plan.exchange, plan.tables))
 }
 
-/// Another value than the default.
+/// Returns a value other than the default.
 fn another(field: &Field) -> Value {
     let value = match (field.kind, field.default_item()) {
         (Kind::Bool, Some(Item::Bool(value))) => Value::Bool(!value),
@@ -106,14 +105,14 @@ enum Mark {
     Refused,
 }
 
-/// A field with its path and its mark, or that of what it is in.
+/// A field with its path, and its own mark or that of an enclosing field.
 struct Case {
     path: String,
     field: &'static Field,
     mark: Mark,
 }
 
-/// Every field that holds values, in the strategy and in its messages.
+/// Collects every scalar field of the strategy and its messages.
 fn cases(shape: &'static Shape, path: &str, around: Mark, found: &mut Vec<Case>) {
     for field in shape.fields {
         let path =
@@ -141,9 +140,8 @@ fn all(mark: Mark) -> Vec<Case> {
     found
 }
 
-/// Fields whose effects are no matter of programs. Those of `a_sync_configs` are looked at in
-/// `crates/fleet/tests/servers.rs`, with the traffic of a worker; tables in `servers.rs` beside
-/// this file.
+/// Fields without an effect on programs. `crates/fleet/tests/servers.rs` tests those of
+/// `a_sync_configs` with the traffic of a worker, and `servers.rs` beside this file tests tables.
 const ELSEWHERE: [&str; 1] = ["downpour_table_param"];
 
 fn is_elsewhere(path: &str) -> bool {
@@ -158,10 +156,10 @@ fn what_is_marked_changes_nothing() {
         let before = outcome(&path, &base).unwrap();
         let mut strategy = base.clone();
         if strategy.set_strictly(&path, another(field)).is_err() {
-            continue; // a text with only a few values, which the check names
+            continue; // a text with few allowed values, which the check reports
         }
         let problems = strategy.check();
-        // True is what is done, and what every object of its kind says.
+        // True is the behaviour in any case, and is assigned in every object of its kind.
         let silent = path == "build_strategy.fuse_broadcast_ops";
         assert!(
             silent || problems.iter().any(|it| it.message.contains("no effect")),
@@ -174,8 +172,8 @@ fn what_is_marked_changes_nothing() {
     }
 }
 
-/// With their switch on, they are refused with a reason; without it they do nothing, and the check
-/// says that.
+/// With their switch on, these fields are refused with a reason. Without it they do nothing, and
+/// the check reports this.
 #[test]
 fn what_is_marked_as_refused_is_refused() {
     for Case { path, field, .. } in all(Mark::Refused) {
@@ -202,7 +200,7 @@ fn what_is_marked_as_refused_is_refused() {
     }
 }
 
-/// What must be on for a message to count.
+/// Returns a strategy with the switches that a message needs.
 fn switched_on(path: &str) -> DistributedStrategy {
     let strategy = DistributedStrategy::new();
     match path.split_once('.').map_or("", |(message, _)| message) {
@@ -220,7 +218,7 @@ fn switched_on(path: &str) -> DistributedStrategy {
     }
 }
 
-/// Fields that need more than a switch: two strategies that differ in them.
+/// Fields that need more than a switch: pairs of strategies that differ in them.
 #[rustfmt::skip]
 const PAIRS: &[(&str, &str, &str)] = &[
     ("recompute", "", r#"recompute=true recompute_configs={"checkpoints":["fc_0.tmp_2"]}"#),
@@ -264,20 +262,21 @@ fn what_is_not_marked_changes_something() {
         let mut strategy = base.clone();
         strategy.set_strictly(&path, value.clone()).unwrap_or_else(|error| panic!("{error}"));
         if path.starts_with("build_strategy.") {
-            // What holds when nothing is assigned is the executor's to say.
+            // The executor decides the behaviour of unassigned fields, so the base assigns the
+            // opposite value.
             let default = value != Value::Bool(true);
             base.set_strictly(&path, default).unwrap();
         }
         let before = outcome(&path, &base).unwrap();
         match outcome(&path, &strategy) {
             Ok(after) => assert!(after != before, "{path} = {value:?} changes nothing"),
-            // Refused with a reason: that is an effect, too.
+            // A refusal with a reason is an effect, too.
             Err(error) => assert!(error.contains("cannot be"), "{path} = {value:?}: {error}"),
         }
     }
 }
 
-/// Those that need more than a switch.
+/// Fields that need more than a switch.
 #[test]
 fn what_needs_more_changes_something_with_it() {
     let unmarked = all(Mark::None);

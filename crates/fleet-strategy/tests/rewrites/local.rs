@@ -1,5 +1,5 @@
-//! LocalSGD together with other strategies, in steps without a meeting too: ranks that train alone
-//! by the same programs, and whose parameters are averaged by hand where they should meet.
+//! LocalSGD combined with other strategies, including steps without averaging. The reference is
+//! ranks that train alone with the same programs, and whose parameters the test averages.
 
 use crate::world::{Trained, assert_close, batch, mlp, parameters, rewritten, train, train_at};
 use fleet_exec::{ExecOptions, Executor, Scope};
@@ -12,7 +12,7 @@ use fleet_tensor::Tensor;
 
 const RANKS: usize = 4;
 const STEPS: usize = 9;
-/// Up to and with step 2 in every step, then every third: the last step is none of them.
+/// Every step up to step 2, then every third step. The last step is not among them.
 const MEETINGS: [usize; 4] = [1, 2, 5, 8];
 
 struct Alone {
@@ -37,7 +37,7 @@ impl Alone {
     }
 }
 
-/// Every rank takes the mean of all.
+/// Gives every rank the mean of all ranks.
 fn meet(ranks: &mut [Alone]) {
     let names: Vec<String> =
         ranks[0].programs.main.parameters().map(|(_, var)| var.name.clone()).collect();
@@ -66,7 +66,7 @@ fn by_hand(optimizer: &OptimizerDesc, strategy: &DistributedStrategy) -> Vec<Tra
     ranks.iter().map(|it| Trained::of(&it.scope, Vec::new()).unwrap()).collect()
 }
 
-/// What does not talk by itself.
+/// Strategies that do not communicate by themselves.
 fn companions() -> Vec<(&'static str, DistributedStrategy, f32)> {
     let plain = DistributedStrategy::new;
     let amp = || AmpConfig::default().with_init_loss_scaling(64.0).with_incr_every_n_steps(4);
@@ -108,8 +108,8 @@ fn ranks_meet_as_by_hand_beside_every_other_strategy() {
     }
 }
 
-/// The larger the rate has become, the sooner ranks meet: the documented form, with a falling and a
-/// rising rate.
+/// A larger rate means a shorter interval: the documented formula, with a falling and a rising
+/// rate.
 #[test]
 fn the_interval_follows_the_rate() {
     for decay in [0.7, 1.3] {

@@ -1,4 +1,4 @@
-//! Strategies: what becomes of programs, and what becomes of training.
+//! Strategies: the rewritten programs, and the results of training.
 
 mod branches;
 mod buckets;

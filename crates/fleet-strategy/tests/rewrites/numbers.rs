@@ -1,4 +1,5 @@
-//! What training at several ranks computes, against one rank on the whole batch or a closed form.
+//! Results of training on several ranks, compared with one rank on the whole batch or a closed
+//! form.
 
 use crate::world::{
     Network, STEPS, Trained, assert_close, mlp, parameters, rewritten, train, train_at, train_rank,
@@ -12,7 +13,7 @@ use fleet_strategy::{
 };
 use fleet_testkit::local::World;
 
-/// One rank, with these fusions.
+/// Trains one rank, with these fusions.
 fn train_as(build: BuildOptions, network: Network, strategy: &DistributedStrategy) -> Trained {
     let options = ExecOptions { build, ..ExecOptions::threads(1) };
     let world = World::default();
@@ -24,7 +25,7 @@ fn momentum() -> OptimizerDesc {
     Momentum::new(0.1, 0.9).into()
 }
 
-/// Every rank holds what one rank holds after the same batches, whole.
+/// Checks that every rank gets the same result as one rank with the whole batches.
 fn check_equal(
     what: &str,
     optimizer: &OptimizerDesc,
@@ -79,7 +80,7 @@ fn strategies_over_ranks_are_strategies_alone() {
     check_equal("gradient merge and recompute", &momentum(), &both, 1e-6);
 }
 
-/// Gradients that were rounded to half precision: close, and not the same.
+/// Gradients rounded to half precision give close but different results.
 #[test]
 fn fp16_allreduce_rounds() {
     let plain = train(mlp, &momentum(), &DistributedStrategy::new(), 2, STEPS, &[]);
@@ -90,8 +91,8 @@ fn fp16_allreduce_rounds() {
     assert_eq!(parameters(&rounded[0].kept), parameters(&rounded[1].kept));
 }
 
-/// Each rank's gradient is rounded, the sum is rounded once, and the update takes that, in both
-/// forms.
+/// Each rank's gradient is rounded, the sum is rounded once, and the update uses that sum, in both
+/// 16-bit formats.
 #[test]
 fn what_travels_is_rounded_and_nothing_else_is() {
     const RATE: f32 = 0.5;
@@ -122,7 +123,7 @@ fn what_travels_is_rounded_and_nothing_else_is() {
     }
 }
 
-/// k steps over parts of a batch are one step over the whole: merged training is training.
+/// k steps on parts of a batch are one step on the whole batch, so merged training is correct.
 #[test]
 fn gradient_merge_updates_in_every_kth_step() {
     let strategy = DistributedStrategy::new().use_gradient_merge(3);
@@ -132,7 +133,7 @@ fn gradient_merge_updates_in_every_kth_step() {
     assert_eq!(moved, [false, true, false, false, true, false]);
 }
 
-/// k 4, from step 3: ranks hold the same parameters after steps 1, 2, 3, 7, 11, 15.
+/// k is 4, from step 3: ranks have the same parameters after steps 1, 2, 3, 7, 11, 15.
 #[test]
 fn local_sgd_meets_when_it_should() {
     let configs = LocalSgdConfig::default().with_k_steps(4).with_begin_step(3);
@@ -163,7 +164,7 @@ fn local_sgd_of_every_step_is_data_parallel() {
     }
 }
 
-/// The interval is the closed form of the loss that all ranks saw.
+/// The interval follows the closed form of the loss that all ranks saw.
 #[test]
 fn adaptive_local_sgd_follows_the_loss() {
     let configs = AdaptiveLocalSgdConfig::default().with_init_k_steps(4).with_begin_step(2);
@@ -187,7 +188,7 @@ fn adaptive_local_sgd_follows_the_loss() {
     }
 }
 
-/// Recomputed training is the same to the bit, with dropout and by chosen checkpoints too.
+/// Recomputed training is bit-identical, also with dropout and with automatic checkpoints.
 #[test]
 fn recompute_changes_no_bit() {
     fn network(net: &Net) -> fleet_ir::VarId {
@@ -203,13 +204,13 @@ fn recompute_changes_no_bit() {
         let strategy = DistributedStrategy::new().use_recompute(checkpoints);
         let again = train_as(BuildOptions::none(), network, &strategy);
         assert_eq!(again.kept, bits.kept);
-        // Fusions find other patterns, so roundings differ.
+        // Fusions find other patterns, so rounding differs.
         let again = train(network, &momentum(), &strategy, 1, STEPS, &[]);
         assert_close(&again[0].kept, &plain[0].kept, 1e-5, "recompute");
     }
 }
 
-/// Eight layers with dropout and batch norm between: something to keep, and to leave.
+/// Eight layers with dropout and batch norm, so that there are values to keep and to recompute.
 fn deep(net: &Net) -> fleet_ir::VarId {
     let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));
     fn layer(x: Var<'_>) -> Var<'_> {
@@ -227,8 +228,8 @@ fn deep_checkpoints(offload: bool) -> DistributedStrategy {
     strategy
 }
 
-/// Checkpoints that wait in a file come back as they were, by executor and interpreter, with lanes
-/// and without, and the arena is smaller for it.
+/// Checkpoints stored in a file are restored unchanged, with the executor and the interpreter, with
+/// and without lanes, and the arena becomes smaller.
 #[test]
 fn offload_changes_no_bit_and_frees_memory() {
     let bits = train_as(BuildOptions::none(), deep, &DistributedStrategy::new());
@@ -261,8 +262,8 @@ fn offload_changes_no_bit_and_frees_memory() {
     assert!(notes.iter().any(|note| note.starts_with("offload: 3 checkpoints")), "{notes:?}");
 }
 
-/// Fetched one segment ahead: the last when the backward pass begins, each other when the one
-/// behind it is first used.
+/// Checkpoints are fetched one segment ahead: the last one when the backward pass begins, and each
+/// other one at the first use of the next checkpoint.
 #[test]
 fn offloaded_checkpoints_are_fetched_ahead() {
     let strategy = deep_checkpoints(true);
@@ -290,8 +291,8 @@ fn offloaded_checkpoints_are_fetched_ahead() {
     assert_eq!(seen, expected);
 }
 
-/// Half precision stays near single precision, at one rank and at two, and the scale moves as it
-/// should.
+/// Half precision stays close to single precision, on one rank and on two, and the scale follows
+/// its schedule.
 #[test]
 fn amp_trains() {
     let plain = train(mlp, &momentum(), &DistributedStrategy::new(), 1, STEPS, &[]);
@@ -312,7 +313,7 @@ fn amp_trains() {
     assert_close(&both.0, &both.1, 1e-1, "bfloat16");
 }
 
-/// A scale that overflows: Adam leaves everything as it is, and the scale shrinks until it fits.
+/// With a scale that overflows, Adam skips updates, and the scale shrinks until it fits.
 #[test]
 fn amp_skips_steps_that_overflow() {
     let configs = AmpConfig::default()
@@ -332,7 +333,7 @@ fn amp_skips_steps_that_overflow() {
     assert_eq!(ranks[0].kept["fc_0.w_0_beta1_pow_acc_0"].len(), 1);
 }
 
-/// Statistics over all ranks are those of the whole batch; without, they are not.
+/// Synchronous statistics equal those of the whole batch; others do not.
 #[test]
 fn sync_batch_norm_is_batch_norm_of_the_whole_batch() {
     fn network(net: &Net) -> fleet_ir::VarId {
@@ -353,7 +354,7 @@ fn sync_batch_norm_is_batch_norm_of_the_whole_batch() {
     assert_ne!(apart[0].kept["batch_norm_0.w_1"], apart[1].kept["batch_norm_0.w_1"]);
 }
 
-/// Rows of an embedding from several ranks add up.
+/// Rows of an embedding from several ranks are summed.
 #[test]
 fn sparse_gradients_are_gathered() {
     fn network(net: &Net) -> fleet_ir::VarId {

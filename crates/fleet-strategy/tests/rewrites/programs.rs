@@ -10,7 +10,8 @@ fn momentum() -> OptimizerDesc {
     Momentum::new(0.1, 0.9).into()
 }
 
-/// The ops that follow each other in a block, by name, with the number of variables in slot X.
+/// Returns the names of a block's ops in order; for collectives also the number of variables in
+/// slot X and the ring.
 fn ops(program: &Program, block: fleet_ir::BlockId) -> Vec<String> {
     program
         .block_ops(block)
@@ -46,7 +47,7 @@ fn data_parallel() {
         let reduce =
             programs.main.root_ops().find(|(_, op)| op.name() == "c_allreduce_sum").unwrap();
         assert_eq!(reduce.1.attr_int("nranks"), ranks as i64);
-        // The gradient of the loss is the rank's share.
+        // The gradient of the loss is scaled to the rank's share.
         let share = programs
             .main
             .root_ops()
@@ -55,7 +56,7 @@ fn data_parallel() {
     }
 }
 
-/// Each all-reduce stands right behind the op that makes the last gradient of its bucket.
+/// Each all-reduce directly follows the op that makes the last gradient of its bucket.
 #[test]
 fn sums_start_as_early_as_they_can() {
     let strategy = DistributedStrategy::new().with_fuse_all_reduce_ops(false).with_nccl_comm_num(2);
@@ -88,7 +89,7 @@ fn hierarchical() {
     let (other, plan) = at(9);
     assert_eq!(communication(&other.main), ["c_reduce_sum x6 ring 1", "c_broadcast x6 ring 1"]);
     assert_eq!(plan.rings.len(), 2);
-    // Groups that do not divide the ranks: flat, and said so.
+    // If groups do not divide the ranks, the sum is flat, and a note says so.
     let odd = strategy.clone().with_hierarchical_allreduce_inter_nranks(5);
     let (flat, plan) = rewritten(mlp, &momentum(), &odd, Ranks::new(0, 16)).unwrap();
     assert_eq!(communication(&flat.main), ["c_allreduce_sum x6 ring 0"]);
@@ -104,7 +105,7 @@ fn gradient_merge_talks_in_its_blocks() {
         let root = ops(main, Program::ROOT);
         assert!(!root.iter().any(|name| name.starts_with("c_") || name == "momentum"), "{root:?}");
         assert_eq!(root[..3], ["increment", "elementwise_mod", "equal"]);
-        // Each accumulator is divided where it is complete, the bucket is sent behind its last one.
+        // Each accumulator is divided once it is complete; the bucket is sent after its last one.
         let parts: Vec<Vec<String>> =
             main.block_ids().skip(1).map(|block| ops(main, block)).collect();
         let mut expected: Vec<Vec<&str>> = vec![vec!["scale"]; 7];
@@ -135,8 +136,8 @@ fn local_sgd_sends_no_gradients() {
     }
 }
 
-/// The documented line: 161 gradients of ResNet-50 in 5 buckets, in 6 of half the size; rewritten
-/// for 1,024 ranks in no time.
+/// The documented output: 161 gradients of ResNet-50 in 5 buckets, and in 6 of half the size; the
+/// rewrite for 1,024 ranks is fast.
 #[test]
 fn resnet_50() {
     // Flowers, as in the documents: 102 classes.
@@ -154,7 +155,7 @@ fn resnet_50() {
     assert_eq!(line(&counted), "all-reduce ops before and after fusion: 161 -> 21");
 }
 
-/// What is sent, in numbers that can be checked by hand.
+/// Communication costs that can be checked by hand.
 #[test]
 fn costs() {
     let (programs, _) =
@@ -167,7 +168,7 @@ fn costs() {
     let half = DistributedStrategy::new().with_fp16_allreduce(true);
     let (programs, _) = rewritten(mlp, &momentum(), &half, Ranks::new(0, 4)).unwrap();
     assert_eq!(cost::cost(&programs.main).always[&0].bytes, ring.bytes / 2.0);
-    // A sum over four ranks of two doubles a channel and a count, forwards and backwards.
+    // A sum over four ranks of two doubles per channel and a count, forward and backward.
     fn normed(net: &Net) -> fleet_ir::VarId {
         net.data("x", [-1, 6], DType::F32).fc(8).batch_norm(BatchNorm::new()).mean().id()
     }
@@ -179,7 +180,7 @@ fn costs() {
     assert_eq!(statistics.bytes, 2.0 * 1.5 * 8.0 * f64::from(1 + 2 * 8));
 }
 
-/// All pairs reach all ranks: with many ranks that is more than a sum.
+/// All pairs reach all ranks; with many ranks this exceeds a sum.
 #[test]
 fn dgc_says_when_sums_are_smaller() {
     fn wide(net: &Net) -> fleet_ir::VarId {
@@ -193,8 +194,8 @@ fn dgc_says_when_sums_are_smaller() {
     assert!(!told(900) && told(2000), "{:?}", notes(2000));
 }
 
-/// In a step that updates, gradients of the last layers are on their way while those of the first
-/// are still to be made.
+/// In a step with an update, gradients of the last layers are sent while those of the first layers
+/// are still being computed.
 #[test]
 fn gradient_merge_sends_beside_the_backward_pass() {
     let strategy = DistributedStrategy::new()
@@ -216,7 +217,7 @@ fn gradient_merge_sends_beside_the_backward_pass() {
     assert_eq!(order.iter().filter(|op| **op == "c_allreduce_sum").count(), 6);
 }
 
-/// A rewritten program reads back as it prints.
+/// The text of a rewritten program parses to the same program.
 #[test]
 fn text_round_trip() {
     let strategy = DistributedStrategy::new().use_gradient_merge(2).with_fp16_allreduce(true);

@@ -1,11 +1,11 @@
-//! Pure mixed precision in marked regions only (`use_fp16_guard`).
+//! Pure mixed precision only in marked regions (`use_fp16_guard`).
 
 use crate::world::{Network, rewritten};
 use fleet_ir::{Program, VarId};
 use fleet_nn::prelude::*;
 use fleet_strategy::{AmpConfig, DistributedStrategy, Ranks};
 
-/// Two layers, the first in a region, with an op on no list and one on the black list in it.
+/// Two layers in a region, with an unlisted op and an op on the black list between them.
 fn in_part(net: &Net) -> VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let region = net.fp16_guard();
@@ -18,14 +18,14 @@ fn unmarked(net: &Net) -> VarId {
     net.data("x", [-1, 6], DType::F32).fc(8).abs().fc(1).mean().id()
 }
 
-/// The main program under `amp`.
+/// Returns the main program with `amp`.
 fn main_of(network: Network, amp: AmpConfig) -> fleet_base::Result<Program> {
     let strategy = DistributedStrategy::new().use_amp(amp);
     let (programs, _) = rewritten(network, &Sgd::new(0.1).into(), &strategy, Ranks::new(0, 1))?;
     Ok(programs.main)
 }
 
-/// Of each forward op but casts, by the order of the program: what it computes in.
+/// Returns the output types of the forward ops with this name, in program order.
 fn precisions(main: &Program, name: &str) -> Vec<DType> {
     let made = |op: &fleet_ir::Op| op.all_outputs().next().map(|var| main.var(var).dtype);
     let ops = main.root_ops().filter(|(_, op)| op.role.is_forward() && op.name() == name);
@@ -39,12 +39,12 @@ fn only_regions_compute_in_16_bits() {
         (AmpConfig::default().with_use_pure_bf16(true), DType::BF16),
     ];
     for (amp, half) in pure {
-        // What was assigned, and the default, are the same here.
+        // Assigned or by default, the switch has the same effect here.
         for amp in [amp.clone(), amp.clone().with_use_fp16_guard(true)] {
             let main = main_of(in_part, amp).unwrap();
             assert_eq!(precisions(&main, "mul"), [half, half, DType::F32]);
             assert_eq!(precisions(&main, "abs"), [half, DType::F32]);
-            // Lists hold in a region too.
+            // The lists apply in a region, too.
             assert_eq!(precisions(&main, "softmax"), [DType::F32]);
         }
         let main = main_of(in_part, amp.with_use_fp16_guard(false)).unwrap();
@@ -53,7 +53,7 @@ fn only_regions_compute_in_16_bits() {
     }
 }
 
-/// Regions are about the pure modes.
+/// Regions apply to the pure modes only.
 #[test]
 fn lists_alone_know_no_regions() {
     let amp = AmpConfig::default().with_use_fp16_guard(true);
@@ -70,7 +70,7 @@ fn without_a_region_it_is_everything_or_refused() {
     assert!(error.contains("no op stands under fp16_guard()"), "{error}");
 }
 
-/// The mark is part of a program in both of its forms.
+/// Both forms of a program preserve the marks.
 #[test]
 fn programs_keep_their_regions() {
     let net = Net::new();

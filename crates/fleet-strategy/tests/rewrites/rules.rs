@@ -1,12 +1,12 @@
-//! Rules of single parameters (rate, regulariser, clip, exclusion from decay) under strategies:
-//! ranks that share a batch train what one rank trains on all of it.
+//! Settings of single parameters (rate, regulariser, clip, exclusion from decay) combined with
+//! strategies: ranks that share a batch get the same results as one rank with the whole batch.
 
 use crate::world::{STEPS, assert_close, parameters, rewritten, train};
 use fleet_nn::prelude::*;
 use fleet_strategy::{AmpConfig, DistributedStrategy, LambConfig, LarsConfig, Ranks};
 use std::collections::BTreeMap;
 
-/// Each layer has a rule of its own.
+/// A network in which each layer has other settings.
 fn ruled(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
@@ -83,7 +83,7 @@ fn ranks_keep_the_rules_of_parameters() {
     }
 }
 
-/// What is frozen stays, and everything else moves.
+/// Frozen parameters do not change, and all others do.
 fn moved(
     what: &str,
     trained: &BTreeMap<String, Vec<f32>>,
@@ -97,7 +97,7 @@ fn moved(
     }
 }
 
-/// The decay of each parameter, as its update op states it.
+/// Returns the decay of each parameter, as stated by its update op.
 fn decays(strategy: &DistributedStrategy, attr: &str) -> BTreeMap<String, f64> {
     let optimizer = if strategy.lamb() { adam(None) } else { momentum(None) };
     let (programs, _) = rewritten(ruled, &optimizer, strategy, Ranks::new(0, 2)).unwrap();
@@ -108,7 +108,7 @@ fn decays(strategy: &DistributedStrategy, attr: &str) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// LARS leaves out what has the text anywhere in its name, LAMB what ends with it.
+/// LARS excludes names that contain a text, LAMB names that end with it.
 #[test]
 fn exclusions_go_by_names() {
     for (name, strategy, _) in strategies() {
@@ -127,8 +127,7 @@ fn exclusions_go_by_names() {
     }
 }
 
-/// Names that mean nothing in this program are told, with the nearest that does, and only where
-/// they would count.
+/// Unmatched names are reported with the nearest match, but only where the setting has an effect.
 #[test]
 fn names_that_match_nothing_are_told() {
     let told = |strategy: &DistributedStrategy| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! Programs of workers of parameter servers, without any server.
+//! Programs of workers of parameter servers, tested without servers.
 
 use fleet_ir::Program;
 use fleet_nn::optimizer::OptimizerDesc;
@@ -9,7 +9,7 @@ use fleet_strategy::{AmpConfig, DistributedStrategy};
 
 const PLACE: Place = Place { worker: 1, worker_count: 2, server_count: 3, half_async: false };
 
-/// Three lookups of one table, one of another, and two layers of which one learns slowly.
+/// Three lookups of one table, one of another, and two layers, of which one has a lower rate.
 fn network(net: &Net) -> Var<'_> {
     let table = |name: &str| {
         Embedding::new(100, 8).sparse().weight(ParamAttr::from(name).init(Init::uniform(-0.5, 0.5)))
@@ -58,7 +58,7 @@ fn an_asynchronous_worker_waits_for_nobody() {
     let main = &programs.main;
     let behind = tail(main, PUSHES[0]);
     assert_eq!(behind, [PUSHES.as_slice(), &["send", "send", "recv", "recv"]].concat());
-    // Three lookups of the shared table are one.
+    // Three lookups of the shared table become one.
     assert_eq!(count(main, "distributed_lookup_table"), 2);
     for gone in ["lookup_table_v2", "lookup_table_v2_grad", "adam", "lr_schedule"] {
         assert_eq!(count(main, gone), 0, "{gone}");
@@ -70,7 +70,7 @@ fn an_asynchronous_worker_waits_for_nobody() {
     assert_eq!((shared.name.as_str(), shared.table_id, shared.width), ("shared", 0, 8));
     assert_eq!(shared.init, RowInit::Uniform { low: -0.5, high: 0.5 });
     assert_eq!((other.entry.as_str(), other.rows), ("count_filter_entry:10", 1_000_000));
-    // Parameters that learn at another rate are a table of their own.
+    // Parameters with another rate form a separate table.
     let rates = plan.tables.dense.iter().map(|table| match &table.rule {
         UpdateRule::Optimizer { rate_scale, .. } => (table.table_id, *rate_scale, table.len),
         UpdateRule::Row(_) | UpdateRule::Add => panic!("{table:?}"),
@@ -113,7 +113,7 @@ fn lookups_of_a_test_read_apart_and_slots_want_click_rows() {
     };
     assert_eq!(rewrite("a_sync: true"), (vec![], 1));
     let described = "a_sync: true downpour_table_param { table_name: \"t\" accessor { } }";
-    // In the order in which backward makes the gradients.
+    // In the order in which the backward pass makes the gradients.
     assert_eq!(rewrite(described), (vec![0, 7], 0));
 }
 
@@ -187,7 +187,7 @@ fn what_servers_cannot_do_is_refused_by_name() {
     let nobody = Place { worker: 2, ..PLACE };
     assert!(rewritten(Sgd::new(0.1), None, &plain, nobody).is_err());
 
-    // A table that is multiplied with, too, would have to be whole.
+    // A table that is also used as a matrix would have to be complete on the worker.
     let net = Net::new();
     let attr = || ParamAttr::from("tied");
     let rows = net.data("ids", [-1, 1], DType::I64);
@@ -200,7 +200,7 @@ fn what_servers_cannot_do_is_refused_by_name() {
     assert!(error.contains("another op needs all of it"), "{error}");
 }
 
-/// Counters are pulled and not pushed, gradients of click tables are sums, and shows are floats.
+/// Counters are pulled but not pushed, gradients of click tables are sums, and shows are floats.
 #[test]
 fn click_tables_are_pushed_with_shows_and_clicks() {
     let text = "downpour_table_param { table_name: \"t\" shard_num: 9 table_class: \"SSDSparseTable\" \
@@ -230,7 +230,7 @@ fn click_tables_are_pushed_with_shows_and_clicks() {
     let click = table.click.as_ref().unwrap();
     assert_eq!((table.shard_count, click.embedx_threshold), (Some(9), 4));
     assert_eq!(click.embedx_width(table.width), 8);
-    // What is not described is the program's.
+    // Settings that are not described follow from the program.
     assert!(matches!(click.embed.rule, UpdateRule::Optimizer { .. }));
     assert_eq!(click.embed.init, RowInit::Constant(0.0));
     assert!(matches!(table.rule, UpdateRule::Row(RowRule::Adam { rate: 0.5, .. })));

@@ -1,5 +1,5 @@
-//! Embeddings with sparse gradients, and tables with a rule of their own, under every strategy:
-//! ranks that share a batch train what one trains on all of it.
+//! Embeddings with sparse gradients, and tables with their own rule, with every strategy: ranks
+//! that share a batch get the same results as one rank with the whole batch.
 
 use crate::world::{STEPS, assert_close, parameters, rewritten, train};
 use fleet_nn::prelude::*;
@@ -9,7 +9,7 @@ use fleet_strategy::{
 };
 use std::collections::BTreeMap;
 
-/// Rows of a table beside numbers, through three layers.
+/// A network of three layers on rows of a table and numbers.
 fn network(net: &Net, embedding: Embedding) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
@@ -28,9 +28,9 @@ fn dense(net: &Net) -> fleet_ir::VarId {
     network(net, Embedding::new(8, 8))
 }
 
-/// What applies in a chain, the strategy, and how far roundings may lead apart.
+/// Returns strategies with the name to expect in the chain, and a tolerance for rounding.
 fn strategies() -> Vec<(&'static str, DistributedStrategy, f32)> {
-    // Statistics of a batch are those of the whole one.
+    // Statistics of a batch must be those of the whole batch.
     let plain = || DistributedStrategy::new().with_sync_batch_norm(true);
     let amp = || AmpConfig::default().with_init_loss_scaling(64.0);
     let levels = plain().with_use_hierarchical_allreduce(true);
@@ -65,7 +65,7 @@ fn optimizer(strategy: &DistributedStrategy, rows: Option<OptimizerDesc>) -> Opt
     desc
 }
 
-/// Sums that are not added up yet are lists of rows: those of gradient merge are dense.
+/// Gradient merge cannot add up sparse rows, so its network is dense.
 fn net_for(strategy: &DistributedStrategy) -> fn(&Net) -> fleet_ir::VarId {
     if strategy.gradient_merge() { dense } else { sparse }
 }
@@ -91,8 +91,8 @@ fn check(name: &str, strategy: &DistributedStrategy, tolerance: f32, rows: Optio
 #[test]
 fn ranks_share_a_table() {
     for (name, strategy, tolerance) in strategies() {
-        // LARS and LAMB take norms of a whole table, and the velocity of a row moves on ranks that
-        // have seen it: alone, fewer do.
+        // LARS and LAMB use norms of the whole table. The velocity of a row changes on ranks that
+        // have seen the row, and without communication fewer ranks have.
         let apart = strategy.localsgd() || strategy.adaptive_localsgd();
         if !strategy.lars() && !strategy.lamb() && !apart {
             check(name, &strategy, tolerance, None);
@@ -107,7 +107,7 @@ fn ranks_share_a_table_with_a_rule_of_its_own() {
     }
 }
 
-/// The ops that update, by parameter.
+/// Returns the update ops by parameter.
 fn updates(optimizer: &OptimizerDesc, strategy: &DistributedStrategy) -> BTreeMap<String, String> {
     let (programs, _) =
         rewritten(net_for(strategy), optimizer, strategy, Ranks::new(0, 2)).unwrap();
@@ -119,7 +119,7 @@ fn updates(optimizer: &OptimizerDesc, strategy: &DistributedStrategy) -> BTreeMa
         .collect()
 }
 
-/// The table keeps its rule, whatever becomes of the other one.
+/// The table keeps its own rule even if a strategy replaces the other one.
 #[test]
 fn strategies_leave_the_rule_of_rows_alone() {
     let rules = [("Lars", "lars_momentum"), ("Lamb", "lamb")];
@@ -136,7 +136,7 @@ fn strategies_leave_the_rule_of_rows_alone() {
     }
 }
 
-/// Each rule has its rate, and both schedules count every step once.
+/// Each rule has its own rate, and both schedules count every step once.
 #[test]
 fn each_rule_has_its_own_rate() {
     let halved = |rate| LrSchedule::exponential(rate, 0.5);
@@ -157,7 +157,7 @@ fn each_rule_has_its_own_rate() {
     }
 }
 
-/// What chooses parameters belongs to the whole, and a rule for tables without tables is told.
+/// A rule for tables cannot choose parameters, and such a rule without tables is reported.
 #[test]
 fn a_rule_of_rows_says_nothing_else() {
     let plain = DistributedStrategy::new();

@@ -1,4 +1,4 @@
-//! Bytes that a rank hands to its rings, counted there and not computed.
+//! Bytes that a rank passes to its rings, measured there rather than computed.
 
 use crate::world::{batch, rewritten};
 use fleet_exec::{ExecOptions, Executor, Scope};
@@ -16,7 +16,7 @@ fn network(net: &Net) -> fleet_ir::VarId {
     (x.fc(Fc::new(65_536).no_bias()).square().mean() + y.mean() * 0.0).id()
 }
 
-/// What rank 0 hands over in each step.
+/// Returns the bytes that rank 0 passes to its rings in each step.
 fn bytes_by_step(strategy: &DistributedStrategy, steps: usize) -> Vec<u64> {
     let outcomes = local::run(RANKS, |rank, world| {
         let optimizer = Momentum::new(0.1, 0.9).into();
@@ -71,7 +71,7 @@ fn dgc_sends_a_thousandth() {
     assert!(1000 * counts[3] <= 3 * counts[0]);
 }
 
-/// Nothing in steps that merge.
+/// Steps that only accumulate send nothing.
 #[test]
 fn gradient_merge_sends_once_in_k_steps() {
     let counts = bytes_by_step(&DistributedStrategy::new().use_gradient_merge(3), 6);

@@ -1,4 +1,4 @@
-//! Small networks, trained at several ranks in threads.
+//! Small networks, trained on several ranks in threads.
 
 use fleet_base::Result;
 use fleet_exec::{ExecOptions, Executor, Scope};
@@ -10,15 +10,15 @@ use fleet_tensor::Tensor;
 use fleet_testkit::local::{self, World};
 use std::collections::BTreeMap;
 
-/// Samples of the whole batch: cut evenly by 1, 2, 3 and 4.
+/// Samples of the whole batch; divisible by 1, 2, 3 and 4.
 pub const BATCH: usize = 12;
 pub const STEPS: usize = 6;
 const WIDTH: usize = 6;
 
-/// A network's program with its loss.
+/// A function that builds a network and returns its loss.
 pub type Network = fn(&Net) -> fleet_ir::VarId;
 
-/// Two layers and a tanh over numbers.
+/// A network of two layers with tanh.
 pub fn mlp(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, WIDTH as i64], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
@@ -26,7 +26,7 @@ pub fn mlp(net: &Net) -> fleet_ir::VarId {
     hidden.fc(1).mse_loss(y, Reduction::Mean).id()
 }
 
-/// Rewritten programs of one rank.
+/// Returns the rewritten programs of one rank.
 pub fn rewritten(
     network: Network,
     optimizer: &OptimizerDesc,
@@ -42,7 +42,7 @@ pub fn rewritten(
     Ok((net.build()?, plan))
 }
 
-/// The rings that a plan wants, out of a job in memory.
+/// Returns the rings of a plan, as rings in memory.
 pub fn services(world: &World, plan: &Plan, rank: usize) -> Services {
     plan.rings.iter().fold(Services::none(), |services, ring| {
         let members: Vec<usize> = ring.members().collect();
@@ -50,7 +50,7 @@ pub fn services(world: &World, plan: &Plan, rank: usize) -> Services {
     })
 }
 
-/// The batch of a step, as (x, y), the rows of one rank of `count`.
+/// Returns the batch of a step as (x, y): the rows of one rank of `count`.
 pub fn batch(step: usize, rank: usize, count: usize) -> Result<(Tensor, Tensor)> {
     let rows = BATCH / count;
     let value = |row: usize, column: usize| {
@@ -67,14 +67,14 @@ pub fn batch(step: usize, rank: usize, count: usize) -> Result<(Tensor, Tensor)>
     ))
 }
 
-/// What a rank holds after training, and what it saw on the way.
+/// The state of a rank after training, and the values fetched during training.
 pub struct Trained {
     pub kept: BTreeMap<String, Vec<f32>>,
     /// Fetched variables, by step.
     pub fetched: Vec<Vec<f32>>,
 }
 
-/// Trains at `count` ranks and gives what each holds.
+/// Trains on `count` ranks and returns the result of each.
 pub fn train(
     network: Network,
     optimizer: &OptimizerDesc,
@@ -146,7 +146,7 @@ fn numbers(tensor: &Tensor) -> Vec<f32> {
     }
 }
 
-/// Refuses two states that differ by more than `tolerance` somewhere; only what both hold counts.
+/// Fails if two states differ by more than `tolerance`; compares only variables that both have.
 pub fn assert_close(
     a: &BTreeMap<String, Vec<f32>>,
     b: &BTreeMap<String, Vec<f32>>,
@@ -166,7 +166,7 @@ pub fn assert_close(
     assert!(compared > 50, "{what}: there is something to compare");
 }
 
-/// Parameters alone.
+/// Returns only the parameters.
 pub fn parameters(kept: &BTreeMap<String, Vec<f32>>) -> BTreeMap<String, Vec<f32>> {
     let is = |name: &str| (name.ends_with(".w_0") || name.ends_with(".b_0")) && !name.contains('@');
     kept.iter().filter(|(name, _)| is(name)).map(|(n, v)| (n.clone(), v.clone())).collect()

@@ -1,4 +1,4 @@
-//! What the check says of wrong strategies, and problems of files with their places.
+//! Problems that the check finds in strategies, and positions of problems in files.
 
 use fleet_strategy::*;
 
@@ -92,7 +92,7 @@ fn lists_that_contradict() {
     );
 }
 
-/// What this version cannot do with servers is said, not swallowed.
+/// Unsupported server settings are reported.
 #[test]
 fn switches_of_servers_without_effect() {
     check(
@@ -106,7 +106,7 @@ fn switches_of_servers_without_effect() {
     );
 }
 
-/// One table a place in the strategy, one warning a setting that nothing reads.
+/// A table may be in only one list, and every setting without effect gets a warning.
 #[test]
 fn settings_that_hang_on_others() {
     check(
@@ -206,7 +206,7 @@ fn settings_without_effect() {
         "gradient_merge: true",
         &["Warning gradient_merge_configs.k_steps: gradient_merge has no effect"],
     );
-    // Groups are then the ranks of one machine.
+    // The groups are then the ranks of one machine.
     check("use_hierarchical_allreduce: true", &[]);
     check(
         "recompute: true recompute_configs { checkpoints: \"x\" checkpoint_shape: 2 }",
@@ -231,7 +231,7 @@ fn settings_without_effect() {
     check("qat_configs {}", &["Warning qat_configs: is stored, and has no effect"]);
 }
 
-/// What this version cannot do at all is said by the check already; a degree of one is no demand.
+/// The check reports unsupported settings; a degree of one requests nothing.
 #[test]
 fn what_is_not_there_yet() {
     let not_there = |path: &str| {
@@ -275,7 +275,7 @@ fn all_errors_come_at_once() {
     assert!(one.to_string().starts_with("nccl_comm_num: expected at least 1, got 0\n"));
 }
 
-/// The problems of a file, each `LINE:COLUMN SEVERITY PATH: MESSAGE`.
+/// Compares the problems of a file, each `LINE:COLUMN SEVERITY PATH: MESSAGE`.
 fn inspect(bytes: &[u8], form: StrategyForm, expected: &[&str]) {
     let found = DistributedStrategy::inspect(bytes, form).unwrap();
     let found: Vec<String> = found
@@ -317,8 +317,7 @@ fn problems_of_texts_have_places() {
     );
 }
 
-/// What an editor puts in front of UTF-8, and files that do not end where they should: one line
-/// each.
+/// Byte order marks are accepted, and truncated files give few errors.
 #[test]
 fn files_of_other_tools() {
     for (text, form) in [

@@ -1,4 +1,4 @@
-//! The guide's tables are the schema's (`FLEET_BLESS=1` writes them).
+//! The tables of the guide are generated from the schema (`FLEET_BLESS=1` writes them).
 
 use crate::schema::{default, shapes};
 use fleet_strategy::{DistributedStrategy, Field, Kind, Shape};
@@ -26,7 +26,7 @@ fn table(shape: &Shape) -> String {
     text
 }
 
-/// Lines of up to 100 columns.
+/// Wraps a text to lines of up to 100 columns.
 fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -42,7 +42,7 @@ fn wrapped(text: &str) -> String {
     lines.join("\n")
 }
 
-/// The text of a field's mark.
+/// Returns the text for a field's mark.
 fn mark(field: &Field) -> String {
     match (field.refused, field.ignored) {
         (Some(why), _) => format!(" **Refused: not there yet: {why}.**"),
@@ -51,7 +51,7 @@ fn mark(field: &Field) -> String {
     }
 }
 
-/// What holds for all fields of a message that stands in marked fields alone.
+/// Returns the mark of the field that holds a message, if only one field does.
 fn inherited(shape: &Shape) -> String {
     let all = shapes();
     let holders = all.values().flat_map(|holder| holder.fields.iter());

@@ -1,5 +1,5 @@
-//! Text, binary, JSON, TOML: what protobuf itself writes and takes (recorded with protobuf 4.25),
-//! and round trips with presence.
+//! Text, binary, JSON, TOML: comparison with protobuf (recorded with protobuf 4.25), and round
+//! trips that preserve presence.
 
 use fleet_strategy::{DistributedStrategy, StrategyForm};
 

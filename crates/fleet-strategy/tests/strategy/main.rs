@@ -1,4 +1,4 @@
-//! What a strategy promises, held to recorded facts.
+//! Tests of strategies, compared with recorded facts.
 
 mod check;
 mod docs;

@@ -1,15 +1,15 @@
-//! Properties over random strategies, made from seeds that a failure prints.
+//! Properties of random strategies. A failure prints its seed.
 
 use fleet_base::rng::Sequence;
 use fleet_strategy::{DistributedStrategy, Item, Kind, Reflect, Scalar, StrategyForm, Value};
 
-/// Strategies a property is tried on.
+/// Number of strategies for each property.
 const SEEDS: u64 = 200;
 
 fn random(seed: u64) -> DistributedStrategy {
     let mut strategy = DistributedStrategy::new();
     let mut dice = Sequence::new(seed, 0);
-    // Some are full, most are sparse.
+    // Some have all fields, most only a few.
     let one_in = [1, 2, 5, 20][dice.below(4) as usize];
     fill(&mut strategy, one_in, &mut dice);
     strategy
@@ -50,7 +50,7 @@ fn scalar(kind: Kind, dice: &mut Sequence) -> Scalar {
         }
         Kind::Uint32 => Scalar::Uint32([bits as u32, u32::MAX, 0][(bits >> 60) as usize % 3]),
         Kind::Uint64 => Scalar::Uint64([bits, u64::MAX, 0][(bits >> 60) as usize % 3]),
-        // NaN is not equal to itself, so that it has a test of its own.
+        // NaN is not equal to itself, so it has its own test.
         Kind::Float => {
             let value = f32::from_bits(bits as u32);
             Scalar::Float(if value.is_nan() { -0.0 } else { value })
@@ -72,7 +72,7 @@ fn read(bytes: &[u8], form: StrategyForm) -> DistributedStrategy {
     strategy
 }
 
-/// Values and presence, in every form.
+/// Values and presence survive a round trip in every form.
 #[test]
 fn what_is_written_is_read() {
     for seed in 0..SEEDS {
@@ -93,7 +93,8 @@ fn what_is_written_is_read() {
     }
 }
 
-/// Scalars of the second win, lists are joined, messages merge, the same in every form.
+/// The second file's scalars win, lists are concatenated, and messages merge, equally in every
+/// form.
 #[test]
 fn merging_is_the_same_in_every_form() {
     for seed in 0..SEEDS {
@@ -136,7 +137,7 @@ fn merged_rightly(first: &dyn Reflect, second: &dyn Reflect, merged: &dyn Reflec
     }
 }
 
-/// What `get` says can be `set`.
+/// Values from `get` are valid for `set`.
 #[test]
 fn what_is_got_can_be_set() {
     for seed in 0..SEEDS {
@@ -156,7 +157,7 @@ fn what_is_got_can_be_set() {
     }
 }
 
-/// Whatever a file holds, it is read or refused; what is read can be checked, shown and written.
+/// Any file is read or rejected; a strategy that was read can be checked, shown and written.
 #[test]
 fn changed_bytes_never_panic() {
     for seed in 0..SEEDS {
@@ -182,7 +183,7 @@ fn changed_bytes_never_panic() {
     }
 }
 
-/// One byte more, less or other; or a piece that means something in one of the forms.
+/// Changes, removes or inserts a byte, or inserts a token of one of the forms.
 fn change(bytes: &mut Vec<u8>, dice: &mut Sequence) {
     const PIECES: [&str; 14] =
         ["{", "}", "[", "]", "<", ">", "\"", "\\", "\n", "#", "-inf", "0x", "\\u12", "[[a]]\n"];
@@ -200,7 +201,7 @@ fn change(bytes: &mut Vec<u8>, dice: &mut Sequence) {
     }
 }
 
-/// Nesting is limited, in depth and not by the stack.
+/// Nesting is limited by a constant, not by the stack.
 #[test]
 fn deep_files_are_refused() {
     let refused = |text: String, form| {

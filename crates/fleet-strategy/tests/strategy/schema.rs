@@ -1,5 +1,5 @@
-//! Numbers, types and defaults are those recorded in `vectors/schema-2.6.2.txt`; besides them there
-//! are Fleet's own fields only.
+//! Numbers, types and defaults are those recorded in `vectors/schema-2.6.2.txt`; all other fields
+//! are Fleet's own.
 
 use fleet_strategy::{DistributedJobInfo, Field, Item, Kind, Shape};
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ const OWN: [&str; 7] = [
     "TableParameter.row_count_max",
 ];
 
-/// Every message that a job's description leads to.
+/// Returns every message that is reachable from a job's description.
 pub fn shapes() -> BTreeMap<&'static str, &'static Shape> {
     let mut found = BTreeMap::new();
     let mut open = vec![DistributedJobInfo::describe()];

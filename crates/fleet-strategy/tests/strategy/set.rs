@@ -10,7 +10,7 @@ fn set(key: &str, value: impl Into<Value>) -> (DistributedStrategy, Vec<Problem>
     (strategy, notices.into_vec())
 }
 
-/// The message of the error, which must leave the strategy as it was.
+/// Returns the error's message; the strategy must stay unchanged.
 fn refused(key: &str, value: impl Into<Value>) -> String {
     let mut strategy = DistributedStrategy::new().with_nccl_comm_num(2);
     let before = strategy.clone();
@@ -191,7 +191,7 @@ fn names_of_the_1_x_interface_say_what_they_became() {
     let drop = map([("num_iteration_per_drop_scope", 30.into())]);
     let path = "execution_strategy.num_iteration_per_drop_scope";
     check("exec_strategy", drop.clone(), path, 30.into());
-    // The documents put this one into the wrong map.
+    // The documents list this key in the wrong map.
     let (strategy, _) = set("BuildStrategy", drop);
     assert_eq!(strategy.get(path).unwrap(), 30.into());
     assert_eq!(strategy.build_strategy, None);
@@ -354,7 +354,7 @@ fn flags_come_in_and_go_out() {
     assert_eq!(wrong.to_string(), message);
 }
 
-/// `set(..)?` drops what it returns.
+/// `set(..)?` drops its result.
 #[test]
 fn notices_that_nobody_looks_at_are_printed() {
     const INSIDE: &str = "STRATEGY_NOTICES";

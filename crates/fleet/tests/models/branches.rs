@@ -108,7 +108,7 @@ fn what_a_branch_makes_is_not_fetched() {
     let feed = [("x", &x), ("side", &side)];
     let error = session.run(&feed, &[&inside]).unwrap_err().to_string();
     assert!(error.contains("'fc_1.tmp_0' cannot be fetched"), "{error}");
-    assert!(error.contains("got one that only a conditional part writes"), "{error}");
+    assert!(error.contains("got a variable that only a conditional block writes"), "{error}");
     session.run(&feed, &[&loss.name()]).unwrap();
 }
 

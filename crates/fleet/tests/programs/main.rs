@@ -21,7 +21,7 @@ use fleet::{Error, ErrorKind, ExecOptions, Executor, Result, Scope, Tensor};
 use fleet_comm::{GroupOptions, World};
 use fleet_exec::Memory;
 use fleet_net::{Abort, MemoryStore};
-use generate::Talk;
+use generate::Peers;
 use harness::guarded;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ const PROGRAMS: u64 = 150;
 
 #[test]
 fn programs_of_two_ranks_stay_in_their_memory() {
-    let describe = |seed| generate::draft_that_talks(seed, Talk::Rings(2)).describe();
+    let describe = |seed| generate::draft_with_peers(seed, Peers::Rings(2)).describe();
     harness::run_in_children("batch_over_rings", PROGRAMS, describe);
 }
 
@@ -45,7 +45,7 @@ fn batch_over_rings() {
 
 #[test]
 fn programs_of_workers_stay_in_their_memory() {
-    let describe = |seed| generate::draft_that_talks(seed, servers::TALK).describe();
+    let describe = |seed| generate::draft_with_peers(seed, servers::PEERS).describe();
     harness::run_in_children("batch_with_servers", PROGRAMS, describe);
 }
 
@@ -159,7 +159,7 @@ fn separate(threads: usize) -> ExecOptions {
 }
 
 fn over_rings(seed: u64) -> Result<bool> {
-    let draft = generate::draft_that_talks(seed, Talk::Rings(2));
+    let draft = generate::draft_with_peers(seed, Peers::Rings(2));
     let rings: Vec<RingOf> = (0..2).map(|id| (id, vec![0, 1])).collect();
     let outcomes = run_ranks(2, &rings, |rank, services| {
         let mut scope = draft.scope();

@@ -1,5 +1,6 @@
-//! A Parquet file in an object store. Its end, where files say what is where, is got when it is
-//! opened; then for each group of rows the columns that are wanted, before they are read.
+//! A Parquet file in an object store. Its footer, which describes the layout of the file, is
+//! downloaded when the file is opened. The needed columns of each row group are downloaded before
+//! they are read.
 
 use super::torn;
 use crate::object_stores::{ObjectParts, ObjectStores};
@@ -15,7 +16,7 @@ pub struct Object(Arc<Held>);
 
 struct Held {
     parts: ObjectParts,
-    /// Parts that are in memory: from where on, and what is there.
+    /// Parts that are in memory: start offset and bytes.
     held: Mutex<Vec<(u64, Bytes)>>,
 }
 
@@ -29,7 +30,7 @@ impl Object {
         Ok(object)
     }
 
-    /// Gets these parts (start and length) and forgets others.
+    /// Downloads these parts (start and length) and drops all others.
     pub fn hold(&self, parts: impl IntoIterator<Item = (u64, u64)>) -> Result<()> {
         let size = self.0.parts.size();
         let mut ranges = Vec::new();
@@ -46,7 +47,7 @@ impl Object {
         Ok(())
     }
 
-    /// What is held from a place on.
+    /// Returns the bytes in memory that start at this offset.
     fn held_from(&self, start: u64) -> Option<Bytes> {
         let held = self.0.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.iter().find_map(|(from, bytes)| {
@@ -89,5 +90,5 @@ impl ChunkReader for Object {
     }
 }
 
-/// Gets what most files say about themselves with one request.
+/// Large enough for the footers of most files, so that one request suffices.
 const TAIL_BYTES: u64 = 64 << 10;

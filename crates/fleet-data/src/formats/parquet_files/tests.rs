@@ -1,4 +1,4 @@
-//! Files written by the crate's own writer.
+//! Tests with files written by the parquet crate's writer.
 
 use super::*;
 use ::parquet::basic::Compression;
@@ -30,7 +30,7 @@ fn column<T: DataType>(
     writer.close().unwrap();
 }
 
-/// Groups of four rows; words are [1, 2], null, [null, 2^32 - 1], [].
+/// Row groups of four rows; words are [1, 2], null, [null, 2^32 - 1], [].
 fn written(codec: Compression, groups: usize) -> PathBuf {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -129,8 +129,8 @@ fn what_does_not_fit_is_named() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// Any byte of a file may be wrong, and it may end anywhere: an error or other values, never a
-/// panic.
+/// Any byte of a file may be wrong, and the file may end anywhere. The result must be an error or
+/// other values, never a panic.
 #[test]
 fn torn_files_are_errors() {
     let path = written(Compression::UNCOMPRESSED, 1);

@@ -1,7 +1,7 @@
-//! Everything a server has, in one file: what a server that is started again begins with.
+//! A snapshot file: all that a server holds, with which a restarted server begins.
 //!
-//! Numbers and lists one after the other, little-endian, rows as in a binary save, in blocks with
-//! checksums (`blocks.rs`). The file is written beside its name and gets it when it is whole.
+//! Numbers and lists follow each other, little-endian, in blocks with checksums (`blocks.rs`); rows
+//! are encoded as in a binary save. The file has a temporary name until it is complete.
 
 use super::blocks::{BlockReader, BlockWriter};
 use super::epochs::{Epoch, Epochs};
@@ -23,7 +23,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A server at one moment: small things copied, rows still to be read.
+/// State of a server at one moment: small parts are copied, rows are read later.
 pub(in crate::server) struct Image<'a> {
     barrier: BarrierImage,
     ledger: LedgerImage,
@@ -38,24 +38,24 @@ enum TableImage<'a> {
     GlobalStep(u64),
 }
 
-/// The last byte is the version, a digit.
+/// The last byte is the version, as a digit.
 const MAGIC: &[u8; 8] = b"FLEETPS5";
-/// Ends the rows of a table: no kind of record.
+/// Ends the rows of a table; no kind of record has this value.
 const ROWS_END: u8 = 255;
 
-/// What a snapshot is of.
+/// The head of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SnapshotHead {
     pub life: u64,
     pub number: u64,
-    /// The sequence number of the first record that is not in it.
+    /// Sequence number of the first record that the snapshot does not contain.
     pub first: u64,
     pub epochs: Epochs,
     pub worker_count: u64,
 }
 
 impl ServerTables {
-    /// Takes the image, while no request changes anything.
+    /// Takes the image. No request may change anything meanwhile.
     pub(super) fn image(&self) -> Image<'_> {
         let rows = |table: &SparseTable| -> f32 { table.rate_scale() };
         let tables = self.tables.iter().map(|(id, table)| {
@@ -79,7 +79,7 @@ impl ServerTables {
         Image { barrier: self.barrier.image(), ledger: self.ledger.image(), marks, tables }
     }
 
-    /// Fills empty tables from a snapshot whose head was read.
+    /// Fills empty tables from a snapshot whose head was already read.
     pub(super) fn load_image(&self, head: &SnapshotHead, input: &mut In) -> Result<()> {
         if head.worker_count != self.job.worker_count as u64 {
             return Err(Error::invalid("a snapshot is of a job with other workers")
@@ -131,7 +131,7 @@ impl ServerTables {
 }
 
 impl Image<'_> {
-    /// Writes the file; rows are read while others change them. Returns its bytes.
+    /// Writes the file, while other threads change the rows; returns its size in bytes.
     pub fn write(self, disk: &Arc<dyn Disk>, path: &Path, head: &SnapshotHead) -> Result<u64> {
         let mut out = Out(BlockWriter::new(AtomicFile::create_on(disk, path)?));
         let written = out.head(head).and_then(|()| self.write_to(&mut out));
@@ -275,14 +275,14 @@ const KINDS: [ErrorKind; 6] = [
     ErrorKind::Internal,
 ];
 
-/// The version of a snapshot that another version of Fleet wrote.
+/// Returns the version of a snapshot that another version of Fleet wrote.
 fn other_version(magic: [u8; 8]) -> Option<String> {
     let (name, version) = (&magic[..7], char::from(magic[7]));
     let is_other = *name == MAGIC[..7] && magic[7] != MAGIC[7] && version.is_ascii_digit();
     is_other.then(|| version.to_string())
 }
 
-/// What a snapshot says before its tables.
+/// The part of a snapshot before its tables.
 pub(super) struct ProgressImage {
     pub barrier: BarrierImage,
     pub ledger: LedgerImage,
@@ -293,15 +293,15 @@ pub(super) struct ProgressImage {
 pub(super) struct In(pub BlockReader);
 
 impl In {
-    /// The head of a snapshot.
+    /// Opens a snapshot and reads its head.
     pub fn open(reader: BlockReader) -> Result<(In, SnapshotHead)> {
         let there = reader.peek::<8>()?;
         let mut input = In(reader);
         let mut magic = [0; 8];
         let filled = input.fill(&mut magic);
         if let Some(version) = there.and_then(other_version) {
-            // Its blocks may be other ones. One that is whole but for its version is one of ours
-            // with a changed byte.
+            // Another version may have other blocks. If the snapshot is intact except for its
+            // version, it is one of this version with a changed byte.
             if filled.is_ok() || !input.0.is_whole_with(MAGIC) {
                 let ours = char::from(MAGIC[7]).to_string();
                 return Err(of_other_version(input.0.path(), &ours, &version));
@@ -321,7 +321,7 @@ impl In {
         Ok((input, SnapshotHead { life, number, first, epochs, worker_count }))
     }
 
-    /// What stands between the head and the tables.
+    /// Reads the part between the head and the tables.
     pub fn progress(&mut self, head: &SnapshotHead) -> Result<ProgressImage> {
         let barrier = BarrierImage {
             rounds: [self.u64()?, self.u64()?],
@@ -348,7 +348,7 @@ impl In {
         Ok(ProgressImage { barrier, ledger, marks })
     }
 
-    /// The end of the file.
+    /// Checks that the file ends here.
     pub fn end(&mut self) -> Result<()> {
         self.0.end()
     }
@@ -441,7 +441,7 @@ impl In {
     }
 }
 
-/// Numbers out of little-endian bytes.
+/// Reads numbers from little-endian bytes.
 trait FromBytes: Sized {
     fn from_bytes(bytes: &[u8]) -> Vec<Self>;
 }

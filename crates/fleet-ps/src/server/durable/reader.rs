@@ -1,4 +1,4 @@
-//! Reads a log: its good records, and what stands behind the first bad one.
+//! Reads a log: its good records, and what follows the first bad one.
 
 use super::damage::Damage;
 use super::folder::of_other_version;
@@ -16,34 +16,35 @@ use std::sync::Arc;
 
 /// A request of the log.
 pub(super) struct Record<'a> {
-    /// Where it begins in its file.
+    /// Offset in its file.
     pub offset: u64,
     pub caller: Caller,
     pub method: u8,
     pub request: &'a [u8],
 }
 
-/// What a log holds.
+/// Contents of a log.
 #[derive(Clone, Debug)]
 pub(super) struct LogScan {
     pub header: LogHeader,
     pub record_count: u64,
-    /// The sequence number behind the last good record.
+    /// Sequence number after the last good record.
     pub next: u64,
-    /// Bytes of the header and the good records, and of the file.
+    /// Length of the header and the good records, in bytes.
     pub good: u64,
+    /// Length of the file, in bytes.
     pub total: u64,
-    /// Where the records begin that the log itself does not say to have been on disk.
+    /// Offset of the first record that, by the log's own account, may not have been on disk.
     pub unsynced: u64,
-    /// It ends as one does that another log follows.
+    /// It ends with the record that announces another log.
     pub is_closed: bool,
-    /// Whole records behind the first bad one.
+    /// Whole records after the first bad one.
     pub behind: Option<Behind>,
-    /// More follows the good records than is searched: [`REST_BYTES_MAX`].
+    /// More bytes than [`REST_BYTES_MAX`] follow the good records, so they are not searched.
     pub is_too_long: bool,
 }
 
-/// Whole records behind a bad one.
+/// Whole records after a bad one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Behind {
     pub offset: u64,
@@ -52,16 +53,16 @@ pub(super) struct Behind {
     pub synced: u64,
 }
 
-/// Bytes that are searched at a time.
+/// Bytes searched at a time.
 const SEARCH_BYTES: usize = 1 << 20;
-/// Bytes behind the last good record that are searched: twice the 4 GiB of the default
-/// [`log_bytes_max`](super::Durability), where pushes are refused, and a longest record of 4 GiB,
+/// Limit on the bytes searched after the last good record. It is twice the 4 GiB of the default
+/// [`log_bytes_max`](super::Durability), where pushes are rejected, plus a longest record of 4 GiB,
 /// rounded up. A power cut loses the last seconds, which are far less.
 pub(super) const REST_BYTES_MAX: u64 = 16 << 30;
 
-/// How many zeros the bytes begin with.
+/// Returns the number of zeros at the start of `bytes`.
 pub(super) fn zeros(bytes: &[u8]) -> usize {
-    // Compared block by block, at the speed of memory.
+    // Compares whole blocks, at the speed of memory.
     const BLOCK: [u8; 4096] = [0; 4096];
     let blocks = bytes.chunks_exact(BLOCK.len()).take_while(|block| **block == BLOCK).count();
     let known = blocks * BLOCK.len();
@@ -75,12 +76,12 @@ struct Bytes<'a> {
     seed: u32,
 }
 
-/// The header of a log, or what is wrong with it.
+/// Reads the header of a log, or describes its damage.
 pub(super) fn read_header(disk: &dyn Disk, path: &Path) -> Result<Result<LogHeader, Damage>> {
     Ok(open(disk, path)?.map(|(_, header)| header))
 }
 
-/// Visits the good records of a log; damage is that of its header.
+/// Visits the good records of a log. The damage returned is that of its header.
 pub(super) fn read(
     disk: &dyn Disk,
     path: &Path,
@@ -98,7 +99,7 @@ pub(super) fn read(
     Ok(Ok(scan))
 }
 
-/// Visits the whole records behind the first bad one.
+/// Visits the whole records after the first bad one.
 pub(super) fn read_behind(
     disk: &dyn Disk,
     path: &Path,
@@ -154,7 +155,7 @@ impl Bytes<'_> {
         let mut reader = BufReader::with_capacity(1 << 20, file);
         reader.read_exact(&mut [0; LOG_HEADER_BYTES]).map_err(|error| self.failed(&error))?;
         let (mut head, mut request) = ([0; RECORD_HEADER_BYTES], Vec::new());
-        // Sequence numbers and ends of the records that may not be on disk.
+        // Sequence numbers and end offsets of records that may not be on disk.
         let mut recent: VecDeque<(u64, u64)> = VecDeque::new();
         loop {
             let left = self.total - scan.good;
@@ -194,8 +195,9 @@ impl Bytes<'_> {
         }
     }
 
-    /// Whole records behind the first bad one, whose length cannot be trusted: every byte may begin
-    /// one, but for holes and long runs of zeros. None are searched where there is too much.
+    /// Searches whole records after the first bad one, whose length cannot be trusted. A record may
+    /// begin at every byte, except in holes and long runs of zeros. If too much follows, nothing is
+    /// searched.
     fn behind(
         &self,
         scan: &LogScan,
@@ -243,7 +245,7 @@ impl Bytes<'_> {
         Ok(found)
     }
 
-    /// The whole record at an offset, if there is one.
+    /// Reads the whole record at an offset, if there is one.
     fn record_at(
         &self,
         at: u64,

@@ -1,4 +1,4 @@
-//! The start of a durable server: what its folder holds, or why it must not be served.
+//! The start of a durable server from its folder, or the reason why it must not serve.
 
 use super::aside::COPY_BYTES;
 use super::folder::{ACCEPTED, BEHIND, FINISHED, Files, JobFile, LOCK};
@@ -18,16 +18,16 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 
-/// What a server found of an earlier process's.
+/// Data that a server recovered from its earlier processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Its last snapshot, where there was one.
+    /// Number of the last snapshot, if there was one.
     pub snapshot: Option<u64>,
-    /// Requests of its logs, which were done again.
+    /// Requests replayed from the logs.
     pub request_count: u64,
-    /// Of these, the ones that were refused again, as when they were made.
+    /// Replayed requests that were rejected, as when they were made.
     pub refused_count: u64,
-    /// The end of the log, which was not written whole and is cut off.
+    /// The incomplete end of the log, which was cut off.
     pub cut: Option<Tail>,
 }
 
@@ -51,7 +51,7 @@ impl std::fmt::Display for Recovered {
 }
 
 impl ServerTables {
-    /// As [`ServerTables::durable`], on any disk.
+    /// Like [`ServerTables::durable`], on any disk.
     pub fn durable_on(
         disk: Arc<dyn Disk>,
         job: &JobTables,
@@ -74,7 +74,7 @@ impl ServerTables {
         Ok(tables)
     }
 
-    /// Fills the tables with what the folder holds, and begins a log of this process.
+    /// Fills the tables from the folder, and starts a log of this process.
     fn open(
         &self,
         disk: Arc<dyn Disk>,
@@ -100,7 +100,7 @@ impl ServerTables {
         }
         let first = walk.snapshot.as_ref().map_or(0, |(head, _)| head.number);
         for name in files.temporary.iter().cloned().chain(files.before(first)) {
-            // What stays takes room and is removed at the next start.
+            // A file that stays takes space and is removed at the next start.
             let _ = disk.remove(&path.join(name));
         }
         let (log, epoch, epochs) = begin(&disk, &path, &walk, (life, accepts_loss), &options)?;
@@ -132,12 +132,12 @@ impl ServerTables {
         })
     }
 
-    /// The life of the tables in a folder, which are of this job. A new folder gets its first log,
-    /// and then its file `job`.
+    /// Returns the life of the tables in a folder, and checks that they are of this job. A new
+    /// folder gets its first log, and then its file `job`.
     fn life_of(&self, disk: &Arc<dyn Disk>, path: &Path) -> Result<u64> {
         match JobFile::read(&**disk, path)? {
             Some(Ok(file)) if file.text.is_empty() => {
-                // An operator has accepted that it was lost.
+                // The file was lost, and an operator has accepted that.
                 JobFile { text: self.job.text(), ..file.clone() }.write(disk, path)?;
                 Ok(file.life)
             }
@@ -199,7 +199,7 @@ fn lock_folder(disk: &dyn Disk, folder: &Path) -> Result<DiskLock> {
     }
 }
 
-/// Cuts off the end of a log; its bytes are kept aside.
+/// Cuts off the end of a log, and keeps its bytes aside.
 fn cut(disk: &Arc<dyn Disk>, folder: &Path, tail: &Tail) -> Result<()> {
     let path = &tail.file;
     let failed = |action: &'static str| move |error| Error::io(action, path, &error);
@@ -212,8 +212,8 @@ fn cut(disk: &Arc<dyn Disk>, folder: &Path, tail: &Tail) -> Result<()> {
     file.sync().map_err(failed("flush"))
 }
 
-/// The log of this process: every start writes its own, so that its header says of which run of the
-/// machine its records are.
+/// Starts the log of this process. Every start writes its own, so that the header tells on which
+/// boot of the machine its records were written.
 fn begin(
     disk: &Arc<dyn Disk>,
     folder: &Path,
@@ -223,7 +223,7 @@ fn begin(
 ) -> Result<(Log, u64, super::Epochs)> {
     let mut epochs = walk.epochs.clone();
     let epoch = epochs.next_id()?;
-    // A log without records is made anew.
+    // A log without records is made again.
     let empty = walk.empty_last();
     let number = match (empty, walk.logs.last()) {
         (Some(header), _) => header.number,
@@ -246,9 +246,8 @@ fn begin(
     Ok((log, epoch, epochs))
 }
 
-/// Puts on disk what an earlier process may not have. A sync of its own may have failed, which
-/// leaves pages that are in memory, not on disk, and not written by the next sync: so they are
-/// written again.
+/// Makes sure that records of an earlier process are on disk. If its sync failed, pages may be in
+/// memory, not on disk, and skipped by the next sync. So they are written again.
 fn sync_again(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
     let path = log::path(folder, log.header.number);
     let failed = |action: &'static str| {
@@ -267,7 +266,7 @@ fn sync_again(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> 
     file.sync().map_err(failed("flush"))
 }
 
-/// Says at the end of a log that another one follows.
+/// Announces, at the end of a log, that another one follows.
 fn close(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
     if log.is_closed {
         return Ok(());

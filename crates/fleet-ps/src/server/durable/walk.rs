@@ -1,13 +1,12 @@
-//! Reads a server's folder from its last snapshot to the end of its last log, and judges what is
-//! bad.
+//! Reads a server's folder from its last snapshot to the end of its last log, and judges bad data.
 //!
-//! A server that starts and `fleet durable inspect` take the same walk with another visitor.
+//! A server that starts and `fleet durable inspect` take the same walk with different visitors.
 //!
-//! * Logs follow each other by life, number and sequence number, from that of the last snapshot on.
-//! * A bad record with whole ones behind it is damage, unless a power cut explains it: the machine
-//!   was
-//!   started since, and none of them was written when the bad one was known to be on disk.
-//! * Anything else that ends the last log is a request that was not written whole: it is cut off.
+//! * Logs follow each other by life, number and sequence number, beginning with that of the last
+//!   snapshot.
+//! * A bad record that whole ones follow is damage, unless a power cut explains it: the machine was
+//!   rebooted since, and no later record says that the bad one was on disk.
+//! * Any other end of the last log is a request that was not written whole. It is cut off.
 
 use super::blocks::BlockReader;
 use super::damage::Damage;
@@ -21,22 +20,22 @@ use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// What a walk shows.
+/// Receives what a walk reads.
 pub(super) trait Visitor {
-    /// The last snapshot; reads it to its end.
+    /// Receives the last snapshot, and reads it to its end.
     fn snapshot(&mut self, head: &SnapshotHead, input: &mut In) -> Result<()>;
-    /// A good record; its place is for errors.
+    /// Receives a good record, with its offset for errors.
     fn record(&mut self, record: &Record<'_>) -> Result<()>;
 }
 
-/// The end of the last log that was not written whole.
+/// The incomplete end of the last log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tail {
     pub file: PathBuf,
-    /// Where it begins.
+    /// Offset in the file.
     pub offset: u64,
     pub bytes: u64,
-    /// Requests in it that are whole, which only a power cut leaves behind one that is not.
+    /// Whole requests in it. Only a power cut leaves any after an incomplete one.
     pub request_count: u64,
 }
 
@@ -45,7 +44,7 @@ pub(super) struct Walk {
     pub snapshot: Option<(SnapshotHead, u64)>,
     pub logs: Vec<LogScan>,
     pub epochs: Epochs,
-    /// The sequence number behind the last good record.
+    /// Sequence number after the last good record.
     pub next: u64,
     pub tail: Option<Tail>,
     pub damage: Option<Damage>,
@@ -56,13 +55,13 @@ impl Walk {
         self.logs.iter().map(|log| log.record_count).sum()
     }
 
-    /// The log that is the last one, if it has no record.
+    /// Returns the header of the last log if the log has no record.
     pub fn empty_last(&self) -> Option<&LogHeader> {
         self.logs.last().filter(|log| log.record_count == 0).map(|log| &log.header)
     }
 }
 
-/// Where to read.
+/// The folder to read.
 pub(super) struct Place<'a> {
     pub disk: &'a dyn Disk,
     pub folder: &'a Path,
@@ -70,7 +69,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Reads what `files` lists; stops at damage, which the walk tells.
+    /// Reads the files in `files`; stops at damage, which is part of the walk.
     pub fn walk(&self, files: &Files, visitor: &mut dyn Visitor) -> Result<Walk> {
         let mut walk = Walk::default();
         let start = files.snapshots.last().copied().unwrap_or(0);
@@ -90,7 +89,7 @@ impl Place<'_> {
         Ok(walk)
     }
 
-    /// A file that must be there and is not.
+    /// Returns the damage if a required file is missing.
     fn missing(&self, files: &Files, start: u64) -> Option<Damage> {
         let what = |file: &str| format!("{file} is missing");
         if files.logs.is_empty() && files.snapshots.is_empty() {
@@ -139,7 +138,7 @@ impl Place<'_> {
         Ok(true)
     }
 
-    /// An error of a head that cannot be read is damage, unless the system gave it.
+    /// Records an unreadable head as damage; errors of the system are returned.
     fn told(&self, error: Error, path: &Path, walk: &mut Walk) -> Result<bool> {
         match error.kind() {
             fleet_base::ErrorKind::Invalid => {
@@ -151,7 +150,7 @@ impl Place<'_> {
         }
     }
 
-    /// Whether the walk goes to the next log.
+    /// Reads a log; returns whether the walk continues with the next one.
     fn read_log(
         &self,
         number: u64,
@@ -166,7 +165,8 @@ impl Place<'_> {
         };
         let expected = walk.next;
         let before = walk.logs.last();
-        // The header first: records of a log that does not fit are not visited.
+        // The header is checked first, so that the records of a log that does not fit are not
+        // visited.
         let header = match reader::read_header(self.disk, &path)? {
             Ok(header) => header,
             Err(damage) => {
@@ -201,7 +201,7 @@ impl Place<'_> {
         Ok(walk.damage.is_none())
     }
 
-    /// A log that does not begin where the one before it ends.
+    /// Judges a log that does not begin where the previous one ends.
     fn does_not_follow(
         &self,
         path: &Path,
@@ -226,7 +226,7 @@ impl Place<'_> {
             walk.damage = Some(Damage::new(earlier, before.good, what));
             return Ok(false);
         }
-        // A rotation that failed: the log before it grew, and this one stayed empty.
+        // A failed rotation: the previous log grew on, and this one stayed empty.
         let empty = reader::read(self.disk, path, &mut |_| Ok(()))?;
         let is_empty = empty.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0);
         if is_last && is_empty && !before.is_closed {
@@ -238,7 +238,7 @@ impl Place<'_> {
         Ok(false)
     }
 
-    /// What the end of the last log is.
+    /// Judges the end of the last log.
     fn judge(&self, path: &Path, scan: &LogScan) -> (Option<Tail>, Option<Damage>) {
         if scan.is_closed {
             let next = log::path(self.folder, scan.header.number + 1);

@@ -1,11 +1,11 @@
-//! `DistributeTranspiler`: the older interface to the same rewrites. It takes a list of servers and
-//! a few switches instead of a strategy, and cuts dense parameters into blocks that are dealt to
-//! servers.
+//! `DistributeTranspiler`: the older interface to the same rewrites. Instead of a strategy, it
+//! takes a list of servers and a few switches. It cuts dense parameters into blocks and assigns
+//! these to servers.
 //!
-//! Differences from the original: it is given the loss and the optimizer, not a program that has
-//! updates already; embeddings with `is_sparse` or `is_distributed` become tables of rows;
-//! gradients are cut where they are sent, so that a trainer's program needs no ops that split and
-//! join them (`send` and `recv` say in `epmap` which block goes where).
+//! Differences from the original: it takes the loss and the optimizer, not a program that already
+//! has updates. Embeddings with `is_sparse` or `is_distributed` become tables of rows. Gradients
+//! are cut where they are sent, so a trainer's program needs no ops that split and join them; the
+//! attribute `epmap` of `send` and `recv` names the server of each block.
 
 mod program;
 mod slice;
@@ -22,32 +22,32 @@ use fleet_nn::optimizer::OptimizerDesc;
 use fleet_ops::Registry;
 use fleet_tensor::Shape;
 
-/// The documented switches, at their documented defaults.
+/// The documented switches with their documented defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DistributeTranspilerConfig {
-    /// Large parameters are cut into blocks; otherwise each is on one server.
+    /// Cuts large parameters into blocks; otherwise each parameter is on one server.
     pub slice_var_up: bool,
     pub split_method: SplitMethod,
-    /// Numbers of a block at least.
+    /// Minimum number of elements in a block.
     pub min_block_size: usize,
-    /// Workers wait for each other in every step.
+    /// Makes workers wait for each other in every step.
     pub sync_mode: bool,
-    /// Without `sync_mode`: a worker waits for its own gradients, and for nobody's else.
+    /// Without `sync_mode`: a worker waits for its own gradients only.
     pub half_async: bool,
-    /// Without `sync_mode`: late gradients are corrected (DC-ASGD).
+    /// Without `sync_mode`: corrects late gradients (DC-ASGD).
     pub enable_dc_asgd: bool,
-    /// Without `sync_mode`: workers train by themselves and exchange differences.
+    /// Without `sync_mode`: workers train alone and exchange differences.
     pub geo_sgd_mode: bool,
     /// Steps between two exchanges of `geo_sgd_mode`.
     pub geo_sgd_need_push_nums: usize,
-    /// Gradients are cut while the program runs. They always are; the switch is refused with
-    /// `sync_mode`, as it was.
+    /// Cuts gradients at run time. Here this is always so, but together with `sync_mode` the switch
+    /// is rejected, as in the original.
     pub runtime_split_send_recv: bool,
-    /// `pserver`; `nccl2` and `collective` are what `Fleet::collective` does.
+    /// Must be `pserver`; `Fleet::collective` replaces `nccl2` and `collective`.
     pub mode: String,
-    /// Notes say which block is where.
+    /// Adds notes with the server of each block.
     pub print_log: bool,
-    /// Trainers wait until all servers listen; otherwise one that does not is an error at once.
+    /// Makes trainers wait until all servers listen; otherwise a server that does not is an error.
     pub wait_port: bool,
 }
 
@@ -70,17 +70,17 @@ impl Default for DistributeTranspilerConfig {
     }
 }
 
-/// Smaller blocks are messages that cost more than they carry.
+/// Smaller blocks are not worth a message.
 const MIN_BLOCK_SIZE: usize = 8192;
 
-/// Who transpiles, and for which job.
+/// The trainer to transpile for, and its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transpile<'a> {
     pub trainer_id: usize,
     /// Addresses of the servers, separated by commas.
     pub pservers: &'a str,
     pub trainers: usize,
-    /// Instead of the switch of that name.
+    /// Overrides the switch of that name.
     pub sync_mode: Option<bool>,
 }
 
@@ -90,12 +90,12 @@ impl Default for Transpile<'_> {
     }
 }
 
-/// What came of it.
+/// Result of [`DistributeTranspilerConfig::transpile`].
 #[derive(Clone, Debug)]
 pub struct Transpiled {
     pub plan: ServerPlan,
     pub place: Place,
-    /// The strategy that means the same.
+    /// The equivalent strategy.
     pub strategy: DistributedStrategy,
     pub endpoints: Vec<String>,
     optimizer: OptimizerDesc,
@@ -104,7 +104,7 @@ pub struct Transpiled {
 }
 
 impl DistributeTranspilerConfig {
-    /// The strategy that means the same.
+    /// Returns the equivalent strategy.
     fn strategy(&self, sync_mode: bool) -> Result<DistributedStrategy> {
         let refuse = |what: &str, why: &str| {
             Err(Error::invalid(format!("{what} and sync_mode do not go together")).help(why))
@@ -150,14 +150,14 @@ impl DistributeTranspilerConfig {
         if self.enable_dc_asgd {
             config.set_enable_dc_asgd(true);
         }
-        // Left open where it is on, so that FLAGS_LAUNCH_BARRIER counts.
+        // Not assigned when it is on, so that FLAGS_LAUNCH_BARRIER has an effect.
         if !self.wait_port {
             config.set_launch_barrier(false);
         }
         Ok(strategy)
     }
 
-    /// Rewrites the programs of a network into those of a trainer, and deals its parameters to
+    /// Rewrites the programs of a network into those of a trainer, and assigns its parameters to
     /// servers.
     ///
     /// ```
@@ -205,7 +205,8 @@ impl DistributeTranspilerConfig {
         Ok(Transpiled { plan, place, strategy, endpoints, optimizer, shapes })
     }
 
-    /// Cuts parameters into blocks and gives each its server; returns their shapes.
+    /// Cuts parameters into blocks and assigns each block to a server; returns the parameters'
+    /// shapes.
     fn deal(
         &self,
         programs: &Programs,
@@ -220,7 +221,8 @@ impl DistributeTranspilerConfig {
         shapes.sort_by(|a, b| a.0.cmp(&b.0));
         let mut order: Vec<usize> = (0..shapes.len()).collect();
         if !self.slice_var_up {
-            // Names alternate between large and small, and so would the servers.
+            // In name order, large and small parameters alternate, so some servers would get only
+            // large ones.
             Sequence::new(main.seed(), STREAM).shuffle(&mut order);
         }
         let mut dealt: Vec<Vec<ParamBlock>> = vec![Vec::new(); shapes.len()];
@@ -251,7 +253,7 @@ impl DistributeTranspilerConfig {
     }
 }
 
-/// The stream of random numbers that deals parameters.
+/// Random number stream for the assignment of parameters to servers.
 const STREAM: u64 = 0x7472_616E;
 
 fn endpoints(text: &str) -> Result<Vec<String>> {
@@ -268,7 +270,7 @@ fn endpoints(text: &str) -> Result<Vec<String>> {
     Ok(endpoints)
 }
 
-/// Says in `send` and `recv` which block goes where.
+/// Writes the server of each block into `send` and `recv`.
 fn name_endpoints(programs: &mut Programs, plan: &ServerPlan, endpoints: &[String]) -> Result<()> {
     let main = &mut programs.main;
     let ops: Vec<_> = main
@@ -291,7 +293,7 @@ fn name_endpoints(programs: &mut Programs, plan: &ServerPlan, endpoints: &[Strin
     Ok(())
 }
 
-/// The gradient of a block: `w@GRAD.block0` of `w.block0`.
+/// Returns the name of a block's gradient: `w@GRAD.block0` for `w.block0`.
 fn grad_name(block: &str) -> String {
     match block.rsplit_once(".block") {
         Some((name, number)) => format!("{name}@GRAD.block{number}"),
@@ -308,7 +310,7 @@ impl Transpiled {
         })
     }
 
-    /// What a server has of the dense parameters.
+    /// Returns the blocks of dense parameters on a server.
     pub fn blocks(&self, endpoint: &str) -> Result<Vec<&ParamBlock>> {
         let server = self.server(endpoint)?;
         let blocks = self.plan.tables.dense.iter().flat_map(|table| table.blocks.iter().flatten());

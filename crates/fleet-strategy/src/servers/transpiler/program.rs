@@ -1,5 +1,5 @@
-//! What a server does, as a program: a loop that receives gradients, and a block of updates for
-//! each block of parameters that it has.
+//! A server's work as a program: a loop that receives gradients, and a block of update ops for each
+//! block of parameters on the server.
 
 use super::{Transpiled, grad_name};
 use crate::servers::{DenseTable, Exchange, ParamBlock, UpdateRule};
@@ -11,25 +11,25 @@ use fleet_ops::{Emit, Registry};
 use fleet_tensor::{DType, Layout, Shape};
 
 impl Transpiled {
-    /// The program of the server at an endpoint, for people and tests: `listen_and_serv`, and what
-    /// is done to each block when its gradients are there. `Fleet::init_server` does the same on
-    /// the tables.
+    /// Returns the program of the server at an endpoint, for inspection and tests:
+    /// `listen_and_serv`, and the update of each block once its gradients have arrived.
+    /// `Fleet::init_server` does the same directly on the tables.
     pub fn get_pserver_program(&self, endpoint: &str) -> Result<Program> {
         Ok(self.get_pserver_programs(endpoint)?.main)
     }
 
-    /// What makes the server's parameters and the state of their updates; worker 0 brings the
-    /// values.
+    /// Returns the program that creates the server's parameters and optimizer state. Worker 0
+    /// uploads the values.
     pub fn get_startup_program(&self, endpoint: &str) -> Result<Program> {
         Ok(self.get_pserver_programs(endpoint)?.startup)
     }
 
-    /// Both.
+    /// Returns both programs.
     pub fn get_pserver_programs(&self, endpoint: &str) -> Result<Programs> {
         let server = self.server(endpoint)?;
         let mut programs = Programs::new();
         let mut optimizer = self.optimizer.clone();
-        // Clips and decay are in what workers send.
+        // Workers clip and decay gradients before they send them.
         (optimizer.settings.grad_clip, optimizer.settings.weight_decay) = (None, None);
         let rate = optimizer.emit_rate(&mut programs, Registry::standard())?;
         let (mut blocks, mut grads) = (Vec::new(), Vec::new());
@@ -60,7 +60,7 @@ impl Transpiled {
         Ok(programs)
     }
 
-    /// As the original counts them: 0 sync, 1 async, 2 half-async, 3 geo.
+    /// Returns the mode's number in the original: 0 sync, 1 async, 2 half-async, 3 geo.
     fn mode_number(&self) -> i64 {
         match self.plan.exchange {
             Exchange::Sync => 0,
@@ -70,7 +70,7 @@ impl Transpiled {
         }
     }
 
-    /// What is done to one block of parameters.
+    /// Adds the update of one block of parameters.
     fn update(
         &self,
         programs: &mut Programs,
@@ -129,7 +129,7 @@ impl Transpiled {
         Ok(())
     }
 
-    /// Whole rows of its parameter, or the parameter.
+    /// Returns the shape of a block: whole rows of its parameter, or the whole parameter.
     fn block_shape(&self, block: &ParamBlock) -> Result<Shape> {
         let name = block.name.rsplit_once(".block").map_or(&*block.name, |(name, _)| name);
         let of = |name: &str| self.shapes.iter().find(|(other, _)| other == name);

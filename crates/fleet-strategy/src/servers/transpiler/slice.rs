@@ -1,20 +1,19 @@
-//! How parameters are cut into blocks, and which server gets which.
+//! Slicing of parameters into blocks, and assignment of blocks to servers.
 
 use fleet_tensor::Shape;
 
-/// Who gets the next block.
+/// Method of assigning blocks to servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SplitMethod {
-    /// One server after the other.
+    /// Servers in turn.
     #[default]
     RoundRobin,
-    /// The one that a hash of the block's name says: the same for the same name, whatever else
-    /// there is.
+    /// By a hash of the block's name, so that a name always has the same server.
     HashName,
 }
 
-/// Lengths of the blocks of a parameter: as many as there are servers where each has at least
-/// `min_block_size` numbers, whole rows each.
+/// Returns the lengths of a parameter's blocks. There are as many blocks as servers, unless they
+/// would have fewer than `min_block_size` elements. Blocks consist of whole rows.
 ///
 /// ```
 /// use fleet_strategy::servers::transpiler::block_lens;
@@ -32,7 +31,7 @@ pub fn block_lens(shape: &Shape, server_count: usize, min_block_size: usize) -> 
 }
 
 impl SplitMethod {
-    /// The server of the `at`-th block that is dealt.
+    /// Returns the server of the `at`-th assigned block.
     pub(super) fn server(self, at: usize, name: &str, server_count: usize) -> usize {
         match self {
             SplitMethod::RoundRobin => at % server_count,
@@ -41,7 +40,7 @@ impl SplitMethod {
     }
 }
 
-/// FNV-1a: small, and the same everywhere.
+/// Hashes by FNV-1a, which is small and the same on every machine.
 fn hash(name: &str) -> u64 {
     name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
@@ -52,7 +51,7 @@ fn hash(name: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// What Paddle 2.6.2 cuts.
+    /// The block lengths of Paddle 2.6.2.
     #[test]
     fn recorded_sizes() {
         let check = |dims: &[i64], servers: usize, lens: &[usize]| {

@@ -1,42 +1,42 @@
-//! How one product is cut into blocks.
+//! The split of one product into blocks.
 
 use super::{Gemm, K_BLOCK};
 use crate::micro::{Isa, LINE, PANEL, TILE_ROWS};
 use std::ops::Range;
 
-/// Columns of a block of C at most.
+/// Limit on the columns of a block of C.
 const N_BLOCK: usize = 512;
 
-/// Threads that may bring the same block of B to panels, each for itself, before blocks are made
-/// narrower.
+/// Limit on the threads that pack the same block of B, each for itself. With more threads, blocks
+/// are narrower.
 const PACKED_TIMES: usize = 4;
 
-/// Blocks that an output is cut into where it is large enough: fair shares for up to a dozen
-/// threads.
+/// Target number of blocks of a large output. It gives fair shares for up to a dozen threads.
 const TASKS_WANTED: usize = 24;
 
-/// Rows below which a block of C is not cut further.
+/// Minimum number of rows in a block of C.
 const M_BLOCK_MIN: usize = 72;
 
-/// Products in a batch from which each one is a task of its own.
+/// Batch size from which each product is a separate task.
 const ITEMS_ALONE: usize = 8;
 
-/// Rows of op(A) up to which packing B costs more than it brings.
+/// Number of rows of op(A) up to which packing B costs more than it saves.
 const M_DIRECT: usize = 24;
 
-/// Rows of a stored B that are read in place: 512 of at most 512 floats are 1 MB.
+/// Limits for a stored B that is read in place: 512 rows of at most 512 floats are 1 MB.
 const K_IN_PLACE: usize = 512;
 const PITCH_IN_PLACE: usize = 512;
 
-/// Slices of K at most, where an output is too small to give [`SLICE_TASKS`] blocks of these
-/// columns.
+/// Limit on the slices of K. Slices are used if an output is too small for [`SLICE_TASKS`] blocks
+/// of [`SLICE_COLUMNS`] columns.
 const SLICES_MAX: usize = 8;
 const SLICE_TASKS: usize = 4;
 const SLICE_COLUMNS: usize = 2 * PANEL;
 
-/// Floats of a packed block of B, which streams from L2. Cores with AVX-512 have 1 to 2 MB of it
-/// (on a Xeon with 2 MB blocks of 1.5 MB were slower, 512 KB to 1 MB alike), those with AVX2 alone
-/// often 512 KB (measured on a Zen 3: 75 to 84 in place of 67 to 80 GFLOP/s).
+/// Returns the size of a packed block of B, which streams from L2, in floats. Cores with AVX-512
+/// have 1 to 2 MB of L2. On a Xeon with 2 MB, blocks of 1.5 MB were slower, and sizes from 512 KB
+/// to 1 MB made no difference. Cores with AVX2 alone often have 512 KB. There, on a Zen 3, the
+/// smaller block gave 75 to 84 GFLOP/s instead of 67 to 80.
 fn b_block(isa: Isa) -> usize {
     match isa {
         Isa::Avx512 => 3 << 16,
@@ -44,26 +44,27 @@ fn b_block(isa: Isa) -> usize {
     }
 }
 
-/// Terms and slices are a function of the shape alone: they decide how sums are rounded.
+/// The split of a product. Terms and slices depend on the shape alone, because they determine how
+/// sums are rounded.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
-    /// Rows and columns of a block of C.
+pub(super) struct GemmSplit {
+    /// Number of rows and columns in a block of C.
     pub m: usize,
     pub n: usize,
     pub m_blocks: usize,
     pub n_blocks: usize,
-    /// Terms in a block of K.
+    /// Number of terms in a block of K.
     pub k: usize,
     pub k_blocks: usize,
     pub slices: usize,
-    /// B is read where it lies.
+    /// Whether B is read in place.
     pub b_in_place: bool,
-    /// Each product of a batch is a task of its own.
+    /// Whether each product of a batch is a separate task.
     pub items_alone: bool,
 }
 
-impl Cut {
-    pub fn new(gemm: &Gemm, threads: usize) -> Cut {
+impl GemmSplit {
+    pub fn new(gemm: &Gemm, threads: usize) -> GemmSplit {
         let items_alone = gemm.batch.len() >= ITEMS_ALONE;
         let tall = !items_alone && is_tall(gemm);
         let k_blocks = gemm.k.div_ceil(if tall { K_IN_PLACE } else { K_BLOCK }).max(1);
@@ -79,7 +80,7 @@ impl Cut {
         };
         let tiles = gemm.m.div_ceil(TILE_ROWS).max(1);
         let m_tiles = tiles.div_ceil(m_blocks);
-        Cut {
+        GemmSplit {
             m: m_tiles * TILE_ROWS,
             n: panels.div_ceil(n_blocks) * PANEL,
             m_blocks: tiles.div_ceil(m_tiles),
@@ -100,12 +101,12 @@ impl Cut {
         n_block * self.n..((n_block + 1) * self.n).min(gemm.n)
     }
 
-    /// The terms of a block of K.
+    /// Returns the terms of a block of K.
     pub fn terms(&self, gemm: &Gemm, k_block: usize) -> Range<usize> {
         k_block * self.k..((k_block + 1) * self.k).min(gemm.k)
     }
 
-    /// Floats of B that a thread keeps in panels.
+    /// Returns the length of B's panels in one thread's scratch, in floats.
     pub fn b_len(&self, gemm: &Gemm) -> usize {
         match self.b_in_place {
             true if gemm.n.is_multiple_of(LINE) => 0,
@@ -125,11 +126,11 @@ fn slices(gemm: &Gemm, k_blocks: usize) -> usize {
     SLICE_TASKS.div_ceil(blocks.max(1)).min(SLICES_MAX).min(k_blocks)
 }
 
-/// Whether a product is `A^T B` of a tall B whose rows are short, lie on whole lines and do not
-/// meet in a few sets of the caches, as rows a multiple of 512 bytes apart do: bringing such a B to
-/// panels is work that a narrow output (the weight gradient of a small layer) does not earn back.
-/// Tiles of fewer columns read A more often, and win by a packed B (Zen 3: 78 in place of 58
-/// GFLOP/s).
+/// Whether a product is `A^T B` with a tall B whose rows are short, aligned to cache lines, and
+/// spread over the sets of the caches. Rows a multiple of 512 bytes apart share a few sets. A
+/// narrow output, such as the weight gradient of a small layer, does not repay the packing of such
+/// a B. Tiles of fewer columns read A more often and do gain from a packed B (Zen 3: 78 GFLOP/s
+/// instead of 58).
 fn is_tall(gemm: &Gemm) -> bool {
     let spread = |pitch: usize| pitch <= PITCH_IN_PLACE && (16..=112).contains(&(pitch % 128));
     gemm.isa == Isa::Avx512
