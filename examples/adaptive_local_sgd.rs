@@ -14,7 +14,7 @@ pub fn train(steps: u64) -> Result<()> {
     let strategy = DistributedStrategy::new().use_adaptive_localsgd(local);
     let session = digits::train(steps, Sgd::new(0.1), &strategy, digits::mlp)?;
     if let Ok(interval) = session.scope.tensor("k_steps") {
-        println!("workers met every {} steps at last", interval.item::<i64>()?);
+        println!("final interval between averages: {} steps", interval.item::<i64>()?);
     }
     Ok(())
 }

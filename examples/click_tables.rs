@@ -85,12 +85,13 @@ pub fn train(steps: u64) -> Result<()> {
         // used.
         let mode = if step == steps { SaveMode::Delta } else { SaveMode::Base };
         let saved = worker.save_persistables(&folder, mode, SaveFormat::Text)?;
-        let gone = worker.shrink(None)?;
+        let deleted = worker.shrink(None)?;
         println!(
-            "step {step}: loss {:.4}; {} rows and numbers saved ({mode:?}), {gone} of {} rows gone",
+            "step {step}: loss {:.4}; saved ({mode:?}) {} rows and numbers, deleted {deleted} of \
+             {} rows",
             out[0].item::<f32>()?,
             saved.row_count,
-            worker.table_stats("rows")?.row_count + gone,
+            worker.table_stats("rows")?.row_count + deleted,
         );
     }
     worker.stop()?;

@@ -22,7 +22,7 @@ pub fn train(steps: u64) -> Result<()> {
     right.map(drop)
 }
 
-/// Trains on the images of a folder; returns the share that is then read right.
+/// Trains on the images of a folder; returns the accuracy.
 pub fn train_on(folder: &Path, steps: u64) -> Result<f32> {
     // Random crops of slightly larger images, so that the network seldom sees the same one twice.
     let list = ImageList::folder(folder)?;
@@ -70,7 +70,7 @@ pub fn train_on(folder: &Path, steps: u64) -> Result<f32> {
         let out = session.evaluate(&batch.feeds(), &[&accuracy])?;
         right += out[0].item::<f32>()? * batch.len() as f32;
     }
-    println!("{:.1} % classified correctly", 100.0 * right / count);
+    println!("accuracy: {:.1} %", 100.0 * right / count);
     Ok(right / count)
 }
 

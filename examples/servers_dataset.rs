@@ -103,7 +103,7 @@ pub fn train_in(folder: &Path, passes: u64) -> Result<Option<f64>> {
         let ids = Tensor::from_slice(&[0i64, 3, 6, 1 << 39, 1, 2, 4, 5], [2, IDS])?;
         let click = Tensor::zeros(DType::F32, [2, 1])?;
         let found = infer.run(&[("ids", &ids), ("click", &click)], &[&probability])?;
-        println!("clicks are expected with {:?}", found[0].to_vec::<f32>()?);
+        println!("predicted click probabilities: {:?}", found[0].to_vec::<f32>()?);
         let report = infer.infer_from_dataset(&dataset, DatasetRun::new().print_period(0))?;
         println!("inference over {} records", report.records);
     }

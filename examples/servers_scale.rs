@@ -1,6 +1,7 @@
 //! Load of a large job on its parameter servers, computed from measurements of one machine and from
 //! simulated batches whose ids follow a power law:
-//! `cargo run --release --example servers_scale -- [--servers 100] [--workers 1000] [--rows 1e11] [--rate 40000] [--batch 2048] [--dim 16]`.
+//! `cargo run --release --example servers_scale`. Options, with their defaults: `--servers 100`,
+//! `--workers 1000`, `--rows 1e11`, `--rate 40000`, `--batch 2048`, `--dim 16`.
 
 use fleet::prelude::*;
 use fleet::rng::Sequence;
@@ -40,11 +41,11 @@ const SHARDS: u64 = 256;
 const SLOTS: usize = 26;
 const SMALLEST_SLOT: f64 = 4.0;
 const EXPONENT: f64 = 1.1;
-/// Number of batches drawn.
+/// Number of sampled batches.
 const BATCHES: u64 = 200;
 
-/// Averages over the batches drawn.
-pub struct Drawn {
+/// Averages over the sampled batches.
+pub struct SampledLoad {
     /// Distinct ids of a batch.
     pub ids: f64,
     /// Ids requested from the busiest server, relative to the mean server.
@@ -66,7 +67,7 @@ fn slot_sizes(rows: f64) -> Vec<f64> {
 }
 
 /// Draws batches and counts the ids requested from each server and shard.
-pub fn draw(job: &Job) -> Drawn {
+pub fn draw(job: &Job) -> SampledLoad {
     let sizes = slot_sizes(job.rows);
     let power = 1.0 - EXPONENT;
     let edges: Vec<f64> = sizes.iter().map(|size| (size + 1.0).powf(power)).collect();
@@ -94,7 +95,7 @@ pub fn draw(job: &Job) -> Drawn {
         let most = counts.iter().copied().max().unwrap_or(0) as f64;
         most * counts.len() as f64 / all.max(1) as f64
     };
-    Drawn {
+    SampledLoad {
         ids: all as f64 / BATCHES as f64,
         busiest_server: busiest(&servers),
         busiest_shard: busiest(&shards),
@@ -103,13 +104,13 @@ pub fn draw(job: &Job) -> Drawn {
 
 /// Returns the report, one fact a line.
 pub fn report(job: &Job) -> Vec<String> {
-    let drawn = draw(job);
+    let load = draw(job);
     let servers = job.servers as f64;
     let row_bytes = job.dim * 8.0 + INDEX_BYTES;
     let batches = job.rate / job.batch as f64 * job.workers;
     // A worker merges equal ids of a batch before it requests them.
-    let rows = batches * drawn.ids / servers;
-    let busy = rows * drawn.busiest_server;
+    let rows = batches * load.ids / servers;
+    let busy = rows * load.busiest_server;
     let (into, out) = (rows * (16.0 + job.dim * 4.0), rows * job.dim * 4.0);
     let requests = batches * 2.0;
     let cores = busy / PULL_ROWS_PER_CORE
@@ -118,7 +119,7 @@ pub fn report(job: &Job) -> Vec<String> {
         + requests * REQUEST_SECONDS;
     // The lock of a shard is held while its rows are read or written.
     let held = 1.0 / PULL_ROWS_PER_CORE + 1.0 / PUSH_ROWS_PER_CORE;
-    let lock = rows / SHARDS as f64 * drawn.busiest_shard * held;
+    let lock = rows / SHARDS as f64 * load.busiest_shard * held;
     let gigabits = |bytes: f64| bytes * 8.0 / 1e9;
     vec![
         format!(
@@ -126,36 +127,36 @@ pub fn report(job: &Job) -> Vec<String> {
             job.servers, job.workers, job.rate, job.rows, job.dim
         ),
         format!(
-            "a batch of {} has {:.0} different ids of {}",
+            "ids per batch of {}: {:.0} distinct of {}",
             job.batch,
-            drawn.ids,
+            load.ids,
             job.batch * SLOTS
         ),
         format!(
-            "memory: {row_bytes:.1} bytes a row, {:.1} TB, {:.0} GB a server",
+            "memory: {row_bytes:.1} bytes per row, {:.1} TB, {:.0} GB per server",
             job.rows * row_bytes / 1e12,
             job.rows * row_bytes / servers / 1e9
         ),
         format!(
-            "rows: {:.2} million/s pulled and pushed by a server, the busiest {:.2} times the mean",
+            "rows: {:.2} million/s pulled and pushed per server, the busiest {:.2} times the mean",
             rows / 1e6,
-            drawn.busiest_server
+            load.busiest_server
         ),
         format!(
-            "network of a server: {:.2} Gbit/s in, {:.2} Gbit/s out",
+            "network per server: {:.2} Gbit/s in, {:.2} Gbit/s out",
             gigabits(into),
             gigabits(out)
         ),
-        format!("requests: {requests:.0} a second and server, of {:.0} rows", drawn.ids / servers),
-        format!("cores: {cores:.1} of the busiest server"),
+        format!("requests: {requests:.0} per second and server, of {:.0} rows", load.ids / servers),
+        format!("cores: {cores:.1} on the busiest server"),
         format!(
-            "locks: the busiest of {SHARDS} shards of every server has {:.2} times the mean, and is held {:.2} % \
-             of the time",
-            drawn.busiest_shard,
+            "locks: the busiest of {SHARDS} shards per server has {:.2} times the mean, and is \
+             held {:.2} % of the time",
+            load.busiest_shard,
             lock * 100.0
         ),
         format!(
-            "log, where pushes are kept: {:.2} GB/s a server",
+            "log of durable servers: {:.2} GB/s per server",
             rows * (8.0 + job.dim * 4.0) / 1e9
         ),
     ]
@@ -173,7 +174,7 @@ fn main() -> Result<()> {
     while let Some(name) = args.next() {
         let value: Option<f64> = args.next().and_then(|text| text.parse().ok());
         let value = value.filter(|value| *value >= 1.0 && value.is_finite());
-        let wrong = || Error::invalid(format!("{name} wants a number of at least 1"));
+        let wrong = || Error::invalid(format!("invalid {name}")).expected("a number >= 1");
         let value = value.ok_or_else(wrong)?;
         match name.as_str() {
             "--servers" => job.servers = value as u64,

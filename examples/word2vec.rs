@@ -34,7 +34,7 @@ pub fn train(steps: u64) -> Result<()> {
     let table = session.scope.tensor("emb")?;
     let found = nearest(table.as_slice()?, 48, 7);
     let classes: Vec<usize> = found.iter().map(|word| word % text.config().class_count).collect();
-    println!("word 7, of class 7, lies nearest to {found:?}, of classes {classes:?}");
+    println!("nearest to word 7 of class 7: {found:?}, of classes {classes:?}");
     Ok(())
 }
 

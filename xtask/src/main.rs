@@ -1,4 +1,4 @@
-//! Chores of the repository; `cargo xtask help` lists them.
+//! Tasks of this repository; `cargo xtask help` lists them.
 
 mod bench;
 #[path = "../../crates/fleet-comm/tests/cable.rs"]
@@ -12,7 +12,7 @@ use clap::Parser;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-/// Chores of the repository
+/// Tasks of this repository
 #[derive(clap::Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Task {
@@ -158,7 +158,7 @@ fn succeeded(what: &str, status: std::io::Result<std::process::ExitStatus>) -> O
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{what} failed ({status})")),
-        Err(error) => Err(format!("{what} could not be started: {error}")),
+        Err(error) => Err(format!("cannot start {what}: {error}")),
     }
 }
 

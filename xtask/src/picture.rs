@@ -23,7 +23,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), String> {
     let (file, columns) = (&options.file, options.columns);
     let shown = options.shown.clone().unwrap_or_else(|| options.command.join(" "));
-    let (program, arguments) = options.command.split_first().ok_or("a command is missing")?;
+    let (program, arguments) = options.command.split_first().ok_or("missing command")?;
     let mut command = Command::new(program);
     command.args(arguments).env("TERM", "xterm").env_remove("NO_COLOR");
     let bytes = Terminal::start(&mut command, columns)

@@ -17,7 +17,7 @@ pub fn by_thread() -> BTreeMap<String, f64> {
 }
 
 /// Prints the CPU time since `before`, in microseconds per sample.
-pub fn print_since(who: &str, before: &BTreeMap<String, f64>, samples: usize) {
+pub fn print_since(process: &str, before: &BTreeMap<String, f64>, samples: usize) {
     let mut spent: Vec<(f64, String)> = by_thread()
         .into_iter()
         .map(|(name, now)| (now - before.get(&name).unwrap_or(&0.0), name))
@@ -29,7 +29,7 @@ pub fn print_since(who: &str, before: &BTreeMap<String, f64>, samples: usize) {
         .collect();
     let sum: f64 = spent.iter().map(|(seconds, _)| seconds).sum();
     let sum = sum * 1e6 / samples as f64;
-    eprintln!("{who}: CPU microseconds a sample {sum:.2}: {}", text.join(", "));
+    eprintln!("{process}: CPU microseconds per sample {sum:.2}: {}", text.join(", "));
 }
 
 /// Returns the CPU seconds of all threads since the process started, including those that have

@@ -51,7 +51,7 @@ fn shares(options: &Options, folder: &Path) -> Result<Vec<f64>> {
         let all: Vec<u64> = (0..FILES as u64).collect();
         images.fill(&all, &mut ready)?;
         let each = begin.elapsed().as_secs_f64() / FILES as f64;
-        eprintln!("an image takes a thread {:.2} ms alone", each * 1e3);
+        eprintln!("one thread alone: {:.2} ms per image", each * 1e3);
     }
     Ok(shares)
 }

@@ -15,8 +15,7 @@ pub fn startup(options: &Options) -> Result<()> {
         .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
     let launcher = own.with_file_name("fleetrun");
     let folder = std::env::temp_dir().join(format!("fleet-bench-launch-{}", std::process::id()));
-    std::fs::create_dir_all(&folder)
-        .map_err(|error| Error::io("make the folder", &folder, &error))?;
+    std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
     let measured = (0..warmup + steps)
         .map(|_| {
             let with = seconds(&launcher, &[CHILD], &folder)?;

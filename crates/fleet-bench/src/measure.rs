@@ -129,7 +129,7 @@ fn print_line(options: &Options, unit: &str, mut rates: Vec<f64>, memory: &str) 
 fn show_profile(mut rows: Vec<(String, usize, f64)>, ops: &[(String, f64)], runs: usize) {
     rows.sort_by(|a, b| b.2.total_cmp(&a.2));
     let total: f64 = rows.iter().map(|row| row.2).sum();
-    eprintln!("{:<40} {:>6} {:>12} {:>7}", "op", "count", "ms a step", "share");
+    eprintln!("{:<40} {:>6} {:>12} {:>7}", "op", "count", "ms per step", "share");
     for (name, count, seconds) in rows {
         eprintln!(
             "{name:<40} {count:>6} {:>12.3} {:>6.1}%",
@@ -150,8 +150,8 @@ fn show_memory(session: &mut Session, feed: &[(&str, &Tensor)]) -> Result<()> {
     let plan = executor.plan(&programs.main, scope, &metas, &[])?;
     for (what, bytes) in [
         ("temporaries, packed", plan.arena_bytes),
-        ("  live at once, at most", plan.arena_bytes_live),
-        ("  if nothing were shared", plan.arena_bytes_unshared),
+        ("  peak of live bytes", plan.arena_bytes_live),
+        ("  without sharing", plan.arena_bytes_unshared),
         ("scratch", plan.scratch_bytes),
         ("kept between steps", plan.persistable_bytes),
         ("fed", plan.feed_bytes),

@@ -63,7 +63,7 @@ fn filled(rule: Rule) -> Result<SparseTable> {
         first += count;
     }
     let rate = ROWS as f64 / begin.elapsed().as_secs_f64();
-    eprintln!("{ROWS} rows made at {:.2} M rows/s", rate / 1e6);
+    eprintln!("created {ROWS} rows at {:.2} M rows/s", rate / 1e6);
     Ok(table)
 }
 

@@ -22,7 +22,7 @@ use std::time::Instant;
 const PART_OF: &str = "FLEET_BENCH_PART_OF";
 /// Options of both sides (`bench/peers/paddle/ps_wide_deep.py` has the same), unless the
 /// environment sets others: up to 20 gradients are merged into one push, and as many are queued.
-const KNOBS: [(&str, &str); 3] = [
+const SERVER_OPTIONS: [(&str, &str); 3] = [
     ("FLAGS_communicator_max_merge_var_num", "20"),
     ("FLAGS_communicator_send_queue_size", "20"),
     ("FLAGS_communicator_send_wait_times", "20"),
@@ -46,7 +46,7 @@ struct Task {
 /// Measures the samples per second of all workers.
 pub fn run(options: &Options, workers: usize, is_async: bool) -> Result<()> {
     let task = Task { workers, is_async, work: steps };
-    launch(options, &task, "samples/s", |_| job(options, workers, &KNOBS))
+    launch(options, &task, "samples/s", |_| job(options, workers, &SERVER_OPTIONS))
 }
 
 /// Measures the speed from text files in percent of that from memory. Two workers do both
@@ -88,7 +88,7 @@ fn launch(
 }
 
 /// Runs a job; returns the sum of the numbers that its workers print.
-fn job(options: &Options, workers: usize, knobs: &[(&str, &str)]) -> Result<f64> {
+fn job(options: &Options, workers: usize, settings: &[(&str, &str)]) -> Result<f64> {
     let failed = |what: &dyn std::fmt::Display| {
         Error::unavailable(format!("a process of the job failed: {what}"))
     };
@@ -97,12 +97,12 @@ fn job(options: &Options, workers: usize, knobs: &[(&str, &str)]) -> Result<f64>
     let server = socket.local_addr().map_err(|error| failed(&error))?;
     drop(socket);
     let token = Token::generate()?;
-    let knobs = knobs.iter().filter(|(name, _)| std::env::var_os(name).is_none());
+    let settings = settings.iter().filter(|(name, _)| std::env::var_os(name).is_none());
     let start = |role: &str, port: u16, rank: usize| -> std::io::Result<Child> {
         Command::new(std::env::current_exe()?)
             .args(std::env::args().skip(1))
             .env(PART_OF, "1")
-            .envs(knobs.clone().copied())
+            .envs(settings.clone().copied())
             .env("FLEET_TOKEN", token.to_text())
             .env("TRAINING_ROLE", role)
             .env("PADDLE_PSERVERS_IP_PORT_LIST", server.to_string())
@@ -122,10 +122,10 @@ fn job(options: &Options, workers: usize, knobs: &[(&str, &str)]) -> Result<f64>
     for child in children {
         let output = child.wait_with_output().map_err(|error| failed(&error))?;
         if !output.status.success() {
-            return Err(failed(&output.status).help("run with --profile to see what it says"));
+            return Err(failed(&output.status).help("run with --profile to see its output"));
         }
-        let said = String::from_utf8_lossy(&output.stdout);
-        sum += said.trim().parse::<f64>().unwrap_or(0.0);
+        let text = String::from_utf8_lossy(&output.stdout);
+        sum += text.trim().parse::<f64>().unwrap_or(0.0);
     }
     Ok(sum)
 }
@@ -146,7 +146,7 @@ fn part(options: &Options, task: &Task) -> Result<()> {
         if options.profile {
             let (steps, warmup) = options.counts(STEPS, WARMUP);
             let samples = (task.workers * (steps + warmup) * BATCH) as f64;
-            eprintln!("server: CPU microseconds a sample {:.2}", cpu::total() * 1e6 / samples);
+            eprintln!("server: CPU microseconds per sample {:.2}", cpu::total() * 1e6 / samples);
         }
         return Ok(());
     }
@@ -157,7 +157,7 @@ fn part(options: &Options, task: &Task) -> Result<()> {
         eprintln!("{:?}", worker.stats());
         let executor = &worker.session.executor;
         for (op, count, seconds) in executor.profile().iter().take(12) {
-            eprintln!("{op:<28} {count:>5} ops {:>9.3} ms in all", seconds * 1e3);
+            eprintln!("{op:<28} {count:>5} ops {:>9.3} ms in total", seconds * 1e3);
         }
     }
     worker.stop()

@@ -30,8 +30,7 @@ pub enum Entry {
 impl Entry {
     pub fn count_filter(count: i64) -> Result<Entry> {
         u32::try_from(count).map(Entry::CountFilter).map_err(|_| {
-            Error::invalid("count_filter must be a valid integer greater or equal than 0")
-                .got(count)
+            Error::invalid("invalid count_filter").expected("an integer >= 0").got(count)
         })
     }
 
@@ -39,13 +38,13 @@ impl Entry {
         if probability > 0.0 && probability < 1.0 {
             return Ok(Entry::Probability(probability));
         }
-        Err(Error::invalid("probability must be a float in (0,1)").got(probability))
+        Err(Error::invalid("invalid probability").expected("a number in (0, 1)").got(probability))
     }
 
     pub fn show_click(show: &str, click: &str) -> Result<Entry> {
         if show.is_empty() || click.is_empty() || show.contains(':') || click.contains(':') {
-            return Err(Error::invalid("show_name click_name must be a str")
-                .expected("two names of variables, without colons")
+            return Err(Error::invalid("invalid show_name or click_name")
+                .expected("two names of variables without colons")
                 .got(format!("'{show}' and '{click}'")));
         }
         Ok(Entry::ShowClick { show: show.to_string(), click: click.to_string() })
@@ -55,7 +54,7 @@ impl Entry {
     pub fn parse(text: &str) -> Result<Entry> {
         let parts: Vec<&str> = text.split(':').collect();
         let wrong = || {
-            Error::invalid(format!("entry '{text}' is malformed")).expected(
+            Error::invalid(format!("malformed entry '{text}'")).expected(
                 "none, count_filter_entry:N, probability_entry:P or show_click_entry:SHOW:CLICK",
             )
         };
@@ -102,13 +101,10 @@ mod tests {
             let error = result.unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         };
-        check(
-            Entry::count_filter(-1),
-            "count_filter must be a valid integer greater or equal than 0",
-        );
-        check(Entry::probability(0.0), "probability must be a float in (0,1)");
-        check(Entry::probability(f32::NAN), "probability must be a float in (0,1)");
-        check(Entry::show_click("", "b"), "show_name click_name must be a str");
+        check(Entry::count_filter(-1), "invalid count_filter: expected an integer >= 0, got -1");
+        check(Entry::probability(0.0), "invalid probability: expected a number in (0, 1)");
+        check(Entry::probability(f32::NAN), "invalid probability: expected a number in (0, 1)");
+        check(Entry::show_click("", "b"), "invalid show_name or click_name");
         check(Entry::parse("count_filter_entry"), "malformed");
         check(Entry::parse("count_filter_entry:1.5"), "malformed");
     }

@@ -40,10 +40,13 @@ impl NonFinite {
         }
         let first = grads.iter().position(|value| !value.is_finite());
         match (self, first) {
-            (NonFinite::Refuse, Some(at)) => Err(Error::numeric("a push is not finite")
+            (NonFinite::Refuse, Some(at)) => Err(Error::numeric("push has non-finite values")
                 .expected("finite gradients")
                 .got(format!("{} for {} ({count} such values)", grads[at], name(at)))
-                .help("the push was refused; a_sync_configs.non_finite can be clip or count, to go on")),
+                .help(
+                    "set a_sync_configs.non_finite to clip or count to continue; the push was \
+                     rejected",
+                )),
             _ => Ok((Cow::Borrowed(grads), count)),
         }
     }

@@ -8,9 +8,13 @@ use fleet_base::{Error, Result};
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
 
+/// A GEO table of one server: rows that workers train locally, and the changes that each worker has
+/// yet to pull.
+///
 /// ```
 /// use fleet_ps::{GeoTable, Initializer, SparseConfig};
-/// let config = SparseConfig { initializer: Initializer::Constant(0.0), ..SparseConfig::plain(0, 1) };
+/// let initializer = Initializer::Constant(0.0);
+/// let config = SparseConfig { initializer, ..SparseConfig::plain(0, 1) };
 /// let table = GeoTable::new(config, 2)?;
 /// table.push(0, &[8, 9], &[0.5, 0.25])?;
 /// assert_eq!(table.pull_changed(1)?, (vec![8, 9], vec![0.5, 0.25]));
@@ -30,7 +34,7 @@ impl GeoTable {
     /// Creates an empty table. The rule of `config` is ignored: the server only adds.
     pub fn new(config: SparseConfig, worker_count: usize) -> Result<GeoTable> {
         if !(1..=WORKER_COUNT_MAX).contains(&worker_count) {
-            return Err(Error::invalid("the number of workers of a geo table is wrong")
+            return Err(Error::invalid("invalid number of workers of a GEO table")
                 .expected(format!("1 to {WORKER_COUNT_MAX}"))
                 .got(worker_count));
         }
@@ -102,7 +106,7 @@ impl GeoTable {
     fn of(&self, worker: usize) -> Result<MutexGuard<'_, HashSet<u64>>> {
         match self.changed.get(worker) {
             Some(changed) => Ok(changed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())),
-            None => Err(Error::invalid("a worker is unknown to a geo table")
+            None => Err(Error::invalid("unknown worker of a GEO table")
                 .expected(format!("a number below {}", self.changed.len()))
                 .got(worker)),
         }

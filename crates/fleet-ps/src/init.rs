@@ -43,8 +43,10 @@ impl Initializer {
     /// `fill_constant&value`. The second value returned is the seed.
     pub fn parse(text: &str) -> Result<(Initializer, u64)> {
         let wrong = || {
-            Error::invalid(format!("initializer '{text}' is malformed"))
-                .expected("uniform_random&seed&min&max, gaussian_random&seed&mean&std, truncated_gaussian_random&seed&mean&std or fill_constant&value")
+            Error::invalid(format!("malformed initializer '{text}'")).expected(
+                "uniform_random&seed&min&max, gaussian_random&seed&mean&std, \
+                 truncated_gaussian_random&seed&mean&std or fill_constant&value",
+            )
         };
         let parts: Vec<&str> = text.split('&').collect();
         let number = |at: usize| -> Result<f32> {
@@ -127,7 +129,7 @@ impl RowSeed {
     }
 
     /// Returns a random number in [0, 1) of the row that no column uses.
-    pub fn lot(self) -> f32 {
+    pub fn admission_draw(self) -> f32 {
         self.philox().unit(u64::MAX)
     }
 }

@@ -13,7 +13,7 @@ pub(crate) struct Difference<'a> {
 /// Indentation of a job's fields, and of its tables, in columns.
 const FIELD_COLUMNS: usize = 4;
 const TABLE_COLUMNS: usize = 8;
-const END: &str = "nothing more";
+const END: &str = "end of the description";
 
 /// Returns the first difference between two texts, if any.
 pub(crate) fn difference<'a>(expected: &'a str, got: &'a str) -> Option<Difference<'a>> {

@@ -30,7 +30,7 @@ pub struct Merger {
 }
 
 /// Values that a push carries for its ids besides gradients, each id once.
-pub(crate) struct Said<'a> {
+pub(crate) struct PushExtras<'a> {
     pub shows: Option<Cow<'a, [f32]>>,
     pub clicks: Option<Cow<'a, [f32]>>,
     pub slots: Option<Cow<'a, [u32]>>,
@@ -133,11 +133,11 @@ impl Merger {
     }
 
     /// Merges the counts and slots of a push of this batch. An id that repeats keeps its last slot.
-    pub(crate) fn merge_said<'a>(
+    pub(crate) fn merge_extras<'a>(
         &self,
         push: &Push<'a>,
         config: &SparseConfig,
-    ) -> Result<Said<'a>> {
+    ) -> Result<PushExtras<'a>> {
         // Each occurrence counts as a show. Only click tables and rules that divide by shows use
         // the count.
         let counted = config.accessor != Accessor::Plain || config.rule.divides_by_shows();
@@ -158,7 +158,7 @@ impl Merger {
             false => Cow::Borrowed(slots),
         });
         let clicks = push.clicks.map(|clicks| self.merged(clicks, 1)).transpose()?;
-        Ok(Said { shows, clicks, slots })
+        Ok(PushExtras { shows, clicks, slots })
     }
 
     fn expect_len(&self, what: &str, got: usize, expected: usize) -> Result<()> {

@@ -1,10 +1,10 @@
 //! Requests to a server and its answers, as bytes.
 //!
 //! ```text
-//! 0  u32 table     8  u64 number of the request, in the order of the client (changes only)
-//! 4  u32 word      16 u64 requests below this one are answered for good (changes only)
+//! 0  u32 table     8  u64 number of the request, counted by the client (changes only)
+//! 4  u32 argument  16 u64 the client has the answers to all requests below this one (changes only)
 //!                  24 u64 count of ids
-//!                  32 u64 the newest of the worker's steps whose gradients these are (0: of none)
+//!                  32 u64 newest of the worker's steps whose gradients these are (0: none)
 //!                  40 u64 steps of the worker whose gradients all servers have
 //! ```
 //!
@@ -19,7 +19,7 @@ pub(crate) const HEAD_BYTES: usize = 48;
 /// one too, so that a mismatch of versions can be reported.
 pub(crate) const COMPARE_HEAD_BYTES: usize = 32;
 
-/// The method of a request. Each method defines its use of `word`, `count` and the body.
+/// The method of a request. Each method defines its use of `argument`, `count` and the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Method {
@@ -28,9 +28,9 @@ pub(crate) enum Method {
     /// (`server/durable/epochs.rs`): life, epoch, sequence number. Answer: the server's number and
     /// life.
     Compare = 1,
-    /// word: [`PullMode`](crate::PullMode); body: ids. Answer: rows.
+    /// argument: [`PullMode`](crate::PullMode); body: ids. Answer: rows.
     PullSparse,
-    /// word: which of [`SHOWS`], [`CLICKS`], [`SLOTS`] are present; body: ids, gradients, and
+    /// argument: which of [`SHOWS`], [`CLICKS`], [`SLOTS`] are present; body: ids, gradients, and
     /// these.
     PushSparse,
     /// Answer: this server's part.
@@ -38,40 +38,41 @@ pub(crate) enum Method {
     /// count: steps that the worker has made; body: this server's part of the gradient.
     PushDense,
     SetDense,
-    /// word: bits of the scale.
+    /// argument: bits of the scale.
     SetRateScale,
     /// Body: ids, differences.
     PushGeo,
     /// Answer: a count, ids, rows.
     PullGeo,
-    /// word: steps. Answer: u64.
+    /// argument: steps. Answer: u64.
     PushSteps,
-    /// word: [`Arrival`](crate::Arrival); count: steps that the worker has made. Answer: the round.
+    /// argument: [`Arrival`](crate::Arrival); count: steps that the worker has made. Answer: the
+    /// round.
     Arrive,
-    /// word: [`Arrival`](crate::Arrival); count: the round; body: u64, longest wait in
+    /// argument: [`Arrival`](crate::Arrival); count: the round; body: u64, longest wait in
     /// milliseconds. Answer: three u32 for each missing worker: its number and its
-    /// [`Sign`](crate::server::Sign).
+    /// [`WorkerSign`](crate::server::WorkerSign).
     Wait,
     /// count: steps that the worker has made. Answer: 1 if all workers have finished or are lost.
     Finish,
     Stop,
-    /// word: days, or [`DAYS_DEFAULT`]. Answer: u64, the number of rows deleted.
+    /// argument: days, or [`DAYS_DEFAULT`]. Answer: u64, the number of rows deleted.
     Shrink,
     /// Answer: the numbers of [`TableStats`](crate::TableStats), in order.
     Stats,
     /// Body: a folder. Answer: the number of the latest save there.
     LastSave,
-    /// word: the mode, with the flags [`BINARY`] and [`ONE`] (this table alone); count: the number
-    /// of the save; body: a folder. Answer: rows, bytes.
+    /// argument: the mode, with the flags [`BINARY`] and [`ONE`] (this table alone); count: the
+    /// number of the save; body: a folder. Answer: rows, bytes.
     Save,
-    /// word: 1 if all servers have written their parts; count: the number of the save.
+    /// argument: 1 if all servers have written their parts; count: the number of the save.
     EndSave,
-    /// word: [`ONE`] for this table alone, or 0; body: a folder. Answer: the number of rows and
+    /// argument: [`ONE`] for this table alone, or 0; body: a folder. Answer: the number of rows and
     /// dense numbers.
     Load,
     /// Heartbeat of a worker; count: steps that it has made.
-    Alive,
-    /// word: [`Arrival`](crate::Arrival). Answer: the number of rounds that all workers have
+    Heartbeat,
+    /// argument: [`Arrival`](crate::Arrival). Answer: the number of rounds that all workers have
     /// completed there.
     Rounds,
     /// Answer: the number of rows deleted.
@@ -80,12 +81,12 @@ pub(crate) enum Method {
     Workers,
     /// A run begins; count: steps before it. `Head::complete` says which of the worker's steps are
     /// complete.
-    Begin,
+    BeginRun,
     /// This process takes over the worker: pushes of its earlier processes are rejected from now
     /// on. Answer: their progress (`progress.rs`).
-    TakeOver,
+    Adopt,
     /// The process resumes from that progress: the earlier steps count as its own.
-    GoOn,
+    Resume,
     /// Never sent. A server logs it when all processes of a synchronous job are new.
     NewRun,
     /// count: steps that some server has applied. Brings the server to that step.
@@ -124,23 +125,24 @@ const METHODS: [Method; 29] = [
     Method::Save,
     Method::EndSave,
     Method::Load,
-    Method::Alive,
+    Method::Heartbeat,
     Method::Rounds,
     Method::Clear,
     Method::Workers,
-    Method::Begin,
-    Method::TakeOver,
-    Method::GoOn,
+    Method::BeginRun,
+    Method::Adopt,
+    Method::Resume,
     Method::NewRun,
     Method::Settle,
 ];
 
 impl Method {
     pub fn parse(byte: u8) -> Result<Method> {
-        METHODS.iter().find(|method| **method as u8 == byte).copied().ok_or_else(|| {
-            Error::unsupported("a client asks for something that this server does not know")
-                .got(byte)
-        })
+        METHODS
+            .iter()
+            .find(|method| **method as u8 == byte)
+            .copied()
+            .ok_or_else(|| Error::unsupported("unknown method in a request").got(byte))
     }
 
     /// Returns whether a byte is a known method; cheaper than the error of [`Method::parse`].
@@ -152,7 +154,7 @@ impl Method {
     pub fn changes(self) -> bool {
         use Method as M;
         let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
-        !(reads || matches!(self, M::Stats | M::LastSave | M::Alive | M::Rounds | M::Workers))
+        !(reads || matches!(self, M::Stats | M::LastSave | M::Heartbeat | M::Rounds | M::Workers))
     }
 
     /// Returns whether it carries results of a worker's steps.
@@ -183,7 +185,7 @@ impl Method {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Head {
     pub table: u32,
-    pub word: u32,
+    pub argument: u32,
     pub seq: u64,
     pub done: u64,
     pub count: u64,
@@ -195,7 +197,7 @@ impl Head {
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         bytes[..4].copy_from_slice(&self.table.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.word.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.argument.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.seq.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.done.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
@@ -207,13 +209,13 @@ impl Head {
     /// Splits a request into its head and its body.
     pub fn decode(method: Method, request: &[u8]) -> Result<(Head, Body<'_>)> {
         let mut body = Body(request);
-        let (table, word) = (body.u32()?, body.u32()?);
+        let (table, argument) = (body.u32()?, body.u32()?);
         let (seq, done, count) = (body.u64()?, body.u64()?, body.u64()?);
         let (step, complete) = match method {
             Method::Compare => (0, 0),
             _ => (body.u64()?, body.u64()?),
         };
-        Ok((Head { table, word, seq, done, count, step, complete }, body))
+        Ok((Head { table, argument, seq, done, count, step, complete }, body))
     }
 }
 
@@ -226,7 +228,7 @@ impl<'a> Body<'a> {
         let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(width));
         let split = bytes.and_then(|bytes| self.0.split_at_checked(bytes));
         let (taken, rest) = split.ok_or_else(|| {
-            Error::invalid("a message is shorter than what it says")
+            Error::invalid("message is shorter than its header states")
                 .expected(format!("{count} x {width} more bytes"))
                 .got(self.0.len())
         })?;
@@ -286,13 +288,13 @@ impl<'a> Body<'a> {
 
     pub fn text(&mut self) -> Result<&'a str> {
         std::str::from_utf8(self.bytes()?)
-            .map_err(|_| Error::invalid("a message holds text that is not UTF-8"))
+            .map_err(|_| Error::invalid("text in a message is not UTF-8"))
     }
 
     pub fn end(&self) -> Result<()> {
         match self.0.len() {
             0 => Ok(()),
-            more => Err(Error::invalid("a message is longer than what it says")
+            more => Err(Error::invalid("message is longer than its header states")
                 .got(format!("{more} more bytes"))),
         }
     }
@@ -368,8 +370,15 @@ mod tests {
 
     #[test]
     fn messages_round_trip_wherever_they_stand_in_memory() {
-        let head =
-            Head { table: 7, word: 2, seq: 1 << 40, done: 3, count: 2, step: 9, complete: 1 << 50 };
+        let head = Head {
+            table: 7,
+            argument: 2,
+            seq: 1 << 40,
+            done: 3,
+            count: 2,
+            step: 9,
+            complete: 1 << 50,
+        };
         for shift in 0..9 {
             let mut bytes = vec![0; shift];
             bytes.extend(head.encode());

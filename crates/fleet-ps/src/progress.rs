@@ -12,19 +12,20 @@ use std::collections::BTreeMap;
 ///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, Servers, SparseConfig,
 ///     TableConfig,
 /// };
-/// let config = SparseConfig { initializer: Initializer::Constant(1.0), ..SparseConfig::plain(0, 1) };
+/// let initializer = Initializer::Constant(1.0);
+/// let config = SparseConfig { initializer, ..SparseConfig::plain(0, 1) };
 /// let tables = vec![TableConfig::Sparse(config)];
 /// let job = JobTables { server_count: 2, worker_count: 1, sync: false, tables };
 /// let servers = ServerTables::all(&job)?;
 /// let first = LocalServers::new(&servers, 0)?;
-/// first.completed(8); // what it knows of steps before
-/// first.push_sparse_of(9, 0, Push::new(&[4], &[1.0]))?; // and now it dies
+/// first.completed(8); // earlier steps are complete
+/// first.push_sparse_of(9, 0, Push::new(&[4], &[1.0]))?; // then the process dies
 ///
 /// let again = LocalServers::new(&servers, 0)?;
 /// let progress = again.take_over()?;
 /// assert_eq!(progress.complete, 8);
 /// again.go_on(&progress)?;
-/// // Server 0 has what step 9 does to row 4; server 1 lacks what it does to row 5.
+/// // Server 0 has the gradient of step 9 for row 4; server 1 lacks that for row 5.
 /// again.push_sparse_of(9, 0, Push::new(&[4, 5], &[1.0, 1.0]))?;
 /// let mut rows = [0.0; 2];
 /// again.pull_sparse(0, &[4, 5], &mut rows, PullMode::Infer)?;

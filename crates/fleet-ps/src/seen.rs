@@ -1,7 +1,7 @@
 //! The state of a job's workers, as its servers know it.
 
 use crate::message::Body;
-use crate::server::{SILENT_AFTER, Sign};
+use crate::server::{WORKER_TIMEOUT, WorkerSign};
 use fleet_base::{Error, Result};
 
 /// Presence and progress of one worker, as the servers of its job know them.
@@ -30,18 +30,18 @@ pub struct WorkerSeen {
     /// Its steps whose gradients all servers have, over all runs of the job, as last reported. A
     /// save that is made without the worker contains these.
     pub complete: u64,
-    sign: Sign,
+    sign: WorkerSign,
 }
 
 impl WorkerSeen {
     /// Returns whether the others continue without it.
     pub fn is_lost(&self) -> bool {
-        !self.has_finished && self.sign.is_lost(SILENT_AFTER)
+        !self.has_finished && self.sign.is_lost(WORKER_TIMEOUT)
     }
 
-    /// Returns why it is lost: `is gone: it closed its last connection 6.2 s before`.
+    /// Returns why it is lost: `is lost: it closed its last connection 6.2 s ago`.
     pub fn why(&self) -> String {
-        self.sign.text()
+        self.sign.loss_text()
     }
 
     /// Combines the knowledge of two servers: the highest counts, and the sign with the shortest
@@ -76,16 +76,16 @@ fn read(answer: &[u8], count: usize) -> Result<Vec<WorkerSeen>> {
     body.end()?;
     let small = |number: u64| {
         u32::try_from(number)
-            .map_err(|_| Error::internal("a server's answer is not understood").got(number))
+            .map_err(|_| Error::internal("malformed answer of a server").got(number))
     };
-    let one = |(worker, told): (usize, &[u64])| {
+    let one = |(worker, fields): (usize, &[u64])| {
         Ok(WorkerSeen {
             worker,
-            steps: told[2],
-            starts: small(told[3])? as usize,
-            has_finished: told[4] != 0,
-            complete: told[5],
-            sign: Sign::from_numbers([small(told[0])?, small(told[1])?])?,
+            steps: fields[2],
+            starts: small(fields[3])? as usize,
+            has_finished: fields[4] != 0,
+            complete: fields[5],
+            sign: WorkerSign::from_numbers([small(fields[0])?, small(fields[1])?])?,
         })
     };
     numbers.chunks_exact(NUMBERS).enumerate().map(one).collect()

@@ -85,7 +85,7 @@ impl JobTables {
     pub(crate) fn check(&self) -> Result<()> {
         for (what, count) in [("servers", self.server_count), ("workers", self.worker_count)] {
             if !(1..=COUNT_MAX).contains(&count) {
-                return Err(Error::invalid(format!("the number of {what} of a job is wrong"))
+                return Err(Error::invalid(format!("invalid number of {what} in a job"))
                     .expected(format!("1 to {COUNT_MAX}"))
                     .got(count));
             }
@@ -96,17 +96,15 @@ impl JobTables {
             options.cut.check(*len, self.server_count).map_err(place)?;
             if options.corrects_delay && self.sync {
                 return Err(place(
-                    Error::invalid("gradients of a synchronous job are never late")
-                        .help("turn the correction of delays off, or sync"),
+                    Error::invalid("delay compensation (DC-ASGD) conflicts with a synchronous job")
+                        .help("turn off delay compensation (enable_dc_asgd) or sync"),
                 ));
             }
         }
         let mut ids: Vec<u32> = self.tables.iter().map(TableConfig::table_id).collect();
         ids.sort_unstable();
         match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => {
-                Err(Error::invalid("two tables of a job have the same number").got(pair[0]))
-            }
+            Some(pair) => Err(Error::invalid("duplicate table id").got(pair[0])),
             None => Ok(()),
         }
     }

@@ -5,7 +5,7 @@
 pub struct TableStats {
     pub row_count: u64,
     /// Ids that were seen but have no row yet.
-    pub waiting_count: u64,
+    pub pending_count: u64,
     /// Weights, optimizer state and counters of the rows.
     pub payload_bytes: u64,
     /// All memory of the table: payload, index, spare capacity.
@@ -53,7 +53,7 @@ impl TableStats {
     pub(crate) fn numbers(&self) -> [u64; Self::COUNT] {
         [
             self.row_count,
-            self.waiting_count,
+            self.pending_count,
             self.payload_bytes,
             self.held_bytes,
             self.pulled,
@@ -67,12 +67,12 @@ impl TableStats {
     }
 
     pub(crate) fn from_numbers(numbers: [u64; Self::COUNT]) -> TableStats {
-        let [row_count, waiting_count, payload_bytes, held_bytes, pulled, pushed, rest @ ..] =
+        let [row_count, pending_count, payload_bytes, held_bytes, pulled, pushed, rest @ ..] =
             numbers;
         let [dropped, non_finite, deleted, staleness_sum, staleness_max] = rest;
         TableStats {
             row_count,
-            waiting_count,
+            pending_count,
             payload_bytes,
             held_bytes,
             pulled,

@@ -60,7 +60,7 @@ pub(crate) struct BarrierImage {
 impl BarrierTable {
     pub fn new(trainer_count: u32) -> Result<BarrierTable> {
         if trainer_count == 0 {
-            return Err(Error::invalid("a barrier needs trainers").expected("at least 1").got(0));
+            return Err(Error::invalid("barrier without workers").expected("at least 1").got(0));
         }
         Ok(BarrierTable { inner: Mutex::default(), changed: Condvar::new(), trainer_count })
     }
@@ -84,29 +84,29 @@ impl BarrierTable {
         Ok(round)
     }
 
-    /// Waits for the end of a round. After `patience`, fails with the missing trainers.
-    pub fn wait(&self, trainer: u32, at: Arrival, round: u64, patience: Duration) -> Result<()> {
-        let missing = self.missing_after(trainer, at, round, patience)?;
+    /// Waits for the end of a round. After `timeout`, fails with the missing trainers.
+    pub fn wait(&self, trainer: u32, at: Arrival, round: u64, timeout: Duration) -> Result<()> {
+        let missing = self.missing_after(trainer, at, round, timeout)?;
         if missing.is_empty() {
             return Ok(());
         }
-        Err(Error::unavailable("not all trainers came to a barrier")
-            .expected(format!("{} trainers within {patience:?}", self.trainer_count))
+        Err(Error::unavailable("barrier timed out")
+            .expected(format!("{} workers within {timeout:?}", self.trainer_count))
             .got(format!("{} missing: {missing:?}", missing.len())))
     }
 
-    /// Waits for up to `patience`; returns the trainers missing then, none if the round is over.
+    /// Waits for up to `timeout`; returns the trainers missing then, none if the round is over.
     pub(crate) fn missing_after(
         &self,
         trainer: u32,
         at: Arrival,
         round: u64,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Vec<u32>> {
         self.check(trainer)?;
         let (mut points, outcome) = self
             .changed
-            .wait_timeout_while(self.lock(), patience, |points| points.at(at).round <= round)
+            .wait_timeout_while(self.lock(), timeout, |points| points.at(at).round <= round)
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         if !outcome.timed_out() {
             return Ok(Vec::new());
@@ -218,7 +218,7 @@ impl BarrierTable {
         if trainer < self.trainer_count {
             return Ok(());
         }
-        Err(Error::invalid("a trainer is unknown to a barrier")
+        Err(Error::invalid("unknown worker at a barrier")
             .expected(format!("a number below {}", self.trainer_count))
             .got(trainer))
     }
@@ -280,12 +280,12 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
     /// Long enough for any machine; no test waits this long.
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// Arrives and waits.
     fn meet(table: &BarrierTable, trainer: u32, at: Arrival, last: impl FnOnce(u32)) {
         let round = table.arrive(trainer, at, last).unwrap();
-        table.wait(trainer, at, round, PATIENCE).unwrap();
+        table.wait(trainer, at, round, TIMEOUT).unwrap();
     }
 
     #[test]
@@ -318,7 +318,11 @@ mod tests {
         let error = table.wait(0, Arrival::Sent, round, brief).unwrap_err();
         assert_eq!(error.kind(), fleet_base::ErrorKind::Unavailable);
         assert!(error.to_string().contains("1 missing: [2]"), "{error}");
-        assert_eq!(table.arrive(0, Arrival::Sent, |_| ()).unwrap(), round, "said twice, here once");
+        assert_eq!(
+            table.arrive(0, Arrival::Sent, |_| ()).unwrap(),
+            round,
+            "a repeated arrival counts once"
+        );
         let mut count = 0;
         assert_eq!(table.arrive(2, Arrival::Sent, |trainers| count = trainers).unwrap(), round);
         assert_eq!(count, 2);

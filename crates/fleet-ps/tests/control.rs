@@ -49,7 +49,7 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        assert!(begun.elapsed() < Duration::from_secs(60), "timed out waiting for {what}");
         std::thread::yield_now();
     }
 }
@@ -96,7 +96,7 @@ fn health_follows_the_tables_and_the_port_ends_with_the_server() {
 
     let idle = TcpStream::connect(address).unwrap();
     drop(control);
-    assert!(TcpStream::connect(address).is_err(), "the port ends");
+    assert!(TcpStream::connect(address).is_err(), "the port is closed");
     idle.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     // A connection that was not accepted yet is reset.
     let end = (&idle).read(&mut [0; 64]);
@@ -144,7 +144,7 @@ fn statistics_are_what_was_pushed() {
         answer.workers[1].state() == WorkerState::Gone
     };
     let mut operator = operator(&controls[1], &fleet.token);
-    until("the worker's leave", || gone(operator.statistics().unwrap()).then_some(()));
+    until("the worker's end", || gone(operator.statistics().unwrap()).then_some(()));
 }
 
 /// Operators are not counted: neither at barriers nor as connected workers.
@@ -239,20 +239,20 @@ fn a_save_over_grpc_is_one_over_frames_and_so_are_loads_and_shrinking() {
         assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
     };
     let invalid = ErrorKind::Invalid;
-    check(SaveRequest { mode: 9, ..aged.clone() }, invalid, "the mode of a save is unknown");
-    check(SaveRequest { format: 9, ..aged.clone() }, invalid, "the format of a save is unknown");
+    check(SaveRequest { mode: 9, ..aged.clone() }, invalid, "unknown save mode");
+    check(SaveRequest { format: 9, ..aged.clone() }, invalid, "unknown save format");
     let nowhere = SaveRequest { folder: String::new(), ..aged.clone() };
-    check(nowhere, invalid, "the name of a folder is missing");
+    check(nowhere, invalid, "missing folder");
     let file = folder.0.join("file");
     std::fs::write(&file, "").unwrap();
     let blocked = SaveRequest { folder: file.to_str().unwrap().into(), ..aged.clone() };
-    check(blocked, invalid, "asked by an operator");
+    check(blocked, invalid, "request of an operator");
     let error = operator.shrink(ShrinkRequest { table: 99, unseen_days: None }).unwrap_err();
     assert!(error.to_string().contains("no such table"), "{error}");
     let error = operator.shrink(ShrinkRequest { table: 0, unseen_days: Some(256) }).unwrap_err();
-    assert!(error.to_string().contains("too large"), "{error}");
+    assert!(error.to_string().contains("too many unseen days"), "{error}");
     let error = crate::control::operator(&controls[1], &fleet.token).save(aged).unwrap_err();
-    assert!(error.to_string().contains("server 0 answers for all servers"), "{error}");
+    assert!(error.to_string().contains("only server 0 accepts this call"), "{error}");
 }
 
 fn list(authorization: Option<&str>, address: SocketAddr) -> Result<Vec<String>, Status> {
@@ -310,7 +310,7 @@ fn strangers_are_refused_and_logged() {
     // The credential is not valid for another server of the same job.
     let other = ControlServer::bind("127.0.0.1:0", &fleet.token, Log::silent()).unwrap();
     assert_eq!(list(Some(&shown), other.address()).unwrap_err().code(), Code::Unauthenticated);
-    assert_eq!(lines().len(), 6, "who knows the token is no stranger");
+    assert_eq!(lines().len(), 6, "clients with the token are served");
 }
 
 /// Bytes that no gRPC client would send, silent connections, and messages that are too long.
@@ -379,23 +379,23 @@ fn strangers_that_answer_pings_are_closed() {
             while let Ok(Some(_)) = stranger.message().await {}
         }
     });
-    assert!(lines().iter().any(|line| line.contains("has shown no credential")), "{:?}", lines());
+    assert!(lines().iter().any(|line| line.contains("without a credential")), "{:?}", lines());
     known.statistics().unwrap();
     let peer = |_| {
         let mut peer = operator(&control, &fleet.token);
         peer.statistics().map(|_| peer).unwrap()
     };
-    // The seats of the operators above may or may not be free again.
+    // The slots of the operators above may or may not be free again.
     let mut peers: Vec<ControlClient> = (2..64).map(peer).collect();
-    until("64 seats taken", || {
+    until("64 connections in use", || {
         peers.push(operator(&control, &fleet.token));
         peers.last_mut()?.statistics().err()
     });
     drop(peers.pop());
     let error = operator(&control, &fleet.token).statistics().unwrap_err();
-    assert!(error.to_string().contains("all 64 seats are taken"), "{error}");
+    assert!(error.to_string().contains("all 64 connections for control"), "{error}");
     drop((peers.pop(), peers.pop()));
-    until("a free seat", || operator(&control, &fleet.token).statistics().ok());
+    until("a free connection", || operator(&control, &fleet.token).statistics().ok());
 }
 
 /// A certificate of 100 years for 127.0.0.1 and fleet.test with its key, and another certificate.
@@ -431,12 +431,15 @@ fn under_tls_servers_show_a_certificate() {
     let plain = ControlClient::connect(&address, &fleet.token).and_then(|mut it| it.statistics());
     let error = plain.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains("to a server under TLS"), "{error}");
+    assert!(error.to_string().contains("for a server with TLS"), "{error}");
 
     let error = ServerTls::read(&file("nothing.pem"), &key).err().unwrap();
     assert!(error.to_string().contains("nothing.pem"), "{error}");
     let swapped = ServerTls::read(&key, &cert).unwrap();
     let error = ControlServer::bind_under("127.0.0.1:0", &token, swapped, Log::silent());
     let error = error.err().unwrap().to_string();
-    assert!(error.contains("are not understood") && error.contains("control-key.pem"), "{error}");
+    assert!(
+        error.contains("invalid certificate or key") && error.contains("control-key.pem"),
+        "{error}"
+    );
 }

@@ -98,8 +98,8 @@ fn a_worker_that_is_killed_is_named_to_the_others_of_a_synchronous_job() {
     let error = worker.arrive(Arrival::Sent).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();
-    assert!(text.contains("worker 1 is gone: it closed its last connection"), "{text}");
-    assert!(begun.elapsed() < Duration::from_secs(60), "not by patience: {text}");
+    assert!(text.contains("worker 1 is lost: it closed its last connection"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(60), "not by the timeout: {text}");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_worker_that_is_stopped_is_named_too() {
     other.signal("STOP");
     let worker = worker.with_patience(Duration::from_secs(120));
     let text = worker.arrive(Arrival::Sent).unwrap_err().to_string();
-    assert!(text.contains("worker 1 has been silent for"), "{text}");
+    assert!(text.contains("worker 1 is unresponsive: no heartbeat for"), "{text}");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn others_go_on_where_nobody_waits_for_anybody() {
     worker.push_dense(DENSE, &[2.0; 5]).unwrap();
     assert_eq!(dense(&worker), [-2.0; 5], "what it had pushed stays");
     assert_eq!(worker.rounds(Arrival::Received).unwrap(), START_ROUNDS + 1);
-    assert!(worker.finish().unwrap(), "nobody else is left");
+    assert!(worker.finish().unwrap(), "no other worker is left");
 }
 
 /// The last live worker has finished, so no worker will stop the servers.
@@ -208,17 +208,17 @@ fn who_dies_before_it_comes_to_a_server_that_was_started_again_is_gone_soon() {
         meet(&worker);
         // The barrier waits for a live worker, and logs that.
         scope.spawn(|| worker.arrive(Arrival::Received).unwrap());
-        until(&lines, "worker 0 waits for worker 1 (it gave a sign of life ");
+        until(&lines, "worker 0 waits for worker 1 (last heartbeat ");
         other.arrive(Arrival::Received).unwrap();
     });
-    until(&lines, "worker 0 goes on after ");
+    until(&lines, "worker 0 continues after ");
     drop(other);
     server.start_again();
     worker.arrive(Arrival::Received).unwrap();
     // The reason is not its silence, which takes longer.
     let why = worker.workers().unwrap()[1].why();
-    assert!(why.starts_with("is gone: it has not come since the server was started"), "{why}");
-    assert!(worker.finish().unwrap(), "nobody else is left");
+    assert!(why.starts_with("is lost: it has not reconnected since the server restarted"), "{why}");
+    assert!(worker.finish().unwrap(), "no other worker is left");
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_server_that_is_stopped_is_told_to_who_may_wait_for_it() {
     let server = Durable::start("stopped", log);
     let _worker = server.worker(0, Duration::from_secs(3));
     signal(&server.process.0, "STOP");
-    until(&lines, "no sign of life for ");
+    until(&lines, "no answer to heartbeats for ");
     signal(&server.process.0, "CONT");
-    until(&lines, " is back after ");
+    until(&lines, " is reachable again after ");
 }

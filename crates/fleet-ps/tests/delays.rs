@@ -67,5 +67,5 @@ fn what_was_read_outlives_a_server() {
 #[test]
 fn synchronous_jobs_have_nothing_to_correct() {
     let error = ServerTables::new(&JobTables { sync: true, ..job() }, 0).err().unwrap();
-    assert!(error.to_string().contains("are never late"), "{error}");
+    assert!(error.to_string().contains("conflicts with a synchronous job"), "{error}");
 }

@@ -53,7 +53,7 @@ fn a_server_that_is_started_again_has_everything() {
         for start in 0..6 {
             let server = ServerTables::durable(&job, 0, durability.clone()).unwrap();
             let second = ServerTables::durable(&job, 0, durability.clone()).map(drop).unwrap_err();
-            assert!(second.to_string().contains("another process works in"), "{second}");
+            assert!(second.to_string().contains("is in use by another process"), "{second}");
             let worker = LocalServers::new(std::slice::from_ref(&server), 0).unwrap();
             if start > 0 {
                 check(&worker, steps);
@@ -193,7 +193,7 @@ fn what_a_load_brought_survives_and_another_job_is_refused() {
     other.tables.remove(0);
     let error = ServerTables::durable(&other, 0, Durability::in_folder(&folder.0)).map(drop);
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("a server's folder is of another job"), "{error}");
+    assert!(error.contains("durable folder belongs to another job"), "{error}");
 }
 
 /// A log with a small limit: snapshots keep it short, and pushes continue.
@@ -259,7 +259,7 @@ impl Process {
         let address = lines
             .map_while(Result::ok)
             .find_map(|line| line.strip_prefix("address ").map(|address| address.parse().unwrap()));
-        (process, address.expect("the server said no address"))
+        (process, address.expect("the server printed no address"))
     }
 
     pub fn kill(&mut self) {
@@ -322,7 +322,10 @@ fn a_server_that_is_killed_and_started_again_loses_and_repeats_nothing() {
     assert_eq!(pull(&workers[0], &[1000, 5]), [total, total, 0.0, 0.0]);
     assert_eq!(crate::common::dense(&workers[1]), [-0.25 * all as f32; 5]);
     let lines = lines().join("\n");
-    assert!(lines.contains("waits for server 0") && lines.contains("is back after"), "{lines}");
+    assert!(
+        lines.contains("waits for server 0") && lines.contains("is reachable again after"),
+        "{lines}"
+    );
     workers[0].stop().unwrap();
 }
 
@@ -355,7 +358,7 @@ fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
     assert_eq!((cut.request_count, cut.cut.map(|cut| cut.request_count)), (3, Some(0)));
     *current.lock().unwrap() = server.address();
     let error = worker.push_dense(DENSE, &[0.5; 5]).unwrap_err().to_string();
-    let words = "worker 0 was acknowledged 4 requests, and 3 of them are left";
+    let words = "3 of 4 acknowledged requests of worker 0 are left";
     assert!(error.contains("lost acknowledged pushes") && error.contains(words), "{error}");
     let ended = server.run().unwrap_err().to_string();
     assert!(ended.contains(words) && ended.contains("--accept-loss"), "{ended}");

@@ -169,7 +169,7 @@ fn mistakes_are_told_and_the_server_stays_up() {
     check(
         worker.push_sparse(SPARSE, Push::new(&[5], &[0.0, f32::NAN])),
         ErrorKind::Numeric,
-        &["got NaN for id 5, column 1", "sparse table 0", "server 1, asked by worker 0"],
+        &["got NaN for id 5, column 1", "sparse table 0", "server 1, request of worker 0"],
     );
     check(worker.push_dense(9, &[0.0]), ErrorKind::Invalid, &["no such table", "got 9"]);
     let connect = |job: &JobTables, token: &Token| {
@@ -183,14 +183,14 @@ fn mistakes_are_told_and_the_server_stays_up() {
         connect(&other, &fleet.token),
         ErrorKind::Invalid,
         &[
-            "tables are not those of this server: expected dim: 2, got dim: 3",
+            "worker's tables differ from this server's: expected dim: 2, got dim: 3",
             "table 0",
             "server 0",
         ],
     );
     let swapped: Vec<_> = fleet.addresses().into_iter().rev().collect();
     let error = RemoteServers::connect(&fleet.job, 0, &swapped, &fleet.token, options());
-    check(error.map(drop), ErrorKind::Invalid, &["another number: expected 0, got 1"]);
+    check(error.map(drop), ErrorKind::Invalid, &["expected server 0, got server 1"]);
     let error = RemoteServers::connect(&fleet.job, 0, &swapped[..1], &fleet.token, options());
     check(error.map(drop), ErrorKind::Invalid, &["expected 2 addresses, got 1"]);
 }
@@ -241,11 +241,11 @@ fn senseless_requests_are_refused() {
         CallClient::connect(address, &fleet.token, hello, CallOptions::default(), &limits).unwrap()
     };
     let error = connect(&[1, 2]).call(1, &[&[0; 32]], &limits).unwrap_err();
-    assert!(error.to_string().contains("shorter than what it says"), "{error}");
+    assert!(error.to_string().contains("shorter than its header states"), "{error}");
     let error = connect(&hello).call(2, &[&[0; 48]], &limits).unwrap_err();
-    assert!(error.to_string().contains("before it has said which job"), "{error}");
+    assert!(error.to_string().contains("before the description of the job"), "{error}");
     let error = connect(&[9; 16]).call(1, &[&[0; 32]], &limits).unwrap_err();
-    assert!(error.to_string().contains("a worker is not one of the job's"), "{error}");
+    assert!(error.to_string().contains("worker number is outside the job"), "{error}");
     let old = b"messages of version 1\n";
     let length = (old.len() as u64).to_le_bytes();
     let error = connect(&hello).call(1, &[&[0; 32], &length, old], &limits).unwrap_err();
@@ -278,7 +278,7 @@ fn a_server_that_lost_its_tables_is_told_from_one_that_was_away() {
     let again =
         fleet_ps::TableServer::bind(address, tables, &fleet.token, options, Log::silent()).unwrap();
     let error = worker.push_dense(DENSE, &[1.0; 5]).unwrap_err();
-    assert!(error.to_string().contains("started again and has lost its tables"), "{error}");
+    assert!(error.to_string().contains("server restarted and lost its tables"), "{error}");
     drop(again);
     let patient = crate::common::options();
     let brief = RemoteOptions { deadline: Duration::from_millis(200), ..patient };
@@ -318,7 +318,7 @@ fn what_a_server_refuses_before_it_begins() {
         for result in [save(&outside).map(drop), worker.load(&outside).map(drop)] {
             let error = result.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-            assert!(error.to_string().contains("outside of the servers' save root"), "{error}");
+            assert!(error.to_string().contains("outside the servers' save root"), "{error}");
         }
     }
     assert!(!folder.0.join("other").exists());

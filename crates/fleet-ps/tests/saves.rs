@@ -101,7 +101,7 @@ fn one_table_is_saved_and_loaded_alone() {
     assert_eq!(start(1).load_table(DENSE, &all.0).unwrap(), 11);
     // A save that would end the save of all tables is refused, and that save stays.
     let error = old.save_table(SPARSE, &all.0, SaveMode::All, SaveFormat::Text).unwrap_err();
-    assert!(error.to_string().contains("a folder has saves of other tables"), "{error}");
+    assert!(error.to_string().contains("the folder has saves of other tables"), "{error}");
     assert!(start(2).load(&all.0).is_ok());
     let error = start(2).load(&one.0.join(SPARSE.to_string())).unwrap_err().to_string();
     assert!(error.contains("001"), "{error}");
@@ -125,7 +125,7 @@ fn a_job_goes_on_from_its_save_on_any_number_of_servers() {
             train(&new, 5);
             assert!(
                 look(&new) == look(&old),
-                "{server_count} servers, {format:?}: optimizers go on too"
+                "{server_count} servers, {format:?}: optimizers resume too"
             );
         }
     }
@@ -158,10 +158,10 @@ fn a_save_that_one_server_cannot_write_is_none() {
     assert!(error.contains("004/manifest-001.2") && error.contains("server 1"), "{error}");
     std::fs::remove_dir(&obstacle).unwrap();
     let files = std::fs::read_dir(folder.0.join("004")).unwrap().count();
-    assert_eq!(files, 2 * (3 + 1), "nothing of it is left");
+    assert_eq!(files, 2 * (3 + 1), "its files are deleted");
     let new = start(3);
     new.load(&folder.0).unwrap();
-    assert!(look(&new) == before, "the save before stands");
+    assert!(look(&new) == before, "the previous save is intact");
     // Changes that the failed delta had taken are in the next one.
     let delta = Folder::new("delta");
     let saved = old.save(&delta.0, SaveMode::Delta, SaveFormat::Binary).unwrap();
@@ -181,7 +181,7 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
         assert!(error.contains(words) && error.contains("server 0"), "{error}");
         assert_eq!(look(&new), look(&start(1)), "{words}");
     };
-    check("there is no save in");
+    check("no save in ");
     let old = start(2);
     train(&old, 0);
     old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
@@ -191,13 +191,13 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
         check(words);
         std::fs::rename(&away, &path).unwrap();
     };
-    hide("saved-001.1", "expected the parts of 2 servers in save 1, got nothing of servers [1]");
+    hide("saved-001.1", "expected the parts of 2 servers in save 1, got no parts of servers [1]");
     hide("004/part-001-00002", "004/part-001-00002");
     hide("001/manifest-000.1", "001/manifest-000.1 is missing");
     let part = folder.0.join("001/part-001");
     let bytes = std::fs::read(&part).unwrap();
     std::fs::write(&part, &bytes[1..]).unwrap();
-    check("001/part-001 is torn");
+    check("001/part-001 has the wrong size");
     std::fs::write(&part, &bytes).unwrap();
     assert!(new.load(&folder.0).is_ok());
     // The next save deletes the files that a killed server has left, and no others.

@@ -50,7 +50,7 @@ const fn scaling_vs(name: &'static str, peers: &'static [PeerScript]) -> Bench {
 }
 
 /// The exposed communication of a step: less is better.
-const fn not_hidden(name: &'static str) -> Bench {
+const fn exposed_comm(name: &'static str) -> Bench {
     Bench { name, unit: "% of a step", peers: &[], target: None }
 }
 
@@ -158,8 +158,8 @@ pub const BENCHES: &[Bench] = &[
     scaling("ddp/resnet50_side_by_side"),
     scaling("ddp/mlp_in_step"),
     scaling("ddp/resnet50_in_step"),
-    not_hidden("ddp/mlp_not_hidden"),
-    not_hidden("ddp/resnet50_not_hidden"),
+    exposed_comm("ddp/mlp_exposed_comm"),
+    exposed_comm("ddp/resnet50_exposed_comm"),
     Bench {
         name: "ddp/mlp_update_on_arrival",
         unit: "of the speed without",

@@ -25,7 +25,8 @@ pub struct Options {
     json: bool,
     #[arg(long, value_name = "N", default_value_t = 2)]
     threads: usize,
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Python with the peer's framework (torch, paddle, polars, gloo or mpi)
     #[arg(long = "peer", value_name = "FRAMEWORK=PYTHON", value_parser = peer)]
@@ -56,7 +57,7 @@ pub fn run(root: &Path, options: &Options) -> Result<(), String> {
     let chosen: Vec<&Bench> = BENCHES.iter().filter(|bench| wanted(bench.name)).collect();
     if chosen.is_empty() {
         let known: Vec<&str> = BENCHES.iter().map(|bench| bench.name).collect();
-        return Err(format!("no such benchmark: expected one of {}", known.join(", ")));
+        return Err(format!("unknown benchmark: expected one of {}", known.join(", ")));
     }
     let before = options.before.as_ref().map(|given| Before::find(root, given)).transpose()?;
     for checkout in [Some(root), before.as_ref().map(|before| &*before.root)].into_iter().flatten()
@@ -88,7 +89,7 @@ fn run_bench(
         true => match Cable::lay("fleet-bench") {
             Ok(cable) => Some(cable),
             Err(why) => {
-                eprintln!("{} is left out: no network namespaces here: {why}", bench.name);
+                eprintln!("skipped {}: no network namespaces: {why}", bench.name);
                 return Ok(());
             }
         },
@@ -122,7 +123,7 @@ fn beside_peers(place: &Place<'_>, options: &Options, bench: &Bench) -> Result<(
                     return true;
                 }
                 Err(Failure::TimedOut(why)) => {
-                    eprintln!("{}: {} is left out: {why}", bench.name, script.framework);
+                    eprintln!("{}: skipped {}: {why}", bench.name, script.framework);
                 }
                 Err(Failure::Failed(why)) => failed.push(why),
             }

@@ -31,7 +31,7 @@ pub struct Place<'a> {
 pub fn build(checkout: &Path, root: &Path, chosen: &[&Bench]) -> Result<(), String> {
     let packages =
         |kind: fn(&str) -> bool, args: &[&str]| match chosen.iter().any(|it| kind(it.name)) {
-            true => built(checkout, root, args),
+            true => build_package(checkout, root, args),
             false => Ok(()),
         };
     packages(|name| name.starts_with("launch/"), &["--package", "fleet-cli"])?;
@@ -39,12 +39,12 @@ pub fn build(checkout: &Path, root: &Path, chosen: &[&Bench]) -> Result<(), Stri
     packages(|name| !is_comm(name), &["--package", "fleet-bench"])
 }
 
-fn built(checkout: &Path, root: &Path, args: &[&str]) -> Result<(), String> {
+fn build_package(checkout: &Path, root: &Path, args: &[&str]) -> Result<(), String> {
     let mut command = cargo(checkout, root);
     let status = command.args(["build", "--release", "--quiet"]).args(args).status();
     match status.map_err(|error| format!("cannot start cargo: {error}"))?.success() {
         true => Ok(()),
-        false => Err(format!("the benchmarks of {} do not build", checkout.display())),
+        false => Err(format!("cannot build the benchmarks of {}", checkout.display())),
     }
 }
 
@@ -124,9 +124,9 @@ fn output_within(command: &mut Command, timeout: Duration) -> std::io::Result<Op
     if let Ok(output) = ended.recv_timeout(timeout) {
         return output.map(Some);
     }
-    let family = family(id);
+    let processes = process_tree(id);
     for signal in [Signal::TERM, Signal::KILL] {
-        for member in family.iter().filter_map(|id| Pid::from_raw(*id)) {
+        for member in processes.iter().filter_map(|id| Pid::from_raw(*id)) {
             // It may have ended just now.
             let _ = kill_process(member, signal);
         }
@@ -138,11 +138,12 @@ fn output_within(command: &mut Command, timeout: Duration) -> std::io::Result<Op
 }
 
 /// Returns a process and its descendants (Linux; elsewhere the process alone).
-fn family(id: i32) -> Vec<i32> {
+fn process_tree(id: i32) -> Vec<i32> {
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
     let children = children.unwrap_or_default();
-    let grown = children.split_whitespace().filter_map(|child| child.parse().ok()).flat_map(family);
-    [id].into_iter().chain(grown).collect()
+    let descendants =
+        children.split_whitespace().filter_map(|child| child.parse().ok()).flat_map(process_tree);
+    [id].into_iter().chain(descendants).collect()
 }
 
 /// Returns the last line of the output that is JSON.

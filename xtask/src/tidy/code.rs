@@ -36,7 +36,7 @@ const COMPARISONS: [&str; 4] = ["contains", "starts_with", "ends_with", "eq"];
 pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) -> Result<(), String> {
     let ops = op_names(files);
     if ops.len() < 100 {
-        return Err(format!("found {} names of ops in fleet-ops: expected over 100", ops.len()));
+        return Err(format!("found {} op names in fleet-ops: expected over 100", ops.len()));
     }
     for file in files {
         let (Some(tree), Some(krate)) = (&file.tree, file.product_crate()) else { continue };
@@ -98,7 +98,10 @@ impl Rules<'_> {
     }
 
     fn ident(&mut self, ident: &proc_macro2::Ident, rest: &[TokenTree]) {
-        let is_punct = |index: usize, wanted: char| matches!(rest.get(index), Some(TokenTree::Punct(found)) if found.as_char() == wanted);
+        let is_punct = |index: usize, wanted: char| {
+            let token = rest.get(index);
+            matches!(token, Some(TokenTree::Punct(found)) if found.as_char() == wanted)
+        };
         let member = match rest.get(2) {
             Some(TokenTree::Ident(member)) if is_punct(0, ':') && is_punct(1, ':') => {
                 Some(member.to_string())
@@ -108,7 +111,7 @@ impl Rules<'_> {
         let name = ident.to_string();
         match (name.as_str(), member.as_deref()) {
             ("unsafe", _) if !self.is_in(&UNSAFE) => {
-                self.add("unsafe", ident.span(), "unsafe outside of its crates".to_string());
+                self.add("unsafe", ident.span(), "unsafe code outside its crates".to_string());
             }
             ("env", Some(member)) if !self.is_in(&ENVIRONMENT) => {
                 self.add("environment", ident.span(), format!("env::{member}"));
@@ -149,7 +152,11 @@ impl<'ast> Visit<'ast> for Rules<'_> {
 
     fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
         if COMPARISONS.contains(&call.method.to_string().as_str()) && is_message(&call.receiver) {
-            self.add("message", call.method.span(), "a decision by an error's text".to_string());
+            self.add(
+                "message",
+                call.method.span(),
+                "decision based on an error's text".to_string(),
+            );
         }
         visit::visit_expr_method_call(self, call);
     }
@@ -157,7 +164,7 @@ impl<'ast> Visit<'ast> for Rules<'_> {
     fn visit_expr_binary(&mut self, binary: &'ast syn::ExprBinary) {
         let is_comparison = matches!(binary.op, syn::BinOp::Eq(_) | syn::BinOp::Ne(_));
         if is_comparison && (is_message(&binary.left) || is_message(&binary.right)) {
-            self.add("message", binary.span(), "a decision by an error's text".to_string());
+            self.add("message", binary.span(), "decision based on an error's text".to_string());
         }
         visit::visit_expr_binary(self, binary);
     }

@@ -26,14 +26,12 @@ pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
         let Ok(text) = std::fs::read_to_string(&manifest) else { continue };
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(own) = rank(&name) else {
-            errors.push(format!("crate {name} is in no layer: add it to xtask/src/tidy/layers.rs"));
+            errors.push(format!("crate {name} has no layer: add it to xtask/src/tidy/layers.rs"));
             continue;
         };
         for dependency in normal_dependencies(&text) {
             if rank(&dependency).is_some_and(|other| other >= own) {
-                errors.push(format!(
-                    "{name} may not depend on {dependency}: it is in a higher layer"
-                ));
+                errors.push(format!("{name} depends on {dependency}, which is in a higher layer"));
             }
         }
     }

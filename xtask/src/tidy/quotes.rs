@@ -17,8 +17,8 @@ pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
             if !examples.iter().any(quoted) {
                 let first = code.first().copied().unwrap_or_default();
                 errors.push(format!(
-                    "{name}: the Rust block that begins with '{first}' is in no file of examples/, \
-                     so nothing compiles it"
+                    "{name}: Rust block that begins with '{first}' is in no file of examples/, \
+                     so it is not compiled"
                 ));
             }
         }

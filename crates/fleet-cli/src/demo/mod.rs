@@ -304,8 +304,8 @@ fn header(name: &str, demo: &Demo, fleet: &Fleet, session: &Session) -> String {
     match workers {
         1 => format!("{name}: {parameters} parameters, batches of {batch}, {threads}"),
         _ => format!(
-            "{name}: {parameters} parameters, batches of {batch}: {} per worker for {workers} workers, \
-             {threads} per worker",
+            "{name}: {parameters} parameters, batches of {batch}: {} per worker for {workers} \
+             workers, {threads} per worker",
             batch / workers
         ),
     }

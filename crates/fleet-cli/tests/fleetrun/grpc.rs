@@ -82,7 +82,7 @@ mod with_the_feature {
         assert!(
             place.path("saved/saved-000.1").exists() && place.path("saved/saved-001.1").exists()
         );
-        ask(&format!("save {} there", at[1])).check(1, &["server 0 answers for all servers"]);
+        ask(&format!("save {} there", at[1])).check(1, &["only server 0 accepts this call"]);
         ask(&format!("shrink {} 99", at[0])).check(1, &["no such table"]);
         let said = ask(&format!("credential {} --seconds 5", at[0]));
         said.check(0, &[]);
@@ -92,7 +92,7 @@ mod with_the_feature {
         let line = format!("ps stat {} --token-file other.token", at[0]);
         fleet(&place, &line).check(1, &["not of this job and this server"]);
         fleet(&place, &format!("ps stat {}", at[0])).check(1, &["no job secret given"]);
-        assert!(place.read("log/serverlog.0").contains("was refused control over gRPC"));
+        assert!(place.read("log/serverlog.0").contains("rejected control over gRPC from"));
 
         // A killed server loses its port, and binds another one when it is restarted.
         let folder = place.folder.canonicalize().unwrap();

@@ -52,7 +52,7 @@ fn run(dies: &str, flags: &str, code: i32) -> [String; 2] {
     // Workers wait up to ten minutes for each other to join.
     assert!(
         begun.elapsed() < Duration::from_secs(120),
-        "{dies}: nobody waits for who does not come"
+        "{dies}: the others do not wait for a lost worker"
     );
     [0, 1].map(|worker| place.read(&format!("log/workerlog.{worker}")))
 }

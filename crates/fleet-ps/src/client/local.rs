@@ -14,7 +14,8 @@ use std::sync::Arc;
 ///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, Servers, SparseConfig,
 ///     TableConfig,
 /// };
-/// let sparse = SparseConfig { initializer: Initializer::Constant(1.0), ..SparseConfig::plain(0, 2) };
+/// let initializer = Initializer::Constant(1.0);
+/// let sparse = SparseConfig { initializer, ..SparseConfig::plain(0, 2) };
 /// let tables = vec![TableConfig::Sparse(sparse)];
 /// let job = JobTables { server_count: 3, worker_count: 1, sync: false, tables };
 /// let servers = ServerTables::all(&job)?;
@@ -37,13 +38,13 @@ impl Client<Local> {
     /// Creates worker `worker` of the job whose servers these are ([`ServerTables::all`]).
     pub fn new(servers: &[Arc<ServerTables>], worker: usize) -> Result<LocalServers> {
         let Some(first) = servers.first() else {
-            return Err(Error::invalid("a worker needs servers").expected("at least 1").got(0));
+            return Err(Error::invalid("worker has no servers").expected("at least 1").got(0));
         };
         let job = first.job();
         let right = servers.iter().enumerate().all(|(at, s)| s.server() == at && s.job() == job);
         if !right || servers.len() != job.server_count {
-            return Err(Error::invalid("the servers of a worker are not those of one job")
-                .expected(format!("{} servers of one job in their order", job.server_count))
+            return Err(Error::invalid("invalid list of servers")
+                .expected(format!("{} servers of one job, in order", job.server_count))
                 .got(format!("{} servers", servers.len())));
         }
         let client = fleet_net::random_number()?;

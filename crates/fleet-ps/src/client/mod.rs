@@ -3,7 +3,7 @@
 //!
 //! [`Client`] is the same wherever the servers are; a [`Transport`] delivers its requests.
 
-mod alive;
+mod heartbeats;
 pub(crate) mod local;
 #[cfg(test)]
 mod lossy;
@@ -19,7 +19,7 @@ pub use remote::{IsOver, RemoteOptions, RemoteServers};
 use crate::message::{
     BINARY, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, copy_f32s,
 };
-use crate::server::{Caller, OPERATOR, SILENT_AFTER};
+use crate::server::{Caller, OPERATOR, WORKER_TIMEOUT};
 use crate::{
     Arrival, DenseCut, JobTables, Progress, PullMode, Push, SaveFormat, SaveMode, Saved, Servers,
     SparseConfig, TableConfig, TableStats, WorkerSeen, progress, seen,
@@ -43,10 +43,10 @@ pub trait Transport: Send + Sync {
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>>;
 
     /// Takes back used answers, whose memory later answers reuse.
-    fn give_back(&self, _answers: Vec<Vec<u8>>) {}
+    fn recycle(&self, _answers: Vec<Vec<u8>>) {}
 
     /// Writes a line to this worker's log.
-    fn say(&self, _line: &str) {}
+    fn log_line(&self, _line: &str) {}
 
     /// Fails if waits for other workers must end.
     fn check(&self) -> Result<()> {
@@ -67,7 +67,7 @@ pub struct Client<T> {
     job: JobTables,
     worker: usize,
     /// Longest wait of a barrier for the other workers.
-    patience: Duration,
+    barrier_timeout: Duration,
     /// Silence after which a worker is lost.
     silent_after: Duration,
     transport: T,
@@ -89,9 +89,9 @@ struct Numbers {
 }
 
 /// Default of the longest wait of a barrier: the documented deadline of a request.
-pub(crate) const PATIENCE_DEFAULT: Duration = Duration::from_secs(180);
+pub(crate) const DEADLINE_DEFAULT: Duration = Duration::from_secs(180);
 /// A barrier that takes longer is logged.
-const WAIT_SAID_AFTER: Duration = Duration::from_secs(3);
+const BARRIER_LOG_AFTER: Duration = Duration::from_secs(3);
 /// All kinds of tables.
 const KINDS: [&str; 4] = ["sparse", "geo", "dense", "global step"];
 /// Limit on the sets of scratch memory kept for reuse.
@@ -101,15 +101,15 @@ impl<T: Transport> Client<T> {
     pub(crate) fn over(job: &JobTables, worker: usize, transport: T) -> Result<Client<T>> {
         job.check()?;
         if worker != OPERATOR && worker >= job.worker_count {
-            return Err(Error::invalid("a worker is not one of the job's")
+            return Err(Error::invalid("worker number is outside the job")
                 .expected(format!("a number below {}", job.worker_count))
                 .got(worker));
         }
         Ok(Client {
             job: job.clone(),
             worker,
-            patience: PATIENCE_DEFAULT,
-            silent_after: SILENT_AFTER,
+            barrier_timeout: DEADLINE_DEFAULT,
+            silent_after: WORKER_TIMEOUT,
             transport,
             steps: Arc::default(),
             complete: Arc::default(),
@@ -121,7 +121,7 @@ impl<T: Transport> Client<T> {
 
     /// Sets how long a barrier waits for the other workers.
     pub fn with_patience(self, patience: Duration) -> Client<T> {
-        Client { patience, ..self }
+        Client { barrier_timeout: patience, ..self }
     }
 
     /// Sends requests to servers; returns the answers in the order of the requests, or the first
@@ -264,7 +264,7 @@ impl<T: Transport> Client<T> {
                     method: Method::PullSparse,
                     head: Head {
                         table,
-                        word: mode as u32,
+                        argument: mode as u32,
                         count: ids.len() as u64,
                         ..Head::default()
                     },
@@ -276,7 +276,7 @@ impl<T: Transport> Client<T> {
                 check_answer(answer, ids.len() * width * 4)?;
             }
             split.spread(&answers, width, rows);
-            self.transport.give_back(answers);
+            self.transport.recycle(answers);
             Ok(())
         })
     }
@@ -297,25 +297,25 @@ impl<T: Transport> Client<T> {
         self.with_split(|split| {
             split.ids(push.ids, self.job.server_count);
             let grads = split.merger().merged(push.grads, width)?;
-            let said = split.merger().merge_said(&push, config)?;
+            let extras = split.merger().merge_extras(&push, config)?;
             let parts: Vec<_> = split.parts().collect();
             let mut requests: Vec<Request<'_>> = (parts.iter().enumerate())
                 .filter(|(_, (server, _))| !self.was_sent(*server, table, step))
                 .map(|(part, (server, ids))| {
-                    let mut word = 0;
+                    let mut argument = 0;
                     let mut parts = vec![bytes_of(ids), split.part_of(part, &grads, width)];
-                    for (flag, numbers) in [(SHOWS, &said.shows), (CLICKS, &said.clicks)] {
+                    for (flag, numbers) in [(SHOWS, &extras.shows), (CLICKS, &extras.clicks)] {
                         if let Some(numbers) = numbers {
-                            word |= flag;
+                            argument |= flag;
                             parts.push(split.part_of(part, numbers, 1));
                         }
                     }
-                    if let Some(slots) = &said.slots {
-                        word |= SLOTS;
+                    if let Some(slots) = &extras.slots {
+                        argument |= SLOTS;
                         parts.push(split.part_of(part, slots, 1));
                     }
                     let count = ids.len() as u64;
-                    let head = Head { word, count, ..self.head_of_step(step, table) };
+                    let head = Head { argument, count, ..self.head_of_step(step, table) };
                     Request { server: *server, method: Method::PushSparse, head, parts }
                 })
                 .collect();
@@ -376,11 +376,11 @@ impl<T: Transport> Client<T> {
         let last = last.iter().map(|answer| number(answer)).collect::<Result<Vec<u64>>>()?;
         let save_id = last.into_iter().max().unwrap_or(0) + 1;
         let binary = if format == SaveFormat::Binary { BINARY } else { 0 };
-        let Head { table, word, .. } = self.about(table)?;
-        let word = mode as u32 | binary | word;
-        let head = Head { table, word, count: save_id, ..Head::default() };
+        let Head { table, argument, .. } = self.about(table)?;
+        let argument = mode as u32 | binary | argument;
+        let head = Head { table, argument, count: save_id, ..Head::default() };
         let saved = self.ask_all(Method::Save, head, &dir);
-        let end = Head { word: u32::from(saved.is_ok()), count: save_id, ..Head::default() };
+        let end = Head { argument: u32::from(saved.is_ok()), count: save_id, ..Head::default() };
         let ended = self.ask_all(Method::EndSave, end, &[]);
         let mut sum = Saved::default();
         for answer in saved? {
@@ -395,7 +395,7 @@ impl<T: Transport> Client<T> {
     fn about(&self, table: Option<u32>) -> Result<Head> {
         let Some(table) = table else { return Ok(Head::default()) };
         self.job.table(table, &KINDS)?;
-        Ok(Head { table, word: ONE, ..Head::default() })
+        Ok(Head { table, argument: ONE, ..Head::default() })
     }
 
     fn try_load(&self, table: Option<u32>, dir: &Path) -> Result<u64> {
@@ -405,20 +405,20 @@ impl<T: Transport> Client<T> {
 
     /// Returns the number of rounds that all workers have completed, as each server counts it.
     fn rounds_of_each(&self, at: Arrival) -> Result<Vec<u64>> {
-        let head = Head { word: at as u32, ..Head::default() };
+        let head = Head { argument: at as u32, ..Head::default() };
         self.ask_all(Method::Rounds, head, &[])?.iter().map(|answer| number(answer)).collect()
     }
 
     /// Waits until all servers have opened a barrier.
     fn try_arrive(&self, at: Arrival) -> Result<()> {
-        let head = Head { word: at as u32, ..self.head_of_steps() };
+        let head = Head { argument: at as u32, ..self.head_of_steps() };
         let rounds = self.ask_all(Method::Arrive, head, &[])?;
         let rounds: Vec<u64> = rounds.iter().map(|answer| number(answer)).collect::<Result<_>>()?;
         let start = Time::now();
         let mut closed: Vec<usize> = (0..self.job.server_count).collect();
-        let mut has_said = false;
+        let mut is_logged = false;
         loop {
-            let left = self.patience.saturating_sub(Time::now().since(start));
+            let left = self.barrier_timeout.saturating_sub(Time::now().since(start));
             let body = (left.as_millis() as u64).to_le_bytes();
             let mut requests: Vec<Request<'_>> = closed
                 .iter()
@@ -433,34 +433,34 @@ impl<T: Transport> Client<T> {
             let mut missing = Missing::default();
             let mut still = Vec::new();
             for (server, answer) in closed.into_iter().zip(&answers) {
-                if missing.add(answer)? {
+                if missing.add_answer(answer)? {
                     still.push(server);
                 }
             }
             if still.is_empty() {
-                if has_said {
+                if is_logged {
                     let seconds = Time::now().since(start).as_secs_f64();
-                    self.transport.say(&format!("goes on after {seconds:.1} s"));
+                    self.transport.log_line(&format!("continues after {seconds:.1} s"));
                 }
                 return Ok(());
             }
             // If pushes are applied on receipt, the servers decide when to continue without a
             // worker.
-            let silent_after = if self.job.sync { self.silent_after } else { SILENT_AFTER };
+            let silent_after = if self.job.sync { self.silent_after } else { WORKER_TIMEOUT };
             if let Some(error) = missing.lost(silent_after) {
                 return Err(error);
             }
             if left.is_zero() {
-                return Err(Error::unavailable("not all workers came to a barrier")
+                return Err(Error::unavailable("barrier timed out")
                     .expected(format!(
                         "{} workers within {:?} at '{at:?}'",
-                        self.job.worker_count, self.patience
+                        self.job.worker_count, self.barrier_timeout
                     ))
                     .got(format!("{} missing: {}", missing.count(), missing.names())));
             }
-            if !has_said && Time::now().since(start) >= WAIT_SAID_AFTER {
-                has_said = true;
-                self.transport.say(&format!("waits for {}", missing.words()));
+            if !is_logged && Time::now().since(start) >= BARRIER_LOG_AFTER {
+                is_logged = true;
+                self.transport.log_line(&format!("waits for {}", missing.describe()));
             }
             self.transport.check()?;
             closed = still;
@@ -508,7 +508,7 @@ impl<T: Transport> Servers for Client<T> {
                     rest = others;
                 }
             }
-            self.transport.give_back(answers);
+            self.transport.recycle(answers);
             Ok(())
         };
         pull().map_err(|error| self.place(error))
@@ -525,7 +525,7 @@ impl<T: Transport> Servers for Client<T> {
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
         let set = || {
             self.job.table(table, &["dense", "sparse"])?;
-            let head = Head { table, word: scale.to_bits(), ..Head::default() };
+            let head = Head { table, argument: scale.to_bits(), ..Head::default() };
             self.ask_all(Method::SetRateScale, head, &[]).map(drop)
         };
         set().map_err(|error| self.place(error))
@@ -545,9 +545,9 @@ impl<T: Transport> Servers for Client<T> {
             // One server counts all steps.
             let server = table as usize % self.job.server_count;
             // A server that has these steps already is only asked for the total.
-            let (step, word) =
+            let (step, argument) =
                 if self.was_sent(server, table, step) { (0, 0) } else { (step, steps) };
-            let head = Head { word, ..self.head_of_step(step, table) };
+            let head = Head { argument, ..self.head_of_step(step, table) };
             let mut requests =
                 [Request { server, method: Method::PushSteps, head, parts: Vec::new() }];
             let answers = self.ask(&mut requests)?;
@@ -563,7 +563,7 @@ impl<T: Transport> Servers for Client<T> {
     fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
         self.complete.store(complete, Relaxed);
         let head = Head { count: base, complete, ..Head::default() };
-        let answers = self.ask_all(Method::Begin, head, &[]);
+        let answers = self.ask_all(Method::BeginRun, head, &[]);
         answers.map(drop).map_err(|error| self.place(error))
     }
 
@@ -572,7 +572,7 @@ impl<T: Transport> Servers for Client<T> {
     }
 
     fn take_over(&self) -> Result<Progress> {
-        let answers = self.ask_all(Method::TakeOver, Head::default(), &[]);
+        let answers = self.ask_all(Method::Adopt, Head::default(), &[]);
         answers.and_then(|it| progress::merged(&it)).map_err(|error| self.place(error))
     }
 
@@ -580,7 +580,7 @@ impl<T: Transport> Servers for Client<T> {
         self.complete.store(progress.complete, Relaxed);
         *self.sent_before.lock().unwrap_or_else(PoisonError::into_inner) = progress.clone();
         let head = Head { complete: progress.complete, ..Head::default() };
-        let answers = self.ask_all(Method::GoOn, head, &[]);
+        let answers = self.ask_all(Method::Resume, head, &[]);
         answers.map(drop).map_err(|error| self.place(error))
     }
 
@@ -627,8 +627,8 @@ impl<T: Transport> Servers for Client<T> {
     fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64> {
         let shrink = || -> Result<u64> {
             self.job.table(table, &["sparse", "geo"])?;
-            let word = unseen_days.map_or(DAYS_DEFAULT, u32::from);
-            let head = Head { table, word, ..Head::default() };
+            let argument = unseen_days.map_or(DAYS_DEFAULT, u32::from);
+            let head = Head { table, argument, ..Head::default() };
             let answers = self.ask_all(Method::Shrink, head, &[])?;
             answers.iter().map(|answer| number(answer)).sum()
         };

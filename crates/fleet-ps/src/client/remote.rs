@@ -1,15 +1,15 @@
 //! Servers in other processes.
 //!
-//! Each server has a lane: connections that threads take for one request each. So requests of
+//! Each server has a pool of connections, which threads take for one request each. So requests of
 //! several threads are in flight at once, and one that waits at a barrier does not delay others. A
 //! call first sends to all servers and then reads the answers. A failed request is sent again on
-//! another connection until the deadline; servers run it once (`server/ledger.rs`).
+//! another connection until the deadline; servers run it once (`server/sessions.rs`).
 
-use super::alive::Alive;
+use super::heartbeats::Heartbeats;
 use super::{Client, Request, Transport};
 use crate::JobTables;
 use crate::message::{ACKNOWLEDGEMENT_BYTES, Body, COMPARE_HEAD_BYTES, Head, Method, bytes_of};
-use crate::server::{Caller, OPERATOR, SILENT_AFTER, hello};
+use crate::server::{Caller, OPERATOR, WORKER_TIMEOUT, hello};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
 use fleet_net::{Abort, Deadline, Limits, Log, Time, Token};
@@ -61,8 +61,8 @@ impl Default for RemoteOptions {
     fn default() -> RemoteOptions {
         RemoteOptions {
             calls: CallOptions::default(),
-            deadline: super::PATIENCE_DEFAULT,
-            silent_after: SILENT_AFTER,
+            deadline: super::DEADLINE_DEFAULT,
+            silent_after: WORKER_TIMEOUT,
             connections_max: 16,
             log: Log::stderr(),
             abort: Abort::new(),
@@ -73,16 +73,16 @@ impl Default for RemoteOptions {
 
 /// Connections to servers in other processes.
 pub struct Remote {
-    lanes: Arc<Vec<Lane>>,
-    door: Arc<Door>,
+    servers: Arc<Vec<ServerConnections>>,
+    connector: Arc<Connector>,
     options: RemoteOptions,
-    alive: Option<Alive>,
+    heartbeats: Option<Heartbeats>,
     /// Memory of used answers, for later long ones.
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
 /// Everything that a connection needs.
-pub(super) struct Door {
+pub(super) struct Connector {
     pub caller: Caller,
     /// The job's text, which servers compare with their own.
     job: Vec<u8>,
@@ -96,7 +96,7 @@ type Resolve = dyn Fn(usize) -> Result<SocketAddr> + Send + Sync;
 
 /// The connections to one server.
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct ServerConnections {
     pool: Mutex<Pool>,
     freed: Condvar,
     /// Life of the server's tables at the first connection. A server with another life has lost
@@ -122,10 +122,10 @@ const CONNECT_AGAIN: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Interval between checks whether the job is over, while a server cannot be reached.
-const OVER_PERIOD: Duration = Duration::from_millis(500);
+const OVER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Heartbeats within the silence after which a worker is lost. So several may get lost, and a
 /// restarted server soon knows the live workers.
-const SIGNS_IN_SILENCE: u32 = 15;
+const HEARTBEATS_PER_TIMEOUT: u32 = 15;
 /// Time limit for a save, a load or a shrink: tables may be large and disks slow.
 const LONG_SPAN: Duration = Duration::from_secs(6 * 3600);
 /// Limit on the used answers whose memory is kept: those of two tables.
@@ -145,12 +145,12 @@ impl Client<Remote> {
     ) -> Result<RemoteServers> {
         let addresses = addresses.to_vec();
         if addresses.len() != job.server_count {
-            return Err(Error::invalid("the addresses are not those of the job's servers")
+            return Err(Error::invalid("wrong number of server addresses")
                 .expected(format!("{} addresses", job.server_count))
                 .got(addresses.len()));
         }
         let resolve = move |server: usize| {
-            addresses.get(server).copied().ok_or_else(|| Error::internal("an unknown server"))
+            addresses.get(server).copied().ok_or_else(|| Error::internal("unknown server"))
         };
         Self::connect_with(job, worker, resolve, token, options)
     }
@@ -179,31 +179,39 @@ impl Client<Remote> {
         let text = job.text();
         let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
         bytes.extend(text.as_bytes());
-        let door = Arc::new(Door {
+        let connector = Arc::new(Connector {
             caller: Caller { worker, client: fleet_net::random_number()? },
             job: bytes,
             resolve: Box::new(resolve),
             token: token.clone(),
             options: options.calls,
         });
-        let (every, silent_after) = (options.silent_after / SIGNS_IN_SILENCE, options.silent_after);
-        let lanes: Arc<Vec<Lane>> =
-            Arc::new((0..job.server_count).map(|_| Lane::default()).collect());
+        let (every, silent_after) =
+            (options.silent_after / HEARTBEATS_PER_TIMEOUT, options.silent_after);
+        let servers: Arc<Vec<ServerConnections>> =
+            Arc::new((0..job.server_count).map(|_| ServerConnections::default()).collect());
         let log = options.log.clone();
-        let (spare, alive) = (Mutex::default(), None);
-        let remote = Remote { lanes: lanes.clone(), door: door.clone(), options, alive, spare };
+        let (spare, heartbeats) = (Mutex::default(), None);
+        let remote = Remote {
+            servers: servers.clone(),
+            connector: connector.clone(),
+            options,
+            heartbeats,
+            spare,
+        };
         let mut client = Client::over(job, worker, remote)?;
         if !silent_after.is_zero() {
             client.silent_after = silent_after;
         }
         let limits = client.transport.limits();
         for server in 0..job.server_count {
-            let connected = client.transport.insist(server, &limits, None, |_| Ok(()));
+            let connected = client.transport.retry(server, &limits, None, |_| Ok(()));
             connected.map_err(|error| client.place(error))?;
         }
         if !every.is_zero() {
-            let told = (client.steps.clone(), client.complete.clone());
-            client.transport.alive = Some(Alive::start(door, lanes, log, every, told)?);
+            let counts = (client.steps.clone(), client.complete.clone());
+            client.transport.heartbeats =
+                Some(Heartbeats::start(connector, servers, log, every, counts)?);
         }
         Ok(client)
     }
@@ -223,7 +231,8 @@ impl Transport for Remote {
             .map(|request| {
                 let mut connection = self.take(request.server, &limits, CONNECT_FIRST)?;
                 let sent = send(&mut connection, request, &limits);
-                self.keep(request.server, sent, connection).map(|((), connection)| connection)
+                self.keep_connection(request.server, sent, connection)
+                    .map(|((), connection)| connection)
             })
             .collect();
         let first: Vec<Result<Result<Vec<u8>>>> = requests
@@ -237,8 +246,9 @@ impl Transport for Remote {
                     connection.lend(memory);
                 }
                 let answer = connection.receive(&limits).map(|(_, answer)| answer);
-                let (answer, connection) = self.keep(request.server, answer, connection)?;
-                self.give_back(request.server, connection);
+                let (answer, connection) =
+                    self.keep_connection(request.server, answer, connection)?;
+                self.return_connection(request.server, connection);
                 Ok(self.acknowledged(request, answer))
             })
             .collect();
@@ -247,7 +257,7 @@ impl Transport for Remote {
                 Ok(answer) => return answer,
                 Err(error) => error,
             };
-            let answer = self.insist(request.server, &limits, Some(error), |connection| {
+            let answer = self.retry(request.server, &limits, Some(error), |connection| {
                 send(connection, request, &limits)?;
                 connection.receive(&limits).map(|(_, answer)| answer)
             });
@@ -261,14 +271,14 @@ impl Transport for Remote {
         requests.iter().zip(first).map(outcome).collect()
     }
 
-    fn give_back(&self, answers: Vec<Vec<u8>>) {
+    fn recycle(&self, answers: Vec<Vec<u8>>) {
         let mut spare = self.spare();
         let room = SPARE_MAX.saturating_sub(spare.len());
         spare.extend(answers.into_iter().take(room));
     }
 
-    fn say(&self, line: &str) {
-        self.options.log.line(format!("{} {line}", self.door.caller));
+    fn log_line(&self, line: &str) {
+        self.options.log.line(format!("{} {line}", self.connector.caller));
     }
 
     fn check(&self) -> Result<()> {
@@ -286,10 +296,10 @@ impl Remote {
         let mut answer = answer?;
         if request.method.changes() {
             let at = answer.len().checked_sub(ACKNOWLEDGEMENT_BYTES).ok_or_else(|| {
-                Error::internal("a server's answer has no acknowledgement").got(answer.len())
+                Error::internal("answer without an acknowledgement").got(answer.len())
             })?;
             let mut body = Body(&answer[at..]);
-            self.lanes[request.server].acknowledge([body.u64()?, body.u64()?]);
+            self.servers[request.server].acknowledge([body.u64()?, body.u64()?]);
             answer.truncate(at);
         }
         Ok(answer)
@@ -300,15 +310,15 @@ impl Remote {
     }
 
     /// Tries one connection after another until the deadline; `error` is that of the first attempt.
-    fn insist<R>(
+    fn retry<R>(
         &self,
         server: usize,
         limits: &Limits,
         mut error: Option<Error>,
-        talk: impl Fn(&mut CallClient) -> Result<R>,
+        run: impl Fn(&mut CallClient) -> Result<R>,
     ) -> Result<R> {
         let mut pause = PAUSE_MIN;
-        let mut asked = Time::now();
+        let mut checked = Time::now();
         loop {
             if let Some(error) = error.take() {
                 limits.abort.check()?;
@@ -318,12 +328,12 @@ impl Remote {
                 }
                 if left.is_some_and(|left| left <= pause) {
                     let span = self.options.deadline;
-                    return Err(error.at(format!("{}, tried for {span:?}", self.name(server))));
+                    return Err(error.at(format!("{}, retried for {span:?}", self.name(server))));
                 }
-                self.says_down(server, &error);
+                self.log_down(server, &error);
                 // A restarting server is usually reached before this check.
-                if Time::now().since(asked) >= OVER_PERIOD {
-                    asked = Time::now();
+                if Time::now().since(checked) >= OVER_CHECK_INTERVAL {
+                    checked = Time::now();
                     if self.options.is_over.as_ref().is_some_and(|it| (it.0)()) {
                         return Err(job_over().at(self.name(server)));
                     }
@@ -332,9 +342,9 @@ impl Remote {
                 pause = (pause * 2).min(PAUSE_MAX);
             }
             let tried = self.take(server, limits, CONNECT_AGAIN).and_then(|mut connection| {
-                let result = talk(&mut connection);
-                let (result, connection) = self.keep(server, result, connection)?;
-                self.give_back(server, connection);
+                let result = run(&mut connection);
+                let (result, connection) = self.keep_connection(server, result, connection)?;
+                self.return_connection(server, connection);
                 Ok(result)
             });
             match tried {
@@ -346,8 +356,8 @@ impl Remote {
 
     /// Takes a connection for exclusive use.
     fn take(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
-        let lane = &self.lanes[server];
-        let mut pool = lane.lock();
+        let connections = &self.servers[server];
+        let mut pool = connections.lock();
         loop {
             if let Some(connection) = pool.idle.pop() {
                 return Ok(connection);
@@ -359,32 +369,33 @@ impl Remote {
             // Wakes at intervals to check the abort token.
             let left = limits.deadline.remaining(Time::now()).unwrap_or(PAUSE_MAX);
             if left.is_zero() {
-                return Err(Error::unavailable("no connection was free before the deadline"));
+                return Err(Error::unavailable("no free connection before the deadline"));
             }
-            let waited = lane.freed.wait_timeout(pool, left.min(PAUSE_MAX));
+            let waited = connections.freed.wait_timeout(pool, left.min(PAUSE_MAX));
             pool = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         pool.open += 1;
         drop(pool);
-        self.connect(server, limits, span).inspect_err(|_| lane.closed())
+        self.connect(server, limits, span).inspect_err(|_| connections.forget_connection())
     }
 
     /// Connects to a server, which must still have the tables of the first connection.
     fn connect(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
-        let lane = &self.lanes[server];
-        let (connection, life, address) = self.door.connect((server, lane), limits, span)?;
-        if !lane.knows(life) {
-            return Err(Error::invalid("a server was started again and has lost its tables").help(
-                "start the job again from a save; servers that keep their tables on disk go on \
+        let connections = &self.servers[server];
+        let (connection, life, address) =
+            self.connector.connect((server, connections), limits, span)?;
+        if !connections.is_same_life(life) {
+            return Err(Error::invalid("server restarted and lost its tables").help(
+                "restart the job from a save; servers that keep their tables on disk resume \
                  (init_durable_server; built-in jobs: --durable FOLDER)",
             ));
         }
-        lane.is_back(&self.options.log, &self.door, server, address);
+        connections.mark_up(&self.options.log, &self.connector, server, address);
         Ok(connection)
     }
 
     /// Keeps the connection of a request that succeeded, and closes that of one that failed.
-    fn keep<R>(
+    fn keep_connection<R>(
         &self,
         server: usize,
         result: Result<R>,
@@ -393,39 +404,39 @@ impl Remote {
         match result {
             Ok(result) => Ok((result, connection)),
             Err(error) => {
-                let lane = &self.lanes[server];
-                lane.closed();
+                let connections = &self.servers[server];
+                connections.forget_connection();
                 // Idle connections were opened with this one and most likely broke with it.
-                let stale = std::mem::take(&mut lane.lock().idle);
-                stale.iter().for_each(|_| lane.closed());
+                let stale = std::mem::take(&mut connections.lock().idle);
+                stale.iter().for_each(|_| connections.forget_connection());
                 Err(error)
             }
         }
     }
 
-    fn give_back(&self, server: usize, connection: CallClient) {
-        let lane = &self.lanes[server];
-        lane.lock().idle.push(connection);
-        lane.freed.notify_one();
+    fn return_connection(&self, server: usize, connection: CallClient) {
+        let connections = &self.servers[server];
+        connections.lock().idle.push(connection);
+        connections.freed.notify_one();
     }
 
     /// Logs once that the worker waits for a server.
-    fn says_down(&self, server: usize, error: &Error) {
-        if self.lanes[server].goes_down(Time::now()) {
-            self.say(&format!("waits for {}: {error}", self.name(server)));
+    fn log_down(&self, server: usize, error: &Error) {
+        if self.servers[server].mark_down(Time::now()) {
+            self.log_line(&format!("waits for {}: {error}", self.name(server)));
         }
     }
 
     fn name(&self, server: usize) -> String {
-        self.door.name(server)
+        self.connector.name(server)
     }
 }
 
-impl Door {
+impl Connector {
     /// Connects, and checks that the server has the same job. Also returns the life of its tables.
     pub fn connect(
         &self,
-        (server, lane): (usize, &Lane),
+        (server, connections): (usize, &ServerConnections),
         limits: &Limits,
         span: Duration,
     ) -> Result<(CallClient, u64, SocketAddr)> {
@@ -433,8 +444,8 @@ impl Door {
         let soon = limits.at_most(span);
         let (greeting, options) = (hello(self.caller), self.options);
         let mut connection = CallClient::connect(address, &self.token, &greeting, options, &soon)?;
-        let [epoch, kept] = lane.last_acknowledged();
-        let known = [lane.life.get().copied().unwrap_or(0), epoch, kept];
+        let [epoch, kept] = connections.last_acknowledged();
+        let known = [connections.life.get().copied().unwrap_or(0), epoch, kept];
         let known = bytes_of(&known);
         let parts: [&[u8]; 3] =
             [&Head::default().encode()[..COMPARE_HEAD_BYTES], &self.job, &known];
@@ -442,9 +453,9 @@ impl Door {
         let mut body = Body(&answer);
         let (number, life) = (body.u64()?, body.u64()?);
         if number != server as u64 {
-            return Err(Error::invalid(format!("the server at {address} has another number"))
-                .expected(server)
-                .got(number));
+            return Err(Error::invalid(format!("wrong server at {address}"))
+                .expected(format!("server {server}"))
+                .got(format!("server {number}")));
         }
         Ok((connection, life, address))
     }
@@ -457,19 +468,19 @@ impl Door {
     }
 }
 
-impl Lane {
+impl ServerConnections {
     fn lock(&self) -> MutexGuard<'_, Pool> {
         // A pool is consistent between statements.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn closed(&self) {
+    fn forget_connection(&self) {
         self.lock().open -= 1;
         self.freed.notify_one();
     }
 
     /// Returns whether tables of this life are those of the first connection.
-    pub fn knows(&self, life: u64) -> bool {
+    pub fn is_same_life(&self, life: u64) -> bool {
         *self.life.get_or_init(|| life) == life
     }
 
@@ -484,7 +495,7 @@ impl Lane {
     }
 
     /// Records since when the server cannot be reached; returns whether that is news.
-    pub fn goes_down(&self, since: Time) -> bool {
+    pub fn mark_down(&self, since: Time) -> bool {
         let mut pool = self.lock();
         let is_news = pool.down.is_none();
         pool.down.get_or_insert(since);
@@ -492,18 +503,20 @@ impl Lane {
     }
 
     /// Records that the server is reached; logs it if it was down.
-    pub fn is_back(&self, log: &Log, door: &Door, server: usize, address: SocketAddr) {
+    pub fn mark_up(&self, log: &Log, connector: &Connector, server: usize, address: SocketAddr) {
         let Some(since) = self.lock().down.take() else { return };
-        let (span, caller) = (Time::now().since(since).as_secs_f64(), door.caller);
-        log.line(format!("{caller}: server {server} at {address} is back after {span:.1} s"));
+        let (span, caller) = (Time::now().since(since).as_secs_f64(), connector.caller);
+        log.line(format!(
+            "{caller}: server {server} at {address} is reachable again after {span:.1} s"
+        ));
     }
 }
 
 /// Returns the error of a worker that returns too late.
 fn job_over() -> Error {
-    Error::invalid("the job is over: its servers have finished without this worker").help(
-        "the others go on without a worker that gives no sign of life: it was stopped, or its host \
-         could not be reached",
+    Error::invalid("the job has ended: its servers finished without this worker").help(
+        "check whether this process was stopped or its host was unreachable: the other workers \
+         continued without it",
     )
 }
 

@@ -206,9 +206,9 @@ fn synchronous_pushes_are_one_step_of_the_mean() {
 
 /// Records the servers that a worker informs of its end, and answers 0.
 #[derive(Default)]
-struct Deaf(std::sync::Mutex<Vec<Vec<usize>>>);
+struct RecordingTransport(std::sync::Mutex<Vec<Vec<usize>>>);
 
-impl Transport for Deaf {
+impl Transport for RecordingTransport {
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
         assert!(requests.iter().all(|request| request.method == Method::Finish));
         self.0.lock().unwrap().push(requests.iter().map(|request| request.server).collect());
@@ -219,7 +219,7 @@ impl Transport for Deaf {
 /// The last worker stops all servers. By then, no server may owe another worker an answer.
 #[test]
 fn who_decides_that_all_have_finished_is_told_last() {
-    let worker = Client::over(&job(3, 2, true), 0, Deaf::default()).unwrap();
+    let worker = Client::over(&job(3, 2, true), 0, RecordingTransport::default()).unwrap();
     assert!(!worker.finish().unwrap());
     assert_eq!(*worker.transport.0.lock().unwrap(), [vec![1, 2], vec![0]]);
 }
@@ -256,7 +256,7 @@ fn mistakes_are_named() {
         "got NaN for id 3, column 1",
     );
     assert_eq!(worker.stats(SPARSE).unwrap().non_finite, 1);
-    check(worker.push_dense(DENSE, &[f32::INFINITY; 5]), "server 0, asked by worker 0");
+    check(worker.push_dense(DENSE, &[f32::INFINITY; 5]), "server 0, request of worker 0");
     let servers = ServerTables::all(&job(2, 1, false)).unwrap();
     assert!(
         LocalServers::new(&servers, 1).is_err() && LocalServers::new(&servers[..1], 0).is_err()

@@ -1,7 +1,7 @@
 //! Async: a step does not wait. Gradients are queued, merged and sent by other threads. The
 //! parameters of the next step are the newest received by then.
 
-use super::outbox::Told;
+use super::outbox::PushCallback;
 use super::{CommunicatorOptions, Core, Mode, lock, scatter, spawn};
 use crate::{Servers, TableConfig};
 use fleet_base::{Error, Result};
@@ -21,7 +21,7 @@ struct Newest {
     sends_before_receive: usize,
     /// Requests to the receiving thread, if there is one.
     wanted: Mutex<Wanted>,
-    asked: Condvar,
+    changed: Condvar,
     receives_apart: bool,
 }
 
@@ -60,13 +60,13 @@ impl Async {
             };
             tables.insert(*table_id, table);
         }
-        let (wanted, asked) = Default::default();
+        let (wanted, changed) = Default::default();
         let newest = Arc::new(Newest {
             servers,
             tables,
             sends_before_receive: options.sends_before_receive,
             wanted,
-            asked,
+            changed,
             receives_apart: options.receives_apart,
         });
         let receiver = match options.receives_apart {
@@ -80,16 +80,16 @@ impl Async {
     }
 
     /// Returns the callback of the sending threads, for each dense push.
-    pub fn told(&self) -> Told {
+    pub fn on_push(&self) -> PushCallback {
         let newest = Arc::clone(&self.newest);
-        Some(Box::new(move |table, number, count| newest.told(table, number, count)))
+        Some(Box::new(move |table, number, count| newest.on_push(table, number, count)))
     }
 }
 
 impl Drop for Async {
     fn drop(&mut self) {
         lock(&self.newest.wanted).closed = true;
-        self.newest.asked.notify_all();
+        self.newest.changed.notify_all();
         if let Some(receiver) = self.receiver.take() {
             // A panic has been reported by its thread.
             let _ = receiver.join();
@@ -129,7 +129,7 @@ impl Newest {
             .ok_or_else(|| Error::invalid("no such dense table in this job").got(table))
     }
 
-    fn told(&self, table: u32, number: u64, count: usize) -> Result<()> {
+    fn on_push(&self, table: u32, number: u64, count: usize) -> Result<()> {
         {
             let mut sends = lock(&self.table(table)?.sends);
             *sends += count;
@@ -142,7 +142,7 @@ impl Newest {
             return self.receive(table, number);
         }
         lock(&self.wanted).tables.insert(table, number);
-        self.asked.notify_all();
+        self.changed.notify_all();
         Ok(())
     }
 
@@ -164,7 +164,7 @@ impl Newest {
                 return;
             }
             let Some((table, holds)) = wanted.tables.pop_first() else {
-                wanted = self.asked.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+                wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(wanted);

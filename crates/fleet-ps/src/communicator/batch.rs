@@ -50,7 +50,7 @@ impl Batches {
     }
 
     /// Takes back used rows.
-    pub fn give_back(&self, rows: Vec<f32>) {
+    pub fn recycle(&self, rows: Vec<f32>) {
         let mut kept = lock(&self.kept);
         if kept.rows.len() < SPARE_MAX {
             kept.rows.push(rows);

@@ -28,12 +28,12 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    asked: VecDeque<Asked>,
+    requests: VecDeque<Request>,
     next_number: u64,
     closed: bool,
 }
 
-struct Asked {
+struct Request {
     number: u64,
     table: u32,
     ids: Arc<Vec<u64>>,
@@ -43,10 +43,10 @@ struct Asked {
 
 enum Answer {
     /// Not to be sent before the current step has ended.
-    Held,
-    Wanted,
-    OnTheWay,
-    Here(Result<Rows>),
+    Unsent,
+    Queued,
+    InFlight,
+    Ready(Result<Rows>),
 }
 
 /// A batch, and a row for each of its distinct ids.
@@ -68,14 +68,15 @@ impl LookAhead {
         let mut state = lock(&self.shared.state);
         let number = state.next_number;
         state.next_number += 1;
-        let answer = if at_once { Answer::Wanted } else { Answer::Held };
-        state.asked.push_back(Asked { number, table, ids: Arc::new(ids), width, answer });
-        let of_table = state.asked.iter().filter(|asked| asked.table == table).count();
+        let answer = if at_once { Answer::Queued } else { Answer::Unsent };
+        state.requests.push_back(Request { number, table, ids: Arc::new(ids), width, answer });
+        let of_table = state.requests.iter().filter(|request| request.table == table).count();
         if of_table > KEPT_MAX {
-            let idle =
-                |asked: &Asked| asked.table == table && !matches!(asked.answer, Answer::OnTheWay);
-            if let Some(at) = state.asked.iter().position(idle) {
-                state.asked.remove(at);
+            let idle = |request: &Request| {
+                request.table == table && !matches!(request.answer, Answer::InFlight)
+            };
+            if let Some(at) = state.requests.iter().position(idle) {
+                state.requests.remove(at);
             }
         }
         self.shared.changed.notify_all();
@@ -84,9 +85,9 @@ impl LookAhead {
     /// Sends the requests that waited for the end of the step.
     pub fn release(&self) {
         let mut state = lock(&self.shared.state);
-        for asked in &mut state.asked {
-            if matches!(asked.answer, Answer::Held) {
-                asked.answer = Answer::Wanted;
+        for request in &mut state.requests {
+            if matches!(request.answer, Answer::Unsent) {
+                request.answer = Answer::Queued;
             }
         }
         self.shared.changed.notify_all();
@@ -94,13 +95,13 @@ impl LookAhead {
 
     /// Drops all requests, and waits for those in flight. Afterwards the thread sends nothing to
     /// the servers.
-    pub fn rest(&self) {
+    pub fn end(&self) {
         let mut state = lock(&self.shared.state);
-        state.asked.retain(|asked| matches!(asked.answer, Answer::OnTheWay));
-        while state.asked.iter().any(|asked| matches!(asked.answer, Answer::OnTheWay)) {
+        state.requests.retain(|request| matches!(request.answer, Answer::InFlight));
+        while state.requests.iter().any(|request| matches!(request.answer, Answer::InFlight)) {
             state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.asked.clear();
+        state.requests.clear();
     }
 
     /// Takes the rows of these ids, if they were requested; waits for them if they are in flight.
@@ -108,21 +109,22 @@ impl LookAhead {
         let mut state = lock(&self.shared.state);
         loop {
             let found = state
-                .asked
+                .requests
                 .iter()
-                .position(|asked| asked.table == table && asked.ids.as_slice() == ids);
+                .position(|request| request.table == table && request.ids.as_slice() == ids);
             let Some(at) = found else { return Ok(None) };
-            match state.asked[at].answer {
+            match state.requests[at].answer {
                 // Not sent yet: the caller can pull them just as fast.
-                Answer::Held | Answer::Wanted => {
-                    state.asked.remove(at);
+                Answer::Unsent | Answer::Queued => {
+                    state.requests.remove(at);
                     return Ok(None);
                 }
-                Answer::OnTheWay => {
+                Answer::InFlight => {
                     state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                Answer::Here(_) => {
-                    let Some(Asked { answer: Answer::Here(rows), .. }) = state.asked.remove(at)
+                Answer::Ready(_) => {
+                    let Some(Request { answer: Answer::Ready(rows), .. }) =
+                        state.requests.remove(at)
                     else {
                         return Ok(None);
                     };
@@ -138,7 +140,7 @@ impl Drop for LookAhead {
         let waits = {
             let mut state = lock(&self.shared.state);
             state.closed = true;
-            state.asked.iter().any(|asked| matches!(asked.answer, Answer::OnTheWay))
+            state.requests.iter().any(|request| matches!(request.answer, Answer::InFlight))
         };
         self.shared.changed.notify_all();
         // A thread that waits for a server, which may be gone, is left to end by itself.
@@ -156,21 +158,23 @@ impl Shared {
             if state.closed {
                 return;
             }
-            let wanted =
-                state.asked.iter_mut().find(|asked| matches!(asked.answer, Answer::Wanted));
-            let Some(asked) = wanted else {
+            let queued =
+                state.requests.iter_mut().find(|request| matches!(request.answer, Answer::Queued));
+            let Some(request) = queued else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            asked.answer = Answer::OnTheWay;
-            let (number, table, width) = (asked.number, asked.table, asked.width);
-            let ids = Arc::clone(&asked.ids);
+            request.answer = Answer::InFlight;
+            let (number, table, width) = (request.number, request.table, request.width);
+            let ids = Arc::clone(&request.ids);
             drop(state);
             let batch = self.batches.make(table, ids);
             let outcome = self.batches.pull(&*self.servers, &batch, width);
             state = lock(&self.state);
-            if let Some(asked) = state.asked.iter_mut().find(|asked| asked.number == number) {
-                asked.answer = Answer::Here(outcome.map(|rows| (batch, rows)));
+            if let Some(request) =
+                state.requests.iter_mut().find(|request| request.number == number)
+            {
+                request.answer = Answer::Ready(outcome.map(|rows| (batch, rows)));
             }
             self.changed.notify_all();
         }

@@ -15,16 +15,16 @@
 
 mod asynchronous;
 mod batch;
-#[cfg(test)]
-mod comes_back;
 mod geo;
 mod half_async;
-#[cfg(test)]
-mod knobs;
 mod look_ahead;
 #[cfg(test)]
-mod new_run;
+mod new_run_tests;
+#[cfg(test)]
+mod options_tests;
 mod outbox;
+#[cfg(test)]
+mod restart_tests;
 mod schedule;
 mod synchronous;
 #[cfg(test)]
@@ -178,8 +178,8 @@ impl Core {
 ///
 /// ```
 /// use fleet_ps::{
-///     Communicator, CommunicatorMode, CommunicatorOptions, JobTables, LocalServers, NonFinite, Rates,
-///     Rule, ServerTables, TableConfig, rule::Sgd,
+///     Communicator, CommunicatorMode, CommunicatorOptions, JobTables, LocalServers, NonFinite,
+///     Rates, Rule, ServerTables, TableConfig, rule::Sgd,
 /// };
 /// let table = TableConfig::Dense {
 ///     table_id: 0,
@@ -221,16 +221,17 @@ impl Communicator {
         rates.begin(&*servers)?;
         let batches = Arc::<Batches>::default();
         let look_ahead = LookAhead::start(Arc::clone(&servers), Arc::clone(&batches))?;
-        let start = |options: CommunicatorOptions, told: outbox::Told| -> Result<Arc<Core>> {
-            Ok(Arc::new(Core {
-                outbox: Outbox::start(Arc::clone(&servers), options, rates.clone(), told)?,
-                servers: Arc::clone(&servers),
-                rates: rates.clone(),
-                dense_count: Mutex::default(),
-                steps: AtomicU64::new(0),
-                received: Mutex::default(),
-            }))
-        };
+        let start =
+            |options: CommunicatorOptions, on_push: outbox::PushCallback| -> Result<Arc<Core>> {
+                Ok(Arc::new(Core {
+                    outbox: Outbox::start(Arc::clone(&servers), options, rates.clone(), on_push)?,
+                    servers: Arc::clone(&servers),
+                    rates: rates.clone(),
+                    dense_count: Mutex::default(),
+                    steps: AtomicU64::new(0),
+                    received: Mutex::default(),
+                }))
+            };
         // A push that must be sent by the end of the step gains nothing by waiting for more
         // gradients.
         let prompt = CommunicatorOptions { wait_count_max: 0, ..options };
@@ -239,7 +240,7 @@ impl Communicator {
             CommunicatorMode::HalfAsync => (start(prompt, None)?, Box::new(half_async::HalfAsync)),
             CommunicatorMode::Async => {
                 let newest = asynchronous::Async::start(Arc::clone(&servers), options)?;
-                (start(options, newest.told())?, Box::new(newest))
+                (start(options, newest.on_push())?, Box::new(newest))
             }
         };
         Ok(Communicator { mode, look_ahead, batches, core, reads: Mutex::default() })
@@ -256,19 +257,19 @@ impl Communicator {
             return servers.pull_sparse(table, ids, rows, mode);
         }
         let width = rows.len() / ids.len();
-        let (batch, came) = match self.look_ahead.take(table, ids)? {
-            Some((batch, came)) => {
+        let (batch, pulled) = match self.look_ahead.take(table, ids)? {
+            Some((batch, pulled)) => {
                 self.lock().looked_ahead += 1;
-                (batch, came)
+                (batch, pulled)
             }
             None => {
                 let batch = self.batches.make(table, Arc::new(ids.to_vec()));
-                let came = self.batches.pull(&**servers, &batch, width)?;
-                (batch, came)
+                let pulled = self.batches.pull(&**servers, &batch, width)?;
+                (batch, pulled)
             }
         };
-        let spread = batch.merger.spread_rows(&came, width, rows);
-        self.batches.give_back(came);
+        let spread = batch.merger.spread_rows(&pulled, width, rows);
+        self.batches.recycle(pulled);
         self.batches.keep(batch);
         spread.map_err(|error| error.at(format!("rows of table {table}")))
     }
@@ -284,14 +285,15 @@ impl Communicator {
     pub fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
         let servers = self.core.servers.tables();
         let TableConfig::Sparse(config) = servers.table(table, &["sparse"])? else {
-            return Err(Error::internal("a sparse table has another kind"));
+            return Err(Error::internal("table is not sparse"));
         };
         let batch = self.batches.of(table, push.ids);
-        let said = batch.merger.merge_said(&push, config)?;
+        let extras = batch.merger.merge_extras(&push, config)?;
         let mut grads = self.core.outbox.memory();
         batch.merger.sum_rows_into(push.grads, config.push_width(), &mut grads)?;
         let ids = batch.merger.ids().to_vec();
-        let (shows, clicks, slots) = (owned(said.shows), owned(said.clicks), owned(said.slots));
+        let (shows, clicks, slots) =
+            (owned(extras.shows), owned(extras.clicks), owned(extras.slots));
         self.core.outbox.put(table, Item::Sparse(Grads { ids, grads, shows, clicks, slots }))
     }
 
@@ -310,7 +312,7 @@ impl Communicator {
     pub fn sent(&self) -> Result<()> {
         self.mode.sent(&self.core)?;
         let steps = self.core.steps.fetch_add(1, Relaxed) + 1;
-        self.core.outbox.made(steps);
+        self.core.outbox.end_step(steps);
         Ok(())
     }
 
@@ -334,7 +336,7 @@ impl Communicator {
     /// Sets the number of steps made before this run, from which schedules of rates resume.
     pub fn set_steps_done(&self, steps: u64) -> Result<()> {
         self.core.steps.store(steps, Relaxed);
-        self.core.outbox.go_on(steps, 0);
+        self.core.outbox.resume_at(steps, 0);
         let servers = &self.core.servers;
         servers.begin_after(steps, steps)?;
         if servers.worker() != 0 {
@@ -352,7 +354,7 @@ impl Communicator {
     /// have the same data as before. Gradients that some servers have are sent only to the others.
     pub fn go_on(&self, progress: &Progress) -> Result<()> {
         self.core.steps.store(progress.complete, Relaxed);
-        self.core.outbox.go_on(progress.complete, progress.newest());
+        self.core.outbox.resume_at(progress.complete, progress.newest());
         self.core.servers.go_on(progress)
     }
 
@@ -360,7 +362,7 @@ impl Communicator {
     /// and the others' up to `base`.
     pub fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
         self.core.steps.store(complete, Relaxed);
-        self.core.outbox.go_on(complete, 0);
+        self.core.outbox.resume_at(complete, 0);
         self.core.servers.begin_after(base, complete)
     }
 
@@ -372,7 +374,7 @@ impl Communicator {
     /// Ends the look-ahead. Must be called before the servers stop, which would leave it without
     /// answers.
     pub fn rest(&self) {
-        self.look_ahead.rest();
+        self.look_ahead.end();
     }
 
     pub fn stats(&self) -> CommunicatorStats {
@@ -391,15 +393,15 @@ impl Communicator {
     }
 }
 
-fn owned<T: Clone>(said: Option<Cow<'_, [T]>>) -> Vec<T> {
-    said.map_or(Vec::new(), Cow::into_owned)
+fn owned<T: Clone>(values: Option<Cow<'_, [T]>>) -> Vec<T> {
+    values.map_or(Vec::new(), Cow::into_owned)
 }
 
 /// Copies the numbers of a dense table into parts laid end to end.
 fn scatter(table: u32, values: &[f32], parts: &mut [&mut [f32]]) -> Result<()> {
     let len: usize = parts.iter().map(|part| part.len()).sum();
     if len != values.len() {
-        return Err(Error::invalid(format!("dense table {table} has another size"))
+        return Err(Error::invalid(format!("wrong size of dense table {table}"))
             .expected(values.len())
             .got(len));
     }

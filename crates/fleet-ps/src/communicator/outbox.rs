@@ -51,7 +51,7 @@ impl Item {
 }
 
 /// Called after each dense push: (table, number of the newest gradient in it, gradients in it).
-pub(super) type Told = Option<Box<dyn Fn(u32, u64, usize) -> Result<()> + Send + Sync>>;
+pub(super) type PushCallback = Option<Box<dyn Fn(u32, u64, usize) -> Result<()> + Send + Sync>>;
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counts {
@@ -71,7 +71,7 @@ struct Shared {
     servers: Arc<dyn Servers>,
     options: CommunicatorOptions,
     rates: Rates,
-    told: Told,
+    on_push: PushCallback,
 }
 
 #[derive(Default)]
@@ -109,10 +109,10 @@ impl Outbox {
         servers: Arc<dyn Servers>,
         options: CommunicatorOptions,
         rates: Rates,
-        told: Told,
+        on_push: PushCallback,
     ) -> Result<Outbox> {
         let (state, changed) = Default::default();
-        let shared = Arc::new(Shared { state, changed, servers, options, rates, told });
+        let shared = Arc::new(Shared { state, changed, servers, options, rates, on_push });
         let mut outbox = Outbox { shared, threads: Vec::new() };
         for _ in 0..options.thread_count {
             let shared = Arc::clone(&outbox.shared);
@@ -185,10 +185,10 @@ impl Outbox {
         let mut state = lock(&shared.state);
         state.draining += 1;
         shared.changed.notify_all();
-        let rests = |state: &State| {
+        let is_busy = |state: &State| {
             state.queues.values().any(|queue| queue.busy.is_some() || !queue.items.is_empty())
         };
-        while state.error.is_none() && rests(&state) {
+        while state.error.is_none() && is_busy(&state) {
             state = shared.wait(state);
         }
         state.draining -= 1;
@@ -196,7 +196,7 @@ impl Outbox {
     }
 
     /// Records that all gradients of a step are handed over.
-    pub fn made(&self, step: u64) {
+    pub fn end_step(&self, step: u64) {
         let mut state = lock(&self.shared.state);
         state.made = step;
         self.shared.servers.completed(state.complete());
@@ -204,7 +204,7 @@ impl Outbox {
 
     /// Starts to count after step `made`. An earlier process of this worker has sent some gradients
     /// up to step `sent_before`.
-    pub fn go_on(&self, made: u64, sent_before: u64) {
+    pub fn resume_at(&self, made: u64, sent_before: u64) {
         let mut state = lock(&self.shared.state);
         (state.made, state.sent_before) = (made, sent_before);
     }
@@ -346,8 +346,8 @@ impl Shared {
         if let Some((grad, newest, count)) = dense {
             self.servers.push_dense_of(newest_step, table, &grad)?;
             spare.push(grad);
-            if let Some(told) = &self.told {
-                told(table, newest, count)?;
+            if let Some(on_push) = &self.on_push {
+                on_push(table, newest, count)?;
             }
         }
         if steps > 0 {
@@ -379,8 +379,8 @@ impl State {
     /// Returns a table with something to send; tables after the last served one come first.
     fn next(&self) -> Option<u32> {
         let waits = |(_, queue): &(&u32, &Queue)| queue.busy.is_none() && !queue.items.is_empty();
-        let behind = self.queues.range(self.last.saturating_add(1)..).find(waits);
-        behind.or_else(|| self.queues.iter().find(waits)).map(|(table, _)| *table)
+        let after = self.queues.range(self.last.saturating_add(1)..).find(waits);
+        after.or_else(|| self.queues.iter().find(waits)).map(|(table, _)| *table)
     }
 }
 
@@ -419,15 +419,15 @@ fn add_parts(sum: &mut [f32], parts: &[&[f32]]) -> Result<()> {
     Ok(())
 }
 
-/// Appends the values of `comes` ids to those of `had` ids. Ids without a value get `value`, unless
+/// Appends the values of `added` ids to those of `had` ids. Ids without a value get `value`, unless
 /// no id has one.
-fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, comes: usize, value: T) {
+fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, added: usize, value: T) {
     if own.is_empty() && other.is_empty() {
         return;
     }
     own.resize(had, value);
     own.extend(other);
-    own.resize(had + comes, value);
+    own.resize(had + added, value);
 }
 
 impl Grads {
@@ -435,10 +435,10 @@ impl Grads {
     /// `more`.
     fn extend(&mut self, more: Grads) -> Vec<f32> {
         let Grads { ids, grads, shows, clicks, slots } = more;
-        let (had, comes) = (self.ids.len(), ids.len());
-        append(&mut self.shows, shows, had, comes, 1.0);
-        append(&mut self.clicks, clicks, had, comes, 0.0);
-        append(&mut self.slots, slots, had, comes, 0);
+        let (had, added) = (self.ids.len(), ids.len());
+        append(&mut self.shows, shows, had, added, 1.0);
+        append(&mut self.clicks, clicks, had, added, 0.0);
+        append(&mut self.slots, slots, had, added, 0);
         self.ids.extend(ids);
         self.grads.extend_from_slice(&grads);
         grads

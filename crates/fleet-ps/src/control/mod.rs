@@ -6,22 +6,22 @@
 //! [`Servers`](crate::Servers), which server 0 makes as an operator. HTTP/2 runs on one thread, and
 //! calls run on a few threads of their own.
 
+mod accept;
 mod client;
-mod desk;
-mod door;
 pub mod message;
 mod schema;
-mod seats;
+mod service;
+mod slots;
 mod tls;
 
 pub use client::ControlClient;
 pub use tls::{ClientTls, ServerTls};
 
 use crate::ServerTables;
-use desk::{Control, Desk, Served};
-use door::{Door, Guard};
+use accept::{Acceptor, Authenticator};
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Log, Token, Verifier};
+use service::{Control, ControlService, Served};
 use std::fmt::Debug;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -57,7 +57,7 @@ use tonic_health::server::HealthReporter;
 /// ```
 pub struct ControlServer {
     address: SocketAddr,
-    desk: Arc<Desk>,
+    service: Arc<ControlService>,
     health: HealthReporter,
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
@@ -83,11 +83,12 @@ impl ControlServer {
     ) -> Result<ControlServer> {
         if token.is_over_tls() {
             return Err(Error::invalid(
-                "the job's token asks for TLS, and control over gRPC has no certificate",
+                "control over gRPC has no certificate, but the job's token requires TLS",
             )
             .expected("FLEET_GRPC_CERT and FLEET_GRPC_KEY, PEM files, or a token without `tls:`")
             .help(
-                "the job's own TLS has keys without certificates, which tools for gRPC do not speak",
+                "set both variables: the job's own TLS has keys without certificates, which gRPC \
+                 tools do not support",
             ));
         }
         ControlServer::open(address, token, None, log)
@@ -111,7 +112,7 @@ impl ControlServer {
     ) -> Result<ControlServer> {
         let listener = TcpListener::bind(&address).map_err(|error| {
             Error::unavailable(format!("cannot listen on {address:?} for gRPC: {error}"))
-                .help("port 0 lets the system choose one that is free")
+                .help("use port 0 to let the system choose a free port")
         })?;
         let failed = |error: std::io::Error| Error::unavailable(format!("gRPC: {error}"));
         let own = listener.local_addr().map_err(failed)?;
@@ -122,16 +123,16 @@ impl ControlServer {
             .thread_name("fleet-control")
             .build()
             .map_err(failed)?;
-        let desk = Arc::new(Desk {
+        let service = Arc::new(ControlService {
             served: OnceLock::new(),
             token: token.clone(),
             log: log.clone(),
             abort: Abort::new(),
             work: Mutex::new(()),
         });
-        let guard = Guard::new(Verifier::new(token)?, log.clone());
+        let authenticator = Authenticator::new(Verifier::new(token)?, log.clone());
         let (health, health_service) = tonic_health::server::health_reporter();
-        runtime.block_on(say(&health, ServingStatus::NotServing));
+        runtime.block_on(set_health(&health, ServingStatus::NotServing));
         let reflection = tonic_reflection::server::Builder::configure()
             .register_file_descriptor_set(prost_types::FileDescriptorSet {
                 file: vec![schema::file()?],
@@ -150,24 +151,24 @@ impl ControlServer {
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .max_connection_age(CONNECTION_SPAN_MAX)
             .add_service(health_service)
-            .add_service(InterceptedService::new(reflection, guard.clone()))
-            .add_service(InterceptedService::new(Control(desk.clone()), guard));
-        let door = {
+            .add_service(InterceptedService::new(reflection, authenticator.clone()))
+            .add_service(InterceptedService::new(Control(service.clone()), authenticator));
+        let acceptor = {
             let _inside = runtime.enter();
-            Door::new(tokio::net::TcpListener::from_std(listener).map_err(failed)?, log)
+            Acceptor::new(tokio::net::TcpListener::from_std(listener).map_err(failed)?, log)
         };
         let (stop, stopped) = oneshot::channel();
         let handle = runtime.handle().clone();
         let serving = async move {
             tokio::select! {
-                _ = router.serve_with_incoming(door) => {}
+                _ = router.serve_with_incoming(acceptor) => {}
                 _ = stopped => {}
             }
         };
         let thread = start(runtime, serving)?;
         Ok(ControlServer {
             address: own,
-            desk,
+            service,
             health,
             handle,
             stop: Some(stop),
@@ -183,17 +184,17 @@ impl ControlServer {
     /// job accept frames.
     pub fn serve(&self, tables: Arc<ServerTables>, addresses: &[SocketAddr]) -> Result<()> {
         let served = Served { tables, addresses: addresses.to_vec() };
-        if self.desk.served.set(served).is_err() {
-            return Err(Error::invalid("this control serves tables already"));
+        if self.service.served.set(served).is_err() {
+            return Err(Error::invalid("control server already has tables"));
         }
-        self.handle.block_on(say(&self.health, ServingStatus::Serving));
+        self.handle.block_on(set_health(&self.health, ServingStatus::Serving));
         Ok(())
     }
 }
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        self.desk.abort.fire(Error::unavailable("the server ends"));
+        self.service.abort.fire(Error::unavailable("server is closing"));
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
@@ -205,7 +206,7 @@ impl Drop for ControlServer {
 }
 
 /// Sets the status of the server as a whole, and of the service.
-async fn say(health: &HealthReporter, status: ServingStatus) {
+async fn set_health(health: &HealthReporter, status: ServingStatus) {
     for service in ["", message::SERVICE] {
         health.set_service_status(service, status).await;
     }

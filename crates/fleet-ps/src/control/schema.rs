@@ -33,7 +33,7 @@ fn parse(source: &str) -> Result<FileDescriptorProto> {
         let line = line.trim().trim_end_matches([';', '{']).trim_end();
         let words: Vec<&str> = line.split_whitespace().collect();
         let strange = || {
-            Error::internal("a line of the service's description is not understood")
+            Error::internal("malformed line in the service's description")
                 .got(format!("'{line}'"))
                 .at(format!("line {}", number + 1))
         };
@@ -238,7 +238,7 @@ mod tests {
             ["import \"a.proto\";", "message A {\n map<a, b> c = 1;\n}", "service A {\n x\n}"]
         {
             let error = parse(line).unwrap_err().to_string();
-            assert!(error.contains("is not understood"), "{error}");
+            assert!(error.contains("malformed line"), "{error}");
         }
     }
 }

@@ -29,12 +29,9 @@ mod built_in {
 
         pub(in crate::control) fn apply(self, server: Server) -> Result<Server> {
             server.tls_config(self.config).map_err(|error| {
-                Error::invalid(format!(
-                    "a certificate and its key are not understood{}",
-                    why(&error)
-                ))
-                .expected("PEM: a certificate with those of who vouches for it, and its key")
-                .at(self.files)
+                Error::invalid(format!("invalid certificate or key{}", why(&error)))
+                    .expected("PEM: a certificate with those of its issuers, and its key")
+                    .at(self.files)
             })
         }
     }
@@ -55,9 +52,9 @@ mod built_in {
         }
 
         pub(in crate::control) fn apply(self, endpoint: Endpoint) -> Result<Endpoint> {
-            endpoint.tls_config(self.0).map_err(|error| {
-                Error::invalid(format!("a certificate is not understood{}", why(&error)))
-            })
+            endpoint
+                .tls_config(self.0)
+                .map_err(|error| Error::invalid(format!("invalid certificate{}", why(&error))))
         }
     }
 
@@ -111,7 +108,7 @@ mod built_in {
     }
 
     fn left_out() -> Error {
-        Error::unsupported("gRPC under TLS is asked for, and this program was built without it")
-            .help("build it with the features `grpc` and `tls`, or leave the certificate out")
+        Error::unsupported("gRPC with TLS is not supported by this build")
+            .help("build with the features `grpc` and `tls`, or omit the certificate")
     }
 }

@@ -80,10 +80,10 @@ impl DenseCut {
         let wrong = blocks.iter().find(|block| block.server >= server_count);
         match (sum, wrong) {
             (Some(sum), None) if sum == total => Ok(()),
-            (_, Some(block)) => Err(Error::invalid("a block is on a server that is not there")
+            (_, Some(block)) => Err(Error::invalid("block on an unknown server")
                 .expected(format!("a server below {server_count}"))
                 .got(block.server)),
-            (sum, None) => Err(Error::invalid("blocks do not make up a dense table")
+            (sum, None) => Err(Error::invalid("blocks do not add up to the dense table")
                 .expected(format!("{total} numbers"))
                 .got(sum.map_or("too many".into(), |sum| sum.to_string()))),
         }

@@ -1,7 +1,7 @@
 //! One server's part of the dense parameters, with their optimizer.
 //!
 //! In the asynchronous modes every push is applied on receipt. In the synchronous mode pushes are
-//! summed, and [`DenseTable::pour`] applies their mean once all trainers have pushed.
+//! summed, and [`DenseTable::apply_pending`] applies their mean once all trainers have pushed.
 //!
 //! Gradients computed from old parameters can be corrected (DC-ASGD). The table remembers what each
 //! worker last read, and applies a push as `g + g² (now - read)`. That is the gradient at the
@@ -19,9 +19,9 @@ use std::sync::{Mutex, MutexGuard};
 pub enum Update {
     /// Each push, on receipt.
     #[default]
-    Now,
-    /// The mean of the pushes, at [`DenseTable::pour`].
-    Pour,
+    OnReceipt,
+    /// The mean of the pushes, at [`DenseTable::apply_pending`].
+    Deferred,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -45,14 +45,14 @@ pub struct DenseConfig {
 ///     table_id: 0,
 ///     len: 2,
 ///     rule: Rule::Sgd(Sgd { lr: 0.5 }),
-///     update: Update::Pour,
+///     update: Update::Deferred,
 ///     non_finite: NonFinite::Refuse,
 ///     corrected_workers: 0,
 /// })?;
 /// table.set(&[1.0, 1.0])?;
 /// table.push(&[1.0, 0.0])?;
 /// table.push(&[3.0, 0.0])?;
-/// assert_eq!(table.pour(), 2); // the mean of two pushes, applied once
+/// assert_eq!(table.apply_pending(), 2); // the mean of two pushes, applied once
 /// let mut values = [0.0; 2];
 /// table.pull(&mut values)?;
 /// assert_eq!(values, [0.0, 1.0]);
@@ -105,7 +105,7 @@ impl DenseImage {
 struct Inner {
     values: Vec<f32>,
     state: Vec<f32>,
-    /// Sum of the pushes held for a pour.
+    /// Sum of the pending pushes.
     sum: Vec<f32>,
     push_count: u64,
     rate_scale: f32,
@@ -137,7 +137,8 @@ impl DenseTable {
             .map_err(|error| error.at(format!("dense table {}", config.table_id)))?;
         let mut state = vec![0.0; config.rule.state_len(config.len)];
         config.rule.init_state(config.len, &mut state);
-        let sum = if config.update == Update::Pour { vec![0.0; config.len] } else { Vec::new() };
+        let sum =
+            if config.update == Update::Deferred { vec![0.0; config.len] } else { Vec::new() };
         let inner = Inner {
             values: vec![0.0; config.len],
             state,
@@ -165,8 +166,8 @@ impl DenseTable {
     pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
         if !(scale.is_finite() && scale >= 0.0) {
             return Err(self
-                .error("the scale of a learning rate is wrong")
-                .expected("a finite number, not negative")
+                .error("invalid learning rate scale")
+                .expected("a finite number >= 0")
                 .got(scale));
         }
         self.lock().rate_scale = scale;
@@ -237,17 +238,17 @@ impl DenseTable {
         inner.measure(worker);
         let grad = inner.corrected(worker, grad);
         match self.config.update {
-            Update::Now => {
+            Update::OnReceipt => {
                 inner.apply(&self.config.rule, &grad);
                 inner.push_count = 0;
             }
-            Update::Pour => inner.sum.iter_mut().zip(&grad[..]).for_each(|(sum, g)| *sum += g),
+            Update::Deferred => inner.sum.iter_mut().zip(&grad[..]).for_each(|(sum, g)| *sum += g),
         }
         Ok(())
     }
 
-    /// Applies the mean of the pushes since the last pour; returns their number.
-    pub fn pour(&self) -> u64 {
+    /// Applies the mean of the pushes since the last call; returns their number.
+    pub fn apply_pending(&self) -> u64 {
         let mut inner = self.lock();
         let count = std::mem::take(&mut inner.push_count);
         if count > 0 {
@@ -260,14 +261,14 @@ impl DenseTable {
         count
     }
 
-    /// Drops the pushes since the last pour.
+    /// Drops the pending pushes.
     pub(crate) fn discard(&self) {
         let mut inner = self.lock();
         inner.sum.fill(0.0);
         inner.push_count = 0;
     }
 
-    /// Returns the number of pushes held for a pour.
+    /// Returns the number of pending pushes.
     pub(crate) fn queued(&self) -> u64 {
         self.lock().push_count
     }
@@ -310,7 +311,7 @@ impl DenseTable {
         let whole = |read: &Vec<f32>| read.is_empty() || read.len() == self.config.len;
         let reads = runtime.read.len() == inner.read.len() && runtime.read.iter().all(whole);
         if lens != (inner.state.len(), inner.sum.len()) || !reads {
-            return Err(self.error("what was kept of a table does not fit it"));
+            return Err(self.error("stored state does not fit the table"));
         }
         (inner.values, inner.state, inner.sum) = (runtime.values, runtime.state, runtime.sum);
         (inner.rate_scale, inner.push_count) = (runtime.rate_scale, runtime.push_count);
@@ -443,7 +444,7 @@ mod tests {
             let mut all = Vec::new();
             for server in 0..servers {
                 let range = crate::dense_range(23, server, servers);
-                let table = DenseTable::new(config(rule, Update::Now, range.len())).unwrap();
+                let table = DenseTable::new(config(rule, Update::OnReceipt, range.len())).unwrap();
                 grads.iter().for_each(|grad| table.push(&grad[range.clone()]).unwrap());
                 all.extend(values(&table));
             }
@@ -452,7 +453,7 @@ mod tests {
         let whole = run(1);
         assert_eq!(whole, run(2));
         assert_eq!(whole, run(30), "some servers have nothing");
-        let first = DenseTable::new(config(rule, Update::Now, 1)).unwrap();
+        let first = DenseTable::new(config(rule, Update::OnReceipt, 1)).unwrap();
         first.push(&[0.3]).unwrap();
         assert!((values(&first)[0] + 0.01).abs() < 1e-6, "the first step is the rate");
     }
@@ -460,16 +461,16 @@ mod tests {
     #[test]
     fn a_pour_of_n_workers_is_one_step_of_the_mean() {
         let rule = Rule::Adam(Adam::default());
-        let poured = DenseTable::new(config(rule, Update::Pour, 3)).unwrap();
-        let alone = DenseTable::new(config(rule, Update::Now, 3)).unwrap();
+        let deferred = DenseTable::new(config(rule, Update::Deferred, 3)).unwrap();
+        let alone = DenseTable::new(config(rule, Update::OnReceipt, 3)).unwrap();
         for step in 0..4 {
             for worker in [1.0, 2.0, 6.0] {
-                poured.push(&[worker, -worker, worker * step as f32]).unwrap();
+                deferred.push(&[worker, -worker, worker * step as f32]).unwrap();
             }
-            assert_eq!((poured.pour(), poured.pour()), (3, 0));
+            assert_eq!((deferred.apply_pending(), deferred.apply_pending()), (3, 0));
             alone.push(&[3.0, -3.0, 3.0 * step as f32]).unwrap();
         }
-        assert_eq!(values(&poured), values(&alone));
+        assert_eq!(values(&deferred), values(&alone));
     }
 
     /// Counts the updates between a worker's read and its push, by any worker; none if all workers
@@ -477,7 +478,7 @@ mod tests {
     #[test]
     fn staleness_is_what_the_parameters_of_a_push_lacked() {
         let sgd = Rule::Sgd(Sgd { lr: 0.5 });
-        for (update, sum, max) in [(Update::Now, 3, 2), (Update::Pour, 0, 0)] {
+        for (update, sum, max) in [(Update::OnReceipt, 3, 2), (Update::Deferred, 0, 0)] {
             let table = DenseTable::new(config(sgd, update, 1)).unwrap();
             let mut out = [0.0];
             table.push_by(1, &[1.0]).unwrap();
@@ -487,7 +488,7 @@ mod tests {
             }
             table.pull_by(1, &mut out).unwrap();
             table.push_by(1, &[1.0]).unwrap();
-            table.pour();
+            table.apply_pending();
             table.pull_by(1, &mut out).unwrap();
             table.push_by(1, &[1.0]).unwrap();
             let stats = table.stats();
@@ -500,11 +501,11 @@ mod tests {
     #[test]
     fn gradients_of_old_parameters_are_corrected() {
         let sgd = Rule::Sgd(Sgd { lr: 0.5 });
-        let config = DenseConfig { corrected_workers: 2, ..config(sgd, Update::Now, 2) };
+        let config = DenseConfig { corrected_workers: 2, ..config(sgd, Update::OnReceipt, 2) };
         let table = DenseTable::new(config).unwrap();
         table.set(&[1.0, -1.0]).unwrap();
         table.push_by(1, &[2.0, 0.0]).unwrap();
-        assert_eq!(values(&table), [0.0, -1.0], "who has read nothing is taken at its word");
+        assert_eq!(values(&table), [0.0, -1.0], "a worker that has read nothing is not corrected");
         let mut out = [0.0; 2];
         (0..2).for_each(|worker| table.pull_by(worker, &mut out).unwrap());
         table.push_by(0, &[1.0, 2.0]).unwrap();
@@ -520,12 +521,13 @@ mod tests {
         let after = values(&table);
         table.set_runtime(kept).unwrap();
         table.push_by(1, &[1.0, 1.0]).unwrap();
-        assert_eq!(values(&table), after, "what was read is kept with the table");
+        assert_eq!(values(&table), after, "the read parameters are kept with the table");
     }
 
     #[test]
     fn bad_pushes_change_nothing() {
-        let table = DenseTable::new(config(Rule::Sgd(Sgd::default()), Update::Now, 2)).unwrap();
+        let table =
+            DenseTable::new(config(Rule::Sgd(Sgd::default()), Update::OnReceipt, 2)).unwrap();
         let error = table.push(&[1.0]).unwrap_err().to_string();
         assert!(error.contains("expected 2, got 1\n  at dense table 4"), "{error}");
         let error = table.push(&[1.0, f32::NAN]).unwrap_err().to_string();

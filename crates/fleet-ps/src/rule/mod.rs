@@ -81,7 +81,7 @@ impl Rule {
         for (what, value, range) in each!(self, rule => rule.parameters()) {
             let inside = value >= range.0 && value <= range.1 && value.is_finite();
             if !inside {
-                return Err(Error::invalid(format!("{what} of rule {} is wrong", self.name()))
+                return Err(Error::invalid(format!("invalid {what} of rule {}", self.name()))
                     .expected(format!("a number in [{}, {}]", range.0, range.1))
                     .got(value));
             }

@@ -13,7 +13,7 @@ pub(crate) fn write(out: &mut impl Write, record: Record<'_>) -> io::Result<()> 
             out.write_all(&[if changed { 2 } else { 0 }, unseen_days])?;
             values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
         }
-        Record::Waiting { id, count } => {
+        Record::Pending { id, count } => {
             out.write_all(&id.to_le_bytes())?;
             out.write_all(&[1, 0])?;
             out.write_all(&count.to_le_bytes())
@@ -43,7 +43,7 @@ pub(super) fn read(
             1 => {
                 let (count, rest) = rest.split_at_checked(4)?;
                 let count = u32::from_le_bytes(count.try_into().ok()?);
-                (Record::Waiting { id, count }, rest)
+                (Record::Pending { id, count }, rest)
             }
             _ => return None,
         };

@@ -134,7 +134,7 @@ pub(crate) fn load_dense(
     checked: &Checked,
 ) -> Result<u64> {
     let wrong = || {
-        Error::invalid("the parts of a dense table do not make it up")
+        Error::invalid("parts do not add up to the dense table")
             .expected(format!("{len} numbers and their state"))
             .at(format!("dense table {}", table.config().table_id))
     };
@@ -204,9 +204,9 @@ pub(crate) fn load_steps(checked: &Checked) -> Result<u64> {
     let steps = checked.each_part().map(|part| {
         let (_, bytes) = part?;
         let text = String::from_utf8_lossy(&bytes);
-        text.trim().parse::<u64>().map_err(|_| {
-            Error::invalid("a count of steps is malformed").expected("a number").got(text)
-        })
+        text.trim()
+            .parse::<u64>()
+            .map_err(|_| Error::invalid("malformed count of steps").expected("a number").got(text))
     });
     steps.sum()
 }

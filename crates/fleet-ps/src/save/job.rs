@@ -13,7 +13,7 @@ const PREFIX: &str = "saved-";
 const MARK: Kind = Kind {
     name: "fleet saved tables",
     version: 1,
-    help: "load another save, or restore this file from where it was copied",
+    help: "load another save, or copy this file again",
 };
 
 fn file_name(server: u32, save_id: u64) -> String {
@@ -41,7 +41,7 @@ fn read_mark(disk: &dyn Disk, path: &Path, server: u32, save_id: u64) -> Result<
         Read::Unsealed(text) => (count(&text), text),
     };
     count.ok_or_else(|| {
-        MARK.damaged(path, "it is not a mark of this server and save")
+        MARK.damaged(path, "it is the mark of another server or save")
             .expected(
                 format!("{}server_count and a number", head(server, save_id)).replace('\n', ", "),
             )

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Loads the rows for which `mine` is true (those of this server), over the table's contents;
-/// returns how many. Nothing is loaded if any file of any server is missing, torn or changed, or if
-/// the table's rows have another layout. Of several saves in a folder, the latest complete one is
-/// loaded.
+/// returns how many. Nothing is loaded if any file of any server is missing, truncated or changed,
+/// or if the table's rows have another layout. Of several saves in a folder, the latest complete
+/// one is loaded.
 pub fn load_sparse(table: &SparseTable, dir: &Path, mine: impl Fn(u64) -> bool) -> Result<u64> {
     let (folder, disk) = (table_folder(dir, table.config().table_id), RealDisk::handle());
     let count_of = |folder: &Path, server, save_id| {
@@ -55,10 +55,10 @@ pub(super) fn check(
     let manifests = read_manifests(&**disk, &folder, save_id)?;
     for manifest in &manifests {
         if manifest.layout != wanted || manifest.table_id != table_id {
-            return Err(Error::invalid("a save is of another table")
+            return Err(Error::invalid("save has another table")
                 .expected(format!("table {table_id}, {wanted}"))
                 .got(format!("table {}, {}", manifest.table_id, manifest.layout))
-                .help("network, strategy and optimizer are to be those of the job that saved")
+                .help("use the network, strategy and optimizer of the job that saved")
                 .at(folder.display()));
         }
         for part in &manifest.parts {
@@ -88,7 +88,7 @@ impl Checked {
     pub(super) fn each_part(&self) -> impl Iterator<Item = Result<(&Manifest, Vec<u8>)>> {
         self.manifests.iter().map(|manifest| match &manifest.parts[..] {
             [part] => Ok((manifest, read_part(&*self.disk, &self.folder, part)?)),
-            parts => Err(Error::invalid("a server's part of a save should be one file")
+            parts => Err(Error::invalid("part of a save has several files")
                 .got(format!("{} files", parts.len()))
                 .at(self.folder.display())),
         })
@@ -126,14 +126,14 @@ pub(super) fn latest(
             return Ok(Latest { save_id: *save, passed_over: first });
         }
         first.get_or_insert_with(|| {
-            Error::invalid(format!("a save in {} is not complete", folder.display()))
+            Error::invalid(format!("incomplete save in {}", folder.display()))
                 .expected(format!("the parts of {count} servers in save {save}"))
-                .got(format!("nothing of servers {missing:?}"))
-                .help("the save was not finished, or not all of it was copied here")
+                .got(format!("no parts of servers {missing:?}"))
+                .help("save again, or copy the whole folder")
         });
     }
     Err(first.unwrap_or_else(|| {
-        Error::invalid(format!("there is no save in {}", folder.display()))
+        Error::invalid(format!("no save in {}", folder.display()))
             .expected("a folder that save_persistables or save_sparse wrote")
     }))
 }
@@ -143,14 +143,14 @@ fn check_count(folder: &Path, save: u64, first: u32, found: u32) -> Result<()> {
     if first == found && (1..=SERVERS_MAX).contains(&found) {
         return Ok(());
     }
-    let what = format!("the number of servers of save {save} in {} is wrong", folder.display());
+    let what = format!("wrong number of servers in save {save} in {}", folder.display());
     Err(Error::invalid(what)
         .expected(match first == found {
             true => format!("1 to {SERVERS_MAX}"),
-            false => format!("{first}, as another part of it says"),
+            false => format!("{first}, as in another part"),
         })
         .got(found)
-        .help("load another save, or restore this one from where it was copied"))
+        .help("load another save, or copy this one again"))
 }
 
 /// Limit on the servers of a save, far above those of a cluster: a number in a file makes no larger
@@ -172,13 +172,13 @@ fn read_manifests(disk: &dyn Disk, folder: &Path, save_id: u64) -> Result<Vec<Ma
                     0 => "a save of this table".to_string(),
                     _ => format!("the parts of {server_count} servers"),
                 })
-                .help("the save was not finished, or not all of it was copied here"));
+                .help("save again, or copy the whole folder"));
         }
         let found = manifest::read(disk, &path)?;
         server_count = manifests.first().unwrap_or(&found).server_count;
         let got = (found.save_id, found.server, found.server_count);
         if got != (save_id, server, server_count) {
-            return Err(Error::invalid("the parts of a save do not belong together")
+            return Err(Error::invalid("parts belong to different saves")
                 .expected(format!("server {server} of {server_count} in save {save_id}"))
                 .got(format!("server {} of {} in save {}", got.1, got.2, got.0))
                 .at(path.display()));
@@ -204,7 +204,7 @@ fn read_part(disk: &dyn Disk, folder: &Path, part: &Part) -> Result<Vec<u8>> {
     // The size is checked first, so that no memory is allocated for a wrong file.
     let size = file.len().map_err(failed)?;
     if size != part.bytes {
-        return Err(Error::invalid(format!("{} is torn", path.display()))
+        return Err(Error::invalid(format!("{} has the wrong size", path.display()))
             .expected(words::bytes(part.bytes))
             .got(words::bytes(size))
             .help(WHAT_TO_DO));
@@ -214,7 +214,7 @@ fn read_part(disk: &dyn Disk, folder: &Path, part: &Part) -> Result<Vec<u8>> {
     match crc32fast::hash(&bytes) == part.checksum {
         true => Ok(bytes),
         false => {
-            Err(Error::invalid(format!("{} was changed: its checksum is wrong", path.display()))
+            Err(Error::invalid(format!("{} is damaged: its checksum is wrong", path.display()))
                 .help(WHAT_TO_DO))
         }
     }
@@ -228,14 +228,14 @@ pub(super) fn plain(path: &Path, bytes: Vec<u8>, plain_bytes: Option<u64>) -> Re
         GzDecoder::new(&bytes[..]).take(wanted.saturating_add(1)).read_to_end(&mut plain);
     match unpacked.map(|count| count as u64) {
         Ok(count) if count == wanted => Ok(plain),
-        Ok(count) => Err(Error::invalid(format!("{} holds another file", path.display()))
-            .expected(format!("{} when it is unpacked, as its manifest says", words::bytes(wanted)))
+        Ok(count) => Err(Error::invalid(format!("{} differs from its manifest", path.display()))
+            .expected(format!("{} of uncompressed data", words::bytes(wanted)))
             .got(match count > wanted {
                 true => "more".to_string(),
                 false => words::bytes(count),
             })
             .help(WHAT_TO_DO)),
-        Err(error) => Err(Error::invalid(format!("{} is no gzip file", path.display()))
+        Err(error) => Err(Error::invalid(format!("{} is not a gzip file", path.display()))
             .got(error)
             .help(WHAT_TO_DO)),
     }

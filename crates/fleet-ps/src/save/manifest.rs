@@ -195,8 +195,7 @@ pub(super) fn read(disk: &dyn Disk, path: &Path) -> Result<Manifest> {
 }
 
 /// Help for files that are not as they were written.
-pub(super) const WHAT_TO_DO: &str =
-    "load another save, or restore this file from where it was copied";
+pub(super) const WHAT_TO_DO: &str = "load another save, or copy this file again";
 
 fn parse_sealed(path: &Path, bytes: &[u8]) -> Result<Manifest> {
     let broken = |why: &str| {
@@ -207,7 +206,7 @@ fn parse_sealed(path: &Path, bytes: &[u8]) -> Result<Manifest> {
     if text[last..] != format!("end {:08x}\n", crc32fast::hash(&bytes[..last])) {
         return Err(broken("its checksum is wrong"));
     }
-    parse(&text[..last]).ok_or_else(|| broken("it is of another version"))
+    parse(&text[..last]).ok_or_else(|| broken("it has another version"))
 }
 
 fn parse(text: &str) -> Option<Manifest> {

@@ -160,8 +160,10 @@ fn write_parts(
 fn begin(disk: &dyn Disk, dir: &Path, table_id: u32, options: &SaveOptions) -> Result<PathBuf> {
     let SaveOptions { server, server_count, .. } = *options;
     if server >= server_count || server_count > SERVER_COUNT_MAX {
-        return Err(Error::invalid("the server of a save is wrong")
-            .expected(format!("a server below {server_count}, at most {SERVER_COUNT_MAX} of them"))
+        return Err(Error::invalid("invalid server number in a save")
+            .expected(format!(
+                "a number below {server_count}, of at most {SERVER_COUNT_MAX} servers"
+            ))
             .got(format!("server {server} of {server_count}")));
     }
     let folder = table_folder(dir, table_id);

@@ -16,7 +16,7 @@ pub(super) fn write(
     record: Record<'_>,
 ) -> io::Result<()> {
     match (record, &table.config().accessor) {
-        (Record::Waiting { id, count }, _) => writeln!(out, "{id}\t{count}\t0\t0\t"),
+        (Record::Pending { id, count }, _) => writeln!(out, "{id}\t{count}\t0\t0\t"),
         (Record::Row { id, unseen_days, values, .. }, Accessor::Plain) => {
             write!(out, "{id}\t0\t{unseen_days}\t1\t")?;
             for (at, value) in values.iter().enumerate() {
@@ -63,7 +63,7 @@ fn plain<'v>(line: &str, values: &'v mut [f32]) -> Option<Record<'v>> {
     let has_row = fields.next()?;
     let numbers = fields.next()?;
     if has_row == "0" {
-        return Some(Record::Waiting { id, count });
+        return Some(Record::Pending { id, count });
     }
     fill(values, numbers.split(','))?;
     Some(Record::Row { id, unseen_days, changed: false, values })

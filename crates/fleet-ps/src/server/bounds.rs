@@ -34,7 +34,7 @@ impl Bounds {
     fn check_answer(&self, bytes: u64) -> Result<()> {
         match bytes <= self.answer_bytes_max as u64 {
             true => Ok(()),
-            false => Err(Error::exhausted("the rows of a pull are too long for an answer")
+            false => Err(Error::exhausted("pull exceeds the size limit of an answer")
                 .expected(format!("up to {} bytes", self.answer_bytes_max))
                 .got(bytes)
                 .help("pull fewer ids at once")),
@@ -44,12 +44,12 @@ impl Bounds {
     fn check_folder(&self, mut body: Body<'_>) -> Result<()> {
         let Some(root) = &self.save_root else { return Ok(()) };
         let dir = Path::new(body.text()?);
-        match is_inside(root, dir).map_err(|error| Error::io("find", dir, &error))? {
+        match is_inside(root, dir).map_err(|error| Error::io("resolve", dir, &error))? {
             true => Ok(()),
-            false => Err(Error::invalid("a save or load outside of the servers' save root")
+            false => Err(Error::invalid("folder outside the servers' save root")
                 .expected(format!("a folder in {}", root.display()))
                 .got(dir.display())
-                .help("FLEET_SAVE_ROOT of the servers, or fleetrun --save_root, says where")),
+                .help("choose a folder in FLEET_SAVE_ROOT of the servers (fleetrun --save_root)")),
         }
     }
 }

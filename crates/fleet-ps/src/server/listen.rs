@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// let worker = RemoteServers::connect(&job, 0, &addresses, &token, RemoteOptions::default())?;
 /// assert!(worker.finish()?, "the last one");
 /// worker.stop()?;
-/// server.run()?; // until somebody stops it
+/// server.run()?; // until a worker stops it
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct TableServer {
@@ -56,15 +56,15 @@ impl TableServer {
     ) -> Result<TableServer> {
         let bounds = Bounds { answer_bytes_max: options.frame_bytes_max, save_root };
         let served = tables.clone();
-        tables.listens();
+        tables.on_listening();
         let open = move |hello: &[u8], _peer: SocketAddr| {
             let caller = read_hello(hello);
             if let Ok(caller) = &caller {
-                served.meets(caller.worker);
+                served.on_connection(caller.worker);
             }
             let (tables, bounds) = (served.clone(), bounds.clone());
-            let talk = Talk { tables, bounds, caller, agreed: false };
-            Ok(Box::new(talk) as Box<dyn Conversation>)
+            let conversation = TableConversation { tables, bounds, caller, agreed: false };
+            Ok(Box::new(conversation) as Box<dyn Conversation>)
         };
         let calls = CallServer::bind(address, token, options, log, open)?;
         Ok(TableServer { tables, calls })
@@ -104,7 +104,7 @@ fn read_hello(bytes: &[u8]) -> Result<Caller> {
 }
 
 /// One connection.
-struct Talk {
+struct TableConversation {
     tables: Arc<ServerTables>,
     bounds: Bounds,
     caller: Result<Caller>,
@@ -112,12 +112,12 @@ struct Talk {
     agreed: bool,
 }
 
-impl Conversation for Talk {
+impl Conversation for TableConversation {
     fn call(&mut self, method: u8, request: &[u8], answer: &mut Vec<u8>) -> Result<()> {
         let caller = self.caller.clone()?;
-        self.tables.presence.heard(caller.worker);
+        self.tables.presence.heard_from(caller.worker);
         if !self.agreed && method != Method::Compare as u8 {
-            return Err(Error::invalid("a client asks before it has said which job it means"));
+            return Err(Error::invalid("request received before the description of the job"));
         }
         self.bounds.check(&self.tables, method, request)?;
         self.tables.call(caller, method, request, answer)?;
@@ -129,25 +129,25 @@ impl Conversation for Talk {
     }
 }
 
-impl Drop for Talk {
+impl Drop for TableConversation {
     fn drop(&mut self) {
         if let Ok(caller) = &self.caller {
-            self.tables.presence.left(caller.worker);
+            self.tables.presence.disconnected(caller.worker);
         }
     }
 }
 
 impl ServerTables {
     /// Starts accepting workers.
-    fn listens(&self) {
+    fn on_listening(&self) {
         self.presence.begin();
         let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
-        self.is_again.store(has_begun, Relaxed);
+        self.is_restarted.store(has_begun, Relaxed);
     }
 
     /// Records that a worker has connected.
-    fn meets(&self, worker: usize) {
-        self.presence.came(worker);
+    fn on_connection(&self, worker: usize) {
+        self.presence.connected(worker);
         self.barrier.find(worker);
     }
 }

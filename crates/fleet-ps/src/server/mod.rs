@@ -2,20 +2,20 @@
 //!
 //! [`ServerTables`] is the same for all callers: [`LocalServers`](crate::LocalServers) calls it in
 //! this process, [`TableServer`](crate::TableServer) for connections. It knows no sockets. Requests
-//! that change something carry a number and run once (`ledger.rs`).
+//! that change something carry a number and run once (`sessions.rs`).
 
 mod answer;
 mod bounds;
 mod durable;
-mod ledger;
 mod listen;
-mod marks;
 mod new_run;
 mod pending;
 mod presence;
+mod progress_tracker;
 mod save;
 #[cfg(test)]
 mod save_tests;
+mod sessions;
 #[cfg(feature = "grpc")]
 mod statistics;
 
@@ -23,10 +23,10 @@ pub use durable::{
     Damage, Durability, Flush, FolderReport, FolderState, LogReport, Loss, Recovered, ServerReport,
     SnapshotReport, Tail, WorkerReport, accept_loss, folder_state, inspect,
 };
-pub(crate) use ledger::{Caller, OPERATOR};
 pub use listen::TableServer;
 pub(crate) use listen::hello;
-pub(crate) use presence::{SILENT_AFTER, Sign, SignKind};
+pub(crate) use presence::{SignKind, WORKER_TIMEOUT, WorkerSign};
+pub(crate) use sessions::{Caller, OPERATOR};
 
 use crate::message::{Body, Head, Method};
 use crate::{
@@ -35,10 +35,10 @@ use crate::{
 };
 use fleet_base::disk::{Disk, DiskLock, RealDisk};
 use fleet_base::{Error, Result};
-use ledger::Ledger;
-use marks::Marks;
 use pending::Pending;
 use presence::Presence;
+use progress_tracker::ProgressTracker;
+use sessions::ClientSessions;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -66,11 +66,11 @@ pub struct ServerTables {
     tables: BTreeMap<u32, Table>,
     barrier: BarrierTable,
     presence: Presence,
-    marks: Marks,
+    progress: ProgressTracker,
     /// Workers had completed the start rounds before this process listened: the server was
     /// restarted.
-    is_again: AtomicBool,
-    ledger: Ledger,
+    is_restarted: AtomicBool,
+    sessions: ClientSessions,
     /// Held shared while a request changes tables; exclusively while a snapshot of all of them is
     /// cut.
     gate: RwLock<()>,
@@ -80,7 +80,7 @@ pub struct ServerTables {
     /// Keeps other processes out of the folder.
     folder_lock: Option<DiskLock>,
     /// Held by a save, load, shrink or snapshot: one runs at a time.
-    keeping: Mutex<()>,
+    maintenance: Mutex<()>,
     saving: Mutex<Option<save::Saving>>,
     stopped: Mutex<bool>,
     stop: Condvar,
@@ -95,13 +95,13 @@ pub(crate) enum Table {
 }
 
 /// Interval between checks whether any worker is left.
-const LOOK_PERIOD: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 impl ServerTables {
     pub fn new(job: &JobTables, server: usize) -> Result<ServerTables> {
         job.check()?;
         if server >= job.server_count {
-            return Err(Error::invalid("a server is not one of the job's")
+            return Err(Error::invalid("server number is outside the job")
                 .expected(format!("a number below {}", job.server_count))
                 .got(server));
         }
@@ -114,14 +114,14 @@ impl ServerTables {
             tables: job.tables.iter().map(table).collect::<Result<_>>()?,
             barrier: BarrierTable::new(job.worker_count as u32)?,
             presence: Presence::new(job.worker_count),
-            marks: Marks::new(job.worker_count),
-            is_again: AtomicBool::new(false),
-            ledger: Ledger::default(),
+            progress: ProgressTracker::new(job.worker_count),
+            is_restarted: AtomicBool::new(false),
+            sessions: ClientSessions::default(),
             gate: RwLock::new(()),
             disk: RealDisk::handle(),
             keeper: None,
             folder_lock: None,
-            keeping: Mutex::new(()),
+            maintenance: Mutex::new(()),
             saving: Mutex::new(None),
             stopped: Mutex::new(false),
             stop: Condvar::new(),
@@ -150,8 +150,8 @@ impl ServerTables {
     /// until no worker is left: some have finished, others are lost, and none is connected.
     pub fn wait(&self) {
         let mut stopped = lock(&self.stopped);
-        while !*stopped && !self.is_left_alone() && self.check_kept().is_ok() {
-            let waited = self.stop.wait_timeout(stopped, LOOK_PERIOD);
+        while !*stopped && !self.is_abandoned() && self.check_store().is_ok() {
+            let waited = self.stop.wait_timeout(stopped, CHECK_INTERVAL);
             stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -175,7 +175,7 @@ impl ServerTables {
     }
 
     /// Fails if a durable server must end.
-    fn check_kept(&self) -> Result<()> {
+    fn check_store(&self) -> Result<()> {
         self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.check())
     }
 
@@ -193,7 +193,7 @@ impl ServerTables {
         answer: &mut Vec<u8>,
     ) -> Result<()> {
         self.try_call(caller, method, request, answer)
-            .map_err(|error| error.at(format!("server {}, asked by {caller}", self.server)))
+            .map_err(|error| error.at(format!("server {}, request of {caller}", self.server)))
     }
 
     fn try_call(
@@ -204,19 +204,18 @@ impl ServerTables {
         answer: &mut Vec<u8>,
     ) -> Result<()> {
         if !caller.is_operator() && caller.worker >= self.job.worker_count {
-            return Err(Error::invalid("a worker is not one of the job's")
+            return Err(Error::invalid("worker number is outside the job")
                 .expected(format!("a number below {}", self.job.worker_count))
                 .got(caller.worker));
         }
         let method = Method::parse(method)?;
         if caller.is_operator() && !method.is_control() {
-            return Err(Error::invalid("an operator asks what only workers ask")
-                .expected("statistics, a save, a load or shrinking")
+            return Err(Error::invalid("request is allowed only to workers")
+                .expected("statistics, a save, a load or a shrink")
                 .got(format!("{method:?}")));
         }
         if method == Method::NewRun {
-            return Err(Error::invalid("a client asks what only a server decides")
-                .got(format!("{method:?}")));
+            return Err(Error::invalid("request is internal to servers").got(format!("{method:?}")));
         }
         self.do_request(caller, method, request, answer)
     }
@@ -232,12 +231,12 @@ impl ServerTables {
         let (head, body) = Head::decode(method, request)?;
         let walks = matches!(method, Method::Shrink | Method::Clear);
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(method, head)) else {
-            let _alone = walks.then(|| lock(&self.keeping));
+            let _alone = walks.then(|| lock(&self.maintenance));
             return self.run(caller, method, (head, body), answer, || Ok(()));
         };
         keeper.wait_for_room()?;
         // A walk over all rows takes long, and no snapshot may be cut in the middle of it.
-        let alone = walks.then(|| lock(&self.keeping));
+        let alone = walks.then(|| lock(&self.maintenance));
         let result = {
             let _open = self.gate.read().unwrap_or_else(PoisonError::into_inner);
             let append = || keeper.append(caller, method as u8, request);
@@ -264,14 +263,14 @@ impl ServerTables {
             first()?;
             return guarded(|| self.read(caller, method, head, body, answer));
         }
-        self.ledger.once(caller, (head.seq, head.done), answer, |answer| {
-            let turn = self.marks.enter(caller, method)?;
+        self.sessions.once(caller, (head.seq, head.done), answer, |answer| {
+            let owner = self.progress.check_owner(caller, method)?;
             first()?;
             guarded(|| self.change(caller, method, head, body, answer))?;
             if method.is_push() {
-                self.marks.applied(caller, head.table, head.step, head.complete);
+                self.progress.set_applied(caller, head.table, head.step, head.complete);
             }
-            drop(turn);
+            drop(owner);
             Ok(())
         })?;
         // Changes that come from files are not in the log.
@@ -287,8 +286,8 @@ impl ServerTables {
     }
 
     /// Replays a request from a log. Returns false if it is rejected, as it was the first time. A
-    /// request that the ledger or the marks stop was not logged by a server, so the log is not to
-    /// be trusted.
+    /// request that the sessions or the owner check reject was not logged by a server, so the log
+    /// is not to be trusted.
     fn replay(&self, caller: Caller, method: u8, request: &[u8]) -> Result<bool> {
         let method = Method::parse(method)?;
         let parts = Head::decode(method, request)?;
@@ -298,8 +297,8 @@ impl ServerTables {
             Ok(())
         };
         match self.run(caller, method, parts, &mut Vec::new(), reached) {
-            _ if !is_reached => Err(Error::invalid("a log has a request that was done before")
-                .help("the folder mixes files of several servers or times")),
+            _ if !is_reached => Err(Error::invalid("duplicate request in the log")
+                .help("restore the folder: it has files of several servers or times")),
             result => Ok(result.is_ok()),
         }
     }
@@ -311,7 +310,7 @@ impl ServerTables {
             Method::Save | Method::EndSave | Method::Load => false,
             Method::PullSparse => {
                 let rows = self.tables.get(&head.table).and_then(Table::rows);
-                head.word == PullMode::Train as u32
+                head.argument == PullMode::Train as u32
                     && rows.is_some_and(|t| matches!(t.config().entry, Entry::CountFilter(_)))
             }
             // The parameters that a worker reads are used to correct its gradients.
@@ -342,7 +341,7 @@ impl Table {
                     len: options.cut.count(*len, server, job.server_count),
                     corrected_workers: if options.corrects_delay { job.worker_count } else { 0 },
                     rule: *rule,
-                    update: if job.sync { Update::Pour } else { Update::Now },
+                    update: if job.sync { Update::Deferred } else { Update::OnReceipt },
                     non_finite: *non_finite,
                 })?)
             }

@@ -34,11 +34,11 @@ impl ServerTables {
                 Ok(())
             }
             Some(1) => {
-                self.pour(Arrival::Sent, self.pending_worker_count())?;
+                self.apply_pending(Arrival::Sent, self.pending_worker_count())?;
                 self.barrier.set_sent_rounds(steps);
                 Ok(())
             }
-            _ => Err(Error::invalid("the servers' folders are of different moments of the job")
+            _ => Err(Error::invalid("the servers' folders are at different steps of the job")
                 .expected(format!("step {steps}, or the one before it"))
                 .got(format!("step {applied}"))
                 .help("give all servers folders of one run, or load a save into new folders")),

@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 /// Pushes that were not applied yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Pending {
-    pub pushes: Vec<Held>,
+    pub pushes: Vec<HeldPush>,
 }
 
 /// One push of one worker.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Held {
+pub(crate) struct HeldPush {
     pub worker: u64,
     pub seq: u64,
     pub ids: Vec<u64>,
@@ -30,12 +30,12 @@ impl Pending {
     pub fn hold(&mut self, worker: usize, seq: u64, push: Push<'_>, grads: &[f32]) -> Result<()> {
         let held: usize = self.pushes.iter().map(|held| held.grads.len()).sum();
         if held + grads.len() > NUMBERS_MAX {
-            return Err(Error::exhausted("too many gradients wait for the other workers")
+            return Err(Error::exhausted("too many pending gradients")
                 .expected(format!("up to {NUMBERS_MAX} numbers"))
                 .got(held + grads.len())
                 .help("arrive at the barrier more often, or use more servers"));
         }
-        self.pushes.push(Held {
+        self.pushes.push(HeldPush {
             worker: worker as u64,
             seq,
             ids: push.ids.to_vec(),
@@ -56,14 +56,14 @@ impl Pending {
     /// Applies the held pushes, each id once: sums over the pushes, divided by `workers` in a plain
     /// table. They are added in the order of workers, so that the result does not depend on the
     /// order of arrival.
-    pub fn pour(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
+    pub fn apply(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
         let mut pushes = std::mem::take(&mut self.pushes);
         pushes.sort_by_key(|held| (held.worker, held.seq));
-        let Some(mut all) = pushes.first().map(|first| Held {
+        let Some(mut all) = pushes.first().map(|first| HeldPush {
             shows: first.shows.is_some().then(Vec::new),
             clicks: first.clicks.is_some().then(Vec::new),
             slots: first.slots.is_some().then(Vec::new),
-            ..Held::default()
+            ..HeldPush::default()
         }) else {
             return Ok(());
         };
@@ -89,7 +89,7 @@ impl Pending {
     }
 }
 
-impl Held {
+impl HeldPush {
     fn kind(&self) -> [bool; 3] {
         [self.shows.is_some(), self.clicks.is_some(), self.slots.is_some()]
     }

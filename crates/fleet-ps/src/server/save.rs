@@ -36,7 +36,7 @@ impl ServerTables {
     pub fn load(&self, dir: &Path, tables: Option<&[u32]>) -> Result<u64> {
         let Latest { save_id, passed_over } = job::latest_complete(&*self.disk, dir)?;
         if let Some(error) = passed_over {
-            let text = format!("server {}: loads save {save_id} instead: {error}", self.server);
+            let text = format!("server {}: loading save {save_id} instead: {error}", self.server);
             fleet_net::Log::stderr().line(text);
         }
         self.load_save(dir, save_id, tables)
@@ -48,7 +48,7 @@ impl ServerTables {
         save_id: u64,
         tables: Option<&[u32]>,
     ) -> Result<u64> {
-        let (_alone, disk) = (lock(&self.keeping), &self.disk);
+        let (_alone, disk) = (lock(&self.maintenance), &self.disk);
         for table_id in tables.unwrap_or_default() {
             self.table(*table_id)?;
         }
@@ -66,7 +66,7 @@ impl ServerTables {
                 }
                 (table, _) => match table.rows() {
                     Some(rows) => save::check_sparse(disk, rows, dir, save_id),
-                    None => Err(Error::internal("a table is of another kind than its config")),
+                    None => Err(Error::internal("table kind differs from its config")),
                 },
             })
             .collect::<Result<Vec<_>>>()?;
@@ -104,9 +104,9 @@ impl ServerTables {
         format: SaveFormat,
     ) -> Result<Saved> {
         self.keep_other_tables(dir, table)?;
-        let _alone = lock(&self.keeping);
+        let _alone = lock(&self.maintenance);
         if let Some(saving) = lock(&self.saving).as_ref().filter(|it| self.keeps_out(it, by)) {
-            return Err(Error::unavailable("another save is under way")
+            return Err(Error::unavailable("another save is in progress")
                 .got(format!(
                     "save {} of {}, by {}",
                     saving.save_id,
@@ -143,16 +143,16 @@ impl ServerTables {
         };
         match self.tables.keys().find(|other| is_there(other)) {
             None => Ok(()),
-            Some(other) => Err(Error::invalid("a folder has saves of other tables")
+            Some(other) => Err(Error::invalid("the folder has saves of other tables")
                 .expected(format!("a folder for table {table} alone"))
                 .got(format!("table {other} in {}", dir.display()))
-                .help("a save ends the one before: save one table into a folder of its own")),
+                .help("save each table into its own folder: a save deletes the previous one")),
         }
     }
 
     /// Returns whether an open save belongs to another caller that is still present.
     fn keeps_out(&self, saving: &Saving, by: Caller) -> bool {
-        let is_here = |worker| self.presence.sign(worker).kind == SignKind::Here;
+        let is_here = |worker| self.presence.sign(worker).kind == SignKind::Connected;
         saving.by.worker != by.worker
             && (saving.by.is_operator() || is_here(saving.by.worker))
             && Time::now().since(saving.written) < OPEN_SPAN_MAX
@@ -199,11 +199,9 @@ impl ServerTables {
                 job::remove_others(&*self.disk, &saving.dir, &tables, server, save_id);
             }
             None if good => {
-                return Err(Error::unavailable("a save was given up before it ended")
+                return Err(Error::unavailable("save was abandoned before it completed")
                     .got(format!("save {save_id}"))
-                    .help(
-                        "another one began, or this server was started again meanwhile; save again",
-                    ));
+                    .help("save again: another save began or this server restarted"));
             }
             saving => self.give_up(saving),
         }
@@ -255,26 +253,26 @@ mod tests {
             ask(by, seq, Method::Save, Head { count: 1, ..Head::default() }, &body)
         };
         let end = |by, seq| {
-            ask(by, seq, Method::EndSave, Head { count: 1, word: 1, ..Head::default() }, &[])
+            ask(by, seq, Method::EndSave, Head { count: 1, argument: 1, ..Head::default() }, &[])
         };
         save(first, 0, "a").unwrap();
         let error = save(worker, 0, "b").unwrap_err().to_string();
-        assert!(error.contains("another save is under way: got save 1 of"), "{error}");
+        assert!(error.contains("another save is in progress: got save 1 of"), "{error}");
         assert!(error.contains("by an operator"), "{error}");
         // A new save of one operator replaces the open save of another.
         save(second, 0, "c").unwrap();
         let error = end(first, 1).unwrap_err().to_string();
-        assert!(error.contains("given up before it ended: got save 1"), "{error}");
+        assert!(error.contains("abandoned before it completed: got save 1"), "{error}");
         end(second, 1).unwrap();
         assert!(
             job::latest_complete(&RealDisk, &folder.join("a")).is_err(),
-            "nothing of it is left"
+            "its files are deleted"
         );
         assert_eq!(job::latest_complete(&RealDisk, &folder.join("c")).unwrap().save_id, 1);
         save(worker, 1, "b").unwrap();
         end(worker, 2).unwrap();
 
-        let pull = Head { word: PullMode::Train as u32, ..Head::default() };
+        let pull = Head { argument: PullMode::Train as u32, ..Head::default() };
         let error = ask(second, 2, Method::PullSparse, pull, &[]).unwrap_err().to_string();
         assert!(error.contains("got PullSparse") && error.contains("an operator"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();

@@ -51,7 +51,7 @@ impl Arena {
             inner.grow(self.block_bytes)?;
         }
         let Some((block, bytes)) = inner.fresh else {
-            return Err(Error::internal("an arena grew by nothing"));
+            return Err(Error::internal("arena grew by zero bytes"));
         };
         // SAFETY: at least a block is left of the chunk, so its end lies within or just past it.
         let rest = unsafe { block.add(self.block_bytes) };

@@ -156,7 +156,7 @@ impl SparseConfig {
 
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |what: &str, expected: String, got: String| {
-            Err(Error::invalid(format!("{what} of sparse table {} is wrong", self.table_id))
+            Err(Error::invalid(format!("invalid {what} of sparse table {}", self.table_id))
                 .expected(expected)
                 .got(got))
         };

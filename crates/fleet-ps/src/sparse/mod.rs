@@ -48,7 +48,8 @@ use std::sync::{Mutex, MutexGuard, RwLock};
 ///
 /// ```
 /// use fleet_ps::{Initializer, PullMode, Push, SparseConfig, SparseTable};
-/// let config = SparseConfig { initializer: Initializer::Constant(1.0), ..SparseConfig::plain(0, 2) };
+/// let initializer = Initializer::Constant(1.0);
+/// let config = SparseConfig { initializer, ..SparseConfig::plain(0, 2) };
 /// let table = SparseTable::new(config)?;
 /// table.push(Push::new(&[u64::MAX, 5, 5], &[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]))?;
 /// let mut rows = [0.0; 4];
@@ -188,8 +189,8 @@ impl SparseTable {
     /// Sets the factor on the learning rate of every rule. Schedules set it step by step.
     pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
         if !(scale.is_finite() && scale >= 0.0) {
-            return Err(Error::invalid("the scale of a learning rate is wrong")
-                .expected("a finite number, not negative")
+            return Err(Error::invalid("invalid learning rate scale")
+                .expected("a finite number >= 0")
                 .got(scale)
                 .at(self.place()));
         }
@@ -214,7 +215,7 @@ impl SparseTable {
             // disjoint, and the borrow of `out` lasts for the whole call.
             unsafe { shard.pull(&self.core, mode, group, target, &mut refused) };
         });
-        self.give_back(scratch);
+        self.recycle(scratch);
         self.counters.pulled.fetch_add(ids.len() as u64, Relaxed);
         self.outcome(refused, "read as zeros")
     }
@@ -233,19 +234,19 @@ impl SparseTable {
         merger.merge(push.ids);
         let mut apply = || {
             let width = self.push_width();
-            let (grads, said) =
-                (merger.merged(grads, width)?, merger.merge_said(&push, self.config())?);
+            let (grads, extras) =
+                (merger.merged(grads, width)?, merger.merge_extras(&push, self.config())?);
             let batch = Batch {
                 grads: &grads,
                 width,
-                shows: said.shows.as_deref(),
-                clicks: said.clicks.as_deref(),
-                slots: said.slots.as_deref(),
+                shows: extras.shows.as_deref(),
+                clicks: extras.clicks.as_deref(),
+                slots: extras.slots.as_deref(),
             };
             self.push_unique(groups, merger.ids(), batch)
         };
         let result = apply();
-        self.give_back(scratch);
+        self.recycle(scratch);
         self.counters.pushed.fetch_add(push.ids.len() as u64, Relaxed);
         result
     }
@@ -292,7 +293,7 @@ impl SparseTable {
         let shards = self.shards.capacity() * size_of::<Mutex<Shard>>();
         TableStats {
             row_count: count(&self.core.row_count),
-            waiting_count: count(&self.core.pending_count),
+            pending_count: count(&self.core.pending_count),
             payload_bytes: count(&self.core.row_count) * self.core.layout.stride as u64 * 4,
             held_bytes: (arenas + lists + shards) as u64,
             pulled: count(&self.counters.pulled),
@@ -325,7 +326,7 @@ impl SparseTable {
         kept.pop().unwrap_or_default()
     }
 
-    fn give_back(&self, scratch: Scratch) {
+    fn recycle(&self, scratch: Scratch) {
         let mut kept = self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if kept.len() < SCRATCH_COUNT_MAX {
             kept.push(scratch);
@@ -347,14 +348,14 @@ impl SparseTable {
         for (what, values) in [("shows", push.shows), ("clicks", push.clicks)] {
             let wrong = values.unwrap_or(&[]).iter().find(|v| !(v.is_finite() && **v >= 0.0));
             if let Some(wrong) = wrong {
-                return Err(Error::invalid(format!("{what} of a push are wrong"))
-                    .expected("finite numbers, not negative")
+                return Err(Error::invalid(format!("invalid {what} in a push"))
+                    .expected("finite numbers >= 0")
                     .got(wrong)
                     .at(self.place()));
             }
         }
         if let Some(slot) = push.slots.unwrap_or(&[]).iter().find(|s| **s > layout::SLOT_MAX) {
-            return Err(Error::invalid("a slot of a push is too large")
+            return Err(Error::invalid("slot in a push is too large")
                 .expected(format!("at most {}", layout::SLOT_MAX))
                 .got(slot)
                 .at(self.place()));
@@ -364,7 +365,7 @@ impl SparseTable {
 
     fn check_len(&self, what: &str, len: usize, ids: usize, width: usize) -> Result<()> {
         if ids > BATCH_IDS_MAX {
-            return Err(Error::exhausted("a batch has too many ids")
+            return Err(Error::exhausted("too many ids in a batch")
                 .expected(format!("at most {BATCH_IDS_MAX}"))
                 .got(ids)
                 .at(self.place()));
@@ -380,7 +381,7 @@ impl SparseTable {
 
     fn outcome(&self, refused: Refused, what: &str) -> Result<()> {
         let Some(first) = refused.first else { return Ok(()) };
-        let place = format!("{} ids, {what}; all others were served", refused.count);
+        let place = format!("{} ids were {what}; the others were served", refused.count);
         Err(first.at(place).at(self.place()))
     }
 

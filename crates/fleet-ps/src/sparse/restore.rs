@@ -14,7 +14,7 @@ impl SparseTable {
             Record::Row { id, unseen_days, changed, values } => {
                 self.restore_row(id, (unseen_days, changed), values)
             }
-            Record::Waiting { id, count } => self.restore_waiting(id, count),
+            Record::Pending { id, count } => self.restore_waiting(id, count),
         }
     }
 

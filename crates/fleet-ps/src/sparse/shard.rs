@@ -95,13 +95,13 @@ impl Shard {
     #[inline(never)]
     pub fn admit(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
         match self.index.find(id) {
-            Some(entry) => self.pending(core, id, entry, pulled),
-            None => self.newcomer(core, id, pulled),
+            Some(entry) => self.admit_pending(core, id, entry, pulled),
+            None => self.admit_new(core, id, pulled),
         }
     }
 
     /// Admits an id that is pending.
-    fn pending(
+    fn admit_pending(
         &mut self,
         core: &Core,
         id: u64,
@@ -125,11 +125,11 @@ impl Shard {
     }
 
     /// Admits an id that was never seen.
-    fn newcomer(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
+    fn admit_new(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
         let admitted = match core.config.entry {
             Policy::None | Policy::ShowClick { .. } => true,
             Policy::CountFilter(wanted) => u32::from(pulled) >= wanted,
-            Policy::Probability(least) => core.seed_of(id).lot() >= least,
+            Policy::Probability(least) => core.seed_of(id).admission_draw() >= least,
         };
         if !admitted {
             if pulled && matches!(core.config.entry, Policy::CountFilter(_)) {
@@ -155,7 +155,10 @@ impl Shard {
             core.row_count.fetch_sub(1, Relaxed);
             return Err(Error::exhausted("the table is full")
                 .expected(format!("at most {} rows", core.config.row_count_max))
-                .help("raise row_count_max, let an entry keep rare ids out, or shrink the table"));
+                .help(
+                    "raise row_count_max, reject rare ids with an entry policy, or shrink the \
+                     table",
+                ));
         }
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -177,7 +180,7 @@ impl Shard {
     fn fresh_slot(&mut self, core: &Core) -> Result<u32> {
         if self.used as usize == self.slabs.len() << core.slab_shift {
             if self.used >= SLOT_COUNT_MAX {
-                return Err(Error::exhausted("a shard has too many rows")
+                return Err(Error::exhausted("too many rows in a shard")
                     .expected(format!("at most {SLOT_COUNT_MAX}"))
                     .help("raise shard_count"));
             }

@@ -39,7 +39,7 @@ impl SaveMode {
             1 => Ok(SaveMode::Base),
             2 => Ok(SaveMode::Delta),
             3 => Ok(SaveMode::AllAndAge),
-            _ => Err(fleet_base::Error::invalid("the mode of a save is unknown")
+            _ => Err(fleet_base::Error::invalid("unknown save mode")
                 .expected("0 (all), 1 (base), 2 (delta) or 3 (all, and a day passes)")
                 .got(mode)),
         }
@@ -69,13 +69,13 @@ pub enum Record<'a> {
     /// last base or delta.
     Row { id: u64, unseen_days: u8, changed: bool, values: &'a [f32] },
     /// An id without a row, and how often it was pulled.
-    Waiting { id: u64, count: u32 },
+    Pending { id: u64, count: u32 },
 }
 
 impl Record<'_> {
     pub fn id(&self) -> u64 {
         match *self {
-            Record::Row { id, .. } | Record::Waiting { id, .. } => id,
+            Record::Row { id, .. } | Record::Pending { id, .. } => id,
         }
     }
 }
@@ -299,6 +299,6 @@ impl Batch {
         }
         self.waiting
             .iter()
-            .try_for_each(|(id, count)| visit(Record::Waiting { id: *id, count: *count }))
+            .try_for_each(|(id, count)| visit(Record::Pending { id: *id, count: *count }))
     }
 }

@@ -130,13 +130,13 @@ fn count_filter_admits_at_the_count_and_keeps_no_row_before() {
         assert_eq!(pull(&table, &[7], PullMode::Train), [want]);
         if want == 0.0 {
             table.push(Push::new(&[7, 8], &[0.5, 0.5])).unwrap();
-            assert_eq!((table.stats().row_count, table.stats().waiting_count), (0, 1));
+            assert_eq!((table.stats().row_count, table.stats().pending_count), (0, 1));
         }
     }
     table.push(Push::new(&[7], &[0.5])).unwrap();
     assert_eq!(pull(&table, &[7], PullMode::Train), [0.5]);
     let stats = table.stats();
-    assert_eq!((stats.row_count, stats.waiting_count, stats.dropped), (1, 0, 4));
+    assert_eq!((stats.row_count, stats.pending_count, stats.dropped), (1, 0, 4));
 }
 
 #[test]
@@ -402,7 +402,7 @@ fn snapshots_restore_to_any_number_of_shards() {
     while snap.next_shard(|record| copy.restore(record)).unwrap() {}
     drop(snap);
     let (a, b) = (table.stats(), copy.stats());
-    assert_eq!((a.row_count, a.waiting_count), (b.row_count, b.waiting_count));
+    assert_eq!((a.row_count, a.pending_count), (b.row_count, b.pending_count));
     assert_eq!(snapshot(&table, SaveMode::All), snapshot(&copy, SaveMode::All));
     let error = copy
         .restore(Record::Row { id: 1, unseen_days: 0, changed: false, values: &[1.0] })
@@ -441,9 +441,9 @@ fn bad_pushes_and_pulls_are_refused_and_change_nothing() {
     let good = Push::new(&ids, &[0.0; 4]);
     check(Push { shows: Some(&[1.0]), ..good }, ErrorKind::Invalid, "shows has the wrong length");
     let negative = Push { clicks: Some(&[1.0, -1.0]), ..good };
-    check(negative, ErrorKind::Invalid, "clicks of a push are wrong");
+    check(negative, ErrorKind::Invalid, "invalid clicks in a push");
     let slots = [1, u32::MAX];
-    check(Push { slots: Some(&slots), ..good }, ErrorKind::Invalid, "slot of a push is too large");
+    check(Push { slots: Some(&slots), ..good }, ErrorKind::Invalid, "slot in a push is too large");
     assert_eq!(table.stats().non_finite, 1);
     let error = table.pull(&ids, &mut [0.0; 5], PullMode::Train).unwrap_err();
     assert!(error.to_string().contains("sparse table 3"), "{error}");
@@ -455,7 +455,7 @@ fn a_full_table_serves_what_it_has() {
     let table = SparseTable::new(SparseConfig { row_count_max: 2, ..ones(1) }).unwrap();
     let error = table.push(Push::new(&[1, 2, 3], &[1.0; 3])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
-    assert!(error.to_string().contains("1 ids, not applied"), "{error}");
+    assert!(error.to_string().contains("1 ids were not applied"), "{error}");
     assert_eq!(table.stats().row_count, 2);
     assert_eq!(pull(&table, &[1, 2, 3], PullMode::Infer).iter().sum::<f32>(), 0.0);
 }

@@ -3,11 +3,15 @@
 
 use super::blocks::BlockReader;
 use super::damage::Damage;
-use super::folder::{self, ACCEPTED, ASIDE, BEHIND, Files, JOB, JobFile, LOCK, LOG, SNAPSHOT};
-use super::image::In;
-use super::inspect::{Seen, WorkerReport, check_new, life_of_others, look, server_folders};
+use super::folder::{
+    self, ACCEPTED, ASIDE, Files, JOB, JobFile, LOCK, LOG, LOST_ACKNOWLEDGED, SNAPSHOT,
+};
+use super::image::SnapshotReader;
+use super::inspect::{
+    ProgressVisitor, WorkerReport, check_new, life_of_others, look, server_folders,
+};
 use super::record::{LOG_HEADER_BYTES, LogHeader};
-use super::walk::Place;
+use super::scan::Place;
 use super::{aside, log, reader};
 use fleet_base::disk::{Access, Disk, RealDisk};
 use fleet_base::{Error, Result};
@@ -49,7 +53,7 @@ struct Repair<'a> {
     disk: &'a Arc<dyn Disk>,
     folder: &'a Path,
     loss: Loss,
-    lost: Seen,
+    lost: ProgressVisitor,
 }
 
 /// Accepts the loss of one server; none if there is nothing to accept.
@@ -59,19 +63,19 @@ pub(super) fn accept(disk: &Arc<dyn Disk>, path: &Path) -> Result<Option<Loss>> 
     aside::check(&**disk, path)?;
     let held = disk.lock(&lock).map_err(|error| Error::io("lock", &lock, &error))?;
     let Some(_held) = held else {
-        return Err(Error::unavailable(format!("another process works in {}", path.display()))
+        return Err(Error::unavailable(format!("{} is in use by another process", path.display()))
             .help("end its server first"));
     };
     let loss = Loss { folder: path.to_path_buf(), ..Loss::default() };
-    let mut repair = Repair { disk, folder: path, loss, lost: Seen::default() };
-    let behind = folder::mark(&**disk, path, BEHIND)?;
+    let mut repair = Repair { disk, folder: path, loss, lost: ProgressVisitor::default() };
+    let behind = folder::mark(&**disk, path, LOST_ACKNOWLEDGED)?;
     repair.job()?;
     repair.all()?;
     if behind.is_none() && repair.loss.damages.is_empty() {
         return Ok(None);
     }
     if behind.is_some() {
-        repair.aside(BEHIND)?;
+        repair.aside(LOST_ACKNOWLEDGED)?;
     }
     repair.loss.behind = behind;
     if !repair.loss.is_everything {
@@ -117,9 +121,9 @@ impl Repair<'_> {
             let Some(Ok(job)) = JobFile::read(&**self.disk, self.folder)? else { return Ok(()) };
             let files = Files::list(&**self.disk, self.folder)?;
             let place = Place { disk: &**self.disk, folder: self.folder, life: job.life };
-            let mut seen = Seen::default();
-            let walk = place.walk(&files, &mut seen)?;
-            let Some(damage) = walk.damage else { return Ok(()) };
+            let mut seen = ProgressVisitor::default();
+            let scan = place.scan(&files, &mut seen)?;
+            let Some(damage) = scan.damage else { return Ok(()) };
             let name = damage.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
             self.loss.damages.push(damage.clone());
             match name.strip_prefix(LOG).and_then(|number| number.parse().ok()) {
@@ -129,7 +133,7 @@ impl Repair<'_> {
                 None => self.everything()?,
             }
         }
-        Err(Error::internal("the damage of a folder does not end").at(self.folder.display()))
+        Err(Error::internal("repair of a folder does not terminate").at(self.folder.display()))
     }
 
     /// Repairs a log that is damaged or missing. The data before it is good.
@@ -160,7 +164,8 @@ impl Repair<'_> {
     /// Makes an empty log for a snapshot that has lost its own.
     fn follow(&mut self, number: u64) -> Result<()> {
         let path = folder::snapshot_path(self.folder, number);
-        let Ok((_, head)) = BlockReader::open(&**self.disk, &path).and_then(In::open) else {
+        let Ok((_, head)) = BlockReader::open(&**self.disk, &path).and_then(SnapshotReader::open)
+        else {
             return self.aside(&format!("{SNAPSHOT}{number}"));
         };
         let header = LogHeader {
@@ -191,7 +196,7 @@ impl Repair<'_> {
     fn cut(&mut self, number: u64, offset: u64) -> Result<()> {
         let path = log::path(self.folder, number);
         let lost = &mut self.lost;
-        reader::read_behind(&**self.disk, &path, &mut |record| {
+        reader::read_later(&**self.disk, &path, &mut |record| {
             lost.note(record.caller.worker, record.method, record.request);
             Ok(())
         })?;

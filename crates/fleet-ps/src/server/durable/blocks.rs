@@ -145,7 +145,7 @@ impl BlockReader {
     fn next_block(&mut self) -> Result<()> {
         let left = self.total - self.offset;
         if self.is_over || left < HEADER_BYTES as u64 {
-            return Err(self.damaged("it ends too soon"));
+            return Err(self.damaged("unexpected end of file"));
         }
         let mut header = [0; HEADER_BYTES];
         let read = self.reader.read_exact(&mut header);
@@ -155,7 +155,7 @@ impl BlockReader {
         let len = word(0) as usize;
         self.expected = word(4);
         if len > BLOCK_BYTES {
-            return Err(self.damaged(format!("a block of {len} bytes")));
+            return Err(self.damaged(format!("a block of {len} bytes is too long")));
         }
         if left - (HEADER_BYTES as u64) < len as u64 {
             return Err(self.damaged("it ends in the middle of a block"));
@@ -193,9 +193,7 @@ impl BlockReader {
         }
         match self.offset == self.total {
             true => Ok(()),
-            false => {
-                Err(self.damaged(format!("{} bytes behind its end", self.total - self.offset)))
-            }
+            false => Err(self.damaged(format!("{} bytes after its end", self.total - self.offset))),
         }
     }
 
@@ -206,7 +204,7 @@ impl BlockReader {
                 self.check_rest_is_empty()?;
                 self.check_rest()
             }
-            false => Err(self.damaged("it holds more than its tables")),
+            false => Err(self.damaged("unexpected data after its tables")),
         }
     }
 
@@ -214,7 +212,7 @@ impl BlockReader {
         self.next_block()?;
         match self.is_over {
             true => Ok(()),
-            false => Err(self.damaged("it holds more than its tables")),
+            false => Err(self.damaged("unexpected data after its tables")),
         }
     }
 }

@@ -26,8 +26,8 @@ impl Damage {
     pub(super) fn error(&self) -> Error {
         let folder = self.file.parent().unwrap_or(&self.file).display().to_string();
         Error::invalid(self.to_string()).help(format!(
-            "fleet durable inspect {folder} shows what is left; with --accept-loss the server \
-             resumes from the last good state. Or remove the folder and load a save"
+            "run fleet durable inspect {folder} to see what is left, or with --accept-loss to \
+             resume from the last good state; or remove the folder and load a save"
         ))
     }
 }

@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(epochs.lost(3 << 32 | 1, 150, 150), 0);
         epochs.push(Epoch { accepts_loss: true, ..epoch(3, 5, 110) });
         assert_eq!(epochs.lost(second, 151, 115), 0);
-        assert_eq!(epochs.lost(3 << 32 | 5, 116, 115), 1, "what came later counts again");
+        assert_eq!(epochs.lost(3 << 32 | 5, 116, 115), 1, "later records count again");
         assert_eq!(ordinal(epochs.next_id().unwrap()), 4);
     }
 }

@@ -16,7 +16,7 @@ pub(super) const LOCK: &str = "lock";
 /// Mark of a job that has ended well; see [`folder_state`].
 pub(super) const FINISHED: &str = "finished";
 /// Mark that requests acknowledged to a worker are lost; no server starts from the folder.
-pub(super) const BEHIND: &str = "behind";
+pub(super) const LOST_ACKNOWLEDGED: &str = "behind";
 /// Mark that lets the next start resume although acknowledged pushes were lost.
 pub(super) const ACCEPTED: &str = "accepted";
 /// Folder for data that was cut off or replaced. Nothing is ever deleted from it.
@@ -107,7 +107,7 @@ fn is_finished(folder: &Path) -> Result<bool> {
         Ok(PathKind::File) => Ok(true),
         Ok(_) => Err(Error::invalid(format!("{} is not a regular file", path.display()))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(Error::io("look at", &path, &error)),
+        Err(error) => Err(Error::io("stat", &path, &error)),
     }
 }
 
@@ -217,7 +217,7 @@ impl JobFile {
     pub fn write(&self, disk: &Arc<dyn Disk>, folder: &Path) -> Result<()> {
         let text = seal(format!("{TITLE}{VERSION}\nlife {:016x}\n{}\n", self.life, self.text));
         if text.len() as u64 > JOB_BYTES_MAX {
-            return Err(Error::exhausted("a job has too many tables for a durable folder")
+            return Err(Error::exhausted("too many tables for a durable folder")
                 .expected(format!("a description of at most {JOB_BYTES_MAX} bytes"))
                 .got(text.len())
                 .at(folder.display()));
@@ -258,7 +258,7 @@ impl JobFile {
     pub fn check(&self, job: &JobTables, folder: &Path) -> Result<()> {
         let ours = job.text();
         let Some(difference) = job_text::difference(&ours, &self.text) else { return Ok(()) };
-        let error = Error::invalid("a server's folder is of another job")
+        let error = Error::invalid("durable folder belongs to another job")
             .expected(difference.expected)
             .got(difference.got);
         let error = match difference.place.is_empty() {
@@ -294,13 +294,13 @@ fn other_version(bytes: &[u8]) -> Option<String> {
 pub(super) fn of_other_version(path: &Path, expected: &str, got: &str) -> Error {
     let number = |text: &str| text.parse::<u64>().unwrap_or(u64::MAX);
     let writer = if number(got) < number(expected) { "an earlier" } else { "a later" };
-    Error::unsupported(format!("a durable folder was written by {writer} Fleet"))
+    Error::unsupported(format!("durable folder was written by {writer} version of Fleet"))
         .expected(format!("version {expected}"))
         .got(format!("version {got}"))
         .at(path.display())
         .help(
-            "resume the job with the Fleet that wrote the folder, save its tables, and load the \
-             save here (init_server_from); or choose another folder",
+            "resume the job with the version of Fleet that wrote the folder, save its tables, and \
+             load the save here (init_server_from); or choose another folder",
         )
 }
 

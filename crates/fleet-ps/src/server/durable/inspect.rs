@@ -1,11 +1,13 @@
 //! Contents and damage of a durable job's folder, read without making its tables.
 
 use super::damage::Damage;
-use super::folder::{self, ACCEPTED, BEHIND, FINISHED, Files, FolderState, JobFile, LOCK};
-use super::image::{In, SnapshotHead};
+use super::folder::{
+    self, ACCEPTED, FINISHED, Files, FolderState, JobFile, LOCK, LOST_ACKNOWLEDGED,
+};
+use super::image::{SnapshotHead, SnapshotReader};
 use super::log;
 use super::reader::{self, Record};
-use super::walk::{Place, Tail, Visitor, Walk};
+use super::scan::{FolderScan, Place, Tail, Visitor};
 use crate::job_text;
 use crate::message::{Head, Method};
 use fleet_base::disk::{Disk, PathKind, RealDisk, own_folder};
@@ -148,7 +150,7 @@ pub(super) fn server_folders(
     }
     match servers.is_empty() {
         false => Ok((servers, strays)),
-        true => Err(Error::invalid(format!("{} holds no durable server", folder.display()))
+        true => Err(Error::invalid(format!("no durable server in {}", folder.display()))
             .expected("the folder of --durable, with folders such as server-000")),
     }
 }
@@ -178,10 +180,10 @@ pub(super) fn look(disk: &Arc<dyn Disk>, path: &Path) -> Result<ServerReport> {
         Some(job) => Some(job.life),
         None => life_of_others(&**disk, path, &files)?,
     };
-    let mut seen = Seen::default();
-    let walk = match life {
-        Some(life) => Place { disk: &**disk, folder: path, life }.walk(&files, &mut seen)?,
-        None => Walk::default(),
+    let mut seen = ProgressVisitor::default();
+    let scan = match life {
+        Some(life) => Place { disk: &**disk, folder: path, life }.scan(&files, &mut seen)?,
+        None => FolderScan::default(),
     };
     let mut report = ServerReport {
         folder: path.to_path_buf(),
@@ -189,20 +191,20 @@ pub(super) fn look(disk: &Arc<dyn Disk>, path: &Path) -> Result<ServerReport> {
         is_empty: is_missing && damage.is_none(),
         job: job.map(|job| job.text),
         workers: seen.workers,
-        behind: folder::mark(&**disk, path, BEHIND)?,
+        behind: folder::mark(&**disk, path, LOST_ACKNOWLEDGED)?,
         accepts_loss: folder::mark(&**disk, path, ACCEPTED)?.is_some(),
         is_finished: folder::mark(&**disk, path, FINISHED)?.is_some(),
         is_in_use,
         ..ServerReport::default()
     };
-    report.fill(walk, files);
+    report.fill(scan, files);
     report.damage = damage.or(report.damage);
     Ok(report)
 }
 
 impl ServerReport {
-    fn fill(&mut self, walk: Walk, files: Files) {
-        self.snapshot = walk.snapshot.as_ref().map(|(head, bytes)| SnapshotReport {
+    fn fill(&mut self, scan: FolderScan, files: Files) {
+        self.snapshot = scan.snapshot.as_ref().map(|(head, bytes)| SnapshotReport {
             number: head.number,
             bytes: *bytes,
             request_count: head.first,
@@ -213,11 +215,11 @@ impl ServerReport {
             request_count: scan.record_count,
             bytes: scan.good,
         };
-        self.logs = walk.logs.iter().map(log).collect();
+        self.logs = scan.logs.iter().map(log).collect();
         let first = self.snapshot.map_or(0, |snapshot| snapshot.number);
         self.leftovers = files.before(first);
         self.leftovers.extend(files.temporary);
-        (self.tail, self.damage) = (walk.tail, walk.damage);
+        (self.tail, self.damage) = (scan.tail, scan.damage);
     }
 }
 
@@ -249,7 +251,7 @@ pub(super) fn check_new(disk: &dyn Disk, path: &Path, files: &Files) -> Result<R
         false => {
             // Files of another version are an error of their own, not damage.
             life_of_others(disk, path, files)?;
-            let what = "it is missing, and the folder has snapshots or logs";
+            let what = "it is missing, but the folder has snapshots or logs";
             Err(Damage::missing(path.join(folder::JOB), what))
         }
     })
@@ -264,7 +266,7 @@ pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Res
     }
     for number in files.snapshots.iter().rev() {
         let path = folder::snapshot_path(path, *number);
-        match super::blocks::BlockReader::open(disk, &path).and_then(In::open) {
+        match super::blocks::BlockReader::open(disk, &path).and_then(SnapshotReader::open) {
             Ok((_, head)) => return Ok(Some(head.life)),
             // Another version of Fleet wrote it.
             Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
@@ -276,12 +278,12 @@ pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Res
 
 /// Records the progress of workers.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct ProgressVisitor {
     pub workers: BTreeMap<usize, WorkerReport>,
     pub request_count: u64,
 }
 
-impl Seen {
+impl ProgressVisitor {
     pub fn note(&mut self, worker: usize, method: u8, request: &[u8]) {
         self.request_count += 1;
         let parsed =
@@ -296,15 +298,15 @@ impl Seen {
     }
 }
 
-impl Visitor for Seen {
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut In) -> Result<()> {
+impl Visitor for ProgressVisitor {
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()> {
         let progress = input.progress(head)?;
-        for (worker, mark) in progress.marks.into_iter().enumerate() {
+        for (worker, own) in progress.workers.into_iter().enumerate() {
             let seen = self.workers.entry(worker).or_default();
-            seen.step = mark.tables.values().copied().max().unwrap_or(0);
-            seen.complete = mark.complete;
-            let own = progress.ledger.pages.iter().find(|page| page.client == mark.client);
-            let last = own.and_then(|page| page.answers.last());
+            seen.step = own.tables.values().copied().max().unwrap_or(0);
+            seen.complete = own.complete;
+            let session = progress.sessions.sessions.iter().find(|it| it.client == own.client);
+            let last = session.and_then(|it| it.answers.last());
             seen.sequence = last.map_or(0, |(sequence, _)| *sequence);
         }
         input.0.check_rest()

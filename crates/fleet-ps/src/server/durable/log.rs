@@ -8,7 +8,7 @@
 //! on every append and commit fails, and the server ends with the reason.
 
 use super::record::{CLOSE, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader};
-use super::trail::Trail;
+use super::write_back::WriteBack;
 use crate::server::{Caller, lock};
 use fleet_base::disk::{Disk, DiskFile};
 use fleet_base::file::AtomicFile;
@@ -37,7 +37,7 @@ pub(super) struct Log {
     state: Arc<LogState>,
     flushing: Mutex<bool>,
     changed: Condvar,
-    trail: Option<Trail>,
+    write_back: Option<WriteBack>,
 }
 
 /// State that the threads of a log share.
@@ -95,11 +95,9 @@ impl LogState {
                 self.synced.fetch_max(written, SeqCst);
                 Ok(())
             }
-            Err(error) => {
-                Err(self.poison(Error::io("flush the log", path, &error).help(
-                    "acknowledged pushes may not be on disk: check the disk, then start again",
-                )))
-            }
+            Err(error) => Err(self.poison(Error::io("flush the log", path, &error).help(
+                "check the disk and restart this server; acknowledged pushes may not be on disk",
+            ))),
         }
     }
 }
@@ -133,8 +131,8 @@ impl Log {
         state.synced.store(header.first, SeqCst);
         let path = path(folder, header.number);
         // A simulated disk may be written by one thread only.
-        let trails = file.system_file().is_some();
-        let trail = if trails { Some(Trail::start(state.clone(), flush)?) } else { None };
+        let is_real = file.system_file().is_some();
+        let write_back = if is_real { Some(WriteBack::start(state.clone(), flush)?) } else { None };
         let writer = Writer { file, path, header, seed, len: LOG_HEADER_BYTES as u64, older };
         Ok(Log {
             disk: disk.clone(),
@@ -144,7 +142,7 @@ impl Log {
             state,
             flushing: Mutex::new(false),
             changed: Condvar::new(),
-            trail,
+            write_back,
         })
     }
 
@@ -173,7 +171,7 @@ impl Log {
     /// Writes a request; a failed write leaves no trace.
     pub fn append(&self, caller: Caller, method: u8, request: &[u8]) -> Result<()> {
         if request.len() > REQUEST_BYTES_MAX {
-            return Err(Error::exhausted("a request is too long for the log").got(request.len()));
+            return Err(Error::exhausted("request is too long for the log").got(request.len()));
         }
         let request_sum = crc32fast::hash(request);
         let mut writer = lock(&self.writer);
@@ -184,8 +182,8 @@ impl Log {
         let header = RecordHeader { len, sequence, synced, caller, method, request_sum };
         self.put(&mut writer, header, request)?;
         self.state.written.store(sequence + 1, SeqCst);
-        if let Some(trail) = &self.trail {
-            trail.grew(&writer.file, writer.len, sequence + 1);
+        if let Some(write_back) = &self.write_back {
+            write_back.grew(&writer.file, writer.len, sequence + 1);
         }
         Ok(())
     }
@@ -200,11 +198,11 @@ impl Log {
         let failed = Error::io("write", &writer.path, &error);
         // Half a record would hide all records after it.
         match writer.file.set_len(writer.len) {
-            Ok(()) => Err(failed.help("nothing was changed; make room and try again")),
+            Ok(()) => Err(failed.help("free disk space and try again; nothing was changed")),
             Err(cut) => Err(self.state.poison(
                 failed
-                    .got(format!("half a record that cannot be cut off: {cut}"))
-                    .help("make room and start this server again"),
+                    .got(format!("an incomplete record that cannot be truncated: {cut}"))
+                    .help("free disk space and restart this server"),
             )),
         }
     }

@@ -7,7 +7,7 @@
 //! alike. So a push that its worker repeats is not applied twice.
 //!
 //! `record.rs` defines the bytes of a log; `log.rs` writes them and `reader.rs` reads them.
-//! `blocks.rs` and `image.rs` are the snapshot. `walk.rs` judges a folder, and `recover.rs` starts
+//! `blocks.rs` and `image.rs` are the snapshot. `scan.rs` judges a folder, and `recover.rs` starts
 //! a server from it. `inspect.rs` and `accept.rs` are for operators, and `aside.rs` keeps cut-off
 //! data. `epochs.rs` detects lost acknowledgements, and `watch.rs` lost files.
 
@@ -23,11 +23,11 @@ mod log;
 mod reader;
 mod record;
 mod recover;
+mod scan;
 #[cfg(test)]
 mod tests;
-mod trail;
-mod walk;
 mod watch;
+mod write_back;
 
 pub use accept::{Loss, accept_loss};
 pub use damage::Damage;
@@ -35,13 +35,13 @@ pub use folder::{FolderState, folder_state};
 pub use inspect::{FolderReport, LogReport, ServerReport, SnapshotReport, WorkerReport, inspect};
 pub use log::Flush;
 pub use recover::Recovered;
-pub use walk::Tail;
+pub use scan::Tail;
 
 use super::{Caller, ServerTables, lock};
 use epochs::Epochs;
 use fleet_base::disk::{Disk, RealDisk};
 use fleet_base::{Error, Result};
-use folder::{BEHIND, FINISHED, Files, snapshot_path};
+use folder::{FINISHED, Files, LOST_ACKNOWLEDGED, snapshot_path};
 use image::{Image, SnapshotHead};
 use log::Log;
 use std::collections::BTreeSet;
@@ -70,11 +70,14 @@ impl Durability {
     /// ```
     /// use fleet_ps::{Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, Servers};
     /// use fleet_ps::{TableConfig, rule::Sgd};
-    /// # let folder = std::env::temp_dir().join(format!("fleet-ps-durable-{}",
-    /// std::process::id())); let rule = Rule::Sgd(Sgd { lr: 1.0 }); let (non_finite, options) =
-    /// (NonFinite::Refuse, Default::default()); let dense = TableConfig::Dense { table_id: 0, len:
-    /// 2, rule, non_finite, options }; let job = JobTables { server_count: 1, worker_count: 1,
-    /// sync: false, tables: vec![dense] }; for start in 1..3 {
+    /// # let name = format!("fleet-ps-durable-{}", std::process::id());
+    /// # let folder = std::env::temp_dir().join(name);
+    /// let rule = Rule::Sgd(Sgd { lr: 1.0 });
+    /// let (non_finite, options) = (NonFinite::Refuse, Default::default());
+    /// let dense = TableConfig::Dense { table_id: 0, len: 2, rule, non_finite, options };
+    /// let job =
+    ///     JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![dense] };
+    /// for start in 1..3 {
     ///     let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder))?;
     ///     let worker = LocalServers::new(&[server], 0)?;
     ///     worker.push_dense(0, &[1.0, 2.0])?;
@@ -149,9 +152,9 @@ impl ServerTables {
     /// Writes a snapshot now, and deletes older snapshots and logs.
     pub fn snapshot_now(&self) -> Result<()> {
         let Some(keeper) = &self.keeper else {
-            return Err(Error::invalid("a server without durability has no snapshots"));
+            return Err(Error::invalid("server without durability has no snapshots"));
         };
-        let _alone = lock(&self.keeping);
+        let _alone = lock(&self.maintenance);
         let result = self.write_snapshot(keeper);
         let mut state = lock(&keeper.state);
         state.failed = result.as_ref().err().cloned();
@@ -262,19 +265,17 @@ impl Keeper {
     /// Makes the log reject all requests, because acknowledged ones are lost; returns the error.
     fn refuse_lost(&self, caller: Caller, acknowledged: u64, lost: u64) -> Error {
         let left = acknowledged - lost;
-        let text = format!(
-            "{caller} was acknowledged {acknowledged} requests, and {left} of them are left"
-        );
+        let text = format!("{left} of {acknowledged} acknowledged requests of {caller} are left");
         let error = Error::invalid("this server has lost acknowledged pushes")
             .got(&text)
             .at(self.folder.display())
             .help(format!(
-                "fleet durable inspect {} shows what is left; with --accept-loss the job resumes from \
-                 there. Or start it again from a save",
+                "run fleet durable inspect {} to see what is left, or with --accept-loss to resume \
+                 from there; or restart the job from a save",
                 self.folder.display()
             ));
         // This process rejects requests even if the mark cannot be written.
-        let _ = folder::set_mark(&self.disk, &self.folder, BEHIND, &text);
+        let _ = folder::set_mark(&self.disk, &self.folder, LOST_ACKNOWLEDGED, &text);
         self.log.state().poison(error)
     }
 

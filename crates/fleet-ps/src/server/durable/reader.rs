@@ -39,14 +39,14 @@ pub(super) struct LogScan {
     /// It ends with the record that announces another log.
     pub is_closed: bool,
     /// Whole records after the first bad one.
-    pub behind: Option<Behind>,
+    pub later: Option<LaterRecords>,
     /// More bytes than [`REST_BYTES_MAX`] follow the good records, so they are not searched.
     pub is_too_long: bool,
 }
 
 /// Whole records after a bad one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Behind {
+pub(super) struct LaterRecords {
     pub offset: u64,
     pub count: u64,
     /// Records below this number were on disk when the last of these was written.
@@ -94,20 +94,20 @@ pub(super) fn read(
     let mut scan = bytes.records(header, visit)?;
     if scan.good < bytes.total && !scan.is_closed {
         scan.is_too_long = bytes.total - scan.good > REST_BYTES_MAX;
-        scan.behind = bytes.behind(&scan, &mut |_| Ok(()))?;
+        scan.later = bytes.later(&scan, &mut |_| Ok(()))?;
     }
     Ok(Ok(scan))
 }
 
 /// Visits the whole records after the first bad one.
-pub(super) fn read_behind(
+pub(super) fn read_later(
     disk: &dyn Disk,
     path: &Path,
     visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
 ) -> Result<()> {
     let Ok((bytes, header)) = open(disk, path)? else { return Ok(()) };
     let scan = bytes.records(header, &mut |_| Ok(()))?;
-    bytes.behind(&scan, visit).map(drop)
+    bytes.later(&scan, visit).map(drop)
 }
 
 fn open<'a>(disk: &dyn Disk, path: &'a Path) -> Result<Result<(Bytes<'a>, LogHeader), Damage>> {
@@ -116,7 +116,7 @@ fn open<'a>(disk: &dyn Disk, path: &'a Path) -> Result<Result<(Bytes<'a>, LogHea
     let total = file.len().map_err(|error| failed(&error))?;
     let mut header = [0; LOG_HEADER_BYTES];
     if total < header.len() as u64 {
-        let what = format!("the header is cut off: {total} of {LOG_HEADER_BYTES} bytes");
+        let what = format!("the header is truncated: {total} of {LOG_HEADER_BYTES} bytes");
         return Ok(Err(Damage::new(path, total, what)));
     }
     read_exact_at(&*file, 0, &mut header).map_err(|error| failed(&error))?;
@@ -148,7 +148,7 @@ impl Bytes<'_> {
             total: self.total,
             unsynced: LOG_HEADER_BYTES as u64,
             is_closed: false,
-            behind: None,
+            later: None,
             is_too_long: false,
         };
         let file = DiskReader::new(self.file.clone());
@@ -198,12 +198,12 @@ impl Bytes<'_> {
     /// Searches whole records after the first bad one, whose length cannot be trusted. A record may
     /// begin at every byte, except in holes and long runs of zeros. If too much follows, nothing is
     /// searched.
-    fn behind(
+    fn later(
         &self,
         scan: &LogScan,
         visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
-    ) -> Result<Option<Behind>> {
-        let mut found: Option<Behind> = None;
+    ) -> Result<Option<LaterRecords>> {
+        let mut found: Option<LaterRecords> = None;
         let mut at = scan.good;
         let (mut window, mut start) = (Vec::new(), 0);
         if self.total - at > REST_BYTES_MAX {
@@ -237,9 +237,9 @@ impl Bytes<'_> {
                 let RecordHeader { caller, method, .. } = record;
                 visit(&Record { offset: at, caller, method, request: &request })?;
             }
-            let behind = found.get_or_insert(Behind { offset: at, count: 0, synced: 0 });
-            behind.count += 1;
-            behind.synced = behind.synced.max(record.synced);
+            let later = found.get_or_insert(LaterRecords { offset: at, count: 0, synced: 0 });
+            later.count += 1;
+            later.synced = later.synced.max(record.synced);
             at += RECORD_HEADER_BYTES as u64 + u64::from(record.len);
         }
         Ok(found)

@@ -5,7 +5,7 @@
 //!  0 "FLEETLOG"                         0 u32 bytes of the request
 //!  8 u32 version                        4 u32 CRC-32 of the rest of this header
 //! 12 u32 flags                          8 u64 sequence number
-//! 16 u64 life of the folder            16 u64 records below this number were on disk
+//! 16 u64 life of the folder            16 u64 records below this number are on disk
 //! 24 u64 number of the log             24 u64 client
 //! 32 u64 first sequence number         32 u32 worker
 //! 40 u64 epoch                         36 u8 method, 3 bytes 0

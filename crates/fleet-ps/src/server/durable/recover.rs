@@ -1,13 +1,13 @@
 //! The start of a durable server from its folder, or the reason why it must not serve.
 
 use super::aside::COPY_BYTES;
-use super::folder::{ACCEPTED, BEHIND, FINISHED, Files, JobFile, LOCK};
-use super::image::{In, SnapshotHead};
+use super::folder::{ACCEPTED, FINISHED, Files, JobFile, LOCK, LOST_ACKNOWLEDGED};
+use super::image::{SnapshotHead, SnapshotReader};
 use super::inspect::check_new;
 use super::log::{self, Log};
 use super::reader::{LogScan, Record};
 use super::record::{CLOSE, LogHeader, RecordHeader};
-use super::walk::{Place, Tail, Visitor, Walk};
+use super::scan::{FolderScan, Place, Tail, Visitor};
 use super::{Durability, Keeper, aside, folder, start_snapshots, watch};
 use crate::JobTables;
 use crate::server::{Caller, ServerTables};
@@ -38,14 +38,14 @@ impl std::fmt::Display for Recovered {
         }
         write!(f, "{} requests of the log", self.request_count)?;
         if self.refused_count > 0 {
-            write!(f, " ({} of them refused, as when they were made)", self.refused_count)?;
+            write!(f, " ({} of them rejected, as they were originally)", self.refused_count)?;
         }
         let Some(cut) = &self.cut else { return Ok(()) };
         let (file, offset) = (cut.file.display(), cut.offset);
-        write!(f, "; cut {} bytes at byte {offset} of {file}: ", cut.bytes)?;
+        write!(f, "; removed {} bytes at byte {offset} of {file}: ", cut.bytes)?;
         match cut.request_count {
-            0 => write!(f, "a request that was not written whole"),
-            count => write!(f, "{count} requests that a power cut left behind a lost one"),
+            0 => write!(f, "an incomplete request"),
+            count => write!(f, "{count} requests after one that a power failure lost"),
         }
     }
 }
@@ -81,7 +81,7 @@ impl ServerTables {
         path: std::path::PathBuf,
         options: Durability,
     ) -> Result<Keeper> {
-        if let Some(text) = folder::mark(&*disk, &path, BEHIND)? {
+        if let Some(text) = folder::mark(&*disk, &path, LOST_ACKNOWLEDGED)? {
             return Err(lost_before(&path, &text));
         }
         let accepts_loss = folder::mark(&*disk, &path, ACCEPTED)?.is_some();
@@ -90,29 +90,29 @@ impl ServerTables {
         let files = Files::list(&*disk, &path)?;
         let place = Place { disk: &*disk, folder: &path, life };
         let mut replay = Replay { tables: self, refused_count: 0 };
-        let walk = place.walk(&files, &mut replay)?;
-        if let Some(damage) = &walk.damage {
+        let scan = place.scan(&files, &mut replay)?;
+        if let Some(damage) = &scan.damage {
             return Err(damage.error());
         }
         let refused_count = replay.refused_count;
-        if let Some(tail) = &walk.tail {
+        if let Some(tail) = &scan.tail {
             cut(&disk, &path, tail)?;
         }
-        let first = walk.snapshot.as_ref().map_or(0, |(head, _)| head.number);
+        let first = scan.snapshot.as_ref().map_or(0, |(head, _)| head.number);
         for name in files.temporary.iter().cloned().chain(files.before(first)) {
             // A file that stays takes space and is removed at the next start.
             let _ = disk.remove(&path.join(name));
         }
-        let (log, epoch, epochs) = begin(&disk, &path, &walk, (life, accepts_loss), &options)?;
+        let (log, epoch, epochs) = begin(&disk, &path, &scan, (life, accepts_loss), &options)?;
         if accepts_loss {
             folder::remove_mark(&*disk, &path, ACCEPTED)?;
         }
-        let snapshot_bytes = walk.snapshot.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let snapshot_bytes = scan.snapshot.as_ref().map_or(0, |(_, bytes)| *bytes);
         let recovered = Recovered {
-            snapshot: walk.snapshot.as_ref().map(|(head, _)| head.number),
-            request_count: walk.request_count(),
+            snapshot: scan.snapshot.as_ref().map(|(head, _)| head.number),
+            request_count: scan.request_count(),
             refused_count,
-            cut: walk.tail,
+            cut: scan.tail,
         };
         Ok(Keeper {
             disk,
@@ -169,7 +169,7 @@ struct Replay<'a> {
 }
 
 impl Visitor for Replay<'_> {
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut In) -> Result<()> {
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()> {
         self.tables.load_image(head, input)
     }
 
@@ -183,8 +183,8 @@ impl Visitor for Replay<'_> {
 fn lost_before(path: &Path, text: &str) -> Error {
     Error::invalid("this server has lost acknowledged pushes").got(text).at(path.display()).help(
         format!(
-            "fleet durable inspect {} --accept-loss resumes from what is left; or remove the folder \
-             and load a save",
+            "run fleet durable inspect {} --accept-loss to resume from what is left; or remove the \
+             folder and load a save",
             path.display()
         ),
     )
@@ -194,8 +194,10 @@ fn lock_folder(disk: &dyn Disk, folder: &Path) -> Result<DiskLock> {
     let path = folder.join(LOCK);
     match disk.lock(&path).map_err(|error| Error::io("lock", &path, &error))? {
         Some(held) => Ok(held),
-        None => Err(Error::unavailable(format!("another process works in {}", folder.display()))
-            .help("a server has one process; end the other one, or choose another folder")),
+        None => {
+            Err(Error::unavailable(format!("{} is in use by another process", folder.display()))
+                .help("end the other process, or choose another folder"))
+        }
     }
 }
 
@@ -217,26 +219,26 @@ fn cut(disk: &Arc<dyn Disk>, folder: &Path, tail: &Tail) -> Result<()> {
 fn begin(
     disk: &Arc<dyn Disk>,
     folder: &Path,
-    walk: &Walk,
+    scan: &FolderScan,
     (life, accepts_loss): (u64, bool),
     options: &Durability,
 ) -> Result<(Log, u64, super::Epochs)> {
-    let mut epochs = walk.epochs.clone();
+    let mut epochs = scan.epochs.clone();
     let epoch = epochs.next_id()?;
     // A log without records is made again.
-    let empty = walk.empty_last();
-    let number = match (empty, walk.logs.last()) {
+    let empty = scan.empty_last();
+    let number = match (empty, scan.logs.last()) {
         (Some(header), _) => header.number,
         (None, last) => last.map_or(0, |log| log.header.number + 1),
     };
     let accepts_loss = accepts_loss || empty.is_some_and(|header| header.accepts_loss);
-    let first = walk.next;
-    let before = walk.logs.iter().rfind(|log| log.header.number < number);
+    let first = scan.next;
+    let before = scan.logs.iter().rfind(|log| log.header.number < number);
     if let Some(log) = before {
         sync_again(disk, folder, log)?;
     }
     let header = LogHeader { life, number, first, epoch, boot: disk.boot(), accepts_loss };
-    let kept = walk.logs.iter().filter(|log| log.header.number < number);
+    let kept = scan.logs.iter().filter(|log| log.header.number < number);
     let older = kept.map(|log| log.good).sum();
     let log = Log::begin(disk, folder, header, older, options.flush)?;
     if let Some(before) = before {

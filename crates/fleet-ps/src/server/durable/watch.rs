@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 /// Interval between checks, as long as the time that a power cut can undo (`Flush::Kernel`).
-const LOOK_PERIOD: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Keeper {
     /// Makes the log reject everything from now on if a file that the next start needs is gone.
@@ -32,15 +32,15 @@ impl Keeper {
         let is_gone = matches!(file.is_at(&path), Ok(false));
         if is_gone && self.log.place().2 == number {
             let got = match self.disk.kind(&path) {
-                Ok(_) => "another file of this name",
-                Err(_) => GONE,
+                Ok(_) => "another file with this name",
+                Err(_) => MISSING_FILE,
             };
             return Some((name_of(&path), got));
         }
         let names = match self.disk.list(&self.folder) {
             Ok(names) => names,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Some((name_of(&path), GONE));
+                return Some((name_of(&path), MISSING_FILE));
             }
             Err(_) => return None,
         };
@@ -56,22 +56,22 @@ impl Keeper {
             (log || is_other) && !is_replaced(name, first)
         };
         known.extend(names.into_iter().filter(is_needed));
-        gone.map(|name| (name, GONE))
+        gone.map(|name| (name, MISSING_FILE))
     }
 
     fn vanished(&self, file: &str, got: &str) -> Error {
         let number = self.snapshot.load(SeqCst);
         let since = match self.disk.kind(&snapshot_path(&self.folder, number)) {
             Ok(_) => format!("snapshot {number}"),
-            Err(_) => "the job began".to_string(),
+            Err(_) => "the start of the job".to_string(),
         };
-        Error::invalid("the durable folder of this server was changed while the server runs")
+        Error::invalid("durable folder was changed while its server runs")
             .expected(self.folder.join(file).display())
             .got(got)
             .help(format!(
-                "acknowledged updates since {since} are not on disk in this folder. If its files \
-                 were moved, move them back and start the job again; else start it in another \
-                 folder from a save"
+                "if its files were moved, move them back and restart the job; otherwise restart it \
+                 in another folder from a save; acknowledged updates since {since} are not on disk \
+                 in this folder"
             ))
             .at(self.folder.display())
     }
@@ -82,7 +82,7 @@ fn is_replaced(name: &str, snapshot: u64) -> bool {
     [LOG, SNAPSHOT].iter().any(|kind| numbered(name, kind).is_some_and(|it| it < snapshot))
 }
 
-const GONE: &str = "no such file";
+const MISSING_FILE: &str = "no such file";
 
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
@@ -101,7 +101,7 @@ pub(super) fn start(tables: &Arc<ServerTables>) -> Result<()> {
         loop {
             let state = lock(&keeper.state);
             let waited =
-                keeper.changed.wait_timeout_while(state, LOOK_PERIOD, |state| !state.closed);
+                keeper.changed.wait_timeout_while(state, CHECK_INTERVAL, |state| !state.closed);
             if waited.unwrap_or_else(PoisonError::into_inner).0.closed {
                 return;
             }

@@ -37,18 +37,18 @@ impl fmt::Display for Caller {
 }
 
 #[derive(Default)]
-pub(crate) struct Ledger {
-    clients: Mutex<HashMap<u64, Arc<Client>>>,
+pub(crate) struct ClientSessions {
+    sessions: Mutex<HashMap<u64, Arc<Session>>>,
 }
 
 #[derive(Default)]
-struct Client {
-    page: Mutex<Page>,
+struct Session {
+    requests: Mutex<Requests>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Page {
+struct Requests {
     /// The client has the answers to all requests below this number.
     done: u64,
     entries: BTreeMap<u64, Entry>,
@@ -59,7 +59,7 @@ enum Entry {
     Done(Result<Vec<u8>>),
 }
 
-/// [`Page::done`] of a client that makes no more requests.
+/// [`Requests::done`] of a client that makes no more requests.
 const RETIRED: u64 = u64::MAX;
 /// Limit on the answers kept for one client; a client has far fewer threads.
 const ENTRIES_MAX: usize = 1024;
@@ -68,40 +68,41 @@ const CLIENTS_MAX: usize = 1 << 20;
 
 /// Answers that clients may still ask for again, for snapshots.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LedgerImage {
-    pub pages: Vec<PageImage>,
+pub(crate) struct ClientSessionsImage {
+    pub sessions: Vec<SessionImage>,
 }
 
-/// One client's part of a [`LedgerImage`].
+/// One client's part of a [`ClientSessionsImage`].
 #[derive(Clone, Debug)]
-pub(crate) struct PageImage {
+pub(crate) struct SessionImage {
     pub client: u64,
     pub done: u64,
     pub answers: Vec<(u64, Result<Vec<u8>>)>,
 }
 
-impl Ledger {
+impl ClientSessions {
     /// Returns the answers so far, without those of running requests.
-    pub fn image(&self) -> LedgerImage {
-        let clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
-        let page = |(number, client): (&u64, &Arc<Client>)| {
-            let page = client.lock();
-            let answers = page.entries.iter().filter_map(|(seq, entry)| match entry {
+    pub fn image(&self) -> ClientSessionsImage {
+        let sessions = self.sessions.lock().unwrap_or_else(|poison| poison.into_inner());
+        let image = |(client, session): (&u64, &Arc<Session>)| {
+            let requests = session.lock();
+            let answers = requests.entries.iter().filter_map(|(seq, entry)| match entry {
                 Entry::Running => None,
                 Entry::Done(result) => Some((*seq, result.clone())),
             });
-            PageImage { client: *number, done: page.done, answers: answers.collect() }
+            SessionImage { client: *client, done: requests.done, answers: answers.collect() }
         };
-        LedgerImage { pages: clients.iter().map(page).collect() }
+        ClientSessionsImage { sessions: sessions.iter().map(image).collect() }
     }
 
-    pub fn restore(&self, image: LedgerImage) {
-        let mut clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
-        for page in image.pages {
-            let entries = page.answers.into_iter().map(|(seq, result)| (seq, Entry::Done(result)));
-            let page_of = Page { done: page.done, entries: entries.collect() };
-            let client = Client { page: Mutex::new(page_of), changed: Condvar::new() };
-            clients.insert(page.client, Arc::new(client));
+    pub fn restore(&self, image: ClientSessionsImage) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(|poison| poison.into_inner());
+        for session in image.sessions {
+            let entries =
+                session.answers.into_iter().map(|(seq, result)| (seq, Entry::Done(result)));
+            let requests = Requests { done: session.done, entries: entries.collect() };
+            let restored = Session { requests: Mutex::new(requests), changed: Condvar::new() };
+            sessions.insert(session.client, Arc::new(restored));
         }
     }
 
@@ -113,23 +114,24 @@ impl Ledger {
         answer: &mut Vec<u8>,
         change: impl FnOnce(&mut Vec<u8>) -> Result<()>,
     ) -> Result<()> {
-        let client = self.client(caller)?;
-        let mut page = client.lock();
-        page.forget(done);
-        if page.done == RETIRED {
-            return Err(Error::invalid("another process has taken this worker's place")
-                .help("end this one: what it computes is computed by the other"));
+        let session = self.session(caller)?;
+        let mut requests = session.lock();
+        requests.forget(done);
+        if requests.done == RETIRED {
+            return Err(Error::invalid("another process has replaced this worker")
+                .help("end this process: the other one computes the same steps"));
         }
-        if seq < page.done {
-            return Err(Error::invalid("a request came again after its answer had been received")
-                .expected(format!("a number from {} on", page.done))
+        if seq < requests.done {
+            return Err(Error::invalid("duplicate request after its answer was received")
+                .expected(format!("a number of at least {}", requests.done))
                 .got(seq));
         }
         loop {
-            match page.entries.get(&seq) {
+            match requests.entries.get(&seq) {
                 None => break,
                 Some(Entry::Running) => {
-                    page = client.changed.wait(page).unwrap_or_else(|poison| poison.into_inner());
+                    requests =
+                        session.changed.wait(requests).unwrap_or_else(|poison| poison.into_inner());
                 }
                 Some(Entry::Done(result)) => {
                     answer.extend(result.as_ref().map_err(Error::clone)?);
@@ -137,13 +139,13 @@ impl Ledger {
                 }
             }
         }
-        if page.entries.len() >= ENTRIES_MAX {
-            return Err(Error::exhausted("a client has too many requests on the way")
+        if requests.entries.len() >= ENTRIES_MAX {
+            return Err(Error::exhausted("too many requests in flight from one client")
                 .expected(format!("up to {ENTRIES_MAX}")));
         }
-        page.entries.insert(seq, Entry::Running);
-        drop(page);
-        let mut run = Run { client: &client, seq, result: None };
+        requests.entries.insert(seq, Entry::Running);
+        drop(requests);
+        let mut run = Run { session: &session, seq, result: None };
         let result = change(answer);
         run.result = Some(result.clone().map(|()| answer.clone()));
         result
@@ -152,30 +154,30 @@ impl Ledger {
     /// Retires a client whose worker is another process now: drops its answers and rejects its
     /// requests.
     pub fn retire(&self, client: u64) {
-        let clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
-        if let Some(client) = clients.get(&client) {
-            client.lock().forget(RETIRED);
+        let sessions = self.sessions.lock().unwrap_or_else(|poison| poison.into_inner());
+        if let Some(session) = sessions.get(&client) {
+            session.lock().forget(RETIRED);
         }
     }
 
-    fn client(&self, caller: Caller) -> Result<Arc<Client>> {
-        let mut clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
-        if clients.len() >= CLIENTS_MAX && !clients.contains_key(&caller.client) {
-            return Err(Error::exhausted("too many clients have asked this server")
+    fn session(&self, caller: Caller) -> Result<Arc<Session>> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(|poison| poison.into_inner());
+        if sessions.len() >= CLIENTS_MAX && !sessions.contains_key(&caller.client) {
+            return Err(Error::exhausted("too many clients on this server")
                 .expected(format!("up to {CLIENTS_MAX}")));
         }
-        Ok(clients.entry(caller.client).or_default().clone())
+        Ok(sessions.entry(caller.client).or_default().clone())
     }
 }
 
-impl Client {
-    fn lock(&self) -> MutexGuard<'_, Page> {
-        // A page is consistent between statements.
-        self.page.lock().unwrap_or_else(|poison| poison.into_inner())
+impl Session {
+    fn lock(&self) -> MutexGuard<'_, Requests> {
+        // The requests are consistent between statements.
+        self.requests.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 }
 
-impl Page {
+impl Requests {
     fn forget(&mut self, done: u64) {
         self.done = self.done.max(done);
         let done = self.done;
@@ -185,19 +187,19 @@ impl Page {
 
 /// A running request. If it panics, its entry is removed, so that no repetition waits for it.
 struct Run<'a> {
-    client: &'a Client,
+    session: &'a Session,
     seq: u64,
     result: Option<Result<Vec<u8>>>,
 }
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        let mut page = self.client.lock();
+        let mut requests = self.session.lock();
         match self.result.take() {
-            Some(result) => drop(page.entries.insert(self.seq, Entry::Done(result))),
-            None => drop(page.entries.remove(&self.seq)),
+            Some(result) => drop(requests.entries.insert(self.seq, Entry::Done(result))),
+            None => drop(requests.entries.remove(&self.seq)),
         }
-        self.client.changed.notify_all();
+        self.session.changed.notify_all();
     }
 }
 
@@ -210,10 +212,10 @@ mod tests {
 
     #[test]
     fn a_request_runs_once_in_whatever_order_it_comes() {
-        let (ledger, runs) = (Ledger::default(), AtomicU64::new(0));
+        let (sessions, runs) = (ClientSessions::default(), AtomicU64::new(0));
         let ask = |seq: u64, done: u64| {
             let mut answer = Vec::new();
-            let result = ledger.once(CALLER, (seq, done), &mut answer, |answer| {
+            let result = sessions.once(CALLER, (seq, done), &mut answer, |answer| {
                 runs.fetch_add(1, SeqCst);
                 answer.extend(seq.to_le_bytes());
                 match seq {
@@ -231,29 +233,29 @@ mod tests {
         }
         assert_eq!(runs.load(SeqCst), 4);
         assert_eq!(ask(5, 4).unwrap(), 5);
-        assert!(ask(3, 1).is_err(), "it was answered for good");
+        assert!(ask(3, 1).is_err(), "its answer was received");
         assert_eq!(ask(5, 4).unwrap(), 5);
         assert_eq!(runs.load(SeqCst), 5);
     }
 
     #[test]
     fn answers_of_a_retired_client_go() {
-        let ledger = Ledger::default();
-        let ask = || ledger.once(CALLER, (7, 0), &mut Vec::new(), |_| Ok(()));
+        let sessions = ClientSessions::default();
+        let ask = || sessions.once(CALLER, (7, 0), &mut Vec::new(), |_| Ok(()));
         ask().unwrap();
-        assert_eq!(ledger.image().pages[0].answers.len(), 1);
-        ledger.retire(CALLER.client);
-        assert!(ledger.image().pages[0].answers.is_empty());
+        assert_eq!(sessions.image().sessions[0].answers.len(), 1);
+        sessions.retire(CALLER.client);
+        assert!(sessions.image().sessions[0].answers.is_empty());
         let error = ask().unwrap_err();
-        assert!(error.message().contains("taken this worker's place"), "{error}");
-        let restored = Ledger::default();
-        restored.restore(ledger.image());
+        assert!(error.message().contains("replaced this worker"), "{error}");
+        let restored = ClientSessions::default();
+        restored.restore(sessions.image());
         restored.once(CALLER, (8, 0), &mut Vec::new(), |_| Ok(())).unwrap_err();
     }
 
     #[test]
     fn a_copy_that_comes_meanwhile_waits_for_the_answer() {
-        let ledger = Ledger::default();
+        let sessions = ClientSessions::default();
         let (started, go) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -264,13 +266,13 @@ mod tests {
                     answer.push(9);
                     Ok(())
                 };
-                ledger.once(CALLER, (0, 0), &mut answer, change).unwrap();
+                sessions.once(CALLER, (0, 0), &mut answer, change).unwrap();
             });
             started.wait();
             let copy = scope.spawn(|| {
                 let mut answer = Vec::new();
                 let never = |_: &mut Vec<u8>| panic!("it ran twice");
-                ledger.once(CALLER, (0, 0), &mut answer, never).unwrap();
+                sessions.once(CALLER, (0, 0), &mut answer, never).unwrap();
                 answer
             });
             go.wait();

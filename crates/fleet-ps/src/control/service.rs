@@ -22,9 +22,9 @@ use tonic_prost::ProstCodec;
 
 /// The service, for one connection.
 #[derive(Clone)]
-pub(super) struct Control(pub Arc<Desk>);
+pub(super) struct Control(pub Arc<ControlService>);
 
-pub(super) struct Desk {
+pub(super) struct ControlService {
     pub served: OnceLock<Served>,
     pub token: Token,
     pub log: Log,
@@ -61,14 +61,14 @@ impl Service<http::Request<Body>> for Control {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let desk = self.0.clone();
+        let service = self.0.clone();
         match request.uri().path() {
-            STATISTICS => answer(desk, request, Desk::statistics),
-            SAVE => answer(desk, request, Desk::save),
-            LOAD => answer(desk, request, Desk::load),
-            SHRINK => answer(desk, request, Desk::shrink),
+            STATISTICS => answer(service, request, ControlService::statistics),
+            SAVE => answer(service, request, ControlService::save),
+            LOAD => answer(service, request, ControlService::load),
+            SHRINK => answer(service, request, ControlService::shrink),
             path => {
-                let status = Status::unimplemented(format!("{SERVICE} has no call {path}"));
+                let status = Status::unimplemented(format!("unknown call {path} of {SERVICE}"));
                 Box::pin(std::future::ready(Ok(status.into_http())))
             }
         }
@@ -76,9 +76,9 @@ impl Service<http::Request<Body>> for Control {
 }
 
 fn answer<Q, A>(
-    desk: Arc<Desk>,
+    service: Arc<ControlService>,
     request: http::Request<Body>,
-    run: fn(&Desk, Q) -> Result<A>,
+    run: fn(&ControlService, Q) -> Result<A>,
 ) -> BoxFuture<http::Response<Body>, Infallible>
 where
     Q: prost::Message + Default + 'static,
@@ -87,14 +87,14 @@ where
     Box::pin(async move {
         let mut grpc =
             Grpc::new(ProstCodec::<A, Q>::default()).max_decoding_message_size(REQUEST_BYTES_MAX);
-        Ok(grpc.unary(Call { desk, run }, request).await)
+        Ok(grpc.unary(Call { service, run }, request).await)
     })
 }
 
 /// One call, on a thread that may block.
 struct Call<Q, A> {
-    desk: Arc<Desk>,
-    run: fn(&Desk, Q) -> Result<A>,
+    service: Arc<ControlService>,
+    run: fn(&ControlService, Q) -> Result<A>,
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Service<Request<Q>> for Call<Q, A> {
@@ -107,22 +107,23 @@ impl<Q: Send + 'static, A: Send + 'static> Service<Request<Q>> for Call<Q, A> {
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let (desk, run) = (self.desk.clone(), self.run);
+        let (service, run) = (self.service.clone(), self.run);
         Box::pin(async move {
-            let done = tokio::task::spawn_blocking(move || run(&desk, request.into_inner())).await;
+            let done =
+                tokio::task::spawn_blocking(move || run(&service, request.into_inner())).await;
             match done {
                 Ok(result) => result.map(Response::new).map_err(|error| status(&error)),
-                Err(_) => Err(Status::internal("a call ended in a panic, which the log shows")),
+                Err(_) => Err(Status::internal("call panicked; see the server's logs")),
             }
         })
     }
 }
 
-impl Desk {
+impl ControlService {
     fn served(&self) -> Result<&Served> {
         self.served.get().ok_or_else(|| {
             Error::unavailable("this server has no tables yet")
-                .help("wait until grpc.health.v1.Health says SERVING")
+                .help("wait until grpc.health.v1.Health reports SERVING")
         })
     }
 
@@ -136,12 +137,12 @@ impl Desk {
             Ok(m::SaveFormat::Binary) => SaveFormat::Binary,
             Ok(m::SaveFormat::Text) => SaveFormat::Text,
             Err(_) => {
-                return Err(Error::invalid("the format of a save is unknown")
+                return Err(Error::invalid("unknown save format")
                     .expected("0 (binary) or 1 (text)")
                     .got(request.format));
             }
         };
-        let what = format!("saves ({mode:?}, {format:?}) into {}", request.folder);
+        let what = format!("save ({mode:?}, {format:?}) into {}", request.folder);
         let folder = folder(&request.folder)?;
         let saved = self.for_all(&what, |servers| servers.save(folder, mode, format))?;
         Ok(SaveAnswer { rows: saved.row_count, bytes: saved.bytes })
@@ -149,21 +150,18 @@ impl Desk {
 
     fn load(&self, request: LoadRequest) -> Result<LoadAnswer> {
         let folder = folder(&request.folder)?;
-        let what = format!("loads {}", request.folder);
+        let what = format!("load {}", request.folder);
         let rows = self.for_all(&what, |servers| servers.load(folder))?;
         Ok(LoadAnswer { rows })
     }
 
     fn shrink(&self, request: ShrinkRequest) -> Result<ShrinkAnswer> {
         let days = request.unseen_days.map(|days| {
-            u8::try_from(days).map_err(|_| {
-                Error::invalid("a number of unseen days is too large")
-                    .expected("up to 255")
-                    .got(days)
-            })
+            u8::try_from(days)
+                .map_err(|_| Error::invalid("too many unseen days").expected("up to 255").got(days))
         });
         let (table, days) = (request.table, days.transpose()?);
-        let what = format!("shrinks table {table}");
+        let what = format!("shrink table {table}");
         let deleted_rows = self.for_all(&what, |servers| servers.shrink(table, days))?;
         Ok(ShrinkAnswer { deleted_rows })
     }
@@ -173,19 +171,19 @@ impl Desk {
         let Served { tables, addresses } = self.served()?;
         if tables.server() != 0 {
             // Simultaneous work from two servers would conflict.
-            return Err(Error::invalid("server 0 answers for all servers of the job")
-                .got(format!("a call of server {}", tables.server()))
-                .help("ask the address over gRPC that server 0 has logged"));
+            return Err(Error::invalid("only server 0 accepts this call")
+                .got(format!("a call to server {}", tables.server()))
+                .help("use the gRPC address that server 0 logged"));
         }
         let _alone = match self.work.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::unavailable("another save, load or shrinking is under way")
+                return Err(Error::unavailable("another save, load or shrink is in progress")
                     .help("call again when it has ended"));
             }
         };
-        self.log.line(format!("server 0, asked over gRPC, {what}"));
+        self.log.line(format!("server 0: gRPC request: {what}"));
         let options = RemoteOptions {
             deadline: REACH_SPAN,
             log: self.log.clone(),
@@ -199,8 +197,7 @@ impl Desk {
 
 fn folder(name: &str) -> Result<&Path> {
     match name.is_empty() {
-        true => Err(Error::invalid("the name of a folder is missing")
-            .expected("`folder`, as the servers see it")),
+        true => Err(Error::invalid("missing folder").expected("`folder`, as the servers see it")),
         false => Ok(Path::new(name)),
     }
 }

@@ -14,15 +14,15 @@ pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) {
     for name in crates {
         let own = files.iter().filter(|file| file.product_crate() == Some(name));
         let modules = Modules::new(name, own);
-        for circle in modules.circles() {
-            for &index in &circle {
-                let others = circle.iter().filter(|other| **other != index);
+        for cycle in modules.cycles() {
+            for &index in &cycle {
+                let others = cycle.iter().filter(|other| **other != index);
                 let others: Vec<&str> = others.map(|other| modules.short(*other)).collect();
                 findings.push(Finding {
-                    rule: "circle",
+                    rule: "cycle",
                     path: modules.list[index].path.clone(),
                     line: 1,
-                    message: format!("imports form a circle with {}", others.join(", ")),
+                    message: format!("import cycle with {}", others.join(", ")),
                 });
             }
         }
@@ -123,22 +123,22 @@ impl Modules {
     }
 
     /// Returns the sets of files that reach each other.
-    fn circles(&self) -> Vec<Vec<usize>> {
+    fn cycles(&self) -> Vec<Vec<usize>> {
         let edges = self.edges();
         let reach: Vec<BTreeSet<usize>> =
             (0..edges.len()).map(|from| reached(&edges, from)).collect();
         let mut seen = BTreeSet::new();
-        let mut circles = Vec::new();
+        let mut cycles = Vec::new();
         for (index, from) in reach.iter().enumerate() {
             if seen.contains(&index) || !from.contains(&index) {
                 continue;
             }
-            let circle: Vec<usize> =
+            let cycle: Vec<usize> =
                 from.iter().copied().filter(|other| reach[*other].contains(&index)).collect();
-            seen.extend(circle.iter().copied());
-            circles.push(circle);
+            seen.extend(cycle.iter().copied());
+            cycles.push(cycle);
         }
-        circles
+        cycles
     }
 }
 
@@ -233,6 +233,10 @@ fn paths(stream: TokenStream, found: &mut BTreeSet<Vec<String>>) {
     }
 }
 
+fn is_colon(token: Option<&TokenTree>) -> bool {
+    matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == ':')
+}
+
 /// Follows `::name` and `::{..}` from `at`; returns the index after the path.
 fn path_after(
     tokens: &[TokenTree],
@@ -240,7 +244,6 @@ fn path_after(
     path: &mut Vec<String>,
     found: &mut BTreeSet<Vec<String>>,
 ) -> usize {
-    let is_colon = |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == ':');
     while is_colon(tokens.get(at)) && is_colon(tokens.get(at + 1)) {
         match tokens.get(at + 2) {
             Some(TokenTree::Ident(ident)) => path.push(ident.to_string()),

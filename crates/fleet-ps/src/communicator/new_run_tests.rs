@@ -26,18 +26,18 @@ struct Run {
 }
 
 /// The servers of a process that dies with the others of its run.
-struct Mortal {
+struct FailingServers {
     local: Local,
     left: Arc<AtomicI64>,
 }
 
-impl Transport for Mortal {
+impl Transport for FailingServers {
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
         requests.iter().map(|request| self.call(request)).collect()
     }
 }
 
-impl Mortal {
+impl FailingServers {
     fn call(&self, request: &Request<'_>) -> Result<Vec<u8>> {
         // The number of waits depends on the scheduling of threads and has no effect, so they are
         // not counted.
@@ -49,8 +49,8 @@ impl Mortal {
         if !is_wait {
             return self.local.call(request);
         }
-        let patience_ms = 1u64.to_le_bytes();
-        let parts = vec![Cow::Borrowed(&patience_ms[..])];
+        let wait_ms = 1u64.to_le_bytes();
+        let parts = vec![Cow::Borrowed(&wait_ms[..])];
         let Request { server, method, head, .. } = *request;
         self.local.call(&Request { server, method, head, parts })
     }
@@ -59,8 +59,8 @@ impl Mortal {
 /// Runs one worker of a run.
 fn worker(servers: &[Arc<ServerTables>], job: &JobTables, worker: usize, run: &Run) -> Result<()> {
     let caller = Caller { worker, client: run.number * WORKERS as u64 + worker as u64 + 1 };
-    let mortal = Mortal { local: Local::new(servers, caller), left: run.left.clone() };
-    let client = Arc::new(Client::over(job, worker, mortal)?);
+    let failing = FailingServers { local: Local::new(servers, caller), left: run.left.clone() };
+    let client = Arc::new(Client::over(job, worker, failing)?);
     for round in 0..START_ROUNDS {
         if round == 1 && worker == 0 && client.settle()? == 0 {
             client.set_dense(DENSE, &[1.0, 2.0, 3.0])?;
@@ -110,7 +110,7 @@ fn run(servers: &[Arc<ServerTables>], job: &JobTables, run: Run) -> bool {
 }
 
 /// Returns the bits of everything that the tables have learned.
-fn learnt(servers: &[Arc<ServerTables>]) -> Vec<u32> {
+fn learned(servers: &[Arc<ServerTables>]) -> Vec<u32> {
     let reader = LocalServers::new(servers, 0).unwrap();
     let ids: Vec<u64> = (0..=STEP_COUNT).collect();
     let (mut rows, mut dense) = (vec![0.0; ids.len()], [0.0; 3]);
@@ -133,7 +133,7 @@ fn a_restarted_synchronous_job_learns_the_same_bits() {
     let want = {
         let servers = ServerTables::all(&job).unwrap();
         assert!(run(&servers, &job, Run { number: 0, left: forever() }));
-        learnt(&servers)
+        learned(&servers)
     };
     for seed in 0..60u64 {
         let mut rng = Sequence::new(seed, 8);
@@ -151,7 +151,7 @@ fn a_restarted_synchronous_job_learns_the_same_bits() {
                 servers.iter().for_each(|server| server.snapshot_now().unwrap());
             }
             if number == 3 {
-                assert_eq!(learnt(&servers), want, "seed {seed}, dies after {deaths:?} requests");
+                assert_eq!(learned(&servers), want, "seed {seed}, dies after {deaths:?} requests");
             }
         }
     }
@@ -171,6 +171,6 @@ fn folders_of_different_moments_are_refused() {
     let servers = servers_on(&disk, &job);
     servers.iter().for_each(|server| server.begin_run().unwrap());
     let error = LocalServers::new(&servers, 0).unwrap().settle().unwrap_err().to_string();
-    assert!(error.contains("the servers' folders are of different moments"), "{error}");
+    assert!(error.contains("the servers' folders are at different steps"), "{error}");
     assert!(error.contains("expected step 12, or the one before it, got step 0"), "{error}");
 }

@@ -24,7 +24,7 @@ pub(super) const STRETCH_BYTES: u64 = 16 << 20;
 /// [`Flush::Kernel`]).
 pub(super) const SYNC_PERIOD: Duration = Duration::from_secs(2);
 
-pub(super) struct Trail {
+pub(super) struct WriteBack {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -45,8 +45,8 @@ struct State {
     closed: bool,
 }
 
-impl Trail {
-    pub fn start(log: Arc<LogState>, flush: Flush) -> Result<Trail> {
+impl WriteBack {
+    pub fn start(log: Arc<LogState>, flush: Flush) -> Result<WriteBack> {
         let (state, changed) = (Mutex::default(), Condvar::new());
         let shared = Arc::new(Shared { log, flush, state, changed });
         let thread = {
@@ -56,7 +56,7 @@ impl Trail {
                 .spawn(move || shared.follow())
                 .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?
         };
-        Ok(Trail { shared, thread: Some(thread) })
+        Ok(WriteBack { shared, thread: Some(thread) })
     }
 
     /// Reports that a file has `len` bytes now, and all records below `records`. An earlier file is
@@ -74,7 +74,7 @@ impl Trail {
     }
 }
 
-impl Drop for Trail {
+impl Drop for WriteBack {
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
         self.shared.changed.notify_one();
@@ -102,7 +102,7 @@ impl Shared {
                     range.start += STRETCH_BYTES;
                 }
                 drop(state);
-                let_go(&*file, start);
+                write_and_drop(&*file, start);
                 state = lock(&self.state);
             }
             let left = SYNC_PERIOD.saturating_sub(last.elapsed());
@@ -127,7 +127,7 @@ impl Shared {
 
 /// Writes a stretch to disk and drops its pages. The next sync reports a failure.
 #[cfg(target_os = "linux")]
-fn let_go(file: &dyn DiskFile, start: u64) {
+fn write_and_drop(file: &dyn DiskFile, start: u64) {
     use std::os::fd::AsRawFd;
     let Some(file) = file.system_file() else { return };
     let (descriptor, start, len) = (file.as_raw_fd(), start as i64, STRETCH_BYTES as i64);
@@ -142,4 +142,4 @@ fn let_go(file: &dyn DiskFile, start: u64) {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn let_go(_file: &dyn DiskFile, _start: u64) {}
+fn write_and_drop(_file: &dyn DiskFile, _start: u64) {}

@@ -1,6 +1,6 @@
 //! Admission: limits on connections in number and in time, and credentials of calls.
 
-use super::seats::{SEATS_MAX, Seat, Seats, WAITING_MAX};
+use super::slots::{CONNECTIONS_MAX, Slot, Slots, UNAUTHENTICATED_MAX};
 use fleet_net::{Log, Time, Verifier};
 use std::io::Result as IoResult;
 use std::net::SocketAddr;
@@ -19,79 +19,86 @@ use tonic::transport::server::TlsConnectInfo;
 use tonic::{Code, Request, Status};
 
 /// Pause after a failed accept.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The authorization with which a client requests a challenge, and the start of the challenge.
 pub(super) const SCHEME: &str = "Fleet";
 pub(super) const CHALLENGE_KEY: &str = "www-authenticate";
 
 /// Accepts connections.
-pub(super) struct Door {
+pub(super) struct Acceptor {
     listener: TcpListener,
-    seats: Arc<Seats>,
-    rest: Option<Pin<Box<Sleep>>>,
+    slots: Arc<Slots>,
+    pause: Option<Pin<Box<Sleep>>>,
     log: Log,
 }
 
-impl Door {
-    pub fn new(listener: TcpListener, log: Log) -> Door {
-        Door { listener, seats: Arc::default(), rest: None, log }
+impl Acceptor {
+    pub fn new(listener: TcpListener, log: Log) -> Acceptor {
+        Acceptor { listener, slots: Arc::default(), pause: None, log }
     }
 }
 
-impl Stream for Door {
-    type Item = IoResult<Guest>;
+impl Stream for Acceptor {
+    type Item = IoResult<Connection>;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<IoResult<Guest>>> {
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<IoResult<Connection>>> {
         loop {
-            if let Some(rest) = &mut self.rest {
-                ready!(rest.as_mut().poll(cx));
-                self.rest = None;
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(cx));
+                self.pause = None;
             }
             match ready!(self.listener.poll_accept(cx)) {
                 Ok((socket, peer)) => {
-                    let (seat, evicts) = Seats::take(&self.seats);
+                    let (slot, evicts) = Slots::take(&self.slots);
                     if evicts {
                         self.log.line(format!(
-                            "dropped the oldest connection for control over gRPC that has shown no \
-                             credential: {WAITING_MAX} of them is the limit, and {peer} connected"
+                            "closed the oldest connection without a credential for control over \
+                             gRPC: {peer} connected, and the limit is {UNAUTHENTICATED_MAX}"
                         ));
                     }
-                    return Poll::Ready(Some(Ok(Guest::new(socket, peer, seat))));
+                    return Poll::Ready(Some(Ok(Connection::new(socket, peer, slot))));
                 }
                 Err(error) => {
                     self.log.line(format!("cannot accept a connection over gRPC: {error}"));
-                    self.rest = Some(Box::pin(sleep(ACCEPT_REST)));
+                    self.pause = Some(Box::pin(sleep(ACCEPT_PAUSE)));
                 }
             }
         }
     }
 }
 
-/// A connection. It fails when its seat has expired.
-pub(super) struct Guest {
+/// A connection. It fails when its slot has expired.
+pub(super) struct Connection {
     socket: TcpStream,
-    info: GuestInfo,
-    over: Pin<Box<dyn Future<Output = ()> + Send>>,
+    info: ConnectionInfo,
+    expired: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 /// Data of a connection for its calls.
 #[derive(Clone)]
-pub(super) struct GuestInfo {
+pub(super) struct ConnectionInfo {
     peer: SocketAddr,
-    seat: Arc<Seat>,
+    slot: Arc<Slot>,
 }
 
-impl Guest {
-    fn new(socket: TcpStream, peer: SocketAddr, seat: Arc<Seat>) -> Guest {
-        Guest { socket, over: Box::pin(seat.clone().is_over()), info: GuestInfo { peer, seat } }
+impl Connection {
+    fn new(socket: TcpStream, peer: SocketAddr, slot: Arc<Slot>) -> Connection {
+        Connection {
+            socket,
+            expired: Box::pin(slot.clone().expired()),
+            info: ConnectionInfo { peer, slot },
+        }
     }
 
     /// Checked before every read and write, so that a peer that does not read is closed too.
     fn check(&mut self, cx: &mut Context<'_>) -> IoResult<()> {
-        match self.over.as_mut().poll(cx) {
+        match self.expired.as_mut().poll(cx) {
             Poll::Ready(()) => {
                 // The future has completed and must not be polled again.
-                self.over = Box::pin(std::future::ready(()));
+                self.expired = Box::pin(std::future::ready(()));
                 Err(std::io::ErrorKind::TimedOut.into())
             }
             Poll::Pending => Ok(()),
@@ -99,7 +106,7 @@ impl Guest {
     }
 }
 
-impl AsyncRead for Guest {
+impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -110,7 +117,7 @@ impl AsyncRead for Guest {
     }
 }
 
-impl AsyncWrite for Guest {
+impl AsyncWrite for Connection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -130,18 +137,18 @@ impl AsyncWrite for Guest {
     }
 }
 
-impl Connected for Guest {
-    type ConnectInfo = GuestInfo;
+impl Connected for Connection {
+    type ConnectInfo = ConnectionInfo;
 
-    fn connect_info(&self) -> GuestInfo {
+    fn connect_info(&self) -> ConnectionInfo {
         self.info.clone()
     }
 }
 
 /// Returns the connection of a call.
-fn guest(request: &Request<()>) -> Option<&GuestInfo> {
+fn connection_info(request: &Request<()>) -> Option<&ConnectionInfo> {
     #[cfg(feature = "tls")]
-    if let Some(info) = request.extensions().get::<TlsConnectInfo<GuestInfo>>() {
+    if let Some(info) = request.extensions().get::<TlsConnectInfo<ConnectionInfo>>() {
         return Some(info.get_ref());
     }
     request.extensions().get()
@@ -149,14 +156,14 @@ fn guest(request: &Request<()>) -> Option<&GuestInfo> {
 
 /// Admits calls that show a credential; others get a challenge to make one from.
 #[derive(Clone)]
-pub(super) struct Guard {
+pub(super) struct Authenticator {
     verifier: Arc<Verifier>,
     log: Log,
 }
 
-impl Guard {
-    pub fn new(verifier: Verifier, log: Log) -> Guard {
-        Guard { verifier: Arc::new(verifier), log }
+impl Authenticator {
+    pub fn new(verifier: Verifier, log: Log) -> Authenticator {
+        Authenticator { verifier: Arc::new(verifier), log }
     }
 
     fn refusal(&self, message: &str) -> Status {
@@ -169,12 +176,14 @@ impl Guard {
     }
 }
 
-impl tonic::service::Interceptor for Guard {
+impl tonic::service::Interceptor for Authenticator {
     fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        let shown = request.metadata().get("authorization").map(AsciiMetadataValue::to_str);
-        let refused = match shown {
-            None => "no credential was shown".to_string(),
-            Some(Ok(SCHEME)) => return Err(self.refusal("here is a challenge")),
+        let value = request.metadata().get("authorization").map(AsciiMetadataValue::to_str);
+        let refused = match value {
+            None => "no credential".to_string(),
+            Some(Ok(SCHEME)) => {
+                return Err(self.refusal("credential required: answer the challenge"));
+            }
             Some(Ok(text)) => match text.strip_prefix("Bearer ") {
                 None => "expected 'authorization: Bearer CREDENTIAL'".to_string(),
                 Some(credential) => match self.verifier.verify(credential, Time::now()) {
@@ -182,21 +191,22 @@ impl tonic::service::Interceptor for Guard {
                     Err(error) => error.to_string(),
                 },
             },
-            Some(Err(_)) => "the credential is no text".to_string(),
+            Some(Err(_)) => "the credential is not text".to_string(),
         };
-        let peer = guest(&request).map_or("a peer".to_string(), |guest| guest.peer.to_string());
-        self.log.line(format!("{peer} was refused control over gRPC: {refused}"));
+        let peer =
+            connection_info(&request).map_or("a peer".to_string(), |info| info.peer.to_string());
+        self.log.line(format!("rejected control over gRPC from {peer}: {refused}"));
         Err(self
-            .refusal(&format!("{refused}; `fleet ps credential` makes one from the job's token")))
+            .refusal(&format!("{refused}; `fleet ps credential` creates one from the job's token")))
     }
 }
 
-/// Admits a call with a valid credential if its connection gets a seat.
+/// Admits a call with a valid credential if its connection gets a slot.
 fn admitted(request: Request<()>) -> Result<Request<()>, Status> {
-    match guest(&request).is_none_or(|guest| guest.seat.prove()) {
+    match connection_info(&request).is_none_or(|info| info.slot.authenticate()) {
         true => Ok(request),
         false => Err(Status::resource_exhausted(format!(
-            "all {SEATS_MAX} seats are taken: connections for control over gRPC"
+            "all {CONNECTIONS_MAX} connections for control over gRPC are in use"
         ))),
     }
 }

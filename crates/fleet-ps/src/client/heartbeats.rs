@@ -2,7 +2,7 @@
 //! distinguish a step that computes for minutes from a stopped process. The same thread detects a
 //! stopped server, for whose answers other threads would simply wait.
 
-use super::remote::{Door, Lane};
+use super::remote::{Connector, ServerConnections};
 use crate::message::{Head, Method};
 use fleet_base::{Error, Result};
 use fleet_net::calls::CallClient;
@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Ends with the client whose heartbeats it sends.
-pub(super) struct Alive {
+pub(super) struct Heartbeats {
     stop: Abort,
     thread: Option<JoinHandle<()>>,
 }
@@ -22,69 +22,72 @@ pub(super) struct Alive {
 /// Time limit for reaching one server, during which the others wait.
 const REACH_SPAN: Duration = Duration::from_millis(500);
 /// Silence of a server after which it is logged; shorter pauses occur on a busy machine.
-const SILENCE_SAID_AFTER: Duration = Duration::from_secs(5);
+const SILENCE_LOG_AFTER: Duration = Duration::from_secs(5);
 
-impl Alive {
+impl Heartbeats {
     /// Starts to send heartbeats with the number of steps made to all servers, at this interval.
     pub fn start(
-        door: Arc<Door>,
-        lanes: Arc<Vec<Lane>>,
+        connector: Arc<Connector>,
+        servers: Arc<Vec<ServerConnections>>,
         log: Log,
         every: Duration,
         (steps, complete): (Arc<AtomicU64>, Arc<AtomicU64>),
-    ) -> Result<Alive> {
+    ) -> Result<Heartbeats> {
         let stop = Abort::new();
         let stopped = stop.clone();
-        let speak = move || {
-            let heard = Time::now();
-            let mut voices: Vec<Voice> =
-                lanes.iter().map(|_| Voice { connection: None, heard }).collect();
+        let run = move || {
+            let last_answer = Time::now();
+            let mut heartbeats: Vec<ServerHeartbeat> =
+                servers.iter().map(|_| ServerHeartbeat { connection: None, last_answer }).collect();
             while stopped.sleep(every).is_ok() {
                 let (count, complete) = (steps.load(Relaxed), complete.load(Relaxed));
                 let head = Head { count, complete, ..Head::default() };
-                for (server, voice) in voices.iter_mut().enumerate() {
-                    voice.speak(&door, (server, &lanes[server]), head, &log, &stopped);
+                for (server, heartbeat) in heartbeats.iter_mut().enumerate() {
+                    heartbeat.beat(&connector, (server, &servers[server]), head, &log, &stopped);
                 }
             }
         };
         let thread = std::thread::Builder::new()
-            .name("ps-alive".into())
-            .spawn(speak)
+            .name("ps-heartbeat".into())
+            .spawn(run)
             .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-        Ok(Alive { stop, thread: Some(thread) })
+        Ok(Heartbeats { stop, thread: Some(thread) })
     }
 }
 
 /// The heartbeats to one server.
-struct Voice {
+struct ServerHeartbeat {
     connection: Option<(CallClient, SocketAddr)>,
     /// When the server last answered.
-    heard: Time,
+    last_answer: Time,
 }
 
-impl Voice {
-    fn speak(
+impl ServerHeartbeat {
+    fn beat(
         &mut self,
-        door: &Door,
-        (server, lane): (usize, &Lane),
+        connector: &Connector,
+        (server, connections): (usize, &ServerConnections),
         head: Head,
         log: &Log,
         stop: &Abort,
     ) {
         // A server that is not reached now is tried again next time.
-        match self.say(door, (server, lane), head, stop) {
+        match self.send(connector, (server, connections), head, stop) {
             Ok((connection, address)) => {
-                self.heard = Time::now();
-                lane.is_back(log, door, server, address);
+                self.last_answer = Time::now();
+                connections.mark_up(log, connector, server, address);
                 self.connection = Some((connection, address));
             }
             Err(error) => {
-                let silent = Time::now().since(self.heard);
+                let silent = Time::now().since(self.last_answer);
                 let is_ended = stop.check().is_err();
-                if !is_ended && silent >= SILENCE_SAID_AFTER && lane.goes_down(self.heard) {
-                    let (caller, name) = (door.caller, door.name(server));
+                if !is_ended
+                    && silent >= SILENCE_LOG_AFTER
+                    && connections.mark_down(self.last_answer)
+                {
+                    let (caller, name) = (connector.caller, connector.name(server));
                     log.line(format!(
-                        "{caller} waits for {name}: no sign of life for {:.1} s ({})",
+                        "{caller} waits for {name}: no answer to heartbeats for {:.1} s ({})",
                         silent.as_secs_f64(),
                         error.message()
                     ));
@@ -93,10 +96,10 @@ impl Voice {
         }
     }
 
-    fn say(
+    fn send(
         &mut self,
-        door: &Door,
-        (server, lane): (usize, &Lane),
+        connector: &Connector,
+        (server, connections): (usize, &ServerConnections),
         head: Head,
         stop: &Abort,
     ) -> Result<(CallClient, SocketAddr)> {
@@ -105,21 +108,21 @@ impl Voice {
             Some(connection) => connection,
             None => {
                 let (connection, life, address) =
-                    door.connect((server, lane), &limits, REACH_SPAN)?;
-                if !lane.knows(life) {
-                    return Err(Error::unavailable("it was started again and has lost its tables"));
+                    connector.connect((server, connections), &limits, REACH_SPAN)?;
+                if !connections.is_same_life(life) {
+                    return Err(Error::unavailable("server restarted and lost its tables"));
                 }
                 (connection, address)
             }
         };
-        connection.call(Method::Alive as u8, &[&head.encode()], &limits)?;
+        connection.call(Method::Heartbeat as u8, &[&head.encode()], &limits)?;
         Ok((connection, address))
     }
 }
 
-impl Drop for Alive {
+impl Drop for Heartbeats {
     fn drop(&mut self) {
-        self.stop.fire(Error::unavailable("the client ends"));
+        self.stop.fire(Error::unavailable("client is closing"));
         if let Some(thread) = self.thread.take() {
             // A panic has been reported by its thread.
             let _ = thread.join();
