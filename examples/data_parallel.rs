@@ -11,7 +11,7 @@ use fleet::{DistributedStrategy, Fleet};
 const BATCH: usize = 256;
 
 pub fn train(steps: u64) -> Result<()> {
-    let fleet = Fleet::collective()?; // this process's place in the job
+    let fleet = Fleet::collective()?; // rank, workers and endpoints of this process
     let share = BATCH / fleet.worker_num();
     let first = share * fleet.worker_index();
 

@@ -207,5 +207,5 @@ fn the_session_calls_schedules_of_the_host() {
     let mut session = Session::new(programs, ExecOptions::threads(1)).unwrap();
     session.run(&[("x", &x)], &[]).unwrap();
     let error = session.run(&[("x", &x)], &[]).unwrap_err().to_string();
-    assert!(error.contains("the rate 'learning_rate_0' is not finite"), "{error}");
+    assert!(error.contains("the learning rate 'learning_rate_0' is not finite"), "{error}");
 }

@@ -111,7 +111,7 @@ fn a_collective_of_no_variables_does_nothing() {
 type RingOf = (i64, Vec<usize>);
 
 /// Timeout for a peer; only a program that hangs waits this long.
-const HANGS: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs `work` at every rank of a job of threads; returns each outcome. A fault of Fleet itself is
 /// an error.
@@ -121,7 +121,8 @@ fn run_ranks<T: Send>(
     work: impl Fn(usize, Services) -> Result<T> + Sync,
 ) -> Result<Vec<Result<T>>> {
     let store = MemoryStore::new();
-    let options = GroupOptions { timeout: HANGS, timeout_open: HANGS, ..GroupOptions::default() };
+    let options =
+        GroupOptions { timeout: TIMEOUT, timeout_open: TIMEOUT, ..GroupOptions::default() };
     let hosts: Vec<String> = (0..ranks).map(|_| "here".to_string()).collect();
     let outcomes: Vec<Result<T>> = std::thread::scope(|scope| {
         let start = |(rank, fabric)| {

@@ -311,7 +311,7 @@ fn rows_that_nobody_sees_age_and_go() {
         assert_eq!(worker.shrink(None).unwrap(), u64::from(day == 3), "day {day}");
     }
     assert_eq!(worker.table_stats("t").unwrap().row_count, 1);
-    assert_eq!(worker.shrink(Some(0)).unwrap(), 1, "nobody has seen 2 today");
+    assert_eq!(worker.shrink(Some(0)).unwrap(), 1, "id 2 is unseen today");
     worker.stop().unwrap();
     let _ = std::fs::remove_dir_all(&folder);
 }
