@@ -30,7 +30,7 @@ mod tests;
 
 use crate::save::{collect_named, persistables, put_all};
 use crate::terminal::note;
-use fleet_base::disk::{Disk, DiskLock, RealDisk, remove_folder_all};
+use fleet_base::disk::{Disk, DiskLock, PathKind, RealDisk, remove_folder_all};
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, ReduceOp};
 use fleet_exec::Scope;
@@ -196,7 +196,8 @@ impl Checkpoints {
                 .expected("keep_last >= 1 and every_steps >= 1")
                 .got(format!("{policy:?}")));
         }
-        let made = disk.create_folder(folder).map_err(|error| Error::io("create", folder, &error));
+        let saves = policy.every_steps.is_some() || policy.every.is_some();
+        let made = make_usable(&*disk, folder, saves);
         match &member.group {
             Some(group) => shared::check(folder, group, &member.run, made)?,
             None => made?,
@@ -240,6 +241,7 @@ impl Checkpoints {
             let path = self.path(step);
             let loaded =
                 parts::load(&*self.disk, &path, (self.member.rank, self.member.ranks), &local);
+            self.check_permission(&path, loaded.as_ref().err())?;
             if !self.member.all("checkpoints: readable", loaded.is_ok())? {
                 skipped.push(match loaded {
                     Err(error) => format!("{}: {error}", path.display()),
@@ -279,6 +281,20 @@ impl Checkpoints {
             .got(skipped.join("; "))
             .at(self.folder.display())
             .help("check that all ranks see the same folder; move it away to start from step 0"))
+    }
+
+    /// Rejects a checkpoint that this user may not read, on any rank. It may be complete, so that
+    /// skipping it would lose the steps since the one before.
+    fn check_permission(&self, path: &Path, failed: Option<&Error>) -> Result<()> {
+        let denied = failed.filter(|error| is_permission_denied(error));
+        if self.member.all("checkpoints: permission", denied.is_none())? {
+            return Ok(());
+        }
+        let error = match denied {
+            Some(error) => error.clone(),
+            None => Error::invalid(format!("another rank may not read {}", path.display())),
+        };
+        Err(error.help("give the user of the job permission to read it, or move it away"))
     }
 
     /// Saves if the policy requires it. Call it after each step with the number of completed steps.
@@ -427,6 +443,31 @@ impl Drop for Checkpoints {
             let _ = writer.join();
         }
     }
+}
+
+/// Creates the folder. For a job that saves, checks that this process can create files there:
+/// otherwise the job would fail at its first save.
+fn make_usable(disk: &dyn Disk, folder: &Path, saves: bool) -> Result<()> {
+    disk.create_folder(folder).map_err(|error| match disk.kind(folder) {
+        Ok(PathKind::File) => Error::invalid(format!("{} is not a folder", folder.display()))
+            .help("name another folder, or remove the file"),
+        _ => Error::io("create", folder, &error),
+    })?;
+    if !saves {
+        return Ok(());
+    }
+    let probe = folder.join(format!(".probe-{}", std::process::id()));
+    let probed = disk.create(&probe).and_then(|_| disk.remove(&probe));
+    probed.map_err(|error| {
+        Error::io("write in the checkpoint folder", folder, &error)
+            .help("give the user of the job permission to create files there")
+    })
+}
+
+fn is_permission_denied(error: &Error) -> bool {
+    let source = std::error::Error::source(error);
+    let source = source.and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.is_some_and(|source| source.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 /// Locks the folder: two jobs would remove each other's checkpoints, and resume from a mixture of

@@ -193,6 +193,39 @@ fn every_damaged_file_is_found() {
     }
 }
 
+fn denied(call: Call, first: u64) -> [Fault; 1] {
+    [Fault { call, first, count: 1, errno: libc::EACCES }]
+}
+
+#[test]
+fn a_checkpoint_without_permission_is_not_skipped() {
+    for (call, first) in [(Call::List, 1), (Call::Open, 0)] {
+        let job = saved(1, 1..=2);
+        job.disk.set_faults(denied(call, first));
+        let error = job.resume().unwrap_err().to_string();
+        assert!(error.contains("step-000000000002"), "{error}");
+        assert!(error.contains("Permission denied"), "{error}");
+        assert!(error.contains("help: give the user of the job permission to read it"), "{error}");
+        assert_eq!(job.resume().unwrap().unwrap().step, 2);
+    }
+}
+
+#[test]
+fn a_folder_without_permission_is_refused_before_training() {
+    let job = Job::new(SimDisk::new(1), 1, 2);
+    let open = |policy: CheckpointPolicy| {
+        job.disk.set_faults(denied(Call::Create, 0));
+        let member = Member { rank: 0, ranks: 1, group: None, run: "1".into() };
+        Checkpoints::open_at(job.disk.handle(), Path::new(FOLDER), policy, member)
+    };
+    let saves = CheckpointPolicy { every_steps: Some(1), ..Default::default() };
+    let error = open(saves).err().unwrap().to_string();
+    assert!(error.contains("cannot write in the checkpoint folder kept"), "{error}");
+    assert!(error.contains("help: give the user of the job permission to create"), "{error}");
+    // An evaluation may read a folder in which it cannot write.
+    open(CheckpointPolicy::default()).unwrap();
+}
+
 #[test]
 fn two_jobs_do_not_share_a_folder() {
     let job = Job::new(SimDisk::new(1), 1, 2);
