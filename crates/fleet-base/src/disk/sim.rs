@@ -518,7 +518,9 @@ impl Disk for SimDisk {
         let paths = state.names.keys().chain(&state.folders);
         let inside = paths.filter(|path| path.parent() == Some(folder));
         let name = |path: &PathBuf| Some(path.file_name()?.to_str()?.to_string());
-        Ok(inside.filter_map(name).collect())
+        let mut names: Vec<String> = inside.filter_map(name).collect();
+        names.sort();
+        Ok(names)
     }
 
     fn create_folder(&self, folder: &Path) -> io::Result<()> {
@@ -607,6 +609,16 @@ mod tests {
             *(if names == ["b"] { &mut kept } else { &mut lost }) += 1;
         }
         assert!(kept > 10 && lost > 10, "{kept} {lost}");
+    }
+
+    #[test]
+    fn a_list_of_files_and_folders_is_sorted() {
+        let disk = SimDisk::new(1);
+        disk.create_folder(Path::new("top/b")).unwrap();
+        for name in ["top/c", "top/a"] {
+            disk.create(Path::new(name)).unwrap();
+        }
+        assert_eq!(disk.list(Path::new("top")).unwrap(), ["a", "b", "c"]);
     }
 
     #[test]
