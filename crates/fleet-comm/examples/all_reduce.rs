@@ -151,7 +151,7 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
     let store = StoreClient::connect(address, &token, &limits)?;
     let mut options = TcpOptions::new("bench", rank, setup.ranks).store(address);
     if let Some(us) = flag(args, "--spin-us") {
-        options.spin = Duration::from_micros(number(&us)? as u64);
+        options.spin_time = Duration::from_micros(number(&us)? as u64);
     }
     if let Some(streams) = flag(args, "--streams") {
         options.streams = number(&streams)?;

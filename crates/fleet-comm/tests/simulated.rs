@@ -91,7 +91,7 @@ fn check(name: &str, group: &GroupOptions, work: Work) {
     for rank in 0..RANKS {
         for step in 0..fine.steps[rank] {
             let peer = (rank + 1 + step as usize) % RANKS;
-            let mut faults = vec![Fault::Crash { rank, step }, Fault::Silence { rank, step }];
+            let mut faults = vec![Fault::Crash { rank, step }, Fault::Hang { rank, step }];
             if peer != rank {
                 faults.push(Fault::Cut { rank, step, peer });
             }
@@ -129,7 +129,7 @@ fn check_fault(
                 assert!(text.contains("rank "), "{what}: rank {rank} names nobody: {text}");
                 assert!(text.contains("group 'world"), "{what}: rank {rank} names no call: {text}");
             }
-            Outcome::Crashed | Outcome::Silent => {}
+            Outcome::Crashed | Outcome::Hung => {}
         }
     }
 }

@@ -90,7 +90,7 @@ mod with_the_feature {
 
         std::fs::write(place.path("other.token"), TOKEN.replace('6', "7")).unwrap();
         let line = format!("ps stat {} --token-file other.token", at[0]);
-        fleet(&place, &line).check(1, &["not of this job and this server"]);
+        fleet(&place, &line).check(1, &["not valid for this job and server"]);
         fleet(&place, &format!("ps stat {}", at[0])).check(1, &["the job's secret is not known"]);
         assert!(place.read("log/serverlog.0").contains("was refused control over gRPC"));
 

@@ -335,7 +335,7 @@ impl Communicator {
             }
             if now.since(looked) >= LOOK {
                 looked = now;
-                left = self.mesh.ended().map(|rank| (rank, left.map_or(now, |(_, since)| since)));
+                left = self.mesh.closed_peer().map(|rank| (rank, left.map_or(now, |(_, since)| since)));
             }
             if let Some((rank, since)) = left
                 && now.since(since) >= LEFT_SPAN
