@@ -126,7 +126,7 @@ fn check_fault(
             Outcome::Ended(Ok(data)) => assert_eq!(data, right[rank], "{what}: rank {rank}"),
             Outcome::Ended(Err(error)) => {
                 let text = error.to_string();
-                assert!(text.contains("rank "), "{what}: rank {rank} names nobody: {text}");
+                assert!(text.contains("rank "), "{what}: rank {rank} names no culprit: {text}");
                 assert!(text.contains("group 'world"), "{what}: rank {rank} names no call: {text}");
             }
             Outcome::Crashed | Outcome::Hung => {}

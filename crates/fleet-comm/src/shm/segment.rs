@@ -155,7 +155,7 @@ impl Segment {
             return Err(Error::unavailable(format!("{path} is not this group's shared memory")));
         }
         if (ranks as usize, slot_bytes as usize) != (layout.ranks, layout.slot_bytes) {
-            return Err(Error::invalid("shared memory was made with another layout")
+            return Err(Error::invalid("shared memory has another layout")
                 .expected(format!("{} ranks, slots of {}", layout.ranks, layout.slot_bytes))
                 .got(format!("{ranks} ranks, slots of {slot_bytes}")));
         }
@@ -251,7 +251,7 @@ impl Segment {
     }
 
     /// Stores the error that ends the group, for all ranks. The first error stays.
-    pub fn poison(&self, error: &Error) {
+    pub fn set_fault(&self, error: &Error) {
         let state = self.fault_state();
         if state.compare_exchange(0, WRITING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             let text = fault_text(error);
@@ -283,7 +283,7 @@ impl Segment {
                 String::from_utf8_lossy(bytes).into_owned(),
             )
         };
-        let fault = fault_of(kind_of(kind), &text);
+        let fault = parse_fault(kind_from_number(kind), &text);
         Some(match culprit.checked_sub(1) {
             Some(rank) => fault.caused_by(rank as usize),
             None => fault,
@@ -314,7 +314,7 @@ fn fault_text(error: &Error) -> String {
 }
 
 /// Rebuilds an error from its printed text.
-fn fault_of(kind: ErrorKind, text: &str) -> Error {
+fn parse_fault(kind: ErrorKind, text: &str) -> Error {
     const INTERNAL: &str = "internal error (please report it): ";
     let mut lines = text.split('\n');
     let first = lines.next().unwrap_or_default();
@@ -343,7 +343,7 @@ fn kind_number(kind: ErrorKind) -> u32 {
     KINDS.iter().position(|known| *known == kind).unwrap_or(0) as u32
 }
 
-fn kind_of(number: u32) -> ErrorKind {
+fn kind_from_number(number: u32) -> ErrorKind {
     KINDS.get(number as usize).copied().unwrap_or(ErrorKind::Unavailable)
 }
 
@@ -362,7 +362,7 @@ mod tests {
             first.filled(2).publish(5);
             assert!(second.filled(2).reached(5) && !second.filled(2).reached(6));
             drop(file);
-            assert!(Segment::open(LAYOUT, 7, &path).is_err(), "{path} is still there");
+            assert!(Segment::open(LAYOUT, 7, &path).is_err(), "{path} still exists");
         }
     }
 
@@ -416,8 +416,8 @@ mod tests {
         assert!(segment.fault().is_none());
         let error = Error::unavailable("rank 3 died").at("all_reduce").at("group").help("start it");
         let error = error.caused_by(3);
-        segment.poison(&error);
-        segment.poison(&Error::invalid("later"));
+        segment.set_fault(&error);
+        segment.set_fault(&Error::invalid("later"));
         assert_eq!(segment.fault(), Some(error));
     }
 }
