@@ -241,11 +241,6 @@ impl Segment {
         unsafe { self.at(self.pair_at(from, to) + offset) }
     }
 
-    /// Number of ranks that have opened the segment, in the head.
-    pub fn opened(&self) -> Flag<'_> {
-        self.flag(2 * LINE)
-    }
-
     fn fault_state(&self) -> &AtomicU32 {
         self.word(4 * LINE)
     }
@@ -290,14 +285,27 @@ impl Segment {
         })
     }
 
+    /// Wakes all sleeping ranks, so that they notice a fault at once.
     fn wake_all(&self) {
-        for rank in 0..self.layout.ranks {
+        let ranks = self.layout.ranks;
+        for rank in 0..ranks {
             sys::futex_wake(self.filled(rank).word);
             sys::futex_wake(self.consumed(rank).word);
         }
-        sys::futex_wake(self.opened().word);
+        if ranks > WAKE_PAIRS_RANKS_MAX {
+            return;
+        }
+        for (from, to) in (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to))) {
+            sys::futex_wake(self.pair_filled(from, to).word);
+            sys::futex_wake(self.pair_consumed(from, to).word);
+        }
     }
 }
+
+/// Largest number of ranks for which a fault wakes sends and receives. Waking a pair allocates its
+/// page, so 16 ranks cost 1 MiB. In larger groups, a send or receive notices the fault at its next
+/// check.
+const WAKE_PAIRS_RANKS_MAX: usize = 16;
 
 const WRITING: u32 = 1;
 const SET: u32 = 2;
@@ -419,5 +427,25 @@ mod tests {
         segment.set_fault(&error);
         segment.set_fault(&Error::invalid("later"));
         assert_eq!(segment.fault(), Some(error));
+    }
+
+    #[test]
+    fn a_fault_wakes_sends_and_receives() {
+        use std::time::{Duration, Instant};
+        const LIMIT: Duration = Duration::from_secs(60);
+        let (segment, _file) = Segment::create(LAYOUT, 7, false).expect("memory");
+        let error = Error::unavailable("rank 3 died");
+        for flag in [segment.pair_filled(2, 1), segment.pair_consumed(0, 2)] {
+            let begin = Instant::now();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| sys::futex_wait(flag.word, 0, LIMIT));
+                // The thread may start to sleep after the first of these calls.
+                while !waiter.is_finished() {
+                    segment.set_fault(&error);
+                    std::thread::yield_now();
+                }
+            });
+            assert!(begin.elapsed() < LIMIT);
+        }
     }
 }
