@@ -97,7 +97,8 @@ impl Recorder {
     /// Writes the records to `path` atomically.
     pub fn write(&self, path: &Path) -> Result<()> {
         let text = self.json_lines();
-        let part = path.with_extension("part");
+        // Another process may write its records to the same path.
+        let part = path.with_extension(format!("{}.part", std::process::id()));
         std::fs::write(&part, text).map_err(|error| Error::io("write", &part, &error))?;
         std::fs::rename(&part, path).map_err(|error| Error::io("write", path, &error))
     }
@@ -162,6 +163,19 @@ mod tests {
     use super::*;
     use crate::call::{Kind, Label, ReduceOp};
     use fleet_tensor::DType;
+
+    #[test]
+    fn temporary_files_of_other_processes_are_kept() {
+        let folder = std::env::temp_dir().join(format!("fleet-record-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (path, other) = (folder.join("0.jsonl"), folder.join("0.part"));
+        std::fs::write(&other, "other").unwrap();
+        Recorder::new(None).write(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "other");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2, "a temporary file was left");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn the_last_thousand_are_kept() {
