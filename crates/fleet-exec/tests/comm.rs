@@ -188,7 +188,7 @@ fn a_ring_is_held_to_what_the_program_says() {
     let error = run(&init(0), &world, 1, 2).unwrap_err().to_string();
     assert!(error.contains("another rank of ring 0: expected rank 0, got rank 1"), "{error}");
     let error = run(&init(0), &world, 0, 3).unwrap_err().to_string();
-    assert!(error.contains("another size"), "{error}");
+    assert!(error.contains("message size mismatch"), "{error}");
 }
 
 /// A rank that fails next to a collective does not leave the others waiting.
