@@ -99,8 +99,8 @@ impl Machine {
         self.same.iter().filter(known).cloned().collect()
     }
 
-    fn can_share(&self, op: &Op, output: &str, input: &str, turn: usize) -> bool {
-        let (Some(out), Some(arg)) = (op.output(output).first(), op.input(input).get(turn)) else {
+    fn can_share(&self, op: &Op, output: &str, input: &str, index: usize) -> bool {
+        let (Some(out), Some(arg)) = (op.output(output).first(), op.input(input).get(index)) else {
             return false;
         };
         let (out, arg) = (self.meta(*out), self.meta(*arg));
