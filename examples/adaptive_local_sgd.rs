@@ -1,5 +1,5 @@
-//! Adaptive LocalSGD: as LocalSGD, and the interval follows the loss: the better the model, the
-//! more often workers meet.
+//! Adaptive LocalSGD: LocalSGD whose interval follows the loss. The better the model, the more
+//! often workers average their parameters.
 //! `fleetrun --nproc_per_node=2 target/release/examples/adaptive_local_sgd [STEPS]`
 
 #[path = "digits/mod.rs"]
@@ -14,7 +14,7 @@ pub fn train(steps: u64) -> Result<()> {
     let strategy = DistributedStrategy::new().use_adaptive_localsgd(local);
     let session = digits::train(steps, Sgd::new(0.1), &strategy, digits::mlp)?;
     if let Ok(interval) = session.scope.tensor("k_steps") {
-        println!("workers met every {} steps at last", interval.item::<i64>()?);
+        println!("final interval between averages: {} steps", interval.item::<i64>()?);
     }
     Ok(())
 }

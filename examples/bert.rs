@@ -22,10 +22,10 @@ pub fn train(steps: u64) -> Result<()> {
         sentence_types: 0,
         padded: false,
         dropout: 0.0,
-        initializer_range: 0.1, // as fits so few dimensions
+        initializer_range: 0.1, // suits so few dimensions
         ..BertConfig::base()
     };
-    // Classifies each token; words that were not masked carry a label that does not count.
+    // Classifies each token; words that were not masked have a label that is ignored.
     let model = bert_tokens(&net, &config, words);
     let schedule = LrSchedule::polynomial(3e-3, steps).warmup(steps / 10, 0.0, 3e-3);
     net.minimize(model.loss, AdamW::new(schedule).coeff(0.01))?;

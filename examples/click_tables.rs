@@ -1,5 +1,5 @@
-//! Click tables: rows that count how often they were shown and clicked, get an embedding when that
-//! is often enough, and go when nobody needs them. Alone, or as a job with servers:
+//! Click tables: rows that count their shows and clicks, get an embedding after enough of them, and
+//! are deleted when they are no longer used. Alone, or as a job with servers:
 //! `fleetrun --server_num=1 --worker_num=2 target/release/examples/click_tables [STEPS]`
 
 use fleet::data::synth::{Ctr, CtrConfig};
@@ -10,7 +10,7 @@ use fleet::{DistributedStrategy, Fleet};
 const BATCH: i64 = 512;
 const DAYS: u64 = 3;
 
-/// A weight for every id, and 16 numbers for those whose score has reached 5.
+/// Rows with a weight for every id, and 16 numbers for those whose score has reached 5.
 const TABLES: &str = r#"
 a_sync: true
 downpour_table_param {
@@ -81,15 +81,17 @@ pub fn train(steps: u64) -> Result<()> {
         if !(day_ends && first) {
             continue;
         }
-        // What serving needs of the day, what changed since, and what nobody needs any more.
+        // Saves the rows for serving, at the end only those that changed; deletes rows that are not
+        // used.
         let mode = if step == steps { SaveMode::Delta } else { SaveMode::Base };
         let saved = worker.save_persistables(&folder, mode, SaveFormat::Text)?;
-        let gone = worker.shrink(None)?;
+        let deleted = worker.shrink(None)?;
         println!(
-            "step {step}: loss {:.4}; {} rows and numbers saved ({mode:?}), {gone} of {} rows gone",
+            "step {step}: loss {:.4}; saved ({mode:?}) {} rows and numbers, deleted {deleted} of \
+             {} rows",
             out[0].item::<f32>()?,
             saved.row_count,
-            worker.table_stats("rows")?.row_count + gone,
+            worker.table_stats("rows")?.row_count + deleted,
         );
     }
     worker.stop()?;

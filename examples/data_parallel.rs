@@ -1,17 +1,17 @@
 //! Digits on several processes, each with its share of every batch:
 //! `fleetrun --nproc_per_node=2 target/release/examples/data_parallel [STEPS]`
-//! (`cargo build --release --bin fleetrun --example data_parallel` makes both).
-//! Without `fleetrun` it is one process that takes all of the batch.
+//! (`cargo build --release --bin fleetrun --example data_parallel` builds both). Without
+//! `fleetrun`, one process takes the whole batch.
 
 use fleet::data::synth::{Digits, IMAGE_PIXELS};
 use fleet::prelude::*;
 use fleet::{DistributedStrategy, Fleet};
 
-/// Of all workers together.
+/// Batch size of all workers together.
 const BATCH: usize = 256;
 
 pub fn train(steps: u64) -> Result<()> {
-    let fleet = Fleet::collective()?; // this process's place in the job
+    let fleet = Fleet::collective()?; // rank, workers and endpoints of this process
     let share = BATCH / fleet.worker_num();
     let first = share * fleet.worker_index();
 

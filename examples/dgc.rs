@@ -1,5 +1,5 @@
 //! Deep gradient compression: after the first 20 steps only the largest 1 % of each large gradient
-//! travel, at last 0.1 %; the rest waits and grows.
+//! is sent, at the end 0.1 %; the rest accumulates.
 //! `fleetrun --nproc_per_node=2 target/release/examples/dgc [STEPS]`
 
 #[path = "digits/mod.rs"]

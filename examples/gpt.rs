@@ -8,7 +8,7 @@ const BATCH: usize = 16;
 const LENGTH: usize = 32;
 
 pub fn train(steps: u64) -> Result<()> {
-    // Half of the tokens repeat the one eight places before: to be found by attention alone.
+    // Half of the tokens repeat the one eight places before, which only attention can find.
     let text = Text::new(TextConfig { copy_rate: 0.5, ..TextConfig::tiny() })?;
     let net = Net::new();
     let config = GptConfig {

@@ -1,5 +1,5 @@
-//! Gradient merge: an update every 4 steps, with the mean of their gradients, as of a batch four
-//! times as large. Workers talk only in those steps.
+//! Gradient merge: an update every 4 steps, with the mean of their gradients, like a batch four
+//! times as large. Workers communicate only in those steps.
 //! `fleetrun --nproc_per_node=2 target/release/examples/gradient_merge [STEPS]`
 
 #[path = "digits/mod.rs"]

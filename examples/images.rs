@@ -22,9 +22,9 @@ pub fn train(steps: u64) -> Result<()> {
     right.map(drop)
 }
 
-/// Trains on the images of a folder; gives the part that is then read right.
+/// Trains on the images of a folder; returns the accuracy.
 pub fn train_on(folder: &Path, steps: u64) -> Result<f32> {
-    // Cut out at random from images a little larger: the network never sees the same one twice.
+    // Random crops of slightly larger images, so that the network seldom sees the same one twice.
     let list = ImageList::folder(folder)?;
     let options = ImageOptions { resize: Some(SIZE + 4), ..ImageOptions::new([SIZE, SIZE]) };
     let evaluated = Images::new(list.clone(), options.clone())?;
@@ -70,11 +70,11 @@ pub fn train_on(folder: &Path, steps: u64) -> Result<f32> {
         let out = session.evaluate(&batch.feeds(), &[&accuracy])?;
         right += out[0].item::<f32>()? * batch.len() as f32;
     }
-    println!("{:.1} % are read right", 100.0 * right / count);
+    println!("accuracy: {:.1} %", 100.0 * right / count);
     Ok(right / count)
 }
 
-/// Digits as PNG files, the folder's name being the digit.
+/// Draws digits as PNG files, in folders named by the digit.
 fn draw(folder: &Path) -> Result<()> {
     let (kind, format) = (MakeKind::Digits { seed: 1 }, MakeFormat::Png);
     let folder = folder.to_path_buf();

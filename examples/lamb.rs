@@ -1,4 +1,4 @@
-//! LAMB, for large batches: Adam whose step is set for each layer by the norm of its weights.
+//! LAMB, for large batches: Adam with a step for each layer, set by the norm of its weights.
 //! `fleetrun --nproc_per_node=2 target/release/examples/lamb [STEPS]`
 
 #[path = "digits/mod.rs"]

@@ -1,4 +1,4 @@
-//! LARS, for large batches: Momentum whose rate is set for each layer by the norms of its weights
+//! LARS, for large batches: Momentum with a rate for each layer, set by the norms of its weights
 //! and gradients. `fleetrun --nproc_per_node=2 target/release/examples/lars [STEPS]`
 
 #[path = "digits/mod.rs"]

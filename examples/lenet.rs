@@ -39,7 +39,7 @@ pub fn train(steps: u64) -> Result<()> {
     }
     let (image, digit) = batch(1000, 1 << 40)?;
     let out = session.evaluate(&[("image", &image), ("digit", &digit)], &[&accuracy])?;
-    println!("{:.1} % of 1000 unseen digits are read right", 100.0 * out[0].item::<f32>()?);
+    println!("accuracy on 1000 unseen digits: {:.1} %", 100.0 * out[0].item::<f32>()?);
     Ok(())
 }
 

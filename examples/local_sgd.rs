@@ -9,7 +9,7 @@ use fleet::prelude::*;
 use fleet::strategy::LocalSgdConfig;
 
 pub fn train(steps: u64) -> Result<()> {
-    let local = LocalSgdConfig::default().with_k_steps(4).with_begin_step(20); // till then, every step
+    let local = LocalSgdConfig::default().with_k_steps(4).with_begin_step(20); // every step before
     let strategy = DistributedStrategy::new().use_localsgd(local);
     digits::train(steps, Sgd::new(0.1), &strategy, digits::mlp)?;
     Ok(())

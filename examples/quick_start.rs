@@ -1,5 +1,6 @@
-//! The code of README.md and docs/quick-start.md, as one program that runs:
-//! `cargo run --release --example quick_start`. `cargo xtask tidy` holds the documents to it.
+//! The code of README.md and docs/quick-start.md as one program:
+//! `cargo run --release --example quick_start`.
+//! `cargo xtask tidy` checks that the documents quote it.
 
 use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::prelude::*;
@@ -45,7 +46,8 @@ fn digits(batches: impl Iterator<Item = [Tensor; 2]>, folder: &std::path::Path) 
 
     let (loss, accuracy) = (loss.name(), accuracy.name());
     let logits = logits.name();
-    let mut session = Session::new(net.build()?, ExecOptions::threads(2))?; // runs the startup program
+    // Runs the startup program.
+    let mut session = Session::new(net.build()?, ExecOptions::threads(2))?;
     for [image, label] in batches {
         let feed = [("image", &image), ("label", &label)];
         let out = session.run(&feed, &[&loss])?;
@@ -89,7 +91,7 @@ pub fn train(steps: u64) -> Result<()> {
 }
 
 fn tensor<T: fleet::Element>(values: &[T], shape: [i64; 2]) -> Tensor {
-    Tensor::from_slice(values, shape).expect("as many values as the shape says")
+    Tensor::from_slice(values, shape).expect("as many values as the shape has")
 }
 
 fn main() -> Result<()> {

@@ -1,5 +1,5 @@
-//! Recompute: of the forward pass only the checkpoints are kept; what lies between them is computed
-//! again when the backward pass wants it. Results are the same to the bit.
+//! Recompute: only the checkpoints of the forward pass are kept; the values between them are
+//! computed again when the backward pass needs them. Results are the same to the bit.
 //! `fleetrun --nproc_per_node=2 target/release/examples/recompute [STEPS]`
 
 #[path = "digits/mod.rs"]
@@ -9,7 +9,7 @@ use fleet::DistributedStrategy;
 use fleet::prelude::*;
 
 pub fn train(steps: u64) -> Result<()> {
-    // The outputs of two layers; without names, checkpoints are chosen.
+    // The outputs of two layers; if none are named, checkpoints are chosen automatically.
     let strategy = DistributedStrategy::new().use_recompute(["fc_1.tmp_2", "fc_3.tmp_2"]);
     digits::train(steps, Momentum::new(0.02, 0.9), &strategy, deep)?;
     Ok(())

@@ -18,13 +18,13 @@ pub fn train(steps: u64) -> Result<()> {
         let (x, y) = batch(BATCH, step * BATCH as u64)?;
         let out = session.run(&[("x", &x), ("y", &y)], &[&loss, &accuracy])?;
         if step % steps.div_ceil(10) == 0 {
-            let (loss, right) = (out[0].item::<f32>()?, 100.0 * out[1].item::<f32>()?);
-            println!("step {step}: loss {loss:.4}, {right:.0} % of the batch right");
+            let (loss, accuracy) = (out[0].item::<f32>()?, 100.0 * out[1].item::<f32>()?);
+            println!("step {step}: loss {loss:.4}, accuracy {accuracy:.0} %");
         }
     }
     let (x, y) = batch(250, 1 << 40)?;
     let out = session.evaluate(&[("x", &x), ("y", &y)], &[&accuracy])?;
-    println!("{:.1} % of 250 unseen digits are read right", 100.0 * out[0].item::<f32>()?);
+    println!("accuracy on 250 unseen digits: {:.1} %", 100.0 * out[0].item::<f32>()?);
     Ok(())
 }
 

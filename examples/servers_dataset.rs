@@ -1,6 +1,6 @@
-//! Click logs from files, on parameter servers: every worker loads its share of the files, records
-//! are shuffled over all workers, a pass trains on them, and metrics are those of all. Then the
-//! model is saved, and used for inference.
+//! Click logs from files, with parameter servers. Every worker loads its share of the files,
+//! records are shuffled over all workers, a pass trains on them, and metrics cover all workers.
+//! Then the model is saved, and used for inference.
 //!
 //! `fleetrun --server_num=1 --worker_num=2 target/release/examples/servers_dataset FOLDER`, or
 //! alone.
@@ -15,8 +15,9 @@ use fleet::{DatasetRun, DistributedStrategy, Fleet};
 use std::fmt::Write;
 use std::path::Path;
 
-/// Ids of a record, and how many there are of each of them.
+/// Ids of a record.
 const IDS: i64 = 4;
+/// Number of different ids.
 const KNOWN: u64 = 400;
 const RECORDS: usize = 6000;
 
@@ -39,7 +40,7 @@ pub fn network(net: &Net) -> Model<'_> {
     Model { loss, probability, positives: counts.stat_pos, negatives: counts.stat_neg }
 }
 
-/// A share of the logs: whether a record is clicked depends on its ids.
+/// Writes a share of the logs. Whether a record is clicked depends on its ids.
 fn write_logs(path: &Path, share: u64) -> Result<()> {
     let mut rng = Sequence::new(11, share);
     let mut text = String::new();
@@ -96,13 +97,13 @@ pub fn train_in(folder: &Path, passes: u64) -> Result<Option<f64>> {
 
     if fleet.is_first_worker() {
         worker.save_persistables(folder.join("saved"), SaveMode::All, SaveFormat::Binary)?;
-        // New ids read as what their rows would begin with, and get none.
+        // New ids read as the initial values of their rows, and get no rows.
         let mut infer = worker.infer()?;
         infer.set_unknown_ids(UnknownIds::InitialValues);
         let ids = Tensor::from_slice(&[0i64, 3, 6, 1 << 39, 1, 2, 4, 5], [2, IDS])?;
         let click = Tensor::zeros(DType::F32, [2, 1])?;
         let found = infer.run(&[("ids", &ids), ("click", &click)], &[&probability])?;
-        println!("clicks are expected with {:?}", found[0].to_vec::<f32>()?);
+        println!("predicted click probabilities: {:?}", found[0].to_vec::<f32>()?);
         let report = infer.infer_from_dataset(&dataset, DatasetRun::new().print_period(0))?;
         println!("inference over {} records", report.records);
     }
@@ -116,7 +117,7 @@ pub fn train(passes: u64) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-servers-dataset-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
     let outcome = train_in(&folder, passes).map(drop);
-    // What is left there harms nobody.
+    // Remaining files are harmless.
     let _ = std::fs::remove_dir_all(&folder);
     outcome
 }

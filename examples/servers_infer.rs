@@ -1,9 +1,9 @@
-//! Inference alone, from what a job of `servers_dataset` saved: servers load the tables, workers
-//! the rest, and nobody trains.
+//! Inference alone, from the save of a job of `servers_dataset`: servers load the tables, workers
+//! the rest, and no process trains.
 //!
 //! `fleetrun --server_num=1 --worker_num=2 target/release/examples/servers_infer FOLDER`, or alone.
-//! FOLDER is the one that `servers_dataset` was given; the numbers of servers and workers may be
-//! others.
+//! FOLDER is the one that `servers_dataset` was given; the numbers of servers and workers may
+//! differ.
 
 use fleet::data::{DatasetOptions, QueueDataset, TextFiles};
 use fleet::prelude::*;
@@ -12,7 +12,7 @@ use fleet::{DatasetRun, DistributedStrategy, Fleet};
 use std::path::Path;
 
 #[path = "servers_dataset.rs"]
-#[allow(dead_code)] // what trains
+#[allow(dead_code)] // the part that trains
 mod servers_dataset;
 
 pub fn infer_in(folder: &Path) -> Result<()> {
@@ -20,8 +20,7 @@ pub fn infer_in(folder: &Path) -> Result<()> {
     let net = Net::new();
     let model = servers_dataset::network(&net);
     let (loss, probability) = (model.loss.name(), model.probability.name());
-    // Network, strategy and optimizer are those of the job that saved: they say what the tables
-    // are.
+    // Network, strategy and optimizer must be those of the job that saved: they define the tables.
     let strategy = DistributedStrategy::new().with_a_sync(false);
     let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);
     let job = optimizer.minimize_on_servers(&net, model.loss)?;
@@ -33,7 +32,7 @@ pub fn infer_in(folder: &Path) -> Result<()> {
     let mut infer =
         fleet.distributed_infer(programs, &job, Some(&saved), ExecOptions::default())?;
 
-    // Ids that no record had have no row. They get none here either.
+    // Ids that were in no record have no row, and get none here either.
     let ids = Tensor::from_slice(&[0i64, 3, 6, 1 << 39, 1, 2, 4, 5], [2, 4])?;
     for unknown in [UnknownIds::Zeros, UnknownIds::InitialValues] {
         infer.set_unknown_ids(unknown);
@@ -56,7 +55,7 @@ pub fn train(passes: u64) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-servers-infer-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
     let outcome = servers_dataset::train_in(&folder, passes).and_then(|_| infer_in(&folder));
-    // What is left there harms nobody.
+    // Remaining files are harmless.
     let _ = std::fs::remove_dir_all(&folder);
     outcome
 }

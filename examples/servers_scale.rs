@@ -1,6 +1,7 @@
-//! What a large job asks of its parameter servers, from what one machine was measured at, and from
+//! Load of a large job on its parameter servers, computed from measurements of one machine and from
 //! simulated batches whose ids follow a power law:
-//! `cargo run --release --example servers_scale -- [--servers 100] [--workers 1000] [--rows 1e11] [--rate 40000] [--batch 2048] [--dim 16]`.
+//! `cargo run --release --example servers_scale`. Options, with their defaults: `--servers 100`,
+//! `--workers 1000`, `--rows 1e11`, `--rate 40000`, `--batch 2048`, `--dim 16`.
 
 use fleet::prelude::*;
 use fleet::rng::Sequence;
@@ -12,7 +13,7 @@ pub struct Job {
     pub servers: u64,
     pub workers: f64,
     pub rows: f64,
-    /// Samples a second of one worker.
+    /// Samples per second of one worker.
     pub rate: f64,
     pub batch: usize,
     pub dim: f64,
@@ -24,36 +25,36 @@ impl Default for Job {
     }
 }
 
-// Measured on one core of a Xeon at 2.0 GHz (docs/performance.md), rows of 16 with Adagrad.
+// Measured on one core of a Xeon at 2.0 GHz (docs/performance.md), for rows of 16 with Adagrad.
 const PULL_ROWS_PER_CORE: f64 = 9.2e6;
 const PUSH_ROWS_PER_CORE: f64 = 5.8e6;
-/// Of the index, for a row.
+/// Bytes of the index per row.
 const INDEX_BYTES: f64 = 12.8;
-/// Two wake-ups on a side.
+/// Seconds per request: two wake-ups per side.
 const REQUEST_SECONDS: f64 = 15e-6;
-/// Bytes that a core moves through a socket.
+/// Bytes per second that a core moves through a socket.
 const SOCKET_BYTES_PER_CORE: f64 = 2.5e9;
 /// Shards of a table on a server, each with a lock.
 const SHARDS: u64 = 256;
 
-// Click logs as `CtrConfig::criteo_like` has them.
+// Click logs like those of `CtrConfig::criteo_like`.
 const SLOTS: usize = 26;
 const SMALLEST_SLOT: f64 = 4.0;
 const EXPONENT: f64 = 1.1;
-/// Batches that are drawn: each is a few thousand draws of the law.
+/// Number of sampled batches.
 const BATCHES: u64 = 200;
 
-/// What came of drawing batches.
-pub struct Drawn {
-    /// Different ids of a batch.
+/// Averages over the sampled batches.
+pub struct SampledLoad {
+    /// Distinct ids of a batch.
     pub ids: f64,
-    /// The ids that the busiest server is asked for, over those of the mean server.
+    /// Ids requested from the busiest server, relative to the mean server.
     pub busiest_server: f64,
-    /// The same for shards of all servers.
+    /// The same for the shards of all servers.
     pub busiest_shard: f64,
 }
 
-/// Sizes of slots in geometric progression that add up to `rows`.
+/// Returns sizes of slots in a geometric progression with the sum `rows`.
 fn slot_sizes(rows: f64) -> Vec<f64> {
     let size = |ratio: f64, slot: usize| SMALLEST_SLOT * ratio.powi(slot as i32);
     let (mut low, mut high) = (1.0, 1e3);
@@ -65,8 +66,8 @@ fn slot_sizes(rows: f64) -> Vec<f64> {
     (0..SLOTS).map(|slot| size(low, slot).floor().max(1.0)).collect()
 }
 
-/// Draws batches and counts who is asked for what.
-pub fn draw(job: &Job) -> Drawn {
+/// Draws batches and counts the ids requested from each server and shard.
+pub fn draw(job: &Job) -> SampledLoad {
     let sizes = slot_sizes(job.rows);
     let power = 1.0 - EXPONENT;
     let edges: Vec<f64> = sizes.iter().map(|size| (size + 1.0).powf(power)).collect();
@@ -94,22 +95,22 @@ pub fn draw(job: &Job) -> Drawn {
         let most = counts.iter().copied().max().unwrap_or(0) as f64;
         most * counts.len() as f64 / all.max(1) as f64
     };
-    Drawn {
+    SampledLoad {
         ids: all as f64 / BATCHES as f64,
         busiest_server: busiest(&servers),
         busiest_shard: busiest(&shards),
     }
 }
 
-/// The report, a line a fact.
+/// Returns the report, one fact a line.
 pub fn report(job: &Job) -> Vec<String> {
-    let drawn = draw(job);
+    let load = draw(job);
     let servers = job.servers as f64;
     let row_bytes = job.dim * 8.0 + INDEX_BYTES;
     let batches = job.rate / job.batch as f64 * job.workers;
-    // A worker makes equal ids of a batch one before it asks.
-    let rows = batches * drawn.ids / servers;
-    let busy = rows * drawn.busiest_server;
+    // A worker merges equal ids of a batch before it requests them.
+    let rows = batches * load.ids / servers;
+    let busy = rows * load.busiest_server;
     let (into, out) = (rows * (16.0 + job.dim * 4.0), rows * job.dim * 4.0);
     let requests = batches * 2.0;
     let cores = busy / PULL_ROWS_PER_CORE
@@ -118,7 +119,7 @@ pub fn report(job: &Job) -> Vec<String> {
         + requests * REQUEST_SECONDS;
     // The lock of a shard is held while its rows are read or written.
     let held = 1.0 / PULL_ROWS_PER_CORE + 1.0 / PUSH_ROWS_PER_CORE;
-    let lock = rows / SHARDS as f64 * drawn.busiest_shard * held;
+    let lock = rows / SHARDS as f64 * load.busiest_shard * held;
     let gigabits = |bytes: f64| bytes * 8.0 / 1e9;
     vec![
         format!(
@@ -126,36 +127,36 @@ pub fn report(job: &Job) -> Vec<String> {
             job.servers, job.workers, job.rate, job.rows, job.dim
         ),
         format!(
-            "a batch of {} has {:.0} different ids of {}",
+            "ids per batch of {}: {:.0} distinct of {}",
             job.batch,
-            drawn.ids,
+            load.ids,
             job.batch * SLOTS
         ),
         format!(
-            "memory: {row_bytes:.1} bytes a row, {:.1} TB, {:.0} GB a server",
+            "memory: {row_bytes:.1} bytes per row, {:.1} TB, {:.0} GB per server",
             job.rows * row_bytes / 1e12,
             job.rows * row_bytes / servers / 1e9
         ),
         format!(
-            "rows: {:.2} million/s pulled and pushed by a server, the busiest {:.2} times the mean",
+            "rows: {:.2} million/s pulled and pushed per server, the busiest {:.2} times the mean",
             rows / 1e6,
-            drawn.busiest_server
+            load.busiest_server
         ),
         format!(
-            "network of a server: {:.2} Gbit/s in, {:.2} Gbit/s out",
+            "network per server: {:.2} Gbit/s in, {:.2} Gbit/s out",
             gigabits(into),
             gigabits(out)
         ),
-        format!("requests: {requests:.0} a second and server, of {:.0} rows", drawn.ids / servers),
-        format!("cores: {cores:.1} of the busiest server"),
+        format!("requests: {requests:.0} per second and server, of {:.0} rows", load.ids / servers),
+        format!("cores: {cores:.1} on the busiest server"),
         format!(
-            "locks: the busiest of {SHARDS} shards of every server has {:.2} times the mean, and is held {:.2} % \
-             of the time",
-            drawn.busiest_shard,
+            "locks: the busiest of {SHARDS} shards per server has {:.2} times the mean, and is \
+             held {:.2} % of the time",
+            load.busiest_shard,
             lock * 100.0
         ),
         format!(
-            "log, where pushes are kept: {:.2} GB/s a server",
+            "log of durable servers: {:.2} GB/s per server",
             rows * (8.0 + job.dim * 4.0) / 1e9
         ),
     ]
@@ -173,7 +174,7 @@ fn main() -> Result<()> {
     while let Some(name) = args.next() {
         let value: Option<f64> = args.next().and_then(|text| text.parse().ok());
         let value = value.filter(|value| *value >= 1.0 && value.is_finite());
-        let wrong = || Error::invalid(format!("{name} wants a number of at least 1"));
+        let wrong = || Error::invalid(format!("invalid {name}")).expected("a number >= 1");
         let value = value.ok_or_else(wrong)?;
         match name.as_str() {
             "--servers" => job.servers = value as u64,

@@ -4,7 +4,7 @@
 use fleet::prelude::*;
 use fleet::strategy::{AmpConfig, DistributedStrategy, Value};
 
-/// The number is that of other examples' steps, and not used.
+/// The argument is the number of steps in other examples, and is not used here.
 pub fn train(_: u64) -> Result<()> {
     let file = std::env::temp_dir().join(format!("fleet-strategy-{}.prototxt", std::process::id()));
     let strategy = DistributedStrategy::new()

@@ -34,16 +34,16 @@ pub fn train(steps: u64) -> Result<()> {
     let table = session.scope.tensor("emb")?;
     let found = nearest(table.as_slice()?, 48, 7);
     let classes: Vec<usize> = found.iter().map(|word| word % text.config().class_count).collect();
-    println!("word 7, of class 7, lies nearest to {found:?}, of classes {classes:?}");
+    println!("nearest to word 7 of class 7: {found:?}, of classes {classes:?}");
     Ok(())
 }
 
-/// The words whose vectors point most nearly where that of `word` does.
+/// Returns the words whose vectors are closest in direction to that of `word`.
 fn nearest(table: &[f32], width: usize, word: usize) -> Vec<usize> {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     let own = &table[word * width..][..width];
     let cosine = |other: &[f32]| dot(own, other) / (dot(own, own) * dot(other, other)).sqrt();
-    // Rare words have hardly moved from where they started.
+    // Rare words have hardly moved from their initial vectors.
     let mut order: Vec<usize> = (0..500).filter(|other| *other != word).collect();
     order.sort_by(|a, b| {
         let score = |word: &usize| cosine(&table[word * width..][..width]);

@@ -1,4 +1,4 @@
-//! What the examples of strategies share: generated digits, each worker with its share of every
+//! Shared code of the strategy examples: generated digits, each worker with its share of every
 //! batch.
 
 use fleet::data::synth::{Digits, IMAGE_PIXELS};
@@ -6,17 +6,17 @@ use fleet::prelude::*;
 use fleet::strategy::cost;
 use fleet::{DistributedStrategy, Fleet, ReduceOp};
 
-/// Of all workers together.
+/// Batch size of all workers together.
 const BATCH: usize = 256;
 
-/// Two layers.
-#[allow(dead_code)] // some examples bring their own
+/// A network of two layers.
+#[allow(dead_code)] // some examples have their own
 pub fn mlp(image: Var<'_>) -> Var<'_> {
     image.fc(Fc::new(128).act(Act::Relu)).fc(10)
 }
 
-/// Trains `network` under a strategy; worker 0 tells what is sent and how it goes. Gives the
-/// session, for a look at what the strategy keeps.
+/// Trains `network` under a strategy; worker 0 prints the communication and the progress. Returns
+/// the session, so that the strategy's state can be inspected.
 pub fn train(
     steps: u64,
     optimizer: impl Into<OptimizerDesc>,
@@ -49,12 +49,12 @@ pub fn train(
             fleet.util().print_on_rank(line, 0);
         }
     }
-    fleet.meet(&mut session)?; // workers that train alone have models of their own till here
+    fleet.meet(&mut session)?; // workers that train alone have separate models until here
     fleet.finish()?;
     Ok(session)
 }
 
-/// The number on the command line, or 200.
+/// Returns the number on the command line, or 200.
 #[allow(dead_code)] // tests call `train` themselves
 pub fn steps() -> Result<u64> {
     Ok(std::env::args().nth(1).map_or(Ok(200), |steps| steps.parse())?)

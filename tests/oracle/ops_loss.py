@@ -75,7 +75,7 @@ fail("cross_entropy", "input 'Label' of cross_entropy does not fit the predictio
      X=Shape(4, 3), Label=Shape(3, 1, dtype="i64"))
 fail("cross_entropy", "input 'Label' of cross_entropy has the wrong element type: expected i64 or i32, got f32",
      X=Shape(4, 3), Label=Shape(4, 1))
-fail("cross_entropy", "label at position 2 is no class: expected 0 to 2, got 3",
+fail("cross_entropy", "label at position 2 is not a class: expected 0 to 2, got 3",
      X=x, Label=i64([0, 1, 3, 9]).reshape(4, 1))
 
 x, t = rand(3, 4, seed=12, low=-2, high=0), rand(3, 4, seed=13, low=0.05, high=1)
@@ -116,13 +116,13 @@ case("nll_loss", X=x4, Label=label4, reduction="none", out={"Out": nll}, grad="X
 case("nll_loss", X=x4, Label=label4, out={"Out": nll.mean().reshape(1)}, grad="X", loss="Out")
 fail("nll_loss", "input 'Label' of nll_loss has the wrong shape: expected [4], got [4, 1]",
      X=Shape(4, 3), Label=Shape(4, 1, dtype="i64"))
-fail("nll_loss", "label at position 0 is no class", X=x, Label=i64([-1, 0, 0, 0]))
+fail("nll_loss", "label at position 0 is not a class", X=x, Label=i64([-1, 0, 0, 0]))
 
 hot = f32(np.eye(4)[[1, 3, 0]])
 case("label_smooth", X=hot, epsilon=0.1, out={"Out": 0.9 * d(hot) + 0.1 / 4}, grad="X")
 prior = f32([[0.1, 0.2, 0.3, 0.4]])
 case("label_smooth", X=hot, PriorDist=prior, epsilon=0.2, out={"Out": 0.8 * d(hot) + 0.2 * d(prior)}, grad="X")
-fail("label_smooth", "input 'PriorDist' of label_smooth does not have one number a class: expected 4, got 3",
+fail("label_smooth", "input 'PriorDist' of label_smooth does not have one number per class: expected 4, got 3",
      X=Shape(3, 4), PriorDist=Shape(1, 3))
 
 # Softmax with cross entropy

@@ -93,8 +93,8 @@ fail("auc", "input 'StatPos' of auc has the wrong number of counters: expected 1
      Predict=Shape(5, 1), Label=Shape(5, 1, dtype="i64"), **stat)
 fail("auc", "input 'Predict' of auc has the wrong number of columns: expected 1 or 2, got [5, 3]",
      num_thresholds=7, slide_steps=0, Predict=Shape(5, 3), Label=Shape(5, 1, dtype="i64"), **stat)
-fail("auc", "prediction of sample 1 is no probability: expected a number in 0 to 1, got 1.5", num_thresholds=7,
+fail("auc", "prediction of sample 1 is not a probability: expected a number in 0 to 1, got 1.5", num_thresholds=7,
      slide_steps=0, Predict=f32([[0.5], [1.5]]), Label=i64([[0], [1]]), StatPos=i64(np.zeros(8)),
      StatNeg=i64(np.zeros(8)))
-fail("auc", "auc does not know this curve: expected ROC or PR, got PCR", curve="PCR", num_thresholds=7, slide_steps=0,
+fail("auc", "unknown curve of auc: expected ROC or PR, got PCR", curve="PCR", num_thresholds=7, slide_steps=0,
      Predict=Shape(5, 1), Label=Shape(5, 1, dtype="i64"), **stat)

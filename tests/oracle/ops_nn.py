@@ -36,7 +36,7 @@ fail("lookup_table_v2", "input 'W' of lookup_table_v2 has the wrong number of di
 fail("lookup_table_v2", "input 'Ids' of lookup_table_v2 has the wrong element type: expected i64, got f32",
      W=Shape(7, 3), Ids=Shape(2))
 fail("lookup_table", "input 'Ids' of lookup_table does not end in a dimension of 1: expected [..., 1], got [3, 2]",
-     "lookup_table_v2 takes ids of any shape", W=Shape(7, 3), Ids=Shape(3, 2, dtype="i64"))
+     "use lookup_table_v2, which supports ids of any shape", W=Shape(7, 3), Ids=Shape(3, 2, dtype="i64"))
 
 # Embedding rows beside other columns, as one op
 
@@ -53,7 +53,7 @@ for is_sparse in [False, True]:
              inputs={"W": table, "Ids": ids, "Rest": rest, "Out@GRAD": wide}, out={"W@GRAD": expected}, static=True)
 fail("fused_embedding_concat", "id at position 3 is out of range: expected 0 to 6, got 7", W=table,
      Ids=i64([[0, 1], [2, 7], [0, 0]]), Rest=rest)
-fail("fused_embedding_concat", "input 'Rest' of fused_embedding_concat holds a variable that does not fit",
+fail("fused_embedding_concat", "input 'Rest' of fused_embedding_concat holds a variable of the wrong type or shape",
      "expected f32[3, any], got f32[4, 2]", W=Shape(7, 3), Ids=Shape(3, 2, dtype="i64"), Rest=[Shape(4, 2)])
 
 # Batch norm
@@ -127,7 +127,7 @@ for layout, shape in [("NCHW", (3, 2, 2, 3)), ("NHWC", (3, 2, 3, 2)), ("NHWC", (
         case("fused_bn_add_activation", X=x, Z=z, **n, data_layout=layout, is_test=frozen, same=SAME,
              grad=wrt and wrt + " Z", loss="Y", diff="0.002 0.02", tol="1e-4 1e-5",
              out=batch_norm(x, *norm_args(n), layout=layout, frozen=frozen, z=z, relu=True))
-fail("fused_batch_norm_act", "fused_batch_norm_act has no such activation: expected relu, got tanh", act_type="tanh",
+fail("fused_batch_norm_act", "unknown activation of fused_batch_norm_act: expected relu, got tanh", act_type="tanh",
      X=Shape(2, 3), Scale=Shape(3), Bias=Shape(3), Mean=Shape(3), Variance=Shape(3))
 fail("fused_bn_add_activation", "input 'Z' of fused_bn_add_activation has the wrong shape: expected [2, 3], got [2, 4]",
      X=Shape(2, 3), Z=Shape(2, 4), Scale=Shape(3), Bias=Shape(3), Mean=Shape(3), Variance=Shape(3))
@@ -243,7 +243,7 @@ case("layer_norm_grad", inputs=inputs, out={"Scale@GRAD": back["Scale@GRAD"]}, t
 skip = rand(50, 400, seed=46)
 case("layer_norm_grad", inputs={**inputs, "Skip": skip}, out={"X@GRAD": dx + d(skip)}, tol="1e-4 1e-4")
 fail("layer_norm",
-     "input 'Scale' of layer_norm does not have one number for each normalised element: expected 12, got [4]",
+     "input 'Scale' of layer_norm does not have one number per normalized element: expected 12, got [4]",
      X=Shape(2, 3, 4), Scale=Shape(4))
 fail("layer_norm", "axis 3 is outside shape [2, 3, 4]", X=Shape(2, 3, 4), begin_norm_axis=3)
 fail("layer_norm", "input 'Residual' of layer_norm has the wrong shape", X=Shape(2, 3, 4), Residual=Shape(2, 3, 1))
@@ -408,7 +408,7 @@ for fmt in ["NCHW", "NHWC"]:
              fuse_relu_before_depthwise_conv=True, diff="0.001 0.04", tol="1e-4 1e-5",
              out={"Output": conv2d(clipped, w, groups=4, data_format=fmt, **keys)})
 fail("conv2d", "input 'Filter' of conv2d does not fit the channels of the input",
-     "expected 3 input channels in 1 groups, got 4 a group (shape [8, 4, 3, 3])",
+     "expected 3 input channels in 1 groups, got 4 per group (shape [8, 4, 3, 3])",
      Input=Shape(2, 3, 8, 8), Filter=Shape(8, 4, 3, 3))
 fail("conv2d", "attribute 'groups' of conv2d is wrong: expected a divisor of the 8 output channels, got 3", groups=3,
      Input=Shape(2, 12, 8, 8), Filter=Shape(8, 4, 3, 3))
@@ -513,7 +513,7 @@ case("dropout", X=x, dropout_prob=1.0, out={"Out": np.zeros((5, 7))})
 case("dropout", X=x, dropout_prob=0.25, is_test=True, out={"Out": x})
 case("dropout", X=x, dropout_prob=0.25, is_test=True, dropout_implementation="downgrade_in_infer",
      out={"Out": d(x) * 0.75})
-fail("dropout", "dropout_prob is no probability: expected 0 to 1, got 1.5", dropout_prob=1.5, X=Shape(3))
+fail("dropout", "dropout_prob is not a probability: expected 0 to 1, got 1.5", dropout_prob=1.5, X=Shape(3))
 fail("dropout", "unknown dropout_implementation: expected upscale_in_train or downgrade_in_infer, got none",
      dropout_implementation="none", X=Shape(3))
 

@@ -284,5 +284,5 @@ fail("lr_schedule", "unknown kind of lr_schedule: expected constant, noam, expon
      Step=Shape(1, dtype="i64"), kind="triangle")
 fail("lr_schedule", "wrong params of cosine lr_schedule: expected 3 numbers, got [0.1]",
      Step=Shape(1, dtype="i64"), kind="cosine", params=[0.1])
-fail("lr_schedule", "a piecewise lr_schedule has one value more: expected 2 values, got 1",
+fail("lr_schedule", "wrong number of values of a piecewise lr_schedule: expected 2 values, got 1",
      Step=Shape(1, dtype="i64"), kind="piecewise", boundaries=[5.0], values=[0.1])

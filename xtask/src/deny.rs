@@ -1,5 +1,5 @@
-//! `cargo xtask deny`: licences, bans and sources of all dependencies, and known vulnerabilities
-//! where the database can be reached. The rules are in `deny.toml`.
+//! `cargo xtask deny`: licences, bans and sources of all dependencies, and known vulnerabilities if
+//! the database can be reached. The rules are in `deny.toml`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ pub fn run(root: &Path) -> Result<(), String> {
     // Without a network there is no database, and nothing to check against.
     let fetched = deny(&["fetch", "db"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !fetched.is_ok_and(|status| status.success()) {
-        eprintln!("warning: advisories were not checked: the database cannot be reached");
+        eprintln!("warning: advisories were not checked: the database is unreachable");
         return Ok(());
     }
     check(deny(&["check", "advisories"]), "advisories")

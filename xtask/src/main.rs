@@ -1,4 +1,4 @@
-//! Chores of the repository; `cargo xtask help` lists them.
+//! Tasks of this repository; `cargo xtask help` lists them.
 
 mod bench;
 mod deny;
@@ -12,7 +12,7 @@ use clap::Parser;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-/// Chores of the repository
+/// Tasks of this repository
 #[derive(clap::Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Task {
@@ -22,7 +22,7 @@ enum Task {
     Tidy(tidy::Options),
     /// Licences, bans, sources and advisories of dependencies (needs cargo-deny)
     Deny,
-    /// Builds and tests features that bring many crates (some minutes)
+    /// Builds and tests features with many dependencies (some minutes)
     Features,
     /// Lints for ARM and for macOS (rustup target add aarch64-unknown-linux-gnu
     /// aarch64-apple-darwin)
@@ -33,14 +33,14 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// The whole table of faults on real jobs (some minutes); words choose cases by name
+    /// The whole table of faults on real jobs (some minutes); arguments select cases by name
     Faults {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
-    /// Rewrites the expectations in tests/filetests from the present results
+    /// Rewrites the expectations in tests/filetests from the current results
     Bless,
-    /// Benchmarks, beside peers or beside another build
+    /// Benchmarks, compared with peers or with another build
     Bench(bench::Options),
     /// Draws the screen of a command as SVG
     Picture(picture::Options),
@@ -74,7 +74,8 @@ fn main() -> ExitCode {
 
 fn ci() -> Outcome {
     cargo("format", &["fmt", "--all", "--check"])?;
-    // One pass with the features that change what crates above see; without them `tests` compiles.
+    // One pass, with the features that change interfaces between crates; `tests` compiles without
+    // them.
     let lints = ["clippy", "--workspace", "--all-targets", WIRE, OF_JOBS, OF_SERVERS];
     cargo("lints", &[&lints[..], &["--", "-D", "warnings"]].concat())?;
     tidy::run(&root(), &tidy::Options::default())?;
@@ -83,7 +84,7 @@ fn ci() -> Outcome {
     cargo("tests of jobs with features", JOBS)
 }
 
-/// What is built elsewhere than here.
+/// Lints for other platforms than this one.
 fn targets() -> Outcome {
     for target in ["aarch64-unknown-linux-gnu", "aarch64-apple-darwin"] {
         let lints = ["clippy", "--workspace", "--all-targets", "--target", target];
@@ -95,7 +96,7 @@ fn targets() -> Outcome {
 /// MPI, NCCL and TLS.
 const WIRE: &str = "--features=fleet-comm/mpi,fleet-comm/nccl,fleet-net/tls";
 const OF_JOBS: &str = "--features=fleet/mpi,fleet/nccl,fleet-cli/tls";
-/// Control of servers over gRPC, which brings many crates: its tests are among those of
+/// Control of servers over gRPC, which has many dependencies. Its tests are among those of
 /// [`features`].
 const OF_SERVERS: &str = "--features=fleet-ps/grpc,fleet-cli/grpc";
 
@@ -113,11 +114,11 @@ const JOBS: &[&str] = &[
     "tls::",
 ];
 
-/// What reads files and stores of other systems: turned on by those who have them, and five minutes
-/// to build, so no part of `ci`.
+/// Readers of files and stores of other systems. Only their users turn them on, and they take five
+/// minutes to build, so they are not part of `ci`.
 const FEATURES: &[&str] = &["--package", "fleet-data", "--all-features", "--all-targets"];
 
-/// Servers that answer over gRPC.
+/// Control of servers over gRPC.
 const GRPC: &[&str] = &[
     "--package=fleet-ps",
     "--package=fleet-cli",
@@ -132,7 +133,7 @@ fn features() -> Outcome {
     cargo("tests of control over gRPC", &[&["test"], GRPC, &["--", "control::", "grpc::"]].concat())
 }
 
-/// All cases of `crates/fleet-cli/tests/faults`; the tests run some of them.
+/// Runs all cases of `crates/fleet-cli/tests/faults`; the tests run some of them.
 fn faults(words: &[String]) -> Outcome {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root()).args(["test", "-p", "fleet-cli", "--test", "faults", "--"]);
@@ -157,7 +158,7 @@ fn succeeded(what: &str, status: std::io::Result<std::process::ExitStatus>) -> O
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{what} failed ({status})")),
-        Err(error) => Err(format!("{what} could not be started: {error}")),
+        Err(error) => Err(format!("cannot start {what}: {error}")),
     }
 }
 
@@ -165,7 +166,7 @@ fn strs(args: &[String]) -> Vec<&str> {
     args.iter().map(String::as_str).collect()
 }
 
-/// The root of the workspace: the parent of this crate.
+/// Returns the root of the workspace: the parent of this crate.
 fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.parent().map(PathBuf::from).unwrap_or(here)

@@ -23,7 +23,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), String> {
     let (file, columns) = (&options.file, options.columns);
     let shown = options.shown.clone().unwrap_or_else(|| options.command.join(" "));
-    let (program, arguments) = options.command.split_first().ok_or("a command is missing")?;
+    let (program, arguments) = options.command.split_first().ok_or("missing command")?;
     let mut command = Command::new(program);
     command.args(arguments).env("TERM", "xterm").env_remove("NO_COLOR");
     let bytes = Terminal::start(&mut command, columns)
@@ -67,7 +67,7 @@ fn svg(screen: &Screen, shown: &str, columns: usize) -> String {
 
 fn line(text: &mut String, row: usize, fill: &str, content: &str) {
     let y = TOP + row * LINE + LINE / 2;
-    // A string can be written to.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "<text x=\"{MARGIN}\" y=\"{y}\" fill=\"{fill}\">{content}</text>");
 }
 
@@ -89,9 +89,9 @@ fn escaped(text: &str) -> String {
 }
 
 const PLAIN: &str = "#e6edf3";
-/// Pixels.
+/// In pixels.
 const MARGIN: usize = 18;
 const TOP: usize = 20;
 const LINE: usize = 20;
-/// Of a character of 14 pixels.
+/// Width of a character of 14 pixels.
 const CELL: f64 = 8.43;

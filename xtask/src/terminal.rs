@@ -1,4 +1,4 @@
-//! A terminal without a window: runs a command in it, and knows what is on its screen.
+//! A terminal without a window: runs a command in it, and knows the contents of its screen.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{self, OpenptFlags};
@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// The end of a new terminal that reads what is written to it. Programs that are started beside do
-/// not get it; on Linux not even those that are started at this very moment.
+/// Opens the end of a new terminal that reads its output. Other child processes do not inherit it;
+/// on Linux, not even those that are started at the same moment.
 fn open_master() -> std::io::Result<OwnedFd> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
     #[cfg(target_os = "linux")]
@@ -40,13 +40,13 @@ impl Terminal {
         rustix::termios::tcsetwinsize(&end, size)?;
         command.stdin(end.try_clone()?).stdout(end.try_clone()?).stderr(end.try_clone()?);
         let child = command.spawn()?;
-        // The command holds copies of the terminal's end, on which reading waits.
+        // The command holds copies of the terminal's end, which would keep the reader waiting.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let (kept, mut master) = (Arc::clone(&bytes), File::from(master));
         let reader = std::thread::spawn(move || {
             let mut piece = [0; 4096];
-            // A terminal that nobody writes to any more ends with an error.
+            // A terminal whose writers are all closed ends with an error.
             while let Ok(count @ 1..) = master.read(&mut piece) {
                 kept.lock().unwrap_or_else(PoisonError::into_inner).extend(&piece[..count]);
             }
@@ -54,7 +54,7 @@ impl Terminal {
         Ok(Terminal { child, bytes, reader, end })
     }
 
-    /// What was written so far.
+    /// Returns the output so far.
     #[allow(dead_code, reason = "for tests")]
     pub fn bytes(&self) -> Vec<u8> {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -66,7 +66,7 @@ impl Terminal {
         stty.args(["cols", &columns.to_string()]).stdin(self.end.try_clone()?).status().map(drop)
     }
 
-    /// Everything that was written, when the command has ended.
+    /// Waits for the command to end; returns its whole output.
     pub fn finish(mut self) -> std::io::Result<Vec<u8>> {
         let ended = self.child.wait();
         drop(self.end);
@@ -77,7 +77,7 @@ impl Terminal {
     }
 }
 
-/// How a cell is written.
+/// Style of a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
     pub dim: bool,
@@ -85,8 +85,8 @@ pub struct Style {
     pub colour: u8,
 }
 
-/// The cells of a terminal, with everything that has scrolled away. Knows what our commands write:
-/// text, returns, colours, moves up, and wiping.
+/// The cells of a terminal, including everything that has scrolled away. It supports the output of
+/// Fleet's commands: text, returns, colours, moves up, and erasing.
 pub struct Screen {
     columns: usize,
     rows: Vec<Vec<(char, Style)>>,
@@ -113,7 +113,7 @@ impl Screen {
         screen
     }
 
-    /// Lines without the blanks at their ends.
+    /// Returns the lines without trailing blanks.
     #[allow(dead_code, reason = "for tests")]
     pub fn lines(&self) -> Vec<String> {
         let text = |row: &Vec<(char, Style)>| row.iter().map(|cell| cell.0).collect::<String>();

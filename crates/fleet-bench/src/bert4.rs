@@ -11,7 +11,7 @@ const LENGTH: i64 = 128;
 const WORDS: u64 = 1024;
 const CLASSES: u64 = 128;
 
-/// With `half`, products in bf16 (AMP).
+/// Trains the network; with `half`, products are computed in bf16 (AMP).
 pub fn run(options: &Options, half: bool) -> Result<()> {
     let net = Net::new();
     let config = BertConfig {

@@ -1,10 +1,11 @@
-//! What the threads of this process have computed, as Linux counts it: on a machine with fewer
-//! cores than threads it is this that bounds a job, and it hardly depends on what else runs.
+//! CPU time of this process's threads, as Linux counts it. On a machine with fewer cores than
+//! threads, it limits the speed of a job, and it hardly depends on other processes.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-/// Seconds by name of thread; threads of one name together, those that have ended not at all.
+/// Returns CPU seconds by name of thread. Threads of one name are added up; threads that have ended
+/// are missing.
 pub fn by_thread() -> BTreeMap<String, f64> {
     let mut all = BTreeMap::new();
     for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
@@ -15,8 +16,8 @@ pub fn by_thread() -> BTreeMap<String, f64> {
     all
 }
 
-/// Prints what was computed since, in microseconds a sample.
-pub fn print_since(who: &str, before: &BTreeMap<String, f64>, samples: usize) {
+/// Prints the CPU time since `before`, in microseconds per sample.
+pub fn print_since(process: &str, before: &BTreeMap<String, f64>, samples: usize) {
     let mut spent: Vec<(f64, String)> = by_thread()
         .into_iter()
         .map(|(name, now)| (now - before.get(&name).unwrap_or(&0.0), name))
@@ -28,14 +29,15 @@ pub fn print_since(who: &str, before: &BTreeMap<String, f64>, samples: usize) {
         .collect();
     let sum: f64 = spent.iter().map(|(seconds, _)| seconds).sum();
     let sum = sum * 1e6 / samples as f64;
-    eprintln!("{who}: CPU microseconds a sample {sum:.2}: {}", text.join(", "));
+    eprintln!("{process}: CPU microseconds per sample {sum:.2}: {}", text.join(", "));
 }
 
-/// Seconds of all threads since the process began, those that have ended too.
+/// Returns the CPU seconds of all threads since the process started, including those that have
+/// ended.
 pub fn total() -> f64 {
-    /// Of user mode and of the kernel, in `/proc/self/stat` behind the name.
+    /// Fields with the times of user mode and of the kernel in `/proc/self/stat`, after the name.
     const TIMES: std::ops::Range<usize> = 11..13;
-    /// What Linux counts in.
+    /// Unit of these times.
     const TICKS_PER_SECOND: f64 = 100.0;
     let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = text.rsplit(") ").next().unwrap_or_default().split(' ').collect::<Vec<_>>();

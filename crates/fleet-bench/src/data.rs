@@ -1,5 +1,5 @@
-//! Reading of records: bytes of text a second on one thread, and what training loses by reading
-//! text.
+//! Reading of records: bytes of text per second on one thread, and the loss of training speed from
+//! reading text.
 
 use crate::measure::{Options, print_rates};
 use fleet::data::synth::{Ctr, CtrConfig};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Parses 100,000 lines of a click log (235 bytes each) into columns, again and again.
+/// Parses 100,000 lines of a click log (235 bytes each) into columns, repeatedly.
 pub fn multislot_parse(options: &Options) -> Result<()> {
     let clicks = Ctr::new(CtrConfig::criteo_like())?;
     let mut text = Vec::new();
@@ -36,7 +36,7 @@ pub fn multislot_parse(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The slots of a click log, as the documented reader writes it.
+/// Returns the slots of a click log, as the documented reader writes it.
 fn schema_of(clicks: &Ctr) -> Result<Arc<Schema>> {
     let ids = (1..=clicks.slot_count()).map(|slot| Slot::ragged_ids(format!("C{slot}")));
     let dense = Slot::dense_floats("dense_input", [clicks.dense_count()]);
@@ -44,8 +44,8 @@ fn schema_of(clicks: &Ctr) -> Result<Arc<Schema>> {
     Schema::new(std::iter::once(dense).chain(ids).chain([label]))
 }
 
-/// Wide & deep over the same records streamed from text files and out of memory, pass by pass in
-/// turn: the speed from text, of that from memory.
+/// Trains wide & deep on the same records from text files and from memory, in alternate passes. The
+/// result is the speed from text, relative to that from memory.
 pub fn wide_deep_text_vs_memory(options: &Options) -> Result<()> {
     let mut session = crate::wide_deep::session(options, &crate::wide_deep::TableRule::Sgd)?;
     let (passes, warmup) = options.counts(10, 1);
@@ -56,8 +56,8 @@ pub fn wide_deep_text_vs_memory(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The speed from text in percent of that from memory, for the files of a worker; `pass` trains on
-/// a dataset and gives the seconds that it took.
+/// Returns the speed from text in percent of that from memory, for the files of a worker. `pass`
+/// trains on a dataset and returns the seconds that it took.
 pub fn text_vs_memory(
     rank: u64,
     passes: usize,
@@ -69,12 +69,12 @@ pub fn text_vs_memory(
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
     let outcome = Sources::write(&clicks, &folder, rank)
         .and_then(|sources| sources.compare(passes, warmup, pass));
-    // The files have served; that they cannot be removed is no matter of the benchmark.
+    // The files are used up; a failure to remove them does not affect the result.
     let _ = std::fs::remove_dir_all(&folder);
     outcome
 }
 
-/// The same records in memory and in files of text.
+/// The same records in memory and in text files.
 struct Sources {
     memory: InMemoryDataset,
     text: QueueDataset,
@@ -110,8 +110,8 @@ impl Sources {
         Ok(Sources { memory, text })
     }
 
-    /// The speed from text in percent of that from memory, pass by pass in turn; `pass` gives
-    /// seconds.
+    /// Returns the speed from text in percent of that from memory, in alternate passes; `pass`
+    /// returns seconds.
     fn compare(
         &self,
         passes: usize,
@@ -130,6 +130,6 @@ impl Sources {
 }
 
 const LINES: u64 = 100_000;
-/// A pass over all files takes a second or so.
+/// Files of a worker; a pass over all of them takes about a second.
 const FILES: u64 = 4;
 const FILE_LINES: u64 = 8 * 2048;

@@ -1,4 +1,4 @@
-//! A dataset's stations one by one, over click logs in four files: text into memory, a shuffle,
+//! The stages of a dataset one by one, over click logs in four files: text into memory, a shuffle,
 //! batches for a program. The peers are Paddle's dataset, and polars for tables.
 
 use crate::measure::{Options, print_rates};
@@ -11,7 +11,7 @@ use fleet::{DatasetRun, feed_layout};
 use std::path::Path;
 use std::time::Instant;
 
-/// MultiSlot text into memory, bytes a second.
+/// Loads MultiSlot text into memory: bytes per second.
 pub fn load(options: &Options) -> Result<()> {
     in_folder(options, "MB/s", MakeFormat::MultiSlot, |made, rates| {
         let dataset = InMemoryDataset::new(multi_slot(made, options)?)?;
@@ -19,7 +19,7 @@ pub fn load(options: &Options) -> Result<()> {
     })
 }
 
-/// A table into memory, bytes a second.
+/// Loads a table into memory: bytes per second.
 pub fn csv_load(options: &Options) -> Result<()> {
     in_folder(options, "MB/s", MakeFormat::Csv, |made, rates| {
         let dense = (0..13)
@@ -33,7 +33,7 @@ pub fn csv_load(options: &Options) -> Result<()> {
     })
 }
 
-/// Records in another order, records a second.
+/// Shuffles records: records per second.
 pub fn shuffle(options: &Options) -> Result<()> {
     in_folder(options, "records/s", MakeFormat::MultiSlot, |made, rates| {
         let mut dataset = loaded(made, options)?;
@@ -44,7 +44,7 @@ pub fn shuffle(options: &Options) -> Result<()> {
     })
 }
 
-/// Shuffled records through a program that does next to nothing, records a second.
+/// Runs shuffled records through a program that computes almost nothing: records per second.
 pub fn batches(options: &Options) -> Result<()> {
     in_folder(options, "records/s", MakeFormat::MultiSlot, |made, rates| {
         let net = Net::new();
@@ -66,7 +66,7 @@ pub fn batches(options: &Options) -> Result<()> {
     })
 }
 
-/// Rates of what is done again and again.
+/// Rates of repeated work.
 struct Rates {
     steps: usize,
     warmup: usize,
@@ -74,7 +74,7 @@ struct Rates {
 }
 
 impl Rates {
-    /// Takes the amount that a call has done over the seconds that it took.
+    /// Records the amount that each call has done, divided by the seconds that it took.
     fn sample(&mut self, mut work: impl FnMut() -> Result<f64>) -> Result<()> {
         for step in 0..self.warmup + self.steps {
             let begin = Instant::now();
@@ -97,7 +97,7 @@ fn in_folder(
     let (steps, warmup) = options.counts(5, 1);
     let mut rates = Rates { steps, warmup, list: Vec::new() };
     let outcome = make(&folder, format).and_then(|made| work(&made, &mut rates));
-    // The files have served; that they cannot be removed is no matter of the benchmark.
+    // The files are used up; a failure to remove them does not affect the result.
     let _ = std::fs::remove_dir_all(&folder);
     outcome?;
     print_rates(options, unit, rates.list);

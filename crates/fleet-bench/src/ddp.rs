@@ -1,13 +1,13 @@
 //! Data-parallel training: ranks of one thread each on this machine, each with its own batch.
 //!
-//! `ddp/{mlp,resnet50}_step_vs_torch` is the samples per second of rank 0 with two ranks;
-//! `.._weak_scaling` divides it by what one rank alone reaches. `.._side_by_side` is the same for
-//! two processes that have nothing to do with each other: what sharing the machine costs without
-//! any communication, which no weak scaling on it can pass by sending less. `.._in_step` is the
-//! same for two that send nothing and meet at the end of each step: whoever is slower at the
-//! moment, for whatever the machine does to its core, is the speed of both. `.._not_hidden` is the
-//! share of a step in which rank 0 talked, or waited for the other rank, and computed nothing. The
-//! process that is started is the launcher; it starts itself again as the ranks.
+//! `ddp/{mlp,resnet50}_step_vs_torch` is the samples per second of rank 0 with two ranks.
+//! `.._weak_scaling` divides it by the rate of one rank alone. `.._side_by_side` is the same for
+//! two independent processes: the cost of sharing the machine without any communication, which no
+//! weak scaling on it can avoid by sending less. `.._in_step` is the same for two ranks that send
+//! nothing and meet at the end of each step: the rank that is slower at the moment, whatever the
+//! machine does to its core, limits both. `.._exposed_comm` is the share of a step in which rank 0
+//! communicated, or waited for the other rank, and computed nothing. The started process is the
+//! launcher; it starts itself again as the ranks.
 
 use crate::measure::{Options, measure, measure_steps, print_rates};
 use fleet::nn::models::{ResNetConfig, resnet};
@@ -18,10 +18,10 @@ use std::process::{Child, Command, Stdio};
 
 const RANKS: usize = 2;
 
-/// Pairs of runs that a ratio is the median of.
+/// Number of ratios, of which the median counts.
 const ROUNDS: usize = 3;
 
-/// Says to a started process which rank of which network it is.
+/// Variable that tells a started process which network it trains.
 const RANK_OF: &str = "FLEET_BENCH_RANK_OF";
 
 pub fn step(options: &Options, model: &str) -> Result<()> {
@@ -51,14 +51,16 @@ pub fn side_by_side(options: &Options, model: &str) -> Result<()> {
 }
 
 pub fn in_step(options: &Options, model: &str) -> Result<()> {
-    scaling(options, model, |options, model| job(options, &format!("{model}{MEETS}"), RANKS))
+    scaling(options, model, |options, model| {
+        job(options, &format!("{model}{IN_STEP_SUFFIX}"), RANKS)
+    })
 }
 
-pub fn not_hidden(options: &Options, model: &str) -> Result<()> {
-    step(options, &format!("{model}{TRACED}"))
+pub fn exposed_comm(options: &Options, model: &str) -> Result<()> {
+    step(options, &format!("{model}{TRACED_SUFFIX}"))
 }
 
-/// The speed of a rank in `together`, over that of one alone, in turn.
+/// Measures the speed of a rank in `together` relative to that of one rank alone, alternately.
 fn scaling(
     options: &Options,
     model: &str,
@@ -86,8 +88,8 @@ fn scaling(
     Ok(())
 }
 
-/// The speed with updates on arrival over that with updates behind everything, step by step in
-/// turn, so that what else goes on beside hits both.
+/// Measures the speed with updates on arrival relative to that with updates after everything else,
+/// in alternate steps, so that other load on the machine affects both.
 pub fn update_on_arrival(options: &Options) -> Result<()> {
     if std::env::var(RANK_OF).is_ok() {
         return compare_updates(options);
@@ -129,13 +131,13 @@ fn compare_updates(options: &Options) -> Result<()> {
     fleet.finish()
 }
 
-/// Behind the name of a model: ranks train by themselves, and meet after each step.
-const MEETS: &str = " in step";
+/// Suffix of a model's name: ranks train by themselves, and meet after each step.
+const IN_STEP_SUFFIX: &str = " in step";
 
-/// Behind the name of a model: what is measured is the share of a step that no computing hides.
-const TRACED: &str = " traced";
+/// Suffix of a model's name: the share of exposed communication in a step is measured.
+const TRACED_SUFFIX: &str = " traced";
 
-/// Starts the ranks and gives what rank 0 prints.
+/// Starts the ranks and returns the output of rank 0.
 fn job(options: &Options, model: &str, ranks: usize) -> Result<String> {
     let token = Token::generate()?;
     let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
@@ -162,7 +164,7 @@ fn job(options: &Options, model: &str, ranks: usize) -> Result<String> {
     for (rank, child) in children.into_iter().enumerate() {
         let output = child.wait_with_output().map_err(|error| failed(&error))?;
         if !output.status.success() {
-            return Err(failed(&output.status).help("run with --profile to see what it says"));
+            return Err(failed(&output.status).help("run with --profile to see its output"));
         }
         if rank == 0 {
             text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -171,22 +173,22 @@ fn job(options: &Options, model: &str, ranks: usize) -> Result<String> {
     Ok(text)
 }
 
-/// The median of the line that a rank has printed.
+/// Returns the median in the line that a rank has printed.
 fn samples_per_second(line: &str) -> Result<f64> {
     let value = line.split("\"median\": ").nth(1).and_then(|rest| rest.split(',').next());
     value
         .and_then(|value| value.parse().ok())
-        .ok_or_else(|| Error::internal("the line of a rank has no median").got(line.trim()))
+        .ok_or_else(|| Error::internal("output of a rank has no median").got(line.trim()))
 }
 
 fn rank(options: &Options, model: &str) -> Result<()> {
     let fleet = Fleet::collective()?;
     let net = Net::new();
-    // The launcher's word wins over what the benchmark is called.
-    let said = std::env::var(RANK_OF);
-    let said = said.as_deref().unwrap_or(model);
-    let (said, traced) = without(said, TRACED);
-    let (model, meets) = without(said, MEETS);
+    // The launcher's variable takes precedence over the name of the benchmark.
+    let value = std::env::var(RANK_OF);
+    let value = value.as_deref().unwrap_or(model);
+    let (value, traced) = strip_suffix(value, TRACED_SUFFIX);
+    let (model, in_step) = strip_suffix(value, IN_STEP_SUFFIX);
     let (loss, batches) = match model {
         "mlp" => mlp(&net)?,
         _ => resnet50(&net)?,
@@ -196,7 +198,7 @@ fn rank(options: &Options, model: &str) -> Result<()> {
     let profile = options.profile || traced;
     let exec = ExecOptions { num_threads: 1, profile, ..options.exec() };
     let options = Options { threads: 1, profile: false, ..options.clone() };
-    if meets {
+    if in_step {
         net.minimize(loss, rule)?;
         let mut session = Session::new(net.build()?, exec)?;
         let meet = || fleet.barrier_worker();
@@ -217,8 +219,8 @@ fn rank(options: &Options, model: &str) -> Result<()> {
     fleet.finish()
 }
 
-fn without<'a>(said: &'a str, suffix: &str) -> (&'a str, bool) {
-    said.strip_suffix(suffix).map_or((said, false), |model| (model, true))
+fn strip_suffix<'a>(value: &'a str, suffix: &str) -> (&'a str, bool) {
+    value.strip_suffix(suffix).map_or((value, false), |model| (model, true))
 }
 
 fn measure_traces(options: &Options, session: &mut Session, batches: &Batches) -> Result<()> {

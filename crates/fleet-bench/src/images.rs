@@ -1,4 +1,4 @@
-//! What training loses by reading images: ResNet-18 fed from JPEG files and out of memory.
+//! The loss of training speed from reading images: ResNet-18 fed from JPEG files and from memory.
 
 use crate::measure::{Options, print_rates};
 use fleet::data::{Batch, ImageList, ImageOptions, Images, Loader, LoaderOptions, Samples};
@@ -8,13 +8,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Passes over the same images decoded on the way and as batches that lie ready, in turn: the speed
-/// from files, of that from memory.
+/// Trains on the same images, decoded from files and in a prepared batch, in alternate passes. The
+/// result is the speed from files, relative to that from memory.
 pub fn images_vs_compute(options: &Options) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-bench-images-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
     let outcome = shares(options, &folder);
-    // The files have served; that they cannot be removed is no matter of the benchmark.
+    // The files are used up; a failure to remove them does not affect the result.
     let _ = std::fs::remove_dir_all(&folder);
     print_rates(options, "%", outcome?);
     Ok(())
@@ -51,7 +51,7 @@ fn shares(options: &Options, folder: &Path) -> Result<Vec<f64>> {
         let all: Vec<u64> = (0..FILES as u64).collect();
         images.fill(&all, &mut ready)?;
         let each = begin.elapsed().as_secs_f64() / FILES as f64;
-        eprintln!("an image takes a thread {:.2} ms alone", each * 1e3);
+        eprintln!("one thread alone: {:.2} ms per image", each * 1e3);
     }
     Ok(shares)
 }
@@ -73,7 +73,7 @@ fn step(session: &mut Session, batch: &Batch) -> Result<()> {
     session.run(&feeds, &[]).map(drop)
 }
 
-/// A pass of `STEPS` batches over the same few files.
+/// Writes the image files; returns a pass of `STEPS` batches over them.
 fn images(folder: &Path) -> Result<Arc<Images>> {
     let mut list = String::new();
     for file in 0..FILES {
@@ -99,7 +99,7 @@ fn images(folder: &Path) -> Result<Arc<Images>> {
     Ok(Arc::new(Images::new(ImageList::file_list(&path, folder)?, options)?))
 }
 
-/// Waves of all lengths and a little noise: a JPEG of it is as large as one of a photograph.
+/// Draws waves of all lengths and a little noise: its JPEG is as large as that of a photograph.
 fn photograph(seed: u64) -> Vec<u8> {
     let mut dice = fleet::rng::Sequence::new(seed, 1);
     let waves: Vec<[f32; 5]> = (0..24)
@@ -127,7 +127,7 @@ fn photograph(seed: u64) -> Vec<u8> {
 }
 
 const BATCH: usize = 16;
-/// Of a pass, which takes some seconds: starting the loader is a small part of it.
+/// Steps of a pass. It takes some seconds, so that the start of the loader is a small part of it.
 const STEPS: usize = 8;
 const FILES: usize = 64;
 /// The usual size of a photograph in ImageNet.

@@ -1,6 +1,7 @@
-//! What `fleetrun` takes on top of what it starts: `fleetrun /bin/true` less `/bin/true`, in turn.
+//! Overhead of `fleetrun`: the time of `fleetrun /bin/true` minus that of `/bin/true`, alternately.
 //!
-//! Start of the launcher, its guard, a store, a log, the child, and the end of all of them.
+//! It includes the start of the launcher, its guard, a store, a log and the child, and the end of
+//! all of them.
 
 use crate::measure::{Options, print_rates_of_others};
 use fleet::{Error, Result};
@@ -14,17 +15,16 @@ pub fn startup(options: &Options) -> Result<()> {
         .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
     let launcher = own.with_file_name("fleetrun");
     let folder = std::env::temp_dir().join(format!("fleet-bench-launch-{}", std::process::id()));
-    std::fs::create_dir_all(&folder)
-        .map_err(|error| Error::io("make the folder", &folder, &error))?;
+    std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
     let measured = (0..warmup + steps)
         .map(|_| {
             let with = seconds(&launcher, &[CHILD], &folder)?;
             Ok(with - seconds(Path::new(CHILD), &[], &folder)?)
         })
         .collect::<Result<Vec<f64>>>();
-    // Temporary files are cleaned up by others if this fails.
+    // If this fails, the system cleans up temporary files later.
     let _ = std::fs::remove_dir_all(&folder);
-    // A child alone that the system kept waiting says nothing of the launcher.
+    // If the system delayed the child alone, the difference says nothing about the launcher.
     let taken = measured?.into_iter().skip(warmup).map(|seconds| seconds.max(SHORTEST));
     print_rates_of_others(options, "starts/s", taken.map(f64::recip).collect());
     Ok(())
@@ -46,5 +46,5 @@ fn seconds(program: &Path, args: &[&str], folder: &Path) -> Result<f64> {
 }
 
 const CHILD: &str = "/bin/true";
-/// Less is noise.
+/// Smallest difference in seconds; less is noise.
 const SHORTEST: f64 = 1e-4;

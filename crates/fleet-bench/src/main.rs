@@ -1,7 +1,7 @@
-//! Our side of the benchmarks:
+//! Fleet's side of the benchmarks:
 //! `fleet-bench NAME [--threads N] [--steps N] [--warmup N] [--profile]` runs one workload and
-//! prints one JSON line. `bench/README.md` says what each workload is, and `cargo xtask bench` runs
-//! it in turn with the peers.
+//! prints one JSON line. `bench/README.md` describes the workloads, and `cargo xtask bench` runs
+//! them alternately with the peers.
 
 mod bert4;
 mod cpu;
@@ -60,8 +60,8 @@ fn main() -> ExitCode {
             "ddp/resnet50_side_by_side" => ddp::side_by_side(&options, "resnet50"),
             "ddp/mlp_in_step" => ddp::in_step(&options, "mlp"),
             "ddp/resnet50_in_step" => ddp::in_step(&options, "resnet50"),
-            "ddp/mlp_not_hidden" => ddp::not_hidden(&options, "mlp"),
-            "ddp/resnet50_not_hidden" => ddp::not_hidden(&options, "resnet50"),
+            "ddp/mlp_exposed_comm" => ddp::exposed_comm(&options, "mlp"),
+            "ddp/resnet50_exposed_comm" => ddp::exposed_comm(&options, "resnet50"),
             "ddp/mlp_update_on_arrival" => ddp::update_on_arrival(&options),
             other => return Err(format!("unknown benchmark '{other}'")),
         }

@@ -1,4 +1,4 @@
-//! Timing of steps and the line that is printed.
+//! Timing of steps, and the printed result.
 
 use fleet::{Result, Session, Tensor};
 use std::time::Instant;
@@ -9,7 +9,7 @@ pub struct Options {
     pub threads: usize,
     pub steps: usize,
     pub warmup: usize,
-    /// Print where the time of the steps goes instead of the result alone.
+    /// Prints where the time of the steps goes, besides the result.
     pub profile: bool,
 }
 
@@ -35,7 +35,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Steps and warmup, where the command line does not say otherwise.
+    /// Returns the number of steps and of warmup steps, from the command line or by default.
     pub fn counts(&self, default_steps: usize, default_warmup: usize) -> (usize, usize) {
         let or = |given: usize, default: usize| if given == 0 { default } else { given };
         (or(self.steps, default_steps), or(self.warmup, default_warmup))
@@ -46,8 +46,8 @@ impl Options {
     }
 }
 
-/// Runs the steps over prepared batches in turn and prints the line. `per_step` is the number of
-/// samples of a step.
+/// Runs steps over prepared batches in turn and prints the result. `per_step` is the number of
+/// samples per step.
 pub fn measure(
     options: &Options,
     session: &mut Session,
@@ -59,7 +59,7 @@ pub fn measure(
     measure_steps(options, session, batches, per_step, (default_steps, default_warmup), || Ok(()))
 }
 
-/// As [`measure`], with `behind` as a part of each step.
+/// Like [`measure`], with `behind` as the last part of each step.
 pub fn measure_steps(
     options: &Options,
     session: &mut Session,
@@ -74,7 +74,7 @@ pub fn measure_steps(
         .map(|batch| batch.iter().map(|(name, tensor)| (*name, tensor)).collect())
         .collect();
     let mut rates = Vec::with_capacity(steps);
-    // The startup program has run: what it took is no part of a step.
+    // The startup program has run; its time is not part of a step.
     let (startup, startup_ops) = (session.executor.profile(), session.executor.profile_ops());
     for step in 0..warmup + steps {
         let begin = Instant::now();
@@ -100,13 +100,13 @@ pub fn measure_steps(
     Ok(())
 }
 
-/// The line that the runner reads.
+/// Prints the line that the runner reads.
 pub fn print_rates(options: &Options, unit: &str, rates: Vec<f64>) {
     let memory = format!(", \"peak_rss_mb\": {:.0}", peak_rss_mb());
     print_line(options, unit, rates, &memory);
 }
 
-/// As [`print_rates`] for work that other processes did: this one's memory says nothing of theirs.
+/// Like [`print_rates`], for work in other processes, whose memory is unknown here.
 pub fn print_rates_of_others(options: &Options, unit: &str, rates: Vec<f64>) {
     print_line(options, unit, rates, "");
 }
@@ -125,11 +125,11 @@ fn print_line(options: &Options, unit: &str, mut rates: Vec<f64>, memory: &str) 
     );
 }
 
-/// (kind, ops of it in a step, seconds of all runs), and the ops one by one.
+/// Prints (kind, ops of it per step, seconds of all runs), and the ops one by one.
 fn show_profile(mut rows: Vec<(String, usize, f64)>, ops: &[(String, f64)], runs: usize) {
     rows.sort_by(|a, b| b.2.total_cmp(&a.2));
     let total: f64 = rows.iter().map(|row| row.2).sum();
-    eprintln!("{:<40} {:>6} {:>12} {:>7}", "op", "count", "ms a step", "share");
+    eprintln!("{:<40} {:>6} {:>12} {:>7}", "op", "count", "ms per step", "share");
     for (name, count, seconds) in rows {
         eprintln!(
             "{name:<40} {count:>6} {:>12.3} {:>6.1}%",
@@ -150,8 +150,8 @@ fn show_memory(session: &mut Session, feed: &[(&str, &Tensor)]) -> Result<()> {
     let plan = executor.plan(&programs.main, scope, &metas, &[])?;
     for (what, bytes) in [
         ("temporaries, packed", plan.arena_bytes),
-        ("  live at once, at most", plan.arena_bytes_live),
-        ("  if nothing were shared", plan.arena_bytes_unshared),
+        ("  peak of live bytes", plan.arena_bytes_live),
+        ("  without sharing", plan.arena_bytes_unshared),
         ("scratch", plan.scratch_bytes),
         ("kept between steps", plan.persistable_bytes),
         ("fed", plan.feed_bytes),
@@ -161,7 +161,7 @@ fn show_memory(session: &mut Session, feed: &[(&str, &Tensor)]) -> Result<()> {
     Ok(())
 }
 
-/// The high-water mark of this process's memory, where the system tells (Linux).
+/// Returns the peak resident memory of this process, if the system reports it (Linux).
 pub fn peak_rss_mb() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status

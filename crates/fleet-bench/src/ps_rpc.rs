@@ -1,7 +1,7 @@
 //! A parameter server and a worker over loopback, in one process: rows of 16, batches of 53,248 ids
-//! (2,048 samples of 26 slots) drawn evenly. `--threads` of the worker ask at once (2 if not
-//! given): one batch is merged and split while the server works on another. All rows pass through
-//! two sockets, so that a core for the worker and one for the server share the work.
+//! (2,048 samples of 26 slots) drawn uniformly. The worker makes requests from `--threads` threads
+//! (2 by default): one batch is merged and split while the server works on another. All rows pass
+//! through two sockets, so that a core for the worker and one for the server share the work.
 
 use crate::measure::{Options, peak_rss_mb};
 use fleet::Result;
@@ -15,16 +15,16 @@ use fleet_ps::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Resident, where pulls and pushes are measured: more than caches hold.
+/// Resident rows for pulls and pushes: more than caches hold.
 const ROWS: u64 = 10_000_000;
-/// Resident, where the price of a log is.
+/// Resident rows for the cost of a log.
 const ROWS_LOGGED: u64 = 1_000_000;
 const DIM: usize = 16;
 const BATCH: usize = 2048 * 26;
 const BATCHES: usize = 16;
 /// Ids are spread over all 64 bits.
 const ID_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Batches of a timed step, over all threads.
+/// Batches per timed step, over all threads.
 const STEP_BATCHES: usize = 8;
 
 struct Pair {
@@ -47,7 +47,7 @@ fn job() -> JobTables {
 }
 
 impl Pair {
-    /// With so many rows.
+    /// Starts a server with this number of rows, and a worker.
     fn start(tables: Arc<ServerTables>, rows: u64) -> Result<Pair> {
         let (token, options) = (Token::generate()?, CallOptions::default());
         let server = TableServer::bind("127.0.0.1:0", tables, &token, options, Log::stderr())?;
@@ -64,7 +64,7 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Rows a second of one step.
+    /// Runs one step; returns its rows per second.
     fn step(&self, batches: &[Vec<u64>], threads: usize, run: &Run) -> Result<f64> {
         let threads = threads.max(1);
         let work = |thread: usize| {
@@ -101,19 +101,19 @@ fn push_batch(worker: &RemoteServers, ids: &[u64], grads: &mut [f32]) -> Result<
     worker.push_sparse(0, Push::new(ids, grads))
 }
 
-/// What a training step asks, without its compute: the batch is pulled, and pushed.
+/// Makes the requests of a training step, without its computation: pulls the batch, and pushes it.
 fn pull_and_push(worker: &RemoteServers, ids: &[u64], numbers: &mut [f32]) -> Result<()> {
     worker.pull_sparse(0, ids, numbers, PullMode::Train)?;
     numbers.fill(1e-3);
     push_batch(worker, ids, numbers)
 }
 
-/// Batches pulled from and pushed to a server with a log against one without, in turn: the share of
-/// the speed that is left. Also while a snapshot is written.
+/// Pulls from and pushes to a server with a log and one without, alternately. The result is the
+/// share of the speed that remains, also while a snapshot is written.
 pub fn durability(options: &Options) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-bench-ps-{}", std::process::id()));
     let outcome = durability_in(options, &folder);
-    // Half a run's files are of no use to anybody.
+    // Files of a run that failed are useless.
     let _ = std::fs::remove_dir_all(&folder);
     outcome
 }
@@ -189,7 +189,7 @@ fn measure(options: &Options, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// Sorts them, too.
+/// Returns the median, and sorts the rates.
 fn median(rates: &mut [f64]) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied().unwrap_or(0.0)

@@ -1,6 +1,6 @@
-//! A table of the parameter server by itself, on one core: ten million rows of 16 resident, batches
-//! of 53,248 ids (2,048 samples of 26 slots) drawn evenly from all of them, so that nearly every
-//! row comes from memory. Real ids are skewed and faster.
+//! A table of the parameter server by itself, on one core: ten million resident rows of 16, and
+//! batches of 53,248 ids (2,048 samples of 26 slots) drawn uniformly from all of them, so that
+//! nearly every row comes from memory. Real ids are skewed and faster.
 
 use crate::measure::{Options, peak_rss_mb};
 use fleet::Result;
@@ -27,8 +27,8 @@ pub fn push(options: &Options) -> Result<()> {
     measure(options, |ids| table.push(Push::new(ids, &grads)))
 }
 
-/// Payload (weights, no state: the leanest rows) by the memory held for it, both as the table
-/// counts and as the system sees the process.
+/// Measures the payload (weights without state: the leanest rows) relative to the memory held for
+/// it, as the table counts it and as the system counts it for the process.
 pub fn memory(options: &Options) -> Result<()> {
     let before = peak_rss_mb();
     let table = filled(Rule::Sgd(rule::Sgd::default()))?;
@@ -63,7 +63,7 @@ fn filled(rule: Rule) -> Result<SparseTable> {
         first += count;
     }
     let rate = ROWS as f64 / begin.elapsed().as_secs_f64();
-    eprintln!("{ROWS} rows made at {:.2} M rows/s", rate / 1e6);
+    eprintln!("created {ROWS} rows at {:.2} M rows/s", rate / 1e6);
     Ok(table)
 }
 

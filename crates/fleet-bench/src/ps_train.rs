@@ -1,9 +1,9 @@
-//! Wide & deep with one parameter server and one or two workers of one thread each, asynchronous:
-//! the network and the batches of `wide_deep.rs`, Adam on everything, each worker with batches of
-//! 2048.
+//! Wide & deep with one parameter server and one or two workers of one thread each, asynchronous.
+//! The network and the batches are those of `wide_deep.rs`, with Adam on everything and batches of
+//! 2048 for each worker.
 //!
-//! The process that is started is the launcher; it starts itself again as server and workers, and
-//! adds up what the workers reach, each over its own timed steps.
+//! The started process is the launcher. It starts itself again as server and workers, and adds up
+//! the speeds of the workers, each over its own timed steps.
 
 use crate::cpu;
 use crate::measure::Options;
@@ -18,46 +18,47 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-/// Says to a started process that it is part of a job.
+/// Variable that marks a started process as part of a job.
 const PART_OF: &str = "FLEET_BENCH_PART_OF";
-/// The knobs under which both sides run (`bench/peers/paddle/ps_wide_deep.py` has the same), where
-/// the environment does not say otherwise: up to 20 gradients become one push, and that many wait.
-const KNOBS: [(&str, &str); 3] = [
+/// Options of both sides (`bench/peers/paddle/ps_wide_deep.py` has the same), unless the
+/// environment sets others: up to 20 gradients are merged into one push, and as many are queued.
+const SERVER_OPTIONS: [(&str, &str); 3] = [
     ("FLAGS_communicator_max_merge_var_num", "20"),
     ("FLAGS_communicator_send_queue_size", "20"),
     ("FLAGS_communicator_send_wait_times", "20"),
 ];
-/// Says to a server where it keeps a log.
+/// Variable that tells a server where to keep a log.
 const LOG_IN: &str = "FLEET_BENCH_LOG_IN";
 /// Timed runs, of which the median counts.
 const RUNS: usize = 3;
-/// Steps of a run, and before it.
+/// Timed steps of a run, and the warmup steps before them.
 const STEPS: usize = 100;
 const WARMUP: usize = 20;
 
-/// What the processes of a job are to do.
+/// The work of a job's processes.
 struct Task {
     workers: usize,
     is_async: bool,
-    /// A worker's; what it gives is added up.
+    /// The work of a worker; the results of all workers are added up.
     work: fn(&Options, &mut Worker, u64) -> Result<f64>,
 }
 
-/// Samples per second of all workers.
+/// Measures the samples per second of all workers.
 pub fn run(options: &Options, workers: usize, is_async: bool) -> Result<()> {
     let task = Task { workers, is_async, work: steps };
-    launch(options, &task, "samples/s", |_| job(options, workers, &KNOBS))
+    launch(options, &task, "samples/s", |_| job(options, workers, &SERVER_OPTIONS))
 }
 
-/// The speed from files of text in percent of that from memory, where two workers do both in turn,
-/// each at the same time as the other.
+/// Measures the speed from text files in percent of that from memory. Two workers do both
+/// alternately, each at the same time as the other.
 pub fn text_vs_memory(options: &Options) -> Result<()> {
     let task = Task { workers: 2, is_async: true, work: text };
     launch(options, &task, "%", |workers| Ok(job(options, workers, &[])? / workers as f64))
 }
 
-/// Jobs of two workers whose server keeps a log, and such without one, in turn: the share of the
-/// speed that is left. Every gradient is a push of its own, as by default: merged ones cost less.
+/// Runs jobs of two workers whose server keeps a log, and jobs without one, alternately. The result
+/// is the share of the speed that remains. Every gradient is a push of its own, as by default:
+/// merged ones cost less.
 pub fn durability(options: &Options) -> Result<()> {
     let task = Task { workers: 2, is_async: true, work: steps };
     launch(options, &task, "of the speed without", |workers| {
@@ -65,13 +66,13 @@ pub fn durability(options: &Options) -> Result<()> {
         let path = folder.to_string_lossy();
         let without = job(options, workers, &[])?;
         let with = job(options, workers, &[(LOG_IN, &*path)]);
-        // Half a job's log is of no use to anybody.
+        // The log of a job that failed is useless.
         let _ = std::fs::remove_dir_all(&folder);
         Ok(with? / without)
     })
 }
 
-/// Measures some times, or is a part of a job that was started for that.
+/// Measures several times, or runs as a part of a job that was started for that.
 fn launch(
     options: &Options,
     task: &Task,
@@ -86,22 +87,22 @@ fn launch(
     Ok(())
 }
 
-/// Runs a job; the sum of what its workers print.
-fn job(options: &Options, workers: usize, knobs: &[(&str, &str)]) -> Result<f64> {
+/// Runs a job; returns the sum of the numbers that its workers print.
+fn job(options: &Options, workers: usize, settings: &[(&str, &str)]) -> Result<f64> {
     let failed = |what: &dyn std::fmt::Display| {
         Error::unavailable(format!("a process of the job failed: {what}"))
     };
-    // Taken and given back: the server takes it next.
+    // Bound and closed again, so that the server can bind it.
     let socket = TcpListener::bind("127.0.0.1:0").map_err(|error| failed(&error))?;
     let server = socket.local_addr().map_err(|error| failed(&error))?;
     drop(socket);
     let token = Token::generate()?;
-    let knobs = knobs.iter().filter(|(name, _)| std::env::var_os(name).is_none());
+    let settings = settings.iter().filter(|(name, _)| std::env::var_os(name).is_none());
     let start = |role: &str, port: u16, rank: usize| -> std::io::Result<Child> {
         Command::new(std::env::current_exe()?)
             .args(std::env::args().skip(1))
             .env(PART_OF, "1")
-            .envs(knobs.clone().copied())
+            .envs(settings.clone().copied())
             .env("FLEET_TOKEN", token.to_text())
             .env("TRAINING_ROLE", role)
             .env("PADDLE_PSERVERS_IP_PORT_LIST", server.to_string())
@@ -121,15 +122,15 @@ fn job(options: &Options, workers: usize, knobs: &[(&str, &str)]) -> Result<f64>
     for child in children {
         let output = child.wait_with_output().map_err(|error| failed(&error))?;
         if !output.status.success() {
-            return Err(failed(&output.status).help("run with --profile to see what it says"));
+            return Err(failed(&output.status).help("run with --profile to see its output"));
         }
-        let said = String::from_utf8_lossy(&output.stdout);
-        sum += said.trim().parse::<f64>().unwrap_or(0.0);
+        let text = String::from_utf8_lossy(&output.stdout);
+        sum += text.trim().parse::<f64>().unwrap_or(0.0);
     }
     Ok(sum)
 }
 
-/// A server, or a worker that prints what its work gives.
+/// Runs a server, or a worker that prints the result of its work.
 fn part(options: &Options, task: &Task) -> Result<()> {
     let fleet = Fleet::parameter_server()?;
     let net = Net::new();
@@ -145,7 +146,7 @@ fn part(options: &Options, task: &Task) -> Result<()> {
         if options.profile {
             let (steps, warmup) = options.counts(STEPS, WARMUP);
             let samples = (task.workers * (steps + warmup) * BATCH) as f64;
-            eprintln!("server: CPU microseconds a sample {:.2}", cpu::total() * 1e6 / samples);
+            eprintln!("server: CPU microseconds per sample {:.2}", cpu::total() * 1e6 / samples);
         }
         return Ok(());
     }
@@ -155,8 +156,8 @@ fn part(options: &Options, task: &Task) -> Result<()> {
     if options.profile {
         eprintln!("{:?}", worker.stats());
         let executor = &worker.session.executor;
-        for (op, calls, seconds) in executor.profile().iter().take(12) {
-            eprintln!("{op:<28} {calls:>5} calls {:>9.3} ms in all", seconds * 1e3);
+        for (op, count, seconds) in executor.profile().iter().take(12) {
+            eprintln!("{op:<28} {count:>5} ops {:>9.3} ms in total", seconds * 1e3);
         }
     }
     worker.stop()
@@ -177,7 +178,7 @@ fn steps(options: &Options, worker: &mut Worker, _: u64) -> Result<f64> {
     worker.barrier()?;
     let (begin, computed) = (Instant::now(), cpu::by_thread());
     (warmup..warmup + steps).try_for_each(|at| step(at, worker))?;
-    // What is not applied is not trained.
+    // Gradients that are not applied do not count as trained.
     worker.flush()?;
     let seconds = begin.elapsed().as_secs_f64();
     if options.profile {

@@ -15,7 +15,7 @@ pub enum TableRule {
     Adagrad,
 }
 
-/// The network and its optimizers, ready to train.
+/// Returns the network and its optimizers, ready to train.
 pub fn session(options: &Options, rule: &TableRule) -> Result<Session> {
     let net = Net::new();
     let config = WideDeepConfig { auc: false, ..WideDeepConfig::criteo() };
@@ -35,7 +35,7 @@ pub fn run(options: &Options, rule: TableRule) -> Result<()> {
     measure(options, &mut session, &batches, BATCH, 100, 20)
 }
 
-/// Prepared batches of click logs.
+/// Returns prepared batches of click logs.
 pub fn batches() -> Result<Vec<Vec<(&'static str, Tensor)>>> {
     let clicks = Ctr::new(CtrConfig::criteo_like())?;
     let mut batches = Vec::new();

@@ -1,6 +1,6 @@
 //! `fleet data make`: generated data sets as files.
 
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use clap::{Args, Subcommand, ValueEnum};
 use fleet::data::synth::{BlobsConfig, CtrConfig, TextConfig};
 use fleet::data::{Make, MakeFormat, MakeKind};
@@ -9,36 +9,40 @@ use std::path::PathBuf;
 
 #[derive(Subcommand)]
 pub enum DataCommand {
-    /// Writes a generated data set, the same for the same settings, and prints the best possible
+    /// Write a generated data set, deterministic for given settings, and print the best possible
     /// score
     Make(MakeArgs),
 }
 
 #[derive(Args)]
 pub struct MakeArgs {
+    /// Kind of data
     #[arg(value_enum)]
     kind: Kind,
-    /// Where the files go; made if need be
+    /// Output folder, created if missing
     folder: PathBuf,
+    /// Number of rows
     #[arg(long, default_value_t = 100_000)]
     rows: u64,
-    /// The first row of an endless stream; a test set starts where the training set ends
+    /// First row of an endless stream; start a test set where the training set ends
     #[arg(long, default_value_t = 0)]
     first_row: u64,
     /// Number of files
     #[arg(long, default_value_t = 1)]
     shards: u64,
+    /// Format of the files
     #[arg(long, value_enum, default_value_t = FormatArg::Multislot)]
     format: FormatArg,
+    /// Seed of the generator
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many ids or words there are (ctr, text) [default: small]
+    /// Number of ids or words (ctr, text) [default: small]
     #[arg(long, value_enum)]
     size: Option<Size>,
-    /// Spread the rows over this many days, between which tastes drift (ctr) [default: 1]
+    /// Number of days to spread the rows over, between which user tastes drift (ctr) [default: 1]
     #[arg(long)]
     days: Option<u64>,
-    /// Tokens in a record (text) [default: 128]
+    /// Tokens per record (text) [default: 128]
     #[arg(long)]
     length: Option<usize>,
 }
@@ -60,7 +64,7 @@ enum FormatArg {
     Multislot,
     Csv,
     Jsonl,
-    /// Digits as images, in a folder for each class
+    /// Digits as images, in one folder per class
     Png,
 }
 
@@ -74,7 +78,7 @@ enum Size {
     Large,
 }
 
-pub fn run(command: &DataCommand, out: &mut Output) -> Result<(), Stop> {
+pub fn run(command: &DataCommand, out: &mut Output) -> Result<(), ExitReason> {
     let DataCommand::Make(args) = command;
     let make = Make {
         kind: kind(args)?,
@@ -115,20 +119,26 @@ fn kind(args: &MakeArgs) -> Result<MakeKind, Error> {
     let seed = args.seed;
     let has = (args.size.is_some(), args.days.is_some(), args.length.is_some());
     let unused = match (args.kind, has) {
-        (Kind::Ctr | Kind::Digits | Kind::Blobs, (.., true)) => Some("--length is of texts"),
-        (Kind::Text | Kind::Digits | Kind::Blobs, (_, true, _)) => Some("--days is of click logs"),
-        (Kind::Digits | Kind::Blobs, (true, ..)) => Some("--size is of click logs and texts"),
+        (Kind::Ctr | Kind::Digits | Kind::Blobs, (.., true)) => {
+            Some("--length applies only to kind text")
+        }
+        (Kind::Text | Kind::Digits | Kind::Blobs, (_, true, _)) => {
+            Some("--days applies only to kind ctr")
+        }
+        (Kind::Digits | Kind::Blobs, (true, ..)) => {
+            Some("--size applies only to kinds ctr and text")
+        }
         _ => None,
     };
-    if let Some(words) = unused {
-        return Err(Error::invalid(words).help("leave it out, or make another kind"));
+    if let Some(problem) = unused {
+        return Err(Error::invalid(problem).help("omit it, or choose another kind"));
     }
     let size = args.size.unwrap_or(Size::Small);
     Ok(match args.kind {
         Kind::Ctr => {
             let days = args.days.unwrap_or(1);
             if days == 0 || (args.rows > 0 && days > args.rows) {
-                return Err(Error::invalid("days are out of range")
+                return Err(Error::invalid("--days out of range")
                     .expected(format!("1 to {}, the number of rows", args.rows))
                     .got(days));
             }
@@ -151,7 +161,8 @@ fn kind(args: &MakeArgs) -> Result<MakeKind, Error> {
                 Size::Tiny => TextConfig::tiny(),
                 Size::Small => TextConfig::small(),
                 Size::Large => {
-                    return Err(Error::invalid("there is no large text").expected("tiny or small"));
+                    let error = Error::invalid("--size large is not supported for kind text");
+                    return Err(error.expected("tiny or small"));
                 }
             };
             let length = args.length.unwrap_or(TEXT_LENGTH);

@@ -4,7 +4,7 @@
 //! The same command runs on every machine, as with the launcher. The first host of the list hosts
 //! the rendezvous and prints the report. The other hosts print only their own settings.
 
-use crate::{Output, Stop};
+use crate::{ExitReason, Output};
 use clap::Args;
 use fleet_base::{Error, Result, text};
 use fleet_net::{
@@ -26,33 +26,34 @@ const SHARED_MEMORY_MIN: u64 = 1 << 30;
 
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
-    /// The machines, separated by commas: names or addresses, in the same order everywhere
+    /// Machines, separated by commas: names or addresses, in the same order everywhere
     #[arg(long, value_delimiter = ',', required = true)]
     hosts: Vec<String>,
-    /// The port of the rendezvous on the first machine; 0 lets the system choose one
+    /// Port of the rendezvous on the first machine; with 0 the system chooses one
     #[arg(long, default_value_t = PORT)]
     port: u16,
-    /// Which of the machines this is, from 0; found out from the names when not given
+    /// Index of this machine in --hosts, from 0 [default: found from the names]
     #[arg(long)]
     rank: Option<usize>,
-    /// The interface to use (eth0, or an address); the one by which the first machine is reached
+    /// Interface to use (eth0, or an address) [default: the one that reaches the first machine]
     #[arg(long)]
     interface: Option<String>,
     /// Seconds to wait for the other machines
     #[arg(long, default_value_t = 60)]
     wait: u64,
-    /// A file with a secret that is the same on all machines, where strangers can reach the ports
+    /// File with a shared secret, the same on all machines; needed if untrusted hosts can reach
+    /// the ports
     #[arg(long)]
     token_file: Option<PathBuf>,
 }
 
-pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Stop> {
+pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), ExitReason> {
     if args.hosts.len() > HOSTS_MAX {
         let error = Error::invalid("too many hosts").expected(format!("up to {HOSTS_MAX}"));
         return Err(error.got(args.hosts.len()).into());
     }
-    local(out)?;
-    let addresses = names(args, out)?;
+    print_local(out)?;
+    let addresses = resolve_hosts(args, out)?;
     let rank = own_rank(args, &addresses)?;
     out.line(format!(
         "this machine      number {rank} of {}, {}",
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Stop> {
     }
     let store = StoreClient::connect(store_address, &token, &limits).map_err(|error| {
         error.help(format!(
-            "is the same command running on {}? does a firewall close port {}?",
+            "check that the same command runs on {}, and that no firewall blocks port {}",
             args.hosts[0],
             store_address.port()
         ))
@@ -89,8 +90,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Stop> {
     let mut options = TcpOptions::new("doctor", rank, args.hosts.len()).store(store_address);
     options.interface.clone_from(&args.interface);
     let fabric = TcpFabric::start(&store, &token, options, &limits).map_err(|error| {
-        error
-            .help("run the same command on the machines that are missing, or take them off --hosts")
+        error.help("run the same command on the missing machines, or remove them from --hosts")
     })?;
     out.line(format!("listening on      {}", fabric.address()))?;
     let links = measure(&fabric, &store, &limits)?;
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Stop> {
 }
 
 /// Prints this machine's own settings.
-fn local(out: &mut Output) -> Result<(), Stop> {
+fn print_local(out: &mut Output) -> Result<(), ExitReason> {
     out.line(format!("host              {}", host::name()))?;
     for (name, ip) in host::interfaces()? {
         out.line(format!("interface         {name} {ip}"))?;
@@ -116,7 +116,7 @@ fn local(out: &mut Output) -> Result<(), Stop> {
     match host::shared_memory() {
         Some((free, size)) => {
             let warning = match free < SHARED_MEMORY_MIN {
-                true => "  <- little: mount /dev/shm larger (docker run --shm-size=8g)",
+                true => "  <- low: mount a larger /dev/shm (docker run --shm-size=8g)",
                 false => "",
             };
             let (free, size) = (text::bytes(free), text::bytes(size));
@@ -129,7 +129,7 @@ fn local(out: &mut Output) -> Result<(), Stop> {
 }
 
 /// Resolves and prints every host's address; hosts without one are an error.
-fn names(args: &DoctorArgs, out: &mut Output) -> Result<Vec<SocketAddr>, Stop> {
+fn resolve_hosts(args: &DoctorArgs, out: &mut Output) -> Result<Vec<SocketAddr>, ExitReason> {
     let mut unknown = Vec::new();
     let mut addresses = Vec::new();
     for name in &args.hosts {
@@ -139,14 +139,14 @@ fn names(args: &DoctorArgs, out: &mut Output) -> Result<Vec<SocketAddr>, Stop> {
                 out.line(format!("name              {name} is {}", found[0].ip()))?;
                 addresses.push(found[0]);
             }
-            Ok(_) => unknown.push(format!("{name} (it has no address)")),
+            Ok(_) => unknown.push(format!("{name} (no address)")),
             Err(error) => unknown.push(format!("{name} ({error})")),
         }
     }
     match unknown.as_slice() {
         [] => Ok(addresses),
         unknown => Err(Error::invalid(format!("unknown hosts: {}", unknown.join(", ")))
-            .help("check /etc/hosts and the name servers, or give addresses")
+            .help("check /etc/hosts and the name servers, or use addresses")
             .into()),
     }
 }
@@ -169,8 +169,8 @@ fn own_rank(args: &DoctorArgs, addresses: &[SocketAddr]) -> Result<usize> {
         [] => Err(Error::invalid("this machine is not one of the hosts")
             .expected(args.hosts.join(", "))
             .got(host::name())
-            .help("give --rank when its address is hidden (NAT, containers)")),
-        _ => Err(Error::invalid("several of the hosts are this machine").help("give --rank")),
+            .help("set --rank if its address is hidden (NAT, containers)")),
+        _ => Err(Error::invalid("several of the hosts are this machine").help("set --rank")),
     }
 }
 
@@ -213,7 +213,7 @@ fn decode(bytes: &[u8]) -> Result<probe::Link> {
             let latency = Duration::try_from_secs_f64(latency).unwrap_or(Duration::MAX);
             Ok(probe::Link { latency, bandwidth, clock_offset })
         }
-        _ => Err(Error::unavailable("a peer's measurement is not one").got(text)),
+        _ => Err(Error::unavailable("invalid measurement from a peer").got(text)),
     }
 }
 
@@ -231,7 +231,7 @@ fn report(
     fabric: &TcpFabric,
     links: &[(usize, usize, probe::Link)],
     out: &mut Output,
-) -> Result<(), Stop> {
+) -> Result<(), ExitReason> {
     out.line("")?;
     let width = args.hosts.iter().map(String::len).max().unwrap_or(0).max(4);
     out.line(format!(
@@ -243,11 +243,11 @@ fn report(
         let bandwidth = format!("{:.2} GB/s", link.bandwidth / 1e9);
         let clock = format!("{:+.3} ms", link.clock_offset * 1e3);
         let warning = match link.clock_offset.abs() > CLOCK_OFFSET_MAX {
-            true => "  <- set the clocks (NTP)",
+            true => "  <- synchronize the clocks (NTP)",
             false => "",
         };
         let same = match fabric.member(*first).host_id == fabric.member(*second).host_id {
-            true => "  (one machine: they will share memory)",
+            true => "  (one machine: uses shared memory)",
             false => "",
         };
         let (from, to) = (&args.hosts[*first], &args.hosts[*second]);

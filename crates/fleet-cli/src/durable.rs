@@ -1,6 +1,6 @@
 //! `fleet durable`: inspects the folders of durable parameter servers.
 
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use clap::{Args, Subcommand};
 use fleet::ps::{FolderState, Loss, ServerReport, Tail, WorkerReport, accept_loss, inspect};
 use fleet_base::{Error, text};
@@ -8,33 +8,33 @@ use std::path::PathBuf;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Shows what a folder of --durable holds, and where it is damaged; exit code 1 if it is
+    /// Show the contents of a durable folder and any damage; exit code 1 if it is damaged
     Inspect(InspectArgs),
 }
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// The folder of --durable, or that of one server in it
+    /// Folder given as --durable, or one server's folder in it
     folder: PathBuf,
-    /// Lets servers resume from the last good state, and says what is lost; what is damaged is
-    /// moved into the folder `aside`
+    /// Let servers resume from the last good state, and report the loss; damaged files are moved
+    /// to the folder `aside`
     #[arg(long, alias = "accept_loss")]
     accept_loss: bool,
 }
 
-pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
+pub fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
     let Command::Inspect(args) = command;
     if args.accept_loss {
         let losses = accept_loss(&args.folder)?;
         if losses.is_empty() {
-            out.line("nothing is damaged and nothing was changed")?;
+            out.line("no damage found, nothing changed")?;
         }
         losses.iter().try_for_each(|loss| show_loss(loss, out))?;
     }
     let report = inspect(&args.folder)?;
     match report.state {
         FolderState::Finished => out.line("the job has finished")?,
-        FolderState::Empty => out.line("the folder is empty: the next start begins anew")?,
+        FolderState::Empty => out.line("the folder is empty: the next start creates new tables")?,
         FolderState::Unfinished => {}
     }
     report.servers.iter().try_for_each(|server| show(server, out))?;
@@ -50,15 +50,15 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
         ))
         .at(args.folder.display())
         .help(format!(
-            "fleet durable inspect {} --accept-loss lets them resume from what is left; or remove \
-                 the folder and load a save",
+            "run fleet durable inspect {} --accept-loss to resume from the last good state, or \
+             remove the folder and load a save",
             args.folder.display()
         ))
         .into()),
     }
 }
 
-fn show(server: &ServerReport, out: &mut Output) -> Result<(), Stop> {
+fn show(server: &ServerReport, out: &mut Output) -> Result<(), ExitReason> {
     let mut fact = |what: &str, found: String| out.line(format!("  {what:<10}{found}"));
     let life = match (server.is_empty, server.life) {
         (true, _) => "empty".to_string(),
@@ -92,7 +92,10 @@ fn show(server: &ServerReport, out: &mut Output) -> Result<(), Stop> {
         fact("leftovers", server.leftovers.join(" "))?;
     }
     if server.accepts_loss {
-        fact("accepted", "the next start resumes although requests were lost".to_string())?;
+        fact(
+            "accepted",
+            "loss accepted: the next start resumes without the lost requests".to_string(),
+        )?;
     }
     if let Some(damage) = &server.damage {
         fact("damage", damage.to_string())?;
@@ -110,7 +113,7 @@ fn job_summary(job: &str) -> String {
         line.map_or("unknown".to_string(), |value| value.trim_end_matches(',').to_string())
     };
     if job.is_empty() {
-        return "that of the next start: the file was lost".to_string();
+        return "unknown (file lost): taken from the next start".to_string();
     }
     let tables = job.lines().filter(|line| line.trim().starts_with("table_id: ")).count();
     let (servers, workers) = (value("server_count: "), value("worker_count: "));
@@ -128,18 +131,19 @@ fn tail_text(tail: &Tail, is_in_use: bool) -> String {
     match (is_in_use, tail.request_count) {
         (true, _) => format!("{place} are being written"),
         (false, 0) => {
-            format!("{place}: a request that was not written whole, cut at the next start")
+            format!("{place}: incomplete request, truncated at the next start")
         }
         (false, count) => {
             format!(
-                "{place}: {count} requests behind one that a power cut has lost, cut at the next start"
+                "{place}: {count} requests after one lost in a power cut, truncated at the next \
+                 start"
             )
         }
     }
 }
 
-fn show_loss(loss: &Loss, out: &mut Output) -> Result<(), Stop> {
-    out.line(format!("accepted for {}:", loss.folder.display()))?;
+fn show_loss(loss: &Loss, out: &mut Output) -> Result<(), ExitReason> {
+    out.line(format!("loss accepted for {}:", loss.folder.display()))?;
     for damage in &loss.damages {
         out.line(format!("  {damage}"))?;
     }
@@ -147,7 +151,7 @@ fn show_loss(loss: &Loss, out: &mut Output) -> Result<(), Stop> {
         out.line(format!("  {behind}"))?;
     }
     match loss.is_everything {
-        true => out.line("  everything is lost: the next start begins anew")?,
+        true => out.line("  everything is lost: the next start creates new tables")?,
         false => out.line(format!(
             "  lost: {} whole requests, {} of logs and snapshots",
             loss.request_count,
@@ -155,7 +159,7 @@ fn show_loss(loss: &Loss, out: &mut Output) -> Result<(), Stop> {
         ))?,
     }
     for (worker, (had, left)) in &loss.workers {
-        out.line(format!("  worker {worker}: had step {}, has step {}", had.step, left.step))?;
+        out.line(format!("  worker {worker}: step {} before, {} now", had.step, left.step))?;
     }
     match loss.moved.is_empty() {
         true => Ok(()),

@@ -1,13 +1,13 @@
 //! `fleet env`: lists every environment variable of Fleet with its value here.
 
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use clap::Args;
 use fleet_base::{Error, text};
 use fleet_topology::{Env, VARIABLES, Variable, names, names::Reader};
 
 #[derive(Args)]
 pub struct EnvArgs {
-    /// Only variables that are set
+    /// List only variables that are set
     #[arg(long)]
     set: bool,
 }
@@ -15,7 +15,7 @@ pub struct EnvArgs {
 /// Prefixes of Fleet's variables: an unknown name with one of them is probably a typo.
 const OURS: [&str; 2] = ["PADDLE_", "FLEET_"];
 
-pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), Stop> {
+pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), ExitReason> {
     let env = Env::process();
     let mut wrong = Vec::new();
     for variable in VARIABLES {
@@ -30,7 +30,7 @@ pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), Stop> {
         if OURS.iter().any(|prefix| name.starts_with(prefix)) && names::find(name).is_none() {
             let known = VARIABLES.iter().map(|variable| variable.name);
             let hint = text::did_you_mean(name, known);
-            out.line(format!("{name} is set, and nobody reads it{hint}"))?;
+            out.line(format!("{name} is set, but is not a variable of Fleet{hint}"))?;
         }
     }
     match &wrong[..] {
@@ -38,20 +38,20 @@ pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), Stop> {
         [only] => Err(only.clone().into()),
         many => {
             let lines: String = many.iter().map(|error| format!("\n{error}")).collect();
-            let message = format!("{} variables are not understood{lines}", many.len());
+            let message = format!("{} variables have invalid values{lines}", many.len());
             Err(Error::invalid(message).into())
         }
     }
 }
 
-fn words(reader: Reader) -> &'static str {
+fn reader_text(reader: Reader) -> &'static str {
     match reader {
         Reader::RoleMaker => "read by workers and servers",
         Reader::Launcher => "read by fleetrun",
         Reader::Worker => "read by workers of parameter servers",
         Reader::Server => "read by parameter servers",
         Reader::Script => "written for scripts",
-        Reader::Nobody => "known, and read by nobody yet",
+        Reader::Nobody => "known, but unused",
     }
 }
 
@@ -64,6 +64,6 @@ fn row(variable: &Variable, value: Option<&str>) -> String {
         "" => String::new(),
         default => format!(" (default: {default})"),
     };
-    let readers: Vec<&str> = variable.readers.iter().map(|reader| words(*reader)).collect();
+    let readers: Vec<&str> = variable.readers.iter().map(|reader| reader_text(*reader)).collect();
     format!("{} {value}{default}\n    {} ({})", variable.name, variable.meaning, readers.join(", "))
 }

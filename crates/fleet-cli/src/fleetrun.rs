@@ -15,10 +15,10 @@ use std::process::ExitCode;
 const BUILTINS: Builtins = Builtins {
     argument: "__demo",
     names: &["wide_deep", "lenet", "word2vec", "bert", "resnet"],
-    not_on_servers: demo::NOT_ON_SERVERS,
+    not_on_servers: demo::UNSUPPORTED_ON_SERVERS,
 };
 
-/// A built-in job of fleetrun
+/// Train a demo model as a job
 #[derive(Parser)]
 #[command(
     name = "fleetrun demo:NAME",
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     if args.first().is_some_and(|first| first == BUILTINS.argument) {
         // The hidden argument takes the place of the program's name.
-        let command: DemoCommand = output::parsed(args);
+        let command: DemoCommand = output::parse_args(args);
         return Output::run(|out| demo::run(&command.demo, &Fleet::from_env()?, out));
     }
     ExitCode::from(fleet_launch::main(args, &Env::process(), &BUILTINS))

@@ -1,6 +1,6 @@
 //! Commands that inspect programs and run nothing: print, verify, stats, convert.
 
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use clap::Args;
 use fleet_base::{Error, Result, text};
 use fleet_exec::{Device, ExecOptions, Executor, PlanSummary, Scope};
@@ -11,11 +11,11 @@ use fleet_tensor::{DType, Shape};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-pub fn print(program: &Path, out: &mut Output) -> Result<(), Stop> {
+pub fn print(program: &Path, out: &mut Output) -> Result<(), ExitReason> {
     out.text(load_program(program, Registry::standard())?.0)
 }
 
-pub fn verify(path: &Path, out: &mut Output) -> Result<(), Stop> {
+pub fn verify(path: &Path, out: &mut Output) -> Result<(), ExitReason> {
     let program = load(path)?;
     out.line(format!(
         "{}: ok, {}, {}",
@@ -33,7 +33,7 @@ pub fn load(path: &Path) -> Result<Program> {
     Ok(program)
 }
 
-pub fn convert(input: &Path, output: &Path, to: Option<Form>) -> Result<(), Stop> {
+pub fn convert(input: &Path, output: &Path, to: Option<Form>) -> Result<(), ExitReason> {
     let (program, form) = load_program(input, Registry::standard())?;
     let other = match form {
         Form::Text => Form::Binary,
@@ -44,11 +44,12 @@ pub fn convert(input: &Path, output: &Path, to: Option<Form>) -> Result<(), Stop
 
 #[derive(Args)]
 pub struct StatsArgs {
+    /// Program file, or the folder of a saved model
     program: PathBuf,
     /// Plan for fed tensors whose unknown dimensions are N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..1 << 40))]
     batch: Option<i64>,
-    /// Plan for a tensor of this shape, such as x=32,128; may be given several times
+    /// Plan for a tensor of this shape, such as x=32,128; repeatable
     #[arg(long, value_name = "NAME=SHAPE")]
     shape: Vec<String>,
     /// Threads to plan for
@@ -56,7 +57,7 @@ pub struct StatsArgs {
     threads: u16,
 }
 
-pub fn stats(args: &StatsArgs, out: &mut Output) -> Result<(), Stop> {
+pub fn stats(args: &StatsArgs, out: &mut Output) -> Result<(), ExitReason> {
     let program = load(&args.program)?;
     // Everything that can fail runs before the first line is printed.
     let feeds = feeds(&program, args)?;
@@ -65,11 +66,11 @@ pub fn stats(args: &StatsArgs, out: &mut Output) -> Result<(), Stop> {
     variable_lines(&program, out)?;
     match (plan, feeds) {
         (Some(plan), Some(feeds)) => plan_lines(&plan, &feeds, out),
-        _ => out.line("\nplan: give --batch N (or --shape) to see work and memory"),
+        _ => out.line("\nplan: use --batch N (or --shape) to see work and memory"),
     }
 }
 
-fn op_lines(program: &Program, out: &mut Output) -> Result<(), Stop> {
+fn op_lines(program: &Program, out: &mut Output) -> Result<(), ExitReason> {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     let mut roles: BTreeMap<u32, usize> = BTreeMap::new();
     for (_, op) in program.block_ids().flat_map(|block| program.block_ops(block)) {
@@ -103,7 +104,7 @@ fn role_name(role: OpRole) -> String {
     }
 }
 
-fn variable_lines(program: &Program, out: &mut Output) -> Result<(), Stop> {
+fn variable_lines(program: &Program, out: &mut Output) -> Result<(), ExitReason> {
     let vars = || program.vars().map(|(_, var)| var);
     let fed = vars().filter(|var| var.is_data).count();
     let kept = vars().filter(|var| var.persistable).count();
@@ -145,11 +146,11 @@ fn feeds<'p>(program: &'p Program, args: &StatsArgs) -> Result<Option<Vec<Feed<'
         let (name, shape) = parse_shape(given)?;
         let var = program.var(program.var_named(name)?);
         if !shape.agrees(&var.shape) || !var.is_data {
-            let error = Error::invalid(format!("'{name}' cannot be fed with this shape"));
+            let error = Error::invalid(format!("invalid shape for feed '{name}'"));
             return Err(error.expected(var.shape).got(shape));
         }
         if shapes.insert(name, shape).is_some() {
-            return Err(Error::invalid(format!("the shape of '{name}' is given twice")));
+            return Err(Error::invalid(format!("duplicate shape for feed '{name}'")));
         }
     }
     let mut used = HashSet::new();
@@ -175,11 +176,8 @@ fn feeds<'p>(program: &'p Program, args: &StatsArgs) -> Result<Option<Vec<Feed<'
 
 /// Parses `x=32,128`.
 fn parse_shape(given: &str) -> Result<(&str, Shape)> {
-    let wrong = || {
-        Error::invalid("--shape is not understood")
-            .expected("NAME=SHAPE, such as x=32,128")
-            .got(given)
-    };
+    let wrong =
+        || Error::invalid("invalid --shape").expected("NAME=SHAPE, such as x=32,128").got(given);
     let (name, dims) = given.rsplit_once('=').ok_or_else(wrong)?;
     let dims: Option<Vec<i64>> = dims
         .split(',')
@@ -208,7 +206,7 @@ fn results(program: &Program) -> Vec<&str> {
     last.flat_map(|(_, op)| op.all_outputs()).map(|var| program.var_name(var)).collect()
 }
 
-fn plan_lines(plan: &PlanSummary, feeds: &[Feed<'_>], out: &mut Output) -> Result<(), Stop> {
+fn plan_lines(plan: &PlanSummary, feeds: &[Feed<'_>], out: &mut Output) -> Result<(), ExitReason> {
     let feeds: Vec<String> =
         feeds.iter().map(|(name, dtype, shape)| format!("{name}: {dtype}{shape}")).collect();
     let fed = if feeds.is_empty() { "nothing fed".to_string() } else { feeds.join(", ") };
@@ -224,7 +222,7 @@ fn plan_lines(plan: &PlanSummary, feeds: &[Feed<'_>], out: &mut Output) -> Resul
     out.line(format!("    temporaries    {packed} ({live} live at once, {unshared} unshared)"))?;
     if plan.offload_bytes > 0 {
         let beside = bytes(plan.offload_bytes);
-        out.line(format!("    offloaded      {beside} a step, in a file and not in the sum"))?;
+        out.line(format!("    offloaded      {beside} per step, in a file, not in the total"))?;
     }
     out.line(format!("    scratch        {}", bytes(plan.scratch_bytes)))?;
     out.line(format!("    kept           {}", bytes(plan.persistable_bytes)))?;

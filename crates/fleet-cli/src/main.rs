@@ -20,13 +20,13 @@ mod trace;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use fleet_format::Form;
-use output::{Output, Stop};
+use output::{ExitReason, Output};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Looks into Fleet programs, converts and runs them
+/// Inspect, convert and run Fleet programs
 ///
-/// PROGRAM is a file in text or binary form, which is detected, or the folder of a saved model.
+/// PROGRAM is a file in text or binary form (detected), or the folder of a saved model.
 #[derive(Parser)]
 #[command(name = "fleet", version)]
 struct Args {
@@ -36,49 +36,57 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Prints a program as text
-    Print { program: PathBuf },
-    /// Checks a program and reports every error
-    Verify { program: PathBuf },
-    /// Counts ops, parameters, work and memory
+    /// Print a program as text
+    Print {
+        /// Program file, or the folder of a saved model
+        program: PathBuf,
+    },
+    /// Check a program and report every error
+    Verify {
+        /// Program file, or the folder of a saved model
+        program: PathBuf,
+    },
+    /// Count ops, parameters, work and memory
     Stats(inspect::StatsArgs),
-    /// Converts a program between its text and its binary form
+    /// Convert a program between text and binary form
     Convert {
+        /// Program file
         input: PathBuf,
+        /// Output file
         output: PathBuf,
-        /// The form of OUTPUT; by default the one that INPUT has not
+        /// Form of OUTPUT [default: the opposite of INPUT's]
         #[arg(long, value_enum)]
         to: Option<To>,
     },
-    /// Runs a program with tensors from .npy files
+    /// Run a program with tensors from .npy files
     Run(run::RunArgs),
-    /// Makes, checks, shows, explains and converts strategies
+    /// Create, check, show, explain and convert strategies
     #[command(subcommand)]
     Strategy(strategy::Command),
-    /// Lists the environment variables of Fleet: value, default, meaning
+    /// List the environment variables of Fleet: value, default, meaning
     Env(env::EnvArgs),
-    /// Prints what a strategy makes of a program, for any number of ranks
+    /// Print the programs that a strategy rewrites a program into, for any number of ranks
     Rewrite(rewrite::RewriteArgs),
-    /// Says what the time of a traced step went into, and what communication compute did not hide
+    /// Show the time shares of a traced step and its exposed communication
     Trace(trace::TraceArgs),
-    /// Trains a model on generated data, as a first look
+    /// Train a demo model on generated data
     Demo(demo::DemoArgs),
-    /// Generated data sets
+    /// Generate data sets
     #[command(subcommand)]
     Data(data::DataCommand),
-    /// Looks into the folders of durable parameter servers
+    /// Inspect the folders of durable parameter servers
     #[command(subcommand)]
     Durable(durable::Command),
-    /// Checks the machines of a job: names, reachability, clocks, latency and bandwidth
+    /// Check the machines of a job: names, reachability, clocks, latency and bandwidth
     ///
-    /// Run the same command on every machine, within the time of --wait. The first one prints the
-    /// report.
+    /// Run the same command on every machine, within the time of --wait. The first machine prints
+    /// the report.
     Doctor(doctor::DoctorArgs),
-    /// Looks into running parameter servers; saves, loads and shrinks their tables (feature grpc)
+    /// Inspect running parameter servers; save, load and shrink their tables (feature grpc)
     #[cfg(feature = "grpc")]
     #[command(subcommand)]
     Ps(ps::Command),
-    /// Looks into running parameter servers; saves, loads and shrinks their tables (feature grpc)
+    /// Inspect running parameter servers; save, load and shrink their tables (feature grpc)
     #[cfg(not(feature = "grpc"))]
     Ps {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
@@ -93,11 +101,11 @@ enum To {
 }
 
 fn main() -> ExitCode {
-    let args: Args = output::parsed(std::env::args_os());
+    let args: Args = output::parse_args(std::env::args_os());
     Output::run(|out| dispatch(args.command, out))
 }
 
-fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
+fn dispatch(command: Command, out: &mut Output) -> Result<(), ExitReason> {
     match command {
         Command::Print { program } => inspect::print(&program, out),
         Command::Verify { program } => inspect::verify(&program, out),
@@ -121,7 +129,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
         #[cfg(feature = "grpc")]
         Command::Ps(command) => ps::run(&command, out),
         #[cfg(not(feature = "grpc"))]
-        Command::Ps { rest } => Err(fleet::Error::unsupported("this fleet was built without gRPC")
+        Command::Ps { rest } => Err(fleet::Error::unsupported("fleet was built without gRPC")
             .got(format!("ps {}", rest.join(" ")))
             .help("build it with the feature `grpc` (cargo build -p fleet-cli --features grpc)")
             .into()),

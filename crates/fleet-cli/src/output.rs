@@ -8,20 +8,20 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 /// Reason for a command to end early.
-pub enum Stop {
+pub enum ExitReason {
     Failed(Error),
     /// The reader of the output has closed it (`fleet print x | head`).
-    ReaderLeft,
+    ReaderClosed,
 }
 
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
-        Stop::Failed(error)
+impl From<Error> for ExitReason {
+    fn from(error: Error) -> ExitReason {
+        ExitReason::Failed(error)
     }
 }
 
 /// Parses the command line; exits if it is wrong or asks for help.
-pub fn parsed<T: Parser>(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> T {
+pub fn parse_args<T: Parser>(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> T {
     T::try_parse_from(args).unwrap_or_else(|error| {
         if !error.use_stderr() {
             error.exit();
@@ -40,12 +40,12 @@ pub struct Output {
 
 impl Output {
     /// Runs a command. An error is printed to the standard error and makes the exit code 1.
-    pub fn run(command: impl FnOnce(&mut Output) -> Result<(), Stop>) -> ExitCode {
+    pub fn run(command: impl FnOnce(&mut Output) -> Result<(), ExitReason>) -> ExitCode {
         fleet_base::signals::ignore_file_size_signal();
         let mut out = Output { stdout: std::io::stdout().lock() };
         match command(&mut out).and_then(|()| out.flush()) {
-            Ok(()) | Err(Stop::ReaderLeft) => ExitCode::SUCCESS,
-            Err(Stop::Failed(error)) => {
+            Ok(()) | Err(ExitReason::ReaderClosed) => ExitCode::SUCCESS,
+            Err(ExitReason::Failed(error)) => {
                 // In one piece, since other processes write there too. A failure is ignored.
                 let text = format!("error: {error}\n");
                 let _ = std::io::stderr().write_all(text.as_bytes());
@@ -54,27 +54,29 @@ impl Output {
         }
     }
 
-    pub fn line(&mut self, text: impl std::fmt::Display) -> Result<(), Stop> {
+    pub fn line(&mut self, text: impl std::fmt::Display) -> Result<(), ExitReason> {
         Self::check(writeln!(self.stdout, "{}", printable(&text.to_string())))
     }
 
-    pub fn text(&mut self, text: impl std::fmt::Display) -> Result<(), Stop> {
+    pub fn text(&mut self, text: impl std::fmt::Display) -> Result<(), ExitReason> {
         Self::check(write!(self.stdout, "{}", printable(&text.to_string())))
     }
 
     /// Writes text whose control characters take effect, for drawing on a terminal.
-    pub fn draw(&mut self, text: impl std::fmt::Display) -> Result<(), Stop> {
+    pub fn draw(&mut self, text: impl std::fmt::Display) -> Result<(), ExitReason> {
         Self::check(write!(self.stdout, "{text}"))
     }
 
-    pub fn flush(&mut self) -> Result<(), Stop> {
+    pub fn flush(&mut self) -> Result<(), ExitReason> {
         Self::check(self.stdout.flush())
     }
 
-    fn check(result: std::io::Result<()>) -> Result<(), Stop> {
+    fn check(result: std::io::Result<()>) -> Result<(), ExitReason> {
         result.map_err(|error| match error.kind() {
-            ErrorKind::BrokenPipe => Stop::ReaderLeft,
-            _ => Stop::Failed(Error::unavailable(format!("cannot write the output: {error}"))),
+            ErrorKind::BrokenPipe => ExitReason::ReaderClosed,
+            _ => ExitReason::Failed(Error::unavailable(format!(
+                "cannot write to the standard output: {error}"
+            ))),
         })
     }
 }

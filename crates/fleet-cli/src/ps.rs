@@ -1,6 +1,6 @@
 //! `fleet ps`: controls running parameter servers over gRPC.
 
-use crate::{Output, Stop};
+use crate::{ExitReason, Output};
 use clap::{Args, Subcommand, ValueEnum};
 use fleet::ps::control::message::{
     LoadRequest, SaveFormat, SaveMode, SaveRequest, ShrinkRequest, StatisticsAnswer, WorkerState,
@@ -14,59 +14,60 @@ use std::time::Duration;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Prints what a server holds and has done
-    Stat(Place),
-    /// Saves the tables of all servers, while training goes on; asks server 0
+    /// Print a server's tables and counters
+    Stat(ServerArgs),
+    /// Save the tables of all servers while training continues; ADDRESS must be server 0's
     Save {
         #[command(flatten)]
-        place: Place,
-        /// As the servers see it
+        server: ServerArgs,
+        /// Folder, as the servers see it
         folder: String,
+        /// Rows to save
         #[arg(long, value_enum, default_value = "all")]
         mode: Mode,
-        /// Lines that people can read, larger and slower
+        /// Save as text: readable, but larger and slower
         #[arg(long)]
         text: bool,
     },
-    /// Loads the latest save over the tables of all servers; asks server 0
+    /// Load the latest save over the tables of all servers; ADDRESS must be server 0's
     Load {
         #[command(flatten)]
-        place: Place,
-        /// As the servers see it
+        server: ServerArgs,
+        /// Folder, as the servers see it
         folder: String,
     },
-    /// Deletes rows of a sparse table that nobody needs, on all servers; asks server 0
+    /// Delete stale rows of a sparse table on all servers; ADDRESS must be server 0's
     Shrink {
         #[command(flatten)]
-        place: Place,
-        /// The table's number, as `stat` has it
+        server: ServerArgs,
+        /// Table id, as printed by `stat`
         table: u32,
-        /// Rows that were not seen for more days; by default as the table says
+        /// Delete rows unseen for more than this many days [default: the table's setting]
         #[arg(long)]
         unseen_days: Option<u32>,
     },
-    /// Prints the header by which other tools may call a server:
+    /// Print the header with which other tools can call a server:
     /// `grpcurl -H "$(fleet ps credential ...)"`
     Credential {
         #[command(flatten)]
-        place: Place,
-        /// How long it holds
+        server: ServerArgs,
+        /// Validity in seconds
         #[arg(long, default_value_t = 600)]
         seconds: u64,
     },
 }
 
 #[derive(Args)]
-pub(crate) struct Place {
-    /// Where the server answers over gRPC, HOST:PORT, as its log says
+pub(crate) struct ServerArgs {
+    /// gRPC endpoint of the server, HOST:PORT (see its log)
     address: String,
-    /// A file with the job's secret; by default FLEET_TOKEN_FILE, then FLEET_TOKEN
+    /// File with the job's secret [default: FLEET_TOKEN_FILE, then FLEET_TOKEN]
     #[arg(long)]
     token_file: Option<PathBuf>,
-    /// TLS: a PEM file with the server's certificate, or with that of who signed it
+    /// TLS: PEM file with the certificate of the server or of its issuer
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Whom the certificate is made out to, where that is not the host of ADDRESS
+    /// Server name in the certificate, if it differs from the host of ADDRESS
     #[arg(long, value_name = "NAME", requires = "ca")]
     server_name: Option<String>,
 }
@@ -76,14 +77,14 @@ pub(crate) enum Mode {
     All,
     Base,
     Delta,
-    /// Every row, all a day older afterwards
+    /// All rows; afterwards every row is one day older
     AllAndAge,
 }
 
-pub(crate) fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
+pub(crate) fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
     match command {
-        Command::Stat(place) => stat(&place.connect()?.statistics()?, out),
-        Command::Save { place, folder, mode, text } => {
+        Command::Stat(server) => stat(&server.connect()?.statistics()?, out),
+        Command::Save { server, folder, mode, text } => {
             let mode = match mode {
                 Mode::All => SaveMode::All,
                 Mode::Base => SaveMode::Base,
@@ -92,35 +93,35 @@ pub(crate) fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
             };
             let format = if *text { SaveFormat::Text } else { SaveFormat::Binary };
             let (folder, mode, format) = (folder.clone(), mode.into(), format.into());
-            let saved = place.connect()?.save(SaveRequest { folder, mode, format })?;
+            let saved = server.connect()?.save(SaveRequest { folder, mode, format })?;
             out.line(format!("saved {} rows, {}", saved.rows, text::bytes(saved.bytes)))
         }
-        Command::Load { place, folder } => {
-            let loaded = place.connect()?.load(LoadRequest { folder: folder.clone() })?;
+        Command::Load { server, folder } => {
+            let loaded = server.connect()?.load(LoadRequest { folder: folder.clone() })?;
             out.line(format!("loaded {} rows", loaded.rows))
         }
-        Command::Shrink { place, table, unseen_days } => {
+        Command::Shrink { server, table, unseen_days } => {
             let request = ShrinkRequest { table: *table, unseen_days: *unseen_days };
-            let shrunk = place.connect()?.shrink(request)?;
+            let shrunk = server.connect()?.shrink(request)?;
             out.line(format!("deleted {} rows", shrunk.deleted_rows))
         }
-        Command::Credential { place, seconds } => {
-            let credential = place.connect()?.credential(Duration::from_secs(*seconds))?;
+        Command::Credential { server, seconds } => {
+            let credential = server.connect()?.credential(Duration::from_secs(*seconds))?;
             out.line(format!("authorization: Bearer {credential}"))
         }
     }
 }
 
-impl Place {
+impl ServerArgs {
     fn connect(&self) -> Result<ControlClient> {
         let env = Env::process();
         let named = env.text(names::FLEET_TOKEN_FILE).map(PathBuf::from);
         let token = match self.token_file.clone().or(named) {
             Some(path) => Token::read(&path)?,
             None => Token::from_text(env.text(names::FLEET_TOKEN).ok_or_else(|| {
-                Error::invalid("the job's secret is not known")
+                Error::invalid("no job secret given")
                     .expected("--token-file FILE, FLEET_TOKEN_FILE or FLEET_TOKEN")
-                    .help("start the job with `fleetrun --token_file FILE`, and give that file")
+                    .help("start the job with `fleetrun --token_file FILE`, and use that file here")
             })?)?,
         };
         match &self.ca {
@@ -128,18 +129,18 @@ impl Place {
                 let tls = ClientTls::read(ca, self.server_name.as_deref())?;
                 ControlClient::connect_under(&self.address, &token, tls)
             }
-            None if token.is_over_tls() => Err(Error::invalid("the job's token asks for TLS")
-                .expected("--ca FILE, the server's certificate or that of who signed it")),
+            None if token.is_over_tls() => Err(Error::invalid("the job's token requires TLS")
+                .expected("--ca FILE with the certificate of the server or of its issuer")),
             None => ControlClient::connect(&self.address, &token),
         }
     }
 }
 
-fn stat(answer: &StatisticsAnswer, out: &mut Output) -> Result<(), Stop> {
+fn stat(answer: &StatisticsAnswer, out: &mut Output) -> Result<(), ExitReason> {
     let kind = if answer.synchronous { "synchronous" } else { "asynchronous" };
     let (server, count, workers) = (answer.server, answer.server_count, answer.worker_count);
     out.line(format!("server {server} of {count}, {workers} workers, {kind}"))?;
-    out.line(format!("workers have met {} times", answer.rounds))?;
+    out.line(format!("completed barriers: {}", answer.rounds))?;
     out.line(format!(
         "{:>5} {:<11} {:>12} {:>9} {:>10} {:>10} {:>13} {:>13} {:>8} {:>10} {:>8} {:>7} {:>13}",
         "table",
@@ -180,12 +181,12 @@ fn stat(answer: &StatisticsAnswer, out: &mut Output) -> Result<(), Stop> {
     for worker in &answer.workers {
         let (number, seconds) = (worker.worker, worker.silent_seconds);
         out.line(match worker.state() {
-            WorkerState::NeverCame => format!("worker {number} has not come"),
+            WorkerState::NeverCame => format!("worker {number}: never connected"),
             WorkerState::Connected => format!(
-                "worker {number} has {} connections, heard {seconds:.1} s ago",
+                "worker {number}: {} connections, last seen {seconds:.1} s ago",
                 worker.connections
             ),
-            WorkerState::Gone => format!("worker {number} is gone, heard {seconds:.1} s ago"),
+            WorkerState::Gone => format!("worker {number}: lost, last seen {seconds:.1} s ago"),
         })?;
     }
     let Some(log) = &answer.log else { return Ok(()) };
@@ -196,6 +197,6 @@ fn stat(answer: &StatisticsAnswer, out: &mut Output) -> Result<(), Stop> {
     ))?;
     match log.snapshot_error.as_str() {
         "" => Ok(()),
-        error => out.line(format!("the last snapshot was not written: {error}")),
+        error => out.line(format!("last snapshot failed: {error}")),
     }
 }

@@ -5,8 +5,8 @@
 //! is given by name with its numbers, `momentum,lr=0.1,mu=0.9`.
 
 use crate::inspect;
-use crate::output::{Output, Stop};
-use crate::strategy::{load_with_source, tell};
+use crate::output::{ExitReason, Output};
+use crate::strategy::{load_with_source, print_warnings};
 use clap::Args;
 use fleet::passes::Arrival;
 use fleet_base::{Error, Result, text};
@@ -28,63 +28,63 @@ use fleet_strategy::{
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What is rewritten, and for whom.
+// Not a doc comment, which clap would take as the help text of the command.
+// The program to rewrite, and its job.
 #[derive(Args)]
-pub struct Subject {
-    /// Ranks of the job
+pub struct ProgramArgs {
+    /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ranks: u32,
-    /// Parameter servers of the job: its ranks are then their workers
+    /// Number of parameter servers; the ranks are then their workers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     servers: Option<u32>,
-    /// Ranks on one machine; by default all of them
+    /// Ranks per machine [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ranks_per_node: Option<u32>,
-    /// The variable to minimise; by default the model's loss, or the only one of shape [1] that no
-    /// op reads
+    /// Variable to minimise [default: the model's loss, or the only scalar that no op reads]
     #[arg(long, value_name = "NAME")]
     loss: Option<String>,
-    /// The optimizer with its numbers
+    /// Optimizer with its parameters
     #[arg(long, value_name = "RULE,KEY=NUMBER,..", default_value = "momentum,lr=0.1,mu=0.9")]
     optimizer: String,
-    /// Samples of a rank in a step, for the costs by which auto chooses; by default the program's
-    /// where it is fixed there, else 32
+    /// Samples per rank and step, for the cost model of auto [default: the program's batch size,
+    /// else 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     batch: Option<u32>,
-    /// Arithmetic of a rank, in Gflop/s, for auto; by default 100 is assumed
+    /// Compute rate of a rank in Gflop/s, for auto [default: 100]
     #[arg(long, value_name = "G", value_parser = positive)]
     gflops: Option<f64>,
-    /// Memory of a rank, in GB/s read and written, for auto; by default 10 is assumed
+    /// Memory bandwidth of a rank in GB/s read and written, for auto [default: 10]
     #[arg(long, value_name = "GB/s", value_parser = positive)]
     memory: Option<f64>,
-    /// Bandwidth of a rank, in GB/s sent, for auto; by default 5 on one machine and 1.1 between
-    /// machines are assumed (fleet doctor measures it)
+    /// Network bandwidth of a rank in GB/s sent, for auto (see fleet doctor) [default: 5 on one
+    /// machine, 1.1 between machines]
     #[arg(long, value_name = "GB/s", value_parser = positive)]
     bandwidth: Option<f64>,
-    /// The startup program of PROGRAM; without it parameters are taken to be loaded
+    /// Startup program of PROGRAM [default: parameters are assumed to be loaded]
     #[arg(long, value_name = "FILE")]
     startup: Option<PathBuf>,
 }
 
 #[derive(Args)]
 pub struct RewriteArgs {
-    /// A forward program: a file, or model:NAME of the zoo
+    /// Forward program: a file, or model:NAME from the zoo
     program: String,
-    /// The strategy; by default one with nothing assigned
+    /// Strategy file [default: the default strategy]
     #[arg(long, value_name = "FILE")]
     strategy: Option<PathBuf>,
     #[command(flatten)]
-    subject: Subject,
-    /// The rank whose programs are printed
+    program_args: ProgramArgs,
+    /// Rank whose programs are printed
     #[arg(long, value_name = "R", default_value_t = 0, allow_negative_numbers = true)]
     rank: u32,
-    /// Print what each pass changed instead of the programs
+    /// Print each pass's changes instead of the programs
     #[arg(long)]
     diff: bool,
-    /// Print what this rank sends to the others instead of the programs
+    /// Print this rank's communication cost instead of the programs
     #[arg(long, conflicts_with = "servers")]
     cost: bool,
-    /// Print which strategies apply, why, and what is refused, instead of the programs
+    /// Explain which strategies apply and which are rejected, instead of printing the programs
     #[arg(long)]
     explain: bool,
 }
@@ -92,22 +92,22 @@ pub struct RewriteArgs {
 fn positive(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
-        _ => Err("expected a number above 0".into()),
+        _ => Err("expected a number > 0".into()),
     }
 }
 
-pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
+pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
     let (strategy, source) = match &args.strategy {
         Some(path) => load_with_source(path).map(|(strategy, source)| (strategy, Some(source)))?,
         None => (DistributedStrategy::new(), None),
     };
     let asked = Asked { strategy: &strategy, source: source.as_ref() };
     if args.explain {
-        return explain(&asked, &args.program, &args.subject, out);
+        return explain(&asked, &args.program, &args.program_args, out);
     }
-    let cluster = args.subject.cluster(args.rank)?;
-    let (mut programs, loss) = args.subject.programs(&args.program)?;
-    let optimizer = parse_optimizer(&args.subject.optimizer)?;
+    let cluster = args.program_args.cluster(args.rank)?;
+    let (mut programs, loss) = args.program_args.programs(&args.program)?;
+    let optimizer = parse_optimizer(&args.program_args.optimizer)?;
     let mut diffs = Vec::new();
     let mut before = (String::new(), String::new());
     if args.diff {
@@ -123,12 +123,12 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
         before = after;
     };
     let registry = Registry::standard();
-    let plan = match args.subject.servers {
+    let plan = match args.program_args.servers {
         Some(count) => {
             let place = place(&cluster.ranks, count);
             let plan = on_servers(&mut programs, loss, &optimizer, asked, place)?;
             observe("ParameterServer", &programs);
-            tell(&asked.check()?);
+            print_warnings(&asked.check()?);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: Vec::new() }
         }
         None => {
@@ -141,7 +141,7 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
                 cluster,
                 &mut observe,
             )?;
-            tell(&plan.warnings);
+            print_warnings(&plan.warnings);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: plan.rings }
         }
     };
@@ -191,13 +191,13 @@ fn on_servers(
 pub fn explain(
     asked: &Asked<'_>,
     program: &str,
-    subject: &Subject,
+    program_args: &ProgramArgs,
     out: &mut Output,
-) -> Result<(), Stop> {
+) -> Result<(), ExitReason> {
     let strategy = asked.strategy;
-    let cluster = subject.cluster(0)?;
-    let (mut programs, loss) = subject.programs(program)?;
-    let optimizer = parse_optimizer(&subject.optimizer)?;
+    let cluster = program_args.cluster(0)?;
+    let (mut programs, loss) = program_args.programs(program)?;
+    let optimizer = parse_optimizer(&program_args.optimizer)?;
     let program = &programs.main;
     let Cluster { ranks, rates } = &cluster;
     let problems = strategy.check();
@@ -205,10 +205,10 @@ pub fn explain(
         out.line(asked.placed(problem.clone()))?;
     }
     let facts = Facts { strategy, optimizer: &optimizer, ranks, rates, program };
-    for problem in unmatched(&facts).into_iter().filter(|_| subject.servers.is_none()) {
+    for problem in unmatched(&facts).into_iter().filter(|_| program_args.servers.is_none()) {
         out.line(asked.placed(problem))?;
     }
-    let decisions = match subject.servers {
+    let decisions = match program_args.servers {
         Some(_) => servers::decide(&facts),
         None => decide(&facts),
     };
@@ -228,7 +228,7 @@ pub fn explain(
         let names: Vec<&str> = decisions.iter().filter(refused).map(|d| d.strategy).collect();
         return Err(Error::unsupported(format!("refused: {}", names.join(", "))).into());
     }
-    if let Some(count) = subject.servers {
+    if let Some(count) = program_args.servers {
         let place = place(&cluster.ranks, count);
         let plan = on_servers(&mut programs, loss, &optimizer, *asked, place)?;
         out.line(format!("\nchain: {}", plan.chain_text()))?;
@@ -247,16 +247,16 @@ pub fn explain(
     )?;
     out.line(format!("\nchain: {}", plan.chain_text()))?;
     plan.notes.iter().try_for_each(|note| out.line(note))?;
-    print_arrivals(&programs.main, out)?;
+    print_overlap(&programs.main, out)?;
     if strategy.a_sync.is_some() || strategy.a_sync_configs.is_some() {
-        out.line("a_sync is about parameter servers: --servers N explains a job that has them")?;
+        out.line("a_sync applies to parameter servers: use --servers N to explain such a job")?;
     }
     Ok(())
 }
 
 /// Prints whether updates overlap with the all-reduce of their gradients, and the reasons where
 /// they do not.
-fn print_arrivals(main: &Program, out: &mut Output) -> Result<(), Stop> {
+fn print_overlap(main: &Program, out: &mut Output) -> Result<(), ExitReason> {
     let arrivals = fleet::passes::updates_on_arrival(main);
     if arrivals.is_empty() {
         return Ok(());
@@ -265,13 +265,13 @@ fn print_arrivals(main: &Program, out: &mut Output) -> Result<(), Stop> {
     let count = arrivals.len();
     out.line(format!("updates on arrival, for ranks of one thread: {free} of {count} sums"))?;
     arrivals.iter().try_for_each(|Arrival { label, held }| match held {
-        Some(why) => out.line(format!("  {label} is waited for: {why}")),
+        Some(why) => out.line(format!("  {label} is not overlapped: {why}")),
         None => Ok(()),
     })
 }
 
 /// Prints the servers' tables, one per line.
-fn print_tables(plan: &ServerPlan, out: &mut Output) -> Result<(), Stop> {
+fn print_tables(plan: &ServerPlan, out: &mut Output) -> Result<(), ExitReason> {
     for table in &plan.tables.sparse {
         let (id, name, rows, width) = (table.table_id, &table.name, table.rows, table.width);
         out.line(format!("table {id}: sparse '{name}', up to {rows} rows of {width}"))?;
@@ -279,15 +279,15 @@ fn print_tables(plan: &ServerPlan, out: &mut Output) -> Result<(), Stop> {
     for table in &plan.tables.dense {
         let (id, len, count) = (table.table_id, table.len, table.params.len());
         let s = if count == 1 { "" } else { "s" };
-        out.line(format!("table {id}: dense, {len} numbers of {count} parameter{s}"))?;
+        out.line(format!("table {id}: dense, {len} values of {count} parameter{s}"))?;
     }
     if let Some(id) = plan.tables.steps {
-        out.line(format!("table {id}: the steps of all workers"))?;
+        out.line(format!("table {id}: step counter of all workers"))?;
     }
     Ok(())
 }
 
-fn print_cost(programs: &Programs, plan: &Outcome, out: &mut Output) -> Result<(), Stop> {
+fn print_cost(programs: &Programs, plan: &Outcome, out: &mut Output) -> Result<(), ExitReason> {
     out.line(format!("chain: {}", plan.chain))?;
     for note in &plan.notes {
         out.line(note)?;
@@ -305,7 +305,7 @@ fn print_cost(programs: &Programs, plan: &Outcome, out: &mut Output) -> Result<(
     out.text(cost::cost(&programs.main))
 }
 
-impl Subject {
+impl ProgramArgs {
     fn cluster(&self, rank: u32) -> Result<Cluster> {
         let given = [self.gflops, self.memory, self.bandwidth].iter().any(Option::is_some);
         let assumed = Rates::default();
@@ -348,7 +348,7 @@ impl Subject {
     fn read(&self, path: &Path) -> Result<Programs> {
         let main = inspect::load(path)?;
         if let Some((id, _)) = main.root_ops().find(|(_, op)| !op.role.is_forward()) {
-            return Err(Error::invalid("the program is rewritten already")
+            return Err(Error::invalid("the program is already rewritten")
                 .expected("a forward pass")
                 .got(main.describe_op(id)));
         }
@@ -380,7 +380,7 @@ fn build(model: &str) -> Result<(Programs, VarId)> {
         "wide_deep" => wide_deep(&net, &WideDeepConfig::criteo()).loss.id(),
         other => {
             let hint = text::did_you_mean(other, KNOWN.iter().copied());
-            return Err(Error::invalid(format!("the zoo has no model '{other}'{hint}"))
+            return Err(Error::invalid(format!("unknown model '{other}'{hint}"))
                 .expected(format!("one of {}", KNOWN.join(", "))));
         }
     };
@@ -402,9 +402,9 @@ fn guess_loss(main: &Program) -> Result<VarId> {
         [only] => Ok(only),
         _ => {
             let names: Vec<&str> = numbers.iter().map(|var| main.var_name(*var)).collect();
-            Err(Error::invalid("which variable is the loss is not clear")
+            Err(Error::invalid("ambiguous loss variable")
                 .got(if names.is_empty() { "none".into() } else { names.join(", ") })
-                .help("name it with --loss"))
+                .help("set it with --loss"))
         }
     }
 }
@@ -418,7 +418,7 @@ fn parse_optimizer(given: &str) -> Result<OptimizerDesc> {
     for part in parts {
         let number = part.split_once('=').and_then(|(key, v)| Some((key, v.parse::<f64>().ok()?)));
         let (key, value) = number.ok_or_else(|| {
-            Error::invalid("--optimizer is not understood")
+            Error::invalid("invalid --optimizer")
                 .expected("RULE,KEY=NUMBER,.. such as momentum,lr=0.1,mu=0.9")
                 .got(part)
         })?;
@@ -441,7 +441,7 @@ fn parse_optimizer(given: &str) -> Result<OptimizerDesc> {
         }
     };
     match numbers.keys().next() {
-        Some(key) => Err(Error::invalid(format!("optimizer {rule} has no number '{key}' here"))),
+        Some(key) => Err(Error::invalid(format!("optimizer {rule} has no parameter '{key}'"))),
         None => Ok(desc),
     }
 }
@@ -481,12 +481,12 @@ fn changes<'t>(a: &[&'t str], b: &[&'t str]) -> Vec<Change<'t>> {
             (i, j) = (i + 1, j + 1);
             continue;
         }
-        let meet = (i..a.len()).find_map(|x| {
+        let sync_point = (i..a.len()).find_map(|x| {
             let list = places.get(a[x])?;
             let y = list[list.partition_point(|y| *y < j)..].first()?;
             Some((x, *y))
         });
-        let (x, y) = meet.unwrap_or((a.len(), b.len()));
+        let (x, y) = sync_point.unwrap_or((a.len(), b.len()));
         found.push(Change { at: i, removed: a[i..x].to_vec(), added: b[j..y].to_vec() });
         (i, j) = (x, y);
     }
@@ -498,7 +498,7 @@ fn print_difference(
     program: &str,
     changes: &[(usize, Vec<String>, Vec<String>)],
     out: &mut Output,
-) -> Result<(), Stop> {
+) -> Result<(), ExitReason> {
     if changes.is_empty() {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! `fleet run`: runs a program with tensors from `.npy` files, and prints or saves its results.
 
 use crate::inspect::load;
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use clap::Args;
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor, Scope};
@@ -12,41 +12,42 @@ use std::path::{Path, PathBuf};
 
 #[derive(Args)]
 pub struct RunArgs {
+    /// Program file, or the folder of a saved model
     program: PathBuf,
-    /// Runs this program first, once; it initialises parameters
+    /// Startup program to run once first; initialises parameters
     #[arg(long, value_name = "PROGRAM")]
     startup: Option<PathBuf>,
-    /// Starts from the variables of this checkpoint; by default from those of PROGRAM, if it is the
-    /// folder of a saved model
+    /// Checkpoint whose variables to start from [default: PROGRAM, if it is the folder of a saved
+    /// model]
     #[arg(long, value_name = "CHECKPOINT")]
     load: Option<PathBuf>,
-    /// Feeds the tensor of a .npy file to a variable; may be given several times
+    /// Feed the tensor of a .npy file to a variable; repeatable
     #[arg(long, value_name = "NAME=FILE.npy")]
     feed: Vec<String>,
-    /// Prints a variable after the last run, or writes it to a .npy file
+    /// Print a variable after the last run, or write it to a .npy file; repeatable
     #[arg(long, value_name = "NAME[=FILE.npy]")]
     fetch: Vec<String>,
-    /// Writes everything fetched to one .npz file instead of printing it
+    /// Write all fetched variables to one .npz file instead of printing them
     #[arg(long, value_name = "FILE.npz")]
     save_fetched: Option<PathBuf>,
-    /// Saves all variables that live between runs to a checkpoint
+    /// Save all variables that are kept between runs to a checkpoint
     #[arg(long, value_name = "CHECKPOINT")]
     save: Option<PathBuf>,
-    /// How often the program runs, with the same feeds
+    /// Number of runs with the same feeds
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     runs: u64,
-    /// Threads; by default as many as the machine has cores
+    /// Number of threads, or 0 for the number of cores
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
     threads: u16,
-    /// Stops at the first op that makes a NaN or an infinity
+    /// Stop at the first op that produces a NaN or an infinity
     #[arg(long)]
     check_nan_inf: bool,
-    /// Writes when which op of the last run ran, for chrome://tracing or Perfetto
+    /// Write a trace of the last run's ops, for chrome://tracing or Perfetto
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
 }
 
-pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), Stop> {
+pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), ExitReason> {
     let program = load(&args.program)?;
     let fetches = fetches(args, &program)?;
     let feeds = feeds(args, &program)?;
@@ -118,9 +119,9 @@ fn fetches<'a>(args: &'a RunArgs, program: &Program) -> Result<Vec<Fetch<'a>>> {
 fn feeds<'a>(args: &'a RunArgs, program: &Program) -> Result<Vec<(&'a str, Tensor)>> {
     let mut feeds = Vec::new();
     for given in &args.feed {
-        let (name, file) = given.split_once('=').ok_or_else(|| {
-            Error::invalid("--feed is not understood").expected("NAME=FILE.npy").got(given)
-        })?;
+        let (name, file) = given
+            .split_once('=')
+            .ok_or_else(|| Error::invalid("invalid --feed").expected("NAME=FILE.npy").got(given))?;
         program.var_named(name)?;
         let tensor = read_npy(file).map_err(|error| error.at(format!("--feed {given}")))?;
         feeds.push((name, tensor));

@@ -1,6 +1,6 @@
 //! `fleet strategy`: strategies as files, without a program.
 
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use clap::{Args, Subcommand, ValueEnum};
 use fleet_base::{Error, Result};
 use fleet_format::write_file;
@@ -13,31 +13,33 @@ use std::path::{Path, PathBuf};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Makes a strategy and prints it, or writes it to a file
+    /// Create a strategy and print it, or write it to a file
     New(NewArgs),
-    /// Checks files and lists every problem as FILE:LINE:COLUMN; exit code 1 if there is an error
+    /// Check files and list every problem as FILE:LINE:COLUMN; exit code 1 if there is an error
     Check {
-        /// The ending says the form: .prototxt, .pb, .json, .toml
+        /// Strategy files; the extension gives the format: .prototxt, .pb, .json, .toml
         #[arg(required = true)]
         files: Vec<PathBuf>,
-        /// Take warnings for errors
+        /// Treat warnings as errors
         #[arg(long)]
         strict: bool,
     },
-    /// Prints the overview of a strategy: everything that is in force
+    /// Print all effective settings of a strategy
     Show {
-        /// The default strategy if there is none
+        /// Strategy file [default: the default strategy]
         file: Option<PathBuf>,
         #[command(flatten)]
         changes: Changes,
     },
-    /// Tells which strategies apply to a program, why, and what is refused; needs no hardware
+    /// Explain which strategies apply to a program and which are rejected; needs no hardware
     Explain(ExplainArgs),
-    /// Converts a strategy between its forms
+    /// Convert a strategy to another format
     Convert {
+        /// Strategy file
         input: PathBuf,
+        /// Output file
         output: PathBuf,
-        /// The form of OUTPUT; by default what its ending says
+        /// Format of OUTPUT [default: from its extension]
         #[arg(long, value_enum)]
         to: Option<To>,
     },
@@ -45,23 +47,23 @@ pub enum Command {
 
 #[derive(Args)]
 pub struct ExplainArgs {
-    /// The strategy's file
+    /// Strategy file
     file: PathBuf,
-    /// A forward program: a file, or model:NAME of the zoo
+    /// Forward program: a file, or model:NAME from the zoo
     #[arg(long, value_name = "PROGRAM")]
     program: String,
     #[command(flatten)]
-    subject: crate::rewrite::Subject,
+    program_args: crate::rewrite::ProgramArgs,
 }
 
 #[derive(Args)]
 pub struct NewArgs {
     #[command(flatten)]
     changes: Changes,
-    /// Write here instead of printing; the ending says the form
+    /// Output file; the extension gives the format [default: print]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// The form; by default what the ending of FILE says
+    /// Format [default: from FILE's extension]
     #[arg(long, value_enum)]
     to: Option<To>,
 }
@@ -69,7 +71,7 @@ pub struct NewArgs {
 #[derive(Args)]
 pub struct Changes {
     /// Assign a field, such as amp=true, amp_configs.decr_ratio=0.5, or
-    /// recompute_configs.checkpoints='["x", "y"]'; may be given several times
+    /// recompute_configs.checkpoints='["x", "y"]'; repeatable
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }
@@ -93,7 +95,7 @@ impl From<To> for StrategyForm {
     }
 }
 
-pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
+pub fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
     match command {
         Command::New(args) => new(args, out),
         Command::Check { files, strict } => check(files, *strict, out),
@@ -108,7 +110,7 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
         Command::Explain(args) => {
             let (strategy, source) = load_with_source(&args.file)?;
             let asked = Asked { strategy: &strategy, source: Some(&source) };
-            crate::rewrite::explain(&asked, &args.program, &args.subject, out)
+            crate::rewrite::explain(&asked, &args.program, &args.program_args, out)
         }
         Command::Convert { input, output, to } => {
             let form = to.map_or(StrategyForm::of(output), StrategyForm::from);
@@ -117,10 +119,10 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
     }
 }
 
-fn new(args: &NewArgs, out: &mut Output) -> Result<(), Stop> {
+fn new(args: &NewArgs, out: &mut Output) -> Result<(), ExitReason> {
     let mut strategy = DistributedStrategy::new();
     args.changes.apply(&mut strategy)?;
-    tell(&strategy.validate()?);
+    print_warnings(&strategy.validate()?);
     let form = args.to.map(StrategyForm::from);
     match &args.output {
         Some(path) => {
@@ -128,8 +130,8 @@ fn new(args: &NewArgs, out: &mut Output) -> Result<(), Stop> {
             Ok(write_file(path, &strategy.to_bytes(form))?)
         }
         None => match form.unwrap_or(StrategyForm::Prototxt) {
-            StrategyForm::Binary => Err(Error::invalid("the binary form is not for terminals")
-                .help("name a file with --output")
+            StrategyForm::Binary => Err(Error::invalid("cannot print the binary form")
+                .help("write it to a file with --output")
                 .into()),
             form => out.text(String::from_utf8_lossy(&strategy.to_bytes(form))),
         },
@@ -137,7 +139,7 @@ fn new(args: &NewArgs, out: &mut Output) -> Result<(), Stop> {
 }
 
 /// Prints every problem of every file, one per line, with its place, cause and help.
-fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), Stop> {
+fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), ExitReason> {
     let mut wrong = 0;
     for path in files {
         let problems = match inspect(path) {
@@ -185,12 +187,12 @@ fn load(path: &Path) -> Result<DistributedStrategy> {
 pub fn load_with_source(path: &Path) -> Result<(DistributedStrategy, StrategySource)> {
     let mut strategy = DistributedStrategy::new();
     let (source, warnings) = strategy.load_with_source(path)?;
-    tell(&warnings);
+    print_warnings(&warnings);
     Ok((strategy, source))
 }
 
 /// Prints warnings to the standard error: the standard output holds only the result.
-pub fn tell(problems: &[Problem]) {
+pub fn print_warnings(problems: &[Problem]) {
     for problem in problems {
         // A failure to write the warning is ignored.
         let _ = writeln!(std::io::stderr(), "{problem}");
@@ -201,7 +203,7 @@ impl Changes {
     pub fn apply(&self, strategy: &mut DistributedStrategy) -> Result<()> {
         for given in &self.set {
             let Some((key, value)) = given.split_once('=') else {
-                return Err(Error::invalid("--set is not understood")
+                return Err(Error::invalid("invalid --set")
                     .expected("KEY=VALUE, such as amp=true")
                     .got(given));
             };
@@ -209,7 +211,7 @@ impl Changes {
             let notices = strategy
                 .set_strictly(key.trim(), Value::read(value))
                 .map_err(|error| error.at(place()))?;
-            tell(&all_in_one(notices.into_vec())?);
+            print_warnings(&all_in_one(notices.into_vec())?);
         }
         Ok(())
     }

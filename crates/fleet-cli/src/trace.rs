@@ -4,7 +4,7 @@
 //! The files come from `fleet run --trace`, `fleetrun demo:NAME --trace` and programs that use
 //! `Executor::trace`.
 
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use clap::Args;
 use fleet_base::{Error, Result, input};
 use fleet_exec::{Span, Trace};
@@ -15,18 +15,18 @@ use std::path::{Path, PathBuf};
 
 #[derive(Args)]
 pub struct TraceArgs {
-    /// Traces of one run, one file a rank, or folders of such
+    /// Traces of one run, one file per rank, or folders of such files
     #[arg(value_name = "FILE.json", required = true)]
     files: Vec<PathBuf>,
-    /// Writes the traces of all ranks to one file, for chrome://tracing or Perfetto
+    /// Write the traces of all ranks to one file, for chrome://tracing or Perfetto
     #[arg(long, value_name = "FILE.json")]
     join: Option<PathBuf>,
-    /// Ops of each rank that are listed: those that took longest
+    /// Number of longest ops to list per rank
     #[arg(long, value_name = "N", default_value_t = 3)]
     top: usize,
 }
 
-pub fn run(args: &TraceArgs, out: &mut Output) -> Result<(), Stop> {
+pub fn run(args: &TraceArgs, out: &mut Output) -> Result<(), ExitReason> {
     let mut traces: BTreeMap<usize, Trace> = BTreeMap::new();
     for file in files(&args.files)? {
         let bytes = input::read(&file, "a trace", FILE_BYTES_MAX)?;
@@ -35,12 +35,12 @@ pub fn run(args: &TraceArgs, out: &mut Output) -> Result<(), Stop> {
         })?;
         let read = Trace::from_chrome_json(&text).map_err(|error| error.at(file.display()))?;
         if read.is_empty() {
-            return Err(Error::invalid("the trace holds no op").at(file.display()).into());
+            return Err(Error::invalid("the trace contains no op").at(file.display()).into());
         }
         for (rank, trace) in read {
             if traces.insert(rank, trace).is_some() {
-                return Err(Error::invalid(format!("two traces of rank {rank}"))
-                    .expected("one run, one file a rank")
+                return Err(Error::invalid(format!("duplicate trace of rank {rank}"))
+                    .expected("traces of one run, one file per rank")
                     .at(file.display())
                     .into());
             }
@@ -78,7 +78,7 @@ fn kind(span: &Span) -> &'static str {
     match (span.talked_us > 0.0, span.lane) {
         (true, _) => "communication",
         (false, 0) => "compute",
-        (false, _) => "beside",
+        (false, _) => "other lane",
     }
 }
 

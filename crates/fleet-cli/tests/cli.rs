@@ -123,8 +123,8 @@ fn the_environment_is_listed() {
     assert_eq!((code, out), (Some(1), format!("PADDLE_TRAINER_ID = first\n{meaning}")));
     assert!(error.contains("expected a whole number, at least 0, got 'first'"), "{error}");
     let (code, out, _) = env("PADDLE_TRAINER_IDS", "1");
-    let typo =
-        "PADDLE_TRAINER_IDS is set, and nobody reads it; did you mean 'PADDLE_TRAINER_ID'?\n";
+    let typo = "PADDLE_TRAINER_IDS is set, but is not a variable of Fleet; \
+                did you mean 'PADDLE_TRAINER_ID'?\n";
     assert_eq!((code, out.as_str()), (Some(0), typo));
     let (_, out, _) = env("FLEET_TOKEN", "0123456789abcdef0123456789abcdef");
     assert!(out.starts_with("FLEET_TOKEN = ***\n"), "{out}");
@@ -209,11 +209,11 @@ fn wrong_runs_are_explained() {
     };
     run(&["--fetch", "y"], "'x'");
     run(&["--fetch", "yy"], "no variable 'yy'; did you mean 'y'?");
-    run(&["--feed", "x"], "--feed is not understood: expected NAME=FILE.npy, got x");
-    run(&["--feed", "x=diary.txt", "--fetch", "y"], "this is not npy data");
+    run(&["--feed", "x"], "invalid --feed: expected NAME=FILE.npy, got x");
+    run(&["--feed", "x=diary.txt", "--fetch", "y"], "not npy data");
     run(&["--feed", &format!("x={}", path(&x)), "--fetch", "y"], "[-1, 2]");
     run(&["--load", "no-such"], "no-such");
-    run(&["--load", "diary.txt"], "this is not a safetensors file");
+    run(&["--load", "diary.txt"], "not a safetensors file");
     run(&["--startup", "linear.fleet"], "at --startup linear.fleet");
 }
 
@@ -344,9 +344,9 @@ fn data_sets_are_made() {
     let said = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(!again.status.success() && said.contains("part-00000"), "{said}");
     let said = make(&["--days", "0"]);
-    assert!(String::from_utf8_lossy(&said.stderr).contains("days are out of range"));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("--days out of range"));
     let said = make(&["--length", "3"]);
-    assert!(String::from_utf8_lossy(&said.stderr).contains("--length is of texts"));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("--length applies only to kind text"));
 }
 
 /// A durable folder that is intact, then damaged, then accepted with the loss.
@@ -375,12 +375,12 @@ fn durable_folders_are_inspected() {
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stdout).unwrap() + &String::from_utf8_lossy(&output.stderr);
     for part in
-        ["log-0 is damaged at byte ", "2 whole ones follow", "error: 1 of 1 servers", "help: "]
+        ["log-0 is damaged at byte ", "2 complete ones follow", "error: 1 of 1 servers", "help: "]
     {
         assert!(said.contains(part), "'{part}': {said}");
     }
     let said = ok(&["durable", "inspect", path(&folder), "--accept-loss"]);
-    for part in ["lost: 2 whole requests", "worker 1: had step 5, has step 2", "aside: log-0"] {
+    for part in ["lost: 2 whole requests", "worker 1: step 5 before, 2 now", "aside: log-0"] {
         assert!(said.contains(part), "'{part}': {said}");
     }
     let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder)).unwrap();
@@ -392,12 +392,12 @@ fn durable_folders_are_inspected() {
     let mut bytes = std::fs::read(&log).unwrap();
     bytes[20] ^= 1;
     std::fs::write(&log, bytes).unwrap();
-    let empty = "the folder is empty: the next start begins anew";
+    let empty = "the folder is empty: the next start creates new tables";
     let said = ok(&["durable", "inspect", path(&folder), "--accept-loss"]);
-    assert!(said.contains("everything is lost: the next start begins anew"), "{said}");
+    assert!(said.contains("everything is lost: the next start creates new tables"), "{said}");
     assert!(said.contains(empty), "{said}");
     let said = ok(&["durable", "inspect", path(&folder), "--accept-loss"]);
-    assert!(said.contains("nothing is damaged") && said.contains(empty), "{said}");
+    assert!(said.contains("no damage found") && said.contains(empty), "{said}");
     assert!(ok(&inspect).contains(empty));
     // A copy beside the servers' folders, and a path that is a file.
     let copy = folder.join("server-000.bak");
@@ -407,5 +407,5 @@ fn durable_folders_are_inspected() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("lock is not a folder"));
     // A folder that is not a durable one.
     let output = fleet(&["durable", "inspect", GOLDEN]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("holds no durable server"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no durable server in "));
 }

@@ -31,7 +31,7 @@ fn wide_deep() {
 
 #[test]
 fn lenet() {
-    check("lenet", "64", "unseen digits are read right");
+    check("lenet", "64", "unseen digits classified correctly");
 }
 
 #[test]
@@ -46,5 +46,5 @@ fn bert() {
 
 #[test]
 fn resnet() {
-    check("resnet", "64", "unseen digits are read right");
+    check("resnet", "64", "unseen digits classified correctly");
 }

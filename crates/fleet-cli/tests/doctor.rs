@@ -35,7 +35,7 @@ fn two_machines() {
     let (latency, bandwidth): (f64, f64) = (words[2].parse().unwrap(), words[4].parse().unwrap());
     // Rounded to zero, the bandwidth is still valid on a busy machine.
     assert!(latency > 0.0 && bandwidth >= 0.0, "{link}");
-    assert!(link.contains("ms") && link.contains("they will share memory"), "{link}");
+    assert!(link.contains("ms") && link.contains("uses shared memory"), "{link}");
     assert!(report.contains(&"all machines reach each other".to_string()));
 }
 

@@ -161,18 +161,18 @@ fn resolve(schema: &Schema, input: Input) -> Result<Resolved> {
     let slots = slots?;
     let chosen: Vec<&Slot> = slots.iter().map(|index| &schema.slots()[*index]).collect();
     let Some(first) = chosen.first() else {
-        return Err(Error::invalid("an input needs at least one slot"));
+        return Err(Error::invalid("input has no slots"));
     };
     let kind = first.kind;
     if let Some(other) = chosen.iter().find(|slot| slot.kind != kind) {
-        return Err(Error::invalid("slots of one input hold values of one kind")
+        return Err(Error::invalid("slots of one input hold different kinds of values")
             .expected(format!("{kind} as in '{}'", first.name))
             .got(format!("{} in '{}'", other.kind, other.name)));
     }
     let own = if kind == SlotKind::Ids { DType::I64 } else { DType::F32 };
     let dtype = input.dtype.unwrap_or(own);
     if dtype != own && dtype != DType::F32 {
-        return Err(Error::unsupported(format!("slots of {kind} do not fill an input of {dtype}")));
+        return Err(Error::unsupported(format!("slots of {kind} cannot fill an input of {dtype}")));
     }
     let ragged = chosen.iter().any(|slot| slot.form == SlotForm::Ragged);
     let form = match input.form {
@@ -180,16 +180,16 @@ fn resolve(schema: &Schema, input: Input) -> Result<Resolved> {
         None if !ragged => Form::Dense,
         None if chosen.len() == 1 => Form::Ragged,
         None => {
-            return Err(Error::invalid("ragged slots do not fit side by side")
-                .help("say how long each one is: Input::padded"));
+            return Err(Error::invalid("ragged slots cannot be placed side by side")
+                .help("set a width for each slot with Input::padded"));
         }
     };
     if matches!(form, Form::Padded { width: 0, .. } | Form::Exact { width: 0 }) {
-        return Err(Error::invalid("an input is padded to 0 values"));
+        return Err(Error::invalid("input width is 0"));
     }
     if matches!(form, Form::Longest { .. }) && chosen.len() > 1 {
         return Err(Error::invalid("only one slot can be padded to its longest record")
-            .help("give slots that lie side by side a width: Input::padded"));
+            .help("set a width for slots that are side by side with Input::padded"));
     }
     let widths: Vec<usize> = match form {
         Form::Padded { width, .. } | Form::Exact { width } => vec![width; chosen.len()],
@@ -266,7 +266,7 @@ impl Batch {
     pub(crate) fn dense(&mut self, layout: &BatchLayout, rows: usize) -> Result<&mut [Tensor]> {
         let same = self.layout.schema == layout.schema && self.layout.names().eq(layout.names());
         if !same || self.layout.inputs.iter().any(|input| input.form != Form::Dense) {
-            return Err(Error::invalid("the batch has other inputs than the samples")
+            return Err(Error::invalid("inputs of the batch do not match the samples")
                 .expected(layout.names().collect::<Vec<_>>().join(", "))
                 .got(self.layout.names().collect::<Vec<_>>().join(", ")));
         }
@@ -288,7 +288,7 @@ impl Batch {
     pub fn fill<B: AsRef<Block>>(&mut self, blocks: &[B], rows: &[RowRef]) -> Result<()> {
         let layout = Arc::clone(&self.layout);
         if let Some(wrong) = blocks.iter().find(|it| *it.as_ref().schema() != layout.schema) {
-            return Err(Error::invalid("records have other slots than the batch")
+            return Err(Error::invalid("slots of the records do not match the batch")
                 .expected(layout.schema.slots().len())
                 .got(wrong.as_ref().schema().slots().len()));
         }
@@ -296,7 +296,7 @@ impl Batch {
             blocks.get(row.block as usize).is_some_and(|it| (row.row as usize) < it.as_ref().len())
         };
         if !rows.iter().all(inside) {
-            return Err(Error::invalid("a batch asks for a record that does not exist"));
+            return Err(Error::invalid("record reference is out of range"));
         }
         for (index, input) in layout.inputs.iter().enumerate() {
             let (tensor, offsets) = (&mut self.tensors[index], &mut self.offsets[index]);
@@ -349,16 +349,16 @@ fn fill_fixed<B: AsRef<Block>>(
     for (&slot, &width) in input.slots.iter().zip(&input.widths) {
         let width = longest.unwrap_or(width);
         let column = |row: &RowRef| blocks[row.block as usize].as_ref().column(slot);
-        let place = Place { start, width, total, form: &input.form };
+        let span = SlotSpan { start, width, total, form: &input.form };
         let outcome = match (schema.slots()[slot].kind, input.dtype) {
             (SlotKind::Ids, DType::I64) => {
-                place.scatter(rows, tensor.as_mut_slice::<i64>()?, column, ids_of, |id| id)
+                span.scatter(rows, tensor.as_mut_slice::<i64>()?, column, ids_of, |id| id)
             }
             (SlotKind::Ids, _) => {
-                place.scatter(rows, tensor.as_mut_slice::<f32>()?, column, ids_of, |id| id as f32)
+                span.scatter(rows, tensor.as_mut_slice::<f32>()?, column, ids_of, |id| id as f32)
             }
             (SlotKind::Floats, _) => {
-                place.scatter(rows, tensor.as_mut_slice::<f32>()?, column, floats_of, |it| it)
+                span.scatter(rows, tensor.as_mut_slice::<f32>()?, column, floats_of, |it| it)
             }
         };
         outcome.map_err(|count| {
@@ -366,12 +366,12 @@ fn fill_fixed<B: AsRef<Block>>(
             let error = match input.form.padding() {
                 Some(_) => Error::invalid(format!("slot '{name}' has too many values"))
                     .expected(format!("at most {width}"))
-                    .help("pad to a larger width, or cut (Input::padded_or_cut)"),
+                    .help("increase the width, or truncate with Input::padded_or_cut"),
                 None => Error::invalid(format!("slot '{name}' has a wrong number of values"))
                     .expected(format!("exactly {width} in every record"))
                     .help(
-                        "what a table's padding_idx looks up is zero: with one, shorter records \
-                         are padded; or pad by hand (Input::padded)",
+                        "set the table's padding_idx, whose row is zero, so that shorter records \
+                         are padded; or pad them with Input::padded",
                     ),
             };
             error.got(count).at(format!("input '{}'", input.name))
@@ -393,14 +393,14 @@ fn longest<B: AsRef<Block>>(slot: usize, blocks: &[B], rows: &[RowRef]) -> usize
 const LONGEST_STEP: usize = 8;
 
 /// The part of an input's rows that one slot fills.
-struct Place<'a> {
+struct SlotSpan<'a> {
     start: usize,
     width: usize,
     total: usize,
     form: &'a Form,
 }
 
-impl Place<'_> {
+impl SlotSpan<'_> {
     /// Copies a slot's values for each record. If a record does not fit, fails with its number of
     /// values.
     fn scatter<'b, F: Copy + 'b, T: Copy + FromPad>(
@@ -411,7 +411,7 @@ impl Place<'_> {
         values: impl Fn(&'b Column) -> &'b [F],
         convert: impl Fn(F) -> T,
     ) -> Result<(), usize> {
-        for (rows, out) in rows.chunks(RUN).zip(out.chunks_mut(RUN * self.total)) {
+        for (rows, out) in rows.chunks(LOOKUP_ROWS).zip(out.chunks_mut(LOOKUP_ROWS * self.total)) {
             let found = look_up(rows, &column, &values);
             for (from, out) in found.iter().zip(out.chunks_exact_mut(self.total)) {
                 match (from, &mut out[self.start..self.start + self.width]) {
@@ -458,8 +458,8 @@ fn look_up<'b, F>(
     rows: &[RowRef],
     column: &impl Fn(&RowRef) -> &'b Column,
     values: &impl Fn(&'b Column) -> &'b [F],
-) -> [&'b [F]; RUN] {
-    let mut found: [&[F]; RUN] = [&[]; RUN];
+) -> [&'b [F]; LOOKUP_ROWS] {
+    let mut found: [&[F]; LOOKUP_ROWS] = [&[]; LOOKUP_ROWS];
     for (found, row) in found.iter_mut().zip(rows) {
         let column = column(row);
         *found = &values(column)[column.range(row.row as usize)];
@@ -469,7 +469,7 @@ fn look_up<'b, F>(
 
 /// Records that are looked up before they are copied: more than a processor's loads in flight, and
 /// few enough that their addresses fit the L1 cache.
-const RUN: usize = 64;
+const LOOKUP_ROWS: usize = 64;
 
 trait FromPad {
     fn from_pad(pad: f64) -> Self;
@@ -541,7 +541,7 @@ fn gather<'b, F: Copy + 'b, T>(
     values: impl Fn(&'b Column) -> &'b [F],
     convert: impl Fn(F) -> T,
 ) {
-    for rows in rows.chunks(RUN) {
+    for rows in rows.chunks(LOOKUP_ROWS) {
         for from in &look_up(rows, &column, &values)[..rows.len()] {
             let (to, rest) = out.split_at_mut(from.len());
             match (from, &mut *to) {
@@ -636,12 +636,12 @@ mod tests {
         let layout = |input: Input| BatchLayout::new(block.schema(), [input]);
         let message = |input: Input| layout(input).unwrap_err().to_string();
         assert!(message(Input::new("a", ["wrds"])).contains("did you mean 'words'"));
-        assert!(message(Input::new("a", ["words", "x"])).contains("one kind"));
+        assert!(message(Input::new("a", ["words", "x"])).contains("different kinds of values"));
         assert!(message(Input::new("a", ["words", "label"])).contains("side by side"));
         assert!(message(Input::new("a", ["x"]).dtype(DType::I64)).contains("i64"));
         let both = Input::new("a", ["words", "label"]).padded_to_longest(0.0);
         assert!(message(both).contains("longest record"));
-        assert!(message(Input::new("a", Vec::<String>::new())).contains("at least one slot"));
+        assert!(message(Input::new("a", Vec::<String>::new())).contains("no slots"));
         let narrow = layout(Input::new("a", ["words"]).padded(2, 0.0)).unwrap();
         let error = Batch::new(&narrow).fill(&[&block], &rows(&[0, 3])).unwrap_err().to_string();
         assert!(error.starts_with("slot 'words' has too many values: expected at most 2, got 4"));

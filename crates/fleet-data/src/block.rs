@@ -104,7 +104,7 @@ impl Column {
     }
 
     /// Returns a column of the same slot without records.
-    pub(crate) fn emptied(&self) -> Column {
+    pub(crate) fn empty_like(&self) -> Column {
         let kind = match &self.values {
             Values::Ids(_) => SlotKind::Ids,
             Values::Floats(_) => SlotKind::Floats,
@@ -137,7 +137,7 @@ impl Column {
         if !self.offsets.is_empty() {
             self.offsets.push(end as u32);
         } else if self.each == 0 || end - self.end != self.each {
-            self.end_first_or_other_row(end);
+            self.start_offsets(end);
         }
         self.end = end;
     }
@@ -145,7 +145,7 @@ impl Column {
     /// Takes the number of values of each record from the first one, or starts to keep offsets at
     /// the first record that differs.
     #[cold]
-    fn end_first_or_other_row(&mut self, end: usize) {
+    fn start_offsets(&mut self, end: usize) {
         if self.end == 0 && end > 0 {
             self.each = end;
         } else {
@@ -329,7 +329,7 @@ impl Block {
 
     fn wrong_kind(&self, index: usize) -> Error {
         let slot = &self.schema.slots()[index];
-        Error::invalid(format!("slot '{}' holds {} values", slot.name, slot.kind))
+        Error::invalid(format!("slot '{}' has {} values", slot.name, slot.kind))
     }
 
     /// Ends the record under construction. If a slot does not match the schema, drops the record
@@ -359,7 +359,7 @@ impl Block {
     }
 
     /// Returns whether every column has room for `more` values.
-    pub(crate) fn takes(&self, more: usize) -> bool {
+    pub(crate) fn has_room_for(&self, more: usize) -> bool {
         self.columns.iter().all(|column| column.values.len() <= VALUES_MAX - more)
     }
 
@@ -389,10 +389,10 @@ impl Block {
     /// Appends records of another block of the same schema.
     pub fn append(&mut self, other: &Block, rows: Range<usize>) -> Result<()> {
         if !Arc::ptr_eq(&self.schema, &other.schema) && self.schema != other.schema {
-            return Err(Error::invalid("records of another schema cannot be appended"));
+            return Err(Error::invalid("records have another schema"));
         }
         if rows.start > rows.end || rows.end > other.rows {
-            return Err(Error::invalid("a block has no such records")
+            return Err(Error::invalid("record range is out of bounds")
                 .expected(format!("a range within 0..{}", other.rows))
                 .got(format!("{rows:?}")));
         }
@@ -453,12 +453,12 @@ impl Block {
         let rows = u64::from_le_bytes(take(&mut rest, 8)?.try_into().unwrap_or_default());
         // A record has at least one value or one offset, so at least four bytes.
         if rows > rest.len() as u64 {
-            return Err(torn());
+            return Err(damaged());
         }
         let rows = rows as usize;
         for column in &mut block.columns {
             let count = match column.width {
-                Some(width) => rows.checked_mul(width).ok_or_else(torn)?,
+                Some(width) => rows.checked_mul(width).ok_or_else(damaged)?,
                 None => {
                     let ends = ends(take(&mut rest, 4 * rows)?)?;
                     ends.iter().for_each(|end| column.end_row_at(*end as usize));
@@ -467,12 +467,12 @@ impl Block {
             };
             match &mut column.values {
                 Values::Ids(values) => {
-                    let bytes = take(&mut rest, count.checked_mul(8).ok_or_else(torn)?)?;
+                    let bytes = take(&mut rest, count.checked_mul(8).ok_or_else(damaged)?)?;
                     let words = bytes.as_chunks::<8>().0.iter();
                     values.extend(words.map(|word| i64::from_le_bytes(*word)));
                 }
                 Values::Floats(values) => {
-                    let bytes = take(&mut rest, count.checked_mul(4).ok_or_else(torn)?)?;
+                    let bytes = take(&mut rest, count.checked_mul(4).ok_or_else(damaged)?)?;
                     let words = bytes.as_chunks::<4>().0.iter();
                     values.extend(words.map(|word| f32::from_le_bytes(*word)));
                 }
@@ -484,7 +484,7 @@ impl Block {
             block.record_ids.bytes.extend_from_slice(take(&mut rest, end)?);
         }
         if !rest.is_empty() {
-            return Err(torn());
+            return Err(damaged());
         }
         block.rows = rows;
         Ok(block)
@@ -492,7 +492,7 @@ impl Block {
 }
 
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8]> {
-    let (head, tail) = rest.split_at_checked(count).ok_or_else(torn)?;
+    let (head, tail) = rest.split_at_checked(count).ok_or_else(damaged)?;
     *rest = tail;
     Ok(head)
 }
@@ -501,11 +501,11 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8]> {
 fn ends(bytes: &[u8]) -> Result<Vec<u32>> {
     let words = bytes.as_chunks::<4>().0.iter();
     let ends: Vec<u32> = words.map(|word| u32::from_le_bytes(*word)).collect();
-    if ends.is_sorted() { Ok(ends) } else { Err(torn()) }
+    if ends.is_sorted() { Ok(ends) } else { Err(damaged()) }
 }
 
-fn torn() -> Error {
-    Error::invalid("bytes of records are torn, or belong to another schema")
+fn damaged() -> Error {
+    Error::invalid("encoded records are damaged, or have another schema")
 }
 
 /// Offsets are `u32`. A block of 2^32 values would be 32 GB; blocks are cut long before that.
@@ -553,7 +553,7 @@ mod tests {
         joined.append(&block, 0..20).unwrap();
         joined.append(&block, 20..20).unwrap();
         joined.append(&block, 20..50).unwrap();
-        assert!(joined.append(&block, 49..51).is_err(), "there are 50");
+        assert!(joined.append(&block, 49..51).is_err(), "the block has 50 records");
         assert_eq!(joined, block);
         assert_eq!(joined.record_id(49), Some(&b"r49"[..]));
         assert_eq!(joined.record_id(50), None);
@@ -603,7 +603,7 @@ mod tests {
         let mut bytes = Vec::new();
         block.encode(&mut bytes);
         for cut in 0..bytes.len() {
-            assert!(Block::decode(block.schema(), &bytes[..cut]).is_err(), "cut at {cut}");
+            assert!(Block::decode(block.schema(), &bytes[..cut]).is_err(), "truncated at {cut}");
         }
         let mut draws = Sequence::new(3, 0);
         for _ in 0..2000 {
@@ -628,6 +628,6 @@ mod tests {
         assert_eq!(error.to_string(), "slot 'b' has a wrong number of values: expected 6, got 5");
         assert_eq!(block, before);
         let error = block.push_ids(1, &[1]).unwrap_err();
-        assert_eq!(error.to_string(), "slot 'b' holds float values");
+        assert_eq!(error.to_string(), "slot 'b' has float values");
     }
 }

@@ -203,14 +203,14 @@ impl DataLoader {
     ) -> Result<DataLoader> {
         let feeds: Vec<Feed> = feeds.into_iter().collect();
         if feeds.is_empty() {
-            return Err(Error::invalid("a loader has no inputs to fill"));
+            return Err(Error::invalid("loader has no inputs"));
         }
         for (name, value, max) in [
             ("capacity", options.capacity, CAPACITY_MAX),
             ("threads", options.threads, THREADS_MAX),
         ] {
             if value == 0 || value > max {
-                return Err(Error::invalid(format!("{name} of a loader is out of range"))
+                return Err(Error::invalid(format!("{name} of the loader is out of range"))
                     .expected(format!("1 to {max}"))
                     .got(value));
             }
@@ -218,7 +218,7 @@ impl DataLoader {
         for feed in &feeds {
             if !matches!(feed.dtype, DType::F32 | DType::I64 | DType::U8) {
                 return Err(Error::unsupported(format!(
-                    "samples do not fill input '{}'",
+                    "samples cannot fill input '{}'",
                     feed.name
                 ))
                 .expected("f32, i64 or u8")
@@ -314,19 +314,20 @@ impl DataLoader {
     /// passes the count that [`DataLoader::taken`] returned before.
     pub fn start_behind(&mut self, batches: u64) -> Result<()> {
         if self.pass.is_some() {
-            return Err(Error::invalid("the loader has been started already")
-                .help("reset comes first, also at the end of a pass"));
+            return Err(Error::invalid("the loader is already started")
+                .help("call reset first, also at the end of a pass"));
         }
         let Some(make) = &self.make else {
-            return Err(Error::invalid("the loader has no generator")
-                .help("set_sample_generator, set_sample_list_generator or set_batch_generator"));
+            return Err(Error::invalid("the loader has no generator").help(
+                "call set_sample_generator, set_sample_list_generator or set_batch_generator first",
+            ));
         };
         self.pass = Some(Pass::start(make, &self.options)?);
         self.taken = 0;
         let mut batch = FeedBatch::new();
         while self.taken < batches {
             if !self.next(&mut batch)? {
-                let error = Error::invalid("the generators end before the place to go on from");
+                let error = Error::invalid("the generators end before the batch to resume at");
                 return Err(error.expected(format!("{batches} batches")).got(self.taken));
             }
         }
@@ -347,7 +348,7 @@ impl DataLoader {
     /// Swaps the next batch into `batch`; returns false at the end of the pass.
     pub fn next(&mut self, batch: &mut FeedBatch) -> Result<bool> {
         let Some(pass) = &mut self.pass else {
-            return Err(Error::invalid("the loader has not been started").help("start comes first"));
+            return Err(Error::invalid("the loader is not started").help("call start first"));
         };
         let more = pass.next(batch)?;
         if more {
@@ -398,7 +399,7 @@ impl Drop for Batches<'_> {
 struct Pass(VecDeque<Source>);
 
 enum Source {
-    Here(Fill),
+    Inline(Fill),
     Thread {
         full: Receiver<Result<FeedBatch>>,
         empty: SyncSender<FeedBatch>,
@@ -412,7 +413,7 @@ impl Pass {
         for index in 0..options.threads {
             let part = Part { index, count: options.threads };
             pass.0.push_back(match options.use_double_buffer {
-                false => Source::Here(make(part)),
+                false => Source::Inline(make(part)),
                 true => thread(Arc::clone(make), part, options.capacity)?,
             });
         }
@@ -422,7 +423,7 @@ impl Pass {
     fn next(&mut self, batch: &mut FeedBatch) -> Result<bool> {
         while let Some(mut source) = self.0.pop_front() {
             let more = match &mut source {
-                Source::Here(fill) => fill(batch)?,
+                Source::Inline(fill) => fill(batch)?,
                 Source::Thread { full, empty, .. } => match full.recv() {
                     Err(_) => false,
                     Ok(made) => {
@@ -436,7 +437,7 @@ impl Pass {
                 self.0.push_back(source);
                 return Ok(true);
             }
-            end(source)?;
+            join_source(source)?;
         }
         Ok(false)
     }
@@ -446,7 +447,7 @@ impl Drop for Pass {
     fn drop(&mut self) {
         for source in self.0.drain(..) {
             // A panic of a thread does not matter to a caller that drops the pass early.
-            let _ = end(source);
+            let _ = join_source(source);
         }
     }
 }
@@ -479,10 +480,10 @@ fn thread(make: Arc<Make>, part: Part, capacity: usize) -> Result<Source> {
 }
 
 /// Stops a source; a panic of its generator becomes an error.
-fn end(source: Source) -> Result<()> {
+fn join_source(source: Source) -> Result<()> {
     let Source::Thread { full, empty, thread } = source else { return Ok(()) };
     drop((full, empty));
-    thread.join().map_err(|_| Error::invalid("a generator of a loader panicked"))
+    thread.join().map_err(|_| Error::invalid("a generator thread panicked"))
 }
 
 /// Places samples side by side in the batch's tensors, which are reused if they fit.
@@ -491,7 +492,7 @@ fn assemble(feeds: &[Feed], samples: &[FieldSample], batch: &mut FeedBatch) -> R
     for (at, sample) in samples.iter().enumerate() {
         if sample.len() != feeds.len() {
             return Err(Error::invalid(format!(
-                "sample {at} of a batch has a wrong number of fields"
+                "wrong number of fields in sample {at} of a batch"
             ))
             .expected(feeds.len())
             .got(sample.len()));
@@ -517,7 +518,7 @@ fn assemble(feeds: &[Feed], samples: &[FieldSample], batch: &mut FeedBatch) -> R
 fn place(feed: &Feed, field: &Field, tensor: &mut Tensor, row: usize) -> Result<()> {
     let width = feed.width();
     if field.len() != width {
-        return Err(Error::invalid("a field has a wrong number of values")
+        return Err(Error::invalid("wrong number of values in a field")
             .expected(format!("{width} ({:?})", feed.shape))
             .got(field.len()));
     }
@@ -531,7 +532,7 @@ fn place(feed: &Feed, field: &Field, tensor: &mut Tensor, row: usize) -> Result<
             to.zip(from).for_each(|(to, byte)| *to = f32::from(*byte) * feed.scale + feed.shift);
         }
         (other, dtype) => {
-            return Err(Error::invalid("a field holds values of another type")
+            return Err(Error::invalid("wrong type of values in a field")
                 .expected(dtype)
                 .got(other.kind()));
         }
@@ -541,7 +542,7 @@ fn place(feed: &Feed, field: &Field, tensor: &mut Tensor, row: usize) -> Result<
 
 fn check_batch(feeds: &[Feed], tensors: &[Tensor]) -> Result<()> {
     if tensors.len() != feeds.len() {
-        return Err(Error::invalid("a batch has a wrong number of tensors")
+        return Err(Error::invalid("wrong number of tensors in a batch")
             .expected(feeds.len())
             .got(tensors.len()));
     }
@@ -549,7 +550,7 @@ fn check_batch(feeds: &[Feed], tensors: &[Tensor]) -> Result<()> {
         let shape: Vec<i64> = feed.shape.iter().map(|size| *size as i64).collect();
         let fits = tensor.shape().dims().get(1..).is_some_and(|rest| rest == shape);
         if tensor.dtype() != feed.dtype || !fits {
-            return Err(Error::invalid(format!("a batch does not fit input '{}'", feed.name))
+            return Err(Error::invalid(format!("batch does not match input '{}'", feed.name))
                 .expected(format!("{} of a batch of {:?}", feed.dtype, feed.shape))
                 .got(format!("{}{}", tensor.dtype(), tensor.shape())));
         }
@@ -675,7 +676,7 @@ mod tests {
             "{wrong}"
         );
         assert!(message(Ok(vec![vec![1i64; 2].into(), 7i64.into()])).contains("got ids"));
-        assert_eq!(message(Err(Error::invalid("the file is gone"))), "the file is gone");
+        assert_eq!(message(Err(Error::invalid("the file is missing"))), "the file is missing");
         let mut empty = DataLoader::from_generator(feeds(), DataLoaderOptions::default()).unwrap();
         assert!(empty.start().unwrap_err().to_string().contains("no generator"));
         assert!(empty.set_sample_generator(0, false, |_| std::iter::empty()).is_err());

@@ -1,6 +1,6 @@
 //! Lists of files: glob patterns, and each worker's shard.
 
-use crate::pipe::{elsewhere, is_url};
+use crate::pipe::{is_url, object_name_error};
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// ```
 pub fn glob(pattern: &str) -> Result<Vec<PathBuf>> {
     if is_url(Path::new(pattern)) {
-        return Err(elsewhere(pattern));
+        return Err(object_name_error(pattern));
     }
     let pieces = pattern.split('/').filter(|piece| !piece.is_empty());
     let root = if pattern.starts_with('/') { PathBuf::from("/") } else { PathBuf::new() };
@@ -45,7 +45,7 @@ pub fn glob(pattern: &str) -> Result<Vec<PathBuf>> {
 /// Appends the entries of a folder that match one component of a pattern.
 fn step(folder: &Path, piece: &str, next: &mut Vec<PathBuf>) -> Result<()> {
     if piece == "**" {
-        return below(folder, 0, next);
+        return collect_folders(folder, 0, next);
     }
     if !piece.contains(['*', '?', '[']) {
         let path = folder.join(piece);
@@ -63,16 +63,16 @@ fn step(folder: &Path, piece: &str, next: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 /// Appends a folder and all folders below it.
-fn below(folder: &Path, depth: usize, next: &mut Vec<PathBuf>) -> Result<()> {
+fn collect_folders(folder: &Path, depth: usize, next: &mut Vec<PathBuf>) -> Result<()> {
     if depth > DEPTH_MAX {
-        return Err(Error::exhausted("folders are too deep for a pattern").at(folder.display()));
+        return Err(Error::exhausted("folders are nested too deeply").at(folder.display()));
     }
     next.push(folder.to_path_buf());
     for name in names(folder)? {
         let path = folder.join(&name);
         // A symbolic link could lead back up.
         if !name.starts_with('.') && path.is_dir() && !path.is_symlink() {
-            below(&path, depth + 1, next)?;
+            collect_folders(&path, depth + 1, next)?;
         }
     }
     check_count(next.len())
@@ -125,12 +125,12 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
 
 /// Returns whether the names of a path match the components of a pattern.
 #[cfg(feature = "object-store")]
-pub(crate) fn fits(pattern: &[&str], path: &[&str]) -> bool {
+pub(crate) fn matches_path(pattern: &[&str], path: &[&str]) -> bool {
     match pattern {
         [] => path.is_empty(),
-        ["**", rest @ ..] => (0..=path.len()).any(|depth| fits(rest, &path[depth..])),
+        ["**", rest @ ..] => (0..=path.len()).any(|depth| matches_path(rest, &path[depth..])),
         [first, rest @ ..] => path.split_first().is_some_and(|(name, below)| {
-            matches(first.as_bytes(), name.as_bytes()) && fits(rest, below)
+            matches(first.as_bytes(), name.as_bytes()) && matches_path(rest, below)
         }),
     }
 }

@@ -94,7 +94,7 @@ pub trait DataGenerator {
         let mut writer = SampleWriter::new(out);
         let mut waiting = Vec::new();
         self.generate_sample(None, &mut |sample| waiting.push(sample))?;
-        hand_on(self, waiting.drain(..), &mut writer)?;
+        write_batches(self, waiting.drain(..), &mut writer)?;
         writer.finish()
     }
 
@@ -122,7 +122,7 @@ pub trait DataGenerator {
                 return Err(place(Error::exhausted("line is too long")));
             }
             let text = std::str::from_utf8(&line)
-                .map_err(|error| place(Error::invalid(format!("line is no UTF-8: {error}"))))?;
+                .map_err(|error| place(Error::invalid(format!("line is not UTF-8: {error}"))))?;
             let text = text.strip_suffix('\n').unwrap_or(text);
             let text = text.strip_suffix('\r').unwrap_or(text);
             let marked = text.strip_prefix('\u{feff}').filter(|_| number == 1);
@@ -130,16 +130,16 @@ pub trait DataGenerator {
             self.generate_sample(Some(text), &mut |sample| waiting.push(sample)).map_err(place)?;
             let size = self.batch_size().max(1);
             let whole = waiting.len() / size * size;
-            hand_on(self, waiting.drain(..whole), &mut writer).map_err(place)?;
+            write_batches(self, waiting.drain(..whole), &mut writer).map_err(place)?;
         }
-        hand_on(self, waiting.drain(..), &mut writer)?;
+        write_batches(self, waiting.drain(..), &mut writer)?;
         writer.finish()
     }
 }
 
 /// Passes samples through [`DataGenerator::generate_batch`] and writes them; the last batch may be
 /// smaller.
-fn hand_on<G: DataGenerator + ?Sized>(
+fn write_batches<G: DataGenerator + ?Sized>(
     generator: &mut G,
     mut samples: std::vec::Drain<'_, Sample>,
     writer: &mut SampleWriter<'_>,
@@ -157,7 +157,7 @@ fn hand_on<G: DataGenerator + ?Sized>(
 }
 
 /// A slot's name, and the type that its samples had so far.
-struct Settled {
+struct SlotState {
     name: String,
     is_float: bool,
 }
@@ -175,7 +175,7 @@ struct Settled {
 /// ```
 pub struct SampleWriter<'a> {
     out: &'a mut dyn Write,
-    slots: Option<Vec<Settled>>,
+    slots: Option<Vec<SlotState>>,
     line: String,
 }
 
@@ -223,25 +223,22 @@ impl<'a> SampleWriter<'a> {
             }
         }
         if sample.is_empty() {
-            return Err(Error::invalid("a sample without slots"));
+            return Err(Error::invalid("sample has no slots"));
         }
         let slots = self.slots.get_or_insert_with(|| {
-            let settled = |name: &String| Settled { name: name.clone(), is_float: false };
-            sample.iter().map(|(name, _)| settled(name)).collect()
+            let initial = |name: &String| SlotState { name: name.clone(), is_float: false };
+            sample.iter().map(|(name, _)| initial(name)).collect()
         });
         if slots.len() != sample.len() {
-            return Err(Error::invalid(
-                "the complete field set of two given line are inconsistent.",
-            )
-            .expected(format!("{} slots", slots.len()))
-            .got(sample.len()));
+            return Err(Error::invalid("samples have different numbers of slots")
+                .expected(slots.len())
+                .got(sample.len()));
         }
         for (slot, (name, values)) in slots.iter_mut().zip(sample) {
             if slot.name != *name {
-                return Err(Error::invalid(format!(
-                    "the field name of two given line are not match: require<{}>, get<{name}>.",
-                    slot.name
-                )));
+                return Err(Error::invalid("samples have different slot names")
+                    .expected(format!("'{}'", slot.name))
+                    .got(format!("'{name}'")));
             }
             slot.is_float |= values.iter().any(|value| matches!(value, Value::Float(_)));
         }
@@ -252,12 +249,11 @@ impl<'a> SampleWriter<'a> {
 fn check_value(name: &str, value: &Value) -> Result<()> {
     match value {
         Value::Float(float) if !float.is_finite() => {
-            Err(Error::invalid(format!("slot '{name}' holds a number that no reader takes"))
-                .got(float))
+            Err(Error::invalid(format!("slot '{name}' has a number that is not finite")).got(float))
         }
         // A reader would take a blank as the end of the value.
         Value::Text(text) if text.is_empty() || text.contains(char::is_whitespace) => {
-            Err(Error::invalid(format!("slot '{name}' holds text that is no single word"))
+            Err(Error::invalid(format!("slot '{name}' has text that is not a single word"))
                 .got(format!("'{text}'")))
         }
         _ => Ok(()),
@@ -363,12 +359,9 @@ mod tests {
         let first = vec![ints("a", &[1]), ints("b", &[2])];
         let message = |second: Sample| write(&[first.clone(), second]).unwrap_err();
         let fewer = message(vec![ints("a", &[1])]);
-        assert_eq!(fewer.message(), "the complete field set of two given line are inconsistent.");
+        assert_eq!(fewer.to_string(), "samples have different numbers of slots: expected 2, got 1");
         let renamed = message(vec![ints("a", &[1]), ints("c", &[2])]);
-        assert_eq!(
-            renamed.message(),
-            "the field name of two given line are not match: require<b>, get<c>."
-        );
+        assert_eq!(renamed.message(), "samples have different slot names: expected 'b', got 'c'");
         assert!(
             message(vec![ints("a", &[]), ints("b", &[2])]).to_string().contains("'a' is empty")
         );
@@ -378,7 +371,7 @@ mod tests {
             message(vec![("a".into(), vec!["x y".into()]), ints("b", &[2])])
                 .got("")
                 .message()
-                .contains("no single word")
+                .contains("not a single word")
         );
     }
 
@@ -442,6 +435,6 @@ mod tests {
         generator.run_from_memory(&mut out).unwrap();
         assert_eq!(out, b"2 1 0\n2 2 2\n3 3 3 3\n");
         let error = generator.run(&b"a\n\xff\n"[..], &mut out).unwrap_err().to_string();
-        assert!(error.contains("no UTF-8") && error.contains("input line 2"), "{error}");
+        assert!(error.contains("not UTF-8") && error.contains("input line 2"), "{error}");
     }
 }

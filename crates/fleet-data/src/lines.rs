@@ -161,8 +161,8 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
             unchecked += length;
             if unchecked >= CHECK_BYTES {
                 // A value takes at least two bytes of text.
-                if !block.takes((CHECK_BYTES + LINE_BYTES_MAX) / 2) {
-                    return Err(Error::exhausted("a block takes no more records")
+                if !block.has_room_for((CHECK_BYTES + LINE_BYTES_MAX) / 2) {
+                    return Err(Error::exhausted("block is full")
                         .help("read fewer records at once")
                         .at(format!("{}:{}", self.name, self.line + 1)));
                 }

@@ -108,7 +108,7 @@ impl Cursor {
                 seed: u64::from_le_bytes(*seed),
                 sample_count: u64::from_le_bytes(*count),
             }),
-            _ => Err(Error::invalid("bytes are no cursor of a loader").got(bytes.len())),
+            _ => Err(Error::invalid("not a loader cursor").got(format!("{} bytes", bytes.len()))),
         }
     }
 }
@@ -134,7 +134,7 @@ impl FromStr for Cursor {
 
     fn from_str(text: &str) -> Result<Cursor> {
         let wrong = || {
-            Error::invalid("text is no cursor of a loader")
+            Error::invalid("not a loader cursor")
                 .expected("epoch=..,taken=..,seed=..,sample_count=..")
                 .got(format!("'{text}'"))
         };
@@ -184,13 +184,13 @@ pub struct Loader {
     options: LoaderOptions,
     cursor: Cursor,
     order: Option<Arc<Vec<u64>>>,
-    ahead: Option<Ahead>,
+    ahead: Option<Prefetcher>,
 }
 
 impl Loader {
     pub fn new(samples: Arc<dyn Samples>, options: LoaderOptions) -> Result<Loader> {
         if options.batch_size == 0 {
-            return Err(Error::invalid("a batch of 0 samples"));
+            return Err(Error::invalid("batch size is 0"));
         }
         if options.rank >= options.world_size {
             return Err(Error::invalid("rank is out of range")
@@ -215,7 +215,7 @@ impl Loader {
     /// Resumes at a cursor, which must belong to the same samples in the same order.
     pub fn resume(&mut self, cursor: Cursor) -> Result<()> {
         if (cursor.seed, cursor.sample_count) != (self.cursor.seed, self.cursor.sample_count) {
-            return Err(Error::invalid("cursor belongs to other samples or another seed")
+            return Err(Error::invalid("cursor does not match the samples or the seed")
                 .expected(format!(
                     "{} samples, seed {}",
                     self.cursor.sample_count, self.cursor.seed
@@ -223,7 +223,7 @@ impl Loader {
                 .got(format!("{} samples, seed {}", cursor.sample_count, cursor.seed)));
         }
         if cursor.taken > cursor.sample_count {
-            return Err(Error::invalid("cursor is behind the last sample").got(cursor.taken));
+            return Err(Error::invalid("cursor is past the last sample").got(cursor.taken));
         }
         self.stop();
         self.cursor = cursor;
@@ -251,8 +251,8 @@ impl Loader {
     /// Fills the batch with this worker's next samples. Returns false at the end of the epoch,
     /// until [`Loader::next_epoch`] or [`Loader::reset`] is called.
     pub fn next(&mut self, batch: &mut Batch) -> Result<bool> {
-        let deal = Deal { options: &self.options, count: self.cursor.sample_count };
-        let Some((mine, after)) = deal.step(self.cursor.taken) else {
+        let partition = Partition { options: &self.options, count: self.cursor.sample_count };
+        let Some((mine, after)) = partition.step(self.cursor.taken) else {
             self.stop();
             return Ok(false);
         };
@@ -269,7 +269,7 @@ impl Loader {
             if self.ahead.is_none() {
                 let samples = Arc::clone(&self.samples);
                 let from = self.cursor;
-                self.ahead = Some(Ahead::start(samples, &self.options, order, from, batch)?);
+                self.ahead = Some(Prefetcher::start(samples, &self.options, order, from, batch)?);
             }
             if let Some(ahead) = &mut self.ahead
                 && let Err(error) = ahead.take(batch)
@@ -294,12 +294,12 @@ fn epoch_order(options: &LoaderOptions, cursor: &Cursor) -> Vec<u64> {
 }
 
 /// Distribution of the samples of an epoch among steps and workers.
-struct Deal<'a> {
+struct Partition<'a> {
     options: &'a LoaderOptions,
     count: u64,
 }
 
-impl Deal<'_> {
+impl Partition<'_> {
     /// Returns this worker's positions in the order for the step that starts at `taken`, and the
     /// start of the next step; `None` at the end.
     fn step(&self, taken: u64) -> Option<(Range<usize>, u64)> {
@@ -321,31 +321,32 @@ impl Deal<'_> {
 /// Threads that prefetch batches. Thread t makes steps t, t + n, ..; the loop takes batches from
 /// the threads in turn, so their order never depends on the threads' speed. Batches that the loop
 /// returns are reused.
-struct Ahead {
+struct Prefetcher {
     full: Vec<Receiver<Result<Batch>>>,
     empty: Vec<SyncSender<Batch>>,
     threads: Vec<JoinHandle<()>>,
     turn: usize,
 }
 
-impl Ahead {
+impl Prefetcher {
     fn start(
         samples: Arc<dyn Samples>,
         options: &LoaderOptions,
         order: Arc<Vec<u64>>,
         from: Cursor,
         like: &Batch,
-    ) -> Result<Ahead> {
-        let mut ahead = Ahead { full: Vec::new(), empty: Vec::new(), threads: Vec::new(), turn: 0 };
+    ) -> Result<Prefetcher> {
+        let mut ahead =
+            Prefetcher { full: Vec::new(), empty: Vec::new(), threads: Vec::new(), turn: 0 };
         for first in 0..options.threads {
-            let (send_full, full) = sync_channel(AHEAD_BATCHES);
-            let (empty, take_empty) = sync_channel::<Batch>(AHEAD_BATCHES + 2);
+            let (send_full, full) = sync_channel(PREFETCH_BATCHES);
+            let (empty, take_empty) = sync_channel::<Batch>(PREFETCH_BATCHES + 2);
             let (samples, options, order) = (Arc::clone(&samples), options.clone(), order.clone());
             let layout = Arc::clone(like.layout());
             let work = move || {
-                let deal = Deal { options: &options, count: order.len() as u64 };
+                let partition = Partition { options: &options, count: order.len() as u64 };
                 let (mut taken, mut step) = (from.taken, 0usize);
-                while let Some((mine, after)) = deal.step(taken) {
+                while let Some((mine, after)) = partition.step(taken) {
                     if step % options.threads == first && !mine.is_empty() {
                         let mut batch =
                             take_empty.try_recv().unwrap_or_else(|_| Batch::new(&layout));
@@ -371,7 +372,7 @@ impl Ahead {
 
     /// Swaps the next batch into `batch`.
     fn take(&mut self, batch: &mut Batch) -> Result<()> {
-        let lost = |_| Error::internal("a thread that makes batches panicked");
+        let lost = |_| Error::internal("a loader thread panicked");
         let made = self.full[self.turn].recv().map_err(lost)??;
         let used = std::mem::replace(batch, made);
         if Arc::ptr_eq(used.layout(), batch.layout()) {
@@ -383,7 +384,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Prefetcher {
     fn drop(&mut self) {
         // Without receivers, the threads stop at their next batch.
         self.full.clear();
@@ -396,7 +397,7 @@ impl Drop for Ahead {
 
 const MAGIC: &[u8] = b"fleet cursor 1\n";
 /// Batches that each thread keeps ready; together with the one in use, a double buffer.
-const AHEAD_BATCHES: usize = 1;
+const PREFETCH_BATCHES: usize = 1;
 const THREADS_MAX: usize = 256;
 const ORDER_STREAM: u64 = 0x4 << 44;
 

@@ -72,8 +72,8 @@ pub struct Make {
 }
 
 fn not_images() -> Error {
-    Error::invalid("only digits are images")
-        .help("other kinds have the formats multislot, csv and jsonl")
+    Error::invalid("only digits can be written as images")
+        .help("use the format multislot, csv or jsonl")
 }
 
 /// Result of [`Make::write`].
@@ -89,23 +89,23 @@ impl Make {
     /// Writes the files `part-00000` and so on, or one image per row.
     pub fn write(&self) -> Result<Made> {
         self.check()?;
-        let source = Source::new(&self.kind)?;
+        let generator = Generator::new(&self.kind)?;
         make_folder(&self.folder)?;
         if self.format == MakeFormat::Png {
             let files = self.write_images()?;
-            let facts = source.facts(self.first_row, self.rows)?;
-            return Ok(Made { files, schema: source.schema, facts });
+            let facts = generator.facts(self.first_row, self.rows)?;
+            return Ok(Made { files, schema: generator.schema, facts });
         }
         check_empty(&self.folder)?;
         let mut files = Vec::new();
         for shard in 0..self.shards {
             let path = self.folder.join(format!("part-{shard:05}"));
             let range = shard_range(self.rows, shard, self.shards)?;
-            self.write_shard(&source, &path, range.start..range.end)?;
+            self.write_shard(&generator, &path, range.start..range.end)?;
             files.push(path);
         }
-        let facts = source.facts(self.first_row, self.rows)?;
-        Ok(Made { files, schema: source.schema, facts })
+        let facts = generator.facts(self.first_row, self.rows)?;
+        Ok(Made { files, schema: generator.schema, facts })
     }
 
     /// Rejects invalid settings before the folder is created.
@@ -116,9 +116,7 @@ impl Make {
                 .got(self.shards));
         }
         if self.first_row == u64::MAX {
-            return Err(
-                Error::invalid("there are no rows behind the first row").got(self.first_row)
-            );
+            return Err(Error::invalid("no rows after the first row").got(self.first_row));
         }
         if self.rows == 0 || self.first_row.checked_add(self.rows).is_none() {
             return Err(Error::invalid("number of rows is out of range")
@@ -128,12 +126,12 @@ impl Make {
         if let MakeKind::Text { length, .. } = &self.kind
             && !(2..=TOKENS_MAX).contains(length)
         {
-            return Err(Error::invalid("tokens of a record are out of range")
+            return Err(Error::invalid("number of tokens per record is out of range")
                 .expected(format!("2 to {TOKENS_MAX}"))
                 .got(length));
         }
         if self.format != MakeFormat::Png && self.shards > self.rows {
-            return Err(Error::invalid("there are more shards than rows")
+            return Err(Error::invalid("more shards than rows")
                 .expected(format!("at most {}", self.rows))
                 .got(self.shards));
         }
@@ -144,9 +142,9 @@ impl Make {
             return Err(not_images());
         }
         if self.shards != 1 || self.rows > IMAGES_MAX {
-            return Err(Error::invalid("every image is a file of its own")
+            return Err(Error::invalid("invalid number of shards or rows for images")
                 .expected(format!("1 shard and at most {IMAGES_MAX} rows"))
-                .got(format!("{} and {}", self.shards, self.rows)));
+                .got(format!("{} and {} rows", self.shards, self.rows)));
         }
         Ok(())
     }
@@ -162,35 +160,40 @@ impl Make {
             let folder = self.folder.join(label[0].to_string());
             make_folder(&folder)?;
             let path = folder.join(format!("{row:08}.png"));
-            whole_file(&path, |path, file| write_png(path, file, &image))?;
+            write_atomic(&path, |path, file| write_png(path, file, &image))?;
             files.push(path);
         }
         Ok(files)
     }
 
-    fn write_shard(&self, source: &Source, path: &Path, rows: std::ops::Range<u64>) -> Result<()> {
-        whole_file(path, |path, file| self.write_rows(source, path, file, rows))
+    fn write_shard(
+        &self,
+        generator: &Generator,
+        path: &Path,
+        rows: std::ops::Range<u64>,
+    ) -> Result<()> {
+        write_atomic(path, |path, file| self.write_rows(generator, path, file, rows))
     }
 
     fn write_rows(
         &self,
-        source: &Source,
+        generator: &Generator,
         path: &Path,
         file: File,
         rows: std::ops::Range<u64>,
     ) -> Result<()> {
         let failed = |error: std::io::Error| Error::io("write", path, &error);
         let mut out = BufWriter::with_capacity(WRITE_BYTES, file);
-        let mut multi_slot = MultiSlotWriter::new(&source.schema);
+        let mut multi_slot = MultiSlotWriter::new(&generator.schema);
         if self.format == MakeFormat::Csv {
-            out.write_all(header(&source.schema).as_bytes()).map_err(failed)?;
+            out.write_all(header(&generator.schema).as_bytes()).map_err(failed)?;
         }
-        let mut block = Block::new(&source.schema);
+        let mut block = Block::new(&generator.schema);
         let mut at = rows.start;
         while at < rows.end {
             let count = (rows.end - at).min(CHUNK_ROWS);
             block.clear();
-            source.append(self.first_row + at, count as usize, &mut block)?;
+            generator.append(self.first_row + at, count as usize, &mut block)?;
             match self.format {
                 MakeFormat::MultiSlot => {
                     multi_slot.write(&block, &mut out).map_err(|error| error.at(path.display()))?;
@@ -214,20 +217,20 @@ impl Make {
 }
 
 /// A generator and its slots.
-struct Source {
+struct Generator {
     schema: Arc<Schema>,
-    set: Set,
+    set: GeneratorKind,
 }
 
-enum Set {
+enum GeneratorKind {
     Ctr(Box<Ctr>),
     Digits(Digits),
     Text(Box<Text>, usize),
     Blobs(Blobs),
 }
 
-impl Source {
-    fn new(kind: &MakeKind) -> Result<Source> {
+impl Generator {
+    fn new(kind: &MakeKind) -> Result<Generator> {
         let label = Slot::dense_ids("label", [1]);
         let (set, slots) = match kind {
             MakeKind::Ctr(config) => {
@@ -236,27 +239,27 @@ impl Source {
                     .then(|| Slot::dense_floats("dense_input", [set.dense_count()]));
                 let ids = (1..=set.slot_count()).map(|it| Slot::dense_ids(format!("C{it}"), [1]));
                 let slots: Vec<Slot> = dense.into_iter().chain(ids).chain([label]).collect();
-                (Set::Ctr(Box::new(set)), slots)
+                (GeneratorKind::Ctr(Box::new(set)), slots)
             }
             MakeKind::Digits { seed } => {
                 let image = Slot::dense_floats("image", [IMAGE_PIXELS]);
-                (Set::Digits(Digits::new(*seed)), vec![image, label])
+                (GeneratorKind::Digits(Digits::new(*seed)), vec![image, label])
             }
             MakeKind::Text { config, length } => {
                 let tokens = Slot::dense_ids("tokens", [*length]);
-                (Set::Text(Box::new(Text::new(config.clone())?), *length), vec![tokens])
+                (GeneratorKind::Text(Box::new(Text::new(config.clone())?), *length), vec![tokens])
             }
             MakeKind::Blobs(config) => {
                 let x = Slot::dense_floats("x", [config.feature_count]);
-                (Set::Blobs(Blobs::new(config.clone())?), vec![x, label])
+                (GeneratorKind::Blobs(Blobs::new(config.clone())?), vec![x, label])
             }
         };
-        Ok(Source { schema: Schema::new(slots)?, set })
+        Ok(Generator { schema: Schema::new(slots)?, set })
     }
 
     fn append(&self, first: u64, count: usize, block: &mut Block) -> Result<()> {
         match &self.set {
-            Set::Ctr(set) => {
+            GeneratorKind::Ctr(set) => {
                 let (dense_count, slot_count) = (set.dense_count(), set.slot_count());
                 let mut dense = vec![0.0; count * dense_count];
                 let (mut ids, mut labels) = (vec![0; count * slot_count], vec![0.0; count]);
@@ -273,12 +276,12 @@ impl Source {
                     block.end_record()?;
                 }
             }
-            Set::Digits(set) => {
+            GeneratorKind::Digits(set) => {
                 let (mut x, mut labels) = (vec![0.0; count * IMAGE_PIXELS], vec![0; count]);
                 set.fill_batch_f32(&mut x, &mut labels, first)?;
                 labelled(&x, &labels, block)?;
             }
-            Set::Text(set, length) => {
+            GeneratorKind::Text(set, length) => {
                 let mut tokens = vec![0; count * length];
                 set.fill_tokens(&mut tokens, *length, first)?;
                 for record in tokens.chunks_exact(*length) {
@@ -286,7 +289,7 @@ impl Source {
                     block.end_record()?;
                 }
             }
-            Set::Blobs(set) => {
+            GeneratorKind::Blobs(set) => {
                 let width = set.config().feature_count;
                 let (mut x, mut labels) = (vec![0.0; count * width], vec![0; count]);
                 set.fill_batch(&mut x, &mut labels, first)?;
@@ -299,7 +302,7 @@ impl Source {
     fn facts(&self, first: u64, rows: u64) -> Result<Vec<(String, f64)>> {
         let fact = |name: &str, value: f64| (name.to_string(), value);
         Ok(match &self.set {
-            Set::Ctr(set) => {
+            GeneratorKind::Ctr(set) => {
                 let best = set.best_scores(first, rows.min(FACT_ROWS) as usize)?;
                 vec![
                     fact("best possible AUC", best.auc),
@@ -308,8 +311,8 @@ impl Source {
                     fact("ids", set.row_count() as f64),
                 ]
             }
-            Set::Digits(_) => vec![fact("classes", 10.0)],
-            Set::Text(set, length) => {
+            GeneratorKind::Digits(_) => vec![fact("classes", 10.0)],
+            GeneratorKind::Text(set, length) => {
                 let count = rows.min(FACT_ROWS / *length as u64).max(1);
                 let best = set.best_next_loss(first, count as usize, *length)?;
                 vec![
@@ -317,7 +320,7 @@ impl Source {
                     fact("words", set.config().word_count as f64),
                 ]
             }
-            Set::Blobs(set) => vec![fact("best possible accuracy", set.bayes_accuracy())],
+            GeneratorKind::Blobs(set) => vec![fact("best possible accuracy", set.bayes_accuracy())],
         })
     }
 }
@@ -340,20 +343,20 @@ fn check_empty(folder: &Path) -> Result<()> {
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     match names.filter(|name| name.starts_with("part-")).min() {
         None => Ok(()),
-        Some(first) => Err(Error::invalid("the folder holds a data set")
+        Some(first) => Err(Error::invalid("the folder already has a data set")
             .got(first)
-            .help("files that are there are kept: name another folder")
+            .help("choose another folder; existing files are not overwritten")
             .at(folder.display())),
     }
 }
 
 /// Writes a file under a temporary name and renames it when it is complete. An existing file is not
 /// overwritten.
-fn whole_file(path: &Path, write: impl FnOnce(&Path, File) -> Result<()>) -> Result<()> {
+fn write_atomic(path: &Path, write: impl FnOnce(&Path, File) -> Result<()>) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("write", path, &error);
     if path.exists() {
         return Err(failed(std::io::ErrorKind::AlreadyExists.into())
-            .help("files that are there are kept: name another folder"));
+            .help("choose another folder; existing files are not overwritten"));
     }
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     // Hidden, so that no glob pattern matches it.
@@ -451,11 +454,11 @@ mod tests {
         std::fs::remove_file(folder.join("part-00000")).unwrap();
         std::fs::remove_file(folder.join("part-00002")).unwrap();
         let again = make.write().unwrap_err().to_string();
-        assert!(again.contains("part-00001") && again.contains("kept"), "{again}");
+        assert!(again.contains("part-00001") && again.contains("not overwritten"), "{again}");
         std::fs::remove_file(folder.join("part-00001")).unwrap();
         assert_eq!(make.write().unwrap(), made);
         let names = std::fs::read_dir(&folder).unwrap().count();
-        assert_eq!(names, 3, "nothing unfinished is left");
+        assert_eq!(names, 3, "unfinished files are removed");
         (made, folder)
     }
 
@@ -508,8 +511,8 @@ mod tests {
             assert!(Make { shards: 2, ..wrong.clone() }.write().is_err());
             assert!(Make { kind: blobs, ..wrong.clone() }.write().is_err());
             let error = Make { first_row: u64::MAX, ..wrong }.write().unwrap_err().to_string();
-            assert!(error.contains("behind the first row"), "{error}");
-            assert!(!nowhere.exists(), "what is refused leaves nothing");
+            assert!(error.contains("after the first row"), "{error}");
+            assert!(!nowhere.exists(), "a rejected call creates no folder");
             (made, folder)
         };
         let (mut images, mut labels) = (vec![0; 30 * IMAGE_PIXELS], vec![0; 30]);
@@ -533,9 +536,9 @@ mod tests {
             (blobs(), 10, 0, "number of shards"),
             (blobs(), 10, SHARDS_MAX + 1, "number of shards"),
             (blobs(), 10, 11, "more shards than rows"),
-            (text(0), 10, 1, "tokens of a record"),
-            (text(1), 10, 1, "tokens of a record"),
-            (text(TOKENS_MAX + 1), 10, 1, "tokens of a record"),
+            (text(0), 10, 1, "tokens per record"),
+            (text(1), 10, 1, "tokens per record"),
+            (text(TOKENS_MAX + 1), 10, 1, "tokens per record"),
         ] {
             let format = MakeFormat::MultiSlot;
             let make = Make { kind, format, first_row: 0, rows, shards, folder: folder.clone() };
@@ -552,7 +555,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("fleet-make-full-{}", std::process::id()));
         make_folder(&folder).unwrap();
         let path = folder.join("part-0");
-        let error = whole_file(&path, |path, _| {
+        let error = write_atomic(&path, |path, _| {
             let full = File::options().write(true).open("/dev/full").unwrap();
             write_png(path, full, &[0; IMAGE_PIXELS])
         });

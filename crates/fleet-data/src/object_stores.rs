@@ -5,7 +5,7 @@
 //! One thread drives all requests. A reader blocks until its next piece arrives, so it works in any
 //! thread. The number of bytes in flight for a reader is bounded.
 
-use crate::files::{FILES_MAX, check_count, fits};
+use crate::files::{FILES_MAX, check_count, matches_path};
 use bytes::Bytes;
 use fleet_base::{Error, Result};
 use futures_util::TryStreamExt;
@@ -125,7 +125,7 @@ impl ObjectStores {
         check_count(keys.len())?;
         let hit = |key: &Key| {
             let parts: Vec<&str> = key.as_ref().split('/').collect();
-            fits(&pieces, &parts)
+            matches_path(&pieces, &parts)
         };
         let found = keys.iter().filter(|key| hit(key));
         let mut found: Vec<PathBuf> =
@@ -141,10 +141,10 @@ impl ObjectStores {
     pub(crate) fn open(&self, url: &str) -> Result<Box<dyn Read + Send>> {
         let (client, key) = self.locate(url)?;
         let (send, pieces) = channel();
-        let room = Arc::new(Semaphore::new(ROOM_BYTES));
-        let task = self.runtime()?.spawn(fetch(client, key, send, Arc::clone(&room)));
+        let permits = Arc::new(Semaphore::new(IN_FLIGHT_BYTES_MAX));
+        let task = self.runtime()?.spawn(fetch(client, key, send, Arc::clone(&permits)));
         let mut object =
-            Object { _stores: self.clone(), pieces, room, task, piece: Bytes::new(), left: 0 };
+            Object { _stores: self.clone(), pieces, permits, task, piece: Bytes::new(), left: 0 };
         match object.next_piece() {
             Ok(()) => Ok(Box::new(object)),
             Err(error) => Err(failed(READ, url, &error).at(url)),
@@ -240,37 +240,42 @@ impl Drop for Shared {
 
 type Piece = Result<Bytes, object_store::Error>;
 
-/// Sends an object's pieces while there is room; an empty piece marks the end.
+/// Sends an object's pieces while permits are available; an empty piece marks the end.
 ///
 /// The client resumes after a broken connection, but only for a limited time after its first
 /// request. A reader that trains meanwhile may take an hour over one object. When the client gives
 /// up, the rest of the object is requested anew, provided that bytes have arrived since the last
 /// such request.
-async fn fetch(client: Arc<dyn ObjectStore>, key: Key, send: Sender<Piece>, room: Arc<Semaphore>) {
+async fn fetch(
+    client: Arc<dyn ObjectStore>,
+    key: Key,
+    send: Sender<Piece>,
+    permits: Arc<Semaphore>,
+) {
     let outcome = async {
         let whole = client.get(&key).await?;
         let size = whole.meta.size;
         let same = unchanged(&whole);
         let mut stream = whole.into_stream();
-        let (mut came, mut came_before) = (0u64, 0u64);
+        let (mut received, mut received_before) = (0u64, 0u64);
         loop {
             let piece = match stream.try_next().await {
                 Ok(Some(piece)) if piece.is_empty() => continue,
                 Ok(Some(piece)) => piece,
                 Ok(None) => break,
-                Err(error) if came == came_before => return Err(error),
+                Err(error) if received == received_before => return Err(error),
                 Err(_) => {
-                    came_before = came;
-                    let range = Some(GetRange::Bounded(came..size));
+                    received_before = received;
+                    let range = Some(GetRange::Bounded(received..size));
                     let rest = client.get_opts(&key, GetOptions { range, ..same.clone() });
                     stream = rest.await?.into_stream();
                     continue;
                 }
             };
-            came += piece.len() as u64;
-            let bytes = piece.len().min(ROOM_BYTES) as u32;
+            received += piece.len() as u64;
+            let bytes = piece.len().min(IN_FLIGHT_BYTES_MAX) as u32;
             // The reader returns the permits with the piece; the semaphore is never closed.
-            if let Ok(permit) = room.acquire_many(bytes).await {
+            if let Ok(permit) = permits.acquire_many(bytes).await {
                 permit.forget();
             }
             if send.send(Ok(piece)).is_err() {
@@ -322,7 +327,7 @@ impl ObjectParts {
         if meta.e_tag == self.e_tag && meta.size == self.size {
             return Ok(parts);
         }
-        Err(Error::unavailable("the object was replaced while it was read"))
+        Err(Error::unavailable("object was replaced during the read"))
     }
 }
 
@@ -332,7 +337,7 @@ struct Object {
     _stores: ObjectStores,
     pieces: Receiver<Piece>,
     /// Permits for bytes in flight.
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     task: JoinHandle<()>,
     piece: Bytes,
     /// Unread bytes of the piece.
@@ -343,7 +348,7 @@ impl Object {
     fn next_piece(&mut self) -> Result<(), object_store::Error> {
         let lost = || object_store::Error::Generic {
             store: "object store",
-            source: "the thread that gets objects has ended".into(),
+            source: "the download thread has ended".into(),
         };
         self.piece = self.pieces.recv().map_err(|_| lost())??;
         self.left = self.piece.len();
@@ -355,7 +360,7 @@ impl Read for Object {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         // An empty piece marks the end for good.
         if self.left == 0 && !self.piece.is_empty() {
-            self.room.add_permits(self.piece.len().min(ROOM_BYTES));
+            self.permits.add_permits(self.piece.len().min(IN_FLIGHT_BYTES_MAX));
             self.next_piece().map_err(std::io::Error::other)?;
         }
         let start = self.piece.len() - self.left;
@@ -373,16 +378,12 @@ impl Drop for Object {
 }
 
 fn parse(url: &str) -> Result<Name<'_>> {
-    let wrong = || {
-        Error::invalid("name of an object has another form")
-            .expected("SCHEME://BUCKET/KEY")
-            .got(url)
-    };
+    let wrong = || Error::invalid("invalid object name").expected("SCHEME://BUCKET/KEY").got(url);
     let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
     if !SCHEMES.contains(&scheme) {
         let known = SCHEMES.join(", ");
-        let error = Error::unsupported(format!("no object store is called {scheme}://"));
-        return Err(error.expected(known).help(ELSEWHERE).at(url));
+        let error = Error::unsupported(format!("unsupported object store {scheme}://"));
+        return Err(error.expected(known).help(DOWNLOAD_HELP).at(url));
     }
     let (bucket, key) = rest.split_once('/').ok_or_else(wrong)?;
     if bucket.is_empty() || key.is_empty() {
@@ -397,8 +398,8 @@ fn failed(what: &str, url: &str, error: &object_store::Error) -> Error {
     match (error, status(error)) {
         (E::PermissionDenied { .. } | E::Unauthenticated { .. }, _) | (_, Some(401 | 403)) => {
             let help = match credentials(url) {
-                "" => "web servers are asked without a password".to_string(),
-                names => format!("check the credentials ({names}), and that they may {what}"),
+                "" => "use a public URL; passwords for web servers are not supported".to_string(),
+                names => format!("check the credentials ({names}) and their permission to {what}"),
             };
             Error::invalid(format!("permission denied: {message}")).help(help)
         }
@@ -411,7 +412,7 @@ fn failed(what: &str, url: &str, error: &object_store::Error) -> Error {
         _ if METADATA_HOSTS.iter().any(|host| message.contains(host)) => {
             let names = credentials(url);
             Error::unavailable(message).help(format!(
-                "no credentials are set, and this machine has none of its own: set {names}"
+                "set {names}; no credentials were found in the settings or on this machine"
             ))
         }
         _ => Error::unavailable(message),
@@ -421,25 +422,25 @@ fn failed(what: &str, url: &str, error: &object_store::Error) -> Error {
 /// Returns the HTTP status. If a server refuses to list objects, the client reports the status only
 /// in the error's text.
 fn status(error: &object_store::Error) -> Option<u16> {
-    let words = error.to_string();
-    let (_, behind) = words.split_once("status code: ")?;
-    behind.split(' ').next()?.parse().ok()
+    let text = error.to_string();
+    let (_, rest) = text.split_once("status code: ")?;
+    rest.split(' ').next()?.parse().ok()
 }
 
 /// Returns the names of the variables that hold credentials.
 fn credentials(url: &str) -> &'static str {
     match url.split("://").next() {
         Some("s3" | "s3a") => {
-            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; for what is public \
+            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; for public objects \
              AWS_SKIP_SIGNATURE=true"
         }
         Some("gs") => {
-            "GOOGLE_SERVICE_ACCOUNT, GOOGLE_APPLICATION_CREDENTIALS; for what is public \
+            "GOOGLE_SERVICE_ACCOUNT, GOOGLE_APPLICATION_CREDENTIALS; for public objects \
              GOOGLE_SKIP_SIGNATURE=true"
         }
         Some("http" | "https") => "",
         _ => {
-            "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY; for what is public \
+            "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY; for public objects \
              AZURE_SKIP_SIGNATURE=true"
         }
     }
@@ -453,12 +454,11 @@ const PREFIXES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
 /// Hosts from which cloud machines request their own credentials.
 const METADATA_HOSTS: [&str; 2] = ["169.254.169.254", "metadata.google.internal"];
 const READ: &str = "read the object";
-const ELSEWHERE: &str =
-    "what another program can get comes through a download command: hadoop fs -cat";
+const DOWNLOAD_HELP: &str = "use a download command for other stores, such as hadoop fs -cat";
 /// With growing intervals, about twenty seconds of retries for servers that report that they are
 /// busy.
 const RETRIES_MAX: usize = 8;
 /// Users should not wait longer to learn that a server does not answer.
 const RETRY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Limit of the bytes in flight for one reader: a tenth of a second of a fast link.
-const ROOM_BYTES: usize = 8 << 20;
+const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;

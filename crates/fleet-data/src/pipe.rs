@@ -27,12 +27,12 @@ use std::thread::JoinHandle;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn open_piped(path: &Path, command: &str) -> Result<Box<dyn Read + Send>> {
-    Origin { pipe_command: command.to_string(), ..Origin::default() }.open(path)
+    FileSource { pipe_command: command.to_string(), ..FileSource::default() }.open(path)
 }
 
 /// The way from a file to its reader: downloads and pipe commands.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Origin {
+pub(crate) struct FileSource {
     /// Gets a file's name as its last argument and writes the file's content (`hadoop fs -cat`,
     /// `aws s3 cp --quiet`). Empty or `cat`: files are local, or in an object store.
     pub download_command: String,
@@ -41,7 +41,7 @@ pub(crate) struct Origin {
     pub pipe_command: String,
 }
 
-impl Origin {
+impl FileSource {
     pub fn open(&self, path: &Path) -> Result<Box<dyn Read + Send>> {
         let command = self.pipe_command.trim();
         let is_plain = is_plain(command);
@@ -51,14 +51,14 @@ impl Origin {
             let from = Piped::start(Stdio::null(), path, &whole, "download command")?;
             return match is_plain {
                 true => Ok(Box::new(from)),
-                false => Ok(Box::new(from.through(path, command)?)),
+                false => Ok(Box::new(from.pipe_to(path, command)?)),
             };
         }
         if is_url(path) {
             let from = self.object(path)?;
             return match is_plain {
                 true => plain(from, path),
-                false => Ok(Box::new(Piped::fed(from, path, command)?)),
+                false => Ok(Box::new(Piped::start_fed(from, path, command)?)),
             };
         }
         let file = open_file(path)?;
@@ -90,13 +90,13 @@ impl Origin {
     fn object(&self, path: &Path) -> Result<Box<dyn Read + Send>> {
         match (&self.stores, path.to_str()) {
             (Some(stores), Some(url)) => stores.open(url),
-            _ => Err(elsewhere(path.display())),
+            _ => Err(object_name_error(path.display())),
         }
     }
 
     #[cfg(not(feature = "object-store"))]
     fn object(&self, path: &Path) -> Result<Box<dyn Read + Send>> {
-        Err(elsewhere(path.display()))
+        Err(object_name_error(path.display()))
     }
 }
 
@@ -104,8 +104,8 @@ impl Origin {
 pub(crate) fn open_file(path: &Path) -> Result<File> {
     let file = File::open(path).map_err(|error| Error::io("open", path, &error))?;
     if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
-        return Err(Error::invalid("a folder is no file of records")
-            .help(format!("name the files in it: glob(\"{}/*\")", path.display()))
+        return Err(Error::invalid("expected a file of records, got a folder")
+            .help(format!("list its files with glob(\"{}/*\")", path.display()))
             .at(path.display()));
     }
     Ok(file)
@@ -120,12 +120,12 @@ pub(crate) fn is_url(path: &Path) -> bool {
 }
 
 /// Returns the error for a name of an object where only files are supported.
-pub(crate) fn elsewhere(name: impl std::fmt::Display) -> Error {
+pub(crate) fn object_name_error(name: impl std::fmt::Display) -> Error {
     let stores = match cfg!(feature = "object-store") {
-        true => "give the format object_stores(..), and list names with ObjectStores::glob",
+        true => "set object_stores(..) on the format, and list names with ObjectStores::glob",
         false => "build with the feature `object-store`",
     };
-    let help = format!("{stores}; text and TFRecord files also come through a download_command");
+    let help = format!("{stores}; for text and TFRecord files, a download_command works too");
     Error::invalid("file is in an object store").help(help).at(name)
 }
 
@@ -147,7 +147,7 @@ fn plain(mut file: impl Read + Send + 'static, path: &Path) -> Result<Box<dyn Re
         _ => return Ok(Box::new(Cursor::new(start).chain(file))),
     };
     Err(Error::invalid("file of records is compressed")
-        .help(format!("read it through a program: pipe_command(\"{program}\")"))
+        .help(format!("read it through a command: pipe_command(\"{program}\")"))
         .at(path.display()))
 }
 
@@ -216,7 +216,7 @@ impl Piped {
     }
 
     /// Starts a command whose input is read from `from`.
-    fn fed(mut from: Box<dyn Read + Send>, path: &Path, command: &str) -> Result<Piped> {
+    fn start_fed(mut from: Box<dyn Read + Send>, path: &Path, command: &str) -> Result<Piped> {
         let mut piped = Piped::start(Stdio::piped(), path, command, "pipe command")?;
         let mut input = piped.child.stdin.take();
         piped.feeder = Some(std::thread::spawn(move || {
@@ -231,7 +231,7 @@ impl Piped {
     }
 
     /// Starts a command that reads the output of this one.
-    fn through(mut self, path: &Path, command: &str) -> Result<Piped> {
+    fn pipe_to(mut self, path: &Path, command: &str) -> Result<Piped> {
         let input = self.stdout.take().map_or_else(Stdio::null, Stdio::from);
         let mut next = Piped::start(input, path, command, "pipe command")?;
         next.from = Some(Box::new(self));
@@ -242,14 +242,14 @@ impl Piped {
     fn end(&mut self) -> std::io::Result<()> {
         self.ended = true;
         let status = self.child.wait()?;
-        let said = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         if let Some(feeder) = self.feeder.take() {
             feeder.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")))?;
         }
         if status.success() {
             return self.from.as_mut().map_or(Ok(()), |from| from.end());
         }
-        if self.stdout.is_none() && stopped_listening(status) {
+        if self.stdout.is_none() && is_broken_pipe(status) {
             return Ok(());
         }
         // The command that feeds this one may have failed first; its error is then the cause.
@@ -258,13 +258,13 @@ impl Piped {
         {
             from.end()?;
         }
-        let said = String::from_utf8_lossy(&said);
-        let said = match said.trim() {
-            "" => "it said nothing".to_string(),
-            said => format!("it said:\n{said}"),
+        let stderr = String::from_utf8_lossy(&stderr);
+        let stderr = match stderr.trim() {
+            "" => "standard error is empty".to_string(),
+            text => format!("standard error:\n{text}"),
         };
         Err(std::io::Error::other(format!(
-            "the {} '{}' failed on {} ({status}); {said}",
+            "the {} '{}' failed on {} ({status}); {stderr}",
             self.role, self.command, self.path
         )))
     }
@@ -295,7 +295,7 @@ impl Drop for Piped {
 }
 
 /// Returns whether a program ended because its output was closed, as with `head`.
-fn stopped_listening(status: ExitStatus) -> bool {
+fn is_broken_pipe(status: ExitStatus) -> bool {
     // Shells report a signal that ended their command as 128 plus its number.
     #[cfg(unix)]
     if std::os::unix::process::ExitStatusExt::signal(&status) == Some(SIGPIPE) {

@@ -48,9 +48,9 @@ impl Prefetch {
         layout: &Arc<BatchLayout>,
         ahead: usize,
     ) -> Result<Prefetch> {
-        if ahead == 0 || ahead > AHEAD_MAX {
-            return Err(Error::invalid("number of batches to make ahead is out of range")
-                .expected(format!("1 to {AHEAD_MAX}"))
+        if ahead == 0 || ahead > PREFETCH_MAX {
+            return Err(Error::invalid("number of prefetched batches is out of range")
+                .expected(format!("1 to {PREFETCH_MAX}"))
                 .got(ahead));
         }
         let mut prefetch = Prefetch { lanes: VecDeque::new(), skipped: Skipped::default() };
@@ -96,7 +96,7 @@ impl Lane {
     /// Waits for the thread, and returns the lines that its source skipped.
     fn end(self) -> Result<Skipped> {
         drop(self.full);
-        let lost = |_| Error::internal("a thread that makes batches panicked");
+        let lost = |_| Error::internal("a prefetch thread panicked");
         self.thread.join().map_err(lost)
     }
 }
@@ -136,7 +136,7 @@ impl Drop for Prefetch {
 }
 
 /// Limit of the batches ahead; more only take memory.
-const AHEAD_MAX: usize = 1024;
+const PREFETCH_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {

@@ -88,7 +88,7 @@ impl Slot {
 /// let schema = Schema::new([Slot::ragged_ids("words"), Slot::dense_floats("label", [1])])?;
 /// assert_eq!(schema.index("label")?, 1);
 /// let error = schema.index("word").unwrap_err();
-/// assert!(error.to_string().starts_with("no slot is called 'word'; did you mean 'words'?"));
+/// assert!(error.to_string().starts_with("unknown slot 'word'; did you mean 'words'?"));
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,21 +112,21 @@ impl Schema {
     fn build(slots: impl IntoIterator<Item = Slot>, record_ids: bool) -> Result<Arc<Schema>> {
         let slots: Vec<Slot> = slots.into_iter().collect();
         if slots.is_empty() || slots.len() > SLOTS_MAX {
-            return Err(Error::invalid("a record has a wrong number of slots")
+            return Err(Error::invalid("number of slots is out of range")
                 .expected(format!("1 to {SLOTS_MAX}"))
                 .got(slots.len()));
         }
         let mut names = HashSet::new();
         for (index, slot) in slots.iter().enumerate() {
             if slot.name.is_empty() || !names.insert(slot.name.as_str()) {
-                return Err(Error::invalid(format!("slot {index} needs a name of its own"))
+                return Err(Error::invalid(format!("slot {index} needs a unique, non-empty name"))
                     .got(format!("'{}'", slot.name)));
             }
             if let SlotForm::Dense(shape) = &slot.form {
                 let width = shape.iter().try_fold(1usize, |all, &one| all.checked_mul(one));
                 if !width.is_some_and(|width| (1..=WIDTH_MAX).contains(&width)) {
                     return Err(Error::invalid(format!(
-                        "slot '{}' has a wrong number of values",
+                        "number of values in slot '{}' is out of range",
                         slot.name
                     ))
                     .expected(format!("a shape of 1 to {WIDTH_MAX} values"))
@@ -151,7 +151,7 @@ impl Schema {
         self.slots.iter().position(|slot| slot.name == name).ok_or_else(|| {
             let names = self.slots.iter().map(|slot| slot.name.as_str());
             let hint = text::did_you_mean(name, names);
-            Error::invalid(format!("no slot is called '{name}'{hint}"))
+            Error::invalid(format!("unknown slot '{name}'{hint}"))
         })
     }
 }
@@ -168,15 +168,15 @@ mod tests {
     #[test]
     fn names_and_shapes_are_checked() {
         let refused = |slots: Vec<Slot>| Schema::new(slots).unwrap_err().to_string();
-        assert_eq!(
-            refused(vec![]),
-            "a record has a wrong number of slots: expected 1 to 65536, got 0"
-        );
+        assert_eq!(refused(vec![]), "number of slots is out of range: expected 1 to 65536, got 0");
         assert_eq!(
             refused(vec![Slot::ragged_ids("a"), Slot::ragged_floats("a")]),
-            "slot 1 needs a name of its own: got 'a'"
+            "slot 1 needs a unique, non-empty name: got 'a'"
         );
-        assert!(refused(vec![Slot::ragged_ids("")]).starts_with("slot 0 needs a name"));
+        assert!(
+            refused(vec![Slot::ragged_ids("")])
+                .starts_with("slot 0 needs a unique, non-empty name")
+        );
         let zero = refused(vec![Slot::dense_ids("x", [3, 0])]);
         assert!(zero.contains("'x'") && zero.ends_with("got [3, 0]"), "{zero}");
         assert!(Schema::new([Slot::dense_ids("x", [usize::MAX, 2])]).is_err());

@@ -4,7 +4,7 @@ use crate::Scope;
 use crate::plan::{Place, Plan, ROWS_HEADER_BYTES, StepKind};
 use fleet_base::{Error, Result};
 use fleet_ops::{Arg, Meta};
-use fleet_tensor::{Buffer, Shape, Tensor};
+use fleet_tensor::{Buffer, Tensor};
 use std::sync::Arc;
 
 /// The memory for temporaries and scratch.
@@ -139,7 +139,7 @@ pub(crate) fn check_fed(name: &str, planned: Meta, feed: &Tensor) -> Result<()> 
     if row_major && feed.as_bytes().len() == planned.bytes() {
         return Ok(());
     }
-    Err(Error::invalid(format!("the value fed for '{name}' does not fit"))
+    Err(Error::invalid(format!("the value fed for '{name}' has the wrong layout or size"))
         .expected(format!("{} {}", planned.describe(), fleet_tensor::Layout::RowMajor))
         .got(format!("{}{} {}", feed.dtype(), feed.shape(), feed.layout())))
 }
@@ -151,7 +151,7 @@ fn check_scope_var(scope: &Scope, var: &crate::plan::ScopeVar) -> Result<()> {
         None => scope.raw(&var.name).map(|_| ()),
         Some((dtype, shape)) if dtype == var.dtype && shape == var.shape => Ok(()),
         Some((dtype, shape)) => Err(Error::invalid(format!(
-            "variable '{}' in the scope is not what the program was planned for",
+            "variable '{}' in the scope has another type or shape than planned",
             var.name
         ))
         .expected(format!("{}{}", var.dtype, var.shape))
@@ -192,15 +192,15 @@ fn densify(arg: &Arg, tensor: &mut Tensor) -> Result<()> {
     let values: &[f32] = match arg.dtype {
         fleet_tensor::DType::F32 => arg.slice(),
         other => {
-            return Err(Error::unsupported("sparse rows of this type cannot be fetched").got(other));
+            return Err(Error::unsupported("cannot fetch sparse rows of this type").got(other));
         }
     };
     let dense = tensor.as_mut_slice::<f32>()?;
     dense.fill(0.0);
     for (row, id) in arg.row_ids().iter().enumerate() {
         let Some(id) = usize::try_from(*id).ok().filter(|id| *id < height) else {
-            return Err(Error::invalid("row number outside the matrix")
-                .expected(Shape::from_usize(&[height, width]))
+            return Err(Error::invalid("row index out of range")
+                .expected(format!("a row below {height}"))
                 .got(id));
         };
         let from = &values[row * width..][..width];

@@ -50,12 +50,12 @@ use std::sync::Arc;
 /// let trace = executor.trace(); // of the last run
 /// assert!(trace.duration_us() > 0.0 && trace.exposed_us() == 0.0);
 ///
-/// // What a run with other shapes would need, without running, on a device that has no memory.
+/// // Plan for other shapes on a device without memory, to see what a run needs.
 /// let feed = [("x", DType::F32, [1000, 2].into())];
-/// let mut nowhere = Executor::new(ExecOptions { device: Device::Null, ..ExecOptions::threads(1) });
-/// let summary: PlanSummary = nowhere.plan(&program, &scope, &feed, &["z"])?;
-/// assert_eq!((summary.feed_bytes, summary.arena_bytes), (8000, 8000)); // one lies over the other
-/// let planned = nowhere.planned_program(&program, &scope, &feed, &["z"])?;
+/// let mut planner = Executor::new(ExecOptions { device: Device::Null, ..ExecOptions::threads(1) });
+/// let summary: PlanSummary = planner.plan(&program, &scope, &feed, &["z"])?;
+/// assert_eq!((summary.feed_bytes, summary.arena_bytes), (8000, 8000)); // y and z share memory
+/// let planned = planner.planned_program(&program, &scope, &feed, &["z"])?;
 /// assert_eq!(planned.root_ops().count(), summary.op_count);
 /// # Ok(())
 /// # }
@@ -147,7 +147,7 @@ impl Executor {
         out: &mut Vec<Tensor>,
     ) -> Result<()> {
         if self.options.device == Device::Null {
-            return Err(Error::unsupported("the null device plans programs and runs none")
+            return Err(Error::unsupported("the null device cannot run programs")
                 .help("use Executor::plan, or another device"));
         }
         let key = request_key(
@@ -212,7 +212,7 @@ impl Executor {
             }
         }
         let mut rows: Vec<_> =
-            by_op.into_iter().map(|(name, (calls, seconds))| (name, calls, seconds)).collect();
+            by_op.into_iter().map(|(name, (count, seconds))| (name, count, seconds)).collect();
         rows.sort_by(|a, b| b.2.total_cmp(&a.2));
         rows
     }
@@ -250,10 +250,10 @@ impl Executor {
         fetch: &[&str],
     ) -> Result<Planned> {
         let fetches: Vec<VarId> =
-            fetch.iter().map(|name| fetchable(program, name)).collect::<Result<_>>()?;
+            fetch.iter().map(|name| find_fetch(program, name)).collect::<Result<_>>()?;
         let feeds: Vec<(VarId, Meta)> =
-            feed.iter().map(|fed| feedable(program, fed)).collect::<Result<_>>()?;
-        check_no_double(feed)?;
+            feed.iter().map(|fed| find_feed(program, fed)).collect::<Result<_>>()?;
+        check_no_duplicates(feed)?;
         check_row_major(program)?;
         let rewritten =
             fleet_passes::optimize(program, self.registry, &fetches, &self.build_options())?;
@@ -299,7 +299,7 @@ impl Executor {
         feed: &[(&str, &Tensor)],
     ) -> Result<()> {
         let Some(planned) = self.plans.get_mut(&key) else {
-            return Err(Error::internal("plan is gone"));
+            return Err(Error::internal("plan not found"));
         };
         let wanted = planned.plan.block_bytes;
         if self.arena.bytes() < wanted {
@@ -339,7 +339,7 @@ impl Executor {
 
     fn fetch(&self, key: u128, out: &mut Vec<Tensor>) -> Result<()> {
         let Some(planned) = self.plans.get(&key) else {
-            return Err(Error::internal("plan is gone"));
+            return Err(Error::internal("plan not found"));
         };
         let fetches = &planned.plan.fetches;
         out.truncate(fetches.len());
@@ -383,26 +383,28 @@ fn request_key<'a>(
     half(1) << 64 | half(2)
 }
 
-fn fetchable(program: &Program, name: &str) -> Result<VarId> {
+pub(crate) fn find_fetch(program: &Program, name: &str) -> Result<VarId> {
     program.var_named(name).map_err(|error| error.at("the fetch list"))
 }
 
 /// Returns the variable for a fed value, with the value's type and shape.
-pub(crate) fn feedable(
+pub(crate) fn find_feed(
     program: &Program,
     (name, dtype, shape): &(&str, DType, Shape),
 ) -> Result<(VarId, Meta)> {
     let data = || program.vars().filter(|(_, var)| var.is_data).map(|(_, var)| var.name.as_str());
     let id = program.find_var(name).filter(|id| program.var(*id).is_data).ok_or_else(|| {
         let hint = text::did_you_mean(name, data());
-        Error::invalid(format!("the program takes no input '{name}'{hint}"))
+        Error::invalid(format!("the program has no input '{name}'{hint}"))
             .expected(format!("one of {}", data().collect::<Vec<_>>().join(", ")))
     })?;
     let var = program.var(id);
     if var.dtype != *dtype || !var.shape.agrees(shape) {
-        return Err(Error::invalid(format!("the value fed for '{name}' does not fit"))
-            .expected(format!("{}{}", var.dtype, var.shape))
-            .got(format!("{dtype}{shape}")));
+        return Err(Error::invalid(format!(
+            "the value fed for '{name}' has the wrong type or shape"
+        ))
+        .expected(format!("{}{}", var.dtype, var.shape))
+        .got(format!("{dtype}{shape}")));
     }
     Ok((id, Meta::dense(*dtype, *shape)))
 }
@@ -412,22 +414,20 @@ pub(crate) fn feedable(
 fn check_row_major(program: &Program) -> Result<()> {
     match program.vars().find(|(_, var)| var.layout != Layout::RowMajor) {
         None => Ok(()),
-        Some((_, var)) => Err(Error::invalid(format!("'{}' states a layout", var.name))
+        Some((_, var)) => Err(Error::invalid(format!("'{}' has an explicit layout", var.name))
             .expected(Layout::RowMajor)
             .got(var.layout)
             .help("leave layouts to the executor (choose_layout)")),
     }
 }
 
-pub(crate) fn check_no_double(feed: &[(&str, DType, Shape)]) -> Result<()> {
+pub(crate) fn check_no_duplicates(feed: &[(&str, DType, Shape)]) -> Result<()> {
     if feed.len() > FEEDS_MAX {
-        return Err(Error::exhausted("too many inputs are fed")
-            .expected(FEEDS_MAX)
-            .got(feed.len()));
+        return Err(Error::exhausted("too many feeds").expected(FEEDS_MAX).got(feed.len()));
     }
     for (index, (name, ..)) in feed.iter().enumerate() {
         if feed[..index].iter().any(|(other, ..)| other == name) {
-            return Err(Error::invalid(format!("'{name}' is fed twice")));
+            return Err(Error::invalid(format!("duplicate feed '{name}'")));
         }
     }
     Ok(())

@@ -34,32 +34,33 @@ pub(crate) enum LaneKey {
 }
 
 /// Assigns each op to a lane.
-pub(crate) struct LaneChoice {
+pub(crate) struct LaneAssignment {
     /// Whether every op runs in the compute lane.
     one_lane: bool,
     /// Rings that the compute lane serves itself, which therefore have no lane of their own.
     inline_rings: HashSet<i64>,
     /// Whether the program communicates, so that other processes may wait for it.
-    pub talks: bool,
+    pub communicates: bool,
 }
 
-impl LaneChoice {
+impl LaneAssignment {
     /// The calls on a ring have one order, so a single lane makes them all. This is the ring's own
     /// lane, or the compute lane if one of the ring's ops must run there.
-    pub fn of(program: &Program, registry: &Registry, one_lane: bool) -> Result<LaneChoice> {
-        let mut choice = LaneChoice { one_lane, inline_rings: HashSet::new(), talks: false };
+    pub fn new(program: &Program, registry: &Registry, one_lane: bool) -> Result<LaneAssignment> {
+        let mut assignment =
+            LaneAssignment { one_lane, inline_rings: HashSet::new(), communicates: false };
         for block in program.block_ids() {
             for (_, op) in program.block_ops(block).filter(|(_, op)| op.name() != CONDITIONAL) {
                 let def = registry.get(op.name())?;
                 let Some(ring) = ring_id(op, def) else { continue };
-                choice.talks = true;
+                assignment.communicates = true;
                 let has = op.spec.attr_index("use_calc_stream").is_some();
                 if has && op.attr_bool("use_calc_stream") || def.traits.lane != Lane::Ring {
-                    choice.inline_rings.insert(ring);
+                    assignment.inline_rings.insert(ring);
                 }
             }
         }
-        Ok(choice)
+        Ok(assignment)
     }
 
     pub fn lane(&self, op: &Op, def: &OpDef) -> LaneKey {
@@ -79,13 +80,13 @@ impl LaneChoice {
 
 /// Returns the ring on which an op communicates.
 fn ring_id(op: &Op, def: &OpDef) -> Option<i64> {
-    let talks = def.traits.effect && op.spec.attr_index("ring_id").is_some();
-    talks.then(|| op.attr_int("ring_id"))
+    let communicates = def.traits.effect && op.spec.attr_index("ring_id").is_some();
+    communicates.then(|| op.attr_int("ring_id"))
 }
 
 /// Whether an op only communicates. An op that also computes, such as synchronous batch norm, does
 /// not count.
-pub(crate) fn only_talks(op: &Op, def: &OpDef) -> bool {
+pub(crate) fn only_communicates(op: &Op, def: &OpDef) -> bool {
     def.traits.lane == Lane::Ring && ring_id(op, def).is_some()
 }
 
@@ -93,7 +94,7 @@ pub(crate) fn only_talks(op: &Op, def: &OpDef) -> bool {
 pub(crate) fn flatten(
     program: &Program,
     registry: &Registry,
-    lanes: &LaneChoice,
+    lanes: &LaneAssignment,
 ) -> Result<Vec<Flat>> {
     let mut flat = Vec::new();
     append(&mut flat, program, registry, lanes, Program::ROOT)?;
@@ -104,7 +105,7 @@ fn append(
     flat: &mut Vec<Flat>,
     program: &Program,
     registry: &Registry,
-    lanes: &LaneChoice,
+    lanes: &LaneAssignment,
     block: BlockId,
 ) -> Result<()> {
     for (id, op) in program.block_ops(block) {
@@ -136,7 +137,7 @@ fn append(
 fn lanes_of(
     program: &Program,
     registry: &Registry,
-    lanes: &LaneChoice,
+    lanes: &LaneAssignment,
     block: BlockId,
     keys: &mut Vec<LaneKey>,
 ) -> Result<()> {

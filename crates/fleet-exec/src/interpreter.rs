@@ -4,17 +4,17 @@
 
 use crate::Scope;
 use crate::bind::{check_fed, copy_out};
-use crate::executor::{check_no_double, feedable};
-use crate::flat::{self, CONDITIONAL, LaneChoice};
+use crate::executor::{check_no_duplicates, find_feed, find_fetch};
+use crate::flat::{self, CONDITIONAL, Flat, LaneAssignment};
 use crate::lanes::first_non_finite;
-use crate::shapes::{Known, Shapes};
+use crate::shapes::{KnownShapes, Shapes};
 use crate::spill::FileSpill;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, KernelCtx, Meta, PrepareCtx, Registry, Services};
+use fleet_ops::{Arg, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, Services};
 use fleet_tensor::{Buffer, Layout, Tensor};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Runs programs one op at a time, as a reference.
@@ -64,6 +64,7 @@ struct Frame<'a> {
     shapes: Shapes<'a>,
     scope: &'a mut Scope,
     values: HashMap<VarId, Value>,
+    kernels: HashMap<OpId, Kernel>,
     step: u64,
 }
 
@@ -87,7 +88,8 @@ impl Interpreter {
         self
     }
 
-    /// Like [`Executor::run`](crate::Executor::run).
+    /// Like [`Executor::run`](crate::Executor::run). An error that the executor reports before the
+    /// first op runs is reported before it here too, and leaves the scope's step unchanged.
     pub fn run(
         &self,
         program: &Program,
@@ -96,23 +98,68 @@ impl Interpreter {
         fetch: &[&str],
     ) -> Result<Vec<Tensor>> {
         let metas: Vec<_> = feed.iter().map(|(name, t)| (*name, t.dtype(), *t.shape())).collect();
-        check_no_double(&metas)?;
-        let feeds = metas.iter().map(|fed| feedable(program, fed)).collect::<Result<Vec<_>>>()?;
-        let lanes = LaneChoice::of(program, self.registry, true)?;
+        check_no_duplicates(&metas)?;
+        let feeds = metas.iter().map(|fed| find_feed(program, fed)).collect::<Result<Vec<_>>>()?;
+        let fetches: Vec<VarId> =
+            fetch.iter().map(|name| find_fetch(program, name)).collect::<Result<_>>()?;
+        let lanes = LaneAssignment::new(program, self.registry, true)?;
         let flat = flat::flatten(program, self.registry, &lanes)?;
-        let known = Known { feeds: &feeds, scope_meta: &|name| scope.meta(name) };
+        let known = KnownShapes { feeds: &feeds, scope_meta: &|name| scope.meta(name) };
         let shapes = Shapes::infer(program, &flat, &known)?;
+        fetches.iter().try_for_each(|var| shapes.check_known(*var))?;
+        let kernels = self.prepare_all(program, &flat, &shapes)?;
+        check_scope(program, &flat, &fetches, scope)?;
         let step = scope.step();
-        let mut frame = Frame { program, shapes, scope, values: HashMap::new(), step };
+        let mut frame = Frame { program, shapes, scope, values: HashMap::new(), kernels, step };
         for ((id, meta), (name, tensor)) in feeds.iter().zip(feed) {
             check_fed(name, *meta, tensor)?;
             let value = Value { meta: *meta, data: None, address: tensor.as_ptr(), rows: None };
             frame.values.insert(*id, value);
         }
+        frame.scope.set_step(step + 1);
         self.run_block(&mut frame, Program::ROOT)?;
-        let out = fetch.iter().map(|name| frame.fetch(name)).collect();
-        scope.set_step(step + 1);
-        out
+        fetches.iter().map(|var| copy_out(&frame.arg(*var)?, None)).collect()
+    }
+
+    /// Prepares the kernels of all ops.
+    fn prepare_all(
+        &self,
+        program: &Program,
+        flat: &[Flat],
+        shapes: &Shapes<'_>,
+    ) -> Result<HashMap<OpId, Kernel>> {
+        let ops = flat.iter().filter_map(|step| match step {
+            Flat::Op(id, def) => Some((*id, *def)),
+            Flat::Jump { .. } => None,
+        });
+        ops.map(|(id, def)| {
+            let kernel = self.prepare(program, id, def, shapes);
+            Ok((id, kernel.map_err(|error| error.at(program.describe_op(id)))?))
+        })
+        .collect()
+    }
+
+    fn prepare(
+        &self,
+        program: &Program,
+        id: OpId,
+        def: &OpDef,
+        shapes: &Shapes<'_>,
+    ) -> Result<Kernel> {
+        let op = program.op(id);
+        let layouts = |slots: &[Vec<VarId>]| -> Vec<Vec<Layout>> {
+            slots.iter().map(|vars| vec![Layout::RowMajor; vars.len()]).collect()
+        };
+        (def.cpu)(&PrepareCtx {
+            op,
+            inputs: &shapes.of_slots(&op.inputs),
+            outputs: &shapes.of_slots(&op.outputs),
+            input_layouts: &layouts(&op.inputs),
+            output_layouts: &layouts(&op.outputs),
+            threads: 1,
+            seed: program.seed(),
+            services: &self.services,
+        })
     }
 
     fn run_block(&self, frame: &mut Frame<'_>, block: BlockId) -> Result<()> {
@@ -134,7 +181,6 @@ impl Interpreter {
 
     fn run_op(&self, frame: &mut Frame<'_>, id: OpId) -> Result<()> {
         let op = frame.program.op(id);
-        let def = self.registry.get(op.name())?;
         let arg_slots = |frame: &mut Frame<'_>, slots: &[Vec<VarId>]| -> Result<Vec<Vec<Arg>>> {
             slots.iter().map(|vars| vars.iter().map(|var| frame.arg(*var)).collect()).collect()
         };
@@ -147,19 +193,7 @@ impl Interpreter {
             }
         }
         let outputs = arg_slots(frame, &op.outputs)?;
-        let layouts = |slots: &[Vec<VarId>]| -> Vec<Vec<Layout>> {
-            slots.iter().map(|vars| vec![Layout::RowMajor; vars.len()]).collect()
-        };
-        let kernel = (def.cpu)(&PrepareCtx {
-            op,
-            inputs: &frame.shapes.of_slots(&op.inputs),
-            outputs: &frame.shapes.of_slots(&op.outputs),
-            input_layouts: &layouts(&op.inputs),
-            output_layouts: &layouts(&op.outputs),
-            threads: 1,
-            seed: frame.program.seed(),
-            services: &self.services,
-        })?;
+        let kernel = &frame.kernels[&id];
         let scratch = Buffer::zeroed(kernel.scratch_bytes)?;
         let input_slots: Vec<&[Arg]> = inputs.iter().map(Vec::as_slice).collect();
         let output_slots: Vec<&[Arg]> = outputs.iter().map(Vec::as_slice).collect();
@@ -193,8 +227,10 @@ impl Frame<'_> {
         let var = self.program.var(id);
         if !self.values.contains_key(&id) {
             if !var.persistable {
-                let what = if var.is_data { "no value was fed for" } else { "no op has written" };
-                return Err(Error::invalid(format!("{what} '{}'", var.name)));
+                return Err(Error::invalid(match var.is_data {
+                    true => format!("no value was fed for '{}'", var.name),
+                    false => format!("'{}' is read before it is written", var.name),
+                }));
             }
             self.scope.ensure_layout(&var.name, Layout::RowMajor)?;
             let held = self.scope.raw(&var.name)?;
@@ -231,9 +267,63 @@ impl Frame<'_> {
         self.values.insert(id, Value { meta, data, address: std::ptr::null_mut(), rows });
         Ok(())
     }
+}
 
-    fn fetch(&mut self, name: &str) -> Result<Tensor> {
-        let id = self.program.var_named(name)?;
-        copy_out(&self.arg(id)?, None)
+/// Returns an error if the program reads a variable that is not in the scope and that no op writes
+/// first. An executor finds such a variable when it binds the plan.
+fn check_scope(program: &Program, flat: &[Flat], fetches: &[VarId], scope: &Scope) -> Result<()> {
+    let mut written: HashSet<VarId> = HashSet::new();
+    let check = |id: VarId, written: &HashSet<VarId>| -> Result<()> {
+        let var = program.var(id);
+        if var.persistable && !written.contains(&id) {
+            scope.raw(&var.name)?;
+        }
+        Ok(())
+    };
+    let mut read_last = fetches.to_vec();
+    for step in flat {
+        match step {
+            Flat::Op(id, _) => {
+                let op = program.op(*id);
+                op.all_inputs().try_for_each(|var| check(var, &written))?;
+                written.extend(op.all_outputs());
+            }
+            Flat::Jump { condition, .. } => read_last.push(*condition),
+        }
+    }
+    read_last.into_iter().try_for_each(|var| check(var, &written))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ExecOptions, Executor};
+
+    /// A run that fails before its first op leaves the step unchanged. A run that fails later
+    /// counts.
+    #[test]
+    fn a_failed_run_counts_once_its_ops_run() {
+        let x = Tensor::from_slice(&[0.0f32], [1]).unwrap();
+        let check = |body: &str, fetch: &str, steps: u64| {
+            let text = format!("fleet program 1 block0 {{ %x: f32[1] data %y: f32[1] {body} }}");
+            let program = Program::parse(&text, Registry::standard()).unwrap();
+            let (mut slow, mut fast) = (Scope::new(), Scope::new());
+            let interpreter = Interpreter { check_nan_inf: true, ..Interpreter::new() };
+            let plain = interpreter.run(&program, &mut slow, &[("x", &x)], &[fetch]).err();
+            let options = ExecOptions { check_nan_inf: true, ..ExecOptions::threads(1) };
+            let planned = Executor::new(options).run(&program, &mut fast, &[("x", &x)], &[fetch]);
+            let kinds = (plain.map(|error| error.kind()), planned.err().map(|error| error.kind()));
+            assert!(kinds.0.is_some() && kinds.0 == kinds.1, "{body}: {kinds:?}");
+            assert_eq!((slow.step(), fast.step()), (steps, steps), "{body}");
+        };
+        check("(Out: %y) = log(X: %x)", "y", 1);
+        let tanh = "(Out: %y) = tanh(X: %x)";
+        check(tanh, "z", 0);
+        check(&format!("%z: f32[1] {tanh}"), "z", 0);
+        check(&format!("%w: f32[1] persistable {tanh}"), "w", 0);
+        let add = "(Out: %z) = elementwise_add(X: %y, Y: %w)";
+        check(&format!("%w: f32[1] persistable %z: f32[1] {tanh} {add}"), "z", 0);
+        let sum = "(Out: %z) = c_allreduce_sum(X: %y) {nranks: 2}";
+        check(&format!("%z: f32[1] {tanh} {sum}"), "z", 0);
     }
 }

@@ -97,22 +97,22 @@ pub(crate) struct Lanes {
 }
 
 struct LaneThread {
-    mailbox: Arc<Mailbox>,
+    slot: Arc<WorkSlot>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Mailbox {
-    state: Mutex<Mail>,
+struct WorkSlot {
+    state: Mutex<Work>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-enum Mail {
+enum Work {
     #[default]
     Empty,
     /// The address of a [`Run`], which outlives the work, and the number of the lane.
-    Work(usize, usize),
+    Run(usize, usize),
     Stop,
 }
 
@@ -138,11 +138,11 @@ impl Lanes {
         let sides = &self.threads[..plan.lanes.len() - 1];
         let address = &raw const run as usize;
         for (index, side) in sides.iter().enumerate() {
-            side.mailbox.put(Mail::Work(address, index + 1));
+            side.slot.put(Work::Run(address, index + 1));
         }
         run.run_lane(0, pool);
         for side in sides {
-            side.mailbox.await_empty();
+            side.slot.wait_idle();
         }
         match lock(&progress.error).take() {
             Some(error) => Err(error),
@@ -153,34 +153,34 @@ impl Lanes {
 
 impl LaneThread {
     fn start(lane: usize) -> Result<LaneThread> {
-        let mailbox = Arc::new(Mailbox::default());
-        let theirs = Arc::clone(&mailbox);
+        let slot = Arc::new(WorkSlot::default());
+        let theirs = Arc::clone(&slot);
         let thread = std::thread::Builder::new()
             .name(format!("fleet-lane-{lane}"))
             .spawn(move || theirs.serve())
             .map_err(|error| Error::exhausted(format!("cannot start a lane's thread: {error}")))?;
-        Ok(LaneThread { mailbox, thread: Some(thread) })
+        Ok(LaneThread { slot, thread: Some(thread) })
     }
 }
 
 impl Drop for LaneThread {
     fn drop(&mut self) {
-        self.mailbox.put(Mail::Stop);
+        self.slot.put(Work::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-impl Mailbox {
-    fn put(&self, mail: Mail) {
-        *lock(&self.state) = mail;
+impl WorkSlot {
+    fn put(&self, work: Work) {
+        *lock(&self.state) = work;
         self.changed.notify_all();
     }
 
-    fn await_empty(&self) {
+    fn wait_idle(&self) {
         let mut state = lock(&self.state);
-        while !matches!(*state, Mail::Empty) {
+        while !matches!(*state, Work::Empty) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -191,19 +191,19 @@ impl Mailbox {
             let mut state = lock(&self.state);
             let (address, lane) = loop {
                 match *state {
-                    Mail::Stop => return,
-                    Mail::Work(address, lane) => break (address, lane),
-                    Mail::Empty => {
+                    Work::Stop => return,
+                    Work::Run(address, lane) => break (address, lane),
+                    Work::Empty => {
                         state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                     }
                 }
             };
             drop(state);
             // SAFETY: the run lives on the stack of `Lanes::run`, which does not return before this
-            // mailbox is empty again.
+            // slot is empty again.
             let run = unsafe { &*(address as *const Run<'_>) };
             run.run_lane(lane, &serial);
-            self.put(Mail::Empty);
+            self.put(Work::Empty);
         }
     }
 }
@@ -214,16 +214,18 @@ impl Run<'_> {
         match outcome {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self.fail(error),
-            Err(panic) => self.fail(Error::internal("a kernel panicked").got(said(&*panic))),
+            Err(panic) => {
+                self.fail(Error::internal("a kernel panicked").got(panic_message(&*panic)))
+            }
         }
     }
 
     /// Fails the run. Notifies the other lanes and the peers, which would otherwise wait for this
     /// rank.
     fn fail(&self, error: Error) {
-        let told = self.plan.talks.then(|| error.clone());
+        let for_peers = self.plan.communicates.then(|| error.clone());
         self.progress.fail(error);
-        if let Some(error) = told {
+        if let Some(error) = for_peers {
             self.services.abort(&error);
         }
     }
@@ -271,12 +273,12 @@ impl Run<'_> {
             pool,
             step: self.step,
             seed: self.plan.program.seed(),
-            talked: self.times.map(|times| times.talked(at)),
+            talked: self.times.map(|times| times.communication_ns(at)),
         };
         let begin = self.times.map(Times::now);
         (instr.run)(&ctx).map_err(|error| error.at(self.plan.program.describe_op(step.op)))?;
         if let (Some(times), Some(begin)) = (self.times, begin) {
-            times.record(at, begin, step.talks);
+            times.record(at, begin, step.only_communicates);
         }
         if self.check_nan_inf {
             self.check_finite(step, instr)?;
@@ -318,7 +320,7 @@ pub(crate) fn first_non_finite(arg: &Arg) -> Option<(usize, f64)> {
     }
 }
 
-fn said(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
         .map(|text| text.to_string())

@@ -49,7 +49,7 @@ pub(crate) fn pack(blocks: &[Block]) -> (Vec<usize>, usize) {
 }
 
 /// Returns the maximum number of bytes that are live at once, a lower bound of the arena's size.
-pub(crate) fn live_most(blocks: &[Block]) -> usize {
+pub(crate) fn max_live_bytes(blocks: &[Block]) -> usize {
     let mut events: Vec<(usize, isize)> = Vec::with_capacity(2 * blocks.len());
     for block in blocks {
         events.push((block.start, block.bytes as isize));
@@ -85,7 +85,7 @@ mod tests {
                 })
                 .collect();
             let (offsets, total) = pack(&blocks);
-            assert!(live_most(&blocks) <= total);
+            assert!(max_live_bytes(&blocks) <= total);
             for i in 0..blocks.len() {
                 assert!(offsets[i] % ALIGN == 0 && offsets[i] + blocks[i].bytes <= total);
                 for j in 0..i {
@@ -103,6 +103,6 @@ mod tests {
         let blocks: Vec<Block> =
             (0..10).map(|i| Block { bytes: 640, start: i, end: i + 1 }).collect();
         assert_eq!(pack(&blocks).1, 1280);
-        assert_eq!(live_most(&blocks), 1280);
+        assert_eq!(max_live_bytes(&blocks), 1280);
     }
 }

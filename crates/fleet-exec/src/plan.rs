@@ -9,10 +9,10 @@
 //! A plan guarantees to kernels that no two lanes access the same bytes at once unless both only
 //! read. An output shares memory with an input only if the op's definition allows it.
 
-use crate::flat::{self, Flat, LaneChoice, LaneKey, only_talks};
+use crate::flat::{self, Flat, LaneAssignment, LaneKey, only_communicates};
 use crate::memory::{self, Block};
 use crate::options::{Device, ExecOptions, Memory};
-use crate::shapes::{Known, Shapes};
+use crate::shapes::{KnownShapes, Shapes};
 use fleet_base::{Error, Result, text};
 use fleet_ir::{OpId, Program, VarId, VarKind};
 use fleet_ops::{Arg, CostCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, Services};
@@ -69,7 +69,7 @@ pub(crate) struct Plan {
     pub summary: PlanSummary,
     pub program: Program,
     /// Whether the plan communicates, so that other processes may wait for it.
-    pub talks: bool,
+    pub communicates: bool,
 }
 
 /// One entry of a plan: a kernel call or a jump.
@@ -78,7 +78,7 @@ pub(crate) struct Step {
     pub op: OpId,
     pub lane: usize,
     /// Whether the step only communicates with other ranks.
-    pub talks: bool,
+    pub only_communicates: bool,
     /// Other lanes to wait for, each with the number of its steps that must finish first.
     pub waits: Vec<(usize, usize)>,
 }
@@ -187,16 +187,16 @@ struct Builder<'a> {
     /// Last use of any member of a group, by representative.
     group_end: HashMap<VarId, usize>,
     group_members: HashMap<VarId, Vec<VarId>>,
-    lanes: LaneChoice,
+    lanes: LaneAssignment,
 }
 
 impl<'a> Builder<'a> {
     fn new(request: &'a PlanRequest<'a>) -> Result<Self> {
         let program = &request.program;
         let one_lane = request.options.build.enable_sequential_execution;
-        let lanes = LaneChoice::of(program, request.registry, one_lane)?;
+        let lanes = LaneAssignment::new(program, request.registry, one_lane)?;
         let flat = flat::flatten(program, request.registry, &lanes)?;
-        let known = Known { feeds: request.feeds, scope_meta: request.scope_meta };
+        let known = KnownShapes { feeds: request.feeds, scope_meta: request.scope_meta };
         let shapes = Shapes::infer(program, &flat, &known)?;
         Ok(Builder {
             request,
@@ -240,8 +240,8 @@ impl<'a> Builder<'a> {
         }
         Err(Error::invalid(format!("'{}' cannot be fetched", var.name))
             .expected("a variable that is written in every step")
-            .got("one that only a conditional part writes")
-            .help("fetch what the parts come to: the result of cond, or a persistable variable"))
+            .got("a variable that only a conditional block writes")
+            .help("fetch the result of cond, or a persistable variable"))
     }
 
     fn lane_key(&self, flat: &Flat) -> LaneKey {
@@ -253,7 +253,7 @@ impl<'a> Builder<'a> {
 
     fn find_lifetimes(&mut self) {
         for (at, flat) in self.flat.iter().enumerate() {
-            let (reads, writes) = self.touched(flat);
+            let (reads, writes) = self.accesses(flat);
             for var in reads.iter().chain(&writes) {
                 let life = self.life.entry(*var).or_insert((at, at));
                 life.1 = at;
@@ -266,8 +266,8 @@ impl<'a> Builder<'a> {
         for var in self.request.fetches {
             self.life.entry(*var).or_insert((0, end)).1 = end;
         }
-        self.keep_for_side_lanes(end);
-        self.keep_over_jumps();
+        self.extend_for_rings(end);
+        self.extend_over_jumps();
         let vars: Vec<(VarId, usize)> =
             self.life.iter().map(|(var, life)| (*var, life.1)).collect();
         for (var, last) in vars {
@@ -279,7 +279,7 @@ impl<'a> Builder<'a> {
 
     /// Returns the variables whose bytes a step reads and writes. A variable that is read only for
     /// its shape counts only if no earlier step touches it.
-    fn touched(&self, flat: &Flat) -> (Vec<VarId>, Vec<VarId>) {
+    fn accesses(&self, flat: &Flat) -> (Vec<VarId>, Vec<VarId>) {
         let (id, def) = match flat {
             Flat::Op(id, def) => (*id, *def),
             Flat::Jump { condition, .. } => return (vec![*condition], Vec::new()),
@@ -298,19 +298,19 @@ impl<'a> Builder<'a> {
     /// Extends the lifetime of every variable in a ring's lane to the end of the run, because that
     /// lane may lag behind. Offload lanes are left out, because offloading is meant to free memory
     /// early. A step that reuses the memory of an offloaded value waits for the store instead.
-    fn keep_for_side_lanes(&mut self, end: usize) {
+    fn extend_for_rings(&mut self, end: usize) {
         for at in 0..self.flat.len() {
             if !matches!(self.lane_key(&self.flat[at]), LaneKey::Ring(_)) {
                 continue;
             }
-            let touched: Vec<VarId> = match &self.flat[at] {
+            let accessed: Vec<VarId> = match &self.flat[at] {
                 Flat::Op(id, _) => {
                     let op = self.program.op(*id);
                     op.all_inputs().chain(op.all_outputs()).collect()
                 }
                 Flat::Jump { condition, .. } => vec![*condition],
             };
-            for var in touched {
+            for var in accessed {
                 if let Some(life) = self.life.get_mut(&var) {
                     life.1 = end;
                 }
@@ -320,7 +320,7 @@ impl<'a> Builder<'a> {
 
     /// Keeps the memory of a variable that is used both inside and outside a conditional part for
     /// the whole part, whether it runs or not.
-    fn keep_over_jumps(&mut self) {
+    fn extend_over_jumps(&mut self) {
         for (at, flat) in self.flat.iter().enumerate() {
             let Flat::Jump { to, .. } = flat else { continue };
             for life in self.life.values_mut() {
@@ -515,12 +515,12 @@ impl<'a> Builder<'a> {
             summary: PlanSummary {
                 op_count: self.flat.len(),
                 arena_bytes,
-                arena_bytes_live: memory::live_most(&blocks),
+                arena_bytes_live: memory::max_live_bytes(&blocks),
                 arena_bytes_unshared: unshared,
                 ..PlanSummary::default()
             },
             program: Program::new(),
-            talks: self.lanes.talks,
+            communicates: self.lanes.communicates,
         };
         self.make_steps(&mut plan, &places)?;
         self.make_lanes(&mut plan, arena_bytes);
@@ -557,7 +557,7 @@ impl<'a> Builder<'a> {
                 return Err(Error::exhausted("the variables of the program are too large to plan")
                     .expected(format!("at most {}", text::bytes(PLANNED_BYTES_MAX as u64)))
                     .got(format!(
-                        "more, from '{}' {}{} on",
+                        "more, starting with '{}' {}{}",
                         self.program.var(var).name,
                         meta.dtype,
                         meta.shape
@@ -588,13 +588,14 @@ impl<'a> Builder<'a> {
             let lane = self.lane(self.lane_key(flat), &mut lane_of)?;
             let (op, kind) = match flat {
                 Flat::Jump { op, condition, to, .. } => {
-                    let condition = places.of(self.root(*condition));
+                    let condition = places.place_of(self.root(*condition));
                     (*op, StepKind::JumpUnless { condition, to: *to })
                 }
                 Flat::Op(id, def) => (*id, StepKind::Run(self.make_instr(plan, places, *id, def)?)),
             };
-            let talks = matches!(flat, Flat::Op(id, def) if only_talks(self.program.op(*id), def));
-            plan.steps.push(Step { kind, op, lane, talks, waits: Vec::new() });
+            let only_communicates =
+                matches!(flat, Flat::Op(id, def) if only_communicates(self.program.op(*id), def));
+            plan.steps.push(Step { kind, op, lane, only_communicates, waits: Vec::new() });
         }
         Ok(())
     }
@@ -697,7 +698,7 @@ impl<'a> Builder<'a> {
 
     /// Returns the place of a variable's values and the place of its row numbers.
     fn places_of(&self, places: &Places, var: VarId) -> (usize, Option<usize>) {
-        (places.of(self.root(var)), places.rows.get(&var).copied())
+        (places.place_of(self.root(var)), places.rows.get(&var).copied())
     }
 
     /// Returns an argument without addresses; binding fills them in.
@@ -769,7 +770,7 @@ impl Places {
         self.list.len() - 1
     }
 
-    fn of(&self, root: VarId) -> usize {
+    fn place_of(&self, root: VarId) -> usize {
         self.by_root[&root]
     }
 
@@ -781,7 +782,7 @@ impl Places {
         if wanted <= self.bytes[values] && wanted_rows <= rows.map(|rows| self.bytes[rows]) {
             return Ok(());
         }
-        Err(Error::internal("an argument is larger than its place in memory")
+        Err(Error::internal("an argument is larger than its memory")
             .expected(text::bytes(self.bytes[values] as u64))
             .got(text::bytes(wanted as u64)))
     }

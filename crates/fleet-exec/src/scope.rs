@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
 /// assert!(scope.tensor("v").is_err());
 /// assert_eq!(scope.meta("w"), Some((fleet_tensor::DType::F32, [2].into())));
-/// scope.set_step(100); // random numbers go on from there
+/// scope.set_step(100); // random numbers resume from there
 /// assert_eq!((scope.step(), scope.bytes()), (100, 8));
 /// ```
 #[derive(Debug)]
@@ -52,9 +52,11 @@ impl Scope {
     pub fn assign(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let held = self.raw(name)?;
         if held.dtype() != tensor.dtype() || held.shape() != tensor.shape() {
-            return Err(Error::invalid(format!("'{name}' cannot take this value"))
-                .expected(format!("{}{}", held.dtype(), held.shape()))
-                .got(format!("{}{}", tensor.dtype(), tensor.shape())));
+            return Err(Error::invalid(format!(
+                "the value assigned to '{name}' has the wrong type or shape"
+            ))
+            .expected(format!("{}{}", held.dtype(), held.shape()))
+            .got(format!("{}{}", tensor.dtype(), tensor.shape())));
         }
         let layout = held.layout();
         let converted = tensor.to_layout(layout)?;

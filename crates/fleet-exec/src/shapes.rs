@@ -14,7 +14,7 @@ use fleet_tensor::{DType, Shape};
 use std::collections::HashMap;
 
 /// The known types and shapes from which the others are inferred.
-pub(crate) struct Known<'a> {
+pub(crate) struct KnownShapes<'a> {
     pub feeds: &'a [(VarId, Meta)],
     /// Returns the type and shape of a variable in the scope.
     pub scope_meta: &'a dyn Fn(&str) -> Option<(DType, Shape)>,
@@ -31,7 +31,11 @@ pub(crate) struct Shapes<'a> {
 
 impl<'a> Shapes<'a> {
     /// Infers the shapes of the ops in `flat`.
-    pub fn infer(program: &'a Program, flat: &[Flat], known: &Known<'_>) -> Result<Shapes<'a>> {
+    pub fn infer(
+        program: &'a Program,
+        flat: &[Flat],
+        known: &KnownShapes<'_>,
+    ) -> Result<Shapes<'a>> {
         let mut shapes = Shapes::of_inputs(program, known)?;
         for step in flat {
             match step {
@@ -56,7 +60,7 @@ impl<'a> Shapes<'a> {
         let var = self.program.var(id);
         match self.metas.get(&id) {
             Some(meta) if meta.shape.is_known() => Ok(()),
-            Some(meta) => Err(Error::invalid(format!("the shape of '{}' is not known", var.name))
+            Some(meta) => Err(Error::invalid(format!("unknown shape of '{}'", var.name))
                 .got(meta.shape)
                 .help("run the startup program, or load the variable, before this program")),
             None if var.is_data => {
@@ -67,7 +71,7 @@ impl<'a> Shapes<'a> {
         }
     }
 
-    fn of_inputs(program: &'a Program, known: &Known<'_>) -> Result<Shapes<'a>> {
+    fn of_inputs(program: &'a Program, known: &KnownShapes<'_>) -> Result<Shapes<'a>> {
         let mut metas: HashMap<VarId, Meta> = known.feeds.iter().copied().collect();
         for (id, var) in program.vars().filter(|(_, var)| var.persistable) {
             if var.is_data {
@@ -80,7 +84,7 @@ impl<'a> Shapes<'a> {
                 Some((dtype, shape)) => {
                     if dtype != var.dtype || !shape.agrees(&var.shape) {
                         return Err(Error::invalid(format!(
-                            "variable '{}' in the scope is not what the program states",
+                            "variable '{}' in the scope does not match its declaration",
                             var.name
                         ))
                         .expected(format!("{}{}", var.dtype, var.shape))
@@ -106,7 +110,7 @@ impl<'a> Shapes<'a> {
             for (index, var) in vars.iter().enumerate() {
                 let made = metas.get(index).ok_or_else(|| {
                     place(
-                        Error::internal("shape rule says nothing of an output")
+                        Error::internal("shape rule sets no shape for an output")
                             .got(self.program.var_name(*var)),
                     )
                 })?;
@@ -123,8 +127,8 @@ impl<'a> Shapes<'a> {
         let var = self.program.var(id);
         // A fed tensor belongs to the caller, so no op may write it.
         if var.is_data {
-            return Err(Error::invalid(format!("the op writes '{}', which is fed", var.name))
-                .help("let it write a variable of its own"));
+            return Err(Error::invalid(format!("the op writes '{}', a fed variable", var.name))
+                .help("write to another variable"));
         }
         let stated = Meta { dtype: var.dtype, shape: var.shape, kind: var.kind, rows: made.rows };
         let fits = stated.dtype == made.dtype
@@ -132,36 +136,36 @@ impl<'a> Shapes<'a> {
             && stated.shape.agrees(&made.shape);
         if !fits {
             return Err(Error::invalid(format!(
-                "output '{}' has another type or shape than stated",
+                "output '{}' does not match its declared type or shape",
                 var.name
             ))
             .expected(stated.describe())
             .got(made.describe()));
         }
         if !made.shape.is_known() {
-            return Err(Error::invalid(format!("the shape of '{}' cannot be planned", var.name))
-                .expected("a shape that follows from what is fed")
+            return Err(Error::invalid(format!("cannot infer the shape of '{}'", var.name))
+                .expected("a shape that follows from the feeds")
                 .got(made.shape));
         }
         if var.persistable && made.kind != VarKind::Dense {
-            return Err(Error::invalid(format!("'{}' cannot live in the scope", var.name))
+            return Err(Error::invalid(format!("'{}' cannot be persistable", var.name))
                 .expected("a dense tensor")
                 .got(made.describe())
-                .help("remove the mark 'persistable'"));
+                .help("remove 'persistable'"));
         }
         match self.metas.get(&id) {
             Some(held) if held.shape.is_known() && *held != made => {
-                Err(self.second_size(id, *held, made))
+                Err(self.size_conflict(id, *held, made))
             }
             _ => Ok(()),
         }
     }
 
-    fn second_size(&self, id: VarId, held: Meta, made: Meta) -> Error {
+    fn size_conflict(&self, id: VarId, held: Meta, made: Meta) -> Error {
         match self.first_writers.get(&id) {
             Some(first) => two_sizes(self.program, id, (held, *first), made),
             None => Error::invalid(format!(
-                "output '{}' has another shape than the scope holds",
+                "output '{}' does not match its shape in the scope",
                 self.program.var_name(id)
             ))
             .expected(held.describe())

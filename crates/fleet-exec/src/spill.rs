@@ -18,11 +18,11 @@ use std::sync::{Mutex, PoisonError};
 /// The offload file of one executor.
 pub(crate) struct FileSpill {
     folder: PathBuf,
-    opened: Mutex<Opened>,
+    offload: Mutex<OffloadFile>,
 }
 
 #[derive(Default)]
-struct Opened {
+struct OffloadFile {
     file: Option<File>,
     /// Path of the file if it could not be unlinked while open.
     path: Option<PathBuf>,
@@ -30,11 +30,11 @@ struct Opened {
     end: u64,
 }
 
-/// The place of a slot in the file: its capacity (`room`) and the size of its value (`bytes`).
+/// The place of a slot in the file: its capacity, and the size of its value (`bytes`).
 #[derive(Clone, Copy)]
 struct Region {
     offset: u64,
-    room: u64,
+    capacity: u64,
     bytes: u64,
 }
 
@@ -42,17 +42,17 @@ impl FileSpill {
     /// Returns a store in `folder`, or in the system's folder for temporary files.
     pub fn new(folder: Option<&Path>) -> FileSpill {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_path_buf);
-        FileSpill { folder, opened: Mutex::default() }
+        FileSpill { folder, offload: Mutex::default() }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Opened) -> std::io::Result<T>) -> Result<T> {
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if opened.file.is_none() {
-            opened.open(&self.folder)?;
+    fn with<T>(&self, act: impl FnOnce(&mut OffloadFile) -> std::io::Result<T>) -> Result<T> {
+        let mut offload = self.offload.lock().unwrap_or_else(PoisonError::into_inner);
+        if offload.file.is_none() {
+            offload.open(&self.folder)?;
         }
-        act(&mut opened).map_err(|error| {
+        act(&mut offload).map_err(|error| {
             Error::io("use", &self.folder, &error).help(
-                "recompute offload writes there; ExecOptions::offload_folder names another folder",
+                "set ExecOptions::offload_folder to another folder; recompute offload writes there",
             )
         })
     }
@@ -61,14 +61,14 @@ impl FileSpill {
 /// Number of the next file, to give the files of one process different names.
 static FILES: AtomicU64 = AtomicU64::new(0);
 
-impl Opened {
+impl OffloadFile {
     fn open(&mut self, folder: &Path) -> Result<()> {
         let number = FILES.fetch_add(1, Relaxed);
         let path = folder.join(format!(".fleet-offload-{}-{number}", std::process::id()));
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
         self.file = Some(file.map_err(|error| {
             Error::io("create", &path, &error)
-                .help("ExecOptions::offload_folder names another folder")
+                .help("set ExecOptions::offload_folder to another folder")
         })?);
         if fs::remove_file(&path).is_err() {
             self.path = Some(path);
@@ -83,7 +83,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for OffloadFile {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
             self.file = None;
@@ -95,32 +95,32 @@ impl Drop for Opened {
 impl Spill for FileSpill {
     fn write(&self, slot: u64, bytes: &[u8]) -> Result<()> {
         let size = bytes.len() as u64;
-        self.with(|opened| {
-            let held = opened.slots.get(&slot).copied().filter(|region| region.room >= size);
+        self.with(|offload| {
+            let held = offload.slots.get(&slot).copied().filter(|region| region.capacity >= size);
             let region = match held {
                 Some(region) => Region { bytes: size, ..region },
                 None => {
-                    let offset = opened.end;
-                    opened.end += size;
-                    Region { offset, room: size, bytes: size }
+                    let offset = offload.end;
+                    offload.end += size;
+                    Region { offset, capacity: size, bytes: size }
                 }
             };
-            opened.slots.insert(slot, region);
-            opened.seek(region.offset)?.write_all(bytes)
+            offload.slots.insert(slot, region);
+            offload.seek(region.offset)?.write_all(bytes)
         })
     }
 
     fn read(&self, slot: u64, bytes: &mut [u8]) -> Result<()> {
-        let region = self.with(|opened| Ok(opened.slots.get(&slot).copied()))?;
+        let region = self.with(|offload| Ok(offload.slots.get(&slot).copied()))?;
         let region =
             region.filter(|region| region.bytes == bytes.len() as u64).ok_or_else(|| {
                 let held = region.map_or("nothing".into(), |it| format!("{} bytes", it.bytes));
-                Error::invalid(format!("slot {slot} of the offload file holds another value"))
+                Error::invalid(format!("slot {slot} of the offload file has another size"))
                     .expected(format!("{} bytes", bytes.len()))
                     .got(held)
                     .help("store a value of that size in the slot before it is fetched")
             })?;
-        self.with(|opened| opened.seek(region.offset)?.read_exact(bytes))
+        self.with(|offload| offload.seek(region.offset)?.read_exact(bytes))
     }
 }
 

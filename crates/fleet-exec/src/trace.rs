@@ -28,7 +28,7 @@ struct StepTimes {
     begin: AtomicU64,
     end: AtomicU64,
     /// Communication time in the last run.
-    talked: AtomicU64,
+    communication: AtomicU64,
 }
 
 impl Times {
@@ -46,21 +46,20 @@ impl Times {
     }
 
     /// Resets and returns the counter to which a starting step adds its communication time.
-    pub fn talked(&self, step: usize) -> &AtomicU64 {
-        let talked = &self.steps[step].talked;
-        talked.store(0, Relaxed);
-        talked
+    pub fn communication_ns(&self, step: usize) -> &AtomicU64 {
+        let communication = &self.steps[step].communication;
+        communication.store(0, Relaxed);
+        communication
     }
 
-    /// Records a finished step. `talks` marks a step that only communicates, whose whole duration
-    /// counts as communication. Compute within such a step has already been subtracted from the
-    /// counter.
-    pub fn record(&self, step: usize, begin: u64, talks: bool) {
+    /// Records a finished step. If it `only_communicates`, its whole duration counts as
+    /// communication. Compute within such a step has already been subtracted from the counter.
+    pub fn record(&self, step: usize, begin: u64, only_communicates: bool) {
         let (times, end) = (&self.steps[step], self.now());
         let took = end.saturating_sub(begin);
         times.total.fetch_add(took, Relaxed);
-        if talks {
-            times.talked.fetch_add(took, Relaxed);
+        if only_communicates {
+            times.communication.fetch_add(took, Relaxed);
         }
         times.begin.store(begin, Relaxed);
         times.end.store(end, Relaxed);
@@ -83,7 +82,7 @@ impl Times {
                 op: op.name().to_string(),
                 detail: plan.program.describe_op(step.op),
                 lane: step.lane,
-                talked_us: times.talked.load(Relaxed).min(end - begin) as f64 * 1e-3,
+                talked_us: times.communication.load(Relaxed).min(end - begin) as f64 * 1e-3,
                 begin_us: (begin - run_begin) as f64 * 1e-3,
                 end_us: (end - run_begin) as f64 * 1e-3,
             });
@@ -112,7 +111,7 @@ pub struct Span {
 impl Span {
     /// Returns the fraction of the span that is not compute: communication, or all of a span on
     /// another lane that does not communicate.
-    fn share_beside(&self) -> f64 {
+    fn non_compute_fraction(&self) -> f64 {
         match (self.talked_us > 0.0, self.lane) {
             (true, _) => (self.talked_us / (self.end_us - self.begin_us).max(1e-9)).min(1.0),
             (false, 0) => 0.0,
@@ -154,7 +153,7 @@ impl Trace {
     /// let shares = Trace { start_us: 0.0, spans }.shares();
     /// assert_eq!((shares.total_us, shares.compute_us), (10.0, 8.0));
     /// assert_eq!((shares.other_us, shares.exposed_us), (6.0, 2.0));
-    /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, not hidden 20.0 %"));
+    /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, exposed 20.0 %"));
     /// ```
     pub fn shares(&self) -> Shares {
         let mut edges: Vec<(f64, bool, usize)> = Vec::new();
@@ -164,17 +163,17 @@ impl Trace {
         }
         edges.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut shares = Shares { total_us: self.duration_us(), ..Shares::default() };
-        let (mut running, mut last) = (Running::new(self.spans.len()), 0.0);
+        let (mut active, mut last) = (ActiveOps::new(self.spans.len()), 0.0);
         for (at, begins, index) in edges {
-            let [none_computes, all_compute] = running.products();
+            let [none_computes, all_compute] = active.products();
             shares.compute_us += (at - last) * (1.0 - none_computes);
             shares.other_us += (at - last) * (1.0 - all_compute);
-            if running.count > 0 {
+            if active.count > 0 {
                 shares.exposed_us += (at - last) * none_computes;
             }
             match begins {
-                true => running.begin(index, self.spans[index].share_beside()),
-                false => running.end(index),
+                true => active.begin(index, self.spans[index].non_compute_fraction()),
+                false => active.end(index),
             }
             last = at;
         }
@@ -210,7 +209,7 @@ impl Trace {
                 "args": {"name": label}})
         });
         let spans = self.spans.iter().map(|span| {
-            let cat = if span.talked_us > 0.0 { TALKS } else { "op" };
+            let cat = if span.talked_us > 0.0 { COMMUNICATION } else { "op" };
             json!({"name": span.op, "cat": cat, "ph": "X", "pid": rank, "tid": span.lane,
                 "ts": self.start_us + span.begin_us, "dur": span.end_us - span.begin_us,
                 "args": {"op": span.detail, "talked_us": span.talked_us}})
@@ -232,8 +231,11 @@ impl Trace {
     /// ```
     pub fn from_chrome_json(text: &str) -> Result<Vec<(usize, Trace)>> {
         let wrong = |what: String| {
-            let error = Error::invalid("this is no trace of a run").got(what);
-            error.expected("Chrome's trace format, as fleet run --trace and fleetrun demo:NAME --trace write it")
+            let error = Error::invalid("not a trace of a run").got(what);
+            error.expected(
+                "Chrome's trace format, as written by fleet run --trace and \
+                 fleetrun demo:NAME --trace",
+            )
         };
         let root: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let events = root["traceEvents"].as_array();
@@ -242,7 +244,7 @@ impl Trace {
         for (index, event) in events.iter().enumerate().filter(|(_, event)| event["ph"] == "X") {
             let (rank, span) = read_span(event).map_err(|field| {
                 let got: String = event[field].to_string().chars().take(VALUE_CHARS_MAX).collect();
-                Error::invalid(format!("this is no trace of a run: traceEvents[{index}].{field}"))
+                Error::invalid(format!("not a trace of a run: traceEvents[{index}].{field}"))
                     .expected(expected(field))
                     .got(got)
             })?;
@@ -268,7 +270,7 @@ fn chrome(events: Vec<Value>) -> String {
 }
 
 /// The category of ops that communicate.
-const TALKS: &str = "communication";
+const COMMUNICATION: &str = "communication";
 
 /// Limit on the times in a trace file: about 30,000 years after 1970. Larger times are damage, and
 /// their differences would not be finite.
@@ -283,7 +285,7 @@ fn read_span(event: &Value) -> std::result::Result<(usize, Span), &'static str> 
     let number = |name: &str| event[name].as_u64().and_then(|it| usize::try_from(it).ok());
     let begin_us = time_us("ts").ok_or("ts")?;
     let took_us = time_us("dur").filter(|us| *us >= 0.0).ok_or("dur")?;
-    let talked_us = match event["cat"] == TALKS {
+    let talked_us = match event["cat"] == COMMUNICATION {
         true => event["args"]["talked_us"].as_f64().unwrap_or(took_us).clamp(0.0, took_us),
         false => 0.0,
     };
@@ -310,15 +312,15 @@ fn expected(field: &str) -> &'static str {
 /// The ops that run at one moment. A leaf of the tree holds an op's non-compute and compute
 /// fractions, and an inner node holds the products of its children. Adding or removing an op takes
 /// O(log n) and avoids the rounding error of repeated divisions.
-struct Running {
+struct ActiveOps {
     /// The root is at index 1, and the leaves are the second half.
     tree: Vec<[f64; 2]>,
     count: usize,
 }
 
-impl Running {
-    fn new(span_count: usize) -> Running {
-        Running { tree: vec![[1.0; 2]; 2 * span_count.next_power_of_two()], count: 0 }
+impl ActiveOps {
+    fn new(span_count: usize) -> ActiveOps {
+        ActiveOps { tree: vec![[1.0; 2]; 2 * span_count.next_power_of_two()], count: 0 }
     }
 
     fn begin(&mut self, index: usize, beside: f64) {
@@ -376,7 +378,7 @@ impl fmt::Display for Shares {
         let (compute, other, exposed) = (share(compute_us), share(other_us), share(exposed_us));
         write!(
             f,
-            "{:.2} ms: compute {compute:.1} %, communication {other:.1} %, not hidden {exposed:.1} %",
+            "{:.2} ms: compute {compute:.1} %, communication {other:.1} %, exposed {exposed:.1} %",
             total_us * 1e-3
         )
     }
@@ -483,7 +485,7 @@ mod tests {
             let text = json!({"traceEvents": [{"ph": "M"}, event]}).to_string();
             Trace::from_chrome_json(&text).unwrap_err().to_string()
         };
-        let begin = "this is no trace of a run: traceEvents[1]";
+        let begin = "not a trace of a run: traceEvents[1]";
         assert_eq!(
             error("dur", json!(-1)),
             format!("{begin}.dur: expected microseconds, 0 to 1e18, got -1")
@@ -503,7 +505,7 @@ mod tests {
             r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": -1e308, "dur": 1, "pid": 0, "tid": 0}]}"#,
         ] {
             let error = Trace::from_chrome_json(text).unwrap_err().to_string();
-            assert!(error.contains("no trace of a run"), "{text}: {error}");
+            assert!(error.contains("not a trace of a run"), "{text}: {error}");
         }
     }
 }

@@ -81,7 +81,7 @@ static ADD: OpDef = side_op("test_add", Lane::Compute, add_k);
 static SIDE: OpDef = side_op("test_side_add", Lane::Side(0), late_add_k);
 static OTHER: OpDef = side_op("test_other_add", Lane::Side(1), late_add_k);
 static FAIL: OpDef = side_op("test_fail", Lane::Side(0), |_| {
-    Ok(Kernel::new(|_| Err(Error::unavailable("the peer is gone"))))
+    Ok(Kernel::new(|_| Err(Error::unavailable("lost the peer"))))
 });
 static PANIC: OpDef = side_op("test_panic", Lane::Compute, |_| Ok(Kernel::new(|_| panic!("boom"))));
 /// An op whose output may share memory with either operand.
@@ -323,9 +323,9 @@ fn mistakes_are_named() {
     type Case<'a> = (&'a [(&'a str, &'a Tensor)], &'a str, &'a str);
     let cases: [Case<'_>; 5] = [
         (&[], "y0", "no value was fed for 'x': expected f32[-1]"),
-        (&[("xx", &feed)], "y0", "takes no input 'xx'; did you mean 'x'?"),
+        (&[("xx", &feed)], "y0", "has no input 'xx'; did you mean 'x'?"),
         (&[("x", &ints)], "y0", "expected f32[-1], got i64[1]"),
-        (&[("x", &feed), ("x", &feed)], "y0", "'x' is fed twice"),
+        (&[("x", &feed), ("x", &feed)], "y0", "duplicate feed 'x'"),
         (&[("x", &feed)], "y1", "no variable 'y1'; did you mean 'y0'?"),
     ];
     for (feed, fetch, message) in cases {
@@ -348,7 +348,7 @@ fn what_cannot_be_planned_is_refused() {
     check(
         "fleet program 1 block0 { %x: f32[2] data %y: f32[2]
             (Out: %x) = test_add(X: %x) (Out: %y) = test_add(X: %x) }",
-        "the op writes 'x', which is fed\n  at op 0 test_add(X: %x)",
+        "the op writes 'x', a fed variable\n  at op 0 test_add(X: %x)",
     );
     check(
         "fleet program 1 block0 { %x: f32[2] data persistable %y: f32[2]
@@ -358,7 +358,7 @@ fn what_cannot_be_planned_is_refused() {
     check(
         "fleet program 1 block0 { %x: f32[2] data %w: f32[2,1,1,1] persistable layout=filter64 %y: f32[2]
             (Out: %y) = test_add(X: %x) }",
-        "'w' states a layout: expected row_major, got filter64",
+        "'w' has an explicit layout: expected row_major, got filter64",
     );
     // Sizes whose product overflows, and sizes whose sum no machine can hold.
     for size in
@@ -370,7 +370,7 @@ fn what_cannot_be_planned_is_refused() {
                 (Out: %v) = test_add(X: %w) (Out: %w) = test_add(X: %v)
                 (Out: %y) = test_add(X: %x) }}"
         );
-        check(&text, "too large to plan: expected at most 256 TiB, got more, from '");
+        check(&text, "too large to plan: expected at most 256 TiB, got more, starting with '");
     }
 }
 

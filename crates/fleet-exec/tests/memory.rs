@@ -108,8 +108,8 @@ fn a_second_write_of_another_size_is_refused() {
     let case = |a: usize, b: usize| {
         Case::new(&text).feed("a", ones(a)).feed("b", ones(b)).fetch(&["y", "z", "x"])
     };
-    let words = "'x' is written twice, in two sizes: expected f32[1000], got f32[2]\n  \
-                 at op 2 relu(X: %b) at m.rs:5\n  help: give each result a variable of its own; \
+    let words = "'x' is written twice with different sizes: expected f32[1000], got f32[2]\n  \
+                 at op 2 relu(X: %b) at m.rs:5\n  help: use a separate variable for each result; \
                  the first is written by op 0 relu(X: %a) at m.rs:3";
     case(1000, 2).refused(&[words]);
     case(2, 1000).refused(&["expected f32[2], got f32[1000]"]);
@@ -132,7 +132,8 @@ fn a_second_size_in_a_conditional_part_is_refused() {
             let case = Case::new(text).feed("a", ones(1000)).feed("b", ones(b)).feed("c", holds);
             case.fetch(&["y"])
         };
-        case(2).refused(&["'x' is written twice, in two sizes", "at block1 op 0 tanh(X: %b)"]);
+        case(2)
+            .refused(&["'x' is written twice with different sizes", "at block1 op 0 tanh(X: %b)"]);
         case(1000).agreed();
     }
 }
@@ -156,7 +157,8 @@ fn branches_may_write_one_variable_of_one_size() {
             case.fetch(&["y"])
         };
         case(40).agreed();
-        case(41).refused(&["'x' is written twice, in two sizes: expected f32[40], got f32[41]"]);
+        case(41)
+            .refused(&["'x' is written twice with different sizes: expected f32[40], got f32[41]"]);
     }
 }
 
@@ -173,7 +175,11 @@ fn sparse_rows_of_two_capacities_are_refused() {
         let case = case.feed("j", ids(second)).feed("h", matrix(second, 2));
         case.feed("w", matrix(9, 2)).fetch(&["t", "s"])
     };
-    case(100, 1).refused(&["'s' is written twice, in two sizes", "room for 100", "room for 1)"]);
+    case(100, 1).refused(&[
+        "'s' is written twice with different sizes",
+        "capacity 100",
+        "capacity 1)",
+    ]);
     case(4, 4).agreed();
 }
 
@@ -191,9 +197,10 @@ fn a_variable_is_dense_or_holds_rows() {
         case.feed("g", matrix(1, 2)).feed("w", matrix(9, 2)).fetch(&["s"])
     };
     case("sparse_rows").agreed();
-    let parts = ["output 's' has another type or shape than stated", "got f32[9, 2] (sparse rows"];
+    let parts =
+        ["output 's' does not match its declared type or shape", "got f32[9, 2] (sparse rows"];
     case("").refused(&parts);
-    case("persistable sparse_rows").refused(&["'s' cannot live in the scope"]);
+    case("persistable sparse_rows").refused(&["'s' cannot be persistable"]);
 }
 
 #[test]
@@ -204,7 +211,7 @@ fn state_keeps_the_size_that_the_scope_holds() {
             .state("w", ones(held))
             .fetch(&["w"])
     };
-    let parts = ["output 'w' has another shape than the scope holds", "f32[2], got f32[1000]"];
+    let parts = ["output 'w' does not match its shape in the scope", "f32[2], got f32[1000]"];
     case(2).refused(&parts);
     case(1000).agreed();
 }
@@ -254,7 +261,7 @@ fn optimizer_state_that_is_given_has_an_output() {
     .state("w", ones(3))
     .state("m", ones(3))
     .fetch(&["w"])
-    .refused(&["rmsprop has input 'MeanGrad' and not the output 'MeanGradOut' for it"]);
+    .refused(&["missing output 'MeanGradOut' of rmsprop for input 'MeanGrad'"]);
 }
 
 /// An in-place sum must not copy the rows onto themselves.
@@ -384,7 +391,7 @@ fn fed_tensors_are_row_major() {
     Case::new("%a: f32[8, 1, 3, 3] data %x: f32[8, 1, 3, 3] (Out: %x) = relu(X: %a)")
         .feed("a", packed)
         .fetch(&["x"])
-        .refused(&["the value fed for 'a' does not fit", "row_major", "filter64"]);
+        .refused(&["the value fed for 'a' has the wrong layout or size", "row_major", "filter64"]);
 }
 
 /// The offload store holds nothing before the program stores a value.
@@ -393,7 +400,7 @@ fn a_slot_that_was_never_stored_is_refused() {
     Case::new("%a: f32[-1] data %x: f32[-1] (Out: %x) = offload_fetch(X: %a) {slot: 2}")
         .feed("a", ones(3))
         .fetch(&["x"])
-        .refused(&["slot 2 of the offload file holds another value", "got nothing"]);
+        .refused(&["slot 2 of the offload file has another size", "got nothing"]);
 }
 
 /// Each output would be written before the other outputs have read it as an input.
@@ -409,7 +416,10 @@ fn outputs_that_are_inputs_of_each_other_are_refused() {
         let case = Case::new(body).state("a", pair()).state("b", pair()).fetch(&["a"]);
         for outcome in [case.interpreted(), case.executed(Memory::Packed)] {
             let error = outcome.expect_err("an order of its own").to_string();
-            assert!(error.contains("output 'Out' of c_allreduce_sum is also its input"), "{error}");
+            assert!(
+                error.contains("output 'Out' of c_allreduce_sum is the same variable as input"),
+                "{error}"
+            );
         }
     }
     let body = "%a: f32[2] param %b: f32[2] param

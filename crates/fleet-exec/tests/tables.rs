@@ -10,16 +10,16 @@ use std::sync::{Arc, Mutex};
 /// Mock tables that record all calls. A row holds its id and a tenth of the id, and dense
 /// parameters are 7.
 #[derive(Default)]
-struct Noted(Mutex<Vec<String>>);
+struct RecordingTables(Mutex<Vec<String>>);
 
-impl Noted {
+impl RecordingTables {
     fn note(&self, what: String) -> Result<()> {
         self.0.lock().unwrap().push(what);
         Ok(())
     }
 }
 
-impl Tables for Noted {
+impl Tables for RecordingTables {
     fn lookup(&self, table: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
         for lookup in lookups.iter_mut() {
             for (id, row) in lookup.ids.iter().zip(lookup.rows.chunks_mut(how.width)) {
@@ -79,10 +79,10 @@ fn parsed(body: &str) -> Result<Program> {
 /// Runs the program with the executor and the interpreter, which must agree. Returns `y` and the
 /// recorded calls.
 fn run(body: &str, feed: &[(&str, &Tensor)]) -> (Vec<f32>, Vec<String>) {
-    let program = parsed(body).expect("it makes sense");
+    let program = parsed(body).expect("a valid program");
     let mut outcomes = Vec::new();
     for fast in [true, false] {
-        let noted = Arc::new(Noted::default());
+        let noted = Arc::new(RecordingTables::default());
         let services = Services::none().with_tables(noted.clone());
         let mut scope = Scope::new();
         scope.set("w", Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2]).unwrap());
@@ -201,7 +201,7 @@ fn what_makes_no_sense_is_refused() {
     check(
         "%i: i64[3] data %g: f32[3, 2] data
         () = distributed_push_sparse(Ids: %i, %i, Outputs@GRAD: %g) {table_id: 0, size: 2}",
-        "another number of variables",
+        "different number of variables",
     );
     check("%x: f32[3] data () = send(X: %x) {table_id: 0, is_sparse: 1}", "is dense");
     check("%x: f32[3] data () = send(X: %x) {table_id: 0, is_sparse: 2}", "'is_sparse'");
@@ -212,5 +212,8 @@ fn without_servers_the_error_says_what_to_do() {
     let program = parsed("() = send_barrier()").unwrap();
     let mut executor = Executor::new(ExecOptions::threads(1));
     let error = executor.run(&program, &mut Scope::new(), &[], &[]).unwrap_err().to_string();
-    assert!(error.contains("needs parameter servers") && error.contains("init_worker"), "{error}");
+    assert!(
+        error.contains("no parameter servers for send_barrier") && error.contains("init_worker"),
+        "{error}"
+    );
 }

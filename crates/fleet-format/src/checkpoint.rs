@@ -19,7 +19,7 @@
 //! tensor.
 
 use crate::safetensors::{self, FileSum, Reader};
-use crate::source::{NamedTensors, Source, WHAT_TO_DO, check_distinct, row_major_bytes};
+use crate::source::{DAMAGED_FILE_HELP, NamedTensors, Source, check_distinct, row_major_bytes};
 use fleet_base::disk::{Disk, PathKind, RealDisk, exists, read_file};
 use fleet_base::file::{AtomicFile, TEMPORARY_SUFFIX};
 use fleet_base::{Error, Result, text};
@@ -85,12 +85,12 @@ pub fn load_tensors(path: impl AsRef<Path>) -> Result<Checkpoint> {
 
 /// Like [`load_tensors`], on any disk.
 pub fn load_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<Checkpoint> {
-    Opened::new(disk, path.as_ref())?.read_all()
+    OpenCheckpoint::new(disk, path.as_ref())?.read_all()
 }
 
 /// Loads the tensors of these names, in this order, without reading the others.
 pub fn load_vars(path: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Checkpoint> {
-    let mut opened = Opened::new(&RealDisk, path.as_ref())?;
+    let mut opened = OpenCheckpoint::new(&RealDisk, path.as_ref())?;
     let mut places = BTreeMap::new();
     for (part, reader) in opened.parts.iter().enumerate() {
         for entry in &reader.entries {
@@ -120,7 +120,7 @@ pub fn list_tensors(path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
 
 /// Like [`list_tensors`], on any disk.
 pub fn list_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
-    let opened = Opened::new(disk, path.as_ref())?;
+    let opened = OpenCheckpoint::new(disk, path.as_ref())?;
     let entries = opened.parts.iter().flat_map(|part| &part.entries);
     let infos = entries.map(|entry| TensorInfo {
         name: entry.name.clone(),
@@ -137,7 +137,7 @@ pub enum SaveState {
     Empty,
     /// The first save has begun; its process has died or is still writing.
     Begun,
-    /// A save was completed. It may be damaged, and its list may be missing.
+    /// A save was completed. It may be damaged, and its manifest may be missing.
     Finished,
 }
 
@@ -206,7 +206,7 @@ fn read_file_meta(path: &Path, free: &BTreeMap<String, String>) -> Result<Meta> 
     let step = step.ok_or_else(|| {
         Error::invalid("the safetensors file is not a checkpoint: it has no step")
             .at(path.display())
-            .help("such files are read with read_safetensors")
+            .help("use read_safetensors for such files")
     })?;
     let entries = free
         .iter()
@@ -217,38 +217,38 @@ fn read_file_meta(path: &Path, free: &BTreeMap<String, String>) -> Result<Meta> 
 // Folders
 
 /// A checkpoint whose parts are open and belong together.
-pub(crate) struct Opened {
+pub(crate) struct OpenCheckpoint {
     path: PathBuf,
     parts: Vec<Reader>,
-    program: Option<Listed>,
+    program: Option<ManifestEntry>,
     meta: Meta,
 }
 
-impl Opened {
-    pub fn new(disk: &dyn Disk, path: &Path) -> Result<Opened> {
+impl OpenCheckpoint {
+    pub fn new(disk: &dyn Disk, path: &Path) -> Result<OpenCheckpoint> {
         if path.ends_with(MANIFEST) {
-            return Err(Error::invalid(format!("{MANIFEST} is the list of a checkpoint's files"))
+            return Err(Error::invalid(format!("{MANIFEST} is the manifest of a checkpoint"))
                 .at(path.display())
-                .help("the checkpoint is the folder that it is in"));
+                .help("pass the folder that contains it"));
         }
         if !matches!(disk.kind(path), Ok(PathKind::Folder)) {
-            let reader = Reader::open(disk, path)?.must_be_ours()?;
+            let reader = Reader::open(disk, path)?.require_checksums()?;
             let meta = read_file_meta(path, &reader.meta)?;
             let path = path.to_path_buf();
-            return Ok(Opened { path, parts: vec![reader], program: None, meta });
+            return Ok(OpenCheckpoint { path, parts: vec![reader], program: None, meta });
         }
         let Manifest { meta, program, parts: listed } = Manifest::read(disk, path)?;
         let mut parts = Vec::with_capacity(listed.len());
         for file in &listed {
             let path = path.join(&file.name);
-            let part = Reader::open(disk, &path).and_then(Reader::must_be_ours);
-            let part = part.map_err(|error| error.or_help(WHAT_TO_DO))?;
+            let part = Reader::open(disk, &path).and_then(Reader::require_checksums);
+            let part = part.map_err(|error| error.or_help(DAMAGED_FILE_HELP))?;
             check_sum(&path, file.sum, part.sum)?;
             parts.push(part);
         }
         let names = parts.iter().flat_map(|part| &part.entries).map(|entry| entry.name.as_str());
         check_distinct(names).map_err(|error| error.at(path.display()))?;
-        Ok(Opened { path: path.to_path_buf(), parts, program, meta })
+        Ok(OpenCheckpoint { path: path.to_path_buf(), parts, program, meta })
     }
 
     pub fn read_all(mut self) -> Result<Checkpoint> {
@@ -262,13 +262,13 @@ impl Opened {
     /// Returns the bytes of the program that was saved with the tensors, and the path of its file.
     pub fn read_program(&self, disk: &dyn Disk, bytes_max: u64) -> Result<(Vec<u8>, PathBuf)> {
         let Some(file) = &self.program else {
-            return Err(Error::invalid("the checkpoint holds tensors but no program")
+            return Err(Error::invalid("the checkpoint has tensors but no program")
                 .at(self.path.display())
-                .help("save_model writes both"));
+                .help("save a program and its tensors with save_model"));
         };
         let path = self.path.join(&file.name);
         let bytes = Source::open_on(disk, &path).and_then(|mut file| file.read_all(bytes_max));
-        let bytes = bytes.map_err(|error| error.or_help(WHAT_TO_DO))?;
+        let bytes = bytes.map_err(|error| error.or_help(DAMAGED_FILE_HELP))?;
         let found = FileSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) };
         check_sum(&path, file.sum, Some(found))?;
         Ok((bytes, path))
@@ -280,15 +280,15 @@ fn check_sum(path: &Path, expected: FileSum, found: Option<FileSum>) -> Result<(
         return Ok(());
     };
     let shown = |sum: FileSum| format!("{} bytes, checksum {:08x}", sum.bytes, sum.crc32);
-    Err(Error::invalid(format!("the file is not the one that {MANIFEST} lists"))
+    Err(Error::invalid(format!("file does not match {MANIFEST}"))
         .expected(shown(expected))
         .got(shown(found))
         .at(path.display())
-        .help(WHAT_TO_DO))
+        .help(DAMAGED_FILE_HELP))
 }
 
 /// An entry of the manifest: a file of a checkpoint.
-struct Listed {
+struct ManifestEntry {
     name: String,
     sum: FileSum,
 }
@@ -296,8 +296,8 @@ struct Listed {
 /// The content of `checkpoint.json`.
 struct Manifest {
     meta: Meta,
-    program: Option<Listed>,
-    parts: Vec<Listed>,
+    program: Option<ManifestEntry>,
+    parts: Vec<ManifestEntry>,
 }
 
 pub(crate) fn save_folder(
@@ -317,29 +317,29 @@ pub(crate) fn save_folder(
     let list = AtomicFile::create_on(disk, &path)?;
     disk.sync_folder(folder).map_err(|error| Error::io("flush", folder, &error))?;
     let mut manifest = Manifest { meta: meta.clone(), program: None, parts: Vec::new() };
-    let mut written = Written { disk, folder, list, names: Vec::new(), keep: false };
+    let mut written = UnfinishedSave { disk, folder, list, names: Vec::new(), keep: false };
     if let Some(bytes) = program {
         let name = format!("program-{save:06}.pb");
         written.names.push(name.clone());
         AtomicFile::write_on(disk, &folder.join(&name), bytes)?;
         let sum = FileSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(bytes) };
-        manifest.program = Some(Listed { name, sum });
+        manifest.program = Some(ManifestEntry { name, sum });
     }
     for (index, part) in parts.iter().enumerate() {
         let name = format!("tensors-{save:06}-{index:03}.safetensors");
         written.names.push(name.clone());
         let sum = safetensors::write(disk, &folder.join(&name), part, &BTreeMap::new())?;
-        manifest.parts.push(Listed { name, sum });
+        manifest.parts.push(ManifestEntry { name, sum });
     }
     let text = manifest.to_text();
     let put = written.list.write_all(text.as_bytes());
     put.map_err(|error| written.list.error("write", &error))?;
     if let Err(error) = written.list.put() {
-        written.keep = may_be_listed(&**disk, &path, &text);
+        written.keep = may_be_committed(&**disk, &path, &text);
         return Err(error);
     }
     written.keep = true;
-    remove_others(&**disk, folder, &written.names);
+    remove_old_files(&**disk, folder, &written.names);
     Ok(())
 }
 
@@ -369,7 +369,7 @@ fn cut<'t>(
 
 /// Returns whether a manifest whose commit failed may be in place nevertheless. The files that it
 /// names must then stay.
-fn may_be_listed(disk: &dyn Disk, path: &Path, text: &str) -> bool {
+fn may_be_committed(disk: &dyn Disk, path: &Path, text: &str) -> bool {
     match read_file(disk, path, MANIFEST_BYTES_MAX) {
         Ok(found) => found.is_some_and(|found| found == text.as_bytes()),
         Err(_) => true,
@@ -377,7 +377,7 @@ fn may_be_listed(disk: &dyn Disk, path: &Path, text: &str) -> bool {
 }
 
 /// Files of an unfinished save; dropping it removes them.
-struct Written<'f> {
+struct UnfinishedSave<'f> {
     disk: &'f Arc<dyn Disk>,
     folder: &'f Path,
     list: AtomicFile,
@@ -385,7 +385,7 @@ struct Written<'f> {
     keep: bool,
 }
 
-impl Drop for Written<'_> {
+impl Drop for UnfinishedSave<'_> {
     fn drop(&mut self) {
         if self.keep {
             return;
@@ -420,7 +420,7 @@ fn save_number(name: &str) -> Option<u64> {
 }
 
 /// Removes the files of earlier saves. A file that remains does no harm.
-fn remove_others(disk: &dyn Disk, folder: &Path, keep: &[String]) {
+fn remove_old_files(disk: &dyn Disk, folder: &Path, keep: &[String]) {
     for name in disk.list(folder).unwrap_or_default() {
         let leftover = name.strip_prefix('.').filter(|name| name.ends_with(TEMPORARY_SUFFIX));
         let ours = match leftover {
@@ -435,7 +435,7 @@ fn remove_others(disk: &dyn Disk, folder: &Path, keep: &[String]) {
 
 impl Manifest {
     fn to_text(&self) -> String {
-        let listed = |file: &Listed| {
+        let listed = |file: &ManifestEntry| {
             let sum = format!("{:08x}", file.sum.crc32);
             serde_json::json!({"file": file.name, "bytes": file.sum.bytes, "crc32": sum})
         };
@@ -472,10 +472,10 @@ impl Manifest {
                     }
                     false => error,
                 }
-                .or_help(WHAT_TO_DO));
+                .or_help(DAMAGED_FILE_HELP));
             }
         };
-        Manifest::parse(text).map_err(|error| error.at(path.display()).or_help(WHAT_TO_DO))
+        Manifest::parse(text).map_err(|error| error.at(path.display()).or_help(DAMAGED_FILE_HELP))
     }
 
     fn parse(mut text: Vec<u8>) -> Result<Manifest> {
@@ -484,53 +484,56 @@ impl Manifest {
             let version = text.strip_prefix(MANIFEST_VERSION.as_bytes()).unwrap_or_default();
             let version: String =
                 version.iter().map_while(|it| it.is_ascii_digit().then_some(*it as char)).collect();
-            let wrong = Error::invalid("this is not the list of a checkpoint's files")
-                .expected("fleet_checkpoint 1");
+            let wrong =
+                Error::invalid("not the manifest of a checkpoint").expected("fleet_checkpoint 1");
             return Err(match &version[..] {
                 "" | "1" => wrong,
-                version => wrong
-                    .got(format!("fleet_checkpoint {version}"))
-                    .help("load it with the Fleet that wrote it, and save it as safetensors"),
+                version => wrong.got(format!("fleet_checkpoint {version}")).help(
+                    "load it with the version of Fleet that wrote it, \
+                         and save it as safetensors",
+                ),
             });
         }
         let sum = String::from_utf8_lossy(&text[place.clone()]).into_owned();
         text[place].copy_from_slice(MANIFEST_ZEROS.as_bytes());
         let found = format!("{:08x}", crc32fast::hash(&text));
         if sum != found {
-            return Err(Error::invalid("the list of the checkpoint's files is damaged")
+            return Err(Error::invalid("the checkpoint's manifest is damaged")
                 .expected(format!("checksum {sum}"))
                 .got(found));
         }
-        let broken = |what: &str| Error::invalid(format!("the checkpoint's list has no {what}"));
-        let json: Map<String, Value> = serde_json::from_slice(&text)
-            .map_err(|error| Error::invalid(format!("the checkpoint's list is broken: {error}")))?;
+        let broken =
+            |what: &str| Error::invalid(format!("the checkpoint's manifest has no {what}"));
+        let json: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| {
+            Error::invalid(format!("the checkpoint's manifest is invalid: {error}"))
+        })?;
         let step = json.get("step").and_then(Value::as_u64).ok_or_else(|| broken("step"))?;
         let entries = json.get("meta").and_then(Value::as_object).ok_or_else(|| broken("meta"))?;
         let entries = entries
             .iter()
             .map(|(key, value)| Some((key.clone(), value.as_str()?.to_string())))
             .collect::<Option<_>>()
-            .ok_or_else(|| broken("meta of texts"))?;
+            .ok_or_else(|| broken("meta with string values"))?;
         let program = match json.get("program") {
             None | Some(Value::Null) => None,
-            Some(file) => Some(read_listed(file).ok_or_else(|| broken("sound program"))?),
+            Some(file) => Some(read_entry(file).ok_or_else(|| broken("valid program entry"))?),
         };
         let files = json.get("files").and_then(Value::as_array).ok_or_else(|| broken("files"))?;
-        let parts = files.iter().map(read_listed).collect::<Option<_>>();
-        let parts = parts.ok_or_else(|| broken("sound files"))?;
+        let parts = files.iter().map(read_entry).collect::<Option<_>>();
+        let parts = parts.ok_or_else(|| broken("valid file entries"))?;
         Ok(Manifest { meta: Meta { step, entries }, program, parts })
     }
 }
 
 /// Reads an entry of the manifest. Only names that a save generates are valid, so an entry cannot
 /// refer to a file outside the folder.
-fn read_listed(value: &Value) -> Option<Listed> {
+fn read_entry(value: &Value) -> Option<ManifestEntry> {
     let name = value.get("file")?.as_str()?;
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.');
     save_number(name).filter(|_| plain)?;
     let bytes = value.get("bytes")?.as_u64()?;
     let crc32 = u32::from_str_radix(value.get("crc32")?.as_str()?, 16).ok()?;
-    Some(Listed { name: name.to_string(), sum: FileSum { bytes, crc32 } })
+    Some(ManifestEntry { name: name.to_string(), sum: FileSum { bytes, crc32 } })
 }
 
 #[cfg(test)]
@@ -554,15 +557,15 @@ mod tests {
         let refs: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         save_folder(&RealDisk::handle(), &folder, &refs, None, &Meta::default(), 20)
             .expect("it can be saved");
-        let manifest = Manifest::read(&RealDisk, &folder).expect("there is a list");
+        let manifest = Manifest::read(&RealDisk, &folder).expect("a manifest");
         assert_eq!(manifest.parts.len(), 4, "10 + 10, 30, 10 + 0, 15");
         let loaded = load_tensors(&folder).expect("it can be loaded");
         for ((name, tensor), (loaded_name, loaded)) in tensors.iter().zip(&loaded.tensors) {
             assert_eq!((name, tensor.as_bytes()), (loaded_name, loaded.as_bytes()));
         }
-        let some = load_vars(&folder, &["t5", "t0"]).expect("they are there");
+        let some = load_vars(&folder, &["t5", "t0"]).expect("both tensors exist");
         assert_eq!(some.tensors[0].1.as_bytes(), [5; 15]);
-        std::fs::remove_file(folder.join(&manifest.parts[1].name)).expect("it is there");
+        std::fs::remove_file(folder.join(&manifest.parts[1].name)).expect("the part exists");
         let error = load_tensors(&folder).expect_err("a part is missing").to_string();
         assert!(error.contains("tensors-000001-001.safetensors"), "{error}");
         let _ = std::fs::remove_dir_all(&folder);

@@ -107,13 +107,13 @@ pub fn load_model_on(
     dialect: &dyn Dialect,
 ) -> Result<(Program, Checkpoint)> {
     // Reads the manifest only once, because another save may end meanwhile.
-    let opened = checkpoint::Opened::new(disk, folder.as_ref())?;
+    let opened = checkpoint::OpenCheckpoint::new(disk, folder.as_ref())?;
     let program = parse(opened.read_program(disk, PROGRAM_BYTES_MAX as u64)?, dialect)?;
     Ok((program, opened.read_all()?))
 }
 
 fn load_model_program(folder: &Path, dialect: &dyn Dialect) -> Result<Program> {
-    let opened = checkpoint::Opened::new(&RealDisk, folder)?;
+    let opened = checkpoint::OpenCheckpoint::new(&RealDisk, folder)?;
     parse(opened.read_program(&RealDisk, PROGRAM_BYTES_MAX as u64)?, dialect)
 }
 

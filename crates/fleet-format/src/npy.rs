@@ -82,18 +82,18 @@ fn descr(dtype: DType) -> Option<&'static str> {
 pub(crate) fn read(reader: &mut impl Read, total: u64) -> Result<Tensor> {
     let (header, length) = read_header(reader)?;
     let expected = tensor_bytes(header.dtype, &header.shape)
-        .ok_or_else(|| Error::invalid("the shape has no size").got(header.shape))?;
-    let there = total.saturating_sub(length);
-    if there != expected {
-        return Err(Error::invalid("the npy data has another size than its header says")
+        .ok_or_else(|| Error::invalid("the shape is too large").got(header.shape))?;
+    let available = total.saturating_sub(length);
+    if available != expected {
+        return Err(Error::invalid("size of the npy data does not match its header")
             .expected(format!("{expected} bytes for {}{}", header.dtype, header.shape))
-            .got(there));
+            .got(available));
     }
     let mut tensor = Tensor::zeros(header.dtype, header.shape)?;
     reader.read_exact(tensor.as_bytes_mut()).map_err(failed)?;
     // Reading to the end makes a stream check its own checksum.
     if reader.read(&mut [0]).map_err(failed)? != 0 {
-        return Err(Error::invalid("the npy data goes on after its end"));
+        return Err(Error::invalid("the npy data has trailing bytes"));
     }
     if header.big_endian {
         let size = header.dtype.size();
@@ -113,7 +113,7 @@ struct Header {
 fn failed(error: std::io::Error) -> Error {
     match error.kind() {
         std::io::ErrorKind::UnexpectedEof => Error::invalid("the npy data ends too early"),
-        _ => Error::invalid(format!("the npy data cannot be read: {error}")),
+        _ => Error::invalid(format!("cannot read the npy data: {error}")),
     }
 }
 
@@ -122,15 +122,13 @@ fn read_header(reader: &mut impl Read) -> Result<(Header, u64)> {
     let mut start = [0; 8];
     reader.read_exact(&mut start).map_err(failed)?;
     if &start[..6] != MAGIC {
-        return Err(Error::invalid("this is not npy data: it does not start with \\x93NUMPY"));
+        return Err(Error::invalid("not npy data: it does not start with \\x93NUMPY"));
     }
     let length_bytes = match start[6] {
         1 => 2,
         2 | 3 => 4,
         other => {
-            return Err(Error::unsupported("unknown version of the npy form")
-                .expected("1, 2 or 3")
-                .got(other));
+            return Err(Error::unsupported("unknown npy version").expected("1, 2 or 3").got(other));
         }
     };
     let mut length = [0; 4];
@@ -157,77 +155,77 @@ struct Dict<'t> {
 impl<'t> Dict<'t> {
     fn header(mut self) -> Result<Header> {
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
-        self.mark("{")?;
-        while !self.take("}") {
+        self.expect("{")?;
+        while !self.accept("}") {
             let key = self.text()?;
-            self.mark(":")?;
+            self.expect(":")?;
             let again = match key {
                 "descr" => descr.replace(self.text()?).is_some(),
-                "fortran_order" => fortran_order.replace(self.truth()?).is_some(),
+                "fortran_order" => fortran_order.replace(self.boolean()?).is_some(),
                 "shape" => shape.replace(self.shape()?).is_some(),
-                _ => return Err(self.broken("descr, fortran_order or shape")),
+                _ => return Err(self.invalid("descr, fortran_order or shape")),
             };
             if again {
-                return Err(self.broken("each key once"));
+                return Err(self.invalid("each key once"));
             }
-            if !self.take(",") {
-                self.mark("}")?;
+            if !self.accept(",") {
+                self.expect("}")?;
                 break;
             }
         }
         let (Some(descr), Some(fortran_order), Some(shape)) = (descr, fortran_order, shape) else {
-            return Err(self.broken("descr, fortran_order and shape"));
+            return Err(self.invalid("descr, fortran_order and shape"));
         };
         if !self.rest.is_empty() {
-            return Err(self.broken("nothing more"));
+            return Err(self.invalid("the end of the header"));
         }
         let (dtype, big_endian) = parse_descr(descr)?;
         Ok(Header { dtype, big_endian, fortran_order, shape })
     }
 
-    fn broken(&self, expected: &str) -> Error {
+    fn invalid(&self, expected: &str) -> Error {
         let got: String = self.rest.chars().take(20).collect();
-        Error::invalid("the npy header is broken").expected(expected).got(format!("'{got}'"))
+        Error::invalid("invalid npy header").expected(expected).got(format!("'{got}'"))
     }
 
-    fn take(&mut self, mark: &str) -> bool {
+    fn accept(&mut self, mark: &str) -> bool {
         let rest = self.rest.strip_prefix(mark);
         self.rest = rest.unwrap_or(self.rest).trim_start();
         rest.is_some()
     }
 
-    fn mark(&mut self, mark: &str) -> Result<()> {
-        if self.take(mark) { Ok(()) } else { Err(self.broken(mark)) }
+    fn expect(&mut self, mark: &str) -> Result<()> {
+        if self.accept(mark) { Ok(()) } else { Err(self.invalid(mark)) }
     }
 
     fn text(&mut self) -> Result<&'t str> {
         let quote = if self.rest.starts_with('"') { '"' } else { '\'' };
         let inner = self.rest.strip_prefix(quote).and_then(|rest| rest.split_once(quote));
-        let (text, rest) = inner.ok_or_else(|| self.broken("a text in quotes"))?;
+        let (text, rest) = inner.ok_or_else(|| self.invalid("a quoted string"))?;
         self.rest = rest.trim_start();
         Ok(text)
     }
 
-    fn truth(&mut self) -> Result<bool> {
-        if self.take("False") {
+    fn boolean(&mut self) -> Result<bool> {
+        if self.accept("False") {
             return Ok(false);
         }
-        self.mark("True").map(|()| true)
+        self.expect("True").map(|()| true)
     }
 
     fn shape(&mut self) -> Result<Shape> {
         let mut dims = Vec::new();
-        self.mark("(")?;
-        while !self.take(")") {
+        self.expect("(")?;
+        while !self.accept(")") {
             let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
             let dim = self.rest[..digits].parse::<i64>();
-            dims.push(dim.map_err(|_| self.broken("a dimension"))?);
+            dims.push(dim.map_err(|_| self.invalid("a dimension"))?);
             self.rest = self.rest[digits..].trim_start();
             if dims.len() > RANK_MAX {
-                return Err(self.broken(&format!("at most {RANK_MAX} dimensions")));
+                return Err(self.invalid(&format!("at most {RANK_MAX} dimensions")));
             }
-            if !self.take(",") {
-                self.mark(")")?;
+            if !self.accept(",") {
+                self.expect(")")?;
                 break;
             }
         }
@@ -246,7 +244,7 @@ fn parse_descr(descr: &str) -> Result<(DType, bool)> {
         _ => {
             let shown: String = descr.chars().take(20).collect();
             Err(Error::unsupported(format!(
-                "element type '{shown}' of the npy data is not one of Fleet's"
+                "element type '{shown}' of the npy data is not supported"
             ))
             .expected("b1, u1, i1, i2, i4, i8, f2, f4 or f8"))
         }

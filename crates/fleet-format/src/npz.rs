@@ -15,35 +15,37 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter};
 /// Reads every tensor of a `.npz` file.
 pub fn read_npz(path: impl AsRef<Path>) -> Result<NamedTensors> {
     let mut source = Source::open(path.as_ref())?;
-    let place = |error: Error| error.at(source.path.display());
+    let locate = |error: Error| error.at(source.path.display());
     let mut archive = ZipArchive::new(BufReader::new(&mut source.file))
-        .map_err(|error| place(Error::invalid(format!("this is not a sound npz file: {error}"))))?;
+        .map_err(|error| locate(Error::invalid(format!("not a valid npz file: {error}"))))?;
     let mut tensors = Vec::new();
     let mut stated = 0u64;
     for index in 0..archive.len() {
         let mut entry = archive.by_index(index).map_err(|error| {
-            place(Error::invalid(format!("entry {index} of the npz file is broken: {error}")))
+            locate(Error::invalid(format!("entry {index} of the npz file is damaged: {error}")))
         })?;
         let file = entry.name().map_err(|error| {
-            place(Error::invalid(format!("entry {index} of the npz file has no name: {error}")))
+            locate(Error::invalid(format!("entry {index} of the npz file has no name: {error}")))
         })?;
         let file = file.into_owned();
         let shown: String = file.chars().take(100).collect();
-        let place = |error: Error| place(error.at(format!("entry '{shown}'")));
+        let locate = |error: Error| locate(error.at(format!("entry '{shown}'")));
         let Some(name) = file.strip_suffix(".npy") else {
-            return Err(place(Error::invalid("an entry of the npz file is not a tensor"))
+            return Err(locate(Error::invalid("an entry of the npz file is not a tensor"))
                 .expected("a name that ends in .npy"));
         };
         // Before memory is allocated, the claimed sizes of all entries together must be possible.
         stated = stated.saturating_add(entry.size());
         if stated > source.bytes.saturating_mul(COMPRESSION_MAX) {
-            return Err(place(Error::invalid("the npz file states more bytes than it can hold")));
+            return Err(locate(Error::invalid(
+                "the npz file claims more bytes than it can contain",
+            )));
         }
         let bytes = entry.size();
-        let tensor = npy::read(&mut entry, bytes).map_err(place)?;
+        let tensor = npy::read(&mut entry, bytes).map_err(locate)?;
         tensors.push((name.to_string(), tensor));
     }
-    check_distinct(tensors.iter().map(|(name, _)| name.as_str())).map_err(place)?;
+    check_distinct(tensors.iter().map(|(name, _)| name.as_str())).map_err(locate)?;
     Ok(tensors)
 }
 
@@ -66,7 +68,8 @@ pub fn write_npz<'t>(
     let file = AtomicFile::create(path)?;
     let failed =
         |error: zip::result::ZipError| Error::io("write", path, &std::io::Error::from(error));
-    let mut archive = ZipWriter::new(UntilFailure { writer: BufWriter::new(file), failed: false });
+    let mut archive =
+        ZipWriter::new(FailOnceWriter { writer: BufWriter::new(file), failed: false });
     for (name, tensor) in &tensors {
         let (header, bytes) = npy::parts(name, tensor)?;
         let options = SimpleFileOptions::default()
@@ -85,12 +88,12 @@ pub fn write_npz<'t>(
 
 /// A writer that reports its first failure and then ignores everything written. When an unfinished
 /// archive is dropped, it tries to finish, and prints an error if it cannot.
-struct UntilFailure<W> {
+struct FailOnceWriter<W> {
     writer: W,
     failed: bool,
 }
 
-impl<W> UntilFailure<W> {
+impl<W> FailOnceWriter<W> {
     fn unless_failed<T>(
         &mut self,
         instead: T,
@@ -106,7 +109,7 @@ impl<W> UntilFailure<W> {
     }
 }
 
-impl<W: Write> Write for UntilFailure<W> {
+impl<W: Write> Write for FailOnceWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.unless_failed(bytes.len(), |writer| writer.write(bytes))
     }
@@ -116,7 +119,7 @@ impl<W: Write> Write for UntilFailure<W> {
     }
 }
 
-impl<W: Seek> Seek for UntilFailure<W> {
+impl<W: Seek> Seek for FailOnceWriter<W> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.unless_failed(0, |writer| writer.seek(to))
     }
@@ -151,10 +154,10 @@ mod tests {
 
     #[test]
     fn only_the_first_failure_is_told() {
-        let mut writer = UntilFailure { writer: Full(5), failed: false };
-        writer.write_all(&[0; 4]).expect("there is room");
-        let error = writer.write_all(&[0; 4]).expect_err("there is no room");
+        let mut writer = FailOnceWriter { writer: Full(5), failed: false };
+        writer.write_all(&[0; 4]).expect("enough space");
+        let error = writer.write_all(&[0; 4]).expect_err("no space left");
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        writer.write_all(&[0; 4]).expect("nobody is told again");
+        writer.write_all(&[0; 4]).expect("later failures are not reported");
     }
 }

@@ -11,7 +11,8 @@
 //! whole file, and its writer neither flushes before the rename nor leaves room for checksums.
 
 use crate::source::{
-    NamedTensors, Source, WHAT_TO_DO, check_bools, check_distinct, row_major_bytes, tensor_bytes,
+    DAMAGED_FILE_HELP, NamedTensors, Source, check_bools, check_distinct, row_major_bytes,
+    tensor_bytes,
 };
 use crc32fast::Hasher;
 use fleet_base::disk::{Disk, RealDisk};
@@ -31,8 +32,8 @@ pub fn write_safetensors<'t>(
     tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
     meta: &BTreeMap<String, String>,
 ) -> Result<()> {
-    if let Some(key) = meta.keys().find(|key| is_ours(key)) {
-        return Err(Error::invalid(format!("'{key}' is not free to be set in a safetensors file")));
+    if let Some(key) = meta.keys().find(|key| is_reserved(key)) {
+        return Err(Error::invalid(format!("'{key}' is a reserved key in safetensors files")));
     }
     let tensors: Vec<_> = tensors.into_iter().collect();
     write(&RealDisk::handle(), path.as_ref(), &tensors, meta).map(drop)
@@ -45,7 +46,7 @@ pub fn read_safetensors(
     let mut reader = Reader::open(&RealDisk, path.as_ref())?;
     let tensors = reader.read_all()?;
     let mut meta = reader.meta;
-    meta.retain(|key, _| !is_ours(key));
+    meta.retain(|key, _| !is_reserved(key));
     Ok((tensors, meta))
 }
 
@@ -59,14 +60,14 @@ const CHUNK_BYTES: usize = 256 << 10;
 const META: &str = "__metadata__";
 
 /// The key of the header's own checksum, which is the first entry of the header.
-const SEAL: &str = "fleet.crc32";
-const SEAL_START: &str = r#"{"__metadata__":{"fleet.crc32":""#;
-const SEAL_ZEROS: &str = "00000000";
+const HEADER_SUM: &str = "fleet.crc32";
+const HEADER_SUM_START: &str = r#"{"__metadata__":{"fleet.crc32":""#;
+const HEADER_SUM_ZEROS: &str = "00000000";
 
 /// Prefix of the keys of tensors' checksums.
 const SUM: &str = "crc32:";
 
-fn is_ours(key: &str) -> bool {
+fn is_reserved(key: &str) -> bool {
     key.starts_with("fleet.") || key.starts_with(SUM)
 }
 
@@ -86,7 +87,9 @@ pub(crate) fn write(
 ) -> Result<FileSum> {
     check_distinct(tensors.iter().map(|(name, _)| *name))?;
     if tensors.iter().any(|(name, _)| *name == META) {
-        return Err(Error::invalid(format!("a tensor cannot be named '{META}' in safetensors")));
+        return Err(Error::invalid(format!(
+            "tensor name '{META}' is reserved in safetensors files"
+        )));
     }
     // Wide elements first, so that all are aligned.
     let mut tensors = tensors.to_vec();
@@ -125,7 +128,7 @@ fn header(
     sums: &[u32],
     meta: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>> {
-    let mut json = format!("{SEAL_START}{SEAL_ZEROS}\"");
+    let mut json = format!("{HEADER_SUM_START}{HEADER_SUM_ZEROS}\"");
     for (key, value) in meta {
         json += &format!(",{}:{}", quoted(key), quoted(value));
     }
@@ -155,7 +158,7 @@ fn header(
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.extend_from_slice(json.as_bytes());
     let sum = format!("{:08x}", crc32fast::hash(&header));
-    let place = 8 + SEAL_START.len();
+    let place = 8 + HEADER_SUM_START.len();
     header[place..place + sum.len()].copy_from_slice(sum.as_bytes());
     Ok(header)
 }
@@ -201,26 +204,27 @@ impl Reader {
             source.read_exact(&mut first[..usize::from(source.bytes > 8)])?;
             // A truncated safetensors file still starts with JSON; other files do not.
             if first != *b"{" {
-                return Err(source.damaged("this is not a safetensors file"));
+                return Err(source.damaged("not a safetensors file"));
             }
             return Err(source
-                .damaged("the safetensors file is cut: its header is too long")
+                .damaged("the safetensors file is truncated: its header is too long")
                 .expected(format!("at most {} bytes", HEADER_BYTES_MAX.min(source.bytes - 8)))
                 .got(length));
         }
         header.resize(8 + length as usize, 0);
         source.read_exact(&mut header[8..])?;
         let json: Value = serde_json::from_slice(&header[8..]).map_err(|error| {
-            source.damaged(format!("the header of the safetensors file is broken: {error}"))
+            source.damaged(format!("the header of the safetensors file is invalid: {error}"))
         })?;
         let Value::Object(mut json) = json else {
             return Err(source.damaged("the header of the safetensors file is not an object"));
         };
         let meta = read_meta(json.remove(META)).map_err(|error| damaged(error, path))?;
-        let sealed = check_seal(&mut header, &meta).map_err(|error| damaged(error, path))?;
+        let has_sums =
+            check_header_sum(&mut header, &meta).map_err(|error| damaged(error, path))?;
         let mut reader = Reader { source, entries: Vec::new(), meta, sum: None };
         reader.entries(json, header.len() as u64)?;
-        if sealed {
+        if has_sums {
             reader.sums(&header)?;
         }
         Ok(reader)
@@ -230,7 +234,7 @@ impl Reader {
     fn entries(&mut self, json: Map<String, Value>, start: u64) -> Result<()> {
         for (name, value) in json {
             let entry = read_entry(&name, &value, start).map_err(|what| {
-                self.source.damaged(format!("tensor '{name}' in the header is broken: {what}"))
+                self.source.damaged(format!("tensor '{name}' in the header is invalid: {what}"))
             })?;
             self.entries.push(entry);
         }
@@ -240,7 +244,10 @@ impl Reader {
             if entry.start != end {
                 return Err(self
                     .source
-                    .damaged(format!("the bytes of tensor '{}' are not in their place", entry.name))
+                    .damaged(format!(
+                        "the bytes of tensor '{}' have an unexpected offset",
+                        entry.name
+                    ))
                     .expected(end)
                     .got(entry.start));
             }
@@ -249,7 +256,7 @@ impl Reader {
         if end != self.source.bytes {
             return Err(self
                 .source
-                .damaged("the file has another size than its header says (is it cut?)")
+                .damaged("file size does not match its header (truncated?)")
                 .expected(format!("{end} bytes"))
                 .got(self.source.bytes));
         }
@@ -274,16 +281,16 @@ impl Reader {
     }
 
     /// Rejects a file without checksums.
-    pub fn must_be_ours(self) -> Result<Reader> {
+    pub fn require_checksums(self) -> Result<Reader> {
         if self.sum.is_some() {
             return Ok(self);
         }
         Err(self
             .source
-            .damaged("the safetensors file has no checksums, so it is not a checkpoint of ours")
+            .damaged("the safetensors file has no checksums, so it is not a Fleet checkpoint")
             .help(
-                "a Rust program can read files of other programs with \
-                 fleet_format::read_safetensors and write checkpoints with save_tensors",
+                "read files of other programs in Rust with \
+                 fleet_format::read_safetensors, and write checkpoints with save_tensors",
             ))
     }
 
@@ -320,49 +327,49 @@ impl Reader {
 }
 
 fn damaged(error: Error, path: &Path) -> Error {
-    error.at(path.display()).or_help(WHAT_TO_DO)
+    error.at(path.display()).or_help(DAMAGED_FILE_HELP)
 }
 
 fn read_meta(value: Option<Value>) -> Result<BTreeMap<String, String>> {
-    let broken = || Error::invalid("the free part of the safetensors header is broken");
+    let invalid = || Error::invalid("the metadata of the safetensors header is invalid");
     match value {
         None => Ok(BTreeMap::new()),
         Some(Value::Object(meta)) => meta
             .into_iter()
             .map(|(key, value)| match value {
                 Value::String(value) => Ok((key, value)),
-                _ => Err(broken().expected("texts")),
+                _ => Err(invalid().expected("string values")),
             })
             .collect(),
-        Some(_) => Err(broken().expected("an object")),
+        Some(_) => Err(invalid().expected("an object")),
     }
 }
 
 /// Returns whether the header has a checksum; fails if it does not match. Leaves the header as it
 /// is in the file.
-fn check_seal(header: &mut [u8], meta: &BTreeMap<String, String>) -> Result<bool> {
-    let Some(seal) = meta.get(SEAL) else {
-        if meta.keys().any(|key| is_ours(key)) {
+fn check_header_sum(header: &mut [u8], meta: &BTreeMap<String, String>) -> Result<bool> {
+    let Some(sum) = meta.get(HEADER_SUM) else {
+        if meta.keys().any(|key| is_reserved(key)) {
             return Err(Error::invalid("the header of the safetensors file is damaged")
                 .expected("its checksum")
-                .got("only those of tensors"));
+                .got("only checksums of tensors"));
         }
         return Ok(false);
     };
-    let place = 8 + SEAL_START.len();
-    let wrong = Error::invalid("the header of the safetensors file is damaged");
-    let written = header.get(place..place + SEAL_ZEROS.len()).map(<[u8]>::to_vec);
+    let place = 8 + HEADER_SUM_START.len();
+    let damaged = Error::invalid("the header of the safetensors file is damaged");
+    let written = header.get(place..place + HEADER_SUM_ZEROS.len()).map(<[u8]>::to_vec);
     let Some(written) = written.filter(|it| {
-        header[8..].starts_with(SEAL_START.as_bytes()) && it.as_slice() == seal.as_bytes()
+        header[8..].starts_with(HEADER_SUM_START.as_bytes()) && it.as_slice() == sum.as_bytes()
     }) else {
-        return Err(wrong.expected("its checksum in front"));
+        return Err(damaged.expected("its checksum first"));
     };
-    let place = place..place + SEAL_ZEROS.len();
-    header[place.clone()].copy_from_slice(SEAL_ZEROS.as_bytes());
+    let place = place..place + HEADER_SUM_ZEROS.len();
+    header[place.clone()].copy_from_slice(HEADER_SUM_ZEROS.as_bytes());
     let found = format!("{:08x}", crc32fast::hash(header));
     header[place].copy_from_slice(&written);
-    if found != *seal {
-        return Err(wrong.expected(format!("checksum {seal}")).got(found));
+    if found != *sum {
+        return Err(damaged.expected(format!("checksum {sum}")).got(found));
     }
     Ok(true)
 }
@@ -373,27 +380,27 @@ fn read_entry(name: &str, value: &Value, data_start: u64) -> Result<Entry, Strin
         DType::ALL.into_iter().find(|known| dtype_name(*known) == dtype).ok_or_else(|| {
             let known = DType::ALL.map(dtype_name).join(", ");
             format!(
-                "element type '{}' is none of {known}",
+                "element type '{}' is not one of {known}",
                 dtype.chars().take(20).collect::<String>()
             )
         })?;
     let dims = value.get("shape").and_then(Value::as_array).ok_or("no shape")?;
     if dims.len() > RANK_MAX {
-        return Err(format!("{} dimensions are more than {RANK_MAX}", dims.len()));
+        return Err(format!("{} dimensions exceed the limit of {RANK_MAX}", dims.len()));
     }
     let dims: Option<Vec<i64>> =
         dims.iter().map(|dim| dim.as_i64().filter(|dim| *dim >= 0)).collect();
-    let shape = Shape::of(&dims.ok_or("a dimension is not a number from 0 on")?);
-    let bytes = tensor_bytes(dtype, &shape).ok_or("the shape has no size")?;
+    let shape = Shape::of(&dims.ok_or("a dimension is not a non-negative integer")?);
+    let bytes = tensor_bytes(dtype, &shape).ok_or("the shape is too large")?;
     let offsets = value.get("data_offsets").and_then(Value::as_array).ok_or("no data_offsets")?;
     let offsets: Option<Vec<u64>> = offsets.iter().map(Value::as_u64).collect();
     let [from, to] = offsets.ok_or("data_offsets are not numbers")?[..] else {
-        return Err("data_offsets are not two".into());
+        return Err("data_offsets are not two numbers".into());
     };
     if from.checked_add(bytes) != Some(to) {
-        return Err(format!("its bytes go from {from} to {to}, its shape needs {bytes}"));
+        return Err(format!("data_offsets are {from} to {to}, but its shape needs {bytes} bytes"));
     }
-    let start = data_start.checked_add(from).ok_or("it starts beyond any file")?;
+    let start = data_start.checked_add(from).ok_or("its offset is out of range")?;
     Ok(Entry { name: name.to_string(), dtype, shape, start, bytes, sum: None })
 }
 

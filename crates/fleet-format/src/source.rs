@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 pub type NamedTensors = Vec<(String, Tensor)>;
 
 /// Help for a file that is not as it was written.
-pub(crate) const WHAT_TO_DO: &str =
-    "use another save, or restore this file from where it was copied";
+pub(crate) const DAMAGED_FILE_HELP: &str = "use another save, or restore this file from a backup";
 
 /// An open file.
 pub(crate) struct Source {
@@ -42,7 +41,7 @@ impl Source {
     pub fn read_all(&mut self, bytes_max: u64) -> Result<Vec<u8>> {
         if self.bytes > bytes_max {
             return Err(self
-                .damaged("the file is too large for what it should be")
+                .damaged("file is too large")
                 .expected(format!("at most {}", text::bytes(bytes_max)))
                 .got(text::bytes_over(self.bytes, bytes_max)));
         }
@@ -70,7 +69,7 @@ impl Source {
 
     /// Returns the error for wrong content.
     pub fn damaged(&self, what: impl Into<String>) -> Error {
-        Error::invalid(what).at(self.path.display()).help(WHAT_TO_DO)
+        Error::invalid(what).at(self.path.display()).help(DAMAGED_FILE_HELP)
     }
 }
 
@@ -95,10 +94,10 @@ pub(crate) fn check_bools(tensor: &Tensor) -> Result<()> {
 /// Returns the bytes of a tensor that is to be written.
 pub(crate) fn row_major_bytes<'t>(name: &str, tensor: &'t Tensor) -> Result<&'t [u8]> {
     if tensor.layout() != fleet_tensor::Layout::RowMajor {
-        return Err(Error::invalid(format!("tensor '{name}' is not in the order that files have"))
+        return Err(Error::invalid(format!("tensor '{name}' is not row-major"))
             .expected("row_major")
             .got(tensor.layout())
-            .help("convert it before it is saved"));
+            .help("convert it before saving"));
     }
     Ok(tensor.as_bytes())
 }
@@ -108,7 +107,7 @@ pub(crate) fn check_distinct<'n>(names: impl Iterator<Item = &'n str>) -> Result
     let mut seen = std::collections::HashSet::new();
     for name in names {
         if !seen.insert(name) {
-            return Err(Error::invalid(format!("two tensors are named '{name}'")));
+            return Err(Error::invalid(format!("duplicate tensor name '{name}'")));
         }
     }
     Ok(())

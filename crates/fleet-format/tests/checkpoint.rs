@@ -88,9 +88,9 @@ fn a_save_that_fails_changes_nothing() {
             assert!(error.to_string().contains(part), "{error}");
             assert_eq!(load_tensors(&path).unwrap().meta, meta(1));
         };
-        check(&[("a", &good), ("w", &other)], "tensor 'w' is not in the order that files have");
-        check(&[("a", &good), ("a", &good)], "two tensors are named 'a'");
-        check(&[("__metadata__", &good)], "cannot be named '__metadata__'");
+        check(&[("a", &good), ("w", &other)], "tensor 'w' is not row-major");
+        check(&[("a", &good), ("a", &good)], "duplicate tensor name 'a'");
+        check(&[("__metadata__", &good)], "tensor name '__metadata__' is reserved");
     }
     let path = folder.join("checkpoint");
     assert_eq!(files(&path), ["checkpoint.json", "tensors-000001-000.safetensors"]);
@@ -186,9 +186,9 @@ fn foreign_files_are_refused() {
     fs::write(&path, "").unwrap();
     check(&path, "too short");
     fs::write(&path, "PK\x03\x04 this is a zip file").unwrap();
-    check(&path, "this is not a safetensors file\n");
+    check(&path, "not a safetensors file\n");
     fs::write(&path, [&[99, 0, 0, 0, 0, 0, 0, 0], &b"{}"[..]].concat()).unwrap();
-    check(&path, "is cut: its header is too long: expected at most 2 bytes, got 99");
+    check(&path, "is truncated: its header is too long: expected at most 2 bytes, got 99");
     fs::write(&path, [&[9, 0, 0, 0, 0, 0, 0, 0], &b"[1, 2, 3]"[..]].concat()).unwrap();
     check(&path, "is not an object");
     fs::write(&path, [&[2, 0, 0, 0, 0, 0, 0, 0], &b"{}"[..]].concat()).unwrap();
@@ -200,7 +200,7 @@ fn foreign_files_are_refused() {
     let scalar = Tensor::scalar(1.0f32).unwrap();
     let other = folder.join("other");
     save_tensors(&other, [("a", &scalar)], &meta(1)).unwrap();
-    check(&other.join("checkpoint.json"), "help: the checkpoint is the folder that it is in");
+    check(&other.join("checkpoint.json"), "help: pass the folder that contains it");
     let list = fs::read_to_string(other.join("checkpoint.json")).unwrap();
     let list = list.replace("tensors-000001-000.safetensors", "tensors-1-../x.safetensors");
     let sum = list.find("\"crc32\": \"").unwrap() + 10;
@@ -208,7 +208,7 @@ fn foreign_files_are_refused() {
     let list =
         format!("{}{:08x}{}", &list[..sum], crc32fast::hash(zeros.as_bytes()), &list[sum + 8..]);
     fs::write(other.join("checkpoint.json"), list).unwrap();
-    check(&other, "the checkpoint's list has no sound files");
+    check(&other, "the checkpoint's manifest has no valid file entries");
 }
 
 /// Files that are intact on their own but do not belong together.
@@ -221,5 +221,5 @@ fn mixed_checkpoints_are_refused() {
     let part = "tensors-000001-000.safetensors";
     fs::copy(two.join(part), one.join(part)).unwrap();
     let error = load_tensors(&one).unwrap_err().to_string();
-    assert!(error.contains("is not the one that checkpoint.json lists"), "{error}");
+    assert!(error.contains("file does not match checkpoint.json"), "{error}");
 }

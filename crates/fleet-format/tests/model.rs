@@ -73,6 +73,6 @@ fn models_come_back() {
     }
     fleet_format::save_tensors(&path, [("x", &x)], &Meta::default()).unwrap();
     let error = load_model(&path, &Words).unwrap_err().to_string();
-    assert!(error.contains("holds tensors but no program"), "{error}");
+    assert!(error.contains("has tensors but no program"), "{error}");
     assert_eq!(load_tensors(&path).unwrap().tensors.len(), 1);
 }

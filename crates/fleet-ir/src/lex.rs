@@ -11,38 +11,38 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Token<'t> {
     /// A keyword, or the name of an op, slot, attribute, type or block.
-    Word(&'t str),
+    Ident(&'t str),
     /// `%name`, without the `%`.
     Var(Cow<'t, str>),
     /// An integer or a float with its sign, as written.
     Number(&'t str),
     /// The content of a quoted string.
-    Text(Cow<'t, str>),
-    Mark(char),
+    Str(Cow<'t, str>),
+    Punct(char),
     End,
 }
 
 impl fmt::Display for Token<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Token::Word(word) => write!(f, "'{}'", clipped(word)),
+            Token::Ident(word) => write!(f, "'{}'", clipped(word)),
             Token::Var(name) => write!(f, "'%{}'", clipped(name)),
             Token::Number(number) => write!(f, "'{}'", clipped(number)),
-            Token::Text(text) => write!(f, "{:?}", clipped(text)),
-            Token::Mark(mark) => write!(f, "'{mark}'"),
-            Token::End => f.write_str("the end of the text"),
+            Token::Str(text) => write!(f, "{:?}", clipped(text)),
+            Token::Punct(punct) => write!(f, "'{punct}'"),
+            Token::End => f.write_str("end of input"),
         }
     }
 }
 
 /// The byte offset of a token in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct At(pub usize);
+pub(crate) struct Position(pub usize);
 
-impl At {
+impl Position {
     /// Describes the position: `line 3, column 5: (Out: %y) = mul(X: %x)`. Lines and columns count
     /// from 1; columns count characters.
-    pub fn place(self, text: &str) -> String {
+    pub fn describe(self, text: &str) -> String {
         let before = &text[..self.0];
         let start = before.rfind('\n').map_or(0, |end| end + 1);
         let line = before.matches('\n').count() + 1;
@@ -77,9 +77,9 @@ impl<'t> Lexer<'t> {
         Lexer { text, at }
     }
 
-    pub fn next(&mut self) -> Result<(At, Token<'t>)> {
+    pub fn next(&mut self) -> Result<(Position, Token<'t>)> {
         self.skip_blank();
-        let start = At(self.at);
+        let start = Position(self.at);
         let Some(first) = self.peek() else {
             return Ok((start, Token::End));
         };
@@ -88,16 +88,16 @@ impl<'t> Lexer<'t> {
                 self.at += 1;
                 Token::Var(self.var_name(start)?)
             }
-            b'"' => Token::Text(self.quoted()?),
+            b'"' => Token::Str(self.quoted()?),
             b'-' | b'+' | b'0'..=b'9' => Token::Number(self.number(start)?),
-            byte if is_word_start(byte) => Token::Word(self.name(start)?),
+            byte if is_word_start(byte) => Token::Ident(self.name(start)?),
             b'{' | b'}' | b'(' | b')' | b'[' | b']' | b':' | b',' | b'=' | b'!' => {
                 self.at += 1;
-                Token::Mark(char::from(first))
+                Token::Punct(char::from(first))
             }
             _ => {
                 let found = self.text[self.at..].chars().next().unwrap_or(' ');
-                return Err(self.error(start, "a character that has no place in a program", found));
+                return Err(self.error(start, "unexpected character", found));
             }
         };
         Ok((start, token))
@@ -120,13 +120,13 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    fn var_name(&mut self, start: At) -> Result<Cow<'t, str>> {
+    fn var_name(&mut self, start: Position) -> Result<Cow<'t, str>> {
         let name = match self.peek() {
             Some(b'"') => self.quoted()?,
             byte if is_name_byte(byte.as_ref()) => Cow::Borrowed(self.name(start)?),
             _ => {
                 return Err(
-                    Error::invalid("a variable needs a name after '%'").at(start.place(self.text))
+                    Error::invalid("missing variable name after '%'").at(start.describe(self.text))
                 );
             }
         };
@@ -134,7 +134,7 @@ impl<'t> Lexer<'t> {
         Ok(name)
     }
 
-    fn name(&mut self, start: At) -> Result<&'t str> {
+    fn name(&mut self, start: Position) -> Result<&'t str> {
         let rest = &self.text.as_bytes()[self.at..];
         let len = rest.iter().position(|b| !is_name_byte(Some(b))).unwrap_or(rest.len());
         let name = &self.text[self.at..self.at + len];
@@ -143,19 +143,19 @@ impl<'t> Lexer<'t> {
         Ok(name)
     }
 
-    fn check_length(&self, start: At, name: &str) -> Result<()> {
+    fn check_length(&self, start: Position, name: &str) -> Result<()> {
         if name.len() <= NAME_BYTES_MAX {
             return Ok(());
         }
         Err(Error::invalid("a name is too long")
             .expected(format!("at most {NAME_BYTES_MAX} bytes"))
             .got(name.len())
-            .at(start.place(self.text)))
+            .at(start.describe(self.text)))
     }
 
     /// Reads digits with sign, point and exponent; `-inf` and `-nan` too. The parser converts the
     /// number, because only it knows whether an integer or a float is expected.
-    fn number(&mut self, start: At) -> Result<&'t str> {
+    fn number(&mut self, start: Position) -> Result<&'t str> {
         let rest = &self.text.as_bytes()[self.at..];
         let mut len = 1;
         while let Some(&byte) = rest.get(len) {
@@ -167,14 +167,14 @@ impl<'t> Lexer<'t> {
         }
         let number = &self.text[self.at..self.at + len];
         if number.parse::<f64>().is_err() {
-            return Err(self.error(start, "this is not a number", clipped(number)));
+            return Err(self.error(start, "invalid number", clipped(number)));
         }
         self.at += len;
         Ok(number)
     }
 
     fn quoted(&mut self) -> Result<Cow<'t, str>> {
-        let start = At(self.at);
+        let start = Position(self.at);
         self.at += 1;
         let from = self.at;
         let mut built: Option<String> = None;
@@ -203,9 +203,9 @@ impl<'t> Lexer<'t> {
                     built = Some(text);
                 }
                 _ => {
-                    return Err(Error::invalid("a quoted text does not end on its line")
+                    return Err(Error::invalid("unterminated string")
                         .expected("'\"'")
-                        .at(start.place(self.text)));
+                        .at(start.describe(self.text)));
                 }
             }
         }
@@ -213,7 +213,7 @@ impl<'t> Lexer<'t> {
 
     /// Reads an escape sequence, including the backslash.
     fn escape(&mut self) -> Result<char> {
-        let start = At(self.at);
+        let start = Position(self.at);
         let rest = &self.text[self.at + 1..];
         let (value, len) = match rest.as_bytes().first() {
             Some(b'"') => (Some('"'), 1),
@@ -225,16 +225,16 @@ impl<'t> Lexer<'t> {
             _ => (None, 0),
         };
         let Some(value) = value else {
-            return Err(Error::invalid("unknown escape in a quoted text")
+            return Err(Error::invalid("unknown escape in a string")
                 .expected(r#"one of \" \\ \n \r \t \u{..}"#)
-                .at(start.place(self.text)));
+                .at(start.describe(self.text)));
         };
         self.at += 1 + len;
         Ok(value)
     }
 
-    fn error(&self, at: At, message: &str, got: impl fmt::Display) -> Error {
-        Error::invalid(message).got(format!("'{got}'")).at(at.place(self.text))
+    fn error(&self, at: Position, message: &str, got: impl fmt::Display) -> Error {
+        Error::invalid(message).got(format!("'{got}'")).at(at.describe(self.text))
     }
 }
 

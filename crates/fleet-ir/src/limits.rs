@@ -57,15 +57,16 @@ impl BlockOwners {
         match program.block(inner).parent {
             Some(parent) if parent == around => {}
             parent => {
-                let parent = parent.map_or("nothing".to_string(), |parent| parent.to_string());
-                return Err(Error::invalid(format!("{inner} cannot belong to an op of {around}"))
-                    .expected(format!("a block in {around}"))
-                    .got(format!("one in {parent}")));
+                let found =
+                    parent.map_or("no parent".to_string(), |parent| format!("parent {parent}"));
+                return Err(Error::invalid(format!("{inner} is not a child of {around}"))
+                    .expected(format!("parent {around}"))
+                    .got(found));
             }
         }
         if !self.0.insert(inner) {
             return Err(Error::invalid(format!("{inner} belongs to two ops"))
-                .help("give each op a block of its own"));
+                .help("give each op its own block"));
         }
         Ok(())
     }

@@ -114,7 +114,7 @@ impl Op {
     pub fn attr_int(&self, name: &str) -> i64 {
         match self.attr(name) {
             Some(Attr::Int(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
@@ -125,49 +125,49 @@ impl Op {
     pub fn attr_float(&self, name: &str) -> f64 {
         match self.attr(name) {
             Some(Attr::Float(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_bool(&self, name: &str) -> bool {
         match self.attr(name) {
             Some(Attr::Bool(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_str(&self, name: &str) -> &str {
         match self.attr(name) {
             Some(Attr::Str(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_ints(&self, name: &str) -> &[i64] {
         match self.attr(name) {
             Some(Attr::Ints(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_floats(&self, name: &str) -> &[f64] {
         match self.attr(name) {
             Some(Attr::Floats(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_strs(&self, name: &str) -> &[String] {
         match self.attr(name) {
             Some(Attr::Strs(value)) => value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
     pub fn attr_dtype(&self, name: &str) -> DType {
         match self.attr(name) {
             Some(Attr::DType(value)) => *value,
-            other => wrong(self, name, other),
+            other => attr_type_mismatch(self, name, other),
         }
     }
 
@@ -194,8 +194,8 @@ impl Op {
 /// Panics: an op's own code asked for an attribute that its spec does not have with that type. This
 /// is a bug in the op, which its first test finds.
 #[cold]
-fn wrong(op: &Op, name: &str, found: Option<&Attr>) -> ! {
-    panic!("op '{}' has no attribute '{name}' of the type asked for: {found:?}", op.name())
+fn attr_type_mismatch(op: &Op, name: &str, found: Option<&Attr>) -> ! {
+    panic!("op '{}' has no attribute '{name}' of the requested type: {found:?}", op.name())
 }
 
 /// Builds an [`Op`]. The first error is kept and returned by [`OpBuilder::finish`].
@@ -288,7 +288,7 @@ impl OpBuilder {
         for (given, attr) in attrs.into_iter().zip(spec.attrs) {
             let value = given.or_else(|| attr.default.map(|default| default.to_attr()));
             op.attrs.push(value.ok_or_else(|| {
-                Error::invalid(format!("op '{}' misses attribute '{}'", spec.name, attr.name))
+                Error::invalid(format!("missing attribute '{}' of op '{}'", attr.name, spec.name))
                     .expected(attr.kind)
             })?);
         }
@@ -361,7 +361,8 @@ fn unknown(
     let known = known(spec);
     let hint = text::did_you_mean(name, known.iter().copied());
     if known.is_empty() {
-        return Error::invalid(format!("op '{}' has no {what} '{name}': it has none", spec.name));
+        let message = format!("op '{}' has no {what} '{name}' (it has no {what}s)", spec.name);
+        return Error::invalid(message);
     }
     Error::invalid(format!("op '{}' has no {what} '{name}'{hint}", spec.name))
         .expected(format!("one of {}", known.join(", ")))

@@ -8,7 +8,7 @@
 //! a tree. [`Program::verify`] checks the rest, such as that a variable is written before it is
 //! read.
 
-use crate::lex::{At, Lexer, Token, clipped};
+use crate::lex::{Lexer, Position, Token, clipped};
 use crate::limits::{
     BLOCK_DEPTH_MAX, BLOCKS_MAX, BlockOwners, NAME_BYTES_MAX, OPS_MAX, SLOTS_MAX, check_bytes,
     check_count, depth,
@@ -40,24 +40,24 @@ impl Program {
 /// An attribute value as written, before the spec determines its type.
 enum Value<'t> {
     Number(&'t str),
-    Word(&'t str),
-    Text(Cow<'t, str>),
-    List(Vec<(At, Value<'t>)>),
+    Ident(&'t str),
+    Str(Cow<'t, str>),
+    List(Vec<(Position, Value<'t>)>),
 }
 
 /// A named part of an op, with its position.
 struct Part<'t, T> {
-    at: At,
+    at: Position,
     name: Cow<'t, str>,
     value: T,
 }
 
 /// Names of variables, with their positions.
-type Names<'t> = Vec<(At, Cow<'t, str>)>;
+type Names<'t> = Vec<(Position, Cow<'t, str>)>;
 
 /// An op as written.
 struct RawOp<'t> {
-    at: At,
+    at: Position,
     block: BlockId,
     name: Cow<'t, str>,
     inputs: Vec<Part<'t, Names<'t>>>,
@@ -73,7 +73,7 @@ struct Parser<'t, 'd> {
     text: &'t str,
     lexer: Lexer<'t>,
     dialect: &'d dyn Dialect,
-    at: At,
+    at: Position,
     token: Token<'t>,
     program: Program,
     blocks_read: usize,
@@ -99,35 +99,33 @@ impl<'t, 'd> Parser<'t, 'd> {
     }
 
     fn unexpected(&self, expected: impl fmt::Display) -> Error {
-        self.placed(
+        self.at_position(
             self.at,
-            Error::invalid("the program's text goes wrong here")
-                .expected(expected)
-                .got(&self.token),
+            Error::invalid("cannot parse the program").expected(expected).got(&self.token),
         )
     }
 
-    fn placed(&self, at: At, error: Error) -> Error {
-        error.at(at.place(self.text))
+    fn at_position(&self, at: Position, error: Error) -> Error {
+        error.at(at.describe(self.text))
     }
 
-    fn check_count(&self, at: At, what: &str, count: usize, limit: usize) -> Result<()> {
-        check_count(what, count, limit).map_err(|error| self.placed(at, error))
+    fn check_count(&self, at: Position, what: &str, count: usize, limit: usize) -> Result<()> {
+        check_count(what, count, limit).map_err(|error| self.at_position(at, error))
     }
 
-    fn is_mark(&self, mark: char) -> bool {
-        self.token == Token::Mark(mark)
+    fn is_punct(&self, punct: char) -> bool {
+        self.token == Token::Punct(punct)
     }
 
-    fn mark(&mut self, mark: char) -> Result<()> {
-        if !self.is_mark(mark) {
-            return Err(self.unexpected(format!("'{mark}'")));
+    fn expect_punct(&mut self, punct: char) -> Result<()> {
+        if !self.is_punct(punct) {
+            return Err(self.unexpected(format!("'{punct}'")));
         }
         self.advance().map(drop)
     }
 
-    fn take_mark(&mut self, mark: char) -> Result<bool> {
-        let found = self.is_mark(mark);
+    fn eat_punct(&mut self, punct: char) -> Result<bool> {
+        let found = self.is_punct(punct);
         if found {
             self.advance()?;
         }
@@ -135,7 +133,7 @@ impl<'t, 'd> Parser<'t, 'd> {
     }
 
     fn keyword(&mut self, word: &str) -> Result<()> {
-        if self.token != Token::Word(word) {
+        if self.token != Token::Ident(word) {
             return Err(self.unexpected(format!("'{word}'")));
         }
         self.advance().map(drop)
@@ -152,7 +150,7 @@ impl<'t, 'd> Parser<'t, 'd> {
 
     fn float(&mut self, what: &str) -> Result<f64> {
         let value = match self.token {
-            Token::Number(text) | Token::Word(text) => float(text),
+            Token::Number(text) | Token::Ident(text) => float(text),
             _ => None,
         };
         let value = value.ok_or_else(|| self.unexpected(what))?;
@@ -161,30 +159,30 @@ impl<'t, 'd> Parser<'t, 'd> {
     }
 
     fn text(&mut self, what: &str) -> Result<Cow<'t, str>> {
-        if !matches!(self.token, Token::Text(_)) {
+        if !matches!(self.token, Token::Str(_)) {
             return Err(self.unexpected(what));
         }
         match self.advance()? {
-            Token::Text(text) => Ok(text),
+            Token::Str(text) => Ok(text),
             _ => Ok(Cow::Borrowed("")),
         }
     }
 
     fn label(&mut self) -> Result<Arc<str>> {
-        self.mark('=')?;
-        let text = self.text("a label in quotes")?;
+        self.expect_punct('=')?;
+        let text = self.text("a quoted label")?;
         Ok(self.labels.entry(text).or_insert_with_key(|text| Arc::from(&**text)).clone())
     }
 
     /// Reads the name of an op, slot or attribute.
     fn word(&mut self, what: &str) -> Result<Cow<'t, str>> {
         match &self.token {
-            Token::Word(word) => {
+            Token::Ident(word) => {
                 let word = Cow::Borrowed(*word);
                 self.advance()?;
                 Ok(word)
             }
-            Token::Text(text) if text.len() <= NAME_BYTES_MAX => self.text(what),
+            Token::Str(text) if text.len() <= NAME_BYTES_MAX => self.text(what),
             _ => Err(self.unexpected(what)),
         }
     }
@@ -197,17 +195,17 @@ impl<'t, 'd> Parser<'t, 'd> {
         let at = self.at;
         let version = self.unsigned("the version of the format")?;
         if version != u64::from(VERSION) {
-            let error = Error::unsupported("the program has another version of the text format")
+            let error = Error::unsupported("unsupported version of the text format")
                 .expected(VERSION)
                 .got(version);
-            return Err(self.placed(at, error));
+            return Err(self.at_position(at, error));
         }
-        if self.token == Token::Word("seed") {
+        if self.token == Token::Ident("seed") {
             self.advance()?;
             let seed = self.unsigned("a seed, 0 or more")?;
             self.program.set_seed(seed);
         }
-        if self.token == Token::Word("streams") {
+        if self.token == Token::Ident("streams") {
             self.advance()?;
             let streams = self.unsigned("a number of streams, 0 or more")?;
             self.program.set_streams(streams);
@@ -228,23 +226,23 @@ impl<'t, 'd> Parser<'t, 'd> {
         } else {
             self.keyword("in")?;
             let parent = match self.token {
-                Token::Word(word) => block_id(word).filter(|id| self.program.has_block(*id)),
+                Token::Ident(word) => block_id(word).filter(|id| self.program.has_block(*id)),
                 _ => None,
             };
-            let parent = parent.ok_or_else(|| self.unexpected("a block that is written above"))?;
+            let parent = parent.ok_or_else(|| self.unexpected("an earlier block"))?;
             self.advance()?;
             if depth(&self.program, parent) >= BLOCK_DEPTH_MAX {
                 let error = Error::invalid("blocks are nested too deeply")
                     .expected(format!("at most {BLOCK_DEPTH_MAX} levels"));
-                return Err(self.placed(at, error));
+                return Err(self.at_position(at, error));
             }
             self.program.add_block(parent)
         };
-        self.mark('{')?;
-        while !self.take_mark('}')? {
+        self.expect_punct('{')?;
+        while !self.eat_punct('}')? {
             match self.token {
                 Token::Var(_) => self.var(id)?,
-                Token::Mark('(') => self.op(id)?,
+                Token::Punct('(') => self.op(id)?,
                 _ => return Err(self.unexpected("a variable, an op, or '}'")),
             }
         }
@@ -256,14 +254,15 @@ impl<'t, 'd> Parser<'t, 'd> {
         let Token::Var(name) = self.advance()? else {
             return Err(self.unexpected("a variable"));
         };
-        self.mark(':')?;
+        self.expect_punct(':')?;
         let dtype = self.dtype()?;
         let shape = self.shape()?;
         let mut var = Var::new(name, dtype, shape);
         let mut flags = Flags::default();
-        while let Token::Word(word) = self.token {
+        while let Token::Ident(word) = self.token {
             if flags.seen.contains(&word) {
-                return Err(self.unexpected("each mark of a variable once"));
+                let message = format!("duplicate flag '{word}' of a variable");
+                return Err(self.at_position(self.at, Error::invalid(message)));
             }
             flags.seen.push(word);
             self.var_flag(word, &mut var, &mut flags)?;
@@ -271,11 +270,11 @@ impl<'t, 'd> Parser<'t, 'd> {
         if let Some(param) = &mut flags.param {
             if !flags.seen.contains(&"param") {
                 let error = Error::invalid(format!(
-                    "'{}' is for parameters",
+                    "'{}' is only valid for parameters",
                     flags.param_word.unwrap_or_default()
                 ))
-                .expected("'param' beside it");
-                return Err(self.placed(at, error));
+                .help("add 'param'");
+                return Err(self.at_position(at, error));
             }
             var.param = Some(std::mem::take(param));
             var.persistable = flags.persistable.unwrap_or(true);
@@ -283,7 +282,7 @@ impl<'t, 'd> Parser<'t, 'd> {
             var.persistable = flags.persistable.unwrap_or(false);
         }
         var.stop_gradient = flags.stop_gradient.unwrap_or_else(|| implied_stop_gradient(&var));
-        self.program.add_var(block, var).map_err(|error| self.placed(at, error))?;
+        self.program.add_var(block, var).map_err(|error| self.at_position(at, error))?;
         Ok(())
     }
 
@@ -291,9 +290,9 @@ impl<'t, 'd> Parser<'t, 'd> {
         if !FLAGS.contains(&word) {
             let hint = text::did_you_mean(&clipped(word), FLAGS);
             let error =
-                Error::invalid(format!("unknown mark '{}' of a variable{hint}", clipped(word)))
+                Error::invalid(format!("unknown flag '{}' of a variable{hint}", clipped(word)))
                     .expected(format!("one of {}", FLAGS.join(", ")));
-            return Err(self.placed(self.at, error));
+            return Err(self.at_position(self.at, error));
         }
         self.advance()?;
         if PARAM_FLAGS.contains(&word) {
@@ -305,29 +304,29 @@ impl<'t, 'd> Parser<'t, 'd> {
             ("sparse_rows", _) => var.kind = VarKind::SparseRows,
             ("tensor_array", _) => var.kind = VarKind::TensorArray,
             ("layout", _) => {
-                self.mark('=')?;
+                self.expect_punct('=')?;
                 var.layout = self.layout()?;
             }
             ("data", _) => var.is_data = true,
-            ("persistable", _) => flags.persistable = Some(self.truth()?),
-            ("stop_gradient", _) => flags.stop_gradient = Some(self.truth()?),
+            ("persistable", _) => flags.persistable = Some(self.bool_flag()?),
+            ("stop_gradient", _) => flags.stop_gradient = Some(self.bool_flag()?),
             ("lod", _) => {
-                self.mark('=')?;
+                self.expect_punct('=')?;
                 let at = self.at;
                 let levels = self.unsigned("a number of levels")?;
                 var.lod_level = u8::try_from(levels).map_err(|_| {
-                    let error = Error::invalid("too many levels").expected("at most 255");
-                    self.placed(at, error.got(levels))
+                    let error = Error::invalid("too many lod levels").expected("at most 255");
+                    self.at_position(at, error.got(levels))
                 })?;
             }
             ("frozen", Some(param)) => param.trainable = false,
             ("no_clip", Some(param)) => param.need_clip = false,
             ("distributed", Some(param)) => param.is_distributed = true,
             ("l1" | "l2", Some(Param { regularizer: Some(_), .. })) => {
-                return Err(self.unexpected("one of 'l1' and 'l2'"));
+                return Err(self.unexpected("only one of 'l1' and 'l2'"));
             }
             ("lr" | "l1" | "l2", Some(_)) => {
-                self.mark('=')?;
+                self.expect_punct('=')?;
                 let value = self.float("a number")?;
                 if let Some(param) = &mut flags.param {
                     match word {
@@ -343,13 +342,13 @@ impl<'t, 'd> Parser<'t, 'd> {
     }
 
     /// Reads `=true`, `=false`, or nothing, which means true.
-    fn truth(&mut self) -> Result<bool> {
-        if !self.take_mark('=')? {
+    fn bool_flag(&mut self) -> Result<bool> {
+        if !self.eat_punct('=')? {
             return Ok(true);
         }
         let value = match self.token {
-            Token::Word("true") => true,
-            Token::Word("false") => false,
+            Token::Ident("true") => true,
+            Token::Ident("false") => false,
             _ => return Err(self.unexpected("'true' or 'false'")),
         };
         self.advance()?;
@@ -357,17 +356,18 @@ impl<'t, 'd> Parser<'t, 'd> {
     }
 
     fn dtype(&mut self) -> Result<DType> {
-        let Token::Word(word) = self.token else {
+        let Token::Ident(word) = self.token else {
             return Err(self.unexpected("an element type"));
         };
-        let dtype = DType::parse(&clipped(word)).map_err(|error| self.placed(self.at, error))?;
+        let dtype =
+            DType::parse(&clipped(word)).map_err(|error| self.at_position(self.at, error))?;
         self.advance()?;
         Ok(dtype)
     }
 
     fn layout(&mut self) -> Result<Layout> {
         let found = match self.token {
-            Token::Word(word) => Layout::ALL.into_iter().find(|layout| layout.name() == word),
+            Token::Ident(word) => Layout::ALL.into_iter().find(|layout| layout.name() == word),
             _ => None,
         };
         let known = || Layout::ALL.map(Layout::name).join(" or ");
@@ -379,8 +379,8 @@ impl<'t, 'd> Parser<'t, 'd> {
     fn shape(&mut self) -> Result<Shape> {
         let at = self.at;
         let mut dims = Vec::new();
-        self.mark('[')?;
-        while !self.take_mark(']')? {
+        self.expect_punct('[')?;
+        while !self.eat_punct(']')? {
             let dim = match self.token {
                 Token::Number(number) => number.parse::<i64>().ok(),
                 _ => None,
@@ -390,20 +390,20 @@ impl<'t, 'd> Parser<'t, 'd> {
             if dims.len() > RANK_MAX {
                 break;
             }
-            if !self.is_mark(']') {
-                self.mark(',')?;
+            if !self.is_punct(']') {
+                self.expect_punct(',')?;
             }
         }
-        Shape::new(&dims).map_err(|error| self.placed(at, error))
+        Shape::new(&dims).map_err(|error| self.at_position(at, error))
     }
 
     fn op(&mut self, block: BlockId) -> Result<()> {
         let at = self.at;
-        self.mark('(')?;
+        self.expect_punct('(')?;
         let outputs = self.slots()?;
-        self.mark('=')?;
+        self.expect_punct('=')?;
         let name = self.word("the name of an op")?;
-        self.mark('(')?;
+        self.expect_punct('(')?;
         let inputs = self.slots()?;
         let mut op = RawOp {
             at,
@@ -417,13 +417,13 @@ impl<'t, 'd> Parser<'t, 'd> {
             fp16_guard: false,
             source: None,
         };
-        if self.take_mark('{')? {
+        if self.eat_punct('{')? {
             op.attrs = self.attrs()?;
         }
-        while self.take_mark('!')? {
+        while self.eat_punct('!')? {
             self.role(&mut op.role)?;
         }
-        while let Token::Word(label) = self.token {
+        while let Token::Ident(label) = self.token {
             let target = match label {
                 "device" => &mut op.device,
                 "at" => &mut op.source,
@@ -435,7 +435,8 @@ impl<'t, 'd> Parser<'t, 'd> {
                 _ => return Err(self.unexpected("'device', 'fp16_guard' or 'at'")),
             };
             if target.is_some() {
-                return Err(self.unexpected("each label once"));
+                let message = format!("duplicate label '{label}'");
+                return Err(self.at_position(self.at, Error::invalid(message)));
             }
             self.advance()?;
             *target = Some(self.label()?);
@@ -447,7 +448,7 @@ impl<'t, 'd> Parser<'t, 'd> {
     /// Reads slots up to the closing parenthesis: `X: %a, %b, Y: %c)`.
     fn slots(&mut self) -> Result<Vec<Part<'t, Names<'t>>>> {
         let mut slots: Vec<Part<'t, Names<'t>>> = Vec::new();
-        while !self.take_mark(')')? {
+        while !self.eat_punct(')')? {
             let at = self.at;
             if let (Token::Var(_), Some(slot)) = (&self.token, slots.last_mut()) {
                 if let Token::Var(name) = self.advance()? {
@@ -455,21 +456,21 @@ impl<'t, 'd> Parser<'t, 'd> {
                 }
             } else {
                 let name = self.word("a slot")?;
-                self.mark(':')?;
+                self.expect_punct(':')?;
                 if !matches!(self.token, Token::Var(_)) {
                     return Err(self.unexpected("a variable"));
                 }
                 if slots.iter().any(|slot| slot.name == name) {
-                    let error = Error::invalid(format!("slot '{}' is there twice", clipped(&name)));
-                    return Err(self.placed(at, error));
+                    let error = Error::invalid(format!("duplicate slot '{}'", clipped(&name)));
+                    return Err(self.at_position(at, error));
                 }
                 slots.push(Part { at, name, value: Vec::new() });
                 self.check_count(at, "slots on one side of an op", slots.len(), SLOTS_MAX)?;
                 continue;
             }
-            if !self.is_mark(')') {
-                self.mark(',')?;
-                if self.is_mark(')') {
+            if !self.is_punct(')') {
+                self.expect_punct(',')?;
+                if self.is_punct(')') {
                     return Err(self.unexpected("a variable or a slot"));
                 }
             }
@@ -480,55 +481,54 @@ impl<'t, 'd> Parser<'t, 'd> {
     /// Reads attributes up to the closing brace.
     fn attrs(&mut self) -> Result<Vec<Part<'t, Value<'t>>>> {
         let mut attrs: Vec<Part<'t, Value<'t>>> = Vec::new();
-        while !self.take_mark('}')? {
+        while !self.eat_punct('}')? {
             let at = self.at;
             let name = self.word("an attribute")?;
             if attrs.iter().any(|attr| attr.name == name) {
-                let error =
-                    Error::invalid(format!("attribute '{}' is there twice", clipped(&name)));
-                return Err(self.placed(at, error));
+                let error = Error::invalid(format!("duplicate attribute '{}'", clipped(&name)));
+                return Err(self.at_position(at, error));
             }
-            self.mark(':')?;
+            self.expect_punct(':')?;
             let value = self.value()?;
             attrs.push(Part { at, name, value });
             self.check_count(at, "attributes of an op", attrs.len(), SLOTS_MAX)?;
-            if !self.is_mark('}') {
-                self.mark(',')?;
+            if !self.is_punct('}') {
+                self.expect_punct(',')?;
             }
         }
         Ok(attrs)
     }
 
     fn value(&mut self) -> Result<Value<'t>> {
-        if !self.take_mark('[')? {
+        if !self.eat_punct('[')? {
             return self.single_value();
         }
         let mut values = Vec::new();
-        while !self.take_mark(']')? {
+        while !self.eat_punct(']')? {
             let at = self.at;
             values.push((at, self.single_value()?));
-            if !self.is_mark(']') {
-                self.mark(',')?;
+            if !self.is_punct(']') {
+                self.expect_punct(',')?;
             }
         }
         Ok(Value::List(values))
     }
 
     fn single_value(&mut self) -> Result<Value<'t>> {
-        if !matches!(self.token, Token::Number(_) | Token::Word(_) | Token::Text(_)) {
+        if !matches!(self.token, Token::Number(_) | Token::Ident(_) | Token::Str(_)) {
             return Err(self.unexpected("a value"));
         }
         Ok(match self.advance()? {
             Token::Number(number) => Value::Number(number),
-            Token::Text(text) => Value::Text(text),
-            Token::Word(word) => Value::Word(word),
+            Token::Str(text) => Value::Str(text),
+            Token::Ident(word) => Value::Ident(word),
             _ => Value::List(Vec::new()),
         })
     }
 
     /// Reads the role after '!'.
     fn role(&mut self, role: &mut OpRole) -> Result<()> {
-        let Token::Word(word) = self.token else {
+        let Token::Ident(word) = self.token else {
             return Err(self.unexpected("a role"));
         };
         if word == "loss" && !role.is_loss() {
@@ -537,17 +537,17 @@ impl<'t, 'd> Parser<'t, 'd> {
             return Ok(());
         }
         if role.0 != 0 {
-            return Err(self.unexpected("one role"));
+            return Err(self.unexpected("only one role"));
         }
         if word == "role" {
             self.advance()?;
-            self.mark('(')?;
+            self.expect_punct('(')?;
             let bits = self.unsigned("the bits of a role")?;
             *role = match u32::try_from(bits) {
                 Ok(bits) => OpRole(bits).base(),
                 Err(_) => return Err(self.unexpected("32 bits").got(bits)),
             };
-            return self.mark(')');
+            return self.expect_punct(')');
         }
         let known = || ROLES.iter().map(|(name, _)| *name).chain(["loss"]);
         match ROLES.iter().find(|(name, _)| *name == word) {
@@ -557,7 +557,7 @@ impl<'t, 'd> Parser<'t, 'd> {
                 let hint = text::did_you_mean(&word, known());
                 let error = Error::invalid(format!("unknown role '{word}'{hint}"))
                     .expected(format!("one of {}", known().collect::<Vec<_>>().join(", ")));
-                return Err(self.placed(self.at, error));
+                return Err(self.at_position(self.at, error));
             }
         }
         self.advance().map(drop)
@@ -578,16 +578,16 @@ impl<'t, 'd> Parser<'t, 'd> {
         let spec = self.dialect.spec(&raw.name).ok_or_else(|| {
             let name = clipped(&raw.name);
             let hint = text::did_you_mean(&name, self.dialect.names());
-            self.placed(raw.at, Error::invalid(format!("unknown op '{name}'{hint}")))
+            self.at_position(raw.at, Error::invalid(format!("unknown op '{name}'{hint}")))
         })?;
         let mut builder = Op::build(spec);
         for slot in raw.inputs {
             builder = builder.inputs(&slot.name, &self.vars(&slot.value)?);
-            builder.check_so_far().map_err(|error| self.placed(slot.at, error))?;
+            builder.check_so_far().map_err(|error| self.at_position(slot.at, error))?;
         }
         for slot in raw.outputs {
             builder = builder.outputs(&slot.name, &self.vars(&slot.value)?);
-            builder.check_so_far().map_err(|error| self.placed(slot.at, error))?;
+            builder.check_so_far().map_err(|error| self.at_position(slot.at, error))?;
         }
         for attr in raw.attrs {
             let kind = spec.attr_index(&attr.name).map(|index| spec.attrs[index].kind);
@@ -595,10 +595,10 @@ impl<'t, 'd> Parser<'t, 'd> {
             if let Attr::Block(inner) = value {
                 owners
                     .claim(&self.program, raw.block, inner)
-                    .map_err(|error| self.placed(attr.at, error))?;
+                    .map_err(|error| self.at_position(attr.at, error))?;
             }
             builder = builder.attr(&attr.name, value);
-            builder.check_so_far().map_err(|error| self.placed(attr.at, error))?;
+            builder.check_so_far().map_err(|error| self.at_position(attr.at, error))?;
         }
         builder
             .role(raw.role)
@@ -606,38 +606,38 @@ impl<'t, 'd> Parser<'t, 'd> {
             .fp16_guard(raw.fp16_guard)
             .source(raw.source)
             .finish()
-            .map_err(|error| self.placed(raw.at, error))
+            .map_err(|error| self.at_position(raw.at, error))
     }
 
     fn vars(&self, names: &Names<'t>) -> Result<Vec<VarId>> {
-        let find = |(at, name): &(At, Cow<'t, str>)| {
-            self.program.var_named(name).map_err(|error| self.placed(*at, error))
+        let find = |(at, name): &(Position, Cow<'t, str>)| {
+            self.program.var_named(name).map_err(|error| self.at_position(*at, error))
         };
         names.iter().map(find).collect()
     }
 
     /// Converts a value to the type in the spec. For an attribute that the spec does not have, the
     /// type follows from the value's form, and the builder rejects it.
-    fn attr_value(&self, at: At, value: Value<'t>, kind: Option<AttrKind>) -> Result<Attr> {
+    fn attr_value(&self, at: Position, value: Value<'t>, kind: Option<AttrKind>) -> Result<Attr> {
         let wrong = |what: &str, got: &str| {
-            let error = Error::invalid("this value is not of the attribute's type");
-            self.placed(at, error.expected(what).got(format!("'{}'", clipped(got))))
+            let error = Error::invalid("wrong type of attribute value");
+            self.at_position(at, error.expected(what).got(format!("'{}'", clipped(got))))
         };
         Ok(match value {
-            Value::Text(text) => Attr::Str(text.into_owned()),
+            Value::Str(text) => Attr::Str(text.into_owned()),
             Value::Number(number) if kind == Some(AttrKind::Float) => {
                 Attr::Float(float(number).ok_or_else(|| wrong("a number", number))?)
             }
             Value::Number(number) => match number.parse::<i64>() {
                 Ok(value) => Attr::Int(value),
                 Err(_) if kind == Some(AttrKind::Int) => {
-                    return Err(wrong("an integer of 64 bits", number));
+                    return Err(wrong("a 64-bit integer", number));
                 }
                 Err(_) => Attr::Float(float(number).ok_or_else(|| wrong("a number", number))?),
             },
-            Value::Word("true") => Attr::Bool(true),
-            Value::Word("false") => Attr::Bool(false),
-            Value::Word(word) => {
+            Value::Ident("true") => Attr::Bool(true),
+            Value::Ident("false") => Attr::Bool(false),
+            Value::Ident(word) => {
                 if let Some(value) = float(word) {
                     Attr::Float(value)
                 } else if let Some(block) = block_id(word) {
@@ -646,14 +646,14 @@ impl<'t, 'd> Parser<'t, 'd> {
                     Attr::DType(dtype)
                 } else {
                     let what = kind.map_or("a value", AttrKind::name);
-                    return Err(wrong(what, word).help("texts stand in quotes"));
+                    return Err(wrong(what, word).help("put strings in quotes"));
                 }
             }
             Value::List(values) => self.list(values, kind)?,
         })
     }
 
-    fn list(&self, values: Vec<(At, Value<'t>)>, kind: Option<AttrKind>) -> Result<Attr> {
+    fn list(&self, values: Vec<(Position, Value<'t>)>, kind: Option<AttrKind>) -> Result<Attr> {
         let element = match kind {
             Some(AttrKind::Floats) => Some(AttrKind::Float),
             Some(AttrKind::Strs) => Some(AttrKind::Str),
@@ -668,8 +668,8 @@ impl<'t, 'd> Parser<'t, 'd> {
                 Attr::Str(value) if ints.is_empty() && floats.is_empty() => texts.push(value),
                 other => {
                     let what = element.map_or("values of one type", AttrKind::name);
-                    let error = Error::invalid("this value does not fit the list");
-                    return Err(self.placed(at, error.expected(what).got(other.kind())));
+                    let error = Error::invalid("wrong type of list element");
+                    return Err(self.at_position(at, error.expected(what).got(other.kind())));
                 }
             }
         }

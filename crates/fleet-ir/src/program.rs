@@ -76,13 +76,13 @@ impl Program {
     }
 
     pub fn set_seed(&mut self, seed: u64) {
-        self.touch();
+        self.invalidate_fingerprint();
         self.seed = seed;
     }
 
     /// Returns a new stream number for a random op, so that no two ops draw the same numbers.
     pub fn next_stream(&mut self) -> u64 {
-        self.touch();
+        self.invalidate_fingerprint();
         self.streams += 1;
         self.streams
     }
@@ -93,14 +93,14 @@ impl Program {
     }
 
     pub fn set_streams(&mut self, streams: u64) {
-        self.touch();
+        self.invalidate_fingerprint();
         self.streams = streams;
     }
 
     // Blocks
 
     pub fn add_block(&mut self, parent: BlockId) -> BlockId {
-        self.touch();
+        self.invalidate_fingerprint();
         self.blocks.push(Block { parent: Some(parent), ..Block::default() })
     }
 
@@ -124,11 +124,11 @@ impl Program {
 
     pub fn add_var(&mut self, block: BlockId, mut var: Var) -> Result<VarId> {
         if self.by_name.contains_key(&var.name) {
-            return Err(Error::invalid(format!("variable '{}' exists already", var.name))
-                .help("names are unique in a program; give this one another"));
+            return Err(Error::invalid(format!("duplicate variable name '{}'", var.name))
+                .help("choose another name; names are unique in a program"));
         }
         check_name(&var.name)?;
-        self.touch();
+        self.invalidate_fingerprint();
         var.block = block;
         let name = var.name.clone();
         let id = self.vars.push(var);
@@ -143,7 +143,7 @@ impl Program {
 
     /// Returns the variable for changes to anything but its name and block.
     pub fn var_mut(&mut self, id: VarId) -> &mut Var {
-        self.touch();
+        self.invalidate_fingerprint();
         &mut self.vars[id]
     }
 
@@ -171,9 +171,9 @@ impl Program {
         check_name(&name)?;
         if self.by_name.contains_key(&name) {
             return Err(Error::invalid(format!("cannot rename a variable to '{name}'"))
-                .expected("a name that is not in use"));
+                .expected("an unused name"));
         }
-        self.touch();
+        self.invalidate_fingerprint();
         self.by_name.remove(&self.vars[id].name);
         self.by_name.insert(name.clone(), id);
         self.vars[id].name = name;
@@ -182,7 +182,7 @@ impl Program {
 
     /// Removes a variable from the program. No op may use it afterwards.
     pub fn remove_var(&mut self, id: VarId) {
-        self.touch();
+        self.invalidate_fingerprint();
         let Var { name, block, .. } = &self.vars[id];
         self.by_name.remove(name);
         self.blocks[*block].vars.retain(|var| *var != id);
@@ -190,7 +190,7 @@ impl Program {
 
     /// Returns the first of `key_0`, `key_1`, .. that is not in use: the documented unique names.
     pub fn unique_name(&mut self, key: &str) -> String {
-        self.touch();
+        self.invalidate_fingerprint();
         let next = self.name_counters.entry(key.to_string()).or_insert(0);
         loop {
             let name = format!("{key}_{next}");
@@ -233,7 +233,7 @@ impl Program {
 
     /// Inserts an op before the op at position `at`.
     pub fn insert_op(&mut self, block: BlockId, at: usize, op: Op) -> OpId {
-        self.touch();
+        self.invalidate_fingerprint();
         let id = self.ops.push(op);
         self.blocks[block].ops.insert(at, id);
         id
@@ -244,7 +244,7 @@ impl Program {
     }
 
     pub fn op_mut(&mut self, id: OpId) -> &mut Op {
-        self.touch();
+        self.invalidate_fingerprint();
         &mut self.ops[id]
     }
 
@@ -267,19 +267,19 @@ impl Program {
     /// Replaces a block's list of ops, to reorder or drop ops, or to insert ops created with
     /// [`Program::make_op`].
     pub fn set_block_ops(&mut self, block: BlockId, ops: Vec<OpId>) {
-        self.touch();
+        self.invalidate_fingerprint();
         self.blocks[block].ops = ops;
     }
 
     /// Creates an op that is in no block.
     pub fn make_op(&mut self, op: Op) -> OpId {
-        self.touch();
+        self.invalidate_fingerprint();
         self.ops.push(op)
     }
 
     /// Keeps only the ops for which `keep` returns true.
     pub fn retain_ops(&mut self, block: BlockId, mut keep: impl FnMut(OpId, &Op) -> bool) {
-        self.touch();
+        self.invalidate_fingerprint();
         let ops = &self.ops;
         self.blocks[block].ops.retain(|id| keep(*id, &ops[*id]));
     }
@@ -352,7 +352,7 @@ impl Program {
     }
 
     fn drop_vars_unless(&mut self, keep: impl Fn(VarId, bool) -> bool) {
-        self.touch();
+        self.invalidate_fingerprint();
         let mut used = HashSet::new();
         for block in self.blocks.values() {
             for id in &block.ops {
@@ -422,7 +422,7 @@ impl Program {
         }
     }
 
-    fn touch(&mut self) {
+    fn invalidate_fingerprint(&mut self) {
         self.fingerprint = OnceLock::new();
     }
 
@@ -442,7 +442,7 @@ impl Program {
             None => "op".to_string(),
         };
         let Some(op) = self.ops.get(id) else {
-            return format!("{position} ({id}, which the program does not hold)");
+            return format!("{position} ({id}, no such op)");
         };
         let slots: Vec<String> = op
             .spec
@@ -497,7 +497,7 @@ fn shortened(slots: Vec<String>) -> String {
 
 fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
-        return Err(Error::invalid("a variable needs a name"));
+        return Err(Error::invalid("empty variable name"));
     }
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid("the name of a variable is too long")

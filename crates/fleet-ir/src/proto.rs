@@ -43,15 +43,15 @@ impl Program {
     pub fn from_bytes(bytes: &[u8], dialect: &dyn Dialect) -> Result<Program> {
         check_bytes(bytes.len())?;
         if Program::is_text(bytes) {
-            return Err(Error::invalid("these bytes are not a program")
-                .expected("'fleet program' or the protobuf form, which starts with its version"));
+            return Err(Error::invalid("not a program").expected(
+                "text that starts with 'fleet program', or protobuf that starts with a version",
+            ));
         }
         check_counts(bytes)?;
-        let message = pb::Program::decode(bytes).map_err(|error| {
-            Error::invalid(format!("the protobuf form of the program is broken: {error}"))
-        })?;
+        let message = pb::Program::decode(bytes)
+            .map_err(|error| Error::invalid(format!("malformed protobuf program: {error}")))?;
         if message.version != u64::from(VERSION) {
-            return Err(Error::unsupported("the program has another version of the binary form")
+            return Err(Error::unsupported("unsupported version of the binary format")
                 .expected(VERSION)
                 .got(message.version));
         }
@@ -70,8 +70,9 @@ impl Program {
         }
         match std::str::from_utf8(bytes) {
             Ok(text) => Program::parse(text, dialect),
-            Err(_) => Err(Error::invalid("these bytes are not a program")
-                .expected("'fleet program' or the protobuf form, which starts with its version")),
+            Err(_) => Err(Error::invalid("not a program").expected(
+                "text that starts with 'fleet program', or protobuf that starts with a version",
+            )),
         }
     }
 }
@@ -197,12 +198,13 @@ fn read_block(program: &mut Program, index: usize, parent: Option<u32>) -> Resul
     let Some(parent) = parent else {
         return match index {
             0 => Ok(Program::ROOT),
-            _ => Err(Error::invalid("a block has no block around it").expected("only block0")),
+            _ => Err(Error::invalid("block without a parent")
+                .expected("a parent for every block but block0")),
         };
     };
     if parent as usize >= index {
-        return Err(Error::invalid("the block around a block does not come before it")
-            .expected(format!("less than {index}"))
+        return Err(Error::invalid("the parent of a block does not precede it")
+            .expected(format!("a block below {index}"))
             .got(parent));
     }
     let parent = BlockId::from_index(parent as usize);
@@ -233,7 +235,7 @@ fn read_var(var: pb::Var) -> Result<Var> {
         stop_gradient: var.stop_gradient,
         is_data: var.is_data,
         lod_level: u8::try_from(var.lod_level).map_err(|_| {
-            Error::invalid("too many levels").expected("at most 255").got(var.lod_level)
+            Error::invalid("too many lod levels").expected("at most 255").got(var.lod_level)
         })?,
         param: var.param.map(|param| Param {
             trainable: param.trainable,
@@ -265,17 +267,17 @@ impl OpReader<'_> {
         let mut builder = Op::build(spec);
         let mut seen = Vec::new();
         for slot in message.inputs {
-            once(&mut seen, "input slot", &slot.name)?;
+            check_unique_name(&mut seen, "input slot", &slot.name)?;
             builder = builder.inputs(&slot.name, &self.find(&slot.vars)?);
         }
         seen.clear();
         for slot in message.outputs {
-            once(&mut seen, "output slot", &slot.name)?;
+            check_unique_name(&mut seen, "output slot", &slot.name)?;
             builder = builder.outputs(&slot.name, &self.find(&slot.vars)?);
         }
         seen.clear();
         for attr in message.attrs {
-            once(&mut seen, "attribute", &attr.name)?;
+            check_unique_name(&mut seen, "attribute", &attr.name)?;
             let value = read_value(attr.value)
                 .map_err(|error| error.at(format!("attribute '{}'", attr.name)))?;
             if let Attr::Block(inner) = value {
@@ -307,7 +309,7 @@ impl OpReader<'_> {
     fn find(&self, numbers: &[u32]) -> Result<Vec<VarId>> {
         let find = |number: &u32| {
             self.vars.get(*number as usize).copied().ok_or_else(|| {
-                Error::invalid("an op refers to a variable that the program does not have")
+                Error::invalid("an op refers to an unknown variable")
                     .expected(format!("a number below {}", self.vars.len()))
                     .got(number)
             })
@@ -322,14 +324,14 @@ impl OpReader<'_> {
 
 /// Rejects a repeated slot or attribute name, and names that are too long to search for. An op has
 /// a bounded number of each (see `scan.rs`), so a linear search suffices.
-fn once(seen: &mut Vec<String>, what: &str, name: &str) -> Result<()> {
+fn check_unique_name(seen: &mut Vec<String>, what: &str, name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid(format!("the name of an {what} is too long"))
             .expected(format!("at most {NAME_BYTES_MAX} bytes"))
             .got(name.len()));
     }
     if seen.iter().any(|other| other == name) {
-        return Err(Error::invalid(format!("{what} '{name}' is there twice")));
+        return Err(Error::invalid(format!("duplicate {what} '{name}'")));
     }
     seen.push(name.to_string());
     Ok(())
@@ -347,7 +349,7 @@ fn read_value(value: Option<pb::Value>) -> Result<Attr> {
         Some(pb::Value::StrsValue(list)) => Attr::Strs(list.values),
         Some(pb::Value::DtypeValue(value)) => Attr::DType(read_dtype(value)?),
         Some(pb::Value::BlockValue(u32::MAX)) => {
-            return Err(Error::invalid("an attribute names no block"));
+            return Err(Error::invalid("invalid block id in an attribute"));
         }
         Some(pb::Value::BlockValue(value)) => Attr::Block(BlockId::from_index(value as usize)),
     })

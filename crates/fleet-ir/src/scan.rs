@@ -67,7 +67,7 @@ impl Counts {
 
     fn add_part(&mut self) -> Result<()> {
         self.parts += 1;
-        check_count("variables, slots, attributes and texts", self.parts, PARTS_MAX)
+        check_count("variables, slots, attributes and strings", self.parts, PARTS_MAX)
     }
 }
 
@@ -123,7 +123,7 @@ mod tests {
         check(&block, BLOCKS_MAX + 1, &[], "too many blocks: expected at most 65536, got 65537");
         check(&op, OPS_MAX, &[4], "");
         check(&op, OPS_MAX + 1, &[4], "too many ops: expected at most 1048576, got 1048577");
-        let parts = "too many variables, slots, attributes and texts: expected at most 4194304, \
+        let parts = "too many variables, slots, attributes and strings: expected at most 4194304, \
                      got 4194305";
         check(&var, PARTS_MAX, &[4], "");
         check(&var, PARTS_MAX + 1, &[4], parts);

@@ -299,7 +299,7 @@ fn quoted(text: &str) -> String {
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
             c if c.is_control() || is_invisible(c) => {
-                write!(out, "\\u{{{:x}}}", u32::from(c)).expect("strings take everything");
+                write!(out, "\\u{{{:x}}}", u32::from(c)).expect("writing to a string never fails");
             }
             c => out.push(c),
         }

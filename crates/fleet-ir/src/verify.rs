@@ -100,7 +100,7 @@ impl<'p> Verifier<'p> {
                     Error::invalid("a block's parent does not exist").got(parent)
                 }
                 Some(_) if depth(program, id) > BLOCK_DEPTH_MAX => {
-                    Error::invalid("a block is in a circle of parents, or nested too deeply")
+                    Error::invalid("a block is in a cycle of parents, or nested too deeply")
                         .expected(format!("at most {BLOCK_DEPTH_MAX} levels"))
                 }
                 Some(_) => continue,
@@ -130,7 +130,7 @@ impl<'p> Verifier<'p> {
                 }
                 if var.block != block {
                     report(
-                        Error::invalid("a variable is listed in a block that is not its own")
+                        Error::invalid("a variable is listed in the wrong block")
                             .expected(var.block),
                     );
                 }
@@ -138,9 +138,9 @@ impl<'p> Verifier<'p> {
                     report(Error::invalid("a variable has no name"));
                 }
                 if !names.insert(&var.name) {
-                    report(Error::invalid("two variables have this name"));
+                    report(Error::invalid("duplicate variable name"));
                 } else if program.find_var(&var.name) != Some(id) {
-                    report(Error::invalid("a variable is not found by its name"));
+                    report(Error::invalid("the name index does not list the variable"));
                 }
                 if var.shape.iter().any(|dim| *dim < -1) {
                     report(
@@ -151,8 +151,8 @@ impl<'p> Verifier<'p> {
                 }
                 if var.layout == Layout::Filter64 && var.shape.rank() != 4 {
                     report(
-                        Error::invalid("the layout is one of filters")
-                            .expected("four dimensions")
+                        Error::invalid("wrong number of dimensions for layout filter64")
+                            .expected("4 dimensions")
                             .got(var.shape),
                     );
                 }
@@ -185,7 +185,7 @@ impl<'p> Verifier<'p> {
                 self.slots(program.op(id));
                 self.attrs(program.op(id), block, &mut owners);
                 self.uses(program.op(id), block);
-                self.blame(before, id, block, index);
+                self.add_op_context(before, id, block, index);
             }
         }
     }
@@ -230,8 +230,8 @@ impl<'p> Verifier<'p> {
         for var in op.all_outputs().filter(fed) {
             let name = program.var_label(var);
             self.errors.push(
-                Error::invalid(format!("the op writes {name}, which is fed"))
-                    .help("let it write a variable of its own"),
+                Error::invalid(format!("the op writes {name}, a fed variable"))
+                    .help("write to another variable"),
             );
         }
         for var in op.all_inputs().chain(op.all_outputs()) {
@@ -245,7 +245,7 @@ impl<'p> Verifier<'p> {
                     "the op uses {name}, which is in no block (was it removed?)"
                 ))),
                 Some(home) if !self.sees(block, home) => self.errors.push(Error::invalid(format!(
-                    "the op uses {name} of {home}, which {block} does not see"
+                    "the op uses {name} of {home}, which is not visible in {block}"
                 ))),
                 Some(_) => {}
             }
@@ -268,7 +268,7 @@ impl<'p> Verifier<'p> {
             for var in op.all_inputs() {
                 self.read(var);
             }
-            self.blame(before, id, block, index);
+            self.add_op_context(before, id, block, index);
             if let Some(inner) = op.sub_block() {
                 self.walk(inner);
             }
@@ -292,16 +292,16 @@ impl<'p> Verifier<'p> {
     }
 
     /// Adds the op's description and source location to the errors since `before`.
-    fn blame(&mut self, before: usize, id: OpId, block: BlockId, index: usize) {
+    fn add_op_context(&mut self, before: usize, id: OpId, block: BlockId, index: usize) {
         if self.errors.len() > before {
             let place = self.program.describe_op_at(id, Some((block, index)));
             let errors = self.errors.split_off(before);
             let line = self.program.op(id).source.as_deref();
-            let blame = |error: Error| match line {
+            let add_context = |error: Error| match line {
                 Some(line) => error.at(&place).naming(line),
                 None => error.at(&place),
             };
-            self.errors.extend(errors.into_iter().map(blame));
+            self.errors.extend(errors.into_iter().map(add_context));
         }
     }
 

@@ -75,7 +75,7 @@ fn mutated_text_is_read_or_refused() {
             }
         }
         let text: String = text.into_iter().collect();
-        accepted += u64::from(survives(text.as_bytes(), case));
+        accepted += u64::from(check_reader(text.as_bytes(), case));
     }
     // If this fails, the mutations are too wild to reach the later stages.
     assert!(accepted > CASES / 50, "only {accepted} of {CASES} mutants were read");
@@ -104,7 +104,7 @@ fn mutated_protobuf_is_read_or_refused() {
                 _ => {}
             }
         }
-        accepted += u64::from(survives(&bytes, case));
+        accepted += u64::from(check_reader(&bytes, case));
     }
     assert!(accepted > CASES / 50, "only {accepted} of {CASES} mutants were read");
 }
@@ -117,13 +117,13 @@ fn noise_is_refused() {
         if case % 2 == 0 {
             bytes.splice(0..0, [0x08, 0x01]);
         }
-        survives(&bytes, case);
+        check_reader(&bytes, case);
     }
 }
 
 /// Reads a program and runs every operation on the result. Returns whether it was accepted.
-fn survives(bytes: &[u8], case: u64) -> bool {
-    let program = match Program::read(bytes, &Words) {
+fn check_reader(bytes: &[u8], case: u64) -> bool {
+    let program = match Program::read(bytes, &TestDialect) {
         Ok(program) => program,
         Err(error) => {
             let text = error.to_string();
@@ -132,9 +132,10 @@ fn survives(bytes: &[u8], case: u64) -> bool {
         }
     };
     let text = program.to_string();
-    let read = Program::parse(&text, &Words).unwrap_or_else(|e| panic!("case {case}: {e}\n{text}"));
+    let read =
+        Program::parse(&text, &TestDialect).unwrap_or_else(|e| panic!("case {case}: {e}\n{text}"));
     assert_eq!(read.to_string(), text, "case {case}");
-    let read = Program::from_bytes(&program.to_bytes(), &Words)
+    let read = Program::from_bytes(&program.to_bytes(), &TestDialect)
         .unwrap_or_else(|e| panic!("case {case}: {e}\n{text}"));
     assert_eq!(read.to_string(), text, "case {case}");
     let _ = program.errors();

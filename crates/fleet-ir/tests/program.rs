@@ -95,7 +95,7 @@ fn names_are_unique_and_as_documented() {
     assert_eq!(p.fresh_name("x@GRAD"), "x@GRAD_0");
 
     let again = p.add_var(Program::ROOT, Var::new("fc_2", DType::F32, [1]));
-    assert!(again.unwrap_err().to_string().contains("variable 'fc_2' exists already"));
+    assert!(again.unwrap_err().to_string().contains("duplicate variable name 'fc_2'"));
     assert!(p.add_var(Program::ROOT, Var::new("", DType::F32, [1])).is_err());
     assert!(p.add_var(Program::ROOT, Var::new("n".repeat(1025), DType::F32, [1])).is_err());
     let error = p.var_named("fc2").unwrap_err().to_string();
@@ -120,7 +120,7 @@ fn fingerprints_follow_content() {
     let mut check = |change: &dyn Fn(&mut Program)| {
         let mut changed = p.clone();
         change(&mut changed);
-        assert!(seen.insert(changed.fingerprint()), "a change that does not show:\n{changed}");
+        assert!(seen.insert(changed.fingerprint()), "the fingerprint ignores a change:\n{changed}");
     };
     let first = p.root_ops().next().unwrap().0;
     let x = p.find_var("x").unwrap();

@@ -11,17 +11,17 @@ use std::collections::BTreeMap;
 fn everything_comes_back() {
     let program = rich();
     let bytes = program.to_bytes();
-    assert_eq!(Program::from_bytes(&bytes, &Words).expect("it is sound"), program);
-    assert_eq!(Program::read(&bytes, &Words).expect("it is sound"), program);
-    assert_eq!(Program::read(program.to_string().as_bytes(), &Words).unwrap(), program);
-    assert!(bytes.len() < program.to_string().len(), "the binary form is the smaller one");
+    assert_eq!(Program::from_bytes(&bytes, &TestDialect).expect("a valid program"), program);
+    assert_eq!(Program::read(&bytes, &TestDialect).expect("a valid program"), program);
+    assert_eq!(Program::read(program.to_string().as_bytes(), &TestDialect).unwrap(), program);
+    assert!(bytes.len() < program.to_string().len(), "the binary form is not smaller");
 }
 
 #[test]
 fn random_programs_come_back() {
     for case in 0..2000 {
         let program = random(&mut Sequence::new(2, case));
-        let read = Program::from_bytes(&program.to_bytes(), &Words);
+        let read = Program::from_bytes(&program.to_bytes(), &TestDialect);
         let read = read.unwrap_or_else(|e| panic!("case {case}: {e}\n{program}"));
         assert_eq!(read.to_string(), program.to_string(), "case {case}");
     }
@@ -30,26 +30,26 @@ fn random_programs_come_back() {
 #[test]
 fn broken_bytes_are_refused() {
     let check = |bytes: &[u8], part: &str| {
-        let error = Program::read(bytes, &Words).expect_err("broken").to_string();
-        assert!(error.contains(part), "{bytes:?} is answered by {error}, without {part}");
+        let error = Program::read(bytes, &TestDialect).expect_err("broken").to_string();
+        assert!(error.contains(part), "{bytes:?}: '{part}' is not in: {error}");
     };
     check(b"", "expected 'fleet'");
     check(&[0xff, 0xfe], "not a program");
-    check(&[0x08], "the protobuf form of the program is broken");
-    check(&[0x08, 9], "another version of the binary form: expected 1, got 9");
+    check(&[0x08], "malformed protobuf program");
+    check(&[0x08, 9], "unsupported version of the binary format: expected 1, got 9");
     let beyond_32_bits = [0x08, 0x81, 0x80, 0x80, 0x80, 0x10];
-    check(&beyond_32_bits, "another version of the binary form: expected 1, got 4294967297");
+    check(&beyond_32_bits, "unsupported version of the binary format: expected 1, got 4294967297");
     let largest = [[0x08].as_slice(), &[0xff; 9], &[1]].concat();
-    check(&largest, "binary form: expected 1, got 18446744073709551615");
+    check(&largest, "binary format: expected 1, got 18446744073709551615");
     check(&[0x08, 1], "the program has no blocks");
     // The root block with a parent; then a second block without a parent.
-    check(&[0x08, 1, 0x22, 2, 0x08, 0], "does not come before it");
-    check(&[0x08, 1, 0x22, 0, 0x22, 0], "no block around it");
+    check(&[0x08, 1, 0x22, 2, 0x08, 0], "does not precede it");
+    check(&[0x08, 1, 0x22, 0, 0x22, 0], "block without a parent");
     // A variable without a name; then one of an unknown type.
-    check(&[0x08, 1, 0x22, 4, 0x12, 2, 0x10, 9], "a variable needs a name");
+    check(&[0x08, 1, 0x22, 4, 0x12, 2, 0x10, 9], "empty variable name");
     check(&[0x08, 1, 0x22, 5, 0x12, 3, 0x0a, 1, b'a'], "unknown element type");
     // A list that declares more bytes than follow.
-    check(&[0x08, 1, 0x22, 0xff, 0xff, 0xff, 0xff, 0x0f], "is broken");
+    check(&[0x08, 1, 0x22, 0xff, 0xff, 0xff, 0xff, 0x0f], "malformed protobuf program");
     // An op that is not in the dialect.
     check(
         &[0x08, 1, 0x22, 6, 0x1a, 4, 0x0a, 2, b'm', b'u'],
@@ -58,7 +58,7 @@ fn broken_bytes_are_refused() {
     let bytes = rich().to_bytes();
     for end in 0..bytes.len() {
         // A cut between two blocks leaves a program with fewer blocks, which its ops refer to.
-        assert!(Program::read(&bytes[..end], &Words).is_err(), "cut at {end}");
+        assert!(Program::read(&bytes[..end], &TestDialect).is_err(), "cut at {end}");
     }
 }
 
@@ -141,7 +141,7 @@ fn insert(schema: &mut Schema, message: &str, number: &str, label: &str, ty: &st
     let number = number.parse().expect("a number of a field");
     let entry = (label.to_string(), ty.to_string(), name.to_string());
     let before = schema.insert((message.to_string(), number), entry);
-    assert_eq!(before, None, "field {number} of {message} is there twice");
+    assert_eq!(before, None, "duplicate field {number} of {message}");
 }
 
 /// Converts `IntValue` to `int_value`; leaves names of fields as they are.

@@ -190,7 +190,7 @@ fn bf16_products(pools: &[Pool]) {
             let name = format!("{kind} {}x{}x{}", gemm.m, gemm.n, gemm.k);
             line(pools, &name, gemm);
             if !gemm.is_bf16_native() {
-                println!("{name} bf16: this machine has no unit for it");
+                println!("{name} bf16: not supported on this machine");
                 continue;
             }
             let numbers = |len: usize| -> Vec<bf16> {

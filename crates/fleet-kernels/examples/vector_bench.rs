@@ -29,7 +29,7 @@ struct Bench {
 
 impl Bench {
     /// Prints the median of several runs of `body`, which moves `bytes`.
-    fn time(&self, name: &str, bytes: usize, rival_ms: Option<f64>, mut body: impl FnMut()) {
+    fn time(&self, name: &str, bytes: usize, competitor_ms: Option<f64>, mut body: impl FnMut()) {
         if !name.contains(&self.only) {
             return;
         }
@@ -43,9 +43,9 @@ impl Bench {
         }
         times.sort_by(f64::total_cmp);
         let ms = times[times.len() / 2];
-        let rival = rival_ms.map_or(String::new(), |ms| format!("  (torch {ms} ms)"));
+        let competitor = competitor_ms.map_or(String::new(), |ms| format!("  (torch {ms} ms)"));
         let rate = bytes as f64 / ms / 1e6;
-        println!("{:<34} {} threads {ms:9.3} ms {rate:7.1} GB/s{rival}", name, self.threads);
+        println!("{:<34} {} threads {ms:9.3} ms {rate:7.1} GB/s{competitor}", name, self.threads);
     }
 }
 
@@ -210,11 +210,11 @@ fn optimizers(bench: &Bench, pool: &Pool) {
         ("Adagrad 10M", Rule::Adagrad { epsilon: 1e-6 }, 5, None),
         ("Lamb 10M", lamb, 10, None),
     ];
-    for (name, rule, accesses, rival) in cases {
+    for (name, rule, accesses, competitor) in cases {
         let state = [Some(&mut m[..]), Some(&mut v[..]), None];
         let segments = Segments::new(vec![Segment::of(&mut w, &g, state)]);
         let mut scratch = vec![0.0; segments.scratch_len()];
-        bench.time(name, accesses * 4 * n, rival, || {
+        bench.time(name, accesses * 4 * n, competitor, || {
             // SAFETY: the tensors outlive the call and are distinct.
             unsafe { segments.update(pool, rule, Step::default(), &mut scratch) };
         });

@@ -17,7 +17,7 @@ use half::{bf16, f16};
 use crate::elementwise::GRAIN;
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 
 /// A type that can be cast to `To`.
 pub trait CastTo<To: Copy + Send + Sync>: Copy + Send + Sync {
@@ -47,7 +47,7 @@ impl<T: Copy + Send + Sync> Element for T {}
 /// Sets `to[i]` to `from[i]` in the other type.
 pub fn cast<From: CastTo<To>, To: Copy + Send + Sync>(pool: &Pool, from: &[From], to: &mut [To]) {
     assert_eq!(from.len(), to.len(), "input and output differ in length");
-    let target = Raw::new_mut(to.as_mut_ptr());
+    let target = SharedPtr::new_mut(to.as_mut_ptr());
     pool.run_ranges(from.len(), GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside the output.
         let part = unsafe { std::slice::from_raw_parts_mut(target.at(range.start), range.len()) };

@@ -20,7 +20,7 @@ use crate::elementwise::{GRAIN, Unary, unary_raw};
 use crate::fill::{Draw, limit_of};
 use crate::philox::{WORDS, words};
 use crate::pool::Pool;
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 use crate::{for_registers, kernel};
 
 /// The pass that corrects the scale.
@@ -62,7 +62,8 @@ impl Dropout {
 kernel! {
     /// Writes the mask to `mask`, if given.
     unsafe fn drop_range<S>(
-        s: S, drop: Dropout, range: Range<usize>, x: Raw<f32>, y: Raw<f32>, mask: Option<Raw<u8>>,
+        s: S, drop: Dropout, range: Range<usize>, x: SharedPtr<f32>, y: SharedPtr<f32>,
+        mask: Option<SharedPtr<u8>>,
     ) {
         let limit = limit_of(drop.probability);
         let below = s.splat_i(limit as i32 - 1);
@@ -92,7 +93,8 @@ kernel! {
 
 kernel! {
     unsafe fn mask_range<S>(
-        s: S, scale: f32, range: Range<usize>, mask: Raw<u8>, dy: Raw<f32>, dx: Raw<f32>,
+        s: S, scale: f32, range: Range<usize>, mask: SharedPtr<u8>, dy: SharedPtr<f32>,
+        dx: SharedPtr<f32>,
     ) {
         // Expand a tile of factors first, so that a simple loop converts bytes to floats.
         let mut factors = [0f32; 256];
@@ -131,7 +133,7 @@ pub fn dropout_inplace(pool: &Pool, drop: Dropout, x: &mut [f32]) {
 /// `len` floats are readable at `x` and writable at `y`. The two regions are equal or disjoint, and
 /// no other thread writes them.
 pub unsafe fn dropout_raw(pool: &Pool, drop: Dropout, x: *const f32, y: *mut f32, len: usize) {
-    let (x, y) = (Raw::new(x), Raw::new_mut(y));
+    let (x, y) = (SharedPtr::new(x), SharedPtr::new_mut(y));
     pool.run_ranges(len, GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `len`.
         unsafe { drop_range(drop, range, x, y, None) };
@@ -141,8 +143,8 @@ pub unsafe fn dropout_raw(pool: &Pool, drop: Dropout, x: *const f32, y: *mut f32
 /// Like [`dropout`], and sets `mask` to 1 for every kept element.
 pub fn dropout_with_mask(pool: &Pool, drop: Dropout, x: &[f32], y: &mut [f32], mask: &mut [u8]) {
     assert!(x.len() == y.len() && x.len() == mask.len(), "tensors differ in length");
-    let (x, y) = (Raw::new(x.as_ptr()), Raw::new_mut(y.as_mut_ptr()));
-    let target = Raw::new_mut(mask.as_mut_ptr());
+    let (x, y) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(y.as_mut_ptr()));
+    let target = SharedPtr::new_mut(mask.as_mut_ptr());
     pool.run_ranges(mask.len(), GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside all three slices.
         unsafe { drop_range(drop, range, x, y, Some(target)) };
@@ -152,8 +154,8 @@ pub fn dropout_with_mask(pool: &Pool, drop: Dropout, x: &[f32], y: &mut [f32], m
 /// Computes the backward pass from a stored mask; `scale` is [`Dropout::scale`].
 pub fn dropout_mask_grad(pool: &Pool, scale: f32, mask: &[u8], dy: &[f32], dx: &mut [f32]) {
     assert!(dy.len() == dx.len() && mask.len() == dx.len(), "tensors differ in length");
-    let (mask, dy) = (Raw::new(mask.as_ptr()), Raw::new(dy.as_ptr()));
-    let target = Raw::new_mut(dx.as_mut_ptr());
+    let (mask, dy) = (SharedPtr::new(mask.as_ptr()), SharedPtr::new(dy.as_ptr()));
+    let target = SharedPtr::new_mut(dx.as_mut_ptr());
     pool.run_ranges(dx.len(), GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside all three slices.
         unsafe { mask_range(scale, range, mask, dy, target) };

@@ -23,7 +23,7 @@ use crate::elementwise::GRAIN;
 use crate::kernel;
 use crate::philox::{WORDS, words};
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 use crate::vmath;
 
 /// The start of a fill in the sequence of random numbers.
@@ -37,7 +37,7 @@ pub struct Draw {
 
 /// Sets every element to `value`.
 pub fn constant<T: Copy + Send + Sync>(pool: &Pool, value: T, out: &mut [T]) {
-    let target = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run_ranges(out.len(), 4 * GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `out`.
         let part = unsafe { std::slice::from_raw_parts_mut(target.at(range.start), range.len()) };
@@ -173,7 +173,9 @@ pub(crate) fn limit_of(probability: f32) -> u32 {
 }
 
 kernel! {
-    unsafe fn fill_range<S, M: WordMap>(s: S, map: M, draw: Draw, range: Range<usize>, out: Raw<M::Out>) {
+    unsafe fn fill_range<S, M: WordMap>(
+        s: S, map: M, draw: Draw, range: Range<usize>, out: SharedPtr<M::Out>,
+    ) {
         let per_group = (WORDS / M::WORDS_EACH) as u64;
         let mut i = range.start;
         while i < range.end {
@@ -190,7 +192,7 @@ kernel! {
 }
 
 fn fill_with<M: WordMap>(pool: &Pool, map: M, draw: Draw, out: &mut [M::Out]) {
-    let target = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run_ranges(out.len(), GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `out`.
         unsafe { fill_range(map, draw, range, target) };
@@ -222,7 +224,7 @@ pub fn bernoulli(pool: &Pool, draw: Draw, probability: f32, out: &mut [u8]) {
 pub fn randint(pool: &Pool, draw: Draw, low: i64, high: i64, out: &mut [i64]) {
     let bound = if high > low { high.wrapping_sub(low) as u64 } else { 1 };
     let rng = Philox::new(draw.seed, draw.stream);
-    let target = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run_ranges(out.len(), GRAIN / 4, |range| {
         for i in range {
             let word = rng.word64(draw.offset.wrapping_add(i as u64));

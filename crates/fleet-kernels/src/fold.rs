@@ -38,8 +38,8 @@ const STREAMS: usize = 4;
 const SPREAD_BYTES_MIN: usize = 16 << 10;
 
 /// Writes the fold of the inputs to `out`. All have the same length.
-pub fn fold<T: Fold>(op: FoldOp, inputs: &[&[T]], out: &mut [T]) {
-    assert!(!inputs.is_empty(), "a fold needs an input");
+pub fn fold<T: FoldElement>(op: FoldOp, inputs: &[&[T]], out: &mut [T]) {
+    assert!(!inputs.is_empty(), "fold: no inputs");
     let mut pointers = Vec::with_capacity(inputs.len());
     for input in inputs {
         assert_eq!(input.len(), out.len(), "input and output differ in length");
@@ -55,7 +55,7 @@ pub fn fold<T: Fold>(op: FoldOp, inputs: &[&[T]], out: &mut [T]) {
 /// `inputs` is not empty. Each input is readable and each output is writable for `len` elements. No
 /// other thread writes them during the call. An output overlaps an input only if both start at the
 /// same address, and the outputs do not overlap each other.
-pub unsafe fn fold_raw<T: Fold>(
+pub unsafe fn fold_raw<T: FoldElement>(
     op: FoldOp,
     inputs: &[*const T],
     out: *mut T,
@@ -76,7 +76,7 @@ pub unsafe fn fold_raw<T: Fold>(
 }
 
 kernel! {
-    unsafe fn blocks<S, T: Fold, O: Pairwise>(
+    unsafe fn blocks<S, T: FoldElement, O: Pairwise>(
         s: S, op: O, count: u32, inputs: &[*const T], outs: [*mut T; 2], len: usize,
     ) {
         let _ = s;
@@ -111,7 +111,7 @@ kernel! {
 
 /// Folds the block at `i`.
 #[inline(always)]
-unsafe fn block<T: Fold, O: Pairwise>(
+unsafe fn block<T: FoldElement, O: Pairwise>(
     op: O,
     count: u32,
     inputs: &[*const T],
@@ -131,7 +131,7 @@ unsafe fn block<T: Fold, O: Pairwise>(
 
 /// Folds one block of every input.
 #[inline(always)]
-fn gather<T: Fold, O: Pairwise>(
+fn gather<T: FoldElement, O: Pairwise>(
     op: O,
     count: u32,
     inputs: &[*const T],
@@ -161,7 +161,7 @@ fn gather<T: Fold, O: Pairwise>(
 }
 
 /// An element that can be folded, and the type used for accumulation.
-pub trait Fold: Copy + Default + Send + Sync + 'static {
+pub trait FoldElement: Copy + Default + Send + Sync + 'static {
     type Acc: Number;
     #[doc(hidden)]
     fn widen(block: [Self; BLOCK]) -> [Self::Acc; BLOCK];
@@ -256,7 +256,7 @@ integers!(i32, i64, u8);
 
 macro_rules! as_they_are {
     ($($ty:ty),*) => {$(
-        impl Fold for $ty {
+        impl FoldElement for $ty {
             type Acc = $ty;
             #[inline(always)]
             fn widen(block: [Self; BLOCK]) -> [Self; BLOCK] {
@@ -271,7 +271,7 @@ macro_rules! as_they_are {
 }
 as_they_are!(f32, f64, i32, i64, u8);
 
-impl Fold for f16 {
+impl FoldElement for f16 {
     type Acc = f32;
     // For slices, `half` uses the machine's conversion instruction.
     #[inline(always)]
@@ -288,7 +288,7 @@ impl Fold for f16 {
     }
 }
 
-impl Fold for bf16 {
+impl FoldElement for bf16 {
     type Acc = f32;
     #[inline(always)]
     fn widen(block: [Self; BLOCK]) -> [f32; BLOCK] {
@@ -315,7 +315,7 @@ mod tests {
 
     /// Compares with folding one element at a time, at lengths around the block size, with an
     /// output in place of an input.
-    fn check<T: Fold + PartialEq + std::fmt::Debug>(
+    fn check<T: FoldElement + PartialEq + std::fmt::Debug>(
         op: FoldOp,
         make: impl Fn(usize, usize) -> T,
         one: impl Fn(&[T]) -> T,

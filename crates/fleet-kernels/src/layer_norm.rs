@@ -21,7 +21,7 @@ use std::ops::Range;
 use crate::elementwise::GRAIN;
 use crate::pool::Pool;
 use crate::reduce::add_partials;
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 use crate::{for_registers, kernel};
 
 /// Parameters of a layer normalization.
@@ -48,16 +48,16 @@ pub struct Residual<'a> {
 struct Rows {
     len: usize,
     epsilon: f32,
-    gamma: Option<Raw<f32>>,
-    beta: Option<Raw<f32>>,
+    gamma: Option<SharedPtr<f32>>,
+    beta: Option<SharedPtr<f32>>,
 }
 
 impl LayerNorm<'_> {
     fn rows(&self) -> Rows {
         let raw = |slice: Option<&[f32]>| {
             slice.map(|slice| {
-                assert_eq!(slice.len(), self.len, "gamma and beta are as long as a row");
-                Raw::new(slice.as_ptr())
+                assert_eq!(slice.len(), self.len, "gamma and beta must have the length of a row");
+                SharedPtr::new(slice.as_ptr())
             })
         };
         Rows { len: self.len, epsilon: self.epsilon, gamma: raw(self.gamma), beta: raw(self.beta) }
@@ -67,8 +67,8 @@ impl LayerNorm<'_> {
 kernel! {
     /// `residual` is the addend and the destination of `x + addend`, if there is an addend.
     unsafe fn forward_rows<S>(
-        s: S, norm: Rows, x: *const f32, residual: Option<(Raw<f32>, Raw<f32>)>, y: *mut f32,
-        mean_out: *mut f32, inv_std_out: *mut f32, rows: Range<usize>,
+        s: S, norm: Rows, x: *const f32, residual: Option<(SharedPtr<f32>, SharedPtr<f32>)>,
+        y: *mut f32, mean_out: *mut f32, inv_std_out: *mut f32, rows: Range<usize>,
     ) {
         let len = norm.len;
         let per_row = 1.0 / len as f32;
@@ -119,7 +119,8 @@ kernel! {
 kernel! {
     unsafe fn backward_rows<S>(
         s: S, norm: Rows, x: *const f32, mean: *const f32, inv_std: *const f32, dy: *const f32,
-        skip: Option<Raw<f32>>, dx: *mut f32, dgamma: *mut f32, dbeta: *mut f32, rows: Range<usize>,
+        skip: Option<SharedPtr<f32>>, dx: *mut f32, dgamma: *mut f32, dbeta: *mut f32,
+        rows: Range<usize>,
     ) {
         let len = norm.len;
         let per_row = 1.0 / len as f32;
@@ -176,15 +177,16 @@ pub fn layer_norm(
 ) {
     let rows = mean.len();
     assert!(x.len() == rows * norm.len && y.len() == x.len(), "wrong number of elements");
-    assert_eq!(inv_std.len(), rows, "one mean and one inverse deviation a row");
+    assert_eq!(inv_std.len(), rows, "expected one mean and one inverse deviation per row");
     let residual = residual.map(|residual| {
         assert_eq!(residual.addend.len(), x.len(), "wrong number of elements in the addend");
         assert_eq!(residual.sum.len(), x.len(), "wrong number of elements in the sum");
-        (Raw::new(residual.addend.as_ptr()), Raw::new_mut(residual.sum.as_mut_ptr()))
+        (SharedPtr::new(residual.addend.as_ptr()), SharedPtr::new_mut(residual.sum.as_mut_ptr()))
     });
     let plan = norm.rows();
-    let (x, y) = (Raw::new(x.as_ptr()), Raw::new_mut(y.as_mut_ptr()));
-    let (mean, inv_std) = (Raw::new_mut(mean.as_mut_ptr()), Raw::new_mut(inv_std.as_mut_ptr()));
+    let (x, y) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(y.as_mut_ptr()));
+    let (mean, inv_std) =
+        (SharedPtr::new_mut(mean.as_mut_ptr()), SharedPtr::new_mut(inv_std.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(norm.len), |range| {
         // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe {
@@ -264,16 +266,19 @@ pub unsafe fn layer_norm_grad_raw(
     scratch: &mut [f32],
 ) {
     let (rows, len) = (mean.len(), norm.len);
-    assert_eq!(inv_std.len(), rows, "one mean and one inverse deviation a row");
-    assert!(dgamma.len() == len && dbeta.len() == len, "gamma and beta are as long as a row");
-    assert!(scratch.len() >= layer_norm_grad_scratch_len(rows, len), "too little scratch");
+    assert_eq!(inv_std.len(), rows, "expected one mean and one inverse deviation per row");
+    assert!(
+        dgamma.len() == len && dbeta.len() == len,
+        "gamma and beta must have the length of a row"
+    );
+    assert!(scratch.len() >= layer_norm_grad_scratch_len(rows, len), "scratch is too short");
     let plan = norm.rows();
     let block = block_rows(rows, len);
     let sums_len = rows.div_ceil(block) * len;
-    let sums = Raw::new_mut(scratch.as_mut_ptr());
-    let (x, dy, dx) = (Raw::new(x), Raw::new(dy), Raw::new_mut(dx));
-    let (mean, inv_std) = (Raw::new(mean.as_ptr()), Raw::new(inv_std.as_ptr()));
-    let skip = skip.map(Raw::new);
+    let sums = SharedPtr::new_mut(scratch.as_mut_ptr());
+    let (x, dy, dx) = (SharedPtr::new(x), SharedPtr::new(dy), SharedPtr::new_mut(dx));
+    let (mean, inv_std) = (SharedPtr::new(mean.as_ptr()), SharedPtr::new(inv_std.as_ptr()));
+    let skip = skip.map(SharedPtr::new);
     pool.run_ranges(rows, block, |range| {
         let at = range.start / block * len;
         // SAFETY: every range has its own rows and its own row of partial sums.

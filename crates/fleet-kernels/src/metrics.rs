@@ -16,7 +16,7 @@ use fleet_base::{Error, Result};
 /// assert_eq!(accuracy_count(&[0.1, 0.9, 0.6, 0.4], 2, &[1, 1], 2), 2);
 /// ```
 pub fn accuracy_count(scores: &[f32], classes: usize, labels: &[i64], k: usize) -> u64 {
-    assert_eq!(scores.len(), classes * labels.len(), "one row of scores for each label");
+    assert_eq!(scores.len(), classes * labels.len(), "expected one row of scores per label");
     let is_hit = |(row, &label): (&[f32], &i64)| {
         let Some(score) = usize::try_from(label).ok().and_then(|label| row.get(label)) else {
             return false;
@@ -31,7 +31,7 @@ pub fn accuracy_count(scores: &[f32], classes: usize, labels: &[i64], k: usize) 
 
 /// Like [`accuracy_count`], from top-k indices `[samples, k]`.
 pub fn accuracy_count_of(indices: &[i64], k: usize, labels: &[i64]) -> u64 {
-    assert_eq!(indices.len(), k * labels.len(), "k indices for each label");
+    assert_eq!(indices.len(), k * labels.len(), "expected k indices per label");
     let rows = indices.chunks_exact(k.max(1)).zip(labels);
     rows.filter(|(row, label)| row.contains(label)).count() as u64
 }
@@ -53,8 +53,8 @@ pub fn auc_count(
     negatives: &mut [i64],
 ) -> Result<()> {
     let Predictions { scores, width, labels } = predictions;
-    assert_eq!(positives.len(), negatives.len(), "as many buckets for both classes");
-    assert!(!positives.is_empty(), "at least one bucket");
+    assert_eq!(positives.len(), negatives.len(), "the classes differ in number of buckets");
+    assert!(!positives.is_empty(), "no buckets");
     check_probabilities(predictions)?;
     let thresholds = (positives.len() - 1) as f64;
     for (sample, &label) in labels.iter().enumerate() {
@@ -83,11 +83,15 @@ pub fn auc_count_window(
     positives: &mut [i64],
     negatives: &mut [i64],
 ) -> Result<()> {
-    assert!(steps > 0, "a sliding window has at least one step");
+    assert!(steps > 0, "sliding window needs at least one step");
     let buckets = thresholds + 1;
     for counts in [&*positives, &*negatives] {
         let len = Some(counts.len());
-        assert_eq!(len, auc_window_len(thresholds, steps), "counters of a sliding window");
+        assert_eq!(
+            len,
+            auc_window_len(thresholds, steps),
+            "wrong number of counters for a sliding window"
+        );
     }
     let counter = (steps + 1) * buckets;
     let window = positives[counter].rem_euclid(steps as i64) as usize * buckets;
@@ -157,10 +161,13 @@ pub fn auc_window_sum(counts: &[i64], thresholds: usize, steps: usize) -> &[i64]
 
 fn check_probabilities(predictions: Predictions<'_>) -> Result<()> {
     let Predictions { scores, width, labels } = predictions;
-    assert!(width > 0 && scores.len() == width * labels.len(), "one row of scores for each label");
+    assert!(
+        width > 0 && scores.len() == width * labels.len(),
+        "expected one row of scores per label"
+    );
     let probability = |sample: usize| scores[sample * width + width - 1];
     if let Some(sample) = (0..labels.len()).find(|&i| !(0.0..=1.0).contains(&probability(i))) {
-        return Err(Error::invalid(format!("prediction of sample {sample} is no probability"))
+        return Err(Error::invalid(format!("prediction of sample {sample} is not a probability"))
             .expected("a number in 0 to 1")
             .got(probability(sample)));
     }

@@ -299,7 +299,7 @@ impl<T> Shareable<T> {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         let is_inside = start <= self.len && len <= self.len - start;
-        assert!(is_inside, "{len} elements from {start} of a slice of {}", self.len);
+        assert!(is_inside, "{len} elements from {start} exceed a slice of {}", self.len);
         // SAFETY: the part is inside the slice; the caller guarantees the rest.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }

@@ -67,8 +67,12 @@ pub fn scatter(
     x: &mut [u8],
 ) -> Result<(), BadIndex> {
     let Axis { outer, len, inner } = axis;
-    assert_eq!(x.len(), outer * len * inner, "target of scatter has the wrong length");
-    assert_eq!(updates.len(), outer * indices.len() * inner, "updates have the wrong length");
+    assert_eq!(x.len(), outer * len * inner, "scatter: target has the wrong length");
+    assert_eq!(
+        updates.len(),
+        outer * indices.len() * inner,
+        "scatter: updates have the wrong length"
+    );
     check(indices, len)?;
     let strips = inner.div_ceil(SCATTER_COLUMNS);
     let x = Shareable::new(x);
@@ -113,9 +117,9 @@ pub fn top_k(
     values: &mut [f32],
     indices: &mut [i64],
 ) {
-    assert!(k <= columns, "top-k asks for more values than a row has");
+    assert!(k <= columns, "top-k: k exceeds the row length");
     let rows = x.len().checked_div(columns).unwrap_or(0);
-    assert_eq!(x.len(), rows * columns, "rows of top-k are not whole");
+    assert_eq!(x.len(), rows * columns, "top-k: not a whole number of rows");
     assert!(values.len() == rows * k && indices.len() == rows * k);
     if k == 0 {
         return;
@@ -140,14 +144,14 @@ pub fn top_k(
 }
 
 /// A number that can be summed.
-pub trait Running: Copy + Send + Sync {
+pub trait RunningSum: Copy + Send + Sync {
     /// Type of the accumulated sum.
     type Sum: Copy + Default;
     fn add(sum: Self::Sum, value: Self) -> Self::Sum;
     fn of(sum: Self::Sum) -> Self;
 }
 
-impl Running for f32 {
+impl RunningSum for f32 {
     type Sum = f64;
     #[inline(always)]
     fn add(sum: f64, value: f32) -> f64 {
@@ -159,7 +163,7 @@ impl Running for f32 {
     }
 }
 
-impl Running for f64 {
+impl RunningSum for f64 {
     type Sum = f64;
     #[inline(always)]
     fn add(sum: f64, value: f64) -> f64 {
@@ -173,7 +177,7 @@ impl Running for f64 {
 
 macro_rules! running_integer {
     ($($ty:ty),*) => {$(
-        impl Running for $ty {
+        impl RunningSum for $ty {
             type Sum = $ty;
             #[inline(always)]
             fn add(sum: $ty, value: $ty) -> $ty {
@@ -199,7 +203,7 @@ pub struct Scan {
 
 /// Writes the running sums along an axis; `axis.inner` counts elements. Floats are summed in f64.
 /// The gradient of a running sum is the running sum of the gradient in the opposite direction.
-pub fn running_sum<T: Running>(pool: &Pool, axis: Axis, scan: Scan, x: &[T], out: &mut [T]) {
+pub fn running_sum<T: RunningSum>(pool: &Pool, axis: Axis, scan: Scan, x: &[T], out: &mut [T]) {
     /// Number of columns summed at a time.
     const COLUMNS: usize = 32;
     let Axis { outer, len, inner } = axis;

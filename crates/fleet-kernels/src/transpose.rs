@@ -19,7 +19,7 @@ use fleet_base::{Error, Result};
 
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd, keep_arrays_whole};
+use crate::simd::{SharedPtr, Simd, block_loop_vectorization};
 
 /// Side length of a tile.
 const TILE: usize = 16;
@@ -104,7 +104,7 @@ pub fn permute<T: Copy + Send + Sync>(pool: &Pool, plan: &Permute, x: &[T], out:
     if plan.is_empty() {
         return;
     }
-    let (x, out) = (Raw::new(x.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    let (x, out) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(out.as_mut_ptr()));
     let last = plan.axes.len() - 1;
     if plan.axes[last].1 == 1 {
         copy_rows(pool, &plan.axes, x, out);
@@ -127,12 +127,17 @@ pub fn transpose<T: Copy + Send + Sync>(
         out.copy_from_slice(x);
         return;
     }
-    let (x, out) = (Raw::new(x.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    let (x, out) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(out.as_mut_ptr()));
     transpose_tiles(pool, &[(columns, 1), (rows, columns)], rows * columns, x, out);
 }
 
 /// Copies whole rows, for a permutation that keeps the innermost axis in place.
-fn copy_rows<T: Copy + Send + Sync>(pool: &Pool, axes: &[(usize, usize)], x: Raw<T>, out: Raw<T>) {
+fn copy_rows<T: Copy + Send + Sync>(
+    pool: &Pool,
+    axes: &[(usize, usize)],
+    x: SharedPtr<T>,
+    out: SharedPtr<T>,
+) {
     let (outer, inner) = axes.split_at(axes.len() - 1);
     let width = inner[0].0;
     let rows: usize = outer.iter().map(|(len, _)| len).product();
@@ -154,7 +159,8 @@ fn copy_rows<T: Copy + Send + Sync>(pool: &Pool, axes: &[(usize, usize)], x: Raw
 
 kernel! {
     unsafe fn copy_rows_kernel<S, T: Copy>(
-        s: S, outer: &[(usize, usize)], width: usize, range: Range<usize>, x: Raw<T>, out: Raw<T>,
+        s: S, outer: &[(usize, usize)], width: usize, range: Range<usize>, x: SharedPtr<T>,
+        out: SharedPtr<T>,
     ) {
         let _ = s;
         let (last_len, last_stride) = outer[outer.len() - 1];
@@ -184,7 +190,7 @@ unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, len: usize) {
         }
         let mut i = 0;
         while i + TILE <= len {
-            keep_arrays_whole();
+            block_loop_vectorization();
             let chunk = from.add(i).cast::<[T; TILE]>().read_unaligned();
             to.add(i).cast::<[T; TILE]>().write_unaligned(chunk);
             i += TILE;
@@ -210,8 +216,8 @@ fn transpose_tiles<T: Copy + Send + Sync>(
     pool: &Pool,
     axes: &[(usize, usize)],
     len: usize,
-    x: Raw<T>,
-    out: Raw<T>,
+    x: SharedPtr<T>,
+    out: SharedPtr<T>,
 ) {
     let last = axes.len() - 1;
     let (rows, row_stride) = axes[last];

@@ -134,9 +134,11 @@ impl Auc {
     pub fn add_stats(&mut self, positives: &[f64], negatives: &[f64]) -> Result<()> {
         let buckets = self.thresholds + 1;
         if positives.len() != buckets || negatives.len() != buckets {
-            return Err(Error::invalid("counts have another number of buckets")
-                .expected(buckets)
-                .got(format!("{} and {}", positives.len(), negatives.len())));
+            return Err(Error::invalid("wrong number of buckets").expected(buckets).got(format!(
+                "{} and {}",
+                positives.len(),
+                negatives.len()
+            )));
         }
         let given = positives.iter().chain(negatives);
         self.counts_mut().iter_mut().zip(given).for_each(|(to, from)| *to += from);

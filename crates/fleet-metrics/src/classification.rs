@@ -24,7 +24,9 @@ impl Classification {
     /// Creates the metric. A prediction of at least `threshold` counts as positive.
     pub fn new(threshold: f32) -> Result<Classification> {
         if !(0.0..=1.0).contains(&threshold) {
-            return Err(Error::invalid("threshold is no probability").got(threshold));
+            return Err(Error::invalid("threshold is not a probability")
+                .expected("0 to 1")
+                .got(threshold));
         }
         Ok(Classification { threshold, counts: [0.0; 4] })
     }
@@ -34,9 +36,9 @@ impl Classification {
         expect_pairs(predictions.len(), labels.len())?;
         let mut counts = self.counts;
         for (index, (prediction, label)) in predictions.iter().zip(labels).enumerate() {
-            let said = probability(*prediction, index)? >= f64::from(self.threshold);
+            let predicted = probability(*prediction, index)? >= f64::from(self.threshold);
             let is = is_positive(*label, index)?;
-            counts[usize::from(!said) * 2 + usize::from(said != is)] += 1.0;
+            counts[usize::from(!predicted) * 2 + usize::from(predicted != is)] += 1.0;
         }
         self.counts = counts;
         Ok(())
@@ -99,7 +101,7 @@ pub struct TopK {
 impl TopK {
     pub fn new(k: usize) -> Result<TopK> {
         if k == 0 {
-            return Err(Error::invalid("the first 0 classes hold none"));
+            return Err(Error::invalid("k is out of range").expected("1 or more").got(k));
         }
         Ok(TopK { k, counts: [0.0; 2] })
     }
@@ -128,8 +130,8 @@ crate::group::accumulator!(TopK);
 
 fn expect_scores(scores: &[f32], classes: usize, labels: &[i64]) -> Result<()> {
     if classes == 0 || Some(scores.len()) != labels.len().checked_mul(classes) {
-        return Err(Error::invalid("every label needs a score for each class")
-            .expected(format!("{} times {classes} scores", labels.len()))
+        return Err(Error::invalid("wrong number of scores")
+            .expected(format!("{} labels times {classes} classes", labels.len()))
             .got(scores.len()));
     }
     if let Some(index) = scores.iter().position(|score| score.is_nan()) {
@@ -142,7 +144,7 @@ fn expect_class(label: i64, classes: usize) -> Result<()> {
     if (0..classes as i64).contains(&label) {
         return Ok(());
     }
-    Err(Error::invalid("label is no class").expected(format!("0 to {}", classes - 1)).got(label))
+    Err(Error::invalid("label is not a class").expected(format!("0 to {}", classes - 1)).got(label))
 }
 
 /// Confusion matrix: how often each class was predicted for each true class.

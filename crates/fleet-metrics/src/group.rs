@@ -64,7 +64,7 @@ pub trait Accumulator {
         Self: Sized,
     {
         if self.counts().len() != other.counts().len() {
-            return Err(Error::invalid("metrics of different settings do not add up")
+            return Err(Error::invalid("cannot merge metrics with different settings")
                 .expected(format!("{} counts", self.counts().len()))
                 .got(other.counts().len()));
         }

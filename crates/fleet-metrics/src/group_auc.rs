@@ -1,7 +1,7 @@
 //! Mean AUC of groups, such as users or queries. It measures the ranking within a group. The
 //! overall AUC also depends on how groups differ from each other.
 
-use crate::{expect_pairs, is_positive};
+use crate::{expect_count, expect_pairs, is_positive};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ impl GroupAuc {
     /// Adds scores (any numbers) and labels 0 or 1, with the group of each.
     pub fn add(&mut self, groups: &[u64], scores: &[f32], labels: &[f32]) -> Result<()> {
         expect_pairs(scores.len(), labels.len())?;
-        expect_pairs(scores.len(), groups.len())?;
+        expect_count("groups", scores.len(), groups.len())?;
         if self.samples + scores.len() > SAMPLES_MAX {
             return Err(Error::exhausted("too many samples for an AUC by group")
                 .expected(format!("at most {SAMPLES_MAX}")));

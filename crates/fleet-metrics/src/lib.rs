@@ -41,10 +41,16 @@ use fleet_base::{Error, Result};
 
 /// Checks that there are as many labels as predictions.
 fn expect_pairs(predictions: usize, labels: usize) -> Result<()> {
-    if predictions == labels {
+    expect_count("labels", predictions, labels)
+}
+
+/// Checks that there is one value of `what` per prediction.
+fn expect_count(what: &str, predictions: usize, count: usize) -> Result<()> {
+    if predictions == count {
         return Ok(());
     }
-    Err(Error::invalid("every prediction needs a label").expected(predictions).got(labels))
+    let message = format!("different numbers of predictions and {what}");
+    Err(Error::invalid(message).expected(predictions).got(count))
 }
 
 /// Returns whether a label is positive, which is above one half. Rejects anything but a number
@@ -53,9 +59,7 @@ fn is_positive(label: f32, index: usize) -> Result<bool> {
     if (0.0..=1.0).contains(&label) {
         return Ok(label > 0.5);
     }
-    Err(Error::invalid(format!("label {index} is no label of two classes"))
-        .expected("0 or 1")
-        .got(label))
+    Err(Error::invalid(format!("label {index} is out of range")).expected("0 to 1").got(label))
 }
 
 /// Rejects predictions outside 0 to 1.
@@ -63,10 +67,10 @@ fn probability(prediction: f32, index: usize) -> Result<f64> {
     if (0.0..=1.0).contains(&prediction) {
         return Ok(f64::from(prediction));
     }
-    Err(Error::invalid(format!("prediction {index} is no probability"))
-        .expected("between 0 and 1")
+    Err(Error::invalid(format!("prediction {index} is not a probability"))
+        .expected("0 to 1")
         .got(prediction)
-        .help("a logit becomes a probability through sigmoid or softmax"))
+        .help("apply sigmoid or softmax to logits"))
 }
 
 /// Returns a / b, or 0 if b is 0.

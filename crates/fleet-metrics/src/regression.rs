@@ -25,8 +25,8 @@ impl Regression {
         expect_pairs(predictions.len(), labels.len())?;
         let finite = |values: &[f32]| values.iter().position(|value| !value.is_finite());
         if let Some(index) = finite(predictions).or(finite(labels)) {
-            return Err(Error::invalid(format!("pair {index} is not finite"))
-                .got(format!("{} for {}", predictions[index], labels[index])));
+            return Err(Error::invalid(format!("prediction or label {index} is not finite"))
+                .got(format!("prediction {}, label {}", predictions[index], labels[index])));
         }
         for (prediction, label) in predictions.iter().zip(labels) {
             let (label, error) = (f64::from(*label), f64::from(*prediction) - f64::from(*label));

@@ -57,13 +57,15 @@ pub fn rmse(sqrerr: f64, total_ins_num: f64, group: &mut dyn Group) -> Result<f6
     Ok(mse(sqrerr, total_ins_num, group)?.sqrt())
 }
 
-fn quotient(what: &str, above: f64, below: f64, group: &mut dyn Group) -> Result<f64> {
-    let mut values = [above, below];
+fn quotient(what: &str, numerator: f64, denominator: f64, group: &mut dyn Group) -> Result<f64> {
+    let mut values = [numerator, denominator];
     group.all_reduce(Reduce::Sum, &mut values)?;
     if values[1] > 0.0 {
         return Ok(values[0] / values[1]);
     }
-    Err(Error::invalid(format!("{what} of no samples")).expected("a count above 0").got(values[1]))
+    Err(Error::invalid(format!("{what} without samples"))
+        .expected("a count above 0")
+        .got(values[1]))
 }
 
 /// Returns the area under the ROC curve, from positives and negatives by score bucket.
@@ -76,7 +78,7 @@ fn quotient(what: &str, above: f64, below: f64, group: &mut dyn Group) -> Result
 /// ```
 pub fn auc(stat_pos: &[f64], stat_neg: &[f64], group: &mut dyn Group) -> Result<f64> {
     if stat_pos.len() != stat_neg.len() {
-        return Err(Error::invalid("positives and negatives have different buckets")
+        return Err(Error::invalid("positives and negatives have different numbers of buckets")
             .expected(stat_pos.len())
             .got(stat_neg.len()));
     }
@@ -106,7 +108,7 @@ mod tests {
         for count in [1.0, 2.0, 3.0, 8.0] {
             let mut group = workers(count);
             let near = |value: f64, expected: f64| {
-                assert!((value - expected).abs() < 1e-9, "{value} for {expected}");
+                assert!((value - expected).abs() < 1e-9, "got {value}, expected {expected}");
             };
             near(acc(7.0, 10.0, &mut group).unwrap(), 0.7);
             near(mae(3.5, 7.0, &mut group).unwrap(), 0.5);
@@ -123,7 +125,7 @@ mod tests {
         let check = |positives: &[f64], negatives: &[f64], expected: f64| {
             for count in [1.0, 2.0, 5.0] {
                 let area = auc(positives, negatives, &mut workers(count)).unwrap();
-                assert!((area - expected).abs() < 1e-9, "{area} for {expected}");
+                assert!((area - expected).abs() < 1e-9, "got {area}, expected {expected}");
             }
         };
         check(&[0.0, 0.0, 0.0, 4.0], &[5.0, 0.0, 0.0, 0.0], 1.0);
@@ -142,9 +144,9 @@ mod tests {
 
     #[test]
     fn nothing_counted_is_an_error() {
-        assert!(acc(0.0, 0.0, &mut Alone).unwrap_err().to_string().contains("no samples"));
+        assert!(acc(0.0, 0.0, &mut Alone).unwrap_err().to_string().contains("without samples"));
         assert!(auc(&[1.0], &[], &mut Alone).is_err());
-        let mut broken = |_: Reduce, _: &mut [f64]| Err(Error::unavailable("worker 1 is gone"));
-        assert_eq!(mse(1.0, 1.0, &mut broken).unwrap_err().message(), "worker 1 is gone");
+        let mut broken = |_: Reduce, _: &mut [f64]| Err(Error::unavailable("worker 1 is lost"));
+        assert_eq!(mse(1.0, 1.0, &mut broken).unwrap_err().message(), "worker 1 is lost");
     }
 }

@@ -3,7 +3,7 @@
 use crate::{Act, Init, Net, ParamAttr, Var};
 use fleet_base::{Error, Result};
 use fleet_ir::{Param, Program, VarId};
-use fleet_ops::{Call, Emit, Meta};
+use fleet_ops::{Emit, Meta, OpEmitter};
 use fleet_tensor::{DType, Shape};
 
 /// A layer being emitted. Its ops are added to the programs when the layer is complete.
@@ -26,7 +26,7 @@ impl<'a> Build<'a> {
         vars.iter().map(|var| self.id(*var)).collect()
     }
 
-    pub fn op(&mut self, name: &str) -> Result<Call<'_, 'a>> {
+    pub fn op(&mut self, name: &str) -> Result<OpEmitter<'_, 'a>> {
         self.main.named_op(name)
     }
 
@@ -62,9 +62,9 @@ impl<'a> Build<'a> {
     pub fn known_tail(&self, what: &str, shape: &Shape, axis: usize) -> Result<i64> {
         (axis..shape.rank()).try_fold(1, |product: i64, axis| {
             let dim = self.known_dim(what, shape, axis as i64)?;
-            product.checked_mul(dim).ok_or_else(|| {
-                Error::invalid(format!("the input of {what} is too wide")).got(shape)
-            })
+            product
+                .checked_mul(dim)
+                .ok_or_else(|| Error::invalid(format!("input of {what} is too wide")).got(shape))
         })
     }
 
@@ -111,7 +111,7 @@ impl<'a> Build<'a> {
             return Ok(found);
         }
         let held = if var.is_parameter() { "parameter" } else { "variable" };
-        Err(Error::invalid(format!("'{name}' exists already and cannot be shared"))
+        Err(Error::invalid(format!("cannot share existing variable '{name}'"))
             .expected(format!("a parameter {dtype}{shape}"))
             .got(format!("a {held} {}{}", var.dtype, var.shape)))
     }

@@ -20,7 +20,7 @@ use std::panic::Location;
 /// assert_eq!((sum.id(), sum.shape()), (parts[0].id(), Shape::from([-1, 5])));
 /// # let _ = loss;
 /// ```
-#[must_use = "the op is written by `one`, `many` or `done`"]
+#[must_use = "call `one`, `many` or `done` to add the op"]
 pub struct OpCall<'n> {
     net: &'n Net,
     name: &'static str,
@@ -94,7 +94,7 @@ impl<'n> OpCall<'n> {
     /// Writes the op.
     pub fn done(self) -> Outputs<'n> {
         let net = self.net;
-        Outputs { net, op: net.attempt(self.at, |build| self.emit(build)) }
+        Outputs { net, op: net.try_emit(self.at, |build| self.emit(build)) }
     }
 
     fn emit(&self, build: &mut crate::build::Build<'_>) -> Result<OpId> {
@@ -128,13 +128,13 @@ pub struct Outputs<'n> {
 impl<'n> Outputs<'n> {
     /// Returns the first variable of an output slot.
     pub fn one(&self, slot: &str) -> Var<'n> {
-        self.all(slot).first().copied().unwrap_or_else(|| self.net.dead())
+        self.all(slot).first().copied().unwrap_or_else(|| self.net.invalid_var())
     }
 
     /// Returns the `count` variables of an output slot.
     pub fn many(&self, slot: &str, count: usize) -> Vec<Var<'n>> {
         let mut found = self.all(slot);
-        found.resize_with(count, || self.net.dead());
+        found.resize_with(count, || self.net.invalid_var());
         found
     }
 

@@ -45,13 +45,13 @@ impl GradClip {
 
     fn check(&self) -> Result<()> {
         let (expected, is_right) = match *self {
-            GradClip::Value { min, max } => ("min up to max", min <= max),
+            GradClip::Value { min, max } => ("min <= max", min <= max),
             GradClip::Norm(limit) | GradClip::GlobalNorm(limit) => ("a norm above 0", limit > 0.0),
         };
         if is_right {
             return Ok(());
         }
-        let wrong = Error::invalid("gradients cannot be clipped like this");
+        let wrong = Error::invalid("invalid options of gradient clipping");
         Err(wrong.expected(expected).got(format!("{self:?}")))
     }
 

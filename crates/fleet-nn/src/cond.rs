@@ -12,7 +12,7 @@ use fleet_tensor::DType;
 use std::panic::Location;
 
 /// The two conditions and their blocks.
-struct Sides {
+struct Branches {
     /// Copies of the condition, which are never overwritten, so that the backward pass takes the
     /// same branch.
     conditions: [VarId; 2],
@@ -43,7 +43,7 @@ impl Net {
         otherwise: impl FnOnce() -> Var<'n>,
     ) -> Var<'n> {
         let made = self.cond_many(condition, || vec![then()], || vec![otherwise()]);
-        made.first().copied().unwrap_or_else(|| self.dead())
+        made.first().copied().unwrap_or_else(|| self.invalid_var())
     }
 
     /// Like [`Net::cond`], for branches with several results. Both must have the same number.
@@ -66,24 +66,28 @@ impl Net {
         otherwise: impl FnOnce() -> Vec<Var<'n>>,
     ) -> Vec<Var<'n>> {
         let at = Location::caller();
-        let Some(sides) = self.attempt(at, |b| sides(b, condition)) else { return Vec::new() };
+        let Some(branches) = self.try_emit(at, |b| branches(b, condition)) else {
+            return Vec::new();
+        };
         let made =
-            [self.in_block(sides.blocks[0], then), self.in_block(sides.blocks[1], otherwise)];
-        let Some(joints) = self.attempt(at, |b| joints(b, &made)) else { return Vec::new() };
-        for (block, results) in sides.blocks.into_iter().zip(&made) {
-            self.in_block(block, || self.attempt(at, |b| end_branch(b, results, &joints)));
+            [self.in_block(branches.blocks[0], then), self.in_block(branches.blocks[1], otherwise)];
+        let Some(outputs) = self.try_emit(at, |b| result_vars(b, &made)) else {
+            return Vec::new();
+        };
+        for (block, results) in branches.blocks.into_iter().zip(&made) {
+            self.in_block(block, || self.try_emit(at, |b| end_branch(b, results, &outputs)));
         }
-        let ids = self.attempt(at, |b| meet(b, &sides, &joints)).unwrap_or_default();
+        let ids = self.try_emit(at, |b| emit_merge(b, &branches, &outputs)).unwrap_or_default();
         ids.into_iter().map(|id| self.handle(id)).collect()
     }
 }
 
 /// Checks the condition, and makes a block for each of its two values.
-fn sides(b: &mut Build<'_>, condition: Var<'_>) -> Result<Sides> {
+fn branches(b: &mut Build<'_>, condition: Var<'_>) -> Result<Branches> {
     let given = b.id(condition)?;
     let meta = b.meta(given);
     if meta.dtype != DType::Bool || meta.shape.numel() != Some(1) {
-        return Err(Error::invalid("cond needs a condition")
+        return Err(Error::invalid("invalid condition of cond")
             .expected("one boolean, such as x.mean().greater_than(0.0)")
             .got(format!("{}{}", meta.dtype, meta.shape)));
     }
@@ -92,45 +96,45 @@ fn sides(b: &mut Build<'_>, condition: Var<'_>) -> Result<Sides> {
     let no = b.op("logical_not")?.named(format!("{layer}.tmp")).input("X", yes).one("Out")?;
     let inside = b.block;
     let blocks = [b.main.program.add_block(inside), b.main.program.add_block(inside)];
-    Ok(Sides { conditions: [yes, no], blocks })
+    Ok(Branches { conditions: [yes, no], blocks })
 }
 
 /// Adds the variables that both branches write, with the types and shapes of the branches' results.
-fn joints(b: &mut Build<'_>, made: &[Vec<Var<'_>>; 2]) -> Result<Vec<VarId>> {
+fn result_vars(b: &mut Build<'_>, made: &[Vec<Var<'_>>; 2]) -> Result<Vec<VarId>> {
     let [then, otherwise] = [b.ids(&made[0])?, b.ids(&made[1])?];
     if then.len() != otherwise.len() {
         return Err(Error::invalid("the branches of cond have different numbers of results")
-            .expected(format!("{} from both, as from the first", then.len()))
+            .expected(format!("{} from both branches", then.len()))
             .got(otherwise.len()));
     }
-    let mut joints = Vec::with_capacity(then.len());
+    let mut outputs = Vec::with_capacity(then.len());
     for (place, (one, other)) in then.into_iter().zip(otherwise).enumerate() {
         let (a, c) = (b.meta(one), b.meta(other));
         if a.dtype != c.dtype || a.shape != c.shape || a.kind != c.kind {
             return Err(Error::invalid(format!("result {place} of cond differs between branches"))
-                .expected(format!("{}{} from both, as from the first", a.dtype, a.shape))
+                .expected(format!("{}{} from both branches", a.dtype, a.shape))
                 .got(format!("{}{}", c.dtype, c.shape)));
         }
-        let name = b.main.program.unique_name("cond.joint");
+        let name = b.main.program.unique_name("cond.result");
         let var = fleet_ir::Var { kind: a.kind, ..fleet_ir::Var::new(name, a.dtype, a.shape) };
-        joints.push(b.main.program.add_var(fleet_ir::Program::ROOT, var)?);
+        outputs.push(b.main.program.add_var(fleet_ir::Program::ROOT, var)?);
     }
-    Ok(joints)
+    Ok(outputs)
 }
 
-fn end_branch(b: &mut Build<'_>, results: &[Var<'_>], joints: &[VarId]) -> Result<()> {
-    for (result, joint) in results.iter().zip(joints) {
+fn end_branch(b: &mut Build<'_>, results: &[Var<'_>], outputs: &[VarId]) -> Result<()> {
+    for (result, output) in results.iter().zip(outputs) {
         let result = b.id(*result)?;
-        b.op("assign")?.input("X", result).output("Out", *joint).done()?;
+        b.op("assign")?.input("X", result).output("Out", *output).done()?;
     }
     Ok(())
 }
 
 /// Emits both conditional blocks, and copies the results to variables that ops of this block write.
-fn meet(b: &mut Build<'_>, sides: &Sides, joints: &[VarId]) -> Result<Vec<VarId>> {
-    for (condition, block) in sides.conditions.into_iter().zip(sides.blocks) {
+fn emit_merge(b: &mut Build<'_>, branches: &Branches, outputs: &[VarId]) -> Result<Vec<VarId>> {
+    for (condition, block) in branches.conditions.into_iter().zip(branches.blocks) {
         let call = b.op("conditional_block")?.input("Cond", condition);
         call.attr("sub_block", block).done()?;
     }
-    joints.iter().map(|joint| b.op("assign")?.input("X", *joint).one("Out")).collect()
+    outputs.iter().map(|output| b.op("assign")?.input("X", *output).one("Out")).collect()
 }

@@ -133,7 +133,7 @@ impl Init {
                 ("truncated_gaussian_random", vec![("mean", mean), ("std", std)])
             }
             Init::Assign(values) => return assign(startup, var, &values),
-            _ => return Err(Error::internal("an initialiser is still unscaled")),
+            _ => return Err(Error::internal("unscaled initializer")),
         };
         let random = name != "fill_constant";
         let stream = if random { startup.program.next_stream() } else { 0 };
@@ -154,7 +154,7 @@ fn assign(startup: &mut Emit<'_>, var: VarId, values: &[f64]) -> Result<()> {
     if meta.shape.numel() != Some(values.len()) {
         let name = startup.program.var_name(var);
         return Err(Error::invalid(format!("wrong number of initial values for '{name}'"))
-            .expected(format!("those of shape {}", meta.shape))
+            .expected(format!("one per element of shape {}", meta.shape))
             .got(values.len()));
     }
     let call = startup.named_op("assign_value")?.attr("shape", meta.shape.to_vec());

@@ -288,15 +288,15 @@ impl LrSchedule {
             LrSchedule::Piecewise { boundaries, values }
                 if values.len() != boundaries.len() + 1 || !boundaries.is_sorted() =>
             {
-                wrong("boundaries", "rising ones, and one value more")
+                wrong("boundaries", "ascending boundaries, and one value more than boundaries")
             }
             LrSchedule::Polynomial { decay_steps, .. } if *decay_steps <= 0.0 => {
                 wrong("decay_steps", "a number above 0")
             }
-            LrSchedule::Cosine { t_max, .. } if *t_max <= 0.0 => wrong("t_max", "1 or more"),
+            LrSchedule::Cosine { t_max, .. } if *t_max <= 0.0 => wrong("t_max", "a number above 0"),
             LrSchedule::Step { step_size: 0, .. } => wrong("step_size", "1 or more"),
             LrSchedule::MultiStep { milestones, .. } if !milestones.is_sorted() => {
-                wrong("milestones", "rising ones")
+                wrong("milestones", "ascending milestones")
             }
             LrSchedule::LinearWarmup { after, .. } => match after.as_ref() {
                 LearningRate::Schedule(inner) => inner.check(),
@@ -317,9 +317,9 @@ impl LearningRate {
         }
         let start = self.value_at(0);
         if !start.is_finite() {
-            return Err(Error::invalid("the learning rate of the first step is no number")
-                .expected("a finite one")
-                .got(format!("{start} by {self:?}")));
+            return Err(Error::invalid("learning rate of the first step is not finite")
+                .expected("a finite number")
+                .got(format!("{start} from {self:?}")));
         }
         let name = main.program.unique_name("learning_rate");
         let one = Shape::from([1]);
@@ -394,7 +394,11 @@ impl LrSchedule {
                 Some(match after.as_ref() {
                     LearningRate::Schedule(inner) => inner.emit(main, step, since, None)?,
                     LearningRate::Constant(rate) => {
-                        let flat = Terms { kind: "constant", params: vec![*rate], ..Terms::new() };
+                        let flat = ScheduleAttrs {
+                            kind: "constant",
+                            params: vec![*rate],
+                            ..ScheduleAttrs::new()
+                        };
                         flat.emit(main, step, 0, None, None)?
                     }
                 })
@@ -404,11 +408,11 @@ impl LrSchedule {
         self.terms().emit(main, step, since, inner, out)
     }
 
-    fn terms(&self) -> Terms {
-        let plain = |kind: &'static str, params: &[f64]| Terms {
+    fn terms(&self) -> ScheduleAttrs {
+        let plain = |kind: &'static str, params: &[f64]| ScheduleAttrs {
             kind,
             params: params.to_vec(),
-            ..Terms::new()
+            ..ScheduleAttrs::new()
         };
         let steps = |steps: &[u64]| steps.iter().map(|step| *step as f64).collect();
         match self {
@@ -424,7 +428,7 @@ impl LrSchedule {
             LrSchedule::InverseTime { learning_rate, gamma } => {
                 plain("inverse_time", &[*learning_rate, *gamma])
             }
-            LrSchedule::Piecewise { boundaries, values } => Terms {
+            LrSchedule::Piecewise { boundaries, values } => ScheduleAttrs {
                 boundaries: steps(boundaries),
                 values: values.clone(),
                 ..plain("piecewise", &[])
@@ -442,7 +446,7 @@ impl LrSchedule {
             LrSchedule::Step { learning_rate, step_size, gamma } => {
                 plain("step", &[*learning_rate, *step_size as f64, *gamma])
             }
-            LrSchedule::MultiStep { learning_rate, milestones, gamma } => Terms {
+            LrSchedule::MultiStep { learning_rate, milestones, gamma } => ScheduleAttrs {
                 boundaries: steps(milestones),
                 ..plain("multi_step", &[*learning_rate, *gamma])
             },
@@ -453,16 +457,16 @@ impl LrSchedule {
 }
 
 /// Attributes of an `lr_schedule` op.
-struct Terms {
+struct ScheduleAttrs {
     kind: &'static str,
     params: Vec<f64>,
     boundaries: Vec<f64>,
     values: Vec<f64>,
 }
 
-impl Terms {
-    fn new() -> Terms {
-        Terms { kind: "", params: Vec::new(), boundaries: Vec::new(), values: Vec::new() }
+impl ScheduleAttrs {
+    fn new() -> ScheduleAttrs {
+        ScheduleAttrs { kind: "", params: Vec::new(), boundaries: Vec::new(), values: Vec::new() }
     }
 
     fn emit(

@@ -215,7 +215,7 @@ impl<'n> Var<'n> {
         with: Elementwise,
         at: &Location<'_>,
     ) -> Var<'n> {
-        self.net.attempt_var(at, |b| {
+        self.net.try_emit_var(at, |b| {
             let (x, y) = (b.id(self)?, b.id(other)?);
             let layer = b.layer_name(op, with.name.as_deref());
             let call = b.op(op)?.input("X", x).input("Y", y).named(format!("{layer}.tmp"));
@@ -225,7 +225,7 @@ impl<'n> Var<'n> {
     }
 
     fn binary(self, op: &'static str, other: Operand<'n>, at: &Location<'_>) -> Var<'n> {
-        self.net.attempt_var(at, |b| {
+        self.net.try_emit_var(at, |b| {
             let x = b.id(self)?;
             let y = match other {
                 Operand::Var(other) => b.id(other)?,
@@ -247,7 +247,7 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn act(self, act: Act) -> Var<'n> {
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             act.emit(&mut b.main, x, None)
         })

@@ -136,14 +136,14 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn auc(self, label: Var<'n>, with: Auc) -> AucVars<'n> {
         let net = self.net;
-        let made = net.attempt(Location::caller(), |b| {
+        let made = net.try_emit(Location::caller(), |b| {
             let (n, steps) = (with.num_thresholds, with.slide_steps);
             if !(1..=BUCKETS_MAX).contains(&n) || !(0..=STEPS_MAX).contains(&steps) {
-                return Err(Error::invalid("wrong options of auc")
+                return Err(Error::invalid("invalid options of auc")
                     .expected(format!(
                         "num_thresholds 1 to {BUCKETS_MAX}, slide_steps 0 to {STEPS_MAX}"
                     ))
-                    .got(format!("{n} and {steps}")));
+                    .got(format!("num_thresholds {n}, slide_steps {steps}")));
             }
             let (predict, label) = (b.id(self)?, b.id(label)?);
             let layer = b.layer_name("auc", None);
@@ -169,7 +169,7 @@ impl<'n> Var<'n> {
             }
             Ok([areas[1], areas[0], stats[0], stats[1], stats[2], stats[3]])
         });
-        let vars = made.map_or([net.dead(); 6], |ids| ids.map(|id| net.handle(id)));
+        let vars = made.map_or([net.invalid_var(); 6], |ids| ids.map(|id| net.handle(id)));
         let [auc, batch_auc, batch_stat_pos, batch_stat_neg, stat_pos, stat_neg] = vars;
         AucVars { auc, batch_auc, batch_stat_pos, batch_stat_neg, stat_pos, stat_neg }
     }

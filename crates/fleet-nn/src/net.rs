@@ -174,7 +174,7 @@ impl Net {
         lod_level: u8,
     ) -> Var<'_> {
         let shape = shape.into();
-        self.attempt_var(Location::caller(), |b| {
+        self.try_emit_var(Location::caller(), |b| {
             let shape = Shape::new(&shape)?;
             let var = fleet_ir::Var { lod_level, ..fleet_ir::Var::data(name, dtype, shape) };
             b.main.program.add_var(Program::ROOT, var)
@@ -191,7 +191,7 @@ impl Net {
     /// ```
     #[track_caller]
     pub fn var(&self, name: &str) -> Var<'_> {
-        self.attempt_var(Location::caller(), |b| b.main.program.var_named(name))
+        self.try_emit_var(Location::caller(), |b| b.main.program.var_named(name))
     }
 
     /// Adds a parameter. If a parameter with the attribute's name exists, it is shared.
@@ -212,7 +212,7 @@ impl Net {
         attr: impl Into<ParamAttr>,
     ) -> Var<'_> {
         let (shape, attr) = (shape.into(), attr.into());
-        self.attempt_var(Location::caller(), |b| {
+        self.try_emit_var(Location::caller(), |b| {
             let layer = b.layer_name("create_parameter", None);
             b.parameter(&layer, "w", &attr, shape, dtype, &Init::XAVIER_UNIFORM)
         })
@@ -238,7 +238,7 @@ impl Net {
         dtype: DType,
     ) -> Var<'_> {
         let shape = shape.into();
-        self.attempt_var(Location::caller(), |b| b.global_var(name, shape, dtype, value))
+        self.try_emit_var(Location::caller(), |b| b.global_var(name, shape, dtype, value))
     }
 
     /// Returns a tensor filled with one value, created in each step.
@@ -291,7 +291,7 @@ impl Net {
         let before = state.scope.clone();
         state.scope.push_str(name);
         state.scope.push('/');
-        Guard { net: self, before: Before::Scope(before) }
+        Guard { net: self, before: Previous::Scope(before) }
     }
 
     /// Labels ops with a device (`cpu`, `gpu`, `gpu:1`, `gpu:all`) while the guard is alive.
@@ -310,10 +310,10 @@ impl Net {
     /// ```
     #[track_caller]
     pub fn device_guard(&self, device: &str) -> Guard<'_> {
-        self.attempt(Location::caller(), |_| check_device(device));
+        self.try_emit(Location::caller(), |_| check_device(device));
         let mut state = self.state.borrow_mut();
         let before = state.device.replace(device.into());
-        Guard { net: self, before: Before::Device(before) }
+        Guard { net: self, before: Previous::Device(before) }
     }
 
     /// Marks ops created while the guard is alive. With `use_pure_fp16` (or `use_pure_bf16`) and
@@ -335,7 +335,7 @@ impl Net {
     /// ```
     pub fn fp16_guard(&self) -> Guard<'_> {
         let before = std::mem::replace(&mut self.state.borrow_mut().fp16_guard, true);
-        Guard { net: self, before: Before::Fp16Guard(before) }
+        Guard { net: self, before: Previous::Fp16Guard(before) }
     }
 
     // Training
@@ -475,7 +475,7 @@ impl Net {
 
     /// Runs `layer` on the programs, unless an error occurred before. Stores its error in the
     /// network.
-    pub(crate) fn attempt<T>(
+    pub(crate) fn try_emit<T>(
         &self,
         at: &Location<'_>,
         layer: impl FnOnce(&mut Build<'_>) -> Result<T>,
@@ -510,13 +510,13 @@ impl Net {
         }
     }
 
-    /// Like [`Net::attempt`], for a layer with one result.
-    pub(crate) fn attempt_var(
+    /// Like [`Net::try_emit`], for a layer with one result.
+    pub(crate) fn try_emit_var(
         &self,
         at: &Location<'_>,
         layer: impl FnOnce(&mut Build<'_>) -> Result<VarId>,
     ) -> Var<'_> {
-        self.attempt(at, layer).map_or_else(|| self.dead(), |id| self.handle(id))
+        self.try_emit(at, layer).map_or_else(|| self.invalid_var(), |id| self.handle(id))
     }
 
     /// Runs a rewrite of both programs, such as a strategy. Returns its error and stores it in the
@@ -553,7 +553,7 @@ impl Net {
         file: &str,
         rewrite: impl FnOnce(&mut Programs, &'static Registry) -> Result<T>,
     ) -> Result<T> {
-        self.rewrite_placed(file, |net, programs| rewrite(programs, net.registry))
+        self.rewrite_at(file, |net, programs| rewrite(programs, net.registry))
     }
 
     /// Runs a rewrite of both programs. Returns its error and stores it in the network.
@@ -562,10 +562,10 @@ impl Net {
         at: &Location<'_>,
         rewrite: impl FnOnce(&Net, &mut Programs) -> Result<T>,
     ) -> Result<T> {
-        self.rewrite_placed(&format!("{}:{}", at.file(), at.line()), rewrite)
+        self.rewrite_at(&format!("{}:{}", at.file(), at.line()), rewrite)
     }
 
-    fn rewrite_placed<T>(
+    fn rewrite_at<T>(
         &self,
         place: &str,
         rewrite: impl FnOnce(&Net, &mut Programs) -> Result<T>,
@@ -576,8 +576,8 @@ impl Net {
         }
         let is_branch = state.block != Program::ROOT;
         let rewrite = |net: &Net, programs: &mut Programs| match is_branch {
-            true => Err(Error::invalid("a whole network cannot be rewritten inside of a branch")
-                .help("take gradients and minimize behind the cond, not in its branches")),
+            true => Err(Error::invalid("cannot rewrite the network inside a branch of cond")
+                .help("call gradients and minimize after cond, not in its branches")),
             false => rewrite(net, programs),
         };
         rewrite(self, &mut state.programs).map_err(|error| {
@@ -601,15 +601,15 @@ impl Net {
 
     /// Returns the result of a layer after an error: a handle without a variable, accepted by all
     /// calls.
-    pub(crate) fn dead(&self) -> Var<'_> {
-        self.handle(dead_id())
+    pub(crate) fn invalid_var(&self) -> Var<'_> {
+        self.handle(invalid_id())
     }
 
     /// Reads a variable of the main program.
     pub(crate) fn read<T>(&self, id: VarId, read: impl FnOnce(&fleet_ir::Var) -> T) -> Option<T> {
         let state = self.state.borrow();
         let program = &state.programs.main;
-        (id != dead_id() && program.has_var(id)).then(|| read(program.var(id)))
+        (id != invalid_id() && program.has_var(id)).then(|| read(program.var(id)))
     }
 
     /// Returns the outputs of an op in a slot.
@@ -618,7 +618,7 @@ impl Net {
     }
 }
 
-fn dead_id() -> VarId {
+fn invalid_id() -> VarId {
     VarId::from_index(u32::MAX as usize - 1)
 }
 
@@ -648,10 +648,10 @@ fn check_device(device: &str) -> Result<()> {
 #[must_use = "the scope ends when the guard is dropped"]
 pub struct Guard<'n> {
     net: &'n Net,
-    before: Before,
+    before: Previous,
 }
 
-enum Before {
+enum Previous {
     Scope(String),
     Device(Option<Arc<str>>),
     Fp16Guard(bool),
@@ -661,9 +661,9 @@ impl Drop for Guard<'_> {
     fn drop(&mut self) {
         let mut state = self.net.state.borrow_mut();
         match &mut self.before {
-            Before::Scope(scope) => state.scope = std::mem::take(scope),
-            Before::Device(device) => state.device = device.take(),
-            Before::Fp16Guard(inside) => state.fp16_guard = *inside,
+            Previous::Scope(scope) => state.scope = std::mem::take(scope),
+            Previous::Device(device) => state.device = device.take(),
+            Previous::Fp16Guard(inside) => state.fp16_guard = *inside,
         }
     }
 }

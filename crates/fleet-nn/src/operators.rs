@@ -71,9 +71,11 @@ impl Kind {
 fn binary<'n>(kind: Kind, a: Operand<'n>, b: Operand<'n>, at: &Location<'_>) -> Var<'n> {
     let net = match (a, b) {
         (Operand::Var(var), _) | (_, Operand::Var(var)) => var.net,
-        (Operand::Number(_), Operand::Number(_)) => unreachable!("an operator has a variable"),
+        (Operand::Number(_), Operand::Number(_)) => {
+            unreachable!("an operator needs a variable as an operand")
+        }
     };
-    net.attempt_var(at, |build| match (a, b) {
+    net.try_emit_var(at, |build| match (a, b) {
         (Operand::Var(a), Operand::Var(b)) => {
             let (a, b) = (build.id(a)?, build.id(b)?);
             let stem = stem(build);
@@ -87,7 +89,9 @@ fn binary<'n>(kind: Kind, a: Operand<'n>, b: Operand<'n>, at: &Location<'_>) -> 
             let b = build.id(b)?;
             from_number(build, kind, a, b)
         }
-        (Operand::Number(_), Operand::Number(_)) => unreachable!("an operator has a variable"),
+        (Operand::Number(_), Operand::Number(_)) => {
+            unreachable!("an operator needs a variable as an operand")
+        }
     })
 }
 

@@ -396,12 +396,15 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn stop_gradient(self) -> Var<'n> {
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             let var = b.main.program.var_mut(x);
             if var.is_parameter() {
-                return Err(Error::invalid(format!("'{}' is a parameter", var.name))
-                    .help("make it with ParamAttr::trainable(false)"));
+                return Err(Error::invalid(format!(
+                    "cannot set stop_gradient on parameter '{}'",
+                    var.name
+                ))
+                .help("create it with ParamAttr::trainable(false)"));
             }
             var.stop_gradient = true;
             Ok(x)

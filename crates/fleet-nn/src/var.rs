@@ -61,7 +61,7 @@ impl<'n> Var<'n> {
             return Ok(self.id);
         }
         let name = self.net.read(self.id, |var| var.name.clone()).unwrap_or_default();
-        Err(Error::invalid(format!("'{name}' is a variable of another network")))
+        Err(Error::invalid(format!("'{name}' belongs to another network")))
     }
 }
 

@@ -72,13 +72,13 @@ fn names_are_checked() {
     let line = line!();
     net.data("x", [-1, 4], DType::F32);
     assert_eq!(x.shape(), Shape::from([-1, 4]));
-    check(net.build(), line, &["'x' exists already"]);
+    check(net.build(), line, &["duplicate variable name 'x'"]);
 
     let net = Net::new();
     net.data("x", [-1, 4], DType::F32).fc(Fc::new(2).weight("w"));
     let line = line!();
     net.var("x").fc(Fc::new(3).weight("w"));
-    check(net.build(), line, &["'w' exists already", "f32[4, 3]", "f32[4, 2]"]);
+    check(net.build(), line, &["existing variable 'w'", "f32[4, 3]", "f32[4, 2]"]);
 
     let net = Net::new();
     net.data("features", [-1, 4], DType::F32);
@@ -98,7 +98,7 @@ fn networks_do_not_mix() {
     let x = here.data("x", [-1, 4], DType::F32);
     let line = line!();
     let _ = x + there.data("z", [-1, 4], DType::F32);
-    check(here.build(), line, &["'z' is a variable of another network"]);
+    check(here.build(), line, &["'z' belongs to another network"]);
     assert!(there.build().is_ok());
 }
 
@@ -109,8 +109,8 @@ fn training_mistakes_are_returned() {
     let loss = x.fc(1);
     let line = line!();
     let found = net.minimize(loss, Sgd::new(0.1)).map(|_| Programs::new());
-    check(found, line, &["cannot be a loss", "take its mean or sum"]);
-    assert!(net.build().is_err(), "a half-made program must not come out");
+    check(found, line, &["invalid loss", "take its mean or sum"]);
+    assert!(net.build().is_err(), "an incomplete program must not be returned");
 
     let net = Net::new();
     let loss = net.data("x", [-1, 4], DType::F32).mean();
@@ -144,10 +144,13 @@ fn optimizers_with_wrong_numbers_are_refused() {
     check(RmsProp::new(1e-3).rho(1.5).into(), &["'decay' of rmsprop", "got 1.5"]);
     check(Adagrad::new(1e-3).epsilon(-1.0).into(), &["'epsilon' of adagrad", "0 or more, got -1"]);
     check(Momentum::new(0.1, f64::NAN).into(), &["'mu' of momentum", "a finite number, got NaN"]);
-    check(Sgd::new(f64::INFINITY).into(), &["the learning rate of the first step", "got inf"]);
+    check(Sgd::new(f64::INFINITY).into(), &["learning rate of the first step", "got inf"]);
     let clip = |clip| Sgd::new(0.1).grad_clip(clip).into();
-    check(clip(GradClip::GlobalNorm(0.0)), &["clipped", "a norm above 0, got GlobalNorm(0.0)"]);
-    check(clip(GradClip::value(-1.0)), &["clipped", "min up to max"]);
+    check(
+        clip(GradClip::GlobalNorm(0.0)),
+        &["gradient clipping", "a norm above 0, got GlobalNorm(0.0)"],
+    );
+    check(clip(GradClip::value(-1.0)), &["gradient clipping", "min <= max"]);
 }
 
 #[test]

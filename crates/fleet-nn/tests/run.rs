@@ -88,7 +88,7 @@ fn assigned_values_arrive() {
     let net = Net::new();
     net.create_parameter([3], DType::F32, Init::Assign(vec![1.0]));
     let error = net.build().err().unwrap().to_string();
-    assert!(error.contains("those of shape [3], got 1"), "{error}");
+    assert!(error.contains("one per element of shape [3], got 1"), "{error}");
 }
 
 /// Returns the learning rates that the ops of a schedule compute in the first steps.
@@ -464,9 +464,9 @@ fn language_models_learn() {
 #[test]
 fn click_models_learn() {
     let config = WideDeepConfig { slots: 3, vocabulary: 50, width: 4, ..WideDeepConfig::criteo() };
-    for on_servers in [false, true] {
+    for use_parameter_servers in [false, true] {
         let net = Net::new();
-        let config = WideDeepConfig { hidden: vec![8, 8], on_servers, ..config.clone() };
+        let config = WideDeepConfig { hidden: vec![8, 8], use_parameter_servers, ..config.clone() };
         let model = models::wide_deep(&net, &config);
         let (table, rest) = net.backward(model.loss).unwrap().partition(|name| name == "table");
         net.apply_gradients(Adagrad::new(0.1), table).unwrap();

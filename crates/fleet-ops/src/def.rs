@@ -60,18 +60,18 @@ impl OpDef {
                 };
                 if let Some((slot, _)) = places.iter().find(may_not) {
                     return Err(Error::invalid(format!(
-                        "output '{}' of {} is also its input '{slot}'",
+                        "output '{}' of {} is the same variable as input '{slot}'",
                         out.name,
                         op.name()
                     ))
-                    .expected("a variable of its own"));
+                    .expected("a separate variable"));
                 }
                 if !written.insert(*var) {
                     return Err(Error::invalid(format!(
-                        "two outputs of {} are one variable",
+                        "two outputs of {} are the same variable",
                         op.name()
                     ))
-                    .got(format!("'{}' again", out.name)));
+                    .got(format!("'{}' twice", out.name)));
                 }
             }
         }
@@ -251,13 +251,13 @@ impl Meta {
         self.numel().saturating_mul(self.dtype.size())
     }
 
-    /// Formats the variable for messages: `f32[2, 3]`, or `f32[100, 3] (sparse rows, room for 7)`.
+    /// Formats the variable for messages: `f32[2, 3]`, or `f32[100, 3] (sparse rows, capacity 7)`.
     pub fn describe(&self) -> String {
         let Meta { dtype, shape, rows, .. } = self;
         match self.kind {
             VarKind::Dense => format!("{dtype}{shape}"),
             VarKind::SparseRows if *rows == 0 => format!("{dtype}{shape} (sparse rows)"),
-            VarKind::SparseRows => format!("{dtype}{shape} (sparse rows, room for {rows})"),
+            VarKind::SparseRows => format!("{dtype}{shape} (sparse rows, capacity {rows})"),
             VarKind::TensorArray => format!("{dtype}{shape} (tensor array)"),
         }
     }
@@ -286,8 +286,9 @@ impl<'a> InferCtx<'a> {
 
     /// Returns the first variable of a required input slot.
     pub fn input(&self, slot: &str) -> Result<Meta> {
-        self.optional(slot)
-            .ok_or_else(|| Error::invalid(format!("op '{}' misses input '{slot}'", self.op.name())))
+        self.optional(slot).ok_or_else(|| {
+            Error::invalid(format!("missing input '{slot}' of op '{}'", self.op.name()))
+        })
     }
 
     pub fn optional(&self, slot: &str) -> Option<Meta> {
@@ -308,7 +309,7 @@ impl<'a> InferCtx<'a> {
     /// # Panics
     /// Panics if the op has no such slot.
     pub fn push(&mut self, slot: &str, meta: Meta) {
-        let index = self.op.spec.output_index(slot).expect("a slot of the op's own spec");
+        let index = self.op.spec.output_index(slot).expect("slot belongs to the op's spec");
         self.outputs[index].push(meta);
     }
 
@@ -449,7 +450,7 @@ impl Kernel {
 /// Memory of a variable at run time.
 ///
 /// The address is private. A kernel gets it as a slice, or with a length that is checked against
-/// the length of the argument ([`Arg::start`], [`Arg::start_of_width`]). This one check per step
+/// the length of the argument ([`Arg::as_ptr`], [`Arg::as_bits_ptr`]). This one check per step
 /// and argument stops a kernel made for another length from writing outside its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Arg {
@@ -523,9 +524,9 @@ pub struct KernelCtx<'a> {
 
 impl<'a> KernelCtx<'a> {
     /// Runs communication inside a compute op and counts its time.
-    pub fn talking<R>(&self, talk: impl FnOnce() -> R) -> R {
+    pub fn communicate<R>(&self, work: impl FnOnce() -> R) -> R {
         let begin = Instant::now();
-        let outcome = talk();
+        let outcome = work();
         if let Some(talked) = self.talked {
             talked.fetch_add(begin.elapsed().as_nanos() as u64, Relaxed);
         }
@@ -533,9 +534,9 @@ impl<'a> KernelCtx<'a> {
     }
 
     /// Runs computation inside a communication op and excludes its time.
-    pub fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
+    pub fn compute<R>(&self, work: impl FnOnce() -> R) -> R {
         let begin = Instant::now();
-        let outcome = compute();
+        let outcome = work();
         if let Some(talked) = self.talked {
             // The total, added at the end, includes this time.
             talked.fetch_sub(begin.elapsed().as_nanos() as u64, Relaxed);
@@ -578,9 +579,9 @@ impl<'a> KernelCtx<'a> {
     }
 
     /// Returns whether an output shares the memory of an input.
-    pub fn same(&self, output: usize, input: usize) -> bool {
+    pub fn shares_memory(&self, output: usize, input: usize) -> bool {
         match (self.outputs[output].first(), self.inputs[input].first()) {
-            (Some(out), Some(arg)) => out.is_at(arg),
+            (Some(out), Some(arg)) => out.shares_memory_with(arg),
             _ => false,
         }
     }
@@ -646,12 +647,12 @@ impl Arg {
     /// Panics if the values do not fit there.
     pub fn bind_over(&mut self, other: &Arg) {
         let (bytes, room) = (self.len() * self.dtype.size(), other.len() * other.dtype.size());
-        assert!(bytes <= room, "an argument of {bytes} bytes over one of {room}");
+        assert!(bytes <= room, "cannot alias {bytes} bytes to {room}");
         self.ptr = other.ptr;
     }
 
     /// Returns whether both arguments have the same address.
-    pub fn is_at(&self, other: &Arg) -> bool {
+    pub fn shares_memory_with(&self, other: &Arg) -> bool {
         self.ptr == other.ptr
     }
 
@@ -678,20 +679,20 @@ impl Arg {
     ///
     /// # Panics
     /// Panics if the argument has another type, or fewer than `len` elements.
-    pub fn start<T: Element>(&self, len: usize) -> *mut T {
+    pub fn as_ptr<T: Element>(&self, len: usize) -> *mut T {
         assert!(T::reads(self.dtype), "kernel takes {} as {}", self.dtype, T::DTYPE);
-        assert!(len <= self.len(), "kernel takes {len} elements of {}", self.len());
+        assert!(len <= self.len(), "kernel takes {len} elements, argument has {}", self.len());
         self.ptr.cast()
     }
 
-    /// Like [`Arg::start`], for kernels that depend only on the width of elements.
+    /// Like [`Arg::as_ptr`], for kernels that depend only on the width of elements.
     ///
     /// # Panics
     /// Panics if the argument's elements have another width, or if there are fewer than `len`.
-    pub fn start_of_width<T: Bits>(&self, len: usize) -> *mut T {
+    pub fn as_bits_ptr<T: Bits>(&self, len: usize) -> *mut T {
         let width = size_of::<T>();
         assert!(width == self.dtype.size(), "kernel takes {} as {width} bytes", self.dtype);
-        assert!(len <= self.len(), "kernel takes {len} elements of {}", self.len());
+        assert!(len <= self.len(), "kernel takes {len} elements, argument has {}", self.len());
         self.ptr.cast()
     }
 
@@ -700,7 +701,7 @@ impl Arg {
         match self.len() {
             0 => &[],
             // SAFETY: as for `slice`, and every bit pattern is a value.
-            len => unsafe { std::slice::from_raw_parts(self.start_of_width(len), len) },
+            len => unsafe { std::slice::from_raw_parts(self.as_bits_ptr(len), len) },
         }
     }
 
@@ -708,7 +709,7 @@ impl Arg {
         match self.len() {
             0 => &mut [],
             // SAFETY: as for `slice_mut`.
-            len => unsafe { std::slice::from_raw_parts_mut(self.start_of_width(len), len) },
+            len => unsafe { std::slice::from_raw_parts_mut(self.as_bits_ptr(len), len) },
         }
     }
 
@@ -781,7 +782,7 @@ impl Arg {
 
     pub fn set_row_count(&self, count: usize) {
         if let Some(rows) = &self.rows {
-            assert!(count <= rows.capacity, "more rows than planned");
+            assert!(count <= rows.capacity, "row count exceeds the capacity");
             // SAFETY: as above; this kernel is the only writer.
             unsafe { *rows.count = count as u64 };
         }

@@ -36,12 +36,12 @@ impl<'p> Emit<'p> {
     }
 
     /// Starts an op.
-    pub fn op<'e>(&'e mut self, def: &'static OpDef) -> Call<'e, 'p> {
-        Call { def, builder: Op::build(&def.spec), name: None, emit: self }
+    pub fn op<'e>(&'e mut self, def: &'static OpDef) -> OpEmitter<'e, 'p> {
+        OpEmitter { def, builder: Op::build(&def.spec), name: None, emit: self }
     }
 
     /// Starts an op by name.
-    pub fn named_op<'e>(&'e mut self, name: &str) -> Result<Call<'e, 'p>> {
+    pub fn named_op<'e>(&'e mut self, name: &str) -> Result<OpEmitter<'e, 'p>> {
         let def = self.registry.get(name)?;
         Ok(self.op(def))
     }
@@ -65,14 +65,14 @@ pub fn meta(program: &Program, var: VarId) -> Meta {
 }
 
 /// An op being emitted.
-pub struct Call<'e, 'p> {
+pub struct OpEmitter<'e, 'p> {
     emit: &'e mut Emit<'p>,
     def: &'static OpDef,
     builder: OpBuilder,
     name: Option<String>,
 }
 
-impl Call<'_, '_> {
+impl OpEmitter<'_, '_> {
     pub fn input(mut self, slot: &str, var: VarId) -> Self {
         self.builder = self.builder.input(slot, var);
         self
@@ -128,7 +128,7 @@ impl Call<'_, '_> {
             .output(slot)
             .first()
             .copied()
-            .ok_or_else(|| Error::internal(format!("op '{name}' has made no output '{slot}'")))
+            .ok_or_else(|| Error::internal(format!("missing output '{slot}' of op '{name}'")))
     }
 
     /// Emits the op and returns the variables of `slot`.
@@ -143,10 +143,10 @@ impl Call<'_, '_> {
     }
 }
 
-impl<'e, 'p> Call<'e, 'p> {
+impl<'e, 'p> OpEmitter<'e, 'p> {
     /// Infers shapes, makes missing outputs, checks given ones, and emits the op.
     fn place(self) -> Result<(OpId, &'e mut Emit<'p>)> {
-        let Call { emit, def, builder, name } = self;
+        let OpEmitter { emit, def, builder, name } = self;
         let builder = builder
             .role(emit.role)
             .device(emit.device.clone())
@@ -189,17 +189,20 @@ fn check_given(program: &mut Program, op: &Op, slot: usize, metas: &[Meta]) -> R
     let given = &op.outputs[slot];
     let name = op.spec.outputs[slot].name;
     if given.len() > metas.len() {
-        return Err(Error::invalid(format!("output '{name}' of {} is given too often", op.name()))
-            .expected(metas.len())
-            .got(given.len()));
+        return Err(Error::invalid(format!(
+            "too many variables for output '{name}' of {}",
+            op.name()
+        ))
+        .expected(metas.len())
+        .got(given.len()));
     }
     for (var, made) in given.iter().zip(metas) {
         let held = meta(program, *var);
         if held.dtype != made.dtype || !held.shape.agrees(&made.shape) {
             return Err(Error::invalid(format!(
-                "output '{name}' of {} cannot be '{}'",
-                op.name(),
-                program.var_name(*var)
+                "variable '{}' does not fit output '{name}' of {}",
+                program.var_name(*var),
+                op.name()
             ))
             .expected(format!("{}{}", made.dtype, made.shape))
             .got(format!("{}{}", held.dtype, held.shape)));

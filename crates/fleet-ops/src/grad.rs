@@ -1,6 +1,6 @@
 //! Context of a gradient rule: the forward op, the incoming gradients, and a place to emit ops.
 
-use crate::{Call, Emit, Meta, OpDef};
+use crate::{Emit, Meta, OpDef, OpEmitter};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, Var, VarId, VarKind};
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ pub struct GradCtx<'g, 'p> {
     pub op: Op,
     pub op_id: OpId,
     /// Complete gradient of each variable that has one.
-    arriving: &'g HashMap<VarId, VarId>,
+    output_grads: &'g HashMap<VarId, VarId>,
     wanted: &'g dyn Fn(VarId) -> bool,
     /// Pairs (forward variable, its partial gradient), in order.
     made: Vec<(VarId, VarId)>,
@@ -25,11 +25,11 @@ impl<'g, 'p> GradCtx<'g, 'p> {
     pub fn new(
         emit: &'g mut Emit<'p>,
         op_id: OpId,
-        arriving: &'g HashMap<VarId, VarId>,
+        output_grads: &'g HashMap<VarId, VarId>,
         wanted: &'g dyn Fn(VarId) -> bool,
     ) -> Self {
         let op = emit.program.op(op_id).clone();
-        GradCtx { emit, op, op_id, arriving, wanted, made: Vec::new() }
+        GradCtx { emit, op, op_id, output_grads, wanted, made: Vec::new() }
     }
 
     /// Returns the first variable of a forward input slot.
@@ -59,17 +59,14 @@ impl<'g, 'p> GradCtx<'g, 'p> {
     /// some output has a gradient.
     pub fn dy(&self, slot: &str) -> Result<VarId> {
         self.maybe_dy(slot).ok_or_else(|| {
-            Error::unsupported(format!(
-                "no gradient arrives at output '{slot}' of {}",
-                self.op.name()
-            ))
-            .help("its other outputs cannot be differentiated; set stop_gradient on them")
+            Error::unsupported(format!("no gradient for output '{slot}' of {}", self.op.name()))
+                .help("set stop_gradient on its other outputs, which are not differentiable")
         })
     }
 
     /// Returns the incoming gradient of a variable.
     pub fn dy_of(&self, var: VarId) -> Option<VarId> {
-        self.arriving.get(&var).copied()
+        self.output_grads.get(&var).copied()
     }
 
     /// Returns whether the gradient of a forward input is wanted.
@@ -102,11 +99,11 @@ impl<'g, 'p> GradCtx<'g, 'p> {
     }
 
     /// Declares that `grad`, an existing variable, is the gradient of `var`. No op is needed.
-    pub fn pass(&mut self, var: VarId, grad: VarId) {
+    pub fn alias_grad(&mut self, var: VarId, grad: VarId) {
         self.made.push((var, grad));
     }
 
-    pub fn op<'e>(&'e mut self, def: &'static OpDef) -> Call<'e, 'p> {
+    pub fn op<'e>(&'e mut self, def: &'static OpDef) -> OpEmitter<'e, 'p> {
         self.emit.op(def)
     }
 
@@ -120,6 +117,6 @@ impl<'g, 'p> GradCtx<'g, 'p> {
     }
 
     fn missing(&self, side: &str, slot: &str) -> Error {
-        Error::internal(format!("{side} '{slot}' of {} is not there", self.op.name()))
+        Error::internal(format!("missing {side} '{slot}' of {}", self.op.name()))
     }
 }

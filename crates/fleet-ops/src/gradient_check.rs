@@ -21,7 +21,10 @@ pub(crate) fn check(gradient: &InferCtx<'_>) -> Result<()> {
             for (found, made) in gradient.inputs(name).iter().zip(made) {
                 if !found.shape.agrees(&made.shape) || found.dtype != made.dtype {
                     return Err(gradient
-                        .error(name, &format!("is not like what {} makes", forward.spec.name))
+                        .error(
+                            name,
+                            &format!("does not match the outputs of {}", forward.spec.name),
+                        )
                         .expected(format!("{}{}", made.dtype, made.shape))
                         .got(format!("{}{}", found.dtype, found.shape)));
                 }

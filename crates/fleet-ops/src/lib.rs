@@ -30,7 +30,7 @@ pub use def::{
     AmpClass, Arg, Bits, Cost, CostCtx, Grad, InferCtx, Kernel, KernelCtx, KernelFn, Lane, Meta,
     OpDef, OpTraits, PrepareCtx, RowsArg, elementwise_cost,
 };
-pub use emit::{Call, Emit, meta};
+pub use emit::{Emit, OpEmitter, meta};
 pub use grad::GradCtx;
 pub use registry::Registry;
 pub use service::{ReduceOp, Ring, Services, Spill};
@@ -282,8 +282,8 @@ pub static OPS: &[&OpDef] = &[
     &nn::log_softmax::GRAD,
     &nn::lookup_table_v2::DEF,
     &nn::lookup_table_v2::GRAD,
-    &nn::lookup_table_v2::OLD,
-    &nn::lookup_table_v2::OLD_GRAD,
+    &nn::lookup_table_v2::V1,
+    &nn::lookup_table_v2::V1_GRAD,
     &nn::pool2d::DEF,
     &nn::pool2d::GRAD,
     &nn::softmax::DEF,

@@ -6,7 +6,7 @@ use fleet_ir::Op;
 use fleet_tensor::{DType, Layout, Shape, bf16, f16};
 
 /// Returns whether an output slot has a variable. Gradient ops compute only requested outputs.
-pub(crate) fn wants(i: &InferCtx<'_>, slot: &str) -> bool {
+pub(crate) fn is_requested(i: &InferCtx<'_>, slot: &str) -> bool {
     !i.op.output(slot).is_empty()
 }
 
@@ -24,7 +24,7 @@ pub(crate) fn check_like(i: &InferCtx<'_>, slot: &str, like: Meta) -> Result<()>
 pub(crate) fn grads_like(i: &mut InferCtx<'_>, slots: &[&str]) -> Result<()> {
     for slot in slots {
         let grad = format!("{slot}@GRAD");
-        if wants(i, &grad) {
+        if is_requested(i, &grad) {
             let meta = i.input(slot)?;
             i.push(&grad, Meta::dense(meta.dtype, meta.shape));
         }
@@ -34,7 +34,7 @@ pub(crate) fn grads_like(i: &mut InferCtx<'_>, slots: &[&str]) -> Result<()> {
 
 /// Returns the product of dimensions, or -1 if one is unknown. Saturates at the largest number,
 /// which exceeds any memory.
-pub(crate) fn flat(dims: &[i64]) -> i64 {
+pub(crate) fn dim_product(dims: &[i64]) -> i64 {
     if dims.iter().any(|dim| *dim < 0) {
         return -1;
     }
@@ -85,15 +85,17 @@ pub(crate) fn check_row_major(p: &PrepareCtx<'_>) -> Result<()> {
     let mut all = p.input_layouts.iter().chain(p.output_layouts).flatten();
     match all.find(|layout| **layout != Layout::RowMajor) {
         None => Ok(()),
-        Some(layout) => Err(Error::internal(format!("{} reads row-major tensors", p.op.name()))
-            .expected(Layout::RowMajor)
-            .got(*layout)),
+        Some(layout) => {
+            Err(Error::internal(format!("{} supports only row-major tensors", p.op.name()))
+                .expected(Layout::RowMajor)
+                .got(*layout))
+        }
     }
 }
 
 /// Returns `(outer, length, inner)`: the number of elements before, along and after an axis of a
 /// known shape.
-pub(crate) fn around(shape: &Shape, axis: usize) -> (usize, usize, usize) {
+pub(crate) fn split_at_axis(shape: &Shape, axis: usize) -> (usize, usize, usize) {
     (shape.product(0..axis), shape.at(axis), shape.product(axis + 1..shape.rank()))
 }
 

@@ -128,8 +128,8 @@ impl Services {
 
     pub(crate) fn spill_of(&self, op: &Op) -> Result<Arc<dyn Spill>> {
         self.spill.clone().ok_or_else(|| {
-            Error::invalid(format!("{} needs a store, which was not given", op.name()))
-                .help("executors bring one; others are given it by Services::with_spill")
+            Error::invalid(format!("missing offload store for {}", op.name()))
+                .help("use an executor, which provides one, or Services::with_spill")
         })
     }
 
@@ -142,16 +142,19 @@ impl Services {
         let (id, nranks) = (op.attr_int("ring_id"), op.attr_usize("nranks"));
         match self.rings.get(&id) {
             Some(ring) if ring.size() == nranks => Ok(Arc::clone(ring)),
-            Some(ring) => Err(Error::invalid(format!(
-                "ring {id} has another size than the program was written for"
-            ))
-            .expected(format!("{nranks} ranks"))
-            .got(ring.size())
-            .help("rewrite the program for the ranks that there are")),
-            None if nranks == 1 => Ok(Arc::new(Solo)),
-            None => Err(Error::invalid(format!("{} needs ring {id}, which was not given", op.name()))
+            Some(ring) => {
+                Err(Error::invalid(format!("ring {id} has the wrong size for this program"))
+                    .expected(format!("{nranks} ranks"))
+                    .got(ring.size())
+                    .help("rewrite the program for the current number of ranks"))
+            }
+            None if nranks == 1 => Ok(Arc::new(SingleRank)),
+            None => Err(Error::invalid(format!("missing ring {id} for {}", op.name()))
                 .expected(format!("a ring of {nranks} ranks"))
-                .help("start the job with fleetrun and call fleet.init, or give the executor its rings (Executor::services)")),
+                .help(
+                    "start the job with fleetrun and call fleet.init, or pass the rings to \
+                     Executor::services",
+                )),
         }
     }
 
@@ -162,18 +165,18 @@ impl Services {
 }
 
 /// A ring of one rank, whose calls do nothing.
-struct Solo;
+struct SingleRank;
 
-impl Solo {
+impl SingleRank {
     fn check(&self, peer: usize) -> Result<()> {
         match peer {
             0 => Ok(()),
-            _ => Err(Error::invalid("a ring of one rank has no such peer").expected(0).got(peer)),
+            _ => Err(Error::invalid("no such peer in a ring of one rank").expected(0).got(peer)),
         }
     }
 }
 
-impl Ring for Solo {
+impl Ring for SingleRank {
     fn rank(&self) -> usize {
         0
     }
@@ -217,11 +220,11 @@ impl Ring for Solo {
     }
 
     fn send(&self, label: &str, _: usize, _: &[u8]) -> Result<()> {
-        Err(Error::invalid(format!("{label}: a ring of one rank has nobody to send to")))
+        Err(Error::invalid(format!("{label}: no peer to send to in a ring of one rank")))
     }
 
     fn recv(&self, label: &str, _: usize, _: &mut [u8]) -> Result<()> {
-        Err(Error::invalid(format!("{label}: a ring of one rank has nobody to receive from")))
+        Err(Error::invalid(format!("{label}: no peer to receive from in a ring of one rank")))
     }
 
     fn barrier(&self, _: &str) -> Result<()> {

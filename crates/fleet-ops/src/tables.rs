@@ -75,9 +75,12 @@ impl Services {
     /// Returns the tables for an op.
     pub fn tables_of(&self, op: &Op) -> Result<Arc<dyn Tables>> {
         self.tables.clone().ok_or_else(|| {
-            Error::invalid(format!("{} needs parameter servers, and there are none", op.name()))
+            Error::invalid(format!("no parameter servers for {}", op.name()))
                 .expected("the tables of a job")
-                .help("start the job with fleetrun --server_num, and call init_worker; or give the executor its tables (Services::with_tables)")
+                .help(
+                    "start the job with fleetrun --server_num and call init_worker, or pass tables \
+                     to Services::with_tables",
+                )
         })
     }
 }

@@ -57,8 +57,8 @@ fn check_op(program: &Program, registry: &Registry, id: OpId, op: &Op, errors: &
 fn infer(program: &Program, registry: &Registry, op: &Op) -> Result<Vec<Vec<Meta>>> {
     let def = registry.get(op.name())?;
     if !std::ptr::eq(&def.spec, op.spec) {
-        return Err(Error::invalid(format!("op '{}' is not the one of this registry", op.name()))
-            .help("read the program with the registry that it is run with"));
+        return Err(Error::invalid(format!("op '{}' comes from another registry", op.name()))
+            .help("parse the program with the registry that runs it"));
     }
     def.shapes(op, |var| meta(program, var))
 }
@@ -114,11 +114,11 @@ impl Sizes<'_> {
 
 /// Error for a variable whose second write has another size than the first.
 pub fn two_sizes(program: &Program, var: VarId, (held, first): (Meta, OpId), made: Meta) -> Error {
-    Error::invalid(format!("'{}' is written twice, in two sizes", program.var_name(var)))
+    Error::invalid(format!("'{}' is written twice with different sizes", program.var_name(var)))
         .expected(held.describe())
         .got(made.describe())
         .help(format!(
-            "give each result a variable of its own; the first is written by {}",
+            "use a separate variable for each result; the first is written by {}",
             program.describe_op(first)
         ))
 }
@@ -126,7 +126,7 @@ pub fn two_sizes(program: &Program, var: VarId, (held, first): (Meta, OpId), mad
 fn check_slot(program: &Program, op: &Op, slot: usize, made: &[Meta], errors: &mut Vec<Error>) {
     let (given, name) = (&op.outputs[slot], op.spec.outputs[slot].name);
     if given.len() > made.len() {
-        let error = Error::invalid(format!("output '{name}' has more variables than the op makes"));
+        let error = Error::invalid(format!("too many variables for output '{name}'"));
         errors.push(error.expected(made.len()).got(given.len()));
     }
     for (var, made) in given.iter().zip(made) {
@@ -137,9 +137,11 @@ fn check_slot(program: &Program, op: &Op, slot: usize, made: &[Meta], errors: &m
         if !same {
             let var = program.var_name(*var);
             errors.push(
-                Error::invalid(format!("output '{name}' makes '{var}' other than declared"))
-                    .expected(declared.describe())
-                    .got(made.describe()),
+                Error::invalid(format!(
+                    "output '{name}' does not match the declaration of '{var}'"
+                ))
+                .expected(declared.describe())
+                .got(made.describe()),
             );
         }
     }

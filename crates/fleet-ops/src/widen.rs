@@ -81,7 +81,7 @@ impl Plan {
     }
 
     fn run(&self, k: &KernelCtx<'_>, inner: &Kernel) -> Result<()> {
-        assert!(self.bytes <= k.scratch_bytes, "less scratch than the kernel asked for");
+        assert!(self.bytes <= k.scratch_bytes, "scratch is smaller than the kernel needs");
         // SAFETY: both addresses lie inside the requested scratch, are aligned to 64 bytes and do
         // not overlap. They are written below before they are read.
         let (args, slots) = unsafe {

@@ -25,16 +25,16 @@ fn outputs_are_what_ops_make() {
             "{vars} %y: f32[-1, 5] %z: f64[-1, 4] (Out: %y) = scale(X: %x) (Out: %z) = scale(X: %x)"
         ),
         &[
-            "output 'Out' makes 'y' other than declared: expected f32[-1, 5], got f32[-1, 4]\n  \
-             at op 0 scale(X: %x)",
-            "output 'Out' makes 'z' other than declared: expected f64[-1, 4], got f32[-1, 4]\n  \
-             at op 1 scale(X: %x)",
+            "output 'Out' does not match the declaration of 'y': expected f32[-1, 5], \
+             got f32[-1, 4]\n  at op 0 scale(X: %x)",
+            "output 'Out' does not match the declaration of 'z': expected f64[-1, 4], \
+             got f32[-1, 4]\n  at op 1 scale(X: %x)",
         ],
     );
     check(
         &format!("{vars} %y: f32[-1, 4] sparse_rows (Out: %y) = scale(X: %x) at=\"m.rs:1\""),
-        &["output 'Out' makes 'y' other than declared: expected f32[-1, 4] (sparse rows), \
-           got f32[-1, 4]\n  at op 0 scale(X: %x) at m.rs:1"],
+        &["output 'Out' does not match the declaration of 'y': expected f32[-1, 4] \
+           (sparse rows), got f32[-1, 4]\n  at op 0 scale(X: %x) at m.rs:1"],
     );
 }
 
@@ -47,8 +47,8 @@ fn ops_write_over_what_they_may() {
     }
     let again = |op: &str, slot: &str, shown: &str| {
         format!(
-            "output 'Out' of {op} is also its input '{slot}': expected a variable of its own\n  \
-             at op 1 {op}({shown})"
+            "output 'Out' of {op} is the same variable as input '{slot}': expected a separate \
+             variable\n  at op 1 {op}({shown})"
         )
     };
     check(
@@ -61,7 +61,7 @@ fn ops_write_over_what_they_may() {
     );
     check(
         &format!("{head} (Out: %a, %a) = split(X: %y) {{num: 2, axis: 1}}"),
-        &["two outputs of split are one variable: got 'Out' again\n  at op 1 split(X: %y)"],
+        &["two outputs of split are the same variable: got 'Out' twice\n  at op 1 split(X: %y)"],
     );
 }
 
@@ -75,8 +75,9 @@ fn sparse_rows_go_where_they_are_known() {
     check(&format!("{head} (Out: %n) = squared_l2_norm(X: %g)"), &[]);
     let refused = |op: &str, slot: &str| {
         format!(
-            "input '{slot}' of {op} holds sparse rows: expected a dense tensor\n  at op 1 {op}({slot}: \
-             %g)\n  help: make the gradient of the embedding dense (is_sparse: false)"
+            "input '{slot}' of {op} holds sparse rows: expected a dense tensor\n  \
+             at op 1 {op}({slot}: %g)\n  \
+             help: make the gradient of the embedding dense (is_sparse: false)"
         )
     };
     for op in ["relu", "cast", "transpose2", "reduce_sum", "c_allreduce_sum"] {
@@ -95,10 +96,10 @@ fn sparse_rows_go_where_they_are_known() {
 #[test]
 fn a_variable_written_in_two_sizes_is_refused() {
     let head = "%a: f32[1000] data %b: f32[2] data %c: bool[1] data %x: f32[-1] %y: f32[-1]";
-    let help = "\n  help: give each result a variable of its own; the first is written by op 0 \
+    let help = "\n  help: use a separate variable for each result; the first is written by op 0 \
                 relu(X: %a)";
     let refused = |sizes: &str, place: &str, help: &str| {
-        format!("'x' is written twice, in two sizes: {sizes}\n  at {place}{help}")
+        format!("'x' is written twice with different sizes: {sizes}\n  at {place}{help}")
     };
     check(
         &format!("{head} (Out: %x) = relu(X: %a) (Out: %x) = tanh(X: %b) at=\"m.rs:7\""),
@@ -129,12 +130,12 @@ fn a_variable_written_in_two_sizes_is_refused() {
              {{is_sparse: true}}"
         )
     };
-    let first = "\n  help: give each result a variable of its own; the first is written by op 0 \
+    let first = "\n  help: use a separate variable for each result; the first is written by op 0 \
                  lookup_table_v2_grad(W: %w, Ids: %i, Out@GRAD: %g)";
     check(
         &format!("{rows} {} {}", grad("%i", "%g"), grad("%j", "%h")),
         &[&refused(
-            "expected f32[9, 2] (sparse rows, room for 3), got f32[9, 2] (sparse rows, room for 5)",
+            "expected f32[9, 2] (sparse rows, capacity 3), got f32[9, 2] (sparse rows, capacity 5)",
             "op 1 lookup_table_v2_grad(W: %w, Ids: %j, Out@GRAD: %h)",
             first,
         )
@@ -190,7 +191,7 @@ fn an_op_of_another_registry_is_refused() {
     let mut program = Program::new();
     program.append_op(Program::ROOT, Op::build(&OTHER).finish().unwrap());
     let error = verify::verify(&program, Registry::standard()).unwrap_err().to_string();
-    assert!(error.starts_with("op 'scale' is not the one of this registry"), "{error}");
+    assert!(error.starts_with("op 'scale' comes from another registry"), "{error}");
 }
 
 /// With random types, shapes and attributes, which are mostly wrong, a rule must return a result or

@@ -46,12 +46,10 @@ pub fn append_backward(
         .collect();
     if pairs.is_empty() {
         return Err(Error::invalid(format!(
-            "the loss '{}' depends on no trainable parameter",
+            "loss '{}' depends on no trainable parameter",
             program.var_name(loss)
         ))
-        .help(
-            "check stop_gradient and trainable, and that the loss was computed from the network",
-        ));
+        .help("check stop_gradient and trainable, and compute the loss from the network"));
     }
     Ok(pairs)
 }
@@ -67,7 +65,7 @@ pub fn gradients(
     target_gradients: &[Option<VarId>],
 ) -> Result<Vec<Option<VarId>>> {
     if !target_gradients.is_empty() && target_gradients.len() != targets.len() {
-        return Err(Error::invalid("as many target gradients as targets are needed")
+        return Err(Error::invalid("wrong number of target gradients")
             .expected(targets.len())
             .got(target_gradients.len()));
     }
@@ -84,7 +82,7 @@ pub fn gradients(
 pub fn check_loss(program: &Program, loss: VarId) -> Result<()> {
     let var = program.var(loss);
     if var.shape.numel() != Some(1) || !var.dtype.is_float() {
-        return Err(Error::invalid(format!("'{}' cannot be a loss", var.name))
+        return Err(Error::invalid(format!("invalid loss '{}'", var.name))
             .expected("one floating-point number, shape [1]")
             .got(format!("{}{}", var.dtype, var.shape))
             .help("take its mean or sum"));
@@ -183,16 +181,16 @@ fn relevant_ops(
     let stopped: HashSet<VarId> = no_grad.iter().copied().collect();
     let mut flows: HashSet<VarId> =
         leaves.iter().copied().filter(|leaf| !stopped.contains(leaf)).collect();
-    let reached = reached(program, registry, Program::ROOT, &stopped, &mut flows)?;
+    let dependents = dependent_ops(program, registry, Program::ROOT, &stopped, &mut flows)?;
     let mut needed: HashSet<VarId> = targets.iter().copied().collect();
-    let kept = wanted(program, reached, &flows, &mut needed);
+    let kept = needed_ops(program, dependents, &flows, &mut needed);
     flows.retain(|var| needed.contains(var));
     conditional::check_single_producer(program, &kept, &flows)?;
     Ok((kept, flows))
 }
 
 /// Returns the ops of a block that depend on the leaves. Adds their outputs to `flows`.
-fn reached(
+fn dependent_ops(
     program: &Program,
     registry: &Registry,
     block: BlockId,
@@ -205,7 +203,7 @@ fn reached(
             continue;
         }
         if let Some(inside) = op.sub_block() {
-            let inner = reached(program, registry, inside, stopped, flows)?;
+            let inner = dependent_ops(program, registry, inside, stopped, flows)?;
             if !inner.is_empty() {
                 nodes.push(Node { id, inner });
             }
@@ -227,7 +225,7 @@ fn reached(
 }
 
 /// Returns the ops that influence the targets. Adds their inputs to `needed`.
-fn wanted(
+fn needed_ops(
     program: &Program,
     nodes: Vec<Node>,
     flows: &HashSet<VarId>,
@@ -236,7 +234,7 @@ fn wanted(
     let mut kept = Vec::new();
     for node in nodes.into_iter().rev() {
         if node.is_conditional() {
-            let inner = wanted(program, node.inner, flows, needed);
+            let inner = needed_ops(program, node.inner, flows, needed);
             if !inner.is_empty() {
                 kept.push(Node { id: node.id, inner });
             }

@@ -27,7 +27,7 @@ const IMAGE_OPS: [(&str, &str, &[&str]); 7] = [
 /// Ops that are elementwise here although their traits do not say so. Either they are elementwise
 /// only for operands of one shape, or they do not keep padding zeros, which images do not have.
 /// Unary functions have their own list.
-const ALIKE: [&str; 10] = [
+const ELEMENTWISE: [&str; 10] = [
     "sum",
     "elementwise_add",
     "elementwise_add_grad",
@@ -46,8 +46,8 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
         return Ok(false);
     }
     spread(program, registry, &mut images);
-    let twins = make_twins(program, &images)?;
-    rewrite(program, registry, keep, &twins)?;
+    let nhwc_vars = make_nhwc_vars(program, &images)?;
+    rewrite(program, registry, keep, &nhwc_vars)?;
     pack_filters(program, registry, keep);
     Ok(true)
 }
@@ -99,10 +99,10 @@ fn image_vars(op: &Op) -> Vec<VarId> {
 }
 
 /// Returns whether the op is elementwise on images of one shape.
-fn treats_alike(program: &Program, registry: &Registry, op: &Op) -> bool {
+fn is_elementwise(program: &Program, registry: &Registry, op: &Op) -> bool {
     let by_trait = registry.find(op.name()).is_some_and(|def| def.traits.elementwise);
     let unary = || fleet_ops::math::unary::DEFS.iter().any(|def| def.spec.name == op.name());
-    if !by_trait && !ALIKE.contains(&op.name()) && !unary() {
+    if !by_trait && !ELEMENTWISE.contains(&op.name()) && !unary() {
         return false;
     }
     let mut vars = op.all_inputs().chain(op.all_outputs());
@@ -117,7 +117,7 @@ fn spread(program: &Program, registry: &Registry, images: &mut HashSet<VarId>) {
     let alike: Vec<&Op> = program
         .root_ops()
         .map(|(_, op)| op)
-        .filter(|op| treats_alike(program, registry, op))
+        .filter(|op| is_elementwise(program, registry, op))
         .collect();
     loop {
         let before = images.len();
@@ -137,19 +137,19 @@ fn nhwc(shape: Shape) -> Shape {
     Shape::from([shape[0], shape[2], shape[3], shape[1]])
 }
 
-fn make_twins(program: &mut Program, images: &HashSet<VarId>) -> Result<HashMap<VarId, VarId>> {
+fn make_nhwc_vars(program: &mut Program, images: &HashSet<VarId>) -> Result<HashMap<VarId, VarId>> {
     let mut order: Vec<VarId> = images.iter().copied().collect();
     order.sort_unstable();
-    let mut twins = HashMap::new();
+    let mut nhwc_vars = HashMap::new();
     for id in order {
         let var = program.var(id);
         let (dtype, shape) = (var.dtype, nhwc(var.shape));
         let name = format!("{}@NHWC", var.name);
         let name = program.fresh_name(&name);
         let twin = program.add_var(Program::ROOT, Var::new(name, dtype, shape))?;
-        twins.insert(id, twin);
+        nhwc_vars.insert(id, twin);
     }
-    Ok(twins)
+    Ok(nhwc_vars)
 }
 
 /// Forms of an image that hold its value at some point of the program.
@@ -163,38 +163,47 @@ fn rewrite(
     program: &mut Program,
     registry: &Registry,
     keep: &[VarId],
-    twins: &HashMap<VarId, VarId>,
+    nhwc_vars: &HashMap<VarId, VarId>,
 ) -> Result<()> {
     let ops: Vec<OpId> = program.block(Program::ROOT).ops().to_vec();
-    let mut valid: HashMap<VarId, Valid> = twins
+    let mut valid: HashMap<VarId, Valid> = nhwc_vars
         .keys()
         .map(|id| (*id, Valid { original: program.var(*id).is_data, twin: false }))
         .collect();
     let mut out = Vec::with_capacity(ops.len());
     for id in ops {
         let op = program.op(id).clone();
-        let has_twin = |var: &VarId| twins.contains_key(var);
-        let moved: Vec<VarId> = if is_nchw_op(&op) && takes_twins(&op, has_twin) {
+        let has_twin = |var: &VarId| nhwc_vars.contains_key(var);
+        let moved: Vec<VarId> = if is_nchw_op(&op) && can_use_nhwc(&op, has_twin) {
             image_vars(&op)
-        } else if treats_alike(program, registry, &op)
+        } else if is_elementwise(program, registry, &op)
             && op.all_inputs().chain(op.all_outputs()).all(|var| has_twin(&var))
         {
             op.all_inputs().chain(op.all_outputs()).collect()
         } else {
             Vec::new()
         };
-        let written = touched(id, program, twins, Program::writes_of);
-        let mut wanted = touched(id, program, twins, Program::reads_of);
+        let written = accesses(id, program, nhwc_vars, Program::writes_of);
+        let mut wanted = accesses(id, program, nhwc_vars, Program::reads_of);
         if op.sub_block().is_some() {
             // A conditional block that does not run keeps the previous value.
             wanted.extend(&written);
         }
         for var in wanted {
             let wants_twin = moved.contains(&var);
-            convert(program, registry, &op, var, twins[&var], wants_twin, &mut valid, &mut out)?;
+            convert(
+                program,
+                registry,
+                &op,
+                var,
+                nhwc_vars[&var],
+                wants_twin,
+                &mut valid,
+                &mut out,
+            )?;
         }
         if !moved.is_empty() {
-            move_op(program, id, &op, &moved, twins)?;
+            move_op(program, id, &op, &moved, nhwc_vars)?;
         }
         for var in written {
             let twin = moved.contains(&var);
@@ -202,9 +211,9 @@ fn rewrite(
         }
         out.push(id);
     }
-    for var in keep.iter().filter(|var| twins.contains_key(var)) {
+    for var in keep.iter().filter(|var| nhwc_vars.contains_key(var)) {
         let Some(last) = out.last().map(|id| program.op(*id).clone()) else { continue };
-        convert(program, registry, &last, *var, twins[var], false, &mut valid, &mut out)?;
+        convert(program, registry, &last, *var, nhwc_vars[var], false, &mut valid, &mut out)?;
     }
     program.set_block_ops(Program::ROOT, out);
     Ok(())
@@ -212,7 +221,7 @@ fn rewrite(
 
 /// Returns whether all images of an op have twins, and no image is also another operand, such as
 /// the filter. One format applies to all images of an op.
-fn takes_twins(op: &Op, has_twin: impl Fn(&VarId) -> bool) -> bool {
+fn can_use_nhwc(op: &Op, has_twin: impl Fn(&VarId) -> bool) -> bool {
     let images = image_vars(op);
     let uses = op.all_inputs().chain(op.all_outputs()).filter(|var| images.contains(var)).count();
     images.iter().all(has_twin) && uses == images.len()
@@ -220,15 +229,16 @@ fn takes_twins(op: &Op, has_twin: impl Fn(&VarId) -> bool) -> bool {
 
 /// Returns the images that an op reads or writes. For a conditional block, these are the images of
 /// its ops, which stay unchanged.
-fn touched(
+fn accesses(
     id: OpId,
     program: &Program,
-    twins: &HashMap<VarId, VarId>,
+    nhwc_vars: &HashMap<VarId, VarId>,
     list: fn(&Program, OpId, &mut HashSet<VarId>),
 ) -> Vec<VarId> {
     let mut all = HashSet::new();
     list(program, id, &mut all);
-    let mut images: Vec<VarId> = all.into_iter().filter(|var| twins.contains_key(var)).collect();
+    let mut images: Vec<VarId> =
+        all.into_iter().filter(|var| nhwc_vars.contains_key(var)).collect();
     images.sort_unstable();
     images
 }
@@ -280,19 +290,19 @@ fn move_op(
     id: OpId,
     op: &Op,
     moved: &[VarId],
-    twins: &HashMap<VarId, VarId>,
+    nhwc_vars: &HashMap<VarId, VarId>,
 ) -> Result<()> {
     let format = image_slots(op);
     let target = program.op_mut(id);
     let image_only = |slot: &str| format.is_none_or(|(_, slots)| is_image_slot(slots, slot));
     for (spec, vars) in op.spec.inputs.iter().zip(&mut target.inputs) {
         if image_only(spec.name) {
-            vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = twins[var]);
+            vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = nhwc_vars[var]);
         }
     }
     for (spec, vars) in op.spec.outputs.iter().zip(&mut target.outputs) {
         if image_only(spec.name) {
-            vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = twins[var]);
+            vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = nhwc_vars[var]);
         }
     }
     if let Some((attr, _)) = format {
@@ -302,7 +312,7 @@ fn move_op(
 }
 
 /// Ops that read whole tensors in any order and are not affected by padding zeros.
-const ORDERLESS: [&str; 3] = ["squared_l2_norm", "clip_by_norm", "sum"];
+const ORDER_INDEPENDENT: [&str; 3] = ["squared_l2_norm", "clip_by_norm", "sum"];
 
 /// Marks filters, their gradients and their optimizer state as packed if every op that uses them
 /// allows it.
@@ -361,7 +371,7 @@ fn packable_group(
                     continue;
                 }
                 let fine = registry.find(op.name()).is_some_and(|def| def.traits.elementwise)
-                    || ORDERLESS.contains(&op.name());
+                    || ORDER_INDEPENDENT.contains(&op.name());
                 if is_conv || !fine || block != Program::ROOT {
                     return None;
                 }

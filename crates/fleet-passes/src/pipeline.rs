@@ -90,15 +90,15 @@ pub fn optimize(
     let mut p = program.clone();
     dce::run(&mut p, registry, keep)?;
     if options.fuse_bn_act_ops || options.fuse_bn_add_act_ops {
-        let which = fuse::batch_norm::Which {
+        let fusions = fuse::batch_norm::Fusions {
             act: options.fuse_bn_act_ops,
             add_act: options.fuse_bn_add_act_ops,
         };
-        fuse::batch_norm::run(&mut p, registry, keep, &which)?;
+        fuse::batch_norm::run(&mut p, registry, keep, &fusions)?;
     }
     if options.fuse_elewise_add_act_ops {
         fuse::gemm_epilogue::run(&mut p, registry, keep)?;
-        fuse::gemm_epilogue::mask_at_source(&mut p, keep)?;
+        fuse::gemm_epilogue::fuse_relu_grad(&mut p, keep)?;
         fuse::elementwise_act::run(&mut p, registry, keep)?;
         fuse::residual_norm::run(&mut p, registry, keep)?;
     }
@@ -106,8 +106,8 @@ pub fn optimize(
         fuse::relu_depthwise::run(&mut p, registry, keep)?;
     }
     if options.enable_addto {
-        fuse::batch_norm::add_on_arrival(&mut p, keep)?;
-        fuse::residual_norm::add_on_the_way(&mut p, keep)?;
+        fuse::batch_norm::fuse_grad_sum(&mut p, keep)?;
+        fuse::residual_norm::fuse_grad_sum(&mut p, keep)?;
     }
     if options.update_on_arrival {
         fuse::reduced_update::run(&mut p, registry, keep)?;
@@ -119,7 +119,7 @@ pub fn optimize(
         fuse::embedding_concat::run(&mut p, registry, keep)?;
     }
     if options.choose_layout && layout::run(&mut p, registry, keep)? {
-        fuse::batch_norm::take_stats(&mut p, keep)?;
+        fuse::batch_norm::fuse_stats(&mut p, keep)?;
         dce::run(&mut p, registry, keep)?;
     }
     Ok(p)

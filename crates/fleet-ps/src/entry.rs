@@ -1,9 +1,9 @@
-//! Which ids get a row: the entry policy of a sparse table.
+//! The entry policy of a sparse table: which ids get a row.
 
 use fleet_base::{Error, Result};
 
-/// When an id that was never seen gets a row. Until then it reads as zeros and its pushes are
-/// dropped (and counted).
+/// When an id that the table has not seen gets a row. Until then, pulls read zeros for it and its
+/// pushes are dropped (and counted).
 ///
 /// ```
 /// use fleet_ps::Entry;
@@ -17,22 +17,20 @@ pub enum Entry {
     /// On first sight.
     #[default]
     None,
-    /// When it was pulled this many times. The count takes no row: an id that waits costs the index
-    /// alone.
+    /// After this many pulls. The count takes no row: a pending id costs only its index entry.
     CountFilter(u32),
-    /// On first sight, if the id's lot in [0, 1), a function of (seed, table, id), is at least
-    /// this.
+    /// On first sight, if the id's random number in [0, 1), a function of (seed, table, id), is at
+    /// least this.
     Probability(f32),
-    /// On first sight; the named variables of the program hold shows and clicks, which workers push
-    /// beside the gradients.
+    /// On first sight. The named variables of the program hold shows and clicks, which workers push
+    /// with the gradients.
     ShowClick { show: String, click: String },
 }
 
 impl Entry {
     pub fn count_filter(count: i64) -> Result<Entry> {
         u32::try_from(count).map(Entry::CountFilter).map_err(|_| {
-            Error::invalid("count_filter must be a valid integer greater or equal than 0")
-                .got(count)
+            Error::invalid("invalid count_filter").expected("an integer >= 0").got(count)
         })
     }
 
@@ -40,23 +38,23 @@ impl Entry {
         if probability > 0.0 && probability < 1.0 {
             return Ok(Entry::Probability(probability));
         }
-        Err(Error::invalid("probability must be a float in (0,1)").got(probability))
+        Err(Error::invalid("invalid probability").expected("a number in (0, 1)").got(probability))
     }
 
     pub fn show_click(show: &str, click: &str) -> Result<Entry> {
         if show.is_empty() || click.is_empty() || show.contains(':') || click.contains(':') {
-            return Err(Error::invalid("show_name click_name must be a str")
-                .expected("two names of variables, without colons")
+            return Err(Error::invalid("invalid show_name or click_name")
+                .expected("two names of variables without colons")
                 .got(format!("'{show}' and '{click}'")));
         }
         Ok(Entry::ShowClick { show: show.to_string(), click: click.to_string() })
     }
 
-    /// Reads what [`Display`](std::fmt::Display) writes, the form of table descriptors.
+    /// Parses the form that [`Display`](std::fmt::Display) writes, which table descriptors use.
     pub fn parse(text: &str) -> Result<Entry> {
         let parts: Vec<&str> = text.split(':').collect();
         let wrong = || {
-            Error::invalid(format!("entry '{text}' is malformed")).expected(
+            Error::invalid(format!("malformed entry '{text}'")).expected(
                 "none, count_filter_entry:N, probability_entry:P or show_click_entry:SHOW:CLICK",
             )
         };
@@ -103,13 +101,10 @@ mod tests {
             let error = result.unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         };
-        check(
-            Entry::count_filter(-1),
-            "count_filter must be a valid integer greater or equal than 0",
-        );
-        check(Entry::probability(0.0), "probability must be a float in (0,1)");
-        check(Entry::probability(f32::NAN), "probability must be a float in (0,1)");
-        check(Entry::show_click("", "b"), "show_name click_name must be a str");
+        check(Entry::count_filter(-1), "invalid count_filter: expected an integer >= 0, got -1");
+        check(Entry::probability(0.0), "invalid probability: expected a number in (0, 1)");
+        check(Entry::probability(f32::NAN), "invalid probability: expected a number in (0, 1)");
+        check(Entry::show_click("", "b"), "invalid show_name or click_name");
         check(Entry::parse("count_filter_entry"), "malformed");
         check(Entry::parse("count_filter_entry:1.5"), "malformed");
     }

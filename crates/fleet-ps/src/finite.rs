@@ -1,24 +1,24 @@
-//! What tables do with gradients that are not numbers.
+//! Treatment of gradients that are NaN or infinite.
 
 use fleet_base::{Error, Result};
 use fleet_kernels::kernel;
 use std::borrow::Cow;
 
-/// What a push with NaN or infinity in it does. Such values are counted in any case.
+/// Treatment of a push that contains NaN or infinity. Such values are counted in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum NonFinite {
-    /// The whole push is refused with an error that names the id; nothing is applied.
+    /// Rejects the whole push with an error that names the id; nothing is applied.
     #[default]
     Refuse,
-    /// It is applied as it is.
+    /// Applies the values as they are.
     Count,
-    /// NaN becomes 0, and every value is clamped to this size.
+    /// Replaces NaN with 0 and clamps every value to the range from minus this limit to this limit.
     Clip(f32),
 }
 
 impl NonFinite {
-    /// The gradients as they are to be applied, and how many values were not finite. `name` says
-    /// whose value an index is.
+    /// Returns the gradients to apply and the number of values that were not finite. `name`
+    /// describes the value at an index, for the error.
     pub(crate) fn screen<'a>(
         self,
         grads: &'a [f32],
@@ -40,10 +40,13 @@ impl NonFinite {
         }
         let first = grads.iter().position(|value| !value.is_finite());
         match (self, first) {
-            (NonFinite::Refuse, Some(at)) => Err(Error::numeric("a push is not finite")
+            (NonFinite::Refuse, Some(at)) => Err(Error::numeric("push has non-finite values")
                 .expected("finite gradients")
                 .got(format!("{} for {} ({count} such values)", grads[at], name(at)))
-                .help("the push was refused; a_sync_configs.non_finite can be clip or count, to go on")),
+                .help(
+                    "set a_sync_configs.non_finite to clip or count to continue; the push was \
+                     rejected",
+                )),
             _ => Ok((Cow::Borrowed(grads), count)),
         }
     }
@@ -54,7 +57,7 @@ kernel! {
     fn sum_of_differences<S>(s: S, x: &[f32]) -> f32 {
         let mut sums = [s.zero(); 4];
         let mut at = 0;
-        // SAFETY: registers lie inside the slice.
+        // SAFETY: every load stays inside the slice.
         unsafe {
             while at + 4 * S::LANES <= x.len() {
                 for (k, sum) in sums.iter_mut().enumerate() {

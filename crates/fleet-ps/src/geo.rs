@@ -1,16 +1,20 @@
-//! Geo tables: rows that workers train themselves and exchange as differences.
+//! Geo tables: rows that workers train locally and exchange as differences.
 //!
-//! A worker pushes what its rows changed by, the server adds it, and remembers for every other
-//! worker which rows changed. A worker that pulls gets these rows, and they are forgotten for it.
+//! A worker pushes the changes of its rows. The server adds them and remembers, for every other
+//! worker, which rows changed. A pull returns these rows to a worker and clears its list.
 
 use crate::{Merger, PullMode, Push, Rule, SparseConfig, SparseTable, rule};
 use fleet_base::{Error, Result};
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
 
+/// A GEO table of one server: rows that workers train locally, and the changes that each worker has
+/// yet to pull.
+///
 /// ```
 /// use fleet_ps::{GeoTable, Initializer, SparseConfig};
-/// let config = SparseConfig { initializer: Initializer::Constant(0.0), ..SparseConfig::plain(0, 1) };
+/// let initializer = Initializer::Constant(0.0);
+/// let config = SparseConfig { initializer, ..SparseConfig::plain(0, 1) };
 /// let table = GeoTable::new(config, 2)?;
 /// table.push(0, &[8, 9], &[0.5, 0.25])?;
 /// assert_eq!(table.pull_changed(1)?, (vec![8, 9], vec![0.5, 0.25]));
@@ -19,18 +23,18 @@ use std::sync::{Mutex, MutexGuard};
 /// ```
 pub struct GeoTable {
     rows: SparseTable,
-    /// For each worker, ids that others changed since it last asked.
+    /// For each worker, the ids that other workers changed since its last pull.
     changed: Vec<Mutex<HashSet<u64>>>,
 }
 
-/// Workers of a job.
+/// Limit on the workers of a job.
 const WORKER_COUNT_MAX: usize = 1 << 16;
 
 impl GeoTable {
-    /// The rule of the config does not matter: the server only adds.
+    /// Creates an empty table. The rule of `config` is ignored: the server only adds.
     pub fn new(config: SparseConfig, worker_count: usize) -> Result<GeoTable> {
         if !(1..=WORKER_COUNT_MAX).contains(&worker_count) {
-            return Err(Error::invalid("the number of workers of a geo table is wrong")
+            return Err(Error::invalid("invalid number of workers of a GEO table")
                 .expected(format!("1 to {WORKER_COUNT_MAX}"))
                 .got(worker_count));
         }
@@ -41,14 +45,14 @@ impl GeoTable {
         Ok(GeoTable { rows, changed })
     }
 
-    /// The rows: for first pulls, saving, loading and statistics.
+    /// Returns the rows, for first pulls, saves, loads and statistics.
     pub fn rows(&self) -> &SparseTable {
         &self.rows
     }
 
-    /// Adds what a worker changed.
+    /// Adds the changes of a worker.
     pub fn push(&self, worker: usize, ids: &[u64], differences: &[f32]) -> Result<()> {
-        drop(self.of(worker)?); // a stranger is refused before anything changes
+        drop(self.of(worker)?); // an unknown worker is rejected before anything changes
         let grads: Vec<f32> = differences.iter().map(|difference| -difference).collect();
         self.rows.push(Push::new(ids, &grads))?;
         let mut merger = Merger::default();
@@ -59,8 +63,8 @@ impl GeoTable {
         Ok(())
     }
 
-    /// Ids that other workers changed since this one last asked, in ascending order, and their rows
-    /// as they are now.
+    /// Returns the ids that other workers changed since this worker's last pull, in ascending
+    /// order, and their current rows.
     pub fn pull_changed(&self, worker: usize) -> Result<(Vec<u64>, Vec<f32>)> {
         let mut ids: Vec<u64> = self.of(worker)?.drain().collect();
         ids.sort_unstable();
@@ -74,7 +78,8 @@ impl GeoTable {
         }
     }
 
-    /// Deletes all rows, of which nobody is told: workers begin anew. Returns how many there were.
+    /// Deletes all rows and all pending changes, without notice to the workers, which start anew.
+    /// Returns the number of rows deleted.
     pub fn clear(&self) -> Result<u64> {
         for worker in 0..self.changed.len() {
             self.of(worker)?.clear();
@@ -82,7 +87,7 @@ impl GeoTable {
         self.rows.clear()
     }
 
-    /// What each worker has not seen yet.
+    /// Returns the ids that each worker has yet to pull.
     pub(crate) fn changed(&self) -> Vec<Vec<u64>> {
         let list = |changed: &Mutex<HashSet<u64>>| {
             let ids = changed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -101,7 +106,7 @@ impl GeoTable {
     fn of(&self, worker: usize) -> Result<MutexGuard<'_, HashSet<u64>>> {
         match self.changed.get(worker) {
             Some(changed) => Ok(changed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())),
-            None => Err(Error::invalid("a worker is unknown to a geo table")
+            None => Err(Error::invalid("unknown worker of a GEO table")
                 .expected(format!("a number below {}", self.changed.len()))
                 .got(worker)),
         }
@@ -119,7 +124,7 @@ mod tests {
         GeoTable::new(config, workers).unwrap()
     }
 
-    /// Workers that push what they changed and take what others did end with one table.
+    /// Workers that push their changes and pull those of the others end with equal rows.
     #[test]
     fn all_workers_converge_to_the_same_rows() {
         let table = table(3);

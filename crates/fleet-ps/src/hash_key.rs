@@ -1,30 +1,30 @@
-//! The key of the hashes over ids.
+//! The key of the hash functions over ids.
 //!
-//! Ids come from data, so an attacker may choose them. Under a hash that anybody can compute,
-//! 200,000 chosen ids share one home, and every search walks over all of them. The key makes homes
+//! Ids come from data, so an attacker may choose them. Under a hash without a key, 200,000 chosen
+//! ids can share one home slot, and every search walks over all of them. The key makes home slots
 //! unpredictable. No result depends on it: rows are merged in the order of first sight, and a
 //! snapshot visits the ids of a segment in ascending order.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// A secret of this process that decides where in its hash tables an id stands.
+/// A secret of this process that determines the slots of ids in its hash tables.
 ///
-/// Which server and which shard hold an id does not depend on it.
+/// It has no influence on which server and which shard hold an id.
 #[derive(Clone, Copy)]
 pub struct HashKey {
     mask: u64,
-    /// Odd.
+    /// Always odd.
     multiplier: u64,
 }
 
 impl HashKey {
-    /// A random key from the system.
+    /// Returns a random key from the system.
     pub fn random() -> HashKey {
-        // The standard library's hash tables have the same need; its keys come from the system.
+        // `RandomState` takes its keys from the system, for the same purpose.
         HashKey::new(RandomState::new().hash_one(0u64), RandomState::new().hash_one(1u64))
     }
 
-    /// The key made of two numbers, for tests that need the same places again.
+    /// Returns the key made of two numbers, for tests that need the same slots in every run.
     pub const fn new(mask: u64, multiplier: u64) -> HashKey {
         HashKey { mask, multiplier: multiplier | 1 }
     }

@@ -1,12 +1,12 @@
-//! What a row holds before its first push: a function of (seed, table, id, column).
+//! Initial values of a row: a function of (seed, table, id, column).
 //!
-//! Any server, in any run, at any number of servers, makes the same row of the same id; rows that
-//! were never pushed to need no log and no backup.
+//! Any server makes the same row for an id, in any run and with any number of servers. So rows that
+//! no push has changed need neither a log nor a backup.
 
 use fleet_base::rng::{Philox, normal_f32, unit_f32};
 use fleet_base::{Error, Result};
 
-/// How new weights are drawn.
+/// Distribution of new weights.
 ///
 /// ```
 /// use fleet_ps::Initializer;
@@ -26,24 +26,27 @@ pub enum Initializer {
         mean: f32,
         std: f32,
     },
-    /// Gaussian, drawn again beyond two standard deviations.
+    /// Gaussian; a draw beyond two standard deviations is repeated.
     TruncatedGaussian {
         mean: f32,
         std: f32,
     },
 }
 
-/// Draws of a truncated number before its mean is taken; each is inside with probability 0.954.
+/// Limit on the blocks drawn for one truncated number, each with two candidates; past it, the
+/// number is the mean. A candidate is within two deviations with probability 0.954.
 const TRUNCATED_DRAWS_MAX: u64 = 16;
 
 impl Initializer {
-    /// Reads the form of table descriptors, `uniform_random&seed&min&max`,
-    /// `gaussian_random&seed&mean&std`, `truncated_gaussian_random&seed&mean&std`,
-    /// `fill_constant&value`; the second value is the seed.
+    /// Parses the form of table descriptors: `uniform_random&seed&min&max`,
+    /// `gaussian_random&seed&mean&std`, `truncated_gaussian_random&seed&mean&std` or
+    /// `fill_constant&value`. The second value returned is the seed.
     pub fn parse(text: &str) -> Result<(Initializer, u64)> {
         let wrong = || {
-            Error::invalid(format!("initializer '{text}' is malformed"))
-                .expected("uniform_random&seed&min&max, gaussian_random&seed&mean&std, truncated_gaussian_random&seed&mean&std or fill_constant&value")
+            Error::invalid(format!("malformed initializer '{text}'")).expected(
+                "uniform_random&seed&min&max, gaussian_random&seed&mean&std, \
+                 truncated_gaussian_random&seed&mean&std or fill_constant&value",
+            )
         };
         let parts: Vec<&str> = text.split('&').collect();
         let number = |at: usize| -> Result<f32> {
@@ -67,7 +70,7 @@ impl Initializer {
         Ok(found)
     }
 
-    /// Fills the weights of a row, columns `first..first + out.len()`.
+    /// Fills columns `first..first + out.len()` of a row's weights.
     pub(crate) fn fill(&self, row: RowSeed, first: usize, out: &mut [f32]) {
         let rng = row.philox();
         match *self {
@@ -96,8 +99,8 @@ impl Initializer {
     }
 }
 
-/// Column c draws from blocks c, c + 2^32, c + 2 * 2^32, ... until a number is within two
-/// deviations.
+/// Returns a standard normal number of at most two deviations. Column c draws from blocks c, c +
+/// 2^32, c + 2 * 2^32, ... until a candidate qualifies.
 fn truncated(rng: &Philox, column: u64) -> f32 {
     for draw in 0..TRUNCATED_DRAWS_MAX {
         let block = rng.block(column + (draw << 32));
@@ -111,7 +114,7 @@ fn truncated(rng: &Philox, column: u64) -> f32 {
     0.0
 }
 
-/// What the numbers of a row are a function of, besides the column.
+/// The arguments of a row's random numbers, besides the column.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSeed {
     pub seed: u64,
@@ -125,8 +128,8 @@ impl RowSeed {
         Philox::new(key, self.id)
     }
 
-    /// A number in [0, 1) of the row that no column uses.
-    pub fn lot(self) -> f32 {
+    /// Returns a random number in [0, 1) of the row that no column uses.
+    pub fn admission_draw(self) -> f32 {
         self.philox().unit(u64::MAX)
     }
 }

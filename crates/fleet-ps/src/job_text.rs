@@ -1,32 +1,32 @@
-//! Compares and reads the texts of jobs ([`JobTables::text`](crate::JobTables)): one fact a line,
-//! indented as the derived `Debug` writes it.
+//! Compares and parses the text form of jobs ([`JobTables::text`](crate::JobTables)): one fact a
+//! line, indented like the derived `Debug`.
 
-/// The first fact that two jobs do not share.
+/// The first fact in which two jobs differ.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Difference<'a> {
-    /// The table and the fields around the fact; empty for facts of the whole job.
+    /// The table and the fields that enclose the fact; empty for facts of the whole job.
     pub place: String,
     pub expected: &'a str,
     pub got: &'a str,
 }
 
-/// Columns before the fields of a job, and before its tables.
+/// Indentation of a job's fields, and of its tables, in columns.
 const FIELD_COLUMNS: usize = 4;
 const TABLE_COLUMNS: usize = 8;
-const END: &str = "nothing more";
+const END: &str = "end of the description";
 
-/// Where two texts differ first; none if they do not.
+/// Returns the first difference between two texts, if any.
 pub(crate) fn difference<'a>(expected: &'a str, got: &'a str) -> Option<Difference<'a>> {
     let ours: Vec<&str> = expected.lines().collect();
     let theirs: Vec<&str> = got.lines().collect();
     let at = (0..ours.len().max(theirs.len())).find(|at| ours.get(*at) != theirs.get(*at))?;
-    // One of the texts may have ended: the place is that of the longer one.
+    // One of the texts may have ended: the place is taken from the longer one.
     let longer = if at < ours.len() { &ours } else { &theirs };
     let fact = |lines: &[&'a str]| lines.get(at).map_or(END, |line| fact(line));
     Some(Difference { place: place(longer, at), expected: fact(&ours), got: fact(&theirs) })
 }
 
-/// A line without its indentation and punctuation.
+/// Returns a line without its indentation and punctuation.
 fn fact(line: &str) -> &str {
     match line.trim().trim_end_matches([',', '(', '{', '[', ' ', ':']) {
         text if text.is_empty() || text.starts_with([']', '}', ')']) => END,
@@ -38,7 +38,7 @@ fn columns(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// The context of a line: `table 3`, `table 3, rule`.
+/// Returns the context of a line: `table 3`, `table 3, rule`.
 fn place(lines: &[&str], at: usize) -> String {
     let mut names = Vec::new();
     let mut inner = columns(lines[at]) + usize::from(columns(lines[at]) == TABLE_COLUMNS);
@@ -62,7 +62,7 @@ fn place(lines: &[&str], at: usize) -> String {
     names.join(", ")
 }
 
-/// The number of servers that a text tells.
+/// Returns the number of servers that a text states.
 pub(crate) fn server_count(text: &str) -> Option<usize> {
     let line = text.lines().find_map(|line| line.trim().strip_prefix("server_count: "))?;
     line.trim_end_matches(',').parse().ok()

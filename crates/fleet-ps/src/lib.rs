@@ -1,14 +1,14 @@
-//! The parameter server: tables that many workers read and write at once.
+//! The parameter server: tables that many workers read and write concurrently.
 //!
-//! A table holds parameters and their optimizer state; workers pull values and push gradients, and
-//! the table's own rule turns gradients into new values. [`SparseTable`] holds rows by id, made
-//! when an id is first seen, for embeddings larger than any one machine; [`DenseTable`] a server's
-//! part of the dense parameters; [`GeoTable`] rows that workers train themselves; [`BarrierTable`]
-//! and [`GlobalStep`] what trainers wait for and count together. [`save_sparse`] and
-//! [`load_sparse`] keep rows in files. [`Servers`] is all of it as a worker sees it. Nothing here
-//! knows programs or devices.
+//! A table holds parameters and their optimizer state. Workers pull values and push gradients; the
+//! table's own rule turns gradients into new values. [`SparseTable`] holds rows by id, made when an
+//! id is first seen, for embeddings larger than any one machine. [`DenseTable`] holds a server's
+//! part of the dense parameters. [`GeoTable`] holds rows that workers train locally.
+//! [`BarrierTable`] and [`GlobalStep`] synchronize trainers and count their steps. [`save_sparse`]
+//! and [`load_sparse`] keep rows in files. [`Servers`] is a worker's interface to all of these.
+//! Nothing in this crate knows programs or devices.
 
-// They panic where the disk of a log is full.
+// The print macros panic if standard output or error cannot be written, for example on a full disk.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod client;

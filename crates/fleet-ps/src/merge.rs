@@ -1,14 +1,15 @@
-//! Equal ids of a batch become one, and their rows are summed.
+//! Merges equal ids of a batch into one and sums their rows.
 //!
-//! Workers do it before they send, tables before they apply: a rule that is not linear must see the
-//! sum of an id's gradients once, not each of them.
+//! Workers merge before they send, and tables before they apply: a nonlinear rule must see the sum
+//! of an id's gradients once, not each of them.
 
 use crate::{Accessor, HashKey, Push, SparseConfig};
 use fleet_base::{Error, Result};
 use fleet_kernels::kernel;
 use std::borrow::Cow;
 
-/// Which row of the merged batch each id goes to. Reused from batch to batch.
+/// Maps each id of a batch to its row of the merged batch. Its memory is reused from batch to
+/// batch.
 ///
 /// ```
 /// use fleet_ps::Merger;
@@ -24,34 +25,34 @@ pub struct Merger {
     key: HashKey,
     ids: Vec<u64>,
     to_row: Vec<u32>,
-    /// Open addressing: a row of `ids` plus one, or 0.
+    /// Open addressing: an index into `ids` plus one, or 0 for an empty slot.
     slots: Vec<u32>,
 }
 
-/// What a push says of its ids beside gradients, each id once.
-pub(crate) struct Said<'a> {
+/// Values that a push carries for its ids besides gradients, each id once.
+pub(crate) struct PushExtras<'a> {
     pub shows: Option<Cow<'a, [f32]>>,
     pub clicks: Option<Cow<'a, [f32]>>,
     pub slots: Option<Cow<'a, [u32]>>,
 }
 
-/// Ids to a slot of the table: sparse enough that most ids are found at once.
+/// Slots of the hash table per id: sparse enough that most ids are found at the first probe.
 const SLOTS_PER_ID: usize = 2;
 
 impl Default for Merger {
-    /// A merger with a random key.
+    /// Returns a merger with a random key.
     fn default() -> Merger {
         Merger::new(HashKey::random())
     }
 }
 
 impl Merger {
-    /// A merger whose hash table uses this key.
+    /// Returns a merger whose hash table uses this key.
     pub fn new(key: HashKey) -> Merger {
         Merger { key, ids: Vec::new(), to_row: Vec::new(), slots: Vec::new() }
     }
 
-    /// Looks at a batch; returns whether any id comes twice.
+    /// Merges the ids of a batch; returns whether any id repeats.
     pub fn merge(&mut self, ids: &[u64]) -> bool {
         let slot_count = (ids.len() * SLOTS_PER_ID).next_power_of_two();
         let (key, mask) = (self.key, slot_count - 1);
@@ -77,29 +78,29 @@ impl Merger {
         self.ids.len() < ids.len()
     }
 
-    /// Each id once, in the order of first sight.
+    /// Returns the distinct ids, in the order of first sight.
     pub fn ids(&self) -> &[u64] {
         &self.ids
     }
 
-    /// For each id of the batch its place in [`Merger::ids`].
+    /// Returns, for each id of the batch, its index in [`Merger::ids`].
     pub fn to_row(&self) -> &[u32] {
         &self.to_row
     }
 
-    /// Whether any id of the batch came twice.
+    /// Returns whether any id of the batch repeats.
     pub fn has_equal_ids(&self) -> bool {
         self.ids.len() < self.to_row.len()
     }
 
-    /// Adds up rows of `width` numbers, one for every id of the batch.
+    /// Sums the rows of equal ids; `rows` has `width` numbers for every id of the batch.
     pub fn sum_rows(&self, rows: &[f32], width: usize) -> Result<Vec<f32>> {
         let mut sums = Vec::new();
         self.sum_rows_into(rows, width, &mut sums)?;
         Ok(sums)
     }
 
-    /// As [`Merger::sum_rows`], into memory that is used again.
+    /// Like [`Merger::sum_rows`], into a buffer that is reused.
     pub fn sum_rows_into(&self, rows: &[f32], width: usize, sums: &mut Vec<f32>) -> Result<()> {
         self.expect_len("rows", rows.len(), self.to_row.len() * width)?;
         sums.clear();
@@ -110,8 +111,8 @@ impl Merger {
         Ok(())
     }
 
-    /// Copies rows, one for each of [`Merger::ids`], back to every id of the batch: the other
-    /// direction of a merged pull.
+    /// Copies rows, one for each of [`Merger::ids`], to every id of the batch: the reverse of a
+    /// merge, for pulls.
     pub fn spread_rows(&self, rows: &[f32], width: usize, out: &mut [f32]) -> Result<()> {
         self.expect_len("rows", rows.len(), self.ids.len() * width)?;
         self.expect_len("the output", out.len(), self.to_row.len() * width)?;
@@ -123,7 +124,7 @@ impl Merger {
         Ok(())
     }
 
-    /// As [`Merger::sum_rows`], without a copy where every id comes once.
+    /// Like [`Merger::sum_rows`], but without a copy if no id repeats.
     pub(crate) fn merged<'a>(&self, rows: &'a [f32], width: usize) -> Result<Cow<'a, [f32]>> {
         match self.has_equal_ids() {
             true => self.sum_rows(rows, width).map(Cow::Owned),
@@ -131,13 +132,14 @@ impl Merger {
         }
     }
 
-    /// The counts of a push of this batch; a slot is the last one's.
-    pub(crate) fn merge_said<'a>(
+    /// Merges the counts and slots of a push of this batch. An id that repeats keeps its last slot.
+    pub(crate) fn merge_extras<'a>(
         &self,
         push: &Push<'a>,
         config: &SparseConfig,
-    ) -> Result<Said<'a>> {
-        // Each occurrence is a show, which only click tables and their rules look at.
+    ) -> Result<PushExtras<'a>> {
+        // Each occurrence counts as a show. Only click tables and rules that divide by shows use
+        // the count.
         let counted = config.accessor != Accessor::Plain || config.rule.divides_by_shows();
         let shows = match push.shows {
             Some(shows) => Some(self.merged(shows, 1)?),
@@ -156,7 +158,7 @@ impl Merger {
             false => Cow::Borrowed(slots),
         });
         let clicks = push.clicks.map(|clicks| self.merged(clicks, 1)).transpose()?;
-        Ok(Said { shows, clicks, slots })
+        Ok(PushExtras { shows, clicks, slots })
     }
 
     fn expect_len(&self, what: &str, got: usize, expected: usize) -> Result<()> {
@@ -170,7 +172,7 @@ impl Merger {
 }
 
 kernel! {
-    /// Row `to[i]` of `sums` grows by row i.
+    /// Adds row i to row `to[i]` of `sums`.
     fn add_rows<S>(s: S, rows: &[f32], width: usize, to: &[u32], sums: &mut [f32]) {
         for (row, to) in rows.chunks_exact(width).zip(to) {
             let sum = &mut sums[*to as usize * width..][..width];
@@ -186,7 +188,7 @@ kernel! {
 }
 
 kernel! {
-    /// Row i of `out` is row `from[i]`.
+    /// Copies row `from[i]` to row i of `out`.
     fn copy_rows<S>(s: S, rows: &[f32], width: usize, from: &[u32], out: &mut [f32]) {
         for (out, from) in out.chunks_exact_mut(width).zip(from) {
             let row = &rows[*from as usize * width..][..width];
@@ -206,11 +208,12 @@ mod tests {
     use fleet_base::rng::Sequence;
     use std::collections::HashMap;
 
-    /// Ids that are chosen to meet under a hash without a key cost what random ids cost.
+    /// Ids chosen to collide under a hash without a key cost as much as random ids.
     #[test]
     fn crafted_ids_are_merged_as_soon_as_random_ones() {
         const COUNT: u64 = 50_000;
-        /// Makes 1 of the constant that the hash once multiplied by.
+        /// The inverse, modulo 2^64, of a common hash multiplier: products with it collide under
+        /// that multiplier.
         const INVERSE: u64 = 0xF1DE_83E1_9937_733D;
         assert_eq!(INVERSE.wrapping_mul(0x9E37_79B9_7F4A_7C15), 1);
         let key = HashKey::new(0x0123_4567_89AB_CDEF, 0xD134_2543_DE82_EF95);

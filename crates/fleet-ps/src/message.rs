@@ -1,93 +1,100 @@
 //! Requests to a server and its answers, as bytes.
 //!
 //! ```text
-//! 0  u32 table     8  u64 number of the request, in the order of the client (changes only)
-//! 4  u32 word      16 u64 requests below this one are answered for good (changes only)
+//! 0  u32 table     8  u64 number of the request, counted by the client (changes only)
+//! 4  u32 argument  16 u64 the client has the answers to all requests below this one (changes only)
 //!                  24 u64 count of ids
-//!                  32 u64 the newest of the worker's steps whose gradients these are (0: of none)
+//!                  32 u64 newest of the worker's steps whose gradients these are (0: none)
 //!                  40 u64 steps of the worker whose gradients all servers have
 //! ```
 //!
-//! Then the body: ids (8 bytes each), then numbers (4 bytes each). Everything is little-endian, and
-//! the lengths are such that slices of numbers stand where they may be read in place.
+//! The body follows: ids (8 bytes each), then numbers (4 bytes each). Everything is little-endian.
+//! All lengths keep the numbers aligned, so that slices of them can be read in place.
 
 use fleet_base::{Error, Result};
 use std::borrow::Cow;
 
 pub(crate) const HEAD_BYTES: usize = 48;
-/// Of [`Method::Compare`], which versions of Fleet with other heads understand too: by it they tell
-/// each other.
+/// Length of the head of [`Method::Compare`]. Versions of Fleet with other heads understand this
+/// one too, so that a mismatch of versions can be reported.
 pub(crate) const COMPARE_HEAD_BYTES: usize = 32;
 
-/// What is asked. `word`, `count` and the body are the method's own.
+/// The method of a request. Each method defines its use of `argument`, `count` and the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Method {
-    /// Before anything else on a connection: the client's text of the job, to be the server's, and
-    /// what this server has acknowledged to it (`server/durable/epochs.rs`): life, epoch, sequence
-    /// number.
+    /// First request on a connection. Body: the client's text of the job, which must equal the
+    /// server's; then what this server has last acknowledged to the client
+    /// (`server/durable/epochs.rs`): life, epoch, sequence number. Answer: the server's number and
+    /// life.
     Compare = 1,
-    /// word: [`PullMode`](crate::PullMode); ids. Answer: rows.
+    /// argument: [`PullMode`](crate::PullMode); body: ids. Answer: rows.
     PullSparse,
-    /// word: which of [`SHOWS`], [`CLICKS`], [`SLOTS`] there are; ids, gradients, and these.
+    /// argument: which of [`SHOWS`], [`CLICKS`], [`SLOTS`] are present; body: ids, gradients, and
+    /// these.
     PushSparse,
     /// Answer: this server's part.
     PullDense,
-    /// count: steps that the worker has made; this server's part of the gradient.
+    /// count: steps that the worker has made; body: this server's part of the gradient.
     PushDense,
     SetDense,
-    /// word: the scale's bits.
+    /// argument: bits of the scale.
     SetRateScale,
-    /// ids, differences.
+    /// Body: ids, differences.
     PushGeo,
     /// Answer: a count, ids, rows.
     PullGeo,
-    /// word: steps. Answer: u64.
+    /// argument: steps. Answer: u64.
     PushSteps,
-    /// word: where; count: steps that the worker has made. Answer: the round.
+    /// argument: [`Arrival`](crate::Arrival); count: steps that the worker has made. Answer: the
+    /// round.
     Arrive,
-    /// word: where; count: the round; body: u64 milliseconds. Answer: three u32 for everybody
-    /// missing: the worker, and its sign (`server/presence.rs`).
+    /// argument: [`Arrival`](crate::Arrival); count: the round; body: u64, longest wait in
+    /// milliseconds. Answer: three u32 for each missing worker: its number and its
+    /// [`WorkerSign`](crate::server::WorkerSign).
     Wait,
-    /// count: steps that the worker has made. Answer: 1 if all workers have.
+    /// count: steps that the worker has made. Answer: 1 if all workers have finished or are lost.
     Finish,
     Stop,
-    /// word: days, or [`DAYS_DEFAULT`]. Answer: u64.
+    /// argument: days, or [`DAYS_DEFAULT`]. Answer: u64, the number of rows deleted.
     Shrink,
-    /// Answer: the numbers in their order.
+    /// Answer: the numbers of [`TableStats`](crate::TableStats), in order.
     Stats,
     /// Body: a folder. Answer: the number of the latest save there.
     LastSave,
-    /// word: mode, and [`BINARY`], and [`ONE`] for this table alone; count: the number of the save;
-    /// body: a folder. Answer: rows, bytes.
+    /// argument: the mode, with the flags [`BINARY`] and [`ONE`] (this table alone); count: the
+    /// number of the save; body: a folder. Answer: rows, bytes.
     Save,
-    /// word: 1 if all servers could; count: the number of the save.
+    /// argument: 1 if all servers have written their parts; count: the number of the save.
     EndSave,
-    /// word: [`ONE`] for this table alone, or 0; body: a folder. Answer: rows and dense numbers.
+    /// argument: [`ONE`] for this table alone, or 0; body: a folder. Answer: the number of rows and
+    /// dense numbers.
     Load,
-    /// The worker lives; count: steps that it has made.
-    Alive,
-    /// word: where. Answer: how often all workers have met there.
+    /// Heartbeat of a worker; count: steps that it has made.
+    Heartbeat,
+    /// argument: [`Arrival`](crate::Arrival). Answer: the number of rounds that all workers have
+    /// completed there.
     Rounds,
-    /// Answer: how many rows there were.
+    /// Answer: the number of rows deleted.
     Clear,
-    /// Answer: what is known of every worker (`seen.rs`).
+    /// Answer: the state of every worker (`seen.rs`).
     Workers,
-    /// A run begins; count: steps before it. The head says which steps are whole.
-    Begin,
-    /// This process is the worker, and no earlier one any more. Answer: how far these came
-    /// (`progress.rs`).
-    TakeOver,
-    /// It goes on there: their steps are its own.
-    GoOn,
-    /// Never sent: a server logs it when all processes of a synchronous job are new.
+    /// A run begins; count: steps before it. `Head::complete` says which of the worker's steps are
+    /// complete.
+    BeginRun,
+    /// This process takes over the worker: pushes of its earlier processes are rejected from now
+    /// on. Answer: their progress (`progress.rs`).
+    Adopt,
+    /// The process resumes from that progress: the earlier steps count as its own.
+    Resume,
+    /// Never sent. A server logs it when all processes of a synchronous job are new.
     NewRun,
-    /// count: steps that some server has applied; all servers come to that step.
+    /// count: steps that some server has applied. Brings the server to that step.
     Settle,
 }
 
-/// Behind an answer to what changes something: the epoch of the server, and the number below which
-/// its requests are kept.
+/// Length of the end of an answer to a changing request: the epoch of the server, and the number
+/// below which its requests are kept.
 pub(crate) const ACKNOWLEDGEMENT_BYTES: usize = 16;
 
 pub(crate) const SHOWS: u32 = 1;
@@ -118,66 +125,67 @@ const METHODS: [Method; 29] = [
     Method::Save,
     Method::EndSave,
     Method::Load,
-    Method::Alive,
+    Method::Heartbeat,
     Method::Rounds,
     Method::Clear,
     Method::Workers,
-    Method::Begin,
-    Method::TakeOver,
-    Method::GoOn,
+    Method::BeginRun,
+    Method::Adopt,
+    Method::Resume,
     Method::NewRun,
     Method::Settle,
 ];
 
 impl Method {
     pub fn parse(byte: u8) -> Result<Method> {
-        METHODS.iter().find(|method| **method as u8 == byte).copied().ok_or_else(|| {
-            Error::unsupported("a client asks for something that this server does not know")
-                .got(byte)
-        })
+        METHODS
+            .iter()
+            .find(|method| **method as u8 == byte)
+            .copied()
+            .ok_or_else(|| Error::unsupported("unknown method in a request").got(byte))
     }
 
-    /// Whether a byte is a method's, at less cost than an error.
+    /// Returns whether a byte is a known method; cheaper than the error of [`Method::parse`].
     pub fn is_known(byte: u8) -> bool {
         METHODS.iter().any(|method| *method as u8 == byte)
     }
 
-    /// Whether a second run of it would be wrong.
+    /// Returns whether running it a second time would be wrong.
     pub fn changes(self) -> bool {
         use Method as M;
         let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
-        !(reads || matches!(self, M::Stats | M::LastSave | M::Alive | M::Rounds | M::Workers))
+        !(reads || matches!(self, M::Stats | M::LastSave | M::Heartbeat | M::Rounds | M::Workers))
     }
 
-    /// Whether it brings what a worker has computed.
+    /// Returns whether it carries results of a worker's steps.
     pub fn is_push(self) -> bool {
         use Method as M;
         matches!(self, M::PushSparse | M::PushDense | M::PushGeo | M::PushSteps)
     }
 
-    /// Whether it concerns whole tables and no worker.
+    /// Returns whether it concerns whole tables and no worker, so that operators may send it.
     pub fn is_control(self) -> bool {
         use Method as M;
         let saves = matches!(self, M::LastSave | M::Save | M::EndSave | M::Load);
         saves || matches!(self, M::Compare | M::Stats | M::Shrink)
     }
 
-    /// Whether the answer has all that was asked for.
+    /// Returns whether the answer is long: rows or parameters.
     pub fn answers_at_length(self) -> bool {
         matches!(self, Method::PullSparse | Method::PullDense)
     }
 
-    /// Whether it takes as long as tables are large.
+    /// Returns whether the time that it takes grows with the tables.
     pub fn takes_long(self) -> bool {
         matches!(self, Method::Save | Method::Load | Method::Shrink | Method::Clear)
     }
 }
 
-/// The start of a request.
+/// The head of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Head {
     pub table: u32,
-    pub word: u32,
+    pub argument: u32,
     pub seq: u64,
     pub done: u64,
     pub count: u64,
@@ -189,7 +197,7 @@ impl Head {
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         bytes[..4].copy_from_slice(&self.table.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.word.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.argument.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.seq.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.done.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
@@ -198,20 +206,20 @@ impl Head {
         bytes
     }
 
-    /// The head of a request, and its body.
+    /// Splits a request into its head and its body.
     pub fn decode(method: Method, request: &[u8]) -> Result<(Head, Body<'_>)> {
         let mut body = Body(request);
-        let (table, word) = (body.u32()?, body.u32()?);
+        let (table, argument) = (body.u32()?, body.u32()?);
         let (seq, done, count) = (body.u64()?, body.u64()?, body.u64()?);
         let (step, complete) = match method {
             Method::Compare => (0, 0),
             _ => (body.u64()?, body.u64()?),
         };
-        Ok((Head { table, word, seq, done, count, step, complete }, body))
+        Ok((Head { table, argument, seq, done, count, step, complete }, body))
     }
 }
 
-/// What is left of a message, whose reader trusts nothing.
+/// The unread rest of a message. Reads check every length, because the peer is not trusted.
 #[derive(Clone, Copy)]
 pub(crate) struct Body<'a>(pub &'a [u8]);
 
@@ -220,7 +228,7 @@ impl<'a> Body<'a> {
         let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(width));
         let split = bytes.and_then(|bytes| self.0.split_at_checked(bytes));
         let (taken, rest) = split.ok_or_else(|| {
-            Error::invalid("a message is shorter than what it says")
+            Error::invalid("message is shorter than its header states")
                 .expected(format!("{count} x {width} more bytes"))
                 .got(self.0.len())
         })?;
@@ -266,7 +274,7 @@ impl<'a> Body<'a> {
         })
     }
 
-    /// All that is left, as numbers.
+    /// Reads the rest as numbers.
     pub fn rest_f32s(&mut self) -> Result<Cow<'a, [f32]>> {
         let numbers = self.f32s(self.0.len() as u64 / 4)?;
         self.end()?;
@@ -280,19 +288,19 @@ impl<'a> Body<'a> {
 
     pub fn text(&mut self) -> Result<&'a str> {
         std::str::from_utf8(self.bytes()?)
-            .map_err(|_| Error::invalid("a message holds text that is not UTF-8"))
+            .map_err(|_| Error::invalid("text in a message is not UTF-8"))
     }
 
     pub fn end(&self) -> Result<()> {
         match self.0.len() {
             0 => Ok(()),
-            more => Err(Error::invalid("a message is longer than what it says")
+            more => Err(Error::invalid("message is longer than its header states")
                 .got(format!("{more} more bytes"))),
         }
     }
 }
 
-/// Numbers as the bytes of a message.
+/// Returns numbers as the bytes of a message.
 pub(crate) fn bytes_of<T: Number>(numbers: &[T]) -> Cow<'_, [u8]> {
     match cfg!(target_endian = "little") {
         true => Cow::Borrowed(bytemuck::cast_slice(numbers)),
@@ -301,7 +309,7 @@ pub(crate) fn bytes_of<T: Number>(numbers: &[T]) -> Cow<'_, [u8]> {
 }
 
 pub(crate) trait Number: bytemuck::Pod {
-    /// Its bytes, lowest first.
+    /// Returns its bytes, lowest first.
     fn little(&self) -> Vec<u8>;
 }
 
@@ -316,7 +324,7 @@ macro_rules! number {
 }
 number!(u32 u64 f32);
 
-/// Lets `fill` write `count` numbers at the end of `answer`.
+/// Appends `count` numbers to `answer`; `fill` writes them.
 pub(crate) fn fill_f32s(
     answer: &mut Vec<u8>,
     count: usize,
@@ -336,7 +344,7 @@ pub(crate) fn fill_f32s(
     }
 }
 
-/// Numbers of a message into `out`, which is as long.
+/// Copies the numbers of a message into `out`, which has the same length.
 pub(crate) fn copy_f32s(bytes: &[u8], out: &mut [f32]) {
     if cfg!(target_endian = "little") {
         bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
@@ -362,8 +370,15 @@ mod tests {
 
     #[test]
     fn messages_round_trip_wherever_they_stand_in_memory() {
-        let head =
-            Head { table: 7, word: 2, seq: 1 << 40, done: 3, count: 2, step: 9, complete: 1 << 50 };
+        let head = Head {
+            table: 7,
+            argument: 2,
+            seq: 1 << 40,
+            done: 3,
+            count: 2,
+            step: 9,
+            complete: 1 << 50,
+        };
         for shift in 0..9 {
             let mut bytes = vec![0; shift];
             bytes.extend(head.encode());

@@ -1,10 +1,10 @@
-//! How far a worker had come that was started again.
+//! Progress of a worker's earlier processes, from which a restarted worker resumes.
 
 use crate::message::{Body, bytes_of};
 use fleet_base::Result;
 use std::collections::BTreeMap;
 
-/// How far the processes came that were a worker before the present one; see
+/// Progress of the processes that were a worker before the present one; see
 /// [`Servers::take_over`](crate::Servers::take_over).
 ///
 /// ```
@@ -12,19 +12,20 @@ use std::collections::BTreeMap;
 ///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, Servers, SparseConfig,
 ///     TableConfig,
 /// };
-/// let config = SparseConfig { initializer: Initializer::Constant(1.0), ..SparseConfig::plain(0, 1) };
+/// let initializer = Initializer::Constant(1.0);
+/// let config = SparseConfig { initializer, ..SparseConfig::plain(0, 1) };
 /// let tables = vec![TableConfig::Sparse(config)];
 /// let job = JobTables { server_count: 2, worker_count: 1, sync: false, tables };
 /// let servers = ServerTables::all(&job)?;
 /// let first = LocalServers::new(&servers, 0)?;
-/// first.completed(8); // what it knows of steps before
-/// first.push_sparse_of(9, 0, Push::new(&[4], &[1.0]))?; // and now it dies
+/// first.completed(8); // earlier steps are complete
+/// first.push_sparse_of(9, 0, Push::new(&[4], &[1.0]))?; // then the process dies
 ///
 /// let again = LocalServers::new(&servers, 0)?;
 /// let progress = again.take_over()?;
 /// assert_eq!(progress.complete, 8);
 /// again.go_on(&progress)?;
-/// // Server 0 has what step 9 does to row 4; server 1 lacks what it does to row 5.
+/// // Server 0 has the gradient of step 9 for row 4; server 1 lacks that for row 5.
 /// again.push_sparse_of(9, 0, Push::new(&[4, 5], &[1.0, 1.0]))?;
 /// let mut rows = [0.0; 2];
 /// again.pull_sparse(0, &[4, 5], &mut rows, PullMode::Infer)?;
@@ -33,33 +34,34 @@ use std::collections::BTreeMap;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Steps that were made before this run of the job.
+    /// Steps made before this run of the job.
     pub base: u64,
-    /// Steps whose gradients all servers have, counted as `base`.
+    /// Steps whose gradients all servers have. Like `base`, counted from the first step of the job.
     pub complete: u64,
-    /// By server and table the newest step whose gradients are there.
+    /// By server and table, the newest step whose gradients are applied there.
     pub(crate) applied: Vec<BTreeMap<u32, u64>>,
 }
 
 impl Progress {
-    /// All servers have the same steps, and no part of a later one.
+    /// Returns the progress of a job whose servers all have the same steps and no part of a later
+    /// one.
     pub fn of_steps(base: u64, complete: u64) -> Progress {
         Progress { base, complete, applied: Vec::new() }
     }
 
-    /// The newest step of which any server has a part.
+    /// Returns the newest step whose gradients any server has, at least in part.
     pub(crate) fn newest(&self) -> u64 {
         self.applied.iter().flat_map(BTreeMap::values).copied().max().unwrap_or(0)
     }
 
-    /// Whether a server has a worker's gradients of a step.
+    /// Returns whether a server has the worker's gradients of a step.
     pub(crate) fn has(&self, server: usize, table: u32, step: u64) -> bool {
         let newest = self.applied.get(server).and_then(|tables| tables.get(&table));
         step > 0 && newest.is_some_and(|newest| step <= *newest)
     }
 }
 
-/// One server's answer.
+/// Appends one server's answer.
 pub(crate) fn write(base: u64, complete: u64, tables: &BTreeMap<u32, u64>, answer: &mut Vec<u8>) {
     let pairs = tables.iter().flat_map(|(table, step)| [u64::from(*table), *step]);
     let numbers: Vec<u64> =
@@ -67,7 +69,7 @@ pub(crate) fn write(base: u64, complete: u64, tables: &BTreeMap<u32, u64>, answe
     answer.extend(bytes_of(&numbers).iter());
 }
 
-/// All servers' answers, in their order.
+/// Merges the answers of all servers, which are in the order of the servers.
 pub(crate) fn merged(answers: &[Vec<u8>]) -> Result<Progress> {
     let mut all = Progress::default();
     for answer in answers {

@@ -1,10 +1,10 @@
-//! What the servers of a job know of its workers.
+//! The state of a job's workers, as its servers know it.
 
 use crate::message::Body;
-use crate::server::{SILENT_AFTER, Sign};
+use crate::server::{WORKER_TIMEOUT, WorkerSign};
 use fleet_base::{Error, Result};
 
-/// What the servers of a job know of one of its workers: who took part, and how far they came.
+/// Presence and progress of one worker, as the servers of its job know them.
 ///
 /// ```
 /// use fleet_ps::{Arrival, JobTables, LocalServers, ServerTables, Servers};
@@ -20,31 +20,32 @@ use fleet_base::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerSeen {
     pub worker: usize,
-    /// Steps that it has made, in all its starts, as far as it has said: workers say so at
-    /// barriers, with dense gradients, and every two seconds. A server that is started again knows
-    /// of those that its log has, or that say it again.
+    /// Steps that all its processes have made, as last reported. Workers report steps at barriers,
+    /// with dense gradients, and in heartbeats every two seconds. A restarted server knows the
+    /// reports in its log and later ones.
     pub steps: u64,
-    /// How many processes have been this worker.
+    /// Number of processes that have been this worker.
     pub starts: usize,
     pub has_finished: bool,
-    /// Its steps whose gradients all servers have, counted over all runs of the job, as far as it
-    /// has said: a save that is made without it has these.
+    /// Its steps whose gradients all servers have, over all runs of the job, as last reported. A
+    /// save that is made without the worker contains these.
     pub complete: u64,
-    sign: Sign,
+    sign: WorkerSign,
 }
 
 impl WorkerSeen {
-    /// Whether the others go on without it.
+    /// Returns whether the others continue without it.
     pub fn is_lost(&self) -> bool {
-        !self.has_finished && self.sign.is_lost(SILENT_AFTER)
+        !self.has_finished && self.sign.is_lost(WORKER_TIMEOUT)
     }
 
-    /// Why it is lost: `is gone: it closed its last connection 6.2 s before`.
+    /// Returns why it is lost: `is lost: it closed its last connection 6.2 s ago`.
     pub fn why(&self) -> String {
-        self.sign.text()
+        self.sign.loss_text()
     }
 
-    /// Of what several servers know of a worker the most, and the most hopeful.
+    /// Combines the knowledge of two servers: the highest counts, and the sign with the shortest
+    /// span.
     fn and(self, other: WorkerSeen) -> WorkerSeen {
         WorkerSeen {
             worker: self.worker,
@@ -57,10 +58,10 @@ impl WorkerSeen {
     }
 }
 
-/// Numbers of one worker in an answer.
+/// Numbers per worker in an answer.
 const NUMBERS: usize = 6;
 
-/// What all servers have answered, of `count` workers.
+/// Merges the answers of all servers about `count` workers.
 pub(crate) fn merged(answers: &[Vec<u8>], count: usize) -> Result<Vec<WorkerSeen>> {
     let all = answers.iter().map(|answer| read(answer, count)).collect::<Result<Vec<_>>>()?;
     let merge = |all: Vec<WorkerSeen>, next: Vec<WorkerSeen>| {
@@ -75,16 +76,16 @@ fn read(answer: &[u8], count: usize) -> Result<Vec<WorkerSeen>> {
     body.end()?;
     let small = |number: u64| {
         u32::try_from(number)
-            .map_err(|_| Error::internal("a server's answer is not understood").got(number))
+            .map_err(|_| Error::internal("malformed answer of a server").got(number))
     };
-    let one = |(worker, told): (usize, &[u64])| {
+    let one = |(worker, fields): (usize, &[u64])| {
         Ok(WorkerSeen {
             worker,
-            steps: told[2],
-            starts: small(told[3])? as usize,
-            has_finished: told[4] != 0,
-            complete: told[5],
-            sign: Sign::from_numbers([small(told[0])?, small(told[1])?])?,
+            steps: fields[2],
+            starts: small(fields[3])? as usize,
+            has_finished: fields[4] != 0,
+            complete: fields[5],
+            sign: WorkerSign::from_numbers([small(fields[0])?, small(fields[1])?])?,
         })
     };
     numbers.chunks_exact(NUMBERS).enumerate().map(one).collect()

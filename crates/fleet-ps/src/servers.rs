@@ -1,7 +1,7 @@
-//! What a worker asks of the servers of its job, wherever they are.
+//! A worker's interface to the servers of its job, wherever they run.
 //!
-//! Communicators, ops and the life cycle of a job know only [`Servers`]; behind it are tables of
-//! this process (tests, one machine) or connections to other machines.
+//! Communicators, ops and the life cycle of a job know only [`Servers`]. Its implementations use
+//! tables in this process (tests, one machine) or connections to other machines.
 
 use crate::{
     Arrival, DenseCut, NonFinite, Progress, PullMode, Push, Rule, SaveFormat, SaveMode, Saved,
@@ -15,11 +15,11 @@ use std::path::Path;
 pub struct JobTables {
     pub server_count: usize,
     pub worker_count: usize,
-    /// Pushes wait until all workers have arrived at [`Arrival::Sent`], and their mean is applied
-    /// once: a dense table takes the mean over the pushes, a sparse one the sum over the workers
-    /// that arrived divided by their number. Rows of click tables are summed and not divided: their
-    /// gradients are sums over samples already. Otherwise each push is applied when it comes. Geo
-    /// tables add at once in either case.
+    /// Whether pushes wait until all workers have arrived at [`Arrival::Sent`], so that the servers
+    /// apply their mean once. A dense table takes the mean over the pushes. A sparse table divides
+    /// the sum by the number of workers that arrived. Rows of click tables are summed and not
+    /// divided: their gradients are sums over samples already. Otherwise each push is applied on
+    /// receipt. Geo tables add at once in either case.
     pub sync: bool,
     pub tables: Vec<TableConfig>,
 }
@@ -27,29 +27,29 @@ pub struct JobTables {
 /// One table of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TableConfig {
-    /// Parameters one after another, divided among the servers.
+    /// Parameters laid end to end, divided among the servers.
     Dense {
         table_id: u32,
-        /// Numbers on all servers.
+        /// Number of elements on all servers.
         len: usize,
         rule: Rule,
         non_finite: NonFinite,
         options: DenseOptions,
     },
-    /// Rows by id; server = id mod servers.
+    /// Rows by id; an id is on server `id mod server_count`.
     Sparse(SparseConfig),
-    /// Rows that workers train themselves and exchange as differences.
+    /// Rows that workers train locally and exchange as differences.
     Geo(SparseConfig),
-    /// Steps of all workers, for schedules of the learning rate.
+    /// Count of the steps of all workers, for learning rate schedules.
     GlobalStep { table_id: u32 },
 }
 
-/// What few dense tables want otherwise.
+/// Options that few dense tables need.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DenseOptions {
     pub cut: DenseCut,
-    /// Gradients are corrected by what has changed since their worker read the parameters
-    /// (DC-ASGD); not in synchronous jobs, where nothing has.
+    /// Correct gradients for the changes since their worker read the parameters (DC-ASGD). Invalid
+    /// in synchronous jobs, where there are no such changes.
     pub corrects_delay: bool,
 }
 
@@ -71,21 +71,21 @@ impl TableConfig {
     }
 }
 
-/// Changes when a worker of one version cannot talk to a server of another.
+/// Changes whenever workers of one version cannot talk to servers of another.
 const MESSAGES_VERSION: &str = "messages of version 6";
-/// How often the workers of a job meet at [`Arrival::Received`] before they train: when all are
-/// there, when worker 0 has brought the parameters, and when all have them. A worker that comes to
-/// servers where they have met so often was started again.
+/// Rounds of [`Arrival::Received`] before training starts: the first ends when all workers are
+/// present, the second when worker 0 has set the parameters, the third when all workers have read
+/// them. A worker that finds this many rounds completed was restarted.
 pub const START_ROUNDS: u64 = 3;
-/// Servers and workers of a job: what a barrier and a placement make sense for.
+/// Limit on servers and on workers of a job, within which barriers and placements are practical.
 const COUNT_MAX: usize = 1 << 16;
 
 impl JobTables {
-    /// Refuses jobs without servers or workers, and numbers of tables that come twice.
+    /// Rejects jobs without servers or workers, and duplicate table ids.
     pub(crate) fn check(&self) -> Result<()> {
         for (what, count) in [("servers", self.server_count), ("workers", self.worker_count)] {
             if !(1..=COUNT_MAX).contains(&count) {
-                return Err(Error::invalid(format!("the number of {what} of a job is wrong"))
+                return Err(Error::invalid(format!("invalid number of {what} in a job"))
                     .expected(format!("1 to {COUNT_MAX}"))
                     .got(count));
             }
@@ -96,27 +96,25 @@ impl JobTables {
             options.cut.check(*len, self.server_count).map_err(place)?;
             if options.corrects_delay && self.sync {
                 return Err(place(
-                    Error::invalid("gradients of a synchronous job are never late")
-                        .help("turn the correction of delays off, or sync"),
+                    Error::invalid("delay compensation (DC-ASGD) conflicts with a synchronous job")
+                        .help("turn off delay compensation (enable_dc_asgd) or sync"),
                 ));
             }
         }
         let mut ids: Vec<u32> = self.tables.iter().map(TableConfig::table_id).collect();
         ids.sort_unstable();
         match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => {
-                Err(Error::invalid("two tables of a job have the same number").got(pair[0]))
-            }
+            Some(pair) => Err(Error::invalid("duplicate table id").got(pair[0])),
             None => Ok(()),
         }
     }
 
-    /// Every fact on a line of its own: what a client and its servers compare.
+    /// Returns the job as text, one fact a line, which a client and its servers compare.
     pub(crate) fn text(&self) -> String {
         format!("{MESSAGES_VERSION}\n{self:#?}")
     }
 
-    /// The table of a number, which must be one of `kinds`.
+    /// Returns the table with an id, which must be of one of `kinds`.
     pub(crate) fn table(&self, table_id: u32, kinds: &[&str]) -> Result<&TableConfig> {
         let table = self.tables.iter().find(|table| table.table_id() == table_id);
         let error = match table {
@@ -132,98 +130,98 @@ impl JobTables {
     }
 }
 
-/// The servers of a job, seen from one worker. Every call may come from any thread, and blocks
-/// until all servers that it concerns have answered. An answered push is applied exactly once,
-/// however often it was sent; errors name the server, the table and the worker.
+/// The servers of a job, seen from one worker. Any thread may make any call. A call blocks until
+/// all servers that it concerns have answered. An acknowledged push is applied exactly once,
+/// however often it was sent. Errors name the server, the table and the worker.
 pub trait Servers: Send + Sync {
-    /// This worker's place, from 0.
+    /// Returns this worker's rank, from 0.
     fn worker(&self) -> usize;
     fn tables(&self) -> &JobTables;
 
-    /// The rows of `ids`, one after another, `pull_width` numbers each. Ids may repeat.
+    /// Reads the rows of `ids`, one after another, `pull_width` numbers each. Ids may repeat.
     fn pull_sparse(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()>;
-    /// Gradients of rows. Ids that repeat are added up before anything is sent.
+    /// Pushes gradients of rows. Gradients of equal ids are summed before they are sent.
     fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
         self.push_sparse_of(0, table, push)
     }
-    /// As [`Servers::push_sparse`], of a step of this worker, from 1: servers remember it, and a
-    /// worker that goes on for one that has died ([`Servers::go_on`]) sends to none what it has.
-    /// Pushes to a table come in the order of their steps.
+    /// Like [`Servers::push_sparse`], for a step of this worker, counted from 1. Servers remember
+    /// the step: a worker that resumes after a restart ([`Servers::go_on`]) sends gradients only to
+    /// servers that lack them. Pushes to a table must come in the order of their steps.
     fn push_sparse_of(&self, step: u64, table: u32, push: Push<'_>) -> Result<()>;
 
-    /// All numbers of a dense table.
+    /// Reads all numbers of a dense table.
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()>;
-    /// The gradient of all numbers of a dense table.
+    /// Pushes the gradient of all numbers of a dense table.
     fn push_dense(&self, table: u32, grad: &[f32]) -> Result<()> {
         self.push_dense_of(0, table, grad)
     }
-    /// As [`Servers::push_dense`], of a step.
+    /// Like [`Servers::push_dense`], for a step.
     fn push_dense_of(&self, step: u64, table: u32, grad: &[f32]) -> Result<()>;
-    /// Sets the values of a dense table: what worker 0 does at the start. Servers that have loaded
-    /// a save keep what they have loaded.
+    /// Sets the values of a dense table, which worker 0 does at the start. Servers that have loaded
+    /// a save keep the loaded values.
     fn set_dense(&self, table: u32, values: &[f32]) -> Result<()>;
-    /// Multiplies the learning rate of a table's rule from now on.
+    /// Sets the factor on the learning rate of a table's rule.
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()>;
 
-    /// Adds to rows of a geo table what this worker changed.
+    /// Adds this worker's changes to rows of a geo table.
     fn push_geo(&self, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
         self.push_geo_of(0, table, ids, differences)
     }
-    /// As [`Servers::push_geo`], of the steps up to this one.
+    /// Like [`Servers::push_geo`], for the steps up to this one.
     fn push_geo_of(&self, step: u64, table: u32, ids: &[u64], differences: &[f32]) -> Result<()>;
-    /// Ids that other workers changed since this one last asked, and their rows.
+    /// Returns the ids that other workers changed since this worker's last call, and their rows.
     fn pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)>;
 
-    /// Counts steps of this worker; returns those of all.
+    /// Counts steps of this worker; returns the total of all workers.
     fn push_steps(&self, table: u32, steps: u32) -> Result<u64> {
         self.push_steps_of(0, table, steps)
     }
-    /// As [`Servers::push_steps`], the last of which is this one.
+    /// Like [`Servers::push_steps`]; `step` is the last of these steps.
     fn push_steps_of(&self, step: u64, table: u32, steps: u32) -> Result<u64>;
 
-    /// A step of this worker is done: [`Servers::workers`] tells the others.
+    /// Counts a step of this worker as made; [`Servers::workers`] reports it to the others.
     fn count_step(&self);
-    /// A run of the job begins: `base` steps were made before it, and this worker's are in the
-    /// tables up to `complete`, which is as many unless it was lost.
+    /// Starts a run of the job. `base` steps were made before it. The tables contain this worker's
+    /// steps up to `complete`, which equals `base` unless the worker was lost.
     fn begin_after(&self, base: u64, complete: u64) -> Result<()>;
-    /// Gradients of this worker's steps up to this one are applied on all servers: they are told
-    /// with what is sent next.
+    /// Records that the gradients of this worker's steps up to this one are applied on all servers.
+    /// The next requests carry this to the servers.
     fn completed(&self, step: u64);
-    /// This process is its worker from now on: what processes send that were it before is refused.
-    /// Returns how far they came.
+    /// Makes this process its worker from now on: pushes of the worker's earlier processes are
+    /// rejected. Returns their progress.
     fn take_over(&self) -> Result<Progress>;
-    /// Goes on where they came to: the steps behind `complete` are made again, with the same data,
-    /// and no server is sent gradients that it has.
+    /// Resumes from that progress. The worker repeats the steps after `complete` with the same
+    /// data; gradients are sent only to servers that lack them.
     fn go_on(&self, progress: &Progress) -> Result<()>;
-    /// In a synchronous job that all its processes resume: brings all servers to the last step that
-    /// any of them has applied, and returns how many there were. Worker 0 calls it while the others
-    /// wait.
+    /// Resumes a synchronous job all of whose processes were restarted: brings all servers to the
+    /// last step that any of them has applied, and returns the number of steps. Worker 0 calls it
+    /// while the others wait.
     fn settle(&self) -> Result<u64>;
-    /// What servers know of every worker of the job.
+    /// Returns the servers' knowledge of every worker of the job.
     fn workers(&self) -> Result<Vec<WorkerSeen>>;
 
-    /// Waits until all workers that have not finished are here. In a synchronous job the tables
-    /// apply what was pushed before anybody leaves [`Arrival::Sent`].
+    /// Waits until all workers that have not finished have arrived. In a synchronous job the tables
+    /// apply the pushes before any worker leaves [`Arrival::Sent`].
     fn arrive(&self, at: Arrival) -> Result<()>;
-    /// How often all workers have met here.
+    /// Returns the number of rounds that all workers have completed here.
     fn rounds(&self, at: Arrival) -> Result<u64>;
-    /// This worker ends: nobody waits for it any more. True for the last one, who may stop the
-    /// servers ([`Servers::stop`]).
+    /// Ends this worker: barriers stop waiting for it. Returns true for the last worker, which may
+    /// stop the servers ([`Servers::stop`]).
     fn finish(&self) -> Result<bool>;
-    /// Ends the servers' service.
+    /// Stops the servers.
     fn stop(&self) -> Result<()>;
 
-    /// Deletes rows of a sparse table that nobody needs
-    /// ([`SparseTable::shrink`](crate::SparseTable)); returns how many.
+    /// Deletes unused rows of a sparse table ([`SparseTable::shrink`](crate::SparseTable)); returns
+    /// their number.
     fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64>;
-    /// Makes a table on all servers what it was when it was made: no rows, dense numbers 0 with a
-    /// fresh optimizer, no steps. Rates stay. Returns how many rows there were.
+    /// Resets a table on all servers to its initial state: no rows, dense numbers 0 with a fresh
+    /// optimizer, no steps. Rate scales stay. Returns the number of rows deleted.
     fn clear(&self, table: u32) -> Result<u64>;
-    /// Saves all tables of all servers into a folder that servers see by this name: all or none,
-    /// while training goes on. Each server's rows are those of one moment; between servers moments
-    /// differ by a little, unless it is done at a barrier. One worker does it at a time.
+    /// Saves all tables of all servers, all or none, while training continues. All servers must see
+    /// the folder under this name. Each server's rows are of one moment; the moments of different
+    /// servers differ a little unless the call is made at a barrier. One worker saves at a time.
     fn save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved>;
-    /// As [`Servers::save`], of one table, into a folder of its own.
+    /// Like [`Servers::save`], for one table, into a folder without saves of other tables.
     fn save_table(
         &self,
         table: u32,
@@ -231,11 +229,11 @@ pub trait Servers: Send + Sync {
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved>;
-    /// As [`Servers::load`], of one table, from a save of it or of all.
+    /// Like [`Servers::load`], for one table, from a save of it or of all tables.
     fn load_table(&self, table: u32, dir: &Path) -> Result<u64>;
-    /// Loads the latest complete save in a folder, of any number of servers; returns rows and dense
-    /// numbers.
+    /// Loads the latest complete save in a folder, made by any number of servers; returns the
+    /// number of rows and dense numbers.
     fn load(&self, dir: &Path) -> Result<u64>;
-    /// Numbers about a table, added up over the servers.
+    /// Returns statistics of a table, summed over the servers.
     fn stats(&self, table: u32) -> Result<TableStats>;
 }

@@ -1,32 +1,34 @@
-//! Numbers about a table.
+//! Statistics of a table.
 
-/// What a table holds and did since it was made.
+/// Size of a table, and its activity since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
     pub row_count: u64,
-    /// Ids that were seen and have no row yet.
-    pub waiting_count: u64,
+    /// Ids that were seen but have no row yet.
+    pub pending_count: u64,
     /// Weights, optimizer state and counters of the rows.
     pub payload_bytes: u64,
-    /// All memory that the table holds: payload, index, room to grow.
+    /// All memory of the table: payload, index, spare capacity.
     pub held_bytes: u64,
-    /// Ids that were read and written, with repetitions; of a dense table, how often it was.
+    /// Ids pulled, with repetitions; of a dense table, pulls.
     pub pulled: u64,
+    /// Ids pushed, with repetitions; of a dense table, pushes; of a global step, steps.
     pub pushed: u64,
-    /// Ids whose gradients were dropped because they have no row (entry policy).
+    /// Ids whose gradients were dropped because the entry policy gave them no row.
     pub dropped: u64,
     /// Gradients that were NaN or infinite.
     pub non_finite: u64,
-    /// Rows that a shrink deleted.
+    /// Rows deleted by shrinking.
     pub deleted: u64,
-    /// Of the pushes of a dense table: updates that were made since their worker last read. The
-    /// sum, and the largest on one server.
+    /// Staleness of the pushes of a dense table: updates since the worker's last read. The sum over
+    /// all pushes.
     pub staleness_sum: u64,
+    /// Largest staleness of a push, on one server.
     pub staleness_max: u64,
 }
 
 impl TableStats {
-    /// Updates that the parameters of a push lacked, on average.
+    /// Returns the mean staleness: how many updates the parameters of a push lacked.
     ///
     /// ```
     /// use fleet_ps::TableStats;
@@ -37,7 +39,7 @@ impl TableStats {
         self.staleness_sum as f64 / self.pushed.max(1) as f64
     }
 
-    /// Adds those of another server.
+    /// Adds the statistics of another server.
     pub(crate) fn add(&mut self, other: &TableStats) {
         let mut sum = self.numbers();
         sum.iter_mut().zip(other.numbers()).for_each(|(sum, number)| *sum += number);
@@ -47,11 +49,11 @@ impl TableStats {
 
     pub(crate) const COUNT: usize = 11;
 
-    /// The numbers in their order.
+    /// Returns the numbers in the order of messages.
     pub(crate) fn numbers(&self) -> [u64; Self::COUNT] {
         [
             self.row_count,
-            self.waiting_count,
+            self.pending_count,
             self.payload_bytes,
             self.held_bytes,
             self.pulled,
@@ -65,12 +67,12 @@ impl TableStats {
     }
 
     pub(crate) fn from_numbers(numbers: [u64; Self::COUNT]) -> TableStats {
-        let [row_count, waiting_count, payload_bytes, held_bytes, pulled, pushed, rest @ ..] =
+        let [row_count, pending_count, payload_bytes, held_bytes, pulled, pushed, rest @ ..] =
             numbers;
         let [dropped, non_finite, deleted, staleness_sum, staleness_max] = rest;
         TableStats {
             row_count,
-            waiting_count,
+            pending_count,
             payload_bytes,
             held_bytes,
             pulled,

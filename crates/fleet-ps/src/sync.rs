@@ -1,11 +1,11 @@
-//! What trainers wait for and count together: barriers and the global step.
+//! Synchronization of trainers: barriers and the global step.
 
 use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Where a trainer has arrived.
+/// The point in a step at which a trainer arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// All gradients are sent.
@@ -14,10 +14,10 @@ pub enum Arrival {
     Received,
 }
 
-/// Meeting points of the trainers of a synchronous job.
+/// Barriers of the trainers of a job.
 ///
-/// To arrive and to wait are two things: who arrived stays arrived, however often it asks whether
-/// the others are there, and may say so again.
+/// Arriving and waiting are separate: a trainer stays arrived however often it waits, and may
+/// arrive again.
 ///
 /// ```
 /// use fleet_ps::{Arrival, BarrierTable};
@@ -37,9 +37,9 @@ pub struct BarrierTable {
 struct Points {
     sent: Point,
     received: Point,
-    /// Trainers that have ended, of whom nobody waits for more.
+    /// Trainers that have finished; barriers do not wait for them.
     finished: BTreeSet<u32>,
-    /// Trainers that nobody waits for until they are heard of again.
+    /// Trainers that barriers do not wait for until they are heard from again.
     lost: BTreeSet<u32>,
 }
 
@@ -49,7 +49,7 @@ struct Point {
     round: u64,
 }
 
-/// What a barrier is at one moment, for who keeps it in a file.
+/// State of a barrier at one moment, for snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BarrierImage {
     pub rounds: [u64; 2],
@@ -60,17 +60,18 @@ pub(crate) struct BarrierImage {
 impl BarrierTable {
     pub fn new(trainer_count: u32) -> Result<BarrierTable> {
         if trainer_count == 0 {
-            return Err(Error::invalid("a barrier needs trainers").expected("at least 1").got(0));
+            return Err(Error::invalid("barrier without workers").expected("at least 1").got(0));
         }
         Ok(BarrierTable { inner: Mutex::default(), changed: Condvar::new(), trainer_count })
     }
 
-    /// A trainer is here; returns the round it waits for the end of. When all are here that have
-    /// not finished, `last` runs with their number before anybody goes on.
+    /// Registers the arrival of a trainer; returns the round whose end it waits for. When all
+    /// unfinished trainers have arrived, `last` runs with their number before any of them
+    /// continues.
     pub fn arrive(&self, trainer: u32, at: Arrival, last: impl FnOnce(u32)) -> Result<u64> {
         self.check(trainer)?;
         let mut points = self.lock();
-        // One that was started again after it had finished takes part again.
+        // A trainer that was restarted after it had finished takes part again.
         points.finished.remove(&trainer);
         points.lost.remove(&trainer);
         points.at(at).arrived.insert(trainer);
@@ -83,29 +84,29 @@ impl BarrierTable {
         Ok(round)
     }
 
-    /// Waits for the end of a round. After `patience` the error says who is missing.
-    pub fn wait(&self, trainer: u32, at: Arrival, round: u64, patience: Duration) -> Result<()> {
-        let missing = self.missing_after(trainer, at, round, patience)?;
+    /// Waits for the end of a round. After `timeout`, fails with the missing trainers.
+    pub fn wait(&self, trainer: u32, at: Arrival, round: u64, timeout: Duration) -> Result<()> {
+        let missing = self.missing_after(trainer, at, round, timeout)?;
         if missing.is_empty() {
             return Ok(());
         }
-        Err(Error::unavailable("not all trainers came to a barrier")
-            .expected(format!("{} trainers within {patience:?}", self.trainer_count))
+        Err(Error::unavailable("barrier timed out")
+            .expected(format!("{} workers within {timeout:?}", self.trainer_count))
             .got(format!("{} missing: {missing:?}", missing.len())))
     }
 
-    /// Waits for up to `patience`; returns who is missing then, nobody if the round is over.
+    /// Waits for up to `timeout`; returns the trainers missing then, none if the round is over.
     pub(crate) fn missing_after(
         &self,
         trainer: u32,
         at: Arrival,
         round: u64,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Vec<u32>> {
         self.check(trainer)?;
         let (mut points, outcome) = self
             .changed
-            .wait_timeout_while(self.lock(), patience, |points| points.at(at).round <= round)
+            .wait_timeout_while(self.lock(), timeout, |points| points.at(at).round <= round)
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         if !outcome.timed_out() {
             return Ok(Vec::new());
@@ -118,8 +119,8 @@ impl BarrierTable {
         Ok((0..self.trainer_count).filter(|t| !here(t, &mut points)).collect())
     }
 
-    /// A trainer has ended: nobody waits for it any more; returns whether all have. If it was the
-    /// last that others waited for, `last` runs with their number.
+    /// Ends a trainer: barriers stop waiting for it. Returns whether all have finished or are lost.
+    /// Where only this trainer was missing, `last` runs with the number of those that arrived.
     pub fn finish(&self, trainer: u32, mut last: impl FnMut(Arrival, u32)) -> Result<bool> {
         self.check(trainer)?;
         let mut points = self.lock();
@@ -137,9 +138,8 @@ impl BarrierTable {
         Ok((points.finished.len() + points.lost.len()) as u32 == self.trainer_count)
     }
 
-    /// A trainer is not to be waited for until it is heard of again. What it has pushed stays;
-    /// nothing is applied because of it, so this is for jobs whose pushes are applied when they
-    /// come.
+    /// Stops waiting for a trainer until it is heard from again. Its pushes stay. Nothing is
+    /// applied because of it, so this is for jobs whose pushes are applied on receipt.
     pub(crate) fn lose(&self, trainer: u32) {
         let mut points = self.lock();
         if points.finished.contains(&trainer) || trainer >= self.trainer_count {
@@ -155,20 +155,20 @@ impl BarrierTable {
         self.changed.notify_all();
     }
 
-    /// All trainers are new processes, which meet from the start. Rounds of sent gradients stay
-    /// counted.
+    /// Starts a run in which all trainers are new processes, which meet from the start. The count
+    /// of rounds of sent gradients stays.
     pub(crate) fn begin_run(&self) {
         let mut points = self.lock();
         let sent = Point { arrived: BTreeSet::new(), round: points.sent.round };
         *points = Points { sent, ..Points::default() };
     }
 
-    /// Gradients of so many rounds are applied.
+    /// Records that the gradients of this many rounds are applied.
     pub(crate) fn set_sent_rounds(&self, rounds: u64) {
         self.lock().sent.round = rounds;
     }
 
-    /// A trainer is heard of.
+    /// Waits for a lost trainer again.
     pub(crate) fn find(&self, trainer: usize) {
         if let Ok(trainer) = u32::try_from(trainer) {
             self.lock().lost.remove(&trainer);
@@ -187,7 +187,7 @@ impl BarrierTable {
         !self.lock().finished.is_empty()
     }
 
-    /// How often all have met.
+    /// Returns the number of rounds that all trainers have completed.
     pub(crate) fn rounds(&self, at: Arrival) -> u64 {
         self.lock().at(at).round
     }
@@ -218,7 +218,7 @@ impl BarrierTable {
         if trainer < self.trainer_count {
             return Ok(());
         }
-        Err(Error::invalid("a trainer is unknown to a barrier")
+        Err(Error::invalid("unknown worker at a barrier")
             .expected(format!("a number below {}", self.trainer_count))
             .got(trainer))
     }
@@ -249,7 +249,7 @@ impl Point {
     }
 }
 
-/// Steps that all trainers took together: what schedules of learning rates run on.
+/// Count of the steps of all trainers, on which learning rate schedules depend.
 ///
 /// ```
 /// let steps = fleet_ps::GlobalStep::default();
@@ -259,7 +259,7 @@ impl Point {
 pub struct GlobalStep(std::sync::atomic::AtomicU64);
 
 impl GlobalStep {
-    /// Adds a trainer's steps; returns the new sum.
+    /// Adds a trainer's steps; returns the new total.
     pub fn push(&self, steps: u32) -> u64 {
         let steps = u64::from(steps);
         self.0.fetch_add(steps, std::sync::atomic::Ordering::Relaxed) + steps
@@ -279,13 +279,13 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-    /// Long enough for any machine; nobody waits so long.
-    const PATIENCE: Duration = Duration::from_secs(60);
+    /// Long enough for any machine; no test waits this long.
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// Arrives and waits.
     fn meet(table: &BarrierTable, trainer: u32, at: Arrival, last: impl FnOnce(u32)) {
         let round = table.arrive(trainer, at, last).unwrap();
-        table.wait(trainer, at, round, PATIENCE).unwrap();
+        table.wait(trainer, at, round, TIMEOUT).unwrap();
     }
 
     #[test]
@@ -318,7 +318,11 @@ mod tests {
         let error = table.wait(0, Arrival::Sent, round, brief).unwrap_err();
         assert_eq!(error.kind(), fleet_base::ErrorKind::Unavailable);
         assert!(error.to_string().contains("1 missing: [2]"), "{error}");
-        assert_eq!(table.arrive(0, Arrival::Sent, |_| ()).unwrap(), round, "said twice, here once");
+        assert_eq!(
+            table.arrive(0, Arrival::Sent, |_| ()).unwrap(),
+            round,
+            "a repeated arrival counts once"
+        );
         let mut count = 0;
         assert_eq!(table.arrive(2, Arrival::Sent, |trainers| count = trainers).unwrap(), round);
         assert_eq!(count, 2);

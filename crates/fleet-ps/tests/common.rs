@@ -1,4 +1,4 @@
-//! Servers of a job whose numbers come out exactly.
+//! Servers of a job whose numbers are exact.
 
 #[path = "job.rs"]
 mod job;
@@ -13,7 +13,7 @@ pub use job::{DENSE, GEO, SPARSE, STEPS, job, sparse};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Servers of a job on ports of the system's choice.
+/// Servers of a job, on ports chosen by the system.
 pub struct Fleet {
     pub job: JobTables,
     pub token: Token,
@@ -41,12 +41,12 @@ impl Fleet {
     }
 }
 
-/// Patient enough for any machine; nobody waits so long.
+/// Long enough for any machine; no test waits this long.
 pub fn options() -> RemoteOptions {
     RemoteOptions {
         log: Log::silent(),
         deadline: Duration::from_secs(120),
-        // Tests count connections.
+        // No heartbeats: tests count connections.
         silent_after: Duration::ZERO,
         ..RemoteOptions::default()
     }

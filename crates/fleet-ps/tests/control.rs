@@ -1,4 +1,4 @@
-//! Control over gRPC (feature `grpc`): the same as over frames, for those who know the token.
+//! Control over gRPC (feature `grpc`): the functions of frames, for holders of the token.
 
 use crate::common::{DENSE, Fleet, GEO, SPARSE, STEPS, dense, job, pull};
 use crate::saves::Folder;
@@ -22,7 +22,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::v1 as reflection;
 
-/// Control of every server of a job, which serves.
+/// Starts control for every server of a job.
 fn controls(fleet: &Fleet) -> Vec<ControlServer> {
     let addresses = fleet.addresses();
     let start = |server: &fleet_ps::TableServer| {
@@ -41,7 +41,7 @@ fn is_reset(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::ConnectionReset
 }
 
-/// Asks again until there is an answer.
+/// Repeats a call until it returns a value.
 #[track_caller]
 fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
@@ -49,12 +49,12 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        assert!(begun.elapsed() < Duration::from_secs(60), "timed out waiting for {what}");
         std::thread::yield_now();
     }
 }
 
-/// Runs a call of another client.
+/// Runs a call of another client to its end.
 fn run<R>(call: impl Future<Output = R>) -> R {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(call)
@@ -96,9 +96,9 @@ fn health_follows_the_tables_and_the_port_ends_with_the_server() {
 
     let idle = TcpStream::connect(address).unwrap();
     drop(control);
-    assert!(TcpStream::connect(address).is_err(), "the port ends");
+    assert!(TcpStream::connect(address).is_err(), "the port is closed");
     idle.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    // One that nobody had taken yet is reset.
+    // A connection that was not accepted yet is reset.
     let end = (&idle).read(&mut [0; 64]);
     let is_over = end.as_ref().map_or_else(is_reset, |count| *count < 64);
     assert!(is_over, "and so do connections: {end:?}");
@@ -109,15 +109,15 @@ fn statistics_are_what_was_pushed() {
     let fleet = Fleet::start(&job(2, 2, false));
     let controls = controls(&fleet);
     let worker = fleet.worker(1);
-    // Server 1 has the odd ids: two of four, one of them twice.
+    // Server 1 has the odd ids: two of four, one of them pushed twice.
     worker.push_sparse(SPARSE, Push::new(&[1, 2, 4, 7], &[1.0; 8])).unwrap();
     worker.push_sparse(SPARSE, Push::new(&[7], &[1.0; 2])).unwrap();
     pull(&worker, &[1, 7, 9]);
     worker.push_steps(STEPS, 5).unwrap();
     worker.push_dense(DENSE, &[1.0; 5]).unwrap();
     dense(&worker);
-    // The second of these comes of parameters that lack the first, and the third of ones that lack
-    // two.
+    // The second of these comes from parameters that lack the first, and the third from parameters
+    // that lack two.
     (0..3).for_each(|_| worker.push_dense(DENSE, &[1.0; 5]).unwrap());
     let answer = operator(&controls[1], &fleet.token).statistics().unwrap();
     assert_eq!((answer.server, answer.server_count, answer.worker_count), (1, 2, 2));
@@ -144,10 +144,10 @@ fn statistics_are_what_was_pushed() {
         answer.workers[1].state() == WorkerState::Gone
     };
     let mut operator = operator(&controls[1], &fleet.token);
-    until("the worker's leave", || gone(operator.statistics().unwrap()).then_some(()));
+    until("the worker's end", || gone(operator.statistics().unwrap()).then_some(()));
 }
 
-/// Operators count as nobody: not towards barriers, not as a worker that comes.
+/// Operators are not counted: neither at barriers nor as connected workers.
 #[test]
 fn pushes_that_wait_and_logs_are_told() {
     let fleet = Fleet::start(&job(1, 1, true));
@@ -223,7 +223,7 @@ fn a_save_over_grpc_is_one_over_frames_and_so_are_loads_and_shrinking() {
     assert_eq!(pull(&worker, &[0, 49]), [0.5; 4], "as it was when it was saved");
     assert_eq!(dense(&worker), [-1.0; 5]);
 
-    // A day passes, and all rows were unseen for it.
+    // After a day, all rows are unseen for one day.
     let aged = SaveRequest {
         folder: folder.0.join("aged").to_str().unwrap().into(),
         mode: SaveMode::AllAndAge.into(),
@@ -239,20 +239,20 @@ fn a_save_over_grpc_is_one_over_frames_and_so_are_loads_and_shrinking() {
         assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
     };
     let invalid = ErrorKind::Invalid;
-    check(SaveRequest { mode: 9, ..aged.clone() }, invalid, "the mode of a save is unknown");
-    check(SaveRequest { format: 9, ..aged.clone() }, invalid, "the format of a save is unknown");
+    check(SaveRequest { mode: 9, ..aged.clone() }, invalid, "unknown save mode");
+    check(SaveRequest { format: 9, ..aged.clone() }, invalid, "unknown save format");
     let nowhere = SaveRequest { folder: String::new(), ..aged.clone() };
-    check(nowhere, invalid, "the name of a folder is missing");
+    check(nowhere, invalid, "missing folder");
     let file = folder.0.join("file");
     std::fs::write(&file, "").unwrap();
     let blocked = SaveRequest { folder: file.to_str().unwrap().into(), ..aged.clone() };
-    check(blocked, invalid, "asked by an operator");
+    check(blocked, invalid, "request of an operator");
     let error = operator.shrink(ShrinkRequest { table: 99, unseen_days: None }).unwrap_err();
     assert!(error.to_string().contains("no such table"), "{error}");
     let error = operator.shrink(ShrinkRequest { table: 0, unseen_days: Some(256) }).unwrap_err();
-    assert!(error.to_string().contains("too large"), "{error}");
+    assert!(error.to_string().contains("too many unseen days"), "{error}");
     let error = crate::control::operator(&controls[1], &fleet.token).save(aged).unwrap_err();
-    assert!(error.to_string().contains("server 0 answers for all servers"), "{error}");
+    assert!(error.to_string().contains("only server 0 accepts this call"), "{error}");
 }
 
 fn list(authorization: Option<&str>, address: SocketAddr) -> Result<Vec<String>, Status> {
@@ -307,13 +307,13 @@ fn strangers_are_refused_and_logged() {
     let known = ["fleet.ps.v1.Control", "grpc.health.v1.Health"];
     assert_eq!(services[..2], known);
     assert_eq!(services[2..], ["grpc.reflection.v1.ServerReflection"]);
-    // It is worth nothing at another server of the same job.
+    // The credential is not valid for another server of the same job.
     let other = ControlServer::bind("127.0.0.1:0", &fleet.token, Log::silent()).unwrap();
     assert_eq!(list(Some(&shown), other.address()).unwrap_err().code(), Code::Unauthenticated);
-    assert_eq!(lines().len(), 6, "who knows the token is no stranger");
+    assert_eq!(lines().len(), 6, "clients with the token are served");
 }
 
-/// Bytes that no client of gRPC would send, connections that say nothing, messages too long.
+/// Bytes that no gRPC client would send, silent connections, and messages that are too long.
 #[test]
 fn hostile_bytes_leave_the_server_up() {
     let fleet = Fleet::start(&job(1, 1, false));
@@ -328,10 +328,10 @@ fn hostile_bytes_leave_the_server_up() {
             0 => b"",
             1 => b"GET / HTTP/1.1\r\n\r\n",
             2 => PREFACE,
-            // And good settings, before frames of noise.
+            // Valid settings before frames of noise.
             _ => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
         };
-        // It may hang up in the middle.
+        // The server may close the connection in between.
         let _ = socket.write_all(start).and_then(|()| socket.write_all(&noise));
     }
     let idle: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(address).unwrap()).collect();
@@ -341,7 +341,7 @@ fn hostile_bytes_leave_the_server_up() {
         let end = socket.read_to_end(&mut Vec::new());
         end.as_ref().map_or_else(is_reset, |_| true)
     };
-    // Operators get in past them at once, and all of them are closed in time.
+    // Operators are still served at once, and all idle connections are closed in time.
     assert_eq!(operator(&control, &fleet.token).statistics().unwrap().worker_count, 1);
     assert!(idle.iter().all(is_over));
     let long = SaveRequest { folder: "x".repeat(1 << 20), mode: 0, format: 0 };
@@ -351,8 +351,8 @@ fn hostile_bytes_leave_the_server_up() {
     assert_eq!(pull(&fleet.worker(0), &[1]), [1.0; 2]);
 }
 
-/// Strangers that answer pings keep no operator out, and are closed; peers that are known keep
-/// their connections. The 65th of those is told why it gets no seat.
+/// Unknown peers that answer pings do not keep operators out, and are closed. Known peers keep
+/// their connections. The 65th known peer gets an error that says why it has no seat.
 #[test]
 fn strangers_that_answer_pings_are_closed() {
     let fleet = Fleet::start(&job(1, 1, false));
@@ -368,7 +368,7 @@ fn strangers_that_answer_pings_are_closed() {
         for _ in 0..80 {
             let mut client = HealthClient::new(channel(address).await);
             let request = HealthCheckRequest { service: String::new() };
-            // A stream that stays open, so that the client has a reason to stay.
+            // An open stream gives the client a reason to stay connected.
             strangers.push(client.watch(request).await.unwrap().into_inner());
         }
         strangers
@@ -379,26 +379,26 @@ fn strangers_that_answer_pings_are_closed() {
             while let Ok(Some(_)) = stranger.message().await {}
         }
     });
-    assert!(lines().iter().any(|line| line.contains("has shown no credential")), "{:?}", lines());
+    assert!(lines().iter().any(|line| line.contains("without a credential")), "{:?}", lines());
     known.statistics().unwrap();
     let peer = |_| {
         let mut peer = operator(&control, &fleet.token);
         peer.statistics().map(|_| peer).unwrap()
     };
-    // Whether the seats of the operators above are free again, nobody knows.
+    // The slots of the operators above may or may not be free again.
     let mut peers: Vec<ControlClient> = (2..64).map(peer).collect();
-    until("64 seats taken", || {
+    until("64 connections in use", || {
         peers.push(operator(&control, &fleet.token));
         peers.last_mut()?.statistics().err()
     });
     drop(peers.pop());
     let error = operator(&control, &fleet.token).statistics().unwrap_err();
-    assert!(error.to_string().contains("all 64 seats are taken"), "{error}");
+    assert!(error.to_string().contains("all 64 connections for control"), "{error}");
     drop((peers.pop(), peers.pop()));
-    until("a free seat", || operator(&control, &fleet.token).statistics().ok());
+    until("a free connection", || operator(&control, &fleet.token).statistics().ok());
 }
 
-/// A certificate of 100 years for 127.0.0.1 and fleet.test, with its key, and another one.
+/// A certificate of 100 years for 127.0.0.1 and fleet.test with its key, and another certificate.
 #[cfg(feature = "tls")]
 #[test]
 fn under_tls_servers_show_a_certificate() {
@@ -431,12 +431,15 @@ fn under_tls_servers_show_a_certificate() {
     let plain = ControlClient::connect(&address, &fleet.token).and_then(|mut it| it.statistics());
     let error = plain.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains("to a server under TLS"), "{error}");
+    assert!(error.to_string().contains("for a server with TLS"), "{error}");
 
     let error = ServerTls::read(&file("nothing.pem"), &key).err().unwrap();
     assert!(error.to_string().contains("nothing.pem"), "{error}");
     let swapped = ServerTls::read(&key, &cert).unwrap();
     let error = ControlServer::bind_under("127.0.0.1:0", &token, swapped, Log::silent());
     let error = error.err().unwrap().to_string();
-    assert!(error.contains("are not understood") && error.contains("control-key.pem"), "{error}");
+    assert!(
+        error.contains("invalid certificate or key") && error.contains("control-key.pem"),
+        "{error}"
+    );
 }

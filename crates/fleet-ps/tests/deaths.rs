@@ -1,4 +1,4 @@
-//! Workers that die, stop or are started again: real processes, and what the others are told.
+//! Workers that die, stop or restart, in real processes, and the errors of the others.
 
 use crate::common::{DENSE, Fleet, dense, job, options};
 use crate::durable::Process;
@@ -11,12 +11,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Tells a started process the addresses of its servers, and whether the job is synchronous.
+/// Variables that give a started process the addresses of its servers, and whether the job is
+/// synchronous.
 const SERVERS: &str = "PS_DEATHS_SERVERS";
 const TOKEN: &str = "PS_DEATHS_TOKEN";
 const SYNC: &str = "PS_DEATHS_SYNC";
 
-/// Worker 1, in a process of its own: meets the others and waits for its end. Nothing in the
+/// Worker 1, in a process of its own: meets the others and waits to be killed. Does nothing in the
 /// process of the tests.
 #[test]
 fn a_worker() {
@@ -32,7 +33,7 @@ fn a_worker() {
     }
 }
 
-/// Silence is noticed after three seconds, so that a test need not last half a minute.
+/// Silence is noticed after three seconds, so that a test does not last half a minute.
 fn vigilant() -> RemoteOptions {
     RemoteOptions { log: Log::silent(), silent_after: Duration::from_secs(3), ..options() }
 }
@@ -70,7 +71,7 @@ impl Drop for Other {
     }
 }
 
-/// A job of this process's worker 0 and the other process, after the start.
+/// Returns a job of worker 0 in this process and worker 1 in another, after the start rounds.
 fn together(sync: bool) -> (Fleet, RemoteServers, Other) {
     let fleet = Fleet::start(&job(2, 2, sync));
     let other = Other::start(&fleet, sync);
@@ -80,7 +81,7 @@ fn together(sync: bool) -> (Fleet, RemoteServers, Other) {
     (fleet, worker, other)
 }
 
-/// Waits until what the other has pushed is applied.
+/// Waits until the push of the other worker is applied.
 fn other_has_pushed(worker: &RemoteServers) {
     let begun = Instant::now();
     while dense(worker) != [-1.0; 5] {
@@ -97,21 +98,21 @@ fn a_worker_that_is_killed_is_named_to_the_others_of_a_synchronous_job() {
     let error = worker.arrive(Arrival::Sent).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();
-    assert!(text.contains("worker 1 is gone: it closed its last connection"), "{text}");
-    assert!(begun.elapsed() < Duration::from_secs(60), "not by patience: {text}");
+    assert!(text.contains("worker 1 is lost: it closed its last connection"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(60), "not by the timeout: {text}");
 }
 
 #[test]
 fn a_worker_that_is_stopped_is_named_too() {
     let (_fleet, worker, other) = together(true);
-    // It lives without working: signs of life keep it from being given up.
+    // It is alive but idle: its heartbeats keep it from being lost.
     let worker = worker.with_patience(Duration::from_secs(5));
     let text = worker.arrive(Arrival::Sent).unwrap_err().to_string();
     assert!(text.contains("1 missing: worker 1"), "{text}");
     other.signal("STOP");
     let worker = worker.with_patience(Duration::from_secs(120));
     let text = worker.arrive(Arrival::Sent).unwrap_err().to_string();
-    assert!(text.contains("worker 1 has been silent for"), "{text}");
+    assert!(text.contains("worker 1 is unresponsive: no heartbeat for"), "{text}");
 }
 
 #[test]
@@ -123,15 +124,15 @@ fn others_go_on_where_nobody_waits_for_anybody() {
     worker.push_dense(DENSE, &[2.0; 5]).unwrap();
     assert_eq!(dense(&worker), [-2.0; 5], "what it had pushed stays");
     assert_eq!(worker.rounds(Arrival::Received).unwrap(), START_ROUNDS + 1);
-    assert!(worker.finish().unwrap(), "nobody else is left");
+    assert!(worker.finish().unwrap(), "no other worker is left");
 }
 
-/// Nobody is there to stop the servers when the last one of the living has finished.
+/// The last live worker has finished, so no worker will stop the servers.
 #[test]
 fn servers_end_when_the_others_are_lost() {
     let (fleet, worker, other) = together(false);
     other.signal("KILL");
-    // Whether the servers know of the death by now or not, nobody stops them.
+    // Whether the servers have noticed the death or not, no worker stops them.
     worker.finish().unwrap();
     drop(worker);
     fleet.servers.into_iter().for_each(|server| server.run().unwrap());
@@ -153,8 +154,7 @@ fn who_comes_back_is_waited_for_again() {
     assert!(!again.finish().unwrap() && worker.finish().unwrap());
 }
 
-/// A durable server in a process of its own, where it is, and what a worker of it writes into its
-/// log.
+/// A durable server in a process of its own, its address, and the log of its workers.
 struct Durable {
     process: Process,
     address: Arc<Mutex<SocketAddr>>,
@@ -186,7 +186,7 @@ impl Durable {
     }
 }
 
-/// Waits until a log says something.
+/// Waits until a line of a log contains these words.
 fn until(lines: &impl Fn() -> Vec<String>, words: &str) {
     let begun = Instant::now();
     while !lines().iter().any(|line| line.contains(words)) {
@@ -206,19 +206,19 @@ fn who_dies_before_it_comes_to_a_server_that_was_started_again_is_gone_soon() {
     std::thread::scope(|scope| {
         scope.spawn(|| meet(&other));
         meet(&worker);
-        // Who lives is waited for, and that is said.
+        // The barrier waits for a live worker, and logs that.
         scope.spawn(|| worker.arrive(Arrival::Received).unwrap());
-        until(&lines, "worker 0 waits for worker 1 (it gave a sign of life ");
+        until(&lines, "worker 0 waits for worker 1 (last heartbeat ");
         other.arrive(Arrival::Received).unwrap();
     });
-    until(&lines, "worker 0 goes on after ");
+    until(&lines, "worker 0 continues after ");
     drop(other);
     server.start_again();
     worker.arrive(Arrival::Received).unwrap();
-    // And not for its silence, which takes longer.
+    // The reason is not its silence, which takes longer.
     let why = worker.workers().unwrap()[1].why();
-    assert!(why.starts_with("is gone: it has not come since the server was started"), "{why}");
-    assert!(worker.finish().unwrap(), "nobody else is left");
+    assert!(why.starts_with("is lost: it has not reconnected since the server restarted"), "{why}");
+    assert!(worker.finish().unwrap(), "no other worker is left");
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_server_that_is_stopped_is_told_to_who_may_wait_for_it() {
     let server = Durable::start("stopped", log);
     let _worker = server.worker(0, Duration::from_secs(3));
     signal(&server.process.0, "STOP");
-    until(&lines, "no sign of life for ");
+    until(&lines, "no answer to heartbeats for ");
     signal(&server.process.0, "CONT");
-    until(&lines, " is back after ");
+    until(&lines, " is reachable again after ");
 }

@@ -1,5 +1,5 @@
-//! Gradients that come late are corrected by what their worker has read, also by a server that was
-//! started again: what was read is in its log and in its snapshots.
+//! Late gradients are corrected by what their worker has read. A restarted server does so too:
+//! reads are in its log and in its snapshots.
 
 use fleet_ps::{
     DenseOptions, Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, Servers,
@@ -24,8 +24,9 @@ fn values(servers: &LocalServers) -> [f32; 2] {
     values
 }
 
-/// Both have read; worker 0 has moved the parameters by then.
+/// Worker 0's gradient, pushed after both workers have read.
 const FIRST: [f32; 2] = [2.0, -4.0];
+/// Worker 1's gradient, of the parameters before that push.
 const LATE: [f32; 2] = [1.0, 3.0];
 
 fn expected() -> [f32; 2] {
@@ -66,5 +67,5 @@ fn what_was_read_outlives_a_server() {
 #[test]
 fn synchronous_jobs_have_nothing_to_correct() {
     let error = ServerTables::new(&JobTables { sync: true, ..job() }, 0).err().unwrap();
-    assert!(error.to_string().contains("are never late"), "{error}");
+    assert!(error.to_string().contains("conflicts with a synchronous job"), "{error}");
 }

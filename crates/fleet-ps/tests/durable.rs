@@ -1,4 +1,4 @@
-//! Servers that are started again: in this process, and killed in the middle of their work.
+//! Restarted servers: in this process, and killed in the middle of their work.
 
 use crate::common::{DENSE, GEO, SPARSE, STEPS, job, options, pull};
 use crate::saves::Folder;
@@ -32,7 +32,7 @@ fn train(worker: &LocalServers, step: u64) {
     worker.push_steps(STEPS, 1).unwrap();
 }
 
-/// What steps 0 to `steps` come to.
+/// Checks the result of steps 0 to `steps`.
 fn check(worker: &LocalServers, steps: u64) {
     let mut rows = [0.0; 4];
     worker.pull_sparse(SPARSE, &[0, 1000], &mut rows, PullMode::Infer).unwrap();
@@ -53,7 +53,7 @@ fn a_server_that_is_started_again_has_everything() {
         for start in 0..6 {
             let server = ServerTables::durable(&job, 0, durability.clone()).unwrap();
             let second = ServerTables::durable(&job, 0, durability.clone()).map(drop).unwrap_err();
-            assert!(second.to_string().contains("another process works in"), "{second}");
+            assert!(second.to_string().contains("is in use by another process"), "{second}");
             let worker = LocalServers::new(std::slice::from_ref(&server), 0).unwrap();
             if start > 0 {
                 check(&worker, steps);
@@ -63,7 +63,7 @@ fn a_server_that_is_started_again_has_everything() {
                 train(&worker, steps);
                 steps += 1;
             }
-            // With and without a snapshot, and pushes behind it.
+            // With and without a snapshot, and with pushes after it.
             if start % 2 == 0 {
                 server.snapshot_now().unwrap();
                 let names: Vec<_> = std::fs::read_dir(own_folder(&folder))
@@ -82,8 +82,8 @@ fn a_server_that_is_started_again_has_everything() {
     }
 }
 
-/// A log that breaks off at any byte loses the request that it breaks off in, and nothing else. One
-/// that breaks off in its header was not left by any crash.
+/// A log that is cut at any byte loses only the request at the cut. No crash leaves a log that is
+/// cut in its header.
 #[test]
 fn a_torn_log_loses_what_was_not_acknowledged() {
     const HEADER: usize = 64;
@@ -157,7 +157,7 @@ fn a_barrier_survives_with_what_waits_for_it() {
     }
 }
 
-/// An id that was admitted by pulls is admitted again, and pushes to it count.
+/// An id that pulls have admitted is admitted again, and pushes to it count.
 #[test]
 fn admissions_are_remembered() {
     let (folder, mut job) = (Folder::new("entry"), job(1, 1, false));
@@ -185,7 +185,7 @@ fn what_a_load_brought_survives_and_another_job_is_refused() {
     old.save(&saved.0, SaveMode::All, SaveFormat::Binary).unwrap();
     LocalServers::new(&[start(&job, &folder)], 0).unwrap().load(&saved.0).unwrap();
     let again = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
-    // What worker 0 would bring to a job that begins anew.
+    // Worker 0 would set these values in a new job.
     again.set_dense(DENSE, &[7.0; 5]).unwrap();
     check(&again, 4);
     drop(again);
@@ -193,10 +193,10 @@ fn what_a_load_brought_survives_and_another_job_is_refused() {
     other.tables.remove(0);
     let error = ServerTables::durable(&other, 0, Durability::in_folder(&folder.0)).map(drop);
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("a server's folder is of another job"), "{error}");
+    assert!(error.contains("durable folder belongs to another job"), "{error}");
 }
 
-/// A log that may hold little: snapshots keep it short, and pushes go on.
+/// A log with a small limit: snapshots keep it short, and pushes continue.
 #[test]
 fn a_short_log_is_kept_short() {
     let (folder, job) = (Folder::new("short"), job(1, 1, false));
@@ -226,13 +226,12 @@ fn a_short_log_is_kept_short() {
 const FOLDER: &str = "FLEET_PS_TEST_FOLDER";
 const TOKEN: &str = "FLEET_PS_TEST_TOKEN";
 
-/// The entry of the server processes. Without a folder it is the test that none was given by
-/// accident.
+/// Entry point of the server processes. Without a folder in the environment it does nothing.
 #[test]
 fn child() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let token = Token::from_text(&std::env::var(TOKEN).unwrap()).unwrap();
-    // Snapshots all the time: a kill meets one in every stage.
+    // Frequent snapshots, so that a kill hits one in every stage.
     let durability =
         Durability { snapshot_every: Duration::from_millis(10), ..Durability::in_folder(folder) };
     let tables = ServerTables::durable(&job(1, 2, false), 0, durability).unwrap();
@@ -260,7 +259,7 @@ impl Process {
         let address = lines
             .map_while(Result::ok)
             .find_map(|line| line.strip_prefix("address ").map(|address| address.parse().unwrap()));
-        (process, address.expect("the server said no address"))
+        (process, address.expect("the server printed no address"))
     }
 
     pub fn kill(&mut self) {
@@ -323,12 +322,15 @@ fn a_server_that_is_killed_and_started_again_loses_and_repeats_nothing() {
     assert_eq!(pull(&workers[0], &[1000, 5]), [total, total, 0.0, 0.0]);
     assert_eq!(crate::common::dense(&workers[1]), [-0.25 * all as f32; 5]);
     let lines = lines().join("\n");
-    assert!(lines.contains("waits for server 0") && lines.contains("is back after"), "{lines}");
+    assert!(
+        lines.contains("waits for server 0") && lines.contains("is reachable again after"),
+        "{lines}"
+    );
     workers[0].stop().unwrap();
 }
 
-/// A log loses its last records, as a bad disk would: the server starts, its worker knows better,
-/// and then nothing is served until an operator has accepted the loss.
+/// A log loses its last records, as on a bad disk. The server starts, but its worker has an
+/// acknowledgement of more. Then nothing is served until an operator has accepted the loss.
 #[test]
 fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
     let (folder, job, token) =
@@ -356,7 +358,7 @@ fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
     assert_eq!((cut.request_count, cut.cut.map(|cut| cut.request_count)), (3, Some(0)));
     *current.lock().unwrap() = server.address();
     let error = worker.push_dense(DENSE, &[0.5; 5]).unwrap_err().to_string();
-    let words = "worker 0 was acknowledged 4 requests, and 3 of them are left";
+    let words = "3 of 4 acknowledged requests of worker 0 are left";
     assert!(error.contains("lost acknowledged pushes") && error.contains(words), "{error}");
     let ended = server.run().unwrap_err().to_string();
     assert!(ended.contains(words) && ended.contains("--accept-loss"), "{ended}");

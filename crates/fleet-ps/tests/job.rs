@@ -1,4 +1,4 @@
-//! A job whose numbers come out exactly: part of the library's own tests and of those of real
+//! A job whose numbers are exact. It is part of the library's own tests and of those of real
 //! servers, which bring the crate's names.
 
 use super::{Initializer, JobTables, NonFinite, Rule, Sgd, SparseConfig, TableConfig};
@@ -8,7 +8,7 @@ pub const DENSE: u32 = 1;
 pub const GEO: u32 = 2;
 pub const STEPS: u32 = 3;
 
-/// Rows of two start at 1 and go down by half of what is pushed.
+/// Rows of two numbers, which start at 1 and decrease by half of each gradient.
 pub fn sparse() -> SparseConfig {
     SparseConfig {
         rule: Rule::Sgd(Sgd { lr: 0.5 }),

@@ -1,4 +1,4 @@
-//! What goes well, and mistakes that are told.
+//! Working servers, and the errors of mistakes.
 
 use crate::common::{DENSE, Fleet, GEO, SPARSE, STEPS, dense, job, options, pull, sparse};
 use crate::saves::Folder;
@@ -45,7 +45,7 @@ fn remote_servers_are_local_ones() {
     }
 }
 
-/// A server that answers when as many requests as are wanted are on their way to all servers.
+/// A server that answers when the expected number of requests is in flight to all servers.
 struct Crowd {
     server: u64,
     agreed: bool,
@@ -55,8 +55,8 @@ struct Crowd {
 impl Conversation for Crowd {
     fn call(&mut self, _: u8, _: &[u8], answer: &mut Vec<u8>) -> fleet_base::Result<()> {
         if !self.agreed {
-            // The first request of a connection compares the jobs: the server's number and its
-            // life.
+            // The first request of a connection compares the jobs. The answer is the server's
+            // number and its life.
             self.agreed = true;
             answer.extend(self.server.to_le_bytes());
             answer.extend(7u64.to_le_bytes());
@@ -69,7 +69,7 @@ impl Conversation for Crowd {
         let patience = Duration::from_secs(60);
         let waited = changed.wait_timeout_while(count, patience, |count| *count < CROWD);
         assert!(!waited.unwrap().1.timed_out(), "requests came one after another");
-        // Of five numbers the first server has three.
+        // The first server has three of five numbers.
         let numbers = if self.server == 0 { 3 } else { 2 };
         answer.resize(numbers * 4, 0);
         Ok(())
@@ -101,8 +101,8 @@ fn requests_are_on_their_way_to_all_servers_at_once() {
     });
 }
 
-/// The least, the largest, and those that are negative where they are signed: on their servers, and
-/// through a save.
+/// The smallest and the largest ids, and those that are negative as signed numbers, survive on
+/// their servers and in a save.
 #[test]
 fn ids_are_any_64_bit_numbers() {
     let ids = [0, 1, u64::from(u32::MAX) + 1, i64::MAX as u64, i64::MIN as u64, u64::MAX];
@@ -121,7 +121,8 @@ fn ids_are_any_64_bit_numbers() {
     }
 }
 
-/// Workers train in step; while one waits at the barrier, its other threads go on asking.
+/// Workers train in step. While one thread waits at the barrier, another continues to make
+/// requests.
 #[test]
 fn a_synchronous_job_and_its_end() {
     let fleet = Fleet::start(&job(2, 3, true));
@@ -154,7 +155,7 @@ fn a_synchronous_job_and_its_end() {
     fleet.servers.into_iter().for_each(|server| server.run().unwrap());
 }
 
-/// Each mistake is told in its words, and the server serves on.
+/// Each mistake is an error with its own message, and the server continues.
 #[test]
 fn mistakes_are_told_and_the_server_stays_up() {
     let fleet = Fleet::start(&job(2, 1, false));
@@ -168,7 +169,7 @@ fn mistakes_are_told_and_the_server_stays_up() {
     check(
         worker.push_sparse(SPARSE, Push::new(&[5], &[0.0, f32::NAN])),
         ErrorKind::Numeric,
-        &["got NaN for id 5, column 1", "sparse table 0", "server 1, asked by worker 0"],
+        &["got NaN for id 5, column 1", "sparse table 0", "server 1, request of worker 0"],
     );
     check(worker.push_dense(9, &[0.0]), ErrorKind::Invalid, &["no such table", "got 9"]);
     let connect = |job: &JobTables, token: &Token| {
@@ -182,22 +183,22 @@ fn mistakes_are_told_and_the_server_stays_up() {
         connect(&other, &fleet.token),
         ErrorKind::Invalid,
         &[
-            "tables are not those of this server: expected dim: 2, got dim: 3",
+            "worker's tables differ from this server's: expected dim: 2, got dim: 3",
             "table 0",
             "server 0",
         ],
     );
     let swapped: Vec<_> = fleet.addresses().into_iter().rev().collect();
     let error = RemoteServers::connect(&fleet.job, 0, &swapped, &fleet.token, options());
-    check(error.map(drop), ErrorKind::Invalid, &["another number: expected 0, got 1"]);
+    check(error.map(drop), ErrorKind::Invalid, &["expected server 0, got server 1"]);
     let error = RemoteServers::connect(&fleet.job, 0, &swapped[..1], &fleet.token, options());
     check(error.map(drop), ErrorKind::Invalid, &["expected 2 addresses, got 1"]);
 }
 
-/// Every policy, over the network: what is refused changes nothing, and is counted all the same.
+/// Every policy, over the network: a rejected push changes nothing, and is counted all the same.
 #[test]
 fn pushes_that_are_not_finite_follow_the_policy() {
-    // Numbers begin at 1 in rows and at 0 elsewhere, and go down by half of a gradient.
+    // Numbers start at 1 in rows and at 0 elsewhere, and decrease by half of a gradient.
     for (policy, row, number) in [
         (NonFinite::Refuse, None, None),
         (NonFinite::Count, Some([f32::NAN, 0.5]), Some(f32::NEG_INFINITY)),
@@ -230,7 +231,7 @@ fn pushes_that_are_not_finite_follow_the_policy() {
     }
 }
 
-/// Bytes that no client of ours would send.
+/// Bytes that no client of Fleet would send.
 #[test]
 fn senseless_requests_are_refused() {
     let fleet = Fleet::start(&job(1, 1, false));
@@ -240,11 +241,11 @@ fn senseless_requests_are_refused() {
         CallClient::connect(address, &fleet.token, hello, CallOptions::default(), &limits).unwrap()
     };
     let error = connect(&[1, 2]).call(1, &[&[0; 32]], &limits).unwrap_err();
-    assert!(error.to_string().contains("shorter than what it says"), "{error}");
+    assert!(error.to_string().contains("shorter than its header states"), "{error}");
     let error = connect(&hello).call(2, &[&[0; 48]], &limits).unwrap_err();
-    assert!(error.to_string().contains("before it has said which job"), "{error}");
+    assert!(error.to_string().contains("before the description of the job"), "{error}");
     let error = connect(&[9; 16]).call(1, &[&[0; 32]], &limits).unwrap_err();
-    assert!(error.to_string().contains("a worker is not one of the job's"), "{error}");
+    assert!(error.to_string().contains("worker number is outside the job"), "{error}");
     let old = b"messages of version 1\n";
     let length = (old.len() as u64).to_le_bytes();
     let error = connect(&hello).call(1, &[&[0; 32], &length, old], &limits).unwrap_err();
@@ -253,13 +254,13 @@ fn senseless_requests_are_refused() {
     let mut rng = fleet_base::rng::Sequence::new(8, 0);
     let mut client = connect(&hello);
     for _ in 0..3000 {
-        // None that writes files.
+        // No method that writes files.
         let method = match rng.below(21) as u8 {
             method @ 18.. => method + 7,
             method => method,
         };
         let bytes: Vec<u8> = (0..rng.below(90)).map(|_| rng.below(5) as u8).collect();
-        // Any outcome but a panic; a stop only ends the wait of who runs the server.
+        // Any outcome but a panic. A stop only ends the wait of a thread that runs the server.
         let _ = client.call(method, &[&bytes], &limits).map(drop);
     }
     assert_eq!(pull(&fleet.worker(0), &[3]).len(), 2);
@@ -277,7 +278,7 @@ fn a_server_that_lost_its_tables_is_told_from_one_that_was_away() {
     let again =
         fleet_ps::TableServer::bind(address, tables, &fleet.token, options, Log::silent()).unwrap();
     let error = worker.push_dense(DENSE, &[1.0; 5]).unwrap_err();
-    assert!(error.to_string().contains("started again and has lost its tables"), "{error}");
+    assert!(error.to_string().contains("server restarted and lost its tables"), "{error}");
     drop(again);
     let patient = crate::common::options();
     let brief = RemoteOptions { deadline: Duration::from_millis(200), ..patient };
@@ -288,7 +289,7 @@ fn a_server_that_lost_its_tables_is_told_from_one_that_was_away() {
     assert!(error.to_string().contains(&format!("server 0 at {address}")), "{error}");
 }
 
-/// A server that takes short frames, and saves in one folder.
+/// A server with short frames, which saves into one folder.
 #[test]
 fn what_a_server_refuses_before_it_begins() {
     let folder = Folder::new("root");
@@ -300,7 +301,7 @@ fn what_a_server_refuses_before_it_begins() {
     let server =
         TableServer::bind_within("127.0.0.1:0", tables, &token, within, Log::silent()).unwrap();
     let worker = RemoteServers::connect(&job, 0, &[server.address()], &token, options()).unwrap();
-    // A request of 40 KB whose answer would have 160 KB: refused without a row made.
+    // A request of 40 KB whose answer would have 160 KB is rejected, and no row is made.
     let ids: Vec<u64> = (0..5000).collect();
     let mut rows = vec![0.0; 5000 * 8];
     let error = worker.pull_sparse(SPARSE, &ids, &mut rows, PullMode::Train).unwrap_err();
@@ -317,7 +318,7 @@ fn what_a_server_refuses_before_it_begins() {
         for result in [save(&outside).map(drop), worker.load(&outside).map(drop)] {
             let error = result.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-            assert!(error.to_string().contains("outside of the servers' save root"), "{error}");
+            assert!(error.to_string().contains("outside the servers' save root"), "{error}");
         }
     }
     assert!(!folder.0.join("other").exists());

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 const CLICK: u32 = 4;
 
-/// A folder that goes with the test.
+/// A folder that is deleted at the end of the test.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -27,7 +27,7 @@ impl Drop for Folder {
     }
 }
 
-/// Rules with state: adam for the dense table, adagrad for rows, click rows.
+/// Rules with state: Adam for the dense table, Adagrad for rows; and click rows.
 fn tables(server_count: usize) -> JobTables {
     let mut job = job(server_count, 1, false);
     for table in &mut job.tables {
@@ -60,7 +60,7 @@ fn train(servers: &LocalServers, step: u64) {
     servers.push_steps(STEPS, 1).unwrap();
 }
 
-/// What a worker can see of all tables.
+/// Returns everything that a worker can see of all tables.
 fn look(servers: &LocalServers) -> (Vec<f32>, Vec<f32>, Vec<f32>, Vec<f32>, u64) {
     let ids: Vec<u64> = (0..250).collect();
     let rows = |table: u32, width: usize| {
@@ -99,9 +99,9 @@ fn one_table_is_saved_and_loaded_alone() {
         }
     }
     assert_eq!(start(1).load_table(DENSE, &all.0).unwrap(), 11);
-    // What would end the save of all is refused, and that save is still there.
+    // A save that would end the save of all tables is refused, and that save stays.
     let error = old.save_table(SPARSE, &all.0, SaveMode::All, SaveFormat::Text).unwrap_err();
-    assert!(error.to_string().contains("a folder has saves of other tables"), "{error}");
+    assert!(error.to_string().contains("the folder has saves of other tables"), "{error}");
     assert!(start(2).load(&all.0).is_ok());
     let error = start(2).load(&one.0.join(SPARSE.to_string())).unwrap_err().to_string();
     assert!(error.contains("001"), "{error}");
@@ -125,7 +125,7 @@ fn a_job_goes_on_from_its_save_on_any_number_of_servers() {
             train(&new, 5);
             assert!(
                 look(&new) == look(&old),
-                "{server_count} servers, {format:?}: optimizers go on too"
+                "{server_count} servers, {format:?}: optimizers resume too"
             );
         }
     }
@@ -151,21 +151,22 @@ fn a_save_that_one_server_cannot_write_is_none() {
     old.save(&folder.0, SaveMode::Base, SaveFormat::Binary).unwrap();
     let before = look(&old);
     train(&old, 1);
-    // Server 1 cannot put its last manifest where a folder is.
+    // Server 1 cannot write its last manifest, because a folder has its name.
     let obstacle = folder.0.join("004/manifest-001.2");
     std::fs::create_dir(&obstacle).unwrap();
     let error = old.save(&folder.0, SaveMode::Delta, SaveFormat::Binary).unwrap_err().to_string();
     assert!(error.contains("004/manifest-001.2") && error.contains("server 1"), "{error}");
     std::fs::remove_dir(&obstacle).unwrap();
     let files = std::fs::read_dir(folder.0.join("004")).unwrap().count();
-    assert_eq!(files, 2 * (3 + 1), "nothing of it is left");
+    assert_eq!(files, 2 * (3 + 1), "its files are deleted");
     let new = start(3);
     new.load(&folder.0).unwrap();
-    assert!(look(&new) == before, "the save before stands");
-    // What the delta had taken is in the next one.
+    assert!(look(&new) == before, "the previous save is intact");
+    // Changes that the failed delta had taken are in the next one.
     let delta = Folder::new("delta");
     let saved = old.save(&delta.0, SaveMode::Delta, SaveFormat::Binary).unwrap();
-    // Sixty rows and as many of the geo table; click rows have not gained enough.
+    // Sixty rows, as many of the geo table, and the dense table; click rows have not gained enough
+    // score.
     assert_eq!(saved.row_count, 60 + 60 + 11);
     new.load(&delta.0).unwrap();
     assert!(look(&new).0 == look(&old).0);
@@ -180,7 +181,7 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
         assert!(error.contains(words) && error.contains("server 0"), "{error}");
         assert_eq!(look(&new), look(&start(1)), "{words}");
     };
-    check("there is no save in");
+    check("no save in ");
     let old = start(2);
     train(&old, 0);
     old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
@@ -190,16 +191,16 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
         check(words);
         std::fs::rename(&away, &path).unwrap();
     };
-    hide("saved-001.1", "expected the parts of 2 servers in save 1, got nothing of servers [1]");
+    hide("saved-001.1", "expected the parts of 2 servers in save 1, got no parts of servers [1]");
     hide("004/part-001-00002", "004/part-001-00002");
     hide("001/manifest-000.1", "001/manifest-000.1 is missing");
     let part = folder.0.join("001/part-001");
     let bytes = std::fs::read(&part).unwrap();
     std::fs::write(&part, &bytes[1..]).unwrap();
-    check("001/part-001 is torn");
+    check("001/part-001 has the wrong size");
     std::fs::write(&part, &bytes).unwrap();
     assert!(new.load(&folder.0).is_ok());
-    // What a killed server has left goes with the next save; others' files stay.
+    // The next save deletes the files that a killed server has left, and no others.
     let temporary =
         ["001/.part-001.7-0.tmp", "004/.manifest-000.3.7-0.tmp", ".saved-000.2.7-0.tmp"];
     let others = ["001/.part-002.7-0.tmp", "001/.part-0011.7-0.tmp", "001/part-001.tmp"];
@@ -207,7 +208,7 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
     old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
     assert!(temporary.iter().all(|it| !folder.0.join(it).exists()));
     others.iter().for_each(|it| std::fs::remove_file(folder.0.join(it)).unwrap());
-    // Over an older save there is one again.
+    // A save over an older one leaves one save.
     for _ in 1..4 {
         old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
     }
@@ -217,9 +218,9 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
     assert_eq!(files, 4, "two parts, two manifests");
 }
 
-/// Every byte flipped, every truncation and every deletion of the files of a small save but its
-/// marks: a load that succeeds has what was saved, and one that fails names the file, says what to
-/// do, and leaves the tables as they were.
+/// The files of a small save, except its marks, with every byte flipped, at every length, and
+/// deleted. A load that succeeds restores what was saved. One that fails names the file, has a help
+/// text, and leaves the tables as they were.
 #[test]
 fn a_save_with_any_byte_changed_is_refused_by_name() {
     for format in [SaveFormat::Text, SaveFormat::Binary] {

@@ -7,14 +7,15 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Which way bytes go.
+/// Direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     ToServer,
     ToClient,
 }
 
-/// Stands between a worker and a server; a connection breaks when its plan's bytes have passed.
+/// A proxy between a worker and a server. It breaks a connection after the number of bytes in its
+/// plan.
 struct Cutter {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -22,7 +23,7 @@ struct Cutter {
 
 struct Shared {
     target: SocketAddr,
-    /// For each connection in its turn: which way, after how many bytes.
+    /// For each connection in order: the direction, and the number of bytes after which it breaks.
     plan: Mutex<Vec<(Way, usize)>>,
     stop: AtomicBool,
     cuts: AtomicUsize,
@@ -124,8 +125,8 @@ fn a_connection_that_breaks_at_any_byte_changes_nothing() {
     };
     assert_eq!(run(vec![]), 0);
     let mut cuts = 0;
-    // A conversation has some 600 bytes to the server and 400 back. Every byte of the pushes at the
-    // end counts; of what comes before, one in some.
+    // A conversation has some 600 bytes to the server and 400 back. It is cut at every third byte
+    // of the pushes at the end, and at every 29th before that.
     for way in [Way::ToServer, Way::ToClient] {
         for bytes in (1..300).step_by(29).chain((300..760).step_by(3)) {
             cuts += run(vec![(way, bytes)]);
@@ -137,7 +138,7 @@ fn a_connection_that_breaks_at_any_byte_changes_nothing() {
     }
 }
 
-/// Several threads of two workers, all of whose connections keep breaking.
+/// Several threads of two workers, with connections that keep breaking.
 #[test]
 fn many_threads_over_connections_that_keep_breaking() {
     let fleet = Fleet::start(&job(2, 2, false));
@@ -174,6 +175,7 @@ fn many_threads_over_connections_that_keep_breaking() {
     assert_eq!(pull(&worker, &[3, 1000]), [-19.0, -19.0, -199.0, -199.0]);
     assert_eq!(dense(&worker), [-200.0; 5]);
     let cuts: usize = cutters.iter().map(Cutter::cuts).sum();
-    // How many depends on how threads share connections; so many bytes need some.
+    // The number depends on how threads share connections; this many bytes cause some cuts in any
+    // case.
     assert!(cuts >= 4, "{cuts} connections were cut");
 }

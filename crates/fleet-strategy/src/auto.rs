@@ -43,7 +43,7 @@ pub fn effective(facts: &Facts<'_>) -> (DistributedStrategy, Vec<Decision>) {
         reason,
     };
     if !rest.is_empty() {
-        let reason = "other fields are assigned, and they are what counts".to_string();
+        let reason = "no effect: other fields are assigned".to_string();
         return (rest, vec![decision(Verdict::Idle, reason)]);
     }
     let (chosen, reasons) = choose(facts);
@@ -61,12 +61,12 @@ fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {
     let gradients = gradients(facts, batch.size);
     let share = (ranks.count - 1) as f64 / ranks.count as f64;
     let bandwidth = rates.network(ranks);
-    let travel = 2.0 * gradients.bytes * share / bandwidth;
-    let hidden = work.seconds * BACKWARD_SHARE;
+    let transfer = 2.0 * gradients.bytes * share / bandwidth;
+    let overlap = work.seconds * BACKWARD_SHARE;
     let mut reasons = vec![
         format!(
-            "{} parameters; a step of {batch} is {}flop and {} through memory a rank, about {} at {}flop/s \
-             and {}B/s ({})",
+            "{} parameters; a step of {batch} is {}flop and {} of memory traffic per rank, about \
+             {} at {}flop/s and {}B/s ({})",
             text::count(gradients.parameters),
             text::count(work.flops),
             text::bytes(work.bytes as u64),
@@ -80,28 +80,29 @@ fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {
             }
         ),
         format!(
-            "{} of gradients among {} ranks take {} at {}B/s; the backward pass hides {}",
+            "all-reduce of {} of gradients among {} ranks takes {} at {}B/s; up to {} can overlap \
+             the backward pass",
             text::bytes(gradients.bytes as u64),
             ranks.count,
-            duration(travel),
+            duration(transfer),
             text::count(bandwidth),
-            duration(hidden)
+            duration(overlap)
         ),
     ];
     two_levels(facts, &mut strategy, &mut reasons);
-    if travel > hidden {
+    if transfer > overlap {
         strategy.set_fp16_allreduce(true);
         reasons.push(format!(
-            "the network would hold up each step by {}: gradients travel in half precision",
-            duration(travel - hidden)
+            "{} of each step would be exposed communication: gradients are sent in half precision",
+            duration(transfer - overlap)
         ));
     } else {
-        reasons.push("the backward pass hides the network: gradients travel as they are".into());
+        let reason =
+            "communication overlaps the backward pass: gradients are sent in full precision";
+        reasons.push(reason.into());
     }
     buckets(gradients.bytes, bandwidth, &mut strategy, &mut reasons);
-    reasons.push(
-        "amp is not chosen: processors of this kind compute 16-bit floats by way of 32".into(),
-    );
+    reasons.push("amp is not chosen: this processor computes 16-bit floats in 32 bits".into());
     (strategy, reasons)
 }
 
@@ -113,13 +114,13 @@ fn two_levels(facts: &Facts<'_>, strategy: &mut DistributedStrategy, reasons: &m
         return;
     }
     strategy.set_nccl_comm_num(2);
-    reasons.push(format!("{nodes} machines: two communicators side by side fill the network"));
+    reasons.push(format!("{nodes} machines: two parallel communicators use the network better"));
     if ranks.per_node > 1 && ranks.count.is_multiple_of(ranks.per_node) {
         strategy.set_use_hierarchical_allreduce(true);
         strategy.set_hierarchical_allreduce_inter_nranks(ranks.per_node as i32);
         reasons.push(format!(
-            "{} ranks a machine: sums go up inside of machines first, so each byte crosses the network \
-             once a machine",
+            "{} ranks per machine: gradients are summed within machines first, so each byte \
+             crosses the network once per machine",
             ranks.per_node
         ));
     }
@@ -137,13 +138,13 @@ fn buckets(
     let worthwhile = CALLS_HIDDEN * CALL_SECONDS * bandwidth;
     let size = (early.max(worthwhile) / MB).ceil().clamp(1.0, f64::from(default)) as i32;
     if size == default || bytes <= f64::from(size) * MB {
-        reasons.push(format!("buckets of up to {default} MB, as by default"));
+        reasons.push(format!("buckets of up to {default} MB (default)"));
         return;
     }
     strategy.set_fuse_grad_size_in_MB(size);
     let count = (bytes / (f64::from(size) * MB)).ceil();
     reasons.push(format!(
-        "buckets of {size} MB, about {count}: the first travels while the others are still computed"
+        "about {count} buckets of {size} MB: the first is sent while the others are computed"
     ));
 }
 

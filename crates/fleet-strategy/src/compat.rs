@@ -6,20 +6,20 @@ use crate::schema::{BuildStrategy, ExecutionStrategy};
 use std::borrow::Cow;
 
 /// The field that another name stands for.
-pub struct Renamed {
+pub struct Alias {
     /// Path relative to the message in which the name was used.
     pub path: Cow<'static, str>,
     /// Whether the name belongs to the 1.x interface, so that its use is reported.
     old: bool,
 }
 
-impl Renamed {
+impl Alias {
     /// Returns a warning that names the field, for names of the 1.x interface.
     pub fn notice(&self, path: &str) -> Option<Problem> {
         let notice = || {
-            Problem::warning(path, format!("taken for {}", self.path))
+            Problem::warning(path, format!("interpreted as {}", self.path))
                 .why("this is the name of the 1.x interface")
-                .help(format!("write {}", self.path))
+                .help(format!("use {}", self.path))
         };
         self.old.then(notice)
     }
@@ -37,7 +37,7 @@ const ALIASES: [(&str, &str, &str); 5] = [
 
 /// Attributes of the 1.x strategy. In addition, it had the fields of the build and execution
 /// strategies as its own attributes.
-const OLD: [(&str, &str); 6] = [
+const V1_ATTRIBUTES: [(&str, &str); 6] = [
     ("thread_num", "execution_strategy.num_threads"),
     ("exec_strategy", "execution_strategy"),
     ("BuildStrategy", "build_strategy"),
@@ -47,17 +47,18 @@ const OLD: [(&str, &str); 6] = [
 ];
 
 /// Returns the field that `name`, which is not a field of this message type, stands for.
-pub fn renamed(message: &str, name: &str) -> Option<Renamed> {
+pub fn renamed(message: &str, name: &str) -> Option<Alias> {
     let alias = |(place, alias, field): &(&str, &str, &'static str)| {
         (*place == message && *alias == name).then_some(Cow::Borrowed(*field))
     };
     if let Some(path) = ALIASES.iter().find_map(alias) {
-        return Some(Renamed { path, old: false });
+        return Some(Alias { path, old: false });
     }
     if message != "DistributedStrategy" {
         return None;
     }
-    let old = OLD.iter().find(|(old, _)| *old == name).map(|(_, path)| Cow::Borrowed(*path));
+    let old =
+        V1_ATTRIBUTES.iter().find(|(old, _)| *old == name).map(|(_, path)| Cow::Borrowed(*path));
     let inside = || match name {
         _ if BuildStrategy::describe().field(name).is_some() => {
             Some(Cow::Owned(format!("build_strategy.{name}")))
@@ -67,11 +68,11 @@ pub fn renamed(message: &str, name: &str) -> Option<Renamed> {
         }
         _ => None,
     };
-    old.or_else(inside).map(|path| Renamed { path, old: true })
+    old.or_else(inside).map(|path| Alias { path, old: true })
 }
 
 /// Returns all alternative names and the fields they stand for, for documentation.
 pub fn all() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    let old = OLD.iter().map(|(name, path)| ("DistributedStrategy", *name, *path));
+    let old = V1_ATTRIBUTES.iter().map(|(name, path)| ("DistributedStrategy", *name, *path));
     ALIASES.iter().copied().chain(old)
 }

@@ -46,7 +46,7 @@ impl fmt::Display for Decision {
         let verdict = match self.verdict {
             Verdict::Applied => "applied",
             Verdict::Idle => "idle",
-            Verdict::Dropped => "left out",
+            Verdict::Dropped => "dropped",
             Verdict::Refused => "refused",
         };
         write!(f, "{:<18} {verdict:<9} {}", self.strategy, self.reason)
@@ -93,12 +93,12 @@ pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
         };
         decisions.push(Decision { strategy: strategy.name(), field, verdict, reason });
     }
-    decisions.extend(not_there(facts));
+    decisions.extend(unsupported_settings(facts));
     decisions
 }
 
 /// Refuses settings that divide the model, because every rank holds all of it.
-fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
+fn unsupported_settings(facts: &Facts<'_>) -> Vec<Decision> {
     let strategy = facts.strategy;
     let mut decisions = Vec::new();
     let mut refuse = |strategy, field: &str, reason: String| {
@@ -109,8 +109,8 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
         refuse(
             "Sharding",
             "sharding",
-            "sharding is not there yet: every rank holds all parameters; without it, amp and recompute \
-             save memory"
+            "sharding is not supported: every rank holds all parameters; to save memory, use amp \
+             and recompute"
                 .into(),
         );
     }
@@ -118,8 +118,8 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
         refuse(
             "Pipeline",
             "pipeline",
-            "pipeline is not there yet: a program runs whole on every rank; without it, gradient_merge \
-             gives the same update from micro-batches"
+            "pipeline is not supported: every rank runs the whole program; for micro-batches, use \
+             gradient_merge, which computes the same update"
                 .into(),
         );
     }
@@ -131,14 +131,15 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
             (field.refused, hybrid.slot(field.number).item(0))
         {
             let name = format!("hybrid_configs.{}", field.name);
-            refuse("Hybrid", &name, format!("{name} of {degree} is not there yet: {why}"));
+            refuse("Hybrid", &name, format!("{name} of {degree} is not supported: {why}"));
         }
     }
     let copies = hybrid.dp_degree();
     if copies > 0 && copies as usize != facts.ranks.count && decisions.is_empty() {
         let count = facts.ranks.count;
         let reason = format!(
-            "hybrid_configs.dp_degree is {copies}, but every one of the {count} ranks holds a copy of the model"
+            "hybrid_configs.dp_degree is {copies}, but each of the {count} ranks holds a copy of the \
+             model"
         );
         let field = "hybrid_configs.dp_degree".to_string();
         decisions.push(Decision { strategy: "Hybrid", field, verdict: Verdict::Refused, reason });
@@ -201,12 +202,12 @@ pub fn minimize_observed<'s>(
     let strategy = &strategy;
     let applied = applied(&decisions);
     let chain: Vec<&'static str> = applied.iter().map(|it| it.name()).collect();
-    let job = Job { chain, ..begin(programs, registry, loss, optimizer, strategy, ranks) };
-    walk(job, &applied, decisions, warnings, observe)
+    let job = Job { chain, ..new_job(programs, registry, loss, optimizer, strategy, ranks) };
+    run_phases(job, &applied, decisions, warnings, observe)
 }
 
 /// Returns the state of a minimisation before its first phase.
-fn begin<'a>(
+fn new_job<'a>(
     programs: &'a mut Programs,
     registry: &'static Registry,
     loss: VarId,
@@ -224,7 +225,7 @@ fn begin<'a>(
         loss,
         grads: Vec::new(),
         block: Program::ROOT,
-        due: None,
+        update_condition: None,
         skip_update: None,
         rate: None,
         rows_rate: None,
@@ -251,7 +252,7 @@ pub(crate) fn differentiate<'a>(
     let applied = applied(decisions);
     let chain = applied.iter().map(|it| it.name()).collect();
     let alone = Ranks::new(0, 1);
-    let mut job = Job { chain, ..begin(programs, registry, loss, optimizer, strategy, alone) };
+    let mut job = Job { chain, ..new_job(programs, registry, loss, optimizer, strategy, alone) };
     let run = |job: &mut Job<'_>, phase: &str, body: Phase| -> Result<()> {
         applied.iter().rev().try_for_each(|strategy| {
             let name = format!("{} {phase}", strategy.name());
@@ -282,11 +283,10 @@ pub(crate) fn refuse(decisions: &[Decision], asked: &Asked<'_>) -> Result<()> {
     }
     let reasons: Vec<&str> = refused.iter().map(|decision| decision.reason.as_str()).collect();
     let fields: Vec<&str> = refused.iter().map(|decision| decision.field.as_str()).collect();
-    let error = Error::unsupported(format!("the strategy cannot be: {}", reasons.join("; ")));
+    let error = Error::unsupported(format!("invalid strategy: {}", reasons.join("; ")));
     let error = fields.iter().fold(error, |error, field| error.at(asked.place_of(field)));
-    let it = if fields.len() == 1 { "it" } else { "them" };
     Err(error.help(format!(
-        "change {} or leave {it} out; fleet strategy explain shows what each switch would do",
+        "change or remove {}; `fleet strategy explain` shows the effect of each switch",
         fields.join(" and ")
     )))
 }
@@ -294,7 +294,7 @@ pub(crate) fn refuse(decisions: &[Decision], asked: &Asked<'_>) -> Result<()> {
 type Phase = fn(&dyn Strategy, &mut Job<'_>) -> Result<()>;
 
 /// Runs all phases, in order.
-fn walk(
+fn run_phases(
     mut job: Job<'_>,
     applied: &[&'static dyn Strategy],
     decisions: Vec<Decision>,
@@ -353,7 +353,7 @@ fn pass(
     if cfg!(debug_assertions) {
         for program in [&job.programs.main, &job.programs.startup] {
             fleet_ops::verify::verify(program, job.registry).map_err(|error| {
-                Error::internal(format!("pass '{name}' has made a wrong program: {error}"))
+                Error::internal(format!("pass '{name}' produced an invalid program: {error}"))
             })?;
         }
     }
@@ -382,7 +382,7 @@ pub(crate) fn update(job: &mut Job<'_>) -> Result<()> {
         let count = job.grads.iter().filter(|(param, _)| tables.contains(param)).count();
         let rule = rows.rule.op();
         job.notes.push(match count {
-            0 => format!("no parameter is an embedding table: nothing is updated by {rule}"),
+            0 => format!("no parameter is an embedding table: {rule} is not used"),
             1 => format!("1 embedding table is updated by {rule}"),
             _ => format!("{count} embedding tables are updated by {rule}"),
         });

@@ -113,7 +113,8 @@ fn bytes(program: &Program, var: VarId) -> f64 {
 
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts = [("every step", &self.always), ("steps that meet", &self.sometimes)];
+        let parts =
+            [("every step", &self.always), ("steps with averaging or update", &self.sometimes)];
         for (when, rings) in parts {
             let mut total = Traffic::default();
             rings.values().for_each(|traffic| total.add(*traffic));
@@ -129,7 +130,7 @@ impl fmt::Display for Cost {
         }
         if self.unknown > 0 {
             let calls = self.unknown;
-            writeln!(f, "and the rows of {calls} sparse gradients, as many as there are")?;
+            writeln!(f, "plus the rows of {calls} sparse gradients (size unknown)")?;
         }
         Ok(())
     }

@@ -37,8 +37,8 @@ impl DistributedStrategy {
                 (_, text) => text.parse().ok().map(Value::Int),
             };
             let scalar = value.and_then(|value| value.scalar(field.kind)).ok_or_else(|| {
-                Error::invalid(format!("{name} is not understood"))
-                    .expected(crate::value::wanted(field.kind))
+                Error::invalid(format!("invalid value of {name}"))
+                    .expected(crate::value::expected_type(field.kind))
                     .got(&text)
             })?;
             strategy.slot_mut(field.number).put(scalar);

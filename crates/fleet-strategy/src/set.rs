@@ -8,7 +8,7 @@ use crate::problem::Problem;
 use crate::reflect::{Field, Item, Kind, Reflect, Shape};
 use crate::schema::{BuildStrategy, DistributedStrategy, ExecutionStrategy};
 use crate::tables;
-use crate::value::{Value, wanted};
+use crate::value::{Value, expected_type, wrong_value};
 use fleet_base::text::did_you_mean;
 use fleet_base::{Error, Result};
 
@@ -39,7 +39,7 @@ impl DistributedStrategy {
     /// assert_eq!(strategy.amp_configs().init_loss_scaling(), 1024.0);
     ///
     /// let error = strategy.set("amp_configs", Value::map([("decr_ration", 0.5.into())])).unwrap_err();
-    /// assert_eq!(error.message(), "key:decr_ration not in amp_configs");
+    /// assert_eq!(error.message(), "amp_configs has no field 'decr_ration'");
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<Notices> {
@@ -174,15 +174,8 @@ impl DistributedStrategy {
             (kind, value) => value.scalar(kind).is_some(),
         };
         match name {
-            "a_sync" | "adam_d2sum" if !right => {
-                let class = value.type_name();
-                return Err(Error::invalid(format!(
-                    "The type of `flag` is invalid, expected type is bool, but received <class '{class}'>"
-                ))
-                .at(name));
-            }
-            "fp16_allreduce" if !right => {
-                return Err(Error::invalid("fp16_allreduce must be value of bool type"));
+            "a_sync" | "adam_d2sum" | "fp16_allreduce" if !right => {
+                return Err(wrong_value(name, expected_type(field.kind), &value));
             }
             "last_comm_group_size_MB" => {
                 let positive = match value {
@@ -191,8 +184,7 @@ impl DistributedStrategy {
                     _ => false,
                 };
                 if !positive || !right {
-                    let message = "last_comm_group_size_MB should be greater than 0";
-                    return Err(Error::invalid(message).got(value));
+                    return Err(wrong_value(name, "a number above 0", &value));
                 }
             }
             "a_sync" => {
@@ -206,15 +198,10 @@ impl DistributedStrategy {
                 self.slot_mut(field.number).put(scalar);
             }
             None => {
-                let wanted = match field.kind {
-                    Kind::Bool => "bool",
-                    Kind::Int32 => "int",
-                    kind => kind.name(),
-                };
-                let message = format!("{name} should have value of {wanted} type");
-                let error = Error::invalid(message.clone()).at(name);
-                outcome.ignored.get_or_insert(error);
-                let why = format!("{value} is ignored, and the field stays as it was");
+                let expected = expected_type(field.kind);
+                let message = format!("expected {expected}, got {value} ({})", value.type_name());
+                outcome.ignored.get_or_insert(wrong_value(name, expected, &value));
+                let why = "the value is ignored, and the field is unchanged";
                 outcome.notices.push(Problem::warning(name, message).why(why));
             }
         }
@@ -224,12 +211,7 @@ impl DistributedStrategy {
     /// Assigns a map to a message; checks all keys before any value.
     fn configs(&mut self, field: &Field, value: Value) -> Result<()> {
         let Kind::Message(shape) = field.kind else { return Ok(()) };
-        let printed = match field.name {
-            "recompute_configs" => "checkpoint_configs",
-            "gradient_merge_configs" => "gradient_configs",
-            name => name,
-        };
-        check_keys(shape(), printed, field, &value)?;
+        check_keys(shape(), field, &value)?;
         put(self, field, value, field.name)
     }
 }
@@ -247,7 +229,7 @@ fn unknown_attribute(name: &str, shape: &Shape) -> Error {
 fn check_path<'a>(mut shape: &'static Shape, mut written: &'a str, path: &'a str) -> Result<()> {
     for name in path.split('.') {
         let Some(field) = field_of(shape, name) else {
-            let error = Error::invalid(format!("key:{name} not in {written}"));
+            let error = Error::invalid(format!("{written} has no field '{name}'"));
             let known = shape.fields.iter().map(|field| field.name);
             return match did_you_mean(name, known).strip_prefix("; ") {
                 Some(hint) => Err(error.help(hint)),
@@ -265,9 +247,9 @@ fn check_path<'a>(mut shape: &'static Shape, mut written: &'a str, path: &'a str
 }
 
 /// Checks that all keys are fields, including those of nested messages.
-fn check_keys(shape: &'static Shape, printed: &str, field: &Field, value: &Value) -> Result<()> {
+fn check_keys(shape: &'static Shape, parent: &Field, value: &Value) -> Result<()> {
     let wrong = |key: &str| {
-        let error = Error::invalid(format!("key:{key} not in {printed}"));
+        let error = Error::invalid(format!("{} has no field '{key}'", parent.name));
         let known = shape.fields.iter().map(|field| field.name);
         match did_you_mean(key, known).strip_prefix("; ") {
             Some(hint) => Err(error.help(hint)),
@@ -279,13 +261,13 @@ fn check_keys(shape: &'static Shape, printed: &str, field: &Field, value: &Value
             for (key, value) in entries {
                 let Some(field) = field_of(shape, key) else { return wrong(key) };
                 if let Kind::Message(nested) = field.kind {
-                    check_keys(nested(), field.name, field, value)?;
+                    check_keys(nested(), field, value)?;
                 }
             }
             Ok(())
         }
-        Value::List(values) if field.repeated => values.iter().try_for_each(|value| match value {
-            Value::Map(_) => check_keys(shape, printed, field, value),
+        Value::List(values) if parent.repeated => values.iter().try_for_each(|value| match value {
+            Value::Map(_) => check_keys(shape, parent, value),
             _ => Ok(()),
         }),
         // A list in place of a map is treated like a map whose first key is wrong.
@@ -308,12 +290,11 @@ fn field_of(shape: &'static Shape, key: &str) -> Option<&'static Field> {
 
 fn put(target: &mut dyn Reflect, field: &Field, value: Value, path: &str) -> Result<()> {
     let wrong = |value: &Value, path: &str| {
-        let wanted = match field.repeated {
-            true => format!("a list, each {}", wanted(field.kind)),
-            false => wanted(field.kind),
+        let expected = match field.repeated {
+            true => format!("a list, each item {}", expected_type(field.kind)),
+            false => expected_type(field.kind),
         };
-        let got = format!("{value} ({})", value.type_name());
-        Error::invalid(format!("{path} does not take this value")).expected(wanted).got(got)
+        wrong_value(path, expected, value)
     };
     let slot = target.slot_mut(field.number);
     // An order of axes is replaced as a whole, not appended to.

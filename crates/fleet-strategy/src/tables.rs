@@ -4,7 +4,7 @@ use crate::form::document::join;
 use crate::problem::Problem;
 use crate::reflect::{Field, Kind, Reflect, Shape};
 use crate::schema::*;
-use crate::value::{Value, wanted};
+use crate::value::{Value, expected_type, wrong_value};
 use fleet_base::text::did_you_mean;
 use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
@@ -26,9 +26,12 @@ pub fn sparse_table_configs(
         strategy.downpour_table_param.push(table);
         for (key, _) in configs.iter().filter(|(key, _)| !flat.used.contains(key.as_str())) {
             notices.push(
-                Problem::warning("sparse_table_configs", format!("'{key}' leads to no field"))
-                    .why("the key is ignored")
-                    .help(format!("keys are paths of fields after {root}.")),
+                Problem::warning(
+                    "sparse_table_configs",
+                    format!("'{key}' is not the path of a field"),
+                )
+                .why("the key is ignored")
+                .help(format!("use paths of fields after {root}.")),
             );
         }
     }
@@ -51,7 +54,7 @@ impl<'v> Flat<'v> {
     }
 
     /// Returns whether any key is a path into this message; otherwise the message stays unassigned.
-    fn leads_into(&self, path: &str) -> bool {
+    fn has_keys_in(&self, path: &str) -> bool {
         let inside = |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
         self.configs.iter().any(|(key, _)| inside(key))
     }
@@ -64,17 +67,20 @@ impl<'v> Flat<'v> {
                 let Some(value) = self.find(&path) else { continue };
                 for value in values(field, value, index) {
                     let scalar = value.scalar(field.kind);
-                    slot.put(scalar.ok_or_else(|| wrong(&path, &wanted(field.kind), value))?);
+                    slot.put(
+                        scalar
+                            .ok_or_else(|| wrong_value(&path, expected_type(field.kind), value))?,
+                    );
                 }
                 continue;
             }
             let count = match field.repeated {
-                false => i128::from(self.leads_into(&path)),
+                false => i128::from(self.has_keys_in(&path)),
                 true => match self.find(&format!("{path}.num")) {
                     Some(Value::Int(count @ 0..=REPEATED_MAX)) => *count,
                     Some(other) => {
-                        let limit = format!("a whole number from 0 to {REPEATED_MAX}");
-                        return Err(wrong(&format!("{path}.num"), &limit, other));
+                        let limit = format!("an integer from 0 to {REPEATED_MAX}");
+                        return Err(wrong_value(&format!("{path}.num"), limit, other));
                     }
                     None => 0,
                 },
@@ -98,17 +104,11 @@ fn values<'v>(field: &Field, value: &'v Value, index: usize) -> Vec<&'v Value> {
     }
 }
 
-fn wrong(path: &str, wanted: &str, value: &Value) -> Error {
-    Error::invalid(format!("{path} does not take this value"))
-        .expected(wanted)
-        .got(format!("{value} ({})", value.type_name()))
-}
-
 type Configs = [(String, Value)];
 
 /// Returns table names with their maps.
 fn tables<'v>(value: &'v Value, name: &str) -> Result<Vec<(&'v str, &'v Configs)>> {
-    let wrong = |path: &str, value| wrong(path, "a map", value);
+    let wrong = |path: &str, value| wrong_value(path, "a map", value);
     let Value::Map(tables) = value else { return Err(wrong(name, value)) };
     let table = |(table, configs): &'v (String, Value)| match configs {
         Value::Map(configs) => Ok((table.as_str(), &configs[..])),
@@ -118,68 +118,88 @@ fn tables<'v>(value: &'v Value, name: &str) -> Result<Vec<(&'v str, &'v Configs)
 }
 
 /// Keys for a whole table: the key, the field of the table, its default.
-const TABLE_KEYS: [(&str, &str, Default); 24] = [
-    ("nodeid_slot", "accessor.graph_sgd_param.nodeid_slot", Default::Int(9008)),
+const TABLE_KEYS: [(&str, &str, TableDefault); 24] = [
+    ("nodeid_slot", "accessor.graph_sgd_param.nodeid_slot", TableDefault::Int(9008)),
     (
         "feature_learning_rate",
         "accessor.graph_sgd_param.feature_learning_rate",
-        Default::Float(0.05),
+        TableDefault::Float(0.05),
     ),
-    ("sparse_shard_num", "shard_num", Default::Int(1000)),
-    ("sparse_compress_in_save", "compress_in_save", Default::None),
-    ("sparse_enable_cache", "enable_sparse_table_cache", Default::Bool(true)),
-    ("sparse_cache_rate", "sparse_table_cache_rate", Default::Float(0.00055)),
-    ("sparse_cache_file_num", "sparse_table_cache_file_num", Default::Int(16)),
-    ("sparse_enable_revert", "enable_revert", Default::None),
-    ("sparse_shard_merge_rate", "shard_merge_rate", Default::None),
-    ("sparse_embedx_dim", "accessor.embedx_dim", Default::Int(8)),
-    ("sparse_embedx_threshold", "accessor.embedx_threshold", Default::Int(10)),
-    ("sparse_nonclk_coeff", "accessor.ctr_accessor_param.nonclk_coeff", Default::Float(0.1)),
-    ("sparse_click_coeff", "accessor.ctr_accessor_param.click_coeff", Default::Float(1.0)),
-    ("sparse_base_threshold", "accessor.ctr_accessor_param.base_threshold", Default::Float(1.5)),
-    ("sparse_delta_threshold", "accessor.ctr_accessor_param.delta_threshold", Default::Float(0.25)),
-    ("sparse_delta_keep_days", "accessor.ctr_accessor_param.delta_keep_days", Default::Float(16.0)),
+    ("sparse_shard_num", "shard_num", TableDefault::Int(1000)),
+    ("sparse_compress_in_save", "compress_in_save", TableDefault::None),
+    ("sparse_enable_cache", "enable_sparse_table_cache", TableDefault::Bool(true)),
+    ("sparse_cache_rate", "sparse_table_cache_rate", TableDefault::Float(0.00055)),
+    ("sparse_cache_file_num", "sparse_table_cache_file_num", TableDefault::Int(16)),
+    ("sparse_enable_revert", "enable_revert", TableDefault::None),
+    ("sparse_shard_merge_rate", "shard_merge_rate", TableDefault::None),
+    ("sparse_embedx_dim", "accessor.embedx_dim", TableDefault::Int(8)),
+    ("sparse_embedx_threshold", "accessor.embedx_threshold", TableDefault::Int(10)),
+    ("sparse_nonclk_coeff", "accessor.ctr_accessor_param.nonclk_coeff", TableDefault::Float(0.1)),
+    ("sparse_click_coeff", "accessor.ctr_accessor_param.click_coeff", TableDefault::Float(1.0)),
+    (
+        "sparse_base_threshold",
+        "accessor.ctr_accessor_param.base_threshold",
+        TableDefault::Float(1.5),
+    ),
+    (
+        "sparse_delta_threshold",
+        "accessor.ctr_accessor_param.delta_threshold",
+        TableDefault::Float(0.25),
+    ),
+    (
+        "sparse_delta_keep_days",
+        "accessor.ctr_accessor_param.delta_keep_days",
+        TableDefault::Float(16.0),
+    ),
     (
         "sparse_show_click_decay_rate",
         "accessor.ctr_accessor_param.show_click_decay_rate",
-        Default::Float(0.98),
+        TableDefault::Float(0.98),
     ),
     (
         "sparse_delete_threshold",
         "accessor.ctr_accessor_param.delete_threshold",
-        Default::Float(0.8),
+        TableDefault::Float(0.8),
     ),
     (
         "sparse_delete_after_unseen_days",
         "accessor.ctr_accessor_param.delete_after_unseen_days",
-        Default::Float(30.0),
+        TableDefault::Float(30.0),
     ),
     (
         "sparse_ssd_unseenday_threshold",
         "accessor.ctr_accessor_param.ssd_unseenday_threshold",
-        Default::Int(1),
+        TableDefault::Int(1),
     ),
-    ("sparse_show_scale", "accessor.ctr_accessor_param.show_scale", Default::None),
-    ("sparse_zero_init", "accessor.ctr_accessor_param.zero_init", Default::None),
-    ("sparse_load_filter_slots", "accessor.ctr_accessor_param.load_filter_slots", Default::None),
-    ("sparse_save_filter_slots", "accessor.ctr_accessor_param.save_filter_slots", Default::None),
+    ("sparse_show_scale", "accessor.ctr_accessor_param.show_scale", TableDefault::None),
+    ("sparse_zero_init", "accessor.ctr_accessor_param.zero_init", TableDefault::None),
+    (
+        "sparse_load_filter_slots",
+        "accessor.ctr_accessor_param.load_filter_slots",
+        TableDefault::None,
+    ),
+    (
+        "sparse_save_filter_slots",
+        "accessor.ctr_accessor_param.save_filter_slots",
+        TableDefault::None,
+    ),
 ];
 
 #[derive(Clone, Copy)]
-enum Default {
+enum TableDefault {
     None,
     Bool(bool),
     Int(i128),
     Float(f64),
 }
 
-impl Default {
+impl TableDefault {
     fn value(self) -> Option<Value> {
         match self {
-            Default::None => None,
-            Default::Bool(value) => Some(Value::Bool(value)),
-            Default::Int(value) => Some(Value::Int(value)),
-            Default::Float(value) => Some(Value::Float(value)),
+            TableDefault::None => None,
+            TableDefault::Bool(value) => Some(Value::Bool(value)),
+            TableDefault::Int(value) => Some(Value::Int(value)),
+            TableDefault::Float(value) => Some(Value::Float(value)),
         }
     }
 }
@@ -215,7 +235,7 @@ pub fn fleet_desc_configs(strategy: &mut DistributedStrategy, value: &Value) -> 
         for (key, _) in configs {
             let known = || known_keys().into_iter();
             if !known().any(|known| known == *key) {
-                let error = Error::invalid(format!("strategy key '{key}' not support"));
+                let error = Error::invalid(format!("unknown key '{key}' in fleet_desc_configs"));
                 let known: Vec<String> = known().collect();
                 let hint = did_you_mean(key, known.iter().map(String::as_str));
                 return Err(match hint.strip_prefix("; ") {
@@ -245,7 +265,7 @@ fn sparse_table(name: &str, configs: &Configs) -> Result<TableParameter> {
     let text = |key: &str, default: &str| match find(key) {
         None => Ok(default.to_string()),
         Some(Value::Str(text)) => Ok(text.clone()),
-        Some(other) => Err(wrong(key, "a text", other)),
+        Some(other) => Err(wrong_value(key, "a string", other)),
     };
     let mut table = TableParameter::default().with_table_name(name);
     table.set_table_class(table_class(&text("sparse_table_class", "DownpourSparseTable")?)?);
@@ -281,7 +301,7 @@ fn table_class(name: &str) -> Result<&'static str> {
     match name {
         "DownpourSparseTable" => Ok("MemorySparseTable"),
         "DownpourSparseSSDTable" => Ok("SSDSparseTable"),
-        other => Err(Error::invalid("sparse_table_class is unknown")
+        other => Err(Error::invalid("unknown sparse_table_class")
             .expected("DownpourSparseTable or DownpourSparseSSDTable")
             .got(other)),
     }
@@ -294,7 +314,7 @@ fn accessor_class(name: &str) -> Result<&'static str> {
         "DownpourSparseValueAccessor" | "DownpourCtrAccessor" | "DownpourUnitAccessor" => {
             Ok("CtrCommonAccessor")
         }
-        other => Err(Error::invalid("sparse_accessor_class is unknown")
+        other => Err(Error::invalid("unknown sparse_accessor_class")
             .expected(
                 "DownpourSparseValueAccessor, DownpourCtrAccessor, DownpourCtrDoubleAccessor, \
                  DownpourUnitAccessor, DownpourDoubleUnitAccessor or DownpourCtrDymfAccessor",
@@ -310,7 +330,7 @@ fn rule(configs: &Configs, part: &str, is_split: bool) -> Result<SgdParameter> {
     let optimizer = match find("sparse_optimizer") {
         None => "adagrad".to_string(),
         Some(Value::Str(name)) => name,
-        Some(other) => return Err(wrong("sparse_optimizer", "a text", &other)),
+        Some(other) => return Err(wrong_value("sparse_optimizer", "a string", &other)),
     };
     let (name, message) = match optimizer.as_str() {
         "naive" => ("SparseNaiveSGDRule", "naive"),
@@ -320,7 +340,7 @@ fn rule(configs: &Configs, part: &str, is_split: bool) -> Result<SgdParameter> {
         "adam" => ("SparseAdamSGDRule", "adam"),
         "shared_adam" => ("SparseSharedAdamSGDRule", "adam"),
         other => {
-            return Err(Error::invalid("sparse_optimizer is unknown")
+            return Err(Error::invalid("unknown sparse_optimizer")
                 .expected("naive, adagrad, adagrad_v2, std_adagrad, adam or shared_adam")
                 .got(other));
         }
@@ -370,7 +390,11 @@ fn assign(
         return assign(slot.open().ok_or_else(missing)?, shape(), rest, value, key);
     }
     for value in values(field, value, 0) {
-        slot.put(value.scalar(field.kind).ok_or_else(|| wrong(key, &wanted(field.kind), value))?);
+        slot.put(
+            value
+                .scalar(field.kind)
+                .ok_or_else(|| wrong_value(key, expected_type(field.kind), value))?,
+        );
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 ///     strategy: &strategy, optimizer: &optimizer, ranks: &ranks, rates: &rates, program: &program,
 /// };
 /// let warnings = unmatched(&facts);
-/// assert_eq!(warnings[0].message, "no op of the program is of kind 'maen'; did you mean 'mean'?");
+/// assert_eq!(warnings[0].message, "the program has no op of kind 'maen'; did you mean 'mean'?");
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn unmatched(facts: &Facts<'_>) -> Vec<Problem> {
@@ -36,21 +36,21 @@ pub fn unmatched(facts: &Facts<'_>) -> Vec<Problem> {
     // Running statistics are parameters too, but never have weight decay.
     let trained = facts.program.parameters().filter(|(_, var)| !var.stop_gradient);
     let parameters: BTreeSet<&str> = trained.map(|(_, var)| var.name.as_str()).collect();
-    let mut excluded = |path: &str,
-                        names: &[String],
-                        matches: fn(&str, &str) -> bool,
-                        how: &str| {
-        for (at, name) in names.iter().enumerate() {
-            if !parameters.iter().any(|parameter| matches(parameter, name)) {
-                let message = format!("no parameter has a name that {how} '{name}'");
-                let problem = Problem::warning(format!("{path}[{at}]"), message);
-                let names = parameters.iter().take(3).copied().collect::<Vec<_>>().join(", ");
-                problems.push(
-                    problem.why("every parameter decays").help(format!("names here: {names}, ..")),
-                );
+    let mut excluded =
+        |path: &str, names: &[String], matches: fn(&str, &str) -> bool, how: &str| {
+            for (at, name) in names.iter().enumerate() {
+                if !parameters.iter().any(|parameter| matches(parameter, name)) {
+                    let message = format!("no parameter has a name that {how} '{name}'");
+                    let problem = Problem::warning(format!("{path}[{at}]"), message);
+                    let names = parameters.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+                    problems.push(
+                        problem
+                            .why("weight decay applies to every parameter")
+                            .help(format!("use a part of a name, such as {names}")),
+                    );
+                }
             }
-        }
-    };
+        };
     if strategy.lars() {
         let names = &strategy.lars_configs().exclude_from_weight_decay;
         let path = "lars_configs.exclude_from_weight_decay";
@@ -74,10 +74,10 @@ fn amp(facts: &Facts<'_>, problems: &mut Vec<Problem>) {
     for (list, names) in lists {
         for (at, name) in names.iter().enumerate().filter(|(_, name)| !kinds.contains(&***name)) {
             let hint = did_you_mean(name, kinds.iter().copied());
-            let message = format!("no op of the program is of kind '{name}'{hint}");
+            let message = format!("the program has no op of kind '{name}'{hint}");
             let known = kinds.iter().copied().collect::<Vec<_>>().join(", ");
             let problem = Problem::warning(format!("amp_configs.{list}[{at}]"), message);
-            problems.push(problem.help(format!("kinds here: {known}")));
+            problems.push(problem.help(format!("use an op kind of this program: {known}")));
         }
     }
     for (at, name) in configs.custom_black_varnames.iter().enumerate() {

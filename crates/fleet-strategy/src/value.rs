@@ -1,6 +1,7 @@
 //! Values of the key/value form, as passed by bindings, command lines and files.
 
 use crate::reflect::{Item, Kind, Scalar};
+use fleet_base::Error;
 use std::fmt;
 
 /// A value of the key/value form.
@@ -126,21 +127,28 @@ impl Value {
     }
 }
 
+/// Returns the error for a value that a field cannot hold.
+pub fn wrong_value(path: &str, expected: impl Into<String>, value: &Value) -> Error {
+    Error::invalid(format!("invalid value of {path}"))
+        .expected(expected.into())
+        .got(format!("{value} ({})", value.type_name()))
+}
+
 /// Returns the expected values of a kind of field, for messages.
-pub fn wanted(kind: Kind) -> String {
+pub fn expected_type(kind: Kind) -> String {
     match kind {
         Kind::Bool => "true or false".into(),
-        Kind::Int32 => "a whole number of 32 bits".into(),
-        Kind::Uint32 => "a whole number of 32 bits, not negative".into(),
-        Kind::Uint64 => "a whole number of 64 bits, not negative".into(),
-        Kind::Float => "a number within the range of 32-bit floats".into(),
+        Kind::Int32 => "a 32-bit integer".into(),
+        Kind::Uint32 => "a non-negative 32-bit integer".into(),
+        Kind::Uint64 => "a non-negative 64-bit integer".into(),
+        Kind::Float => "a 32-bit float".into(),
         Kind::Double => "a number".into(),
-        Kind::Text => "a text".into(),
+        Kind::Text => "a string".into(),
         Kind::Enum(shape) => {
             let names: Vec<&str> = shape.values.iter().map(|(name, _)| *name).collect();
             format!("one of {}", names.join(", "))
         }
-        Kind::Message(shape) => format!("a message of the type {}", shape().name),
+        Kind::Message(shape) => format!("a message of type {}", shape().name),
     }
 }
 

@@ -166,7 +166,10 @@ mod tests {
             buffer.as_mut_slice().fill(7);
             assert_eq!(buffer.as_slice().last(), Some(&7));
         }
-        let error = Buffer::zeroed(usize::MAX - 1).err().expect("no machine has that").to_string();
+        let error = Buffer::zeroed(usize::MAX - 1)
+            .err()
+            .expect("more memory than any machine has")
+            .to_string();
         assert!(error.contains("cannot allocate"), "{error}");
     }
 }

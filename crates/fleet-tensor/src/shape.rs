@@ -159,7 +159,7 @@ impl Shape {
                 (-1, b) => b,
                 (a, -1) => a,
                 _ => {
-                    return Err(Error::invalid("shapes do not broadcast together")
+                    return Err(Error::invalid("shapes cannot be broadcast")
                         .got(format!("{self} and {other}")));
                 }
             };

@@ -32,7 +32,7 @@ impl Tensor {
 
     /// Returns a zero tensor in a given physical layout.
     pub fn zeros_in(dtype: DType, shape: Shape, layout: Layout) -> Result<Tensor> {
-        let too_large = || Error::invalid("shape has no size in bytes").got(shape);
+        let too_large = || Error::invalid("size of the shape is unknown or too large").got(shape);
         shape.numel().ok_or_else(too_large)?;
         let bytes = layout.physical_len(&shape).checked_mul(dtype.size()).ok_or_else(too_large)?;
         Ok(Tensor { dtype, shape, layout, data: Buffer::zeroed(bytes)? })
@@ -41,7 +41,7 @@ impl Tensor {
     pub fn from_slice<T: Element>(values: &[T], shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.numel() != Some(values.len()) {
-            return Err(Error::invalid("number of values does not fit the shape")
+            return Err(Error::invalid("number of values does not match the shape")
                 .expected(format!("{shape}"))
                 .got(format!("{} values", values.len())));
         }
@@ -124,7 +124,7 @@ impl Tensor {
     pub fn reshaped(mut self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if self.layout != Layout::RowMajor || shape.numel() != self.shape.numel() {
-            return Err(Error::invalid("tensor cannot take this shape")
+            return Err(Error::invalid("cannot reshape the tensor")
                 .expected(format!("{} elements", self.shape.len()))
                 .got(shape));
         }
@@ -159,9 +159,7 @@ impl Tensor {
         if T::reads(self.dtype) {
             Ok(())
         } else {
-            Err(Error::invalid("tensor has another element type")
-                .expected(T::DTYPE)
-                .got(self.dtype))
+            Err(Error::invalid("wrong element type of a tensor").expected(T::DTYPE).got(self.dtype))
         }
     }
 }

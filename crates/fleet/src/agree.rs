@@ -68,9 +68,9 @@ pub(crate) fn parts(
             text: network.0.to_string(),
         },
         Part {
-            difference: "the rewritten programs of ranks communicate differently",
+            difference: "the ranks' rewritten programs communicate differently",
             noun: "communication",
-            help: "every rank must make the same calls in the same order",
+            help: "make the same calls in the same order on every rank",
             text: format!("rings {:?}\n{}", rings.0, communication(main, rings)),
         },
     ]
@@ -124,7 +124,7 @@ pub(crate) fn compare(group: &Group, parts: &[Part]) -> Result<()> {
     group.all_gather("compare sessions", &own, &mut all)?;
     for (at, part) in parts.iter().enumerate() {
         let digests: Vec<i64> = all.chunks(own.len()).map(|of_rank| of_rank[at]).collect();
-        if let Some(odd) = Odd::of(&digests) {
+        if let Some(odd) = Disagreement::of(&digests) {
             return Err(explain(group, part, &odd)?);
         }
     }
@@ -138,7 +138,7 @@ pub(crate) fn digest(text: &str) -> i64 {
 }
 
 /// The ranks whose digest differs from the most frequent one.
-pub(crate) struct Odd {
+pub(crate) struct Disagreement {
     /// First rank with the most frequent digest. In a tie, the first rank with one of the tied
     /// digests.
     pub(crate) usual: usize,
@@ -146,21 +146,21 @@ pub(crate) struct Odd {
     pub(crate) ranks: Vec<usize>,
 }
 
-impl Odd {
+impl Disagreement {
     /// Returns `None` if all digests are equal.
-    pub(crate) fn of(digests: &[i64]) -> Option<Odd> {
+    pub(crate) fn of(digests: &[i64]) -> Option<Disagreement> {
         let count = |digest: &i64| digests.iter().filter(|other| *other == digest).count();
         let most = digests.iter().map(count).max()?;
         let usual = digests.iter().position(|digest| count(digest) == most)?;
         let differs = |rank: &usize| digests[*rank] != digests[usual];
         let ranks: Vec<usize> = (0..digests.len()).filter(differs).collect();
-        (!ranks.is_empty()).then_some(Odd { usual, ranks })
+        (!ranks.is_empty()).then_some(Disagreement { usual, ranks })
     }
 }
 
 /// Builds the error of a difference, the same on all ranks. It shows the first differing line of
 /// the first odd rank.
-fn explain(group: &Group, part: &Part, odd: &Odd) -> Result<Error> {
+fn explain(group: &Group, part: &Part, odd: &Disagreement) -> Result<Error> {
     let text = match group.rank() == odd.usual {
         true => part.text.clone().into_bytes(),
         false => Vec::new(),
@@ -183,14 +183,14 @@ fn explain(group: &Group, part: &Part, odd: &Odd) -> Result<Error> {
     let shown = shown.trim_end_matches(['\0', char::REPLACEMENT_CHARACTER]);
     let job_rank = |rank: usize| group.ranks()[rank];
     let odd_ranks: Vec<usize> = odd.ranks.iter().map(|rank| job_rank(*rank)).collect();
-    let (usual, odd) = (job_rank(odd.usual), named(&odd_ranks));
+    let (usual, odd) = (job_rank(odd.usual), list_ranks(&odd_ranks));
     let error = Error::invalid(format!("{}: {odd} and rank {usual} differ", part.difference));
     let place = format!("{}, {shown}", part.noun);
     Ok(error.at(place).help(part.help).caused_by(odd_ranks[0]))
 }
 
 /// Returns `rank 2` or `ranks 1, 2`.
-pub(crate) fn named(ranks: &[usize]) -> String {
+pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     let names: Vec<String> = ranks.iter().take(RANKS_SHOWN).map(usize::to_string).collect();
     let more = if ranks.len() > RANKS_SHOWN { ", .." } else { "" };
     let s = if ranks.len() == 1 { "" } else { "s" };
@@ -245,11 +245,11 @@ const SHOWN_BYTES: usize = 2048;
 
 #[cfg(test)]
 mod tests {
-    use super::{FirstDifference, Odd};
+    use super::{Disagreement, FirstDifference};
 
     #[test]
     fn the_odd_ones_are_those_that_differ_from_most() {
-        let odd = |digests: &[i64]| Odd::of(digests).map(|odd| (odd.usual, odd.ranks));
+        let odd = |digests: &[i64]| Disagreement::of(digests).map(|odd| (odd.usual, odd.ranks));
         assert_eq!(odd(&[7, 7, 7]), None);
         assert_eq!(odd(&[7, 8, 8]), Some((1, vec![0])));
         assert_eq!(odd(&[7, 8]), Some((0, vec![1])));

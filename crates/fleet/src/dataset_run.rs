@@ -6,7 +6,7 @@
 //! on the parameters; here the parallelism lies inside the step.
 
 use crate::Fleet;
-use crate::numbers::shown;
+use crate::numbers::format_values;
 use crate::terminal::Printer;
 use fleet_base::{Error, Result};
 use fleet_comm::ReduceOp;
@@ -48,7 +48,7 @@ use std::time::{Duration, Instant};
 pub struct DatasetRun<'a> {
     threads: usize,
     ahead: usize,
-    behind: u64,
+    first_batch: u64,
     fetch: Vec<(String, String)>,
     print_period: u64,
     print: Box<dyn FnMut(&str) + 'a>,
@@ -81,10 +81,10 @@ pub struct DatasetReport {
     pub records: u64,
     pub seconds: f64,
     /// Part of `seconds` in which training waited for a batch.
-    pub starved_seconds: f64,
+    pub data_wait_seconds: f64,
     /// Records of batches that were dropped because another worker had no more batches
     /// ([`DatasetRun::together`]).
-    pub records_left: u64,
+    pub records_dropped: u64,
     /// Bad lines that a streaming dataset skipped.
     pub skipped: Skipped,
     /// Labels and values of the fetch list after the last batch; empty if there was no batch.
@@ -97,7 +97,7 @@ impl Default for DatasetRun<'_> {
         DatasetRun {
             threads: 0,
             ahead: DOUBLE_BUFFER,
-            behind: 0,
+            first_batch: 0,
             fetch: Vec::new(),
             print_period: PRINT_PERIOD,
             print: Box::new(move |line| printer.line(line)),
@@ -131,7 +131,7 @@ impl<'a> DatasetRun<'a> {
     /// depend on timing. With the same files, shuffles and number of threads, no batch is repeated
     /// or lost.
     pub fn start_behind(mut self, batches: u64) -> Self {
-        self.behind = batches;
+        self.first_batch = batches;
         self
     }
 
@@ -197,13 +197,13 @@ impl<'a> DatasetRun<'a> {
 /// dataset.set_filelist([path.clone()])?;
 /// dataset.load_into_memory()?;
 ///
-/// // Goes on where a pass was left after its first batch, and looks at every step.
+/// // Resumes a pass after its first batch, and calls the handler after every step.
 /// let mut seen = Vec::new();
-/// let look = |fetched: &Fetched<'_>| {
+/// let record = |fetched: &Fetched<'_>| {
 ///     seen.push((fetched.batches, fetched.values[0].1.item::<f32>()?));
 ///     Ok(())
 /// };
-/// let run = DatasetRun::new().fetch("sum", &sum).handler(Duration::ZERO, look);
+/// let run = DatasetRun::new().fetch("sum", &sum).handler(Duration::ZERO, record);
 /// let run = run.threads(1).ahead(2).start_behind(1).print_period(0).debug(false);
 /// let (mut executor, mut scope) = (Executor::new(ExecOptions::default()), Scope::new());
 /// let report: DatasetReport =
@@ -239,12 +239,12 @@ pub(crate) fn run_steps(
     let names: Vec<String> = pass.run.fetch.iter().map(|(_, name)| name.clone()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let (mut batch, mut out) = (Batch::new(dataset.layout()), Vec::new());
-    pass.leave_out(&mut batches, &mut batch)?;
-    let mut coming = Batch::new(dataset.layout());
+    pass.skip_batches(&mut batches, &mut batch)?;
+    let mut next = Batch::new(dataset.layout());
     let mut more = pass.next(&mut batches, &mut batch)?;
     while more {
-        let ahead = looks_ahead && pass.next(&mut batches, &mut coming)?;
-        step(&batch, ahead.then_some(&coming), &names, &mut out)
+        let ahead = looks_ahead && pass.next(&mut batches, &mut next)?;
+        step(&batch, ahead.then_some(&next), &names, &mut out)
             .map_err(|error| error.at(format!("batch {} of the dataset", pass.done() + 1)))?;
         pass.after_step(batch.len() as u64, &mut out)?;
         more = match looks_ahead {
@@ -252,7 +252,7 @@ pub(crate) fn run_steps(
             false => pass.next(&mut batches, &mut batch)?,
         };
         if ahead {
-            std::mem::swap(&mut batch, &mut coming);
+            std::mem::swap(&mut batch, &mut next);
         }
     }
     pass.end(&batches)
@@ -275,12 +275,12 @@ impl<'a> Pass<'a> {
     }
 
     /// Skips the batches that an earlier pass has completed.
-    fn leave_out(&mut self, batches: &mut Prefetch, batch: &mut Batch) -> Result<()> {
-        for left_out in 0..self.run.behind {
+    fn skip_batches(&mut self, batches: &mut Prefetch, batch: &mut Batch) -> Result<()> {
+        for skipped in 0..self.run.first_batch {
             if !batches.next_batch(batch)? {
-                return Err(Error::invalid("a pass starts behind the dataset's last batch")
-                    .expected(format!("at most {left_out}"))
-                    .got(self.run.behind));
+                return Err(Error::invalid("resume position is past the dataset's last batch")
+                    .expected(format!("at most {skipped}"))
+                    .got(self.run.first_batch));
             }
         }
         Ok(())
@@ -288,7 +288,7 @@ impl<'a> Pass<'a> {
 
     /// Returns the number of completed batches of the whole pass.
     fn done(&self) -> u64 {
-        self.run.behind + self.report.batches
+        self.run.first_batch + self.report.batches
     }
 
     /// Reads the next batch. Returns false if this worker has no more batches or, with
@@ -296,7 +296,7 @@ impl<'a> Pass<'a> {
     fn next(&mut self, batches: &mut Prefetch, batch: &mut Batch) -> Result<bool> {
         let begin = Instant::now();
         let outcome = batches.next_batch(batch);
-        self.report.starved_seconds += begin.elapsed().as_secs_f64();
+        self.report.data_wait_seconds += begin.elapsed().as_secs_f64();
         let Some(fleet) = self.run.workers else { return outcome };
         // After an error here the others must not wait: they learn that there is no batch.
         let mine = f64::from(u8::from(matches!(outcome, Ok(true))));
@@ -304,9 +304,9 @@ impl<'a> Pass<'a> {
         let more = outcome?;
         let together = all?[0] > 0.0;
         if more && !together {
-            self.report.records_left += batch.len() as u64;
+            self.report.records_dropped += batch.len() as u64;
             while batches.next_batch(batch)? {
-                self.report.records_left += batch.len() as u64;
+                self.report.records_dropped += batch.len() as u64;
             }
         }
         Ok(together)
@@ -342,7 +342,7 @@ impl<'a> Pass<'a> {
         let mut line = format!("batch {}", self.done());
         for (info, value) in &self.report.last {
             // Writing to a string cannot fail.
-            let _ = write!(line, ", {info}: {}", shown(value));
+            let _ = write!(line, ", {info}: {}", format_values(value));
         }
         line
     }
@@ -362,10 +362,10 @@ impl<'a> Pass<'a> {
         self.report.seconds = self.begin.elapsed().as_secs_f64();
         self.report.skipped = batches.skipped();
         if self.run.debug {
-            let DatasetReport { batches, records, seconds, starved_seconds, .. } = &self.report;
+            let DatasetReport { batches, records, seconds, data_wait_seconds, .. } = &self.report;
             let line = format!(
-                "{batches} batches, {records} records in {seconds:.1} s ({:.0} a second); waited \
-                 {starved_seconds:.1} s for data",
+                "{batches} batches, {records} records in {seconds:.1} s ({:.0} records/s); \
+                 waited {data_wait_seconds:.1} s for data",
                 *records as f64 / seconds.max(f64::MIN_POSITIVE)
             );
             (self.run.print)(&line);
@@ -382,7 +382,7 @@ pub(crate) fn check_inputs(program: &Program, dataset: &dyn Dataset) -> Result<(
         None => Ok(()),
         Some((_, var)) => {
             let hint = fleet_base::text::did_you_mean(&var.name, given.iter().copied());
-            Err(Error::invalid(format!("the dataset has nothing for input '{}'{hint}", var.name))
+            Err(Error::invalid(format!("the dataset's layout has no input '{}'{hint}", var.name))
                 .expected(format!("{}{}", var.dtype, var.shape))
                 .got(format!("batches of {}", given.join(", ")))
                 .help("give the dataset a layout with this input: feed_layout, BatchLayout::new"))

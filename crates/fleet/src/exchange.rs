@@ -57,7 +57,7 @@ impl Exchange for WorkerExchange {
 
     fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if outgoing.len() != self.world_size() {
-            return Err(Error::invalid("an exchange needs a message for every worker")
+            return Err(Error::invalid("an exchange needs one message per worker")
                 .expected(self.world_size())
                 .got(outgoing.len()));
         }
@@ -86,7 +86,7 @@ fn lengths(group: &Group, sends: &[usize]) -> Result<Vec<usize>> {
     let length = |(rank, length): (usize, &i64)| {
         let length = usize::try_from(*length).ok().filter(|length| *length <= MESSAGE_BYTES_MAX);
         length.ok_or_else(|| {
-            Error::exhausted("a worker sends too much at once")
+            Error::exhausted("exchange message too large")
                 .expected(format!("at most {}", text::bytes(MESSAGE_BYTES_MAX as u64)))
                 .got(receives[rank])
                 .at(format!("message of worker {rank}"))

@@ -6,7 +6,7 @@
 //! out to differ, each rank publishes its fetch list and its step's communication, and compares
 //! them with the others'.
 
-use crate::agree::{FirstDifference, Odd, WholeRings, digest, named};
+use crate::agree::{Disagreement, FirstDifference, WholeRings, digest, list_ranks};
 use crate::report::Reporter;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_comm::World;
@@ -30,7 +30,7 @@ pub(crate) struct StepPeers {
 }
 
 /// Timeout for the other ranks, which fail in the same collective at most a moment later.
-const OTHERS_TIME: Duration = Duration::from_secs(3);
+const PEER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum length of a text in the store, whose limit is 1 MiB.
 const TEXT_BYTES_MAX: usize = 512 << 10;
 
@@ -58,7 +58,7 @@ impl StepPeers {
     }
 
     fn difference(&self, fetch: &[&str], communication: &str) -> Result<Option<Error>> {
-        let limits = Limits::within(OTHERS_TIME);
+        let limits = Limits::within(PEER_TIMEOUT);
         let mut own = format!("{}\n{communication}", fetch.join(", "));
         let mut end = own.len().min(TEXT_BYTES_MAX);
         while !own.is_char_boundary(end) {
@@ -76,21 +76,21 @@ impl StepPeers {
         let parts: Vec<(&str, &str)> =
             texts.iter().map(|text| text.split_once('\n').unwrap_or_default()).collect();
         let digests: Vec<i64> = parts.iter().map(|(_, steps)| digest(steps)).collect();
-        let Some(odd) = Odd::of(&digests) else { return Ok(None) };
+        let Some(odd) = Disagreement::of(&digests) else { return Ok(None) };
         let (usual, first) = (parts[odd.usual], parts[odd.ranks[0]]);
         let (what, help) = match usual.0 == first.0 {
             false => (
-                "ranks fetch different variables, which changes what their steps communicate",
+                "ranks fetch different variables, which changes the communication of their steps",
                 "fetch gradients on all ranks or on none",
             ),
             true => (
-                "ranks plan their steps differently, which changes what these communicate",
-                "run with the same feeds and the same options on every rank",
+                "ranks plan their steps differently, which changes their communication",
+                "use the same feeds and the same options on every rank",
             ),
         };
-        let ranks = named(&odd.ranks);
+        let ranks = list_ranks(&odd.ranks);
         let error = Error::invalid(format!("{what}: {ranks} and rank {} differ", odd.usual))
-            .expected(format!("fetches [{}] as rank {}", usual.0, odd.usual))
+            .expected(format!("fetches [{}] as on rank {}", usual.0, odd.usual))
             .got(format!("[{}] on rank {}", first.0, odd.ranks[0]))
             .at(format!("communication, {}", FirstDifference::of(usual.1, first.1)));
         Ok(Some(error.help(help).caused_by(odd.ranks[0])))

@@ -33,7 +33,7 @@ fn slot_of(program: &Program, name: &str) -> Result<Slot> {
         DType::I64 => SlotKind::Ids,
         DType::F32 => SlotKind::Floats,
         other => {
-            return Err(Error::invalid(format!("input '{name}' cannot be filled from records"))
+            return Err(Error::invalid(format!("cannot fill input '{name}' from records"))
                 .expected("int64 or float32")
                 .got(other)
                 .help("cast in the program, or lay out the batch by hand (BatchLayout)"));
@@ -46,7 +46,7 @@ fn slot_of(program: &Program, name: &str) -> Result<Slot> {
         usize::try_from(*dim).map_err(|_| {
             Error::invalid(format!("input '{name}' has a dimension of unknown size"))
                 .got(var.shape)
-                .help("only the first may be unknown; ragged rows are an input with lod_level 1")
+                .help("leave only the first one unknown; use lod_level 1 for ragged rows")
         })
     };
     let shape: Result<Vec<usize>> = var.shape.dims().iter().skip(1).map(size).collect();
@@ -96,13 +96,13 @@ fn padded(program: &Program, id: VarId, var: &Var, input: Input) -> Result<Input
     match (var.shape.dims(), padding) {
         ([_, -1], Some(pad)) => Ok(input.padded_to_longest(pad as f64)),
         ([_, -1], None) => {
-            Err(Error::invalid(format!("shorter records of input '{}' cannot be padded", var.name))
+            Err(Error::invalid(format!("cannot pad shorter records of input '{}'", var.name))
                 .expected("a table with a padding_idx, whose row is zero")
-                .help("Embedding::padding_idx; or lay out the batch by hand (BatchLayout)"))
+                .help("set Embedding::padding_idx, or lay out the batch by hand (BatchLayout)"))
         }
         ([_, width], Some(pad)) => Ok(input.padded(*width as usize, pad as f64)),
         ([_, width], None) => Ok(input.exact(*width as usize)),
-        _ => Err(Error::invalid(format!("a ragged slot does not fill input '{}'", var.name))
+        _ => Err(Error::invalid(format!("a ragged slot cannot fill input '{}'", var.name))
             .expected("two dimensions, the batch and the values of a record")
             .got(var.shape)),
     }
@@ -125,6 +125,6 @@ fn input<'p>(program: &'p Program, name: &str) -> Result<(VarId, &'p Var)> {
     let inputs = || program.vars().filter(|(_, var)| var.is_data);
     inputs().find(|(_, var)| var.name == name).ok_or_else(|| {
         let hint = text::did_you_mean(name, inputs().map(|(_, var)| var.name.as_str()));
-        Error::invalid(format!("the program takes no input '{name}'{hint}"))
+        Error::invalid(format!("the program has no input '{name}'{hint}"))
     })
 }

@@ -45,7 +45,7 @@ pub(crate) fn fit(
     let line = |what: String, found: usize| {
         let (found, all) = (text::bytes(found as u64), text::bytes(all as u64));
         let budget = text::bytes(budget.bytes as u64);
-        format!("memory: {what} needs {found} of {budget}; everything kept: {all}")
+        format!("memory: {what} needs {found} of {budget}; without recompute: {all}")
     };
     if all <= budget.bytes {
         return Ok((plain, line("no recompute".into(), all)));
@@ -69,10 +69,10 @@ pub(crate) fn fit(
             return Ok((strategy, line(what, found)));
         }
     }
-    Err(Error::exhausted("no recompute makes a step fit the budget of memory")
+    Err(Error::exhausted("no recompute fits a step into the memory budget")
         .expected(text::bytes(budget.bytes as u64))
         .got(format!("at least {}", text::bytes(least as u64)))
-        .help("feed smaller batches, use gradient_merge for the rest of the batch, or a larger budget"))
+        .help("feed smaller batches and use gradient_merge, or raise the budget"))
 }
 
 fn spread(places: &[String], count: usize) -> Vec<String> {
@@ -143,6 +143,6 @@ mod tests {
             bytes -= bytes / 8;
         };
         assert!(recomputed && offloaded, "{recomputed} {offloaded}");
-        assert!(error.contains("no recompute makes a step fit"), "{error}");
+        assert!(error.contains("no recompute fits a step into the memory budget"), "{error}");
     }
 }

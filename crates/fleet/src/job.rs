@@ -11,7 +11,7 @@
 use crate::agree::{self, NetworkText, WholeRings};
 use crate::explain::{FirstFault, StepPeers};
 use crate::fit::{Budget, fit};
-use crate::keeper::{self, Keeper};
+use crate::membership::{self, JobMembership};
 use crate::report::Reporter;
 use crate::rings::GroupRing;
 use crate::servers::{Place, ServerJob};
@@ -39,10 +39,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Timeout for ranks to meet; a machine may still be loading its program.
-const MEET_SPAN: Duration = Duration::from_secs(10 * 60);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Time that a broken connection waits for the notice of which rank died.
-const NOTICE_SPAN: Duration = Duration::from_secs(5);
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// This process as a member of its job.
 ///
@@ -70,13 +70,13 @@ pub struct Fleet {
     topology: Topology,
     /// Link to the other ranks. Ranks of a collective job connect at once, workers of parameter
     /// servers on first use.
-    link: OnceLock<Link>,
+    connection: OnceLock<Connection>,
     connecting: Mutex<()>,
     reporter: Reporter,
 }
 
 /// Connection of a rank to the other ranks.
-struct Link {
+struct Connection {
     world: World,
     /// Options of every group of the job.
     options: GroupOptions,
@@ -85,7 +85,7 @@ struct Link {
     opened: Mutex<BTreeMap<String, Group>>,
     /// Number of training steps of each session.
     steps: Mutex<Vec<Arc<AtomicU64>>>,
-    keeper: Keeper,
+    membership: JobMembership,
     fault: FirstFault,
     reporter: Reporter,
     finished: AtomicBool,
@@ -103,7 +103,7 @@ impl Fleet {
     /// ```
     /// use fleet::topology::Env;
     /// use fleet::{Fleet, Topology};
-    /// // An environment that says nothing: worker 0 of 1.
+    /// // An empty environment: worker 0 of 1.
     /// let fleet = Fleet::init(Topology::collective(&Env::new())?)?;
     /// assert_eq!((fleet.worker_index(), fleet.worker_num(), fleet.server_num()), (0, 1, 0));
     /// assert!(fleet.is_worker() && fleet.is_first_worker() && !fleet.is_server());
@@ -115,13 +115,13 @@ impl Fleet {
     pub fn init(topology: Topology) -> Result<Fleet> {
         fleet_base::signals::ignore_file_size_signal();
         let (connecting, reporter) = (Mutex::default(), Reporter::new(&topology));
-        if keeper::is_of_mpi(&topology) {
-            let (topology, world, keeper) = keeper::start_mpi(topology)?;
-            let link = Link::over(world, &topology, keeper, reporter.clone());
-            let link = OnceLock::from(link?);
-            return Ok(Fleet { topology, link, connecting, reporter });
+        if membership::started_by_mpi(&topology) {
+            let (topology, world, membership) = membership::start_mpi(topology)?;
+            let connection = Connection::over(world, &topology, membership, reporter.clone());
+            let connection = OnceLock::from(connection?);
+            return Ok(Fleet { topology, connection, connecting, reporter });
         }
-        let fleet = Fleet { topology, link: OnceLock::new(), connecting, reporter };
+        let fleet = Fleet { topology, connection: OnceLock::new(), connecting, reporter };
         // Workers of parameter servers meet through their servers.
         if fleet.topology.mode() != Mode::ParameterServer && fleet.worker_num() > 1 {
             fleet.reporter.joined();
@@ -152,30 +152,31 @@ impl Fleet {
 
     /// Waits until all workers have called it.
     pub fn barrier_worker(&self) -> Result<()> {
-        self.group()?.map_or(Ok(()), |link| link.everyone.barrier("barrier_worker"))
+        self.group()?.map_or(Ok(()), |connection| connection.everyone.barrier("barrier_worker"))
     }
 
     /// Returns the link to the other workers; `None` if there is only one worker.
-    fn group(&self) -> Result<Option<&Link>> {
-        if self.worker_num() == 1 || self.link.get().is_some() {
-            return Ok(self.link.get());
+    fn group(&self) -> Result<Option<&Connection>> {
+        if self.worker_num() == 1 || self.connection.get().is_some() {
+            return Ok(self.connection.get());
         }
         if !self.topology.is_worker() {
             return Err(Error::invalid("only workers have a group").got(self.topology.role()));
         }
         let _one = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.link.get().is_none() {
-            let link = Link::connect(&self.topology, &self.reporter).map_err(|error| {
-                error.at(format!("rank {} of {}", self.topology.rank(), self.worker_num()))
-            })?;
-            return Ok(Some(self.link.get_or_init(|| link)));
+        if self.connection.get().is_none() {
+            let connection =
+                Connection::connect(&self.topology, &self.reporter).map_err(|error| {
+                    error.at(format!("rank {} of {}", self.topology.rank(), self.worker_num()))
+                })?;
+            return Ok(Some(self.connection.get_or_init(|| connection)));
         }
-        Ok(self.link.get())
+        Ok(self.connection.get())
     }
 
     /// Returns the group of all workers; `None` if there is only one.
     pub(crate) fn workers(&self) -> Result<Option<&Group>> {
-        Ok(self.group()?.map(|link| &link.everyone))
+        Ok(self.group()?.map(|connection| &connection.everyone))
     }
 
     pub fn util(&self) -> Util<'_> {
@@ -216,26 +217,26 @@ impl Fleet {
         };
         let executor = Executor::new(ExecOptions { num_threads, ..options });
         let rings = WholeRings::new(&job.plan.rings, self.worker_num());
-        if let Some(link) = self.link.get() {
+        if let Some(connection) = self.connection.get() {
             let parts = agree::parts(&job.strategy, &job.network, &rings, &programs.main);
-            agree::compare(&link.everyone, &parts)
+            agree::compare(&connection.everyone, &parts)
                 .inspect_err(|error| self.reporter.failed(error))?;
         }
         let executor = executor.services(self.services(&job.plan.rings)?);
         let session = Session::with_executor(programs, executor)?;
-        let Some(link) = self.link.get() else { return Ok(session) };
-        let mut steps = link.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(connection) = self.connection.get() else { return Ok(session) };
+        let mut steps = connection.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let peers = StepPeers {
-            world: link.world.clone(),
+            world: connection.world.clone(),
             prefix: format!("{}/steps/{}", self.topology.job().attempt(), steps.len()),
             rank: self.topology.rank(),
             rank_count: self.worker_num(),
             rings,
-            fault: link.fault.clone(),
+            fault: connection.fault.clone(),
             reporter: self.reporter.clone(),
         };
         steps.push(session.step_count());
-        Ok(session.among(peers))
+        Ok(session.with_peers(peers))
     }
 
     /// Returns this rank's share of the cores of its machine.
@@ -287,7 +288,9 @@ impl Fleet {
     ) -> Result<Checkpoints> {
         match self.group()? {
             None => Checkpoints::open(folder, policy),
-            Some(link) => Checkpoints::open_together(folder.as_ref(), policy, &link.everyone),
+            Some(connection) => {
+                Checkpoints::open_together(folder.as_ref(), policy, &connection.everyone)
+            }
         }
     }
 
@@ -295,32 +298,34 @@ impl Fleet {
     /// ranks get an error if a rank ends without this call, calls it while others still train, or
     /// has made another number of steps.
     pub fn finish(&self) -> Result<()> {
-        let Some(link) = self.link.get().filter(|link| !link.keeper.is_over()) else {
+        let Some(connection) =
+            self.connection.get().filter(|connection| !connection.membership.has_ended())
+        else {
             return Ok(());
         };
-        link.finish_rings()?;
-        link.compare_steps()?;
-        link.finished.store(true, SeqCst);
+        connection.finish_rings()?;
+        connection.compare_steps()?;
+        connection.finished.store(true, SeqCst);
         if self.topology.mode() != Mode::ParameterServer {
             self.reporter.finished();
         }
-        link.keeper.end()
+        connection.membership.end()
     }
 
     fn services(&self, rings: &[RingSpec]) -> Result<Services> {
-        let Some(link) = self.link.get() else { return Ok(Services::none()) };
+        let Some(connection) = self.connection.get() else { return Ok(Services::none()) };
         let mut services = Services::none();
         for ring in rings {
             let members: Vec<usize> = ring.members().collect();
-            let group = link.group(ring, &members)?;
+            let group = connection.group(ring, &members)?;
             services = services.with_ring(ring.id, Arc::new(GroupRing(group)));
         }
         Ok(services)
     }
 }
 
-impl Link {
-    fn connect(topology: &Topology, reporter: &Reporter) -> Result<Link> {
+impl Connection {
+    fn connect(topology: &Topology, reporter: &Reporter) -> Result<Connection> {
         let job = topology.job();
         // Workers of parameter servers restart one by one: each joins the attempt of the first
         // start.
@@ -330,9 +335,9 @@ impl Link {
         let token = match &job.token {
             Some(token) => fleet_net::Token::from_text(token.reveal())?,
             None => {
-                return Err(Error::invalid("the ranks of this job have no common secret")
+                return Err(Error::invalid("the ranks of this job have no shared secret")
                     .expected("FLEET_TOKEN, the same on every rank")
-                    .help("start the job with fleetrun, which makes one"));
+                    .help("start the job with fleetrun, which creates one"));
             }
         };
         let abort = Abort::new();
@@ -341,11 +346,11 @@ impl Link {
         let reporter = if is_one_by_one { Reporter::default() } else { reporter.clone() };
         let reports = reporter.clone();
         let reports = abort.on_fire(move |error| reports.failed(error));
-        let limits = Limits::new(Deadline::within(MEET_SPAN), &abort);
+        let limits = Limits::new(Deadline::within(JOIN_TIMEOUT), &abort);
         // Without a launcher, rank 0 hosts the store at its endpoint.
         let endpoint = job.store.as_ref().or(topology.worker_endpoints().first());
         let endpoint = endpoint.ok_or_else(|| {
-            Error::invalid("nothing says where the ranks of this job meet")
+            Error::invalid("no rendezvous endpoint for the ranks of this job")
                 .expected("FLEET_STORE=HOST:PORT, or PADDLE_TRAINER_ENDPOINTS")
                 .help("start the job with fleetrun")
         })?;
@@ -363,7 +368,7 @@ impl Link {
         let store = Arc::new(StoreClient::connect(address, &token, &limits)?);
         let own = host::own_member(topology.rank());
         if is_one_by_one {
-            come_once(&*store, &attempt, &own, &limits)?;
+            join_once(&*store, &attempt, &own, &limits)?;
         }
         let membership = Membership::join(address, &token, &attempt, own, &limits, {
             let abort = abort.clone();
@@ -373,25 +378,30 @@ impl Link {
         })?;
         let mut options =
             TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
-        options.notice_wait = NOTICE_SPAN;
+        options.notice_wait = NOTICE_TIMEOUT;
         // A firewall may allow only the ports of the job's endpoints.
         options.port = topology.endpoint().filter(|_| !hosts_it).map(|own| own.port);
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
-        let world = crate::nccl::carry(World::new(fabric, store, abort), topology);
+        let world = crate::nccl::with_nccl(World::new(fabric, store, abort), topology);
         let world = world.inspect_err(|error| {
             // The others would wait for this rank, and leaving the membership reports no error.
-            let how = format!("it cannot go over NCCL: {}", error.message());
+            let how = format!("NCCL failed: {}", error.message());
             membership.report_end(&host::own_member(topology.rank()), &how);
         })?;
-        Link::over(
+        Connection::over(
             world,
             topology,
-            Keeper::Store { membership, _reports: reports, _server: server },
+            JobMembership::Store { membership, _reports: reports, _server: server },
             reporter,
         )
     }
 
-    fn over(world: World, topology: &Topology, keeper: Keeper, reporter: Reporter) -> Result<Link> {
+    fn over(
+        world: World,
+        topology: &Topology,
+        membership: JobMembership,
+        reporter: Reporter,
+    ) -> Result<Connection> {
         let fault = FirstFault::default();
         let (first, reports) = (fault.clone(), reporter.clone());
         let world = world.on_fault(move |error| {
@@ -404,11 +414,21 @@ impl Link {
         let mut options = GroupOptions { shared_memory, ..GroupOptions::default() };
         options.silence = topology.job().silence.unwrap_or(options.silence);
         let everyone = world.group("everyone", &all, &options).inspect_err(|error| {
-            let how = format!("it has not met the others: {}", error.message());
-            keeper.report_end(world.rank(), &how);
+            let how = format!("failed to join the other ranks: {}", error.message());
+            membership.report_end(world.rank(), &how);
         })?;
         let (opened, steps, finished) = Default::default();
-        Ok(Link { world, options, everyone, opened, steps, keeper, fault, reporter, finished })
+        Ok(Connection {
+            world,
+            options,
+            everyone,
+            opened,
+            steps,
+            membership,
+            fault,
+            reporter,
+            finished,
+        })
     }
 
     /// Runs a barrier on every ring that programs use, which fails on a rank that still trains. The
@@ -427,7 +447,7 @@ impl Link {
             let finish = &finish;
             let start = |group| scope.spawn(move || finish(group));
             let threads: Vec<_> = opened.iter().map(start).collect();
-            let died = |_| Err(Error::internal("a thread that finishes a ring has panicked"));
+            let died = |_| Err(Error::internal("the thread that finishes a ring panicked"));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
         });
         outcomes.into_iter().collect()
@@ -441,8 +461,8 @@ impl Link {
         let mut all = vec![0i64; self.everyone.size()];
         self.everyone.all_gather("finish", &[mine as i64], &mut all)?;
         let Some(other) = all.iter().position(|count| *count != all[0]) else { return Ok(()) };
-        Err(Error::invalid("ranks have made different numbers of training steps")
-            .expected(format!("{} on every rank, as rank 0", all[0]))
+        Err(Error::invalid("ranks made different numbers of training steps")
+            .expected(format!("{} on every rank, as on rank 0", all[0]))
             .got(format!("{} on rank {other}", all[other]))
             .help("give every rank the same number of batches: drop or repeat the last ones"))
     }
@@ -467,34 +487,34 @@ impl Link {
 
 /// Registers a worker, which may join the others only once. A worker that restarts after it had
 /// joined would wait for the others in vain.
-fn come_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) -> Result<()> {
-    let key = format!("{attempt}/came/{}", own.rank);
+fn join_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) -> Result<()> {
+    let key = format!("{attempt}/joined/{}", own.rank);
     let process = format!("pid {} on {} ({})", own.pid, own.host, own.host_id);
     match store.compare_and_set(&key, None, process.as_bytes(), limits)? {
         Swap::Lost(Some(before)) if before != process.as_bytes() => Err(Error::unavailable(
-            "this worker was started again after it had met the others, and they do not meet twice",
+            "this worker was restarted after it had joined the others, and cannot join them again",
         )
         .expected(String::from_utf8_lossy(&before))
         .got(process)
         .help(
-            "training on the servers goes on without it; what all workers do together (metrics, global \
-             shuffle, barrier_worker) needs a new start of the whole job",
+            "restart the whole job to use operations of all workers (metrics, global shuffle, \
+             barrier_worker); training on the servers continues without this worker",
         )),
         _ => Ok(()),
     }
 }
 
 /// Reported cause when a rank ends while others still need it.
-const LEFT_EARLY: &str = "it left the job without Fleet::finish";
+const LEFT_EARLY: &str = "left the job without calling Fleet::finish";
 
-impl Drop for Link {
+impl Drop for Connection {
     /// Reports a rank that leaves early, so that the others do not wait for it.
     fn drop(&mut self) {
         let finished = self.finished.load(SeqCst);
         if !finished && !self.world.abort().is_fired() {
             // Report first: the others' failure follows from this one, not the reverse.
             self.reporter.failed(&Error::unavailable(LEFT_EARLY));
-            self.keeper.report_end(self.world.rank(), LEFT_EARLY);
+            self.membership.report_end(self.world.rank(), LEFT_EARLY);
         }
     }
 }
@@ -534,7 +554,7 @@ impl DistributedOptimizer<'_> {
     /// let (fleet, net) = (Fleet::collective()?, Net::new());
     /// let rows = net.data("ids", [-1, 2], DType::I64).embedding(Embedding::new(1000, 8).sparse());
     /// let loss = rows.flatten(1).fc(1).mean();
-    /// let strategy = DistributedStrategy::new().with_lars(true); // of the layers; rows keep their rule
+    /// let strategy = DistributedStrategy::new().with_lars(true); // for the layers; rows keep their rule
     /// let optimizer = fleet.distributed_optimizer(Momentum::new(0.1, 0.9), &strategy);
     /// let job = optimizer.rows(Sgd::new(5.0)).minimize(&net, loss)?;
     /// assert_eq!(job.plan.chain_text(), "Lars -> lars_momentum");
@@ -581,7 +601,7 @@ impl DistributedOptimizer<'_> {
         self
     }
 
-    fn asked<'a>(&'a self, strategy: &'a DistributedStrategy) -> Asked<'a> {
+    fn strategy_ref<'a>(&'a self, strategy: &'a DistributedStrategy) -> Asked<'a> {
         Asked { strategy, source: self.source.as_ref() }
     }
 
@@ -594,7 +614,7 @@ impl DistributedOptimizer<'_> {
         let mut optimizer = self.optimizer.clone();
         let rows = optimizer.rows.take();
         let rows = rows.as_deref();
-        let asked = self.asked(&self.strategy);
+        let asked = self.strategy_ref(&self.strategy);
         let job = ServerJob::minimize(net, loss, &optimizer, rows, asked, place)?;
         if self.fleet.is_first_worker() && !self.fleet.topology().is_non_distributed() {
             let (workers, servers) = (place.worker_count, place.server_count);
@@ -674,7 +694,7 @@ impl DistributedOptimizer<'_> {
                 let (fitting, line) = fit(programs, registry, loss, asked, ranks, &budget)?;
                 (strategy, note) = (fitting, Some(line));
             }
-            let (asked, on) = (self.asked(&strategy), Cluster { ranks, rates });
+            let (asked, on) = (self.strategy_ref(&strategy), Cluster { ranks, rates });
             let mut plan =
                 fleet_strategy::minimize(programs, registry, loss, optimizer, asked, on)?;
             plan.notes.extend(note);
@@ -702,7 +722,7 @@ fn report(plan: &Plan, ranks: &Ranks, source: Option<&StrategySource>) {
             (name, Verdict::Dropped) => {
                 let place = source.map(|it| format!("{}: ", it.place_of(&decision.field)));
                 let place = place.unwrap_or_default();
-                note(format_args!("{place}warning: {name} is left out: {}", decision.reason));
+                note(format_args!("{place}warning: {name} is not applied: {}", decision.reason));
             }
             _ => {}
         }
@@ -743,7 +763,7 @@ pub struct Distributed {
 /// assert_eq!(util.all_reduce(&[1.0, 2.0], ReduceOp::Sum)?, [1.0, 2.0]); // of one worker
 /// assert_eq!(util.all_gather(&[7.0])?, [[7.0]]);
 /// util.barrier()?;
-/// util.print_on_rank("all are here", 0);
+/// util.print_on_rank("all workers have joined", 0);
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub struct Util<'f>(&'f Fleet);
@@ -752,17 +772,17 @@ impl Util<'_> {
     /// Reduces every worker's numbers element by element; every worker gets the result.
     pub fn all_reduce(&self, input: &[f64], op: ReduceOp) -> Result<Vec<f64>> {
         let mut out = input.to_vec();
-        if let Some(link) = self.0.group()? {
-            link.everyone.all_reduce("util.all_reduce", &mut out, op)?;
+        if let Some(connection) = self.0.group()? {
+            connection.everyone.all_reduce("util.all_reduce", &mut out, op)?;
         }
         Ok(out)
     }
 
     /// Returns every worker's numbers, in order of rank.
     pub fn all_gather(&self, input: &[f64]) -> Result<Vec<Vec<f64>>> {
-        let Some(link) = self.0.group()? else { return Ok(vec![input.to_vec()]) };
+        let Some(connection) = self.0.group()? else { return Ok(vec![input.to_vec()]) };
         let mut all = vec![0.0; input.len() * self.0.worker_num()];
-        link.everyone.all_gather("util.all_gather", input, &mut all)?;
+        connection.everyone.all_gather("util.all_gather", input, &mut all)?;
         Ok(all.chunks(input.len().max(1)).map(<[f64]>::to_vec).collect())
     }
 

@@ -74,7 +74,7 @@ impl Counted<'_> {
         self.numbers()?
             .first()
             .copied()
-            .ok_or_else(|| Error::invalid("a count is empty").expected("at least one number"))
+            .ok_or_else(|| Error::invalid("empty count").expected("at least one number"))
     }
 }
 
@@ -91,7 +91,7 @@ impl Counted<'_> {
 /// assert_eq!(metrics.mae(3.5, 7.0)?, 0.5);
 /// assert_eq!((metrics.mse(18.0, 8.0)?, metrics.rmse(18.0, 8.0)?), (2.25, 1.5));
 ///
-/// // What a program has counted in its scope, by name.
+/// // Counts that a program keeps in its scope, by name.
 /// let mut scope = Scope::new();
 /// scope.set("positives", Tensor::from_slice(&[0i64, 0, 0, 4], [1, 4])?);
 /// scope.set("negatives", Tensor::from_slice(&[5i64, 0, 0, 0], [1, 4])?);

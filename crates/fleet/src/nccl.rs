@@ -6,14 +6,14 @@ use fleet_topology::Topology;
 
 /// Returns the world unchanged, or with groups over NCCL.
 #[cfg(all(feature = "nccl", target_os = "linux"))]
-pub(crate) fn carry(world: World, topology: &Topology) -> Result<World> {
+pub(crate) fn with_nccl(world: World, topology: &Topology) -> Result<World> {
     let job = topology.job();
     if !job.nccl {
         return Ok(world);
     }
     let number = |text: &String| {
         text.parse().map_err(|_| {
-            Error::invalid("a GPU is no number").expected("as CUDA counts them").got(text)
+            Error::invalid("invalid GPU index").expected("a CUDA device index").got(text)
         })
     };
     world.with_nccl(&fleet_comm::NcclOptions {
@@ -24,10 +24,10 @@ pub(crate) fn carry(world: World, topology: &Topology) -> Result<World> {
 }
 
 #[cfg(not(all(feature = "nccl", target_os = "linux")))]
-pub(crate) fn carry(world: World, topology: &Topology) -> Result<World> {
+pub(crate) fn with_nccl(world: World, topology: &Topology) -> Result<World> {
     if !topology.job().nccl {
         return Ok(world);
     }
-    Err(Error::unsupported("FLEET_NCCL asks for NCCL, and the program was built without it")
-        .help("build it with the feature nccl, on Linux, or unset FLEET_NCCL"))
+    Err(Error::unsupported("FLEET_NCCL requests NCCL, but the program was built without it")
+        .help("build it with the feature `nccl`, on Linux, or unset FLEET_NCCL"))
 }

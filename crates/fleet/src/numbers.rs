@@ -9,7 +9,7 @@ pub(crate) fn numbers(tensor: &Tensor, count_max: usize) -> Result<Vec<f64>> {
         Ok(tensor.as_slice::<T>()?.iter().take(max).map(|value| f(*value)).collect())
     }
     if tensor.layout() != Layout::RowMajor {
-        return Err(Error::internal("numbers of a tensor that is not row-major"));
+        return Err(Error::internal("cannot read a tensor that is not row-major"));
     }
     match tensor.dtype() {
         DType::Bool => {
@@ -28,7 +28,7 @@ pub(crate) fn numbers(tensor: &Tensor, count_max: usize) -> Result<Vec<f64>> {
 }
 
 /// Formats a tensor for people; large tensors are cut after their first numbers.
-pub(crate) fn shown(tensor: &Tensor) -> String {
+pub(crate) fn format_values(tensor: &Tensor) -> String {
     let count = tensor.physical_len();
     // Floats of up to 32 bits print in their own precision: 0.1, not 0.10000000149011612.
     let texts: Vec<String> = match (tensor.dtype(), numbers(tensor, SHOWN_MAX)) {
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn numbers_of_every_type_are_shown() {
-        let check = |tensor: Tensor, expected: &str| assert_eq!(shown(&tensor), expected);
+        let check = |tensor: Tensor, expected: &str| assert_eq!(format_values(&tensor), expected);
         check(Tensor::from_slice(&[0.1f32], [1]).unwrap(), "0.1");
         check(Tensor::from_slice(&[0.1f64, 2.0], [2]).unwrap(), "[0.1 2]");
         check(Tensor::from_slice(&[7i64; 9], [3, 3]).unwrap(), "[7 7 7 7 7 7 7 7 ..]");

@@ -19,7 +19,7 @@ fn with_parts(
     // All ranks have the same program, so the list is empty on every rank.
     let Some(first) = parts.first() else { return Ok(()) };
     if let Some(other) = parts.iter().find(|part| part.dtype != first.dtype) {
-        return Err(Error::invalid("the buffers of one collective have different types")
+        return Err(Error::invalid("buffers of one collective have different types")
             .expected(first.dtype)
             .got(other.dtype));
     }
@@ -112,7 +112,7 @@ impl Ring for GroupRing {
 
     fn abort(&self, error: &Error) {
         let own = self.0.ranks()[self.0.rank()];
-        let told = Error::unavailable(format!("rank {} has failed: {error}", self.0.rank()));
+        let told = Error::unavailable(format!("rank {} failed: {error}", self.0.rank()));
         // If another rank caused the failure of this step, that rank remains the culprit.
         self.0.abort(told.caused_by(error.culprit().unwrap_or(own)));
     }

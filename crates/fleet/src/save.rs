@@ -187,7 +187,7 @@ const TARGETS: &str = "targets";
 pub fn load_inference_model(path: impl AsRef<Path>) -> Result<InferenceModel> {
     let (program, checkpoint) = fleet_format::load_model(&path, Registry::standard())?;
     let Some(targets) = checkpoint.meta.entries.get(TARGETS) else {
-        return Err(Error::invalid("the saved model names no targets").at(path.as_ref().display()));
+        return Err(Error::invalid("the saved model lists no targets").at(path.as_ref().display()));
     };
     let targets: Vec<String> = targets.lines().map(str::to_string).collect();
     let feeds =
@@ -249,7 +249,7 @@ fn put(
         let var = program.var(id);
         if var.dtype != tensor.dtype() || !var.shape.agrees(tensor.shape()) {
             return Err(Error::invalid(format!(
-                "variable '{name}' of the checkpoint does not fit"
+                "variable '{name}' of the checkpoint has another type or shape"
             ))
             .expected(format!("{}{}", var.dtype, var.shape))
             .got(format!("{}{}", tensor.dtype(), tensor.shape()))

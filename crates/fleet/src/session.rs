@@ -72,8 +72,8 @@ impl Session {
     /// use fleet::prelude::*;
     /// let net = Net::new();
     /// let x = net.data("x", [-1, 4], DType::F32);
-    /// let halves = LrSchedule::lambda(0.8, |step| 0.5f64.powi(step as i32));
-    /// let rate = net.minimize(x.fc(1).mean(), Sgd::new(halves))?.learning_rate.name();
+    /// let schedule = LrSchedule::lambda(0.8, |step| 0.5f64.powi(step as i32));
+    /// let rate = net.minimize(x.fc(1).mean(), Sgd::new(schedule))?.learning_rate.name();
     /// let mut session = Session::new(net.build()?, ExecOptions::default())?;
     /// let x = Tensor::from_slice(&[0.0f32; 8], [2, 4])?;
     /// for expected in [0.8f32, 0.4, 0.2] {
@@ -96,7 +96,7 @@ impl Session {
     }
 
     /// Links this session to those of the other ranks.
-    pub(crate) fn among(self, peers: StepPeers) -> Session {
+    pub(crate) fn with_peers(self, peers: StepPeers) -> Session {
         Session { peers: Some(peers), ..self }
     }
 
@@ -177,9 +177,12 @@ fn set_rates(rates: &[HostRate], scope: &mut Scope) -> Result<()> {
         };
         let value = rate.value_after(done) as f32;
         if !value.is_finite() {
-            return Err(Error::numeric(format!("the rate '{}' is not finite", rate.variable))
-                .got(value)
-                .help("the function that the schedule was given must return a number"));
+            return Err(Error::numeric(format!(
+                "the learning rate '{}' is not finite",
+                rate.variable
+            ))
+            .got(value)
+            .help("return a finite number from the schedule's function"));
         }
         scope.assign(&rate.variable, &Tensor::from_slice(&[value], [1])?)?;
     }

@@ -85,14 +85,14 @@ fn feeds_and_fetches_that_do_not_fit() {
     let whole = Tensor::from_slice(&[1i64; 8], [2, 4]).unwrap();
     let flat = Tensor::from_slice(&[1.0f32; 8], [8]).unwrap();
 
-    let wrong = "the value fed for 'x' does not fit: expected f32[-1, 4], got ";
+    let wrong = "the value fed for 'x' has the wrong type or shape: expected f32[-1, 4], got ";
     refused(&[("x", &wide), ("y", &y), ("ids", &rows)], &[], &[wrong, "f32[2, 5]"]);
     refused(&[("x", &flat), ("y", &y), ("ids", &rows)], &[], &[wrong, "f32[8]"]);
     refused(&[("x", &whole), ("y", &y), ("ids", &rows)], &[], &[wrong, "i64[2, 4]"]);
     refused(&[("x", &x), ("y", &y)], &[], &["no value was fed for 'ids'", "i64[-1, 1]"]);
     refused(&[], &[], &["no value was fed for"]);
     let feed = [("x", &x), ("y", &y), ("ids", &rows), ("z", &x)];
-    refused(&feed, &[], &["takes no input 'z'", "one of x, y, ids"]);
+    refused(&feed, &[], &["has no input 'z'", "one of x, y, ids"]);
     let feed = [("x", &x), ("y", &y), ("ids", &rows)];
     refused(&feed, &["fc_0.w_"], &["no variable 'fc_0.w_'; did you mean 'fc_0.w_", "fetch list"]);
     // Each feed is valid by itself, but their sizes do not match.

@@ -71,7 +71,7 @@ fn a_resumed_job_computes_the_bits_of_one_that_never_stopped() {
     let Session { programs, scope, .. } = &mut second;
     let resumed = checkpoints.resume(&programs.main, scope).unwrap().unwrap();
     assert_eq!((resumed.step, &*resumed.entries["cursor"]), (8, "8"));
-    assert!(resumed.passed_over.is_empty());
+    assert!(resumed.skipped.is_empty());
     go(&mut second, &mut checkpoints, 9, 12);
     assert_eq!(state(&second), state(&whole));
     assert_eq!(second.scope.step(), whole.scope.step());
@@ -99,12 +99,12 @@ fn damaged_checkpoints_are_passed_over_and_named() {
     let Session { programs, scope, .. } = &mut job;
     let resumed = checkpoints.resume(&programs.main, scope).unwrap().unwrap();
     assert_eq!(resumed.step, 2);
-    assert_eq!(resumed.passed_over.len(), 2, "{:?}", resumed.passed_over);
+    assert_eq!(resumed.skipped.len(), 2, "{:?}", resumed.skipped);
 
     // Without the last good checkpoint, resuming is an error.
     std::fs::remove_dir_all(path(2)).unwrap();
     let error = checkpoints.resume(&programs.main, scope).unwrap_err().to_string();
-    assert!(error.contains("no checkpoint in the folder can be read"), "{error}");
+    assert!(error.contains("no readable checkpoint in the folder"), "{error}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -141,14 +141,14 @@ fn numbers_that_a_program_begins_with_are_told() {
         let mut job = session(optimizer);
         let Session { programs, scope, .. } = &mut job;
         let resumed = checkpoints.resume(&programs.main, scope).unwrap();
-        assert_eq!(resumed.map_or(Vec::new(), |it| it.other_numbers), expected);
+        assert_eq!(resumed.map_or(Vec::new(), |it| it.changed_constants), expected);
         train(&mut job, 1);
         checkpoints.save(1, &job.programs.main, &job.scope, Default::default()).unwrap();
         checkpoints.finish().unwrap();
     };
     resume(Sgd::new(0.1), &[]);
     resume(Sgd::new(0.1), &[]);
-    let other = "'learning_rate_0' is 0.1, as in the checkpoint; the program begins with 0.05";
+    let other = "'learning_rate_0' is 0.1 from the checkpoint, not 0.05 as in the program";
     resume(Sgd::new(0.05), &[other]);
     std::fs::remove_dir_all(&folder).unwrap();
     let halves = || Sgd::new(LrSchedule::lambda(0.8, |step| 0.5f64.powi(step as i32)));

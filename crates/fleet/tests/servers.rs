@@ -410,8 +410,8 @@ fn geo_says_which_table_is_too_large() {
     let servers = Arc::new(LocalServers::new(&servers, 0).unwrap());
     let (programs, options) = (net.build().unwrap(), CommunicatorOptions::default());
     let started = Worker::start(servers, programs, &job, ExecOptions::threads(1), options);
-    let error = started.err().expect("nobody has so much memory").to_string();
-    let told = "GEO, whose workers hold whole tables: 'huge' of 4503599627370496 rows of 4";
+    let error = started.err().expect("out of memory").to_string();
+    let told = "tables of GEO, which workers hold whole: 'huge' of 4503599627370496 rows of 4";
     assert!(error.contains(told) && error.contains("help: "), "{error}");
 }
 
@@ -432,8 +432,8 @@ fn switches_of_the_exchange_are_as_they_are_marked() {
             tables = format!("{:?} {:?}", job.plan.exchange, job.tables);
         });
         let main = made.net.build().unwrap().main;
-        let traffic = communicator_options(strategy, &Env::default()).unwrap();
-        format!("{main} {tables} {traffic:?} {}", steps_between_reports(strategy))
+        let communication = communicator_options(strategy, &Env::default()).unwrap();
+        format!("{main} {tables} {communication:?} {}", steps_between_reports(strategy))
     };
     let before = outcome(&DistributedStrategy::new());
     for field in AsyncConfig::describe().fields {

@@ -5,7 +5,7 @@ use fleet::nn::models::{WideDeepConfig, Word2VecConfig, lenet, wide_deep, word2v
 use fleet::prelude::*;
 
 /// Returns a learning rate that falls linearly to zero.
-fn falling(rate: f64, steps: u64) -> LrSchedule {
+fn linear_decay(rate: f64, steps: u64) -> LrSchedule {
     LrSchedule::Polynomial {
         learning_rate: rate,
         decay_steps: steps as f64,
@@ -39,7 +39,7 @@ fn lenet_reads_digits() -> Result<()> {
     let x = Tensor::from_slice(&images, [TESTED as i64, 1, 28, 28])?;
     let y = Tensor::from_slice(&labels, [TESTED as i64, 1])?;
     let right: f32 = session.evaluate(&[("x", &x), ("y", &y)], &[&accuracy])?[0].item()?;
-    println!("{:.2} % of digits are read right", 100.0 * right);
+    println!("{:.2} % of digits classified correctly", 100.0 * right);
     assert!(right > 0.97, "{right}");
     Ok(())
 }
@@ -61,8 +61,8 @@ fn wide_deep_reaches_the_best_area() -> Result<()> {
     };
     let model = wide_deep(&net, &config);
     let (table, rest) = net.backward(model.loss)?.partition(|name| name == "table");
-    net.apply_gradients(Sgd::new(falling(4.0, STEPS)), table)?;
-    net.apply_gradients(Adam::new(falling(2e-3, STEPS)), rest)?;
+    net.apply_gradients(Sgd::new(linear_decay(4.0, STEPS)), table)?;
+    net.apply_gradients(Adam::new(linear_decay(2e-3, STEPS)), rest)?;
     let prediction = model.prediction.name();
     let mut session = Session::new(net.build()?, ExecOptions::default())?;
 
@@ -116,7 +116,7 @@ fn word2vec_reaches_the_best_loss() -> Result<()> {
     let net = Net::new();
     net.set_seed(1);
     let model = word2vec(&net, &Word2VecConfig { width: 16, ..Word2VecConfig::new(500) });
-    net.minimize(model.loss, Adagrad::new(falling(0.2, STEPS)))?;
+    net.minimize(model.loss, Adagrad::new(linear_decay(0.2, STEPS)))?;
     let loss = model.loss.name();
     let mut session = Session::new(net.build()?, ExecOptions::default())?;
     let pairs = |to: &mut [Tensor; 3], first: u64| -> Result<()> {

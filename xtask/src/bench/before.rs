@@ -1,8 +1,8 @@
 //! `--before BUILD`: this build and another one in turn.
 //!
 //! A round runs the other build twice and this one once, in an order that rotates. The second run
-//! of the other build shows how far two series of one and the same build lie apart: a ratio within
-//! that spread is no difference.
+//! of the other build shows how far apart two series of the same build lie: a ratio within that
+//! spread is no difference.
 
 use super::benches::Bench;
 use super::processes::{self, Place};
@@ -11,9 +11,9 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Random halves of the other build's runs whose medians are compared.
+/// Number of random splits of the other build's runs into halves whose medians are compared.
 const SPLIT_COUNT: usize = 2_000;
-/// The part of those ratios that lies below the spread, and above it.
+/// Share of the ratios that lie below the spread, and above it.
 const TAIL: f64 = 0.05;
 
 pub struct Before {
@@ -22,7 +22,7 @@ pub struct Before {
 }
 
 impl Before {
-    /// Finds the checkout; checks a git revision out under `target/before`.
+    /// Finds the checkout; checks out a git revision under `target/before`.
     pub fn find(root: &Path, given: &str) -> Result<Before, String> {
         let folder = Path::new(given);
         if folder.join("Cargo.toml").is_file() {
@@ -110,8 +110,8 @@ fn median(values: &[f64]) -> f64 {
     report::median(&sorted)
 }
 
-/// Ratios between the medians of two random halves of `runs`: all but the lowest and the highest
-/// [`TAIL`] of them lie within the two returned.
+/// Returns the spread of ratios between the medians of two random halves of `runs`, without the
+/// lowest and the highest [`TAIL`] of them.
 fn spread(runs: &[f64]) -> (f64, f64) {
     let mut runs = runs.to_vec();
     let half = runs.len() / 2;

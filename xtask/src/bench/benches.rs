@@ -1,11 +1,11 @@
-//! The benchmarks: names, units, peers and bars.
+//! The benchmarks: names, units, peers and targets.
 
 /// A benchmark and the scripts of its peers.
 pub struct Bench {
     pub name: &'static str,
     pub unit: &'static str,
     pub peers: &'static [PeerScript],
-    /// A rate to hold, where the rival is a number; the ratio is against it.
+    /// The rate to reach, if the comparison is with a number; the ratio is relative to it.
     pub target: Option<f64>,
 }
 
@@ -21,36 +21,36 @@ const fn peer(framework: &'static str, path: &'static str) -> PeerScript {
 
 const ADAGRAD: &[&str] = &["--optimizer", "adagrad"];
 
-/// All-reduces: the scripts learn size and ranks from the name.
+/// All-reduces; the scripts take size and ranks from the name.
 const fn comm(name: &'static str) -> Bench {
     const PEERS: &[PeerScript] = &[peer("gloo", "comm/gloo.py"), peer("mpi", "comm/mpi.py")];
     Bench { name, unit: "GB/s", peers: PEERS, target: None }
 }
 
-/// On the loopback, or (`netns`) over a cable between two network namespaces, which needs root. MPI
-/// would use shared memory.
+/// All-reduces over loopback, or (`netns`) over a cable between two network namespaces, which needs
+/// root. MPI is not a peer here, because it would use shared memory.
 const fn over_tcp(name: &'static str) -> Bench {
     const PEERS: &[PeerScript] = &[peer("gloo", "comm/gloo.py")];
     Bench { name, unit: "GB/s", peers: PEERS, target: None }
 }
 
-/// Data parallel, two ranks of one thread.
+/// Data-parallel training, two ranks of one thread.
 const fn ddp(name: &'static str, peers: &'static [PeerScript]) -> Bench {
     Bench { name, unit: "samples/s", peers, target: None }
 }
 
-/// The speed of a rank among others over that of one alone: the ratio is to perfect scaling.
+/// The speed of a rank among others relative to that of one alone; the ratio is to perfect scaling.
 const fn scaling(name: &'static str) -> Bench {
     Bench { name, unit: "of one rank's speed", peers: &[], target: Some(1.0) }
 }
 
-/// The same beside the peer's.
+/// The same, compared with a peer's.
 const fn scaling_vs(name: &'static str, peers: &'static [PeerScript]) -> Bench {
     Bench { name, unit: "of one rank's speed", peers, target: None }
 }
 
 /// The exposed communication of a step: less is better.
-const fn not_hidden(name: &'static str) -> Bench {
+const fn exposed_comm(name: &'static str) -> Bench {
     Bench { name, unit: "% of a step", peers: &[], target: None }
 }
 
@@ -77,7 +77,7 @@ const RESNET50_SCALING: &[PeerScript] = &[PeerScript {
 }];
 
 const PS: &str = "paddle/ps_wide_deep.py";
-/// With one worker and with two; of Paddle 2.6.2, the last release that has parameter servers.
+/// With one worker and with two, on Paddle 2.6.2, the last release with parameter servers.
 const PS_PEER_1: &[PeerScript] =
     &[PeerScript { framework: "paddle", path: PS, args: &["--ranks", "1"] }];
 const PS_PEER_2: &[PeerScript] =
@@ -124,7 +124,7 @@ pub const BENCHES: &[Bench] = &[
         target: Some(500.0),
     },
     Bench { name: "data/wide_deep_text_vs_memory", unit: "%", peers: &[], target: Some(90.0) },
-    // On servers: two workers, one server.
+    // With parameter servers: two workers, one server.
     Bench { name: "data/wide_deep_text_vs_memory_1s2w", unit: "%", peers: &[], target: Some(90.0) },
     Bench { name: "data/load", unit: "MB/s", peers: LOAD_PEER, target: None },
     Bench { name: "data/shuffle", unit: "records/s", peers: SHUFFLE_PEER, target: None },
@@ -158,8 +158,8 @@ pub const BENCHES: &[Bench] = &[
     scaling("ddp/resnet50_side_by_side"),
     scaling("ddp/mlp_in_step"),
     scaling("ddp/resnet50_in_step"),
-    not_hidden("ddp/mlp_not_hidden"),
-    not_hidden("ddp/resnet50_not_hidden"),
+    exposed_comm("ddp/mlp_exposed_comm"),
+    exposed_comm("ddp/resnet50_exposed_comm"),
     Bench {
         name: "ddp/mlp_update_on_arrival",
         unit: "of the speed without",
@@ -179,7 +179,7 @@ pub const BENCHES: &[Bench] = &[
         peers: &[],
         target: Some(5e6),
     },
-    // Paddle 2.6.2 on two cores of a Xeon (2.0 GHz), by its own counting.
+    // The targets are Paddle 2.6.2 on two cores of a Xeon (2.0 GHz), by its own count.
     Bench {
         name: "ps/wide_deep_1s1w_vs_paddle",
         unit: "samples/s",
@@ -208,7 +208,7 @@ pub const BENCHES: &[Bench] = &[
         target: Some(0.9),
     },
     Bench { name: "ps/table_payload_percent_of_held", unit: "%", peers: &[], target: Some(80.0) },
-    // 50 ms a start.
+    // 50 ms per start.
     Bench { name: "launch/startup_vs_50ms", unit: "starts/s", peers: &[], target: Some(20.0) },
 ];
 

@@ -1,8 +1,8 @@
-//! `cargo xtask bench`: runs benchmarks beside their peers, or beside another build of Fleet.
+//! `cargo xtask bench`: runs benchmarks, compared with their peers or with another build of Fleet.
 //!
-//! Each benchmark is a process of its own, ours (`fleet-bench NAME`) and the peer's script, which
-//! print one JSON line. Rounds alternate, so that all see the same state of the machine. A ratio is
-//! that of the medians over all rounds; above 1 means that this build of Fleet is faster.
+//! Each benchmark is a process of its own, of Fleet (`fleet-bench NAME`) or the peer's script,
+//! which prints one JSON line. Rounds alternate, so that all see the same state of the machine. A
+//! ratio is that of the medians over all rounds; above 1 means that this build of Fleet is faster.
 
 mod before;
 mod benches;
@@ -18,14 +18,15 @@ use std::path::Path;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Names or prefixes of benchmarks (`train`, `train/bert4`); all without
+    /// Names or prefixes of benchmarks (`train`, `train/bert4`); all if none are given
     names: Vec<String>,
-    /// Print one JSON line a result
+    /// Print one JSON line per result
     #[arg(long)]
     json: bool,
     #[arg(long, value_name = "N", default_value_t = 2)]
     threads: usize,
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Python with the peer's framework (torch, paddle, polars, gloo or mpi)
     #[arg(long = "peer", value_name = "FRAMEWORK=PYTHON", value_parser = peer)]
@@ -56,14 +57,14 @@ pub fn run(root: &Path, options: &Options) -> Result<(), String> {
     let chosen: Vec<&Bench> = BENCHES.iter().filter(|bench| wanted(bench.name)).collect();
     if chosen.is_empty() {
         let known: Vec<&str> = BENCHES.iter().map(|bench| bench.name).collect();
-        return Err(format!("no such benchmark: expected one of {}", known.join(", ")));
+        return Err(format!("unknown benchmark: expected one of {}", known.join(", ")));
     }
     let before = options.before.as_ref().map(|given| Before::find(root, given)).transpose()?;
     for checkout in [Some(root), before.as_ref().map(|before| &*before.root)].into_iter().flatten()
     {
         processes::build(checkout, root, &chosen)?;
     }
-    // A benchmark that fails does not take the results of the others with it.
+    // A benchmark that fails does not discard the results of the others.
     let mut failed = Vec::new();
     for bench in &chosen {
         if let Err(why) = run_bench(root, options, before.as_ref(), bench) {
@@ -88,7 +89,7 @@ fn run_bench(
         true => match VirtualLink::create("fleet-bench") {
             Ok(link) => Some(link),
             Err(why) => {
-                eprintln!("{} is left out: no network namespaces here: {why}", bench.name);
+                eprintln!("skipped {}: no network namespaces: {why}", bench.name);
                 return Ok(());
             }
         },
@@ -122,7 +123,7 @@ fn beside_peers(place: &Place<'_>, options: &Options, bench: &Bench) -> Result<(
                     return true;
                 }
                 Err(Failure::TimedOut(why)) => {
-                    eprintln!("{}: {} is left out: {why}", bench.name, script.framework);
+                    eprintln!("{}: skipped {}: {why}", bench.name, script.framework);
                 }
                 Err(Failure::Failed(why)) => failed.push(why),
             }

@@ -1,4 +1,4 @@
-//! Starts one benchmark, ours or a peer's, and reads its result.
+//! Starts one benchmark, of Fleet or of a peer, and reads its result.
 
 use super::benches::{Bench, PeerScript};
 use super::is_comm;
@@ -17,13 +17,13 @@ const COMM_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// Grace period between the signals that end a peer.
 const END_GRACE: Duration = Duration::from_secs(5);
 
-/// The build that runs, and where.
+/// The build to run, and where.
 pub struct Place<'a> {
     /// Root of the build that is measured.
     pub checkout: &'a Path,
     /// Root of this repository, which has the peers' scripts.
     pub root: &'a Path,
-    /// Network namespaces, one a rank, if the benchmark runs across them.
+    /// Network namespaces, one per rank, if the benchmark runs across them.
     pub namespaces: Option<String>,
 }
 
@@ -31,7 +31,7 @@ pub struct Place<'a> {
 pub fn build(checkout: &Path, root: &Path, chosen: &[&Bench]) -> Result<(), String> {
     let packages =
         |kind: fn(&str) -> bool, args: &[&str]| match chosen.iter().any(|it| kind(it.name)) {
-            true => built(checkout, root, args),
+            true => build_package(checkout, root, args),
             false => Ok(()),
         };
     packages(|name| name.starts_with("launch/"), &["--package", "fleet-cli"])?;
@@ -39,16 +39,17 @@ pub fn build(checkout: &Path, root: &Path, chosen: &[&Bench]) -> Result<(), Stri
     packages(|name| !is_comm(name), &["--package", "fleet-bench"])
 }
 
-fn built(checkout: &Path, root: &Path, args: &[&str]) -> Result<(), String> {
+fn build_package(checkout: &Path, root: &Path, args: &[&str]) -> Result<(), String> {
     let mut command = cargo(checkout, root);
     let status = command.args(["build", "--release", "--quiet"]).args(args).status();
     match status.map_err(|error| format!("cannot start cargo: {error}"))?.success() {
         true => Ok(()),
-        false => Err(format!("the benchmarks of {} do not build", checkout.display())),
+        false => Err(format!("cannot build the benchmarks of {}", checkout.display())),
     }
 }
 
-/// Each checkout has a target folder of its own, or every run would build anew.
+/// Returns a cargo command. Each checkout has a target folder of its own, or every run would
+/// rebuild.
 fn cargo(checkout: &Path, root: &Path) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(checkout);
@@ -68,7 +69,7 @@ impl Place<'_> {
 
 pub fn run_ours(place: &Place<'_>, name: &str, threads: usize) -> Result<Value, String> {
     let mut command = cargo(place.checkout, place.root);
-    // Ranks are processes of one thread, and need nothing but collectives.
+    // Ranks are processes of one thread, and need only collectives.
     let program: &[&str] = match is_comm(name) {
         true => &["fleet-comm", "--example", "all_reduce"],
         false => &["fleet-bench"],
@@ -123,9 +124,9 @@ fn output_within(command: &mut Command, timeout: Duration) -> std::io::Result<Op
     if let Ok(output) = ended.recv_timeout(timeout) {
         return output.map(Some);
     }
-    let family = family(id);
+    let processes = process_tree(id);
     for signal in [Signal::TERM, Signal::KILL] {
-        for member in family.iter().filter_map(|id| Pid::from_raw(*id)) {
+        for member in processes.iter().filter_map(|id| Pid::from_raw(*id)) {
             // It may have ended just now.
             let _ = kill_process(member, signal);
         }
@@ -136,15 +137,16 @@ fn output_within(command: &mut Command, timeout: Duration) -> std::io::Result<Op
     Ok(None)
 }
 
-/// A process and its descendants (Linux; elsewhere the process alone).
-fn family(id: i32) -> Vec<i32> {
+/// Returns a process and its descendants (Linux; elsewhere the process alone).
+fn process_tree(id: i32) -> Vec<i32> {
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
     let children = children.unwrap_or_default();
-    let grown = children.split_whitespace().filter_map(|child| child.parse().ok()).flat_map(family);
-    [id].into_iter().chain(grown).collect()
+    let descendants =
+        children.split_whitespace().filter_map(|child| child.parse().ok()).flat_map(process_tree);
+    [id].into_iter().chain(descendants).collect()
 }
 
-/// The last line of the output that is JSON.
+/// Returns the last line of the output that is JSON.
 fn last_json(what: &str, output: &Output) -> Result<Value, String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let found = text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());

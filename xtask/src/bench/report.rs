@@ -1,4 +1,4 @@
-//! Prints one line a result.
+//! Prints one line per result.
 
 use super::benches::Bench;
 use super::is_comm;
@@ -10,7 +10,7 @@ fn medians(values: &[Value], key: &str) -> Vec<f64> {
     list
 }
 
-/// To three places.
+/// Returns the ratio, rounded to three decimals.
 pub fn ratio(ours: f64, theirs: f64) -> f64 {
     (ours / theirs * 1000.0).round() / 1000.0
 }
@@ -46,7 +46,7 @@ pub fn against(ours: &Map<String, Value>, framework: &str, theirs: &[Value]) -> 
     }
     line.insert("peer".into(), json!(framework));
     line.insert("peer_median".into(), json!(median(&list)));
-    // The ratio is to the peer of this run.
+    // The ratio is relative to the peer of this run.
     line.remove("target");
     line.insert("peer_min".into(), json!(list.first()));
     line.insert("peer_max".into(), json!(list.last()));

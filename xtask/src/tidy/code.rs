@@ -1,4 +1,4 @@
-//! Rules about product code: lengths of functions, `unsafe`, and calls that have one place.
+//! Rules about product code: lengths of functions, `unsafe`, and calls that few files may make.
 
 use super::Finding;
 use super::source::SourceFile;
@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-/// A function fits a screen.
+/// Limit on the lines of a function, which must fit a screen.
 const FUNCTION_LINES: usize = 70;
 
-/// The crates that may use `unsafe`, and the parts of others.
+/// Crates that may use `unsafe`, and single files of others.
 const UNSAFE: [&str; 5] = [
     "crates/fleet-kernels/src/",
     "crates/fleet-comm/src/",
@@ -20,14 +20,14 @@ const UNSAFE: [&str; 5] = [
     "crates/fleet-exec/src/bind.rs",
     "crates/fleet-exec/src/interpreter.rs",
 ];
-/// The places that read the environment: programs, and the one wrapper of libraries.
+/// Places that may read the environment: programs, and the one wrapper of libraries.
 const ENVIRONMENT: [&str; 4] =
     ["/main.rs", "/src/bin/", "crates/fleet-topology/src/env.rs", "crates/fleet-bench/src/"];
-/// The places that read the clock; elsewhere time is an argument.
+/// Places that may read the clock; elsewhere time is an argument.
 const CLOCK: [&str; 2] = ["crates/fleet-bench/src/", "crates/fleet-net/src/time.rs"];
-/// The places that print.
+/// Places that may print.
 const PRINT: [&str; 2] = ["/main.rs", "crates/fleet-bench/src/"];
-/// The crates that name ops: their definitions, the layers that emit them, and tests.
+/// Crates that may name ops: their definitions, the layers that emit them, and tests.
 const OP_NAMES: [&str; 3] = ["fleet-ops", "fleet-nn", "fleet-testkit"];
 
 const PRINT_MACROS: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
@@ -36,7 +36,7 @@ const COMPARISONS: [&str; 4] = ["contains", "starts_with", "ends_with", "eq"];
 pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) -> Result<(), String> {
     let ops = op_names(files);
     if ops.len() < 100 {
-        return Err(format!("found {} names of ops in fleet-ops: expected over 100", ops.len()));
+        return Err(format!("found {} op names in fleet-ops: expected over 100", ops.len()));
     }
     for file in files {
         let (Some(tree), Some(krate)) = (&file.tree, file.product_crate()) else { continue };
@@ -47,7 +47,7 @@ pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) -> Result<(), St
     Ok(())
 }
 
-/// Texts of `name: ".."` and `kind: ".."` in fleet-ops.
+/// Returns the texts of `name: ".."` and `kind: ".."` in fleet-ops.
 fn op_names(files: &[SourceFile]) -> BTreeSet<String> {
     let ops = files.iter().filter(|file| file.product_crate() == Some("fleet-ops"));
     let lines = ops.flat_map(|file| file.text.lines());
@@ -84,7 +84,7 @@ impl Rules<'_> {
         }
     }
 
-    /// Rules about tokens hold in macros too.
+    /// Checks the rules about tokens, which hold in macros too.
     fn tokens(&mut self, stream: TokenStream) {
         let tokens: Vec<TokenTree> = stream.into_iter().collect();
         for (index, token) in tokens.iter().enumerate() {
@@ -98,7 +98,10 @@ impl Rules<'_> {
     }
 
     fn ident(&mut self, ident: &proc_macro2::Ident, rest: &[TokenTree]) {
-        let is_punct = |index: usize, wanted: char| matches!(rest.get(index), Some(TokenTree::Punct(found)) if found.as_char() == wanted);
+        let is_punct = |index: usize, wanted: char| {
+            let token = rest.get(index);
+            matches!(token, Some(TokenTree::Punct(found)) if found.as_char() == wanted)
+        };
         let member = match rest.get(2) {
             Some(TokenTree::Ident(member)) if is_punct(0, ':') && is_punct(1, ':') => {
                 Some(member.to_string())
@@ -108,7 +111,7 @@ impl Rules<'_> {
         let name = ident.to_string();
         match (name.as_str(), member.as_deref()) {
             ("unsafe", _) if !self.is_in(&UNSAFE) => {
-                self.add("unsafe", ident.span(), "unsafe outside of its crates".to_string());
+                self.add("unsafe", ident.span(), "unsafe code outside its crates".to_string());
             }
             ("env", Some(member)) if !self.is_in(&ENVIRONMENT) => {
                 self.add("environment", ident.span(), format!("env::{member}"));
@@ -149,7 +152,11 @@ impl<'ast> Visit<'ast> for Rules<'_> {
 
     fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
         if COMPARISONS.contains(&call.method.to_string().as_str()) && is_message(&call.receiver) {
-            self.add("message", call.method.span(), "a decision by an error's text".to_string());
+            self.add(
+                "message",
+                call.method.span(),
+                "decision based on an error's text".to_string(),
+            );
         }
         visit::visit_expr_method_call(self, call);
     }
@@ -157,7 +164,7 @@ impl<'ast> Visit<'ast> for Rules<'_> {
     fn visit_expr_binary(&mut self, binary: &'ast syn::ExprBinary) {
         let is_comparison = matches!(binary.op, syn::BinOp::Eq(_) | syn::BinOp::Ne(_));
         if is_comparison && (is_message(&binary.left) || is_message(&binary.right)) {
-            self.add("message", binary.span(), "a decision by an error's text".to_string());
+            self.add("message", binary.span(), "decision based on an error's text".to_string());
         }
         visit::visit_expr_binary(self, binary);
     }

@@ -1,4 +1,4 @@
-//! `xtask/tidy.txt`: how many places of a rule a file may have.
+//! `xtask/tidy.txt`: the number of places of a rule that a file may have.
 
 use super::Finding;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ const HEAD: &str = "\
 
 type Counts = BTreeMap<(String, String), usize>;
 
-/// Compares the findings with the list, and lowers its numbers if asked to.
+/// Compares the findings with the list, and lowers its numbers if `shrink` is set.
 pub fn compare(root: &Path, findings: &[Finding], shrink: bool) -> Result<Vec<String>, String> {
     let file = root.join(FILE);
     let text = std::fs::read_to_string(&file).map_err(|error| format!("{FILE}: {error}"))?;
@@ -45,7 +45,7 @@ fn count_of(counts: &Counts, key: &(String, String)) -> usize {
     counts.get(key).copied().unwrap_or(0)
 }
 
-/// Every place of a rule in a file that has more of them than it may.
+/// Lists every place of a rule in a file with more of them than allowed.
 fn excess(findings: &[Finding], found: &Counts, allowed: &Counts) -> Vec<String> {
     let mut errors = Vec::new();
     for (key, count) in found {
@@ -87,7 +87,7 @@ fn parse(text: &str) -> Result<Counts, String> {
 fn print(counts: &Counts) -> String {
     let mut text = HEAD.to_string();
     for ((rule, path), count) in counts.iter().filter(|(_, count)| **count > 0) {
-        // A string can be written to.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{rule} {count} {path}");
     }
     text

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Every crate, lowest first. A crate may name only crates that stand before it.
+/// Every crate, lowest first. A crate may only depend on crates before it.
 const LAYERS: [(&str, &[&str]); 7] = [
     ("base", &["fleet-base", "fleet-tensor", "fleet-topology"]),
     ("kernels", &["fleet-kernels"]),
@@ -26,21 +26,19 @@ pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
         let Ok(text) = std::fs::read_to_string(&manifest) else { continue };
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(own) = rank(&name) else {
-            errors.push(format!("crate {name} is in no layer: add it to xtask/src/tidy/layers.rs"));
+            errors.push(format!("crate {name} has no layer: add it to xtask/src/tidy/layers.rs"));
             continue;
         };
         for dependency in normal_dependencies(&text) {
             if rank(&dependency).is_some_and(|other| other >= own) {
-                errors.push(format!(
-                    "{name} may not depend on {dependency}: it is in a higher layer"
-                ));
+                errors.push(format!("{name} depends on {dependency}, which is in a higher layer"));
             }
         }
     }
     Ok(())
 }
 
-/// Fleet crates under `[dependencies]`; what tests depend on is free.
+/// Returns the Fleet crates under `[dependencies]`; dependencies of tests are not restricted.
 fn normal_dependencies(manifest: &str) -> Vec<String> {
     let mut inside = false;
     let mut found = Vec::new();

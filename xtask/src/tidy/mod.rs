@@ -1,11 +1,11 @@
 //! `cargo xtask tidy`: house rules that the compiler does not check.
 //!
-//! A rule finds places in files. `xtask/tidy.txt` lists how many places of a rule a file may have:
-//! a file above its number fails, and so does one below, so that the numbers only shrink
+//! A rule finds places in files. `xtask/tidy.txt` lists how many places of a rule a file may have.
+//! A file with more of them fails, and so does one with fewer, so that the numbers only shrink
 //! (`cargo xtask tidy --shrink` lowers them).
 
-mod circles;
 mod code;
+mod cycles;
 mod exceptions;
 mod layers;
 mod quotes;
@@ -27,7 +27,7 @@ pub struct Finding {
 
 #[derive(clap::Args, Default)]
 pub struct Options {
-    /// Lower the numbers in xtask/tidy.txt to the present ones
+    /// Lower the numbers in xtask/tidy.txt to the current ones
     #[arg(long)]
     shrink: bool,
 }
@@ -37,13 +37,13 @@ pub fn run(root: &Path, options: &Options) -> Result<(), String> {
     let mut findings = Vec::new();
     text::check(&files, &mut findings);
     code::check(&files, &mut findings)?;
-    circles::check(&files, &mut findings);
+    cycles::check(&files, &mut findings);
     let mut errors = exceptions::compare(root, &findings, options.shrink)?;
     layers::check(root, &mut errors)?;
     quotes::check(root, &mut errors)?;
     subjects::check(root, &mut errors)?;
     if errors.is_empty() {
-        println!("== tidy: fine");
+        println!("== tidy: no findings");
         return Ok(());
     }
     Err(format!("tidy found:\n  {}", errors.join("\n  ")))

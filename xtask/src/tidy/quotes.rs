@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Every block of Rust in a document must occur, line by line, in a file of `examples/`; blocks
-/// that are sketches are marked `rust,ignore`.
+/// Checks that every block of Rust in a document occurs, line by line, in a file of `examples/`.
+/// Blocks that are sketches are marked `rust,ignore`.
 pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
     let examples = texts(&root.join("examples"), "rs")?;
     let examples: Vec<Vec<&str>> = examples.iter().map(|(_, text)| trimmed_lines(text)).collect();
@@ -17,8 +17,8 @@ pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
             if !examples.iter().any(quoted) {
                 let first = code.first().copied().unwrap_or_default();
                 errors.push(format!(
-                    "{name}: the Rust block that begins with '{first}' is in no file of examples/, \
-                     so nothing compiles it"
+                    "{name}: Rust block that begins with '{first}' is in no file of examples/, \
+                     so it is not compiled"
                 ));
             }
         }
@@ -30,7 +30,7 @@ fn trimmed_lines(text: &str) -> Vec<&str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
 }
 
-/// Name and text of the files of a folder that end so.
+/// Returns name and text of the files in a folder with this extension.
 fn texts(folder: &Path, extension: &str) -> Result<Vec<(String, String)>, String> {
     let context = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut found = Vec::new();

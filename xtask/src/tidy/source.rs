@@ -1,4 +1,4 @@
-//! The files that rules read.
+//! The files that the rules read.
 
 use std::path::Path;
 use std::process::Command;
@@ -30,7 +30,7 @@ fn is_test_file(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.contains("/tests/")
 }
 
-/// All files of Rust and Markdown that git knows or that are new.
+/// Loads all Rust and Markdown files that git tracks or that are new.
 pub fn load(root: &Path) -> Result<Vec<SourceFile>, String> {
     let args = ["ls-files", "--cached", "--others", "--exclude-standard", "--", "*.rs", "*.md"];
     let output = Command::new("git").args(args).current_dir(root).output();
@@ -40,7 +40,7 @@ pub fn load(root: &Path) -> Result<Vec<SourceFile>, String> {
     }
     let mut files = Vec::new();
     for path in String::from_utf8_lossy(&output.stdout).lines() {
-        // A file may have been deleted and not yet been staged.
+        // A file may have been deleted but not staged.
         let Ok(text) = std::fs::read_to_string(root.join(path)) else { continue };
         let mut file = SourceFile { path: path.to_string(), text, tree: None };
         if file.is_rust() {
@@ -82,7 +82,7 @@ fn drop_test_modules(files: &mut [SourceFile]) {
     }
 }
 
-/// The folder of the modules that a file declares.
+/// Returns the folder of the modules that a file declares.
 pub fn module_folder(path: &str) -> String {
     let stem = path.trim_end_matches(".rs");
     let own = ["/mod", "/lib", "/main"].iter().find_map(|end| stem.strip_suffix(end));
@@ -116,7 +116,7 @@ fn attributes(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
-/// `#[cfg(test)]`, also as a part of `all(..)`, and `#[test]`.
+/// Returns whether attributes contain `#[cfg(test)]`, also as a part of `all(..)`, or `#[test]`.
 fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     struct Find(bool);
     impl<'ast> Visit<'ast> for Find {

@@ -38,7 +38,7 @@ fn fault(subject: &str) -> Option<String> {
     }
 }
 
-/// `None` outside of a repository, such as in an unpacked archive.
+/// Runs git; `None` outside of a repository, such as in an unpacked archive.
 fn git(root: &Path, args: &[&str]) -> Result<Option<String>, String> {
     let output = Command::new("git").args(args).current_dir(root).output();
     let output = output.map_err(|error| format!("cannot start git: {error}"))?;

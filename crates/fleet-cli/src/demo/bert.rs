@@ -1,6 +1,6 @@
 //! A small BERT that fills in masked words.
 
-use super::{Batch, Demo, FIRST_TESTED, Size, Source, number, tested};
+use super::{Batch, Demo, FIRST_TESTED, Size, Source, number, test_sample_count};
 use fleet::data::synth::{Text, TextConfig};
 use fleet::nn::models::{BertConfig, bert_tokens};
 use fleet::prelude::*;
@@ -40,9 +40,11 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let schedule = LrSchedule::polynomial(3e-3, steps).warmup(steps / 10, 0.0, 3e-3);
     let loss = model.loss.name();
     let source = Arc::clone(&sentences);
-    let count = tested(steps.saturating_mul(batch as u64), TESTED_MIN, TESTED_MAX);
+    let count = test_sample_count(steps.saturating_mul(batch as u64), TESTED_MIN, TESTED_MAX);
     Ok(Demo {
-        title: format!("BERT learns to fill in masked words: {LENGTH} of {words} words"),
+        title: format!(
+            "BERT predicts masked words: sentences of {LENGTH} words, {words} different words"
+        ),
         loss: loss.clone(),
         score: None,
         targets: vec![model.logits.name()],

@@ -1,6 +1,6 @@
 //! LeNet on generated digits.
 
-use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, share_right, tested};
+use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, accuracy_on, test_sample_count};
 use fleet::data::synth::{Digits, IMAGE_SIDE};
 use fleet::nn::models::lenet;
 use fleet::prelude::*;
@@ -19,11 +19,11 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let accuracy = model.acc1.name();
     let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 1, side: IMAGE_SIDE });
     let unseen = Arc::clone(&source);
-    let count = tested(steps.saturating_mul(batch as u64), TESTED_AT_ONCE, TESTED);
+    let count = test_sample_count(steps.saturating_mul(batch as u64), TESTED_AT_ONCE, TESTED);
     Ok(Demo {
-        title: "LeNet learns to read digits: grey images of 28x28".to_string(),
+        title: "LeNet classifies digits: grey images of 28x28".to_string(),
         loss: model.loss.name(),
-        score: Some(("right", accuracy.clone())),
+        score: Some(("acc", accuracy.clone())),
         targets: vec![model.logits.name()],
         optimizer: match size.is_geo {
             false => Adam::new(1e-3).into(),
@@ -35,8 +35,11 @@ pub fn demo(size: &Size) -> Result<Demo> {
         batch,
         steps,
         test: Box::new(move |session| {
-            let right = 100.0 * share_right(session, &*unseen, &accuracy, count)?;
-            Ok(("accuracy", format!("{right:.2} % of {count} unseen digits are read right")))
+            let percent = 100.0 * accuracy_on(session, &*unseen, &accuracy, count)?;
+            Ok((
+                "accuracy",
+                format!("{percent:.2} % of {count} unseen digits classified correctly"),
+            ))
         }),
     })
 }

@@ -6,19 +6,19 @@
 //! benchmark: for that use `cargo xtask bench`.
 
 mod bert;
-mod done;
 mod lenet;
 mod producer;
 mod progress;
+mod progress_file;
 mod resnet;
+mod server_checkpoints;
 mod server_closing;
-mod server_saves;
 mod servers;
 mod train;
 mod wide_deep;
 mod word2vec;
 
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use clap::{Args, ValueEnum};
 use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::Net;
@@ -36,32 +36,33 @@ use std::sync::Arc;
 
 #[derive(Args)]
 pub struct DemoArgs {
-    /// What to train
+    /// Model to train
     #[arg(value_enum, default_value_t = Which::WideDeep)]
     model: Which,
-    /// Samples to train on; by default enough to come close to the best score
+    /// Number of samples to train on [default: enough to come close to the best score]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     samples: Option<u64>,
-    /// Threads; by default as many as the machine has cores
+    /// Number of threads, or 0 for the number of cores
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
     threads: u16,
-    /// A DistributedStrategy to train by (fleet strategy makes and explains such files)
+    /// DistributedStrategy file (see fleet strategy)
     #[arg(long, value_name = "FILE")]
     strategy: Option<PathBuf>,
-    /// Keep checkpoints in this folder, and go on from the newest that is there
+    /// Save checkpoints to this folder, and resume from the newest one in it
     #[arg(long, value_name = "FOLDER")]
     checkpoint: Option<PathBuf>,
-    /// Parameter servers keep every push in this folder: one that dies goes on where it was
+    /// Make parameter servers durable: they log every push to this folder, and resume from it
+    /// after a restart
     #[arg(long, value_name = "FOLDER")]
     durable: Option<PathBuf>,
-    /// Steps between checkpoints; by default twenty are made in a training
+    /// Steps between checkpoints [default: 1/20 of the training]
     #[arg(long, alias = "checkpoint_every", value_name = "STEPS", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: Option<u64>,
-    /// Writes when which op of the last step ran to FOLDER/rank-N.json, and says how much of its
-    /// communication compute did not hide (fleet trace)
+    /// Write a trace of the last step's ops to FOLDER/rank-N.json, and print its exposed
+    /// communication (see fleet trace)
     #[arg(long, value_name = "FOLDER")]
     trace: Option<PathBuf>,
-    /// The folder that the trained model is saved to; without it nothing is kept
+    /// Folder for the trained model [default: not saved]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 }
@@ -85,20 +86,20 @@ enum Which {
     /// Wide & deep on click logs
     #[value(name = "wide_deep", alias = "wide-deep")]
     WideDeep,
-    /// LeNet on drawn digits
+    /// LeNet on generated digits
     Lenet,
     /// Skip-gram word vectors
     Word2vec,
     /// A small BERT that fills in masked words
     Bert,
-    /// ResNet-18 on drawn digits
+    /// ResNet-18 on generated digits
     Resnet,
 }
 
 /// Demos that do not train on parameter servers, with the reason.
-pub const NOT_ON_SERVERS: &[(&str, &str)] = &[
-    ("bert", "its optimizer is AdamW, which is no rule of servers"),
-    ("resnet", "the statistics of its batch normalisation would stay with each worker"),
+pub const UNSUPPORTED_ON_SERVERS: &[(&str, &str)] = &[
+    ("bert", "its optimizer AdamW is not supported on servers"),
+    ("resnet", "its batch-norm statistics would stay on each worker"),
 ];
 
 impl Which {
@@ -194,9 +195,9 @@ struct Size {
     samples: Option<u64>,
     workers: usize,
     /// Number of workers that do not wait for each other, as parameter servers allow.
-    apart: usize,
+    async_workers: usize,
     /// Whether gradients of several steps are summed, which sparse rows do not support.
-    merges: bool,
+    merges_gradients: bool,
     /// Whether the mode is GEO, which distributes only changes that add up.
     is_geo: bool,
 }
@@ -213,34 +214,34 @@ impl Size {
 
 /// Returns the number of unseen samples for the test: at most as many as were trained, in multiples
 /// of `unit` and at least one unit. A short training thus does not end with a long test.
-fn tested(trained: u64, unit: usize, most: usize) -> usize {
+fn test_sample_count(trained: u64, unit: usize, most: usize) -> usize {
     let trained = usize::try_from(trained).unwrap_or(most);
     (trained.min(most) / unit).max(1) * unit
 }
 
 /// Trains, as this worker's part of the job.
-pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
+pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
     if fleet.topology().mode() == fleet::topology::Mode::ParameterServer {
         return servers::run(args, fleet, out);
     }
     if args.durable.is_some() {
-        return Err(Error::invalid("--durable is for parameter servers, and this job has none")
-            .help("fleetrun --server_num=1 --worker_num=2 demo:wide_deep --durable FOLDER")
+        return Err(Error::invalid("--durable needs parameter servers, and this job has none")
+            .help("run fleetrun --server_num=1 --worker_num=2 demo:wide_deep --durable FOLDER")
             .into());
     }
-    writable(args.output.as_deref().filter(|_| fleet.is_first_worker()))?;
-    writable(args.trace.as_deref())?;
+    check_writable(args.output.as_deref().filter(|_| fleet.is_first_worker()))?;
+    check_writable(args.trace.as_deref())?;
     let (strategy, source) = args.strategy()?;
     let (samples, workers) = (args.samples, fleet.worker_num());
-    let merges = strategy.gradient_merge();
-    let size = Size { samples, workers, merges, apart: 1, is_geo: false };
+    let merges_gradients = strategy.gradient_merge();
+    let size = Size { samples, workers, merges_gradients, async_workers: 1, is_geo: false };
     let (demo, name) = (args.model.make(&size)?, args.model.name());
-    let optimizer = suited(demo.optimizer.clone(), &strategy);
+    let optimizer = suitable_optimizer(demo.optimizer.clone(), &strategy);
     if optimizer != demo.optimizer {
         let (rule, rate) = (optimizer.rule.op(), optimizer.settings.learning_rate.value_at(0));
         let usual = demo.optimizer.rule.op();
         let line = format!(
-            "{name}: {rule} with a rate of {rate}, in place of its {usual}, for the strategy"
+            "{name}: {rule} with learning rate {rate} instead of {usual}, as the strategy requires"
         );
         out.line(line)?;
     }
@@ -265,7 +266,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
 
 /// Creates the folder and checks that it is writable. It is written only after training, when an
 /// error would come too late.
-fn writable(folder: Option<&Path>) -> Result<()> {
+fn check_writable(folder: Option<&Path>) -> Result<()> {
     let Some(folder) = folder else { return Ok(()) };
     make_folder(folder)?;
     let trial = folder.join(format!(".trial-{}", std::process::id()));
@@ -279,7 +280,7 @@ const LARS_RATE: f64 = 0.5;
 
 /// Returns the demo's optimizer. If the strategy is made for another rule and would not be applied,
 /// returns that rule instead. Rules for the rows of a table stay.
-fn suited(usual: OptimizerDesc, strategy: &DistributedStrategy) -> OptimizerDesc {
+fn suitable_optimizer(usual: OptimizerDesc, strategy: &DistributedStrategy) -> OptimizerDesc {
     let alone = strategy.localsgd() || strategy.adaptive_localsgd();
     match usual.rule {
         Rule::Adam(_) | Rule::AdamW(_) | Rule::Momentum(_) if strategy.lars() => {
@@ -303,8 +304,8 @@ fn header(name: &str, demo: &Demo, fleet: &Fleet, session: &Session) -> String {
     match workers {
         1 => format!("{name}: {parameters} parameters, batches of {batch}, {threads}"),
         _ => format!(
-            "{name}: {parameters} parameters, batches of {batch}: {} for each of {workers} workers, \
-             {threads} a worker",
+            "{name}: {parameters} parameters, batches of {batch}: {} per worker for {workers} \
+             workers, {threads} per worker",
             batch / workers
         ),
     }
@@ -316,7 +317,7 @@ fn summary(
     trained: &train::Trained,
     session: &mut Session,
     out: &mut Output,
-) -> Result<(), Stop> {
+) -> Result<(), ExitReason> {
     let (what, found) = (demo.test)(session)?;
     if let Some(folder) = &args.output {
         let targets: Vec<&str> = demo.targets.iter().map(String::as_str).collect();
@@ -327,9 +328,9 @@ fn summary(
     fact("trained", &trained.amount())?;
     fact("speed", &trained.speed())?;
     fact(what, &found)?;
-    args.output.as_ref().map_or(Ok(()), |folder| {
-        fact("saved", &format!("{} (fleet stats shows what is in it)", folder.display()))
-    })
+    args.output
+        .as_ref()
+        .map_or(Ok(()), |folder| fact("saved", &format!("{} (see fleet stats)", folder.display())))
 }
 
 fn parameter_count(session: &Session) -> i64 {
@@ -353,12 +354,12 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     }
 }
 
-/// Digits per batch of [`share_right`].
+/// Digits per batch of [`accuracy_on`].
 const TESTED_AT_ONCE: usize = 250;
 
 /// Returns the share of correct predictions on `count` unseen samples in whole batches, from the
 /// variable `accuracy`.
-fn share_right(
+fn accuracy_on(
     session: &mut Session,
     source: &dyn Source,
     accuracy: &str,

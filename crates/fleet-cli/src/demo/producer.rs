@@ -1,7 +1,7 @@
 //! Generates batches on a thread of its own, so that training does not wait for data.
 
 use super::{Batch, Source};
-use crate::output::Stop;
+use crate::output::ExitReason;
 use fleet::{Error, Result};
 use std::ops::Range;
 use std::sync::mpsc;
@@ -25,8 +25,8 @@ pub fn run(
     source: &dyn Source,
     share: &Share,
     steps: Range<u64>,
-    mut step: impl FnMut(u64, &Batch) -> Result<(), Stop>,
-) -> Result<(), Stop> {
+    mut step: impl FnMut(u64, &Batch) -> Result<(), ExitReason>,
+) -> Result<(), ExitReason> {
     let made = steps.clone();
     let (full, ready) = mpsc::sync_channel::<Result<Batch>>(BATCHES_AHEAD);
     let (done, empty) = mpsc::channel::<Batch>();
@@ -48,9 +48,8 @@ pub fn run(
         // Dropped on return, which ends the thread.
         let ready = ready;
         for index in steps {
-            let batch = ready
-                .recv()
-                .map_err(|_| Error::internal("the thread that makes data has ended"))??;
+            let batch =
+                ready.recv().map_err(|_| Error::internal("the data thread ended early"))??;
             step(index + 1, &batch)?;
             // The send fails if the thread has already made its last batch.
             let _ = done.send(batch);

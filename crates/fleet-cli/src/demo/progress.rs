@@ -1,6 +1,6 @@
 //! Progress of training: a bar that is redrawn on a terminal, or some lines elsewhere.
 
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use fleet::Result;
 use fleet_base::text;
 use fleet_launch::terminal;
@@ -17,14 +17,14 @@ pub struct Progress {
     score: Option<&'static str>,
     is_terminal: bool,
     /// File for the bar, which the launcher draws.
-    live: Option<PathBuf>,
+    live_file: Option<PathBuf>,
     begin: Instant,
-    shown: Instant,
+    last_shown: Instant,
     /// Number of steps when the speed was last measured.
-    shown_steps: u64,
+    measured_steps: u64,
     rate: f64,
     loss: Average,
-    value: Average,
+    score_mean: Average,
 }
 
 /// Interval between redraws of the bar.
@@ -41,7 +41,7 @@ impl Progress {
         batch: usize,
         score: Option<&'static str>,
         workers: usize,
-        live: Option<PathBuf>,
+        live_file: Option<PathBuf>,
     ) -> Progress {
         let now = Instant::now();
         Progress {
@@ -51,14 +51,14 @@ impl Progress {
             score,
             // Without a terminal, workers print at the same steps, since they print means over all
             // workers.
-            live,
+            live_file,
             is_terminal: workers == 1 && std::io::stdout().is_terminal(),
             begin: now,
-            shown: now,
-            shown_steps: before,
+            last_shown: now,
+            measured_steps: before,
             rate: 0.0,
             loss: Average::default(),
-            value: Average::default(),
+            score_mean: Average::default(),
         }
     }
 
@@ -75,23 +75,28 @@ impl Progress {
         score: Option<f64>,
         mean: impl Fn(&[f64]) -> Result<Vec<f64>>,
         out: &mut Output,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ExitReason> {
         self.loss.add(loss);
-        self.value.add(score.unwrap_or(0.0));
+        self.score_mean.add(score.unwrap_or(0.0));
         let last = done == self.steps;
+        let now = Instant::now();
+        let is_redraw_due = now.duration_since(self.last_shown) >= PERIOD;
         let due = match self.is_terminal {
-            true => self.shown.elapsed() >= PERIOD,
+            true => is_redraw_due,
             false => done * LINES / self.steps > (done - 1) * LINES / self.steps,
         };
+        if done == self.before + 1 {
+            self.measure(done, now);
+        }
         if !due && !last {
-            if self.live.is_some() && self.shown.elapsed() >= PERIOD {
-                self.measure(done);
+            if self.live_file.is_some() && is_redraw_due {
+                self.measure(done, now);
                 self.draw(done, last);
             }
             return Ok(());
         }
-        self.measure(done);
-        let means = mean(&[self.loss.value(), self.value.value()])?;
+        self.measure(done, now);
+        let means = mean(&[self.loss.value(), self.score_mean.value()])?;
         let line = self.line(done, means[0], means[1], self.is_terminal);
         self.draw(done, last);
         if !self.is_terminal {
@@ -111,22 +116,27 @@ impl Progress {
 
     /// Writes the bar for the launcher, with this worker's own values; empty at the end.
     fn draw(&self, done: u64, last: bool) {
-        let Some(path) = &self.live else { return };
+        let Some(path) = &self.live_file else { return };
         let bar = match last {
-            false => self.line(done, self.loss.value(), self.value.value(), true),
+            false => self.line(done, self.loss.value(), self.score_mean.value(), true),
             true => String::new(),
         };
         // A failure is harmless: only the bar is missing.
         let _ = std::fs::write(path, bar);
     }
 
-    fn measure(&mut self, done: u64) {
-        let seconds = self.shown.elapsed().as_secs_f64().max(1e-9);
-        let rate = (done - self.shown_steps) as f64 * self.batch as f64 / seconds;
-        // Smoothed, since the first interval includes planning.
-        self.rate = if self.rate == 0.0 { rate } else { 0.8 * self.rate + 0.2 * rate };
-        self.shown = Instant::now();
-        self.shown_steps = done;
+    /// Updates the speed. The first step includes planning: its speed is replaced by that of the
+    /// next interval, with which the average starts.
+    fn measure(&mut self, done: u64, now: Instant) {
+        if done == self.measured_steps {
+            return;
+        }
+        let seconds = now.duration_since(self.last_shown).as_secs_f64().max(1e-9);
+        let rate = (done - self.measured_steps) as f64 * self.batch as f64 / seconds;
+        let starts_average = self.measured_steps <= self.before + 1;
+        self.rate = if starts_average { rate } else { 0.8 * self.rate + 0.2 * rate };
+        self.last_shown = now;
+        self.measured_steps = done;
     }
 
     fn line(&self, done: u64, loss: f64, value: f64, is_bar: bool) -> String {
@@ -184,6 +194,25 @@ impl Average {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two runs: one from the beginning, and one that resumes after step 100.
+    #[test]
+    fn the_speed_average_starts_after_the_first_step() {
+        for before in [0, 100] {
+            let mut progress = Progress::new(before, 200, 10, None, 1, None);
+            let begin = progress.begin;
+            let mut rate_at = |step: u64, seconds: u64| {
+                progress.measure(before + step, begin + Duration::from_secs(seconds));
+                progress.rate
+            };
+            // The first step plans for ten seconds.
+            assert!((rate_at(1, 10) - 1.0).abs() < 1e-9);
+            assert!((rate_at(11, 11) - 100.0).abs() < 1e-9);
+            assert!((rate_at(31, 12) - 120.0).abs() < 1e-9);
+            // A second measurement of the same step changes nothing.
+            assert!((rate_at(31, 13) - 120.0).abs() < 1e-9);
+        }
+    }
 
     #[test]
     fn lines_say_how_far_and_how_good() {

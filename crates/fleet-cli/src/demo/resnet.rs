@@ -1,6 +1,6 @@
 //! ResNet-18 on generated digits, in images of 32x32 with three channels.
 
-use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, share_right, tested};
+use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, accuracy_on, test_sample_count};
 use fleet::data::synth::Digits;
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
@@ -22,11 +22,11 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let accuracy = model.acc1.name();
     let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 3, side: SIDE });
     let unseen = Arc::clone(&source);
-    let count = tested(steps.saturating_mul(batch as u64), TESTED_AT_ONCE, TESTED);
+    let count = test_sample_count(steps.saturating_mul(batch as u64), TESTED_AT_ONCE, TESTED);
     Ok(Demo {
-        title: "ResNet-18 learns to read digits: images of 32x32, three channels".to_string(),
+        title: "ResNet-18 classifies digits: images of 32x32, three channels".to_string(),
         loss: model.loss.name(),
-        score: Some(("right", accuracy.clone())),
+        score: Some(("acc", accuracy.clone())),
         targets: vec![model.logits.name()],
         optimizer: optimizer.weight_decay(Regularizer::L2(1e-4)).into(),
         rows: None,
@@ -35,8 +35,11 @@ pub fn demo(size: &Size) -> Result<Demo> {
         batch,
         steps,
         test: Box::new(move |session| {
-            let right = 100.0 * share_right(session, &*unseen, &accuracy, count)?;
-            Ok(("accuracy", format!("{right:.2} % of {count} unseen digits are read right")))
+            let percent = 100.0 * accuracy_on(session, &*unseen, &accuracy, count)?;
+            Ok((
+                "accuracy",
+                format!("{percent:.2} % of {count} unseen digits classified correctly"),
+            ))
         }),
     })
 }

@@ -4,7 +4,7 @@ use fleet::ps::WorkerSeen;
 use fleet_base::text;
 
 /// State of the servers' tables and workers at the end of a training.
-pub struct Closing {
+pub struct ClosingReport {
     /// Samples per step of one worker.
     pub rows: usize,
     /// Samples that all workers were to train in this run.
@@ -19,7 +19,7 @@ pub struct Closing {
     pub seen: Vec<WorkerSeen>,
 }
 
-impl Closing {
+impl ClosingReport {
     /// Returns the lines of the closing report as pairs of label and text.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = vec![("trained", self.amount()), ("speed", self.speed())];
@@ -27,16 +27,12 @@ impl Closing {
             let (worker, samples) = (seen.worker, text::count(self.samples_of(seen)));
             if seen.is_lost() {
                 let why = seen.why();
-                facts.push((
-                    "lost",
-                    format!("worker {worker} {why}; it had trained {samples} samples"),
-                ));
+                facts.push(("lost", format!("worker {worker} {why}; trained {samples} samples")));
             }
             if seen.starts > 1 {
                 let starts = seen.starts;
-                let told =
-                    format!("worker {worker} was started {starts} times: {samples} samples in all");
-                facts.push(("again", told));
+                let text = format!("worker {worker}: {starts} starts, {samples} samples in total");
+                facts.push(("restarted", text));
             }
         }
         facts
@@ -57,8 +53,8 @@ impl Closing {
 
     fn amount(&self) -> String {
         let samples = self.samples();
-        let mut said = format!("{} samples", text::count(samples));
-        said += &match self.steps_at_begin {
+        let mut text = format!("{} samples", text::count(samples));
+        text += &match self.steps_at_begin {
             0 => format!(" in {:.1} s", self.seconds),
             _ => {
                 let here = text::count(self.samples_here());
@@ -66,26 +62,26 @@ impl Closing {
             }
         };
         if (samples - self.planned).abs() >= 1.0 {
-            said += &format!(", planned were {}", text::count(self.planned));
+            text += &format!(", of {} planned", text::count(self.planned));
         }
         if self.before > 0.0 {
-            said += &format!(", after {} of an earlier run", text::count(self.before));
+            text += &format!(", after {} of an earlier run", text::count(self.before));
         }
-        said
+        text
     }
 
     fn speed(&self) -> String {
         let here = self.samples_here();
         if here <= 0.0 {
-            return "not measured: no step was made after this process began".to_string();
+            return "not measured: no step since this process started".to_string();
         }
         let rate = text::count(here / self.seconds.max(1e-9));
         let lost = self.seen.iter().filter(|seen| seen.is_lost()).count();
         let over = match (self.seen.len(), lost) {
             (1, _) => String::new(),
             (all, 0) => format!(" over all {all} workers"),
-            (all, lost) => format!(" over {all} workers, {lost} of which did not come to the end"),
+            (all, lost) => format!(" over {all} workers, {lost} of them lost"),
         };
-        format!("{rate} samples/s{over}, data made on the way")
+        format!("{rate} samples/s{over}, including data generation")
     }
 }

@@ -7,10 +7,12 @@
 
 use super::producer::Share;
 use super::progress::Progress;
-use super::server_closing::Closing;
-use super::server_saves::Saves;
-use super::{Batch, Demo, DemoArgs, NOT_ON_SERVERS, Size, number, producer, writable};
-use crate::output::{Output, Stop};
+use super::server_checkpoints::ServerCheckpoints;
+use super::server_closing::ClosingReport;
+use super::{
+    Batch, Demo, DemoArgs, Size, UNSUPPORTED_ON_SERVERS, check_writable, number, producer,
+};
+use crate::output::{ExitReason, Output};
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker};
 use fleet::{Asked, Error, ExecOptions, Fleet, Tensor};
@@ -20,22 +22,24 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Runs this process's part of the job: a server serves, a worker trains.
-pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
+pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
     let name = args.model.name();
     if args.trace.is_some() {
-        return Err(Error::unsupported("--trace shows what ranks of a collective job hide")
+        return Err(Error::unsupported("--trace is supported only for collective jobs")
             .got("a job with parameter servers")
-            .help(format!("fleetrun --nproc_per_node 2 demo:{name} --trace FOLDER"))
+            .help(format!("run fleetrun --nproc_per_node 2 demo:{name} --trace FOLDER"))
             .into());
     }
-    if let Some((_, why)) = NOT_ON_SERVERS.iter().find(|(known, _)| *known == name) {
-        return Err(Error::unsupported(format!("demo:{name} does not train on servers: {why}"))
-            .help(format!("data parallel it does: fleetrun --nproc_per_node 2 demo:{name}"))
-            .into());
+    if let Some((_, why)) = UNSUPPORTED_ON_SERVERS.iter().find(|(known, _)| *known == name) {
+        return Err(Error::unsupported(format!(
+            "demo:{name} is not supported on parameter servers: {why}"
+        ))
+        .help(format!("train data parallel: fleetrun --nproc_per_node 2 demo:{name}"))
+        .into());
     }
     let (strategy, source) = args.strategy()?;
     let asked = Asked { strategy: &strategy, source: source.as_ref() };
-    let plan = Work::plan(args, fleet, &asked)?;
+    let plan = WorkerPlan::new(args, fleet, &asked)?;
     let demo = args.model.make(&plan.size)?;
     let optimizer = demo.distributed(fleet, demo.optimizer.clone(), (&strategy, source.as_ref()));
     let job = optimizer.minimize_on_servers(&demo.net, demo.net.var(&demo.loss))?;
@@ -46,19 +50,19 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         };
         let count = job.tables.tables.len();
         let (address, exchange) = (server.address(), plan.exchange.name());
-        out.line(format!("serves {} at {address}, {exchange}", counted(count, "table")))?;
+        out.line(format!("serving {} at {address}, {exchange}", counted(count, "table")))?;
         out.flush()?;
         return Ok(server.run()?);
     }
     let first = fleet.is_first_worker();
-    writable(args.output.as_deref().filter(|_| first))?;
+    check_writable(args.output.as_deref().filter(|_| first))?;
     let options = ExecOptions::threads(usize::from(args.threads));
     let mut worker = fleet.init_worker(demo.net.build()?, &job, options)?;
     let dense: usize = job.plan.tables.dense.iter().map(|table| table.len).sum();
     out.line(&demo.title)?;
     let rows = job.plan.tables.sparse.iter().map(|table| table.width).max();
     out.line(format!(
-        "{name}: {}, {} on {}, batches of {} for each of {}",
+        "{name}: {}, {} on {}, batches of {} on each of {}",
         plan.exchange.name(),
         held(dense, rows),
         counted(fleet.server_num().max(1), "server"),
@@ -66,17 +70,18 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         counted(fleet.worker_num(), "worker"),
     ))?;
     let every = args.checkpoint_every.unwrap_or(plan.steps.div_ceil(20));
-    let mut saves = Saves::new(args.checkpoint.clone(), every, first, plan.samples);
-    match saves.have_begun(&worker)? {
-        true => saves.join(&mut worker, out)?,
-        false => saves.resume(&mut worker, plan.steps, out)?,
+    let mut checkpoints =
+        ServerCheckpoints::new(args.checkpoint.clone(), every, first, plan.samples);
+    match checkpoints.has_begun(&worker)? {
+        true => checkpoints.join(&mut worker, out)?,
+        false => checkpoints.resume(&mut worker, plan.steps, out)?,
     }
-    let closing = train(&demo, &plan, (fleet, &saves), &mut worker, out)?;
+    let closing = train(&demo, &plan, (fleet, &checkpoints), &mut worker, out)?;
     if first {
         summary(demo, args, &closing, &mut worker, out)?;
     }
     // Servers must stay until the first worker's test has used them.
-    saves.meet_at_end(&worker, plan.steps, 2)?;
+    checkpoints.barrier_at_end(&worker, plan.steps, 2)?;
     Ok(worker.stop()?)
 }
 
@@ -92,7 +97,7 @@ fn counted(count: usize, what: &str) -> String {
 }
 
 /// Plan of this worker's part of the training.
-struct Work {
+struct WorkerPlan {
     exchange: Exchange,
     /// Size with which the demo is created.
     size: Size,
@@ -103,8 +108,8 @@ struct Work {
     samples: usize,
 }
 
-impl Work {
-    fn plan(args: &DemoArgs, fleet: &Fleet, asked: &Asked<'_>) -> Result<Work, Stop> {
+impl WorkerPlan {
+    fn new(args: &DemoArgs, fleet: &Fleet, asked: &Asked<'_>) -> Result<WorkerPlan, ExitReason> {
         // Errors in the strategy itself are reported first, and all at once.
         asked.check()?;
         let exchange = Exchange::asked(asked, false)?;
@@ -113,13 +118,13 @@ impl Work {
         // GEO sums the workers' changes, which requires sgd.
         let is_geo = exchange.is_geo();
         let samples = args.samples;
-        let whole = Size { samples, workers, merges: false, apart: 1, is_geo };
+        let whole = Size { samples, workers, merges_gradients: false, async_workers: 1, is_geo };
         let (batch, samples) = args.model.usual();
         let (whole_batch, steps) = whole.of(batch, samples);
         if exchange == Exchange::Sync {
             let rows = whole_batch / workers;
             let share = Share { rows, stride: whole_batch as u64, first: (own * rows) as u64 };
-            return Ok(Work { exchange, size: whole, steps, share, samples: whole_batch });
+            return Ok(WorkerPlan { exchange, size: whole, steps, share, samples: whole_batch });
         }
         let (stride, first) = ((batch * workers) as u64, (own * batch) as u64);
         let all = args.samples.unwrap_or(samples);
@@ -127,26 +132,26 @@ impl Work {
         // A schedule follows the steps of all workers, or a worker's own steps in GEO.
         let scheduled = if exchange.is_geo() { steps } else { steps * workers as u64 };
         let samples = Some(scheduled * batch as u64);
-        let size = Size { samples, workers: 1, apart: workers, ..whole };
+        let size = Size { samples, workers: 1, async_workers: workers, ..whole };
         let share = Share { rows: batch, stride, first };
-        Ok(Work { exchange, size, steps, share, samples: batch * workers })
+        Ok(WorkerPlan { exchange, size, steps, share, samples: batch * workers })
     }
 }
 
 fn train(
     demo: &Demo,
-    work: &Work,
-    (fleet, saves): (&Fleet, &Saves),
+    plan: &WorkerPlan,
+    (fleet, checkpoints): (&Fleet, &ServerCheckpoints),
     worker: &mut Worker,
     out: &mut Output,
-) -> Result<Closing, Stop> {
+) -> Result<ClosingReport, ExitReason> {
     let mut fetch = vec![demo.loss.as_str()];
     fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
     let score = demo.score.as_ref().map(|(name, _)| *name);
     let live = Env::process().text(names::FLEET_PROGRESS).map(PathBuf::from);
     let workers = fleet.worker_num();
-    let done = saves.done.min(work.steps);
-    let mut progress = Progress::new(done, work.steps, work.samples, score, workers, live);
+    let done = checkpoints.done.min(plan.steps);
+    let mut progress = Progress::new(done, plan.steps, plan.samples, score, workers, live);
     // This worker's own values: asynchronous workers have no common step for a mean.
     let mean = |values: &[f64]| Ok(values.to_vec());
     let seen = worker.workers()?;
@@ -155,38 +160,38 @@ fn train(
     let steps_at_begin =
         if is_first_process { 0 } else { seen.iter().map(|seen| seen.steps).sum() };
     let begin = Instant::now();
-    let mut looked = begin;
+    let mut checked = begin;
     let mut step = |number_of: u64, batch: &Batch, worker: &mut Worker, out: &mut Output| {
         let found = worker.run(&fed(batch), &fetch)?;
         let score = found.get(1).map(number).transpose()?;
-        if workers > 1 && looked.elapsed() >= LOOK_PERIOD {
-            looked = Instant::now();
+        if workers > 1 && checked.elapsed() >= CHECK_INTERVAL {
+            checked = Instant::now();
             let lost = worker.workers()?.iter().filter(|seen| seen.is_lost()).count();
-            progress.set_batch(work.samples - lost * work.share.rows);
+            progress.set_batch(plan.samples - lost * plan.share.rows);
         }
         progress.step(number_of, number(&found[0])?, score, mean, out)?;
-        Ok(saves.after_step(number_of, worker)?)
+        Ok(checkpoints.after_step(number_of, worker)?)
     };
     // Rows are not prefetched. The most frequent rows occur in every batch, so a prefetched row
     // would lack the last step's update. On a machine where reads take no time this staleness gains
     // nothing.
-    producer::run(&*demo.source, &work.share, done..work.steps, |number_of, batch| {
+    producer::run(&*demo.source, &plan.share, done..plan.steps, |number_of, batch| {
         step(number_of, batch, worker, out)
     })?;
     worker.flush()?;
-    saves.meet_at_end(worker, work.steps, 1)?;
+    checkpoints.barrier_at_end(worker, plan.steps, 1)?;
     let seconds = begin.elapsed().as_secs_f64();
     // Pull again, to include gradients that the other workers have sent since.
     worker.flush()?;
-    let samples = |steps: u64| work.samples as f64 / workers as f64 * steps as f64;
-    let before = samples(saves.before_of_all);
-    let planned = (samples(work.steps * workers as u64) - before).max(0.0);
-    let (rows, seen) = (work.share.rows, worker.workers()?);
-    Ok(Closing { rows, planned, before, steps_at_begin, seconds, seen })
+    let samples = |steps: u64| plan.samples as f64 / workers as f64 * steps as f64;
+    let before = samples(checkpoints.before_of_all);
+    let planned = (samples(plan.steps * workers as u64) - before).max(0.0);
+    let (rows, seen) = (plan.share.rows, worker.workers()?);
+    Ok(ClosingReport { rows, planned, before, steps_at_begin, seconds, seen })
 }
 
 /// Interval between checks for lost workers.
-const LOOK_PERIOD: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {
     batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
@@ -195,10 +200,10 @@ fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {
 fn summary(
     demo: Demo,
     args: &DemoArgs,
-    closing: &Closing,
+    closing: &ClosingReport,
     worker: &mut Worker,
     out: &mut Output,
-) -> Result<(), Stop> {
+) -> Result<(), ExitReason> {
     let stats = worker.stats();
     let (what, found) = (demo.test)(&mut worker.session)?;
     if let Some(folder) = &args.output {
@@ -210,17 +215,17 @@ fn summary(
         fact(what, &found)?;
     }
     fact(what, &found)?;
-    let traffic = format!(
-        "worker 0: {} gradients in {} pushes, {:.2} s waited; parameters lacked {:.1} of its own \
-         gradients on average, {} at most",
+    let pushes = format!(
+        "worker 0: {} gradients in {} pushes, waited {:.2} s; staleness {:.1} own gradients on \
+         average, {} at most",
         stats.gradient_count,
         stats.push_count,
         stats.blocked_seconds,
         stats.staleness_mean(),
         stats.staleness_max
     );
-    fact("traffic", &traffic)?;
+    fact("pushes", &pushes)?;
     args.output.as_ref().map_or(Ok(()), |folder| {
-        fact("saved", &format!("{}: the model in model, tables beside it", folder.display()))
+        fact("saved", &format!("{} (model/ and tables)", folder.display()))
     })
 }

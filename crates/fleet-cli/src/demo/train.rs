@@ -2,7 +2,7 @@
 
 use super::{Demo, DemoArgs, number, producer};
 use crate::demo::progress::Progress;
-use crate::output::{Output, Stop};
+use crate::output::{ExitReason, Output};
 use fleet::format::write_file;
 use fleet::{
     CheckpointPolicy, Checkpoints, Error, Executor, Fleet, ReduceOp, Result, Session, Shares,
@@ -26,19 +26,19 @@ pub struct Trained {
 
 impl Trained {
     pub fn amount(&self) -> String {
-        let mut said = format!("{} samples in {:.1} s", text::count(self.samples), self.seconds);
+        let mut text = format!("{} samples in {:.1} s", text::count(self.samples), self.seconds);
         if self.before > 0.0 {
-            said += &format!(", after {} of an earlier run", text::count(self.before));
+            text += &format!(", after {} of an earlier run", text::count(self.before));
         }
-        said
+        text
     }
 
     pub fn speed(&self) -> String {
         let rate = text::count(self.samples / self.seconds.max(1e-9));
         match self.workers {
-            1 => format!("{rate} samples/s, data made on the way"),
+            1 => format!("{rate} samples/s, including data generation"),
             workers => {
-                format!("{rate} samples/s over all {workers} workers, data made on the way")
+                format!("{rate} samples/s over all {workers} workers, including data generation")
             }
         }
     }
@@ -51,10 +51,10 @@ pub fn run(
     fleet: &Fleet,
     session: &mut Session,
     out: &mut Output,
-) -> Result<Trained, Stop> {
+) -> Result<Trained, ExitReason> {
     let workers = fleet.worker_num();
-    let mut saves = Saves::open(demo, args, fleet, session, out)?;
-    let done = saves.done.min(demo.steps);
+    let mut checkpoints = JobCheckpoints::open(demo, args, fleet, session, out)?;
+    let done = checkpoints.done.min(demo.steps);
     let mut fetch = vec![demo.loss.as_str()];
     fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
     let score = demo.score.as_ref().map(|(name, _)| *name);
@@ -77,9 +77,9 @@ pub fn run(
         tracing.after_step(step, demo.steps, executor);
         let score = fetched.get(1).map(number).transpose()?;
         progress.step(step, number(&fetched[0])?, score, mean, out)?;
-        Ok(saves.after_step(step, session)?)
+        Ok(checkpoints.after_step(step, session)?)
     })?;
-    saves.finish()?;
+    checkpoints.finish()?;
     let seconds = begin.elapsed().as_secs_f64();
     tracing.finish(fleet, out)?;
     Ok(Trained {
@@ -114,7 +114,7 @@ impl Tracing<'_> {
 
     /// Writes the trace of the last step, and prints the mean duration and exposed communication of
     /// the last ones.
-    fn finish(&self, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
+    fn finish(&self, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
         let Some(folder) = self.folder else { return Ok(()) };
         make_folder(folder)?;
         let rank = fleet.worker_index();
@@ -129,13 +129,13 @@ impl Tracing<'_> {
             exposed_us: mean(all.exposed_us),
         };
         let (count, path) = (self.steps, path.display());
-        out.line(format!("traced    rank {rank}, mean of the last {count} steps: {step} ({path})"))
+        out.line(format!("trace     rank {rank}, mean of the last {count} steps: {step} ({path})"))
     }
 }
 
 /// Checkpoints, if enabled: the first worker writes the state that all have in common, and every
 /// worker writes its own state.
-struct Saves {
+struct JobCheckpoints {
     /// Steps completed by an earlier run.
     done: u64,
     checkpoints: Option<Checkpoints>,
@@ -145,16 +145,16 @@ struct Saves {
 /// Entry with the samples per step, which give meaning to a number of steps.
 const BATCH_ENTRY: &str = "batch";
 
-impl Saves {
+impl JobCheckpoints {
     fn open(
         demo: &Demo,
         args: &DemoArgs,
         fleet: &Fleet,
         session: &mut Session,
         out: &mut Output,
-    ) -> Result<Saves, Stop> {
-        let mut saves = Saves { done: 0, checkpoints: None, batch: demo.batch };
-        let Some(folder) = &args.checkpoint else { return Ok(saves) };
+    ) -> Result<JobCheckpoints, ExitReason> {
+        let mut opened = JobCheckpoints { done: 0, checkpoints: None, batch: demo.batch };
+        let Some(folder) = &args.checkpoint else { return Ok(opened) };
         let every = args.checkpoint_every.unwrap_or(demo.steps.div_ceil(20));
         let policy = CheckpointPolicy {
             every_steps: Some(every),
@@ -163,20 +163,20 @@ impl Saves {
         };
         let mut checkpoints = fleet.checkpoints(folder, policy)?;
         let resumed = checkpoints.resume(&session.programs.main, &mut session.scope)?;
-        saves.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
+        opened.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
         if let Some(resumed) = &resumed {
-            for passed_over in &resumed.passed_over {
-                out.line(format!("passed over a checkpoint that is not whole: {passed_over}"))?;
+            for skipped in &resumed.skipped {
+                out.line(format!("skipped a checkpoint: {skipped}"))?;
             }
-            for number in &resumed.other_numbers {
-                out.line(format!("note: {number}"))?;
+            for note in &resumed.changed_constants {
+                out.line(format!("note: {note}"))?;
             }
-            same_batch(&resumed.entries, demo.batch, folder)?;
+            check_batch(&resumed.entries, demo.batch, folder)?;
             let (step, path) = (resumed.step, resumed.path.display());
             out.line(format!("resumed after step {step} of {} from {path}", demo.steps))?;
         }
-        saves.checkpoints = Some(checkpoints);
-        Ok(saves)
+        opened.checkpoints = Some(checkpoints);
+        Ok(opened)
     }
 
     fn after_step(&mut self, step: u64, session: &Session) -> Result<()> {
@@ -190,7 +190,7 @@ impl Saves {
     }
 }
 
-fn same_batch(
+fn check_batch(
     entries: &BTreeMap<String, String>,
     batch: usize,
     folder: &std::path::Path,
@@ -199,9 +199,9 @@ fn same_batch(
     if saved == batch.to_string() {
         return Ok(());
     }
-    Err(Error::invalid("the checkpoints are of a training with other batches")
+    Err(Error::invalid("the checkpoints have another batch size")
         .expected(format!("batches of {batch}"))
         .got(format!("batches of {saved}"))
         .at(folder.display())
-        .help("give another --checkpoint folder, or a number of workers that divides the batch"))
+        .help("use another --checkpoint folder, or a number of workers that divides the batch"))
 }

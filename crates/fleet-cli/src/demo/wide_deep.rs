@@ -1,6 +1,6 @@
 //! Wide & deep on click logs of 26 slots.
 
-use super::{Batch, Demo, FIRST_TESTED, Size, Source, floats, tested};
+use super::{Batch, Demo, FIRST_TESTED, Size, Source, floats, test_sample_count};
 use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
@@ -23,17 +23,17 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let net = Net::new();
     net.set_seed(1);
     let row_count = clicks.row_count() as i64;
-    let sparse = !size.merges;
+    let sparse = !size.merges_gradients;
     let config = WideDeepConfig { vocabulary: row_count, sparse, ..WideDeepConfig::criteo() };
     let model = wide_deep(&net, &config);
-    let falling = |learning_rate| LrSchedule::Polynomial {
+    let linear_decay = |learning_rate| LrSchedule::Polynomial {
         learning_rate,
         decay_steps: steps as f64,
         end: 0.0,
         power: 1.0,
         cycle: false,
     };
-    let table: OptimizerDesc = Sgd::new(falling(TABLE_RATE)).into();
+    let table: OptimizerDesc = Sgd::new(linear_decay(TABLE_RATE)).into();
     let (optimizer, rows) = match size.is_geo {
         // One rule for all: the table's, with a lower rate for layers.
         true => {
@@ -41,16 +41,16 @@ pub fn demo(size: &Size) -> Result<Demo> {
             (table, None)
         }
         // Asynchronous workers compute with parameters that lack the others' latest updates.
-        false => (Adam::new(falling(2e-3 / size.apart as f64)).into(), Some(table)),
+        false => (Adam::new(linear_decay(2e-3 / size.async_workers as f64)).into(), Some(table)),
     };
     let score = model.auc.map(|auc| ("AUC", auc.batch_auc.name()));
     let prediction = model.prediction.name();
-    let tested = tested(steps.saturating_mul(batch as u64), TESTED_MIN, TESTED_MAX);
+    let tested = test_sample_count(steps.saturating_mul(batch as u64), TESTED_MIN, TESTED_MAX);
     let source = Arc::clone(&clicks);
     let target = prediction.clone();
     Ok(Demo {
         title: format!(
-            "wide & deep learns which adverts are clicked: 13 numbers, 26 ids of {} rows",
+            "wide & deep predicts clicks on adverts: 13 numbers, 26 ids of {} rows",
             text::count(row_count as f64)
         ),
         loss: model.loss.name(),

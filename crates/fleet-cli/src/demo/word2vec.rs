@@ -24,7 +24,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let net = Net::new();
     net.set_seed(1);
     let model = word2vec(&net, &Word2VecConfig { width: 16, ..Word2VecConfig::new(words) });
-    let falling = |learning_rate| LrSchedule::Polynomial {
+    let linear_decay = |learning_rate| LrSchedule::Polynomial {
         learning_rate,
         decay_steps: steps as f64,
         end: 0.0,
@@ -34,13 +34,13 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let loss = model.loss.name();
     let source = Arc::clone(&pairs);
     Ok(Demo {
-        title: format!("word2vec learns which of {words} words keep company"),
+        title: format!("word2vec learns vectors of {words} words"),
         loss: loss.clone(),
         score: None,
         targets: vec![model.logits.name()],
         optimizer: match size.is_geo {
-            false => Adagrad::new(falling(0.2)).into(),
-            true => Sgd::new(falling(GEO_RATE)).into(),
+            false => Adagrad::new(linear_decay(0.2)).into(),
+            true => Sgd::new(linear_decay(GEO_RATE)).into(),
         },
         rows: None,
         net,

@@ -206,9 +206,9 @@ fn difference(case: &Case) -> Option<&'static str> {
         (Mode::Collective, Fault::Network) => "ranks train different networks",
         (Mode::Collective, Fault::Fetch) => "ranks fetch different variables",
         (Mode::HalfAsync | Mode::Geo, Fault::Strategy) => "different strategies",
-        (_, Fault::Late) => "the job is over: its servers have finished",
+        (_, Fault::Late) => "the job has ended: its servers finished",
         (_, Fault::Extra) => "ranks wait for each other in different groups",
-        (_, Fault::Strategy) => "tables are not those of this server",
+        (_, Fault::Strategy) => "worker's tables differ from this server's",
         _ => return None,
     };
     Some(text)

@@ -96,7 +96,7 @@ fn files_are_shuffled_over_workers_trained_on_saved_and_inferred_with() {
     assert_eq!(said(&second, "AUC of all ").parse(), Ok(area), "metrics are those of all");
     assert!(area > 0.7, "AUC {area}");
 
-    let trained = said(&first, "clicks are expected with ");
+    let trained = said(&first, "predicted click probabilities: ");
     for job in ["worker_loads", "servers_load"] {
         start(&place, job, "--server_num=3 --worker_num=1 --log_overwrite");
         let log = place.read("log/workerlog.0");

@@ -31,11 +31,11 @@ fn without_the_feature_it_is_refused() {
     let said = Said::new(launch(&place, line, TOKEN).output().unwrap());
     assert_ne!(said.code, Some(0));
     let all = format!("{}{}", said.out, said.err);
-    for part in ["control over gRPC is asked for", "cargo build --features grpc"] {
+    for part in ["FLEET_GRPC_PORT requests control over gRPC", "cargo build --features grpc"] {
         assert!(all.contains(part), "{all}");
     }
     fleet(&place, "ps stat 127.0.0.1:1 --token-file job.token")
-        .check(1, &["this fleet was built without gRPC", "--features grpc"]);
+        .check(1, &["fleet was built without gRPC", "--features grpc"]);
 }
 
 #[cfg(feature = "grpc")]
@@ -70,7 +70,7 @@ mod with_the_feature {
         let at = [0, 1].map(|server| addresses(&place, server)[0].clone());
         let ask = |what: &str| fleet(&place, &format!("ps {what} --token-file job.token"));
 
-        until("a worker", || ask(&format!("stat {}", at[1])).out.contains("worker 0 has "));
+        until("a worker", || ask(&format!("stat {}", at[1])).out.contains("worker 0: "));
         let said = ask(&format!("stat {}", at[1]));
         said.check(0, &[]);
         for part in ["server 1 of 2, 1 workers, asynchronous", "worker 0 has ", "of log since"] {
@@ -82,7 +82,7 @@ mod with_the_feature {
         assert!(
             place.path("saved/saved-000.1").exists() && place.path("saved/saved-001.1").exists()
         );
-        ask(&format!("save {} there", at[1])).check(1, &["server 0 answers for all servers"]);
+        ask(&format!("save {} there", at[1])).check(1, &["only server 0 accepts this call"]);
         ask(&format!("shrink {} 99", at[0])).check(1, &["no such table"]);
         let said = ask(&format!("credential {} --seconds 5", at[0]));
         said.check(0, &[]);
@@ -91,8 +91,8 @@ mod with_the_feature {
         std::fs::write(place.path("other.token"), TOKEN.replace('6', "7")).unwrap();
         let line = format!("ps stat {} --token-file other.token", at[0]);
         fleet(&place, &line).check(1, &["not valid for this job and server"]);
-        fleet(&place, &format!("ps stat {}", at[0])).check(1, &["the job's secret is not known"]);
-        assert!(place.read("log/serverlog.0").contains("was refused control over gRPC"));
+        fleet(&place, &format!("ps stat {}", at[0])).check(1, &["no job secret given"]);
+        assert!(place.read("log/serverlog.0").contains("rejected control over gRPC from"));
 
         // A killed server loses its port, and binds another one when it is restarted.
         let folder = place.folder.canonicalize().unwrap();
@@ -150,11 +150,11 @@ mod with_the_feature {
         let ask =
             |what: &str, ca: &str| fleet(&place, &format!("ps {what} --token-file job.token {ca}"));
         let ca = format!("--ca {cert}");
-        until("a worker", || ask(&format!("stat {at}"), &ca).out.contains("worker 0 has "));
+        until("a worker", || ask(&format!("stat {at}"), &ca).out.contains("worker 0: "));
         let said = ask(&format!("save {at} {}", place.path("saved").display()), &ca);
         said.check(0, &[]);
         assert!(place.path("saved/saved-001.1").exists(), "{}", said.out);
-        ask(&format!("stat {at}"), "").check(1, &["the job's token asks for TLS", "--ca FILE"]);
+        ask(&format!("stat {at}"), "").check(1, &["the job's token requires TLS", "--ca FILE"]);
         ask(&format!("stat {at}"), &format!("{ca} --server-name fleet.example"))
             .check(1, &["certificate"]);
         signal(child.id(), "TERM");

@@ -34,7 +34,7 @@ fn without_the_barrier_a_server_that_does_not_listen_is_an_error() {
     let said = Said::new(silent(&place).env("FLAGS_LAUNCH_BARRIER", "0").output().unwrap());
     said.check(1, &["error: worker 0"]);
     let log = place.read("log/workerlog.0");
-    for part in ["launch_barrier is off", "not ready endpoints: [127.0.0.1:"] {
+    for part in ["launch_barrier is off", "no listener at [127.0.0.1:"] {
         assert!(log.contains(part), "'{part}' is not in:\n{log}");
     }
 }

@@ -52,7 +52,7 @@ fn run(dies: &str, flags: &str, code: i32) -> [String; 2] {
     // Workers wait up to ten minutes for each other to join.
     assert!(
         begun.elapsed() < Duration::from_secs(120),
-        "{dies}: nobody waits for who does not come"
+        "{dies}: the others do not wait for a lost worker"
     );
     [0, 1].map(|worker| place.read(&format!("log/workerlog.{worker}")))
 }
@@ -68,7 +68,7 @@ fn one_that_comes_again_before_they_met_takes_part() {
 fn one_that_comes_again_after_they_met_is_told_so() {
     let [first, second] = run("after they met", "--max_restart 1", 0);
     assert!(first.contains("first [2.0, 1.0]") && second.contains("first [2.0, 1.0]"), "{second}");
-    assert!(second.contains("error: ") && second.contains("they do not meet twice"), "{second}");
+    assert!(second.contains("error: ") && second.contains("cannot join them again"), "{second}");
     assert!(first.contains("error: ") && first.contains("rank 1 "), "{first}");
 }
 

@@ -29,7 +29,9 @@ fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine
     until("the workers' word of its return", || {
         [&first, &second].iter().all(|machine| {
             let log = machine.place.read("log/workerlog.0");
-            log.lines().any(|it| it.contains("server 1 at 127.0.0.2:") && it.contains(" is back "))
+            log.lines().any(|it| {
+                it.contains("server 1 at 127.0.0.2:") && it.contains(" is reachable again ")
+            })
         })
     });
     kill("the second worker", || worker(1, &own));
@@ -47,7 +49,7 @@ fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine
     assert!(log.contains("AUC       0."), "{log}");
     for (place, server) in [(first, 0), (second, 1)] {
         let log = place.read("log/serverlog.0");
-        assert!(log.contains("worker 1 is gone"), "server {server}: {log}");
+        assert!(log.contains("worker 1 is lost"), "server {server}: {log}");
     }
 }
 

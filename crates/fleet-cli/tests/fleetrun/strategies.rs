@@ -47,7 +47,7 @@ fn trains_by_every_strategy(demo: &str, samples: u32, rule: &str) {
         for part in [&*chain, "100 %", "trained", "saved"] {
             assert!(log.contains(part), "{demo}, {strategy}: no '{part}' in\n{log}");
         }
-        for part in ["is left out", "has no effect"] {
+        for part in ["is not applied", "has no effect"] {
             assert!(!log.contains(part), "{demo}, {strategy}:\n{log}");
         }
     }
@@ -121,9 +121,9 @@ fn a_trace_says_what_is_not_hidden() {
     let place = Place::new("demo_traced", "");
     let said = place.run("--nproc_per_node 2 demo:lenet --samples 320 --threads 1 --trace traces");
     said.check(0, &[]);
-    assert!(said.out.contains("traced    rank 0, mean of the last 10 steps: "), "{}", said.out);
-    assert!(said.out.contains("not hidden "), "{}", said.out);
-    assert!(place.read("log/workerlog.1").contains("traced    rank 1, "));
+    assert!(said.out.contains("trace     rank 0, mean of the last 10 steps: "), "{}", said.out);
+    assert!(said.out.contains("exposed "), "{}", said.out);
+    assert!(place.read("log/workerlog.1").contains("trace     rank 1, "));
     let fleet = |line: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_fleet"));
         let output = command.args(line.split_whitespace()).current_dir(&place.folder).output();
@@ -141,7 +141,7 @@ fn a_trace_says_what_is_not_hidden() {
             rest.split(' ').next().unwrap().parse().unwrap()
         };
         let (compute, talked, exposed) =
-            (share("compute"), share("communication"), share("hidden"));
+            (share("compute"), share("communication"), share("exposed"));
         assert!(compute > 0.0 && compute <= 100.0 && talked > 0.0, "{line}");
         assert!(exposed <= talked && compute + exposed <= 100.1, "{line}");
     }
@@ -150,11 +150,11 @@ fn a_trace_says_what_is_not_hidden() {
     let ranks = |text: &str| text.matches("rank ").count();
     assert_eq!(ranks(&joined.out), 2, "{}", joined.out);
 
-    fleet("trace traces all.json").check(1, &["two traces of rank 0"]);
-    fleet("trace job.py").check(1, &["this is no trace of a run", "job.py"]);
+    fleet("trace traces all.json").check(1, &["duplicate trace of rank 0"]);
+    fleet("trace job.py").check(1, &["not a trace of a run", "job.py"]);
     fleet("trace nothing.json").check(1, &["nothing.json"]);
     fleet("trace log").check(1, &["no trace in the folder"]);
     place
         .run("--server_num=1 --worker_num=1 demo:wide_deep --samples 1024 --trace traces")
-        .check(1, &["--trace shows what ranks of a collective job hide"]);
+        .check(1, &["--trace is supported only for collective jobs"]);
 }

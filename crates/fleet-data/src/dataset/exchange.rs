@@ -29,7 +29,7 @@ pub fn sum_over(exchange: &mut dyn Exchange, value: u64) -> Result<u64> {
     let mut sum = 0u64;
     for (rank, bytes) in all.iter().enumerate() {
         let bytes: [u8; 8] = bytes.as_slice().try_into().map_err(|_| {
-            Error::invalid(format!("worker {rank} sent no number")).got(bytes.len())
+            Error::invalid(format!("worker {rank} sent an invalid number")).got(bytes.len())
         })?;
         sum = sum
             .checked_add(u64::from_le_bytes(bytes))
@@ -74,12 +74,12 @@ impl Exchange for InProcessExchange {
 
     fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if outgoing.len() != self.to.len() {
-            return Err(Error::invalid("an exchange needs a message for every worker")
+            return Err(Error::invalid("wrong number of messages in an exchange")
                 .expected(self.to.len())
                 .got(outgoing.len()));
         }
         let gone = |rank: usize| {
-            Error::unavailable(format!("worker {rank} is gone"))
+            Error::unavailable(format!("worker {rank} is lost"))
                 .at(format!("exchange of records, worker {}", self.rank))
         };
         for (rank, message) in outgoing.into_iter().enumerate() {

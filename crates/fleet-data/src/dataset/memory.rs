@@ -2,7 +2,9 @@
 
 use super::exchange::Exchange;
 use super::shuffle;
-use super::{Dataset, DatasetOptions, boxed, check_files, check_threads, lost_thread, no_files};
+use super::{
+    Dataset, DatasetOptions, boxed, check_files, check_threads, no_files, reader_panicked,
+};
 use crate::batch::{Batch, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::Skipped;
@@ -117,8 +119,8 @@ impl InMemoryDataset {
     pub fn preload_into_memory(&mut self) -> Result<()> {
         let Some(files) = self.files.clone() else { return Err(no_files()) };
         if self.preload.is_some() {
-            return Err(Error::invalid("the dataset is being loaded already")
-                .help("wait_preload_done comes first"));
+            return Err(Error::invalid("the dataset is already being loaded")
+                .help("call wait_preload_done first"));
         }
         let options = self.options.clone();
         let thread = std::thread::Builder::new().name("fleet-preload".into());
@@ -133,18 +135,18 @@ impl InMemoryDataset {
     pub fn wait_preload_done(&mut self) -> Result<()> {
         let Some(handle) = self.preload.take() else {
             return Err(
-                Error::invalid("nothing is being loaded").help("preload_into_memory comes first")
+                Error::invalid("no load in progress").help("call preload_into_memory first")
             );
         };
-        let loaded = handle.join().map_err(|_| lost_thread())??;
-        self.put(loaded.blocks);
+        let loaded = handle.join().map_err(|_| reader_panicked())??;
+        self.set_blocks(loaded.blocks);
         self.skipped = loaded.skipped;
         self.loaded = true;
         (self.local_shuffles, self.global_shuffles) = (0, 0);
         Ok(())
     }
 
-    fn put(&mut self, blocks: Vec<Block>) {
+    fn set_blocks(&mut self, blocks: Vec<Block>) {
         self.order = Arc::new(in_order(&blocks));
         self.blocks = Arc::new(blocks);
     }
@@ -170,11 +172,10 @@ impl InMemoryDataset {
     /// memory during the call.
     pub fn global_shuffle(&mut self, exchange: &mut dyn Exchange) -> Result<()> {
         if !self.loaded {
-            return Err(Error::invalid("nothing is in memory to shuffle")
-                .help("load_into_memory comes first"));
+            return Err(Error::invalid("no records in memory").help("call load_into_memory first"));
         }
         let round = self.global_shuffles + 1;
-        let blocks = shuffle::deal(
+        let blocks = shuffle::redistribute(
             self.options.format.schema(),
             &self.blocks,
             self.options.seed,
@@ -182,7 +183,7 @@ impl InMemoryDataset {
             exchange,
         )?;
         self.global_shuffles = round;
-        self.put(blocks);
+        self.set_blocks(blocks);
         self.local_shuffle();
         Ok(())
     }
@@ -201,7 +202,7 @@ impl InMemoryDataset {
 
     /// Drops all records. Readers that are still in use keep theirs.
     pub fn release_memory(&mut self) {
-        self.put(Vec::new());
+        self.set_blocks(Vec::new());
         self.loaded = false;
     }
 
@@ -224,7 +225,7 @@ impl InMemoryDataset {
     /// Returns readers that divide the records among `count` threads.
     pub fn readers(&self, count: usize) -> Result<Vec<MemoryReader>> {
         if !self.loaded {
-            return Err(Error::invalid("nothing is in memory").help("load_into_memory comes first"));
+            return Err(Error::invalid("no records in memory").help("call load_into_memory first"));
         }
         let total = self.order.len() as u64;
         (0..count as u64)
@@ -244,10 +245,10 @@ impl InMemoryDataset {
 
     /// Returns readers that take batches in turn: reader r of n has batches r, r + n, .. of the
     /// order.
-    fn turns(&self, count: usize) -> Result<Vec<MemoryReader>> {
+    fn round_robin_readers(&self, count: usize) -> Result<Vec<MemoryReader>> {
         check_threads(count)?;
         if !self.loaded {
-            return Err(Error::invalid("nothing is in memory").help("load_into_memory comes first"));
+            return Err(Error::invalid("no records in memory").help("call load_into_memory first"));
         }
         let (batch_size, total) = (self.options.batch_size, self.order.len());
         Ok((0..count.min(total.div_ceil(batch_size)))
@@ -267,7 +268,7 @@ impl InMemoryDataset {
         let rows: Option<Vec<RowRef>> =
             places.iter().map(|place| self.order.get(*place as usize).copied()).collect();
         let rows = rows.ok_or_else(|| {
-            Error::invalid("a place is past the last record")
+            Error::invalid("record position is out of range")
                 .expected(format!("less than {}", self.order.len()))
         })?;
         batch.fill(&self.blocks, &rows)
@@ -281,7 +282,8 @@ impl Dataset for InMemoryDataset {
 
     /// Returns sources whose batches follow the order of the records, for any number of threads.
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {
-        self.turns(if threads == 0 { self.options.threads } else { threads }).map(boxed)
+        self.round_robin_readers(if threads == 0 { self.options.threads } else { threads })
+            .map(boxed)
     }
 }
 
@@ -348,7 +350,7 @@ fn load(options: &DatasetOptions, files: &[PathBuf]) -> Result<Loaded> {
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         work();
-        others.into_iter().try_for_each(|thread| thread.join().map_err(|_| lost_thread()))
+        others.into_iter().try_for_each(|thread| thread.join().map_err(|_| reader_panicked()))
     })?;
     let mut all = Loaded { blocks: Vec::new(), skipped: Skipped::default() };
     let outcomes = outcomes.into_iter();
@@ -375,10 +377,10 @@ fn load_file(options: &DatasetOptions, file: &Path, total: &AtomicUsize) -> Resu
         block.shrink();
         let held = total.fetch_add(block.bytes(), Ordering::Relaxed) + block.bytes();
         if held > options.memory_bytes_max {
-            return Err(Error::exhausted("the records take more memory than allowed")
+            return Err(Error::exhausted("records exceed the memory limit")
                 .expected(format!("at most {}", text::bytes(options.memory_bytes_max as u64)))
                 .at(file.display())
-                .help("load fewer files, or stream them (QueueDataset)"));
+                .help("load fewer files, or stream them with QueueDataset"));
         }
         blocks.push(block);
     }

@@ -15,7 +15,7 @@ pub(crate) use shuffle::stable_hash;
 use crate::batch::{BatchLayout, BatchSource};
 use crate::lines::{LineFormat, LineReader, OnError, RecordReader};
 use crate::multislot::MultiSlot;
-use crate::pipe::{Origin, elsewhere, is_url};
+use crate::pipe::{FileSource, is_url, object_name_error};
 use crate::slot::Schema;
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub trait RecordFormat: Send + Sync {
 pub struct TextFiles {
     schema: Arc<Schema>,
     format: Box<dyn Fn() -> Box<dyn LineFormat> + Send + Sync>,
-    origin: Origin,
+    origin: FileSource,
     on_error: OnError,
 }
 
@@ -54,7 +54,7 @@ impl TextFiles {
         TextFiles {
             schema: Arc::clone(format.schema()),
             format: Box::new(move || Box::new(format.clone())),
-            origin: Origin::default(),
+            origin: FileSource::default(),
             on_error: OnError::Fail,
         }
     }
@@ -180,15 +180,15 @@ impl DatasetOptions {
         change(&mut changed);
         changed.check()?;
         if changed.format.schema() != self.format.schema() {
-            return Err(Error::invalid("the slots of a dataset cannot be changed")
-                .help("make another dataset of the other format"));
+            return Err(Error::invalid("slots of a dataset are fixed")
+                .help("create a new dataset for the other format"));
         }
         Ok(changed)
     }
 
     fn check(&self) -> Result<()> {
         if self.layout.schema() != self.format.schema() {
-            return Err(Error::invalid("the inputs of a batch belong to other slots"));
+            return Err(Error::invalid("inputs of the batch do not match the slots of the format"));
         }
         if self.batch_size == 0 || self.batch_size > BATCH_MAX {
             return Err(Error::invalid("batch size is out of range")
@@ -206,7 +206,7 @@ fn check_files(format: &dyn RecordFormat, files: &[PathBuf]) -> Result<()> {
     }
     for file in files {
         if is_url(file) {
-            return Err(elsewhere(file.display()));
+            return Err(object_name_error(file.display()));
         }
         std::fs::metadata(file).map_err(|error| Error::io("read", file, &error))?;
     }
@@ -214,16 +214,15 @@ fn check_files(format: &dyn RecordFormat, files: &[PathBuf]) -> Result<()> {
 }
 
 fn no_files() -> Error {
-    Error::invalid("the dataset has no files")
-        .help(
-            "set_filelist comes first. With fewer files than workers an InMemoryDataset can have none, and \
-             gets records by a global shuffle",
-        )
+    Error::invalid("the dataset has no files").help(
+        "call set_filelist first; with fewer files than workers, pass an InMemoryDataset \
+             an empty list, and it receives records by a global shuffle",
+    )
 }
 
 /// Returns the error for a panic of a reader thread, which is a bug in a format.
-fn lost_thread() -> Error {
-    Error::internal("a thread that reads records panicked")
+fn reader_panicked() -> Error {
+    Error::internal("a reader thread panicked")
 }
 
 /// Limit of the batch size; larger values most likely mean one batch for the whole data set.

@@ -2,7 +2,9 @@
 //! queue of batches. Reader r of n gets files r, r + n, .. in their order, so its batches do not
 //! depend on the speed of threads.
 
-use super::{Dataset, DatasetOptions, boxed, check_files, check_threads, lost_thread, no_files};
+use super::{
+    Dataset, DatasetOptions, boxed, check_files, check_threads, no_files, reader_panicked,
+};
 use crate::batch::{Batch, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::Skipped;
@@ -134,7 +136,7 @@ impl BatchSource for QueueReader {
         let Some(block) = self.full.as_ref().and_then(|full| full.recv().ok()) else {
             self.full = None;
             if let Some(thread) = self.thread.take() {
-                self.skipped = thread.join().map_err(|_| lost_thread())??;
+                self.skipped = thread.join().map_err(|_| reader_panicked())??;
             }
             return Ok(false);
         };

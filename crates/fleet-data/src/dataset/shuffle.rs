@@ -16,7 +16,7 @@ use fleet_base::{Error, Result};
 use std::sync::Arc;
 
 /// Redistributes the records of all workers, and returns those of this worker.
-pub fn deal(
+pub fn redistribute(
     schema: &Arc<Schema>,
     blocks: &[Block],
     seed: u64,
@@ -24,31 +24,31 @@ pub fn deal(
     exchange: &mut dyn Exchange,
 ) -> Result<Vec<Block>> {
     let (rank, world) = (exchange.rank(), exchange.world_size());
-    let dice = Philox::new(seed, DEAL_STREAM + (shuffle << 20) + rank as u64);
+    let rng = Philox::new(seed, REDISTRIBUTE_STREAM + (shuffle << 20) + rank as u64);
     let mut records = blocks.iter().flat_map(|it| (0..it.len()).map(move |row| (it, row)));
-    let (mut sent, mut came) = (vec![0u64; world], vec![0u64; world]);
-    let mut dealt = Dealt { schema, blocks: Vec::new() };
+    let (mut sent, mut received) = (vec![0u64; world], vec![0u64; world]);
+    let mut received_blocks = Received { schema, blocks: Vec::new() };
     let (mut position, mut round) = (0u64, 0u32);
     loop {
-        let mut hands: Vec<Block> = (0..world).map(|_| Block::new(schema)).collect();
+        let mut parts: Vec<Block> = (0..world).map(|_| Block::new(schema)).collect();
         let mut done = true;
         for (block, row) in records.by_ref().take(ROUND_ROWS) {
             let to = match block.record_id(row) {
                 Some(id) => (stable_hash(id) % world as u64) as usize,
-                None => ((u128::from(dice.word64(position)) * world as u128) >> 64) as usize,
+                None => ((u128::from(rng.word64(position)) * world as u128) >> 64) as usize,
             };
-            hands[to].append(block, row..row + 1)?;
+            parts[to].append(block, row..row + 1)?;
             sent[to] += 1;
             position += 1;
             done = false;
         }
-        let outgoing = hands.iter().map(|hand| message(hand, round, done)).collect();
+        let outgoing = parts.iter().map(|part| message(part, round, done)).collect();
         let mut all_done = true;
         for (from, bytes) in exchange.all_to_all(outgoing)?.iter().enumerate() {
-            let (hand, its_done) = open(schema, bytes, round)
+            let (part, its_done) = open(schema, bytes, round)
                 .map_err(|error| error.at(format!("records from worker {from}, round {round}")))?;
-            came[from] += hand.len() as u64;
-            dealt.take(&hand)?;
+            received[from] += part.len() as u64;
+            received_blocks.take(&part)?;
             all_done &= its_done;
         }
         if all_done {
@@ -56,22 +56,23 @@ pub fn deal(
         }
         round += 1;
     }
-    agree(exchange, &sent, &came)?;
-    dealt.blocks.iter_mut().for_each(Block::shrink);
-    Ok(dealt.blocks)
+    check_counts(exchange, &sent, &received)?;
+    received_blocks.blocks.iter_mut().for_each(Block::shrink);
+    Ok(received_blocks.blocks)
 }
 
 /// Sends every worker the number of records that were sent to it. Fails on all workers if any of
 /// them received another number.
-fn agree(exchange: &mut dyn Exchange, sent: &[u64], came: &[u64]) -> Result<()> {
+fn check_counts(exchange: &mut dyn Exchange, sent: &[u64], received: &[u64]) -> Result<()> {
     let counts = exchange.all_to_all(sent.iter().map(|it| it.to_le_bytes().to_vec()).collect())?;
-    let lost = counts.iter().zip(came).position(|(count, came)| *count != came.to_le_bytes());
+    let lost =
+        counts.iter().zip(received).position(|(count, received)| *count != received.to_le_bytes());
     let verdict = vec![u8::from(lost.is_none())];
     let verdicts = exchange.all_to_all(vec![verdict; exchange.world_size()])?;
     if let Some(from) = lost {
         return Err(Error::internal(format!("records from worker {from} were lost"))
             .expected(format!("{:?} (little endian)", counts[from]))
-            .got(came[from]));
+            .got(received[from]));
     }
     match verdicts.iter().position(|verdict| verdict != &[1]) {
         Some(rank) => Err(Error::unavailable(format!("worker {rank} lost records in a shuffle"))),
@@ -80,21 +81,21 @@ fn agree(exchange: &mut dyn Exchange, sent: &[u64], came: &[u64]) -> Result<()> 
 }
 
 /// Received records, in blocks of the usual size.
-struct Dealt<'a> {
+struct Received<'a> {
     schema: &'a Arc<Schema>,
     blocks: Vec<Block>,
 }
 
-impl Dealt<'_> {
-    fn take(&mut self, hand: &Block) -> Result<()> {
+impl Received<'_> {
+    fn take(&mut self, part: &Block) -> Result<()> {
         let mut start = 0;
-        while start < hand.len() {
+        while start < part.len() {
             if self.blocks.last().is_none_or(|last| last.len() >= BLOCK_ROWS) {
                 self.blocks.push(Block::new(self.schema));
             }
             let Some(last) = self.blocks.last_mut() else { break };
-            let end = hand.len().min(start + BLOCK_ROWS - last.len());
-            last.append(hand, start..end)?;
+            let end = part.len().min(start + BLOCK_ROWS - last.len());
+            last.append(part, start..end)?;
             start = end;
         }
         Ok(())
@@ -102,29 +103,29 @@ impl Dealt<'_> {
 }
 
 /// Encodes a message: checksum, round, flag that the sender has no more records, records.
-fn message(hand: &Block, round: u32, done: bool) -> Vec<u8> {
+fn message(part: &Block, round: u32, done: bool) -> Vec<u8> {
     let mut bytes = vec![0; 4];
     bytes.extend_from_slice(&round.to_le_bytes());
     bytes.push(u8::from(done));
-    hand.encode(&mut bytes);
+    part.encode(&mut bytes);
     let sum = crc32fast::hash(&bytes[4..]);
     bytes[..4].copy_from_slice(&sum.to_le_bytes());
     bytes
 }
 
 fn open(schema: &Arc<Schema>, bytes: &[u8], round: u32) -> Result<(Block, bool)> {
-    let torn = || Error::invalid("a message of a shuffle is torn").got(bytes.len());
-    let (sum, rest) = bytes.split_first_chunk::<4>().ok_or_else(torn)?;
+    let damaged = || Error::invalid("shuffle message is damaged").got(bytes.len());
+    let (sum, rest) = bytes.split_first_chunk::<4>().ok_or_else(damaged)?;
     if u32::from_le_bytes(*sum) != crc32fast::hash(rest) {
-        return Err(torn());
+        return Err(damaged());
     }
-    let (number, rest) = rest.split_first_chunk::<4>().ok_or_else(torn)?;
+    let (number, rest) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
     if u32::from_le_bytes(*number) != round {
         return Err(Error::invalid("workers are in different rounds of a shuffle")
             .expected(round)
             .got(u32::from_le_bytes(*number)));
     }
-    let (done, records) = rest.split_first().ok_or_else(torn)?;
+    let (done, records) = rest.split_first().ok_or_else(damaged)?;
     Ok((Block::decode(schema, records)?, *done == 1))
 }
 
@@ -152,7 +153,7 @@ pub fn slots(blocks: &[Block], slots: &[usize], seed: u64, stream: u64) -> Resul
         Sequence::new(seed, stream + ((slot as u64) << 20)).shuffle(&mut order);
         let mut sources = order.into_iter();
         for block in &mut changed {
-            let mut column = block.columns[slot].emptied();
+            let mut column = block.columns[slot].empty_like();
             for (from, row) in sources.by_ref().take(block.len()) {
                 column.append_row(&blocks[from].columns[slot], row)?;
             }
@@ -165,7 +166,7 @@ pub fn slots(blocks: &[Block], slots: &[usize], seed: u64, stream: u64) -> Resul
 /// Records that a worker sends in one round. This bounds the memory of a round; a message of a
 /// click log is about 200 KB.
 const ROUND_ROWS: usize = 1024;
-const DEAL_STREAM: u64 = 0x3 << 44;
+const REDISTRIBUTE_STREAM: u64 = 0x3 << 44;
 
 #[cfg(test)]
 mod tests {

@@ -102,14 +102,14 @@ impl LineFormat for Criteo {
                 0 => {
                     label = whole()
                         .filter(|label| (0..2).contains(label))
-                        .ok_or_else(|| wrong("is no label, which is 0 or 1"))?;
+                        .ok_or_else(|| wrong("is not a label (0 or 1)"))?;
                     Ok(())
                 }
                 1..=INTEGERS => {
                     let value = match field {
                         [] => 0.0,
                         _ => {
-                            let x = whole().ok_or_else(|| wrong("is no integer"))?;
+                            let x = whole().ok_or_else(|| wrong("is not an integer"))?;
                             (x as f64 - MIN[column - 1]) / DIFFERENCE[column - 1]
                         }
                     };
@@ -117,10 +117,10 @@ impl LineFormat for Criteo {
                 }
                 _ if column <= INTEGERS + WORDS => {
                     let id = self.word(column, field);
-                    let id = id.ok_or_else(|| wrong("is no hexadecimal number"))?;
+                    let id = id.ok_or_else(|| wrong("is not a hexadecimal number"))?;
                     block.push_ids(column - INTEGERS, &[id])
                 }
-                _ => return Err(wrong("is one too many: expected 40")),
+                _ => return Err(wrong("is unexpected: expected 40 columns")),
             };
             pushed.map_err(|error| LineError { at, error })?;
             at += field.len() + 1;

@@ -69,7 +69,7 @@ impl Csv {
                 widths.push((slot.clone(), kind, 0));
             }
             if widths[index].1 != kind {
-                return Err(Error::invalid(format!("slot '{slot}' gets ids and floats")));
+                return Err(Error::invalid(format!("slot '{slot}' mixes ids and floats")));
             }
             widths[index].2 += 1;
             resolved.push((name.into(), column, index));
@@ -115,7 +115,7 @@ impl Csv {
         let mut from = at + 1;
         loop {
             let Some(quote) = memchr::memchr(b'"', &line[from..]) else {
-                return Err(LineError::new(at, "quoted field does not end on its line"));
+                return Err(LineError::new(at, "quoted field has no closing quote on its line"));
             };
             self.field.extend_from_slice(&line[from..from + quote]);
             from += quote + 1;
@@ -123,7 +123,7 @@ impl Csv {
                 Some(b'"') => self.field.push(b'"'),
                 None => return Ok(from + 1),
                 Some(byte) if *byte == self.separator => return Ok(from + 1),
-                Some(_) => return Err(LineError::new(from, "text behind a closing quote")),
+                Some(_) => return Err(LineError::new(from, "text after a closing quote")),
             }
             from += 1;
         }
@@ -166,11 +166,11 @@ impl Csv {
             CsvColumn::Float(_) if field.is_empty() => block.push_floats(*slot, &[0.0]),
             CsvColumn::Float(_) => match float(field, 0) {
                 Some((value, end)) if end == field.len() => block.push_floats(*slot, &[value]),
-                _ => return Err(format!("column '{name}' holds no finite 32-bit float")),
+                _ => return Err(format!("column '{name}' is not a finite 32-bit float")),
             },
             CsvColumn::Id(_) => match integer(field, 0) {
                 Some((value, end)) if end == field.len() => block.push_ids(*slot, &[value]),
-                _ => return Err(format!("column '{name}' holds no 64-bit integer")),
+                _ => return Err(format!("column '{name}' is not a 64-bit integer")),
             },
             CsvColumn::Hash(_, buckets) => {
                 block.push_ids(*slot, &[hash_bucket(name.as_bytes(), field, *buckets) as i64])
@@ -210,7 +210,7 @@ impl LineFormat for Csv {
             if header {
                 let name = &self.columns[column].0;
                 if self.field != name.as_bytes() {
-                    let error = Error::invalid(format!("column {} has another name", column + 1));
+                    let error = Error::invalid(format!("column {} has the wrong name", column + 1));
                     let got = String::from_utf8_lossy(&self.field);
                     return Err(LineError { at, error: error.expected(name).got(got) });
                 }

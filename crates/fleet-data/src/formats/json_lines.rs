@@ -44,7 +44,7 @@ impl JsonLines {
         let (name, kind) = (&self.schema.slots()[slot].name, self.schema.slots()[slot].kind);
         let wrong = || {
             let expected = if kind == SlotKind::Ids { "64-bit integers" } else { "32-bit floats" };
-            Error::invalid(format!("slot '{name}' holds another value"))
+            Error::invalid(format!("slot '{name}' has a value of the wrong type"))
                 .expected(expected)
                 .got(value)
         };
@@ -65,7 +65,7 @@ impl JsonLines {
             }
             (Value::String(text), SlotKind::Ids) => {
                 let buckets = self.buckets.ok_or_else(|| {
-                    wrong().help("text can be hashed into ids (JsonLines::hash_text)")
+                    wrong().help("use JsonLines::hash_text to hash text into ids")
                 })?;
                 block.push_ids(
                     slot,
@@ -89,12 +89,15 @@ impl LineFormat for JsonLines {
         }
         let value: Value = serde_json::from_slice(line).map_err(|error| {
             // The parser's line number is relative to its input, which is this one line.
-            let words = error.to_string();
-            let words = words.split(" at line ").next().unwrap_or_default();
-            LineError::new(error.column().saturating_sub(1), format!("line is no JSON: {words}"))
+            let message = error.to_string();
+            let message = message.split(" at line ").next().unwrap_or_default();
+            LineError::new(
+                error.column().saturating_sub(1),
+                format!("line is not valid JSON: {message}"),
+            )
         })?;
         let Value::Object(fields) = &value else {
-            return Err(LineError::new(0, "line is no JSON object"));
+            return Err(LineError::new(0, "line is not a JSON object"));
         };
         let at_start = |error: Error| LineError { at: 0, error };
         for (slot, it) in self.schema.slots().iter().enumerate() {

@@ -52,19 +52,20 @@ impl LibSvm {
             let wrong = |what: &str| LineError::new(at, what);
             let pushed = if count == 0 {
                 let label = whole_float(word.strip_prefix(b"+").unwrap_or(word));
-                block.push_floats(0, &[label.ok_or_else(|| wrong("line starts with no label"))?])
+                let label = label.ok_or_else(|| wrong("line does not start with a label"))?;
+                block.push_floats(0, &[label])
             } else if count == 1 && self.with_qid {
                 let qid = word.strip_prefix(b"qid:").and_then(whole_integer);
-                block.push_ids(3, &[qid.ok_or_else(|| wrong("line has no qid behind its label"))?])
+                block.push_ids(3, &[qid.ok_or_else(|| wrong("line has no qid after its label"))?])
             } else {
                 let colon = memchr::memchr(b':', word).unwrap_or(word.len());
                 let index = whole_integer(&word[..colon]).filter(|index| *index >= 0);
                 let value = word.get(colon + 1..).and_then(whole_float);
                 let (Some(index), Some(value)) = (index, value) else {
-                    return Err(wrong("no index:value"));
+                    return Err(wrong("expected index:value"));
                 };
                 if last.is_some_and(|last| index <= last) {
-                    return Err(wrong("indices do not rise"));
+                    return Err(wrong("indices are not ascending"));
                 }
                 last = Some(index);
                 block.push_ids(1, &[index]).and_then(|()| block.push_floats(2, &[value]))

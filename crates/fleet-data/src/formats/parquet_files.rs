@@ -10,7 +10,7 @@ use super::hash_bucket;
 use crate::block::Block;
 use crate::dataset::RecordFormat;
 use crate::lines::RecordReader;
-use crate::pipe::{elsewhere, is_url, open_file};
+use crate::pipe::{is_url, object_name_error, open_file};
 use crate::slot::{Schema, Slot, SlotKind};
 use ::parquet::basic::{Compression, ConvertedType, LogicalType, Type as Physical};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
@@ -81,7 +81,7 @@ impl ParquetFiles {
             let file = Box::new(parsed(object.clone(), path)?);
             return Ok(Source { file, object: Some(object) });
         }
-        Err(elsewhere(path.display()))
+        Err(object_name_error(path.display()))
     }
 
     /// Returns the index of a slot's column among a file's columns.
@@ -116,7 +116,7 @@ impl ParquetFiles {
                 Some(_) => true,
                 None => {
                     return Err(Error::invalid(format!("column '{}' is text", slot.name))
-                        .help("it can be hashed into ids (ParquetFiles::hash_text)"));
+                        .help("use ParquetFiles::hash_text to hash it into ids"));
                 }
             },
             _ => false,
@@ -124,7 +124,7 @@ impl ParquetFiles {
         if fits {
             return Ok(index);
         }
-        Err(Error::invalid(format!("column '{}' does not fill its slot", slot.name))
+        Err(Error::invalid(format!("column '{}' does not match its slot", slot.name))
             .expected(format!("values for a slot of {}", slot.kind))
             .got(column.physical_type()))
     }
@@ -184,11 +184,11 @@ impl Source {
     /// Opens columns of a row group; also returns its number of rows.
     fn open(&self, group: usize, columns: &[usize]) -> Result<(usize, Vec<ColumnReader>)> {
         let group = self.file.get_row_group(group).map_err(unreadable)?;
-        let rows = usize::try_from(group.metadata().num_rows()).map_err(|_| torn())?;
+        let rows = usize::try_from(group.metadata().num_rows()).map_err(|_| damaged())?;
         #[cfg(feature = "object-store")]
         if let Some(object) = &self.object {
             let range = |at: &usize| group.metadata().column(*at).byte_range();
-            object.hold(columns.iter().map(range))?;
+            object.download(columns.iter().map(range))?;
         }
         let open = columns.iter().map(|at| group.get_column_reader(*at));
         Ok((rows, open.collect::<Result<_, _>>().map_err(unreadable)?))
@@ -232,7 +232,7 @@ impl Reader {
         };
         match codecs.map(|column| column.compression()).find(|codec| !known(codec)) {
             None => Ok(()),
-            Some(codec) => Err(Error::unsupported("file is compressed by another codec")
+            Some(codec) => Err(Error::unsupported("unsupported compression codec")
                 .expected("snappy, gzip, lz4 or none")
                 .got(codec)),
         }
@@ -252,12 +252,12 @@ impl Reader {
         self.decoded.clear();
         for (slot, reader) in self.open.iter_mut().enumerate() {
             let column = &self.columns[slot].1;
-            let want = Want { slot: &self.format.schema.slots()[slot], column, count };
+            let want = ColumnRequest { slot: &self.format.schema.slots()[slot], column, count };
             let decoded = want.decode(reader, self.format.buckets);
             self.decoded.push(decoded.map_err(|error| match error {
-                ParquetError::General(words) if words == NOT_FINITE => {
+                ParquetError::General(message) if message == NOT_FINITE => {
                     let name = &self.format.schema.slots()[slot].name;
-                    Error::invalid(format!("column '{name}' holds {NOT_FINITE}"))
+                    Error::invalid(format!("column '{name}' has {NOT_FINITE}"))
                 }
                 error => unreadable(error),
             })?);
@@ -277,8 +277,8 @@ impl RecordReader for Reader {
         let first = block.len();
         while block.len() - first < rows_max {
             if self.rows.is_empty() {
-                let from = format!("{}, behind row {}", self.name, self.row);
-                if !guarded(|| self.decode()).map_err(|error| error.at(from))? {
+                let from = format!("{}, after row {}", self.name, self.row);
+                if !catch_panic(|| self.decode()).map_err(|error| error.at(from))? {
                     break;
                 }
             }
@@ -319,13 +319,13 @@ impl Decoded {
 }
 
 /// A request for `count` records of a column.
-struct Want<'a> {
+struct ColumnRequest<'a> {
     slot: &'a Slot,
     column: &'a ColumnDescriptor,
     count: usize,
 }
 
-impl Want<'_> {
+impl ColumnRequest<'_> {
     fn decode(
         &self,
         reader: &mut ColumnReader,
@@ -346,7 +346,7 @@ impl Want<'_> {
             ColumnReader::FloatColumnReader(it) => self.floats(it, |it| *it),
             ColumnReader::DoubleColumnReader(it) => self.floats(it, |it| *it as f32),
             ColumnReader::ByteArrayColumnReader(it) => self.ids(it, hash),
-            _ => Err(ParquetError::General("a column changed its type".to_string())),
+            _ => Err(ParquetError::General("a column changes its type".to_string())),
         }
     }
 
@@ -409,7 +409,7 @@ impl Want<'_> {
             ends.push(taken);
         }
         if ends.len() != records || taken != values.len() {
-            return Err(ParquetError::General("levels and values do not agree".to_string()));
+            return Err(ParquetError::General("levels do not match the values".to_string()));
         }
         Ok((ends, values))
     }
@@ -417,7 +417,7 @@ impl Want<'_> {
 
 /// Parses a file's footer.
 fn parsed<R: ChunkReader + 'static>(from: R, path: &Path) -> Result<SerializedFileReader<R>> {
-    let parsed = guarded(|| SerializedFileReader::new(from).map_err(unreadable));
+    let parsed = catch_panic(|| SerializedFileReader::new(from).map_err(unreadable));
     parsed.map_err(|error| error.at(path.display()))
 }
 
@@ -425,26 +425,26 @@ fn unreadable(error: ParquetError) -> Error {
     match error {
         // An error of this crate, passed through the parquet crate.
         ParquetError::External(ours) if ours.is::<Error>() => {
-            ours.downcast().map_or_else(|_| torn(), |ours| *ours)
+            ours.downcast().map_or_else(|_| damaged(), |ours| *ours)
         }
-        error => Error::invalid(format!("Parquet file cannot be read: {error}")),
+        error => Error::invalid(format!("cannot read the Parquet file: {error}")),
     }
 }
 
 /// Catches panics of the parquet crate, which asserts some of what a file claims about itself. A
 /// bad file must not cause a panic.
-fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let broken = |_| Error::invalid("Parquet file cannot be read: it contradicts itself");
+fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let broken = |_| Error::invalid("Parquet file is damaged: its metadata is inconsistent");
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(broken(panic)))
 }
 
-fn torn() -> Error {
-    Error::invalid("Parquet file has a torn footer")
+fn damaged() -> Error {
+    Error::invalid("Parquet file is damaged: invalid footer")
 }
 
 /// Records that are decoded at once; the columns of a click log then take a megabyte.
 const CHUNK_ROWS: usize = 4096;
-const NOT_FINITE: &str = "a value that is no number, or none of 32 bits";
+const NOT_FINITE: &str = "a value that is not a finite 32-bit float";
 
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use super::hash_bucket;
 use crate::block::Block;
 use crate::dataset::RecordFormat;
 use crate::lines::{OnError, RecordReader, Skipped};
-use crate::pipe::Origin;
+use crate::pipe::FileSource;
 use crate::slot::{Schema, SlotKind};
 use fleet_base::{Error, Result, text};
 use std::io::{BufReader, Read};
@@ -34,7 +34,7 @@ use std::sync::Arc;
 pub struct TfRecords {
     schema: Arc<Schema>,
     buckets: Option<u64>,
-    origin: Origin,
+    origin: FileSource,
     on_error: OnError,
 }
 
@@ -43,7 +43,7 @@ impl TfRecords {
         TfRecords {
             schema: Arc::clone(schema),
             buckets: None,
-            origin: Origin::default(),
+            origin: FileSource::default(),
             on_error: OnError::Fail,
         }
     }
@@ -108,7 +108,7 @@ impl TfRecords {
                 };
                 if std::mem::replace(&mut found[slot], true) {
                     let name = &slots[slot].name;
-                    return Err(Error::invalid(format!("feature '{name}' comes twice")));
+                    return Err(Error::invalid(format!("duplicate feature '{name}'")));
                 }
                 self.push(slot, feature, block)?;
             }
@@ -123,16 +123,16 @@ impl TfRecords {
     }
 
     fn push(&self, slot: usize, feature: &[u8], block: &mut Block) -> Result<()> {
-        let Slotted { name, kind } = Slotted::of(&self.schema, slot);
+        let SlotInfo { name, kind } = SlotInfo::of(&self.schema, slot);
         for list in Fields(feature) {
-            let (list_kind, Wire::Bytes(list)) = list? else { return Err(torn()) };
+            let (list_kind, Wire::Bytes(list)) = list? else { return Err(damaged()) };
             for value in Fields(list) {
                 let (LIST_VALUE, value) = value? else { continue };
                 match (list_kind, value, kind) {
                     (FEATURE_BYTES, Wire::Bytes(bytes), SlotKind::Ids) => {
                         let buckets = self.buckets.ok_or_else(|| {
                             wrong(name, kind, "bytes")
-                                .help("they can be hashed into ids (TfRecords::hash_bytes)")
+                                .help("use TfRecords::hash_bytes to hash them into ids")
                         })?;
                         let id = hash_bucket(name.as_bytes(), bytes, buckets) as i64;
                         block.push_ids(slot, &[id])?;
@@ -140,14 +140,14 @@ impl TfRecords {
                     (FEATURE_FLOATS, Wire::Bytes(packed), SlotKind::Floats) => {
                         let (floats, rest) = packed.as_chunks::<4>();
                         if !rest.is_empty() {
-                            return Err(torn());
+                            return Err(damaged());
                         }
                         for float in floats {
                             block
                                 .push_floats(slot, &[finite(name, f32::from_le_bytes(*float))?])?;
                         }
                     }
-                    (FEATURE_FLOATS, Wire::Four(float), SlotKind::Floats) => {
+                    (FEATURE_FLOATS, Wire::Fixed32(float), SlotKind::Floats) => {
                         block.push_floats(slot, &[finite(name, f32::from_le_bytes(float))?])?;
                     }
                     (FEATURE_INTS, Wire::Bytes(mut packed), _) => {
@@ -160,7 +160,7 @@ impl TfRecords {
                     }
                     (FEATURE_BYTES, ..) => return Err(wrong(name, kind, "bytes")),
                     (FEATURE_FLOATS, ..) => return Err(wrong(name, kind, "floats")),
-                    _ => return Err(torn()),
+                    _ => return Err(damaged()),
                 }
             }
         }
@@ -204,12 +204,14 @@ impl<R: Read + Send> TfRecordReader<R> {
         if self.bytes.is_empty() {
             return Ok(Ok(false));
         }
-        let torn = || Error::invalid("file ends within a TFRecord");
-        let (length, check) = self.bytes.split_first_chunk::<LENGTH_BYTES>().ok_or_else(torn)?;
-        let check = <[u8; CHECK_BYTES]>::try_from(check).map_err(|_| torn())?;
+        let damaged = || Error::invalid("file ends within a TFRecord");
+        let (length, check) = self.bytes.split_first_chunk::<LENGTH_BYTES>().ok_or_else(damaged)?;
+        let check = <[u8; CHECK_BYTES]>::try_from(check).map_err(|_| damaged())?;
         if masked_crc(length) != u32::from_le_bytes(check) {
-            return Err(Error::invalid("length of a TFRecord has a wrong checksum")
-                .help("the file is torn, no TFRecord, or compressed (pipe_command(\"zcat\"))"));
+            return Err(Error::invalid("wrong checksum of the length of a TFRecord").help(
+                "check whether the file is damaged, compressed (pipe_command(\"zcat\")), or not \
+                     a TFRecord file",
+            ));
         }
         let length = u64::from_le_bytes(*length);
         if length > RECORD_BYTES_MAX {
@@ -219,12 +221,12 @@ impl<R: Read + Send> TfRecordReader<R> {
         }
         self.take(length as usize + CHECK_BYTES)?;
         if self.bytes.len() < length as usize + CHECK_BYTES {
-            return Err(torn());
+            return Err(damaged());
         }
-        let (data, check) = self.bytes.split_last_chunk::<CHECK_BYTES>().ok_or_else(torn)?;
+        let (data, check) = self.bytes.split_last_chunk::<CHECK_BYTES>().ok_or_else(damaged)?;
         let good = masked_crc(data) == u32::from_le_bytes(*check);
         self.bytes.truncate(length as usize);
-        Ok(if good { Ok(true) } else { Err(Error::invalid("TFRecord has a wrong checksum")) })
+        Ok(if good { Ok(true) } else { Err(Error::invalid("wrong checksum of a TFRecord")) })
     }
 
     /// Reads up to `count` bytes. Memory grows with the bytes received, not with the length
@@ -277,15 +279,15 @@ impl<R: Read + Send> RecordReader for TfRecordReader<R> {
 }
 
 /// A slot's name and kind, for errors.
-struct Slotted<'a> {
+struct SlotInfo<'a> {
     name: &'a str,
     kind: SlotKind,
 }
 
-impl Slotted<'_> {
-    fn of(schema: &Schema, slot: usize) -> Slotted<'_> {
+impl SlotInfo<'_> {
+    fn of(schema: &Schema, slot: usize) -> SlotInfo<'_> {
         let slot = &schema.slots()[slot];
-        Slotted { name: &slot.name, kind: slot.kind }
+        SlotInfo { name: &slot.name, kind: slot.kind }
     }
 }
 
@@ -300,17 +302,15 @@ fn finite(name: &str, float: f32) -> Result<f32> {
     if float.is_finite() {
         return Ok(float);
     }
-    Err(Error::invalid(format!("feature '{name}' holds a value that is no number")).got(float))
+    Err(Error::invalid(format!("feature '{name}' has a value that is not finite")).got(float))
 }
 
 fn wrong(name: &str, kind: SlotKind, got: &str) -> Error {
-    Error::invalid(format!("feature '{name}' holds other values than its slot"))
-        .expected(kind)
-        .got(got)
+    Error::invalid(format!("feature '{name}' does not match its slot")).expected(kind).got(got)
 }
 
-fn torn() -> Error {
-    Error::invalid("TFRecord holds no tf.train.Example")
+fn damaged() -> Error {
+    Error::invalid("TFRecord is not a tf.train.Example")
 }
 
 fn masked_crc(bytes: &[u8]) -> u32 {
@@ -334,8 +334,8 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8])> {
 enum Wire<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    Four([u8; 4]),
-    Eight,
+    Fixed32([u8; 4]),
+    Fixed64,
 }
 
 /// Iterator over the fields of a protobuf message: numbers and values.
@@ -361,23 +361,23 @@ fn field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Wire<'a>)> {
     let wire = match tag & 7 {
         0 => Wire::Varint(varint(rest)?),
         1 => {
-            let (_, behind) = rest.split_first_chunk::<8>().ok_or_else(torn)?;
+            let (_, behind) = rest.split_first_chunk::<8>().ok_or_else(damaged)?;
             *rest = behind;
-            Wire::Eight
+            Wire::Fixed64
         }
         2 => {
             let length = varint(rest)?;
             let length = usize::try_from(length).ok().filter(|it| *it <= rest.len());
-            let (bytes, behind) = rest.split_at(length.ok_or_else(torn)?);
+            let (bytes, behind) = rest.split_at(length.ok_or_else(damaged)?);
             *rest = behind;
             Wire::Bytes(bytes)
         }
         5 => {
-            let (four, behind) = rest.split_first_chunk::<4>().ok_or_else(torn)?;
+            let (fixed, behind) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
             *rest = behind;
-            Wire::Four(*four)
+            Wire::Fixed32(*fixed)
         }
-        _ => return Err(torn()),
+        _ => return Err(damaged()),
     };
     Ok((tag >> 3, wire))
 }
@@ -391,7 +391,7 @@ fn varint(rest: &mut &[u8]) -> Result<u64> {
             return Ok(value);
         }
     }
-    Err(torn())
+    Err(damaged())
 }
 
 const EXAMPLE_FEATURES: u64 = 1;
@@ -542,9 +542,9 @@ mod tests {
             (&bad_data, "wrong checksum"),
             (&lacking, "no feature 'label'"),
             (&long, "slot 'x' has a wrong number of values"),
-            (&no_number, "no number"),
-            (&frame(&twice), "feature 'label' comes twice"),
-            (&frame(b"\x0a\xff"), "no tf.train.Example"),
+            (&no_number, "not finite"),
+            (&frame(&twice), "duplicate feature 'label'"),
+            (&frame(b"\x0a\xff"), "not a tf.train.Example"),
         ] {
             let error = message_of(bytes);
             assert!(error.contains(words) && error.contains("record 1"), "{error}");
@@ -555,13 +555,13 @@ mod tests {
         assert_eq!((block.len(), skipped.lines), (2, 2));
         assert!(skipped.first.unwrap().to_string().contains("checksum"));
         assert!(read(&all, &skip(1)).is_err());
-        // A torn length is an error even when bad records are skipped.
+        // A damaged length is an error even when bad records are skipped.
         for end in 1..frame(&good(3)).len() {
             assert!(read(&frame(&good(3))[..end], &skip(9)).is_err(), "{end}");
         }
         let mut length = frame(&good(3));
         length[0] ^= 1;
-        assert!(message_of(&length).contains("length of a TFRecord"));
+        assert!(message_of(&length).contains("of the length of a TFRecord"));
         let huge = (u64::MAX >> 1).to_le_bytes();
         let huge = [&huge[..], &masked_crc(&huge).to_le_bytes()].concat();
         assert!(message_of(&huge).contains("too large"));

@@ -21,14 +21,15 @@ pub fn decode_image(bytes: &[u8]) -> Result<Pixels> {
     match bytes {
         [0x89, b'P', b'N', b'G', ..] => png(bytes),
         [0xFF, 0xD8, ..] => jpeg(bytes),
-        _ => Err(Error::unsupported("image has an unknown format")
+        _ => Err(Error::unsupported("unknown image format")
             .expected("PNG or JPEG")
             .got(format!("a file that starts with {:02x?}", &bytes[..bytes.len().min(4)]))),
     }
 }
 
 fn png(bytes: &[u8]) -> Result<Pixels> {
-    let broken = |error: png::DecodingError| Error::invalid(format!("PNG cannot be read: {error}"));
+    let broken =
+        |error: png::DecodingError| Error::invalid(format!("cannot decode the PNG: {error}"));
     let limits = png::Limits { bytes: IMAGE_BYTES_MAX };
     let mut decoder = png::Decoder::new_with_limits(std::io::Cursor::new(bytes), limits);
     decoder.set_transformations(png::Transformations::normalize_to_color8());
@@ -44,7 +45,9 @@ fn png(bytes: &[u8]) -> Result<Pixels> {
         png::ColorType::Rgba => raw.chunks_exact(4).flat_map(|it| [it[0], it[1], it[2]]).collect(),
         png::ColorType::Grayscale => raw.iter().flat_map(|grey| [*grey; 3]).collect(),
         png::ColorType::GrayscaleAlpha => raw.chunks_exact(2).flat_map(|it| [it[0]; 3]).collect(),
-        png::ColorType::Indexed => return Err(Error::internal("PNG with colours by number")),
+        png::ColorType::Indexed => {
+            return Err(Error::internal("PNG decoder returned an indexed image"));
+        }
     };
     whole(height, width, rgb)
 }
@@ -54,7 +57,7 @@ fn jpeg(bytes: &[u8]) -> Result<Pixels> {
         .set_max_width(SIDE_MAX)
         .set_max_height(SIDE_MAX)
         .jpeg_set_out_colorspace(ColorSpace::RGB);
-    let broken = |error| Error::invalid(format!("JPEG cannot be read: {error:?}"));
+    let broken = |error| Error::invalid(format!("cannot decode the JPEG: {error:?}"));
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     let rgb = decoder.decode().map_err(broken)?;
     let (width, height) =
@@ -74,7 +77,7 @@ fn check_size(height: usize, width: usize) -> Result<()> {
 fn whole(height: usize, width: usize, rgb: Vec<u8>) -> Result<Pixels> {
     check_size(height, width)?;
     if rgb.len() != height * width * 3 {
-        return Err(Error::invalid("image has a wrong number of pixels")
+        return Err(Error::invalid("wrong number of pixels in an image")
             .expected(height * width * 3)
             .got(rgb.len()));
     }

@@ -80,17 +80,17 @@ impl Images {
         let [height, width] = options.size;
         let sides = [height, width, options.resize.unwrap_or(1)];
         if sides.iter().any(|side| !(1..=SIDE_MAX).contains(side)) {
-            return Err(Error::invalid("size of images is out of range")
+            return Err(Error::invalid("image size is out of range")
                 .expected(format!("1 to {SIDE_MAX}"))
                 .got(format!("{:?}, resized to {:?}", options.size, options.resize)));
         }
         if options.resize.is_some_and(|side| side < height.max(width)) {
-            return Err(Error::invalid("images are resized to less than is cut out of them")
+            return Err(Error::invalid("resized images are smaller than the crop")
                 .expected(format!("at least {}", height.max(width)))
                 .got(format!("{:?}", options.resize)));
         }
         if !options.std.iter().all(|std| *std > 0.0 && std.is_finite()) {
-            return Err(Error::invalid("deviations of the colours must be above 0")
+            return Err(Error::invalid("standard deviations must be positive")
                 .got(format!("{:?}", options.std)));
         }
         let schema = Schema::new([
@@ -123,10 +123,10 @@ impl Images {
         let [height, width] = self.options.size;
         if resized[0] < height || resized[1] < width {
             return Err(named(
-                Error::invalid("image is smaller than what is to be cut out of it")
+                Error::invalid("image is smaller than the crop")
                     .expected(format!("at least {height}x{width}"))
                     .got(format!("{}x{}", resized[0], resized[1]))
-                    .help("say what its shorter side is resized to (ImageOptions::resize)"),
+                    .help("set ImageOptions::resize"),
             ));
         }
         let dice = Philox::new(self.options.seed, AUGMENT_STREAM + epoch);
@@ -143,7 +143,7 @@ impl Images {
         let (mean, std) = (self.options.mean, self.options.std);
         let scale = std.map(|std| 1.0 / (255.0 * std));
         let shift = [0, 1, 2].map(|colour| -mean[colour] / std[colour]);
-        resize::Part { resized, corner, size: [height, width], flip, scale, shift }
+        resize::Crop { resized, corner, size: [height, width], flip, scale, shift }
             .write(&pixels, out);
         Ok(())
     }
@@ -162,7 +162,7 @@ impl Samples for Images {
     fn fill_in_epoch(&self, epoch: u64, samples: &[u64], batch: &mut Batch) -> Result<()> {
         let total = self.list.len();
         if samples.iter().any(|sample| *sample >= total as u64) {
-            return Err(Error::invalid("a batch asks for an image that does not exist")
+            return Err(Error::invalid("image index is out of range")
                 .expected(format!("less than {total}")));
         }
         let pixels = 3 * self.options.size[0] * self.options.size[1];

@@ -21,14 +21,14 @@ pub fn resized_size(pixels: &Pixels, side: usize) -> Result<[usize; 2]> {
     };
     if size[0].max(size[1]) > 4 * SIDE_MAX {
         return Err(
-            Error::invalid("image is too narrow to be resized").got(format!("{height}x{width}"))
+            Error::invalid("image is too narrow to resize").got(format!("{height}x{width}"))
         );
     }
     Ok(size)
 }
 
 /// A crop of a resized image, and the normalisation of its values.
-pub struct Part {
+pub struct Crop {
     /// Height and width of the whole resized image.
     pub resized: [usize; 2],
     /// Top left corner of the crop in the resized image.
@@ -40,13 +40,13 @@ pub struct Part {
     pub shift: [f32; 3],
 }
 
-impl Part {
+impl Crop {
     /// Writes three planes of the crop's size.
     pub fn write(&self, pixels: &Pixels, out: &mut [f32]) {
         let [height, width] = self.size;
         let reach = |axis: usize, from: usize| {
             let start = self.corner[axis];
-            Reaches::new(from, self.resized[axis], start..start + self.size[axis])
+            FilterTaps::new(from, self.resized[axis], start..start + self.size[axis])
         };
         let same = self.resized == [pixels.height, pixels.width];
         let (rows, columns) = (reach(0, pixels.height), reach(1, pixels.width));
@@ -61,16 +61,22 @@ impl Part {
             if same {
                 let start = ((self.corner[0] + row) * pixels.width + self.corner[1]) * 3;
                 let from = pixels.rgb[start..start + width * 3].chunks_exact(3);
-                self.put(planes, from.map(|it| [0, 1, 2].map(|colour| f32::from(it[colour]))));
+                self.write_row(
+                    planes,
+                    from.map(|it| [0, 1, 2].map(|colour| f32::from(it[colour]))),
+                );
             } else {
                 mix_rows(pixels, &rows, row, used.clone(), &mut line);
-                self.put(planes, (0..width).map(|column| columns.mix(column, used.start, &line)));
+                self.write_row(
+                    planes,
+                    (0..width).map(|column| columns.mix(column, used.start, &line)),
+                );
             }
         }
     }
 
     /// Normalises and writes one row of pixels.
-    fn put(&self, planes: [&mut [f32]; 3], pixels: impl Iterator<Item = [f32; 3]>) {
+    fn write_row(&self, planes: [&mut [f32]; 3], pixels: impl Iterator<Item = [f32; 3]>) {
         let [red, green, blue] = planes;
         let last = red.len() - 1;
         for (column, pixel) in pixels.enumerate() {
@@ -84,28 +90,28 @@ impl Part {
 
 /// The source pixels and their weights for each new pixel along one axis: the first source pixel,
 /// and `taps` weights.
-struct Reaches {
+struct FilterTaps {
     starts: Vec<usize>,
     weights: Vec<f32>,
     taps: usize,
 }
 
-impl Reaches {
+impl FilterTaps {
     /// Computes the weights of the new pixels `part` when `from` pixels become `to`.
-    fn new(from: usize, to: usize, part: Range<usize>) -> Reaches {
+    fn new(from: usize, to: usize, part: Range<usize>) -> FilterTaps {
         let scale = from as f32 / to as f32;
         let radius = scale.max(1.0);
         let taps = ((2.0 * radius).ceil() as usize + 1).min(from);
-        let mut reaches = Reaches { starts: Vec::new(), weights: Vec::new(), taps };
+        let mut filter = FilterTaps { starts: Vec::new(), weights: Vec::new(), taps };
         for new in part {
             let centre = (new as f32 + 0.5) * scale;
             let first = ((centre - radius).floor().max(0.0) as usize).min(from - taps);
             let weight = |old: usize| (1.0 - ((old as f32 + 0.5 - centre) / radius).abs()).max(0.0);
             let sum: f32 = (first..first + taps).map(weight).sum();
-            reaches.starts.push(first);
-            reaches.weights.extend((first..first + taps).map(|old| weight(old) / sum));
+            filter.starts.push(first);
+            filter.weights.extend((first..first + taps).map(|old| weight(old) / sum));
         }
-        reaches
+        filter
     }
 
     /// Returns the range of source pixels that the new pixels need.
@@ -135,7 +141,7 @@ impl Reaches {
 }
 
 /// Computes the columns `used` of one new row.
-fn mix_rows(pixels: &Pixels, rows: &Reaches, row: usize, used: Range<usize>, line: &mut [f32]) {
+fn mix_rows(pixels: &Pixels, rows: &FilterTaps, row: usize, used: Range<usize>, line: &mut [f32]) {
     let line = &mut line[..3 * used.len()];
     line.fill(0.0);
     for (tap, weight) in rows.weights(row).iter().enumerate().filter(|(_, it)| **it > 0.0) {
@@ -159,7 +165,7 @@ mod tests {
     fn part(pixels: &Pixels, side: usize, corner: [usize; 2], size: [usize; 2]) -> Vec<f32> {
         let resized = resized_size(pixels, side).unwrap();
         let (scale, shift) = ([1.0; 3], [0.0; 3]);
-        let part = Part { resized, corner, size, flip: false, scale, shift };
+        let part = Crop { resized, corner, size, flip: false, scale, shift };
         let mut out = vec![f32::NAN; 3 * size[0] * size[1]];
         part.write(pixels, &mut out);
         let planes: Vec<&[f32]> = out.chunks(size[0] * size[1]).collect();
@@ -215,7 +221,7 @@ mod tests {
             let [resized, size] = [[4, 6], [2, 3]];
             let (scale, shift) = ([2.0, 3.0, 4.0], [1.0, 0.0, -1.0]);
             let mut out = vec![0.0; 18];
-            Part { resized, corner: [1, 2], size, flip, scale, shift }.write(&ramp, &mut out);
+            Crop { resized, corner: [1, 2], size, flip, scale, shift }.write(&ramp, &mut out);
             out
         };
         assert_eq!(part(false)[..6], [5.0, 7.0, 9.0, 5.0, 7.0, 9.0]);

@@ -16,12 +16,12 @@ pub struct ImageList {
 
 #[derive(Clone, Debug)]
 struct Image {
-    place: Place,
+    location: Location,
     label: i64,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum Location {
     File(PathBuf),
     /// A part of an archive.
     Member {
@@ -42,7 +42,7 @@ impl ImageList {
             let label = list.classes.len() as i64;
             list.classes.push(file_name(&class));
             for path in sorted(&class)?.into_iter().filter(|path| is_image(&file_name(path))) {
-                list.images.push(Image { place: Place::File(path), label });
+                list.images.push(Image { location: Location::File(path), label });
             }
         }
         list.filled(root)
@@ -59,12 +59,12 @@ impl ImageList {
             let parts = line.trim().rsplit_once([' ', '\t']);
             let image = parts.and_then(|(name, label)| Some((name.trim(), label.parse().ok()?)));
             let Some((name, label)) = image else {
-                return Err(Error::invalid("line of a file list is no path and label")
+                return Err(Error::invalid("line of a file list is not a path and a label")
                     .expected("PATH LABEL")
                     .got(format!("'{line}'"))
                     .at(format!("{}:{}", path.display(), number + 1)));
             };
-            list.images.push(Image { place: Place::File(root.as_ref().join(name)), label });
+            list.images.push(Image { location: Location::File(root.as_ref().join(name)), label });
         }
         list.filled(path)
     }
@@ -88,8 +88,9 @@ impl ImageList {
                     by_folder.entry(folder.to_string()).or_default().push(list.images.len());
                 }
                 let Member { name, start, bytes } = member;
-                let place = Place::Member { archive: list.archives.len(), start, bytes, name };
-                list.images.push(Image { place, label: label.unwrap_or(0) });
+                let location =
+                    Location::Member { archive: list.archives.len(), start, bytes, name };
+                list.images.push(Image { location, label: label.unwrap_or(0) });
             }
             list.archives.push(path);
         }
@@ -102,11 +103,11 @@ impl ImageList {
 
     fn filled(self, from: &Path) -> Result<ImageList> {
         match self.images.len() {
-            0 => Err(Error::invalid("there are no images")
+            0 => Err(Error::invalid("no images found")
                 .expected("files .jpg, .jpeg or .png")
                 .at(from.display())),
             1..=IMAGES_MAX => Ok(self),
-            count => Err(Error::exhausted("there are too many images")
+            count => Err(Error::exhausted("too many images")
                 .expected(format!("at most {IMAGES_MAX}"))
                 .got(count)),
         }
@@ -131,9 +132,9 @@ impl ImageList {
 
     /// Returns the name of an image for errors.
     pub fn name(&self, image: usize) -> String {
-        match &self.images[image].place {
-            Place::File(path) => path.display().to_string(),
-            Place::Member { archive, name, .. } => {
+        match &self.images[image].location {
+            Location::File(path) => path.display().to_string(),
+            Location::Member { archive, name, .. } => {
                 format!("{}:{name}", self.archives[*archive].display())
             }
         }
@@ -141,13 +142,13 @@ impl ImageList {
 
     /// Returns the encoded bytes of an image.
     pub fn read(&self, image: usize) -> Result<Vec<u8>> {
-        match &self.images[image].place {
-            Place::File(path) => {
+        match &self.images[image].location {
+            Location::File(path) => {
                 let bytes = std::fs::metadata(path).map_err(|e| Error::io("read", path, &e))?.len();
                 check_bytes(bytes).map_err(|error| error.at(path.display()))?;
                 std::fs::read(path).map_err(|e| Error::io("read", path, &e))
             }
-            Place::Member { archive, start, bytes, .. } => {
+            Location::Member { archive, start, bytes, .. } => {
                 let path = &self.archives[*archive];
                 let mut file = File::open(path).map_err(|e| Error::io("open", path, &e))?;
                 part(&mut file, *start, *bytes).map_err(|error| error.at(self.name(image)))
@@ -172,26 +173,26 @@ fn members(file: &mut File) -> Result<Vec<Member>> {
         if header.iter().all(|byte| *byte == 0) {
             break;
         }
-        let torn = |what: &str| Error::invalid(format!("tar archive has {what} at byte {at}"));
+        let damaged = |what: &str| Error::invalid(format!("tar archive has {what} at byte {at}"));
         // The checksum counts its own eight bytes as blanks.
         let sum: u64 = header.iter().map(|byte| u64::from(*byte)).sum();
         let own: u64 = header[148..156].iter().map(|byte| u64::from(*byte)).sum();
         if octal(&header[148..156]) != Some(sum - own + 8 * 32) {
-            return Err(torn("a header with a wrong checksum"));
+            return Err(damaged("a header with a wrong checksum"));
         }
-        let bytes = octal(&header[124..136]).ok_or_else(|| torn("a file of unknown size"))?;
+        let bytes = octal(&header[124..136]).ok_or_else(|| damaged("a file of unknown size"))?;
         let start = at + TAR_BLOCK;
         if bytes > total - start {
-            return Err(torn("a file that goes on behind the archive's end"));
+            return Err(damaged("a file that extends past the end of the archive"));
         }
         match header[156] {
-            b'L' => long_name = Some(words(&part(file, start, bytes)?)),
+            b'L' => long_name = Some(text_until_zero(&part(file, start, bytes)?)),
             b'0' | 0 => {
-                let short = match words(&header[345..500]) {
+                let short = match text_until_zero(&header[345..500]) {
                     prefix if header[257..262] == *b"ustar" && !prefix.is_empty() => {
-                        format!("{prefix}/{}", words(&header[..100]))
+                        format!("{prefix}/{}", text_until_zero(&header[..100]))
                     }
-                    _ => words(&header[..100]),
+                    _ => text_until_zero(&header[..100]),
                 };
                 let name = long_name.take().unwrap_or(short);
                 members.push(Member { name, start, bytes });
@@ -211,9 +212,9 @@ fn labels(file: &mut File, members: &[Member]) -> Result<HashMap<String, i64>> {
     let mut labels = HashMap::new();
     for member in members {
         let Some(stem) = member.name.strip_suffix(".cls") else { continue };
-        let text = words(&part(file, member.start, member.bytes.min(TAR_BLOCK))?);
+        let text = text_until_zero(&part(file, member.start, member.bytes.min(TAR_BLOCK))?);
         let label = text.trim().parse().map_err(|_| {
-            Error::invalid(format!("'{}' in a tar archive holds no label", member.name))
+            Error::invalid(format!("'{}' in a tar archive is not a label", member.name))
                 .expected("a number")
                 .got(format!("'{}'", text.trim()))
         })?;
@@ -238,17 +239,17 @@ fn check_bytes(bytes: u64) -> Result<()> {
     if bytes <= FILE_BYTES_MAX {
         return Ok(());
     }
-    Err(Error::exhausted("file of an image is too large")
+    Err(Error::exhausted("image file is too large")
         .expected(format!("at most {}", text::bytes(FILE_BYTES_MAX)))
         .got(text::bytes(bytes)))
 }
 
 fn octal(field: &[u8]) -> Option<u64> {
-    u64::from_str_radix(words(field).trim(), 8).ok()
+    u64::from_str_radix(text_until_zero(field).trim(), 8).ok()
 }
 
 /// Returns the text up to the first zero byte.
-fn words(field: &[u8]) -> String {
+fn text_until_zero(field: &[u8]) -> String {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end]).into_owned()
 }

@@ -13,11 +13,11 @@
 /// digit, or if the value exceeds `u64::MAX`.
 #[inline(always)]
 pub fn unsigned(text: &[u8], at: usize) -> Option<(u64, usize)> {
-    let (value, count) = run(load(text, at));
+    let (value, count) = digit_run(load(text, at));
     if count < 8 {
         return if count == 0 { None } else { Some((value, at + count)) };
     }
-    longer(text, at + 8, value)
+    more_digits(text, at + 8, value)
 }
 
 /// Like [`unsigned`], with a sign. Ids of 2^63 and more wrap to negative numbers with the same
@@ -39,7 +39,7 @@ pub fn float(text: &[u8], at: usize) -> Option<(f32, usize)> {
     let word = load(text, at);
     let first = (word & 0xFF).wrapping_sub(u64::from(b'0'));
     if first <= 9 && word & 0xFF00 == POINT {
-        let (fraction, count) = run(word >> 16);
+        let (fraction, count) = digit_run(word >> 16);
         if (1..=5).contains(&count) && (word >> (16 + 8 * count)) & 0xDF != u64::from(b'E') {
             // A quotient of an integer below 2^24 and a power of ten that is exact in `f32`: one
             // correctly rounded division.
@@ -54,7 +54,7 @@ pub fn float(text: &[u8], at: usize) -> Option<(f32, usize)> {
 fn general(text: &[u8], at: usize) -> Option<(f32, usize)> {
     let negative = text.get(at) == Some(&b'-');
     let start = at + usize::from(negative);
-    let (mut mantissa, whole) = run(load(text, start));
+    let (mut mantissa, whole) = digit_run(load(text, start));
     let mut end = start + whole;
     let mut decimals = 0;
     if whole == 8 {
@@ -63,7 +63,7 @@ fn general(text: &[u8], at: usize) -> Option<(f32, usize)> {
     if text.get(end) == Some(&b'.') {
         end += 1;
         loop {
-            let (value, count) = run(load(text, end));
+            let (value, count) = digit_run(load(text, end));
             mantissa = mantissa.wrapping_mul(TEN[count]).wrapping_add(value);
             decimals += count;
             end += count;
@@ -90,7 +90,7 @@ fn general(text: &[u8], at: usize) -> Option<(f32, usize)> {
 
 /// Returns the value and the length of the digits at the front of a word, at most eight.
 #[inline(always)]
-fn run(word: u64) -> (u64, usize) {
+fn digit_run(word: u64) -> (u64, usize) {
     // A byte is a digit if its upper half is 3, both before and after adding 6. A carry out of a
     // byte only affects bytes after one that is already not a digit.
     let upper = (word & UPPER) ^ ZEROS;
@@ -125,7 +125,7 @@ fn load_tail(text: &[u8], at: usize) -> u64 {
 
 /// Parses the digits after the first eight.
 #[inline(never)]
-fn longer(text: &[u8], mut at: usize, mut value: u64) -> Option<(u64, usize)> {
+fn more_digits(text: &[u8], mut at: usize, mut value: u64) -> Option<(u64, usize)> {
     while let Some(digit) = text.get(at).filter(|byte| byte.is_ascii_digit()) {
         value = value.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
         at += 1;

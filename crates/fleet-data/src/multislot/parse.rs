@@ -68,7 +68,7 @@ impl LineFormat for MultiSlot {
             column.end_row();
         }
         if at < length {
-            return Err(LineError::new(at, "line has more values than its slots take"));
+            return Err(LineError::new(at, "line has more values than its slots"));
         }
         block.seal();
         Ok(true)
@@ -76,7 +76,7 @@ impl LineFormat for MultiSlot {
 }
 
 /// Position of a value that cannot be read, and the number of values read before it.
-struct Stop {
+struct ParseStop {
     at: usize,
     read: usize,
 }
@@ -88,7 +88,7 @@ fn ids(
     length: usize,
     count: usize,
     ids: &mut Vec<i64>,
-) -> Result<usize, Stop> {
+) -> Result<usize, ParseStop> {
     ids.reserve(count);
     if count == 1
         && let Some((value, end)) = number::integer(text, at)
@@ -98,7 +98,7 @@ fn ids(
         return Ok(next);
     }
     for read in 0..count {
-        let stop = Stop { at, read };
+        let stop = ParseStop { at, read };
         let Some((value, end)) = number::integer(text, at) else { return Err(stop) };
         let Some(next) = separator(text, end, length) else { return Err(stop) };
         ids.push(value);
@@ -114,10 +114,10 @@ fn floats(
     length: usize,
     count: usize,
     floats: &mut Vec<f32>,
-) -> Result<usize, Stop> {
+) -> Result<usize, ParseStop> {
     floats.reserve(count);
     for read in 0..count {
-        let stop = Stop { at, read };
+        let stop = ParseStop { at, read };
         let Some((value, end)) = number::float(text, at) else { return Err(stop) };
         let Some(next) = separator(text, end, length) else { return Err(stop) };
         floats.push(value);
@@ -136,7 +136,7 @@ fn count(text: &[u8], at: usize, length: usize, slot: &Slot) -> Result<(usize, u
     let read = number::unsigned(text, at)
         .and_then(|(count, end)| Some((count, separator(text, end, length)?)));
     let Some((count, next)) = read else {
-        return Err(LineError::new(at, format!("slot '{name}' starts with no count")));
+        return Err(LineError::new(at, format!("slot '{name}' does not start with a count")));
     };
     if count == 0 {
         let error = Error::invalid(format!("slot '{name}' has count 0"))
@@ -159,22 +159,22 @@ fn wrong_value_count(at: usize, slot: &Slot, count: u64) -> LineError {
 
 #[cold]
 fn wrong_count(at: usize, slot: &Slot, count: usize) -> LineError {
-    let error = Error::invalid(format!("dense slot '{}' has a wrong count", slot.name))
+    let error = Error::invalid(format!("wrong count of dense slot '{}'", slot.name))
         .expected(slot.width().unwrap_or(0))
         .got(count);
     LineError { at, error }
 }
 
 #[cold]
-fn wrong_value(length: usize, slot: &Slot, count: usize, stop: Stop) -> LineError {
+fn wrong_value(length: usize, slot: &Slot, count: usize, stop: ParseStop) -> LineError {
     let (at, name) = (stop.at.min(length), &slot.name);
     if at == length {
         let message = format!("line ends after {} of {count} values of slot '{name}'", stop.read);
         return LineError::new(at, message);
     }
     let what = match slot.kind {
-        SlotKind::Ids => "no 64-bit integer",
-        SlotKind::Floats => "no finite 32-bit float",
+        SlotKind::Ids => "not a 64-bit integer",
+        SlotKind::Floats => "not a finite 32-bit float",
     };
     let read = stop.read + 1;
     LineError::new(at, format!("value {read} of {count} of slot '{name}' is {what}"))
@@ -188,7 +188,7 @@ fn record_id(text: &[u8], at: usize, length: usize, block: &mut Block) -> Result
     };
     let long = text[word..length].iter().take_while(|byte| !is_blank(**byte)).count();
     if long == 0 {
-        return Err(LineError::new(word, "line has no record id behind its count"));
+        return Err(LineError::new(word, "line has no record id after its count"));
     }
     block.push_record_id(&text[word..word + long]);
     Ok(skip_blanks(text, word + long, length))

@@ -49,7 +49,7 @@ impl MultiSlotWriter {
         let line = &mut self.line;
         if let Some(id) = block.record_id(row) {
             if id.is_empty() || id.iter().any(|byte| byte.is_ascii_whitespace()) {
-                return Err(Error::invalid("a record id is one word")
+                return Err(Error::invalid("record id is not a single word")
                     .got(format!("'{}'", String::from_utf8_lossy(id))));
             }
             line.extend_from_slice(b"1 ");
@@ -70,7 +70,7 @@ impl MultiSlotWriter {
             for float in column.floats(row).unwrap_or_default() {
                 if !float.is_finite() {
                     return Err(Error::invalid(format!(
-                        "slot '{}' holds a number that no text reader takes",
+                        "slot '{}' has a number that is not finite",
                         slot.name
                     ))
                     .got(float));

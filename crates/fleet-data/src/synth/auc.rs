@@ -19,8 +19,8 @@ where
     L: Copy + Into<f64>,
 {
     if scores.len() != labels.len() {
-        return Err(Error::invalid("every score needs a label")
-            .expected(format!("{} labels", scores.len()))
+        return Err(Error::invalid("number of labels does not match the scores")
+            .expected(scores.len())
             .got(labels.len()));
     }
     let weighed = scores.iter().zip(labels).map(|(&score, &label)| {

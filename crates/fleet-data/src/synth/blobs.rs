@@ -171,17 +171,19 @@ mod tests {
 
     #[test]
     fn nearest_mean_reaches_the_bayes_accuracy() {
-        for (class_count, feature_count, asked) in [(2, 2, 0.8), (10, 32, 0.95), (50, 64, 0.7)] {
-            let config = BlobsConfig { seed: 9, class_count, feature_count, bayes_accuracy: asked };
+        for (class_count, feature_count, requested) in [(2, 2, 0.8), (10, 32, 0.95), (50, 64, 0.7)]
+        {
+            let config =
+                BlobsConfig { seed: 9, class_count, feature_count, bayes_accuracy: requested };
             let blobs = Blobs::new(config).unwrap();
-            assert!((blobs.bayes_accuracy() - asked).abs() < 1e-6);
+            assert!((blobs.bayes_accuracy() - requested).abs() < 1e-6);
             let count = 20_000;
             let (mut x, mut y) = (vec![0.0; count * feature_count], vec![0; count]);
             blobs.fill_batch(&mut x, &mut y, 0).unwrap();
             let rows = x.chunks(feature_count).zip(&y);
             let right = rows.filter(|(x, y)| blobs.best_class(x).unwrap() == **y).count();
             let reached = right as f64 / count as f64;
-            assert!((reached - asked).abs() < 0.01, "{reached} for {asked}");
+            assert!((reached - requested).abs() < 0.01, "{reached} for {requested}");
         }
     }
 

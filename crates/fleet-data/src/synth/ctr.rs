@@ -219,9 +219,9 @@ pub struct Ctr {
 struct Slot {
     law: PowerLaw,
     offset: i64,
-    /// row = rank * step mod rows; rank = row * back mod rows.
+    /// row = rank * step mod rows; rank = row * inverse_step mod rows.
     step: u64,
-    back: u64,
+    inverse_step: u64,
     /// By rank: the effect on day 0, and the effect towards which it rotates.
     effects: Vec<[f32; 2]>,
     drifts: bool,
@@ -357,15 +357,13 @@ impl Ctr {
         for (index, (slot, id)) in self.slots.iter().zip(ids).enumerate() {
             let row = id.wrapping_sub(slot.offset);
             if row < 0 || row as u64 >= slot.law.count() {
-                return Err(Error::invalid(format!(
-                    "id of slot {index} is not a row of that slot"
-                ))
-                .expected(format!(
-                    "{} to {}",
-                    slot.offset,
-                    slot.offset + slot.law.count() as i64 - 1
-                ))
-                .got(id));
+                return Err(Error::invalid(format!("id of slot {index} is out of range"))
+                    .expected(format!(
+                        "{} to {}",
+                        slot.offset,
+                        slot.offset + slot.law.count() as i64 - 1
+                    ))
+                    .got(id));
             }
             ranks[index] = slot.rank(row);
         }
@@ -397,8 +395,9 @@ impl Ctr {
     ///
     /// ```
     /// use fleet_data::synth::{Ctr, CtrConfig};
-    /// let config = CtrConfig { dense_count: 1, slot_rows: vec![5, 8], pair_count: 1,
-    /// ..CtrConfig::tiny() }; let mut line = Vec::new();
+    /// let slot_rows = vec![5, 8];
+    /// let config = CtrConfig { dense_count: 1, slot_rows, pair_count: 1, ..CtrConfig::tiny() };
+    /// let mut line = Vec::new();
     /// Ctr::new(config)?.append_line(3, &mut line);
     /// let text = String::from_utf8(line).unwrap();
     /// assert_eq!(text.split(' ').count(), 8);
@@ -542,9 +541,9 @@ impl Ctr {
         self.bias = (bias * CALIBRATION_STEPS).round() / CALIBRATION_STEPS;
         self.scale = (high * CALIBRATION_STEPS).round() / CALIBRATION_STEPS;
         if high > 0.99 * SCALE_MAX {
-            return Err(Error::invalid("best AUC cannot be reached with so little to tell apart")
+            return Err(Error::invalid("best AUC is unreachable with these inputs")
                 .got(self.config.best_auc)
-                .help("give the model dense inputs or more slots"));
+                .help("add dense inputs or more slots to the model"));
         }
         Ok(())
     }
@@ -558,7 +557,7 @@ impl Slot {
 
     #[inline]
     fn rank(&self, row: i64) -> u32 {
-        (row as u64 * self.back % self.law.count()) as u32
+        (row as u64 * self.inverse_step % self.law.count()) as u32
     }
 }
 
@@ -606,15 +605,15 @@ fn build_slots(config: &CtrConfig) -> Vec<Slot> {
     for (index, rows) in config.slot_rows.iter().enumerate() {
         let law = PowerLaw::new(u64::from(*rows), config.id_exponent);
         let step = coprime_step(u64::from(*rows));
-        let back = inverse(step, u64::from(*rows));
+        let inverse_step = inverse(step, u64::from(*rows));
         let draws = Philox::new(part_seed(config.seed, PART_EFFECTS), index as u64);
-        let effects = faded(&law, config.head, draws);
+        let effects = fading_normals(&law, config.head, draws);
         let factor = moments(&law, &effects).map(|(mean, square)| {
             let variance = square - mean * mean;
             if variance > 0.0 { (weights[index] / variance).sqrt() as f32 } else { 0.0 }
         });
         let effects = effects.iter().map(|e| [e[0] * factor[0], e[1] * factor[1]]).collect();
-        slots.push(Slot { law, offset, step, back, effects, drifts: index % 2 == 1 });
+        slots.push(Slot { law, offset, step, inverse_step, effects, drifts: index % 2 == 1 });
         offset += i64::from(*rows);
     }
     slots
@@ -639,8 +638,8 @@ fn build_pairs(config: &CtrConfig, slots: &[Slot]) -> Vec<Pair> {
     let mut pairs = Vec::with_capacity(config.pair_count);
     for (index, chosen) in order.chunks_exact(2).take(config.pair_count).enumerate() {
         let [a, b] = [chosen[0], chosen[1]];
-        let left = faded(&slots[a].law, head, Philox::new(seed, 2 * index as u64));
-        let right = faded(&slots[b].law, head, Philox::new(seed, 2 * index as u64 + 1));
+        let left = fading_normals(&slots[a].law, head, Philox::new(seed, 2 * index as u64));
+        let right = fading_normals(&slots[b].law, head, Philox::new(seed, 2 * index as u64 + 1));
         let variance = product_variance(&slots[a].law, &left, &slots[b].law, &right);
         let share = SHARE_PAIRS / config.pair_count as f64;
         let factor = if variance > 0.0 { (share / variance).sqrt() as f32 } else { 0.0 };
@@ -651,7 +650,7 @@ fn build_pairs(config: &CtrConfig, slots: &[Slot]) -> Vec<Pair> {
 }
 
 /// Draws normal numbers by rank that fade as 1 / (1 + (rank / head)^2).
-fn faded(law: &PowerLaw, head: f64, draws: Philox) -> Vec<[f32; LATENT]> {
+fn fading_normals(law: &PowerLaw, head: f64, draws: Philox) -> Vec<[f32; LATENT]> {
     (0..law.count().min(HEAD_RANKS_MAX))
         .map(|rank| {
             let size = (1.0 / (1.0 + (rank as f64 / head).powi(2))) as f32;
@@ -908,8 +907,9 @@ mod tests {
             let mean = |values: &dyn Fn(usize) -> f64| {
                 tenth.iter().map(|row| values(*row)).sum::<f64>() / tenth.len() as f64
             };
-            let (said, seen) = (mean(&|row| truth[row]), mean(&|row| f64::from(batch.labels[row])));
-            assert!((said - seen).abs() < 0.02, "{said} {seen}");
+            let (predicted, seen) =
+                (mean(&|row| truth[row]), mean(&|row| f64::from(batch.labels[row])));
+            assert!((predicted - seen).abs() < 0.02, "{predicted} {seen}");
         }
         // The logit computed from the inputs alone is the same.
         for row in 0..100 {
@@ -1032,7 +1032,7 @@ mod tests {
                 config.pair_count = 0;
                 config.slot_rows = vec![1; 3];
             })
-            .starts_with("best AUC cannot be reached")
+            .starts_with("best AUC is unreachable")
         );
         let clicks = tiny(|_| ());
         let error = clicks.fill_batch(&mut [0.0; 13], &mut [0; 25], &mut [0.0], 0).unwrap_err();
@@ -1045,7 +1045,7 @@ mod tests {
         ids[0] = 4;
         assert_eq!(
             clicks.logit(&[0.0; 13], &ids, 0).unwrap_err().to_string(),
-            "id of slot 0 is not a row of that slot: expected 0 to 3, got 4"
+            "id of slot 0 is out of range: expected 0 to 3, got 4"
         );
     }
 }

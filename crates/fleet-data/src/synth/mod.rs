@@ -76,9 +76,11 @@ fn unit_f64(word: u64) -> f64 {
 /// Returns the number of samples in a buffer of `length` elements; fails if it is not an integer.
 fn sample_count(what: &str, length: usize, per_sample: usize) -> Result<usize> {
     if per_sample == 0 || !length.is_multiple_of(per_sample) {
-        return Err(Error::invalid(format!("length of {what} is no whole number of samples"))
-            .expected(format!("a multiple of {per_sample}"))
-            .got(length));
+        return Err(Error::invalid(format!(
+            "length of {what} is not a multiple of the sample size"
+        ))
+        .expected(format!("a multiple of {per_sample}"))
+        .got(length));
     }
     Ok(length / per_sample)
 }

@@ -388,7 +388,7 @@ impl Text {
 
     fn word(&self, token: i64) -> Result<usize> {
         usize::try_from(token).ok().filter(|word| *word < self.config.word_count).ok_or_else(|| {
-            Error::invalid("token is not a word")
+            Error::invalid("token is out of range")
                 .expected(format!("0 to {}", self.config.word_count - 1))
                 .got(token)
         })
@@ -407,7 +407,7 @@ fn check(config: &TextConfig) -> Result<()> {
     expect_within("word count", config.word_count as f64, 2.0..1e8)?;
     expect_within("class count", config.class_count as f64, 1.0..1025.0)?;
     if config.class_count > config.word_count {
-        return Err(Error::invalid("every class needs a word")
+        return Err(Error::invalid("more classes than words")
             .expected(format!("at most {} classes", config.word_count))
             .got(config.class_count));
     }
@@ -579,11 +579,11 @@ mod tests {
         );
         assert_eq!(
             bad(|config| config.class_count = 501),
-            "every class needs a word: expected at most 500 classes, got 501"
+            "more classes than words: expected at most 500 classes, got 501"
         );
         let text = text(|_| ());
         let error = text.true_log_odds(0, 500).unwrap_err();
-        assert_eq!(error.to_string(), "token is not a word: expected 0 to 499, got 500");
+        assert_eq!(error.to_string(), "token is out of range: expected 0 to 499, got 500");
         assert!(text.next_probability(&[-1], 0).is_err());
         assert!(text.fill_tokens(&mut [0; 10], 3, 0).is_err());
         assert!(text.fill_tokens(&mut [0; 10], 0, 0).is_err());

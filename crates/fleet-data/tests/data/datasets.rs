@@ -190,7 +190,7 @@ fn bad_files_are_errors_of_the_first_file() {
     memory.load_into_memory().unwrap();
     let other = TextFiles::multi_slot(&Schema::new([Slot::dense_ids("id", [2])]).unwrap());
     let error = memory.update_settings(|it| *it = DatasetOptions::new(other).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("slots of a dataset"), "{error}");
+    assert!(error.to_string().contains("slots of a dataset are fixed"), "{error}");
     assert_eq!(memory.memory_data_size(), 30);
     memory.set_filelist([""; 0]).unwrap();
     memory.load_into_memory().unwrap();
@@ -331,7 +331,7 @@ fn a_worker_that_dies_is_an_error_and_no_loss() {
                 outcome.unwrap_err().to_string()
             });
             assert!(parts[1].contains("killed"));
-            assert!(parts[0].contains("is gone"), "{}", parts[0]);
+            assert!(parts[0].contains("is lost"), "{}", parts[0]);
         }
     }
 }

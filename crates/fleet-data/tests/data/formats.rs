@@ -47,15 +47,15 @@ fn criteo_is_scaled_as_documented() {
 fn criteo_errors_name_the_column() {
     let criteo = || Criteo::new().unwrap();
     let line = click("2 x 0 0 957 45 2 36 45 1 1 0 0");
-    assert!(message(criteo(), &line).starts_with("column 2 is no integer\n  at f:1:5, at 'x"));
+    assert!(message(criteo(), &line).starts_with("column 2 is not an integer\n  at f:1:5, at 'x"));
     let label = format!("2{}", &click("2 0 0 0 957 45 2 36 45 1 1 0 0")[1..]);
-    assert!(message(criteo(), &label).starts_with("column 0 is no label"));
+    assert!(message(criteo(), &label).starts_with("column 0 is not a label"));
     let long = click("2 0 0 0 957 45 2 36 45 1 1 0 0 0");
-    assert!(message(criteo(), &long).contains("column 40 is one too many"));
+    assert!(message(criteo(), &long).contains("column 40 is unexpected"));
     assert!(message(criteo(), "1\t2").contains("expected 40, got 2"));
     let hex = Criteo::with_hash(10, CriteoHash::HexModulo).unwrap();
     let words = click("2 0 0 0 957 45 2 36 45 1 1 0 0").replace("1a2b3c", "zz");
-    assert!(message(hex, &words).contains("no hexadecimal"));
+    assert!(message(hex, &words).contains("not a hexadecimal"));
 }
 
 fn people() -> Csv {
@@ -87,15 +87,15 @@ fn tables_are_read() {
     assert!(message(people(), "1,2,3,4,5\n\u{feff}1,2,3,4,5").contains("f:2:1"));
 
     let header = message(people().with_header(), "a,b,c,D,e\n");
-    assert!(header.starts_with("column 4 has another name: expected d, got D\n  at f:1:7"));
+    assert!(header.starts_with("column 4 has the wrong name: expected d, got D\n  at f:1:7"));
     assert!(message(people(), "1,2,3").contains("too few columns: expected 5, got 3"));
     assert!(message(people(), "1,2,3,4,5,6").contains("more than 5 columns\n  at f:1:11, at '6'"));
     assert!(
-        message(people(), "1,2,3,4,5x").contains("column 'e' holds no 64-bit integer\n  at f:1:9")
+        message(people(), "1,2,3,4,5x").contains("column 'e' is not a 64-bit integer\n  at f:1:9")
     );
-    assert!(message(people(), "1,?,3,4,5").contains("column 'b' holds no finite"));
-    assert!(message(people(), "1,2,\"3,4,5").contains("quoted field does not end"));
-    assert!(message(people(), "1,2,\"3\"x,4,5").contains("closing quote"));
+    assert!(message(people(), "1,?,3,4,5").contains("column 'b' is not a finite"));
+    assert!(message(people(), "1,2,\"3,4,5").contains("quoted field has no closing quote"));
+    assert!(message(people(), "1,2,\"3\"x,4,5").contains("after a closing quote"));
     let both = [("a", CsvColumn::Float("x".into())), ("b", CsvColumn::Id("x".into()))];
     assert!(Csv::new(both).is_err());
 }
@@ -108,10 +108,13 @@ fn libsvm_is_read() {
     assert_eq!(block.column(3).ids(1), Some(&[8][..]));
     assert_eq!(block.column(2).floats(0), Some(&[0.5, -2.0][..]));
     let plain = || LibSvm::new(false).unwrap();
-    assert!(message(plain(), "1 3:1 2:1").starts_with("indices do not rise\n  at f:1:7, at '2:1'"));
-    assert!(message(plain(), "1 3").contains("no index:value\n  at f:1:3"));
-    assert!(message(plain(), "x 3:1").contains("no label"));
-    assert!(message(plain(), "1 qid:3 1:1").contains("no index:value"));
+    assert!(
+        message(plain(), "1 3:1 2:1")
+            .starts_with("indices are not ascending\n  at f:1:7, at '2:1'")
+    );
+    assert!(message(plain(), "1 3").contains("expected index:value\n  at f:1:3"));
+    assert!(message(plain(), "x 3:1").contains("does not start with a label"));
+    assert!(message(plain(), "1 qid:3 1:1").contains("expected index:value"));
     assert!(message(LibSvm::new(true).unwrap(), "1 3:1").contains("no qid"));
 }
 
@@ -133,8 +136,11 @@ fn json_lines_are_read() {
     assert!(message(json(), "{\"b\": 1e60}").contains("32-bit floats"));
     assert!(message(json(), "{\"b\": null}").contains("slot 'b' has a wrong number"));
     let torn = message(json(), "{\"b\": 1");
-    assert!(torn.starts_with("line is no JSON: EOF while parsing an object\n  at f:1:7"), "{torn}");
-    assert!(message(json(), "[1]").contains("no JSON object"));
+    assert!(
+        torn.starts_with("line is not valid JSON: EOF while parsing an object\n  at f:1:7"),
+        "{torn}"
+    );
+    assert!(message(json(), "[1]").contains("not a JSON object"));
 }
 
 #[test]

@@ -173,7 +173,7 @@ fn broken_images_are_errors_that_name_them() {
     let small = ImageOptions { resize: None, ..plain([9, 9]) };
     let small = Images::new(ImageList::folder(&folder.path).unwrap(), small).unwrap();
     let error = small.fill(&[1], &mut Batch::new(small.layout())).unwrap_err().to_string();
-    assert!(error.contains("smaller than what is to be cut out"), "{error}");
+    assert!(error.contains("smaller than the crop"), "{error}");
     assert!(ImageList::folder(folder.path.join("a")).is_err(), "no folders of classes");
     let list = folder.file("list.txt", b"a/1.png one\n");
     let error = ImageList::file_list(&list, &folder.path).unwrap_err().to_string();

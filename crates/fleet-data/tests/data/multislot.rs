@@ -47,18 +47,18 @@ fn errors_name_place_and_text() {
         let error = parse(&words(), text.as_bytes()).unwrap_err().to_string();
         assert_eq!(error, expected, "for {line}");
     };
-    check("x", "slot 'words' starts with no count\n  at part-0:2:1, at 'x'");
+    check("x", "slot 'words' does not start with a count\n  at part-0:2:1, at 'x'");
     check(
         "1 9 2 0.5 oops 1 1",
-        "value 2 of 2 of slot 'x' is no finite 32-bit float\n  at part-0:2:11, at 'oops 1 1'",
+        "value 2 of 2 of slot 'x' is not a finite 32-bit float\n  at part-0:2:11, at 'oops 1 1'",
     );
     check(
         "2 9 1.5 2 0 0 1 1",
-        "value 2 of 2 of slot 'words' is no 64-bit integer\n  at part-0:2:5, at '1.5 2 0 0 1 1'",
+        "value 2 of 2 of slot 'words' is not a 64-bit integer\n  at part-0:2:5, at '1.5 2 0 0 1 1'",
     );
     check(
         "1 9 3 1 2 3 1 1",
-        "dense slot 'x' has a wrong count: expected 2, got 3\n  at part-0:2:5, at '3 1 2 3 1 1'",
+        "wrong count of dense slot 'x': expected 2, got 3\n  at part-0:2:5, at '3 1 2 3 1 1'",
     );
     check(
         "0 2 1 2 1 1",
@@ -71,14 +71,14 @@ fn errors_name_place_and_text() {
         "1 9 2 1 2 1",
         "slot 'label' has fewer values than its count 1\n  at part-0:2:11, at '1'",
     );
-    check("1 9 2 1 2 1 0 7", "line has more values than its slots take\n  at part-0:2:15, at '7'");
+    check("1 9 2 1 2 1 0 7", "line has more values than its slots\n  at part-0:2:15, at '7'");
     check(
         "1 9 2 1 nan 1 1",
-        "value 2 of 2 of slot 'x' is no finite 32-bit float\n  at part-0:2:9, at 'nan 1 1'",
+        "value 2 of 2 of slot 'x' is not a finite 32-bit float\n  at part-0:2:9, at 'nan 1 1'",
     );
     check(
         "1 36893488147419103232 2 1 1 1 1",
-        "value 1 of 1 of slot 'words' is no 64-bit integer\n  at part-0:2:3, at \
+        "value 1 of 1 of slot 'words' is not a 64-bit integer\n  at part-0:2:3, at \
          '36893488147419103232 2 1 1 1 1'",
     );
     check(
@@ -87,8 +87,10 @@ fn errors_name_place_and_text() {
          '4000000000 1 2'",
     );
     let long = "y".repeat(100);
-    let shown =
-        format!("slot 'words' starts with no count\n  at part-0:2:1, at '{}..'", &long[..40]);
+    let shown = format!(
+        "slot 'words' does not start with a count\n  at part-0:2:1, at '{}..'",
+        &long[..40]
+    );
     check(&long, &shown);
     // Bytes that are not UTF-8.
     let error = parse(&words(), b"1 \xff\xfe\x00 2").unwrap_err().to_string();

@@ -309,7 +309,7 @@ fn what_cannot_be_read_is_named() {
     let another = server.stores("another");
     refused(open(&another, "s3://clicks/large"), "s3://clicks/large", "read the object");
     refused(another.glob("s3://clicks/*").unwrap_err(), "s3://clicks/*", "list objects");
-    assert_eq!(server.requests("large").len(), 1, "who is refused does not ask again");
+    assert_eq!(server.requests("large").len(), 1, "a refused request is not retried");
     let lists = server.bucket.requests.lock().unwrap();
     assert_eq!(lists.iter().filter(|request| request.contains("list-type")).count(), 1);
 }

@@ -139,7 +139,7 @@ fn folders_and_missing_files_are_named() {
     let folder = Folder::new("pipe-missing");
     let error = |path: &std::path::Path| open_piped(path, "").err().unwrap().to_string();
     assert!(error(&folder.path.join("nothing")).contains("nothing"));
-    assert!(error(&folder.path).contains("a folder is no file of records"));
+    assert!(error(&folder.path).contains("expected a file of records, got a folder"));
 }
 
 #[test]

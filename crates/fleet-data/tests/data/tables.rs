@@ -85,5 +85,5 @@ fn of_tables_in_object_stores_what_slots_ask_for_is_read() {
     let error = ParquetFiles::new(&schema).open("s3://clicks/table-0".as_ref()).map(drop);
     assert!(error.unwrap_err().to_string().contains("object_stores"));
     let error = ParquetFiles::new(&schema).open("/tmp".as_ref()).map(drop);
-    assert!(error.unwrap_err().to_string().contains("a folder is no file"));
+    assert!(error.unwrap_err().to_string().contains("expected a file of records"));
 }

@@ -33,7 +33,7 @@ const TRIES_MAX: usize = 6;
 const TABLE_ROWS: i64 = 32;
 
 /// Ops that rarely accept random inputs and attributes, and ops that matter most for memory.
-const FAVOURITES: [&str; 40] = [
+const COMMON_OPS: [&str; 40] = [
     "relu",
     "tanh",
     "scale",
@@ -115,7 +115,7 @@ const DENSE_LEN: usize = 64;
 
 /// The peers of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Talk {
+pub enum Peers {
     Alone,
     /// Rings 0 and 1 with this number of ranks, which run the same program.
     Rings(usize),
@@ -127,7 +127,7 @@ pub enum Talk {
 /// A program with its inputs, state and fetches.
 pub struct Draft {
     pub program: Program,
-    pub talk: Talk,
+    pub peers: Peers,
     /// Number of executor threads.
     pub threads: usize,
     pub feeds: Vec<(String, Tensor)>,
@@ -158,8 +158,8 @@ impl Draft {
         for (name, tensor) in &self.feeds {
             text += &format!("feed {name} {}{}\n", tensor.dtype(), tensor.shape());
         }
-        let Draft { talk, threads, .. } = self;
-        text + &format!("fetch {}\n{talk:?}, {threads} threads\n", self.fetches.join(" "))
+        let Draft { peers, threads, .. } = self;
+        text + &format!("fetch {}\n{peers:?}, {threads} threads\n", self.fetches.join(" "))
     }
 
     /// Returns the program of one rank. With two ranks, each has the other as its peer.
@@ -181,8 +181,8 @@ impl Draft {
 
     /// Returns the number of ranks that run the program.
     pub fn ranks(&self) -> usize {
-        match self.talk {
-            Talk::Rings(ranks) => ranks,
+        match self.peers {
+            Peers::Rings(ranks) => ranks,
             _ => 1,
         }
     }
@@ -200,51 +200,51 @@ impl Draft {
 /// Generates a program of any kind.
 #[allow(dead_code)] // some tests that share this file draw one kind
 pub fn draft(seed: u64) -> Draft {
-    let talk = match Sequence::new(seed, 1).below(8) {
-        0 => Talk::Rings(1),
-        1 => Talk::Rings(2),
-        2 => Talk::Tables([8, 3]),
-        _ => Talk::Alone,
+    let peers = match Sequence::new(seed, 1).below(8) {
+        0 => Peers::Rings(1),
+        1 => Peers::Rings(2),
+        2 => Peers::Tables([8, 3]),
+        _ => Peers::Alone,
     };
-    draft_that_talks(seed, talk)
+    draft_with_peers(seed, peers)
 }
 
-pub fn draft_that_talks(seed: u64, talk: Talk) -> Draft {
-    let mut maker = Maker::new(seed, talk);
-    maker.inputs();
-    let count = 3 + maker.rng.below(20);
-    maker.block(Program::ROOT, 0, count);
-    if maker.rng.below(3) == 0 {
-        maker.gradients();
+pub fn draft_with_peers(seed: u64, peers: Peers) -> Draft {
+    let mut generator = Generator::new(seed, peers);
+    generator.inputs();
+    let count = 3 + generator.rng.below(20);
+    generator.block(Program::ROOT, 0, count);
+    if generator.rng.below(3) == 0 {
+        generator.gradients();
     }
-    if maker.attack {
-        maker.redirect();
+    if generator.attack {
+        generator.redirect();
     }
-    maker.finish()
+    generator.finish()
 }
 
 /// Generates a program that ends in a loss, as input for a strategy, and returns both.
 #[allow(dead_code)] // not every test that shares this file trains
 pub fn draft_with_loss(seed: u64) -> Option<(Draft, VarId)> {
-    let mut maker = Maker::new(seed, Talk::Alone);
-    maker.attack = false;
-    maker.inputs();
-    let count = 3 + maker.rng.below(12);
-    maker.block(Program::ROOT, 0, count);
-    let floats = maker.differentiable();
+    let mut generator = Generator::new(seed, Peers::Alone);
+    generator.attack = false;
+    generator.inputs();
+    let count = 3 + generator.rng.below(12);
+    generator.block(Program::ROOT, 0, count);
+    let floats = generator.differentiable();
     let loss = (0..6).find_map(|_| {
-        let input = (!floats.is_empty()).then(|| maker.of(&floats))?;
+        let input = (!floats.is_empty()).then(|| generator.of(&floats))?;
         // Check that the loss has gradients, but leave them out: strategies append their own.
-        let mut forward = maker.program.clone();
-        maker.backward_of(input)?;
-        let loss = maker.loss_of(&mut forward, input);
-        maker.program = forward;
+        let mut forward = generator.program.clone();
+        generator.backward_of(input)?;
+        let loss = generator.loss_of(&mut forward, input);
+        generator.program = forward;
         Some(loss)
     })?;
-    Some((maker.finish(), loss))
+    Some((generator.finish(), loss))
 }
 
-struct Maker {
+struct Generator {
     rng: Sequence,
     program: Program,
     feeds: Vec<(String, Tensor)>,
@@ -261,15 +261,15 @@ struct Maker {
     /// The values stored in each slot of the offload file.
     stored: HashMap<i64, Meta>,
     names: u64,
-    talk: Talk,
+    peers: Peers,
     /// The table of the current op.
     table: usize,
     /// Required length of the operands of the current op, if any.
     len: Option<usize>,
 }
 
-impl Maker {
-    fn new(seed: u64, talk: Talk) -> Maker {
+impl Generator {
+    fn new(seed: u64, peers: Peers) -> Generator {
         const BATCHES: [i64; 10] = [0, 1, 2, 3, 5, 16, 32, 64, 100, 512];
         let mut rng = Sequence::new(seed, 0);
         let mut batch = || BATCHES[rng.below(BATCHES.len() as u64) as usize];
@@ -278,7 +278,7 @@ impl Maker {
         let ids_below = if rng.below(10) == 0 { TABLE_ROWS as u64 } else { 4 };
         let mut program = Program::new();
         program.set_seed(seed);
-        Maker {
+        Generator {
             rng,
             program,
             feeds: Vec::new(),
@@ -290,7 +290,7 @@ impl Maker {
             ids_below,
             stored: HashMap::new(),
             names: 0,
-            talk,
+            peers,
             table: 0,
             len: None,
         }
@@ -427,19 +427,19 @@ impl Maker {
             self.visible(block).into_iter().filter(|var| self.actual.contains_key(var)).collect();
         // Two ranks communicate in the root block only, because conditions may differ between
         // ranks.
-        let may_talk = block == Program::ROOT || self.talk != Talk::Rings(2);
-        if self.talk == Talk::Rings(2) && may_talk && self.one_in(12) {
+        let may_communicate = block == Program::ROOT || self.peers != Peers::Rings(2);
+        if self.peers == Peers::Rings(2) && may_communicate && self.one_in(12) {
             self.exchange(block, &readable);
         }
         for _ in 0..40 {
             let known = |name| Registry::standard().get(name).expect("a known op");
-            let def = match (self.rng.below(4), self.talk) {
+            let def = match (self.rng.below(4), self.peers) {
                 (0, _) => OPS[self.rng.below(OPS.len() as u64) as usize],
-                (1, Talk::Rings(_)) => known(self.of(&RING_OPS)),
-                (1, Talk::Tables(_)) => known(self.of(&TABLE_OPS)),
-                _ => known(self.of(&FAVOURITES)),
+                (1, Peers::Rings(_)) => known(self.of(&RING_OPS)),
+                (1, Peers::Tables(_)) => known(self.of(&TABLE_OPS)),
+                _ => known(self.of(&COMMON_OPS)),
             };
-            if self.is_left_out(def) || speaks(def) && !may_talk {
+            if self.is_left_out(def) || communicates(def) && !may_communicate {
                 continue;
             }
             for _ in 0..TRIES_MAX {
@@ -489,10 +489,10 @@ impl Maker {
     fn is_left_out(&self, def: &OpDef) -> bool {
         let name = def.spec.name;
         let alone = ["conditional_block", "listen_and_serv", "send_v2", "recv_v2"];
-        let (rings, tables) = (speaks(def), TABLE_OPS.contains(&name));
+        let (rings, tables) = (communicates(def), TABLE_OPS.contains(&name));
         alone.contains(&name)
-            || rings && !matches!(self.talk, Talk::Rings(_))
-            || tables && !matches!(self.talk, Talk::Tables(_))
+            || rings && !matches!(self.peers, Peers::Rings(_))
+            || tables && !matches!(self.peers, Peers::Tables(_))
     }
 
     /// Appends an op if its shape rule accepts the drawn inputs. Returns whether it did.
@@ -688,14 +688,14 @@ impl Maker {
 
     fn attr(&mut self, spec: &AttrSpec) -> Attr {
         let rank = 1 + self.rng.below(3) as usize;
-        match (spec.name, self.talk) {
-            ("ring_id", Talk::Rings(_)) => return Attr::Int(self.rng.below(2) as i64),
-            ("nranks", Talk::Rings(ranks)) if !self.one_in(30) => return Attr::Int(ranks as i64),
-            ("root" | "root_id" | "rank", Talk::Rings(ranks)) => {
+        match (spec.name, self.peers) {
+            ("ring_id", Peers::Rings(_)) => return Attr::Int(self.rng.below(2) as i64),
+            ("nranks", Peers::Rings(ranks)) if !self.one_in(30) => return Attr::Int(ranks as i64),
+            ("root" | "root_id" | "rank", Peers::Rings(ranks)) => {
                 return Attr::Int(self.rng.below(ranks as u64) as i64);
             }
             ("table_id", _) => return Attr::Int(self.table as i64),
-            ("width" | "size", Talk::Tables(widths)) if !self.one_in(20) => {
+            ("width" | "size", Peers::Tables(widths)) if !self.one_in(20) => {
                 return Attr::Int(widths[self.table.min(1)]);
             }
             ("counter_columns", _) => return Attr::Int(self.of(&[0, 0, 1, 2])),
@@ -865,12 +865,12 @@ impl Maker {
             }
         }
         let threads = if self.one_in(4) { 3 } else { 1 };
-        let Maker { program, feeds, state, talk, .. } = self;
-        Draft { program, talk, threads, feeds, state, fetches }
+        let Generator { program, feeds, state, peers, .. } = self;
+        Draft { program, peers, threads, feeds, state, fetches }
     }
 }
 
 /// Whether an op communicates over a ring.
-fn speaks(def: &OpDef) -> bool {
+fn communicates(def: &OpDef) -> bool {
     def.traits.lane == Lane::Ring || def.spec.attr_index("ring_id").is_some()
 }

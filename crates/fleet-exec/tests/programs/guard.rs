@@ -31,7 +31,7 @@ pub fn enable() {
     // SAFETY: a new mapping at an address that the kernel chooses.
     let map =
         unsafe { libc::mmap(std::ptr::null_mut(), REGION_BYTES, libc::PROT_NONE, flags, -1, 0) };
-    assert!(map != libc::MAP_FAILED, "no room for guarded tensors");
+    assert!(map != libc::MAP_FAILED, "cannot map memory for guarded tensors");
     REGION.store(map as usize, SeqCst);
     ENABLED.store(true, SeqCst);
 }
@@ -94,7 +94,7 @@ unsafe impl GlobalAlloc for GuardAllocator {
         unsafe {
             let pages = ptr.sub(start);
             if slack(pages, layout.size()).iter().any(|part| part.iter().any(|b| *b != PATTERN)) {
-                let message = b"bytes beside a tensor were written\n";
+                let message = b"bytes outside a tensor were written\n";
                 libc::write(2, message.as_ptr().cast(), message.len());
                 libc::abort();
             }

@@ -42,7 +42,7 @@ pub fn run_in_children(child: &str, default: u64, describe: impl Fn(u64) -> Stri
         let noted = fs::read_to_string(&note).unwrap_or_default();
         let counts: Vec<u64> = noted.split_whitespace().filter_map(|w| w.parse().ok()).collect();
         let [seed, did_run, was_refused] = counts[..] else {
-            panic!("a child said nothing: {}", String::from_utf8_lossy(&output.stderr));
+            panic!("a child wrote no result: {}", String::from_utf8_lossy(&output.stderr));
         };
         ran += did_run;
         refused += was_refused;
@@ -66,7 +66,7 @@ pub fn run_in_children(child: &str, default: u64, describe: impl Fn(u64) -> Stri
         }
     }
     let _ = fs::remove_file(&note);
-    println!("{child}: {ran} programs ran, {refused} were refused");
+    println!("{child}: {ran} programs ran, {refused} were rejected");
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
     assert!(count < default || ran > count / 4, "{ran} of {count} programs ran");
 }

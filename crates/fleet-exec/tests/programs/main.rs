@@ -8,9 +8,8 @@
 //! * `FLEET_PROGRAMS=100000` sets the number of programs, and `FLEET_PROGRAMS_FROM` the first seed.
 //! * `FLEET_GUARD=0` uses the system's allocator, for a run under AddressSanitizer.
 //!
-//! docs/add-an-op.md has the commands. `crates/fleet-strategy/tests/programs` and
-//! `crates/fleet/tests/programs` run the same programs through strategies, rings of jobs, and
-//! servers.
+//! docs/add-an-op.md has the commands. `crates/fleet/tests/programs` runs the same programs on the
+//! rings of jobs, with tables of servers, and rewritten by strategies.
 
 mod generate;
 mod guard;
@@ -22,7 +21,7 @@ use fleet_ops::{LookUp, Lookup, PushRows, Services, Tables};
 use fleet_passes::BuildOptions;
 use fleet_tensor::Tensor;
 use fleet_testkit::local::{self, World};
-use generate::{Draft, Talk};
+use generate::{Draft, Peers};
 use harness::guarded;
 use std::sync::Arc;
 
@@ -79,7 +78,7 @@ fn attempt(draft: &Draft) -> Result<bool> {
             let difference = if is_rewritten { near } else { same };
             for ((name, plain), found) in draft.fetches.iter().zip(plain).zip(outcome) {
                 if let Some(difference) = difference(plain, found) {
-                    let message = format!("{what}: '{name}' is not what the interpreter makes");
+                    let message = format!("{what}: '{name}' differs from the interpreter's result");
                     return Err(Error::internal(message)
                         .got(difference)
                         .at(format!("rank {rank}")));
@@ -96,11 +95,11 @@ type Work<'a> = dyn Fn(usize, Services) -> Result<Vec<Tensor>> + Sync + 'a;
 /// Runs a program on all of its ranks and returns the outcome of each.
 fn run_ranks(what: &str, draft: &Draft, work: &Work<'_>) -> Result<Vec<Result<Vec<Tensor>>>> {
     let alone = |services: Services| Ok(vec![guarded(what, || work(0, services))?]);
-    match draft.talk {
-        Talk::Alone | Talk::Rings(1) => alone(Services::none()),
-        Talk::Tables(_) => alone(Services::none().with_tables(Arc::new(Echo))),
+    match draft.peers {
+        Peers::Alone | Peers::Rings(1) => alone(Services::none()),
+        Peers::Tables(_) => alone(Services::none().with_tables(Arc::new(MockTables))),
         // If one rank fails, the rings of the other end too.
-        Talk::Rings(ranks) => local::run(ranks, |rank, world| {
+        Peers::Rings(ranks) => local::run(ranks, |rank, world| {
             guarded(what, || work(rank, rings(world, ranks, rank)))?
         })
         .into_iter()
@@ -126,19 +125,19 @@ fn rings(world: &World, ranks: usize, rank: usize) -> Services {
 }
 
 /// Tables that read all of their inputs and write all of their outputs.
-struct Echo;
+struct MockTables;
 
-impl Echo {
+impl MockTables {
     fn read(parts: &[&[f32]]) -> Result<()> {
         std::hint::black_box(parts.iter().flat_map(|part| part.iter()).sum::<f32>());
         Ok(())
     }
 }
 
-impl Tables for Echo {
+impl Tables for MockTables {
     fn lookup(&self, _: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
         for lookup in lookups {
-            assert_eq!(lookup.rows.len(), lookup.ids.len() * how.width, "a row for each id");
+            assert_eq!(lookup.rows.len(), lookup.ids.len() * how.width, "expected one row per id");
             for (id, row) in lookup.ids.iter().zip(lookup.rows.chunks_exact_mut(how.width)) {
                 row.fill(if Some(*id) == how.padding { 0.0 } else { 1.0 / (2.0 + *id as f32) });
             }
@@ -148,19 +147,19 @@ impl Tables for Echo {
 
     fn push_sparse(&self, _: u32, pushes: &[PushRows<'_>], width: usize) -> Result<()> {
         for push in pushes {
-            assert_eq!(push.grads.len(), push.ids.len() * width, "a row for each id");
+            assert_eq!(push.grads.len(), push.ids.len() * width, "expected one row per id");
             for counts in [push.shows, push.clicks].into_iter().flatten() {
                 let fits = push.ids.is_empty() || push.ids.len().is_multiple_of(counts.len());
-                assert!(fits, "a count for each sample");
-                Echo::read(&[counts])?;
+                assert!(fits, "expected one count per sample");
+                MockTables::read(&[counts])?;
             }
-            Echo::read(&[push.grads])?;
+            MockTables::read(&[push.grads])?;
         }
         Ok(())
     }
 
     fn send_dense(&self, _: u32, parts: &[&[f32]]) -> Result<()> {
-        Echo::read(parts)
+        MockTables::read(parts)
     }
 
     fn recv_dense(&self, _: u32, parts: &mut [&mut [f32]]) -> Result<()> {

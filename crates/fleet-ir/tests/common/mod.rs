@@ -8,9 +8,9 @@ use fleet_ir::{
 };
 use fleet_tensor::{DType, Layout, Shape};
 
-pub struct Words;
+pub struct TestDialect;
 
-impl Dialect for Words {
+impl Dialect for TestDialect {
     fn spec(&self, name: &str) -> Option<&'static OpSpec> {
         SPECS.iter().copied().find(|spec| spec.name == name)
     }

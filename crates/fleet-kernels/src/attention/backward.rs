@@ -94,7 +94,7 @@ impl Backward<'_> {
                     let count = QUERY_TILE.min(queries - first);
                     let seen = self.shape.keys_seen(first + count).saturating_sub(first_key);
                     let place =
-                        TilePlace { at, first, count, first_key, seen: seen.min(key_count) };
+                        TileIndex { at, first, count, first_key, seen: seen.min(key_count) };
                     if place.seen > 0 {
                         if std::mem::take(&mut is_first) {
                             // The first tile stores, later tiles add. Keys that the first tile does
@@ -124,12 +124,12 @@ impl Backward<'_> {
     /// As for [`Backward::head`]; keys and values of the tile are packed.
     pub(super) unsafe fn tile(
         &self,
-        place: TilePlace,
+        place: TileIndex,
         finish: Finish,
         scratch: &mut BackwardScratch<'_>,
     ) {
         let Attention { heads, queries, dim, scale, .. } = self.shape;
-        let TilePlace { at, first, count, first_key, seen } = place;
+        let TileIndex { at, first, count, first_key, seen } = place;
         let (q, d_out) = (self.q.head(at).from(first), self.d_out.head(at).from(first));
         let scores = Rows { data: scratch.scores.as_mut_ptr(), pitch: SCORE_PITCH };
         let d_scores = Rows { data: scratch.d_scores.as_mut_ptr(), pitch: SCORE_PITCH };
@@ -205,7 +205,7 @@ pub(super) unsafe fn clear(rows: Rows, count: usize, dim: usize) {
 pub(super) struct Gradient<'a> {
     shape: &'a Attention,
     mask: Option<MaskView>,
-    place: TilePlace,
+    place: TileIndex,
     /// On entry: scaled scores. On return: probabilities after dropout.
     scores: Rows,
     /// On entry: gradients of the probabilities after dropout. On return: gradients of the unscaled

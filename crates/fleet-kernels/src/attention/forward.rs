@@ -85,7 +85,7 @@ impl Forward {
                 if seen == 0 {
                     continue;
                 }
-                let place = TilePlace { at, first, count, first_key, seen };
+                let place = TileIndex { at, first, count, first_key, seen };
                 let local = first - rows.start;
                 let product = Product {
                     a: q.row(first),

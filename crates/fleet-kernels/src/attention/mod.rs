@@ -114,7 +114,11 @@ pub struct Mask<'a> {
 
 impl<'a> Mask<'a> {
     pub fn new(data: &'a [f32], shape: [usize; 4]) -> Self {
-        assert_eq!(data.len(), shape.iter().product::<usize>(), "mask has the wrong length");
+        assert_eq!(
+            data.len(),
+            shape.iter().product::<usize>(),
+            "attention: mask has the wrong length"
+        );
         Mask { data, shape }
     }
 }
@@ -203,9 +207,12 @@ impl Attention {
         lse: &mut [f32],
         scratch: &mut [f32],
     ) {
-        assert_eq!(lse.len(), self.lse_len(), "lse of attention has the wrong length");
+        assert_eq!(lse.len(), self.lse_len(), "attention: lse has the wrong length");
         let threads = pool.threads();
-        assert!(scratch.len() >= self.forward_scratch_len(threads), "scratch is too short");
+        assert!(
+            scratch.len() >= self.forward_scratch_len(threads),
+            "attention: scratch is too short"
+        );
         let pass = Forward {
             shape: *self,
             isa: isa(),
@@ -241,9 +248,12 @@ impl Attention {
         (dq, dk, dv): (HeadsMut<'_>, HeadsMut<'_>, HeadsMut<'_>),
         scratch: &mut [f32],
     ) {
-        assert_eq!(lse.len(), self.lse_len(), "lse of attention has the wrong length");
+        assert_eq!(lse.len(), self.lse_len(), "attention: lse has the wrong length");
         let threads = pool.threads();
-        assert!(scratch.len() >= self.backward_scratch_len(threads), "scratch is too short");
+        assert!(
+            scratch.len() >= self.backward_scratch_len(threads),
+            "attention: scratch is too short"
+        );
         let pass = Backward {
             shape: *self,
             isa: isa(),
@@ -280,7 +290,7 @@ impl Attention {
         } else {
             (self.batch - 1) * batch + (time - 1) * step + (self.heads - 1) * head + self.dim
         };
-        assert!(end <= heads.data.len(), "an operand of attention is too short");
+        assert!(end <= heads.data.len(), "attention: operand is too short");
         View { data: heads.data.as_ptr().cast_mut(), strides: heads.strides }
     }
 
@@ -294,13 +304,13 @@ impl Attention {
         axes.sort_unstable();
         let mut extent = self.dim;
         for (stride, count) in axes.into_iter().filter(|axis| axis.1 > 1) {
-            assert!(stride >= extent, "rows of a result of attention overlap");
+            assert!(stride >= extent, "attention: rows of an output overlap");
             extent += (count - 1) * stride;
         }
-        assert!(extent <= heads.len, "a result of attention is too short");
+        assert!(extent <= heads.len, "attention: output is too short");
         // The parts of a packed buffer are interleaved.
         let width = self.heads.saturating_sub(1) * head + self.dim;
-        assert!(width <= heads.width, "attention has more heads than its packed result");
+        assert!(width <= heads.width, "attention: more heads than the packed output");
         View { data: heads.data, strides: heads.strides }
     }
 
@@ -311,7 +321,7 @@ impl Attention {
         for axis in (0..4).rev() {
             assert!(
                 mask.shape[axis] == 1 || mask.shape[axis] == sizes[axis],
-                "mask of attention does not broadcast"
+                "attention: mask cannot be broadcast"
             );
             strides[axis] = if mask.shape[axis] == 1 { 0 } else { stride };
             stride *= mask.shape[axis];
@@ -333,8 +343,8 @@ impl Attention {
 const QUERY_CHUNK: usize = 256;
 fn isa() -> Isa {
     match level() {
-        Level::Avx512 => Isa::Avx512.or_best(),
-        Level::Avx2 => Isa::Avx2.or_best(),
+        Level::Avx512 => Isa::Avx512.or_best_available(),
+        Level::Avx2 => Isa::Avx2.or_best_available(),
         Level::Portable => Isa::Portable,
     }
 }

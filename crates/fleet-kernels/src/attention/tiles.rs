@@ -2,7 +2,7 @@
 //! softmax of a tile.
 
 use super::{Attention, Dropout, Strides};
-use crate::micro::{self, Ahead, Finish, Isa, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Finish, Isa, PANEL, Prefetch, TILE_ROWS, Tile};
 use crate::philox::{self, WORDS};
 use crate::simd::Simd;
 use std::f32::consts::LOG2_E;
@@ -102,7 +102,7 @@ impl Product {
                     rows,
                     cols: PANEL.min(self.cols - column),
                     finish: self.finish,
-                    ahead: Ahead::nothing(self.b),
+                    prefetch: Prefetch::none(self.b),
                 };
                 // SAFETY: promised by the caller.
                 unsafe { micro::run(isa, &tile) };
@@ -152,7 +152,7 @@ pub(super) unsafe fn pack_transposed(
 
 /// The queries and keys of a tile.
 #[derive(Clone, Copy)]
-pub(super) struct TilePlace {
+pub(super) struct TileIndex {
     pub(super) at: (usize, usize),
     pub(super) first: usize,
     pub(super) count: usize,
@@ -161,7 +161,7 @@ pub(super) struct TilePlace {
     pub(super) seen: usize,
 }
 
-impl TilePlace {
+impl TileIndex {
     /// Returns the number of keys of this tile that its query `row` sees.
     #[inline(always)]
     pub(super) fn keys_of(&self, shape: &Attention, row: usize) -> usize {
@@ -190,7 +190,7 @@ impl TilePlace {
 pub(super) struct Softmax<'a> {
     pub(super) shape: &'a Attention,
     pub(super) mask: Option<MaskView>,
-    pub(super) place: TilePlace,
+    pub(super) place: TileIndex,
     pub(super) scores: Rows,
     pub(super) out: Rows,
     pub(super) max: *mut f32,

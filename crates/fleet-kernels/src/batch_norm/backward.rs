@@ -110,7 +110,8 @@ pub fn backward_across(
 /// Converts the operands of the backward pass to pointers, and checks them once.
 fn backward_passes(dims: &Dims, args: &mut Backward<'_>, scale: *const f32) -> (Sums, *mut f32) {
     let len = dims.len();
-    let check = |slice: &[f32]| assert_eq!(slice.len(), len, "an operand has the wrong length");
+    let check =
+        |slice: &[f32]| assert_eq!(slice.len(), len, "batch norm: operand has the wrong length");
     let (dy, over_dy) = args.dy.view(len, "dy");
     let (x, over_x) = args.x.view(len, "x");
     let addend = args.addend.map_or(std::ptr::null(), |addend| {
@@ -131,7 +132,7 @@ fn backward_passes(dims: &Dims, args: &mut Backward<'_>, scale: *const f32) -> (
             masked.as_mut_ptr()
         }
         Masked::OverDy => {
-            assert!(!over_dy.is_null(), "dy of batch norm is read-only");
+            assert!(!over_dy.is_null(), "batch norm: dy must be Operand::Reuse");
             over_dy
         }
     };
@@ -143,8 +144,8 @@ fn backward_passes(dims: &Dims, args: &mut Backward<'_>, scale: *const f32) -> (
         InputGradient::OverX => over_x,
         InputGradient::OverDy => over_dy,
     };
-    assert!(!dx.is_null(), "dx of batch norm would be written over a read-only tensor");
-    assert!(dx != masked, "dx and the masked gradient cannot share a buffer");
+    assert!(!dx.is_null(), "batch norm: dx would overwrite a read-only tensor");
+    assert!(dx != masked, "batch norm: dx and the masked gradient share a buffer");
     let pass = Sums {
         x,
         shift: args.mean.as_ptr(),

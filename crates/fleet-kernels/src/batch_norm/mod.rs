@@ -83,7 +83,7 @@ impl Operand<'_> {
                 (slice.len(), write.cast_const(), write)
             }
         };
-        assert_eq!(found, len, "{name} of batch norm has the wrong length");
+        assert_eq!(found, len, "batch norm: {name} has the wrong length");
         (read, write)
     }
 }
@@ -150,7 +150,7 @@ pub fn statistics(
     mean: &mut [f32],
     variance: &mut [f32],
 ) {
-    assert_eq!(x.len(), dims.len(), "x of batch norm has the wrong length");
+    assert_eq!(x.len(), dims.len(), "batch norm: x has the wrong length");
     let c = dims.channels;
     if dims.is_empty() {
         mean.fill(0.0);
@@ -268,13 +268,16 @@ pub fn normalise(
     let (x, over_x) = x.view(dims.len(), "x");
     let y = match y {
         Output::New(y) => {
-            assert_eq!(y.len(), dims.len(), "y of batch norm has the wrong length");
+            assert_eq!(y.len(), dims.len(), "batch norm: y has the wrong length");
             y.as_mut_ptr()
         }
         Output::OverX => over_x,
     };
-    assert!(!y.is_null(), "x of batch norm is read-only, it cannot be written over");
-    assert!(residual.is_none_or(|r| r.len() == dims.len()), "residual has the wrong length");
+    assert!(!y.is_null(), "batch norm: x is read-only");
+    assert!(
+        residual.is_none_or(|r| r.len() == dims.len()),
+        "batch norm: residual has the wrong length"
+    );
     let scale = &mut scratch[..c];
     for channel in 0..c {
         scale[channel] = gamma[channel] * inv_std[channel];
@@ -302,11 +305,11 @@ const COEFFICIENTS: usize = 3;
 
 fn check_channels(channels: usize, slices: &[&[f32]]) {
     let all = slices.iter().all(|slice| slice.len() == channels);
-    assert!(all, "batch norm takes one number a channel");
+    assert!(all, "batch norm: expected one number per channel");
 }
 
 fn split_coefficients<'s>(dims: &Dims, scratch: &'s mut [f32]) -> (&'s mut [f32], &'s mut [f32]) {
-    assert!(scratch.len() >= scratch_len(dims), "scratch of batch norm is too short");
+    assert!(scratch.len() >= scratch_len(dims), "batch norm: scratch is too short");
     let sums = scratch_len(dims) - COEFFICIENTS * dims.channels;
     scratch.split_at_mut(sums)
 }

@@ -37,7 +37,7 @@ impl Broadcast {
                 (1, y) => y,
                 (x, 1) => x,
                 _ => {
-                    return Err(Error::invalid("shapes do not broadcast")
+                    return Err(Error::invalid("shapes cannot be broadcast")
                         .expected(format!("{a:?}, up to axes of length 1"))
                         .got(format!("{b:?}")));
                 }

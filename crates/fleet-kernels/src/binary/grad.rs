@@ -45,24 +45,27 @@ pub fn binary_grad(
     scratch: &mut [f32],
 ) {
     check_lens(plan, a, b, dz);
-    assert!(scratch.len() >= binary_grad_scratch_len(op, plan), "too little scratch");
-    let operands =
-        Operands { a: Raw::new(a.as_ptr()), b: Raw::new(b.as_ptr()), dz: Raw::new(dz.as_ptr()) };
+    assert!(scratch.len() >= binary_grad_scratch_len(op, plan), "scratch is too short");
+    let operands = Operands {
+        a: SharedPtr::new(a.as_ptr()),
+        b: SharedPtr::new(b.as_ptr()),
+        dz: SharedPtr::new(dz.as_ptr()),
+    };
     if let Some(da) = da {
-        assert_eq!(da.len(), a.len(), "wrong number of gradients on the left");
+        assert_eq!(da.len(), a.len(), "left gradient has the wrong length");
         side_grad(pool, op, plan, Side::A, operands, da, scratch);
     }
     if let Some(db) = db {
-        assert_eq!(db.len(), b.len(), "wrong number of gradients on the right");
+        assert_eq!(db.len(), b.len(), "right gradient has the wrong length");
         side_grad(pool, op, plan, Side::B, operands, db, scratch);
     }
 }
 
 #[derive(Clone, Copy)]
 struct Operands {
-    a: Raw<f32>,
-    b: Raw<f32>,
-    dz: Raw<f32>,
+    a: SharedPtr<f32>,
+    b: SharedPtr<f32>,
+    dz: SharedPtr<f32>,
 }
 
 fn side_grad(
@@ -76,13 +79,13 @@ fn side_grad(
 ) {
     let sums = if side == Side::A { &plan.a_sums } else { &plan.b_sums };
     let Some(sums) = sums else {
-        local_grad(pool, op, plan, side, operands, Raw::new_mut(out.as_mut_ptr()));
+        local_grad(pool, op, plan, side, operands, SharedPtr::new_mut(out.as_mut_ptr()));
         return;
     };
     let Operands { a, b, dz } = operands;
     if !fused_sum(op, plan, side) {
         let (local, scratch) = scratch.split_at_mut(plan.len);
-        let local = Raw::new_mut(local.as_mut_ptr());
+        let local = SharedPtr::new_mut(local.as_mut_ptr());
         local_grad(pool, op, plan, side, operands, local);
         reduce_source(pool, SumOp, sums, Plain(local), 1.0, out, scratch);
         return;
@@ -111,7 +114,7 @@ fn side_grad(
 
 kernel! {
     unsafe fn grad_kernel<S, O: PairGrad>(
-        s: S, op: O, plan: &Broadcast, left: bool, operands: Operands, out: Raw<f32>,
+        s: S, op: O, plan: &Broadcast, left: bool, operands: Operands, out: SharedPtr<f32>,
         range: Range<usize>,
     ) {
         let _ = (s, op);
@@ -149,7 +152,7 @@ unsafe fn grad_segment<O: PairGrad, const LEFT: bool, const STEP_A: usize, const
     unsafe {
         let mut i = 0;
         while i + CHUNK <= n {
-            keep_arrays_whole();
+            block_loop_vectorization();
             let xs: [f32; CHUNK] = std::array::from_fn(
                 #[inline(always)]
                 |k| *a.add((i + k) * STEP_A),
@@ -180,7 +183,7 @@ fn local_grad(
     plan: &Broadcast,
     side: Side,
     operands: Operands,
-    out: Raw<f32>,
+    out: SharedPtr<f32>,
 ) {
     let left = side == Side::A;
     pool.run_ranges(plan.len, GRAIN, |range| {

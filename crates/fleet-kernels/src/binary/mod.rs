@@ -27,7 +27,7 @@ use std::ops::Range;
 use crate::elementwise::GRAIN;
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, keep_arrays_whole};
+use crate::simd::{SharedPtr, block_loop_vectorization};
 use crate::vmath::pow_f32;
 
 /// Arithmetic on two elements.
@@ -302,9 +302,9 @@ impl Truth for u8 {
 }
 
 predicates! { Truth:
-    Both |a, b| a.truth() & b.truth();
-    Either |a, b| a.truth() | b.truth();
-    OneOf |a, b| a.truth() ^ b.truth();
+    And |a, b| a.truth() & b.truth();
+    Or |a, b| a.truth() | b.truth();
+    Xor |a, b| a.truth() ^ b.truth();
 }
 
 /// Number of elements handled as one array, which the compiler keeps in registers.
@@ -325,7 +325,7 @@ unsafe fn segment<T: Copy, R: Copy, O: PairOp<T, R>, const STEP_A: usize, const 
         let mut i = 0;
         let (first_a, first_b) = (*a, *b);
         while i + CHUNK <= n {
-            keep_arrays_whole();
+            block_loop_vectorization();
             let xs = if STEP_A == 0 {
                 [first_a; CHUNK]
             } else {
@@ -379,7 +379,7 @@ unsafe fn run_walk<T: Copy + Send + Sync, R: Copy + Send + Sync, O: PairOp<T, R>
     b: *const T,
     out: *mut R,
 ) {
-    let (a, b, out) = (Raw::new(a), Raw::new(b), Raw::new_mut(out));
+    let (a, b, out) = (SharedPtr::new(a), SharedPtr::new(b), SharedPtr::new_mut(out));
     pool.run_ranges(plan.len, GRAIN, |range| {
         // SAFETY: ranges are disjoint parts of the output.
         unsafe {
@@ -389,9 +389,9 @@ unsafe fn run_walk<T: Copy + Send + Sync, R: Copy + Send + Sync, O: PairOp<T, R>
 }
 
 fn check_lens<T, R>(plan: &Broadcast, a: &[T], b: &[T], out: &[R]) {
-    assert_eq!(a.len(), plan.a_len, "wrong number of elements on the left");
-    assert_eq!(b.len(), plan.b_len, "wrong number of elements on the right");
-    assert_eq!(out.len(), plan.len, "wrong number of results");
+    assert_eq!(a.len(), plan.a_len, "left operand has the wrong length");
+    assert_eq!(b.len(), plan.b_len, "right operand has the wrong length");
+    assert_eq!(out.len(), plan.len, "output has the wrong length");
 }
 
 /// Computes `out = a op b`.
@@ -492,9 +492,9 @@ pub fn logical(pool: &Pool, op: Logical, plan: &Broadcast, a: &[u8], b: &[u8], o
     // SAFETY: the lengths match the plan, and `out` is exclusive.
     unsafe {
         match op {
-            Logical::And => run_walk(pool, Both, plan, a, b, out),
-            Logical::Or => run_walk(pool, Either, plan, a, b, out),
-            Logical::Xor => run_walk(pool, OneOf, plan, a, b, out),
+            Logical::And => run_walk(pool, And, plan, a, b, out),
+            Logical::Or => run_walk(pool, Or, plan, a, b, out),
+            Logical::Xor => run_walk(pool, Xor, plan, a, b, out),
         }
     }
 }
@@ -502,7 +502,7 @@ pub fn logical(pool: &Pool, op: Logical, plan: &Broadcast, a: &[u8], b: &[u8], o
 /// Computes `out = !a` on truth values.
 pub fn logical_not(pool: &Pool, a: &[u8], out: &mut [u8]) {
     assert_eq!(a.len(), out.len(), "input and output differ in length");
-    let target = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run_ranges(a.len(), 4 * GRAIN, |range| {
         for i in range {
             // SAFETY: ranges are disjoint and inside `out`.

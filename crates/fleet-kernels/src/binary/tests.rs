@@ -187,5 +187,5 @@ fn truth_tables() {
 #[test]
 fn shapes_that_do_not_fit_are_refused() {
     let error = Broadcast::new(&[2, 3], &[2]).unwrap_err();
-    assert!(error.to_string().contains("do not broadcast"));
+    assert!(error.to_string().contains("cannot be broadcast"));
 }

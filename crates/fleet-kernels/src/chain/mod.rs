@@ -30,7 +30,7 @@ use crate::binary::{Binary, binary_grad_tile, binary_tile};
 use crate::elementwise::{GRAIN, Saved, Unary, backward_tile, forward_tile};
 use crate::pool::Pool;
 use crate::reduce::{add_columns, add_partials};
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 
 /// The layout of an operand relative to the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Chain {
     /// operands without elements.
     pub fn new(steps: Vec<Step>) -> Result<Self> {
         if steps.is_empty() || steps.len() > STEPS_MAX {
-            return Err(Error::invalid("a chain has a wrong number of steps")
+            return Err(Error::invalid("wrong number of steps in a chain")
                 .expected(format!("1 to {STEPS_MAX}"))
                 .got(steps.len()));
         }
@@ -152,7 +152,11 @@ impl Chain {
     fn check_operands(&self, operands: &[&[f32]], len: usize) {
         for step in &self.steps {
             if let Step::Join { operand, layout, .. } = step {
-                assert_eq!(operands[*operand].len(), layout.operand_len(len), "operand length");
+                assert_eq!(
+                    operands[*operand].len(),
+                    layout.operand_len(len),
+                    "operand has the wrong length"
+                );
             }
         }
     }
@@ -179,7 +183,7 @@ impl Chain {
         out: *mut f32,
         len: usize,
     ) {
-        let (x, out) = (Raw::new(x), Raw::new_mut(out));
+        let (x, out) = (SharedPtr::new(x), SharedPtr::new_mut(out));
         pool.run_ranges(len, GRAIN, |range| {
             let mut joined: Tile = [0.0; TILE];
             let mut value: Tile = [0.0; TILE];
@@ -222,13 +226,16 @@ impl Chain {
             if let Step::Join { operand, .. } = step
                 && let Some(Some(slice)) = operand_grads.get_mut(*operand)
             {
-                assert_eq!(slice.len(), len, "the gradient of an operand has the value's length");
-                grads[k] = Some(Raw::new_mut(slice.as_mut_ptr()));
+                assert_eq!(slice.len(), len, "operand and its gradient differ in length");
+                grads[k] = Some(SharedPtr::new_mut(slice.as_mut_ptr()));
             }
         }
         let operand = |k: usize| operands[k].as_ptr();
-        let (saved, dy, dx) =
-            (Raw::new(saved.as_ptr()), Raw::new(dy.as_ptr()), Raw::new_mut(dx.as_mut_ptr()));
+        let (saved, dy, dx) = (
+            SharedPtr::new(saved.as_ptr()),
+            SharedPtr::new(dy.as_ptr()),
+            SharedPtr::new_mut(dx.as_mut_ptr()),
+        );
         pool.run_ranges(len, GRAIN, |range| {
             // SAFETY: ranges are disjoint, and all lengths were checked.
             unsafe { self.backward_range(range, saved, &operand, dy, dx, &grads) };
@@ -238,11 +245,11 @@ impl Chain {
     unsafe fn backward_range(
         &self,
         range: Range<usize>,
-        saved: Raw<f32>,
+        saved: SharedPtr<f32>,
         operand: &(dyn Fn(usize) -> *const f32 + Sync),
-        dy: Raw<f32>,
-        dx: Raw<f32>,
-        grads: &[Option<Raw<f32>>; STEPS_MAX],
+        dy: SharedPtr<f32>,
+        dx: SharedPtr<f32>,
+        grads: &[Option<SharedPtr<f32>>; STEPS_MAX],
     ) {
         let again = self.saved() == ChainSaved::Input;
         let mut values: [Tile; STEPS_MAX] = [[0.0; TILE]; STEPS_MAX];
@@ -450,9 +457,12 @@ pub unsafe fn bias_activation_grad_raw(
 ) {
     let columns = dbias.len();
     let block = bias_rows(rows, columns);
-    assert!(scratch.len() >= bias_activation_grad_scratch_len(rows, columns), "too little scratch");
-    let (saved, dy, dx) = (Raw::new(saved), Raw::new(dy), Raw::new_mut(dx));
-    let partial = Raw::new_mut(scratch.as_mut_ptr());
+    assert!(
+        scratch.len() >= bias_activation_grad_scratch_len(rows, columns),
+        "scratch is too short"
+    );
+    let (saved, dy, dx) = (SharedPtr::new(saved), SharedPtr::new(dy), SharedPtr::new_mut(dx));
+    let partial = SharedPtr::new_mut(scratch.as_mut_ptr());
     let blocks = rows.div_ceil(block);
     pool.run_ranges(rows, block, |range| {
         // SAFETY: every range has its own rows and its own row of partial sums. A few rows at a

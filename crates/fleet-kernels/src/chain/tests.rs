@@ -142,7 +142,7 @@ fn bias_gradients_are_column_sums() {
             let sum: f64 = (0..rows).map(|r| f64::from(expected[r * columns + c])).sum();
             assert!((f64::from(dbias[c]) - sum).abs() < 1e-4, "{sum} {}", dbias[c]);
         }
-        assert!((dx, dbias) == run(3), "threads matter");
+        assert!((dx, dbias) == run(3), "depends on threads");
     }
 }
 

@@ -5,7 +5,7 @@
 //! filter with swapped channels and taps in descending order. Stride 1 gives one class with all
 //! taps. A class without taps is filled with zeros.
 
-use super::filter::{Picked, turn, turned_len, turned_panels};
+use super::filter::{SelectedTaps, transpose_filter, transposed_len, transposed_panels};
 use super::window::{self, Axis, Sides, Window};
 use super::{Backward, Conv2d, KERNEL_MAX, depthwise};
 use crate::micro::{self, Isa, LINE, PANEL};
@@ -17,7 +17,7 @@ impl Conv2d {
             return 0;
         }
         let rows = self.classes().map(|class| window::scratch_len(&class.window, threads)).max();
-        LINE + turned_len(self) + rows.unwrap_or(0)
+        LINE + transposed_len(self) + rows.unwrap_or(0)
     }
 
     /// Computes `dx = beta * dx + gradient` from `dy`, the gradient of the output.
@@ -35,20 +35,30 @@ impl Conv2d {
     ) {
         self.hold(dx.len(), filter.len(), dy.len());
         let threads = pool.threads();
-        assert!(scratch.len() >= self.backward_data_scratch_len(threads), "conv: short scratch");
+        assert!(
+            scratch.len() >= self.backward_data_scratch_len(threads),
+            "conv: scratch is too short"
+        );
         if dx.is_empty() {
             return;
         }
-        let isa = options.isa.unwrap_or(Isa::best()).or_best();
+        let isa = options.isa.unwrap_or(Isa::best()).or_best_available();
         if self.is_depthwise() {
             depthwise::backward_data(self, isa, pool, dy, filter, dx, options.beta);
             return;
         }
-        let (turned, scratch) = micro::cut_aligned(scratch, turned_len(self));
+        let (transposed, scratch) = micro::cut_aligned(scratch, transposed_len(self));
         let mut start = 0;
         for class in self.classes() {
             let len = self.groups * class.window.filter_group;
-            turn(self, isa, pool, filter, &class.picked, &mut turned[start..start + len]);
+            transpose_filter(
+                self,
+                isa,
+                pool,
+                filter,
+                &class.selected,
+                &mut transposed[start..start + len],
+            );
             start += len;
         }
         let mut start = 0;
@@ -57,7 +67,7 @@ impl Conv2d {
             start += self.groups * window.filter_group;
             let sides = Sides {
                 x: dy.as_ptr(),
-                filter: turned.as_ptr(),
+                filter: transposed.as_ptr(),
                 y: dx.as_mut_ptr(),
                 bias: std::ptr::null(),
                 stats: std::ptr::null_mut(),
@@ -90,9 +100,9 @@ impl Conv2d {
                 c_in: self.group_out(),
                 c_out: self.group_in(),
                 filter_start: 0,
-                filter_group: turned_panels(self) * taps * self.group_out() * PANEL,
+                filter_group: transposed_panels(self) * taps * self.group_out() * PANEL,
             },
-            picked: Picked { rows: row_taps, row_count, cols: col_taps, col_count },
+            selected: SelectedTaps { rows: row_taps, row_count, cols: col_taps, col_count },
         }
     }
 
@@ -104,12 +114,12 @@ impl Conv2d {
         size: usize,
         out_size: usize,
     ) -> (Axis, [usize; KERNEL_MAX]) {
-        let (mut taps, mut picked, mut tap_count) = ([0; KERNEL_MAX], [0; KERNEL_MAX], 0);
+        let (mut taps, mut selected, mut tap_count) = ([0; KERNEL_MAX], [0; KERNEL_MAX], 0);
         let stride = self.stride[axis] as isize;
         for k in (0..self.kernel(axis)).rev() {
             let reach = (first + self.pad[axis][0]) as isize - (k * self.dilation[axis]) as isize;
             if reach % stride == 0 {
-                (taps[tap_count], picked[tap_count]) = (reach / stride, k);
+                (taps[tap_count], selected[tap_count]) = (reach / stride, k);
                 tap_count += 1;
             }
         }
@@ -124,12 +134,12 @@ impl Conv2d {
             taps,
             tap_count,
         };
-        (axis, picked)
+        (axis, selected)
     }
 }
 
 /// Input pixels that see the same taps.
 struct Class {
     window: Window,
-    picked: Picked,
+    selected: SelectedTaps,
 }

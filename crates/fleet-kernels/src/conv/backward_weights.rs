@@ -10,7 +10,7 @@
 
 use super::window::Source;
 use super::{Backward, Conv2d, depthwise};
-use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Finish, Isa, LINE, PANEL, Prefetch, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ const SKEW: usize = 16;
 
 /// The split of the sum; it depends on the shape alone.
 #[derive(Clone, Copy)]
-struct Cut {
+struct WeightsSplit {
     slices: usize,
     /// Number of lines (rows of the output, of all images) in a slice and in a block.
     slice_lines: usize,
@@ -45,8 +45,8 @@ struct Cut {
     panel_parts: usize,
 }
 
-impl Cut {
-    fn new(conv: &Conv2d) -> Cut {
+impl WeightsSplit {
+    fn new(conv: &Conv2d) -> WeightsSplit {
         let lines = (conv.n * conv.out_h()).max(1);
         let (channels, panels) = (conv.group_in(), conv.panels());
         let taps = conv.kh * conv.kw;
@@ -55,7 +55,7 @@ impl Cut {
         let panels_in_task = panels.div_ceil(panel_parts);
         let channels_in_task = channels.div_ceil(channel_parts);
         let slice_lines = lines.div_ceil(slices);
-        Cut {
+        WeightsSplit {
             slices: lines.div_ceil(slice_lines),
             slice_lines,
             block_lines: PIXELS.div_ceil(conv.out_w().max(1)).min(slice_lines),
@@ -107,7 +107,7 @@ fn is_in_place(conv: &Conv2d) -> bool {
 
 /// The layout of x in scratch memory, for one block of lines.
 #[derive(Clone, Copy)]
-struct Copied {
+struct CopyLayout {
     /// Number of floats in a pixel, and of pixels in a row.
     pixel: usize,
     width: usize,
@@ -122,25 +122,32 @@ struct Copied {
     dy_in_place: bool,
 }
 
-impl Copied {
-    fn new(conv: &Conv2d, cut: &Cut) -> Copied {
-        let channels = cut.channels;
+impl CopyLayout {
+    fn new(conv: &Conv2d, split: &WeightsSplit) -> CopyLayout {
+        let channels = split.channels;
         let pixel = if channels.is_multiple_of(PANEL) { channels + SKEW } else { channels };
         let sampled = conv.kh * conv.kw == 1;
         let in_place = is_in_place(conv);
         let dy_in_place = conv.c_out == PANEL && conv.groups == 1;
         if sampled {
             let pixel = if in_place { conv.c_in } else { pixel };
-            let rows_max = if in_place { 0 } else { cut.block_lines };
-            return Copied { pixel, width: conv.out_w(), rows_max, sampled, in_place, dy_in_place };
+            let rows_max = if in_place { 0 } else { split.block_lines };
+            return CopyLayout {
+                pixel,
+                width: conv.out_w(),
+                rows_max,
+                sampled,
+                in_place,
+                dy_in_place,
+            };
         }
         let width = (conv.out_w() - 1) * conv.stride[1] + (conv.kw - 1) * conv.dilation[1] + 1;
         // In a block that spans several images, each image needs extra rows for the height of a
         // window.
-        let images = (cut.block_lines + conv.out_h() - 2) / conv.out_h() + 1;
+        let images = (split.block_lines + conv.out_h() - 2) / conv.out_h() + 1;
         let window = (conv.kh - 1) * conv.dilation[0] + 1;
-        let rows_max = cut.block_lines * conv.stride[0] + images * window;
-        Copied { pixel, width, rows_max, sampled, in_place, dy_in_place }
+        let rows_max = split.block_lines * conv.stride[0] + images * window;
+        CopyLayout { pixel, width, rows_max, sampled, in_place, dy_in_place }
     }
 
     fn len(&self) -> usize {
@@ -150,10 +157,10 @@ impl Copied {
 
 /// Returns the lengths of the parts of scratch memory, in floats: x and dy of each thread, and the
 /// sums of the slices.
-fn parts(conv: &Conv2d, cut: &Cut) -> [usize; 3] {
-    let copied = Copied::new(conv, cut);
-    let dy = cut.panels * cut.block_lines * conv.out_w() * PANEL;
-    [copied.len(), dy, (cut.slices - 1) * conv.filter_len().div_ceil(LINE) * LINE]
+fn parts(conv: &Conv2d, split: &WeightsSplit) -> [usize; 3] {
+    let copied = CopyLayout::new(conv, split);
+    let dy = split.panels * split.block_lines * conv.out_w() * PANEL;
+    [copied.len(), dy, (split.slices - 1) * conv.filter_len().div_ceil(LINE) * LINE]
 }
 
 impl Conv2d {
@@ -164,7 +171,7 @@ impl Conv2d {
         if self.output_len() == 0 {
             return 0;
         }
-        let [x, dy, sums] = parts(self, &Cut::new(self));
+        let [x, dy, sums] = parts(self, &WeightsSplit::new(self));
         LINE + threads * (x + dy) + sums
     }
 
@@ -183,7 +190,10 @@ impl Conv2d {
     ) {
         self.hold(x.len(), dfilter.len(), dy.len());
         let threads = pool.threads();
-        assert!(scratch.len() >= self.backward_weights_scratch_len(threads), "conv: short scratch");
+        assert!(
+            scratch.len() >= self.backward_weights_scratch_len(threads),
+            "conv: scratch is too short"
+        );
         let dfilter = &mut dfilter[..self.filter_len()];
         if self.output_len() == 0 {
             match options.beta == 0.0 {
@@ -192,33 +202,33 @@ impl Conv2d {
             }
             return;
         }
-        let isa = options.isa.unwrap_or(Isa::best()).or_best();
+        let isa = options.isa.unwrap_or(Isa::best()).or_best_available();
         if self.is_depthwise() {
             depthwise::backward_weights(self, isa, pool, x, dy, dfilter, scratch, options.beta);
             return;
         }
-        let cut = Cut::new(self);
-        let [x_len, dy_len, sums_len] = parts(self, &cut);
+        let split = WeightsSplit::new(self);
+        let [x_len, dy_len, sums_len] = parts(self, &split);
         let (own, sums) = micro::cut_aligned(scratch, threads * (x_len + dy_len));
         let (own, sums) = (Shareable::new(own), Shareable::new(&mut sums[..sums_len]));
         let gradient = Shareable::new(dfilter);
-        let copied = Copied::new(self, &cut);
-        let call = Call { conv: self, cut, copied, isa, x, dy, beta: options.beta };
+        let copied = CopyLayout::new(self, &split);
+        let call = Call { conv: self, split, copied, isa, x, dy, beta: options.beta };
         let slice_len = self.filter_len().div_ceil(LINE) * LINE;
-        pool.run_with_worker(cut.tasks(self), |task, worker| {
+        pool.run_with_worker(split.tasks(self), |task, worker| {
             let own = own.ptr().wrapping_add(worker * (x_len + dy_len));
-            let slice = task % cut.slices;
+            let slice = task % split.slices;
             let target = match slice {
                 0 => gradient.ptr(),
                 _ => sums.ptr().wrapping_add((slice - 1) * slice_len),
             };
             call.task(task, target, own, own.wrapping_add(x_len));
         });
-        if cut.slices > 1 {
+        if split.slices > 1 {
             pool.run_ranges(self.filter_len(), SUM_GRAIN, |range| {
                 // SAFETY: each task adds its own range.
                 let total = unsafe { gradient.slice(range.start, range.len()) };
-                for slice in 1..cut.slices {
+                for slice in 1..split.slices {
                     let at = (slice - 1) * slice_len + range.start;
                     // SAFETY: the slices' sums are only read now.
                     let part = unsafe { &*sums.slice(at, range.len()) };
@@ -237,8 +247,8 @@ const SUM_GRAIN: usize = 8192;
 /// One call: the state that tasks share.
 struct Call<'a> {
     conv: &'a Conv2d,
-    cut: Cut,
-    copied: Copied,
+    split: WeightsSplit,
+    copied: CopyLayout,
     isa: Isa,
     x: &'a [f32],
     dy: &'a [f32],
@@ -248,40 +258,40 @@ struct Call<'a> {
 impl Call<'_> {
     /// Computes one slice of the pixels, for some input channels and panels of one group.
     fn task(&self, task: usize, target: *mut f32, x: *mut f32, dy: *mut f32) {
-        let (conv, cut) = (self.conv, &self.cut);
-        let (rest, slice) = (task / cut.slices, task % cut.slices);
-        let (rest, channel_part) = (rest / cut.channel_parts, rest % cut.channel_parts);
-        let (group, panel_part) = (rest / cut.panel_parts, rest % cut.panel_parts);
-        let channels = channel_part * cut.channels;
-        let panels = panel_part * cut.panels;
+        let (conv, split) = (self.conv, &self.split);
+        let (rest, slice) = (task / split.slices, task % split.slices);
+        let (rest, channel_part) = (rest / split.channel_parts, rest % split.channel_parts);
+        let (group, panel_part) = (rest / split.panel_parts, rest % split.panel_parts);
+        let channels = channel_part * split.channels;
+        let panels = panel_part * split.panels;
         let part = Part {
             group,
-            channels: channels..(channels + cut.channels).min(conv.group_in()),
-            panels: panels..(panels + cut.panels).min(conv.panels()),
+            channels: channels..(channels + split.channels).min(conv.group_in()),
+            panels: panels..(panels + split.panels).min(conv.panels()),
         };
         let all = conv.n * conv.out_h();
-        let lines = slice * cut.slice_lines..((slice + 1) * cut.slice_lines).min(all);
+        let lines = slice * split.slice_lines..((slice + 1) * split.slice_lines).min(all);
         let beta = if slice == 0 { self.beta } else { 0.0 };
-        for first in lines.clone().step_by(cut.block_lines) {
-            let block = first..(first + cut.block_lines).min(lines.end);
-            let next = block.end..(block.end + cut.block_lines).min(lines.end);
-            let (x, dy) = (self.bring_x(&part, &block, x), self.bring_dy(&part, &block, dy));
-            let ahead = self.ahead(&part, &next);
+        for first in lines.clone().step_by(split.block_lines) {
+            let block = first..(first + split.block_lines).min(lines.end);
+            let next = block.end..(block.end + split.block_lines).min(lines.end);
+            let (x, dy) = (self.load_x(&part, &block, x), self.load_dy(&part, &block, dy));
+            let prefetch = self.prefetch(&part, &next);
             // A block has a few long lines or one run of pixels, so there is almost always one
             // piece.
             let most = if self.copied.sampled { block.len() } else { SEGMENTS_MAX };
             for start in block.clone().step_by(most) {
                 let piece = start..(start + most).min(block.end);
                 let beta = if start == lines.start { beta } else { 1.0 };
-                self.tiles(&part, &block, &piece, beta, target, x, dy, ahead);
+                self.tiles(&part, &block, &piece, beta, target, x, dy, prefetch);
             }
         }
     }
 
     /// Returns the memory of x and of dy that the next block will read.
-    fn ahead(&self, part: &Part, next: &Range<usize>) -> [Next; 2] {
+    fn prefetch(&self, part: &Part, next: &Range<usize>) -> [PrefetchRegion; 2] {
         if next.is_empty() {
-            return [Next { first: self.x.as_ptr(), pieces: 0, len: 0, pitch: 0 }; 2];
+            return [PrefetchRegion { first: self.x.as_ptr(), pieces: 0, len: 0, pitch: 0 }; 2];
         }
         let (conv, height) = (self.conv, self.conv.out_h());
         let input_row = |line: usize, tap: usize| {
@@ -300,8 +310,13 @@ impl Call<'_> {
         let columns = columns.min(conv.group_out()) - part.panels.start * PANEL;
         let x_len = part.channels.len();
         [
-            Next { first: x, pieces: rows * conv.w, len: x_len, pitch: conv.c_in },
-            Next { first: dy, pieces: next.len() * conv.out_w(), len: columns, pitch: conv.c_out },
+            PrefetchRegion { first: x, pieces: rows * conv.w, len: x_len, pitch: conv.c_in },
+            PrefetchRegion {
+                first: dy,
+                pieces: next.len() * conv.out_w(),
+                len: columns,
+                pitch: conv.c_out,
+            },
         ]
     }
 
@@ -314,7 +329,7 @@ impl Call<'_> {
         target: *mut f32,
         x: *const f32,
         dy: *const f32,
-        ahead: [Next; 2],
+        prefetch: [PrefetchRegion; 2],
     ) {
         let (conv, copied) = (self.conv, &self.copied);
         let mut segments = [0isize; SEGMENTS_MAX];
@@ -347,13 +362,13 @@ impl Call<'_> {
                 c: [target; TILE_ROWS],
                 rows: 0,
                 cols: PANEL,
-                ahead: Ahead::nothing(x),
+                prefetch: Prefetch::none(x),
                 finish: Finish { beta, ..Finish::STORE },
             };
             let mut flush = |tile: &mut Tile| {
                 // Tiles alternate between prefetching x and prefetching dy.
                 let turn = (tiles_done / 2, tiles.div_ceil(2));
-                tile.ahead = ahead[tiles_done % 2].ahead(turn, count * len);
+                tile.prefetch = prefetch[tiles_done % 2].prefetch(turn, count * len);
                 tiles_done += 1;
                 // SAFETY: x and dy are in scratch memory for this block. The packed gradient has 64
                 // columns in every panel, and no other task writes these rows of it.
@@ -404,7 +419,7 @@ impl Call<'_> {
     }
 
     /// Returns the address of x for a block: in place, or `copy`, which is filled first.
-    fn bring_x(&self, part: &Part, block: &Range<usize>, copy: *mut f32) -> *const f32 {
+    fn load_x(&self, part: &Part, block: &Range<usize>, copy: *mut f32) -> *const f32 {
         if !self.copied.in_place {
             self.copy_x(part, block, copy);
             return copy;
@@ -416,7 +431,7 @@ impl Call<'_> {
 
     /// Returns the address of the panels of dy for a block: in place, or `packed`, which is filled
     /// first.
-    fn bring_dy(&self, part: &Part, block: &Range<usize>, packed: *mut f32) -> *const f32 {
+    fn load_dy(&self, part: &Part, block: &Range<usize>, packed: *mut f32) -> *const f32 {
         if !self.copied.dy_in_place {
             self.pack_dy(part, block, packed);
             return packed;
@@ -505,23 +520,25 @@ impl Call<'_> {
 
 /// Pieces of memory at equal distances that will be read soon.
 #[derive(Clone, Copy)]
-struct Next {
+struct PrefetchRegion {
     first: *const f32,
     pieces: usize,
     len: usize,
     pitch: usize,
 }
 
-impl Next {
+impl PrefetchRegion {
     /// Returns the prefetch of one of `tiles` tiles: an equal part if the pieces are contiguous,
     /// else one piece.
-    fn ahead(&self, (tile, tiles): (usize, usize), terms: usize) -> Ahead {
+    fn prefetch(&self, (tile, tiles): (usize, usize), terms: usize) -> Prefetch {
         if self.pitch == self.len {
-            return Ahead::part(self.first, self.pieces * self.len, tile, tiles, terms);
+            return Prefetch::part(self.first, self.pieces * self.len, tile, tiles, terms);
         }
         match tile < self.pieces {
-            true => Ahead::part(self.first.wrapping_add(tile * self.pitch), self.len, 0, 1, terms),
-            false => Ahead::nothing(self.first),
+            true => {
+                Prefetch::part(self.first.wrapping_add(tile * self.pitch), self.len, 0, 1, terms)
+            }
+            false => Prefetch::none(self.first),
         }
     }
 }

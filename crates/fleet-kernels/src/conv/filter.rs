@@ -35,7 +35,7 @@ impl Conv2d {
     /// # Panics
     /// If a slice is too short.
     pub fn pack_filter_oihw(&self, oihw: &[f32], packed: &mut [f32]) {
-        assert!(oihw.len() >= self.oihw_len(), "conv: short filter");
+        assert!(oihw.len() >= self.oihw_len(), "conv: filter is too short");
         let packed = &mut packed[..self.filter_len()];
         packed.fill(0.0);
         self.for_weights(|plain, at| packed[at] = oihw[plain]);
@@ -46,7 +46,7 @@ impl Conv2d {
     /// # Panics
     /// If a slice is too short.
     pub fn unpack_filter_oihw(&self, packed: &[f32], oihw: &mut [f32]) {
-        assert!(packed.len() >= self.filter_len(), "conv: short packed filter");
+        assert!(packed.len() >= self.filter_len(), "conv: packed filter is too short");
         self.for_weights(|plain, at| oihw[plain] = packed[at]);
     }
 
@@ -84,48 +84,51 @@ impl Conv2d {
 const BLOCK: usize = 16;
 
 /// Rows and columns of a filter, in the order that a window of [`Conv2d::backward_data`] needs.
-pub(super) struct Picked {
+pub(super) struct SelectedTaps {
     pub rows: [usize; KERNEL_MAX],
     pub row_count: usize,
     pub cols: [usize; KERNEL_MAX],
     pub col_count: usize,
 }
 
-impl Picked {
+impl SelectedTaps {
     fn taps(&self) -> usize {
         self.row_count * self.col_count
     }
 }
 
-/// Returns the number of floats that [`turn`] writes for all taps of a filter.
-pub(super) fn turned_len(conv: &Conv2d) -> usize {
-    conv.groups * turned_panels(conv) * PANEL * conv.kh * conv.kw * conv.group_out()
+/// Returns the number of floats that [`transpose_filter`] writes for all taps of a filter.
+pub(super) fn transposed_len(conv: &Conv2d) -> usize {
+    conv.groups * transposed_panels(conv) * PANEL * conv.kh * conv.kw * conv.group_out()
 }
 
 /// Returns the number of panels of input channels in a group.
-pub(super) fn turned_panels(conv: &Conv2d) -> usize {
+pub(super) fn transposed_panels(conv: &Conv2d) -> usize {
     conv.group_in().div_ceil(PANEL)
 }
 
 /// Swaps the channels of a packed filter and selects taps:
 /// `[group][ceil(c_in / 64)][row][column][c_out][64]`.
-pub(super) fn turn(
+pub(super) fn transpose_filter(
     conv: &Conv2d,
     isa: Isa,
     pool: &Pool,
     filter: &[f32],
-    picked: &Picked,
-    turned: &mut [f32],
+    selected: &SelectedTaps,
+    transposed: &mut [f32],
 ) {
     let (c_in, c_out) = (conv.group_in(), conv.group_out());
-    let (taps, panels) = (picked.taps(), turned_panels(conv));
-    assert!(turned.len() >= conv.groups * panels * taps * c_out * PANEL, "conv: short scratch");
-    let target = Shareable::new(turned);
+    let (taps, panels) = (selected.taps(), transposed_panels(conv));
+    assert!(
+        transposed.len() >= conv.groups * panels * taps * c_out * PANEL,
+        "conv: scratch is too short"
+    );
+    let target = Shareable::new(transposed);
     pool.run(conv.groups * panels * taps, |task| {
         let (rest, tap) = (task / taps, task % taps);
         let (group, panel) = (rest / panels, rest % panels);
-        let kh = picked.rows[tap / picked.col_count];
-        let kw = picked.cols[tap % picked.col_count];
+        let kh = selected.rows[tap / selected.col_count];
+        let kw = selected.cols[tap % selected.col_count];
         let channels = (c_in - panel * PANEL).min(PANEL);
         for out in (0..c_out).step_by(PANEL) {
             let rows = (c_out - out).min(PANEL);

@@ -109,17 +109,19 @@ impl Conv2d {
             ("groups", self.groups),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return Err(Error::invalid(format!("{name} of a convolution must not be 0")));
+            return Err(Error::invalid(format!("convolution: {name} is 0")));
         }
         for (name, channels) in [("input", self.c_in), ("output", self.c_out)] {
             if channels % self.groups != 0 {
-                return Err(Error::invalid(format!("{name} channels do not divide into groups"))
-                    .expected(format!("a multiple of {}", self.groups))
-                    .got(channels));
+                return Err(Error::invalid(format!(
+                    "convolution: {name} channels are not divisible by the groups"
+                ))
+                .expected(format!("a multiple of {}", self.groups))
+                .got(channels));
             }
         }
         if self.kh > KERNEL_MAX || self.kw > KERNEL_MAX {
-            return Err(Error::unsupported("the filter of a convolution is too large")
+            return Err(Error::unsupported("convolution: filter is too large")
                 .expected(format!("at most {KERNEL_MAX} x {KERNEL_MAX}"))
                 .got(format!("{} x {}", self.kh, self.kw)));
         }
@@ -127,9 +129,11 @@ impl Conv2d {
             let padded = size.saturating_add(self.pad[axis][0]).saturating_add(self.pad[axis][1]);
             let window = (self.kernel(axis) - 1).saturating_mul(self.dilation[axis]) + 1;
             if padded < window {
-                return Err(Error::invalid(format!("padded {name} is smaller than the window"))
-                    .expected(format!("at least {window}"))
-                    .got(padded));
+                return Err(Error::invalid(format!(
+                    "convolution: padded {name} is smaller than the window"
+                ))
+                .expected(format!("at least {window}"))
+                .got(padded));
             }
         }
         let sizes =
@@ -139,7 +143,7 @@ impl Conv2d {
             (len <= isize::MAX as usize / 64).then_some(len)
         };
         if sizes.into_iter().any(|size| fits(size).is_none()) {
-            return Err(Error::invalid("the images of a convolution are too large to address"));
+            return Err(Error::invalid("convolution: images are too large"));
         }
         Ok(())
     }
@@ -213,12 +217,18 @@ impl Conv2d {
         options: Forward<'_>,
     ) {
         self.hold(x.len(), filter.len(), y.len());
-        assert!(scratch.len() >= self.forward_scratch_len(pool.threads()), "conv: short scratch");
-        assert!(options.bias.is_none_or(|bias| bias.len() >= self.c_out), "conv: short bias");
+        assert!(
+            scratch.len() >= self.forward_scratch_len(pool.threads()),
+            "conv: scratch is too short"
+        );
+        assert!(
+            options.bias.is_none_or(|bias| bias.len() >= self.c_out),
+            "conv: bias is too short"
+        );
         let stats = options.stats.inspect(|stats| {
-            assert!(stats.len() >= self.stats_len(), "conv: short statistics");
+            assert!(stats.len() >= self.stats_len(), "conv: statistics are too short");
         });
-        let isa = options.isa.unwrap_or(Isa::best()).or_best();
+        let isa = options.isa.unwrap_or(Isa::best()).or_best_available();
         if y.is_empty() {
             return;
         }
@@ -270,10 +280,10 @@ impl Conv2d {
 
     fn hold(&self, x_len: usize, filter_len: usize, y_len: usize) {
         if let Err(error) = self.check() {
-            panic!("conv: {error}");
+            panic!("{error}");
         }
-        assert!(x_len >= self.input_len(), "conv: short input");
-        assert!(filter_len >= self.filter_len(), "conv: short filter");
-        assert!(y_len >= self.output_len(), "conv: short output");
+        assert!(x_len >= self.input_len(), "conv: input is too short");
+        assert!(filter_len >= self.filter_len(), "conv: filter is too short");
+        assert!(y_len >= self.output_len(), "conv: output is too short");
     }
 }

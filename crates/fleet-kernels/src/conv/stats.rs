@@ -5,7 +5,7 @@
 //! on the number of threads, and needs no extra pass over the output.
 
 use super::Conv2d;
-use super::window::Cut;
+use super::window::WindowSplit;
 use crate::micro::PANEL;
 use crate::pool::{Pool, Shareable};
 
@@ -22,7 +22,7 @@ impl Conv2d {
         let pixels = self.n * self.out_h() * self.out_w();
         match self.is_depthwise() || pixels == 0 {
             true => pixels.div_ceil(PIXELS),
-            false => Cut::new(&self.forward_window()).row_tasks,
+            false => WindowSplit::new(&self.forward_window()).row_tasks,
         }
     }
 
@@ -42,8 +42,11 @@ impl Conv2d {
         mean: &mut [f32],
         variance: &mut [f32],
     ) {
-        assert!(stats.len() >= self.stats_len(), "conv: short statistics");
-        assert!(mean.len() >= self.c_out && variance.len() >= self.c_out, "conv: short moments");
+        assert!(stats.len() >= self.stats_len(), "conv: statistics are too short");
+        assert!(
+            mean.len() >= self.c_out && variance.len() >= self.c_out,
+            "conv: moments are too short"
+        );
         let (slots, panels) = (self.stats_slots(), self.stats_panels());
         let count = (self.n * self.out_h() * self.out_w()).max(1) as f64;
         let channels = if self.is_depthwise() { self.c_out } else { self.group_out() };

@@ -9,7 +9,7 @@
 //!
 //! Sketch: copying costs about 0.3 cycles per input number, the window `taps * c_out / 32` cycles.
 
-use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Finish, Isa, LINE, PANEL, Prefetch, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
@@ -109,7 +109,7 @@ unsafe impl Sync for Sides {}
 
 /// The split of a window into tasks; it depends on its shape alone.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct WindowSplit {
     /// Number of rows of the grid in a task, all of one image, or number of whole images.
     rows: usize,
     images: usize,
@@ -122,8 +122,8 @@ pub(super) struct Cut {
     copied: bool,
 }
 
-impl Cut {
-    pub fn new(window: &Window) -> Cut {
+impl WindowSplit {
+    pub fn new(window: &Window) -> WindowSplit {
         let (rows, cols) = (window.rows.count, window.cols.count);
         let copied = !(window.rows.is_inside() && window.cols.is_inside());
         let is_wide = copied && cols >= WIDE_COLS_MIN;
@@ -140,7 +140,7 @@ impl Cut {
         let tasks_min = if copied { TASKS_MIN_COPIED } else { TASKS_MIN };
         let parts = tasks_min.div_ceil((row_tasks * window.groups).max(1)).min(panels);
         let panels_in_task = panels.div_ceil(parts);
-        Cut {
+        WindowSplit {
             rows: rows_in_task,
             images: if rows_in_task == rows { images } else { 1 },
             row_tasks,
@@ -180,7 +180,7 @@ pub(super) fn scratch_len(window: &Window, threads: usize) -> usize {
     if window.rows.count == 0 || window.cols.count == 0 {
         return 0;
     }
-    LINE + threads * Cut::new(window).copied_len(window)
+    LINE + threads * WindowSplit::new(window).copied_len(window)
 }
 
 /// Computes the grid: `y = act(beta * y + sums + bias)`.
@@ -198,18 +198,18 @@ pub(super) fn run(
     if window.images * window.rows.count * window.cols.count == 0 {
         return;
     }
-    let cut = Cut::new(window);
-    let copied_len = cut.copied_len(window);
+    let split = WindowSplit::new(window);
+    let copied_len = split.copied_len(window);
     let (scratch, _) = micro::cut_aligned(scratch, pool.threads() * copied_len);
     let scratch = Shareable::new(scratch);
-    let (tasks, threads) = (cut.tasks(window), pool.threads());
+    let (tasks, threads) = (split.tasks(window), pool.threads());
     pool.run_with_worker(tasks, |task, worker| {
         let copy = scratch.ptr().wrapping_add(worker * copied_len);
         // A guess at the thread's next task, used only for prefetching.
-        let next = Task::new(window, &cut, isa, sides, (task + threads).min(tasks - 1));
-        let task = Task::new(window, &cut, isa, sides, task);
-        let ahead = if next.row_task == task.row_task { (sides.x, 0) } else { next.input() };
-        Task { beta, relu, ahead, ..task }.run(copy);
+        let next = Task::new(window, &split, isa, sides, (task + threads).min(tasks - 1));
+        let task = Task::new(window, &split, isa, sides, task);
+        let prefetch = if next.row_task == task.row_task { (sides.x, 0) } else { next.input() };
+        Task { beta, relu, prefetch, ..task }.run(copy);
     });
 }
 
@@ -221,7 +221,7 @@ struct Task<'a> {
     beta: f32,
     relu: bool,
     /// The memory that will be read next: its start, and its length in floats.
-    ahead: (*const f32, usize),
+    prefetch: (*const f32, usize),
     copied: bool,
     row_task: usize,
     images: Range<usize>,
@@ -242,17 +242,23 @@ struct Place {
 }
 
 impl<'a> Task<'a> {
-    fn new(window: &'a Window, cut: &Cut, isa: Isa, sides: Sides, task: usize) -> Task<'a> {
-        let (rest, part) = (task / cut.panel_parts, task % cut.panel_parts);
+    fn new(
+        window: &'a Window,
+        split: &WindowSplit,
+        isa: Isa,
+        sides: Sides,
+        task: usize,
+    ) -> Task<'a> {
+        let (rest, part) = (task / split.panel_parts, task % split.panel_parts);
         let (row_task, group) = (rest / window.groups, rest % window.groups);
         let panels = window.c_out.div_ceil(PANEL);
-        let (images, rows) = if cut.rows == window.rows.count {
-            let first = row_task * cut.images;
-            (first..(first + cut.images).min(window.images), 0..cut.rows)
+        let (images, rows) = if split.rows == window.rows.count {
+            let first = row_task * split.images;
+            (first..(first + split.images).min(window.images), 0..split.rows)
         } else {
-            let in_image = window.rows.count.div_ceil(cut.rows);
-            let (image, first) = (row_task / in_image, row_task % in_image * cut.rows);
-            (image..image + 1, first..(first + cut.rows).min(window.rows.count))
+            let in_image = window.rows.count.div_ceil(split.rows);
+            let (image, first) = (row_task / in_image, row_task % in_image * split.rows);
+            (image..image + 1, first..(first + split.rows).min(window.rows.count))
         };
         Task {
             window,
@@ -260,13 +266,13 @@ impl<'a> Task<'a> {
             sides,
             beta: 0.0,
             relu: false,
-            ahead: (sides.x, 0),
-            copied: cut.copied,
+            prefetch: (sides.x, 0),
+            copied: split.copied,
             row_task,
             images,
             rows,
             group,
-            panels: part * cut.panels..((part + 1) * cut.panels).min(panels),
+            panels: part * split.panels..((part + 1) * split.panels).min(panels),
         }
     }
 
@@ -353,7 +359,7 @@ impl<'a> Task<'a> {
             b_step: PANEL,
             c: [std::ptr::null_mut(); TILE_ROWS],
             rows: 0,
-            ahead: Ahead::nothing(place.first),
+            prefetch: Prefetch::none(place.first),
             cols: (window.c_out - panel * PANEL).min(PANEL),
             finish,
         };
@@ -365,12 +371,12 @@ impl<'a> Task<'a> {
         // pixels.
         let is_near = !self.copied && pass.0 == 0 && cols.step == 1;
         let mut flush = |tile: &mut Tile| {
-            tile.ahead = if is_near {
+            tile.prefetch = if is_near {
                 let next = tile.a[0].wrapping_add(TILE_ROWS * place.pixel);
-                Ahead::part(next, TILE_ROWS * place.pixel, 0, 1, all_terms)
+                Prefetch::part(next, TILE_ROWS * place.pixel, 0, 1, all_terms)
             } else {
                 let parts = in_pass * passes;
-                Ahead::part(self.ahead.0, self.ahead.1, tiles_done, parts, all_terms)
+                Prefetch::part(self.prefetch.0, self.prefetch.1, tiles_done, parts, all_terms)
             };
             tiles_done += 1;
             // SAFETY: the window's inputs, weights and outputs were checked to exist. Only this

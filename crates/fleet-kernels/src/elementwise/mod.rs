@@ -21,7 +21,7 @@ mod tests;
 
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 use crate::vmath;
 
 /// Number of elements per task: 64 KB in and 64 KB out, enough to hide the cost of starting a task.
@@ -419,7 +419,7 @@ pub fn unary_inplace(pool: &Pool, op: Unary, x: &mut [f32]) {
 /// `len` floats are readable at `x` and writable at `y`, and no other thread writes them. `x` and
 /// `y` are equal, or their ranges are disjoint.
 pub unsafe fn unary_raw(pool: &Pool, op: Unary, x: *const f32, y: *mut f32, len: usize) {
-    let (x, y) = (Raw::new(x), Raw::new_mut(y));
+    let (x, y) = (SharedPtr::new(x), SharedPtr::new_mut(y));
     pool.run_ranges(len, GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `len`.
         unsafe { forward_tile(op, x.at(range.start), y.at(range.start), range.len()) }
@@ -457,7 +457,7 @@ pub unsafe fn unary_grad_raw(
     dx: *mut f32,
     len: usize,
 ) {
-    let (saved, dy, dx) = (Raw::new(saved), Raw::new(dy), Raw::new_mut(dx));
+    let (saved, dy, dx) = (SharedPtr::new(saved), SharedPtr::new(dy), SharedPtr::new_mut(dx));
     pool.run_ranges(len, GRAIN, |range| {
         let i = range.start;
         // SAFETY: ranges are disjoint and inside `len`.

@@ -65,8 +65,8 @@ pub fn group<'s>(
     scratch: &'s mut [u64],
 ) -> Result<Groups<'s>, BadId> {
     let count = ids.len();
-    assert!(u32::try_from(count).is_ok(), "more ids than positions can number");
-    assert!(scratch.len() >= group_scratch_len(count), "scratch of group is too short");
+    assert!(u32::try_from(count).is_ok(), "too many ids");
+    assert!(scratch.len() >= group_scratch_len(count), "scratch is too short");
     // Ids with a known bound need no pass for the maximum, because the counting pass checks them.
     let bound = rows.filter(|&rows| padding_idx.is_none_or(|id| (id as u64) < rows as u64));
     let id_max = match bound {
@@ -88,14 +88,14 @@ pub fn group<'s>(
     };
     let mut groups = if id_max <= u64::from(u32::MAX) {
         let (from, to) = items[..2 * count].split_at_mut(count);
-        sort(pool, place, from, to, |id, position| id << 32 | position as u64)?
+        radix_sort(pool, place, from, to, |id, position| id << 32 | position as u64)?
     } else {
         let (from, to) = items.split_at_mut(2 * count);
         let (from, to) = (cast_mut::<[u64; 2]>(from), cast_mut::<[u64; 2]>(to));
-        sort(pool, place, from, to, |id, position| [position as u64, id])?
+        radix_sort(pool, place, from, to, |id, position| [position as u64, id])?
     };
     if let Some(padding) = padding_idx {
-        groups = without(groups, padding);
+        groups = remove_padding_group(groups, padding);
     }
     let Spans { ids, starts, positions } = groups;
     Ok(Groups { ids, starts, positions })
@@ -182,7 +182,7 @@ struct Sorting<'a, 's> {
 
 /// Distributes ids to buckets by their top bits, sorts each bucket, and finds where the id changes.
 /// Every step is stable, so that the positions of one id are ascending.
-fn sort<'s, T: Item>(
+fn radix_sort<'s, T: Item>(
     pool: &Pool,
     sorting: Sorting<'_, 's>,
     from: &mut [T],
@@ -334,7 +334,7 @@ struct Spans<'s> {
 }
 
 /// Returns the groups without that of `padding`.
-fn without(groups: Spans<'_>, padding: i64) -> Spans<'_> {
+fn remove_padding_group(groups: Spans<'_>, padding: i64) -> Spans<'_> {
     let Spans { ids, starts, positions } = groups;
     let Ok(index) = ids.binary_search_by_key(&(padding as u64), |&id| id as u64) else {
         return Spans { ids, starts, positions };

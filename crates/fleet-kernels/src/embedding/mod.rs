@@ -181,8 +181,8 @@ pub fn lookup_slots(
     let Some(first) = slots.first() else { return Ok(()) };
     let batch = first.ids.len();
     for (index, slot) in slots.iter().enumerate() {
-        assert_eq!(slot.ids.len(), batch, "slots of one lookup have one batch size");
-        assert!(slot.column + dim <= stride, "a slot lies outside the row");
+        assert_eq!(slot.ids.len(), batch, "slots of a lookup differ in batch size");
+        assert!(slot.column + dim <= stride, "slot exceeds the row");
         check_destination(&Grid::columns(slot.column, stride), batch, dim, out.len());
         assert!(
             slots[..index].iter().all(|other| other.column.abs_diff(slot.column) >= dim),
@@ -250,8 +250,8 @@ const SEGMENTS_PER_TASK: usize = 256;
 /// Number of rows prefetched ahead of use. Measurements are flat between 12 and 32.
 const ROWS_AHEAD: usize = 16;
 fn check_destination(grid: &Grid, count: usize, dim: usize, len: usize) {
-    assert!(grid.group > 0, "a group has at least one row");
-    assert!(grid.end(count, dim) <= len, "rows do not fit the destination");
+    assert!(grid.group > 0, "group of rows is empty");
+    assert!(grid.end(count, dim) <= len, "rows exceed the destination");
     assert!(grid.is_disjoint(count, dim), "rows of the destination overlap");
 }
 
@@ -260,7 +260,7 @@ fn check_offsets(offsets: &[usize], count: usize) {
         offsets.first() == Some(&0)
             && offsets.last() == Some(&count)
             && offsets.windows(2).all(|pair| pair[0] <= pair[1]),
-        "offsets rise from 0 to the number of ids"
+        "offsets must ascend from 0 to the number of ids"
     );
 }
 

@@ -43,7 +43,7 @@ pub fn merge_rows(
     dim: usize,
     out: &mut [f32],
 ) {
-    assert!(out.len() >= groups.ids.len() * dim, "merged rows do not fit");
+    assert!(out.len() >= groups.ids.len() * dim, "merged rows exceed the output");
     for_each_sum(pool, groups, source, dim, &Store { out: Shareable::new(out), by_id: false });
 }
 
@@ -140,7 +140,7 @@ pub fn for_each_row(
     dim: usize,
     body: impl Fn(usize, &[f32]) + Sync,
 ) {
-    assert!(dim <= DIM_MAX_FOR_EACH, "row too long for the stack");
+    assert!(dim <= DIM_MAX_FOR_EACH, "row is too long for the stack");
     let source = Rows::new(source, groups, dim);
     pool.run_ranges(groups.positions.len(), POSITIONS_PER_TASK, |range| {
         let mut sum = [0.0f32; DIM_MAX_FOR_EACH];
@@ -201,19 +201,19 @@ impl<'a> Rows<'a> {
         let count = positions.iter().max().map_or(0, |&last| last as usize + 1);
         match *source {
             Source::Grid { data, grid } => {
-                assert!(grid.group > 0, "a group has at least one row");
-                assert!(grid.end(count, dim) <= data.len(), "gradient rows lie outside");
+                assert!(grid.group > 0, "group of rows is empty");
+                assert!(grid.end(count, dim) <= data.len(), "gradient rows exceed the data");
                 // ceil(2^64 / group): the high half of the product is the quotient for every u32.
                 let group_inverse = (u64::MAX / grid.group as u64).wrapping_add(1);
                 Rows::Grid { data: data.as_ptr(), grid, group_inverse }
             }
             Source::Pooled { data, start, stride, segment_of, offsets, pooling } => {
-                assert!(count <= segment_of.len(), "a position has no segment");
+                assert!(count <= segment_of.len(), "position without a segment");
                 let last = segment_of[..count].iter().max().map_or(0, |&last| last as usize);
-                assert!(count == 0 || last + 1 < offsets.len(), "a segment has no offset");
+                assert!(count == 0 || last + 1 < offsets.len(), "segment without an offset");
                 assert!(
                     count == 0 || start + last * stride + dim <= data.len(),
-                    "rows lie outside"
+                    "gradient rows exceed the data"
                 );
                 let data = data.as_ptr().wrapping_add(start);
                 Rows::Pooled { data, stride, segment_of, offsets, pooling }

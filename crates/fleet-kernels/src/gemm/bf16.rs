@@ -43,12 +43,12 @@ impl Factor for bf16 {
 }
 
 /// The element type of C.
-pub trait Narrow: Copy + Send + Sync {
+pub trait GemmOutput: Copy + Send + Sync {
     fn of(value: f32) -> Self;
     fn wide(self) -> f32;
 }
 
-impl Narrow for bf16 {
+impl GemmOutput for bf16 {
     #[inline(always)]
     fn of(value: f32) -> bf16 {
         narrow(value)
@@ -59,7 +59,7 @@ impl Narrow for bf16 {
     }
 }
 
-impl Narrow for f32 {
+impl GemmOutput for f32 {
     #[inline(always)]
     fn of(value: f32) -> f32 {
         value
@@ -91,7 +91,7 @@ impl Gemm {
     ///
     /// # Panics
     /// If a slice is too short, or if [`Gemm::is_bf16_native`] does not hold.
-    pub fn run_bf16<C: Narrow>(
+    pub fn run_bf16<C: GemmOutput>(
         &self,
         pool: &Pool,
         a: &[bf16],
@@ -101,7 +101,7 @@ impl Gemm {
         epilogue: &Epilogue<'_>,
     ) {
         let unit = Unit::best().filter(|_| self.is_bf16_native());
-        let unit = unit.expect("gemm: no unit for this product in bf16");
+        let unit = unit.expect("gemm: bf16 is not supported for this product");
         self.hold(a.len(), b.len(), c.len(), epilogue);
         assert!(
             scratch.len() >= self.scratch_len_bf16(pool.threads()),
@@ -114,7 +114,7 @@ impl Gemm {
 /// A placeholder for machines without a unit.
 #[cfg(not(target_arch = "x86_64"))]
 #[derive(Clone, Copy)]
-#[allow(dead_code, reason = "is never made")]
+#[allow(dead_code, reason = "never constructed")]
 struct Unit;
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -132,7 +132,7 @@ mod tiles {
         0
     }
 
-    pub fn run<C: Narrow>(
+    pub fn run<C: GemmOutput>(
         _: Unit,
         _: &Gemm,
         _: &Pool,
@@ -142,6 +142,6 @@ mod tiles {
         _: &mut [f32],
         _: &Epilogue<'_>,
     ) {
-        unreachable!("there is no unit");
+        unreachable!("no bf16 unit on this architecture");
     }
 }

@@ -8,11 +8,11 @@
 //! A transposed A is packed into strips of six columns just before use, a few rows of C at a time.
 //! The next part of A is prefetched while sums run.
 
-use super::cut::Cut;
 use super::pack::Source;
 use super::queues::Queues;
+use super::split::GemmSplit;
 use super::{Epilogue, Gemm, RowPart};
-use crate::micro::{self, Ahead, Finish, LINE, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Finish, LINE, PANEL, Prefetch, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
@@ -28,20 +28,20 @@ fn round_up(len: usize) -> usize {
 
 /// Returns the lengths of each thread's own scratch, in floats: a packed block of B, and strips of
 /// A.
-fn own_lens(gemm: &Gemm, cut: &Cut) -> [usize; 2] {
-    let strips = if gemm.trans_a { micro::strips_len(cut.k, STRIP_ROWS) } else { 0 };
-    [round_up(cut.b_len(gemm)), round_up(strips)]
+fn own_lens(gemm: &Gemm, split: &GemmSplit) -> [usize; 2] {
+    let strips = if gemm.trans_a { micro::strips_len(split.k, STRIP_ROWS) } else { 0 };
+    [round_up(split.b_len(gemm)), round_up(strips)]
 }
 
 /// Returns the length of the sums of all slices, in floats.
-fn sums_len(gemm: &Gemm, cut: &Cut) -> usize {
-    if cut.slices > 1 { cut.slices * gemm.m * gemm.n } else { 0 }
+fn sums_len(gemm: &Gemm, split: &GemmSplit) -> usize {
+    if split.slices > 1 { split.slices * gemm.m * gemm.n } else { 0 }
 }
 
 pub(super) fn scratch_len(gemm: &Gemm, threads: usize) -> usize {
-    let cut = Cut::new(gemm, threads);
-    let [b, strips] = own_lens(gemm, &cut);
-    LINE + threads * (b + strips) + sums_len(gemm, &cut)
+    let split = GemmSplit::new(gemm, threads);
+    let [b, strips] = own_lens(gemm, &split);
+    LINE + threads * (b + strips) + sums_len(gemm, &split)
 }
 
 pub(super) fn run(
@@ -53,29 +53,29 @@ pub(super) fn run(
     scratch: &mut [f32],
     epilogue: &Epilogue<'_>,
 ) {
-    let cut = Cut::new(gemm, pool.threads());
-    let [b_len, strips_len] = own_lens(gemm, &cut);
+    let split = GemmSplit::new(gemm, pool.threads());
+    let [b_len, strips_len] = own_lens(gemm, &split);
     let all = scratch_len(gemm, pool.threads()) - LINE;
     let (scratch, _) = micro::cut_aligned(scratch, all);
     let (own, sums) = scratch.split_at_mut(pool.threads() * (b_len + strips_len));
     let own = Shareable::new(own);
-    let sums = (cut.slices > 1).then(|| Shareable::new(sums));
-    let call = Call { gemm, cut, a, b, c: Shareable::new(c), sums, epilogue };
+    let sums = (split.slices > 1).then(|| Shareable::new(sums));
+    let call = GemmCall { gemm, split, a, b, c: Shareable::new(c), sums, epilogue };
     let own = move |worker: usize| {
         let b = own.ptr().wrapping_add(worker * (b_len + strips_len));
-        Own { b, strips: b.wrapping_add(b_len), held: None }
+        ThreadScratch { b, strips: b.wrapping_add(b_len), held: None }
     };
     let items = gemm.batch.len();
-    match cut.items_alone {
-        true => call.share(pool, &Queues::new(1, items), own, |(_, item), own| {
-            call.whole(item, own);
+    match split.items_alone {
+        true => call.run_tasks(pool, &Queues::new(1, items), own, |(_, item), own| {
+            call.product_on_one_thread(item, own);
         }),
         false => (0..items).for_each(|item| call.product(pool, item, own)),
     }
 }
 
 /// Scratch memory of one thread.
-struct Own {
+struct ThreadScratch {
     b: *mut f32,
     strips: *mut f32,
     /// Source of the panels in `b`: offset of the product's B, block of columns, block of K.
@@ -83,7 +83,7 @@ struct Own {
 }
 
 /// One block of one product.
-struct Place {
+struct BlockIndex {
     item: usize,
     slice: usize,
     k_block: usize,
@@ -92,9 +92,9 @@ struct Place {
 }
 
 /// One call of the product: the state that tasks share.
-struct Call<'a> {
+struct GemmCall<'a> {
     gemm: &'a Gemm,
-    cut: Cut,
+    split: GemmSplit,
     a: &'a [f32],
     b: &'a [f32],
     c: Shareable<f32>,
@@ -125,28 +125,33 @@ impl Panels {
     }
 }
 
-impl Call<'_> {
+impl GemmCall<'_> {
     /// Distributes tasks to the threads of the pool.
-    fn share(
+    fn run_tasks(
         &self,
         pool: &Pool,
         tasks: &Queues,
-        own: impl Fn(usize) -> Own + Sync,
-        body: impl Fn((usize, usize), &mut Own) + Sync,
+        own: impl Fn(usize) -> ThreadScratch + Sync,
+        body: impl Fn((usize, usize), &mut ThreadScratch) + Sync,
     ) {
         let workers = pool.threads().min(tasks.tasks());
         pool.run_with_worker(workers, |_, worker| {
             let mut own = own(worker);
-            tasks.of_worker(worker, workers).for_each(|task| body(task, &mut own));
+            tasks.take_tasks(worker, workers).for_each(|task| body(task, &mut own));
         });
     }
 
     /// Computes one product with all threads.
-    fn product(&self, pool: &Pool, item: usize, own: impl Fn(usize) -> Own + Sync + Copy) {
-        let Cut { n_blocks, m_blocks, k_blocks, slices, .. } = self.cut;
+    fn product(
+        &self,
+        pool: &Pool,
+        item: usize,
+        own: impl Fn(usize) -> ThreadScratch + Sync + Copy,
+    ) {
+        let GemmSplit { n_blocks, m_blocks, k_blocks, slices, .. } = self.split;
         if let Some(sums) = self.sums {
             let tasks = Queues::new(slices * n_blocks, m_blocks);
-            self.share(pool, &tasks, own, |(group, m_block), own| {
+            self.run_tasks(pool, &tasks, own, |(group, m_block), own| {
                 self.slice(item, group / n_blocks, group % n_blocks, m_block, own);
             });
             pool.run_ranges(self.gemm.m, ROWS_PER_SUM, |rows| self.add_slices(item, rows, sums));
@@ -154,48 +159,56 @@ impl Call<'_> {
         }
         for k_block in 0..k_blocks {
             let tasks = Queues::new(n_blocks, m_blocks);
-            self.share(pool, &tasks, own, |(n_block, m_block), own| {
-                self.block(&Place { item, slice: 0, k_block, n_block, m_block }, own);
+            self.run_tasks(pool, &tasks, own, |(n_block, m_block), own| {
+                self.block(&BlockIndex { item, slice: 0, k_block, n_block, m_block }, own);
             });
         }
     }
 
     /// Computes one product of a batch with one thread.
-    fn whole(&self, item: usize, own: &mut Own) {
-        let Cut { n_blocks, k_blocks, m_blocks, .. } = self.cut;
+    fn product_on_one_thread(&self, item: usize, own: &mut ThreadScratch) {
+        let GemmSplit { n_blocks, k_blocks, m_blocks, .. } = self.split;
         for n_block in 0..n_blocks {
             for (k_block, m_block) in (0..k_blocks).flat_map(|k| (0..m_blocks).map(move |m| (k, m)))
             {
-                self.block(&Place { item, slice: 0, k_block, n_block, m_block }, own);
+                self.block(&BlockIndex { item, slice: 0, k_block, n_block, m_block }, own);
             }
         }
     }
 
     /// Computes the blocks of K of one slice, for one block of C.
-    fn slice(&self, item: usize, slice: usize, n_block: usize, m_block: usize, own: &mut Own) {
-        let cut = &self.cut;
-        let k_blocks = slice * cut.k_blocks / cut.slices..(slice + 1) * cut.k_blocks / cut.slices;
+    fn slice(
+        &self,
+        item: usize,
+        slice: usize,
+        n_block: usize,
+        m_block: usize,
+        own: &mut ThreadScratch,
+    ) {
+        let split = &self.split;
+        let k_blocks =
+            slice * split.k_blocks / split.slices..(slice + 1) * split.k_blocks / split.slices;
         for k_block in k_blocks {
-            self.block(&Place { item, slice, k_block, n_block, m_block }, own);
+            self.block(&BlockIndex { item, slice, k_block, n_block, m_block }, own);
         }
     }
 
     /// Packs the columns of a block into panels, unless this thread already has them.
-    fn panels(&self, place: &Place, own: &mut Own) -> Panels {
-        let (gemm, cut) = (self.gemm, &self.cut);
-        let at = gemm.batch.offset(gemm.batch.b, place.item);
-        let cols = cut.cols(gemm, place.n_block);
-        let terms = cut.terms(gemm, place.k_block);
+    fn panels(&self, index: &BlockIndex, own: &mut ThreadScratch) -> Panels {
+        let (gemm, split) = (self.gemm, &self.split);
+        let at = gemm.batch.offset(gemm.batch.b, index.item);
+        let cols = split.cols(gemm, index.n_block);
+        let terms = split.terms(gemm, index.k_block);
         let data = self.b.as_ptr().wrapping_add(at);
         let all = cols.start / PANEL..cols.end.div_ceil(PANEL);
         // In place, a panel may read past the last column only if that is still within the next
         // row.
-        let packed = match cut.b_in_place {
+        let packed = match split.b_in_place {
             true if gemm.n.is_multiple_of(LINE) => all.end..all.end,
             true => (gemm.n / PANEL).max(all.start)..all.end,
             false => all,
         };
-        let held = [at, place.n_block, place.k_block];
+        let held = [at, index.n_block, index.k_block];
         if own.held != Some(held) && !packed.is_empty() {
             let source = Source { data, ldb: gemm.ldb, transposed: gemm.trans_b, n: gemm.n };
             // SAFETY: `run` checked the lengths of B and of the scratch memory.
@@ -207,16 +220,16 @@ impl Call<'_> {
             packed: own.b,
             first: packed.start,
             terms: terms.len(),
-            in_place: cut.b_in_place.then_some((first_term, gemm.ldb, packed.start)),
+            in_place: split.b_in_place.then_some((first_term, gemm.ldb, packed.start)),
         }
     }
 
     /// Computes one block of C over one block of K, panel by panel for each row tile.
-    fn block(&self, place: &Place, own: &mut Own) {
-        let (gemm, cut) = (self.gemm, &self.cut);
-        let panels = self.panels(place, own);
-        let rows = cut.rows(gemm, place.m_block);
-        let step = Step::new(self, place, panels);
+    fn block(&self, index: &BlockIndex, own: &mut ThreadScratch) {
+        let (gemm, split) = (self.gemm, &self.split);
+        let panels = self.panels(index, own);
+        let rows = split.rows(gemm, index.m_block);
+        let step = Step::new(self, index, panels);
         if !gemm.trans_a {
             for row in rows.clone().step_by(TILE_ROWS) {
                 let at = step.a.wrapping_add(row * gemm.lda);
@@ -265,7 +278,7 @@ impl Call<'_> {
                 let width = (n - col).min(PANEL);
                 let mut values = [0.0f32; PANEL];
                 values[..width].copy_from_slice(&total[col..col + width]);
-                for slice in 1..self.cut.slices {
+                for slice in 1..self.split.slices {
                     for (value, more) in values.iter_mut().zip(&part(slice)[col..col + width]) {
                         *value += more;
                     }
@@ -285,7 +298,7 @@ impl Call<'_> {
 
 /// One block of C over one block of K.
 struct Step<'a> {
-    call: &'a Call<'a>,
+    call: &'a GemmCall<'a>,
     item: usize,
     rows: Range<usize>,
     cols: Range<usize>,
@@ -302,14 +315,14 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    fn new(call: &'a Call<'a>, place: &Place, panels: Panels) -> Step<'a> {
-        let (gemm, cut) = (call.gemm, &call.cut);
-        let item = place.item;
-        let terms = cut.terms(gemm, place.k_block);
-        let first = place.slice * cut.k_blocks / cut.slices == place.k_block;
-        let last = call.sums.is_none() && place.k_block + 1 == cut.k_blocks;
+    fn new(call: &'a GemmCall<'a>, index: &BlockIndex, panels: Panels) -> Step<'a> {
+        let (gemm, split) = (call.gemm, &call.split);
+        let item = index.item;
+        let terms = split.terms(gemm, index.k_block);
+        let first = index.slice * split.k_blocks / split.slices == index.k_block;
+        let last = call.sums.is_none() && index.k_block + 1 == split.k_blocks;
         let (c, ldc) = match call.sums {
-            Some(sums) => (sums.ptr().wrapping_add(place.slice * gemm.m * gemm.n), gemm.n),
+            Some(sums) => (sums.ptr().wrapping_add(index.slice * gemm.m * gemm.n), gemm.n),
             None => (call.c.ptr().wrapping_add(gemm.batch.offset(gemm.batch.c, item)), gemm.ldc),
         };
         let finish = Finish {
@@ -327,8 +340,8 @@ impl<'a> Step<'a> {
         Step {
             call,
             item,
-            rows: cut.rows(gemm, place.m_block),
-            cols: cut.cols(gemm, place.n_block),
+            rows: split.rows(gemm, index.m_block),
+            cols: split.cols(gemm, index.n_block),
             terms,
             a: call.a.as_ptr().wrapping_add(at),
             panels,
@@ -362,7 +375,7 @@ impl<'a> Step<'a> {
                     bias: bias.map_or(std::ptr::null(), |bias| bias[col..].as_ptr()),
                     ..self.finish
                 },
-                ahead: self.ahead(rows.start, (col - self.cols.start) / PANEL),
+                prefetch: self.prefetch(rows.start, (col - self.cols.start) / PANEL),
             };
             let mask = call.mask_rows(self.item, rows.start, col).filter(|_| last);
             if let Some(mask) = &mask {
@@ -384,13 +397,13 @@ impl<'a> Step<'a> {
     }
 
     /// Returns the memory to prefetch while the tile of a panel runs: the next lines of A.
-    fn ahead(&self, row: usize, panel: usize) -> Ahead {
+    fn prefetch(&self, row: usize, panel: usize) -> Prefetch {
         let gemm = self.call.gemm;
         if !gemm.trans_a {
             let (next, terms) = (row + TILE_ROWS + panel, self.terms.len());
             return match panel < TILE_ROWS && next < self.rows.end {
-                true => Ahead::part(self.a.wrapping_add(next * gemm.lda), terms, 0, 1, terms),
-                false => Ahead::nothing(self.a),
+                true => Prefetch::part(self.a.wrapping_add(next * gemm.lda), terms, 0, 1, terms),
+                false => Prefetch::none(self.a),
             };
         }
         // One line of the next strips per tile.
@@ -398,8 +411,8 @@ impl<'a> Step<'a> {
         let strips = row - done + STRIP_ROWS;
         let line = done / TILE_ROWS * self.cols.len().div_ceil(PANEL) + panel;
         match line <= STRIP_ROWS / LINE && strips + line * LINE < gemm.m {
-            true => Ahead { at: self.a.wrapping_add(strips + line * LINE), step: gemm.lda },
-            false => Ahead::nothing(self.a),
+            true => Prefetch { at: self.a.wrapping_add(strips + line * LINE), step: gemm.lda },
+            false => Prefetch::none(self.a),
         }
     }
 }

@@ -21,17 +21,17 @@
 
 mod bf16;
 mod block;
-mod cut;
 mod gemv;
 mod pack;
 mod queues;
+mod split;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
 pub use crate::micro::{Isa, PANEL};
-pub use bf16::{Factor, Narrow};
+pub use bf16::{Factor, GemmOutput};
 
 use crate::pool::Pool;
 use fleet_base::{Error, Result};
@@ -247,7 +247,7 @@ impl Gemm {
         if self.m == 0 || self.n == 0 || self.batch.len() == 0 {
             return;
         }
-        let gemm = Gemm { isa: self.isa.or_best(), ..*self };
+        let gemm = Gemm { isa: self.isa.or_best_available(), ..*self };
         if self.is_gemv() {
             gemv::run(&gemm, pool, a, b, c, scratch, epilogue);
         } else {

@@ -28,7 +28,7 @@ impl Queues {
     }
 
     /// Takes tasks for one of `workers` threads. Yields (group, index of the task in the group).
-    pub fn of_worker(
+    pub fn take_tasks(
         &self,
         worker: usize,
         workers: usize,
@@ -54,7 +54,7 @@ mod tests {
     fn every_task_is_handed_out_once() {
         for (groups, each) in [(0, 3), (1, 1), (1, 7), (3, 2), (64, 1), (65, 3), (200, 2)] {
             let queues = Queues::new(groups, each);
-            let mut workers: Vec<_> = (0..3).map(|worker| queues.of_worker(worker, 3)).collect();
+            let mut workers: Vec<_> = (0..3).map(|worker| queues.take_tasks(worker, 3)).collect();
             let mut seen = vec![0; groups * each];
             let mut turn = 0;
             while !workers.is_empty() {
@@ -72,7 +72,7 @@ mod tests {
     fn threads_begin_at_groups_of_their_own() {
         let queues = Queues::new(8, 2);
         let firsts: Vec<_> =
-            (0..4).filter_map(|worker| queues.of_worker(worker, 4).next()).collect();
+            (0..4).filter_map(|worker| queues.take_tasks(worker, 4).next()).collect();
         assert_eq!(firsts, [(0, 0), (2, 0), (4, 0), (6, 0)]);
     }
 }

@@ -4,10 +4,12 @@
 //! share a few sets of the caches. C is split into blocks by shape, and a block is summed in parts
 //! of 32 x 32.
 
-use super::bf16::Narrow;
+use super::bf16::GemmOutput;
 use super::block::{finish_row, mask_row};
 use super::{Epilogue, Gemm, RowPart};
-use crate::micro::bf16::{self as packing, BLOCK, Block, Ready, TERMS, TILE, TILE_LEN, Unit};
+use crate::micro::bf16::{
+    self as packing, BLOCK, Block, ConfiguredUnit, TERMS, TILE, TILE_LEN, Unit,
+};
 use crate::micro::{LINE, cut_aligned};
 use crate::pool::{Pool, Shareable};
 use half::bf16;
@@ -23,7 +25,7 @@ const N_BLOCK: usize = 256;
 const STRIPS_PER_TASK: usize = 4;
 /// The split of a product; it depends on the shape alone.
 #[derive(Clone, Copy)]
-struct Cut {
+struct Bf16Split {
     /// Number of tiles of terms.
     k_tiles: usize,
     /// Number of strips of 16 rows, and of 16 columns.
@@ -33,9 +35,9 @@ struct Cut {
     n_blocks: usize,
 }
 
-impl Cut {
-    fn new(gemm: &Gemm) -> Cut {
-        Cut {
+impl Bf16Split {
+    fn new(gemm: &Gemm) -> Bf16Split {
+        Bf16Split {
             k_tiles: gemm.k.div_ceil(TERMS),
             m_strips: gemm.m.div_ceil(TILE),
             n_strips: gemm.n.div_ceil(TILE),
@@ -62,13 +64,13 @@ impl Cut {
 
 /// Returns the length of the scratch memory for [`run`], in floats.
 pub(super) fn scratch_len(gemm: &Gemm, threads: usize) -> usize {
-    let cut = Cut::new(gemm);
-    (cut.a_len() + cut.b_len()).div_ceil(2) + threads * cut.sums_len(gemm) + LINE
+    let split = Bf16Split::new(gemm);
+    (split.a_len() + split.b_len()).div_ceil(2) + threads * split.sums_len(gemm) + LINE
 }
 
 /// Computes C. The caller ensures that the unit is available, that all lengths are valid, and that
 /// the product is not a batch.
-pub(super) fn run<C: Narrow>(
+pub(super) fn run<C: GemmOutput>(
     unit: Unit,
     gemm: &Gemm,
     pool: &Pool,
@@ -78,41 +80,41 @@ pub(super) fn run<C: Narrow>(
     scratch: &mut [f32],
     epilogue: &Epilogue<'_>,
 ) {
-    let cut = Cut::new(gemm);
-    let packed_len = (cut.a_len() + cut.b_len()).div_ceil(2);
+    let split = Bf16Split::new(gemm);
+    let packed_len = (split.a_len() + split.b_len()).div_ceil(2);
     let (packed, rest) = cut_aligned(scratch, packed_len);
-    let sums_len = cut.sums_len(gemm);
+    let sums_len = split.sums_len(gemm);
     let sums = Shareable::new(&mut rest[..pool.threads() * sums_len]);
     let packed: *mut u16 = packed.as_mut_ptr().cast();
-    let call = Call {
+    let call = Bf16Call {
         unit,
         gemm,
-        cut,
+        split,
         a: a.as_ptr().cast(),
         b: b.as_ptr().cast(),
         packed_a: packed,
-        packed_b: packed.wrapping_add(cut.a_len()),
+        packed_b: packed.wrapping_add(split.a_len()),
         c: Shareable::new(c),
         epilogue,
     };
-    let a_tasks = cut.m_strips.div_ceil(STRIPS_PER_TASK);
-    let b_tasks = cut.n_strips.div_ceil(STRIPS_PER_TASK);
+    let a_tasks = split.m_strips.div_ceil(STRIPS_PER_TASK);
+    let b_tasks = split.n_strips.div_ceil(STRIPS_PER_TASK);
     pool.run(a_tasks + b_tasks, |task| match task.checked_sub(a_tasks) {
         None => call.pack_a(task * STRIPS_PER_TASK),
         Some(task) => call.pack_b(task * STRIPS_PER_TASK),
     });
-    pool.run_with_worker(cut.m_blocks * cut.n_blocks, |task, worker| {
+    pool.run_with_worker(split.m_blocks * split.n_blocks, |task, worker| {
         // SAFETY: each worker has its own sums.
         let sums = unsafe { sums.slice(worker * sums_len, sums_len) };
-        call.block(task % cut.m_blocks, task / cut.m_blocks, sums);
+        call.block(task % split.m_blocks, task / split.m_blocks, sums);
     });
 }
 
 /// One call: the state that tasks share.
-struct Call<'a, C> {
+struct Bf16Call<'a, C> {
     unit: Unit,
     gemm: &'a Gemm,
-    cut: Cut,
+    split: Bf16Split,
     a: *const u16,
     b: *const u16,
     packed_a: *mut u16,
@@ -122,18 +124,18 @@ struct Call<'a, C> {
 }
 
 // SAFETY: the sides are only read, and each task writes its own strips and its own block of C.
-unsafe impl<C: Send + Sync> Sync for Call<'_, C> {}
+unsafe impl<C: Send + Sync> Sync for Bf16Call<'_, C> {}
 
-impl<C: Narrow> Call<'_, C> {
+impl<C: GemmOutput> Bf16Call<'_, C> {
     fn pack_a(&self, first: usize) {
-        let (gemm, cut) = (self.gemm, &self.cut);
-        for strip in first..(first + STRIPS_PER_TASK).min(cut.m_strips) {
+        let (gemm, split) = (self.gemm, &self.split);
+        for strip in first..(first + STRIPS_PER_TASK).min(split.m_strips) {
             let row = strip * TILE;
             let rows = (gemm.m - row).min(TILE);
-            for tile in 0..cut.k_tiles {
+            for tile in 0..split.k_tiles {
                 let term = tile * TERMS;
                 let terms = (gemm.k - term).min(TERMS);
-                let to = self.packed_a.wrapping_add((strip * cut.k_tiles + tile) * TILE_LEN);
+                let to = self.packed_a.wrapping_add((strip * split.k_tiles + tile) * TILE_LEN);
                 // SAFETY: A holds these rows and terms, and there is space for every tile.
                 unsafe {
                     if gemm.trans_a {
@@ -149,14 +151,14 @@ impl<C: Narrow> Call<'_, C> {
     }
 
     fn pack_b(&self, first: usize) {
-        let (gemm, cut) = (self.gemm, &self.cut);
-        for strip in first..(first + STRIPS_PER_TASK).min(cut.n_strips) {
+        let (gemm, split) = (self.gemm, &self.split);
+        for strip in first..(first + STRIPS_PER_TASK).min(split.n_strips) {
             let col = strip * TILE;
             let cols = (gemm.n - col).min(TILE);
-            for tile in 0..cut.k_tiles {
+            for tile in 0..split.k_tiles {
                 let term = tile * TERMS;
                 let terms = (gemm.k - term).min(TERMS);
-                let to = self.packed_b.wrapping_add((strip * cut.k_tiles + tile) * TILE_LEN);
+                let to = self.packed_b.wrapping_add((strip * split.k_tiles + tile) * TILE_LEN);
                 // SAFETY: B holds these columns and terms, and there is space for every tile.
                 unsafe {
                     if gemm.trans_b {
@@ -174,16 +176,16 @@ impl<C: Narrow> Call<'_, C> {
     /// Computes one block of C, strips of A times strips of B for each block of K.
     fn block(&self, m_block: usize, n_block: usize, sums: &mut [f32]) {
         // SAFETY: the caller of [`run`] checked that the unit is available.
-        let unit = unsafe { Ready::new(self.unit) };
-        let (gemm, cut) = (self.gemm, &self.cut);
+        let unit = unsafe { ConfiguredUnit::new(self.unit) };
+        let (gemm, split) = (self.gemm, &self.split);
         let rows = m_block * M_BLOCK..((m_block + 1) * M_BLOCK).min(gemm.m);
         let cols = n_block * N_BLOCK..((n_block + 1) * N_BLOCK).min(gemm.n);
         let k_blocks = gemm.k.div_ceil(K_BLOCK);
         for k_block in 0..k_blocks {
             let first = k_block * (K_BLOCK / TERMS);
-            let steps = (cut.k_tiles - first).min(K_BLOCK / TERMS);
+            let steps = (split.k_tiles - first).min(K_BLOCK / TERMS);
             for row in rows.clone().step_by(BLOCK) {
-                let a = self.strips(self.packed_a, cut.m_strips, row, first);
+                let a = self.strips(self.packed_a, split.m_strips, row, first);
                 for col in cols.clone().step_by(BLOCK) {
                     let at = match k_blocks {
                         1 => 0,
@@ -192,7 +194,7 @@ impl<C: Narrow> Call<'_, C> {
                     let sums = &mut sums[at..at + BLOCK * BLOCK];
                     let block = Block {
                         a,
-                        b: self.strips(self.packed_b, cut.n_strips, col, first),
+                        b: self.strips(self.packed_b, split.n_strips, col, first),
                         steps,
                         sums: sums.as_mut_ptr(),
                         add: k_block > 0,
@@ -214,7 +216,7 @@ impl<C: Narrow> Call<'_, C> {
         let strip = at / TILE;
         let second = if strip + 1 < count { strip + 1 } else { strip };
         [strip, second].map(|strip| {
-            side.cast_const().wrapping_add((strip * self.cut.k_tiles + tile) * TILE_LEN)
+            side.cast_const().wrapping_add((strip * self.split.k_tiles + tile) * TILE_LEN)
         })
     }
 
@@ -254,7 +256,7 @@ impl<C: Narrow> Call<'_, C> {
 
 /// Computes `out = act(sums + bias)`, in wide registers.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn store_row<C: Narrow>(sums: &mut [f32], bias: Option<&[f32]>, relu: bool, out: &mut [C]) {
+fn store_row<C: GemmOutput>(sums: &mut [f32], bias: Option<&[f32]>, relu: bool, out: &mut [C]) {
     if let Some(bias) = bias {
         sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
     }

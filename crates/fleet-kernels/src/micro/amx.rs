@@ -17,7 +17,8 @@ use std::sync::OnceLock;
 /// once.
 pub(crate) fn is_available() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| has_unit() && is_x86_feature_detected!("avx512bw") && ask_system())
+    *ANSWER
+        .get_or_init(|| has_unit() && is_x86_feature_detected!("avx512bw") && request_permission())
 }
 
 fn has_unit() -> bool {
@@ -40,7 +41,7 @@ fn has_unit() -> bool {
 
 /// Requests permission. Linux grants the 8 KB of tile state to a process once, for all its threads.
 #[cfg(target_os = "linux")]
-fn ask_system() -> bool {
+fn request_permission() -> bool {
     const ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
     const XFEATURE_XTILEDATA: u64 = 18;
@@ -61,7 +62,7 @@ fn ask_system() -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask_system() -> bool {
+fn request_permission() -> bool {
     false
 }
 

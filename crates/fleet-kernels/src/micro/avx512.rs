@@ -45,7 +45,7 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let mut b = tile.b;
         let (a_step, b_step) = (tile.a_step, tile.b_step);
-        let (mut ahead, ahead_step) = (tile.ahead.at, tile.ahead.step);
+        let (mut prefetch, prefetch_step) = (tile.prefetch.at, tile.prefetch.step);
         for s in 0..tile.segment_count {
             let offset = *tile.segments.add(s);
             let a: [*const f32; ROWS] = std::array::from_fn(|r| tile.a[r].offset(offset));
@@ -61,8 +61,8 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
                         acc[r][v] = _mm512_fmadd_ps(value, columns[v], acc[r][v]);
                     }
                 }
-                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-                ahead = ahead.wrapping_add(ahead_step);
+                _mm_prefetch::<_MM_HINT_T1>(prefetch.cast());
+                prefetch = prefetch.wrapping_add(prefetch_step);
                 at += a_step;
                 b = b.wrapping_add(b_step);
             }

@@ -42,19 +42,19 @@ impl Unit {
 }
 
 /// A unit, configured on this thread until this is dropped.
-pub(crate) enum Ready {
+pub(crate) enum ConfiguredUnit {
     Tiles(amx::Tiles),
     Dot,
 }
 
-impl Ready {
+impl ConfiguredUnit {
     /// # Safety
     /// The unit is one of [`Unit::available`].
-    pub unsafe fn new(unit: Unit) -> Ready {
+    pub unsafe fn new(unit: Unit) -> ConfiguredUnit {
         match unit {
             // SAFETY: promised by the caller.
-            Unit::Tiles => Ready::Tiles(unsafe { amx::Tiles::new() }),
-            Unit::Dot => Ready::Dot,
+            Unit::Tiles => ConfiguredUnit::Tiles(unsafe { amx::Tiles::new() }),
+            Unit::Dot => ConfiguredUnit::Dot,
         }
     }
 
@@ -65,9 +65,9 @@ impl Ready {
     pub unsafe fn run(&self, block: &Block) {
         match self {
             // SAFETY: promised by the caller; `self` proves that the unit is available.
-            Ready::Tiles(tiles) => unsafe { tiles.run(block) },
+            ConfiguredUnit::Tiles(tiles) => unsafe { tiles.run(block) },
             // SAFETY: as above.
-            Ready::Dot => unsafe { dot::run(block) },
+            ConfiguredUnit::Dot => unsafe { dot::run(block) },
         }
     }
 }

@@ -75,7 +75,7 @@ impl Isa {
 
     /// Returns this one, or the best if the machine lacks it. Calling a missing one would be
     /// undefined behavior.
-    pub(crate) fn or_best(self) -> Isa {
+    pub(crate) fn or_best_available(self) -> Isa {
         if self == Isa::best() || self.is_available() { self } else { Isa::best() }
     }
 }
@@ -105,31 +105,37 @@ pub(crate) struct Tile {
     /// Number of columns, 1 to 64.
     pub cols: usize,
     pub finish: Finish,
-    pub ahead: Ahead,
+    pub prefetch: Prefetch,
 }
 
 /// Memory that will be read soon. Each term prefetches one line of it, so that it arrives while the
 /// sums run. Prefetching all of it at once would stall the loads of the sums.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only the AVX-512 tile prefetches
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     /// Any address is allowed. One that is in L1 costs nothing.
     pub at: *const f32,
     /// Distance between the prefetches of successive terms, in elements.
     pub step: usize,
 }
 
-impl Ahead {
+impl Prefetch {
     /// Returns a prefetch that repeats one address and so has no effect.
-    pub fn nothing(at: *const f32) -> Ahead {
-        Ahead { at, step: 0 }
+    pub fn none(at: *const f32) -> Prefetch {
+        Prefetch { at, step: 0 }
     }
 
     /// Returns part number `part` of `parts` equal parts of `len` elements, spread over `terms`
     /// terms.
-    pub fn part(first: *const f32, len: usize, part: usize, parts: usize, terms: usize) -> Ahead {
+    pub fn part(
+        first: *const f32,
+        len: usize,
+        part: usize,
+        parts: usize,
+        terms: usize,
+    ) -> Prefetch {
         let step = len.div_ceil(parts.max(1)).div_ceil(terms.max(1));
-        Ahead { at: first.wrapping_add((part * step * terms).min(len)), step }
+        Prefetch { at: first.wrapping_add((part * step * terms).min(len)), step }
     }
 }
 

@@ -15,7 +15,7 @@
 //! use fleet_kernels::{optim::{Rule, Segment, Segments, Step}, pool::Pool};
 //! let (mut w, g) = ([1.0, 2.0], [0.5, -1.0]);
 //! let segments = Segments::new(vec![Segment::of(&mut w, &g, [None, None, None])]);
-//! // SAFETY: `w` and `g` outlive the call, and nobody else touches them.
+//! // SAFETY: `w` and `g` outlive the call, and nothing else accesses them.
 //! unsafe { segments.update(&Pool::new(1), Rule::Sgd, Step { lr: 0.1, ..Step::default() }, &mut []) };
 //! assert_eq!(w, [0.95, 2.1]);
 //! ```
@@ -29,7 +29,7 @@ pub use rows::{Table, update_rows};
 
 use self::rules::*;
 use crate::pool::Pool;
-use crate::simd::Raw;
+use crate::simd::SharedPtr;
 use crate::{for_registers, kernel};
 
 /// A penalty on the parameters, added to the gradient.
@@ -214,7 +214,7 @@ impl Segments {
         for (index, segment) in self.segments.iter_mut().enumerate() {
             let len = segment.len;
             bind(index, segment);
-            assert_eq!(segment.len, len, "the pieces of a step are cut by length");
+            assert_eq!(segment.len, len, "a rebound segment has another length");
         }
     }
 
@@ -247,8 +247,8 @@ impl Segments {
     /// # Safety
     /// Every gradient is readable, and no other thread writes it.
     pub unsafe fn grad_squared_norm(&self, pool: &Pool, scratch: &mut [f64]) -> f64 {
-        assert!(scratch.len() >= self.scratch_len(), "too little scratch");
-        let slots = Raw::new_mut(scratch.as_mut_ptr());
+        assert!(scratch.len() >= self.scratch_len(), "scratch is too short");
+        let slots = SharedPtr::new_mut(scratch.as_mut_ptr());
         self.each_piece(pool, |index, segment, piece| {
             // SAFETY: every piece is inside its tensor and has its own slot.
             unsafe { *slots.at(index) = piece_norm(segment.grad.add(piece.start), piece.len) };
@@ -263,10 +263,10 @@ impl Segments {
     /// Every pointer that the rule uses is valid for its segment's length. No other thread accesses
     /// the tensors during the call, and no two of them overlap.
     pub unsafe fn update(&self, pool: &Pool, rule: Rule, step: Step, scratch: &mut [f64]) {
-        let norms = Raw::new_mut(scratch.as_mut_ptr());
+        let norms = SharedPtr::new_mut(scratch.as_mut_ptr());
         let count = self.pieces.len();
         if rule.needs_norms() {
-            assert!(scratch.len() >= self.scratch_len(), "too little scratch");
+            assert!(scratch.len() >= self.scratch_len(), "scratch is too short");
             self.each_piece(pool, |index, segment, piece| {
                 // SAFETY: promised by the caller; every piece has its own two slots.
                 unsafe {
@@ -314,9 +314,9 @@ impl Segments {
         start: usize,
         grad: &[f32],
     ) {
-        assert!(!rule.needs_norms(), "the rule needs whole tensors");
+        assert!(!rule.needs_norms(), "this rule requires whole tensors");
         let whole = &self.segments[segment];
-        assert!(start + grad.len() <= whole.len, "the part is outside of its tensor");
+        assert!(start + grad.len() <= whole.len, "the part exceeds its tensor");
         // States that the rule does not have stay null.
         let state = whole.state.map(|p| if p.is_null() { p } else { p.wrapping_add(start) });
         let param = whole.param.wrapping_add(start);

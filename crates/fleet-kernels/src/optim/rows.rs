@@ -3,7 +3,7 @@
 use super::rules::*;
 use super::{PIECE, Regularizer, Rule, Step};
 use crate::pool::Pool;
-use crate::simd::{Raw, prefetch};
+use crate::simd::{SharedPtr, prefetch};
 use crate::{for_registers, kernel};
 use std::ops::Range;
 
@@ -39,8 +39,8 @@ pub unsafe fn update_rows(
 ) -> Result<(), i64> {
     let width = table.width;
     assert!(width > 0 && table.param.len().is_multiple_of(width), "not a whole number of rows");
-    assert_eq!(grads.len(), rows.len() * width, "one gradient row for each row");
-    assert!(!rule.needs_norms(), "LARS and LAMB need whole tensors");
+    assert_eq!(grads.len(), rows.len() * width, "expected one gradient row per row");
+    assert!(!rule.needs_norms(), "this rule requires whole tensors");
     let count = (table.param.len() / width) as i64;
     let given = table.state.iter().take_while(|slice| slice.is_some()).count();
     assert!(given >= rule.state_count(), "a state table is missing");
@@ -48,15 +48,15 @@ pub unsafe fn update_rows(
         return Err(*wrong);
     }
     let len = table.param.len();
-    let param = Raw::new_mut(table.param.as_mut_ptr());
+    let param = SharedPtr::new_mut(table.param.as_mut_ptr());
     let state = table.state.map(|slice| {
-        Raw::new_mut(slice.map_or(std::ptr::null_mut(), |slice| {
+        SharedPtr::new_mut(slice.map_or(std::ptr::null_mut(), |slice| {
             assert_eq!(slice.len(), len, "table and state differ in shape");
             slice.as_mut_ptr()
         }))
     });
     let gradient = Gradient { scale: step.grad_scale, regularizer: table.regularizer };
-    let (rows_raw, grads) = (Raw::new(rows.as_ptr()), Raw::new(grads.as_ptr()));
+    let (rows_raw, grads) = (SharedPtr::new(rows.as_ptr()), SharedPtr::new(grads.as_ptr()));
     let grain = (PIECE / 4 / width).max(1);
     with_rule!(rule, step, step.lr, table.weight_decay, op => {
         pool.run_ranges(rows.len(), grain, |range| {
@@ -69,8 +69,9 @@ pub unsafe fn update_rows(
 
 kernel! {
     unsafe fn rows_kernel<S, O: UpdateOp>(
-        s: S, op: O, gradient: Gradient, param: Raw<f32>, grads: Raw<f32>, state: [Raw<f32>; 3],
-        rows: Raw<i64>, range: Range<usize>, width: usize,
+        s: S, op: O, gradient: Gradient, param: SharedPtr<f32>, grads: SharedPtr<f32>,
+        state: [SharedPtr<f32>; 3],
+        rows: SharedPtr<i64>, range: Range<usize>, width: usize,
     ) {
         for i in range.clone() {
             let ahead = (i + ROWS_AHEAD).min(range.end - 1);

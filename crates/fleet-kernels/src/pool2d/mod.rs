@@ -89,12 +89,12 @@ impl Pool2d {
         for axis in 0..2 {
             let padded = pooling.input[axis] + pads[axis][0] + pads[axis][1];
             if size[axis] == 0 || stride[axis] == 0 || size[axis] > padded {
-                return Err(Error::invalid("pooling window does not fit the padded input")
+                return Err(Error::invalid("pooling window exceeds the padded input")
                     .expected(format_args!("a size in 1 to {padded} and a stride of at least 1"))
                     .got(format_args!("size {}, stride {}", size[axis], stride[axis])));
             }
             if pads[axis].iter().any(|&pad| pad >= size[axis]) {
-                return Err(Error::invalid("pooling window would lie in the padding")
+                return Err(Error::invalid("pooling window is entirely in the padding")
                     .expected(format_args!("padding below the window size {}", size[axis]))
                     .got(format_args!("{:?}", pads[axis])));
             }
@@ -159,19 +159,19 @@ impl Pool2d {
     ) {
         self.check(x.len(), y.len());
         if let Some(offsets) = &offsets {
-            assert_eq!(offsets.len(), y.len(), "one offset for each maximum");
+            assert_eq!(offsets.len(), y.len(), "expected one offset per maximum");
             assert!(self.window_len_max() - 1 <= O::MAX, "offsets of this type are too narrow");
         }
         let y = Shareable::new(y);
         let offsets = offsets.map(Shareable::new);
         self.for_each_row(pool, self.output, |image, row| {
-            let kept = offsets.as_ref().map_or(std::ptr::null_mut(), |offsets| {
+            let offsets_out = offsets.as_ref().map_or(std::ptr::null_mut(), |offsets| {
                 offsets.ptr().wrapping_add(self.output_at(image, row, 0))
             });
             // SAFETY: lengths were checked, and each output row has one task.
             unsafe {
                 let y = y.ptr().add(self.output_at(image, row, 0));
-                max_row::<O>(self, x.as_ptr().add(self.input_at(image, 0, 0)), row, y, kept);
+                max_row::<O>(self, x.as_ptr().add(self.input_at(image, 0, 0)), row, y, offsets_out);
             }
         });
     }
@@ -179,7 +179,7 @@ impl Pool2d {
     /// Computes dx from dy and the offsets of the forward pass.
     pub fn max_backward<O: Offset>(&self, pool: &Pool, dy: &[f32], offsets: &[O], dx: &mut [f32]) {
         self.check(dx.len(), dy.len());
-        assert_eq!(offsets.len(), dy.len(), "one offset for each maximum");
+        assert_eq!(offsets.len(), dy.len(), "expected one offset per maximum");
         let dx = Shareable::new(dx);
         self.for_each_row(pool, self.input, |image, row| {
             let start = self.output_at(image, 0, 0);
@@ -218,8 +218,8 @@ impl Pool2d {
     }
 
     fn check(&self, input: usize, output: usize) {
-        assert_eq!(input, self.input_len(), "the pooled tensor has the wrong length");
-        assert_eq!(output, self.output_len(), "the result of pooling has the wrong length");
+        assert_eq!(input, self.input_len(), "pooling input has the wrong length");
+        assert_eq!(output, self.output_len(), "pooling output has the wrong length");
     }
 
     /// Runs `body(image, row)` for all rows of `size`, in tasks of about 10 us.
@@ -270,7 +270,7 @@ impl Pool2d {
 
     /// Returns the outputs whose windows cover input `index` along an axis.
     #[inline(always)]
-    fn covering(&self, axis: usize, index: usize) -> Range<usize> {
+    fn covering_windows(&self, axis: usize, index: usize) -> Range<usize> {
         let windows = self.output[axis];
         match self.windows {
             Windows::Strided { size, stride, pads } => {
@@ -396,14 +396,21 @@ unsafe fn load_offsets<S: Simd, O: Offset>(s: S, p: *const O, n: usize) -> S::I 
     s.bits_of(unsafe { s.load(lanes.as_ptr()) })
 }
 
-/// Computes one row of outputs. `x` is the image, and `kept` is null if no offsets are requested.
+/// Computes one row of outputs. `x` is the image, and `offsets_out` is null if no offsets are
+/// requested.
 ///
 /// # Safety
 /// Image, row and offsets have the sizes of the pooling.
-unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32, kept: *mut O) {
+unsafe fn max_row<O: Offset>(
+    p: &Pool2d,
+    x: *const f32,
+    row: usize,
+    y: *mut f32,
+    offsets_out: *mut O,
+) {
     crate::kernel! {
         unsafe fn run<S, O: Offset>(
-            s: S, p: &Pool2d, x: *const f32, row: usize, y: *mut f32, kept: *mut O,
+            s: S, p: &Pool2d, x: *const f32, row: usize, y: *mut f32, offsets_out: *mut O,
         ) {
             let c = p.channels;
             let (rows, _) = p.window(0, row);
@@ -432,8 +439,8 @@ unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32,
                         }
                     }
                     store(s, y.add(at), best, n);
-                    if !kept.is_null() {
-                        store_offsets(s, kept.add(at), offset, n);
+                    if !offsets_out.is_null() {
+                        store_offsets(s, offsets_out.add(at), offset, n);
                     }
                     channel += n;
                 }
@@ -441,7 +448,7 @@ unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32,
         }
     }
     // SAFETY: promised by the caller.
-    unsafe { run(p, x, row, y, kept) }
+    unsafe { run(p, x, row, y, offsets_out) }
 }
 
 /// Computes one row of dx; `dy` and `offsets` are those of the image.
@@ -463,9 +470,9 @@ unsafe fn max_gradient_row<O: Offset>(
             for column in 0..p.input[1] {
                 let dx = dx.add(column * c);
                 let mut is_first = true;
-                for r in p.covering(0, row) {
+                for r in p.covering_windows(0, row) {
                     let rows = p.window(0, r).0;
-                    for w in p.covering(1, column) {
+                    for w in p.covering_windows(1, column) {
                         let columns = p.window(1, w).0;
                         let index = (row - rows.start) * columns.len() + column - columns.start;
                         let index = s.splat_i(index as i32);
@@ -534,9 +541,9 @@ crate::kernel! {
         for column in 0..p.input[1] {
             let dx = dx.add(column * c);
             let mut is_first = true;
-            for r in p.covering(0, row) {
+            for r in p.covering_windows(0, row) {
                 let rows = p.window(0, r);
-                for w in p.covering(1, column) {
+                for w in p.covering_windows(1, column) {
                     let share = s.splat(p.share(count, &rows, &p.window(1, w)));
                     let at = (r * p.output[1] + w) * c;
                     let mut channel = 0;

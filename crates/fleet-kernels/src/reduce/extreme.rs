@@ -3,7 +3,7 @@
 use super::TASK_ELEMENTS;
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 use std::ops::Range;
 
 /// The extreme that [`arg_extreme`] finds.
@@ -99,15 +99,15 @@ pub fn arg_extreme(
     inner: usize,
     out: &mut [i64],
 ) {
-    assert_eq!(x.len(), outer * len * inner, "wrong number of elements");
-    assert_eq!(out.len(), outer * inner, "wrong number of results");
+    assert_eq!(x.len(), outer * len * inner, "input has the wrong length");
+    assert_eq!(out.len(), outer * inner, "output has the wrong length");
     if len == 0 {
         out.fill(0);
         return;
     }
     let sign = if extreme == Extreme::Max { 1.0 } else { -1.0 };
     let grain = (TASK_ELEMENTS / len).max(1);
-    let (x, out_raw) = (Raw::new(x.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    let (x, out_raw) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(out.as_mut_ptr()));
     pool.run_ranges(out.len(), grain, |range| {
         // SAFETY: ranges are disjoint and inside the results, and the sizes were checked above.
         unsafe { arg_kernel(x.at(0), len, inner, range, sign, out_raw.at(0)) };

@@ -21,15 +21,15 @@ mod sources;
 mod tests;
 
 pub use extreme::{Extreme, arg_extreme};
-pub(crate) use sources::{FoldOp, Plain, Product, Quotient, Source, SumOp};
 use sources::{MaxOp, MinOp, ProdOp};
+pub(crate) use sources::{Plain, Product, Quotient, ReduceOp, Source, SumOp};
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 
 /// The operation over the reduced axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct Reduction {
     kept: Vec<(usize, usize)>,
     /// (length, stride) of the reduced axes outside the leaf.
     reduced: Vec<(usize, usize)>,
-    leaf: Leaf,
+    inner_block: InnerBlock,
     kept_count: usize,
     reduced_count: usize,
     splits: usize,
@@ -70,7 +70,7 @@ pub struct Reduction {
 
 /// The innermost, contiguous block.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Leaf {
+enum InnerBlock {
     /// A run of this length that gives one result.
     Run(usize),
     /// A matrix whose columns are reduced.
@@ -90,16 +90,16 @@ impl Reduction {
                 _ => dims.push((len, is_reduced)),
             }
         }
-        let leaf = match dims.pop() {
-            None => Leaf::Run(1),
-            Some((len, true)) => Leaf::Run(len),
+        let inner_block = match dims.pop() {
+            None => InnerBlock::Run(1),
+            Some((len, true)) => InnerBlock::Run(len),
             Some((columns, false)) => {
-                Leaf::Columns { rows: dims.pop().map_or(1, |(rows, _)| rows), columns }
+                InnerBlock::Columns { rows: dims.pop().map_or(1, |(rows, _)| rows), columns }
             }
         };
-        let mut stride = match leaf {
-            Leaf::Run(len) => len,
-            Leaf::Columns { rows, columns } => rows * columns,
+        let mut stride = match inner_block {
+            InnerBlock::Run(len) => len,
+            InnerBlock::Columns { rows, columns } => rows * columns,
         };
         let (mut kept, mut reduced) = (Vec::new(), Vec::new());
         for (len, is_reduced) in dims.into_iter().rev() {
@@ -112,7 +112,7 @@ impl Reduction {
         let mut plan = Reduction {
             kept,
             reduced,
-            leaf,
+            inner_block,
             kept_count,
             reduced_count,
             splits: 1,
@@ -128,18 +128,18 @@ impl Reduction {
     /// Returns the number of results.
     pub fn out_len(&self) -> usize {
         self.kept_count
-            * match self.leaf {
-                Leaf::Run(_) => 1,
-                Leaf::Columns { columns, .. } => columns,
+            * match self.inner_block {
+                InnerBlock::Run(_) => 1,
+                InnerBlock::Columns { columns, .. } => columns,
             }
     }
 
     /// Returns the number of elements per result.
     pub fn reduced_len(&self) -> usize {
         self.reduced_count
-            * match self.leaf {
-                Leaf::Run(len) => len,
-                Leaf::Columns { rows, .. } => rows,
+            * match self.inner_block {
+                InnerBlock::Run(len) => len,
+                InnerBlock::Columns { rows, .. } => rows,
             }
     }
 
@@ -160,17 +160,17 @@ impl Reduction {
     }
 
     fn column_blocks(&self) -> usize {
-        match self.leaf {
-            Leaf::Run(_) => 1,
-            Leaf::Columns { columns, .. } => columns.div_ceil(COLUMNS_MAX),
+        match self.inner_block {
+            InnerBlock::Run(_) => 1,
+            InnerBlock::Columns { columns, .. } => columns.div_ceil(COLUMNS_MAX),
         }
     }
 
     fn unit_elements(&self) -> usize {
         self.reduced_count
-            * match self.leaf {
-                Leaf::Run(len) => len,
-                Leaf::Columns { rows, columns } => rows * columns.min(COLUMNS_MAX),
+            * match self.inner_block {
+                InnerBlock::Run(len) => len,
+                InnerBlock::Columns { rows, columns } => rows * columns.min(COLUMNS_MAX),
             }
     }
 
@@ -181,10 +181,10 @@ impl Reduction {
     /// Returns the length along which a reduction is split: the outer reduced axes, or the leaf if
     /// there are none.
     fn split_len(&self) -> usize {
-        match self.leaf {
+        match self.inner_block {
             _ if self.reduced_count > 1 => self.reduced_count,
-            Leaf::Run(len) => len,
-            Leaf::Columns { rows, .. } => rows,
+            InnerBlock::Run(len) => len,
+            InnerBlock::Columns { rows, .. } => rows,
         }
     }
 
@@ -204,13 +204,13 @@ impl Reduction {
 
 /// Replaces lanes from `n` on by the identity.
 #[inline(always)]
-fn only_first<S: Simd, F: FoldOp>(s: S, x: S::F, n: usize) -> S::F {
+fn only_first<S: Simd, F: ReduceOp>(s: S, x: S::F, n: usize) -> S::F {
     s.select(s.first(n), x, s.splat(F::IDENTITY))
 }
 
 /// Returns the fold of a contiguous run.
 #[inline(always)]
-unsafe fn run<S: Simd, F: FoldOp, M: Source>(s: S, source: M, start: usize, len: usize) -> f64 {
+unsafe fn run<S: Simd, F: ReduceOp, M: Source>(s: S, source: M, start: usize, len: usize) -> f64 {
     let mut total = f64::from(F::IDENTITY);
     let mut i = start;
     let end = start + len;
@@ -249,7 +249,7 @@ unsafe fn load_n<S: Simd, M: Source>(s: S, source: M, i: usize, n: usize) -> S::
 
 /// Folds `rows` rows of `width` elements, `stride` apart, into `acc`.
 #[inline(always)]
-unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
+unsafe fn columns<S: Simd, F: ReduceOp, M: Source>(
     s: S,
     source: M,
     start: usize,
@@ -301,7 +301,7 @@ unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
 /// Like [`columns`], for contiguous rows narrower than a few registers. Several rows are treated as
 /// one wide row, and the wide result is folded at the end.
 #[inline(always)]
-unsafe fn narrow_columns<S: Simd, F: FoldOp, M: Source>(
+unsafe fn narrow_columns<S: Simd, F: ReduceOp, M: Source>(
     s: S,
     source: M,
     start: usize,
@@ -329,7 +329,7 @@ unsafe fn narrow_columns<S: Simd, F: FoldOp, M: Source>(
 kernel! {
     /// Computes the results of `units` for part `split` of the reduced axes, and writes them to
     /// `out`.
-    unsafe fn fold_units<S, F: FoldOp, M: Source>(
+    unsafe fn fold_units<S, F: ReduceOp, M: Source>(
         s: S, fold: F, source: M, plan: &Reduction, units: Range<usize>, split: usize, out: *mut f32,
     ) {
         let _ = fold;
@@ -341,8 +341,8 @@ kernel! {
             let base = Reduction::offset(&plan.kept, o);
             let outer = plan.reduced_count > 1;
             let steps = if outer { cut.clone() } else { 0..1 };
-            match plan.leaf {
-                Leaf::Run(len) => {
+            match plan.inner_block {
+                InnerBlock::Run(len) => {
                     let inner = if outer { 0..len } else { cut.clone() };
                     let mut total = f64::from(F::IDENTITY);
                     for q in steps {
@@ -351,7 +351,7 @@ kernel! {
                     }
                     *out.add(o) = total as f32;
                 }
-                Leaf::Columns { rows, columns: width } => {
+                InnerBlock::Columns { rows, columns: width } => {
                     let inner = if outer { 0..rows } else { cut.clone() };
                     let first = block * COLUMNS_MAX;
                     let block_width = COLUMNS_MAX.min(width - first);
@@ -378,7 +378,7 @@ kernel! {
 
 kernel! {
     /// Computes `out[i]` from `splits` partial results `len` apart, times `scale`.
-    unsafe fn combine<S, F: FoldOp>(
+    unsafe fn combine<S, F: ReduceOp>(
         s: S, fold: F, partial: *const f32, splits: usize, len: usize, range: Range<usize>,
         scale: f32, out: *mut f32,
     ) {
@@ -398,7 +398,7 @@ kernel! {
     }
 }
 
-pub(crate) fn reduce_source<F: FoldOp, M: Source>(
+pub(crate) fn reduce_source<F: ReduceOp, M: Source>(
     pool: &Pool,
     fold: F,
     plan: &Reduction,
@@ -407,8 +407,8 @@ pub(crate) fn reduce_source<F: FoldOp, M: Source>(
     out: &mut [f32],
     scratch: &mut [f32],
 ) {
-    assert_eq!(out.len(), plan.out_len(), "wrong number of results");
-    assert!(scratch.len() >= plan.scratch_len(), "too little scratch");
+    assert_eq!(out.len(), plan.out_len(), "output has the wrong length");
+    assert!(scratch.len() >= plan.scratch_len(), "scratch is too short");
     let len = out.len();
     if plan.empty {
         out.fill(F::IDENTITY * scale);
@@ -417,8 +417,8 @@ pub(crate) fn reduce_source<F: FoldOp, M: Source>(
     let per_task = plan.units_per_task();
     let tasks = plan.units().div_ceil(per_task);
     let target = if plan.splits > 1 { scratch.as_mut_ptr() } else { out.as_mut_ptr() };
-    let target = Raw::new_mut(target);
-    let out = Raw::new_mut(out.as_mut_ptr());
+    let target = SharedPtr::new_mut(target);
+    let out = SharedPtr::new_mut(out.as_mut_ptr());
     pool.run(tasks * plan.splits, |task| {
         let (split, block) = (task / tasks, task % tasks);
         let units = block * per_task..((block + 1) * per_task).min(plan.units());
@@ -443,8 +443,8 @@ pub fn reduce(
     out: &mut [f32],
     scratch: &mut [f32],
 ) {
-    assert_eq!(x.len(), plan.in_len(), "wrong number of elements");
-    let source = Plain(Raw::new(x.as_ptr()));
+    assert_eq!(x.len(), plan.in_len(), "input has the wrong length");
+    let source = Plain(SharedPtr::new(x.as_ptr()));
     match fold {
         Fold::Sum => reduce_source(pool, SumOp, plan, source, 1.0, out, scratch),
         Fold::Mean => {
@@ -465,7 +465,7 @@ kernel! {
     pub(crate) unsafe fn add_columns<S>(
         s: S, x: *const f32, rows: usize, width: usize, acc: *mut f32,
     ) {
-        columns::<S, SumOp, Plain>(s, Plain(Raw::new(x)), 0, rows, width, width, acc);
+        columns::<S, SumOp, Plain>(s, Plain(SharedPtr::new(x)), 0, rows, width, width, acc);
     }
 }
 
@@ -473,7 +473,7 @@ kernel! {
 pub(crate) fn add_partials(pool: &Pool, partials: &[f32], out: &mut [f32]) {
     let len = out.len();
     let parts = partials.len() / len.max(1);
-    let (partials, out) = (Raw::new(partials.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    let (partials, out) = (SharedPtr::new(partials.as_ptr()), SharedPtr::new_mut(out.as_mut_ptr()));
     pool.run_ranges(len, 4096, |range| {
         // SAFETY: ranges are disjoint, and there are `parts` rows of `len`.
         unsafe { combine(SumOp, partials.at(0), parts, len, range, 1.0, out.at(0)) };
@@ -481,7 +481,7 @@ pub(crate) fn add_partials(pool: &Pool, partials: &[f32], out: &mut [f32]) {
 }
 
 kernel! {
-    unsafe fn fold_run<S, F: FoldOp, M: Source>(
+    unsafe fn fold_run<S, F: ReduceOp, M: Source>(
         s: S, fold: F, source: M, start: usize, len: usize,
     ) -> f64 {
         let _ = fold;
@@ -490,10 +490,10 @@ kernel! {
 }
 
 /// Returns the fold of all elements, in f64 across blocks.
-fn fold_all<F: FoldOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -> f64 {
+fn fold_all<F: ReduceOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -> f64 {
     let grain = (2 * TASK_ELEMENTS).max(len.div_ceil(SPLITS_MAX));
     let mut partial = [f64::from(F::IDENTITY); SPLITS_MAX];
-    let slots = Raw::new_mut(partial.as_mut_ptr());
+    let slots = SharedPtr::new_mut(partial.as_mut_ptr());
     pool.run_ranges(len, grain, |range| {
         // SAFETY: there are at most SPLITS_MAX ranges, each with its own slot.
         unsafe {
@@ -506,19 +506,19 @@ fn fold_all<F: FoldOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -
 
 /// Returns the sum of all elements, in f64 across blocks of lanes.
 pub fn sum_all(pool: &Pool, x: &[f32]) -> f64 {
-    fold_all(pool, SumOp, Plain(Raw::new(x.as_ptr())), x.len())
+    fold_all(pool, SumOp, Plain(SharedPtr::new(x.as_ptr())), x.len())
 }
 
 /// Returns the sum of squares.
 pub fn squared_norm(pool: &Pool, x: &[f32]) -> f64 {
-    let raw = Raw::new(x.as_ptr());
+    let raw = SharedPtr::new(x.as_ptr());
     fold_all(pool, SumOp, Product(raw, raw), x.len())
 }
 
 /// Returns the sum of products.
 pub fn dot(pool: &Pool, x: &[f32], y: &[f32]) -> f64 {
     assert_eq!(x.len(), y.len(), "vectors differ in length");
-    fold_all(pool, SumOp, Product(Raw::new(x.as_ptr()), Raw::new(y.as_ptr())), x.len())
+    fold_all(pool, SumOp, Product(SharedPtr::new(x.as_ptr()), SharedPtr::new(y.as_ptr())), x.len())
 }
 
 #[inline(always)]
@@ -553,7 +553,7 @@ kernel! {
 /// Whether any number is infinite or NaN.
 pub fn any_nonfinite(pool: &Pool, x: &[f32]) -> bool {
     let found = AtomicBool::new(false);
-    let raw = Raw::new(x.as_ptr());
+    let raw = SharedPtr::new(x.as_ptr());
     pool.run_ranges(x.len(), TASK_ELEMENTS, |range| {
         // SAFETY: the range is inside `x`.
         if !found.load(Relaxed) && unsafe { has_nonfinite(raw.at(range.start), range.len()) } {

@@ -1,9 +1,9 @@
 //! Inputs and operations of reductions: values from memory, and folds on registers.
 
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 
 /// A function that combines two values into one.
-pub(crate) trait FoldOp: Copy + Send + Sync {
+pub(crate) trait ReduceOp: Copy + Send + Sync {
     const IDENTITY: f32;
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F;
     fn fold_f64(a: f64, b: f64) -> f64;
@@ -13,7 +13,7 @@ pub(crate) trait FoldOp: Copy + Send + Sync {
 #[derive(Clone, Copy)]
 pub(crate) struct SumOp;
 
-impl FoldOp for SumOp {
+impl ReduceOp for SumOp {
     const IDENTITY: f32 = 0.0;
     #[inline(always)]
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
@@ -32,7 +32,7 @@ impl FoldOp for SumOp {
 #[derive(Clone, Copy)]
 pub(super) struct MaxOp;
 
-impl FoldOp for MaxOp {
+impl ReduceOp for MaxOp {
     const IDENTITY: f32 = f32::NEG_INFINITY;
     #[inline(always)]
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
@@ -51,7 +51,7 @@ impl FoldOp for MaxOp {
 #[derive(Clone, Copy)]
 pub(super) struct MinOp;
 
-impl FoldOp for MinOp {
+impl ReduceOp for MinOp {
     const IDENTITY: f32 = f32::INFINITY;
     #[inline(always)]
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
@@ -70,7 +70,7 @@ impl FoldOp for MinOp {
 #[derive(Clone, Copy)]
 pub(super) struct ProdOp;
 
-impl FoldOp for ProdOp {
+impl ReduceOp for ProdOp {
     const IDENTITY: f32 = 1.0;
     #[inline(always)]
     fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
@@ -101,7 +101,7 @@ pub(crate) trait Source: Copy + Send + Sync {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Plain(pub(crate) Raw<f32>);
+pub(crate) struct Plain(pub(crate) SharedPtr<f32>);
 
 impl Source for Plain {
     #[inline(always)]
@@ -118,7 +118,7 @@ impl Source for Plain {
 
 /// The product of two tensors of one shape, or the square of one if both are the same.
 #[derive(Clone, Copy)]
-pub(crate) struct Product(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
+pub(crate) struct Product(pub(crate) SharedPtr<f32>, pub(crate) SharedPtr<f32>);
 
 impl Source for Product {
     #[inline(always)]
@@ -135,7 +135,7 @@ impl Source for Product {
 
 /// The quotient of two tensors of one shape.
 #[derive(Clone, Copy)]
-pub(crate) struct Quotient(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
+pub(crate) struct Quotient(pub(crate) SharedPtr<f32>, pub(crate) SharedPtr<f32>);
 
 impl Source for Quotient {
     #[inline(always)]

@@ -69,7 +69,7 @@ fn check(shape: &[usize], axes: &[usize]) {
             }
         });
         let one = run_plan(&Pool::new(1), fold, shape, axes, &x);
-        assert!(one == run_plan(&Pool::new(3), fold, shape, axes, &x), "threads matter");
+        assert!(one == run_plan(&Pool::new(3), fold, shape, axes, &x), "depends on threads");
     }
 }
 

@@ -364,7 +364,7 @@ use intrinsics;
 /// array. Otherwise, where pointers do not overlap, the compiler would gather one element of every
 /// array into a register.
 #[inline(always)]
-pub(crate) fn keep_arrays_whole() {
+pub(crate) fn block_loop_vectorization() {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     // SAFETY: the assembly contains no instruction.
     unsafe {
@@ -387,31 +387,31 @@ pub(crate) fn prefetch<T>(pointer: *const T) {
 /// A pointer shared between tasks. The kernel that creates it ensures that no two tasks write the
 /// same element.
 #[derive(Debug)]
-pub(crate) struct Raw<T>(*mut T);
+pub(crate) struct SharedPtr<T>(*mut T);
 
-impl<T> Clone for Raw<T> {
+impl<T> Clone for SharedPtr<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Raw<T> {}
+impl<T> Copy for SharedPtr<T> {}
 
 // SAFETY: every kernel that creates one ensures the condition above.
-unsafe impl<T: Send> Send for Raw<T> {}
+unsafe impl<T: Send> Send for SharedPtr<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Raw<T> {}
+unsafe impl<T: Send> Sync for SharedPtr<T> {}
 
-impl<T> Raw<T> {
+impl<T> SharedPtr<T> {
     /// Creates a pointer for reading only.
     #[inline(always)]
     pub(crate) fn new(p: *const T) -> Self {
-        Raw(p.cast_mut())
+        SharedPtr(p.cast_mut())
     }
     /// Creates a pointer for reading and writing.
     #[inline(always)]
     pub(crate) fn new_mut(p: *mut T) -> Self {
-        Raw(p)
+        SharedPtr(p)
     }
     /// Returns the pointer advanced by `i` elements.
     ///

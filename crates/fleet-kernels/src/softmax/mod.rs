@@ -21,7 +21,7 @@ use fleet_base::{Error, Result};
 
 use crate::elementwise::GRAIN;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{SharedPtr, Simd};
 use crate::vmath;
 use crate::{for_registers, kernel};
 
@@ -183,7 +183,7 @@ pub fn softmax_inplace(pool: &Pool, x: &mut [f32], len: usize) {
 /// `x` and `y` hold `rows * len` floats. The regions are equal or disjoint, and no other thread
 /// writes them.
 pub unsafe fn softmax_raw(pool: &Pool, x: *const f32, y: *mut f32, rows: usize, len: usize) {
-    let (x, y) = (Raw::new(x), Raw::new_mut(y));
+    let (x, y) = (SharedPtr::new(x), SharedPtr::new_mut(y));
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows.
         unsafe { softmax_rows(x.at(0), y.at(0), range, len) };
@@ -209,7 +209,7 @@ pub unsafe fn softmax_grad_raw(
     rows: usize,
     len: usize,
 ) {
-    let (y, dy, dx) = (Raw::new(y), Raw::new(dy), Raw::new_mut(dx));
+    let (y, dy, dx) = (SharedPtr::new(y), SharedPtr::new(dy), SharedPtr::new_mut(dx));
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows.
         unsafe { softmax_grad_rows(y.at(0), dy.at(0), dx.at(0), range, len) };
@@ -219,7 +219,7 @@ pub unsafe fn softmax_grad_raw(
 /// Sets `y` to ln softmax of the rows of `x`.
 pub fn log_softmax(pool: &Pool, x: &[f32], len: usize, y: &mut [f32]) {
     let rows = check_rows(len, x.len(), &[y.len()]);
-    let (x, y) = (Raw::new(x.as_ptr()), Raw::new_mut(y.as_mut_ptr()));
+    let (x, y) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(y.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { log_softmax_rows(x.at(0), y.at(0), range, len) };
@@ -229,8 +229,8 @@ pub fn log_softmax(pool: &Pool, x: &[f32], len: usize, y: &mut [f32]) {
 /// Computes the gradient of [`log_softmax`] from its output.
 pub fn log_softmax_grad(pool: &Pool, y: &[f32], dy: &[f32], len: usize, dx: &mut [f32]) {
     let rows = check_rows(len, y.len(), &[dy.len(), dx.len()]);
-    let (y, dy) = (Raw::new(y.as_ptr()), Raw::new(dy.as_ptr()));
-    let dx = Raw::new_mut(dx.as_mut_ptr());
+    let (y, dy) = (SharedPtr::new(y.as_ptr()), SharedPtr::new(dy.as_ptr()));
+    let dx = SharedPtr::new_mut(dx.as_mut_ptr());
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { log_softmax_grad_rows(y.at(0), dy.at(0), dx.at(0), range, len) };
@@ -297,15 +297,20 @@ pub fn softmax_cross_entropy(
     softmax: &mut [f32],
     loss: &mut [f32],
 ) -> Result<()> {
-    assert_eq!(labels.len(), loss.len(), "one label and one loss a row");
+    assert_eq!(labels.len(), loss.len(), "expected one label and one loss per row");
     if labels.is_empty() {
         return Ok(());
     }
     let len = logits.len() / labels.len();
-    assert_eq!(check_rows(len, logits.len(), &[softmax.len()]), labels.len(), "rows and labels");
+    assert_eq!(
+        check_rows(len, logits.len(), &[softmax.len()]),
+        labels.len(),
+        "logits and labels differ in rows"
+    );
     check_labels(labels, len, ignore)?;
-    let (x, labels) = (Raw::new(logits.as_ptr()), Raw::new(labels.as_ptr()));
-    let (p, losses) = (Raw::new_mut(softmax.as_mut_ptr()), Raw::new_mut(loss.as_mut_ptr()));
+    let (x, labels) = (SharedPtr::new(logits.as_ptr()), SharedPtr::new(labels.as_ptr()));
+    let (p, losses) =
+        (SharedPtr::new_mut(softmax.as_mut_ptr()), SharedPtr::new_mut(loss.as_mut_ptr()));
     pool.run_ranges(loss.len(), grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and lengths and labels were checked.
         unsafe { hard_rows(x.at(0), labels.at(0), ignore, p.at(0), losses.at(0), range, len) };
@@ -322,15 +327,19 @@ pub fn softmax_cross_entropy_grad(
     dloss: &[f32],
     dlogits: &mut [f32],
 ) -> Result<()> {
-    assert_eq!(labels.len(), dloss.len(), "one label and one loss a row");
+    assert_eq!(labels.len(), dloss.len(), "expected one label and one loss per row");
     if labels.is_empty() {
         return Ok(());
     }
     let len = softmax.len() / labels.len();
-    assert_eq!(check_rows(len, softmax.len(), &[dlogits.len()]), labels.len(), "rows and labels");
+    assert_eq!(
+        check_rows(len, softmax.len(), &[dlogits.len()]),
+        labels.len(),
+        "logits and labels differ in rows"
+    );
     check_labels(labels, len, ignore)?;
-    let (p, labels) = (Raw::new(softmax.as_ptr()), Raw::new(labels.as_ptr()));
-    let (dl, dx) = (Raw::new(dloss.as_ptr()), Raw::new_mut(dlogits.as_mut_ptr()));
+    let (p, labels) = (SharedPtr::new(softmax.as_ptr()), SharedPtr::new(labels.as_ptr()));
+    let (dl, dx) = (SharedPtr::new(dloss.as_ptr()), SharedPtr::new_mut(dlogits.as_mut_ptr()));
     pool.run_ranges(dloss.len(), grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and lengths and labels were checked.
         unsafe { hard_grad_rows(p.at(0), labels.at(0), ignore, dl.at(0), dx.at(0), range, len) };
@@ -384,9 +393,10 @@ pub fn softmax_cross_entropy_soft(
     }
     let len = logits.len() / loss.len();
     let rows = check_rows(len, logits.len(), &[labels.len(), softmax.len()]);
-    assert_eq!(rows, loss.len(), "one loss a row");
-    let (x, labels) = (Raw::new(logits.as_ptr()), Raw::new(labels.as_ptr()));
-    let (p, losses) = (Raw::new_mut(softmax.as_mut_ptr()), Raw::new_mut(loss.as_mut_ptr()));
+    assert_eq!(rows, loss.len(), "expected one loss per row");
+    let (x, labels) = (SharedPtr::new(logits.as_ptr()), SharedPtr::new(labels.as_ptr()));
+    let (p, losses) =
+        (SharedPtr::new_mut(softmax.as_mut_ptr()), SharedPtr::new_mut(loss.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { soft_rows(x.at(0), labels.at(0), p.at(0), losses.at(0), range, len) };
@@ -407,9 +417,9 @@ pub fn softmax_cross_entropy_soft_grad(
     }
     let len = softmax.len() / dloss.len();
     let rows = check_rows(len, softmax.len(), &[labels.len(), dlogits.len()]);
-    assert_eq!(rows, dloss.len(), "one loss a row");
-    let (p, labels) = (Raw::new(softmax.as_ptr()), Raw::new(labels.as_ptr()));
-    let (dl, dx) = (Raw::new(dloss.as_ptr()), Raw::new_mut(dlogits.as_mut_ptr()));
+    assert_eq!(rows, dloss.len(), "expected one loss per row");
+    let (p, labels) = (SharedPtr::new(softmax.as_ptr()), SharedPtr::new(labels.as_ptr()));
+    let (dl, dx) = (SharedPtr::new(dloss.as_ptr()), SharedPtr::new_mut(dlogits.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { soft_grad_rows(p.at(0), labels.at(0), dl.at(0), dx.at(0), range, len) };
@@ -488,8 +498,8 @@ kernel! {
 
 fn point_forward<L: PointLoss>(pool: &Pool, kind: L, x: &[f32], label: &[f32], loss: &mut [f32]) {
     assert!(x.len() == label.len() && x.len() == loss.len(), "tensors differ in length");
-    let (x, label) = (Raw::new(x.as_ptr()), Raw::new(label.as_ptr()));
-    let out = Raw::new_mut(loss.as_mut_ptr());
+    let (x, label) = (SharedPtr::new(x.as_ptr()), SharedPtr::new(label.as_ptr()));
+    let out = SharedPtr::new_mut(loss.as_mut_ptr());
     pool.run_ranges(loss.len(), GRAIN, |range| {
         let i = range.start;
         // SAFETY: ranges are disjoint and inside all three slices.
@@ -507,8 +517,12 @@ fn point_backward<L: PointLoss>(
 ) {
     assert!(x.len() == label.len() && x.len() == dx.len(), "tensors differ in length");
     assert_eq!(dloss.len(), dx.len(), "tensors differ in length");
-    let (x, label, dl) = (Raw::new(x.as_ptr()), Raw::new(label.as_ptr()), Raw::new(dloss.as_ptr()));
-    let out = Raw::new_mut(dx.as_mut_ptr());
+    let (x, label, dl) = (
+        SharedPtr::new(x.as_ptr()),
+        SharedPtr::new(label.as_ptr()),
+        SharedPtr::new(dloss.as_ptr()),
+    );
+    let out = SharedPtr::new_mut(dx.as_mut_ptr());
     pool.run_ranges(dx.len(), GRAIN, |range| {
         let i = range.start;
         // SAFETY: ranges are disjoint and inside all four slices.

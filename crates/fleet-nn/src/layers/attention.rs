@@ -103,6 +103,6 @@ impl<'n> Var<'n> {
             return 0;
         }
         let next = |b: &mut Build<'_>| -> Result<i64> { Ok(b.main.program.next_stream() as i64) };
-        self.net.attempt(Location::caller(), next).unwrap_or(0)
+        self.net.try_emit(Location::caller(), next).unwrap_or(0)
     }
 }

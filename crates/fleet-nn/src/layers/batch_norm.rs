@@ -146,7 +146,7 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn batch_norm(self, with: BatchNorm) -> Var<'n> {
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             with.emit(b, x)
         })

@@ -186,9 +186,9 @@ impl Conv2d {
     fn emit(&self, b: &mut Build<'_>, x: VarId) -> Result<VarId> {
         let meta = b.meta(x);
         if meta.shape.rank() != 4 {
-            return Err(Error::invalid("conv2d wants images")
-                .expected("4 dimensions")
-                .got(meta.shape));
+            return Err(Error::invalid("input of conv2d has the wrong number of dimensions")
+                .expected(4)
+                .got(format!("{} (shape {})", meta.shape.rank(), meta.shape)));
         }
         let channels = b.known_dim("conv2d", &meta.shape, self.data_format.channel_axis())?;
         self.check(channels)?;
@@ -218,7 +218,7 @@ impl Conv2d {
 
     fn check(&self, channels: i64) -> Result<()> {
         if self.num_filters <= 0 || self.filter_size.iter().any(|size| *size <= 0) {
-            return Err(Error::invalid("wrong filters of conv2d")
+            return Err(Error::invalid("invalid number or size of filters of conv2d")
                 .expected("1 or more, of size 1 or more")
                 .got(format!("{} of {:?}", self.num_filters, self.filter_size)));
         }
@@ -243,7 +243,7 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn conv2d(self, with: Conv2d) -> Var<'n> {
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             with.emit(b, x)
         })

@@ -57,7 +57,7 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn dropout(self, with: impl Into<Dropout>) -> Var<'n> {
         let with = with.into();
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             if !(0.0..=1.0).contains(&with.prob) {
                 return Err(Error::invalid("wrong probability of dropout")

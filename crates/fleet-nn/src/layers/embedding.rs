@@ -142,7 +142,7 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn embedding(self, with: impl Into<Embedding>) -> Var<'n> {
         let with = with.into();
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let ids = b.id(self)?;
             with.emit(b, ids, "embedding", Remote::NONE)
         })

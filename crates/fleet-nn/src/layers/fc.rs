@@ -136,7 +136,7 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn fc(self, with: impl Into<Fc>) -> Var<'n> {
         let fc = with.into();
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             fc.emit(b, x, "fc")
         })

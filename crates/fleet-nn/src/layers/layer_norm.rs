@@ -126,7 +126,7 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn layer_norm(self, with: LayerNorm) -> Var<'n> {
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             with.emit(b, x)
         })

@@ -73,7 +73,7 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn linear(self, with: impl Into<Linear>) -> Var<'n> {
         let Linear(fc) = with.into();
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             fc.emit(b, x, "linear")
         })

@@ -18,7 +18,7 @@ use std::panic::Location;
 pub struct MultiHeadAttention<'n> {
     pub heads: i64,
     /// Input of keys and values, for cross-attention. Without it, the layer is self-attention.
-    pub over: Option<Var<'n>>,
+    pub key_value: Option<Var<'n>>,
     pub causal: bool,
     pub mask: Option<Var<'n>>,
     /// Dropout probability of the attention weights.
@@ -34,7 +34,7 @@ impl<'n> MultiHeadAttention<'n> {
     pub fn new(heads: i64) -> MultiHeadAttention<'n> {
         MultiHeadAttention {
             heads,
-            over: None,
+            key_value: None,
             causal: false,
             mask: None,
             dropout: 0.0,
@@ -43,8 +43,8 @@ impl<'n> MultiHeadAttention<'n> {
         }
     }
 
-    pub fn over(mut self, keys_and_values: Var<'n>) -> Self {
-        self.over = Some(keys_and_values);
+    pub fn key_value(mut self, keys_and_values: Var<'n>) -> Self {
+        self.key_value = Some(keys_and_values);
         self
     }
 
@@ -92,14 +92,14 @@ impl<'n> Var<'n> {
     /// # let net = Net::new();
     /// let x = net.data("x", [-1, 8, 32], DType::F32);
     /// let memory = net.data("memory", [-1, 20, 32], DType::F32);
-    /// let y = x.multi_head_attention(MultiHeadAttention::new(4).over(memory));
+    /// let y = x.multi_head_attention(MultiHeadAttention::new(4).key_value(memory));
     /// assert_eq!(y.shape(), Shape::from([-1, 8, 32]));
     /// ```
     #[track_caller]
     pub fn multi_head_attention(self, with: MultiHeadAttention<'n>) -> Var<'n> {
         let shape = self.shape();
         let hidden = shape.last().copied().unwrap_or(-1);
-        let checked = self.net.attempt(Location::caller(), |_| {
+        let checked = self.net.try_emit(Location::caller(), |_| {
             if shape.rank() == 3 && with.heads > 0 && hidden > 0 && hidden % with.heads == 0 {
                 return Ok(());
             }
@@ -108,20 +108,20 @@ impl<'n> Var<'n> {
                 .got(shape))
         });
         if checked.is_none() {
-            return self.net.dead();
+            return self.net.invalid_var();
         }
         let width = hidden / with.heads;
         let attention =
             Attention { causal: with.causal, scale: 0.0, mask: with.mask, dropout: with.dropout };
-        let mixed = match with.over {
+        let mixed = match with.key_value {
             None => {
                 let qkv = self.linear(with.linear(hidden.saturating_mul(3), "qkv_fc"));
                 qkv.reshape([0, 0, 3, with.heads, width]).attention_packed(attention)
             }
-            Some(over) => {
+            Some(source) => {
                 let query = self.linear(with.linear(hidden, "query_fc"));
-                let key = over.linear(with.linear(hidden, "key_fc"));
-                let value = over.linear(with.linear(hidden, "value_fc"));
+                let key = source.linear(with.linear(hidden, "key_fc"));
+                let value = source.linear(with.linear(hidden, "value_fc"));
                 let split = [0, 0, with.heads, width];
                 query.reshape(split).attention(key.reshape(split), value.reshape(split), attention)
             }

@@ -32,13 +32,12 @@ impl Entry {
         match self {
             Entry::Count(count) if *count >= 0 => Ok(format!("count_filter_entry:{count}")),
             Entry::Count(count) => {
-                Err(Error::invalid("count_filter must be a valid integer greater or equal than 0")
-                    .got(count))
+                Err(Error::invalid("count_filter is out of range").expected("0 or more").got(count))
             }
             Entry::Probability(p) if *p > 0.0 && *p < 1.0 => Ok(format!("probability_entry:{p}")),
-            Entry::Probability(p) => {
-                Err(Error::invalid("probability must be a float in (0,1)").got(p))
-            }
+            Entry::Probability(p) => Err(Error::invalid("probability is out of range")
+                .expected("above 0 and below 1")
+                .got(p)),
             Entry::ShowClick { show, click } => Ok(format!("show_click_entry:{show}:{click}")),
         }
     }
@@ -138,7 +137,7 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn sparse_embedding(self, with: impl Into<SparseEmbedding>) -> Var<'n> {
         let with = with.into();
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let ids = b.id(self)?;
             let entry = with.entry.as_ref().map(Entry::describe).transpose()?.unwrap_or_default();
             if let Some(slot) = with.slot

@@ -105,7 +105,7 @@ impl<'n> TransformerLayer<'n> {
     fn attention(&self) -> MultiHeadAttention<'n> {
         MultiHeadAttention {
             heads: self.heads,
-            over: None,
+            key_value: None,
             causal: self.causal,
             mask: self.mask,
             dropout: self.attention_dropout,

@@ -21,7 +21,7 @@ pub struct DeepFmConfig {
     /// Sizes of the hidden layers.
     pub hidden: Vec<i64>,
     /// Whether the tables are stored on parameter servers, if the job has any.
-    pub on_servers: bool,
+    pub use_parameter_servers: bool,
     /// Whether to measure the area under the curve in each step.
     pub auc: bool,
 }
@@ -36,7 +36,7 @@ impl DeepFmConfig {
             vocabulary: 1_000_000,
             width: 10,
             hidden: vec![400; 3],
-            on_servers: false,
+            use_parameter_servers: false,
             auc: true,
         }
     }
@@ -55,7 +55,8 @@ impl DeepFmConfig {
 pub fn deepfm<'n>(net: &'n Net, config: &DeepFmConfig) -> ClickModel<'n> {
     let inputs = click_inputs(net, config.numbers, config.slots);
     let [dense, ids, _] = inputs;
-    let rows = |width, name| table(ids, config.vocabulary, width, config.on_servers, name);
+    let rows =
+        |width, name| table(ids, config.vocabulary, width, config.use_parameter_servers, name);
 
     // First order: one weight per id and per number.
     let first = rows(1, "first_order").flatten(1).reduce_sum([1], true) + dense.fc(1);

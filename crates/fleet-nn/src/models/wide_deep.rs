@@ -23,7 +23,7 @@ pub struct WideDeepConfig {
     /// Sizes of the hidden layers.
     pub hidden: Vec<i64>,
     /// Whether the table is stored on parameter servers, if the job has any.
-    pub on_servers: bool,
+    pub use_parameter_servers: bool,
     /// Whether the table's gradient holds only the rows of the batch. Otherwise it is the whole
     /// table, as gradient merge requires. On servers it always holds rows only.
     pub sparse: bool,
@@ -41,7 +41,7 @@ impl WideDeepConfig {
             vocabulary: 1_000_000,
             width: 16,
             hidden: vec![400; 3],
-            on_servers: false,
+            use_parameter_servers: false,
             sparse: true,
             auc: true,
         }
@@ -63,8 +63,8 @@ impl WideDeepConfig {
 pub fn wide_deep<'n>(net: &'n Net, config: &WideDeepConfig) -> ClickModel<'n> {
     let inputs = click_inputs(net, config.numbers, config.slots);
     let [dense, ids, _] = inputs;
-    let rows = match config.on_servers || config.sparse {
-        true => table(ids, config.vocabulary, config.width, config.on_servers, "table"),
+    let rows = match config.use_parameter_servers || config.sparse {
+        true => table(ids, config.vocabulary, config.width, config.use_parameter_servers, "table"),
         false => {
             let weight = weight_of("table");
             ids.embedding(Embedding::new(config.vocabulary, config.width).weight(weight))
@@ -83,11 +83,11 @@ pub(super) fn table<'n>(
     ids: Var<'n>,
     vocabulary: i64,
     width: i64,
-    on_servers: bool,
+    use_parameter_servers: bool,
     name: &str,
 ) -> Var<'n> {
     let weight = weight_of(name);
-    if on_servers {
+    if use_parameter_servers {
         ids.sparse_embedding(SparseEmbedding::new(vocabulary, width).weight(weight))
     } else {
         ids.embedding(Embedding::new(vocabulary, width).sparse().weight(weight))

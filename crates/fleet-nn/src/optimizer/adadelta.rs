@@ -1,6 +1,6 @@
 //! Adadelta: gradient steps scaled by moving averages of past gradients and past updates.
 
-use super::{Configured, Rule, State, Update};
+use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -14,7 +14,7 @@ use fleet_ir::Attr;
 /// net.minimize(loss, Adadelta::new(1.0).rho(0.9))?;
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type Adadelta = Configured<AdadeltaRule>;
+pub type Adadelta = Optimizer<AdadeltaRule>;
 
 /// Rule of [`Adadelta`].
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub struct AdadeltaRule {
 
 impl Adadelta {
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adadelta {
-        Configured::with(AdadeltaRule { rho: 0.95, epsilon: 1e-6 }, learning_rate)
+        Optimizer::with(AdadeltaRule { rho: 0.95, epsilon: 1e-6 }, learning_rate)
     }
 
     pub fn rho(mut self, rho: f64) -> Self {
@@ -45,7 +45,7 @@ impl From<AdadeltaRule> for Rule {
     }
 }
 
-impl Update for AdadeltaRule {
+impl UpdateRule for AdadeltaRule {
     fn op(&self) -> &'static str {
         "adadelta"
     }

@@ -1,6 +1,6 @@
 //! Adagrad: `h += g^2; w -= lr * g / (sqrt(h) + epsilon)`.
 
-use super::{Configured, Rule, State, Update};
+use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -14,7 +14,7 @@ use fleet_ir::Attr;
 /// net.minimize(loss, Adagrad::new(0.01).initial_accumulator_value(0.1))?;
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type Adagrad = Configured<AdagradRule>;
+pub type Adagrad = Optimizer<AdagradRule>;
 
 /// Rule of [`Adagrad`].
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +26,7 @@ pub struct AdagradRule {
 impl Adagrad {
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adagrad {
         let rule = AdagradRule { epsilon: 1e-6, initial_accumulator_value: 0.0 };
-        Configured::with(rule, learning_rate)
+        Optimizer::with(rule, learning_rate)
     }
 
     pub fn epsilon(mut self, epsilon: f64) -> Self {
@@ -46,7 +46,7 @@ impl From<AdagradRule> for Rule {
     }
 }
 
-impl Update for AdagradRule {
+impl UpdateRule for AdagradRule {
     fn op(&self) -> &'static str {
         "adagrad"
     }

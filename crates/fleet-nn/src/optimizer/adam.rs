@@ -1,6 +1,6 @@
 //! Adam: moving averages of the gradient and of its square, with bias correction.
 
-use super::{Configured, Rule, State, Update};
+use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -17,7 +17,7 @@ use fleet_ir::Attr;
 /// assert_eq!(net.var("fc_0.w_0_beta1_pow_acc_0").shape(), Shape::from([1]));
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type Adam = Configured<AdamRule>;
+pub type Adam = Optimizer<AdamRule>;
 
 /// Rule of [`Adam`].
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub struct AdamRule {
 impl Adam {
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adam {
         let rule = AdamRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, lazy_mode: false };
-        Configured::with(rule, learning_rate)
+        Optimizer::with(rule, learning_rate)
     }
 
     pub fn beta1(mut self, beta1: f64) -> Self {
@@ -62,7 +62,7 @@ impl From<AdamRule> for Rule {
     }
 }
 
-impl Update for AdamRule {
+impl UpdateRule for AdamRule {
     fn op(&self) -> &'static str {
         "adam"
     }

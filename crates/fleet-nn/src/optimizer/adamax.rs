@@ -1,6 +1,6 @@
 //! Adamax: Adam with the largest absolute gradient seen instead of the root mean square.
 
-use super::{Configured, Rule, State, Update};
+use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -14,7 +14,7 @@ use fleet_ir::Attr;
 /// net.minimize(loss, Adamax::new(1e-3).beta1(0.8))?;
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type Adamax = Configured<AdamaxRule>;
+pub type Adamax = Optimizer<AdamaxRule>;
 
 /// Rule of [`Adamax`].
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,7 @@ pub struct AdamaxRule {
 impl Adamax {
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adamax {
         let rule = AdamaxRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
-        Configured::with(rule, learning_rate)
+        Optimizer::with(rule, learning_rate)
     }
 
     pub fn beta1(mut self, beta1: f64) -> Self {
@@ -52,7 +52,7 @@ impl From<AdamaxRule> for Rule {
     }
 }
 
-impl Update for AdamaxRule {
+impl UpdateRule for AdamaxRule {
     fn op(&self) -> &'static str {
         "adamax"
     }

@@ -1,7 +1,7 @@
 //! AdamW: Adam with decoupled weight decay, which bypasses the moments.
 
 use super::adam::moments;
-use super::{Configured, Rule, State, Update};
+use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -16,7 +16,7 @@ use fleet_ir::Attr;
 /// net.minimize(loss, AdamW::new(1e-4).beta1(0.8).coeff(0.1).no_decay([".b_0"]))?;
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type AdamW = Configured<AdamWRule>;
+pub type AdamW = Optimizer<AdamWRule>;
 
 /// Rule of [`AdamW`].
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ impl AdamW {
             lazy_mode: false,
             no_decay: Vec::new(),
         };
-        Configured::with(rule, learning_rate)
+        Optimizer::with(rule, learning_rate)
     }
 
     pub fn beta1(mut self, beta1: f64) -> Self {
@@ -82,7 +82,7 @@ impl From<AdamWRule> for Rule {
     }
 }
 
-impl Update for AdamWRule {
+impl UpdateRule for AdamWRule {
     fn op(&self) -> &'static str {
         "adamw"
     }

@@ -1,7 +1,7 @@
 //! LAMB: Adam with a learning rate per layer, proportional to the norm of its weights.
 
 use super::adam::moments;
-use super::{Configured, Rule, State, Update};
+use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -18,7 +18,7 @@ use fleet_ir::Attr;
 /// assert!(other.rule.always_adapt);
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type Lamb = Configured<LambRule>;
+pub type Lamb = Optimizer<LambRule>;
 
 /// Rule of [`Lamb`].
 #[derive(Clone, Debug, PartialEq)]
@@ -43,7 +43,7 @@ impl Lamb {
             always_adapt: false,
             exclude_from_weight_decay: Vec::new(),
         };
-        Configured::with(rule, learning_rate)
+        Optimizer::with(rule, learning_rate)
     }
 
     pub fn beta1(mut self, beta1: f64) -> Self {
@@ -86,7 +86,7 @@ impl From<LambRule> for Rule {
     }
 }
 
-impl Update for LambRule {
+impl UpdateRule for LambRule {
     fn op(&self) -> &'static str {
         "lamb"
     }

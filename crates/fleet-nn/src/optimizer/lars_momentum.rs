@@ -1,6 +1,6 @@
 //! LARS: momentum with a learning rate per layer, proportional to the norm of its weights.
 
-use super::{Configured, Rule, State, Update};
+use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -17,7 +17,7 @@ use fleet_ir::Attr;
 /// assert_eq!(other.rule.lars_coeff, 0.01);
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type LarsMomentum = Configured<LarsMomentumRule>;
+pub type LarsMomentum = Optimizer<LarsMomentumRule>;
 
 /// Rule of [`LarsMomentum`].
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +39,7 @@ impl LarsMomentum {
             epsilon: 0.0,
             exclude_from_weight_decay: Vec::new(),
         };
-        Configured::with(rule, learning_rate)
+        Optimizer::with(rule, learning_rate)
     }
 
     pub fn lars_coeff(mut self, coeff: f64) -> Self {
@@ -72,7 +72,7 @@ impl From<LarsMomentumRule> for Rule {
     }
 }
 
-impl Update for LarsMomentumRule {
+impl UpdateRule for LarsMomentumRule {
     fn op(&self) -> &'static str {
         "lars_momentum"
     }

@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 /// Settings that all optimizers share.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct OptimizerSettings {
     pub learning_rate: LearningRate,
     /// Weight decay of parameters without their own regularizer.
     pub weight_decay: Option<Regularizer>,
@@ -60,21 +60,21 @@ pub struct Settings {
 /// assert_eq!(optimizer.rule.mu, 0.9);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Configured<R> {
+pub struct Optimizer<R> {
     pub rule: R,
-    pub settings: Settings,
+    pub settings: OptimizerSettings,
 }
 
-impl<R> Configured<R> {
-    fn with(rule: R, learning_rate: impl Into<LearningRate>) -> Configured<R> {
-        let settings = Settings {
+impl<R> Optimizer<R> {
+    fn with(rule: R, learning_rate: impl Into<LearningRate>) -> Optimizer<R> {
+        let settings = OptimizerSettings {
             learning_rate: learning_rate.into(),
             weight_decay: None,
             grad_clip: None,
             parameters: None,
             no_grad: Vec::new(),
         };
-        Configured { rule, settings }
+        Optimizer { rule, settings }
     }
 
     /// Sets the decay of parameters without their own regularizer. It is added to their gradients
@@ -125,7 +125,7 @@ impl<R> Configured<R> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerDesc {
     pub rule: Rule,
-    pub settings: Settings,
+    pub settings: OptimizerSettings,
     /// Optimizer of embedding tables, if it differs: with its own rule, rate, decay and clipping. A
     /// table is a parameter that lookups read, with sparse or dense gradients. Strategies that
     /// replace a rule (LARS, LAMB, DGC) keep this one.
@@ -145,9 +145,9 @@ pub struct OptimizerDesc {
     pub rows: Option<Box<OptimizerDesc>>,
 }
 
-impl<R: Into<Rule>> From<Configured<R>> for OptimizerDesc {
-    fn from(configured: Configured<R>) -> Self {
-        let Configured { rule, settings } = configured;
+impl<R: Into<Rule>> From<Optimizer<R>> for OptimizerDesc {
+    fn from(optimizer: Optimizer<R>) -> Self {
+        let Optimizer { rule, settings } = optimizer;
         OptimizerDesc { rule: rule.into(), settings, rows: None }
     }
 }
@@ -168,7 +168,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    fn update(&self) -> &dyn Update {
+    fn update(&self) -> &dyn UpdateRule {
         match self {
             Rule::Sgd(rule) => rule,
             Rule::Momentum(rule) => rule,
@@ -190,7 +190,7 @@ impl Rule {
 }
 
 /// Description of a rule. All rules share the code that emits them.
-trait Update {
+trait UpdateRule {
     fn op(&self) -> &'static str;
 
     /// Returns the state variables per parameter.
@@ -240,7 +240,7 @@ pub struct ApplyAt {
 
 /// Results of [`OptimizerDesc::minimize`].
 #[derive(Clone, Debug)]
-pub struct Minimized {
+pub struct MinimizedIds {
     pub params_grads: Vec<ParamGrad>,
     pub learning_rate: VarId,
 }
@@ -264,10 +264,10 @@ impl OptimizerDesc {
         programs: &mut Programs,
         registry: &Registry,
         loss: VarId,
-    ) -> Result<Minimized> {
+    ) -> Result<MinimizedIds> {
         let params_grads = self.backward(programs, registry, loss)?;
         let learning_rate = self.apply_gradients(programs, registry, &params_grads)?;
-        Ok(Minimized { params_grads, learning_rate })
+        Ok(MinimizedIds { params_grads, learning_rate })
     }
 
     /// Appends the backward pass.
@@ -338,14 +338,14 @@ impl OptimizerDesc {
     /// does.
     fn check_rows(&self) -> Result<()> {
         let Some(rows) = &self.rows else { return Ok(()) };
-        let Settings { parameters, no_grad, .. } = &rows.settings;
+        let OptimizerSettings { parameters, no_grad, .. } = &rows.settings;
         if parameters.is_none() && no_grad.is_empty() && rows.rows.is_none() {
             return Ok(());
         }
-        Err(Error::invalid("the optimizer of embedding tables chooses what is trained")
-            .expected("a rule, a rate, a decay and a clip")
-            .got("parameters, no_grad or rows of its own")
-            .help("say it of the optimizer that it belongs to"))
+        Err(Error::invalid("the optimizer of embedding tables cannot select parameters")
+            .expected("only rule, rate, decay and clipping")
+            .got("parameters, no_grad or rows")
+            .help("set these on the main optimizer"))
     }
 
     /// Like [`OptimizerDesc::apply_gradients`], in a block that may not run in every step. The
@@ -444,9 +444,10 @@ impl OptimizerDesc {
     ) -> Result<()> {
         let var = main.program.var(clipped.param);
         let (name, shape) = (var.name.clone(), var.shape);
-        let param = var.param.clone().ok_or_else(|| {
-            Error::invalid(format!("'{name}' is no parameter and cannot be updated"))
-        })?;
+        let param = var
+            .param
+            .clone()
+            .ok_or_else(|| Error::invalid(format!("cannot update '{name}': not a parameter")))?;
         let update = self.rule.update();
         let knows_skip = main.registry.get(update.op())?.spec.input_index("SkipUpdate").is_some();
         let skip = skip.filter(|_| knows_skip);

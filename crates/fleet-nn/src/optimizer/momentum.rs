@@ -1,6 +1,6 @@
 //! Momentum: `v = mu * v + g; w -= lr * v`, or with Nesterov `w -= lr * (g + mu * v)`.
 
-use super::{Configured, Rule, State, Update};
+use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -16,7 +16,7 @@ use fleet_ir::Attr;
 /// assert!(Momentum::new(0.1, 0.9).use_nesterov(true).rule.use_nesterov);
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type Momentum = Configured<MomentumRule>;
+pub type Momentum = Optimizer<MomentumRule>;
 
 /// Rule of [`Momentum`].
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,7 @@ pub struct MomentumRule {
 
 impl Momentum {
     pub fn new(learning_rate: impl Into<LearningRate>, mu: f64) -> Momentum {
-        Configured::with(MomentumRule { mu, use_nesterov: false }, learning_rate)
+        Optimizer::with(MomentumRule { mu, use_nesterov: false }, learning_rate)
     }
 
     pub fn use_nesterov(mut self, on: bool) -> Self {
@@ -42,7 +42,7 @@ impl From<MomentumRule> for Rule {
     }
 }
 
-impl Update for MomentumRule {
+impl UpdateRule for MomentumRule {
     fn op(&self) -> &'static str {
         "momentum"
     }

@@ -1,7 +1,7 @@
 //! RMSProp:
 //! `ms = rho * ms + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(ms + epsilon); w -= v`.
 
-use super::{Configured, Rule, State, Update};
+use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -16,7 +16,7 @@ use fleet_ir::Attr;
 /// net.minimize(loss, RmsProp::new(0.01).momentum(0.9).centered(true))?;
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type RmsProp = Configured<RmsPropRule>;
+pub type RmsProp = Optimizer<RmsPropRule>;
 
 /// Rule of [`RmsProp`].
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +30,7 @@ pub struct RmsPropRule {
 impl RmsProp {
     pub fn new(learning_rate: impl Into<LearningRate>) -> RmsProp {
         let rule = RmsPropRule { rho: 0.95, epsilon: 1e-6, momentum: 0.0, centered: false };
-        Configured::with(rule, learning_rate)
+        Optimizer::with(rule, learning_rate)
     }
 
     pub fn rho(mut self, rho: f64) -> Self {
@@ -60,7 +60,7 @@ impl From<RmsPropRule> for Rule {
     }
 }
 
-impl Update for RmsPropRule {
+impl UpdateRule for RmsPropRule {
     fn op(&self) -> &'static str {
         "rmsprop"
     }

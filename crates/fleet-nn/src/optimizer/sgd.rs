@@ -1,6 +1,6 @@
 //! Stochastic gradient descent: `w -= lr * g`.
 
-use super::{Configured, Rule, Update};
+use super::{Optimizer, Rule, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -13,7 +13,7 @@ use fleet_ir::Attr;
 /// net.minimize(loss, Sgd::new(0.01))?;
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
-pub type Sgd = Configured<SgdRule>;
+pub type Sgd = Optimizer<SgdRule>;
 
 /// Rule of [`Sgd`].
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +21,7 @@ pub struct SgdRule;
 
 impl Sgd {
     pub fn new(learning_rate: impl Into<LearningRate>) -> Sgd {
-        Configured::with(SgdRule, learning_rate)
+        Optimizer::with(SgdRule, learning_rate)
     }
 }
 
@@ -31,7 +31,7 @@ impl From<SgdRule> for Rule {
     }
 }
 
-impl Update for SgdRule {
+impl UpdateRule for SgdRule {
     fn op(&self) -> &'static str {
         "sgd"
     }

@@ -1,7 +1,8 @@
 //! `c_broadcast`: copies each `X` of rank `root` to `Out` on every rank.
 
 use super::{
-    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_alike, label, rank_attr, take_over,
+    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, copy_unless_shared, infer_like_inputs, label,
+    rank_attr,
 };
 use crate::prelude::*;
 
@@ -14,14 +15,14 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| {
         rank_attr(i, "root")?;
-        infer_alike(i)
+        infer_like_inputs(i)
     },
     grad: Grad::None,
     cpu: |p| {
         let ring = p.services.ring_of(p.op)?;
         let (label, root) = (label(p.op), p.op.attr_usize("root"));
         Ok(Kernel::new(move |k| {
-            take_over(k.inputs[0], k.outputs[0]);
+            copy_unless_shared(k.inputs[0], k.outputs[0]);
             ring.broadcast(&label, k.outputs[0], root)
         }))
     },

@@ -9,7 +9,7 @@
 //!   the documented programs. They do nothing, because execution order follows from inputs and
 //!   outputs.
 
-use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks, take_over};
+use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, copy_unless_shared, label, nranks};
 use crate::prelude::*;
 
 pub static COMM_INIT: OpDef = OpDef {
@@ -33,7 +33,7 @@ pub static COMM_INIT: OpDef = OpDef {
         let rank = p.op.attr_usize("rank");
         if ring.rank() != rank {
             return Err(Error::invalid(format!(
-                "the program was written for another rank of ring {}",
+                "program is for another rank of ring {}",
                 p.op.attr_int("ring_id")
             ))
             .expected(format!("rank {rank}"))
@@ -63,7 +63,7 @@ pub static BARRIER: OpDef = OpDef {
         let ring = p.services.ring_of(p.op)?;
         let label = label(p.op);
         Ok(Kernel::new(move |k| {
-            take_over(k.inputs[0], k.outputs[0]);
+            copy_unless_shared(k.inputs[0], k.outputs[0]);
             ring.barrier(&label)
         }))
     },
@@ -90,7 +90,7 @@ const fn marker(name: &'static str) -> OpDef {
         grad: Grad::None,
         cpu: |_| {
             Ok(Kernel::new(|k| {
-                take_over(k.inputs[0], k.outputs[0]);
+                copy_unless_shared(k.inputs[0], k.outputs[0]);
                 Ok(())
             }))
         },

@@ -55,7 +55,7 @@ pub static DEF: OpDef = OpDef {
         let list = i.op.attr_floats("sparsity");
         if list.is_empty() || list.iter().any(|share| !(0.0..1.0).contains(share)) {
             return Err(Error::invalid("attribute 'sparsity' of dgc is out of range")
-                .expected("numbers from 0 on, below 1")
+                .expected("numbers of at least 0 and below 1")
                 .got(format!("{list:?}")));
         }
         for slot in ["UOut", "VOut", "GradOut"] {
@@ -82,7 +82,7 @@ struct Plan {
     begin: f64,
     rampup: f64,
     /// Kind of regularization (0 none, 1 L1, 2 L2) and its coefficient.
-    regular: (i64, f32),
+    regularization: (i64, f32),
     clip: f64,
 }
 
@@ -98,7 +98,7 @@ impl Plan {
             sparsity: p.op.attr_floats("sparsity").to_vec(),
             begin: number("rampup_begin_step"),
             rampup: number("rampup_step").max(1.0),
-            regular: (p.op.attr_int("regular_type"), number("regular_coeff") as f32),
+            regularization: (p.op.attr_int("regular_type"), number("regular_coeff") as f32),
             clip: number("local_clip_norm"),
         })
     }
@@ -127,14 +127,14 @@ impl Plan {
     }
 
     fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
-        super::take_over(k.inputs[0], k.outputs[0]);
-        super::take_over(k.inputs[1], k.outputs[1]);
+        super::copy_unless_shared(k.inputs[0], k.outputs[0]);
+        super::copy_unless_shared(k.inputs[1], k.outputs[1]);
         let step = f64::from(k.input::<f32>(4)[0]);
         let out = k.out_arg(2);
         if step < self.begin || self.len == 0 {
-            super::take_over(k.inputs[2], k.outputs[2]);
+            super::copy_unless_shared(k.inputs[2], k.outputs[2]);
             self.ring.all_reduce(&self.label, &k.outputs[2][..1], ReduceOp::Sum)?;
-            let factor = shrink(out.slice_mut::<f32>(), self.clip * self.ranks().sqrt());
+            let factor = clip_factor(out.slice_mut::<f32>(), self.clip * self.ranks().sqrt());
             if factor < 1.0 {
                 out.slice_mut::<f32>().iter_mut().for_each(|g| *g *= factor);
             }
@@ -159,8 +159,8 @@ impl Plan {
     fn accumulate(&self, grad: &[f32], param: &[f32], u: &mut [f32], v: &mut [f32]) {
         // `Grad` is this rank's gradient divided by the number of ranks.
         let ranks = self.ranks() as f32;
-        let clip = shrink(grad, self.clip / self.ranks());
-        let (kind, coeff) = self.regular;
+        let clip = clip_factor(grad, self.clip / self.ranks());
+        let (kind, coeff) = self.regularization;
         for at in 0..self.len {
             let decay = match kind {
                 1 if param[at] != 0.0 => coeff * param[at].signum(),
@@ -185,11 +185,9 @@ impl Plan {
         let share = 1.0 / self.ring.size() as f32;
         for pair in all.chunks_exact(2) {
             let Some(to) = out.get_mut(pair[0] as usize) else {
-                return Err(Error::invalid(
-                    "a rank has sent an element that the gradient does not have",
-                )
-                .expected(format!("below {}", self.len))
-                .got(pair[0]));
+                return Err(Error::invalid("received element index out of range")
+                    .expected(format!("below {}", self.len))
+                    .got(pair[0]));
             };
             *to += f32::from_bits(pair[1] as u32) * share;
         }
@@ -199,7 +197,7 @@ impl Plan {
 
 /// Returns the factor that scales a gradient down to a norm; 1 if the gradient is short enough or
 /// there is no limit.
-fn shrink(grad: &[f32], norm_max: f64) -> f32 {
+fn clip_factor(grad: &[f32], norm_max: f64) -> f32 {
     if norm_max <= 0.0 {
         return 1.0;
     }
@@ -267,8 +265,8 @@ pub static MOMENTUM: OpDef = OpDef {
     cpu: |p| {
         let momentum = Momentum::of(p.op);
         Ok(Kernel::new(move |k| {
-            super::take_over(k.inputs[0], k.outputs[0]);
-            super::take_over(k.inputs[2], k.outputs[1]);
+            super::copy_unless_shared(k.inputs[0], k.outputs[0]);
+            super::copy_unless_shared(k.inputs[2], k.outputs[1]);
             momentum.update(k);
             Ok(())
         }))
@@ -280,7 +278,7 @@ struct Momentum {
     mu: f32,
     nesterov: bool,
     begin: f32,
-    regular: (i64, f32),
+    regularization: (i64, f32),
     lr_scale: f32,
 }
 
@@ -290,7 +288,7 @@ impl Momentum {
             mu: op.attr_float("mu") as f32,
             nesterov: op.attr_bool("use_nesterov"),
             begin: op.attr_float("rampup_begin_step") as f32,
-            regular: (op.attr_int("regular_type"), op.attr_float("regular_coeff") as f32),
+            regularization: (op.attr_int("regular_type"), op.attr_float("regular_coeff") as f32),
             lr_scale: op.attr_float("lr_scale") as f32,
         }
     }
@@ -304,7 +302,7 @@ impl Momentum {
             return;
         }
         for ((w, v), g) in param.iter_mut().zip(velocity).zip(grad) {
-            let decay = match self.regular {
+            let decay = match self.regularization {
                 (1, coeff) if *w != 0.0 => coeff * w.signum(),
                 (2, coeff) => coeff * *w,
                 _ => 0.0,

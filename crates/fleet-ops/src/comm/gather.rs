@@ -8,7 +8,7 @@
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;
-use crate::rules::{around, check_row_major};
+use crate::rules::{check_row_major, split_at_axis};
 use crate::{Arg, ReduceOp, Ring};
 use fleet_ir::AttrSpec;
 
@@ -19,7 +19,7 @@ pub static ALL_GATHER: OpDef = OpDef {
     infer: |i| {
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         let axis = axis_of(i, &x.shape, false)?;
-        i.set("Out", x.dtype, times(x.shape, axis, ranks)?);
+        i.set("Out", x.dtype, multiply_dim(x.shape, axis, ranks)?);
         Ok(())
     },
     grad: Grad::None,
@@ -44,7 +44,7 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
     infer: |i| {
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         check_divides(i, &x.shape, ranks)?;
-        i.set("Out", x.dtype, parts(x.shape, 0, ranks));
+        i.set("Out", x.dtype, divide_dim(x.shape, 0, ranks));
         Ok(())
     },
     grad: Grad::None,
@@ -65,7 +65,7 @@ pub static CONCAT: OpDef = OpDef {
     infer: |i| {
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         let axis = axis_of(i, &x.shape, true)?;
-        i.set("Out", x.dtype, times(x.shape, axis, ranks)?);
+        i.set("Out", x.dtype, multiply_dim(x.shape, axis, ranks)?);
         Ok(())
     },
     grad: Grad::Rule(|g| {
@@ -82,7 +82,7 @@ pub static CONCAT: OpDef = OpDef {
         let ring = p.services.ring_of(p.op)?;
         let label = label(p.op);
         let x = p.input("X");
-        let (rows, width, _) = around(&x.shape, x.shape.rank() - 1);
+        let (rows, width, _) = split_at_axis(&x.shape, x.shape.rank() - 1);
         let (width, ranks) = (width * x.dtype.size(), ring.size());
         Ok(Kernel::new(move |k| {
             let gathered = k.scratch::<u8>();
@@ -108,7 +108,7 @@ pub static SPLIT: OpDef = OpDef {
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         let axis = axis_of(i, &x.shape, true)?;
         check_dim(i, &x.shape, axis, ranks)?;
-        i.set("Out", x.dtype, parts(x.shape, axis, ranks));
+        i.set("Out", x.dtype, divide_dim(x.shape, axis, ranks));
         Ok(())
     },
     grad: Grad::Rule(|g| {
@@ -211,7 +211,7 @@ fn unpack_rows(
     };
     let rows = u64::from_ne_bytes(word(0)) as usize;
     if rows > capacity {
-        return Err(Error::internal("a rank has sent more rows than there is room for")
+        return Err(Error::internal("received more rows than the capacity")
             .expected(format!("at most {capacity}"))
             .got(rows));
     }
@@ -219,7 +219,7 @@ fn unpack_rows(
     for row in 0..rows {
         let id = i64::from_ne_bytes(word(1 + row));
         if !(0..height).contains(&id) {
-            return Err(Error::invalid("a rank has sent a row that the matrix does not have")
+            return Err(Error::invalid("received row number out of range")
                 .expected(format!("0 to {}", height - 1))
                 .got(id));
         }
@@ -233,18 +233,18 @@ fn unpack_rows(
 /// Returns the first or the last axis of X. Fails if X has no dimension.
 fn axis_of(i: &InferCtx<'_>, shape: &Shape, last: bool) -> Result<usize> {
     match shape.rank() {
-        0 => Err(i.error("X", "has no dimension to cut or join").got(shape)),
+        0 => Err(i.error("X", "has no dimension").got(shape)),
         rank => Ok(if last { rank - 1 } else { 0 }),
     }
 }
 
-fn times(mut shape: Shape, axis: usize, ranks: i64) -> Result<Shape> {
+fn multiply_dim(mut shape: Shape, axis: usize, ranks: i64) -> Result<Shape> {
     let dim = &mut shape.dims_mut()[axis];
     *dim = if *dim < 0 { -1 } else { dim.saturating_mul(ranks) };
     Shape::new(shape.dims())
 }
 
-fn parts(mut shape: Shape, axis: usize, ranks: i64) -> Shape {
+fn divide_dim(mut shape: Shape, axis: usize, ranks: i64) -> Shape {
     let dim = &mut shape.dims_mut()[axis];
     *dim = if *dim < 0 { -1 } else { *dim / ranks };
     shape
@@ -262,7 +262,7 @@ fn check_dim(i: &InferCtx<'_>, shape: &Shape, axis: usize, ranks: i64) -> Result
         return Ok(());
     }
     Err(i
-        .error("X", "cannot be cut evenly")
-        .expected(format!("dimension {axis} a multiple of {ranks}"))
+        .error("X", "cannot be split evenly")
+        .expected(format!("a multiple of {ranks} in dimension {axis}"))
         .got(shape))
 }

@@ -53,13 +53,13 @@ pub(crate) fn rank_attr(i: &InferCtx<'_>, name: &str) -> Result<()> {
     if (0..ranks).contains(&rank) {
         return Ok(());
     }
-    Err(Error::invalid(format!("attribute '{name}' of {} is no rank of the ring", i.op.name()))
+    Err(Error::invalid(format!("attribute '{name}' of {} is not a rank of the ring", i.op.name()))
         .expected(format!("0 to {}", ranks - 1))
         .got(rank))
 }
 
 /// Gives each output the type and shape of the input at the same index.
-pub(crate) fn infer_alike(i: &mut InferCtx<'_>) -> Result<()> {
+pub(crate) fn infer_like_inputs(i: &mut InferCtx<'_>) -> Result<()> {
     nranks(i)?;
     for meta in i.inputs("X").to_vec() {
         i.push("Out", meta);
@@ -77,9 +77,9 @@ pub(crate) fn label(op: &fleet_ir::Op) -> String {
 }
 
 /// Copies each input to the output at the same index, unless they share memory.
-pub(crate) fn take_over(inputs: &[Arg], outputs: &[Arg]) {
+pub(crate) fn copy_unless_shared(inputs: &[Arg], outputs: &[Arg]) {
     for (from, to) in inputs.iter().zip(outputs) {
-        if from.is_at(to) {
+        if from.shares_memory_with(to) {
             continue;
         }
         to.bytes_mut().copy_from_slice(from.bytes());

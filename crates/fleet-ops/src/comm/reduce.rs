@@ -4,7 +4,8 @@
 //! `c_reduce_sum` gives the sum only to `root`; on other ranks `Out` is unspecified.
 
 use super::{
-    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_alike, label, rank_attr, take_over,
+    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, copy_unless_shared, infer_like_inputs, label,
+    rank_attr,
 };
 use crate::ReduceOp;
 use crate::prelude::*;
@@ -35,10 +36,10 @@ const fn all_reduce(name: &'static str) -> OpDef {
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     if let Some(meta) = i.inputs("X").iter().find(|meta| meta.dtype == DType::Bool) {
-        let error = i.error("X", "cannot be added up");
+        let error = i.error("X", "has the wrong element type");
         return Err(error.expected("numbers").got(meta.dtype));
     }
-    infer_alike(i)
+    infer_like_inputs(i)
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
@@ -52,7 +53,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         _ => ReduceOp::Sum,
     };
     Ok(Kernel::new(move |k| {
-        take_over(k.inputs[0], k.outputs[0]);
+        copy_unless_shared(k.inputs[0], k.outputs[0]);
         ring.all_reduce(&label, k.outputs[0], reduce)
     }))
 }
@@ -73,7 +74,7 @@ pub static REDUCE_SUM: OpDef = OpDef {
         let ring = p.services.ring_of(p.op)?;
         let (label, root) = (label(p.op), p.op.attr_usize("root_id"));
         Ok(Kernel::new(move |k| {
-            take_over(k.inputs[0], k.outputs[0]);
+            copy_unless_shared(k.inputs[0], k.outputs[0]);
             ring.reduce(&label, k.outputs[0], ReduceOp::Sum, root)
         }))
     },

@@ -17,16 +17,13 @@ pub static DEF: OpDef = OpDef {
         let cond = i.input("Cond")?;
         if cond.dtype != DType::Bool || cond.shape.numel() != Some(1) {
             return Err(i
-                .error("Cond", "is no condition")
+                .error("Cond", "is not a condition")
                 .expected("bool of one element")
                 .got(format!("{}{}", cond.dtype, cond.shape)));
         }
         Ok(())
     },
     grad: Grad::None,
-    cpu: |p| {
-        Err(Error::internal("a conditional block is run by the executor, not by a kernel")
-            .got(p.op.name()))
-    },
+    cpu: |p| Err(Error::internal("conditional_block has no kernel").got(p.op.name())),
     traits: OpTraits { effect: true, ..OpTraits::plain() },
 };

@@ -22,7 +22,7 @@ pub static DEF: OpDef = OpDef {
             let found = prior.numel() as i64;
             if prior.shape.is_known() && classes >= 0 && found != classes {
                 return Err(i
-                    .error("PriorDist", "does not have one number a class")
+                    .error("PriorDist", "does not have one number per class")
                     .expected(classes)
                     .got(found));
             }

@@ -37,7 +37,7 @@ impl<'a> Classes<'a> {
         };
         match found {
             None => Ok(()),
-            Some(index) => Err(Error::invalid(format!("label at position {index} is no class"))
+            Some(index) => Err(Error::invalid(format!("label at position {index} is not a class"))
                 .expected(format!("0 to {}", classes.saturating_sub(1)))
                 .got(self.at(index))),
         }
@@ -63,17 +63,17 @@ pub(super) fn check_label(
     }
     i.check_dtype(label, CLASS_TYPES)?;
     let found = i.input(label)?.shape;
-    let mut without = Shape::SCALAR;
+    let mut without_axis = Shape::SCALAR;
     for (at, dim) in shape.iter().enumerate() {
         if at != axis {
-            without.push(*dim)?;
+            without_axis.push(*dim)?;
         }
     }
-    if found.agrees(&loss) || found.agrees(&without) {
+    if found.agrees(&loss) || found.agrees(&without_axis) {
         return Ok(loss);
     }
     Err(i
         .error(label, "does not fit the predictions")
-        .expected(format!("{loss} or {without}"))
+        .expected(format!("{loss} or {without_axis}"))
         .got(found))
 }

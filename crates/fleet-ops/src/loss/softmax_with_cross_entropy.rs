@@ -162,7 +162,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let (logits, probabilities) = (k.input::<f32>(LOGITS), k.output::<f32>(SOFTMAX));
         let loss = k.output::<f32>(LOSS);
         if split.is_last() {
-            return forward(k, plan, labels, k_soft(k, plan), logits, probabilities, loss);
+            return forward(k, plan, labels, soft_labels(k, plan), logits, probabilities, loss);
         }
         let (x, scratch) = scratch.split_at_mut(split.len());
         let (y, soft) = scratch.split_at_mut(split.len());
@@ -178,7 +178,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 }
 
 /// Returns the soft labels in their original layout.
-fn k_soft<'a>(k: &KernelCtx<'a>, plan: Plan) -> &'a [f32] {
+fn soft_labels<'a>(k: &KernelCtx<'a>, plan: Plan) -> &'a [f32] {
     if plan.soft { k.input(LABEL) } else { &[] }
 }
 
@@ -208,7 +208,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let (labels, scratch) = plan.labels(k);
         let (y, dloss, dx) = (k.input::<f32>(SOFTMAX), k.input::<f32>(DLOSS), k.output::<f32>(0));
         if split.is_last() {
-            return backward(k, plan, labels, k_soft(k, plan), y, dloss, dx);
+            return backward(k, plan, labels, soft_labels(k, plan), y, dloss, dx);
         }
         let (rows, scratch) = scratch.split_at_mut(split.len());
         let (gradient, soft) = scratch.split_at_mut(split.len());

@@ -4,7 +4,7 @@
 //! (halves through f32); f64, i32 and i64 use plain loops. No gradient.
 
 use crate::prelude::*;
-use crate::rules::{around, axis_of, by_type};
+use crate::rules::{axis_of, by_type, split_at_axis};
 use crate::widen::{has_half, through_f32};
 use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::reduce::{Extreme, arg_extreme};
@@ -55,11 +55,10 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let x = p.input("X");
     let (outer, len, inner) = match p.op.attr_bool("flatten") {
         true => (1, x.shape.len(), 1),
-        false => around(&x.shape, axis_of(p.op, "axis", &x.shape)?),
+        false => split_at_axis(&x.shape, axis_of(p.op, "axis", &x.shape)?),
     };
     if len == 0 {
-        return Err(Error::invalid(format!("{} over a dimension without elements", p.op.name()))
-            .got(x.shape));
+        return Err(Error::invalid(format!("{} over an empty dimension", p.op.name())).got(x.shape));
     }
     let extreme = if p.op.name() == "arg_max" { Extreme::Max } else { Extreme::Min };
     if x.dtype == DType::F32 {

@@ -62,29 +62,29 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 }
 
 /// An element that can be converted to and from the widest number of its kind.
-trait Wide: Element {
-    fn number(self) -> Number;
-    fn of(number: Number) -> Self;
+trait WideElement: Element {
+    fn number(self) -> WideNumber;
+    fn of(number: WideNumber) -> Self;
 }
 
 #[derive(Clone, Copy)]
-enum Number {
+enum WideNumber {
     Int(i64),
     Float(f64),
 }
 
 macro_rules! wide_int {
     ($($ty:ty),*) => {$(
-        impl Wide for $ty {
+        impl WideElement for $ty {
             #[inline(always)]
-            fn number(self) -> Number {
-                Number::Int(i64::from(self))
+            fn number(self) -> WideNumber {
+                WideNumber::Int(i64::from(self))
             }
             #[inline(always)]
-            fn of(number: Number) -> Self {
+            fn of(number: WideNumber) -> Self {
                 match number {
-                    Number::Int(value) => value as $ty,
-                    Number::Float(value) => value as $ty,
+                    WideNumber::Int(value) => value as $ty,
+                    WideNumber::Float(value) => value as $ty,
                 }
             }
         }
@@ -94,16 +94,16 @@ wide_int!(u8, i8, i16, i32, i64);
 
 macro_rules! wide_float {
     ($($ty:ty, $from:expr);*) => {$(
-        impl Wide for $ty {
+        impl WideElement for $ty {
             #[inline(always)]
-            fn number(self) -> Number {
-                Number::Float(f64::from(self))
+            fn number(self) -> WideNumber {
+                WideNumber::Float(f64::from(self))
             }
             #[inline(always)]
-            fn of(number: Number) -> Self {
+            fn of(number: WideNumber) -> Self {
                 match number {
-                    Number::Int(value) => $from(value as f64),
-                    Number::Float(value) => $from(value),
+                    WideNumber::Int(value) => $from(value as f64),
+                    WideNumber::Float(value) => $from(value),
                 }
             }
         }
@@ -125,12 +125,12 @@ fn from_type(from: DType, to: DType, len: usize) -> Kernel {
     }
 }
 
-fn to_type<A: Wide>(to: DType, len: usize) -> Kernel {
+fn to_type<A: WideElement>(to: DType, len: usize) -> Kernel {
     match to {
         DType::Bool => convert::<A, u8>(len, |x| {
             u8::from(match x.number() {
-                Number::Int(value) => value != 0,
-                Number::Float(value) => value != 0.0,
+                WideNumber::Int(value) => value != 0,
+                WideNumber::Float(value) => value != 0.0,
             })
         }),
         DType::U8 => convert::<A, u8>(len, |x| u8::of(x.number())),

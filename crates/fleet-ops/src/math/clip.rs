@@ -47,10 +47,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let (min, max) = (i.op.attr_float("min"), i.op.attr_float("max"));
     if !(min <= 0.0 && 0.0 <= max) {
         return Err(i
-            .error(
-                "X",
-                "holds sparse rows: those that are not there are zero, and would be clipped",
-            )
+            .error("X", "holds sparse rows: absent rows are zero and would be clipped")
             .expected("min at most 0, and max at least 0")
             .got(format!("min {min}, max {max}")));
     }
@@ -79,7 +76,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let ids = groups.ids();
         // SAFETY: both hold one row per id, and the scratch overlaps no operand.
         unsafe {
-            unary_raw(k.pool, op, sums.as_ptr(), out.start(ids.len() * dim), ids.len() * dim)
+            unary_raw(k.pool, op, sums.as_ptr(), out.as_ptr(ids.len() * dim), ids.len() * dim)
         };
         out.row_ids_mut()[..ids.len()].copy_from_slice(ids);
         out.set_row_count(ids.len());

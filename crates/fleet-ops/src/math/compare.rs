@@ -7,7 +7,7 @@
 use crate::math::elementwise::{broadcast_shape, plan};
 use crate::prelude::*;
 use crate::rules::{by_type, by_width, grads_like, physical_len, sizes};
-use crate::tensor::spread::Spread;
+use crate::tensor::broadcast_view::BroadcastView;
 use crate::widen::{has_half, through_f32};
 use fleet_kernels::binary::{Compare, Logical, compare, logical, logical_not};
 use fleet_kernels::reduce::{Fold, Reduction, reduce};
@@ -104,11 +104,11 @@ fn bytes_cpu(p: &PrepareCtx<'_>, op: Compare) -> Result<Kernel> {
 }
 
 /// Returns how the operands in two slots are broadcast to the output.
-fn operands(p: &PrepareCtx<'_>, x: usize, y: usize) -> Result<(Spread, Spread)> {
+fn operands(p: &PrepareCtx<'_>, x: usize, y: usize) -> Result<(BroadcastView, BroadcastView)> {
     let (x, y) = (p.inputs[x][0].shape, p.inputs[y][0].shape);
     let (x, y) = crate::math::elementwise::align(&x, &y, p.op.attr_int("axis"))?;
     let out = p.output("Out").shape;
-    Ok((Spread::new(&x, &out)?, Spread::new(&y, &out)?))
+    Ok((BroadcastView::new(&x, &out)?, BroadcastView::new(&y, &out)?))
 }
 
 fn logical_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
@@ -213,14 +213,14 @@ pub static WHERE: OpDef = OpDef {
 
 fn where_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let out = p.output("Out").shape;
-    let spread = |slot: usize| Spread::new(&p.inputs[slot][0].shape, &out);
-    let (condition, x, y) = (spread(0)?, spread(1)?, spread(2)?);
+    let view = |slot: usize| BroadcastView::new(&p.inputs[slot][0].shape, &out);
+    let (condition, x, y) = (view(0)?, view(1)?, view(2)?);
     by_width!(p.output("Out").dtype, T => {
         Ok(Kernel::new(move |k| {
             let holds = k.input::<u8>(0);
-            let a = k.arg(1).start_of_width::<T>(x.own_len()) as usize;
-            let b = k.arg(2).start_of_width::<T>(y.own_len()) as usize;
-            let out = k.out_arg(0).start_of_width::<T>(condition.len()) as usize;
+            let a = k.arg(1).as_bits_ptr::<T>(x.own_len()) as usize;
+            let b = k.arg(2).as_bits_ptr::<T>(y.own_len()) as usize;
+            let out = k.out_arg(0).as_bits_ptr::<T>(condition.len()) as usize;
             k.pool.run_ranges(condition.len(), GRAIN, |range| {
                 let mut at = condition.indices(range.start);
                 let (mut left, mut right) = (x.indices(range.start), y.indices(range.start));
@@ -264,11 +264,11 @@ fn where_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if dout.dtype != DType::F32 {
         return Err(p.no_kernel(dout.dtype));
     }
-    let condition = Spread::new(&p.input("Condition").shape, &dout.shape)?;
+    let condition = BroadcastView::new(&p.input("Condition").shape, &dout.shape)?;
     // Per side: the gradient where the condition selects it, summed over repeated dimensions.
     let side = |slot: usize| -> Result<(bool, Reduction)> {
         let shape = p.inputs[slot][0].shape;
-        let repeated = Spread::new(&shape, &dout.shape)?.repeated_axes();
+        let repeated = BroadcastView::new(&shape, &dout.shape)?.repeated_axes();
         Ok((!repeated.is_empty(), Reduction::new(&sizes(&dout.shape), &repeated)))
     };
     let sides = [side(1)?, side(2)?];

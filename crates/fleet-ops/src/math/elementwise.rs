@@ -83,7 +83,7 @@ pub(crate) fn binary_of(name: &str) -> Result<Binary> {
         "pow" => Binary::Pow,
         "mod" => Binary::Mod,
         "floordiv" => Binary::FloorDiv,
-        _ => return Err(Error::invalid(format!("'{name}' is no elementwise op of two operands"))),
+        _ => return Err(Error::invalid(format!("'{name}' is not a binary elementwise op"))),
     })
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn align(x: &Shape, y: &Shape, axis: i64) -> Result<(Shape, Shape)> {
     let trimmed = y.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
     let dims = if start >= 0 && start as usize + inner <= rank { y.dims() } else { &y[..trimmed] };
     if start < 0 || start as usize + dims.len() > rank {
-        return Err(Error::invalid(format!("axis {axis} does not place shape {y} inside {x}")));
+        return Err(Error::invalid(format!("shape {y} does not fit into {x} at axis {axis}")));
     }
     let mut wide = Shape::of(&[1; fleet_tensor::RANK_MAX][..rank]);
     wide.dims_mut()[start as usize..start as usize + dims.len()].copy_from_slice(dims);
@@ -156,8 +156,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 fn typed<T: Number + Element>(op: Binary, plan: Broadcast) -> Kernel {
     Kernel::new(move |k| {
         let [x_len, y_len, out_len] = plan.lens();
-        let (x, y) = (k.arg(X).start::<T>(x_len), k.arg(Y).start::<T>(y_len));
-        let out = k.out_arg(0).start::<T>(out_len);
+        let (x, y) = (k.arg(X).as_ptr::<T>(x_len), k.arg(Y).as_ptr::<T>(y_len));
+        let out = k.out_arg(0).as_ptr::<T>(out_len);
         // SAFETY: the arguments have the lengths in the plan. The planner lets Out share memory
         // only with an operand of its size, which is then not broadcast.
         unsafe { binary_raw::<T>(k.pool, op, &plan, x, y, out) };
@@ -176,11 +176,11 @@ fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     };
     let mut wanted = [g.wants("X"), g.wants("Y")];
     if wanted[0] && matches!(kind, Binary::Add | Binary::Sub) && passes(g, x) {
-        g.pass(x, dy);
+        g.alias_grad(x, dy);
         wanted[0] = false;
     }
     if wanted[1] && kind == Binary::Add && passes(g, y) {
-        g.pass(y, dy);
+        g.alias_grad(y, dy);
         wanted[1] = false;
     }
     if wanted == [false, false] {

@@ -75,7 +75,7 @@ fn function(op: &Op) -> Result<Unary> {
         },
         _ => {}
     }
-    Err(Error::unsupported("attribute 'functor_list' of fused_elemwise_activation")
+    Err(Error::unsupported("unsupported attribute 'functor_list' of fused_elemwise_activation")
         .expected("[act, elementwise_add], act one of relu, relu6, sigmoid, tanh")
         .got(format!("{:?}", op.attr_strs("functor_list"))))
 }
@@ -113,11 +113,11 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         None => parts,
     };
     Ok(Kernel::new(move |k| {
-        let x = k.arg(X).start::<f32>(len) as usize;
-        let y = k.arg(Y).start::<f32>(row) as usize;
-        let out = k.out_arg(0).start::<f32>(len) as usize;
+        let x = k.arg(X).as_ptr::<f32>(len) as usize;
+        let y = k.arg(Y).as_ptr::<f32>(row) as usize;
+        let out = k.out_arg(0).as_ptr::<f32>(len) as usize;
         let Some((tile, row)) = tiles else {
-            assert_eq!(plan.lens(), [len, row, len], "a plan for other lengths");
+            assert_eq!(plan.lens(), [len, row, len], "lengths differ from the plan");
             // SAFETY: the arguments have the lengths in the plan. Out may share memory with an
             // operand of its size, which is then read at the position being written.
             unsafe {
@@ -173,7 +173,7 @@ fn grad(g: &mut GradCtx<'_, '_>) -> Result<()> {
         .maybe_output("Y@GRAD", dyy)
         .done()?;
     if let (true, true, Some(dx)) = (want_y, shared, dx) {
-        g.pass(y, dx);
+        g.alias_grad(y, dx);
     }
     Ok(())
 }
@@ -194,8 +194,8 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         false => sums.scratch_len(),
     };
     Ok(Kernel::new(move |k| {
-        let start = |slot: usize| k.arg(slot).start::<f32>(len).cast_const();
-        let (out, dout, dx) = (start(OUT), start(DOUT), k.out_arg(0).start(len));
+        let start = |slot: usize| k.arg(slot).as_ptr::<f32>(len).cast_const();
+        let (out, dout, dx) = (start(OUT), start(DOUT), k.out_arg(0).as_ptr(len));
         let dy = k.optional_output::<f32>(1);
         if let (true, true) = (is_row, dy.is_some()) {
             if let Some(dy) = dy {

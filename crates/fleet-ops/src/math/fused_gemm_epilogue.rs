@@ -13,7 +13,7 @@
 use crate::math::matmul::{mul_shape, mul_sizes};
 use crate::math::unary::named;
 use crate::prelude::*;
-use crate::rules::{check_row_major, grads_like, wants};
+use crate::rules::{check_row_major, grads_like, is_requested};
 use crate::widen::{has_half, is_bf16, through_f32};
 use fleet_kernels::cast::cast;
 use fleet_kernels::chain::{
@@ -49,7 +49,7 @@ pub static DEF: OpDef = OpDef {
             i.check_shape("Bias", [y[1]])?;
         }
         i.set("Out", dtype, shape);
-        if wants(i, "PreAct") {
+        if is_requested(i, "PreAct") {
             i.set("PreAct", dtype, shape);
         }
         Ok(())
@@ -84,7 +84,7 @@ fn activation(op: &fleet_ir::Op) -> Result<Option<Unary>> {
     match op.attr_str("activation") {
         "" => Ok(None),
         name @ ("relu" | "tanh" | "sigmoid" | "gelu") => named(name).map(Some),
-        other => Err(Error::invalid("attribute 'activation' of fused_gemm_epilogue is unknown")
+        other => Err(Error::invalid("unknown activation of fused_gemm_epilogue")
             .expected("\"\", relu, tanh, sigmoid or gelu")
             .got(format!("'{other}'"))),
     }
@@ -215,9 +215,9 @@ fn saved_input(p: &PrepareCtx<'_>, op: Option<Unary>) -> Result<usize> {
     };
     if p.inputs[saved].is_empty() {
         return Err(Error::invalid(format!(
-            "{} misses input '{}'",
-            p.op.name(),
-            p.op.spec.inputs[saved].name
+            "missing input '{}' of op '{}'",
+            p.op.spec.inputs[saved].name,
+            p.op.name()
         )));
     }
     Ok(saved)

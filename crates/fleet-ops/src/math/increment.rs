@@ -23,7 +23,7 @@ pub static DEF: OpDef = OpDef {
         by_type!(dtype, Err(p.no_kernel(dtype)),
             [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
             Ok(Kernel::new(move |k| {
-                let (x, y): (*const T, *mut T) = (k.arg(0).start(len), k.out_arg(0).start(len));
+                let (x, y): (*const T, *mut T) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
                 for i in 0..len {
                     // SAFETY: both hold `len` elements; equal pointers are read before written.
                     unsafe { *y.add(i) = Number::add(*x.add(i), step as T) };

@@ -7,7 +7,7 @@
 //! by calls that add to their result.
 
 use crate::prelude::*;
-use crate::rules::{check_row_major, flat, grads_like, same_dim};
+use crate::rules::{check_row_major, dim_product, grads_like, same_dim};
 use crate::widen::{has_half, is_bf16, through_f32};
 use fleet_kernels::gemm::{Batch, Factor, Gemm};
 use fleet_tensor::{Element, bf16};
@@ -96,7 +96,7 @@ pub(crate) fn mul_shape(i: &InferCtx<'_>) -> Result<Shape> {
                 "attribute '{name}' of {} is out of range",
                 i.op.name()
             ))
-            .expected(format!("1 to the rank of {slot} less 1 (shape {shape})"))
+            .expected(format!("1 or more, and below the rank of {slot} (shape {shape})"))
             .got(cut));
         }
         Ok(cut as usize)
@@ -107,12 +107,12 @@ pub(crate) fn mul_shape(i: &InferCtx<'_>) -> Result<Shape> {
         1.min(y.shape.rank())
     };
     let x_cut = cut("X", &x.shape, "x_num_col_dims")?;
-    let (width, height) = (flat(&x.shape[x_cut..]), flat(&y.shape[..y_cut]));
+    let (width, height) = (dim_product(&x.shape[x_cut..]), dim_product(&y.shape[..y_cut]));
     if same_dim(width, height).is_none() {
         return Err(i
             .error("Y", "has the wrong height")
-            .expected(format!("{width} rows, the width of X {} cut at {x_cut}", x.shape))
-            .got(format!("{height} (shape {} cut at {y_cut})", y.shape)));
+            .expected(format!("{width} rows, the width of X {} flattened at {x_cut}", x.shape))
+            .got(format!("{height} (shape {} flattened at {y_cut})", y.shape)));
     }
     let dims: Vec<i64> = x.shape[..x_cut].iter().chain(&y.shape[y_cut..]).copied().collect();
     Shape::new(&dims)
@@ -130,16 +130,16 @@ fn matmul_shape(i: &InferCtx<'_>) -> Result<Shape> {
                 .got(0));
         }
     }
-    let sides =
-        Sides::new(&x.shape, &y.shape, i.op.attr_bool("trans_x"), i.op.attr_bool("trans_y"));
-    let ([m, k], [k2, n]) = (sides.x_matrix(), sides.y_matrix());
+    let operands =
+        Operands::new(&x.shape, &y.shape, i.op.attr_bool("trans_x"), i.op.attr_bool("trans_y"));
+    let ([m, k], [k2, n]) = (operands.x_matrix(), operands.y_matrix());
     if same_dim(k, k2).is_none() {
         return Err(i
             .error("Y", "has the wrong height")
             .expected(format!("{k} rows, the width of X {}", x.shape))
             .got(format!("{k2} (shape {})", y.shape)));
     }
-    let batch = sides.x_batch().broadcast(&sides.y_batch()).map_err(|_| {
+    let batch = operands.x_batch().broadcast(&operands.y_batch()).map_err(|_| {
         i.error("Y", "has batch dimensions that do not broadcast with those of X")
             .expected(x.shape)
             .got(y.shape)
@@ -158,18 +158,18 @@ fn matmul_shape(i: &InferCtx<'_>) -> Result<Shape> {
 }
 
 /// Operands of `matmul_v2` as batches of matrices: a vector X is a row, a vector Y is a column.
-struct Sides {
+struct Operands {
     x: Shape,
     y: Shape,
     trans_x: bool,
     trans_y: bool,
 }
 
-impl Sides {
-    fn new(x: &Shape, y: &Shape, trans_x: bool, trans_y: bool) -> Sides {
+impl Operands {
+    fn new(x: &Shape, y: &Shape, trans_x: bool, trans_y: bool) -> Operands {
         let row = |x: &Shape| Shape::of(&[1, x[0]]);
         let column = |y: &Shape| Shape::of(&[y[0], 1]);
-        Sides {
+        Operands {
             x: if x.rank() == 1 { row(x) } else { *x },
             y: if y.rank() == 1 { column(y) } else { *y },
             trans_x: trans_x && x.rank() > 1,
@@ -275,15 +275,15 @@ fn mul_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 
 fn mul_grad_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, sides: [Gemm; 2]) -> Result<Kernel> {
     check_row_major(p)?;
-    let [to_x, to_y] = sides;
-    let scratch = T::scratch_len(&to_x, p.threads).max(T::scratch_len(&to_y, p.threads));
+    let [grad_x, grad_y] = sides;
+    let scratch = T::scratch_len(&grad_x, p.threads).max(T::scratch_len(&grad_y, p.threads));
     Ok(Kernel::new(move |k| {
         let (x, y, dout) = (k.input::<T>(X), k.input::<T>(Y), k.input::<T>(DOUT));
         if let Some(dx) = k.optional_output(0) {
-            T::run(&to_x, k.pool, dout, y, dx, k.scratch());
+            T::run(&grad_x, k.pool, dout, y, dx, k.scratch());
         }
         if let Some(dy) = k.optional_output(1) {
-            T::run(&to_y, k.pool, x, dout, dy, k.scratch());
+            T::run(&grad_y, k.pool, x, dout, dy, k.scratch());
         }
         Ok(())
     })
@@ -300,11 +300,11 @@ struct BatchAxis {
 }
 
 /// GEMM calls with the offsets of their operands, in order.
-struct Calls(Vec<(Gemm, [usize; 3])>);
+struct GemmCalls(Vec<(Gemm, [usize; 3])>);
 
-impl Calls {
+impl GemmCalls {
     /// Covers all `axes`. Axes with stride 0 in C are sums, which are added up call by call.
-    fn new(gemm: Gemm, axes: &[BatchAxis]) -> Calls {
+    fn new(gemm: Gemm, axes: &[BatchAxis]) -> GemmCalls {
         let merged = merge(axes);
         let (kept, summed): (Vec<BatchAxis>, Vec<BatchAxis>) =
             merged.into_iter().partition(|axis| axis.c > 0);
@@ -335,7 +335,7 @@ impl Calls {
                 calls.push((gemm.beta(beta).batched_2(batch), places));
             }
         }
-        Calls(calls)
+        GemmCalls(calls)
     }
 
     fn is_bf16_native(&self) -> bool {
@@ -403,10 +403,10 @@ struct Product {
 impl Product {
     fn new(p: &PrepareCtx<'_>) -> Product {
         let (trans_x, trans_y) = (p.op.attr_bool("trans_x"), p.op.attr_bool("trans_y"));
-        let sides = Sides::new(&p.input("X").shape, &p.input("Y").shape, trans_x, trans_y);
-        let ([m, k], [_, n]) = (sides.x_matrix(), sides.y_matrix());
+        let operands = Operands::new(&p.input("X").shape, &p.input("Y").shape, trans_x, trans_y);
+        let ([m, k], [_, n]) = (operands.x_matrix(), operands.y_matrix());
         let (m, n, k) = (m as usize, n as usize, k as usize);
-        let (x, y) = (sides.x_batch(), sides.y_batch());
+        let (x, y) = (operands.x_batch(), operands.y_batch());
         let rank = x.rank().max(y.rank());
         let mut strides = [m * k, k * n, m * n];
         let mut axes = Vec::new();
@@ -424,7 +424,7 @@ impl Product {
             strides = [strides[0] * x_len, strides[1] * y_len, strides[2] * len];
         }
         axes.reverse();
-        let (trans_x, trans_y) = (sides.trans_x, sides.trans_y);
+        let (trans_x, trans_y) = (operands.trans_x, operands.trans_y);
         let alpha = p.op.attr_float("alpha") as f32;
         Product { m, n, k, trans_x, trans_y, alpha, axes }.folded()
     }
@@ -452,8 +452,8 @@ impl Product {
         gemm.alpha(self.alpha)
     }
 
-    fn forward(&self) -> Calls {
-        Calls::new(self.gemm(self.m, self.n, self.k, self.trans_x, self.trans_y), &self.axes)
+    fn forward(&self) -> GemmCalls {
+        GemmCalls::new(self.gemm(self.m, self.n, self.k, self.trans_x, self.trans_y), &self.axes)
     }
 
     /// Returns the axes with the strides of (X, Y, Out) assigned to A, B and C.
@@ -463,27 +463,27 @@ impl Product {
 
     /// Returns the calls for `dX = dOut op(Y)^T`, or its transpose `op(Y) dOut^T`, and whether dOut
     /// is A.
-    fn to_x(&self) -> (Calls, bool) {
+    fn grad_x(&self) -> (GemmCalls, bool) {
         let (m, n, k) = (self.m, self.n, self.k);
         if self.trans_x {
             let axes = self.reordered(|it| BatchAxis { len: it.len, a: it.b, b: it.c, c: it.a });
-            (Calls::new(self.gemm(k, m, n, self.trans_y, true), &axes), false)
+            (GemmCalls::new(self.gemm(k, m, n, self.trans_y, true), &axes), false)
         } else {
             let axes = self.reordered(|it| BatchAxis { len: it.len, a: it.c, b: it.b, c: it.a });
-            (Calls::new(self.gemm(m, k, n, false, !self.trans_y), &axes), true)
+            (GemmCalls::new(self.gemm(m, k, n, false, !self.trans_y), &axes), true)
         }
     }
 
     /// Returns the calls for `dY = op(X)^T dOut`, or its transpose `dOut^T op(X)`, and whether dOut
     /// is A.
-    fn to_y(&self) -> (Calls, bool) {
+    fn grad_y(&self) -> (GemmCalls, bool) {
         let (m, n, k) = (self.m, self.n, self.k);
         if self.trans_y {
             let axes = self.reordered(|it| BatchAxis { len: it.len, a: it.c, b: it.a, c: it.b });
-            (Calls::new(self.gemm(n, k, m, true, self.trans_x), &axes), true)
+            (GemmCalls::new(self.gemm(n, k, m, true, self.trans_x), &axes), true)
         } else {
             let axes = self.reordered(|it| BatchAxis { len: it.len, a: it.a, b: it.c, c: it.b });
-            (Calls::new(self.gemm(k, n, m, !self.trans_x, false), &axes), false)
+            (GemmCalls::new(self.gemm(k, n, m, !self.trans_x, false), &axes), false)
         }
     }
 }
@@ -497,7 +497,7 @@ fn matmul_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
 }
 
-fn matmul_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, calls: Calls) -> Result<Kernel> {
+fn matmul_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, calls: GemmCalls) -> Result<Kernel> {
     check_row_major(p)?;
     let scratch = calls.scratch_len::<T>(p.threads);
     Ok(Kernel::new(move |k| {
@@ -509,7 +509,7 @@ fn matmul_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, calls: Calls) -> Resul
 
 fn matmul_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let product = Product::new(p);
-    let sides = [product.to_x(), product.to_y()];
+    let sides = [product.grad_x(), product.grad_y()];
     match () {
         () if is_bf16(p) && sides.iter().all(|side| side.0.is_bf16_native()) => {
             matmul_grad_kernel::<bf16>(p, sides)
@@ -523,7 +523,7 @@ fn matmul_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 /// their A.
 fn matmul_grad_kernel<T: Element + Factor>(
     p: &PrepareCtx<'_>,
-    sides: [(Calls, bool); 2],
+    sides: [(GemmCalls, bool); 2],
 ) -> Result<Kernel> {
     check_row_major(p)?;
     let scratch = sides.iter().map(|side| side.0.scratch_len::<T>(p.threads)).max().unwrap_or(0);

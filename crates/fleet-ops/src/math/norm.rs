@@ -141,7 +141,7 @@ fn squared_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let len = physical_len(p, 0);
     Ok(Kernel::new(move |k| {
         let scale = Unary::Scale { scale: 2.0 * k.input::<f32>(1)[0], bias: 0.0 };
-        let (x, dx) = (k.arg(0).start(len), k.out_arg(0).start(len));
+        let (x, dx) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
         // SAFETY: both hold `len` floats, and are equal or disjoint.
         unsafe { unary_raw(k.pool, scale, x, dx, len) };
         Ok(())
@@ -196,8 +196,8 @@ pub(crate) fn scale_into(k: &KernelCtx<'_>, scale: f32) {
     };
     let op = Unary::Scale { scale, bias: 0.0 };
     // SAFETY: both hold at least `len` floats, and are equal or disjoint.
-    unsafe { unary_raw(k.pool, op, arg.start(len), out.start(len), len) };
-    if arg.rows.is_some() && !arg.is_at(out) {
+    unsafe { unary_raw(k.pool, op, arg.as_ptr(len), out.as_ptr(len), len) };
+    if arg.rows.is_some() && !arg.shares_memory_with(out) {
         out.row_ids_mut()[..arg.row_count()].copy_from_slice(arg.row_ids());
         out.set_row_count(arg.row_count());
     }
@@ -216,7 +216,7 @@ pub static GLOBAL_NORM_SCALE: OpDef = OpDef {
         i.check_dtype("X", &[DType::F32])?;
         for meta in i.inputs("X") {
             if meta.shape.numel() != Some(1) {
-                let error = i.error("X", "holds something else than squared norms");
+                let error = i.error("X", "does not hold squared norms");
                 return Err(error.expected("shape [1]").got(meta.shape));
             }
         }

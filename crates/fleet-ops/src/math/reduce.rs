@@ -6,7 +6,7 @@
 
 use crate::prelude::*;
 use crate::rules::{axes_of, by_type, sizes};
-use crate::tensor::spread::Spread;
+use crate::tensor::broadcast_view::BroadcastView;
 use crate::widen::{has_half, through_f32};
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::binary::Number;
@@ -127,7 +127,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         })
         .scratch::<f32>(scratch));
     }
-    let kept = Spread::new(&kept_shape(&x.shape, &axes), &x.shape)?;
+    let kept = BroadcastView::new(&kept_shape(&x.shape, &axes), &x.shape)?;
     let count = axes.iter().map(|axis| x.shape.at(*axis)).product::<usize>();
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)), [F64 => f64, I32 => i32, I64 => i64], T => {
         let (first, join): (T, fn(T, T) -> T) = match fold {
@@ -185,7 +185,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return Err(p.no_kernel(x.dtype));
     }
     let (fold, axes) = (fold_of(p.op), axes(p.op, &x.shape)?);
-    let kept = Spread::new(&kept_shape(&x.shape, &axes), &x.shape)?;
+    let kept = BroadcastView::new(&kept_shape(&x.shape, &axes), &x.shape)?;
     let count = axes.iter().map(|axis| x.shape.at(*axis)).product::<usize>();
     let scale = if fold == Fold::Mean { 1.0 / count.max(1) as f32 } else { 1.0 };
     if matches!(fold, Fold::Sum | Fold::Mean) {

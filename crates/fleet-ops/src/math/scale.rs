@@ -23,7 +23,7 @@ pub static DEF: OpDef = OpDef {
     infer: |i| {
         let x = i.input("X")?;
         if x.kind == VarKind::SparseRows && i.op.attr_float("bias") != 0.0 {
-            return Err(Error::unsupported("scale adds no bias to sparse rows"));
+            return Err(Error::unsupported("scale does not support a bias for sparse rows"));
         }
         i.push("Out", x);
         Ok(())
@@ -53,7 +53,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let bias = p.op.attr_float("bias");
     let bias = if p.op.attr_bool("bias_after_scale") { bias } else { bias * scale };
     if bias != 0.0 && p.input_layouts[0][0] != Layout::RowMajor {
-        return Err(Error::unsupported("scale adds no bias in a padded layout"));
+        return Err(Error::unsupported("scale does not support a bias in a padded layout"));
     }
     let (x, len) = (p.input("X"), physical_len(p, 0));
     if x.dtype == DType::F32 {
@@ -63,7 +63,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 scale_into(k, scale as f32);
                 return Ok(());
             }
-            let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
+            let (x, y) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
             // SAFETY: both hold `len` floats, and are equal or disjoint.
             unsafe { unary_raw(k.pool, op, x, y, len) };
             Ok(())
@@ -75,7 +75,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)), [F64 => f64, I32 => i32, I64 => i64], T => {
         let number = |x: T| -> f64 { x as _ };
         Ok(Kernel::new(move |k| {
-            let (x, y): (*const T, *mut T) = (k.arg(0).start(len), k.out_arg(0).start(len));
+            let (x, y): (*const T, *mut T) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
             for i in 0..len {
                 // SAFETY: both hold `len` elements; equal pointers are read before written.
                 unsafe {

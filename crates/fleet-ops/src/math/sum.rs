@@ -18,7 +18,7 @@ pub static DEF: OpDef = OpDef {
     infer: |i| {
         let inputs = i.inputs("X");
         let Some(first) = inputs.first().copied() else {
-            return Err(Error::invalid("op 'sum' misses input 'X'"));
+            return Err(Error::invalid("missing input 'X' of op 'sum'"));
         };
         let mut shape = first.shape;
         for meta in inputs {
@@ -51,7 +51,7 @@ pub static DEF: OpDef = OpDef {
                 let dx = g.dx_of(var, VarKind::Dense)?;
                 g.op(&crate::tensor::assign::DEF).input("X", dy).output("Out", dx).done()?;
             } else {
-                g.pass(var, dy);
+                g.alias_grad(var, dy);
             }
         }
         Ok(())
@@ -91,10 +91,10 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
     let dense: Vec<usize> = (0..sparse.len()).filter(|index| !sparse[*index]).collect();
     let len = p.output_layouts[0][0].physical_len(&p.output("Out").shape);
     Kernel::new(move |k| {
-        let (inputs, out) = (k.inputs[0], k.out_arg(0).start::<T>(len) as usize);
+        let (inputs, out) = (k.inputs[0], k.out_arg(0).as_ptr::<T>(len) as usize);
         // Out may share memory with any of the inputs. If that is not the first one, a tile is
         // summed in a separate buffer, so that no input is overwritten before it is read.
-        let in_place = |index: &usize| inputs[*index].is_at(k.out_arg(0));
+        let in_place = |index: &usize| inputs[*index].shares_memory_with(k.out_arg(0));
         let aside = dense[1..].iter().any(in_place);
         k.pool.run_ranges(len, TILE, |range| {
             let mut tile = [T::default(); TILE];
@@ -106,7 +106,7 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
                 // SAFETY: every dense input holds `len` elements, which `start` checks, and `to`
                 // has room for the range.
                 unsafe {
-                    let from = inputs[*index].start::<T>(len).cast_const().add(range.start);
+                    let from = inputs[*index].as_ptr::<T>(len).cast_const().add(range.start);
                     if turn == 0 {
                         std::ptr::copy(from, to, range.len());
                         continue;
@@ -128,7 +128,7 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
                 for (id, row) in arg.row_ids().iter().zip(arg.slice::<T>().chunks(width.max(1))) {
                     let start = *id as usize * width;
                     let Some(to) = out.get_mut(start..start + width).filter(|_| *id >= 0) else {
-                        return Err(Error::invalid("a sparse row lies outside its matrix")
+                        return Err(Error::invalid("sparse row number out of range")
                             .expected(format!("below {}", arg.shape.at(0)))
                             .got(*id));
                     };
@@ -146,7 +146,7 @@ fn append_rows<T: Element>(k: &KernelCtx<'_>) -> Result<()> {
     let mut count = 0;
     for arg in k.inputs[0] {
         let rows = arg.row_count();
-        if arg.is_at(out) {
+        if arg.shares_memory_with(out) {
             // Out already contains the rows of this input.
             count += rows;
             continue;

@@ -4,7 +4,7 @@
 //! than any number. The gradient goes to the selected elements.
 
 use crate::prelude::*;
-use crate::rules::{around, axis_of, by_type, check_like};
+use crate::rules::{axis_of, by_type, check_like, split_at_axis};
 use crate::widen::{has_half, through_f32};
 use fleet_ir::AttrSpec;
 use fleet_kernels::scatter::{Rank, top_k};
@@ -81,7 +81,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return through_f32(p, cpu);
     }
     let x = p.input("X");
-    let (outer, len, inner) = around(&x.shape, axis_of(p.op, "axis", &x.shape)?);
+    let (outer, len, inner) = split_at_axis(&x.shape, axis_of(p.op, "axis", &x.shape)?);
     let (count, largest) = (p.op.attr_usize("k"), p.op.attr_bool("largest"));
     if x.dtype == DType::F32 && inner == 1 {
         let rank = if largest { Rank::Largest } else { Rank::Smallest };
@@ -163,12 +163,12 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return Err(p.no_kernel(x.dtype));
     }
     let axis = axis_of(p.op, "axis", &x.shape)?;
-    let (outer, len, inner) = around(&x.shape, axis);
+    let (outer, len, inner) = split_at_axis(&x.shape, axis);
     let count = dout.shape.at(axis);
     Ok(Kernel::new(move |k| {
         let (places, dout) = (k.input::<i64>(1), k.input::<f32>(2));
         if let Some(place) = places.iter().find(|place| !(0..len as i64).contains(*place)) {
-            return Err(Error::invalid("Indices of top_k_v2_grad lie outside X")
+            return Err(Error::invalid("Indices of top_k_v2_grad are out of range")
                 .expected(format!("0 to {}", len as i64 - 1))
                 .got(place));
         }

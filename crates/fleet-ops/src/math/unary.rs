@@ -10,7 +10,10 @@ use fleet_ir::Op;
 use fleet_kernels::elementwise::{Saved, Unary, unary_grad_raw, unary_raw};
 
 macro_rules! unary {
-    ($($name:literal, $DEF:ident, $GRAD:ident, [$($attr:expr),*], $amp:ident, zero_stays: $zero:literal;)*) => {$(
+    ($(
+        $name:literal, $DEF:ident, $GRAD:ident, [$($attr:expr),*], $amp:ident,
+        zero_to_zero: $zero:literal;
+    )*) => {$(
         pub static $DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,
@@ -51,42 +54,46 @@ macro_rules! unary {
 }
 
 unary! {
-    "relu", RELU, RELU_GRAD, [], Gray, zero_stays: true;
-    "relu6", RELU6, RELU6_GRAD, [], Gray, zero_stays: true;
-    "leaky_relu", LEAKY_RELU, LEAKY_RELU_GRAD, [attr("alpha", Float(0.02))], Gray, zero_stays: true;
-    "sigmoid", SIGMOID, SIGMOID_GRAD, [], Gray, zero_stays: false;
-    "logsigmoid", LOGSIGMOID, LOGSIGMOID_GRAD, [], Unlisted, zero_stays: false;
-    "tanh", TANH, TANH_GRAD, [], Gray, zero_stays: true;
-    "gelu", GELU, GELU_GRAD, [attr("approximate", Bool(false))], Unlisted, zero_stays: true;
-    "exp", EXP, EXP_GRAD, [], Black, zero_stays: false;
-    "log", LOG, LOG_GRAD, [], Black, zero_stays: false;
-    "sqrt", SQRT, SQRT_GRAD, [], Unlisted, zero_stays: true;
-    "rsqrt", RSQRT, RSQRT_GRAD, [], Black, zero_stays: false;
-    "square", SQUARE, SQUARE_GRAD, [], Black, zero_stays: true;
-    "abs", ABS, ABS_GRAD, [], Unlisted, zero_stays: true;
-    "reciprocal", RECIPROCAL, RECIPROCAL_GRAD, [], Black, zero_stays: false;
+    "relu", RELU, RELU_GRAD, [], Gray, zero_to_zero: true;
+    "relu6", RELU6, RELU6_GRAD, [], Gray, zero_to_zero: true;
+    "leaky_relu", LEAKY_RELU, LEAKY_RELU_GRAD, [attr("alpha", Float(0.02))], Gray,
+        zero_to_zero: true;
+    "sigmoid", SIGMOID, SIGMOID_GRAD, [], Gray, zero_to_zero: false;
+    "logsigmoid", LOGSIGMOID, LOGSIGMOID_GRAD, [], Unlisted, zero_to_zero: false;
+    "tanh", TANH, TANH_GRAD, [], Gray, zero_to_zero: true;
+    "gelu", GELU, GELU_GRAD, [attr("approximate", Bool(false))], Unlisted, zero_to_zero: true;
+    "exp", EXP, EXP_GRAD, [], Black, zero_to_zero: false;
+    "log", LOG, LOG_GRAD, [], Black, zero_to_zero: false;
+    "sqrt", SQRT, SQRT_GRAD, [], Unlisted, zero_to_zero: true;
+    "rsqrt", RSQRT, RSQRT_GRAD, [], Black, zero_to_zero: false;
+    "square", SQUARE, SQUARE_GRAD, [], Black, zero_to_zero: true;
+    "abs", ABS, ABS_GRAD, [], Unlisted, zero_to_zero: true;
+    "reciprocal", RECIPROCAL, RECIPROCAL_GRAD, [], Black, zero_to_zero: false;
     "softplus", SOFTPLUS, SOFTPLUS_GRAD, [attr("beta", Float(1.0)), attr("threshold", Float(20.0))],
-        Black, zero_stays: false;
-    "softsign", SOFTSIGN, SOFTSIGN_GRAD, [], Unlisted, zero_stays: true;
+        Black, zero_to_zero: false;
+    "softsign", SOFTSIGN, SOFTSIGN_GRAD, [], Unlisted, zero_to_zero: true;
     "hard_sigmoid", HARD_SIGMOID, HARD_SIGMOID_GRAD,
-        [attr("slope", Float(0.2)), attr("offset", Float(0.5))], Unlisted, zero_stays: false;
+        [attr("slope", Float(0.2)), attr("offset", Float(0.5))], Unlisted, zero_to_zero: false;
     "hard_swish", HARD_SWISH, HARD_SWISH_GRAD,
         [attr("threshold", Float(6.0)), attr("scale", Float(6.0)), attr("offset", Float(3.0))],
-        Unlisted, zero_stays: true;
-    "swish", SWISH, SWISH_GRAD, [attr("beta", Float(1.0))], Unlisted, zero_stays: true;
-    "silu", SILU, SILU_GRAD, [], Unlisted, zero_stays: true;
-    "elu", ELU, ELU_GRAD, [attr("alpha", Float(1.0))], Unlisted, zero_stays: true;
+        Unlisted, zero_to_zero: true;
+    "swish", SWISH, SWISH_GRAD, [attr("beta", Float(1.0))], Unlisted, zero_to_zero: true;
+    "silu", SILU, SILU_GRAD, [], Unlisted, zero_to_zero: true;
+    "elu", ELU, ELU_GRAD, [attr("alpha", Float(1.0))], Unlisted, zero_to_zero: true;
     "selu", SELU, SELU_GRAD,
-        [attr("scale", Float(1.050_700_987_355_480_5)), attr("alpha", Float(1.673_263_242_354_377_2))],
-        Unlisted, zero_stays: true;
-    "sign", SIGN, SIGN_GRAD, [], Gray, zero_stays: true;
-    "floor", FLOOR, FLOOR_GRAD, [], Unlisted, zero_stays: true;
-    "ceil", CEIL, CEIL_GRAD, [], Unlisted, zero_stays: true;
-    "round", ROUND, ROUND_GRAD, [], Unlisted, zero_stays: true;
-    "sin", SIN, SIN_GRAD, [], Unlisted, zero_stays: true;
-    "cos", COS, COS_GRAD, [], Unlisted, zero_stays: false;
-    "erf", ERF, ERF_GRAD, [], Unlisted, zero_stays: true;
-    "pow", POW, POW_GRAD, [attr("factor", Float(1.0))], Black, zero_stays: false;
+        [
+            attr("scale", Float(1.050_700_987_355_480_5)),
+            attr("alpha", Float(1.673_263_242_354_377_2))
+        ],
+        Unlisted, zero_to_zero: true;
+    "sign", SIGN, SIGN_GRAD, [], Gray, zero_to_zero: true;
+    "floor", FLOOR, FLOOR_GRAD, [], Unlisted, zero_to_zero: true;
+    "ceil", CEIL, CEIL_GRAD, [], Unlisted, zero_to_zero: true;
+    "round", ROUND, ROUND_GRAD, [], Unlisted, zero_to_zero: true;
+    "sin", SIN, SIN_GRAD, [], Unlisted, zero_to_zero: true;
+    "cos", COS, COS_GRAD, [], Unlisted, zero_to_zero: false;
+    "erf", ERF, ERF_GRAD, [], Unlisted, zero_to_zero: true;
+    "pow", POW, POW_GRAD, [attr("factor", Float(1.0))], Black, zero_to_zero: false;
 }
 
 /// Returns the function of an op or of its gradient op.
@@ -136,7 +143,7 @@ pub(crate) fn named(name: &str) -> Result<Unary> {
         "sin" => Unary::Sin,
         "cos" => Unary::Cos,
         "erf" => Unary::Erf,
-        _ => return Err(Error::invalid(format!("'{name}' is no function of one element"))),
+        _ => return Err(Error::invalid(format!("'{name}' is not a unary function"))),
     })
 }
 
@@ -164,21 +171,28 @@ pub(super) fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (op, len) = (unary_of(p.op)?, physical_len(p, 0));
     match p.input("X").dtype {
         DType::F32 => Ok(Kernel::new(move |k| {
-            let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
+            let (x, y) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
             // SAFETY: both hold `len` floats, and are equal or disjoint.
             unsafe { unary_raw(k.pool, op, x, y, len) };
             Ok(())
         })),
-        DType::I32 => integers::<i32>(p, op, len),
-        DType::I64 => integers::<i64>(p, op, len),
+        DType::I32 => integers(p, op, len, |value| value as i32, |bound| bound as i32),
+        DType::I64 => integers(p, op, len, |value| value as i64, |bound| bound as i64),
         dtype => Err(p.no_kernel(dtype)),
     }
 }
 
-/// Makes the kernels of functions that map integers to integers.
-fn integers<T>(p: &PrepareCtx<'_>, op: Unary, len: usize) -> Result<Kernel>
+/// Makes the kernels of functions that map integers to integers. A result out of range, such as a
+/// large square, wraps like a product of `elementwise_mul`. The bounds of `clip` saturate.
+fn integers<T>(
+    p: &PrepareCtx<'_>,
+    op: Unary,
+    len: usize,
+    wrap: fn(i128) -> T,
+    saturate: fn(f64) -> T,
+) -> Result<Kernel>
 where
-    T: fleet_tensor::Element + Into<i128> + TryFrom<i128>,
+    T: fleet_tensor::Element + Into<i128>,
 {
     let map: fn(i128, i128, i128) -> i128 = match op {
         Unary::Relu => |x, _, _| x.max(0),
@@ -194,16 +208,12 @@ where
         Unary::Clip { .. } => (p.op.attr_float("min").ceil(), p.op.attr_float("max").floor()),
         _ => (0.0, 0.0),
     };
-    let (low, high) = (low as i128, high as i128);
+    let (low, high): (i128, i128) = (saturate(low).into(), saturate(high).into());
     Ok(Kernel::new(move |k| {
-        let (x, y): (*const T, *mut T) = (k.arg(0).start(len), k.out_arg(0).start(len));
+        let (x, y): (*const T, *mut T) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
         for i in 0..len {
-            // SAFETY: both hold `len` elements; equal pointers are read before they are written. A
-            // result out of range, such as a large square, becomes 0.
-            unsafe {
-                let value = map((*x.add(i)).into(), low, high);
-                *y.add(i) = T::try_from(value).unwrap_or_default();
-            }
+            // SAFETY: both hold `len` elements; equal pointers are read before they are written.
+            unsafe { *y.add(i) = wrap(map((*x.add(i)).into(), low, high)) };
         }
         Ok(())
     }))
@@ -238,15 +248,15 @@ pub(super) fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     };
     if p.inputs[saved].is_empty() {
         return Err(Error::invalid(format!(
-            "{} misses input '{}'",
-            p.op.name(),
-            p.op.spec.inputs[saved].name
+            "missing input '{}' of op '{}'",
+            p.op.spec.inputs[saved].name,
+            p.op.name()
         )));
     }
     Ok(Kernel::new(move |k| {
-        let (saved, dy) = (k.arg(saved).start(len), k.arg(2).start(len));
+        let (saved, dy) = (k.arg(saved).as_ptr(len), k.arg(2).as_ptr(len));
         // SAFETY: all hold `len` floats; the output is equal to or disjoint from each input.
-        unsafe { unary_grad_raw(k.pool, op, saved, dy, k.out_arg(0).start(len), len) };
+        unsafe { unary_grad_raw(k.pool, op, saved, dy, k.out_arg(0).as_ptr(len), len) };
         Ok(())
     }))
 }

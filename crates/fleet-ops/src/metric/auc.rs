@@ -43,7 +43,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Label", &[DType::I64, DType::I32])?;
     let (thresholds, steps) = (i.op.attr_int("num_thresholds"), i.op.attr_int("slide_steps"));
     let Some(len) = stat_len(thresholds, steps) else {
-        return Err(Error::invalid("attributes of auc are wrong")
+        return Err(Error::invalid("attributes of auc are out of range")
             .expected("num_thresholds of at least 1 and slide_steps of at least 0")
             .got(format!("{thresholds} and {steps}")));
     };
@@ -81,9 +81,7 @@ fn area_under(curve: &str) -> Result<Area> {
     match curve {
         "ROC" => Ok(auc_area_of),
         "PR" => Ok(precision_recall_area_of),
-        other => {
-            Err(Error::invalid("auc does not know this curve").expected("ROC or PR").got(other))
-        }
+        other => Err(Error::invalid("unknown curve of auc").expected("ROC or PR").got(other)),
     }
 }
 
@@ -104,7 +102,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let area_of = area_under(p.op.attr_str("curve"))?;
     let kernel = Kernel::new(move |k| {
         for (out, input) in [(1, STAT_POS), (2, STAT_NEG)] {
-            if !k.same(out, input) {
+            if !k.shares_memory(out, input) {
                 k.output::<i64>(out).copy_from_slice(k.input(input));
             }
         }

@@ -230,7 +230,7 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
     if dims.is_empty() && !frozen {
         return Err(Error::invalid("batch_norm cannot train on an empty batch")
             .got(p.input("X").shape)
-            .help("use is_test to run it with the running statistics"));
+            .help("set is_test to use the running statistics"));
     }
     let own = batch_norm::scratch_len(&dims);
     let shared = sync.as_ref().map_or(0, |sync| sync.scratch_len(dims.channels));
@@ -238,8 +238,8 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
         let (scratch, exchange) = k.scratch::<f32>().split_at_mut(own);
         let mean = k.output::<f32>(SAVED_MEAN);
         let inv_std = k.output::<f32>(SAVED_INV_STD);
-        take_over(k, MEAN_OUT, MEAN);
-        take_over(k, VARIANCE_OUT, VARIANCE);
+        copy_unless_shared(k, MEAN_OUT, MEAN);
+        copy_unless_shared(k, VARIANCE_OUT, VARIANCE);
         let running_mean = k.output::<f32>(MEAN_OUT);
         let running_variance = k.output::<f32>(VARIANCE_OUT);
         if frozen {
@@ -257,7 +257,7 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
                 }
             }
             if let Some(sync) = &sync {
-                k.talking(|| sync.merge(dims.rows(), mean, inv_std, exchange))?;
+                k.communicate(|| sync.merge(dims.rows(), mean, inv_std, exchange))?;
             }
             batch_norm::update_running(training.momentum, mean, running_mean);
             batch_norm::update_running(training.momentum, inv_std, running_variance);
@@ -265,7 +265,7 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
         batch_norm::invert_deviation(training.epsilon, inv_std);
         let affine = (k.input::<f32>(SCALE), k.input::<f32>(BIAS));
         let residual = if has_z { Some(k.input::<f32>(Z)) } else { None };
-        let (x, y) = match k.same(Y, X) {
+        let (x, y) = match k.shares_memory(Y, X) {
             true => (Operand::Reuse(k.output(Y)), Output::OverX),
             false => (Operand::Read(k.input(X)), Output::New(k.output(Y))),
         };
@@ -277,8 +277,8 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
 }
 
 /// Copies an input to an output that updates it, unless they are the same variable.
-fn take_over(k: &KernelCtx<'_>, output: usize, input: usize) {
-    if !k.same(output, input) {
+fn copy_unless_shared(k: &KernelCtx<'_>, output: usize, input: usize) {
+    if !k.shares_memory(output, input) {
         k.output::<f32>(output).copy_from_slice(k.input(input));
     }
 }
@@ -300,8 +300,8 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
         let (scratch, spare_x) = all.split_at_mut(own + 2 * c);
         let (scratch, spare_c) = scratch.split_at_mut(own);
         let (spare_scale, spare_bias) = spare_c.split_at_mut(c);
-        let (dx_over_dy, dx_over_x) = (k.same(DX, DY), k.same(DX, X));
-        let dz_over_dy = has_z && k.same(DZ, DY);
+        let (dx_over_dy, dx_over_x) = (k.shares_memory(DX, DY), k.shares_memory(DX, X));
+        let dz_over_dy = has_z && k.shares_memory(DZ, DY);
         let dy = match dx_over_dy || dz_over_dy {
             true => Operand::Reuse(k.arg(DY).slice_mut()),
             false => Operand::Read(k.input(DY)),
@@ -349,7 +349,7 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
         batch_norm::backward_across(k.pool, &dims, args, scratch, |d_beta, d_gamma| {
             kept[..c].copy_from_slice(d_beta);
             kept[c..].copy_from_slice(d_gamma);
-            let sums = k.talking(|| sync.sum(dims.rows(), d_beta, d_gamma, exchange));
+            let sums = k.communicate(|| sync.sum(dims.rows(), d_beta, d_gamma, exchange));
             sums.unwrap_or_else(|error| {
                 outcome = Err(error);
                 dims.rows()

@@ -132,7 +132,7 @@ fn check(i: &InferCtx<'_>) -> Result<Shape> {
         return Err(i
             .error("Filter", "does not fit the channels of the input")
             .expected(format!("{channels} input channels in {groups} groups"))
-            .got(format!("{} a group (shape {filter})", filter[1])));
+            .got(format!("{} per group (shape {filter})", filter[1])));
     }
     is_relu(i.op)?;
     if filter[2] < 1 || filter[3] < 1 {
@@ -160,7 +160,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     if !i.op.output("Stats").is_empty() {
         if is_relu(i.op)? || i.optional("ResidualData").is_some() {
             return Err(Error::unsupported(format!(
-                "{} takes statistics of its plain output only",
+                "{} computes statistics only without residual and activation",
                 i.op.name()
             )));
         }
@@ -197,13 +197,13 @@ fn is_relu(op: &Op) -> Result<bool> {
     match op.attr_str("activation") {
         "" | "identity" => Ok(false),
         "relu" => Ok(true),
-        other => Err(Error::unsupported(format!("{} has no such activation", op.name()))
+        other => Err(Error::unsupported(format!("unknown activation of {}", op.name()))
             .expected("relu")
             .got(other)),
     }
 }
 
-fn clips_input(op: &Op) -> bool {
+fn fuses_input_relu(op: &Op) -> bool {
     const CLIP: &str = "fuse_relu_before_depthwise_conv";
     op.spec.attr_index(CLIP).is_some() && op.attr_bool(CLIP)
 }
@@ -292,7 +292,7 @@ struct Plan {
     output_moves: Option<[Permute; 2]>,
     is_packed: bool,
     is_relu: bool,
-    clips: bool,
+    fuse_input_relu: bool,
 }
 
 impl Plan {
@@ -302,7 +302,7 @@ impl Plan {
         let is_packed = filter == Layout::Filter64;
         if is_packed && conv.filter_len() != filter.physical_len(&weights) {
             return Err(Error::unsupported(format!(
-                "{} with {} groups cannot read a filter64 filter of shape {weights}",
+                "{} with {} groups does not support layout filter64 for shape {weights}",
                 p.op.name(),
                 conv.groups
             )));
@@ -321,12 +321,12 @@ impl Plan {
                 Some(moves(conv.out_h(), conv.out_w(), conv.c_out)?),
             ),
         };
-        let (is_relu, clips) = (is_relu(p.op)?, clips_input(p.op));
-        Ok(Plan { conv, input_moves, output_moves, is_packed, is_relu, clips })
+        let (is_relu, fuse_input_relu) = (is_relu(p.op)?, fuses_input_relu(p.op));
+        Ok(Plan { conv, input_moves, output_moves, is_packed, is_relu, fuse_input_relu })
     }
 
     fn input_scratch(&self) -> usize {
-        let copies = self.input_moves.is_some() || self.clips;
+        let copies = self.input_moves.is_some() || self.fuse_input_relu;
         if copies { self.conv.input_len() } else { 0 }
     }
 
@@ -338,10 +338,10 @@ impl Plan {
     fn image<'a>(&self, k: &KernelCtx<'_>, x: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
         if let Some([to_last, _]) = &self.input_moves {
             permute(k.pool, to_last, x, scratch);
-            if self.clips {
+            if self.fuse_input_relu {
                 clip(k.pool, None, scratch);
             }
-        } else if self.clips {
+        } else if self.fuse_input_relu {
             clip(k.pool, Some(x), scratch);
         } else {
             return x;
@@ -432,7 +432,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (has_dx, has_dw) = (has("Input@GRAD"), has("Filter@GRAD"));
     let dw_packed = has_dw && p.output_layouts[DFILTER][0] == Layout::Filter64;
     if dw_packed && conv.filter_len() != Layout::Filter64.physical_len(&p.input("Filter").shape) {
-        return Err(Error::unsupported("this filter gradient cannot be kept as filter64"));
+        return Err(Error::unsupported("filter gradient does not support layout filter64"));
     }
     let moves = plan.output_moves.is_some();
     let if_so = |yes: bool, len: usize| if yes { len } else { 0 };
@@ -489,7 +489,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
                     permute(k.pool, to_first, dx_last, dx);
                 }
             }
-            if plan.clips {
+            if plan.fuse_input_relu {
                 mask_in_place(k.pool, k.input(INPUT), dx);
             }
         }

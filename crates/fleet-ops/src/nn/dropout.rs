@@ -62,7 +62,7 @@ fn infer(i: &mut InferCtx<'_>, x: &str, out: &str) -> Result<()> {
     i.check_dtype(x, FLOATS)?;
     let probability = i.op.attr_float("dropout_prob");
     if !(0.0..=1.0).contains(&probability) {
-        return Err(Error::invalid("dropout_prob is no probability")
+        return Err(Error::invalid("dropout_prob is not a probability")
             .expected("0 to 1")
             .got(probability));
     }
@@ -93,7 +93,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let draw =
             Draw { seed: random::seed(seed, k), stream: random::stream(stream, k), offset: 0 };
         let drop = Dropout { probability, mode, draw };
-        let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
+        let (x, y) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
         // SAFETY: both hold as many floats as the shape has elements, and are equal or disjoint.
         unsafe {
             if is_test {

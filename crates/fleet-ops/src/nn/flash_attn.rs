@@ -161,20 +161,24 @@ pub(super) fn attention(op: &Op, [batch, queries, heads, dim, keys]: [usize; 5])
 
 /// Dropout options of an op. The stream is different in each step.
 #[derive(Clone, Copy)]
-pub(super) struct Drops {
+pub(super) struct DropoutOptions {
     probability: f32,
     seed: i64,
     stream: i64,
 }
 
-impl Drops {
-    pub(super) fn of(op: &Op) -> Option<Drops> {
+impl DropoutOptions {
+    pub(super) fn of(op: &Op) -> Option<DropoutOptions> {
         let probability = op.attr_float("dropout_prob") as f32;
-        let drops = Drops { probability, seed: op.attr_int("seed"), stream: op.attr_int("stream") };
-        (probability > 0.0 && !op.attr_bool("is_test")).then_some(drops)
+        let options = DropoutOptions {
+            probability,
+            seed: op.attr_int("seed"),
+            stream: op.attr_int("stream"),
+        };
+        (probability > 0.0 && !op.attr_bool("is_test")).then_some(options)
     }
 
-    pub(super) fn now(&self, k: &KernelCtx<'_>) -> Dropout {
+    pub(super) fn at_step(&self, k: &KernelCtx<'_>) -> Dropout {
         Dropout {
             probability: self.probability,
             seed: random::seed(self.seed, k),
@@ -193,10 +197,11 @@ fn mask_shape(p: &PrepareCtx<'_>) -> [usize; 4] {
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    let (attention, drops) = (attention(p.op, sizes(p)), Drops::of(p.op));
+    let (attention, options) = (attention(p.op, sizes(p)), DropoutOptions::of(p.op));
     let mask_shape = mask_shape(p);
     Ok(Kernel::new(move |k| {
-        let attention = Attention { dropout: drops.map(|drops| drops.now(k)), ..attention };
+        let attention =
+            Attention { dropout: options.map(|options| options.at_step(k)), ..attention };
         let dense = |time| Strides::dense(time, attention.heads, attention.dim);
         let (queries, keys) = (dense(attention.queries), dense(attention.keys));
         attention.forward(
@@ -215,7 +220,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 }
 
 fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    let (attention, drops) = (attention(p.op, sizes(p)), Drops::of(p.op));
+    let (attention, options) = (attention(p.op, sizes(p)), DropoutOptions::of(p.op));
     let mask_shape = mask_shape(p);
     let own = attention.backward_scratch_len(p.threads);
     // The kernel always writes all gradients, so those that are not requested need memory too.
@@ -228,7 +233,8 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         }
     }
     Ok(Kernel::new(move |k| {
-        let attention = Attention { dropout: drops.map(|drops| drops.now(k)), ..attention };
+        let attention =
+            Attention { dropout: options.map(|options| options.at_step(k)), ..attention };
         let dense = |time| Strides::dense(time, attention.heads, attention.dim);
         let (queries, keys) = (dense(attention.queries), dense(attention.keys));
         let (scratch, rest) = k.scratch::<f32>().split_at_mut(own);

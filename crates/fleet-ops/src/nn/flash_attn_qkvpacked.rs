@@ -2,7 +2,7 @@
 //! with a [model, 3 * model] weight gives this layout. The op equals flash_attn without splitting
 //! QKV first.
 
-use super::flash_attn::{ATTRS, Drops, attention, check_dropout, check_mask};
+use super::flash_attn::{ATTRS, DropoutOptions, attention, check_dropout, check_mask};
 use super::half::{FLOATS, any_float};
 use crate::prelude::*;
 use fleet_kernels::attention::{Attention, Heads, HeadsMut, Mask, Strides};
@@ -84,10 +84,12 @@ fn mask_shape(p: &PrepareCtx<'_>) -> [usize; 4] {
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    let (attention, drops) = (attention(p.op, sizes(&p.input("QKV").shape)), Drops::of(p.op));
+    let (attention, options) =
+        (attention(p.op, sizes(&p.input("QKV").shape)), DropoutOptions::of(p.op));
     let mask_shape = mask_shape(p);
     Ok(Kernel::new(move |k| {
-        let attention = Attention { dropout: drops.map(|drops| drops.now(k)), ..attention };
+        let attention =
+            Attention { dropout: options.map(|options| options.at_step(k)), ..attention };
         let (time, heads, dim) = (attention.queries, attention.heads, attention.dim);
         let [q, key, v] = Heads::split(k.input(0), time, heads, dim);
         attention.forward(
@@ -106,10 +108,12 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 }
 
 fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    let (attention, drops) = (attention(p.op, sizes(&p.input("QKV").shape)), Drops::of(p.op));
+    let (attention, options) =
+        (attention(p.op, sizes(&p.input("QKV").shape)), DropoutOptions::of(p.op));
     let mask_shape = mask_shape(p);
     Ok(Kernel::new(move |k| {
-        let attention = Attention { dropout: drops.map(|drops| drops.now(k)), ..attention };
+        let attention =
+            Attention { dropout: options.map(|options| options.at_step(k)), ..attention };
         let (time, heads, dim) = (attention.queries, attention.heads, attention.dim);
         let dense = Strides::dense(time, heads, dim);
         let [q, key, v] = Heads::split(k.input(0), time, heads, dim);

@@ -71,7 +71,7 @@ pub(super) fn act_of(op: &Op) -> Result<Act> {
     match op.attr_str("act_type") {
         "relu" => Ok(Act::Relu),
         "" => Ok(Act::None),
-        other => Err(Error::unsupported(format!("{} has no such activation", op.name()))
+        other => Err(Error::unsupported(format!("unknown activation of {}", op.name()))
             .expected("relu")
             .got(other)),
     }

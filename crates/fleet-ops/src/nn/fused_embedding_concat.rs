@@ -63,7 +63,7 @@ fn out_shape(i: &InferCtx<'_>) -> Result<Shape> {
             (rest.shape.rank() == 2, rest.dtype, same_dim(batch, rows))
         else {
             return Err(i
-                .error("Rest", "holds a variable that does not fit")
+                .error("Rest", "holds a variable of the wrong type or shape")
                 .expected(format!("f32[{batch}, any]"))
                 .got(format!("{}{}", rest.dtype, rest.shape)));
         };

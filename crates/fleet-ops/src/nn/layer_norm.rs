@@ -112,7 +112,7 @@ fn check_width(i: &InferCtx<'_>, slot: &str, width: i64) -> Result<()> {
     let found = i.input(slot)?.shape;
     match found.numel() {
         Some(numel) if width >= 0 && numel as i64 != width => Err(i
-            .error(slot, "does not have one number for each normalised element")
+            .error(slot, "does not have one number per normalized element")
             .expected(width)
             .got(found)),
         _ => Ok(()),
@@ -145,7 +145,7 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
             None => g.dy("Y")?,
         };
         for var in [Some(x), residual].into_iter().flatten() {
-            g.pass(var, skip);
+            g.alias_grad(var, skip);
         }
         return Ok(());
     };
@@ -156,7 +156,7 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
         false => None,
     };
     if let (Some(dx), Some(residual), true) = (dx, residual, g.wants("X")) {
-        g.pass(residual, dx);
+        g.alias_grad(residual, dx);
     }
     let (dscale, dbias) = (g.dx("Scale")?, g.dx("Bias")?);
     if dx.is_none() && dscale.is_none() && dbias.is_none() {
@@ -228,13 +228,13 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         }
         let norm = LayerNorm { len, epsilon, gamma: k.optional(SCALE), beta: None };
         let dx = match k.has_output(0) {
-            true => k.out_arg(0).start(rows * len),
+            true => k.out_arg(0).as_ptr(rows * len),
             false => rest.as_mut_ptr(),
         };
-        let read = |slot: usize| k.arg(slot).start::<f32>(rows * len).cast_const();
+        let read = |slot: usize| k.arg(slot).as_ptr::<f32>(rows * len).cast_const();
         let skip = k.has_input(SKIP).then(|| read(SKIP));
         let (mean, inv_std) = (k.input(MEAN), k.input(INV_STD));
-        assert_eq!(mean.len(), rows, "one mean a row");
+        assert_eq!(mean.len(), rows, "number of means differs from number of rows");
         // SAFETY: all hold `rows` rows, the number that the kernel uses. The planner lets the
         // result equal an operand or be disjoint.
         unsafe {

@@ -58,7 +58,7 @@ pub static GRAD: OpDef = OpDef {
 };
 
 /// The older form, whose ids end in a dimension of size 1.
-pub static OLD: OpDef = OpDef {
+pub static V1: OpDef = OpDef {
     spec: OpSpec {
         name: "lookup_table",
         inputs: &[one("W"), one("Ids")],
@@ -66,12 +66,12 @@ pub static OLD: OpDef = OpDef {
         attrs: ATTRS,
     },
     infer: |i| infer(i, true),
-    grad: Grad::Rule(|g| rule(g, &OLD_GRAD)),
+    grad: Grad::Rule(|g| rule(g, &V1_GRAD)),
     cpu,
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
-pub static OLD_GRAD: OpDef = OpDef {
+pub static V1_GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "lookup_table_grad",
         inputs: &[one("W"), one("Ids"), one("Out@GRAD")],
@@ -89,17 +89,17 @@ pub static OLD_GRAD: OpDef = OpDef {
     },
 };
 
-fn infer(i: &mut InferCtx<'_>, old: bool) -> Result<()> {
+fn infer(i: &mut InferCtx<'_>, is_v1: bool) -> Result<()> {
     let w = check(i)?;
     let ids = i.input("Ids")?.shape;
     let mut out = ids;
-    if old {
+    if is_v1 {
         if ids.last().is_none_or(|last| *last != 1 && *last >= 0) {
             return Err(i
                 .error("Ids", "does not end in a dimension of 1")
                 .expected("[..., 1]")
                 .got(ids)
-                .help("lookup_table_v2 takes ids of any shape"));
+                .help("use lookup_table_v2, which supports ids of any shape"));
         }
         let last = ids.rank() - 1;
         out.dims_mut()[last] = w[1];
@@ -209,7 +209,7 @@ pub(crate) fn sparse_grad(
     if keeps_all {
         rows[..ids.len()].copy_from_slice(ids);
         out.set_row_count(ids.len());
-        if !k.same(0, dy) {
+        if !k.shares_memory(0, dy) {
             copy(k.pool, k.input(dy), grid, dim, &mut k.output(0)[..ids.len() * dim]);
         }
         return Ok(());
@@ -221,7 +221,7 @@ pub(crate) fn sparse_grad(
         }
         rows[count] = *id;
         let from = place(&grid, position);
-        if k.same(0, dy) {
+        if k.shares_memory(0, dy) {
             // Rows only move towards the front, so each row is read before it is overwritten.
             k.output::<f32>(0).copy_within(from..from + dim, count * dim);
         } else {

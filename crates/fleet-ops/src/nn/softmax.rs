@@ -73,7 +73,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return Ok(Kernel::new(move |k| {
             if !split.is_empty() {
                 let len = split.len();
-                let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
+                let (x, y) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
                 // SAFETY: both hold as many floats as the shape has elements, and are equal or
                 // disjoint.
                 unsafe { softmax::softmax_raw(k.pool, x, y, split.rows(), split.classes) };
@@ -97,8 +97,8 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return Ok(Kernel::new(move |k| {
             if !split.is_empty() {
                 let all = split.len();
-                let (y, dy) = (k.arg(0).start(all), k.arg(1).start(all));
-                let (dx, rows, len) = (k.out_arg(0).start(all), split.rows(), split.classes);
+                let (y, dy) = (k.arg(0).as_ptr(all), k.arg(1).as_ptr(all));
+                let (dx, rows, len) = (k.out_arg(0).as_ptr(all), split.rows(), split.classes);
                 // SAFETY: all hold as many floats as the shape has elements; the result is equal to
                 // or disjoint from the others.
                 unsafe { softmax::softmax_grad_raw(k.pool, y, dy, dx, rows, len) };

@@ -104,7 +104,8 @@ impl Sync {
 
     /// Floats of scratch for an exchange of `channels` channels.
     pub fn scratch_len(&self, channels: usize) -> usize {
-        2 * sums_len(channels) + 1 // Doubles, and the float that may stand in front of the first of them.
+        // f64 values, and one float for alignment.
+        2 * sums_len(channels) + 1
     }
 
     /// Sums the number of rows and two numbers per channel over ranks. `of` returns the two numbers

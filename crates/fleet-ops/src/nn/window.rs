@@ -46,7 +46,7 @@ impl Axes {
         let shape = i.input(slot)?.shape;
         let image = self.spatial(&shape);
         if image.contains(&0) {
-            return Err(i.error(slot, "has images without a pixel").got(shape));
+            return Err(i.error(slot, "has empty images").got(shape));
         }
         Ok(image)
     }

@@ -1,7 +1,7 @@
 //! Adadelta: `a = rho a + (1 - rho) g^2; dx = -sqrt((d + epsilon) / (a + epsilon)) * g;
 //! d = rho d + (1 - rho) dx^2; w += lr * dx`. `a` is AvgSquaredGrad, `d` is AvgSquaredUpdate.
 
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -31,7 +31,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: TRAITS,
 };
 

@@ -1,6 +1,6 @@
 //! Adagrad: `h += g^2; w -= lr * g / (sqrt(h) + epsilon)`.
 
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -24,7 +24,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: TRAITS,
 };
 

@@ -7,7 +7,7 @@
 //! gradient 0 and their moments decay, which takes a pass over the whole table. If SkipUpdate (a
 //! bool) is true, nothing changes. `fused_adam` is the same op for many parameters.
 
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use super::reduced::{self, joined};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op, SlotSpec};
@@ -78,7 +78,7 @@ pub static DEF: OpDef = OpDef {
             p,
             &SLOTS,
             rule(p.op),
-            Extra { moves_all_rows: !p.op.attr_bool("lazy_mode"), ..Extra::default() },
+            RuleOptions { moves_all_rows: !p.op.attr_bool("lazy_mode"), ..RuleOptions::default() },
         )
     },
     traits: TRAITS,
@@ -93,7 +93,7 @@ pub static FUSED: OpDef = OpDef {
             p,
             &SLOTS,
             rule(p.op),
-            Extra { moves_all_rows: !p.op.attr_bool("lazy_mode"), ..Extra::default() },
+            RuleOptions { moves_all_rows: !p.op.attr_bool("lazy_mode"), ..RuleOptions::default() },
         )
     },
     traits: TRAITS,
@@ -117,7 +117,7 @@ pub static REDUCED: OpDef = OpDef {
             p,
             &SLOTS,
             rule(p.op),
-            Extra { moves_all_rows: !p.op.attr_bool("lazy_mode"), ..Extra::default() },
+            RuleOptions { moves_all_rows: !p.op.attr_bool("lazy_mode"), ..RuleOptions::default() },
         )
     },
     traits: reduced::TRAITS,

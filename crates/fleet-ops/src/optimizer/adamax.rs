@@ -1,7 +1,7 @@
 //! Adamax: `m = b1 m + (1 - b1) g; u = max(|g|, b2 u + epsilon); w -= lr / (1 - b1^t) * m / u`.
 //! Beta1Pow starts at `b1` and is multiplied by it after each update.
 
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -38,7 +38,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: TRAITS,
 };
 

@@ -2,7 +2,7 @@
 //! adam. `fused_adamw` is the same op for many parameters.
 
 use super::adam::{FUSED_INPUTS, FUSED_OUTPUTS};
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use super::reduced::{self, joined};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
@@ -51,7 +51,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), extra(p.op)),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), options(p.op)),
     traits: TRAITS,
 };
 
@@ -64,7 +64,7 @@ pub static FUSED: OpDef = OpDef {
     },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), extra(p.op)),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), options(p.op)),
     traits: TRAITS,
 };
 
@@ -81,7 +81,7 @@ pub static REDUCED: OpDef = OpDef {
     },
     infer: |i| reduced::infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), extra(p.op)),
+    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), options(p.op)),
     traits: reduced::TRAITS,
 };
 
@@ -90,9 +90,9 @@ fn rule(op: &Op) -> Rule {
     Rule::AdamW { beta1: number("beta1"), beta2: number("beta2"), epsilon: number("epsilon") }
 }
 
-fn extra(op: &Op) -> Extra {
+fn options(op: &Op) -> RuleOptions {
     let coeff = op.attr_float("coeff");
-    Extra {
+    RuleOptions {
         weight_decay: if op.attr_bool("with_decay") { coeff } else { 0.0 },
         moves_all_rows: !op.attr_bool("lazy_mode"),
     }

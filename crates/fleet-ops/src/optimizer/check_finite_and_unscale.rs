@@ -59,7 +59,7 @@ fn unscale(pool: &Pool, from: &Arg, to: &Arg, len: usize, inverse: f32) -> bool 
     let mut used = len;
     if from.rows.is_some() {
         used = from.row_count() * from.row_len();
-        if !from.is_at(to) {
+        if !from.shares_memory_with(to) {
             to.row_ids_mut()[..from.row_count()].copy_from_slice(from.row_ids());
             to.set_row_count(from.row_count());
         }
@@ -80,7 +80,7 @@ fn each<T: Element>(
     read: fn(T) -> f32,
     write: fn(f32) -> T,
 ) -> bool {
-    let (x, y) = (from.start::<T>(len) as usize, to.start::<T>(len) as usize);
+    let (x, y) = (from.as_ptr::<T>(len) as usize, to.as_ptr::<T>(len) as usize);
     let found = std::sync::atomic::AtomicBool::new(false);
     pool.run_ranges(len, GRAIN, |range| {
         let mut bad = false;

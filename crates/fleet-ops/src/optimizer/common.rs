@@ -168,21 +168,31 @@ pub(super) struct Plan {
 
 /// Options of an op besides its rule.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Extra {
+pub(super) struct RuleOptions {
     pub weight_decay: f64,
     /// Whether an update also changes rows that a sparse gradient does not contain.
     pub moves_all_rows: bool,
 }
 
 /// Makes the kernel of an optimizer op.
-pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -> Result<Kernel> {
-    let plan = Plan::new(p, slots, rule, extra)?;
+pub(super) fn cpu(
+    p: &PrepareCtx<'_>,
+    slots: &Slots,
+    rule: Rule,
+    options: RuleOptions,
+) -> Result<Kernel> {
+    let plan = Plan::new(p, slots, rule, options)?;
     let words = plan.scratch_words();
     Ok(Kernel::new(move |k| plan.run(k)).scratch::<u64>(words))
 }
 
 impl Plan {
-    pub(super) fn new(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -> Result<Plan> {
+    pub(super) fn new(
+        p: &PrepareCtx<'_>,
+        slots: &Slots,
+        rule: Rule,
+        options: RuleOptions,
+    ) -> Result<Plan> {
         let spec = p.op.spec;
         let out = |slot: &str| spec.output_index(slot);
         let betas: [f64; 2] = match rule {
@@ -199,7 +209,7 @@ impl Plan {
         let is_sparse = |index: &usize| p.inputs[GRAD][*index].kind == VarKind::SparseRows;
         let dense: Vec<usize> = (0..params.len()).filter(|index| !is_sparse(index)).collect();
         let regularizer = regularizer(p.op)?;
-        let weight_decay = extra.weight_decay as f32;
+        let weight_decay = options.weight_decay as f32;
         let segments = dense.iter().map(|index| Segment {
             len: p.input_layouts[PARAM][*index].physical_len(&params[*index].shape),
             regularizer,
@@ -207,12 +217,12 @@ impl Plan {
             ..Segment::of(&mut [], &[], [None, None, None])
         });
         let sparse = (0..params.len()).filter(is_sparse).map(|index| {
-            Sparse::new(index, &params[index], p.inputs[GRAD][index].rows, extra.moves_all_rows)
+            Sparse::new(index, &params[index], p.inputs[GRAD][index].rows, options.moves_all_rows)
         });
         let states = slots.full.iter().filter(|(slot, _)| p.optional(slot).is_some());
         let found = states.clone().count();
         if found < rule.state_count() {
-            return Err(Error::invalid(format!("{} misses a state input", p.op.name()))
+            return Err(Error::invalid(format!("missing state input of {}", p.op.name()))
                 .expected(format!("{} state inputs", rule.state_count()))
                 .got(found));
         }
@@ -221,7 +231,7 @@ impl Plan {
             let (given, wanted) = (out(made).map_or(0, |at| p.outputs[at].len()), params.len());
             if given != wanted {
                 return Err(Error::invalid(format!(
-                    "{} has input '{slot}' and not the output '{made}' for it",
+                    "missing output '{made}' of {} for input '{slot}'",
                     p.op.name()
                 ))
                 .expected(wanted)
@@ -253,7 +263,7 @@ impl Plan {
         self.sparse.iter().map(Sparse::scratch_words).fold(norms, usize::max)
     }
 
-    pub(super) fn skips(&self, k: &KernelCtx<'_>) -> bool {
+    pub(super) fn skips_update(&self, k: &KernelCtx<'_>) -> bool {
         self.skip.and_then(|slot| k.optional::<u8>(slot)).is_some_and(|skip| skip[0] != 0)
     }
 
@@ -272,8 +282,8 @@ impl Plan {
     }
 
     fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
-        self.take_over(k);
-        if self.skips(k) {
+        self.copy_unless_shared(k);
+        if self.skips_update(k) {
             return Ok(());
         }
         let step = self.step(k);
@@ -295,12 +305,12 @@ impl Plan {
     /// Sets the addresses of parameter `index`, its gradient and its state.
     pub(super) fn bind(&self, k: &KernelCtx<'_>, index: usize, segment: &mut Segment) {
         let param = &k.outputs[0][index];
-        assert_eq!(param.len(), segment.len, "a parameter changed its length");
+        assert_eq!(param.len(), segment.len, "length of a parameter has changed");
         let len = segment.len;
-        segment.param = param.start(len);
-        segment.grad = k.inputs[GRAD][index].start(len);
+        segment.param = param.as_ptr(len);
+        segment.grad = k.inputs[GRAD][index].as_ptr(len);
         for (to, slot) in segment.state.iter_mut().zip(&self.states) {
-            *to = k.outputs[*slot][index].start(len);
+            *to = k.outputs[*slot][index].as_ptr(len);
         }
         segment.powers = self.powers_of(k, index);
     }
@@ -314,12 +324,12 @@ impl Plan {
     }
 
     /// Copies inputs to the outputs that update them, unless they are the same variable.
-    pub(super) fn take_over(&self, k: &KernelCtx<'_>) {
+    pub(super) fn copy_unless_shared(&self, k: &KernelCtx<'_>) {
         let full = self.states.iter().enumerate().map(|(index, out)| (*out, STATE + index));
         let powers = self.powers.iter().map(|(out, input, _)| (*out, *input));
         for (out, input) in full.chain(powers).chain([(0, PARAM)]) {
             for (out, input) in k.outputs[out].iter().zip(k.inputs[input]) {
-                if !out.is_at(input) {
+                if !out.shares_memory_with(input) {
                     out.bytes_mut().copy_from_slice(input.bytes());
                 }
             }

@@ -3,7 +3,7 @@
 //! `weight_decay` is positive or `always_adapt` is set; else it is 1. If SkipUpdate (a bool) is
 //! true, nothing changes.
 
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -55,7 +55,7 @@ pub static DEF: OpDef = OpDef {
             p,
             &SLOTS,
             rule(p.op),
-            Extra { weight_decay: p.op.attr_float("weight_decay"), ..Extra::default() },
+            RuleOptions { weight_decay: p.op.attr_float("weight_decay"), ..RuleOptions::default() },
         )
     },
     traits: TRAITS,

@@ -2,7 +2,7 @@
 //! `wd = lars_weight_decay`: `local = lr * lars_coeff * p / (q + wd * p + epsilon)` if `wd`, `p`
 //! and `q` are all positive, else `lr`; `v = mu * v + local * (g + wd * w); w -= v`.
 
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -39,7 +39,10 @@ pub static DEF: OpDef = OpDef {
             p,
             &SLOTS,
             rule(p.op),
-            Extra { weight_decay: p.op.attr_float("lars_weight_decay"), ..Extra::default() },
+            RuleOptions {
+                weight_decay: p.op.attr_float("lars_weight_decay"),
+                ..RuleOptions::default()
+            },
         )
     },
     traits: TRAITS,

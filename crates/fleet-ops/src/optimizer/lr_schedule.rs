@@ -97,9 +97,11 @@ impl Schedule {
             "piecewise" => {
                 let values = op.attr_floats("values").to_vec();
                 if values.len() != boundaries.len() + 1 {
-                    return Err(Error::invalid("a piecewise lr_schedule has one value more")
-                        .expected(format!("{} values", boundaries.len() + 1))
-                        .got(values.len()));
+                    return Err(Error::invalid(
+                        "wrong number of values of a piecewise lr_schedule",
+                    )
+                    .expected(format!("{} values", boundaries.len() + 1))
+                    .got(values.len()));
                 }
                 Schedule::Piecewise { boundaries, values }
             }
@@ -166,8 +168,8 @@ impl Schedule {
     }
 }
 
-const KINDS: &str = "constant, noam, exponential, natural_exp, inverse_time, piecewise, polynomial, \
-                     cosine, linear_warmup, step or multi_step";
+const KINDS: &str = "constant, noam, exponential, natural_exp, inverse_time, piecewise, \
+                     polynomial, cosine, linear_warmup, step or multi_step";
 
 fn params<const N: usize>(op: &Op) -> Result<[f64; N]> {
     let given = op.attr_floats("params");

@@ -1,7 +1,7 @@
 //! `v = mu * v + g; w -= lr * v`, or with `use_nesterov` `w -= lr * (g + mu * v)`. `fused_momentum`
 //! is the same op for many parameters.
 
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use super::reduced::{self, joined};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op, SlotSpec};
@@ -31,7 +31,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: TRAITS,
 };
 
@@ -44,7 +44,7 @@ pub static FUSED: OpDef = OpDef {
     },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: TRAITS,
 };
 
@@ -61,7 +61,7 @@ pub static REDUCED: OpDef = OpDef {
     },
     infer: |i| reduced::infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: reduced::TRAITS,
 };
 

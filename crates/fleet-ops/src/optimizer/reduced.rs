@@ -11,7 +11,7 @@
 //! If the sum fails midway, some parameters have been updated. The step has then failed, and its
 //! ring cannot be used again.
 
-use super::common::{self, Extra, Plan, Slots};
+use super::common::{self, Plan, RuleOptions, Slots};
 use crate::ReduceOp;
 use crate::comm::{self, LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
 use crate::prelude::*;
@@ -43,17 +43,23 @@ pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
     common::infer(i, slots)
 }
 
-pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -> Result<Kernel> {
+pub(super) fn cpu(
+    p: &PrepareCtx<'_>,
+    slots: &Slots,
+    rule: Rule,
+    options: RuleOptions,
+) -> Result<Kernel> {
     let ring = p.services.ring_of(p.op)?;
     let label = comm::label(p.op);
-    let plan = Plan::new(p, slots, rule, extra)?;
-    let sums = p.op.spec.output_index("GradOut").ok_or_else(|| {
-        Error::internal("an update of sums without a place for them").at(p.op.name())
-    })?;
+    let plan = Plan::new(p, slots, rule, options)?;
+    let sums =
+        p.op.spec
+            .output_index("GradOut")
+            .ok_or_else(|| Error::internal("missing output GradOut").at(p.op.name()))?;
     Ok(Kernel::new(move |k| {
-        plan.take_over(k);
-        comm::take_over(k.inputs[common::GRAD], k.outputs[sums]);
-        if plan.skips(k) {
+        plan.copy_unless_shared(k);
+        comm::copy_unless_shared(k.inputs[common::GRAD], k.outputs[sums]);
+        if plan.skips_update(k) {
             return ring.all_reduce(&label, k.outputs[sums], ReduceOp::Sum);
         }
         let step = plan.step(k);
@@ -63,12 +69,12 @@ pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -
         // SAFETY: parts of gradients are aligned and consist of whole floats. The plan owns the
         // parameters and their state during this call, each a separate variable.
         let update = |part, start, sum: &[u8]| unsafe {
-            let (before, sum, behind) = sum.align_to::<f32>();
-            assert!(before.is_empty() && behind.is_empty(), "a part of a float");
+            let (before, sum, after) = sum.align_to::<f32>();
+            assert!(before.is_empty() && after.is_empty(), "stretch of a sum cuts a float");
             segments.update_part(plan.rule, step, part, start / size_of::<f32>(), sum);
         };
         ring.all_reduce_then(&label, k.outputs[sums], ReduceOp::Sum, &mut |part, start, sum| {
-            k.computing(|| update(part, start, sum));
+            k.compute(|| update(part, start, sum));
         })?;
         plan.multiply_powers(k);
         Ok(())

@@ -2,7 +2,7 @@
 //! w -= mom`. `centered` keeps `mg = decay mg + (1 - decay) g` in MeanGrad and divides by
 //! `sqrt(ms - mg^2 + epsilon)` instead.
 
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -45,7 +45,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: TRAITS,
 };
 

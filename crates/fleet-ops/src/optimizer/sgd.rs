@@ -1,6 +1,6 @@
 //! `w -= lr * g`. `fused_sgd` is the same op for many parameters.
 
-use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
 use super::reduced::{self, joined};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op, SlotSpec};
@@ -23,7 +23,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: TRAITS,
 };
 
@@ -31,7 +31,7 @@ pub static FUSED: OpDef = OpDef {
     spec: OpSpec { name: "fused_sgd", inputs: FUSED_INPUTS, outputs: FUSED_OUTPUTS, attrs: ATTRS },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: TRAITS,
 };
 
@@ -48,7 +48,7 @@ pub static REDUCED: OpDef = OpDef {
     },
     infer: |i| reduced::infer(i, &SLOTS),
     grad: Grad::None,
-    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
     traits: reduced::TRAITS,
 };
 

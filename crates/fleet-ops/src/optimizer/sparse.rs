@@ -14,39 +14,39 @@ pub(super) struct Sparse {
     height: usize,
     dim: usize,
     /// Maximum number of rows of the gradient.
-    room: usize,
+    rows_max: usize,
     /// The whole table, for rules that update all rows.
-    whole: Option<Mutex<Segments>>,
+    dense_table: Option<Mutex<Segments>>,
 }
 
 impl Sparse {
-    pub(super) fn new(index: usize, param: &Meta, room: usize, moves_all_rows: bool) -> Sparse {
+    pub(super) fn new(index: usize, param: &Meta, rows_max: usize, moves_all_rows: bool) -> Sparse {
         let shape = &param.shape;
-        let whole = moves_all_rows.then(|| {
+        let dense_table = moves_all_rows.then(|| {
             let none = Segment::of(&mut [], &[], [None, None, None]);
             Mutex::new(Segments::new(vec![Segment { len: shape.len(), ..none }]))
         });
         let dim = shape.product(1..shape.rank());
-        Sparse { index, height: shape.at(0), dim, room, whole }
+        Sparse { index, height: shape.at(0), dim, rows_max, dense_table }
     }
 
     /// Size of scratch in 64-bit words: the groups, then merged rows or the dense gradient as f32.
     pub(super) fn scratch_words(&self) -> usize {
-        let rows = if self.whole.is_some() { self.height } else { self.room };
-        embedding::group_scratch_len(self.room) + (rows * self.dim).div_ceil(2)
+        let rows = if self.dense_table.is_some() { self.height } else { self.rows_max };
+        embedding::group_scratch_len(self.rows_max) + (rows * self.dim).div_ceil(2)
     }
 
     pub(super) fn update(&self, k: &KernelCtx<'_>, plan: &Plan, step: Step) -> Result<()> {
         let grad = &k.inputs[GRAD][self.index];
-        let words = embedding::group_scratch_len(self.room);
+        let words = embedding::group_scratch_len(self.rows_max);
         let rest = &mut k.scratch::<f32>()[2 * words..];
         let words = &mut k.scratch_words()[..words];
         let groups = embedding::group(k.pool, grad.row_ids(), Some(self.height), None, words)?;
         let source = Source::Grid { data: grad.slice(), grid: Grid::packed(self.dim) };
-        if let Some(whole) = &self.whole {
-            return self.update_all(k, plan, step, whole, (&groups, &source), rest);
+        if let Some(dense_table) = &self.dense_table {
+            return self.update_all(k, plan, step, dense_table, (&groups, &source), rest);
         }
-        if self.update_at_once(k, plan, step, &groups, &source)? {
+        if self.update_merged(k, plan, step, &groups, &source)? {
             return Ok(());
         }
         embedding::merge_rows(k.pool, &groups, &source, self.dim, rest);
@@ -62,12 +62,12 @@ impl Sparse {
         let merged = &rest[..ids.len() * self.dim];
         // SAFETY: the groups contain each row once.
         let updated = unsafe { update_rows(k.pool, plan.rule, step, table, ids, merged) };
-        updated.map_err(|row| Error::internal(format!("row {row} is outside its table")))
+        updated.map_err(|row| Error::internal(format!("row number {row} is out of range")))
     }
 
     /// Runs the rule's combined kernel for merging and updating. Returns false if the rule has
     /// none.
-    fn update_at_once(
+    fn update_merged(
         &self,
         k: &KernelCtx<'_>,
         plan: &Plan,
@@ -117,13 +117,13 @@ impl Sparse {
         k: &KernelCtx<'_>,
         plan: &Plan,
         step: Step,
-        whole: &Mutex<Segments>,
+        dense_table: &Mutex<Segments>,
         (groups, source): (&Groups<'_>, &Source<'_>),
         dense: &mut [f32],
     ) -> Result<()> {
         let dense = &mut dense[..self.height * self.dim];
         embedding::dense_gradient(k.pool, groups, source, self.dim, dense)?;
-        let mut segments = whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut segments = dense_table.lock().unwrap_or_else(PoisonError::into_inner);
         segments.rebind(|_, segment| {
             plan.bind(k, self.index, segment);
             segment.grad = dense.as_ptr();

@@ -69,7 +69,7 @@ pub static DEF: OpDef = OpDef {
             let state =
                 State { scale: k.input::<f32>(2)[0], good: k.input(3)[0], bad: k.input(4)[0] };
             for (from, to) in k.inputs[0].iter().zip(k.outputs[0]) {
-                pass(from, to, found);
+                copy_or_zero(from, to, found);
             }
             let next = if stop { state } else { rule.next(state, found) };
             k.output::<f32>(1)[0] = next.scale;
@@ -87,13 +87,13 @@ pub static DEF: OpDef = OpDef {
 };
 
 /// Copies a gradient unchanged, or zeros it if `drop` is set.
-fn pass(from: &Arg, to: &Arg, drop: bool) {
+fn copy_or_zero(from: &Arg, to: &Arg, drop: bool) {
     if drop {
         to.bytes_mut().fill(0);
-    } else if !from.is_at(to) {
+    } else if !from.shares_memory_with(to) {
         to.bytes_mut().copy_from_slice(from.bytes());
     }
-    if from.rows.is_some() && !from.is_at(to) {
+    if from.rows.is_some() && !from.shares_memory_with(to) {
         to.row_ids_mut()[..from.row_count()].copy_from_slice(from.row_ids());
         to.set_row_count(from.row_count());
     }

@@ -45,7 +45,7 @@ const SHOWS: usize = 2;
 const CLICKS: usize = 3;
 
 /// Number of distinct feature slots that a row can store.
-const SLOTS: i64 = 1 << 31;
+const SLOT_COUNT: i64 = 1 << 31;
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Ids", &[DType::I64])?;
@@ -56,7 +56,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let (ids, grads) = (i.inputs("Ids"), i.inputs("Outputs@GRAD"));
     if ids.len() != grads.len() {
         return Err(i
-            .error("Outputs@GRAD", "has another number of variables than 'Ids'")
+            .error("Outputs@GRAD", "has a different number of variables than 'Ids'")
             .expected(ids.len())
             .got(grads.len()));
     }
@@ -66,13 +66,14 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
             return Err(Error::invalid(format!(
                 "attribute '{name}' of distributed_push_sparse is wrong"
             ))
-            .expected(format!("a number for each of {} variables of ids", ids.len()))
+            .expected(format!("one number for each of {} variables of 'Ids'", ids.len()))
             .got(count));
         }
     }
-    if let Some(slot) = i.op.attr_ints("slots").iter().find(|slot| !(0..SLOTS).contains(*slot)) {
+    if let Some(slot) = i.op.attr_ints("slots").iter().find(|slot| !(0..SLOT_COUNT).contains(*slot))
+    {
         return Err(Error::invalid("attribute 'slots' of distributed_push_sparse is out of range")
-            .expected(format!("0 to {}", SLOTS - 1))
+            .expected(format!("0 to {}", SLOT_COUNT - 1))
             .got(slot));
     }
     let width = i.op.attr_int("size");
@@ -111,7 +112,7 @@ fn check_counts(i: &InferCtx<'_>, slot: &str) -> Result<()> {
         if ids_len > 0 && (samples == 0 || ids_len % samples != 0) {
             return Err(i
                 .error(slot, "does not fit 'Ids'")
-                .expected(format!("a number for each sample of {}", ids.shape))
+                .expected(format!("one number for each sample of {}", ids.shape))
                 .got(counts.shape));
         }
     }

@@ -27,9 +27,9 @@ pub static DEF: OpDef = OpDef {
     infer,
     grad: Grad::None,
     cpu: |p| {
-        Err(Error::unsupported("a server's program is not run by an executor")
+        Err(Error::unsupported("executors do not support listen_and_serv")
             .got(format!("listen_and_serv at {}", p.op.attr_str("endpoint")))
-            .help("fleet.init_server(&job)?.run()? serves the same parameters by the same rules"))
+            .help("call fleet.init_server(&job)?.run()?, which serves the same parameters"))
     },
     traits: TRAITS,
 };

@@ -17,7 +17,7 @@ pub static DEF: OpDef = OpDef {
                     g.op(&DEF).input("X", dy).output("Out", dx).done()?;
                 }
             }
-            false => g.pass(x, dy),
+            false => g.alias_grad(x, dy),
         }
         Ok(())
     }),
@@ -41,7 +41,7 @@ const GRAIN: usize = 64 * 1024;
 /// Copies an input to an output of the same size, unless they share memory.
 pub(crate) fn copy(k: &KernelCtx<'_>, input: usize, output: usize) {
     let (from, to) = (k.arg(input), k.out_arg(output));
-    if from.is_at(to) {
+    if from.shares_memory_with(to) {
         return;
     }
     let bytes = from.bytes();

@@ -27,7 +27,7 @@ pub static CONCAT: OpDef = OpDef {
                 };
                 other.dims_mut()[axis] = shape[axis];
             }
-            shape = meet(i, &shape, &other, meta, dtype)?;
+            shape = merge_shapes(i, &shape, &other, meta, dtype)?;
         }
         shape.dims_mut()[axis] = total;
         i.set("Out", dtype, shape);
@@ -94,7 +94,7 @@ pub static SPLIT: OpDef = OpDef {
     grad: Grad::Rule(|g| {
         let axis = g.op.attr_int("axis");
         let Some(dx) = g.dx("X")? else { return Ok(()) };
-        let grads = arriving(g, "Out")?;
+        let grads = output_grads(g, "Out")?;
         g.op(&CONCAT).inputs("X", &grads).attr("axis", axis).output("Out", dx).done()?;
         Ok(())
     }),
@@ -115,7 +115,7 @@ pub static STACK: OpDef = OpDef {
     infer: |i| {
         let (dtype, mut shape) = first_of(i)?;
         for meta in i.inputs("X") {
-            shape = meet(i, &shape, &meta.shape, meta, dtype)?;
+            shape = merge_shapes(i, &shape, &meta.shape, meta, dtype)?;
         }
         let axis = new_axis(i.op, &shape)?;
         let mut dims = shape.to_vec();
@@ -153,12 +153,12 @@ pub static UNSTACK: OpDef = OpDef {
     infer: |i| {
         let x = i.input("X")?;
         let axis = axis_of(i.op, "axis", &x.shape)?;
-        let asked = i.op.attr_int("num");
-        let count = if asked == 0 { x.shape[axis] } else { asked };
+        let requested = i.op.attr_int("num");
+        let count = if requested == 0 { x.shape[axis] } else { requested };
         if !(1..=PARTS_MAX).contains(&count) || same_dim(count, x.shape[axis]).is_none() {
             return Err(Error::invalid("attribute 'num' of unstack does not fit X")
                 .expected(format!("dimension {axis} of {}", x.shape))
-                .got(asked));
+                .got(requested));
         }
         let mut dims = x.shape.to_vec();
         dims.remove(axis);
@@ -170,7 +170,7 @@ pub static UNSTACK: OpDef = OpDef {
     grad: Grad::Rule(|g| {
         let axis = g.op.attr_int("axis");
         let Some(dx) = g.dx("X")? else { return Ok(()) };
-        let grads = arriving(g, "Y")?;
+        let grads = output_grads(g, "Y")?;
         g.op(&STACK).inputs("X", &grads).attr("axis", axis).output("Y", dx).done()?;
         Ok(())
     }),
@@ -185,11 +185,11 @@ fn first_of(i: &InferCtx<'_>) -> Result<(DType, Shape)> {
     let first = i.inputs("X").first();
     first
         .map(|meta| (meta.dtype, meta.shape))
-        .ok_or_else(|| Error::invalid(format!("op '{}' misses input 'X'", i.op.name())))
+        .ok_or_else(|| Error::invalid(format!("missing input 'X' of op '{}'", i.op.name())))
 }
 
 /// Merges two shapes. If they conflict, the error names `meta`.
-fn meet(
+fn merge_shapes(
     i: &InferCtx<'_>,
     shape: &Shape,
     other: &Shape,
@@ -198,7 +198,7 @@ fn meet(
 ) -> Result<Shape> {
     if meta.dtype != dtype || !shape.agrees(other) {
         return Err(i
-            .error("X", "holds variables that do not fit together")
+            .error("X", "holds variables with conflicting types or shapes")
             .expected(format!("{dtype}{shape}"))
             .got(format!("{}{}", meta.dtype, meta.shape)));
     }
@@ -216,35 +216,35 @@ fn new_axis(op: &Op, shape: &Shape) -> Result<usize> {
 }
 
 fn sections(op: &Op, x: &Shape, axis: usize) -> Result<Vec<i64>> {
-    let (len, count, asked) = (x[axis], op.attr_int("num"), op.attr_ints("sections"));
+    let (len, count, requested) = (x[axis], op.attr_int("num"), op.attr_ints("sections"));
     let wrong = |expected: String, got: String| {
-        Err(Error::invalid(format!("split cannot cut dimension {axis} of X {x}"))
+        Err(Error::invalid(format!("cannot split dimension {axis} of X {x}"))
             .expected(expected)
             .got(got))
     };
-    if asked.is_empty() {
+    if requested.is_empty() {
         if !(1..=PARTS_MAX).contains(&count) || (len >= 0 && len % count != 0) {
             return wrong(format!("a 'num' that divides {len}"), count.to_string());
         }
         return Ok(vec![if len < 0 { -1 } else { len / count }; count as usize]);
     }
-    let whole = asked.iter().filter(|it| **it >= 0);
+    let whole = requested.iter().filter(|it| **it >= 0);
     let known = whole.fold(0, |sum: i64, it| sum.saturating_add(*it));
-    let open = asked.iter().filter(|it| **it < 0).count();
+    let open = requested.iter().filter(|it| **it < 0).count();
     let fits = match open {
         0 => len < 0 || known == len,
         1 => len < 0 || known <= len,
         _ => false,
     };
-    if !fits || asked.iter().any(|it| *it < -1) {
-        return wrong(format!("'sections' that add up to {len}"), format!("{asked:?}"));
+    if !fits || requested.iter().any(|it| *it < -1) {
+        return wrong(format!("'sections' that add up to {len}"), format!("{requested:?}"));
     }
     let rest = if len < 0 { -1 } else { len - known };
-    Ok(asked.iter().map(|it| if *it < 0 { rest } else { *it }).collect())
+    Ok(requested.iter().map(|it| if *it < 0 { rest } else { *it }).collect())
 }
 
 /// Returns the gradients of all variables of an output slot, with zeros where there is none.
-fn arriving(g: &mut GradCtx<'_, '_>, slot: &str) -> Result<Vec<VarId>> {
+fn output_grads(g: &mut GradCtx<'_, '_>, slot: &str) -> Result<Vec<VarId>> {
     let mut grads = Vec::new();
     for var in g.op.output(slot).to_vec() {
         grads.push(match g.dy_of(var) {

@@ -4,7 +4,7 @@
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major, same_dim, sizes};
-use crate::tensor::spread::Spread;
+use crate::tensor::broadcast_view::BroadcastView;
 use crate::widen::{has_half, through_f32};
 use fleet_ir::{AttrSpec, Op, SlotSpec};
 use fleet_kernels::reduce::{Fold, Reduction, reduce};
@@ -59,15 +59,15 @@ const fn grad_def(name: &'static str, attrs: &'static [AttrSpec]) -> OpDef {
 }
 
 fn expanded(op: &Op, x: &Shape) -> Result<Shape> {
-    let asked = op.attr_ints("shape");
+    let requested = op.attr_ints("shape");
     let wrong = || {
         Error::invalid("attribute 'shape' of expand_v2 does not fit X")
-            .expected(format!("dimensions of X {x} (or -1), other numbers where it has 1"))
-            .got(format!("{asked:?}"))
+            .expected(format!("dimensions of X {x} or -1, and any size where X has 1"))
+            .got(format!("{requested:?}"))
     };
-    let extra = asked.len().checked_sub(x.rank()).ok_or_else(wrong)?;
+    let extra = requested.len().checked_sub(x.rank()).ok_or_else(wrong)?;
     let mut dims = Vec::new();
-    for (axis, dim) in asked.iter().enumerate() {
+    for (axis, dim) in requested.iter().enumerate() {
         let own = if axis < extra { 1 } else { x[axis - extra] };
         dims.push(match (own, *dim) {
             (own, -1) if axis >= extra => own,
@@ -81,12 +81,12 @@ fn expanded(op: &Op, x: &Shape) -> Result<Shape> {
 
 /// Returns, for each dimension of Out, its number of repetitions and the size of X there.
 fn times(op: &Op, x: &Shape) -> Vec<(i64, i64)> {
-    let asked = op.attr_ints("repeat_times");
-    let rank = asked.len().max(x.rank());
+    let requested = op.attr_ints("repeat_times");
+    let rank = requested.len().max(x.rank());
     let at = |list: &[i64], axis: usize| {
         (axis + list.len()).checked_sub(rank).map_or(1, |axis| list[axis])
     };
-    (0..rank).map(|axis| (at(asked, axis), at(x, axis))).collect()
+    (0..rank).map(|axis| (at(requested, axis), at(x, axis))).collect()
 }
 
 fn tiled(op: &Op, x: &Shape) -> Result<Shape> {
@@ -103,18 +103,18 @@ fn tiled(op: &Op, x: &Shape) -> Result<Shape> {
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let (x, out) = (p.input("X"), p.output("Out"));
-    let spread = match p.op.attr("shape") {
-        Some(_) => Spread::new(&x.shape, &out.shape)?,
+    let view = match p.op.attr("shape") {
+        Some(_) => BroadcastView::new(&x.shape, &out.shape)?,
         None => {
             let counts: Vec<usize> =
                 times(p.op, &x.shape).iter().map(|(count, _)| *count as usize).collect();
-            Spread::tiled(&x.shape, &counts)
+            BroadcastView::tiled(&x.shape, &counts)
         }
     };
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
             let (x, out) = (k.arg(0).bits::<T>(), k.out_arg(0).bits_mut());
-            spread.copy(k.pool, x, out, |value| value);
+            view.copy(k.pool, x, out, |value| value);
             Ok(())
         }))
     })
@@ -140,7 +140,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
     let plan = match p.op.attr("shape") {
         Some(_) => {
-            let repeated = Spread::new(&x.shape, &dout.shape)?.repeated_axes();
+            let repeated = BroadcastView::new(&x.shape, &dout.shape)?.repeated_axes();
             Reduction::new(&sizes(&dout.shape), &repeated)
         }
         None => {

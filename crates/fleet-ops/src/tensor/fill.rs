@@ -27,17 +27,20 @@ pub static FILL_CONSTANT: OpDef = OpDef {
 
 /// Gives Out the shape and element type of the attributes, which must be fully known.
 pub(crate) fn infer_shape_attr(i: &mut InferCtx<'_>) -> Result<()> {
-    let shape = whole_shape(i.op)?;
+    let shape = known_shape(i.op)?;
     i.set("Out", i.op.attr_dtype("dtype"), shape);
     Ok(())
 }
 
-pub(crate) fn whole_shape(op: &Op) -> Result<Shape> {
+pub(crate) fn known_shape(op: &Op) -> Result<Shape> {
     let dims = op.attr_ints("shape");
     if dims.iter().any(|dim| *dim < 0) {
-        return Err(Error::invalid(format!("attribute 'shape' of {} is not whole", op.name()))
-            .expected("dimensions of 0 or more")
-            .got(format!("{dims:?}")));
+        return Err(Error::invalid(format!(
+            "attribute 'shape' of {} has unknown dimensions",
+            op.name()
+        ))
+        .expected("dimensions of 0 or more")
+        .got(format!("{dims:?}")));
     }
     Shape::new(dims)
 }
@@ -139,11 +142,14 @@ pub static ASSIGN_VALUE: OpDef = OpDef {
     },
     infer: |i| {
         let (floats, ints) = (i.op.attr_floats("values"), i.op.attr_ints("ints_values"));
-        let shape = whole_shape(i.op)?;
+        let shape = known_shape(i.op)?;
         let given = floats.len().max(ints.len());
         if shape.numel() != Some(given) || (!floats.is_empty() && !ints.is_empty()) {
-            return Err(Error::invalid("attributes of assign_value do not fit together")
-                .expected(format!("{} numbers for shape {shape}", crate::rules::flat(&shape)))
+            return Err(Error::invalid("shape and values of assign_value conflict")
+                .expected(format!(
+                    "{} numbers for shape {shape}",
+                    crate::rules::dim_product(&shape)
+                ))
                 .got(format!("{} values and {} ints_values", floats.len(), ints.len())));
         }
         infer_shape_attr(i)

@@ -4,7 +4,7 @@
 
 use crate::def::{Arg, Bits};
 use crate::prelude::*;
-use crate::rules::{around, axis_of, by_width, check_row_major};
+use crate::rules::{axis_of, by_width, check_row_major, split_at_axis};
 use crate::tensor::slice::zero;
 use crate::widen::{has_half, through_f32};
 use fleet_ir::{AttrSpec, SlotSpec};
@@ -141,8 +141,8 @@ unsafe fn copy_rows<T: Bits>(
     to: &Arg,
     row: impl Fn(usize) -> usize + Sync,
 ) {
-    let from = from.start_of_width::<T>(rows * width) as usize;
-    let to = to.start_of_width::<T>(count * width) as usize;
+    let from = from.as_bits_ptr::<T>(rows * width) as usize;
+    let to = to.as_bits_ptr::<T>(count * width) as usize;
     pool.run_ranges(count, (GRAIN / width.max(1)).max(1), |range| {
         for i in range {
             // SAFETY: rows of both sides are inside, by the lengths above and the caller's
@@ -158,7 +158,7 @@ unsafe fn copy_rows<T: Bits>(
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let x = p.input("X");
-    let (outer, len, inner) = around(&x.shape, axis(p.op, &x.shape)?);
+    let (outer, len, inner) = split_at_axis(&x.shape, axis(p.op, &x.shape)?);
     let (count, name) = (p.input("Index").shape.len(), p.op.name());
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
@@ -192,7 +192,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if x.dtype != DType::F32 {
         return Err(p.no_kernel(x.dtype));
     }
-    let (outer, len, inner) = around(&x.shape, axis(p.op, &x.shape)?);
+    let (outer, len, inner) = split_at_axis(&x.shape, axis(p.op, &x.shape)?);
     let (count, name) = (p.input("Index").shape.len(), p.op.name());
     Ok(Kernel::new(move |k| {
         let (index, dout) = (Indices::of(k, 1), k.input::<f32>(2));

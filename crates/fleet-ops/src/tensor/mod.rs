@@ -1,6 +1,7 @@
 //! Ops that create, move and select elements.
 
 pub mod assign;
+pub(crate) mod broadcast_view;
 pub mod concat;
 pub mod expand;
 pub mod fill;
@@ -12,7 +13,6 @@ pub mod random;
 pub mod reshape;
 pub mod scatter;
 pub mod slice;
-pub(crate) mod spread;
 pub(crate) mod strided;
 pub mod transpose;
 pub mod tril_triu;

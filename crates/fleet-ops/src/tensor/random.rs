@@ -73,7 +73,7 @@ fn floats(
 ) -> Result<Kernel> {
     let (out, source) = (p.output("Out"), Source::new(p.op));
     if p.output_layouts[0][0] != Layout::RowMajor {
-        return Err(Error::internal(format!("{} fills row-major tensors", p.op.name())));
+        return Err(Error::internal(format!("{} supports only row-major tensors", p.op.name())));
     }
     match out.dtype {
         DType::F32 => Ok(Kernel::new(move |k| {
@@ -101,7 +101,7 @@ fn uniform_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (min, max) = (p.op.attr_float("min"), p.op.attr_float("max"));
     if min.is_nan() || max.is_nan() || min > max {
         return Err(Error::invalid("attributes of uniform_random are out of range")
-            .expected("min up to max")
+            .expected("min <= max")
             .got(format!("min {min}, max {max}")));
     }
     let (min, max) = (min as f32, max as f32);
@@ -138,7 +138,7 @@ fn randint_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (low, high) = (p.op.attr_int("low"), p.op.attr_int("high"));
     if high <= low {
         return Err(Error::invalid("attributes of randint are out of range")
-            .expected("low below high")
+            .expected("low < high")
             .got(format!("low {low}, high {high}")));
     }
     let (out, source) = (p.output("Out"), Source::new(p.op));

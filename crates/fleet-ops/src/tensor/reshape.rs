@@ -3,7 +3,7 @@
 //! nothing is copied.
 
 use crate::prelude::*;
-use crate::rules::{axes_of, flat};
+use crate::rules::{axes_of, dim_product};
 use crate::tensor::assign::copy;
 use fleet_ir::Op;
 
@@ -47,8 +47,8 @@ macro_rules! views {
                 {
                     return Err(i
                         .error("Out@GRAD", "has the wrong number of elements")
-                        .expected(format!("{len}, those of X {}", x.shape))
-                        .got(format!("{found}, those of {}", dout.shape)));
+                        .expected(format!("{len}, as in X {}", x.shape))
+                        .got(format!("{found}, as in {}", dout.shape)));
                 }
                 i.set("X@GRAD", x.dtype, x.shape);
                 Ok(())
@@ -99,23 +99,26 @@ fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
 
 /// Returns the shape of `reshape2`. 0 copies a dimension of X; -1 is inferred.
 fn reshaped(op: &Op, x: &Shape) -> Result<Shape> {
-    let asked = op.attr_ints("shape");
+    let requested = op.attr_ints("shape");
     let wrong = |what: &str| {
         Err(Error::invalid(format!("attribute 'shape' of reshape2 {what}"))
-            .expected(format!("as many elements as X {x} has"))
-            .got(format!("{asked:?}")))
+            .expected(format!("as many elements as X {x}"))
+            .got(format!("{requested:?}")))
     };
-    let mut dims = asked.to_vec();
+    let mut dims = requested.to_vec();
     for (axis, dim) in dims.iter_mut().enumerate().filter(|(_, dim)| **dim == 0) {
         match x.get(axis) {
             Some(own) => *dim = *own,
-            None => return wrong("takes a dimension that X does not have"),
+            None => return wrong("copies a dimension that X does not have"),
         }
     }
-    if asked.iter().any(|dim| *dim < -1) || asked.iter().filter(|dim| **dim == -1).count() > 1 {
+    if requested.iter().any(|dim| *dim < -1) {
+        return wrong("holds a dimension below -1");
+    }
+    if requested.iter().filter(|dim| **dim == -1).count() > 1 {
         return wrong("holds more than one dimension to be inferred");
     }
-    let inferred = asked.iter().position(|dim| *dim == -1);
+    let inferred = requested.iter().position(|dim| *dim == -1);
     let known = |dims: &[i64]| {
         let whole = dims.iter().filter(|dim| **dim >= 0);
         whole.fold(1, |product: i64, dim| product.saturating_mul(*dim))
@@ -175,18 +178,18 @@ fn flattened(op: &Op, x: &Shape) -> Result<Shape> {
             .got(axis));
     }
     let (before, after) = x.split_at(axis as usize);
-    Shape::new(&[flat(before), flat(after)])
+    Shape::new(&[dim_product(before), dim_product(after)])
 }
 
 fn range_flattened(op: &Op, x: &Shape) -> Result<Shape> {
     let (start, stop) = (x.axis(op.attr_int("start_axis"))?, x.axis(op.attr_int("stop_axis"))?);
     if start > stop {
         return Err(Error::invalid("attributes of flatten_contiguous_range are out of range")
-            .expected("start_axis up to stop_axis")
+            .expected("start_axis <= stop_axis")
             .got(format!("{start} and {stop}")));
     }
     let mut dims = x[..start].to_vec();
-    dims.push(flat(&x[start..=stop]));
+    dims.push(dim_product(&x[start..=stop]));
     dims.extend_from_slice(&x[stop + 1..]);
     Shape::new(&dims)
 }

@@ -30,7 +30,7 @@ pub static SCATTER: OpDef = OpDef {
                 .got(0));
         }
         let mut rows = x.shape;
-        rows.dims_mut()[0] = crate::rules::flat(&ids);
+        rows.dims_mut()[0] = crate::rules::dim_product(&ids);
         i.check_shape("Updates", rows)?;
         i.set("Out", x.dtype, x.shape);
         Ok(())
@@ -155,7 +155,7 @@ pub static SCATTER_ND_ADD: OpDef = OpDef {
                 let dx = g.dx_of(x, VarKind::Dense)?;
                 g.op(&crate::tensor::assign::DEF).input("X", dy).output("Out", dx).done()?;
             } else {
-                g.pass(x, dy);
+                g.alias_grad(x, dy);
             }
         }
         if let Some(updates) = g.dx("Updates")? {

@@ -58,7 +58,7 @@ const fn grad_def(name: &'static str, attrs: &'static [AttrSpec]) -> OpDef {
 
 /// Slice along one dimension.
 #[derive(Clone, Copy)]
-struct Cut {
+struct AxisSlice {
     start: i64,
     step: i64,
     /// Length of the slice; -1 if it depends on an unknown dimension.
@@ -66,7 +66,7 @@ struct Cut {
 }
 
 /// Returns the slice of every dimension of the input.
-fn cuts(op: &Op, input: &Shape) -> Result<Vec<Cut>> {
+fn axis_slices(op: &Op, input: &Shape) -> Result<Vec<AxisSlice>> {
     let (axes, starts) = (op.attr_ints("axes"), op.attr_ints("starts"));
     let ends = op.attr_ints("ends");
     let strides = match op.attr("strides") {
@@ -75,23 +75,24 @@ fn cuts(op: &Op, input: &Shape) -> Result<Vec<Cut>> {
     };
     if [starts.len(), ends.len(), strides.len()].iter().any(|len| *len != axes.len()) {
         return Err(Error::invalid(format!("attributes of {} differ in length", op.name()))
-            .expected(format!("{} starts, ends and strides, one an axis", axes.len()))
+            .expected(format!("{} starts, ends and strides, one per axis", axes.len()))
             .got(format!("{}, {} and {}", starts.len(), ends.len(), strides.len())));
     }
-    let mut cuts: Vec<Cut> = input.iter().map(|dim| Cut { start: 0, step: 1, len: *dim }).collect();
+    let mut slices: Vec<AxisSlice> =
+        input.iter().map(|dim| AxisSlice { start: 0, step: 1, len: *dim }).collect();
     for (index, axis) in axes.iter().enumerate() {
         let axis = input.axis(*axis).map_err(|error| error.at("attribute 'axes'"))?;
         if strides[index] == 0 {
             return Err(Error::invalid("attribute 'strides' of strided_slice holds a 0"));
         }
-        cuts[axis] = cut(input[axis], starts[index], ends[index], strides[index]);
+        slices[axis] = axis_slice(input[axis], starts[index], ends[index], strides[index]);
     }
-    Ok(cuts)
+    Ok(slices)
 }
 
-fn cut(dim: i64, start: i64, end: i64, step: i64) -> Cut {
+fn axis_slice(dim: i64, start: i64, end: i64, step: i64) -> AxisSlice {
     if dim < 0 {
-        return Cut { start, step, len: -1 };
+        return AxisSlice { start, step, len: -1 };
     }
     let from_end = |at: i64| if at < 0 { at.saturating_add(dim) } else { at };
     let (start, end) = if step > 0 {
@@ -104,24 +105,24 @@ fn cut(dim: i64, start: i64, end: i64, step: i64) -> Cut {
     };
     let span = if step > 0 { end - start } else { start - end };
     let len = if span <= 0 { 0 } else { 1 + (span - 1) / step.saturating_abs() };
-    Cut { start, step, len }
+    AxisSlice { start, step, len }
 }
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let input = i.input("Input")?;
-    let cuts = cuts(i.op, &input.shape)?;
+    let slices = axis_slices(i.op, &input.shape)?;
     let dropped = crate::rules::axes_of(i.op.attr_ints("decrease_axis"), &input.shape)?;
     let mut dims = Vec::new();
-    for (axis, cut) in cuts.iter().enumerate() {
+    for (axis, slice) in slices.iter().enumerate() {
         if !dropped.contains(&axis) {
-            dims.push(cut.len);
-        } else if cut.len != 1 && cut.len != -1 {
+            dims.push(slice.len);
+        } else if slice.len != 1 && slice.len != -1 {
             return Err(Error::invalid(format!(
                 "attribute 'decrease_axis' of {} drops axis {axis}",
                 i.op.name()
             ))
             .expected("length 1")
-            .got(cut.len));
+            .got(slice.len));
         }
     }
     if dims.is_empty() {
@@ -133,14 +134,14 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
 
 /// Returns the slice as a view of the input: lengths, offset, strides.
 fn view(op: &Op, input: &Shape) -> Result<(Vec<usize>, usize, Vec<isize>)> {
-    let cuts = cuts(op, input)?;
+    let slices = axis_slices(op, input)?;
     let mut strides = row_major(&sizes(input));
-    let lens: Vec<usize> = cuts.iter().map(|cut| cut.len as usize).collect();
+    let lens: Vec<usize> = slices.iter().map(|slice| slice.len as usize).collect();
     let mut at = 0;
     if !lens.contains(&0) {
-        for (stride, cut) in strides.iter_mut().zip(&cuts) {
-            at += cut.start as isize * *stride;
-            *stride *= cut.step as isize;
+        for (stride, slice) in strides.iter_mut().zip(&slices) {
+            at += slice.start as isize * *stride;
+            *stride *= slice.step as isize;
         }
     }
     Ok((lens, at as usize, strides))

@@ -83,9 +83,9 @@ impl Strided {
         if axes.is_empty() {
             axes.push(Axis { len: 1, from: 1, to: 1 });
         }
-        assert!(axes.len() <= AXES_MAX, "more axes than shapes can have");
-        let from_len = reach(from_at, &axes, |axis| axis.from);
-        let to_len = reach(to_at, &axes, |axis| axis.to);
+        assert!(axes.len() <= AXES_MAX, "too many axes");
+        let from_len = required_len(from_at, &axes, |axis| axis.from);
+        let to_len = required_len(to_at, &axes, |axis| axis.to);
         Strided { axes, from_at, to_at, tiled, from_len, to_len }
     }
 
@@ -94,8 +94,8 @@ impl Strided {
     /// # Panics
     /// Panics if an argument has fewer elements than the plan needs.
     pub(crate) fn run<T: Bits>(&self, pool: &Pool, from: &Arg, to: &Arg) {
-        let from = from.start_of_width::<T>(self.from_len);
-        let to = to.start_of_width::<T>(self.to_len);
+        let from = from.as_bits_ptr::<T>(self.from_len);
+        let to = to.as_bits_ptr::<T>(self.to_len);
         // SAFETY: both hold as many elements as the plan needs, and operands of kernels do not
         // overlap.
         unsafe { self.run_raw(pool, from.cast_const(), to) };
@@ -134,18 +134,18 @@ impl Strided {
             return;
         }
         pool.run_ranges(count, (GRAIN / each).max(1), |range| {
-            let mut walk = Walk::new(outer, range.start);
+            let mut position = Position::new(outer, range.start);
             for _ in range {
                 // SAFETY: as above.
                 unsafe {
-                    let from = (from as *const T).offset(walk.from);
-                    let to = (to as *mut T).offset(walk.to);
+                    let from = (from as *const T).offset(position.from);
+                    let to = (to as *mut T).offset(position.to);
                     match self.tiled {
                         true => copy_tiles(inner[0], last, from, to),
                         false => copy_run(last, from, to),
                     }
                 }
-                walk.step(outer);
+                position.step(outer);
             }
         });
     }
@@ -155,35 +155,35 @@ impl Strided {
 ///
 /// # Panics
 /// Panics if a position is before the first element.
-fn reach(at: usize, axes: &[Axis], step: impl Fn(&Axis) -> isize) -> usize {
+fn required_len(at: usize, axes: &[Axis], step: impl Fn(&Axis) -> isize) -> usize {
     if axes.iter().any(|axis| axis.len == 0) {
         return 0;
     }
     let ends = axes.iter().map(|axis| (axis.len as isize - 1) * step(axis));
-    let (before, behind) =
+    let (before, after) =
         ends.fold((0, 0), |(low, high): (isize, isize), end| (low + end.min(0), high + end.max(0)));
-    assert!(at as isize + before >= 0, "a copy begins before its tensor");
-    (at as isize + behind) as usize + 1
+    assert!(at as isize + before >= 0, "copy starts before its tensor");
+    (at as isize + after) as usize + 1
 }
 
 /// Positions along some axes, advanced without divisions.
-struct Walk {
+struct Position {
     index: [usize; AXES_MAX],
     from: isize,
     to: isize,
 }
 
-impl Walk {
-    fn new(axes: &[Axis], start: usize) -> Walk {
-        let mut walk = Walk { index: [0; AXES_MAX], from: 0, to: 0 };
+impl Position {
+    fn new(axes: &[Axis], start: usize) -> Position {
+        let mut position = Position { index: [0; AXES_MAX], from: 0, to: 0 };
         let mut rest = start;
         for (k, axis) in axes.iter().enumerate().rev() {
-            walk.index[k] = rest % axis.len;
+            position.index[k] = rest % axis.len;
             rest /= axis.len;
-            walk.from += walk.index[k] as isize * axis.from;
-            walk.to += walk.index[k] as isize * axis.to;
+            position.from += position.index[k] as isize * axis.from;
+            position.to += position.index[k] as isize * axis.to;
         }
-        walk
+        position
     }
 
     #[inline]

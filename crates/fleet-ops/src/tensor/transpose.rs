@@ -36,14 +36,14 @@ pub static DEF: OpDef = OpDef {
 
 /// Returns the dimension of X for each dimension of Out.
 fn order(op: &Op, x: &Shape) -> Result<Vec<usize>> {
-    let asked = op.attr_ints("axis");
-    let order: Vec<usize> = asked.iter().map(|axis| x.axis(*axis)).collect::<Result<_>>()?;
+    let requested = op.attr_ints("axis");
+    let order: Vec<usize> = requested.iter().map(|axis| x.axis(*axis)).collect::<Result<_>>()?;
     let mut sorted = order.clone();
     sorted.sort_unstable();
     if !sorted.into_iter().eq(0..x.rank()) {
-        return Err(Error::invalid("attribute 'axis' of transpose2 is not an order of dimensions")
+        return Err(Error::invalid("attribute 'axis' of transpose2 is not a permutation")
             .expected(format!("each of the {} dimensions of X {x} once", x.rank()))
-            .got(format!("{asked:?}")));
+            .got(format!("{requested:?}")));
     }
     Ok(order)
 }

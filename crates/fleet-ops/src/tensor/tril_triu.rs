@@ -51,8 +51,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (diagonal, lower) = (p.op.attr_int("diagonal"), p.op.attr_bool("lower"));
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            let x = k.arg(0).start_of_width::<T>(rows * width) as usize;
-            let out = k.out_arg(0).start_of_width::<T>(rows * width) as usize;
+            let x = k.arg(0).as_bits_ptr::<T>(rows * width) as usize;
+            let out = k.out_arg(0).as_bits_ptr::<T>(rows * width) as usize;
             k.pool.run_ranges(rows, (GRAIN / width.max(1)).max(1), |range| {
                 for row in range {
                     // Columns up to here belong to the lower triangle; from here on, to the upper.

@@ -14,15 +14,15 @@ use std::collections::{HashMap, HashSet};
 
 pub(super) fn visit(emit: &mut Emit<'_>, tape: &mut Tape<'_>, node: &Node) -> Result<()> {
     let own = node.writes(emit.program);
-    let arriving: Vec<(VarId, VarId)> =
+    let output_grads: Vec<(VarId, VarId)> =
         own.iter().filter_map(|var| Some((*var, *tape.finished.get(var)?))).collect();
-    if arriving.is_empty() {
+    if output_grads.is_empty() {
         return Ok(());
     }
     let block = emit.program.add_block(tape.block);
     let outside = std::mem::take(&mut emit.ops);
     let mut inner = Tape::new(emit.program, &node.inner, tape.flows, block, Some(own));
-    for (var, grad) in arriving {
+    for (var, grad) in output_grads {
         inner.parts.entry(var).or_default().push(grad);
         inner.finish_if_done(emit, var)?;
     }
@@ -36,17 +36,17 @@ pub(super) fn visit(emit: &mut Emit<'_>, tape: &mut Tape<'_>, node: &Node) -> Re
         sums.push((var, sum_inside(emit, var, &parts)?));
     }
     let inside = std::mem::replace(&mut emit.ops, outside);
-    leave(emit, tape, node.id, (block, inside), &sums)
+    emit_grad_block(emit, tape, node.id, (block, inside), &sums)
 }
 
 /// Returns the contribution of the whole block to the gradient of a variable outside.
 fn sum_inside(emit: &mut Emit<'_>, var: VarId, parts: &[VarId]) -> Result<VarId> {
     if parts.iter().any(|part| emit.program.var(*part).kind == VarKind::SparseRows) {
         return Err(Error::unsupported(format!(
-            "the gradient of '{}' is sparse rows, and comes out of a conditional block",
+            "sparse gradient of '{}' from a conditional block is not supported",
             emit.program.var_name(var)
         ))
-        .help("look rows up before the branches, or use a dense embedding in them"));
+        .help("move the lookup before the branches, or use a dense embedding"));
     }
     match parts {
         [only] => Ok(*only),
@@ -55,7 +55,7 @@ fn sum_inside(emit: &mut Emit<'_>, var: VarId, parts: &[VarId]) -> Result<VarId>
 }
 
 /// Emits the block of gradients, between the zeros and the ops that copy its results.
-fn leave(
+fn emit_grad_block(
     emit: &mut Emit<'_>,
     tape: &mut Tape<'_>,
     forward: OpId,
@@ -64,8 +64,8 @@ fn leave(
 ) -> Result<()> {
     let op = emit.program.op(forward);
     let condition = op.input("Cond").first().copied();
-    let condition = condition
-        .ok_or_else(|| Error::internal("a conditional block without condition has gradients"))?;
+    let condition =
+        condition.ok_or_else(|| Error::internal("conditional block without a condition"))?;
     emit.device = op.device.clone();
     emit.source = op.source.clone();
     let mut results = Vec::with_capacity(sums.len());
@@ -104,10 +104,10 @@ fn check_visible(program: &Program, block: BlockId) -> Result<()> {
     match read.find(|var| !visible.contains(var)) {
         None => Ok(()),
         Some(var) => Err(Error::unsupported(format!(
-            "gradients need '{}', which is declared inside of a conditional block",
+            "gradients need '{}', which is declared inside a conditional block",
             program.var_name(var)
         ))
-        .help("declare it in the block around")),
+        .help("declare it in the surrounding block")),
     }
 }
 
@@ -118,19 +118,20 @@ pub(super) fn check_single_producer(
     nodes: &[Node],
     flows: &HashSet<VarId>,
 ) -> Result<()> {
-    let mut made = Made { program, flows, opposites: opposites(program), writers: HashMap::new() };
-    made.walk(nodes, &mut Vec::new())
+    let mut writers =
+        Writers { program, flows, negations: negations(program), writers: HashMap::new() };
+    writers.walk(nodes, &mut Vec::new())
 }
 
-struct Made<'p> {
+struct Writers<'p> {
     program: &'p Program,
     flows: &'p HashSet<VarId>,
-    opposites: HashSet<(VarId, VarId)>,
+    negations: HashSet<(VarId, VarId)>,
     /// Conditions under which each variable is written.
     writers: HashMap<VarId, Vec<Vec<VarId>>>,
 }
 
-impl Made<'_> {
+impl Writers<'_> {
     fn walk(&mut self, nodes: &[Node], under: &mut Vec<VarId>) -> Result<()> {
         for node in nodes {
             let op = self.program.op(node.id);
@@ -143,7 +144,7 @@ impl Made<'_> {
             for var in op.all_outputs().filter(|var| self.flows.contains(var)) {
                 let before = self.writers.entry(var).or_default();
                 let exclude = |other: &Vec<VarId>| {
-                    other.iter().any(|a| under.iter().any(|b| self.opposites.contains(&(*a, *b))))
+                    other.iter().any(|a| under.iter().any(|b| self.negations.contains(&(*a, *b))))
                 };
                 if !before.iter().all(exclude) {
                     return Err(Error::unsupported(format!(
@@ -161,7 +162,7 @@ impl Made<'_> {
 }
 
 /// Returns pairs of conditions that are negations of each other, in both orders.
-fn opposites(program: &Program) -> HashSet<(VarId, VarId)> {
+fn negations(program: &Program) -> HashSet<(VarId, VarId)> {
     let blocks = program.block_ids();
     let ops = blocks.flat_map(|block| program.block_ops(block).map(|(_, op)| op));
     let negations = ops.filter(|op| op.name() == "logical_not");

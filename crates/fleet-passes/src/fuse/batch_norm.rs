@@ -1,13 +1,13 @@
 //! Fuses batch norm with adjacent ops: the following sum and relu, the statistics that the
 //! preceding convolution can compute, and the sum of its incoming gradients.
 
-use super::{Edit, Graph, emit_like, only};
+use super::{Edit, Graph, emit_like, only_var};
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, Program, Var, VarId};
 use fleet_ops::Registry;
 
 /// Selection of fusions.
-pub(crate) struct Which {
+pub(crate) struct Fusions {
     /// Batch norm and relu.
     pub act: bool,
     /// Batch norm, sum and relu.
@@ -18,14 +18,14 @@ pub(crate) fn run(
     program: &mut Program,
     registry: &Registry,
     keep: &[VarId],
-    which: &Which,
+    fusions: &Fusions,
 ) -> Result<bool> {
     let graph = Graph::new(program, keep);
     let norms: Vec<OpId> =
         program.root_ops().filter(|(_, op)| op.name() == "batch_norm").map(|(id, _)| id).collect();
     let mut edit = Edit::default();
     for norm in norms {
-        if let Some(found) = find(program, &graph, norm, which)
+        if let Some(found) = find(program, &graph, norm, fusions)
             && edit.is_free(&found.all())
         {
             replace(program, registry, &mut edit, &found)?;
@@ -48,7 +48,7 @@ struct Backward {
     norm: OpId,
     /// Gradient of the residual operand.
     residual: Option<VarId>,
-    arriving: VarId,
+    incoming: VarId,
 }
 
 impl Match {
@@ -68,25 +68,26 @@ impl Match {
     }
 }
 
-fn find(program: &Program, graph: &Graph, norm: OpId, which: &Which) -> Option<Match> {
-    let normed = only(program.op(norm), "Y")?;
-    let direct = which.act.then(|| graph.user(program, normed, "relu", "X")).flatten();
+fn find(program: &Program, graph: &Graph, norm: OpId, fusions: &Fusions) -> Option<Match> {
+    let normed = only_var(program.op(norm), "Y")?;
+    let direct = fusions.act.then(|| graph.user(program, normed, "relu", "X")).flatten();
     let (add, relu, last) = match direct {
         Some(relu) => (None, relu, normed),
-        None if which.add_act => {
+        None if fusions.add_act => {
             let (add, other, sum) = residual_sum(program, graph, normed)?;
             (Some((add, other)), graph.user(program, sum, "relu", "X")?, sum)
         }
         None => return None,
     };
     let mut found = Match { norm, add, relu, backward: None };
-    let out = only(program.op(relu), "Out")?;
+    let out = only_var(program.op(relu), "Out")?;
     if let Some(relu_grad) = graph.user(program, out, "relu_grad", "Out") {
         found.backward = Some(find_backward(program, graph, &found, normed, relu_grad)?);
     }
     let ops = found.all();
-    let private = graph.private(program, normed, &ops) && graph.private(program, last, &ops);
-    private.then_some(found)
+    let is_free =
+        graph.is_only_read_by(program, normed, &ops) && graph.is_only_read_by(program, last, &ops);
+    is_free.then_some(found)
 }
 
 /// Finds the sum `normed + other` or `other + normed` of operands with the same shape.
@@ -96,10 +97,10 @@ fn residual_sum(program: &Program, graph: &Graph, normed: VarId) -> Option<(OpId
         if op.name() != "elementwise_add" {
             return None;
         }
-        let (x, y) = (only(op, "X")?, only(op, "Y")?);
+        let (x, y) = (only_var(op, "X")?, only_var(op, "Y")?);
         let other = if x == normed { y } else { x };
         let same = program.var(x).shape == program.var(y).shape && x != y;
-        same.then(|| Some((*id, other, only(op, "Out")?))).flatten()
+        same.then(|| Some((*id, other, only_var(op, "Out")?))).flatten()
     })
 }
 
@@ -110,32 +111,33 @@ fn find_backward(
     normed: VarId,
     relu_grad: OpId,
 ) -> Option<Backward> {
-    let masked = only(program.op(relu_grad), "X@GRAD")?;
-    let arriving = only(program.op(relu_grad), "Out@GRAD")?;
+    let masked = only_var(program.op(relu_grad), "X@GRAD")?;
+    let incoming = only_var(program.op(relu_grad), "Out@GRAD")?;
     let (add, residual, before) = match forward.add {
         None => (None, None, masked),
         // The gradient of a sum of equal shapes needs no op: it passes unchanged to both operands.
         Some((add, _)) => match graph.user(program, masked, "elementwise_add_grad", "Out@GRAD") {
             None => (None, Some(masked), masked),
             Some(add_grad) => {
-                let (first, second) = match only(program.op(add), "X") == Some(normed) {
+                let (first, second) = match only_var(program.op(add), "X") == Some(normed) {
                     true => ("X@GRAD", "Y@GRAD"),
                     false => ("Y@GRAD", "X@GRAD"),
                 };
                 let grad = program.op(add_grad);
-                (Some(add_grad), only(grad, second), only(grad, first)?)
+                (Some(add_grad), only_var(grad, second), only_var(grad, first)?)
             }
         },
     };
     let norm = graph.user(program, before, "batch_norm_grad", "Y@GRAD")?;
-    if only(program.op(norm), "X") != only(program.op(forward.norm), "X") {
+    if only_var(program.op(norm), "X") != only_var(program.op(forward.norm), "X") {
         return None;
     }
-    let back = Backward { relu: relu_grad, add, norm, residual, arriving };
+    let back = Backward { relu: relu_grad, add, norm, residual, incoming };
     let ops = [Some(relu_grad), add, Some(norm)];
     let ops: Vec<OpId> = ops.into_iter().flatten().collect();
-    let gone = |var: VarId| Some(var) == residual || graph.private(program, var, &ops);
-    (gone(masked) && gone(before)).then_some(back)
+    let is_removable =
+        |var: VarId| Some(var) == residual || graph.is_only_read_by(program, var, &ops);
+    (is_removable(masked) && is_removable(before)).then_some(back)
 }
 
 fn replace(
@@ -145,7 +147,7 @@ fn replace(
     found: &Match,
 ) -> Result<()> {
     let norm = program.op(found.norm).clone();
-    let Some(out) = only(program.op(found.relu), "Out") else { return Ok(()) };
+    let Some(out) = only_var(program.op(found.relu), "Out") else { return Ok(()) };
     let name = match found.add {
         Some(_) => "fused_bn_add_activation",
         None => "fused_batch_norm_act",
@@ -170,7 +172,7 @@ fn replace(
     let mut emit = emit_like(program, registry, back.norm);
     let mut call = emit.named_op(&format!("{name}_grad"))?;
     for (slot, vars) in grad.spec.inputs.iter().zip(&grad.inputs) {
-        let vars = if slot.name == "Y@GRAD" { std::slice::from_ref(&back.arriving) } else { vars };
+        let vars = if slot.name == "Y@GRAD" { std::slice::from_ref(&back.incoming) } else { vars };
         call = call.inputs(slot.name, vars);
     }
     for (slot, vars) in grad.spec.outputs.iter().zip(&grad.outputs) {
@@ -187,7 +189,10 @@ fn replace(
     Ok(())
 }
 
-fn copy_attrs<'e, 'p>(mut call: fleet_ops::Call<'e, 'p>, from: &Op) -> fleet_ops::Call<'e, 'p> {
+fn copy_attrs<'e, 'p>(
+    mut call: fleet_ops::OpEmitter<'e, 'p>,
+    from: &Op,
+) -> fleet_ops::OpEmitter<'e, 'p> {
     for (spec, value) in from.spec.attrs.iter().zip(&from.attrs) {
         call = call.attr(spec.name, value.clone());
     }
@@ -198,7 +203,7 @@ const NORMS: [&str; 3] = ["batch_norm", "fused_batch_norm_act", "fused_bn_add_ac
 
 /// Lets a convolution before a training batch norm compute the partial sums for the norm, while its
 /// tiles are in cache.
-pub(crate) fn take_stats(program: &mut Program, keep: &[VarId]) -> Result<()> {
+pub(crate) fn fuse_stats(program: &mut Program, keep: &[VarId]) -> Result<()> {
     let graph = Graph::new(program, keep);
     let convs: Vec<OpId> = program
         .root_ops()
@@ -211,7 +216,7 @@ pub(crate) fn take_stats(program: &mut Program, keep: &[VarId]) -> Result<()> {
         .map(|(id, _)| id)
         .collect();
     for conv in convs {
-        let Some(out) = only(program.op(conv), "Output") else { continue };
+        let Some(out) = only_var(program.op(conv), "Output") else { continue };
         let norm = graph.users(out).iter().copied().find(|id| {
             let op = program.op(*id);
             NORMS.contains(&op.name())
@@ -240,7 +245,7 @@ pub(crate) fn take_stats(program: &mut Program, keep: &[VarId]) -> Result<()> {
 
 /// `enable_addto`: lets the gradient of a batch norm add two gradients while reading them, if their
 /// sum has no other reader.
-pub(crate) fn add_on_arrival(program: &mut Program, keep: &[VarId]) -> Result<bool> {
+pub(crate) fn fuse_grad_sum(program: &mut Program, keep: &[VarId]) -> Result<bool> {
     let graph = Graph::new(program, keep);
     let sums: Vec<OpId> = program
         .root_ops()
@@ -251,7 +256,7 @@ pub(crate) fn add_on_arrival(program: &mut Program, keep: &[VarId]) -> Result<bo
     for sum in sums {
         let op = program.op(sum);
         let [first, second] = [op.input("X")[0], op.input("X")[1]];
-        let Some(total) = only(op, "Out") else { continue };
+        let Some(total) = only_var(op, "Out") else { continue };
         let [user] = graph.users(total) else { continue };
         let user = *user;
         let takes = {
@@ -260,7 +265,7 @@ pub(crate) fn add_on_arrival(program: &mut Program, keep: &[VarId]) -> Result<bo
                 && op.input("Y@GRAD") == [total]
                 && op.input("Addend").is_empty()
         };
-        if !takes || first == second || !graph.private(program, total, &[user]) {
+        if !takes || first == second || !graph.is_only_read_by(program, total, &[user]) {
             continue;
         }
         let spec = program.op(user).spec;

@@ -2,7 +2,7 @@
 //! deep model, into one op, forward and backward. Looked-up rows are written directly to their
 //! position in the concatenated tensor, and their gradient is read from there.
 
-use super::{Edit, Graph, Order, emit_like, only};
+use super::{Edit, Graph, Positions, emit_like, only_var};
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};
 use fleet_ops::Registry;
@@ -31,12 +31,12 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
         return Ok(false);
     }
     let graph = Graph::new(program, keep);
-    let order = Order::new(program);
+    let positions = Positions::new(program);
     let concats: Vec<OpId> =
         program.root_ops().filter(|(_, op)| op.name() == "concat").map(|(id, _)| id).collect();
     let mut edit = Edit::default();
     for concat in concats {
-        if let Some(found) = find(program, &graph, &order, concat)
+        if let Some(found) = find(program, &graph, &positions, concat)
             && edit.is_free(&found.all())
         {
             replace(program, registry, &mut edit, &found)?;
@@ -57,14 +57,14 @@ impl Match {
 }
 
 /// Returns the only op that writes a variable.
-fn maker(order: &Order, var: VarId) -> Option<OpId> {
-    match order.writes(var) {
+fn only_writer(positions: &Positions, var: VarId) -> Option<OpId> {
+    match positions.writes(var) {
         [(_, op)] => Some(*op),
         _ => None,
     }
 }
 
-fn find(program: &Program, graph: &Graph, order: &Order, concat: OpId) -> Option<Match> {
+fn find(program: &Program, graph: &Graph, positions: &Positions, concat: OpId) -> Option<Match> {
     let op = program.op(concat);
     let flat = *op.input("X").first()?;
     let two = |var: &VarId| program.var(*var).shape.rank() == 2;
@@ -75,11 +75,11 @@ fn find(program: &Program, graph: &Graph, order: &Order, concat: OpId) -> Option
     {
         return None;
     }
-    let flatten = maker(order, flat)?;
-    let rows = only(program.op(flatten), "X")?;
-    let lookup = maker(order, rows)?;
+    let flatten = only_writer(positions, flat)?;
+    let rows = only_var(program.op(flatten), "X")?;
+    let lookup = only_writer(positions, rows)?;
     let table = program.op(lookup);
-    let (w, ids) = (only(table, "W")?, only(table, "Ids")?);
+    let (w, ids) = (only_var(table, "W")?, only_var(table, "Ids")?);
     let plain = !table.attr_bool("is_distributed")
         && table.attr_str("entry").is_empty()
         && table.attr_str("table_class").is_empty();
@@ -93,52 +93,53 @@ fn find(program: &Program, graph: &Graph, order: &Order, concat: OpId) -> Option
         || !FLATTENS.contains(&program.op(flatten).name())
         || !whole_rows
         || !two(&ids)
-        || [w, ids].iter().any(|var| order.changes(*var, lookup, concat))
+        || [w, ids].iter().any(|var| positions.changes(*var, lookup, concat))
     {
         return None;
     }
     let mut found = Match { lookup, flatten, concat, backward: None };
     if let Some(grad) = graph.user(program, flat, "concat_grad", "X") {
-        found.backward = Some(find_backward(program, graph, order, &found, grad)?);
+        found.backward = Some(find_backward(program, graph, positions, &found, grad)?);
     }
     let ops = found.all();
-    let gone = graph.private(program, rows, &ops) && graph.private(program, flat, &ops);
-    gone.then_some(found)
+    let is_free =
+        graph.is_only_read_by(program, rows, &ops) && graph.is_only_read_by(program, flat, &ops);
+    is_free.then_some(found)
 }
 
 fn find_backward(
     program: &Program,
     graph: &Graph,
-    order: &Order,
+    positions: &Positions,
     found: &Match,
     concat: OpId,
 ) -> Option<Backward> {
     let (op, forward) = (program.op(concat), program.op(found.concat));
-    let dy = only(op, "Out@GRAD")?;
+    let dy = only_var(op, "Out@GRAD")?;
     if op.input("X") != forward.input("X") {
         return None;
     }
     let (flat, rest) = op.output("X@GRAD").split_first()?;
     let name = format!("{}_grad", program.op(found.flatten).name());
     let flatten = graph.user(program, *flat, &name, "Out@GRAD")?;
-    let rows = only(program.op(flatten), "X@GRAD")?;
+    let rows = only_var(program.op(flatten), "X@GRAD")?;
     let lookup = graph.user(program, rows, "lookup_table_v2_grad", "Out@GRAD")?;
     let (table, grad) = (program.op(found.lookup), program.op(lookup));
     let same = ["W", "Ids"].iter().all(|slot| table.input(slot) == grad.input(slot))
         && table.attr_int("padding_idx") == grad.attr_int("padding_idx");
-    let ids = only(table, "Ids")?;
+    let ids = only_var(table, "Ids")?;
     if !same
-        || !graph.private(program, *flat, &[flatten])
-        || !graph.private(program, rows, &[lookup])
-        || order.changes(dy, concat, lookup)
-        || order.changes(ids, found.lookup, lookup)
+        || !graph.is_only_read_by(program, *flat, &[flatten])
+        || !graph.is_only_read_by(program, rows, &[lookup])
+        || positions.changes(dy, concat, lookup)
+        || positions.changes(ids, found.lookup, lookup)
     {
         return None;
     }
-    let unused = rest.iter().all(|var| graph.private(program, *var, &[]));
+    let unused = rest.iter().all(|var| graph.is_only_read_by(program, *var, &[]));
     let rest = if unused { Vec::new() } else { rest.to_vec() };
     // The fused op runs at the table's gradient, so no gradient may be read before that.
-    let late = |var: &VarId| graph.users(*var).iter().any(|user| order.before(*user, lookup));
+    let late = |var: &VarId| graph.users(*var).iter().any(|user| positions.before(*user, lookup));
     (!rest.iter().any(late)).then_some(Backward { concat, flatten, lookup, rest })
 }
 

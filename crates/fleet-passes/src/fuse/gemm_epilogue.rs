@@ -5,7 +5,7 @@
 //! an `elementwise_add` of a row and an optional activation. If one such layer feeds the next
 //! through a relu, the gradient of the relu is applied to the tiles of the later layer's `X@GRAD`.
 
-use super::{Edit, Graph, emit_like, only};
+use super::{Edit, Graph, emit_like, only_var};
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, Program, VarId};
 use fleet_ops::Registry;
@@ -45,22 +45,24 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
 
 /// Moves the gradient of a relu between two layers into the later layer's product, which computes
 /// its input.
-pub(crate) fn mask_at_source(program: &mut Program, keep: &[VarId]) -> Result<()> {
+pub(crate) fn fuse_relu_grad(program: &mut Program, keep: &[VarId]) -> Result<()> {
     const GRAD: &str = "fused_gemm_epilogue_grad";
     let graph = Graph::new(program, keep);
     let later: Vec<OpId> =
         program.root_ops().filter(|(_, op)| op.name() == GRAD).map(|(id, _)| id).collect();
     for later in later {
         let op = program.op(later);
-        let (Some(arriving), Some(x)) = (only(op, "X@GRAD"), only(op, "X")) else { continue };
-        let [earlier] = graph.users(arriving) else { continue };
+        let (Some(incoming), Some(x)) = (only_var(op, "X@GRAD"), only_var(op, "X")) else {
+            continue;
+        };
+        let [earlier] = graph.users(incoming) else { continue };
         let before = program.op(*earlier);
         if before.name() != GRAD
             || before.attr_str("activation") != "relu"
-            || before.input("Out@GRAD") != [arriving]
+            || before.input("Out@GRAD") != [incoming]
             || before.input("Out") != [x]
             || op.attr_bool("x_is_relu")
-            || !graph.private(program, arriving, &[*earlier])
+            || !graph.is_only_read_by(program, incoming, &[*earlier])
         {
             continue;
         }
@@ -88,7 +90,7 @@ impl Match {
 
 /// Returns the number of leading row dimensions, for a product of rows with a matrix.
 fn row_product(program: &Program, op: &Op) -> Option<i64> {
-    let rank = |slot| only(op, slot).map(|var| program.var(var).shape.rank() as i64);
+    let rank = |slot| only_var(op, slot).map(|var| program.var(var).shape.rank() as i64);
     match op.name() {
         "mul" if rank("Y") == Some(2) => Some(op.attr_int("x_num_col_dims")),
         "matmul_v2"
@@ -106,11 +108,11 @@ fn row_product(program: &Program, op: &Op) -> Option<i64> {
 
 fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
     let op = program.op(product);
-    let (x, w) = (only(op, "X")?, only(op, "Y")?);
-    let sum_in = only(op, "Out")?;
+    let (x, w) = (only_var(op, "X")?, only_var(op, "Y")?);
+    let sum_in = only_var(op, "Out")?;
     let add = graph.user(program, sum_in, "elementwise_add", "X")?;
     let add_op = program.op(add);
-    let (bias, sum_out) = (only(add_op, "Y")?, only(add_op, "Out")?);
+    let (bias, sum_out) = (only_var(add_op, "Y")?, only_var(add_op, "Out")?);
     let axis = add_op.attr_int("axis");
     let shape = program.var(bias).shape;
     let width = program.var(w).shape[1];
@@ -128,32 +130,32 @@ fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
     // The incoming gradient of the sum, if the program has a backward part. The gradient of a sum
     // for an operand of the same shape needs no op, so the gradient of the product may be the same
     // variable.
-    let mut arriving = None;
+    let mut incoming = None;
     if let Some(act) = act {
         let name = format!("{}_grad", program.op(act).name());
-        let out = only(program.op(act), "Out")?;
+        let out = only_var(program.op(act), "Out")?;
         found.act_grad = graph
             .user(program, out, &name, "Out")
             .or_else(|| graph.user(program, sum_out, &name, "X"));
         if let Some(id) = found.act_grad {
-            arriving = Some(only(program.op(id), "X@GRAD")?);
+            incoming = Some(only_var(program.op(id), "X@GRAD")?);
         }
     }
     found.add_grad = graph.users(bias).iter().copied().find(|id| {
         let op = program.op(*id);
         op.name() == "elementwise_add_grad"
             && op.input("X").contains(&sum_in)
-            && arriving.is_none_or(|var| op.input("Out@GRAD").contains(&var))
+            && incoming.is_none_or(|var| op.input("Out@GRAD").contains(&var))
     });
     if let Some(id) = found.add_grad {
-        arriving = only(program.op(id), "Out@GRAD");
+        incoming = only_var(program.op(id), "Out@GRAD");
     }
-    if let Some(arriving) = arriving {
-        let passed = found.add_grad.and_then(|id| only(program.op(id), "X@GRAD"));
-        let before = passed.unwrap_or(arriving);
+    if let Some(incoming) = incoming {
+        let passed = found.add_grad.and_then(|id| only_var(program.op(id), "X@GRAD"));
+        let before = passed.unwrap_or(incoming);
         let grad = graph.user(program, before, &format!("{}_grad", op.name()), "Out@GRAD")?;
         let grad_op = program.op(grad);
-        if only(grad_op, "X") != Some(x) || only(grad_op, "Y") != Some(w) {
+        if only_var(grad_op, "X") != Some(x) || only_var(grad_op, "Y") != Some(w) {
             return None;
         }
         found.product_grad = Some(grad);
@@ -161,15 +163,15 @@ fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
             return None;
         }
         let ops = found.all();
-        let private = |var: VarId| graph.private(program, var, &ops);
-        if (found.act_grad.is_some() && !private(arriving)) || !passed.is_none_or(private) {
+        let is_free = |var: VarId| graph.is_only_read_by(program, var, &ops);
+        if (found.act_grad.is_some() && !is_free(incoming)) || !passed.is_none_or(is_free) {
             return None;
         }
     }
     let ops = found.all();
-    let inner_private = graph.private(program, sum_in, &ops)
-        && (act.is_none() || graph.private(program, sum_out, &ops));
-    inner_private.then_some(found)
+    let inner_is_free = graph.is_only_read_by(program, sum_in, &ops)
+        && (act.is_none() || graph.is_only_read_by(program, sum_out, &ops));
+    inner_is_free.then_some(found)
 }
 
 fn replace(
@@ -185,13 +187,14 @@ fn replace(
     let name = act.as_ref().map_or("", |op| op.name());
     let last = found.act.unwrap_or(found.add);
     let (Some(x), Some(w), Some(bias)) =
-        (only(&product, "X"), only(&product, "Y"), only(&add, "Y"))
+        (only_var(&product, "X"), only_var(&product, "Y"), only_var(&add, "Y"))
     else {
         return Ok(());
     };
-    let Some(out) = only(act.as_ref().unwrap_or(&add), "Out") else { return Ok(()) };
+    let Some(out) = only_var(act.as_ref().unwrap_or(&add), "Out") else { return Ok(()) };
     // gelu needs its input in the backward pass.
-    let pre_act = (name == "gelu" && found.act_grad.is_some()).then(|| only(&add, "Out")).flatten();
+    let pre_act =
+        (name == "gelu" && found.act_grad.is_some()).then(|| only_var(&add, "Out")).flatten();
     let mut emit = emit_like(program, registry, last);
     emit.named_op("fused_gemm_epilogue")?
         .input("X", x)
@@ -208,9 +211,9 @@ fn replace(
     edit.replace(&forward, last, new);
     let Some(product_grad) = found.product_grad else { return Ok(()) };
     let product_grad_op = program.op(product_grad).clone();
-    let bias_grad = found.add_grad.and_then(|id| only(program.op(id), "Y@GRAD"));
+    let bias_grad = found.add_grad.and_then(|id| only_var(program.op(id), "Y@GRAD"));
     let first = program.op(found.first_grad().unwrap_or(product_grad));
-    let Some(dy) = only(first, "Out@GRAD") else { return Ok(()) };
+    let Some(dy) = only_var(first, "Out@GRAD") else { return Ok(()) };
     let mut emit = emit_like(program, registry, product_grad);
     emit.named_op("fused_gemm_epilogue_grad")?
         .input("X", x)
@@ -221,8 +224,8 @@ fn replace(
         .input("Out@GRAD", dy)
         .attr("x_num_col_dims", rows)
         .attr("activation", name)
-        .maybe_output("X@GRAD", only(&product_grad_op, "X@GRAD"))
-        .maybe_output("Y@GRAD", only(&product_grad_op, "Y@GRAD"))
+        .maybe_output("X@GRAD", only_var(&product_grad_op, "X@GRAD"))
+        .maybe_output("Y@GRAD", only_var(&product_grad_op, "Y@GRAD"))
         .maybe_output("Bias@GRAD", bias_grad)
         .done()?;
     let new = std::mem::take(&mut emit.ops);

@@ -68,7 +68,7 @@ impl Graph {
     }
 
     /// Returns whether the variable is a temporary that is written once and read only by `ops`.
-    pub fn private(&self, program: &Program, var: VarId, ops: &[OpId]) -> bool {
+    pub fn is_only_read_by(&self, program: &Program, var: VarId, ops: &[OpId]) -> bool {
         !self.keep.contains(&var)
             && !program.var(var).persistable
             && !self.written_again.contains(&var)
@@ -77,23 +77,23 @@ impl Graph {
 }
 
 /// Positions of ops, and of the writes of each variable.
-pub(crate) struct Order {
+pub(crate) struct Positions {
     place: HashMap<OpId, usize>,
     writes: HashMap<VarId, Vec<(usize, OpId)>>,
 }
 
-impl Order {
-    pub fn new(program: &Program) -> Order {
-        let mut order = Order { place: HashMap::new(), writes: HashMap::new() };
+impl Positions {
+    pub fn new(program: &Program) -> Positions {
+        let mut positions = Positions { place: HashMap::new(), writes: HashMap::new() };
         for (place, (id, _)) in program.root_ops().enumerate() {
-            order.place.insert(id, place);
+            positions.place.insert(id, place);
             let mut written = HashSet::new();
             program.writes_of(id, &mut written);
             for var in written {
-                order.writes.entry(var).or_default().push((place, id));
+                positions.writes.entry(var).or_default().push((place, id));
             }
         }
-        order
+        positions
     }
 
     pub fn writes(&self, var: VarId) -> &[(usize, OpId)] {
@@ -117,7 +117,7 @@ impl Order {
 }
 
 /// Returns the only variable of a slot.
-pub(crate) fn only(op: &Op, slot: &str) -> Option<VarId> {
+pub(crate) fn only_var(op: &Op, slot: &str) -> Option<VarId> {
     let of = |vars: &[VarId]| match vars {
         [one] => Some(*one),
         _ => None,

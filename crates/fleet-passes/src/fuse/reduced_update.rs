@@ -23,7 +23,7 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
     if sums.is_empty() {
         return Ok(false);
     }
-    bring_rate_forward(program);
+    move_schedule_first(program);
     let updates = updates_by_gradient(program);
     let mut edit = Edit::default();
     for sum in sums {
@@ -47,7 +47,7 @@ pub struct Arrival {
 /// bucket of a program.
 pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
     let mut program = program.clone();
-    bring_rate_forward(&mut program);
+    move_schedule_first(&mut program);
     let updates = updates_by_gradient(&program);
     let at_root: HashSet<OpId> = program.root_ops().map(|(id, _)| id).collect();
     let ops = program.block_ids().flat_map(|block| program.block_ops(block));
@@ -58,7 +58,7 @@ pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
         label: op.attr_str("label").to_string(),
         held: match at_root.contains(&id) {
             true => members(&program, id, &updates, &[]).err(),
-            false => Some("it is made in some steps only".into()),
+            false => Some("it does not run in every step".into()),
         },
     };
     sums.map(arrival).collect()
@@ -70,25 +70,25 @@ fn is_gradient(program: &Program, var: VarId) -> bool {
 
 /// Variables that a set of ops reads and writes.
 #[derive(Default)]
-struct Touched {
+struct Accesses {
     reads: HashSet<VarId>,
     writes: HashSet<VarId>,
 }
 
-impl Touched {
+impl Accesses {
     fn add(&mut self, program: &Program, op: OpId) {
         program.reads_of(op, &mut self.reads);
         program.writes_of(op, &mut self.writes);
     }
 
-    fn of(program: &Program, op: OpId) -> Touched {
-        let mut touched = Touched::default();
-        touched.add(program, op);
-        touched
+    fn of(program: &Program, op: OpId) -> Accesses {
+        let mut accesses = Accesses::default();
+        accesses.add(program, op);
+        accesses
     }
 
     /// Returns whether the two sets of ops must keep their order.
-    fn clashes(&self, other: &Touched) -> bool {
+    fn conflicts_with(&self, other: &Accesses) -> bool {
         !self.writes.is_disjoint(&other.writes)
             || !self.writes.is_disjoint(&other.reads)
             || !self.reads.is_disjoint(&other.writes)
@@ -96,17 +96,17 @@ impl Touched {
 }
 
 /// Moves the learning-rate schedule to the front, unless it conflicts with an op before it.
-fn bring_rate_forward(program: &mut Program) {
+fn move_schedule_first(program: &mut Program) {
     let ops = program.block(Program::ROOT).ops().to_vec();
     let is_rate = |id: &OpId| {
         let op = program.op(*id);
         op.role == OpRole::LR_SCHED && op.sub_block().is_none()
     };
     let (rate, rest): (Vec<OpId>, Vec<OpId>) = ops.iter().partition(|id| is_rate(id));
-    let mut before = Touched::default();
+    let mut before = Accesses::default();
     for id in &ops {
         if is_rate(id) {
-            if Touched::of(program, *id).clashes(&before) {
+            if Accesses::of(program, *id).conflicts_with(&before) {
                 return;
             }
         } else {
@@ -139,59 +139,59 @@ fn members(
     let op = program.op(sum);
     let grads = op.input("X");
     if op.attr_bool("use_calc_stream") || grads != op.output("Out") {
-        return Err("it is a sum in the compute lane, or in another place".into());
+        return Err("the sum runs in the compute lane or is not in place".into());
     }
     let mut members = Vec::with_capacity(grads.len());
     for grad in grads {
         match updates.get(grad) {
             Some(Some(update)) => members.push(*update),
-            _ => return Err(read_first(program, sum, *grad)),
+            _ => return Err(why_not_direct(program, sum, *grad)),
         }
     }
-    let [first, ..] = members[..] else { return Err("it is a sum of nothing".into()) };
+    let [first, ..] = members[..] else { return Err("the sum is empty".into()) };
     let first = program.op(first);
     for (grad, id) in grads.iter().zip(&members) {
         let other = program.op(*id);
         if other.name() != first.name() || !alike(first, other) {
             let (one, two) = (program.var_name(grads[0]), program.var_name(*grad));
-            return Err(format!("'{one}' and '{two}' are not used by the same rule"));
+            return Err(format!("'{one}' and '{two}' have different update rules"));
         }
     }
-    if let Some(why) = wanted_else(program, sum, &members, keep) {
+    if let Some(why) = other_reader(program, sum, &members, keep) {
         return Err(why);
     }
-    match may_come_forward(program, sum, &members) {
+    match can_move_to_sum(program, sum, &members) {
         true => Ok(members),
-        false => Err("something between it and its updates touches what they do".into()),
+        false => Err("an op between the sum and its updates accesses the same variables".into()),
     }
 }
 
 /// Returns the reason for a gradient that is not read directly by exactly one update.
-fn read_first(program: &Program, sum: OpId, grad: VarId) -> String {
-    let mut behind = program.root_ops().skip_while(|(id, _)| *id != sum).skip(1);
-    let reader = behind.find(|(_, op)| op.all_inputs().any(|var| var == grad));
+fn why_not_direct(program: &Program, sum: OpId, grad: VarId) -> String {
+    let mut later = program.root_ops().skip_while(|(id, _)| *id != sum).skip(1);
+    let reader = later.find(|(_, op)| op.all_inputs().any(|var| var == grad));
     let (name, reader) = (program.var_name(grad), reader.map_or("nothing", |(_, op)| op.name()));
-    format!("'{name}' goes into {reader} before its update")
+    format!("'{name}' is read by {reader} before its update")
 }
 
 /// Returns the reason why a gradient's sum must be stored, if ops other than the updates use it.
-fn wanted_else(program: &Program, sum: OpId, members: &[OpId], keep: &[VarId]) -> Option<String> {
+fn other_reader(program: &Program, sum: OpId, members: &[OpId], keep: &[VarId]) -> Option<String> {
     let grads = program.op(sum).output("Out");
     if let Some(kept) = grads.iter().find(|grad| keep.contains(grad)) {
         return Some(format!("'{}' is fetched", program.var_name(*kept)));
     }
-    let behind = program.root_ops().skip_while(|(id, _)| *id != sum).skip(1);
-    behind.filter(|(id, _)| !members.contains(id)).find_map(|(id, op)| {
+    let later = program.root_ops().skip_while(|(id, _)| *id != sum).skip(1);
+    later.filter(|(id, _)| !members.contains(id)).find_map(|(id, op)| {
         let mut reads = HashSet::new();
         program.reads_of(id, &mut reads);
         let used = grads.iter().find(|grad| reads.contains(grad))?;
-        Some(format!("'{}' goes into {}, too", program.var_name(*used), op.name()))
+        Some(format!("'{}' is also read by {}", program.var_name(*used), op.name()))
     })
 }
 
-fn may_come_forward(program: &Program, sum: OpId, members: &[OpId]) -> bool {
-    let mut ours = Touched::default();
-    members.iter().for_each(|id| ours.add(program, *id));
+fn can_move_to_sum(program: &Program, sum: OpId, members: &[OpId]) -> bool {
+    let mut own = Accesses::default();
+    members.iter().for_each(|id| own.add(program, *id));
     let ops = program.block(Program::ROOT).ops();
     let Some(from) = ops.iter().position(|id| *id == sum) else { return false };
     let Some(to) = ops.iter().rposition(|id| members.contains(id)) else { return false };
@@ -199,7 +199,7 @@ fn may_come_forward(program: &Program, sum: OpId, members: &[OpId]) -> bool {
         return false;
     }
     let between = ops[from + 1..to].iter().filter(|id| !members.contains(id));
-    between.into_iter().all(|id| !Touched::of(program, *id).clashes(&ours))
+    between.into_iter().all(|id| !Accesses::of(program, *id).conflicts_with(&own))
 }
 
 fn replace(

@@ -1,7 +1,7 @@
 //! Fuses a relu into the following depthwise convolution. The convolution clips its input while
 //! reading, and its gradient masks its output, so the clipped image is not stored.
 
-use super::{Edit, Graph, emit_like, only};
+use super::{Edit, Graph, emit_like, only_var};
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};
 use fleet_ops::Registry;
@@ -32,25 +32,25 @@ fn fuse(
     conv: OpId,
 ) -> Result<()> {
     const FLAG: &str = "fuse_relu_before_depthwise_conv";
-    let Some(clipped) = only(program.op(conv), "Input") else { return Ok(()) };
+    let Some(clipped) = only_var(program.op(conv), "Input") else { return Ok(()) };
     let relu =
         program.root_ops().find(|(_, op)| op.name() == "relu" && op.output("Out") == [clipped]);
     let Some((relu, relu_op)) = relu else { return Ok(()) };
-    let Some(image) = only(relu_op, "X") else { return Ok(()) };
+    let Some(image) = only_var(relu_op, "X") else { return Ok(()) };
     let conv_grad = graph.user(program, clipped, "depthwise_conv2d_grad", "Input");
     let relu_grad = graph.user(program, clipped, "relu_grad", "Out");
     let ops: Vec<OpId> =
         [Some(relu), Some(conv), conv_grad, relu_grad].into_iter().flatten().collect();
-    if !graph.private(program, clipped, &ops) || !edit.is_free(&ops) {
+    if !graph.is_only_read_by(program, clipped, &ops) || !edit.is_free(&ops) {
         return Ok(());
     }
     if let (Some(conv_grad), Some(relu_grad)) = (conv_grad, relu_grad) {
-        let between = only(program.op(conv_grad), "Input@GRAD");
+        let between = only_var(program.op(conv_grad), "Input@GRAD");
         let Some(between) = between.filter(|var| program.op(relu_grad).input("Out@GRAD") == [*var])
         else {
             return Ok(());
         };
-        if !graph.private(program, between, &[relu_grad]) {
+        if !graph.is_only_read_by(program, between, &[relu_grad]) {
             return Ok(());
         }
     } else if conv_grad.is_some() != relu_grad.is_some()
@@ -81,10 +81,10 @@ fn fuse(
     let new = rewire(program, conv, None)?;
     edit.replace(&[relu, conv], conv, new);
     if let Some(conv_grad) = conv_grad {
-        let out = relu_grad.and_then(|id| only(program.op(id), "X@GRAD"));
+        let out = relu_grad.and_then(|id| only_var(program.op(id), "X@GRAD"));
         let new = rewire(program, conv_grad, out)?;
-        let gone: Vec<OpId> = [Some(conv_grad), relu_grad].into_iter().flatten().collect();
-        edit.replace(&gone, conv_grad, new);
+        let removed: Vec<OpId> = [Some(conv_grad), relu_grad].into_iter().flatten().collect();
+        edit.replace(&removed, conv_grad, new);
     }
     Ok(())
 }

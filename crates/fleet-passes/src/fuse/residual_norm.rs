@@ -6,7 +6,7 @@
 //! the norm (`Skip`) takes over the sum of two gradients of the normalized tensor, of which it
 //! computes one. This form does not need a residual and occurs in every layer of pre-norm networks.
 
-use super::{Edit, Graph, Order, emit_like, only};
+use super::{Edit, Graph, Positions, emit_like, only_var};
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};
 use fleet_ops::Registry;
@@ -14,23 +14,23 @@ use fleet_ops::Registry;
 /// Fuses the forward sum before a norm.
 pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
     let graph = Graph::new(program, keep);
-    let order = Order::new(program);
+    let positions = Positions::new(program);
     let mut edit = Edit::default();
     for norm in named(program, "layer_norm") {
-        let Some(sum) = only(program.op(norm), "X") else { continue };
-        let Some(add) = maker(program, &order, sum) else { continue };
+        let Some(sum) = only_var(program.op(norm), "X") else { continue };
+        let Some(add) = only_writer(program, &positions, sum) else { continue };
         if !program.op(norm).input("Residual").is_empty()
-            || !order.before(add, norm)
+            || !positions.before(add, norm)
             || !edit.is_free(&[add, norm])
         {
             continue;
         }
         // The norm will compute the sum, so no earlier op may read it.
-        if graph.users(sum).iter().any(|user| order.before(*user, norm)) {
+        if graph.users(sum).iter().any(|user| positions.before(*user, norm)) {
             continue;
         }
         let Some((x, residual)) = operands(program, add) else { continue };
-        if [x, residual].iter().any(|var| order.changes(*var, add, norm)) {
+        if [x, residual].iter().any(|var| positions.changes(*var, add, norm)) {
             continue;
         }
         let op = program.op(norm).clone();
@@ -55,26 +55,26 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
 }
 
 /// Fuses the sum of gradients after the gradient of a norm (`enable_addto`).
-pub(crate) fn add_on_the_way(program: &mut Program, keep: &[VarId]) -> Result<bool> {
+pub(crate) fn fuse_grad_sum(program: &mut Program, keep: &[VarId]) -> Result<bool> {
     let graph = Graph::new(program, keep);
-    let order = Order::new(program);
+    let positions = Positions::new(program);
     let mut edit = Edit::default();
     for grad in named(program, "layer_norm_grad") {
         let op = program.op(grad);
-        let Some(through) = only(op, "X@GRAD") else { continue };
+        let Some(through) = only_var(op, "X@GRAD") else { continue };
         let [sum] = graph.users(through) else { continue };
         let (sum, sum_op) = (*sum, program.op(*sum));
         let takes = sum_op.name() == "sum" && op.input("Skip").is_empty();
-        let (&[first, second], Some(total)) = (sum_op.input("X"), only(sum_op, "Out")) else {
+        let (&[first, second], Some(total)) = (sum_op.input("X"), only_var(sum_op, "Out")) else {
             continue;
         };
         let other = if first == through { second } else { first };
         if !takes
             || first == second
-            || !graph.private(program, through, &[sum])
+            || !graph.is_only_read_by(program, through, &[sum])
             || !same(program, through, other)
             || !edit.is_free(&[sum])
-            || !order.ready(other, grad)
+            || !positions.ready(other, grad)
         {
             continue;
         }
@@ -93,8 +93,8 @@ fn named(program: &Program, name: &str) -> Vec<OpId> {
 }
 
 /// Returns the sum that alone writes `var`.
-fn maker(program: &Program, order: &Order, var: VarId) -> Option<OpId> {
-    match order.writes(var) {
+fn only_writer(program: &Program, positions: &Positions, var: VarId) -> Option<OpId> {
+    match positions.writes(var) {
         [(_, add)] if program.op(*add).name() == "elementwise_add" => Some(*add),
         _ => None,
     }
@@ -103,7 +103,7 @@ fn maker(program: &Program, order: &Order, var: VarId) -> Option<OpId> {
 /// Returns the operands of a sum if they have the same shape and type.
 fn operands(program: &Program, add: OpId) -> Option<(VarId, VarId)> {
     let op = program.op(add);
-    let (x, y) = (only(op, "X")?, only(op, "Y")?);
+    let (x, y) = (only_var(op, "X")?, only_var(op, "Y")?);
     same(program, x, y).then_some((x, y))
 }
 

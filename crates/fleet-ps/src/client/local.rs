@@ -1,4 +1,4 @@
-//! Servers of this process: for tests, and for jobs of one machine.
+//! Servers in this process: for tests, and for jobs on one machine.
 
 use super::{Client, Request, Transport};
 use crate::ServerTables;
@@ -6,15 +6,16 @@ use crate::server::Caller;
 use fleet_base::{Error, Result};
 use std::sync::Arc;
 
-/// A worker whose servers are in this process. Requests take the same bytes and the same way
-/// through the tables as over a network.
+/// A worker whose servers are in this process. Its requests have the same bytes, and take the same
+/// path through the tables, as over a network.
 ///
 /// ```
 /// use fleet_ps::{
 ///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, Servers, SparseConfig,
 ///     TableConfig,
 /// };
-/// let sparse = SparseConfig { initializer: Initializer::Constant(1.0), ..SparseConfig::plain(0, 2) };
+/// let initializer = Initializer::Constant(1.0);
+/// let sparse = SparseConfig { initializer, ..SparseConfig::plain(0, 2) };
 /// let tables = vec![TableConfig::Sparse(sparse)];
 /// let job = JobTables { server_count: 3, worker_count: 1, sync: false, tables };
 /// let servers = ServerTables::all(&job)?;
@@ -27,23 +28,23 @@ use std::sync::Arc;
 /// ```
 pub type LocalServers = Client<Local>;
 
-/// Calls servers of this process.
+/// Calls servers in this process.
 pub struct Local {
     servers: Vec<Arc<ServerTables>>,
     caller: Caller,
 }
 
 impl Client<Local> {
-    /// Worker `worker` of the job whose servers these are ([`ServerTables::all`]).
+    /// Creates worker `worker` of the job whose servers these are ([`ServerTables::all`]).
     pub fn new(servers: &[Arc<ServerTables>], worker: usize) -> Result<LocalServers> {
         let Some(first) = servers.first() else {
-            return Err(Error::invalid("a worker needs servers").expected("at least 1").got(0));
+            return Err(Error::invalid("worker has no servers").expected("at least 1").got(0));
         };
         let job = first.job();
         let right = servers.iter().enumerate().all(|(at, s)| s.server() == at && s.job() == job);
         if !right || servers.len() != job.server_count {
-            return Err(Error::invalid("the servers of a worker are not those of one job")
-                .expected(format!("{} servers of one job in their order", job.server_count))
+            return Err(Error::invalid("invalid list of servers")
+                .expected(format!("{} servers of one job, in order", job.server_count))
                 .got(format!("{} servers", servers.len())));
         }
         let client = fleet_net::random_number()?;

@@ -1,4 +1,5 @@
-//! A network that loses, repeats and reorders, under a seed: every push is applied exactly once.
+//! A network that loses, repeats and reorders messages under a seed. Every push is applied exactly
+//! once.
 
 use super::tests::{SPARSE, job};
 use super::*;
@@ -7,7 +8,8 @@ use crate::server::Caller;
 use fleet_base::rng::Sequence;
 use std::sync::Arc;
 
-/// Delivers requests, loses some and their answers, and delivers copies later, in any order.
+/// Delivers requests. Loses some of them and of their answers, and delivers copies later, in any
+/// order.
 struct Lossy {
     servers: Vec<Arc<ServerTables>>,
     caller: Caller,
@@ -16,13 +18,13 @@ struct Lossy {
 
 struct State {
     rng: Sequence,
-    /// Copies on their way: server, method, bytes.
+    /// Copies in flight: server, method, bytes.
     late: Vec<(usize, Method, Vec<u8>)>,
     lost: usize,
     copies: usize,
 }
 
-/// One in so many requests and answers is lost, one in so many is repeated.
+/// One in `LOSS` requests and answers is lost, and one in `REPEAT` requests is repeated.
 const LOSS: u64 = 4;
 const REPEAT: u64 = 3;
 
@@ -45,7 +47,7 @@ impl Lossy {
             let at = state.rng.below(count) as usize;
             let (server, method, bytes) = state.late.swap_remove(at);
             state.copies += 1;
-            // Nobody listens to the answer.
+            // The answer is discarded.
             let _ = self.deliver(server, method, &bytes);
         }
         state.lost += usize::from(loses) + usize::from(!loses && loses_answer);
@@ -88,7 +90,7 @@ fn every_push_is_applied_once_whatever_the_network_does() {
                 scope.spawn(move || {
                     for step in 0..30u64 {
                         let ids = [step % 7, 100 + number as u64];
-                        // Powers of two add up exactly in any order.
+                        // Sums of powers of two are exact in any order.
                         worker.push_sparse(SPARSE, Push::new(&ids, &[0.5; 4])).unwrap();
                         worker.push_dense(super::tests::DENSE, &[0.5; 5]).unwrap();
                         worker.push_steps(super::tests::STEPS, 1).unwrap();
@@ -104,7 +106,7 @@ fn every_push_is_applied_once_whatever_the_network_does() {
         let shares = if workers[0].tables().sync { 2.0 } else { 1.0 };
         let mut rows = [0.0; 6];
         workers[1].pull_sparse(SPARSE, &[0, 100, 101], &mut rows, PullMode::Infer).unwrap();
-        // Id 0 comes in steps 0, 7, 14, 21, 28 of both; the rate is a half.
+        // Id 0 is in steps 0, 7, 14, 21, 28 of both workers; the rate is a half.
         let (shared, own) = (1.0 - 10.0 * 0.25 / shares, 1.0 - 30.0 * 0.25 / shares);
         assert_eq!(rows, [shared, shared, own, own, own, own], "seed {seed}");
         let mut values = [0.0; 5];

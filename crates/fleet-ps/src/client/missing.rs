@@ -1,25 +1,25 @@
-//! Who is missing at a barrier, and what servers know of them.
+//! The workers missing at a barrier, and the servers' knowledge of them.
 
 use crate::message::Body;
-use crate::server::Sign;
+use crate::server::WorkerSign;
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Missing workers that a line of a log names.
-const NAMES_SAID: usize = 8;
+/// Limit on the missing workers that a log line names.
+const NAMES_MAX: usize = 8;
 
-/// Missing workers; of what several servers know the most hopeful counts.
+/// Missing workers; the most recent sign that any server has of each counts.
 #[derive(Default)]
-pub(super) struct Missing(BTreeMap<u32, Sign>);
+pub(super) struct Missing(BTreeMap<u32, WorkerSign>);
 
 impl Missing {
-    /// Adds what a server has answered; returns whether anybody is missing there.
-    pub fn add(&mut self, answer: &[u8]) -> Result<bool> {
+    /// Adds a server's answer; returns whether any worker is missing there.
+    pub fn add_answer(&mut self, answer: &[u8]) -> Result<bool> {
         let numbers = Body(answer).u32s(answer.len() as u64 / 4)?;
-        for told in numbers.chunks_exact(3) {
-            let sign = Sign::from_numbers([told[1], told[2]])?;
-            let known = self.0.entry(told[0]).or_insert(sign);
+        for fields in numbers.chunks_exact(3) {
+            let sign = WorkerSign::from_numbers([fields[1], fields[2]])?;
+            let known = self.0.entry(fields[0]).or_insert(sign);
             if sign.span < known.span {
                 *known = sign;
             }
@@ -27,26 +27,27 @@ impl Missing {
         Ok(!numbers.is_empty())
     }
 
-    /// The error of a worker that will not come.
+    /// Returns the error of a worker that is lost, if any is.
     pub fn lost(&self, silent_after: Duration) -> Option<Error> {
         let (worker, sign) = self.0.iter().find(|(_, sign)| sign.is_lost(silent_after))?;
         let others = match self.0.len() {
             1 => String::new(),
-            _ => format!("; missing are {}", self.names()),
+            _ => format!("; missing: {}", self.names()),
         };
-        let error = Error::unavailable(format!("worker {worker} {}{others}", sign.text()));
+        let error = Error::unavailable(format!("worker {worker} {}{others}", sign.loss_text()));
         Some(error.caused_by(*worker as usize).help(
-            "the end of its log says why; workers of a synchronous job stand or fall together",
+            "see the end of its logs for the cause; a synchronous job fails if it loses a worker",
         ))
     }
 
-    /// Everybody who is waited for, and what is known of them.
-    pub fn words(&self) -> String {
-        let one = |(worker, sign): (&u32, &Sign)| format!("worker {worker} ({})", sign.brief());
-        let said: Vec<String> = self.0.iter().take(NAMES_SAID).map(one).collect();
-        let more = self.0.len().saturating_sub(NAMES_SAID);
+    /// Lists the missing workers and what is known of them, for a log line.
+    pub fn describe(&self) -> String {
+        let one =
+            |(worker, sign): (&u32, &WorkerSign)| format!("worker {worker} ({})", sign.describe());
+        let named: Vec<String> = self.0.iter().take(NAMES_MAX).map(one).collect();
+        let more = self.0.len().saturating_sub(NAMES_MAX);
         let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-        said.join(", ") + &rest
+        named.join(", ") + &rest
     }
 
     pub fn names(&self) -> String {

@@ -1,8 +1,9 @@
-//! A worker's side: which server has what, equal ids made one, requests to all servers at once.
+//! A worker's side: splits ids by server, merges equal ids, and sends requests to all servers at
+//! once.
 //!
-//! [`Client`] is the same wherever the servers are; a [`Transport`] takes requests to them.
+//! [`Client`] is the same wherever the servers are; a [`Transport`] delivers its requests.
 
-mod alive;
+mod heartbeats;
 pub(crate) mod local;
 #[cfg(test)]
 mod lossy;
@@ -18,7 +19,7 @@ pub use remote::{IsOver, RemoteOptions, RemoteServers};
 use crate::message::{
     BINARY, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, copy_f32s,
 };
-use crate::server::{Caller, OPERATOR, SILENT_AFTER};
+use crate::server::{Caller, OPERATOR, WORKER_TIMEOUT};
 use crate::{
     Arrival, DenseCut, JobTables, Progress, PullMode, Push, SaveFormat, SaveMode, Saved, Servers,
     SparseConfig, TableConfig, TableStats, WorkerSeen, progress, seen,
@@ -35,25 +36,25 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Takes requests to servers.
+/// Delivers requests to servers.
 pub trait Transport: Send + Sync {
-    /// Sends all requests, at most one to a server, and waits for all answers. A request that
-    /// changes something runs once, or its error says that nobody knows.
+    /// Sends all requests, at most one to a server, and waits for all answers. A changing request
+    /// runs at most once; an error may leave open whether it ran.
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>>;
 
-    /// Takes answers back that were used: their memory is that of answers to come.
-    fn give_back(&self, _answers: Vec<Vec<u8>>) {}
+    /// Takes back used answers, whose memory later answers reuse.
+    fn recycle(&self, _answers: Vec<Vec<u8>>) {}
 
-    /// Tells whoever reads this worker's log.
-    fn say(&self, _line: &str) {}
+    /// Writes a line to this worker's log.
+    fn log_line(&self, _line: &str) {}
 
-    /// Whether waiting for others still makes sense; the error is why not.
+    /// Fails if waits for other workers must end.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// A request to one server, in parts that go out one after the other.
+/// A request to one server, in parts that are sent one after another.
 pub struct Request<'a> {
     pub(crate) server: usize,
     pub(crate) method: Method,
@@ -65,51 +66,50 @@ pub struct Request<'a> {
 pub struct Client<T> {
     job: JobTables,
     worker: usize,
-    /// How long a barrier waits for the other workers.
-    patience: Duration,
-    /// How long a worker may say nothing before it is lost.
+    /// Longest wait of a barrier for the other workers.
+    barrier_timeout: Duration,
+    /// Silence after which a worker is lost.
     silent_after: Duration,
     transport: T,
-    /// Steps that this worker has made.
+    /// Steps that this process has made.
     steps: Arc<AtomicU64>,
-    /// Of these, with those of earlier processes and runs, the ones whose gradients all servers
-    /// have.
+    /// Steps whose gradients all servers have, including those of earlier processes and runs.
     complete: Arc<AtomicU64>,
-    /// What earlier processes of this worker have sent, where it goes on for them.
+    /// Progress of earlier processes of this worker, if it resumes from that.
     sent_before: Mutex<Progress>,
     numbers: Mutex<Numbers>,
     splits: Mutex<Vec<Split>>,
 }
 
-/// Requests that change something.
+/// Sequence numbers of changing requests.
 #[derive(Default)]
 struct Numbers {
     next: u64,
     open: BTreeSet<u64>,
 }
 
-/// How long a barrier waits unless told otherwise: as the documented deadline of a request.
-pub(crate) const PATIENCE_DEFAULT: Duration = Duration::from_secs(180);
-/// A barrier that takes longer is worth a line.
-const WAIT_SAID_AFTER: Duration = Duration::from_secs(3);
+/// Default of the longest wait of a barrier: the documented deadline of a request.
+pub(crate) const DEADLINE_DEFAULT: Duration = Duration::from_secs(180);
+/// A barrier that takes longer is logged.
+const BARRIER_LOG_AFTER: Duration = Duration::from_secs(3);
 /// All kinds of tables.
 const KINDS: [&str; 4] = ["sparse", "geo", "dense", "global step"];
-/// Sets of scratch memory that are kept.
+/// Limit on the sets of scratch memory kept for reuse.
 const SPLITS_MAX: usize = 64;
 
 impl<T: Transport> Client<T> {
     pub(crate) fn over(job: &JobTables, worker: usize, transport: T) -> Result<Client<T>> {
         job.check()?;
         if worker != OPERATOR && worker >= job.worker_count {
-            return Err(Error::invalid("a worker is not one of the job's")
+            return Err(Error::invalid("worker number is outside the job")
                 .expected(format!("a number below {}", job.worker_count))
                 .got(worker));
         }
         Ok(Client {
             job: job.clone(),
             worker,
-            patience: PATIENCE_DEFAULT,
-            silent_after: SILENT_AFTER,
+            barrier_timeout: DEADLINE_DEFAULT,
+            silent_after: WORKER_TIMEOUT,
             transport,
             steps: Arc::default(),
             complete: Arc::default(),
@@ -121,10 +121,11 @@ impl<T: Transport> Client<T> {
 
     /// Sets how long a barrier waits for the other workers.
     pub fn with_patience(self, patience: Duration) -> Client<T> {
-        Client { patience, ..self }
+        Client { barrier_timeout: patience, ..self }
     }
 
-    /// Asks servers; answers in the order of the requests, or the first error.
+    /// Sends requests to servers; returns the answers in the order of the requests, or the first
+    /// error.
     fn ask(&self, requests: &mut [Request<'_>]) -> Result<Vec<Vec<u8>>> {
         let changes = requests.first().is_some_and(|request| request.method.changes());
         let number = changes.then(|| {
@@ -145,23 +146,23 @@ impl<T: Transport> Client<T> {
         answers.into_iter().collect()
     }
 
-    /// Says how far this worker is.
+    /// Returns a head that reports this worker's progress.
     fn head_of_steps(&self) -> Head {
         let complete = self.complete.load(Relaxed);
         Head { count: self.steps.load(Relaxed), complete, ..Head::default() }
     }
 
-    /// The head of gradients of a step.
+    /// Returns the head of a push of a step's gradients.
     fn head_of_step(&self, step: u64, table: u32) -> Head {
         Head { table, step, complete: self.complete.load(Relaxed), ..Head::default() }
     }
 
-    /// Whether an earlier process of this worker has sent a server its gradients of a step.
+    /// Returns whether an earlier process of this worker has sent a server its gradients of a step.
     fn was_sent(&self, server: usize, table: u32, step: u64) -> bool {
         self.sent_before.lock().unwrap_or_else(PoisonError::into_inner).has(server, table, step)
     }
 
-    /// The same request to all servers.
+    /// Sends the same request to all servers.
     fn ask_all(&self, method: Method, head: Head, body: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.ask_some(0..self.job.server_count, method, head, body)
     }
@@ -179,7 +180,7 @@ impl<T: Transport> Client<T> {
         self.ask(&mut requests)
     }
 
-    /// The rows of a table, which is one of `kinds`.
+    /// Returns the config of a table's rows; the table must be one of `kinds`.
     fn rows_config(&self, table: u32, kinds: &[&str]) -> Result<&SparseConfig> {
         match self.job.table(table, kinds)? {
             TableConfig::Sparse(config) | TableConfig::Geo(config) => Ok(config),
@@ -189,7 +190,8 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// The length of a dense table, which is that of `numbers`, and which server has what of it.
+    /// Returns the length of a dense table, which must be `numbers`, and its division among the
+    /// servers.
     fn dense_cut(&self, table: u32, numbers: usize) -> Result<(usize, &DenseCut)> {
         match self.job.table(table, &["dense"])? {
             TableConfig::Dense { len, options, .. } if *len == numbers => Ok((*len, &options.cut)),
@@ -200,7 +202,7 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Each server's part of the numbers of a dense table.
+    /// Sends each server its part of the numbers of a dense table.
     fn send_dense(&self, method: Method, table: u32, step: u64, numbers: &[f32]) -> Result<()> {
         let cut = self.dense_cut(table, numbers.len())?;
         let mut requests: Vec<Request<'_>> = self
@@ -216,7 +218,7 @@ impl<T: Transport> Client<T> {
         self.ask(&mut requests).map(drop)
     }
 
-    /// Servers that have a part, and which.
+    /// Returns the servers that have a part of a dense table, with their ranges.
     fn dense_parts(
         &self,
         (len, cut): (usize, &DenseCut),
@@ -262,7 +264,7 @@ impl<T: Transport> Client<T> {
                     method: Method::PullSparse,
                     head: Head {
                         table,
-                        word: mode as u32,
+                        argument: mode as u32,
                         count: ids.len() as u64,
                         ..Head::default()
                     },
@@ -274,7 +276,7 @@ impl<T: Transport> Client<T> {
                 check_answer(answer, ids.len() * width * 4)?;
             }
             split.spread(&answers, width, rows);
-            self.transport.give_back(answers);
+            self.transport.recycle(answers);
             Ok(())
         })
     }
@@ -295,25 +297,25 @@ impl<T: Transport> Client<T> {
         self.with_split(|split| {
             split.ids(push.ids, self.job.server_count);
             let grads = split.merger().merged(push.grads, width)?;
-            let said = split.merger().merge_said(&push, config)?;
+            let extras = split.merger().merge_extras(&push, config)?;
             let parts: Vec<_> = split.parts().collect();
             let mut requests: Vec<Request<'_>> = (parts.iter().enumerate())
                 .filter(|(_, (server, _))| !self.was_sent(*server, table, step))
                 .map(|(part, (server, ids))| {
-                    let mut word = 0;
+                    let mut argument = 0;
                     let mut parts = vec![bytes_of(ids), split.part_of(part, &grads, width)];
-                    for (flag, numbers) in [(SHOWS, &said.shows), (CLICKS, &said.clicks)] {
+                    for (flag, numbers) in [(SHOWS, &extras.shows), (CLICKS, &extras.clicks)] {
                         if let Some(numbers) = numbers {
-                            word |= flag;
+                            argument |= flag;
                             parts.push(split.part_of(part, numbers, 1));
                         }
                     }
-                    if let Some(slots) = &said.slots {
-                        word |= SLOTS;
+                    if let Some(slots) = &extras.slots {
+                        argument |= SLOTS;
                         parts.push(split.part_of(part, slots, 1));
                     }
                     let count = ids.len() as u64;
-                    let head = Head { word, count, ..self.head_of_step(step, table) };
+                    let head = Head { argument, count, ..self.head_of_step(step, table) };
                     Request { server: *server, method: Method::PushSparse, head, parts }
                 })
                 .collect();
@@ -361,7 +363,7 @@ impl<T: Transport> Client<T> {
         Ok((ids, rows))
     }
 
-    /// All servers write, and then all keep it, or none does.
+    /// Saves in two phases: all servers write, and then all keep the save or none does.
     fn try_save(
         &self,
         table: Option<u32>,
@@ -374,11 +376,11 @@ impl<T: Transport> Client<T> {
         let last = last.iter().map(|answer| number(answer)).collect::<Result<Vec<u64>>>()?;
         let save_id = last.into_iter().max().unwrap_or(0) + 1;
         let binary = if format == SaveFormat::Binary { BINARY } else { 0 };
-        let Head { table, word, .. } = self.about(table)?;
-        let word = mode as u32 | binary | word;
-        let head = Head { table, word, count: save_id, ..Head::default() };
+        let Head { table, argument, .. } = self.about(table)?;
+        let argument = mode as u32 | binary | argument;
+        let head = Head { table, argument, count: save_id, ..Head::default() };
         let saved = self.ask_all(Method::Save, head, &dir);
-        let end = Head { word: u32::from(saved.is_ok()), count: save_id, ..Head::default() };
+        let end = Head { argument: u32::from(saved.is_ok()), count: save_id, ..Head::default() };
         let ended = self.ask_all(Method::EndSave, end, &[]);
         let mut sum = Saved::default();
         for answer in saved? {
@@ -389,11 +391,11 @@ impl<T: Transport> Client<T> {
         ended.map(|_| sum)
     }
 
-    /// The head of a request about one table, or about all.
+    /// Returns the head of a request about one table, or about all.
     fn about(&self, table: Option<u32>) -> Result<Head> {
         let Some(table) = table else { return Ok(Head::default()) };
         self.job.table(table, &KINDS)?;
-        Ok(Head { table, word: ONE, ..Head::default() })
+        Ok(Head { table, argument: ONE, ..Head::default() })
     }
 
     fn try_load(&self, table: Option<u32>, dir: &Path) -> Result<u64> {
@@ -401,22 +403,22 @@ impl<T: Transport> Client<T> {
         answers.iter().map(|answer| number(answer)).sum()
     }
 
-    /// Waits until all servers have opened a barrier.
-    /// How often all workers have met, as each server counts.
+    /// Returns the number of rounds that all workers have completed, as each server counts it.
     fn rounds_of_each(&self, at: Arrival) -> Result<Vec<u64>> {
-        let head = Head { word: at as u32, ..Head::default() };
+        let head = Head { argument: at as u32, ..Head::default() };
         self.ask_all(Method::Rounds, head, &[])?.iter().map(|answer| number(answer)).collect()
     }
 
+    /// Waits until all servers have opened a barrier.
     fn try_arrive(&self, at: Arrival) -> Result<()> {
-        let head = Head { word: at as u32, ..self.head_of_steps() };
+        let head = Head { argument: at as u32, ..self.head_of_steps() };
         let rounds = self.ask_all(Method::Arrive, head, &[])?;
         let rounds: Vec<u64> = rounds.iter().map(|answer| number(answer)).collect::<Result<_>>()?;
         let start = Time::now();
         let mut closed: Vec<usize> = (0..self.job.server_count).collect();
-        let mut has_said = false;
+        let mut is_logged = false;
         loop {
-            let left = self.patience.saturating_sub(Time::now().since(start));
+            let left = self.barrier_timeout.saturating_sub(Time::now().since(start));
             let body = (left.as_millis() as u64).to_le_bytes();
             let mut requests: Vec<Request<'_>> = closed
                 .iter()
@@ -431,34 +433,34 @@ impl<T: Transport> Client<T> {
             let mut missing = Missing::default();
             let mut still = Vec::new();
             for (server, answer) in closed.into_iter().zip(&answers) {
-                if missing.add(answer)? {
+                if missing.add_answer(answer)? {
                     still.push(server);
                 }
             }
             if still.is_empty() {
-                if has_said {
+                if is_logged {
                     let seconds = Time::now().since(start).as_secs_f64();
-                    self.transport.say(&format!("goes on after {seconds:.1} s"));
+                    self.transport.log_line(&format!("continues after {seconds:.1} s"));
                 }
                 return Ok(());
             }
-            // Where pushes are applied when they come, servers decide when to go on without
-            // somebody.
-            let silent_after = if self.job.sync { self.silent_after } else { SILENT_AFTER };
+            // If pushes are applied on receipt, the servers decide when to continue without a
+            // worker.
+            let silent_after = if self.job.sync { self.silent_after } else { WORKER_TIMEOUT };
             if let Some(error) = missing.lost(silent_after) {
                 return Err(error);
             }
             if left.is_zero() {
-                return Err(Error::unavailable("not all workers came to a barrier")
+                return Err(Error::unavailable("barrier timed out")
                     .expected(format!(
                         "{} workers within {:?} at '{at:?}'",
-                        self.job.worker_count, self.patience
+                        self.job.worker_count, self.barrier_timeout
                     ))
                     .got(format!("{} missing: {}", missing.count(), missing.names())));
             }
-            if !has_said && Time::now().since(start) >= WAIT_SAID_AFTER {
-                has_said = true;
-                self.transport.say(&format!("waits for {}", missing.words()));
+            if !is_logged && Time::now().since(start) >= BARRIER_LOG_AFTER {
+                is_logged = true;
+                self.transport.log_line(&format!("waits for {}", missing.describe()));
             }
             self.transport.check()?;
             closed = still;
@@ -506,7 +508,7 @@ impl<T: Transport> Servers for Client<T> {
                     rest = others;
                 }
             }
-            self.transport.give_back(answers);
+            self.transport.recycle(answers);
             Ok(())
         };
         pull().map_err(|error| self.place(error))
@@ -523,7 +525,7 @@ impl<T: Transport> Servers for Client<T> {
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
         let set = || {
             self.job.table(table, &["dense", "sparse"])?;
-            let head = Head { table, word: scale.to_bits(), ..Head::default() };
+            let head = Head { table, argument: scale.to_bits(), ..Head::default() };
             self.ask_all(Method::SetRateScale, head, &[]).map(drop)
         };
         set().map_err(|error| self.place(error))
@@ -540,12 +542,12 @@ impl<T: Transport> Servers for Client<T> {
     fn push_steps_of(&self, step: u64, table: u32, steps: u32) -> Result<u64> {
         let push = || {
             self.job.table(table, &["global step"])?;
-            // One server counts.
+            // One server counts all steps.
             let server = table as usize % self.job.server_count;
-            // What it was told before it is not told again, but asked.
-            let (step, word) =
+            // A server that has these steps already is only asked for the total.
+            let (step, argument) =
                 if self.was_sent(server, table, step) { (0, 0) } else { (step, steps) };
-            let head = Head { word, ..self.head_of_step(step, table) };
+            let head = Head { argument, ..self.head_of_step(step, table) };
             let mut requests =
                 [Request { server, method: Method::PushSteps, head, parts: Vec::new() }];
             let answers = self.ask(&mut requests)?;
@@ -561,7 +563,7 @@ impl<T: Transport> Servers for Client<T> {
     fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
         self.complete.store(complete, Relaxed);
         let head = Head { count: base, complete, ..Head::default() };
-        let answers = self.ask_all(Method::Begin, head, &[]);
+        let answers = self.ask_all(Method::BeginRun, head, &[]);
         answers.map(drop).map_err(|error| self.place(error))
     }
 
@@ -570,7 +572,7 @@ impl<T: Transport> Servers for Client<T> {
     }
 
     fn take_over(&self) -> Result<Progress> {
-        let answers = self.ask_all(Method::TakeOver, Head::default(), &[]);
+        let answers = self.ask_all(Method::Adopt, Head::default(), &[]);
         answers.and_then(|it| progress::merged(&it)).map_err(|error| self.place(error))
     }
 
@@ -578,7 +580,7 @@ impl<T: Transport> Servers for Client<T> {
         self.complete.store(progress.complete, Relaxed);
         *self.sent_before.lock().unwrap_or_else(PoisonError::into_inner) = progress.clone();
         let head = Head { complete: progress.complete, ..Head::default() };
-        let answers = self.ask_all(Method::GoOn, head, &[]);
+        let answers = self.ask_all(Method::Resume, head, &[]);
         answers.map(drop).map_err(|error| self.place(error))
     }
 
@@ -609,8 +611,8 @@ impl<T: Transport> Servers for Client<T> {
 
     fn finish(&self) -> Result<bool> {
         let ask = |servers| self.ask_some(servers, Method::Finish, self.head_of_steps(), &[]);
-        // The first server decides who was the last, and is asked last itself: when it says so, and
-        // all are stopped, nobody waits for another any more.
+        // The first server decides which worker is the last, and is asked last. So when the last
+        // worker stops all servers, no other worker still waits for an answer.
         ask(1..self.job.server_count)
             .and_then(|_| ask(0..1))
             .map(|answers| answers[0] == [1])
@@ -625,8 +627,8 @@ impl<T: Transport> Servers for Client<T> {
     fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64> {
         let shrink = || -> Result<u64> {
             self.job.table(table, &["sparse", "geo"])?;
-            let word = unseen_days.map_or(DAYS_DEFAULT, u32::from);
-            let head = Head { table, word, ..Head::default() };
+            let argument = unseen_days.map_or(DAYS_DEFAULT, u32::from);
+            let head = Head { table, argument, ..Head::default() };
             let answers = self.ask_all(Method::Shrink, head, &[])?;
             answers.iter().map(|answer| number(answer)).sum()
         };
@@ -679,7 +681,7 @@ impl<T: Transport> Servers for Client<T> {
     }
 }
 
-/// A folder's name as a text of a message.
+/// Encodes a folder's name as the text of a message.
 fn path_bytes(path: &Path) -> Result<Vec<u8>> {
     let text = path
         .to_str()

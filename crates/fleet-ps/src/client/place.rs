@@ -1,21 +1,21 @@
-//! Ids by server, each once, and rows back to where their ids stood.
+//! Splits ids by server, each id once, and copies rows back to the positions of their ids.
 
 use crate::Merger;
 use crate::message::{Number, bytes_of, copy_f32s};
 use std::borrow::Cow;
 
-/// Reused from call to call.
+/// The ids of a batch by server. Its memory is reused from call to call.
 #[derive(Default)]
 pub(crate) struct Split {
     merger: Merger,
     /// Each server's ids, in the order of the batch.
     ids: Vec<Vec<u64>>,
-    /// Where they stand among the unique ids of the batch.
+    /// The positions of these ids among the unique ids of the batch.
     positions: Vec<Vec<u32>>,
 }
 
 impl Split {
-    /// Looks at a batch: server = id mod servers.
+    /// Splits a batch: an id is on server `id mod server_count`.
     pub fn ids(&mut self, ids: &[u64], server_count: usize) {
         self.merger.merge(ids);
         self.ids.iter_mut().for_each(Vec::clear);
@@ -33,18 +33,18 @@ impl Split {
         }
     }
 
-    /// Servers that have any of the ids, and which.
+    /// Returns the servers that have any of the ids, with their ids.
     pub fn parts(&self) -> impl Iterator<Item = (usize, &[u64])> {
         self.ids.iter().map(Vec::as_slice).enumerate().filter(|(_, ids)| !ids.is_empty())
     }
 
-    /// Writes the rows that the servers of [`Split::parts`] answered to every place of their ids.
+    /// Copies the rows that the servers of [`Split::parts`] answered to all positions of their ids.
     pub fn spread(&self, answers: &[Vec<u8>], width: usize, rows: &mut [f32]) {
         if !self.merger.has_equal_ids() && self.ids.len() == 1 {
             answers.iter().for_each(|answer| copy_f32s(answer, rows));
             return;
         }
-        // Where each unique id's row is: which answer, and where in it.
+        // The row of each unique id, in the answers.
         let mut unique: Vec<&[u8]> = vec![&[]; self.merger.ids().len()];
         for ((server, _), answer) in self.parts().zip(answers) {
             for (at, row) in answer.chunks_exact(width * 4).enumerate() {
@@ -60,7 +60,8 @@ impl Split {
         &self.merger
     }
 
-    /// What the `part`-th server of [`Split::parts`] gets of rows by unique id.
+    /// Returns the part of `rows`, which are by unique id, for the `part`-th server of
+    /// [`Split::parts`].
     pub fn part_of<'a, T: Number>(
         &self,
         part: usize,

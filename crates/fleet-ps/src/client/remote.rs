@@ -1,15 +1,15 @@
-//! Servers of other processes.
+//! Servers in other processes.
 //!
-//! Each server has a lane: connections that threads take out for one request each, so that requests
-//! of several threads are on their way at once and one that waits at a barrier holds nobody up. A
-//! call first sends to all servers and then takes the answers. What fails is sent again on another
-//! connection until the deadline; servers do it once (`server/ledger.rs`).
+//! Each server has a pool of connections, which threads take for one request each. So requests of
+//! several threads are in flight at once, and one that waits at a barrier does not delay others. A
+//! call first sends to all servers and then reads the answers. A failed request is sent again on
+//! another connection until the deadline; servers run it once (`server/sessions.rs`).
 
-use super::alive::Alive;
+use super::heartbeats::Heartbeats;
 use super::{Client, Request, Transport};
 use crate::JobTables;
 use crate::message::{ACKNOWLEDGEMENT_BYTES, Body, COMPARE_HEAD_BYTES, Head, Method, bytes_of};
-use crate::server::{Caller, OPERATOR, SILENT_AFTER, hello};
+use crate::server::{Caller, OPERATOR, WORKER_TIMEOUT, hello};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
 use fleet_net::{Abort, Deadline, Limits, Log, Time, Token};
@@ -17,30 +17,31 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// A worker whose servers are elsewhere; see [`TableServer`](crate::TableServer) for an example.
+/// A worker whose servers are in other processes; see [`TableServer`](crate::TableServer) for an
+/// example.
 pub type RemoteServers = Client<Remote>;
 
-/// How a worker talks to its servers.
+/// Options of a worker's connections to its servers.
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
     pub calls: CallOptions,
-    /// How long one request is tried, waits for a server that is being started again included
+    /// How long one request is retried, including waits for a server that restarts
     /// (`FLAGS_rpc_deadline`).
     pub deadline: Duration,
-    /// Other workers of a synchronous job that give no sign of life for so long are an error. This
-    /// one says fifteen times as often that it lives; zero: it does not.
+    /// Silence after which another worker of a synchronous job is an error. This worker sends
+    /// fifteen heartbeats in that time; zero disables them.
     pub silent_after: Duration,
-    /// Connections to one server, which are the requests on the way to it.
+    /// Limit on the connections to one server, and so on the requests in flight to it.
     pub connections_max: usize,
-    /// Where it says for whom it waits.
+    /// Log in which the client reports its waits.
     pub log: Log,
     /// Ends every wait.
     pub abort: Abort,
-    /// Asked while a server is not reached.
+    /// Called while a server cannot be reached.
     pub is_over: Option<IsOver>,
 }
 
-/// Tells whether the job is over: its servers have finished and do not come back.
+/// Tells whether the job is over: its servers have finished and will not return.
 #[derive(Clone)]
 pub struct IsOver(Arc<dyn Fn() -> bool + Send + Sync>);
 
@@ -60,8 +61,8 @@ impl Default for RemoteOptions {
     fn default() -> RemoteOptions {
         RemoteOptions {
             calls: CallOptions::default(),
-            deadline: super::PATIENCE_DEFAULT,
-            silent_after: SILENT_AFTER,
+            deadline: super::DEADLINE_DEFAULT,
+            silent_after: WORKER_TIMEOUT,
             connections_max: 16,
             log: Log::stderr(),
             abort: Abort::new(),
@@ -70,37 +71,38 @@ impl Default for RemoteOptions {
     }
 }
 
-/// Lanes to servers of other processes.
+/// Connections to servers in other processes.
 pub struct Remote {
-    lanes: Arc<Vec<Lane>>,
-    door: Arc<Door>,
+    servers: Arc<Vec<ServerConnections>>,
+    connector: Arc<Connector>,
     options: RemoteOptions,
-    alive: Option<Alive>,
-    /// Memory of long answers that were used.
+    heartbeats: Option<Heartbeats>,
+    /// Memory of used answers, for later long ones.
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
-/// What it takes to connect.
-pub(super) struct Door {
+/// Everything that a connection needs.
+pub(super) struct Connector {
     pub caller: Caller,
-    /// What the job is, as servers compare it.
+    /// The job's text, which servers compare with their own.
     job: Vec<u8>,
     resolve: Box<Resolve>,
     token: Token,
     options: CallOptions,
 }
 
-/// Where a server is now.
+/// Returns the current address of a server.
 type Resolve = dyn Fn(usize) -> Result<SocketAddr> + Send + Sync;
 
 /// The connections to one server.
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct ServerConnections {
     pool: Mutex<Pool>,
     freed: Condvar,
-    /// The server's life as it was at first: its tables are those that we know.
+    /// Life of the server's tables at the first connection. A server with another life has lost
+    /// them.
     life: OnceLock<u64>,
-    /// The last epoch of the server that answered, and what it has acknowledged.
+    /// The latest epoch of the server, and the number below which its requests are kept.
     acknowledged: Mutex<[u64; 2]>,
 }
 
@@ -108,32 +110,32 @@ pub(super) struct Lane {
 struct Pool {
     idle: Vec<CallClient>,
     open: usize,
-    /// Since when nobody reaches the server.
+    /// Since when the server cannot be reached.
     down: Option<Time>,
 }
 
-/// What a first try may take to connect, for the other servers wait meanwhile.
+/// Time limit for a first attempt to connect, during which the other servers wait.
 const CONNECT_FIRST: Duration = Duration::from_millis(200);
-/// What a later one may take before the address is asked for anew.
+/// Time limit for a later attempt, before the address is resolved again.
 const CONNECT_AGAIN: Duration = Duration::from_secs(1);
-/// Between two tries of a request, doubled from the least to the most.
+/// Pause between attempts of a request, doubled from the minimum to the maximum.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Between two questions whether the job is over, while a server is not reached.
-const OVER_PERIOD: Duration = Duration::from_millis(500);
-/// Signs of life in the span after which a worker counts as silent: several may be lost, and a
-/// server that was started again hears soon who is there.
-const SIGNS_IN_SILENCE: u32 = 15;
-/// How long a save, a load or a shrink may take: tables may be large and disks slow.
+/// Interval between checks whether the job is over, while a server cannot be reached.
+const OVER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Heartbeats within the silence after which a worker is lost. So several may get lost, and a
+/// restarted server soon knows the live workers.
+const HEARTBEATS_PER_TIMEOUT: u32 = 15;
+/// Time limit for a save, a load or a shrink: tables may be large and disks slow.
 const LONG_SPAN: Duration = Duration::from_secs(6 * 3600);
-/// Used answers whose memory is kept: those of two tables.
+/// Limit on the used answers whose memory is kept: those of two tables.
 const SPARE_MAX: usize = 4;
-/// How long a server that is to stop is looked for: it may have stopped already.
+/// Time limit for reaching a server that is to stop: it may have stopped already.
 const STOP_SPAN: Duration = Duration::from_secs(3);
 
 impl Client<Remote> {
-    /// Connects worker `worker` to the servers at `addresses`, in the job's order; waits for those
-    /// that are not there yet.
+    /// Connects worker `worker` to the servers at `addresses`, in the job's order. Waits for
+    /// servers that do not listen yet.
     pub fn connect(
         job: &JobTables,
         worker: usize,
@@ -143,18 +145,18 @@ impl Client<Remote> {
     ) -> Result<RemoteServers> {
         let addresses = addresses.to_vec();
         if addresses.len() != job.server_count {
-            return Err(Error::invalid("the addresses are not those of the job's servers")
+            return Err(Error::invalid("wrong number of server addresses")
                 .expected(format!("{} addresses", job.server_count))
                 .got(addresses.len()));
         }
         let resolve = move |server: usize| {
-            addresses.get(server).copied().ok_or_else(|| Error::internal("an unknown server"))
+            addresses.get(server).copied().ok_or_else(|| Error::internal("unknown server"))
         };
         Self::connect_with(job, worker, resolve, token, options)
     }
 
-    /// Who is no worker, counts as none, and asks only what concerns whole tables: statistics,
-    /// saves, loads, shrinking.
+    /// Connects an operator, which does not count as a worker. It may only make requests about
+    /// whole tables: statistics, saves, loads, shrinking.
     pub fn operator(
         job: &JobTables,
         addresses: &[SocketAddr],
@@ -165,8 +167,8 @@ impl Client<Remote> {
         Self::connect(job, OPERATOR, addresses, token, options)
     }
 
-    /// As [`RemoteServers::connect`](Client::connect), where a server that is started again may be
-    /// at another address: `resolve` is asked before every connection.
+    /// Like [`RemoteServers::connect`](Client::connect), if a restarted server may be at another
+    /// address: `resolve` is called before every connection.
     pub fn connect_with(
         job: &JobTables,
         worker: usize,
@@ -177,31 +179,39 @@ impl Client<Remote> {
         let text = job.text();
         let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
         bytes.extend(text.as_bytes());
-        let door = Arc::new(Door {
+        let connector = Arc::new(Connector {
             caller: Caller { worker, client: fleet_net::random_number()? },
             job: bytes,
             resolve: Box::new(resolve),
             token: token.clone(),
             options: options.calls,
         });
-        let (every, silent_after) = (options.silent_after / SIGNS_IN_SILENCE, options.silent_after);
-        let lanes: Arc<Vec<Lane>> =
-            Arc::new((0..job.server_count).map(|_| Lane::default()).collect());
+        let (every, silent_after) =
+            (options.silent_after / HEARTBEATS_PER_TIMEOUT, options.silent_after);
+        let servers: Arc<Vec<ServerConnections>> =
+            Arc::new((0..job.server_count).map(|_| ServerConnections::default()).collect());
         let log = options.log.clone();
-        let (spare, alive) = (Mutex::default(), None);
-        let remote = Remote { lanes: lanes.clone(), door: door.clone(), options, alive, spare };
+        let (spare, heartbeats) = (Mutex::default(), None);
+        let remote = Remote {
+            servers: servers.clone(),
+            connector: connector.clone(),
+            options,
+            heartbeats,
+            spare,
+        };
         let mut client = Client::over(job, worker, remote)?;
         if !silent_after.is_zero() {
             client.silent_after = silent_after;
         }
         let limits = client.transport.limits();
         for server in 0..job.server_count {
-            let connected = client.transport.insist(server, &limits, None, |_| Ok(()));
+            let connected = client.transport.retry(server, &limits, None, |_| Ok(()));
             connected.map_err(|error| client.place(error))?;
         }
         if !every.is_zero() {
-            let told = (client.steps.clone(), client.complete.clone());
-            client.transport.alive = Some(Alive::start(door, lanes, log, every, told)?);
+            let counts = (client.steps.clone(), client.complete.clone());
+            client.transport.heartbeats =
+                Some(Heartbeats::start(connector, servers, log, every, counts)?);
         }
         Ok(client)
     }
@@ -221,7 +231,8 @@ impl Transport for Remote {
             .map(|request| {
                 let mut connection = self.take(request.server, &limits, CONNECT_FIRST)?;
                 let sent = send(&mut connection, request, &limits);
-                self.keep(request.server, sent, connection).map(|((), connection)| connection)
+                self.keep_connection(request.server, sent, connection)
+                    .map(|((), connection)| connection)
             })
             .collect();
         let first: Vec<Result<Result<Vec<u8>>>> = requests
@@ -235,8 +246,9 @@ impl Transport for Remote {
                     connection.lend(memory);
                 }
                 let answer = connection.receive(&limits).map(|(_, answer)| answer);
-                let (answer, connection) = self.keep(request.server, answer, connection)?;
-                self.give_back(request.server, connection);
+                let (answer, connection) =
+                    self.keep_connection(request.server, answer, connection)?;
+                self.return_connection(request.server, connection);
                 Ok(self.acknowledged(request, answer))
             })
             .collect();
@@ -245,13 +257,13 @@ impl Transport for Remote {
                 Ok(answer) => return answer,
                 Err(error) => error,
             };
-            let answer = self.insist(request.server, &limits, Some(error), |connection| {
+            let answer = self.retry(request.server, &limits, Some(error), |connection| {
                 send(connection, request, &limits)?;
                 connection.receive(&limits).map(|(_, answer)| answer)
             });
             let answer = answer.map(|answer| self.acknowledged(request, answer));
             match answer {
-                // Whoever is not there does not serve.
+                // A server that cannot be reached does not serve.
                 Err(error) if stops && error.kind() == ErrorKind::Unavailable => Ok(Vec::new()),
                 answer => answer?,
             }
@@ -259,14 +271,14 @@ impl Transport for Remote {
         requests.iter().zip(first).map(outcome).collect()
     }
 
-    fn give_back(&self, answers: Vec<Vec<u8>>) {
+    fn recycle(&self, answers: Vec<Vec<u8>>) {
         let mut spare = self.spare();
         let room = SPARE_MAX.saturating_sub(spare.len());
         spare.extend(answers.into_iter().take(room));
     }
 
-    fn say(&self, line: &str) {
-        self.options.log.line(format!("{} {line}", self.door.caller));
+    fn log_line(&self, line: &str) {
+        self.options.log.line(format!("{} {line}", self.connector.caller));
     }
 
     fn check(&self) -> Result<()> {
@@ -279,15 +291,15 @@ impl Remote {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what a server acknowledges off its answer.
+    /// Takes the acknowledgement off a server's answer, and remembers it.
     fn acknowledged(&self, request: &Request<'_>, answer: Result<Vec<u8>>) -> Result<Vec<u8>> {
         let mut answer = answer?;
         if request.method.changes() {
             let at = answer.len().checked_sub(ACKNOWLEDGEMENT_BYTES).ok_or_else(|| {
-                Error::internal("a server's answer has no acknowledgement").got(answer.len())
+                Error::internal("answer without an acknowledgement").got(answer.len())
             })?;
             let mut body = Body(&answer[at..]);
-            self.lanes[request.server].acknowledge([body.u64()?, body.u64()?]);
+            self.servers[request.server].acknowledge([body.u64()?, body.u64()?]);
             answer.truncate(at);
         }
         Ok(answer)
@@ -297,17 +309,16 @@ impl Remote {
         Limits::new(Deadline::within(self.options.deadline), &self.options.abort)
     }
 
-    /// Tries on one connection after the other until the deadline; `error` is that of the first
-    /// try.
-    fn insist<R>(
+    /// Tries one connection after another until the deadline; `error` is that of the first attempt.
+    fn retry<R>(
         &self,
         server: usize,
         limits: &Limits,
         mut error: Option<Error>,
-        talk: impl Fn(&mut CallClient) -> Result<R>,
+        run: impl Fn(&mut CallClient) -> Result<R>,
     ) -> Result<R> {
         let mut pause = PAUSE_MIN;
-        let mut asked = Time::now();
+        let mut checked = Time::now();
         loop {
             if let Some(error) = error.take() {
                 limits.abort.check()?;
@@ -317,12 +328,12 @@ impl Remote {
                 }
                 if left.is_some_and(|left| left <= pause) {
                     let span = self.options.deadline;
-                    return Err(error.at(format!("{}, tried for {span:?}", self.name(server))));
+                    return Err(error.at(format!("{}, retried for {span:?}", self.name(server))));
                 }
-                self.says_down(server, &error);
-                // A server that is started again is reached sooner, without asking.
-                if Time::now().since(asked) >= OVER_PERIOD {
-                    asked = Time::now();
+                self.log_down(server, &error);
+                // A restarting server is usually reached before this check.
+                if Time::now().since(checked) >= OVER_CHECK_INTERVAL {
+                    checked = Time::now();
                     if self.options.is_over.as_ref().is_some_and(|it| (it.0)()) {
                         return Err(job_over().at(self.name(server)));
                     }
@@ -331,9 +342,9 @@ impl Remote {
                 pause = (pause * 2).min(PAUSE_MAX);
             }
             let tried = self.take(server, limits, CONNECT_AGAIN).and_then(|mut connection| {
-                let result = talk(&mut connection);
-                let (result, connection) = self.keep(server, result, connection)?;
-                self.give_back(server, connection);
+                let result = run(&mut connection);
+                let (result, connection) = self.keep_connection(server, result, connection)?;
+                self.return_connection(server, connection);
                 Ok(result)
             });
             match tried {
@@ -343,10 +354,10 @@ impl Remote {
         }
     }
 
-    /// A connection that nobody else uses.
+    /// Takes a connection for exclusive use.
     fn take(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
-        let lane = &self.lanes[server];
-        let mut pool = lane.lock();
+        let connections = &self.servers[server];
+        let mut pool = connections.lock();
         loop {
             if let Some(connection) = pool.idle.pop() {
                 return Ok(connection);
@@ -355,35 +366,36 @@ impl Remote {
                 break;
             }
             limits.abort.check()?;
-            // Woken now and then to look at the token.
+            // Wakes at intervals to check the abort token.
             let left = limits.deadline.remaining(Time::now()).unwrap_or(PAUSE_MAX);
             if left.is_zero() {
-                return Err(Error::unavailable("no connection was free before the deadline"));
+                return Err(Error::unavailable("no free connection before the deadline"));
             }
-            let waited = lane.freed.wait_timeout(pool, left.min(PAUSE_MAX));
+            let waited = connections.freed.wait_timeout(pool, left.min(PAUSE_MAX));
             pool = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         pool.open += 1;
         drop(pool);
-        self.connect(server, limits, span).inspect_err(|_| lane.closed())
+        self.connect(server, limits, span).inspect_err(|_| connections.forget_connection())
     }
 
-    /// Connects to a server that still has what we know.
+    /// Connects to a server, which must still have the tables of the first connection.
     fn connect(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
-        let lane = &self.lanes[server];
-        let (connection, life, address) = self.door.connect((server, lane), limits, span)?;
-        if !lane.knows(life) {
-            return Err(Error::invalid("a server was started again and has lost its tables").help(
-                "start the job again from a save; servers that keep their tables on disk go on \
+        let connections = &self.servers[server];
+        let (connection, life, address) =
+            self.connector.connect((server, connections), limits, span)?;
+        if !connections.is_same_life(life) {
+            return Err(Error::invalid("server restarted and lost its tables").help(
+                "restart the job from a save; servers that keep their tables on disk resume \
                  (init_durable_server; built-in jobs: --durable FOLDER)",
             ));
         }
-        lane.is_back(&self.options.log, &self.door, server, address);
+        connections.mark_up(&self.options.log, &self.connector, server, address);
         Ok(connection)
     }
 
-    /// Keeps a connection that did what it should, and closes one that did not.
-    fn keep<R>(
+    /// Keeps the connection of a request that succeeded, and closes that of one that failed.
+    fn keep_connection<R>(
         &self,
         server: usize,
         result: Result<R>,
@@ -392,39 +404,39 @@ impl Remote {
         match result {
             Ok(result) => Ok((result, connection)),
             Err(error) => {
-                let lane = &self.lanes[server];
-                lane.closed();
-                // The others were made with it and most likely broke with it.
-                let stale = std::mem::take(&mut lane.lock().idle);
-                stale.iter().for_each(|_| lane.closed());
+                let connections = &self.servers[server];
+                connections.forget_connection();
+                // Idle connections were opened with this one and most likely broke with it.
+                let stale = std::mem::take(&mut connections.lock().idle);
+                stale.iter().for_each(|_| connections.forget_connection());
                 Err(error)
             }
         }
     }
 
-    fn give_back(&self, server: usize, connection: CallClient) {
-        let lane = &self.lanes[server];
-        lane.lock().idle.push(connection);
-        lane.freed.notify_one();
+    fn return_connection(&self, server: usize, connection: CallClient) {
+        let connections = &self.servers[server];
+        connections.lock().idle.push(connection);
+        connections.freed.notify_one();
     }
 
-    /// Says once that a server is being waited for.
-    fn says_down(&self, server: usize, error: &Error) {
-        if self.lanes[server].goes_down(Time::now()) {
-            self.say(&format!("waits for {}: {error}", self.name(server)));
+    /// Logs once that the worker waits for a server.
+    fn log_down(&self, server: usize, error: &Error) {
+        if self.servers[server].mark_down(Time::now()) {
+            self.log_line(&format!("waits for {}: {error}", self.name(server)));
         }
     }
 
     fn name(&self, server: usize) -> String {
-        self.door.name(server)
+        self.connector.name(server)
     }
 }
 
-impl Door {
-    /// Connects, and makes sure that the server means the same job; with the life of its tables.
+impl Connector {
+    /// Connects, and checks that the server has the same job. Also returns the life of its tables.
     pub fn connect(
         &self,
-        (server, lane): (usize, &Lane),
+        (server, connections): (usize, &ServerConnections),
         limits: &Limits,
         span: Duration,
     ) -> Result<(CallClient, u64, SocketAddr)> {
@@ -432,8 +444,8 @@ impl Door {
         let soon = limits.at_most(span);
         let (greeting, options) = (hello(self.caller), self.options);
         let mut connection = CallClient::connect(address, &self.token, &greeting, options, &soon)?;
-        let [epoch, kept] = lane.last_acknowledged();
-        let known = [lane.life.get().copied().unwrap_or(0), epoch, kept];
+        let [epoch, kept] = connections.last_acknowledged();
+        let known = [connections.life.get().copied().unwrap_or(0), epoch, kept];
         let known = bytes_of(&known);
         let parts: [&[u8]; 3] =
             [&Head::default().encode()[..COMPARE_HEAD_BYTES], &self.job, &known];
@@ -441,9 +453,9 @@ impl Door {
         let mut body = Body(&answer);
         let (number, life) = (body.u64()?, body.u64()?);
         if number != server as u64 {
-            return Err(Error::invalid(format!("the server at {address} has another number"))
-                .expected(server)
-                .got(number));
+            return Err(Error::invalid(format!("wrong server at {address}"))
+                .expected(format!("server {server}"))
+                .got(format!("server {number}")));
         }
         Ok((connection, life, address))
     }
@@ -456,19 +468,19 @@ impl Door {
     }
 }
 
-impl Lane {
+impl ServerConnections {
     fn lock(&self) -> MutexGuard<'_, Pool> {
-        // A pool is whole between statements.
+        // A pool is consistent between statements.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn closed(&self) {
+    fn forget_connection(&self) {
         self.lock().open -= 1;
         self.freed.notify_one();
     }
 
-    /// Whether a server of this life has the tables that we know.
-    pub fn knows(&self, life: u64) -> bool {
+    /// Returns whether tables of this life are those of the first connection.
+    pub fn is_same_life(&self, life: u64) -> bool {
         *self.life.get_or_init(|| life) == life
     }
 
@@ -476,33 +488,35 @@ impl Lane {
         *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers the newest acknowledgement: epochs grow, and so do numbers of one.
+    /// Remembers the newest acknowledgement: epochs grow, and so do the numbers within one.
     fn acknowledge(&self, [epoch, kept]: [u64; 2]) {
         let mut known = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
         *known = (*known).max([epoch, kept]);
     }
 
-    /// Nobody has reached the server since then; whether that is news.
-    pub fn goes_down(&self, since: Time) -> bool {
+    /// Records since when the server cannot be reached; returns whether that is news.
+    pub fn mark_down(&self, since: Time) -> bool {
         let mut pool = self.lock();
         let is_news = pool.down.is_none();
         pool.down.get_or_insert(since);
         is_news
     }
 
-    /// The server is reached; says so where it was not.
-    pub fn is_back(&self, log: &Log, door: &Door, server: usize, address: SocketAddr) {
+    /// Records that the server is reached; logs it if it was down.
+    pub fn mark_up(&self, log: &Log, connector: &Connector, server: usize, address: SocketAddr) {
         let Some(since) = self.lock().down.take() else { return };
-        let (span, caller) = (Time::now().since(since).as_secs_f64(), door.caller);
-        log.line(format!("{caller}: server {server} at {address} is back after {span:.1} s"));
+        let (span, caller) = (Time::now().since(since).as_secs_f64(), connector.caller);
+        log.line(format!(
+            "{caller}: server {server} at {address} is reachable again after {span:.1} s"
+        ));
     }
 }
 
-/// The error of a worker that comes too late.
+/// Returns the error of a worker that returns too late.
 fn job_over() -> Error {
-    Error::invalid("the job is over: its servers have finished without this worker").help(
-        "the others go on without a worker that gives no sign of life: it was stopped, or its host \
-         could not be reached",
+    Error::invalid("the job has ended: its servers finished without this worker").help(
+        "check whether this process was stopped or its host was unreachable: the other workers \
+         continued without it",
     )
 }
 

@@ -1,4 +1,4 @@
-//! Workers against servers of this process, in closed form.
+//! Workers with servers in this process, checked in closed form.
 
 use super::*;
 use crate::{
@@ -48,7 +48,7 @@ fn dense(worker: &impl Servers) -> Vec<f32> {
     values
 }
 
-/// On any number of servers, one worker sees what one table does.
+/// With any number of servers, a worker sees the results of a single table.
 #[test]
 fn servers_together_are_one_table() {
     let mut rng = fleet_base::rng::Sequence::new(5, 0);
@@ -107,7 +107,7 @@ fn dense_tables_rates_and_steps() {
     }
 }
 
-/// Every kind of table, full and then empty: what follows is what follows on a new one.
+/// Every kind of table, filled and then cleared, behaves like a new one.
 #[test]
 fn a_table_that_was_cleared_is_a_new_one() {
     for sync in [false, true] {
@@ -163,7 +163,7 @@ fn geo_workers_exchange_what_changed() {
     assert_eq!(rows, [6.0, 6.0]);
 }
 
-/// N workers that each push the mean over their part are one that pushes the mean over all.
+/// N workers that each push the mean over their part equal one that pushes the mean over all.
 #[test]
 fn synchronous_pushes_are_one_step_of_the_mean() {
     for servers in [1, 3] {
@@ -173,7 +173,7 @@ fn synchronous_pushes_are_one_step_of_the_mean() {
                 for (worker, own) in workers.iter().enumerate() {
                     scope.spawn(move || {
                         let step = (worker + 1) as f32;
-                        // Id 5 is both workers', the others one's.
+                        // Both workers push id 5, and each pushes another one of its own.
                         let ids = [5, 10 + worker as u64, 5];
                         let grads = [step, 0.0, step, step, step, 0.0];
                         own.push_sparse(SPARSE, Push::new(&ids, &grads)).unwrap();
@@ -196,7 +196,7 @@ fn synchronous_pushes_are_one_step_of_the_mean() {
             assert_eq!(row[0], 2.0 * round, "shows are sums");
         }
         assert!(!workers[1].finish().unwrap());
-        // Who is left is all there are.
+        // The remaining worker is all there is.
         workers[0].push_sparse(SPARSE, Push::new(&[6], &[1.0, 1.0])).unwrap();
         workers[0].arrive(Arrival::Sent).unwrap();
         assert_eq!(pull(&workers[0], &[6]), [0.5, 0.5]);
@@ -204,11 +204,11 @@ fn synchronous_pushes_are_one_step_of_the_mean() {
     }
 }
 
-/// Answers nothing, and writes down whom a worker tells that it ends.
+/// Records the servers that a worker informs of its end, and answers 0.
 #[derive(Default)]
-struct Deaf(std::sync::Mutex<Vec<Vec<usize>>>);
+struct RecordingTransport(std::sync::Mutex<Vec<Vec<usize>>>);
 
-impl Transport for Deaf {
+impl Transport for RecordingTransport {
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
         assert!(requests.iter().all(|request| request.method == Method::Finish));
         self.0.lock().unwrap().push(requests.iter().map(|request| request.server).collect());
@@ -216,10 +216,10 @@ impl Transport for Deaf {
     }
 }
 
-/// The last worker stops all servers: then none may still owe another worker an answer.
+/// The last worker stops all servers. By then, no server may owe another worker an answer.
 #[test]
 fn who_decides_that_all_have_finished_is_told_last() {
-    let worker = Client::over(&job(3, 2, true), 0, Deaf::default()).unwrap();
+    let worker = Client::over(&job(3, 2, true), 0, RecordingTransport::default()).unwrap();
     assert!(!worker.finish().unwrap());
     assert_eq!(*worker.transport.0.lock().unwrap(), [vec![1, 2], vec![0]]);
 }
@@ -256,7 +256,7 @@ fn mistakes_are_named() {
         "got NaN for id 3, column 1",
     );
     assert_eq!(worker.stats(SPARSE).unwrap().non_finite, 1);
-    check(worker.push_dense(DENSE, &[f32::INFINITY; 5]), "server 0, asked by worker 0");
+    check(worker.push_dense(DENSE, &[f32::INFINITY; 5]), "server 0, request of worker 0");
     let servers = ServerTables::all(&job(2, 1, false)).unwrap();
     assert!(
         LocalServers::new(&servers, 1).is_err() && LocalServers::new(&servers[..1], 0).is_err()

@@ -1,7 +1,7 @@
-//! Async: a step waits for nobody. Gradients are queued, merged and sent by other threads; the
-//! parameters of the next step are the newest that have come by then.
+//! Async: a step does not wait. Gradients are queued, merged and sent by other threads. The
+//! parameters of the next step are the newest received by then.
 
-use super::outbox::Told;
+use super::outbox::PushCallback;
 use super::{CommunicatorOptions, Core, Mode, lock, scatter, spawn};
 use crate::{Servers, TableConfig};
 use fleet_base::{Error, Result};
@@ -14,20 +14,20 @@ pub(super) struct Async {
     receiver: Option<JoinHandle<()>>,
 }
 
-/// The newest parameters that have come.
+/// The newest parameters received.
 struct Newest {
     servers: Arc<dyn Servers>,
     tables: BTreeMap<u32, Table>,
     sends_before_receive: usize,
-    /// What the receiving thread is asked for, where there is one.
+    /// Requests to the receiving thread, if there is one.
     wanted: Mutex<Wanted>,
-    asked: Condvar,
+    changed: Condvar,
     receives_apart: bool,
 }
 
 #[derive(Default)]
 struct Wanted {
-    /// Tables to be received, with the newest gradient that is in them by now.
+    /// Tables to receive, with the number of the newest gradient that their values will contain.
     tables: BTreeMap<u32, u64>,
     closed: bool,
     error: Option<Error>,
@@ -35,14 +35,14 @@ struct Wanted {
 
 struct Table {
     values: Mutex<Values>,
-    /// One receives at a time, into memory of its own.
+    /// Buffer of the next receive; its lock lets one thread receive at a time.
     spare: Mutex<Vec<f32>>,
     sends: Mutex<usize>,
 }
 
 struct Values {
     values: Vec<f32>,
-    /// The newest of this worker's gradients that they hold.
+    /// Number of the newest of this worker's gradients that they contain.
     holds: u64,
 }
 
@@ -60,13 +60,13 @@ impl Async {
             };
             tables.insert(*table_id, table);
         }
-        let (wanted, asked) = Default::default();
+        let (wanted, changed) = Default::default();
         let newest = Arc::new(Newest {
             servers,
             tables,
             sends_before_receive: options.sends_before_receive,
             wanted,
-            asked,
+            changed,
             receives_apart: options.receives_apart,
         });
         let receiver = match options.receives_apart {
@@ -79,17 +79,17 @@ impl Async {
         Ok(Async { newest, receiver })
     }
 
-    /// What the sending threads call after each dense push.
-    pub fn told(&self) -> Told {
+    /// Returns the callback of the sending threads, for each dense push.
+    pub fn on_push(&self) -> PushCallback {
         let newest = Arc::clone(&self.newest);
-        Some(Box::new(move |table, number, count| newest.told(table, number, count)))
+        Some(Box::new(move |table, number, count| newest.on_push(table, number, count)))
     }
 }
 
 impl Drop for Async {
     fn drop(&mut self) {
         lock(&self.newest.wanted).closed = true;
-        self.newest.asked.notify_all();
+        self.newest.changed.notify_all();
         if let Some(receiver) = self.receiver.take() {
             // A panic has been reported by its thread.
             let _ = receiver.join();
@@ -129,7 +129,7 @@ impl Newest {
             .ok_or_else(|| Error::invalid("no such dense table in this job").got(table))
     }
 
-    fn told(&self, table: u32, number: u64, count: usize) -> Result<()> {
+    fn on_push(&self, table: u32, number: u64, count: usize) -> Result<()> {
         {
             let mut sends = lock(&self.table(table)?.sends);
             *sends += count;
@@ -142,7 +142,7 @@ impl Newest {
             return self.receive(table, number);
         }
         lock(&self.wanted).tables.insert(table, number);
-        self.asked.notify_all();
+        self.changed.notify_all();
         Ok(())
     }
 
@@ -156,7 +156,7 @@ impl Newest {
         Ok(())
     }
 
-    /// The receiving thread: each table that is asked for, however often it was.
+    /// Body of the receiving thread. A table that is requested several times is received once.
     fn serve(&self) {
         let mut wanted = lock(&self.wanted);
         loop {
@@ -164,7 +164,7 @@ impl Newest {
                 return;
             }
             let Some((table, holds)) = wanted.tables.pop_first() else {
-                wanted = self.asked.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+                wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(wanted);

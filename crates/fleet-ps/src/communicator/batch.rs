@@ -1,5 +1,5 @@
-//! The ids of a step, each once: found out when their rows are asked for, and used again when their
-//! gradients go out.
+//! The distinct ids of a step, computed when their rows are requested, and used again when their
+//! gradients are sent.
 
 use super::lock;
 use crate::{Merger, PullMode, Servers};
@@ -13,7 +13,7 @@ pub(super) struct Batch {
     pub merger: Merger,
 }
 
-/// The batches whose gradients may come, and memory of those whose gradients have come.
+/// The batches whose gradients may follow, and memory of earlier ones.
 #[derive(Default)]
 pub(super) struct Batches {
     kept: Mutex<Kept>,
@@ -27,20 +27,20 @@ struct Kept {
     rows: Vec<Vec<f32>>,
 }
 
-/// Batches of one table that are remembered: the present step's, and one more.
+/// Limit on the batches remembered for one table: the current step's, and one more.
 const BATCHES_MAX: usize = 2;
-/// Memory that is kept for batches to come.
+/// Limit on the memory kept for later batches.
 const SPARE_MAX: usize = 4;
 
 impl Batches {
-    /// Looks at ids.
+    /// Makes a batch of ids.
     pub fn make(&self, table: u32, ids: Arc<Vec<u64>>) -> Arc<Batch> {
         let mut merger = lock(&self.kept).mergers.pop().unwrap_or_default();
         merger.merge(&ids);
         Arc::new(Batch { table, ids, merger })
     }
 
-    /// The rows of a batch, one for each different id.
+    /// Pulls the rows of a batch, one for each distinct id.
     pub fn pull(&self, servers: &dyn Servers, batch: &Batch, width: usize) -> Result<Vec<f32>> {
         let ids = batch.merger.ids();
         let mut rows = lock(&self.kept).rows.pop().unwrap_or_default();
@@ -49,8 +49,8 @@ impl Batches {
         Ok(rows)
     }
 
-    /// Takes rows back that were used.
-    pub fn give_back(&self, rows: Vec<f32>) {
+    /// Takes back used rows.
+    pub fn recycle(&self, rows: Vec<f32>) {
         let mut kept = lock(&self.kept);
         if kept.rows.len() < SPARE_MAX {
             kept.rows.push(rows);
@@ -74,7 +74,7 @@ impl Batches {
         kept.batches.push(batch);
     }
 
-    /// The batch of these ids: as a rule, one that was looked up.
+    /// Returns the batch of these ids, which usually was looked up before.
     pub fn of(&self, table: u32, ids: &[u64]) -> Arc<Batch> {
         let same = |batch: &&Arc<Batch>| batch.table == table && batch.ids.as_slice() == ids;
         let found = lock(&self.kept).batches.iter().rev().find(same).cloned();

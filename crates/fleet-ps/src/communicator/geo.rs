@@ -1,12 +1,12 @@
-//! GEO: a worker trains by itself and exchanges differences.
+//! GEO: a worker trains locally and exchanges differences.
 //!
-//! Every `k_steps` steps, for each table: delta = (latest - old) / workers for the rows that were
-//! touched (of a dense table: for all numbers), old += delta, and delta goes to the servers, which
-//! add it. What others changed comes back as rows: latest += row - old, old = row. So all workers
-//! come to the same table, plus what each has not sent yet.
+//! Every `k_steps` steps, for each table: delta = (latest - old) / workers for the touched rows (of
+//! a dense table: for all numbers), old += delta, and delta is sent to the servers, which add it.
+//! Changes of other workers are received as rows: latest += row - old, old = row. So all workers
+//! converge to the same table, plus what each has not sent yet.
 //!
-//! A thread of its own sends and asks; a step only takes what has come and hands over what is due.
-//! While an exchange of a table is under way the next one waits, not the step.
+//! A thread of its own sends and receives. A step only takes in what was received and hands over
+//! what is due. While an exchange of a table is in progress, the next exchange waits, not the step.
 
 use super::{lock, spawn};
 use crate::{Progress, PullMode, Servers, TableConfig};
@@ -15,9 +15,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+/// A worker's traffic with the servers in GEO mode: it trains locally and exchanges differences.
+///
 /// ```
 /// use fleet_ps::{
-///     GeoCommunicator, Initializer, JobTables, LocalServers, ServerTables, SparseConfig, TableConfig,
+///     GeoCommunicator, Initializer, JobTables, LocalServers, ServerTables, SparseConfig,
+///     TableConfig,
 /// };
 /// let initializer = Initializer::Constant(0.0);
 /// let table = TableConfig::Geo(SparseConfig { initializer, ..SparseConfig::plain(0, 1) });
@@ -25,7 +28,7 @@ use std::thread::JoinHandle;
 /// let servers = std::sync::Arc::new(LocalServers::new(&ServerTables::all(&tables)?, 0)?);
 /// let geo = GeoCommunicator::start(servers, 1)?;
 /// let mut rows = vec![1.0, 2.0];
-/// geo.fill(0, &rows, Some(1))?; // what worker 0 does
+/// geo.fill(0, &rows, Some(1))?; // by worker 0
 /// geo.begin(0, &mut rows, Some(1))?;
 /// rows[1] = 5.0;
 /// geo.touch(0, &[1])?;
@@ -50,9 +53,9 @@ struct Shared {
 struct State {
     tables: BTreeMap<u32, Table>,
     jobs: VecDeque<Job>,
-    /// Jobs that are queued or under way.
+    /// Jobs that are queued or in progress.
     open: usize,
-    /// Steps that were made before these tables were begun.
+    /// Steps made before these tables were read first.
     base: u64,
     closed: bool,
     error: Option<Error>,
@@ -62,40 +65,41 @@ struct State {
 /// A table as it was after the last exchange.
 struct Table {
     old: Vec<f32>,
-    /// Numbers of a row; none for a dense table.
+    /// Numbers per row; none for a dense table.
     width: Option<usize>,
     touched: BTreeSet<u64>,
     steps: usize,
-    /// Steps of this worker, and those whose changes have gone out.
+    /// Steps of this worker.
     made: u64,
+    /// Steps whose changes were sent.
     sent: u64,
-    under_way: bool,
-    arrived: Vec<News>,
+    in_flight: bool,
+    received: Vec<ServerChanges>,
 }
 
-/// What goes out.
+/// Changes to send.
 struct Job {
     table: u32,
-    /// The last step whose changes these are.
+    /// The last step that they include.
     step: u64,
-    /// Rows; none for a dense table.
+    /// Ids of the rows; none for a dense table.
     ids: Option<Vec<u64>>,
     delta: Vec<f32>,
 }
 
-/// What came in.
-enum News {
+/// Values received.
+enum ServerChanges {
     Rows(Vec<u64>, Vec<f32>),
     All(Vec<f32>),
 }
 
-/// Rows of one push when a table is first filled.
+/// Rows per push when a table is first filled.
 const FILL_ROWS: usize = 1 << 16;
 
 impl GeoCommunicator {
     pub fn start(servers: Arc<dyn Servers>, k_steps: usize) -> Result<GeoCommunicator> {
         if k_steps == 0 {
-            return Err(Error::invalid("k_steps of GEO is wrong").expected("at least 1").got(0));
+            return Err(Error::invalid("invalid k_steps of GEO").expected("at least 1").got(0));
         }
         let (state, changed) = Default::default();
         let shared = Arc::new(Shared { servers, k_steps, state, changed });
@@ -110,21 +114,21 @@ impl GeoCommunicator {
         &self.shared.servers
     }
 
-    /// Brings worker 0's copy of a table to the servers. The others begin after that.
+    /// Uploads worker 0's copy of a table to the servers. The other workers begin after that.
     ///
-    /// Rows that are there already stay as they are: the servers have loaded them, or this worker
-    /// was started again in the middle.
+    /// Existing rows stay as they are: the servers have loaded them, or this worker was restarted
+    /// in the middle.
     pub fn fill(&self, table: u32, values: &[f32], width: Option<usize>) -> Result<()> {
         let servers = &self.shared.servers;
         let Some(width) = width else { return servers.set_dense(table, values) };
-        let mut there = Vec::new();
+        let mut known = Vec::new();
         for (at, rows) in values.chunks(FILL_ROWS * width).enumerate() {
             let first = (at * FILL_ROWS) as u64;
             let mut ids: Vec<u64> = (first..first + (rows.len() / width) as u64).collect();
-            there.resize(rows.len(), 0.0);
-            servers.pull_sparse(table, &ids, &mut there, PullMode::Infer)?;
-            // Rows that no server has read as zeros.
-            let is_new = |row: usize| there[row * width..][..width].iter().all(|it| *it == 0.0);
+            known.resize(rows.len(), 0.0);
+            servers.pull_sparse(table, &ids, &mut known, PullMode::Infer)?;
+            // Rows that no server has are read as zeros.
+            let is_new = |row: usize| known[row * width..][..width].iter().all(|it| *it == 0.0);
             let new: Vec<usize> = (0..ids.len()).filter(|row| is_new(*row)).collect();
             ids = new.iter().map(|row| ids[*row]).collect();
             let rows: Vec<f32> =
@@ -134,7 +138,7 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// Takes the table as the servers have it, and remembers it.
+    /// Reads the table from the servers, and remembers it.
     pub fn begin(&self, table: u32, values: &mut [f32], width: Option<usize>) -> Result<()> {
         let servers = &self.shared.servers;
         match width {
@@ -152,22 +156,22 @@ impl GeoCommunicator {
             steps: 0,
             made: state.base,
             sent: state.base,
-            under_way: false,
-            arrived: Vec::new(),
+            in_flight: false,
+            received: Vec::new(),
         };
         state.tables.insert(table, own);
         Ok(())
     }
 
-    /// Steps are counted from here on: so many were made before.
+    /// Starts to count after step `complete`, in a run that begins after step `base`.
     pub fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
         self.count_from(complete);
         self.shared.servers.begin_after(base, complete)
     }
 
-    /// Goes on where earlier processes of this worker came to: steps that had not gone out with all
-    /// tables are made again. Those that had gone out with some of them, up to `k_steps` of them,
-    /// are twice in these.
+    /// Resumes after the steps that earlier processes of this worker completed. Steps that were not
+    /// sent for all tables are repeated. In the tables for which they were sent, up to `k_steps` of
+    /// them count twice.
     pub fn go_on(&self, progress: &Progress) -> Result<()> {
         self.count_from(progress.complete);
         let progress = Progress { applied: Vec::new(), ..progress.clone() };
@@ -180,19 +184,19 @@ impl GeoCommunicator {
         state.tables.values_mut().for_each(|own| (own.made, own.sent) = (step, step));
     }
 
-    /// All rows: first those that are news to this worker, which from here on are none, then the
-    /// others. A worker that was started again had been told of some before.
+    /// Reads all rows: first those with changes that this worker has not pulled, which this clears,
+    /// then the others. A restarted worker has pulled some changes before.
     fn begin_rows(&self, table: u32, values: &mut [f32], width: usize) -> Result<()> {
         let servers = &self.shared.servers;
-        let (news, rows) = servers.pull_geo(table)?;
-        let mut is_told = vec![false; values.len() / width];
-        for (id, row) in news.iter().zip(rows.chunks(width)) {
-            let at = row_of(*id, is_told.len())?;
-            is_told[at] = true;
+        let (changes, rows) = servers.pull_geo(table)?;
+        let mut is_read = vec![false; values.len() / width];
+        for (id, row) in changes.iter().zip(rows.chunks(width)) {
+            let at = row_of(*id, is_read.len())?;
+            is_read[at] = true;
             values[at * width..][..width].copy_from_slice(row);
         }
         let others: Vec<u64> =
-            (0..is_told.len()).filter(|at| !is_told[*at]).map(|at| at as u64).collect();
+            (0..is_read.len()).filter(|at| !is_read[*at]).map(|at| at as u64).collect();
         for ids in others.chunks(FILL_ROWS) {
             let mut rows = vec![0.0; ids.len() * width];
             servers.pull_sparse(table, ids, &mut rows, PullMode::Infer)?;
@@ -203,7 +207,7 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// Rows that a step is about to change.
+    /// Records the rows that a step is about to change.
     pub fn touch(&self, table: u32, ids: &[i64]) -> Result<()> {
         let mut state = lock(&self.shared.state);
         let touched = &mut state.table(table)?.touched;
@@ -211,7 +215,8 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// A step has changed the table: takes in what others did, and hands over what is due.
+    /// Takes in the changes of other workers after a step, and hands over this worker's if they are
+    /// due.
     pub fn step(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
         let (k_steps, workers) = (self.shared.k_steps, self.shared.workers());
         let mut state = lock(&self.shared.state);
@@ -221,18 +226,16 @@ impl GeoCommunicator {
         let own = state.table(table)?;
         let len: usize = parts.iter().map(|part| part.len()).sum();
         if (own.old.len(), own.width) != (len, width) {
-            return Err(Error::invalid(format!(
-                "table {table} has another shape than at the start"
-            ))
-            .expected(format!("{} numbers, rows of {:?}", own.old.len(), own.width))
-            .got(format!("{len} numbers, rows of {width:?}")));
+            return Err(Error::invalid(format!("shape of table {table} has changed"))
+                .expected(format!("{} numbers, rows of {:?}", own.old.len(), own.width))
+                .got(format!("{len} numbers, rows of {width:?}")));
         }
-        for news in std::mem::take(&mut own.arrived) {
-            own.take_in(news, parts)?;
+        for changes in std::mem::take(&mut own.received) {
+            own.apply_changes(changes, parts)?;
         }
         own.steps += 1;
         own.made += 1;
-        if own.steps < k_steps || own.under_way {
+        if own.steps < k_steps || own.in_flight {
             return Ok(());
         }
         let job = own.due(table, parts, workers);
@@ -241,7 +244,7 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// Waits until what was handed over has arrived.
+    /// Waits until everything that was handed over has arrived.
     pub fn flush(&self) -> Result<()> {
         let mut state = lock(&self.shared.state);
         while state.open > 0 && state.error.is_none() {
@@ -250,7 +253,7 @@ impl GeoCommunicator {
         state.error.clone().map_or(Ok(()), Err)
     }
 
-    /// The last exchange of a table: all that is due goes out, and what comes back is taken in.
+    /// Makes the last exchange of a table: sends all pending changes, and takes in the answer.
     pub fn end(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
         self.flush()?;
         {
@@ -258,8 +261,8 @@ impl GeoCommunicator {
             let mut state = lock(&self.shared.state);
             let own = state.table(table)?;
             own.check_width(table, width)?;
-            for news in std::mem::take(&mut own.arrived) {
-                own.take_in(news, parts)?;
+            for changes in std::mem::take(&mut own.received) {
+                own.apply_changes(changes, parts)?;
             }
             let job = own.due(table, parts, workers);
             state.send(job);
@@ -268,8 +271,8 @@ impl GeoCommunicator {
         self.flush()?;
         let mut state = lock(&self.shared.state);
         let own = state.table(table)?;
-        for news in std::mem::take(&mut own.arrived) {
-            own.take_in(news, parts)?;
+        for changes in std::mem::take(&mut own.received) {
+            own.apply_changes(changes, parts)?;
         }
         Ok(())
     }
@@ -315,11 +318,11 @@ impl Shared {
             state = lock(&self.state);
             state.open -= 1;
             match outcome {
-                Ok(news) => {
+                Ok(changes) => {
                     state.stats.push_count += 1;
                     if let Some(own) = state.tables.get_mut(&table) {
-                        own.arrived.push(news);
-                        (own.under_way, own.sent) = (false, step);
+                        own.received.push(changes);
+                        (own.in_flight, own.sent) = (false, step);
                     }
                     let sent = state.tables.values().map(|own| own.sent).min();
                     self.servers.completed(sent.unwrap_or(0));
@@ -334,25 +337,25 @@ impl Shared {
         }
     }
 
-    fn exchange(&self, job: Job) -> Result<News> {
+    fn exchange(&self, job: Job) -> Result<ServerChanges> {
         let Job { table, step, ids, delta } = job;
         if let Some(ids) = ids {
             self.servers.push_geo_of(step, table, &ids, &delta)?;
             let (ids, rows) = self.servers.pull_geo(table)?;
-            return Ok(News::Rows(ids, rows));
+            return Ok(ServerChanges::Rows(ids, rows));
         }
-        // The table's rule takes its gradient away.
+        // The table's rule subtracts gradients.
         let mut values: Vec<f32> = delta.iter().map(|delta| -delta).collect();
         self.servers.push_dense_of(step, table, &values)?;
         self.servers.pull_dense(table, &mut values)?;
-        Ok(News::All(values))
+        Ok(ServerChanges::All(values))
     }
 }
 
 impl State {
     fn table(&mut self, table: u32) -> Result<&mut Table> {
         self.tables.get_mut(&table).ok_or_else(|| {
-            Error::invalid("this table was not begun by GEO").got(table).help("call init_worker")
+            Error::invalid("table is not initialized for GEO").got(table).help("call init_worker")
         })
     }
 
@@ -368,14 +371,14 @@ impl Table {
         if self.width == width {
             return Ok(());
         }
-        Err(Error::invalid(format!("table {table} has another width than at the start"))
+        Err(Error::invalid(format!("width of table {table} has changed"))
             .expected(format!("{:?}", self.width))
             .got(format!("{width:?}")))
     }
 
-    /// What this worker owes; it counts as sent from here on.
+    /// Returns the changes of this worker, which count as sent from now on.
     fn due(&mut self, table: u32, parts: &[&mut [f32]], workers: f32) -> Job {
-        (self.steps, self.under_way) = (0, true);
+        (self.steps, self.in_flight) = (0, true);
         let mut latest = vec![0.0; self.old.len()];
         gather(parts, &mut latest);
         let mut difference = |range: std::ops::Range<usize>| -> Vec<f32> {
@@ -401,27 +404,27 @@ impl Table {
         Job { table, step: self.made, ids: Some(ids), delta }
     }
 
-    /// latest += new - old, old = new.
-    fn take_in(&mut self, news: News, parts: &mut [&mut [f32]]) -> Result<()> {
-        match news {
-            News::All(values) => {
+    /// Takes in received values: latest += new - old, old = new.
+    fn apply_changes(&mut self, changes: ServerChanges, parts: &mut [&mut [f32]]) -> Result<()> {
+        match changes {
+            ServerChanges::All(values) => {
                 let mut rest = values.as_slice();
                 let mut old = self.old.as_mut_slice();
                 for part in parts {
                     let (values, values_rest) = rest.split_at(part.len());
                     let (own, old_rest) = old.split_at_mut(part.len());
-                    add_news(part, own, values);
+                    add_changes(part, own, values);
                     (rest, old) = (values_rest, old_rest);
                 }
             }
-            News::Rows(ids, rows) => {
+            ServerChanges::Rows(ids, rows) => {
                 let width = self.width.unwrap_or(1).max(1);
                 let Some(table) = parts.first_mut() else { return Ok(()) };
                 for (id, row) in ids.iter().zip(rows.chunks(width)) {
                     let at = row_of(*id, table.len() / width)?;
                     let range = at * width..(at + 1) * width;
                     let latest = &mut table[range.clone()];
-                    add_news(latest, &mut self.old[range], row);
+                    add_changes(latest, &mut self.old[range], row);
                 }
             }
         }
@@ -429,17 +432,17 @@ impl Table {
     }
 }
 
-fn add_news(latest: &mut [f32], old: &mut [f32], new: &[f32]) {
+fn add_changes(latest: &mut [f32], old: &mut [f32], new: &[f32]) {
     for ((latest, old), new) in latest.iter_mut().zip(old).zip(new) {
         *latest += new - *old;
         *old = *new;
     }
 }
 
-/// The place of an id among so many rows.
+/// Returns the row of an id in a table of `count` rows.
 fn row_of(id: u64, count: usize) -> Result<usize> {
     usize::try_from(id).ok().filter(|at| *at < count).ok_or_else(|| {
-        Error::invalid("a row came that the worker's table has not")
+        Error::invalid("received a row outside the worker's table")
             .expected(format!("an id below {count}"))
             .got(id)
     })

@@ -1,5 +1,5 @@
-//! Half-async: a worker's step ends when its own gradients are applied and it has the parameters
-//! that came of them; it waits for no other worker.
+//! Half-async: a worker's step ends when its own gradients are applied and it has the resulting
+//! parameters. It does not wait for other workers.
 
 use super::{Core, Mode};
 use fleet_base::Result;

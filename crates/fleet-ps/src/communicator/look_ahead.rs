@@ -1,7 +1,7 @@
-//! Rows of coming steps, asked for ahead by a thread of their own.
+//! Rows of coming steps, requested ahead by a thread of their own.
 //!
-//! An answer is found by its table and its ids, all of them in their order: what was asked for by
-//! mistake is never used, and forgotten when more has been asked for.
+//! An answer is found by its table and its ids, all of them in order. So a mistaken request is
+//! never used, and it is dropped after later requests.
 
 use super::batch::{Batch, Batches};
 use super::{lock, spawn};
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Answers that are kept for a table: the next step's, and one more.
+/// Limit on the requests kept for a table: the next step's, and one more.
 const KEPT_MAX: usize = 2;
 
 pub(super) struct LookAhead {
@@ -28,12 +28,12 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    asked: VecDeque<Asked>,
+    requests: VecDeque<Request>,
     next_number: u64,
     closed: bool,
 }
 
-struct Asked {
+struct Request {
     number: u64,
     table: u32,
     ids: Arc<Vec<u64>>,
@@ -42,14 +42,14 @@ struct Asked {
 }
 
 enum Answer {
-    /// Not before the step that is under way has ended.
-    Held,
-    Wanted,
-    OnTheWay,
-    Here(Result<Rows>),
+    /// Not to be sent before the current step has ended.
+    Unsent,
+    Queued,
+    InFlight,
+    Ready(Result<Rows>),
 }
 
-/// A batch, and a row for each of its different ids.
+/// A batch, and a row for each of its distinct ids.
 pub(super) type Rows = (Arc<Batch>, Vec<f32>);
 
 impl LookAhead {
@@ -63,66 +63,68 @@ impl LookAhead {
         Ok(LookAhead { shared, thread: Some(thread) })
     }
 
-    /// Asks for rows, at once or when the step has ended.
+    /// Requests rows, at once or when the current step has ended.
     pub fn ask(&self, table: u32, ids: Vec<u64>, width: usize, at_once: bool) {
         let mut state = lock(&self.shared.state);
         let number = state.next_number;
         state.next_number += 1;
-        let answer = if at_once { Answer::Wanted } else { Answer::Held };
-        state.asked.push_back(Asked { number, table, ids: Arc::new(ids), width, answer });
-        let of_table = state.asked.iter().filter(|asked| asked.table == table).count();
+        let answer = if at_once { Answer::Queued } else { Answer::Unsent };
+        state.requests.push_back(Request { number, table, ids: Arc::new(ids), width, answer });
+        let of_table = state.requests.iter().filter(|request| request.table == table).count();
         if of_table > KEPT_MAX {
-            let idle =
-                |asked: &Asked| asked.table == table && !matches!(asked.answer, Answer::OnTheWay);
-            if let Some(at) = state.asked.iter().position(idle) {
-                state.asked.remove(at);
+            let idle = |request: &Request| {
+                request.table == table && !matches!(request.answer, Answer::InFlight)
+            };
+            if let Some(at) = state.requests.iter().position(idle) {
+                state.requests.remove(at);
             }
         }
         self.shared.changed.notify_all();
     }
 
-    /// The step has ended: what waited for it may go.
+    /// Sends the requests that waited for the end of the step.
     pub fn release(&self) {
         let mut state = lock(&self.shared.state);
-        for asked in &mut state.asked {
-            if matches!(asked.answer, Answer::Held) {
-                asked.answer = Answer::Wanted;
+        for request in &mut state.requests {
+            if matches!(request.answer, Answer::Unsent) {
+                request.answer = Answer::Queued;
             }
         }
         self.shared.changed.notify_all();
     }
 
-    /// Forgets what was asked for, and waits for what is on the way: afterwards nobody asks the
-    /// servers.
-    pub fn rest(&self) {
+    /// Drops all requests, and waits for those in flight. Afterwards the thread sends nothing to
+    /// the servers.
+    pub fn end(&self) {
         let mut state = lock(&self.shared.state);
-        state.asked.retain(|asked| matches!(asked.answer, Answer::OnTheWay));
-        while state.asked.iter().any(|asked| matches!(asked.answer, Answer::OnTheWay)) {
+        state.requests.retain(|request| matches!(request.answer, Answer::InFlight));
+        while state.requests.iter().any(|request| matches!(request.answer, Answer::InFlight)) {
             state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.asked.clear();
+        state.requests.clear();
     }
 
-    /// The rows of these ids, if they were asked for; waits for them when they are on the way.
+    /// Takes the rows of these ids, if they were requested; waits for them if they are in flight.
     pub fn take(&self, table: u32, ids: &[u64]) -> Result<Option<Rows>> {
         let mut state = lock(&self.shared.state);
         loop {
             let found = state
-                .asked
+                .requests
                 .iter()
-                .position(|asked| asked.table == table && asked.ids.as_slice() == ids);
+                .position(|request| request.table == table && request.ids.as_slice() == ids);
             let Some(at) = found else { return Ok(None) };
-            match state.asked[at].answer {
-                // Nobody has begun: asking oneself is as fast.
-                Answer::Held | Answer::Wanted => {
-                    state.asked.remove(at);
+            match state.requests[at].answer {
+                // Not sent yet: the caller can pull them just as fast.
+                Answer::Unsent | Answer::Queued => {
+                    state.requests.remove(at);
                     return Ok(None);
                 }
-                Answer::OnTheWay => {
+                Answer::InFlight => {
                     state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                Answer::Here(_) => {
-                    let Some(Asked { answer: Answer::Here(rows), .. }) = state.asked.remove(at)
+                Answer::Ready(_) => {
+                    let Some(Request { answer: Answer::Ready(rows), .. }) =
+                        state.requests.remove(at)
                     else {
                         return Ok(None);
                     };
@@ -138,10 +140,10 @@ impl Drop for LookAhead {
         let waits = {
             let mut state = lock(&self.shared.state);
             state.closed = true;
-            state.asked.iter().any(|asked| matches!(asked.answer, Answer::OnTheWay))
+            state.requests.iter().any(|request| matches!(request.answer, Answer::InFlight))
         };
         self.shared.changed.notify_all();
-        // A thread that waits for a server, which may be gone, ends by itself.
+        // A thread that waits for a server, which may be gone, is left to end by itself.
         if let Some(thread) = self.thread.take().filter(|_| !waits) {
             // A panic has been reported by its thread.
             let _ = thread.join();
@@ -156,21 +158,23 @@ impl Shared {
             if state.closed {
                 return;
             }
-            let wanted =
-                state.asked.iter_mut().find(|asked| matches!(asked.answer, Answer::Wanted));
-            let Some(asked) = wanted else {
+            let queued =
+                state.requests.iter_mut().find(|request| matches!(request.answer, Answer::Queued));
+            let Some(request) = queued else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            asked.answer = Answer::OnTheWay;
-            let (number, table, width) = (asked.number, asked.table, asked.width);
-            let ids = Arc::clone(&asked.ids);
+            request.answer = Answer::InFlight;
+            let (number, table, width) = (request.number, request.table, request.width);
+            let ids = Arc::clone(&request.ids);
             drop(state);
             let batch = self.batches.make(table, ids);
             let outcome = self.batches.pull(&*self.servers, &batch, width);
             state = lock(&self.state);
-            if let Some(asked) = state.asked.iter_mut().find(|asked| asked.number == number) {
-                asked.answer = Answer::Here(outcome.map(|rows| (batch, rows)));
+            if let Some(request) =
+                state.requests.iter_mut().find(|request| request.number == number)
+            {
+                request.answer = Answer::Ready(outcome.map(|rows| (batch, rows)));
             }
             self.changed.notify_all();
         }

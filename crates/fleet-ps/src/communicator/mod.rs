@@ -1,30 +1,30 @@
-//! A worker's traffic with the servers of its job, beside its computation.
+//! A worker's traffic with the servers of its job, concurrent with its computation.
 //!
-//! A [`Communicator`] takes gradients as a program makes them and gives it rows and parameters.
-//! What differs between the modes is one file each; the queues, the merging and the sending threads
-//! are one core (`outbox.rs`).
+//! A [`Communicator`] takes gradients as a program makes them, and supplies rows and parameters.
+//! Each mode has one file for its differences; the queues, the merging and the sending threads are
+//! shared (`outbox.rs`).
 //!
 //! | mode | a gradient | the end of a step | parameters |
 //! | --- | --- | --- | --- |
-//! | sync | goes out at once | waits until all workers' are applied | are pulled, all workers wait |
-//! | half-async | goes out at once | waits until this worker's are out | are pulled |
-//! | async | is queued, merged with others, sent | waits for nobody | are the newest that have come |
-//! | geo | stays here | exchanges differences every so many steps ([`GeoCommunicator`]) | |
+//! | sync | is sent at once | waits until all workers' are applied | are pulled, all workers wait |
+//! | half-async | is sent at once | waits until this worker's are applied | are pulled |
+//! | async | is queued, merged with others, sent | does not wait | are the newest received |
+//! | geo | stays here | exchanges differences every few steps ([`GeoCommunicator`]) | |
 //!
-//! In the asynchronous modes a step waits only where a queue is full: memory must have an end.
+//! In the asynchronous modes a step waits only if a queue is full, which bounds memory.
 
 mod asynchronous;
 mod batch;
-#[cfg(test)]
-mod comes_back;
 mod geo;
 mod half_async;
-#[cfg(test)]
-mod knobs;
 mod look_ahead;
 #[cfg(test)]
-mod new_run;
+mod new_run_tests;
+#[cfg(test)]
+mod options_tests;
 mod outbox;
+#[cfg(test)]
+mod restart_tests;
 mod schedule;
 mod synchronous;
 #[cfg(test)]
@@ -43,7 +43,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How a worker keeps step with the others; geo has a communicator of its own.
+/// How a worker synchronizes with the others. Geo has a communicator of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommunicatorMode {
     Sync,
@@ -51,25 +51,24 @@ pub enum CommunicatorMode {
     Async,
 }
 
-/// The documented knobs, under their documented defaults.
+/// The documented options, with their documented defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommunicatorOptions {
-    /// Gradients of one table that become one push, at most (`max_merge_var_num`).
+    /// Limit on the gradients of one table that are merged into one push (`max_merge_var_num`).
     pub merge_count_max: usize,
-    /// Gradients of one table that wait to be sent; one more waits with the step
+    /// Limit on the queued gradients of one table; a further one blocks the step
     /// (`send_queue_size`).
     pub queue_len_max: usize,
-    /// How often a sender waits [`POLL_SPAN`] for more to merge (`send_wait_times`).
+    /// How often a sender waits [`POLL_SPAN`] for more gradients to merge (`send_wait_times`).
     pub wait_count_max: usize,
-    /// Threads that send (`thread_pool_size`).
+    /// Number of sending threads (`thread_pool_size`).
     pub thread_count: usize,
-    /// Parameters are received by a thread of their own, not by the one that has sent
+    /// Parameters are received by a thread of their own instead of the sending thread
     /// (`independent_recv_thread`).
     pub receives_apart: bool,
-    /// Gradients that are sent before parameters are received again
-    /// (`min_send_grad_num_before_recv`).
+    /// Gradients sent before parameters are received again (`min_send_grad_num_before_recv`).
     pub sends_before_receive: usize,
-    /// Merged gradients are averaged, not summed (`is_sgd_optimizer` off).
+    /// Merged gradients are averaged instead of summed (`is_sgd_optimizer` off).
     pub averages: bool,
 }
 
@@ -87,9 +86,9 @@ impl Default for CommunicatorOptions {
     }
 }
 
-/// Sending threads of one worker: each is a push on the way.
+/// Limit on the sending threads of one worker, each of which has one push in flight.
 const THREAD_COUNT_MAX: usize = 64;
-/// Gradients that wait or are merged: beyond, a queue is a leak.
+/// Limit on queued gradients and on merged ones: a longer queue would be a leak.
 const QUEUE_LEN_MAX: usize = 1 << 16;
 
 impl CommunicatorOptions {
@@ -110,31 +109,32 @@ impl CommunicatorOptions {
     }
 }
 
-/// How long a sender waits for more to merge, each time.
+/// How long a sender waits for more gradients to merge, each time.
 pub const POLL_SPAN: Duration = Duration::from_millis(10);
 
 /// Counts and times of a worker's traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CommunicatorStats {
-    /// Steps that were counted.
+    /// Steps counted.
     pub step_count: u64,
     /// Gradients handed over.
     pub gradient_count: u64,
-    /// Pushes made of them.
+    /// Pushes made from them.
     pub push_count: u64,
-    /// Seconds that steps waited because a queue was full.
+    /// Seconds for which steps were blocked by a full queue.
     pub blocked_seconds: f64,
-    /// Times that dense parameters were read, and how many of this worker's gradients they did not
-    /// hold yet: the sum and the largest.
+    /// How often dense parameters were read.
     pub read_count: u64,
+    /// This worker's gradients that these parameters lacked, summed over the reads.
     pub staleness_sum: u64,
+    /// The largest number of gradients lacking in a read.
     pub staleness_max: u64,
-    /// Lookups whose rows had been asked for ahead.
+    /// Lookups whose rows had been requested ahead.
     pub looked_ahead: u64,
 }
 
 impl CommunicatorStats {
-    /// This worker's gradients that the parameters of a step did not hold yet, on average.
+    /// Returns the mean number of this worker's gradients that the parameters of a step lacked.
     pub fn staleness_mean(&self) -> f64 {
         self.staleness_sum as f64 / self.read_count.max(1) as f64
     }
@@ -142,13 +142,13 @@ impl CommunicatorStats {
 
 /// The part in which the modes differ.
 trait Mode: Send + Sync {
-    /// All gradients of a step are handed over.
+    /// Called when all gradients of a step are handed over.
     fn sent(&self, core: &Core) -> Result<()>;
-    /// Parameters for the next step; returns how many of this worker's gradients they do not hold.
+    /// Reads parameters for the next step; returns how many of this worker's gradients they lack.
     fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64>;
-    /// The step has its parameters.
+    /// Called when the step has all its parameters.
     fn received(&self, core: &Core) -> Result<()>;
-    /// Rows may be asked for while a step is under way.
+    /// Returns whether rows may be requested while a step is in progress.
     fn looks_ahead(&self) -> bool;
 }
 
@@ -157,15 +157,15 @@ struct Core {
     servers: Arc<dyn Servers>,
     outbox: Outbox,
     rates: Rates,
-    /// The number of the next dense gradient, by table, is one more.
+    /// By table, the number of dense gradients handed over.
     dense_count: Mutex<std::collections::BTreeMap<u32, u64>>,
     steps: AtomicU64,
-    /// Memory of parameters that come.
+    /// Buffer for received parameters.
     received: Mutex<Vec<f32>>,
 }
 
 impl Core {
-    /// The parameters of a dense table as the servers have them.
+    /// Reads the parameters of a dense table from the servers.
     fn pull_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
         let mut received = lock(&self.received);
         received.resize(parts.iter().map(|part| part.len()).sum(), 0.0);
@@ -178,8 +178,8 @@ impl Core {
 ///
 /// ```
 /// use fleet_ps::{
-///     Communicator, CommunicatorMode, CommunicatorOptions, JobTables, LocalServers, NonFinite, Rates,
-///     Rule, ServerTables, TableConfig, rule::Sgd,
+///     Communicator, CommunicatorMode, CommunicatorOptions, JobTables, LocalServers, NonFinite,
+///     Rates, Rule, ServerTables, TableConfig, rule::Sgd,
 /// };
 /// let table = TableConfig::Dense {
 ///     table_id: 0,
@@ -201,7 +201,7 @@ impl Core {
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct Communicator {
-    // Threads of the mode and of the look-ahead end before the core's do.
+    // The threads of the mode and of the look-ahead must end before those of the core.
     mode: Box<dyn Mode>,
     look_ahead: LookAhead,
     batches: Arc<Batches>,
@@ -210,7 +210,7 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Starts the threads. Dense tables must have their values by now.
+    /// Starts the threads. Dense tables must have their values already.
     pub fn start(
         servers: Arc<dyn Servers>,
         mode: CommunicatorMode,
@@ -221,24 +221,26 @@ impl Communicator {
         rates.begin(&*servers)?;
         let batches = Arc::<Batches>::default();
         let look_ahead = LookAhead::start(Arc::clone(&servers), Arc::clone(&batches))?;
-        let start = |options: CommunicatorOptions, told: outbox::Told| -> Result<Arc<Core>> {
-            Ok(Arc::new(Core {
-                outbox: Outbox::start(Arc::clone(&servers), options, rates.clone(), told)?,
-                servers: Arc::clone(&servers),
-                rates: rates.clone(),
-                dense_count: Mutex::default(),
-                steps: AtomicU64::new(0),
-                received: Mutex::default(),
-            }))
-        };
-        // What must be out by the end of the step gains nothing by waiting for more.
+        let start =
+            |options: CommunicatorOptions, on_push: outbox::PushCallback| -> Result<Arc<Core>> {
+                Ok(Arc::new(Core {
+                    outbox: Outbox::start(Arc::clone(&servers), options, rates.clone(), on_push)?,
+                    servers: Arc::clone(&servers),
+                    rates: rates.clone(),
+                    dense_count: Mutex::default(),
+                    steps: AtomicU64::new(0),
+                    received: Mutex::default(),
+                }))
+            };
+        // A push that must be sent by the end of the step gains nothing by waiting for more
+        // gradients.
         let prompt = CommunicatorOptions { wait_count_max: 0, ..options };
         let (core, mode): (_, Box<dyn Mode>) = match mode {
             CommunicatorMode::Sync => (start(prompt, None)?, Box::new(synchronous::Sync)),
             CommunicatorMode::HalfAsync => (start(prompt, None)?, Box::new(half_async::HalfAsync)),
             CommunicatorMode::Async => {
                 let newest = asynchronous::Async::start(Arc::clone(&servers), options)?;
-                (start(options, newest.told())?, Box::new(newest))
+                (start(options, newest.on_push())?, Box::new(newest))
             }
         };
         Ok(Communicator { mode, look_ahead, batches, core, reads: Mutex::default() })
@@ -248,53 +250,54 @@ impl Communicator {
         &self.core.servers
     }
 
-    /// The rows of ids.
+    /// Looks up the rows of ids.
     pub fn look_up(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
         let servers = &self.core.servers;
         if mode != PullMode::Train || ids.is_empty() || !rows.len().is_multiple_of(ids.len()) {
             return servers.pull_sparse(table, ids, rows, mode);
         }
         let width = rows.len() / ids.len();
-        let (batch, came) = match self.look_ahead.take(table, ids)? {
-            Some((batch, came)) => {
+        let (batch, pulled) = match self.look_ahead.take(table, ids)? {
+            Some((batch, pulled)) => {
                 self.lock().looked_ahead += 1;
-                (batch, came)
+                (batch, pulled)
             }
             None => {
                 let batch = self.batches.make(table, Arc::new(ids.to_vec()));
-                let came = self.batches.pull(&**servers, &batch, width)?;
-                (batch, came)
+                let pulled = self.batches.pull(&**servers, &batch, width)?;
+                (batch, pulled)
             }
         };
-        let spread = batch.merger.spread_rows(&came, width, rows);
-        self.batches.give_back(came);
+        let spread = batch.merger.spread_rows(&pulled, width, rows);
+        self.batches.recycle(pulled);
         self.batches.keep(batch);
         spread.map_err(|error| error.at(format!("rows of table {table}")))
     }
 
-    /// Asks for the rows of a coming step: a lookup of exactly these ids will find them. In the
-    /// asynchronous modes they come while the present step computes, and lack what it pushes; in
-    /// the others they are asked for when it has ended.
+    /// Requests the rows of a coming step; a lookup of exactly these ids will find them. In the
+    /// asynchronous modes they are pulled while the current step computes, and lack its gradients.
+    /// In the others they are pulled when it has ended.
     pub fn look_ahead(&self, table: u32, ids: Vec<u64>, width: usize) {
         self.look_ahead.ask(table, ids, width, self.mode.looks_ahead());
     }
 
-    /// Hands over gradients of rows: those of equal ids are added up here.
+    /// Hands over gradients of rows. Those of equal ids are summed here.
     pub fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
         let servers = self.core.servers.tables();
         let TableConfig::Sparse(config) = servers.table(table, &["sparse"])? else {
-            return Err(Error::internal("a sparse table has another kind"));
+            return Err(Error::internal("table is not sparse"));
         };
         let batch = self.batches.of(table, push.ids);
-        let said = batch.merger.merge_said(&push, config)?;
+        let extras = batch.merger.merge_extras(&push, config)?;
         let mut grads = self.core.outbox.memory();
         batch.merger.sum_rows_into(push.grads, config.push_width(), &mut grads)?;
         let ids = batch.merger.ids().to_vec();
-        let (shows, clicks, slots) = (owned(said.shows), owned(said.clicks), owned(said.slots));
+        let (shows, clicks, slots) =
+            (owned(extras.shows), owned(extras.clicks), owned(extras.slots));
         self.core.outbox.put(table, Item::Sparse(Grads { ids, grads, shows, clicks, slots }))
     }
 
-    /// Hands over the gradient of a dense table, in parts that lie one after the other there.
+    /// Hands over the gradient of a dense table, in parts laid end to end.
     pub fn push_dense(&self, table: u32, parts: &[&[f32]]) -> Result<()> {
         let number = {
             let mut counts = lock(&self.core.dense_count);
@@ -305,16 +308,15 @@ impl Communicator {
         self.core.outbox.put_dense(table, parts, number)
     }
 
-    /// All gradients of this step are handed over.
+    /// Ends the gradients of this step: all are handed over.
     pub fn sent(&self) -> Result<()> {
         self.mode.sent(&self.core)?;
         let steps = self.core.steps.fetch_add(1, Relaxed) + 1;
-        self.core.outbox.made(steps);
+        self.core.outbox.end_step(steps);
         Ok(())
     }
 
-    /// The parameters of a dense table for the next step, into parts that lie one after the other
-    /// there.
+    /// Reads the parameters of a dense table for the next step, into parts laid end to end.
     pub fn dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
         let staleness = self.mode.dense(&self.core, table, parts)?;
         let mut reads = self.lock();
@@ -324,23 +326,23 @@ impl Communicator {
         Ok(())
     }
 
-    /// The step has all its parameters.
+    /// Ends this step: it has all its parameters.
     pub fn received(&self) -> Result<()> {
         self.mode.received(&self.core)?;
         self.look_ahead.release();
         Ok(())
     }
 
-    /// Says that so many steps were made before this run: schedules of rates go on from there.
+    /// Sets the number of steps made before this run, from which schedules of rates resume.
     pub fn set_steps_done(&self, steps: u64) -> Result<()> {
         self.core.steps.store(steps, Relaxed);
-        self.core.outbox.go_on(steps, 0);
+        self.core.outbox.resume_at(steps, 0);
         let servers = &self.core.servers;
         servers.begin_after(steps, steps)?;
         if servers.worker() != 0 {
             return Ok(());
         }
-        // A load has brought the servers' count back, where they count.
+        // If the servers count steps, a load has restored their count.
         let all = match self.core.rates.steps_table {
             Some(table) => servers.push_steps(table, 0)?,
             None => steps,
@@ -348,20 +350,19 @@ impl Communicator {
         self.core.rates.set(&**servers, all)
     }
 
-    /// Goes on where earlier processes of this worker came to: the next step is the one behind
-    /// those that are whole, and its data the same as then. Of gradients that some servers have the
-    /// others get their part.
+    /// Resumes after the steps that earlier processes of this worker completed. The next step must
+    /// have the same data as before. Gradients that some servers have are sent only to the others.
     pub fn go_on(&self, progress: &Progress) -> Result<()> {
         self.core.steps.store(progress.complete, Relaxed);
-        self.core.outbox.go_on(progress.complete, progress.newest());
+        self.core.outbox.resume_at(progress.complete, progress.newest());
         self.core.servers.go_on(progress)
     }
 
-    /// In a run that goes on from a save: this worker's steps are in it up to this one, others'
-    /// further.
+    /// Starts in a run that resumes from a save. The save has this worker's steps up to `complete`,
+    /// and the others' up to `base`.
     pub fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
         self.core.steps.store(complete, Relaxed);
-        self.core.outbox.go_on(complete, 0);
+        self.core.outbox.resume_at(complete, 0);
         self.core.servers.begin_after(base, complete)
     }
 
@@ -370,9 +371,10 @@ impl Communicator {
         self.core.outbox.drain()
     }
 
-    /// Ends what was asked for ahead, before the servers stop: nobody would answer it.
+    /// Ends the look-ahead. Must be called before the servers stop, which would leave it without
+    /// answers.
     pub fn rest(&self) {
-        self.look_ahead.rest();
+        self.look_ahead.end();
     }
 
     pub fn stats(&self) -> CommunicatorStats {
@@ -391,15 +393,15 @@ impl Communicator {
     }
 }
 
-fn owned<T: Clone>(said: Option<Cow<'_, [T]>>) -> Vec<T> {
-    said.map_or(Vec::new(), Cow::into_owned)
+fn owned<T: Clone>(values: Option<Cow<'_, [T]>>) -> Vec<T> {
+    values.map_or(Vec::new(), Cow::into_owned)
 }
 
-/// Numbers of a dense table into the parts that lie one after the other there.
+/// Copies the numbers of a dense table into parts laid end to end.
 fn scatter(table: u32, values: &[f32], parts: &mut [&mut [f32]]) -> Result<()> {
     let len: usize = parts.iter().map(|part| part.len()).sum();
     if len != values.len() {
-        return Err(Error::invalid(format!("dense table {table} has another size"))
+        return Err(Error::invalid(format!("wrong size of dense table {table}"))
             .expected(values.len())
             .got(len));
     }
@@ -416,7 +418,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A thread with a name, or the reason why there is none.
+/// Starts a thread with a name.
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new()
         .name(name.into())

@@ -1,7 +1,7 @@
-//! Queues of gradients, one a table, and the threads that merge and send them.
+//! Queues of gradients, one per table, and the threads that merge and send them.
 //!
-//! One thread at a time works on a table, so that its gradients go out in the order in which they
-//! came.
+//! One thread at a time works on a table, so that its gradients are sent in the order in which they
+//! were queued.
 
 use super::{CommunicatorOptions, POLL_SPAN, Rates, lock, spawn};
 use crate::{Push, Servers};
@@ -16,27 +16,26 @@ use std::time::{Duration, Instant};
 pub(super) struct Grads {
     pub ids: Vec<u64>,
     pub grads: Vec<f32>,
-    /// One an id, or none at all.
+    /// One per id, or empty.
     pub shows: Vec<f32>,
     pub clicks: Vec<f32>,
     pub slots: Vec<u32>,
 }
 
-/// What waits to be sent.
+/// An item of a queue.
 pub(super) enum Item {
     Sparse(Grads),
-    /// The sum of `count` gradients, the newest of which is the worker's of this number, counted
-    /// from 1.
+    /// The sum of `count` gradients. `number` is that of the newest one, counted from 1.
     Dense {
         grad: Vec<f32>,
         number: u64,
         count: usize,
     },
-    /// Steps that were made.
+    /// Number of steps made.
     Steps(u32),
 }
 
-/// An item, and the steps of this worker that it is of: the first and the last.
+/// An item, and the first and the last step of this worker that it contains.
 struct Due {
     item: Item,
     steps: (u64, u64),
@@ -51,8 +50,8 @@ impl Item {
     }
 }
 
-/// Told of each dense push: (table, number of the newest gradient in it, gradients in it).
-pub(super) type Told = Option<Box<dyn Fn(u32, u64, usize) -> Result<()> + Send + Sync>>;
+/// Called after each dense push: (table, number of the newest gradient in it, gradients in it).
+pub(super) type PushCallback = Option<Box<dyn Fn(u32, u64, usize) -> Result<()> + Send + Sync>>;
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counts {
@@ -72,36 +71,36 @@ struct Shared {
     servers: Arc<dyn Servers>,
     options: CommunicatorOptions,
     rates: Rates,
-    told: Told,
+    on_push: PushCallback,
 }
 
 #[derive(Default)]
 struct State {
     queues: BTreeMap<u32, Queue>,
-    /// Callers that wait for everything to be out: nobody waits for more then.
+    /// Callers that wait until everything is sent; senders do not wait for more to merge meanwhile.
     draining: usize,
     closed: bool,
-    /// The first failure: nothing is sent after it.
+    /// The first failure; nothing is sent after it.
     error: Option<Error>,
     counts: Counts,
     /// The table that was served last.
     last: u32,
-    /// Memory of gradients that were sent.
+    /// Memory of sent gradients.
     spare: Vec<Vec<f32>>,
-    /// The last step whose gradients are all handed over.
+    /// The last step whose gradients were all handed over.
     made: u64,
-    /// Up to this step an earlier process of this worker has sent some gradients: each goes out
-    /// alone, to those who lack it.
+    /// An earlier process of this worker has sent some gradients up to this step. Each of these is
+    /// sent alone, to the servers that lack it.
     sent_before: u64,
 }
 
-/// Memory that is kept for gradients to come: of a few tables, some of whose gradients wait.
+/// Limit on the memory kept for later gradients: a few tables, some with queued gradients.
 const SPARE_MAX: usize = 32;
 
 #[derive(Default)]
 struct Queue {
     items: VecDeque<Due>,
-    /// A thread is at it; the first step of what it sends.
+    /// The first step that a thread is sending; none if no thread is.
     busy: Option<u64>,
 }
 
@@ -110,10 +109,10 @@ impl Outbox {
         servers: Arc<dyn Servers>,
         options: CommunicatorOptions,
         rates: Rates,
-        told: Told,
+        on_push: PushCallback,
     ) -> Result<Outbox> {
         let (state, changed) = Default::default();
-        let shared = Arc::new(Shared { state, changed, servers, options, rates, told });
+        let shared = Arc::new(Shared { state, changed, servers, options, rates, on_push });
         let mut outbox = Outbox { shared, threads: Vec::new() };
         for _ in 0..options.thread_count {
             let shared = Arc::clone(&outbox.shared);
@@ -122,7 +121,7 @@ impl Outbox {
         Ok(outbox)
     }
 
-    /// Queues something of the step that is under way; waits while the table's queue is full.
+    /// Queues an item of the current step; waits while the table's queue is full.
     pub fn put(&self, table: u32, item: Item) -> Result<()> {
         let mut state = self.with_room(table)?;
         state.counts.taken += u64::from(!matches!(item, Item::Steps(_)));
@@ -132,8 +131,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Queues the worker's dense gradient of a number, or adds it to the one that waits there and
-    /// becomes the same push.
+    /// Queues a dense gradient with its number, or adds it to a queued one if both become one push.
     pub fn put_dense(&self, table: u32, parts: &[&[f32]], number: u64) -> Result<()> {
         let limit = self.shared.options.merge_count_max;
         let mut state = self.with_room(table)?;
@@ -158,7 +156,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Memory that nobody uses any more, empty.
+    /// Returns unused memory, empty.
     pub fn memory(&self) -> Vec<f32> {
         lock(&self.shared.state).memory()
     }
@@ -181,32 +179,32 @@ impl Outbox {
         state.error.clone().map_or(Ok(state), Err)
     }
 
-    /// Waits until everything is out and applied.
+    /// Waits until everything is sent and applied.
     pub fn drain(&self) -> Result<()> {
         let shared = &self.shared;
         let mut state = lock(&shared.state);
         state.draining += 1;
         shared.changed.notify_all();
-        let rests = |state: &State| {
+        let is_busy = |state: &State| {
             state.queues.values().any(|queue| queue.busy.is_some() || !queue.items.is_empty())
         };
-        while state.error.is_none() && rests(&state) {
+        while state.error.is_none() && is_busy(&state) {
             state = shared.wait(state);
         }
         state.draining -= 1;
         state.error.clone().map_or(Ok(()), Err)
     }
 
-    /// All gradients of a step are handed over.
-    pub fn made(&self, step: u64) {
+    /// Records that all gradients of a step are handed over.
+    pub fn end_step(&self, step: u64) {
         let mut state = lock(&self.shared.state);
         state.made = step;
         self.shared.servers.completed(state.complete());
     }
 
-    /// Steps are counted from here on; an earlier process of this worker has sent some of those up
-    /// to `sent_before`.
-    pub fn go_on(&self, made: u64, sent_before: u64) {
+    /// Starts to count after step `made`. An earlier process of this worker has sent some gradients
+    /// up to step `sent_before`.
+    pub fn resume_at(&self, made: u64, sent_before: u64) {
         let mut state = lock(&self.shared.state);
         (state.made, state.sent_before) = (made, sent_before);
     }
@@ -217,7 +215,7 @@ impl Outbox {
 }
 
 impl Drop for Outbox {
-    /// What was not flushed is lost, with the worker that did not want to wait for it.
+    /// Drops gradients that were not flushed: the worker ends without waiting for them.
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
         self.shared.changed.notify_all();
@@ -261,7 +259,8 @@ impl Shared {
                     state.queue(table).busy = None;
                     self.servers.completed(state.complete());
                 }
-                // What was not sent stays under way: no step from it on is whole.
+                // The failed items stay in flight, so that no step from theirs on counts as
+                // complete.
                 Err(error) => {
                     state.error.get_or_insert(error);
                 }
@@ -270,7 +269,8 @@ impl Shared {
         }
     }
 
-    /// Takes gradients of a table, and waits a little for more of them where that is wanted.
+    /// Takes gradients of a table; before that, waits a little for more of them if the options say
+    /// so.
     fn collect<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
@@ -289,7 +289,7 @@ impl Shared {
                 self.changed.wait_timeout(state, POLL_SPAN).unwrap_or_else(PoisonError::into_inner);
             state = back;
             let len = state.queue(table).gradient_count();
-            // Only waits in a row without news count.
+            // Only consecutive waits without new gradients count.
             waits = match (len > seen, outcome.timed_out()) {
                 (true, _) => 0,
                 (false, true) => waits + 1,
@@ -301,7 +301,7 @@ impl Shared {
         (state, items)
     }
 
-    /// Sends gradients of one table as one; their memory goes to `spare`.
+    /// Sends gradients of one table as one push; their memory goes to `spare`.
     fn send(
         &self,
         newest_step: u64,
@@ -338,7 +338,7 @@ impl Shared {
         }
         if let Some(grads) = sparse {
             self.servers.push_sparse_of(newest_step, table, grads.as_push())?;
-            // What many gradients were joined in is far longer than the next one.
+            // The memory of many merged gradients is far larger than the next gradient needs.
             if merged == 1 {
                 spare.push(grads.grads);
             }
@@ -346,8 +346,8 @@ impl Shared {
         if let Some((grad, newest, count)) = dense {
             self.servers.push_dense_of(newest_step, table, &grad)?;
             spare.push(grad);
-            if let Some(told) = &self.told {
-                told(table, newest, count)?;
+            if let Some(on_push) = &self.on_push {
+                on_push(table, newest, count)?;
             }
         }
         if steps > 0 {
@@ -369,18 +369,18 @@ impl State {
         memory
     }
 
-    /// The last step whose gradients are all applied.
+    /// Returns the last step whose gradients are all applied.
     fn complete(&self) -> u64 {
         let first = |queue: &Queue| queue.busy.or(queue.items.front().map(|due| due.steps.0));
         let open = self.queues.values().filter_map(first).min();
         open.map_or(self.made, |open| self.made.min(open.saturating_sub(1)))
     }
 
-    /// A table with something to send, the ones behind the last served first.
+    /// Returns a table with something to send; tables after the last served one come first.
     fn next(&self) -> Option<u32> {
         let waits = |(_, queue): &(&u32, &Queue)| queue.busy.is_none() && !queue.items.is_empty();
-        let behind = self.queues.range(self.last.saturating_add(1)..).find(waits);
-        behind.or_else(|| self.queues.iter().find(waits)).map(|(table, _)| *table)
+        let after = self.queues.range(self.last.saturating_add(1)..).find(waits);
+        after.or_else(|| self.queues.iter().find(waits)).map(|(table, _)| *table)
     }
 }
 
@@ -389,7 +389,7 @@ impl Queue {
         self.items.iter().map(|due| due.item.gradient_count()).sum()
     }
 
-    /// The oldest items, of up to `limit` gradients.
+    /// Takes the oldest items, of up to `limit` gradients.
     fn take(&mut self, limit: usize) -> Vec<Due> {
         let (mut items, mut left) = (Vec::new(), limit);
         while let Some(count) = self.items.front().map(|due| due.item.gradient_count())
@@ -402,7 +402,7 @@ impl Queue {
     }
 }
 
-/// Adds the parts of a dense gradient, one after the other.
+/// Adds the parts of a dense gradient, which are laid end to end.
 fn add_parts(sum: &mut [f32], parts: &[&[f32]]) -> Result<()> {
     let len: usize = parts.iter().map(|part| part.len()).sum();
     if len != sum.len() {
@@ -419,25 +419,26 @@ fn add_parts(sum: &mut [f32], parts: &[&[f32]]) -> Result<()> {
     Ok(())
 }
 
-/// What `had` ids say and what `comes` behind them: `value` for those that say nothing, unless none
-/// says anything.
-fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, comes: usize, value: T) {
+/// Appends the values of `added` ids to those of `had` ids. Ids without a value get `value`, unless
+/// no id has one.
+fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, added: usize, value: T) {
     if own.is_empty() && other.is_empty() {
         return;
     }
     own.resize(had, value);
     own.extend(other);
-    own.resize(had + comes, value);
+    own.resize(had + added, value);
 }
 
 impl Grads {
-    /// Adds another step's; whoever has shows has them for all. Returns its memory.
+    /// Adds another step's gradients. If either has shows, all ids get shows. Returns the memory of
+    /// `more`.
     fn extend(&mut self, more: Grads) -> Vec<f32> {
         let Grads { ids, grads, shows, clicks, slots } = more;
-        let (had, comes) = (self.ids.len(), ids.len());
-        append(&mut self.shows, shows, had, comes, 1.0);
-        append(&mut self.clicks, clicks, had, comes, 0.0);
-        append(&mut self.slots, slots, had, comes, 0);
+        let (had, added) = (self.ids.len(), ids.len());
+        append(&mut self.shows, shows, had, added, 1.0);
+        append(&mut self.clicks, clicks, had, added, 0.0);
+        append(&mut self.slots, slots, had, added, 0);
         self.ids.extend(ids);
         self.grads.extend_from_slice(&grads);
         grads

@@ -1,8 +1,8 @@
-//! Rates that follow a schedule: functions of the steps of all workers.
+//! Learning rates that follow a schedule: functions of the steps of all workers.
 //!
-//! In the asynchronous modes workers report their steps every so often to a table that counts them
-//! all, and whoever reports sets the rate of that count. In the synchronous mode all are at the
-//! same step.
+//! In the asynchronous modes workers report their steps at intervals to a table that counts them
+//! all. The worker that reports sets the rate for that count. In the synchronous mode all are at
+//! the same step.
 
 use super::Core;
 use super::outbox::Item;
@@ -11,7 +11,7 @@ use fleet_base::Result;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The factor of a table's rate at a step.
+/// The factor on a table's rate, as a function of the step.
 pub type RateOf = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
 
 /// The schedules of a job.
@@ -19,20 +19,20 @@ pub type RateOf = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
 pub struct Rates {
     /// The table that counts steps.
     pub steps_table: Option<u32>,
-    /// Steps after which a worker reports (`lr_decay_steps`).
+    /// Interval between a worker's reports, in steps (`lr_decay_steps`).
     pub report_every: u32,
-    /// Tables whose rate changes.
+    /// Tables whose rate changes, with their schedules.
     pub tables: Vec<(u32, RateOf)>,
 }
 
 impl Rates {
-    /// No schedule.
+    /// Returns no schedules: all rates stay.
     pub fn constant() -> Rates {
         Rates::default()
     }
 
-    /// The rate of the first step, or of the next where servers have counted some already (they
-    /// have loaded a save, or this worker was started again): one worker is enough to set it.
+    /// Sets the rate of the first step. If the servers have already counted steps (from a save, or
+    /// before this worker was restarted), sets that of the next step. One worker sets it for all.
     pub(super) fn begin(&self, servers: &dyn Servers) -> Result<()> {
         if servers.worker() != 0 {
             return Ok(());
@@ -49,7 +49,7 @@ impl Rates {
 }
 
 impl Core {
-    /// A step is about to be counted; every so many are reported.
+    /// Counts the step that is about to end; reports at the interval.
     pub(super) fn count_step(&self) -> Result<()> {
         let Some(table) = self.rates.steps_table else { return Ok(()) };
         let every = u64::from(self.rates.report_every.max(1));

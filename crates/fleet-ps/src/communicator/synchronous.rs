@@ -1,6 +1,5 @@
-//! Sync: all workers make a step together. The servers apply the mean of what all have pushed,
-//! once, and nobody goes on before everybody has the result: as if one process had worked on the
-//! whole batch.
+//! Sync: all workers make a step together. The servers apply the mean of all pushes once, and no
+//! worker continues before all have the result: as if one process had worked on the whole batch.
 
 use super::{Core, Mode};
 use crate::Arrival;
@@ -12,7 +11,7 @@ pub(super) struct Sync;
 impl Mode for Sync {
     fn sent(&self, core: &Core) -> Result<()> {
         core.outbox.drain()?;
-        // All workers are at the same step, so one of them can set the rate for all.
+        // All workers are at the same step, so one of them sets the rate for all.
         if core.servers.worker() == 0 {
             core.rates.set(&*core.servers, core.steps.load(Relaxed))?;
         }

@@ -1,4 +1,4 @@
-//! Communicators over servers of this process.
+//! Communicators with servers in this process.
 
 use super::*;
 use crate::TableConfig;
@@ -42,7 +42,7 @@ fn merged_gradients_are_summed_or_averaged() {
     for (averages, want) in [(false, [-6.0, -4.0]), (true, [-2.0, -4.0 / 3.0])] {
         let options = CommunicatorOptions {
             merge_count_max: 3,
-            // Long enough for all three to be there on any machine, and not waited for.
+            // Long enough for all three to be queued on any machine; the flush ends the wait.
             wait_count_max: 10_000,
             averages,
             ..CommunicatorOptions::default()
@@ -63,8 +63,7 @@ fn merged_gradients_are_summed_or_averaged() {
     }
 }
 
-/// Dense gradients that wait are one sum; a worker that drains sees them in at most as many pushes
-/// as the knob allows, and all of them.
+/// Queued dense gradients are summed into one push, up to the limit, and all of them arrive.
 #[test]
 fn dense_gradients_that_wait_become_one_push() {
     let options = CommunicatorOptions {
@@ -85,8 +84,8 @@ fn dense_gradients_that_wait_become_one_push() {
     assert!(error.is_err(), "a gradient of another length");
 }
 
-/// Ids that come twice are added up by the worker; the table is as if the servers had done it,
-/// counts of shows included.
+/// The worker sums gradients of equal ids. The table is as if the servers had done so, including
+/// the counts of shows.
 #[test]
 fn equal_ids_are_one_before_they_are_sent() {
     let config = SparseConfig {
@@ -182,7 +181,7 @@ fn geo_follows_its_formulas() {
     let geo: Vec<GeoCommunicator> =
         all.iter().map(|it| GeoCommunicator::start(it.clone(), 2).unwrap()).collect();
     for _ in 0..2 {
-        // Worker 0 may be started again in the middle.
+        // Worker 0 may be restarted in the middle.
         geo[0].fill(SPARSE, &[10.0, 20.0, 30.0], Some(1)).unwrap();
         geo[0].fill(DENSE, &[1.0, 2.0, 3.0], None).unwrap();
     }
@@ -204,7 +203,7 @@ fn geo_follows_its_formulas() {
         geo[worker].flush().unwrap();
         (rows[worker].clone(), dense[worker][2])
     };
-    // The first step is kept, the second sends half of both.
+    // The first step sends nothing; the second sends half of both.
     assert_eq!(step(0, 1, 4.0), (vec![10.0, 24.0, 30.0], 7.0));
     assert_eq!(step(0, 1, 4.0), (vec![10.0, 28.0, 30.0], 11.0));
     // Servers: row 1 is 24, the number is 7. Worker 1 sends (8 - 0) / 2 of row 1 in turn.
@@ -212,14 +211,14 @@ fn geo_follows_its_formulas() {
     step(1, 0, 0.0);
     // Server: row 1 is 28; worker 1 had 28 with old 24, and takes in 28 - 24; the number is 7 + 4.
     assert_eq!(step(1, 0, 0.0), (vec![10.0, 32.0, 30.0], 15.0));
-    // Worker 0 had sent 4 of its 8 and asks again when it exchanges next.
+    // Worker 0 has sent 4 of its 8, and pulls again at its next exchange.
     step(0, 2, 0.0);
     let (now, number) = step(0, 2, 0.0);
     assert_eq!((now, number), (vec![10.0, 28.0, 30.0], 11.0));
     let (now, number) = step(0, 2, 0.0);
     assert_eq!((now, number), (vec![10.0, 32.0, 30.0], 15.0));
 
-    // Worker 1 is started again: it has what the servers have, and so does the next exchange.
+    // Worker 1 is restarted: it reads the servers' values, and its next exchange starts from these.
     let again = GeoCommunicator::start(all[1].clone(), 1).unwrap();
     let (mut rows, mut dense) = (vec![0.5; 3], vec![0.5; 3]);
     again.begin(SPARSE, &mut rows, Some(1)).unwrap();

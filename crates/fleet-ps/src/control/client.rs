@@ -1,12 +1,12 @@
-//! An operator's side.
+//! An operator's side of control over gRPC.
 
-use super::desk::error_of;
-use super::door::{CHALLENGE_KEY, SCHEME};
+use super::accept::{CHALLENGE_KEY, SCHEME};
 use super::message::{
     LOAD, LoadRequest, SAVE, SHRINK, STATISTICS, SaveAnswer, SaveRequest, ShrinkRequest,
     StatisticsAnswer, StatisticsRequest,
 };
 use super::message::{LoadAnswer, ShrinkAnswer};
+use super::service::error_of;
 use super::tls::ClientTls;
 use fleet_base::{Error, Result};
 use fleet_net::Token;
@@ -25,27 +25,27 @@ pub struct ControlClient {
     grpc: Grpc<Channel>,
     token: Token,
     address: String,
-    is_under_tls: bool,
+    has_tls: bool,
 }
 
 const CONNECT_SPAN: Duration = Duration::from_secs(10);
-/// A credential is made for each call.
+/// Validity of a credential, which is made for each call.
 const CREDENTIAL_SPAN: Duration = Duration::from_secs(60);
 
 impl ControlClient {
-    /// To `HOST:PORT`.
+    /// Connects to `HOST:PORT`.
     pub fn connect(address: &str, token: &Token) -> Result<ControlClient> {
         ControlClient::open(address, token, None)
     }
 
-    /// As [`ControlClient::connect`], under TLS.
+    /// Like [`ControlClient::connect`], over TLS.
     pub fn connect_under(address: &str, token: &Token, tls: ClientTls) -> Result<ControlClient> {
         ControlClient::open(address, token, Some(tls))
     }
 
     fn open(address: &str, token: &Token, tls: Option<ClientTls>) -> Result<ControlClient> {
         let failed = |error: &dyn std::error::Error| {
-            // What a transport's error means is in its sources.
+            // The sources of a transport's error state its cause.
             let mut text = error.to_string();
             let mut source = error.source();
             while let Some(error) = source {
@@ -53,12 +53,12 @@ impl ControlClient {
                 source = error.source();
             }
             Error::unavailable(format!("cannot reach {address} over gRPC: {text}"))
-                .help("the address is the one that the server has logged, HOST:PORT")
+                .help("use the address that the server logged, HOST:PORT")
         };
         let runtime =
             Builder::new_current_thread().enable_all().build().map_err(|error| failed(&error))?;
-        let is_under_tls = tls.is_some();
-        let scheme = if is_under_tls { "https" } else { "http" };
+        let has_tls = tls.is_some();
+        let scheme = if has_tls { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
             .map_err(|error| failed(&error))?
             .connect_timeout(CONNECT_SPAN);
@@ -68,7 +68,7 @@ impl ControlClient {
         };
         let channel = runtime.block_on(endpoint.connect()).map_err(|error| failed(&error))?;
         let (token, address) = (token.clone(), address.to_string());
-        Ok(ControlClient { runtime, grpc: Grpc::new(channel), token, address, is_under_tls })
+        Ok(ControlClient { runtime, grpc: Grpc::new(channel), token, address, has_tls })
     }
 
     pub fn statistics(&mut self) -> Result<StatisticsAnswer> {
@@ -87,31 +87,32 @@ impl ControlClient {
         self.call(SHRINK, request)
     }
 
-    /// What another tool shows to this server as `authorization: Bearer ...`, for the next `span`.
+    /// Returns a credential for other tools, to be sent to this server as
+    /// `authorization: Bearer ...`. It is valid for `span`.
     pub fn credential(&mut self, span: Duration) -> Result<String> {
-        let asked: Result<StatisticsAnswer, Status> =
+        let answer: Result<StatisticsAnswer, Status> =
             self.send(STATISTICS, StatisticsRequest {}, SCHEME);
-        let refused = match asked {
+        let refused = match answer {
             Err(status) if status.code() == Code::Unauthenticated => status,
-            // Whoever speaks gRPC in the clear refuses at least.
+            // A server without TLS would answer at least with a refusal.
             Err(status)
-                if !self.is_under_tls
+                if !self.has_tls
                     && matches!(
                         status.code(),
                         Code::Internal | Code::Unavailable | Code::Unknown
                     ) =>
             {
-                let error = Error::unavailable("nobody answers in gRPC without TLS");
+                let error = Error::unavailable("no answer over gRPC without TLS");
                 return Err(self.place(error.got(status.message()).help(
-                    "to a server under TLS give its certificate, or that of who signed it: --ca FILE",
+                    "for a server with TLS, pass its certificate or that of its issuer: --ca FILE",
                 )));
             }
             Err(status) => return Err(self.place(error_of(&status))),
-            Ok(_) => return Err(self.place(Error::invalid("a server asks for no credential"))),
+            Ok(_) => return Err(self.place(Error::invalid("server does not request a credential"))),
         };
         let challenge = refused.metadata().get(CHALLENGE_KEY).and_then(|it| it.to_str().ok());
         let challenge = challenge.and_then(|text| text.strip_prefix(SCHEME)).ok_or_else(|| {
-            self.place(Error::invalid("a server has refused without a challenge").got(&refused))
+            self.place(Error::invalid("server rejected the call without a challenge").got(&refused))
         })?;
         self.token.credential(challenge.trim(), span).map_err(|error| self.place(error))
     }
@@ -137,9 +138,9 @@ impl ControlClient {
         A: prost::Message + Default + 'static,
     {
         let mut request = Request::new(request);
-        let shown = AsciiMetadataValue::try_from(authorization)
+        let value = AsciiMetadataValue::try_from(authorization)
             .map_err(|error| Status::internal(error.to_string()))?;
-        request.metadata_mut().insert("authorization", shown);
+        request.metadata_mut().insert("authorization", value);
         let grpc = &mut self.grpc;
         self.runtime.block_on(async {
             grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;

@@ -1,5 +1,5 @@
-//! The messages of `proto/control.proto`, by hand, so that no build needs a compiler of protobuf; a
-//! test holds the two to each other (`schema.rs`).
+//! The messages of `proto/control.proto`, written by hand so that no build needs a protobuf
+//! compiler. A test compares the two (`schema.rs`).
 
 use prost::{Enumeration, Message};
 

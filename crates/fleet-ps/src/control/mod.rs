@@ -1,27 +1,27 @@
-//! Control of servers over gRPC, beside the frames that training uses: statistics, saves, loads,
-//! shrinking, health and reflection, for operators, probes and any tool that speaks gRPC
-//! (`proto/control.proto`).
+//! Control of servers over gRPC, besides the frames that training uses: statistics, saves, loads,
+//! shrinking, health and reflection (`proto/control.proto`). It serves operators, probes and any
+//! tool that speaks gRPC.
 //!
-//! Nothing is done here that frames cannot do: a call for all servers is one of
-//! [`Servers`](crate::Servers), which server 0 makes as an operator. HTTP/2 runs on one thread,
-//! calls on a few of their own.
+//! It adds nothing to the functions of frames: a call for all servers is one of
+//! [`Servers`](crate::Servers), which server 0 makes as an operator. HTTP/2 runs on one thread, and
+//! calls run on a few threads of their own.
 
+mod accept;
 mod client;
-mod desk;
-mod door;
 pub mod message;
 mod schema;
-mod seats;
+mod service;
+mod slots;
 mod tls;
 
 pub use client::ControlClient;
 pub use tls::{ClientTls, ServerTls};
 
 use crate::ServerTables;
-use desk::{Control, Desk, Served};
-use door::{Door, Guard};
+use accept::{Acceptor, Authenticator};
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Log, Token, Verifier};
+use service::{Control, ControlService, Served};
 use std::fmt::Debug;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -34,8 +34,8 @@ use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-/// Listens from the start on, so that probes see a server that recovers; serves when it has tables.
-/// Ends when it is dropped.
+/// Serves control over gRPC. It listens from the start, so that probes see a server that recovers,
+/// and answers calls once it has tables. Ends when it is dropped.
 ///
 /// ```
 /// use fleet_net::{Log, Token, calls::CallOptions};
@@ -57,21 +57,22 @@ use tonic_health::server::HealthReporter;
 /// ```
 pub struct ControlServer {
     address: SocketAddr,
-    desk: Arc<Desk>,
+    service: Arc<ControlService>,
     health: HealthReporter,
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Calls that run at the same time; one more waits.
+/// Limit on calls that run at the same time; further calls wait.
 const CALLS_MAX: usize = 16;
-/// Of one connection.
+/// Limit on the streams of one connection.
 const STREAMS_MAX: u32 = 32;
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// A peer that does not answer for so long is gone.
+/// Time after which a peer that does not answer is gone.
 const KEEPALIVE: Duration = Duration::from_secs(20);
-/// Connections are asked to end and begin anew, so that none holds its place for ever.
+/// Lifetime of a connection, after which its client is asked to reconnect. So no connection holds
+/// its place forever.
 const CONNECTION_SPAN_MAX: Duration = Duration::from_secs(3600);
 
 impl ControlServer {
@@ -82,17 +83,18 @@ impl ControlServer {
     ) -> Result<ControlServer> {
         if token.is_over_tls() {
             return Err(Error::invalid(
-                "the job's token asks for TLS, and control over gRPC has no certificate",
+                "control over gRPC has no certificate, but the job's token requires TLS",
             )
             .expected("FLEET_GRPC_CERT and FLEET_GRPC_KEY, PEM files, or a token without `tls:`")
             .help(
-                "the job's own TLS has keys without certificates, which tools for gRPC do not speak",
+                "set both variables: the job's own TLS has keys without certificates, which gRPC \
+                 tools do not support",
             ));
         }
         ControlServer::open(address, token, None, log)
     }
 
-    /// As [`ControlServer::bind`], under TLS.
+    /// Like [`ControlServer::bind`], over TLS.
     pub fn bind_under(
         address: impl ToSocketAddrs + Debug,
         token: &Token,
@@ -110,7 +112,7 @@ impl ControlServer {
     ) -> Result<ControlServer> {
         let listener = TcpListener::bind(&address).map_err(|error| {
             Error::unavailable(format!("cannot listen on {address:?} for gRPC: {error}"))
-                .help("port 0 lets the system choose one that is free")
+                .help("use port 0 to let the system choose a free port")
         })?;
         let failed = |error: std::io::Error| Error::unavailable(format!("gRPC: {error}"));
         let own = listener.local_addr().map_err(failed)?;
@@ -121,16 +123,16 @@ impl ControlServer {
             .thread_name("fleet-control")
             .build()
             .map_err(failed)?;
-        let desk = Arc::new(Desk {
+        let service = Arc::new(ControlService {
             served: OnceLock::new(),
             token: token.clone(),
             log: log.clone(),
             abort: Abort::new(),
             work: Mutex::new(()),
         });
-        let guard = Guard::new(Verifier::new(token)?, log.clone());
+        let authenticator = Authenticator::new(Verifier::new(token)?, log.clone());
         let (health, health_service) = tonic_health::server::health_reporter();
-        runtime.block_on(say(&health, ServingStatus::NotServing));
+        runtime.block_on(set_health(&health, ServingStatus::NotServing));
         let reflection = tonic_reflection::server::Builder::configure()
             .register_file_descriptor_set(prost_types::FileDescriptorSet {
                 file: vec![schema::file()?],
@@ -149,24 +151,24 @@ impl ControlServer {
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .max_connection_age(CONNECTION_SPAN_MAX)
             .add_service(health_service)
-            .add_service(InterceptedService::new(reflection, guard.clone()))
-            .add_service(InterceptedService::new(Control(desk.clone()), guard));
-        let door = {
+            .add_service(InterceptedService::new(reflection, authenticator.clone()))
+            .add_service(InterceptedService::new(Control(service.clone()), authenticator));
+        let acceptor = {
             let _inside = runtime.enter();
-            Door::new(tokio::net::TcpListener::from_std(listener).map_err(failed)?, log)
+            Acceptor::new(tokio::net::TcpListener::from_std(listener).map_err(failed)?, log)
         };
         let (stop, stopped) = oneshot::channel();
         let handle = runtime.handle().clone();
         let serving = async move {
             tokio::select! {
-                _ = router.serve_with_incoming(door) => {}
+                _ = router.serve_with_incoming(acceptor) => {}
                 _ = stopped => {}
             }
         };
         let thread = start(runtime, serving)?;
         Ok(ControlServer {
             address: own,
-            desk,
+            service,
             health,
             handle,
             stop: Some(stop),
@@ -178,21 +180,21 @@ impl ControlServer {
         self.address
     }
 
-    /// The tables are there: calls are answered from now on. `addresses` is where all servers of
-    /// the job take frames.
+    /// Starts to answer calls about these tables. `addresses` are those where all servers of the
+    /// job accept frames.
     pub fn serve(&self, tables: Arc<ServerTables>, addresses: &[SocketAddr]) -> Result<()> {
         let served = Served { tables, addresses: addresses.to_vec() };
-        if self.desk.served.set(served).is_err() {
-            return Err(Error::invalid("this control serves tables already"));
+        if self.service.served.set(served).is_err() {
+            return Err(Error::invalid("control server already has tables"));
         }
-        self.handle.block_on(say(&self.health, ServingStatus::Serving));
+        self.handle.block_on(set_health(&self.health, ServingStatus::Serving));
         Ok(())
     }
 }
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        self.desk.abort.fire(Error::unavailable("the server ends"));
+        self.service.abort.fire(Error::unavailable("server is closing"));
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
@@ -203,8 +205,8 @@ impl Drop for ControlServer {
     }
 }
 
-/// Of the server as a whole, and of the service.
-async fn say(health: &HealthReporter, status: ServingStatus) {
+/// Sets the status of the server as a whole, and of the service.
+async fn set_health(health: &HealthReporter, status: ServingStatus) {
     for service in ["", message::SERVICE] {
         health.set_service_status(service, status).await;
     }

@@ -1,7 +1,7 @@
-//! What reflection says of the service: `proto/control.proto`, read as it is.
+//! The service's description for reflection, parsed from `proto/control.proto`.
 //!
-//! The file keeps to a part of the language, a statement a line: messages of scalars, messages and
-//! enums, enums, a service of unary calls, comments on lines of their own. Anything else is an
+//! The file uses a part of the language, with one statement a line: messages of scalars, messages
+//! and enums; enums; a service of unary calls; comments on lines of their own. Anything else is an
 //! error, which a test would find.
 
 use fleet_base::{Error, Result};
@@ -14,7 +14,7 @@ use prost_types::{
 const SOURCE: &str = include_str!("../../proto/control.proto");
 const FILE: &str = "fleet/ps/v1/control.proto";
 
-/// The file as a compiler of protobuf describes it.
+/// Returns the file as a protobuf compiler would describe it.
 pub(super) fn file() -> Result<FileDescriptorProto> {
     parse(SOURCE).map_err(|error| error.at(FILE))
 }
@@ -33,7 +33,7 @@ fn parse(source: &str) -> Result<FileDescriptorProto> {
         let line = line.trim().trim_end_matches([';', '{']).trim_end();
         let words: Vec<&str> = line.split_whitespace().collect();
         let strange = || {
-            Error::internal("a line of the service's description is not understood")
+            Error::internal("malformed line in the service's description")
                 .got(format!("'{line}'"))
                 .at(format!("line {}", number + 1))
         };
@@ -87,7 +87,7 @@ fn parse(source: &str) -> Result<FileDescriptorProto> {
     Ok(file)
 }
 
-/// A field of a message: `[repeated | optional] TYPE NAME = NUMBER`.
+/// Adds a field to a message: `[repeated | optional] TYPE NAME = NUMBER`.
 fn add_field(message: &mut DescriptorProto, words: &[&str]) -> Option<()> {
     let (label, words) = match words {
         ["repeated", rest @ ..] => (Some(Label::Repeated), rest),
@@ -102,7 +102,7 @@ fn add_field(message: &mut DescriptorProto, words: &[&str]) -> Option<()> {
     };
     field.set_label(label.unwrap_or(Label::Optional));
     if label == Some(Label::Optional) {
-        // Presence is a one-of of one field.
+        // Presence is described as a one-of with one field.
         field.proto3_optional = Some(true);
         field.oneof_index = Some(message.oneof_decl.len() as i32);
         let name = Some(format!("_{name}"));
@@ -120,7 +120,7 @@ fn add_field(message: &mut DescriptorProto, words: &[&str]) -> Option<()> {
     Some(())
 }
 
-/// Names of types in full, and whether they are messages or enums.
+/// Completes the names of types, and sets whether they are messages or enums.
 fn qualify(file: &mut FileDescriptorProto) {
     let package = file.package.clone().unwrap_or_default();
     let full = |name: &mut Option<String>| {
@@ -185,7 +185,7 @@ mod tests {
         (message.into(), field.number(), label.into(), ty, field.name().into())
     }
 
-    /// What the attributes in `message.rs` say.
+    /// Parses the fields from the attributes in `message.rs`.
     fn written(source: &str) -> BTreeSet<Field> {
         let (mut fields, mut message) = (BTreeSet::new(), "");
         let lines: Vec<&str> = source.lines().map(str::trim).collect();
@@ -238,7 +238,7 @@ mod tests {
             ["import \"a.proto\";", "message A {\n map<a, b> c = 1;\n}", "service A {\n x\n}"]
         {
             let error = parse(line).unwrap_err().to_string();
-            assert!(error.contains("is not understood"), "{error}");
+            assert!(error.contains("malformed line"), "{error}");
         }
     }
 }

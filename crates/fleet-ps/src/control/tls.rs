@@ -1,5 +1,5 @@
-//! TLS of control over gRPC, by certificates that any tool can check. The TLS of a job's own
-//! connections (`fleet-net`) has keys without certificates, which tools do not speak.
+//! TLS for control over gRPC, with certificates that any tool can check. The TLS of a job's own
+//! connections (`fleet-net`) has keys without certificates, which such tools do not support.
 
 pub use built_in::{ClientTls, ServerTls};
 
@@ -12,14 +12,14 @@ mod built_in {
         Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
     };
 
-    /// What a server shows to operators: its certificate, those of who vouches for it, and the key.
+    /// A server's certificate, those of its issuers, and its key.
     pub struct ServerTls {
         config: ServerTlsConfig,
         files: String,
     }
 
     impl ServerTls {
-        /// From PEM files.
+        /// Reads PEM files.
         pub fn read(certificate: &Path, key: &Path) -> Result<ServerTls> {
             let identity = Identity::from_pem(read(certificate, "certificate")?, read(key, "key")?);
             let config = ServerTlsConfig::new().identity(identity).timeout(HANDSHAKE_SPAN);
@@ -29,22 +29,19 @@ mod built_in {
 
         pub(in crate::control) fn apply(self, server: Server) -> Result<Server> {
             server.tls_config(self.config).map_err(|error| {
-                Error::invalid(format!(
-                    "a certificate and its key are not understood{}",
-                    why(&error)
-                ))
-                .expected("PEM: a certificate with those of who vouches for it, and its key")
-                .at(self.files)
+                Error::invalid(format!("invalid certificate or key{}", why(&error)))
+                    .expected("PEM: a certificate with those of its issuers, and its key")
+                    .at(self.files)
             })
         }
     }
 
-    /// Whom an operator believes.
+    /// The authority that an operator trusts.
     pub struct ClientTls(ClientTlsConfig);
 
     impl ClientTls {
-        /// Servers whose certificate is in a PEM file, or was signed by one there. `name` is what
-        /// the certificate is made out to, where that is not the host of the address.
+        /// Trusts servers whose certificate is in a PEM file, or was signed by one in it. `name` is
+        /// the name in the certificate, if it is not the host of the address.
         pub fn read(authority: &Path, name: Option<&str>) -> Result<ClientTls> {
             let authority = Certificate::from_pem(read(authority, "certificate")?);
             let config = ClientTlsConfig::new().ca_certificate(authority).timeout(HANDSHAKE_SPAN);
@@ -55,9 +52,9 @@ mod built_in {
         }
 
         pub(in crate::control) fn apply(self, endpoint: Endpoint) -> Result<Endpoint> {
-            endpoint.tls_config(self.0).map_err(|error| {
-                Error::invalid(format!("a certificate is not understood{}", why(&error)))
-            })
+            endpoint
+                .tls_config(self.0)
+                .map_err(|error| Error::invalid(format!("invalid certificate{}", why(&error))))
         }
     }
 
@@ -66,7 +63,7 @@ mod built_in {
             .map_err(|error| Error::io(&format!("read the {what} from"), path, &error))
     }
 
-    /// What a transport's error means is in its sources.
+    /// Returns the sources of a transport's error, which state its cause.
     fn why(error: &dyn std::error::Error) -> String {
         let mut text = String::new();
         let mut source = error.source();
@@ -84,7 +81,7 @@ mod built_in {
     use std::path::Path;
     use tonic::transport::{Endpoint, Server};
 
-    /// There is none.
+    /// Cannot be made: this build has no TLS.
     pub enum ServerTls {}
 
     impl ServerTls {
@@ -97,7 +94,7 @@ mod built_in {
         }
     }
 
-    /// There is none.
+    /// Cannot be made: this build has no TLS.
     pub enum ClientTls {}
 
     impl ClientTls {
@@ -111,7 +108,7 @@ mod built_in {
     }
 
     fn left_out() -> Error {
-        Error::unsupported("gRPC under TLS is asked for, and this program was built without it")
-            .help("build it with the features `grpc` and `tls`, or leave the certificate out")
+        Error::unsupported("gRPC with TLS is not supported by this build")
+            .help("build with the features `grpc` and `tls`, or omit the certificate")
     }
 }

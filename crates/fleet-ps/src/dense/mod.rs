@@ -1,4 +1,4 @@
-//! Dense tables: the dense parameters of a program, flattened into one row and cut over the
+//! Dense tables: the dense parameters of a program, flattened into one row and divided among the
 //! servers.
 
 mod placement;

@@ -1,13 +1,13 @@
-//! Which server has which part of the dense parameters, and which has which sparse row.
+//! Placement of dense parameters on servers.
 //!
-//! Dense parameters are laid end to end in the order of their names; server s has the block of
-//! `total / servers + 1` numbers from `s` blocks on, the last ones what is left, which may be
-//! nothing.
+//! Dense parameters are laid end to end in the order of their names. Every server has a block of
+//! `total / servers + 1` numbers, in the order of servers; the last ones have the rest, which may
+//! be empty.
 
 use fleet_base::{Error, Result};
 use std::ops::Range;
 
-/// The numbers of the flattened parameters that a server has.
+/// Returns the range of the flattened parameters that a server has.
 ///
 /// ```
 /// use fleet_ps::dense_range;
@@ -38,7 +38,7 @@ pub enum DenseCut {
     Blocks(Vec<DenseBlock>),
 }
 
-/// Numbers of a dense table that are on one server.
+/// A block of a dense table, on one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenseBlock {
     pub len: usize,
@@ -46,7 +46,7 @@ pub struct DenseBlock {
 }
 
 impl DenseCut {
-    /// What a server has of `total` numbers, in their order.
+    /// Returns a server's ranges of `total` numbers, in ascending order.
     pub fn ranges(&self, total: usize, server: usize, server_count: usize) -> Vec<Range<usize>> {
         let blocks = match self {
             DenseCut::Even => {
@@ -69,7 +69,7 @@ impl DenseCut {
         ranges
     }
 
-    /// How many numbers that is.
+    /// Returns how many numbers a server has.
     pub fn count(&self, total: usize, server: usize, server_count: usize) -> usize {
         self.ranges(total, server, server_count).iter().map(ExactSizeIterator::len).sum()
     }
@@ -80,17 +80,17 @@ impl DenseCut {
         let wrong = blocks.iter().find(|block| block.server >= server_count);
         match (sum, wrong) {
             (Some(sum), None) if sum == total => Ok(()),
-            (_, Some(block)) => Err(Error::invalid("a block is on a server that is not there")
+            (_, Some(block)) => Err(Error::invalid("block on an unknown server")
                 .expected(format!("a server below {server_count}"))
                 .got(block.server)),
-            (sum, None) => Err(Error::invalid("blocks do not make up a dense table")
+            (sum, None) => Err(Error::invalid("blocks do not add up to the dense table")
                 .expected(format!("{total} numbers"))
                 .got(sum.map_or("too many".into(), |sum| sum.to_string()))),
         }
     }
 }
 
-/// A parameter in the flattened row.
+/// A parameter's range in the flattened row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DenseRange {
     pub name: String,

@@ -1,11 +1,11 @@
 //! One server's part of the dense parameters, with their optimizer.
 //!
-//! In the asynchronous modes every push is applied when it comes. In the synchronous mode pushes
-//! are added up, and [`DenseTable::pour`] applies their mean once, when all trainers have pushed.
+//! In the asynchronous modes every push is applied on receipt. In the synchronous mode pushes are
+//! summed, and [`DenseTable::apply_pending`] applies their mean once all trainers have pushed.
 //!
-//! A gradient that was computed from old parameters can be corrected (DC-ASGD): the table remembers
-//! what each worker last read, and a push counts as `g + g² (now - read)`, which is what the
-//! gradient would be now if the loss bent along each parameter by the square of its gradient.
+//! Gradients computed from old parameters can be corrected (DC-ASGD). The table remembers what each
+//! worker last read, and applies a push as `g + g² (now - read)`. That is the gradient at the
+//! present parameters if the curvature along each parameter is the square of its gradient.
 
 use crate::rule::{How, Row};
 use crate::{NonFinite, Rule, TableStats};
@@ -17,26 +17,27 @@ use std::sync::{Mutex, MutexGuard};
 /// When pushes are applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Update {
-    /// Each when it comes.
+    /// Each push, on receipt.
     #[default]
-    Now,
-    /// The mean of them at [`DenseTable::pour`].
-    Pour,
+    OnReceipt,
+    /// The mean of the pushes, at [`DenseTable::apply_pending`].
+    Deferred,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseConfig {
     pub table_id: u32,
-    /// Numbers on this server ([`dense_range`](crate::dense_range)); may be none.
+    /// Number of elements on this server ([`dense_range`](crate::dense_range)); may be 0.
     pub len: usize,
     pub rule: Rule,
     pub update: Update,
     pub non_finite: NonFinite,
-    /// Workers whose gradients are corrected; 0 for none. Each costs a copy of the parameters.
+    /// Number of workers whose gradients are corrected; 0 for none. Each costs a copy of the
+    /// parameters.
     pub corrected_workers: usize,
 }
 
-/// Parameters of one server. They start at 0: worker 0 sets the real values.
+/// The parameters of one server. They start at 0; worker 0 sets the initial values.
 ///
 /// ```
 /// use fleet_ps::{DenseConfig, DenseTable, NonFinite, Rule, Update, rule::Sgd};
@@ -44,14 +45,14 @@ pub struct DenseConfig {
 ///     table_id: 0,
 ///     len: 2,
 ///     rule: Rule::Sgd(Sgd { lr: 0.5 }),
-///     update: Update::Pour,
+///     update: Update::Deferred,
 ///     non_finite: NonFinite::Refuse,
 ///     corrected_workers: 0,
 /// })?;
 /// table.set(&[1.0, 1.0])?;
 /// table.push(&[1.0, 0.0])?;
 /// table.push(&[3.0, 0.0])?;
-/// assert_eq!(table.pour(), 2); // the mean of two pushes, applied once
+/// assert_eq!(table.apply_pending(), 2); // the mean of two pushes, applied once
 /// let mut values = [0.0; 2];
 /// table.pull(&mut values)?;
 /// assert_eq!(values, [0.0, 1.0]);
@@ -62,7 +63,7 @@ pub struct DenseTable {
     inner: Mutex<Inner>,
 }
 
-/// What a dense table holds at one moment.
+/// Parameters and optimizer state of a dense table at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DenseImage {
     pub values: Vec<f32>,
@@ -70,7 +71,7 @@ pub(crate) struct DenseImage {
     pub shape: StateShape,
 }
 
-/// All that a dense table is at one moment.
+/// The whole state of a dense table at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DenseRuntime {
     pub rate_scale: f32,
@@ -82,8 +83,8 @@ pub(crate) struct DenseRuntime {
     pub is_loaded: bool,
 }
 
-/// How the state of a rule lies: blocks of as many numbers as there are parameters, then some that
-/// all share.
+/// Layout of a rule's state: blocks with a number for each parameter, then numbers that all
+/// parameters share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateShape {
     pub blocks: usize,
@@ -91,7 +92,7 @@ pub(crate) struct StateShape {
 }
 
 impl DenseImage {
-    /// `len` parameters that were never pushed to.
+    /// Returns `len` parameters as they are before the first push.
     pub fn empty(rule: &Rule, len: usize) -> DenseImage {
         let blocks = rule.state_len(2) - rule.state_len(1);
         let shape = StateShape { blocks, shared: rule.state_len(1) - blocks };
@@ -104,23 +105,27 @@ impl DenseImage {
 struct Inner {
     values: Vec<f32>,
     state: Vec<f32>,
-    /// Pushes that wait for a pour, added up.
+    /// Sum of the pending pushes.
     sum: Vec<f32>,
     push_count: u64,
     rate_scale: f32,
     non_finite: u64,
-    /// Since the table was made.
+    /// Pulls since the table was made.
     pulls: u64,
+    /// Pushes since the table was made.
     pushes: u64,
-    /// What each worker last read, where its gradients are corrected; empty until it has.
+    /// The parameters that each worker last read, if its gradients are corrected; empty before it
+    /// reads.
     read: Vec<Vec<f32>>,
-    /// The parameters are those of a save.
+    /// The parameters were loaded from a save.
     is_loaded: bool,
-    /// Updates that were made, and how many of them each worker had when it last read.
+    /// Updates made.
     updates: u64,
+    /// By worker, the updates made before it last read.
     read_at: HashMap<usize, u64>,
-    /// Of a push: updates since its worker last read. The sum and the largest.
+    /// Staleness of the pushes: updates since the worker's last read. The sum over all pushes.
     staleness_sum: u64,
+    /// Largest staleness of a push.
     staleness_max: u64,
 }
 
@@ -132,7 +137,8 @@ impl DenseTable {
             .map_err(|error| error.at(format!("dense table {}", config.table_id)))?;
         let mut state = vec![0.0; config.rule.state_len(config.len)];
         config.rule.init_state(config.len, &mut state);
-        let sum = if config.update == Update::Pour { vec![0.0; config.len] } else { Vec::new() };
+        let sum =
+            if config.update == Update::Deferred { vec![0.0; config.len] } else { Vec::new() };
         let inner = Inner {
             values: vec![0.0; config.len],
             state,
@@ -156,12 +162,12 @@ impl DenseTable {
         &self.config
     }
 
-    /// Multiplies the learning rate of the rule.
+    /// Sets the factor on the rule's learning rate.
     pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
         if !(scale.is_finite() && scale >= 0.0) {
             return Err(self
-                .error("the scale of a learning rate is wrong")
-                .expected("a finite number, not negative")
+                .error("invalid learning rate scale")
+                .expected("a finite number >= 0")
                 .got(scale));
         }
         self.lock().rate_scale = scale;
@@ -175,8 +181,8 @@ impl DenseTable {
         Ok(())
     }
 
-    /// The parameters that a job begins with, unless a save was loaded: those stay. Returns whether
-    /// they were taken.
+    /// Sets the parameters that a job begins with, unless a save was loaded. Returns whether they
+    /// were set.
     pub fn begin(&self, values: &[f32]) -> Result<bool> {
         self.check_len("values", values.len())?;
         let mut inner = self.lock();
@@ -194,7 +200,8 @@ impl DenseTable {
         Ok(())
     }
 
-    /// As [`DenseTable::pull`], by a worker whose next gradients come of what it reads.
+    /// Like [`DenseTable::pull`], for a worker whose next gradients are computed from these
+    /// parameters.
     pub fn pull_by(&self, worker: usize, out: &mut [f32]) -> Result<()> {
         self.check_len("out", out.len())?;
         let mut inner = self.lock();
@@ -209,13 +216,13 @@ impl DenseTable {
         Ok(())
     }
 
-    /// Brings a gradient.
+    /// Pushes a gradient.
     pub fn push(&self, grad: &[f32]) -> Result<()> {
         self.push_by(usize::MAX, grad)
     }
 
-    /// Brings a worker's gradient, which is corrected by what has changed since that worker last
-    /// read, where the table does so.
+    /// Pushes a worker's gradient. If the table corrects gradients, it is corrected for the changes
+    /// since that worker last read.
     pub fn push_by(&self, worker: usize, grad: &[f32]) -> Result<()> {
         self.check_len("grad", grad.len())?;
         let name = |at: usize| format!("element {at}");
@@ -231,17 +238,17 @@ impl DenseTable {
         inner.measure(worker);
         let grad = inner.corrected(worker, grad);
         match self.config.update {
-            Update::Now => {
+            Update::OnReceipt => {
                 inner.apply(&self.config.rule, &grad);
                 inner.push_count = 0;
             }
-            Update::Pour => inner.sum.iter_mut().zip(&grad[..]).for_each(|(sum, g)| *sum += g),
+            Update::Deferred => inner.sum.iter_mut().zip(&grad[..]).for_each(|(sum, g)| *sum += g),
         }
         Ok(())
     }
 
-    /// Applies the mean of the pushes since the last pour; returns how many there were.
-    pub fn pour(&self) -> u64 {
+    /// Applies the mean of the pushes since the last call; returns their number.
+    pub fn apply_pending(&self) -> u64 {
         let mut inner = self.lock();
         let count = std::mem::take(&mut inner.push_count);
         if count > 0 {
@@ -254,20 +261,19 @@ impl DenseTable {
         count
     }
 
-    /// Drops the pushes since the last pour.
+    /// Drops the pending pushes.
     pub(crate) fn discard(&self) {
         let mut inner = self.lock();
         inner.sum.fill(0.0);
         inner.push_count = 0;
     }
 
-    /// Pushes that wait for a pour.
+    /// Returns the number of pending pushes.
     pub(crate) fn queued(&self) -> u64 {
         self.lock().push_count
     }
 
-    /// Parameters, optimizer and what waits become what they were when the table was made; the rate
-    /// stays.
+    /// Resets parameters, optimizer and held pushes to their initial state; the rate scale stays.
     pub fn clear(&self) {
         let mut inner = self.lock();
         inner.values.fill(0.0);
@@ -305,7 +311,7 @@ impl DenseTable {
         let whole = |read: &Vec<f32>| read.is_empty() || read.len() == self.config.len;
         let reads = runtime.read.len() == inner.read.len() && runtime.read.iter().all(whole);
         if lens != (inner.state.len(), inner.sum.len()) || !reads {
-            return Err(self.error("what was kept of a table does not fit it"));
+            return Err(self.error("stored state does not fit the table"));
         }
         (inner.values, inner.state, inner.sum) = (runtime.values, runtime.state, runtime.sum);
         (inner.rate_scale, inner.push_count) = (runtime.rate_scale, runtime.push_count);
@@ -313,7 +319,7 @@ impl DenseTable {
         Ok(())
     }
 
-    /// Overwrites parameters and state by those of a save.
+    /// Overwrites parameters and state with those of a save.
     pub(crate) fn restore(&self, image: DenseImage) -> Result<()> {
         self.check_len("values", image.values.len())?;
         let mut inner = self.lock();
@@ -326,7 +332,7 @@ impl DenseTable {
         Ok(())
     }
 
-    /// Memory of parameters and state.
+    /// Returns the memory of parameters and state, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let inner = self.lock();
         let read: usize = inner.read.iter().map(Vec::len).sum();
@@ -348,7 +354,7 @@ impl DenseTable {
         }
     }
 
-    /// Gradients that were NaN or infinite.
+    /// Returns how many gradients were NaN or infinite.
     pub fn non_finite(&self) -> u64 {
         self.lock().non_finite
     }
@@ -375,7 +381,7 @@ impl DenseTable {
 }
 
 impl Inner {
-    /// How old the parameters are that a push comes of.
+    /// Measures the staleness of a push.
     fn measure(&mut self, worker: usize) {
         let Some(at) = self.read_at.get(&worker) else { return };
         let staleness = self.updates - at;
@@ -383,7 +389,7 @@ impl Inner {
         self.staleness_max = self.staleness_max.max(staleness);
     }
 
-    /// g + g² (now - read): DC-ASGD, whose λ is 1.
+    /// Returns g + g² (now - read): DC-ASGD with λ = 1.
     fn corrected<'g>(&self, worker: usize, grad: Cow<'g, [f32]>) -> Cow<'g, [f32]> {
         let Some(read) = self.read.get(worker).filter(|read| read.len() == grad.len()) else {
             return grad;
@@ -407,7 +413,7 @@ impl Inner {
             shows: 1.0,
         };
         let how = How { rate_scale: self.rate_scale, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
-        // SAFETY: values and gradient are of one length, the state of the rule's for it.
+        // SAFETY: values and gradient have one length, and the state has the rule's length for it.
         unsafe { rule.update(&[row], self.values.len(), how) };
     }
 }
@@ -428,7 +434,7 @@ mod tests {
         out
     }
 
-    /// However it is cut over servers, adam advances its powers once a push.
+    /// However the parameters are divided, Adam advances its powers once per push.
     #[test]
     fn adam_is_the_same_on_any_number_of_servers() {
         let rule = Rule::Adam(Adam { lr: 0.01, ..Adam::default() });
@@ -438,7 +444,7 @@ mod tests {
             let mut all = Vec::new();
             for server in 0..servers {
                 let range = crate::dense_range(23, server, servers);
-                let table = DenseTable::new(config(rule, Update::Now, range.len())).unwrap();
+                let table = DenseTable::new(config(rule, Update::OnReceipt, range.len())).unwrap();
                 grads.iter().for_each(|grad| table.push(&grad[range.clone()]).unwrap());
                 all.extend(values(&table));
             }
@@ -447,7 +453,7 @@ mod tests {
         let whole = run(1);
         assert_eq!(whole, run(2));
         assert_eq!(whole, run(30), "some servers have nothing");
-        let first = DenseTable::new(config(rule, Update::Now, 1)).unwrap();
+        let first = DenseTable::new(config(rule, Update::OnReceipt, 1)).unwrap();
         first.push(&[0.3]).unwrap();
         assert!((values(&first)[0] + 0.01).abs() < 1e-6, "the first step is the rate");
     }
@@ -455,24 +461,24 @@ mod tests {
     #[test]
     fn a_pour_of_n_workers_is_one_step_of_the_mean() {
         let rule = Rule::Adam(Adam::default());
-        let poured = DenseTable::new(config(rule, Update::Pour, 3)).unwrap();
-        let alone = DenseTable::new(config(rule, Update::Now, 3)).unwrap();
+        let deferred = DenseTable::new(config(rule, Update::Deferred, 3)).unwrap();
+        let alone = DenseTable::new(config(rule, Update::OnReceipt, 3)).unwrap();
         for step in 0..4 {
             for worker in [1.0, 2.0, 6.0] {
-                poured.push(&[worker, -worker, worker * step as f32]).unwrap();
+                deferred.push(&[worker, -worker, worker * step as f32]).unwrap();
             }
-            assert_eq!((poured.pour(), poured.pour()), (3, 0));
+            assert_eq!((deferred.apply_pending(), deferred.apply_pending()), (3, 0));
             alone.push(&[3.0, -3.0, 3.0 * step as f32]).unwrap();
         }
-        assert_eq!(values(&poured), values(&alone));
+        assert_eq!(values(&deferred), values(&alone));
     }
 
-    /// Updates between a worker's reading and its push, whoever made them; none where all wait for
-    /// all.
+    /// Counts the updates between a worker's read and its push, by any worker; none if all workers
+    /// wait for each other.
     #[test]
     fn staleness_is_what_the_parameters_of_a_push_lacked() {
         let sgd = Rule::Sgd(Sgd { lr: 0.5 });
-        for (update, sum, max) in [(Update::Now, 3, 2), (Update::Pour, 0, 0)] {
+        for (update, sum, max) in [(Update::OnReceipt, 3, 2), (Update::Deferred, 0, 0)] {
             let table = DenseTable::new(config(sgd, update, 1)).unwrap();
             let mut out = [0.0];
             table.push_by(1, &[1.0]).unwrap();
@@ -482,7 +488,7 @@ mod tests {
             }
             table.pull_by(1, &mut out).unwrap();
             table.push_by(1, &[1.0]).unwrap();
-            table.pour();
+            table.apply_pending();
             table.pull_by(1, &mut out).unwrap();
             table.push_by(1, &[1.0]).unwrap();
             let stats = table.stats();
@@ -490,16 +496,16 @@ mod tests {
         }
     }
 
-    /// Two workers read at the same time; the second one's gradient is of parameters that the first
-    /// one has moved by then.
+    /// Two workers read at the same time. The second one's gradient is of parameters that the first
+    /// one has changed by then.
     #[test]
     fn gradients_of_old_parameters_are_corrected() {
         let sgd = Rule::Sgd(Sgd { lr: 0.5 });
-        let config = DenseConfig { corrected_workers: 2, ..config(sgd, Update::Now, 2) };
+        let config = DenseConfig { corrected_workers: 2, ..config(sgd, Update::OnReceipt, 2) };
         let table = DenseTable::new(config).unwrap();
         table.set(&[1.0, -1.0]).unwrap();
         table.push_by(1, &[2.0, 0.0]).unwrap();
-        assert_eq!(values(&table), [0.0, -1.0], "who has read nothing is taken at its word");
+        assert_eq!(values(&table), [0.0, -1.0], "a worker that has read nothing is not corrected");
         let mut out = [0.0; 2];
         (0..2).for_each(|worker| table.pull_by(worker, &mut out).unwrap());
         table.push_by(0, &[1.0, 2.0]).unwrap();
@@ -507,7 +513,7 @@ mod tests {
         // 3 + 9 (-0.5 - 0) = -1.5; -1 + 1 (-2 - -1) = -2.
         table.push_by(1, &[3.0, -1.0]).unwrap();
         assert_eq!(values(&table), [0.25, -1.0]);
-        // 0 has read before its own push too: 1 + 1 (0.25 - 0) = 1.25.
+        // Worker 0 last read before its own push: 1 + 1 (0.25 - 0) = 1.25.
         table.push_by(0, &[1.0, 0.0]).unwrap();
         assert_eq!(values(&table), [-0.375, -1.0]);
         let kept = table.runtime();
@@ -515,12 +521,13 @@ mod tests {
         let after = values(&table);
         table.set_runtime(kept).unwrap();
         table.push_by(1, &[1.0, 1.0]).unwrap();
-        assert_eq!(values(&table), after, "what was read is kept with the table");
+        assert_eq!(values(&table), after, "the read parameters are kept with the table");
     }
 
     #[test]
     fn bad_pushes_change_nothing() {
-        let table = DenseTable::new(config(Rule::Sgd(Sgd::default()), Update::Now, 2)).unwrap();
+        let table =
+            DenseTable::new(config(Rule::Sgd(Sgd::default()), Update::OnReceipt, 2)).unwrap();
         let error = table.push(&[1.0]).unwrap_err().to_string();
         assert!(error.contains("expected 2, got 1\n  at dense table 4"), "{error}");
         let error = table.push(&[1.0, f32::NAN]).unwrap_err().to_string();

@@ -1,9 +1,9 @@
 //! m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²; w -= lr √(1 - b2^t) / (1 - b1^t) m / (√v + e).
 //!
-//! e is epsilon √(1 - b2^t), as the optimizer of that name has it, or plain epsilon, as click
-//! tables have it. t counts the pushes to the row, not the steps of the job: a row that is rarely
-//! seen takes steps of full length (lazy). State: m, v, b1^t, b2^t; the powers start at b1 and b2
-//! and are multiplied after the step.
+//! e is epsilon √(1 - b2^t), as in the optimizer of that name, or plain epsilon, as in click
+//! tables. t counts the pushes to the row, not the steps of the job: a rarely seen row takes steps
+//! of full length (lazy). State: m, v, b1^t, b2^t. The powers start at b1 and b2 and are multiplied
+//! after the step.
 
 use super::{DECAY, How, Parameter, RATE, Row, RowRule, clamp};
 use fleet_kernels::for_registers;

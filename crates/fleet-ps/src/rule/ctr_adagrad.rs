@@ -7,7 +7,7 @@ use fleet_kernels::simd::Simd;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CtrAdagrad {
     pub lr: f32,
-    /// g0: how many squared gradients it takes before steps get shorter.
+    /// g0: the scale of squared gradients at which steps get shorter.
     pub initial_g2sum: f32,
 }
 

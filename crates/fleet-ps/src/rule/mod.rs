@@ -1,8 +1,8 @@
-//! What a push does to the numbers of a row: one file a rule.
+//! Update rules of rows, one file per rule.
 //!
 //! A rule sees one run of weights with its state and its gradient: a row of a sparse table, the
-//! embedding part of a click row, or a dense table as a whole. `lr` is the rule's own rate times
-//! the table's ([`set_rate_scale`](crate::SparseTable::set_rate_scale)); weights are clamped to the
+//! embedding part of a click row, or a whole dense table. `lr` is the rule's own rate times the
+//! table's ([`set_rate_scale`](crate::SparseTable::set_rate_scale)). Weights are clamped to the
 //! table's bounds afterwards.
 
 mod adagrad;
@@ -25,7 +25,7 @@ use fleet_base::{Error, Result};
 use fleet_kernels::kernel;
 use fleet_kernels::simd::Simd;
 
-/// The rules.
+/// An update rule.
 ///
 /// ```
 /// use fleet_ps::{Rule, rule::Adam};
@@ -36,17 +36,17 @@ use fleet_kernels::simd::Simd;
 pub enum Rule {
     Sgd(Sgd),
     Momentum(Momentum),
-    /// The optimizer that users call Adagrad.
+    /// The common Adagrad optimizer.
     Adagrad(Adagrad),
-    /// Adagrad of click models: one sum a row, gradients divided by shows.
+    /// Adagrad for click models: one sum per row, gradients divided by shows.
     CtrAdagrad(CtrAdagrad),
-    /// As `CtrAdagrad`, with a sum an element.
+    /// Like `CtrAdagrad`, with one sum per element.
     StdAdagrad(StdAdagrad),
     Adam(Adam),
     SharedAdam(SharedAdam),
 }
 
-/// Calls a method of whatever rule it is.
+/// Calls a method of the rule.
 macro_rules! each {
     ($self:expr, $rule:ident => $body:expr) => {
         match $self {
@@ -66,22 +66,22 @@ impl Rule {
         each!(self, rule => rule.name())
     }
 
-    /// Floats of state for `len` weights.
+    /// Returns the floats of state for `len` weights.
     pub fn state_len(&self, len: usize) -> usize {
         each!(self, rule => rule.state_len(len))
     }
 
-    /// Whether it matters how often a row was shown.
+    /// Returns whether the rule divides gradients by the shows of a row.
     pub(crate) fn divides_by_shows(&self) -> bool {
         matches!(self, Rule::CtrAdagrad(_) | Rule::StdAdagrad(_))
     }
 
-    /// Refuses rates and factors with which no rule makes sense.
+    /// Rejects rates and factors outside the valid range.
     pub(crate) fn check(&self) -> Result<()> {
         for (what, value, range) in each!(self, rule => rule.parameters()) {
             let inside = value >= range.0 && value <= range.1 && value.is_finite();
             if !inside {
-                return Err(Error::invalid(format!("{what} of rule {} is wrong", self.name()))
+                return Err(Error::invalid(format!("invalid {what} of rule {}", self.name()))
                     .expected(format!("a number in [{}, {}]", range.0, range.1))
                     .got(value));
             }
@@ -89,7 +89,7 @@ impl Rule {
         Ok(())
     }
 
-    /// The state of a row that was never pushed to.
+    /// Writes the state of a row before its first push.
     pub(crate) fn init_state(&self, len: usize, state: &mut [f32]) {
         each!(self, rule => rule.init_state(len, state));
     }
@@ -97,8 +97,8 @@ impl Rule {
     /// Applies one gradient to each row.
     ///
     /// # Safety
-    /// Each row's pointers are good for `len` weights and gradients and `state_len(len)` of state,
-    /// and nobody else touches them.
+    /// Each row's pointers are valid for `len` weights and gradients and `state_len(len)` of state,
+    /// and nothing else accesses them.
     pub(crate) unsafe fn update(&self, rows: &[Row], len: usize, how: How) {
         // SAFETY: promised by the caller.
         each!(self, rule => unsafe { update_rows(*rule, rows, len, how) });
@@ -111,23 +111,23 @@ pub(crate) struct Row {
     pub weights: *mut f32,
     pub state: *mut f32,
     pub grad: *const f32,
-    /// What click rules divide the gradient by.
+    /// Divisor of the gradient in click rules.
     pub shows: f32,
 }
 
-/// What is the same for all rows of an update.
+/// Settings that all rows of an update share.
 #[derive(Clone, Copy)]
 pub(crate) struct How {
     pub rate_scale: f32,
     pub bounds: [f32; 2],
 }
 
-/// A name of a parameter, its value, and the range that makes sense.
+/// Name, value and valid range of a parameter.
 type Parameter = (&'static str, f32, (f32, f32));
 
-/// A rate: 0 freezes a table, and no use is known for more.
+/// Valid rates: 0 freezes a table, and no use is known for larger ones.
 const RATE: (f32, f32) = (0.0, 1e6);
-/// A decay factor; at 1 nothing would ever be forgotten nor learned.
+/// Valid decay factors: at 1, nothing would ever be forgotten or learned.
 const DECAY: (f32, f32) = (0.0, 0.999_999_94);
 
 trait RowRule: Copy {

@@ -1,5 +1,5 @@
-//! Adam whose moments are one number a row: m_i = b1 m + (1 - b1) g_i and v_i likewise, the step
-//! from m_i and v_i, then m and v become the means of them. State: m, v, b1^t, b2^t.
+//! Adam with one moment of each order per row: m_i = b1 m + (1 - b1) g_i and v_i likewise give the
+//! step; then m and v become the means of m_i and v_i. State: m, v, b1^t, b2^t.
 
 use super::{DECAY, How, Parameter, RATE, Row, RowRule, clamp};
 use fleet_kernels::for_registers;

@@ -1,6 +1,6 @@
-//! Rows as bytes: id (8), kind (1: 0 row, 1 waiting, 2 row that
-//! was pushed to since the last base or delta), days (1), then the row's numbers (4 each, in the
-//! order of memory) or the count (4). Little-endian.
+//! Rows as bytes: id (8), kind (1: 0 row, 1 pending id, 2 row with pushes since the last base or
+//! delta), days (1), then the row's numbers (4 each, in the order of memory) or the count (4).
+//! Little-endian.
 
 use crate::Record;
 use fleet_base::Result;
@@ -13,7 +13,7 @@ pub(crate) fn write(out: &mut impl Write, record: Record<'_>) -> io::Result<()> 
             out.write_all(&[if changed { 2 } else { 0 }, unseen_days])?;
             values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
         }
-        Record::Waiting { id, count } => {
+        Record::Pending { id, count } => {
             out.write_all(&id.to_le_bytes())?;
             out.write_all(&[1, 0])?;
             out.write_all(&count.to_le_bytes())
@@ -21,7 +21,7 @@ pub(crate) fn write(out: &mut impl Write, record: Record<'_>) -> io::Result<()> 
     }
 }
 
-/// Visits the records of a part; `None` if the bytes are not of this form.
+/// Visits the records of a part; `None` if the bytes are malformed.
 pub(super) fn read(
     mut bytes: &[u8],
     stride: usize,
@@ -43,7 +43,7 @@ pub(super) fn read(
             1 => {
                 let (count, rest) = rest.split_at_checked(4)?;
                 let count = u32::from_le_bytes(count.try_into().ok()?);
-                (Record::Waiting { id, count }, rest)
+                (Record::Pending { id, count }, rest)
             }
             _ => return None,
         };

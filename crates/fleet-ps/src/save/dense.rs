@@ -1,8 +1,9 @@
-//! Dense tables and global steps in files: as sparse ones, with one part a server, `part-<server>`.
+//! Saves of dense tables and global steps: like sparse ones, with one part per server,
+//! `part-<server>`.
 //!
-//! Text: a line an element, the parameter and then its own state, `p m v`; at last, where a rule
-//! has state of the whole table, `shared a b`. Binary: the bytes of memory. A load takes the
-//! elements of all servers and keeps its own: the number of servers may change, and so may the
+//! Text: one line per element, the parameter and then its own state, `p m v`. If a rule has state
+//! of the whole table, the last line is `shared a b`. Binary: the bytes in memory. A load reads the
+//! elements of all servers and keeps its own, so the number of servers may change, and so may the
 //! blocks.
 
 use super::load::{Checked, check};
@@ -17,7 +18,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What must be equal for one table to fit another: `len` numbers on all servers.
+/// Describes the layout of a table, which must be equal for it to fit another; `len` counts the
+/// numbers on all servers.
 fn layout(table: &DenseTable, len: usize) -> String {
     format!("dense len={len} rule={}", table.config().rule.name())
 }
@@ -46,7 +48,7 @@ pub(crate) fn write_dense(
     let what = What {
         table_id: table.config().table_id,
         layout: layout(table, len),
-        // Where numbers are cut evenly, it is known who has which.
+        // The ranges of an even division are known.
         numbers: (*cut != DenseCut::Even).then(|| cut.ranges(len, server, servers)),
         row_count: elements as u64,
     };
@@ -67,7 +69,7 @@ pub(crate) fn write_steps(
     write_one(disk, what, text.as_bytes(), dir, options)
 }
 
-/// What is in the one file of a server.
+/// Contents of the one file of a server.
 struct What {
     table_id: u32,
     layout: String,
@@ -123,8 +125,8 @@ pub(crate) fn check_steps(
     check(disk, dir, table_id, save_id, STEPS_LAYOUT)
 }
 
-/// Loads the numbers `own` of a table of `len` numbers, which servers may have cut in another way
-/// when they saved it; returns how many.
+/// Loads the ranges `own` of a table of `len` numbers, which may have been divided differently when
+/// it was saved; returns how many numbers.
 pub(crate) fn load_dense(
     table: &DenseTable,
     len: usize,
@@ -132,7 +134,7 @@ pub(crate) fn load_dense(
     checked: &Checked,
 ) -> Result<u64> {
     let wrong = || {
-        Error::invalid("the parts of a dense table do not make it up")
+        Error::invalid("parts do not add up to the dense table")
             .expected(format!("{len} numbers and their state"))
             .at(format!("dense table {}", table.config().table_id))
     };
@@ -161,8 +163,8 @@ pub(crate) fn load_dense(
     Ok(found as u64)
 }
 
-/// What two lists of ranges have in common: where it begins when the ranges of one, and of the
-/// other, are laid end to end, and how much it is.
+/// Returns the overlaps of two lists of ranges: their position in the ranges of one, and of the
+/// other, laid end to end, and their length.
 fn common(one: &[Range<usize>], other: &[Range<usize>]) -> Vec<(usize, usize, usize)> {
     let mut found = Vec::new();
     let mut one_at = 0;
@@ -181,8 +183,8 @@ fn common(one: &[Range<usize>], other: &[Range<usize>]) -> Vec<(usize, usize, us
 }
 
 impl DenseImage {
-    /// Takes numbers with their state from a part; what all numbers share from where the first
-    /// comes from.
+    /// Copies numbers with their state from a part. State that all numbers share is copied with the
+    /// first one.
     fn copy(&mut self, to: usize, part: &DenseImage, from: usize, count: usize) {
         let (own_len, part_len) = (self.values.len(), part.values.len());
         self.values[to..to + count].copy_from_slice(&part.values[from..from + count]);
@@ -197,14 +199,14 @@ impl DenseImage {
     }
 }
 
-/// The steps of all servers of a save.
+/// Returns the total steps of all servers of a save.
 pub(crate) fn load_steps(checked: &Checked) -> Result<u64> {
     let steps = checked.each_part().map(|part| {
         let (_, bytes) = part?;
         let text = String::from_utf8_lossy(&bytes);
-        text.trim().parse::<u64>().map_err(|_| {
-            Error::invalid("a count of steps is malformed").expected("a number").got(text)
-        })
+        text.trim()
+            .parse::<u64>()
+            .map_err(|_| Error::invalid("malformed count of steps").expected("a number").got(text))
     });
     steps.sum()
 }
@@ -231,7 +233,7 @@ fn text(image: &DenseImage) -> String {
     text
 }
 
-/// A part as its table would have it; `None` if it is malformed.
+/// Parses a part of a table; `None` if it is malformed.
 fn parse(table: &DenseTable, format: SaveFormat, bytes: &[u8]) -> Option<DenseImage> {
     let rule = &table.config().rule;
     let shape = DenseImage::empty(rule, 0).shape;

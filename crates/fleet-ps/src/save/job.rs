@@ -1,5 +1,5 @@
-//! All tables of a job in one save: a mark a server, `<dir>/saved-<server>.<save>`, written when
-//! all its tables are. A save counts when the marks of all servers are there.
+//! Saves of all tables of a job. Each server writes a mark, `<dir>/saved-<server>.<save>`, after
+//! all its tables. A save counts when the marks of all servers are present.
 
 use super::load::{Latest, latest};
 use super::manifest;
@@ -13,34 +13,35 @@ const PREFIX: &str = "saved-";
 const MARK: Kind = Kind {
     name: "fleet saved tables",
     version: 1,
-    help: "load another save, or restore this file from where it was copied",
+    help: "load another save, or copy this file again",
 };
 
 fn file_name(server: u32, save_id: u64) -> String {
     format!("{PREFIX}{server:03}.{save_id}")
 }
 
-/// The number of the latest save in a folder, complete or not; 0 if there is none.
+/// Returns the number of the latest save in a folder, complete or not; 0 if there is none.
 pub(crate) fn last_id(disk: &dyn Disk, dir: &Path) -> Result<u64> {
     Ok(manifest::numbered(disk, dir, PREFIX)?.into_iter().map(|(_, save)| save).max().unwrap_or(0))
 }
 
-/// The latest save that all servers have finished.
+/// Returns the latest save that all servers have finished.
 pub(crate) fn latest_complete(disk: &dyn Disk, dir: &Path) -> Result<Latest> {
     latest(dir, manifest::numbered(disk, dir, PREFIX)?, |dir, server, save_id| {
         read_mark(disk, &dir.join(file_name(server, save_id)), server, save_id)
     })
 }
 
-/// How many servers made the save that a mark belongs to.
+/// Reads from a mark how many servers made its save.
 fn read_mark(disk: &dyn Disk, path: &Path, server: u32, save_id: u64) -> Result<u32> {
     let (count, text) = match MARK.read_on(disk, path)? {
         Read::Body(text) => (text.strip_prefix(&head(server, save_id)).and_then(count), text),
-        // Earlier builds wrote no checksum. What follows is checked: manifests say the same number.
+        // Earlier versions wrote no checksum. The number is checked later: manifests state the same
+        // one.
         Read::Unsealed(text) => (count(&text), text),
     };
     count.ok_or_else(|| {
-        MARK.damaged(path, "it is not a mark of this server and save")
+        MARK.damaged(path, "it is the mark of another server or save")
             .expected(
                 format!("{}server_count and a number", head(server, save_id)).replace('\n', ", "),
             )
@@ -48,7 +49,7 @@ fn read_mark(disk: &dyn Disk, path: &Path, server: u32, save_id: u64) -> Result<
     })
 }
 
-/// What a mark says of its own name, so that a renamed one is found out.
+/// Returns the part of a mark that repeats its own name, so that a renamed mark is detected.
 fn head(server: u32, save_id: u64) -> String {
     format!("server {server}\nsave_id {save_id}\n")
 }
@@ -58,7 +59,7 @@ fn count(text: &str) -> Option<u32> {
     number.parse().ok()
 }
 
-/// A server begins a save: temporary files of one that was killed go.
+/// Starts a server's save: removes temporary files of a killed process.
 pub(crate) fn begin(disk: &dyn Disk, dir: &Path, tables: &[u32], server: u32) {
     manifest::remove_temporary(disk, dir, server);
     for table in tables {
@@ -66,7 +67,7 @@ pub(crate) fn begin(disk: &dyn Disk, dir: &Path, tables: &[u32], server: u32) {
     }
 }
 
-/// All tables of a server are written.
+/// Marks the save of a server, whose tables are all written.
 pub(crate) fn mark(
     disk: &Arc<dyn Disk>,
     dir: &Path,
@@ -78,7 +79,7 @@ pub(crate) fn mark(
     MARK.write_on(disk, &dir.join(file_name(server, save_id)), &text)
 }
 
-/// All servers are done with a save: a server's older ones go.
+/// Deletes a server's older saves, after all servers have finished this one.
 pub(crate) fn remove_others(
     disk: &dyn Disk,
     dir: &Path,
@@ -96,8 +97,8 @@ pub(crate) fn remove_others(
     }
 }
 
-/// A save failed somewhere: a server's part in it goes. Its mark goes first for good: where the
-/// mark may be back behind a power cut, all that it stands for stays.
+/// Deletes a server's part of a save that failed on some server. The mark is deleted first and for
+/// good: if a power cut could restore the mark, everything that it stands for stays.
 pub(crate) fn remove(disk: &dyn Disk, dir: &Path, tables: &[u32], server: u32, save_id: u64) {
     let is_gone = match disk.remove(&dir.join(file_name(server, save_id))) {
         Ok(()) => disk.sync_folder(dir).is_ok(),

@@ -1,4 +1,4 @@
-//! Reading a save of any number of servers.
+//! Loads of saves made by any number of servers.
 
 use super::manifest::{self, Manifest, Part, WHAT_TO_DO};
 use super::{SaveFormat, binary, layout_name, table_folder, text};
@@ -11,10 +11,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Loads the rows for which `mine` is true (those of this server), over what the table has; returns
-/// how many. Nothing is loaded if any file of any server is missing, torn or changed, or if the
-/// table's rows are of another form. Of several saves in a folder it is the latest that is
-/// complete.
+/// Loads the rows for which `mine` is true (those of this server), over the table's contents;
+/// returns how many. Nothing is loaded if any file of any server is missing, truncated or changed,
+/// or if the table's rows have another layout. Of several saves in a folder, the latest complete
+/// one is loaded.
 pub fn load_sparse(table: &SparseTable, dir: &Path, mine: impl Fn(u64) -> bool) -> Result<u64> {
     let (folder, disk) = (table_folder(dir, table.config().table_id), RealDisk::handle());
     let count_of = |folder: &Path, server, save_id| {
@@ -26,14 +26,14 @@ pub fn load_sparse(table: &SparseTable, dir: &Path, mine: impl Fn(u64) -> bool) 
     load_checked(table, &checked, mine)
 }
 
-/// A save of a table whose every byte was looked at.
+/// A save of a table whose every byte was checked.
 pub(crate) struct Checked {
     disk: Arc<dyn Disk>,
     folder: PathBuf,
     manifests: Vec<Manifest>,
 }
 
-/// Looks at every byte of a table's part in a save.
+/// Checks every byte of a table's part of a save.
 pub(crate) fn check_sparse(
     disk: &Arc<dyn Disk>,
     table: &SparseTable,
@@ -43,7 +43,7 @@ pub(crate) fn check_sparse(
     check(disk, dir, table.config().table_id, save_id, &layout_name(table))
 }
 
-/// As [`check_sparse`], for a table of any kind whose layout is `wanted`.
+/// Like [`check_sparse`], for a table of any kind whose layout is `wanted`.
 pub(super) fn check(
     disk: &Arc<dyn Disk>,
     dir: &Path,
@@ -55,10 +55,10 @@ pub(super) fn check(
     let manifests = read_manifests(&**disk, &folder, save_id)?;
     for manifest in &manifests {
         if manifest.layout != wanted || manifest.table_id != table_id {
-            return Err(Error::invalid("a save is of another table")
+            return Err(Error::invalid("save has another table")
                 .expected(format!("table {table_id}, {wanted}"))
                 .got(format!("table {}, {}", manifest.table_id, manifest.layout))
-                .help("network, strategy and optimizer are to be those of the job that saved")
+                .help("use the network, strategy and optimizer of the job that saved")
                 .at(folder.display()));
         }
         for part in &manifest.parts {
@@ -68,7 +68,7 @@ pub(super) fn check(
     Ok(Checked { disk: disk.clone(), folder, manifests })
 }
 
-/// Loads the rows of a save that is whole.
+/// Loads the rows of a checked save.
 pub(crate) fn load_checked(
     table: &SparseTable,
     checked: &Checked,
@@ -84,11 +84,11 @@ pub(crate) fn load_checked(
 }
 
 impl Checked {
-    /// Each server's only part, in their order.
+    /// Reads each server's only part, in the order of servers.
     pub(super) fn each_part(&self) -> impl Iterator<Item = Result<(&Manifest, Vec<u8>)>> {
         self.manifests.iter().map(|manifest| match &manifest.parts[..] {
             [part] => Ok((manifest, read_part(&*self.disk, &self.folder, part)?)),
-            parts => Err(Error::invalid("a server's part of a save should be one file")
+            parts => Err(Error::invalid("part of a save has several files")
                 .got(format!("{} files", parts.len()))
                 .at(self.folder.display())),
         })
@@ -102,8 +102,8 @@ pub(crate) struct Latest {
     pub passed_over: Option<Error>,
 }
 
-/// The latest of the saves in a folder that has the files of all its servers, whose number
-/// `server_count` reads from one of them.
+/// Returns the latest save in a folder that has the files of all its servers. `server_count` reads
+/// their number from one of the files.
 pub(super) fn latest(
     folder: &Path,
     files: Vec<(u32, u64)>,
@@ -126,39 +126,40 @@ pub(super) fn latest(
             return Ok(Latest { save_id: *save, passed_over: first });
         }
         first.get_or_insert_with(|| {
-            Error::invalid(format!("a save in {} is not complete", folder.display()))
+            Error::invalid(format!("incomplete save in {}", folder.display()))
                 .expected(format!("the parts of {count} servers in save {save}"))
-                .got(format!("nothing of servers {missing:?}"))
-                .help("the save was not finished, or not all of it was copied here")
+                .got(format!("no parts of servers {missing:?}"))
+                .help("save again, or copy the whole folder")
         });
     }
     Err(first.unwrap_or_else(|| {
-        Error::invalid(format!("there is no save in {}", folder.display()))
+        Error::invalid(format!("no save in {}", folder.display()))
             .expected("a folder that save_persistables or save_sparse wrote")
     }))
 }
 
-/// The parts of a save agree on the number of servers, and it is one that can be.
+/// Checks that the parts of a save agree on a valid number of servers.
 fn check_count(folder: &Path, save: u64, first: u32, found: u32) -> Result<()> {
     if first == found && (1..=SERVERS_MAX).contains(&found) {
         return Ok(());
     }
-    let what = format!("the number of servers of save {save} in {} is wrong", folder.display());
+    let what = format!("wrong number of servers in save {save} in {}", folder.display());
     Err(Error::invalid(what)
         .expected(match first == found {
             true => format!("1 to {SERVERS_MAX}"),
-            false => format!("{first}, as another part of it says"),
+            false => format!("{first}, as in another part"),
         })
         .got(found)
-        .help("load another save, or restore this one from where it was copied"))
+        .help("load another save, or copy this one again"))
 }
 
-/// Servers of a job, far above what a cluster has: a number in a file makes no larger list.
+/// Limit on the servers of a save, far above those of a cluster: a number in a file makes no larger
+/// list.
 const SERVERS_MAX: u32 = 1 << 16;
-/// Missing servers that an error names.
+/// Limit on the missing servers that an error names.
 const MISSING_SHOWN: usize = 16;
 
-/// The manifests of all servers of one save.
+/// Reads the manifests of all servers of one save.
 fn read_manifests(disk: &dyn Disk, folder: &Path, save_id: u64) -> Result<Vec<Manifest>> {
     let mut manifests: Vec<Manifest> = Vec::new();
     let mut server_count = 1;
@@ -171,13 +172,13 @@ fn read_manifests(disk: &dyn Disk, folder: &Path, save_id: u64) -> Result<Vec<Ma
                     0 => "a save of this table".to_string(),
                     _ => format!("the parts of {server_count} servers"),
                 })
-                .help("the save was not finished, or not all of it was copied here"));
+                .help("save again, or copy the whole folder"));
         }
         let found = manifest::read(disk, &path)?;
         server_count = manifests.first().unwrap_or(&found).server_count;
         let got = (found.save_id, found.server, found.server_count);
         if got != (save_id, server, server_count) {
-            return Err(Error::invalid("the parts of a save do not belong together")
+            return Err(Error::invalid("parts belong to different saves")
                 .expected(format!("server {server} of {server_count} in save {save_id}"))
                 .got(format!("server {} of {} in save {}", got.1, got.2, got.0))
                 .at(path.display()));
@@ -187,7 +188,7 @@ fn read_manifests(disk: &dyn Disk, folder: &Path, save_id: u64) -> Result<Vec<Ma
     Ok(manifests)
 }
 
-/// The bytes of a part, if they are those that were written.
+/// Reads a part and checks that its bytes are those that were written.
 fn read_part(disk: &dyn Disk, folder: &Path, part: &Part) -> Result<Vec<u8>> {
     let path = folder.join(&part.name);
     let failed = |error| Error::io("read a part of a save,", &path, &error).help(WHAT_TO_DO);
@@ -200,10 +201,10 @@ fn read_part(disk: &dyn Disk, folder: &Path, part: &Part) -> Result<Vec<u8>> {
         }
         Err(error) => return Err(failed(error)),
     };
-    // The size is looked at first: no memory is taken for a file that is wrong anyway.
+    // The size is checked first, so that no memory is allocated for a wrong file.
     let size = file.len().map_err(failed)?;
     if size != part.bytes {
-        return Err(Error::invalid(format!("{} is torn", path.display()))
+        return Err(Error::invalid(format!("{} has the wrong size", path.display()))
             .expected(words::bytes(part.bytes))
             .got(words::bytes(size))
             .help(WHAT_TO_DO));
@@ -213,14 +214,13 @@ fn read_part(disk: &dyn Disk, folder: &Path, part: &Part) -> Result<Vec<u8>> {
     match crc32fast::hash(&bytes) == part.checksum {
         true => Ok(bytes),
         false => {
-            Err(Error::invalid(format!("{} was changed: its checksum is wrong", path.display()))
+            Err(Error::invalid(format!("{} is damaged: its checksum is wrong", path.display()))
                 .help(WHAT_TO_DO))
         }
     }
 }
 
-/// A part as it was before it was compressed. No more is unpacked than its manifest says: a small
-/// file may say that it is a large one.
+/// Decompresses a part, up to the size in its manifest: a small file may expand to a huge one.
 pub(super) fn plain(path: &Path, bytes: Vec<u8>, plain_bytes: Option<u64>) -> Result<Vec<u8>> {
     let Some(wanted) = plain_bytes else { return Ok(bytes) };
     let mut plain = Vec::new();
@@ -228,14 +228,14 @@ pub(super) fn plain(path: &Path, bytes: Vec<u8>, plain_bytes: Option<u64>) -> Re
         GzDecoder::new(&bytes[..]).take(wanted.saturating_add(1)).read_to_end(&mut plain);
     match unpacked.map(|count| count as u64) {
         Ok(count) if count == wanted => Ok(plain),
-        Ok(count) => Err(Error::invalid(format!("{} holds another file", path.display()))
-            .expected(format!("{} when it is unpacked, as its manifest says", words::bytes(wanted)))
+        Ok(count) => Err(Error::invalid(format!("{} differs from its manifest", path.display()))
+            .expected(format!("{} of uncompressed data", words::bytes(wanted)))
             .got(match count > wanted {
                 true => "more".to_string(),
                 false => words::bytes(count),
             })
             .help(WHAT_TO_DO)),
-        Err(error) => Err(Error::invalid(format!("{} is no gzip file", path.display()))
+        Err(error) => Err(Error::invalid(format!("{} is not a gzip file", path.display()))
             .got(error)
             .help(WHAT_TO_DO)),
     }

@@ -1,4 +1,5 @@
-//! What a server wrote: a text file of a line a fact, the last one a checksum over the others.
+//! The manifest of a server's save: text with one fact a line; the last line is a checksum of the
+//! others.
 
 use super::{COMPRESSED, SaveFormat};
 use fleet_base::disk::{Disk, PathKind, read_file};
@@ -20,7 +21,7 @@ pub(super) struct Manifest {
     pub mode: u8,
     pub format: SaveFormat,
     pub layout: String,
-    /// Which numbers of a dense table in blocks the part has, in their order.
+    /// For a dense table in blocks, the ranges of its numbers in the part, in order.
     pub numbers: Option<Vec<Range<usize>>>,
     pub parts: Vec<Part>,
 }
@@ -29,29 +30,29 @@ pub(super) struct Part {
     pub name: String,
     pub bytes: u64,
     pub checksum: u32,
-    /// Bytes before compression, of parts that are compressed.
+    /// Size before compression, of compressed parts.
     pub plain_bytes: Option<u64>,
 }
 
 const TITLE: &str = "fleet sparse table, version 1";
-/// A manifest of the most shards a table may have is smaller.
+/// Limit on a manifest, in bytes; one with the most shards that a table may have is smaller.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
-/// Begins the line of [`Manifest::numbers`].
+/// First word of the line of [`Manifest::numbers`].
 const NUMBERS: &str = "numbers";
 const PREFIX: &str = "manifest-";
 
-/// The manifest of a server in a save.
+/// Returns the name of a server's manifest in a save.
 pub(super) fn file_name(server: u32, save_id: u64) -> String {
     format!("{PREFIX}{server:03}.{save_id}")
 }
 
-/// Server and save of every manifest in a folder.
+/// Lists server and save of every manifest in a folder.
 pub(super) fn list(disk: &dyn Disk, folder: &Path) -> Result<Vec<(u32, u64)>> {
     numbered(disk, folder, PREFIX)
 }
 
-/// Numbers of the files `<prefix><server>.<save>`.
+/// Lists server and save of the files `<prefix><server>.<save>`.
 pub(super) fn numbered(disk: &dyn Disk, folder: &Path, prefix: &str) -> Result<Vec<(u32, u64)>> {
     let numbers = names(disk, folder)?.into_iter().filter_map(|name| {
         let (server, save) = name.strip_prefix(prefix)?.split_once('.')?;
@@ -60,7 +61,7 @@ pub(super) fn numbered(disk: &dyn Disk, folder: &Path, prefix: &str) -> Result<V
     Ok(numbers.collect())
 }
 
-/// Names in a folder; none if there is no such folder.
+/// Lists the names in a folder; none if the folder does not exist.
 fn names(disk: &dyn Disk, folder: &Path) -> Result<Vec<String>> {
     match disk.list(folder) {
         Ok(names) => Ok(names),
@@ -69,15 +70,15 @@ fn names(disk: &dyn Disk, folder: &Path) -> Result<Vec<String>> {
     }
 }
 
-/// How a server names the parts of its next save: not as any that are there. Manifests are not
-/// asked, since one that cannot be read now may name parts all the same.
+/// Returns the round of a server's next save, which names its parts unlike any existing ones.
+/// Manifests are not consulted: one that cannot be read now may list parts all the same.
 pub(super) fn next_round(disk: &dyn Disk, folder: &Path, server: u32) -> Result<u64> {
     let names = names(disk, folder)?;
     let rounds = names.iter().filter_map(|name| round(name, server));
     Ok(rounds.max().map_or(0, |last| last.saturating_add(1)))
 }
 
-/// The round of a server's part.
+/// Returns the round of a server's part.
 fn round(name: &str, server: u32) -> Option<u64> {
     let rest = name.strip_prefix(&format!("part-{server:03}"))?;
     let rest = rest.strip_suffix(COMPRESSED).unwrap_or(rest);
@@ -87,8 +88,8 @@ fn round(name: &str, server: u32) -> Option<u64> {
     }
 }
 
-/// Deletes a server's other saves, and parts that no save names. What cannot be deleted harms
-/// nobody.
+/// Deletes a server's other saves, and parts that no manifest lists. Files that cannot be deleted
+/// are harmless.
 pub(super) fn remove_others(disk: &dyn Disk, folder: &Path, server: u32, save_id: u64) {
     let Ok(kept) = read(disk, &folder.join(file_name(server, save_id))) else { return };
     for (of, save) in list(disk, folder).unwrap_or_default() {
@@ -96,7 +97,7 @@ pub(super) fn remove_others(disk: &dyn Disk, folder: &Path, server: u32, save_id
             let _ = disk.remove(&folder.join(file_name(server, save)));
         }
     }
-    // The names go first for good: no save lacks a part.
+    // The manifests are deleted first and for good, so that no save lacks a part.
     if disk.sync_folder(folder).is_err() {
         return;
     }
@@ -108,26 +109,26 @@ pub(super) fn remove_others(disk: &dyn Disk, folder: &Path, server: u32, save_id
     }
 }
 
-/// Deletes a server's part in a save: first the manifest, so that the save is none from then on,
-/// also behind a power cut.
+/// Deletes a server's part of a save: first the manifest, so that the save does not count from then
+/// on, even after a power cut.
 pub(super) fn remove(disk: &dyn Disk, folder: &Path, server: u32, save_id: u64) {
     if let Ok(manifest) = read(disk, &folder.join(file_name(server, save_id))) {
         withdraw(disk, folder, &manifest);
     }
 }
 
-/// Deletes the parts of a save that failed, and its manifest if that is in place all the same.
+/// Deletes the parts of a failed save, and its manifest if that is in place all the same.
 pub(super) fn withdraw(disk: &dyn Disk, folder: &Path, manifest: &Manifest) {
     let path = folder.join(file_name(manifest.server, manifest.save_id));
     let is_gone = match read_file(disk, &path, MANIFEST_BYTES_MAX) {
         Ok(None) => true,
-        // Another round of this number is a good save.
+        // A manifest of another round is that of a good save with this number.
         Ok(Some(bytes)) => match parse_sealed(&path, &bytes) {
             Ok(found) if found.round != manifest.round => true,
             Ok(_) => disk.remove(&path).is_ok(),
             Err(_) => false,
         },
-        // One that cannot be read may be in place; a folder is no manifest.
+        // An unreadable manifest may be in place; a folder is no manifest.
         Err(_) => matches!(disk.kind(&path), Ok(PathKind::Folder)),
     };
     if is_gone && disk.sync_folder(folder).is_ok() {
@@ -137,8 +138,8 @@ pub(super) fn withdraw(disk: &dyn Disk, folder: &Path, manifest: &Manifest) {
     }
 }
 
-/// Deletes what a process of this server left that died while it wrote a save. No other one writes
-/// files of these names: a folder has one job.
+/// Deletes temporary files of a process of this server that died while it wrote a save. No other
+/// process writes files of these names: a folder belongs to one job.
 pub(super) fn remove_temporary(disk: &dyn Disk, folder: &Path, server: u32) {
     let own = ["part", "manifest", "saved"].map(|what| format!(".{what}-{server:03}"));
     let is_own = |name: &str| {
@@ -147,7 +148,7 @@ pub(super) fn remove_temporary(disk: &dyn Disk, folder: &Path, server: u32) {
     };
     for name in names(disk, folder).unwrap_or_default() {
         if is_own(&name) {
-            // What cannot be deleted harms nobody.
+            // A file that cannot be deleted is harmless.
             let _ = disk.remove(&folder.join(name));
         }
     }
@@ -193,9 +194,8 @@ pub(super) fn read(disk: &dyn Disk, path: &Path) -> Result<Manifest> {
     }
 }
 
-/// With a file that is not as it was written.
-pub(super) const WHAT_TO_DO: &str =
-    "load another save, or restore this file from where it was copied";
+/// Help for files that are not as they were written.
+pub(super) const WHAT_TO_DO: &str = "load another save, or copy this file again";
 
 fn parse_sealed(path: &Path, bytes: &[u8]) -> Result<Manifest> {
     let broken = |why: &str| {
@@ -206,7 +206,7 @@ fn parse_sealed(path: &Path, bytes: &[u8]) -> Result<Manifest> {
     if text[last..] != format!("end {:08x}\n", crc32fast::hash(&bytes[..last])) {
         return Err(broken("its checksum is wrong"));
     }
-    parse(&text[..last]).ok_or_else(|| broken("it is of another version"))
+    parse(&text[..last]).ok_or_else(|| broken("it has another version"))
 }
 
 fn parse(text: &str) -> Option<Manifest> {
@@ -250,7 +250,7 @@ fn numbers(line: &str) -> Option<Vec<Range<usize>>> {
 fn part(line: &str) -> Option<Part> {
     let mut words = line.strip_prefix("part ")?.split(' ');
     let name = words.next()?;
-    // A name from a file must not lead out of the folder.
+    // A name read from a file must not lead out of the folder.
     (name.starts_with("part-") && !name.contains(['/', '\\'])).then_some(())?;
     let part = Part {
         name: name.to_string(),

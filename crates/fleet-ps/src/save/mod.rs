@@ -1,18 +1,18 @@
-//! Sparse tables in files, and back.
+//! Saves and loads of sparse tables.
 //!
-//! A save is a folder, `<dir>/<table, three digits>/`. Every server writes its rows there, a file a
-//! shard, `part-<server>-<shard>` (with `.gz` where the table wants saves of all rows compressed),
-//! and at last its manifest, `manifest-<server>.<save>`, which names these files with sizes (of
-//! compressed ones also that of what is in them) and checksums. A manifest appears whole or not at
-//! all, and what it names was flushed before. Manifests carry the same number of the save on all
-//! servers, and a load takes the latest save whose manifests are all there: a save that was cut off
-//! on any server is the one that was there before, or none. The saves of a job (`server/save.rs`)
-//! delete an older one when all servers have written; so does [`save_sparse`], which one server
-//! calls for itself.
+//! A save is a folder, `<dir>/<table, three digits>/`. Every server writes its rows there, one file
+//! per shard, `part-<server>-<shard>` (with `.gz` if the table compresses saves of all rows). Last
+//! it writes its manifest, `manifest-<server>.<save>`, which lists these files with sizes and
+//! checksums; for compressed files it also has the size of their contents. A manifest appears whole
+//! or not at all, after the files that it lists were flushed. Manifests of all servers carry the
+//! same number of the save, and a load takes the latest save whose manifests are all present. So a
+//! save that was interrupted on any server leaves the previous one in effect, if there is one. The
+//! saves of a job (`server/save.rs`) delete an older one when all servers have written; so does
+//! [`save_sparse`], which one server calls for itself.
 //!
-//! Rows are saved as they are at one moment ([`SparseTable::snapshot`]); pulls and pushes go on
-//! meanwhile. A load reads the parts of all servers, checks every byte before it touches the table,
-//! and takes the ids that belong to its server: the number of servers may change.
+//! Rows are saved as of one moment ([`SparseTable::snapshot`]), while pulls and pushes continue. A
+//! load reads the parts of all servers, checks every byte before it changes the table, and takes
+//! the ids that belong to its server. So the number of servers may change.
 
 pub(crate) mod binary;
 pub(crate) mod dense;
@@ -36,12 +36,12 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How rows are written.
+/// Encoding of saved rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SaveFormat {
-    /// A line a row, for people and other programs. Numbers read back as the very same bits.
+    /// One line per row, for people and other programs. Numbers read back bit for bit.
     Text,
-    /// The bytes of memory: small and fast.
+    /// The bytes in memory: small and fast.
     Binary,
 }
 
@@ -61,14 +61,14 @@ pub struct SaveOptions {
     pub format: SaveFormat,
     pub server: u32,
     pub server_count: u32,
-    /// The same on all servers, another one in every save.
+    /// Number of the save: the same on all servers, and different for every save.
     pub save_id: u64,
 }
 
-/// Servers of a job: what three digits number.
+/// Limit on the servers of a job: three digits number them.
 const SERVER_COUNT_MAX: u32 = 1000;
 
-/// What a save wrote.
+/// Size of a save.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Saved {
     pub row_count: u64,
@@ -104,7 +104,7 @@ pub fn save_sparse(table: &SparseTable, dir: &Path, options: &SaveOptions) -> Re
     Ok(saved)
 }
 
-/// Writes one server's rows beside whatever was saved before.
+/// Writes one server's rows next to earlier saves.
 pub(crate) fn write_sparse(
     disk: &Arc<dyn Disk>,
     table: &SparseTable,
@@ -120,7 +120,7 @@ pub(crate) fn write_sparse(
     match written {
         Ok(saved) => Ok((saved, snapshot.end_taking())),
         Err(error) => {
-            // That it failed is told; what is left of it harms nobody.
+            // The error is returned; remaining files are harmless.
             manifest::withdraw(&**disk, &folder, &manifest);
             Err(error)
         }
@@ -156,12 +156,14 @@ fn write_parts(
     Ok(saved)
 }
 
-/// The folder of a table, made if it is not there.
+/// Returns the folder of a table, which is made if it is missing.
 fn begin(disk: &dyn Disk, dir: &Path, table_id: u32, options: &SaveOptions) -> Result<PathBuf> {
     let SaveOptions { server, server_count, .. } = *options;
     if server >= server_count || server_count > SERVER_COUNT_MAX {
-        return Err(Error::invalid("the server of a save is wrong")
-            .expected(format!("a server below {server_count}, at most {SERVER_COUNT_MAX} of them"))
+        return Err(Error::invalid("invalid server number in a save")
+            .expected(format!(
+                "a number below {server_count}, of at most {SERVER_COUNT_MAX} servers"
+            ))
             .got(format!("server {server} of {server_count}")));
     }
     let folder = table_folder(dir, table_id);
@@ -170,7 +172,7 @@ fn begin(disk: &dyn Disk, dir: &Path, table_id: u32, options: &SaveOptions) -> R
 }
 
 impl SaveOptions {
-    /// A manifest without parts.
+    /// Returns a manifest without parts.
     fn manifest(&self, table_id: u32, round: u64, layout: String) -> Manifest {
         Manifest {
             table_id,
@@ -189,7 +191,7 @@ impl SaveOptions {
 
 type Visit<'a> = &'a mut dyn FnMut(Record<'_>) -> Result<()>;
 
-/// Writes what `rows` visits to a file.
+/// Writes the records that `rows` visits to a file.
 fn write_part(
     disk: &Arc<dyn Disk>,
     path: &Path,
@@ -212,7 +214,7 @@ fn write_part(
     rows(&mut |record| {
         count += u64::from(matches!(record, Record::Row { .. }));
         let record = match record {
-            // A base and a delta are what later changes count from.
+            // Later changes count from this base or delta.
             Record::Row { id, unseen_days, values, .. }
                 if matches!(options.mode, SaveMode::Base | SaveMode::Delta) =>
             {
@@ -236,10 +238,11 @@ fn write_part(
     Ok((Part { name, bytes, checksum: sum.finalize(), plain_bytes }, count))
 }
 
-/// The end of a compressed part's name.
+/// Suffix of a compressed part's name.
 const COMPRESSED: &str = ".gz";
 
-/// Saves of a part of the rows are small, and are read by others.
+/// Returns whether a save is compressed. Saves of some rows are small, and other programs read
+/// them.
 fn is_compressed(table: &SparseTable, mode: SaveMode) -> bool {
     table.config().compress_in_save && matches!(mode, SaveMode::All | SaveMode::AllAndAge)
 }
@@ -247,7 +250,7 @@ fn is_compressed(table: &SparseTable, mode: SaveMode) -> bool {
 /// Where the rows of a part go; the checksum is that of the file.
 enum Sink {
     Plain(Summed),
-    /// With the bytes that went in.
+    /// With the number of bytes before compression.
     Gzip(Box<GzEncoder<Summed>>, u64),
 }
 
@@ -271,7 +274,7 @@ impl Write for Sink {
     }
 }
 
-/// A writer that keeps a checksum.
+/// A writer that computes a checksum.
 struct Summed {
     inner: BufWriter<AtomicFile>,
     sum: crc32fast::Hasher,
@@ -295,7 +298,7 @@ pub(crate) fn table_folder(dir: &Path, table_id: u32) -> PathBuf {
     dir.join(format!("{table_id:03}"))
 }
 
-/// A save over an older one takes new names.
+/// Returns the name of a part. A save over an older one uses new names.
 fn part_name(server: u32, shard: usize, round: u64) -> String {
     match round {
         0 => format!("part-{server:03}-{shard:05}"),
@@ -303,7 +306,7 @@ fn part_name(server: u32, shard: usize, round: u64) -> String {
     }
 }
 
-/// What must be equal for rows of one table to fit another.
+/// Describes the layout of a table's rows, which must be equal for its rows to fit another table.
 fn layout_name(table: &SparseTable) -> String {
     let config = table.config();
     match &config.accessor {

@@ -1,10 +1,10 @@
-//! Saves of one table by several servers, loaded by others, and what is refused.
+//! Saves of one table by several servers, loaded by others, and saves that are rejected.
 
 use super::*;
 use crate::{CtrAccessor, Entry, PullMode, Push, Rule, SparseConfig, load_sparse, rule};
 use std::io::Read;
 
-/// A folder that goes with the test.
+/// A folder that is deleted at the end of the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -104,7 +104,7 @@ fn ids_that_wait_keep_their_count() {
     save_sparse(&table, &folder.0, &options(SaveFormat::Text, 0, 1, 1)).unwrap();
     let copy = SparseTable::new(config()).unwrap();
     assert_eq!(load_sparse(&copy, &folder.0, |_| true).unwrap(), 0);
-    assert_eq!(copy.stats().waiting_count, 1);
+    assert_eq!(copy.stats().pending_count, 1);
     copy.pull(&[5], &mut row, PullMode::Train).unwrap();
     assert_eq!(copy.stats().row_count, 1, "the third pull admits");
 }
@@ -158,20 +158,20 @@ fn damaged_saves_are_refused_and_load_nothing() {
         assert!(error.contains(words), "{error}");
         assert_eq!(copy.stats().row_count, 0, "{words}");
     };
-    check("there is no save in");
+    check("no save in ");
     save(0, 1);
-    check("expected the parts of 2 servers in save 1, got nothing of servers [1]");
+    check("expected the parts of 2 servers in save 1, got no parts of servers [1]");
     save(1, 2);
-    check("expected the parts of 2 servers in save 2, got nothing of servers [0]");
+    check("expected the parts of 2 servers in save 2, got no parts of servers [0]");
     save(0, 2);
     let part = table_folder(&folder.0, 7).join("part-001-00003");
     let bytes = std::fs::read(&part).unwrap();
     std::fs::write(&part, &bytes[..bytes.len() - 1]).unwrap();
-    check("part-001-00003 is torn: expected");
+    check("part-001-00003 has the wrong size: expected");
     let mut changed = bytes.clone();
     changed[100] ^= 1;
     std::fs::write(&part, &changed).unwrap();
-    check("part-001-00003 was changed");
+    check("part-001-00003 is damaged: its checksum");
     std::fs::remove_file(&part).unwrap();
     check("part-001-00003");
     std::fs::write(&part, &bytes).unwrap();
@@ -218,8 +218,8 @@ fn parsers_withstand_changed_bytes() {
     }
 }
 
-/// All rows in gzip files, a part of them as ever; either loads, and what is no gzip file is
-/// refused.
+/// A save of all rows has gzip files, and a save of some rows has not. Both load, and a file that
+/// is not gzip is rejected.
 #[test]
 fn compressed_parts() {
     let folder = Folder::new("gzip");
@@ -244,11 +244,10 @@ fn compressed_parts() {
     }
     let error = load::plain(Path::new("part-000-00001.gz"), b"no gzip".to_vec(), Some(9));
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("part-000-00001.gz is no gzip file: got "), "{error}");
+    assert!(error.contains("part-000-00001.gz is not a gzip file: got "), "{error}");
 }
 
-/// A forged save: its files are those that its manifests name, and a small one unpacks to a large
-/// one.
+/// A forged save: its files match its manifests, and a small one expands to a large one.
 #[test]
 fn a_small_file_that_unpacks_to_a_large_one() {
     let folder = Folder::new("bomb");
@@ -274,20 +273,21 @@ fn a_small_file_that_unpacks_to_a_large_one() {
     let said = honest.parts[1].plain_bytes;
     let wanted = fleet_base::text::bytes(said.unwrap());
     let more = format!(
-        "part-000-00001.gz holds another file: expected {wanted} when it is unpacked, as its manifest says, got more"
+        "part-000-00001.gz differs from its manifest: expected {wanted} of uncompressed data, \
+         got more"
     );
     check(64 << 20, said, &more);
-    check(3, said, "as its manifest says, got 3 B");
-    // Without a size nothing is unpacked.
-    check(64 << 20, None, "manifest-000.1 is damaged: it is of another version");
+    check(3, said, "of uncompressed data, got 3 B");
+    // Without a size nothing is decompressed.
+    check(64 << 20, None, "manifest-000.1 is damaged: it has another version");
 }
 
-/// The same rows in a table that compresses nothing.
+/// Returns the same config without compression.
 fn plain_form(config: &SparseConfig) -> SparseConfig {
     SparseConfig { compress_in_save: false, ..config.clone() }
 }
 
-/// Marks of a job's save: every bit of every byte, every truncation, every file deleted.
+/// Marks of a job's save: every bit flipped, every truncation, and a mark deleted.
 #[test]
 fn a_changed_mark_is_refused() {
     let folder = Folder::new("marks");
@@ -316,7 +316,7 @@ fn a_changed_mark_is_refused() {
     check("deleted");
     std::fs::copy(folder.0.join("saved-000.7"), &path).unwrap();
     check("the mark of another server");
-    // Earlier builds wrote the count alone; it must agree with the others, and be one that can be.
+    // Earlier versions wrote only the count. It must agree with the others, and be valid.
     std::fs::write(&path, "server_count 3\n").unwrap();
     assert_eq!(job::latest_complete(&RealDisk, &folder.0).unwrap().save_id, 7);
     (0..3).for_each(|server| {

@@ -1,9 +1,9 @@
-//! Rows as lines.
+//! Rows as lines of text.
 //!
 //! Plain tables: `id <tab> count <tab> unseen days <tab> has a row <tab> v1,v2,...`, weights then
-//! state. An id that waits for its row has count and no values. Click tables: `id slot unseen delta
-//! show click weight state... [embedding... state...]`, parted by blanks; an embedding that was not
-//! made is left out.
+//! state. A pending id has a count and no values. Click tables:
+//! `id slot unseen delta show click weight state... [embedding... state...]`, separated by spaces;
+//! an embedding that was not made is left out.
 
 use crate::sparse::layout::{CLICK, DELTA, EMBED, SHOW, SLOT, has_embedx, slot_number, slot_word};
 use crate::{Accessor, Record, SparseTable};
@@ -16,7 +16,7 @@ pub(super) fn write(
     record: Record<'_>,
 ) -> io::Result<()> {
     match (record, &table.config().accessor) {
-        (Record::Waiting { id, count }, _) => writeln!(out, "{id}\t{count}\t0\t0\t"),
+        (Record::Pending { id, count }, _) => writeln!(out, "{id}\t{count}\t0\t0\t"),
         (Record::Row { id, unseen_days, values, .. }, Accessor::Plain) => {
             write!(out, "{id}\t0\t{unseen_days}\t1\t")?;
             for (at, value) in values.iter().enumerate() {
@@ -35,8 +35,7 @@ pub(super) fn write(
     }
 }
 
-/// Visits the records of a part; `Err` in the outer place is the number of a line that makes no
-/// sense.
+/// Visits the records of a part. The outer error is the number of a malformed line.
 pub(super) fn read(
     text: &str,
     table: &SparseTable,
@@ -64,7 +63,7 @@ fn plain<'v>(line: &str, values: &'v mut [f32]) -> Option<Record<'v>> {
     let has_row = fields.next()?;
     let numbers = fields.next()?;
     if has_row == "0" {
-        return Some(Record::Waiting { id, count });
+        return Some(Record::Pending { id, count });
     }
     fill(values, numbers.split(','))?;
     Some(Record::Row { id, unseen_days, changed: false, values })
@@ -88,7 +87,7 @@ fn click<'v>(line: &str, table: &SparseTable, values: &'v mut [f32]) -> Option<R
     Some(Record::Row { id, unseen_days, changed: false, values })
 }
 
-/// Exactly as many numbers as there is room for.
+/// Parses exactly as many numbers as there is room for.
 fn fill<'t>(values: &mut [f32], mut words: impl Iterator<Item = &'t str>) -> Option<()> {
     for value in values {
         *value = words.next()?.parse().ok()?;

@@ -1,6 +1,6 @@
-//! What every method does.
+//! Runs the methods of requests.
 
-use super::{Caller, ServerTables, Sign, SignKind, Table, lock};
+use super::{Caller, ServerTables, SignKind, Table, WorkerSign, lock};
 use crate::job_text;
 use crate::message::{
     BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, fill_f32s,
@@ -14,11 +14,11 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// The longest that a request waits for others; who wants to wait longer asks again.
+/// Longest wait of one request; a client that wants to wait longer repeats it.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
 impl ServerTables {
-    /// Requests that may run any number of times.
+    /// Runs requests that may run any number of times.
     pub(super) fn read(
         &self,
         caller: Caller,
@@ -32,7 +32,7 @@ impl ServerTables {
                 let rows = self.rows(head.table)?;
                 let ids = body.u64s(head.count)?;
                 body.end()?;
-                let mode = pull_mode(head.word)?;
+                let mode = pull_mode(head.argument)?;
                 fill_f32s(answer, ids.len() * rows.pull_width(), |out| rows.pull(&ids, out, mode))
             }
             Method::PullDense => {
@@ -40,27 +40,27 @@ impl ServerTables {
                 fill_f32s(answer, table.config().len, |out| table.pull_by(caller.worker, out))
             }
             Method::Wait => {
-                let at = arrival(head.word)?;
-                let patience = Duration::from_millis(body.u64()?).min(WAIT_MAX);
+                let at = arrival(head.argument)?;
+                let timeout = Duration::from_millis(body.u64()?).min(WAIT_MAX);
                 let worker = caller.worker as u32;
-                let missing = self.barrier.missing_after(worker, at, head.count, patience)?;
+                let missing = self.barrier.missing_after(worker, at, head.count, timeout)?;
                 for (worker, sign) in self.awaited(missing) {
                     let [kind, span] = sign.numbers();
                     answer.extend(bytes_of(&[worker, kind, span]).iter());
                 }
                 Ok(())
             }
-            Method::Alive => {
-                self.presence.has_made(caller, head.count);
-                self.marks.completed(caller, head.complete);
+            Method::Heartbeat => {
+                self.presence.set_steps(caller, head.count);
+                self.progress.set_complete(caller, head.complete);
                 Ok(())
             }
             Method::Workers => {
                 for worker in 0..self.job.worker_count {
                     let ([kind, span], (steps, starts)) =
-                        (self.sign(worker as u32).0.numbers(), self.presence.made(worker));
+                        (self.sign(worker as u32).0.numbers(), self.presence.steps(worker));
                     let has_finished = self.barrier.has_finished(worker as u32).into();
-                    let complete = self.marks.of(worker).complete;
+                    let complete = self.progress.of(worker).complete;
                     let (kind, span, starts) = (kind.into(), span.into(), starts as u64);
                     let numbers = [kind, span, steps, starts, has_finished, complete];
                     answer.extend(bytes_of::<u64>(&numbers).iter());
@@ -68,7 +68,7 @@ impl ServerTables {
                 Ok(())
             }
             Method::Rounds => {
-                answer.extend(self.barrier.rounds(arrival(head.word)?).to_le_bytes());
+                answer.extend(self.barrier.rounds(arrival(head.argument)?).to_le_bytes());
                 Ok(())
             }
             Method::Stats => {
@@ -90,11 +90,11 @@ impl ServerTables {
                 self.stop();
                 Ok(())
             }
-            _ => Err(Error::internal("a request that changes tables was taken for one that reads")),
+            _ => Err(Error::internal("modifying request handled as a read")),
         }
     }
 
-    /// Requests that run once.
+    /// Runs requests that must run once.
     pub(super) fn change(
         &self,
         caller: Caller,
@@ -110,14 +110,14 @@ impl ServerTables {
                 let numbers = body.rest_f32s()?;
                 match method {
                     Method::PushDense => {
-                        self.presence.has_made(caller, head.count);
+                        self.presence.set_steps(caller, head.count);
                         table.push_by(caller.worker, &numbers)
                     }
                     _ => table.begin(&numbers).map(drop),
                 }
             }
             Method::SetRateScale => {
-                let scale = f32::from_bits(head.word);
+                let scale = f32::from_bits(head.argument);
                 match self.table(head.table)? {
                     Table::Dense(table) => table.set_rate_scale(scale),
                     Table::Sparse { rows, .. } => rows.set_rate_scale(scale),
@@ -139,30 +139,30 @@ impl ServerTables {
             }
             Method::PushSteps => {
                 let Table::GlobalStep(table) = self.table(head.table)? else { return wrong(head) };
-                answer.extend(table.push(head.word).to_le_bytes());
+                answer.extend(table.push(head.argument).to_le_bytes());
                 Ok(())
             }
             Method::Arrive => {
-                let at = arrival(head.word)?;
-                self.presence.has_made(caller, head.count);
-                self.marks.completed(caller, head.complete);
-                let mut poured = Ok(());
-                let last = |workers| poured = self.pour(at, workers);
+                let at = arrival(head.argument)?;
+                self.presence.set_steps(caller, head.count);
+                self.progress.set_complete(caller, head.complete);
+                let mut applied = Ok(());
+                let last = |workers| applied = self.apply_pending(at, workers);
                 let round = self.barrier.arrive(caller.worker as u32, at, last)?;
                 answer.extend(round.to_le_bytes());
-                poured
+                applied
             }
             Method::Finish => {
-                self.presence.has_made(caller, head.count);
-                self.marks.completed(caller, head.complete);
-                let mut poured = Ok(());
-                let last = |at, workers| poured = self.pour(at, workers);
+                self.presence.set_steps(caller, head.count);
+                self.progress.set_complete(caller, head.complete);
+                let mut applied = Ok(());
+                let last = |at, workers| applied = self.apply_pending(at, workers);
                 let all = self.barrier.finish(caller.worker as u32, last)?;
                 answer.push(u8::from(all));
-                poured
+                applied
             }
             Method::Shrink => {
-                let days = (head.word != DAYS_DEFAULT).then_some(head.word);
+                let days = (head.argument != DAYS_DEFAULT).then_some(head.argument);
                 let days = days.map(|days| u8::try_from(days).unwrap_or(u8::MAX));
                 answer.extend(self.rows(head.table)?.shrink(days)?.to_le_bytes());
                 Ok(())
@@ -172,8 +172,8 @@ impl ServerTables {
                 Ok(())
             }
             Method::Save => {
-                let mode = SaveMode::parse(i64::from(head.word & !(BINARY | ONE)))?;
-                let binary = head.word & BINARY != 0;
+                let mode = SaveMode::parse(i64::from(head.argument & !(BINARY | ONE)))?;
+                let binary = head.argument & BINARY != 0;
                 let format = if binary { SaveFormat::Binary } else { SaveFormat::Text };
                 let dir = Path::new(body.text()?);
                 let saved =
@@ -181,22 +181,22 @@ impl ServerTables {
                 answer.extend(bytes_of(&[saved.row_count, saved.bytes]).iter());
                 Ok(())
             }
-            Method::Begin => {
-                self.marks.begin(caller, head.count, head.complete);
+            Method::BeginRun => {
+                self.progress.begin_run(caller, head.count, head.complete);
                 Ok(())
             }
-            Method::TakeOver => {
-                let mark = self.marks.of(caller.worker);
-                progress::write(mark.base, mark.complete, &mark.tables, answer);
+            Method::Adopt => {
+                let own = self.progress.of(caller.worker);
+                progress::write(own.base, own.complete, &own.tables, answer);
                 Ok(())
             }
-            Method::GoOn => {
-                let before = self.marks.of(caller.worker).client;
-                let made = self.marks.goes_on(caller, head.complete);
+            Method::Resume => {
+                let before = self.progress.of(caller.worker).client;
+                let steps = self.progress.adopt(caller, head.complete);
                 if before != caller.client {
-                    self.ledger.retire(before);
+                    self.sessions.retire(before);
                 }
-                self.presence.goes_on(caller, made);
+                self.presence.adopt(caller, steps);
                 Ok(())
             }
             Method::NewRun => {
@@ -204,7 +204,7 @@ impl ServerTables {
                 Ok(())
             }
             Method::Settle => self.settle(head.count),
-            Method::EndSave => self.end_save(caller, head.count, head.word == 1),
+            Method::EndSave => self.end_save(caller, head.count, head.argument == 1),
             Method::Load => {
                 let tables = self.named(head)?;
                 let dir = Path::new(body.text()?);
@@ -212,7 +212,7 @@ impl ServerTables {
                 answer.extend(loaded.to_le_bytes());
                 Ok(())
             }
-            _ => Err(Error::internal("a request that reads was taken for one that changes tables")),
+            _ => Err(Error::internal("read request handled as a modification")),
         }
     }
 
@@ -221,7 +221,7 @@ impl ServerTables {
         let ids = body.u64s(head.count)?;
         let width = rows.push_width() as u64;
         let grads = body.f32s(head.count.saturating_mul(width))?;
-        let has = |flag: u32| head.word & flag != 0;
+        let has = |flag: u32| head.argument & flag != 0;
         let shows = has(SHOWS).then(|| body.f32s(head.count)).transpose()?;
         let clicks = has(CLICKS).then(|| body.f32s(head.count)).transpose()?;
         let slots = has(SLOTS).then(|| body.u32s(head.count)).transpose()?;
@@ -240,10 +240,9 @@ impl ServerTables {
         lock(pending).hold(caller.worker, head.seq, push, &screened)
     }
 
-    /// Of those who are missing, the ones that are waited for, and what is known of them. Workers
-    /// of a job that is not synchronous go on without those that are lost, once all have met at the
-    /// start.
-    fn awaited(&self, missing: Vec<u32>) -> Vec<(u32, Sign)> {
+    /// Returns the missing workers that a barrier still waits for, and their state. A job that is
+    /// not synchronous stops waiting for lost workers, once all have completed the start rounds.
+    fn awaited(&self, missing: Vec<u32>) -> Vec<(u32, WorkerSign)> {
         let mut awaited = Vec::new();
         for worker in missing {
             let (sign, is_lost) = self.sign(worker);
@@ -252,62 +251,63 @@ impl ServerTables {
                 continue;
             }
             Log::stderr().line(format!(
-                "server {}: worker {worker} {}; the others go on without it",
+                "server {}: worker {worker} {}; the others continue without it",
                 self.server,
-                sign.text()
+                sign.loss_text()
             ));
             self.barrier.lose(worker);
         }
         awaited
     }
 
-    /// What is known of a worker, and whether the others go on without it.
-    fn sign(&self, worker: u32) -> (Sign, bool) {
+    /// Returns the state of a worker, and whether the others continue without it.
+    fn sign(&self, worker: u32) -> (WorkerSign, bool) {
         let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
         let mut sign = self.presence.sign(worker as usize);
-        if self.is_again.load(Relaxed) && sign.kind == SignKind::NeverCame {
-            sign = Sign { kind: SignKind::NotBack, ..sign };
+        if self.is_restarted.load(Relaxed) && sign.kind == SignKind::NeverConnected {
+            sign = WorkerSign { kind: SignKind::NotReconnected, ..sign };
         }
         let silent_after = self.presence.silent_after();
         (sign, has_begun && !self.job.sync && sign.is_lost(silent_after))
     }
 
-    /// Whether some workers have finished and all are gone: nobody will stop the servers.
-    pub(super) fn is_left_alone(&self) -> bool {
+    /// Returns whether some workers have finished and all are gone, so that none will stop the
+    /// servers.
+    pub(super) fn is_abandoned(&self) -> bool {
         let mut workers = 0..self.job.worker_count as u32;
         self.barrier.any_finished() && workers.all(|worker| self.sign(worker).1)
     }
 
-    /// All workers have sent: what they pushed is applied.
-    pub(super) fn pour(&self, at: Arrival, workers: u32) -> Result<()> {
+    /// Applies the held pushes, when all workers have sent theirs.
+    pub(super) fn apply_pending(&self, at: Arrival, workers: u32) -> Result<()> {
         if !(self.job.sync && at == Arrival::Sent) {
             return Ok(());
         }
         let mut outcome = Ok(());
         for table in self.tables.values() {
-            let poured = match table {
+            let applied = match table {
                 Table::Dense(table) => {
-                    table.pour();
+                    table.apply_pending();
                     Ok(())
                 }
-                Table::Sparse { rows, pending } => lock(pending).pour(rows, workers),
+                Table::Sparse { rows, pending } => lock(pending).apply(rows, workers),
                 Table::Geo(_) | Table::GlobalStep(_) => Ok(()),
             };
-            // The first error is told; the other tables are poured all the same.
-            outcome = outcome.and(poured);
+            // The first error is returned; the other tables are updated all the same.
+            outcome = outcome.and(applied);
         }
         outcome
     }
 
-    /// The table that a request is about, where it is not about all.
+    /// Returns the table that a request is limited to, if it is.
     fn named(&self, head: Head) -> Result<Option<u32>> {
-        match head.word & ONE {
+        match head.argument & ONE {
             0 => Ok(None),
             _ => self.table(head.table).map(|_| Some(head.table)),
         }
     }
 
-    /// Makes a table what it was when it was made.
+    /// Resets a table to its initial state.
     fn clear(&self, table: u32) -> Result<u64> {
         match self.table(table)? {
             Table::Dense(table) => {
@@ -344,7 +344,7 @@ impl ServerTables {
         })
     }
 
-    /// Numbers that a pull of an id answers; 0 where the table has no rows.
+    /// Returns the number of values per id in a pull; 0 if the table has no rows.
     pub(super) fn pull_width(&self, table: u32) -> usize {
         self.rows(table).map_or(0, SparseTable::pull_width)
     }
@@ -355,14 +355,15 @@ impl ServerTables {
             .ok_or_else(|| Error::invalid(format!("table {table} has no rows")))
     }
 
-    /// Whether a client means the same job: its text is [`JobTables`]' own.
+    /// Checks that a client has the same job: its text must equal that of this server's
+    /// [`JobTables`].
     fn compare(&self, theirs: &str) -> Result<()> {
         let ours = self.job.text();
         let Some(difference) = job_text::difference(&ours, theirs) else { return Ok(()) };
-        let error = Error::invalid("a worker's tables are not those of this server")
+        let error = Error::invalid("the worker's tables differ from this server's")
             .expected(difference.expected)
             .got(difference.got)
-            .help("run the same program and strategy, of the same version, everywhere");
+            .help("run the same program, strategy and version of Fleet everywhere");
         Err(match difference.place.is_empty() {
             true => error,
             false => error.at(difference.place),
@@ -371,22 +372,22 @@ impl ServerTables {
 }
 
 fn wrong<T>(head: Head) -> Result<T> {
-    Err(Error::invalid(format!("table {} is of another kind than the request", head.table)))
+    Err(Error::invalid(format!("wrong kind of table {} for this request", head.table)))
 }
 
-fn arrival(word: u32) -> Result<Arrival> {
-    match word {
+fn arrival(argument: u32) -> Result<Arrival> {
+    match argument {
         0 => Ok(Arrival::Sent),
         1 => Ok(Arrival::Received),
-        _ => Err(Error::invalid("a barrier is unknown").expected("0 or 1").got(word)),
+        _ => Err(Error::invalid("unknown barrier").expected("0 or 1").got(argument)),
     }
 }
 
-fn pull_mode(word: u32) -> Result<PullMode> {
-    match word {
+fn pull_mode(argument: u32) -> Result<PullMode> {
+    match argument {
         0 => Ok(PullMode::Train),
         1 => Ok(PullMode::Infer),
         2 => Ok(PullMode::InferInitial),
-        _ => Err(Error::invalid("a mode of pulling is unknown").expected("0 to 2").got(word)),
+        _ => Err(Error::invalid("unknown pull mode").expected("0 to 2").got(argument)),
     }
 }

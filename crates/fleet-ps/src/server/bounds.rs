@@ -1,22 +1,23 @@
-//! What a server refuses before it begins: answers that no frame can carry, and folders outside of
-//! the save root.
+//! Checks of requests before they run: answers too long for a frame, and folders outside the save
+//! root.
 
 use super::ServerTables;
 use crate::message::{Body, Head, Method};
 use fleet_base::{Error, Result};
 use std::path::{Component, Path, PathBuf};
 
-/// What the clients of a server may ask for.
+/// Limits on the requests of a server's clients.
 #[derive(Clone, Debug)]
 pub(super) struct Bounds {
-    /// The longest answer.
+    /// Longest answer, in bytes.
     pub answer_bytes_max: usize,
-    /// Saves and loads stay in this folder, if there is one.
+    /// Folder that saves and loads must stay in, if there is one.
     pub save_root: Option<PathBuf>,
 }
 
 impl Bounds {
-    /// Looks at a request before it is run. Requests that are malformed are refused where they run.
+    /// Checks a request before it runs. Malformed requests pass here and are rejected where they
+    /// run.
     pub fn check(&self, tables: &ServerTables, method: u8, request: &[u8]) -> Result<()> {
         let Ok(method) = Method::parse(method) else { return Ok(()) };
         let Ok((head, body)) = Head::decode(method, request) else { return Ok(()) };
@@ -33,7 +34,7 @@ impl Bounds {
     fn check_answer(&self, bytes: u64) -> Result<()> {
         match bytes <= self.answer_bytes_max as u64 {
             true => Ok(()),
-            false => Err(Error::exhausted("the rows of a pull are too long for an answer")
+            false => Err(Error::exhausted("pull exceeds the size limit of an answer")
                 .expected(format!("up to {} bytes", self.answer_bytes_max))
                 .got(bytes)
                 .help("pull fewer ids at once")),
@@ -43,23 +44,23 @@ impl Bounds {
     fn check_folder(&self, mut body: Body<'_>) -> Result<()> {
         let Some(root) = &self.save_root else { return Ok(()) };
         let dir = Path::new(body.text()?);
-        match is_inside(root, dir).map_err(|error| Error::io("find", dir, &error))? {
+        match is_inside(root, dir).map_err(|error| Error::io("resolve", dir, &error))? {
             true => Ok(()),
-            false => Err(Error::invalid("a save or load outside of the servers' save root")
+            false => Err(Error::invalid("folder outside the servers' save root")
                 .expected(format!("a folder in {}", root.display()))
                 .got(dir.display())
-                .help("FLEET_SAVE_ROOT of the servers, or fleetrun --save_root, says where")),
+                .help("choose a folder in FLEET_SAVE_ROOT of the servers (fleetrun --save_root)")),
         }
     }
 }
 
-/// Whether a folder, which may not be there yet, is in `root` behind all links.
+/// Returns whether a folder, which may not exist yet, is in `root` after all links are resolved.
 fn is_inside(root: &Path, dir: &Path) -> std::io::Result<bool> {
     let dir = std::path::absolute(dir)?;
     if dir.components().any(|part| part == Component::ParentDir) {
         return Ok(false);
     }
-    // What is not there yet is no link; the link itself counts as there, wherever it leads.
+    // A path that does not exist is not a link. A dangling link exists itself.
     let is_there = |path: &&Path| path.symlink_metadata().is_ok();
     let Some(known) = dir.ancestors().find(is_there) else { return Ok(false) };
     Ok(known.canonicalize()?.starts_with(root.canonicalize()?))

@@ -1,4 +1,4 @@
-//! A server that listens: a conversation for every connection.
+//! A server that listens, with one conversation per connection.
 
 use super::bounds::Bounds;
 use super::{Caller, ServerTables};
@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// let worker = RemoteServers::connect(&job, 0, &addresses, &token, RemoteOptions::default())?;
 /// assert!(worker.finish()?, "the last one");
 /// worker.stop()?;
-/// server.run()?; // until somebody stops it
+/// server.run()?; // until a worker stops it
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct TableServer {
@@ -45,7 +45,8 @@ impl TableServer {
         TableServer::bind_within(address, tables, token, (options, None), log)
     }
 
-    /// As [`TableServer::bind`]; saves and loads stay in the folder `save_root`, if there is one.
+    /// Like [`TableServer::bind`]; saves and loads must stay in the folder `save_root`, if there is
+    /// one.
     pub fn bind_within(
         address: impl ToSocketAddrs + std::fmt::Debug,
         tables: Arc<ServerTables>,
@@ -55,15 +56,15 @@ impl TableServer {
     ) -> Result<TableServer> {
         let bounds = Bounds { answer_bytes_max: options.frame_bytes_max, save_root };
         let served = tables.clone();
-        tables.listens();
+        tables.on_listening();
         let open = move |hello: &[u8], _peer: SocketAddr| {
             let caller = read_hello(hello);
             if let Ok(caller) = &caller {
-                served.meets(caller.worker);
+                served.on_connection(caller.worker);
             }
             let (tables, bounds) = (served.clone(), bounds.clone());
-            let talk = Talk { tables, bounds, caller, agreed: false };
-            Ok(Box::new(talk) as Box<dyn Conversation>)
+            let conversation = TableConversation { tables, bounds, caller, agreed: false };
+            Ok(Box::new(conversation) as Box<dyn Conversation>)
         };
         let calls = CallServer::bind(address, token, options, log, open)?;
         Ok(TableServer { tables, calls })
@@ -73,7 +74,7 @@ impl TableServer {
         self.calls.address()
     }
 
-    /// Connections of workers.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.calls.connections()
     }
@@ -88,7 +89,7 @@ impl TableServer {
     }
 }
 
-/// What a client says when it connects: who it is.
+/// Returns the greeting with which a client identifies itself.
 pub(crate) fn hello(caller: Caller) -> Vec<u8> {
     let mut bytes = (caller.worker as u64).to_le_bytes().to_vec();
     bytes.extend(caller.client.to_le_bytes());
@@ -103,20 +104,20 @@ fn read_hello(bytes: &[u8]) -> Result<Caller> {
 }
 
 /// One connection.
-struct Talk {
+struct TableConversation {
     tables: Arc<ServerTables>,
     bounds: Bounds,
     caller: Result<Caller>,
-    /// The client means the same job.
+    /// The client has stated that it has the same job.
     agreed: bool,
 }
 
-impl Conversation for Talk {
+impl Conversation for TableConversation {
     fn call(&mut self, method: u8, request: &[u8], answer: &mut Vec<u8>) -> Result<()> {
         let caller = self.caller.clone()?;
-        self.tables.presence.heard(caller.worker);
+        self.tables.presence.heard_from(caller.worker);
         if !self.agreed && method != Method::Compare as u8 {
-            return Err(Error::invalid("a client asks before it has said which job it means"));
+            return Err(Error::invalid("request received before the description of the job"));
         }
         self.bounds.check(&self.tables, method, request)?;
         self.tables.call(caller, method, request, answer)?;
@@ -128,25 +129,25 @@ impl Conversation for Talk {
     }
 }
 
-impl Drop for Talk {
+impl Drop for TableConversation {
     fn drop(&mut self) {
         if let Ok(caller) = &self.caller {
-            self.tables.presence.left(caller.worker);
+            self.tables.presence.disconnected(caller.worker);
         }
     }
 }
 
 impl ServerTables {
-    /// Workers may come from now on.
-    fn listens(&self) {
+    /// Starts accepting workers.
+    fn on_listening(&self) {
         self.presence.begin();
         let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
-        self.is_again.store(has_begun, Relaxed);
+        self.is_restarted.store(has_begun, Relaxed);
     }
 
-    /// A worker has connected.
-    fn meets(&self, worker: usize) {
-        self.presence.came(worker);
+    /// Records that a worker has connected.
+    fn on_connection(&self, worker: usize) {
+        self.presence.connected(worker);
         self.barrier.find(worker);
     }
 }

@@ -1,21 +1,21 @@
 //! One server: its part of every table of a job, behind one object that answers requests.
 //!
-//! [`ServerTables`] is the same wherever it stands: [`LocalServers`](crate::LocalServers) calls it
-//! in this process, [`TableServer`](crate::TableServer) for connections. It knows no sockets.
-//! Requests that change something carry a number and run once (`ledger.rs`).
+//! [`ServerTables`] is the same for all callers: [`LocalServers`](crate::LocalServers) calls it in
+//! this process, [`TableServer`](crate::TableServer) for connections. It knows no sockets. Requests
+//! that change something carry a number and run once (`sessions.rs`).
 
 mod answer;
 mod bounds;
 mod durable;
-mod ledger;
 mod listen;
-mod marks;
 mod new_run;
 mod pending;
 mod presence;
+mod progress_tracker;
 mod save;
 #[cfg(test)]
 mod save_tests;
+mod sessions;
 #[cfg(feature = "grpc")]
 mod statistics;
 
@@ -23,10 +23,10 @@ pub use durable::{
     Damage, Durability, Flush, FolderReport, FolderState, LogReport, Loss, Recovered, ServerReport,
     SnapshotReport, Tail, WorkerReport, accept_loss, folder_state, inspect,
 };
-pub(crate) use ledger::{Caller, OPERATOR};
 pub use listen::TableServer;
 pub(crate) use listen::hello;
-pub(crate) use presence::{SILENT_AFTER, Sign, SignKind};
+pub(crate) use presence::{SignKind, WORKER_TIMEOUT, WorkerSign};
+pub(crate) use sessions::{Caller, OPERATOR};
 
 use crate::message::{Body, Head, Method};
 use crate::{
@@ -35,16 +35,16 @@ use crate::{
 };
 use fleet_base::disk::{Disk, DiskLock, RealDisk};
 use fleet_base::{Error, Result};
-use ledger::Ledger;
-use marks::Marks;
 use pending::Pending;
 use presence::Presence;
+use progress_tracker::ProgressTracker;
+use sessions::ClientSessions;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-/// What one server has of the tables of a job.
+/// One server's part of the tables of a job.
 ///
 /// ```
 /// use fleet_ps::{JobTables, ServerTables, SparseConfig, TableConfig};
@@ -61,24 +61,26 @@ use std::time::Duration;
 pub struct ServerTables {
     job: JobTables,
     server: usize,
-    /// Changes when the tables are lost.
+    /// Random number that identifies the tables. It is a new one if the tables are lost.
     life: u64,
     tables: BTreeMap<u32, Table>,
     barrier: BarrierTable,
     presence: Presence,
-    marks: Marks,
-    /// Workers had met before this process listened.
-    is_again: AtomicBool,
-    ledger: Ledger,
-    /// Held shared by what changes tables; exclusively where a snapshot of all of them is cut.
+    progress: ProgressTracker,
+    /// Workers had completed the start rounds before this process listened: the server was
+    /// restarted.
+    is_restarted: AtomicBool,
+    sessions: ClientSessions,
+    /// Held shared while a request changes tables; exclusively while a snapshot of all of them is
+    /// cut.
     gate: RwLock<()>,
-    /// Where saves are written and loaded from.
+    /// The disk of saves and loads.
     disk: Arc<dyn Disk>,
     keeper: Option<Arc<durable::Keeper>>,
-    /// No other process works in the folder while it is locked.
+    /// Keeps other processes out of the folder.
     folder_lock: Option<DiskLock>,
-    /// One save, load, shrink or snapshot at a time.
-    keeping: Mutex<()>,
+    /// Held by a save, load, shrink or snapshot: one runs at a time.
+    maintenance: Mutex<()>,
     saving: Mutex<Option<save::Saving>>,
     stopped: Mutex<bool>,
     stop: Condvar,
@@ -92,14 +94,14 @@ pub(crate) enum Table {
     GlobalStep(GlobalStep),
 }
 
-/// How often a server looks whether anybody is left.
-const LOOK_PERIOD: Duration = Duration::from_secs(2);
+/// Interval between checks whether any worker is left.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 impl ServerTables {
     pub fn new(job: &JobTables, server: usize) -> Result<ServerTables> {
         job.check()?;
         if server >= job.server_count {
-            return Err(Error::invalid("a server is not one of the job's")
+            return Err(Error::invalid("server number is outside the job")
                 .expected(format!("a number below {}", job.server_count))
                 .got(server));
         }
@@ -112,21 +114,21 @@ impl ServerTables {
             tables: job.tables.iter().map(table).collect::<Result<_>>()?,
             barrier: BarrierTable::new(job.worker_count as u32)?,
             presence: Presence::new(job.worker_count),
-            marks: Marks::new(job.worker_count),
-            is_again: AtomicBool::new(false),
-            ledger: Ledger::default(),
+            progress: ProgressTracker::new(job.worker_count),
+            is_restarted: AtomicBool::new(false),
+            sessions: ClientSessions::default(),
             gate: RwLock::new(()),
             disk: RealDisk::handle(),
             keeper: None,
             folder_lock: None,
-            keeping: Mutex::new(()),
+            maintenance: Mutex::new(()),
             saving: Mutex::new(None),
             stopped: Mutex::new(false),
             stop: Condvar::new(),
         })
     }
 
-    /// All servers of a job.
+    /// Creates all servers of a job.
     pub fn all(job: &JobTables) -> Result<Vec<Arc<ServerTables>>> {
         (0..job.server_count).map(|server| ServerTables::new(job, server).map(Into::into)).collect()
     }
@@ -135,7 +137,7 @@ impl ServerTables {
         self.server
     }
 
-    /// Sets how long a worker may give no sign of life before the others go on without it.
+    /// Sets how long a worker may be silent before it is lost and the others continue without it.
     pub fn set_silent_after(&self, span: Duration) {
         self.presence.set_silent_after(span);
     }
@@ -144,19 +146,19 @@ impl ServerTables {
         &self.job
     }
 
-    /// Waits until a worker stops the servers, or [`ServerTables::stop`], or nobody is left: some
-    /// workers have finished, others are lost, and none is connected.
+    /// Waits until a worker or [`ServerTables::stop`] stops the server, until its log fails, or
+    /// until no worker is left: some have finished, others are lost, and none is connected.
     pub fn wait(&self) {
         let mut stopped = lock(&self.stopped);
-        while !*stopped && !self.is_left_alone() && self.check_kept().is_ok() {
-            let waited = self.stop.wait_timeout(stopped, LOOK_PERIOD);
+        while !*stopped && !self.is_abandoned() && self.check_store().is_ok() {
+            let waited = self.stop.wait_timeout(stopped, CHECK_INTERVAL);
             stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Waits as [`ServerTables::wait`]. If the job has ended well, marks its folder as finished and
-    /// replaces the logs by a last snapshot. The error is why a durable server could not keep its
-    /// tables any more.
+    /// Waits like [`ServerTables::wait`]. If the job has ended well, marks its folder as finished
+    /// and replaces the logs by a last snapshot. Fails with the reason why a durable server could
+    /// not keep its tables.
     pub fn serve(&self) -> Result<()> {
         self.wait();
         let Some(keeper) = &self.keeper else { return Ok(()) };
@@ -167,13 +169,13 @@ impl ServerTables {
         }
     }
 
-    /// What a server acknowledges with an answer; zeros where nothing is kept.
+    /// Returns what the server acknowledges with an answer; zeros without durability.
     fn acknowledgement(&self) -> [u64; 2] {
         self.keeper.as_ref().map_or([0, 0], |keeper| keeper.acknowledgement())
     }
 
-    /// Why a durable server must end, if it must.
-    fn check_kept(&self) -> Result<()> {
+    /// Fails if a durable server must end.
+    fn check_store(&self) -> Result<()> {
         self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.check())
     }
 
@@ -182,7 +184,7 @@ impl ServerTables {
         self.stop.notify_all();
     }
 
-    /// Answers a request; errors say which server and worker it was.
+    /// Answers a request; errors name the server and the caller.
     pub(crate) fn call(
         &self,
         caller: Caller,
@@ -191,7 +193,7 @@ impl ServerTables {
         answer: &mut Vec<u8>,
     ) -> Result<()> {
         self.try_call(caller, method, request, answer)
-            .map_err(|error| error.at(format!("server {}, asked by {caller}", self.server)))
+            .map_err(|error| error.at(format!("server {}, request of {caller}", self.server)))
     }
 
     fn try_call(
@@ -202,24 +204,23 @@ impl ServerTables {
         answer: &mut Vec<u8>,
     ) -> Result<()> {
         if !caller.is_operator() && caller.worker >= self.job.worker_count {
-            return Err(Error::invalid("a worker is not one of the job's")
+            return Err(Error::invalid("worker number is outside the job")
                 .expected(format!("a number below {}", self.job.worker_count))
                 .got(caller.worker));
         }
         let method = Method::parse(method)?;
         if caller.is_operator() && !method.is_control() {
-            return Err(Error::invalid("an operator asks what only workers ask")
-                .expected("statistics, a save, a load or shrinking")
+            return Err(Error::invalid("request is allowed only to workers")
+                .expected("statistics, a save, a load or a shrink")
                 .got(format!("{method:?}")));
         }
         if method == Method::NewRun {
-            return Err(Error::invalid("a client asks what only a server decides")
-                .got(format!("{method:?}")));
+            return Err(Error::invalid("request is internal to servers").got(format!("{method:?}")));
         }
         self.do_request(caller, method, request, answer)
     }
 
-    /// Runs a request whose caller may make it.
+    /// Runs a request that the caller is allowed to make.
     fn do_request(
         &self,
         caller: Caller,
@@ -230,12 +231,12 @@ impl ServerTables {
         let (head, body) = Head::decode(method, request)?;
         let walks = matches!(method, Method::Shrink | Method::Clear);
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(method, head)) else {
-            let _alone = walks.then(|| lock(&self.keeping));
+            let _alone = walks.then(|| lock(&self.maintenance));
             return self.run(caller, method, (head, body), answer, || Ok(()));
         };
         keeper.wait_for_room()?;
-        // Walking over all rows takes long, and a snapshot must not be cut in the middle of it.
-        let alone = walks.then(|| lock(&self.keeping));
+        // A walk over all rows takes long, and no snapshot may be cut in the middle of it.
+        let alone = walks.then(|| lock(&self.maintenance));
         let result = {
             let _open = self.gate.read().unwrap_or_else(PoisonError::into_inner);
             let append = || keeper.append(caller, method as u8, request);
@@ -249,7 +250,7 @@ impl ServerTables {
         result
     }
 
-    /// Does a request; `first` runs before anything is changed, and not when it was done before.
+    /// Runs a request. `first` runs before any change, and not at all if the request ran before.
     fn run(
         &self,
         caller: Caller,
@@ -262,17 +263,17 @@ impl ServerTables {
             first()?;
             return guarded(|| self.read(caller, method, head, body, answer));
         }
-        self.ledger.once(caller, (head.seq, head.done), answer, |answer| {
-            let turn = self.marks.enter(caller, method)?;
+        self.sessions.once(caller, (head.seq, head.done), answer, |answer| {
+            let owner = self.progress.check_owner(caller, method)?;
             first()?;
             guarded(|| self.change(caller, method, head, body, answer))?;
             if method.is_push() {
-                self.marks.applied(caller, head.table, head.step, head.complete);
+                self.progress.set_applied(caller, head.table, head.step, head.complete);
             }
-            drop(turn);
+            drop(owner);
             Ok(())
         })?;
-        // What files did to the tables is not in the log.
+        // Changes that come from files are not in the log.
         let outside = matches!(method, Method::Load | Method::EndSave);
         match &self.keeper {
             Some(_) if method == Method::Load => self.snapshot_now(),
@@ -284,8 +285,9 @@ impl ServerTables {
         }
     }
 
-    /// Does what a log says. A request that was refused when it was made is refused again: false.
-    /// One that does not get so far was not made by a server, and the log is not to be trusted.
+    /// Replays a request from a log. Returns false if it is rejected, as it was the first time. A
+    /// request that the sessions or the owner check reject was not logged by a server, so the log
+    /// is not to be trusted.
     fn replay(&self, caller: Caller, method: u8, request: &[u8]) -> Result<bool> {
         let method = Method::parse(method)?;
         let parts = Head::decode(method, request)?;
@@ -295,23 +297,23 @@ impl ServerTables {
             Ok(())
         };
         match self.run(caller, method, parts, &mut Vec::new(), reached) {
-            _ if !is_reached => Err(Error::invalid("a log has a request that was done before")
-                .help("the folder mixes files of several servers or times")),
+            _ if !is_reached => Err(Error::invalid("duplicate request in the log")
+                .help("restore the folder: it has files of several servers or times")),
             result => Ok(result.is_ok()),
         }
     }
 
-    /// Whether a server that is started again must hear of a request: files are in no log, and a
-    /// pull matters where an id is admitted when it was pulled often enough.
+    /// Returns whether a restarted server must replay a request. Saves and loads are not logged:
+    /// the log does not contain files. A pull is logged if the entry policy counts pulls.
     fn is_logged(&self, method: Method, head: Head) -> bool {
         match method {
             Method::Save | Method::EndSave | Method::Load => false,
             Method::PullSparse => {
                 let rows = self.tables.get(&head.table).and_then(Table::rows);
-                head.word == PullMode::Train as u32
+                head.argument == PullMode::Train as u32
                     && rows.is_some_and(|t| matches!(t.config().entry, Entry::CountFilter(_)))
             }
-            // What a worker reads is what its gradients are corrected by.
+            // The parameters that a worker reads are used to correct its gradients.
             Method::PullDense => match self.tables.get(&head.table) {
                 Some(Table::Dense(table)) => table.config().corrected_workers > 0,
                 _ => false,
@@ -339,7 +341,7 @@ impl Table {
                     len: options.cut.count(*len, server, job.server_count),
                     corrected_workers: if options.corrects_delay { job.worker_count } else { 0 },
                     rule: *rule,
-                    update: if job.sync { Update::Pour } else { Update::Now },
+                    update: if job.sync { Update::Deferred } else { Update::OnReceipt },
                     non_finite: *non_finite,
                 })?)
             }
@@ -363,9 +365,9 @@ impl Table {
     }
 }
 
-/// Runs a request. One that panics is refused, also when it comes again or a log is replayed.
+/// Runs a request and turns a panic into an error, also when the request is repeated or replayed.
 fn guarded<R>(run: impl FnOnce() -> Result<R>) -> Result<R> {
-    // Tables are whole between statements, and their locks pass over a panic.
+    // Tables are consistent between statements, and their locks ignore poisoning.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -374,6 +376,6 @@ fn guarded<R>(run: impl FnOnce() -> Result<R>) -> Result<R> {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is locked here is whole between statements, whoever panicked.
+    // Values under these locks are consistent between statements, so poisoning is ignored.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,11 @@
-//! A synchronous job that is started again as a whole, on the folders of its durable servers.
+//! Restart of a synchronous job as a whole, on the folders of its durable servers.
 //!
 //! Workers push the gradients of a step to all servers, wait until all are acknowledged, and then
-//! say so to each server; a server applies the step when all workers have. So where one server has
-//! applied a step, every other one holds all its gradients: [`ServerTables::settle`] applies them
-//! there too. Where no server has applied it, they are dropped and the workers make the step again.
-//! Either way each step is applied once, with the parameters that it was computed from.
+//! arrive at each server. A server applies the step when all workers have arrived. So if one server
+//! has applied a step, every other server holds all its gradients, and [`ServerTables::settle`]
+//! applies them there too. If no server has applied it, the gradients are dropped and the workers
+//! repeat the step. Either way, each step is applied once, with the parameters that it was computed
+//! from.
 
 use super::{Caller, OPERATOR, ServerTables, Table, lock};
 use crate::Arrival;
@@ -12,9 +13,9 @@ use crate::message::{Head, Method};
 use fleet_base::{Error, Result};
 
 impl ServerTables {
-    /// All processes of the job are new: its workers meet from the start, and resume after the last
-    /// step. To be called before the server listens, and only where no worker of an earlier start
-    /// is left. Workers of the other modes join one by one; for them this does nothing.
+    /// Starts a run in which all processes of the job are new: the workers meet from the start and
+    /// resume after the last step. Call it before the server listens, and only if no worker of an
+    /// earlier start is left. In other modes workers join one by one, and this does nothing.
     pub fn begin_run(&self) -> Result<()> {
         if !self.job.sync || self.barrier.rounds(Arrival::Received) == 0 {
             return Ok(());
@@ -24,7 +25,7 @@ impl ServerTables {
         self.do_request(caller, Method::NewRun, &head.encode(), &mut Vec::new())
     }
 
-    /// Comes to the step up to which some server has applied all gradients.
+    /// Brings this server to the step up to which some server has applied all gradients.
     pub(super) fn settle(&self, steps: u64) -> Result<()> {
         let applied = self.barrier.rounds(Arrival::Sent);
         match steps.checked_sub(applied) {
@@ -33,11 +34,11 @@ impl ServerTables {
                 Ok(())
             }
             Some(1) => {
-                self.pour(Arrival::Sent, self.pending_worker_count())?;
+                self.apply_pending(Arrival::Sent, self.pending_worker_count())?;
                 self.barrier.set_sent_rounds(steps);
                 Ok(())
             }
-            _ => Err(Error::invalid("the servers' folders are of different moments of the job")
+            _ => Err(Error::invalid("the servers' folders are at different steps of the job")
                 .expected(format!("step {steps}, or the one before it"))
                 .got(format!("step {applied}"))
                 .help("give all servers folders of one run, or load a save into new folders")),
@@ -54,8 +55,8 @@ impl ServerTables {
         }
     }
 
-    /// Workers whose gradients wait: each pushes every dense table once a step, and may have no row
-    /// for a sparse one.
+    /// Returns the number of workers whose gradients are held. Each worker pushes every dense table
+    /// once a step, but may have no row for a sparse one.
     fn pending_worker_count(&self) -> u32 {
         let count = |table: &Table| match table {
             Table::Dense(table) => table.queued() as u32,

@@ -1,18 +1,18 @@
-//! Sparse pushes of a synchronous job that wait for all workers.
+//! Sparse pushes of a synchronous job, held until all workers have sent theirs.
 
 use crate::{Accessor, Push, SparseTable};
 use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
 
-/// Pushes since the last pour.
+/// Pushes that were not applied yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Pending {
-    pub pushes: Vec<Held>,
+    pub pushes: Vec<HeldPush>,
 }
 
 /// One push of one worker.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Held {
+pub(crate) struct HeldPush {
     pub worker: u64,
     pub seq: u64,
     pub ids: Vec<u64>,
@@ -22,20 +22,20 @@ pub(crate) struct Held {
     pub slots: Option<Vec<u32>>,
 }
 
-/// Numbers that may wait for one pour: 8 GiB; a job whose step pushes more wants more servers.
+/// Limit on the numbers held for one step: 8 GiB. A job whose step pushes more needs more servers.
 const NUMBERS_MAX: usize = 2 << 30;
 
 impl Pending {
-    /// Keeps a push whose gradients the table has screened.
+    /// Holds a push whose gradients the table has screened.
     pub fn hold(&mut self, worker: usize, seq: u64, push: Push<'_>, grads: &[f32]) -> Result<()> {
         let held: usize = self.pushes.iter().map(|held| held.grads.len()).sum();
         if held + grads.len() > NUMBERS_MAX {
-            return Err(Error::exhausted("too many gradients wait for the other workers")
+            return Err(Error::exhausted("too many pending gradients")
                 .expected(format!("up to {NUMBERS_MAX} numbers"))
                 .got(held + grads.len())
                 .help("arrive at the barrier more often, or use more servers"));
         }
-        self.pushes.push(Held {
+        self.pushes.push(HeldPush {
             worker: worker as u64,
             seq,
             ids: push.ids.to_vec(),
@@ -47,28 +47,28 @@ impl Pending {
         Ok(())
     }
 
-    /// Workers whose pushes wait.
+    /// Returns the number of workers with held pushes.
     pub fn worker_count(&self) -> usize {
         let workers: BTreeSet<u64> = self.pushes.iter().map(|held| held.worker).collect();
         workers.len()
     }
 
-    /// Applies what waits, once for every id: sums over the pushes, divided by `workers` in a plain
-    /// table. Added up in the order of workers, so that the result does not depend on who was
-    /// first.
-    pub fn pour(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
+    /// Applies the held pushes, each id once: sums over the pushes, divided by `workers` in a plain
+    /// table. They are added in the order of workers, so that the result does not depend on the
+    /// order of arrival.
+    pub fn apply(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
         let mut pushes = std::mem::take(&mut self.pushes);
         pushes.sort_by_key(|held| (held.worker, held.seq));
-        let Some(mut all) = pushes.first().map(|first| Held {
+        let Some(mut all) = pushes.first().map(|first| HeldPush {
             shows: first.shows.is_some().then(Vec::new),
             clicks: first.clicks.is_some().then(Vec::new),
             slots: first.slots.is_some().then(Vec::new),
-            ..Held::default()
+            ..HeldPush::default()
         }) else {
             return Ok(());
         };
         for held in pushes {
-            // Pushes of different kinds: each goes alone.
+            // Pushes with different optional fields are applied separately.
             if held.kind() != all.kind() {
                 all.apply(table, workers)?;
                 all = held;
@@ -89,7 +89,7 @@ impl Pending {
     }
 }
 
-impl Held {
+impl HeldPush {
     fn kind(&self) -> [bool; 3] {
         [self.shows.is_some(), self.clicks.is_some(), self.slots.is_some()]
     }

@@ -1,7 +1,7 @@
-//! Who is there: the connections of every worker, and when it was heard last.
+//! Presence of workers: the connections of each, and when the server last heard from it.
 //!
-//! A worker that dies loses its connections at once; one that is stopped, or whose host is gone,
-//! keeps them and says nothing any more. Workers say that they live every few seconds, whatever
+//! A worker that dies loses its connections at once. One that is stopped, or whose host is
+//! unreachable, keeps them but falls silent. Workers send heartbeats every few seconds, whatever
 //! else they do.
 
 use super::{Caller, lock};
@@ -11,58 +11,58 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Connections break and are made again within a second or two, and whoever lives says so every
-/// two: who has none for so long is gone, and so is who does not come for so long to a server that
-/// was started again.
-pub(crate) const GONE_AFTER: Duration = Duration::from_secs(6);
-/// Whoever is not heard of for so long is stopped, or out of reach.
-pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(30);
+/// Time without a connection after which a worker counts as gone. Lost connections are restored
+/// within a second or two, and live workers send a heartbeat every two. The limit holds too for
+/// workers that do not reconnect to a restarted server.
+pub(crate) const RECONNECT_GRACE: Duration = Duration::from_secs(6);
+/// Silence after which a connected worker counts as stopped or unreachable.
+pub(crate) const WORKER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a server knows of a worker, and for how long it has been so.
+/// State of a worker as a server sees it, and for how long; see [`SignKind`] for the span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sign {
+pub(crate) struct WorkerSign {
     pub kind: SignKind,
     pub span: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SignKind {
-    /// It has not connected since this server began.
-    NeverCame,
-    /// It is connected; the span is since it was heard.
-    Here,
+    /// It has not connected since this server started; the span is since the start.
+    NeverConnected,
+    /// It is connected; the span is since the server last heard from it.
+    Connected,
     /// It was connected; the span is since its last connection closed.
-    Gone,
-    /// It had come to the process before this one, and has not come to this one; the span is since
-    /// that listens.
-    NotBack,
+    Disconnected,
+    /// It had connected to the previous process of this server but not to this one; the span is
+    /// since this process listens.
+    NotReconnected,
 }
 
 pub(crate) struct Presence {
-    /// Nanoseconds of the clock.
+    /// Time when the server began to listen, in nanoseconds of the clock.
     began: AtomicU64,
-    /// Nanoseconds without a sign of life after which a worker is lost.
+    /// Silence after which a worker is lost, in nanoseconds.
     silent_after: AtomicU64,
-    workers: Vec<Seen>,
+    workers: Vec<WorkerPresence>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct WorkerPresence {
     connections: AtomicUsize,
-    /// Nanoseconds of the clock; 0: never.
+    /// Time when the server last heard from it, in nanoseconds of the clock; 0 if never.
     last: AtomicU64,
-    /// Steps of every process that was this worker, by the number of its client.
-    lives: Mutex<Vec<(u64, u64)>>,
+    /// Steps of every process of this worker, by client number.
+    processes: Mutex<Vec<(u64, u64)>>,
 }
 
-/// Starts of one worker whose steps are kept; a job that starts one more often counts the last of
-/// them only.
-const LIVES_MAX: usize = 256;
+/// Limit on the processes of one worker whose steps are kept. Beyond it, only the latest ones
+/// count.
+const PROCESSES_MAX: usize = 256;
 
 impl Presence {
     pub fn new(worker_count: usize) -> Presence {
-        let workers = (0..worker_count).map(|_| Seen::default()).collect();
-        let silent_after = AtomicU64::new(SILENT_AFTER.as_nanos() as u64);
+        let workers = (0..worker_count).map(|_| WorkerPresence::default()).collect();
+        let silent_after = AtomicU64::new(WORKER_TIMEOUT.as_nanos() as u64);
         Presence { began: AtomicU64::new(Time::now().nanos()), silent_after, workers }
     }
 
@@ -75,57 +75,57 @@ impl Presence {
         Duration::from_nanos(self.silent_after.load(SeqCst))
     }
 
-    /// The server listens from now on: what it had to load first is nobody's absence.
+    /// Starts the time of absence: workers are not absent while the server loads its tables.
     pub fn begin(&self) {
         self.began.store(Time::now().nanos(), SeqCst);
     }
 
-    pub fn came(&self, worker: usize) {
+    pub fn connected(&self, worker: usize) {
         self.hear(worker, |seen| _ = seen.connections.fetch_add(1, SeqCst));
     }
 
-    /// A worker says how many steps it has made, in all since it was started.
-    pub fn has_made(&self, caller: Caller, steps: u64) {
+    /// Records the steps that a process of a worker has made since it started.
+    pub fn set_steps(&self, caller: Caller, steps: u64) {
         let Some(seen) = self.workers.get(caller.worker) else { return };
-        let mut lives = lock(&seen.lives);
-        match lives.iter_mut().find(|(client, _)| *client == caller.client) {
+        let mut processes = lock(&seen.processes);
+        match processes.iter_mut().find(|(client, _)| *client == caller.client) {
             Some((_, known)) => *known = steps.max(*known),
-            None => lives.push((caller.client, steps)),
+            None => processes.push((caller.client, steps)),
         }
-        if lives.len() > LIVES_MAX {
-            lives.remove(0);
+        if processes.len() > PROCESSES_MAX {
+            processes.remove(0);
         }
     }
 
-    /// A worker goes on where its earlier processes came to: `made` of their steps count, and those
-    /// that it makes again count as its own.
-    pub fn goes_on(&self, caller: Caller, made: u64) {
+    /// Records that a worker resumes after its earlier processes: `made` of their steps count, and
+    /// steps that it repeats count as its own.
+    pub fn adopt(&self, caller: Caller, made: u64) {
         let Some(seen) = self.workers.get(caller.worker) else { return };
-        self.has_made(caller, 0);
-        let mut lives = lock(&seen.lives);
-        lives.iter_mut().for_each(|(_, steps)| *steps = 0);
-        if let Some((_, steps)) = lives.first_mut() {
+        self.set_steps(caller, 0);
+        let mut processes = lock(&seen.processes);
+        processes.iter_mut().for_each(|(_, steps)| *steps = 0);
+        if let Some((_, steps)) = processes.first_mut() {
             *steps = made;
         }
     }
 
-    /// Steps that a worker has made, and how often it was started.
-    pub fn made(&self, worker: usize) -> (u64, usize) {
+    /// Returns the steps that a worker has made, and the number of its processes.
+    pub fn steps(&self, worker: usize) -> (u64, usize) {
         let Some(seen) = self.workers.get(worker) else { return (0, 0) };
-        let lives = lock(&seen.lives);
-        (lives.iter().fold(0, |sum, (_, steps)| steps.saturating_add(sum)), lives.len())
+        let processes = lock(&seen.processes);
+        (processes.iter().fold(0, |sum, (_, steps)| steps.saturating_add(sum)), processes.len())
     }
 
-    pub fn left(&self, worker: usize) {
+    pub fn disconnected(&self, worker: usize) {
         self.hear(worker, |seen| _ = seen.connections.fetch_sub(1, SeqCst));
     }
 
-    pub fn heard(&self, worker: usize) {
+    pub fn heard_from(&self, worker: usize) {
         self.hear(worker, |_| ());
     }
 
-    fn hear(&self, worker: usize, change: impl Fn(&Seen)) {
-        // Whoever says a number that is none of the job's is refused elsewhere.
+    fn hear(&self, worker: usize, change: impl Fn(&WorkerPresence)) {
+        // Numbers of workers that the job does not have are rejected elsewhere.
         let Some(seen) = self.workers.get(worker) else { return };
         seen.last.store(Time::now().nanos().max(1), SeqCst);
         change(seen);
@@ -136,85 +136,85 @@ impl Presence {
         self.workers.get(worker).map_or(0, |seen| seen.connections.load(SeqCst))
     }
 
-    pub fn sign(&self, worker: usize) -> Sign {
+    pub fn sign(&self, worker: usize) -> WorkerSign {
         let now = Time::now();
-        let never = Sign {
-            kind: SignKind::NeverCame,
+        let never = WorkerSign {
+            kind: SignKind::NeverConnected,
             span: now.since(Time::from_nanos(self.began.load(SeqCst))),
         };
         let Some(seen) = self.workers.get(worker) else { return never };
         match (seen.last.load(SeqCst), seen.connections.load(SeqCst)) {
             (0, _) => never,
             (last, count) => {
-                let kind = if count == 0 { SignKind::Gone } else { SignKind::Here };
-                Sign { kind, span: now.since(Time::from_nanos(last)) }
+                let kind = if count == 0 { SignKind::Disconnected } else { SignKind::Connected };
+                WorkerSign { kind, span: now.since(Time::from_nanos(last)) }
             }
         }
     }
 }
 
-impl Sign {
-    /// Whether a worker of a job that has begun is lost, at the latest after so long without a
-    /// sign.
+impl WorkerSign {
+    /// Returns whether a worker of a job that has begun is lost; `silent_after` is the longest
+    /// silence.
     pub fn is_lost(self, silent_after: Duration) -> bool {
         let bound = match self.kind {
-            SignKind::Gone | SignKind::NotBack => GONE_AFTER.min(silent_after),
-            SignKind::Here => silent_after,
-            SignKind::NeverCame => return false,
+            SignKind::Disconnected | SignKind::NotReconnected => RECONNECT_GRACE.min(silent_after),
+            SignKind::Connected => silent_after,
+            SignKind::NeverConnected => return false,
         };
         self.span >= bound
     }
 
-    /// Of one who is waited for.
-    pub fn brief(self) -> String {
+    /// Describes a worker that a barrier waits for.
+    pub fn describe(self) -> String {
         let seconds = self.span.as_secs_f64();
         match self.kind {
-            SignKind::NeverCame => "it has not come yet".to_string(),
-            SignKind::Gone => format!("it closed its last connection {seconds:.1} s ago"),
-            SignKind::Here => format!("it gave a sign of life {seconds:.1} s ago"),
-            SignKind::NotBack => {
-                format!("it has not come to a server that was started again {seconds:.1} s ago")
+            SignKind::NeverConnected => "not connected yet".to_string(),
+            SignKind::Disconnected => format!("closed its last connection {seconds:.1} s ago"),
+            SignKind::Connected => format!("last heartbeat {seconds:.1} s ago"),
+            SignKind::NotReconnected => {
+                format!("not reconnected since the server restarted {seconds:.1} s ago")
             }
         }
     }
 
-    pub fn text(self) -> String {
+    pub fn loss_text(self) -> String {
         let seconds = self.span.as_secs_f64();
         match self.kind {
-            SignKind::NeverCame => format!("has not come for {seconds:.1} s"),
-            SignKind::Gone => {
-                format!("is gone: it closed its last connection {seconds:.1} s before")
+            SignKind::NeverConnected => format!("has not connected for {seconds:.1} s"),
+            SignKind::Disconnected => {
+                format!("is lost: it closed its last connection {seconds:.1} s ago")
             }
-            SignKind::NotBack => format!(
-                "is gone: it has not come since the server was started again, {seconds:.1} s before"
+            SignKind::NotReconnected => format!(
+                "is lost: it has not reconnected since the server restarted {seconds:.1} s ago"
             ),
-            SignKind::Here => format!(
-                "has been silent for {seconds:.1} s: the process is stopped or its host cannot be \
-                 reached"
+            SignKind::Connected => format!(
+                "is unresponsive: no heartbeat for {seconds:.1} s (its process is stopped, or its \
+                 host is unreachable)"
             ),
         }
     }
 
-    /// As a message has it.
+    /// Returns the numbers that encode it in messages.
     pub fn numbers(self) -> [u32; 2] {
         let kind = match self.kind {
-            SignKind::NeverCame => 0,
-            SignKind::Here => 1,
-            SignKind::Gone => 2,
-            SignKind::NotBack => 3,
+            SignKind::NeverConnected => 0,
+            SignKind::Connected => 1,
+            SignKind::Disconnected => 2,
+            SignKind::NotReconnected => 3,
         };
         [kind, u32::try_from(self.span.as_millis()).unwrap_or(u32::MAX)]
     }
 
-    pub fn from_numbers([kind, milliseconds]: [u32; 2]) -> Result<Sign> {
+    pub fn from_numbers([kind, milliseconds]: [u32; 2]) -> Result<WorkerSign> {
         let kind = match kind {
-            0 => SignKind::NeverCame,
-            1 => SignKind::Here,
-            2 => SignKind::Gone,
-            3 => SignKind::NotBack,
-            _ => return Err(Error::internal("a server's answer is not understood").got(kind)),
+            0 => SignKind::NeverConnected,
+            1 => SignKind::Connected,
+            2 => SignKind::Disconnected,
+            3 => SignKind::NotReconnected,
+            _ => return Err(Error::internal("malformed answer of a server").got(kind)),
         };
-        Ok(Sign { kind, span: Duration::from_millis(milliseconds.into()) })
+        Ok(WorkerSign { kind, span: Duration::from_millis(milliseconds.into()) })
     }
 }
 
@@ -225,43 +225,46 @@ mod tests {
     #[test]
     fn who_comes_and_goes_is_known() {
         let presence = Presence::new(2);
-        assert_eq!(presence.sign(1).kind, SignKind::NeverCame);
-        presence.came(1);
-        presence.came(1);
-        presence.left(1);
-        assert_eq!(presence.sign(1).kind, SignKind::Here);
-        presence.left(1);
+        assert_eq!(presence.sign(1).kind, SignKind::NeverConnected);
+        presence.connected(1);
+        presence.connected(1);
+        presence.disconnected(1);
+        assert_eq!(presence.sign(1).kind, SignKind::Connected);
+        presence.disconnected(1);
         let sign = presence.sign(1);
-        assert_eq!(sign.kind, SignKind::Gone);
-        assert!(!sign.is_lost(SILENT_AFTER) && sign.is_lost(Duration::ZERO));
-        assert!(Sign { span: GONE_AFTER, ..sign }.is_lost(SILENT_AFTER));
-        assert!(!Sign { span: GONE_AFTER, kind: SignKind::Here }.is_lost(SILENT_AFTER));
-        presence.heard(7);
-        assert_eq!(presence.sign(7).kind, SignKind::NeverCame);
-        let told = Sign { span: Duration::from_millis(1500), ..sign };
-        assert_eq!(Sign::from_numbers(told.numbers()).unwrap(), told);
-        assert!(Sign::from_numbers([4, 0]).is_err());
-        // Who has never come may still come, however long that takes.
+        assert_eq!(sign.kind, SignKind::Disconnected);
+        assert!(!sign.is_lost(WORKER_TIMEOUT) && sign.is_lost(Duration::ZERO));
+        assert!(WorkerSign { span: RECONNECT_GRACE, ..sign }.is_lost(WORKER_TIMEOUT));
+        assert!(
+            !WorkerSign { span: RECONNECT_GRACE, kind: SignKind::Connected }
+                .is_lost(WORKER_TIMEOUT)
+        );
+        presence.heard_from(7);
+        assert_eq!(presence.sign(7).kind, SignKind::NeverConnected);
+        let sent = WorkerSign { span: Duration::from_millis(1500), ..sign };
+        assert_eq!(WorkerSign::from_numbers(sent.numbers()).unwrap(), sent);
+        assert!(WorkerSign::from_numbers([4, 0]).is_err());
+        // A worker that has never connected may still do so, however long it takes.
         assert!(!presence.sign(7).is_lost(Duration::ZERO));
-        let not_back = Sign { kind: SignKind::NotBack, span: GONE_AFTER };
-        assert!(not_back.is_lost(SILENT_AFTER));
+        let not_reconnected = WorkerSign { kind: SignKind::NotReconnected, span: RECONNECT_GRACE };
+        assert!(not_reconnected.is_lost(WORKER_TIMEOUT));
     }
 
-    /// A worker that is started again begins to count anew; what it had made before stays.
+    /// A restarted worker counts from 0; the steps of its earlier processes stay.
     #[test]
     fn steps_are_those_of_all_starts() {
         let presence = Presence::new(2);
         for (client, steps) in [(7, 0), (7, 5), (8, 0), (7, 4), (8, 3), (8, 3)] {
-            presence.has_made(Caller { worker: 1, client }, steps);
+            presence.set_steps(Caller { worker: 1, client }, steps);
         }
-        presence.has_made(Caller { worker: 9, client: 1 }, 5);
+        presence.set_steps(Caller { worker: 9, client: 1 }, 5);
         assert_eq!(
-            (presence.made(1), presence.made(0), presence.made(9)),
+            (presence.steps(1), presence.steps(0), presence.steps(9)),
             ((8, 2), (0, 0), (0, 0))
         );
-        // The third goes on behind step 6 of the others, of which 8 were told.
-        presence.goes_on(Caller { worker: 1, client: 9 }, 6);
-        presence.has_made(Caller { worker: 1, client: 9 }, 2);
-        assert_eq!(presence.made(1), (8, 3));
+        // Client 9 resumes after step 6 of the others, which had reported 8.
+        presence.adopt(Caller { worker: 1, client: 9 }, 6);
+        presence.set_steps(Caller { worker: 1, client: 9 }, 2);
+        assert_eq!(presence.steps(1), (8, 3));
     }
 }

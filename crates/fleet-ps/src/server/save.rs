@@ -1,9 +1,10 @@
 //! A server's part in saves and loads of the whole job.
 //!
-//! A save has two phases, so that all servers have it or none: each writes its tables beside what
-//! was saved before ([`ServerTables::save`]); when all have, the older saves go, and when one could
-//! not, the new one goes ([`ServerTables::end_save`]). A crash between the two leaves a save that
-//! is complete and an older one, or one that is not and is passed over.
+//! A save has two phases, so that all servers have it or none. First, each server writes its tables
+//! beside earlier saves ([`ServerTables::save`]). If all have written, they delete the earlier
+//! saves; if one failed, they delete the new save ([`ServerTables::end_save`]). A crash between the
+//! phases leaves a complete save and an earlier one, or an incomplete save, which a load passes
+//! over.
 
 use super::{Caller, ServerTables, SignKind, Table, lock};
 use crate::save::{self, Latest, SaveFormat, SaveOptions, Saved, dense, job};
@@ -14,28 +15,28 @@ use fleet_net::Time;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A save that was written and is not ended.
+/// A save that is written but not ended.
 pub(crate) struct Saving {
     dir: PathBuf,
     save_id: u64,
     taken: Vec<(u32, Taken)>,
     by: Caller,
-    /// When this server had written its part.
+    /// Time when this server had written its part.
     written: Time,
 }
 
-/// How long a save that is not ended keeps others out: its other servers may be slower. One that
-/// the same worker begins anew takes its place at once.
+/// How long an open save blocks others: other servers may be slower to write it. A new save of the
+/// same worker replaces it at once.
 const OPEN_SPAN_MAX: Duration = Duration::from_secs(600);
 
 impl ServerTables {
-    /// Loads this server's part of the latest complete save in `dir`, of any number of servers,
-    /// over what is there: all tables, or those of these numbers. Nothing is loaded unless every
-    /// file of every server is whole. Returns rows and dense numbers.
+    /// Loads this server's part of the latest complete save in `dir`, made by any number of
+    /// servers, over the present contents: all tables, or the listed ones. Nothing is loaded unless
+    /// every file of every server is intact. Returns the number of rows and dense numbers.
     pub fn load(&self, dir: &Path, tables: Option<&[u32]>) -> Result<u64> {
         let Latest { save_id, passed_over } = job::latest_complete(&*self.disk, dir)?;
         if let Some(error) = passed_over {
-            let text = format!("server {}: loads save {save_id} instead: {error}", self.server);
+            let text = format!("server {}: loading save {save_id} instead: {error}", self.server);
             fleet_net::Log::stderr().line(text);
         }
         self.load_save(dir, save_id, tables)
@@ -47,7 +48,7 @@ impl ServerTables {
         save_id: u64,
         tables: Option<&[u32]>,
     ) -> Result<u64> {
-        let (_alone, disk) = (lock(&self.keeping), &self.disk);
+        let (_alone, disk) = (lock(&self.maintenance), &self.disk);
         for table_id in tables.unwrap_or_default() {
             self.table(*table_id)?;
         }
@@ -65,7 +66,7 @@ impl ServerTables {
                 }
                 (table, _) => match table.rows() {
                     Some(rows) => save::check_sparse(disk, rows, dir, save_id),
-                    None => Err(Error::internal("a table is of another kind than its config")),
+                    None => Err(Error::internal("table kind differs from its config")),
                 },
             })
             .collect::<Result<Vec<_>>>()?;
@@ -80,7 +81,7 @@ impl ServerTables {
                 }
                 (Table::GlobalStep(steps), _) => {
                     let all = dense::load_steps(checked)?;
-                    // One server counts (`client/mod.rs`).
+                    // One server counts all steps (`client/mod.rs`).
                     steps.restore(if table_id as usize % count == server { all } else { 0 });
                     0
                 }
@@ -93,8 +94,7 @@ impl ServerTables {
         Ok(loaded)
     }
 
-    /// The first phase: writes all tables, or the one that is named. A save that nobody ended is
-    /// given up.
+    /// Runs the first phase: writes all tables, or the named one. An earlier open save is given up.
     pub(super) fn save(
         &self,
         by: Caller,
@@ -104,9 +104,9 @@ impl ServerTables {
         format: SaveFormat,
     ) -> Result<Saved> {
         self.keep_other_tables(dir, table)?;
-        let _alone = lock(&self.keeping);
+        let _alone = lock(&self.maintenance);
         if let Some(saving) = lock(&self.saving).as_ref().filter(|it| self.keeps_out(it, by)) {
-            return Err(Error::unavailable("another save is under way")
+            return Err(Error::unavailable("another save is in progress")
                 .got(format!(
                     "save {} of {}, by {}",
                     saving.save_id,
@@ -134,7 +134,8 @@ impl ServerTables {
         }
     }
 
-    /// A save ends the one before in its folder: one of a single table would end one of all.
+    /// Rejects a save of one table into a folder of several tables: its end would delete their
+    /// saves.
     fn keep_other_tables(&self, dir: &Path, table: Option<u32>) -> Result<()> {
         let Some(table) = table else { return Ok(()) };
         let is_there = |other: &u32| {
@@ -142,16 +143,16 @@ impl ServerTables {
         };
         match self.tables.keys().find(|other| is_there(other)) {
             None => Ok(()),
-            Some(other) => Err(Error::invalid("a folder has saves of other tables")
+            Some(other) => Err(Error::invalid("the folder has saves of other tables")
                 .expected(format!("a folder for table {table} alone"))
                 .got(format!("table {other} in {}", dir.display()))
-                .help("a save ends the one before: save one table into a folder of its own")),
+                .help("save each table into its own folder: a save deletes the previous one")),
         }
     }
 
-    /// Whether a save that is not ended is that of somebody else, who is still there.
+    /// Returns whether an open save belongs to another caller that is still present.
     fn keeps_out(&self, saving: &Saving, by: Caller) -> bool {
-        let is_here = |worker| self.presence.sign(worker).kind == SignKind::Here;
+        let is_here = |worker| self.presence.sign(worker).kind == SignKind::Connected;
         saving.by.worker != by.worker
             && (saving.by.is_operator() || is_here(saving.by.worker))
             && Time::now().since(saving.written) < OPEN_SPAN_MAX
@@ -188,7 +189,7 @@ impl ServerTables {
         Ok(sum)
     }
 
-    /// The second phase.
+    /// Runs the second phase.
     pub(super) fn end_save(&self, by: Caller, save_id: u64, good: bool) -> Result<()> {
         let own = |saving: &mut Saving| saving.by == by && saving.save_id == save_id;
         let saving = lock(&self.saving).take_if(own);
@@ -198,18 +199,16 @@ impl ServerTables {
                 job::remove_others(&*self.disk, &saving.dir, &tables, server, save_id);
             }
             None if good => {
-                return Err(Error::unavailable("a save was given up before it ended")
+                return Err(Error::unavailable("save was abandoned before it completed")
                     .got(format!("save {save_id}"))
-                    .help(
-                        "another one began, or this server was started again meanwhile; save again",
-                    ));
+                    .help("save again: another save began or this server restarted"));
             }
             saving => self.give_up(saving),
         }
         Ok(())
     }
 
-    /// Deletes what was written, and counts as changed again what was taken.
+    /// Deletes the files of a save, and marks the changes that it took as unsaved.
     fn give_up(&self, saving: Option<Saving>) {
         let Some(saving) = saving else { return };
         let server = self.server as u32;
@@ -234,7 +233,8 @@ mod tests {
     use crate::{JobTables, PullMode};
     use fleet_base::disk::RealDisk;
 
-    /// Who saves while another's save is not ended is refused; whose save was given up is told.
+    /// A save is refused while another caller's save is open. The caller of a replaced save gets an
+    /// error.
     #[test]
     fn a_save_is_its_own() {
         let folder = std::env::temp_dir().join(format!("fleet-ps-own-{}", std::process::id()));
@@ -253,26 +253,26 @@ mod tests {
             ask(by, seq, Method::Save, Head { count: 1, ..Head::default() }, &body)
         };
         let end = |by, seq| {
-            ask(by, seq, Method::EndSave, Head { count: 1, word: 1, ..Head::default() }, &[])
+            ask(by, seq, Method::EndSave, Head { count: 1, argument: 1, ..Head::default() }, &[])
         };
         save(first, 0, "a").unwrap();
         let error = save(worker, 0, "b").unwrap_err().to_string();
-        assert!(error.contains("another save is under way: got save 1 of"), "{error}");
+        assert!(error.contains("another save is in progress: got save 1 of"), "{error}");
         assert!(error.contains("by an operator"), "{error}");
-        // An operator that begins anew takes the place of the one before.
+        // A new save of one operator replaces the open save of another.
         save(second, 0, "c").unwrap();
         let error = end(first, 1).unwrap_err().to_string();
-        assert!(error.contains("given up before it ended: got save 1"), "{error}");
+        assert!(error.contains("abandoned before it completed: got save 1"), "{error}");
         end(second, 1).unwrap();
         assert!(
             job::latest_complete(&RealDisk, &folder.join("a")).is_err(),
-            "nothing of it is left"
+            "its files are deleted"
         );
         assert_eq!(job::latest_complete(&RealDisk, &folder.join("c")).unwrap().save_id, 1);
         save(worker, 1, "b").unwrap();
         end(worker, 2).unwrap();
 
-        let pull = Head { word: PullMode::Train as u32, ..Head::default() };
+        let pull = Head { argument: PullMode::Train as u32, ..Head::default() };
         let error = ask(second, 2, Method::PullSparse, pull, &[]).unwrap_err().to_string();
         assert!(error.contains("got PullSparse") && error.contains("an operator"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! What a server says of itself over gRPC.
+//! Statistics of a server, for control over gRPC.
 
 use super::{ServerTables, SignKind, Table, lock};
 use crate::Arrival;
@@ -35,7 +35,7 @@ impl ServerTables {
             table,
             kind: kind.to_string(),
             rows: stats.row_count,
-            waiting_ids: stats.waiting_count,
+            waiting_ids: stats.pending_count,
             payload_bytes: stats.payload_bytes,
             held_bytes: stats.held_bytes,
             pulled_ids: stats.pulled,
@@ -52,9 +52,9 @@ impl ServerTables {
     fn worker_statistics(&self, worker: usize) -> WorkerStatistics {
         let sign = self.presence.sign(worker);
         let state = match sign.kind {
-            SignKind::NeverCame | SignKind::NotBack => WorkerState::NeverCame,
-            SignKind::Here => WorkerState::Connected,
-            SignKind::Gone => WorkerState::Gone,
+            SignKind::NeverConnected | SignKind::NotReconnected => WorkerState::NeverCame,
+            SignKind::Connected => WorkerState::Connected,
+            SignKind::Disconnected => WorkerState::Gone,
         };
         WorkerStatistics {
             worker: worker as u32,

@@ -1,20 +1,20 @@
 //! Memory for rows and index pages: blocks of one size, cut from large chunks.
 //!
 //! Blocks never move, so that a row keeps its address while its table grows. Chunks start small,
-//! for small tables, and end at the size of a huge page, because a table is read at random and a
-//! page walk costs as much as the row. Blocks that are given back are handed out again; chunks are
-//! kept until the arena goes.
+//! for small tables, and grow to the size of a huge page: a table is read at random, and a page
+//! walk costs as much as a row. Returned blocks are handed out again; chunks are kept until the
+//! arena is dropped.
 
 use fleet_base::{Error, Result, text};
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-/// Chunks grow to this: a huge page of x86-64 and ARM.
+/// Largest size of a chunk, in bytes: a huge page of x86-64 and ARM.
 const CHUNK_BYTES_MAX: usize = 2 << 20;
-/// The first chunk.
+/// Size of the first chunk, in bytes.
 const CHUNK_BYTES_MIN: usize = 64 << 10;
-/// Blocks start on a cache line.
+/// Alignment of blocks, in bytes: a cache line.
 const ALIGN: usize = 64;
 
 /// A source of blocks of one size.
@@ -32,7 +32,7 @@ struct Inner {
     bytes: usize,
 }
 
-// SAFETY: the pointers name memory that the arena owns; who holds a block has it for himself.
+// SAFETY: the pointers refer to memory that the arena owns; a block has one holder.
 unsafe impl Send for Inner {}
 
 impl Arena {
@@ -41,7 +41,7 @@ impl Arena {
         Arena { block_bytes, inner: Mutex::default() }
     }
 
-    /// A block with whatever bytes it last held.
+    /// Returns a block with arbitrary contents.
     pub fn take(&self) -> Result<NonNull<u8>> {
         let mut inner = self.lock();
         if let Some(block) = inner.free.pop() {
@@ -51,9 +51,9 @@ impl Arena {
             inner.grow(self.block_bytes)?;
         }
         let Some((block, bytes)) = inner.fresh else {
-            return Err(Error::internal("an arena grew by nothing"));
+            return Err(Error::internal("arena grew by zero bytes"));
         };
-        // SAFETY: at least a block is left of the chunk, so its end lies within or just behind it.
+        // SAFETY: at least a block is left of the chunk, so its end lies within or just past it.
         let rest = unsafe { block.add(self.block_bytes) };
         inner.fresh = Some((rest, bytes - self.block_bytes));
         Ok(block)
@@ -64,7 +64,7 @@ impl Arena {
         self.lock().free.push(block);
     }
 
-    /// Bytes held, handed out or not.
+    /// Returns the bytes held, handed out or not.
     pub fn bytes(&self) -> usize {
         let inner = self.lock();
         let lists = inner.free.capacity() * size_of::<NonNull<u8>>()
@@ -73,7 +73,7 @@ impl Arena {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        // Nothing panics while the lists are in disorder.
+        // No code panics while the lists are inconsistent.
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -109,7 +109,7 @@ impl Drop for Inner {
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(ptr: *mut u8, bytes: usize) {
     if bytes >= CHUNK_BYTES_MAX {
-        // SAFETY: the range is ours; the call is a hint and its failure is harmless.
+        // SAFETY: the range belongs to the arena; the call is a hint and its failure is harmless.
         unsafe { libc::madvise(ptr.cast(), bytes, libc::MADV_HUGEPAGE) };
     }
 }

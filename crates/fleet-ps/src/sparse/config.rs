@@ -1,9 +1,10 @@
-//! What a sparse table is made from.
+//! The configuration of a sparse table.
 
 use crate::{Entry, Initializer, NonFinite, Rule, rule};
 use fleet_base::{Error, Result};
 
-/// A sparse table: rows by id, made on demand. The defaults are the documented ones.
+/// Configuration of a sparse table: rows by id, made on demand. The defaults are the documented
+/// ones.
 ///
 /// ```
 /// use fleet_ps::{Initializer, Rule, SparseConfig, SparseTable, rule::Adagrad};
@@ -25,58 +26,58 @@ pub struct SparseConfig {
     pub initializer: Initializer,
     pub accessor: Accessor,
     pub entry: Entry,
-    /// Locks, each over its share of the ids.
+    /// Number of shards, each with a lock and its share of the ids.
     pub shard_count: usize,
     pub seed: u64,
-    /// What weights are clamped to.
+    /// Range to which weights are clamped.
     pub weight_bounds: Option<[f32; 2]>,
     pub non_finite: NonFinite,
-    /// Rows that the table may have; further ids read as zeros, and the error says so.
+    /// Limit on the rows of the table. Further ids read as zeros, with an error.
     pub row_count_max: u64,
-    /// Files of saves of all rows (modes 0 and 3) are compressed with gzip, and called so.
+    /// Files of saves of all rows (modes 0 and 3) are compressed with gzip and named `.gz`.
     pub compress_in_save: bool,
 }
 
-/// What a row holds beside weights and optimizer state, and how it is read and written.
+/// Contents of a row besides weights and optimizer state, and how they are read and written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Accessor {
-    /// Nothing: `dim` weights are pulled, as many gradients pushed.
+    /// Nothing else: a pull reads `dim` weights, and a push carries as many gradients.
     Plain,
-    /// Counters of shows and clicks, a weight of its own for the id, and an embedding that is made
-    /// when the id has been seen enough.
+    /// Counters of shows and clicks, a separate weight for the id, and an embedding that is made
+    /// when the id has been seen often enough.
     Ctr(CtrAccessor),
 }
 
-/// The click accessor. A push holds `1 + dim` gradients, of the weight and of the embedding, and
-/// shows and clicks beside them. It adds to the counters, updates the weight, makes the embedding
-/// if the score has reached `embedx_threshold`, and updates that too: the push that makes it
-/// counts.
+/// The click accessor. A push carries `1 + dim` gradients, of the weight and of the embedding, and
+/// shows and clicks. It adds to the counters, updates the weight, and makes the embedding if the
+/// score has reached `embedx_threshold`. Then it updates the embedding, even if it has just made
+/// it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CtrAccessor {
     /// Whether a pull starts with show and click (3 + dim columns instead of 1 + dim).
     pub pull_show_click: bool,
     pub embed_rule: Rule,
     pub embed_initializer: Initializer,
-    /// What the weight is clamped to, where that is not the table's `weight_bounds`.
+    /// Range to which the weight is clamped, if it is not the table's `weight_bounds`.
     pub embed_bounds: Option<[f32; 2]>,
     /// Rules divide gradients by the shows of their push.
     pub show_scale: bool,
     /// Score = (show - click) nonclk_coeff + click click_coeff.
     pub nonclk_coeff: f32,
     pub click_coeff: f32,
-    /// Score from which an id has an embedding.
+    /// Score from which an id gets an embedding.
     pub embedx_threshold: f32,
-    /// Score from which a row is in a base or delta save.
+    /// Score from which a row is part of a base or delta save.
     pub base_threshold: f32,
-    /// Score since the last such save from which a row is in a delta.
+    /// Score gained since the last such save from which a row is part of a delta.
     pub delta_threshold: f32,
-    /// Rows unseen for longer are in no base and no delta.
+    /// Rows unseen for more days are part of no base and no delta.
     pub delta_keep_days: u8,
-    /// Shows and clicks are multiplied by this when the table is shrunk.
+    /// Factor on shows and clicks when the table is shrunk.
     pub show_click_decay_rate: f32,
     /// Rows below this score are deleted when the table is shrunk.
     pub delete_threshold: f32,
-    /// So are rows unseen for longer than this.
+    /// Rows unseen for more days are deleted when the table is shrunk.
     pub delete_after_unseen_days: u8,
 }
 
@@ -101,13 +102,13 @@ impl Default for CtrAccessor {
     }
 }
 
-/// Columns of a row: one more would not fit a frame of a thousand ids.
+/// Limit on the columns of a row: with more, a thousand ids would not fit a frame.
 const DIM_MAX: usize = 1 << 16;
-/// More locks are only slower.
+/// Limit on the shards: more locks only make a table slower.
 const SHARD_COUNT_MAX: usize = 4096;
 
 impl SparseConfig {
-    /// Whole rows under one rule (`CommonSparseTable`).
+    /// Returns the config of whole rows under one rule (`CommonSparseTable`).
     pub fn plain(table_id: u32, dim: usize) -> SparseConfig {
         SparseConfig {
             table_id,
@@ -125,8 +126,8 @@ impl SparseConfig {
         }
     }
 
-    /// Click rows (`MemorySparseTable` with a CTR accessor); `dim` is the width of the embedding
-    /// part.
+    /// Returns the config of click rows (`MemorySparseTable` with a CTR accessor); `dim` is the
+    /// width of the embedding part.
     pub fn ctr(table_id: u32, dim: usize) -> SparseConfig {
         SparseConfig {
             rule: Rule::CtrAdagrad(rule::CtrAdagrad::default()),
@@ -137,7 +138,7 @@ impl SparseConfig {
         }
     }
 
-    /// Numbers that a pull returns for an id.
+    /// Returns how many numbers a pull returns for an id.
     pub fn pull_width(&self) -> usize {
         match &self.accessor {
             Accessor::Plain => self.dim,
@@ -145,7 +146,7 @@ impl SparseConfig {
         }
     }
 
-    /// Numbers that a push brings for an id.
+    /// Returns how many numbers a push carries for an id.
     pub fn push_width(&self) -> usize {
         match &self.accessor {
             Accessor::Plain => self.dim,
@@ -155,7 +156,7 @@ impl SparseConfig {
 
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |what: &str, expected: String, got: String| {
-            Err(Error::invalid(format!("{what} of sparse table {} is wrong", self.table_id))
+            Err(Error::invalid(format!("invalid {what} of sparse table {}", self.table_id))
                 .expected(expected)
                 .got(got))
         };
@@ -182,7 +183,7 @@ impl SparseConfig {
             ("delta_keep_days", ctr.delta_keep_days),
             ("delete_after_unseen_days", ctr.delete_after_unseen_days),
         ] {
-            // Days are counted in six bits, and "longer than 63" would never come.
+            // Days are counted in six bits, so "more than 63" would never be reached.
             if days >= super::index::UNSEEN_DAYS_MAX {
                 return wrong(what, "0 to 62".into(), days.to_string());
             }

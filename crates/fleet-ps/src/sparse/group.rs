@@ -1,25 +1,25 @@
-//! Ids of a batch by shard, so that each lock is taken once.
+//! Groups the ids of a batch by shard, so that each lock is taken once.
 
 use super::index::hash;
 
-/// Reused from call to call.
+/// The ids of a batch by shard. Its memory is reused from call to call.
 #[derive(Default)]
 pub(crate) struct Groups {
     ids: Vec<u64>,
     positions: Vec<u32>,
-    /// Ids `starts[s]..starts[s + 1]` are shard s's.
+    /// Ids `starts[s]..starts[s + 1]` belong to shard s.
     starts: Vec<u32>,
     shards: Vec<u16>,
 }
 
-/// The shard of an id: the highest bits of its hash.
+/// Returns the shard of an id, from the highest bits of its hash.
 #[inline]
 pub(crate) fn shard_of(id: u64, shard_count: usize) -> usize {
     (((hash(id) >> 32) * shard_count as u64) >> 32) as usize
 }
 
 impl Groups {
-    /// A stable counting sort.
+    /// Groups a batch, by a stable counting sort.
     pub fn sort(&mut self, ids: &[u64], shard_count: usize) {
         self.starts.clear();
         self.starts.resize(shard_count + 1, 0);
@@ -40,12 +40,12 @@ impl Groups {
             self.positions[*start as usize] = position as u32;
             *start += 1;
         }
-        // Each start has moved to the next one's place.
+        // Each start has advanced to the start of the next shard.
         self.starts.rotate_right(1);
         self.starts[0] = 0;
     }
 
-    /// The ids of a shard and where they stand in the batch.
+    /// Returns the ids of a shard and their positions in the batch.
     pub fn of(&self, shard: usize) -> (&[u64], &[u32]) {
         let range = self.starts[shard] as usize..self.starts[shard + 1] as usize;
         (&self.ids[range.clone()], &self.positions[range])

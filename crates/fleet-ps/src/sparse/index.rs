@@ -1,36 +1,35 @@
-//! The index of a shard: id -> where its row is, how long it was not seen.
+//! The index of a shard: id -> the slot of its row, and the days for which it was not seen.
 //!
-//! Ids live in buckets of one cache line, five to a bucket; a full bucket overflows into the next.
-//! Buckets stand in pages, pages in segments, and a directory over bits of the hash says which
-//! segment an id belongs to. A segment that fills up is rewritten with a few pages more, and one
-//! that has become large is split: no insertion moves more than a segment, whatever the size of the
-//! table, and the index stays 85 to 92 % full. (A table that doubles is half empty after it has
-//! grown.)
+//! Ids are in buckets of one cache line, five to a bucket; a full bucket overflows into the next.
+//! Buckets form pages, pages form segments, and a directory over bits of the hash gives the segment
+//! of an id. A segment that fills up is rewritten with a few more pages, and a large one is split.
+//! So no insertion moves more than a segment, whatever the size of the table, and the index stays
+//! 85 to 92 % full. (A table that doubles is half empty after it has grown.)
 //!
-//! Memory: 64 / 5 bytes an entry over a fill of 0.85 is 15 bytes an id at most.
+//! Memory: 64 / 5 bytes per entry at a fill of at least 0.85, which is at most 15 bytes per id.
 
 use super::arena::Arena;
 use crate::HashKey;
 use fleet_base::Result;
 use std::ptr::NonNull;
 
-/// Entries in a bucket: what fits a cache line with 8 bytes of id and 4 of place each.
+/// Entries in a bucket: as many as fit a cache line, with 8 bytes of id and 4 of place each.
 const BUCKET_ENTRIES: usize = 5;
 /// Buckets in a page.
 const PAGE_BUCKETS: usize = 64;
 pub(crate) const PAGE_BYTES: usize = PAGE_BUCKETS * size_of::<Bucket>();
-/// A segment of this many pages is split: the bound of what one insertion moves (19 thousand ids).
+/// Pages from which a segment is split, which bounds what one insertion moves (19 thousand ids).
 const SEGMENT_PAGES_MAX: usize = 64;
-/// A segment grows by this part of itself (and by a page at least).
+/// A segment grows by its length divided by this (and by a page at least).
 const GROWTH_DIVISOR: usize = 12;
-/// Entries above which a segment grows, in hundredths of its capacity.
+/// Fill at which a segment grows, in percent of its capacity.
 const FILL_MAX_PERCENT: usize = 92;
-/// Bits of the hash that the directory may use.
+/// Limit on the bits of the hash that the directory uses.
 const DEPTH_MAX: u32 = 16;
-/// Days without a push are counted to here: six bits.
+/// Limit of the count of days without a push: six bits.
 pub(crate) const UNSEEN_DAYS_MAX: u8 = 63;
 
-/// Where an id stands: nowhere, a row, or a count of how often it was asked for before it gets one.
+/// State of an id: absent, with a row, or pending with a count of its pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(u32);
 
@@ -43,7 +42,7 @@ const SLOT_BITS: u32 = DIRTY - 1;
 pub(crate) const SLOT_COUNT_MAX: u32 = DIRTY;
 
 impl Place {
-    /// A row that is clean.
+    /// Returns the place of a clean row.
     #[inline]
     pub fn row(slot: u32, mark: bool) -> Place {
         debug_assert!(slot < SLOT_COUNT_MAX);
@@ -54,25 +53,25 @@ impl Place {
         Place(PENDING | count.min(SLOT_BITS))
     }
 
-    /// The slot of the row, if there is one.
+    /// Returns the slot of the row, if there is one.
     #[inline]
     pub fn slot(self) -> Option<u32> {
         (self.0 & PENDING == 0).then_some(self.0 & SLOT_BITS)
     }
 
-    /// How often the id was asked for, if it has no row yet.
+    /// Returns how often the id was pulled, if it has no row yet.
     #[inline]
     pub fn count(self) -> Option<u32> {
         (self.0 & PENDING != 0).then_some(self.0 & SLOT_BITS)
     }
 
-    /// Which snapshot the row belongs to (`sparse/snapshot.rs`).
+    /// Returns the snapshot mark of the row (`sparse/snapshot.rs`).
     #[inline]
     pub fn mark(self) -> bool {
         self.0 & MARK != 0
     }
 
-    /// Whether the row was pushed to since it was last saved as base or delta.
+    /// Returns whether the row was pushed to since it was last saved as base or delta.
     #[inline]
     pub fn dirty(self) -> bool {
         self.0 & DIRTY != 0
@@ -89,7 +88,7 @@ impl Place {
 struct Bucket {
     ids: [u64; BUCKET_ENTRIES],
     places: [u32; BUCKET_ENTRIES],
-    /// Six bits an entry.
+    /// Six bits per entry.
     unseen_days: u32,
 }
 
@@ -103,8 +102,8 @@ pub(crate) struct Entry {
     position: usize,
 }
 
-/// The buckets where most ids stand: the first of a search, and the next one, which a third of the
-/// ids are in.
+/// The buckets that hold most ids: the first one of a search, and the next one, which a third of
+/// the ids are in.
 #[derive(Clone, Copy)]
 struct Home {
     first: Option<NonNull<Bucket>>,
@@ -121,36 +120,36 @@ impl Home {
     }
 }
 
-/// An id in a bucket.
+/// Looks for an id in a bucket.
 ///
 /// # Safety
-/// The bucket is one of an index, and nobody else touches its shard.
+/// The bucket belongs to an index, and nothing else accesses its shard.
 #[inline(always)]
 unsafe fn look(bucket: NonNull<Bucket>, id: u64) -> Option<Entry> {
     // SAFETY: promised by the caller.
     let line = unsafe { bucket.as_ref() };
-    // Without branches: where in its bucket an id stands cannot be foretold.
+    // Without branches: the position of an id in its bucket is unpredictable.
     let mut hits = 0;
     for position in 0..BUCKET_ENTRIES {
         hits |= u32::from(line.ids[position] == id) << position;
     }
-    // Empty entries look like id 0; they stand behind the others.
+    // Empty entries look like id 0; they follow the used ones.
     let position = (hits | 1 << (BUCKET_ENTRIES - 1)).trailing_zeros() as usize;
     let is_there = hits != 0 && line.places[position] != EMPTY;
     is_there.then_some(Entry { bucket, position })
 }
 
-/// Homes of the ids of a group some time before they are searched, and their memory on its way: one
-/// id after the other rather than many at once, for a core has room for few lines that it waits
-/// for.
+/// Homes of the ids of a group, determined and prefetched some time before they are searched. Ids
+/// are prefetched one after another instead of many at once, because a core can wait for few lines
+/// only.
 pub(crate) struct Ahead<'a> {
     ids: &'a [u64],
     homes: [Home; HOMES_AHEAD],
     moves: u64,
 }
 
-/// Ids between asking for a bucket and looking into it: what a core does with an id takes less time
-/// than memory does.
+/// Ids between the prefetch of a bucket and the search in it: a core's work for an id takes less
+/// time than a memory access.
 const HOMES_AHEAD: usize = 16;
 
 impl<'a> Ahead<'a> {
@@ -167,7 +166,7 @@ impl<'a> Ahead<'a> {
         self.homes[at % HOMES_AHEAD] = home;
     }
 
-    /// Homes of the ids from this one on, after buckets have moved.
+    /// Determines the homes again, from this id on, after buckets have moved.
     #[cold]
     fn renew(&mut self, index: &Index, at: usize) {
         let end = self.ids.len().min(at + HOMES_AHEAD);
@@ -175,7 +174,7 @@ impl<'a> Ahead<'a> {
         self.moves = index.moves;
     }
 
-    /// The entry of the id at this place; places come in order.
+    /// Returns the entry of the id at this position; positions come in order.
     #[inline(always)]
     pub fn find(&mut self, index: &Index, at: usize) -> Option<Entry> {
         if self.moves != index.moves {
@@ -185,12 +184,12 @@ impl<'a> Ahead<'a> {
         if at + HOMES_AHEAD < self.ids.len() {
             self.ask(index, at + HOMES_AHEAD);
         }
-        // SAFETY: homes are as old as the last move of buckets.
+        // SAFETY: homes are determined again after every move of buckets.
         unsafe { index.find_at(home, self.ids[at]) }
     }
 }
 
-/// Buckets, and the hash bits that lead to them.
+/// Pages of buckets, and the number of hash bits that lead to them.
 struct Segment {
     pages: Vec<NonNull<Bucket>>,
     len: usize,
@@ -210,8 +209,8 @@ pub(crate) struct Index {
 // SAFETY: the pages belong to the index.
 unsafe impl Send for Index {}
 
-/// Spreads ids over 64 bits; every id has its own value. The upper half chooses shard (high bits)
-/// and segment (low bits); [`HashKey::hash`] chooses the bucket in the segment.
+/// Hashes an id to 64 bits; different ids have different hashes. The upper half chooses shard (high
+/// bits) and segment (low bits); [`HashKey::hash`] chooses the bucket in the segment.
 #[inline]
 pub(crate) fn hash(id: u64) -> u64 {
     let mut x = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -226,12 +225,12 @@ impl Index {
         Index { key, directory: vec![0], depth: 0, segments: vec![segment], len: 0, moves: 0 }
     }
 
-    /// An empty index with the same key.
+    /// Returns an empty index with the same key.
     pub fn empty_like(&self) -> Index {
         Index::new(self.key)
     }
 
-    /// Ids in the index, those without a row too.
+    /// Returns the number of ids, including those without a row.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len
@@ -241,7 +240,7 @@ impl Index {
         self.segments.len()
     }
 
-    /// Bytes of the lists (pages are the arena's).
+    /// Returns the bytes of the lists; pages belong to the arena.
     pub fn list_bytes(&self) -> usize {
         let pages: usize = self.segments.iter().map(|segment| segment.pages.capacity()).sum();
         self.directory.capacity() * 4
@@ -249,7 +248,7 @@ impl Index {
             + pages * size_of::<NonNull<Bucket>>()
     }
 
-    /// Where a search for the id begins.
+    /// Returns the buckets where a search for the id begins.
     #[inline(always)]
     fn home(&self, id: u64) -> Home {
         let segment = self.segment(id);
@@ -262,16 +261,16 @@ impl Index {
         let is_last = at % PAGE_BUCKETS == PAGE_BUCKETS - 1;
         let next = match is_last {
             true => segment.bucket(if at + 1 == count { 0 } else { at + 1 }),
-            // SAFETY: the page goes on.
+            // SAFETY: it is not the last bucket of its page.
             false => unsafe { first.add(1) },
         };
         Home { first: Some(first), next }
     }
 
-    /// The entry of an id whose home is known; buckets have not moved since.
+    /// Returns the entry of an id whose home is known; buckets must not have moved since.
     ///
     /// # Safety
-    /// `home` is what [`Index::home`] gave for this id, since `moves` has changed last.
+    /// `home` is the result of [`Index::home`] for this id, since the last change of `moves`.
     #[inline(always)]
     unsafe fn find_at(&self, home: Home, id: u64) -> Option<Entry> {
         let bucket = home.first?;
@@ -288,7 +287,7 @@ impl Index {
         self.find(id)
     }
 
-    /// Asks for the lists of pages.
+    /// Prefetches the lists of pages.
     pub fn prefetch_lists(&self) {
         const STEP: usize = 64 / size_of::<NonNull<Bucket>>();
         for segment in &self.segments {
@@ -306,7 +305,7 @@ impl Index {
         self.segment(id).find(self.key, id)
     }
 
-    /// Adds an id that is not there.
+    /// Adds an id, which must be absent.
     pub fn insert(&mut self, arena: &Arena, id: u64, place: Place) -> Result<Entry> {
         let mut at = self.directory[directory_slot(id, self.depth)] as usize;
         if self.segments[at].full() {
@@ -325,7 +324,7 @@ impl Index {
         Ok(entry)
     }
 
-    /// Cuts a segment in two by the next bit of the hash.
+    /// Splits a segment in two by the next bit of the hash.
     fn split(&mut self, arena: &Arena, at: usize) -> Result<()> {
         let bit = self.segments[at].depth;
         let (pages, len) = (self.segments[at].pages.len(), self.segments[at].len);
@@ -363,7 +362,8 @@ impl Index {
         Ok(())
     }
 
-    /// The entries of a segment in ascending order of their ids, which the key has no part in.
+    /// Returns the entries of a segment in ascending order of their ids, which is independent of
+    /// the key.
     pub fn sorted_segment(&self, segment: usize) -> Vec<(u64, Entry)> {
         let mut entries = Vec::with_capacity(self.segments[segment].len);
         self.visit_segment(segment, |id, entry| entries.push((id, entry)));
@@ -375,7 +375,7 @@ impl Index {
     fn visit_segment(&self, segment: usize, mut visit: impl FnMut(u64, Entry)) {
         let segment = &self.segments[segment];
         for bucket in segment.buckets() {
-            // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
+            // SAFETY: buckets of pages are initialised, and nothing else accesses this shard.
             let line = unsafe { bucket.as_ref() };
             for position in (0..BUCKET_ENTRIES).take_while(|&at| line.places[at] != EMPTY) {
                 visit(line.ids[position], Entry { bucket, position });
@@ -422,7 +422,8 @@ fn directory_slot(id: u64, depth: u32) -> usize {
 }
 
 impl Segment {
-    /// Room for `len` entries and for growing a little; `pages_max` bounds the guess only.
+    /// Returns a segment with room for `len` entries and a little growth; `pages_max` limits only
+    /// the estimate.
     fn capable(arena: &Arena, len: usize, pages_max: usize) -> Result<Segment> {
         let buckets = (len * 100).div_ceil(FILL_MAX_PERCENT * BUCKET_ENTRIES) + 1;
         let pages = buckets.div_ceil(PAGE_BUCKETS).min(pages_max.max(1));
@@ -494,7 +495,7 @@ impl Segment {
     fn each_entry(&self, mut visit: impl FnMut(u64, u32, u8)) {
         for page in &self.pages {
             for at in 0..PAGE_BUCKETS {
-                // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
+                // SAFETY: buckets of pages are initialised, and nothing else accesses this shard.
                 let line = unsafe { page.add(at).as_ref() };
                 for at in (0..BUCKET_ENTRIES).take_while(|&at| line.places[at] != EMPTY) {
                     visit(line.ids[at], line.places[at], (line.unseen_days >> (6 * at)) as u8 & 63);
@@ -503,15 +504,15 @@ impl Segment {
         }
     }
 
-    /// The entry of an id.
+    /// Returns the entry of an id, if it has one.
     #[inline(always)]
     fn find(&self, key: HashKey, id: u64) -> Option<Entry> {
         let count = self.bucket_count();
         let mut at = self.home(key, id);
-        // A segment is never full, so a bucket with an empty entry ends every search.
+        // A segment is never full, so every search ends at a bucket with an empty entry.
         for _ in 0..count {
             let bucket = self.bucket(at);
-            // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
+            // SAFETY: buckets of pages are initialised, and nothing else accesses this shard.
             let (found, line) = unsafe { (look(bucket, id), bucket.as_ref()) };
             if found.is_some() {
                 return found;
@@ -524,7 +525,7 @@ impl Segment {
         None
     }
 
-    /// Writes an entry for an id that has none; there is room.
+    /// Writes an entry for an id that has none; there must be room.
     fn put(&mut self, key: HashKey, id: u64, place: u32, days: u8) -> Entry {
         let count = self.bucket_count();
         let mut at = self.home(key, id);
@@ -554,14 +555,14 @@ impl Entry {
         Place(unsafe { self.bucket.as_ref() }.places[self.position])
     }
 
-    /// The same row, seen by the snapshot with this mark.
+    /// Sets the snapshot mark of the row.
     pub fn set_mark(&mut self, mark: bool) {
         if let Some(slot) = self.place().slot() {
             self.set_place(Place::row(slot, mark).with_dirty(self.place().dirty()));
         }
     }
 
-    /// Writes nothing when it is so already.
+    /// Sets the place; writes nothing if it is unchanged.
     #[inline]
     pub fn set_place(&mut self, place: Place) {
         if self.place() != place {
@@ -576,7 +577,8 @@ impl Entry {
         (unsafe { self.bucket.as_ref() }.unseen_days >> (6 * self.position)) as u8 & 63
     }
 
-    /// Writes nothing when it is so already: a row seen every day costs no write of its line.
+    /// Sets the days; writes nothing if they are unchanged, so that a row seen every day costs no
+    /// write of its line.
     #[inline]
     pub fn set_unseen_days(&mut self, days: u8) {
         if self.unseen_days() != days {
@@ -597,16 +599,16 @@ mod tests {
 
     const KEY: HashKey = HashKey::new(0x0123_4567_89AB_CDEF, 0xD134_2543_DE82_EF95);
 
-    /// Buckets that a search for the id looks into.
+    /// Returns how many buckets a search for the id reads.
     fn probes(index: &Index, id: u64) -> usize {
         let segment = index.segment(id);
         let (home, count) = (segment.home(KEY, id), segment.bucket_count());
-        // SAFETY: the test has the index to itself.
+        // SAFETY: nothing else accesses the index.
         let holds = |at: usize| unsafe { look(segment.bucket((home + at) % count), id) }.is_some();
         1 + (0..count).find(|at| holds(*at)).unwrap()
     }
 
-    /// The id with this [`hash`]: both its steps can be turned around.
+    /// Returns the id with this [`hash`], whose two steps are invertible.
     fn id_of(hash: u64) -> u64 {
         let inverse = |odd: u64| {
             (0..6).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))))
@@ -617,7 +619,7 @@ mod tests {
         x.wrapping_mul(inverse(0x9E37_79B9_7F4A_7C15))
     }
 
-    /// Ids that are chosen to meet under a hash without a key cost what random ids cost.
+    /// Ids chosen to collide under a hash without a key cost as much as random ids.
     #[test]
     fn crafted_ids_are_found_as_soon_as_random_ones() {
         const COUNT: u64 = 60_000;

@@ -1,11 +1,11 @@
-//! Where things are in a row. All numbers are 32 bits wide.
+//! Layout of a row. All numbers are 32 bits wide.
 
 use super::config::{Accessor, CtrAccessor, SparseConfig};
 use crate::init::RowSeed;
 
 /// Offsets in a row of floats.
 pub(crate) struct Layout {
-    /// Floats of a row.
+    /// Floats per row.
     pub stride: usize,
     pub kind: Kind,
 }
@@ -20,11 +20,11 @@ pub(crate) enum Kind {
 pub(crate) const SHOW: usize = 0;
 pub(crate) const CLICK: usize = 1;
 pub(crate) const DELTA: usize = 2;
-/// The slot number, as bits; the highest says whether the embedding was made.
+/// The slot number, as bits. The highest bit says whether the embedding was made.
 pub(crate) const SLOT: usize = 3;
 pub(crate) const EMBED: usize = 4;
 const HAS_EMBEDX: u32 = 1 << 31;
-/// Slot numbers are smaller than this.
+/// The largest slot number.
 pub(crate) const SLOT_MAX: u32 = HAS_EMBEDX - 1;
 
 impl Layout {
@@ -39,12 +39,12 @@ impl Layout {
         }
     }
 
-    /// Writes a row that was never pushed to.
+    /// Writes a row as it is before its first push.
     pub fn init(&self, config: &SparseConfig, seed: RowSeed, row: &mut [f32]) {
         match (&self.kind, &config.accessor) {
             (Kind::Ctr { embedx }, Accessor::Ctr(ctr)) => {
                 row[..EMBED].fill(0.0);
-                // Column 0 is the weight, the embedding follows.
+                // Column 0 is the weight; the embedding follows.
                 ctr.embed_initializer.fill(seed, 0, &mut row[EMBED..EMBED + 1]);
                 ctr.embed_rule.init_state(1, &mut row[EMBED + 1..*embedx]);
                 row[*embedx..].fill(0.0);
@@ -58,7 +58,7 @@ impl Layout {
     }
 }
 
-/// The embedding part of a click row: `[weights | state]`.
+/// Writes the embedding part of a click row, `[weights | state]`, before its first push.
 pub(crate) fn init_embedx(config: &SparseConfig, seed: RowSeed, part: &mut [f32]) {
     let (weights, state) = part.split_at_mut(config.dim);
     config.initializer.fill(seed, 1, weights);

@@ -1,14 +1,14 @@
 //! Sparse tables: rows by id, made when an id is first seen.
 //!
-//! A table is cut into shards by a hash of the id, one lock a shard. A shard is an index, id ->
-//! slot, and slabs of rows of one width, weights, optimizer state and counters together
-//! (`shard.rs`, `index.rs`). A batch is grouped by shard, so that each lock is taken once, and runs
-//! through three stages that overlap (`pull.rs`, `push.rs`).
+//! A table is divided into shards by a hash of the id, with one lock per shard. A shard is an
+//! index, id -> slot, and slabs of rows of one width; a row holds weights, optimizer state and
+//! counters (`shard.rs`, `index.rs`). A batch is grouped by shard, so that each lock is taken once,
+//! and runs through three stages that overlap (`pull.rs`, `push.rs`).
 //!
-//! Sketch, dimension 16, 10 million rows, one core: a row is one to two lines of memory and half a
-//! line of index at random places. A core keeps about 12 lines in flight at 90 ns each, so it
-//! cannot do more than some 60 million rows/s, and the work of a row (hash, probe, copy) takes
-//! about 25 ns on top. `cargo xtask bench ps` measures.
+//! Performance sketch for dimension 16, 10 million rows and one core: a row is one to two cache
+//! lines, plus half a line of index, at random addresses. A core keeps about 12 lines in flight at
+//! 90 ns each, which limits it to some 60 million rows/s. The work for a row (hash, probe, copy)
+//! adds about 25 ns. `cargo xtask bench ps` measures it.
 
 mod arena;
 mod config;
@@ -48,7 +48,8 @@ use std::sync::{Mutex, MutexGuard, RwLock};
 ///
 /// ```
 /// use fleet_ps::{Initializer, PullMode, Push, SparseConfig, SparseTable};
-/// let config = SparseConfig { initializer: Initializer::Constant(1.0), ..SparseConfig::plain(0, 2) };
+/// let initializer = Initializer::Constant(1.0);
+/// let config = SparseConfig { initializer, ..SparseConfig::plain(0, 2) };
 /// let table = SparseTable::new(config)?;
 /// table.push(Push::new(&[u64::MAX, 5, 5], &[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]))?;
 /// let mut rows = [0.0; 4];
@@ -59,22 +60,23 @@ use std::sync::{Mutex, MutexGuard, RwLock};
 pub struct SparseTable {
     core: Core,
     shards: Vec<Mutex<Shard>>,
-    /// Held shared by pulls and pushes; exclusively where a snapshot begins and ends.
+    /// Held shared by pulls and pushes; exclusively where a snapshot begins or ends.
     gate: RwLock<Option<Capture>>,
-    /// One snapshot or shrink at a time.
+    /// Held by a snapshot or a shrink: one runs at a time.
     maintenance: Mutex<()>,
     rate_scale: AtomicU32,
     counters: Counters,
     scratch: Mutex<Vec<Scratch>>,
-    /// Where the next batch starts, so that threads do not queue at the same locks.
+    /// Determines the shard at which the next batch starts, so that threads do not queue at the
+    /// same locks.
     turn: AtomicUsize,
 }
 
-/// What shards need to know of their table.
+/// State that the shards need of their table.
 pub(crate) struct Core {
     config: SparseConfig,
     layout: Layout,
-    /// Rows of a slab, as a power of two.
+    /// Rows per slab, as a power of two.
     slab_shift: u32,
     index_arena: Arena,
     row_arena: Arena,
@@ -98,17 +100,17 @@ struct Scratch {
     merger: Merger,
 }
 
-/// Gradients by id. An id that comes twice is updated once, by the sum.
+/// Gradients by id. An id that repeats is updated once, by the sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Push<'a> {
     pub ids: &'a [u64],
-    /// `push_width` numbers an id.
+    /// `push_width` numbers per id.
     pub grads: &'a [f32],
     /// How often each id was shown; 1 each if not given.
     pub shows: Option<&'a [f32]>,
     /// How often each id was clicked; 0 each if not given.
     pub clicks: Option<&'a [f32]>,
-    /// The slot (the field of the data) each id belongs to; click rows remember it.
+    /// The slot (the field of the data) of each id, which click rows remember.
     pub slots: Option<&'a [u32]>,
 }
 
@@ -118,18 +120,18 @@ impl<'a> Push<'a> {
     }
 }
 
-/// Ids of one call: positions are 32 bits wide, and a batch that large wants to be cut anyway.
+/// Limit on the ids of one call: positions have 32 bits, and such a batch should be split anyway.
 const BATCH_IDS_MAX: usize = 1 << 26;
-/// Sets of scratch memory that are kept for reuse.
+/// Limit on the sets of scratch memory kept for reuse.
 const SCRATCH_COUNT_MAX: usize = 64;
 
 impl SparseTable {
-    /// An empty table whose hash tables have a random key.
+    /// Returns an empty table whose hash tables have a random key.
     pub fn new(config: SparseConfig) -> Result<SparseTable> {
         SparseTable::with_key(config, HashKey::random())
     }
 
-    /// An empty table; nothing that it returns or saves depends on the key.
+    /// Returns an empty table. No result or save of it depends on the key.
     pub fn with_key(config: SparseConfig, key: HashKey) -> Result<SparseTable> {
         config.check()?;
         let layout = Layout::new(&config);
@@ -161,22 +163,22 @@ impl SparseTable {
         &self.core.config
     }
 
-    /// Numbers that a pull returns for an id.
+    /// Returns how many numbers a pull returns for an id.
     pub fn pull_width(&self) -> usize {
         self.core.config.pull_width()
     }
 
-    /// Numbers that a push brings for an id.
+    /// Returns how many numbers a push carries for an id.
     pub fn push_width(&self) -> usize {
         self.core.config.push_width()
     }
 
-    /// Numbers of a row as it is kept and saved: weights, state, counters.
+    /// Returns how many numbers a row has as it is kept and saved: weights, state, counters.
     pub fn row_len(&self) -> usize {
         self.core.layout.stride
     }
 
-    /// Where the embedding part of a row begins.
+    /// Returns the offset of a row's embedding part.
     pub(crate) fn embedx_at(&self) -> usize {
         match self.core.layout.kind {
             layout::Kind::Ctr { embedx } => embedx,
@@ -184,11 +186,11 @@ impl SparseTable {
         }
     }
 
-    /// Multiplies the learning rate of every rule: schedules set it step by step.
+    /// Sets the factor on the learning rate of every rule. Schedules set it step by step.
     pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
         if !(scale.is_finite() && scale >= 0.0) {
-            return Err(Error::invalid("the scale of a learning rate is wrong")
-                .expected("a finite number, not negative")
+            return Err(Error::invalid("invalid learning rate scale")
+                .expected("a finite number >= 0")
                 .got(scale)
                 .at(self.place()));
         }
@@ -210,10 +212,10 @@ impl SparseTable {
         let (mut refused, target) = (Refused::default(), Target { out: out.as_mut_ptr(), width });
         self.each_group(&scratch.groups, |shard, group| {
             // SAFETY: positions are below `ids.len()` and `out` has a row for each; groups are
-            // disjoint, and the borrow of `out` lasts as long as this call.
+            // disjoint, and the borrow of `out` lasts for the whole call.
             unsafe { shard.pull(&self.core, mode, group, target, &mut refused) };
         });
-        self.give_back(scratch);
+        self.recycle(scratch);
         self.counters.pulled.fetch_add(ids.len() as u64, Relaxed);
         self.outcome(refused, "read as zeros")
     }
@@ -224,32 +226,32 @@ impl SparseTable {
         self.push_screened(push, &grads)
     }
 
-    /// Applies `grads`, which [`SparseTable::screen`] or sums of what it gave, instead of the
-    /// push's.
+    /// Applies `grads` instead of the push's own. They are what [`SparseTable::screen`] returned,
+    /// or sums of that.
     pub(crate) fn push_screened(&self, push: Push<'_>, grads: &[f32]) -> Result<()> {
         let mut scratch = self.scratch();
         let Scratch { groups, merger } = &mut scratch;
         merger.merge(push.ids);
         let mut apply = || {
             let width = self.push_width();
-            let (grads, said) =
-                (merger.merged(grads, width)?, merger.merge_said(&push, self.config())?);
+            let (grads, extras) =
+                (merger.merged(grads, width)?, merger.merge_extras(&push, self.config())?);
             let batch = Batch {
                 grads: &grads,
                 width,
-                shows: said.shows.as_deref(),
-                clicks: said.clicks.as_deref(),
-                slots: said.slots.as_deref(),
+                shows: extras.shows.as_deref(),
+                clicks: extras.clicks.as_deref(),
+                slots: extras.slots.as_deref(),
             };
             self.push_unique(groups, merger.ids(), batch)
         };
         let result = apply();
-        self.give_back(scratch);
+        self.recycle(scratch);
         self.counters.pushed.fetch_add(push.ids.len() as u64, Relaxed);
         result
     }
 
-    /// The gradients of a push as they are to be applied, or why not.
+    /// Returns the gradients of a push to apply, or the error that rejects it.
     pub(crate) fn screen<'a>(&self, push: &Push<'a>) -> Result<Cow<'a, [f32]>> {
         let width = self.push_width();
         self.check_push(push, width)?;
@@ -283,7 +285,7 @@ impl SparseTable {
         self.outcome(refused, "not applied")
     }
 
-    /// Rows, memory and what was done so far.
+    /// Returns the rows, the memory and the activity of the table.
     pub fn stats(&self) -> TableStats {
         let count = |counter: &AtomicU64| counter.load(Relaxed);
         let lists: usize = (0..self.shards.len()).map(|at| self.lock(at).list_bytes()).sum();
@@ -291,7 +293,7 @@ impl SparseTable {
         let shards = self.shards.capacity() * size_of::<Mutex<Shard>>();
         TableStats {
             row_count: count(&self.core.row_count),
-            waiting_count: count(&self.core.pending_count),
+            pending_count: count(&self.core.pending_count),
             payload_bytes: count(&self.core.row_count) * self.core.layout.stride as u64 * 4,
             held_bytes: (arenas + lists + shards) as u64,
             pulled: count(&self.counters.pulled),
@@ -304,7 +306,7 @@ impl SparseTable {
     }
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
-        // A panic under the lock is a bug of ours; rows are whole numbers of floats in any case.
+        // A panic under the lock is a bug, but rows stay whole numbers of floats.
         self.shards[shard].lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -324,7 +326,7 @@ impl SparseTable {
         kept.pop().unwrap_or_default()
     }
 
-    fn give_back(&self, scratch: Scratch) {
+    fn recycle(&self, scratch: Scratch) {
         let mut kept = self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if kept.len() < SCRATCH_COUNT_MAX {
             kept.push(scratch);
@@ -346,14 +348,14 @@ impl SparseTable {
         for (what, values) in [("shows", push.shows), ("clicks", push.clicks)] {
             let wrong = values.unwrap_or(&[]).iter().find(|v| !(v.is_finite() && **v >= 0.0));
             if let Some(wrong) = wrong {
-                return Err(Error::invalid(format!("{what} of a push are wrong"))
-                    .expected("finite numbers, not negative")
+                return Err(Error::invalid(format!("invalid {what} in a push"))
+                    .expected("finite numbers >= 0")
                     .got(wrong)
                     .at(self.place()));
             }
         }
         if let Some(slot) = push.slots.unwrap_or(&[]).iter().find(|s| **s > layout::SLOT_MAX) {
-            return Err(Error::invalid("a slot of a push is too large")
+            return Err(Error::invalid("slot in a push is too large")
                 .expected(format!("at most {}", layout::SLOT_MAX))
                 .got(slot)
                 .at(self.place()));
@@ -363,7 +365,7 @@ impl SparseTable {
 
     fn check_len(&self, what: &str, len: usize, ids: usize, width: usize) -> Result<()> {
         if ids > BATCH_IDS_MAX {
-            return Err(Error::exhausted("a batch has too many ids")
+            return Err(Error::exhausted("too many ids in a batch")
                 .expected(format!("at most {BATCH_IDS_MAX}"))
                 .got(ids)
                 .at(self.place()));
@@ -379,7 +381,7 @@ impl SparseTable {
 
     fn outcome(&self, refused: Refused, what: &str) -> Result<()> {
         let Some(first) = refused.first else { return Ok(()) };
-        let place = format!("{} ids, {what}; all others were served", refused.count);
+        let place = format!("{} ids were {what}; the others were served", refused.count);
         Err(first.at(place).at(self.place()))
     }
 
@@ -389,16 +391,16 @@ impl SparseTable {
 }
 
 impl Core {
-    /// The floats of a row, for who holds the lock of its shard.
+    /// Returns the floats of a row, for the holder of its shard's lock.
     #[allow(clippy::mut_from_ref)] // Rows are reached through their shard, whose lock is exclusive.
     fn slice(&self, row: NonNull<f32>) -> &mut [f32] {
-        // SAFETY: rows are `stride` floats of a slab that outlives the lock, and nobody else has
-        // it.
+        // SAFETY: rows are `stride` floats of a slab that outlives the lock, and nothing else
+        // accesses them.
         unsafe { std::slice::from_raw_parts_mut(row.as_ptr(), self.layout.stride) }
     }
 }
 
-/// Asks for the line at an address; nothing is read.
+/// Prefetches the line at an address; nothing is read.
 #[inline(always)]
 fn prefetch<T>(pointer: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -410,7 +412,8 @@ fn prefetch<T>(pointer: *const T) {
     let _ = pointer;
 }
 
-/// Lines of a row that are asked for ahead; the rest of a longer one follows by itself.
+/// Limit on the floats of a row that are prefetched; the hardware prefetches the rest of a longer
+/// row.
 const PREFETCH_FLOATS_MAX: usize = 128;
 
 #[inline(always)]
@@ -424,7 +427,7 @@ fn prefetch_row(row: *const f32, len: usize) {
 }
 
 /// # Safety
-/// Both are good for `len` floats and do not overlap.
+/// Both pointers are valid for `len` floats and do not overlap.
 #[inline(always)]
 unsafe fn copy_row(from: *const f32, to: *mut f32, len: usize) {
     // SAFETY: promised by the caller; the common widths are copied without a call.

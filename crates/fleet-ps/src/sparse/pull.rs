@@ -1,8 +1,7 @@
-//! Reading rows.
+//! Reads rows.
 //!
-//! A row costs two cache misses, its bucket and itself. Ids run one behind the other: while the row
-//! of one is copied, the rows of the next ones and the buckets of those after them are on their
-//! way.
+//! A row costs two cache misses: its bucket and the row itself. Ids are pipelined: while the row of
+//! one is copied, the rows of the next ones and the buckets of those after them are being fetched.
 
 use super::index::Ahead;
 use super::layout::{CLICK, EMBED, Kind, SHOW, SLOT, has_embedx};
@@ -12,29 +11,29 @@ use crate::sparse::config::Accessor;
 use fleet_base::Result;
 use std::ptr::NonNull;
 
-/// Ids between asking for a row and copying it: what a core does with an id takes less time than
-/// memory does.
+/// Ids between the prefetch of a row and its copy: a core's work for an id takes less time than a
+/// memory access.
 const ROWS_AHEAD: usize = 16;
 
-/// What a pull does with ids that were never seen.
+/// Treatment of ids without a row in a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullMode {
-    /// They get rows, if the entry policy admits them.
+    /// They get rows if the entry policy admits them.
     Train,
     /// They read as zeros, and nothing changes.
     Infer,
-    /// They read as the values that a row of theirs would begin with, and nothing changes.
+    /// They read as the initial values of their rows, and nothing changes.
     InferInitial,
 }
 
-/// Rows of a batch, written by position; groups are disjoint.
+/// The output rows of a batch, by position; groups are disjoint.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub out: *mut f32,
     pub width: usize,
 }
 
-/// Rows that could not be made, and why the first one.
+/// How many rows could not be made, and the first error.
 #[derive(Default)]
 pub(crate) struct Refused {
     pub count: usize,
@@ -54,7 +53,7 @@ impl Refused {
 
 impl Shard {
     /// # Safety
-    /// Every position names a row of the target, and nobody else writes these.
+    /// Every position is a row of the target, and nothing else writes these.
     pub unsafe fn pull(
         &mut self,
         core: &Core,
@@ -69,7 +68,7 @@ impl Shard {
             PullMode::Train | PullMode::Infer => Vec::new(),
         };
         self.prefetch_lists(ids.len());
-        // A line more would be that of another row.
+        // A longer prefetch would fetch another row.
         let row_len = match core.layout.kind {
             Kind::Ctr { .. } => target.width + EMBED,
             Kind::Plain => target.width,
@@ -103,10 +102,10 @@ impl Shard {
 }
 
 impl Core {
-    /// What a pull returns of a row; zeros if there is none.
+    /// Copies what a pull returns for a row; zeros if there is none.
     ///
     /// # Safety
-    /// `out` is good for `width` floats, the row is one of ours and locked.
+    /// `out` is valid for `width` floats; the row belongs to this table and is locked.
     #[inline]
     unsafe fn copy_out(&self, row: Option<NonNull<f32>>, out: *mut f32, width: usize) {
         // SAFETY: promised by the caller.

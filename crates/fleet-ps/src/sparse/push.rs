@@ -1,6 +1,6 @@
-//! Gradients into rows.
+//! Applies gradients to rows.
 //!
-//! Ids are found as in a pull, one after the other; the rule is called once a block of them.
+//! Ids are found as in a pull, one after another; the rule is called once per block of them.
 
 use super::config::{Accessor, CtrAccessor};
 use super::index::Ahead;
@@ -14,7 +14,7 @@ use super::{Core, prefetch_row};
 use crate::rule::{How, Row};
 use std::ptr::NonNull;
 
-/// Updates that a rule gets at once, and whose rows are on their way meanwhile.
+/// Updates that a rule gets at once. The rows of the next block are fetched meanwhile.
 const BLOCK: usize = 16;
 
 /// Gradients by id, each id once.
@@ -27,7 +27,7 @@ pub(crate) struct Batch<'a> {
     pub slots: Option<&'a [u32]>,
 }
 
-/// A row and what comes to it.
+/// A row, and the position of its gradient.
 #[derive(Clone, Copy)]
 struct Update {
     row: NonNull<f32>,
@@ -36,7 +36,7 @@ struct Update {
 }
 
 impl Shard {
-    /// Applies the gradients of a group; returns how many had no row to go to.
+    /// Applies the gradients of a group; returns how many had no row.
     pub fn push(
         &mut self,
         core: &Core,
@@ -67,7 +67,7 @@ impl Shard {
                     prefetch_row(found.row.as_ptr(), core.layout.stride);
                     let grad = batch.grads.as_ptr();
                     super::prefetch(grad.wrapping_add(*position as usize * batch.width));
-                    // An entry is good until the next insertion: what it is for is done at once.
+                    // An entry is valid until the next insertion, so it is used at once.
                     self.touch(core, capture, *id, &mut found);
                     current.push(Update { row: found.row, id: *id, position: *position });
                 }
@@ -79,7 +79,7 @@ impl Shard {
         dropped
     }
 
-    /// Captures a row that a snapshot still waits for; the row was seen today and is dirty.
+    /// Copies the row if a snapshot still waits for it; marks it as seen today and dirty.
     #[inline]
     fn touch(&mut self, core: &Core, capture: Option<&Capture>, id: u64, found: &mut Found) {
         let entry = &mut found.entry;
@@ -136,7 +136,7 @@ impl Core {
             let shows = batch.shows.map_or(1.0, |shows| shows[position]);
             let clicks = batch.clicks.map_or(0.0, |clicks| clicks[position]);
             let start = update.row.as_ptr();
-            // SAFETY: the row is ours under the lock, `stride` floats long.
+            // SAFETY: the lock gives exclusive access to the row, which is `stride` floats long.
             let row = unsafe { std::slice::from_raw_parts_mut(start, self.layout.stride) };
             row[SHOW] += shows;
             row[CLICK] += clicks;
@@ -149,7 +149,7 @@ impl Core {
             }
             row[SLOT] = slot_word(slot, made);
             let grad = batch.grads[position * batch.width..][..batch.width].as_ptr();
-            // Rules divide by shows: a push of none counts as one.
+            // Rules divide by shows: no shows count as one.
             let shows = if shows > 0.0 && ctr.show_scale { shows } else { 1.0 };
             let part = |at: usize, len: usize, grad: *const f32| Row {
                 weights: start.wrapping_add(at),

@@ -1,4 +1,4 @@
-//! Rows from a snapshot back into a table.
+//! Restores rows from a snapshot.
 
 use super::SparseTable;
 use super::group::shard_of;
@@ -8,13 +8,13 @@ use fleet_base::{Error, Result};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl SparseTable {
-    /// Puts a record of a [`Snapshot`](super::Snapshot) in place, over whatever is there.
+    /// Restores a record of a [`Snapshot`](super::Snapshot), over an existing row.
     pub fn restore(&self, record: Record<'_>) -> Result<()> {
         match record {
             Record::Row { id, unseen_days, changed, values } => {
                 self.restore_row(id, (unseen_days, changed), values)
             }
-            Record::Waiting { id, count } => self.restore_waiting(id, count),
+            Record::Pending { id, count } => self.restore_waiting(id, count),
         }
     }
 

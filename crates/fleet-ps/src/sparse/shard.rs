@@ -1,4 +1,4 @@
-//! A shard: an index, and the rows that it points to.
+//! A shard: an index, and the rows that it refers to.
 
 use super::Core;
 use super::index::{Ahead, Entry, Index, Place, SLOT_COUNT_MAX};
@@ -10,14 +10,14 @@ use fleet_base::{Error, Result};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Rows under one lock. Rows stand in slabs that never move, numbered by slot.
+/// Rows under one lock. They are in slabs that never move, and numbered by slot.
 pub(crate) struct Shard {
     pub index: Index,
     slabs: Vec<NonNull<f32>>,
-    /// Slots ever handed out.
+    /// Number of slots ever handed out.
     used: u32,
     free: Vec<u32>,
-    /// Rows that were to be saved and were pushed to first (`snapshot.rs`).
+    /// Rows to be saved that were pushed to first (`snapshot.rs`).
     pub captured: Vec<u32>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Found {
     pub row: NonNull<f32>,
 }
 
-/// Rows of a slab for rows of so many floats: about 16 KiB, a power of two.
+/// Returns how many rows a slab has: about 16 KiB of them, and a power of two.
 pub(crate) fn slab_rows(layout: &Layout) -> usize {
     ((16 << 10) / (layout.stride * 4)).clamp(16, 256).next_power_of_two()
 }
@@ -53,10 +53,10 @@ impl Shard {
             + (self.free.capacity() + self.captured.capacity()) * 4
     }
 
-    /// Asks for the lists that lead to buckets and rows, where a group is long enough to read most
-    /// of them: one by one they would be a miss each.
+    /// Prefetches the lists that lead to buckets and rows, if a group is long enough to read most
+    /// of them. One by one, each would be a cache miss.
     pub fn prefetch_lists(&self, ids: usize) {
-        /// Pointers in a line.
+        /// Pointers in a cache line.
         const STEP: usize = 8;
         if self.slabs.len() / STEP <= ids {
             self.slabs.iter().step_by(STEP).for_each(|slab| super::prefetch(slab));
@@ -64,7 +64,7 @@ impl Shard {
         }
     }
 
-    /// The row of a slot.
+    /// Returns the row of a slot.
     #[inline]
     pub fn row(&self, core: &Core, slot: u32) -> NonNull<f32> {
         let slab = self.slabs[slot as usize >> core.slab_shift];
@@ -73,7 +73,7 @@ impl Shard {
         unsafe { slab.add(row * core.layout.stride) }
     }
 
-    /// The row of an id, if it has one.
+    /// Returns the row of an id, if it has one.
     #[inline(always)]
     pub fn find(&self, core: &Core, id: u64) -> Option<Found> {
         let entry = self.index.find(id)?;
@@ -81,7 +81,7 @@ impl Shard {
         Some(Found { entry, row })
     }
 
-    /// The row of the next id of a group, if it has one.
+    /// Returns the row of the next id of a group, if it has one.
     #[inline(always)]
     pub fn find_next(&self, core: &Core, ahead: &mut Ahead<'_>, at: usize) -> Option<Found> {
         let entry = ahead.find(&self.index, at)?;
@@ -89,18 +89,19 @@ impl Shard {
         Some(Found { entry, row })
     }
 
-    /// The row of an id that has none, if the entry policy admits it. `pulled` counts towards that.
+    /// Makes the row of an id without one, if the entry policy admits it. `pulled` counts towards
+    /// that.
     #[cold]
     #[inline(never)]
     pub fn admit(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
         match self.index.find(id) {
-            Some(entry) => self.pending(core, id, entry, pulled),
-            None => self.newcomer(core, id, pulled),
+            Some(entry) => self.admit_pending(core, id, entry, pulled),
+            None => self.admit_new(core, id, pulled),
         }
     }
 
-    /// An id that waits for its row.
-    fn pending(
+    /// Admits an id that is pending.
+    fn admit_pending(
         &mut self,
         core: &Core,
         id: u64,
@@ -123,12 +124,12 @@ impl Shard {
         Ok(Some(Found { entry, row: self.row(core, slot) }))
     }
 
-    /// An id that was never seen.
-    fn newcomer(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
+    /// Admits an id that was never seen.
+    fn admit_new(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
         let admitted = match core.config.entry {
             Policy::None | Policy::ShowClick { .. } => true,
             Policy::CountFilter(wanted) => u32::from(pulled) >= wanted,
-            Policy::Probability(least) => core.seed_of(id).lot() >= least,
+            Policy::Probability(least) => core.seed_of(id).admission_draw() >= least,
         };
         if !admitted {
             if pulled && matches!(core.config.entry, Policy::CountFilter(_)) {
@@ -148,13 +149,16 @@ impl Shard {
         }
     }
 
-    /// A fresh row for an id that has none; the index does not know of it yet.
+    /// Makes a row for an id without one. The caller enters it into the index.
     pub fn create(&mut self, core: &Core, id: u64) -> Result<u32> {
         if core.row_count.fetch_add(1, Relaxed) >= core.config.row_count_max {
             core.row_count.fetch_sub(1, Relaxed);
             return Err(Error::exhausted("the table is full")
                 .expected(format!("at most {} rows", core.config.row_count_max))
-                .help("raise row_count_max, let an entry keep rare ids out, or shrink the table"));
+                .help(
+                    "raise row_count_max, reject rare ids with an entry policy, or shrink the \
+                     table",
+                ));
         }
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -163,7 +167,7 @@ impl Shard {
             })?,
         };
         let row = self.row(core, slot);
-        // SAFETY: the slot is in a slab of ours and nobody else has it; its floats may hold
+        // SAFETY: the slot is in a slab of this shard and nothing else uses it; its floats may hold
         // anything.
         let row = unsafe {
             row.write_bytes(0, core.layout.stride);
@@ -176,7 +180,7 @@ impl Shard {
     fn fresh_slot(&mut self, core: &Core) -> Result<u32> {
         if self.used as usize == self.slabs.len() << core.slab_shift {
             if self.used >= SLOT_COUNT_MAX {
-                return Err(Error::exhausted("a shard has too many rows")
+                return Err(Error::exhausted("too many rows in a shard")
                     .expected(format!("at most {SLOT_COUNT_MAX}"))
                     .help("raise shard_count"));
             }
@@ -186,7 +190,7 @@ impl Shard {
         Ok(self.used - 1)
     }
 
-    /// Takes a row back that the index does not point to any more.
+    /// Takes back a row that the index does not refer to.
     pub fn release(&mut self, core: &Core, slot: u32) {
         self.free.push(slot);
         core.row_count.fetch_sub(1, Relaxed);

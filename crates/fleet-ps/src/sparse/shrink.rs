@@ -1,4 +1,4 @@
-//! Deleting rows that nobody needs any more.
+//! Deletion of rows that are no longer used.
 
 use super::SparseTable;
 use super::config::Accessor;
@@ -6,17 +6,17 @@ use super::layout::{CLICK, SHOW};
 use fleet_base::Result;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Days unseen after which a plain table drops a row, unless told otherwise: as click tables do.
+/// Default of the unseen days after which a plain table drops a row, as in click tables.
 const UNSEEN_DAYS_DEFAULT: u8 = 30;
 
-/// Whether an id stays that was unseen for so many days, and its row where it has one.
+/// Whether an id stays, given its unseen days and its row, if it has one.
 type Keep<'k> = dyn Fn(u8, Option<&mut [f32]>) -> bool + 'k;
 
 impl SparseTable {
-    /// Deletes rows that were unseen for more than `unseen_days` days (the accessor's number or 30
-    /// if none is given). A click table first decays its shows and clicks, and also deletes rows
-    /// whose score has fallen below `delete_threshold`. Returns how many rows went. Locks a segment
-    /// at a time; the memory of the rows is used for new ones.
+    /// Deletes rows that were unseen for more than `unseen_days` days (by default the accessor's
+    /// number, or 30). A click table first decays its shows and clicks, and also deletes rows whose
+    /// score has fallen below `delete_threshold`. Returns the number of rows deleted. Holds the
+    /// lock of a shard for one segment at a time. The memory of the rows is reused.
     pub fn shrink(&self, unseen_days: Option<u8>) -> Result<u64> {
         let _alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let days_max = match (&self.core.config.accessor, unseen_days) {
@@ -35,7 +35,7 @@ impl SparseTable {
         })
     }
 
-    /// Deletes all rows, and forgets ids that wait for theirs. Returns how many rows went.
+    /// Deletes all rows, and forgets pending ids. Returns the number of rows deleted.
     pub fn clear(&self) -> Result<u64> {
         let _alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         self.retain(&|_, _| false)
@@ -54,8 +54,9 @@ impl SparseTable {
         Ok(gone)
     }
 
-    /// None behind the last segment. A segment that is split meanwhile may decay twice: its upper
-    /// half comes again at the end. That needs 19 thousand new ids in a shard within one shrink.
+    /// Filters one segment; none after the last segment. A segment that is split meanwhile may
+    /// decay twice, because its upper half is visited again at the end. That takes 19 thousand new
+    /// ids in a shard during one shrink.
     fn retain_segment(&self, shard: usize, segment: usize, keep: &Keep<'_>) -> Result<Option<u64>> {
         let core = &self.core;
         let mut shard = self.lock(shard);

@@ -1,9 +1,10 @@
-//! All rows as they are at one moment, while pulls and pushes go on.
+//! All rows as of one moment, while pulls and pushes continue.
 //!
-//! A snapshot turns the table's mark over: rows with the old mark are to be saved. Its reader goes
-//! from segment to segment, hands out such rows and marks them anew. A push that comes to a row
-//! with the old mark first leaves a copy for the reader. So nobody waits for more than a segment,
-//! and the only extra memory is for rows that were pushed to before the reader came by.
+//! A snapshot inverts the table's mark: rows with the old mark are still to be saved. Its reader
+//! walks from segment to segment, copies such rows and gives them the new mark. A push to a row
+//! with the old mark first leaves a copy for the reader. So no thread waits for more than a
+//! segment, and extra memory is needed only for rows that were pushed to before the reader visited
+//! them.
 
 use super::Core;
 use super::SparseTable;
@@ -16,18 +17,18 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Which rows a save takes, and what it does to them. The numbers are those of `save_persistables`:
-/// 1 is base and 2 is delta, as the documents have it.
+/// 1 is base and 2 is delta, as documented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SaveMode {
     /// Every row.
     All = 0,
-    /// What serving needs: rows whose score has reached `base_threshold`, seen within
-    /// `delta_keep_days`; all rows of a plain table. The count of changes starts anew.
+    /// The rows that serving needs: their score has reached `base_threshold`, and they were seen
+    /// within `delta_keep_days`. All rows of a plain table. The count of changes restarts.
     Base = 1,
-    /// Of these, the ones whose score grew by `delta_threshold` since the last base or delta; in a
-    /// plain table, the rows that were pushed to. The count of changes starts anew.
+    /// Of these, the rows whose score grew by `delta_threshold` since the last base or delta; in a
+    /// plain table, the rows that were pushed to. The count of changes restarts.
     Delta = 2,
-    /// Every row; all are a day older afterwards.
+    /// Every row. Afterwards all are a day older.
     AllAndAge = 3,
 }
 
@@ -38,25 +39,25 @@ impl SaveMode {
             1 => Ok(SaveMode::Base),
             2 => Ok(SaveMode::Delta),
             3 => Ok(SaveMode::AllAndAge),
-            _ => Err(fleet_base::Error::invalid("the mode of a save is unknown")
+            _ => Err(fleet_base::Error::invalid("unknown save mode")
                 .expected("0 (all), 1 (base), 2 (delta) or 3 (all, and a day passes)")
                 .got(mode)),
         }
     }
 }
 
-/// The changes that a base or a delta took, so that the next one has them if this one fails. Ages
-/// that a save of mode 3 added stay.
+/// Changes that a base or a delta has saved, so that the next one saves them if this one fails. The
+/// ages that a save of mode 3 has added stay.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     /// Id, score since the last base or delta, whether it was pushed to.
     rows: Vec<(u64, f32, bool)>,
 }
 
-/// What a running snapshot wants of rows.
+/// Settings of a running snapshot, for the treatment of rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capture {
-    /// The mark of rows that were dealt with.
+    /// The mark of rows that are done.
     pub mark: bool,
     pub mode: SaveMode,
 }
@@ -67,14 +68,14 @@ pub enum Record<'a> {
     /// A row: all its numbers, in the table's own order, and whether it was pushed to since the
     /// last base or delta.
     Row { id: u64, unseen_days: u8, changed: bool, values: &'a [f32] },
-    /// An id that was pulled so many times and has no row yet.
-    Waiting { id: u64, count: u32 },
+    /// An id without a row, and how often it was pulled.
+    Pending { id: u64, count: u32 },
 }
 
 impl Record<'_> {
     pub fn id(&self) -> u64 {
         match *self {
-            Record::Row { id, .. } | Record::Waiting { id, .. } => id,
+            Record::Row { id, .. } | Record::Pending { id, .. } => id,
         }
     }
 }
@@ -84,7 +85,7 @@ const HEAD: usize = 3;
 const CHANGED: u32 = 1 << 8;
 
 impl Capture {
-    /// Deals with a row that has the old mark: copies it if the mode wants it.
+    /// Processes a row with the old mark: copies it if the mode includes it.
     #[cold]
     pub fn entry(
         &self,
@@ -133,20 +134,20 @@ impl Capture {
     }
 }
 
-/// A snapshot being read. Dropped without [`Snapshot::end`], it leaves the table as if it had not
-/// been: what a base or a delta took counts as changed again.
+/// A snapshot that is being read. If it is dropped without [`Snapshot::end`], the changes that a
+/// base or a delta took count as unsaved again.
 pub struct Snapshot<'a> {
     table: &'a SparseTable,
     capture: Capture,
     taken: Taken,
-    /// Where the reader is.
+    /// The shard to read next.
     shard: usize,
     _alone: MutexGuard<'a, ()>,
 }
 
 impl SparseTable {
-    /// Starts a snapshot; `at_cut` runs while no push does, and what it returns comes back. Waits
-    /// for a snapshot or a shrink that is under way.
+    /// Starts a snapshot. `at_cut` runs while no push does, and its result is returned. Waits for a
+    /// snapshot or a shrink in progress.
     pub fn snapshot<R>(&self, mode: SaveMode, at_cut: impl FnOnce() -> R) -> (Snapshot<'_>, R) {
         let alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut gate = self.gate.write().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -160,7 +161,7 @@ impl SparseTable {
         (Snapshot { table: self, capture, taken, shard: 0, _alone: alone }, result)
     }
 
-    /// What a snapshot took counts as changed again: its save failed.
+    /// Marks the changes that a failed save took as unsaved.
     pub(crate) fn take_back(&self, taken: &Taken) {
         let core = &self.core;
         for (id, delta, changed) in &taken.rows {
@@ -198,13 +199,13 @@ impl Snapshot<'_> {
         Ok(true)
     }
 
-    /// What was read is saved: its changes are not to come again. To take them back all the same,
-    /// see [`SparseTable::take_back`].
+    /// Ends a snapshot whose rows are saved, so that the next save omits their changes. With the
+    /// result, [`SparseTable::take_back`] can undo this.
     pub(crate) fn end_taking(mut self) -> Taken {
         std::mem::take(&mut self.taken)
     }
 
-    /// What was read is saved: its changes do not come again in the next base or delta.
+    /// Ends a snapshot whose rows are saved: the next base or delta omits their changes.
     pub fn end(self) {
         drop(self.end_taking());
     }
@@ -221,8 +222,8 @@ impl Snapshot<'_> {
         }
     }
 
-    /// Takes what is to be saved of a segment; false behind the last. Segments that are split in
-    /// the meantime leave their halves here and at the end.
+    /// Copies the rows of a segment that are to be saved; false after the last one. Segments that
+    /// are split in the meantime leave their halves here and at the end.
     fn read(&self, segment: usize, batch: &mut Batch) -> bool {
         let core = &self.table.core;
         let mut shard = self.table.lock(self.shard);
@@ -259,13 +260,13 @@ impl Snapshot<'_> {
 
 impl Drop for Snapshot<'_> {
     fn drop(&mut self) {
-        // Every row must have the new mark before the next snapshot turns it over.
+        // Every row must have the new mark before the next snapshot inverts it.
         while let Ok(true) = self.next_shard(|_| Ok::<(), std::convert::Infallible>(())) {}
         *self.table.gate.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
         for shard in 0..self.table.shards.len() {
             self.table.lock(shard).captured = Vec::new();
         }
-        // Nothing, unless it was given up: who ended it has taken the list.
+        // If the snapshot was ended, the list is empty.
         self.table.take_back(&self.taken);
     }
 }
@@ -298,6 +299,6 @@ impl Batch {
         }
         self.waiting
             .iter()
-            .try_for_each(|(id, count)| visit(Record::Waiting { id: *id, count: *count }))
+            .try_for_each(|(id, count)| visit(Record::Pending { id: *id, count: *count }))
     }
 }

@@ -1,4 +1,4 @@
-//! What a sparse table promises.
+//! Guarantees of a sparse table.
 
 use super::*;
 use crate::rule::{self, Rule};
@@ -23,7 +23,7 @@ fn pull(table: &SparseTable, ids: &[u64], mode: PullMode) -> Vec<f32> {
     out
 }
 
-/// All rows of a snapshot by id.
+/// Returns all rows of a snapshot by id.
 fn snapshot(table: &SparseTable, mode: SaveMode) -> HashMap<u64, (u8, Vec<f32>)> {
     let (mut snapshot, ()) = table.snapshot(mode, || ());
     let mut rows = HashMap::new();
@@ -90,7 +90,7 @@ fn rows_are_the_same_on_any_number_of_shards() {
     assert!(rows[0] == rows[1] && rows[1] == rows[2]);
 }
 
-/// The key of the hashes changes neither rows nor the order in which a save has them.
+/// The key of the hashes changes neither the rows nor their order in a save.
 #[test]
 fn saves_do_not_depend_on_the_key() {
     let config = || SparseConfig { entry: Entry::CountFilter(2), shard_count: 3, ..ones(2) };
@@ -130,13 +130,13 @@ fn count_filter_admits_at_the_count_and_keeps_no_row_before() {
         assert_eq!(pull(&table, &[7], PullMode::Train), [want]);
         if want == 0.0 {
             table.push(Push::new(&[7, 8], &[0.5, 0.5])).unwrap();
-            assert_eq!((table.stats().row_count, table.stats().waiting_count), (0, 1));
+            assert_eq!((table.stats().row_count, table.stats().pending_count), (0, 1));
         }
     }
     table.push(Push::new(&[7], &[0.5])).unwrap();
     assert_eq!(pull(&table, &[7], PullMode::Train), [0.5]);
     let stats = table.stats();
-    assert_eq!((stats.row_count, stats.waiting_count, stats.dropped), (1, 0, 4));
+    assert_eq!((stats.row_count, stats.pending_count, stats.dropped), (1, 0, 4));
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_snapshot_is_of_one_moment_however_much_is_pushed_meanwhile() {
         let (mut snap, ()) = table.snapshot(SaveMode::All, || ());
         let mut rows = HashMap::new();
         let mut push = || {
-            // Known rows and new ones.
+            // Existing rows and new ones.
             let some: Vec<u64> = (0..3000).map(|_| rng.below(60_000 * round)).collect();
             table.push(Push::new(&some, &vec![1.0; 9000])).unwrap();
         };
@@ -273,7 +273,7 @@ fn a_snapshot_is_of_one_moment_however_much_is_pushed_meanwhile() {
     }
 }
 
-/// The rows of ids, without touching anything.
+/// Returns the rows of ids without changing anything.
 fn snapshot_free(table: &SparseTable, ids: &[u64]) -> Vec<f32> {
     pull(table, ids, PullMode::Infer)
 }
@@ -289,7 +289,7 @@ fn a_snapshot_given_up_does_not_harm_the_next() {
     assert_eq!(snapshot(&table, SaveMode::All).len(), 5000);
 }
 
-/// What a delta that failed had taken is in the next one, in plain and in click tables.
+/// Changes that a failed delta had taken are in the next one, in plain and in click tables.
 #[test]
 fn a_delta_that_fails_drops_nothing() {
     let click = SparseConfig { shard_count: 8, ..SparseConfig::ctr(0, 1) };
@@ -402,7 +402,7 @@ fn snapshots_restore_to_any_number_of_shards() {
     while snap.next_shard(|record| copy.restore(record)).unwrap() {}
     drop(snap);
     let (a, b) = (table.stats(), copy.stats());
-    assert_eq!((a.row_count, a.waiting_count), (b.row_count, b.waiting_count));
+    assert_eq!((a.row_count, a.pending_count), (b.row_count, b.pending_count));
     assert_eq!(snapshot(&table, SaveMode::All), snapshot(&copy, SaveMode::All));
     let error = copy
         .restore(Record::Row { id: 1, unseen_days: 0, changed: false, values: &[1.0] })
@@ -412,7 +412,7 @@ fn snapshots_restore_to_any_number_of_shards() {
 
 #[test]
 fn memory_held_is_at_most_a_quarter_over_the_payload() {
-    // The leanest row that the budget is made for: 64 bytes, no state.
+    // The leanest row within the budget: 64 bytes, no state.
     let table = SparseTable::new(SparseConfig { shard_count: 16, ..ones(16) }).unwrap();
     let mut out = vec![0.0; 16 * 10_000];
     for batch in 0..60u64 {
@@ -441,9 +441,9 @@ fn bad_pushes_and_pulls_are_refused_and_change_nothing() {
     let good = Push::new(&ids, &[0.0; 4]);
     check(Push { shows: Some(&[1.0]), ..good }, ErrorKind::Invalid, "shows has the wrong length");
     let negative = Push { clicks: Some(&[1.0, -1.0]), ..good };
-    check(negative, ErrorKind::Invalid, "clicks of a push are wrong");
+    check(negative, ErrorKind::Invalid, "invalid clicks in a push");
     let slots = [1, u32::MAX];
-    check(Push { slots: Some(&slots), ..good }, ErrorKind::Invalid, "slot of a push is too large");
+    check(Push { slots: Some(&slots), ..good }, ErrorKind::Invalid, "slot in a push is too large");
     assert_eq!(table.stats().non_finite, 1);
     let error = table.pull(&ids, &mut [0.0; 5], PullMode::Train).unwrap_err();
     assert!(error.to_string().contains("sparse table 3"), "{error}");
@@ -455,7 +455,7 @@ fn a_full_table_serves_what_it_has() {
     let table = SparseTable::new(SparseConfig { row_count_max: 2, ..ones(1) }).unwrap();
     let error = table.push(Push::new(&[1, 2, 3], &[1.0; 3])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
-    assert!(error.to_string().contains("1 ids, not applied"), "{error}");
+    assert!(error.to_string().contains("1 ids were not applied"), "{error}");
     assert_eq!(table.stats().row_count, 2);
     assert_eq!(pull(&table, &[1, 2, 3], PullMode::Infer).iter().sum::<f32>(), 0.0);
 }

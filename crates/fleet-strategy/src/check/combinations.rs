@@ -29,17 +29,17 @@ fn exclusive(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         (
             ("localsgd", strategy.localsgd()),
             ("adaptive_localsgd", strategy.adaptive_localsgd()),
-            "both decide when workers meet",
+            "both set when workers average",
         ),
         (
             ("amp_configs.use_pure_fp16", amp.use_pure_fp16()),
             ("amp_configs.use_pure_bf16", amp.use_pure_bf16()),
-            "parameters have one type",
+            "parameters have a single type",
         ),
     ];
     for ((one, one_on), (other, other_on), why) in pairs {
         if one_on && other_on {
-            let problem = Problem::error(other, format!("does not go together with {one}"));
+            let problem = Problem::error(other, format!("conflicts with {one}"));
             problems.push(problem.why(why).help(format!("choose {one} or {other}")));
         }
     }
@@ -49,10 +49,10 @@ fn exclusive(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
 fn contradictions(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let k_steps = strategy.a_sync_configs().k_steps();
     if !strategy.a_sync() && k_steps > 0 {
-        let message = format!("{k_steps} steps between exchanges, but a_sync is false");
+        let message = format!("expected 0 without a_sync, got {k_steps}");
         let problem = Problem::error("a_sync_configs.k_steps", message)
             .why("a synchronous parameter server exchanges in every step; more steps are GEO")
-            .help("a_sync true for GEO, or k_steps 0");
+            .help("set a_sync to true for GEO, or k_steps to 0");
         problems.push(problem);
     }
     let merged = strategy.gradient_merge_configs().k_steps();
@@ -60,23 +60,24 @@ fn contradictions(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let both_on = strategy.gradient_merge() && strategy.sharding();
     if both_on && merged > 1 && sharded > 1 && merged != sharded {
         let path = "sharding_configs.gradient_merge_acc_step";
-        let message = format!("{sharded}, but gradient_merge_configs.k_steps is {merged}");
+        let message =
+            format!("expected {merged} as in gradient_merge_configs.k_steps, got {sharded}");
         let problem = Problem::error(path, message)
-            .why("both say how many steps make one update")
-            .help("leave gradient_merge_acc_step out");
+            .why("both set how many steps make one update")
+            .help("remove gradient_merge_acc_step");
         problems.push(problem);
     }
     if strategy.fuse_all_reduce_ops()
         && strategy.last_comm_group_size_MB() > strategy.fuse_grad_size_in_MB() as f32
     {
         let message = format!(
-            "{} MB, more than fuse_grad_size_in_MB, which is {}",
-            strategy.last_comm_group_size_MB(),
-            strategy.fuse_grad_size_in_MB()
+            "expected at most fuse_grad_size_in_MB, which is {}, got {}",
+            strategy.fuse_grad_size_in_MB(),
+            strategy.last_comm_group_size_MB()
         );
         let problem = Problem::warning("last_comm_group_size_MB", message)
-            .why("the last bucket is the one that is waited for, and meant to be the smallest")
-            .help("1");
+            .why("communication of the last bucket is exposed, so it should be the smallest")
+            .help("use 1");
         problems.push(problem);
     }
 }
@@ -85,17 +86,17 @@ fn contradictions(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
 fn incomplete(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let recompute = strategy.recompute_configs();
     if strategy.recompute() && recompute.checkpoints.is_empty() {
-        let problem = Problem::warning("recompute_configs.checkpoints", "no checkpoints are given")
-            .why("they are then chosen evenly, as many as the root of the places that would do")
-            .help("to choose yourself, name the variables between the layers");
+        let problem = Problem::warning("recompute_configs.checkpoints", "no checkpoints")
+            .why("they are chosen automatically by the square-root rule")
+            .help("list the variables between the layers to choose them yourself");
         problems.push(problem);
     }
     let sharding = strategy.sharding_configs();
     let by_anchors = sharding.sharding_segment_strategy() == "segment_anchors";
     if strategy.sharding() && by_anchors && sharding.segment_anchors.is_empty() {
-        let problem = Problem::error("sharding_configs.segment_anchors", "no anchors are given")
-            .why("sharding_segment_strategy cuts the program at them")
-            .help("name variables, or cut by segment_broadcast_MB");
+        let problem = Problem::error("sharding_configs.segment_anchors", "no anchors")
+            .why("segments end at the anchors")
+            .help("list variables, or set sharding_segment_strategy to segment_broadcast_MB");
         problems.push(problem);
     }
 }
@@ -107,14 +108,14 @@ fn idle(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     };
     if strategy.gradient_merge() && strategy.gradient_merge_configs().k_steps() == 1 {
         let path = "gradient_merge_configs.k_steps";
-        warn(path, "gradient_merge has no effect", "one step makes one update", "2 or more");
+        warn(path, "gradient_merge has no effect", "one step makes one update", "use 2 or more");
     }
     if strategy.fp16_allreduce_dtype.is_some() && !strategy.fp16_allreduce() {
         warn(
             "fp16_allreduce_dtype",
             "has no effect without fp16_allreduce",
-            "it says in which 16-bit floats gradients travel",
-            "fp16_allreduce true, or leave it out",
+            "it selects the 16-bit type in which gradients are sent",
+            "set fp16_allreduce to true, or remove this field",
         );
     }
     if !strategy.fuse_all_reduce_ops() {
@@ -125,7 +126,8 @@ fn idle(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         ];
         for (path, _) in sizes.into_iter().filter(|(_, assigned)| *assigned) {
             let message = "has no effect without fuse_all_reduce_ops";
-            warn(path, message, "it bounds buckets", "fuse_all_reduce_ops true, or leave it out");
+            let help = "set fuse_all_reduce_ops to true, or remove this field";
+            warn(path, message, "it limits the size of buckets", help);
         }
     }
     let amp = strategy.amp_configs();
@@ -140,8 +142,8 @@ fn idle(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
             warn(
                 &format!("amp_configs.{name}"),
                 "has no effect without use_dynamic_loss_scaling",
-                "the factor on the loss stays as it is",
-                "use_dynamic_loss_scaling true, or leave it out",
+                "the loss scaling factor is constant",
+                "set use_dynamic_loss_scaling to true, or remove this field",
             );
         }
     }
@@ -156,7 +158,7 @@ fn auto(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         let problem =
             Problem::warning("auto", format!("has no effect beside {}", others.join(", ")))
                 .why("auto chooses only where nothing else is assigned")
-                .help("assign auto alone, or leave it out");
+                .help("assign auto alone, or remove it");
         problems.push(problem);
     }
 }
@@ -177,8 +179,8 @@ fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
             assigned(switch) && matches!(strategy.slot(switch.number).item(0), Item::Bool(true));
         if !on {
             let problem = Problem::warning(configs.name, format!("has no effect: {name} is off"))
-                .why("settings apply when their switch is on")
-                .help(format!("{name} true, or leave {} out", configs.name));
+                .why("settings apply only when their switch is on")
+                .help(format!("set {name} to true, or remove {}", configs.name));
             problems.push(problem);
         }
     }
@@ -195,8 +197,8 @@ fn refused(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
             _ => false,
         };
         if asked {
-            let message = "is not there yet: programs are not rewritten with it";
-            problems.push(Problem::warning(&*seen.path, message).why(why).help("leave it out"));
+            let message = "is not supported";
+            problems.push(Problem::warning(&*seen.path, message).why(why).help("remove it"));
         }
     });
 }
@@ -231,8 +233,8 @@ fn ignored(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         };
         if !changes_nothing {
             let path = seen.path.trim_end_matches("[0]");
-            let problem = Problem::warning(path, "is stored, and has no effect");
-            problems.push(problem.why(why).help("leave it out"));
+            let problem = Problem::warning(path, "is stored, but has no effect");
+            problems.push(problem.why(why).help("remove it"));
         }
     });
 }

@@ -25,12 +25,12 @@ fn repeated_names(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         }
         let list = seen.path.split('[').next().unwrap_or_default().to_string();
         if name.is_empty() {
-            let problem = Problem::error(&*seen.path, "the name is empty")
-                .why("it is in every name, or is no name")
-                .help("leave it out");
+            let problem = Problem::error(&*seen.path, "empty name")
+                .why("an empty name matches every name or none")
+                .help("remove it");
             problems.push(problem);
         } else if !seen_names.insert((list, name)) {
-            let problem = Problem::warning(&*seen.path, format!("'{name}' is listed twice"))
+            let problem = Problem::warning(&*seen.path, format!("duplicate name '{name}'"))
                 .why("lists grow when a strategy is loaded or assigned again")
                 .help("start from a new strategy");
             problems.push(problem);
@@ -46,23 +46,22 @@ fn overlaps(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         (
             ("amp_configs.custom_white_list", &amp.custom_white_list),
             ("amp_configs.custom_black_list", &amp.custom_black_list),
-            "an op kind computes in 16 bits or in 32",
+            "an op kind computes either in 16 or in 32 bits",
         ),
         (
             ("trainer_desc_configs.local_sparse", &trainer.local_sparse),
             ("trainer_desc_configs.remote_sparse", &trainer.remote_sparse),
-            "a table stays with the worker or lives on the servers",
+            "a table is either on the worker or on the servers",
         ),
     ];
     for ((path, names), (other_path, others), why) in pairs {
         let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_string();
         for (index, name) in others.iter().enumerate() {
             if names.contains(name) {
-                // The documented message.
                 let (one, other) = (last(path), last(other_path));
-                let message = format!("The given {one} overlaps {other} with < {name} >!");
+                let message = format!("'{name}' is in both {one} and {other}");
                 let problem = Problem::error(format!("{other_path}[{index}]"), message);
-                problems.push(problem.why(why).help("keep it in one of them"));
+                problems.push(problem.why(why).help("remove it from one of the lists"));
             }
         }
     }
@@ -73,9 +72,9 @@ fn sparsities(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     for (index, pair) in dgc.sparsity.windows(2).enumerate() {
         if pair[1] < pair[0] {
             let path = format!("dgc_configs.sparsity[{}]", index + 1);
-            let message = format!("{} comes after {}", pair[1], pair[0]);
+            let message = format!("expected at least {} as before it, got {}", pair[0], pair[1]);
             let problem = Problem::error(path, message)
-                .why("compression goes through the list and only grows")
+                .why("compression uses the list in order and must increase")
                 .help("list the sparsities in ascending order");
             problems.push(problem);
         }
@@ -86,7 +85,7 @@ fn sparsities(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         let message = format!("{} sparsities share {steps} step{s}", dgc.sparsity.len());
         let problem = Problem::warning("dgc_configs.rampup_step", message)
             .why("some of the list is never used")
-            .help(format!("at least {}", dgc.sparsity.len()));
+            .help(format!("use at least {}", dgc.sparsity.len()));
         problems.push(problem);
     }
 }
@@ -102,9 +101,10 @@ fn bounds(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     });
     for (path, bounds) in lists {
         if bounds.len() != 2 || bounds[0] > bounds[1] {
-            let problem = Problem::error(path, format!("expected two bounds, got {bounds:?}"))
-                .why("they are the least and the greatest weight")
-                .help("[-10, 10]");
+            let problem =
+                Problem::error(path, format!("expected a minimum and a maximum, got {bounds:?}"))
+                    .why("they are the minimum and the maximum weight")
+                    .help("use [-10, 10]");
             problems.push(problem);
         }
     }
@@ -115,17 +115,19 @@ fn axes(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     for (index, axis) in order.iter().enumerate() {
         if order[..index].contains(axis) {
             let path = format!("hybrid_configs.order[{index}]");
-            let problem = Problem::error(path, format!("the axis {axis} is listed twice"))
-                .why("every axis of the grid has one place")
-                .help("dp, pp, sharding, sep, mp");
+            let problem = Problem::error(path, format!("duplicate axis {axis}"))
+                .why("each axis of the grid occurs once")
+                .help("use dp, pp, sharding, sep, mp");
             problems.push(problem);
         }
     }
     if !order.is_empty() && order.len() < 5 {
-        let problem =
-            Problem::error("hybrid_configs.order", format!("{} of five axes", order.len()))
-                .why("every axis of the grid has a place, also those of degree 1")
-                .help("list dp, pp, sharding, sep, mp in the order you want");
+        let problem = Problem::error(
+            "hybrid_configs.order",
+            format!("expected five axes, got {}", order.len()),
+        )
+        .why("each axis of the grid occurs once, including axes of degree 1")
+        .help("list dp, pp, sharding, sep, mp in the order you want");
         problems.push(problem);
     }
 }
@@ -139,25 +141,25 @@ fn tables(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         let path = |field: &str| format!("downpour_table_param[{index}].{field}");
         let named = table.table_name.as_ref().is_none_or(|name| names.insert(name));
         if !named {
-            let message = format!("there are two tables '{}'", table.table_name());
+            let message = format!("duplicate table name '{}'", table.table_name());
             let problem = Problem::error(path("table_name"), message)
-                .why("a table is found by its name")
+                .why("a table is identified by its name")
                 .help("start from a new strategy, or rename one");
             problems.push(problem);
         }
         if table.table_id.is_some_and(|id| !ids.insert(id)) {
-            let message = format!("there are two tables with the number {}", table.table_id());
+            let message = format!("duplicate table number {}", table.table_id());
             let problem = Problem::error(path("table_id"), message)
                 .why("a table is addressed by its number")
-                .help("leave the numbers out");
+                .help("remove the numbers");
             problems.push(problem);
         }
         if table.shape().fields.iter().all(|field| table.slot(field.number).count() == 0) {
             let path = format!("downpour_table_param[{index}]");
             problems.push(
                 Problem::error(path, "the table has no settings")
-                    .why("nothing says what it is")
-                    .help("leave it out"),
+                    .why("a table needs at least one setting")
+                    .help("remove it"),
             );
         }
     }

@@ -38,7 +38,7 @@ impl DistributedStrategy {
 }
 
 /// An assigned value and its path.
-struct Seen<'a> {
+struct AssignedValue<'a> {
     shape: &'static Shape,
     field: &'static Field,
     path: String,
@@ -46,7 +46,7 @@ struct Seen<'a> {
 }
 
 /// Passes every assigned value to `visit`, each message before its content.
-fn walk<'a>(message: &'a dyn Reflect, path: &str, visit: &mut dyn FnMut(&Seen<'a>)) {
+fn walk<'a>(message: &'a dyn Reflect, path: &str, visit: &mut dyn FnMut(&AssignedValue<'a>)) {
     let shape = message.shape();
     for field in shape.fields {
         let slot = message.slot(field.number);
@@ -55,7 +55,7 @@ fn walk<'a>(message: &'a dyn Reflect, path: &str, visit: &mut dyn FnMut(&Seen<'a
             if field.repeated {
                 path += &format!("[{index}]");
             }
-            let seen = Seen { shape, field, path, item: slot.item(index) };
+            let seen = AssignedValue { shape, field, path, item: slot.item(index) };
             visit(&seen);
             if let Item::Message(nested) = seen.item {
                 walk(nested, &seen.path, visit);
@@ -69,13 +69,13 @@ pub(crate) fn value_at(strategy: &DistributedStrategy, path: &str) -> Option<Str
     let mut value = None;
     walk(strategy, "", &mut |seen| {
         if seen.path == path {
-            value = written(seen.field.kind, seen.item);
+            value = to_text(seen.field.kind, seen.item);
         }
     });
     value
 }
 
-fn written(kind: Kind, item: Item<'_>) -> Option<String> {
+fn to_text(kind: Kind, item: Item<'_>) -> Option<String> {
     Some(match (item, kind) {
         (Item::Bool(value), _) => value.to_string(),
         (Item::Int32(value), Kind::Enum(shape)) => shape.name_of(value)?.to_string(),

@@ -15,9 +15,7 @@ pub fn write(strategy: &DistributedStrategy) -> Vec<u8> {
 pub fn merge(strategy: &mut DistributedStrategy, bytes: &[u8]) -> Result<()> {
     Walk { bytes, at: 0 }.message(DistributedStrategy::describe(), bytes.len(), "")?;
     let mut merged = strategy.clone();
-    merged
-        .merge(bytes)
-        .map_err(|error| Error::invalid(format!("the binary form is broken: {error}")))?;
+    merged.merge(bytes).map_err(|error| Error::invalid(format!("invalid binary form: {error}")))?;
     *strategy = merged;
     Ok(())
 }
@@ -44,7 +42,9 @@ impl Walk<'_> {
                 let message = format!("{} has no field with the number {number}", shape.name);
                 return Err(Error::invalid(message)
                     .at(format!("byte {start} of the binary form"))
-                    .help("the file may come from a newer version, or not be a strategy"));
+                    .help(
+                        "check that the file is a strategy, and not from a newer version of Fleet",
+                    ));
             };
             self.field(field, wire, end, &join(path, field.name))?;
         }
@@ -60,7 +60,7 @@ impl Walk<'_> {
         };
         let packed = wire == DELIMITED && own != DELIMITED && field.repeated;
         if wire != own && !packed {
-            return Err(Error::invalid(format!("{path} has another type"))
+            return Err(Error::invalid(format!("wrong type of {path}"))
                 .expected(field.kind.name())
                 .got(format!("wire type {wire}"))
                 .at(format!("byte {} of the binary form", self.at)));
@@ -88,7 +88,7 @@ impl Walk<'_> {
                 if let Kind::Enum(shape) = field.kind
                     && i32::try_from(value).ok().and_then(|value| shape.name_of(value)).is_none()
                 {
-                    return Err(Error::invalid(format!("{path} has an unknown value"))
+                    return Err(Error::invalid(format!("unknown value of {path}"))
                         .expected(format!("a value of the enum {}", shape.name))
                         .got(value));
                 }
@@ -111,11 +111,11 @@ impl Walk<'_> {
                 return Ok(value);
             }
         }
-        Err(Error::invalid("the binary form is broken: a number is too long")
+        Err(Error::invalid("invalid binary form: a number is too long")
             .at(format!("byte {start} of the binary form")))
     }
 
     fn cut(&self, at: usize) -> Error {
-        Error::invalid("the binary form is cut short").at(format!("byte {at} of the binary form"))
+        Error::invalid("the binary form is truncated").at(format!("byte {at} of the binary form"))
     }
 }

@@ -4,7 +4,7 @@
 use crate::compat;
 use crate::problem::{Place, Problem};
 use crate::reflect::{Field, Kind, Reflect};
-use crate::value::{Value, wanted};
+use crate::value::{Value, expected_type};
 use fleet_base::text::did_you_mean;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ pub const PROBLEMS_MAX: usize = 100;
 
 /// The result of filling a strategy.
 #[derive(Default)]
-pub struct Filled {
+pub struct FillResult {
     pub problems: Vec<Problem>,
     /// Position of the last assignment to each path.
     pub places: BTreeMap<String, Place>,
@@ -47,7 +47,7 @@ pub struct Filled {
     pub has_words: bool,
 }
 
-impl Filled {
+impl FillResult {
     /// Assigns everything in `entries` to `target`.
     pub fn fill(&mut self, target: &mut dyn Reflect, entries: Vec<Entry>) {
         self.message(target, entries, "");
@@ -70,8 +70,8 @@ impl Filled {
             let path = join(path, field.name);
             if !field.repeated && !seen.insert(field.number) && !is_message(field) {
                 let problem = Problem::warning(&*path, "assigned more than once")
-                    .why("the last value counts")
-                    .help("keep one of them");
+                    .why("the last value wins")
+                    .help("keep only one");
                 self.problems.push(problem.at(entry.at));
             }
             self.field(target, field, entry, path);
@@ -83,7 +83,7 @@ impl Filled {
         &mut self,
         target: &mut dyn Reflect,
         entry: Entry,
-        renamed: compat::Renamed,
+        renamed: compat::Alias,
         path: &str,
     ) {
         let (old, at) = (join(path, &entry.key), entry.at);
@@ -132,8 +132,8 @@ impl Filled {
                     }
                 }
                 (kind, data) => {
-                    let scalar =
-                        spelled(kind, &data, self.has_words).and_then(|value| value.scalar(kind));
+                    let scalar = scalar_value(kind, &data, self.has_words)
+                        .and_then(|value| value.scalar(kind));
                     match scalar {
                         Some(scalar) => {
                             slot.put(scalar);
@@ -141,7 +141,7 @@ impl Filled {
                         }
                         None => {
                             let message =
-                                format!("expected {}, got {}", wanted(kind), shown(&data));
+                                format!("expected {}, got {}", expected_type(kind), preview(&data));
                             self.problems.push(Problem::error(path, message).at(at));
                         }
                     }
@@ -152,13 +152,13 @@ impl Filled {
 }
 
 /// Returns the value that a scalar in the file has for a field of this kind.
-fn spelled(kind: Kind, data: &Data, has_words: bool) -> Option<Value> {
+fn scalar_value(kind: Kind, data: &Data, has_words: bool) -> Option<Value> {
     let value = match data {
         Data::Value(value) => value.clone(),
         Data::Word(word) => match (kind, word.as_str()) {
             (Kind::Bool, "true" | "True" | "t") => Value::Bool(true),
             (Kind::Bool, "false" | "False" | "f") => Value::Bool(false),
-            (Kind::Float | Kind::Double, _) => Value::Float(special(word)?),
+            (Kind::Float | Kind::Double, _) => Value::Float(parse_special(word)?),
             (Kind::Enum(_), name) => Value::Str(name.into()),
             _ => return None,
         },
@@ -172,7 +172,7 @@ fn spelled(kind: Kind, data: &Data, has_words: bool) -> Option<Value> {
         {
             None
         }
-        (Kind::Float | Kind::Double, Value::Str(text)) => Some(Value::Float(special(text)?)),
+        (Kind::Float | Kind::Double, Value::Str(text)) => Some(Value::Float(parse_special(text)?)),
         (Kind::Uint64, Value::Str(text)) => Some(Value::Int(text.parse::<u64>().ok()?.into())),
         // In files, booleans and numbers are not interchangeable.
         (Kind::Bool, Value::Int(_)) => None,
@@ -185,7 +185,7 @@ fn spelled(kind: Kind, data: &Data, has_words: bool) -> Option<Value> {
 fn number(kind: Kind, text: &str) -> Option<Value> {
     if matches!(kind, Kind::Float | Kind::Double) {
         let digits = text.strip_suffix(['f', 'F']).unwrap_or(text);
-        let value = special(text).or_else(|| digits.parse().ok());
+        let value = parse_special(text).or_else(|| digits.parse().ok());
         return value.map(Value::Float);
     }
     let (negative, digits) = match text.strip_prefix('-') {
@@ -208,7 +208,7 @@ fn number(kind: Kind, text: &str) -> Option<Value> {
     }
 }
 
-fn special(word: &str) -> Option<f64> {
+fn parse_special(word: &str) -> Option<f64> {
     let (negative, word) = match word.strip_prefix('-') {
         Some(word) => (true, word),
         None => (false, word),
@@ -221,7 +221,7 @@ fn special(word: &str) -> Option<f64> {
     Some(if negative { -value } else { value })
 }
 
-fn shown(data: &Data) -> String {
+fn preview(data: &Data) -> String {
     /// Longer values are truncated to keep messages readable.
     const CHARS_MAX: usize = 60;
     let text = match data {

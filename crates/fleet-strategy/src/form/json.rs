@@ -119,7 +119,7 @@ fn plain(data: Data) -> Value {
     }
 }
 
-type Broken = (String, Place);
+type SyntaxError = (String, Place);
 
 struct Reader<'t> {
     chars: std::iter::Peekable<std::str::Chars<'t>>,
@@ -147,7 +147,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn sign(&mut self, sign: char) -> bool {
+    fn accept(&mut self, sign: char) -> bool {
         self.skip_space();
         let found = self.chars.peek() == Some(&sign);
         if found {
@@ -156,7 +156,7 @@ impl<'t> Reader<'t> {
         found
     }
 
-    fn expected<T>(&mut self, what: &str) -> Result<T, Broken> {
+    fn expected<T>(&mut self, what: &str) -> Result<T, SyntaxError> {
         let got = match self.chars.peek() {
             Some(c) => format!("'{}'", c.escape_debug()),
             None => "the end of the text".into(),
@@ -164,7 +164,7 @@ impl<'t> Reader<'t> {
         Err((format!("expected {what}, got {got}"), self.at))
     }
 
-    fn end(&mut self) -> Result<(), Broken> {
+    fn end(&mut self) -> Result<(), SyntaxError> {
         self.skip_space();
         match self.chars.peek() {
             None => Ok(()),
@@ -172,7 +172,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn value(&mut self, depth: usize) -> Result<Node, Broken> {
+    fn value(&mut self, depth: usize) -> Result<Node, SyntaxError> {
         self.skip_space();
         let at = self.at;
         if depth >= DEPTH_MAX {
@@ -189,10 +189,10 @@ impl<'t> Reader<'t> {
         Ok(Node { at, data })
     }
 
-    fn object(&mut self, depth: usize) -> Result<Vec<Entry>, Broken> {
+    fn object(&mut self, depth: usize) -> Result<Vec<Entry>, SyntaxError> {
         self.next();
         let mut entries = Vec::new();
-        if self.sign('}') {
+        if self.accept('}') {
             return Ok(entries);
         }
         loop {
@@ -202,38 +202,38 @@ impl<'t> Reader<'t> {
                 return self.expected("a name in double quotes");
             }
             let key = self.string()?;
-            if !self.sign(':') {
+            if !self.accept(':') {
                 return self.expected("':'");
             }
             let node = self.value(depth + 1)?;
             entries.push(Entry { key, at, node });
-            if self.sign('}') {
+            if self.accept('}') {
                 return Ok(entries);
             }
-            if !self.sign(',') {
+            if !self.accept(',') {
                 return self.expected("',' or '}'");
             }
         }
     }
 
-    fn list(&mut self, depth: usize) -> Result<Vec<Node>, Broken> {
+    fn list(&mut self, depth: usize) -> Result<Vec<Node>, SyntaxError> {
         self.next();
         let mut nodes = Vec::new();
-        if self.sign(']') {
+        if self.accept(']') {
             return Ok(nodes);
         }
         loop {
             nodes.push(self.value(depth + 1)?);
-            if self.sign(']') {
+            if self.accept(']') {
                 return Ok(nodes);
             }
-            if !self.sign(',') {
+            if !self.accept(',') {
                 return self.expected("',' or ']'");
             }
         }
     }
 
-    fn number(&mut self, at: Place) -> Result<Value, Broken> {
+    fn number(&mut self, at: Place) -> Result<Value, SyntaxError> {
         let mut text = String::new();
         let part = |c: &char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E');
         while let Some(c) = self.chars.next_if(part) {
@@ -244,10 +244,10 @@ impl<'t> Reader<'t> {
             true => text.parse().ok().map(Value::Float),
             false => text.parse().ok().map(Value::Int),
         };
-        value.ok_or_else(|| (format!("'{text}' is no number"), at))
+        value.ok_or_else(|| (format!("'{text}' is not a number"), at))
     }
 
-    fn word(&mut self, at: Place) -> Result<Value, Broken> {
+    fn word(&mut self, at: Place) -> Result<Value, SyntaxError> {
         let mut word = String::new();
         while let Some(c) = self.chars.next_if(char::is_ascii_alphanumeric) {
             self.at.column += 1;
@@ -261,7 +261,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn string(&mut self) -> Result<String, Broken> {
+    fn string(&mut self) -> Result<String, SyntaxError> {
         let at = self.at;
         self.next();
         let mut text = String::new();
@@ -275,7 +275,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn escape(&mut self) -> Result<char, Broken> {
+    fn escape(&mut self) -> Result<char, SyntaxError> {
         let at = self.at;
         let wrong = || ("unknown escape in a string".to_string(), at);
         let c = match self.next() {

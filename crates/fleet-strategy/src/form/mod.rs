@@ -11,7 +11,7 @@ mod toml;
 use crate::problem::{Place, Problem, all_in_one};
 use crate::schema::DistributedStrategy;
 use crate::source::{StrategySource, nearest};
-use document::Filled;
+use document::FillResult;
 use fleet_base::{Error, Result, file, input};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -157,7 +157,7 @@ impl DistributedStrategy {
     /// the file cannot be parsed at all.
     pub fn inspect(bytes: &[u8], form: StrategyForm) -> Result<Inspection> {
         let mut strategy = DistributedStrategy::new();
-        let Filled { mut problems, places, .. } = fill(&mut strategy, bytes, form)?;
+        let FillResult { mut problems, places, .. } = fill(&mut strategy, bytes, form)?;
         let found = strategy.check();
         problems.extend(found.into_iter().map(|problem| placed(problem, &places)));
         problems.sort_by_key(|problem| problem.place);
@@ -180,22 +180,26 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>> {
     input::read(path, "a strategy", FILE_BYTES_MAX as u64)
 }
 
-fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) -> Result<Filled> {
+fn fill(
+    strategy: &mut DistributedStrategy,
+    bytes: &[u8],
+    form: StrategyForm,
+) -> Result<FillResult> {
     input::check_bytes(bytes.len() as u64, "a strategy", FILE_BYTES_MAX as u64)?;
     if form == StrategyForm::Binary {
         binary::merge(strategy, bytes).map_err(|error| match std::str::from_utf8(bytes) {
             Ok(text) if !text.contains('\0') => error.help(
-                "the file looks like text: .prototxt, .json and .toml are the endings of text forms",
+                "use the extension .prototxt, .json or .toml for text forms: the file looks like text",
             ),
             _ => error,
         })?;
-        return Ok(Filled::default());
+        return Ok(FillResult::default());
     }
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Error::invalid("the file is not text")
             .expected("UTF-8")
-            .got(format!("something else at byte {}", error.valid_up_to()))
-            .help("the binary form of a strategy has the ending .pb or .bin")
+            .got(format!("an invalid byte at offset {}", error.valid_up_to()))
+            .help("use the extension .pb or .bin for the binary form")
     })?;
     // Some editors write a byte order mark before UTF-8 text; it is not part of the text.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -205,7 +209,7 @@ fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) ->
         _ => prototxt::read(text),
     };
     let has_words = form == StrategyForm::Prototxt;
-    let mut filled = Filled { problems, has_words, ..Filled::default() };
+    let mut filled = FillResult { problems, has_words, ..FillResult::default() };
     filled.fill(strategy, entries);
     Ok(filled)
 }

@@ -96,7 +96,7 @@ struct Reader {
 }
 
 /// A syntax error and its position.
-type Broken = (String, Place);
+type SyntaxError = (String, Place);
 
 impl Reader {
     fn peek(&self) -> &Token {
@@ -114,7 +114,7 @@ impl Reader {
         token
     }
 
-    fn sign(&mut self, sign: char) -> bool {
+    fn accept(&mut self, sign: char) -> bool {
         let found = *self.peek() == Token::Sign(sign);
         if found {
             self.take();
@@ -122,7 +122,7 @@ impl Reader {
         found
     }
 
-    fn expected<T>(&self, what: &str) -> Result<T, Broken> {
+    fn expected<T>(&self, what: &str) -> Result<T, SyntaxError> {
         let got = match self.peek() {
             Token::Bad(message) => return Err((message.clone(), self.place())),
             Token::Word(text) | Token::Number(text) => format!("'{text}'"),
@@ -176,24 +176,24 @@ impl Reader {
         }
     }
 
-    fn entry(&mut self, depth: usize) -> Result<Entry, Broken> {
+    fn entry(&mut self, depth: usize) -> Result<Entry, SyntaxError> {
         let at = self.place();
         let key = match self.peek() {
             Token::Word(word) => word.clone(),
             _ => return self.expected("the name of a field"),
         };
         self.take();
-        let colon = self.sign(':');
+        let colon = self.accept(':');
         let node = match self.peek() {
             Token::Sign('{' | '<' | '[') => self.value(depth)?,
             _ if colon => self.value(depth)?,
             _ => return self.expected(&format!("':' or '{{' after {key}")),
         };
-        let _ = self.sign(',') || self.sign(';');
+        let _ = self.accept(',') || self.accept(';');
         Ok(Entry { key, at, node })
     }
 
-    fn value(&mut self, depth: usize) -> Result<Node, Broken> {
+    fn value(&mut self, depth: usize) -> Result<Node, SyntaxError> {
         let at = self.place();
         if depth >= DEPTH_MAX {
             return Err((format!("messages are nested deeper than {DEPTH_MAX} levels"), at));
@@ -219,28 +219,28 @@ impl Reader {
         Ok(Node { at, data })
     }
 
-    fn list(&mut self, depth: usize) -> Result<Vec<Node>, Broken> {
+    fn list(&mut self, depth: usize) -> Result<Vec<Node>, SyntaxError> {
         self.take();
         let mut nodes = Vec::new();
-        if self.sign(']') {
+        if self.accept(']') {
             return Ok(nodes);
         }
         loop {
             nodes.push(self.value(depth + 1)?);
-            if self.sign(']') {
+            if self.accept(']') {
                 return Ok(nodes);
             }
             if self.ended && *self.peek() == Token::End {
                 return Ok(nodes);
             }
-            if !self.sign(',') {
+            if !self.accept(',') {
                 return self.expected("',' or ']'");
             }
         }
     }
 
     /// Parses a string; adjacent strings are joined.
-    fn string(&mut self) -> Result<String, Broken> {
+    fn string(&mut self) -> Result<String, SyntaxError> {
         let at = self.place();
         let mut bytes = Vec::new();
         while let Token::Str(part) = self.peek() {
@@ -319,7 +319,7 @@ impl Lexer<'_> {
             }
             Some(other) => {
                 self.next();
-                Token::Bad(format!("'{}' is no part of the form", other.escape_debug()))
+                Token::Bad(format!("unexpected character '{}'", other.escape_debug()))
             }
         }
     }
@@ -357,13 +357,13 @@ impl Lexer<'_> {
                     self.next();
                     value = value * 8 + digit;
                 }
-                u8::try_from(value).map_err(|_| "an octal escape is more than a byte")?
+                u8::try_from(value).map_err(|_| "an octal escape exceeds one byte")?
             }
             'x' | 'X' => self.hex(1, 2)? as u8,
             'u' | 'U' => {
                 let digits = if c == 'u' { 4 } else { 8 };
                 let code = char::from_u32(self.hex(digits, digits)?);
-                let code = code.ok_or("an escape is no Unicode character")?;
+                let code = code.ok_or("an escape is not a Unicode character")?;
                 bytes.extend_from_slice(code.encode_utf8(&mut [0; 4]).as_bytes());
                 return Ok(());
             }
@@ -383,7 +383,9 @@ impl Lexer<'_> {
         }
         match digits >= digits_min {
             true => Ok(value),
-            false => Err(format!("an escape has {digits} hexadecimal digits, not {digits_min}")),
+            false => {
+                Err(format!("expected {digits_min} hexadecimal digits in an escape, got {digits}"))
+            }
         }
     }
 }

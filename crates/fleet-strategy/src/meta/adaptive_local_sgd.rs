@@ -5,7 +5,7 @@
 //! `ceil(sqrt(lr0 * loss / (lr * loss0) * init_k_steps))`, limited to 1..16. The better the model,
 //! the more often ranks average.
 
-use super::local_sgd::{State, alone, average, take_snapshots};
+use super::local_sgd::{State, average, cannot_train_alone, take_snapshots};
 use super::{Applies, Facts, Job, Kind, Strategy, conditional};
 use crate::DistributedStrategy;
 use fleet_base::{Error, Result};
@@ -37,9 +37,10 @@ impl Strategy for AdaptiveLocalSgd {
 
     fn applies(&self, facts: &Facts<'_>) -> Applies {
         let configs = facts.strategy.adaptive_localsgd_configs();
-        alone(facts, "adaptive_localsgd").unwrap_or_else(|| {
+        cannot_train_alone(facts, "adaptive_localsgd").unwrap_or_else(|| {
             Applies::Yes(format!(
-                "parameters are averaged, at first every {} steps, then as the loss says",
+                "parameters are averaged, at first every {} steps, then at an interval that \
+                 depends on the loss",
                 configs.init_k_steps()
             ))
         })
@@ -53,7 +54,7 @@ impl Strategy for AdaptiveLocalSgd {
         let first_loss = job.state("loss_0", DType::F32, one, 0.0)?;
         let first_rate = job.state("lr_0", DType::F32, one, 0.0)?;
         let loss = average_loss(job)?;
-        let rate = job.rate.ok_or_else(|| Error::internal("the rate has been emitted before"))?;
+        let rate = job.rate.ok_or_else(|| Error::internal("no learning rate was emitted"))?;
         remember_first(job, &state, (loss, first_loss), (rate, first_rate))?;
         let meeting = state.emit_condition(job)?;
         average(job, &state, meeting)?;

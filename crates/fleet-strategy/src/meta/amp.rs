@@ -48,20 +48,20 @@ impl Strategy for Amp {
         if let Some(name) = both {
             return Applies::Refused(
                 "amp_configs.custom_white_list".into(),
-                format!("The given custom_white_list overlaps custom_black_list with < {name} >!"),
+                format!("'{name}' is in both custom_white_list and custom_black_list"),
             );
         }
         let branches = |op: &fleet_ir::Op| op.role.is_forward() && op.sub_block().is_some();
         if facts.program.root_ops().any(|(_, op)| branches(op)) {
             return Applies::Refused(
                 self.switch().into(),
-                "amp cannot choose precisions in the branches of a cond".into(),
+                "amp does not support the branches of a cond".into(),
             );
         }
         if configs.use_optimizer_fp16() {
             return Applies::Refused(
                 "amp_configs.use_optimizer_fp16".into(),
-                "use_optimizer_fp16 is not there: parameters and optimizer state stay 32-bit"
+                "use_optimizer_fp16 is not supported: parameters and optimizer state stay 32-bit"
                     .into(),
             );
         }
@@ -70,15 +70,15 @@ impl Strategy for Amp {
         if wants_regions && !has_regions(facts.program) {
             return Applies::Refused(
                 "amp_configs.use_fp16_guard".into(),
-                "use_fp16_guard, but no op stands under fp16_guard(): nothing would compute in 16 \
-                 bits; without use_fp16_guard every op does that can"
+                "use_fp16_guard is set, but no op is under fp16_guard(): nothing would compute in \
+                 16 bits; without use_fp16_guard, all supported ops do"
                     .into(),
             );
         }
         if configs.use_pure_fp16() && configs.use_pure_bf16() {
             return Applies::Refused(
                 "amp_configs.use_pure_bf16".into(),
-                "use_pure_fp16 and use_pure_bf16 do not go together".into(),
+                "use_pure_fp16 conflicts with use_pure_bf16".into(),
             );
         }
         let scaling = match (configs.use_pure_bf16(), configs.use_dynamic_loss_scaling()) {
@@ -122,7 +122,7 @@ impl Strategy for Amp {
         let mut removed = Vec::new();
         for index in 0..job.grads.len() {
             let original = job.grads[index].1;
-            let Some((op, half)) = lone_cast(&job.programs.main, original) else { continue };
+            let Some((op, half)) = single_cast_of(&job.programs.main, original) else { continue };
             removed.push(op);
             job.grads[index].1 = half;
             job.encoded.push(Encoded { index, original });
@@ -192,7 +192,7 @@ impl Strategy for Amp {
 const SCALE: &str = "loss_scaling_0";
 
 /// Inputs that stay 32-bit while the op computes in 16 bits: statistics and affine parameters.
-const KEPT_WIDE: [(&str, &[&str]); 3] = [
+const WIDE_INPUTS: [(&str, &[&str]); 3] = [
     ("batch_norm", &["Scale", "Bias", "Mean", "Variance"]),
     ("sync_batch_norm", &["Scale", "Bias", "Mean", "Variance"]),
     ("layer_norm", &["Scale", "Bias"]),
@@ -212,7 +212,7 @@ fn half_type(configs: &AmpConfig) -> DType {
 
 /// Returns the op that makes a parameter's gradient, if it only widens a 16-bit value, and that
 /// value.
-fn lone_cast(main: &Program, grad: VarId) -> Option<(OpId, VarId)> {
+fn single_cast_of(main: &Program, grad: VarId) -> Option<(OpId, VarId)> {
     let mut makers = main.root_ops().filter(|(_, op)| op.all_outputs().any(|var| var == grad));
     let (id, op) = makers.next()?;
     let from = *op.input("X").first()?;
@@ -269,10 +269,10 @@ fn rewrite_forward(
             if is_cast || before.is_some_and(|before| before != is_half) {
                 let name = main.var_name(var);
                 return Err(Error::unsupported(format!(
-                    "amp casts '{name}', which is written again"
+                    "amp cannot cast '{name}', which is written more than once"
                 ))
                 .expected("one op that writes it")
-                .help("let each op write a variable of its own")
+                .help("let each op write its own variable")
                 .at(main.describe_op(id)));
             }
         }
@@ -314,7 +314,7 @@ fn wants_half(
 }
 
 fn stays_wide(op: &Op, slot: &str) -> bool {
-    KEPT_WIDE.iter().any(|(name, slots)| *name == op.name() && slots.contains(&slot))
+    WIDE_INPUTS.iter().any(|(name, slots)| *name == op.name() && slots.contains(&slot))
 }
 
 /// Returns whether the op's shape rule accepts 16-bit inputs; otherwise the op computes in 32 bits.

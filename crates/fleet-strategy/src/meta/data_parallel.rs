@@ -38,10 +38,11 @@ impl Strategy for DataParallel {
 
     fn applies(&self, facts: &Facts<'_>) -> Applies {
         match facts.ranks.count {
-            1 => Applies::Idle("one rank: there is nothing to send".into()),
+            1 => Applies::Idle("one rank: nothing to send".into()),
             ranks if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() => {
                 Applies::Yes(format!(
-                    "{ranks} ranks start alike; they train alone, so no gradient is sent"
+                    "{ranks} ranks start with equal parameters and train alone, so no gradient is \
+                     sent"
                 ))
             }
             ranks => Applies::Yes(format!("{ranks} ranks: gradients are summed over all of them")),
@@ -59,7 +60,7 @@ impl Strategy for DataParallel {
         if !sends_gradients(job) {
             return Ok(());
         }
-        let groups = Groups::of(job);
+        let groups = ReduceRings::of(job);
         let buckets = dense_buckets(job);
         let dense = job.grads.iter().filter(|(_, grad)| !job.is_sparse(*grad)).count();
         job.notes
@@ -180,7 +181,7 @@ fn split_last(buckets: &mut Vec<Vec<usize>>, items: &[Item<'_>], limit_mb: f64) 
 }
 
 /// The rings that a sum uses.
-enum Groups {
+enum ReduceRings {
     Flat(Vec<i64>),
     /// For each pair of rings: within the group, and across leaders if this rank leads.
     TwoLevels {
@@ -191,20 +192,21 @@ enum Groups {
     },
 }
 
-impl Groups {
-    fn of(job: &mut Job<'_>) -> Groups {
+impl ReduceRings {
+    fn of(job: &mut Job<'_>) -> ReduceRings {
         let flat = job.world_rings();
         if !job.strategy.use_hierarchical_allreduce() {
-            return Groups::Flat(flat);
+            return ReduceRings::Flat(flat);
         }
         let asked = job.strategy.hierarchical_allreduce_inter_nranks();
         let group = if asked <= 1 { job.ranks.per_node } else { asked as usize };
         let (rank, count) = (job.ranks.rank, job.ranks.count);
         if group <= 1 || count <= group || !count.is_multiple_of(group) {
             job.notes.push(format!(
-                "use_hierarchical_allreduce has no effect: {count} ranks are not several groups of {group}"
+                "use_hierarchical_allreduce has no effect: {count} ranks do not form several \
+                 groups of {group}"
             ));
-            return Groups::Flat(flat);
+            return ReduceRings::Flat(flat);
         }
         let (place, first) = (rank % group, rank - rank % group);
         let mut inner = Vec::new();
@@ -218,13 +220,13 @@ impl Groups {
         if place != 0 {
             job.rings.retain(|ring| !ring.label.starts_with("leaders"));
         }
-        Groups::TwoLevels { inner, outer, group, leads: place == 0 }
+        ReduceRings::TwoLevels { inner, outer, group, leads: place == 0 }
     }
 }
 
 fn all_reduce(
     job: &mut Job<'_>,
-    groups: &Groups,
+    groups: &ReduceRings,
     index: usize,
     vars: &[VarId],
     label: &str,
@@ -243,8 +245,8 @@ fn all_reduce(
         Ok(())
     };
     match groups {
-        Groups::Flat(rings) => call("c_allreduce_sum", rings[index % rings.len()], count)?,
-        Groups::TwoLevels { inner, outer, group, leads } => {
+        ReduceRings::Flat(rings) => call("c_allreduce_sum", rings[index % rings.len()], count)?,
+        ReduceRings::TwoLevels { inner, outer, group, leads } => {
             let lane = index % inner.len();
             call("c_reduce_sum", inner[lane], *group)?;
             if *leads {
@@ -259,12 +261,12 @@ fn all_reduce(
 /// Gathers the sparse rows of all ranks; their concatenation represents their sum.
 fn gather_rows(
     job: &mut Job<'_>,
-    groups: &Groups,
+    groups: &ReduceRings,
     placed: &mut Vec<(Vec<VarId>, Vec<OpId>)>,
 ) -> Result<()> {
     let ring = match groups {
-        Groups::Flat(rings) => rings[0],
-        Groups::TwoLevels { .. } => job.world_rings()[0],
+        ReduceRings::Flat(rings) => rings[0],
+        ReduceRings::TwoLevels { .. } => job.world_rings()[0],
     };
     let (count, block) = (job.ranks.count, job.block);
     for at in 0..job.grads.len() {

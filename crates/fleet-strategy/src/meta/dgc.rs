@@ -39,10 +39,7 @@ impl Strategy for Dgc {
 
     fn applies(&self, facts: &Facts<'_>) -> Applies {
         if facts.rule() != "momentum" {
-            return Applies::No(format!(
-                "DGC compresses for Momentum, and the optimizer is {}",
-                facts.rule()
-            ));
+            return Applies::No(format!("DGC requires Momentum, got {}", facts.rule()));
         }
         if facts.ranks.count == 1 {
             return Applies::Idle("one rank: no gradient is sent".into());
@@ -50,7 +47,7 @@ impl Strategy for Dgc {
         let s = facts.strategy;
         let others = [
             (s.amp(), "amp", "amp scales gradients, and compression keeps some for later steps"),
-            (s.fp16_allreduce(), "fp16_allreduce", "both choose how gradients travel"),
+            (s.fp16_allreduce(), "fp16_allreduce", "both change how gradients are sent"),
             (s.lars(), "lars", "both replace Momentum"),
             (s.gradient_merge(), "gradient_merge", "both keep gradients for later steps"),
             (
@@ -62,7 +59,7 @@ impl Strategy for Dgc {
         if let Some((_, other, why)) = others.iter().find(|(on, ..)| *on) {
             return Applies::Refused(
                 self.switch().into(),
-                format!("dgc and {other} do not go together: {why}"),
+                format!("dgc conflicts with {other}: {why}"),
             );
         }
         match facts.optimizer.settings.grad_clip {
@@ -70,7 +67,7 @@ impl Strategy for Dgc {
             Some(_) => {
                 return Applies::Refused(
                     self.switch().into(),
-                    "dgc clips each rank's gradients by themselves, by norm: other clips cannot be"
+                    "dgc supports only clipping by norm, which it applies to each rank's gradients"
                         .into(),
                 );
             }
@@ -81,7 +78,8 @@ impl Strategy for Dgc {
             var.dtype == DType::F32 && is_large && !tables.contains(id)
         });
         Applies::Yes(format!(
-            "{} parameters of {ELEMENTS_MIN} elements or more are compressed from step {} on, at last to {:.3} %",
+            "{} parameters of {ELEMENTS_MIN} elements or more are compressed from step {}, \
+             finally to {:.3} %",
             large.count(),
             s.dgc_configs().rampup_begin_step(),
             100.0 * (1.0 - s.dgc_configs().sparsities().last().copied().unwrap_or(0.999))
@@ -126,8 +124,8 @@ impl Strategy for Dgc {
         if times > 1.0 {
             let least = 1.0 - 1.0 / job.ranks.count as f64;
             job.notes.push(format!(
-                "dgc: pairs of {} ranks are {times:.2} times what is sent without it: up to a sparsity of \
-                 {least:.4} sums would be less",
+                "dgc: pairs of {} ranks are {times:.2} times the bytes without dgc: up to a sparsity \
+                 of {least:.4}, sums would be smaller",
                 job.ranks.count
             ));
         }
@@ -219,7 +217,7 @@ fn update(job: &mut Job<'_>, param: VarId, grad: VarId) -> Result<()> {
     let (shape, name) = (var.shape, format!("{}_velocity_0", var.name));
     let velocity = job.state(&name, DType::F32, shape, 0.0)?;
     let step = job.programs.main.var_named("__dgc_counter__")?;
-    let rate = job.rate.ok_or_else(|| Error::internal("the rate has been emitted before"))?;
+    let rate = job.rate.ok_or_else(|| Error::internal("no learning rate was emitted"))?;
     let begin = f64::from(job.strategy.dgc_configs().rampup_begin_step());
     let mut emit = job.emit(OpRole::OPTIMIZE);
     emit.named_op("dgc_momentum")?

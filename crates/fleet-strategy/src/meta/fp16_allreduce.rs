@@ -36,7 +36,7 @@ impl Strategy for Fp16AllReduce {
             return Applies::Idle("ranks that train alone send no gradients".into());
         }
         Applies::Yes(format!(
-            "single-precision gradients travel in half the bytes, as {}",
+            "single-precision gradients are sent in half the bytes, as {}",
             facts.strategy.fp16_allreduce_dtype()
         ))
     }

@@ -37,12 +37,16 @@ impl Strategy for GradientMerge {
         let configs = facts.strategy.gradient_merge_configs();
         match configs.k_steps() {
             ..=1 => Applies::Idle("k_steps is 1: every step is an update".into()),
-            _ if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() => Applies::Refused(
-                self.switch().into(),
-                "gradient_merge and localsgd do not go together: both decide in which steps ranks meet".into(),
-            ),
+            _ if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() => {
+                Applies::Refused(
+                    self.switch().into(),
+                    "gradient_merge conflicts with localsgd: both set the steps in which ranks \
+                 communicate"
+                        .into(),
+                )
+            }
             k => Applies::Yes(format!(
-                "an update in every {k}. step, with the {} of its gradients",
+                "an update every {k} steps, with the {} of their gradients",
                 if configs.avg() { "mean" } else { "sum" }
             )),
         }
@@ -66,9 +70,9 @@ impl Strategy for GradientMerge {
         for index in 0..job.grads.len() {
             let (_, grad) = job.grads[index];
             if job.is_sparse(grad) {
-                return Err(Error::unsupported("gradient_merge cannot add up sparse rows")
+                return Err(Error::unsupported("gradient_merge does not support sparse rows")
                     .got(format!("the gradient '{}'", job.name(grad)))
-                    .help("make the embedding's gradient dense (is_sparse false)"));
+                    .help("set is_sparse to false to make the embedding's gradient dense"));
             }
             let shape = job.programs.main.var(grad).shape;
             let name = format!("{}@GradientMerge", job.name(grad));
@@ -99,7 +103,7 @@ impl Strategy for GradientMerge {
         let rest = main.block(Program::ROOT).ops().to_vec();
         main.set_block_ops(Program::ROOT, first.into_iter().chain(rest).collect());
         job.block = conditional(job, due)?;
-        job.due = Some(due);
+        job.update_condition = Some(due);
         if avg {
             divide(job, f64::from(k))?;
         }

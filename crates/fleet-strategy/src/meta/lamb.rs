@@ -28,7 +28,7 @@ impl Strategy for Lamb {
     fn applies(&self, facts: &Facts<'_>) -> Applies {
         match facts.rule() {
             "adam" => Applies::Yes("Adam becomes LAMB".into()),
-            other => Applies::No(format!("LAMB replaces Adam, and the optimizer is {other}")),
+            other => Applies::No(format!("LAMB requires Adam, got {other}")),
         }
     }
 

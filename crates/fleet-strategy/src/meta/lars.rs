@@ -31,7 +31,7 @@ impl Strategy for Lars {
                 Applies::Yes(format!("Momentum becomes LARS; {NO_NESTEROV}"))
             }
             "momentum" => Applies::Yes("Momentum becomes LARS".into()),
-            other => Applies::No(format!("LARS replaces Momentum, and the optimizer is {other}")),
+            other => Applies::No(format!("LARS requires Momentum, got {other}")),
         }
     }
 
@@ -53,7 +53,7 @@ impl Strategy for Lars {
     }
 }
 
-const NO_NESTEROV: &str = "Nesterov is left out, which LARS does not have";
+const NO_NESTEROV: &str = "Nesterov is ignored, because LARS does not support it";
 
 fn is_nesterov(rule: &Rule) -> bool {
     matches!(rule, Rule::Momentum(rule) if rule.use_nesterov)

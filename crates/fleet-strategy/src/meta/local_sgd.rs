@@ -38,14 +38,13 @@ impl Strategy for LocalSgd {
         if facts.strategy.adaptive_localsgd() {
             return Applies::Refused(
                 self.switch().into(),
-                "localsgd and adaptive_localsgd do not go together: they set the same interval"
-                    .into(),
+                "localsgd conflicts with adaptive_localsgd: both set the interval".into(),
             );
         }
         let configs = facts.strategy.localsgd_configs();
-        alone(facts, "localsgd").unwrap_or_else(|| {
+        cannot_train_alone(facts, "localsgd").unwrap_or_else(|| {
             Applies::Yes(format!(
-                "parameters are averaged every {} steps from step {} on",
+                "parameters are averaged every {} steps, starting at step {}",
                 configs.k_steps(),
                 configs.begin_step()
             ))
@@ -56,8 +55,8 @@ impl Strategy for LocalSgd {
         let configs = job.strategy.localsgd_configs();
         let (k, begin) = (f64::from(configs.k_steps()), f64::from(configs.begin_step()));
         let state = State::new(job, k, begin, begin)?;
-        let meeting = state.emit_condition(job)?;
-        average(job, &state, meeting)
+        let averaging_block = state.emit_condition(job)?;
+        average(job, &state, averaging_block)
     }
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
@@ -66,18 +65,19 @@ impl Strategy for LocalSgd {
 }
 
 /// Returns the reason why ranks cannot train alone, if there is one.
-pub(super) fn alone(facts: &Facts<'_>, what: &str) -> Option<Applies> {
+pub(super) fn cannot_train_alone(facts: &Facts<'_>, what: &str) -> Option<Applies> {
     if facts.ranks.count == 1 {
-        return Some(Applies::Idle("one rank: nobody to average with".into()));
+        return Some(Applies::Idle("one rank: nothing to average".into()));
     }
     let rows = facts.optimizer.rows.as_ref().map(|rows| rows.rule.op());
-    let rules = [("the optimizer", Some(facts.rule())), ("that of embedding tables", rows)];
+    let rules =
+        [("the optimizer", Some(facts.rule())), ("the optimizer of embedding tables", rows)];
     let other = rules.into_iter().find_map(|(whose, rule)| {
         let rule = rule.filter(|rule| !matches!(*rule, "sgd" | "momentum"))?;
         Some((whose, rule))
     });
     other.map(|(whose, rule)| {
-        Applies::No(format!("{what} averages parameters of SGD or Momentum, and {whose} is {rule}"))
+        Applies::No(format!("{what} requires SGD or Momentum, but {whose} is {rule}"))
     })
 }
 
@@ -115,13 +115,14 @@ impl State {
             .input("Y", last_step)
             .one("Out")?;
         let due = emit.named_op("equal")?.input("X", passed).input("Y", k_steps).one("Out")?;
-        let meet = emit.named_op("logical_or")?.input("X", early).input("Y", due).one("Out")?;
+        let must_average =
+            emit.named_op("logical_or")?.input("X", early).input("Y", due).one("Out")?;
         emit.append();
         let main = &mut job.programs.main;
         // The counter is incremented first, so it includes the current step.
         let rest = main.block(Program::ROOT).ops().to_vec();
         main.set_block_ops(Program::ROOT, ops.into_iter().chain(rest).collect());
-        conditional(job, meet)
+        conditional(job, must_average)
     }
 }
 

@@ -173,10 +173,10 @@ impl Ranks {
 
     pub fn check(&self) -> Result<()> {
         if self.count == 0 || self.rank >= self.count || self.per_node == 0 {
-            return Err(Error::invalid("no such place among ranks")
-                .expected("0 <= rank < ranks, and ranks on a machine above 0")
+            return Err(Error::invalid("invalid rank or size of a machine")
+                .expected("0 <= rank < ranks, and at least one rank per machine")
                 .got(format!(
-                    "rank {} of {}, {} a machine",
+                    "rank {} of {}, {} per machine",
                     self.rank, self.count, self.per_node
                 )));
         }
@@ -222,7 +222,7 @@ pub struct Job<'a> {
     pub block: BlockId,
     /// The condition of that block. Ops that must run before the start of the block get their own
     /// blocks with the same condition.
-    pub due: Option<VarId>,
+    pub update_condition: Option<VarId>,
     /// A bool variable; optimizers that support it skip the update when it is true.
     pub skip_update: Option<VarId>,
     pub rate: Option<VarId>,
@@ -299,9 +299,8 @@ impl Job<'_> {
             let asked = self.strategy.nccl_comm_num();
             let count = asked.clamp(1, RINGS_MAX);
             if asked > count {
-                self.notes.push(format!(
-                    "nccl_comm_num is {asked}: {count} communicators are made, the most"
-                ));
+                self.notes
+                    .push(format!("nccl_comm_num is {asked}: limited to {count} communicators"));
             }
             for index in 0..count {
                 let ring = self.ring(&format!("all ranks {index}"), 0, 1, self.ranks.count);
@@ -323,12 +322,12 @@ impl Job<'_> {
     /// processed further in a conditional block, the ops are put into blocks with the same
     /// condition.
     pub fn place(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) -> Result<()> {
-        let Some(due) = self.due else {
-            self.weave(placed);
+        let Some(condition) = self.update_condition else {
+            self.insert_ops(placed);
             return Ok(());
         };
         for (after, new) in placed {
-            let block = self.due_block(due, &after)?;
+            let block = self.conditional_block_after(condition, &after)?;
             let main = &mut self.programs.main;
             let ops = [main.block(block).ops(), &new].concat();
             main.set_block_ops(block, ops);
@@ -336,7 +335,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn weave(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) {
+    fn insert_ops(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) {
         let main = &mut self.programs.main;
         let ops = main.block(Program::ROOT).ops().to_vec();
         let mut last_write: HashMap<VarId, usize> = HashMap::new();
@@ -350,17 +349,17 @@ impl Job<'_> {
             let at = after.iter().filter_map(|var| last_write.get(var)).copied().max();
             behind.entry(at.unwrap_or(ops.len().saturating_sub(1))).or_default().extend(new);
         }
-        let mut woven = Vec::with_capacity(ops.len());
+        let mut merged = Vec::with_capacity(ops.len());
         for (at, id) in ops.into_iter().enumerate() {
-            woven.push(id);
-            woven.extend(behind.remove(&at).unwrap_or_default());
+            merged.push(id);
+            merged.extend(behind.remove(&at).unwrap_or_default());
         }
-        main.set_block_ops(Program::ROOT, woven);
+        main.set_block_ops(Program::ROOT, merged);
     }
 
-    /// Returns the block with condition `due` that directly follows the last write of `after`, and
+    /// Returns the block with this condition that directly follows the last write of `after`, and
     /// adds it if needed. Returns the current block if no op writes these variables.
-    fn due_block(&mut self, due: VarId, after: &[VarId]) -> Result<BlockId> {
+    fn conditional_block_after(&mut self, condition: VarId, after: &[VarId]) -> Result<BlockId> {
         let main = &mut self.programs.main;
         let mut ops = main.block(Program::ROOT).ops().to_vec();
         let writes = |id: &OpId| {
@@ -370,12 +369,12 @@ impl Job<'_> {
         };
         let Some(at) = ops.iter().rposition(writes) else { return Ok(self.block) };
         let last = main.op(ops[at]);
-        if let Some(inner) = last.sub_block().filter(|_| last.input("Cond") == [due]) {
+        if let Some(inner) = last.sub_block().filter(|_| last.input("Cond") == [condition]) {
             return Ok(inner);
         }
         let inner = main.add_block(Program::ROOT);
         let mut emit = Emit::new(main, self.registry, OpRole::OPTIMIZE);
-        let call = emit.named_op("conditional_block")?.input("Cond", due);
+        let call = emit.named_op("conditional_block")?.input("Cond", condition);
         let op = call.attr("sub_block", inner).done()?;
         ops.insert(at + 1, op);
         main.set_block_ops(Program::ROOT, ops);

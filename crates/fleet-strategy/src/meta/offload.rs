@@ -16,9 +16,9 @@ pub(super) fn apply(
     registry: &Registry,
     checkpoints: &[VarId],
 ) -> Result<usize> {
-    let leaving = leaving(main, checkpoints);
+    let vars = to_offload(main, checkpoints);
     let mut fetches = Vec::new();
-    for (slot, var) in leaving.iter().enumerate() {
+    for (slot, var) in vars.iter().enumerate() {
         let it = main.var(*var).clone();
         let name = main.fresh_name(&format!("{}@Fetch_{slot}", it.name));
         let made = Var { stop_gradient: it.stop_gradient, ..Var::new(name, it.dtype, it.shape) };
@@ -27,14 +27,19 @@ pub(super) fn apply(
         let store = emit.named_op("offload_store")?.input("X", *var).attr("slot", slot);
         let store = store.done()?;
         let fetch = emit.named_op("offload_fetch")?.input("X", *var).output("Out", fetched);
-        fetches.push(Moved { var: *var, fetched, store, fetch: fetch.attr("slot", slot).done()? });
+        fetches.push(Offloaded {
+            var: *var,
+            fetched,
+            store,
+            fetch: fetch.attr("slot", slot).done()?,
+        });
     }
-    weave(main, &fetches);
+    insert_ops(main, &fetches);
     Ok(fetches.len())
 }
 
 /// An offloaded checkpoint, with its store and its fetch.
-struct Moved {
+struct Offloaded {
     var: VarId,
     fetched: VarId,
     store: OpId,
@@ -43,7 +48,7 @@ struct Moved {
 
 /// Returns the checkpoints to offload, in the order in which they are made. Excludes the last one,
 /// which is needed immediately, and those that the backward pass does not read.
-fn leaving(main: &Program, checkpoints: &[VarId]) -> Vec<VarId> {
+fn to_offload(main: &Program, checkpoints: &[VarId]) -> Vec<VarId> {
     let mut made: Vec<VarId> = Vec::new();
     for (_, op) in main.root_ops().filter(|(_, op)| op.role.is_forward()) {
         for var in op.all_outputs().filter(|var| checkpoints.contains(var)) {
@@ -63,37 +68,37 @@ fn leaving(main: &Program, checkpoints: &[VarId]) -> Vec<VarId> {
     made
 }
 
-fn weave(main: &mut Program, moved: &[Moved]) {
+fn insert_ops(main: &mut Program, offloaded: &[Offloaded]) {
     let ops = main.block(Program::ROOT).ops().to_vec();
     let makes = |id: OpId, var: VarId| main.op(id).all_outputs().any(|out| out == var);
     let is_forward = |id: &OpId| main.op(*id).role.is_forward();
-    let stored_at: Vec<Option<usize>> = moved
+    let stored_at: Vec<Option<usize>> = offloaded
         .iter()
         .map(|it| ops.iter().rposition(|id| is_forward(id) && makes(*id, it.var)))
         .collect();
-    let mut out = Vec::with_capacity(ops.len() + 2 * moved.len());
+    let mut out = Vec::with_capacity(ops.len() + 2 * offloaded.len());
     // The last stored checkpoint is fetched when the backward pass begins.
-    let mut next = moved.len();
+    let mut next = offloaded.len();
     for (at, id) in ops.into_iter().enumerate() {
         if main.op(id).role.is_backward() {
-            let used: Vec<usize> = (0..moved.len())
-                .filter(|index| main.op(id).all_inputs().any(|var| var == moved[*index].var))
+            let used: Vec<usize> = (0..offloaded.len())
+                .filter(|index| main.op(id).all_inputs().any(|var| var == offloaded[*index].var))
                 .collect();
             // Fetches everything that is used here, and one checkpoint ahead.
-            let ahead = used.iter().copied().min().unwrap_or(moved.len());
-            let until = ahead.saturating_sub(1).min(moved.len().saturating_sub(1));
+            let ahead = used.iter().copied().min().unwrap_or(offloaded.len());
+            let until = ahead.saturating_sub(1).min(offloaded.len().saturating_sub(1));
             while next > until {
                 next -= 1;
-                out.push(moved[next].fetch);
+                out.push(offloaded[next].fetch);
             }
             for var in main.op_mut(id).inputs.iter_mut().flatten() {
-                if let Some(it) = moved.iter().find(|it| it.var == *var) {
+                if let Some(it) = offloaded.iter().find(|it| it.var == *var) {
                     *var = it.fetched;
                 }
             }
         }
         out.push(id);
-        let stored = stored_at.iter().zip(moved).filter(|(place, _)| **place == Some(at));
+        let stored = stored_at.iter().zip(offloaded).filter(|(place, _)| **place == Some(at));
         out.extend(stored.map(|(_, it)| it.store));
     }
     main.set_block_ops(Program::ROOT, out);

@@ -46,16 +46,14 @@ impl Strategy for Recompute {
             let hint = text::did_you_mean(missing, names);
             return Applies::Refused(
                 format!("recompute_configs.checkpoints[{at}]"),
-                format!("the program has no variable '{missing}' to be a checkpoint{hint}"),
+                format!("unknown checkpoint variable '{missing}'{hint}"),
             );
         }
         match configs.checkpoints.len() {
             0 => Applies::Yes("checkpoints are chosen by the square-root rule".into()),
             count => {
                 let s = if count == 1 { "" } else { "s" };
-                Applies::Yes(format!(
-                    "{count} checkpoint{s} kept, the activations between computed again"
-                ))
+                Applies::Yes(format!("{count} checkpoint{s}; other activations are recomputed"))
             }
         }
     }
@@ -66,7 +64,7 @@ impl Strategy for Recompute {
             main.root_ops().filter(|(_, op)| op.role.is_forward()).map(|(id, _)| id).collect();
         if main.block_count() > 1 {
             return Err(Error::unsupported(
-                "recompute cannot cut a program with conditional parts",
+                "recompute does not support programs with conditional blocks",
             ));
         }
         let names = &job.strategy.recompute_configs().checkpoints;
@@ -78,12 +76,14 @@ impl Strategy for Recompute {
         let replayed = replay(main, &forward, &segments, &checkpoints)?;
         if job.strategy.recompute_configs().enable_offload() {
             let count = offload::apply(main, job.registry, &checkpoints)?;
-            job.notes.push(format!("offload: {count} checkpoints wait outside of the arena"));
+            job.notes.push(format!("offload: {count} checkpoints are stored outside the arena"));
         }
         let main = &job.programs.main;
         let shown: Vec<&str> = checkpoints.iter().map(|var| main.var_name(*var)).collect();
-        job.notes
-            .push(format!("recompute: {replayed} ops run again, checkpoints {}", shown.join(", ")));
+        job.notes.push(format!(
+            "recompute: {replayed} ops are recomputed, checkpoints {}",
+            shown.join(", ")
+        ));
         Ok(())
     }
 }
@@ -132,7 +132,7 @@ fn replay(
             }
         }
     }
-    let again = |var: VarId| {
+    let recomputed = |var: VarId| {
         let from = maker.get(&var).filter(|_| !held.contains(&var))?;
         segment_of.get(from).map(|segment| (*from, *segment))
     };
@@ -142,7 +142,7 @@ fn replay(
     for id in ops.iter().filter(|id| main.op(**id).role.is_backward()) {
         let mut open: Vec<VarId> = main.op(*id).all_inputs().collect();
         while let Some(var) = open.pop() {
-            let Some((from, segment)) = again(var) else { continue };
+            let Some((from, segment)) = recomputed(var) else { continue };
             if needed.entry(segment).or_default().insert(from) {
                 open.extend(main.op(from).all_inputs());
             }
@@ -155,14 +155,14 @@ fn replay(
     for id in ops {
         if main.op(id).role.is_backward() {
             let wanted: Vec<usize> =
-                main.op(id).all_inputs().filter_map(|var| again(var).map(|it| it.1)).collect();
+                main.op(id).all_inputs().filter_map(|var| recomputed(var).map(|it| it.1)).collect();
             for segment in wanted {
                 if !done.insert(segment) {
                     continue;
                 }
                 let Some(members) = needed.get(&segment) else { continue };
                 for op in forward.iter().filter(|op| members.contains(op)) {
-                    let copy = run_again(main, *op, segment, &mut renamed)?;
+                    let copy = copy_op(main, *op, segment, &mut renamed)?;
                     out.push(copy);
                     count += 1;
                 }
@@ -176,7 +176,7 @@ fn replay(
 }
 
 /// Copies a forward op; the copy writes new variables.
-fn run_again(
+fn copy_op(
     main: &mut Program,
     id: OpId,
     segment: usize,

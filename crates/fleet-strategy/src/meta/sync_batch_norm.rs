@@ -35,13 +35,13 @@ impl Strategy for SyncBatchNorm {
             (1, _) => Applies::Idle("one rank: its batch is the whole batch".into()),
             _ if in_branches > 0 => Applies::Refused(
                 self.switch().into(),
-                "batch norms in the branches of a cond cannot be synchronised: ranks may take different \
+                "sync_batch_norm does not support the branches of a cond: ranks may take different \
                  branches"
                     .into(),
             ),
             (_, 0) => Applies::Idle("the program has no batch norm".into()),
             (ranks, _) => {
-                Applies::Yes(format!("{count} batch norms take statistics over {ranks} ranks"))
+                Applies::Yes(format!("{count} batch norms compute statistics over {ranks} ranks"))
             }
         }
     }

@@ -12,9 +12,9 @@ message! {
         /// The shape of every checkpoint; Paddle needs it for offload.
         checkpoint_shape(3): repeated[packed = "false"] int32, ignored "shapes follow from the program";
         /// Lets the tuner choose the checkpoints.
-        enable_tuning(4): optional bool = false, ignored "there is no tuner";
+        enable_tuning(4): optional bool = false, ignored "automatic tuning is not supported";
         /// Patterns of ops that are not recomputed.
-        refined_ops_patterns(5): repeated message(RefinedOpsPattern), ignored "checkpoints alone say what is kept";
+        refined_ops_patterns(5): repeated message(RefinedOpsPattern), ignored "only checkpoints determine what is kept";
     }
 
     /// A pattern of ops in the program.
@@ -56,7 +56,7 @@ message! {
         /// 16 bits. If there are none, an explicit true is an error, and the default includes all
         /// ops.
         use_fp16_guard(11): optional bool = true;
-        /// Makes the optimizer compute in 16 bits. Refused: parameters and optimizer state stay
+        /// Makes the optimizer compute in 16 bits. Not supported: parameters and optimizer state stay
         /// 32-bit.
         use_optimizer_fp16(12): optional bool = false;
         /// Like `use_pure_fp16`, in bfloat16; the loss is not scaled.
@@ -165,9 +165,9 @@ message! {
         /// Divided state: 1 the optimizer state, 2 also gradients, 3 also parameters.
         stage(14): optional int32 = 1;
         /// Lets the tuner choose.
-        enable_tuning(15): optional bool = false, ignored "there is no tuner";
+        enable_tuning(15): optional bool = false, ignored "automatic tuning is not supported";
         /// Runs collectives on the compute stream.
-        use_calc_stream(16): optional bool = false, ignored "each communicator has a lane of its own";
+        use_calc_stream(16): optional bool = false, ignored "each communicator has its own lane";
     }
 
     /// How the gradients of workers are combined.

@@ -20,19 +20,19 @@ message! {
         /// Lets outputs reuse the memory of inputs whose lifetime ends.
         enable_inplace(7): optional bool = false;
         /// Delays updates until the end of the backward pass.
-        enable_backward_optimizer_op_deps(8): optional bool = true, ignored "an update waits for what it reads, by the program";
+        enable_backward_optimizer_op_deps(8): optional bool = true, ignored "updates wait for their inputs only";
         /// Caches the lookups of ops between runs.
-        cache_runtime_context(9): optional bool = false, ignored "a plan always keeps what its ops look up";
+        cache_runtime_context(9): optional bool = false, ignored "a plan always caches the lookups of its ops";
         /// Fuses batch norm, the sum that follows, and the activation.
         fuse_bn_add_act_ops(10): optional bool = true;
         /// Compiles chains of elementwise ops into one kernel.
-        enable_auto_fusion(11): optional bool = false, ignored "fusions are rewrites with names; nothing is compiled while a program runs";
+        enable_auto_fusion(11): optional bool = false, ignored "only fixed fusions are supported; nothing is compiled at run time";
         /// Accumulates gradients of variables with several uses in place.
         enable_addto(12): optional bool = false;
         /// Runs ops in the same order in every run.
-        fix_op_run_order(13): optional bool = false, ignored "a plan has one order";
+        fix_op_run_order(13): optional bool = false, ignored "a plan has a fixed order of ops";
         /// Allows steps to be captured as CUDA graphs.
-        allow_cuda_graph_capture(14): optional bool = false, ignored "there are no CUDA graphs";
+        allow_cuda_graph_capture(14): optional bool = false, ignored "CUDA graphs are not supported";
         /// How gradients are combined: 0 all-reduce, 1 reduce and broadcast.
         reduce_strategy(15): optional int32 = 0, ignored "gradients are all-reduced: every rank updates all parameters";
         /// Fuses a matrix product with its bias and activation.
@@ -40,7 +40,7 @@ message! {
         /// Output path of the rewritten program.
         debug_graphviz_path(17): optional string, ignored "fleet rewrite and fleet print show programs";
         /// Fuses attention into one op.
-        fused_attention(18): optional bool = false, ignored "models write attention as one op themselves";
+        fused_attention(18): optional bool = false, ignored "models use the attention op directly";
         /// Fuses the two products of a feed-forward layer into one op.
         fused_feedforward(19): optional bool = false, ignored "products are fused with their bias and activation (fuse_gemm_epilogue)";
     }
@@ -54,6 +54,6 @@ message! {
         /// Iterations in one call of run.
         num_iteration_per_run(3): optional int32 = 1;
         /// Makes the threads of a parameter-server worker wait for each other.
-        use_thread_barrier(4): optional bool = false, ignored "a worker has one training thread; its pool is no matter of the program";
+        use_thread_barrier(4): optional bool = false, ignored "a worker has a single training thread";
     }
 }

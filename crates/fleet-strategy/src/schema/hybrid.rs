@@ -10,7 +10,7 @@ message! {
         /// Workers that share a layer (tensor parallelism).
         mp_degree(2): optional int32 = 1, refused "layers are not divided among ranks";
         /// Stages of a pipeline.
-        pp_degree(3): optional int32 = 1, refused "a program runs whole on every rank";
+        pp_degree(3): optional int32 = 1, refused "every rank runs the whole program";
         /// Workers that share one copy of the state.
         sharding_degree(4): optional int32 = 1, refused "every rank holds all parameters";
         /// Workers that share a sequence.
@@ -18,7 +18,7 @@ message! {
         /// Settings of tensor parallelism.
         mp_configs(6): optional message(MpConfig), ignored "layers are not divided among workers";
         /// Settings of the pipeline.
-        pp_configs(7): optional message(PpConfig), ignored "there are no pipelines";
+        pp_configs(7): optional message(PpConfig), ignored "pipelines are not supported";
         /// Settings of sharding.
         sharding_configs(8): optional message(DygraphShardingConfig), ignored "nothing is sharded";
         /// The axes of the grid, outermost first; `dp`, `pp`, `sharding`, `sep`, `mp` if none is

@@ -208,12 +208,12 @@ macro_rules! accessors {
     (a_sync optional bool) => {};
     ($name:ident optional enumeration) => {};
     ($name:ident optional message($nested:ident)) => { pastey::paste! {
-        #[doc = concat!("The message `", stringify!($name), "`, or one with nothing assigned.")]
+        #[doc = concat!("Returns the message `", stringify!($name), "`, or an empty one.")]
         pub fn $name(&self) -> &$nested {
             static EMPTY: std::sync::LazyLock<$nested> = std::sync::LazyLock::new($nested::default);
             self.$name.as_ref().unwrap_or(&EMPTY)
         }
-        #[doc = concat!("The message `", stringify!($name), "`, present from now on.")]
+        #[doc = concat!("Returns the message `", stringify!($name), "`, created if needed.")]
         pub fn [<$name _mut>](&mut self) -> &mut $nested {
             self.$name.get_or_insert_default()
         }
@@ -221,7 +221,7 @@ macro_rules! accessors {
         pub fn [<set_ $name>](&mut self, value: $nested) {
             self.$name = Some(value);
         }
-        #[doc = concat!("With `", stringify!($name), "` replaced.")]
+        #[doc = concat!("Returns the message with `", stringify!($name), "` replaced.")]
         #[must_use]
         pub fn [<with_ $name>](mut self, value: $nested) -> Self {
             self.$name = Some(value);
@@ -233,7 +233,7 @@ macro_rules! accessors {
         pub fn [<set_ $name>](&mut self, value: impl Into<String>) {
             self.$name = Some(value.into());
         }
-        #[doc = concat!("With `", stringify!($name), "` assigned.")]
+        #[doc = concat!("Returns the message with `", stringify!($name), "` assigned.")]
         #[must_use]
         pub fn [<with_ $name>](mut self, value: impl Into<String>) -> Self {
             self.$name = Some(value.into());
@@ -245,7 +245,7 @@ macro_rules! accessors {
         pub fn [<set_ $name>](&mut self, value: $crate::schema::value_type!($kind)) {
             self.$name = Some(value);
         }
-        #[doc = concat!("With `", stringify!($name), "` assigned.")]
+        #[doc = concat!("Returns the message with `", stringify!($name), "` assigned.")]
         #[must_use]
         pub fn [<with_ $name>](mut self, value: $crate::schema::value_type!($kind)) -> Self {
             self.$name = Some(value);
@@ -260,7 +260,7 @@ macro_rules! accessors {
         {
             self.$name = values.into_iter().map(Into::into).collect();
         }
-        #[doc = concat!("With all values of `", stringify!($name), "` replaced.")]
+        #[doc = concat!("Returns the message with other values of `", stringify!($name), "`.")]
         #[must_use]
         pub fn [<with_ $name>]<T>(mut self, values: impl IntoIterator<Item = T>) -> Self
         where

@@ -32,16 +32,16 @@ message! {
         /// Number of times that a sender waits for more gradients to merge.
         send_wait_times(7): optional int32 = 1;
         /// Splits send and receive ops at run time.
-        runtime_split_send_recv(8): optional bool = false, ignored "gradients are always cut where they are sent";
+        runtime_split_send_recv(8): optional bool = false, ignored "gradients are always split by their sender";
         /// Makes workers wait until all servers listen. If false, a server that does not listen is
         /// an error at once.
         launch_barrier(9): optional bool = true;
         /// Device label of ops that run on heterogeneous workers.
-        heter_worker_device_guard(10): optional string = "cpu", ignored "there are no heterogeneous workers";
+        heter_worker_device_guard(10): optional string = "cpu", ignored "heterogeneous workers are not supported";
         /// Number of steps after which the server's learning rate decays.
         lr_decay_steps(11): optional int32 = 10;
         /// Keeps tables in device memory.
-        use_ps_gpu(12): optional int32 = 0, ignored "tables live in the servers' memory";
+        use_ps_gpu(12): optional int32 = 0, ignored "tables are stored in the servers' memory";
         /// Makes servers correct gradients by the changes since their worker read the parameters
         /// (DC-ASGD). A worker then waits for its own gradients. Requires a_sync and k_steps 0.
         enable_dc_asgd(1001): optional bool = false;
@@ -96,7 +96,7 @@ message! {
         /// Number of cache files.
         sparse_table_cache_file_num(12): optional uint32 = 16, ignored "all rows are in memory";
         /// Allows updates to be reverted.
-        enable_revert(13): optional bool = false, ignored "a save that fails is taken back by itself";
+        enable_revert(13): optional bool = false, ignored "a failed save is reverted automatically";
         /// Fraction of shards that are merged.
         shard_merge_rate(14): optional float = 1.0, ignored "shards are saved one by one";
         /// Limit of rows on each server. A request for one more row is an error of the worker that
@@ -117,13 +117,13 @@ message! {
         /// Scores of shows and clicks.
         ctr_accessor_param(7): optional message(CtrAccessorParameter);
         /// How rows are written.
-        table_accessor_save_param(8): repeated message(TableAccessorSaveParameter), ignored "rows are written as they are";
+        table_accessor_save_param(8): repeated message(TableAccessorSaveParameter), ignored "rows are written without conversion";
         /// Update rule of the first column.
         embed_sgd_param(10): optional message(SgdParameter);
         /// Update rule of the embedding.
         embedx_sgd_param(11): optional message(SgdParameter);
         /// Update rule of graph tables.
-        graph_sgd_param(12): optional message(GraphSgdParameter), ignored "there are no graph tables";
+        graph_sgd_param(12): optional message(GraphSgdParameter), ignored "graph tables are not supported";
     }
 
     /// An update rule with its parameters.

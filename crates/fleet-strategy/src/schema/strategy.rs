@@ -22,7 +22,7 @@ message! {
     /// All settings of a distributed job.
     DistributedStrategy = "DistributedStrategy" {
         /// The kind of job.
-        mode(1): optional enumeration["Mode"] = "Collective", ignored "the launcher says whether a job has servers";
+        mode(1): optional enumeration["Mode"] = "Collective", ignored "the launcher determines whether a job has servers";
         /// Automatic mixed precision (`amp_configs`).
         amp(2): optional bool = false;
         /// Recomputes activations in the backward pass instead of keeping them
@@ -41,7 +41,7 @@ message! {
         /// Replaces an Adam optimizer by LAMB (`lamb_configs`).
         lamb(8): optional bool = false;
         /// Cuts the program into stages at its device labels (`pipeline_configs`).
-        pipeline(9): optional bool = false, refused "a program runs whole on every rank";
+        pipeline(9): optional bool = false, refused "every rank runs the whole program";
         /// Reserved for elastic jobs.
         elastic(10): optional bool = false, ignored "reserved: jobs keep their size";
         /// Chooses the settings, if nothing else is assigned.
@@ -66,11 +66,11 @@ message! {
         /// Limit of the number of layers whose gradients share a bucket, despite the name.
         fuse_grad_size_in_TFLOPS(20): optional float = 50.0;
         /// Chooses convolution algorithms by trying all of them.
-        cudnn_exhaustive_search(21): optional bool = false, ignored "there are no cuDNN kernels; Fleet chooses its convolution by shape";
+        cudnn_exhaustive_search(21): optional bool = false, ignored "cuDNN is not used; Fleet chooses its convolution by shape";
         /// Limit of a convolution's scratch memory, in MB.
-        conv_workspace_size_limit(22): optional int32 = 512, ignored "there are no cuDNN kernels; scratch memory is planned";
+        conv_workspace_size_limit(22): optional int32 = 512, ignored "cuDNN is not used; scratch memory is planned";
         /// Uses the persistent batch norm algorithm.
-        cudnn_batchnorm_spatial_persistent(23): optional bool = false, ignored "there are no cuDNN kernels";
+        cudnn_batchnorm_spatial_persistent(23): optional bool = false, ignored "cuDNN is not used";
         /// LocalSGD with an interval that depends on the loss (`adaptive_localsgd_configs`).
         adaptive_localsgd(24): optional bool = false;
         /// All-reduces gradients as 16-bit floats (`fp16_allreduce_dtype`).
@@ -85,30 +85,30 @@ message! {
         /// Divides layers among workers (`tensor_parallel_configs`).
         tensor_parallel(29): optional bool = false, ignored "layers are divided by the model, with its own collective ops";
         /// If true, all-reduces are part of the program.
-        without_graph_optimization(30): optional bool = true, ignored "all-reduces are always written into the program, and it is always optimised";
+        without_graph_optimization(30): optional bool = true, ignored "all-reduces are always part of the program, which is always optimised";
         /// Parameters in a bucket. If only this limit is assigned, buckets are limited by count,
         /// not by size.
         fuse_grad_size_in_num(31): optional int32 = 8;
         /// Runs collectives on the compute stream.
-        calc_comm_same_stream(32): optional bool = false, ignored "each communicator has a lane of its own; waits between lanes follow from the program";
+        calc_comm_same_stream(32): optional bool = false, ignored "each communicator has its own lane; waits between lanes follow from the program";
         /// Trains with 2:4 sparse weights.
-        asp(33): optional bool = false, ignored "there are no kernels for 2:4 sparse weights";
+        asp(33): optional bool = false, ignored "2:4 sparse weights are not supported";
         /// Merges gradients in one shared buffer.
         fuse_grad_merge(34): optional bool = false, ignored "memory is planned for the whole program";
         /// Semi-automatic parallelism.
         semi_auto(35): optional bool = false, ignored "programs carry no placement annotations";
         /// Adam with d2sum on the parameter server.
-        adam_d2sum(36): optional bool = false, ignored "the table's accessor says which rule it uses";
+        adam_d2sum(36): optional bool = false, ignored "the table's accessor selects its rule";
         /// Searches for a parallel plan.
         auto_search(37): optional bool = false, ignored "auto chooses from the program's costs and does not search";
         /// Collectives between different kinds of devices.
         heter_ccl_mode(38): optional bool = false, ignored "all ranks of a job use one kind of device";
         /// Federated learning on the parameter server.
-        is_fl_ps_mode(39): optional bool = false, ignored "there is no federated mode";
+        is_fl_ps_mode(39): optional bool = false, ignored "federated learning is not supported";
         /// Federated learning with a coordinator.
-        with_coordinator(40): optional bool = false, ignored "there is no federated mode";
+        with_coordinator(40): optional bool = false, ignored "federated learning is not supported";
         /// Quantisation-aware training (`qat_configs`).
-        qat(41): optional bool = false, ignored "there are no quantised kernels";
+        qat(41): optional bool = false, ignored "quantised kernels are not supported";
         /// Divides batches among tensor-parallel workers.
         split_data(42): optional bool = true, ignored "data sets are divided among ranks by the loader";
         /// Settings of recompute.
@@ -122,7 +122,7 @@ message! {
         /// Settings of gradient compression.
         dgc_configs(105): optional message(DgcConfig);
         /// Settings of the pipeline.
-        pipeline_configs(106): optional message(PipelineConfig), refused "a program runs whole on every rank";
+        pipeline_configs(106): optional message(PipelineConfig), refused "every rank runs the whole program";
         /// How workers and servers exchange gradients and parameters.
         a_sync_configs(107): optional message(AsyncConfig);
         /// Settings of LARS.
@@ -144,7 +144,7 @@ message! {
         /// The file system to which tables are saved.
         fs_client_param(116): optional message(FsClientParameter), ignored "tables are saved to folders";
         /// Settings of quantisation-aware training.
-        qat_configs(117): optional message(QatConfig), ignored "there are no quantised kernels";
+        qat_configs(117): optional message(QatConfig), ignored "quantised kernels are not supported";
         /// Rewrites before a program runs.
         build_strategy(201): optional message(BuildStrategy);
         /// Threads and iterations of a run.

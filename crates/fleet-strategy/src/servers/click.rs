@@ -72,8 +72,10 @@ pub(super) fn descriptions<'s>(
         let place = |error: Error| error.at(format!("downpour_table_param[{index}]"));
         if table.r#type.is_some() && table.r#type() == TableType::PsDenseTable {
             return Err(place(
-                Error::unsupported("dense tables follow the program and its optimizer")
-                    .help("describe sparse tables only"),
+                Error::unsupported(
+                    "dense tables cannot be described: they follow the program and its optimizer",
+                )
+                .help("describe sparse tables only"),
             ));
         }
         let at = match (&table.table_name, table.table_id) {
@@ -83,10 +85,8 @@ pub(super) fn descriptions<'s>(
         };
         let at = at.ok_or_else(|| {
             place(
-                Error::invalid("a table is described that the program does not have")
-                    .expected(format!(
-                        "table_name, one of {tables:?}, or its place there as table_id"
-                    ))
+                Error::invalid("the description matches no table of the program")
+                    .expected(format!("a table_name of {tables:?}, or its index as table_id"))
                     .got(match (&table.table_name, table.table_id) {
                         (Some(name), _) => format!("'{name}'"),
                         (None, Some(id)) => format!("number {id}"),
@@ -100,9 +100,10 @@ pub(super) fn descriptions<'s>(
 }
 
 /// Returns a note for the class `SSDSparseTable`, whose rows are in memory here, not on disk.
-pub(super) fn note_of_class(name: &str, class: &str) -> Option<String> {
-    (class == "SSDSparseTable")
-        .then(|| format!("'{name}': rows of {class} are kept in memory: there is no tier on disk"))
+pub(super) fn class_note(name: &str, class: &str) -> Option<String> {
+    (class == "SSDSparseTable").then(|| {
+        format!("'{name}': rows of {class} are kept in memory: tables on disk are not supported")
+    })
 }
 
 /// Returns the click rows of a table with `width` columns, and the rule and initial values of its
@@ -117,7 +118,7 @@ pub(super) fn click_rows(
         "" | "SparseAccessor" => false,
         "CtrCommonAccessor" => true,
         other => {
-            return Err(Error::unsupported("this accessor is not there")
+            return Err(Error::unsupported("unsupported accessor")
                 .expected("SparseAccessor or CtrCommonAccessor")
                 .got(other));
         }
@@ -131,7 +132,7 @@ pub(super) fn click_rows(
     }
     let embedx = part(accessor.embedx_sgd_param.as_ref(), init, &own)?;
     if follows_schedule(&embed.rule) != follows_schedule(&embedx.rule) {
-        return Err(Error::invalid("a schedule is one of a whole table")
+        return Err(Error::invalid("a learning rate schedule must apply to the whole table")
             .expected("embed_sgd_param and embedx_sgd_param, or neither")
             .got("one of them, and an optimizer whose rate follows a schedule"));
     }
@@ -157,24 +158,22 @@ fn check_widths(
 ) -> Result<()> {
     let before = columns_before(shows_counters);
     if width <= before {
-        return Err(Error::invalid("a click row is too narrow")
+        return Err(Error::invalid("click row is too narrow")
             .expected(format!("an embedding of more than {before} columns"))
             .got(width));
     }
     // Servers count shows and clicks even if they are not pulled, so `fea_dim` includes them.
     let (all, how) = if shows_counters { (width, "") } else { (width + 2, " + 2") };
     if accessor.fea_dim.is_some_and(|dim| dim as usize != all) {
-        return Err(Error::invalid(format!(
-            "The fea_dim is wrong, it will be sparse_embedding_dim{how}: {all}, but got {}",
-            accessor.fea_dim()
-        )));
+        return Err(Error::invalid("fea_dim does not match the embedding")
+            .expected(format!("{all} (sparse_embedding_dim{how})"))
+            .got(accessor.fea_dim()));
     }
     let embedx = width - before;
     if accessor.embedx_dim.is_some_and(|dim| dim as usize != embedx) {
-        return Err(Error::invalid(format!(
-            "The embedx_dim is wrong, it will be sparse_embedding_dim - {before}: {embedx}, but got {}",
-            accessor.embedx_dim()
-        )));
+        return Err(Error::invalid("embedx_dim does not match the embedding")
+            .expected(format!("{embedx} (sparse_embedding_dim - {before})"))
+            .got(accessor.embedx_dim()));
     }
     Ok(())
 }
@@ -214,11 +213,11 @@ fn part(
         ("SparseAdamSGDRule", _) | ("", ["adam"]) => of_adam(false),
         ("SparseSharedAdamSGDRule", _) => of_adam(true),
         ("", _) => {
-            return Err(Error::invalid("a rule of learning is not told by what is assigned")
+            return Err(Error::invalid("ambiguous update rule")
                 .expected("a name, or one of naive, adagrad and adam"));
         }
         (other, _) => {
-            return Err(Error::unsupported("this rule of learning is not there")
+            return Err(Error::unsupported("unsupported update rule")
                 .expected(
                     "SparseNaiveSGDRule, SparseAdaGradSGDRule, StdAdaGradSGDRule, \
                      SparseAdamSGDRule or SparseSharedAdamSGDRule",
@@ -230,7 +229,9 @@ fn part(
         [] => BOUNDS,
         [low, high] => [low, high],
         _ => {
-            return Err(Error::invalid("weight_bounds are not two numbers").got(bounds.len()));
+            return Err(Error::invalid("wrong number of weight_bounds")
+                .expected("a minimum and a maximum")
+                .got(bounds.len()));
         }
     };
     let init = range.map_or(init, |range| RowInit::Uniform { low: -range, high: range });

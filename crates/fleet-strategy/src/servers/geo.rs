@@ -5,7 +5,7 @@
 //! touched rows and a `recv` for each sparse table, and a `recv` for each dense table. A `recv`
 //! lets the exchange write to the worker's copy.
 
-use super::click::{descriptions, note_of_class};
+use super::click::{class_note, descriptions};
 use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
 use super::{dense_tables, emit_recv};
 use crate::compiler;
@@ -18,16 +18,18 @@ pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Re
     for rule in [&job.optimizer.rule, &sparse_optimizer.rule] {
         if !matches!(rule, Rule::Sgd(_)) {
             return Err(Error::unsupported(
-                "GEO adds up what workers changed, which only sgd makes sense of",
+                "GEO supports only sgd, because it sums the changes of workers",
             )
             .expected("sgd")
             .got(rule.op())
-            .help("another mode (k_steps 0) knows other optimizers"));
+            .help("set k_steps to 0: other modes support other optimizers"));
         }
     }
     if *sparse_optimizer != job.optimizer {
-        return Err(Error::unsupported("GEO trains rows and numbers with one optimizer")
-            .help("leave the tables' own optimizer out"));
+        return Err(Error::unsupported(
+            "GEO supports a single optimizer for tables and dense parameters",
+        )
+        .help("remove the tables' own optimizer"));
     }
     let (rows, dense): (Vec<ParamGrad>, Vec<ParamGrad>) =
         job.grads.iter().partition(|(_, grad)| job.is_sparse(*grad));
@@ -40,15 +42,15 @@ pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Re
         if let Some(described) = described {
             if described.accessor.is_some() {
                 return Err(Error::unsupported(format!(
-                    "rows of '{}' are trained by workers in GEO, and counted by nobody",
+                    "GEO does not support click tables, such as '{}'",
                     table.name
                 ))
-                .help("leave the accessor out, or use another mode (k_steps 0)"));
+                .help("remove the accessor, or set k_steps to 0 for another mode"));
             }
             (table.shard_count, table.row_count_max) =
                 (described.shard_num, described.row_count_max.filter(|max| *max > 0));
             table.compress_in_save = described.compress_in_save();
-            job.notes.extend(note_of_class(&table.name, described.table_class()));
+            job.notes.extend(class_note(&table.name, described.table_class()));
         }
         sparse.push(table);
     }
@@ -79,7 +81,7 @@ fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {
     let (rows, width) = match var.shape.dims() {
         [rows, width] if *rows >= 0 && *width > 0 => (*rows as u64, *width as usize),
         _ => {
-            return Err(Error::invalid(format!("'{}' is no table of rows", var.name))
+            return Err(Error::invalid(format!("'{}' is not a table of rows", var.name))
                 .expected("[rows, width]")
                 .got(var.shape));
         }

@@ -53,7 +53,7 @@ impl Exchange {
                 // workers must wait for their own pushes.
                 return Ok(Exchange::HalfAsync);
             }
-            return Err(Error::invalid("enable_dc_asgd is for asynchronous jobs")
+            return Err(Error::invalid("enable_dc_asgd requires an asynchronous job")
                 .expected("a_sync true and k_steps 0")
                 .got(format!("a_sync {}, k_steps {k_steps}", strategy.a_sync())));
         }
@@ -62,7 +62,7 @@ impl Exchange {
             (false, ..=0) => Ok(Exchange::Sync),
             (true, ..=0) => Ok(Exchange::Async),
             (true, k_steps) => Ok(Exchange::Geo { k_steps: k_steps as usize }),
-            (false, k_steps) => Err(Error::invalid("a_sync_configs.k_steps needs a_sync")
+            (false, k_steps) => Err(Error::invalid("a_sync_configs.k_steps requires a_sync")
                 .expected("a_sync true for GEO, or k_steps 0")
                 .got(format!("a_sync false, k_steps {k_steps}"))),
         }
@@ -200,7 +200,7 @@ fn check(place: Place) -> Result<()> {
     if place.worker < place.worker_count && place.server_count > 0 {
         return Ok(());
     }
-    Err(Error::invalid("no such place in a job with parameter servers")
+    Err(Error::invalid("invalid worker or number of servers")
         .expected("0 <= worker < workers, and at least one server")
         .got(format!(
             "worker {} of {}, {} servers",
@@ -223,7 +223,7 @@ pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
                 Verdict::Applied if !fits => Decision {
                     verdict: Verdict::Refused,
                     reason: format!(
-                        "{} does not go together with parameter servers, which make the updates",
+                        "{} conflicts with parameter servers, which make the updates",
                         decision.strategy
                     ),
                     ..decision
@@ -238,7 +238,9 @@ fn verify(job: &Job<'_>) -> Result<()> {
     if cfg!(debug_assertions) {
         for program in [&job.programs.main, &job.programs.startup] {
             fleet_ops::verify::verify(program, job.registry).map_err(|error| {
-                Error::internal(format!("pass 'ParameterServer' has made a wrong program: {error}"))
+                Error::internal(format!(
+                    "pass 'ParameterServer' produced an invalid program: {error}"
+                ))
             })?;
         }
     }
@@ -270,8 +272,7 @@ fn dense_tables(
         for (param, _) in &pairs {
             let var = main.var(*param);
             let len = var.shape.numel().ok_or_else(|| {
-                Error::invalid(format!("the shape of parameter '{}' is not known", var.name))
-                    .got(var.shape)
+                Error::invalid(format!("unknown shape of parameter '{}'", var.name)).got(var.shape)
             })?;
             params.push((var.name.clone(), len));
         }

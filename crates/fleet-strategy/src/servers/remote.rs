@@ -6,7 +6,7 @@
 //! removed, and their inputs are pushed instead. The parameter remains as a name without a value:
 //! its rows can be read from the servers, but it cannot be fetched.
 
-use super::click::{click_rows, descriptions, note_of_class};
+use super::click::{class_note, click_rows, descriptions};
 use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
 use super::{Exchange, Place, dense_tables, emit_recv, has_schedule, send_names};
 use crate::meta::Job;
@@ -40,7 +40,7 @@ pub(super) fn rewrite(
     let is_remote: HashSet<VarId> = remote.iter().map(|table| table.param).collect();
     let (_, dense): (Vec<ParamGrad>, Vec<ParamGrad>) =
         job.grads.iter().partition(|(param, _)| is_remote.contains(param));
-    refuse_unservable(job, &remote, sparse_optimizer, &dense)?;
+    check_supported(job, &remote, sparse_optimizer, &dense)?;
 
     let names: Vec<&str> =
         remote.iter().map(|table| job.programs.main.var_name(table.param)).collect();
@@ -60,7 +60,7 @@ pub(super) fn rewrite(
     }
     for (table, remote) in sparse.iter().zip(&remote) {
         push(job, table, remote)?;
-        forget(job, table, remote)?;
+        remove_local_value(job, table, remote)?;
     }
     exchange_dense(job, &dense, exchange, place)?;
 
@@ -71,7 +71,7 @@ pub(super) fn rewrite(
 }
 
 /// A parameter that becomes a table of rows.
-struct Remote {
+struct RemoteTable {
     param: VarId,
     grad: Option<VarId>,
     lookups: Vec<OpId>,
@@ -94,10 +94,10 @@ fn is_lookup(name: &str) -> bool {
 }
 
 /// Returns parameters with sparse or distributed lookups, in the order of first use.
-fn remote_tables(job: &Job<'_>) -> Result<Vec<Remote>> {
+fn remote_tables(job: &Job<'_>) -> Result<Vec<RemoteTable>> {
     let main = &job.programs.main;
     let grads: HashMap<VarId, VarId> = job.grads.iter().copied().collect();
-    let mut found: Vec<Remote> = Vec::new();
+    let mut found: Vec<RemoteTable> = Vec::new();
     for (id, op) in main.root_ops().filter(|(_, op)| is_lookup(op.name())) {
         let param = op.input("W")[0];
         let wanted = op.attr_bool("is_sparse") || op.attr_bool("is_distributed");
@@ -108,7 +108,7 @@ fn remote_tables(job: &Job<'_>) -> Result<Vec<Remote>> {
         }
         match found.iter_mut().find(|table| table.param == param) {
             Some(table) => table.lookups.push(id),
-            None => found.push(Remote {
+            None => found.push(RemoteTable {
                 param,
                 grad: grads.get(&param).copied(),
                 lookups: vec![id],
@@ -119,13 +119,13 @@ fn remote_tables(job: &Job<'_>) -> Result<Vec<Remote>> {
     }
     for table in &mut found {
         trace_backward(main, table);
-        refuse_other_uses(main, table)?;
+        check_other_uses(main, table)?;
     }
     Ok(found)
 }
 
 /// Finds the ops that make the table's gradient.
-fn trace_backward(main: &Program, table: &mut Remote) {
+fn trace_backward(main: &Program, table: &mut RemoteTable) {
     let mut parts: HashSet<VarId> = HashSet::new();
     for (id, op) in main.root_ops() {
         let is_gradient = op.name().strip_suffix("_grad").is_some_and(is_lookup)
@@ -148,7 +148,7 @@ fn trace_backward(main: &Program, table: &mut Remote) {
 }
 
 /// Rejects a table that is also used as a matrix, because workers do not have all of it.
-fn refuse_other_uses(main: &Program, table: &Remote) -> Result<()> {
+fn check_other_uses(main: &Program, table: &RemoteTable) -> Result<()> {
     let own: HashSet<OpId> = table.lookups.iter().chain(&table.backward).copied().collect();
     let parts: HashSet<VarId> =
         table.backward.iter().flat_map(|id| main.op(*id).all_outputs()).collect();
@@ -159,18 +159,18 @@ fn refuse_other_uses(main: &Program, table: &Remote) -> Result<()> {
     match other {
         None => Ok(()),
         Some((id, _)) => Err(Error::unsupported(format!(
-            "embedding '{}' is a table of rows on parameter servers, and another op needs all of it",
+            "embedding '{}' is a table on parameter servers, but another op reads the whole table",
             main.var_name(table.param)
         ))
         .got(main.describe_op(id))
-        .help("turn is_sparse and is_distributed off: a dense embedding stays with the worker")),
+        .help("turn off is_sparse and is_distributed: a dense embedding stays on the worker")),
     }
 }
 
 /// Rejects settings that tables on servers do not support, before any change.
-fn refuse_unservable(
+fn check_supported(
     job: &Job<'_>,
-    remote: &[Remote],
+    remote: &[RemoteTable],
     sparse_optimizer: &OptimizerDesc,
     dense: &[ParamGrad],
 ) -> Result<()> {
@@ -183,34 +183,36 @@ fn refuse_unservable(
             && settings.grad_clip.is_some()
         {
             return Err(Error::unsupported(format!(
-                "the gradient of '{name}' cannot be clipped: its rows come from several workers"
+                "gradient clipping is not supported for '{name}': its rows come from several workers"
             ))
-            .help("need_clip(false) for the table, or a dense embedding"));
+            .help("set need_clip(false) for the table, or use a dense embedding"));
         }
         let decays = param.and_then(|it| it.regularizer).or(settings.weight_decay);
         if decays.is_some() {
             return Err(Error::unsupported(format!(
-                "'{name}' cannot decay: servers see the rows that are pushed, not all"
+                "weight decay is not supported for '{name}': servers see only the pushed rows"
             ))
-            .help("no weight decay for tables on parameter servers (give them an optimizer of their own)"));
+            .help("give tables on parameter servers their own optimizer, without weight decay"));
         }
         let dtype = main.var(table.param).dtype;
         if dtype != DType::F32 {
-            return Err(Error::unsupported(format!("servers hold f32, and '{name}' is {dtype}")));
+            return Err(Error::unsupported(format!(
+                "servers support only f32, but '{name}' is {dtype}"
+            )));
         }
     }
     for (param, grad) in dense {
         let var = main.var(*param);
         if job.is_sparse(*grad) {
             return Err(Error::unsupported(format!(
-                "'{}' has a sparse gradient and is no table of rows",
+                "'{}' has a sparse gradient but is not a table of rows",
                 var.name
             ))
-            .help("is_sparse for all lookups of an embedding, or for none"));
+            .help("set is_sparse for all lookups of an embedding, or for none"));
         }
         if var.dtype != DType::F32 {
             return Err(Error::unsupported(format!(
-                "servers hold f32, and '{}' is {}",
+                "servers support only f32, but '{}' is {}",
                 var.name, var.dtype
             )));
         }
@@ -220,7 +222,7 @@ fn refuse_unservable(
 
 fn describe(
     job: &mut Job<'_>,
-    table: &Remote,
+    table: &RemoteTable,
     table_id: u32,
     optimizer: &OptimizerDesc,
     described: Option<&TableParameter>,
@@ -258,7 +260,7 @@ fn describe(
         class,
         name,
     };
-    job.notes.extend(note_of_class(&made.name, &made.class));
+    job.notes.extend(class_note(&made.name, &made.class));
     Ok(made)
 }
 
@@ -266,7 +268,7 @@ fn describe(
 fn look_up(
     job: &mut Job<'_>,
     table: &SparseTable,
-    remote: &Remote,
+    remote: &RemoteTable,
     lookups: &mut Vec<LookupSpec>,
 ) -> Result<()> {
     let main = &job.programs.main;
@@ -338,7 +340,7 @@ fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Resu
 }
 
 /// Pushes the inputs of the lookups' gradient ops instead of running these ops.
-fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
+fn push(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Result<()> {
     let gone: HashSet<OpId> = remote.backward.iter().copied().collect();
     job.programs.main.retain_ops(Program::ROOT, |id, _| !gone.contains(&id));
     if remote.grad.is_none() || remote.pushed.is_empty() {
@@ -369,14 +371,14 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
 
 /// Returns the feature slots of lookups, 0 for lookups without one. Returns none if no lookup has a
 /// slot, or if rows do not store slots.
-fn slots_of(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Vec<i64> {
+fn slots_of(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Vec<i64> {
     if remote.pushed.iter().all(|it| it.slot < 0) {
         return Vec::new();
     }
     if table.click.is_none() {
         job.notes.push(format!(
-            "'{}': rows keep the slot of a sparse_embedding in click tables only: describe one for it \
-             (downpour_table_param), or leave the slot out",
+            "'{}': only click tables store the slot of a sparse_embedding: describe a click table \
+             for it (downpour_table_param), or remove the slot",
             table.name
         ));
         return Vec::new();
@@ -385,7 +387,7 @@ fn slots_of(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Vec<i64>
 }
 
 /// Removes the parameter's value from both programs of the worker.
-fn forget(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
+fn remove_local_value(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Result<()> {
     let var = job.programs.main.var_mut(remote.param);
     let shape = var.shape;
     (var.persistable, var.param) = (false, None);
@@ -455,7 +457,7 @@ impl Job<'_> {
     fn entry_variables(&mut self, entry: &str) -> Result<Option<(VarId, VarId)>> {
         let Some(names) = entry.strip_prefix("show_click_entry:") else { return Ok(None) };
         let Some((show, click)) = names.split_once(':') else {
-            return Err(Error::invalid(format!("entry '{entry}' is malformed"))
+            return Err(Error::invalid(format!("invalid entry '{entry}'"))
                 .expected("show_click_entry:SHOW:CLICK"));
         };
         Ok(Some((self.floats(show)?, self.floats(click)?)))

@@ -91,7 +91,7 @@ impl UpdateRule {
             Rule::Sgd(_) | Rule::Momentum(_) | Rule::Adagrad(_) | Rule::Adam(_) => {}
             _ => {
                 return Err(Error::unsupported(format!(
-                    "parameter servers have no rule '{}'",
+                    "parameter servers do not support the rule '{}'",
                     desc.rule.op()
                 ))
                 .expected("sgd, momentum, adagrad or adam"));
@@ -121,9 +121,9 @@ impl RowInit {
             .filter(|op| op.all_outputs().any(|out| Some(out) == var))
             .collect();
         let [op] = ops[..] else {
-            return Err(Error::unsupported(format!("'{name}' is not initialised by one op"))
+            return Err(Error::unsupported(format!("'{name}' is not initialised by a single op"))
                 .got(format!("{} ops of the startup program", ops.len()))
-                .help("servers make rows when ids come: give the table a plain initialiser"));
+                .help("use a plain initialiser for the table: servers create rows on demand"));
         };
         let init = match op.name() {
             "fill_constant" => RowInit::Constant(op.attr_float("value")),
@@ -139,7 +139,7 @@ impl RowInit {
             },
             other => {
                 return Err(Error::unsupported(format!(
-                    "servers cannot initialise rows of '{name}' as {other} does"
+                    "servers do not support the initialiser {other} of '{name}'"
                 ))
                 .expected("a constant, uniform, normal or truncated normal numbers"));
             }

@@ -13,7 +13,7 @@ use fleet_tensor::Tensor;
 const RANKS: usize = 4;
 const STEPS: usize = 9;
 /// Every step up to step 2, then every third step. The last step is not among them.
-const MEETINGS: [usize; 4] = [1, 2, 5, 8];
+const AVERAGING_STEPS: [usize; 4] = [1, 2, 5, 8];
 
 struct Alone {
     programs: Programs,
@@ -38,7 +38,7 @@ impl Alone {
 }
 
 /// Gives every rank the mean of all ranks.
-fn meet(ranks: &mut [Alone]) {
+fn average_by_hand(ranks: &mut [Alone]) {
     let names: Vec<String> =
         ranks[0].programs.main.parameters().map(|(_, var)| var.name.clone()).collect();
     for name in names {
@@ -59,8 +59,8 @@ fn by_hand(optimizer: &OptimizerDesc, strategy: &DistributedStrategy) -> Vec<Tra
         for (rank, alone) in ranks.iter_mut().enumerate() {
             alone.step(step - 1, rank);
         }
-        if MEETINGS.contains(&step) {
-            meet(&mut ranks);
+        if AVERAGING_STEPS.contains(&step) {
+            average_by_hand(&mut ranks);
         }
     }
     ranks.iter().map(|it| Trained::of(&it.scope, Vec::new()).unwrap()).collect()

@@ -190,7 +190,8 @@ fn dgc_says_when_sums_are_smaller() {
         let strategy = DistributedStrategy::new().with_dgc(true);
         rewritten(wide, &momentum(), &strategy, Ranks::new(0, ranks)).unwrap().1.notes
     };
-    let told = |ranks: usize| notes(ranks).iter().any(|note| note.contains("sums would be less"));
+    let told =
+        |ranks: usize| notes(ranks).iter().any(|note| note.contains("sums would be smaller"));
     assert!(!told(900) && told(2000), "{:?}", notes(2000));
 }
 

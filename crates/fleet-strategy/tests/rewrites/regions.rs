@@ -67,7 +67,7 @@ fn without_a_region_it_is_everything_or_refused() {
     let main = main_of(unmarked, pure.clone()).unwrap();
     assert_eq!(precisions(&main, "mul"), [DType::F16; 2]);
     let error = main_of(unmarked, pure.with_use_fp16_guard(true)).unwrap_err().to_string();
-    assert!(error.contains("no op stands under fp16_guard()"), "{error}");
+    assert!(error.contains("no op is under fp16_guard()"), "{error}");
 }
 
 /// Both forms of a program preserve the marks.

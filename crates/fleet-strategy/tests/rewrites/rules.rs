@@ -143,9 +143,9 @@ fn names_that_match_nothing_are_told() {
     assert_eq!(
         told(&plain().use_amp(amp)),
         [
-            "amp_configs.custom_white_list[0]: no op of the program is of kind 'conv2d'",
-            "amp_configs.custom_white_list[1]: no op of the program is of kind 'tahn'; did you mean 'tanh'?",
-            "amp_configs.custom_black_list[0]: no op of the program is of kind 'matmul_v3'",
+            "amp_configs.custom_white_list[0]: the program has no op of kind 'conv2d'",
+            "amp_configs.custom_white_list[1]: the program has no op of kind 'tahn'; did you mean 'tanh'?",
+            "amp_configs.custom_black_list[0]: the program has no op of kind 'matmul_v3'",
             "amp_configs.custom_black_varnames[1]: the program has no variable 'fc_0.w_1'; did you mean \
              'fc_0.w_0'?",
         ]

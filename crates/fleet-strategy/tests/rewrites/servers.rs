@@ -108,7 +108,7 @@ fn lookups_of_a_test_read_apart_and_slots_want_click_rows() {
         assert_eq!(tests, [false, true]);
         let (_, push) = main.root_ops().find(|(_, op)| op.name() == PUSHES[0]).unwrap();
         assert_eq!(push.input("Ids").len(), 2, "what only reads is not pushed");
-        let named = |note: &&String| note.contains("'t': rows keep the slot");
+        let named = |note: &&String| note.contains("'t': only click tables store the slot");
         (push.attr_ints("slots").to_vec(), plan.notes.iter().filter(named).count())
     };
     assert_eq!(rewrite("a_sync: true"), (vec![], 1));
@@ -175,15 +175,16 @@ fn what_servers_cannot_do_is_refused_by_name() {
         assert!(error.contains(words), "'{words}' is not in: {error}");
     };
     let plain = DistributedStrategy::new();
-    check(Lamb::new(0.1).into(), &plain, "have no rule 'lamb'");
+    check(Lamb::new(0.1).into(), &plain, "do not support the rule 'lamb'");
     check(
         Sgd::new(0.1).grad_clip(GradClip::Norm(1.0)).into(),
         &plain,
-        "the gradient of 'shared' cannot be clipped",
+        "gradient clipping is not supported for 'shared'",
     );
-    check(Sgd::new(0.1).weight_decay(Regularizer::L1(0.1)).into(), &plain, "'shared' cannot decay");
+    let decay = Sgd::new(0.1).weight_decay(Regularizer::L1(0.1));
+    check(decay.into(), &plain, "weight decay is not supported for 'shared'");
     let amp = DistributedStrategy::new().use_amp(AmpConfig::default());
-    check(Sgd::new(0.1).into(), &amp, "does not go together with parameter servers");
+    check(Sgd::new(0.1).into(), &amp, "conflicts with parameter servers");
     let nobody = Place { worker: 2, ..PLACE };
     assert!(rewritten(Sgd::new(0.1), None, &plain, nobody).is_err());
 
@@ -197,7 +198,7 @@ fn what_servers_cannot_do_is_refused_by_name() {
         minimize(programs, registry, loss, &Sgd::new(0.1).into(), None, &plain, PLACE)
     });
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("another op needs all of it"), "{error}");
+    assert!(error.contains("another op reads the whole table"), "{error}");
 }
 
 /// Counters are pulled but not pushed, gradients of click tables are sums, and shows are floats.

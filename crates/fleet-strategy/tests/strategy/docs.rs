@@ -45,7 +45,7 @@ fn wrapped(text: &str) -> String {
 /// Returns the text for a field's mark.
 fn mark(field: &Field) -> String {
     match (field.refused, field.ignored) {
-        (Some(why), _) => format!(" **Refused: not there yet: {why}.**"),
+        (Some(why), _) => format!(" **Not supported: {why}.**"),
         (None, Some(why)) => format!(" **No effect: {why}.**"),
         (None, None) => String::new(),
     }
@@ -60,7 +60,7 @@ fn inherited(shape: &Shape) -> String {
         .filter(|field| field.name != "strategy")
         .collect();
     match uses[..] {
-        [only] => mark(only).replace("**Refused:", "**With its switch refused:"),
+        [only] => mark(only).replace("**Not supported:", "**Not supported, like its switch:"),
         _ => String::new(),
     }
 }
@@ -77,12 +77,12 @@ fn the_guide_is_the_schema() {
     let others = shapes();
     let others = others.values().filter(|shape| !shape.name.starts_with("Distributed"));
     others.for_each(|shape| expected += &table(shape));
-    expected += "\n## Other spellings\n\n| message | name | stands for |\n| --- | --- | --- |\n";
+    expected += "\n## Aliases\n\n| message | name | stands for |\n| --- | --- | --- |\n";
     for (message, name, path) in fleet_strategy::other_names() {
         expected += &format!("| {message} | `{name}` | `{path}` |\n");
     }
-    expected += "\nFields of `BuildStrategy` and `ExecutionStrategy` are taken directly on the strategy \
-                 too. Names of\nthe 1.x interface are mapped with a notice.\n";
+    expected += "\nFields of `BuildStrategy` and `ExecutionStrategy` are also accepted directly on \
+                 the strategy.\nNames of the 1.x interface are mapped with a notice.\n";
     if std::env::var_os("FLEET_BLESS").is_some() {
         std::fs::write(GUIDE, expected).expect("the guide can be written");
         return;

@@ -27,30 +27,29 @@ fn map<const N: usize>(entries: [(&str, Value); N]) -> Value {
 fn messages_are_the_known_ones() {
     assert_eq!(refused("ampp", true), "ampp is not an attribute of DistributedStrategy");
     let one = |key: &str| map([(key, 1.into())]);
-    assert_eq!(refused("amp_configs", one("k")), "key:k not in amp_configs");
-    assert_eq!(refused("recompute_configs", one("k")), "key:k not in checkpoint_configs");
-    assert_eq!(refused("gradient_merge_configs", one("k")), "key:k not in gradient_configs");
+    assert_eq!(refused("amp_configs", one("k")), "amp_configs has no field 'k'");
+    assert_eq!(refused("recompute_configs", one("k")), "recompute_configs has no field 'k'");
+    assert_eq!(
+        refused("gradient_merge_configs", one("k")),
+        "gradient_merge_configs has no field 'k'"
+    );
     assert_eq!(
         refused("hybrid_configs", map([("mp_configs", one("k"))])),
-        "key:k not in mp_configs"
+        "mp_configs has no field 'k'"
     );
-    assert_eq!(refused("lars_configs", ["lars_coeff"]), "key:lars_coeff not in lars_configs");
-    let flag = |class: &str| {
-        format!(
-            "The type of `flag` is invalid, expected type is bool, but received <class '{class}'>"
-        )
-    };
-    assert_eq!(refused("a_sync", 1), flag("int"));
-    assert_eq!(refused("a_sync", Value::None), flag("NoneType"));
-    assert_eq!(refused("adam_d2sum", "yes"), flag("str"));
-    assert_eq!(refused("fp16_allreduce", 1), "fp16_allreduce must be value of bool type");
-    let size = "last_comm_group_size_MB should be greater than 0";
+    assert_eq!(refused("lars_configs", ["lars_coeff"]), "lars_configs has no field 'lars_coeff'");
+    let invalid = |name: &str| format!("invalid value of {name}");
+    assert_eq!(refused("a_sync", 1), invalid("a_sync"));
+    assert_eq!(refused("a_sync", Value::None), invalid("a_sync"));
+    assert_eq!(refused("adam_d2sum", "yes"), invalid("adam_d2sum"));
+    assert_eq!(refused("fp16_allreduce", 1), invalid("fp16_allreduce"));
     for value in [Value::from(0), (-1.5).into(), "1".into(), f64::NAN.into()] {
-        assert_eq!(refused("last_comm_group_size_MB", value), size);
+        let name = "last_comm_group_size_MB";
+        assert_eq!(refused(name, value), invalid(name));
     }
     assert_eq!(
         refused("fleet_desc_configs", map([("t", map([("sparse_shard", 1.into())]))])),
-        "strategy key 'sparse_shard' not support"
+        "unknown key 'sparse_shard' in fleet_desc_configs"
     );
 }
 
@@ -58,7 +57,7 @@ fn messages_are_the_known_ones() {
 #[test]
 fn keys_come_first() {
     let configs = map([("incr_ratio", "two".into()), ("k", 1.into())]);
-    assert_eq!(refused("amp_configs", configs), "key:k not in amp_configs");
+    assert_eq!(refused("amp_configs", configs), "amp_configs has no field 'k'");
 }
 
 #[test]
@@ -69,14 +68,15 @@ fn wrong_values_of_switches_and_numbers_are_ignored_with_a_warning() {
         assert_eq!(notices.len(), 1);
         assert_eq!((notices[0].path.as_str(), notices[0].message.as_str()), (key, message));
     };
-    check("amp", 1.into(), "amp should have value of bool type");
-    check("dgc", "true".into(), "dgc should have value of bool type");
-    check("nccl_comm_num", 1.5.into(), "nccl_comm_num should have value of int type");
-    check("nccl_comm_num", true.into(), "nccl_comm_num should have value of int type");
+    check("amp", 1.into(), "expected true or false, got 1 (int)");
+    check("dgc", "true".into(), "expected true or false, got \"true\" (str)");
+    check("nccl_comm_num", 1.5.into(), "expected a 32-bit integer, got 1.5 (float)");
+    check("nccl_comm_num", true.into(), "expected a 32-bit integer, got true (bool)");
     let too_large = Value::from(1i64 << 40);
-    check("fuse_grad_size_in_MB", too_large, "fuse_grad_size_in_MB should have value of int type");
-    let layers = "fuse_grad_size_in_TFLOPS should have value of float type";
-    check("fuse_grad_size_in_TFLOPS", "50".into(), layers);
+    let message = "expected a 32-bit integer, got 1099511627776 (int)";
+    check("fuse_grad_size_in_MB", too_large, message);
+    let message = "expected a 32-bit float, got \"50\" (str)";
+    check("fuse_grad_size_in_TFLOPS", "50".into(), message);
 }
 
 #[test]
@@ -84,23 +84,22 @@ fn values_of_messages_keep_their_types() {
     let check = |key: &str, field: &str, value: Value, expected: &str, got: &str| {
         let mut strategy = DistributedStrategy::new();
         let error = strategy.set(key, map([(field, value)])).expect_err("an error").to_string();
-        let message =
-            format!("{key}.{field} does not take this value: expected {expected}, got {got}");
+        let message = format!("invalid value of {key}.{field}: expected {expected}, got {got}");
         assert_eq!(error, message);
     };
-    let int = "a whole number of 32 bits";
+    let int = "a 32-bit integer";
     check("localsgd_configs", "k_steps", 1.5.into(), int, "1.5 (float)");
     check("localsgd_configs", "k_steps", (1i64 << 31).into(), int, "2147483648 (int)");
-    let float = "a number within the range of 32-bit floats";
+    let float = "a 32-bit float";
     check("amp_configs", "incr_ratio", "2".into(), float, "\"2\" (str)");
     check("amp_configs", "incr_ratio", 1e40.into(), float, "1e+40 (float)");
     check("amp_configs", "incr_ratio", Value::None, float, "null (NoneType)");
     check("gradient_merge_configs", "avg", 2.into(), "true or false", "2 (int)");
-    check("pipeline_configs", "schedule_mode", 1.into(), "a text", "1 (int)");
-    let list = "a list, each a text";
+    check("pipeline_configs", "schedule_mode", 1.into(), "a string", "1 (int)");
+    let list = "a list, each item a string";
     check("recompute_configs", "checkpoints", "x".into(), list, "\"x\" (str)");
     check("recompute_configs", "checkpoints", [1].into(), list, "1 (int)");
-    let message = "a message of the type MpConfig";
+    let message = "a message of type MpConfig";
     check("hybrid_configs", "mp_configs", 1.into(), message, "1 (int)");
 
     let (strategy, _) = set("amp_configs", map([("init_loss_scaling", 1024.into())]));
@@ -178,7 +177,8 @@ fn names_of_the_1_x_interface_say_what_they_became() {
         assert_eq!(notice.path, key);
         let parent = path.split('.').next().unwrap();
         assert!(
-            [format!("taken for {path}"), format!("taken for {parent}")].contains(&notice.message),
+            [format!("interpreted as {path}"), format!("interpreted as {parent}")]
+                .contains(&notice.message),
             "{notice}"
         );
     };
@@ -239,7 +239,7 @@ fn paths_reach_single_fields() {
     assert_eq!(refused("amp.x", 1), "amp has no fields");
     let mut strategy = DistributedStrategy::new();
     let error = strategy.set("gradient_merge_configs.k_step", 4).expect_err("no such field");
-    let text = "key:k_step not in gradient_merge_configs\n  help: did you mean 'k_steps'?";
+    let text = "gradient_merge_configs has no field 'k_step'\n  help: did you mean 'k_steps'?";
     assert_eq!(error.to_string(), text);
     for path in ["amp.x", "x", "amp_configs.x", "localsgd_configs.k_steps.x"] {
         assert!(strategy.get(path).is_err(), "{path}");
@@ -266,12 +266,12 @@ fn flat_descriptions_of_tables() {
                 embed_sgd_param {\n      adam {\n        learning_rate: 0.5\n        \
                 weight_bounds: -1.0\n        weight_bounds: 1.0\n      }\n    }\n  }\n}\n";
     assert_eq!(strategy.to_prototxt(), text);
-    let message = "'table_parameters.emb.accessor.typo' leads to no field";
+    let message = "'table_parameters.emb.accessor.typo' is not the path of a field";
     assert_eq!(notices[0].message, message);
     let count = map([("table_parameters.t.accessor.table_accessor_save_param.num", (-1).into())]);
     let error = refused("sparse_table_configs", map([("t", count)]));
-    assert!(error.ends_with("table_accessor_save_param.num does not take this value"), "{error}");
-    assert_eq!(refused("sparse_table_configs", 1), "sparse_table_configs does not take this value");
+    assert!(error.ends_with("table_accessor_save_param.num"), "{error}");
+    assert_eq!(refused("sparse_table_configs", 1), "invalid value of sparse_table_configs");
 }
 
 #[test]
@@ -321,10 +321,10 @@ fn friendly_descriptions_of_tables() {
 
     let wrong =
         |key: &str, value: Value| refused("fleet_desc_configs", map([("t", map([(key, value)]))]));
-    assert_eq!(wrong("sparse_table_class", "X".into()), "sparse_table_class is unknown");
-    assert_eq!(wrong("sparse_accessor_class", "X".into()), "sparse_accessor_class is unknown");
-    assert_eq!(wrong("sparse_optimizer", "X".into()), "sparse_optimizer is unknown");
-    assert_eq!(wrong("sparse_shard_num", "X".into()), "sparse_shard_num does not take this value");
+    assert_eq!(wrong("sparse_table_class", "X".into()), "unknown sparse_table_class");
+    assert_eq!(wrong("sparse_accessor_class", "X".into()), "unknown sparse_accessor_class");
+    assert_eq!(wrong("sparse_optimizer", "X".into()), "unknown sparse_optimizer");
+    assert_eq!(wrong("sparse_shard_num", "X".into()), "invalid value of sparse_shard_num");
 }
 
 #[test]
@@ -350,7 +350,8 @@ fn flags_come_in_and_go_out() {
     let strategy = DistributedStrategy::from_flags(flag).unwrap();
     assert_eq!(strategy.conv_workspace_size_limit, Some(4000));
     let wrong = DistributedStrategy::from_flags(|_| Some("maybe".into())).unwrap_err();
-    let message = "FLAGS_cudnn_batchnorm_spatial_persistent is not understood: expected true or false, got maybe";
+    let message = "invalid value of FLAGS_cudnn_batchnorm_spatial_persistent: \
+                   expected true or false, got maybe";
     assert_eq!(wrong.to_string(), message);
 }
 
@@ -369,6 +370,6 @@ fn notices_that_nobody_looks_at_are_printed() {
     let output = command.env(INSIDE, "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
-    assert!(text.contains("fleet: warning: amp: amp should have value of bool type"), "{text}");
-    assert!(!text.contains("dgc"), "what was looked at is not printed: {text}");
+    assert!(text.contains("fleet: warning: amp: expected true or false, got 3 (int)"), "{text}");
+    assert!(!text.contains("dgc"), "a notice that was read is printed: {text}");
 }

@@ -14,7 +14,7 @@
 //!
 //! The variables are copied between two steps. A thread of their own writes them while training
 //! continues. A checkpoint appears whole or not at all. A damaged one is passed over for the one
-//! before it, and [`Resumed::passed_over`] reports it.
+//! before it, and [`Resumed::skipped`] reports it.
 //!
 //! In a job of several ranks ([`Fleet::checkpoints`](crate::Fleet::checkpoints)) rank 0 writes the
 //! state that all ranks have in common. Every rank writes its own state: gradients summed so far,
@@ -80,11 +80,11 @@ pub struct Resumed {
     pub entries_of_ranks: Vec<BTreeMap<String, String>>,
     pub path: PathBuf,
     /// Newer checkpoints that could not be used, and why.
-    pub passed_over: Vec<String>,
+    pub skipped: Vec<String>,
     /// Numbers that training reads but never writes (a learning rate, the interval of a strategy)
     /// and whose initial value in the program differs. The values of the checkpoint apply, since
     /// the user may have set them.
-    pub other_numbers: Vec<String>,
+    pub changed_constants: Vec<String>,
 }
 
 /// Saves and resumes one job.
@@ -118,7 +118,7 @@ pub struct Checkpoints {
     policy: CheckpointPolicy,
     writer: Option<JoinHandle<Result<()>>>,
     last_saved: Instant,
-    place: Place,
+    member: Member,
     /// Held by rank 0 from its first save, so that no other job saves to the folder at the same
     /// time.
     lock: Option<DiskLock>,
@@ -134,7 +134,7 @@ enum Newest {
 }
 
 /// Position of this process among the ranks that save together.
-struct Place {
+struct Member {
     rank: usize,
     ranks: usize,
     /// The group of all ranks, if there are several.
@@ -142,23 +142,23 @@ struct Place {
     run: String,
 }
 
-impl Place {
+impl Member {
     /// Returns the value of rank 0 on every rank.
     fn agree(&self, what: &str, mine: f64) -> Result<f64> {
-        let mut said = [mine];
+        let mut value = [mine];
         if let Some(group) = &self.group {
-            group.broadcast(what, &mut said, 0)?;
+            group.broadcast(what, &mut value, 0)?;
         }
-        Ok(said[0])
+        Ok(value[0])
     }
 
     /// Returns whether `mine` is true on every rank.
     fn all(&self, what: &str, mine: bool) -> Result<bool> {
-        let mut said = [f64::from(u8::from(mine))];
+        let mut value = [f64::from(u8::from(mine))];
         if let Some(group) = &self.group {
-            group.all_reduce(what, &mut said, ReduceOp::Min)?;
+            group.all_reduce(what, &mut value, ReduceOp::Min)?;
         }
-        Ok(said[0] == 1.0)
+        Ok(value[0] == 1.0)
     }
 }
 
@@ -167,8 +167,8 @@ impl Checkpoints {
     /// job of several ranks this saves only the calling rank's state, which is incomplete if ranks
     /// have state of their own: see [`Fleet::checkpoints`](crate::Fleet::checkpoints).
     pub fn open(folder: impl AsRef<Path>, policy: CheckpointPolicy) -> Result<Checkpoints> {
-        let place = Place { rank: 0, ranks: 1, group: None, run: String::new() };
-        Checkpoints::open_at(RealDisk::handle(), folder.as_ref(), policy, place)
+        let member = Member { rank: 0, ranks: 1, group: None, run: String::new() };
+        Checkpoints::open_at(RealDisk::handle(), folder.as_ref(), policy, member)
     }
 
     /// Opens the checkpoints of a job of several ranks. Every rank must call it.
@@ -179,31 +179,31 @@ impl Checkpoints {
     ) -> Result<Checkpoints> {
         let (rank, ranks) = (group.rank(), group.size());
         let group = Some(group.clone());
-        let mut place = Place { rank, ranks, group, run: String::new() };
+        let mut member = Member { rank, ranks, group, run: String::new() };
         let number = RandomState::new().hash_one(std::process::id()) & RUN_MASK;
-        place.run = place.agree("checkpoints: run", number as f64)?.to_string();
-        Checkpoints::open_at(RealDisk::handle(), folder, policy, place)
+        member.run = member.agree("checkpoints: run", number as f64)?.to_string();
+        Checkpoints::open_at(RealDisk::handle(), folder, policy, member)
     }
 
     fn open_at(
         disk: Arc<dyn Disk>,
         folder: &Path,
         policy: CheckpointPolicy,
-        place: Place,
+        member: Member,
     ) -> Result<Checkpoints> {
         if policy.keep_last == 0 || policy.every_steps == Some(0) {
-            return Err(Error::invalid("the policy of checkpoints makes no sense")
-                .expected("keep_last and every_steps of at least 1")
+            return Err(Error::invalid("invalid checkpoint policy")
+                .expected("keep_last >= 1 and every_steps >= 1")
                 .got(format!("{policy:?}")));
         }
         let made = disk.create_folder(folder).map_err(|error| Error::io("create", folder, &error));
-        match &place.group {
-            Some(group) => shared::check(folder, group, &place.run, made)?,
+        match &member.group {
+            Some(group) => shared::check(folder, group, &member.run, made)?,
             None => made?,
         }
         let (folder, last_saved) = (folder.to_path_buf(), Instant::now());
         let (writer, lock, local) = (None, None, None);
-        Ok(Checkpoints { disk, folder, policy, writer, last_saved, place, lock, local })
+        Ok(Checkpoints { disk, folder, policy, writer, last_saved, member, lock, local })
     }
 
     /// Loads the newest whole checkpoint, if there is one. In a job of several ranks, all must call
@@ -213,9 +213,9 @@ impl Checkpoints {
     pub fn resume(&mut self, program: &Program, scope: &mut Scope) -> Result<Option<Resumed>> {
         match self.load_newest(program, scope)? {
             Newest::Loaded(resumed) => Ok(Some(resumed)),
-            Newest::Unfinished(reasons) if self.place.rank == 0 && !reasons.is_empty() => {
+            Newest::Unfinished(reasons) if self.member.rank == 0 && !reasons.is_empty() => {
                 note(format_args!(
-                    "no checkpoint in {} was finished, and training starts from the beginning: {}",
+                    "no finished checkpoint in {}, starting from the beginning: {}",
                     self.folder.display(),
                     reasons.join("; ")
                 ));
@@ -226,12 +226,12 @@ impl Checkpoints {
     }
 
     fn load_newest(&mut self, program: &Program, scope: &mut Scope) -> Result<Newest> {
-        let mut passed_over = Vec::new();
+        let mut skipped = Vec::new();
         let local = self.local(program).to_vec();
         let mut left = self.list()?;
         loop {
             let newest = left.last().map_or(-1.0, |(step, _)| *step as f64);
-            let step = self.place.agree("checkpoints: the newest", newest)?;
+            let step = self.member.agree("checkpoints: newest", newest)?;
             if step < 0.0 {
                 break;
             }
@@ -239,22 +239,22 @@ impl Checkpoints {
             left.retain(|(other, _)| *other < step);
             let path = self.path(step);
             let loaded =
-                parts::load(&*self.disk, &path, (self.place.rank, self.place.ranks), &local);
-            if !self.place.all("checkpoints: can be read", loaded.is_ok())? {
-                passed_over.push(match loaded {
+                parts::load(&*self.disk, &path, (self.member.rank, self.member.ranks), &local);
+            if !self.member.all("checkpoints: readable", loaded.is_ok())? {
+                skipped.push(match loaded {
                     Err(error) => format!("{}: {error}", path.display()),
-                    Ok(_) => format!("{}: another rank could not read it", path.display()),
+                    Ok(_) => format!("{}: not readable on another rank", path.display()),
                 });
                 continue;
             }
             let Loaded { mut tensors, step: runs, entries: all } = loaded?;
-            if all.len() == 1 && self.place.ranks > 1 {
-                start_anew(program, scope, &mut tensors)?;
+            if all.len() == 1 && self.member.ranks > 1 {
+                init_multi_rank_vars(program, scope, &mut tensors)?;
             }
             let meta = Meta { step: runs, ..Meta::default() };
-            let other_numbers = other_numbers(program, scope, &tensors);
+            let changed_constants = changed_constants(program, scope, &tensors);
             put_all(&path, program, scope, Checkpoint { tensors, meta })?;
-            let own = if all.len() == self.place.ranks { self.place.rank } else { 0 };
+            let own = if all.len() == self.member.ranks { self.member.rank } else { 0 };
             let entries = all.get(own).cloned().unwrap_or_default();
             let entries_of_ranks = all;
             return Ok(Newest::Loaded(Resumed {
@@ -262,24 +262,23 @@ impl Checkpoints {
                 entries,
                 entries_of_ranks,
                 path,
-                passed_over,
-                other_numbers,
+                skipped,
+                changed_constants,
             }));
         }
         // A job that was stopped during its first save has no checkpoint to resume from.
         let mut all = self.list()?.into_iter();
         // A checkpoint that cannot be inspected may be whole.
         let begun = all.all(|(_, path)| parts::is_unfinished(&*self.disk, &path).unwrap_or(false));
-        let nothing_yet = self.place.agree("checkpoints: none", f64::from(u8::from(begun)))? == 1.0;
-        if passed_over.is_empty() || nothing_yet {
-            return Ok(Newest::Unfinished(passed_over));
+        let nothing_yet =
+            self.member.agree("checkpoints: none", f64::from(u8::from(begun)))? == 1.0;
+        if skipped.is_empty() || nothing_yet {
+            return Ok(Newest::Unfinished(skipped));
         }
-        Err(Error::invalid("no checkpoint in the folder can be read")
-            .got(passed_over.join("; "))
+        Err(Error::invalid("no readable checkpoint in the folder")
+            .got(skipped.join("; "))
             .at(self.folder.display())
-            .help(
-                "move the folder away to start from the beginning; all ranks must see the same one",
-            ))
+            .help("check that all ranks see the same folder; move it away to start from step 0"))
     }
 
     /// Saves if the policy requires it. Call it after each step with the number of completed steps.
@@ -305,8 +304,8 @@ impl Checkpoints {
         match self.policy.every {
             Some(every) if !due_anyway => {
                 let due = self.last_saved.elapsed() >= every;
-                let said = self.place.agree("checkpoints: time", f64::from(u8::from(due)))?;
-                Ok(said == 1.0)
+                let value = self.member.agree("checkpoints: time", f64::from(u8::from(due)))?;
+                Ok(value == 1.0)
             }
             _ => Ok(false),
         }
@@ -324,12 +323,10 @@ impl Checkpoints {
     ) -> Result<()> {
         self.finish()?;
         if let Some(key) = entries.keys().find(|key| key.starts_with(parts::RESERVED)) {
-            return Err(Error::invalid(format!(
-                "an entry of a checkpoint cannot be called '{key}'"
-            ))
-            .help("names that start with 'fleet.' are Fleet's"));
+            return Err(Error::invalid(format!("reserved name of a checkpoint entry: '{key}'"))
+                .help("use a name that does not start with 'fleet.'"));
         }
-        if self.place.rank == 0 && self.lock.is_none() {
+        if self.member.rank == 0 && self.lock.is_none() {
             self.lock = lock(&*self.disk, &self.folder)?;
         }
         let part = self.part(step, program, scope, entries)?;
@@ -340,9 +337,10 @@ impl Checkpoints {
             if part.place.0 == 0 { remove_old(&*disk, &folder, step, keep_last) } else { Ok(()) }
         };
         let thread = std::thread::Builder::new().name("fleet-checkpoint".into());
-        self.writer = Some(thread.spawn(write).map_err(|error| {
-            Error::exhausted("cannot start the thread that writes checkpoints").got(error)
-        })?);
+        self.writer =
+            Some(thread.spawn(write).map_err(|error| {
+                Error::exhausted("cannot start the checkpoint thread").got(error)
+            })?);
         self.last_saved = Instant::now();
         Ok(())
     }
@@ -356,7 +354,7 @@ impl Checkpoints {
         entries: BTreeMap<String, String>,
     ) -> Result<Part> {
         let local = self.local(program).to_vec();
-        let Place { rank, ranks, run, .. } = &self.place;
+        let Member { rank, ranks, run, .. } = &self.member;
         let is_own = |name: &str| local.iter().any(|var| var.name == name);
         let (own, common): (Vec<&str>, Vec<&str>) =
             persistables(program, |var| var.persistable).into_iter().partition(|name| is_own(name));
@@ -375,7 +373,7 @@ impl Checkpoints {
     fn local(&mut self, program: &Program) -> &[LocalVar] {
         let key = program.fingerprint();
         if self.local.as_ref().is_none_or(|(held, _)| *held != key) {
-            let found = if self.place.ranks > 1 { local_state(program) } else { Vec::new() };
+            let found = if self.member.ranks > 1 { local_state(program) } else { Vec::new() };
             self.local = Some((key, found));
         }
         self.local.as_ref().map_or(&[], |(_, found)| found)
@@ -391,7 +389,7 @@ impl Checkpoints {
         match self.writer.take().map(JoinHandle::join) {
             None => Ok(()),
             Some(Ok(result)) => result,
-            Some(Err(_)) => Err(Error::internal("the thread that writes checkpoints panicked")),
+            Some(Err(_)) => Err(Error::internal("the checkpoint thread panicked")),
         }
     }
 
@@ -414,7 +412,7 @@ impl Checkpoints {
     /// let steps: Vec<u64> = checkpoints.list()?.into_iter().map(|(step, _)| step).collect();
     /// assert_eq!(steps, [2, 3]);
     /// let resumed: Option<Resumed> = checkpoints.resume(main, scope)?;
-    /// assert!(resumed.is_some_and(|it| it.step == 3 && it.passed_over.is_empty()));
+    /// assert!(resumed.is_some_and(|it| it.step == 3 && it.skipped.is_empty()));
     /// # std::fs::remove_dir_all(&folder).ok();
     /// # Ok::<(), fleet::Error>(())
     /// ```
@@ -437,9 +435,9 @@ fn lock(disk: &dyn Disk, folder: &Path) -> Result<Option<DiskLock>> {
     let path = folder.join("lock");
     match disk.lock(&path) {
         Ok(Some(lock)) => Ok(Some(lock)),
-        Ok(None) => Err(Error::invalid("another job saves its checkpoints in this folder")
+        Ok(None) => Err(Error::invalid("another job is saving checkpoints to this folder")
             .at(folder.display())
-            .help("wait for its end, or give this job a folder of its own")),
+            .help("wait until it ends, or use another folder")),
         // Not every network file system supports locks.
         Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(None),
         Err(error) => Err(Error::io("lock", &path, &error)),
@@ -452,7 +450,7 @@ const PREFIX: &str = "step-";
 const RUN_MASK: u64 = (1 << 53) - 1;
 
 /// Parts of the names of variables that strategies keep only in jobs of several ranks.
-const OF_MANY: [&str; 9] = [
+const MULTI_RANK_VARS: [&str; 9] = [
     "@STEP_COUNTER@",
     "__dgc_counter__",
     "__dgc_u__",
@@ -466,7 +464,11 @@ const OF_MANY: [&str; 9] = [
 
 /// Adapts a checkpoint of a job of one rank to several ranks. Variables that one rank did not need
 /// get their initial values, and snapshots of parameters become copies of the loaded parameters.
-fn start_anew(program: &Program, scope: &Scope, tensors: &mut parts::Named) -> Result<()> {
+fn init_multi_rank_vars(
+    program: &Program,
+    scope: &Scope,
+    tensors: &mut parts::Named,
+) -> Result<()> {
     for name in persistables(program, |var| var.persistable) {
         let held = |name: &str| tensors.iter().find(|(other, _)| other == name).map(|it| &it.1);
         if held(name).is_some() {
@@ -475,7 +477,7 @@ fn start_anew(program: &Program, scope: &Scope, tensors: &mut parts::Named) -> R
         let param = name.strip_suffix("@SNAPSHOT").and_then(held);
         let value = match param {
             Some(param) => param.try_clone()?,
-            None if OF_MANY.iter().any(|part| name.contains(part)) => scope.tensor(name)?,
+            None if MULTI_RANK_VARS.iter().any(|part| name.contains(part)) => scope.tensor(name)?,
             None => continue,
         };
         tensors.push((name.to_string(), value));
@@ -484,7 +486,7 @@ fn start_anew(program: &Program, scope: &Scope, tensors: &mut parts::Named) -> R
 }
 
 /// Describes the program's constants whose value in the checkpoint differs.
-fn other_numbers(program: &Program, scope: &Scope, tensors: &parts::Named) -> Vec<String> {
+fn changed_constants(program: &Program, scope: &Scope, tensors: &parts::Named) -> Vec<String> {
     let mut written = HashSet::new();
     program.root_ops().for_each(|(id, _)| program.writes_of(id, &mut written));
     // A user-defined schedule sets its rate from outside the program.
@@ -499,7 +501,7 @@ fn other_numbers(program: &Program, scope: &Scope, tensors: &parts::Named) -> Ve
         let (_, saved) = tensors.iter().find(|(other, _)| other == name)?;
         let (saved, held) = (number(saved)?, number(&scope.tensor(name).ok()?)?);
         (saved != held).then(|| {
-            format!("'{name}' is {saved}, as in the checkpoint; the program begins with {held}")
+            format!("'{name}' is {saved} from the checkpoint, not {held} as in the program")
         })
     };
     names.filter_map(differs).collect()

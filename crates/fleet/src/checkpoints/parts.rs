@@ -1,8 +1,8 @@
 //! One checkpoint of one or many ranks.
 //!
 //! ```text
-//! step-000000000400/              what all ranks hold, by rank 0
-//!   rank-00000/  rank-00001/ ...  what each has of its own; none in a job of one rank
+//! step-000000000400/              state that all ranks have in common, written by rank 0
+//!   rank-00000/  rank-00001/ ...  each rank's own state; absent in a job of one rank
 //! ```
 //!
 //! Every part is a checkpoint by itself. Each rank writes its part without waiting for the others.
@@ -101,7 +101,7 @@ pub(super) struct Loaded {
 /// Returns whether every part exists and belongs to the same checkpoint. Does not read tensors.
 pub(super) fn is_whole(disk: &dyn Disk, path: &Path) -> bool {
     let Ok((_, meta)) = list_tensors_on(disk, path) else { return false };
-    let Ok(head) = Head::read(path, &meta) else { return false };
+    let Ok(head) = CommonMeta::read(path, &meta) else { return false };
     (0..head.ranks).all(|rank| {
         let part = list_tensors_on(disk, rank_folder(path, rank));
         head.ranks == 1 || part.is_ok_and(|(_, meta)| head.check_part(path, &meta).is_ok())
@@ -128,7 +128,7 @@ pub(super) fn is_unfinished(disk: &dyn Disk, path: &Path) -> Result<bool> {
         return Ok(true);
     }
     let Ok((_, meta)) = list_tensors_on(disk, path) else { return Ok(false) };
-    let Ok(head) = Head::read(path, &meta) else { return Ok(false) };
+    let Ok(head) = CommonMeta::read(path, &meta) else { return Ok(false) };
     for rank in (0..head.ranks).filter(|_| head.ranks > 1) {
         let part = rank_folder(path, rank);
         let of_run = |(_, meta): (_, Meta)| meta.entries.get(RUN) == Some(&head.run);
@@ -150,7 +150,7 @@ pub(super) fn load(
     wanted: &[LocalVar],
 ) -> Result<Loaded> {
     let common = load_tensors_on(disk, path)?;
-    let head = Head::read(path, &common.meta)?;
+    let head = CommonMeta::read(path, &common.meta)?;
     let (step, mut tensors) = (common.meta.step, common.tensors);
     // Variables that the saving ranks had in common may have to be divided among the ranks now.
     for (name, tensor) in &mut tensors {
@@ -181,7 +181,7 @@ pub(super) fn load(
     for LocalVar { name, spread } in head.local {
         let values: Option<Vec<&Tensor>> = parts.iter().map(|part| part.get(&name)).collect();
         let values = values.ok_or_else(|| {
-            Error::invalid(format!("a rank's part of the checkpoint has no '{name}'"))
+            Error::invalid(format!("missing variable '{name}' in a rank's part of the checkpoint"))
                 .at(path.display())
         })?;
         let tensor = match &values[..] {
@@ -194,7 +194,7 @@ pub(super) fn load(
 }
 
 /// Description of the whole checkpoint, from its common part.
-struct Head {
+struct CommonMeta {
     ranks: usize,
     run: String,
     /// `None` in a checkpoint of an older version.
@@ -202,40 +202,40 @@ struct Head {
     local: Vec<LocalVar>,
 }
 
-impl Head {
-    fn read(path: &Path, meta: &Meta) -> Result<Head> {
+impl CommonMeta {
+    fn read(path: &Path, meta: &Meta) -> Result<CommonMeta> {
         let step = meta.entries.get(STEP).cloned();
         let folder = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let named: Option<u64> = folder.strip_prefix(super::PREFIX).and_then(|it| it.parse().ok());
         if let (Some(step), Some(named)) = (&step, named)
             && *step != named.to_string()
         {
-            return Err(Error::invalid("the checkpoint is of another step than its folder's name")
+            return Err(Error::invalid("the checkpoint's step does not match its folder's name")
                 .expected(format!("step {named}"))
                 .got(format!("step {step}"))
                 .at(path.display())
-                .help("give the folder its name back"));
+                .help("restore the folder's original name"));
         }
         let Some(ranks) = meta.entries.get(RANKS) else {
-            return Ok(Head { ranks: 1, run: String::new(), step, local: Vec::new() });
+            return Ok(CommonMeta { ranks: 1, run: String::new(), step, local: Vec::new() });
         };
         let broken = |what: &str| {
-            Err(Error::invalid(format!("the checkpoint's {what} make no sense")).at(path.display()))
+            Err(Error::invalid(format!("invalid {what} in the checkpoint")).at(path.display()))
         };
         let ranks = match ranks.parse() {
             Ok(ranks) if (2..=RANKS_MAX).contains(&ranks) => ranks,
-            _ => return broken("ranks"),
+            _ => return broken("rank count"),
         };
         let mut local = Vec::new();
         for line in meta.entries.get(LOCAL).into_iter().flat_map(|list| list.lines()) {
             let Some((spread, name)) = line.split_once('\t') else {
-                return broken("own variables");
+                return broken("list of rank variables");
             };
-            let Ok(spread) = spread.parse() else { return broken("own variables") };
+            let Ok(spread) = spread.parse() else { return broken("list of rank variables") };
             local.push(LocalVar { name: name.to_string(), spread });
         }
         let run = meta.entries.get(RUN).cloned().unwrap_or_default();
-        Ok(Head { ranks, run, step, local })
+        Ok(CommonMeta { ranks, run, step, local })
     }
 
     fn check_part(&self, path: &Path, meta: &Meta) -> Result<()> {
@@ -269,12 +269,12 @@ fn own_entries(mut entries: BTreeMap<String, String>) -> BTreeMap<String, String
 /// Computes the value for rank `place.0` of `place.1` from the values of the ranks that saved.
 fn combine(values: &[&Tensor], spread: Spread, place: (usize, usize)) -> Result<Tensor> {
     let Some(first) = values.first() else {
-        return Err(Error::internal("a variable of no rank"));
+        return Err(Error::internal("variable without values"));
     };
     if let Some(other) =
         values.iter().find(|it| it.shape() != first.shape() || it.dtype() != first.dtype())
     {
-        return Err(Error::invalid("ranks have saved different shapes")
+        return Err(Error::invalid("ranks saved different types or shapes")
             .expected(format!("{}{}", first.dtype(), first.shape()))
             .got(format!("{}{}", other.dtype(), other.shape())));
     }
@@ -288,8 +288,8 @@ fn combine(values: &[&Tensor], spread: Spread, place: (usize, usize)) -> Result<
         DType::F64 => floats::<f64>(values, parts, |x| x, |x| x),
         DType::F16 => floats::<f16>(values, parts, f16::to_f64, f16::from_f64),
         DType::BF16 => floats::<bf16>(values, parts, bf16::to_f64, bf16::from_f64),
-        DType::I64 => whole::<i64>(values, place, i128::from, |x| x as i64),
-        DType::I32 => whole::<i32>(values, place, i128::from, |x| x as i32),
+        DType::I64 => integers::<i64>(values, place, i128::from, |x| x as i64),
+        DType::I32 => integers::<i32>(values, place, i128::from, |x| x as i32),
         _ => first.try_clone(),
     }
 }
@@ -309,7 +309,7 @@ fn floats<T: Element>(
 }
 
 /// Divides counts; the remainder goes to the first ranks.
-fn whole<T: Element>(
+fn integers<T: Element>(
     values: &[&Tensor],
     (rank, ranks): (usize, usize),
     read: impl Fn(T) -> i128,
@@ -427,7 +427,7 @@ mod tests {
         files.for_each(|file| std::fs::write(file.path(), "damage").unwrap());
         assert!(!is_unfinished(&RealDisk, &first).unwrap());
         let error = resume().unwrap_err().to_string();
-        assert!(error.contains("no checkpoint in the folder can be read"), "{error}");
+        assert!(error.contains("no readable checkpoint in the folder"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

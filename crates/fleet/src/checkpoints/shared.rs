@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Timeout for a file of rank 0 to appear on another machine: network file systems cache folder
 /// listings for some seconds.
-const SEEN_SPAN: Duration = Duration::from_secs(5);
-const LOOK_PERIOD: Duration = Duration::from_millis(20);
+const APPEAR_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Checks the folder on all ranks; all get the same verdict. `made` is the result of creating the
 /// folder on this rank.
@@ -29,26 +29,26 @@ pub(super) fn check(folder: &Path, group: &Group, run: &str, made: Result<()>) -
 }
 
 fn agree(folder: &Path, group: &Group, mark: &Path, wrote: Result<()>) -> Result<()> {
-    let failed = those_without(group, "checkpoints: folder", wrote.is_ok())?;
+    let failed = ranks_where_false(group, "checkpoints: folder", wrote.is_ok())?;
     wrote?;
     if !failed.is_empty() {
-        return Err(Error::unavailable("other ranks cannot use the folder of checkpoints")
+        return Err(Error::unavailable("other ranks cannot use the checkpoint folder")
             .got(ranks(&failed))
             .at(folder.display()));
     }
-    let blind = those_without(group, "checkpoints: one folder", appears(mark))?;
+    let blind = ranks_where_false(group, "checkpoints: one folder", appears(mark))?;
     if blind.is_empty() {
         return Ok(());
     }
-    Err(Error::invalid("the ranks do not share the folder of checkpoints")
+    Err(Error::invalid("the ranks do not share the checkpoint folder")
         .expected("a folder that all ranks see")
-        .got(format!("what rank 0 writes there is not seen by {}", ranks(&blind)))
+        .got(format!("files of rank 0 are not visible to {}", ranks(&blind)))
         .at(folder.display())
         .help("put it on storage that all machines share"))
 }
 
 /// Returns the ranks on which `mine` is false.
-fn those_without(group: &Group, what: &str, mine: bool) -> Result<Vec<usize>> {
+fn ranks_where_false(group: &Group, what: &str, mine: bool) -> Result<Vec<usize>> {
     let mut all = vec![0u8; group.size()];
     group.all_gather(what, &[u8::from(mine)], &mut all)?;
     Ok((0..all.len()).filter(|rank| all[*rank] == 0).collect())
@@ -62,10 +62,10 @@ fn ranks(which: &[usize]) -> String {
 fn appears(mark: &Path) -> bool {
     let begin = Instant::now();
     while !mark.exists() {
-        if begin.elapsed() > SEEN_SPAN {
+        if begin.elapsed() > APPEAR_TIMEOUT {
             return false;
         }
-        std::thread::sleep(LOOK_PERIOD);
+        std::thread::sleep(POLL_INTERVAL);
     }
     true
 }

@@ -30,7 +30,7 @@ struct Job {
 struct Found {
     step: u64,
     run: u64,
-    passed_over: Vec<String>,
+    skipped: Vec<String>,
 }
 
 impl Job {
@@ -43,8 +43,8 @@ impl Job {
 
     fn open(&self, rank: usize) -> Result<Checkpoints> {
         let policy = CheckpointPolicy { keep_last: self.keep_last, ..Default::default() };
-        let place = Place { rank, ranks: self.ranks, group: None, run: self.run.to_string() };
-        let opened = Checkpoints::open_at(self.disk.handle(), Path::new(FOLDER), policy, place);
+        let member = Member { rank, ranks: self.ranks, group: None, run: self.run.to_string() };
+        let opened = Checkpoints::open_at(self.disk.handle(), Path::new(FOLDER), policy, member);
         let mut checkpoints = opened?;
         let own = LocalVar { name: "own".into(), spread: Spread::First };
         let local = if self.ranks > 1 { vec![own] } else { Vec::new() };
@@ -87,7 +87,7 @@ impl Job {
         assert_eq!(loaded.step(), resumed.step * 3);
         let of_all = &resumed.entries_of_ranks;
         assert!(of_all.len() == self.ranks && of_all.iter().all(|it| *it == resumed.entries));
-        Ok(Some(Found { step: resumed.step, run, passed_over: resumed.passed_over }))
+        Ok(Some(Found { step: resumed.step, run, skipped: resumed.skipped }))
     }
 
     /// Returns the state from which all ranks can resume: the oldest, if they differ.
@@ -151,8 +151,8 @@ fn check_damage(job: &Job, file: &Path, has_older: bool, what: &str) {
     match job.resume() {
         Ok(Some(found)) => {
             assert!(has_older && found.step == 1, "{what}: {found:?}");
-            assert_eq!(found.passed_over.len(), 1, "{what}: {found:?}");
-            tells(&found.passed_over[0]);
+            assert_eq!(found.skipped.len(), 1, "{what}: {found:?}");
+            tells(&found.skipped[0]);
         }
         Ok(None) => panic!("{what}: the job starts from the beginning"),
         Err(error) => {
@@ -206,7 +206,7 @@ fn two_jobs_do_not_share_a_folder() {
     let mut second = job.open(0).unwrap();
     assert_eq!(second.list().unwrap().len(), 1);
     let error = save(&mut second).unwrap_err().to_string();
-    assert!(error.contains("another job saves its checkpoints in this folder"), "{error}");
+    assert!(error.contains("another job is saving checkpoints to this folder"), "{error}");
     assert!(error.contains(FOLDER), "{error}");
     drop(first);
     save(&mut second).unwrap();
@@ -225,8 +225,8 @@ fn a_checkpoint_under_the_name_of_another_step_is_passed_over() {
         }
         let found = job.resume().unwrap().unwrap();
         assert_eq!(found.step, 1);
-        let why = found.passed_over.join("\n");
-        assert!(why.contains("of another step than its folder's name"), "{why}");
+        let why = found.skipped.join("\n");
+        assert!(why.contains("does not match its folder's name"), "{why}");
         assert!(why.contains("expected step 30, got step 2"), "{why}");
     }
 }

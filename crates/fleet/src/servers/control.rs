@@ -3,7 +3,7 @@
 #[cfg(feature = "grpc")]
 pub(super) use built_in::Control;
 #[cfg(not(feature = "grpc"))]
-pub(super) use left_out::Control;
+pub(super) use unsupported::Control;
 
 #[cfg(feature = "grpc")]
 mod built_in {
@@ -55,7 +55,7 @@ mod built_in {
 }
 
 #[cfg(not(feature = "grpc"))]
-mod left_out {
+mod unsupported {
     use fleet_base::{Error, Result};
     use fleet_net::Token;
     use fleet_ps::ServerTables;
@@ -74,14 +74,14 @@ mod left_out {
             (server, _): (usize, &Env),
         ) -> Result<Control> {
             Err(Error::unsupported(
-                "control over gRPC is asked for, and this program was built without it",
+                "FLEET_GRPC_PORT requests control over gRPC, but this program was built without it",
             )
             .expected(format!("no {}", names::FLEET_GRPC_PORT))
             .got(port)
             .at(format!("server {server}"))
             .help(
-                "build it with the feature `grpc` (cargo build --features grpc), or leave the \
-                 variable out",
+                "build it with the feature `grpc` (cargo build --features grpc), or unset the \
+                 variable",
             ))
         }
 

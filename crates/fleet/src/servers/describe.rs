@@ -58,7 +58,7 @@ fn non_finite(strategy: &DistributedStrategy) -> Result<NonFinite> {
         "refuse" => Ok(NonFinite::Refuse),
         "count" => Ok(NonFinite::Count),
         "clip" => Ok(NonFinite::Clip(config.non_finite_limit())),
-        other => Err(Error::invalid("a_sync_configs.non_finite is wrong")
+        other => Err(Error::invalid("invalid a_sync_configs.non_finite")
             .expected("refuse, count or clip")
             .got(format!("'{other}'"))),
     }
@@ -135,7 +135,7 @@ fn days(what: &str, days: f32) -> Result<u8> {
     if (0.0..=DAYS_MAX).contains(&days) && days.fract() == 0.0 {
         return Ok(days as u8);
     }
-    Err(Error::invalid(format!("{what} is wrong"))
+    Err(Error::invalid(format!("invalid {what}"))
         .expected(format!("a whole number from 0 to {DAYS_MAX}"))
         .got(days))
 }

@@ -1,8 +1,8 @@
 //! Inference with tables on servers (`DistributedInfer`): after training, or stand-alone from a
 //! save.
 
-use super::port::{Traffic, UnknownIds, Way};
-use super::save::load_own;
+use super::port::{Sender, TableAdapter, UnknownIds};
+use super::save::load_worker_vars;
 use super::worker::pull;
 use super::{ServerJob, Worker};
 use crate::{DatasetReport, DatasetRun, Fleet, Session, exec_options};
@@ -46,10 +46,10 @@ use std::sync::Arc;
 /// let trained = worker.infer()?.run(&feed, &[&loss])?;
 /// worker.stop()?;
 ///
-/// // Another day: the same network, and what was saved.
+/// // A later job: the same network, and the saved tables.
 /// let mut infer = fleet.distributed_infer(net.build()?, &job, Some(&dir), ExecOptions::default())?;
 /// infer.set_unknown_ids(UnknownIds::InitialValues);
-/// infer.refresh()?; // what others have trained since
+/// infer.refresh()?; // pull newer parameters
 /// assert!(infer.program().to_string().contains("distributed_lookup_table"));
 /// assert_eq!(infer.servers().tables().tables.len(), job.tables.tables.len());
 /// assert_eq!(infer.run(&feed, &[&loss])?[0].item::<f32>()?, trained[0].item::<f32>()?);
@@ -59,7 +59,7 @@ use std::sync::Arc;
 /// ```
 pub struct DistributedInfer {
     session: Session,
-    traffic: Arc<Traffic>,
+    adapter: Arc<TableAdapter>,
     job: ServerJob,
     /// Whether the last process to stop shuts down the servers; a training worker does so itself.
     stops: bool,
@@ -96,7 +96,7 @@ impl Fleet {
             servers.arrive(Arrival::Received)?;
         }
         if let Some(dir) = dir {
-            load_own(dir, job, &mut session)?;
+            load_worker_vars(dir, job, &mut session)?;
         }
         DistributedInfer::over(servers, session, job, true)
     }
@@ -126,17 +126,17 @@ impl DistributedInfer {
         job: &ServerJob,
         stops: bool,
     ) -> Result<DistributedInfer> {
-        let traffic = Arc::new(Traffic::new(Way::Reads(servers)));
-        let session = session.with_services(Services::none().with_tables(traffic.clone()));
+        let adapter = Arc::new(TableAdapter::new(Sender::ReadOnly(servers)));
+        let session = session.with_services(Services::none().with_tables(adapter.clone()));
         let (job, pruned) = (job.clone(), None);
-        let mut infer = DistributedInfer { session, traffic, job, stops, pruned };
+        let mut infer = DistributedInfer { session, adapter, job, stops, pruned };
         infer.refresh()?;
         Ok(infer)
     }
 
     /// Pulls the current parameters from the servers. Rows are read anew in every step anyway.
     pub fn refresh(&mut self) -> Result<()> {
-        let servers = Arc::clone(self.traffic.servers());
+        let servers = Arc::clone(self.adapter.servers());
         pull(&*servers, &self.job, &mut self.session)?;
         if !self.job.plan.exchange.is_geo() {
             return Ok(());
@@ -158,7 +158,7 @@ impl DistributedInfer {
 
     /// Sets the values of ids without a row (default: zeros).
     pub fn set_unknown_ids(&mut self, unknown: UnknownIds) {
-        self.traffic.set_unknown(unknown);
+        self.adapter.set_unknown(unknown);
     }
 
     /// Returns the program that runs (`get_dist_infer_program`): lookups read from servers, and
@@ -168,7 +168,7 @@ impl DistributedInfer {
     }
 
     pub fn servers(&self) -> &Arc<dyn Servers> {
-        self.traffic.servers()
+        self.adapter.servers()
     }
 
     /// Runs one batch. If an input such as a label is not fed, computes only the part of the
@@ -205,10 +205,10 @@ impl DistributedInfer {
     /// Leaves the job; the last worker of stand-alone inference stops the servers.
     pub fn stop(self) -> Result<()> {
         if !self.stops {
-            return Err(Error::invalid("a worker that trains stops its servers itself")
+            return Err(Error::invalid("DistributedInfer::stop called on a training worker")
                 .help("call Worker::stop"));
         }
-        let servers = self.traffic.servers();
+        let servers = self.adapter.servers();
         if servers.finish()? {
             servers.stop()?;
         }

@@ -16,20 +16,20 @@ pub(super) fn waits_for_servers(job: &ServerJob, env: &Env) -> Result<bool> {
 }
 
 /// Timeout for connecting to one server.
-const CONNECT_SPAN_MAX: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns an error that names the servers that do not listen.
 pub(super) fn expect_listening(addresses: &[SocketAddr]) -> Result<()> {
     let is_silent =
-        |address: &&SocketAddr| TcpStream::connect_timeout(address, CONNECT_SPAN_MAX).is_err();
+        |address: &&SocketAddr| TcpStream::connect_timeout(address, CONNECT_TIMEOUT).is_err();
     let silent: Vec<&SocketAddr> = addresses.iter().filter(is_silent).collect();
     if silent.is_empty() {
         return Ok(());
     }
-    Err(Error::unavailable("servers do not listen, and launch_barrier is off")
-        .expected(format!("{} servers that listen before workers start", addresses.len()))
-        .got(format!("not ready endpoints: {silent:?}"))
-        .help("turn launch_barrier on: workers wait for servers"))
+    Err(Error::unavailable("servers are not listening, and launch_barrier is off")
+        .expected(format!("{} servers that are listening before workers start", addresses.len()))
+        .got(format!("no listener at {silent:?}"))
+        .help("turn on launch_barrier, so that workers wait for servers"))
 }
 
 #[cfg(test)]

@@ -7,10 +7,10 @@
 mod agree;
 mod control;
 mod describe;
+mod end_marker;
 mod infer;
 mod launch_barrier;
-mod life;
-mod over;
+mod lifecycle;
 mod port;
 mod rows;
 mod save;
@@ -19,7 +19,7 @@ mod transpiler;
 mod worker;
 
 pub use infer::DistributedInfer;
-pub use life::Server;
+pub use lifecycle::Server;
 pub use port::UnknownIds;
 pub use settings::{communicator_options, steps_between_reports};
 pub use transpiler::{DistributeTranspiler, TranspiledJob};

@@ -16,29 +16,29 @@ pub enum UnknownIds {
 }
 
 /// Adapter from a worker's communication to the ops' `Tables`.
-pub(super) struct Traffic {
-    pub way: Way,
+pub(super) struct TableAdapter {
+    pub sender: Sender,
     reads_initial: AtomicBool,
 }
 
-/// Way in which gradients are sent.
-pub(super) enum Way {
+/// Sender of gradients, by mode.
+pub(super) enum Sender {
     Pushes(Communicator),
     Geo(GeoCommunicator),
     /// Inference, which sends no gradients.
-    Reads(Arc<dyn Servers>),
+    ReadOnly(Arc<dyn Servers>),
 }
 
-impl Traffic {
-    pub fn new(way: Way) -> Traffic {
-        Traffic { way, reads_initial: AtomicBool::new(false) }
+impl TableAdapter {
+    pub fn new(sender: Sender) -> TableAdapter {
+        TableAdapter { sender, reads_initial: AtomicBool::new(false) }
     }
 
     pub fn servers(&self) -> &Arc<dyn Servers> {
-        match &self.way {
-            Way::Pushes(communicator) => communicator.servers(),
-            Way::Geo(geo) => geo.servers(),
-            Way::Reads(servers) => servers,
+        match &self.sender {
+            Sender::Pushes(communicator) => communicator.servers(),
+            Sender::Geo(geo) => geo.servers(),
+            Sender::ReadOnly(servers) => servers,
         }
     }
 
@@ -52,39 +52,44 @@ impl Traffic {
             (false, true) => PullMode::InferInitial,
             (false, false) => PullMode::Infer,
         };
-        match &self.way {
-            Way::Pushes(communicator) => communicator.look_up(table, ids, rows, mode),
-            Way::Reads(servers) if !is_training => servers.pull_sparse(table, ids, rows, mode),
-            Way::Reads(_) => Err(wrong("a mode with pushes", "inference")),
-            Way::Geo(_) => Err(wrong("GEO", "one of another mode")),
+        match &self.sender {
+            Sender::Pushes(communicator) => communicator.look_up(table, ids, rows, mode),
+            Sender::ReadOnly(servers) if !is_training => {
+                servers.pull_sparse(table, ids, rows, mode)
+            }
+            Sender::ReadOnly(_) => Err(mode_mismatch("inference", "training")),
+            Sender::Geo(_) => Err(mode_mismatch("GEO", "another mode")),
         }
     }
 
     fn pushes(&self) -> Result<&Communicator> {
-        match &self.way {
-            Way::Pushes(communicator) => Ok(communicator),
-            Way::Geo(_) => Err(wrong("GEO", "one of another mode")),
-            Way::Reads(_) => Err(wrong("inference", "one that trains")),
+        match &self.sender {
+            Sender::Pushes(communicator) => Ok(communicator),
+            Sender::Geo(_) => Err(mode_mismatch("GEO", "another mode")),
+            Sender::ReadOnly(_) => Err(mode_mismatch("inference", "training")),
         }
     }
 
     fn geo(&self) -> Result<&GeoCommunicator> {
-        match &self.way {
-            Way::Geo(geo) => Ok(geo),
-            Way::Pushes(_) => Err(wrong("a mode with pushes", "one of GEO")),
-            Way::Reads(_) => Err(wrong("inference", "one that trains")),
+        match &self.sender {
+            Sender::Geo(geo) => Ok(geo),
+            Sender::Pushes(_) => Err(mode_mismatch("sync, half-async or async mode", "GEO")),
+            Sender::ReadOnly(_) => Err(mode_mismatch("inference", "training")),
         }
     }
 }
 
-fn wrong(expected: &str, got: &str) -> Error {
-    Error::invalid("the program was written for another mode of parameter servers")
-        .expected(format!("a program of {expected}"))
-        .got(got)
+fn mode_mismatch(expected: &str, got: &str) -> Error {
+    Error::invalid("the program was rewritten for another parameter-server mode")
+        .expected(format!("a program for {expected}"))
+        .got(format!("one for {got}"))
 }
 
 /// Returns the ids in the form of the tables, without the padding id.
-pub(super) fn wanted<'a>(parts: impl Iterator<Item = &'a [i64]>, padding: Option<i64>) -> Vec<u64> {
+pub(super) fn table_ids<'a>(
+    parts: impl Iterator<Item = &'a [i64]>,
+    padding: Option<i64>,
+) -> Vec<u64> {
     let mut ids = Vec::new();
     for part in parts {
         match padding {
@@ -97,7 +102,7 @@ pub(super) fn wanted<'a>(parts: impl Iterator<Item = &'a [i64]>, padding: Option
     ids
 }
 
-impl Tables for Traffic {
+impl Tables for TableAdapter {
     fn lookup(&self, table: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
         if let [only] = lookups
             && !how.padding.is_some_and(|padding| only.ids.contains(&padding))
@@ -105,15 +110,15 @@ impl Tables for Traffic {
             let ids = bytemuck::cast_slice(only.ids);
             return self.read(table, ids, only.rows, how.is_training);
         }
-        let ids = wanted(lookups.iter().map(|it| it.ids), how.padding);
+        let ids = table_ids(lookups.iter().map(|it| it.ids), how.padding);
         let mut rows = vec![0.0; ids.len() * how.width];
         self.read(table, &ids, &mut rows, how.is_training)?;
-        let mut came = rows.chunks_exact(how.width);
+        let mut found = rows.chunks_exact(how.width);
         for lookup in lookups {
             for (id, row) in lookup.ids.iter().zip(lookup.rows.chunks_exact_mut(how.width)) {
                 match Some(*id) == how.padding {
                     true => row.fill(0.0),
-                    false => row.copy_from_slice(came.next().unwrap_or_default()),
+                    false => row.copy_from_slice(found.next().unwrap_or_default()),
                 }
             }
         }
@@ -122,8 +127,8 @@ impl Tables for Traffic {
 
     fn push_sparse(&self, table: u32, pushes: &[PushRows<'_>], width: usize) -> Result<()> {
         let is_bare = |push: &PushRows<'_>| {
-            let says = push.shows.is_some() || push.clicks.is_some() || push.slot.is_some();
-            push.padding.is_none() && !says
+            let has_counters = push.shows.is_some() || push.clicks.is_some() || push.slot.is_some();
+            push.padding.is_none() && !has_counters
         };
         if let [only] = pushes
             && is_bare(only)

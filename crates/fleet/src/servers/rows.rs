@@ -78,7 +78,7 @@ impl Worker {
         let tables = &self.job().plan.tables.sparse;
         tables.iter().find(|table| table.name == name).ok_or_else(|| {
             let known: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
-            Error::invalid("no such table of rows").expected(format!("one of {known:?}")).got(name)
+            Error::invalid("unknown sparse table").expected(format!("one of {known:?}")).got(name)
         })
     }
 }

@@ -26,7 +26,7 @@ impl Worker {
         let dir = dir.as_ref();
         self.flush()?;
         let saved = self.servers().save(dir, mode, format)?;
-        let names = own_names(self.job(), &self.session);
+        let names = worker_var_names(self.job(), &self.session);
         let scope = &self.session.scope;
         let tensors: Vec<_> =
             names.iter().map(|name| Ok((*name, scope.tensor(name)?))).collect::<Result<_>>()?;
@@ -111,14 +111,14 @@ impl Worker {
     pub fn load_persistables(&mut self, dir: impl AsRef<Path>) -> Result<u64> {
         let loaded = self.servers().load(dir.as_ref())?;
         let job = self.job().clone();
-        load_own(dir.as_ref(), &job, &mut self.session)?;
+        load_worker_vars(dir.as_ref(), &job, &mut self.session)?;
         self.flush()?;
         Ok(loaded)
     }
 }
 
 /// Returns the names of this worker's persistable variables that are in no table.
-fn own_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
+fn worker_var_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
     let tables = &job.plan.tables;
     let in_table = |name: &str| {
         tables.sparse.iter().any(|table| table.name == name)
@@ -130,18 +130,18 @@ fn own_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
 }
 
 /// Loads a worker's variables that are in no table.
-pub(super) fn load_own(dir: &Path, job: &ServerJob, session: &mut Session) -> Result<()> {
+pub(super) fn load_worker_vars(dir: &Path, job: &ServerJob, session: &mut Session) -> Result<()> {
     let folder = dir.join(WORKER_FOLDER);
     if !folder.exists() {
         // The save has tables alone, as `Servers::save` writes them.
         return Ok(());
     }
     let held = load_tensors(&folder)?;
-    for name in own_names(job, session).into_iter().map(str::to_string).collect::<Vec<_>>() {
+    for name in worker_var_names(job, session).into_iter().map(str::to_string).collect::<Vec<_>>() {
         let Some((_, tensor)) = held.tensors.iter().find(|(held, _)| *held == name) else {
             return Err(Error::invalid(format!("the save has no variable '{name}'"))
                 .at(folder.display())
-                .help("it is of another network"));
+                .help("load a save of the same network"));
         };
         session.scope.assign(&name, tensor).map_err(|error| error.at(folder.display()))?;
     }
@@ -161,8 +161,8 @@ pub(super) fn load_server(
         let found = job.plan.tables.sparse.iter().find(|table| table.name == *name);
         found.map(|table| table.table_id).ok_or_else(|| {
             let hint = text::did_you_mean(name, known.iter().copied());
-            Error::invalid(format!("there is no sparse table '{name}'{hint}"))
-                .expected(format!("some of {}", known.join(", ")))
+            Error::invalid(format!("unknown sparse table '{name}'{hint}"))
+                .expected(format!("one of {}", known.join(", ")))
         })
     };
     let tables = names.iter().map(number).collect::<Result<Vec<u32>>>()?;

@@ -32,7 +32,7 @@ pub fn communicator_options(
     let pick = |given: Option<i32>, flag: &str, by_cores: bool, default: i32| -> Result<usize> {
         if let Some(given) = given {
             return usize::try_from(given)
-                .map_err(|_| Error::invalid("a number of a_sync_configs is negative").got(given));
+                .map_err(|_| Error::invalid("negative number in a_sync_configs").got(given));
         }
         let flag = env.number::<usize>(flag)?;
         let cores = cores.filter(|_| by_cores);

@@ -17,8 +17,8 @@ use fleet_strategy::servers::transpiler::Transpiled;
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 1000], DType::F32).fc(64).mean();
 /// let config = DistributeTranspilerConfig { slice_var_up: true, ..Default::default() };
-/// let who = Transpile { pservers: "10.0.0.1:6174,10.0.0.2:6174", trainers: 2, ..Default::default() };
-/// let job = DistributeTranspiler::new(config).transpile(&net, loss, Sgd::new(0.1), &who)?;
+/// let cluster = Transpile { pservers: "10.0.0.1:6174,10.0.0.2:6174", trainers: 2, ..Default::default() };
+/// let job = DistributeTranspiler::new(config).transpile(&net, loss, Sgd::new(0.1), &cluster)?;
 /// let trainer = job.get_trainer_program().to_string();
 /// assert!(trainer.contains("send_barrier") && !trainer.contains("sgd"));
 /// let server = job.get_pserver_program("10.0.0.1:6174")?.to_string();
@@ -56,11 +56,11 @@ impl DistributeTranspiler {
         net: &Net,
         loss: Var<'_>,
         optimizer: impl Into<OptimizerDesc>,
-        who: &Transpile<'_>,
+        cluster: &Transpile<'_>,
     ) -> Result<TranspiledJob> {
         let (loss, optimizer) = (loss.id(), optimizer.into());
         let transpiled = net.rewrite_with(|programs, registry| {
-            self.config.transpile(programs, registry, loss, &optimizer, who)
+            self.config.transpile(programs, registry, loss, &optimizer, cluster)
         })?;
         let job = ServerJob {
             tables: describe::job_tables(&transpiled.plan, &transpiled.strategy, transpiled.place)?,

@@ -2,7 +2,7 @@
 
 use super::ServerJob;
 use super::describe::rates;
-use super::port::{Traffic, UnknownIds, Way, wanted};
+use super::port::{Sender, TableAdapter, UnknownIds, table_ids};
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
 use crate::report::Reporter;
@@ -36,7 +36,7 @@ pub type WorkerStats = CommunicatorStats;
 /// let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
 /// let rows = ids.sparse_embedding([1000, 8]);
 /// let loss = rows.flatten(1).fc(1).mse_loss(y, Reduction::Mean);
-/// let strategy = DistributedStrategy::new().with_a_sync(false); // sync: each step has all pushes before it
+/// let strategy = DistributedStrategy::new().with_a_sync(false); // sync
 /// let optimizer = Adagrad::new(0.1).into();
 /// let place = Place { worker: 0, worker_count: 1, server_count: 1, half_async: false };
 /// let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place)?;
@@ -48,9 +48,9 @@ pub type WorkerStats = CommunicatorStats;
 ///     Worker::start(servers, net.build()?, &job, ExecOptions::default(), options)?;
 /// let ids = Tensor::from_slice(&[7i64, 900, 7, 3], [2, 2])?;
 /// let y = Tensor::from_slice(&[1.0f32, -1.0], [2, 1])?;
-/// worker.set_steps_done(0)?; // not a job that goes on
+/// worker.set_steps_done(0)?; // a new job
 /// for _ in 0..200 {
-///     worker.look_ahead(&[("ids", &ids), ("y", &y)])?; // what the next step is fed
+///     worker.look_ahead(&[("ids", &ids), ("y", &y)])?; // the feeds of the next step
 ///     worker.run(&[("ids", &ids), ("y", &y)], &[])?;
 /// }
 /// let out = worker.run(&[("ids", &ids), ("y", &y)], &[&loss.name()])?;
@@ -66,10 +66,10 @@ pub type WorkerStats = CommunicatorStats;
 /// ```
 pub struct Worker {
     pub session: Session,
-    traffic: Arc<Traffic>,
+    adapter: Arc<TableAdapter>,
     job: ServerJob,
     /// Progress of this worker's earlier processes, if it was restarted.
-    before: Option<Progress>,
+    earlier_progress: Option<Progress>,
     stopped: bool,
     reporter: Reporter,
 }
@@ -82,44 +82,45 @@ impl Worker {
         programs: Programs,
         job: &ServerJob,
         options: ExecOptions,
-        traffic: CommunicatorOptions,
+        communication: CommunicatorOptions,
     ) -> Result<Worker> {
         if *servers.tables() != job.tables {
-            return Err(Error::invalid("the servers hold other tables than the program uses")
-                .help("servers and workers must be given the same network and strategy"));
+            return Err(Error::invalid("the servers' tables differ from those of the program")
+                .help("give servers and workers the same network and strategy"));
         }
         let options = exec_options(&job.strategy, options);
         let mut session = Session::with_executor(programs, Executor::new(options))
-            .map_err(|error| holds_tables(job, error))?;
-        let before;
-        let traffic = match job.plan.exchange {
+            .map_err(|error| with_table_sizes(job, error))?;
+        let earlier_progress;
+        let sender = match job.plan.exchange {
             Exchange::Geo { k_steps } => {
                 let geo = GeoCommunicator::start(servers, k_steps)?;
-                let bring = |session: &Session| bring_geo(&geo, job, session);
-                let take = |session: &mut Session| begin_geo(&geo, job, session);
-                before = meet(&**geo.servers(), job, &mut session, bring, take)?;
-                Way::Geo(geo)
+                let push = |session: &Session| push_initial_geo(&geo, job, session);
+                let pull = |session: &mut Session| init_geo(&geo, job, session);
+                earlier_progress =
+                    start_or_rejoin(&**geo.servers(), job, &mut session, push, pull)?;
+                Sender::Geo(geo)
             }
             exchange => {
-                let bring = |session: &Session| bring(&*servers, job, session);
-                let take = |session: &mut Session| pull(&*servers, job, session);
-                before = meet(&*servers, job, &mut session, bring, take)?;
+                let push = |session: &Session| push_initial(&*servers, job, session);
+                let pull = |session: &mut Session| pull(&*servers, job, session);
+                earlier_progress = start_or_rejoin(&*servers, job, &mut session, push, pull)?;
                 let mode = match exchange {
                     Exchange::Sync => CommunicatorMode::Sync,
                     Exchange::HalfAsync => CommunicatorMode::HalfAsync,
                     Exchange::Async | Exchange::Geo { .. } => CommunicatorMode::Async,
                 };
                 let rates = rates(&job.plan, steps_between_reports(&job.strategy));
-                Way::Pushes(Communicator::start(servers, mode, traffic, rates)?)
+                Sender::Pushes(Communicator::start(servers, mode, communication, rates)?)
             }
         };
-        let traffic = Arc::new(Traffic::new(traffic));
-        let services = Services::none().with_tables(traffic.clone());
+        let adapter = Arc::new(TableAdapter::new(sender));
+        let services = Services::none().with_tables(adapter.clone());
         Ok(Worker {
             session: session.with_services(services),
-            traffic,
+            adapter,
             job: job.clone(),
-            before,
+            earlier_progress,
             stopped: false,
             reporter: Reporter::default(),
         })
@@ -141,14 +142,14 @@ impl Worker {
 
     /// Returns the servers, for requests that programs do not make.
     pub fn servers(&self) -> &Arc<dyn Servers> {
-        self.traffic.servers()
+        self.adapter.servers()
     }
 
     /// Runs a training step.
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         let out = self.session.run(feed, fetch);
-        let out = out.and_then(|out| after_step(&self.job, &self.traffic).map(|()| out));
-        self.reported(out.map_err(|error| named(&self.job, error)))
+        let out = out.and_then(|out| after_step(&self.job, &self.adapter).map(|()| out));
+        self.reported(out.map_err(|error| with_table_names(&self.job, error)))
     }
 
     /// Trains on one pass of a dataset. The rows of a step are requested while the step before
@@ -163,13 +164,13 @@ impl Worker {
         run: DatasetRun<'_>,
     ) -> Result<DatasetReport> {
         check_inputs(&self.session.programs.main, dataset)?;
-        let (job, traffic, session) = (&self.job, &self.traffic, &mut self.session);
+        let (job, adapter, session) = (&self.job, &self.adapter, &mut self.session);
         let report = run_steps(dataset, run, true, |batch, next, fetch, out| {
             if let Some(next) = next {
-                look_ahead(job, traffic, &next.feeds())?;
+                look_ahead(job, adapter, &next.feeds())?;
             }
             session.run_into(&batch.feeds(), fetch, out)?;
-            after_step(job, traffic)
+            after_step(job, adapter)
         });
         self.reported(report)
     }
@@ -185,7 +186,7 @@ impl Worker {
 
     /// Sets the values that inference reads for ids without a row.
     pub fn set_unknown_ids(&mut self, unknown: UnknownIds) {
-        self.traffic.set_unknown(unknown);
+        self.adapter.set_unknown(unknown);
     }
 
     /// Runs the forward part. Ids without a row read as zeros or as selected by
@@ -198,30 +199,30 @@ impl Worker {
     /// other workers, the next step's rows are requested while this one computes; otherwise as soon
     /// as it has ended. A step with other feeds is still correct.
     pub fn look_ahead(&self, next: &[(&str, &Tensor)]) -> Result<()> {
-        look_ahead(&self.job, &self.traffic, next)
+        look_ahead(&self.job, &self.adapter, next)
     }
 
     /// Sets the number of steps made in an earlier run whose tables were loaded, from which
     /// learning-rate schedules continue. All workers must call it.
     pub fn set_steps_done(&mut self, steps: u64) -> Result<()> {
-        match &self.traffic.way {
-            Way::Pushes(communicator) => communicator.set_steps_done(steps),
+        match &self.adapter.sender {
+            Sender::Pushes(communicator) => communicator.set_steps_done(steps),
             // The rates of GEO are in its program.
-            Way::Geo(geo) => geo.begin_after(steps, steps),
-            Way::Reads(_) => Ok(()),
+            Sender::Geo(geo) => geo.begin_after(steps, steps),
+            Sender::ReadOnly(_) => Ok(()),
         }
     }
 
     /// As [`set_steps_done`](Self::set_steps_done), for a worker that was lost when the tables were
     /// saved: they contain its steps only up to `own` ([`WorkerSeen::complete`]).
     pub fn set_own_steps_done(&mut self, steps: u64, own: u64) -> Result<()> {
-        match &self.traffic.way {
-            Way::Pushes(communicator) => {
+        match &self.adapter.sender {
+            Sender::Pushes(communicator) => {
                 communicator.set_steps_done(steps)?;
                 communicator.begin_after(steps, own)
             }
-            Way::Geo(geo) => geo.begin_after(steps, own),
-            Way::Reads(_) => Ok(()),
+            Sender::Geo(geo) => geo.begin_after(steps, own),
+            Sender::ReadOnly(_) => Ok(()),
         }
     }
 
@@ -248,19 +249,19 @@ impl Worker {
     /// # }
     /// ```
     pub fn go_on(&mut self) -> Result<Option<Progress>> {
-        let Some(progress) = &self.before else { return Ok(None) };
-        match &self.traffic.way {
-            Way::Pushes(communicator) => communicator.go_on(progress)?,
-            Way::Geo(geo) => geo.go_on(progress)?,
-            Way::Reads(_) => {}
+        let Some(progress) = &self.earlier_progress else { return Ok(None) };
+        match &self.adapter.sender {
+            Sender::Pushes(communicator) => communicator.go_on(progress)?,
+            Sender::Geo(geo) => geo.go_on(progress)?,
+            Sender::ReadOnly(_) => {}
         }
         Ok(Some(progress.clone()))
     }
 
     /// Returns whether the servers hold steps of this worker's earlier processes, which
     /// [`Worker::go_on`] returns.
-    pub fn resumes(&self) -> bool {
-        self.before.is_some()
+    pub fn can_resume(&self) -> bool {
+        self.earlier_progress.is_some()
     }
 
     /// Waits until all workers that have not stopped have called it.
@@ -271,18 +272,18 @@ impl Worker {
     /// Waits until everything that this worker has sent is applied, and pulls the newest
     /// parameters.
     pub fn flush(&mut self) -> Result<()> {
-        let flushed = self.flush_traffic();
+        let flushed = self.flush_tables();
         self.reported(flushed)
     }
 
-    fn flush_traffic(&mut self) -> Result<()> {
-        match &self.traffic.way {
-            Way::Pushes(communicator) => {
-                communicator.flush().map_err(|error| named(&self.job, error))?;
+    fn flush_tables(&mut self) -> Result<()> {
+        match &self.adapter.sender {
+            Sender::Pushes(communicator) => {
+                communicator.flush().map_err(|error| with_table_names(&self.job, error))?;
                 pull(&**communicator.servers(), &self.job, &mut self.session)
             }
-            Way::Geo(geo) => end_geo(geo, &self.job, &mut self.session),
-            Way::Reads(servers) => pull(&**servers, &self.job, &mut self.session),
+            Sender::Geo(geo) => flush_geo(geo, &self.job, &mut self.session),
+            Sender::ReadOnly(servers) => pull(&**servers, &self.job, &mut self.session),
         }
     }
 
@@ -293,10 +294,10 @@ impl Worker {
     }
 
     pub fn stats(&self) -> WorkerStats {
-        match &self.traffic.way {
-            Way::Pushes(communicator) => communicator.stats(),
-            Way::Geo(geo) => geo.stats(),
-            Way::Reads(_) => WorkerStats::default(),
+        match &self.adapter.sender {
+            Sender::Pushes(communicator) => communicator.stats(),
+            Sender::Geo(geo) => geo.stats(),
+            Sender::ReadOnly(_) => WorkerStats::default(),
         }
     }
 
@@ -307,7 +308,7 @@ impl Worker {
             return Ok(());
         }
         self.flush()?;
-        if let Way::Pushes(communicator) = &self.traffic.way {
+        if let Sender::Pushes(communicator) = &self.adapter.sender {
             communicator.rest();
         }
         self.stopped = true;
@@ -321,32 +322,32 @@ impl Worker {
 }
 
 /// Adds the sizes of GEO's tables to an error, if memory is exhausted.
-fn holds_tables(job: &ServerJob, error: Error) -> Error {
+fn with_table_sizes(job: &ServerJob, error: Error) -> Error {
     if !(job.plan.exchange.is_geo() && error.kind() == ErrorKind::Exhausted) {
         return error;
     }
     let sparse = job.plan.tables.sparse.iter();
     let sizes: Vec<String> =
         sparse.map(|it| format!("'{}' of {} rows of {}", it.name, it.rows, it.width)).collect();
-    error.at(format!("GEO, whose workers hold whole tables: {}", sizes.join(", "))).help(
-        "give the tables no more rows than there are ids, or take another mode (k_steps 0), whose workers \
-         hold what a step needs",
+    error.at(format!("tables of GEO, which workers hold whole: {}", sizes.join(", "))).help(
+        "give the tables no more rows than there are ids, or use another mode (k_steps 0), whose \
+         workers hold only the rows of a step",
     )
 }
 
 /// Counts a completed step.
-fn after_step(job: &ServerJob, traffic: &Traffic) -> Result<()> {
-    traffic.servers().count_step();
-    match (job.plan.exchange, &traffic.way) {
+fn after_step(job: &ServerJob, adapter: &TableAdapter) -> Result<()> {
+    adapter.servers().count_step();
+    match (job.plan.exchange, &adapter.sender) {
         // No op of an async program marks the end of a step.
-        (Exchange::Async, Way::Pushes(communicator)) => communicator.sent(),
+        (Exchange::Async, Sender::Pushes(communicator)) => communicator.sent(),
         _ => Ok(()),
     }
 }
 
 /// Adds the names of the tables to an error about a number in one of them: servers know tables by
 /// id only.
-fn named(job: &ServerJob, error: Error) -> Error {
+fn with_table_names(job: &ServerJob, error: Error) -> Error {
     if error.kind() != ErrorKind::Numeric {
         return error;
     }
@@ -367,8 +368,8 @@ fn named(job: &ServerJob, error: Error) -> Error {
 const NAMES_SHOWN: usize = 4;
 
 /// Requests the rows of the next step.
-fn look_ahead(job: &ServerJob, traffic: &Traffic, next: &[(&str, &Tensor)]) -> Result<()> {
-    let Way::Pushes(communicator) = &traffic.way else { return Ok(()) };
+fn look_ahead(job: &ServerJob, adapter: &TableAdapter, next: &[(&str, &Tensor)]) -> Result<()> {
+    let Sender::Pushes(communicator) = &adapter.sender else { return Ok(()) };
     for lookup in job.plan.lookups.iter().filter(|lookup| lookup.is_fed) {
         let mut parts = Vec::new();
         for name in &lookup.ids {
@@ -378,7 +379,7 @@ fn look_ahead(job: &ServerJob, traffic: &Traffic, next: &[(&str, &Tensor)]) -> R
             }
         }
         if parts.len() == lookup.ids.len() {
-            let ids = wanted(parts.into_iter(), lookup.padding);
+            let ids = table_ids(parts.into_iter(), lookup.padding);
             communicator.look_ahead(lookup.table_id, ids, lookup.width);
         }
     }
@@ -409,29 +410,29 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
 /// was restarted while the others train takes over from its earlier processes and returns their
 /// progress. So do all workers of a synchronous job that is restarted as a whole on durable
 /// servers: they join from the first round.
-fn meet(
+fn start_or_rejoin(
     servers: &dyn Servers,
     job: &ServerJob,
     session: &mut Session,
-    bring: impl Fn(&Session) -> Result<()>,
-    take: impl Fn(&mut Session) -> Result<()>,
+    push: impl Fn(&Session) -> Result<()>,
+    pull: impl Fn(&mut Session) -> Result<()>,
 ) -> Result<Option<Progress>> {
-    let met = servers.rounds(Arrival::Received)?;
-    if met >= START_ROUNDS {
-        can_come_back(job)?;
-        let before = servers.take_over()?;
-        take(session)?;
-        return Ok(Some(before));
+    let passed = servers.rounds(Arrival::Received)?;
+    if passed >= START_ROUNDS {
+        check_rejoin(job)?;
+        let progress = servers.take_over()?;
+        pull(session)?;
+        return Ok(Some(progress));
     }
     let is_sync = job.plan.exchange == Exchange::Sync;
     let mut steps = 0;
-    for round in met..START_ROUNDS {
+    for round in passed..START_ROUNDS {
         if round == 1 && servers.worker() == 0 && (!is_sync || servers.settle()? == 0) {
-            bring(session)?;
+            push(session)?;
         }
         if round == 2 {
             steps = if is_sync { servers.rounds(Arrival::Sent)? } else { 0 };
-            take(session)?;
+            pull(session)?;
         }
         servers.arrive(Arrival::Received)?;
     }
@@ -443,7 +444,7 @@ fn meet(
     Ok(Some(Progress::of_steps(earlier.base, earlier.base + steps)))
 }
 
-fn bring(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Result<()> {
+fn push_initial(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Result<()> {
     for table in &job.plan.tables.dense {
         servers.set_dense(table.table_id, &gather(session, &table.params)?)?;
     }
@@ -452,17 +453,17 @@ fn bring(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Result<()
 
 /// Checks that a worker may join a job that is already training. Gradients that the worker's
 /// earlier process had not sent are lost.
-fn can_come_back(job: &ServerJob) -> Result<()> {
+fn check_rejoin(job: &ServerJob) -> Result<()> {
     if job.plan.exchange != Exchange::Sync {
         return Ok(());
     }
     Err(Error::unavailable(
-        "a worker of a sync job cannot be restarted alone: the others wait in the middle of a step that \
-         may be applied in part",
+        "a worker of a sync job cannot be restarted alone: the other workers wait in a step that may \
+         be partly applied",
     )
     .help(
-        "stop the whole job and restart it with fleetrun: with durable servers it resumes, else it starts \
-         from a save or a checkpoint",
+        "stop the whole job and restart it with fleetrun: it resumes on durable servers; otherwise \
+         start it from a save or a checkpoint",
     ))
 }
 
@@ -488,14 +489,14 @@ fn copies(job: &ServerJob) -> Copies {
     sparse.chain(dense).collect()
 }
 
-fn bring_geo(geo: &GeoCommunicator, job: &ServerJob, session: &Session) -> Result<()> {
+fn push_initial_geo(geo: &GeoCommunicator, job: &ServerJob, session: &Session) -> Result<()> {
     for (table, params, width) in copies(job) {
         geo.fill(table, &gather(session, &params)?, width)?;
     }
     Ok(())
 }
 
-fn begin_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
+fn init_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
     for (table, params, width) in copies(job) {
         let mut values = gather(session, &params)?;
         geo.begin(table, &mut values, width)?;
@@ -504,7 +505,7 @@ fn begin_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> R
     Ok(())
 }
 
-fn end_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
+fn flush_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
     for (table, params, width) in copies(job) {
         let mut values = gather(session, &params)?;
         geo.end(table, &mut [&mut values], width)?;

@@ -34,7 +34,7 @@ pub fn init() -> Result<Fleet> {
 
 /// Jobs here take a second or two, and a few times that on a loaded machine. A job that takes
 /// longer than this hangs.
-const HANGS: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Ranks that still run, with their process ids. None outlives the test that started it.
 #[derive(Default)]
@@ -96,7 +96,7 @@ pub fn run_with(
     }
     let mut outputs = BTreeMap::new();
     while !running.0.is_empty() {
-        let Ok((rank, output)) = told.recv_timeout(HANGS) else {
+        let Ok((rank, output)) = told.recv_timeout(TIMEOUT) else {
             panic!("job '{job}' of '{folder}' hangs: ranks {:?} do not end", running.0.keys());
         };
         running.0.remove(&rank);
@@ -105,14 +105,14 @@ pub fn run_with(
     outputs.into_values().collect()
 }
 
-pub fn said(output: &Output) -> String {
+pub fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Asserts that every rank succeeded.
-pub fn all_well(outputs: &[Output]) {
+pub fn assert_success(outputs: &[Output]) {
     for output in outputs {
-        assert!(output.status.success(), "{}", said(output));
+        assert!(output.status.success(), "{}", stderr_of(output));
     }
 }
 

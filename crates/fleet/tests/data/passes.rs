@@ -32,7 +32,7 @@ fn a_pass_gives_the_bits_of_a_loop_by_hand_on_any_number_of_threads() {
         let run = DatasetRun::new().threads(threads).ahead(threads + 1);
         let report = session.train_from_dataset(&dataset, run).unwrap();
         assert_eq!((report.batches, report.records), (14, 105));
-        assert!(report.last.is_empty() && report.starved_seconds <= report.seconds);
+        assert!(report.last.is_empty() && report.data_wait_seconds <= report.seconds);
         assert_eq!(parameters(&session), parameters(&by_hand), "{threads} threads");
     }
 }
@@ -65,7 +65,7 @@ fn a_pass_that_goes_on_computes_the_bits_of_one_that_never_stopped() {
         assert_eq!(parameters(&stopped), parameters(&whole));
         let far = DatasetRun::new().threads(2).start_behind(100);
         let error = stopped.train_from_dataset(dataset, far).unwrap_err().to_string();
-        assert!(error.contains("behind the dataset's last batch"), "{error}");
+        assert!(error.contains("past the dataset's last batch"), "{error}");
     }
 }
 
@@ -158,7 +158,7 @@ fn bad_lines_and_missing_inputs_are_named() {
     let mut dataset = QueueDataset::new(options).unwrap();
     dataset.set_filelist([&bad]).unwrap();
     let error = session.train_from_dataset(&dataset, DatasetRun::new()).unwrap_err().to_string();
-    assert!(error.contains("nothing for input 'y'"), "{error}");
+    assert!(error.contains("has no input 'y'"), "{error}");
     let none = loaded(text_files(&session, 8), &[folder.file("empty", b"")]);
     assert_eq!(session.train_from_dataset(&none, DatasetRun::new()).unwrap().batches, 0);
     assert!(session.train_from_dataset(&none, DatasetRun::new().ahead(0)).is_err());

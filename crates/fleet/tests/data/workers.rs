@@ -1,6 +1,6 @@
 //! Data and metrics of several workers, as real processes.
 
-use crate::launch::{all_well, init, run, run_in, said};
+use crate::launch::{assert_success, init, run, run_in, stderr_of};
 use crate::{Folder, line, loaded, parameters, regression, text_files};
 use fleet::data::{
     Batch, DatasetOptions, Exchange, InMemoryDataset, Loader, LoaderOptions, Schema, Slot,
@@ -31,7 +31,7 @@ fn printed(output: &Output, key: &str) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let start = format!("{key}: ");
     let line = text.lines().find_map(|line| line.split(&start).nth(1));
-    let line = line.unwrap_or_else(|| panic!("no '{key}' in {text}\n{}", said(output)));
+    let line = line.unwrap_or_else(|| panic!("no '{key}' in {text}\n{}", stderr_of(output)));
     line.split_whitespace().map(str::to_string).collect()
 }
 
@@ -138,7 +138,7 @@ fn uneven(folder: &Path) -> Result<()> {
     let dataset = loaded(text_files(&session, 10), &[file]);
     let run = DatasetRun::new().together(&fleet);
     let report = session.train_from_dataset(&dataset, run)?;
-    println!("report: {} {} {}", report.batches, report.records, report.records_left);
+    println!("report: {} {} {}", report.batches, report.records, report.records_dropped);
     println!("parameters: {:?}", parameters(&session));
     // The loader itself divides the samples evenly among workers.
     let samples = Arc::new(loaded(text_files(&session, 10), &[folder.join("part-0")]));
@@ -161,7 +161,7 @@ fn a_global_shuffle_loses_and_doubles_nothing() {
             .collect();
         expected.sort_unstable();
         for output in &outputs {
-            assert!(output.status.success(), "{}", said(output));
+            assert!(output.status.success(), "{}", stderr_of(output));
             assert_eq!(printed(output, "sizes"), vec![expected.len().to_string(); 2]);
         }
         let shuffled = |round: &str| -> Vec<usize> {
@@ -181,7 +181,7 @@ fn a_global_shuffle_loses_and_doubles_nothing() {
 fn a_worker_killed_in_a_shuffle_is_named_and_nothing_is_lost() {
     let outputs = run("shuffle_and_die", 3);
     for rank in [0, 2] {
-        let text = said(&outputs[rank]);
+        let text = stderr_of(&outputs[rank]);
         assert!(!outputs[rank].status.success(), "{text}");
         assert!(text.contains("rank 1 (host") && text.contains("died"), "{text}");
         assert_eq!(printed(&outputs[rank], "kept"), ["true"]);
@@ -191,7 +191,7 @@ fn a_worker_killed_in_a_shuffle_is_named_and_nothing_is_lost() {
 #[test]
 fn metrics_are_those_of_all_workers() {
     for output in &run("metrics", 2) {
-        assert!(output.status.success(), "{}", said(output));
+        assert!(output.status.success(), "{}", stderr_of(output));
         let near = |key: &str, expected: f64| {
             let value: f64 = printed(output, key)[0].parse().unwrap();
             assert!((value - expected).abs() < 1e-9, "{key}: {value}, not {expected}");
@@ -214,7 +214,7 @@ fn workers_with_unequal_shards_stop_together() {
         folder.file(&format!("part-{part}"), text.as_bytes());
     }
     let outputs = run_in("uneven", 2, folder.path.to_str().unwrap());
-    all_well(&outputs);
+    assert_success(&outputs);
     assert_eq!(printed(&outputs[0], "report"), ["3", "30", "0"]);
     assert_eq!(printed(&outputs[1], "report"), ["3", "30", "17"]);
     assert_eq!(printed(&outputs[0], "parameters"), printed(&outputs[1], "parameters"));

@@ -12,7 +12,7 @@ const TOLERANCE: f64 = 5e-6;
 /// Deep networks of relus amplify rounding. The test perturbs the last bits of the input and
 /// measures the effect on the interpreter's results. This many times that effect still counts as
 /// rounding, since a run reorders many sums, and the perturbation is in one place.
-const SHAKEN_FACTOR: f64 = 16.0;
+const PERTURBATION_FACTOR: f64 = 16.0;
 
 /// Losses, and all variables of the scope after training.
 pub struct Trace {
@@ -36,16 +36,16 @@ fn start(model: &Model) -> Scope {
 }
 
 /// Returns the batches with images perturbed in their last bits; `None` for models of ids.
-fn shaken(model: &Model) -> Option<Vec<Batch>> {
+fn perturbed(model: &Model) -> Option<Vec<Batch>> {
     model.batches[0].iter().find(|(name, _)| *name == "x")?;
-    let shake = |(name, tensor): &(&'static str, Tensor)| {
+    let perturb = |(name, tensor): &(&'static str, Tensor)| {
         let mut tensor = tensor.try_clone().unwrap();
         if *name == "x" {
             tensor.as_mut_slice::<f32>().unwrap().iter_mut().for_each(|x| *x *= 1.0 + 3e-7);
         }
         (*name, tensor)
     };
-    Some(model.batches.iter().map(|batch| batch.iter().map(shake).collect()).collect())
+    Some(model.batches.iter().map(|batch| batch.iter().map(perturb).collect()).collect())
 }
 
 fn copy(scope: &Scope) -> Scope {
@@ -105,9 +105,9 @@ pub fn training(model: &Model) {
     let start = start(model);
     let expected = train_plainly(model, &start, &model.batches);
     assert!(changed(&start, &expected.scope) > 0, "{} learned nothing", model.name);
-    let rounding = shaken(model).map_or(0.0, |batches| {
-        let shaken = train_plainly(model, &start, &batches);
-        worst(&expected, &shaken).0 * SHAKEN_FACTOR
+    let rounding = perturbed(model).map_or(0.0, |batches| {
+        let perturbed = train_plainly(model, &start, &batches);
+        largest_distance(&expected, &perturbed).0 * PERTURBATION_FACTOR
     });
     for (name, build) in switches() {
         if model.name == "resnet50" && !LARGE.contains(&name) {
@@ -126,18 +126,18 @@ fn changed(before: &Scope, after: &Scope) -> usize {
 }
 
 fn compare(what: &str, expected: &Trace, found: &Trace, limit: f64) {
-    let (apart, name) = worst(expected, found);
+    let (apart, name) = largest_distance(expected, found);
     println!("{what}: {apart:.1e} at {name}");
     assert!(apart <= limit, "{what}: '{name}' is {apart:.1e} apart");
 }
 
 /// Returns the largest distance between two runs, and the name of its tensor.
-fn worst(expected: &Trace, found: &Trace) -> (f64, String) {
-    let mut worst = (0.0, String::new());
+fn largest_distance(expected: &Trace, found: &Trace) -> (f64, String) {
+    let mut largest = (0.0, String::new());
     let mut see = |name: &str, a: &Tensor, b: &Tensor| {
         let apart = distance(a, b);
-        if apart > worst.0 {
-            worst = (apart, name.to_string());
+        if apart > largest.0 {
+            largest = (apart, name.to_string());
         }
     };
     for (step, (a, b)) in expected.losses.iter().zip(&found.losses).enumerate() {
@@ -149,7 +149,7 @@ fn worst(expected: &Trace, found: &Trace) -> (f64, String) {
         see(name, &expected.scope.tensor(name).unwrap(), &found.scope.tensor(name).unwrap());
     }
     assert_eq!(expected.scope.step(), found.scope.step());
-    worst
+    largest
 }
 
 /// Returns the largest difference over the largest value, and 0 for equal bits. NaN differs from
@@ -168,7 +168,7 @@ fn distance(expected: &Tensor, found: &Tensor) -> f64 {
     a.iter()
         .zip(&b)
         .map(|(a, b)| (a - b).abs() / most)
-        .fold(0.0, |worst, apart| if apart.is_nan() { f64::INFINITY } else { apart.max(worst) })
+        .fold(0.0, |largest, apart| if apart.is_nan() { f64::INFINITY } else { apart.max(largest) })
 }
 
 fn wide(tensor: &Tensor) -> Vec<f64> {
@@ -239,10 +239,10 @@ pub fn fetches(model: &Model) {
         Interpreter::new().run(main, &mut copy(&start), batch, &names).unwrap()
     };
     let expected = plainly(&batch);
-    let rounding = shaken(model).map_or(0.0, |batches| {
-        let shaken = plainly(&feed(&batches[0]));
-        let apart = expected.iter().zip(&shaken).map(|(a, b)| distance(a, b));
-        apart.fold(0.0, f64::max) * SHAKEN_FACTOR
+    let rounding = perturbed(model).map_or(0.0, |batches| {
+        let perturbed = plainly(&feed(&batches[0]));
+        let apart = expected.iter().zip(&perturbed).map(|(a, b)| distance(a, b));
+        apart.fold(0.0, f64::max) * PERTURBATION_FACTOR
     });
     let check = |name: &str, expected: &Tensor, found: &Tensor| {
         let apart = distance(expected, found);

@@ -21,7 +21,7 @@ use fleet::{Error, ErrorKind, ExecOptions, Executor, Result, Scope, Tensor};
 use fleet_comm::{GroupOptions, World};
 use fleet_exec::Memory;
 use fleet_net::{Abort, MemoryStore};
-use generate::Talk;
+use generate::Peers;
 use harness::guarded;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ const PROGRAMS: u64 = 150;
 
 #[test]
 fn programs_of_two_ranks_stay_in_their_memory() {
-    let describe = |seed| generate::draft_that_talks(seed, Talk::Rings(2)).describe();
+    let describe = |seed| generate::draft_with_peers(seed, Peers::Rings(2)).describe();
     harness::run_in_children("batch_over_rings", PROGRAMS, describe);
 }
 
@@ -45,7 +45,7 @@ fn batch_over_rings() {
 
 #[test]
 fn programs_of_workers_stay_in_their_memory() {
-    let describe = |seed| generate::draft_that_talks(seed, servers::TALK).describe();
+    let describe = |seed| generate::draft_with_peers(seed, servers::PEERS).describe();
     harness::run_in_children("batch_with_servers", PROGRAMS, describe);
 }
 
@@ -111,7 +111,7 @@ fn a_collective_of_no_variables_does_nothing() {
 type RingOf = (i64, Vec<usize>);
 
 /// Timeout for a peer; only a program that hangs waits this long.
-const HANGS: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs `work` at every rank of a job of threads; returns each outcome. A fault of Fleet itself is
 /// an error.
@@ -121,7 +121,8 @@ fn run_ranks<T: Send>(
     work: impl Fn(usize, Services) -> Result<T> + Sync,
 ) -> Result<Vec<Result<T>>> {
     let store = MemoryStore::new();
-    let options = GroupOptions { timeout: HANGS, timeout_open: HANGS, ..GroupOptions::default() };
+    let options =
+        GroupOptions { timeout: TIMEOUT, timeout_open: TIMEOUT, ..GroupOptions::default() };
     let hosts: Vec<String> = (0..ranks).map(|_| "here".to_string()).collect();
     let outcomes: Vec<Result<T>> = std::thread::scope(|scope| {
         let start = |(rank, fabric)| {
@@ -158,7 +159,7 @@ fn separate(threads: usize) -> ExecOptions {
 }
 
 fn over_rings(seed: u64) -> Result<bool> {
-    let draft = generate::draft_that_talks(seed, Talk::Rings(2));
+    let draft = generate::draft_with_peers(seed, Peers::Rings(2));
     let rings: Vec<RingOf> = (0..2).map(|id| (id, vec![0, 1])).collect();
     let outcomes = run_ranks(2, &rings, |rank, services| {
         let mut scope = draft.scope();

@@ -1,6 +1,6 @@
 //! Programs that use tables of servers in this process.
 
-use crate::generate::{self, Talk};
+use crate::generate::{self, Peers};
 use crate::harness::{guarded, is_accepted};
 use crate::separate;
 use fleet::nn::prelude::*;
@@ -12,9 +12,9 @@ use std::sync::Arc;
 /// Widths of the rows of the two sparse tables.
 const WIDTHS: [i64; 2] = [8, 3];
 
-pub const TALK: Talk = Talk::Tables(WIDTHS);
+pub const PEERS: Peers = Peers::Tables(WIDTHS);
 
-/// Returns a worker of a small network with the tables of [`TALK`] and a dense one of 64 numbers.
+/// Returns a worker of a small network with the tables of [`PEERS`] and a dense one of 64 numbers.
 fn worker(seed: u64, threads: usize) -> Result<Worker> {
     let net = Net::new();
     let ids = net.data("ids", [-1, 1], DType::I64);
@@ -33,7 +33,7 @@ fn worker(seed: u64, threads: usize) -> Result<Worker> {
 }
 
 pub fn attempt(seed: u64) -> Result<bool> {
-    let draft = generate::draft_that_talks(seed, TALK);
+    let draft = generate::draft_with_peers(seed, PEERS);
     let mut worker = worker(seed, draft.threads)
         .map_err(|error| Error::internal(format!("the worker does not start: {error}")))?;
     let outcome = guarded("a worker", || {

@@ -199,7 +199,10 @@ fn amp_refuses_a_variable_that_is_written_again() {
       (Out: %loss) = mean(X: %v)
     }";
     let error = minimized(text, &DistributedStrategy::new().use_amp(AmpConfig::default()));
-    assert!(error.to_string().contains("amp casts 'v', which is written again"), "{error}");
+    assert!(
+        error.to_string().contains("amp cannot cast 'v', which is written more than once"),
+        "{error}"
+    );
 }
 
 /// The gradients' block is a sibling of the block of the op that wrote the variable.

@@ -1,7 +1,7 @@
 //! Updates of parameters that overlap with the all-reduce of gradients give the same bits as
 //! updates after it.
 
-use crate::launch::{all_well, run_with};
+use crate::launch::{assert_success, run_with};
 use crate::strategies::{feed, state};
 use fleet::Fleet;
 use fleet::prelude::*;
@@ -13,7 +13,7 @@ const RULES: [&str; 4] = ["sgd", "momentum", "adam", "adamw"];
 
 /// Causes that delay updates until after the backward pass, and how many of two buckets still
 /// update on arrival.
-const HELD: [(&str, usize); 4] = [("mixed", 1), ("clip", 0), ("value_clip", 0), ("amp", 0)];
+const DELAYED: [(&str, usize); 4] = [("mixed", 1), ("clip", 0), ("value_clip", 0), ("amp", 0)];
 
 fn rule(name: &str) -> OptimizerDesc {
     // The rate changes during training: its schedule runs before the sums.
@@ -51,23 +51,25 @@ fn session(fleet: &Fleet, name: &str, on_arrival: bool) -> Result<Session> {
 }
 
 /// Returns the number of buckets whose updates are one op with their sums.
-fn joined(session: &mut Session, x: &Tensor, y: &Tensor, fetch: &[&str]) -> Result<usize> {
+fn fused_updates(session: &mut Session, x: &Tensor, y: &Tensor, fetch: &[&str]) -> Result<usize> {
     let metas = [("x", x.dtype(), *x.shape()), ("y", y.dtype(), *y.shape())];
     let Session { programs, scope, executor, .. } = session;
     let plan = executor.planned_program(&programs.main, scope, &metas, fetch)?;
-    let is_joined = |op: &str| RULES.iter().any(|rule| op == format!("allreduce_{rule}"));
-    Ok(plan.root_ops().filter(|(_, op)| is_joined(op.name())).count())
+    let is_fused = |op: &str| RULES.iter().any(|rule| op == format!("allreduce_{rule}"));
+    Ok(plan.root_ops().filter(|(_, op)| is_fused(op.name())).count())
 }
 
 /// Runs in a rank process.
 pub fn compare(fleet: &Fleet, name: &str) -> Result<()> {
     let mut sessions = [session(fleet, name, true)?, session(fleet, name, false)?];
     let (x, y) = feed(fleet, 0)?;
-    let free = HELD.iter().find(|(held, _)| *held == name).map_or(2, |(_, free)| *free);
+    let free = DELAYED.iter().find(|(held, _)| *held == name).map_or(2, |(_, free)| *free);
     // If a sum is fetched, its bucket is summed by a separate op.
     for (fetch, expected) in [(&[][..], [free, 0]), (&["fc_0.w_0@GRAD"][..], [free.min(1), 0])] {
-        let fused: Vec<usize> =
-            sessions.iter_mut().map(|it| joined(it, &x, &y, fetch)).collect::<Result<_>>()?;
+        let fused: Vec<usize> = sessions
+            .iter_mut()
+            .map(|it| fused_updates(it, &x, &y, fetch))
+            .collect::<Result<_>>()?;
         assert_eq!(fused, expected, "{name}: buckets that update on arrival, with {fetch:?}");
     }
     for number in 0..STEPS {
@@ -89,18 +91,18 @@ fn updates_on_arrival_are_those_behind_to_the_bit() {
     for name in RULES {
         for (ranks, shared) in [(2, "1"), (3, "1"), (2, "0")] {
             let environment = [("FLEET_SHARED_MEMORY", shared)];
-            all_well(&run_with("update on arrival", ranks, name, &environment));
+            assert_success(&run_with("update on arrival", ranks, name, &environment));
         }
     }
     // This many ranks exchange results through slots of their own.
-    all_well(&run_with("update on arrival", 5, "momentum", &[("FLEET_SHARED_MEMORY", "1")]));
+    assert_success(&run_with("update on arrival", 5, "momentum", &[("FLEET_SHARED_MEMORY", "1")]));
 }
 
 /// With several rules in a bucket, clips or mixed precision, updates that cannot run early wait,
 /// and give the same bits.
 #[test]
 fn updates_that_must_wait_do() {
-    for (name, _) in HELD {
-        all_well(&run_with("update on arrival", 2, name, &[("FLEET_SHARED_MEMORY", "1")]));
+    for (name, _) in DELAYED {
+        assert_success(&run_with("update on arrival", 2, name, &[("FLEET_SHARED_MEMORY", "1")]));
     }
 }

@@ -1,6 +1,6 @@
 //! Counted costs of a step: bytes at the sockets of a process.
 
-use crate::launch::{all_well, run_with};
+use crate::launch::{assert_success, run_with};
 use crate::strategies::{feed, session_of};
 use fleet::Fleet;
 use fleet::prelude::*;
@@ -73,7 +73,7 @@ mod sockets {
 fn bytes_at_the_sockets_are_what_strategies_promise() {
     let bytes = |name: &str| -> u64 {
         let outputs = run_with("count bytes", 2, name, &[("FLEET_SHARED_MEMORY", "0")]);
-        all_well(&outputs);
+        assert_success(&outputs);
         let text = String::from_utf8_lossy(&outputs[0].stdout).into_owned();
         let line = text.lines().find_map(|line| line.split("bytes ").nth(1));
         line.and_then(|number| number.trim().parse().ok()).expect(&text)

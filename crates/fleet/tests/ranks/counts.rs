@@ -1,6 +1,6 @@
 //! Counted costs of a step: allocations of a process over real rings.
 
-use crate::launch::{all_well, run_in};
+use crate::launch::{assert_success, run_in};
 use crate::strategies::{NAMES, feed, session};
 use fleet::Fleet;
 use fleet::prelude::*;
@@ -59,6 +59,6 @@ pub fn allocations(fleet: &Fleet, name: &str) -> Result<()> {
 #[test]
 fn steps_over_real_rings_allocate_nothing() {
     for name in NAMES {
-        all_well(&run_in("count allocations", 2, name));
+        assert_success(&run_in("count allocations", 2, name));
     }
 }

@@ -1,7 +1,7 @@
 //! Under every strategy, a rank that dies or has fewer batches than the others is named in time,
 //! and the job can resume.
 
-use crate::launch::{all_well, run_in, said};
+use crate::launch::{assert_success, run_in, stderr_of};
 use crate::strategies::{NAMES, session, step};
 use crate::{die_now, scratch};
 use fleet::prelude::*;
@@ -39,12 +39,12 @@ fn a_rank_killed_in_the_middle_is_named_and_the_job_goes_on() {
         let folder = folder.join(name);
         let text = folder.to_str().unwrap();
         let outputs = run_in("train until killed", 2, text);
-        let survivor = said(&outputs[0]);
+        let survivor = stderr_of(&outputs[0]);
         // Detected by the end of its process, not by its silence, which takes longer.
         assert!(!survivor.contains("silent"), "{name}: {survivor}");
         assert!(!outputs[0].status.success(), "{name}: {survivor}");
         assert!(survivor.contains("rank 1 (host"), "{name}: {survivor}");
-        all_well(&run_in("train again", 2, text));
+        assert_success(&run_in("train again", 2, text));
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }
@@ -62,10 +62,10 @@ pub fn unequal(fleet: &Fleet, name: &str) -> Result<()> {
 fn unequal_numbers_of_batches_are_refused_under_every_strategy() {
     for name in NAMES {
         for output in run_in("unequal", 2, name) {
-            let text = said(&output);
+            let text = stderr_of(&output);
             assert!(!output.status.success(), "{name}: {text}");
             let counted = text.contains("different numbers of training steps")
-                && text.contains("8 on every rank, as rank 0, got 7 on rank 1");
+                && text.contains("8 on every rank, as on rank 0, got 7 on rank 1");
             assert!(counted || text.contains("finish"), "{name}: {text}");
         }
     }

@@ -1,6 +1,6 @@
 //! The examples of strategies, on several workers.
 
-use crate::launch::{all_well, run_in};
+use crate::launch::{assert_success, run_in};
 
 macro_rules! examples {
     ($($name:ident: $path:literal),* $(,)?) => {
@@ -42,7 +42,7 @@ fn every_example_trains_on_several_workers() {
     for name in NAMES {
         let ranks = if *name == "hierarchical" { 4 } else { 2 };
         let outputs = run_in("example", ranks, name);
-        all_well(&outputs);
+        assert_success(&outputs);
         let text = String::from_utf8_lossy(&outputs[0].stdout);
         assert!(text.contains("sent by this rank") && text.contains("step 12: loss"), "{text}");
     }

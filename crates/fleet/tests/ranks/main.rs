@@ -27,7 +27,7 @@ mod unused;
 use fleet::prelude::*;
 use fleet::topology::{Env, Topology};
 use fleet::{DistributedStrategy, Fleet};
-use launch::{init, run, said};
+use launch::{init, run, stderr_of};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -51,8 +51,8 @@ fn a_rank() {
         "leave early" => unequal_steps(false),
         "finish early" => unequal_steps(true),
         "die" => die(),
-        "stop and go on" => init().and_then(|fleet| resume::stop_and_go_on(&fleet, folder)),
-        "go on elsewhere" => init().and_then(|fleet| resume::go_on_elsewhere(&fleet, folder)),
+        "stop and resume" => init().and_then(|fleet| resume::stop_and_resume(&fleet, folder)),
+        "resume elsewhere" => init().and_then(|fleet| resume::resume_elsewhere(&fleet, folder)),
         "save in two folders" => init().and_then(|fleet| resume::two_folders(&fleet, folder)),
         "die while saving" => init().and_then(|fleet| resume::die_while_saving(&fleet, folder)),
         "train until killed" => init().and_then(|fleet| deaths::train(&fleet, folder, true)),
@@ -77,7 +77,7 @@ fn a_rank() {
         "meet" => init().and_then(|fleet| meet::compare(&fleet, folder)),
         "leave parameters unused" => init().and_then(|fleet| unused::train(&fleet)),
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
-        "go on after death" => init().and_then(|fleet| resume::go_on_after_death(&fleet, folder)),
+        "resume after death" => init().and_then(|fleet| resume::resume_after_death(&fleet, folder)),
         other => panic!("no job {other}"),
     });
 }
@@ -172,7 +172,7 @@ fn die() -> Result<()> {
 
 /// Returns the parameters that a rank printed.
 fn printed(output: &Output) -> Vec<f32> {
-    assert!(output.status.success(), "{}", said(output));
+    assert!(output.status.success(), "{}", stderr_of(output));
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().find_map(|line| line.split("parameters ").nth(1)).expect("parameters");
     line.split(' ').map(|bits| f32::from_bits(bits.parse().unwrap())).collect()
@@ -197,16 +197,16 @@ fn many_ranks_train_what_one_trains_on_all_of_the_batch() {
 #[test]
 fn a_rank_that_leaves_early_is_named() {
     let outputs = run("leave early", 2);
-    let text = said(&outputs[0]);
+    let text = stderr_of(&outputs[0]);
     assert!(!outputs[0].status.success() && outputs[1].status.success(), "{text}");
-    assert!(text.contains("rank 1") && text.contains("without Fleet::finish"), "{text}");
+    assert!(text.contains("rank 1") && text.contains("without calling Fleet::finish"), "{text}");
 }
 
 #[test]
 fn unequal_numbers_of_steps_are_an_error_that_names_both_sides() {
     let outputs = run("finish early", 2);
     for output in &outputs {
-        let text = said(output);
+        let text = stderr_of(output);
         assert!(!output.status.success(), "{text}");
         assert!(text.contains("finish") && text.contains("all_reduce"), "{text}");
     }
@@ -215,7 +215,7 @@ fn unequal_numbers_of_steps_are_an_error_that_names_both_sides() {
 #[test]
 fn a_rank_that_is_killed_is_named() {
     let outputs = run("die", 2);
-    let text = said(&outputs[0]);
+    let text = stderr_of(&outputs[0]);
     assert!(!outputs[0].status.success(), "{text}");
     assert!(text.contains("rank 1 (host") && text.contains("died"), "{text}");
 }

@@ -1,6 +1,6 @@
 //! `Fleet::meet`: models that differ between ranks are averaged.
 
-use crate::launch::{all_well, run_in};
+use crate::launch::{assert_success, run_in};
 use crate::strategies::{NAMES, session, step};
 use fleet::prelude::*;
 use fleet::{Fleet, ReduceOp};
@@ -53,6 +53,6 @@ pub fn compare(fleet: &Fleet, folder: &Path) -> Result<()> {
 #[test]
 fn models_become_one() {
     for name in NAMES {
-        all_well(&run_in("meet", 2, name));
+        assert_success(&run_in("meet", 2, name));
     }
 }

@@ -69,6 +69,9 @@ mod with_the_feature {
     fn a_rank_that_leaves_early_is_an_error() {
         let Some(output) = run(2, "a_rank", &[(JOB, "leave early")]) else { return };
         let said = text(&output);
-        assert!(!output.status.success() && said.contains("without Fleet::finish"), "{said}");
+        assert!(
+            !output.status.success() && said.contains("without calling Fleet::finish"),
+            "{said}"
+        );
     }
 }

@@ -3,13 +3,13 @@
 
 use crate::launch::run_with;
 #[cfg(not(feature = "nccl"))]
-use crate::launch::said;
+use crate::launch::stderr_of;
 
 #[cfg(not(feature = "nccl"))]
 #[test]
 fn without_the_feature_nobody_goes_another_way() {
     for output in run_with("train", 2, "", &[("FLEET_NCCL", "1")]) {
-        let text = said(&output);
+        let text = stderr_of(&output);
         assert!(!output.status.success() && text.contains("was built without it"), "{text}");
     }
 }
@@ -50,7 +50,7 @@ fn ranks_train_what_they_train_through_memory() {
     let none =
         [&none[..], &[("FLEET_NCCL_DOUBLE_FAULT", "devices:1"), ("FLAGS_selected_gpus", "3")]];
     for output in run_with("train", 2, "", &none.concat()) {
-        let text = crate::launch::said(&output);
+        let text = crate::launch::stderr_of(&output);
         assert!(!output.status.success() && text.contains("requested GPU 3"), "{text}");
     }
     std::fs::remove_dir_all(&folder).expect("the folder can go");

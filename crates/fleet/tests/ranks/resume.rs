@@ -1,7 +1,7 @@
 //! Jobs of several ranks that stop and resume: with the same number of ranks, with others, and
 //! after a rank died during a save.
 
-use crate::launch::{all_well, run_in, said};
+use crate::launch::{assert_success, run_in, stderr_of};
 use crate::strategies::{NAMES, session, state, step};
 use crate::{die_now, scratch};
 use fleet::prelude::*;
@@ -42,7 +42,7 @@ fn resume(fleet: &Fleet, session: &mut Session, checkpoints: &mut Checkpoints) -
 
 /// For each strategy: stops after step 6, resumes from step 5, and compares with an uninterrupted
 /// run.
-pub fn stop_and_go_on(fleet: &Fleet, folder: &Path) -> Result<()> {
+pub fn stop_and_resume(fleet: &Fleet, folder: &Path) -> Result<()> {
     for name in NAMES {
         let folder = folder.join(name);
         let mut whole = session(fleet, name)?;
@@ -61,7 +61,7 @@ pub fn stop_and_go_on(fleet: &Fleet, folder: &Path) -> Result<()> {
 
 /// For each strategy: resumes the checkpoint of another number of ranks, and checks that the ranks'
 /// own state adds up to the same sums.
-pub fn go_on_elsewhere(fleet: &Fleet, folder: &Path) -> Result<()> {
+pub fn resume_elsewhere(fleet: &Fleet, folder: &Path) -> Result<()> {
     for name in NAMES {
         let mut session = session(fleet, name)?;
         let mut checkpoints = fleet.checkpoints(folder.join(name), policy(SAVED))?;
@@ -147,7 +147,7 @@ pub fn die_while_saving(fleet: &Fleet, folder: &Path) -> Result<()> {
 }
 
 /// The newest checkpoint is whole, and the resumed job has the same bits as one that never stopped.
-pub fn go_on_after_death(fleet: &Fleet, folder: &Path) -> Result<()> {
+pub fn resume_after_death(fleet: &Fleet, folder: &Path) -> Result<()> {
     let mut checkpoints = fleet.checkpoints(folder, policy(1))?;
     let mut second = session(fleet, "gradient_merge")?;
     let Session { programs, scope, .. } = &mut second;
@@ -164,10 +164,10 @@ pub fn go_on_after_death(fleet: &Fleet, folder: &Path) -> Result<()> {
 fn every_strategy_goes_on_at_four_ranks_and_at_others() {
     let folder = scratch("resume");
     let text = folder.to_str().unwrap();
-    all_well(&run_in("stop and go on", OLD_RANKS, text));
+    assert_success(&run_in("stop and resume", OLD_RANKS, text));
     // The test wants the checkpoint of four ranks at step 5, which is the newest.
     for ranks in [1, 2, 8] {
-        all_well(&run_in("go on elsewhere", ranks, text));
+        assert_success(&run_in("resume elsewhere", ranks, text));
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }
@@ -177,8 +177,8 @@ fn a_death_in_the_middle_of_a_save_leaves_the_one_before() {
     let folder = scratch("death");
     let text = folder.to_str().unwrap();
     let outputs = run_in("die while saving", 3, text);
-    assert!(said(&outputs[0]).contains("rank 1 (host"), "{}", said(&outputs[0]));
-    all_well(&run_in("go on after death", 3, text));
+    assert!(stderr_of(&outputs[0]).contains("rank 1 (host"), "{}", stderr_of(&outputs[0]));
+    assert_success(&run_in("resume after death", 3, text));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -186,10 +186,10 @@ fn a_death_in_the_middle_of_a_save_leaves_the_one_before() {
 fn a_folder_that_is_not_shared_is_refused_at_once() {
     let folder = scratch("two-folders");
     for output in run_in("save in two folders", 2, folder.to_str().unwrap()) {
-        let text = said(&output);
+        let text = stderr_of(&output);
         assert!(!output.status.success(), "{text}");
-        assert!(text.contains("the ranks do not share the folder of checkpoints"), "{text}");
-        assert!(text.contains("is not seen by rank 1"), "{text}");
+        assert!(text.contains("the ranks do not share the checkpoint folder"), "{text}");
+        assert!(text.contains("files of rank 0 are not visible to rank 1"), "{text}");
     }
     // The mark files are removed; only the folders are left.
     let first = std::fs::read_dir(folder.join("disk-0")).unwrap();

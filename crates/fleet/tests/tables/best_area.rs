@@ -20,7 +20,7 @@ const BATCH: usize = 256;
 /// Steps of each worker.
 const STEPS: u64 = 600_000 / (WORKERS * BATCH) as u64;
 /// Interval in steps at which workers meet, with all their pushes applied.
-const MEET_EVERY: u64 = 10;
+const SYNC_INTERVAL: u64 = 10;
 const TESTED: usize = 100_000;
 const TEST_BATCH: usize = 10_000;
 const FIRST_TESTED: u64 = 10_000_000;
@@ -36,7 +36,7 @@ struct Mode {
 }
 
 /// Returns a schedule that falls to zero over `steps`.
-fn falling(learning_rate: f64, steps: u64) -> LrSchedule {
+fn linear_decay(learning_rate: f64, steps: u64) -> LrSchedule {
     LrSchedule::Polynomial {
         learning_rate,
         decay_steps: steps as f64,
@@ -54,8 +54,8 @@ fn pushes(name: &'static str, a_sync: bool, half_async: bool, rates: [f64; 2]) -
         name,
         strategy: DistributedStrategy::new().with_a_sync(a_sync),
         half_async,
-        layers: Adam::new(falling(rates[0], steps)).into(),
-        rows: Some(Sgd::new(falling(rates[1], steps)).into()),
+        layers: Adam::new(linear_decay(rates[0], steps)).into(),
+        rows: Some(Sgd::new(linear_decay(rates[1], steps)).into()),
     }
 }
 
@@ -94,7 +94,7 @@ fn train(clicks: &Ctr, mode: &Mode) -> Result<[f64; 2]> {
             let [dense, ids, label] = &batch;
             let feed = [("dense_input", dense), ("sparse_input", ids), ("label", label)];
             worker.run(&feed, &[])?;
-            if step % MEET_EVERY == MEET_EVERY - 1 {
+            if step % SYNC_INTERVAL == SYNC_INTERVAL - 1 {
                 worker.flush()?;
                 worker.barrier()?;
             }
@@ -162,7 +162,7 @@ fn every_mode_reaches_the_best_area() -> Result<()> {
         name: "geo",
         strategy: DistributedStrategy::new().use_geo(5),
         half_async: false,
-        layers: Sgd::new(falling(8.0, STEPS)).into(),
+        layers: Sgd::new(linear_decay(8.0, STEPS)).into(),
         rows: None,
     };
     let modes = [

@@ -311,7 +311,7 @@ fn rows_that_nobody_sees_age_and_go() {
         assert_eq!(worker.shrink(None).unwrap(), u64::from(day == 3), "day {day}");
     }
     assert_eq!(worker.table_stats("t").unwrap().row_count, 1);
-    assert_eq!(worker.shrink(Some(0)).unwrap(), 1, "nobody has seen 2 today");
+    assert_eq!(worker.shrink(Some(0)).unwrap(), 1, "id 2 is unseen today");
     worker.stop().unwrap();
     let _ = std::fs::remove_dir_all(&folder);
 }
@@ -408,22 +408,26 @@ fn descriptions_that_do_not_fit_are_refused() {
     let common = "accessor_class: \"CtrCommonAccessor\"";
     check("downpour_table_param { table_name: \"u\" }", invalid, "one of [\"t\"]");
     check("downpour_table_param { table_id: 3 }", invalid, "got number 3");
-    check(&table("type: PS_DENSE_TABLE"), unsupported, "dense tables follow the program");
+    check(&table("type: PS_DENSE_TABLE"), unsupported, "dense tables cannot be described");
     check(
         &accessor(&format!("{common} fea_dim: 7")),
         invalid,
-        "The fea_dim is wrong, it will be sparse_embedding_dim: 4, but got 7",
+        "fea_dim does not match the embedding: expected 4 (sparse_embedding_dim), got 7",
     );
-    check(&accessor(&format!("{common} embedx_dim: 4")), invalid, "sparse_embedding_dim - 3: 1");
-    check(&accessor("fea_dim: 4"), invalid, "sparse_embedding_dim + 2: 6, but got 4");
+    check(
+        &accessor(&format!("{common} embedx_dim: 4")),
+        invalid,
+        "expected 1 (sparse_embedding_dim - 3)",
+    );
+    check(&accessor("fea_dim: 4"), invalid, "expected 6 (sparse_embedding_dim + 2), got 4");
     check(&accessor("accessor_class: \"CtrDymfAccessor\""), unsupported, "CtrCommonAccessor");
     check(&accessor("embed_sgd_param { name: \"x\" }"), unsupported, "SparseNaiveSGDRule");
-    check(&accessor("embed_sgd_param { }"), invalid, "not told by what is assigned");
+    check(&accessor("embed_sgd_param { }"), invalid, "ambiguous update rule");
     check(
         &accessor("ctr_accessor_param { delta_keep_days: 70 }"),
         invalid,
         "a whole number from 0 to 62",
     );
     let geo = format!("{} a_sync_configs {{ k_steps: 4 }}", accessor(common));
-    check(&geo, unsupported, "counted by nobody");
+    check(&geo, unsupported, "GEO does not support click tables");
 }

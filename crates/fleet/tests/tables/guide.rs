@@ -70,7 +70,7 @@ fn code_compiles() {
     assert_eq!(blocks.len(), 2);
     for block in blocks {
         let wanted = plain(block.trim_end()).join("\n");
-        assert!(here.contains(&wanted), "this does not stand here:\n{block}");
+        assert!(here.contains(&wanted), "not found in this file:\n{block}");
     }
 }
 

@@ -215,8 +215,11 @@ fn switches_choose_the_mode() {
     };
     refused(DistributeTranspilerConfig { min_block_size: 100, ..base() }, "at least 8192");
     let split = DistributeTranspilerConfig { runtime_split_send_recv: true, ..base() };
-    refused(split, "runtime_split_send_recv and sync_mode do not go together");
-    refused(DistributeTranspilerConfig { enable_dc_asgd: true, ..base() }, "sync_mode false");
+    refused(split, "runtime_split_send_recv conflicts with sync_mode");
+    refused(
+        DistributeTranspilerConfig { enable_dc_asgd: true, ..base() },
+        "set sync_mode to false",
+    );
     let nccl = DistributeTranspilerConfig { mode: "nccl2".into(), ..base() };
     refused(nccl, "Fleet::collective");
 }

@@ -2,7 +2,7 @@
 //! downloaded when the file is opened. The needed columns of each row group are downloaded before
 //! they are read.
 
-use super::torn;
+use super::damaged;
 use crate::object_stores::{ObjectParts, ObjectStores};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{ChunkReader, Length};
@@ -12,9 +12,9 @@ use fleet_base::Result;
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Clone)]
-pub struct Object(Arc<Held>);
+pub struct Object(Arc<Buffers>);
 
-struct Held {
+struct Buffers {
     parts: ObjectParts,
     /// Parts that are in memory: start offset and bytes.
     held: Mutex<Vec<(u64, Bytes)>>,
@@ -25,17 +25,17 @@ impl Object {
         let parts = stores.parts(url)?;
         let tail = parts.size().min(TAIL_BYTES);
         let start = parts.size() - tail;
-        let object = Object(Arc::new(Held { parts, held: Mutex::default() }));
-        object.hold([(start, tail)]).map_err(|error| error.at(url))?;
+        let object = Object(Arc::new(Buffers { parts, held: Mutex::default() }));
+        object.download([(start, tail)]).map_err(|error| error.at(url))?;
         Ok(object)
     }
 
     /// Downloads these parts (start and length) and drops all others.
-    pub fn hold(&self, parts: impl IntoIterator<Item = (u64, u64)>) -> Result<()> {
+    pub fn download(&self, parts: impl IntoIterator<Item = (u64, u64)>) -> Result<()> {
         let size = self.0.parts.size();
         let mut ranges = Vec::new();
         for (start, length) in parts {
-            let end = start.checked_add(length).filter(|end| *end <= size).ok_or_else(torn)?;
+            let end = start.checked_add(length).filter(|end| *end <= size).ok_or_else(damaged)?;
             if length > 0 {
                 ranges.push(start..end);
             }
@@ -48,7 +48,7 @@ impl Object {
     }
 
     /// Returns the bytes in memory that start at this offset.
-    fn held_from(&self, start: u64) -> Option<Bytes> {
+    fn buffered_from(&self, start: u64) -> Option<Bytes> {
         let held = self.0.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.iter().find_map(|(from, bytes)| {
             let skipped = usize::try_from(start.checked_sub(*from)?).ok()?;
@@ -68,7 +68,7 @@ impl ChunkReader for Object {
 
     fn get_read(&self, start: u64) -> Result<Reader<Bytes>, ParquetError> {
         let held = self
-            .held_from(start)
+            .buffered_from(start)
             .map_or_else(|| self.get_bytes(start, self.len().saturating_sub(start) as usize), Ok)?;
         Ok(held.reader())
     }
@@ -77,16 +77,16 @@ impl ChunkReader for Object {
         if length == 0 {
             return Ok(Bytes::new());
         }
-        if let Some(held) = self.held_from(start)
+        if let Some(held) = self.buffered_from(start)
             && held.len() >= length
         {
             return Ok(held.slice(..length));
         }
         let ours = |error| ParquetError::External(Box::new(error));
         let end = start.checked_add(length as u64).filter(|end| *end <= self.len());
-        let end = end.ok_or_else(|| ours(torn()))?;
+        let end = end.ok_or_else(|| ours(damaged()))?;
         let mut got = self.0.parts.get(std::iter::once(start..end)).map_err(ours)?;
-        got.pop().ok_or_else(|| ours(torn()))
+        got.pop().ok_or_else(|| ours(damaged()))
     }
 }
 

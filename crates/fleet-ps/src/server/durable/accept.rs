@@ -1,13 +1,17 @@
-//! Resumes from the last good state of a damaged folder, on purpose. Nothing is deleted: unusable
-//! files move into the folder `aside`.
+//! Accepts the loss of damaged data, so that servers resume from their last good state. Nothing is
+//! deleted: unusable files are moved into the folder `aside`.
 
 use super::blocks::BlockReader;
 use super::damage::Damage;
-use super::folder::{self, ACCEPTED, ASIDE, BEHIND, Files, JOB, JobFile, LOCK, LOG, SNAPSHOT};
-use super::image::In;
-use super::inspect::{Seen, WorkerReport, check_new, life_of_others, look, server_folders};
+use super::folder::{
+    self, ACCEPTED, ASIDE, Files, JOB, JobFile, LOCK, LOG, LOST_ACKNOWLEDGED, SNAPSHOT,
+};
+use super::image::SnapshotReader;
+use super::inspect::{
+    ProgressVisitor, WorkerReport, check_new, life_of_others, look, server_folders,
+};
 use super::record::{LOG_HEADER_BYTES, LogHeader};
-use super::walk::Place;
+use super::scan::Place;
 use super::{aside, log, reader};
 use fleet_base::disk::{Access, Disk, RealDisk};
 use fleet_base::{Error, Result};
@@ -15,28 +19,29 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a server resumes without.
+/// Data that a server resumes without.
 #[derive(Clone, Debug, Default)]
 pub struct Loss {
     pub folder: PathBuf,
-    /// What was damaged.
+    /// The damage that was found.
     pub damages: Vec<Damage>,
-    /// What a worker was acknowledged and is not here.
+    /// Acknowledged requests of a worker that are missing, in words.
     pub behind: Option<String>,
-    /// Whole requests that are not used; there may be more in bytes that cannot be read.
+    /// Whole requests that are not used. Unreadable bytes may contain more.
     pub request_count: u64,
     /// Bytes of logs and snapshots that are not used.
     pub bytes: u64,
-    /// Names of files that are in the folder `aside` now.
+    /// Names of the files moved into the folder `aside`.
     pub moved: Vec<String>,
-    /// How far workers had come, and have in what is left.
+    /// Progress of each worker before the loss, and in what is left.
     pub workers: BTreeMap<usize, (WorkerReport, WorkerReport)>,
-    /// Nothing is left: the server begins anew, and workers that know its tables are refused.
+    /// Nothing is left: the server starts with empty tables, and rejects workers that know the old
+    /// ones.
     pub is_everything: bool,
 }
 
-/// Moves what is damaged aside, in the folders of all servers of a job or in that of one, so that
-/// they start from their last good states. Servers that have nothing to accept are not listed.
+/// Moves damaged data aside, in the folders of all servers of a job or in that of one server, so
+/// that they start from their last good states. Servers without anything to accept are not listed.
 pub fn accept_loss(folder: &Path) -> Result<Vec<Loss>> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let servers = server_folders(&*disk, folder)?.0;
@@ -48,29 +53,29 @@ struct Repair<'a> {
     disk: &'a Arc<dyn Disk>,
     folder: &'a Path,
     loss: Loss,
-    lost: Seen,
+    lost: ProgressVisitor,
 }
 
-/// None if there is nothing to accept.
+/// Accepts the loss of one server; none if there is nothing to accept.
 pub(super) fn accept(disk: &Arc<dyn Disk>, path: &Path) -> Result<Option<Loss>> {
     let lock = path.join(LOCK);
-    // Before anything is changed.
+    // Checked before anything is changed.
     aside::check(&**disk, path)?;
     let held = disk.lock(&lock).map_err(|error| Error::io("lock", &lock, &error))?;
     let Some(_held) = held else {
-        return Err(Error::unavailable(format!("another process works in {}", path.display()))
+        return Err(Error::unavailable(format!("{} is in use by another process", path.display()))
             .help("end its server first"));
     };
     let loss = Loss { folder: path.to_path_buf(), ..Loss::default() };
-    let mut repair = Repair { disk, folder: path, loss, lost: Seen::default() };
-    let behind = folder::mark(&**disk, path, BEHIND)?;
+    let mut repair = Repair { disk, folder: path, loss, lost: ProgressVisitor::default() };
+    let behind = folder::mark(&**disk, path, LOST_ACKNOWLEDGED)?;
     repair.job()?;
     repair.all()?;
     if behind.is_none() && repair.loss.damages.is_empty() {
         return Ok(None);
     }
     if behind.is_some() {
-        repair.aside(BEHIND)?;
+        repair.aside(LOST_ACKNOWLEDGED)?;
     }
     repair.loss.behind = behind;
     if !repair.loss.is_everything {
@@ -83,8 +88,8 @@ pub(super) fn accept(disk: &Arc<dyn Disk>, path: &Path) -> Result<Option<Loss>> 
 }
 
 impl Repair<'_> {
-    /// A file `job` that is damaged or missing: other files say the life, the next start the
-    /// tables.
+    /// Repairs a file `job` that is damaged or missing: other files supply the life, and the next
+    /// start the tables.
     fn job(&mut self) -> Result<()> {
         let files = Files::list(&**self.disk, self.folder)?;
         let damage = match JobFile::read(&**self.disk, self.folder)? {
@@ -108,17 +113,17 @@ impl Repair<'_> {
         }
     }
 
-    /// Repairs one damage after the other, until a server would start.
+    /// Repairs one damage after another, until a server would start.
     fn all(&mut self) -> Result<()> {
-        // Each takes a file away or cuts one off for good.
+        // Each repair removes or cuts a file, which bounds their number.
         let files = Files::list(&**self.disk, self.folder)?;
         for _ in 0..=2 * (files.logs.len() + files.snapshots.len() + 1) {
             let Some(Ok(job)) = JobFile::read(&**self.disk, self.folder)? else { return Ok(()) };
             let files = Files::list(&**self.disk, self.folder)?;
             let place = Place { disk: &**self.disk, folder: self.folder, life: job.life };
-            let mut seen = Seen::default();
-            let walk = place.walk(&files, &mut seen)?;
-            let Some(damage) = walk.damage else { return Ok(()) };
+            let mut seen = ProgressVisitor::default();
+            let scan = place.scan(&files, &mut seen)?;
+            let Some(damage) = scan.damage else { return Ok(()) };
             let name = damage.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
             self.loss.damages.push(damage.clone());
             match name.strip_prefix(LOG).and_then(|number| number.parse().ok()) {
@@ -128,10 +133,10 @@ impl Repair<'_> {
                 None => self.everything()?,
             }
         }
-        Err(Error::internal("the damage of a folder does not end").at(self.folder.display()))
+        Err(Error::internal("repair of a folder does not terminate").at(self.folder.display()))
     }
 
-    /// A log that is damaged or missing: what stands before it is good.
+    /// Repairs a log that is damaged or missing. The data before it is good.
     fn log(&mut self, number: u64, damage: &Damage, files: &Files) -> Result<()> {
         let is_there = files.logs.contains(&number);
         let is_cut = is_there && damage.offset >= LOG_HEADER_BYTES as u64;
@@ -142,7 +147,7 @@ impl Repair<'_> {
                 lost.note(record.caller.worker, record.method, record.request);
                 Ok(())
             };
-            // One that cannot be read says nothing of what is lost.
+            // An unreadable log adds nothing to the count of lost requests.
             let _ = reader::read(&**self.disk, &path, &mut note)?;
             self.aside(&format!("{LOG}{later}"))?;
         }
@@ -156,10 +161,11 @@ impl Repair<'_> {
         }
     }
 
-    /// An empty log for a snapshot that has lost its own.
+    /// Makes an empty log for a snapshot that has lost its own.
     fn follow(&mut self, number: u64) -> Result<()> {
         let path = folder::snapshot_path(self.folder, number);
-        let Ok((_, head)) = BlockReader::open(&**self.disk, &path).and_then(In::open) else {
+        let Ok((_, head)) = BlockReader::open(&**self.disk, &path).and_then(SnapshotReader::open)
+        else {
             return self.aside(&format!("{SNAPSHOT}{number}"));
         };
         let header = LogHeader {
@@ -173,7 +179,7 @@ impl Repair<'_> {
         log::create(self.disk, self.folder, &header).map(drop)
     }
 
-    /// The log before a missing one says that another one follows: it does not any more.
+    /// Cuts the announcement of a missing log off the one before it.
     fn reopen(&mut self, number: u64) -> Result<()> {
         let before = log::path(self.folder, number - 1);
         let scan = reader::read(&**self.disk, &before, &mut |_| Ok(()))?;
@@ -186,11 +192,11 @@ impl Repair<'_> {
         }
     }
 
-    /// Keeps a copy of a log aside, and the good records in place.
+    /// Copies a log to `aside`, and keeps the good records in place.
     fn cut(&mut self, number: u64, offset: u64) -> Result<()> {
         let path = log::path(self.folder, number);
         let lost = &mut self.lost;
-        reader::read_behind(&**self.disk, &path, &mut |record| {
+        reader::read_later(&**self.disk, &path, &mut |record| {
             lost.note(record.caller.worker, record.method, record.request);
             Ok(())
         })?;
@@ -213,7 +219,7 @@ impl Repair<'_> {
         cut.map_err(|error| Error::io("shorten", path, &error))
     }
 
-    /// No state is left from which a server could resume.
+    /// Moves everything aside: no state is left from which a server could resume.
     fn everything(&mut self) -> Result<()> {
         self.loss.is_everything = true;
         let files = Files::list(&**self.disk, self.folder)?;
@@ -226,7 +232,7 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// A name in the folder `aside` that nothing has.
+    /// Returns an unused path in the folder `aside`.
     fn free_name(&self, name: &str) -> Result<PathBuf> {
         let aside = aside::folder(&**self.disk, self.folder)?;
         let names = self.disk.list(&aside);
@@ -255,7 +261,7 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// How far workers had come, against what is left.
+    /// Compares the progress of the workers before the loss with what is left.
     fn compare(&mut self) -> Result<()> {
         let left = look(self.disk, self.folder)?.workers;
         for (worker, lost) in &self.lost.workers {

@@ -1,4 +1,4 @@
-//! The folder `aside`: keeps what was cut off or replaced.
+//! The folder `aside`, which keeps data that was cut off or replaced.
 
 use super::folder::ASIDE;
 use super::reader::zeros;
@@ -10,11 +10,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes that are copied at a time.
+/// Bytes copied at a time.
 pub(super) const COPY_BYTES: usize = 1 << 20;
 
-/// The folder, made if it is missing. A link in its place would let files leave the server's
-/// folder.
+/// Returns the folder, which is made if it is missing. A link in its place is rejected: files would
+/// leave the server's folder.
 pub(super) fn folder(disk: &dyn Disk, server: &Path) -> Result<PathBuf> {
     check(disk, server)?;
     let aside = server.join(ASIDE);
@@ -57,7 +57,7 @@ pub(super) fn copy(
         at += count as u64;
     }
     if copied < range.end {
-        // The copy is as long as what it is of.
+        // The copy has the full length, even if it ends in zeros.
         put(range.end - 1, &[0])?;
     }
     out.commit()

@@ -1,6 +1,7 @@
-//! The body of a snapshot: blocks, each with its length and checksum, and an empty one at the end.
+//! The body of a snapshot: blocks, each with its length and checksum, and an empty block at the
+//! end.
 //!
-//! A checksum starts from the number of its block, so that no block stands for another one.
+//! A checksum covers the number of its block, so that no block can be taken for another one.
 
 use super::damage::Damage;
 use fleet_base::disk::{Access, Disk, DiskFile, DiskReader, read_exact_at};
@@ -10,7 +11,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of a block but the last one.
+/// Length of every block but the last, in bytes.
 const BLOCK_BYTES: usize = 1 << 20;
 const HEADER_BYTES: usize = 8;
 
@@ -38,7 +39,7 @@ impl BlockWriter {
         Ok(())
     }
 
-    /// Writes what is left and gives the file its name; returns its bytes.
+    /// Writes the last blocks and gives the file its final name; returns its size in bytes.
     pub fn commit(mut self, path: &Path) -> Result<u64> {
         let mut ended = Ok(());
         if !self.block.is_empty() {
@@ -71,15 +72,15 @@ pub(super) struct BlockReader {
     file: Arc<dyn DiskFile>,
     reader: BufReader<DiskReader>,
     block: Vec<u8>,
-    /// The checksum that stands before the block.
+    /// Checksum in the header of the block.
     expected: u32,
     at: usize,
     number: u32,
-    /// Where the next block begins.
+    /// Offset of the next block.
     offset: u64,
     total: u64,
     is_over: bool,
-    /// Why an error was given, where a file is not as it was written.
+    /// The damage behind an error, if the file is damaged.
     pub damage: Option<Damage>,
 }
 
@@ -104,8 +105,8 @@ impl BlockReader {
         })
     }
 
-    /// Bytes of the first block, as they are in the file, whatever their checksum; none if the file
-    /// is shorter.
+    /// Returns the first bytes of the first block, whatever its checksum; none if the file is
+    /// shorter.
     pub fn peek<const N: usize>(&self) -> Result<Option<[u8; N]>> {
         let mut bytes = [0; N];
         if self.total < (HEADER_BYTES + N) as u64 {
@@ -116,7 +117,7 @@ impl BlockReader {
         Ok(Some(bytes))
     }
 
-    /// Whether the first block, just read, would be whole if it began with these bytes.
+    /// Returns whether the first block, just read, would be intact if it began with these bytes.
     pub fn is_whole_with(&mut self, start: &[u8]) -> bool {
         if self.block.len() < start.len() {
             return false;
@@ -133,7 +134,7 @@ impl BlockReader {
         self.total
     }
 
-    /// An error of what the bytes say, at the block that is being read.
+    /// Records damage at the current block and returns its error.
     pub fn damaged(&mut self, what: impl Into<String>) -> Error {
         let damage = Damage::new(&self.path, self.offset, what);
         let error = damage.error();
@@ -144,7 +145,7 @@ impl BlockReader {
     fn next_block(&mut self) -> Result<()> {
         let left = self.total - self.offset;
         if self.is_over || left < HEADER_BYTES as u64 {
-            return Err(self.damaged("it ends too soon"));
+            return Err(self.damaged("unexpected end of file"));
         }
         let mut header = [0; HEADER_BYTES];
         let read = self.reader.read_exact(&mut header);
@@ -154,7 +155,7 @@ impl BlockReader {
         let len = word(0) as usize;
         self.expected = word(4);
         if len > BLOCK_BYTES {
-            return Err(self.damaged(format!("a block of {len} bytes")));
+            return Err(self.damaged(format!("a block of {len} bytes is too long")));
         }
         if left - (HEADER_BYTES as u64) < len as u64 {
             return Err(self.damaged("it ends in the middle of a block"));
@@ -185,27 +186,25 @@ impl BlockReader {
         Ok(())
     }
 
-    /// Checks what was not read, and the end.
+    /// Checks the blocks that were not read, and the end.
     pub fn check_rest(&mut self) -> Result<()> {
         while !self.is_over {
             self.next_block()?;
         }
         match self.offset == self.total {
             true => Ok(()),
-            false => {
-                Err(self.damaged(format!("{} bytes behind its end", self.total - self.offset)))
-            }
+            false => Err(self.damaged(format!("{} bytes after its end", self.total - self.offset))),
         }
     }
 
-    /// The end, where everything was read.
+    /// Checks the end, after everything was read.
     pub fn end(&mut self) -> Result<()> {
         match self.at == self.block.len() {
             true => {
                 self.check_rest_is_empty()?;
                 self.check_rest()
             }
-            false => Err(self.damaged("it holds more than its tables")),
+            false => Err(self.damaged("unexpected data after its tables")),
         }
     }
 
@@ -213,7 +212,7 @@ impl BlockReader {
         self.next_block()?;
         match self.is_over {
             true => Ok(()),
-            false => Err(self.damaged("it holds more than its tables")),
+            false => Err(self.damaged("unexpected data after its tables")),
         }
     }
 }

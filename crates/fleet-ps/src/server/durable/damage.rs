@@ -1,10 +1,10 @@
-//! A place in a kept file that is not as it was written.
+//! A place in a stored file that is not as it was written.
 
 use fleet_base::Error;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where a durable folder is damaged.
+/// A damaged place in a durable folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     pub file: PathBuf,
@@ -22,12 +22,12 @@ impl Damage {
         Damage::new(file, 0, what)
     }
 
-    /// The error of a server that is not to serve from such a folder.
+    /// Returns the error of a server that must not serve from such a folder.
     pub(super) fn error(&self) -> Error {
         let folder = self.file.parent().unwrap_or(&self.file).display().to_string();
         Error::invalid(self.to_string()).help(format!(
-            "fleet durable inspect {folder} shows what is left; with --accept-loss the server \
-             resumes from the last good state. Or remove the folder and load a save"
+            "run fleet durable inspect {folder} to see what is left, or with --accept-loss to \
+             resume from the last good state; or remove the folder and load a save"
         ))
     }
 }

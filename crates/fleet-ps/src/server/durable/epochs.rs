@@ -1,8 +1,9 @@
-//! Which process of a server wrote which records, so that a worker's last acknowledgement can be
-//! compared with what is left.
+//! The processes that wrote a server's records, so that a worker's last acknowledgement can be
+//! compared with the records that are left.
 //!
-//! Every start of a server is an epoch: a number that grows with the starts, beside random bits. An
-//! acknowledgement says epoch and sequence number. What a later epoch begins before was lost.
+//! Every start of a server is an epoch: a count of the starts, and random bits. An acknowledgement
+//! states an epoch and the number below which its records are kept. If a later epoch begins below
+//! that number, the records in between were lost.
 
 use fleet_base::Result;
 
@@ -12,17 +13,17 @@ pub(super) struct Epoch {
     pub id: u64,
     /// The sequence number of its first record.
     pub first: u64,
-    /// An operator has accepted the loss of what stood behind `first`.
+    /// An operator has accepted the loss of the earlier records from `first` on.
     pub accepts_loss: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Epochs(Vec<Epoch>);
 
-/// Starts that are remembered: a worker's acknowledgement is seldom older than one.
+/// Limit on the starts remembered: a worker's acknowledgement is rarely older than one.
 const EPOCHS_MAX: usize = 1024;
 
-/// How often a server was started before and including this epoch.
+/// Returns how often a server was started, up to and including this epoch.
 fn ordinal(id: u64) -> u64 {
     id >> 32
 }
@@ -35,14 +36,14 @@ impl Epochs {
         self.0.drain(..surplus);
     }
 
-    /// The number of a new start.
+    /// Returns the id of a new epoch.
     pub fn next_id(&self) -> Result<u64> {
         let last = self.0.iter().map(|epoch| ordinal(epoch.id)).max().unwrap_or(0);
         Ok((last + 1) << 32 | fleet_net::random_number()? & u64::from(u32::MAX))
     }
 
-    /// How many of the records that a process of an epoch has acknowledged are lost, where the next
-    /// record has the number `next`: 0 also where an operator has accepted it.
+    /// Returns how many records that an epoch acknowledged are lost, if the next record has the
+    /// number `next`. Returns 0 if an operator has accepted the loss.
     pub fn lost(&self, epoch: u64, acknowledged: u64, next: u64) -> u64 {
         let later = |it: &&Epoch| it.id != epoch && ordinal(it.id) >= ordinal(epoch);
         if self.0.iter().filter(later).any(|it| it.accepts_loss) {
@@ -75,12 +76,12 @@ mod tests {
         assert_eq!(epochs.lost(first, 120, 150), 20, "also when others have pushed since");
         assert_eq!(epochs.lost(second, 150, 150), 0);
         assert_eq!(epochs.lost(second, 151, 150), 1);
-        // A start of another copy of the folder, and one that wrote nothing.
+        // An epoch of another copy of the folder, and one that wrote nothing.
         assert_eq!(epochs.lost(2 << 32 | 9, 130, 150), 30);
         assert_eq!(epochs.lost(3 << 32 | 1, 150, 150), 0);
         epochs.push(Epoch { accepts_loss: true, ..epoch(3, 5, 110) });
         assert_eq!(epochs.lost(second, 151, 115), 0);
-        assert_eq!(epochs.lost(3 << 32 | 5, 116, 115), 1, "what came later counts again");
+        assert_eq!(epochs.lost(3 << 32 | 5, 116, 115), 1, "later records count again");
         assert_eq!(ordinal(epochs.next_id().unwrap()), 4);
     }
 }

@@ -10,16 +10,16 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Whose tables the folder holds.
+/// Describes the job whose tables the folder holds.
 pub(super) const JOB: &str = "job";
 pub(super) const LOCK: &str = "lock";
-/// Exists once the job has ended well; see [`folder_state`].
+/// Mark of a job that has ended well; see [`folder_state`].
 pub(super) const FINISHED: &str = "finished";
-/// Exists once a worker had an acknowledgement of what is not here: no server starts from it.
-pub(super) const BEHIND: &str = "behind";
-/// The next start resumes although acknowledged pushes were lost.
+/// Mark that requests acknowledged to a worker are lost; no server starts from the folder.
+pub(super) const LOST_ACKNOWLEDGED: &str = "behind";
+/// Mark that lets the next start resume although acknowledged pushes were lost.
 pub(super) const ACCEPTED: &str = "accepted";
-/// What was cut off or replaced is moved here, never deleted before the job has ended well.
+/// Folder for data that was cut off or replaced. Nothing is ever deleted from it.
 pub(super) const ASIDE: &str = "aside";
 pub(super) const SNAPSHOT: &str = "snapshot-";
 pub(super) const LOG: &str = "log-";
@@ -28,27 +28,28 @@ pub(super) const SERVER: &str = "server-";
 /// The first line of the file `job`.
 const TITLE: &str = "fleet durable folder, version ";
 const VERSION: &str = "5";
-/// The file `job` is shorter: some ten thousand tables, each of about 1 KB.
+/// Limit on the file `job`: some ten thousand tables of about 1 KB each.
 const JOB_BYTES_MAX: u64 = 8 << 20;
-/// Marks are a sentence.
+/// Limit on a mark, which holds a sentence.
 const MARK_BYTES_MAX: u64 = 64 << 10;
 const CHECKSUM: &str = "crc32 ";
 
-/// How far the job has come whose durable servers keep their tables in a folder.
+/// State of the job whose durable servers keep their tables in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderState {
     /// No server has kept anything here: the folder is missing or holds no server's folder.
     Empty,
-    /// The job was interrupted, or runs: its servers resume with these tables.
+    /// The job runs or was interrupted: its servers resume with these tables.
     Unfinished,
     /// All workers have finished and the last one has stopped the servers.
     Finished,
 }
 
-/// The state of the job in `folder`, the [`Durability::folder`](crate::Durability) of its servers.
+/// Returns the state of the job in `folder`, the [`Durability::folder`](crate::Durability) of its
+/// servers.
 ///
-/// A server marks its folder when the last worker stops it and no worker was lost, and takes the
-/// mark back at the first change after that.
+/// A server marks its folder when the last worker stops it and no worker was lost. It removes the
+/// mark at the first change after that.
 ///
 /// ```
 /// use fleet_ps::{Durability, FolderState, JobTables, LocalServers, ServerTables, Servers};
@@ -82,8 +83,8 @@ pub fn folder_state(folder: &Path) -> Result<FolderState> {
         if !is_server || !has_files(&entry.path())? {
             continue;
         }
-        // The last worker stops all servers: one that was killed before it wrote its mark had
-        // ended.
+        // The last worker stops all servers. One that was killed before it wrote its mark has
+        // finished too.
         match is_finished(&entry.path())? {
             true => return Ok(FolderState::Finished),
             false => state = FolderState::Unfinished,
@@ -92,8 +93,8 @@ pub fn folder_state(folder: &Path) -> Result<FolderState> {
     Ok(state)
 }
 
-/// Whether a server has begun to keep its tables here; a lock keeps nothing, and the next start
-/// reads nothing of `aside`.
+/// Returns whether a server has begun to keep its tables here. The lock and `aside` do not count:
+/// the next start reads nothing of them.
 fn has_files(folder: &Path) -> Result<bool> {
     own_folder(&RealDisk, folder)?;
     let names = RealDisk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
@@ -106,15 +107,16 @@ fn is_finished(folder: &Path) -> Result<bool> {
         Ok(PathKind::File) => Ok(true),
         Ok(_) => Err(Error::invalid(format!("{} is not a regular file", path.display()))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(Error::io("look at", &path, &error)),
+        Err(error) => Err(Error::io("stat", &path, &error)),
     }
 }
 
-/// The name of a server's folder, and the number of a folder that has such a name.
+/// Returns the name of a server's folder.
 pub(super) fn server_name(server: usize) -> String {
     format!("{SERVER}{server:03}")
 }
 
+/// Returns the number of the server whose folder has this name.
 pub(super) fn server_number(name: &str) -> Option<usize> {
     let number = name.strip_prefix(SERVER)?.parse().ok()?;
     (server_name(number) == name).then_some(number)
@@ -123,10 +125,10 @@ pub(super) fn server_number(name: &str) -> Option<usize> {
 /// The files of a server's folder.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files {
-    /// Numbers, in order.
+    /// Numbers, in ascending order.
     pub snapshots: Vec<u64>,
     pub logs: Vec<u64>,
-    /// What a process left that died while it wrote a file.
+    /// Files that a process left unfinished when it died.
     pub temporary: Vec<String>,
     pub names: Vec<String>,
 }
@@ -147,7 +149,7 @@ impl Files {
         Ok(Files { snapshots, logs, temporary, names })
     }
 
-    /// Snapshots and logs that a snapshot has replaced.
+    /// Returns the names of snapshots and logs that a snapshot has replaced.
     pub fn before(&self, snapshot: u64) -> Vec<String> {
         let names = [(SNAPSHOT, &self.snapshots), (LOG, &self.logs)];
         let old = names.iter().flat_map(|(prefix, numbers)| {
@@ -162,10 +164,10 @@ impl Files {
     }
 }
 
-/// The number of a file with this prefix.
+/// Returns the number of a file with this prefix.
 pub(super) fn numbered(name: &str, prefix: &str) -> Option<u64> {
     let number = name.strip_prefix(prefix)?.parse::<u64>().ok()?;
-    // Not `log-+1` and `log-01`, which no server writes.
+    // No server writes `log-+1` or `log-01`.
     (format!("{prefix}{number}") == name).then_some(number)
 }
 
@@ -173,7 +175,7 @@ pub(super) fn snapshot_path(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{SNAPSHOT}{number}"))
 }
 
-/// What the file `job` says.
+/// Contents of the file `job`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JobFile {
     pub life: u64,
@@ -181,7 +183,7 @@ pub(super) struct JobFile {
     pub text: String,
 }
 
-/// A small file, if there is one: at most one byte more than it may have.
+/// Reads a small file, if it exists: at most one byte more than `bytes_max`.
 fn read_text(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
     let failed = |error: &std::io::Error| Error::io("read", path, error);
     let file = match disk.open(path, Access::Read) {
@@ -195,14 +197,14 @@ fn read_text(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Option<Vec<
     Ok(Some(bytes))
 }
 
-/// Lines with a checksum at the end.
+/// Appends a checksum to lines.
 fn seal(mut text: String) -> String {
     let sum = crc32fast::hash(text.as_bytes());
     text.push_str(&format!("{CHECKSUM}{sum:08x}\n"));
     text
 }
 
-/// The lines, if the checksum is theirs.
+/// Returns the lines if their checksum is right.
 fn unseal(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
     let at = text.rfind(CHECKSUM)?;
@@ -215,7 +217,7 @@ impl JobFile {
     pub fn write(&self, disk: &Arc<dyn Disk>, folder: &Path) -> Result<()> {
         let text = seal(format!("{TITLE}{VERSION}\nlife {:016x}\n{}\n", self.life, self.text));
         if text.len() as u64 > JOB_BYTES_MAX {
-            return Err(Error::exhausted("a job has too many tables for a durable folder")
+            return Err(Error::exhausted("too many tables for a durable folder")
                 .expected(format!("a description of at most {JOB_BYTES_MAX} bytes"))
                 .got(text.len())
                 .at(folder.display()));
@@ -223,7 +225,7 @@ impl JobFile {
         AtomicFile::write_on(disk, &folder.join(JOB), text.as_bytes())
     }
 
-    /// None if there is no such file.
+    /// Reads the file; none if it does not exist.
     pub fn read(disk: &dyn Disk, folder: &Path) -> Result<Option<Result<JobFile, Damage>>> {
         let path = folder.join(JOB);
         let Some(bytes) = read_text(disk, &path, JOB_BYTES_MAX)? else { return Ok(None) };
@@ -252,11 +254,11 @@ impl JobFile {
         (title.strip_prefix(TITLE) == Some(VERSION)).then_some(JobFile { life, text })
     }
 
-    /// Refuses another job, with the first fact that differs.
+    /// Rejects another job and names the first difference.
     pub fn check(&self, job: &JobTables, folder: &Path) -> Result<()> {
         let ours = job.text();
         let Some(difference) = job_text::difference(&ours, &self.text) else { return Ok(()) };
-        let error = Error::invalid("a server's folder is of another job")
+        let error = Error::invalid("durable folder belongs to another job")
             .expected(difference.expected)
             .got(difference.got);
         let error = match difference.place.is_empty() {
@@ -269,10 +271,10 @@ impl JobFile {
     }
 }
 
-/// The version of a file `job` that another version of Fleet wrote. A file that is whole but for
-/// its version is one of ours with a changed byte.
+/// Returns the version of a file `job` that another version of Fleet wrote. If the file is intact
+/// except for its version, it is one of this version with a changed byte.
 fn other_version(bytes: &[u8]) -> Option<String> {
-    // Up to version 4: the life in decimal, and the job's text, without a checksum.
+    // Versions up to 4 have the life in decimal and the job's text, without a checksum.
     let digits = |bytes: &[u8]| bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let life = digits(bytes);
     if life > 0 && bytes[life..].starts_with(b"\nmessages of version ") {
@@ -288,17 +290,17 @@ fn other_version(bytes: &[u8]) -> Option<String> {
     unseal(&ours).is_none().then(|| version.to_string())
 }
 
-/// The error of a file that another version of Fleet wrote.
+/// Returns the error for a file that another version of Fleet wrote.
 pub(super) fn of_other_version(path: &Path, expected: &str, got: &str) -> Error {
     let number = |text: &str| text.parse::<u64>().unwrap_or(u64::MAX);
     let writer = if number(got) < number(expected) { "an earlier" } else { "a later" };
-    Error::unsupported(format!("a durable folder was written by {writer} Fleet"))
+    Error::unsupported(format!("durable folder was written by {writer} version of Fleet"))
         .expected(format!("version {expected}"))
         .got(format!("version {got}"))
         .at(path.display())
         .help(
-            "resume the job with the Fleet that wrote the folder, save its tables, and load the \
-             save here (init_server_from); or choose another folder",
+            "resume the job with the version of Fleet that wrote the folder, save its tables, and \
+             load the save here (init_server_from); or choose another folder",
         )
 }
 
@@ -307,7 +309,7 @@ pub(super) fn set_mark(disk: &Arc<dyn Disk>, folder: &Path, name: &str, text: &s
     AtomicFile::write_on(disk, &folder.join(name), seal(format!("{text}\n")).as_bytes())
 }
 
-/// What a mark says, where there is one. One that is damaged is one all the same.
+/// Returns the text of a mark, if it exists. A damaged mark counts as one.
 pub(super) fn mark(disk: &dyn Disk, folder: &Path, name: &str) -> Result<Option<String>> {
     let bytes = read_text(disk, &folder.join(name), MARK_BYTES_MAX)?;
     let text = |bytes: Vec<u8>| match unseal(&bytes) {

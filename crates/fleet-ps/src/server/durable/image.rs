@@ -1,7 +1,7 @@
-//! Everything a server has, in one file: what a server that is started again begins with.
+//! A snapshot file: all that a server holds, with which a restarted server begins.
 //!
-//! Numbers and lists one after the other, little-endian, rows as in a binary save, in blocks with
-//! checksums (`blocks.rs`). The file is written beside its name and gets it when it is whole.
+//! Numbers and lists follow each other, little-endian, in blocks with checksums (`blocks.rs`); rows
+//! are encoded as in a binary save. The file has a temporary name until it is complete.
 
 use super::blocks::{BlockReader, BlockWriter};
 use super::epochs::{Epoch, Epochs};
@@ -9,9 +9,9 @@ use super::folder::of_other_version;
 use crate::dense::DenseRuntime;
 use crate::message::{Number, bytes_of};
 use crate::save::binary;
-use crate::server::ledger::{LedgerImage, PageImage};
-use crate::server::marks::Mark;
-use crate::server::pending::{Held, Pending};
+use crate::server::pending::{HeldPush, Pending};
+use crate::server::progress_tracker::WorkerProgress;
+use crate::server::sessions::{ClientSessionsImage, SessionImage};
 use crate::server::{ServerTables, Table, lock};
 use crate::sparse::Snapshot;
 use crate::sync::BarrierImage;
@@ -23,11 +23,11 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A server at one moment: small things copied, rows still to be read.
+/// State of a server at one moment: small parts are copied, rows are read later.
 pub(in crate::server) struct Image<'a> {
     barrier: BarrierImage,
-    ledger: LedgerImage,
-    marks: Vec<Mark>,
+    sessions: ClientSessionsImage,
+    workers: Vec<WorkerProgress>,
     tables: Vec<(u32, TableImage<'a>)>,
 }
 
@@ -38,24 +38,24 @@ enum TableImage<'a> {
     GlobalStep(u64),
 }
 
-/// The last byte is the version, a digit.
+/// The last byte is the version, as a digit.
 const MAGIC: &[u8; 8] = b"FLEETPS5";
-/// Ends the rows of a table: no kind of record.
+/// Ends the rows of a table; no kind of record has this value.
 const ROWS_END: u8 = 255;
 
-/// What a snapshot is of.
+/// The head of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SnapshotHead {
     pub life: u64,
     pub number: u64,
-    /// The sequence number of the first record that is not in it.
+    /// Sequence number of the first record that the snapshot does not contain.
     pub first: u64,
     pub epochs: Epochs,
     pub worker_count: u64,
 }
 
 impl ServerTables {
-    /// Takes the image, while no request changes anything.
+    /// Takes the image. No request may change anything meanwhile.
     pub(super) fn image(&self) -> Image<'_> {
         let rows = |table: &SparseTable| -> f32 { table.rate_scale() };
         let tables = self.tables.iter().map(|(id, table)| {
@@ -75,28 +75,28 @@ impl ServerTables {
             (*id, image)
         });
         let tables = tables.collect();
-        let marks = (0..self.job.worker_count).map(|worker| self.marks.of(worker)).collect();
-        Image { barrier: self.barrier.image(), ledger: self.ledger.image(), marks, tables }
+        let workers = (0..self.job.worker_count).map(|worker| self.progress.of(worker)).collect();
+        Image { barrier: self.barrier.image(), sessions: self.sessions.image(), workers, tables }
     }
 
-    /// Fills empty tables from a snapshot whose head was read.
-    pub(super) fn load_image(&self, head: &SnapshotHead, input: &mut In) -> Result<()> {
+    /// Fills empty tables from a snapshot whose head was already read.
+    pub(super) fn load_image(&self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()> {
         if head.worker_count != self.job.worker_count as u64 {
-            return Err(Error::invalid("a snapshot is of a job with other workers")
+            return Err(Error::invalid("snapshot has another number of workers")
                 .expected(self.job.worker_count)
                 .got(head.worker_count));
         }
         let progress = input.progress(head)?;
         self.barrier.restore(progress.barrier);
-        self.ledger.restore(progress.ledger);
-        for (worker, mark) in progress.marks.into_iter().enumerate() {
-            self.marks.restore(worker, mark);
+        self.sessions.restore(progress.sessions);
+        for (worker, own) in progress.workers.into_iter().enumerate() {
+            self.progress.restore(worker, own);
         }
         self.load_tables(input)?;
         input.end()
     }
 
-    fn load_tables(&self, input: &mut In) -> Result<()> {
+    fn load_tables(&self, input: &mut SnapshotReader) -> Result<()> {
         for _ in 0..input.u64()? {
             let id = input.u64()? as u32;
             match self.table(id)? {
@@ -131,33 +131,33 @@ impl ServerTables {
 }
 
 impl Image<'_> {
-    /// Writes the file; rows are read while others change them. Returns its bytes.
+    /// Writes the file, while other threads change the rows; returns its size in bytes.
     pub fn write(self, disk: &Arc<dyn Disk>, path: &Path, head: &SnapshotHead) -> Result<u64> {
-        let mut out = Out(BlockWriter::new(AtomicFile::create_on(disk, path)?));
+        let mut out = SnapshotWriter(BlockWriter::new(AtomicFile::create_on(disk, path)?));
         let written = out.head(head).and_then(|()| self.write_to(&mut out));
         written.map_err(|error| Error::io("write", path, &error))?;
         out.0.commit(path)
     }
 
-    fn write_to(self, out: &mut Out) -> std::io::Result<()> {
+    fn write_to(self, out: &mut SnapshotWriter) -> std::io::Result<()> {
         let BarrierImage { rounds, arrived, finished } = &self.barrier;
         rounds.iter().try_for_each(|round| out.u64(*round))?;
         arrived.iter().try_for_each(|list| out.list(list))?;
         out.list(finished)?;
-        out.u64(self.ledger.pages.len() as u64)?;
-        for page in &self.ledger.pages {
-            out.u64(page.client)?;
-            out.u64(page.done)?;
-            out.u64(page.answers.len() as u64)?;
-            for (seq, outcome) in &page.answers {
+        out.u64(self.sessions.sessions.len() as u64)?;
+        for session in &self.sessions.sessions {
+            out.u64(session.client)?;
+            out.u64(session.done)?;
+            out.u64(session.answers.len() as u64)?;
+            for (seq, outcome) in &session.answers {
                 out.u64(*seq)?;
                 out.outcome(outcome)?;
             }
         }
-        for mark in &self.marks {
-            let numbers = [mark.turn, mark.client, mark.base, mark.complete];
+        for worker in &self.workers {
+            let numbers = [worker.owner, worker.client, worker.base, worker.complete];
             numbers.iter().try_for_each(|number| out.u64(*number))?;
-            let pairs = mark.tables.iter().flat_map(|(table, step)| [u64::from(*table), *step]);
+            let pairs = worker.tables.iter().flat_map(|(table, step)| [u64::from(*table), *step]);
             out.list(&pairs.collect::<Vec<u64>>())?;
         }
         out.u64(self.tables.len() as u64)?;
@@ -192,9 +192,9 @@ impl Image<'_> {
     }
 }
 
-struct Out(BlockWriter);
+struct SnapshotWriter(BlockWriter);
 
-impl Write for Out {
+impl Write for SnapshotWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.write(bytes)
     }
@@ -204,7 +204,7 @@ impl Write for Out {
     }
 }
 
-impl Out {
+impl SnapshotWriter {
     fn head(&mut self, head: &SnapshotHead) -> std::io::Result<()> {
         self.write_all(MAGIC)?;
         for number in [head.life, head.number, head.first, head.worker_count] {
@@ -248,7 +248,7 @@ impl Out {
         }
     }
 
-    fn held(&mut self, held: &Held) -> std::io::Result<()> {
+    fn held(&mut self, held: &HeldPush) -> std::io::Result<()> {
         self.u64(held.worker)?;
         self.u64(held.seq)?;
         self.list(&held.ids)?;
@@ -275,33 +275,33 @@ const KINDS: [ErrorKind; 6] = [
     ErrorKind::Internal,
 ];
 
-/// The version of a snapshot that another version of Fleet wrote.
+/// Returns the version of a snapshot that another version of Fleet wrote.
 fn other_version(magic: [u8; 8]) -> Option<String> {
     let (name, version) = (&magic[..7], char::from(magic[7]));
     let is_other = *name == MAGIC[..7] && magic[7] != MAGIC[7] && version.is_ascii_digit();
     is_other.then(|| version.to_string())
 }
 
-/// What a snapshot says before its tables.
+/// The part of a snapshot before its tables.
 pub(super) struct ProgressImage {
     pub barrier: BarrierImage,
-    pub ledger: LedgerImage,
-    pub marks: Vec<Mark>,
+    pub sessions: ClientSessionsImage,
+    pub workers: Vec<WorkerProgress>,
 }
 
 /// A snapshot that is being read.
-pub(super) struct In(pub BlockReader);
+pub(super) struct SnapshotReader(pub BlockReader);
 
-impl In {
-    /// The head of a snapshot.
-    pub fn open(reader: BlockReader) -> Result<(In, SnapshotHead)> {
+impl SnapshotReader {
+    /// Opens a snapshot and reads its head.
+    pub fn open(reader: BlockReader) -> Result<(SnapshotReader, SnapshotHead)> {
         let there = reader.peek::<8>()?;
-        let mut input = In(reader);
+        let mut input = SnapshotReader(reader);
         let mut magic = [0; 8];
         let filled = input.fill(&mut magic);
         if let Some(version) = there.and_then(other_version) {
-            // Its blocks may be other ones. One that is whole but for its version is one of ours
-            // with a changed byte.
+            // Another version may have other blocks. If the snapshot is intact except for its
+            // version, it is one of this version with a changed byte.
             if filled.is_ok() || !input.0.is_whole_with(MAGIC) {
                 let ours = char::from(MAGIC[7]).to_string();
                 return Err(of_other_version(input.0.path(), &ours, &version));
@@ -309,7 +309,7 @@ impl In {
         }
         filled?;
         if magic != *MAGIC {
-            return Err(input.0.damaged("it is no snapshot of this version"));
+            return Err(input.0.damaged("not a snapshot of this version"));
         }
         let [life, number, first, worker_count] =
             [input.u64()?, input.u64()?, input.u64()?, input.u64()?];
@@ -321,34 +321,34 @@ impl In {
         Ok((input, SnapshotHead { life, number, first, epochs, worker_count }))
     }
 
-    /// What stands between the head and the tables.
+    /// Reads the part between the head and the tables.
     pub fn progress(&mut self, head: &SnapshotHead) -> Result<ProgressImage> {
         let barrier = BarrierImage {
             rounds: [self.u64()?, self.u64()?],
             arrived: [self.list()?, self.list()?],
             finished: self.list()?,
         };
-        let mut ledger = LedgerImage::default();
+        let mut sessions = ClientSessionsImage::default();
         for _ in 0..self.u64()? {
             let (client, done) = (self.u64()?, self.u64()?);
             let mut answers = Vec::new();
             for _ in 0..self.u64()? {
                 answers.push((self.u64()?, self.outcome()?));
             }
-            ledger.pages.push(PageImage { client, done, answers });
+            sessions.sessions.push(SessionImage { client, done, answers });
         }
-        let mut marks = Vec::new();
+        let mut workers = Vec::new();
         for _ in 0..head.worker_count {
-            let [turn, client, base, complete] =
+            let [owner, client, base, complete] =
                 [self.u64()?, self.u64()?, self.u64()?, self.u64()?];
             let pairs: Vec<u64> = self.list()?;
             let tables = pairs.chunks_exact(2).map(|pair| (pair[0] as u32, pair[1])).collect();
-            marks.push(Mark { turn, client, base, complete, tables });
+            workers.push(WorkerProgress { owner, client, base, complete, tables });
         }
-        Ok(ProgressImage { barrier, ledger, marks })
+        Ok(ProgressImage { barrier, sessions, workers })
     }
 
-    /// The end of the file.
+    /// Checks that the file ends here.
     pub fn end(&mut self) -> Result<()> {
         self.0.end()
     }
@@ -372,7 +372,9 @@ impl In {
     fn bytes(&mut self, count: u64, width: usize) -> Result<Vec<u8>> {
         let bytes = count.saturating_mul(width as u64);
         if bytes > self.0.total() {
-            return Err(self.0.damaged(format!("a list of {count} numbers")));
+            return Err(self
+                .0
+                .damaged(format!("a list of {count} numbers is longer than the file")));
         }
         let mut list = vec![0; bytes as usize];
         self.fill(&mut list)?;
@@ -401,8 +403,8 @@ impl In {
         })
     }
 
-    fn held(&mut self) -> Result<Held> {
-        Ok(Held {
+    fn held(&mut self) -> Result<HeldPush> {
+        Ok(HeldPush {
             worker: self.u64()?,
             seq: self.u64()?,
             ids: self.list()?,
@@ -432,16 +434,16 @@ impl In {
                     let mut count = [0; 4];
                     self.fill(&mut count)?;
                     let count = u32::from_le_bytes(count);
-                    table.restore(Record::Waiting { id, count })?;
+                    table.restore(Record::Pending { id, count })?;
                 }
                 ROWS_END => return Ok(()),
-                _ => return Err(Error::invalid("a snapshot of a server holds an unknown record")),
+                _ => return Err(Error::invalid("unknown record in a snapshot")),
             }
         }
     }
 }
 
-/// Numbers out of little-endian bytes.
+/// Reads numbers from little-endian bytes.
 trait FromBytes: Sized {
     fn from_bytes(bytes: &[u8]) -> Vec<Self>;
 }

@@ -1,11 +1,13 @@
-//! What the folder of a durable job holds and where it is damaged, read without its tables.
+//! Contents and damage of a durable job's folder, read without making its tables.
 
 use super::damage::Damage;
-use super::folder::{self, ACCEPTED, BEHIND, FINISHED, Files, FolderState, JobFile, LOCK};
-use super::image::{In, SnapshotHead};
+use super::folder::{
+    self, ACCEPTED, FINISHED, Files, FolderState, JobFile, LOCK, LOST_ACKNOWLEDGED,
+};
+use super::image::{SnapshotHead, SnapshotReader};
 use super::log;
 use super::reader::{self, Record};
-use super::walk::{Place, Tail, Visitor, Walk};
+use super::scan::{FolderScan, Place, Tail, Visitor};
 use crate::job_text;
 use crate::message::{Head, Method};
 use fleet_base::disk::{Disk, PathKind, RealDisk, own_folder};
@@ -14,38 +16,39 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a folder of durable servers holds.
+/// Contents of a folder of durable servers.
 #[derive(Clone, Debug)]
 pub struct FolderReport {
     pub state: FolderState,
     pub servers: Vec<ServerReport>,
-    /// Folders that look like those of servers, and that no server of the job has.
+    /// Folders that are named like a server's but belong to no server of the job.
     pub strays: Vec<PathBuf>,
 }
 
-/// What the folder of one server holds.
+/// Contents of the folder of one server.
 #[derive(Clone, Debug, Default)]
 pub struct ServerReport {
     pub folder: PathBuf,
-    /// The number that tells its tables from those of other folders, where any file says it.
+    /// Number that identifies its tables, if any file states it.
     pub life: Option<u64>,
-    /// There is nothing yet, or nothing any more: the next start begins anew.
+    /// The folder has no tables: the next start begins with empty ones.
     pub is_empty: bool,
-    /// The tables of the job, as the file `job` has them.
+    /// The job's tables, as the file `job` describes them.
     pub job: Option<String>,
     pub snapshot: Option<SnapshotReport>,
-    /// The logs that are good, in order.
+    /// The good logs, in order.
     pub logs: Vec<LogReport>,
     pub workers: BTreeMap<usize, WorkerReport>,
-    /// The end of the last log, which the next start cuts off.
+    /// The incomplete end of the last log, which the next start cuts off.
     pub tail: Option<Tail>,
     pub damage: Option<Damage>,
-    /// Why no server starts from it, although nothing is damaged: a worker was acknowledged more.
+    /// Why no server starts from the folder although nothing is damaged: a worker has an
+    /// acknowledgement of requests that are missing.
     pub behind: Option<String>,
     /// The next start resumes although acknowledged requests were lost.
     pub accepts_loss: bool,
     pub is_finished: bool,
-    /// A server works in it: the end of its last log is being written.
+    /// A server is using it: the end of its last log is being written.
     pub is_in_use: bool,
     /// Files that the next start removes.
     pub leftovers: Vec<String>,
@@ -55,7 +58,7 @@ pub struct ServerReport {
 pub struct SnapshotReport {
     pub number: u64,
     pub bytes: u64,
-    /// Requests that are in it.
+    /// Requests that it contains.
     pub request_count: u64,
 }
 
@@ -68,25 +71,25 @@ pub struct LogReport {
     pub bytes: u64,
 }
 
-/// How far a worker has come in what is left.
+/// Progress of a worker in the data that is left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerReport {
-    /// The newest step of which a table has gradients.
+    /// The newest step whose gradients some table has.
     pub step: u64,
-    /// The newest step that the worker knew to be on all servers.
+    /// The newest step that the worker knew to be complete on all servers.
     pub complete: u64,
-    /// The last of its requests that changed something, as its process counts them.
+    /// The number of its last changing request, as its process counts them.
     pub sequence: u64,
 }
 
 impl ServerReport {
-    /// Whether a server starts from the folder.
+    /// Returns whether a server can start from the folder.
     pub fn is_good(&self) -> bool {
         self.damage.is_none() && self.behind.is_none()
     }
 }
 
-/// Looks into a folder of durable servers, or into that of one server.
+/// Inspects a folder of durable servers, or that of one server.
 ///
 /// ```
 /// use fleet_ps::{Durability, JobTables, LocalServers, ServerTables, Servers, TableConfig};
@@ -114,8 +117,8 @@ pub fn inspect(folder: &Path) -> Result<FolderReport> {
     Ok(FolderReport { state, servers, strays })
 }
 
-/// The folders of servers in a job's folder, or the folder itself if it is a server's; and strays,
-/// which are left alone.
+/// Returns the servers' folders in a job's folder, or the folder itself if it is a server's. Also
+/// returns strays, which are left alone.
 pub(super) fn server_folders(
     disk: &dyn Disk,
     folder: &Path,
@@ -140,28 +143,29 @@ pub(super) fn server_folders(
             false => servers.push(path),
         }
     }
-    // A server's folder whose files are all in `aside`.
+    // All files of a server's folder may be in `aside`.
     let is_emptied = |name: &String| [LOCK, folder::ASIDE].contains(&&name[..]);
     if servers.is_empty() && strays.is_empty() && names.iter().any(is_emptied) {
         return Ok((vec![folder.to_path_buf()], strays));
     }
     match servers.is_empty() {
         false => Ok((servers, strays)),
-        true => Err(Error::invalid(format!("{} holds no durable server", folder.display()))
+        true => Err(Error::invalid(format!("no durable server in {}", folder.display()))
             .expected("the folder of --durable, with folders such as server-000")),
     }
 }
 
-/// Whether no server of the job in it has a folder of this name. Refuses what is not a folder.
+/// Returns whether a folder with a server's name belongs to no server of its job. Rejects anything
+/// that is not a folder.
 fn is_stray(disk: &dyn Disk, path: &Path, name: &str) -> Result<bool> {
     let Some(number) = folder::server_number(name) else { return Ok(true) };
     own_folder(disk, path)?;
-    // A file that cannot be read is reported when its folder is looked at.
+    // An unreadable file is reported when its folder is inspected.
     let Ok(Some(Ok(job))) = JobFile::read(disk, path) else { return Ok(false) };
     Ok(job_text::server_count(&job.text).is_some_and(|count| number >= count))
 }
 
-/// Looks into the folder of one server.
+/// Inspects the folder of one server.
 pub(super) fn look(disk: &Arc<dyn Disk>, path: &Path) -> Result<ServerReport> {
     let is_in_use = is_in_use(&**disk, path)?;
     let files = Files::list(&**disk, path)?;
@@ -176,10 +180,10 @@ pub(super) fn look(disk: &Arc<dyn Disk>, path: &Path) -> Result<ServerReport> {
         Some(job) => Some(job.life),
         None => life_of_others(&**disk, path, &files)?,
     };
-    let mut seen = Seen::default();
-    let walk = match life {
-        Some(life) => Place { disk: &**disk, folder: path, life }.walk(&files, &mut seen)?,
-        None => Walk::default(),
+    let mut seen = ProgressVisitor::default();
+    let scan = match life {
+        Some(life) => Place { disk: &**disk, folder: path, life }.scan(&files, &mut seen)?,
+        None => FolderScan::default(),
     };
     let mut report = ServerReport {
         folder: path.to_path_buf(),
@@ -187,20 +191,20 @@ pub(super) fn look(disk: &Arc<dyn Disk>, path: &Path) -> Result<ServerReport> {
         is_empty: is_missing && damage.is_none(),
         job: job.map(|job| job.text),
         workers: seen.workers,
-        behind: folder::mark(&**disk, path, BEHIND)?,
+        behind: folder::mark(&**disk, path, LOST_ACKNOWLEDGED)?,
         accepts_loss: folder::mark(&**disk, path, ACCEPTED)?.is_some(),
         is_finished: folder::mark(&**disk, path, FINISHED)?.is_some(),
         is_in_use,
         ..ServerReport::default()
     };
-    report.fill(walk, files);
+    report.fill(scan, files);
     report.damage = damage.or(report.damage);
     Ok(report)
 }
 
 impl ServerReport {
-    fn fill(&mut self, walk: Walk, files: Files) {
-        self.snapshot = walk.snapshot.as_ref().map(|(head, bytes)| SnapshotReport {
+    fn fill(&mut self, scan: FolderScan, files: Files) {
+        self.snapshot = scan.snapshot.as_ref().map(|(head, bytes)| SnapshotReport {
             number: head.number,
             bytes: *bytes,
             request_count: head.first,
@@ -211,28 +215,28 @@ impl ServerReport {
             request_count: scan.record_count,
             bytes: scan.good,
         };
-        self.logs = walk.logs.iter().map(log).collect();
+        self.logs = scan.logs.iter().map(log).collect();
         let first = self.snapshot.map_or(0, |snapshot| snapshot.number);
         self.leftovers = files.before(first);
         self.leftovers.extend(files.temporary);
-        (self.tail, self.damage) = (walk.tail, walk.damage);
+        (self.tail, self.damage) = (scan.tail, scan.damage);
     }
 }
 
-/// Whether a server works in a folder.
+/// Returns whether a server is using a folder.
 fn is_in_use(disk: &dyn Disk, folder: &Path) -> Result<bool> {
     use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     let path = folder.join(LOCK);
     match disk.lock(&path) {
         Ok(held) => Ok(held.is_none()),
-        // A folder that is only to be read.
+        // The folder is read-only.
         Err(error) if [PermissionDenied, ReadOnlyFilesystem].contains(&error.kind()) => Ok(false),
         Err(error) => Err(Error::io("lock", &path, &error)),
     }
 }
 
-/// Refuses a folder without a file `job`, unless it is new, or its server died before it had made
-/// one.
+/// Rejects a folder without a file `job`, unless the folder is new, or its server died before it
+/// had written the file.
 pub(super) fn check_new(disk: &dyn Disk, path: &Path, files: &Files) -> Result<Result<(), Damage>> {
     let is_new = match (&files.snapshots[..], &files.logs[..]) {
         ([], []) => true,
@@ -245,15 +249,15 @@ pub(super) fn check_new(disk: &dyn Disk, path: &Path, files: &Files) -> Result<R
     Ok(match is_new {
         true => Ok(()),
         false => {
-            // A file of another version is no reason to look for what is left.
+            // Files of another version are an error of their own, not damage.
             life_of_others(disk, path, files)?;
-            let what = "it is missing, and the folder has snapshots or logs";
+            let what = "it is missing, but the folder has snapshots or logs";
             Err(Damage::missing(path.join(folder::JOB), what))
         }
     })
 }
 
-/// The life that a folder's logs or snapshots name.
+/// Returns the life that a folder's logs or snapshots state.
 pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Result<Option<u64>> {
     for number in files.logs.iter().rev() {
         if let Ok(header) = reader::read_header(disk, &log::path(path, *number))? {
@@ -262,9 +266,9 @@ pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Res
     }
     for number in files.snapshots.iter().rev() {
         let path = folder::snapshot_path(path, *number);
-        match super::blocks::BlockReader::open(disk, &path).and_then(In::open) {
+        match super::blocks::BlockReader::open(disk, &path).and_then(SnapshotReader::open) {
             Ok((_, head)) => return Ok(Some(head.life)),
-            // Of another version of Fleet.
+            // Another version of Fleet wrote it.
             Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
             Err(_) => {}
         }
@@ -272,14 +276,14 @@ pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Res
     Ok(None)
 }
 
-/// Notes how far workers have come.
+/// Records the progress of workers.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct ProgressVisitor {
     pub workers: BTreeMap<usize, WorkerReport>,
     pub request_count: u64,
 }
 
-impl Seen {
+impl ProgressVisitor {
     pub fn note(&mut self, worker: usize, method: u8, request: &[u8]) {
         self.request_count += 1;
         let parsed =
@@ -294,15 +298,15 @@ impl Seen {
     }
 }
 
-impl Visitor for Seen {
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut In) -> Result<()> {
+impl Visitor for ProgressVisitor {
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()> {
         let progress = input.progress(head)?;
-        for (worker, mark) in progress.marks.into_iter().enumerate() {
+        for (worker, own) in progress.workers.into_iter().enumerate() {
             let seen = self.workers.entry(worker).or_default();
-            seen.step = mark.tables.values().copied().max().unwrap_or(0);
-            seen.complete = mark.complete;
-            let own = progress.ledger.pages.iter().find(|page| page.client == mark.client);
-            let last = own.and_then(|page| page.answers.last());
+            seen.step = own.tables.values().copied().max().unwrap_or(0);
+            seen.complete = own.complete;
+            let session = progress.sessions.sessions.iter().find(|it| it.client == own.client);
+            let last = session.and_then(|it| it.answers.last());
             seen.sequence = last.map_or(0, |(sequence, _)| *sequence);
         }
         input.0.check_rest()

@@ -1,14 +1,14 @@
-//! The log of a server: every request that changed something since a snapshot, in order.
+//! The log of a server: every changing request since a snapshot, in order.
 //!
-//! A record is written before its request is done. What was written is in the kernel's hands and
-//! survives the process; [`Flush::Disk`] waits for the disk too, one sync for all that wait.
+//! A record is written before its request runs. Written data is in the kernel and survives the
+//! process; [`Flush::Disk`] also waits for the disk, with one sync for all waiting requests.
 //!
-//! A log that cannot be trusted any more is poisoned: a sync that failed may have lost pages that a
-//! second one does not miss, and half a record that cannot be cut off hides all that follow it.
-//! From then on every append and commit is refused, and the server ends with the reason.
+//! A log that cannot be trusted is poisoned. After a failed sync, pages may be lost that the next
+//! sync does not report. Half a record that cannot be cut off hides all that follow it. From then
+//! on every append and commit fails, and the server ends with the reason.
 
 use super::record::{CLOSE, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader};
-use super::trail::Trail;
+use super::write_back::WriteBack;
 use crate::server::{Caller, lock};
 use fleet_base::disk::{Disk, DiskFile};
 use fleet_base::file::AtomicFile;
@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-/// What a push waits for before it is acknowledged.
+/// The durability that a push must have before it is acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flush {
-    /// The kernel has it: a killed server loses nothing. A power cut loses at most the pushes of
-    /// the last 2 s and of the sync then under way.
+    /// The kernel has it: killing a server loses nothing. A power cut loses at most the pushes of
+    /// the last 2 s and of the sync in progress.
     #[default]
     Kernel,
     /// The disk has it: neither loses anything.
@@ -37,10 +37,10 @@ pub(super) struct Log {
     state: Arc<LogState>,
     flushing: Mutex<bool>,
     changed: Condvar,
-    trail: Option<Trail>,
+    write_back: Option<WriteBack>,
 }
 
-/// What the threads of a log share.
+/// State that the threads of a log share.
 #[derive(Default)]
 pub(super) struct LogState {
     /// Records below this number are in the log.
@@ -56,13 +56,13 @@ struct Writer {
     header: LogHeader,
     /// The seed of the records' checksums.
     seed: u32,
-    /// Bytes of this file.
+    /// Length of this file, in bytes.
     len: u64,
-    /// Bytes of the logs before it that no snapshot has replaced.
+    /// Length of earlier logs that no snapshot has replaced, in bytes.
     older: u64,
 }
 
-/// Requests are shorter: what a frame may hold.
+/// Limit on a request, in bytes: its length has 32 bits in a record.
 const REQUEST_BYTES_MAX: usize = u32::MAX as usize;
 
 pub(super) fn path(folder: &Path, number: u64) -> PathBuf {
@@ -74,7 +74,7 @@ impl LogState {
         self.poison.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// No request is taken any more; returns the first reason.
+    /// Makes the log reject all requests; returns the first reason.
     pub fn poison(&self, error: Error) -> Error {
         self.poison.get_or_init(|| error).clone()
     }
@@ -95,16 +95,14 @@ impl LogState {
                 self.synced.fetch_max(written, SeqCst);
                 Ok(())
             }
-            Err(error) => {
-                Err(self.poison(Error::io("flush the log", path, &error).help(
-                    "acknowledged pushes may not be on disk: check the disk, then start again",
-                )))
-            }
+            Err(error) => Err(self.poison(Error::io("flush the log", path, &error).help(
+                "check the disk and restart this server; acknowledged pushes may not be on disk",
+            ))),
         }
     }
 }
 
-/// Makes an empty log; it is there whole or not at all.
+/// Makes an empty log, which appears whole or not at all.
 pub(super) fn create(
     disk: &Arc<dyn Disk>,
     folder: &Path,
@@ -119,8 +117,7 @@ pub(super) fn create(
 }
 
 impl Log {
-    /// Begins a log of this header; `older` are the bytes of those that it follows, which are on
-    /// disk.
+    /// Starts a log with this header; `older` is the length of the earlier ones, which are on disk.
     pub fn begin(
         disk: &Arc<dyn Disk>,
         folder: &Path,
@@ -133,9 +130,9 @@ impl Log {
         state.written.store(header.first, SeqCst);
         state.synced.store(header.first, SeqCst);
         let path = path(folder, header.number);
-        // A simulated disk is written by one thread at a time.
-        let trails = file.system_file().is_some();
-        let trail = if trails { Some(Trail::start(state.clone(), flush)?) } else { None };
+        // A simulated disk may be written by one thread only.
+        let is_real = file.system_file().is_some();
+        let write_back = if is_real { Some(WriteBack::start(state.clone(), flush)?) } else { None };
         let writer = Writer { file, path, header, seed, len: LOG_HEADER_BYTES as u64, older };
         Ok(Log {
             disk: disk.clone(),
@@ -145,23 +142,23 @@ impl Log {
             state,
             flushing: Mutex::new(false),
             changed: Condvar::new(),
-            trail,
+            write_back,
         })
     }
 
-    /// Bytes of all logs that no snapshot has replaced.
+    /// Returns the length of all logs that no snapshot has replaced, in bytes.
     pub fn len(&self) -> u64 {
         let writer = lock(&self.writer);
         writer.older + writer.len
     }
 
-    /// Whether a snapshot has everything.
+    /// Returns whether a snapshot contains everything.
     pub fn is_empty(&self) -> bool {
         let writer = lock(&self.writer);
         writer.older == 0 && writer.is_empty()
     }
 
-    /// The present file, its path, and its number.
+    /// Returns the current file, its path, and its number.
     pub fn place(&self) -> (Arc<dyn DiskFile>, PathBuf, u64) {
         let writer = lock(&self.writer);
         (writer.file.clone(), writer.path.clone(), writer.header.number)
@@ -171,10 +168,10 @@ impl Log {
         &self.state
     }
 
-    /// Writes a request; what fails leaves no trace.
+    /// Writes a request; a failed write leaves no trace.
     pub fn append(&self, caller: Caller, method: u8, request: &[u8]) -> Result<()> {
         if request.len() > REQUEST_BYTES_MAX {
-            return Err(Error::exhausted("a request is too long for the log").got(request.len()));
+            return Err(Error::exhausted("request is too long for the log").got(request.len()));
         }
         let request_sum = crc32fast::hash(request);
         let mut writer = lock(&self.writer);
@@ -185,8 +182,8 @@ impl Log {
         let header = RecordHeader { len, sequence, synced, caller, method, request_sum };
         self.put(&mut writer, header, request)?;
         self.state.written.store(sequence + 1, SeqCst);
-        if let Some(trail) = &self.trail {
-            trail.grew(&writer.file, writer.len, sequence + 1);
+        if let Some(write_back) = &self.write_back {
+            write_back.grew(&writer.file, writer.len, sequence + 1);
         }
         Ok(())
     }
@@ -199,18 +196,18 @@ impl Log {
             return Ok(());
         };
         let failed = Error::io("write", &writer.path, &error);
-        // Half a record would hide all that come after it.
+        // Half a record would hide all records after it.
         match writer.file.set_len(writer.len) {
-            Ok(()) => Err(failed.help("nothing was changed; make room and try again")),
+            Ok(()) => Err(failed.help("free disk space and try again; nothing was changed")),
             Err(cut) => Err(self.state.poison(
                 failed
-                    .got(format!("half a record that cannot be cut off: {cut}"))
-                    .help("make room and start this server again"),
+                    .got(format!("an incomplete record that cannot be truncated: {cut}"))
+                    .help("free disk space and restart this server"),
             )),
         }
     }
 
-    /// The number below which records are as safe as they are to be.
+    /// Returns the number below which records are as safe as [`Flush`] requires.
     pub fn kept(&self) -> u64 {
         match self.flush {
             Flush::Kernel => self.state.written(),
@@ -218,7 +215,7 @@ impl Log {
         }
     }
 
-    /// Waits until everything that was written is as safe as it is to be.
+    /// Waits until all written records are as safe as [`Flush`] requires.
     pub fn commit(&self) -> Result<()> {
         self.state.check()?;
         let wanted = self.state.written();
@@ -244,24 +241,24 @@ impl Log {
         result
     }
 
-    /// Syncs what is written now.
+    /// Syncs everything written so far.
     pub fn sync(&self) -> Result<()> {
         let (file, path, written) = {
             let writer = lock(&self.writer);
             (writer.file.clone(), writer.path.clone(), self.state.written())
         };
-        // Files before this one were synced when it was begun.
+        // Earlier files were synced when this one was started.
         self.state.sync(&*file, &path, written)
     }
 
-    /// Begins the next file, while no request is written; returns its number, from 1. An empty one
-    /// stays.
+    /// Starts the next file, while no request is written; returns its number, from 1. An empty file
+    /// is kept as the next one.
     ///
-    /// The old file is synced first: the next one must not outlive what stands before it.
+    /// The old file is synced first: the next one must not outlive the records before it.
     pub fn rotate(&self) -> Result<u64> {
         let mut writer = lock(&self.writer);
         self.state.check()?;
-        // There is no snapshot of number 0.
+        // Snapshots are numbered from 1.
         if writer.is_empty() && writer.header.number > 0 {
             return Ok(writer.header.number);
         }
@@ -272,12 +269,12 @@ impl Log {
         let (file, seed) = match create(&self.disk, &self.folder, &header) {
             Ok(made) => made,
             Err(error) => {
-                // An empty log behind one that grows on is passed over, should it stay.
+                // If it stays, readers ignore it: it is empty, and the log before it grows on.
                 let _ = self.disk.remove(&path(&self.folder, number));
                 return Err(error);
             }
         };
-        // Says that there is a next one, in case that gets lost.
+        // Announces the next log, in case that gets lost.
         let (caller, method) = (Caller { worker: 0, client: 0 }, CLOSE);
         let request_sum = crc32fast::hash(&[]);
         let close =
@@ -289,7 +286,7 @@ impl Log {
         Ok(number)
     }
 
-    /// A snapshot has replaced the logs before the present one.
+    /// Records that a snapshot has replaced the logs before the current one.
     pub fn forget_older(&self) {
         lock(&self.writer).older = 0;
     }

@@ -1,15 +1,15 @@
 //! Servers whose tables outlive their process: snapshots, and logs of the requests since.
 //!
-//! A request that changes something is written to the log and then done; an acknowledged one is in
-//! the log. A snapshot is cut at one moment, for all tables and for the answers that may be asked
-//! for again. It begins a new log and is written while requests continue; then older files are
-//! deleted. A server that starts again loads the last snapshot and replays the logs, requests and
-//! answers alike, so that a push which its worker repeats is not applied twice.
+//! A changing request is written to the log before it runs, so every acknowledged request is in the
+//! log. A snapshot is cut at one moment, for all tables and for the answers that clients may ask
+//! for again. It starts a new log and is written while requests continue; then older files are
+//! deleted. A restarted server loads the last snapshot and replays the logs, requests and answers
+//! alike. So a push that its worker repeats is not applied twice.
 //!
-//! `record.rs` has the bytes of a log, `log.rs` writes them, `reader.rs` reads them, `blocks.rs`
-//! and `image.rs` are the snapshot, `walk.rs` judges a folder, `recover.rs` starts a server from
-//! it, `inspect.rs` and `accept.rs` are for operators, `aside.rs` keeps what is cut off,
-//! `epochs.rs` finds lost acknowledgements, and `watch.rs` lost files.
+//! `record.rs` defines the bytes of a log; `log.rs` writes them and `reader.rs` reads them.
+//! `blocks.rs` and `image.rs` are the snapshot. `scan.rs` judges a folder, and `recover.rs` starts
+//! a server from it. `inspect.rs` and `accept.rs` are for operators, and `aside.rs` keeps cut-off
+//! data. `epochs.rs` detects lost acknowledgements, and `watch.rs` lost files.
 
 mod accept;
 mod aside;
@@ -23,11 +23,11 @@ mod log;
 mod reader;
 mod record;
 mod recover;
+mod scan;
 #[cfg(test)]
 mod tests;
-mod trail;
-mod walk;
 mod watch;
+mod write_back;
 
 pub use accept::{Loss, accept_loss};
 pub use damage::Damage;
@@ -35,13 +35,13 @@ pub use folder::{FolderState, folder_state};
 pub use inspect::{FolderReport, LogReport, ServerReport, SnapshotReport, WorkerReport, inspect};
 pub use log::Flush;
 pub use recover::Recovered;
-pub use walk::Tail;
+pub use scan::Tail;
 
 use super::{Caller, ServerTables, lock};
 use epochs::Epochs;
 use fleet_base::disk::{Disk, RealDisk};
 use fleet_base::{Error, Result};
-use folder::{BEHIND, FINISHED, Files, snapshot_path};
+use folder::{FINISHED, Files, LOST_ACKNOWLEDGED, snapshot_path};
 use image::{Image, SnapshotHead};
 use log::Log;
 use std::collections::BTreeSet;
@@ -50,29 +50,34 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// Where and how often a server keeps what it has.
+/// Where and how a server keeps its tables on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Durability {
-    /// Each server has a folder in it.
+    /// Folder of the job, which contains a folder for each server.
     pub folder: PathBuf,
+    /// Interval between snapshots.
     pub snapshot_every: Duration,
-    /// Longer logs begin a snapshot, and so do logs of 256 MiB and eight times the last snapshot.
-    /// At twice this length pushes wait for it, and are refused where none can be written.
+    /// Length of the logs, in bytes, that starts a snapshot. Logs of at least 256 MiB and eight
+    /// times the last snapshot start one too. At twice this length pushes wait for the snapshot,
+    /// and are rejected if it cannot be written.
     pub log_bytes_max: u64,
     pub flush: Flush,
 }
 
 impl Durability {
-    /// A snapshot every five minutes or 4 GiB of log.
+    /// Returns options for a snapshot every five minutes or 4 GiB of log.
     ///
     /// ```
     /// use fleet_ps::{Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, Servers};
     /// use fleet_ps::{TableConfig, rule::Sgd};
-    /// # let folder = std::env::temp_dir().join(format!("fleet-ps-durable-{}",
-    /// std::process::id())); let rule = Rule::Sgd(Sgd { lr: 1.0 }); let (non_finite, options) =
-    /// (NonFinite::Refuse, Default::default()); let dense = TableConfig::Dense { table_id: 0, len:
-    /// 2, rule, non_finite, options }; let job = JobTables { server_count: 1, worker_count: 1,
-    /// sync: false, tables: vec![dense] }; for start in 1..3 {
+    /// # let name = format!("fleet-ps-durable-{}", std::process::id());
+    /// # let folder = std::env::temp_dir().join(name);
+    /// let rule = Rule::Sgd(Sgd { lr: 1.0 });
+    /// let (non_finite, options) = (NonFinite::Refuse, Default::default());
+    /// let dense = TableConfig::Dense { table_id: 0, len: 2, rule, non_finite, options };
+    /// let job =
+    ///     JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![dense] };
+    /// for start in 1..3 {
     ///     let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder))?;
     ///     let worker = LocalServers::new(&[server], 0)?;
     ///     worker.push_dense(0, &[1.0, 2.0])?;
@@ -93,7 +98,7 @@ impl Durability {
     }
 }
 
-/// What keeps the tables of one server.
+/// Keeps the tables of one server on disk.
 pub(super) struct Keeper {
     disk: Arc<dyn Disk>,
     folder: PathBuf,
@@ -103,13 +108,13 @@ pub(super) struct Keeper {
     epochs: Epochs,
     epoch: u64,
     recovered: Option<Recovered>,
-    /// The number of the last snapshot that is whole; 0 if there is none.
+    /// Number of the last complete snapshot; 0 if there is none.
     snapshot: AtomicU64,
-    /// Files that are there while this server has not replaced them.
+    /// Files that were seen in the folder and that this server has not replaced.
     known: Mutex<BTreeSet<String>>,
-    /// Bytes of the last snapshot.
+    /// Size of the last snapshot, in bytes.
     snapshot_bytes: AtomicU64,
-    /// The folder has the mark of a job that has ended well.
+    /// The folder is marked as that of a job that has ended well.
     is_finished: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -117,24 +122,25 @@ pub(super) struct Keeper {
 
 #[derive(Default)]
 struct State {
-    /// A snapshot is wanted now.
+    /// A snapshot is requested.
     wanted: bool,
     closed: bool,
-    /// Why the last snapshot was not written.
+    /// Why the last snapshot could not be written.
     failed: Option<Error>,
 }
 
-/// After a snapshot that failed the next one is tried so much later.
+/// Pause after a failed snapshot before the next attempt.
 const PAUSE_FAILED: Duration = Duration::from_secs(10);
 
-/// A log so many times as long as the last snapshot begins the next one: snapshots are then a small
-/// part of what is written, and a short log is soon replayed.
+/// Ratio of the logs to the last snapshot that starts a snapshot. At this ratio snapshots are a
+/// small part of all writes, and the logs are still replayed quickly.
 const LOG_TO_SNAPSHOT: u64 = 8;
-/// A log of fewer bytes is short, however small the tables are.
+/// Logs shorter than this, in bytes, start no snapshot, however small the tables are.
 const LOG_BYTES_SHORT: u64 = 256 << 20;
 
 impl ServerTables {
-    /// A server whose tables outlive its process: what the folder holds, or empty ones at first.
+    /// Starts a server whose tables outlive its process: those in its folder, or empty ones in a
+    /// new folder.
     pub fn durable(
         job: &crate::JobTables,
         server: usize,
@@ -143,12 +149,12 @@ impl ServerTables {
         ServerTables::durable_on(Arc::new(RealDisk), job, server, durability)
     }
 
-    /// Writes a snapshot now; older snapshots and logs go.
+    /// Writes a snapshot now, and deletes older snapshots and logs.
     pub fn snapshot_now(&self) -> Result<()> {
         let Some(keeper) = &self.keeper else {
-            return Err(Error::invalid("a server without durability has no snapshots"));
+            return Err(Error::invalid("server without durability has no snapshots"));
         };
-        let _alone = lock(&self.keeping);
+        let _alone = lock(&self.maintenance);
         let result = self.write_snapshot(keeper);
         let mut state = lock(&keeper.state);
         state.failed = result.as_ref().err().cloned();
@@ -156,8 +162,8 @@ impl ServerTables {
         result
     }
 
-    /// The job has ended well. The mark comes first: a server that is killed while it writes its
-    /// snapshot has ended all the same.
+    /// Marks a job that has ended well as finished, and writes a last snapshot. The mark comes
+    /// first: a server that is killed while it writes its snapshot has finished all the same.
     pub(super) fn conclude(&self, keeper: &Keeper) -> Result<()> {
         keeper.mark_finished()?;
         match keeper.log.is_empty() {
@@ -167,7 +173,8 @@ impl ServerTables {
     }
 
     fn write_snapshot(&self, keeper: &Keeper) -> Result<()> {
-        // Nearly all of the log, while requests go on; the rest below takes little.
+        // Syncs nearly all of the log while requests continue; little is left for the sync under
+        // the lock.
         keeper.log.sync()?;
         let (image, head): (Image<'_>, SnapshotHead) = {
             let _cut = self.gate.write().unwrap_or_else(PoisonError::into_inner);
@@ -182,7 +189,8 @@ impl ServerTables {
         keeper.changed.notify_all();
         let files = Files::list(&*keeper.disk, &keeper.folder)?;
         for name in files.before(number) {
-            // The new one is there; an old file that cannot be deleted is deleted with the next.
+            // The new snapshot is in place. An old file that cannot be deleted is deleted with the
+            // next one.
             let _ = keeper.disk.remove(&keeper.folder.join(name));
         }
         Ok(())
@@ -198,15 +206,15 @@ impl ServerTables {
         }
     }
 
-    /// Refuses a worker that has an acknowledgement of what this server has lost, and all others
-    /// from then on, also after a restart: an operator decides.
+    /// Rejects a worker that has an acknowledgement of requests that this server has lost. From
+    /// then on the server rejects all workers, also after a restart, until an operator decides.
     pub(super) fn check_acknowledged(
         &self,
         caller: Caller,
         [life, epoch, acknowledged]: [u64; 3],
     ) -> Result<()> {
         let Some(keeper) = self.keeper.as_ref().filter(|keeper| keeper.life == life) else {
-            // Tables of another life are lost as a whole, which the worker refuses.
+            // Tables of another life are lost as a whole, which the worker detects.
             return Ok(());
         };
         keeper.log.state().check()?;
@@ -223,12 +231,12 @@ impl ServerTables {
         Err(error)
     }
 
-    /// What this server resumes with, if an earlier process has left something.
+    /// Returns what this server resumed with, if an earlier process left anything.
     pub fn recovered(&self) -> Option<Recovered> {
         self.keeper.as_ref().and_then(|keeper| keeper.recovered.clone())
     }
 
-    /// Where this server keeps its tables, if it does.
+    /// Returns the folder in which this server keeps its tables, if it is durable.
     pub fn durable_folder(&self) -> Option<&Path> {
         self.keeper.as_ref().map(|keeper| keeper.folder.as_path())
     }
@@ -248,38 +256,36 @@ impl Keeper {
         Ok(())
     }
 
-    /// Bytes of log that begin a snapshot.
+    /// Returns the length of the logs, in bytes, that starts a snapshot.
     fn log_bytes_due(&self) -> u64 {
         let short = self.snapshot_bytes.load(Relaxed).saturating_mul(LOG_TO_SNAPSHOT);
         short.max(LOG_BYTES_SHORT).min(self.options.log_bytes_max)
     }
 
-    /// Acknowledged requests are lost: nothing is taken any more. Returns what to say.
+    /// Makes the log reject all requests, because acknowledged ones are lost; returns the error.
     fn refuse_lost(&self, caller: Caller, acknowledged: u64, lost: u64) -> Error {
         let left = acknowledged - lost;
-        let text = format!(
-            "{caller} was acknowledged {acknowledged} requests, and {left} of them are left"
-        );
+        let text = format!("{left} of {acknowledged} acknowledged requests of {caller} are left");
         let error = Error::invalid("this server has lost acknowledged pushes")
             .got(&text)
             .at(self.folder.display())
             .help(format!(
-                "fleet durable inspect {} shows what is left; with --accept-loss the job resumes from \
-                 there. Or start it again from a save",
+                "run fleet durable inspect {} to see what is left, or with --accept-loss to resume \
+                 from there; or restart the job from a save",
                 self.folder.display()
             ));
-        // Should the mark not be written, this process refuses all the same.
-        let _ = folder::set_mark(&self.disk, &self.folder, BEHIND, &text);
+        // This process rejects requests even if the mark cannot be written.
+        let _ = folder::set_mark(&self.disk, &self.folder, LOST_ACKNOWLEDGED, &text);
         self.log.state().poison(error)
     }
 
-    /// What an answer acknowledges: this start of the server, and the number below which requests
-    /// are kept.
+    /// Returns what an answer acknowledges: the epoch of this start, and the number below which
+    /// requests are kept.
     pub fn acknowledgement(&self) -> [u64; 2] {
         [self.epoch, self.log.kept()]
     }
 
-    /// Why the server must end.
+    /// Fails if the server must end.
     pub fn check(&self) -> Result<()> {
         self.log.state().check()
     }
@@ -292,7 +298,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Waits until what was written is kept.
+    /// Waits until all written requests are as safe as [`Flush`] requires.
     pub fn commit(&self) -> Result<()> {
         self.log.commit()
     }
@@ -302,7 +308,7 @@ impl Keeper {
         self.changed.notify_all();
     }
 
-    /// Waits while the log is far too long: a snapshot is on its way.
+    /// Waits while the log is far too long, until the snapshot in progress has shortened it.
     pub fn wait_for_room(&self) -> Result<()> {
         let too_long = || self.log.len() > self.options.log_bytes_max.saturating_mul(2);
         if !too_long() {
@@ -315,7 +321,7 @@ impl Keeper {
                     .got(error.message())
                     .at(self.folder.display()));
             }
-            // Looked at again now and then: the log shrinks under another lock.
+            // Checked again at intervals: the log shrinks under another lock.
             let waited = self.changed.wait_timeout(state, Duration::from_millis(100));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -332,7 +338,7 @@ impl Keeper {
         }
     }
 
-    /// Nobody needs snapshots any more.
+    /// Ends the threads that write snapshots and watch the files.
     pub fn close(&self) {
         lock(&self.state).closed = true;
         self.changed.notify_all();
@@ -352,7 +358,7 @@ impl Keeper {
     }
 }
 
-/// A thread that writes snapshots until the tables are gone.
+/// Starts a thread that writes snapshots until the tables are dropped.
 fn start_snapshots(tables: &Arc<ServerTables>) -> Result<()> {
     let Some(keeper) = tables.keeper.clone() else { return Ok(()) };
     let weak: Weak<ServerTables> = Arc::downgrade(tables);

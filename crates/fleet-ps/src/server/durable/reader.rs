@@ -1,4 +1,4 @@
-//! Reads a log: its good records, and what stands behind the first bad one.
+//! Reads a log: its good records, and what follows the first bad one.
 
 use super::damage::Damage;
 use super::folder::of_other_version;
@@ -16,52 +16,53 @@ use std::sync::Arc;
 
 /// A request of the log.
 pub(super) struct Record<'a> {
-    /// Where it begins in its file.
+    /// Offset in its file.
     pub offset: u64,
     pub caller: Caller,
     pub method: u8,
     pub request: &'a [u8],
 }
 
-/// What a log holds.
+/// Contents of a log.
 #[derive(Clone, Debug)]
 pub(super) struct LogScan {
     pub header: LogHeader,
     pub record_count: u64,
-    /// The sequence number behind the last good record.
+    /// Sequence number after the last good record.
     pub next: u64,
-    /// Bytes of the header and the good records, and of the file.
+    /// Length of the header and the good records, in bytes.
     pub good: u64,
+    /// Length of the file, in bytes.
     pub total: u64,
-    /// Where the records begin that the log itself does not say to have been on disk.
+    /// Offset of the first record that, by the log's own account, may not have been on disk.
     pub unsynced: u64,
-    /// It ends as one does that another log follows.
+    /// It ends with the record that announces another log.
     pub is_closed: bool,
-    /// Whole records behind the first bad one.
-    pub behind: Option<Behind>,
-    /// More follows the good records than is searched: [`REST_BYTES_MAX`].
+    /// Whole records after the first bad one.
+    pub later: Option<LaterRecords>,
+    /// More bytes than [`REST_BYTES_MAX`] follow the good records, so they are not searched.
     pub is_too_long: bool,
 }
 
-/// Whole records behind a bad one.
+/// Whole records after a bad one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Behind {
+pub(super) struct LaterRecords {
     pub offset: u64,
     pub count: u64,
     /// Records below this number were on disk when the last of these was written.
     pub synced: u64,
 }
 
-/// Bytes that are searched at a time.
+/// Bytes searched at a time.
 const SEARCH_BYTES: usize = 1 << 20;
-/// Bytes behind the last good record that are searched: twice the 4 GiB of the default
-/// [`log_bytes_max`](super::Durability), where pushes are refused, and a longest record of 4 GiB,
+/// Limit on the bytes searched after the last good record. It is twice the 4 GiB of the default
+/// [`log_bytes_max`](super::Durability), where pushes are rejected, plus a longest record of 4 GiB,
 /// rounded up. A power cut loses the last seconds, which are far less.
 pub(super) const REST_BYTES_MAX: u64 = 16 << 30;
 
-/// How many zeros the bytes begin with.
+/// Returns the number of zeros at the start of `bytes`.
 pub(super) fn zeros(bytes: &[u8]) -> usize {
-    // Compared block by block, at the speed of memory.
+    // Compares whole blocks, at the speed of memory.
     const BLOCK: [u8; 4096] = [0; 4096];
     let blocks = bytes.chunks_exact(BLOCK.len()).take_while(|block| **block == BLOCK).count();
     let known = blocks * BLOCK.len();
@@ -75,12 +76,12 @@ struct Bytes<'a> {
     seed: u32,
 }
 
-/// The header of a log, or what is wrong with it.
+/// Reads the header of a log, or describes its damage.
 pub(super) fn read_header(disk: &dyn Disk, path: &Path) -> Result<Result<LogHeader, Damage>> {
     Ok(open(disk, path)?.map(|(_, header)| header))
 }
 
-/// Visits the good records of a log; damage is that of its header.
+/// Visits the good records of a log. The damage returned is that of its header.
 pub(super) fn read(
     disk: &dyn Disk,
     path: &Path,
@@ -93,20 +94,20 @@ pub(super) fn read(
     let mut scan = bytes.records(header, visit)?;
     if scan.good < bytes.total && !scan.is_closed {
         scan.is_too_long = bytes.total - scan.good > REST_BYTES_MAX;
-        scan.behind = bytes.behind(&scan, &mut |_| Ok(()))?;
+        scan.later = bytes.later(&scan, &mut |_| Ok(()))?;
     }
     Ok(Ok(scan))
 }
 
-/// Visits the whole records behind the first bad one.
-pub(super) fn read_behind(
+/// Visits the whole records after the first bad one.
+pub(super) fn read_later(
     disk: &dyn Disk,
     path: &Path,
     visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
 ) -> Result<()> {
     let Ok((bytes, header)) = open(disk, path)? else { return Ok(()) };
     let scan = bytes.records(header, &mut |_| Ok(()))?;
-    bytes.behind(&scan, visit).map(drop)
+    bytes.later(&scan, visit).map(drop)
 }
 
 fn open<'a>(disk: &dyn Disk, path: &'a Path) -> Result<Result<(Bytes<'a>, LogHeader), Damage>> {
@@ -115,7 +116,7 @@ fn open<'a>(disk: &dyn Disk, path: &'a Path) -> Result<Result<(Bytes<'a>, LogHea
     let total = file.len().map_err(|error| failed(&error))?;
     let mut header = [0; LOG_HEADER_BYTES];
     if total < header.len() as u64 {
-        let what = format!("the header is cut off: {total} of {LOG_HEADER_BYTES} bytes");
+        let what = format!("the header is truncated: {total} of {LOG_HEADER_BYTES} bytes");
         return Ok(Err(Damage::new(path, total, what)));
     }
     read_exact_at(&*file, 0, &mut header).map_err(|error| failed(&error))?;
@@ -147,14 +148,14 @@ impl Bytes<'_> {
             total: self.total,
             unsynced: LOG_HEADER_BYTES as u64,
             is_closed: false,
-            behind: None,
+            later: None,
             is_too_long: false,
         };
         let file = DiskReader::new(self.file.clone());
         let mut reader = BufReader::with_capacity(1 << 20, file);
         reader.read_exact(&mut [0; LOG_HEADER_BYTES]).map_err(|error| self.failed(&error))?;
         let (mut head, mut request) = ([0; RECORD_HEADER_BYTES], Vec::new());
-        // Sequence numbers and ends of the records that may not be on disk.
+        // Sequence numbers and end offsets of records that may not be on disk.
         let mut recent: VecDeque<(u64, u64)> = VecDeque::new();
         loop {
             let left = self.total - scan.good;
@@ -194,14 +195,15 @@ impl Bytes<'_> {
         }
     }
 
-    /// Whole records behind the first bad one, whose length cannot be trusted: every byte may begin
-    /// one, but for holes and long runs of zeros. None are searched where there is too much.
-    fn behind(
+    /// Searches whole records after the first bad one, whose length cannot be trusted. A record may
+    /// begin at every byte, except in holes and long runs of zeros. If too much follows, nothing is
+    /// searched.
+    fn later(
         &self,
         scan: &LogScan,
         visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
-    ) -> Result<Option<Behind>> {
-        let mut found: Option<Behind> = None;
+    ) -> Result<Option<LaterRecords>> {
+        let mut found: Option<LaterRecords> = None;
         let mut at = scan.good;
         let (mut window, mut start) = (Vec::new(), 0);
         if self.total - at > REST_BYTES_MAX {
@@ -235,15 +237,15 @@ impl Bytes<'_> {
                 let RecordHeader { caller, method, .. } = record;
                 visit(&Record { offset: at, caller, method, request: &request })?;
             }
-            let behind = found.get_or_insert(Behind { offset: at, count: 0, synced: 0 });
-            behind.count += 1;
-            behind.synced = behind.synced.max(record.synced);
+            let later = found.get_or_insert(LaterRecords { offset: at, count: 0, synced: 0 });
+            later.count += 1;
+            later.synced = later.synced.max(record.synced);
             at += RECORD_HEADER_BYTES as u64 + u64::from(record.len);
         }
         Ok(found)
     }
 
-    /// The whole record at an offset, if there is one.
+    /// Reads the whole record at an offset, if there is one.
     fn record_at(
         &self,
         at: u64,

@@ -1,11 +1,11 @@
-//! The bytes of a log: a header, then records that follow each other without gaps.
+//! The bytes of a log: a header, then records without gaps.
 //!
 //! ```text
 //! header                               record
 //!  0 "FLEETLOG"                         0 u32 bytes of the request
 //!  8 u32 version                        4 u32 CRC-32 of the rest of this header
 //! 12 u32 flags                          8 u64 sequence number
-//! 16 u64 life of the folder            16 u64 records below this number were on disk
+//! 16 u64 life of the folder            16 u64 records below this number are on disk
 //! 24 u64 number of the log             24 u64 client
 //! 32 u64 first sequence number         32 u32 worker
 //! 40 u64 epoch                         36 u8 method, 3 bytes 0
@@ -14,8 +14,8 @@
 //! 60 u32 CRC-32 of the above
 //! ```
 //!
-//! Everything is little-endian. The checksums of records start from that of the log's header, so
-//! that a record of another log is none of this one.
+//! Everything is little-endian. The checksums of records are seeded with that of the log's header,
+//! so that a record of another log is not accepted.
 
 use crate::message::Method;
 use crate::server::Caller;
@@ -24,19 +24,19 @@ pub(super) const LOG_HEADER_BYTES: usize = 64;
 pub(super) const RECORD_HEADER_BYTES: usize = 44;
 const MAGIC: &[u8; 8] = b"FLEETLOG";
 pub(super) const VERSION: u32 = 1;
-/// The loss of what stood behind the log before this one was accepted by an operator.
+/// An operator has accepted the loss of the records after the end of the previous log.
 const ACCEPTS_LOSS: u32 = 1;
-/// The method of a log's last record: the next log has what follows.
+/// Method of a log's last record: another log follows.
 pub(super) const CLOSE: u8 = 255;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LogHeader {
     pub life: u64,
     pub number: u64,
-    /// The sequence number of the first record.
+    /// Sequence number of the first record.
     pub first: u64,
     pub epoch: u64,
-    /// Which run of the machine wrote the log; 0 where the system does not say.
+    /// Boot of the machine on which the log was written; 0 if the system does not report it.
     pub boot: u64,
     pub accepts_loss: bool,
 }
@@ -57,7 +57,7 @@ impl LogHeader {
         bytes
     }
 
-    /// The header and the seed of its records' checksums.
+    /// Decodes a header; also returns the seed of its records' checksums.
     pub fn decode(bytes: &[u8; LOG_HEADER_BYTES]) -> Result<(LogHeader, u32), HeaderFault> {
         if bytes[..8] != *MAGIC {
             return Err(HeaderFault::Damaged("the header does not begin with FLEETLOG"));
@@ -65,8 +65,8 @@ impl LogHeader {
         let sum = u32_at(bytes, 60);
         let (version, flags) = (u32_at(bytes, 8), u32_at(bytes, 12));
         if version != VERSION {
-            // Its checksum may be another one. A header that is whole but for its version is one
-            // of ours with a changed byte.
+            // Another version may have another checksum. If the header is intact except for its
+            // version, it is one of this version with a changed byte.
             let mut ours = *bytes;
             ours[8..12].copy_from_slice(&VERSION.to_le_bytes());
             if crc32fast::hash(&ours[..60]) != sum {
@@ -85,14 +85,14 @@ impl LogHeader {
     }
 }
 
-/// Why a header is not one of this build's logs.
+/// Why a header is not that of a readable log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HeaderFault {
     Damaged(&'static str),
     Version(String),
 }
 
-/// What stands before a request in the log.
+/// The header of a record, which the request follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHeader {
     pub len: u32,
@@ -119,7 +119,7 @@ impl RecordHeader {
         bytes
     }
 
-    /// None if these bytes are no whole header of a record of this log.
+    /// Returns none if the bytes are not an intact record header of this log.
     pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES], seed: u32) -> Option<RecordHeader> {
         if bytes[37..40] != [0; 3] || header_sum(bytes, seed) != u32_at(bytes, 4) {
             return None;
@@ -135,8 +135,8 @@ impl RecordHeader {
     }
 }
 
-/// Whether a record of a search may begin here, at least with this sequence number and with at most
-/// so many bytes of request: cheaper than a checksum.
+/// Returns whether a record may begin here, in a search for records with at least the sequence
+/// number `next` and at most `len_max` bytes of request. Cheaper than a checksum.
 pub(super) fn may_be_record(bytes: &[u8; RECORD_HEADER_BYTES], next: u64, len_max: u64) -> bool {
     let sequence = u64_at(bytes, 8);
     bytes[37..40] == [0; 3]

@@ -1,13 +1,13 @@
-//! The start of a durable server: what its folder holds, or why it must not be served.
+//! The start of a durable server from its folder, or the reason why it must not serve.
 
 use super::aside::COPY_BYTES;
-use super::folder::{ACCEPTED, BEHIND, FINISHED, Files, JobFile, LOCK};
-use super::image::{In, SnapshotHead};
+use super::folder::{ACCEPTED, FINISHED, Files, JobFile, LOCK, LOST_ACKNOWLEDGED};
+use super::image::{SnapshotHead, SnapshotReader};
 use super::inspect::check_new;
 use super::log::{self, Log};
 use super::reader::{LogScan, Record};
 use super::record::{CLOSE, LogHeader, RecordHeader};
-use super::walk::{Place, Tail, Visitor, Walk};
+use super::scan::{FolderScan, Place, Tail, Visitor};
 use super::{Durability, Keeper, aside, folder, start_snapshots, watch};
 use crate::JobTables;
 use crate::server::{Caller, ServerTables};
@@ -18,16 +18,16 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 
-/// What a server found of an earlier process's.
+/// Data that a server recovered from its earlier processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Its last snapshot, where there was one.
+    /// Number of the last snapshot, if there was one.
     pub snapshot: Option<u64>,
-    /// Requests of its logs, which were done again.
+    /// Requests replayed from the logs.
     pub request_count: u64,
-    /// Of these, the ones that were refused again, as when they were made.
+    /// Replayed requests that were rejected, as when they were made.
     pub refused_count: u64,
-    /// The end of the log, which was not written whole and is cut off.
+    /// The incomplete end of the log, which was cut off.
     pub cut: Option<Tail>,
 }
 
@@ -38,20 +38,20 @@ impl std::fmt::Display for Recovered {
         }
         write!(f, "{} requests of the log", self.request_count)?;
         if self.refused_count > 0 {
-            write!(f, " ({} of them refused, as when they were made)", self.refused_count)?;
+            write!(f, " ({} of them rejected, as they were originally)", self.refused_count)?;
         }
         let Some(cut) = &self.cut else { return Ok(()) };
         let (file, offset) = (cut.file.display(), cut.offset);
-        write!(f, "; cut {} bytes at byte {offset} of {file}: ", cut.bytes)?;
+        write!(f, "; removed {} bytes at byte {offset} of {file}: ", cut.bytes)?;
         match cut.request_count {
-            0 => write!(f, "a request that was not written whole"),
-            count => write!(f, "{count} requests that a power cut left behind a lost one"),
+            0 => write!(f, "an incomplete request"),
+            count => write!(f, "{count} requests after one that a power failure lost"),
         }
     }
 }
 
 impl ServerTables {
-    /// As [`ServerTables::durable`], on any disk.
+    /// Like [`ServerTables::durable`], on any disk.
     pub fn durable_on(
         disk: Arc<dyn Disk>,
         job: &JobTables,
@@ -74,14 +74,14 @@ impl ServerTables {
         Ok(tables)
     }
 
-    /// Fills the tables with what the folder holds, and begins a log of this process.
+    /// Fills the tables from the folder, and starts a log of this process.
     fn open(
         &self,
         disk: Arc<dyn Disk>,
         path: std::path::PathBuf,
         options: Durability,
     ) -> Result<Keeper> {
-        if let Some(text) = folder::mark(&*disk, &path, BEHIND)? {
+        if let Some(text) = folder::mark(&*disk, &path, LOST_ACKNOWLEDGED)? {
             return Err(lost_before(&path, &text));
         }
         let accepts_loss = folder::mark(&*disk, &path, ACCEPTED)?.is_some();
@@ -90,29 +90,29 @@ impl ServerTables {
         let files = Files::list(&*disk, &path)?;
         let place = Place { disk: &*disk, folder: &path, life };
         let mut replay = Replay { tables: self, refused_count: 0 };
-        let walk = place.walk(&files, &mut replay)?;
-        if let Some(damage) = &walk.damage {
+        let scan = place.scan(&files, &mut replay)?;
+        if let Some(damage) = &scan.damage {
             return Err(damage.error());
         }
         let refused_count = replay.refused_count;
-        if let Some(tail) = &walk.tail {
+        if let Some(tail) = &scan.tail {
             cut(&disk, &path, tail)?;
         }
-        let first = walk.snapshot.as_ref().map_or(0, |(head, _)| head.number);
+        let first = scan.snapshot.as_ref().map_or(0, |(head, _)| head.number);
         for name in files.temporary.iter().cloned().chain(files.before(first)) {
-            // What stays takes room and is removed at the next start.
+            // A file that stays takes space and is removed at the next start.
             let _ = disk.remove(&path.join(name));
         }
-        let (log, epoch, epochs) = begin(&disk, &path, &walk, (life, accepts_loss), &options)?;
+        let (log, epoch, epochs) = begin(&disk, &path, &scan, (life, accepts_loss), &options)?;
         if accepts_loss {
             folder::remove_mark(&*disk, &path, ACCEPTED)?;
         }
-        let snapshot_bytes = walk.snapshot.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let snapshot_bytes = scan.snapshot.as_ref().map_or(0, |(_, bytes)| *bytes);
         let recovered = Recovered {
-            snapshot: walk.snapshot.as_ref().map(|(head, _)| head.number),
-            request_count: walk.request_count(),
+            snapshot: scan.snapshot.as_ref().map(|(head, _)| head.number),
+            request_count: scan.request_count(),
             refused_count,
-            cut: walk.tail,
+            cut: scan.tail,
         };
         Ok(Keeper {
             disk,
@@ -132,12 +132,12 @@ impl ServerTables {
         })
     }
 
-    /// The life of the tables in a folder, which are of this job. A new folder gets its first log,
-    /// and then its file `job`.
+    /// Returns the life of the tables in a folder, and checks that they are of this job. A new
+    /// folder gets its first log, and then its file `job`.
     fn life_of(&self, disk: &Arc<dyn Disk>, path: &Path) -> Result<u64> {
         match JobFile::read(&**disk, path)? {
             Some(Ok(file)) if file.text.is_empty() => {
-                // An operator has accepted that it was lost.
+                // The file was lost, and an operator has accepted that.
                 JobFile { text: self.job.text(), ..file.clone() }.write(disk, path)?;
                 Ok(file.life)
             }
@@ -169,7 +169,7 @@ struct Replay<'a> {
 }
 
 impl Visitor for Replay<'_> {
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut In) -> Result<()> {
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()> {
         self.tables.load_image(head, input)
     }
 
@@ -183,8 +183,8 @@ impl Visitor for Replay<'_> {
 fn lost_before(path: &Path, text: &str) -> Error {
     Error::invalid("this server has lost acknowledged pushes").got(text).at(path.display()).help(
         format!(
-            "fleet durable inspect {} --accept-loss resumes from what is left; or remove the folder \
-             and load a save",
+            "run fleet durable inspect {} --accept-loss to resume from what is left; or remove the \
+             folder and load a save",
             path.display()
         ),
     )
@@ -194,12 +194,14 @@ fn lock_folder(disk: &dyn Disk, folder: &Path) -> Result<DiskLock> {
     let path = folder.join(LOCK);
     match disk.lock(&path).map_err(|error| Error::io("lock", &path, &error))? {
         Some(held) => Ok(held),
-        None => Err(Error::unavailable(format!("another process works in {}", folder.display()))
-            .help("a server has one process; end the other one, or choose another folder")),
+        None => {
+            Err(Error::unavailable(format!("{} is in use by another process", folder.display()))
+                .help("end the other process, or choose another folder"))
+        }
     }
 }
 
-/// Cuts off the end of a log; its bytes are kept aside.
+/// Cuts off the end of a log, and keeps its bytes aside.
 fn cut(disk: &Arc<dyn Disk>, folder: &Path, tail: &Tail) -> Result<()> {
     let path = &tail.file;
     let failed = |action: &'static str| move |error| Error::io(action, path, &error);
@@ -212,31 +214,31 @@ fn cut(disk: &Arc<dyn Disk>, folder: &Path, tail: &Tail) -> Result<()> {
     file.sync().map_err(failed("flush"))
 }
 
-/// The log of this process: every start writes its own, so that its header says of which run of the
-/// machine its records are.
+/// Starts the log of this process. Every start writes its own, so that the header tells on which
+/// boot of the machine its records were written.
 fn begin(
     disk: &Arc<dyn Disk>,
     folder: &Path,
-    walk: &Walk,
+    scan: &FolderScan,
     (life, accepts_loss): (u64, bool),
     options: &Durability,
 ) -> Result<(Log, u64, super::Epochs)> {
-    let mut epochs = walk.epochs.clone();
+    let mut epochs = scan.epochs.clone();
     let epoch = epochs.next_id()?;
-    // A log without records is made anew.
-    let empty = walk.empty_last();
-    let number = match (empty, walk.logs.last()) {
+    // A log without records is made again.
+    let empty = scan.empty_last();
+    let number = match (empty, scan.logs.last()) {
         (Some(header), _) => header.number,
         (None, last) => last.map_or(0, |log| log.header.number + 1),
     };
     let accepts_loss = accepts_loss || empty.is_some_and(|header| header.accepts_loss);
-    let first = walk.next;
-    let before = walk.logs.iter().rfind(|log| log.header.number < number);
+    let first = scan.next;
+    let before = scan.logs.iter().rfind(|log| log.header.number < number);
     if let Some(log) = before {
         sync_again(disk, folder, log)?;
     }
     let header = LogHeader { life, number, first, epoch, boot: disk.boot(), accepts_loss };
-    let kept = walk.logs.iter().filter(|log| log.header.number < number);
+    let kept = scan.logs.iter().filter(|log| log.header.number < number);
     let older = kept.map(|log| log.good).sum();
     let log = Log::begin(disk, folder, header, older, options.flush)?;
     if let Some(before) = before {
@@ -246,9 +248,8 @@ fn begin(
     Ok((log, epoch, epochs))
 }
 
-/// Puts on disk what an earlier process may not have. A sync of its own may have failed, which
-/// leaves pages that are in memory, not on disk, and not written by the next sync: so they are
-/// written again.
+/// Makes sure that records of an earlier process are on disk. If its sync failed, pages may be in
+/// memory, not on disk, and skipped by the next sync. So they are written again.
 fn sync_again(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
     let path = log::path(folder, log.header.number);
     let failed = |action: &'static str| {
@@ -267,7 +268,7 @@ fn sync_again(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> 
     file.sync().map_err(failed("flush"))
 }
 
-/// Says at the end of a log that another one follows.
+/// Announces, at the end of a log, that another one follows.
 fn close(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
     if log.is_closed {
         return Ok(());

@@ -243,7 +243,7 @@ fn an_older_copy_of_a_folder_is_refused_by_who_knows_more() {
     // Others push meanwhile: the numbers are there again, but not what they stood for.
     (3..9).for_each(|id| push(&worker(&server, id), id).unwrap());
     let error = server.check_acknowledged(Caller { worker: 0, client: 2 }, known).unwrap_err();
-    assert!(error.to_string().contains("2 requests, and 1 of them are left"), "{error}");
+    assert!(error.to_string().contains("1 of 2 acknowledged requests"), "{error}");
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn a_request_that_panics_is_refused_and_replayed_once() {
     let server = open(&disk, Flush::Kernel).unwrap();
     let found = server.recovered().unwrap();
     assert_eq!((found.request_count, found.refused_count), (2, 1));
-    assert!(found.to_string().contains("(1 of them refused, as when they were made)"));
+    assert!(found.to_string().contains("(1 of them rejected, as they were originally)"));
     assert_eq!(pushed(&server, &[1]), [1]);
 }
 
@@ -380,16 +380,16 @@ fn a_failed_truncation_ends_the_server() {
     push(&worker(&server, 1), 1).unwrap();
     disk.set_faults(Some(Fault { call: Call::Write, first: 0, count: 1, errno: 28 }));
     let error = push(&worker(&server, 2), 2).unwrap_err().to_string();
-    assert!(error.contains("nothing was changed; make room and try again"), "{error}");
+    assert!(error.contains("free disk space and try again; nothing was changed"), "{error}");
     push(&worker(&server, 3), 3).unwrap();
 
     let faults = [Call::Write, Call::SetLen];
     disk.set_faults(faults.map(|call| Fault { call, first: 0, count: 1, errno: 28 }));
     let error = push(&worker(&server, 4), 4).unwrap_err().to_string();
-    assert!(error.contains("half a record that cannot be cut off"), "{error}");
+    assert!(error.contains("an incomplete record that cannot be truncated"), "{error}");
     // The disk is well again, the log is not: what came behind the half would be lost.
-    assert!(push(&worker(&server, 5), 5).unwrap_err().to_string().contains("half a record"));
-    assert!(server.serve().unwrap_err().to_string().contains("half a record"));
+    assert!(push(&worker(&server, 5), 5).unwrap_err().to_string().contains("an incomplete record"));
+    assert!(server.serve().unwrap_err().to_string().contains("an incomplete record"));
     drop(server);
     disk.kill();
     assert_eq!(pushed(&open(&disk, Flush::Kernel).unwrap(), &[1, 2, 3, 4, 5]), [1, 0, 1, 0, 0]);
@@ -604,7 +604,7 @@ fn accepted_losses_are_counted() {
     assert_eq!(report.snapshot.unwrap().request_count, 5);
     assert_eq!(report.workers[&0].step, 6, "{report:?}");
     let damage = report.damage.unwrap();
-    assert!(damage.what.contains("1 whole ones follow"), "{damage}");
+    assert!(damage.what.contains("1 complete ones follow"), "{damage}");
     let loss = accept(&disk.handle(), &own("")).unwrap().unwrap();
     let (had, left) = loss.workers[&0];
     assert_eq!((had.step, left.step), (8, 6));
@@ -626,7 +626,7 @@ fn every_file_that_vanishes_ends_the_server() {
         keeper.check_files().unwrap();
         disk.remove(&own(file)).unwrap();
         let error = keeper.check_files().unwrap_err().to_string();
-        let since = if file == "snapshot-1" { "the job began" } else { "snapshot 1" };
+        let since = if file == "snapshot-1" { "the start of the job" } else { "snapshot 1" };
         let told = format!("acknowledged updates since {since} are not on disk");
         assert!(error.contains(&told) && error.contains("got no such file"), "{file}: {error}");
         assert!(error.contains(&format!("kept/server-000/{file}")), "{error}");
@@ -641,7 +641,7 @@ fn every_file_that_vanishes_ends_the_server() {
         // The job ends before the next look.
         server.stop();
         let error = server.serve().unwrap_err().to_string();
-        assert!(error.contains("log-3, got another file of this name"), "{error}");
+        assert!(error.contains("log-3, got another file with this name"), "{error}");
     }
 }
 
@@ -691,7 +691,8 @@ fn a_removed_or_moved_folder_ends_the_server() {
                 // update before that.
                 let error = server.serve().unwrap_err().to_string();
                 assert!(error.contains("log-0, got no such file"), "{error}");
-                assert!(error.contains("updates since the job began are not on disk"), "{error}");
+                let since = "updates since the start of the job are not on disk";
+                assert!(error.contains(since), "{error}");
                 assert!(error.contains(&folder.display().to_string()), "{error}");
                 assert!(push(&worker(&server, 2), 2).is_err());
                 drop(server);

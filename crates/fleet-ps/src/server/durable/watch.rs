@@ -1,7 +1,7 @@
-//! Notices that files of a running server are removed or moved away.
+//! Detects that files of a running server were removed or moved away.
 //!
-//! Writes to a file without a name succeed, and so do syncs: the server would acknowledge updates
-//! that no start finds again. So it looks at its folder now and then, in every flush mode.
+//! Writes to an unlinked file succeed, and so do syncs: the server would acknowledge updates that
+//! no restart finds. So it checks its folder at intervals, in every flush mode.
 
 use super::folder::{JOB, LOCK, LOG, SNAPSHOT, numbered, snapshot_path};
 use super::{Keeper, ServerTables};
@@ -13,11 +13,11 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-/// Between two looks: as long as a power cut may take back (`Flush::Kernel`).
-const LOOK_PERIOD: Duration = Duration::from_secs(2);
+/// Interval between checks, as long as the time that a power cut can undo (`Flush::Kernel`).
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Keeper {
-    /// Refuses everything from now on if a file that the next start needs is gone.
+    /// Makes the log reject everything from now on if a file that the next start needs is gone.
     pub fn check_files(&self) -> Result<()> {
         self.check()?;
         match self.missing() {
@@ -26,25 +26,26 @@ impl Keeper {
         }
     }
 
-    /// A file that is gone, and what is in its place. A folder that cannot be read proves nothing.
+    /// Returns a file that is gone, and what is in its place. An unreadable folder proves nothing.
     fn missing(&self) -> Option<(String, &'static str)> {
         let (file, path, number) = self.log.place();
         let is_gone = matches!(file.is_at(&path), Ok(false));
         if is_gone && self.log.place().2 == number {
             let got = match self.disk.kind(&path) {
-                Ok(_) => "another file of this name",
-                Err(_) => GONE,
+                Ok(_) => "another file with this name",
+                Err(_) => MISSING_FILE,
             };
             return Some((name_of(&path), got));
         }
         let names = match self.disk.list(&self.folder) {
             Ok(names) => names,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Some((name_of(&path), GONE));
+                return Some((name_of(&path), MISSING_FILE));
             }
             Err(_) => return None,
         };
-        // Read after the list: a file counts as replaced before this server removes it.
+        // Loaded after the files are listed: a file counts as replaced before this server removes
+        // it.
         let first = self.snapshot.load(SeqCst);
         let mut known = lock(&self.known);
         known.retain(|name| !is_replaced(name, first));
@@ -55,40 +56,40 @@ impl Keeper {
             (log || is_other) && !is_replaced(name, first)
         };
         known.extend(names.into_iter().filter(is_needed));
-        gone.map(|name| (name, GONE))
+        gone.map(|name| (name, MISSING_FILE))
     }
 
     fn vanished(&self, file: &str, got: &str) -> Error {
         let number = self.snapshot.load(SeqCst);
         let since = match self.disk.kind(&snapshot_path(&self.folder, number)) {
             Ok(_) => format!("snapshot {number}"),
-            Err(_) => "the job began".to_string(),
+            Err(_) => "the start of the job".to_string(),
         };
-        Error::invalid("the durable folder of this server was changed while the server runs")
+        Error::invalid("durable folder was changed while its server runs")
             .expected(self.folder.join(file).display())
             .got(got)
             .help(format!(
-                "acknowledged updates since {since} are not on disk in this folder. If its files \
-                 were moved, move them back and start the job again; else start it in another \
-                 folder from a save"
+                "if its files were moved, move them back and restart the job; otherwise restart it \
+                 in another folder from a save; acknowledged updates since {since} are not on disk \
+                 in this folder"
             ))
             .at(self.folder.display())
     }
 }
 
-/// Whether a snapshot of this number has replaced a file.
+/// Returns whether a snapshot of this number has replaced a file.
 fn is_replaced(name: &str, snapshot: u64) -> bool {
     [LOG, SNAPSHOT].iter().any(|kind| numbered(name, kind).is_some_and(|it| it < snapshot))
 }
 
-const GONE: &str = "no such file";
+const MISSING_FILE: &str = "no such file";
 
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// A thread that looks at the files until the tables are gone. A simulated disk is looked at by
-/// its tests.
+/// Starts a thread that checks the files until the tables are dropped. On a simulated disk the
+/// tests check them.
 pub(super) fn start(tables: &Arc<ServerTables>) -> Result<()> {
     let Some(keeper) = tables.keeper.clone() else { return Ok(()) };
     keeper.check_files()?;
@@ -100,12 +101,12 @@ pub(super) fn start(tables: &Arc<ServerTables>) -> Result<()> {
         loop {
             let state = lock(&keeper.state);
             let waited =
-                keeper.changed.wait_timeout_while(state, LOOK_PERIOD, |state| !state.closed);
+                keeper.changed.wait_timeout_while(state, CHECK_INTERVAL, |state| !state.closed);
             if waited.unwrap_or_else(PoisonError::into_inner).0.closed {
                 return;
             }
             if keeper.check_files().is_err() {
-                // The error is what serving ends with.
+                // Serving ends with this error.
                 weak.upgrade().iter().for_each(|tables| tables.stop());
                 return;
             }

@@ -107,15 +107,13 @@ impl DistributeTranspilerConfig {
     /// Returns the equivalent strategy.
     fn strategy(&self, sync_mode: bool) -> Result<DistributedStrategy> {
         let refuse = |what: &str, why: &str| {
-            Err(Error::invalid(format!("{what} and sync_mode do not go together")).help(why))
+            Err(Error::invalid(format!("{what} conflicts with sync_mode")).help(why))
         };
         if self.mode != "pserver" {
-            return Err(Error::unsupported(
-                "DistributeTranspiler makes jobs with parameter servers",
-            )
-            .expected("mode pserver")
-            .got(&self.mode)
-            .help("jobs without servers: Fleet::collective and distributed_optimizer"));
+            return Err(Error::unsupported("unsupported mode of DistributeTranspiler")
+                .expected("pserver")
+                .got(&self.mode)
+                .help("use Fleet::collective and distributed_optimizer for jobs without servers"));
         }
         if self.min_block_size < MIN_BLOCK_SIZE {
             return Err(Error::invalid("min_block_size is too small")
@@ -123,17 +121,16 @@ impl DistributeTranspilerConfig {
                 .got(self.min_block_size));
         }
         if sync_mode && self.runtime_split_send_recv {
-            return refuse("runtime_split_send_recv", "turn one of them off");
+            return refuse("runtime_split_send_recv", "turn off one of them");
         }
         if sync_mode && (self.geo_sgd_mode || self.half_async || self.enable_dc_asgd) {
-            return refuse(
-                "geo_sgd_mode, half_async and enable_dc_asgd",
-                "they are for workers that do not wait for each other: sync_mode false",
-            );
+            return refuse("geo_sgd_mode, half_async and enable_dc_asgd", "set sync_mode to false");
         }
         if self.geo_sgd_mode && (self.half_async || self.enable_dc_asgd) {
-            return Err(Error::invalid("geo_sgd_mode sends no gradients")
-                .help("turn half_async and enable_dc_asgd off"));
+            return Err(Error::invalid(
+                "geo_sgd_mode conflicts with half_async and enable_dc_asgd",
+            )
+            .help("turn off half_async and enable_dc_asgd"));
         }
         let mut strategy = DistributedStrategy::new();
         strategy.set_a_sync(!(sync_mode || self.half_async && !self.enable_dc_asgd));
@@ -192,7 +189,7 @@ impl DistributeTranspilerConfig {
             half_async: self.half_async,
         };
         let mut plan = minimize(programs, registry, loss, optimizer, None, &strategy, place)?;
-        let shapes = self.deal(programs, &mut plan, endpoints.len());
+        let shapes = self.assign_blocks(programs, &mut plan, endpoints.len());
         name_endpoints(programs, &plan, &endpoints)?;
         if self.print_log {
             let blocks = plan.tables.dense.iter().flat_map(|table| table.blocks.iter().flatten());
@@ -207,7 +204,7 @@ impl DistributeTranspilerConfig {
 
     /// Cuts parameters into blocks and assigns each block to a server; returns the parameters'
     /// shapes.
-    fn deal(
+    fn assign_blocks(
         &self,
         programs: &Programs,
         plan: &mut ServerPlan,
@@ -263,7 +260,7 @@ fn endpoints(text: &str) -> Result<Vec<String>> {
     sorted.sort();
     sorted.dedup();
     if endpoints.is_empty() || sorted.len() < endpoints.len() {
-        return Err(Error::invalid("pservers is no list of servers")
+        return Err(Error::invalid("invalid list of servers in pservers")
             .expected("HOST:PORT,HOST:PORT,... each once")
             .got(format!("'{text}'")));
     }
@@ -304,7 +301,7 @@ fn grad_name(block: &str) -> String {
 impl Transpiled {
     fn server(&self, endpoint: &str) -> Result<usize> {
         self.endpoints.iter().position(|it| it == endpoint).ok_or_else(|| {
-            Error::invalid("no server of this job is there")
+            Error::invalid("no server of this job has this endpoint")
                 .expected(format!("one of {:?}", self.endpoints))
                 .got(endpoint)
         })

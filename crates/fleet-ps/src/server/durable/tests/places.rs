@@ -144,7 +144,7 @@ fn records_behind_zeros_are_found() {
         .unwrap();
         let damage = look(&copy.handle(), &own("")).unwrap().damage.unwrap().to_string();
         let at = log.len() - record.len() + gap;
-        let words = format!("1 whole ones follow from byte {at} on");
+        let words = format!("1 complete ones follow from byte {at}");
         assert!(damage.contains(&words), "{gap} zeros: {damage}");
     }
 }
@@ -163,7 +163,7 @@ fn a_sparse_rest_of_a_log_costs_nothing() {
         let at = 10 << 30;
         file.write_at(at, &mut [std::io::IoSlice::new(record)]).unwrap();
         let damage = real.damage();
-        let found = damage.contains(&format!("1 whole ones follow from byte {at} on"));
+        let found = damage.contains(&format!("1 complete ones follow from byte {at}"));
         assert!(found, "{damage}");
         // Nothing but a hole: the end is cut off and kept.
         let whole = (log.len() - record.len()) as u64;
@@ -328,6 +328,6 @@ fn another_job_is_refused_with_its_table_and_field() {
     let error = error.map(drop).unwrap_err().to_string();
     let id = other.tables[0].table_id();
     let words =
-        format!("is of another job: expected Dense, got Sparse\n  at table {id}\n  at kept");
+        format!("belongs to another job: expected Dense, got Sparse\n  at table {id}\n  at kept");
     assert!(error.contains(&words), "{error}");
 }

@@ -47,7 +47,7 @@ fn b_block(isa: Isa) -> usize {
 /// The split of a product. Terms and slices depend on the shape alone, because they determine how
 /// sums are rounded.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct GemmSplit {
     /// Number of rows and columns in a block of C.
     pub m: usize,
     pub n: usize,
@@ -63,8 +63,8 @@ pub(super) struct Cut {
     pub items_alone: bool,
 }
 
-impl Cut {
-    pub fn new(gemm: &Gemm, threads: usize) -> Cut {
+impl GemmSplit {
+    pub fn new(gemm: &Gemm, threads: usize) -> GemmSplit {
         let items_alone = gemm.batch.len() >= ITEMS_ALONE;
         let tall = !items_alone && is_tall(gemm);
         let k_blocks = gemm.k.div_ceil(if tall { K_IN_PLACE } else { K_BLOCK }).max(1);
@@ -80,7 +80,7 @@ impl Cut {
         };
         let tiles = gemm.m.div_ceil(TILE_ROWS).max(1);
         let m_tiles = tiles.div_ceil(m_blocks);
-        Cut {
+        GemmSplit {
             m: m_tiles * TILE_ROWS,
             n: panels.div_ceil(n_blocks) * PANEL,
             m_blocks: tiles.div_ceil(m_tiles),

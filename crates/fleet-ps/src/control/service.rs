@@ -1,4 +1,4 @@
-//! What the calls do: they ask the tables of this server, or the servers of the job as an operator.
+//! The calls: they read the tables of this server, or call the servers of the job as an operator.
 
 use super::message as m;
 use super::message::{
@@ -22,29 +22,29 @@ use tonic_prost::ProstCodec;
 
 /// The service, for one connection.
 #[derive(Clone)]
-pub(super) struct Control(pub Arc<Desk>);
+pub(super) struct Control(pub Arc<ControlService>);
 
-pub(super) struct Desk {
+pub(super) struct ControlService {
     pub served: OnceLock<Served>,
     pub token: Token,
     pub log: Log,
-    /// Ends what waits for other servers.
+    /// Ends waits for other servers.
     pub abort: Abort,
-    /// One save, load or shrinking at a time.
+    /// Held by a save, load or shrink: one runs at a time.
     pub work: Mutex<()>,
 }
 
-/// The tables that are there, and where all servers of the job listen for frames.
+/// The tables of this server, and the addresses where all servers of the job accept frames.
 pub(super) struct Served {
     pub tables: Arc<ServerTables>,
     pub addresses: Vec<SocketAddr>,
 }
 
-/// A request is a folder's name at most.
+/// Limit on a request, in bytes; its longest field is the name of a folder.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// What fits into the header that a status travels in.
+/// Limit on the text of a status, which is sent in a header.
 const STATUS_CHARS_MAX: usize = 2 << 10;
-/// How long the other servers of the job are tried.
+/// Time limit for reaching the other servers of the job.
 const REACH_SPAN: Duration = Duration::from_secs(30);
 
 impl NamedService for Control {
@@ -61,14 +61,14 @@ impl Service<http::Request<Body>> for Control {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let desk = self.0.clone();
+        let service = self.0.clone();
         match request.uri().path() {
-            STATISTICS => answer(desk, request, Desk::statistics),
-            SAVE => answer(desk, request, Desk::save),
-            LOAD => answer(desk, request, Desk::load),
-            SHRINK => answer(desk, request, Desk::shrink),
+            STATISTICS => answer(service, request, ControlService::statistics),
+            SAVE => answer(service, request, ControlService::save),
+            LOAD => answer(service, request, ControlService::load),
+            SHRINK => answer(service, request, ControlService::shrink),
             path => {
-                let status = Status::unimplemented(format!("{SERVICE} has no call {path}"));
+                let status = Status::unimplemented(format!("unknown call {path} of {SERVICE}"));
                 Box::pin(std::future::ready(Ok(status.into_http())))
             }
         }
@@ -76,9 +76,9 @@ impl Service<http::Request<Body>> for Control {
 }
 
 fn answer<Q, A>(
-    desk: Arc<Desk>,
+    service: Arc<ControlService>,
     request: http::Request<Body>,
-    run: fn(&Desk, Q) -> Result<A>,
+    run: fn(&ControlService, Q) -> Result<A>,
 ) -> BoxFuture<http::Response<Body>, Infallible>
 where
     Q: prost::Message + Default + 'static,
@@ -87,14 +87,14 @@ where
     Box::pin(async move {
         let mut grpc =
             Grpc::new(ProstCodec::<A, Q>::default()).max_decoding_message_size(REQUEST_BYTES_MAX);
-        Ok(grpc.unary(Call { desk, run }, request).await)
+        Ok(grpc.unary(Call { service, run }, request).await)
     })
 }
 
-/// One call, on a thread that may wait.
+/// One call, on a thread that may block.
 struct Call<Q, A> {
-    desk: Arc<Desk>,
-    run: fn(&Desk, Q) -> Result<A>,
+    service: Arc<ControlService>,
+    run: fn(&ControlService, Q) -> Result<A>,
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Service<Request<Q>> for Call<Q, A> {
@@ -107,22 +107,23 @@ impl<Q: Send + 'static, A: Send + 'static> Service<Request<Q>> for Call<Q, A> {
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let (desk, run) = (self.desk.clone(), self.run);
+        let (service, run) = (self.service.clone(), self.run);
         Box::pin(async move {
-            let done = tokio::task::spawn_blocking(move || run(&desk, request.into_inner())).await;
+            let done =
+                tokio::task::spawn_blocking(move || run(&service, request.into_inner())).await;
             match done {
                 Ok(result) => result.map(Response::new).map_err(|error| status(&error)),
-                Err(_) => Err(Status::internal("a call ended in a panic, which the log shows")),
+                Err(_) => Err(Status::internal("call panicked; see the server's logs")),
             }
         })
     }
 }
 
-impl Desk {
+impl ControlService {
     fn served(&self) -> Result<&Served> {
         self.served.get().ok_or_else(|| {
             Error::unavailable("this server has no tables yet")
-                .help("wait until grpc.health.v1.Health says SERVING")
+                .help("wait until grpc.health.v1.Health reports SERVING")
         })
     }
 
@@ -136,12 +137,12 @@ impl Desk {
             Ok(m::SaveFormat::Binary) => SaveFormat::Binary,
             Ok(m::SaveFormat::Text) => SaveFormat::Text,
             Err(_) => {
-                return Err(Error::invalid("the format of a save is unknown")
+                return Err(Error::invalid("unknown save format")
                     .expected("0 (binary) or 1 (text)")
                     .got(request.format));
             }
         };
-        let what = format!("saves ({mode:?}, {format:?}) into {}", request.folder);
+        let what = format!("save ({mode:?}, {format:?}) into {}", request.folder);
         let folder = folder(&request.folder)?;
         let saved = self.for_all(&what, |servers| servers.save(folder, mode, format))?;
         Ok(SaveAnswer { rows: saved.row_count, bytes: saved.bytes })
@@ -149,43 +150,40 @@ impl Desk {
 
     fn load(&self, request: LoadRequest) -> Result<LoadAnswer> {
         let folder = folder(&request.folder)?;
-        let what = format!("loads {}", request.folder);
+        let what = format!("load {}", request.folder);
         let rows = self.for_all(&what, |servers| servers.load(folder))?;
         Ok(LoadAnswer { rows })
     }
 
     fn shrink(&self, request: ShrinkRequest) -> Result<ShrinkAnswer> {
         let days = request.unseen_days.map(|days| {
-            u8::try_from(days).map_err(|_| {
-                Error::invalid("a number of unseen days is too large")
-                    .expected("up to 255")
-                    .got(days)
-            })
+            u8::try_from(days)
+                .map_err(|_| Error::invalid("too many unseen days").expected("up to 255").got(days))
         });
         let (table, days) = (request.table, days.transpose()?);
-        let what = format!("shrinks table {table}");
+        let what = format!("shrink table {table}");
         let deleted_rows = self.for_all(&what, |servers| servers.shrink(table, days))?;
         Ok(ShrinkAnswer { deleted_rows })
     }
 
-    /// Asks all servers of the job, by frames, as workers do.
+    /// Runs work on all servers of the job, over frames, as workers do.
     fn for_all<R>(&self, what: &str, work: impl FnOnce(&dyn Servers) -> Result<R>) -> Result<R> {
         let Served { tables, addresses } = self.served()?;
         if tables.server() != 0 {
-            // Two at once on two servers would be in each other's way.
-            return Err(Error::invalid("server 0 answers for all servers of the job")
-                .got(format!("a call of server {}", tables.server()))
-                .help("ask the address over gRPC that server 0 has logged"));
+            // Simultaneous work from two servers would conflict.
+            return Err(Error::invalid("only server 0 accepts this call")
+                .got(format!("a call to server {}", tables.server()))
+                .help("use the gRPC address that server 0 logged"));
         }
         let _alone = match self.work.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::unavailable("another save, load or shrinking is under way")
+                return Err(Error::unavailable("another save, load or shrink is in progress")
                     .help("call again when it has ended"));
             }
         };
-        self.log.line(format!("server 0, asked over gRPC, {what}"));
+        self.log.line(format!("server 0: gRPC request: {what}"));
         let options = RemoteOptions {
             deadline: REACH_SPAN,
             log: self.log.clone(),
@@ -199,8 +197,7 @@ impl Desk {
 
 fn folder(name: &str) -> Result<&Path> {
     match name.is_empty() {
-        true => Err(Error::invalid("the name of a folder is missing")
-            .expected("`folder`, as the servers see it")),
+        true => Err(Error::invalid("missing folder").expected("`folder`, as the servers see it")),
         false => Ok(Path::new(name)),
     }
 }
@@ -218,7 +215,7 @@ fn status(error: &Error) -> Status {
     Status::new(code, text)
 }
 
-/// The other way, for clients.
+/// Converts a status back to an error, for clients.
 pub(super) fn error_of(status: &Status) -> Error {
     let kind = match status.code() {
         Code::InvalidArgument | Code::Unauthenticated | Code::OutOfRange => ErrorKind::Invalid,

@@ -5,11 +5,11 @@ use fleet_base::sealed::{Kind, Read};
 use std::path::Path;
 
 /// Name of the file in a checkpoint's folder.
-pub const DONE_FILE: &str = "done";
-const DONE: Kind = Kind {
+pub const PROGRESS_FILE: &str = "done";
+const KIND: Kind = Kind {
     name: "fleet checkpoint",
     version: 1,
-    help: "resume from an older checkpoint: rename the file `done` in this one's folder",
+    help: "rename the file `done` in this folder to resume from an older checkpoint",
 };
 /// Limit for the number of workers in a file, far above the size of any cluster: bounds the list's
 /// memory.
@@ -17,7 +17,7 @@ const WORKERS_MAX: usize = 1 << 16;
 
 /// Progress of a checkpoint.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct CheckpointProgress {
     /// Step in the folder's name.
     pub step: u64,
     /// Samples per step of all workers together.
@@ -26,20 +26,20 @@ pub struct Done {
     pub steps: Vec<u64>,
 }
 
-impl Done {
+impl CheckpointProgress {
     pub fn write(&self, folder: &Path) -> Result<()> {
         let mut body = format!("step {}\nsamples {}\n", self.step, self.samples);
         if !self.steps.is_empty() {
             let steps: Vec<String> = self.steps.iter().map(u64::to_string).collect();
             body += &format!("steps {}\n", steps.join(" "));
         }
-        DONE.write(&folder.join(DONE_FILE), &body)
+        KIND.write(&folder.join(PROGRESS_FILE), &body)
     }
 
     /// Reads the file of the checkpoint of this step.
-    pub fn read(folder: &Path, step: u64) -> Result<Done> {
-        let path = folder.join(DONE_FILE);
-        let (done, body) = match DONE.read(&path)? {
+    pub fn read(folder: &Path, step: u64) -> Result<CheckpointProgress> {
+        let path = folder.join(PROGRESS_FILE);
+        let (done, body) = match KIND.read(&path)? {
             Read::Body(body) => (parse(&body), body),
             Read::Unsealed(body) => {
                 let done = parse(&format!("step {step}\n{body}"));
@@ -49,11 +49,11 @@ impl Done {
                 (done, body)
             }
         };
-        let broken = |why: &str| Err(DONE.damaged(&path, why).got(format!("{body:?}")));
+        let broken = |why: &str| Err(KIND.damaged(&path, why).got(format!("{body:?}")));
         match done {
-            Some(done) if done.step != step => broken("it is of another step"),
+            Some(done) if done.step != step => broken("it belongs to another step"),
             Some(done) => Ok(done),
-            None => broken("it is not what ends a checkpoint"),
+            None => broken("it is not a valid progress file"),
         }
     }
 
@@ -62,7 +62,7 @@ impl Done {
         match self.steps.len() {
             0 => Ok(vec![self.step; workers]),
             len if len == workers => Ok(self.steps.clone()),
-            len => Err(Error::new(ErrorKind::Invalid, "the checkpoint is of another job")
+            len => Err(Error::new(ErrorKind::Invalid, "the checkpoint belongs to another job")
                 .expected(format!("steps of {workers} workers"))
                 .got(format!("steps of {len}"))),
         }
@@ -71,13 +71,13 @@ impl Done {
 
 /// Returns the error of a file without a checksum whose steps the folder's name does not confirm.
 fn unconfirmed(path: &Path, step: u64, body: &str) -> Error {
-    Error::unsupported(format!("{} is of version 0, which has no checksum", path.display()))
-        .expected(format!("{step} steps of every worker, as the folder's name says"))
+    Error::unsupported(format!("{} has version 0, which has no checksum", path.display()))
+        .expected(format!("{step} steps of every worker, as in the folder's name"))
         .got(format!("{body:?}"))
-        .help(DONE.help)
+        .help(KIND.help)
 }
 
-fn parse(body: &str) -> Option<Done> {
+fn parse(body: &str) -> Option<CheckpointProgress> {
     let mut lines = body.strip_suffix('\n')?.split('\n');
     let step = lines.next()?.strip_prefix("step ")?.parse().ok()?;
     let samples = lines.next()?.strip_prefix("samples ")?.parse().ok()?;
@@ -89,7 +89,7 @@ fn parse(body: &str) -> Option<Done> {
         None => Vec::new(),
     };
     let is_whole = lines.next().is_none() && steps.len() <= WORKERS_MAX;
-    is_whole.then_some(Done { step, samples, steps })
+    is_whole.then_some(CheckpointProgress { step, samples, steps })
 }
 
 #[cfg(test)]
@@ -102,21 +102,27 @@ mod tests {
     fn a_changed_file_is_refused() {
         let folder = std::env::temp_dir().join(format!("fleet-done-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join(DONE_FILE);
-        let done = Done { step: 98, samples: 4096, steps: vec![98, 97] };
+        let path = folder.join(PROGRESS_FILE);
+        let done = CheckpointProgress { step: 98, samples: 4096, steps: vec![98, 97] };
         done.write(&folder).unwrap();
-        assert_eq!(Done::read(&folder, 98).unwrap(), done);
-        assert!(Done::read(&folder, 88).unwrap_err().message().contains("of another step"));
+        assert_eq!(CheckpointProgress::read(&folder, 98).unwrap(), done);
+        assert!(
+            CheckpointProgress::read(&folder, 88)
+                .unwrap_err()
+                .message()
+                .contains("belongs to another step")
+        );
         let bytes = std::fs::read(&path).unwrap();
         for at in 0..bytes.len() {
             for bit in 0..8 {
                 let mut changed = bytes.clone();
                 changed[at] ^= 1 << bit;
                 std::fs::write(&path, changed).unwrap();
-                Done::read(&folder, 98).expect_err(&format!("bit {bit} of byte {at}"));
+                CheckpointProgress::read(&folder, 98)
+                    .expect_err(&format!("bit {bit} of byte {at}"));
             }
             std::fs::write(&path, &bytes[..at]).unwrap();
-            Done::read(&folder, 98).expect_err(&format!("{at} bytes"));
+            CheckpointProgress::read(&folder, 98).expect_err(&format!("{at} bytes"));
         }
         std::fs::remove_dir_all(&folder).unwrap();
     }
@@ -128,8 +134,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("fleet-done-old-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let read = |text: &str| {
-            std::fs::write(folder.join(DONE_FILE), text).unwrap();
-            Done::read(&folder, 98)
+            std::fs::write(folder.join(PROGRESS_FILE), text).unwrap();
+            CheckpointProgress::read(&folder, 98)
         };
         let steps = |text: &str| read(text).unwrap().steps_of(2).unwrap();
         assert_eq!(steps("samples 4096\n"), [98, 98]);

@@ -1,4 +1,4 @@
-//! Circles of imports between the files of a crate, by resolved `crate::` and `super::` paths.
+//! Import cycles between the files of a crate, by resolved `crate::` and `super::` paths.
 
 use super::Finding;
 use super::source::{SourceFile, module_folder};
@@ -6,7 +6,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Re-exports that are followed from one to the next.
+/// Limit on the re-exports that are followed from one to the next.
 const DEPTH: usize = 8;
 
 pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) {
@@ -14,15 +14,15 @@ pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) {
     for name in crates {
         let own = files.iter().filter(|file| file.product_crate() == Some(name));
         let modules = Modules::new(name, own);
-        for circle in modules.circles() {
-            for &index in &circle {
-                let others = circle.iter().filter(|other| **other != index);
+        for cycle in modules.cycles() {
+            for &index in &cycle {
+                let others = cycle.iter().filter(|other| **other != index);
                 let others: Vec<&str> = others.map(|other| modules.short(*other)).collect();
                 findings.push(Finding {
-                    rule: "circle",
+                    rule: "cycle",
                     path: modules.list[index].path.clone(),
                     line: 1,
-                    message: format!("imports form a circle with {}", others.join(", ")),
+                    message: format!("import cycle with {}", others.join(", ")),
                 });
             }
         }
@@ -69,7 +69,7 @@ impl Modules {
         path.strip_prefix(&self.folder).unwrap_or(path).trim_start_matches('/')
     }
 
-    /// The file in which the item of a path is declared, seen from the module `from`.
+    /// Returns the file that declares the item of a path, seen from the module `from`.
     fn resolve(&self, from: &[String], path: &[String], depth: usize) -> Option<usize> {
         if depth == 0 {
             return None;
@@ -122,23 +122,23 @@ impl Modules {
         edges
     }
 
-    /// Sets of files that reach each other.
-    fn circles(&self) -> Vec<Vec<usize>> {
+    /// Returns the sets of files that reach each other.
+    fn cycles(&self) -> Vec<Vec<usize>> {
         let edges = self.edges();
         let reach: Vec<BTreeSet<usize>> =
             (0..edges.len()).map(|from| reached(&edges, from)).collect();
         let mut seen = BTreeSet::new();
-        let mut circles = Vec::new();
+        let mut cycles = Vec::new();
         for (index, from) in reach.iter().enumerate() {
             if seen.contains(&index) || !from.contains(&index) {
                 continue;
             }
-            let circle: Vec<usize> =
+            let cycle: Vec<usize> =
                 from.iter().copied().filter(|other| reach[*other].contains(&index)).collect();
-            seen.extend(circle.iter().copied());
-            circles.push(circle);
+            seen.extend(cycle.iter().copied());
+            cycles.push(cycle);
         }
-        circles
+        cycles
     }
 }
 
@@ -233,14 +233,17 @@ fn paths(stream: TokenStream, found: &mut BTreeSet<Vec<String>>) {
     }
 }
 
-/// Follows `::name` and `::{..}` from `at`; returns the place after the path.
+fn is_colon(token: Option<&TokenTree>) -> bool {
+    matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == ':')
+}
+
+/// Follows `::name` and `::{..}` from `at`; returns the index after the path.
 fn path_after(
     tokens: &[TokenTree],
     mut at: usize,
     path: &mut Vec<String>,
     found: &mut BTreeSet<Vec<String>>,
 ) -> usize {
-    let is_colon = |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == ':');
     while is_colon(tokens.get(at)) && is_colon(tokens.get(at + 1)) {
         match tokens.get(at + 2) {
             Some(TokenTree::Ident(ident)) => path.push(ident.to_string()),

@@ -1,5 +1,5 @@
-//! Synchronous jobs that die as a whole, at any request, and are restarted on durable servers: they
-//! learn the same bits as one that never died.
+//! Synchronous jobs that die as a whole, at any request, and are restarted on durable servers. They
+//! learn the same bits as a job that never died.
 
 use super::tests::{DENSE, SPARSE, job};
 use super::*;
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::SeqCst;
 const WORKERS: usize = 2;
 const STEP_COUNT: u64 = 12;
 
-/// Which run of the job this is, and its requests until it dies.
+/// The number of a run, and its requests until it dies.
 #[derive(Clone)]
 struct Run {
     number: u64,
@@ -26,21 +26,21 @@ struct Run {
 }
 
 /// The servers of a process that dies with the others of its run.
-struct Mortal {
+struct FailingServers {
     local: Local,
     left: Arc<AtomicI64>,
 }
 
-impl Transport for Mortal {
+impl Transport for FailingServers {
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
         requests.iter().map(|request| self.call(request)).collect()
     }
 }
 
-impl Mortal {
+impl FailingServers {
     fn call(&self, request: &Request<'_>) -> Result<Vec<u8>> {
-        // How often a worker asks whether it still has to wait depends on threads, and changes
-        // nothing.
+        // The number of waits depends on the scheduling of threads and has no effect, so they are
+        // not counted.
         let is_wait = request.method == Method::Wait;
         let count = i64::from(!is_wait);
         if self.left.fetch_sub(count, SeqCst) <= 0 {
@@ -49,18 +49,18 @@ impl Mortal {
         if !is_wait {
             return self.local.call(request);
         }
-        let patience_ms = 1u64.to_le_bytes();
-        let parts = vec![Cow::Borrowed(&patience_ms[..])];
+        let wait_ms = 1u64.to_le_bytes();
+        let parts = vec![Cow::Borrowed(&wait_ms[..])];
         let Request { server, method, head, .. } = *request;
         self.local.call(&Request { server, method, head, parts })
     }
 }
 
-/// One worker of a run.
+/// Runs one worker of a run.
 fn worker(servers: &[Arc<ServerTables>], job: &JobTables, worker: usize, run: &Run) -> Result<()> {
     let caller = Caller { worker, client: run.number * WORKERS as u64 + worker as u64 + 1 };
-    let mortal = Mortal { local: Local::new(servers, caller), left: run.left.clone() };
-    let client = Arc::new(Client::over(job, worker, mortal)?);
+    let failing = FailingServers { local: Local::new(servers, caller), left: run.left.clone() };
+    let client = Arc::new(Client::over(job, worker, failing)?);
     for round in 0..START_ROUNDS {
         if round == 1 && worker == 0 && client.settle()? == 0 {
             client.set_dense(DENSE, &[1.0, 2.0, 3.0])?;
@@ -78,7 +78,7 @@ fn worker(servers: &[Arc<ServerTables>], job: &JobTables, worker: usize, run: &R
         communicator.go_on(&crate::Progress::of_steps(0, done))?;
     }
     for step in done + 1..=STEP_COUNT {
-        // Worker 1 has no row in some steps.
+        // Worker 1 has no rows in some steps.
         let ids: &[u64] = if step % 3 == 0 && worker == 1 { &[] } else { &[step, 7, 2] };
         let mut rows = vec![0.0; ids.len()];
         communicator.look_up(SPARSE, ids, &mut rows, PullMode::Train)?;
@@ -96,7 +96,7 @@ fn worker(servers: &[Arc<ServerTables>], job: &JobTables, worker: usize, run: &R
     communicator.flush()
 }
 
-/// Starts both workers; whether they came to the end.
+/// Starts both workers; returns whether they reached the end.
 fn run(servers: &[Arc<ServerTables>], job: &JobTables, run: Run) -> bool {
     std::thread::scope(|scope| {
         let start = |number| {
@@ -109,8 +109,8 @@ fn run(servers: &[Arc<ServerTables>], job: &JobTables, run: Run) -> bool {
     })
 }
 
-/// Bits of all that the tables have learnt.
-fn learnt(servers: &[Arc<ServerTables>]) -> Vec<u32> {
+/// Returns the bits of everything that the tables have learned.
+fn learned(servers: &[Arc<ServerTables>]) -> Vec<u32> {
     let reader = LocalServers::new(servers, 0).unwrap();
     let ids: Vec<u64> = (0..=STEP_COUNT).collect();
     let (mut rows, mut dense) = (vec![0.0; ids.len()], [0.0; 3]);
@@ -119,7 +119,7 @@ fn learnt(servers: &[Arc<ServerTables>]) -> Vec<u32> {
     rows.iter().chain(&dense).map(|value: &f32| value.to_bits()).collect()
 }
 
-/// Servers that resume with what is on a disk.
+/// Starts servers that resume from a disk.
 fn servers_on(disk: &SimDisk, job: &JobTables) -> Vec<Arc<ServerTables>> {
     let durability = || Durability::in_folder("kept");
     let start = |server| ServerTables::durable_on(disk.handle(), job, server, durability());
@@ -133,7 +133,7 @@ fn a_restarted_synchronous_job_learns_the_same_bits() {
     let want = {
         let servers = ServerTables::all(&job).unwrap();
         assert!(run(&servers, &job, Run { number: 0, left: forever() }));
-        learnt(&servers)
+        learned(&servers)
     };
     for seed in 0..60u64 {
         let mut rng = Sequence::new(seed, 8);
@@ -151,7 +151,7 @@ fn a_restarted_synchronous_job_learns_the_same_bits() {
                 servers.iter().for_each(|server| server.snapshot_now().unwrap());
             }
             if number == 3 {
-                assert_eq!(learnt(&servers), want, "seed {seed}, dies after {deaths:?} requests");
+                assert_eq!(learned(&servers), want, "seed {seed}, dies after {deaths:?} requests");
             }
         }
     }
@@ -171,6 +171,6 @@ fn folders_of_different_moments_are_refused() {
     let servers = servers_on(&disk, &job);
     servers.iter().for_each(|server| server.begin_run().unwrap());
     let error = LocalServers::new(&servers, 0).unwrap().settle().unwrap_err().to_string();
-    assert!(error.contains("the servers' folders are of different moments"), "{error}");
+    assert!(error.contains("the servers' folders are at different steps"), "{error}");
     assert!(error.contains("expected step 12, or the one before it, got step 0"), "{error}");
 }

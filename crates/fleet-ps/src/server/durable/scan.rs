@@ -1,19 +1,18 @@
-//! Reads a server's folder from its last snapshot to the end of its last log, and judges what is
-//! bad.
+//! Reads a server's folder from its last snapshot to the end of its last log, and judges bad data.
 //!
-//! A server that starts and `fleet durable inspect` take the same walk with another visitor.
+//! A server that starts and `fleet durable inspect` run the same scan with different visitors.
 //!
-//! * Logs follow each other by life, number and sequence number, from that of the last snapshot on.
-//! * A bad record with whole ones behind it is damage, unless a power cut explains it: the machine
-//!   was
-//!   started since, and none of them was written when the bad one was known to be on disk.
-//! * Anything else that ends the last log is a request that was not written whole: it is cut off.
+//! * Logs follow each other by life, number and sequence number, beginning with that of the last
+//!   snapshot.
+//! * A bad record that whole ones follow is damage, unless a power cut explains it: the machine was
+//!   rebooted since, and no later record says that the bad one was on disk.
+//! * Any other end of the last log is a request that was not written whole. It is cut off.
 
 use super::blocks::BlockReader;
 use super::damage::Damage;
 use super::epochs::{Epoch, Epochs};
 use super::folder::{Files, snapshot_path};
-use super::image::{In, SnapshotHead};
+use super::image::{SnapshotHead, SnapshotReader};
 use super::log;
 use super::reader::{self, LogScan, REST_BYTES_MAX, Record};
 use super::record::LogHeader;
@@ -21,48 +20,48 @@ use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// What a walk shows.
+/// Receives the data that a scan reads.
 pub(super) trait Visitor {
-    /// The last snapshot; reads it to its end.
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut In) -> Result<()>;
-    /// A good record; its place is for errors.
+    /// Receives the last snapshot, and reads it to its end.
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()>;
+    /// Receives a good record, with its offset for errors.
     fn record(&mut self, record: &Record<'_>) -> Result<()>;
 }
 
-/// The end of the last log that was not written whole.
+/// The incomplete end of the last log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tail {
     pub file: PathBuf,
-    /// Where it begins.
+    /// Offset in the file.
     pub offset: u64,
     pub bytes: u64,
-    /// Requests in it that are whole, which only a power cut leaves behind one that is not.
+    /// Whole requests in it. Only a power cut leaves any after an incomplete one.
     pub request_count: u64,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Walk {
+pub(super) struct FolderScan {
     pub snapshot: Option<(SnapshotHead, u64)>,
     pub logs: Vec<LogScan>,
     pub epochs: Epochs,
-    /// The sequence number behind the last good record.
+    /// Sequence number after the last good record.
     pub next: u64,
     pub tail: Option<Tail>,
     pub damage: Option<Damage>,
 }
 
-impl Walk {
+impl FolderScan {
     pub fn request_count(&self) -> u64 {
         self.logs.iter().map(|log| log.record_count).sum()
     }
 
-    /// The log that is the last one, if it has no record.
+    /// Returns the header of the last log if the log has no record.
     pub fn empty_last(&self) -> Option<&LogHeader> {
         self.logs.last().filter(|log| log.record_count == 0).map(|log| &log.header)
     }
 }
 
-/// Where to read.
+/// The folder to read.
 pub(super) struct Place<'a> {
     pub disk: &'a dyn Disk,
     pub folder: &'a Path,
@@ -70,27 +69,27 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Reads what `files` lists; stops at damage, which the walk tells.
-    pub fn walk(&self, files: &Files, visitor: &mut dyn Visitor) -> Result<Walk> {
-        let mut walk = Walk::default();
+    /// Reads the files in `files`; stops at damage, which is part of the result.
+    pub fn scan(&self, files: &Files, visitor: &mut dyn Visitor) -> Result<FolderScan> {
+        let mut scanned = FolderScan::default();
         let start = files.snapshots.last().copied().unwrap_or(0);
         if let Some(damage) = self.missing(files, start) {
-            walk.damage = Some(damage);
-            return Ok(walk);
+            scanned.damage = Some(damage);
+            return Ok(scanned);
         }
-        if start > 0 && !self.read_snapshot(start, visitor, &mut walk)? {
-            return Ok(walk);
+        if start > 0 && !self.read_snapshot(start, visitor, &mut scanned)? {
+            return Ok(scanned);
         }
         let last = files.logs.last().copied().unwrap_or(start);
         for number in start..=last {
-            if !self.read_log(number, number == last, visitor, &mut walk)? {
+            if !self.read_log(number, number == last, visitor, &mut scanned)? {
                 break;
             }
         }
-        Ok(walk)
+        Ok(scanned)
     }
 
-    /// A file that must be there and is not.
+    /// Returns the damage if a required file is missing.
     fn missing(&self, files: &Files, start: u64) -> Option<Damage> {
         let what = |file: &str| format!("{file} is missing");
         if files.logs.is_empty() && files.snapshots.is_empty() {
@@ -112,137 +111,137 @@ impl Place<'_> {
         &self,
         number: u64,
         visitor: &mut dyn Visitor,
-        walk: &mut Walk,
+        scanned: &mut FolderScan,
     ) -> Result<bool> {
         let path = snapshot_path(self.folder, number);
         let reader = BlockReader::open(self.disk, &path)?;
         let bytes = reader.total();
-        let (mut input, head) = match In::open(reader) {
+        let (mut input, head) = match SnapshotReader::open(reader) {
             Ok(opened) => opened,
-            Err(error) => return self.told(error, &path, walk),
+            Err(error) => return self.record_damage(error, &path, scanned),
         };
         if head.life != self.life || head.number != number {
-            let what = format!("it is snapshot {} of another folder or name", head.number);
-            walk.damage = Some(Damage::new(&path, 0, what));
+            let what = format!("it is snapshot {} of another folder, or was renamed", head.number);
+            scanned.damage = Some(Damage::new(&path, 0, what));
             return Ok(false);
         }
         if let Err(error) = visitor.snapshot(&head, &mut input) {
             match input.0.damage.take() {
-                Some(damage) => walk.damage = Some(damage),
+                Some(damage) => scanned.damage = Some(damage),
                 None => return Err(error.at(path.display())),
             }
             return Ok(false);
         }
-        walk.next = head.first;
-        walk.epochs = head.epochs.clone();
-        walk.snapshot = Some((head, bytes));
+        scanned.next = head.first;
+        scanned.epochs = head.epochs.clone();
+        scanned.snapshot = Some((head, bytes));
         Ok(true)
     }
 
-    /// An error of a head that cannot be read is damage, unless the system gave it.
-    fn told(&self, error: Error, path: &Path, walk: &mut Walk) -> Result<bool> {
+    /// Records an unreadable head as damage; errors of the system are returned.
+    fn record_damage(&self, error: Error, path: &Path, scanned: &mut FolderScan) -> Result<bool> {
         match error.kind() {
             fleet_base::ErrorKind::Invalid => {
-                walk.damage =
-                    Some(Damage::new(path, 0, "its first block is not as it was written"));
+                scanned.damage = Some(Damage::new(path, 0, "its first block is damaged"));
                 Ok(false)
             }
             _ => Err(error),
         }
     }
 
-    /// Whether the walk goes to the next log.
+    /// Reads a log; returns whether the scan continues with the next one.
     fn read_log(
         &self,
         number: u64,
         is_last: bool,
         visitor: &mut dyn Visitor,
-        walk: &mut Walk,
+        scanned: &mut FolderScan,
     ) -> Result<bool> {
         let path = log::path(self.folder, number);
         let mut visit = |record: &Record<'_>| {
             let place = || format!("byte {} of {}", record.offset, path.display());
             visitor.record(record).map_err(|error| error.at(place()))
         };
-        let expected = walk.next;
-        let before = walk.logs.last();
-        // The header first: records of a log that does not fit are not visited.
+        let expected = scanned.next;
+        let before = scanned.logs.last();
+        // The header is checked first, so that the records of a log that does not fit are not
+        // visited.
         let header = match reader::read_header(self.disk, &path)? {
             Ok(header) => header,
             Err(damage) => {
-                walk.damage = Some(damage);
+                scanned.damage = Some(damage);
                 return Ok(false);
             }
         };
         if header.life != self.life || header.number != number {
-            let what = format!("it is log {} of another folder or name", header.number);
-            walk.damage = Some(Damage::new(&path, 0, what));
+            let what = format!("it is log {} of another folder, or was renamed", header.number);
+            scanned.damage = Some(Damage::new(&path, 0, what));
             return Ok(false);
         }
         if header.first != expected {
-            return self.does_not_follow(&path, &header, before.cloned(), is_last, walk);
+            return self.does_not_follow(&path, &header, before.cloned(), is_last, scanned);
         }
         let scan = match reader::read(self.disk, &path, &mut visit)? {
             Ok(scan) => scan,
             Err(damage) => {
-                walk.damage = Some(damage);
+                scanned.damage = Some(damage);
                 return Ok(false);
             }
         };
         let LogHeader { epoch: id, first, accepts_loss, .. } = header;
-        if walk.epochs.list().last().is_none_or(|last| last.id != id) {
-            walk.epochs.push(Epoch { id, first, accepts_loss });
+        if scanned.epochs.list().last().is_none_or(|last| last.id != id) {
+            scanned.epochs.push(Epoch { id, first, accepts_loss });
         }
-        walk.next = scan.next;
+        scanned.next = scan.next;
         if is_last {
-            (walk.tail, walk.damage) = self.judge(&path, &scan);
+            (scanned.tail, scanned.damage) = self.judge(&path, &scan);
         }
-        walk.logs.push(scan);
-        Ok(walk.damage.is_none())
+        scanned.logs.push(scan);
+        Ok(scanned.damage.is_none())
     }
 
-    /// A log that does not begin where the one before it ends.
+    /// Judges a log that does not begin where the previous one ends.
     fn does_not_follow(
         &self,
         path: &Path,
         header: &LogHeader,
         before: Option<LogScan>,
         is_last: bool,
-        walk: &mut Walk,
+        scanned: &mut FolderScan,
     ) -> Result<bool> {
-        let expected = walk.next;
+        let expected = scanned.next;
         let Some(before) = before else {
             let what = format!("it begins at request {}, expected {expected}", header.first);
-            walk.damage = Some(Damage::new(path, 0, what));
+            scanned.damage = Some(Damage::new(path, 0, what));
             return Ok(false);
         };
         let earlier = log::path(self.folder, before.header.number);
         if header.first > expected {
             let what = format!(
-                "it ends at request {expected}, and {} begins at {}",
+                "it ends at request {expected}, but {} begins at {}",
                 path.display(),
                 header.first
             );
-            walk.damage = Some(Damage::new(earlier, before.good, what));
+            scanned.damage = Some(Damage::new(earlier, before.good, what));
             return Ok(false);
         }
-        // A rotation that failed: the log before it grew, and this one stayed empty.
+        // A failed rotation: the previous log grew on, and this one stayed empty.
         let empty = reader::read(self.disk, path, &mut |_| Ok(()))?;
         let is_empty = empty.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0);
         if is_last && is_empty && !before.is_closed {
-            (walk.tail, walk.damage) = self.judge(&earlier, &before);
+            (scanned.tail, scanned.damage) = self.judge(&earlier, &before);
             return Ok(false);
         }
         let what = format!("it begins at request {}, expected {expected}", header.first);
-        walk.damage = Some(Damage::new(path, 0, what));
+        scanned.damage = Some(Damage::new(path, 0, what));
         Ok(false)
     }
 
-    /// What the end of the last log is.
+    /// Judges the end of the last log.
     fn judge(&self, path: &Path, scan: &LogScan) -> (Option<Tail>, Option<Damage>) {
         if scan.is_closed {
             let next = log::path(self.folder, scan.header.number + 1);
-            let what = format!("it is missing, and {} says that it follows", path.display());
+            let what = format!("it is missing, but {} names it as its successor", path.display());
             return (None, Some(Damage::missing(next, what)));
         }
         if scan.good == scan.total {
@@ -258,10 +257,10 @@ impl Place<'_> {
         }
         let boot = self.disk.boot();
         let same_boot = boot != 0 && boot == scan.header.boot;
-        if let Some(behind) = scan.behind.filter(|it| same_boot || it.synced > scan.next) {
+        if let Some(later) = scan.later.filter(|it| same_boot || it.synced > scan.next) {
             let what = format!(
-                "request {} is not as it was written, and {} whole ones follow from byte {} on",
-                scan.next, behind.count, behind.offset
+                "request {} is damaged, and {} complete ones follow from byte {}",
+                scan.next, later.count, later.offset
             );
             return (None, Some(Damage::new(path, scan.good, what)));
         }
@@ -269,7 +268,7 @@ impl Place<'_> {
             file: path.to_path_buf(),
             offset: scan.good,
             bytes: scan.total - scan.good,
-            request_count: scan.behind.map_or(0, |behind| behind.count),
+            request_count: scan.later.map_or(0, |later| later.count),
         };
         (Some(tail), None)
     }

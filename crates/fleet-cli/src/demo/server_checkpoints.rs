@@ -5,8 +5,8 @@
 //! with the checkpoint's progress is written last. A folder without it was left by a job that died
 //! during the save, and is skipped.
 
-use super::done::{DONE_FILE, Done};
-use crate::output::{Output, Stop};
+use super::progress_file::{CheckpointProgress, PROGRESS_FILE};
+use crate::output::{ExitReason, Output};
 use fleet::ps::{Arrival, START_ROUNDS, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker};
 use fleet::{Error, ErrorKind, Result};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Folder and interval of checkpoints, and the barriers around them. A restarted worker does not
 /// wait at barriers that the others have passed without it.
-pub struct Saves {
+pub struct ServerCheckpoints {
     folder: Option<PathBuf>,
     every: u64,
     is_first: bool,
@@ -29,14 +29,19 @@ pub struct Saves {
     pub done: u64,
 }
 
-/// New name of [`DONE_FILE`] in a checkpoint that could not be loaded.
+/// New name of [`PROGRESS_FILE`] in a checkpoint that could not be loaded.
 const DAMAGED_FILE: &str = "damaged";
 /// Number of checkpoints to keep.
 const KEEP: usize = 2;
 
-impl Saves {
-    pub fn new(folder: Option<PathBuf>, every: u64, is_first: bool, samples: usize) -> Saves {
-        Saves {
+impl ServerCheckpoints {
+    pub fn new(
+        folder: Option<PathBuf>,
+        every: u64,
+        is_first: bool,
+        samples: usize,
+    ) -> ServerCheckpoints {
+        ServerCheckpoints {
             folder,
             every: every.max(1),
             is_first,
@@ -53,72 +58,73 @@ impl Saves {
         worker: &mut Worker,
         steps: u64,
         out: &mut Output,
-    ) -> Result<(), Stop> {
-        let Some(folder) = self.folder.clone() else { return Ok(self.meet(worker, 1)?) };
+    ) -> Result<(), ExitReason> {
+        let Some(folder) = self.folder.clone() else { return Ok(self.barrier(worker, 1)?) };
         if worker.job().plan.exchange.is_geo() {
             return Err(Error::unsupported(
-                "--checkpoint is not there for GEO: its workers hold the tables",
+                "--checkpoint is not supported for GEO, whose workers hold the tables",
             )
             .into());
         }
         // If the first worker was restarted meanwhile, its earlier process has loaded the
         // checkpoint.
-        if self.is_first && !self.is_past(worker, 1)? {
+        if self.is_first && !self.has_passed(worker, 1)? {
             self.load_newest(&folder, worker, out)?;
         }
         // Checkpoints that the first worker rejected are renamed by now.
-        self.meet(worker, 1)?;
+        self.barrier(worker, 1)?;
         if let Some((step, path)) = checkpoints(&folder)?.pop() {
             worker.flush()?;
-            let all = Done::read(&path, step)?.steps_of(worker.servers().tables().worker_count)?;
+            let all = CheckpointProgress::read(&path, step)?
+                .steps_of(worker.servers().tables().worker_count)?;
             let own = all.get(worker.servers().worker()).copied().unwrap_or(step);
             worker.set_own_steps_done(step, own)?;
             (self.before, self.done) = (step, own);
             self.before_of_all = all.iter().sum();
             out.line(format!("resumed after step {own} of {steps} from {}", path.display()))?;
         }
-        Ok(self.meet(worker, 2)?)
+        Ok(self.barrier(worker, 2)?)
     }
 
     /// Returns whether this worker joins a training in progress, or resumes one.
-    pub fn have_begun(&self, worker: &Worker) -> Result<bool> {
-        Ok(worker.resumes() || self.is_past(worker, self.opening())?)
+    pub fn has_begun(&self, worker: &Worker) -> Result<bool> {
+        Ok(worker.can_resume() || self.has_passed(worker, self.initial_barriers())?)
     }
 
     /// Returns the number of barriers before the first step.
-    fn opening(&self) -> u64 {
+    fn initial_barriers(&self) -> u64 {
         if self.folder.is_some() { 2 } else { 1 }
     }
 
     /// Returns the numbers of the barriers before and after a checkpoint; `None` if none is due.
-    fn meetings_of(&self, step: u64) -> Option<(u64, u64)> {
+    fn barriers_of(&self, step: u64) -> Option<(u64, u64)> {
         self.folder.as_ref()?;
         let is_due = step.is_multiple_of(self.every) && step > self.before;
         let number = (step / self.every).saturating_sub(self.before / self.every);
-        let last = self.opening() + 2 * number;
+        let last = self.initial_barriers() + 2 * number;
         is_due.then_some((last - 1, last))
     }
 
     /// Waits for the barrier number `which` (1 or 2) after the last of `steps`.
-    pub fn meet_at_end(&self, worker: &Worker, steps: u64, which: u64) -> Result<()> {
+    pub fn barrier_at_end(&self, worker: &Worker, steps: u64, which: u64) -> Result<()> {
         let last = steps - steps % self.every;
-        let before = self.meetings_of(last).map_or(self.opening(), |(_, last)| last);
-        self.meet(worker, before + which)
+        let before = self.barriers_of(last).map_or(self.initial_barriers(), |(_, last)| last);
+        self.barrier(worker, before + which)
     }
 
     /// Waits for the barrier with this number, unless the others have passed it.
-    fn meet(&self, worker: &Worker, number: u64) -> Result<()> {
+    fn barrier(&self, worker: &Worker, number: u64) -> Result<()> {
         // In sync mode every step is a barrier, and workers are never restarted alone.
         if worker.job().plan.exchange == Exchange::Sync {
             return worker.barrier();
         }
-        while !self.is_past(worker, number)? {
+        while !self.has_passed(worker, number)? {
             worker.barrier()?;
         }
         Ok(())
     }
 
-    fn is_past(&self, worker: &Worker, number: u64) -> Result<bool> {
+    fn has_passed(&self, worker: &Worker, number: u64) -> Result<bool> {
         let is_sync = worker.job().plan.exchange == Exchange::Sync;
         Ok(!is_sync && worker.servers().rounds(Arrival::Received)? >= START_ROUNDS + number)
     }
@@ -130,14 +136,14 @@ impl Saves {
         folder: &Path,
         worker: &mut Worker,
         out: &mut Output,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ExitReason> {
         let mut all = checkpoints(folder)?;
         let mut damaged: Vec<(PathBuf, Error)> = Vec::new();
         let mut newest = None;
         while let Some((step, path)) = all.pop() {
-            let loaded = match Done::read(&path, step) {
+            let loaded = match CheckpointProgress::read(&path, step) {
                 Ok(done) => {
-                    same_samples(&path, &done, self.samples)?;
+                    check_samples(&path, &done, self.samples)?;
                     done.steps_of(worker.servers().tables().worker_count)?;
                     worker.load_persistables(&path).map(|_| ())
                 }
@@ -158,14 +164,14 @@ impl Saves {
             }
         }
         for (path, error) in damaged {
-            let done = path.join(DONE_FILE);
+            let done = path.join(PROGRESS_FILE);
             std::fs::rename(&done, path.join(DAMAGED_FILE))
                 .map_err(|error| Error::io("rename", &done, &error))?;
-            out.line(format!("passed over a checkpoint that is not whole: {error}"))?;
+            out.line(format!("skipped a checkpoint: {error}"))?;
         }
         for path in unfinished(folder, newest)? {
             out.line(format!(
-                "passed over {}: it has no file `{DONE_FILE}`, so the save was not finished",
+                "skipped {}: the save was not finished (no file `{PROGRESS_FILE}`)",
                 path.display()
             ))?;
         }
@@ -173,16 +179,13 @@ impl Saves {
     }
 
     /// Joins a training in progress, after this worker's last step that is in all tables.
-    pub fn join(&mut self, worker: &mut Worker, out: &mut Output) -> Result<(), Stop> {
+    pub fn join(&mut self, worker: &mut Worker, out: &mut Output) -> Result<(), ExitReason> {
         if let Some(progress) = worker.go_on()? {
             (self.before, self.done) = (progress.base, progress.complete);
             let workers = worker.servers().tables().worker_count;
             self.before_of_all = progress.base * workers as u64;
         }
-        out.line(format!(
-            "joins a training that goes on, and begins its share after step {}",
-            self.done
-        ))?;
+        out.line(format!("joined the training in progress after step {}", self.done))?;
         // Its earlier process may have died at a checkpoint.
         Ok(self.after_step(self.done, worker)?)
     }
@@ -190,15 +193,15 @@ impl Saves {
     /// To be called after each step. If a checkpoint is due, all workers wait for each other and
     /// the first one saves.
     pub fn after_step(&self, step: u64, worker: &mut Worker) -> Result<()> {
-        let (Some(folder), Some((first, second))) = (&self.folder, self.meetings_of(step)) else {
+        let (Some(folder), Some((first, second))) = (&self.folder, self.barriers_of(step)) else {
             return Ok(());
         };
         worker.flush()?;
-        self.meet(worker, first)?;
-        if self.is_first && !self.is_past(worker, second)? {
+        self.barrier(worker, first)?;
+        if self.is_first && !self.has_passed(worker, second)? {
             self.save(folder, step, worker)?;
         }
-        self.meet(worker, second)
+        self.barrier(worker, second)
     }
 
     fn save(&self, folder: &Path, step: u64, worker: &mut Worker) -> Result<()> {
@@ -209,12 +212,13 @@ impl Saves {
         worker.save_persistables(&path, SaveMode::All, SaveFormat::Binary)?;
         // The folder may contain a damaged checkpoint.
         let _ = std::fs::remove_file(path.join(DAMAGED_FILE));
-        Done { step, samples: self.samples, steps: steps_of_all(worker)? }.write(&path)?;
+        CheckpointProgress { step, samples: self.samples, steps: steps_of_all(worker)? }
+            .write(&path)?;
         let mut all = checkpoints(folder)?;
         all.truncate(all.len().saturating_sub(KEEP));
         for (_, old) in all {
             // First mark it as incomplete; a folder that cannot be deleted is then harmless.
-            let _ = std::fs::remove_file(old.join(DONE_FILE));
+            let _ = std::fs::remove_file(old.join(PROGRESS_FILE));
             let _ = std::fs::remove_dir_all(old);
         }
         Ok(())
@@ -224,16 +228,17 @@ impl Saves {
 /// Returns the complete checkpoints of a folder, by step.
 fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let mut all = folders(folder)?;
-    all.retain(|(_, path)| path.join(DONE_FILE).is_file());
+    all.retain(|(_, path)| path.join(PROGRESS_FILE).is_file());
     for (_, path) in &mut all {
         *path = std::path::absolute(&*path).map_err(|error| Error::io("find", path, &error))?;
     }
     Ok(all)
 }
 
-/// Returns checkpoints after this step that lack a [`DONE_FILE`] and were not reported yet.
+/// Returns checkpoints after this step that lack a [`PROGRESS_FILE`] and were not reported yet.
 fn unfinished(folder: &Path, newest: Option<u64>) -> Result<Vec<PathBuf>> {
-    let ends = |path: &Path| [DONE_FILE, DAMAGED_FILE].iter().any(|name| path.join(name).is_file());
+    let ends =
+        |path: &Path| [PROGRESS_FILE, DAMAGED_FILE].iter().any(|name| path.join(name).is_file());
     let all = folders(folder)?.into_iter();
     let later = all.filter(|(step, path)| Some(*step) > newest && !ends(path));
     Ok(later.map(|(_, path)| path).collect())
@@ -267,13 +272,13 @@ fn step_of(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }
 
-fn same_samples(path: &Path, done: &Done, samples: usize) -> Result<()> {
+fn check_samples(path: &Path, done: &CheckpointProgress, samples: usize) -> Result<()> {
     if done.samples == samples {
         return Ok(());
     }
-    Err(Error::invalid("the checkpoints are of a training with other steps")
-        .expected(format!("{samples} samples in a step of all workers"))
+    Err(Error::invalid("the checkpoints have another number of samples per step")
+        .expected(format!("{samples} samples per step of all workers"))
         .got(done.samples)
         .at(path.display())
-        .help("give another --checkpoint folder, or the number of workers of before"))
+        .help("use another --checkpoint folder, or the previous number of workers"))
 }

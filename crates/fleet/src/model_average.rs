@@ -35,8 +35,10 @@ impl Fleet {
     /// ```
     pub fn meet(&self, session: &mut Session) -> Result<()> {
         if self.topology().mode() == Mode::ParameterServer {
-            return Err(Error::unsupported("workers of parameter servers do not average models")
-                .help("their model is the servers': save it there"));
+            return Err(Error::unsupported(
+                "model averaging is not supported on parameter servers",
+            )
+            .help("save the model on the servers, which hold it"));
         }
         let Some(group) = self.workers()? else { return Ok(()) };
         let test = session.test_program();

@@ -1,12 +1,12 @@
-//! Bytes that a log has written leave memory, and reach the disk within seconds.
+//! Drops written log bytes from memory, and brings them to disk within seconds.
 //!
-//! The kernel keeps what is written to a file until it needs the memory for something else. A log
-//! that grows to gigabytes takes fresh memory for every page, and touching that costs several times
-//! what the copy does. So a thread writes pages out in stretches and lets them go: a log is read
-//! once, if ever.
+//! The kernel keeps written pages in memory until it needs the memory for something else. A log
+//! that grows to gigabytes takes fresh memory for every page, and the first touch of it costs
+//! several times as much as the copy. So a thread writes the pages to disk in stretches and drops
+//! them: a log is read once, if ever.
 //!
-//! Under [`Flush::Kernel`](super::Flush) nobody waits for the disk. The same thread syncs the log
-//! now and then, which bounds what a power cut can lose.
+//! Under [`Flush::Kernel`](super::Flush) no request waits for the disk. The same thread syncs the
+//! log at intervals, which bounds the loss in a power cut.
 
 use super::log::LogState;
 use crate::server::{Flush, lock};
@@ -17,14 +17,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes that are written out and let go at a time: few enough to stay in the caches, enough for a
-/// disk.
+/// Bytes written to disk and dropped at a time: few enough to stay in the caches, and enough for a
+/// disk to be efficient.
 pub(super) const STRETCH_BYTES: u64 = 16 << 20;
-/// Between two syncs of a log that nobody waits for: a power cut loses about as much (see
+/// Interval between syncs of a log that no request waits for: a power cut loses about as much (see
 /// [`Flush::Kernel`]).
 pub(super) const SYNC_PERIOD: Duration = Duration::from_secs(2);
 
-pub(super) struct Trail {
+pub(super) struct WriteBack {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -38,15 +38,15 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The newest file, and which of its bytes have been written to it and are still in memory.
+    /// The newest file, and the range of its bytes that is written and still in memory.
     written: Option<(Arc<dyn DiskFile>, std::ops::Range<u64>)>,
     /// Records below this number are in that file, or on disk.
     records: u64,
     closed: bool,
 }
 
-impl Trail {
-    pub fn start(log: Arc<LogState>, flush: Flush) -> Result<Trail> {
+impl WriteBack {
+    pub fn start(log: Arc<LogState>, flush: Flush) -> Result<WriteBack> {
         let (state, changed) = (Mutex::default(), Condvar::new());
         let shared = Arc::new(Shared { log, flush, state, changed });
         let thread = {
@@ -56,11 +56,11 @@ impl Trail {
                 .spawn(move || shared.follow())
                 .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?
         };
-        Ok(Trail { shared, thread: Some(thread) })
+        Ok(WriteBack { shared, thread: Some(thread) })
     }
 
-    /// A file has so many bytes now, and all records below `records`. The file before it, if there
-    /// was one, is on disk.
+    /// Reports that a file has `len` bytes now, and all records below `records`. An earlier file is
+    /// on disk.
     pub fn grew(&self, file: &Arc<dyn DiskFile>, len: u64, records: u64) {
         let mut state = lock(&self.shared.state);
         state.records = records;
@@ -74,7 +74,7 @@ impl Trail {
     }
 }
 
-impl Drop for Trail {
+impl Drop for WriteBack {
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
         self.shared.changed.notify_one();
@@ -86,7 +86,7 @@ impl Drop for Trail {
 }
 
 impl State {
-    /// The next stretch, if it is whole.
+    /// Returns the next stretch, if it is complete.
     fn stretch(&self) -> Option<(Arc<dyn DiskFile>, u64)> {
         let (file, range) = self.written.as_ref()?;
         (range.end - range.start >= STRETCH_BYTES).then(|| (file.clone(), range.start))
@@ -102,7 +102,7 @@ impl Shared {
                     range.start += STRETCH_BYTES;
                 }
                 drop(state);
-                let_go(&*file, start);
+                write_and_drop(&*file, start);
                 state = lock(&self.state);
             }
             let left = SYNC_PERIOD.saturating_sub(last.elapsed());
@@ -112,7 +112,7 @@ impl Shared {
                 if let Some(file) = file.filter(|_| records > synced && self.flush == Flush::Kernel)
                 {
                     drop(state);
-                    // A failure poisons the log, whose users report it.
+                    // A failure poisons the log, and the next request reports it.
                     let _ = self.log.sync(&*file, Path::new("of this server"), records);
                     state = lock(&self.state);
                 }
@@ -125,16 +125,16 @@ impl Shared {
     }
 }
 
-/// Writes a stretch out and forgets its pages. The next sync reports what fails.
+/// Writes a stretch to disk and drops its pages. The next sync reports a failure.
 #[cfg(target_os = "linux")]
-fn let_go(file: &dyn DiskFile, start: u64) {
+fn write_and_drop(file: &dyn DiskFile, start: u64) {
     use std::os::fd::AsRawFd;
     let Some(file) = file.system_file() else { return };
     let (descriptor, start, len) = (file.as_raw_fd(), start as i64, STRETCH_BYTES as i64);
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: the file is open; the calls read and change no memory of ours.
+    // SAFETY: the file is open; the calls neither read nor change memory of this process.
     unsafe {
         libc::sync_file_range(descriptor, start, len, all);
         libc::posix_fadvise(descriptor, start, len, libc::POSIX_FADV_DONTNEED);
@@ -142,4 +142,4 @@ fn let_go(file: &dyn DiskFile, start: u64) {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn let_go(_file: &dyn DiskFile, _start: u64) {}
+fn write_and_drop(_file: &dyn DiskFile, _start: u64) {}

@@ -1,5 +1,5 @@
-//! Workers that die in the middle of a step, at any request, and are started again: each batch is
-//! in each table once.
+//! Workers that die in the middle of a step, at any request, and are restarted: each batch is
+//! applied to each table once.
 
 use super::tests::{DENSE, SPARSE, job};
 use super::*;
@@ -11,14 +11,14 @@ use fleet_base::rng::Sequence;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
-/// Servers that a process reaches so many times, and then no more: what it has sent is there, what
-/// it sends is not.
-struct Dying {
+/// Servers that a process reaches a limited number of times. Later requests fail, as after its
+/// death.
+struct FailingServers {
     local: Local,
     left: AtomicI64,
 }
 
-impl Transport for Dying {
+impl Transport for FailingServers {
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
         let call = |request: &Request<'_>| {
             if self.left.fetch_sub(1, SeqCst) <= 0 {
@@ -34,7 +34,7 @@ const STEPS: u32 = 2;
 const STEP_COUNT: u64 = 30;
 const REPORT_EVERY: u32 = 3;
 
-/// What a step does: some of its rows are all on one server.
+/// The input of a step. In some steps, all rows are on one server.
 fn batch(step: u64) -> (Vec<u64>, Vec<f32>, [f32; 3]) {
     let ids = match step % 3 {
         0 => vec![2, 4],
@@ -45,7 +45,7 @@ fn batch(step: u64) -> (Vec<u64>, Vec<f32>, [f32; 3]) {
     (ids, grads, [step as f32, 1.0, 2.0])
 }
 
-/// A process of the worker: how far it comes with so many requests, and no further.
+/// A process of the worker, which dies after a number of requests.
 fn process(
     servers: &[Arc<ServerTables>],
     job: &JobTables,
@@ -54,8 +54,9 @@ fn process(
     options: CommunicatorOptions,
 ) -> Result<()> {
     let caller = Caller { worker: 0, client: number + 1 };
-    let dying = Dying { local: Local::new(servers, caller), left: AtomicI64::new(requests) };
-    let client = Arc::new(Client::over(job, 0, dying)?);
+    let failing =
+        FailingServers { local: Local::new(servers, caller), left: AtomicI64::new(requests) };
+    let client = Arc::new(Client::over(job, 0, failing)?);
     let before = if number > 0 { Some(client.take_over()?) } else { None };
     let rates = Rates { steps_table: Some(STEPS), report_every: REPORT_EVERY, ..Rates::constant() };
     let communicator = Communicator::start(client, mode, options, rates)?;
@@ -73,7 +74,7 @@ fn process(
     communicator.flush()
 }
 
-fn check(servers: &[Arc<ServerTables>], told: &str) {
+fn check(servers: &[Arc<ServerTables>], context: &str) {
     let reader = LocalServers::new(servers, 0).unwrap();
     reader.take_over().unwrap();
     let mut want = std::collections::BTreeMap::<u64, f32>::new();
@@ -86,11 +87,11 @@ fn check(servers: &[Arc<ServerTables>], told: &str) {
     let ids: Vec<u64> = want.keys().copied().collect();
     let mut rows = vec![0.0; ids.len()];
     reader.pull_sparse(SPARSE, &ids, &mut rows, PullMode::Infer).unwrap();
-    assert_eq!(rows, want.values().copied().collect::<Vec<f32>>(), "{told}");
+    assert_eq!(rows, want.values().copied().collect::<Vec<f32>>(), "{context}");
     let mut dense = [0.0; 3];
     reader.pull_dense(DENSE, &mut dense).unwrap();
-    assert_eq!(dense, dense_want, "{told}");
-    assert_eq!(reader.push_steps(STEPS, 0).unwrap(), STEP_COUNT, "{told}");
+    assert_eq!(dense, dense_want, "{context}");
+    assert_eq!(reader.push_steps(STEPS, 0).unwrap(), STEP_COUNT, "{context}");
 }
 
 struct Folder(PathBuf);
@@ -101,7 +102,7 @@ impl Drop for Folder {
     }
 }
 
-/// Servers that were killed and started again, too, go on with what they knew.
+/// Starts the servers; with a folder, they are durable and resume from it.
 fn servers_of(job: &JobTables, folder: Option<&Folder>) -> Vec<Arc<ServerTables>> {
     let Some(folder) = folder else { return ServerTables::all(job).unwrap() };
     let start = |server| ServerTables::durable(job, server, Durability::in_folder(&folder.0));
@@ -132,10 +133,10 @@ fn every_batch_is_in_every_table_once() {
         for number in 0..4 {
             let requests = if number < 3 { rng.below(90) as i64 } else { i64::MAX };
             deaths.push(requests);
-            let told =
+            let context =
                 format!("seed {seed}, {mode:?}, {options:?}, dies after {deaths:?} requests");
             let outcome = process(&servers, &job, (number, requests), mode, options);
-            assert!(number < 3 || outcome.is_ok(), "{told}: {outcome:?}");
+            assert!(number < 3 || outcome.is_ok(), "{context}: {outcome:?}");
             if folder.is_some() && number < 3 {
                 if rng.below(2) == 0 {
                     servers.iter().for_each(|server| server.snapshot_now().unwrap());
@@ -144,7 +145,7 @@ fn every_batch_is_in_every_table_once() {
                 servers = servers_of(&job, folder.as_ref());
             }
             if number == 3 {
-                check(&servers, &told);
+                check(&servers, &context);
             }
         }
     }

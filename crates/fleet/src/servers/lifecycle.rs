@@ -1,10 +1,10 @@
 //! Lifecycle of a job with parameter servers, from the environment on: `init_server`, `run_server`,
 //! `init_worker`.
 
-use super::agree::Published;
+use super::agree::PublishedStrategy;
 use super::control::Control;
+use super::end_marker::EndMarker;
 use super::launch_barrier::{expect_listening, waits_for_servers};
-use super::over::OverMark;
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
@@ -31,7 +31,7 @@ impl Fleet {
     /// `PADDLE_PSERVERS_IP_PORT_LIST` is set, else a collective one.
     ///
     /// ```
-    /// let fleet = fleet::Fleet::from_env()?; // nobody has launched this process
+    /// let fleet = fleet::Fleet::from_env()?; // this process has no launcher
     /// assert_eq!((fleet.worker_num(), fleet.server_num()), (1, 0));
     /// # Ok::<(), fleet::Error>(())
     /// ```
@@ -94,7 +94,7 @@ impl Fleet {
             return Err(Error::invalid("this job has no parameter servers")
                 .expected("a process of a parameter-server job")
                 .help(
-                    "in a collective job call minimize; for parameter servers start the job with \
+                    "in a collective job, call minimize; for parameter servers, start the job with \
                      fleetrun --server_num N --worker_num M, and call Fleet::parameter_server",
                 ));
         }
@@ -137,7 +137,7 @@ impl Fleet {
         self.serve(|server| {
             refuse_finished(&durability.folder)?;
             if self.reporter().is_restart() {
-                refuse_vanished(&durability.folder)?;
+                check_folder_exists(&durability.folder)?;
             }
             let tables = ServerTables::durable(&job.tables, server, durability)?;
             if self.reporter().is_first_start() {
@@ -145,7 +145,7 @@ impl Fleet {
             }
             if let (Some(found), Some(folder)) = (tables.recovered(), tables.durable_folder()) {
                 let folder = folder.display();
-                Log::stderr().line(format!("server {server}: resumes with {found} in {folder}"));
+                Log::stderr().line(format!("server {server}: resumed from {folder}: {found}"));
             }
             Ok(tables)
         })
@@ -158,9 +158,9 @@ impl Fleet {
     fn listen(&self, make: impl FnOnce(usize) -> Result<Arc<ServerTables>>) -> Result<Server> {
         let topology = self.topology();
         let endpoint = topology.endpoint().filter(|_| topology.is_server()).ok_or_else(|| {
-            Error::invalid("this process is no server")
+            Error::invalid("this process is not a server")
                 .got(topology.role())
-                .help("call init_server where Fleet::is_server holds, and init_worker elsewhere")
+                .help("call init_server if Fleet::is_server is true, and init_worker otherwise")
         })?;
         let (env, token) = (Env::process(), self.job_token()?);
         // The control starts before the tables, which may take long to load: health checks then see
@@ -188,8 +188,8 @@ impl Fleet {
             control.serve(tables, &self.server_addresses()?)?;
         }
         self.reporter().serving(is_durable);
-        let over = OverMark::of(self, &token);
-        Ok(Server { server, over, reporter: self.reporter().clone(), _control: control })
+        let end_marker = EndMarker::new(self, &token);
+        Ok(Server { server, end_marker, reporter: self.reporter().clone(), _control: control })
     }
 
     /// Connects to all servers, waits for those that do not listen yet, and starts a worker.
@@ -201,7 +201,7 @@ impl Fleet {
         options: ExecOptions,
     ) -> Result<Worker> {
         if !self.is_worker() {
-            return Err(Error::invalid("this process is no worker").got(self.topology().role()));
+            return Err(Error::invalid("this process is not a worker").got(self.topology().role()));
         }
         let env = Env::process();
         self.reporter().joined();
@@ -216,7 +216,7 @@ impl Fleet {
         options: ExecOptions,
         env: &Env,
     ) -> Result<Worker> {
-        let traffic = communicator_options(&job.strategy, env)?;
+        let communication = communicator_options(&job.strategy, env)?;
         let num_threads = match options.num_threads {
             0 => self.cores_share(),
             given => given,
@@ -225,9 +225,9 @@ impl Fleet {
         let servers = self.servers(job, env)?;
         let published = match self.topology().server_num() {
             0 => None,
-            _ => Published::new(self, job, &self.job_token()?),
+            _ => PublishedStrategy::new(self, job, &self.job_token()?),
         };
-        let worker = Worker::start(servers, programs, job, options, traffic)
+        let worker = Worker::start(servers, programs, job, options, communication)
             .map_err(|error| error.at(format!("worker {}", self.topology().rank())))?;
         if let Some(published) = published {
             published.compare()?;
@@ -238,7 +238,7 @@ impl Fleet {
             // All workers have joined: servers and the launcher now continue without a worker that
             // dies.
             std::fs::write(file, "")
-                .map_err(|error| Error::io("make the file", Path::new(file), &error))?;
+                .map_err(|error| Error::io("create", Path::new(file), &error))?;
         }
         Ok(worker.reports_to(self.reporter()))
     }
@@ -260,7 +260,7 @@ impl Fleet {
         options.silent_after = topology.job().silence.unwrap_or(options.silent_after);
         let deadline = options.deadline;
         let token = self.job_token()?;
-        options.is_over = OverMark::of(self, &token).map(OverMark::asked_by_workers);
+        options.is_over = EndMarker::new(self, &token).map(EndMarker::into_is_over);
         let remote =
             RemoteServers::connect(&job.tables, topology.rank(), &addresses, &token, options)?;
         Ok(Arc::new(remote.with_patience(deadline)))
@@ -273,9 +273,9 @@ impl Fleet {
 
     fn job_token(&self) -> Result<Token> {
         let token = self.topology().job().token.as_ref().ok_or_else(|| {
-            Error::invalid("servers and workers of this job have no common secret")
+            Error::invalid("servers and workers of this job have no shared secret")
                 .expected("FLEET_TOKEN, the same in every process")
-                .help("start the job with fleetrun, which makes one")
+                .help("start the job with fleetrun, which creates one")
         })?;
         Token::from_text(token.reveal())
     }
@@ -287,22 +287,24 @@ fn refuse_finished(folder: &Path) -> Result<()> {
         FolderState::Empty | FolderState::Unfinished => Ok(()),
         FolderState::Finished => {
             Err(Error::invalid(format!("the job in {} has finished", folder.display()))
-                .expected("an empty folder, or one of a job that was interrupted")
-                .help("remove the folder, or choose another one; to train on, start from a save"))
+                .expected("an empty folder, or one of an interrupted job")
+                .help(
+                    "remove the folder or use another one; to continue training, start from a save",
+                ))
         }
     }
 }
 
 /// Refuses to start an empty folder on a server that has served before. The folder may have been
 /// moved, and should be moved back.
-fn refuse_vanished(folder: &Path) -> Result<()> {
+fn check_folder_exists(folder: &Path) -> Result<()> {
     if folder_state(folder)? != FolderState::Empty {
         return Ok(());
     }
-    Err(Error::invalid("the durable folder of this server is gone")
-        .expected(format!("the tables of the server that ran before in {}", folder.display()))
-        .got("no folder, or an empty one")
-        .help("move it back and start the job again, or start the job from a save"))
+    Err(Error::invalid("durable folder of this server not found")
+        .expected(format!("tables of an earlier start of this server in {}", folder.display()))
+        .got("a missing or empty folder")
+        .help("move it back and restart the job, or start the job from a save"))
 }
 
 /// A server that listens.
@@ -327,7 +329,7 @@ fn refuse_vanished(folder: &Path) -> Result<()> {
 /// ```
 pub struct Server {
     server: TableServer,
-    over: Option<OverMark>,
+    end_marker: Option<EndMarker>,
     reporter: Reporter,
     /// Held until the server ends.
     _control: Option<Control>,
@@ -344,8 +346,8 @@ impl Server {
         self.server.tables().wait();
         self.reporter.leaving();
         self.server.run().inspect_err(|error| self.reporter.failed(error))?;
-        if let Some(over) = &self.over {
-            over.set();
+        if let Some(end_marker) = &self.end_marker {
+            end_marker.set();
         }
         self.reporter.finished();
         Ok(())
@@ -359,12 +361,12 @@ mod tests {
     #[test]
     fn a_server_that_has_served_does_not_begin_anew_in_an_empty_folder() {
         let folder = std::env::temp_dir().join(format!("fleet-vanished-{}", std::process::id()));
-        let error = refuse_vanished(&folder).unwrap_err().to_string();
-        assert!(error.contains("the durable folder of this server is gone"), "{error}");
+        let error = check_folder_exists(&folder).unwrap_err().to_string();
+        assert!(error.contains("durable folder of this server not found"), "{error}");
         assert!(error.contains(&folder.display().to_string()), "{error}");
         std::fs::create_dir_all(folder.join("server-000")).unwrap();
         std::fs::write(folder.join("server-000/log-0"), "").unwrap();
-        refuse_vanished(&folder).unwrap();
+        check_folder_exists(&folder).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

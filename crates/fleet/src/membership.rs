@@ -6,7 +6,7 @@ use fleet_net::{Hook, Membership, StoreServer, host};
 use fleet_topology::{Mode, Topology};
 
 /// Detects lost ranks, and ends with the job.
-pub(crate) enum Keeper {
+pub(crate) enum JobMembership {
     Store {
         membership: Membership,
         /// Reports to the launcher that another rank has failed.
@@ -19,15 +19,15 @@ pub(crate) enum Keeper {
     Mpi(std::sync::Mutex<Option<fleet_comm::Mpi>>),
 }
 
-impl Keeper {
+impl JobMembership {
     /// Reports to the other ranks how this rank ends.
     pub(crate) fn report_end(&self, rank: usize, how: &str) {
         match self {
-            Keeper::Store { membership, .. } => {
+            JobMembership::Store { membership, .. } => {
                 membership.report_end(&host::own_member(rank), how);
             }
             #[cfg(all(feature = "mpi", unix))]
-            Keeper::Mpi(job) => {
+            JobMembership::Mpi(job) => {
                 if let Some(job) = &*mpi::lock(job) {
                     job.report_end(how);
                 }
@@ -38,25 +38,27 @@ impl Keeper {
     /// Ends MPI once all ranks have finished. Heartbeats end when their last user is dropped.
     pub(crate) fn end(&self) -> Result<()> {
         match self {
-            Keeper::Store { .. } => Ok(()),
+            JobMembership::Store { .. } => Ok(()),
             #[cfg(all(feature = "mpi", unix))]
-            Keeper::Mpi(job) => mpi::lock(job).take().map_or(Ok(()), fleet_comm::Mpi::finish),
+            JobMembership::Mpi(job) => {
+                mpi::lock(job).take().map_or(Ok(()), fleet_comm::Mpi::finish)
+            }
         }
     }
 
     /// Returns whether the link to the other ranks has ended.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         match self {
-            Keeper::Store { .. } => false,
+            JobMembership::Store { .. } => false,
             #[cfg(all(feature = "mpi", unix))]
-            Keeper::Mpi(job) => mpi::lock(job).is_none(),
+            JobMembership::Mpi(job) => mpi::lock(job).is_none(),
         }
     }
 }
 
 /// Returns whether `mpirun` started this process as one of several, and the environment gives no
 /// rank.
-pub(crate) fn is_of_mpi(topology: &Topology) -> bool {
+pub(crate) fn started_by_mpi(topology: &Topology) -> bool {
     let ranks = topology.job().mpi_ranks.unwrap_or(1);
     ranks > 1 && topology.mode() == Mode::Collective && topology.is_non_distributed()
 }
@@ -65,13 +67,13 @@ pub(crate) fn is_of_mpi(topology: &Topology) -> bool {
 pub(crate) use mpi::start as start_mpi;
 
 #[cfg(not(all(feature = "mpi", unix)))]
-pub(crate) fn start_mpi(topology: Topology) -> Result<(Topology, World, Keeper)> {
+pub(crate) fn start_mpi(topology: Topology) -> Result<(Topology, World, JobMembership)> {
     let ranks = topology.job().mpi_ranks.unwrap_or(1);
     // Each process would otherwise train alone, unnoticed.
     Err(Error::unsupported(format!(
-        "mpirun has started this process as one of {ranks}, and the program was built without MPI"
+        "mpirun started this process as one of {ranks}, but the program was built without MPI"
     ))
-    .help("build it with the feature mpi, or start the job with fleetrun"))
+    .help("build it with the feature `mpi`, or start the job with fleetrun"))
 }
 
 #[cfg(all(feature = "mpi", unix))]
@@ -85,19 +87,19 @@ mod mpi {
     }
 
     /// Starts MPI, which gives the rank and the number of ranks.
-    pub(crate) fn start(topology: Topology) -> Result<(Topology, World, Keeper)> {
+    pub(crate) fn start(topology: Topology) -> Result<(Topology, World, JobMembership)> {
         let library = topology.job().mpi_library.as_ref().map(Into::into);
         let job = Mpi::start(&MpiOptions { library, ..MpiOptions::default() })?;
-        let said = topology.job().mpi_ranks.unwrap_or(1);
-        if job.size() != said {
-            return Err(Error::invalid("mpirun and the library of MPI do not know of each other")
-                .expected(format!("{said} ranks, as mpirun has started"))
+        let expected = topology.job().mpi_ranks.unwrap_or(1);
+        if job.size() != expected {
+            return Err(Error::invalid("mpirun and the MPI library do not match")
+                .expected(format!("{expected} ranks, as started by mpirun"))
                 .got(format!("{} in {}", job.size(), job.version()))
-                .help("name the library of that mpirun in FLEET_MPI_LIBRARY"));
+                .help("set FLEET_MPI_LIBRARY to the library of that mpirun"));
         }
         let hosts = (0..job.size()).map(|rank| job.member(rank).host.clone()).collect();
         let topology = topology.counted(job.rank(), hosts)?;
         let world = job.world().clone();
-        Ok((topology, world, Keeper::Mpi(Mutex::new(Some(job)))))
+        Ok((topology, world, JobMembership::Mpi(Mutex::new(Some(job)))))
     }
 }

@@ -11,7 +11,7 @@ const GRAIN: usize = 16 * 1024;
 
 /// A small tensor that is read under a larger shape. Axes are merged where both are contiguous.
 #[derive(Clone, Debug)]
-pub(crate) struct Spread {
+pub(crate) struct BroadcastView {
     /// Pairs (length, stride in the small tensor), outermost first; never empty.
     axes: Vec<(usize, usize)>,
     len: usize,
@@ -20,26 +20,26 @@ pub(crate) struct Spread {
     repeated: Vec<usize>,
 }
 
-impl Spread {
+impl BroadcastView {
     /// Broadcasts a tensor of shape `from`, aligned at the last dimension, to shape `to`.
-    pub(crate) fn new(from: &Shape, to: &Shape) -> Result<Spread> {
+    pub(crate) fn new(from: &Shape, to: &Shape) -> Result<BroadcastView> {
         let extra = to.rank().checked_sub(from.rank());
         let Some(extra) = extra.filter(|_| from.is_known() && to.is_known()) else {
-            return Err(Error::internal(format!("shape {from} cannot be spread over {to}")));
+            return Err(Error::internal(format!("cannot broadcast shape {from} to {to}")));
         };
         let mut lens = Vec::new();
         for (axis, len) in to.iter().enumerate() {
             let own = if axis < extra { 1 } else { from[axis - extra] };
             if own != *len && own != 1 {
-                return Err(Error::invalid(format!("shape {from} cannot be spread over {to}")));
+                return Err(Error::invalid(format!("cannot broadcast shape {from} to {to}")));
             }
             lens.push((*len as usize, own as usize));
         }
-        Ok(Spread::of(&lens))
+        Ok(BroadcastView::of(&lens))
     }
 
-    /// Makes a spread from pairs (length, length in the small tensor).
-    fn of(lens: &[(usize, usize)]) -> Spread {
+    /// Makes a view from pairs (length, length in the small tensor).
+    fn of(lens: &[(usize, usize)]) -> BroadcastView {
         let repeated = (0..lens.len()).filter(|axis| lens[*axis].0 != lens[*axis].1).collect();
         let mut axes: Vec<(usize, usize)> = Vec::new();
         let mut stride = 1;
@@ -61,11 +61,11 @@ impl Spread {
             0 => 0,
             _ => 1 + axes.iter().map(|(len, step)| (len - 1) * step).sum::<usize>(),
         };
-        Spread { axes, len, own_len, repeated }
+        BroadcastView { axes, len, own_len, repeated }
     }
 
     /// Repeats each dimension of a tensor of shape `from` as a whole, `times` times.
-    pub(crate) fn tiled(from: &Shape, times: &[usize]) -> Spread {
+    pub(crate) fn tiled(from: &Shape, times: &[usize]) -> BroadcastView {
         let extra = times.len() - from.rank();
         let mut lens = Vec::new();
         for (axis, count) in times.iter().enumerate() {
@@ -73,7 +73,7 @@ impl Spread {
             lens.push((*count, 1));
             lens.push((own, own));
         }
-        Spread::of(&lens)
+        BroadcastView::of(&lens)
     }
 
     /// Returns the number of elements of the larger shape.
@@ -95,7 +95,7 @@ impl Spread {
     #[inline]
     pub(crate) fn indices(&self, start: usize) -> Indices<'_> {
         let (inner, step) = self.axes[self.axes.len() - 1];
-        let mut it = Indices { spread: self, next: start, at: 0, left: 0, step };
+        let mut it = Indices { view: self, next: start, at: 0, left: 0, step };
         if inner > 0 && start < self.len {
             it.seek();
         }
@@ -141,7 +141,7 @@ impl Spread {
         out: &mut [T],
         map: impl Fn(T) -> T + Sync,
     ) {
-        assert_eq!(out.len(), self.len, "the plan of another output");
+        assert_eq!(out.len(), self.len, "length of the output differs from the plan");
         let out = Shareable::new(out);
         pool.run_ranges(self.len, GRAIN, |range| {
             self.walk(range, |i, at, step, n| {
@@ -160,7 +160,7 @@ impl Spread {
 
 /// Unbounded iteration over positions in the small tensor.
 pub(crate) struct Indices<'a> {
-    spread: &'a Spread,
+    view: &'a BroadcastView,
     next: usize,
     at: usize,
     left: usize,
@@ -169,8 +169,8 @@ pub(crate) struct Indices<'a> {
 
 impl Indices<'_> {
     fn seek(&mut self) {
-        let (inner, _) = self.spread.axes[self.spread.axes.len() - 1];
-        self.at = self.spread.offset(self.next);
+        let (inner, _) = self.view.axes[self.view.axes.len() - 1];
+        self.at = self.view.offset(self.next);
         self.left = inner - self.next % inner;
     }
 
@@ -194,10 +194,10 @@ mod tests {
     #[test]
     fn reads_repeat_what_is_missing() {
         let check = |from: &[i64], to: &[i64], expected: &[usize]| {
-            let spread = Spread::new(&Shape::of(from), &Shape::of(to)).unwrap();
-            let mut at = spread.indices(0);
-            assert_eq!((0..spread.len()).map(|_| at.next()).collect::<Vec<_>>(), expected);
-            let mut late = spread.indices(1);
+            let view = BroadcastView::new(&Shape::of(from), &Shape::of(to)).unwrap();
+            let mut at = view.indices(0);
+            assert_eq!((0..view.len()).map(|_| at.next()).collect::<Vec<_>>(), expected);
+            let mut late = view.indices(1);
             assert_eq!(late.next(), expected[1]);
         };
         check(&[3], &[2, 3], &[0, 1, 2, 0, 1, 2]);
@@ -205,13 +205,13 @@ mod tests {
         check(&[2, 1, 2], &[2, 2, 2], &[0, 1, 0, 1, 2, 3, 2, 3]);
         check(&[2, 3], &[2, 3], &[0, 1, 2, 3, 4, 5]);
         check(&[], &[2, 2], &[0, 0, 0, 0]);
-        assert!(Spread::new(&Shape::of(&[2]), &Shape::of(&[3])).is_err());
+        assert!(BroadcastView::new(&Shape::of(&[2]), &Shape::of(&[3])).is_err());
     }
 
     #[test]
     fn tiles_repeat_whole_dimensions() {
-        let spread = Spread::tiled(&Shape::of(&[2]), &[2, 2]);
-        let mut at = spread.indices(0);
+        let view = BroadcastView::tiled(&Shape::of(&[2]), &[2, 2]);
+        let mut at = view.indices(0);
         assert_eq!((0..8).map(|_| at.next()).collect::<Vec<_>>(), [0, 1, 0, 1, 0, 1, 0, 1]);
     }
 }

@@ -1,4 +1,4 @@
-//! What each knob of a worker's traffic does, seen at the servers.
+//! The effect of each option of a worker's traffic, observed at the servers.
 
 use super::tests::{DENSE, SPARSE, job, workers};
 use super::*;
@@ -8,12 +8,12 @@ use std::sync::Condvar;
 use std::time::Instant;
 
 const STEPS: u32 = 2;
-/// Long enough for any machine; nobody waits so long.
+/// Long enough for any machine; no test waits this long.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What the servers were asked for.
+/// A request to the servers.
 #[derive(Clone, Debug, PartialEq)]
-enum Asked {
+enum RecordedRequest {
     PushRows,
     PushNumbers,
     /// By the thread of this name.
@@ -22,52 +22,53 @@ enum Asked {
     Steps(u32),
 }
 
-type Condition = dyn Fn(&[Asked]) -> bool + Send + Sync;
+type Condition = dyn Fn(&[RecordedRequest]) -> bool + Send + Sync;
 
-/// Servers of this process that write down what they are asked, and can be made to wait before they
-/// answer.
+/// Servers in this process that record the requests, and that can delay their answers.
 struct Watched {
     servers: Arc<dyn Servers>,
-    asked: Mutex<Vec<Asked>>,
+    requests: Mutex<Vec<RecordedRequest>>,
     changed: Condvar,
-    /// A push goes on when this holds of what was asked, its own asking included.
-    goes_on: Box<Condition>,
+    /// A push continues when this holds for the recorded requests, its own included.
+    may_continue: Box<Condition>,
 }
 
 impl Watched {
-    fn new(goes_on: impl Fn(&[Asked]) -> bool + Send + Sync + 'static) -> Arc<Watched> {
+    fn new(
+        may_continue: impl Fn(&[RecordedRequest]) -> bool + Send + Sync + 'static,
+    ) -> Arc<Watched> {
         let mut job = job(1, false);
         job.tables.push(TableConfig::GlobalStep { table_id: STEPS });
         let servers = workers(&job).remove(0);
-        let (asked, changed) = Default::default();
-        Arc::new(Watched { servers, asked, changed, goes_on: Box::new(goes_on) })
+        let (requests, changed) = Default::default();
+        Arc::new(Watched { servers, requests, changed, may_continue: Box::new(may_continue) })
     }
 
-    fn note(&self, asked: Asked) {
-        lock(&self.asked).push(asked);
+    fn record(&self, request: RecordedRequest) {
+        lock(&self.requests).push(request);
         self.changed.notify_all();
     }
 
-    /// What pushes wait for has changed.
+    /// Makes pushes check their condition again.
     fn wake(&self) {
-        drop(lock(&self.asked));
+        drop(lock(&self.requests));
         self.changed.notify_all();
     }
 
-    /// Waits until something holds of what was asked.
-    fn until(&self, what: &str, holds: impl Fn(&[Asked]) -> bool) -> Result<()> {
+    /// Waits until a condition holds for the recorded requests.
+    fn until(&self, what: &str, holds: impl Fn(&[RecordedRequest]) -> bool) -> Result<()> {
         let (_asked, outcome) = self
             .changed
-            .wait_timeout_while(lock(&self.asked), DEADLINE, |asked| !holds(asked))
+            .wait_timeout_while(lock(&self.requests), DEADLINE, |requests| !holds(requests))
             .unwrap_or_else(PoisonError::into_inner);
         match outcome.timed_out() {
-            true => Err(Error::internal(format!("{what} did not happen"))),
+            true => Err(Error::internal(format!("timed out waiting for {what}"))),
             false => Ok(()),
         }
     }
 
-    fn count(&self, what: &Asked) -> usize {
-        lock(&self.asked).iter().filter(|asked| *asked == what).count()
+    fn count(&self, what: &RecordedRequest) -> usize {
+        lock(&self.requests).iter().filter(|request| *request == what).count()
     }
 }
 
@@ -85,20 +86,20 @@ impl Servers for Watched {
     }
 
     fn push_sparse_of(&self, step: u64, table: u32, push: Push<'_>) -> Result<()> {
-        self.note(Asked::PushRows);
-        self.until("what a push of rows waits for", &self.goes_on)?;
+        self.record(RecordedRequest::PushRows);
+        self.until("the condition of a push of rows", &self.may_continue)?;
         self.servers.push_sparse_of(step, table, push)
     }
 
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
         let name = std::thread::current().name().unwrap_or_default().to_string();
-        self.note(Asked::PullNumbers(name));
+        self.record(RecordedRequest::PullNumbers(name));
         self.servers.pull_dense(table, values)
     }
 
     fn push_dense_of(&self, step: u64, table: u32, grad: &[f32]) -> Result<()> {
-        self.note(Asked::PushNumbers);
-        self.until("what a push of numbers waits for", &self.goes_on)?;
+        self.record(RecordedRequest::PushNumbers);
+        self.until("the condition of a push of numbers", &self.may_continue)?;
         self.servers.push_dense_of(step, table, grad)
     }
 
@@ -107,7 +108,7 @@ impl Servers for Watched {
     }
 
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
-        self.note(Asked::Rate(scale));
+        self.record(RecordedRequest::Rate(scale));
         self.servers.set_rate_scale(table, scale)
     }
 
@@ -120,7 +121,7 @@ impl Servers for Watched {
     }
 
     fn push_steps_of(&self, step: u64, table: u32, steps: u32) -> Result<u64> {
-        self.note(Asked::Steps(steps));
+        self.record(RecordedRequest::Steps(steps));
         self.servers.push_steps_of(step, table, steps)
     }
 
@@ -212,7 +213,7 @@ fn push_row(communicator: &Communicator) {
     communicator.push_sparse(SPARSE, Push::new(&[5], &[1.0])).unwrap();
 }
 
-/// The one that is on its way when the others come, and those as the knob allows.
+/// The first gradient is in flight when the others are queued; those are merged up to the limit.
 #[test]
 fn so_many_gradients_become_one_push() {
     for (merge_count_max, pushes) in [(1, 7), (3, 3), (4, 3), (6, 2), (100, 2)] {
@@ -223,30 +224,34 @@ fn so_many_gradients_become_one_push() {
         let servers = Watched::new(move |_| opens.load(Relaxed));
         let communicator = start(&servers, options);
         push_row(&communicator);
-        servers.until("the first push", |asked| asked.contains(&Asked::PushRows)).unwrap();
+        servers
+            .until("the first push", |requests| requests.contains(&RecordedRequest::PushRows))
+            .unwrap();
         (0..6).for_each(|_| push_row(&communicator));
         is_open.store(true, Relaxed);
         servers.wake();
         communicator.flush().unwrap();
-        assert_eq!(servers.count(&Asked::PushRows), pushes, "{merge_count_max}");
+        assert_eq!(servers.count(&RecordedRequest::PushRows), pushes, "{merge_count_max}");
         let mut row = [0.0];
         communicator.look_up(SPARSE, &[5], &mut row, PullMode::Train).unwrap();
         assert_eq!(row, [-7.0]);
     }
 }
 
-/// A step is never further ahead of the pushes than the queue is long.
+/// A step is never further ahead of the pushes than the length of the queue.
 #[test]
 fn so_many_gradients_wait_and_one_more_waits_with_the_step() {
     for queue_len_max in [1, 3] {
         let handed = Arc::new(AtomicU64::new(0));
         let far = Arc::new(AtomicU64::new(0));
         let (seen, most) = (handed.clone(), far.clone());
-        let servers = Watched::new(move |asked| {
-            let pushed = asked.iter().filter(|asked| **asked == Asked::PushRows).count() as u64;
+        let servers = Watched::new(move |requests| {
+            let pushed =
+                requests.iter().filter(|request| **request == RecordedRequest::PushRows).count()
+                    as u64;
             let ahead = seen.load(Relaxed).saturating_sub(pushed);
             most.fetch_max(ahead, Relaxed);
-            // The first one goes on when the queue is full.
+            // The first push continues when the queue is full.
             pushed > 1 || ahead == queue_len_max
         });
         let options =
@@ -259,11 +264,11 @@ fn so_many_gradients_wait_and_one_more_waits_with_the_step() {
         }
         communicator.flush().unwrap();
         assert_eq!(far.load(Relaxed), queue_len_max);
-        assert_eq!(servers.count(&Asked::PushRows), 40);
+        assert_eq!(servers.count(&RecordedRequest::PushRows), 40);
     }
 }
 
-/// With time to wait all three are one push, and without anybody who asks for it.
+/// With enough time to wait, all three gradients become one push, without a flush.
 #[test]
 fn a_sender_looks_so_often_for_more() {
     let servers = Watched::new(|_| true);
@@ -271,25 +276,31 @@ fn a_sender_looks_so_often_for_more() {
         CommunicatorOptions { merge_count_max: 3, wait_count_max: 10_000, ..Default::default() };
     let communicator = start(&servers, options);
     (0..3).for_each(|_| push_row(&communicator));
-    servers.until("a push of all", |asked| asked.contains(&Asked::PushRows)).unwrap();
+    servers
+        .until("a push of all", |requests| requests.contains(&RecordedRequest::PushRows))
+        .unwrap();
     communicator.flush().unwrap();
-    assert_eq!(servers.count(&Asked::PushRows), 1);
+    assert_eq!(servers.count(&RecordedRequest::PushRows), 1);
 
-    // And with one look what is alone goes out alone.
+    // With a single wait, one gradient is pushed alone.
     let servers = Watched::new(|_| true);
     let options = CommunicatorOptions { merge_count_max: 3, ..Default::default() };
     let communicator = start(&servers, options);
     let begun = Instant::now();
     push_row(&communicator);
-    servers.until("a push of one", |asked| asked.contains(&Asked::PushRows)).unwrap();
+    servers
+        .until("a push of one", |requests| requests.contains(&RecordedRequest::PushRows))
+        .unwrap();
     assert!(begun.elapsed() >= POLL_SPAN);
 }
 
-/// Each push goes on when the other has begun.
+/// Each push continues when the other has begun.
 #[test]
 fn so_many_threads_send_at_once() {
-    let both =
-        |asked: &[Asked]| asked.contains(&Asked::PushRows) && asked.contains(&Asked::PushNumbers);
+    let both = |requests: &[RecordedRequest]| {
+        requests.contains(&RecordedRequest::PushRows)
+            && requests.contains(&RecordedRequest::PushNumbers)
+    };
     let servers = Watched::new(both);
     let communicator =
         start(&servers, CommunicatorOptions { thread_count: 2, ..Default::default() });
@@ -305,14 +316,17 @@ fn parameters_are_received_by_the_sender_or_by_a_thread_of_their_own() {
         let options = CommunicatorOptions { receives_apart, ..Default::default() };
         let communicator = start(&servers, options);
         communicator.push_dense(DENSE, &[&[1.0; 3]]).unwrap();
-        let pulled = Asked::PullNumbers(by.to_string());
-        servers.until("parameters", |asked| asked.contains(&pulled)).unwrap();
-        let others = |asked: &&Asked| matches!(asked, Asked::PullNumbers(name) if name.starts_with("ps-") && name != by);
-        assert_eq!(lock(&servers.asked).iter().find(others), None);
+        let pulled = RecordedRequest::PullNumbers(by.to_string());
+        servers.until("parameters", |requests| requests.contains(&pulled)).unwrap();
+        let others = |request: &&RecordedRequest| {
+            matches!(request, RecordedRequest::PullNumbers(name)
+                if name.starts_with("ps-") && name != by)
+        };
+        assert_eq!(lock(&servers.requests).iter().find(others), None);
     }
 }
 
-/// Steps are reported every so often, and the rate is that of all that were.
+/// Steps are reported at the interval, and the rate is that of all reported steps.
 #[test]
 fn steps_are_reported_every_so_often() {
     for (report_every, reports) in [(1, 7), (3, 2), (10, 0)] {
@@ -326,15 +340,15 @@ fn steps_are_reported_every_so_often() {
         let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
         (0..7).for_each(|_| communicator.sent().unwrap());
         communicator.flush().unwrap();
-        assert_eq!(servers.count(&Asked::Steps(report_every)), reports, "{report_every}");
+        assert_eq!(servers.count(&RecordedRequest::Steps(report_every)), reports, "{report_every}");
         let last = (1.0 / (1.0 + (reports as u32 * report_every) as f64)) as f32;
-        let rates = lock(&servers.asked);
-        let rate = rates.iter().rfind(|asked| matches!(asked, Asked::Rate(_)));
-        assert_eq!(rate, Some(&Asked::Rate(last)), "{report_every}");
+        let rates = lock(&servers.requests);
+        let rate = rates.iter().rfind(|request| matches!(request, RecordedRequest::Rate(_)));
+        assert_eq!(rate, Some(&RecordedRequest::Rate(last)), "{report_every}");
     }
 }
 
-/// The count that a save brought, or that others have made since, is where the rate goes on.
+/// Rates resume from the count that a save has restored, or that other workers have made since.
 #[test]
 fn the_first_rate_is_that_of_the_steps_that_servers_have_counted() {
     let servers = Watched::new(|_| true);
@@ -346,5 +360,5 @@ fn the_first_rate_is_that_of_the_steps_that_servers_have_counted() {
     };
     let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
     let _communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
-    assert_eq!(servers.count(&Asked::Rate(0.25)), 1);
+    assert_eq!(servers.count(&RecordedRequest::Rate(0.25)), 1);
 }
