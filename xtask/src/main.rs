@@ -1,12 +1,12 @@
 //! Tasks of this repository; `cargo xtask help` lists them.
 
 mod bench;
-#[path = "../../crates/fleet-comm/tests/cable.rs"]
-mod cable;
 mod deny;
 mod picture;
 mod terminal;
 mod tidy;
+#[path = "../../crates/fleet-comm/tests/virtual_link.rs"]
+mod virtual_link;
 
 use clap::Parser;
 use std::path::PathBuf;

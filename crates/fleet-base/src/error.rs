@@ -146,7 +146,7 @@ impl Error {
             _ => ErrorKind::Unavailable,
         };
         let hint = match error.kind() {
-            Io::FileTooLarge => ", beyond the limit that ulimit -f shows or the file system has",
+            Io::FileTooLarge => " (file size limit: see ulimit -f and the file system)",
             _ => "",
         };
         let text = format!("cannot {action} {}: {error}{hint}", path.display());

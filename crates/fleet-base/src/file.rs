@@ -41,14 +41,14 @@ impl AtomicFile {
             Ok(PathKind::File) | Err(_) => return AtomicFile::create_on(disk, &target),
         };
         Err(Error::invalid(format!("cannot write {}", target.display()))
-            .expected("the name of a file")
+            .expected("a regular file")
             .got(got))
     }
 
     /// Like [`AtomicFile::create`], on any disk. `target` must not be a link or a device.
     pub fn create_on(disk: &Arc<dyn Disk>, target: &Path) -> Result<AtomicFile> {
         let Some(name) = target.file_name() else {
-            return Err(Error::invalid(format!("{} is not the name of a file", target.display())));
+            return Err(Error::invalid(format!("not a file name: {}", target.display())));
         };
         let (name, process) = (name.to_string_lossy(), std::process::id());
         for attempt in 0..ATTEMPTS_MAX {
@@ -63,13 +63,16 @@ impl AtomicFile {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     return Err(Error::io("create", target, &error)
-                        .help("its folder is not there; make it first"));
+                        .help("the folder does not exist; create it first"));
                 }
                 Err(error) => return Err(Error::io("create", target, &error)),
             }
         }
-        Err(Error::unavailable(format!("cannot create a file beside {}", target.display()))
-            .got(format!("{ATTEMPTS_MAX} temporary files there")))
+        Err(Error::unavailable(format!(
+            "cannot create a temporary file next to {}",
+            target.display()
+        ))
+        .got(format!("{ATTEMPTS_MAX} existing temporary files")))
     }
 
     /// Writes a whole file on any disk.
@@ -152,7 +155,7 @@ pub fn make_folder(folder: &Path) -> Result<()> {
         let in_the_way = folder.ancestors().find(|it| it.exists()).filter(|it| !it.is_dir());
         match in_the_way {
             Some(path) => Error::invalid(format!("{} is not a folder", path.display()))
-                .help("name another folder, or remove what has its name"),
+                .help("choose another folder, or remove the file of that name"),
             None => Error::io("create the folder", folder, &error),
         }
     })
@@ -194,13 +197,13 @@ mod tests {
         let socket = folder.join("socket");
         let _open = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let error = write_file(&socket, b"new").unwrap_err().to_string();
-        assert!(error.contains("the name of a file, got a device or a pipe"), "{error}");
+        assert!(error.contains("a regular file, got a device or a pipe"), "{error}");
         assert!(!socket.is_file() && socket.exists());
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3, "something was left");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3, "a temporary file was left");
 
         let error = write_file(&folder.join("no-such/file"), b"new").unwrap_err().to_string();
         assert!(
-            error.contains("no-such/file: ") && error.contains("folder is not there"),
+            error.contains("no-such/file: ") && error.contains("folder does not exist"),
             "{error}"
         );
 

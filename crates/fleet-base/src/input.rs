@@ -1,7 +1,7 @@
 //! Reads files that users name: opened without blocking, read up to a limit.
 //!
 //! Pipes are supported, so that `<(command)` works in a shell. A pipe that delivers no data for
-//! [`DATA_WAIT`] is an error.
+//! [`DATA_TIMEOUT`] is an error.
 
 use crate::{Error, Result, text};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Limit of the wait for data from a pipe. It is long because the command that writes the data may
 /// first prompt for a passphrase.
-pub const DATA_WAIT: Duration = Duration::from_secs(30);
+pub const DATA_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opens a file for reading without blocking, even if it is a pipe that has no writer yet.
 pub fn open_now(path: &Path) -> io::Result<File> {
@@ -34,7 +34,7 @@ pub fn open_now(path: &Path) -> io::Result<File> {
 /// # }
 /// ```
 pub fn read(path: &Path, what: &str, bytes_max: u64) -> Result<Vec<u8>> {
-    read_within(path, what, bytes_max, DATA_WAIT)
+    read_within(path, what, bytes_max, DATA_TIMEOUT)
 }
 
 fn read_within(path: &Path, what: &str, bytes_max: u64, wait: Duration) -> Result<Vec<u8>> {
@@ -49,7 +49,7 @@ fn read_within(path: &Path, what: &str, bytes_max: u64, wait: Duration) -> Resul
     loop {
         if std::mem::take(&mut must_wait) && !has_data(&file, wait).map_err(cannot)? {
             let (path, seconds) = (path.display(), wait.as_secs_f64());
-            let message = format!("cannot read {path}: nothing was written to it for {seconds} s");
+            let message = format!("cannot read {path}: no data for {seconds} s");
             return Err(Error::unavailable(message)
                 .help("start the program that writes to this pipe, or name a regular file"));
         }
@@ -105,7 +105,7 @@ mod tests {
         assert!(made.success());
 
         let error = read_within(&fifo, "a token", 8, Duration::from_millis(1)).unwrap_err();
-        assert!(error.to_string().contains(": nothing was written to it for 0.001 s"), "{error}");
+        assert!(error.to_string().contains(": no data for 0.001 s"), "{error}");
 
         let written = |bytes: &'static [u8], limit| {
             let path = fifo.clone();

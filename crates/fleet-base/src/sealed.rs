@@ -71,7 +71,7 @@ impl Kind {
         let bytes = read_file(disk, path, SEALED_BYTES_MAX).map_err(|it| it.or_help(self.help))?;
         let missing = || Error::io("read", path, &io::ErrorKind::NotFound.into());
         let text = String::from_utf8(bytes.ok_or_else(missing)?)
-            .map_err(|_| self.damaged(path, "it is not text"))?;
+            .map_err(|_| self.damaged(path, "not text"))?;
         let Some(rest) = text.strip_prefix(self.name).and_then(|rest| rest.strip_prefix(VERSION))
         else {
             return Ok(Read::Unsealed(text));
@@ -79,11 +79,11 @@ impl Kind {
         let end = text.trim_end_matches('\n').rfind('\n').map_or(0, |at| at + 1);
         let sum = format!("{END}{:08x}\n", crc32fast::hash(&text.as_bytes()[..end]));
         if text[end..] != sum {
-            return Err(self.damaged(path, "its checksum is wrong"));
+            return Err(self.damaged(path, "checksum mismatch"));
         }
         let version = rest.lines().next().unwrap_or_default();
         if version != self.version.to_string() {
-            return Err(Error::unsupported(format!("{} is of another version", path.display()))
+            return Err(Error::unsupported(format!("unsupported version of {}", path.display()))
                 .expected(format!("version {}", self.version))
                 .got(format!("version {version}"))
                 .help(self.help));

@@ -116,7 +116,7 @@ fn the_environment_is_listed() {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
         (output.status.code(), text(output.stdout), text(output.stderr))
     };
-    let meaning = "    The worker's number, from 0 (read by workers and servers)\n";
+    let meaning = "    Rank of the worker, from 0 (read by workers and servers)\n";
     let right = (Some(0), format!("PADDLE_TRAINER_ID = 1\n{meaning}"), String::new());
     assert_eq!(env("PADDLE_TRAINER_ID", "1"), right);
     let (code, out, error) = env("PADDLE_TRAINER_ID", "first");

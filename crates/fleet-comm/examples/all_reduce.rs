@@ -81,7 +81,7 @@ impl Setup {
             return Err(Error::invalid(format!("{name} needs a network namespace for each rank"))
                 .expected(format!("{ranks} names in FLEET_BENCH_NAMESPACES"))
                 .got(format!("'{listed}'"))
-                .help("cargo xtask bench makes them"));
+                .help("run it with cargo xtask bench, which creates them"));
         }
         let tcp = name.contains("/tcp_") || !namespaces.is_empty();
         Ok(Setup { tcp, name, ranks, bytes, namespaces, memory: false })
@@ -104,8 +104,9 @@ fn lead(setup: &Setup, args: &[String]) -> Result<()> {
         Err(_) => Token::generate()?,
     };
     let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
-    let program = std::env::current_exe()
-        .map_err(|error| Error::internal(format!("where is this program? {error}")))?;
+    let program = std::env::current_exe().map_err(|error| {
+        Error::internal(format!("cannot find the path of this program: {error}"))
+    })?;
     let store = match setup.namespaces.is_empty() {
         true => server.address().to_string(),
         false => STORE.to_string(),
@@ -142,7 +143,7 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
     let token = Token::from_text(&std::env::var("FLEET_BENCH_TOKEN").unwrap_or_default())?;
     let address = flag(args, "--store").unwrap_or_default();
     let address: SocketAddr =
-        address.parse().map_err(|_| Error::invalid("no address of the store"))?;
+        address.parse().map_err(|_| Error::invalid("invalid address of the store"))?;
     // With namespaces, rank 0 hosts the store, because the leader's is not reachable.
     let _server = match rank == 0 && !setup.namespaces.is_empty() {
         true => Some(StoreServer::bind(address, &token, Vigilance::default(), Log::stderr())?),
@@ -151,7 +152,7 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
     let store = StoreClient::connect(address, &token, &limits)?;
     let mut options = TcpOptions::new("bench", rank, setup.ranks).store(address);
     if let Some(us) = flag(args, "--spin-us") {
-        options.spin = Duration::from_micros(number(&us)? as u64);
+        options.spin_time = Duration::from_micros(number(&us)? as u64);
     }
     if let Some(streams) = flag(args, "--streams") {
         options.streams = number(&streams)?;
@@ -170,7 +171,7 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
             shared_memory: !setup.tcp,
             slot_bytes: kb("--slot-kb")?,
             small_bytes_max: kb("--small-kb")?,
-            spin: match flag(args, "--spin-us") {
+            spin_time: match flag(args, "--spin-us") {
                 None => None,
                 Some(us) => Some(Duration::from_micros(number(&us)? as u64)),
             },
@@ -226,7 +227,8 @@ fn print(setup: &Setup, seconds: &mut [f64]) {
     seconds.sort_by(f64::total_cmp);
     let rate = |index: usize| gb / seconds[index];
     println!(
-        "{{\"bench\": \"{}\", \"unit\": \"GB/s\", \"median\": {:.4}, \"min\": {:.4}, \"max\": {:.4}, \
+        "{{\"bench\": \"{}\", \"unit\": \"GB/s\", \"median\": {:.4}, \"min\": {:.4}, \"max\": \
+         {:.4}, \
          \"us\": {:.2}, \"runs\": {}, \"ranks\": {}, \"peak_rss_mb\": {:.0}}}",
         setup.name,
         rate(seconds.len() / 2),
@@ -245,7 +247,7 @@ fn flag(args: &[String], name: &str) -> Option<String> {
 }
 
 fn number(text: &str) -> Result<usize> {
-    text.parse().map_err(|_| Error::invalid("no number").got(text))
+    text.parse().map_err(|_| Error::invalid("not a number").got(text))
 }
 
 /// Peak resident memory of this process in MB; NaN on systems other than Linux.

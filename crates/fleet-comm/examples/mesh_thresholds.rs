@@ -97,7 +97,7 @@ fn rank_of(
         let start = Instant::now();
         group.all_reduce("x", &mut data, ReduceOp::Sum)?;
         // With some algorithms rank 0 returns before the others have the result.
-        group.barrier("all have it")?;
+        group.barrier("all ranks have the result")?;
         spans.push(start.elapsed().as_secs_f64() * 1e6);
         // Rank 0 decides when to stop.
         let over = spans.len() > WARMUP && begin.elapsed() >= span || spans.len() >= CALLS_MAX;

@@ -24,7 +24,7 @@ fn main() -> io::Result<()> {
     let mut rates = std::thread::scope(|scope| {
         let other = scope.spawn(|| exchange(&far, len, rounds));
         let rates = exchange(&near, len, rounds);
-        other.join().unwrap_or_else(|_| Err(io::Error::other("the other side panicked")))?;
+        other.join().unwrap_or_else(|_| Err(io::Error::other("the peer thread panicked")))?;
         rates
     })?;
     rates.sort_by(f64::total_cmp);

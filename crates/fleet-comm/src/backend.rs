@@ -16,12 +16,12 @@ pub(crate) trait Backend: Send {
 
     /// Called if the arguments of a call on this rank are invalid. Notifies waiting peers that the
     /// fired token does not reach.
-    fn refuse(&mut self, _: &Error, _: &Bounds) {}
+    fn reject_call(&mut self, _: &Error, _: &Bounds) {}
 }
 
 /// Limits of a call.
 pub(crate) struct Bounds {
-    pub span: Duration,
+    pub timeout: Duration,
     pub abort: Abort,
 }
 
@@ -34,14 +34,14 @@ impl Backend for SharedMemory {
     }
 
     fn run(&mut self, call: &mut Call<'_>, bounds: &Bounds) -> Result<()> {
-        self.0.run(call, &Limits::new(Deadline::within(bounds.span), &bounds.abort))
+        self.0.run(call, &Limits::new(Deadline::within(bounds.timeout), &bounds.abort))
     }
 }
 
 /// Backend for groups of one rank.
-pub(crate) struct Solo;
+pub(crate) struct SingleRank;
 
-impl Backend for Solo {
+impl Backend for SingleRank {
     fn name(&self) -> String {
         "one rank".to_string()
     }
@@ -61,7 +61,7 @@ impl Backend for Solo {
             }
             Work::Gather { input, output } => (Some(*input), *output),
             Work::Send { .. } | Work::Recv { .. } => {
-                return Err(Error::internal("a message of a rank to itself"));
+                return Err(Error::internal("send to own rank"));
             }
         };
         if let (Some(from), Some(to)) = (from, to) {

@@ -106,7 +106,7 @@ impl Kind {
     }
 
     /// The kind with this number on the wire.
-    pub(crate) fn numbered(number: u8) -> Option<Kind> {
+    pub(crate) fn from_number(number: u8) -> Option<Kind> {
         Kind::ALL.get((number as usize).checked_sub(1)?).copied()
     }
 
@@ -134,7 +134,7 @@ pub struct Signature {
     /// Number of elements in the whole call, or in one rank's block if blocks are equal.
     pub elements: u64,
     /// Digest of other properties that must agree, such as counts by rank.
-    pub extra: u64,
+    pub digest: u64,
     pub label: Label,
 }
 
@@ -151,7 +151,7 @@ impl Signature {
         bytes[11] = self.label.len;
         bytes[12..16].copy_from_slice(&self.root.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.elements.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.extra.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.digest.to_le_bytes());
         bytes[32..].copy_from_slice(&self.label.text);
         bytes
     }
@@ -171,12 +171,12 @@ impl Signature {
         };
         (label.len as usize <= LABEL_BYTES_MAX).then_some(Signature {
             sequence: word(0),
-            kind: Kind::numbered(bytes[8])?,
+            kind: Kind::from_number(bytes[8])?,
             dtype: *DType::ALL.get((bytes[9] as usize).checked_sub(1)?)?,
             op,
             root: (word(8) >> 32) as u32,
             elements: word(16),
-            extra: word(24),
+            digest: word(24),
             label,
         })
     }
@@ -202,8 +202,8 @@ impl fmt::Display for Signature {
             Kind::Send | Kind::Recv => write!(f, ", peer {}", self.root)?,
             _ => {}
         }
-        if self.extra != 0 {
-            write!(f, ", counts {:08x}", self.extra as u32)?;
+        if self.digest != 0 {
+            write!(f, ", counts {:08x}", self.digest as u32)?;
         }
         write!(f, ")")
     }
@@ -292,7 +292,7 @@ impl<'a> Pieces<'a> {
     /// Calls `visit(pointer, offset, bytes)` for the part of every piece within `start..start +
     /// bytes`; offsets are relative to `start`. The walk continues at `cursor`, so `start` must not
     /// decrease between calls.
-    pub(crate) fn each(
+    pub(crate) fn visit(
         &self,
         cursor: &mut Cursor,
         start: usize,
@@ -317,9 +317,9 @@ impl<'a> Pieces<'a> {
 
     /// Splits a buffer at `to` at the same offsets as `start..start + bytes`. A message has one
     /// part for each piece of its range, so a separate buffer for it must be split like the data.
-    pub(crate) fn cut_like(&self, start: usize, bytes: usize, to: *mut u8) -> Vec<Piece> {
+    pub(crate) fn split_like(&self, start: usize, bytes: usize, to: *mut u8) -> Vec<Piece> {
         let mut list = Vec::new();
-        self.each(&mut Cursor::default(), start, bytes, |_, offset, len| {
+        self.visit(&mut Cursor::default(), start, bytes, |_, offset, len| {
             list.push(Piece { start: to.wrapping_add(offset), bytes: len });
         });
         list
@@ -327,7 +327,7 @@ impl<'a> Pieces<'a> {
 
     /// Calls `visit(piece, start in the piece, values)` for every part of `values`, which begin at
     /// `start` of the whole range.
-    pub(crate) fn each_part<'v>(
+    pub(crate) fn visit_values<'v>(
         &self,
         start: usize,
         values: &'v [u8],
@@ -348,7 +348,7 @@ impl<'a> Pieces<'a> {
     ///
     /// # Safety
     /// No other code accesses the pieces while `visit` runs.
-    pub(crate) unsafe fn each_whole(&self, visit: &mut dyn FnMut(usize, usize, &[u8])) {
+    pub(crate) unsafe fn visit_pieces(&self, visit: &mut dyn FnMut(usize, usize, &[u8])) {
         for (index, piece) in self.list.iter().enumerate() {
             // SAFETY: the piece is borrowed for this call; the caller guarantees exclusive access.
             visit(index, 0, unsafe { std::slice::from_raw_parts(piece.start, piece.bytes) });
@@ -359,7 +359,7 @@ impl<'a> Pieces<'a> {
     /// `to` is writable for `bytes`.
     pub(crate) unsafe fn read(&self, cursor: &mut Cursor, start: usize, bytes: usize, to: *mut u8) {
         // SAFETY: the pieces are borrowed for this call; the caller guarantees `to`.
-        self.each(cursor, start, bytes, |piece, offset, len| unsafe {
+        self.visit(cursor, start, bytes, |piece, offset, len| unsafe {
             fleet_kernels::copy::copy(piece, to.add(offset), len);
         });
     }
@@ -374,7 +374,7 @@ impl<'a> Pieces<'a> {
         from: *const u8,
     ) {
         // SAFETY: as in `read`.
-        self.each(cursor, start, bytes, |piece, offset, len| unsafe {
+        self.visit(cursor, start, bytes, |piece, offset, len| unsafe {
             fleet_kernels::copy::copy(from.add(offset), piece, len);
         });
     }
@@ -451,7 +451,7 @@ pub(crate) struct Call<'a> {
 /// The error that both sides of a mismatch get.
 pub(crate) fn mismatch(group: &str, a: (&str, &Signature), b: (&str, &Signature)) -> Error {
     Error::invalid(format!(
-        "ranks of group '{group}' are in different collectives: {} is in {}, {} is in {}",
+        "ranks of group '{group}' call different collectives: {} calls {}, {} calls {}",
         a.0, a.1, b.0, b.1
     ))
     .help("every rank must call the same collectives with the same arguments in the same order")
@@ -546,7 +546,7 @@ mod tests {
             op: Some(ReduceOp::Avg),
             root: 3,
             elements: 1 << 40,
-            extra: 99,
+            digest: 99,
             label: Label::new(&format!("ü{}.w_0@GRAD", "layer.".repeat(30))),
         };
         let bytes = signature.encode();

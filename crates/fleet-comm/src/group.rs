@@ -52,14 +52,14 @@ struct Core {
 }
 
 /// The description of a call, without its memory.
-struct Head<'a> {
+struct CallInfo<'a> {
     kind: Kind,
     label: &'a str,
     dtype: DType,
     op: Option<ReduceOp>,
     root: usize,
     elements: usize,
-    extra: u64,
+    digest: u64,
 }
 
 impl Group {
@@ -195,18 +195,18 @@ impl Group {
             self.expect_whole(Kind::AllReduce, label, dtype, part)?;
         }
         with_pieces(data, |pieces| {
-            let mut told = false;
-            let mut tell = |start: usize, values: &[u8]| {
-                told = true;
-                pieces.each_part(start, values, &mut *done);
+            let mut is_reported = false;
+            let mut report = |start: usize, values: &[u8]| {
+                is_reported = true;
+                pieces.visit_values(start, values, &mut *done);
             };
             let elements = pieces.bytes / dtype.size();
-            let head = Head::new(Kind::AllReduce, label, dtype, elements);
-            let head = Head { op: Some(op), extra: pieces.digest(), ..head };
-            self.call(head, Work::AllReduce { data: pieces, done: Some(&mut tell) })?;
-            if !told {
+            let info = CallInfo::new(Kind::AllReduce, label, dtype, elements);
+            let info = CallInfo { op: Some(op), digest: pieces.digest(), ..info };
+            self.call(info, Work::AllReduce { data: pieces, done: Some(&mut report) })?;
+            if !is_reported {
                 // SAFETY: the call has ended, and only this function borrows the buffers.
-                unsafe { pieces.each_whole(done) };
+                unsafe { pieces.visit_pieces(done) };
             }
             Ok(())
         })
@@ -249,12 +249,12 @@ impl Group {
         root: usize,
     ) -> Result<()> {
         let elements = data.bytes / dtype.size();
-        let extra = data.digest();
+        let digest = data.digest();
         let work = match kind {
             Kind::AllReduce => Work::AllReduce { data, done: None },
             _ => Work::Reduce { data },
         };
-        self.call(Head { kind, label, dtype, op: Some(op), root, elements, extra }, work)
+        self.call(CallInfo { kind, label, dtype, op: Some(op), root, elements, digest }, work)
     }
 
     /// `input` has one block per rank. `output` becomes the reduction of the blocks for this rank.
@@ -268,8 +268,8 @@ impl Group {
         let (elements, expected) = (output.len(), output.len() * self.size());
         self.expect_len(Kind::ReduceScatter, label, "input", input.len(), expected)?;
         let work = Work::ReduceScatter { input: Piece::of_const(input), output: Piece::of(output) };
-        let head = Head::new(Kind::ReduceScatter, label, T::DTYPE, elements);
-        self.call(Head { op: Some(op), ..head }, work)
+        let info = CallInfo::new(Kind::ReduceScatter, label, T::DTYPE, elements);
+        self.call(CallInfo { op: Some(op), ..info }, work)
     }
 
     /// Like [`Group::reduce_scatter`] for a type known at run time.
@@ -287,7 +287,7 @@ impl Group {
         self.expect_len(kind, label, "input", input.len(), output.len() * self.size())?;
         let elements = output.len() / dtype.size();
         let work = Work::ReduceScatter { input: Piece::of_const(input), output: Piece::of(output) };
-        self.call(Head { op: Some(op), ..Head::new(kind, label, dtype, elements) }, work)
+        self.call(CallInfo { op: Some(op), ..CallInfo::new(kind, label, dtype, elements) }, work)
     }
 
     /// Like [`Group::reduce_scatter`], with the result in this rank's block of `data`. The other
@@ -304,8 +304,8 @@ impl Group {
         let bytes = block * size_of::<T>();
         // SAFETY: this rank's block is inside the data.
         let output = Piece { start: unsafe { input.start.add(self.rank() * bytes) }, bytes };
-        let head = Head::new(Kind::ReduceScatter, label, T::DTYPE, block);
-        self.call(Head { op: Some(op), ..head }, Work::ReduceScatter { input, output })
+        let info = CallInfo::new(Kind::ReduceScatter, label, T::DTYPE, block);
+        self.call(CallInfo { op: Some(op), ..info }, Work::ReduceScatter { input, output })
     }
 
     /// Gathers the blocks of all ranks into `output`, in the order of ranks.
@@ -338,7 +338,7 @@ impl Group {
                     output: Piece::of(output),
                     counts,
                 };
-                self.call(Head::new(Kind::AllGather, label, T::DTYPE, block), work)
+                self.call(CallInfo::new(Kind::AllGather, label, T::DTYPE, block), work)
             },
         )
     }
@@ -365,8 +365,8 @@ impl Group {
                     output: Piece::of(output),
                     counts: bytes,
                 };
-                let head = Head::new(kind, label, T::DTYPE, output.len());
-                self.call(Head { extra: digest(bytes.iter().copied()), ..head }, work)
+                let info = CallInfo::new(kind, label, T::DTYPE, output.len());
+                self.call(CallInfo { digest: digest(bytes.iter().copied()), ..info }, work)
             },
         )
     }
@@ -385,9 +385,9 @@ impl Group {
     ) -> Result<()> {
         with_pieces(data, |data| {
             let elements = data.bytes / size_of::<T>();
-            let head = Head::new(Kind::Broadcast, label, T::DTYPE, elements);
-            let extra = data.digest();
-            self.call(Head { root, extra, ..head }, Work::Broadcast { data })
+            let info = CallInfo::new(Kind::Broadcast, label, T::DTYPE, elements);
+            let digest = data.digest();
+            self.call(CallInfo { root, digest, ..info }, Work::Broadcast { data })
         })
     }
 
@@ -404,9 +404,9 @@ impl Group {
             let expected = output.len() * self.size();
             self.expect_len(Kind::Scatter, label, "input", input.len(), expected)?;
         }
-        let head = Head::new(Kind::Scatter, label, T::DTYPE, output.len());
+        let info = CallInfo::new(Kind::Scatter, label, T::DTYPE, output.len());
         let input = is_root.then(|| Piece::of_const(input));
-        self.call(Head { root, ..head }, Work::Scatter { input, output: Piece::of(output) })
+        self.call(CallInfo { root, ..info }, Work::Scatter { input, output: Piece::of(output) })
     }
 
     /// Gathers the blocks of all ranks into `output` of `root`. Other ranks may pass an empty one.
@@ -422,9 +422,9 @@ impl Group {
             let expected = input.len() * self.size();
             self.expect_len(Kind::Gather, label, "output", output.len(), expected)?;
         }
-        let head = Head::new(Kind::Gather, label, T::DTYPE, input.len());
+        let info = CallInfo::new(Kind::Gather, label, T::DTYPE, input.len());
         let output = is_root.then(|| Piece::of(output));
-        self.call(Head { root, ..head }, Work::Gather { input: Piece::of_const(input), output })
+        self.call(CallInfo { root, ..info }, Work::Gather { input: Piece::of_const(input), output })
     }
 
     /// `input` has one block per rank. `output` gets the block of every rank for this rank.
@@ -443,7 +443,7 @@ impl Group {
                     sends: counts,
                     receives: counts,
                 };
-                self.call(Head::new(kind, label, T::DTYPE, block), work)
+                self.call(CallInfo::new(kind, label, T::DTYPE, block), work)
             },
         )
     }
@@ -480,8 +480,8 @@ impl Group {
                         };
                         // Element counts differ between ranks here, so the digest distinguishes it
                         // from the even form.
-                        let head = Head::new(kind, label, T::DTYPE, 0);
-                        self.call(Head { extra: 1, ..head }, work)
+                        let info = CallInfo::new(kind, label, T::DTYPE, 0);
+                        self.call(CallInfo { digest: 1, ..info }, work)
                     },
                 )
             },
@@ -490,18 +490,18 @@ impl Group {
 
     /// Returns when all ranks have called it.
     pub fn barrier(&self, label: &str) -> Result<()> {
-        self.call(Head::new(Kind::Barrier, label, DType::U8, 0), Work::Barrier)
+        self.call(CallInfo::new(Kind::Barrier, label, DType::U8, 0), Work::Barrier)
     }
 
     /// Sends a message to one rank, which must receive it with the same label and length.
     pub fn send<T: Element>(&self, label: &str, data: &[T], to: usize) -> Result<()> {
-        let head = Head::new(Kind::Send, label, T::DTYPE, data.len());
-        self.call(Head { root: to, ..head }, Work::Send { to, data: Piece::of_const(data) })
+        let info = CallInfo::new(Kind::Send, label, T::DTYPE, data.len());
+        self.call(CallInfo { root: to, ..info }, Work::Send { to, data: Piece::of_const(data) })
     }
 
     pub fn recv<T: Element>(&self, label: &str, into: &mut [T], from: usize) -> Result<()> {
-        let head = Head::new(Kind::Recv, label, T::DTYPE, into.len());
-        self.call(Head { root: from, ..head }, Work::Recv { from, into: Piece::of(into) })
+        let info = CallInfo::new(Kind::Recv, label, T::DTYPE, into.len());
+        self.call(CallInfo { root: from, ..info }, Work::Recv { from, into: Piece::of(into) })
     }
 
     /// Runs `work`, which calls collectives of this group, in the background.
@@ -559,46 +559,46 @@ impl Group {
         self.0.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn call(&self, head: Head<'_>, work: Work<'_>) -> Result<()> {
+    fn call(&self, info: CallInfo<'_>, work: Work<'_>) -> Result<()> {
         self.0.lane.drain();
-        self.check(&head)?;
+        self.check(&info)?;
         let shared = &*self.0;
         let mut core = self.core();
         if let Some(fault) = &core.fault {
             return Err(fault.clone());
         }
-        let signature = core.sign(&head);
+        let signature = core.sign(&info);
         let record = shared.recorder.begin(&shared.name, shared.rank, signature);
-        let bounds = Bounds { span: shared.options.timeout, abort: shared.abort.clone() };
+        let bounds = Bounds { timeout: shared.options.timeout, abort: shared.abort.clone() };
         if let Some(progress) = &shared.progress {
             progress.begin(signature);
         }
         let mut result = core.backend.run(&mut Call { signature, work }, &bounds);
         if let Some(progress) = &shared.progress {
             progress.end();
-            result = result.map_err(|error| progress.judge(error));
+            result = result.map_err(|error| progress.with_verdict(error));
         }
         shared.recorder.end(record, result.is_err());
-        result.map_err(|error| self.fail(&mut core, error))
+        result.map_err(|error| self.record_fault(&mut core, error))
     }
 
-    fn check(&self, head: &Head<'_>) -> Result<()> {
+    fn check(&self, info: &CallInfo<'_>) -> Result<()> {
         let size = self.size();
-        let pair = matches!(head.kind, Kind::Send | Kind::Recv);
-        let error = if head.root >= size {
+        let pair = matches!(info.kind, Kind::Send | Kind::Recv);
+        let error = if info.root >= size {
             Error::invalid("no such rank in the group")
                 .expected(format!("a rank below {size}"))
-                .got(head.root)
-        } else if pair && head.root == self.rank() {
-            Error::invalid("a message of a rank to itself")
-        } else if head.op.is_some() && !can_reduce(head.dtype) {
-            Error::unsupported("no reductions of this type")
+                .got(info.root)
+        } else if pair && info.root == self.rank() {
+            Error::invalid("send to own rank")
+        } else if info.op.is_some() && !can_reduce(info.dtype) {
+            Error::unsupported("reduction not supported for this type")
                 .expected("f32, f64, f16, bf16, i32, i64 or u8")
-                .got(head.dtype)
+                .got(info.dtype)
         } else {
             return Ok(());
         };
-        Err(self.refuse(head.kind, head.label, error))
+        Err(self.reject_call(info.kind, info.label, error))
     }
 
     fn expect_whole(&self, kind: Kind, label: &str, dtype: DType, bytes: &[u8]) -> Result<()> {
@@ -608,8 +608,9 @@ impl Group {
         if bytes.len().is_multiple_of(size) && is_aligned {
             return Ok(());
         }
-        let error = Error::invalid(format!("a buffer does not hold whole aligned {dtype}"));
-        Err(self.refuse(kind, label, error))
+        let error =
+            Error::invalid(format!("buffer is not a whole number of aligned {dtype} elements"));
+        Err(self.reject_call(kind, label, error))
     }
 
     fn expect_len(
@@ -626,11 +627,11 @@ impl Group {
         let error = Error::invalid(format!("{what} of {kind} has the wrong length"))
             .expected(expected)
             .got(got);
-        Err(self.refuse(kind, label, error))
+        Err(self.reject_call(kind, label, error))
     }
 
     /// Fails the call and the group: other ranks would wait forever for this one.
-    fn refuse(&self, kind: Kind, label: &str, error: Error) -> Error {
+    fn reject_call(&self, kind: Kind, label: &str, error: Error) -> Error {
         let shared = &*self.0;
         let error = error.at(format!(
             "{kind} '{label}' in group '{}', {}",
@@ -639,54 +640,54 @@ impl Group {
         self.lane().drain();
         let mut core = self.core();
         if core.fault.is_none() {
-            let bounds = Bounds { span: shared.options.timeout, abort: shared.abort.clone() };
-            core.backend.refuse(&error, &bounds);
+            let bounds = Bounds { timeout: shared.options.timeout, abort: shared.abort.clone() };
+            core.backend.reject_call(&error, &bounds);
         }
-        self.fail(&mut core, error)
+        self.record_fault(&mut core, error)
     }
 
     /// Records the error that ends the group, and fires the token.
-    fn fail(&self, core: &mut Core, error: Error) -> Error {
+    fn record_fault(&self, core: &mut Core, error: Error) -> Error {
         if let Some(fault) = &core.fault {
             return fault.clone();
         }
         let error = match self.0.recorder.dump() {
             None => error,
-            Some(Ok(path)) => error.help(format!("the last collectives are in {}", path.display())),
-            Some(Err(failed)) => error.at(format!("(no flight recorder: {failed})")),
+            Some(Ok(path)) => error.help(format!("see the last collectives in {}", path.display())),
+            Some(Err(failed)) => error.at(format!("(cannot write the flight recorder: {failed})")),
         };
         core.fault = Some(error.clone());
-        self.0.world.tell_fault(&error);
+        self.0.world.report_fault(&error);
         self.0.abort.fire(error.clone());
         error
     }
 }
 
 impl Core {
-    fn sign(&mut self, head: &Head<'_>) -> Signature {
-        let counter = match head.kind {
-            Kind::Send => &mut self.sent[head.root],
-            Kind::Recv => &mut self.received[head.root],
+    fn sign(&mut self, info: &CallInfo<'_>) -> Signature {
+        let counter = match info.kind {
+            Kind::Send => &mut self.sent[info.root],
+            Kind::Recv => &mut self.received[info.root],
             _ => &mut self.sequence,
         };
         let sequence = *counter;
         *counter += 1;
         Signature {
             sequence,
-            kind: head.kind,
-            dtype: head.dtype,
-            op: head.op,
-            root: head.root as u32,
-            elements: head.elements as u64,
-            extra: head.extra,
-            label: Label::new(head.label),
+            kind: info.kind,
+            dtype: info.dtype,
+            op: info.op,
+            root: info.root as u32,
+            elements: info.elements as u64,
+            digest: info.digest,
+            label: Label::new(info.label),
         }
     }
 }
 
-impl<'a> Head<'a> {
-    fn new(kind: Kind, label: &'a str, dtype: DType, elements: usize) -> Head<'a> {
-        Head { kind, label, dtype, op: None, root: 0, elements, extra: 0 }
+impl<'a> CallInfo<'a> {
+    fn new(kind: Kind, label: &'a str, dtype: DType, elements: usize) -> CallInfo<'a> {
+        CallInfo { kind, label, dtype, op: None, root: 0, elements, digest: 0 }
     }
 }
 
@@ -696,19 +697,19 @@ fn can_reduce(dtype: DType) -> bool {
 }
 
 /// Up to this number, pieces and counts are kept on the stack.
-const FEW: usize = 64;
+const STACK_ITEMS_MAX: usize = 64;
 
 fn with_pieces<T, R>(data: &mut [&mut [T]], work: impl FnOnce(Pieces<'_>) -> R) -> R {
     let none = Piece { start: std::ptr::null_mut(), bytes: 0 };
-    if data.len() <= FEW {
-        let mut few = [none; FEW];
-        for (piece, part) in few.iter_mut().zip(data.iter_mut()) {
+    if data.len() <= STACK_ITEMS_MAX {
+        let mut on_stack = [none; STACK_ITEMS_MAX];
+        for (piece, part) in on_stack.iter_mut().zip(data.iter_mut()) {
             *piece = Piece::of(part);
         }
-        return work(Pieces::new(&few[..data.len()]));
+        return work(Pieces::new(&on_stack[..data.len()]));
     }
-    let many: Vec<Piece> = data.iter_mut().map(|part| Piece::of(part)).collect();
-    work(Pieces::new(&many))
+    let on_heap: Vec<Piece> = data.iter_mut().map(|part| Piece::of(part)).collect();
+    work(Pieces::new(&on_heap))
 }
 
 fn with_counts<R>(
@@ -716,9 +717,10 @@ fn with_counts<R>(
     value: impl Fn(usize) -> usize,
     work: impl FnOnce(&[usize]) -> R,
 ) -> R {
-    if count <= FEW {
-        let few: [usize; FEW] = std::array::from_fn(|i| if i < count { value(i) } else { 0 });
-        return work(&few[..count]);
+    if count <= STACK_ITEMS_MAX {
+        let on_stack: [usize; STACK_ITEMS_MAX] =
+            std::array::from_fn(|i| if i < count { value(i) } else { 0 });
+        return work(&on_stack[..count]);
     }
     work(&(0..count).map(value).collect::<Vec<_>>())
 }

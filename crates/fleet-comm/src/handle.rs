@@ -11,14 +11,12 @@ use std::thread::ThreadId;
 const QUEUE_MAX: usize = 1024;
 
 /// A background call; [`Handle::wait`] returns its result.
-#[must_use = "a call in the background is lost unless somebody waits for it"]
+#[must_use = "the result of a background call is lost unless the handle is waited for"]
 pub struct Handle<R>(Receiver<Result<R>>);
 
 impl<R> Handle<R> {
     pub fn wait(self) -> Result<R> {
-        self.0
-            .recv()
-            .unwrap_or_else(|_| Err(Error::internal("a collective in the background panicked")))
+        self.0.recv().unwrap_or_else(|_| Err(Error::internal("a background collective panicked")))
     }
 }
 
@@ -76,7 +74,9 @@ impl Lane {
                     .name(format!("comm {}", group.name()))
                     .spawn(move || jobs.into_iter().for_each(|job| job()))
                     .map_err(|error| {
-                        Error::exhausted(format!("cannot start the lane of a group: {error}"))
+                        Error::exhausted(format!(
+                            "cannot start the background thread of a group: {error}"
+                        ))
                     })?;
                 state.thread = Some(thread.thread().id());
                 state.sender = Some(sender.clone());
@@ -89,13 +89,13 @@ impl Lane {
             Ok(()) => Ok(Handle(receiver)),
             Err(TrySendError::Full(_)) => {
                 state.pending -= 1;
-                Err(Error::exhausted("too many collectives wait in the background")
+                Err(Error::exhausted("too many background collectives")
                     .expected(format!("at most {QUEUE_MAX}"))
                     .help("wait for the handles of earlier ones"))
             }
             Err(TrySendError::Disconnected(_)) => {
                 state.pending -= 1;
-                Err(Error::internal("the lane of a group is gone"))
+                Err(Error::internal("the background thread of a group has ended"))
             }
         }
     }

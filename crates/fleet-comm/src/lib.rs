@@ -62,5 +62,5 @@ pub use mpi::{Mpi, MpiOptions};
 #[cfg(all(feature = "nccl", target_os = "linux"))]
 pub use nccl::NcclOptions;
 pub use recorder::{RECORDS_MAX, Recorder};
-pub use rings::{Rings, SIDE_BY_SIDE_MAX};
+pub use rings::{PARALLEL_RINGS_MAX, Rings};
 pub use world::{GroupOptions, Hierarchy, World};

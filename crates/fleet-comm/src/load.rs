@@ -23,7 +23,7 @@ macro_rules! functions {
                         };
                         *symbol.map_err(|_| {
                             let name = String::from_utf8_lossy($symbol);
-                            let text = format!("{} without the function {name}", $what);
+                            let text = format!("{} lacks the function {name}", $what);
                             fleet_base::Error::unsupported(text).expected($expected)
                         })?
                     },)*
@@ -35,26 +35,26 @@ macro_rules! functions {
 pub(crate) use functions;
 
 /// A library that a feature needs at run time but not at build time.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct LibrarySpec<'a> {
     /// Name for messages.
-    pub what: &'a str,
+    pub name: &'a str,
     /// File names to try.
-    pub names: &'a [&'a str],
+    pub file_names: &'a [&'a str],
     /// Whether its plugins look up its symbols in the global namespace.
-    pub global: bool,
+    pub is_global: bool,
     pub help: &'a str,
 }
 
-impl Wanted<'_> {
+impl LibrarySpec<'_> {
     /// Loads the library. `path` is its file or folder; the default is the system's search path.
     pub fn load(&self, path: Option<&Path>) -> Result<Library> {
-        let names = self.names.iter();
+        let names = self.file_names.iter();
         let tried: Vec<PathBuf> = match path {
             Some(folder) if folder.is_dir() => names.map(|name| folder.join(name)).collect(),
             Some(path) => vec![path.to_path_buf()],
             None => names.map(PathBuf::from).collect(),
         };
-        let flags = RTLD_NOW | if self.global { RTLD_GLOBAL } else { RTLD_LOCAL };
+        let flags = RTLD_NOW | if self.is_global { RTLD_GLOBAL } else { RTLD_LOCAL };
         let mut failures = Vec::new();
         for path in &tried {
             // SAFETY: loading runs the library's initialisers, as linking with it would.
@@ -69,7 +69,6 @@ impl Wanted<'_> {
             }
         }
         let failures = failures.join("; ");
-        Err(Error::unavailable(format!("no {} could be loaded: {failures}", self.what))
-            .help(self.help))
+        Err(Error::unavailable(format!("cannot load {}: {failures}", self.name)).help(self.help))
     }
 }

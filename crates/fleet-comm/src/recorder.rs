@@ -18,9 +18,9 @@ pub const RECORDS_MAX: usize = 1000;
 
 /// A flight recorder, shared by the groups of a rank. A clone is the same recorder.
 #[derive(Clone)]
-pub struct Recorder(Arc<Mutex<Tape>>);
+pub struct Recorder(Arc<Mutex<History>>);
 
-struct Tape {
+struct History {
     begin: Instant,
     dump: Option<PathBuf>,
     /// Number of the oldest record kept.
@@ -40,7 +40,7 @@ struct Record {
 impl Recorder {
     /// Creates a recorder. If a collective fails, the records are written to `dump`, if given.
     pub fn new(dump: Option<PathBuf>) -> Recorder {
-        Recorder(Arc::new(Mutex::new(Tape {
+        Recorder(Arc::new(Mutex::new(History {
             begin: Instant::now(),
             dump,
             oldest: 0,
@@ -48,21 +48,21 @@ impl Recorder {
         })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Tape> {
+    fn lock(&self) -> MutexGuard<'_, History> {
         // The state is consistent after every statement, even if a thread panicked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the start of a collective. Returns its number for [`Recorder::end`].
     pub(crate) fn begin(&self, group: &Arc<str>, rank: usize, signature: Signature) -> u64 {
-        let mut tape = self.lock();
-        if tape.records.len() == RECORDS_MAX {
-            tape.records.pop_front();
-            tape.oldest += 1;
+        let mut history = self.lock();
+        if history.records.len() == RECORDS_MAX {
+            history.records.pop_front();
+            history.oldest += 1;
         }
-        let begin_us = tape.begin.elapsed().as_micros() as u64;
+        let begin_us = history.begin.elapsed().as_micros() as u64;
         let group = group.clone();
-        tape.records.push_back(Record {
+        history.records.push_back(Record {
             group,
             rank,
             signature,
@@ -70,14 +70,14 @@ impl Recorder {
             us: None,
             failed: false,
         });
-        tape.oldest + tape.records.len() as u64 - 1
+        history.oldest + history.records.len() as u64 - 1
     }
 
     pub(crate) fn end(&self, number: u64, failed: bool) {
-        let mut tape = self.lock();
-        let now = tape.begin.elapsed().as_micros() as u64;
-        let Some(index) = number.checked_sub(tape.oldest) else { return };
-        if let Some(record) = tape.records.get_mut(index as usize) {
+        let mut history = self.lock();
+        let now = history.begin.elapsed().as_micros() as u64;
+        let Some(index) = number.checked_sub(history.oldest) else { return };
+        if let Some(record) = history.records.get_mut(index as usize) {
             record.us = Some(now.saturating_sub(record.begin_us));
             record.failed = failed;
         }
@@ -85,9 +85,9 @@ impl Recorder {
 
     /// The records as JSON lines, oldest first.
     pub fn json_lines(&self) -> String {
-        let tape = self.lock();
+        let history = self.lock();
         let mut out = String::new();
-        for record in &tape.records {
+        for record in &history.records {
             // Writing to a string cannot fail.
             let _ = writeln!(out, "{}", record.json());
         }
@@ -97,7 +97,8 @@ impl Recorder {
     /// Writes the records to `path` atomically.
     pub fn write(&self, path: &Path) -> Result<()> {
         let text = self.json_lines();
-        let part = path.with_extension("part");
+        // Another process may write its records to the same path.
+        let part = path.with_extension(format!("{}.part", std::process::id()));
         std::fs::write(&part, text).map_err(|error| Error::io("write", &part, &error))?;
         std::fs::rename(&part, path).map_err(|error| Error::io("write", path, &error))
     }
@@ -129,7 +130,8 @@ impl Record {
             line += &format!("\"op\": \"{op}\", ");
         }
         line += &format!(
-            "\"dtype\": \"{}\", \"elements\": {}, \"root\": {}, \"state\": \"{state}\", \"begin_us\": {}",
+            "\"dtype\": \"{}\", \"elements\": {}, \"root\": {}, \"state\": \"{state}\", \
+             \"begin_us\": {}",
             signature.dtype, signature.elements, signature.root, self.begin_us
         );
         if let Some(us) = self.us {
@@ -163,6 +165,19 @@ mod tests {
     use fleet_tensor::DType;
 
     #[test]
+    fn temporary_files_of_other_processes_are_kept() {
+        let folder = std::env::temp_dir().join(format!("fleet-record-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (path, other) = (folder.join("0.jsonl"), folder.join("0.part"));
+        std::fs::write(&other, "other").unwrap();
+        Recorder::new(None).write(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "other");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2, "a temporary file was left");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
     fn the_last_thousand_are_kept() {
         let recorder = Recorder::new(None);
         let group: Arc<str> = "a\"b".into();
@@ -177,7 +192,7 @@ mod tests {
                     op: Some(ReduceOp::Sum),
                     root: 0,
                     elements: 5,
-                    extra: 0,
+                    digest: 0,
                     label: Label::new("x\ny"),
                 },
             );

@@ -8,14 +8,14 @@
 //! use fleet_comm::{GroupOptions, ReduceOp, Rings, World};
 //! fn train(world: World) -> fleet_base::Result<()> {
 //!     let rings = Rings::new(&world, &GroupOptions::default());
-//!     let (all, host) = (rings.everyone()?, rings.host()?);
+//!     let (all, host) = (rings.all()?, rings.host()?);
 //!     assert_eq!((all.size(), host.size()), (4, 4));
 //!     let leads = rings.leaders()?.is_some();
 //!     assert_eq!(leads, world.rank() == 0);
-//!     // Two communicators over all ranks, as rings 1 and 2; bucket `i` goes over `side[i % 2]`.
-//!     let side = rings.side_by_side(1, &[0, 1, 2, 3], 2)?;
-//!     side[1].all_reduce("bucket 1", &mut [1.0f32], ReduceOp::Sum)?;
-//!     assert_eq!(rings.ring(2, &[0, 1, 2, 3])?.name(), side[1].name());
+//!     // Two communicators over all ranks, as rings 1 and 2; bucket `i` uses `parallel[i % 2]`.
+//!     let parallel = rings.parallel(1, &[0, 1, 2, 3], 2)?;
+//!     parallel[1].all_reduce("bucket 1", &mut [1.0f32], ReduceOp::Sum)?;
+//!     assert_eq!(rings.ring(2, &[0, 1, 2, 3])?.name(), parallel[1].name());
 //!     Ok(())
 //! }
 //! std::thread::scope(|scope| {
@@ -33,7 +33,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of concurrent communicators over the same ranks. More give no gain, and each
 /// needs connections and buffers.
-pub const SIDE_BY_SIDE_MAX: usize = 64;
+pub const PARALLEL_RINGS_MAX: usize = 64;
 
 /// The groups of one rank, opened at their first use. A second request returns the same group. A
 /// world must have one `Rings` only.
@@ -64,7 +64,7 @@ impl Rings {
     }
 
     /// All ranks of the job.
-    pub fn everyone(&self) -> Result<Group> {
+    pub fn all(&self) -> Result<Group> {
         let all: Vec<usize> = (0..self.world.size()).collect();
         self.open("all", &all)
     }
@@ -74,7 +74,7 @@ impl Rings {
         let own = self.world.rank();
         let hosts = self.world.hosts();
         let found = hosts.iter().enumerate().find(|(_, ranks)| ranks.contains(&own));
-        let (index, ranks) = found.ok_or_else(|| Error::internal("a rank is on no host"))?;
+        let (index, ranks) = found.ok_or_else(|| Error::internal("a rank belongs to no host"))?;
         self.open(&format!("host {index}"), ranks)
     }
 
@@ -93,10 +93,10 @@ impl Rings {
     }
 
     /// Rings `first`, `first + 1`, ... of the same members, for concurrent calls (`nccl_comm_num`).
-    pub fn side_by_side(&self, first: i64, members: &[usize], count: usize) -> Result<Vec<Group>> {
-        if count == 0 || count > SIDE_BY_SIDE_MAX {
-            return Err(Error::invalid("a bad number of communicators side by side")
-                .expected(format!("1 to {SIDE_BY_SIDE_MAX}"))
+    pub fn parallel(&self, first: i64, members: &[usize], count: usize) -> Result<Vec<Group>> {
+        if count == 0 || count > PARALLEL_RINGS_MAX {
+            return Err(Error::invalid("invalid number of parallel communicators")
+                .expected(format!("1 to {PARALLEL_RINGS_MAX}"))
                 .got(count));
         }
         (0..count).map(|index| self.ring(first + index as i64, members)).collect()

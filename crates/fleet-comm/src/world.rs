@@ -1,12 +1,12 @@
 //! The world: this process in its job, from which it makes groups.
 
 use crate::Group;
-use crate::backend::{Backend, SharedMemory, Solo};
+use crate::backend::{Backend, SharedMemory, SingleRank};
 use crate::mesh::choose::Algorithm;
-use crate::mesh::{Carrier, Hierarchical, OverMesh};
+use crate::mesh::{Hierarchical, MeshLibrary, OverMesh};
 use crate::recorder::Recorder;
 use crate::shm::{self, Local, Tuning};
-use crate::watch::{Trainer, Watch};
+use crate::watch::{TrainingThread, Watch};
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Deadline, Fabric, Limits, Member, MemoryStore, Store};
 use std::collections::BTreeSet;
@@ -24,11 +24,11 @@ pub struct World {
     /// Names of groups, none of which may be used twice.
     names: Arc<Mutex<BTreeSet<String>>>,
     /// Opens meshes of a library that has collectives.
-    carrier: Option<Arc<dyn Carrier>>,
+    carrier: Option<Arc<dyn MeshLibrary>>,
     /// Lives as long as a group exists.
     watch: Arc<Mutex<Weak<Watch>>>,
     on_fault: Option<OnFault>,
-    trainer: Arc<Trainer>,
+    training_thread: Arc<TrainingThread>,
 }
 
 /// Callback for the error that ends a group.
@@ -45,13 +45,13 @@ pub struct GroupOptions {
     pub silence: Duration,
     /// Time after which ranks that wait for each other in different groups are an error, if their
     /// processes are idle. Busy processes get five times as long. Zero disables the check.
-    pub deadlock: Duration,
+    pub deadlock_timeout: Duration,
     /// Whether training steps make the calls of the group: see [`World::makes_step`].
     pub in_steps: bool,
     /// Whether ranks of a host share memory.
     pub shared_memory: bool,
     /// Time that a wait polls before it sleeps. It sleeps sooner if other threads need its core.
-    pub spin: Option<Duration>,
+    pub spin_time: Option<Duration>,
     /// Size of a chunk in shared memory, in bytes.
     pub slot_bytes: Option<usize>,
     /// Size limit in bytes of an all-reduce that takes one step in shared memory.
@@ -82,10 +82,10 @@ impl Default for GroupOptions {
             timeout: Duration::from_secs(30 * 60),
             timeout_open: Duration::from_secs(10 * 60),
             silence: Duration::from_secs(30),
-            deadlock: Duration::from_secs(60),
+            deadlock_timeout: Duration::from_secs(60),
             in_steps: false,
             shared_memory: true,
-            spin: None,
+            spin_time: None,
             slot_bytes: None,
             small_bytes_max: None,
             algorithm: Algorithm::Auto,
@@ -100,9 +100,9 @@ impl World {
     pub fn new(fabric: Arc<dyn Fabric>, store: Arc<dyn Store>, abort: Abort) -> World {
         let (recorder, watch) = (Recorder::new(None), Arc::default());
         let (names, carrier, on_fault) = (Arc::default(), None, None);
-        let trainer = Arc::<Trainer>::default();
-        trainer.is_here(false);
-        World { fabric, store, abort, recorder, names, carrier, watch, on_fault, trainer }
+        let training_thread = Arc::<TrainingThread>::default();
+        training_thread.record(false);
+        World { fabric, store, abort, recorder, names, carrier, watch, on_fault, training_thread }
     }
 
     /// Calls `on_fault` with the error of every call that ends a group on this rank.
@@ -126,12 +126,12 @@ impl World {
 
     /// Records that the calling thread makes a training step, which calls groups with
     /// [`GroupOptions::in_steps`]. Deadlocks among calls of a single training thread are detected
-    /// within seconds; others take [`GroupOptions::deadlock`].
+    /// within seconds; others take [`GroupOptions::deadlock_timeout`].
     pub fn makes_step(&self) {
-        self.trainer.is_here(true);
+        self.training_thread.record(true);
     }
 
-    pub(crate) fn tell_fault(&self, error: &Error) {
+    pub(crate) fn report_fault(&self, error: &Error) {
         if let Some(on_fault) = &self.on_fault {
             on_fault(error);
         }
@@ -139,7 +139,7 @@ impl World {
 
     /// Uses meshes of a library that has collectives.
     #[cfg(any(all(feature = "mpi", unix), all(feature = "nccl", target_os = "linux")))]
-    pub(crate) fn carried_by(mut self, carrier: Arc<dyn Carrier>) -> World {
+    pub(crate) fn with_carrier(mut self, carrier: Arc<dyn MeshLibrary>) -> World {
         self.carrier = Some(carrier);
         self
     }
@@ -149,7 +149,7 @@ impl World {
     pub fn with_nccl(self, options: &crate::NcclOptions) -> Result<World> {
         let (fabric, store) = (self.fabric.clone(), self.store.clone());
         let opener = crate::nccl::Opener::start(options, fabric, store)?;
-        Ok(self.carried_by(Arc::new(opener)))
+        Ok(self.with_carrier(Arc::new(opener)))
     }
 
     /// Makes a job whose ranks are threads of this process, and returns their worlds.
@@ -197,24 +197,25 @@ impl World {
             .map_err(|error| error.at(format!("group '{name}'")))?;
         // A second group would use the first one's entries in the store and wait forever.
         if !self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_string()) {
-            return Err(Error::invalid(format!("a second group '{name}' in one job"))
-                .help("every group has a name of its own; keep the group that was opened first"));
+            return Err(Error::invalid(format!("duplicate group name '{name}'"))
+                .help("keep and reuse the group that was opened first"));
         }
-        let people: Vec<Member> =
+        let processes: Vec<Member> =
             members.iter().map(|member| self.fabric.member(*member)).collect();
         let abort = self.abort.child();
         let limits = Limits::new(Deadline::within(options.timeout_open), &abort);
-        let open = Open { world: self, name, rank, members: people, options, abort, limits };
+        let open =
+            GroupBuilder { world: self, name, rank, members: processes, options, abort, limits };
         let backend = open.backend().map_err(|error| {
             error.at(format!("opening group '{name}', rank {rank} of {}", members.len()))
         })?;
-        let Open { members: people, abort, .. } = open;
-        let watch = match members.len() > 1 && !options.deadlock.is_zero() {
-            true => Some(self.watch(options.deadlock)?),
+        let GroupBuilder { members: processes, abort, .. } = open;
+        let watch = match members.len() > 1 && !options.deadlock_timeout.is_zero() {
+            true => Some(self.watch(options.deadlock_timeout)?),
             false => None,
         };
         let (world, options) = (self.clone(), options.clone());
-        Ok(Group::new(world, name, rank, members, people, backend, abort, options, watch))
+        Ok(Group::new(world, name, rank, members, processes, backend, abort, options, watch))
     }
 
     fn watch(&self, span: Duration) -> Result<Arc<Watch>> {
@@ -223,7 +224,7 @@ impl World {
         if let Some(running) = watch.upgrade() {
             return Ok(running);
         }
-        let (fabric, trainer) = (self.fabric.clone(), self.trainer.clone());
+        let (fabric, trainer) = (self.fabric.clone(), self.training_thread.clone());
         let ranks = (self.rank(), self.size());
         let started = Watch::start(ranks, trainer, self.store.clone(), span, move |rank| {
             fabric.member(rank)
@@ -235,7 +236,7 @@ impl World {
 }
 
 /// A group that is being opened.
-struct Open<'a> {
+struct GroupBuilder<'a> {
     world: &'a World,
     name: &'a str,
     rank: usize,
@@ -245,7 +246,7 @@ struct Open<'a> {
     limits: Limits,
 }
 
-impl Open<'_> {
+impl GroupBuilder<'_> {
     fn backend(&self) -> Result<Box<dyn Backend>> {
         let all: Vec<usize> = (0..self.members.len()).collect();
         if let Hierarchy::Ranks(count) = self.options.hierarchy {
@@ -270,11 +271,11 @@ impl Open<'_> {
     /// One level: shared memory if all ranks share it, otherwise the mesh.
     fn flat(&self, name: &str, ranks: &[usize]) -> Result<Box<dyn Backend>> {
         if ranks.len() == 1 {
-            return Ok(Box::new(Solo));
+            return Ok(Box::new(SingleRank));
         }
         let members: Vec<Member> = ranks.iter().map(|rank| self.members[*rank].clone()).collect();
         let together = members.iter().all(|member| member.host_id == members[0].host_id)
-            && !self.carrier().is_some_and(Carrier::is_for_hosts);
+            && !self.carrier().is_some_and(MeshLibrary::replaces_shared_memory);
         if together && self.options.shared_memory && members.len() <= shm::LOCAL_RANKS_MAX {
             let rank = ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0);
             let (slot_bytes, tuning) = (self.slot_bytes(), self.tuning(members.len()));
@@ -299,7 +300,7 @@ impl Open<'_> {
         Ok(OverMesh::new(name, mesh, self.options.algorithm, native))
     }
 
-    fn carrier(&self) -> Option<&dyn Carrier> {
+    fn carrier(&self) -> Option<&dyn MeshLibrary> {
         self.world.carrier.as_deref().filter(|_| self.options.native)
     }
 
@@ -309,7 +310,7 @@ impl Open<'_> {
         let Some((index, own)) =
             lowers.iter().enumerate().find(|(_, ranks)| ranks.contains(&self.rank))
         else {
-            return Err(Error::internal("a rank is in no lower group"));
+            return Err(Error::internal("a rank belongs to no lower group"));
         };
         let leaders: Vec<usize> = lowers.iter().map(|ranks| ranks[0]).collect();
         if leaders.len() == 1 {
@@ -339,16 +340,16 @@ impl Open<'_> {
         // Longer than the usual skew of ranks. Polling uses only time that no other thread needs.
         const POLL: Duration = Duration::from_millis(2);
         Tuning {
-            poll: self.options.spin.unwrap_or(POLL),
+            poll_time: self.options.spin_time.unwrap_or(POLL),
             // If ranks share cores, the awaited rank may need this core.
-            looks: if crowded { 1 } else { 64 },
-            offers: if crowded { 8 } else { 2 },
+            polls_per_yield: if crowded { 1 } else { 64 },
+            yields: if crowded { 8 } else { 2 },
             small_bytes_max: self
                 .options
                 .small_bytes_max
                 .unwrap_or(16 << 10)
                 .min(self.slot_bytes()),
-            silence: self.options.silence,
+            silence_timeout: self.options.silence,
         }
     }
 }

@@ -55,7 +55,7 @@ pub fn each_rank_over_tcp<R: Send>(
             scope.spawn(move || {
                 let limits = Limits::within(Duration::from_secs(60));
                 let tcp = TcpOptions::new("job", rank, ranks).interface("127.0.0.1");
-                let fabric = TcpFabric::start(store, token, tcp, &limits).expect("ranks meet");
+                let fabric = TcpFabric::start(store, token, tcp, &limits).expect("all ranks start");
                 let world = World::new(Arc::new(fabric), Arc::new(store.clone()), Abort::new());
                 let group = world.group("world", all, options).expect("the group opens");
                 work(&group, &world)

@@ -13,7 +13,10 @@ fn check(work: impl Fn(&Group) -> Result<()> + Sync, parts: &[&str]) {
         for (rank, result) in results.into_iter().enumerate() {
             let text = result.expect_err("every rank fails").to_string();
             for part in parts {
-                assert!(text.contains(part), "rank {rank} does not say '{part}': {text}");
+                assert!(
+                    text.contains(part),
+                    "'{part}' is missing in the error of rank {rank}: {text}"
+                );
             }
         }
     }
@@ -114,15 +117,15 @@ fn a_rank_that_leaves_is_named() {
             text.contains("has left the group") && text.contains("all_reduce #0 'x'"),
             "{text}"
         );
-        assert!(text.contains("not: 1)"), "{text}");
+        assert!(text.contains("missing: 1)"), "{text}");
     }
 }
 
 #[test]
 fn a_deadline_ends_a_wait() {
     for (shared_memory, waited_for, joined) in [
-        (true, "rank 1 (host", "ranks that had joined: 0; not: 1"),
-        (false, "from rank 1 (host", "ranks that had joined: 0; not heard of: 1"),
+        (true, "rank 1 (host", "joined: 0; missing: 1"),
+        (false, "from rank 1 (host", "joined: 0; missing: 1"),
     ] {
         let timeout = Duration::from_millis(100);
         let options = GroupOptions { timeout, shared_memory, ..Default::default() };
@@ -135,7 +138,7 @@ fn a_deadline_ends_a_wait() {
             gate.wait();
             result
         });
-        let text = results[0].as_ref().expect_err("nobody came").to_string();
+        let text = results[0].as_ref().expect_err("rank 1 did not join").to_string();
         assert!(text.contains("the deadline passed while waiting for"), "{text}");
         assert!(text.contains(waited_for) && text.contains(joined), "{text}");
     }
@@ -168,12 +171,12 @@ fn what_happened_is_written_down() {
                 let world = world.record_to(path.clone());
                 let group = world.group("world", &all, &GroupOptions::default()).expect("opens");
                 for _ in 0..3 {
-                    group.all_reduce("fine", &mut [1.0f32], ReduceOp::Sum).expect("goes well");
+                    group.all_reduce("fine", &mut [1.0f32], ReduceOp::Sum).expect("succeeds");
                 }
                 let label = if group.rank() == 0 { "left" } else { "right" };
-                let error = group.barrier(label).expect_err("they differ");
+                let error = group.barrier(label).expect_err("the calls differ");
                 assert!(error.to_string().contains(&path.display().to_string()), "{error}");
-                assert_eq!(group.barrier("again").expect_err("it is over"), error);
+                assert_eq!(group.barrier("again").expect_err("the group has failed"), error);
             });
         }
     });
@@ -183,5 +186,5 @@ fn what_happened_is_written_down() {
         assert_eq!(lines.len(), 4, "{text}");
         assert!(lines[3].contains(label) && lines[3].contains("\"state\": \"failed\""), "{text}");
     }
-    std::fs::remove_dir_all(&folder).expect("the folder can go");
+    std::fs::remove_dir_all(&folder).expect("the folder is removed");
 }

@@ -1,7 +1,5 @@
 //! Tests of collectives: results against a naive reference, and failures.
 
-#[cfg(target_os = "linux")]
-mod cable;
 mod common;
 mod diagnosis;
 #[cfg(all(feature = "mpi", target_os = "linux"))]
@@ -18,3 +16,5 @@ mod nccl_double;
 mod processes;
 mod reference;
 mod simulated;
+#[cfg(target_os = "linux")]
+mod virtual_link;

@@ -113,7 +113,7 @@ fn everything_on_two_and_four_ranks() {
 fn ranks_that_differ_are_told() {
     let Some(output) = run(2, "differ") else { return };
     let text = text(&output);
-    let told = "ranks of group 'native' are in different collectives";
+    let told = "ranks of group 'native' call different collectives";
     // mpirun may end the other rank as soon as one has ended.
     assert!(text.contains(told) && text.contains("'other'") && text.contains("'same'"), "{text}");
 }

@@ -1,7 +1,7 @@
 //! Two ranks in separate network namespaces with a virtual link, the nearest a test comes to two
 //! machines. If namespaces cannot be made, the test prints the reason and ends.
 
-use crate::cable::{ADDRESSES, Cable};
+use crate::virtual_link::{ADDRESSES, VirtualLink};
 use fleet_base::Result;
 use fleet_comm::{GroupOptions, ReduceOp, World};
 use fleet_net::{
@@ -107,24 +107,24 @@ impl Drop for Rank {
 
 #[test]
 fn two_machines_and_a_cable() {
-    let cable = match Cable::lay("fleet-test") {
-        Ok(cable) => cable,
+    let link = match VirtualLink::create("fleet-test") {
+        Ok(link) => link,
         Err(why) => {
-            println!("skipped: no network namespaces here: {why}");
+            println!("skipped: cannot create network namespaces: {why}");
             return;
         }
     };
     let token = Token::generate().expect("random bytes");
     let host = format!("{}:0", ADDRESSES[0]);
-    let mut first = Rank::start(&cable.names[0], 0, &host, &token);
+    let mut first = Rank::start(&link.names[0], 0, &host, &token);
     let address = first.expect("store ");
-    let mut ranks = [first, Rank::start(&cable.names[1], 1, &address, &token)];
+    let mut ranks = [first, Rank::start(&link.names[1], 1, &address, &token)];
     for (rank, interface) in ranks.iter_mut().zip(ADDRESSES) {
         // The default interface is that of the route to the store, also on the host of the store.
         assert_eq!(rank.expect("listens on "), interface);
         rank.expect("ready");
     }
-    cable.cut();
+    link.take_down();
     for rank in &mut ranks {
         let mut input = rank.input.take().expect("a pipe");
         input.write_all(b"go on\n").expect("the rank waits");
@@ -133,6 +133,6 @@ fn two_machines_and_a_cable() {
         let text = rank.expect("failed: ");
         let other = 1 - number;
         assert!(text.contains(&format!("from rank {other} (host")), "rank {number}: {text}");
-        assert!(text.contains("'after the cut'") && text.contains("not heard of"), "{text}");
+        assert!(text.contains("'after the cut'") && text.contains("missing:"), "{text}");
     }
 }

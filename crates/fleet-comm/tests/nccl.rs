@@ -3,7 +3,7 @@
 //! GPUs; FLEET_NCCL_LIBRARY may then name the library.
 
 use crate::nccl_double::double;
-use crate::processes::{Job, Place, WAIT_MAX, be_a_rank, falls_to, usage};
+use crate::processes::{Job, RankContext, WAIT_MAX, run_as_rank, usage, usage_returns_to};
 use crate::reference;
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, NcclOptions, ReduceOp, Rings, World};
@@ -27,10 +27,10 @@ const SOON: Duration = Duration::from_secs(60);
 
 #[test]
 fn rank_of_a_job() {
-    be_a_rank(work);
+    run_as_rank(work);
 }
 
-fn work(place: Place) -> Result<()> {
+fn work(place: RankContext) -> Result<()> {
     let limits = Limits::within(WAIT_MAX);
     let (rank, size) = (place.world.rank(), place.world.size());
     let abort = place.world.abort().clone();
@@ -53,7 +53,7 @@ fn work(place: Place) -> Result<()> {
         "all" => {
             everything(&world, &all, &options)?;
             if let Some(double) = &double {
-                assert_eq!(live(double), 0, "things of the device that are left");
+                assert_eq!(live(double), 0, "leaked device objects");
             }
             // Everything that persists exists by now, so a further group must leave nothing behind.
             let before = usage();
@@ -62,7 +62,7 @@ fn work(place: Place) -> Result<()> {
             drop(group);
             world.group("end", &all, &host_only(&options))?.barrier("end")?;
             if double.is_some() {
-                assert!(falls_to(before), "{:?}, before: {before:?}", usage());
+                assert!(usage_returns_to(before), "{:?}, before: {before:?}", usage());
             }
         }
         "one-gpu" | "open" => drop(world.group("world", &all, &options)?),
@@ -91,7 +91,7 @@ fn work(place: Place) -> Result<()> {
             let group = world.group("world", &all, &options)?;
             if rank == 0 {
                 let other = group.clone();
-                let double = double.expect("aborts are tried on the double");
+                let double = double.expect("aborts are tested on the double");
                 std::thread::spawn(move || {
                     until_stuck(&double);
                     other.abort(Error::unavailable("the user pressed a key"));
@@ -137,13 +137,13 @@ fn everything(world: &World, all: &[usize], options: &GroupOptions) -> Result<()
         _ => assert!(group.backend().starts_with("NCCL 2."), "{}", group.backend()),
     }
     reference::all_of(&group)?;
-    several_turns(&group)?;
+    several_chunks(&group)?;
     let host = world.group("host", all, &host_only(options))?;
     assert!(size == 1 || host.backend() == "shared memory", "{}", host.backend());
     if size > 1 {
         // Calls run concurrently on two communicators.
         let rings = Rings::new(world, options);
-        let rings = rings.side_by_side(0, all, 2)?;
+        let rings = rings.parallel(0, all, 2)?;
         let start = |i: usize| {
             rings[i % 2].all_reduce_start(&format!("g{i}"), vec![i as i64; 5000], ReduceOp::Sum)
         };
@@ -160,8 +160,8 @@ fn everything(world: &World, all: &[usize], options: &GroupOptions) -> Result<()
     group.barrier("end")
 }
 
-/// Data that needs several turns of the staging buffers, with a partial last turn.
-fn several_turns(group: &Group) -> Result<()> {
+/// Data that needs several chunks of the staging buffers, with a partial last chunk.
+fn several_chunks(group: &Group) -> Result<()> {
     const LENGTH: usize = 3_333_333;
     let (rank, size) = (group.rank(), group.size());
     let value = |rank: usize, i: usize| ((i * 7 + rank * 3) % 5) as f32 - 1.0;
@@ -181,7 +181,7 @@ fn several_turns(group: &Group) -> Result<()> {
     let mut data = vec![f16::from_f32(40_000.0); 100];
     group.all_reduce("large", &mut data, ReduceOp::Avg)?;
     assert!(data.iter().all(|x| x.to_f32() == 40_000.0), "{}", data[0]);
-    // A bucket whose buffers are split by the turns.
+    // A bucket whose buffers are split by the chunks.
     let mut parts = own.clone();
     let (a, rest) = parts.split_at_mut(LENGTH / 3);
     let (b, c) = rest.split_at_mut(LENGTH / 2);
@@ -283,7 +283,10 @@ fn fails(ranks: usize, what: &str, fault: &str, parts: &[&str]) {
     for (rank, text) in OnDouble::start(ranks, what, fault).end(ranks).iter().enumerate() {
         assert!(text.contains("failed: "), "{what}, rank {rank}: {text}");
         for part in parts {
-            assert!(text.contains(part), "{what}, rank {rank} does not say '{part}': {text}");
+            assert!(
+                text.contains(part),
+                "{what}: '{part}' is missing in the error of rank {rank}: {text}"
+            );
         }
     }
     assert!(begin.elapsed() < SOON, "{what} took {:?}", begin.elapsed());
@@ -304,7 +307,7 @@ fn a_library_that_is_not_there() {
     let nowhere = Some(PathBuf::from("/nowhere/libsome.so"));
     let text = |options| world().with_nccl(&options).map(|_| ()).unwrap_err().to_string();
     let said = text(NcclOptions { driver: nowhere.clone(), ..Default::default() });
-    for part in ["no driver of CUDA could be loaded", "/nowhere/libsome.so", "help: install"] {
+    for part in ["cannot load the CUDA driver", "/nowhere/libsome.so", "help: install"] {
         assert!(said.contains(part), "{said}");
     }
     let said = text(NcclOptions {
@@ -312,33 +315,28 @@ fn a_library_that_is_not_there() {
         library: nowhere,
         device: Some(1),
     });
-    for part in ["no library of NCCL could be loaded", "/nowhere/libsome.so", "2.14 or later"] {
+    for part in ["cannot load the NCCL library", "/nowhere/libsome.so", "2.14 or later"] {
         assert!(said.contains(part), "{said}");
     }
     // An existing library, but the wrong one.
     let said = text(NcclOptions { driver: Some("libc.so.6".into()), ..Default::default() });
-    assert!(said.contains("a driver of CUDA without the function cuInit"), "{said}");
+    assert!(said.contains("the CUDA driver lacks the function cuInit"), "{said}");
 }
 
 #[test]
 fn machines_that_cannot() {
-    fails(
-        1,
-        "open",
-        "no-device",
-        &["no GPU for this rank, number 0", "0 that this process may see"],
-    );
+    fails(1, "open", "no-device", &["no GPU for this rank, number 0", "0 visible to this process"]);
     fails(1, "open", "version:21212", &["NCCL 2.14 or later", "NCCL 2.12.12"]);
     // The other ranks are notified by the heartbeats.
     fails(3, "open", "devices:2", &["no GPU for this rank, number 2 of its host"]);
-    fails(2, "one-gpu", "", &["rank 0 (host", "have one GPU", "0000:10:00.0 for both"]);
+    fails(2, "one-gpu", "", &["rank 0 (host", "use the same GPU", "0000:10:00.0 for both"]);
     // The third rank, which has a GPU of its own, gets the error from the others.
-    fails(3, "one-gpu", "", &["rank 0 (host", "have one GPU"]);
+    fails(3, "one-gpu", "", &["rank 0 (host", "use the same GPU"]);
 }
 
 #[test]
 fn ranks_that_differ_are_told() {
-    fails(3, "differ", "", &["ranks of group 'world' are in different", "'other'", "'same'"]);
+    fails(3, "differ", "", &["ranks of group 'world' call different", "'other'", "'same'"]);
     fails(3, "wrong", "", &["output of all_gather has the wrong length"]);
 }
 
@@ -359,13 +357,13 @@ fn waits_in_nccl_end() {
         2,
         "late",
         "stuck:5",
-        &["the deadline passed while waiting for the others in NCCL", call],
+        &["the deadline passed while waiting for other ranks in NCCL", call],
     );
     fails(
         2,
         "again",
         "remote:5",
-        &["NCCL failed: remote process exited", "as the double was told"],
+        &["NCCL failed: remote process exited", "as the double was configured"],
     );
     let texts = OnDouble::start(3, "abort", "stuck:5").end(3);
     assert!(texts[0].contains("failed: the user pressed a key"), "{}", texts[0]);
@@ -401,7 +399,7 @@ fn a_stopped_rank_is_named_soon() {
     started.job.signal(2, libc::SIGSTOP);
     for rank in [0, 1] {
         let text = started.job.end(rank);
-        assert!(text.contains("failed: rank 2 (host") && text.contains("silent"), "{text}");
+        assert!(text.contains("failed: rank 2 (host") && text.contains("unresponsive"), "{text}");
     }
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
 }
@@ -410,17 +408,17 @@ fn a_stopped_rank_is_named_soon() {
 #[test]
 fn real_gpus() {
     let Ok(count) = std::env::var("FLEET_NCCL_GPUS") else {
-        println!("skipped: FLEET_NCCL_GPUS does not say how many GPUs there are");
+        println!("skipped: FLEET_NCCL_GPUS is not set");
         return;
     };
     let ranks: usize = count.parse().expect("FLEET_NCCL_GPUS is a number");
-    assert!(ranks >= 2, "NCCL needs two ranks, with a GPU each");
+    assert!(ranks >= 2, "NCCL needs two ranks with one GPU each");
     let start = |what| Job::launch("nccl::rank_of_a_job", &[], VIGILANCE, ranks, what);
     for what in ["all", "differ"] {
         let mut job = start(what);
         for rank in 0..ranks {
             let text = job.end(rank);
-            let expected = if what == "all" { "ended well" } else { "are in different" };
+            let expected = if what == "all" { "ended well" } else { "call different" };
             assert!(text.contains(expected), "{what}, rank {rank}: {text}");
         }
     }

@@ -19,8 +19,8 @@ pub fn double() -> &'static Path {
             std::fs::create_dir_all(&fresh).expect("a folder of the build");
             compile(&fresh);
             if std::fs::rename(&fresh, &folder).is_err() {
-                assert!(folder.exists(), "{} is not there", folder.display());
-                std::fs::remove_dir_all(&fresh).expect("the folder can go");
+                assert!(folder.exists(), "{} does not exist", folder.display());
+                std::fs::remove_dir_all(&fresh).expect("the folder is removed");
             }
         }
         folder

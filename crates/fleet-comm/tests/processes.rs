@@ -21,17 +21,17 @@ pub const WAIT_MAX: Duration = Duration::from_secs(120);
 /// Works as a rank if the environment says so, otherwise as a job of one rank.
 #[test]
 fn rank_of_a_job() {
-    if !be_a_rank(work) {
+    if !run_as_rank(work) {
         let world = World::threads(1).remove(0);
         let group = world.group("world", &[0], &GroupOptions::default()).expect("opens");
         let mut data = [3.0f32];
-        group.all_reduce("x", &mut data, ReduceOp::Avg).expect("nobody to wait for");
+        group.all_reduce("x", &mut data, ReduceOp::Avg).expect("one rank");
         assert_eq!(data, [3.0]);
     }
 }
 
 /// This process in a job that [`Job`] has started.
-pub struct Place {
+pub struct RankContext {
     pub world: World,
     /// The work to do.
     pub what: String,
@@ -41,19 +41,19 @@ pub struct Place {
 }
 
 /// Does the work of a rank and prints how it ended; false if this process is not a rank.
-pub fn be_a_rank(work: impl FnOnce(Place) -> Result<()>) -> bool {
+pub fn run_as_rank(work: impl FnOnce(RankContext) -> Result<()>) -> bool {
     let Ok(text) = std::env::var(RANK) else { return false };
     let parts: Vec<&str> = text.split(' ').collect();
     let [rank, ranks, address, what] = parts[..] else { panic!("four words: {text}") };
     let (rank, ranks) = (rank.parse().expect("a rank"), ranks.parse().expect("a number"));
-    match place(rank, ranks, address, what).and_then(work) {
+    match join_job(rank, ranks, address, what).and_then(work) {
         Ok(()) => println!("\nended well"),
         Err(error) => println!("\nfailed: {}", error.to_string().replace('\n', " | ")),
     }
     true
 }
 
-fn place(rank: usize, ranks: usize, address: &str, what: &str) -> Result<Place> {
+fn join_job(rank: usize, ranks: usize, address: &str, what: &str) -> Result<RankContext> {
     let limits = Limits::within(WAIT_MAX);
     let token = Token::from_text(&std::env::var(TOKEN).unwrap_or_default())?;
     let address: std::net::SocketAddr = address.parse().expect("an address");
@@ -61,7 +61,7 @@ fn place(rank: usize, ranks: usize, address: &str, what: &str) -> Result<Place> 
     let tcp = TcpOptions::new("job", rank, ranks).interface("127.0.0.1");
     let fabric = TcpFabric::start(&store, &token, tcp, &limits)?;
     let world = World::new(Arc::new(fabric), Arc::new(store), Abort::new());
-    Ok(Place {
+    Ok(RankContext {
         world,
         what: what.to_string(),
         #[cfg(feature = "nccl")]
@@ -69,13 +69,13 @@ fn place(rank: usize, ranks: usize, address: &str, what: &str) -> Result<Place> 
     })
 }
 
-fn work(place: Place) -> Result<()> {
+fn work(place: RankContext) -> Result<()> {
     let (world, what) = (place.world, place.what.as_str());
     let (rank, ranks) = (world.rank(), world.size());
     let all: Vec<usize> = (0..ranks).collect();
     let options = GroupOptions {
         silence: Duration::from_secs(1),
-        deadlock: Duration::from_secs(if what.starts_with("cross") { 1 } else { 60 }),
+        deadlock_timeout: Duration::from_secs(if what.starts_with("cross") { 1 } else { 60 }),
         ..GroupOptions::default()
     };
     // The connection to the store exists by now.
@@ -90,7 +90,7 @@ fn work(place: Place) -> Result<()> {
         "end" => {
             group.barrier("last")?;
             drop(group);
-            assert!(falls_to(before), "{:?}, before: {before:?}", usage());
+            assert!(usage_returns_to(before), "{:?}, before: {before:?}", usage());
             Ok(())
         }
         "differ" => {
@@ -128,7 +128,7 @@ pub fn usage() -> [usize; 3] {
 
 /// Waits until the usage is at most `before`; false on timeout. Threads are joined, but the kernel
 /// may list one for a moment longer.
-pub fn falls_to(before: [usize; 3]) -> bool {
+pub fn usage_returns_to(before: [usize; 3]) -> bool {
     let begin = Instant::now();
     let is_more = || usage().iter().zip(before).any(|(now, before)| *now > before);
     while is_more() && begin.elapsed() < WAIT_MAX {
@@ -150,7 +150,7 @@ impl Job {
         job
     }
 
-    /// Starts the ranks. Each runs `test` of this program, which calls [`be_a_rank`].
+    /// Starts the ranks. Each runs `test` of this program, which calls [`run_as_rank`].
     pub fn launch(
         test: &str,
         environment: &[(&str, &str)],
@@ -248,7 +248,7 @@ fn a_full_dev_shm_changes_nothing() {
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(text.contains("1 passed"), "{text}");
         }
-        other => println!("skipped: no mount of its own: {other:?}"),
+        other => println!("skipped: cannot mount a file system: {other:?}"),
     }
 }
 
@@ -273,8 +273,11 @@ fn a_stopped_rank_is_named() {
     job.signal(2, libc::SIGSTOP);
     for rank in [0, 1] {
         let text = job.end(rank);
-        assert!(text.contains("rank 2 (host") && text.contains("is stopped (SIGSTOP"), "{text}");
-        assert!(text.contains("help: kill -CONT"), "{text}");
+        assert!(
+            text.contains("rank 2 (host") && text.contains("s (SIGSTOP or a debugger)"),
+            "{text}"
+        );
+        assert!(text.contains("help: resume it with kill -CONT"), "{text}");
     }
 }
 
@@ -295,11 +298,14 @@ fn ranks_that_wait_in_different_groups_are_told() {
         for rank in [0, 1] {
             let text = job.end(rank);
             let call = "all_reduce #0 'mine' (sum f32 x 5) of group";
-            assert!(text.contains("failed: ranks wait for each other"), "rank {rank}: {text}");
+            assert!(
+                text.contains("failed: deadlock: ranks wait for each other"),
+                "rank {rank}: {text}"
+            );
             for part in [format!("{call} 'a'"), format!("{call} 'b' and waits for rank 0")] {
                 assert!(text.contains(&part), "{what}, rank {rank}: {text}");
             }
-            assert!(text.contains(&format!("pid {}) is in", job.pid(1 - rank))), "{text}");
+            assert!(text.contains(&format!("pid {}) calls", job.pid(1 - rank))), "{text}");
         }
         assert!(begin.elapsed() < WAIT_MAX);
     }

@@ -507,8 +507,8 @@ fn rings_of_a_topology() {
         if let Some(leaders) = leaders {
             leaders.barrier("leaders")?;
         }
-        let side = rings.side_by_side(7, &[0, 1, 2, 3, 4], 3)?;
-        let again = rings.side_by_side(8, &[0, 1, 2, 3, 4], 2)?;
+        let side = rings.parallel(7, &[0, 1, 2, 3, 4], 3)?;
+        let again = rings.parallel(8, &[0, 1, 2, 3, 4], 2)?;
         assert_eq!(side[1].name(), again[0].name());
         let handles: Vec<_> = side
             .iter()
@@ -520,8 +520,8 @@ fn rings_of_a_topology() {
         let wrong = rings.ring(8, &[0, 1]).map(|_| ()).unwrap_err();
         assert!(wrong.to_string().contains("'ring 8' was opened with other members"), "{wrong}");
         let twice = world.group("world", &[rank], &options()).map(|_| ()).unwrap_err();
-        assert!(twice.to_string().contains("a second group 'world'"), "{twice}");
-        assert!(rings.side_by_side(0, &[0], 0).is_err());
-        rings.everyone()?.barrier("end")
+        assert!(twice.to_string().contains("duplicate group name 'world'"), "{twice}");
+        assert!(rings.parallel(0, &[0], 0).is_err());
+        rings.all()?.barrier("end")
     }));
 }

@@ -91,7 +91,7 @@ fn check(name: &str, group: &GroupOptions, work: Work) {
     for rank in 0..RANKS {
         for step in 0..fine.steps[rank] {
             let peer = (rank + 1 + step as usize) % RANKS;
-            let mut faults = vec![Fault::Crash { rank, step }, Fault::Silence { rank, step }];
+            let mut faults = vec![Fault::Crash { rank, step }, Fault::Hang { rank, step }];
             if peer != rank {
                 faults.push(Fault::Cut { rank, step, peer });
             }
@@ -126,10 +126,10 @@ fn check_fault(
             Outcome::Ended(Ok(data)) => assert_eq!(data, right[rank], "{what}: rank {rank}"),
             Outcome::Ended(Err(error)) => {
                 let text = error.to_string();
-                assert!(text.contains("rank "), "{what}: rank {rank} names nobody: {text}");
+                assert!(text.contains("rank "), "{what}: rank {rank} names no culprit: {text}");
                 assert!(text.contains("group 'world"), "{what}: rank {rank} names no call: {text}");
             }
-            Outcome::Crashed | Outcome::Silent => {}
+            Outcome::Crashed | Outcome::Hung => {}
         }
     }
 }

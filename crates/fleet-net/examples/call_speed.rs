@@ -54,7 +54,7 @@ fn main() -> Result<()> {
             times.sort();
             let p50 = times[times.len() / 2].as_secs_f64() * 1e6;
             println!(
-                "{name} {bytes:>8} bytes, {in_flight} on the way: {p50:>7.1} us {rate:>7.0} MB/s"
+                "{name} {bytes:>8} bytes, {in_flight} in flight: {p50:>7.1} us {rate:>7.0} MB/s"
             );
         }
     }

@@ -30,7 +30,7 @@ fn run(
 ) -> Result<()> {
     let limits = Limits::within(Duration::from_secs(120));
     let mut options = TcpOptions::new("speed", rank, 2);
-    (options.streams, options.spin) = (streams, spin);
+    (options.streams, options.spin_time) = (streams, spin);
     let fabric = TcpFabric::start(store, token, options, &limits)?;
     let mesh = fabric.open("world", &[0, 1])?;
     for bytes in [4, 4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20] {

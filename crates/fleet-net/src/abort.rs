@@ -75,7 +75,7 @@ impl Abort {
             std::mem::take(&mut state.hooks)
         };
         self.0.changed.notify_all();
-        self.0.ring();
+        self.0.wake_pollers();
         // Run the hooks outside the lock: a hook may take a lock whose holder calls this token.
         for (_, call) in hooks {
             call(&reason);
@@ -105,7 +105,7 @@ impl Abort {
 
     /// Calls `call` when the token fires, or now if it has already fired. Dropping the hook
     /// unregisters it; a call that has already started still finishes.
-    #[must_use = "the call is taken back when the hook is dropped"]
+    #[must_use = "dropping the hook unregisters the call"]
     pub fn on_fire(&self, call: impl Fn(&Error) + Send + Sync + 'static) -> Hook {
         let mut state = self.0.lock();
         if let Some(reason) = state.reason.clone() {
@@ -123,18 +123,18 @@ impl Abort {
     pub fn wake_fd(&self) -> Result<BorrowedFd<'_>> {
         if self.0.wake.get().is_none() {
             let pipe = std::io::pipe().map_err(|error| {
-                Error::exhausted(format!("cannot make a pipe to wake waiters: {error}"))
+                Error::exhausted(format!("cannot create a pipe to wake waiters: {error}"))
                     .help("raise the limit on open files (ulimit -n)")
             })?;
             // If another thread was faster, its pipe stays and this one closes.
             let _ = self.0.wake.set(pipe);
             if self.is_fired() {
-                self.0.ring();
+                self.0.wake_pollers();
             }
         }
         match self.0.wake.get() {
             Some((reader, _)) => Ok(reader.as_fd()),
-            None => Err(Error::internal("the wake pipe was made and is not there")),
+            None => Err(Error::internal("the wake pipe is missing after its creation")),
         }
     }
 
@@ -166,7 +166,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self) {
+    fn wake_pollers(&self) {
         if let Some((_, writer)) = self.wake.get() {
             // One byte that is never read. The pipe cannot be full, and both ends are still open.
             let _ = (&*writer).write(&[1]);

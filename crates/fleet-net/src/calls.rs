@@ -38,8 +38,8 @@
 //! ```
 
 use crate::frame::{FrameHeader, FrameReader};
-use crate::gate::{Gate, Host};
-use crate::handshake::{HELLO_BYTES_MAX, Hello, Purpose, greet};
+use crate::handshake::{HELLO_BYTES_MAX, Hello, Purpose, connect_and_handshake};
+use crate::listener::{Acceptor, Listener};
 use crate::socket::{self, poll, retry};
 use crate::stream::Stream;
 use crate::wire::{Reader, Writer, put_error, take_error};
@@ -65,7 +65,7 @@ pub struct CallOptions {
     /// Maximum number of connections of a server. Each has a thread.
     pub connections_max: usize,
     /// Limit of the time that a server waits for a client to read an answer.
-    pub answer_span: Duration,
+    pub answer_timeout: Duration,
 }
 
 impl Default for CallOptions {
@@ -75,7 +75,7 @@ impl Default for CallOptions {
             checksum: Checksum::BetweenMachines,
             in_flight_max: 16,
             connections_max: 4096,
-            answer_span: Duration::from_secs(60),
+            answer_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -93,7 +93,7 @@ pub enum Checksum {
 }
 
 impl Checksum {
-    fn holds(self, stream: &Stream) -> bool {
+    fn applies_to(self, stream: &Stream) -> bool {
         match self {
             Checksum::Never => false,
             Checksum::BetweenMachines => stream.is_between_machines(),
@@ -121,17 +121,17 @@ impl<F> Service for F where
 }
 
 // Kinds of answer frames.
-const FINE: u8 = 0;
+const OK: u8 = 0;
 const FAILED: u8 = 1;
 
 /// A server that runs until it is dropped, which ends every connection.
 pub struct CallServer {
-    gate: Option<Gate>,
+    listener: Option<Listener>,
     address: SocketAddr,
-    desk: Arc<Desk>,
+    state: Arc<ServerState>,
 }
 
-struct Desk {
+struct ServerState {
     options: CallOptions,
     log: Log,
     service: Box<dyn Service>,
@@ -143,7 +143,7 @@ struct Desk {
 struct Threads {
     next: u64,
     running: HashMap<u64, JoinHandle<()>>,
-    over: Vec<JoinHandle<()>>,
+    ended: Vec<JoinHandle<()>>,
 }
 
 impl CallServer {
@@ -156,17 +156,17 @@ impl CallServer {
     ) -> Result<CallServer> {
         let listener = TcpListener::bind(&address).map_err(|error| {
             Error::unavailable(format!("cannot listen on {address:?}: {error}"))
-                .help("port 0 lets the system choose one that is free")
+                .help("use port 0 to let the system choose a free port")
         })?;
-        let desk = Arc::new(Desk {
+        let state = Arc::new(ServerState {
             options,
             log: log.clone(),
             service: Box::new(service),
             stop: Abort::new(),
             threads: Mutex::default(),
         });
-        let gate = Gate::start(listener, token.clone(), log, desk.clone())?;
-        Ok(CallServer { address: gate.address(), gate: Some(gate), desk })
+        let listener = Listener::start(listener, token.clone(), log, state.clone())?;
+        Ok(CallServer { address: listener.address(), listener: Some(listener), state })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -175,23 +175,23 @@ impl CallServer {
 
     /// Number of connected clients.
     pub fn connections(&self) -> usize {
-        self.desk.lock().running.len()
+        self.state.lock().running.len()
     }
 }
 
 impl Drop for CallServer {
     fn drop(&mut self) {
-        drop(self.gate.take());
-        self.desk.stop.fire(Error::unavailable("the server ends"));
-        let threads = std::mem::take(&mut *self.desk.lock());
-        for thread in threads.running.into_values().chain(threads.over) {
+        drop(self.listener.take());
+        self.state.stop.fire(Error::unavailable("the server is shutting down"));
+        let threads = std::mem::take(&mut *self.state.lock());
+        for thread in threads.running.into_values().chain(threads.ended) {
             // If the service panicked, the panic message has already been printed.
             let _ = thread.join();
         }
     }
 }
 
-impl Desk {
+impl ServerState {
     fn lock(&self) -> MutexGuard<'_, Threads> {
         // The lists are consistent after every statement, even if a thread panicked.
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
@@ -201,7 +201,7 @@ impl Desk {
     fn serve(&self, stream: &Stream, mut conversation: Box<dyn Conversation>) -> Result<()> {
         let mut reader = FrameReader::new(self.options.frame_bytes_max);
         let mut answer = Vec::new();
-        let checksum = self.options.checksum.holds(stream);
+        let checksum = self.options.checksum.applies_to(stream);
         let idle = Limits::new(Deadline::never(), &self.stop);
         loop {
             let Some(header) = reader.next(stream)? else {
@@ -212,14 +212,14 @@ impl Desk {
             let result = conversation.call(header.kind, reader.payload(), &mut answer);
             let result = result.and_then(|()| check_length(&answer, &self.options));
             let kind = match result {
-                Ok(()) => FINE,
+                Ok(()) => OK,
                 Err(error) => {
                     answer = put_error(Writer::new(), &error).0;
                     FAILED
                 }
             };
             let head = FrameHeader::of(kind, header.id, &[&answer], checksum);
-            let limits = Limits::new(Deadline::within(self.options.answer_span), &self.stop);
+            let limits = Limits::new(Deadline::within(self.options.answer_timeout), &self.stop);
             socket::write_parts(stream, &[&head.encode(), &answer], &limits)?;
         }
     }
@@ -228,50 +228,50 @@ impl Desk {
 fn check_length(bytes: &[u8], options: &CallOptions) -> Result<()> {
     match bytes.len() <= options.frame_bytes_max {
         true => Ok(()),
-        false => Err(Error::exhausted("an answer is too long")
+        false => Err(Error::exhausted("answer too long")
             .expected(format!("up to {} bytes", options.frame_bytes_max))
             .got(bytes.len())),
     }
 }
 
-/// Admission of connections that the gate has accepted.
-impl Host for Desk {
+/// Admission of connections that the listener has authenticated.
+impl Acceptor for ServerState {
     fn admit(&self, hello: &Hello, _peer: SocketAddr) -> Result<Vec<u8>> {
         if hello.purpose != Purpose::Calls {
-            return Err(Error::invalid("this address is that of a service")
-                .expected("a client of it")
+            return Err(Error::invalid("wrong kind of connection to a service")
+                .expected("a client of the service")
                 .got(format!("{:?}", hello.purpose)));
         }
         let limit = self.options.connections_max;
         match self.lock().running.len() < limit {
             true => Ok(Vec::new()),
             false => Err(Error::unavailable(format!(
-                "the service has {limit} connections, which is its limit"
+                "the service has reached its limit of {limit} connections"
             ))),
         }
     }
 
-    fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr) {
+    fn accept(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr) {
         let mut threads = self.lock();
         // Joins threads that have ended, so that their number stays small.
-        for thread in threads.over.drain(..) {
+        for thread in threads.ended.drain(..) {
             let _ = thread.join();
         }
         let id = threads.next;
         threads.next += 1;
-        let desk = self.clone();
+        let state = self.clone();
         let thread = std::thread::Builder::new().name("fleet-call".to_string()).spawn(move || {
-            let result = (desk.service)(&hello.body, peer)
-                .and_then(|conversation| desk.serve(&stream, conversation));
+            let result = (state.service)(&hello.body, peer)
+                .and_then(|conversation| state.serve(&stream, conversation));
             if let Err(error) = result
                 && error.code() != Some(ErrorCode::ConnectionClosed)
-                && !desk.stop.is_fired()
+                && !state.stop.is_fired()
             {
-                desk.log.line(format!("the conversation with {peer} ended: {error}"));
+                state.log.line(format!("the connection with {peer} failed: {error}"));
             }
-            let mut threads = desk.lock();
+            let mut threads = state.lock();
             if let Some(own) = threads.running.remove(&id) {
-                threads.over.push(own);
+                threads.ended.push(own);
             }
         });
         match thread {
@@ -306,16 +306,17 @@ impl CallClient {
         options: CallOptions,
         limits: &Limits,
     ) -> Result<CallClient> {
-        const ROOM: usize = HELLO_BYTES_MAX - 16;
-        if hello.len() > ROOM {
-            return Err(Error::invalid("the greeting of a client is too long")
-                .expected(format!("up to {ROOM} bytes"))
+        const BODY_BYTES_MAX: usize = HELLO_BYTES_MAX - 16;
+        if hello.len() > BODY_BYTES_MAX {
+            return Err(Error::invalid("the hello of the client is too long")
+                .expected(format!("up to {BODY_BYTES_MAX} bytes"))
                 .got(hello.len()));
         }
         let hello = Hello { purpose: Purpose::Calls, body: hello.to_vec() };
-        let (stream, _) = retry(limits, |limits| greet(address, token, &hello, limits))?;
+        let (stream, _) =
+            retry(limits, |limits| connect_and_handshake(address, token, &hello, limits))?;
         Ok(CallClient {
-            checksum: options.checksum.holds(&stream),
+            checksum: options.checksum.applies_to(&stream),
             stream,
             reader: FrameReader::new(options.frame_bytes_max),
             options,
@@ -335,13 +336,13 @@ impl CallClient {
     pub fn send(&mut self, method: u8, parts: &[&[u8]], limits: &Limits) -> Result<u64> {
         self.check()?;
         if self.in_flight() >= self.options.in_flight_max {
-            return Err(Error::exhausted("too many requests are on the way")
+            return Err(Error::exhausted("too many requests in flight")
                 .expected(format!("up to {}", self.options.in_flight_max))
                 .help("receive an answer first"));
         }
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         if bytes > self.options.frame_bytes_max {
-            return Err(Error::exhausted("a request is too long")
+            return Err(Error::exhausted("request too long")
                 .expected(format!("up to {} bytes", self.options.frame_bytes_max))
                 .got(bytes));
         }
@@ -352,14 +353,14 @@ impl CallClient {
         all.push(&header);
         all.extend(parts);
         let result = self.write(&all, limits);
-        self.keep(result)?;
+        self.record_failure(result)?;
         self.open.push_back(id);
         Ok(id)
     }
 
     /// Reuses the memory of a consumed answer, of this connection or another, for the next answer.
     pub fn lend(&mut self, memory: Vec<u8>) {
-        self.reader.lend(memory);
+        self.reader.reuse(memory);
     }
 
     /// Receives the answer to the oldest request in flight. The inner error is the service's.
@@ -369,22 +370,22 @@ impl CallClient {
             return Ok(answer);
         }
         if self.open.is_empty() {
-            return Err(Error::invalid("no request is on the way"));
+            return Err(Error::invalid("no request in flight"));
         }
         loop {
             let answer = self.take();
-            if let Some(answer) = self.keep(answer)? {
+            if let Some(answer) = self.record_failure(answer)? {
                 return Ok(answer);
             }
             let waited = socket::wait(&self.stream, PollFlags::IN, limits);
-            self.keep(waited)?;
+            self.record_failure(waited)?;
         }
     }
 
     /// Sends one request and receives its answer.
     pub fn call(&mut self, method: u8, parts: &[&[u8]], limits: &Limits) -> Result<Vec<u8>> {
         if self.in_flight() > 0 {
-            return Err(Error::invalid("requests are on the way: receive their answers first"));
+            return Err(Error::invalid("requests are in flight: receive their answers first"));
         }
         self.send(method, parts, limits)?;
         self.receive(limits)?.1
@@ -418,11 +419,11 @@ impl CallClient {
         let Some((header, payload)) = self.reader.read(&self.stream)? else { return Ok(None) };
         if self.open.pop_front() != Some(header.id) {
             return Err(
-                Error::unavailable("an answer to a request that is not on the way").got(header.id)
+                Error::unavailable("answer to a request that is not in flight").got(header.id)
             );
         }
         let answer = match header.kind {
-            FINE => Ok(payload),
+            OK => Ok(payload),
             _ => Err(take_error(&mut Reader::new(&payload))?),
         };
         Ok(Some((header.id, answer)))
@@ -433,7 +434,7 @@ impl CallClient {
     }
 
     /// Records an error after which the connection cannot be used.
-    fn keep<T>(&mut self, result: Result<T>) -> Result<T> {
+    fn record_failure<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.broken = Some(error.clone());
         }

@@ -57,10 +57,10 @@ impl FrameHeader {
         let (length, flags) = (word(0), bytes[5]);
         let is_changed = flags & FLAG_CRC == 0 && word(16) != 0;
         if is_changed || flags & !FLAG_CRC != 0 || bytes[6] != 0 || bytes[7] != 0 || word(20) != 0 {
-            return Err(Error::unavailable("a peer sent something that is no frame"));
+            return Err(Error::unavailable("invalid frame header from peer"));
         }
         if length as usize > bytes_max {
-            return Err(Error::exhausted("a peer announces a frame that is too long")
+            return Err(Error::exhausted("frame from peer is too long")
                 .expected(format!("up to {bytes_max} bytes"))
                 .got(length));
         }
@@ -82,8 +82,8 @@ impl FrameHeader {
     pub(crate) fn check(&self, payload: &[u8]) -> Result<()> {
         match self.crc {
             Some(crc) if crc != self.checksum(&[payload]) => {
-                Err(Error::unavailable("a frame was changed on its way: its checksum is wrong")
-                    .help("memory, a network card or a switch on the way is broken"))
+                Err(Error::unavailable("frame is corrupt: checksum mismatch")
+                    .help("memory, a network card or a switch may be faulty"))
             }
             _ => Ok(()),
         }
@@ -128,7 +128,7 @@ impl FrameReader {
 
     /// Provides memory for the next payloads, unless there already is some. Long payloads then need
     /// no new allocation.
-    pub(crate) fn lend(&mut self, memory: Vec<u8>) {
+    pub(crate) fn reuse(&mut self, memory: Vec<u8>) {
         if self.payload.is_empty() {
             self.payload = memory;
         }

@@ -63,7 +63,7 @@ impl Hello {
             3 => Purpose::Mesh,
             4 => Purpose::Calls,
             other => {
-                return Err(Error::unsupported("a peer wants something unknown").got(other));
+                return Err(Error::unsupported("unknown purpose of a connection").got(other));
             }
         };
         let body = reader.bytes()?.to_vec();
@@ -81,7 +81,7 @@ pub(crate) fn new_header() -> Result<Header> {
 }
 
 /// Sent in place of a header by a server that requires TLS, to a client that does not use it.
-pub(crate) const WANTS_TLS: Header = {
+pub(crate) const TLS_REQUIRED: Header = {
     let mut header = [0; HEADER_BYTES];
     let mark = *b"FLEETTLS";
     let mut at = 0;
@@ -98,13 +98,15 @@ pub(crate) const TLS_REFUSAL: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 40];
 
 /// Checks that `header`, or the part of it received so far, is one of Fleet's.
 pub(crate) fn check_header(header: &[u8]) -> Result<()> {
-    const SAME: &str = "give all processes of the job the same token: `tls:` is a part of it";
-    if header.starts_with(&WANTS_TLS[..MAGIC.len()]) {
-        return Err(Error::invalid("the peer speaks TLS, and this process does not").help(SAME));
+    const SAME: &str =
+        "use the same token for all processes of the job, including the prefix `tls:`";
+    if header.starts_with(&TLS_REQUIRED[..MAGIC.len()]) {
+        return Err(
+            Error::invalid("the peer requires TLS, but this process does not use it").help(SAME)
+        );
     }
     if header.first() == Some(&TLS_FIRST_BYTE) {
-        return Err(Error::invalid("the peer begins with TLS, and this process does not speak it")
-            .help(SAME));
+        return Err(Error::invalid("the peer uses TLS, but this process does not").help(SAME));
     }
     let magic = header.len().min(MAGIC.len());
     if header[..magic] != MAGIC[..magic] {
@@ -120,7 +122,7 @@ pub(crate) fn check_header(header: &[u8]) -> Result<()> {
     if let Some(version) = header.get(8..10) {
         let version = u16::from_le_bytes([version[0], version[1]]);
         if version != PROTOCOL_VERSION {
-            return Err(Error::invalid("the peer speaks another version of Fleet's protocol")
+            return Err(Error::invalid("protocol version mismatch")
                 .expected(PROTOCOL_VERSION)
                 .got(version)
                 .help("run the same version of Fleet on all machines of a job"));
@@ -171,42 +173,45 @@ pub(crate) fn answer(
 }
 
 /// Connects to `address` and authenticates. Returns the connection and the server's answer.
-pub(crate) fn greet(
+pub(crate) fn connect_and_handshake(
     address: SocketAddr,
     token: &Token,
     hello: &Hello,
     limits: &Limits,
 ) -> Result<(Stream, Vec<u8>)> {
-    let stream = token.dialled(socket::connect(address, limits)?)?;
-    let body = shake(&stream, limits)
-        .and_then(|()| greet_on(&stream, token, hello, limits))
+    let stream = token.wrap_client(socket::connect(address, limits)?)?;
+    let body = tls_handshake(&stream, limits)
+        .and_then(|()| client_handshake(&stream, token, hello, limits))
         .map_err(|error| error.at(format!("the handshake with {address}")))?;
     Ok((stream, body))
 }
 
 /// The client's side of the TLS handshake, if the connection uses TLS.
-fn shake(stream: &Stream, limits: &Limits) -> Result<()> {
+fn tls_handshake(stream: &Stream, limits: &Limits) -> Result<()> {
     loop {
-        match stream.shake() {
+        match stream.tls_handshake() {
             Ok(true) => return Ok(()),
             Ok(false) => socket::wait(stream, PollFlags::IN, limits)?,
-            Err(error) => return Err(shake_error(&error)),
+            Err(error) => return Err(tls_error(&error)),
         }
     }
 }
 
 /// The error of a failed TLS handshake.
-pub(crate) fn shake_error(error: &std::io::Error) -> Error {
+pub(crate) fn tls_error(error: &std::io::Error) -> Error {
     match error.kind() {
-        std::io::ErrorKind::InvalidData => {
-            Error::invalid(format!("the handshake of TLS failed: {error}"))
-                .help("does the other process use a token with `tls:`, as this one does?")
-        }
+        std::io::ErrorKind::InvalidData => Error::invalid(format!("TLS handshake failed: {error}"))
+            .help("check that the other process also uses a token with `tls:`"),
         _ => socket::lost(error),
     }
 }
 
-fn greet_on(stream: &Stream, token: &Token, hello: &Hello, limits: &Limits) -> Result<Vec<u8>> {
+fn client_handshake(
+    stream: &Stream,
+    token: &Token,
+    hello: &Hello,
+    limits: &Limits,
+) -> Result<Vec<u8>> {
     let own = new_header()?;
     socket::write_parts(stream, &[&own], limits)?;
     let mut theirs: Header = [0; HEADER_BYTES];
@@ -222,11 +227,12 @@ fn greet_on(stream: &Stream, token: &Token, hello: &Hello, limits: &Limits) -> R
     let (code, length) = start.split_at(CODE_BYTES);
     let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize;
     if start == REFUSAL {
-        return Err(Error::invalid("the peer refused this process's token")
-            .help("both must belong to the same job; was the address left by an older one?"));
+        return Err(Error::invalid("the peer rejected the job token").help(
+            "both processes must belong to the same job; the address may be from an older job",
+        ));
     }
     if length > ANSWER_BYTES_MAX {
-        return Err(Error::invalid("the peer's greeting is too long")
+        return Err(Error::invalid("handshake answer is too long")
             .expected(format!("up to {ANSWER_BYTES_MAX} bytes"))
             .got(length));
     }
@@ -234,8 +240,8 @@ fn greet_on(stream: &Stream, token: &Token, hello: &Hello, limits: &Limits) -> R
     socket::read_exact(stream, &mut answer, limits)?;
     let parts = [&b"fleet server"[..], &own, &theirs, &hello, &answer];
     if !token.verify(&bound(&parts, &binding), code) {
-        return Err(Error::invalid("the peer does not know the job's token")
-            .help("something else listens on this address; was it left by an older job?"));
+        return Err(Error::invalid("the peer does not know the job token")
+            .help("another program may listen on this address, or it may be from an older job"));
     }
     let mut reader = Reader::new(&answer);
     match reader.u8()? {

@@ -56,7 +56,7 @@ pub fn is_stopped(member: &Member) -> bool {
 /// assert_eq!(fleet_net::host::route_to(to)?.to_string(), "127.0.0.1");
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
-pub fn route_to(address: SocketAddr) -> Result<IpAddr> {
+pub fn local_address_towards(address: SocketAddr) -> Result<IpAddr> {
     let any: IpAddr = match address {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),

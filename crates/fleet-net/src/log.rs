@@ -29,7 +29,7 @@ struct Inner {
 struct Window {
     start: Time,
     lines: u32,
-    left_out: u32,
+    suppressed: u32,
 }
 
 impl Log {
@@ -64,15 +64,15 @@ impl Log {
         let mut window = self.0.window.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Time::now();
         if now.since(window.start) > WINDOW {
-            let left_out = window.left_out;
+            let left_out = window.suppressed;
             *window = Window { start: now, ..Window::default() };
             if left_out > 0 {
-                (self.0.sink)(&format!("{left_out} more lines were left out"));
+                (self.0.sink)(&format!("{left_out} more lines were suppressed"));
             }
         }
         window.lines += 1;
         if window.lines > LINES_MAX {
-            window.left_out += 1;
+            window.suppressed += 1;
             return;
         }
         // Lines may quote bytes of unauthenticated peers.

@@ -26,10 +26,10 @@
 //! ```
 
 use crate::frame::{FrameHeader, FrameReader};
-use crate::handshake::{Hello, Purpose, greet};
+use crate::handshake::{Hello, Purpose, connect_and_handshake};
 use crate::host;
-use crate::registry::{Cause, Notice, Vigilance, put_member, take_member};
-use crate::socket::{self, Bell, poll, retry};
+use crate::registry::{FailureCause, FailureNotice, Vigilance, put_member, take_member};
+use crate::socket::{self, Waker, poll, retry};
 use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer};
@@ -42,17 +42,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 // Kinds of frames, in both directions.
-pub(crate) const BEAT: u8 = 1;
+pub(crate) const HEARTBEAT: u8 = 1;
 pub(crate) const LEAVE: u8 = 2;
 pub(crate) const NOTICE: u8 = 3;
-pub(crate) const ENDED: u8 = 4;
+pub(crate) const EXITED: u8 = 4;
 /// Size limit of a notice or a report: names and a sentence.
 pub(crate) const MEMBER_BYTES_MAX: usize = 16 << 10;
 /// Size limit of a group name, as for keys.
 const GROUP_BYTES_MAX: usize = 512;
 /// Size limit of the reason of an end. Enough for "killed by signal 9 (SIGKILL), likely out of
 /// memory" and a line of a log.
-const HOW_BYTES_MAX: usize = 4 << 10;
+const REASON_BYTES_MAX: usize = 4 << 10;
 
 pub(crate) struct MemberHello {
     pub(crate) group: String,
@@ -89,11 +89,11 @@ fn decode_vigilance(bytes: &[u8]) -> Result<(Vigilance, u64)> {
     Ok((vigilance, incarnation))
 }
 
-fn encode_ended(member: &Member, how: &str) -> Vec<u8> {
+fn encode_exit(member: &Member, how: &str) -> Vec<u8> {
     put_member(Writer::new().text(how), member).0
 }
 
-pub(crate) fn decode_ended(bytes: &[u8]) -> Result<(Member, String)> {
+pub(crate) fn decode_exit(bytes: &[u8]) -> Result<(Member, String)> {
     let mut reader = Reader::new(bytes);
     let how = reader.text()?.to_string();
     let member = take_member(&mut reader)?;
@@ -109,25 +109,25 @@ pub struct Membership {
 }
 
 struct Shared {
-    bell: Bell,
+    waker: Waker,
     /// Requests to the thread.
-    orders: Mutex<Orders>,
-    notices: Mutex<Vec<Notice>>,
+    requests: Mutex<Requests>,
+    notices: Mutex<Vec<FailureNotice>>,
     stop: Abort,
 }
 
 #[derive(Default)]
-struct Orders {
+struct Requests {
     /// Kept and sent again on every new connection; a duplicate report has no effect.
     reports: Vec<Vec<u8>>,
-    end: Option<End>,
+    exit: Option<Exit>,
 }
 
 #[derive(Clone, Copy)]
-enum End {
-    Goodbye,
+enum Exit {
+    Leave,
     /// Disconnect without leaving, as a process that dies in a panic does.
-    Silent,
+    Disconnect,
 }
 
 /// Maximum number of reports kept. No launcher has more children that fail.
@@ -143,26 +143,28 @@ impl Membership {
         group: &str,
         member: Member,
         limits: &Limits,
-        on_notice: impl Fn(&Notice) + Send + 'static,
+        on_notice: impl Fn(&FailureNotice) + Send + 'static,
     ) -> Result<Membership> {
         if group.is_empty() || group.len() > GROUP_BYTES_MAX {
-            return Err(Error::invalid("the name of a group has a bad length")
+            return Err(Error::invalid("invalid length of a group name")
                 .expected(format!("1 to {GROUP_BYTES_MAX} bytes"))
                 .got(group.len()));
         }
         let session = u64::from_le_bytes(random()?);
         let hello = MemberHello { group: group.to_string(), member: member.clone(), session };
         let hello = Hello { purpose: Purpose::Member, body: hello.encode() };
-        let (stream, answer) = retry(limits, |limits| greet(address, token, &hello, limits))
-            .map_err(|error| error.at(format!("{member} joining group '{group}' at {address}")))?;
+        let (stream, answer) =
+            retry(limits, |limits| connect_and_handshake(address, token, &hello, limits)).map_err(
+                |error| error.at(format!("{member} joining group '{group}' at {address}")),
+            )?;
         let (vigilance, incarnation) = decode_vigilance(&answer)?;
         let shared = Arc::new(Shared {
-            bell: Bell::new()?,
-            orders: Mutex::default(),
+            waker: Waker::new()?,
+            requests: Mutex::default(),
             notices: Mutex::default(),
             stop: Abort::new(),
         });
-        let heart = Heart {
+        let heartbeats = HeartbeatThread {
             shared: shared.clone(),
             address,
             token: token.clone(),
@@ -173,8 +175,8 @@ impl Membership {
             on_notice: Box::new(on_notice),
         };
         let thread = std::thread::Builder::new()
-            .name("fleet-heart".to_string())
-            .spawn(move || heart.run(stream))
+            .name("fleet-heartbeat".to_string())
+            .spawn(move || heartbeats.run(stream))
             .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
         Ok(Membership { shared, vigilance, thread: Some(thread) })
     }
@@ -185,20 +187,20 @@ impl Membership {
     }
 
     /// All failures reported to this process so far.
-    pub fn notices(&self) -> Vec<Notice> {
+    pub fn notices(&self) -> Vec<FailureNotice> {
         self.shared.notices.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Reports to the group how another member ended (see [`crate::StoreServer::report_end`]).
     pub fn report_end(&self, member: &Member, how: &str) {
-        let mut end = how.len().min(HOW_BYTES_MAX);
+        let mut end = how.len().min(REASON_BYTES_MAX);
         while !how.is_char_boundary(end) {
             end -= 1;
         }
-        let report = encode_ended(member, &how[..end]);
-        self.order(|orders| {
-            if orders.reports.len() < REPORTS_MAX {
-                orders.reports.push(report);
+        let report = encode_exit(member, &how[..end]);
+        self.request(|requests| {
+            if requests.reports.len() < REPORTS_MAX {
+                requests.reports.push(report);
             }
         });
     }
@@ -208,16 +210,16 @@ impl Membership {
         drop(self);
     }
 
-    fn order(&self, order: impl FnOnce(&mut Orders)) {
-        order(&mut self.shared.orders.lock().unwrap_or_else(PoisonError::into_inner));
-        self.shared.bell.ring();
+    fn request(&self, change: impl FnOnce(&mut Requests)) {
+        change(&mut self.shared.requests.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.waker.wake();
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let end = if std::thread::panicking() { End::Silent } else { End::Goodbye };
-        self.order(|orders| orders.end = Some(end));
+        let exit = if std::thread::panicking() { Exit::Disconnect } else { Exit::Leave };
+        self.request(|requests| requests.exit = Some(exit));
         self.shared.stop.fire(Error::unavailable("the membership ended"));
         if let Some(thread) = self.thread.take() {
             // The thread panics only if `on_notice` does, whose message has been printed.
@@ -227,7 +229,7 @@ impl Drop for Membership {
 }
 
 /// State of the heartbeat thread.
-struct Heart {
+struct HeartbeatThread {
     shared: Arc<Shared>,
     address: SocketAddr,
     token: Token,
@@ -235,28 +237,28 @@ struct Heart {
     incarnation: u64,
     vigilance: Vigilance,
     own: Member,
-    on_notice: Box<dyn Fn(&Notice) + Send>,
+    on_notice: Box<dyn Fn(&FailureNotice) + Send>,
 }
 
-impl Heart {
+impl HeartbeatThread {
     fn run(self, mut stream: Stream) {
-        let mut heard = Time::now();
+        let mut last_heard = Time::now();
         loop {
-            let Err(error) = self.beat(&stream, &mut heard) else { return };
-            let silent = Time::now().since(heard) >= self.vigilance.silence;
-            let again = if silent { Err(error) } else { self.come_back(&error) };
+            let Err(error) = self.heartbeat(&stream, &mut last_heard) else { return };
+            let silent = Time::now().since(last_heard) >= self.vigilance.silence;
+            let again = if silent { Err(error) } else { self.reconnect(&error) };
             match again {
                 Ok(fresh) => stream = fresh,
                 Err(_) if self.shared.stop.is_fired() => return,
                 Err(error) => {
-                    let notice = Notice {
+                    let notice = FailureNotice {
                         // The failed process is the host of the store, which has no rank.
                         member: Member { host: self.address.to_string(), ..self.own.clone() },
-                        cause: Cause::StoreLost,
-                        how: Some(format!("{} ({})", self.address, error.message())),
-                        last_heartbeat: Time::now().since(heard),
+                        cause: FailureCause::StoreLost,
+                        detail: Some(format!("{} ({})", self.address, error.message())),
+                        last_heartbeat: Time::now().since(last_heard),
                     };
-                    self.tell(notice);
+                    self.notify(notice);
                     return;
                 }
             }
@@ -264,73 +266,74 @@ impl Heart {
     }
 
     /// Sends heartbeats until the membership ends (`Ok`) or the connection fails.
-    fn beat(&self, stream: &Stream, heard: &mut Time) -> Result<()> {
+    fn heartbeat(&self, stream: &Stream, last_heard: &mut Time) -> Result<()> {
         let mut reader = FrameReader::new(MEMBER_BYTES_MAX);
         let mut beat_next = Time::now();
         let mut reported = 0;
         loop {
-            let (reports, end) = {
-                let orders = self.shared.orders.lock().unwrap_or_else(PoisonError::into_inner);
-                (orders.reports.iter().skip(reported).cloned().collect::<Vec<_>>(), orders.end)
+            let (reports, exit) = {
+                let requests = self.shared.requests.lock().unwrap_or_else(PoisonError::into_inner);
+                (requests.reports.iter().skip(reported).cloned().collect::<Vec<_>>(), requests.exit)
             };
             reported += reports.len();
             for report in &reports {
-                self.send(stream, ENDED, report)?;
+                self.send(stream, EXITED, report)?;
             }
-            match end {
-                Some(End::Goodbye) => return self.send(stream, LEAVE, &[]),
-                Some(End::Silent) => return Ok(()),
+            match exit {
+                Some(Exit::Leave) => return self.send(stream, LEAVE, &[]),
+                Some(Exit::Disconnect) => return Ok(()),
                 None => {}
             }
             let now = Time::now();
             if now >= beat_next {
-                self.send(stream, BEAT, &[])?;
+                self.send(stream, HEARTBEAT, &[])?;
                 beat_next = now.plus(self.vigilance.beat);
             }
             while let Some((header, payload)) = reader.read(stream)? {
-                *heard = Time::now();
+                *last_heard = Time::now();
                 if header.kind == NOTICE {
-                    self.tell(Notice::decode(&payload)?);
+                    self.notify(FailureNotice::decode(&payload)?);
                 }
             }
-            let silence = heard.plus(self.vigilance.silence);
+            let silence = last_heard.plus(self.vigilance.silence);
             if silence <= now {
-                return Err(Error::unavailable("it is silent, the connection stands"));
+                return Err(Error::unavailable("no heartbeat on an open connection"));
             }
-            let mut fds =
-                [PollFd::new(&self.shared.bell, PollFlags::IN), PollFd::new(stream, PollFlags::IN)];
+            let mut fds = [
+                PollFd::new(&self.shared.waker, PollFlags::IN),
+                PollFd::new(stream, PollFlags::IN),
+            ];
             poll(&mut fds, Some(beat_next.min(silence).since(Time::now())))?;
-            self.shared.bell.hush();
+            self.shared.waker.clear();
         }
     }
 
     fn send(&self, stream: &Stream, kind: u8, payload: &[u8]) -> Result<()> {
         let header = FrameHeader::of(kind, 0, &[payload], true).encode();
         // If the host is stopped, the small frames queue up; the silence timeout detects it.
-        let limits = socket::until(Deadline::within(self.vigilance.silence));
+        let limits = socket::with_deadline(Deadline::within(self.vigilance.silence));
         socket::write_parts(stream, &[&header, payload], &limits)
     }
 
     /// Reconnects as the same member within the grace period of the host.
-    fn come_back(&self, lost: &Error) -> Result<Stream> {
+    fn reconnect(&self, lost: &Error) -> Result<Stream> {
         let limits = Limits::new(Deadline::within(self.vigilance.grace), &self.shared.stop);
-        let (stream, answer) =
-            retry(&limits, |limits| greet(self.address, &self.token, &self.hello, limits))
-                .map_err(|error| {
-                    Error::unavailable(format!("{}; {}", lost.message(), error.message()))
-                })?;
+        let (stream, answer) = retry(&limits, |limits| {
+            connect_and_handshake(self.address, &self.token, &self.hello, limits)
+        })
+        .map_err(|error| Error::unavailable(format!("{}; {}", lost.message(), error.message())))?;
         let (_, incarnation) = decode_vigilance(&answer)?;
         if incarnation != self.incarnation {
-            return Err(Error::unavailable("it was started anew and has forgotten this job"));
+            return Err(Error::unavailable("it was restarted and has lost the state of this job"));
         }
         Ok(stream)
     }
 
-    fn tell(&self, mut notice: Notice) {
-        if notice.cause == Cause::Silent && host::is_stopped(&notice.member) {
-            notice.how = Some("the process is stopped (SIGSTOP or a debugger)".into());
+    fn notify(&self, mut notice: FailureNotice) {
+        if notice.cause == FailureCause::Unresponsive && host::is_stopped(&notice.member) {
+            notice.detail = Some("the process is stopped (SIGSTOP or a debugger)".into());
         }
-        let known = |other: &Notice| other.member == notice.member;
+        let known = |other: &FailureNotice| other.member == notice.member;
         let mut notices = self.shared.notices.lock().unwrap_or_else(PoisonError::into_inner);
         if notices.iter().any(known) {
             return;

@@ -36,7 +36,7 @@ pub fn fabrics_on(hosts: &[String]) -> Vec<MemoryFabric> {
             pid: std::process::id(),
         })
         .collect();
-    let shared = Arc::new(Shared { members, meshes: Mutex::default(), gone: Mutex::default() });
+    let shared = Arc::new(Shared { members, meshes: Mutex::default(), dead: Mutex::default() });
     (0..hosts.len()).map(|rank| MemoryFabric { rank, shared: shared.clone() }).collect()
 }
 
@@ -49,7 +49,7 @@ pub struct MemoryFabric {
 struct Shared {
     members: Vec<Member>,
     meshes: Mutex<HashMap<String, Arc<Hub>>>,
-    gone: Mutex<Vec<usize>>,
+    dead: Mutex<Vec<usize>>,
 }
 
 impl Fabric for MemoryFabric {
@@ -63,15 +63,17 @@ impl Fabric for MemoryFabric {
 
     fn open(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Mesh>> {
         let rank = check_members(self.rank, self.size(), members)?;
-        let gone = lock(&self.shared.gone).clone();
+        let dead = lock(&self.shared.dead).clone();
         let hub = lock(&self.shared.meshes)
             .entry(name.to_string())
-            .or_insert_with(|| Arc::new(Hub::new(members, &gone)))
+            .or_insert_with(|| Arc::new(Hub::new(members, &dead)))
             .clone();
         if hub.members != members {
-            return Err(Error::invalid(format!("mesh '{name}' has other members elsewhere"))
-                .expected(format!("{:?}", hub.members))
-                .got(format!("{members:?}")));
+            return Err(Error::invalid(format!(
+                "mesh '{name}' was opened with other members by another rank"
+            ))
+            .expected(format!("{:?}", hub.members))
+            .got(format!("{members:?}")));
         }
         Ok(Arc::new(MemoryMesh { rank, hub, shared: self.shared.clone() }))
     }
@@ -83,7 +85,7 @@ impl Fabric for MemoryFabric {
 
 impl Drop for MemoryFabric {
     fn drop(&mut self) {
-        lock(&self.shared.gone).push(self.rank);
+        lock(&self.shared.dead).push(self.rank);
         for hub in lock(&self.shared.meshes).values() {
             hub.leave(self.rank);
         }
@@ -109,7 +111,7 @@ struct HubState {
     /// Lengths of messages that are not empty, in the same layout. On a network, headers hold them.
     lengths: Vec<VecDeque<usize>>,
     /// Whether a rank of the mesh has dropped its fabric.
-    gone: Vec<bool>,
+    dead: Vec<bool>,
     /// Whether a rank of the mesh is in a call. Only one call runs at a time.
     busy: Vec<bool>,
     /// Error of a call that failed in the middle of a message, by rank of the mesh.
@@ -117,12 +119,12 @@ struct HubState {
 }
 
 impl Hub {
-    fn new(members: &[usize], gone: &[usize]) -> Hub {
+    fn new(members: &[usize], dead: &[usize]) -> Hub {
         let size = members.len();
         let state = HubState {
             pipes: vec![VecDeque::new(); size * size],
             lengths: vec![VecDeque::new(); size * size],
-            gone: members.iter().map(|member| gone.contains(member)).collect(),
+            dead: members.iter().map(|member| dead.contains(member)).collect(),
             busy: vec![false; size],
             broken: vec![None; size],
         };
@@ -131,7 +133,7 @@ impl Hub {
 
     fn leave(&self, rank_in_job: usize) {
         if let Some(rank) = self.members.iter().position(|member| *member == rank_in_job) {
-            lock(&self.state).gone[rank] = true;
+            lock(&self.state).dead[rank] = true;
             self.changed.notify_all();
         }
     }
@@ -225,7 +227,7 @@ impl MemoryMesh {
             return Ok(false);
         };
         if length != bytes {
-            let words = "the two ends are out of step: they transfer different messages";
+            let words = "message size mismatch: the two ranks transfer different messages";
             return Err(Error::invalid(words)
                 .expected(format!("{bytes} bytes"))
                 .got(format!("{length} bytes"))
@@ -290,9 +292,9 @@ impl MemoryMesh {
     ) -> Result<MutexGuard<'s, HubState>> {
         limits.abort.check()?;
         let open = || ops.iter().zip(done).filter(|(op, done)| **done < op.bytes());
-        if let Some((op, _)) = open().find(|(op, _)| state.gone[op.peer()]) {
+        if let Some((op, _)) = open().find(|(op, _)| state.dead[op.peer()]) {
             let member = self.member(op.peer());
-            return Err(Error::unavailable(format!("{member} is gone")));
+            return Err(Error::unavailable(format!("{member} is dead")));
         }
         let left = limits.deadline.remaining(Time::now()).unwrap_or(WAIT_MAX);
         if left.is_zero() {

@@ -91,7 +91,7 @@ pub trait Mesh: Send + Sync {
 
     /// A rank that has closed its end of the mesh, if the transport can tell without moving data. A
     /// rank closes its end when it fails and when it is done. For code that waits outside the mesh.
-    fn ended(&self) -> Option<usize> {
+    fn closed_peer(&self) -> Option<usize> {
         None
     }
 
@@ -176,13 +176,13 @@ pub fn check_transfers(rank: usize, size: usize, ops: &[Transfer<'_>]) -> Result
         }
         if let Transfer::Fold { bytes, unit, .. } = op {
             if !unit.is_power_of_two() || *unit > FOLD_UNIT_MAX {
-                return Err(Error::invalid("the unit of a fold is no element size")
+                return Err(Error::invalid("invalid unit of a fold")
                     .expected(format!("a power of two up to {FOLD_UNIT_MAX}"))
                     .got(unit)
                     .at(at()));
             }
             if bytes % unit != 0 {
-                return Err(Error::invalid("a fold does not hold whole units")
+                return Err(Error::invalid("fold size is not a multiple of its unit")
                     .expected(format!("a multiple of {unit} bytes"))
                     .got(bytes)
                     .at(at()));
@@ -201,11 +201,11 @@ pub fn check_members(rank: usize, size: usize, members: &[usize]) -> Result<usiz
                 .got(member));
         }
         if members[..index].contains(member) {
-            return Err(Error::invalid(format!("rank {member} is in the mesh twice")));
+            return Err(Error::invalid(format!("duplicate rank {member} in the mesh")));
         }
     }
     members.iter().position(|member| *member == rank).ok_or_else(|| {
-        Error::invalid("a rank opens a mesh that it is not in")
+        Error::invalid("this rank is not a member of the mesh")
             .expected(format!("one of {members:?}"))
             .got(rank)
     })
@@ -216,7 +216,7 @@ pub fn timeout_error(waiting: &[(Member, bool, usize, usize)]) -> Error {
     let list: Vec<String> = waiting
         .iter()
         .map(|(member, sends, done, bytes)| match sends {
-            true => format!("{member} to take {} of {bytes} bytes", bytes - done),
+            true => format!("{member} to receive {} of {bytes} bytes", bytes - done),
             false => format!("{} of {bytes} bytes from {member}", bytes - done),
         })
         .collect();

@@ -88,7 +88,7 @@ pub fn link(mesh: &dyn Mesh, peer: usize, limits: &Limits) -> Result<Link> {
         f64::from_le_bytes(word)
     };
     let latency = Duration::try_from_secs_f64(number(0))
-        .map_err(|_| Error::unavailable("a peer measured a time that is none"))?;
+        .map_err(|_| Error::unavailable("invalid time measured by a peer"))?;
     Ok(Link { latency, bandwidth: number(1), clock_offset: number(2) })
 }
 
@@ -97,7 +97,7 @@ fn clock() -> Result<f64> {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map(|since| since.as_secs_f64())
-        .map_err(|_| Error::invalid("the clock of this machine stands before 1970"))
+        .map_err(|_| Error::invalid("the clock of this machine is set before 1970"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Liveness of members, on the host of the store: a table and a clock, without sockets.
 //!
 //! A process is **lost** when its connection breaks. It is dead when it does not reconnect within
-//! the grace period, or when the launcher reports its end. It is **silent** when the connection is
-//! open but nothing has arrived for too long. A process that has left is not monitored.
+//! the grace period, or when the launcher reports its end. It is **unresponsive** when the
+//! connection is open but nothing has arrived for too long. A process that has left is not
+//! monitored.
 
 use crate::wire::{Reader, Writer};
 use crate::{Member, Time};
@@ -34,63 +35,66 @@ impl Default for Vigilance {
 
 /// Why a member has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum FailureCause {
     /// The process has died.
     Died,
     /// The process sends no heartbeats, but its connection is open.
-    Silent,
-    /// The host of the store is dead or silent, and cannot report failures of other members.
+    Unresponsive,
+    /// The host of the store is dead or unresponsive, and cannot report failures of other members.
     StoreLost,
 }
 
 /// Notification to all members that one has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct FailureNotice {
     pub member: Member,
-    pub cause: Cause,
-    /// The exit code or signal, if the launcher reported it. For a silent process: the fact that it
-    /// is stopped, if the receiver runs on the same machine.
-    pub how: Option<String>,
+    pub cause: FailureCause,
+    /// The exit code or signal, if the launcher reported it. For an unresponsive process: the fact
+    /// that it is stopped, if the receiver runs on the same machine.
+    pub detail: Option<String>,
     /// Time from the last heartbeat to the notice.
     pub last_heartbeat: Duration,
 }
 
-impl Notice {
+impl FailureNotice {
     /// The notice as an error, to fire an [`crate::Abort`] with.
     pub fn error(&self) -> Error {
         match self.cause {
-            Cause::StoreLost => self.described(),
-            Cause::Died | Cause::Silent => self.described().caused_by(self.member.rank),
+            FailureCause::StoreLost => self.described(),
+            FailureCause::Died | FailureCause::Unresponsive => {
+                self.described().caused_by(self.member.rank)
+            }
         }
     }
 
     fn described(&self) -> Error {
         let ago = self.last_heartbeat.as_secs_f64();
         match self.cause {
-            Cause::Died => {
-                let how = self.how.as_deref().unwrap_or("how is not known: its connection closed");
+            FailureCause::Died => {
+                let detail =
+                    self.detail.as_deref().unwrap_or("cause unknown: its connection closed");
                 let error = Error::unavailable(format!(
-                    "{} died: {how}; last heartbeat {ago:.1} s before",
+                    "{} died: {detail}; last heartbeat {ago:.1} s ago",
                     self.member
                 ));
-                match self.how {
+                match self.detail {
                     Some(_) => error,
-                    None => error.help("the last lines of its log say more"),
+                    None => error.help("see the last lines of its log"),
                 }
             }
-            Cause::Silent => {
-                let silent = format!("{} has been silent for {ago:.1} s", self.member);
-                match self.how.as_deref() {
-                    Some(how) => Error::unavailable(format!("{silent}: {how}"))
-                        .help(format!("kill -CONT {} if it was meant to go on", self.member.pid)),
+            FailureCause::Unresponsive => {
+                let text = format!("{} has been unresponsive for {ago:.1} s", self.member);
+                match self.detail.as_deref() {
+                    Some(detail) => Error::unavailable(format!("{text}: {detail}"))
+                        .help(format!("resume it with kill -CONT {}", self.member.pid)),
                     None => Error::unavailable(format!(
-                        "{silent}: the process is stopped or its host cannot be reached"
+                        "{text}: the process is stopped or its host is unreachable"
                     )),
                 }
             }
-            Cause::StoreLost => Error::unavailable(format!(
-                "the host of the store is lost: {}; last heartbeat {ago:.1} s before",
-                self.how.as_deref().unwrap_or("no answer")
+            FailureCause::StoreLost => Error::unavailable(format!(
+                "the host of the store is lost: {}; last heartbeat {ago:.1} s ago",
+                self.detail.as_deref().unwrap_or("no answer")
             )),
         }
     }
@@ -98,28 +102,28 @@ impl Notice {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let writer = Writer::new()
             .u8(match self.cause {
-                Cause::Died => 1,
-                Cause::Silent => 2,
-                Cause::StoreLost => 3,
+                FailureCause::Died => 1,
+                FailureCause::Unresponsive => 2,
+                FailureCause::StoreLost => 3,
             })
-            .option(self.how.as_deref().map(str::as_bytes))
+            .option(self.detail.as_deref().map(str::as_bytes))
             .u64(self.last_heartbeat.as_millis() as u64);
         put_member(writer, &self.member).0
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Notice> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<FailureNotice> {
         let mut reader = Reader::new(bytes);
         let cause = match reader.u8()? {
-            1 => Cause::Died,
-            2 => Cause::Silent,
-            3 => Cause::StoreLost,
-            other => return Err(Error::unavailable("a notice of an unknown kind").got(other)),
+            1 => FailureCause::Died,
+            2 => FailureCause::Unresponsive,
+            3 => FailureCause::StoreLost,
+            other => return Err(Error::unavailable("unknown kind of failure notice").got(other)),
         };
-        let how = reader.option()?.map(|how| String::from_utf8_lossy(how).into_owned());
+        let detail = reader.option()?.map(|detail| String::from_utf8_lossy(detail).into_owned());
         let last_heartbeat = Duration::from_millis(reader.u64()?);
         let member = take_member(&mut reader)?;
         reader.end()?;
-        Ok(Notice { member, cause, how, last_heartbeat })
+        Ok(FailureNotice { member, cause, detail, last_heartbeat })
     }
 }
 
@@ -129,25 +133,25 @@ pub(crate) fn put_member(writer: Writer, member: &Member) -> Writer {
 
 pub(crate) fn take_member(reader: &mut Reader<'_>) -> Result<Member> {
     let (rank, pid) = (reader.u64()?, reader.u32()?);
-    let rank = usize::try_from(rank)
-        .map_err(|_| Error::unavailable("a rank that no job has").got(rank))?;
+    let rank =
+        usize::try_from(rank).map_err(|_| Error::unavailable("rank out of range").got(rank))?;
     let (host, host_id) = (reader.text()?.to_string(), reader.text()?.to_string());
     Ok(Member { rank, host, host_id, pid })
 }
 
 /// A rank in a group, which is one attempt of a job. If one member of a group fails, all end.
-pub(crate) type Seat = (String, usize);
+pub(crate) type MemberId = (String, usize);
 
 pub(crate) struct Registry {
     vigilance: Vigilance,
-    seats: BTreeMap<Seat, Entry>,
+    members: BTreeMap<MemberId, Entry>,
 }
 
 struct Entry {
     member: Member,
     /// Random number of the process. It distinguishes a reconnection from a new process.
     session: u64,
-    heard: Time,
+    last_heartbeat: Time,
     state: State,
 }
 
@@ -156,67 +160,71 @@ enum State {
     Alive,
     Lost { since: Time },
     Left,
-    Dead(Notice),
+    Dead(FailureNotice),
 }
 
 /// More than any job has.
-const SEATS_MAX: usize = 1 << 20;
+const MEMBERS_MAX: usize = 1 << 20;
 
 impl Registry {
     pub(crate) fn new(vigilance: Vigilance) -> Registry {
-        Registry { vigilance, seats: BTreeMap::new() }
+        Registry { vigilance, members: BTreeMap::new() }
     }
 
-    /// Joins a seat, for the first time or again. If another process had the seat and was lost, its
-    /// death is now certain, and its notice is returned.
+    /// Joins as a member, for the first time or again. If another process had this rank and was
+    /// lost, its death is now certain, and its notice is returned.
     pub(crate) fn join(
         &mut self,
-        seat: Seat,
+        id: MemberId,
         member: Member,
         session: u64,
         now: Time,
-    ) -> Result<Option<Notice>> {
+    ) -> Result<Option<FailureNotice>> {
         let mut before = None;
-        if let Some(entry) = self.seats.get_mut(&seat) {
+        if let Some(entry) = self.members.get_mut(&id) {
             match &entry.state {
                 State::Dead(notice) if entry.session == session => {
                     return Err(notice
                         .error()
-                        .at("the host of the store: this process was given up"));
+                        .at("the host of the store: this process was declared dead"));
                 }
                 State::Alive if entry.session != session => {
-                    return Err(Error::unavailable(format!("{} has this seat", entry.member))
-                        .at(format!("{member} joining group '{}'", seat.0)));
+                    return Err(Error::unavailable(format!(
+                        "rank is already in use by {}",
+                        entry.member
+                    ))
+                    .at(format!("{member} joining group '{}'", id.0)));
                 }
                 State::Lost { .. } if entry.session != session => {
-                    before = Some(entry.die(Cause::Died, None, now));
+                    before = Some(entry.mark_dead(FailureCause::Died, None, now));
                 }
                 _ => {}
             }
-        } else if self.seats.len() >= SEATS_MAX {
-            return Err(Error::exhausted(format!("more than {SEATS_MAX} members")));
+        } else if self.members.len() > MEMBERS_MAX {
+            return Err(Error::exhausted(format!("more than {MEMBERS_MAX} members")));
         }
-        self.seats.insert(seat, Entry { member, session, heard: now, state: State::Alive });
+        self.members
+            .insert(id, Entry { member, session, last_heartbeat: now, state: State::Alive });
         Ok(before)
     }
 
-    pub(crate) fn heard(&mut self, seat: &Seat, session: u64, now: Time) {
-        if let Some(entry) = self.entry(seat, session) {
-            entry.heard = now;
+    pub(crate) fn heartbeat(&mut self, id: &MemberId, session: u64, now: Time) {
+        if let Some(entry) = self.entry(id, session) {
+            entry.last_heartbeat = now;
         }
     }
 
     /// Records that the member's connection broke.
-    pub(crate) fn lost(&mut self, seat: &Seat, session: u64, now: Time) {
-        if let Some(entry) = self.entry(seat, session)
+    pub(crate) fn connection_lost(&mut self, id: &MemberId, session: u64, now: Time) {
+        if let Some(entry) = self.entry(id, session)
             && entry.state == State::Alive
         {
             entry.state = State::Lost { since: now };
         }
     }
 
-    pub(crate) fn leave(&mut self, seat: &Seat, session: u64) {
-        if let Some(entry) = self.entry(seat, session)
+    pub(crate) fn leave(&mut self, id: &MemberId, session: u64) {
+        if let Some(entry) = self.entry(id, session)
             && !matches!(entry.state, State::Dead(_))
         {
             entry.state = State::Left;
@@ -224,40 +232,42 @@ impl Registry {
     }
 
     /// Records how a process ended, as reported by the launcher.
-    pub(crate) fn ended(
+    pub(crate) fn exited(
         &mut self,
         group: &str,
         member: Member,
-        how: String,
+        detail: String,
         now: Time,
-    ) -> Option<Notice> {
-        let seat = (group.to_string(), member.rank);
-        let entry = self.seats.entry(seat).or_insert_with(|| Entry {
+    ) -> Option<FailureNotice> {
+        let id = (group.to_string(), member.rank);
+        let entry = self.members.entry(id).or_insert_with(|| Entry {
             member: member.clone(),
             session: 0,
-            heard: now,
+            last_heartbeat: now,
             state: State::Alive,
         });
         match entry.state {
             State::Alive | State::Lost { .. } if entry.member.pid == member.pid => {
-                Some(entry.die(Cause::Died, Some(how), now))
+                Some(entry.mark_dead(FailureCause::Died, Some(detail), now))
             }
             _ => None,
         }
     }
 
     /// Returns members that have failed by now, with their groups, and the time of the next check.
-    pub(crate) fn tick(&mut self, now: Time) -> (Vec<(String, Notice)>, Option<Time>) {
+    pub(crate) fn check(&mut self, now: Time) -> (Vec<(String, FailureNotice)>, Option<Time>) {
         let mut notices = Vec::new();
         let mut next: Option<Time> = None;
-        for ((group, _), entry) in &mut self.seats {
+        for ((group, _), entry) in &mut self.members {
             let (cause, due) = match entry.state {
-                State::Alive => (Cause::Silent, entry.heard.plus(self.vigilance.silence)),
-                State::Lost { since } => (Cause::Died, since.plus(self.vigilance.grace)),
+                State::Alive => {
+                    (FailureCause::Unresponsive, entry.last_heartbeat.plus(self.vigilance.silence))
+                }
+                State::Lost { since } => (FailureCause::Died, since.plus(self.vigilance.grace)),
                 State::Left | State::Dead(_) => continue,
             };
             if due <= now {
-                notices.push((group.clone(), entry.die(cause, None, now)));
+                notices.push((group.clone(), entry.mark_dead(cause, None, now)));
             } else {
                 next = Some(next.map_or(due, |next| next.min(due)));
             }
@@ -266,8 +276,8 @@ impl Registry {
     }
 
     /// Earlier failures in the group, for a member that has just joined.
-    pub(crate) fn notices(&self, group: &str) -> Vec<Notice> {
-        let entries = self.seats.range((group.to_string(), 0)..);
+    pub(crate) fn notices(&self, group: &str) -> Vec<FailureNotice> {
+        let entries = self.members.range((group.to_string(), 0)..);
         entries
             .take_while(|((other, _), _)| other == group)
             .filter_map(|(_, entry)| match &entry.state {
@@ -277,15 +287,20 @@ impl Registry {
             .collect()
     }
 
-    fn entry(&mut self, seat: &Seat, session: u64) -> Option<&mut Entry> {
-        self.seats.get_mut(seat).filter(|entry| entry.session == session)
+    fn entry(&mut self, id: &MemberId, session: u64) -> Option<&mut Entry> {
+        self.members.get_mut(id).filter(|entry| entry.session == session)
     }
 }
 
 impl Entry {
-    fn die(&mut self, cause: Cause, how: Option<String>, now: Time) -> Notice {
-        let last_heartbeat = now.since(self.heard);
-        let notice = Notice { member: self.member.clone(), cause, how, last_heartbeat };
+    fn mark_dead(
+        &mut self,
+        cause: FailureCause,
+        detail: Option<String>,
+        now: Time,
+    ) -> FailureNotice {
+        let last_heartbeat = now.since(self.last_heartbeat);
+        let notice = FailureNotice { member: self.member.clone(), cause, detail, last_heartbeat };
         self.state = State::Dead(notice.clone());
         notice
     }
@@ -303,14 +318,14 @@ mod tests {
         Time::from_nanos(ms * 1_000_000)
     }
 
-    fn seat(rank: usize) -> Seat {
+    fn id(rank: usize) -> MemberId {
         ("g".to_string(), rank)
     }
 
     fn registry() -> Registry {
         let mut registry = Registry::new(Vigilance::default());
         for rank in 0..2 {
-            registry.join(seat(rank), member(rank, 10), 7, at(0)).unwrap();
+            registry.join(id(rank), member(rank, 10), 7, at(0)).unwrap();
         }
         registry
     }
@@ -318,61 +333,64 @@ mod tests {
     #[test]
     fn a_lost_connection_is_a_death_after_the_grace() {
         let mut registry = registry();
-        registry.heard(&seat(0), 7, at(400));
-        registry.lost(&seat(0), 7, at(500));
-        let (notices, next) = registry.tick(at(600));
+        registry.heartbeat(&id(0), 7, at(400));
+        registry.connection_lost(&id(0), 7, at(500));
+        let (notices, next) = registry.check(at(600));
         assert_eq!((notices.len(), next), (0, Some(at(1500))));
-        let (notices, _) = registry.tick(at(1500));
-        assert_eq!(notices[0].1.cause, Cause::Died);
+        let (notices, _) = registry.check(at(1500));
+        assert_eq!(notices[0].1.cause, FailureCause::Died);
         assert_eq!(notices[0].1.last_heartbeat, Duration::from_millis(1100));
-        assert!(registry.tick(at(1600)).0.is_empty(), "told once");
+        assert!(registry.check(at(1600)).0.is_empty(), "reported once");
         assert_eq!(registry.notices("g").len(), 1);
         assert!(registry.notices("h").is_empty());
-        assert!(registry.join(seat(0), member(0, 10), 7, at(1700)).is_err(), "no comeback");
-        assert_eq!(registry.join(seat(0), member(0, 11), 8, at(1700)).unwrap(), None);
+        assert!(
+            registry.join(id(0), member(0, 10), 7, at(1700)).is_err(),
+            "a dead member cannot reconnect"
+        );
+        assert_eq!(registry.join(id(0), member(0, 11), 8, at(1700)).unwrap(), None);
     }
 
     #[test]
     fn a_comeback_is_no_death() {
         let mut registry = registry();
-        registry.lost(&seat(0), 7, at(500));
-        assert_eq!(registry.join(seat(0), member(0, 10), 7, at(900)).unwrap(), None);
-        assert!(registry.tick(at(3000)).0.is_empty());
+        registry.connection_lost(&id(0), 7, at(500));
+        assert_eq!(registry.join(id(0), member(0, 10), 7, at(900)).unwrap(), None);
+        assert!(registry.check(at(3000)).0.is_empty());
     }
 
     #[test]
     fn silence() {
         let mut registry = registry();
-        registry.heard(&seat(0), 7, at(20_000));
-        let (notices, next) = registry.tick(at(30_000));
+        registry.heartbeat(&id(0), 7, at(20_000));
+        let (notices, next) = registry.check(at(30_000));
         assert_eq!((notices.len(), next), (1, Some(at(50_000))));
         let (_, notice) = &notices[0];
-        assert_eq!((notice.member.rank, notice.cause), (1, Cause::Silent));
-        assert_eq!(Notice::decode(&notice.encode()).unwrap(), *notice);
+        assert_eq!((notice.member.rank, notice.cause), (1, FailureCause::Unresponsive));
+        assert_eq!(FailureNotice::decode(&notice.encode()).unwrap(), *notice);
     }
 
     #[test]
     fn the_launcher_knows_how() {
         let mut registry = registry();
-        let how = || "killed by signal 9".to_string();
-        assert!(registry.ended("g", member(0, 99), how(), at(5)).is_none(), "another process");
-        let notice = registry.ended("g", member(0, 10), how(), at(5)).unwrap();
+        let detail = || "killed by signal 9".to_string();
+        assert!(registry.exited("g", member(0, 99), detail(), at(5)).is_none(), "another process");
+        let notice = registry.exited("g", member(0, 10), detail(), at(5)).unwrap();
         assert!(notice.error().to_string().contains("rank 0 (host a, pid 10) died: killed by"));
-        registry.leave(&seat(1), 7);
-        assert!(registry.ended("g", member(1, 10), how(), at(5)).is_none(), "it had left");
-        assert!(registry.ended("g", member(5, 10), how(), at(5)).is_some(), "it never came");
-        assert!(registry.tick(at(100_000)).0.is_empty());
+        registry.leave(&id(1), 7);
+        assert!(registry.exited("g", member(1, 10), detail(), at(5)).is_none(), "it had left");
+        assert!(registry.exited("g", member(5, 10), detail(), at(5)).is_some(), "it never joined");
+        assert!(registry.check(at(100_000)).0.is_empty());
     }
 
     #[test]
     fn a_seat_is_for_one() {
         let mut registry = registry();
-        let error = registry.join(seat(0), member(0, 12), 8, at(1)).unwrap_err();
-        assert!(error.message().contains("rank 0 (host a, pid 10) has this seat"));
-        registry.lost(&seat(0), 7, at(2));
-        let before = registry.join(seat(0), member(0, 12), 8, at(3)).unwrap().unwrap();
+        let error = registry.join(id(0), member(0, 12), 8, at(1)).unwrap_err();
+        assert!(error.message().contains("already in use by rank 0 (host a, pid 10)"));
+        registry.connection_lost(&id(0), 7, at(2));
+        let before = registry.join(id(0), member(0, 12), 8, at(3)).unwrap().unwrap();
         assert_eq!(before.member.pid, 10);
-        registry.lost(&seat(0), 7, at(4));
-        assert!(registry.tick(at(5000)).0.is_empty(), "news of the old one change nothing");
+        registry.connection_lost(&id(0), 7, at(4));
+        assert!(registry.check(at(5000)).0.is_empty(), "events of the old process change nothing");
     }
 }

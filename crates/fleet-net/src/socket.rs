@@ -22,7 +22,7 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], span: Option<Duration>) -> Result<boo
         Ok(count) => Ok(count > 0),
         // A signal handler ran; callers check their deadlines again.
         Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(error) => Err(Error::exhausted(format!("cannot wait for sockets: {error}"))),
+        Err(error) => Err(Error::exhausted(format!("cannot poll sockets: {error}"))),
     }
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn connect(address: SocketAddr, limits: &Limits) -> Result<TcpStream>
 
 /// Longest time that data may stay unacknowledged before the kernel closes the connection. It
 /// bounds the detection of a host that vanished without a reset.
-const SILENCE_KERNEL: Duration = Duration::from_secs(30);
+const KERNEL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Sets the options of every connection: non-blocking, no delay, and keepalive.
 pub(crate) fn tune(stream: &TcpStream) -> Result<()> {
@@ -105,11 +105,11 @@ pub(crate) fn tune(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true).map_err(|error| cannot(&error))?;
     let keepalive = || -> rustix::io::Result<()> {
         sockopt::set_socket_keepalive(stream, true)?;
-        sockopt::set_tcp_keepidle(stream, SILENCE_KERNEL / 3)?;
-        sockopt::set_tcp_keepintvl(stream, SILENCE_KERNEL / 6)?;
+        sockopt::set_tcp_keepidle(stream, KERNEL_TIMEOUT / 3)?;
+        sockopt::set_tcp_keepintvl(stream, KERNEL_TIMEOUT / 6)?;
         sockopt::set_tcp_keepcnt(stream, 4)?;
         #[cfg(target_os = "linux")]
-        sockopt::set_tcp_user_timeout(stream, SILENCE_KERNEL.as_millis() as u32)?;
+        sockopt::set_tcp_user_timeout(stream, KERNEL_TIMEOUT.as_millis() as u32)?;
         Ok(())
     };
     keepalive().map_err(|error| cannot(&error))
@@ -201,7 +201,7 @@ pub(crate) fn closed() -> Error {
 pub fn resolve(text: &str) -> Result<SocketAddr> {
     use std::net::ToSocketAddrs;
     let bad = |what: &dyn std::fmt::Display| {
-        Error::invalid(format!("cannot make an address of '{text}': {what}"))
+        Error::invalid(format!("cannot resolve '{text}': {what}"))
             .expected("HOST:PORT, as in node0:6170 or 10.0.0.1:6170")
     };
     let mut found: Vec<SocketAddr> = text.to_socket_addrs().map_err(|error| bad(&error))?.collect();
@@ -214,36 +214,36 @@ pub fn resolve(text: &str) -> Result<SocketAddr> {
 }
 
 /// Wakes a thread that polls. Any number of threads may call it, any number of times.
-pub(crate) struct Bell {
+pub(crate) struct Waker {
     reader: std::io::PipeReader,
     writer: std::io::PipeWriter,
 }
 
-impl Bell {
-    pub(crate) fn new() -> Result<Bell> {
+impl Waker {
+    pub(crate) fn new() -> Result<Waker> {
         let cannot = |error: &dyn std::fmt::Display| {
-            Error::exhausted(format!("cannot make a pipe: {error}"))
+            Error::exhausted(format!("cannot create a pipe: {error}"))
                 .help("raise the limit on open files (ulimit -n)")
         };
         let (reader, writer) = std::io::pipe().map_err(|error| cannot(&error))?;
         for end in [reader.as_fd(), writer.as_fd()] {
             rustix::io::ioctl_fionbio(end, true).map_err(|error| cannot(&error))?;
         }
-        Ok(Bell { reader, writer })
+        Ok(Waker { reader, writer })
     }
 
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake(&self) {
         // If the pipe is full, the reader has not woken yet, so nothing is lost.
         let _ = (&self.writer).write(&[1]);
     }
 
-    pub(crate) fn hush(&self) {
+    pub(crate) fn clear(&self) {
         let mut bytes = [0; 64];
         while matches!((&self.reader).read(&mut bytes), Ok(count) if count == bytes.len()) {}
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Waker {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.reader.as_fd()
     }
@@ -270,7 +270,7 @@ pub(crate) fn retry<T>(
         if error.kind() != fleet_base::ErrorKind::Unavailable || over {
             let spent = Time::now().since(start).as_secs_f64();
             let times = if tries > 1 {
-                format!("the last of {tries} tries, {spent:.1} s")
+                format!("attempt {tries}, after {spent:.1} s")
             } else {
                 return Err(error);
             };
@@ -293,6 +293,6 @@ fn jitter(span: Duration) -> Duration {
 }
 
 /// Limits with a deadline and a token that never fires.
-pub(crate) fn until(deadline: crate::Deadline) -> Limits {
+pub(crate) fn with_deadline(deadline: crate::Deadline) -> Limits {
     Limits::new(deadline, &Abort::new())
 }

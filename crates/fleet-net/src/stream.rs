@@ -64,10 +64,10 @@ impl Stream {
     }
 
     /// Advances the TLS handshake as far as the received bytes allow; true if it is complete.
-    pub(crate) fn shake(&self) -> Result<bool> {
+    pub(crate) fn tls_handshake(&self) -> Result<bool> {
         #[cfg(feature = "tls")]
         if let Some(mut session) = self.session() {
-            return session.shake(&self.socket);
+            return session.handshake(&self.socket);
         }
         Ok(true)
     }

@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Maximum bytes encrypted before they are written: several records, which stay in the cache.
-const HELD_BYTES_MAX: usize = 256 << 10;
+const ENCRYPTED_BYTES_MAX: usize = 256 << 10;
 /// Maximum bytes read from a socket at once: several records.
 const INBOX_BYTES_MAX: usize = 128 << 10;
 /// Initial size of the inbox. It doubles when a read fills it, so memory grows with the input.
@@ -51,7 +51,7 @@ impl Tls {
                 .map_err(|error| failed(&error))?;
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(pair.as_ref().to_vec()));
         let key = provider::sign::any_supported_type(&key).map_err(|error| failed(&error))?;
-        let public = key.public_key().ok_or_else(|| failed(&"a key without its public half"))?;
+        let public = key.public_key().ok_or_else(|| failed(&"key has no public part"))?;
         let shown = CertifiedKey::new(vec![CertificateDer::from(public.to_vec())], key);
         let resolver = AlwaysResolvesServerRawPublicKeys::new(Arc::new(shown));
         // The first suite that both ends support is used. AES-128 is a fifth faster than AES-256.
@@ -117,7 +117,7 @@ impl ServerCertVerifier for AnyKey {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2 is not spoken".to_string()))
+        Err(rustls::Error::General("TLS 1.2 is not supported".to_string()))
     }
 
     fn verify_tls13_signature(
@@ -151,23 +151,23 @@ pub(crate) struct Session {
     was_filled: bool,
     /// Number of the writer's bytes that are encrypted but not yet reported as written, because
     /// their records have not been sent.
-    taken: usize,
+    unreported_bytes: usize,
 }
 
 impl Session {
     fn new(mut connection: Connection) -> Session {
-        connection.set_buffer_limit(Some(HELD_BYTES_MAX));
+        connection.set_buffer_limit(Some(ENCRYPTED_BYTES_MAX));
         let inbox = Vec::new();
-        Session { connection, inbox, inbox_part: 0..0, was_filled: false, taken: 0 }
+        Session { connection, inbox, inbox_part: 0..0, was_filled: false, unreported_bytes: 0 }
     }
 
-    pub(crate) fn shake(&mut self, socket: &TcpStream) -> IoResult<bool> {
+    pub(crate) fn handshake(&mut self, socket: &TcpStream) -> IoResult<bool> {
         while self.connection.is_handshaking() {
             self.send(socket)?;
             if !self.connection.is_handshaking() {
                 break;
             }
-            match self.fetch(socket) {
+            match self.receive(socket) {
                 Ok(0) => return Err(Io::UnexpectedEof.into()),
                 Ok(_) => {}
                 Err(error) if error.kind() == Io::WouldBlock => return Ok(false),
@@ -196,7 +196,7 @@ impl Session {
                 Err(error) if error.kind() == Io::UnexpectedEof => return Ok(0),
                 other => return other,
             }
-            if self.fetch(socket)? == 0 {
+            if self.receive(socket)? == 0 {
                 return Ok(0);
             }
         }
@@ -226,8 +226,8 @@ impl Session {
     /// Encrypts as much as possible. Reports bytes as written once their records have been sent.
     pub(crate) fn write(&mut self, socket: &TcpStream, from: &[IoSlice<'_>]) -> IoResult<usize> {
         self.send(socket)?;
-        if self.taken > 0 {
-            return Ok(std::mem::take(&mut self.taken));
+        if self.unreported_bytes > 0 {
+            return Ok(std::mem::take(&mut self.unreported_bytes));
         }
         let mut total = 0;
         for slice in from {
@@ -240,7 +240,7 @@ impl Session {
         match self.send(socket) {
             Ok(()) => Ok(total),
             Err(error) => {
-                self.taken = total;
+                self.unreported_bytes = total;
                 Err(error)
             }
         }
@@ -257,7 +257,7 @@ impl Session {
     }
 
     /// Reads from the socket and decrypts; returns 0 at the end of the stream.
-    fn fetch(&mut self, mut socket: &TcpStream) -> IoResult<usize> {
+    fn receive(&mut self, mut socket: &TcpStream) -> IoResult<usize> {
         if self.inbox_part.is_empty() {
             if self.was_filled && self.inbox.len() < INBOX_BYTES_MAX {
                 self.inbox.resize(self.inbox.len() * 2, 0);
@@ -322,7 +322,7 @@ mod tests {
             let near = Stream::under(near, tls.server().unwrap());
             let far = Stream::under(far, tls.client().unwrap());
             let mut seen = Vec::new();
-            while !(near.shake().unwrap() & far.shake().unwrap()) {
+            while !(near.tls_handshake().unwrap() & far.tls_handshake().unwrap()) {
                 std::thread::yield_now();
             }
             while relay(&near, &far, &mut seen) && relay(&far, &near, &mut seen) {
@@ -332,9 +332,9 @@ mod tests {
         });
         let limits = Limits::within(Duration::from_secs(30));
         let error = StoreClient::connect(between, &token, &limits).map(|_| ()).unwrap_err();
-        assert!(error.to_string().contains("the peer refused this process's token"), "{error}");
+        assert!(error.to_string().contains("the peer rejected the job token"), "{error}");
         let seen = spy.join().unwrap();
-        assert!(seen.starts_with(b"FLEETNET"), "it was between");
+        assert!(seen.starts_with(b"FLEETNET"), "the relay read the handshake");
         // A direct connection works.
         let store = StoreClient::connect(real, &token, &limits).unwrap();
         store.set("a", b"b", &limits).unwrap();
@@ -350,7 +350,7 @@ mod tests {
         stranger.write_all(&[0x16, 3, 1, 2, 0, 1]).unwrap();
         drop(stranger);
         let mut session = tls.server().unwrap();
-        assert!(session.shake(&near).is_err());
+        assert!(session.handshake(&near).is_err());
         assert!(session.inbox.capacity() <= 4096, "{} bytes", session.inbox.capacity());
     }
 
@@ -365,7 +365,7 @@ mod tests {
         far.set_nonblocking(true).unwrap();
         let near = Stream::under(near, tls.client().unwrap());
         let far = Stream::under(far, tls.server().unwrap());
-        while !(near.shake().unwrap() & far.shake().unwrap()) {}
+        while !(near.tls_handshake().unwrap() & far.tls_handshake().unwrap()) {}
         assert_eq!(near.binding().unwrap(), far.binding().unwrap());
         let data: Vec<u8> = (0..30_000_000u32).map(|i| (i / 7) as u8).collect();
         let (mut sent, mut got, mut refused) = (0, Vec::<u8>::new(), 0);

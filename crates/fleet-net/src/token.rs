@@ -39,10 +39,10 @@ const FILE_BYTES_MAX: u64 = 4096;
 
 impl Token {
     pub fn generate() -> Result<Token> {
-        Ok(Token::of(random()?))
+        Ok(Token::from_secret(random()?))
     }
 
-    fn of(secret: [u8; 32]) -> Token {
+    fn from_secret(secret: [u8; 32]) -> Token {
         Token {
             secret,
             #[cfg(feature = "tls")]
@@ -60,10 +60,10 @@ impl Token {
     /// Always an error: this build does not support TLS.
     #[cfg(not(feature = "tls"))]
     pub fn over_tls(self) -> Result<Token> {
-        Err(Error::unsupported(
-            "the job's token asks for TLS, and this program was built without it",
-        )
-        .help("build it with the feature `tls`, or give all processes a token without `tls:`"))
+        Err(Error::unsupported("the job token requires TLS, but this program was built without it")
+            .help(
+                "build it with the feature `tls`, or use a token without `tls:` for all processes",
+            ))
     }
 
     /// Whether connections are encrypted.
@@ -75,7 +75,7 @@ impl Token {
     }
 
     /// Wraps a connection that this process opened.
-    pub(crate) fn dialled(&self, socket: TcpStream) -> Result<Stream> {
+    pub(crate) fn wrap_client(&self, socket: TcpStream) -> Result<Stream> {
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             return Ok(Stream::under(socket, tls.client()?));
@@ -84,7 +84,7 @@ impl Token {
     }
 
     /// Wraps a connection that another process opened.
-    pub(crate) fn received(&self, socket: TcpStream) -> Result<Stream> {
+    pub(crate) fn wrap_server(&self, socket: TcpStream) -> Result<Stream> {
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             return Ok(Stream::under(socket, tls.server()?));
@@ -100,15 +100,15 @@ impl Token {
             return Token::from_text(secret)?.over_tls();
         }
         if let Some(bytes) = from_hex(text) {
-            return Ok(Token::of(bytes));
+            return Ok(Token::from_secret(bytes));
         }
         if text.chars().count() < TEXT_CHARS_MIN {
             return Err(Error::invalid("the job token is too short")
                 .expected(format!("{TEXT_CHARS_MIN} characters or more"))
                 .got(format!("{}", text.chars().count()))
-                .help("let fleetrun make one, or use the output of `openssl rand -hex 32`"));
+                .help("let fleetrun generate one, or use the output of `openssl rand -hex 32`"));
         }
-        Ok(Token::of(Sha256::digest(text.as_bytes()).into()))
+        Ok(Token::from_secret(Sha256::digest(text.as_bytes()).into()))
     }
 
     /// Reads a file or a pipe with a text for [`Token::from_text`].
@@ -119,7 +119,7 @@ impl Token {
     /// ```
     pub fn read(path: &Path) -> Result<Token> {
         let bytes = input::read(path, "a job token", FILE_BYTES_MAX)
-            .map_err(|error| error.help("make one with `openssl rand -hex 32`"))?;
+            .map_err(|error| error.help("generate one with `openssl rand -hex 32`"))?;
         let text = String::from_utf8(bytes).map_err(|error| {
             Error::invalid("the job token is not text").at(path.display()).caused(error)
         })?;
@@ -174,7 +174,7 @@ impl std::fmt::Debug for Token {
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
-        .map_err(|error| Error::unavailable(format!("no random bytes from the system: {error}")))?;
+        .map_err(|error| Error::unavailable(format!("cannot get random bytes: {error}")))?;
     Ok(bytes)
 }
 
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn known_answer() {
         // HMAC-SHA256 by Python's hmac, key 32 x 0x01, over the lengths and bytes of "ab" and "".
-        let token = Token::of([1; 32]);
+        let token = Token::from_secret([1; 32]);
         let code = token.sign(&[b"ab", b""]);
         assert!(token.verify(&[b"ab", b""], &code));
         assert!(!token.verify(&[b"a", b"b"], &code));

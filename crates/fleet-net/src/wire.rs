@@ -53,7 +53,7 @@ impl<'a> Reader<'a> {
 
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or_else(|| {
-            Error::unavailable("a peer's message is cut off")
+            Error::unavailable("truncated message from peer")
                 .expected(format!("{count} more bytes"))
                 .got(self.0.len())
         })?;
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn end(self) -> Result<()> {
         match self.0.len() {
             0 => Ok(()),
-            more => Err(Error::unavailable("a peer's message is longer than what it says")
+            more => Err(Error::unavailable("trailing bytes in a message from peer")
                 .got(format!("{more} more bytes"))),
         }
     }
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
 
 fn utf8(bytes: &[u8]) -> Result<&str> {
     std::str::from_utf8(bytes)
-        .map_err(|_| Error::unavailable("a peer's message holds text that is not UTF-8"))
+        .map_err(|_| Error::unavailable("text in a message from peer is not UTF-8"))
 }
 
 /// Writes an error for another process, part by part. The reader gets the same kind, code and

@@ -31,7 +31,7 @@ fn the_first_reason_stays_and_reaches_everybody() {
     });
     assert_eq!(calls.load(Ordering::SeqCst), 1, "a hook that was dropped is not called");
     let _late = hook(&calls);
-    assert_eq!(calls.load(Ordering::SeqCst), 2, "a hook that comes late is called at once");
+    assert_eq!(calls.load(Ordering::SeqCst), 2, "a hook that is registered late is called at once");
     assert_ne!(abort.flag().load(Ordering::SeqCst), 0);
     assert!(abort.child().is_fired());
 }

@@ -8,6 +8,6 @@ mod processes;
 mod proxy;
 mod sim;
 mod store;
-mod strangers;
 #[cfg(feature = "tls")]
 mod tls;
+mod unauthenticated;

@@ -3,7 +3,8 @@
 use crate::proxy::Proxy;
 use fleet_base::{Error, ErrorKind};
 use fleet_net::{
-    Abort, Cause, Limits, Log, Member, Membership, Notice, StoreServer, Token, Vigilance,
+    Abort, FailureCause, FailureNotice, Limits, Log, Member, Membership, StoreServer, Token,
+    Vigilance,
 };
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, channel};
@@ -23,7 +24,7 @@ fn member(rank: usize) -> Member {
     Member { rank, host: "here".into(), host_id: "here".into(), pid: 100 + rank as u32 }
 }
 
-fn join(address: SocketAddr, token: &Token, rank: usize) -> (Membership, Receiver<Notice>) {
+fn join(address: SocketAddr, token: &Token, rank: usize) -> (Membership, Receiver<FailureNotice>) {
     let (tell, told) = channel();
     let limits = Limits::within(WAIT);
     let own = Membership::join(address, token, "job/0", member(rank), &limits, move |notice| {
@@ -47,9 +48,9 @@ fn who_leaves_is_not_missed_and_who_is_cut_off_is() {
     proxy.redirect("127.0.0.1:9".parse().unwrap());
     proxy.cut_all();
     let notice = told.recv_timeout(WAIT).unwrap();
-    assert_eq!((notice.member, notice.cause), (member(2), Cause::Died));
+    assert_eq!((notice.member, notice.cause), (member(2), FailureCause::Died));
     // From its own point of view the store is lost.
-    assert_eq!(told_two.recv_timeout(WAIT).unwrap().cause, Cause::StoreLost);
+    assert_eq!(told_two.recv_timeout(WAIT).unwrap().cause, FailureCause::StoreLost);
     assert_eq!(two.notices().len(), 1);
     // A member that joins late is notified of earlier failures.
     let (_three, told) = join(server.address(), &token, 3);
@@ -82,7 +83,7 @@ fn the_loss_of_the_store_is_told() {
     let (_one, told) = join(address, &token, 1);
     drop(server);
     let notice = told.recv_timeout(WAIT).unwrap();
-    assert_eq!(notice.cause, Cause::StoreLost);
+    assert_eq!(notice.cause, FailureCause::StoreLost);
     let text = notice.error().to_string();
     assert!(text.contains("the host of the store is lost"), "{text}");
     assert!(text.contains(&address.to_string()), "{text}");
@@ -100,9 +101,9 @@ fn a_seat_is_for_one_process() {
     // A rejected process retries until its deadline. On a busy machine, one answer may take long.
     let spans = [100, 1_000, 10_000, 60_000].map(Duration::from_millis);
     let mut errors = spans.into_iter().map(|span| again("job/0", span).err().unwrap());
-    let is_answered = |error: &Error| error.message().contains("has this seat");
+    let is_answered = |error: &Error| error.message().contains("already in use");
     let error = errors.find(is_answered).expect("an answer within a minute");
-    assert!(error.message().contains("rank 1 (host here, pid 101) has this seat"), "{error}");
+    assert!(error.message().contains("already in use by rank 1 (host here, pid 101)"), "{error}");
     again("job/1", WAIT).unwrap().leave();
     assert_eq!(again("", WAIT).err().unwrap().kind(), ErrorKind::Invalid);
 }

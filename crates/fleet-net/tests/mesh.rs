@@ -362,13 +362,13 @@ mod tcp {
                 return mesh.transfer(&mut [Transfer::Send { to: 1, data: &word }], &limits);
             }
             mesh.transfer(&mut [Transfer::Send { to: 0, data: b"last" }], &limits)?;
-            assert_eq!(mesh.ended(), None);
+            assert_eq!(mesh.closed_peer(), None);
             gate.wait();
             let begin = std::time::Instant::now();
-            while mesh.ended().is_none() && begin.elapsed() < LONG {
+            while mesh.closed_peer().is_none() && begin.elapsed() < LONG {
                 std::thread::yield_now();
             }
-            assert_eq!(mesh.ended(), Some(0));
+            assert_eq!(mesh.closed_peer(), Some(0));
             mesh.transfer(&mut [Transfer::Recv { from: 0, into: &mut word }], &limits)?;
             assert_eq!(&word, b"last");
             Ok(())

@@ -39,7 +39,7 @@ fn child() {
                 .unwrap();
         }
         Ok("leaks") => leaks(),
-        Ok("door") => crate::strangers::door_under_a_low_limit(),
+        Ok("server") => crate::unauthenticated::server_under_a_low_limit(),
         Ok(other) => panic!("unknown role {other}"),
         Err(absent) => assert_eq!(*absent, std::env::VarError::NotPresent),
     }
@@ -186,10 +186,10 @@ fn a_stopped_process_is_known_to_all() {
     let pid = job.children[1].id();
     job.signal(1, Signal::STOP);
     for error in job.wait("error", [0, 2].into_iter()) {
-        let words = format!("rank 1 (host {}, pid {pid}) has been silent for ", host::name());
+        let words = format!("rank 1 (host {}, pid {pid}) has been unresponsive for ", host::name());
         assert!(error.starts_with(&words), "{error}");
         let why = error.contains("the process is stopped (SIGSTOP or a debugger)");
-        let what = error.contains(&format!("kill -CONT {pid} if it was meant to go on"));
+        let what = error.contains(&format!("resume it with kill -CONT {pid}"));
         assert!(cfg!(not(target_os = "linux")) || why && what, "{error}");
     }
     job.signal(1, Signal::CONT);

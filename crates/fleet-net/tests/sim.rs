@@ -58,7 +58,7 @@ fn every_fault_at_every_step_ends_in_time() {
             let peer = (rank + 1) % 3;
             for (fault, bound) in [
                 (Fault::Crash { rank, step }, 6),
-                (Fault::Silence { rank, step }, 31),
+                (Fault::Hang { rank, step }, 31),
                 (Fault::Cut { rank, step, peer }, 6),
             ] {
                 let report = run(3, step * 3 + rank as u64, &[fault]);

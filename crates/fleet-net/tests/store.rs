@@ -206,7 +206,7 @@ mod served {
         let second = server(&token);
         proxy.redirect(second.address());
         let error = client.get("a", &long()).unwrap_err();
-        assert!(error.message().contains("started anew"), "{error}");
+        assert!(error.message().contains("restarted"), "{error}");
     }
 
     #[test]

@@ -118,7 +118,7 @@ fn calls_are_encrypted() {
     let plain = Token::generate().expect("a token");
     let error = CallClient::connect(server.address(), &plain, b"", options, &limits());
     let error = error.map(|_| ()).expect_err("it is refused").to_string();
-    assert!(error.contains("the peer speaks TLS, and this process does not"), "{error}");
+    assert!(error.contains("the peer requires TLS, but this process does not use it"), "{error}");
 }
 
 fn refused(server: &StoreServer, token: &Token) -> String {
@@ -131,11 +131,14 @@ fn who_differs_is_told() {
     let plain = Token::generate().expect("a token");
     let under = plain.clone().over_tls().expect("a key");
     let error = refused(&server(&under), &plain);
-    assert!(error.contains("the peer speaks TLS, and this process does not"), "{error}");
+    assert!(error.contains("the peer requires TLS, but this process does not use it"), "{error}");
     let error = refused(&server(&plain), &under);
-    assert!(error.contains("the handshake of TLS failed"), "{error}");
-    assert!(error.contains("does the other process use a token with `tls:`"), "{error}");
+    assert!(error.contains("TLS handshake failed"), "{error}");
+    assert!(
+        error.contains("check that the other process also uses a token with `tls:`"),
+        "{error}"
+    );
     let other = Token::generate().and_then(Token::over_tls).expect("a key");
     let error = refused(&server(&under), &other);
-    assert!(error.contains("the peer refused this process's token"), "{error}");
+    assert!(error.contains("the peer rejected the job token"), "{error}");
 }

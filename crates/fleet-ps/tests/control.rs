@@ -292,7 +292,7 @@ fn strangers_are_refused_and_logged() {
 
     let stranger = Token::generate().unwrap();
     let error = operator(&control, &stranger).statistics().unwrap_err();
-    assert!(error.to_string().contains("not of this job and this server"), "{error}");
+    assert!(error.to_string().contains("not valid for this job and server"), "{error}");
     for shown in [None, Some("Bearer 1.2"), Some("Basic YTpi"), Some("Bearer "), Some("")] {
         let status = list(shown, address).unwrap_err();
         assert_eq!(status.code(), Code::Unauthenticated, "{shown:?}");

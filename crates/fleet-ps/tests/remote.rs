@@ -176,7 +176,7 @@ fn mistakes_are_told_and_the_server_stays_up() {
         RemoteServers::connect(job, 0, &fleet.addresses(), token, options()).map(drop)
     };
     let stranger = Token::generate().unwrap();
-    check(connect(&fleet.job, &stranger), ErrorKind::Invalid, &["refused this process's token"]);
+    check(connect(&fleet.job, &stranger), ErrorKind::Invalid, &["rejected the job token"]);
     let mut other = job(2, 1, false);
     other.tables[0] = TableConfig::Sparse(SparseConfig { dim: 3, ..sparse() });
     check(

@@ -89,7 +89,7 @@ impl Case {
     }
 
     /// Requests an optional output.
-    pub fn want(mut self, slot: &str) -> Case {
+    pub fn request_output(mut self, slot: &str) -> Case {
         self.wanted.push((slot.to_string(), 1));
         self
     }
@@ -101,7 +101,7 @@ impl Case {
     }
 
     /// Makes an output the same variable as an input (such as `ParamOut` of an optimizer).
-    pub fn same(mut self, output: &str, input: &str) -> Case {
+    pub fn alias(mut self, output: &str, input: &str) -> Case {
         self.same.push((output.to_string(), input.to_string()));
         self
     }
@@ -123,7 +123,7 @@ impl Case {
 
     /// Sets the step of the finite differences (default 1/32) and the tolerance, relative to the
     /// largest gradient (default 0.002).
-    pub fn differences(self, step: f64, tolerance: f64) -> Case {
+    pub fn finite_differences(self, step: f64, tolerance: f64) -> Case {
         Case { difference: step, grad_tolerance: tolerance, ..self }
     }
 
@@ -169,7 +169,7 @@ impl Case {
                 let known = meta(&machine.program, *var);
                 if made.dtype != known.dtype || !made.shape.agrees(&known.shape) {
                     return Err(Error::internal(format!(
-                        "with an unknown batch, the shape rule of {} contradicts itself at '{}'",
+                        "shape rule of {} gives another result for '{}' with an unknown batch",
                         op.name(),
                         slot.name
                     ))
@@ -211,7 +211,10 @@ impl Case {
         for (slot, metas) in inferred.into_iter().enumerate() {
             let spec = op.spec.outputs[slot];
             if spec.arity == Arity::Optional && op.outputs[slot].len() > metas.len() {
-                return Err(Error::internal(format!("the shape rule leaves out '{}'", spec.name)));
+                return Err(Error::internal(format!(
+                    "shape rule gives no shape for '{}'",
+                    spec.name
+                )));
             }
             for (index, made) in metas.into_iter().enumerate() {
                 if op.outputs[slot].len() <= index {

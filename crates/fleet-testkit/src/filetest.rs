@@ -61,7 +61,7 @@ pub fn run_dir(dir: &Path, filter: &str) -> Result<Vec<&'static str>> {
         }
     }
     if count > 0 {
-        return Err(Error::internal(format!("{count} cases fail:\n{failures}")));
+        return Err(Error::internal(format!("{count} cases failed:\n{failures}")));
     }
     Ok(ran)
 }
@@ -195,7 +195,7 @@ fn check_error(block: &Block<'_>, def: &'static OpDef) -> Result<()> {
     let message = error.to_string();
     for text in wanted {
         if !message.contains(text.trim()) {
-            return Err(Error::internal("the message is another")
+            return Err(Error::internal("wrong error message")
                 .expected(text)
                 .help(format!("the message is\n    {message}")));
         }
@@ -233,7 +233,7 @@ fn parse(block: &Block<'_>, def: &'static OpDef) -> Result<Test> {
                     .is_some_and(|index| def.spec.outputs[index].arity == Arity::Optional);
                 let (dtype, shape) = (ty.dtype, ty.shape);
                 test.outs.push(Expected { slot: slot.to_string(), dtype, shape, at });
-                let case = if optional { case.want(slot) } else { case };
+                let case = if optional { case.request_output(slot) } else { case };
                 if ty.layout == Layout::RowMajor { case } else { case.layout(slot, ty.layout) }
             }
             ("stat", [slot, what, low, high]) => {
@@ -255,7 +255,7 @@ fn parse(block: &Block<'_>, def: &'static OpDef) -> Result<Test> {
                 step_and_tolerance = Some((number(step)?, number(tolerance)?));
                 case
             }
-            ("same", [output, input]) => case.same(output, input),
+            ("same", [output, input]) => case.alias(output, input),
             ("seed", [value]) => case.seed(number(value)? as u64),
             ("step", [value]) => case.step(number(value)? as u64),
             ("static", []) => {
@@ -270,7 +270,7 @@ fn parse(block: &Block<'_>, def: &'static OpDef) -> Result<Test> {
         };
     }
     if let Some((step, tolerance)) = step_and_tolerance {
-        test.case = test.case.differences(step, tolerance);
+        test.case = test.case.finite_differences(step, tolerance);
     }
     Ok(test)
 }
@@ -305,7 +305,7 @@ fn parse_attr(case: Case, def: &OpDef, text: &str) -> Result<Case> {
         AttrKind::Floats => Attr::Floats(items().map(number).collect::<Result<_>>()?),
         AttrKind::Strs => Attr::Strs(items().map(plain).collect()),
         AttrKind::DType => Attr::DType(DType::parse(value)?),
-        AttrKind::Block => return Err(bad("an attribute that a single op can have", text)),
+        AttrKind::Block => return Err(bad("an attribute of a single op", text)),
     };
     Ok(case.attr(name, attr))
 }
@@ -406,11 +406,11 @@ fn compare(test: &Test, outputs: &Outputs) -> Result<()> {
         let index = seen.iter().filter(|it| **it == slot).count();
         seen.push(slot);
         let Some(value) = outputs.slot(slot).get(index) else {
-            return Err(Error::internal(format!("there is no output '{slot}' number {index}")));
+            return Err(Error::internal(format!("missing output '{slot}' number {index}")));
         };
         let found = value.meta();
         if found.dtype != expected.dtype || found.shape != expected.shape {
-            return Err(Error::internal(format!("output '{slot}' has another type"))
+            return Err(Error::internal(format!("output '{slot}' has the wrong type"))
                 .expected(format!("{}{}", expected.dtype, expected.shape))
                 .got(format!("{}{}", found.dtype, found.shape)));
         }
@@ -442,5 +442,5 @@ fn check_stat(value: &Value, what: &str, low: f64, high: f64) -> Result<()> {
     if (low..=high).contains(&got) {
         return Ok(());
     }
-    Err(Error::internal(format!("the {what} is off")).expected(format!("{low}..{high}")).got(got))
+    Err(Error::internal(format!("{what} out of range")).expected(format!("{low}..{high}")).got(got))
 }

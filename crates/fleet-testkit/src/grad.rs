@@ -1,6 +1,6 @@
 //! Checks gradient rules against finite differences.
 
-use crate::machine::How;
+use crate::machine::RunOptions;
 use crate::{Case, Machine, Value};
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
@@ -30,7 +30,7 @@ impl Case {
             let parts = made.iter().filter(|(of, _)| *of == var).map(|(_, part)| *part);
             let analytic = sum_parts(&machine, parts).ok_or_else(|| {
                 Error::internal(format!(
-                    "the rule of {} makes no gradient of '{}'",
+                    "gradient rule of {} gives no gradient of '{}'",
                     self.def.spec.name,
                     machine.program.var_name(var)
                 ))
@@ -114,7 +114,7 @@ impl Case {
                     self.def.spec.name,
                     machine.program.var_name(var)
                 ))
-                .expected(format!("{numeric} (by differences)"))
+                .expected(format!("{numeric} (finite differences)"))
                 .got(analytic[index]));
             }
         }
@@ -209,7 +209,7 @@ fn shifted_loss(
     let original = value.try_clone()?;
     let (meta, layout) = (original.meta(), original.tensor().layout());
     if meta.kind != VarKind::Dense || meta.dtype == DType::F16 || meta.dtype == DType::BF16 {
-        return Err(Error::unsupported("differences need a dense f32 or f64 input"));
+        return Err(Error::unsupported("finite differences need a dense f32 or f64 input"));
     }
     let mut numbers = original.numbers();
     numbers[index] += by;
@@ -227,7 +227,8 @@ fn shifted_loss(
 fn loss(machine: &Machine, id: OpId, weights: &HashMap<VarId, VarId>) -> Result<f64> {
     let pool = Pool::new(1);
     let share = machine.same.clone();
-    let outputs = machine.execute(id, &How { pool: &pool, garbage: 0, share, turn: 0 })?;
+    let outputs =
+        machine.execute(id, &RunOptions { pool: &pool, fill_byte: 0, share, shared_index: 0 })?;
     let op = machine.program.op(id);
     let mut loss = 0.0;
     for (vars, values) in op.outputs.iter().zip(&outputs) {

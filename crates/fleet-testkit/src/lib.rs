@@ -28,5 +28,5 @@ mod value;
 
 pub use alloc::{CountingAllocator, allocations};
 pub use case::{Case, Outputs, check_grad, run_op};
-pub use machine::{How, Machine};
+pub use machine::{Machine, RunOptions};
 pub use value::{Value, to_filter64};

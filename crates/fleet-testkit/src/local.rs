@@ -48,7 +48,7 @@ pub fn run<T: Send>(
             })
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
-        let died = |_| Err(Error::internal("the thread of a rank has panicked"));
+        let died = |_| Err(Error::internal("the thread of a rank panicked"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
     })
 }
@@ -56,10 +56,10 @@ pub fn run<T: Send>(
 /// The rings of one job.
 #[derive(Clone, Default)]
 pub struct World {
-    rings: Arc<Mutex<HashMap<i64, Made>>>,
+    rings: Arc<Mutex<HashMap<i64, RingsByMembers>>>,
 }
 
-type Made = HashMap<Vec<usize>, Arc<Shared>>;
+type RingsByMembers = HashMap<Vec<usize>, Arc<Shared>>;
 
 impl World {
     /// The ring `id` of `members` (ranks in the job), seen from `rank`. Different groups of ranks
@@ -72,7 +72,7 @@ impl World {
         let mut rings = lock(&self.rings);
         let shared = rings.entry(id).or_default().entry(members.to_vec()).or_default();
         let shared = Arc::clone(shared);
-        let rank = place.expect("a member of the ring asks for it");
+        let rank = place.expect("this rank is a member of the ring");
         Arc::new(LocalRing { shared, rank, size: members.len(), bytes: AtomicU64::new(0) })
     }
 
@@ -99,12 +99,12 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Data of each rank in the running exchange.
-    left: HashMap<usize, (String, Vec<u8>)>,
+    deposits: HashMap<usize, (String, Vec<u8>)>,
     /// The completed exchange, until every rank has taken it.
     done: Option<Arc<Vec<Vec<u8>>>>,
-    takers: usize,
+    readers: usize,
     /// Messages sent but not received yet, by (from, to).
-    mail: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
+    messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
     failed: Option<Error>,
 }
 
@@ -132,9 +132,10 @@ impl Shared {
                 return Err(error.clone());
             }
             if begin.elapsed() > WAIT_MAX {
-                let here = state.left.keys().map(usize::to_string).collect::<Vec<_>>().join(", ");
-                let error = Error::unavailable(format!("{what}: waited too long for the peers"));
-                return Err(error.got(format!("ranks {here} are there")));
+                let here =
+                    state.deposits.keys().map(usize::to_string).collect::<Vec<_>>().join(", ");
+                let error = Error::unavailable(format!("{what}: timeout while waiting for peers"));
+                return Err(error.got(format!("ranks {here} have joined")));
             }
             let waited = self.changed.wait_timeout(state, WAIT_MAX);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -156,26 +157,28 @@ impl LocalRing {
         // A rank that is ahead waits until all ranks have taken the previous exchange.
         shared.wait(state, what, |state| (state.done.is_none()).then_some(()))?;
         let mut state = lock(&shared.state);
-        if let Some((rank, (other, _))) = state.left.iter().find(|(_, (other, _))| other != what) {
-            let error = Error::invalid("ranks make different calls")
+        if let Some((rank, (other, _))) =
+            state.deposits.iter().find(|(_, (other, _))| other != what)
+        {
+            let error = Error::invalid("ranks are in different calls")
                 .expected(format!("'{other}', as rank {rank}"))
                 .got(format!("'{what}' on rank {}", self.rank));
             state.failed.get_or_insert(error.clone());
             shared.changed.notify_all();
             return Err(error);
         }
-        state.left.insert(self.rank, (what.to_string(), mine));
-        if state.left.len() == self.size {
-            let mut left = std::mem::take(&mut state.left);
-            let in_order = (0..self.size).filter_map(|rank| left.remove(&rank)).map(|it| it.1);
+        state.deposits.insert(self.rank, (what.to_string(), mine));
+        if state.deposits.len() == self.size {
+            let mut deposits = std::mem::take(&mut state.deposits);
+            let in_order = (0..self.size).filter_map(|rank| deposits.remove(&rank)).map(|it| it.1);
             state.done = Some(Arc::new(in_order.collect()));
-            state.takers = self.size;
+            state.readers = self.size;
             shared.changed.notify_all();
         }
         shared.wait(state, what, |state| {
             let found = state.done.clone()?;
-            state.takers -= 1;
-            if state.takers == 0 {
+            state.readers -= 1;
+            if state.readers == 0 {
                 state.done = None;
             }
             Some(found)
@@ -283,22 +286,22 @@ impl Ring for LocalRing {
     fn send(&self, _: &str, to: usize, bytes: &[u8]) -> Result<()> {
         self.bytes.fetch_add(bytes.len() as u64, SeqCst);
         let mut state = lock(&self.shared.state);
-        state.mail.entry((self.rank, to)).or_default().push_back(bytes.to_vec());
+        state.messages.entry((self.rank, to)).or_default().push_back(bytes.to_vec());
         self.shared.changed.notify_all();
         Ok(())
     }
 
     fn recv(&self, label: &str, from: usize, bytes: &mut [u8]) -> Result<()> {
         let key = (from, self.rank);
-        let mail = self.shared.wait(lock(&self.shared.state), label, |state| {
-            state.mail.get_mut(&key).and_then(VecDeque::pop_front)
+        let message = self.shared.wait(lock(&self.shared.state), label, |state| {
+            state.messages.get_mut(&key).and_then(VecDeque::pop_front)
         })?;
-        if mail.len() != bytes.len() {
-            return Err(Error::invalid(format!("{label}: another size was sent"))
+        if message.len() != bytes.len() {
+            return Err(Error::invalid(format!("{label}: message size mismatch"))
                 .expected(bytes.len())
-                .got(mail.len()));
+                .got(message.len()));
         }
-        bytes.copy_from_slice(&mail);
+        bytes.copy_from_slice(&message);
         Ok(())
     }
 
@@ -347,7 +350,9 @@ fn reduce(dtype: DType, pieces: &[&[u8]], op: ReduceOp) -> Result<Vec<u8>> {
         DType::I32 => over!(i32, i64, i64::from, |x: i64| x as i32),
         DType::I64 => over!(i64, i64, |x: i64| x, |x: i64| x),
         DType::U8 => over!(u8, i64, i64::from, |x: i64| x as u8),
-        other => Err(Error::unsupported(format!("the test ring does not add up {other}"))),
+        other => Err(Error::unsupported(format!(
+            "reduction of {other} is not supported by the test ring"
+        ))),
     }
 }
 

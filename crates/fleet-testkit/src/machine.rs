@@ -21,19 +21,19 @@ pub struct Machine {
 }
 
 /// How to run an op.
-pub struct How<'a> {
+pub struct RunOptions<'a> {
     pub pool: &'a Pool,
     /// Byte that fills the outputs and the scratch memory before the kernel runs.
-    pub garbage: u8,
+    pub fill_byte: u8,
     /// Pairs of output and input slot that share memory, variable by variable.
     pub share: Vec<(String, String)>,
     /// Index of the variable of the input slot with which a single output shares memory.
-    pub turn: usize,
+    pub shared_index: usize,
 }
 
-impl How<'_> {
-    fn turn_of(&self, outputs: usize) -> usize {
-        if outputs == 1 { self.turn } else { 0 }
+impl RunOptions<'_> {
+    fn shared_index_of(&self, outputs: usize) -> usize {
+        if outputs == 1 { self.shared_index } else { 0 }
     }
 }
 
@@ -57,24 +57,33 @@ impl Machine {
         let def = self.registry.get(op.name())?;
         let (one, three) = (Pool::new(1), Pool::new(3));
         let share = self.same_of(&op);
-        let base =
-            self.execute(id, &How { pool: &one, garbage: 0xff, share: share.clone(), turn: 0 })?;
-        let other =
-            self.execute(id, &How { pool: &three, garbage: 0x55, share: share.clone(), turn: 0 })?;
+        let base = self.execute(
+            id,
+            &RunOptions { pool: &one, fill_byte: 0xff, share: share.clone(), shared_index: 0 },
+        )?;
+        let other = self.execute(
+            id,
+            &RunOptions { pool: &three, fill_byte: 0x55, share: share.clone(), shared_index: 0 },
+        )?;
         check_equal(&op, &base, &other, "on 3 threads, or where the kernel wrote nothing")?;
         for (output, input) in def.traits.inplace.iter().chain(&def.traits.view) {
-            let turns = if op.output(output).len() == 1 { op.input(input).len() } else { 1 };
-            for turn in 0..turns {
-                if !self.can_share(&op, output, input, turn)
+            let count = if op.output(output).len() == 1 { op.input(input).len() } else { 1 };
+            for shared_index in 0..count {
+                if !self.can_share(&op, output, input, shared_index)
                     || share.iter().any(|pair| pair.0 == *output)
                 {
                     continue;
                 }
                 let mut share = share.clone();
                 share.push((output.to_string(), input.to_string()));
-                let how = How { pool: &three, garbage: 0x55, share, turn };
-                let shared = self.execute(id, &how)?;
-                check_equal(&op, &base, &shared, &format!("when {output} lies in {input}"))?;
+                let options = RunOptions { pool: &three, fill_byte: 0x55, share, shared_index };
+                let shared = self.execute(id, &options)?;
+                check_equal(
+                    &op,
+                    &base,
+                    &shared,
+                    &format!("when {output} shares memory with {input}"),
+                )?;
             }
         }
         for (vars, values) in op.outputs.iter().zip(base) {
@@ -90,8 +99,8 @@ impl Machine {
         self.same.iter().filter(known).cloned().collect()
     }
 
-    fn can_share(&self, op: &Op, output: &str, input: &str, turn: usize) -> bool {
-        let (Some(out), Some(arg)) = (op.output(output).first(), op.input(input).get(turn)) else {
+    fn can_share(&self, op: &Op, output: &str, input: &str, index: usize) -> bool {
+        let (Some(out), Some(arg)) = (op.output(output).first(), op.input(input).get(index)) else {
             return false;
         };
         let (out, arg) = (self.meta(*out), self.meta(*arg));
@@ -107,7 +116,7 @@ impl Machine {
     }
 
     /// Runs the op once and returns its outputs by slot. The machine's values do not change.
-    pub fn execute(&self, id: OpId, how: &How<'_>) -> Result<Vec<Vec<Value>>> {
+    pub fn execute(&self, id: OpId, options: &RunOptions<'_>) -> Result<Vec<Vec<Value>>> {
         let op = self.program.op(id);
         let def = self.registry.get(op.name())?;
         let place = |error: Error| error.at(op.name());
@@ -116,23 +125,23 @@ impl Machine {
         for slot in def.traits.shape_only.iter().filter_map(|slot| op.spec.input_index(slot)) {
             inputs[slot]
                 .iter_mut()
-                .for_each(|value| value.tensor_mut().as_bytes_mut().fill(how.garbage));
+                .for_each(|value| value.tensor_mut().as_bytes_mut().fill(options.fill_byte));
         }
-        let mut outputs = self.make_outputs(op, &metas, how.garbage)?;
-        let kernel = self.prepare(def, op, &inputs, &outputs, how.pool).map_err(place)?;
+        let mut outputs = self.make_outputs(op, &metas, options.fill_byte)?;
+        let kernel = self.prepare(def, op, &inputs, &outputs, options.pool).map_err(place)?;
         let mut scratch = Buffer::zeroed(kernel.scratch_bytes)?;
-        scratch.as_mut_slice().fill(how.garbage);
+        scratch.as_mut_slice().fill(options.fill_byte);
 
         let sparse = inputs.iter().chain(&outputs).flatten().filter(is_rows).count();
         let mut counts = Vec::with_capacity(sparse);
         let input_args = args_of(&mut inputs, &mut counts);
         let mut output_args = args_of(&mut outputs, &mut counts);
-        for (output, input) in &how.share {
+        for (output, input) in &options.share {
             let slots = (op.spec.output_index(output), op.spec.input_index(input));
             let (Some(to), Some(from)) = slots else {
                 return Err(Error::invalid(format!("{output} and {input} cannot share memory")));
             };
-            let args = input_args[from].iter().skip(how.turn_of(output_args[to].len()));
+            let args = input_args[from].iter().skip(options.shared_index_of(output_args[to].len()));
             for (out, arg) in output_args[to].iter_mut().zip(args) {
                 out.bind_over(arg);
             }
@@ -144,7 +153,7 @@ impl Machine {
             outputs: &output_slots,
             scratch: scratch.as_ptr(),
             scratch_bytes: kernel.scratch_bytes,
-            pool: how.pool,
+            pool: options.pool,
             step: self.step,
             seed: self.program.seed(),
             talked: None,
@@ -160,10 +169,10 @@ impl Machine {
             )));
         }
         take_counts(&mut outputs, inputs.iter().flatten().filter(is_rows).count(), &counts);
-        for (output, input) in &how.share {
+        for (output, input) in &options.share {
             let (to, from) = (op.spec.output_index(output), op.spec.input_index(input));
             if let (Some(to), Some(from)) = (to, from) {
-                let args = inputs[from].iter().skip(how.turn_of(outputs[to].len()));
+                let args = inputs[from].iter().skip(options.shared_index_of(outputs[to].len()));
                 for (out, arg) in outputs[to].iter_mut().zip(args) {
                     out.tensor_mut().as_bytes_mut().copy_from_slice(arg.tensor().as_bytes());
                 }
@@ -188,7 +197,7 @@ impl Machine {
         let make = |(var, meta): (&VarId, &Meta)| {
             let layout = self.layouts.get(var).copied().unwrap_or_default();
             let mut value = Value::zeros(meta, layout)?;
-            value.poison(garbage);
+            value.fill_with_garbage(garbage);
             Ok(value)
         };
         let slots = op.outputs.iter().zip(metas);
@@ -233,8 +242,8 @@ fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<u64>) -> Vec<Vec<Arg>> {
         let rows = match value {
             Value::Dense(_) => None,
             Value::Rows(rows) => {
-                assert!(counts.len() < counts.capacity(), "counters stay where they are");
-                assert_eq!(rows.rows.physical_len(), meta.rows, "a number for each row");
+                assert!(counts.len() < counts.capacity(), "the vector of counters must not grow");
+                assert_eq!(rows.rows.physical_len(), meta.rows, "one number per row");
                 counts.push(rows.count as u64);
                 let count = counts.as_mut_ptr().wrapping_add(counts.len() - 1);
                 Some((count, rows.rows.as_ptr().cast()))

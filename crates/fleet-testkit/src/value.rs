@@ -58,7 +58,7 @@ impl Value {
                 if dtype.is_float() { value } else { value.floor() }
             })
             .collect();
-        Value::of(dtype, shape, &values).expect("as many values as elements")
+        Value::of(dtype, shape, &values).expect("one value per element")
     }
 
     /// Sparse rows. `values` holds one row of `shape` for each id.
@@ -67,8 +67,8 @@ impl Value {
         let mut dims = shape;
         dims.dims_mut()[0] = ids.len() as i64;
         Value::Rows(SparseRows {
-            rows: Tensor::from_slice(ids, [ids.len() as i64]).expect("one id a row"),
-            values: Tensor::from_slice(values, dims).expect("one row of values an id"),
+            rows: Tensor::from_slice(ids, [ids.len() as i64]).expect("one id per row"),
+            values: Tensor::from_slice(values, dims).expect("one row of values per id"),
             count: ids.len(),
             height: shape.at(0),
         })
@@ -89,7 +89,7 @@ impl Value {
                 }))
             }
             VarKind::TensorArray => {
-                Err(Error::unsupported("the op bench does not hold tensor arrays"))
+                Err(Error::unsupported("tensor arrays are not supported by the testkit"))
             }
         }
     }
@@ -133,7 +133,7 @@ impl Value {
     }
 
     /// Fills the memory with garbage, so that elements which a kernel does not write are detected.
-    pub fn poison(&mut self, byte: u8) {
+    pub fn fill_with_garbage(&mut self, byte: u8) {
         self.tensor_mut().as_bytes_mut().fill(byte);
         if let Value::Rows(rows) = self {
             rows.rows.as_bytes_mut().fill(byte);
@@ -213,7 +213,12 @@ fn tensor_of(dtype: DType, shape: Shape, values: &[f64]) -> Result<Tensor> {
 
 fn numbers_of(tensor: &Tensor) -> Vec<f64> {
     fn read<T: fleet_tensor::Element>(tensor: &Tensor, cast: impl Fn(T) -> f64) -> Vec<f64> {
-        tensor.as_slice::<T>().expect("type was looked at").iter().map(|it| cast(*it)).collect()
+        tensor
+            .as_slice::<T>()
+            .expect("the type was matched before")
+            .iter()
+            .map(|it| cast(*it))
+            .collect()
     }
     match tensor.dtype() {
         DType::Bool | DType::U8 => read::<u8>(tensor, f64::from),

@@ -1,7 +1,7 @@
 //! The role maker that reads the environment ("PaddleCloudRoleMaker" in the documents).
 //!
-//! The first message of each error keeps the wording of the original role maker, which scripts may
-//! match. The parts after it (`expected`, `help`) are Fleet's own.
+//! It accepts and rejects the same environments as the original role maker. Errors name the same
+//! variable or endpoint, in Fleet's own words.
 
 use crate::{Endpoint, Env, Gloo, HeterStage, Job, Local, Mode, Role, Secret, Topology, names};
 use fleet_base::{Error, Result};
@@ -11,25 +11,25 @@ impl Topology {
     /// The topology of a process in a collective job, `fleet.init(is_collective=True)`. Without
     /// `PADDLE_TRAINER_ENDPOINTS` the process is worker 0 of 1.
     pub fn collective(env: &Env) -> Result<Topology> {
-        refuse_server(env)?;
+        reject_server(env)?;
         let endpoints = list(env, names::PADDLE_TRAINER_ENDPOINTS)?;
         let distributed = !endpoints.is_empty();
         if !distributed && mpi_ranks(env)?.is_none_or(|ranks| ranks <= 1) {
-            refuse_strangers(env)?;
+            reject_foreign_launcher(env)?;
         }
         let workers = match distributed {
             true => endpoints,
-            false => vec![Endpoint::new(ALONE_HOST, ALONE_PORT)],
+            false => vec![Endpoint::new(DEFAULT_HOST, DEFAULT_PORT)],
         };
         let worker_num = env.number(names::PADDLE_TRAINERS_NUM)?.unwrap_or(workers.len());
-        counts_agree(worker_num, &workers)?;
+        check_counts(worker_num, &workers)?;
         let rank = match env.number(names::PADDLE_TRAINER_ID)? {
             Some(rank) => rank,
             None if worker_num > 1 => return Err(not_found(names::PADDLE_TRAINER_ID)),
             None => 0,
         };
-        rank_fits(rank, worker_num)?;
-        let own = own_of(env, &workers, rank)?;
+        check_rank(rank, worker_num)?;
+        let own = own_endpoint(env, &workers, rank)?;
         Ok(Topology {
             mode: Mode::Collective,
             role: Role::Worker,
@@ -44,7 +44,7 @@ impl Topology {
             heter: None,
             gloo: Gloo::from_env(env)?,
             job: job(env)?,
-            placed: Vec::new(),
+            worker_hosts: Vec::new(),
         })
     }
 
@@ -54,8 +54,11 @@ impl Topology {
     pub fn parameter_server(env: &Env) -> Result<Topology> {
         let servers = list(env, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
         if servers.is_empty() {
-            refuse_alone(env)?;
-            return Ok(Topology { job: job(env)?, ..Topology::alone(Mode::ParameterServer) });
+            reject_missing_servers(env)?;
+            return Ok(Topology {
+                job: job(env)?,
+                ..Topology::single_worker(Mode::ParameterServer)
+            });
         }
         no_duplicates(&servers, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
         let workers = list(env, names::PADDLE_TRAINER_ENDPOINTS)?;
@@ -66,9 +69,10 @@ impl Topology {
         if worker_num == 0 {
             return Err(Error::invalid("PADDLE_TRAINERS_NUM is 0").expected("at least 1 worker"));
         }
-        counts_agree(worker_num, &workers)?;
+        check_counts(worker_num, &workers)?;
         let heter = heter(env, role)?;
-        let (rank, endpoint) = ps_place(env, role, worker_num, &servers, heter.as_ref())?;
+        let (rank, endpoint) =
+            ps_rank_and_endpoint(env, role, worker_num, &servers, heter.as_ref())?;
         Ok(Topology {
             mode: Mode::ParameterServer,
             role,
@@ -86,12 +90,12 @@ impl Topology {
             heter,
             gloo: Gloo::from_env(env)?,
             job: job(env)?,
-            placed: Vec::new(),
+            worker_hosts: Vec::new(),
         })
     }
 
     /// Worker 0 of 1.
-    pub(crate) fn alone(mode: Mode) -> Topology {
+    pub(crate) fn single_worker(mode: Mode) -> Topology {
         Topology {
             mode,
             role: Role::Worker,
@@ -106,13 +110,13 @@ impl Topology {
             heter: None,
             gloo: Gloo::default(),
             job: Job::default(),
-            placed: Vec::new(),
+            worker_hosts: Vec::new(),
         }
     }
 }
 
 /// The rank and endpoint of this process in a parameter-server job.
-fn ps_place(
+fn ps_rank_and_endpoint(
     env: &Env,
     role: Role,
     worker_num: usize,
@@ -124,8 +128,8 @@ fn ps_place(
             let rank = env
                 .number(names::PADDLE_TRAINER_ID)?
                 .ok_or_else(|| not_found(names::PADDLE_TRAINER_ID))?;
-            rank_fits(rank, worker_num)?;
-            let host = env.text(names::POD_IP).unwrap_or(ALONE_HOST);
+            check_rank(rank, worker_num)?;
+            let host = env.text(names::POD_IP).unwrap_or(DEFAULT_HOST);
             Ok((rank, Some(Endpoint::new(host, port(env)?))))
         }
         Role::Server => {
@@ -181,7 +185,7 @@ fn heter(env: &Env, role: Role) -> Result<Option<HeterStage>> {
 /// Parses a list in brackets, such as `[1, 2]`.
 fn bracketed(text: &str) -> Result<Vec<usize>> {
     let wrong = || {
-        Error::invalid("PADDLE_STAGE_TRAINERS_NUM is not understood")
+        Error::invalid("invalid PADDLE_STAGE_TRAINERS_NUM")
             .expected("a list of numbers like [1, 2]")
             .got(format!("'{}'", text.chars().take(80).collect::<String>()))
     };
@@ -192,10 +196,9 @@ fn bracketed(text: &str) -> Result<Vec<usize>> {
 fn role(env: &Env) -> Result<Role> {
     let name = env.get(names::TRAINING_ROLE).ok_or_else(|| not_found(names::TRAINING_ROLE))?;
     Role::from_env_name(name).ok_or_else(|| {
-        Error::invalid(format!(
-            "TRAINING_ROLE must be PSERVER or TRAINER or HETER_TRAINER or COORDINATOR, \
-             but get {name}, please check your environment."
-        ))
+        Error::invalid("invalid TRAINING_ROLE")
+            .expected("PSERVER, TRAINER, HETER_TRAINER or COORDINATOR")
+            .got(format!("'{name}'"))
     })
 }
 
@@ -205,7 +208,7 @@ fn port(env: &Env) -> Result<u16> {
 
 /// Rejects a script that initialises a collective job in a process started as a server. Such a
 /// process would train alone.
-fn refuse_server(env: &Env) -> Result<()> {
+fn reject_server(env: &Env) -> Result<()> {
     match env.text(names::TRAINING_ROLE) {
         Some(role) if role != Role::Worker.env_name() => {
             Err(Error::invalid("this process was not started as a worker of a collective job")
@@ -226,7 +229,7 @@ fn mpi_ranks(env: &Env) -> Result<Option<usize>> {
 
 /// Without a list of servers, a process trains alone with a server of its own. Rejects this in a
 /// process of a larger job: all its processes would train alone and write the same files.
-fn refuse_alone(env: &Env) -> Result<()> {
+fn reject_missing_servers(env: &Env) -> Result<()> {
     let servers = names::PADDLE_PSERVERS_IP_PORT_LIST;
     if let Some(role) = env.text(names::TRAINING_ROLE).filter(|role| *role != "TRAINER") {
         return Err(not_found(servers)
@@ -240,25 +243,25 @@ fn refuse_alone(env: &Env) -> Result<()> {
             .expected(format!("{servers}, or a collective job (Fleet::collective)"))
             .help("start it with fleetrun --server_num N --worker_num M"));
     }
-    if let Some(ranks) = mpi_ranks(env)?.filter(|ranks| *ranks > 1 && !is_spoken_for(env)) {
+    if let Some(ranks) = mpi_ranks(env)?.filter(|ranks| *ranks > 1 && !is_job_described(env)) {
         return Err(Error::invalid(format!(
-            "mpirun has started this process as one of {ranks}, and there are no parameter servers"
+            "mpirun started this process as one of {ranks}, but the job has no parameter servers"
         ))
         .help("start the job with fleetrun --server_num N --worker_num M"));
     }
-    refuse_strangers(env)
+    reject_foreign_launcher(env)
 }
 
 /// Rejects a process that another launcher started as one of several: it would train alone.
-fn refuse_strangers(env: &Env) -> Result<()> {
-    if is_spoken_for(env) {
+fn reject_foreign_launcher(env: &Env) -> Result<()> {
+    if is_job_described(env) {
         return Ok(());
     }
     for (name, launcher) in [(names::WORLD_SIZE, "torchrun"), (names::SLURM_NTASKS, "Slurm")] {
         let Some(count) = env.number::<usize>(name)?.filter(|count| *count > 1) else { continue };
         return Err(Error::invalid(format!(
-            "{launcher} has started this process as one of {count} ({name}={count}), and no \
-             variable says where the others are"
+            "{launcher} started this process as one of {count} ({name}={count}), but no variable \
+             lists their endpoints"
         ))
         .expected(names::PADDLE_TRAINER_ENDPOINTS)
         .help(
@@ -271,7 +274,7 @@ fn refuse_strangers(env: &Env) -> Result<()> {
 
 /// Whether `fleetrun`, a compatible launcher or the user has described the job. Variables of other
 /// launchers do not count then: `fleetrun` itself sets `RANK` and `WORLD_SIZE`.
-fn is_spoken_for(env: &Env) -> bool {
+fn is_job_described(env: &Env) -> bool {
     let names = [
         names::PADDLE_TRAINERS_NUM,
         names::PADDLE_TRAINER_ENDPOINTS,
@@ -282,7 +285,7 @@ fn is_spoken_for(env: &Env) -> bool {
 }
 
 /// The endpoint of this collective worker. `PADDLE_CURRENT_ENDPOINT`, if set, must match the list.
-fn own_of(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Endpoint> {
+fn own_endpoint(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Endpoint> {
     let listed = workers[rank].clone();
     let Some(text) = env.text(names::PADDLE_CURRENT_ENDPOINT) else { return Ok(listed) };
     let own: Endpoint = text.parse().map_err(|e: Error| e.at(names::PADDLE_CURRENT_ENDPOINT))?;
@@ -333,9 +336,7 @@ fn job(env: &Env) -> Result<Job> {
 fn silence(env: &Env) -> Result<Option<Duration>> {
     let Some(seconds) = env.number::<f64>(names::FLEET_SILENCE_TIMEOUT)? else { return Ok(None) };
     Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| {
-        Error::invalid("FLEET_SILENCE_TIMEOUT is not a span of time")
-            .expected("seconds, 0 or more")
-            .got(seconds)
+        Error::invalid("invalid FLEET_SILENCE_TIMEOUT").expected("seconds, 0 or more").got(seconds)
     })
 }
 
@@ -343,12 +344,12 @@ fn list(env: &Env, name: &str) -> Result<Vec<Endpoint>> {
     Endpoint::list(name, env.get(name).unwrap_or_default())
 }
 
-fn counts_agree(worker_num: usize, workers: &[Endpoint]) -> Result<()> {
+fn check_counts(worker_num: usize, workers: &[Endpoint]) -> Result<()> {
     no_duplicates(workers, names::PADDLE_TRAINER_ENDPOINTS)?;
     if workers.is_empty() || worker_num == workers.len() {
         return Ok(());
     }
-    Err(Error::invalid("PADDLE_TRAINERS_NUM and PADDLE_TRAINER_ENDPOINTS do not agree")
+    Err(Error::invalid("PADDLE_TRAINERS_NUM conflicts with PADDLE_TRAINER_ENDPOINTS")
         .expected(format!("{worker_num} endpoints"))
         .got(workers.len()))
 }
@@ -357,15 +358,15 @@ pub(crate) fn no_duplicates(endpoints: &[Endpoint], what: &str) -> Result<()> {
     let mut seen = std::collections::HashSet::new();
     match endpoints.iter().find(|endpoint| !seen.insert(*endpoint)) {
         None => Ok(()),
-        Some(twice) => Err(Error::invalid(format!("{twice} stands twice in {what}"))),
+        Some(twice) => Err(Error::invalid(format!("duplicate endpoint {twice} in {what}"))),
     }
 }
 
-pub(crate) fn rank_fits(rank: usize, worker_num: usize) -> Result<()> {
+pub(crate) fn check_rank(rank: usize, worker_num: usize) -> Result<()> {
     if rank < worker_num {
         return Ok(());
     }
-    Err(Error::invalid("the worker's number is too high")
+    Err(Error::invalid("worker rank out of range")
         .expected(format!("0 to {}", worker_num.saturating_sub(1)))
         .got(rank)
         .at(names::PADDLE_TRAINER_ID))
@@ -373,17 +374,17 @@ pub(crate) fn rank_fits(rank: usize, worker_num: usize) -> Result<()> {
 
 fn position(own: &Endpoint, all: &[Endpoint], list: &str) -> Result<usize> {
     all.iter().position(|other| other == own).ok_or_else(|| {
-        Error::invalid(format!("'{own}' is not in list"))
+        Error::invalid(format!("endpoint {own} is not in the list"))
             .at(format!("{list}={}", Endpoint::join(&all[..all.len().min(8)])))
             .help("POD_IP:PADDLE_PORT of a server must be one of the listed endpoints")
     })
 }
 
 pub(crate) fn not_found(name: &str) -> Error {
-    Error::invalid(format!("Can not find {name}, please check your environment."))
+    Error::invalid(format!("missing environment variable {name}"))
         .help("start the script with fleetrun, or set the variables of the role by hand")
 }
 
 /// Default host and port of a process that no launcher started.
-const ALONE_HOST: &str = "127.0.0.1";
-const ALONE_PORT: u16 = 6170;
+const DEFAULT_HOST: &str = "127.0.0.1";
+const DEFAULT_PORT: u16 = 6170;

@@ -83,7 +83,7 @@ impl Env {
 
 fn wrong(name: &str, expected: &str, value: &str) -> Error {
     let value: String = value.chars().take(80).collect();
-    Error::invalid(format!("environment variable {name} is not understood"))
+    Error::invalid(format!("invalid value of environment variable {name}"))
         .expected(expected)
         .got(format!("'{value}'"))
 }

@@ -44,8 +44,8 @@ impl Gloo {
             Some("1") => GlooMembers::Workers,
             Some("2") => GlooMembers::All,
             Some(other) => {
-                return Err(Error::invalid("PADDLE_WITH_GLOO is not understood")
-                    .expected("0 (nobody), 1 (workers) or 2 (workers and servers)")
+                return Err(Error::invalid("invalid PADDLE_WITH_GLOO")
+                    .expected("0 (off), 1 (workers) or 2 (workers and servers)")
                     .got(other));
             }
         };
@@ -77,7 +77,7 @@ fn rendezvous(env: &Env) -> Result<Option<Rendezvous>> {
             }
         }
         Some(other) => {
-            return Err(Error::invalid("PADDLE_GLOO_RENDEZVOUS is not understood")
+            return Err(Error::invalid("invalid PADDLE_GLOO_RENDEZVOUS")
                 .expected("1 (HDFS), 2 (files) or 3 (HTTP)")
                 .got(other));
         }

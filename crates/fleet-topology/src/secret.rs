@@ -22,7 +22,7 @@ impl Secret {
         let plain = text.bytes().all(|byte| byte.is_ascii_graphic());
         if !(BYTES_MIN..=BYTES_MAX).contains(&length) || !plain {
             // The error must not contain any part of the token.
-            return Err(Error::invalid("the job token is not usable")
+            return Err(Error::invalid("invalid job token")
                 .expected(format!("{BYTES_MIN} to {BYTES_MAX} visible ASCII characters"))
                 .got(format!("{length} bytes")));
         }

@@ -146,7 +146,7 @@ pub struct Topology {
     pub(crate) gloo: Gloo,
     pub(crate) job: Job,
     /// Hosts of the workers by rank, if their endpoints are not known.
-    pub(crate) placed: Vec<String>,
+    pub(crate) worker_hosts: Vec<String>,
 }
 
 impl Topology {
@@ -162,7 +162,7 @@ impl Topology {
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
     pub fn counted(self, rank: usize, hosts: Vec<String>) -> Result<Topology> {
-        crate::cloud::rank_fits(rank, hosts.len())?;
+        crate::cloud::check_rank(rank, hosts.len())?;
         let before = hosts[..rank].iter().filter(|host| **host == hosts[rank]).count();
         Ok(Topology {
             rank,
@@ -171,8 +171,8 @@ impl Topology {
             local: Local { rank: before, ..self.local },
             gloo: self.gloo,
             job: self.job,
-            placed: hosts,
-            ..Topology::alone(Mode::Collective)
+            worker_hosts: hosts,
+            ..Topology::single_worker(Mode::Collective)
         })
     }
 
@@ -275,7 +275,7 @@ impl Topology {
     /// hosts are unknown, returns one nameless host with every rank.
     pub fn hosts(&self) -> Vec<Host> {
         let listed = self.workers.iter().map(|endpoint| &endpoint.host);
-        let names: Vec<&String> = listed.chain(&self.placed).collect();
+        let names: Vec<&String> = listed.chain(&self.worker_hosts).collect();
         if names.is_empty() {
             return vec![Host { name: String::new(), ranks: (0..self.worker_num).collect() }];
         }

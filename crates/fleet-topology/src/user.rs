@@ -1,6 +1,6 @@
 //! The role maker that takes everything from its caller ("UserDefinedRoleMaker" in the documents).
 
-use crate::cloud::{no_duplicates, rank_fits};
+use crate::cloud::{check_rank, no_duplicates};
 use crate::{Endpoint, Gloo, Mode, Role, Topology};
 use fleet_base::{Error, Result};
 
@@ -55,7 +55,7 @@ impl UserDefinedRoleMaker {
         let listed = self.worker_endpoints.len();
         let worker_num = self.worker_num.unwrap_or(listed.max(1));
         if worker_num == 0 || (listed > 0 && listed != worker_num) {
-            return Err(Error::invalid("worker_num and worker_endpoints do not agree")
+            return Err(Error::invalid("worker_num conflicts with worker_endpoints")
                 .expected(listed.max(1))
                 .got(worker_num));
         }
@@ -64,13 +64,15 @@ impl UserDefinedRoleMaker {
         }
         let endpoint = match self.role {
             Role::Worker => {
-                rank_fits(self.current_id, worker_num)?;
+                check_rank(self.current_id, worker_num)?;
                 self.worker_endpoints.get(self.current_id).cloned()
             }
             Role::Server => Some(self.own_server()?),
             other => {
-                return Err(Error::unsupported(format!("no {other} can be defined by hand"))
-                    .help("heterogeneous jobs take their roles from the environment"));
+                return Err(Error::unsupported(format!(
+                    "role {other} is not supported by UserDefinedRoleMaker"
+                ))
+                .help("set the roles of a heterogeneous job in the environment"));
             }
         };
         Ok(Topology {
@@ -82,13 +84,13 @@ impl UserDefinedRoleMaker {
             workers: self.worker_endpoints,
             servers: self.server_endpoints,
             gloo: self.gloo,
-            ..Topology::alone(mode)
+            ..Topology::single_worker(mode)
         })
     }
 
     fn own_server(&self) -> Result<Endpoint> {
         self.server_endpoints.get(self.current_id).cloned().ok_or_else(|| {
-            Error::invalid("current_id is not the number of a server")
+            Error::invalid("current_id is not the rank of a server")
                 .expected(format!(
                     "below {}, the number of server_endpoints",
                     self.server_endpoints.len()

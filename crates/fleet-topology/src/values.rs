@@ -7,17 +7,17 @@ use fleet_base::{Error, Result};
 /// The form of value that the readers of a variable expect.
 enum Form {
     Anything,
-    Whole {
+    Integer {
         min: i64,
     },
     Port,
     Switch,
     /// A number from 0 to 1.
-    Share,
+    Fraction,
     Endpoint,
     Endpoints,
     /// `N` or `MIN:MAX`.
-    Nodes,
+    NodeRange,
     OneOf(&'static [&'static str]),
 }
 
@@ -28,7 +28,7 @@ fn form(name: &str) -> Form {
         | names::PADDLE_GLOBAL_RANK
         | names::PADDLE_LOCAL_RANK
         | names::FLEET_RESTART_COUNT
-        | names::FLAGS_CONV_WORKSPACE_SIZE_LIMIT => Form::Whole { min: 0 },
+        | names::FLAGS_CONV_WORKSPACE_SIZE_LIMIT => Form::Integer { min: 0 },
         names::PADDLE_TRAINERS_NUM
         | names::STAGE_ID
         | names::STAGE_NUM
@@ -47,8 +47,8 @@ fn form(name: &str) -> Form {
         | names::FLAGS_RPC_DEADLINE
         | names::FLAGS_RPC_SEND_THREAD_NUM
         | names::FLAGS_FUSE_PARAMETER_MEMORY_SIZE
-        | names::FLAGS_FUSE_PARAMETER_GROUPS_SIZE => Form::Whole { min: 1 },
-        names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES => Form::Whole { min: 0 },
+        | names::FLAGS_FUSE_PARAMETER_GROUPS_SIZE => Form::Integer { min: 1 },
+        names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES => Form::Integer { min: 0 },
         names::PADDLE_PORT | names::FLAGS_START_PORT | names::FLEET_GRPC_PORT => Form::Port,
         names::FLAGS_LAUNCH_BARRIER
         | names::FLEET_SHARED_MEMORY
@@ -63,7 +63,7 @@ fn form(name: &str) -> Form {
         | names::NCCL_P2P_DISABLE
         | names::NCCL_IB_DISABLE
         | names::NCCL_IB_CUDA_SUPPORT => Form::Switch,
-        names::FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE => Form::Share,
+        names::FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE => Form::Fraction,
         names::PADDLE_CURRENT_ENDPOINT
         | names::FLEET_STORE
         | names::PADDLE_MASTER
@@ -75,7 +75,7 @@ fn form(name: &str) -> Form {
         | names::PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST
         | names::PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST
         | names::PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST => Form::Endpoints,
-        names::PADDLE_NNODES | names::PADDLE_ELASTIC_NP => Form::Nodes,
+        names::PADDLE_NNODES | names::PADDLE_ELASTIC_NP => Form::NodeRange,
         names::TRAINING_ROLE | names::PADDLE_ROLE => {
             Form::OneOf(&["TRAINER", "PSERVER", "HETER_TRAINER", "COORDINATOR"])
         }
@@ -103,11 +103,11 @@ impl Variable {
         let (fits, expected) = match form(self.name) {
             Form::Anything => return Ok(()),
             Form::Switch => return env.switch(self.name).map(|_| ()),
-            Form::Whole { min } => {
+            Form::Integer { min } => {
                 (whole(min, i64::MAX), format!("a whole number, at least {min}"))
             }
             Form::Port => (whole(0, u16::MAX.into()), "a port, 0 to 65535".into()),
-            Form::Share => {
+            Form::Fraction => {
                 let share = value.parse::<f64>().is_ok_and(|value| (0.0..=1.0).contains(&value));
                 (share, "a number from 0 to 1".into())
             }
@@ -116,14 +116,14 @@ impl Variable {
                 Endpoint::list(self.name, value).is_ok(),
                 "a list of HOST:PORT, separated by commas".into(),
             ),
-            Form::Nodes => (nodes(value), "N or MIN:MAX".into()),
+            Form::NodeRange => (nodes(value), "N or MIN:MAX".into()),
             Form::OneOf(known) => (known.contains(&value), format!("one of {}", known.join(", "))),
         };
         if fits {
             return Ok(());
         }
         let value = names::shown(self.name, value);
-        Err(Error::invalid(format!("environment variable {} is not understood", self.name))
+        Err(Error::invalid(format!("invalid value of environment variable {}", self.name))
             .expected(expected)
             .got(format!("'{value}'")))
     }

@@ -9,7 +9,7 @@ mod benches;
 mod processes;
 mod report;
 
-use crate::cable::Cable;
+use crate::virtual_link::VirtualLink;
 use before::Before;
 use benches::{BENCHES, Bench, PeerScript};
 use processes::{Failure, Place};
@@ -84,17 +84,17 @@ fn run_bench(
     before: Option<&Before>,
     bench: &Bench,
 ) -> Result<(), String> {
-    let cable = match bench.name.starts_with("comm/netns_") {
+    let link = match bench.name.starts_with("comm/netns_") {
         false => None,
-        true => match Cable::lay("fleet-bench") {
-            Ok(cable) => Some(cable),
+        true => match VirtualLink::create("fleet-bench") {
+            Ok(link) => Some(link),
             Err(why) => {
                 eprintln!("skipped {}: no network namespaces: {why}", bench.name);
                 return Ok(());
             }
         },
     };
-    let namespaces = cable.as_ref().map(|cable| cable.names.join(" "));
+    let namespaces = link.as_ref().map(|link| link.names.join(" "));
     let place = Place { checkout: root, root, namespaces: namespaces.clone() };
     match before {
         None => beside_peers(&place, options, bench),

@@ -162,7 +162,7 @@ pub fn own_folder(disk: &dyn Disk, path: &Path) -> Result<bool> {
         Ok(PathKind::File) => "a file",
         Ok(PathKind::Other) => "a device or a pipe",
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(Error::io("look at", path, &error)),
+        Err(error) => return Err(Error::io("inspect", path, &error)),
     };
     Err(Error::invalid(format!("{} is not a folder", path.display()))
         .expected("a folder or nothing")

@@ -45,7 +45,7 @@ impl Disk for RealDisk {
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn DiskFile>> {
         ignore_file_size_signal();
-        let mut options = unblocked(false);
+        let mut options = nonblocking_options(false);
         let file = options.read(true).write(access == Access::Write).open(path);
         regular(file, path).map(opened)
     }
@@ -118,9 +118,9 @@ impl Disk for RealDisk {
     }
 
     fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
-        let opened = unblocked(true).write(true).create(true).truncate(false).open(path);
+        let opened = nonblocking_options(true).write(true).create(true).truncate(false).open(path);
         let file = regular(opened, path).map_err(|error| match path.is_symlink() {
-            true => io::Error::other("a symbolic link is in the place of the lock; remove it"),
+            true => io::Error::other("the lock file is a symbolic link; remove it"),
             false => error,
         })?;
         match file.try_lock() {
@@ -143,7 +143,7 @@ fn is_fresh(folder: &Path) -> bool {
 /// Options that open a pipe without waiting for its other end. For a lock, they also reject a
 /// symbolic link: following it would create a file elsewhere, or share the lock of another folder.
 #[cfg(unix)]
-fn unblocked(is_lock: bool) -> OpenOptions {
+fn nonblocking_options(is_lock: bool) -> OpenOptions {
     use rustix::fs::OFlags;
     use std::os::unix::fs::OpenOptionsExt;
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -154,7 +154,7 @@ fn unblocked(is_lock: bool) -> OpenOptions {
 }
 
 #[cfg(not(unix))]
-fn unblocked(_is_lock: bool) -> OpenOptions {
+fn nonblocking_options(_is_lock: bool) -> OpenOptions {
     OpenOptions::new()
 }
 
@@ -284,8 +284,8 @@ mod tests {
         let (lock, elsewhere) = (folder.join("lock"), folder.join("elsewhere"));
         std::os::unix::fs::symlink(&elsewhere, &lock).unwrap();
         let error = RealDisk.lock(&lock).map(drop).unwrap_err().to_string();
-        assert!(error.contains("a symbolic link is in the place of the lock"), "{error}");
-        assert!(!elsewhere.exists(), "nothing is made elsewhere");
+        assert!(error.contains("the lock file is a symbolic link"), "{error}");
+        assert!(!elsewhere.exists(), "no file is created elsewhere");
         fs::remove_file(&lock).unwrap();
         let held = RealDisk.lock(&lock).unwrap();
         assert!(held.is_some() && RealDisk.lock(&lock).unwrap().is_none());
@@ -297,7 +297,7 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || sender.send(check()));
         let outcome = receiver.recv_timeout(std::time::Duration::from_secs(60));
-        outcome.unwrap_or_else(|_| panic!("{what} waits")).unwrap_err().to_string()
+        outcome.unwrap_or_else(|_| panic!("{what} blocks")).unwrap_err().to_string()
     }
 
     #[test]
@@ -316,7 +316,10 @@ mod tests {
             }
             let path = folder.join(name);
             let error = at_once(name, move || RealDisk.lock(&path).map(drop));
-            let expected = if name == "device" { "a symbolic link" } else { "not a regular file" };
+            let expected = match name {
+                "device" => "the lock file is a symbolic link",
+                _ => "not a regular file",
+            };
             assert!(error.starts_with(expected), "lock {name}: {error}");
         }
         fs::remove_dir_all(&folder).unwrap();

@@ -252,7 +252,7 @@ impl State {
     }
 
     /// Fails half of the calls in which the process dies. The others take effect before the death.
-    fn dies(&mut self) -> io::Result<()> {
+    fn maybe_die(&mut self) -> io::Result<()> {
         match self.halted && self.rng.below(2) == 0 {
             true => Err(io::Error::other("the simulated process died")),
             false => Ok(()),
@@ -416,7 +416,7 @@ impl DiskFile for SimFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.with(Call::SetLen, |state, node| {
-            state.dies()?;
+            state.maybe_die()?;
             let node = &mut state.nodes[node];
             node.cached.resize(len as usize, 0);
             node.dirty.push(Dirty { sectors: Vec::new(), len: len as usize });
@@ -430,7 +430,7 @@ impl DiskFile for SimFile {
 
     fn sync(&self) -> io::Result<()> {
         let synced = self.with(Call::Sync, |state, node| {
-            state.dies()?;
+            state.maybe_die()?;
             state.nodes[node].sync();
             Ok(())
         });
@@ -449,7 +449,7 @@ impl Disk for SimDisk {
         if state.names.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        state.dies()?;
+        state.maybe_die()?;
         let (node, start) = (state.nodes.len(), state.start);
         state.nodes.push(Node::default());
         state.names.insert(path.to_path_buf(), node);
@@ -468,7 +468,7 @@ impl Disk for SimDisk {
         let mut state = self.state();
         state.enter(Call::Rename)?;
         let node = state.find(from)?;
-        state.dies()?;
+        state.maybe_die()?;
         state.names.remove(from);
         state.names.insert(to.to_path_buf(), node);
         state.changes.push(Change::Rename(from.to_path_buf(), to.to_path_buf(), node));
@@ -479,7 +479,7 @@ impl Disk for SimDisk {
         let mut state = self.state();
         state.enter(Call::Remove)?;
         state.find(path)?;
-        state.dies()?;
+        state.maybe_die()?;
         state.names.remove(path);
         state.changes.push(Change::Unlink(path.to_path_buf()));
         Ok(())
@@ -492,7 +492,7 @@ impl Disk for SimDisk {
         if state.names.keys().chain(&state.folders).any(is_in) {
             return Err(io::ErrorKind::DirectoryNotEmpty.into());
         }
-        state.dies()?;
+        state.maybe_die()?;
         match state.folders.remove(folder) {
             true => Ok(()),
             false => Err(io::ErrorKind::NotFound.into()),
@@ -518,13 +518,15 @@ impl Disk for SimDisk {
         let paths = state.names.keys().chain(&state.folders);
         let inside = paths.filter(|path| path.parent() == Some(folder));
         let name = |path: &PathBuf| Some(path.file_name()?.to_str()?.to_string());
-        Ok(inside.filter_map(name).collect())
+        let mut names: Vec<String> = inside.filter_map(name).collect();
+        names.sort();
+        Ok(names)
     }
 
     fn create_folder(&self, folder: &Path) -> io::Result<()> {
         let mut state = self.state();
         state.enter(Call::Create)?;
-        state.dies()?;
+        state.maybe_die()?;
         let made = folder.ancestors().map(Path::to_path_buf);
         state.folders.extend(made);
         Ok(())
@@ -533,7 +535,7 @@ impl Disk for SimDisk {
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
         let mut state = self.state();
         state.enter(Call::SyncFolder)?;
-        state.dies()?;
+        state.maybe_die()?;
         let (synced, left) =
             std::mem::take(&mut state.changes).into_iter().partition(|it| it.is_in(folder));
         state.changes = left;
@@ -607,6 +609,16 @@ mod tests {
             *(if names == ["b"] { &mut kept } else { &mut lost }) += 1;
         }
         assert!(kept > 10 && lost > 10, "{kept} {lost}");
+    }
+
+    #[test]
+    fn a_list_of_files_and_folders_is_sorted() {
+        let disk = SimDisk::new(1);
+        disk.create_folder(Path::new("top/b")).unwrap();
+        for name in ["top/c", "top/a"] {
+            disk.create(Path::new(name)).unwrap();
+        }
+        assert_eq!(disk.list(Path::new("top")).unwrap(), ["a", "b", "c"]);
     }
 
     #[test]

@@ -496,7 +496,7 @@ fn a_damaged_checkpoint_is_passed_over() {
     std::fs::write(&done, text.replace("steps 8 8", "steps 8 0")).unwrap();
     let said = place.run(&line(20_480));
     said.check(0, &[]);
-    for words in ["/done is damaged: its checksum is wrong", "resumed after step 4 of 10"] {
+    for words in ["/done is damaged: checksum mismatch", "resumed after step 4 of 10"] {
         assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
     }
     // Step 8, which was saved again, and step 4 each lose a part.

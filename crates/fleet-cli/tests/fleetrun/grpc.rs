@@ -90,7 +90,7 @@ mod with_the_feature {
 
         std::fs::write(place.path("other.token"), TOKEN.replace('6', "7")).unwrap();
         let line = format!("ps stat {} --token-file other.token", at[0]);
-        fleet(&place, &line).check(1, &["not of this job and this server"]);
+        fleet(&place, &line).check(1, &["not valid for this job and server"]);
         fleet(&place, &format!("ps stat {}", at[0])).check(1, &["no job secret given"]);
         assert!(place.read("log/serverlog.0").contains("rejected control over gRPC from"));
 

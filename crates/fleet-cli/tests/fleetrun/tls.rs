@@ -24,7 +24,7 @@ fn without_the_feature_it_is_refused() {
     let said = demo(&place, line, Some(TOKEN));
     assert_ne!(said.code, Some(0));
     let all = format!("{}{}", said.out, said.err);
-    assert!(all.contains("the job's token asks for TLS"), "{all}");
+    assert!(all.contains("the job token requires TLS"), "{all}");
 }
 
 #[cfg(feature = "tls")]

@@ -13,8 +13,8 @@ use fleet_net::Transfer;
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct Claim([u8; SIGNATURE_BYTES]);
 
-/// Marks a refusal in place of a kind; the rest is the text of an error.
-const REFUSAL: u8 = 0xff;
+/// Marks an error in place of a kind; the rest is the text of an error.
+const ERROR: u8 = 0xff;
 /// Offset of the kind in a signature.
 const KIND_AT: usize = 8;
 const TEXT_AT: usize = 9;
@@ -25,26 +25,26 @@ impl Claim {
     }
 
     /// A claim that this rank's arguments are invalid.
-    pub fn refusal(error: &Error) -> Claim {
+    pub fn error(error: &Error) -> Claim {
         let mut bytes = [0; SIGNATURE_BYTES];
-        bytes[KIND_AT] = REFUSAL;
+        bytes[KIND_AT] = ERROR;
         let text = error.to_string();
-        let room = &mut bytes[TEXT_AT..];
-        let mut end = text.len().min(room.len());
+        let buffer = &mut bytes[TEXT_AT..];
+        let mut end = text.len().min(buffer.len());
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        room[..end].copy_from_slice(&text.as_bytes()[..end]);
+        buffer[..end].copy_from_slice(&text.as_bytes()[..end]);
         Claim(bytes)
     }
 
     /// A claim without an error, for rounds that only check for errors.
-    pub fn fine() -> Claim {
+    pub fn ok() -> Claim {
         Claim([0; SIGNATURE_BYTES])
     }
 
-    fn refused(&self) -> Option<String> {
-        (self.0[KIND_AT] == REFUSAL).then(|| {
+    fn error_text(&self) -> Option<String> {
+        (self.0[KIND_AT] == ERROR).then(|| {
             let text = &self.0[TEXT_AT..];
             let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
             String::from_utf8_lossy(&text[..end]).into_owned()
@@ -54,17 +54,17 @@ impl Claim {
 
 /// A summary of claims: that of the lowest rank, and that of the lowest rank that differs from it.
 #[derive(Clone, Copy)]
-struct Heard {
+struct Summary {
     first: (u32, Claim),
     other: Option<(u32, Claim)>,
 }
 
 const ENTRY_BYTES: usize = 4 + SIGNATURE_BYTES;
-const HEARD_BYTES: usize = 1 + 2 * ENTRY_BYTES;
+const SUMMARY_BYTES: usize = 1 + 2 * ENTRY_BYTES;
 
-impl Heard {
-    fn encode(&self) -> [u8; HEARD_BYTES] {
-        let mut bytes = [0; HEARD_BYTES];
+impl Summary {
+    fn encode(&self) -> [u8; SUMMARY_BYTES] {
+        let mut bytes = [0; SUMMARY_BYTES];
         bytes[0] = u8::from(self.other.is_some());
         for (index, (rank, claim)) in [Some(self.first), self.other].iter().flatten().enumerate() {
             let entry = &mut bytes[1 + index * ENTRY_BYTES..][..ENTRY_BYTES];
@@ -74,7 +74,7 @@ impl Heard {
         bytes
     }
 
-    fn decode(bytes: &[u8; HEARD_BYTES]) -> Heard {
+    fn decode(bytes: &[u8; SUMMARY_BYTES]) -> Summary {
         let entry = |index: usize| {
             let entry = &bytes[1 + index * ENTRY_BYTES..][..ENTRY_BYTES];
             let (mut rank, mut claim) = ([0; 4], [0; SIGNATURE_BYTES]);
@@ -82,10 +82,10 @@ impl Heard {
             claim.copy_from_slice(&entry[4..]);
             (u32::from_le_bytes(rank), Claim(claim))
         };
-        Heard { first: entry(0), other: (bytes[0] != 0).then(|| entry(1)) }
+        Summary { first: entry(0), other: (bytes[0] != 0).then(|| entry(1)) }
     }
 
-    fn merge(&self, more: &Heard) -> Heard {
+    fn merge(&self, more: &Summary) -> Summary {
         let all = [Some(self.first), self.other, Some(more.first), more.other];
         let lowest = |skip: Option<&Claim>| {
             all.iter()
@@ -95,7 +95,7 @@ impl Heard {
                 .copied()
         };
         let first = lowest(None).unwrap_or(self.first);
-        Heard { first, other: lowest(Some(&first.1)) }
+        Summary { first, other: lowest(Some(&first.1)) }
     }
 }
 
@@ -103,11 +103,11 @@ impl Step<'_> {
     /// Returns `Ok` when every rank has made the same claim, and an error if two claims differ.
     pub(crate) fn agree(&self, claim: &Claim) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
-        let mut heard = Heard { first: (rank as u32, *claim), other: None };
+        let mut summary = Summary { first: (rank as u32, *claim), other: None };
         let mut reach = 1;
         while reach < size {
-            let own = heard.encode();
-            let mut theirs = [0; HEARD_BYTES];
+            let own = summary.encode();
+            let mut theirs = [0; SUMMARY_BYTES];
             self.mesh.transfer(
                 &mut [
                     Transfer::Send { to: (rank + reach) % size, data: &own },
@@ -115,13 +115,13 @@ impl Step<'_> {
                 ],
                 self.limits,
             )?;
-            heard = heard.merge(&Heard::decode(&theirs));
+            summary = summary.merge(&Summary::decode(&theirs));
             reach *= 2;
             self.joined.set(reach.min(size));
         }
-        match heard.other {
+        match summary.other {
             None => Ok(()),
-            Some(other) => Err(self.disagreement(heard.first, other)),
+            Some(other) => Err(self.disagreement(summary.first, other)),
         }
     }
 
@@ -131,13 +131,13 @@ impl Step<'_> {
             false => format!("rank {rank} (which is not in the group)"),
         };
         for (rank, claim) in [a, b] {
-            if let Some(text) = claim.refused() {
+            if let Some(text) = claim.error_text() {
                 return Error::new(ErrorKind::Invalid, text).at(who(rank));
             }
         }
         match (Signature::decode(&a.1.0), Signature::decode(&b.1.0)) {
             (Some(x), Some(y)) => mismatch(self.group, (&who(a.0), &x), (&who(b.0), &y)),
-            _ => Error::internal(format!("{} or {} sent no signature", who(a.0), who(b.0))),
+            _ => Error::internal(format!("{} or {} sent an invalid signature", who(a.0), who(b.0))),
         }
     }
 }
@@ -149,12 +149,15 @@ mod tests {
     #[test]
     fn two_claims_are_enough() {
         let claim = |byte| Claim([byte; SIGNATURE_BYTES]);
-        let one = |rank, byte| Heard { first: (rank, claim(byte)), other: None };
-        let heard = one(5, 1).merge(&one(2, 2)).merge(&one(1, 1)).merge(&one(7, 3));
-        let heard = Heard::decode(&heard.encode());
-        assert!(heard.first == (1, claim(1)) && heard.other == Some((2, claim(2))));
+        let one = |rank, byte| Summary { first: (rank, claim(byte)), other: None };
+        let summary = one(5, 1).merge(&one(2, 2)).merge(&one(1, 1)).merge(&one(7, 3));
+        let summary = Summary::decode(&summary.encode());
+        assert!(summary.first == (1, claim(1)) && summary.other == Some((2, claim(2))));
         assert!(one(3, 1).merge(&one(0, 1)).other.is_none());
         let text = "x".repeat(500);
-        assert_eq!(Claim::refusal(&Error::invalid(&text)).refused(), Some(text[..119].to_string()));
+        assert_eq!(
+            Claim::error(&Error::invalid(&text)).error_text(),
+            Some(text[..119].to_string())
+        );
     }
 }

@@ -31,7 +31,7 @@ impl Step<'_> {
                 moves.push(Move::Send { to: peer, data, at: slice(rank) });
                 moves.push(Move::Recv { from: peer, data, at: slice(peer) });
             }
-            self.go(&moves)?;
+            self.run_moves(&moves)?;
             start += bytes;
         }
         Ok(())
@@ -54,10 +54,10 @@ impl Step<'_> {
         // Two operands are folded while they arrive.
         let in_place = size == 2 && !is_half(dtype);
         let mut memory = vec![0u64; if in_place { 0 } else { (size - 1) * len.div_ceil(8) }];
-        let pitch = len.div_ceil(8) * 8;
-        let room = Piece::of(&mut memory).start;
-        let rooms: Vec<Vec<Piece>> = (0..if in_place { 0 } else { size - 1 })
-            .map(|index| data.cut_like(own.start, len, room.wrapping_add(index * pitch)))
+        let stride = len.div_ceil(8) * 8;
+        let buffer = Piece::of(&mut memory).start;
+        let buffers: Vec<Vec<Piece>> = (0..if in_place { 0 } else { size - 1 })
+            .map(|index| data.split_like(own.start, len, buffer.wrapping_add(index * stride)))
             .collect();
         let mut moves = Vec::with_capacity(2 * size);
         for peer in (0..size).filter(|peer| *peer != rank) {
@@ -68,12 +68,12 @@ impl Step<'_> {
                     from: peer,
                     data,
                     at: own.clone(),
-                    how: Folding { dtype, op: op.partial(), comes_first: peer < rank },
+                    how: Folding { dtype, op: op.partial(), is_first: peer < rank },
                 },
-                false => Move::Recv { from: peer, data: Pieces::new(&rooms[index]), at: 0..len },
+                false => Move::Recv { from: peer, data: Pieces::new(&buffers[index]), at: 0..len },
             });
         }
-        self.go(&moves)?;
+        self.run_moves(&moves)?;
         let mut target = Default::default();
         let mut source = Default::default();
         if in_place {
@@ -81,17 +81,17 @@ impl Step<'_> {
             return Ok(());
         }
         // The data and the target have the same pieces, or the target is a single piece.
-        data.each(&mut source, own.start, len, |piece, offset, bytes| {
+        data.visit(&mut source, own.start, len, |piece, offset, bytes| {
             let operands: Vec<*const u8> = (0..size)
                 .map(|peer| match peer.cmp(&rank) {
                     std::cmp::Ordering::Equal => piece.cast_const(),
                     order => {
                         let index = if order.is_lt() { peer } else { peer - 1 };
-                        room.wrapping_add(index * pitch + offset).cast_const()
+                        buffer.wrapping_add(index * stride + offset).cast_const()
                     }
                 })
                 .collect();
-            into.each(&mut target, at + offset, bytes, |out, inside, part| {
+            into.visit(&mut target, at + offset, bytes, |out, inside, part| {
                 let moved: Vec<*const u8> =
                     operands.iter().map(|operand| operand.wrapping_add(inside)).collect();
                 // SAFETY: slices of equal length in whole elements; the output is this rank's

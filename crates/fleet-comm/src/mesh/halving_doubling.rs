@@ -32,8 +32,8 @@ impl Step<'_> {
                     true => (first, first + half),
                     false => (first + half, first),
                 };
-                let how = Folding { dtype, op: op.partial(), comes_first: peer < rank };
-                self.go(&[
+                let how = Folding { dtype, op: op.partial(), is_first: peer < rank };
+                self.run_moves(&[
                     Move::Send { to: peer, data, at: slice(give, half) },
                     Move::Fold { from: peer, data, at: slice(keep, half), how },
                 ])?;
@@ -43,7 +43,7 @@ impl Step<'_> {
             while count < core {
                 let peer = rank ^ count;
                 let theirs = first ^ count;
-                self.go(&[
+                self.run_moves(&[
                     Move::Send { to: peer, data, at: slice(first, count) },
                     Move::Recv { from: peer, data, at: slice(theirs, count) },
                 ])?;

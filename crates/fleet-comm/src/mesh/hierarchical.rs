@@ -5,7 +5,7 @@
 //!
 //! Only leaders use the network: S bytes per host instead of S per rank.
 
-use super::{OverMesh, finish, with_wide};
+use super::{OverMesh, finish, with_f32};
 use crate::backend::{Backend, Bounds};
 use crate::call::{Call, Kind, Pieces, ReduceOp, Signature, Work};
 use fleet_base::{Error, Result};
@@ -30,18 +30,19 @@ impl Backend for Hierarchical {
         let Work::AllReduce { data, .. } = call.work else {
             return self.whole.run(call, bounds);
         };
-        let op = call.signature.op.ok_or_else(|| Error::internal("a reduction of no kind"))?;
+        let op =
+            call.signature.op.ok_or_else(|| Error::internal("a reduction without an operation"))?;
         let signature = call.signature;
-        with_wide(data, signature.dtype, |data, dtype| {
+        with_f32(data, signature.dtype, |data, dtype| {
             self.all_reduce(data, dtype, op, signature, bounds)
         })
     }
 
-    fn refuse(&mut self, error: &Error, bounds: &Bounds) {
+    fn reject_call(&mut self, error: &Error, bounds: &Bounds) {
         // The lower group is notified through the token, whose hook marks the shared memory.
-        self.lower.refuse(error, bounds);
+        self.lower.reject_call(error, bounds);
         if let Some(leaders) = &mut self.leaders {
-            leaders.refuse(error, bounds);
+            leaders.reject_call(error, bounds);
         }
     }
 }

@@ -35,12 +35,12 @@ use std::sync::Arc;
 pub(crate) struct OverMesh {
     name: String,
     /// Name of the transport, for messages.
-    carried_by: String,
+    transport: String,
     /// Closed after an error, which notifies peers in the middle of an algorithm.
     mesh: Option<Arc<dyn Mesh>>,
     algorithm: Algorithm,
     /// `None` once the mesh is closed.
-    native: Option<Box<dyn Native>>,
+    native: Option<Box<dyn NativeCollectives>>,
 }
 
 impl OverMesh {
@@ -48,15 +48,15 @@ impl OverMesh {
         name: &str,
         mesh: Arc<dyn Mesh>,
         algorithm: Algorithm,
-        native: Option<Box<dyn Native>>,
+        native: Option<Box<dyn NativeCollectives>>,
     ) -> OverMesh {
-        let carried_by = native.as_ref().map_or_else(|| "mesh".to_string(), |native| native.name());
-        OverMesh { name: name.to_string(), carried_by, mesh: Some(mesh), algorithm, native }
+        let transport = native.as_ref().map_or_else(|| "mesh".to_string(), |native| native.name());
+        OverMesh { name: name.to_string(), transport, mesh: Some(mesh), algorithm, native }
     }
 }
 
 /// Collectives of the library that provides the mesh.
-pub(crate) trait Native: Send {
+pub(crate) trait NativeCollectives: Send {
     /// Name of the library, for messages.
     fn name(&self) -> String;
 
@@ -69,25 +69,25 @@ pub(crate) trait Native: Send {
 }
 
 /// Opens meshes of a library that has collectives.
-pub(crate) trait Carrier: Send + Sync {
-    fn open(&self, name: &str, members: &[usize], limits: &Limits) -> Result<Carried>;
+pub(crate) trait MeshLibrary: Send + Sync {
+    fn open(&self, name: &str, members: &[usize], limits: &Limits) -> Result<LibraryMesh>;
 
     /// Whether ranks of one host also use the library instead of shared memory.
-    fn is_for_hosts(&self) -> bool;
+    fn replaces_shared_memory(&self) -> bool;
 }
 
-pub(crate) type Carried = (Arc<dyn Mesh>, Box<dyn Native>);
+pub(crate) type LibraryMesh = (Arc<dyn Mesh>, Box<dyn NativeCollectives>);
 
 impl Backend for OverMesh {
     fn name(&self) -> String {
-        self.carried_by.clone()
+        self.transport.clone()
     }
 
     fn run(&mut self, call: &mut Call<'_>, bounds: &Bounds) -> Result<()> {
         let Some(mesh) = &self.mesh else {
             return Err(Error::unavailable(format!("the mesh of group '{}' is closed", self.name)));
         };
-        let limits = mesh.limits(bounds.span, &bounds.abort);
+        let limits = mesh.limits(bounds.timeout, &bounds.abort);
         let step = Step::new(&**mesh, &limits, &self.name);
         let result = step.run(call, self.algorithm, self.native.as_deref_mut()).map_err(|error| {
             error.at(format!(
@@ -96,7 +96,7 @@ impl Backend for OverMesh {
                 self.name,
                 mesh.rank(),
                 mesh.size(),
-                step.who_had_joined(call.signature.kind)
+                step.joined_ranks(call.signature.kind)
             ))
         });
         if result.is_err() {
@@ -105,13 +105,13 @@ impl Backend for OverMesh {
         result
     }
 
-    fn refuse(&mut self, error: &Error, bounds: &Bounds) {
+    fn reject_call(&mut self, error: &Error, bounds: &Bounds) {
         if let Some(mesh) = self.mesh.take() {
-            let limits = mesh.limits(bounds.span, &bounds.abort);
+            let limits = mesh.limits(bounds.timeout, &bounds.abort);
             let step = Step::new(&*mesh, &limits, &self.name);
             // The peers get the claim as their error. This rank already knows the error, so the
             // result is ignored.
-            let _ = step.agree(&Claim::refusal(error));
+            let _ = step.agree(&Claim::error(error));
             self.native = None;
         }
     }
@@ -161,7 +161,7 @@ pub(crate) struct Folding {
     pub dtype: DType,
     pub op: FoldOp,
     /// Whether the received bytes are the first operand.
-    pub comes_first: bool,
+    pub is_first: bool,
 }
 
 impl<'a> Step<'a> {
@@ -170,20 +170,20 @@ impl<'a> Step<'a> {
     }
 
     /// Lists the ranks that had joined, for errors; empty for calls between two ranks.
-    fn who_had_joined(&self, kind: Kind) -> String {
+    fn joined_ranks(&self, kind: Kind) -> String {
         let (rank, size, joined) = (self.rank(), self.size(), self.joined.get());
         if matches!(kind, Kind::Send | Kind::Recv) {
             return String::new();
         }
         if joined == size {
-            return " (all ranks had joined)".to_string();
+            return " (all ranks joined)".to_string();
         }
         let known = |other: &usize| (rank + size - other) % size < joined;
         let list = |is_in: bool| {
             let ranks = (0..size).filter(|other| known(other) == is_in);
             ranks.map(|rank| rank.to_string()).collect::<Vec<_>>().join(" ")
         };
-        format!(" (ranks that had joined: {}; not heard of: {})", list(true), list(false))
+        format!(" (joined: {}; missing: {})", list(true), list(false))
     }
 
     pub fn rank(&self) -> usize {
@@ -198,7 +198,7 @@ impl<'a> Step<'a> {
         &self,
         call: &mut Call<'_>,
         algorithm: Algorithm,
-        native: Option<&mut (dyn Native + 'static)>,
+        native: Option<&mut (dyn NativeCollectives + 'static)>,
     ) -> Result<()> {
         let kind = call.signature.kind;
         if !matches!(kind, Kind::Send | Kind::Recv) {
@@ -244,7 +244,7 @@ impl<'a> Step<'a> {
             return self.direct(data, dtype, op);
         }
         // Partial sums are sent here, so half floats are sent as f32 and rounded once at the end.
-        with_wide(data, dtype, |data, dtype| match algorithm {
+        with_f32(data, dtype, |data, dtype| match algorithm {
             Algorithm::RecursiveDoubling => self.recursive_doubling(data, dtype, op),
             Algorithm::HalvingDoubling => self.halving_doubling(data, dtype, op),
             Algorithm::Tree => self.tree(data, dtype, op),
@@ -253,14 +253,14 @@ impl<'a> Step<'a> {
     }
 
     /// Runs one step: all moves concurrently. Sent and written ranges must not overlap.
-    pub fn go(&self, moves: &[Move<'_>]) -> Result<()> {
+    pub fn run_moves(&self, moves: &[Move<'_>]) -> Result<()> {
         let mut parts: Vec<(&Move<'_>, *mut u8, usize)> = Vec::new();
         for part in moves {
             let (Move::Send { data, at, .. }
             | Move::Recv { data, at, .. }
             | Move::Fold { data, at, .. }) = part;
             let mut cursor = Default::default();
-            data.each(&mut cursor, at.start, at.len(), |start, _, len| {
+            data.visit(&mut cursor, at.start, at.len(), |start, _, len| {
                 parts.push((part, start, len))
             });
         }
@@ -314,7 +314,7 @@ impl Sink {
         // SAFETY: the mesh passes pieces of the requested range, aligned and in whole elements.
         unsafe {
             let own = self.start.add(at);
-            let operands = match how.comes_first {
+            let operands = match how.is_first {
                 true => [piece.as_ptr(), own.cast_const()],
                 false => [own.cast_const(), piece.as_ptr()],
             };
@@ -324,7 +324,7 @@ impl Sink {
 }
 
 /// Runs `work` on the data. Half floats are converted to f32 before and rounded once afterwards.
-pub(crate) fn with_wide(
+pub(crate) fn with_f32(
     data: Pieces<'_>,
     dtype: DType,
     work: impl FnOnce(Pieces<'_>, DType) -> Result<()>,
@@ -334,14 +334,14 @@ pub(crate) fn with_wide(
     }
     let mut wide = vec![0f32; data.bytes / 2];
     let mut cursor = Default::default();
-    data.each(&mut cursor, 0, data.bytes, |piece, offset, len| {
+    data.visit(&mut cursor, 0, data.bytes, |piece, offset, len| {
         // SAFETY: pieces hold whole aligned elements of the type.
         unsafe { widen(dtype, piece, &mut wide[offset / 2..(offset + len) / 2]) };
     });
     let list = [Piece::of(&mut wide)];
     work(Pieces::new(&list), DType::F32)?;
     let mut cursor = Default::default();
-    data.each(&mut cursor, 0, data.bytes, |piece, offset, len| {
+    data.visit(&mut cursor, 0, data.bytes, |piece, offset, len| {
         // SAFETY: as above.
         unsafe { narrow(dtype, &wide[offset / 2..(offset + len) / 2], piece) };
     });
@@ -397,7 +397,7 @@ pub(crate) fn finish(data: Pieces<'_>, at: Range<usize>, dtype: DType, op: Reduc
         return;
     }
     let mut cursor = Default::default();
-    data.each(&mut cursor, at.start, at.len(), |piece, _, len| {
+    data.visit(&mut cursor, at.start, at.len(), |piece, _, len| {
         // SAFETY: a piece of the caller's memory, folded in place.
         unsafe { fold_bytes(dtype, op.fold(ranks), &[piece.cast_const()], piece, None, len) };
     });

@@ -34,7 +34,7 @@ impl Step<'_> {
         let list = [Piece { bytes: data.bytes, ..Piece::of(&mut copy) }];
         // SAFETY: the copy is as long as the data.
         unsafe { data.read(&mut Default::default(), 0, data.bytes, list[0].start) };
-        super::with_wide(Pieces::new(&list), dtype, |wide, dtype| {
+        super::with_f32(Pieces::new(&list), dtype, |wide, dtype| {
             self.tree_up(wide, dtype, op, root)?;
             if rank == root {
                 finish(wide, 0..wide.bytes, dtype, op, size);
@@ -62,20 +62,20 @@ impl Step<'_> {
         };
         let own = slice(rank);
         let mut folded = vec![0u64; own.len().div_ceil(8)];
-        let room = Piece::of(&mut folded).start;
-        let list = data.cut_like(own.start, own.len(), room);
+        let buffer = Piece::of(&mut folded).start;
+        let list = data.split_like(own.start, own.len(), buffer);
         let folded = Pieces::new(&list);
         // SAFETY: the buffer is as long as the slice.
-        unsafe { data.read(&mut Default::default(), own.start, own.len(), room) };
+        unsafe { data.read(&mut Default::default(), own.start, own.len(), buffer) };
         self.fold_apart(data, slice, dtype, op, folded)?;
         if rank != root {
-            return self.go(&[Move::Send { to: root, data: folded, at: 0..own.len() }]);
+            return self.run_moves(&[Move::Send { to: root, data: folded, at: 0..own.len() }]);
         }
         // SAFETY: as above.
-        unsafe { data.write(&mut Default::default(), own.start, own.len(), room) };
+        unsafe { data.write(&mut Default::default(), own.start, own.len(), buffer) };
         let moves: Vec<Move<'_>> =
             self.others().map(|from| Move::Recv { from, data, at: slice(from) }).collect();
-        self.go(&moves)
+        self.run_moves(&moves)
     }
 
     /// Like [`Step::fold_slices`] without changing the data. `folded` holds this rank's operand.
@@ -89,23 +89,23 @@ impl Step<'_> {
     ) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
         let len = slice(rank).len();
-        let pitch = len.div_ceil(8) * 8;
-        let mut memory = vec![0u64; size * pitch / 8];
-        let room = Piece::of(&mut memory).start;
-        let rooms: Vec<Vec<Piece>> = (0..size)
-            .map(|peer| data.cut_like(slice(rank).start, len, room.wrapping_add(peer * pitch)))
+        let stride = len.div_ceil(8) * 8;
+        let mut memory = vec![0u64; size * stride / 8];
+        let buffer = Piece::of(&mut memory).start;
+        let buffers: Vec<Vec<Piece>> = (0..size)
+            .map(|peer| data.split_like(slice(rank).start, len, buffer.wrapping_add(peer * stride)))
             .collect();
         let mut moves = Vec::with_capacity(2 * size);
         for peer in self.others() {
             moves.push(Move::Send { to: peer, data, at: slice(peer) });
-            moves.push(Move::Recv { from: peer, data: Pieces::new(&rooms[peer]), at: 0..len });
+            moves.push(Move::Recv { from: peer, data: Pieces::new(&buffers[peer]), at: 0..len });
         }
-        self.go(&moves)?;
-        folded.each(&mut Default::default(), 0, len, |piece, offset, bytes| {
+        self.run_moves(&moves)?;
+        folded.visit(&mut Default::default(), 0, len, |piece, offset, bytes| {
             let operands: Vec<*const u8> = (0..size)
                 .map(|peer| match peer == rank {
                     true => piece.cast_const(),
-                    false => room.wrapping_add(peer * pitch + offset).cast_const(),
+                    false => buffer.wrapping_add(peer * stride + offset).cast_const(),
                 })
                 .collect();
             // SAFETY: slices of equal length; the output is this rank's operand.
@@ -153,7 +153,7 @@ impl Step<'_> {
         } else {
             moves.push(Move::Recv { from: root, data, at: slice(rank) });
         }
-        self.go(&moves)?;
+        self.run_moves(&moves)?;
         let mut moves = Vec::new();
         for peer in self.others() {
             if peer != root {
@@ -163,7 +163,7 @@ impl Step<'_> {
                 moves.push(Move::Recv { from: peer, data, at: slice(peer) });
             }
         }
-        self.go(&moves)
+        self.run_moves(&moves)
     }
 
     pub(super) fn all_gather(
@@ -191,35 +191,43 @@ impl Step<'_> {
             moves.push(Move::Send { to: peer, data, at: at(rank) });
             moves.push(Move::Recv { from: peer, data, at: at(peer) });
         }
-        self.go(&moves)
+        self.run_moves(&moves)
     }
 
     pub(super) fn scatter(&self, input: Option<Piece>, output: Piece, root: usize) -> Result<()> {
         let block = output.bytes;
         let to = [output];
         let Some(input) = input else {
-            return self.go(&[Move::Recv { from: root, data: Pieces::new(&to), at: 0..block }]);
+            return self.run_moves(&[Move::Recv {
+                from: root,
+                data: Pieces::new(&to),
+                at: 0..block,
+            }]);
         };
         // SAFETY: the root's own block.
         unsafe { std::ptr::copy(input.start.add(root * block), output.start, block) };
         let from = [input];
         let data = Pieces::new(&from);
         let send = |to: usize| Move::Send { to, data, at: to * block..(to + 1) * block };
-        self.go(&self.others().map(send).collect::<Vec<_>>())
+        self.run_moves(&self.others().map(send).collect::<Vec<_>>())
     }
 
     pub(super) fn gather(&self, input: Piece, output: Option<Piece>, root: usize) -> Result<()> {
         let block = input.bytes;
         let Some(output) = output else {
             let from = [input];
-            return self.go(&[Move::Send { to: root, data: Pieces::new(&from), at: 0..block }]);
+            return self.run_moves(&[Move::Send {
+                to: root,
+                data: Pieces::new(&from),
+                at: 0..block,
+            }]);
         };
         // SAFETY: the root's own block.
         unsafe { std::ptr::copy(input.start, output.start.add(root * block), block) };
         let to = [output];
         let data = Pieces::new(&to);
         let recv = |from: usize| Move::Recv { from, data, at: from * block..(from + 1) * block };
-        self.go(&self.others().map(recv).collect::<Vec<_>>())
+        self.run_moves(&self.others().map(recv).collect::<Vec<_>>())
     }
 
     pub(super) fn all_to_all(
@@ -247,29 +255,29 @@ impl Step<'_> {
             moves.push(Move::Send { to: peer, data: Pieces::new(&from), at: at(sends, peer) });
             moves.push(Move::Recv { from: peer, data: Pieces::new(&to), at: at(receives, peer) });
         }
-        self.go(&moves)
+        self.run_moves(&moves)
     }
 
     /// Checks that every rank sends as much as its peers expect. All ranks get the same error.
     pub(crate) fn check_counts(&self, sends: &[usize], receives: &[usize]) -> Result<()> {
         let size = self.size();
-        let mut said: Vec<u64> = sends.iter().map(|count| *count as u64).collect();
-        let mut heard = vec![0u64; size];
-        let (out, into) = ([Piece::of(&mut said)], [Piece::of(&mut heard)]);
+        let mut sent_counts: Vec<u64> = sends.iter().map(|count| *count as u64).collect();
+        let mut received_counts = vec![0u64; size];
+        let (out, into) = ([Piece::of(&mut sent_counts)], [Piece::of(&mut received_counts)]);
         let at = |peer: usize| peer * 8..(peer + 1) * 8;
         let mut moves = Vec::with_capacity(2 * size);
         for peer in self.others() {
             moves.push(Move::Send { to: peer, data: Pieces::new(&out), at: at(peer) });
             moves.push(Move::Recv { from: peer, data: Pieces::new(&into), at: at(peer) });
         }
-        self.go(&moves)?;
+        self.run_moves(&moves)?;
         let rank = self.rank();
-        heard[rank] = sends[rank] as u64;
-        let wrong = (0..size).find(|peer| heard[*peer] != receives[*peer] as u64);
-        let claim = wrong.map_or(Claim::fine(), |peer| {
-            Claim::refusal(&Error::invalid(format!(
+        received_counts[rank] = sends[rank] as u64;
+        let wrong = (0..size).find(|peer| received_counts[*peer] != receives[*peer] as u64);
+        let claim = wrong.map_or(Claim::ok(), |peer| {
+            Claim::error(&Error::invalid(format!(
                 "rank {peer} sends {} bytes to rank {rank}, which expects {}",
-                heard[peer], receives[peer]
+                received_counts[peer], receives[peer]
             )))
         });
         self.agree(&claim)
@@ -290,7 +298,7 @@ impl Step<'_> {
         let mut ops = [Transfer::Recv { from, into: &mut theirs }];
         self.mesh.transfer(&mut ops, self.limits)?;
         let theirs = Signature::decode(&theirs)
-            .ok_or_else(|| Error::internal(format!("rank {from} sent no signature")))?;
+            .ok_or_else(|| Error::internal(format!("rank {from} sent an invalid signature")))?;
         let (me, peer) = (self.mesh.member(self.rank()), self.mesh.member(from));
         check_pair(own, &theirs, &me.to_string(), &peer.to_string())?;
         // SAFETY: the caller's memory.

@@ -16,21 +16,21 @@ impl Step<'_> {
     ) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
         let mut theirs = vec![0u64; data.bytes.div_ceil(8)];
-        let room = Piece::of(&mut theirs).start;
-        let list = data.cut_like(0, data.bytes, room);
+        let buffer = Piece::of(&mut theirs).start;
+        let list = data.split_like(0, data.bytes, buffer);
         let theirs = Pieces::new(&list);
         self.with_core(data, dtype, op, |core| {
             let mut bit = 1;
             while bit < core {
                 let peer = rank ^ bit;
-                self.go(&[
+                self.run_moves(&[
                     Move::Send { to: peer, data, at: 0..data.bytes },
                     Move::Recv { from: peer, data: theirs, at: 0..data.bytes },
                 ])?;
                 let mut cursor = Default::default();
-                data.each(&mut cursor, 0, data.bytes, |piece, offset, len| {
+                data.visit(&mut cursor, 0, data.bytes, |piece, offset, len| {
                     let own = piece.cast_const();
-                    let other = room.wrapping_add(offset).cast_const();
+                    let other = buffer.wrapping_add(offset).cast_const();
                     let operands = if peer < rank { [other, own] } else { [own, other] };
                     // SAFETY: a piece of the data, and as many bytes of the peer's data.
                     unsafe { fold_bytes(dtype, op.partial(), &operands, piece, None, len) };
@@ -56,15 +56,19 @@ impl Step<'_> {
         let all = 0..data.bytes;
         if rank >= core {
             let to = rank - core;
-            self.go(&[Move::Send { to, data, at: all.clone() }])?;
-            return self.go(&[Move::Recv { from: to, data, at: all }]);
+            self.run_moves(&[Move::Send { to, data, at: all.clone() }])?;
+            return self.run_moves(&[Move::Recv { from: to, data, at: all }]);
         }
         let extra = rank + core;
         if extra < size {
-            let how = Folding { dtype, op: op.partial(), comes_first: false };
-            self.go(&[Move::Fold { from: extra, data, at: all.clone(), how }])?;
+            let how = Folding { dtype, op: op.partial(), is_first: false };
+            self.run_moves(&[Move::Fold { from: extra, data, at: all.clone(), how }])?;
         }
         work(core)?;
-        if extra < size { self.go(&[Move::Send { to: extra, data, at: all }]) } else { Ok(()) }
+        if extra < size {
+            self.run_moves(&[Move::Send { to: extra, data, at: all }])
+        } else {
+            Ok(())
+        }
     }
 }

@@ -18,15 +18,15 @@ impl Step<'_> {
         let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
         for step in 0..size - 1 {
             // The received partial result was started by an earlier rank of the ring.
-            let how = Folding { dtype, op: op.partial(), comes_first: true };
-            self.go(&[
+            let how = Folding { dtype, op: op.partial(), is_first: true };
+            self.run_moves(&[
                 Move::Send { to: next, data, at: slice(rank + size - step) },
                 Move::Fold { from: last, data, at: slice(rank + 2 * size - step - 1), how },
             ])?;
         }
         finish(data, slice(rank + 1), dtype, op, size);
         for step in 0..size - 1 {
-            self.go(&[
+            self.run_moves(&[
                 Move::Send { to: next, data, at: slice(rank + 1 + size - step) },
                 Move::Recv { from: last, data, at: slice(rank + size - step) },
             ])?;

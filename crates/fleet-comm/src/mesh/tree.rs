@@ -25,16 +25,25 @@ impl Step<'_> {
         root: usize,
     ) -> Result<()> {
         let size = self.size();
-        let place = (self.rank() + size - root) % size;
-        let real = |place: usize| (place + root) % size;
+        let position = (self.rank() + size - root) % size;
+        let real = |position: usize| (position + root) % size;
         let mut bit = 1;
         while bit < size {
-            if place & bit != 0 {
-                return self.go(&[Move::Send { to: real(place - bit), data, at: 0..data.bytes }]);
+            if position & bit != 0 {
+                return self.run_moves(&[Move::Send {
+                    to: real(position - bit),
+                    data,
+                    at: 0..data.bytes,
+                }]);
             }
-            if place + bit < size {
-                let how = Folding { dtype, op: op.partial(), comes_first: false };
-                self.go(&[Move::Fold { from: real(place + bit), data, at: 0..data.bytes, how }])?;
+            if position + bit < size {
+                let how = Folding { dtype, op: op.partial(), is_first: false };
+                self.run_moves(&[Move::Fold {
+                    from: real(position + bit),
+                    data,
+                    at: 0..data.bytes,
+                    how,
+                }])?;
             }
             bit *= 2;
         }
@@ -43,20 +52,24 @@ impl Step<'_> {
 
     pub(super) fn tree_down(&self, data: Pieces<'_>, root: usize) -> Result<()> {
         let size = self.size();
-        let place = (self.rank() + size - root) % size;
-        let real = |place: usize| (place + root) % size;
+        let position = (self.rank() + size - root) % size;
+        let real = |position: usize| (position + root) % size;
         // The lowest set bit of the place determines its position in the tree.
-        let mut bit = match place {
+        let mut bit = match position {
             0 => size.next_power_of_two(),
-            _ => 1 << place.trailing_zeros(),
+            _ => 1 << position.trailing_zeros(),
         };
-        if place != 0 {
-            self.go(&[Move::Recv { from: real(place - bit), data, at: 0..data.bytes }])?;
+        if position != 0 {
+            self.run_moves(&[Move::Recv { from: real(position - bit), data, at: 0..data.bytes }])?;
         }
         while bit > 1 {
             bit /= 2;
-            if place + bit < size {
-                self.go(&[Move::Send { to: real(place + bit), data, at: 0..data.bytes }])?;
+            if position + bit < size {
+                self.run_moves(&[Move::Send {
+                    to: real(position + bit),
+                    data,
+                    at: 0..data.bytes,
+                }])?;
             }
         }
         Ok(())

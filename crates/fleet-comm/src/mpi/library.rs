@@ -4,7 +4,7 @@
 //! MPICH and its descendants. Both are passed as `usize` here, and a table maps types and
 //! operations to numbers. A library of neither family is rejected, with its name in the error.
 
-use crate::load::{Wanted, functions};
+use crate::load::{LibrarySpec, functions};
 use fleet_base::{Error, Result};
 use fleet_net::{Limits, Time};
 use libloading::os::unix::Library as Opened;
@@ -24,13 +24,13 @@ const TEXT_BYTES: usize = 8192;
 /// Level at which any thread may call MPI at any time; the same number in both families.
 const THREAD_MULTIPLE: c_int = 3;
 /// Time that a wait polls before it starts to sleep.
-const POLL: Duration = Duration::from_millis(1);
+const POLL_TIME: Duration = Duration::from_millis(1);
 /// Sleep between polls after that. MPI makes progress only inside calls.
-const NAP: Duration = Duration::from_micros(50);
+const SLEEP: Duration = Duration::from_micros(50);
 
 functions! {
     /// Functions of the standard. 32-bit handles are passed in the lower half of a `usize`.
-    Functions of "an MPI library", "one of MPI 3.0 or later":
+    Functions of "the MPI library", "MPI 3.0 or later":
     initialized = b"MPI_Initialized" (*mut c_int) -> c_int;
     finalized = b"MPI_Finalized" (*mut c_int) -> c_int;
     init_thread = b"MPI_Init_thread" (*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int;
@@ -70,7 +70,7 @@ functions! {
 
 /// The handles of one family of libraries.
 #[derive(Clone, Copy)]
-pub(super) struct Names {
+pub(super) struct Handles {
     pub world: Handle,
     errors_return: Handle,
     pub byte: Handle,
@@ -87,16 +87,16 @@ pub(super) struct Names {
     pub in_place: usize,
 }
 
-impl Names {
-    fn of_open_mpi(opened: &Opened) -> Result<Names> {
+impl Handles {
+    fn of_open_mpi(opened: &Opened) -> Result<Handles> {
         let address = |symbol: &str| -> Result<Handle> {
             // SAFETY: only the address of the symbol is taken.
             let found = unsafe { opened.get::<*const c_void>(symbol.as_bytes()) };
-            found.map(|found| *found as usize).map_err(|error| {
-                Error::unsupported(format!("an Open MPI that lacks a name: {error}"))
-            })
+            found
+                .map(|found| *found as usize)
+                .map_err(|error| Error::unsupported(format!("missing symbol in Open MPI: {error}")))
         };
-        Ok(Names {
+        Ok(Handles {
             world: address("ompi_mpi_comm_world")?,
             errors_return: address("ompi_mpi_errors_return")?,
             byte: address("ompi_mpi_byte")?,
@@ -114,8 +114,8 @@ impl Names {
     }
 
     /// The common interface of MPICH, Intel MPI and MVAPICH since 2013.
-    fn of_mpich() -> Names {
-        Names {
+    fn of_mpich() -> Handles {
+        Handles {
             world: 0x4400_0000,
             errors_return: 0x5400_0001,
             byte: 0x4c00_010d,
@@ -133,30 +133,30 @@ impl Names {
     }
 }
 
-const WANTED: Wanted<'_> = Wanted {
-    what: "MPI library",
-    names: match cfg!(target_os = "macos") {
+const LIBRARY: LibrarySpec<'_> = LibrarySpec {
+    name: "the MPI library",
+    file_names: match cfg!(target_os = "macos") {
         true => &["libmpi.40.dylib", "libmpi.12.dylib", "libmpi.dylib"],
         false => &["libmpi.so.40", "libmpi.so.12", "libmpi.so"],
     },
-    global: true,
-    help: "install Open MPI or MPICH, or give the path of its libmpi",
+    is_global: true,
+    help: "install Open MPI or MPICH, or set the path of its libmpi",
 };
 
 /// MPI in this process.
 pub(super) struct Library {
     pub f: Functions,
-    pub names: Names,
+    pub handles: Handles,
     pub version: String,
     pub rank: usize,
     pub size: usize,
     /// Whether other code initialised MPI and will finalise it.
-    guest: bool,
+    is_foreign_init: bool,
     /// Set when a call has abandoned its requests: all other calls return at their next poll.
-    leave: AtomicBool,
+    is_abandoned: AtomicBool,
     /// Read-locked by threads inside MPI; write-locked to wait until no thread is inside.
-    inside: RwLock<()>,
-    over: Mutex<Option<Error>>,
+    in_call: RwLock<()>,
+    ended: Mutex<Option<Error>>,
 }
 
 /// A request in flight. Its memory must not be accessed until it is done.
@@ -170,7 +170,7 @@ pub(super) struct Request {
 impl Library {
     /// Loads the library and initialises MPI.
     pub fn start(path: Option<&Path>) -> Result<Library> {
-        let opened = WANTED.load(path)?;
+        let opened = LIBRARY.load(path)?;
         let f = Functions::load(&opened)?;
         let version = text(|to, length| {
             // SAFETY: the buffer is longer than the text of either family.
@@ -180,27 +180,27 @@ impl Library {
         let open_mpi = unsafe { opened.get::<*const c_void>(b"ompi_mpi_comm_world") }.is_ok();
         let mpich = ["MPICH", "Intel(R) MPI", "MVAPICH"].iter().any(|name| version.contains(name));
         let names = match (open_mpi, mpich) {
-            (true, _) => Names::of_open_mpi(&opened)?,
-            (false, true) => Names::of_mpich(),
+            (true, _) => Handles::of_open_mpi(&opened)?,
+            (false, true) => Handles::of_mpich(),
             _ => {
-                return Err(Error::unsupported("an MPI library of a family that is not known")
+                return Err(Error::unsupported("unknown MPI implementation")
                     .expected("Open MPI, MPICH, Intel MPI or MVAPICH")
                     .got(version));
             }
         };
         // MPI has started threads and handlers in this process, so it cannot be unloaded.
         std::mem::forget(opened);
-        let guest = begin(&f)?;
+        let is_foreign_init = init(&f)?;
         let mut library = Library {
             f,
-            names,
+            handles: names,
             version: version.lines().next().unwrap_or_default().trim().to_string(),
             rank: 0,
             size: 0,
-            guest,
-            leave: AtomicBool::new(false),
-            inside: RwLock::new(()),
-            over: Mutex::new(None),
+            is_foreign_init,
+            is_abandoned: AtomicBool::new(false),
+            in_call: RwLock::new(()),
+            ended: Mutex::new(None),
         };
         let (mut rank, mut size) = (0, 0);
         // SAFETY: MPI is initialised, and the handles are its own.
@@ -215,8 +215,8 @@ impl Library {
 
     /// Must be held during a call into MPI, so that MPI is not finalised meanwhile.
     pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
-        let guard = self.inside.read().unwrap_or_else(PoisonError::into_inner);
-        match &*self.over.lock().unwrap_or_else(PoisonError::into_inner) {
+        let guard = self.in_call.read().unwrap_or_else(PoisonError::into_inner);
+        match &*self.ended.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
             None => Ok(guard),
         }
@@ -259,7 +259,7 @@ impl Library {
         let mut count = 0;
         // SAFETY: the status belongs to a request that is done.
         self.check(unsafe {
-            (self.f.count)(request.status.as_ptr().cast(), self.names.byte, &mut count)
+            (self.f.count)(request.status.as_ptr().cast(), self.handles.byte, &mut count)
         })?;
         Ok(count.max(0) as usize)
     }
@@ -268,38 +268,41 @@ impl Library {
     pub fn wait(
         &self,
         limits: &Limits,
-        late: impl Fn() -> Error,
+        timeout: impl Fn() -> Error,
         mut step: impl FnMut() -> Result<Progress>,
     ) -> Result<()> {
         let mut idle_since: Option<Time> = None;
         loop {
             match step()? {
                 Progress::Done => return Ok(()),
-                Progress::Moved => {
+                Progress::Progressed => {
                     idle_since = None;
                     continue;
                 }
                 Progress::Nothing => {}
             }
             limits.abort.check()?;
-            if self.leave.load(Ordering::Acquire) {
-                return Err(Error::unavailable("another call of this process gave MPI up"));
+            if self.is_abandoned.load(Ordering::Acquire) {
+                return Err(Error::unavailable(
+                    "MPI was abandoned by another call of this process",
+                ));
             }
             let now = Time::now();
             if limits.deadline.is_past(now) {
-                return Err(late());
+                return Err(timeout());
             }
-            match now.since(*idle_since.get_or_insert(now)) < POLL {
+            match now.since(*idle_since.get_or_insert(now)) < POLL_TIME {
                 true => std::thread::yield_now(),
-                false => std::thread::sleep(NAP),
+                false => std::thread::sleep(SLEEP),
             }
         }
     }
 
     /// Waits until all of `requests` are done. After an error the caller must abandon them.
     pub fn finish(&self, requests: &mut [Request], limits: &Limits) -> Result<()> {
-        let late = || Error::unavailable("the deadline passed while waiting for the others in MPI");
-        self.wait(limits, late, || {
+        let timeout =
+            || Error::unavailable("the deadline passed while waiting for other ranks in MPI");
+        self.wait(limits, timeout, || {
             let mut open = false;
             for request in requests.iter_mut() {
                 open |= !self.test(request)?;
@@ -310,12 +313,12 @@ impl Library {
 
     /// Abandons requests in flight, whose memory goes back to the caller. MPI moves data only
     /// inside calls, so no thread of this process may call MPI again. `guard` is the caller's.
-    pub fn give_up(&self, guard: RwLockReadGuard<'_, ()>, error: &Error) {
-        self.leave.store(true, Ordering::Release);
+    pub fn abandon(&self, guard: RwLockReadGuard<'_, ()>, error: &Error) {
+        self.is_abandoned.store(true, Ordering::Release);
         drop(guard);
-        let _nobody = self.inside.write().unwrap_or_else(PoisonError::into_inner);
-        let over = error.clone().at("an earlier call, which ended MPI in this process");
-        self.over.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(over);
+        let _guard = self.in_call.write().unwrap_or_else(PoisonError::into_inner);
+        let ended = error.clone().at("an earlier call, which abandoned MPI in this process");
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(ended);
     }
 
     /// Makes the communicator of `members`, which must all call this with the same `tag`. MPI waits
@@ -323,29 +326,29 @@ impl Library {
     pub fn communicator(&self, members: &[usize], tag: c_int) -> Result<Handle> {
         let _guard = self.enter()?;
         let ranks: Vec<c_int> = members.iter().map(|rank| *rank as c_int).collect();
-        let (mut all, mut some, mut made) = (0, 0, 0);
+        let (mut all, mut subgroup, mut made) = (0, 0, 0);
         // SAFETY: MPI's own handles, and ranks of the world.
         unsafe {
-            self.check((self.f.comm_group)(self.names.world, &mut all))?;
+            self.check((self.f.comm_group)(self.handles.world, &mut all))?;
             let (count, first) = (ranks.len() as c_int, ranks.as_ptr());
-            self.check((self.f.group_incl)(all, count, first, &mut some))?;
-            self.check((self.f.comm_create_group)(self.names.world, some, tag, &mut made))?;
-            self.check((self.f.group_free)(&mut some))?;
+            self.check((self.f.group_incl)(all, count, first, &mut subgroup))?;
+            self.check((self.f.comm_create_group)(self.handles.world, subgroup, tag, &mut made))?;
+            self.check((self.f.group_free)(&mut subgroup))?;
             self.check((self.f.group_free)(&mut all))?;
-            self.check((self.f.comm_set_errhandler)(made, self.names.errors_return))?;
+            self.check((self.f.comm_set_errhandler)(made, self.handles.errors_return))?;
         }
         Ok(made)
     }
 
     /// Finalises MPI in this process, unless other code initialised it or a call was abandoned.
-    pub fn end(&self) {
-        let _nobody = self.inside.write().unwrap_or_else(PoisonError::into_inner);
-        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
-        if over.is_none() && !self.guest {
+    pub fn finalize(&self) {
+        let _guard = self.in_call.write().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.is_none() && !self.is_foreign_init {
             // SAFETY: no thread is inside MPI, and no request is in flight. Failures are ignored.
             let _ = unsafe { (self.f.finalize)() };
         }
-        over.get_or_insert(Error::invalid("MPI was ended in this process"));
+        ended.get_or_insert(Error::invalid("MPI is finalized in this process"));
     }
 }
 
@@ -353,25 +356,27 @@ impl Library {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
     Done,
-    Moved,
+    Progressed,
     Nothing,
 }
 
 /// Initialises MPI unless it is already initialised; true if it was.
-fn begin(f: &Functions) -> Result<bool> {
-    let (mut begun, mut ended, mut threads) = (0, 0, 0);
+fn init(f: &Functions) -> Result<bool> {
+    let (mut initialized, mut finalized, mut threads) = (0, 0, 0);
     // SAFETY: these functions may be called at any time.
     unsafe {
-        (f.initialized)(&mut begun);
-        (f.finalized)(&mut ended);
+        (f.initialized)(&mut initialized);
+        (f.finalized)(&mut finalized);
     }
-    if ended != 0 {
-        return Err(Error::invalid("MPI was ended in this process, and it begins once")
-            .help("keep what the first start gave"));
+    if finalized != 0 {
+        return Err(Error::invalid(
+            "MPI is already finalized in this process and cannot be initialized again",
+        )
+        .help("keep the value of the first Mpi::start"));
     }
     // SAFETY: MPI is initialised in the first branch only; the second passes no arguments.
     let code = unsafe {
-        match begun != 0 {
+        match initialized != 0 {
             true => (f.query_thread)(&mut threads),
             false => (f.init_thread)(
                 std::ptr::null_mut(),
@@ -382,17 +387,15 @@ fn begin(f: &Functions) -> Result<bool> {
         }
     };
     if code != SUCCESS {
-        return Err(Error::unavailable(format!(
-            "MPI does not begin in this process: error {code}"
-        ))
-        .help("start the job with the mpirun that belongs to the library"));
+        return Err(Error::unavailable(format!("cannot initialize MPI: error {code}"))
+            .help("start the job with the mpirun that belongs to the library"));
     }
     if threads < THREAD_MULTIPLE {
-        return Err(Error::unsupported("an MPI library without calls from several threads")
+        return Err(Error::unsupported("MPI library does not support calls from several threads")
             .expected("MPI_THREAD_MULTIPLE")
             .got(format!("level {threads}")));
     }
-    Ok(begun != 0)
+    Ok(initialized != 0)
 }
 
 /// Reads a text that MPI writes.

@@ -1,6 +1,6 @@
 //! Meshes over MPI's point-to-point messages.
 //!
-//! A message is sent in pieces of at most [`PIECE_BYTES`]. Up to [`PIECES_UNDER_WAY`] of them are
+//! A message is sent in pieces of at most [`PIECE_BYTES`]. Up to [`PIECES_IN_FLIGHT`] of them are
 //! in flight at a time, in the order of the list. MPI keeps the order of messages with the same
 //! sender, receiver and communicator, and each mesh has its own communicator. An empty message is
 //! one empty piece, so that both ends count the same messages.
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// overlap.
 const PIECE_BYTES: usize = 1 << 20;
 /// Maximum number of pieces in flight to each peer, in each direction.
-const PIECES_UNDER_WAY: usize = 4;
+const PIECES_IN_FLIGHT: usize = 4;
 /// Tag of all messages: only their order matters.
 const TAG: c_int = 0;
 /// Number of tags that the standard guarantees.
@@ -93,21 +93,21 @@ pub(super) struct MpiMesh {
 struct State {
     broken: Option<Error>,
     /// Buffers for folds, kept between calls.
-    rooms: Vec<Vec<u128>>,
+    buffers: Vec<Vec<u128>>,
 }
 
 /// The pieces to or from one peer, in order.
 struct Queue {
     peer: usize,
     waiting: VecDeque<Piece>,
-    under_way: VecDeque<(Piece, Request)>,
+    in_flight: VecDeque<(Piece, Request)>,
 }
 
 struct Piece {
     op: usize,
     range: Range<usize>,
     /// Buffer that receives a piece of a fold; `u128` is aligned for any element.
-    room: Vec<u128>,
+    buffer: Vec<u128>,
 }
 
 impl Mesh for MpiMesh {
@@ -132,10 +132,10 @@ impl Mesh for MpiMesh {
         limits.abort.check()?;
         let guard = self.library.enter()?;
         let mut queues = queues(ops);
-        let result = self.run(&mut queues, ops, &mut state.rooms, limits);
+        let result = self.run(&mut queues, ops, &mut state.buffers, limits);
         if let Err(error) = &result {
             state.broken = Some(error.clone().at("an earlier transfer, which broke the mesh"));
-            self.library.give_up(guard, error);
+            self.library.abandon(guard, error);
             // MPI may still write to the buffers of these pieces.
             std::mem::forget(queues);
         }
@@ -148,28 +148,28 @@ impl MpiMesh {
         &self,
         queues: &mut [Queue],
         ops: &mut [Transfer<'_>],
-        rooms: &mut Vec<Vec<u128>>,
+        buffers: &mut Vec<Vec<u128>>,
         limits: &Limits,
     ) -> Result<()> {
         let mut done = vec![0usize; ops.len()];
         // Written by the step closure, read by the error closure.
         let waiting = std::cell::RefCell::new(Vec::new());
-        let late = || timeout_error(&waiting.borrow());
-        self.library.wait(limits, late, || {
+        let timeout = || timeout_error(&waiting.borrow());
+        self.library.wait(limits, timeout, || {
             let (mut moved, mut open) = (false, false);
             for queue in queues.iter_mut() {
-                moved |= self.turn(queue, ops, rooms, &mut done)?;
-                open |= !queue.waiting.is_empty() || !queue.under_way.is_empty();
+                moved |= self.poll_queue(queue, ops, buffers, &mut done)?;
+                open |= !queue.waiting.is_empty() || !queue.in_flight.is_empty();
             }
             Ok(match (open, moved) {
                 (false, _) => Progress::Done,
-                (true, true) => Progress::Moved,
+                (true, true) => Progress::Progressed,
                 (true, false) => {
                     let open = (0..ops.len()).filter(|op| {
                         let of = |piece: &Piece| piece.op == *op;
                         queues.iter().any(|queue| {
                             queue.waiting.iter().any(of)
-                                || queue.under_way.iter().any(|(piece, _)| of(piece))
+                                || queue.in_flight.iter().any(|(piece, _)| of(piece))
                         })
                     });
                     if limits.deadline.is_past(fleet_net::Time::now()) {
@@ -188,27 +188,27 @@ impl MpiMesh {
     }
 
     /// Starts the next pieces and completes finished ones; true if there were any.
-    fn turn(
+    fn poll_queue(
         &self,
         queue: &mut Queue,
         ops: &mut [Transfer<'_>],
-        rooms: &mut Vec<Vec<u128>>,
+        buffers: &mut Vec<Vec<u128>>,
         done: &mut [usize],
     ) -> Result<bool> {
         let mut moved = false;
-        while queue.under_way.len() < PIECES_UNDER_WAY
+        while queue.in_flight.len() < PIECES_IN_FLIGHT
             && let Some(mut piece) = queue.waiting.pop_front()
         {
-            let request = self.start(queue.peer, &mut piece, ops, rooms)?;
-            queue.under_way.push_back((piece, request));
+            let request = self.start(queue.peer, &mut piece, ops, buffers)?;
+            queue.in_flight.push_back((piece, request));
             moved = true;
         }
-        while let Some((_, request)) = queue.under_way.front_mut() {
+        while let Some((_, request)) = queue.in_flight.front_mut() {
             if !self.library.test(request)? {
                 break;
             }
-            let Some((piece, request)) = queue.under_way.pop_front() else { break };
-            self.take(piece, &request, ops, rooms, done)?;
+            let Some((piece, request)) = queue.in_flight.pop_front() else { break };
+            self.complete(piece, &request, ops, buffers, done)?;
             moved = true;
         }
         Ok(moved)
@@ -219,9 +219,9 @@ impl MpiMesh {
         peer: usize,
         piece: &mut Piece,
         ops: &mut [Transfer<'_>],
-        rooms: &mut Vec<Vec<u128>>,
+        buffers: &mut Vec<Vec<u128>>,
     ) -> Result<Request> {
-        let (f, byte, comm) = (&self.library.f, self.library.names.byte, self.comm);
+        let (f, byte, comm) = (&self.library.f, self.library.handles.byte, self.comm);
         let (bytes, peer) = (piece.range.len() as c_int, peer as c_int);
         let into = match &mut ops[piece.op] {
             Transfer::Send { data, .. } => {
@@ -234,8 +234,8 @@ impl MpiMesh {
             }
             Transfer::Recv { into, .. } => into[piece.range.clone()].as_mut_ptr(),
             Transfer::Fold { .. } => {
-                piece.room = rooms.pop().unwrap_or_else(|| vec![0; PIECE_BYTES / 16]);
-                piece.room.as_mut_ptr().cast()
+                piece.buffer = buffers.pop().unwrap_or_else(|| vec![0; PIECE_BYTES / 16]);
+                piece.buffer.as_mut_ptr().cast()
             }
         };
         // SAFETY: as above; a buffer is as long as the longest piece.
@@ -243,12 +243,12 @@ impl MpiMesh {
             .request(|to| unsafe { (f.irecv)(into.cast(), bytes, byte, peer, TAG, comm, to) })
     }
 
-    fn take(
+    fn complete(
         &self,
         piece: Piece,
         request: &Request,
         ops: &mut [Transfer<'_>],
-        rooms: &mut Vec<Vec<u128>>,
+        buffers: &mut Vec<Vec<u128>>,
         done: &mut [usize],
     ) -> Result<()> {
         let op = &mut ops[piece.op];
@@ -256,7 +256,7 @@ impl MpiMesh {
             let (got, expected) = (self.library.bytes(request)?, piece.range.len());
             if got != expected {
                 return Err(Error::invalid(
-                    "the two ends are out of step: they transfer different messages",
+                    "message size mismatch: the two ranks transfer different messages",
                 )
                 .expected(format!("{expected} bytes"))
                 .got(format!("{got} bytes"))
@@ -267,12 +267,12 @@ impl MpiMesh {
         if let Transfer::Fold { sink, .. } = op {
             // SAFETY: any initialised integers may be read as bytes.
             let bytes = unsafe {
-                std::slice::from_raw_parts(piece.room.as_ptr().cast::<u8>(), piece.range.len())
+                std::slice::from_raw_parts(piece.buffer.as_ptr().cast::<u8>(), piece.range.len())
             };
             for (index, part) in bytes.chunks(FOLD_BYTES_MAX).enumerate() {
                 sink(piece.range.start + index * FOLD_BYTES_MAX, part);
             }
-            rooms.push(piece.room);
+            buffers.push(piece.buffer);
         }
         Ok(())
     }
@@ -283,16 +283,17 @@ fn queues(ops: &[Transfer<'_>]) -> Vec<Queue> {
     let mut queues: Vec<(bool, Queue)> = Vec::new();
     for (index, op) in ops.iter().enumerate() {
         let (peer, sends, bytes) = (op.peer(), op.is_send(), op.bytes());
-        let known = queues.iter().position(|(way, queue)| *way == sends && queue.peer == peer);
+        let known =
+            queues.iter().position(|(is_send, queue)| *is_send == sends && queue.peer == peer);
         let at = known.unwrap_or_else(|| {
-            let queue = Queue { peer, waiting: VecDeque::new(), under_way: VecDeque::new() };
+            let queue = Queue { peer, waiting: VecDeque::new(), in_flight: VecDeque::new() };
             queues.push((sends, queue));
             queues.len() - 1
         });
         let pieces = bytes.div_ceil(PIECE_BYTES).max(1);
         queues[at].1.waiting.extend((0..pieces).map(|piece| {
             let range = piece * PIECE_BYTES..((piece + 1) * PIECE_BYTES).min(bytes);
-            Piece { op: index, range, room: Vec::new() }
+            Piece { op: index, range, buffer: Vec::new() }
         }));
     }
     queues.into_iter().map(|(_, queue)| queue).collect()

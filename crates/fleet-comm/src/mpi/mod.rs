@@ -32,7 +32,7 @@ mod mesh;
 mod native;
 
 use crate::World;
-use crate::mesh::{Carried, Carrier};
+use crate::mesh::{LibraryMesh, MeshLibrary};
 use fleet_base::{Error, Result};
 use fleet_net::{
     Abort, Deadline, Limits, Log, Member, Membership, Store, StoreClient, StoreServer, Token,
@@ -88,42 +88,42 @@ pub struct Mpi {
 /// Name of the heartbeat group. An MPI job has one.
 const HEARTBEATS: &str = "mpi";
 /// Size of the message with the store's address and token, which are both short.
-const GREETING_BYTES: usize = 256;
+const STORE_MESSAGE_BYTES: usize = 256;
 /// Time that rank 0 keeps the store open for ranks that have not finished.
-const END_SPAN: Duration = Duration::from_secs(30);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Mpi {
     /// Initialises MPI and waits for the other ranks.
     pub fn start(options: &MpiOptions) -> Result<Mpi> {
         let library = Arc::new(Library::start(options.library.as_deref())?);
         let place = format!("rank {} of {} in {}", library.rank, library.size, library.version);
-        match Mpi::meet(&library, options) {
+        match Mpi::join(&library, options) {
             Ok(job) => Ok(job),
             Err(error) => Err(error.at(place)),
         }
     }
 
-    fn meet(library: &Arc<Library>, options: &MpiOptions) -> Result<Mpi> {
+    fn join(library: &Arc<Library>, options: &MpiOptions) -> Result<Mpi> {
         let limits = Limits::within(options.timeout_open);
         let (rank, size) = (library.rank, library.size);
-        let (server, address, token) = greet(library, options, &limits)?;
+        let (server, address, token) = share_store(library, options, &limits)?;
         let store: Arc<dyn Store> = Arc::new(StoreClient::connect(address, &token, &limits)?);
         let own = host::own_member(rank);
         let key = |rank: usize| format!("mpi/member/{rank}");
         store.set(&key(rank), encode(&own).as_bytes(), &limits)?;
         let keys: Vec<String> = (0..size).map(key).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let said = store.wait(&keys, &limits)?;
-        let members = said
+        let descriptions = store.wait(&keys, &limits)?;
+        let members = descriptions
             .iter()
             .enumerate()
             .map(|(rank, text)| decode(rank, &String::from_utf8_lossy(text)))
             .collect::<Result<Vec<_>>>()?;
         let abort = Abort::new();
-        let told = abort.clone();
+        let fired = abort.clone();
         let membership =
             Membership::join(address, &token, HEARTBEATS, own, &limits, move |notice| {
-                told.fire(notice.error());
+                fired.fire(notice.error());
             })?;
         let fabric = Arc::new(MpiFabric {
             library: library.clone(),
@@ -133,7 +133,7 @@ impl Mpi {
             timeout_open: options.timeout_open,
         });
         let carrier = Arc::new(Opener(fabric.clone()));
-        let world = World::new(fabric, store.clone(), abort.clone()).carried_by(carrier);
+        let world = World::new(fabric, store.clone(), abort.clone()).with_carrier(carrier);
         Ok(Mpi {
             library: library.clone(),
             members,
@@ -187,13 +187,13 @@ impl Mpi {
 
     /// Waits until all ranks have called this, and finalises MPI. Groups fail afterwards.
     pub fn finish(mut self) -> Result<()> {
-        let limits = Limits::new(Deadline::within(END_SPAN), &self.abort);
+        let limits = Limits::new(Deadline::within(SHUTDOWN_TIMEOUT), &self.abort);
         let key = |rank: usize| format!("mpi/done/{rank}");
         self.store.set(&key(self.rank()), b"", &limits)?;
         let keys: Vec<String> = (0..self.size()).map(key).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         self.store.wait(&keys, &limits)?;
-        self.library.end();
+        self.library.finalize();
         self.leave();
         Ok(())
     }
@@ -204,7 +204,7 @@ impl Mpi {
         if let Some(membership) = self.membership.take() {
             membership.leave();
         }
-        let limits = Limits::new(Deadline::within(END_SPAN), &self.abort);
+        let limits = Limits::new(Deadline::within(SHUTDOWN_TIMEOUT), &self.abort);
         let key = |rank: usize| format!("mpi/left/{rank}");
         // A failure means that the store has already ended, so nothing depends on this write.
         let _ = self.store.set(&key(self.rank()), b"", &limits);
@@ -232,24 +232,24 @@ impl Drop for Mpi {
 /// Opens meshes with the library's collectives.
 struct Opener(Arc<MpiFabric>);
 
-impl Carrier for Opener {
-    fn open(&self, name: &str, members: &[usize], _: &Limits) -> Result<Carried> {
+impl MeshLibrary for Opener {
+    fn open(&self, name: &str, members: &[usize], _: &Limits) -> Result<LibraryMesh> {
         let mesh = self.0.open_mesh(name, members)?;
         Ok((mesh.clone(), Box::new(native::Collectives(mesh))))
     }
 
-    fn is_for_hosts(&self) -> bool {
+    fn replaces_shared_memory(&self) -> bool {
         false
     }
 }
 
 /// Starts the store on rank 0 and sends its address to the other ranks.
-fn greet(
+fn share_store(
     library: &Library,
     options: &MpiOptions,
     limits: &Limits,
 ) -> Result<(Option<StoreServer>, SocketAddr, Token)> {
-    let mut greeting = vec![0u8; GREETING_BYTES];
+    let mut message = vec![0u8; STORE_MESSAGE_BYTES];
     let mut server = None;
     if library.rank == 0 {
         let text = match host_store(options) {
@@ -260,30 +260,30 @@ fn greet(
             // The other ranks wait for this message, so it carries the reason of the failure.
             Err(error) => format!("! {error}"),
         };
-        let length = text.len().min(GREETING_BYTES);
-        greeting[..length].copy_from_slice(&text.as_bytes()[..length]);
+        let length = text.len().min(STORE_MESSAGE_BYTES);
+        message[..length].copy_from_slice(&text.as_bytes()[..length]);
     }
     {
         let _guard = library.enter()?;
-        let names = &library.names;
-        let into = greeting.as_mut_ptr().cast();
-        let bytes = GREETING_BYTES as std::ffi::c_int;
+        let names = &library.handles;
+        let into = message.as_mut_ptr().cast();
+        let bytes = STORE_MESSAGE_BYTES as std::ffi::c_int;
         // SAFETY: the buffer has this length on every rank and lives until the request is done.
         let request = library.request(|to| unsafe {
             (library.f.broadcast)(into, bytes, names.byte, 0, names.world, to)
         })?;
         if let Err(error) = library.finish(&mut [request], limits) {
             // MPI may still write to the buffer.
-            std::mem::forget(greeting);
+            std::mem::forget(message);
             return Err(error);
         }
     }
-    let text = String::from_utf8_lossy(&greeting);
+    let text = String::from_utf8_lossy(&message);
     let text = text.trim_end_matches('\0');
     if let Some(reason) = text.strip_prefix("! ") {
         return Err(Error::unavailable(format!("rank 0 cannot host the store: {reason}")));
     }
-    let wrong = || Error::internal("rank 0 has told no address of the store").got(text);
+    let wrong = || Error::internal("invalid store address from rank 0").got(text);
     let (address, token) = text.split_once(' ').ok_or_else(wrong)?;
     Ok((server, address.parse().map_err(|_| wrong())?, Token::from_text(token)?))
 }
@@ -314,6 +314,6 @@ fn decode(rank: usize, text: &str) -> Result<Member> {
     let mut part = || parts.next().map(str::to_string);
     match (part().and_then(|pid| pid.parse().ok()), part(), part()) {
         (Some(pid), Some(host), Some(host_id)) => Ok(Member { rank, host, host_id, pid }),
-        _ => Err(Error::internal(format!("rank {rank} has not said who it is")).got(text)),
+        _ => Err(Error::internal(format!("invalid member description of rank {rank}")).got(text)),
     }
 }

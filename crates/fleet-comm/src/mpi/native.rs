@@ -7,7 +7,7 @@
 use super::library::{Handle, Request};
 use super::mesh::MpiMesh;
 use crate::call::{Call, Piece, Pieces, ReduceOp, Work};
-use crate::mesh::{Native, Step, finish};
+use crate::mesh::{NativeCollectives, Step, finish};
 use fleet_base::Result;
 use fleet_net::Limits;
 use fleet_tensor::DType;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 pub(super) struct Collectives(pub Arc<MpiMesh>);
 
-impl Native for Collectives {
+impl NativeCollectives for Collectives {
     fn name(&self) -> String {
         self.0.library.version.clone()
     }
@@ -101,7 +101,7 @@ impl Collectives {
         let mut requests = Vec::new();
         let result = (plan.0)(&mut requests).and_then(|()| library.finish(&mut requests, limits));
         if let Err(error) = &result {
-            library.give_up(guard, error);
+            library.abandon(guard, error);
             // MPI may still read the tables of counts.
             std::mem::forget(plan);
         }
@@ -121,7 +121,7 @@ impl Collectives {
         };
         let mut list = Vec::new();
         let mut fits = true;
-        data.each(&mut Default::default(), 0, data.bytes, |start, _, bytes| {
+        data.visit(&mut Default::default(), 0, data.bytes, |start, _, bytes| {
             match count(bytes / unit) {
                 Some(elements) => list.push((Piece { start, bytes }, elements)),
                 None => fits = false,
@@ -138,7 +138,7 @@ impl Collectives {
     }
 
     fn dtype(&self, dtype: DType) -> Option<Handle> {
-        let names = &self.0.library.names;
+        let names = &self.0.library.handles;
         Some(match dtype {
             DType::F32 => names.f32,
             DType::F64 => names.f64,
@@ -150,7 +150,7 @@ impl Collectives {
     }
 
     fn op(&self, op: ReduceOp) -> Handle {
-        let names = &self.0.library.names;
+        let names = &self.0.library.handles;
         match op {
             ReduceOp::Sum | ReduceOp::Avg => names.sum,
             ReduceOp::Prod => names.prod,
@@ -160,7 +160,7 @@ impl Collectives {
     }
 
     fn in_place(&self) -> *const c_void {
-        self.0.library.names.in_place as *const c_void
+        self.0.library.handles.in_place as *const c_void
     }
 
     // SAFETY of all functions below: memory and counts are those of a checked call, borrowed until
@@ -208,7 +208,7 @@ impl Collectives {
 
     fn broadcast(&self, data: Piece, bytes: c_int, root: usize) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.names.byte;
+        let byte = library.handles.byte;
         library.request(|to| unsafe {
             (library.f.broadcast)(data.start.cast(), bytes, byte, root as c_int, comm, to)
         })
@@ -222,7 +222,7 @@ impl Collectives {
         starts: &[c_int],
     ) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.names.byte;
+        let byte = library.handles.byte;
         let (from, count) = match input {
             Some(input) => (source(input), input.bytes as c_int),
             None => (self.in_place(), 0),
@@ -241,7 +241,7 @@ impl Collectives {
         tables: &(Vec<c_int>, Vec<c_int>, Vec<c_int>, Vec<c_int>),
     ) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.names.byte;
+        let byte = library.handles.byte;
         let (sends, send_starts) = (tables.0.as_ptr(), tables.1.as_ptr());
         let (receives, receive_starts) = (tables.2.as_ptr(), tables.3.as_ptr());
         let (from, into) = (source(input), target(output));
@@ -269,7 +269,7 @@ impl Collectives {
         root: usize,
     ) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.names.byte;
+        let byte = library.handles.byte;
         let from = input.map_or(std::ptr::null(), source);
         let into = target(output);
         let root = root as c_int;
@@ -286,7 +286,7 @@ impl Collectives {
         root: usize,
     ) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.names.byte;
+        let byte = library.handles.byte;
         let from = source(input);
         let into = output.map_or(std::ptr::null_mut(), target);
         let root = root as c_int;

@@ -7,7 +7,7 @@
 
 use super::cuda::{Cuda, DevicePointer, Handle, Stream};
 use crate::call::ReduceOp;
-use crate::load::{Wanted, functions};
+use crate::load::{LibrarySpec, functions};
 use fleet_base::{Error, Result};
 use fleet_net::{Limits, Mesh, Time};
 use fleet_tensor::DType;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 functions! {
     /// Functions of NCCL. Communicators and streams are addresses.
-    Functions of "a library of NCCL", "one of NCCL 2.14 or later":
+    Functions of "the NCCL library", "NCCL 2.14 or later":
     version = b"ncclGetVersion" (*mut c_int) -> c_int;
     unique_id = b"ncclGetUniqueId" (*mut UniqueId) -> c_int;
     init = b"ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *const Config) -> c_int;
@@ -73,25 +73,25 @@ const CONFIG: Config = Config {
 };
 const _: () = assert!(size_of::<Config>() == 24);
 
-const WANTED: Wanted<'_> = Wanted {
-    what: "library of NCCL",
-    names: &["libnccl.so.2", "libnccl.so"],
-    global: false,
-    help: "install NCCL 2.14 or later, or give the path of its libnccl.so.2 (FLEET_NCCL_LIBRARY)",
+const LIBRARY: LibrarySpec<'_> = LibrarySpec {
+    name: "the NCCL library",
+    file_names: &["libnccl.so.2", "libnccl.so"],
+    is_global: false,
+    help: "install NCCL 2.14 or later, or set the path of its libnccl.so.2 (FLEET_NCCL_LIBRARY)",
 };
 
 /// Time that a wait polls before it starts to sleep.
-const POLL: Duration = Duration::from_millis(1);
+const POLL_TIME: Duration = Duration::from_millis(1);
 /// Sleep between polls after that: about the time of a short collective.
-const NAP: Duration = Duration::from_micros(50);
+const SLEEP: Duration = Duration::from_micros(50);
 /// Interval between checks for peers that have closed their end.
-const LOOK: Duration = Duration::from_millis(10);
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// Grace period after a peer has closed its end. A rank that finishes first may leave while its
-/// last data is still in flight. After this time the peer counts as gone.
-const LEFT_SPAN: Duration = Duration::from_secs(2);
+/// last data is still in flight. After this time the peer counts as closed.
+const CLOSED_PEER_GRACE: Duration = Duration::from_secs(2);
 /// Time that an error of NCCL or a closed end waits for the notice of a death. Heartbeats detect a
 /// death after about 1 s.
-const NOTICE_SPAN: Duration = Duration::from_secs(2);
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// NCCL and the device of this process.
 pub(super) struct Nccl {
@@ -103,7 +103,7 @@ pub(super) struct Nccl {
 
 impl Nccl {
     pub fn start(path: Option<&Path>, cuda: Cuda) -> Result<Nccl> {
-        let library = WANTED.load(path)?;
+        let library = LIBRARY.load(path)?;
         let f = Functions::load(&library)?;
         // NCCL's threads cannot be unloaded.
         std::mem::forget(library);
@@ -113,10 +113,10 @@ impl Nccl {
         nccl.check(unsafe { (nccl.f.version)(&mut code) }, std::ptr::null_mut())?;
         let name = format!("NCCL {}.{}.{}", code / 10_000, code / 100 % 100, code % 100);
         if code < VERSION_MIN {
-            return Err(Error::unsupported("this version of NCCL cannot be told to give up")
+            return Err(Error::unsupported("NCCL version is too old: it cannot abort a call")
                 .expected("NCCL 2.14 or later")
                 .got(format!("{name} (version code {code})"))
-                .help(WANTED.help));
+                .help(LIBRARY.help));
         }
         nccl.version = name;
         Ok(nccl)
@@ -151,12 +151,12 @@ impl Nccl {
             INVALID_ARGUMENT | INVALID_USAGE => Error::invalid(text),
             _ => Error::unavailable(text),
         };
-        Err(error.at(&self.cuda.device).help("NCCL_DEBUG=INFO lets NCCL say more"))
+        Err(error.at(&self.cuda.device).help("set NCCL_DEBUG=INFO for details"))
     }
 }
 
 /// A communicator of a group's ranks, each with its device. All ranks make the same calls in the
-/// same order, on streams of the device. Each call is followed by [`Communicator::settle`].
+/// same order, on streams of the device. Each call is followed by [`Communicator::wait_enqueued`].
 pub(super) struct Communicator {
     nccl: Arc<Nccl>,
     /// `None` after the communicator was aborted.
@@ -183,13 +183,13 @@ impl Communicator {
         let handle = (!handle.is_null()).then_some(handle);
         let mut made = Communicator { nccl: nccl.clone(), handle, mesh };
         nccl.check(code, handle.unwrap_or(std::ptr::null_mut()))?;
-        made.settle(limits)?;
+        made.wait_enqueued(limits)?;
         Ok(made)
     }
 
     /// The handle; an error after the communicator was aborted.
     fn handle(&self) -> Result<Handle> {
-        self.handle.ok_or_else(|| Error::unavailable("this communicator of NCCL was given up"))
+        self.handle.ok_or_else(|| Error::unavailable("the NCCL communicator was aborted"))
     }
 
     /// Selects the device for later calls of this thread.
@@ -300,7 +300,7 @@ impl Communicator {
 
     /// Waits until the last call has been queued on its stream. Before that, nothing else may be
     /// queued on the stream and no other call may be made.
-    pub fn settle(&mut self, limits: &Limits) -> Result<()> {
+    pub fn wait_enqueued(&mut self, limits: &Limits) -> Result<()> {
         self.wait(limits, |state| Ok(state == SUCCESS))
     }
 
@@ -313,15 +313,16 @@ impl Communicator {
     fn wait(&mut self, limits: &Limits, ready: impl Fn(c_int) -> Result<bool>) -> Result<()> {
         let handle = self.handle()?;
         let begin = Time::now();
-        let (mut looked, mut left): (Time, Option<(usize, Time)>) = (begin, None);
+        let (mut checked, mut closed_peer): (Time, Option<(usize, Time)>) = (begin, None);
         loop {
             let mut state = SUCCESS;
             // SAFETY: the communicator exists, and the pointer is valid for its state.
             let code = unsafe { (self.nccl.f.state)(handle, &mut state) };
-            let told = self.nccl.check(code, handle).and_then(|()| self.nccl.check(state, handle));
-            if let Err(error) = told {
+            let checked_state =
+                self.nccl.check(code, handle).and_then(|()| self.nccl.check(state, handle));
+            if let Err(error) = checked_state {
                 // The notice of a death is a better reason than its effect on NCCL.
-                return Err(limits.abort.sleep(NOTICE_SPAN).err().unwrap_or(error));
+                return Err(limits.abort.sleep(NOTICE_TIMEOUT).err().unwrap_or(error));
             }
             if ready(state)? {
                 return Ok(());
@@ -330,25 +331,28 @@ impl Communicator {
             let now = Time::now();
             if limits.deadline.is_past(now) {
                 return Err(Error::unavailable(
-                    "the deadline passed while waiting for the others in NCCL",
+                    "the deadline passed while waiting for other ranks in NCCL",
                 ));
             }
-            if now.since(looked) >= LOOK {
-                looked = now;
-                left = self.mesh.ended().map(|rank| (rank, left.map_or(now, |(_, since)| since)));
+            if now.since(checked) >= PEER_CHECK_INTERVAL {
+                checked = now;
+                closed_peer = self
+                    .mesh
+                    .closed_peer()
+                    .map(|rank| (rank, closed_peer.map_or(now, |(_, since)| since)));
             }
-            if let Some((rank, since)) = left
-                && now.since(since) >= LEFT_SPAN
+            if let Some((rank, since)) = closed_peer
+                && now.since(since) >= CLOSED_PEER_GRACE
             {
-                let gone = Error::unavailable(format!(
+                let closed = Error::unavailable(format!(
                     "{} has left the group: it has closed its connection",
                     self.mesh.member(rank)
                 ));
-                return Err(limits.abort.sleep(NOTICE_SPAN).err().unwrap_or(gone));
+                return Err(limits.abort.sleep(NOTICE_TIMEOUT).err().unwrap_or(closed));
             }
-            match now.since(begin) < POLL {
+            match now.since(begin) < POLL_TIME {
                 true => std::thread::yield_now(),
-                false => std::thread::sleep(NAP),
+                false => std::thread::sleep(SLEEP),
             }
         }
     }
@@ -379,7 +383,7 @@ fn type_number(dtype: DType) -> Result<c_int> {
         DType::F32 => 7,
         DType::F64 => 8,
         DType::BF16 => 9,
-        other => return Err(Error::internal(format!("NCCL was given {other}"))),
+        other => return Err(Error::internal(format!("type {other} is not supported by NCCL"))),
     })
 }
 

@@ -5,7 +5,7 @@
 //! here that is the device's primary context. Signatures and numbers are those of `cuda.h` since
 //! CUDA 11.0.
 
-use crate::load::{Wanted, functions};
+use crate::load::{LibrarySpec, functions};
 use fleet_base::{Error, ErrorKind, Result};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -26,14 +26,14 @@ impl DevicePointer {
 
 functions! {
     /// Functions of the driver. A device is a number, and its memory a 64-bit address.
-    Functions of "a driver of CUDA", "one of CUDA 11.0 or later":
+    Functions of "the CUDA driver", "CUDA 11.0 or later":
     init = b"cuInit" (c_uint) -> c_int;
     error_name = b"cuGetErrorName" (c_int, *mut *const c_char) -> c_int;
     error_string = b"cuGetErrorString" (c_int, *mut *const c_char) -> c_int;
     device_count = b"cuDeviceGetCount" (*mut c_int) -> c_int;
     device = b"cuDeviceGet" (*mut c_int, c_int) -> c_int;
     device_name = b"cuDeviceGetName" (*mut c_char, c_int, c_int) -> c_int;
-    device_place = b"cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> c_int;
+    device_pci_address = b"cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> c_int;
     context = b"cuDevicePrimaryCtxRetain" (*mut Handle, c_int) -> c_int;
     enter = b"cuCtxSetCurrent" (Handle) -> c_int;
     allocate = b"cuMemAlloc_v2" (*mut u64, usize) -> c_int;
@@ -56,11 +56,11 @@ const STREAM_NON_BLOCKING: c_uint = 1;
 /// Longer than the name or PCI address of any device.
 const TEXT_BYTES: usize = 256;
 
-const WANTED: Wanted<'_> = Wanted {
-    what: "driver of CUDA",
-    names: &["libcuda.so.1", "libcuda.so"],
-    global: false,
-    help: "install the driver of the GPUs; in a container, start it with access to them",
+const LIBRARY: LibrarySpec<'_> = LibrarySpec {
+    name: "the CUDA driver",
+    file_names: &["libcuda.so.1", "libcuda.so"],
+    is_global: false,
+    help: "install the GPU driver; start a container with access to the GPUs",
 };
 
 /// The driver with one device.
@@ -70,7 +70,7 @@ pub(super) struct Cuda {
     /// Number and name, for messages.
     pub device: String,
     /// PCI address, by which NCCL also identifies devices.
-    pub place: String,
+    pub pci_address: String,
 }
 
 // SAFETY: the driver may be called from all threads, and the context is only passed to it.
@@ -81,13 +81,17 @@ unsafe impl Sync for Cuda {}
 impl Cuda {
     /// Loads the driver and selects a device: `asked`, or by default the one with this rank's
     /// number `local` on its host.
-    pub fn start(path: Option<&Path>, asked: Option<usize>, local: usize) -> Result<Cuda> {
-        let library = WANTED.load(path)?;
+    pub fn start(path: Option<&Path>, requested: Option<usize>, local: usize) -> Result<Cuda> {
+        let library = LIBRARY.load(path)?;
         let f = Functions::load(&library)?;
         // Threads that the driver starts in this process cannot be unloaded.
         std::mem::forget(library);
-        let mut cuda =
-            Cuda { f, context: std::ptr::null_mut(), device: String::new(), place: String::new() };
+        let mut cuda = Cuda {
+            f,
+            context: std::ptr::null_mut(),
+            device: String::new(),
+            pci_address: String::new(),
+        };
         let (mut count, mut device) = (0, 0);
         // SAFETY: arguments as in the header, for all calls of this function. The primary context
         // is never released, because NCCL's own runtime uses it until the process ends.
@@ -99,11 +103,12 @@ impl Cuda {
                     cuda.check("cuDeviceGetCount", (cuda.f.device_count)(&mut count))?;
                 }
             }
-            let index = choose(count.max(0) as usize, asked, local)?;
+            let index = choose(count.max(0) as usize, requested, local)?;
             cuda.check("cuDeviceGet", (cuda.f.device)(&mut device, index as c_int))?;
             let name = cuda.text(|to, bytes| (cuda.f.device_name)(to, bytes, device))?;
             cuda.device = format!("GPU {index} ({name})");
-            cuda.place = cuda.text(|to, bytes| (cuda.f.device_place)(to, bytes, device))?;
+            cuda.pci_address =
+                cuda.text(|to, bytes| (cuda.f.device_pci_address)(to, bytes, device))?;
             let mut context = std::ptr::null_mut();
             cuda.check("cuDevicePrimaryCtxRetain", (cuda.f.context)(&mut context, device))?;
             cuda.context = context;
@@ -122,11 +127,11 @@ impl Cuda {
         if code == SUCCESS {
             return Ok(());
         }
-        let words = |ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+        let words = |query: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut text = std::ptr::null();
             // SAFETY: the driver returns a static text or null.
             unsafe {
-                match ask(code, &mut text) == SUCCESS && !text.is_null() {
+                match query(code, &mut text) == SUCCESS && !text.is_null() {
                     true => CStr::from_ptr(text).to_string_lossy().into_owned(),
                     false => format!("error {code}"),
                 }
@@ -137,31 +142,31 @@ impl Cuda {
             _ => ErrorKind::Unavailable,
         };
         let (name, text) = (words(self.f.error_name), words(self.f.error_string));
-        let error = Error::new(kind, format!("{call} of CUDA failed: {text} ({name})"));
+        let error = Error::new(kind, format!("CUDA call {call} failed: {text} ({name})"));
         Err(if self.device.is_empty() { error } else { error.at(&self.device) })
     }
 
-    fn text(&self, ask: impl FnOnce(*mut c_char, c_int) -> c_int) -> Result<String> {
+    fn text(&self, query: impl FnOnce(*mut c_char, c_int) -> c_int) -> Result<String> {
         let mut bytes = vec![0u8; TEXT_BYTES];
-        self.check("asking for a device", ask(bytes.as_mut_ptr().cast(), TEXT_BYTES as c_int))?;
+        self.check("device query", query(bytes.as_mut_ptr().cast(), TEXT_BYTES as c_int))?;
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
         Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
     }
 }
 
 /// Selects one of `count` visible devices: `asked`, else the only one, else the one at `local`.
-fn choose(count: usize, asked: Option<usize>, local: usize) -> Result<usize> {
-    let index = asked.unwrap_or(if count == 1 { 0 } else { local });
+fn choose(count: usize, requested: Option<usize>, local: usize) -> Result<usize> {
+    let index = requested.unwrap_or(if count == 1 { 0 } else { local });
     if index < count {
         return Ok(index);
     }
-    let whose = match asked {
-        Some(index) => format!("GPU {index}, which was asked for, is not there"),
+    let whose = match requested {
+        Some(index) => format!("requested GPU {index} does not exist"),
         None => format!("no GPU for this rank, number {local} of its host"),
     };
     Err(Error::invalid(whose)
-        .expected("one GPU for each rank of a host")
-        .got(format!("{count} that this process may see"))
+        .expected("one GPU per rank of a host")
+        .got(format!("{count} visible to this process"))
         .help("start fewer ranks on the host, or let each see its GPU (CUDA_VISIBLE_DEVICES)"))
 }
 
@@ -207,7 +212,7 @@ impl Drop for Stream {
 ///
 /// The device can access no other host memory. If it writes late, after an error, it writes here
 /// and never to borrowed memory.
-pub(super) struct Room {
+pub(super) struct StagingBuffer {
     cuda: Arc<Cuda>,
     host: *mut c_void,
     pub device: DevicePointer,
@@ -215,12 +220,12 @@ pub(super) struct Room {
 }
 
 // SAFETY: as for the driver; only this buffer uses the memory.
-unsafe impl Send for Room {}
+unsafe impl Send for StagingBuffer {}
 
-impl Room {
-    pub fn new(cuda: &Arc<Cuda>, bytes: usize) -> Result<Room> {
+impl StagingBuffer {
+    pub fn new(cuda: &Arc<Cuda>, bytes: usize) -> Result<StagingBuffer> {
         cuda.enter()?;
-        let mut room = Room {
+        let mut buffer = StagingBuffer {
             cuda: cuda.clone(),
             host: std::ptr::null_mut(),
             device: DevicePointer(0),
@@ -229,13 +234,13 @@ impl Room {
         // SAFETY: the pointers are valid for the addresses. An address that was not allocated stays
         // zero, and `drop` skips it.
         unsafe {
-            let code = (cuda.f.allocate_host)(&mut room.host, bytes);
+            let code = (cuda.f.allocate_host)(&mut buffer.host, bytes);
             cuda.check("cuMemAllocHost", code)?;
-            cuda.check("cuMemAlloc", (cuda.f.allocate)(&mut room.device.0, bytes))?;
+            cuda.check("cuMemAlloc", (cuda.f.allocate)(&mut buffer.device.0, bytes))?;
             // Parts that were never written are copied, too.
-            room.host.write_bytes(0, bytes);
+            buffer.host.write_bytes(0, bytes);
         }
-        Ok(room)
+        Ok(buffer)
     }
 
     /// The host memory. The stream that uses it must be idle.
@@ -245,7 +250,7 @@ impl Room {
     }
 
     /// Queues a copy of a part from the host to the device.
-    pub fn up(&self, part: std::ops::Range<usize>, stream: &Stream) -> Result<()> {
+    pub fn copy_to_device(&self, part: std::ops::Range<usize>, stream: &Stream) -> Result<()> {
         let (at, bytes) = self.part(&part);
         // SAFETY: the part is inside both buffers, which live until the stream is idle.
         self.cuda.check("cuMemcpyHtoDAsync", unsafe {
@@ -254,7 +259,7 @@ impl Room {
     }
 
     /// Queues a copy of a part from the device to the host.
-    pub fn down(&self, part: std::ops::Range<usize>, stream: &Stream) -> Result<()> {
+    pub fn copy_to_host(&self, part: std::ops::Range<usize>, stream: &Stream) -> Result<()> {
         let (at, bytes) = self.part(&part);
         // SAFETY: as above.
         self.cuda.check("cuMemcpyDtoHAsync", unsafe {
@@ -268,7 +273,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for StagingBuffer {
     fn drop(&mut self) {
         // A failure here has been reported before.
         let _ = self.cuda.enter();
@@ -290,13 +295,16 @@ mod tests {
 
     #[test]
     fn a_rank_has_its_device() {
-        let chosen = |count, asked, local| choose(count, asked, local).ok();
+        let chosen = |count, requested, local| choose(count, requested, local).ok();
         assert_eq!(chosen(4, None, 2), Some(2));
         assert_eq!(chosen(1, None, 2), Some(0));
         assert_eq!(chosen(4, Some(3), 0), Some(3));
         assert_eq!(chosen(2, None, 2), None);
         assert_eq!(chosen(0, None, 0), None);
         let text = choose(2, Some(2), 0).unwrap_err().to_string();
-        assert!(text.contains("GPU 2, which was asked for") && text.contains("2 that"), "{text}");
+        assert!(
+            text.contains("requested GPU 2 does not exist") && text.contains("2 visible"),
+            "{text}"
+        );
     }
 }

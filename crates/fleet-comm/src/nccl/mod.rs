@@ -17,7 +17,7 @@ mod cuda;
 mod staged;
 
 use crate::mesh::agree::Claim;
-use crate::mesh::{Carried, Carrier, Step};
+use crate::mesh::{LibraryMesh, MeshLibrary, Step};
 use communicator::{Communicator, Nccl, UNIQUE_ID_BYTES, UniqueId};
 use cuda::Cuda;
 use fleet_base::{Error, Result};
@@ -78,28 +78,28 @@ impl Opener {
         let rank = self.fabric.rank();
         let own = self.fabric.member(rank);
         let key = |rank: usize| format!("nccl/device/{name}/{rank}");
-        self.store.set(&key(rank), self.nccl.cuda.place.as_bytes(), limits)?;
-        let beside: Vec<usize> = members
+        self.store.set(&key(rank), self.nccl.cuda.pci_address.as_bytes(), limits)?;
+        let neighbours: Vec<usize> = members
             .iter()
             .copied()
             .filter(|other| self.fabric.member(*other).host_id == own.host_id)
             .collect();
-        let keys: Vec<String> = beside.iter().map(|other| key(*other)).collect();
+        let keys: Vec<String> = neighbours.iter().map(|other| key(*other)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let places = self.store.wait(&keys, limits)?;
         let same = |(other, place): &(&usize, &Vec<u8>)| {
-            **other != rank && place.as_slice() == self.nccl.cuda.place.as_bytes()
+            **other != rank && place.as_slice() == self.nccl.cuda.pci_address.as_bytes()
         };
-        let Some((other, _)) = beside.iter().zip(&places).find(same) else { return Ok(()) };
+        let Some((other, _)) = neighbours.iter().zip(&places).find(same) else { return Ok(()) };
         let (a, b) = (rank.min(*other), rank.max(*other));
         Err(Error::invalid(format!(
-            "{} and {} have one GPU",
+            "{} and {} use the same GPU",
             self.fabric.member(a),
             self.fabric.member(b)
         ))
-        .expected("a GPU for each rank of a host")
-        .got(format!("{} at {} for both", self.nccl.cuda.device, self.nccl.cuda.place))
-        .help("start as many ranks as the host has GPUs, and give each its own"))
+        .expected("one GPU per rank of a host")
+        .got(format!("{} at {} for both", self.nccl.cuda.device, self.nccl.cuda.pci_address))
+        .help("start as many ranks as the host has GPUs, each with its own GPU"))
     }
 
     /// Makes the id on the first member; the other members read it from the store.
@@ -107,30 +107,31 @@ impl Opener {
         let key = format!("nccl/id/{name}");
         if mesh.rank() == 0 {
             let made = self.nccl.unique_id();
-            let told = match &made {
+            let value = match &made {
                 Ok(id) => [b"+", id.0.as_slice()].concat(),
                 // The other ranks wait for the id, so they get the reason of the failure.
                 Err(error) => format!("!{error}").into_bytes(),
             };
-            self.store.set(&key, &told, limits)?;
+            self.store.set(&key, &value, limits)?;
             return made;
         }
-        let told = self.store.wait(&[&key], limits)?.swap_remove(0);
-        let id = told.strip_prefix(b"+").and_then(|id| <[u8; UNIQUE_ID_BYTES]>::try_from(id).ok());
+        let value = self.store.wait(&[&key], limits)?.swap_remove(0);
+        let id = value.strip_prefix(b"+").and_then(|id| <[u8; UNIQUE_ID_BYTES]>::try_from(id).ok());
         id.map(UniqueId).ok_or_else(|| {
-            let reason = String::from_utf8_lossy(&told).into_owned();
-            Error::unavailable(format!("{} has made no communicator", mesh.member(0))).got(reason)
+            let reason = String::from_utf8_lossy(&value).into_owned();
+            Error::unavailable(format!("{} could not create the NCCL communicator", mesh.member(0)))
+                .got(reason)
         })
     }
 }
 
-impl Carrier for Opener {
-    fn open(&self, name: &str, members: &[usize], limits: &Limits) -> Result<Carried> {
+impl MeshLibrary for Opener {
+    fn open(&self, name: &str, members: &[usize], limits: &Limits) -> Result<LibraryMesh> {
         let mesh = self.fabric.open(name, members)?;
         let own = self.check_devices(name, members, limits);
         // A rank that failed tells the others, which would wait for it. This exchange also opens
         // the connections whose end later shows that a rank has died.
-        let claim = own.as_ref().map_or_else(Claim::refusal, |()| Claim::fine());
+        let claim = own.as_ref().map_or_else(Claim::error, |()| Claim::ok());
         let agreed = Step::new(&*mesh, limits, name).agree(&claim);
         own.and(agreed)?;
         let id = self.unique_id(name, &*mesh, limits)?;
@@ -141,7 +142,7 @@ impl Carrier for Opener {
         Ok((mesh, Box::new(own)))
     }
 
-    fn is_for_hosts(&self) -> bool {
+    fn replaces_shared_memory(&self) -> bool {
         true
     }
 }

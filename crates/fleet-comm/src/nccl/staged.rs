@@ -1,14 +1,14 @@
-//! Runs NCCL's collectives on host memory. A call is processed in turns, through staging buffers of
-//! fixed size that the device can access. While NCCL works on one turn, the host fills the buffer
-//! of the next.
+//! Runs NCCL's collectives on host memory. A call is processed in chunks, through staging buffers
+//! of fixed size that the device can access. While NCCL works on one chunk, the host fills the
+//! buffer of the next.
 //!
 //! Code with device memory uses [`Communicator`] directly and does not need this file.
 
 use super::communicator::Communicator;
-use super::cuda::{Cuda, DevicePointer, Room, Stream};
+use super::cuda::{Cuda, DevicePointer, StagingBuffer, Stream};
 use crate::call::{Call, Cursor, Piece, Pieces, ReduceOp, Work, fold_bytes};
 use crate::mesh::agree::Claim;
-use crate::mesh::{Native, Step, narrow, widen};
+use crate::mesh::{NativeCollectives, Step, narrow, widen};
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Limits, Mesh, Time};
 use fleet_tensor::DType;
@@ -16,17 +16,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Size of a staging buffer, the data of one turn. Chosen so that the latency of NCCL and of the
-/// bus should be a small part of a turn; not measured.
-const ROOM_BYTES: usize = 4 << 20;
-/// Number of turns in flight: one on the device, one on the host.
+/// Size of a staging buffer, the data of one chunk. Chosen so that the latency of NCCL and of the
+/// bus should be a small part of a chunk; not measured.
+const BUFFER_BYTES: usize = 4 << 20;
+/// Number of chunks in flight: one on the device, one on the host.
 const LANES: usize = 2;
 /// Alignment of the parts of a buffer.
 const ALIGN_BYTES: usize = 64;
 /// Time that a finished rank waits for the others to finish: NCCL reads from peers' memory.
-const FAREWELL_SPAN: Duration = Duration::from_secs(5);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time that a device may continue after NCCL was aborted.
-const QUIET_SPAN: Duration = Duration::from_secs(5);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The NCCL collectives of one group.
 pub(super) struct Collectives {
@@ -40,7 +40,7 @@ pub(super) struct Collectives {
 }
 
 struct Lane {
-    room: Room,
+    buffer: StagingBuffer,
     stream: Stream,
 }
 
@@ -55,46 +55,48 @@ impl Collectives {
     ) -> Result<Collectives> {
         let (version, group) = (version.to_string(), group.to_string());
         // Allocate now and not in the first call: it may wait for running calls of other groups.
-        let lane = || Ok(Lane { room: Room::new(cuda, ROOM_BYTES)?, stream: Stream::new(cuda)? });
+        let lane = || {
+            Ok(Lane { buffer: StagingBuffer::new(cuda, BUFFER_BYTES)?, stream: Stream::new(cuda)? })
+        };
         let lanes = (0..LANES).map(|_| lane()).collect::<Result<_>>()?;
         Ok(Collectives { version, group, mesh, abort, communicator, lanes })
     }
 
-    /// Runs all turns. A turn waits for the previous turn of its lane.
-    fn go(&mut self, work: &mut dyn Turns, limits: &Limits) -> Result<()> {
+    /// Runs all chunks. A chunk waits for the previous chunk of its lane.
+    fn run_chunks(&mut self, work: &mut dyn Chunks, limits: &Limits) -> Result<()> {
         let count = work.count();
         self.communicator.enter()?;
-        for turn in 0..count + LANES {
-            let lane = &mut self.lanes[turn % LANES];
-            if let Some(before) = turn.checked_sub(LANES)
+        for chunk in 0..count + LANES {
+            let lane = &mut self.lanes[chunk % LANES];
+            if let Some(before) = chunk.checked_sub(LANES)
                 && before < count
             {
                 self.communicator.finish(&lane.stream, limits)?;
-                work.take(before, lane.room.host());
+                work.read(before, lane.buffer.host());
             }
-            if turn >= count {
+            if chunk >= count {
                 continue;
             }
-            let up = work.give(turn, lane.room.host());
+            let up = work.fill(chunk, lane.buffer.host());
             if !up.is_empty() {
-                lane.room.up(up, &lane.stream)?;
+                lane.buffer.copy_to_device(up, &lane.stream)?;
             }
-            work.call(turn, lane.room.device, &mut self.communicator, &lane.stream)?;
-            self.communicator.settle(limits)?;
-            let down = work.back(turn);
+            work.call(chunk, lane.buffer.device, &mut self.communicator, &lane.stream)?;
+            self.communicator.wait_enqueued(limits)?;
+            let down = work.result_range(chunk);
             if !down.is_empty() {
-                lane.room.down(down, &lane.stream)?;
+                lane.buffer.copy_to_host(down, &lane.stream)?;
             }
         }
         Ok(())
     }
 
     /// Ends the group after an error. No device work may be running when the buffers are freed.
-    fn give_up(&mut self) {
+    fn abort_calls(&mut self) {
         self.communicator.abort();
         let begin = Time::now();
         while !self.lanes.iter().all(|lane| lane.stream.is_idle().unwrap_or(true)) {
-            if Time::now().since(begin) > QUIET_SPAN {
+            if Time::now().since(begin) > ABORT_TIMEOUT {
                 // The device may still write to the buffers.
                 return std::mem::forget(std::mem::take(&mut self.lanes));
             }
@@ -103,7 +105,7 @@ impl Collectives {
     }
 }
 
-impl Native for Collectives {
+impl NativeCollectives for Collectives {
     fn name(&self) -> String {
         self.version.clone()
     }
@@ -114,9 +116,9 @@ impl Native for Collectives {
         {
             return Some(Err(error));
         }
-        let result = self.go(&mut *turns(step, call)?, step.limits);
+        let result = self.run_chunks(&mut *chunks(step, call)?, step.limits);
         if result.is_err() {
-            self.give_up();
+            self.abort_calls();
         }
         Some(result)
     }
@@ -124,29 +126,29 @@ impl Native for Collectives {
     fn leave(&mut self) {
         // In an orderly shutdown every rank gets here. A rank that is in a call instead gets the
         // error that this rank has left.
-        let limits = self.mesh.limits(FAREWELL_SPAN, &self.abort);
-        let left = Claim::refusal(&Error::unavailable("this rank has left the group"));
+        let limits = self.mesh.limits(LEAVE_TIMEOUT, &self.abort);
+        let left = Claim::error(&Error::unavailable("this rank has left the group"));
         let _ = Step::new(&*self.mesh, &limits, &self.group).agree(&left);
     }
 }
 
-/// The turns of a call; `None`, on all ranks alike, if NCCL does not support it.
-fn turns<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Turns + 'a>> {
+/// The chunks of a call; `None`, on all ranks alike, if NCCL does not support it.
+fn chunks<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Chunks + 'a>> {
     let (rank, size) = (step.rank(), step.size());
     let root = call.signature.root as usize;
-    let bytes = Form { dtype: DType::U8, op: None, ranks: size };
-    let form = Form { dtype: call.signature.dtype, op: call.signature.op, ranks: size };
+    let bytes = ElementForm { dtype: DType::U8, op: None, ranks: size };
+    let form = ElementForm { dtype: call.signature.dtype, op: call.signature.op, ranks: size };
     let exchange = |out, sends, into| Exchange::new(size, out, sends, into);
     let others = || (0..size).filter(move |peer| *peer != rank);
     Some(match &call.work {
-        Work::AllReduce { data, .. } => Box::new(Elements::new(form, *data, Way::AllReduce)),
+        Work::AllReduce { data, .. } => Box::new(Elements::new(form, *data, ElementOp::AllReduce)),
         Work::Reduce { data } => {
-            let way = Way::Reduce { root, is_root: rank == root };
-            Box::new(Elements::new(form, *data, way))
+            let op = ElementOp::Reduce { root, is_root: rank == root };
+            Box::new(Elements::new(form, *data, op))
         }
         Work::Broadcast { data } => {
-            let way = Way::Broadcast { root, is_root: rank == root };
-            Box::new(Elements::new(bytes, *data, way))
+            let op = ElementOp::Broadcast { root, is_root: rank == root };
+            Box::new(Elements::new(bytes, *data, op))
         }
         Work::ReduceScatter { input, output } => {
             Box::new(ReduceScatter(Blocks::new(form, rank, *input, *output)?))
@@ -197,57 +199,57 @@ fn turns<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Turns + 'a>> {
     })
 }
 
-/// The work of a call in each of its turns.
-trait Turns {
+/// The work of a call in each of its chunks.
+trait Chunks {
     fn count(&self) -> usize;
 
     /// Fills the buffer. Returns the range to copy to the device.
-    fn give(&mut self, turn: usize, room: &mut [u8]) -> Range<usize>;
+    fn fill(&mut self, chunk: usize, buffer: &mut [u8]) -> Range<usize>;
 
     /// Calls NCCL on the device side of the buffer.
     fn call(
         &self,
-        turn: usize,
-        room: DevicePointer,
+        chunk: usize,
+        buffer: DevicePointer,
         communicator: &mut Communicator,
         stream: &Stream,
     ) -> Result<()>;
 
     /// The range of the buffer to copy back.
-    fn back(&self, turn: usize) -> Range<usize>;
+    fn result_range(&self, chunk: usize) -> Range<usize>;
 
     /// Takes the results out of the buffer.
-    fn take(&mut self, turn: usize, room: &mut [u8]);
+    fn read(&mut self, chunk: usize, buffer: &mut [u8]);
 }
 
 /// How elements are stored in a buffer: unchanged, except for sums and products of half floats.
 /// Those are stored as f32 and rounded once at the end, as in all backends.
 #[derive(Clone, Copy)]
-struct Form {
+struct ElementForm {
     dtype: DType,
     op: Option<ReduceOp>,
     ranks: usize,
 }
 
-impl Form {
+impl ElementForm {
     fn is_wide(&self) -> bool {
         let adds = !matches!(self.op, None | Some(ReduceOp::Max | ReduceOp::Min));
         adds && matches!(self.dtype, DType::F16 | DType::BF16)
     }
 
     /// The type in the buffer.
-    fn dtype_there(&self) -> DType {
+    fn buffer_dtype(&self) -> DType {
         if self.is_wide() { DType::F32 } else { self.dtype }
     }
 
     fn reduction(&self) -> Result<(DType, ReduceOp)> {
         let op = self.op.ok_or_else(|| Error::internal("a reduction without an operation"))?;
-        Ok((self.dtype_there(), op))
+        Ok((self.buffer_dtype(), op))
     }
 
     /// Number of elements that fit into `bytes` of a buffer.
     fn fit(&self, bytes: usize) -> usize {
-        bytes / ALIGN_BYTES * ALIGN_BYTES / self.dtype_there().size()
+        bytes / ALIGN_BYTES * ALIGN_BYTES / self.buffer_dtype().size()
     }
 
     /// # Safety
@@ -281,131 +283,143 @@ impl Form {
         unsafe {
             let fold = op.fold(self.ranks);
             let sources = [start.cast_const()];
-            fold_bytes(self.dtype_there(), fold, &sources, start, None, sums.len());
+            fold_bytes(self.buffer_dtype(), fold, &sources, start, None, sums.len());
         }
     }
 }
 
-fn as_f32(room: &mut [u8], count: usize) -> &mut [f32] {
+fn as_f32(buffer: &mut [u8], count: usize) -> &mut [f32] {
     // SAFETY: any bytes are valid floats, and parts of buffers are aligned for them.
-    let (before, floats, _) = unsafe { room.align_to_mut::<f32>() };
+    let (before, floats, _) = unsafe { buffer.align_to_mut::<f32>() };
     assert!(before.is_empty());
     &mut floats[..count]
 }
 
 /// Calls that treat every element independently.
 struct Elements<'a> {
-    form: Form,
+    form: ElementForm,
     data: Pieces<'a>,
-    way: Way,
-    /// Number of elements per turn.
+    op: ElementOp,
+    /// Number of elements per chunk.
     fit: usize,
-    given: Cursor,
-    taken: Cursor,
+    fill_cursor: Cursor,
+    read_cursor: Cursor,
 }
 
 #[derive(Clone, Copy)]
-enum Way {
+enum ElementOp {
     AllReduce,
     Reduce { root: usize, is_root: bool },
     Broadcast { root: usize, is_root: bool },
 }
 
 impl<'a> Elements<'a> {
-    fn new(form: Form, data: Pieces<'a>, way: Way) -> Elements<'a> {
-        let fit = form.fit(ROOM_BYTES);
-        Elements { form, data, way, fit, given: Cursor::default(), taken: Cursor::default() }
+    fn new(form: ElementForm, data: Pieces<'a>, op: ElementOp) -> Elements<'a> {
+        let fit = form.fit(BUFFER_BYTES);
+        Elements {
+            form,
+            data,
+            op,
+            fit,
+            fill_cursor: Cursor::default(),
+            read_cursor: Cursor::default(),
+        }
     }
 
     /// (start in the data, bytes of data, bytes in the buffer)
-    fn part(&self, turn: usize) -> (usize, usize, usize) {
+    fn part(&self, chunk: usize) -> (usize, usize, usize) {
         let unit = self.form.dtype.size();
-        let start = turn * self.fit * unit;
+        let start = chunk * self.fit * unit;
         let bytes = (self.fit * unit).min(self.data.bytes - start);
-        (start, bytes, bytes / unit * self.form.dtype_there().size())
+        (start, bytes, bytes / unit * self.form.buffer_dtype().size())
     }
 
     fn scale(&self) -> usize {
-        self.form.dtype_there().size() / self.form.dtype.size()
+        self.form.buffer_dtype().size() / self.form.dtype.size()
     }
 }
 
-impl Turns for Elements<'_> {
+impl Chunks for Elements<'_> {
     fn count(&self) -> usize {
         self.data.bytes.div_ceil(self.fit * self.form.dtype.size())
     }
 
-    fn give(&mut self, turn: usize, room: &mut [u8]) -> Range<usize> {
-        if matches!(self.way, Way::Broadcast { is_root: false, .. }) {
+    fn fill(&mut self, chunk: usize, buffer: &mut [u8]) -> Range<usize> {
+        if matches!(self.op, ElementOp::Broadcast { is_root: false, .. }) {
             return 0..0;
         }
-        let (start, bytes, there) = self.part(turn);
+        let (start, bytes, buffer_bytes) = self.part(chunk);
         let (form, scale) = (self.form, self.scale());
-        self.data.each(&mut self.given, start, bytes, |piece, offset, len| {
+        self.data.visit(&mut self.fill_cursor, start, bytes, |piece, offset, len| {
             // SAFETY: pieces hold whole aligned elements.
-            unsafe { form.stage(piece, len, &mut room[offset * scale..]) };
+            unsafe { form.stage(piece, len, &mut buffer[offset * scale..]) };
         });
-        0..there
+        0..buffer_bytes
     }
 
     fn call(
         &self,
-        turn: usize,
-        room: DevicePointer,
+        chunk: usize,
+        buffer: DevicePointer,
         communicator: &mut Communicator,
         stream: &Stream,
     ) -> Result<()> {
-        let (_, bytes, _) = self.part(turn);
+        let (_, bytes, _) = self.part(chunk);
         let count = bytes / self.form.dtype.size();
-        match self.way {
-            Way::AllReduce => communicator.all_reduce(room, count, self.form.reduction()?, stream),
-            Way::Reduce { root, .. } => {
-                communicator.reduce(room, count, self.form.reduction()?, root, stream)
+        match self.op {
+            ElementOp::AllReduce => {
+                communicator.all_reduce(buffer, count, self.form.reduction()?, stream)
             }
-            Way::Broadcast { root, .. } => communicator.broadcast(room, bytes, root, stream),
+            ElementOp::Reduce { root, .. } => {
+                communicator.reduce(buffer, count, self.form.reduction()?, root, stream)
+            }
+            ElementOp::Broadcast { root, .. } => {
+                communicator.broadcast(buffer, bytes, root, stream)
+            }
         }
     }
 
-    fn back(&self, turn: usize) -> Range<usize> {
-        match self.way {
-            Way::Reduce { is_root: false, .. } | Way::Broadcast { is_root: true, .. } => 0..0,
-            _ => 0..self.part(turn).2,
+    fn result_range(&self, chunk: usize) -> Range<usize> {
+        match self.op {
+            ElementOp::Reduce { is_root: false, .. }
+            | ElementOp::Broadcast { is_root: true, .. } => 0..0,
+            _ => 0..self.part(chunk).2,
         }
     }
 
-    fn take(&mut self, turn: usize, room: &mut [u8]) {
-        let back = self.back(turn);
-        if back.is_empty() {
+    fn read(&mut self, chunk: usize, buffer: &mut [u8]) {
+        let result = self.result_range(chunk);
+        if result.is_empty() {
             return;
         }
-        self.form.finish(&mut room[back]);
-        let (start, bytes, _) = self.part(turn);
+        self.form.finish(&mut buffer[result]);
+        let (start, bytes, _) = self.part(chunk);
         let (form, scale) = (self.form, self.scale());
-        self.data.each(&mut self.taken, start, bytes, |piece, offset, len| {
+        self.data.visit(&mut self.read_cursor, start, bytes, |piece, offset, len| {
             // SAFETY: as above.
-            unsafe { form.unstage(&mut room[offset * scale..], piece, len) };
+            unsafe { form.unstage(&mut buffer[offset * scale..], piece, len) };
         });
     }
 }
 
-/// Calls with one block per rank on one side and this rank's block on the other. A turn moves an
+/// Calls with one block per rank on one side and this rank's block on the other. A chunk moves an
 /// equal part of every block.
 struct Blocks {
-    form: Form,
+    form: ElementForm,
     rank: usize,
     input: Piece,
     output: Piece,
     /// Bytes of a block in user memory.
     block: usize,
-    /// Elements of each block per turn.
+    /// Elements of each block per chunk.
     fit: usize,
 }
 
 impl Blocks {
     /// `None` if the blocks of so many ranks do not fit into a buffer.
-    fn new(form: Form, rank: usize, input: Piece, output: Piece) -> Option<Blocks> {
+    fn new(form: ElementForm, rank: usize, input: Piece, output: Piece) -> Option<Blocks> {
         let block = input.bytes.min(output.bytes);
-        let fit = form.fit(ROOM_BYTES / form.ranks);
+        let fit = form.fit(BUFFER_BYTES / form.ranks);
         (fit > 0).then_some(Blocks { form, rank, input, output, block, fit })
     }
 
@@ -414,55 +428,58 @@ impl Blocks {
     }
 
     /// (start in a block, bytes of the block, bytes in the buffer)
-    fn part(&self, turn: usize) -> (usize, usize, usize) {
+    fn part(&self, chunk: usize) -> (usize, usize, usize) {
         let unit = self.form.dtype.size();
-        let start = turn * self.fit * unit;
+        let start = chunk * self.fit * unit;
         let bytes = (self.fit * unit).min(self.block - start);
-        (start, bytes, bytes / unit * self.form.dtype_there().size())
+        (start, bytes, bytes / unit * self.form.buffer_dtype().size())
     }
 
-    /// Ranges of a turn's data in the buffer: of all ranks, and of this one.
-    fn rooms(&self, turn: usize) -> (Range<usize>, Range<usize>) {
-        let there = self.part(turn).2;
-        (0..self.form.ranks * there, self.rank * there..(self.rank + 1) * there)
+    /// Ranges of a chunk's data in the buffer: of all ranks, and of this one.
+    fn ranges(&self, chunk: usize) -> (Range<usize>, Range<usize>) {
+        let buffer_bytes = self.part(chunk).2;
+        (
+            0..self.form.ranks * buffer_bytes,
+            self.rank * buffer_bytes..(self.rank + 1) * buffer_bytes,
+        )
     }
 }
 
 struct ReduceScatter(Blocks);
 
-impl Turns for ReduceScatter {
+impl Chunks for ReduceScatter {
     fn count(&self) -> usize {
         self.0.count()
     }
 
-    fn give(&mut self, turn: usize, room: &mut [u8]) -> Range<usize> {
-        let (start, bytes, there) = self.0.part(turn);
+    fn fill(&mut self, chunk: usize, buffer: &mut [u8]) -> Range<usize> {
+        let (start, bytes, buffer_bytes) = self.0.part(chunk);
         for rank in 0..self.0.form.ranks {
             let from = self.0.input.start.wrapping_add(rank * self.0.block + start);
             // SAFETY: inside the block of the rank.
-            unsafe { self.0.form.stage(from, bytes, &mut room[rank * there..]) };
+            unsafe { self.0.form.stage(from, bytes, &mut buffer[rank * buffer_bytes..]) };
         }
-        self.0.rooms(turn).0
+        self.0.ranges(chunk).0
     }
 
     fn call(
         &self,
-        turn: usize,
-        room: DevicePointer,
+        chunk: usize,
+        buffer: DevicePointer,
         communicator: &mut Communicator,
         stream: &Stream,
     ) -> Result<()> {
-        let count = self.0.part(turn).1 / self.0.form.dtype.size();
-        communicator.reduce_scatter(room, count, self.0.form.reduction()?, stream)
+        let count = self.0.part(chunk).1 / self.0.form.dtype.size();
+        communicator.reduce_scatter(buffer, count, self.0.form.reduction()?, stream)
     }
 
-    fn back(&self, turn: usize) -> Range<usize> {
-        self.0.rooms(turn).1
+    fn result_range(&self, chunk: usize) -> Range<usize> {
+        self.0.ranges(chunk).1
     }
 
-    fn take(&mut self, turn: usize, room: &mut [u8]) {
-        let (start, bytes, _) = self.0.part(turn);
-        let own = &mut room[self.0.rooms(turn).1];
+    fn read(&mut self, chunk: usize, buffer: &mut [u8]) {
+        let (start, bytes, _) = self.0.part(chunk);
+        let own = &mut buffer[self.0.ranges(chunk).1];
         self.0.form.finish(own);
         // SAFETY: inside the output. If the output is this rank's block of the input, that part has
         // already been read.
@@ -472,40 +489,40 @@ impl Turns for ReduceScatter {
 
 struct AllGather(Blocks);
 
-impl Turns for AllGather {
+impl Chunks for AllGather {
     fn count(&self) -> usize {
         self.0.count()
     }
 
-    fn give(&mut self, turn: usize, room: &mut [u8]) -> Range<usize> {
-        let (start, bytes, _) = self.0.part(turn);
-        let own = self.0.rooms(turn).1;
+    fn fill(&mut self, chunk: usize, buffer: &mut [u8]) -> Range<usize> {
+        let (start, bytes, _) = self.0.part(chunk);
+        let own = self.0.ranges(chunk).1;
         let from = self.0.input.start.wrapping_add(start);
         // SAFETY: inside this rank's block.
-        unsafe { self.0.form.stage(from, bytes, &mut room[own.clone()]) };
+        unsafe { self.0.form.stage(from, bytes, &mut buffer[own.clone()]) };
         own
     }
 
     fn call(
         &self,
-        turn: usize,
-        room: DevicePointer,
+        chunk: usize,
+        buffer: DevicePointer,
         communicator: &mut Communicator,
         stream: &Stream,
     ) -> Result<()> {
-        communicator.all_gather(room, self.0.part(turn).1, stream)
+        communicator.all_gather(buffer, self.0.part(chunk).1, stream)
     }
 
-    fn back(&self, turn: usize) -> Range<usize> {
-        self.0.rooms(turn).0
+    fn result_range(&self, chunk: usize) -> Range<usize> {
+        self.0.ranges(chunk).0
     }
 
-    fn take(&mut self, turn: usize, room: &mut [u8]) {
-        let (start, bytes, _) = self.0.part(turn);
+    fn read(&mut self, chunk: usize, buffer: &mut [u8]) {
+        let (start, bytes, _) = self.0.part(chunk);
         for rank in (0..self.0.form.ranks).filter(|rank| *rank != self.0.rank) {
             let to = self.0.output.start.wrapping_add(rank * self.0.block + start);
             // SAFETY: inside the block of the rank.
-            unsafe { self.0.form.unstage(&mut room[rank * bytes..], to, bytes) };
+            unsafe { self.0.form.unstage(&mut buffer[rank * bytes..], to, bytes) };
         }
     }
 }
@@ -530,18 +547,18 @@ impl Exchange {
         sends: Vec<(usize, usize)>,
         into: Vec<(usize, Piece)>,
     ) -> Option<Exchange> {
-        let fit = ROOM_BYTES / (2 * size) / ALIGN_BYTES * ALIGN_BYTES;
+        let fit = BUFFER_BYTES / (2 * size) / ALIGN_BYTES * ALIGN_BYTES;
         (fit > 0).then_some(Exchange { out, sends, into, fit })
     }
 
-    /// Bytes of a message in a turn.
-    fn part(&self, turn: usize, piece: Piece) -> usize {
-        piece.bytes.saturating_sub(turn * self.fit).min(self.fit)
+    /// Bytes of a message in a chunk.
+    fn part(&self, chunk: usize, piece: Piece) -> usize {
+        piece.bytes.saturating_sub(chunk * self.fit).min(self.fit)
     }
 
-    /// The end of the last part that is not empty in a turn.
-    fn end(&self, turn: usize, pieces: impl Iterator<Item = Piece>) -> usize {
-        let ends = pieces.enumerate().map(|(index, piece)| match self.part(turn, piece) {
+    /// The end of the last part that is not empty in a chunk.
+    fn end(&self, chunk: usize, pieces: impl Iterator<Item = Piece>) -> usize {
+        let ends = pieces.enumerate().map(|(index, piece)| match self.part(chunk, piece) {
             0 => 0,
             bytes => index * self.fit + bytes,
         });
@@ -554,36 +571,36 @@ impl Exchange {
     }
 }
 
-impl Turns for Exchange {
+impl Chunks for Exchange {
     fn count(&self) -> usize {
         let all = self.out.iter().chain(self.into.iter().map(|(_, piece)| piece));
         all.map(|piece| piece.bytes.div_ceil(self.fit)).max().unwrap_or(0)
     }
 
-    fn give(&mut self, turn: usize, room: &mut [u8]) -> Range<usize> {
+    fn fill(&mut self, chunk: usize, buffer: &mut [u8]) -> Range<usize> {
         for (index, piece) in self.out.iter().enumerate() {
-            let bytes = self.part(turn, *piece);
-            let from = piece.start.wrapping_add(turn * self.fit);
-            let to = &mut room[index * self.fit..][..bytes];
+            let bytes = self.part(chunk, *piece);
+            let from = piece.start.wrapping_add(chunk * self.fit);
+            let to = &mut buffer[index * self.fit..][..bytes];
             // SAFETY: inside the piece; `bytes` is 0 beyond its end.
             unsafe { fleet_kernels::copy::copy(from, to.as_mut_ptr(), bytes) };
         }
-        0..self.end(turn, self.out.iter().copied())
+        0..self.end(chunk, self.out.iter().copied())
     }
 
     fn call(
         &self,
-        turn: usize,
-        room: DevicePointer,
+        chunk: usize,
+        buffer: DevicePointer,
         communicator: &mut Communicator,
         stream: &Stream,
     ) -> Result<()> {
         let send = |(peer, index): &(usize, usize)| {
-            (*peer, room.offset(index * self.fit), self.part(turn, self.out[*index]))
+            (*peer, buffer.offset(index * self.fit), self.part(chunk, self.out[*index]))
         };
         let receive = |(index, (peer, piece)): (usize, &(usize, Piece))| {
             let at = self.start_of_into() + index * self.fit;
-            (*peer, room.offset(at), self.part(turn, *piece))
+            (*peer, buffer.offset(at), self.part(chunk, *piece))
         };
         let is_some = |message: &(usize, DevicePointer, usize)| message.2 > 0;
         let sends: Vec<_> = self.sends.iter().map(send).filter(is_some).collect();
@@ -591,17 +608,17 @@ impl Turns for Exchange {
         communicator.exchange(&sends, &receives, stream)
     }
 
-    fn back(&self, turn: usize) -> Range<usize> {
+    fn result_range(&self, chunk: usize) -> Range<usize> {
         let start = self.start_of_into();
-        start..start + self.end(turn, self.into.iter().map(|(_, piece)| *piece))
+        start..start + self.end(chunk, self.into.iter().map(|(_, piece)| *piece))
     }
 
-    fn take(&mut self, turn: usize, room: &mut [u8]) {
+    fn read(&mut self, chunk: usize, buffer: &mut [u8]) {
         let start = self.start_of_into();
         for (index, (_, piece)) in self.into.iter().enumerate() {
-            let bytes = self.part(turn, *piece);
-            let from = &room[start + index * self.fit..][..bytes];
-            let to = piece.start.wrapping_add(turn * self.fit);
+            let bytes = self.part(chunk, *piece);
+            let from = &buffer[start + index * self.fit..][..bytes];
+            let to = piece.start.wrapping_add(chunk * self.fit);
             // SAFETY: inside the piece; `bytes` is 0 beyond its end.
             unsafe { fleet_kernels::copy::copy(from.as_ptr(), to, bytes) };
         }

@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub(crate) struct Tuning {
     /// Time that a wait polls before it sleeps, if no other thread needs its core.
-    pub poll: Duration,
+    pub poll_time: Duration,
     /// Number of polls between two offers of the core to other threads.
-    pub looks: u32,
+    pub polls_per_yield: u32,
     /// Number of accepted offers after which a wait sleeps.
-    pub offers: u32,
+    pub yields: u32,
     /// Size limit in bytes of a call that takes one step.
     pub small_bytes_max: usize,
     /// Time after which a stopped peer is an error.
-    pub silence: Duration,
+    pub silence_timeout: Duration,
 }
 
 pub(crate) struct Engine {
@@ -61,7 +61,7 @@ impl Engine {
         let weak = Arc::downgrade(&segment);
         let hook = abort.on_fire(move |error| {
             if let Some(segment) = weak.upgrade() {
-                segment.poison(error);
+                segment.set_fault(error);
             }
         });
         Engine {
@@ -91,7 +91,7 @@ impl Engine {
             _ => self.run_collective(call, limits),
         };
         if let Err(error) = &result {
-            self.segment.poison(error);
+            self.segment.set_fault(error);
         }
         result
     }
@@ -145,9 +145,9 @@ impl Engine {
     ) -> Result<()> {
         let begin = Instant::now();
         let mut now = begin;
-        let mut taken = 0;
-        while now - begin < self.tuning.poll && taken < self.tuning.offers {
-            for _ in 0..self.tuning.looks {
+        let mut accepted = 0;
+        while now - begin < self.tuning.poll_time && accepted < self.tuning.yields {
+            for _ in 0..self.tuning.polls_per_yield {
                 if flag.reached(target) {
                     return Ok(());
                 }
@@ -159,7 +159,7 @@ impl Engine {
                 return Ok(());
             }
             now = Instant::now();
-            taken += u32::from(now - offered >= TAKEN_MIN);
+            accepted += u32::from(now - offered >= YIELD_ACCEPTED_MIN);
         }
         self.sleep(flag, target, limits, peer, waiting)
     }
@@ -173,21 +173,21 @@ impl Engine {
         waiting: &dyn Fn() -> String,
     ) -> Result<()> {
         let begin = Instant::now();
-        let mut looked = begin;
+        let mut checked = begin;
         loop {
             flag.waiters.fetch_add(1, Ordering::SeqCst);
             let value = flag.word.load(Ordering::SeqCst);
             if !is_reached(value, target) && self.segment.fault().is_none() {
-                sys::futex_wait(flag.word, value, LOOK_EVERY);
+                sys::futex_wait(flag.word, value, CHECK_INTERVAL);
             }
             flag.waiters.fetch_sub(1, Ordering::SeqCst);
             if flag.reached(target) {
                 return Ok(());
             }
             let now = Instant::now();
-            if now - looked >= LOOK_EVERY {
-                looked = now;
-                self.look(flag, target, limits, peer, now - begin, waiting)?;
+            if now - checked >= CHECK_INTERVAL {
+                checked = now;
+                self.check_peers(flag, target, limits, peer, now - begin, waiting)?;
             } else if let Some(fault) = self.segment.fault() {
                 return Err(fault.at(waiting()));
             }
@@ -195,7 +195,7 @@ impl Engine {
     }
 
     /// Checks for reasons to stop waiting.
-    fn look(
+    fn check_peers(
         &self,
         flag: Flag<'_>,
         target: u32,
@@ -209,35 +209,35 @@ impl Engine {
             return Err(fault.at(waiting()));
         }
         // A rank that has left or died may have completed its part before.
-        let gone = (0..self.size).find_map(|rank| Some((rank, self.gone(rank)?)));
+        let ended = (0..self.size).find_map(|rank| Some((rank, self.end_of(rank)?)));
         if flag.reached(target) {
             return Ok(());
         }
-        if let Some((rank, how)) = gone {
+        if let Some((rank, how)) = ended {
             let who = self.describe(rank);
             let error = Error::unavailable(format!("{who} {how}"));
             return Err(error.caused_by(self.members[rank].rank).at(waiting()));
         }
-        if waited >= self.tuning.silence && self.processes[peer].is_stopped() {
+        if waited >= self.tuning.silence_timeout && self.processes[peer].is_stopped() {
             let who = self.describe(peer);
             return Err(Error::unavailable(format!(
-                "{who} is stopped (SIGSTOP or a debugger) and was silent for {} s",
+                "{who} has been stopped for {} s (SIGSTOP or a debugger)",
                 waited.as_secs()
             ))
             .caused_by(self.members[peer].rank)
-            .help(format!("kill -CONT {} if it was meant to go on", self.members[peer].pid))
+            .help(format!("resume it with kill -CONT {}", self.members[peer].pid))
             .at(waiting()));
         }
         if limits.deadline.is_past(Time::now()) {
             let who = self.describe(peer);
             return Err(Error::unavailable(format!("the deadline passed while waiting for {who}"))
-                .help("raise the timeout of the group if ranks may really be that far apart")
+                .help("raise the timeout of the group if ranks can differ that much in speed")
                 .at(waiting()));
         }
         Ok(())
     }
 
-    fn gone(&self, rank: usize) -> Option<&'static str> {
+    fn end_of(&self, rank: usize) -> Option<&'static str> {
         if rank == self.rank {
             return None;
         }
@@ -256,9 +256,9 @@ impl Drop for Engine {
 }
 
 /// Minimum duration of an accepted offer. A shorter one is only a system call: no other thread ran.
-const TAKEN_MIN: Duration = Duration::from_micros(5);
+const YIELD_ACCEPTED_MIN: Duration = Duration::from_micros(5);
 /// Interval at which a sleeping wait checks for reasons to stop.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// One running collective.
 pub(super) struct Run<'e> {
@@ -301,7 +301,7 @@ impl Run<'_> {
             }
             Work::Barrier => self.barrier(),
             Work::Send { .. } | Work::Recv { .. } => {
-                Err(Error::internal("a message between two ranks in the stream of all"))
+                Err(Error::internal("point-to-point message in a collective"))
             }
         }
     }
@@ -366,8 +366,8 @@ impl Run<'_> {
             return Ok(());
         }
         for peer in 0..self.engine.size {
-            let begun = self.engine.segment.filled(peer).reached(self.first.wrapping_add(1));
-            if peer != self.engine.rank && begun {
+            let started = self.engine.segment.filled(peer).reached(self.first.wrapping_add(1));
+            if peer != self.engine.rank && started {
                 self.check(peer)?;
             }
         }
@@ -386,7 +386,7 @@ impl Run<'_> {
         }
         let (own, other) = (engine.describe(engine.rank), engine.describe(peer));
         let Some(theirs) = Signature::decode(&bytes) else {
-            return Err(Error::internal(format!("{other} wrote no signature of a collective")));
+            return Err(Error::internal(format!("{other} wrote an invalid signature")));
         };
         let (mut a, mut b) = ((own.as_str(), &self.signature), (other.as_str(), &theirs));
         if peer < engine.rank {
@@ -398,16 +398,16 @@ impl Run<'_> {
     /// Describes a wait of this call, for errors.
     fn waiting(&self, peer: usize) -> String {
         let engine = &*self.engine;
-        let begun = self.first.wrapping_add(1);
+        let started = self.first.wrapping_add(1);
         let (mut joined, mut missing) = (Vec::new(), Vec::new());
         for rank in 0..engine.size {
-            let is_in = rank == engine.rank || engine.segment.filled(rank).reached(begun);
+            let is_in = rank == engine.rank || engine.segment.filled(rank).reached(started);
             if is_in { &mut joined } else { &mut missing }.push(rank.to_string());
         }
         let missing = match missing.is_empty() {
-            true => "all ranks had joined".to_string(),
+            true => "all ranks joined".to_string(),
             false => {
-                format!("ranks that had joined: {}; not: {}", joined.join(" "), missing.join(" "))
+                format!("joined: {}; missing: {}", joined.join(" "), missing.join(" "))
             }
         };
         format!(

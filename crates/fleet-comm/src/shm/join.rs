@@ -61,11 +61,11 @@ fn attempt_join(
         let text = String::from_utf8_lossy(&value).into_owned();
         let (nonce, path) = text.split_once(' ').unwrap_or_default();
         let nonce = nonce.parse().map_err(|_| {
-            Error::invalid(format!("the store holds no shared memory under '{key}'")).got(&text)
+            Error::invalid(format!("invalid shared memory entry '{key}' in the store")).got(&text)
         })?;
         match path.is_empty() {
             true => {
-                Err(Error::unavailable("the first rank of the host could not make shared memory"))
+                Err(Error::unavailable("the first rank of the host could not create shared memory"))
             }
             false => Segment::open(layout, nonce, path),
         }

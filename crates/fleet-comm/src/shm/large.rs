@@ -50,19 +50,19 @@ impl Run<'_> {
             chunks,
             first,
             in_place: self.engine.size <= IN_PLACE_RANKS_MAX,
-            fill: Cursor::default(),
-            fold: Cursor::default(),
-            drain: Cursor::default(),
+            write_cursor: Cursor::default(),
+            fold_cursor: Cursor::default(),
+            read_cursor: Cursor::default(),
         };
         for turn in 0..chunks + 2 {
             if turn < chunks {
-                plan.fill(self, turn)?;
+                plan.write_operands(self, turn)?;
             }
             if (1..=chunks).contains(&turn) {
-                plan.fold(self, turn - 1)?;
+                plan.fold_own(self, turn - 1)?;
             }
             if turn >= 2 {
-                plan.drain(self, turn - 2)?;
+                plan.read_results(self, turn - 2)?;
             }
         }
         Ok(())
@@ -79,9 +79,9 @@ struct Large<'a> {
     chunks: usize,
     first: u32,
     in_place: bool,
-    fill: Cursor,
-    fold: Cursor,
-    drain: Cursor,
+    write_cursor: Cursor,
+    fold_cursor: Cursor,
+    read_cursor: Cursor,
 }
 
 impl Large<'_> {
@@ -105,22 +105,22 @@ impl Large<'_> {
     }
 
     /// Writes all slices but this rank's own to its slot.
-    fn fill(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
+    fn write_operands(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
         let step = self.step_in(chunk);
         let slot = run.free_slot(step)?;
         let (start, bytes) = self.chunk(chunk);
         let (from, to) = part(bytes, run.engine.size, run.engine.rank, GRAIN_BYTES);
         // SAFETY: the slot is free and as long as a chunk.
         unsafe {
-            self.data.read(&mut self.fill, start, from, slot);
-            self.data.read(&mut self.fill, start + to, bytes - to, slot.add(to));
+            self.data.read(&mut self.write_cursor, start, from, slot);
+            self.data.read(&mut self.write_cursor, start + to, bytes - to, slot.add(to));
         }
         run.publish(step);
         Ok(())
     }
 
     /// Folds this rank's slice and writes the result for the ranks that need it.
-    fn fold(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
+    fn fold_own(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
         let (step_in, step_out) = (self.step_in(chunk), self.step_out(chunk));
         let out = match self.in_place {
             true => None,
@@ -133,51 +133,54 @@ impl Large<'_> {
         let keeps = self.writes_out(rank) && self.done.is_none();
         let (dtype, op) = (self.dtype, self.op.fold(size));
         // Destinations of the result; without `out`, the places of the other ranks' operands.
-        let mut takers = [std::ptr::null_mut::<u8>(); IN_PLACE_RANKS_MAX];
+        let mut destinations = [std::ptr::null_mut::<u8>(); IN_PLACE_RANKS_MAX];
         let mut count = 0;
-        let mut take = |place: *mut u8| {
-            takers[count] = place;
+        let mut add = |destination: *mut u8| {
+            destinations[count] = destination;
             count += 1;
         };
         match out {
             Some(_) if self.root == Some(rank) => {}
-            Some(out) => take(out),
+            Some(out) => add(out),
             None => (0..size)
                 .filter(|peer| *peer != rank && self.writes_out(*peer))
-                .for_each(|peer| take(run.engine.pointers[peer].cast_mut())),
+                .for_each(|peer| add(run.engine.pointers[peer].cast_mut())),
         }
-        let takers = &takers[..count];
+        let destinations = &destinations[..count];
         let slots = &mut run.engine.pointers;
         let mut walked = 0;
-        self.data.each(&mut self.fold, start + from, to - from, |piece, offset, len| {
+        self.data.visit(&mut self.fold_cursor, start + from, to - from, |piece, offset, len| {
             for slot in slots.iter_mut() {
                 *slot = slot.wrapping_add(offset + from - walked);
             }
             walked = offset + from;
             slots[rank] = piece;
-            let mut given = takers.iter().map(|taker| taker.wrapping_add(walked));
-            let to = if keeps { piece } else { given.next().unwrap_or(piece) };
+            let mut targets =
+                destinations.iter().map(|destination| destination.wrapping_add(walked));
+            let to = if keeps { piece } else { targets.next().unwrap_or(piece) };
             // SAFETY: the slots of the step are published and not consumed, the destinations are
             // free or an operand, and the piece is the caller's. An output equals an input or does
             // not overlap any.
-            unsafe { fold_bytes(dtype, op, slots, to, given.next(), len) };
-            for more in given {
+            unsafe { fold_bytes(dtype, op, slots, to, targets.next(), len) };
+            for more in targets {
                 // SAFETY: as above; the data just written is in the cache.
                 unsafe { copy(to, more, len) };
             }
         });
         run.publish(step_out);
-        if let (Some(done), Some(place)) = (&mut self.done, takers.first()) {
+        if let (Some(done), Some(destination)) = (&mut self.done, destinations.first()) {
             // SAFETY: the result was just written there. The slot is written again only after all
             // ranks, including this one, have consumed the step.
-            done(start + from, unsafe { std::slice::from_raw_parts(place.add(from), to - from) });
+            done(start + from, unsafe {
+                std::slice::from_raw_parts(destination.add(from), to - from)
+            });
         }
         run.consume(step_in);
         Ok(())
     }
 
     /// Reads the other ranks' results.
-    fn drain(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
+    fn read_results(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
         let (step_in, step_out) = (self.step_in(chunk), self.step_out(chunk));
         let (start, bytes) = self.chunk(chunk);
         let rank = run.engine.rank;
@@ -198,7 +201,12 @@ impl Large<'_> {
                         std::slice::from_raw_parts(slot.add(from), to - from)
                     }),
                     None => unsafe {
-                        self.data.write(&mut self.drain, start + from, to - from, slot.add(from));
+                        self.data.write(
+                            &mut self.read_cursor,
+                            start + from,
+                            to - from,
+                            slot.add(from),
+                        );
                     },
                 }
             }

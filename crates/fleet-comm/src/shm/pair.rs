@@ -12,7 +12,7 @@ impl Engine {
         match call.work {
             Work::Send { to, data } => self.send(to, data, &call.signature, limits),
             Work::Recv { from, into } => self.recv(from, into, &call.signature, limits),
-            _ => Err(Error::internal("a collective in the areas of a pair")),
+            _ => Err(Error::internal("collective in a point-to-point call")),
         }
     }
 
@@ -55,8 +55,9 @@ impl Engine {
             })?;
             // SAFETY: the sender has published the area and its signature.
             let theirs = unsafe { self.segment.pair_signature(from, self.rank, step).read() };
-            let theirs = Signature::decode(&theirs)
-                .ok_or_else(|| Error::internal(format!("rank {from} wrote no signature")))?;
+            let theirs = Signature::decode(&theirs).ok_or_else(|| {
+                Error::internal(format!("rank {from} wrote an invalid signature"))
+            })?;
             check_pair(own, &theirs, &self.describe(self.rank), &self.describe(from))?;
             let bytes = (into.bytes - start).min(area);
             // SAFETY: as above; both sides agree on the size.
@@ -84,7 +85,10 @@ pub(crate) fn check_pair(own: &Signature, theirs: &Signature, me: &str, peer: &s
     if same {
         return Ok(());
     }
-    Err(Error::invalid(format!("{me} is in {own}, {peer} is in {theirs}")).help(
+    Err(Error::invalid(format!(
+        "send and receive do not match: {me} calls {own}, {peer} calls {theirs}"
+    ))
+    .help(
         "sends and receives of a pair must have the same label, type and size, in the same order",
     ))
 }

@@ -155,7 +155,7 @@ impl Segment {
             return Err(Error::unavailable(format!("{path} is not this group's shared memory")));
         }
         if (ranks as usize, slot_bytes as usize) != (layout.ranks, layout.slot_bytes) {
-            return Err(Error::invalid("shared memory was made with another layout")
+            return Err(Error::invalid("shared memory has another layout")
                 .expected(format!("{} ranks, slots of {}", layout.ranks, layout.slot_bytes))
                 .got(format!("{ranks} ranks, slots of {slot_bytes}")));
         }
@@ -241,17 +241,12 @@ impl Segment {
         unsafe { self.at(self.pair_at(from, to) + offset) }
     }
 
-    /// Number of ranks that have opened the segment, in the head.
-    pub fn opened(&self) -> Flag<'_> {
-        self.flag(2 * LINE)
-    }
-
     fn fault_state(&self) -> &AtomicU32 {
         self.word(4 * LINE)
     }
 
     /// Stores the error that ends the group, for all ranks. The first error stays.
-    pub fn poison(&self, error: &Error) {
+    pub fn set_fault(&self, error: &Error) {
         let state = self.fault_state();
         if state.compare_exchange(0, WRITING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             let text = fault_text(error);
@@ -283,21 +278,34 @@ impl Segment {
                 String::from_utf8_lossy(bytes).into_owned(),
             )
         };
-        let fault = fault_of(kind_of(kind), &text);
+        let fault = parse_fault(kind_from_number(kind), &text);
         Some(match culprit.checked_sub(1) {
             Some(rank) => fault.caused_by(rank as usize),
             None => fault,
         })
     }
 
+    /// Wakes all sleeping ranks, so that they notice a fault at once.
     fn wake_all(&self) {
-        for rank in 0..self.layout.ranks {
+        let ranks = self.layout.ranks;
+        for rank in 0..ranks {
             sys::futex_wake(self.filled(rank).word);
             sys::futex_wake(self.consumed(rank).word);
         }
-        sys::futex_wake(self.opened().word);
+        if ranks > WAKE_PAIRS_RANKS_MAX {
+            return;
+        }
+        for (from, to) in (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to))) {
+            sys::futex_wake(self.pair_filled(from, to).word);
+            sys::futex_wake(self.pair_consumed(from, to).word);
+        }
     }
 }
+
+/// Largest number of ranks for which a fault wakes sends and receives. Waking a pair allocates its
+/// page, so 16 ranks cost 1 MiB. In larger groups, a send or receive notices the fault at its next
+/// check.
+const WAKE_PAIRS_RANKS_MAX: usize = 16;
 
 const WRITING: u32 = 1;
 const SET: u32 = 2;
@@ -314,7 +322,7 @@ fn fault_text(error: &Error) -> String {
 }
 
 /// Rebuilds an error from its printed text.
-fn fault_of(kind: ErrorKind, text: &str) -> Error {
+fn parse_fault(kind: ErrorKind, text: &str) -> Error {
     const INTERNAL: &str = "internal error (please report it): ";
     let mut lines = text.split('\n');
     let first = lines.next().unwrap_or_default();
@@ -343,7 +351,7 @@ fn kind_number(kind: ErrorKind) -> u32 {
     KINDS.iter().position(|known| *known == kind).unwrap_or(0) as u32
 }
 
-fn kind_of(number: u32) -> ErrorKind {
+fn kind_from_number(number: u32) -> ErrorKind {
     KINDS.get(number as usize).copied().unwrap_or(ErrorKind::Unavailable)
 }
 
@@ -362,7 +370,7 @@ mod tests {
             first.filled(2).publish(5);
             assert!(second.filled(2).reached(5) && !second.filled(2).reached(6));
             drop(file);
-            assert!(Segment::open(LAYOUT, 7, &path).is_err(), "{path} is still there");
+            assert!(Segment::open(LAYOUT, 7, &path).is_err(), "{path} still exists");
         }
     }
 
@@ -416,8 +424,28 @@ mod tests {
         assert!(segment.fault().is_none());
         let error = Error::unavailable("rank 3 died").at("all_reduce").at("group").help("start it");
         let error = error.caused_by(3);
-        segment.poison(&error);
-        segment.poison(&Error::invalid("later"));
+        segment.set_fault(&error);
+        segment.set_fault(&Error::invalid("later"));
         assert_eq!(segment.fault(), Some(error));
+    }
+
+    #[test]
+    fn a_fault_wakes_sends_and_receives() {
+        use std::time::{Duration, Instant};
+        const LIMIT: Duration = Duration::from_secs(60);
+        let (segment, _file) = Segment::create(LAYOUT, 7, false).expect("memory");
+        let error = Error::unavailable("rank 3 died");
+        for flag in [segment.pair_filled(2, 1), segment.pair_consumed(0, 2)] {
+            let begin = Instant::now();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| sys::futex_wait(flag.word, 0, LIMIT));
+                // The thread may start to sleep after the first of these calls.
+                while !waiter.is_finished() {
+                    segment.set_fault(&error);
+                    std::thread::yield_now();
+                }
+            });
+            assert!(begin.elapsed() < LIMIT);
+        }
     }
 }

@@ -31,7 +31,7 @@ impl Run<'_> {
             if root.is_none_or(|root| root == self.engine.rank) {
                 let slots = &mut self.engine.pointers;
                 let mut walked = 0;
-                data.each(&mut drain, start, bytes, |piece, offset, len| {
+                data.visit(&mut drain, start, bytes, |piece, offset, len| {
                     for slot in slots.iter_mut() {
                         // SAFETY: inside the slot.
                         *slot = unsafe { slot.add(offset - walked) };

@@ -45,7 +45,7 @@ mod linux {
             // SAFETY: the name is a C string; the returned descriptor is owned at once.
             let fd = unsafe { libc::memfd_create(c"fleet-comm".as_ptr(), libc::MFD_CLOEXEC) };
             if fd < 0 {
-                return Err(failed("make", 0, &std::io::Error::last_os_error()));
+                return Err(failed("create", 0, &std::io::Error::last_os_error()));
             }
             // SAFETY: no other code owns the descriptor.
             Ok(SharedFile { file: unsafe { File::from_raw_fd(fd) }, name: None })
@@ -94,7 +94,7 @@ mod linux {
             .open(path)
             .map_err(|error| Error::io("open", Path::new(path), &error))?;
         let found =
-            file.metadata().map_err(|error| Error::io("look at", Path::new(path), &error))?;
+            file.metadata().map_err(|error| Error::io("inspect", Path::new(path), &error))?;
         if found.len() != bytes as u64 {
             return Err(Error::unavailable(format!("{path} is not this group's shared memory"))
                 .expected(format!("{bytes} bytes"))
@@ -242,7 +242,7 @@ mod other {
     }
 
     fn absent() -> Error {
-        Error::unsupported("shared memory between processes is there on Linux only")
+        Error::unsupported("shared memory between processes is supported on Linux only")
     }
 
     /// Cannot be constructed on this system.

@@ -114,7 +114,7 @@ fn run_ranks(what: &str, draft: &Draft, work: &Work<'_>) -> Result<Vec<Result<Ve
 /// Whether an error is a bug in Fleet. A timeout is one, because ranks that run the same program
 /// never wait for each other in vain.
 fn is_our_fault(error: &Error) -> bool {
-    error.kind() == ErrorKind::Internal || error.to_string().contains("waited too long")
+    error.kind() == ErrorKind::Internal || error.to_string().contains("timeout while waiting")
 }
 
 fn rings(world: &World, ranks: usize, rank: usize) -> Services {

@@ -4,7 +4,7 @@
 //! is a number that jumps to the next event. Bytes travel in segments that are delayed, reordered,
 //! lost and resent, or duplicated. A layer like TCP turns them into a stream again. An algorithm
 //! above it is exposed to every fault of a network: any timing, lost connections, ranks that die or
-//! fall silent in the middle of a step, and delayed notices of such failures.
+//! hang in the middle of a step, and delayed notices of such failures.
 //!
 //! ```
 //! use fleet_net::sim::{self, Fault, Outcome};
@@ -33,7 +33,7 @@ mod schedule;
 use crate::mesh::{check_members, check_transfers};
 use crate::{Abort, Fabric, Limits, Member, Mesh, Time, Transfer};
 use fleet_base::{Error, Result};
-use schedule::{Gone, Rank, World};
+use schedule::{Death, Rank, World};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ pub struct Options {
     pub delay_max: Duration,
     /// Probability that a segment is lost. It is sent again after [`Options::resend`].
     pub loss: f64,
-    pub resend: Duration,
+    pub resend_delay: Duration,
     /// Probability that a segment is duplicated.
     pub duplication: f64,
     pub segment_bytes_max: usize,
@@ -58,8 +58,8 @@ pub struct Options {
     pub pipe_bytes: usize,
     /// Longest delay from a death until the tokens of the other ranks fire.
     pub notice_death: Duration,
-    /// Longest delay from the start of a silence until the tokens of the other ranks fire.
-    pub notice_silence: Duration,
+    /// Longest delay from the start of a hang until the tokens of the other ranks fire.
+    pub notice_hang: Duration,
     pub faults: Vec<Fault>,
 }
 
@@ -71,12 +71,12 @@ impl Options {
             delay_min: Duration::from_micros(10),
             delay_max: Duration::from_millis(2),
             loss: 0.02,
-            resend: Duration::from_millis(20),
+            resend_delay: Duration::from_millis(20),
             duplication: 0.02,
             segment_bytes_max: 1448,
             pipe_bytes: 64 << 10,
             notice_death: Duration::from_secs(5),
-            notice_silence: Duration::from_secs(30),
+            notice_hang: Duration::from_secs(30),
             faults: Vec::new(),
         }
     }
@@ -88,7 +88,7 @@ pub enum Fault {
     /// The process dies: a part of its pending sends goes out, and its connections are reset.
     Crash { rank: usize, step: u64 },
     /// The process is stopped or its host is cut off: connections stay open but carry nothing.
-    Silence { rank: usize, step: u64 },
+    Hang { rank: usize, step: u64 },
     /// Its connections with `peer` are lost, including bytes in flight. Both processes live.
     Cut { rank: usize, step: u64, peer: usize },
 }
@@ -98,7 +98,7 @@ pub enum Fault {
 pub enum Outcome<T> {
     Ended(Result<T>),
     Crashed,
-    Silent,
+    Hung,
 }
 
 #[derive(Debug)]
@@ -124,7 +124,7 @@ pub fn run<T: Send>(options: &Options, work: impl Fn(&SimFabric) -> Result<T> + 
                 scope.spawn(move || run_rank(world, rank, work))
             })
             .collect();
-        world.begin();
+        world.start();
         threads.into_iter().map(|thread| thread.join()).collect()
     });
     let mut report =
@@ -152,15 +152,15 @@ fn run_rank<T>(
     let time = world.now();
     let outcome = match result {
         Ok(result) => {
-            world.end(rank);
+            world.finish(rank);
             Outcome::Ended(result)
         }
-        Err(panic) => match panic.downcast::<Gone>() {
-            Ok(gone) if *gone == Gone::Crashed => Outcome::Crashed,
-            Ok(_) => Outcome::Silent,
+        Err(panic) => match panic.downcast::<Death>() {
+            Ok(gone) if *gone == Death::Crashed => Outcome::Crashed,
+            Ok(_) => Outcome::Hung,
             Err(panic) => {
                 // A test failed: let the other ranks end before the panic propagates.
-                world.end(rank);
+                world.finish(rank);
                 resume_unwind(panic)
             }
         },
@@ -236,7 +236,7 @@ impl Mesh for SimMesh {
         check_transfers(self.rank, self.members.len(), ops)?;
         if self.owner.thread != std::thread::current().id() {
             return Err(Error::unsupported("a simulated mesh is used by another thread")
-                .help("in the simulator a rank is one thread; call the algorithm directly"));
+                .help("call the algorithm on the thread of the rank"));
         }
         self.world.transfer(self.owner.rank, self.mesh, &self.members, ops, limits)
     }

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 /// How a rank ends in the middle of its work. It is the payload of the unwinding panic.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Gone {
+pub(super) enum Death {
     Crashed,
-    Silent,
+    Hung,
 }
 
 #[derive(Clone, Copy)]
@@ -87,7 +87,7 @@ enum Event {
     Notice {
         at: usize,
         gone: usize,
-        how: Gone,
+        how: Death,
     },
     Timer {
         rank: usize,
@@ -144,8 +144,8 @@ impl World {
     }
 
     /// Starts the run. All threads must have been started.
-    pub(super) fn begin(&self) {
-        self.pass(&mut self.lock());
+    pub(super) fn start(&self) {
+        self.schedule_next(&mut self.lock());
     }
 
     pub(super) fn await_turn(&self, rank: usize) {
@@ -153,11 +153,11 @@ impl World {
     }
 
     /// Ends the work of a rank. Its connections close after the delivery of the bytes it has sent.
-    pub(super) fn end(&self, rank: usize) {
+    pub(super) fn finish(&self, rank: usize) {
         let mut state = self.lock();
         self.close_all(&mut state, rank);
         state.ranks[rank].phase = Phase::Over;
-        self.pass(&mut state);
+        self.schedule_next(&mut state);
     }
 
     pub(super) fn open(&self, name: &str, members: &[usize]) -> Result<usize> {
@@ -165,9 +165,11 @@ impl World {
         if let Some(&mesh) = state.names.get(name) {
             let known = &state.meshes[mesh].members;
             if known != members {
-                return Err(Error::invalid(format!("mesh '{name}' has other members elsewhere"))
-                    .expected(format!("{known:?}"))
-                    .got(format!("{members:?}")));
+                return Err(Error::invalid(format!(
+                    "mesh '{name}' was opened with other members by another rank"
+                ))
+                .expected(format!("{known:?}"))
+                .got(format!("{members:?}")));
             }
             return Ok(mesh);
         }
@@ -177,7 +179,7 @@ impl World {
             for &to in members.iter().filter(|to| **to != from) {
                 let mut link = Link::default();
                 if state.ranks[from].phase == Phase::Over || state.ranks[to].phase == Phase::Over {
-                    link.closed = Some("was gone before".to_string());
+                    link.closed = Some("had already ended".to_string());
                 }
                 links.insert((from, to), link);
             }
@@ -199,7 +201,7 @@ impl World {
         let mut state = self.lock();
         let step = state.ranks[rank].steps;
         state.ranks[rank].steps += 1;
-        state = self.faults(state, rank, step, mesh, members, ops);
+        state = self.apply_faults(state, rank, step, mesh, members, ops);
         if let Some(error) = state.meshes[mesh].broken.get(&rank) {
             return Err(error.clone());
         }
@@ -213,19 +215,19 @@ impl World {
             if ops.iter().zip(&done).all(|(op, done)| op.bytes() == *done) {
                 return Ok(());
             }
-            if let Some(error) = self.hopeless(&state, rank, mesh, members, ops, &done, limits) {
+            if let Some(error) = self.wait_error(&state, rank, mesh, members, ops, &done, limits) {
                 let broken = error.clone().at("an earlier transfer, which broke the mesh");
                 state.meshes[mesh].broken.insert(rank, broken);
                 return Err(error);
             }
             state.ranks[rank].phase = Phase::Waiting;
-            self.pass(&mut state);
+            self.schedule_next(&mut state);
             state = self.wait_turn(state, rank);
         }
     }
 
     /// Applies the faults of the options to `rank`. Does not return if the rank dies or hangs.
-    fn faults<'s>(
+    fn apply_faults<'s>(
         &'s self,
         mut state: MutexGuard<'s, State>,
         rank: usize,
@@ -238,10 +240,10 @@ impl World {
         for fault in &self.options.faults {
             match *fault {
                 Fault::Crash { rank: who, step: when } if (who, when) == (rank, step) => {
-                    gone = Some(Gone::Crashed);
+                    gone = Some(Death::Crashed);
                 }
-                Fault::Silence { rank: who, step: when } if (who, when) == (rank, step) => {
-                    gone = Some(Gone::Silent);
+                Fault::Hang { rank: who, step: when } if (who, when) == (rank, step) => {
+                    gone = Some(Death::Hung);
                 }
                 Fault::Cut { rank: who, step: when, peer } if (who, when) == (rank, step) => {
                     self.cut(&mut state, rank, peer);
@@ -257,18 +259,18 @@ impl World {
         let limit = Some(&mut left);
         self.progress(&mut state, rank, mesh, members, ops, &mut done, &mut Scratch::new(), limit);
         let (notice, low) = match how {
-            Gone::Crashed => {
+            Death::Crashed => {
                 self.close_all(&mut state, rank);
                 (self.options.notice_death, Duration::ZERO)
             }
-            Gone::Silent => (self.options.notice_silence, self.options.notice_silence / 2),
+            Death::Hung => (self.options.notice_hang, self.options.notice_hang / 2),
         };
         for at in (0..self.size()).filter(|at| *at != rank) {
             let time = self.now().plus(self.draw(&mut state.random, low, notice));
             self.schedule(&mut state, time, Event::Notice { at, gone: rank, how });
         }
         state.ranks[rank].phase = Phase::Over;
-        self.pass(&mut state);
+        self.schedule_next(&mut state);
         drop(state);
         resume_unwind(Box::new(how))
     }
@@ -365,7 +367,7 @@ impl World {
         for _ in 0..copies {
             let mut span = self.draw(&mut state.random, options.delay_min, options.delay_max);
             while state.random.unit() < options.loss {
-                span += options.resend;
+                span += options.resend_delay;
             }
             let data = data[start..start + count].to_vec();
             let event = Event::Arrive { mesh, from, to, number, data };
@@ -375,7 +377,7 @@ impl World {
     }
 
     /// The error of a wait that cannot succeed; `None` if it can.
-    fn hopeless(
+    fn wait_error(
         &self,
         state: &State,
         rank: usize,
@@ -406,7 +408,7 @@ impl World {
         }
         state.stuck.then(|| {
             timeout_error(&waiting)
-                .at("the simulator: nothing is on its way any more, every rank waits")
+                .at("the simulator: deadlock, every rank waits and no event is pending")
         })
     }
 
@@ -428,7 +430,7 @@ impl World {
         for at in (0..self.size()).filter(|at| *at != rank) {
             // Mostly after the delivery of all bytes in flight, including resent segments.
             let low = self.options.delay_max;
-            let span = self.draw(&mut state.random, low, self.options.resend * 4);
+            let span = self.draw(&mut state.random, low, self.options.resend_delay * 4);
             self.schedule(state, self.now().plus(span), Event::Close { at, gone: rank });
         }
     }
@@ -447,7 +449,7 @@ impl World {
     }
 
     /// Gives the turn to a rank that can run. Processes events until there is one.
-    fn pass(&self, state: &mut State) {
+    fn schedule_next(&self, state: &mut State) {
         loop {
             let ready: Vec<usize> = (0..state.ranks.len())
                 .filter(|rank| state.ranks[*rank].phase == Phase::Ready)
@@ -466,7 +468,7 @@ impl World {
                 Some(Reverse((time, _, id))) => {
                     self.clock.set(time.max(self.now()));
                     if let Some(event) = state.pending.remove(&id) {
-                        self.happen(state, time, event);
+                        self.process_event(state, time, event);
                     }
                 }
                 None => {
@@ -477,7 +479,7 @@ impl World {
         }
     }
 
-    fn happen(&self, state: &mut State, time: Time, event: Event) {
+    fn process_event(&self, state: &mut State, time: Time, event: Event) {
         let mark = match event {
             Event::Arrive { mesh, from, to, number, data } => {
                 let link = state.meshes[mesh].links.get_mut(&(from, to));
@@ -499,8 +501,8 @@ impl World {
             }
             Event::Notice { at, gone, how } => {
                 let how_text = match how {
-                    Gone::Crashed => "died (killed by signal 9)",
-                    Gone::Silent => "has been silent for too long",
+                    Death::Crashed => "died (killed by signal 9)",
+                    Death::Hung => "has been unresponsive for too long",
                 };
                 self.aborts[at]
                     .fire(Error::unavailable(format!("{} {how_text}", self.member(gone))));

@@ -4,7 +4,7 @@ use super::protocol::{ANSWER_BYTES_MAX, Answer, Request, WAIT_KEYS_MAX, decode_a
 use super::table::missing_error;
 use super::{Changes, Store, Swap};
 use crate::frame::{FrameHeader, FrameReader};
-use crate::handshake::{Hello, Purpose, greet};
+use crate::handshake::{Hello, Purpose, connect_and_handshake};
 use crate::socket::{self, retry};
 use crate::stream::Stream;
 use crate::token::random;
@@ -45,9 +45,9 @@ struct Connection {
 /// Maximum number of idle connections kept for later calls.
 const IDLE_MAX: usize = 2;
 /// Longest single wait on the server. Longer waits are repeated, to detect the loss of a server.
-const WAIT_SPAN_MAX: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Delay of an answer after the requested time beyond which the connection counts as broken.
-const ANSWER_SLACK: Duration = Duration::from_secs(2);
+const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
 impl StoreClient {
     /// Connects; until the deadline, it retries while the server is not listening yet.
@@ -59,7 +59,7 @@ impl StoreClient {
             state: Mutex::default(),
         };
         let connection =
-            retry(limits, |limits| client.dial(limits)).map_err(|e| client.place(e))?;
+            retry(limits, |limits| client.connect_once(limits)).map_err(|e| client.located(e))?;
         client.lock().idle.push(connection);
         Ok(client)
     }
@@ -73,23 +73,25 @@ impl StoreClient {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn place(&self, error: Error) -> Error {
+    fn located(&self, error: Error) -> Error {
         error.at(format!("the store at {}", self.address))
     }
 
-    fn dial(&self, limits: &Limits) -> Result<Connection> {
+    fn connect_once(&self, limits: &Limits) -> Result<Connection> {
         let hello = Hello { purpose: Purpose::Store, body: Writer::new().u64(self.id).0 };
-        let (stream, answer) = greet(self.address, &self.token, &hello, limits)?;
+        let (stream, answer) = connect_and_handshake(self.address, &self.token, &hello, limits)?;
         let incarnation = Reader::new(&answer).u64()?;
         if *self.lock().incarnation.get_or_insert(incarnation) != incarnation {
-            return Err(Error::invalid("the store was started anew and has forgotten this job")
-                .help("start the job again"));
+            return Err(Error::invalid(
+                "the store was restarted and has lost the state of this job",
+            )
+            .help("restart the job"));
         }
         Ok(Connection { stream, reader: FrameReader::new(ANSWER_BYTES_MAX) })
     }
 
     /// Sends a request, with retries, until it is answered.
-    fn ask(&self, request: &Request, limits: &Limits) -> Result<Answer> {
+    fn request(&self, request: &Request, limits: &Limits) -> Result<Answer> {
         let id = {
             let mut state = self.lock();
             state.request_next += 1;
@@ -97,20 +99,20 @@ impl StoreClient {
             state.open.insert(id);
             id
         };
-        let result = retry(limits, |limits| self.ask_once(id, request, limits));
+        let result = retry(limits, |limits| self.request_once(id, request, limits));
         self.lock().open.remove(&id);
-        result.map_err(|error| self.place(error))?
+        result.map_err(|error| self.located(error))?
     }
 
     /// Sends a request once. The inner result is the store's own; a retry would not change it.
-    fn ask_once(&self, id: u64, request: &Request, limits: &Limits) -> Result<Result<Answer>> {
+    fn request_once(&self, id: u64, request: &Request, limits: &Limits) -> Result<Result<Answer>> {
         let (idle, open) = {
             let mut state = self.lock();
             (state.idle.pop(), state.open.first().copied().unwrap_or(id))
         };
         let mut connection = match idle {
             Some(connection) => connection,
-            None => self.dial(limits)?,
+            None => self.connect_once(limits)?,
         };
         let (kind, payload) = request.encode(open);
         let header = FrameHeader::of(kind, id, &[&payload], true).encode();
@@ -126,7 +128,7 @@ impl StoreClient {
                     return Ok(answer);
                 }
                 Some((header, _)) => {
-                    return Err(Error::unavailable("the store answers another request")
+                    return Err(Error::unavailable("answer of the store to another request")
                         .expected(id)
                         .got(header.id));
                 }
@@ -136,20 +138,20 @@ impl StoreClient {
     }
 
     /// Repeats a request that waits on the server; `None` after the deadline.
-    fn ask_waiting(
+    fn request_waiting(
         &self,
         limits: &Limits,
         request: impl Fn(u64) -> Request,
         is_answer: impl Fn(&Result<Answer>) -> bool,
     ) -> Result<Option<Answer>> {
         loop {
-            let left = limits.deadline.remaining(Time::now()).unwrap_or(WAIT_SPAN_MAX);
-            let span = left.min(WAIT_SPAN_MAX);
-            let last = left <= WAIT_SPAN_MAX && limits.deadline.time().is_some();
-            let round = Limits::new(crate::Deadline::within(span + ANSWER_SLACK), &limits.abort);
+            let left = limits.deadline.remaining(Time::now()).unwrap_or(WAIT_MAX);
+            let span = left.min(WAIT_MAX);
+            let last = left <= WAIT_MAX && limits.deadline.time().is_some();
+            let round = Limits::new(crate::Deadline::within(span + ANSWER_GRACE), &limits.abort);
             // Rounded up: a wait must not end before its deadline.
             let span_ms = span.as_nanos().div_ceil(1_000_000) as u64;
-            let answer = self.ask(&request(span_ms), &round);
+            let answer = self.request(&request(span_ms), &round);
             if is_answer(&answer) {
                 return answer.map(Some);
             }
@@ -160,35 +162,35 @@ impl StoreClient {
     }
 }
 
-fn surprise(answer: &Answer) -> Error {
-    Error::unavailable("the store gives an answer to another question").got(format!("{answer:?}"))
+fn unexpected_answer(answer: &Answer) -> Error {
+    Error::unavailable("unexpected kind of answer from the store").got(format!("{answer:?}"))
 }
 
 impl Store for StoreClient {
     fn set(&self, key: &str, value: &[u8], limits: &Limits) -> Result<()> {
         super::table::check_entry(key, value)?;
-        match self.ask(&Request::Set { key: key.into(), value: value.into() }, limits)? {
+        match self.request(&Request::Set { key: key.into(), value: value.into() }, limits)? {
             Answer::Done => Ok(()),
-            other => Err(surprise(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
     fn get(&self, key: &str, limits: &Limits) -> Result<Option<Vec<u8>>> {
-        match self.ask(&Request::Get { key: key.into() }, limits)? {
+        match self.request(&Request::Get { key: key.into() }, limits)? {
             Answer::Value(value) => Ok(value),
-            other => Err(surprise(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
     fn wait(&self, keys: &[&str], limits: &Limits) -> Result<Vec<Vec<u8>>> {
         if keys.len() > WAIT_KEYS_MAX {
-            return Err(Error::exhausted("a wait in the store names too many keys")
+            return Err(Error::exhausted("too many keys in a wait on the store")
                 .expected(format!("up to {WAIT_KEYS_MAX}"))
                 .got(keys.len()));
         }
         let names: Vec<String> = keys.iter().map(|key| key.to_string()).collect();
         let missing = Mutex::new(None);
-        let answer = self.ask_waiting(
+        let answer = self.request_waiting(
             limits,
             |span_ms| Request::Wait { keys: names.clone(), span_ms },
             |answer| match answer {
@@ -201,7 +203,7 @@ impl Store for StoreClient {
         )?;
         match answer {
             Some(Answer::Values(values)) if values.len() == keys.len() => Ok(values),
-            Some(other) => Err(surprise(&other)),
+            Some(other) => Err(unexpected_answer(&other)),
             None => Err(missing
                 .into_inner()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -210,9 +212,9 @@ impl Store for StoreClient {
     }
 
     fn add(&self, key: &str, delta: i64, limits: &Limits) -> Result<i64> {
-        match self.ask(&Request::Add { key: key.into(), delta }, limits)? {
+        match self.request(&Request::Add { key: key.into(), delta }, limits)? {
             Answer::Count(count) => Ok(count),
-            other => Err(surprise(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
@@ -226,35 +228,35 @@ impl Store for StoreClient {
         super::table::check_entry(key, value)?;
         let expected = expected.map(<[u8]>::to_vec);
         let request = Request::Swap { key: key.into(), expected, value: value.into() };
-        match self.ask(&request, limits)? {
+        match self.request(&request, limits)? {
             Answer::Swap(swap) => Ok(swap),
-            other => Err(surprise(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
     fn delete(&self, key: &str, limits: &Limits) -> Result<bool> {
-        match self.ask(&Request::Delete { key: key.into() }, limits)? {
-            Answer::Was(was) => Ok(was),
-            other => Err(surprise(&other)),
+        match self.request(&Request::Delete { key: key.into() }, limits)? {
+            Answer::Existed(was) => Ok(was),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
     fn list(&self, prefix: &str, limits: &Limits) -> Result<Vec<(String, Vec<u8>)>> {
-        match self.ask(&Request::List { prefix: prefix.into() }, limits)? {
+        match self.request(&Request::List { prefix: prefix.into() }, limits)? {
             Answer::Entries(entries) => Ok(entries),
-            other => Err(surprise(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 
     fn watch(&self, prefix: &str, revision: u64, limits: &Limits) -> Result<Changes> {
-        let answer = self.ask_waiting(
+        let answer = self.request_waiting(
             limits,
             |span_ms| Request::Watch { prefix: prefix.into(), revision, span_ms },
             |answer| !matches!(answer, Ok(Answer::Changes(c)) if c.changes.is_empty() && !c.complete),
         )?;
         match answer {
             Some(Answer::Changes(changes)) => Ok(changes),
-            Some(other) => Err(surprise(&other)),
+            Some(other) => Err(unexpected_answer(&other)),
             None => Ok(Changes { revision, ..Changes::default() }),
         }
     }

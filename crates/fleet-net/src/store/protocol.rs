@@ -30,14 +30,14 @@ pub(crate) enum Answer {
     Values(Vec<Vec<u8>>),
     Count(i64),
     Swap(Swap),
-    Was(bool),
+    Existed(bool),
     Entries(Vec<(String, Vec<u8>)>),
     Changes(Changes),
 }
 
 impl Request {
     /// Whether the request must not be applied twice.
-    pub(crate) fn changes(&self) -> bool {
+    pub(crate) fn is_change(&self) -> bool {
         use Request::*;
         matches!(self, Set { .. } | Add { .. } | Swap { .. } | Delete { .. })
     }
@@ -75,7 +75,7 @@ impl Request {
                 let span_ms = r.u64()?;
                 let count = r.u32()? as usize;
                 if count > WAIT_KEYS_MAX {
-                    return Err(Error::exhausted("a wait in the store names too many keys")
+                    return Err(Error::exhausted("too many keys in a wait on the store")
                         .expected(format!("up to {WAIT_KEYS_MAX}"))
                         .got(count));
                 }
@@ -92,7 +92,7 @@ impl Request {
             7 => Request::List { prefix: r.text()?.into() },
             8 => Request::Watch { prefix: r.text()?.into(), revision: r.u64()?, span_ms: r.u64()? },
             other => {
-                return Err(Error::unsupported("a request that the store does not know").got(other));
+                return Err(Error::unsupported("unknown kind of store request").got(other));
             }
         };
         r.end()?;
@@ -116,7 +116,7 @@ pub(crate) fn encode_answer(answer: &Result<Answer>) -> Vec<u8> {
         Answer::Count(count) => w.u8(4).u64(*count as u64),
         Answer::Swap(Swap::Done) => w.u8(5),
         Answer::Swap(Swap::Lost(value)) => w.u8(6).option(value.as_deref()),
-        Answer::Was(was) => w.u8(7).u8(u8::from(*was)),
+        Answer::Existed(was) => w.u8(7).u8(u8::from(*was)),
         Answer::Entries(entries) => {
             let w = w.u8(8).u32(entries.len() as u32);
             entries.iter().fold(w, |w, (key, value)| w.text(key).bytes(value))
@@ -147,7 +147,7 @@ pub(crate) fn decode_answer(payload: &[u8]) -> Result<Result<Answer>> {
         4 => Answer::Count(r.u64()? as i64),
         5 => Answer::Swap(Swap::Done),
         6 => Answer::Swap(Swap::Lost(r.option()?.map(<[u8]>::to_vec))),
-        7 => Answer::Was(r.u8()? != 0),
+        7 => Answer::Existed(r.u8()? != 0),
         8 => {
             let count = r.u32()?;
             let entry = |_| Ok((r.text()?.to_string(), r.bytes()?.to_vec()));
@@ -165,7 +165,7 @@ pub(crate) fn decode_answer(payload: &[u8]) -> Result<Result<Answer>> {
             let changes = (0..count).map(change).collect::<Result<_>>()?;
             Answer::Changes(Changes { revision, complete, changes })
         }
-        other => return Err(Error::unavailable("an answer that no store gives").got(other)),
+        other => return Err(Error::unavailable("unknown kind of store answer").got(other)),
     };
     r.end()?;
     Ok(Ok(answer))
@@ -222,7 +222,7 @@ mod tests {
             Answer::Count(-1),
             Answer::Swap(Swap::Done),
             Answer::Swap(Swap::Lost(Some(vec![3]))),
-            Answer::Was(true),
+            Answer::Existed(true),
             Answer::Entries(vec![("a".into(), vec![1])]),
             Answer::Changes(changes),
         ] {

@@ -2,15 +2,15 @@
 
 use super::protocol::{Answer, REQUEST_BYTES_MAX, Request, encode_answer};
 use super::table::{Table, check_key};
-use super::waiters::{Answers, Waiters};
+use super::waiters::{Answers, RequestId, Waiters};
 use crate::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameReader};
-use crate::gate::{Gate, Host};
 use crate::handshake::{Hello, Purpose};
+use crate::listener::{Acceptor, Listener};
 use crate::membership::{
-    BEAT, ENDED, LEAVE, MEMBER_BYTES_MAX, MemberHello, NOTICE, decode_ended, encode_vigilance,
+    EXITED, HEARTBEAT, LEAVE, MEMBER_BYTES_MAX, MemberHello, NOTICE, decode_exit, encode_vigilance,
 };
-use crate::registry::{Notice, Registry, Seat, Vigilance};
-use crate::socket::{Bell, poll};
+use crate::registry::{FailureNotice, MemberId, Registry, Vigilance};
+use crate::socket::{Waker, poll};
 use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer};
@@ -49,7 +49,7 @@ const ANSWERS_KEPT_MAX: usize = 1 << 10;
 /// ```
 pub struct StoreServer {
     /// Closed first, so that no connection arrives during shutdown.
-    gate: Option<Gate>,
+    listener: Option<Listener>,
     address: SocketAddr,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -60,15 +60,15 @@ struct Shared {
     /// Random number that tells clients whether they have reconnected to the same store.
     incarnation: u64,
     registry: Mutex<Registry>,
-    inbox: Mutex<Vec<News>>,
-    bell: Bell,
+    events: Mutex<Vec<Event>>,
+    waker: Waker,
     stop: AtomicBool,
     connections: AtomicUsize,
 }
 
-enum News {
-    Arrived(Stream, Hello, SocketAddr),
-    Failed(String, Notice),
+enum Event {
+    Connected(Stream, Hello, SocketAddr),
+    Failed(String, FailureNotice),
 }
 
 impl StoreServer {
@@ -81,11 +81,11 @@ impl StoreServer {
     ) -> Result<StoreServer> {
         let listener = TcpListener::bind(&address).map_err(|error| {
             let kind = match error.kind() {
-                Io::AddrInUse => Error::unavailable("the port of the store is taken"),
+                Io::AddrInUse => Error::unavailable("the port of the store is in use"),
                 _ => Error::invalid("the store cannot listen"),
             };
             kind.at(format!("{address:?}: {error}"))
-                .help("port 0 lets the system choose one that is free")
+                .help("use port 0 to let the system choose a free port")
         })?;
         StoreServer::start(listener, token, vigilance, log)
     }
@@ -105,25 +105,25 @@ impl StoreServer {
         listener: TcpListener,
         token: &Token,
         vigilance: Vigilance,
-        (door_log, log): (Log, Log),
+        (listener_log, log): (Log, Log),
     ) -> Result<StoreServer> {
         let shared = Arc::new(Shared {
             vigilance,
             incarnation: u64::from_le_bytes(random()?),
             registry: Mutex::new(Registry::new(vigilance)),
-            inbox: Mutex::default(),
-            bell: Bell::new()?,
+            events: Mutex::default(),
+            waker: Waker::new()?,
             stop: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
         });
-        let gate = Gate::start(listener, token.clone(), door_log, shared.clone())?;
-        let address = gate.address();
-        let desk = Desk::new(shared.clone(), log);
+        let listener = Listener::start(listener, token.clone(), listener_log, shared.clone())?;
+        let address = listener.address();
+        let server = ServerThread::new(shared.clone(), log);
         let thread = std::thread::Builder::new()
             .name("fleet-store".to_string())
-            .spawn(move || desk.run())
+            .spawn(move || server.run())
             .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-        Ok(StoreServer { gate: Some(gate), address, shared, thread: Some(thread) })
+        Ok(StoreServer { listener: Some(listener), address, shared, thread: Some(thread) })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -134,19 +134,19 @@ impl StoreServer {
     /// phrase such as "exit code 3" or "killed by signal 9 (SIGKILL)".
     pub fn report_end(&self, group: &str, member: &Member, how: &str) {
         let notice =
-            lock(&self.shared.registry).ended(group, member.clone(), how.to_string(), Time::now());
+            lock(&self.shared.registry).exited(group, member.clone(), how.to_string(), Time::now());
         if let Some(notice) = notice {
-            lock(&self.shared.inbox).push(News::Failed(group.to_string(), notice));
-            self.shared.bell.ring();
+            lock(&self.shared.events).push(Event::Failed(group.to_string(), notice));
+            self.shared.waker.wake();
         }
     }
 }
 
 impl Drop for StoreServer {
     fn drop(&mut self) {
-        drop(self.gate.take());
+        drop(self.listener.take());
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.bell.ring();
+        self.shared.waker.wake();
         if let Some(thread) = self.thread.take() {
             // The thread does not panic; if it did, there would be nothing to clean up.
             let _ = thread.join();
@@ -154,11 +154,11 @@ impl Drop for StoreServer {
     }
 }
 
-impl Host for Shared {
+impl Acceptor for Shared {
     fn admit(&self, hello: &Hello, _peer: SocketAddr) -> Result<Vec<u8>> {
         if self.connections.load(Ordering::SeqCst) >= CONNECTIONS_MAX {
             return Err(Error::unavailable(format!(
-                "the store has {CONNECTIONS_MAX} connections, which is its limit"
+                "the store has reached its limit of {CONNECTIONS_MAX} connections"
             )));
         }
         let answer = match hello.purpose {
@@ -168,17 +168,17 @@ impl Host for Shared {
             }
             Purpose::Member => {
                 let hello = MemberHello::decode(&hello.body)?;
-                let seat = (hello.group.clone(), hello.member.rank);
+                let id = (hello.group.clone(), hello.member.rank);
                 let mut registry = lock(&self.registry);
-                let before = registry.join(seat, hello.member, hello.session, Time::now())?;
+                let before = registry.join(id, hello.member, hello.session, Time::now())?;
                 drop(registry);
                 if let Some(notice) = before {
-                    lock(&self.inbox).push(News::Failed(hello.group, notice));
+                    lock(&self.events).push(Event::Failed(hello.group, notice));
                 }
                 encode_vigilance(&self.vigilance, self.incarnation)
             }
             other => {
-                return Err(Error::invalid("this address is that of the store")
+                return Err(Error::invalid("wrong kind of connection to the store")
                     .expected("a client of the store or a member")
                     .got(format!("{other:?}")));
             }
@@ -186,15 +186,15 @@ impl Host for Shared {
         Ok(answer)
     }
 
-    fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr) {
+    fn accept(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr) {
         self.connections.fetch_add(1, Ordering::SeqCst);
-        lock(&self.inbox).push(News::Arrived(stream, hello, peer));
-        self.bell.ring();
+        lock(&self.events).push(Event::Connected(stream, hello, peer));
+        self.waker.wake();
     }
 }
 
 /// State of the store's thread.
-struct Desk {
+struct ServerThread {
     shared: Arc<Shared>,
     log: Log,
     table: Table,
@@ -218,7 +218,7 @@ struct Connection {
 
 enum Role {
     Client { id: u64 },
-    Member { seat: Seat, session: u64, beat_next: Time },
+    Member { member: MemberId, session: u64, beat_next: Time },
 }
 
 /// Answers to one client's changes, for retries after a lost connection.
@@ -228,9 +228,9 @@ struct Session {
     used: Time,
 }
 
-impl Desk {
-    fn new(shared: Arc<Shared>, log: Log) -> Desk {
-        Desk {
+impl ServerThread {
+    fn new(shared: Arc<Shared>, log: Log) -> ServerThread {
+        ServerThread {
             shared,
             log,
             table: Table::default(),
@@ -243,34 +243,34 @@ impl Desk {
 
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::SeqCst) {
-            let next = self.look_at_clock();
+            let next = self.run_timers();
             let ids = self.wait(next);
-            self.shared.bell.hush();
-            let news = std::mem::take(&mut *lock(&self.shared.inbox));
-            for news in news {
-                match news {
-                    News::Arrived(stream, hello, peer) => self.arrive(stream, &hello, peer),
-                    News::Failed(group, notice) => self.tell(&group, &notice),
+            self.shared.waker.clear();
+            let events = std::mem::take(&mut *lock(&self.shared.events));
+            for event in events {
+                match event {
+                    Event::Connected(stream, hello, peer) => self.register(stream, &hello, peer),
+                    Event::Failed(group, notice) => self.notify_group(&group, &notice),
                 }
             }
             for id in ids {
                 self.read(id);
             }
             self.write_all();
-            self.bury();
+            self.remove_broken();
         }
     }
 
     /// Handles deadlines, heartbeats and failures; returns the time of the next one.
-    fn look_at_clock(&mut self) -> Option<Time> {
+    fn run_timers(&mut self) -> Option<Time> {
         let now = Time::now();
-        let (failed, next_failure) = lock(&self.shared.registry).tick(now);
+        let (failed, next_failure) = lock(&self.shared.registry).check(now);
         for (group, notice) in failed {
             self.log.line(format!("group '{group}': {}", notice.error()));
-            self.tell(&group, &notice);
+            self.notify_group(&group, &notice);
         }
         let (answers, next_wait) = self.waiters.expire(now, &self.table);
-        self.give(answers);
+        self.send_answers(answers);
         let beat = self.shared.vigilance.beat;
         let mut next_beat = None;
         for connection in self.connections.values_mut() {
@@ -282,17 +282,17 @@ impl Desk {
             let next = *beat_next;
             next_beat = Some(next_beat.map_or(next, |other: Time| other.min(next)));
             if due {
-                connection.send(BEAT, 0, &[]);
+                connection.send(HEARTBEAT, 0, &[]);
             }
         }
         self.write_all();
         [next_failure, next_wait.and_then(Deadline::time), next_beat].into_iter().flatten().min()
     }
 
-    /// Waits for the bell, a connection or the time `next`. Returns the readable connections.
+    /// Waits for the waker, a connection or the time `next`. Returns the readable connections.
     fn wait(&mut self, next: Option<Time>) -> Vec<u64> {
-        let bell = &self.shared.bell;
-        let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
+        let waker = &self.shared.waker;
+        let mut fds = vec![PollFd::new(waker, PollFlags::IN)];
         for connection in self.connections.values() {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, !connection.out.is_empty());
@@ -300,7 +300,7 @@ impl Desk {
         }
         let span = next.map(|next| next.since(Time::now()));
         if let Err(error) = poll(&mut fds, span) {
-            self.log.line(format!("the store cannot wait for its clients: {error}"));
+            self.log.line(format!("the store cannot poll its connections: {error}"));
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
         let read = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
@@ -313,8 +313,8 @@ impl Desk {
     }
 
     /// Registers a connection, or removes it from the count of connections.
-    fn arrive(&mut self, stream: Stream, hello: &Hello, peer: SocketAddr) {
-        let Some((role, missed)) = self.role(hello) else {
+    fn register(&mut self, stream: Stream, hello: &Hello, peer: SocketAddr) {
+        let Some((role, missed)) = self.role_of(hello) else {
             self.shared.connections.fetch_sub(1, Ordering::SeqCst);
             return;
         };
@@ -341,18 +341,18 @@ impl Desk {
 
     /// The role of a connection, and the notices that it has missed. `admit` has already decoded
     /// the same bytes.
-    fn role(&self, hello: &Hello) -> Option<(Role, Vec<Notice>)> {
+    fn role_of(&self, hello: &Hello) -> Option<(Role, Vec<FailureNotice>)> {
         if hello.purpose != Purpose::Member {
             let id = Reader::new(&hello.body).u64().ok()?;
             return Some((Role::Client { id }, Vec::new()));
         }
         let hello = MemberHello::decode(&hello.body).ok()?;
-        let seat = (hello.group.clone(), hello.member.rank);
+        let id = (hello.group.clone(), hello.member.rank);
         let mut registry = lock(&self.shared.registry);
         // Its old connection may have been marked as lost since it was admitted.
-        registry.join(seat.clone(), hello.member, hello.session, Time::now()).ok()?;
+        registry.join(id.clone(), hello.member, hello.session, Time::now()).ok()?;
         let missed = registry.notices(&hello.group);
-        Some((Role::Member { seat, session: hello.session, beat_next: Time::now() }, missed))
+        Some((Role::Member { member: id, session: hello.session, beat_next: Time::now() }, missed))
     }
 
     /// Handles the frames that have arrived on a connection.
@@ -380,29 +380,30 @@ impl Desk {
                 match Request::decode(header.kind, payload) {
                     Ok((request, open)) => self.request(id, client, header.id, request, open),
                     Err(error) => {
-                        self.log.line(format!("bad request from {}: {error}", connection.peer));
+                        self.log.line(format!("invalid request from {}: {error}", connection.peer));
                         connection.send(0, header.id, &encode_answer(&Err(error)));
                     }
                 }
             }
-            Role::Member { seat, session, .. } => {
+            Role::Member { member, session, .. } => {
                 let now = Time::now();
                 let mut registry = lock(&self.shared.registry);
-                registry.heard(seat, *session, now);
+                registry.heartbeat(member, *session, now);
                 match header.kind {
-                    BEAT => {}
-                    LEAVE => registry.leave(seat, *session),
-                    ENDED => {
-                        let group = seat.0.clone();
-                        let told = decode_ended(payload).ok();
-                        let notice = told.and_then(|(m, how)| registry.ended(&group, m, how, now));
+                    HEARTBEAT => {}
+                    LEAVE => registry.leave(member, *session),
+                    EXITED => {
+                        let group = member.0.clone();
+                        let report = decode_exit(payload).ok();
+                        let notice =
+                            report.and_then(|(m, how)| registry.exited(&group, m, how, now));
                         drop(registry);
                         if let Some(notice) = notice {
-                            self.tell(&group, &notice);
+                            self.notify_group(&group, &notice);
                         }
                     }
                     other => {
-                        let error = Error::unsupported("a member says something unknown");
+                        let error = Error::unsupported("unknown kind of frame from a member");
                         connection.broken = Some(error.got(other));
                     }
                 }
@@ -427,7 +428,7 @@ impl Desk {
             self.reply(connection, id, &answer);
             return;
         }
-        let changes = request.changes();
+        let changes = request.is_change();
         let Some(result) = self.serve((connection, id), request) else { return };
         let answer = encode_answer(&result);
         if changes && let Some(session) = self.sessions.get_mut(&client) {
@@ -440,7 +441,7 @@ impl Desk {
     }
 
     /// Executes a request; `None` if the answer has to wait.
-    fn serve(&mut self, asker: (u64, u64), request: Request) -> Option<Result<Answer>> {
+    fn serve(&mut self, id: RequestId, request: Request) -> Option<Result<Answer>> {
         let (result, changed) = match request {
             Request::Get { key } => {
                 return Some(Ok(Answer::Value(self.table.get(&key).map(<[u8]>::to_vec))));
@@ -450,17 +451,17 @@ impl Desk {
             }
             Request::Wait { .. } | Request::Watch { .. } if self.waiters.len() >= WAITERS_MAX => {
                 return Some(Err(Error::exhausted(format!(
-                    "{WAITERS_MAX} requests wait in the store, which is its limit"
+                    "the store has reached its limit of {WAITERS_MAX} waiting requests"
                 ))));
             }
             Request::Wait { keys, span_ms } => {
                 if let Err(error) = keys.iter().try_for_each(|key| check_key(key)) {
                     return Some(Err(error));
                 }
-                return self.waiters.wait(asker, keys, span(span_ms), &self.table);
+                return self.waiters.wait(id, keys, span(span_ms), &self.table);
             }
             Request::Watch { prefix, revision, span_ms } => {
-                return self.waiters.watch(asker, prefix, revision, span(span_ms), &self.table);
+                return self.waiters.watch(id, prefix, revision, span(span_ms), &self.table);
             }
             Request::Set { key, value } => {
                 (self.table.set(&key, &value).map(|()| Answer::Done), key)
@@ -470,16 +471,16 @@ impl Desk {
                 let swap = self.table.compare_and_set(&key, expected.as_deref(), &value);
                 (swap.map(Answer::Swap), key)
             }
-            Request::Delete { key } => (Ok(Answer::Was(self.table.delete(&key))), key),
+            Request::Delete { key } => (Ok(Answer::Existed(self.table.delete(&key))), key),
         };
         if result.is_ok() {
             let answers = self.waiters.changed(&changed, &self.table);
-            self.give(answers);
+            self.send_answers(answers);
         }
         Some(result)
     }
 
-    fn give(&mut self, answers: Answers) {
+    fn send_answers(&mut self, answers: Answers) {
         for ((connection, id), answer) in answers {
             self.reply(connection, id, &encode_answer(&answer));
         }
@@ -492,10 +493,10 @@ impl Desk {
     }
 
     /// Sends a notice to every member of the group.
-    fn tell(&mut self, group: &str, notice: &Notice) {
+    fn notify_group(&mut self, group: &str, notice: &FailureNotice) {
         let payload = notice.encode();
         for connection in self.connections.values_mut() {
-            if matches!(&connection.role, Role::Member { seat, .. } if seat.0 == group) {
+            if matches!(&connection.role, Role::Member { member, .. } if member.0 == group) {
                 connection.send(NOTICE, 0, &payload);
             }
         }
@@ -508,7 +509,7 @@ impl Desk {
     }
 
     /// Removes broken connections.
-    fn bury(&mut self) {
+    fn remove_broken(&mut self) {
         let broken: Vec<u64> = self
             .connections
             .iter()
@@ -519,13 +520,13 @@ impl Desk {
             let Some(connection) = self.connections.remove(&id) else { continue };
             self.shared.connections.fetch_sub(1, Ordering::SeqCst);
             self.waiters.forget(id);
-            if let Role::Member { seat, session, .. } = &connection.role {
+            if let Role::Member { member, session, .. } = &connection.role {
                 let came_back = self.connections.values().any(|other| {
-                    matches!(&other.role, Role::Member { seat: s, session: t, .. }
-                        if s == seat && t == session)
+                    matches!(&other.role, Role::Member { member: s, session: t, .. }
+                        if s == member && t == session)
                 });
                 if !came_back {
-                    lock(&self.shared.registry).lost(seat, *session, Time::now());
+                    lock(&self.shared.registry).connection_lost(member, *session, Time::now());
                 }
             }
         }
@@ -541,7 +542,7 @@ impl Connection {
         self.out_bytes += frame.len();
         self.out.push_back(frame);
         if self.out_bytes > UNREAD_BYTES_MAX {
-            self.broken = Some(Error::exhausted("it does not read what it asked for"));
+            self.broken = Some(Error::exhausted("the client does not read its answers"));
         }
     }
 
@@ -590,7 +591,7 @@ mod tests {
         let peer = server.address();
         let stream = Stream::plain(std::net::TcpStream::connect(peer).unwrap());
         let hello = Hello { purpose: Purpose::Member, body: Vec::new() };
-        server.shared.clone().welcome(stream, hello, peer);
+        server.shared.clone().accept(stream, hello, peer);
         let start = Instant::now();
         while server.shared.connections.load(Ordering::SeqCst) > 0 {
             assert!(start.elapsed() < Duration::from_secs(60), "the connection is still counted");

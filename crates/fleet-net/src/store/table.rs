@@ -46,7 +46,7 @@ impl Table {
             ))
             .expected(format!("up to {VALUE_BYTES_MAX} bytes"))
             .got(value.len())
-            .help("the store is for addresses and small facts; send data between ranks"));
+            .help("send bulk data between ranks; the store is for addresses and small values"));
         }
         let (old, overhead) = match self.entries.get(key) {
             Some(entry) => (entry.value.len(), 0),
@@ -77,7 +77,7 @@ impl Table {
                 .ok()
                 .and_then(|text| text.parse::<i64>().ok())
                 .ok_or_else(|| {
-                    Error::invalid(format!("the value of '{key}' is no counter"))
+                    Error::invalid(format!("the value of '{key}' is not a counter"))
                         .expected("a decimal number")
                         .got(format!("{} bytes", value.len()))
                 })?,
@@ -172,14 +172,14 @@ pub(crate) fn check_entry(key: &str, value: &[u8]) -> Result<()> {
         return Err(Error::exhausted(format!("the value of '{key}' is too long for the store"))
             .expected(format!("up to {VALUE_BYTES_MAX} bytes"))
             .got(value.len())
-            .help("the store is for addresses and small facts; send data between ranks"));
+            .help("send bulk data between ranks; the store is for addresses and small values"));
     }
     Ok(())
 }
 
 pub(crate) fn check_key(key: &str) -> Result<()> {
     if key.is_empty() || key.len() > KEY_BYTES_MAX {
-        return Err(Error::invalid("a key of the store has a bad length")
+        return Err(Error::invalid("invalid length of a store key")
             .expected(format!("1 to {KEY_BYTES_MAX} bytes"))
             .got(key.len()));
     }
@@ -195,7 +195,8 @@ pub(crate) fn missing_error(missing: &[&str], count: usize) -> Error {
         more => format!(" and {more} more"),
     };
     Error::unavailable(format!(
-        "the deadline passed while waiting in the store: {} of {count} keys are missing: {shown}{more}",
+        "the deadline passed while waiting in the store: {} of {count} keys are missing: \
+         {shown}{more}",
         missing.len()
     ))
     .with_code(ErrorCode::KeysMissing)

@@ -7,7 +7,7 @@ use fleet_base::Result;
 use std::collections::{BTreeMap, HashMap};
 
 /// The destination of an answer: a connection and its request.
-pub(crate) type Asker = (u64, u64);
+pub(crate) type RequestId = (u64, u64);
 
 #[derive(Default)]
 pub(crate) struct Waiters {
@@ -18,12 +18,12 @@ pub(crate) struct Waiters {
 }
 
 struct Wait {
-    asker: Asker,
+    request: RequestId,
     deadline: Deadline,
-    what: What,
+    condition: Condition,
 }
 
-enum What {
+enum Condition {
     /// Waits for all `keys`. The key at `first` is missing; those before it have existed.
     Keys {
         keys: Vec<String>,
@@ -35,7 +35,7 @@ enum What {
     },
 }
 
-pub(crate) type Answers = Vec<(Asker, Result<Answer>)>;
+pub(crate) type Answers = Vec<(RequestId, Result<Answer>)>;
 
 impl Waiters {
     pub(crate) fn len(&self) -> usize {
@@ -44,29 +44,35 @@ impl Waiters {
 
     pub(crate) fn wait(
         &mut self,
-        asker: Asker,
+        request: RequestId,
         keys: Vec<String>,
         deadline: Deadline,
         table: &Table,
     ) -> Option<Result<Answer>> {
-        self.go_on(Wait { asker, deadline, what: What::Keys { keys, first: 0 } }, table)
+        self.advance(
+            Wait { request, deadline, condition: Condition::Keys { keys, first: 0 } },
+            table,
+        )
     }
 
     pub(crate) fn watch(
         &mut self,
-        asker: Asker,
+        request: RequestId,
         prefix: String,
         revision: u64,
         deadline: Deadline,
         table: &Table,
     ) -> Option<Result<Answer>> {
-        self.go_on(Wait { asker, deadline, what: What::Changes { prefix, revision } }, table)
+        self.advance(
+            Wait { request, deadline, condition: Condition::Changes { prefix, revision } },
+            table,
+        )
     }
 
     /// Answers a wait that is complete, or keeps it.
-    fn go_on(&mut self, mut wait: Wait, table: &Table) -> Option<Result<Answer>> {
-        match &mut wait.what {
-            What::Keys { keys, first } => {
+    fn advance(&mut self, mut wait: Wait, table: &Table) -> Option<Result<Answer>> {
+        match &mut wait.condition {
+            Condition::Keys { keys, first } => {
                 while keys.get(*first).is_some_and(|key| table.get(key).is_some()) {
                     *first += 1;
                 }
@@ -82,7 +88,7 @@ impl Waiters {
                 }
                 self.by_key.entry(keys[*first].clone()).or_default().push(self.next);
             }
-            What::Changes { prefix, revision } => {
+            Condition::Changes { prefix, revision } => {
                 if let Some(changes) = table.changes(prefix, *revision) {
                     return Some(Ok(Answer::Changes(changes)));
                 }
@@ -96,19 +102,19 @@ impl Waiters {
     /// Handles a change of `key`. Returns the answers to the waits that it completes.
     pub(crate) fn changed(&mut self, key: &str, table: &Table) -> Answers {
         let mut answers = Vec::new();
-        let mut concerned = match table.get(key) {
+        let mut affected = match table.get(key) {
             Some(_) => self.by_key.remove(key).unwrap_or_default(),
             None => Vec::new(),
         };
-        concerned.extend(self.waits.iter().filter_map(|(id, wait)| match &wait.what {
-            What::Changes { prefix, .. } if key.starts_with(prefix) => Some(*id),
+        affected.extend(self.waits.iter().filter_map(|(id, wait)| match &wait.condition {
+            Condition::Changes { prefix, .. } if key.starts_with(prefix) => Some(*id),
             _ => None,
         }));
-        for id in concerned {
+        for id in affected {
             let Some(wait) = self.waits.remove(&id) else { continue };
-            let asker = wait.asker;
-            if let Some(answer) = self.go_on(wait, table) {
-                answers.push((asker, answer));
+            let request = wait.request;
+            if let Some(answer) = self.advance(wait, table) {
+                answers.push((request, answer));
             }
         }
         answers
@@ -125,34 +131,34 @@ impl Waiters {
         let mut answers = Vec::new();
         for id in over {
             let Some(wait) = self.remove(id) else { continue };
-            let answer = match wait.what {
-                What::Keys { keys, .. } => {
+            let answer = match wait.condition {
+                Condition::Keys { keys, .. } => {
                     let missing = table.missing(keys.iter().map(String::as_str));
                     Err(missing_error(&missing, keys.len()))
                 }
-                What::Changes { revision, .. } => {
+                Condition::Changes { revision, .. } => {
                     Ok(Answer::Changes(Changes { revision, ..Changes::default() }))
                 }
             };
-            answers.push((wait.asker, answer));
+            answers.push((wait.request, answer));
         }
         (answers, self.waits.values().map(|wait| wait.deadline).min())
     }
 
     /// Removes the waits of a closed connection.
     pub(crate) fn forget(&mut self, connection: u64) {
-        let gone: Vec<u64> = self
+        let closed: Vec<u64> = self
             .waits
             .iter()
-            .filter(|(_, wait)| wait.asker.0 == connection)
+            .filter(|(_, wait)| wait.request.0 == connection)
             .map(|(id, _)| *id)
             .collect();
-        gone.into_iter().for_each(|id| drop(self.remove(id)));
+        closed.into_iter().for_each(|id| drop(self.remove(id)));
     }
 
     fn remove(&mut self, id: u64) -> Option<Wait> {
         let wait = self.waits.remove(&id)?;
-        if let What::Keys { keys, first } = &wait.what
+        if let Condition::Keys { keys, first } = &wait.condition
             && let Some(ids) = self.by_key.get_mut(&keys[*first])
         {
             ids.retain(|other| *other != id);

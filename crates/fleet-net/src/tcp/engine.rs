@@ -29,7 +29,7 @@ const SLICES_MAX: usize = 16;
 
 pub(super) struct Engine {
     pub(super) checksum: bool,
-    pub(super) spin: Duration,
+    pub(super) spin_time: Duration,
     pub(super) turn_bytes: usize,
 }
 
@@ -68,7 +68,7 @@ pub(super) enum Failure {
     /// The token fired, or the machine ran out of a resource.
     Limits(Error),
     /// The deadline passed. For each pending transfer: peer, whether it sends, bytes done, bytes.
-    Late(Vec<(usize, bool, usize, usize)>),
+    Timeout(Vec<(usize, bool, usize, usize)>),
     /// The connection with this rank failed.
     Peer(usize, Error),
 }
@@ -88,7 +88,7 @@ impl Peer {
     }
 
     /// Whether the peer has closed a connection, even if unread data remains.
-    pub(super) fn is_ended(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         #[cfg(target_os = "linux")]
         let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         #[cfg(not(target_os = "linux"))]
@@ -107,22 +107,22 @@ impl Engine {
         ops: &mut [Transfer<'_>],
         limits: &Limits,
     ) -> Result<(), Failure> {
-        let mut concerned: Vec<usize> = Vec::with_capacity(ops.len());
+        let mut active: Vec<usize> = Vec::with_capacity(ops.len());
         for (index, op) in ops.iter().enumerate() {
             if let Some(peer) = &mut peers[op.peer()] {
                 self.queue(peer, index, op);
-                if !concerned.contains(&op.peer()) {
-                    concerned.push(op.peer());
+                if !active.contains(&op.peer()) {
+                    active.push(op.peer());
                 }
             }
         }
         let mut idle_since: Option<Time> = None;
         loop {
             let (mut moved, mut open) = (false, false);
-            for &rank in &concerned {
+            for &rank in &active {
                 let Some(peer) = &mut peers[rank] else { continue };
                 for stream in &mut peer.streams {
-                    moved |= self.turn(stream, ops).map_err(|error| Failure::Peer(rank, error))?;
+                    moved |= self.step(stream, ops).map_err(|error| Failure::Peer(rank, error))?;
                     open |= !stream.writes.is_empty() || !stream.reads.is_empty();
                 }
             }
@@ -135,11 +135,11 @@ impl Engine {
             }
             limits.abort.check().map_err(Failure::Limits)?;
             let now = Time::now();
-            if now.since(*idle_since.get_or_insert(now)) < self.spin {
+            if now.since(*idle_since.get_or_insert(now)) < self.spin_time {
                 std::thread::yield_now();
                 continue;
             }
-            self.sleep(peers, &concerned, ops, limits, now)?;
+            self.sleep(peers, &active, ops, limits, now)?;
         }
     }
 
@@ -168,7 +168,7 @@ impl Engine {
     }
 
     /// Does one write and one read; true if bytes moved.
-    fn turn(&self, stream: &mut Stream, ops: &mut [Transfer<'_>]) -> Result<bool> {
+    fn step(&self, stream: &mut Stream, ops: &mut [Transfer<'_>]) -> Result<bool> {
         let mut moved = false;
         if !stream.writes.is_empty() && !stream.full {
             moved |= write(stream, ops, self.turn_bytes)?;
@@ -239,8 +239,8 @@ impl Engine {
             IoSliceMut::new(&mut fresh[..head_wanted]),
             IoSliceMut::new(&mut scratch[stream.held..stream.held + room]),
         ];
-        let come = received((&stream.socket).read_vectored(&mut slices))?;
-        let Some(count) = come else { return Ok(false) };
+        let count = received((&stream.socket).read_vectored(&mut slices))?;
+        let Some(count) = count else { return Ok(false) };
         let head = count.min(head_wanted);
         part.take_header(&fresh[..head], ops)?;
         let body = count - head;
@@ -270,10 +270,8 @@ impl Engine {
         if self.checksum {
             let crc = std::mem::take(&mut stream.crc).finalize();
             if part.header[12..] != crc.to_le_bytes() {
-                return Err(Error::unavailable(
-                    "a message was changed on its way: its checksum is wrong",
-                )
-                .help("memory, a network card or a switch on the way is broken"));
+                return Err(Error::unavailable("message is corrupt: checksum mismatch")
+                    .help("memory, a network card or a switch may be faulty"));
             }
         }
         Ok(())
@@ -282,18 +280,18 @@ impl Engine {
     fn sleep(
         &self,
         peers: &mut [Option<Peer>],
-        concerned: &[usize],
+        active: &[usize],
         ops: &[Transfer<'_>],
         limits: &Limits,
         now: Time,
     ) -> Result<(), Failure> {
         let left = limits.deadline.remaining(now);
         if left.is_some_and(|left| left.is_zero()) {
-            return Err(Failure::Late(late(peers, concerned, ops)));
+            return Err(Failure::Timeout(pending_transfers(peers, active, ops)));
         }
         let wake = limits.abort.wake_fd().map_err(Failure::Limits)?;
         let mut fds = vec![PollFd::new(&wake, PollFlags::IN)];
-        for &rank in concerned {
+        for &rank in active {
             for stream in peers[rank].iter().flat_map(|peer| &peer.streams) {
                 let mut flags = PollFlags::empty();
                 flags.set(PollFlags::IN, !stream.reads.is_empty());
@@ -308,7 +306,7 @@ impl Engine {
             .collect();
         drop(fds);
         let mut writable = writable.into_iter();
-        for &rank in concerned {
+        for &rank in active {
             for stream in peers[rank].iter_mut().flat_map(|peer| &mut peer.streams) {
                 if writable.next() == Some(true) {
                     stream.full = false;
@@ -342,7 +340,7 @@ impl Part {
         if (got_bytes, got_number) == (bytes as u64, self.number) {
             return Ok(());
         }
-        Err(Error::invalid("the two ends are out of step: they transfer different messages")
+        Err(Error::invalid("message size mismatch: the two ranks transfer different messages")
             .expected(format!("message {} of {bytes} bytes", self.number))
             .got(format!("message {got_number} of {got_bytes} bytes"))
             .help("all ranks must call the same collectives in the same order with the same sizes"))
@@ -399,15 +397,14 @@ fn write(stream: &mut Stream, ops: &[Transfer<'_>], turn_bytes: usize) -> Result
 }
 
 /// The progress of each incomplete transfer.
-fn late(
+fn pending_transfers(
     peers: &[Option<Peer>],
-    concerned: &[usize],
+    active: &[usize],
     ops: &[Transfer<'_>],
 ) -> Vec<(usize, bool, usize, usize)> {
     let mut left = vec![0; ops.len()];
     let mut open = vec![false; ops.len()];
-    for stream in concerned.iter().filter_map(|rank| peers[*rank].as_ref()).flat_map(|p| &p.streams)
-    {
+    for stream in active.iter().filter_map(|rank| peers[*rank].as_ref()).flat_map(|p| &p.streams) {
         for part in stream.writes.iter().chain(&stream.reads) {
             left[part.op] += part.range.len() - part.done;
             open[part.op] = true;

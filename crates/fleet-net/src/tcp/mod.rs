@@ -33,20 +33,20 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+mod accepted;
 mod engine;
-mod lobby;
 
-use crate::gate::Gate;
-use crate::handshake::{Hello, Purpose, greet};
+use crate::handshake::{Hello, Purpose, connect_and_handshake};
+use crate::listener::Listener;
 use crate::mesh::{check_members, check_transfers};
 use crate::registry::{put_member, take_member};
 use crate::socket::retry;
 use crate::stream::Stream;
 use crate::wire::{Reader, Writer};
 use crate::{Fabric, Limits, Log, Member, Mesh, Store, Token, Transfer, host};
+use accepted::{AcceptedConnections, MeshHello};
 use engine::{Engine, Peer};
 use fleet_base::{Error, ErrorCode, Result};
-use lobby::{Lobby, MeshHello};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -54,11 +54,11 @@ use std::time::Duration;
 /// More streams between two ranks bring no gain.
 pub const STREAMS_MAX: usize = 16;
 /// Default of [`TcpOptions::spin`]: waking a thread takes about 50 us, the peer's turn a bit more.
-const SPIN: Duration = Duration::from_micros(200);
+const SPIN_TIME: Duration = Duration::from_micros(200);
 /// A part of a second-level cache. Measured: 128 KB to 1 MB are equally fast, no limit is slower.
 const TURN_BYTES: usize = 256 << 10;
 /// Time limit for connecting to a rank that has published its address.
-const CONNECT_SPAN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How the ranks of a job are connected. Equal on all ranks, except for rank, port and interface.
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ pub struct TcpOptions {
     /// Whether every message carries a CRC-32 of its bytes.
     pub checksum: bool,
     /// Time that a waiting rank polls before it sleeps. It yields its core between polls.
-    pub spin: Duration,
+    pub spin_time: Duration,
     /// Maximum bytes written to a stream before this rank reads again. Both directions then
     /// progress evenly, and data in flight stays in the caches.
     pub turn_bytes: usize,
@@ -100,7 +100,7 @@ impl TcpOptions {
             store: None,
             streams: 2,
             checksum: false,
-            spin: SPIN,
+            spin_time: SPIN_TIME,
             turn_bytes: TURN_BYTES,
             notice_wait: Duration::ZERO,
             log: Log::stderr(),
@@ -129,8 +129,8 @@ struct Shared {
     address: SocketAddr,
     /// By rank.
     members: Vec<(Member, SocketAddr)>,
-    lobby: Arc<Lobby>,
-    _gate: Gate,
+    accepted: Arc<AcceptedConnections>,
+    _listener: Listener,
 }
 
 impl TcpFabric {
@@ -145,17 +145,18 @@ impl TcpFabric {
         check_options(&options)?;
         let ip = match (&options.interface, options.store) {
             (Some(interface), _) => host::address_of(interface)?,
-            (None, Some(store)) => host::route_to(store)?,
+            (None, Some(store)) => host::local_address_towards(store)?,
             (None, None) => std::net::Ipv4Addr::LOCALHOST.into(),
         };
         let listener = listen(ip, &options)?;
-        let lobby = Arc::new(Lobby::new(&options));
-        let gate = Gate::start(listener, token.clone(), options.log.clone(), lobby.clone())?;
-        let address = gate.address();
+        let accepted = Arc::new(AcceptedConnections::new(&options));
+        let listener =
+            Listener::start(listener, token.clone(), options.log.clone(), accepted.clone())?;
+        let address = listener.address();
         let (job, own) = (&options.job, host::own_member(options.rank));
         let key = |rank: usize| format!("{job}/address/rank {rank}");
         let value = put_member(Writer::new().text(&address.to_string()), &own).0;
-        let place = |error: Error| error.at(format!("{own} meeting the others of '{job}'"));
+        let place = |error: Error| error.at(format!("{own} waiting for the ranks of '{job}'"));
         store.set(&key(options.rank), &value, limits).map_err(place)?;
         let keys: Vec<String> = (0..options.size).map(key).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -170,10 +171,20 @@ impl TcpFabric {
                 return Err(Error::invalid(format!(
                     "{member} listens on {at}, which only its own machine can reach"
                 ))
-                .help("give the store's address as other machines see it, or name an interface"));
+                .help(
+                    "use an address of the store that other machines can reach, or set an \
+                    interface",
+                ));
             }
         }
-        let shared = Shared { options, token: token.clone(), address, members, lobby, _gate: gate };
+        let shared = Shared {
+            options,
+            token: token.clone(),
+            address,
+            members,
+            accepted,
+            _listener: listener,
+        };
         Ok(TcpFabric { shared: Arc::new(shared) })
     }
 
@@ -199,7 +210,8 @@ fn listen(ip: std::net::IpAddr, options: &TcpOptions) -> Result<TcpListener> {
         Ok(listener)
     });
     listener.map_err(|error| {
-        Error::unavailable(format!("cannot listen on {ip}: {error}")).help("name another interface")
+        Error::unavailable(format!("cannot listen on {ip}: {error}"))
+            .help("choose another interface")
     })
 }
 
@@ -210,7 +222,7 @@ fn check_options(options: &TcpOptions) -> Result<()> {
             .got(options.rank));
     }
     if options.streams == 0 || options.streams > STREAMS_MAX {
-        return Err(Error::invalid("a bad number of streams")
+        return Err(Error::invalid("invalid number of streams")
             .expected(format!("1 to {STREAMS_MAX}"))
             .got(options.streams));
     }
@@ -224,8 +236,8 @@ fn decode_address(rank: usize, value: &[u8]) -> Result<(Member, SocketAddr)> {
     reader.end()?;
     match address {
         Ok(address) if member.rank == rank => Ok((member, address)),
-        _ => Err(Error::invalid(format!("the store holds no address for rank {rank}"))
-            .help("do two jobs use the store under one name?")),
+        _ => Err(Error::invalid(format!("no valid address of rank {rank} in the store"))
+            .help("check that no other job uses the store under the same name")),
     }
 }
 
@@ -240,7 +252,7 @@ impl Fabric for TcpFabric {
 
     fn open(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Mesh>> {
         let rank = check_members(self.rank(), self.size(), members)?;
-        lobby::check_name(name)?;
+        accepted::check_name(name)?;
         let state = State { peers: members.iter().map(|_| None).collect(), broken: None };
         Ok(Arc::new(TcpMesh {
             name: name.to_string(),
@@ -301,9 +313,9 @@ impl Mesh for TcpMesh {
         self.shared.members[self.members[rank]].0.clone()
     }
 
-    fn ended(&self) -> Option<usize> {
+    fn closed_peer(&self) -> Option<usize> {
         let state = self.lock();
-        state.peers.iter().position(|peer| peer.as_ref().is_some_and(Peer::is_ended))
+        state.peers.iter().position(|peer| peer.as_ref().is_some_and(Peer::is_closed))
     }
 }
 
@@ -327,12 +339,12 @@ impl TcpMesh {
         let options = &self.shared.options;
         let engine = Engine {
             checksum: options.checksum,
-            spin: options.spin,
+            spin_time: options.spin_time,
             turn_bytes: options.turn_bytes.max(1),
         };
         engine.run(&mut state.peers, ops, limits).map_err(|failure| match failure {
             engine::Failure::Limits(error) => error,
-            engine::Failure::Late(waiting) => {
+            engine::Failure::Timeout(waiting) => {
                 let waiting: Vec<_> = waiting
                     .into_iter()
                     .map(|(rank, send, done, bytes)| (self.member(rank), send, done, bytes))
@@ -382,9 +394,9 @@ impl TcpMesh {
                 };
                 if own < theirs {
                     let key = (self.name.clone(), theirs, stream);
-                    return shared.lobby.take(&key, member, limits);
+                    return shared.accepted.take(&key, member, limits);
                 }
-                self.dial(*address, &hello, limits).map_err(|error| {
+                self.connect_stream(*address, &hello, limits).map_err(|error| {
                     let place = format!("{member}, mesh '{}'", self.name);
                     match limits.abort.sleep(shared.options.notice_wait) {
                         Err(reason) => reason,
@@ -396,10 +408,15 @@ impl TcpMesh {
         Ok(Peer::new(streams))
     }
 
-    fn dial(&self, address: SocketAddr, hello: &MeshHello, limits: &Limits) -> Result<Stream> {
+    fn connect_stream(
+        &self,
+        address: SocketAddr,
+        hello: &MeshHello,
+        limits: &Limits,
+    ) -> Result<Stream> {
         let hello = Hello { purpose: Purpose::Mesh, body: hello.encode() };
-        let limits = limits.at_most(CONNECT_SPAN);
-        retry(&limits, |limits| greet(address, &self.shared.token, &hello, limits))
+        let limits = limits.at_most(CONNECT_TIMEOUT);
+        retry(&limits, |limits| connect_and_handshake(address, &self.shared.token, &hello, limits))
             .map(|(stream, _)| stream)
     }
 }

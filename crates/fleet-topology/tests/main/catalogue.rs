@@ -7,7 +7,7 @@ use std::collections::HashSet;
 fn every_name_stands_once_with_a_meaning_and_a_reader() {
     let mut seen = HashSet::new();
     for variable in VARIABLES {
-        assert!(seen.insert(variable.name), "{} stands twice", variable.name);
+        assert!(seen.insert(variable.name), "{} is listed twice", variable.name);
         assert!(!variable.meaning.is_empty() && !variable.readers.is_empty(), "{}", variable.name);
     }
 }

@@ -11,7 +11,7 @@ use crate::handshake::{
     CODE_BYTES, HEADER_BYTES, HELLO_BYTES_MAX, Header, Hello, REFUSAL, TLS_REFUSAL, answer,
     check_header, new_header, verify_client,
 };
-use crate::socket::{Bell, poll, tune};
+use crate::socket::{Waker, poll, tune};
 use crate::stream::Stream;
 use crate::{Deadline, Log, Time, Token, socket};
 use fleet_base::{Error, Result};
@@ -32,41 +32,42 @@ pub const PENDING_MAX: usize = 512;
 /// Maximum number of connections accepted in a row, so that running handshakes get their turn.
 const ACCEPTS_MAX: usize = 64;
 
-/// The owner of a gate, which takes authenticated connections.
-pub(crate) trait Host: Send + Sync + 'static {
+/// The owner of a listener, which takes authenticated connections.
+pub(crate) trait Acceptor: Send + Sync + 'static {
     /// Returns the body of the answer, or the reason to reject the connection.
     fn admit(&self, hello: &Hello, peer: SocketAddr) -> Result<Vec<u8>>;
 
     /// Takes over the connection after a successful `admit`. The stream is non-blocking.
-    fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr);
+    fn accept(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr);
 }
 
-/// Handle of the gate's thread, which ends when this is dropped.
-pub(crate) struct Gate {
+/// Handle of the listener's thread, which ends when this is dropped.
+pub(crate) struct Listener {
     address: SocketAddr,
-    stop: Arc<(AtomicBool, Bell)>,
+    stop: Arc<(AtomicBool, Waker)>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Gate {
+impl Listener {
     pub(crate) fn start(
         listener: TcpListener,
         token: Token,
         log: Log,
-        host: Arc<dyn Host>,
-    ) -> Result<Gate> {
+        acceptor: Arc<dyn Acceptor>,
+    ) -> Result<Listener> {
         let cannot = |error: std::io::Error| Error::unavailable(format!("cannot listen: {error}"));
         let address = listener.local_addr().map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;
-        let stop = Arc::new((AtomicBool::new(false), Bell::new()?));
+        let stop = Arc::new((AtomicBool::new(false), Waker::new()?));
         let shared = stop.clone();
         let descriptors = Descriptors::raise();
-        let door = Door { listener, token, log, host, descriptors, pending: VecDeque::new() };
+        let accept_loop =
+            AcceptLoop { listener, token, log, acceptor, descriptors, pending: VecDeque::new() };
         let thread = std::thread::Builder::new()
-            .name("fleet-gate".to_string())
-            .spawn(move || door.run(&shared.0, &shared.1))
+            .name("fleet-listener".to_string())
+            .spawn(move || accept_loop.run(&shared.0, &shared.1))
             .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-        Ok(Gate { address, stop, thread: Some(thread) })
+        Ok(Listener { address, stop, thread: Some(thread) })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -74,10 +75,10 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.0.store(true, Ordering::SeqCst);
-        self.stop.1.ring();
+        self.stop.1.wake();
         if let Some(thread) = self.thread.take() {
             // The thread does not panic; if it did, there would be nothing to clean up.
             let _ = thread.join();
@@ -85,74 +86,77 @@ impl Drop for Gate {
     }
 }
 
-struct Door {
+struct AcceptLoop {
     listener: TcpListener,
     token: Token,
     log: Log,
-    host: Arc<dyn Host>,
+    acceptor: Arc<dyn Acceptor>,
     descriptors: Descriptors,
-    pending: VecDeque<Visitor>,
+    pending: VecDeque<PendingConnection>,
 }
 
 /// A connection in its handshake.
-struct Visitor {
+struct PendingConnection {
     stream: Stream,
     peer: SocketAddr,
     deadline: Deadline,
     /// Whether the TLS handshake is complete; true at once without TLS.
-    shaken: bool,
+    tls_done: bool,
     /// Bytes received but not processed yet.
-    got: Vec<u8>,
+    received: Vec<u8>,
     headers: Option<(Header, Header)>,
 }
 
-impl Door {
-    fn run(mut self, stop: &AtomicBool, bell: &Bell) {
+impl AcceptLoop {
+    fn run(mut self, stop: &AtomicBool, waker: &Waker) {
         // After a failed accept (too many open files) the listener stays readable, so pause.
-        let mut rest: Option<Deadline> = None;
+        let mut pause: Option<Deadline> = None;
         while !stop.load(Ordering::SeqCst) {
             let now = Time::now();
-            rest = rest.filter(|rest| !rest.is_past(now));
-            let first = self.pending.iter().map(|visitor| visitor.deadline).chain(rest).min();
-            let listen = if rest.is_some() { PollFlags::empty() } else { PollFlags::IN };
+            pause = pause.filter(|pause| !pause.is_past(now));
+            let first =
+                self.pending.iter().map(|connection| connection.deadline).chain(pause).min();
+            let listen = if pause.is_some() { PollFlags::empty() } else { PollFlags::IN };
             let mut fds =
-                vec![PollFd::new(bell, PollFlags::IN), PollFd::new(&self.listener, listen)];
+                vec![PollFd::new(waker, PollFlags::IN), PollFd::new(&self.listener, listen)];
             fds.extend(
-                self.pending.iter().map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN)),
+                self.pending
+                    .iter()
+                    .map(|connection| PollFd::new(&connection.stream, PollFlags::IN)),
             );
             if let Err(error) = poll(&mut fds, first.and_then(|first| first.remaining(now))) {
-                self.log.line(format!("the door of this process fails: {error}"));
-                std::thread::sleep(ACCEPT_REST);
+                self.log.line(format!("cannot poll connections: {error}"));
+                std::thread::sleep(ACCEPT_PAUSE);
             }
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             drop(fds);
-            bell.hush();
-            self.serve(&ready[2..]);
-            if ready[1] && rest.is_none() && !self.accept() {
-                rest = Some(Deadline::within(ACCEPT_REST));
+            waker.clear();
+            self.advance_all(&ready[2..]);
+            if ready[1] && pause.is_none() && !self.accept() {
+                pause = Some(Deadline::within(ACCEPT_PAUSE));
             }
         }
     }
 
     /// Advances every handshake that has input, and drops those past their deadline.
-    fn serve(&mut self, ready: &[bool]) {
+    fn advance_all(&mut self, ready: &[bool]) {
         let now = Time::now();
-        let visitors = std::mem::take(&mut self.pending);
-        for (mut visitor, ready) in visitors.into_iter().zip(ready) {
+        let connections = std::mem::take(&mut self.pending);
+        for (mut connection, ready) in connections.into_iter().zip(ready) {
             let step = match ready {
-                true => self.step(&mut visitor),
+                true => self.advance(&mut connection),
                 false => Ok(None),
             };
             match step {
                 Ok(Some(hello)) => {
-                    self.host.clone().welcome(visitor.stream, hello, visitor.peer);
+                    self.acceptor.clone().accept(connection.stream, hello, connection.peer);
                 }
-                Ok(None) if visitor.deadline.is_past(now) => self.drop_logged(
-                    &visitor,
-                    &Error::invalid(format!("no greeting within {} s", HANDSHAKE_SPAN.as_secs())),
+                Ok(None) if connection.deadline.is_past(now) => self.drop_logged(
+                    &connection,
+                    &Error::invalid(format!("no handshake within {} s", HANDSHAKE_SPAN.as_secs())),
                 ),
-                Ok(None) => self.pending.push_back(visitor),
-                Err(error) => self.drop_logged(&visitor, &error),
+                Ok(None) => self.pending.push_back(connection),
+                Err(error) => self.drop_logged(&connection, &error),
             }
         }
     }
@@ -161,13 +165,13 @@ impl Door {
     fn accept(&mut self) -> bool {
         for _ in 0..ACCEPTS_MAX {
             match self.listener.accept() {
-                Ok((stream, peer)) => self.receive(stream, peer),
+                Ok((stream, peer)) => self.start_handshake(stream, peer),
                 Err(error) => match error.kind() {
                     Io::WouldBlock => return true,
                     Io::Interrupted | Io::ConnectionAborted => {}
                     _ => {
                         // Accepting needs a descriptor, so the oldest connection gives up its own.
-                        self.drop_oldest("the process has no descriptor left");
+                        self.drop_oldest("out of file descriptors");
                         self.log.line(format!("cannot accept connections for now: {error}"));
                         return false;
                     }
@@ -178,19 +182,20 @@ impl Door {
     }
 
     /// Starts the handshake of a connection.
-    fn receive(&mut self, stream: TcpStream, peer: SocketAddr) {
+    fn start_handshake(&mut self, stream: TcpStream, peer: SocketAddr) {
         if tune(&stream).is_err() {
             return;
         }
         if self.pending.len() >= self.descriptors.share(PENDING_MAX) {
-            self.drop_oldest("too many connections in the middle of a handshake");
+            self.drop_oldest("too many unauthenticated connections");
         }
-        if self.descriptors.is_reserved(&stream) && !self.drop_oldest(FEW_DESCRIPTORS) {
+        if self.descriptors.is_reserved(&stream) && !self.drop_oldest(DESCRIPTORS_RESERVED) {
             let help = "raise the limit on open files (ulimit -n)";
-            self.log.line(format!("refused a connection from {peer}: {FEW_DESCRIPTORS}; {help}"));
+            self.log
+                .line(format!("refused a connection from {peer}: {DESCRIPTORS_RESERVED}; {help}"));
             return;
         }
-        let stream = match self.token.received(stream) {
+        let stream = match self.token.wrap_server(stream) {
             Ok(stream) => stream,
             Err(error) => {
                 self.log.line(format!("cannot accept a connection from {peer}: {error}"));
@@ -198,8 +203,15 @@ impl Door {
             }
         };
         let deadline = Deadline::within(HANDSHAKE_SPAN);
-        let (got, shaken) = (Vec::new(), false);
-        self.pending.push_back(Visitor { stream, peer, deadline, shaken, got, headers: None });
+        let (received, tls_done) = (Vec::new(), false);
+        self.pending.push_back(PendingConnection {
+            stream,
+            peer,
+            deadline,
+            tls_done,
+            received,
+            headers: None,
+        });
     }
 
     /// Drops the oldest connection in a handshake; false if there is none.
@@ -209,128 +221,135 @@ impl Door {
         true
     }
 
-    fn drop_logged(&self, visitor: &Visitor, error: &Error) {
-        self.log.line(format!("dropped a connection from {}: {error}", visitor.peer));
+    fn drop_logged(&self, connection: &PendingConnection, error: &Error) {
+        self.log.line(format!("dropped a connection from {}: {error}", connection.peer));
     }
 
     /// Reads the available bytes. Returns the hello once the connection is admitted.
-    fn step(&self, visitor: &mut Visitor) -> Result<Option<Hello>> {
-        if !visitor.shaken {
-            self.shake(visitor)?;
+    fn advance(&self, connection: &mut PendingConnection) -> Result<Option<Hello>> {
+        if !connection.tls_done {
+            self.tls_handshake(connection)?;
         }
-        if !visitor.shaken {
+        if !connection.tls_done {
             return Ok(None);
         }
         let mut bytes = [0; 1024];
         loop {
             // Never read beyond the handshake: later bytes belong to the next owner of the stream.
-            let wanted = visitor.wanted()?;
+            let wanted = connection.wanted()?;
             if wanted == 0 {
-                return self.finish(visitor).map(Some);
+                return self.finish(connection).map(Some);
             }
             let count = wanted.min(bytes.len());
-            match (&visitor.stream).read(&mut bytes[..count]) {
+            match (&connection.stream).read(&mut bytes[..count]) {
                 Ok(0) => {
-                    return Err(Error::invalid("it left in the middle of the greeting"));
+                    return Err(Error::invalid(
+                        "the peer closed the connection during the handshake",
+                    ));
                 }
-                Ok(count) => visitor.got.extend(&bytes[..count]),
+                Ok(count) => connection.received.extend(&bytes[..count]),
                 Err(error) if error.kind() == Io::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == Io::Interrupted => {}
                 Err(error) => return Err(socket::lost(&error)),
             }
-            if visitor.headers.is_none() {
-                self.header(visitor)?;
+            if connection.headers.is_none() {
+                self.process_header(connection)?;
             }
         }
     }
 
     /// Advances the TLS handshake, if the job uses TLS. Notifies a peer that does not use it.
-    fn shake(&self, visitor: &mut Visitor) -> Result<()> {
+    fn tls_handshake(&self, connection: &mut PendingConnection) -> Result<()> {
         let mut first = [0];
         if self.token.is_over_tls()
-            && visitor.stream.socket().peek(&mut first).is_ok_and(|count| count == 1)
+            && connection.stream.socket().peek(&mut first).is_ok_and(|count| count == 1)
             && first[0] == crate::handshake::MAGIC[0]
         {
             // Drain the received bytes: closing a socket with unread input sends a reset.
-            let mut said = [0; HEADER_BYTES];
-            let _ = visitor.stream.socket().read(&mut said);
-            let _ = visitor.stream.socket().write(&crate::handshake::WANTS_TLS);
-            return Err(Error::invalid("it does not speak TLS, which this job's token asks for"));
+            let mut drained = [0; HEADER_BYTES];
+            let _ = connection.stream.socket().read(&mut drained);
+            let _ = connection.stream.socket().write(&crate::handshake::TLS_REQUIRED);
+            return Err(Error::invalid("the peer does not use TLS, which the job token requires"));
         }
-        visitor.shaken =
-            visitor.stream.shake().map_err(|error| crate::handshake::shake_error(&error))?;
+        connection.tls_done = connection
+            .stream
+            .tls_handshake()
+            .map_err(|error| crate::handshake::tls_error(&error))?;
         Ok(())
     }
 
     /// Checks the part of the header received so far, and answers it when it is complete.
-    fn header(&self, visitor: &mut Visitor) -> Result<()> {
-        let checked = check_header(&visitor.got);
+    fn process_header(&self, connection: &mut PendingConnection) -> Result<()> {
+        let checked = check_header(&connection.received);
         let own = new_header()?;
-        let now = socket::until(Deadline::within(Duration::ZERO));
+        let now = socket::with_deadline(Deadline::within(Duration::ZERO));
         if let Err(error) = checked {
-            if visitor.got.first() == Some(&crate::handshake::TLS_FIRST_BYTE) {
-                let _ = socket::write_parts(&visitor.stream, &[&TLS_REFUSAL], &now);
+            if connection.received.first() == Some(&crate::handshake::TLS_FIRST_BYTE) {
+                let _ = socket::write_parts(&connection.stream, &[&TLS_REFUSAL], &now);
             }
-            if visitor.got.len() >= 10 && visitor.got.starts_with(&crate::handshake::MAGIC) {
+            if connection.received.len() >= 10
+                && connection.received.starts_with(&crate::handshake::MAGIC)
+            {
                 // A Fleet process of another version: send the header so that it can report this.
-                let _ = socket::write_parts(&visitor.stream, &[&own], &now);
+                let _ = socket::write_parts(&connection.stream, &[&own], &now);
             }
             return Err(error);
         }
-        if let Some(header) = visitor.got.first_chunk::<HEADER_BYTES>() {
-            visitor.headers = Some((*header, own));
-            visitor.got.clear();
-            socket::write_parts(&visitor.stream, &[&own], &now)?;
+        if let Some(header) = connection.received.first_chunk::<HEADER_BYTES>() {
+            connection.headers = Some((*header, own));
+            connection.received.clear();
+            socket::write_parts(&connection.stream, &[&own], &now)?;
         }
         Ok(())
     }
 
-    fn finish(&self, visitor: &Visitor) -> Result<Hello> {
-        let Some((client, server)) = &visitor.headers else {
-            return Err(Error::internal("a handshake ended before its header"));
+    fn finish(&self, connection: &PendingConnection) -> Result<Hello> {
+        let Some((client, server)) = &connection.headers else {
+            return Err(Error::internal("handshake finished without a header"));
         };
-        let (code, hello_bytes) = (&visitor.got[..CODE_BYTES], &visitor.got[CODE_BYTES + 4..]);
-        let binding = visitor.stream.binding()?;
+        let (code, hello_bytes) =
+            (&connection.received[..CODE_BYTES], &connection.received[CODE_BYTES + 4..]);
+        let binding = connection.stream.binding()?;
         if !verify_client(&self.token, [client, server], hello_bytes, &binding, code) {
-            let now = socket::until(Deadline::within(Duration::ZERO));
+            let now = socket::with_deadline(Deadline::within(Duration::ZERO));
             // Reveals nothing to an attacker, but lets a misconfigured process report its mistake.
-            let _ = socket::write_parts(&visitor.stream, &[&REFUSAL], &now);
-            return Err(Error::invalid("it does not know the job's token")
-                .help("a process of another job, or somebody who tries his luck"));
+            let _ = socket::write_parts(&connection.stream, &[&REFUSAL], &now);
+            return Err(Error::invalid("the peer does not know the job token")
+                .help("the peer may belong to another job, or may be an attacker"));
         }
         let hello = Hello::decode(hello_bytes);
         let result = hello
             .as_ref()
             .map_err(Error::clone)
-            .and_then(|hello| self.host.admit(hello, visitor.peer));
+            .and_then(|hello| self.acceptor.admit(hello, connection.peer));
         let message = answer(&self.token, [client, server], hello_bytes, &binding, &result);
-        let now = socket::until(Deadline::within(Duration::ZERO));
-        socket::write_parts(&visitor.stream, &[&message], &now)?;
+        let now = socket::with_deadline(Deadline::within(Duration::ZERO));
+        socket::write_parts(&connection.stream, &[&message], &now)?;
         result?;
         hello
     }
 }
 
-const FEW_DESCRIPTORS: &str = "the last descriptors of the process are kept for its files";
+const DESCRIPTORS_RESERVED: &str = "the remaining file descriptors are reserved for files";
 /// Pause after a failed accept.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-impl Visitor {
+impl PendingConnection {
     /// Number of bytes that the current part of the handshake still needs.
     fn wanted(&self) -> Result<usize> {
         if self.headers.is_none() {
-            return Ok(HEADER_BYTES - self.got.len());
+            return Ok(HEADER_BYTES - self.received.len());
         }
         let fixed = CODE_BYTES + 4;
-        let Some(length) = self.got.get(CODE_BYTES..fixed) else {
-            return Ok(fixed - self.got.len());
+        let Some(length) = self.received.get(CODE_BYTES..fixed) else {
+            return Ok(fixed - self.received.len());
         };
         let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize;
         if length > HELLO_BYTES_MAX {
-            return Err(Error::invalid("its greeting is too long")
+            return Err(Error::invalid("hello is too long")
                 .expected(format!("up to {HELLO_BYTES_MAX} bytes"))
                 .got(length));
         }
-        Ok(fixed + length - self.got.len())
+        Ok(fixed + length - self.received.len())
     }
 }

@@ -3,39 +3,40 @@
 use std::process::Command;
 
 /// Two namespaces with a link. Dropping it removes them.
-pub struct Cable {
+pub struct VirtualLink {
     pub names: [String; 2],
 }
 
 /// Addresses of the two ends, which are both named `cable`.
 pub const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 
-impl Cable {
+impl VirtualLink {
     /// Makes namespaces whose names begin with `what`. An error tells why they cannot be made here.
-    pub fn lay(what: &str) -> Result<Cable, String> {
+    pub fn create(what: &str) -> Result<VirtualLink, String> {
         let names = [0, 1].map(|end| format!("{what}-{}-{end}", std::process::id()));
-        let cable = Cable { names };
-        let [a, b] = &cable.names;
+        let link = VirtualLink { names };
+        let [a, b] = &link.names;
         ip(&["netns", "add", a])?;
         ip(&["netns", "add", b])?;
         ip(&[
             "-n", a, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", b,
         ])?;
-        for (name, address) in cable.names.iter().zip(ADDRESSES) {
+        for (name, address) in link.names.iter().zip(ADDRESSES) {
             ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "cable"])?;
             ip(&["-n", name, "link", "set", "cable", "up"])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
-        Ok(cable)
+        Ok(link)
     }
 
-    #[allow(dead_code, reason = "benchmarks leave it whole")]
-    pub fn cut(&self) {
-        ip(&["-n", &self.names[1], "link", "set", "cable", "down"]).expect("the cable is ours");
+    #[allow(dead_code, reason = "benchmarks do not take it down")]
+    pub fn take_down(&self) {
+        ip(&["-n", &self.names[1], "link", "set", "cable", "down"])
+            .expect("the link belongs to this test");
     }
 }
 
-impl Drop for Cable {
+impl Drop for VirtualLink {
     fn drop(&mut self) {
         for name in &self.names {
             // It may not exist.
@@ -46,7 +47,7 @@ impl Drop for Cable {
 
 fn ip(args: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(args).output();
-    let output = output.map_err(|error| format!("no program ip: {error}"))?;
+    let output = output.map_err(|error| format!("cannot run the program ip: {error}"))?;
     match output.status.success() {
         true => Ok(()),
         false => Err(format!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr))),

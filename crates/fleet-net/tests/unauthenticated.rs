@@ -22,7 +22,7 @@ fn server(token: &Token, log: Log) -> StoreServer {
 }
 
 /// Sends `bytes` and reads until the server closes. Returns the bytes read and the own address.
-fn knock(server: &StoreServer, bytes: &[u8]) -> (Vec<u8>, String) {
+fn send_and_read(server: &StoreServer, bytes: &[u8]) -> (Vec<u8>, String) {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     let own = stream.local_addr().unwrap().to_string();
     // The server may close the connection before everything is sent.
@@ -59,23 +59,26 @@ fn strangers_are_dropped_and_named() {
     let (log, lines) = Log::collect();
     let server = server(&token, log);
 
-    let (answer, own) = knock(&server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-    assert!(answer.is_empty(), "a stranger learns nothing");
+    let (answer, own) = send_and_read(&server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(answer.is_empty(), "an unauthenticated peer gets no bytes");
     let words = ["dropped a connection from", &own, "does not speak Fleet's protocol", "GET / HT"];
     await_line(&lines, &words);
 
     let mut other_version = b"FLEETNET".to_vec();
     other_version.extend(9u16.to_le_bytes());
     other_version.resize(44, 0);
-    let (answer, own) = knock(&server, &other_version);
-    assert_eq!(&answer[..8], b"FLEETNET", "one of ours is told the version");
-    await_line(&lines, &[&own, "another version", &format!("expected {PROTOCOL_VERSION}, got 9")]);
+    let (answer, own) = send_and_read(&server, &other_version);
+    assert_eq!(&answer[..8], b"FLEETNET", "another version of Fleet gets the version");
+    await_line(
+        &lines,
+        &[&own, "protocol version mismatch", &format!("expected {PROTOCOL_VERSION}, got 9")],
+    );
 
     let error = StoreClient::connect(server.address(), &Token::generate().unwrap(), &long());
     let error = error.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Invalid, "no use in trying again");
-    assert!(error.message().contains("refused this process's token"), "{error}");
-    await_line(&lines, &["does not know the job's token"]);
+    assert_eq!(error.kind(), ErrorKind::Invalid, "a retry cannot help");
+    assert!(error.message().contains("rejected the job token"), "{error}");
+    await_line(&lines, &["does not know the job token"]);
 
     // The server still works.
     StoreClient::connect(server.address(), &token, &long())
@@ -107,7 +110,7 @@ fn garbage_does_no_harm() {
         .unwrap();
 }
 
-/// Members can join while strangers hold connections open, and those are dropped in time.
+/// Members can join while unauthenticated peers hold connections open, which are dropped in time.
 #[test]
 fn slow_strangers_hold_nothing_up() {
     let token = Token::generate().unwrap();
@@ -123,7 +126,7 @@ fn slow_strangers_hold_nothing_up() {
         .collect();
     let client = StoreClient::connect(server.address(), &token, &long()).unwrap();
     client.set("a", b"", &long()).unwrap();
-    await_line(&lines, &["too many connections in the middle of a handshake"]);
+    await_line(&lines, &["too many unauthenticated connections"]);
     let mut last = slow.pop().unwrap();
     last.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(last.read(&mut [0; 1]).unwrap_or(0), 0, "dropped");
@@ -132,7 +135,7 @@ fn slow_strangers_hold_nothing_up() {
 
 /// Child process of the next test: hosts a store with few descriptors, and opens the files of a
 /// save on request.
-pub fn door_under_a_low_limit() {
+pub fn server_under_a_low_limit() {
     const FILES: usize = 30;
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(300) }).unwrap();
     let token = Token::from_text(&std::env::var("TOKEN").unwrap()).unwrap();
@@ -146,27 +149,27 @@ pub fn door_under_a_low_limit() {
     std::io::stdin().read_line(&mut line).unwrap();
 }
 
-/// 400 strangers connect to a process that may open 300 descriptors. Members can still join, and
-/// files can still be opened.
+/// 400 unauthenticated peers connect to a process that may open 300 descriptors. Members can still
+/// join, and files can still be opened.
 #[test]
 fn strangers_leave_descriptors_for_saves() {
     let token = Token::generate().unwrap();
-    let mut child = crate::processes::spawn("door")
+    let mut child = crate::processes::spawn("server")
         .env("TOKEN", token.to_text())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(child.stdout.take().unwrap());
+    let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut next = |what: &str| loop {
         let mut line = String::new();
-        assert!(said.read_line(&mut line).unwrap() > 0, "the child ended before '{what}'");
+        assert!(output.read_line(&mut line).unwrap() > 0, "the child ended before '{what}'");
         if let Some(at) = line.find(what) {
             return line[at + what.len()..].trim().to_string();
         }
     };
     let address: SocketAddr = next("address ").parse().unwrap();
-    let strangers: Vec<TcpStream> = (0..400)
+    let peers: Vec<TcpStream> = (0..400)
         .map(|_| {
             let mut stream = TcpStream::connect(address).unwrap();
             // It may be dropped already.
@@ -176,13 +179,13 @@ fn strangers_leave_descriptors_for_saves() {
         .collect();
     let client = StoreClient::connect(address, &token, &long()).unwrap();
     client.set("a", b"", &long()).unwrap();
-    let mut told = child.stdin.take().unwrap();
-    writeln!(told, "save").unwrap();
+    let mut input = child.stdin.take().unwrap();
+    writeln!(input, "save").unwrap();
     let saved = next("save ");
     let open = saved.strip_prefix("Ok(30) Ok(").and_then(|rest| rest.strip_suffix(')'));
     let open: usize = open.expect(&saved).parse().unwrap();
     assert!(open < 100, "{open} descriptors are open");
-    drop((strangers, told));
+    drop((peers, input));
     assert!(child.wait().unwrap().success());
 }
 
@@ -192,14 +195,11 @@ fn wrong_servers_are_named() {
     let token = Token::generate().unwrap();
     for (answer, words) in [
         (b"HTTP/1.1 400 Bad Request and a long page about it".to_vec(), "does not speak Fleet"),
-        (
-            [magic(PROTOCOL_VERSION + 1), vec![0; 34]].concat(),
-            "another version of Fleet's protocol",
-        ),
+        ([magic(PROTOCOL_VERSION + 1), vec![0; 34]].concat(), "protocol version mismatch"),
         // Speaks the protocol and accepts any client, but cannot authenticate itself.
         (
             [magic(PROTOCOL_VERSION), vec![0; 34 + 32], vec![1, 0, 0, 0, 1]].concat(),
-            "does not know the job's token",
+            "does not know the job token",
         ),
         ([magic(PROTOCOL_VERSION), vec![0; 34 + 32], vec![255; 4]].concat(), "too long"),
     ] {

@@ -1,8 +1,8 @@
 //! Connections accepted from peers, kept until their meshes take them.
 
 use super::TcpOptions;
-use crate::gate::Host;
 use crate::handshake::Hello;
+use crate::listener::Acceptor;
 use crate::stream::Stream;
 use crate::wire::{Reader, Writer};
 use crate::{Limits, Member, Time};
@@ -14,13 +14,13 @@ use std::time::Duration;
 
 /// Maximum number of connections that wait for their mesh to be opened: those of a thousand peers
 /// with all streams.
-const WAITING_MAX: usize = 1 << 14;
+const CONNECTIONS_MAX: usize = 1 << 14;
 /// Size limit of the name of a mesh.
 const NAME_BYTES_MAX: usize = 256;
 
 pub(super) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Err(Error::invalid("the name of a mesh has a bad length")
+        return Err(Error::invalid("invalid length of a mesh name")
             .expected(format!("1 to {NAME_BYTES_MAX} bytes"))
             .got(name.len()));
     }
@@ -70,7 +70,7 @@ impl MeshHello {
 /// Name of the mesh, rank of the peer in the job, index of the stream.
 pub(super) type Key = (String, usize, usize);
 
-pub(super) struct Lobby {
+pub(super) struct AcceptedConnections {
     job: String,
     rank: usize,
     size: usize,
@@ -80,9 +80,9 @@ pub(super) struct Lobby {
     changed: Arc<Condvar>,
 }
 
-impl Lobby {
-    pub(super) fn new(options: &TcpOptions) -> Lobby {
-        Lobby {
+impl AcceptedConnections {
+    pub(super) fn new(options: &TcpOptions) -> AcceptedConnections {
+        AcceptedConnections {
             job: options.job.clone(),
             rank: options.rank,
             size: options.size,
@@ -133,7 +133,7 @@ impl Lobby {
             return mismatch("the job", &self.job, &hello.job);
         }
         if hello.to != self.rank {
-            return mismatch("the rank dialled", &self.rank, &hello.to);
+            return mismatch("the destination rank", &self.rank, &hello.to);
         }
         if (hello.streams, hello.checksum) != (self.streams, self.checksum) {
             let (own, theirs) = ((self.streams, self.checksum), (hello.streams, hello.checksum));
@@ -146,18 +146,18 @@ impl Lobby {
     }
 }
 
-impl Host for Lobby {
+impl Acceptor for AcceptedConnections {
     fn admit(&self, hello: &Hello, _peer: SocketAddr) -> Result<Vec<u8>> {
         self.check(&MeshHello::decode(&hello.body)?)?;
-        if self.lock().len() >= WAITING_MAX {
+        if self.lock().len() >= CONNECTIONS_MAX {
             return Err(Error::unavailable(format!(
-                "{WAITING_MAX} connections wait for their meshes to be opened"
+                "limit of {CONNECTIONS_MAX} connections without an open mesh reached"
             )));
         }
         Ok(Vec::new())
     }
 
-    fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, _peer: SocketAddr) {
+    fn accept(self: Arc<Self>, stream: Stream, hello: Hello, _peer: SocketAddr) {
         // `admit` has already decoded the same bytes.
         if let Ok(hello) = MeshHello::decode(&hello.body) {
             // A duplicate means that the first connection broke before it was taken.
