@@ -3,6 +3,7 @@
 mod bench;
 mod deny;
 mod picture;
+mod slow;
 mod terminal;
 mod tidy;
 #[path = "../../crates/fleet-comm/tests/virtual_link.rs"]
@@ -11,6 +12,7 @@ mod virtual_link;
 use clap::Parser;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::Instant;
 
 /// Tasks of this repository
 #[derive(clap::Parser)]
@@ -42,6 +44,8 @@ enum Task {
     Bless,
     /// Benchmarks, compared with peers or with another build
     Bench(bench::Options),
+    /// Lists the slowest tests and test binaries
+    Slow(slow::Options),
     /// Draws the screen of a command as SVG
     Picture(picture::Options),
 }
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
         Task::Faults { words } => faults(&words),
         Task::Bless => bless(),
         Task::Bench(options) => bench::run(&root(), &options),
+        Task::Slow(options) => slow::run(&root(), &options),
         Task::Picture(options) => picture::run(&options),
     };
     match outcome {
@@ -151,7 +156,10 @@ fn bless() -> Outcome {
 
 fn cargo(what: &str, args: &[&str]) -> Outcome {
     println!("== {what}: cargo {}", args.join(" "));
-    succeeded(what, Command::new(env!("CARGO")).args(args).current_dir(root()).status())
+    let begun = Instant::now();
+    let status = Command::new(env!("CARGO")).args(args).current_dir(root()).status();
+    println!("== {what}: {} s", begun.elapsed().as_secs());
+    succeeded(what, status)
 }
 
 fn succeeded(what: &str, status: std::io::Result<std::process::ExitStatus>) -> Outcome {
