@@ -28,7 +28,7 @@
 use crate::frame::{FrameHeader, FrameReader};
 use crate::handshake::{Hello, Purpose, greet};
 use crate::host;
-use crate::registry::{Cause, Notice, Vigilance, put_member, take_member};
+use crate::registry::{Cause, Notice, Vigilance, heard_while_running, put_member, take_member};
 use crate::socket::{self, Bell, poll, retry};
 use crate::stream::Stream;
 use crate::token::random;
@@ -266,6 +266,7 @@ impl Heart {
     fn beat(&self, stream: &Stream, heard: &mut Time) -> Result<()> {
         let mut reader = FrameReader::new(MEMBER_BYTES_MAX);
         let mut beat_next = Time::now();
+        let mut looked = beat_next;
         let mut reported = 0;
         loop {
             let (reports, end) = {
@@ -282,6 +283,8 @@ impl Heart {
                 None => {}
             }
             let now = Time::now();
+            *heard = heard_while_running(*heard, looked, now, self.vigilance.silence);
+            looked = now;
             if now >= beat_next {
                 self.send(stream, BEAT, &[])?;
                 beat_next = now.plus(self.vigilance.beat);

@@ -141,6 +141,8 @@ pub(crate) type Seat = (String, usize);
 pub(crate) struct Registry {
     vigilance: Vigilance,
     seats: BTreeMap<Seat, Entry>,
+    /// The last look at the clock.
+    ticked: Option<Time>,
 }
 
 struct Entry {
@@ -164,7 +166,7 @@ const SEATS_MAX: usize = 1 << 20;
 
 impl Registry {
     pub(crate) fn new(vigilance: Vigilance) -> Registry {
-        Registry { vigilance, seats: BTreeMap::new() }
+        Registry { vigilance, seats: BTreeMap::new(), ticked: None }
     }
 
     /// Takes a seat, or takes it again; gives the notice of the process that had it before and
@@ -248,6 +250,14 @@ impl Registry {
 
     /// Who has failed by now, with the groups to tell; and when to look again.
     pub(crate) fn tick(&mut self, now: Time) -> (Vec<(String, Notice)>, Option<Time>) {
+        let ticked = self.ticked.replace(now).unwrap_or(now);
+        for entry in self.seats.values_mut() {
+            let silence = self.vigilance.silence;
+            entry.heard = heard_while_running(entry.heard, ticked, now, silence);
+            if let State::Lost { since } = &mut entry.state {
+                *since = heard_while_running(*since, ticked, now, silence);
+            }
+        }
         let mut notices = Vec::new();
         let mut next: Option<Time> = None;
         for ((group, _), entry) in &mut self.seats {
@@ -279,6 +289,18 @@ impl Registry {
 
     fn entry(&mut self, seat: &Seat, session: u64) -> Option<&mut Entry> {
         self.seats.get_mut(seat).filter(|entry| entry.session == session)
+    }
+}
+
+/// The time of the last sign of life, without the time in which this process itself did not run: it
+/// was stopped, and what the others sent meanwhile is still to be read. A process that runs looks
+/// at its clock once a beat; `looked` is its last look.
+pub(crate) fn heard_while_running(heard: Time, looked: Time, now: Time, silence: Duration) -> Time {
+    let gap = now.since(looked);
+    // A shorter one is no silence, also where it is load that makes looks late.
+    match gap >= silence / 2 {
+        true => heard.plus(gap).min(now),
+        false => heard,
     }
 }
 
@@ -349,6 +371,26 @@ mod tests {
         let (_, notice) = &notices[0];
         assert_eq!((notice.member.rank, notice.cause), (1, Cause::Silent));
         assert_eq!(Notice::decode(&notice.encode()).unwrap(), *notice);
+    }
+
+    #[test]
+    fn time_in_which_the_host_is_stopped_is_no_silence() {
+        let mut registry = registry();
+        registry.tick(at(500));
+        // Its members were stopped with it, or what they sent is still to be read.
+        let (notices, next) = registry.tick(at(60_000));
+        assert_eq!((notices.len(), next), (0, Some(at(89_500))));
+        registry.heard(&seat(0), 7, at(61_000));
+        for second in 61..89 {
+            assert!(registry.tick(at(second * 1000)).0.is_empty(), "after {second} s");
+        }
+        let (notices, _) = registry.tick(at(89_500));
+        assert_eq!(notices.len(), 1, "one that does not run on is silent");
+        assert_eq!(notices[0].1.member.rank, 1);
+        // Nor is it a death where the connection broke in that time.
+        registry.lost(&seat(0), 7, at(89_600));
+        assert!(registry.tick(at(160_000)).0.is_empty());
+        assert_eq!(registry.tick(at(161_000)).0[0].1.cause, Cause::Died);
     }
 
     #[test]
