@@ -53,14 +53,37 @@ const ANSWER_SLACK: Duration = Duration::from_secs(2);
 impl StoreClient {
     /// Connects, waiting for a server that is not there yet until the deadline.
     pub fn connect(address: SocketAddr, token: &Token, limits: &Limits) -> Result<StoreClient> {
+        StoreClient::dialled(address, token, |client| retry(limits, |limits| client.dial(limits)))
+    }
+
+    /// Connects in one attempt. Where no connection is made, the error has the code
+    /// [`ErrorCode::NotConnected`].
+    ///
+    /// ```
+    /// use fleet_base::ErrorCode;
+    /// use fleet_net::{Limits, StoreClient, Token};
+    /// use std::time::Duration;
+    /// let (token, limits) = (Token::generate()?, Limits::within(Duration::from_secs(60)));
+    /// let error = StoreClient::try_connect("127.0.0.1:1".parse().unwrap(), &token, &limits);
+    /// assert_eq!(error.err().and_then(|error| error.code()), Some(ErrorCode::NotConnected));
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn try_connect(address: SocketAddr, token: &Token, limits: &Limits) -> Result<StoreClient> {
+        StoreClient::dialled(address, token, |client| client.dial(limits))
+    }
+
+    fn dialled(
+        address: SocketAddr,
+        token: &Token,
+        dial: impl FnOnce(&StoreClient) -> Result<Connection>,
+    ) -> Result<StoreClient> {
         let client = StoreClient {
             address,
             token: token.clone(),
             id: u64::from_le_bytes(random()?),
             state: Mutex::default(),
         };
-        let connection =
-            retry(limits, |limits| client.dial(limits)).map_err(|e| client.place(e))?;
+        let connection = dial(&client).map_err(|error| client.place(error))?;
         client.lock().idle.push(connection);
         Ok(client)
     }
