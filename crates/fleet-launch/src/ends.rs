@@ -37,12 +37,12 @@ impl Supervisor<'_> {
                 fatal.get_or_insert(server);
             } else if self.is_expendable(index) {
                 self.lose(index);
-            } else if self.follows_from_another(index) {
+            } else if self.follows_from(index).is_some() {
                 self.failed_first.get_or_insert((Instant::now(), index));
             } else if fatal.is_none() {
                 let mut death = self.death(index);
                 if let Some(why) = futile.filter(|_| allowed > 0) {
-                    death.report += &format!("\n  it is not started again: {why}");
+                    death.add(&format!("\n  it is not started again: {why}"));
                 }
                 fatal = Some(death);
             }
@@ -109,11 +109,11 @@ impl Supervisor<'_> {
         self.link.is_some() && is_ps && self.children.iter().any(left_without_a_word)
     }
 
-    /// Whether a failed worker reports that another one's failure is the cause of its own.
-    fn follows_from_another(&self, index: usize) -> bool {
+    /// The other worker that a failed one reports as the cause of its failure.
+    fn follows_from(&self, index: usize) -> Option<usize> {
         let child = &self.children[index];
         let is_worker = child.process.role == Role::Worker;
-        is_worker && culprit(child).is_some_and(|culprit| culprit != child.process.rank)
+        culprit(child).filter(|culprit| is_worker && *culprit != child.process.rank)
     }
 
     /// The cause, as soon as it is known, of the failure that was seen first and follows from
@@ -140,7 +140,7 @@ impl Supervisor<'_> {
             }
             Cause::Open(rank) => match worker(rank) {
                 // Its machine knows more, and tells the leader.
-                None => Some(self.death(first)),
+                None => Some(self.consequence(first, rank)),
                 Some(index) if waited || self.children[index].is_stopped() => {
                     let why = match self.children[first].report() {
                         Some(ProcessReport::Failed { message, .. }) => message,
@@ -356,7 +356,7 @@ impl Supervisor<'_> {
         if status.success() {
             how += " before Fleet::finish";
         }
-        let follows = self.follows_from_another(index);
+        let follows = self.follows_from(index);
         let (rank, pid) = (child.process.rank, child.pid());
         (self.tell_ended)(&Ended { rank, pid, how, code, follows });
     }
@@ -404,8 +404,10 @@ impl Supervisor<'_> {
                 return Some(Death {
                     role: child.process.role,
                     rank: child.process.rank,
+                    elsewhere: report.clone(),
                     report,
                     code: HANG_CODE,
+                    follows: None,
                 });
             }
         }
@@ -414,6 +416,21 @@ impl Supervisor<'_> {
 
     /// The report of a child that has ended.
     fn death(&mut self, index: usize) -> Death {
+        let report = self.ending(index);
+        self.with_log(index, report)
+    }
+
+    /// The report of a worker that failed because one of another machine did.
+    fn consequence(&mut self, index: usize, culprit: usize) -> Death {
+        let report = format!(
+            "{}\n  it reports worker {culprit} of another machine as the cause",
+            self.ending(index)
+        );
+        Death { follows: Some(culprit), ..self.with_log(index, report) }
+    }
+
+    /// How a child has ended.
+    fn ending(&self, index: usize) -> String {
         let child = &self.children[index];
         let what = match child.ended {
             Some(status) => child::describe(status),
@@ -438,7 +455,7 @@ impl Supervisor<'_> {
                 _ => "\n  help: call Worker::stop on every worker before it exits",
             };
         }
-        self.with_log(index, report)
+        report
     }
 
     /// The report of a child that runs and does not do its part.
@@ -468,6 +485,14 @@ impl Supervisor<'_> {
         let (role, rank, code) = (child.process.role, child.process.rank, child.code());
         let follows = self.followers.iter().any(|(r, number, _)| (*r, *number) == (role, rank));
         let log = child.log.display();
+        let elsewhere = match self.link {
+            None => String::new(),
+            Some(_) => {
+                let lines = logs::last_lines(&child.log, child.log_from, LAST_LINES);
+                let log = format!("{log} on {}", child.process.host);
+                format!("{report}{}", shown_log(&log, &lines, false))
+            }
+        };
         let is_followed = follows && self.console.is_one_stream();
         let lines = match is_followed {
             true => Vec::new(),
@@ -476,18 +501,22 @@ impl Supervisor<'_> {
                 logs::last_lines(&child.log, from, LAST_LINES)
             }
         };
-        report += &match (lines.is_empty(), is_followed || child.shown_to.is_some()) {
-            (true, true) => format!("\n  the end of {log} is shown above"),
-            (true, false) => format!("\n  it wrote nothing to {log}"),
-            (false, _) => format!("\n  the end of {log}:"),
-        };
-        for line in lines {
-            report += &format!("\n  | {line}");
-        }
+        let was_shown = is_followed || child.shown_to.is_some();
+        report += &shown_log(&log.to_string(), &lines, was_shown);
         let length = std::fs::metadata(&child.log).map_or(0, |found| found.len());
         self.children[index].shown_to = Some(length);
-        Death { role, rank, report, code }
+        Death { role, rank, report, elsewhere, code, follows: None }
     }
+}
+
+/// The last lines of a log as the end of a report.
+fn shown_log(log: &str, lines: &[String], was_shown: bool) -> String {
+    let title = match (lines.is_empty(), was_shown) {
+        (true, true) => format!("\n  the end of {log} is shown above"),
+        (true, false) => format!("\n  it wrote nothing to {log}"),
+        (false, _) => format!("\n  the end of {log}:"),
+    };
+    lines.iter().fold(title, |text, line| format!("{text}\n  | {line}"))
 }
 
 /// The worker that a failed one's report names as the cause.

@@ -232,7 +232,7 @@ impl Attempts<'_> {
         });
         let listener =
             link::listen(address, &log).map_err(|error| link::no_answer(address, &error))?;
-        link::serve(listener, token, self.rules.silence_timeout, log)
+        link::serve(listener, token, link::vigilance(self.rules.silence_timeout), log)
     }
 
     /// The last words, and the exit code: that of the first worker which the job ended without.
@@ -429,4 +429,4 @@ pub(crate) fn random_hex(bytes: usize) -> Result<String> {
 }
 
 /// What clap exits with, too.
-const USAGE_CODE: u8 = 2;
+pub(crate) const USAGE_CODE: u8 = 2;

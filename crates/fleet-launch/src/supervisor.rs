@@ -49,13 +49,23 @@ pub struct Death {
     pub rank: usize,
     /// What happened, and the last lines of its log.
     pub report: String,
+    /// The same for the terminals of other machines, which have shown nothing of the log.
+    pub elsewhere: String,
     pub code: u8,
+    /// The worker of another machine that it reports as the cause of its failure.
+    pub follows: Option<usize>,
 }
 
 impl Death {
     /// What happened, without the log.
     pub fn line(&self) -> &str {
         self.report.lines().next().unwrap_or_default()
+    }
+
+    /// Adds lines to the report.
+    pub fn add(&mut self, lines: &str) {
+        self.report += lines;
+        self.elsewhere += lines;
     }
 }
 
@@ -68,8 +78,8 @@ pub struct Ended {
     pub how: String,
     /// As shells count.
     pub code: u8,
-    /// It reports that it failed because another worker did.
-    pub follows: bool,
+    /// The other worker that it reports as the cause of its failure.
+    pub follows: Option<usize>,
 }
 
 /// What the supervisor keeps to.
@@ -177,7 +187,11 @@ impl<'a> Supervisor<'a> {
             // At once: stopping the others may take a while.
             self.show_logs();
             self.console.flush_partial();
-            self.console.error(&death.report);
+            match death.follows {
+                // The leader finds the cause, which every machine then shows as the error.
+                Some(_) => self.console.warn(&death.report),
+                None => self.console.error(&death.report),
+            }
         }
         if let Ok(End::Ordered(reason)) = &end {
             let first = reason.lines().next().unwrap_or_default();
