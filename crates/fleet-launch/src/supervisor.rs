@@ -4,7 +4,7 @@
 //! One thread, woken by signals, by the other machines and by a tick. Whatever it decides it
 //! decides in [`Supervisor::run`]; what it does to children is in the functions below.
 
-use crate::child::Child;
+use crate::child::{self, Child};
 use crate::cluster::{FIRST_LOG, Process};
 use crate::console::Console;
 use crate::guard::{self, Guard};
@@ -316,6 +316,9 @@ impl<'a> Supervisor<'a> {
                 Err(Errno::CHILD) => (None, LOST_STATUS),
                 Ok(None) | Err(_) => break,
             };
+            if pid == Some(self.guard.pid()) {
+                self.replace_guard(ExitStatus::from_raw(status));
+            }
             for (index, child) in self.children.iter_mut().enumerate() {
                 if child.is_running() && pid.is_none_or(|pid| pid == child.pid()) {
                     child.ended = Some(ExitStatus::from_raw(status));
@@ -332,6 +335,20 @@ impl<'a> Supervisor<'a> {
             self.guard.remove(self.children[*index].pid());
         }
         ended
+    }
+
+    /// Starts another guard, or says what does not hold without one.
+    fn replace_guard(&mut self, status: ExitStatus) {
+        let how = format!("the guard of this launch (pid {})", self.guard.pid());
+        let how = format!("{how} {}", child::describe(status));
+        self.console.warn(&match self.guard.replace() {
+            Ok(()) => format!("{how}; another one was started (pid {})", self.guard.pid()),
+            Err(error) => format!(
+                "{how}, and there is no other one ({}): if fleetrun is killed, what its processes \
+                 have started may run on",
+                error.message()
+            ),
+        });
     }
 
     fn restart_due(&mut self) -> Result<()> {
