@@ -223,9 +223,17 @@ impl Supervisor<'_> {
         if since.elapsed() < self.rules.leave_timeout {
             return false;
         }
+        let span = words::seconds(self.rules.leave_timeout);
+        let done = match self.rules.mode {
+            Mode::Collective => "another worker had finished",
+            _ => "all servers had exited",
+        };
         for index in left {
-            let span = words::seconds(self.rules.leave_timeout);
-            let why = format!(" and was left over for {span} when its job was done");
+            let help = match self.children[index].is_stopped() {
+                true => "",
+                false => "\n  help: --leave_timeout SECONDS gives it more time",
+            };
+            let why = format!(" and was left over for {span} when its job was done: {done}{help}");
             let death = self.unresponsive(index, &why);
             self.show_logs();
             self.console.error(&death.report);
@@ -441,9 +449,15 @@ impl Supervisor<'_> {
         if child.code() == KILLED_CODE {
             report += &match &child.out_of_memory {
                 Some(evidence) => format!(", likely out of memory ({evidence})"),
-                None => "; the kernel says nothing of memory, so that it was a user or a program"
-                    .to_string(),
+                None => {
+                    "; not for memory, as far as the kernel tells: a user, a program or a limit \
+                         (ulimit -t) can do it"
+                        .to_string()
+                }
             };
+        }
+        if child.code() == CPU_LIMIT_CODE {
+            report += "; it used up its limit of CPU time (ulimit -t)";
         }
         if child.ended.is_some_and(|status| status.success()) {
             report += ", before its part of the job was done";
@@ -468,6 +482,8 @@ impl Supervisor<'_> {
                  meant to go on",
                 child.pid()
             ),
+            // A process that does not use Fleet may do its part.
+            false if child.report().is_none() => format!("{title} still runs{why}"),
             false => format!("{title} does not respond{why}"),
         };
         self.with_log(index, report)
@@ -553,6 +569,8 @@ const SERVER_RESTARTS: u32 = 3;
 const RESTART_DELAY: Duration = Duration::from_millis(250);
 /// Of a process that SIGKILL ended.
 const KILLED_CODE: u8 = 128 + signal_hook::consts::SIGKILL as u8;
+/// Of a process that SIGXCPU ended.
+const CPU_LIMIT_CODE: u8 = 128 + signal_hook::consts::SIGXCPU as u8;
 /// How long the worker that others name as the cause of their failure may take to end: it may still
 /// be printing its panic.
 const CAUSE_TIME: Duration = Duration::from_secs(2);

@@ -40,6 +40,10 @@ fn a_signal_has_its_name() {
     let place = Place::new("sigkill", "kill -s KILL $$; sleep 600");
     // Whether the kernel says anything of memory is up to the machine.
     place.run("job.py").check(137, &["was killed by SIGKILL (9)"]);
+    let place = Place::new("cpu_limit", "kill -s XCPU $$; sleep 600");
+    place
+        .run("job.py")
+        .check(152, &["was killed by SIGXCPU (24", "its limit of CPU time (ulimit -t)"]);
 }
 
 /// A stopped process hears SIGTERM when it goes on, and need not be waited for.
