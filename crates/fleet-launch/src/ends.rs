@@ -346,6 +346,7 @@ impl Supervisor<'_> {
         self.console.error(&death.report);
         let name = self.children[index].process.name();
         self.console.warn(&format!("the other workers go on without {name}"));
+        self.follow_next(index);
         self.lost.push(death);
     }
 

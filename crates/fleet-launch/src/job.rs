@@ -147,7 +147,6 @@ impl Job {
             log_dir: options.log_dir.clone(),
             // As the original does: collective logs grow, the others begin anew.
             new_logs: options.log_overwrite || options.mode != Mode::Collective,
-            progress: None,
         }
     }
 
@@ -270,7 +269,6 @@ impl Attempts<'_> {
         tell_ended: &dyn Fn(&Ended),
     ) -> Result<End> {
         let processes = cluster.processes(&self.run, &self.job.env);
-        self.rules.progress = self.run.progress.clone();
         self.announce(cluster, &processes)?;
         let mut supervisor = Supervisor::new(
             &self.rules,

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions};
 use signal_hook::consts::SIGCHLD;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -94,8 +94,6 @@ pub struct Rules {
     pub follow: Follow,
     pub log_dir: PathBuf,
     pub new_logs: bool,
-    /// Where the first worker says how far it is, when somebody sees it.
-    pub progress: Option<PathBuf>,
 }
 
 pub struct Supervisor<'a> {
@@ -510,10 +508,29 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// What the first worker says of how far it is.
+    /// Shows the log of the next worker where the one that is shown is lost and the job goes on.
+    pub(crate) fn follow_next(&mut self, lost: usize) {
+        let key = |child: &Child| (child.process.role, child.process.rank);
+        let lost = key(&self.children[lost]);
+        let is_shown = self.followers.iter().any(|(role, rank, _)| (*role, *rank) == lost);
+        let mut running = self.children.iter().filter(|child| child.is_running());
+        let next = running.find(|child| child.process.role == Role::Worker);
+        let Some(next) = next.filter(|_| self.rules.follow == Follow::First && is_shown) else {
+            return;
+        };
+        let (role, rank) = key(next);
+        let from = std::fs::metadata(&next.log).map_or(0, |found| found.len());
+        self.followers.push((role, rank, Follower::new(&next.log, from)));
+        let line = format!("{} is shown from here on", next.log.display());
+        self.console.say(&format!("fleetrun: {line}"));
+    }
+
+    /// How far the first worker is that runs, as it reports.
     fn progress(&self) -> Option<String> {
         use std::io::Read;
-        let file = fleet_base::input::open_now(self.rules.progress.as_ref()?).ok()?;
+        let mut running = self.children.iter().filter(|child| child.is_running());
+        let path = running.find_map(|child| child.process.variable(names::FLEET_PROGRESS))?;
+        let file = fleet_base::input::open_now(Path::new(path)).ok()?;
         let mut bytes = Vec::new();
         file.take(PROGRESS_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         one_line(&String::from_utf8_lossy(&bytes))
