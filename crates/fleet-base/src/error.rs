@@ -54,6 +54,8 @@ pub enum ErrorCode {
     KeysMissing,
     /// Ranks wait for each other in different collective calls.
     Deadlock,
+    /// No connection was made: nothing listens there, or the host cannot be reached.
+    NotConnected,
 }
 
 /// An error with the expected and the actual value, and where it happened.

@@ -42,7 +42,7 @@ impl Supervisor<'_> {
             if waited >= self.rules.silence_timeout / WARNINGS_IN_SILENCE && !child.is_absence_said
             {
                 let mut death = self.absence(index, waiting, waited);
-                death.report += "\n  help: --start_timeout SECONDS ends the job instead";
+                death.add("\n  help: --start_timeout SECONDS ends the job instead");
                 self.show_logs();
                 self.console.warn(&death.report);
                 self.children[index].is_absence_said = true;

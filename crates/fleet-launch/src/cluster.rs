@@ -61,7 +61,7 @@ pub struct Run {
     pub store: Option<Endpoint>,
     pub token: Option<Token>,
     pub restarts: u32,
-    /// A file in which the first worker may say how far it is.
+    /// The start of the names of files in which workers may say how far they are.
     pub progress: Option<PathBuf>,
     /// A process without a sign of life for this long is lost.
     pub silence_timeout: Duration,
@@ -115,8 +115,12 @@ impl Cluster {
             for (index, place) in places.iter().enumerate() {
                 if place.node == self.node {
                     let mut process = self.process(role, first + index, *local, place);
-                    if let Some(path) = run.progress.as_ref().filter(|_| process.log == FIRST_LOG) {
-                        let path = path.display().to_string();
+                    // In a collective job all workers are as far as the first one.
+                    let shows = process.log == FIRST_LOG || self.mode != Mode::Collective;
+                    if let Some(path) =
+                        run.progress.as_ref().filter(|_| role == Role::Worker && shows)
+                    {
+                        let path = format!("{}.{}", path.display(), process.log);
                         process.env.push((names::FLEET_PROGRESS, Some(path)));
                     }
                     if matches!(role, Role::Worker | Role::Server) {

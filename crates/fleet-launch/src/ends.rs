@@ -37,12 +37,12 @@ impl Supervisor<'_> {
                 fatal.get_or_insert(server);
             } else if self.is_expendable(index) {
                 self.lose(index);
-            } else if self.follows_from_another(index) {
+            } else if self.follows_from(index).is_some() {
                 self.failed_first.get_or_insert((Instant::now(), index));
             } else if fatal.is_none() {
                 let mut death = self.death(index);
                 if let Some(why) = futile.filter(|_| allowed > 0) {
-                    death.report += &format!("\n  it is not started again: {why}");
+                    death.add(&format!("\n  it is not started again: {why}"));
                 }
                 fatal = Some(death);
             }
@@ -109,11 +109,11 @@ impl Supervisor<'_> {
         self.link.is_some() && is_ps && self.children.iter().any(left_without_a_word)
     }
 
-    /// Whether a failed worker reports that another one's failure is the cause of its own.
-    fn follows_from_another(&self, index: usize) -> bool {
+    /// The other worker that a failed one reports as the cause of its failure.
+    fn follows_from(&self, index: usize) -> Option<usize> {
         let child = &self.children[index];
         let is_worker = child.process.role == Role::Worker;
-        is_worker && culprit(child).is_some_and(|culprit| culprit != child.process.rank)
+        culprit(child).filter(|culprit| is_worker && *culprit != child.process.rank)
     }
 
     /// The cause, as soon as it is known, of the failure that was seen first and follows from
@@ -140,7 +140,7 @@ impl Supervisor<'_> {
             }
             Cause::Open(rank) => match worker(rank) {
                 // Its machine knows more, and tells the leader.
-                None => Some(self.death(first)),
+                None => Some(self.consequence(first, rank)),
                 Some(index) if waited || self.children[index].is_stopped() => {
                     let why = match self.children[first].report() {
                         Some(ProcessReport::Failed { message, .. }) => message,
@@ -223,9 +223,17 @@ impl Supervisor<'_> {
         if since.elapsed() < self.rules.leave_timeout {
             return false;
         }
+        let span = words::seconds(self.rules.leave_timeout);
+        let done = match self.rules.mode {
+            Mode::Collective => "another worker had finished",
+            _ => "all servers had exited",
+        };
         for index in left {
-            let span = words::seconds(self.rules.leave_timeout);
-            let why = format!(" and was left over for {span} when its job was done");
+            let help = match self.children[index].is_stopped() {
+                true => "",
+                false => "\n  help: --leave_timeout SECONDS gives it more time",
+            };
+            let why = format!(" and was left over for {span} when its job was done: {done}{help}");
             let death = self.unresponsive(index, &why);
             self.show_logs();
             self.console.error(&death.report);
@@ -338,6 +346,7 @@ impl Supervisor<'_> {
         self.console.error(&death.report);
         let name = self.children[index].process.name();
         self.console.warn(&format!("the other workers go on without {name}"));
+        self.follow_next(index);
         self.lost.push(death);
     }
 
@@ -356,7 +365,7 @@ impl Supervisor<'_> {
         if status.success() {
             how += " before Fleet::finish";
         }
-        let follows = self.follows_from_another(index);
+        let follows = self.follows_from(index);
         let (rank, pid) = (child.process.rank, child.pid());
         (self.tell_ended)(&Ended { rank, pid, how, code, follows });
     }
@@ -404,8 +413,10 @@ impl Supervisor<'_> {
                 return Some(Death {
                     role: child.process.role,
                     rank: child.process.rank,
+                    elsewhere: report.clone(),
                     report,
                     code: HANG_CODE,
+                    follows: None,
                 });
             }
         }
@@ -414,6 +425,21 @@ impl Supervisor<'_> {
 
     /// The report of a child that has ended.
     fn death(&mut self, index: usize) -> Death {
+        let report = self.ending(index);
+        self.with_log(index, report)
+    }
+
+    /// The report of a worker that failed because one of another machine did.
+    fn consequence(&mut self, index: usize, culprit: usize) -> Death {
+        let report = format!(
+            "{}\n  it reports worker {culprit} of another machine as the cause",
+            self.ending(index)
+        );
+        Death { follows: Some(culprit), ..self.with_log(index, report) }
+    }
+
+    /// How a child has ended.
+    fn ending(&self, index: usize) -> String {
         let child = &self.children[index];
         let what = match child.ended {
             Some(status) => child::describe(status),
@@ -424,9 +450,15 @@ impl Supervisor<'_> {
         if child.code() == KILLED_CODE {
             report += &match &child.out_of_memory {
                 Some(evidence) => format!(", likely out of memory ({evidence})"),
-                None => "; the kernel says nothing of memory, so that it was a user or a program"
-                    .to_string(),
+                None => {
+                    "; not for memory, as far as the kernel tells: a user, a program or a limit \
+                         (ulimit -t) can do it"
+                        .to_string()
+                }
             };
+        }
+        if child.code() == CPU_LIMIT_CODE {
+            report += "; it used up its limit of CPU time (ulimit -t)";
         }
         if child.ended.is_some_and(|status| status.success()) {
             report += ", before its part of the job was done";
@@ -438,7 +470,7 @@ impl Supervisor<'_> {
                 _ => "\n  help: call Worker::stop on every worker before it exits",
             };
         }
-        self.with_log(index, report)
+        report
     }
 
     /// The report of a child that runs and does not do its part.
@@ -451,6 +483,8 @@ impl Supervisor<'_> {
                  meant to go on",
                 child.pid()
             ),
+            // A process that does not use Fleet may do its part.
+            false if child.report().is_none() => format!("{title} still runs{why}"),
             false => format!("{title} does not respond{why}"),
         };
         self.with_log(index, report)
@@ -468,6 +502,14 @@ impl Supervisor<'_> {
         let (role, rank, code) = (child.process.role, child.process.rank, child.code());
         let follows = self.followers.iter().any(|(r, number, _)| (*r, *number) == (role, rank));
         let log = child.log.display();
+        let elsewhere = match self.link {
+            None => String::new(),
+            Some(_) => {
+                let lines = logs::last_lines(&child.log, child.log_from, LAST_LINES);
+                let log = format!("{log} on {}", child.process.host);
+                format!("{report}{}", shown_log(&log, &lines, false))
+            }
+        };
         let is_followed = follows && self.console.is_one_stream();
         let lines = match is_followed {
             true => Vec::new(),
@@ -476,18 +518,22 @@ impl Supervisor<'_> {
                 logs::last_lines(&child.log, from, LAST_LINES)
             }
         };
-        report += &match (lines.is_empty(), is_followed || child.shown_to.is_some()) {
-            (true, true) => format!("\n  the end of {log} is shown above"),
-            (true, false) => format!("\n  it wrote nothing to {log}"),
-            (false, _) => format!("\n  the end of {log}:"),
-        };
-        for line in lines {
-            report += &format!("\n  | {line}");
-        }
+        let was_shown = is_followed || child.shown_to.is_some();
+        report += &shown_log(&log.to_string(), &lines, was_shown);
         let length = std::fs::metadata(&child.log).map_or(0, |found| found.len());
         self.children[index].shown_to = Some(length);
-        Death { role, rank, report, code }
+        Death { role, rank, report, elsewhere, code, follows: None }
     }
+}
+
+/// The last lines of a log as the end of a report.
+fn shown_log(log: &str, lines: &[String], was_shown: bool) -> String {
+    let title = match (lines.is_empty(), was_shown) {
+        (true, true) => format!("\n  the end of {log} is shown above"),
+        (true, false) => format!("\n  it wrote nothing to {log}"),
+        (false, _) => format!("\n  the end of {log}:"),
+    };
+    lines.iter().fold(title, |text, line| format!("{text}\n  | {line}"))
 }
 
 /// The worker that a failed one's report names as the cause.
@@ -524,6 +570,8 @@ const SERVER_RESTARTS: u32 = 3;
 const RESTART_DELAY: Duration = Duration::from_millis(250);
 /// Of a process that SIGKILL ended.
 const KILLED_CODE: u8 = 128 + signal_hook::consts::SIGKILL as u8;
+/// Of a process that SIGXCPU ended.
+const CPU_LIMIT_CODE: u8 = 128 + signal_hook::consts::SIGXCPU as u8;
 /// How long the worker that others name as the cause of their failure may take to end: it may still
 /// be printing its panic.
 const CAUSE_TIME: Duration = Duration::from_secs(2);

@@ -11,8 +11,9 @@
 use fleet_base::{Error, Result};
 use fleet_topology::names;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 /// The hidden first argument of a guard; the mark of the launch and its folder follow.
@@ -22,11 +23,34 @@ pub const ARGUMENT: &str = "__guard";
 pub struct Guard {
     child: Child,
     pipe: Option<ChildStdin>,
+    mark: String,
+    scratch: PathBuf,
+    /// Groups that have not ended, for another guard.
+    groups: BTreeSet<u32>,
+    replaced: u32,
 }
 
 impl Guard {
     /// `scratch` is a folder to remove in the launcher's place.
     pub fn start(mark: &str, scratch: &Path) -> Result<Guard> {
+        let (child, pipe) = Guard::spawn(mark, scratch)?;
+        let (mark, scratch) = (mark.to_string(), scratch.to_path_buf());
+        Ok(Guard { child, pipe, mark, scratch, groups: BTreeSet::new(), replaced: 0 })
+    }
+
+    /// Another guard in the place of one that has ended, up to a limit.
+    pub fn replace(&mut self) -> Result<()> {
+        if self.replaced >= REPLACED_MAX {
+            return Err(Error::exhausted(format!("{REPLACED_MAX} others have ended before")));
+        }
+        self.replaced += 1;
+        (self.child, self.pipe) = Guard::spawn(&self.mark, &self.scratch)?;
+        let groups: Vec<String> = self.groups.iter().map(|group| format!("{group}\n")).collect();
+        self.tell(&groups.concat());
+        Ok(())
+    }
+
+    fn spawn(mark: &str, scratch: &Path) -> Result<(Child, Option<ChildStdin>)> {
         let own = std::env::current_exe()
             .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
         let mut command = Command::new(own);
@@ -42,7 +66,7 @@ impl Guard {
             .spawn()
             .map_err(|error| Error::unavailable(format!("cannot start the guard: {error}")))?;
         let pipe = child.stdin.take();
-        Ok(Guard { child, pipe })
+        Ok((child, pipe))
     }
 
     pub fn pid(&self) -> u32 {
@@ -51,16 +75,18 @@ impl Guard {
 
     /// A group to kill if the launcher should be gone.
     pub fn add(&mut self, group: u32) {
+        self.groups.insert(group);
         self.tell(&format!("{group}\n"));
     }
 
     /// A group that has ended: its number may soon be somebody else's.
     pub fn remove(&mut self, group: u32) {
+        self.groups.remove(&group);
         self.tell(&format!("-{group}\n"));
     }
 
     fn tell(&mut self, line: &str) {
-        // A guard that somebody killed is one net less, and no reason to stop a job.
+        // A guard that was killed is one net less, and no reason to stop a job.
         if let Some(pipe) = &mut self.pipe {
             let _ = pipe.write_all(line.as_bytes());
         }
@@ -106,7 +132,7 @@ pub fn run(mark: &str, scratch: &Path) {
 
 /// Kills every process that carries the mark; how many there were.
 pub fn sweep(mark: &str, spared: &[u32]) -> usize {
-    let mut killed = std::collections::BTreeSet::new();
+    let mut killed = BTreeSet::new();
     // A process that forks while it is looked for is found in the next round.
     for _ in 0..ROUNDS_MAX {
         let found = marked(mark, spared);
@@ -144,6 +170,8 @@ pub fn marked(mark: &str, spared: &[u32]) -> Vec<u32> {
         .collect()
 }
 
+/// Guards that are started in place of others: whatever ends so many ends the next one, too.
+const REPLACED_MAX: u32 = 3;
 /// Looks for marked processes; each round finds children of the one before.
 const ROUNDS_MAX: usize = 20;
 const ROUND: std::time::Duration = std::time::Duration::from_millis(5);

@@ -147,7 +147,6 @@ impl Job {
             log_dir: options.log_dir.clone(),
             // As the original does: collective logs grow, the others begin anew.
             new_logs: options.log_overwrite || options.mode != Mode::Collective,
-            progress: None,
         }
     }
 
@@ -232,7 +231,7 @@ impl Attempts<'_> {
         });
         let listener =
             link::listen(address, &log).map_err(|error| link::no_answer(address, &error))?;
-        link::serve(listener, token, self.rules.silence_timeout, log)
+        link::serve(listener, token, link::vigilance(self.rules.silence_timeout), log)
     }
 
     /// The last words, and the exit code: that of the first worker which the job ended without.
@@ -270,7 +269,6 @@ impl Attempts<'_> {
         tell_ended: &dyn Fn(&Ended),
     ) -> Result<End> {
         let processes = cluster.processes(&self.run, &self.job.env);
-        self.rules.progress = self.run.progress.clone();
         self.announce(cluster, &processes)?;
         let mut supervisor = Supervisor::new(
             &self.rules,
@@ -429,4 +427,4 @@ pub(crate) fn random_hex(bytes: usize) -> Result<String> {
 }
 
 /// What clap exits with, too.
-const USAGE_CODE: u8 = 2;
+pub(crate) const USAGE_CODE: u8 = 2;

@@ -12,14 +12,18 @@
 //! | `state/GENERATION/ID` | that machine | workers have joined; its servers have finished |
 //! | `ended/GENERATION/RANK` | the machine of that worker, at once | its process, and how it ended |
 //! | `left/ID`, `bye/ID` | that machine | it goes; it has read that the job is over |
+//! | `gone/ARRIVED` | the machine that leads | the connection of that launcher broke for good |
 //!
 //! A plan has a generation and a state: `run` (start these processes), `stop` (end them, another
 //! generation follows), `over` (the job is done or has failed: exit with this code).
 
+use crate::beats::Beats;
+use crate::blame::{self, Cause, Fate};
 use crate::child::HANG_CODE;
+use crate::job::USAGE_CODE;
 use crate::link::MachineState;
 use crate::options::ElasticLevel;
-use crate::words;
+use crate::{terms, words};
 use fleet_base::Result;
 use fleet_net::{Limits, Store};
 use serde_json::{Value, json};
@@ -68,13 +72,14 @@ pub struct Leader<'a> {
     failures: u32,
     members: Vec<String>,
     nodes: BTreeMap<String, Value>,
-    /// The last beat of each machine, and when it came, as far as that is known.
-    beats: HashMap<String, (Vec<u8>, Option<Instant>)>,
+    beats: Beats,
     results: HashMap<String, Value>,
     states: HashMap<String, MachineState>,
     /// The plan of the generation that runs.
     run_plan: Value,
     left: Vec<String>,
+    /// Launchers whose connection broke for good, by the number of their arrival.
+    gone: Vec<String>,
     /// Who led before this machine, and is gone.
     lost: Option<String>,
     stage: Stage,
@@ -126,11 +131,12 @@ impl<'a> Leader<'a> {
             failures: 0,
             members: Vec::new(),
             nodes: BTreeMap::new(),
-            beats: HashMap::new(),
+            beats: Beats::new(Instant::now()),
             results: HashMap::new(),
             states: HashMap::new(),
             run_plan: Value::Null,
             left: Vec::new(),
+            gone: Vec::new(),
             lost: None,
             stage: Stage::Form,
         }
@@ -216,6 +222,9 @@ impl<'a> Leader<'a> {
             if self.left.iter().any(|id| id == self.own) {
                 return Ok(Some(self.leader_left()));
             }
+            if first && let Some(verdict) = self.differing() {
+                return Ok(Some(verdict));
+            }
             let candidates = self.candidates(&survivors);
             if candidates.len() != count_before {
                 (count_before, changed) = (candidates.len(), Instant::now());
@@ -243,12 +252,37 @@ impl<'a> Leader<'a> {
         }
     }
 
+    /// The end of a job whose machines were started with flags that do not fit together.
+    fn differing(&self) -> Option<Verdict> {
+        let difference =
+            |id: &String| terms::difference(self.with_terms(self.own), self.with_terms(id));
+        let alive = self.alive(self.nodes.keys().cloned().collect());
+        if !alive.iter().any(|id| id == self.own) {
+            // It comes in a moment.
+            return None;
+        }
+        let reason = alive.iter().find_map(difference)?.to_string();
+        Some(Verdict::Over { code: USAGE_CODE, reason, culprit: String::new() })
+    }
+
+    /// The machine was started with flags that fit to those of the leader. One that was not, and
+    /// comes to a job that runs, finds that out and leaves.
+    fn fits(&self, id: &str) -> bool {
+        let own = self.nodes.contains_key(self.own).then(|| self.with_terms(self.own));
+        own.is_none_or(|own| terms::difference(own, self.with_terms(id)).is_none())
+    }
+
+    fn with_terms(&self, id: &str) -> (&str, &Value) {
+        (self.host(id), self.nodes.get(id).map_or(&Value::Null, |node| &node["terms"]))
+    }
+
     /// Survivors in their order, then newcomers in order of arrival; when all of them say a number,
     /// by it.
     fn candidates(&self, survivors: &[String]) -> Vec<String> {
         let survivors = self.alive(survivors.to_vec());
         let known = |id: &String| survivors.contains(id);
         let mut fresh = self.alive(self.nodes.keys().filter(|id| !known(id)).cloned().collect());
+        fresh.retain(|id| self.fits(id));
         fresh.sort_by_key(|id| self.nodes[id]["arrived"].as_i64());
         if self.rules.sort_ip {
             fresh.sort_by_key(|id| words::address_key(self.host(id)));
@@ -271,7 +305,8 @@ impl<'a> Leader<'a> {
                     self.host(id),
                     self.rules.max
                 );
-                return Ok(Some(Verdict::Over { code: 2, reason, culprit: id.clone() }));
+                let culprit = id.clone();
+                return Ok(Some(Verdict::Over { code: USAGE_CODE, reason, culprit }));
             }
         }
         let nodes: Vec<Value> = members
@@ -343,7 +378,8 @@ impl<'a> Leader<'a> {
             let result = self.results[&id].clone();
             return Some(self.failure(&id, &result));
         }
-        if let Some(id) = failed().next().cloned() {
+        let follows = |id: &&String| !self.results[*id]["follows"].is_null();
+        if let Some(id) = failed().find(|id| !follows(id)).or(failed().next()).cloned() {
             return self.failed(id);
         }
         let works =
@@ -365,8 +401,8 @@ impl<'a> Leader<'a> {
             && self.members.len() < self.rules.max
             && none_ended
         {
-            let fresh =
-                self.nodes.keys().filter(|id| !self.members.contains(id)).cloned().collect();
+            let is_fresh = |id: &&String| !self.members.contains(id) && self.fits(id);
+            let fresh = self.nodes.keys().filter(is_fresh).cloned().collect();
             if let Some(id) = self.alive(fresh).first() {
                 return Some(Verdict::Again {
                     reason: format!("machine {} has come", self.host(id)),
@@ -390,18 +426,28 @@ impl<'a> Leader<'a> {
     }
 
     /// Workers fail by each other's deaths, on other machines faster than the first death is known:
-    /// it is waited for a moment. Who was killed explains the others; otherwise who was first.
+    /// it is waited for a moment. A machine that is lost explains those that wait for its workers;
+    /// one that was killed explains the others; otherwise the first one.
     fn failed(&mut self, mut id: String) -> Option<Verdict> {
         let killed = |it: &&(usize, Value)| it.1["code"].as_u64().is_some_and(|code| code > 128);
-        let caused = |it: &&(usize, Value)| it.1["follows"] != true;
+        let caused = |it: &&(usize, Value)| it.1["follows"].is_null();
         let deaths = || self.deaths.iter();
         let culprit = deaths().find(killed).or(deaths().find(caused)).or(self.deaths.first());
         let culprit = culprit.cloned();
         let since = *self.failed_since.get_or_insert_with(Instant::now);
         let is_killed = culprit.as_ref().is_some_and(|it| killed(&it));
         // One that follows from another is not the first; the launcher of that one may still wait.
-        let follow = deaths().next().is_some() && deaths().all(|it| !caused(&it));
-        let settle = if follow { CAUSE_TIME } else { SETTLE };
+        let open = self.open_cause(&id).filter(|_| !is_killed);
+        if let Some(machine) = open.and_then(|rank| self.machine_of(rank)) {
+            if !self.is_alive(&machine) {
+                return Some(self.gone(&machine));
+            }
+            // It may be lost: its next sign of life says that it is not.
+            if !self.has_beaten_since(&machine, since) {
+                return None;
+            }
+        }
+        let settle = if open.is_some() { CAUSE_TIME } else { SETTLE };
         if self.members.len() > 1 && !is_killed && since.elapsed() < settle {
             return None;
         }
@@ -427,6 +473,46 @@ impl<'a> Leader<'a> {
         Some(self.failure(&id, &result))
     }
 
+    /// The worker to which reports of failed workers lead, where nothing is known of its end: first
+    /// those of workers, then that of machine `id`.
+    fn open_cause(&self, id: &str) -> Option<usize> {
+        let rank_of = |value: &Value| value.as_u64().and_then(|rank| usize::try_from(rank).ok());
+        let is_worker = |it: &&Value| it["end"] == "failed" && it["is_server"] != true;
+        let of_results = self.results.values().filter(is_worker);
+        let known: BTreeMap<usize, Option<usize>> = of_results
+            .filter_map(|it| Some((rank_of(&it["rank"])?, rank_of(&it["follows"]))))
+            .chain(self.deaths.iter().map(|(rank, it)| (*rank, rank_of(&it["follows"]))))
+            .collect();
+        let first = self.deaths.first().map(|(rank, _)| *rank);
+        let first = first.or_else(|| rank_of(&self.results.get(id)?["rank"]))?;
+        let fate = |rank: usize| match known.get(&rank) {
+            Some(culprit) => Fate::Failed { culprit: *culprit },
+            None => Fate::Elsewhere,
+        };
+        match blame::cause(first, fate) {
+            Cause::Open(rank) => Some(rank),
+            Cause::Ended(_) => None,
+        }
+    }
+
+    /// The machine of a worker. Machines of a list name the ranks of theirs; otherwise ranks count
+    /// through the machines.
+    fn machine_of(&self, rank: usize) -> Option<String> {
+        let mut first = 0;
+        for node in self.run_plan["nodes"].as_array()? {
+            let count = node["workers"].as_array()?.len();
+            let is_its = match node["ranks"].as_array() {
+                Some(ranks) => ranks.iter().any(|it| it.as_u64() == Some(rank as u64)),
+                None => (first..first + count).contains(&rank),
+            };
+            if is_its {
+                return node["id"].as_str().map(str::to_string);
+            }
+            first += count;
+        }
+        None
+    }
+
     fn failure(&mut self, id: &str, result: &Value) -> Verdict {
         let reason = result["report"].as_str().unwrap_or("a process failed").to_string();
         if self.failures < self.rules.max_restart {
@@ -443,16 +529,16 @@ impl<'a> Leader<'a> {
     fn gone(&self, id: &str) -> Verdict {
         let host = self.host(id).to_string();
         let said = self.left.iter().any(|left| left == id);
-        let led = self.lost.as_deref() == Some(id);
+        let led = if self.lost.as_deref() == Some(id) { ", which led the job," } else { "" };
+        let silence = words::seconds(self.rules.silence);
         let reason = match said {
             true => format!("machine {host} was stopped by its user"),
-            false if led => format!(
-                "machine {host}, which led the job, has given no sign of life for {}",
-                words::seconds(self.rules.silence)
+            false if self.is_cut_off(id) => format!(
+                "machine {host}{led} is lost: the connection to its launcher broke (the launcher \
+                 was killed, or the machine went down)"
             ),
             false => format!(
-                "machine {host} has given no sign of life for {}",
-                words::seconds(self.rules.silence)
+                "machine {host}{led} is lost: its launcher has given no sign of life for {silence}"
             ),
         };
         match self.rules.level {
@@ -519,6 +605,16 @@ impl<'a> Leader<'a> {
 
     fn refresh(&mut self) -> Result<()> {
         let limits = Limits::within(CALL_TIME);
+        // An etcd may take as long to answer.
+        let now = Instant::now();
+        if let Some(gap) = self.beats.look(now).filter(|_| !self.rules.hands_over) {
+            (self.say)(format!(
+                "this launcher did not run for {}: it was stopped, or the machine slept; others \
+                 take a machine for lost after {}",
+                words::seconds(gap),
+                words::seconds(self.rules.silence)
+            ));
+        }
         for (key, value) in self.store.list("node/", &limits)? {
             // What cannot be read is no machine of ours.
             if let Ok(node) = serde_json::from_slice(&value) {
@@ -530,13 +626,10 @@ impl<'a> Leader<'a> {
             // What an earlier leader knew of may have been gone for long: a strange machine is
             // alive once it beats.
             let counts = self.lost.is_none() || id == self.own || self.members.contains(&id);
-            let fresh = || (value.clone(), counts.then(Instant::now));
-            let last = self.beats.entry(id).or_insert_with(fresh);
-            if last.0 != value {
-                *last = (value, Some(Instant::now()));
-            }
+            self.beats.hear(id, value, counts, now);
         }
         self.left = self.ids("left/")?;
+        self.gone = self.ids("gone/")?;
         self.pass_on_ends(&limits)?;
         self.states.clear();
         let prefix = format!("state/{}/", self.generation);
@@ -590,9 +683,19 @@ impl<'a> Leader<'a> {
     }
 
     fn is_alive(&self, id: &str) -> bool {
-        let last = self.beats.get(id).and_then(|(_, at)| *at);
-        let beat = last.is_some_and(|at| at.elapsed() < self.rules.silence);
-        beat && self.lost.as_deref() != Some(id) && !self.left.iter().any(|left| left == id)
+        let beat = self.beats.heard(id).is_some_and(|at| at.elapsed() < self.rules.silence);
+        let is_lost = self.lost.as_deref() == Some(id) || self.is_cut_off(id);
+        beat && !is_lost && !self.left.iter().any(|left| left == id)
+    }
+
+    /// The connection to its launcher broke for good.
+    fn is_cut_off(&self, id: &str) -> bool {
+        let arrived = self.nodes.get(id).and_then(|node| node["arrived"].as_i64());
+        arrived.is_some_and(|arrived| self.gone.contains(&arrived.to_string()))
+    }
+
+    fn has_beaten_since(&self, id: &str, since: Instant) -> bool {
+        self.beats.heard(id).is_some_and(|at| at > since)
     }
 
     fn alive(&self, ids: Vec<String>) -> Vec<String> {
@@ -624,6 +727,7 @@ const STOP_SLACK: Duration = Duration::from_secs(10);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{Mode, Nodes};
     use fleet_net::MemoryStore;
 
     fn rules(min: usize, max: usize) -> LeaderRules {
@@ -651,6 +755,16 @@ mod tests {
         for (kind, value) in [("beat", "0"), ("bye", "1"), ("node", &*node.to_string())] {
             store.set(&format!("{kind}/{id}"), value.as_bytes(), &limits).unwrap();
         }
+    }
+
+    /// The same, started in a mode.
+    fn come_with(store: &MemoryStore, id: &str, mode: Mode) {
+        come(store, id, None, 1, 1);
+        let nodes = Nodes { min: 2, max: 2 };
+        let terms = terms::terms(mode, nodes, ElasticLevel::Off, "default");
+        let node = json!({ "host": id, "arrived": 1, "workers": [{}], "servers": [],
+            "terms": terms });
+        say(store, &format!("node/{id}"), &node.to_string());
     }
 
     fn say(store: &MemoryStore, key: &str, value: &str) {
@@ -831,6 +945,123 @@ mod tests {
     }
 
     #[test]
+    fn machines_that_do_not_fit_together_are_refused_where_they_meet() {
+        let store = MemoryStore::new();
+        for (id, mode) in [("10.0.0.1", Mode::Collective), ("10.0.0.2", Mode::Ps)] {
+            come_with(&store, id, mode);
+        }
+        let leader = lead(&store, rules(3, 3));
+        let over = plan(&store, 0, "over");
+        assert_eq!((over["code"].as_u64(), over["culprit"].as_str()), (Some(2), Some("")));
+        let reason = over["reason"].as_str().unwrap();
+        assert!(reason.contains("collective on 10.0.0.1 and ps on 10.0.0.2\n  help: "), "{reason}");
+        leader.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_job_that_runs_takes_only_machines_that_fit() {
+        let store = MemoryStore::new();
+        come_with(&store, "10.0.0.1", Mode::Collective);
+        let leader = lead(&store, LeaderRules { level: ElasticLevel::Range, ..rules(1, 2) });
+        plan(&store, 0, "run");
+        come_with(&store, "10.0.0.0", Mode::Ps);
+        come_with(&store, "10.0.0.2", Mode::Collective);
+        assert_eq!(plan(&store, 0, "stop")["reason"], "machine 10.0.0.2 has come");
+        say(&store, "result/0/10.0.0.1", r#"{"end":"stopped"}"#);
+        assert_eq!(hosts(&plan(&store, 1, "run")), ["10.0.0.1", "10.0.0.2"]);
+        for id in ["10.0.0.1", "10.0.0.2"] {
+            say(&store, &format!("result/1/{id}"), r#"{"end":"finished"}"#);
+        }
+        leader.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_machine_whose_connection_broke_is_lost_at_once() {
+        let store = MemoryStore::new();
+        come(&store, "10.0.0.1", None, 1, 1);
+        come(&store, "10.0.0.2", None, 2, 1);
+        let leader = lead(&store, rules(2, 2));
+        plan(&store, 0, "run");
+        // A worker of the other machine has noticed it before.
+        let result = r#"{"end":"failed","code":1,"report":"rank 1 died","rank":0,"follows":1}"#;
+        say(&store, "result/0/10.0.0.1", result);
+        say(&store, "gone/2", "1");
+        let over = plan(&store, 0, "over");
+        assert_eq!((over["code"].as_u64(), over["culprit"].as_str()), (Some(1), Some("10.0.0.2")));
+        let reason = over["reason"].as_str().unwrap();
+        assert!(reason.starts_with("machine 10.0.0.2 is lost: the connection to its"), "{reason}");
+        leader.join().unwrap().unwrap();
+    }
+
+    /// Runs `check` with a leader of two machines with a worker each, which have come.
+    fn with_leader(ranks: [Value; 2], check: impl FnOnce(&mut Leader<'_>)) {
+        let (store, rules) = (MemoryStore::new(), rules(2, 2));
+        let mut new_store = || Ok("10.0.0.1:1".to_string());
+        let mut leader =
+            Leader::new(&store, &rules, "10.0.0.1", &mut new_store, &|_| (), &|_, _, _| ());
+        let nodes = ["10.0.0.1", "10.0.0.2"].iter().zip(ranks).map(|(id, ranks)| {
+            json!({ "id": id, "host": id, "workers": [{}], "servers": [], "ranks": ranks })
+        });
+        let nodes: Vec<Value> = nodes.collect();
+        for node in &nodes {
+            let id = node["id"].as_str().unwrap().to_string();
+            leader.beats.hear(id.clone(), b"1".to_vec(), true, Instant::now());
+            leader.nodes.insert(id.clone(), node.clone());
+            leader.members.push(id);
+        }
+        leader.run_plan = json!({ "nodes": nodes });
+        check(&mut leader);
+    }
+
+    #[test]
+    fn a_machine_that_may_be_lost_is_waited_for() {
+        with_leader([Value::Null, Value::Null], |leader| {
+            let result = json!({ "end": "failed", "code": 1, "report": "worker 0 failed",
+                "rank": 0, "follows": 1 });
+            leader.results.insert("10.0.0.1".into(), result);
+            assert!(leader.judge().is_none());
+            // Later, but the other machine has not beaten since.
+            let before = Instant::now().checked_sub(CAUSE_TIME).unwrap();
+            let (own, other) = ("10.0.0.1".to_string(), "10.0.0.2".to_string());
+            leader.beats = Beats::new(before);
+            leader.beats.hear(own, b"1".to_vec(), true, Instant::now());
+            leader.beats.hear(other.clone(), b"1".to_vec(), true, before);
+            leader.failed_since = Some(before);
+            assert!(leader.judge().is_none());
+            // It has, so that the cause is none that the machine explains.
+            leader.beats.hear(other, b"2".to_vec(), true, Instant::now());
+            let Some(Verdict::Over { culprit, reason, .. }) = leader.judge() else {
+                panic!("no verdict")
+            };
+            assert_eq!((&*culprit, &*reason), ("10.0.0.1", "worker 0 failed"));
+        });
+    }
+
+    #[test]
+    fn ranks_lead_to_machines() {
+        with_leader([Value::Null, Value::Null], |leader| {
+            assert_eq!(leader.machine_of(1).as_deref(), Some("10.0.0.2"));
+            assert_eq!(leader.machine_of(2), None);
+        });
+        // A list need not have the workers of a machine in a row.
+        with_leader([json!([1]), json!([0])], |leader| {
+            assert_eq!(leader.machine_of(0).as_deref(), Some("10.0.0.2"));
+            assert_eq!(leader.machine_of(1).as_deref(), Some("10.0.0.1"));
+        });
+    }
+
+    #[test]
+    fn reports_of_several_machines_lead_to_the_cause() {
+        with_leader([Value::Null, Value::Null], |leader| {
+            let follows = |other: usize| json!({ "follows": other });
+            leader.deaths = vec![(0, follows(1)), (1, follows(2))];
+            assert_eq!(leader.open_cause("10.0.0.1"), Some(2));
+            leader.deaths.push((2, json!({ "follows": null })));
+            assert_eq!(leader.open_cause("10.0.0.1"), None);
+        });
+    }
+
+    #[test]
     fn another_leader_goes_on_from_the_plan() {
         let elastic =
             || LeaderRules { level: ElasticLevel::Range, hands_over: true, ..rules(1, 2) };
@@ -868,7 +1099,8 @@ mod tests {
         assert_eq!(over["code"], 1);
         assert_eq!(
             over["reason"],
-            "machine 10.0.0.1, which led the job, has given no sign of life for 60 s"
+            "machine 10.0.0.1, which led the job, is lost: its launcher has given no sign of life \
+             for 60 s"
         );
         second.join().unwrap().unwrap();
     }

@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod absent;
+mod beats;
 mod blame;
 mod child;
 pub mod cluster;
@@ -29,6 +30,7 @@ mod several;
 mod supervisor;
 pub mod tables;
 pub mod terminal;
+mod terms;
 mod words;
 
 pub use job::main;

@@ -1,17 +1,21 @@
 //! A machine's part of a job on several machines: joins, gives signs of life, follows the plan.
 
+use crate::beats::StoppedClock;
 use crate::cluster::{Cluster, Place};
 use crate::etcd::{EtcdStore, Lead};
 use crate::leader::{Leader, LeaderRules};
 use crate::options::{ElasticLevel, Mode, Options};
 use crate::supervisor::{End, Ended, Event};
 use crate::words;
-use fleet_base::{Error, ErrorKind, Result};
-use fleet_net::{Limits, Log, Member, Store, StoreClient, StoreServer, Token, Vigilance};
+use fleet_base::{Error, ErrorCode, ErrorKind, Result};
+use fleet_net::{
+    Cause, Limits, Log, Member, Membership, Notice, Store, StoreClient, StoreServer, Token,
+    Vigilance,
+};
 use fleet_topology::{Endpoint, Role};
 use serde_json::{Value, json};
 use std::cell::RefCell;
-use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -132,7 +136,14 @@ impl Link {
         }
         let hands_over = join.rules.hands_over && join.rules.level > ElasticLevel::Off;
         let id = join.id.clone();
-        let agent = Agent { join, master: master.clone(), token, shared: shared.clone(), events };
+        let agent = Agent {
+            join,
+            master: master.clone(),
+            token,
+            hosts_store: server.is_some(),
+            shared: shared.clone(),
+            events,
+        };
         let agent = spawn("agent", move || agent.run())?;
         Ok(Link { shared, master, id, agent: Some(agent), hands_over, _server: server })
     }
@@ -201,8 +212,8 @@ impl Link {
             End::Interrupted(_) => json!({ "end": "interrupted" }),
             End::Failed(death) => {
                 let is_server = death.role == Role::Server;
-                json!({ "end": "failed", "code": death.code, "report": death.report,
-                    "is_server": is_server })
+                json!({ "end": "failed", "code": death.code, "report": death.elsewhere,
+                    "is_server": is_server, "rank": death.rank, "follows": death.follows })
             }
         };
         self.tell(&format!("result/{generation}/{}", self.id), &value.to_string());
@@ -297,7 +308,10 @@ fn host(join: &Join, token: &Token, log: &Log) -> Result<Option<StoreServer>> {
         }
         (Err(error), _) => return Err(no_answer(&join.master, &error)),
     };
-    serve(listener, token, join.rules.process_silence, log.clone()).map(Some)
+    // Its members are the launchers.
+    let silence = join.rules.silence;
+    let vigilance = Vigilance { grace: MACHINE_GRACE.min(silence / 2), ..vigilance(silence) };
+    serve(listener, token, vigilance, log.clone()).map(Some)
 }
 
 /// Listens at an endpoint. Where its address is not one of this machine's (translated addresses,
@@ -318,17 +332,19 @@ pub(crate) fn listen(at: &Endpoint, log: &Log) -> std::io::Result<TcpListener> {
     }
 }
 
-/// A store whose members are lost after `silence` without a sign of life. Its log has the
-/// connections that it refuses. Of deaths the launcher itself reports.
+/// Members are lost after `silence` without a sign of life.
+pub(crate) fn vigilance(silence: Duration) -> Vigilance {
+    let usual = Vigilance::default();
+    Vigilance { silence, beat: usual.beat.min(silence / BEATS_IN_SILENCE), ..usual }
+}
+
+/// A store. Its log has the connections that it refuses. Of deaths the launcher itself reports.
 pub(crate) fn serve(
     listener: TcpListener,
     token: &Token,
-    silence: Duration,
+    vigilance: Vigilance,
     log: Log,
 ) -> Result<StoreServer> {
-    let usual = Vigilance::default();
-    let beat = usual.beat.min(silence / BEATS_IN_SILENCE);
-    let vigilance = Vigilance { silence, beat, ..usual };
     StoreServer::start_logging(listener, token, vigilance, (log, Log::silent()))
 }
 
@@ -377,7 +393,7 @@ fn lead(
             drop(job_store.take());
             let any = Endpoint::new(&host, 0);
             let listener = listen(&any, &log).map_err(|error| no_answer(&any, &error))?;
-            let server = serve(listener, &token, silence, log.clone())?;
+            let server = serve(listener, &token, vigilance(silence), log.clone())?;
             let endpoint = Endpoint::new(host.clone(), server.address().port());
             job_store.replace(Some(server));
             Ok(endpoint.to_string())
@@ -424,6 +440,8 @@ struct Agent {
     join: Join,
     master: Endpoint,
     token: Token,
+    /// The store is in this process, and so is the leader.
+    hosts_store: bool,
     shared: Arc<Shared>,
     events: Sender<Event>,
 }
@@ -431,15 +449,51 @@ struct Agent {
 impl Agent {
     fn run(self) {
         let followed = match &self.join.etcd {
-            None => {
-                self.connect().and_then(|store| self.follow(&*store, &mut || Ok(true)).map(drop))
-            }
+            None => self.at_master(),
             Some(server) => self.in_etcd(server),
         };
         if let Err(error) = followed {
             self.shared.lock().broken.get_or_insert(error);
         }
         let _ = self.events.send(Event::News);
+    }
+
+    fn at_master(&self) -> Result<()> {
+        let store = self.connect()?;
+        let arrived = self.arrive(&*store)?;
+        // Dropped at the end, which says goodbye: a launcher that is killed says none.
+        let _member = self.join_launchers(&store, arrived)?;
+        self.publish(&*store, arrived)?;
+        self.shared.lock().store = Some(store.clone());
+        self.follow(&*store, &mut || Ok(true)).map(drop)
+    }
+
+    /// Makes this launcher a member of the store, which notices when its connection breaks and is
+    /// not made again. The member's rank is the number of its arrival.
+    fn join_launchers(&self, store: &Arc<StoreClient>, arrived: i64) -> Result<Membership> {
+        let rank = usize::try_from(arrived).map_err(|_| {
+            Error::unavailable("the number of this machine's arrival is invalid").got(arrived)
+        })?;
+        let (shared, events) = (self.shared.clone(), Mutex::new(self.events.clone()));
+        let (master, hosts_store, board) = (self.master.clone(), self.hosts_store, store.clone());
+        let on_notice = move |notice: &Notice| match notice.cause {
+            Cause::StoreLost if !hosts_store => {
+                let error = leader_gone(&master, notice.how.as_deref().unwrap_or("no answer"));
+                shared.lock().broken.get_or_insert(error);
+                // A launcher that ends looks at no more news.
+                let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
+            }
+            Cause::Died if hosts_store => {
+                // Without it the machine is lost by its silence.
+                let key = format!("gone/{}", notice.member.rank);
+                let _ = board.set(&key, b"1", &Limits::within(TELL_TIME));
+            }
+            // The leader sees to silence by the beats of the machines.
+            _ => {}
+        };
+        let member = fleet_net::host::own_member(rank);
+        let limits = Limits::within(CALL_TIME);
+        Membership::join(store.address(), &self.token, LAUNCHERS, member, &limits, on_notice)
     }
 
     fn connect(&self) -> Result<Arc<StoreClient>> {
@@ -450,12 +504,7 @@ impl Agent {
                 return Err(Error::unavailable("the launcher ends"));
             }
             let error = match self.dial() {
-                Ok(store) => {
-                    let store = Arc::new(store);
-                    self.register(&*store)?;
-                    self.shared.lock().store = Some(store.clone());
-                    return Ok(store);
-                }
+                Ok(store) => return Ok(Arc::new(store)),
                 // A wrong secret stays wrong.
                 Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
                 Err(error) => error,
@@ -487,25 +536,29 @@ impl Agent {
             .map_err(|error| Error::unavailable(format!("cannot find the host: {error}")))?;
         let address =
             addresses.next().ok_or_else(|| Error::unavailable("the host has no address"))?;
-        // The plain attempt says at once why nobody can be reached.
-        TcpStream::connect_timeout(&address, DIAL_TIME)
-            .map_err(|error| Error::unavailable(error.to_string()))?;
-        StoreClient::connect(address, &self.token, &Limits::within(DIAL_TIME)).map_err(|error| {
-            match error.kind() {
-                // Something accepts connections, and says nothing.
-                ErrorKind::Unavailable => Error::unavailable(format!(
-                    "something listens there that does not answer as fleetrun does ({})",
-                    error.message()
-                )),
+        let limits = Limits::within(DIAL_TIME);
+        StoreClient::try_connect(address, &self.token, &limits).map_err(|error| {
+            match (error.kind(), error.code()) {
+                (ErrorKind::Unavailable, code) if code != Some(ErrorCode::NotConnected) => {
+                    Error::unavailable(format!(
+                        "something listens there that does not answer as fleetrun does ({})",
+                        error.message()
+                    ))
+                }
                 _ => error,
             }
         })
     }
 
-    fn register(&self, store: &dyn Store) -> Result<()> {
+    /// The number of this machine's arrival.
+    fn arrive(&self, store: &dyn Store) -> Result<i64> {
+        store.add("arrivals", 1, &Limits::within(CALL_TIME))
+    }
+
+    fn publish(&self, store: &dyn Store, arrived: i64) -> Result<()> {
         let limits = Limits::within(CALL_TIME);
         let mut node = self.join.node.clone();
-        node["arrived"] = json!(store.add("arrivals", 1, &limits)?);
+        node["arrived"] = json!(arrived);
         store.set(&format!("beat/{}", self.join.id), b"0", &limits)?;
         store.set(&format!("node/{}", self.join.id), node.to_string().as_bytes(), &limits)
     }
@@ -514,8 +567,9 @@ impl Agent {
     /// false.
     fn follow(&self, store: &dyn Store, tend: &mut dyn FnMut() -> Result<bool>) -> Result<bool> {
         let (mut revision, mut beats, mut beaten) = (0, 0u64, None::<Instant>);
-        let (mut heard, mut known) = (Instant::now(), Vec::new());
-        while !self.quits() {
+        let mut heard = Instant::now();
+        let (mut clock, mut known) = (StoppedClock::new(heard), Vec::new());
+        while !self.quits() && self.shared.lock().broken.is_none() {
             if beaten.is_none_or(|at| at.elapsed() >= BEAT) {
                 beats += 1;
                 beaten = Some(Instant::now());
@@ -526,9 +580,15 @@ impl Agent {
                 // A beat that fails is seen by the watch below.
                 let _ = store.set(&key, beats.to_string().as_bytes(), &Limits::within(BEAT));
             }
-            match store.watch("plan", revision, &Limits::within(WATCH)) {
+            let watched = store.watch("plan", revision, &Limits::within(WATCH));
+            let now = Instant::now();
+            // The leader may have been stopped with this machine. An etcd may be slow.
+            if clock.look(now).is_some() && self.join.etcd.is_none() {
+                heard = now;
+            }
+            match watched {
                 Ok(changes) => {
-                    heard = Instant::now();
+                    heard = now;
                     revision = changes.revision;
                     for value in changes.changes.into_iter().filter_map(|it| it.value) {
                         if value != known {
@@ -540,15 +600,12 @@ impl Agent {
                 Err(error) if heard.elapsed() >= self.join.rules.silence => {
                     let silence = words::seconds(self.join.rules.silence);
                     return Err(match &self.join.etcd {
-                        None => Error::unavailable(format!(
-                            "the machine that leads the job, at {}, is gone",
-                            self.master
-                        )),
+                        None => leader_gone(&self.master, error.message()),
                         Some(server) => Error::unavailable(format!(
                             "etcd at {server} has not answered for {silence}"
-                        )),
-                    }
-                    .got(error.message()));
+                        ))
+                        .got(error.message()),
+                    });
                 }
                 Err(_) => std::thread::sleep(RETRY_DELAY),
             }
@@ -576,8 +633,11 @@ impl Agent {
         let ttl = rules.silence * RUN_SILENCES;
         let mut said = None::<Instant>;
         while !self.quits() {
-            let entered = EtcdStore::open(server, &self.join.job_id, &self.join.id, ttl)
-                .and_then(|store| self.register(&store).map(|()| store));
+            let entered =
+                EtcdStore::open(server, &self.join.job_id, &self.join.id, ttl).and_then(|store| {
+                    self.publish(&store, self.arrive(&store)?)?;
+                    Ok(store)
+                });
             let error = match entered {
                 Ok(store) => {
                     self.shared.lock().store = Some(Arc::new(store.clone()));
@@ -678,6 +738,11 @@ impl Tender<'_> {
         agent.shared.lock().leader = Some(leader);
         Ok(())
     }
+}
+
+/// The error of a job whose leader is lost.
+fn leader_gone(master: &Endpoint, why: &str) -> Error {
+    Error::unavailable(format!("the machine that leads the job, at {master}, is gone")).got(why)
 }
 
 fn parse(bytes: &[u8]) -> Option<Plan> {
@@ -800,6 +865,10 @@ const BEAT: Duration = Duration::from_secs(1);
 const WATCH: Duration = Duration::from_millis(400);
 /// A run in etcd outlives the silence of all its machines so many times, so that another can lead.
 const RUN_SILENCES: u32 = 3;
+/// The group of the launchers at the store of the meeting.
+const LAUNCHERS: &str = "launchers";
+/// A launcher whose connection broke can make it again within this; then its machine is lost.
+const MACHINE_GRACE: Duration = Duration::from_secs(2);
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 const SAY_PERIOD: Duration = Duration::from_secs(5);
 const DIAL_TIME: Duration = Duration::from_secs(2);

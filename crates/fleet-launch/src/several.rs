@@ -4,7 +4,7 @@
 //! which says everything but the ports, at the first host. Or they meet in an etcd (`etcd/`), which
 //! none of them hosts.
 
-use crate::cluster::{self, Cluster, Place};
+use crate::cluster::{self, Cluster, Place, Run};
 use crate::job::{Attempts, random_hex};
 use crate::leader::LeaderRules;
 use crate::link::{self, Hosting, Join, Link, Plan};
@@ -12,6 +12,7 @@ use crate::machine::Machine;
 use crate::options::{ElasticLevel, Mode, Nodes, Options, Who, check_port};
 use crate::ports::Ports;
 use crate::supervisor::{Death, End, Ended, Event};
+use crate::terms;
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Role, names};
 use serde_json::Value;
@@ -103,6 +104,9 @@ fn listed_meeting(options: &Options, cluster: Cluster) -> Result<Meeting> {
     let gloo = cluster.gloo_http.as_ref().map_or(0, |endpoint| endpoint.port);
     let mut node = link::describe(&host, Some(cluster.node), &workers, &servers, gloo);
     node["ports"] = of(cluster.node).map(|place| place.endpoint.port).collect();
+    let workers = cluster.workers.iter().enumerate();
+    node["ranks"] =
+        workers.filter(|(_, it)| it.node == cluster.node).map(|(rank, _)| rank).collect();
     Ok(Meeting {
         master,
         hosting: if cluster.node == 0 { Hosting::Always } else { Hosting::Never },
@@ -202,32 +206,48 @@ enum Next {
     Broken(Error),
 }
 
+impl Meeting {
+    fn join(&self, id: &str, run: &Run, rules: LeaderRules) -> Result<Join> {
+        Ok(Join {
+            master: self.master.clone(),
+            hosting: self.hosting,
+            etcd: self.is_etcd.then(|| self.master.clone()),
+            id: id.to_string(),
+            job_id: run.job_id.clone(),
+            node: self.node.clone(),
+            host: self.host.clone(),
+            token: run.token.clone().ok_or_else(|| Error::internal("no token"))?,
+            rules,
+        })
+    }
+
+    /// Why this machine cannot take part in a job that runs.
+    fn refusal(&self, nodes: &[Value]) -> Option<Error> {
+        let first = nodes.first()?;
+        let host = first["host"].as_str().unwrap_or("unknown");
+        let own = (self.host.as_str(), &self.node["terms"]);
+        terms::difference((host, &first["terms"]), own)
+    }
+}
+
 impl Attempts<'_> {
     /// Follows the leader's plan until the job is over.
-    pub fn several(&mut self, meeting: Meeting, sender: Sender<Event>) -> Result<u8> {
+    pub fn several(&mut self, mut meeting: Meeting, sender: Sender<Event>) -> Result<u8> {
         let id = random_hex(8)?;
-        let token = self.run.token.clone().ok_or_else(|| Error::internal("no token"))?;
-        let join = Join {
-            master: meeting.master.clone(),
-            hosting: meeting.hosting,
-            etcd: meeting.is_etcd.then(|| meeting.master.clone()),
-            id: id.clone(),
-            job_id: self.run.job_id.clone(),
-            node: meeting.node.clone(),
-            host: meeting.host.clone(),
-            token,
-            rules: LeaderRules {
-                hosts: meeting.known.as_ref().map_or(Vec::new(), Cluster::hosts),
-                hands_over: meeting.is_etcd,
-                ..self.leader_rules(meeting.nodes)?
-            },
+        let rules = LeaderRules {
+            hosts: meeting.known.as_ref().map_or(Vec::new(), Cluster::hosts),
+            hands_over: meeting.is_etcd,
+            ..self.leader_rules(meeting.nodes)?
         };
-        let link = Link::join(join, sender)?;
+        let options = &self.job.options;
+        meeting.node["terms"] =
+            terms::terms(options.mode, meeting.nodes, rules.level, &options.job_id);
+        let link = Link::join(meeting.join(&id, &self.run, rules)?, sender)?;
         // Scripts find each other at the store.
         self.run.master = (!meeting.is_etcd).then(|| link.master().clone());
         let (mut done, mut is_failure_said) = (None, false);
         loop {
-            match self.next(&link, done, &id) {
+            match self.next(&link, done, (&id, &meeting)) {
                 Next::Run { generation, nodes, store } => {
                     done = Some(generation);
                     self.run.store = Some(store);
@@ -239,7 +259,8 @@ impl Attempts<'_> {
                     let end = self.generation(cluster, &meeting.host, &link, generation);
                     link.report(generation, &end);
                     is_failure_said = match &end {
-                        End::Failed(_) => true,
+                        // A consequence has been shown as such.
+                        End::Failed(death) => death.follows.is_none(),
                         End::Finished(lost) => !lost.is_empty(),
                         End::Interrupted(_) | End::Ordered(_) => false,
                     };
@@ -254,8 +275,10 @@ impl Attempts<'_> {
                         return Ok(self.done(&[]));
                     }
                     // A worker that left with code 0 is a failure only where others need it.
-                    if culprit != id || !is_failure_said {
-                        self.console.error(&reason);
+                    match culprit == id {
+                        false => self.console.error(&reason),
+                        true if is_failure_said => {}
+                        true => self.console.error(reason.lines().next().unwrap_or_default()),
                     }
                     return Ok(code);
                 }
@@ -287,7 +310,9 @@ impl Attempts<'_> {
                 self.console.say(&format!("fleetrun: {line}"));
             }
             let end = self.one(&cluster, Some((link, generation)), &tell)?;
-            if let End::Failed(death) = &end {
+            if let End::Failed(death) = &end
+                && death.follows.is_none()
+            {
                 self.abort_line(death, &cluster);
             }
             Ok(end)
@@ -295,7 +320,15 @@ impl Attempts<'_> {
         let end = end.unwrap_or_else(|error| {
             self.console.error(&error.to_string());
             let report = format!("machine {host} could not start: {error}");
-            End::Failed(Death { role: Role::Worker, rank: 0, report, code: 1 })
+            let elsewhere = report.clone();
+            End::Failed(Death {
+                role: Role::Worker,
+                rank: 0,
+                report,
+                elsewhere,
+                code: 1,
+                follows: None,
+            })
         });
         if matches!(end, End::Finished(_)) {
             self.console.debug("the processes of this machine are done; waiting for the others");
@@ -304,7 +337,7 @@ impl Attempts<'_> {
     }
 
     /// Waits for the plan to say something new.
-    fn next(&mut self, link: &Link, done: Option<u64>, id: &str) -> Next {
+    fn next(&mut self, link: &Link, done: Option<u64>, (id, own): (&str, &Meeting)) -> Next {
         let mut is_full_said = false;
         loop {
             for line in link.take_said() {
@@ -319,6 +352,9 @@ impl Attempts<'_> {
                 {
                     if nodes.iter().any(|node| node["id"] == id) {
                         return Next::Run { generation, nodes, store };
+                    }
+                    if let Some(error) = own.refusal(&nodes) {
+                        return Next::Broken(error);
                     }
                     if !std::mem::replace(&mut is_full_said, true) {
                         self.console.say("fleetrun: the job has as many machines as it takes; waiting for a place");

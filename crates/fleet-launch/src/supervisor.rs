@@ -4,7 +4,7 @@
 //! One thread, woken by signals, by the other machines and by a tick. Whatever it decides it
 //! decides in [`Supervisor::run`]; what it does to children is in the functions below.
 
-use crate::child::Child;
+use crate::child::{self, Child};
 use crate::cluster::{FIRST_LOG, Process};
 use crate::console::Console;
 use crate::guard::{self, Guard};
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions};
 use signal_hook::consts::SIGCHLD;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -49,13 +49,23 @@ pub struct Death {
     pub rank: usize,
     /// What happened, and the last lines of its log.
     pub report: String,
+    /// The same for the terminals of other machines, which have shown nothing of the log.
+    pub elsewhere: String,
     pub code: u8,
+    /// The worker of another machine that it reports as the cause of its failure.
+    pub follows: Option<usize>,
 }
 
 impl Death {
     /// What happened, without the log.
     pub fn line(&self) -> &str {
         self.report.lines().next().unwrap_or_default()
+    }
+
+    /// Adds lines to the report.
+    pub fn add(&mut self, lines: &str) {
+        self.report += lines;
+        self.elsewhere += lines;
     }
 }
 
@@ -68,8 +78,8 @@ pub struct Ended {
     pub how: String,
     /// As shells count.
     pub code: u8,
-    /// It reports that it failed because another worker did.
-    pub follows: bool,
+    /// The other worker that it reports as the cause of its failure.
+    pub follows: Option<usize>,
 }
 
 /// What the supervisor keeps to.
@@ -84,8 +94,6 @@ pub struct Rules {
     pub follow: Follow,
     pub log_dir: PathBuf,
     pub new_logs: bool,
-    /// Where the first worker says how far it is, when somebody sees it.
-    pub progress: Option<PathBuf>,
 }
 
 pub struct Supervisor<'a> {
@@ -177,7 +185,11 @@ impl<'a> Supervisor<'a> {
             // At once: stopping the others may take a while.
             self.show_logs();
             self.console.flush_partial();
-            self.console.error(&death.report);
+            match death.follows {
+                // The leader finds the cause, which every machine then shows as the error.
+                Some(_) => self.console.warn(&death.report),
+                None => self.console.error(&death.report),
+            }
         }
         if let Ok(End::Ordered(reason)) = &end {
             let first = reason.lines().next().unwrap_or_default();
@@ -302,6 +314,9 @@ impl<'a> Supervisor<'a> {
                 Err(Errno::CHILD) => (None, LOST_STATUS),
                 Ok(None) | Err(_) => break,
             };
+            if pid == Some(self.guard.pid()) {
+                self.replace_guard(ExitStatus::from_raw(status));
+            }
             for (index, child) in self.children.iter_mut().enumerate() {
                 if child.is_running() && pid.is_none_or(|pid| pid == child.pid()) {
                     child.ended = Some(ExitStatus::from_raw(status));
@@ -318,6 +333,20 @@ impl<'a> Supervisor<'a> {
             self.guard.remove(self.children[*index].pid());
         }
         ended
+    }
+
+    /// Starts another guard, or says what does not hold without one.
+    fn replace_guard(&mut self, status: ExitStatus) {
+        let how = format!("the guard of this launch (pid {})", self.guard.pid());
+        let how = format!("{how} {}", child::describe(status));
+        self.console.warn(&match self.guard.replace() {
+            Ok(()) => format!("{how}; another one was started (pid {})", self.guard.pid()),
+            Err(error) => format!(
+                "{how}, and there is no other one ({}): if fleetrun is killed, what its processes \
+                 have started may run on",
+                error.message()
+            ),
+        });
     }
 
     fn restart_due(&mut self) -> Result<()> {
@@ -479,10 +508,29 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// What the first worker says of how far it is.
+    /// Shows the log of the next worker where the one that is shown is lost and the job goes on.
+    pub(crate) fn follow_next(&mut self, lost: usize) {
+        let key = |child: &Child| (child.process.role, child.process.rank);
+        let lost = key(&self.children[lost]);
+        let is_shown = self.followers.iter().any(|(role, rank, _)| (*role, *rank) == lost);
+        let mut running = self.children.iter().filter(|child| child.is_running());
+        let next = running.find(|child| child.process.role == Role::Worker);
+        let Some(next) = next.filter(|_| self.rules.follow == Follow::First && is_shown) else {
+            return;
+        };
+        let (role, rank) = key(next);
+        let from = std::fs::metadata(&next.log).map_or(0, |found| found.len());
+        self.followers.push((role, rank, Follower::new(&next.log, from)));
+        let line = format!("{} is shown from here on", next.log.display());
+        self.console.say(&format!("fleetrun: {line}"));
+    }
+
+    /// How far the first worker is that runs, as it reports.
     fn progress(&self) -> Option<String> {
         use std::io::Read;
-        let file = fleet_base::input::open_now(self.rules.progress.as_ref()?).ok()?;
+        let mut running = self.children.iter().filter(|child| child.is_running());
+        let path = running.find_map(|child| child.process.variable(names::FLEET_PROGRESS))?;
+        let file = fleet_base::input::open_now(Path::new(path)).ok()?;
         let mut bytes = Vec::new();
         file.take(PROGRESS_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         one_line(&String::from_utf8_lossy(&bytes))

@@ -28,7 +28,9 @@
 use crate::frame::{FrameHeader, FrameReader};
 use crate::handshake::{Hello, Purpose, connect_and_handshake};
 use crate::host;
-use crate::registry::{FailureCause, FailureNotice, Vigilance, put_member, take_member};
+use crate::registry::{
+    FailureCause, FailureNotice, Vigilance, heard_while_running, put_member, take_member,
+};
 use crate::socket::{self, Waker, poll, retry};
 use crate::stream::Stream;
 use crate::token::random;
@@ -269,6 +271,7 @@ impl HeartbeatThread {
     fn heartbeat(&self, stream: &Stream, last_heard: &mut Time) -> Result<()> {
         let mut reader = FrameReader::new(MEMBER_BYTES_MAX);
         let mut beat_next = Time::now();
+        let mut checked = beat_next;
         let mut reported = 0;
         loop {
             let (reports, exit) = {
@@ -285,6 +288,8 @@ impl HeartbeatThread {
                 None => {}
             }
             let now = Time::now();
+            *last_heard = heard_while_running(*last_heard, checked, now, self.vigilance.silence);
+            checked = now;
             if now >= beat_next {
                 self.send(stream, HEARTBEAT, &[])?;
                 beat_next = now.plus(self.vigilance.beat);

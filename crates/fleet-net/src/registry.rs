@@ -145,6 +145,8 @@ pub(crate) type MemberId = (String, usize);
 pub(crate) struct Registry {
     vigilance: Vigilance,
     members: BTreeMap<MemberId, Entry>,
+    /// Time of the last check.
+    checked: Option<Time>,
 }
 
 struct Entry {
@@ -168,7 +170,7 @@ const MEMBERS_MAX: usize = 1 << 20;
 
 impl Registry {
     pub(crate) fn new(vigilance: Vigilance) -> Registry {
-        Registry { vigilance, members: BTreeMap::new() }
+        Registry { vigilance, members: BTreeMap::new(), checked: None }
     }
 
     /// Joins as a member, for the first time or again. If another process had this rank and was
@@ -256,6 +258,14 @@ impl Registry {
 
     /// Returns members that have failed by now, with their groups, and the time of the next check.
     pub(crate) fn check(&mut self, now: Time) -> (Vec<(String, FailureNotice)>, Option<Time>) {
+        let checked = self.checked.replace(now).unwrap_or(now);
+        for entry in self.members.values_mut() {
+            let silence = self.vigilance.silence;
+            entry.last_heartbeat = heard_while_running(entry.last_heartbeat, checked, now, silence);
+            if let State::Lost { since } = &mut entry.state {
+                *since = heard_while_running(*since, checked, now, silence);
+            }
+        }
         let mut notices = Vec::new();
         let mut next: Option<Time> = None;
         for ((group, _), entry) in &mut self.members {
@@ -289,6 +299,23 @@ impl Registry {
 
     fn entry(&mut self, id: &MemberId, session: u64) -> Option<&mut Entry> {
         self.members.get_mut(id).filter(|entry| entry.session == session)
+    }
+}
+
+/// Returns the time of a member's last heartbeat, moved forward by a gap in which this process itself
+/// did not run. After SIGSTOP, heartbeats that arrived meanwhile have not been read yet. A running
+/// process checks its clock once per heartbeat interval; `checked` is the last check.
+pub(crate) fn heard_while_running(
+    heard: Time,
+    checked: Time,
+    now: Time,
+    silence: Duration,
+) -> Time {
+    let gap = now.since(checked);
+    // Shorter gaps are due to load and cannot cause a timeout.
+    match gap >= silence / 2 {
+        true => heard.plus(gap).min(now),
+        false => heard,
     }
 }
 
@@ -367,6 +394,26 @@ mod tests {
         let (_, notice) = &notices[0];
         assert_eq!((notice.member.rank, notice.cause), (1, FailureCause::Unresponsive));
         assert_eq!(FailureNotice::decode(&notice.encode()).unwrap(), *notice);
+    }
+
+    #[test]
+    fn time_in_which_the_host_is_stopped_is_no_silence() {
+        let mut registry = registry();
+        registry.check(at(500));
+        // Its members were stopped, too, or their heartbeats have not been read yet.
+        let (notices, next) = registry.check(at(60_000));
+        assert_eq!((notices.len(), next), (0, Some(at(89_500))));
+        registry.heartbeat(&id(0), 7, at(61_000));
+        for second in 61..89 {
+            assert!(registry.check(at(second * 1000)).0.is_empty(), "after {second} s");
+        }
+        let (notices, _) = registry.check(at(89_500));
+        assert_eq!(notices.len(), 1, "a member that sends nothing afterwards is silent");
+        assert_eq!(notices[0].1.member.rank, 1);
+        // A connection that broke during the stop is not a death, either.
+        registry.connection_lost(&id(0), 7, at(89_600));
+        assert!(registry.check(at(160_000)).0.is_empty());
+        assert_eq!(registry.check(at(161_000)).0[0].1.cause, FailureCause::Died);
     }
 
     #[test]

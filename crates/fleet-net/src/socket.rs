@@ -59,6 +59,7 @@ pub fn tcp_socket(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
 pub(crate) fn connect(address: SocketAddr, limits: &Limits) -> Result<TcpStream> {
     let cannot = |error: &dyn std::fmt::Display| {
         Error::unavailable(format!("cannot connect to {address}: {error}"))
+            .with_code(ErrorCode::NotConnected)
     };
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,

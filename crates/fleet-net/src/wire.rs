@@ -179,11 +179,12 @@ const KINDS: [Kind; 6] = [
 ];
 
 /// Codes by their numbers in messages, which start at 1: 0 means no code.
-const CODES: [ErrorCode; 4] = [
+const CODES: [ErrorCode; 5] = [
     ErrorCode::ConnectionClosed,
     ErrorCode::ConnectionLost,
     ErrorCode::KeysMissing,
     ErrorCode::Deadlock,
+    ErrorCode::NotConnected,
 ];
 
 const NO_CULPRIT: u32 = u32::MAX;

@@ -72,6 +72,25 @@ fn a_terminal_that_can_draw_nothing() {
 }
 
 #[test]
+fn the_line_of_progress_is_that_of_the_first_worker_that_runs() {
+    let script = "[ $TRAINING_ROLE = PSERVER ] && sleep 600\n: > $FLEET_EXPENDABLE\n\
+                  printf \"[==  ] of $PADDLE_TRAINER_ID\" > $FLEET_PROGRESS\n\
+                  [ $PADDLE_TRAINER_ID = 0 ] && { until [ -e end ]; do sleep 0.05; done\n\
+                  exit 3; }\n\
+                  until [ -e go ]; do sleep 0.05; done";
+    let place = Place::new("drawn/lost", script);
+    let mut command = place.command("--server_num 1 --worker_num 2 job.py");
+    let terminal = Terminal::start(command.env("TERM", "xterm"), 100).unwrap();
+    let drawn = |part: &str| String::from_utf8_lossy(&terminal.bytes()).contains(part);
+    until("the line of worker 0", || drawn("[==  ] of 0"));
+    assert!(!drawn("[==  ] of 1"));
+    std::fs::write(place.path("end"), "").unwrap();
+    until("the line of worker 1", || drawn("[==  ] of 1"));
+    std::fs::write(place.path("go"), "").unwrap();
+    terminal.finish().unwrap();
+}
+
+#[test]
 fn a_terminal_that_becomes_narrow() {
     let place = Place::new("drawn/resized", SCRIPT);
     let mut command = place.command("job.py");

@@ -40,6 +40,10 @@ fn a_signal_has_its_name() {
     let place = Place::new("sigkill", "kill -s KILL $$; sleep 600");
     // The report of memory depends on whether the kernel gives a reason.
     place.run("job.py").check(137, &["was killed by SIGKILL (9)"]);
+    let place = Place::new("cpu_limit", "kill -s XCPU $$; sleep 600");
+    place
+        .run("job.py")
+        .check(152, &["was killed by SIGXCPU (24", "its limit of CPU time (ulimit -t)"]);
 }
 
 /// A stopped process receives SIGTERM once it continues, so the launcher need not wait long.

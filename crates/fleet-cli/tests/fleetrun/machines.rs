@@ -13,9 +13,13 @@ pub struct Machine {
 
 impl Machine {
     pub fn start(name: &str, script: &str, line: &str, token: &str) -> Machine {
+        Machine::start_with(name, script, line, &[("FLEET_TOKEN", token)])
+    }
+
+    fn start_with(name: &str, script: &str, line: &str, env: &[(&str, &str)]) -> Machine {
         let place = Place::new(name, script);
         let mut command = place.command(line);
-        command.env("FLEET_TOKEN", token).env("PADDLE_ELASTIC_TTL", "2");
+        command.env("PADDLE_ELASTIC_TTL", "2").envs(env.iter().copied());
         let file = |name: &str| std::fs::File::create(place.path(name)).unwrap();
         command.stdout(Stdio::null()).stderr(file("said"));
         let child = command.spawn().unwrap();
@@ -52,10 +56,26 @@ impl Machine {
 
 /// Two machines that meet at a port of the system.
 pub fn pair(name: &str, script: &str, line: &str) -> (Machine, Machine) {
-    let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {line}");
-    let first = Machine::start(&format!("{name}/a"), script, &first, TOKEN);
-    let second = format!("--master {} --host 127.0.0.2 {line}", first.master());
-    let second = Machine::start(&format!("{name}/b"), script, &second, TOKEN);
+    pair_of(name, script, [line, line], &[("FLEET_TOKEN", TOKEN)])
+}
+
+/// The same with a line for each.
+fn pair_of(name: &str, script: &str, lines: [&str; 2], env: &[(&str, &str)]) -> (Machine, Machine) {
+    let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {}", lines[0]);
+    let first = Machine::start_with(&format!("{name}/a"), script, &first, env);
+    let second = format!("--master {} --host 127.0.0.2 {}", first.master(), lines[1]);
+    let second = Machine::start_with(&format!("{name}/b"), script, &second, env);
+    (first, second)
+}
+
+/// Two machines that train, where silence takes long, so that a closed connection is what is
+/// noticed.
+fn training_pair(name: &str) -> (Machine, Machine) {
+    let line = "--nnodes 2 demo:lenet --samples 100000000 --threads 1";
+    let env = [("FLEET_TOKEN", TOKEN), ("PADDLE_ELASTIC_TTL", "60")];
+    let (first, second) = pair_of(name, "", [line, line], &env);
+    let step = |machine: &Machine| machine.place.read("log/workerlog.0").contains("batches of 32");
+    until("both at work", || step(&first) && step(&second));
     (first, second)
 }
 
@@ -72,13 +92,57 @@ fn machines_meet_and_number_their_workers() {
     assert!(other.starts_with("3 of 4 at 127.0.0.2:"), "{other}");
     let all = |line: &str| line.rsplit(' ').next().map(str::to_string);
     assert_eq!(all(&line), all(&other), "all have the same endpoints");
+    for place in [first, second] {
+        let said = place.read("said");
+        assert!(!said.contains("dropped a connection"), "{said}");
+    }
+}
+
+#[test]
+fn machines_of_two_modes_refuse_each_other() {
+    let lines = ["--nnodes 2 job.py", "--nnodes 2 --server_num 1 --worker_num 1 job.py"];
+    let (first, second) = pair_of("meet_modes", WHO, lines, &[("FLEET_TOKEN", TOKEN)]);
+    for machine in [first, second] {
+        let place = machine.check(
+            2,
+            &[
+                "error: the machines of the job were started differently: ",
+                "the mode is collective on 127.0.0.1 and ps on 127.0.0.2",
+                "help: give every machine the flags of one mode",
+            ],
+        );
+        assert!(!place.path("log/workerlog.0").exists(), "nothing was started");
+    }
+}
+
+/// The job runs on; only the machine that comes later is refused.
+#[test]
+fn a_machine_that_does_not_fit_to_a_running_job_is_refused_alone() {
+    let line = "--nnodes 1:2 --elastic_timeout 0.2 --stop_timeout 5";
+    let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {line} job.py");
+    let first = Machine::start("misfit/a", ELASTIC, &first, TOKEN);
+    until("a start alone", || first.place.path("up.0.0.of.1").exists());
+    let second =
+        format!("--master {} --host 127.0.0.2 {line} --worker_num 1 job.py", first.master());
+    Machine::start("misfit/b", ELASTIC, &second, TOKEN)
+        .check(2, &["the mode is collective on 127.0.0.1 and ps on 127.0.0.2"]);
+    std::fs::write(first.place.path("go"), "").unwrap();
+    let first = first.check(0, &["done in"]);
+    assert!(!first.path("up.1.0.of.1").exists(), "it was not started again");
 }
 
 #[test]
 fn a_death_on_one_machine_ends_the_job_on_all() {
     let script = "[ $PADDLE_TRAINER_ID = 1 ] && { echo oh no; exit 7; }\nsleep 600";
     let (first, second) = pair("meet_death", script, "--nnodes 2 job.py");
-    first.check(7, &["error: worker 1 on 127.0.0.2 (pid ", "exited with code 7", "| oh no"]);
+    first.check(
+        7,
+        &[
+            "error: worker 1 on 127.0.0.2 (pid ",
+            "exited with code 7",
+            "the end of log/workerlog.0 on 127.0.0.2:\n  | oh no",
+        ],
+    );
     second.check(7, &["error: worker 1 on 127.0.0.2 (pid ", "ABORT!!! Out of all 2 trainers"]);
 }
 
@@ -293,7 +357,7 @@ fn machines_come_and_go() {
         0,
         &[
             "machine 127.0.0.2 has come",
-            "machine 127.0.0.2 has given no sign of life for 2 s",
+            "machine 127.0.0.2 is lost: ",
             "machine 127.0.0.2 was stopped by its user",
             "start 4: 1 worker on 1 machine, this one is number 0",
         ],
@@ -313,7 +377,7 @@ fn a_fixed_number_waits_for_another_machine() {
     for machine in [&first, &third] {
         std::fs::write(machine.place.path("go"), "").unwrap();
     }
-    first.check(0, &["has given no sign of life"]);
+    first.check(0, &["machine 127.0.0.2 is lost: "]);
     third.check(0, &[]);
 }
 
@@ -334,16 +398,38 @@ fn the_end_of_the_leader_is_the_end_of_the_job() {
 /// Workers of other machines fail by that death, often before anybody has said what it was.
 #[test]
 fn who_was_killed_gives_all_machines_their_code() {
-    let line = "--nnodes 2 demo:lenet --samples 100000000 --threads 1";
-    let (first, second) = pair("notice", "", line);
-    let step = |machine: &Machine| machine.place.read("log/workerlog.0").contains("batches of 32");
-    until("both at work", || step(&first) && step(&second));
+    let (first, second) = training_pair("notice");
     let folder = second.place.folder.canonicalize().unwrap();
     let of_second = || crate::demos::worker(1, &folder);
     until("the second worker", || of_second().is_some());
     signal(of_second().unwrap(), "KILL");
-    first.check(137, &["error: worker 1 on 127.0.0.2 (pid ", "SIGKILL (9)"]);
+    let first = first.check(137, &["error: worker 1 on 127.0.0.2 (pid ", "SIGKILL (9)"]);
+    assert!(!first.read("said").contains("error: worker 0"), "{}", first.read("said"));
     second.check(137, &["error: worker 1 on 127.0.0.2 (pid "]);
+}
+
+/// Workers that wait for those of a lost machine fail first; the machine is the cause.
+#[test]
+fn a_machine_whose_launcher_is_killed_is_lost() {
+    let (first, mut second) = training_pair("launcher_killed");
+    second.child.kill().unwrap();
+    second.child.wait().unwrap();
+    let lost = "error: machine 127.0.0.2 is lost: the connection to its launcher broke";
+    let first = first.check(1, &[lost]);
+    let said = first.read("said");
+    assert!(!said.contains("error: worker"), "{said}");
+    let folder = second.place.folder.canonicalize().unwrap();
+    until("the end of its worker", || crate::demos::worker(1, &folder).is_none());
+}
+
+#[test]
+fn the_loss_of_the_leader_is_noticed_by_its_connection() {
+    let (mut first, second) = training_pair("leader_killed");
+    first.child.kill().unwrap();
+    first.child.wait().unwrap();
+    let second = second.check(1, &["error: the machine that leads the job, at 127.0.0.1:"]);
+    let said = second.read("said");
+    assert!(said.contains("is gone") && !said.contains("error: worker"), "{said}");
 }
 
 /// The servers have finished on the other machine, which its launcher learns from the leader.

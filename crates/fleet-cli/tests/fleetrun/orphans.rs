@@ -80,6 +80,37 @@ fn kill_9_of_the_launcher_and_its_guard() {
     });
 }
 
+/// The guard of a launcher can be killed, too: nothing depends on one alone.
+#[test]
+fn another_guard_follows_one_that_is_killed() {
+    let place = Place::new("guards", "touch up; until [ -e go ]; do sleep 0.05; done");
+    let child = place.start("job.py");
+    until("the start", || place.path("up").exists());
+    let guard = || {
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.find(|pid| crate::parent(*pid) == Some(child.id()) && is_guard(*pid))
+    };
+    until("a guard", || guard().is_some());
+    let first = guard().unwrap();
+    signal(first, "KILL");
+    until("another guard", || guard().is_some_and(|pid| pid != first));
+    std::fs::write(place.path("go"), "").unwrap();
+    let said = Said::new(child.wait_with_output().unwrap());
+    said.check(
+        0,
+        &[&format!(
+            "warning: the guard of this launch (pid {first}) was killed by SIGKILL (9); another \
+             one was started"
+        )],
+    );
+}
+
+fn is_guard(pid: u32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).any(|word| word == b"__guard")
+}
+
 /// Dropping a [`Place`] ends its job, even if the test failed.
 #[test]
 fn a_test_that_fails_ends_its_job() {

@@ -126,6 +126,39 @@ fn others_go_on_without_a_worker_that_said_they_can() {
     assert_eq!(said.out, "went on\n");
 }
 
+/// The log that is shown is that of a worker which runs.
+#[test]
+fn the_next_log_is_shown_when_the_first_worker_is_lost() {
+    let script = "[ $TRAINING_ROLE = PSERVER ] && sleep 600\n: > $FLEET_EXPENDABLE\n\
+                  echo hello from $PADDLE_TRAINER_ID; [ $PADDLE_TRAINER_ID = 0 ] && exit 3\n\
+                  until [ -e go ]; do sleep 0.05; done; echo went on";
+    let place = Place::new("worker_lost_first", script);
+    let file = |name: &str| std::fs::File::create(place.path(name)).unwrap();
+    let mut command = place.command("--server_num 1 --worker_num 2 job.py");
+    let mut child = command.stdout(file("out")).stderr(file("said")).spawn().unwrap();
+    let line = "fleetrun: log/workerlog.1 is shown from here on\n";
+    crate::until("another log", || place.read("said").contains(line));
+    std::fs::write(place.path("go"), "").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(3), "{}", place.read("said"));
+    let out = place.read("out");
+    assert!(out.starts_with("hello from 0\n") && out.ends_with("went on\n"), "{out}");
+}
+
+/// A worker that does not use Fleet does nothing wrong by running on.
+#[test]
+fn a_plain_worker_that_is_left_over_is_ended_with_the_reason() {
+    let script = "[ $TRAINING_ROLE = PSERVER ] && exit 0; sleep 600";
+    let place = Place::new("left_over_plain", script);
+    place.run("--server_num 1 --worker_num 1 --leave_timeout 0.5 job.py").check(
+        124,
+        &[
+            "error: worker 0 on 127.0.0.1 (pid ",
+            " still runs and was left over for 0.5 s when its job was done: all servers had exited",
+            "help: --leave_timeout SECONDS gives it more time",
+        ],
+    );
+}
+
 #[test]
 fn heterogeneous_jobs_have_their_logs() {
     let script =

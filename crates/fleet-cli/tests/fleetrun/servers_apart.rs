@@ -81,6 +81,6 @@ fn a_job_ends_with_a_machine() {
     until("the first machine's worker", || first.place.read("log/workerlog.0").contains("async, "));
     second.child.kill().unwrap();
     second.child.wait().unwrap();
-    first.check(1, &["machine 127.0.0.2 has given no sign of life"]);
+    first.check(1, &["error: machine 127.0.0.2 is lost: "]);
     until("the end of its processes", || process_with("TRAINING_ROLE=PSERVER", &own).is_none());
 }

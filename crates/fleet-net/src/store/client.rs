@@ -52,14 +52,39 @@ const ANSWER_GRACE: Duration = Duration::from_secs(2);
 impl StoreClient {
     /// Connects; until the deadline, it retries while the server is not listening yet.
     pub fn connect(address: SocketAddr, token: &Token, limits: &Limits) -> Result<StoreClient> {
+        StoreClient::connected(address, token, |client| {
+            retry(limits, |limits| client.connect_once(limits))
+        })
+    }
+
+    /// Connects in one attempt. If no process accepts the connection, the error has the code
+    /// [`ErrorCode::NotConnected`].
+    ///
+    /// ```
+    /// use fleet_base::ErrorCode;
+    /// use fleet_net::{Limits, StoreClient, Token};
+    /// use std::time::Duration;
+    /// let (token, limits) = (Token::generate()?, Limits::within(Duration::from_secs(60)));
+    /// let error = StoreClient::try_connect("127.0.0.1:1".parse().unwrap(), &token, &limits);
+    /// assert_eq!(error.err().and_then(|error| error.code()), Some(ErrorCode::NotConnected));
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn try_connect(address: SocketAddr, token: &Token, limits: &Limits) -> Result<StoreClient> {
+        StoreClient::connected(address, token, |client| client.connect_once(limits))
+    }
+
+    fn connected(
+        address: SocketAddr,
+        token: &Token,
+        connect: impl FnOnce(&StoreClient) -> Result<Connection>,
+    ) -> Result<StoreClient> {
         let client = StoreClient {
             address,
             token: token.clone(),
             id: u64::from_le_bytes(random()?),
             state: Mutex::default(),
         };
-        let connection =
-            retry(limits, |limits| client.connect_once(limits)).map_err(|e| client.located(e))?;
+        let connection = connect(&client).map_err(|error| client.located(error))?;
         client.lock().idle.push(connection);
         Ok(client)
     }

@@ -228,7 +228,7 @@ impl Fleet {
             _ => PublishedStrategy::new(self, job, &self.job_token()?),
         };
         let worker = Worker::start(servers, programs, job, options, communication)
-            .map_err(|error| error.at(format!("worker {}", self.topology().rank())))?;
+            .map_err(|error| at_worker(error, self.topology().rank()))?;
         if let Some(published) = published {
             published.compare()?;
         }
@@ -354,9 +354,25 @@ impl Server {
     }
 }
 
+/// Names the worker where an error happened, unless a request to the servers has named it.
+fn at_worker(error: Error, rank: usize) -> Error {
+    let own = format!("worker {rank}");
+    match error.places().contains(&own) {
+        true => error,
+        false => error.at(own),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_name_their_worker_once() {
+        let error = at_worker(Error::unavailable("2 missing").at("table 1"), 1);
+        assert_eq!(error.places(), ["table 1", "worker 1"]);
+        assert_eq!(at_worker(error.clone(), 1), error);
+    }
 
     #[test]
     fn a_server_that_has_served_does_not_begin_anew_in_an_empty_folder() {

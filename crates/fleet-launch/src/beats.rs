@@ -1,0 +1,96 @@
+//! Signs of life of machines, on a clock that stands while this process is stopped.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// The last beat of each machine.
+pub(crate) struct Beats {
+    /// The value, and when it came, as far as that is known.
+    last: HashMap<String, (Vec<u8>, Option<Instant>)>,
+    clock: StoppedClock,
+}
+
+impl Beats {
+    pub(crate) fn new(now: Instant) -> Beats {
+        Beats { last: HashMap::new(), clock: StoppedClock::new(now) }
+    }
+
+    /// Looks at the clock; how long this process was stopped, if it was. Nothing was heard in that
+    /// time, and it is no silence of the others.
+    pub(crate) fn look(&mut self, now: Instant) -> Option<Duration> {
+        let gap = self.clock.look(now)?;
+        for (_, at) in self.last.values_mut() {
+            *at = at.map(|at| (at + gap).min(now));
+        }
+        Some(gap)
+    }
+
+    /// Takes in the beat of a machine. One that `counts` is alive from its first beat on, any other
+    /// from its second one.
+    pub(crate) fn hear(&mut self, id: String, value: Vec<u8>, counts: bool, now: Instant) {
+        let fresh = || (value.clone(), counts.then_some(now));
+        let last = self.last.entry(id).or_insert_with(fresh);
+        if last.0 != value {
+            *last = (value, Some(now));
+        }
+    }
+
+    /// When a machine was heard last.
+    pub(crate) fn heard(&self, id: &str) -> Option<Instant> {
+        self.last.get(id)?.1
+    }
+}
+
+/// Notices that this process did not run for a while: it was stopped, or the machine slept.
+pub(crate) struct StoppedClock {
+    looked: Instant,
+}
+
+impl StoppedClock {
+    pub(crate) fn new(now: Instant) -> StoppedClock {
+        StoppedClock { looked: now }
+    }
+
+    /// The time since the last look, where it is longer than a process that runs can take.
+    pub(crate) fn look(&mut self, now: Instant) -> Option<Duration> {
+        let gap = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
+        Some(gap).filter(|gap| *gap >= STOPPED_MIN)
+    }
+}
+
+/// Loops that look at the clock wait for less than this, also for a store that does not answer.
+const STOPPED_MIN: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_of_this_process_is_no_silence_of_others() {
+        let begin = Instant::now();
+        let at = |seconds: u64| begin + Duration::from_secs(seconds);
+        let mut beats = Beats::new(begin);
+        let silent = |beats: &Beats, now: u64| {
+            beats.heard("a").map(|heard| at(now).saturating_duration_since(heard).as_secs())
+        };
+        beats.hear("a".into(), b"1".to_vec(), true, at(1));
+        assert_eq!((beats.look(at(3)), silent(&beats, 3)), (None, Some(2)));
+        assert_eq!(beats.look(at(53)), Some(Duration::from_secs(50)));
+        assert_eq!(silent(&beats, 53), Some(2), "the stop does not count");
+        // A machine that does not beat on is silent then.
+        beats.hear("a".into(), b"1".to_vec(), true, at(57));
+        assert_eq!((beats.look(at(57)), silent(&beats, 57)), (None, Some(6)));
+        beats.hear("a".into(), b"2".to_vec(), true, at(58));
+        assert_eq!(silent(&beats, 58), Some(0));
+    }
+
+    #[test]
+    fn a_machine_that_does_not_count_is_alive_from_its_second_beat_on() {
+        let now = Instant::now();
+        let mut beats = Beats::new(now);
+        beats.hear("a".into(), b"1".to_vec(), false, now);
+        assert_eq!(beats.heard("a"), None);
+        beats.hear("a".into(), b"2".to_vec(), false, now);
+        assert_eq!(beats.heard("a"), Some(now));
+    }
+}
