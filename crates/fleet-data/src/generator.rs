@@ -361,7 +361,7 @@ mod tests {
         let fewer = message(vec![ints("a", &[1])]);
         assert_eq!(fewer.to_string(), "samples have different numbers of slots: expected 2, got 1");
         let renamed = message(vec![ints("a", &[1]), ints("c", &[2])]);
-        assert_eq!(renamed.message(), "samples have different slot names: expected 'b', got 'c'");
+        assert_eq!(renamed.to_string(), "samples have different slot names: expected 'b', got 'c'");
         assert!(
             message(vec![ints("a", &[]), ints("b", &[2])]).to_string().contains("'a' is empty")
         );

@@ -231,7 +231,8 @@ impl OpenCheckpoint {
                 .at(path.display())
                 .help("pass the folder that contains it"));
         }
-        if !matches!(disk.kind(path), Ok(PathKind::Folder)) {
+        let kind = disk.kind(path).map_err(|error| Error::io("open", path, &error))?;
+        if kind != PathKind::Folder {
             let reader = Reader::open(disk, path)?.require_checksums()?;
             let meta = read_file_meta(path, &reader.meta)?;
             let path = path.to_path_buf();

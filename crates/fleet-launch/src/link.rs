@@ -9,8 +9,8 @@ use crate::supervisor::{End, Ended, Event};
 use crate::words;
 use fleet_base::{Error, ErrorCode, ErrorKind, Result};
 use fleet_net::{
-    Cause, Limits, Log, Member, Membership, Notice, Store, StoreClient, StoreServer, Token,
-    Vigilance,
+    FailureCause, FailureNotice, Limits, Log, Member, Membership, Store, StoreClient, StoreServer,
+    Token, Vigilance,
 };
 use fleet_topology::{Endpoint, Role};
 use serde_json::{Value, json};
@@ -476,14 +476,14 @@ impl Agent {
         })?;
         let (shared, events) = (self.shared.clone(), Mutex::new(self.events.clone()));
         let (master, hosts_store, board) = (self.master.clone(), self.hosts_store, store.clone());
-        let on_notice = move |notice: &Notice| match notice.cause {
-            Cause::StoreLost if !hosts_store => {
-                let error = leader_gone(&master, notice.how.as_deref().unwrap_or("no answer"));
+        let on_notice = move |notice: &FailureNotice| match notice.cause {
+            FailureCause::StoreLost if !hosts_store => {
+                let error = leader_gone(&master, notice.detail.as_deref().unwrap_or("no answer"));
                 shared.lock().broken.get_or_insert(error);
                 // A launcher that ends looks at no more news.
                 let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
             }
-            Cause::Died if hosts_store => {
+            FailureCause::Died if hosts_store => {
                 // Without it the machine is lost by its silence.
                 let key = format!("gone/{}", notice.member.rank);
                 let _ = board.set(&key, b"1", &Limits::within(TELL_TIME));

@@ -216,6 +216,6 @@ mod served {
         let limits = Limits::within(Duration::from_millis(200));
         let error = StoreClient::connect(address, &token, &limits).err().unwrap().to_string();
         assert!(error.contains(&format!("cannot connect to {address}")), "{error}");
-        assert!(error.contains("tries"), "{error}");
+        assert!(error.contains("at attempt "), "{error}");
     }
 }

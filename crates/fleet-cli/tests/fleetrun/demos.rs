@@ -114,7 +114,7 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
             servers,
             "job.prototxt",
             "a_sync: false\na_sync_configs { k_steps: 4 }",
-            "job.prototxt:2:27: a_sync_configs.k_steps: 4 steps",
+            "job.prototxt:2:27: a_sync_configs.k_steps: expected 0 without a_sync, got 4",
         ),
         (
             ranks,
@@ -173,7 +173,7 @@ fn a_demo_trains_on_parameter_servers() {
         ));
         said.check(0, &[]);
         assert!(place.path(mode).join("model").is_dir(), "{}", said.out);
-        for part in [mode, "wide_deep: ", "trained   8.19 k samples", "samples/s", "AUC", "traffic"]
+        for part in [mode, "wide_deep: ", "trained   8.19 k samples", "samples/s", "AUC", "pushes"]
         {
             assert!(said.out.contains(part), "'{part}' of {mode} is not in:\n{}", said.out);
         }
@@ -203,7 +203,7 @@ fn other_demos_train_on_parameter_servers() {
         let said =
             place.run(&format!("--server_num=1 --worker_num=2 demo:{name} --samples {samples}"));
         said.check(0, &[]);
-        for part in [held, "100 %", "over all 2 workers", found, "traffic"] {
+        for part in [held, "100 %", "over all 2 workers", found, "pushes"] {
             assert!(said.out.contains(part), "'{part}' of {name} is not in:\n{}", said.out);
         }
     }

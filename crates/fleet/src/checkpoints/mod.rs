@@ -124,6 +124,8 @@ pub struct Checkpoints {
     lock: Option<DiskLock>,
     /// Variables that differ between ranks, and the fingerprint of their program.
     local: Option<(u128, Vec<LocalVar>)>,
+    /// Whether permission to create files in the folder has been checked.
+    is_writable: bool,
 }
 
 /// Result of looking for the newest state to resume from.
@@ -196,15 +198,24 @@ impl Checkpoints {
                 .expected("keep_last >= 1 and every_steps >= 1")
                 .got(format!("{policy:?}")));
         }
-        let saves = policy.every_steps.is_some() || policy.every.is_some();
-        let made = make_usable(&*disk, folder, saves);
+        let made = make_folder(&*disk, folder);
         match &member.group {
             Some(group) => shared::check(folder, group, &member.run, made)?,
             None => made?,
         }
         let (folder, last_saved) = (folder.to_path_buf(), Instant::now());
-        let (writer, lock, local) = (None, None, None);
-        Ok(Checkpoints { disk, folder, policy, writer, last_saved, member, lock, local })
+        let (writer, lock, local, is_writable) = (None, None, None, false);
+        Ok(Checkpoints {
+            disk,
+            folder,
+            policy,
+            writer,
+            last_saved,
+            member,
+            lock,
+            local,
+            is_writable,
+        })
     }
 
     /// Loads the newest whole checkpoint, if there is one. In a job of several ranks, all must call
@@ -306,6 +317,10 @@ impl Checkpoints {
         scope: &Scope,
         entries: impl FnOnce() -> BTreeMap<String, String>,
     ) -> Result<()> {
+        // The first save may be minutes away.
+        if !std::mem::replace(&mut self.is_writable, true) {
+            check_writable(&*self.disk, &self.folder)?;
+        }
         let by_steps = self.policy.every_steps.is_some_and(|every| step.is_multiple_of(every));
         if by_steps || self.is_time(by_steps)? {
             return self.save(step, program, scope, entries());
@@ -445,17 +460,16 @@ impl Drop for Checkpoints {
     }
 }
 
-/// Creates the folder. For a job that saves, checks that this process can create files there:
-/// otherwise the job would fail at its first save.
-fn make_usable(disk: &dyn Disk, folder: &Path, saves: bool) -> Result<()> {
+fn make_folder(disk: &dyn Disk, folder: &Path) -> Result<()> {
     disk.create_folder(folder).map_err(|error| match disk.kind(folder) {
         Ok(PathKind::File) => Error::invalid(format!("{} is not a folder", folder.display()))
             .help("name another folder, or remove the file"),
         _ => Error::io("create", folder, &error),
-    })?;
-    if !saves {
-        return Ok(());
-    }
+    })
+}
+
+/// Checks that this process can create files in the folder.
+fn check_writable(disk: &dyn Disk, folder: &Path) -> Result<()> {
     let probe = folder.join(format!(".probe-{}", std::process::id()));
     let probed = disk.create(&probe).and_then(|_| disk.remove(&probe));
     probed.map_err(|error| {

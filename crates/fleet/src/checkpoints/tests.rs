@@ -211,19 +211,16 @@ fn a_checkpoint_without_permission_is_not_skipped() {
 }
 
 #[test]
-fn a_folder_without_permission_is_refused_before_training() {
+fn a_folder_without_permission_is_refused_at_the_first_step() {
     let job = Job::new(SimDisk::new(1), 1, 2);
-    let open = |policy: CheckpointPolicy| {
-        job.disk.set_faults(denied(Call::Create, 0));
-        let member = Member { rank: 0, ranks: 1, group: None, run: "1".into() };
-        Checkpoints::open_at(job.disk.handle(), Path::new(FOLDER), policy, member)
-    };
-    let saves = CheckpointPolicy { every_steps: Some(1), ..Default::default() };
-    let error = open(saves).err().unwrap().to_string();
+    // An evaluation may read a folder in which it cannot write.
+    let mut checkpoints = job.open(0).unwrap();
+    job.disk.set_faults(denied(Call::Create, 0));
+    let scope = scope(1, 1, 0);
+    let error = checkpoints.after_step(1, &job.program, &scope, BTreeMap::new).unwrap_err();
+    let error = error.to_string();
     assert!(error.contains("cannot write in the checkpoint folder kept"), "{error}");
     assert!(error.contains("help: give the user of the job permission to create"), "{error}");
-    // An evaluation may read a folder in which it cannot write.
-    open(CheckpointPolicy::default()).unwrap();
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn without_the_feature_nobody_trains_alone() {
     let env = Env::from([("PMI_SIZE", "2")]);
     let error =
         Fleet::init(Topology::collective(&env).unwrap()).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("one of 2, and the program was built without MPI"), "{error}");
+    assert!(error.contains("one of 2, but the program was built without MPI"), "{error}");
 }
 
 #[test]

@@ -406,7 +406,7 @@ fn descriptions_that_do_not_fit_are_refused() {
     let accessor = |inside: &str| table(&format!("accessor {{ {inside} }}"));
     let (invalid, unsupported) = (ErrorKind::Invalid, ErrorKind::Unsupported);
     let common = "accessor_class: \"CtrCommonAccessor\"";
-    check("downpour_table_param { table_name: \"u\" }", invalid, "one of [\"t\"]");
+    check("downpour_table_param { table_name: \"u\" }", invalid, "a table_name of [\"t\"]");
     check("downpour_table_param { table_id: 3 }", invalid, "got number 3");
     check(&table("type: PS_DENSE_TABLE"), unsupported, "dense tables cannot be described");
     check(
