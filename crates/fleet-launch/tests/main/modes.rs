@@ -146,7 +146,7 @@ fn workers_for_each_core() {
     assert_eq!(count("--nproc_per_node cpu t.py"), 6);
     assert_eq!(count("--nproc-per-node auto --standalone t.py"), 6);
     assert_eq!(count("t.py"), 1);
-    // Port 0 is no port: free ones, as without it.
+    // Port 0 means free ports, like no port at all.
     let free = options("--start_port 0 --http_port 0 t.py", &Env::new()).unwrap();
     assert_eq!((free.start_port, free.http_port), (None, None));
 }
