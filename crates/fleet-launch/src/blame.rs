@@ -13,7 +13,7 @@ pub enum Fate {
     /// It exited with code 0.
     Ended,
     Failed {
-        /// The worker that its report names.
+        /// The worker that its report names as the cause.
         culprit: Option<usize>,
     },
     /// It belongs to another machine.

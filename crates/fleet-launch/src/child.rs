@@ -39,8 +39,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts `argv` with the process's environment on top of the launcher's own, in place of an
-    /// ended child if there is one.
+    /// Starts `argv` with the launcher's environment and, on top of it, the process's own. `before`
+    /// is the ended child that this one replaces, if any.
     pub fn start(
         argv: &[String],
         process: Process,
@@ -145,7 +145,7 @@ impl Child {
         has_served.then_some(Serving { is_durable: true })
     }
 
-    /// Whether it is stopped now, by a signal or a debugger.
+    /// Whether it is currently stopped, by a signal or a debugger.
     pub fn is_stopped(&self) -> bool {
         let own = fleet_net::host::own_member(self.process.rank);
         self.is_running() && fleet_net::host::is_stopped(&Member { pid: self.pid, ..own })

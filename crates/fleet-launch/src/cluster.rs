@@ -26,11 +26,11 @@ pub struct Place {
 #[derive(Clone, Debug)]
 pub struct Cluster {
     pub mode: Mode,
-    /// By rank.
+    /// Workers by rank.
     pub workers: Vec<Place>,
     pub servers: Vec<Place>,
     pub coordinators: Vec<Place>,
-    /// Stages from 2 on.
+    /// Heterogeneous workers by stage, from stage 2 on.
     pub heter: Vec<Vec<Place>>,
     pub heter_devices: Vec<String>,
     /// The number of this machine, and the number of machines.

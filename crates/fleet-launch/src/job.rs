@@ -1,4 +1,4 @@
-//! A whole job: preparation, attempts, the exit code.
+//! Runs a whole job: preparation, attempts, the exit code.
 
 use crate::cluster::{Cluster, Process, Run};
 use crate::console::Console;

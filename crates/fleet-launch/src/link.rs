@@ -61,7 +61,7 @@ pub enum Plan {
 pub struct MachineState {
     /// Workers have joined and wait for all others.
     pub has_joined: bool,
-    /// The servers of the machine have finished; in a collective job some worker has.
+    /// The servers of the machine have finished or, in a collective job, some worker has.
     pub is_done: bool,
 }
 

@@ -24,7 +24,7 @@ impl Machine {
         }
     }
 
-    /// Whether a host name or address is this machine.
+    /// Whether a host name or address belongs to this machine.
     pub fn is_here(&self, host: &str) -> bool {
         if host == "localhost" || host == self.hostname {
             return true;

@@ -75,7 +75,7 @@ impl Death {
 pub struct Ended {
     pub rank: usize,
     pub pid: u32,
-    /// `killed by SIGKILL (9)`.
+    /// Description of its end, such as `killed by SIGKILL (9)`.
     pub how: String,
     /// Exit code as a shell reports it: 128 + n for signal n.
     pub code: u8,

@@ -53,7 +53,7 @@ pub enum Fault {
     Fetch,
     /// It calls a collective that the others do not call.
     Extra,
-    /// It is stopped until the servers have left without it.
+    /// It is stopped (SIGSTOP) until the servers have exited without it.
     Late,
 }
 

@@ -17,7 +17,7 @@ fn flags_decide_the_mode() {
     assert_eq!(mode("--servers=a:1 --workers=a:2 t.py"), (Mode::Ps, false));
     assert_eq!(mode("--server_num=1 --worker_num=1 --heter_worker_num=1 t.py").0, Mode::PsHeter);
     assert_eq!(mode("--run_mode=ps --server_num=1 --worker_num=1 t.py").0, Mode::Ps);
-    // Flags after the script are the script's.
+    // Flags after the script belong to the script.
     assert_eq!(mode("t.py --server_num=1 --ips=x"), (Mode::Collective, true));
 }
 
