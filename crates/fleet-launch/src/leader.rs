@@ -62,7 +62,7 @@ pub struct Leader<'a> {
     /// Creates a store for the processes of a generation and returns its address.
     new_store: &'a mut dyn FnMut() -> Result<String>,
     say: &'a dyn Fn(String),
-    /// Notifies the workers of a generation that one of them has ended. Takes the generation, the
+    /// Notifies the workers of a generation that one of them has ended. Arguments: generation,
     /// rank, and the report of that worker's machine.
     ended: &'a dyn Fn(u64, usize, &Value),
     ended_told: BTreeSet<String>,
@@ -931,8 +931,8 @@ mod tests {
         come(&store, "10.0.0.2", None, 2, 1);
         let leader = lead(&store, rules(2, 2));
         plan(&store, 0, "run");
-        // A worker of the first machine fails after the second machine's worker was killed, but is
-        // reported first.
+        // The failure of a worker on the first machine is reported first, but its cause is the
+        // killed worker on the second.
         say(
             &store,
             "ended/0/0",

@@ -272,7 +272,8 @@ impl Link {
     }
 }
 
-/// Returns the name under which the processes of an attempt meet; they derive the same one.
+/// Returns the name of an attempt, by which its processes meet at the store; they derive the same
+/// name.
 pub(crate) fn attempt(job_id: &str, generation: u64) -> String {
     let restarts = u32::try_from(generation).unwrap_or(u32::MAX);
     fleet_topology::Job { id: Some(job_id.to_string()), restarts, ..Default::default() }.attempt()
@@ -878,5 +879,5 @@ const RETRY_DELAY: Duration = Duration::from_millis(200);
 const SAY_PERIOD: Duration = Duration::from_secs(5);
 const DIAL_TIME: Duration = Duration::from_secs(2);
 const CALL_TIME: Duration = Duration::from_secs(20);
-/// Limit on one attempt to write, after which the state of the job is checked.
+/// Limit on one write to the store; between writes the state of the job is checked.
 const TELL_TIME: Duration = Duration::from_secs(2);

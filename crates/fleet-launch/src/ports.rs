@@ -3,7 +3,7 @@
 //! The launcher binds a free port and keeps it bound, without listening, for the lifetime of the
 //! job. The system then gives the port to no other process, so that two launchers on one machine
 //! never collide. The process for which it is reserved can still listen on it, since both sockets
-//! set `SO_REUSEADDR` (as Rust's and Go's listeners, Python's servers, gRPC and gloo all do). Fixed
+//! set `SO_REUSEADDR`. Rust's and Go's listeners, Python's servers, gRPC and gloo all set it. Fixed
 //! ports, which the user requested, are checked once, so that a taken port is a clear error before
 //! any process starts.
 

@@ -39,8 +39,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Locks the file before it gets its final name, so that a launch that searches for abandoned
-/// folders never finds it unlocked.
+/// Creates the lock file under a temporary name, locks it, and renames it. A launch that removes
+/// abandoned folders therefore never sees it unlocked.
 fn lock(folder: &Path) -> std::io::Result<File> {
     let (early, path) = (folder.join("lock.new"), folder.join(LOCK));
     let file = OpenOptions::new().write(true).create_new(true).open(&early)?;

@@ -299,8 +299,8 @@ impl Attempts<'_> {
         }
     }
 
-    /// Runs the processes of one generation. Errors become an [`End`], since the other machines
-    /// must learn of them.
+    /// Runs the processes of one generation. Errors become an [`End`], since the leader must learn
+    /// of them.
     fn generation(
         &mut self,
         cluster: Result<Cluster>,

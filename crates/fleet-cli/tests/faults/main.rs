@@ -213,7 +213,7 @@ fn difference(case: &Case) -> Option<&'static str> {
     Some(text)
 }
 
-/// Heartbeat timeout that the launcher gets. The documented times are for the default of 30 s and
+/// Heartbeat timeout passed to the launcher. The documented times are for the default of 30 s and
 /// shrink accordingly.
 const SILENCE: Duration = Duration::from_secs(2);
 

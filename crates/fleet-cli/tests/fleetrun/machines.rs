@@ -68,8 +68,8 @@ fn pair_of(name: &str, script: &str, lines: [&str; 2], env: &[(&str, &str)]) -> 
     (first, second)
 }
 
-/// Starts two machines that train. The heartbeat timeout is long, so that tests show the detection
-/// of a closed connection.
+/// Starts two machines that train. The heartbeat timeout is so long that a lost launcher is
+/// detected only by its closed connection.
 fn training_pair(name: &str) -> (Machine, Machine) {
     let line = "--nnodes 2 demo:lenet --samples 100000000 --threads 1";
     let env = [("FLEET_TOKEN", TOKEN), ("PADDLE_ELASTIC_TTL", "60")];

@@ -13,8 +13,8 @@ fn a_held_port_is_nobody_elses_but_its_process_can_listen() {
     assert_eq!((mine.len(), theirs.len()), (200, 200));
     assert!(mine.is_disjoint(&theirs));
     for port in mine {
-        // A process of the job listens like this. The system gives its port to no process that
-        // requests any free one.
+        // A process of the job listens like this. The system never assigns a reserved port to a
+        // process that binds port 0.
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         assert_eq!(listener.local_addr().unwrap().port(), port);
     }
