@@ -1,5 +1,6 @@
-//! Processes that have not joined the job while others wait for them: they may load data, or hang
-//! before they connect. And the state of this machine, from which other machines learn the same.
+//! Detects processes that have not joined the job while others wait for them: they may be loading
+//! data, or hang before they connect. Also reports the state of this machine, by which other
+//! machines do the same.
 
 use crate::child::{Child, HANG_CODE};
 use crate::link::MachineState;
@@ -10,7 +11,8 @@ use fleet_topology::{ProcessReport, Role};
 use std::time::{Duration, Instant};
 
 impl Supervisor<'_> {
-    /// Warns of processes for which workers wait; after `--start_timeout` the job ends.
+    /// Warns of processes that have not joined while workers wait for them. After `--start_timeout`
+    /// returns a failure, which ends the job.
     pub(crate) fn absent(&mut self) -> Option<Death> {
         if self.absent_seen.elapsed() < ABSENT_PERIOD {
             return None;
@@ -51,8 +53,8 @@ impl Supervisor<'_> {
         None
     }
 
-    /// Workers need this process, and it has not joined. A worker of parameter servers that is
-    /// started again delays none of the others.
+    /// Whether workers need this process and it has not joined. A restarted worker of a
+    /// parameter-server job delays no other worker.
     fn is_awaited(&self, child: &Child) -> bool {
         let is_absent = matches!(child.report(), None | Some(ProcessReport::Starting));
         let is_again = child.restarts > 0 && self.rules.mode != Mode::Collective;
@@ -79,13 +81,13 @@ impl Supervisor<'_> {
         self.with_log(index, report)
     }
 
-    /// The leader's report of all machines.
+    /// Returns the state of all machines as the leader reports it.
     pub(crate) fn state_of_job(&self) -> MachineState {
         self.link
             .map_or(MachineState::default(), |(link, generation)| link.state_of_job(generation))
     }
 
-    /// Tells the leader how far this machine is, when that changes.
+    /// Reports the state of this machine to the leader when it changes.
     pub(crate) fn tell_state(&mut self) {
         let Some((link, generation)) = self.link else { return };
         let told = self.state_told;
@@ -100,12 +102,12 @@ impl Supervisor<'_> {
     }
 }
 
-/// Whether a worker waits for those that have not joined, if there are any.
+/// Whether a process runs and has joined the job, so that it waits for those that have not.
 fn has_joined(child: &Child) -> bool {
     child.is_running() && child.report() == Some(ProcessReport::Joined)
 }
 
-/// How often it is looked which processes have not joined.
+/// Interval between checks for processes that have not joined.
 const ABSENT_PERIOD: Duration = Duration::from_millis(500);
-/// The warning comes after this part of `--silence_timeout`: 10 s of 30.
+/// The warning appears after this fraction of `--silence_timeout`: after 10 s of 30 s.
 const WARNINGS_IN_SILENCE: u32 = 3;

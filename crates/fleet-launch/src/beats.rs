@@ -1,11 +1,11 @@
-//! Signs of life of machines, on a clock that stands while this process is stopped.
+//! Heartbeats of machines, on a clock that does not advance while this process is stopped.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// The last beat of each machine.
 pub(crate) struct Beats {
-    /// The value, and when it came, as far as that is known.
+    /// The value and the time of its arrival; the time is `None` until a beat counts.
     last: HashMap<String, (Vec<u8>, Option<Instant>)>,
     clock: StoppedClock,
 }
@@ -15,8 +15,8 @@ impl Beats {
         Beats { last: HashMap::new(), clock: StoppedClock::new(now) }
     }
 
-    /// Looks at the clock; how long this process was stopped, if it was. Nothing was heard in that
-    /// time, and it is no silence of the others.
+    /// Checks the clock and returns how long this process was stopped, if it was. No beats could be
+    /// received in that time, so it is added to all arrival times.
     pub(crate) fn look(&mut self, now: Instant) -> Option<Duration> {
         let gap = self.clock.look(now)?;
         for (_, at) in self.last.values_mut() {
@@ -25,8 +25,8 @@ impl Beats {
         Some(gap)
     }
 
-    /// Takes in the beat of a machine. One that `counts` is alive from its first beat on, any other
-    /// from its second one.
+    /// Records the beat of a machine. A machine that `counts` is alive from its first beat on, any
+    /// other from its second one.
     pub(crate) fn hear(&mut self, id: String, value: Vec<u8>, counts: bool, now: Instant) {
         let fresh = || (value.clone(), counts.then_some(now));
         let last = self.last.entry(id).or_insert_with(fresh);
@@ -35,13 +35,13 @@ impl Beats {
         }
     }
 
-    /// When a machine was heard last.
+    /// Returns the time of a machine's last beat.
     pub(crate) fn heard(&self, id: &str) -> Option<Instant> {
         self.last.get(id)?.1
     }
 }
 
-/// Notices that this process did not run for a while: it was stopped, or the machine slept.
+/// Detects that this process did not run for a while: it was stopped, or the machine slept.
 pub(crate) struct StoppedClock {
     looked: Instant,
 }
@@ -51,14 +51,15 @@ impl StoppedClock {
         StoppedClock { looked: now }
     }
 
-    /// The time since the last look, where it is longer than a process that runs can take.
+    /// Returns the time since the last call if it is longer than a running process can take.
     pub(crate) fn look(&mut self, now: Instant) -> Option<Duration> {
         let gap = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
         Some(gap).filter(|gap| *gap >= STOPPED_MIN)
     }
 }
 
-/// Loops that look at the clock wait for less than this, also for a store that does not answer.
+/// Shortest gap that means a stop. Loops that check the clock never wait this long, even for a
+/// store that does not answer.
 const STOPPED_MIN: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
@@ -77,7 +78,7 @@ mod tests {
         assert_eq!((beats.look(at(3)), silent(&beats, 3)), (None, Some(2)));
         assert_eq!(beats.look(at(53)), Some(Duration::from_secs(50)));
         assert_eq!(silent(&beats, 53), Some(2), "the stop does not count");
-        // A machine that does not beat on is silent then.
+        // A beat with the same value does not count, so the silence continues.
         beats.hear("a".into(), b"1".to_vec(), true, at(57));
         assert_eq!((beats.look(at(57)), silent(&beats, 57)), (None, Some(6)));
         beats.hear("a".into(), b"2".to_vec(), true, at(58));

@@ -1,31 +1,31 @@
-//! Which of several workers that fail one after the other is the cause.
+//! Finds the cause when several workers fail one after the other.
 //!
 //! A worker that waits for another one fails when that one does, and often ends first: the cause
-//! may still be printing its panic. Workers that use Fleet report whose failure theirs follows
-//! from.
+//! may still be printing its panic. Workers that use Fleet report which worker's failure caused
+//! theirs.
 
 use std::collections::BTreeSet;
 
-/// What is known of a worker.
+/// Known state of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Running,
     /// It exited with code 0.
     Ended,
     Failed {
-        /// The worker that its report names.
+        /// The worker that its report names as the cause.
         culprit: Option<usize>,
     },
     /// It belongs to another machine.
     Elsewhere,
 }
 
-/// Where the failure of a worker leads.
+/// The worker to which reports of a failure lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// This worker has ended, and no other one explains its end.
+    /// This worker has ended, and its failure has no other cause.
     Ended(usize),
-    /// This one is named, and its end is not known yet.
+    /// This worker is named as the cause, and its end is not known yet.
     Open(usize),
 }
 
@@ -33,7 +33,7 @@ pub enum Cause {
 pub fn cause(rank: usize, fate: impl Fn(usize) -> Fate) -> Cause {
     let (mut at, mut seen) = (rank, BTreeSet::new());
     loop {
-        // Workers that name each other explain nothing: the first one to end is as good as any.
+        // Workers that name each other give no cause, so the starting worker counts as the cause.
         if !seen.insert(at) {
             return Cause::Ended(rank);
         }

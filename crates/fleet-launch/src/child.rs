@@ -1,4 +1,4 @@
-//! One child: how it is started, and how it ended in words.
+//! A child process: how it is started, and how its end is described.
 
 use crate::cluster::Process;
 use crate::logs;
@@ -16,31 +16,31 @@ use std::time::{Duration, Instant};
 pub struct Child {
     pub process: Process,
     pub log: PathBuf,
-    /// Where this start begins in the log.
+    /// Offset in the log at which the output of this start begins.
     pub log_from: u64,
     pub started: Instant,
-    /// It wrote something.
+    /// It has written or reported something.
     pub is_alive_seen: bool,
     pub ended: Option<ExitStatus>,
-    /// The evidence that it was killed because memory ran out.
+    /// Evidence that it was killed because memory ran out.
     pub out_of_memory: Option<String>,
     pub restarts: u32,
-    /// It exited with code 0 before its part of the job was done.
+    /// It exited with code 0 before its work was done.
     pub has_left: bool,
-    /// Up to where its log has been shown in reports.
+    /// Length of its log that reports have already shown.
     pub shown_to: Option<u64>,
-    /// Since when it is stopped, as far as that was looked at.
+    /// Time at which it was first found stopped (SIGSTOP).
     pub stopped_since: Option<Instant>,
-    /// That it is stopped has been said.
+    /// The stop has been reported.
     pub is_stop_said: bool,
-    /// The others were said to wait for it.
+    /// A warning that the others wait for it has been printed.
     pub is_absence_said: bool,
     pid: u32,
 }
 
 impl Child {
-    /// Starts `argv` with the process's environment on top of the launcher's own, in place of an
-    /// ended child if there is one.
+    /// Starts `argv` with the launcher's environment and, on top of it, the process's own. `before`
+    /// is the ended child that this one replaces, if any.
     pub fn start(
         argv: &[String],
         process: Process,
@@ -49,10 +49,11 @@ impl Child {
         before: Option<&Child>,
     ) -> Result<Child> {
         if let Some(path) = process.variable(names::FLEET_REPORT) {
-            // A server that has served resumes in the middle of the job, and learns it from this.
+            // A restarted server that has already served finds this report and resumes in the
+            // middle of the job.
             let _ = match before.and_then(Child::report_of_service) {
                 Some(report) => std::fs::write(path, report.to_string()),
-                // Of an earlier start; without one there is nothing to remove.
+                // Report of an earlier start; there may be none to remove.
                 None => std::fs::remove_file(path),
             };
         }
@@ -103,7 +104,7 @@ impl Child {
         self.pid
     }
 
-    /// `worker 3 on node7 (pid 4711)`.
+    /// Returns the title for messages: `worker 3 on node7 (pid 4711)`.
     pub fn title(&self) -> String {
         format!("{} on {} (pid {})", self.process.name(), self.process.host, self.pid)
     }
@@ -112,12 +113,12 @@ impl Child {
         self.ended.is_none()
     }
 
-    /// It has ended, and its part of the job was not done.
+    /// Whether it has ended before its work was done.
     pub fn has_failed(&self) -> bool {
         self.ended.is_some_and(|status| self.has_left || !status.success())
     }
 
-    /// The exit code that counts for the job: leaving early is a failure.
+    /// Returns the exit code that counts for the job: leaving early is a failure.
     pub fn code(&self) -> u8 {
         match self.ended {
             Some(_) if self.has_left => 1,
@@ -126,7 +127,7 @@ impl Child {
         }
     }
 
-    /// What it has reported of itself; `None` for a process that does not use Fleet.
+    /// Returns the report that it has written; `None` for a process that does not use Fleet.
     pub fn report(&self) -> Option<ProcessReport> {
         let text = std::fs::read_to_string(self.process.variable(names::FLEET_REPORT)?).ok()?;
         ProcessReport::parse(&text)
@@ -136,7 +137,7 @@ impl Child {
         self.process.role == Role::Server
     }
 
-    /// The report that its next start finds, if it is a server that has served.
+    /// Returns the report that its next start will find, if it is a server that has served.
     fn report_of_service(&self) -> Option<ProcessReport> {
         use ProcessReport::{Failed, Leaving, Serving};
         let has_served =
@@ -144,13 +145,13 @@ impl Child {
         has_served.then_some(Serving { is_durable: true })
     }
 
-    /// Whether it is stopped now, by a signal or a debugger.
+    /// Whether it is currently stopped, by a signal or a debugger.
     pub fn is_stopped(&self) -> bool {
         let own = fleet_net::host::own_member(self.process.rank);
         self.is_running() && fleet_net::host::is_stopped(&Member { pid: self.pid, ..own })
     }
 
-    /// Signals the whole group; a group that is gone is fine.
+    /// Signals the whole process group; a group that no longer exists is not an error.
     pub fn signal(&self, signal: Signal) {
         if let Some(group) = Pid::from_raw(self.pid as i32) {
             let _ = rustix::process::kill_process_group(group, signal);
@@ -162,10 +163,10 @@ impl Child {
     }
 }
 
-/// What `timeout` exits with: the code of a process that has not ended by itself.
+/// Exit code of a process that has not ended by itself; the same as that of `timeout`.
 pub const HANG_CODE: u8 = 124;
 
-/// The code of an ended process as shells count: 128 + n for signal n.
+/// Returns the exit code as a shell reports it: 128 + n for signal n.
 pub fn code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
@@ -174,7 +175,7 @@ pub fn code(status: ExitStatus) -> u8 {
     }
 }
 
-/// `exited with code 3`, `was killed by SIGSEGV (11)`.
+/// Describes an exit status: `exited with code 3`, `was killed by SIGSEGV (11)`.
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exited with code {code}"),
@@ -187,13 +188,13 @@ pub fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// The kernel kills the child when the launcher is gone.
+/// Makes the kernel kill the child when the launcher ends.
 #[cfg(target_os = "linux")]
 fn die_with_parent(command: &mut Command) {
     let launcher = rustix::process::getpid();
     let arrange = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have gone before the kernel was told.
+        // The launcher may have ended before the kernel was told.
         match rustix::process::getppid() == Some(launcher) {
             true => Ok(()),
             false => Err(Errno::SRCH.into()),
@@ -206,6 +207,6 @@ fn die_with_parent(command: &mut Command) {
     }
 }
 
-/// Elsewhere the guard alone sees to it.
+/// On other systems only the guard kills children.
 #[cfg(not(target_os = "linux"))]
 fn die_with_parent(_: &mut Command) {}

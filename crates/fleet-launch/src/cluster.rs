@@ -1,8 +1,8 @@
-//! Who is where: the processes of a job with their endpoints and devices, and the environment of
-//! each.
+//! The processes of a job with their endpoints and devices, and the environment of each.
 //!
-//! Pure: ports come from a [`Ports`], facts of the machine from a [`Machine`], so that every
-//! recorded environment of the original is a test.
+//! This module has no side effects of its own: ports come from a [`Ports`], facts about the machine
+//! from a [`Machine`]. Tests can therefore compare its environments with recorded ones of the
+//! original launchers.
 
 use crate::machine::Machine;
 use crate::options::{Mode, Options, PerNode, PsOptions, Who};
@@ -14,7 +14,7 @@ use fleet_topology::{Endpoint, Env, Role, names};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// One process: where it listens, which machine it is on, the devices that it has.
+/// One process: its endpoint, the number of its machine, and its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub endpoint: Endpoint,
@@ -22,48 +22,49 @@ pub struct Place {
     pub devices: Vec<String>,
 }
 
-/// All processes of a job, and what they have in common.
+/// All processes of a job, and their common settings.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     pub mode: Mode,
-    /// By rank.
+    /// Workers by rank.
     pub workers: Vec<Place>,
     pub servers: Vec<Place>,
     pub coordinators: Vec<Place>,
-    /// Stages from 2 on.
+    /// Heterogeneous workers by stage, from stage 2 on.
     pub heter: Vec<Vec<Place>>,
     pub heter_devices: Vec<String>,
-    /// The number of this machine, and how many there are.
+    /// The number of this machine, and the number of machines.
     pub node: usize,
     pub node_count: usize,
-    /// On the first machine.
+    /// Endpoint of gloo's HTTP store, on the first machine.
     pub gloo_http: Option<Endpoint>,
-    /// All ports were given. Of others a machine knows only its own until all have met.
+    /// All ports were given. Otherwise a machine knows only its own ports until all machines have
+    /// met.
     pub has_fixed_ports: bool,
     pub with_gloo: String,
     pub backend: Option<String>,
 }
 
-/// What only the launcher of this run knows.
+/// Values that only the launcher of this run knows.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     pub job_id: String,
     /// A name for this machine within the job.
     pub pod: String,
-    /// Marks all processes of this launcher.
+    /// Mark in the environment of all processes of this launcher.
     pub mark: String,
     pub log_dir: String,
     pub scratch: String,
     /// The folder that servers save in.
     pub save_root: Option<String>,
-    /// Where machines meet; the store, when nothing else was said.
+    /// Endpoint at which machines meet. If it is `None`, processes get `store` instead.
     pub master: Option<Endpoint>,
     pub store: Option<Endpoint>,
     pub token: Option<Token>,
     pub restarts: u32,
-    /// The start of the names of files in which workers may say how far they are.
+    /// Path prefix of the files in which workers may report their progress.
     pub progress: Option<PathBuf>,
-    /// A process without a sign of life for this long is lost.
+    /// Time without a heartbeat after which a process is lost.
     pub silence_timeout: Duration,
 }
 
@@ -71,7 +72,7 @@ pub struct Run {
 #[derive(Clone, Debug)]
 pub struct Process {
     pub role: Role,
-    /// Within its role.
+    /// Rank within its role.
     pub rank: usize,
     pub host: String,
     /// The name of its log in the log folder.
@@ -81,7 +82,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// `worker 3`, as people read it.
+    /// Returns the name for messages: `worker 3`.
     pub fn name(&self) -> String {
         format!("{} {}", self.role, self.rank)
     }
@@ -93,9 +94,9 @@ impl Process {
 }
 
 impl Cluster {
-    /// The cluster that flags and environment describe completely: one machine, `--ips`, lists of
-    /// addresses, or a cluster's own variables. Machines that meet at `--master` are in
-    /// `rendezvous`.
+    /// Returns the cluster that flags and environment describe completely: one machine, `--ips`,
+    /// lists of addresses, or the variables of PaddleCloud. Jobs that meet at `--master` are in
+    /// `several.rs`.
     pub fn described(
         options: &Options,
         env: &Env,
@@ -108,14 +109,15 @@ impl Cluster {
         }
     }
 
-    /// The processes of this machine, in the order of starting.
+    /// Returns the processes of this machine in the order in which they start.
     pub fn processes(&self, run: &Run, env: &Env) -> Vec<Process> {
         let mut made = Vec::new();
         let mut add = |role: Role, places: &[Place], first: usize, local: &mut usize| {
             for (index, place) in places.iter().enumerate() {
                 if place.node == self.node {
                     let mut process = self.process(role, first + index, *local, place);
-                    // In a collective job all workers are as far as the first one.
+                    // In a collective job all workers make the same progress, so the first one
+                    // reports it.
                     let shows = process.log == FIRST_LOG || self.mode != Mode::Collective;
                     if let Some(path) =
                         run.progress.as_ref().filter(|_| role == Role::Worker && shows)
@@ -151,11 +153,11 @@ impl Cluster {
         for process in &mut made {
             let mut common = self.common(run);
             if count > 1 && env.get("OMP_NUM_THREADS").is_none() {
-                // Many processes with a thread per core each would fight.
+                // Several processes with one thread per core each would compete for the cores.
                 common.push(("OMP_NUM_THREADS", Some("1".into())));
             }
             common.append(&mut process.env);
-            // What an outer environment says of a place is not true of this one.
+            // Place variables inherited from an outer job do not apply here.
             let stale = PLACE_VARIABLES.iter().chain(PROXIES);
             let stale = stale.filter(|name| !common.iter().any(|(set, _)| set == *name));
             process.env = stale.map(|name| (*name, None)).collect();
@@ -169,13 +171,13 @@ impl Cluster {
         self.node_count == 1
     }
 
-    /// The machines by number.
+    /// Returns the hosts in the order of machine numbers.
     pub fn hosts(&self) -> Vec<String> {
         let of = |node: usize| self.places().find(|place| place.node == node);
         (0..self.node_count).filter_map(of).map(|place| place.endpoint.host.clone()).collect()
     }
 
-    /// Every process, in an order that is the same on all machines.
+    /// Returns every process, in the same order on all machines.
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         let lists = [&self.servers, &self.workers].into_iter().chain(&self.heter);
         lists.chain([&self.coordinators]).flatten()
@@ -186,7 +188,8 @@ impl Cluster {
         lists.chain([&mut self.coordinators]).flatten()
     }
 
-    /// Takes the ports of this machine: those that were given, if nobody has them, or free ones.
+    /// Takes the ports of this machine: checks that given ports are free, and reserves free ports
+    /// for the rest.
     fn take_ports(mut self, options: &Options, ports: &mut dyn Ports) -> Result<Cluster> {
         let are_fixed = self.places().all(|place| place.endpoint.port != OPEN);
         self.has_fixed_ports = are_fixed;
@@ -284,8 +287,8 @@ impl Cluster {
         env
     }
 
-    /// What torchrun tells its workers: a script for it runs as it is. The first worker's own port
-    /// is free for the first rank to listen on.
+    /// Returns the variables that torchrun sets, so that scripts for torchrun run unchanged. The
+    /// first rank can listen on the first worker's own port.
     fn torch_env(&self, rank: usize, local: usize, here: usize) -> [(&'static str, String); 7] {
         let first = &self.workers[0].endpoint;
         [
@@ -329,7 +332,7 @@ impl Cluster {
             env.push((names::PADDLE_TRAINER_ID, rank.to_string()));
         }
         if matches!(role, Role::Worker | Role::HeterWorker) {
-            // Without a GPU the original says 0 as well.
+            // The original launcher also sets 0 without a GPU.
             let device = place.devices.first().cloned().unwrap_or_else(|| "0".to_string());
             env.push((names::FLAGS_SELECTED_GPUS, "0".to_string()));
             env.push((names::FLAGS_SELECTED_XPUS, "0".to_string()));
@@ -348,7 +351,7 @@ impl Cluster {
         if !matches!(role, Role::Worker | Role::HeterWorker) {
             return;
         }
-        // 0 is the workers' stage.
+        // Stage 0 is that of the workers.
         let mut first = 0;
         let mut stage = 0;
         if role == Role::HeterWorker {
@@ -384,7 +387,7 @@ impl Cluster {
     }
 }
 
-/// The devices of each worker of this machine.
+/// Returns the devices of each worker of this machine.
 pub fn local_devices(options: &Options, env: &Env, machine: &Machine) -> Result<Vec<Vec<String>>> {
     let visible: Option<Vec<String>> = env
         .text(names::CUDA_VISIBLE_DEVICES)
@@ -486,7 +489,7 @@ fn collective(
     cluster.take_ports(options, ports)
 }
 
-/// A cluster of its own kind (PaddleCloud) says the hosts in the environment.
+/// Whether the environment gives the hosts, as PaddleCloud does.
 fn is_cloud(options: &Options, env: &Env) -> bool {
     let default_ips = options.ips == ["127.0.0.1"];
     let named = [names::PADDLE_TRAINERS, names::POD_IP, names::PADDLE_TRAINER_ID];
@@ -514,7 +517,8 @@ fn hosts(options: &Options, env: &Env, machine: &Machine) -> Result<(Vec<String>
     Ok((hosts, node))
 }
 
-/// Given endpoints are by host: as many for each as it has ports.
+/// Returns the port of a worker from the given endpoints, which are ordered by host, with the same
+/// number for each host.
 fn cloud_port(
     env: &Env,
     given: &[Endpoint],
@@ -539,7 +543,7 @@ fn above(start: u16, count: usize) -> Result<u16> {
         .map_err(|_| Error::exhausted("there are no more ports above the first one").got(start))
 }
 
-/// A port that was given, if nobody has it; otherwise a free one.
+/// Checks that a given port is free, or reserves a free one.
 fn take(endpoint: &mut Endpoint, ports: &mut dyn Ports) -> Result<()> {
     match endpoint.port {
         OPEN => endpoint.port = ports.next(&endpoint.host)?,
@@ -626,7 +630,8 @@ fn each_is_one(cluster: &Cluster) -> Result<()> {
     }
 }
 
-/// A number is a number on one machine: it does not say on which of several.
+/// Rejects counts when lists name several machines: a count does not tell on which machine the
+/// processes run.
 fn all_are_listed(ps: &PsOptions) -> Result<()> {
     let roles =
         [("server", &ps.servers), ("worker", &ps.workers), ("coordinator", &ps.coordinators)]
@@ -644,7 +649,7 @@ fn all_are_listed(ps: &PsOptions) -> Result<()> {
     Ok(())
 }
 
-/// Who was listed without a port has, where ports are fixed ones, the documents' port.
+/// With fixed ports, an endpoint listed without a port gets the documented default.
 fn endpoints(who: &Who, own: &str, start: Option<u16>, before: usize) -> Result<Vec<Endpoint>> {
     match who {
         Who::Count(count) => Ok(vec![Endpoint::new(own, OPEN); *count]),
@@ -694,12 +699,13 @@ fn join(places: &[Place]) -> String {
     all.join(",")
 }
 
-/// No port yet: the machine of the process has one of its system.
+/// Placeholder for a port that the process's own machine has yet to reserve.
 const OPEN: u16 = 0;
-/// Where the documents' ports of workers begin that were listed without one.
+/// First of the documented default ports of endpoints that were listed without one.
 const LISTED_START_PORT: u16 = 6170;
 
-/// Variables that place a process; all that are not set for it are removed.
+/// Variables that define the place of a process in its job. Those that the launcher does not set
+/// are removed.
 const PLACE_VARIABLES: &[&str] = &[
     names::PADDLE_TRAINER_ID,
     names::PADDLE_TRAINERS_NUM,
@@ -747,5 +753,5 @@ const PLACE_VARIABLES: &[&str] = &[
 /// The log of the first worker of a machine.
 pub const FIRST_LOG: &str = "workerlog.0";
 
-/// Traffic within the job goes to its peers, not to a proxy.
+/// Proxy variables, which are removed: traffic within the job must not go through a proxy.
 const PROXIES: &[&str] = &["http_proxy", "https_proxy"];

@@ -1,7 +1,8 @@
-//! The console: followed logs on the standard output, what the launcher says on the standard error.
+//! The console: followed logs go to the standard output, messages of the launcher to the standard
+//! error.
 //!
-//! Prefixes say who writes, in a colour of the role, and a status line stands below, all only on a
-//! terminal. The job's token is masked in whatever passes through.
+//! Followed lines may have a prefix with role and rank. Colours and the status line below the logs
+//! appear only on a terminal. The job's token is masked in all output.
 
 use crate::options::{Options, Verbosity};
 use crate::terminal;
@@ -13,19 +14,20 @@ use std::time::Duration;
 
 pub struct Console {
     verbosity: Verbosity,
-    /// A terminal on both ends: a status line can be drawn and wiped away.
+    /// Both streams are terminals, so that a status line can be drawn and wiped.
     is_terminal: bool,
     has_colours: bool,
     has_prefixes: bool,
     /// The text of the token.
     secret: Vec<u8>,
-    /// Followed logs and messages go to one place, where each line needs to be shown once.
+    /// Standard output and standard error are the same file, so that each line needs to be shown
+    /// only once.
     is_one_stream: bool,
-    /// Columns of the status line that is on the screen.
+    /// Columns of the status line now on the screen.
     status_shown: Option<usize>,
-    /// What was last written did not end a line.
+    /// The last output did not end a line.
     is_mid_line: bool,
-    /// Lines that are not whole yet, by prefix.
+    /// Incomplete lines by prefix.
     partial: Vec<(String, Vec<u8>)>,
 }
 
@@ -46,7 +48,7 @@ impl Console {
         }
     }
 
-    /// Whether somebody sees a status line.
+    /// Whether a status line is drawn.
     pub fn draws(&self) -> bool {
         self.is_terminal && self.verbosity >= Verbosity::Normal
     }
@@ -56,7 +58,7 @@ impl Console {
         self.is_one_stream
     }
 
-    /// What a followed process wrote.
+    /// Shows output of a followed process.
     pub fn follow(&mut self, role: Role, rank: usize, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -74,7 +76,8 @@ impl Console {
         };
         let held = &mut self.partial[at].1;
         held.extend_from_slice(bytes);
-        // Whole lines go out; without prefixes so does the rest, since a bar has no line end.
+        // Complete lines are written. Without prefixes the rest is written too, since a progress
+        // bar has no line end.
         let whole = match held.iter().rposition(|byte| *byte == b'\n') {
             Some(end) => end + 1,
             None => 0,
@@ -88,7 +91,7 @@ impl Console {
         self.write_out(&prefix, &out);
     }
 
-    /// Lines that their writers did not end.
+    /// Writes the incomplete lines, each with a line end.
     pub fn flush_partial(&mut self) {
         for (prefix, mut bytes) in std::mem::take(&mut self.partial) {
             if !bytes.is_empty() {
@@ -111,11 +114,11 @@ impl Console {
         let text = mask(text, &self.secret);
         self.is_mid_line = text.last() != Some(&b'\n');
         let mut out = std::io::stdout().lock();
-        // When nobody reads any more, logs still have it.
+        // If the reader is gone, the log files still have the text.
         let _ = out.write_all(&text).and_then(|()| out.flush());
     }
 
-    /// A message at the usual level.
+    /// Writes a message at the normal level.
     pub fn say(&mut self, text: &str) {
         if self.verbosity >= Verbosity::Normal {
             self.line(text);
@@ -135,18 +138,19 @@ impl Console {
         }
     }
 
-    /// Shown at every level.
+    /// Writes an error, at every level.
     pub fn error(&mut self, text: &str) {
         let tag = self.coloured("31", "error:");
         self.tagged(&(tag + " "), text);
     }
 
-    /// A line without an opinion of its own, at every level.
+    /// Writes a line without a tag, at every level.
     pub fn line(&mut self, text: &str) {
         self.tagged("", text);
     }
 
-    /// Writes a line; its text may come from files and processes, its tag may have a colour.
+    /// Writes a line. The text may come from files and processes, so it is escaped; the tag may
+    /// contain a colour.
     fn tagged(&mut self, tag: &str, text: &str) {
         self.clear_status();
         let fresh = if self.is_mid_line && self.is_terminal { "\n" } else { "" };
@@ -156,14 +160,14 @@ impl Console {
         let _ = std::io::stderr().lock().write_all(&text);
     }
 
-    /// Draws the status line, where there is a terminal and nobody is in the middle of a line.
+    /// Draws the status line if there is a terminal and no line is incomplete.
     pub fn status(&mut self, running: &str, elapsed: Duration) {
         if !self.draws() || self.is_mid_line {
             return;
         }
         let seconds = elapsed.as_secs();
         let clock = format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
-        // The last column stays free: in it some terminals go on to the next line.
+        // The last column stays free: some terminals wrap to the next line there.
         let columns = terminal::columns(std::io::stderr()).saturating_sub(1);
         let text = terminal::fitted(&clock, running, columns);
         let shown = self.status_shown.replace(text.chars().count());
@@ -197,8 +201,8 @@ fn is_one_stream() -> bool {
     }
 }
 
-/// Goes back to the beginning of a line that has been broken into several, since the terminal has
-/// become narrower.
+/// Returns the sequence that moves to the start of a status line which now spans several rows,
+/// since the terminal has become narrower.
 fn wipe(shown: usize, columns: usize) -> String {
     match shown.saturating_sub(1) / columns.max(1) {
         0 => String::new(),
@@ -206,7 +210,8 @@ fn wipe(shown: usize, columns: usize) -> String {
     }
 }
 
-/// How much of the end of the bytes may be the beginning of a secret whose rest is still to come.
+/// Returns the number of bytes at the end that may be the start of a secret whose rest has not
+/// arrived.
 fn begun(bytes: &[u8], secret: &[u8]) -> usize {
     let most = secret.len().saturating_sub(1).min(bytes.len());
     (1..=most).rev().find(|length| bytes.ends_with(&secret[..*length])).unwrap_or(0)
@@ -238,7 +243,7 @@ fn colour(role: Role) -> &'static str {
     }
 }
 
-/// A line that grows beyond this is shown in parts.
+/// Limit on an incomplete line; a longer one is shown in parts.
 const PARTIAL_BYTES_MAX: usize = 64 << 10;
 
 #[cfg(test)]

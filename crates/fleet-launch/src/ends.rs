@@ -1,5 +1,5 @@
-//! What the end of a process means for its job: nothing, another start, or the end of the job; and
-//! the report of it.
+//! Decides what the end of a process means for its job: nothing, a restart, or the end of the job.
+//! Also writes the report of it.
 
 use crate::blame::{self, Cause, Fate};
 use crate::child::{self, Child, HANG_CODE};
@@ -12,7 +12,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 impl Supervisor<'_> {
-    /// What the ends mean: nothing, another start, or the end of the job.
+    /// Handles processes that have just ended: ignores the end, schedules a restart, or returns the
+    /// failure that ends the job.
     pub(crate) fn judge(&mut self, mut ended: Vec<usize>) -> Option<Death> {
         for index in &ended {
             self.look_at_end(*index);
@@ -20,7 +21,7 @@ impl Supervisor<'_> {
         let missed = self.missed_at_the_start();
         ended.extend(missed.into_iter().filter(|index| !ended.contains(index)).collect::<Vec<_>>());
         ended.retain(|index| self.children[*index].has_failed());
-        // Of several at once, one that was killed explains those that then failed.
+        // If several ended at once, a killed one is the likely cause of the others.
         ended.sort_by_key(|index| {
             self.children[*index].ended.and_then(|status| status.code()).is_some()
         });
@@ -50,7 +51,7 @@ impl Supervisor<'_> {
         fatal.or_else(|| self.cause_of_first())
     }
 
-    /// Takes in how a child has ended, and tells the other workers where they need to know.
+    /// Records how a child has ended, and notifies the other workers if they need to know.
     fn look_at_end(&mut self, index: usize) {
         let report = self.children[index].report();
         let child = &mut self.children[index];
@@ -61,19 +62,19 @@ impl Supervisor<'_> {
         let is_collective = self.rules.mode == Mode::Collective;
         if !status.success() {
             if is_collective {
-                // They stand or fall together.
+                // In a collective job the failure of one worker makes all others fail.
                 self.tell(index);
             }
             return;
         }
         let is_part = matches!(report, Some(ProcessReport::Joined | ProcessReport::Failed { .. }));
         match is_collective {
-            // Workers wait for a server that they have not told to stop.
+            // Workers wait for a server that they have not asked to stop.
             _ if child.is_server() => child.has_left = has_left_workers(report),
-            // What it had not sent is lost, and servers wait for its goodbye.
+            // Gradients that it has not sent are lost, and servers wait for its stop message.
             false => child.has_left = is_part,
-            // Whether the others still need it they know better. Who does not use Fleet needs
-            // nobody.
+            // The other workers know whether they still need it. A process that does not use Fleet
+            // needs no other.
             true if report != Some(ProcessReport::Finished) => {
                 self.tell(index);
                 if is_part {
@@ -84,8 +85,9 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Workers and servers of a job with servers that exited with code 0 without taking part, as
-    /// soon as others show that the job uses Fleet: those wait for them.
+    /// Returns workers and servers of a parameter-server job that exited with code 0 without
+    /// joining. They count as failed as soon as other processes show that the job uses Fleet, since
+    /// those wait for them.
     fn missed_at_the_start(&mut self) -> Vec<usize> {
         let waits = |child: &Child| {
             let is_worker = child.process.role == Role::Worker;
@@ -102,22 +104,21 @@ impl Supervisor<'_> {
         missed
     }
 
-    /// Whether other machines may miss a process of this one: they have not joined yet, or the job
-    /// does not use Fleet.
+    /// Whether other machines may need a process of this one that has exited without a report.
+    /// Their workers may not have joined yet, or the job may not use Fleet.
     pub(crate) fn may_be_missed(&self) -> bool {
         let is_ps = self.rules.mode != Mode::Collective;
         self.link.is_some() && is_ps && self.children.iter().any(left_without_a_word)
     }
 
-    /// The other worker that a failed one reports as the cause of its failure.
+    /// Returns the other worker that a failed one reports as the cause of its failure.
     fn follows_from(&self, index: usize) -> Option<usize> {
         let child = &self.children[index];
         let is_worker = child.process.role == Role::Worker;
         culprit(child).filter(|culprit| is_worker && *culprit != child.process.rank)
     }
 
-    /// The cause, as soon as it is known, of the failure that was seen first and follows from
-    /// another.
+    /// Returns the cause of the first failure that another worker caused, as soon as it is known.
     fn cause_of_first(&mut self) -> Option<Death> {
         let (since, first) = self.failed_first?;
         let waited = since.elapsed() >= CAUSE_TIME;
@@ -134,12 +135,12 @@ impl Supervisor<'_> {
         match blame::cause(self.children[first].process.rank, fate) {
             Cause::Ended(rank) => {
                 let index = worker(rank)?;
-                // It left with code 0 while others needed it.
+                // It exited with code 0 while others needed it.
                 self.children[index].has_left = !self.children[index].has_failed();
                 Some(self.death(index))
             }
             Cause::Open(rank) => match worker(rank) {
-                // Its machine knows more, and tells the leader.
+                // The machine of that worker knows more and reports to the leader.
                 None => Some(self.consequence(first, rank)),
                 Some(index) if waited || self.children[index].is_stopped() => {
                     let why = match self.children[first].report() {
@@ -156,8 +157,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Says which workers have left a job that others still work at: these may not need them any
-    /// more.
+    /// Warns of workers that exited while others still run. The others may not need them.
     pub(crate) fn say_leavers(&mut self) {
         let due = |(since, _): &(Instant, usize)| since.elapsed() >= LEAVER_TIME;
         let (due, later) = std::mem::take(&mut self.leavers).into_iter().partition(due);
@@ -172,8 +172,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Processes that are stopped for too long: in a job whose workers need each other that is its
-    /// end.
+    /// Reports processes that have been stopped (SIGSTOP) for too long. Returns a failure, which
+    /// ends the job, if the other workers need the process.
     pub(crate) fn stopped(&mut self) -> Option<Death> {
         if self.stopped_seen.elapsed() < STOPPED_PERIOD {
             return None;
@@ -205,8 +205,9 @@ impl Supervisor<'_> {
         None
     }
 
-    /// Processes that are left over when their job is done: those that can do nothing for it any
-    /// more. Returns whether there are none but these, and they have had their time.
+    /// Gives up processes that are left over when their job is done and that can no longer
+    /// contribute to it. Returns true if only such processes still run and `--leave_timeout` has
+    /// passed.
     pub(crate) fn gives_up_left_over(&mut self) -> bool {
         let left: Vec<usize> =
             (0..self.children.len()).filter(|index| self.children[*index].is_running()).collect();
@@ -242,8 +243,8 @@ impl Supervisor<'_> {
         true
     }
 
-    /// Whether the others have done what there was to do: all servers have ended by themselves, or
-    /// workers of a collective job have finished.
+    /// Whether the work of the job is done: all servers have exited by themselves, or workers of a
+    /// collective job have finished.
     fn is_job_done(&self) -> bool {
         self.is_done_here() || self.state_of_job().is_done
     }
@@ -258,7 +259,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Why another start of a failed server would not help, where that is known.
+    /// Returns the reason why restarting a failed server would not help, if one is known.
     fn futile_restart(&self, child: &Child) -> Option<&'static str> {
         use ProcessReport::{Failed, Finished, Serving, Starting};
         if !child.is_server() {
@@ -284,7 +285,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// The server here that is stopped, where a worker has given up waiting for servers.
+    /// Returns the failure of a stopped server on this machine, if a worker has failed because it
+    /// gave up waiting for servers.
     fn stopped_server_behind(&mut self, index: usize) -> Option<Death> {
         let worker = &self.children[index];
         let is_own_end = worker.ended.is_some_and(|status| status.code().is_some());
@@ -302,7 +304,7 @@ impl Supervisor<'_> {
         Some(self.unresponsive(server, &why))
     }
 
-    /// Servers that could not do the last part of the job, after the workers had finished.
+    /// Reports and returns servers that failed after the workers had finished.
     pub(crate) fn failed_at_their_end(&mut self) -> Vec<Death> {
         use ProcessReport::{Failed, Finished};
         let has_failed = |child: &Child| {
@@ -323,8 +325,8 @@ impl Supervisor<'_> {
         deaths
     }
 
-    /// Whether there are others who can go on without a process: what waits for it is the servers'
-    /// business.
+    /// Whether the job can continue without a process. The servers handle anything that waits for
+    /// it.
     fn is_expendable(&self, index: usize) -> bool {
         let env = &self.children[index].process.env;
         let file = env.iter().rev().find(|(name, _)| *name == names::FLEET_EXPENDABLE);
@@ -350,7 +352,7 @@ impl Supervisor<'_> {
         self.lost.push(death);
     }
 
-    /// Tells the other workers, who know each other by rank.
+    /// Notifies the other workers, which identify each other by rank.
     fn tell(&self, index: usize) {
         let child = &self.children[index];
         let Some(status) = child.ended.filter(|_| child.process.role == Role::Worker) else {
@@ -370,7 +372,8 @@ impl Supervisor<'_> {
         (self.tell_ended)(&Ended { rank, pid, how, code, follows });
     }
 
-    /// Processes of a collective job are started again together, by the job.
+    /// Returns the number of restarts allowed for a process. A collective job restarts as a whole
+    /// instead.
     fn restarts_allowed(&self, role: Role) -> u32 {
         match (self.rules.mode, role) {
             (Mode::Collective, _) => 0,
@@ -393,7 +396,8 @@ impl Supervisor<'_> {
         ));
     }
 
-    /// A process that has neither written nor reported anything in the time allowed.
+    /// Returns the failure of a process that has neither written nor reported anything within
+    /// `--start_timeout`.
     pub(crate) fn silent(&mut self) -> Option<Death> {
         let allowed = self.rules.start_timeout?;
         for index in 0..self.children.len() {
@@ -423,13 +427,13 @@ impl Supervisor<'_> {
         None
     }
 
-    /// The report of a child that has ended.
+    /// Returns the report of a child that has ended.
     fn death(&mut self, index: usize) -> Death {
         let report = self.ending(index);
         self.with_log(index, report)
     }
 
-    /// The report of a worker that failed because one of another machine did.
+    /// Returns the report of a worker that failed because a worker on another machine did.
     fn consequence(&mut self, index: usize, culprit: usize) -> Death {
         let report = format!(
             "{}\n  it reports worker {culprit} of another machine as the cause",
@@ -438,7 +442,7 @@ impl Supervisor<'_> {
         Death { follows: Some(culprit), ..self.with_log(index, report) }
     }
 
-    /// How a child has ended.
+    /// Describes how a child has ended.
     fn ending(&self, index: usize) -> String {
         let child = &self.children[index];
         let what = match child.ended {
@@ -473,7 +477,7 @@ impl Supervisor<'_> {
         report
     }
 
-    /// The report of a child that runs and does not do its part.
+    /// Returns the report of a running child that does not do its part.
     fn unresponsive(&mut self, index: usize, why: &str) -> Death {
         let child = &self.children[index];
         let title = child.title();
@@ -483,14 +487,14 @@ impl Supervisor<'_> {
                  meant to go on",
                 child.pid()
             ),
-            // A process that does not use Fleet may do its part.
+            // A process that does not use Fleet may be doing its part.
             false if child.report().is_none() => format!("{title} still runs{why}"),
             false => format!("{title} does not respond{why}"),
         };
         self.with_log(index, report)
     }
 
-    /// Adds the last lines of a child's log, where they have not been shown yet.
+    /// Adds the last lines of a child's log that have not been shown yet.
     pub(crate) fn with_log(&mut self, index: usize, mut report: String) -> Death {
         if logs::is_disk_full(&self.rules.log_dir) {
             report += &format!(
@@ -526,7 +530,7 @@ impl Supervisor<'_> {
     }
 }
 
-/// The last lines of a log as the end of a report.
+/// Formats the last lines of a log as the end of a report.
 fn shown_log(log: &str, lines: &[String], was_shown: bool) -> String {
     let title = match (lines.is_empty(), was_shown) {
         (true, true) => format!("\n  the end of {log} is shown above"),
@@ -536,7 +540,7 @@ fn shown_log(log: &str, lines: &[String], was_shown: bool) -> String {
     lines.iter().fold(title, |text, line| format!("{text}\n  | {line}"))
 }
 
-/// The worker that a failed one's report names as the cause.
+/// Returns the worker that a failed one's report names as the cause.
 fn culprit(child: &Child) -> Option<usize> {
     match child.report()? {
         ProcessReport::Failed { culprit, .. } => culprit,
@@ -544,38 +548,41 @@ fn culprit(child: &Child) -> Option<usize> {
     }
 }
 
-/// Whether a process has exited with code 0 and reported nothing. One that does not use Fleet may.
+/// Whether a process has exited with code 0 without a report. A process that does not use Fleet may
+/// do so.
 fn left_without_a_word(child: &Child) -> bool {
     let is_part = matches!(child.process.role, Role::Worker | Role::Server);
     let has_ended = child.ended.is_some() && !child.has_failed();
     is_part && has_ended && child.report().is_none()
 }
 
-/// Whether a server that exited with code 0 has left workers behind. One that does not use Fleet
-/// may have its reasons.
+/// Whether a server that exited with code 0 has left workers behind. A server that does not use
+/// Fleet may exit at any time.
 fn has_left_workers(report: Option<ProcessReport>) -> bool {
     use ProcessReport::{Failed, Serving, Starting};
     matches!(report, Some(Starting | Serving { .. } | Failed { .. }))
 }
 
-/// A crash at once is likely to happen again: each start waits longer.
+/// Returns the delay before a restart. It doubles with each restart, since an immediate crash is
+/// likely to recur.
 fn restart_delay(restarts: u32) -> Duration {
     RESTART_DELAY * 2u32.pow(restarts.min(5))
 }
 
-/// Lines of a log in a report.
+/// Limit on lines of a log in a report.
 const LAST_LINES: usize = 20;
-/// Restarts of a server when nothing was said.
+/// Default limit on restarts of a server.
 const SERVER_RESTARTS: u32 = 3;
 const RESTART_DELAY: Duration = Duration::from_millis(250);
-/// Of a process that SIGKILL ended.
+/// Exit code of a process killed by SIGKILL.
 const KILLED_CODE: u8 = 128 + signal_hook::consts::SIGKILL as u8;
-/// Of a process that SIGXCPU ended.
+/// Exit code of a process killed by SIGXCPU.
 const CPU_LIMIT_CODE: u8 = 128 + signal_hook::consts::SIGXCPU as u8;
-/// How long the worker that others name as the cause of their failure may take to end: it may still
-/// be printing its panic.
+/// Time for the worker that others name as the cause of their failure to end: it may still be
+/// printing its panic.
 const CAUSE_TIME: Duration = Duration::from_secs(2);
-/// How long workers that left with code 0 are not mentioned: the others are likely to end as well.
+/// Delay before a warning about workers that exited with code 0: the others are likely to end as
+/// well.
 const LEAVER_TIME: Duration = Duration::from_secs(2);
-/// How often it is looked which processes are stopped.
+/// Interval between checks for stopped processes.
 const STOPPED_PERIOD: Duration = Duration::from_millis(500);

@@ -1,9 +1,9 @@
-//! The command line: one table of flags, from which the parser, the help and the printed table of
-//! arguments are made.
+//! The command line: the parser, the help and the printed table of arguments all follow from one
+//! table of flags.
 //!
-//! Names are those of the documents and of the later launcher; every name is also accepted with
-//! dashes, and torchrun's names are aliases where the meaning is the same. Flags end at the script:
-//! what follows belongs to it.
+//! Names are those of the documentation and of the original's later launcher. Every name is also
+//! accepted with dashes, and torchrun's names are aliases where the meaning is the same. Flags end
+//! at the script; everything after it belongs to the script.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use fleet_base::{Error, Result, text};
@@ -12,9 +12,9 @@ use fleet_base::{Error, Result, text};
 pub struct Flag {
     pub name: &'static str,
     aliases: &'static [&'static str],
-    /// The placeholder of its value; empty for a switch.
+    /// Placeholder of its value; empty for a switch.
     value: &'static str,
-    /// What is printed, and holds, when it is not given. `None` is printed as such.
+    /// Default, which is also printed. `None` is printed as such.
     default: Option<&'static str>,
     group: &'static str,
     help: &'static str,
@@ -271,7 +271,7 @@ pub const FLAGS: &[Flag] = &[
     switch(OUTPUT, "verbose", "Print arguments and the environment of the first process"),
 ];
 
-/// Flags that other launchers have and this one does not, with the reason.
+/// Flags of other launchers that are not supported, with the reason.
 const REFUSED: &[(&str, &str)] = &[
     (
         "scale",
@@ -332,20 +332,20 @@ const fn switch(group: &'static str, name: &'static str, help: &'static str) -> 
     Flag { name, aliases: &[], value: "", default: Some("False"), group, help }
 }
 
-/// What the command line said, by names of [`FLAGS`].
+/// The parsed command line, by names of [`FLAGS`].
 pub struct Given {
     matches: ArgMatches,
 }
 
 impl Given {
-    /// Parses arguments without the program's name. The error is clap's: it also carries `--help`.
-    /// [`unknown_flag`] says better what is wrong with a flag.
+    /// Parses arguments (without the program's name). The error is clap's and also carries
+    /// `--help`. [`unknown_flag`] gives a better message for an unknown flag.
     pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Given, clap::Error> {
         let args = std::iter::once("fleetrun".to_string()).chain(args);
         Ok(Given { matches: command().try_get_matches_from(args)? })
     }
 
-    /// The value, given or default; `None` when there is neither, or when it is empty.
+    /// Returns the value, given or default; `None` if there is neither or if it is empty.
     pub fn text(&self, name: &str) -> Option<&str> {
         let value = self.matches.get_one::<String>(name).map(|value| value.trim());
         value.filter(|value| !value.is_empty())
@@ -355,7 +355,7 @@ impl Given {
         self.matches.get_flag(name)
     }
 
-    /// Whether the user wrote it (and not an empty value).
+    /// Whether the user gave this flag (with a value that is not empty).
     pub fn is_given(&self, name: &str) -> bool {
         let written = self.matches.value_source(name) == Some(ValueSource::CommandLine);
         let switch = FLAGS.iter().any(|flag| flag.name == name && flag.value.is_empty());
@@ -373,12 +373,13 @@ impl Given {
         Ok(Some(number))
     }
 
-    /// The script and its arguments.
+    /// Returns the script and its arguments.
     pub fn command(&self) -> Vec<String> {
         self.matches.get_many("command").into_iter().flatten().cloned().collect()
     }
 
-    /// A flag of other launchers that this one does not have is an error, never ignored.
+    /// Returns an error if a flag of other launchers is given that this one does not support: it is
+    /// never ignored.
     pub fn refuse_unsupported(&self) -> Result<()> {
         for (name, why) in REFUSED {
             if self.matches.value_source(name) == Some(ValueSource::CommandLine) {
@@ -388,7 +389,7 @@ impl Given {
         Ok(())
     }
 
-    /// Names and values as the original prints them, sorted by name.
+    /// Returns names and values in the original's format, sorted by name.
     pub fn table(&self) -> Vec<(String, String)> {
         let mut rows: Vec<(String, String)> = FLAGS
             .iter()
@@ -413,7 +414,7 @@ impl Given {
     }
 }
 
-/// What to say of a flag that is not there, if that is the error.
+/// Returns the error of an unknown flag, if that is what clap's error reports.
 ///
 /// ```
 /// use fleet_launch::flags::{Given, unknown_flag};
@@ -438,7 +439,7 @@ pub fn unknown_flag(error: &clap::Error) -> Option<Error> {
     ))
 }
 
-/// The parser. Its help is for people who know torchrun.
+/// Returns the parser. Its help is for users who know torchrun.
 pub fn command() -> Command {
     let mut command = Command::new("fleetrun")
         .version(env!("CARGO_PKG_VERSION"))
@@ -487,7 +488,7 @@ fn argument(flag: &'static Flag) -> Arg {
     if flag.value.is_empty() {
         return arg.action(ArgAction::SetTrue);
     }
-    // Later launchers say -1 for "not said".
+    // Later launchers use -1 for "not given".
     let arg = arg.value_name(flag.value).action(ArgAction::Set).allow_negative_numbers(true);
     match flag.default {
         Some(default) if !default.is_empty() => arg.default_value(default),

@@ -1,12 +1,12 @@
-//! No orphans, however the launcher ends.
+//! Ensures that no process outlives the launcher, however it ends.
 //!
-//! Four nets, each for what slips through the one before:
-//! 1. every child is the leader of a process group, which is signalled as a whole;
-//! 2. on Linux the kernel kills a child whose launcher is gone (parent-death signal);
-//! 3. a guard, a second process of the own executable, waits at the end of a pipe: when the
-//!    launcher ends without saying so (kill -9, a crash), it kills the groups;
-//! 4. every process of a launch carries a mark in its environment; what still carries it at the
-//!    end, a daemon that left its group, is found in /proc and killed.
+//! Four mechanisms, each for processes that escape the previous one:
+//! 1. Every child is the leader of a process group, which is signalled as a whole.
+//! 2. On Linux the kernel kills a child when its launcher ends (parent-death signal).
+//! 3. A guard, a second process of the same executable, reads from a pipe. If the pipe closes
+//!    without a message from the launcher (kill -9, a crash), the guard kills the groups.
+//! 4. Every process of a launch carries a mark in its environment. Processes that still carry it at
+//!    the end, such as a daemon that left its group, are found in /proc and killed.
 
 use fleet_base::{Error, Result};
 use fleet_topology::names;
@@ -25,20 +25,20 @@ pub struct Guard {
     pipe: Option<ChildStdin>,
     mark: String,
     scratch: PathBuf,
-    /// Groups that have not ended, for another guard.
+    /// Process groups that have not ended; a replacement guard gets this list.
     groups: BTreeSet<u32>,
     replaced: u32,
 }
 
 impl Guard {
-    /// `scratch` is a folder to remove in the launcher's place.
+    /// Starts a guard. It removes the folder `scratch` if the launcher cannot.
     pub fn start(mark: &str, scratch: &Path) -> Result<Guard> {
         let (child, pipe) = Guard::spawn(mark, scratch)?;
         let (mark, scratch) = (mark.to_string(), scratch.to_path_buf());
         Ok(Guard { child, pipe, mark, scratch, groups: BTreeSet::new(), replaced: 0 })
     }
 
-    /// Another guard in the place of one that has ended, up to a limit.
+    /// Starts a guard in place of one that has ended, up to a limit.
     pub fn replace(&mut self) -> Result<()> {
         if self.replaced >= REPLACED_MAX {
             return Err(Error::exhausted(format!("{REPLACED_MAX} others have ended before")));
@@ -73,26 +73,26 @@ impl Guard {
         self.child.id()
     }
 
-    /// A group to kill if the launcher should be gone.
+    /// Adds a process group to kill if the launcher ends without cleaning up.
     pub fn add(&mut self, group: u32) {
         self.groups.insert(group);
         self.tell(&format!("{group}\n"));
     }
 
-    /// A group that has ended: its number may soon be somebody else's.
+    /// Removes a process group that has ended: the system may soon reuse its number.
     pub fn remove(&mut self, group: u32) {
         self.groups.remove(&group);
         self.tell(&format!("-{group}\n"));
     }
 
     fn tell(&mut self, line: &str) {
-        // A guard that was killed is one net less, and no reason to stop a job.
+        // Losing the guard weakens the protection but is no reason to stop a job.
         if let Some(pipe) = &mut self.pipe {
             let _ = pipe.write_all(line.as_bytes());
         }
     }
 
-    /// The launcher has cleaned up itself.
+    /// Ends the guard after the launcher has cleaned up.
     pub fn dismiss(mut self) {
         self.tell("done\n");
         self.pipe = None;
@@ -100,10 +100,10 @@ impl Guard {
     }
 }
 
-/// What the guard process does.
+/// Runs the guard process.
 pub fn run(mark: &str, scratch: &Path) {
-    // Ctrl-C at the terminal is not for the guard; it ends with its pipe. Nothing can be done when
-    // this fails, and nothing depends on it.
+    // Ctrl-C at the terminal must not end the guard, which ends with its pipe. Registration may
+    // fail; the guard then works without it.
     for signal in
         [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP]
     {
@@ -126,14 +126,14 @@ pub fn run(mark: &str, scratch: &Path) {
         let _ = kill_process_group(group, Signal::KILL);
     }
     sweep(mark, &[]);
-    // Temporary files are cleaned up by others if this fails.
+    // If this fails, the next launch removes the folder.
     let _ = std::fs::remove_dir_all(scratch);
 }
 
-/// Kills every process that carries the mark; how many there were.
+/// Kills every process that carries the mark and returns their number.
 pub fn sweep(mark: &str, spared: &[u32]) -> usize {
     let mut killed = BTreeSet::new();
-    // A process that forks while it is looked for is found in the next round.
+    // A child that is forked during a search is found in the next round.
     for _ in 0..ROUNDS_MAX {
         let found = marked(mark, spared);
         if found.is_empty() {
@@ -150,7 +150,7 @@ pub fn sweep(mark: &str, spared: &[u32]) -> usize {
     killed.len()
 }
 
-/// Processes, apart from the own one, whose environment has the mark. Empty where there is no
+/// Returns the processes, except this one, whose environment has the mark. Empty on systems without
 /// /proc.
 pub fn marked(mark: &str, spared: &[u32]) -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
@@ -160,7 +160,7 @@ pub fn marked(mark: &str, spared: &[u32]) -> Vec<u32> {
     pids.filter(|pid: &u32| *pid != own && !spared.contains(pid))
         .filter(|pid| {
             let mut bytes = Vec::new();
-            // Of other users, or gone by now: not ours.
+            // Processes of other users, and those that have ended, are not ours.
             let Ok(file) = std::fs::File::open(format!("/proc/{pid}/environ")) else {
                 return false;
             };
@@ -170,10 +170,11 @@ pub fn marked(mark: &str, spared: &[u32]) -> Vec<u32> {
         .collect()
 }
 
-/// Guards that are started in place of others: whatever ends so many ends the next one, too.
+/// Limit on replacement guards: a cause that ends this many would end the next one too.
 const REPLACED_MAX: u32 = 3;
-/// Looks for marked processes; each round finds children of the one before.
+/// Limit on searches for marked processes; each round finds children of the previous one.
 const ROUNDS_MAX: usize = 20;
 const ROUND: std::time::Duration = std::time::Duration::from_millis(5);
-/// The system's limit on arguments and environment is 2 MiB by default.
+/// Limit on bytes read from an environment. The system's default limit on arguments and environment
+/// is 2 MiB.
 const ENVIRON_BYTES_MAX: u64 = 8 << 20;

@@ -1,4 +1,4 @@
-//! A whole job: preparation, attempts, the exit code.
+//! Runs a whole job: preparation, attempts, the exit code.
 
 use crate::cluster::{Cluster, Process, Run};
 use crate::console::Console;
@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// `fleetrun` from its arguments (without the program's name) to its exit code.
+/// Runs `fleetrun` with its arguments (without the program's name) and returns the exit code.
 pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
     if let [argument, mark, scratch] = args.as_slice()
         && argument == guard::ARGUMENT
@@ -38,7 +38,7 @@ pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
     let given = match Given::parse(args) {
         Ok(given) => given,
         Err(error) => {
-            // Help is no error, and goes to the standard output.
+            // The text of `--help` is not an error and goes to the standard output.
             let _ = match unknown_flag(&error) {
                 Some(unknown) => {
                     writeln!(std::io::stderr(), "error: {}", printable(&unknown.to_string()))
@@ -64,7 +64,7 @@ pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
     }
 }
 
-/// Everything that is known before the first process starts.
+/// Everything known before the first process starts.
 pub(crate) struct Job {
     pub options: Options,
     pub env: Env,
@@ -145,12 +145,13 @@ impl Job {
             leave_timeout: options.leave_timeout,
             follow: options.follow,
             log_dir: options.log_dir.clone(),
-            // As the original does: collective logs grow, the others begin anew.
+            // As in the original: logs of collective jobs are appended to, others are emptied.
             new_logs: options.log_overwrite || options.mode != Mode::Collective,
         }
     }
 
-    /// A job on one machine makes its secret; several machines must be told one.
+    /// Returns the job's secret. A job on one machine generates it; for several machines the user
+    /// must provide it.
     fn token(&self, members: &Members) -> Result<Token> {
         if let Some(token) = &self.options.token {
             return Ok(token.clone());
@@ -164,7 +165,7 @@ impl Job {
     }
 }
 
-/// One attempt after another, until the job is done or may not be started again.
+/// Runs attempts until the job is done or may not be restarted.
 pub(crate) struct Attempts<'a> {
     pub job: &'a Job,
     pub rules: Rules,
@@ -177,7 +178,7 @@ pub(crate) struct Attempts<'a> {
 }
 
 impl Attempts<'_> {
-    /// A job whose processes are all here.
+    /// Runs a job whose processes are all on this machine.
     fn alone(&mut self, cluster: &Cluster) -> Result<u8> {
         if self.job.options.is_elastic() {
             self.console
@@ -185,15 +186,15 @@ impl Attempts<'_> {
         }
         let allowed = match self.rules.mode {
             Mode::Collective => self.rules.max_restart.unwrap_or(0),
-            // Processes are started again one by one.
+            // Processes are restarted individually.
             _ => 0,
         };
         loop {
-            // Each attempt has a store of its own, with nothing of the one before in it.
+            // Each attempt gets a new store, without keys of the previous one.
             let store = self.store()?;
             let at = self.run.master.as_ref().map_or("127.0.0.1", |master| master.host.as_str());
             let at = Endpoint::new(at, store.address().port());
-            // Port 0 was a wish, not an address.
+            // Replaces port 0 by the port that the system chose.
             self.run.master = self.run.master.take().map(|_| at.clone());
             self.run.store = Some(at);
             let attempt = link::attempt(&self.run.job_id, self.run.restarts.into());
@@ -220,13 +221,13 @@ impl Attempts<'_> {
         }
     }
 
-    /// The store of the job's processes; at the master's address when there is one.
+    /// Starts the store of the job's processes, at the master's address if one is given.
     fn store(&self) -> Result<StoreServer> {
         let token = self.run.token.as_ref().ok_or_else(|| Error::internal("no token"))?;
         let own = Endpoint::new("127.0.0.1", 0);
         let address = self.run.master.as_ref().unwrap_or(&own);
         let log = Log::new(|line| {
-            // A terminal that is gone is no reason to stop a job.
+            // A closed terminal is no reason to stop a job.
             let _ = writeln!(std::io::stderr(), "fleetrun: {line}");
         });
         let listener =
@@ -234,7 +235,7 @@ impl Attempts<'_> {
         link::serve(listener, token, link::vigilance(self.rules.silence_timeout), log)
     }
 
-    /// The last words, and the exit code: that of the first worker which the job ended without.
+    /// Prints the final message and returns the exit code: that of the first lost process, or 0.
     pub fn done(&mut self, lost: &[Death]) -> u8 {
         let seconds = self.begun.elapsed().as_secs_f64();
         let of = |role: Role| lost.iter().filter(|death| death.role == role).count();
@@ -261,7 +262,7 @@ impl Attempts<'_> {
         128 + signal as u8
     }
 
-    /// Starts the processes of this machine and sees to them until they have ended.
+    /// Starts the processes of this machine and supervises them until they have ended.
     pub fn one(
         &mut self,
         cluster: &Cluster,
@@ -282,12 +283,12 @@ impl Attempts<'_> {
             tell_ended,
         );
         let end = supervisor.run(processes);
-        // A later start adds to the logs of this one.
+        // A later attempt appends to the logs of this one.
         self.rules.new_logs = false;
         end
     }
 
-    /// The header, or with -v the documents' tables.
+    /// Prints the header and, with -v, the tables of the documentation.
     fn announce(&mut self, cluster: &Cluster, processes: &[Process]) -> Result<()> {
         let is_collective = self.rules.mode == Mode::Collective;
         if is_collective {
@@ -352,7 +353,8 @@ impl Attempts<'_> {
     }
 }
 
-/// `fleetrun: collective, 2 workers here, logs in log/ (worker 0 is shown)`.
+/// Returns the header: `fleetrun: train.py: collective, 2 workers; logs in log, the first worker's
+/// is shown`.
 fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &str) -> String {
     let mode = match cluster.mode {
         Mode::Collective => "collective",
@@ -383,7 +385,7 @@ fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &s
     )
 }
 
-/// Signals arrive as events, from a thread of their own.
+/// Starts a thread that forwards signals as events.
 fn listen(sender: Sender<Event>) -> Result<()> {
     use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     let caught = [SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM];
@@ -403,10 +405,10 @@ fn listen(sender: Sender<Event>) -> Result<()> {
         .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))
 }
 
-/// Descendants whose parents end come to the launcher, so that it can reap them.
+/// Makes the launcher the subreaper of its descendants, so that it reaps orphans.
 #[cfg(target_os = "linux")]
 fn become_reaper() {
-    // Without it orphans go to init, and the mark still finds them.
+    // Without it init adopts orphans, and the mark still finds them.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
@@ -417,7 +419,7 @@ fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string()
 }
 
-/// `2 * bytes` digits that nobody can guess.
+/// Returns `2 * bytes` unpredictable hexadecimal digits.
 pub(crate) fn random_hex(bytes: usize) -> Result<String> {
     let mut random = vec![0; bytes];
     getrandom::fill(&mut random).map_err(|error| {
@@ -426,5 +428,5 @@ pub(crate) fn random_hex(bytes: usize) -> Result<String> {
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// What clap exits with, too.
+/// Exit code for invalid usage; the same as clap's.
 pub(crate) const USAGE_CODE: u8 = 2;

@@ -1,20 +1,22 @@
-//! The leader's part of a job on several machines: who takes part, when all start, when all stop.
+//! The leader of a job on several machines: it decides which machines take part, and when all start
+//! and stop.
 //!
-//! The launcher that hosts the store leads. It looks at what the others wrote, and writes one
-//! value, the plan; everybody else follows the plan and writes only about itself:
+//! The launcher that hosts the store leads; with etcd, the one that holds the key `leader`. It
+//! reads the values of the other launchers and writes one value, the plan. Every other launcher
+//! follows the plan and writes only about itself:
 //!
 //! | key | written by | value |
 //! | --- | --- | --- |
-//! | `plan` | the leader | what all do now (below) |
-//! | `node/ID` | that machine | its host, wanted number, processes with their ports |
+//! | `plan` | the leader | the current plan (below) |
+//! | `node/ID` | that machine | its host, requested number, processes with their ports |
 //! | `beat/ID` | that machine, every second | a counter |
 //! | `result/GENERATION/ID` | that machine | how its processes ended |
-//! | `state/GENERATION/ID` | that machine | workers have joined; its servers have finished |
-//! | `ended/GENERATION/RANK` | the machine of that worker, at once | its process, and how it ended |
-//! | `left/ID`, `bye/ID` | that machine | it goes; it has read that the job is over |
-//! | `gone/ARRIVED` | the machine that leads | the connection of that launcher broke for good |
+//! | `state/GENERATION/ID` | that machine | whether workers joined; whether its servers finished |
+//! | `ended/GENERATION/RANK` | that worker's machine, immediately | its process, and how it ended |
+//! | `left/ID`, `bye/ID` | that machine | it leaves; it has read that the job is over |
+//! | `gone/ARRIVED` | the host of the store | the connection of that launcher broke for good |
 //!
-//! A plan has a generation and a state: `run` (start these processes), `stop` (end them, another
+//! A plan has a generation and a state: `run` (start these processes), `stop` (stop them, another
 //! generation follows), `over` (the job is done or has failed: exit with this code).
 
 use crate::beats::Beats;
@@ -30,7 +32,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// What the leader keeps to.
+/// Settings of the leader.
 #[derive(Clone, Debug)]
 pub struct LeaderRules {
     pub min: usize,
@@ -38,35 +40,35 @@ pub struct LeaderRules {
     pub level: ElasticLevel,
     pub max_restart: u32,
     pub join_timeout: Duration,
-    /// How long an elastic job waits for more machines than it needs.
+    /// Time for which an elastic job waits for more machines than it needs.
     pub elastic_timeout: Duration,
-    /// Nothing for this long, and a machine is lost.
+    /// Time without a heartbeat after which a machine is lost.
     pub silence: Duration,
     pub stop_timeout: Duration,
-    /// Of processes, as their store is told.
+    /// The same for processes; their store applies it.
     pub process_silence: Duration,
     pub sort_ip: bool,
-    /// The hosts of the job by number, where a list has said them.
+    /// Hosts of the job by number, if a list gives them.
     pub hosts: Vec<String>,
-    /// Another machine can take the lead.
+    /// Another machine can become the leader.
     pub hands_over: bool,
 }
 
-/// The leader, with the job as it sees it.
+/// The leader and its view of the job.
 pub struct Leader<'a> {
     store: &'a dyn Store,
     rules: &'a LeaderRules,
     own: &'a str,
-    /// Makes a store for the processes of a generation and gives its address.
+    /// Creates a store for the processes of a generation and returns its address.
     new_store: &'a mut dyn FnMut() -> Result<String>,
     say: &'a dyn Fn(String),
-    /// Tells the workers of a generation that one of them has ended: its rank, and what its machine
-    /// says.
+    /// Notifies the workers of a generation that one of them has ended. Arguments: generation,
+    /// rank, and the report of that worker's machine.
     ended: &'a dyn Fn(u64, usize, &Value),
     ended_told: BTreeSet<String>,
-    /// Workers of this generation that have ended badly, in the order in which that was heard.
+    /// Failed workers of this generation, in the order in which the leader learnt of them.
     deaths: Vec<(usize, Value)>,
-    /// Since when a machine has failed.
+    /// Time at which the leader first found that processes of a machine had failed.
     failed_since: Option<Instant>,
     generation: u64,
     failures: u32,
@@ -75,17 +77,17 @@ pub struct Leader<'a> {
     beats: Beats,
     results: HashMap<String, Value>,
     states: HashMap<String, MachineState>,
-    /// The plan of the generation that runs.
+    /// Plan of the running generation.
     run_plan: Value,
     left: Vec<String>,
-    /// Launchers whose connection broke for good, by the number of their arrival.
+    /// Launchers whose connection broke for good, by their order of arrival.
     gone: Vec<String>,
-    /// Who led before this machine, and is gone.
+    /// The previous leader, which is lost.
     lost: Option<String>,
     stage: Stage,
 }
 
-/// Where to go on.
+/// Stage in which [`Leader::lead`] continues.
 #[derive(Clone, Copy)]
 enum Stage {
     Form,
@@ -94,7 +96,7 @@ enum Stage {
     Over,
 }
 
-/// What follows from what happened.
+/// Decision about the running generation.
 enum Verdict {
     Over {
         code: u8,
@@ -104,7 +106,7 @@ enum Verdict {
     Again {
         reason: String,
     },
-    /// This machine goes, and another one leads.
+    /// This machine leaves, and another one leads.
     HandOver,
 }
 
@@ -142,7 +144,7 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Goes on from the plan of a leader that is gone.
+    /// Continues from the plan of a lost leader.
     pub fn adopt(&mut self, plan: &Value) {
         let ids = |list: &Value, name: &str| -> Vec<String> {
             let all = list.as_array().into_iter().flatten();
@@ -165,7 +167,8 @@ impl<'a> Leader<'a> {
         };
     }
 
-    /// Leads until the job is over and everybody knows; false when another machine is to lead.
+    /// Leads until the job is over and all machines know it. Returns false if another machine is to
+    /// lead.
     pub fn lead(&mut self) -> Result<bool> {
         loop {
             let verdict = match std::mem::replace(&mut self.stage, Stage::Form) {
@@ -204,7 +207,7 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Waits for machines and publishes who runs; a verdict when too few came.
+    /// Waits for machines and publishes the plan to run. Returns a verdict if too few join.
     fn form(&mut self) -> Result<Option<Verdict>> {
         let begun = Instant::now();
         let first = self.generation == 0;
@@ -236,7 +239,7 @@ impl<'a> Leader<'a> {
             if begun.elapsed() >= self.rules.join_timeout && candidates.len() < needed {
                 return Ok(Some(self.too_few(&candidates, needed)));
             }
-            // The own machine comes in a moment.
+            // Skipped before the first machine, this one, has joined.
             let is_due = said.map_or(!candidates.is_empty(), |said| said.elapsed() >= SAY_PERIOD);
             if is_due {
                 said = Some(Instant::now());
@@ -252,21 +255,21 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// The end of a job whose machines were started with flags that do not fit together.
+    /// Ends the job if its machines were started with conflicting flags.
     fn differing(&self) -> Option<Verdict> {
         let difference =
             |id: &String| terms::difference(self.with_terms(self.own), self.with_terms(id));
         let alive = self.alive(self.nodes.keys().cloned().collect());
         if !alive.iter().any(|id| id == self.own) {
-            // It comes in a moment.
+            // This machine joins in a moment.
             return None;
         }
         let reason = alive.iter().find_map(difference)?.to_string();
         Some(Verdict::Over { code: USAGE_CODE, reason, culprit: String::new() })
     }
 
-    /// The machine was started with flags that fit to those of the leader. One that was not, and
-    /// comes to a job that runs, finds that out and leaves.
+    /// Whether a machine was started with the same flags as the leader. A machine with other flags
+    /// that joins a running job detects this itself and leaves.
     fn fits(&self, id: &str) -> bool {
         let own = self.nodes.contains_key(self.own).then(|| self.with_terms(self.own));
         own.is_none_or(|own| terms::difference(own, self.with_terms(id)).is_none())
@@ -276,8 +279,8 @@ impl<'a> Leader<'a> {
         (self.host(id), self.nodes.get(id).map_or(&Value::Null, |node| &node["terms"]))
     }
 
-    /// Survivors in their order, then newcomers in order of arrival; when all of them say a number,
-    /// by it.
+    /// Returns survivors in their order, then newcomers in order of arrival or, with `sort_ip`, of
+    /// address. Machines that request a number come first, by number.
     fn candidates(&self, survivors: &[String]) -> Vec<String> {
         let survivors = self.alive(survivors.to_vec());
         let known = |id: &String| survivors.contains(id);
@@ -326,7 +329,7 @@ impl<'a> Leader<'a> {
         Ok(None)
     }
 
-    /// Watches a generation until something must be decided.
+    /// Watches a generation until a decision is due.
     fn watch(&mut self) -> Result<Verdict> {
         loop {
             self.refresh()?;
@@ -338,8 +341,8 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Publishes the plan again when the job has come further: a machine knows only of its own
-    /// processes that they have joined, or that its servers have finished.
+    /// Publishes the plan again when the state of the job changes. A machine by itself knows only
+    /// whether its own processes have joined and its own servers have finished.
     fn publish_progress(&mut self) -> Result<()> {
         let progress = self.progress().to_value();
         if self.run_plan["progress"] != progress {
@@ -369,8 +372,7 @@ impl<'a> Leader<'a> {
     fn judge(&mut self) -> Option<Verdict> {
         let ended = |id: &String| self.results.get(id).and_then(|it| it["end"].as_str());
         let failed = || self.members.iter().filter(|id| ended(id) == Some("failed"));
-        // Workers fail by the death of a server or by a process that does not respond, not the
-        // other way round.
+        // A lost server or an unresponsive process makes workers fail, not the other way round.
         let is_cause = |id: &&String| {
             self.results[*id]["is_server"] == true || self.results[*id]["code"] == HANG_CODE
         };
@@ -395,7 +397,7 @@ impl<'a> Leader<'a> {
         if let Some(id) = gone.cloned() {
             return Some(self.gone(&id));
         }
-        // Near the end nobody is let in: what is finished would be done again.
+        // No machine joins near the end: a new generation would repeat finished work.
         let none_ended = self.members.iter().all(|id| ended(id).is_none());
         if self.rules.level == ElasticLevel::Range
             && self.members.len() < self.rules.max
@@ -412,7 +414,8 @@ impl<'a> Leader<'a> {
         None
     }
 
-    /// All machines are done; some may have lost workers that the others could do without.
+    /// Returns the verdict when all machines are done; some may have lost workers that the others
+    /// could do without.
     fn finished(&self) -> Verdict {
         let code = |id: &&String| -> Option<u8> {
             u8::try_from(self.results.get(*id)?["code"].as_u64()?).ok()
@@ -425,9 +428,10 @@ impl<'a> Leader<'a> {
         Verdict::Over { code: code(&id).unwrap_or(1), reason, culprit: id.clone() }
     }
 
-    /// Workers fail by each other's deaths, on other machines faster than the first death is known:
-    /// it is waited for a moment. A machine that is lost explains those that wait for its workers;
-    /// one that was killed explains the others; otherwise the first one.
+    /// Returns the verdict about a failed machine, or `None` to wait for more reports. Workers on
+    /// other machines often fail before the first failure is known, so this waits a moment. A lost
+    /// machine is the cause of failures of workers that waited for its workers. Otherwise a killed
+    /// worker is the cause, or else the first one that names no other worker.
     fn failed(&mut self, mut id: String) -> Option<Verdict> {
         let killed = |it: &&(usize, Value)| it.1["code"].as_u64().is_some_and(|code| code > 128);
         let caused = |it: &&(usize, Value)| it.1["follows"].is_null();
@@ -436,13 +440,14 @@ impl<'a> Leader<'a> {
         let culprit = culprit.cloned();
         let since = *self.failed_since.get_or_insert_with(Instant::now);
         let is_killed = culprit.as_ref().is_some_and(|it| killed(&it));
-        // One that follows from another is not the first; the launcher of that one may still wait.
+        // A failure that names another worker is not the first. The launcher of the named worker
+        // may still be waiting for it.
         let open = self.open_cause(&id).filter(|_| !is_killed);
         if let Some(machine) = open.and_then(|rank| self.machine_of(rank)) {
             if !self.is_alive(&machine) {
                 return Some(self.gone(&machine));
             }
-            // It may be lost: its next sign of life says that it is not.
+            // The machine may be lost: its next heartbeat would show that it is not.
             if !self.has_beaten_since(&machine, since) {
                 return None;
             }
@@ -455,7 +460,7 @@ impl<'a> Leader<'a> {
         if let Some((rank, death)) = culprit
             && let Some(other) = death["id"].as_str().filter(|other| *other != id)
         {
-            // Its machine says more, when it has stopped its processes.
+            // That machine reports more once it has stopped its processes.
             let pid = &death["pid"];
             let how = death["how"].as_str().unwrap_or("ended");
             let was = if how.starts_with("killed") { "was " } else { "" };
@@ -473,8 +478,9 @@ impl<'a> Leader<'a> {
         Some(self.failure(&id, &result))
     }
 
-    /// The worker to which reports of failed workers lead, where nothing is known of its end: first
-    /// those of workers, then that of machine `id`.
+    /// Follows the reports of failed workers to a worker whose end is not known, if they lead to
+    /// one. Starts from the first failed worker or, if none is known, from the failure of machine
+    /// `id`.
     fn open_cause(&self, id: &str) -> Option<usize> {
         let rank_of = |value: &Value| value.as_u64().and_then(|rank| usize::try_from(rank).ok());
         let is_worker = |it: &&Value| it["end"] == "failed" && it["is_server"] != true;
@@ -495,8 +501,8 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// The machine of a worker. Machines of a list name the ranks of theirs; otherwise ranks count
-    /// through the machines.
+    /// Returns the machine of a worker. Machines from a list publish their ranks; otherwise ranks
+    /// count up through the machines in the order of the plan.
     fn machine_of(&self, rank: usize) -> Option<String> {
         let mut first = 0;
         for node in self.run_plan["nodes"].as_array()? {
@@ -576,7 +582,7 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Waits until every member has stopped its processes, or is gone.
+    /// Waits until every member has stopped its processes or is lost.
     fn await_stopped(&mut self) -> Result<()> {
         let until = Instant::now() + self.rules.stop_timeout + STOP_SLACK;
         loop {
@@ -589,7 +595,7 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// The store goes with the leader, so that it stays until everybody has read the end.
+    /// Waits until all machines have read the final plan, since the store ends with the leader.
     fn await_farewells(&mut self) -> Result<()> {
         let until = Instant::now() + self.rules.stop_timeout + STOP_SLACK;
         loop {
@@ -605,7 +611,7 @@ impl<'a> Leader<'a> {
 
     fn refresh(&mut self) -> Result<()> {
         let limits = Limits::within(CALL_TIME);
-        // An etcd may take as long to answer.
+        // The gap tells nothing with etcd, which may take that long to answer.
         let now = Instant::now();
         if let Some(gap) = self.beats.look(now).filter(|_| !self.rules.hands_over) {
             (self.say)(format!(
@@ -616,15 +622,15 @@ impl<'a> Leader<'a> {
             ));
         }
         for (key, value) in self.store.list("node/", &limits)? {
-            // What cannot be read is no machine of ours.
+            // A value that cannot be parsed is not from a machine of this job.
             if let Ok(node) = serde_json::from_slice(&value) {
                 self.nodes.insert(key["node/".len()..].to_string(), node);
             }
         }
         for (key, value) in self.store.list("beat/", &limits)? {
             let id = key["beat/".len()..].to_string();
-            // What an earlier leader knew of may have been gone for long: a strange machine is
-            // alive once it beats.
+            // Keys may be left from machines that were lost long ago. After a change of leader, an
+            // unknown machine counts as alive only after its second heartbeat.
             let counts = self.lost.is_none() || id == self.own || self.members.contains(&id);
             self.beats.hear(id, value, counts, now);
         }
@@ -663,7 +669,7 @@ impl<'a> Leader<'a> {
         Ok(())
     }
 
-    /// `, without 10.0.0.2`, as far as a list says who should come.
+    /// Returns `, without 10.0.0.2` for hosts of the list that have not joined.
     fn missing(&self, candidates: &[String]) -> String {
         let came = |number: &usize| {
             candidates.iter().any(|id| self.nodes[id]["rank"].as_u64() == Some(*number as u64))
@@ -688,7 +694,7 @@ impl<'a> Leader<'a> {
         beat && !is_lost && !self.left.iter().any(|left| left == id)
     }
 
-    /// The connection to its launcher broke for good.
+    /// Whether the connection to its launcher broke for good.
     fn is_cut_off(&self, id: &str) -> bool {
         let arrived = self.nodes.get(id).and_then(|node| node["arrived"].as_i64());
         arrived.is_some_and(|arrived| self.gone.contains(&arrived.to_string()))
@@ -712,16 +718,16 @@ impl<'a> Leader<'a> {
 }
 
 const TICK: Duration = Duration::from_millis(50);
-/// How long the first death may take to be known after one that follows from it.
+/// Wait for reports of an earlier failure after a failure that may follow from it.
 const SETTLE: Duration = Duration::from_millis(500);
-/// The same where all known deaths follow from one that is not known yet.
+/// The same if all known failures follow from one that is not yet known.
 const CAUSE_TIME: Duration = Duration::from_secs(2);
 const SAY_PERIOD: Duration = Duration::from_secs(5);
-/// After a loss, those who are left go on when nobody has come for this long.
+/// After a loss, the remaining machines restart when no machine has joined for this long.
 const REFORM_QUIET: Duration = Duration::from_secs(2);
-/// A call to the own store; it fails only when the machine is at its end.
+/// Limit on a call to this machine's own store, which fails only if the machine is overloaded.
 const CALL_TIME: Duration = Duration::from_secs(20);
-/// On top of the time that processes have to stop.
+/// Slack in addition to the time that processes get to stop.
 const STOP_SLACK: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -747,7 +753,7 @@ mod tests {
         }
     }
 
-    /// A machine that has come, and that will have read the end.
+    /// Adds a machine that has joined and that is recorded as having read the final plan.
     fn come(store: &MemoryStore, id: &str, rank: Option<usize>, arrived: i64, workers: usize) {
         let node = json!({ "host": id, "rank": rank, "arrived": arrived,
             "workers": vec![json!({ "port": 1 }); workers], "servers": [] });
@@ -757,7 +763,7 @@ mod tests {
         }
     }
 
-    /// The same, started in a mode.
+    /// The same for a machine started in a given mode.
     fn come_with(store: &MemoryStore, id: &str, mode: Mode) {
         come(store, id, None, 1, 1);
         let nodes = Nodes { min: 2, max: 2 };
@@ -793,7 +799,7 @@ mod tests {
         })
     }
 
-    /// The plan, once it is of this generation and state.
+    /// Waits until the plan has this generation and state, and returns it.
     fn plan(store: &MemoryStore, generation: u64, state: &str) -> Value {
         let begun = Instant::now();
         loop {
@@ -885,7 +891,7 @@ mod tests {
         };
         say(&store, "state/0/10.0.0.3", r#"{"joined":true,"done":false}"#);
         await_progress(true, false);
-        // One of two machines with servers has none left, then both have none.
+        // First one of the two machines with servers is done, then both are.
         say(&store, "state/0/10.0.0.1", r#"{"joined":false,"done":true}"#);
         say(&store, "state/0/10.0.0.3", r#"{"joined":false,"done":false}"#);
         await_progress(false, false);
@@ -925,8 +931,8 @@ mod tests {
         come(&store, "10.0.0.2", None, 2, 1);
         let leader = lead(&store, rules(2, 2));
         plan(&store, 0, "run");
-        // The first has noticed the death of the second's worker before anybody said so, and
-        // failed.
+        // The failure of a worker on the first machine is reported first, but its cause is the
+        // killed worker on the second.
         say(
             &store,
             "ended/0/0",
@@ -982,7 +988,7 @@ mod tests {
         come(&store, "10.0.0.2", None, 2, 1);
         let leader = lead(&store, rules(2, 2));
         plan(&store, 0, "run");
-        // A worker of the other machine has noticed it before.
+        // A worker of the other machine has noticed it earlier.
         let result = r#"{"end":"failed","code":1,"report":"rank 1 died","rank":0,"follows":1}"#;
         say(&store, "result/0/10.0.0.1", result);
         say(&store, "gone/2", "1");
@@ -993,7 +999,7 @@ mod tests {
         leader.join().unwrap().unwrap();
     }
 
-    /// Runs `check` with a leader of two machines with a worker each, which have come.
+    /// Runs `check` with the leader of two machines with one worker each, which have joined.
     fn with_leader(ranks: [Value; 2], check: impl FnOnce(&mut Leader<'_>)) {
         let (store, rules) = (MemoryStore::new(), rules(2, 2));
         let mut new_store = || Ok("10.0.0.1:1".to_string());
@@ -1020,7 +1026,7 @@ mod tests {
                 "rank": 0, "follows": 1 });
             leader.results.insert("10.0.0.1".into(), result);
             assert!(leader.judge().is_none());
-            // Later, but the other machine has not beaten since.
+            // Time has passed, but the other machine has sent no heartbeat since.
             let before = Instant::now().checked_sub(CAUSE_TIME).unwrap();
             let (own, other) = ("10.0.0.1".to_string(), "10.0.0.2".to_string());
             leader.beats = Beats::new(before);
@@ -1028,7 +1034,7 @@ mod tests {
             leader.beats.hear(other.clone(), b"1".to_vec(), true, before);
             leader.failed_since = Some(before);
             assert!(leader.judge().is_none());
-            // It has, so that the cause is none that the machine explains.
+            // After its heartbeat the other machine is not the cause.
             leader.beats.hear(other, b"2".to_vec(), true, Instant::now());
             let Some(Verdict::Over { culprit, reason, .. }) = leader.judge() else {
                 panic!("no verdict")
@@ -1043,7 +1049,7 @@ mod tests {
             assert_eq!(leader.machine_of(1).as_deref(), Some("10.0.0.2"));
             assert_eq!(leader.machine_of(2), None);
         });
-        // A list need not have the workers of a machine in a row.
+        // In a list, the ranks of a machine need not be consecutive.
         with_leader([json!([1]), json!([0])], |leader| {
             assert_eq!(leader.machine_of(0).as_deref(), Some("10.0.0.2"));
             assert_eq!(leader.machine_of(1).as_deref(), Some("10.0.0.1"));
@@ -1075,8 +1081,8 @@ mod tests {
         let second = lead_on(&store, elastic(), "10.0.0.2", Some(run));
         let stop = plan(&store, 0, "stop");
         assert_eq!(stop["reason"], "machine 10.0.0.1 was stopped by its user");
-        // The second is lost in the middle of stopping, and a third goes on from there. What is
-        // left of a machine that is gone for long is not taken for one.
+        // The second machine is lost while stopping, and a third continues from there. Keys left by
+        // a machine that was lost long ago do not count as a machine.
         come(&store, "10.0.0.9", None, 0, 1);
         say(&store, "left/10.0.0.2", "1");
         come(&store, "10.0.0.3", None, 3, 1);
@@ -1087,7 +1093,7 @@ mod tests {
         say(&store, "result/1/10.0.0.3", r#"{"end":"finished"}"#);
         assert_eq!(plan(&store, 1, "over")["code"], 0);
         assert!(third.join().unwrap().unwrap());
-        // Without another level the loss of the leader is the end.
+        // With elastic level 0 the loss of the leader ends the job.
         let store = MemoryStore::new();
         come(&store, "10.0.0.1", None, 1, 1);
         come(&store, "10.0.0.2", None, 2, 1);

@@ -1,9 +1,9 @@
-//! `fleetrun` as a library: starts the processes of a job, watches them, says what went wrong.
+//! `fleetrun` as a library: starts the processes of a job, supervises them, and reports failures.
 //!
-//! It knows nothing of tensors or of what the processes do, and starts in milliseconds. Read
-//! [`job`] first: what happens from the command line to the exit code.
+//! It depends neither on tensors nor on the work of the processes, and starts in milliseconds. Read
+//! [`job`] first: it takes a job from the command line to the exit code.
 
-// They panic where the disk of a log is full.
+// `print!` and `eprint!` panic when the disk that takes the output is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod absent;

@@ -1,4 +1,5 @@
-//! A machine's part of a job on several machines: joins, gives signs of life, follows the plan.
+//! The part of every machine in a job on several machines: joins, sends heartbeats, follows the
+//! plan.
 
 use crate::beats::StoppedClock;
 use crate::cluster::{Cluster, Place};
@@ -22,15 +23,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How to join.
+/// Parameters of joining a job.
 pub struct Join {
     pub master: Endpoint,
-    /// This machine answers at the master's address: always, if it can, or never.
+    /// Whether this machine hosts the store at the master's address: always, if the port is free,
+    /// or never.
     pub hosting: Hosting,
-    /// Machines meet in this etcd instead.
+    /// Etcd in which the machines meet instead.
     pub etcd: Option<Endpoint>,
     pub id: String,
-    /// The job's name, which its processes know.
+    /// Name of the job, as its processes know it.
     pub job_id: String,
     /// The value of `node/ID`, without the order of arrival.
     pub node: Value,
@@ -46,7 +48,7 @@ pub enum Hosting {
     Never,
 }
 
-/// What all do now, as the leader said.
+/// The leader's current plan.
 #[derive(Clone, Debug)]
 pub enum Plan {
     Run { generation: u64, nodes: Vec<Value>, store: Endpoint, state: MachineState },
@@ -54,12 +56,12 @@ pub enum Plan {
     Over { code: u8, reason: String, culprit: String },
 }
 
-/// How far the processes of a machine are; of a plan, those of all machines.
+/// State of the processes of a machine; in a plan, that of all machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MachineState {
-    /// Workers have joined, and wait for all others.
+    /// Workers have joined and wait for all others.
     pub has_joined: bool,
-    /// The servers of the machine have finished; in a collective job some worker has.
+    /// The servers of the machine have finished or, in a collective job, some worker has.
     pub is_done: bool,
 }
 
@@ -77,13 +79,13 @@ impl MachineState {
 /// The connection to the job's other machines.
 pub struct Link {
     shared: Arc<Shared>,
-    /// Where machines meet.
+    /// Endpoint at which machines meet.
     master: Endpoint,
     id: String,
     agent: Option<JoinHandle<()>>,
-    /// The lead passes to another machine when this one leaves.
+    /// Another machine becomes the leader when this one leaves.
     hands_over: bool,
-    /// The store, on the machine that leads.
+    /// The store, on the machine that hosts it.
     _server: Option<StoreServer>,
 }
 
@@ -97,14 +99,14 @@ struct Shared {
 struct State {
     store: Option<Arc<dyn Store>>,
     leader: Option<JoinHandle<()>>,
-    /// In etcd, by this lease.
+    /// The lease by which this machine leads, with etcd.
     lead: Option<(EtcdStore, i64)>,
     plan: Option<Plan>,
-    /// The plan that is there is of a job that was over before this machine came.
+    /// The stored plan belongs to a run that was over before this machine joined.
     is_stale: bool,
-    /// What the user may want to know, until it is taken.
+    /// Messages for the user that have not been shown.
     said: Vec<String>,
-    /// Why there is no job any more.
+    /// Error that ended this machine's part of the job.
     broken: Option<Error>,
 }
 
@@ -115,8 +117,8 @@ impl Shared {
 }
 
 impl Link {
-    /// Hosts the store if that is this machine's part, and begins to join in the background; each
-    /// news is announced as [`Event::News`].
+    /// Hosts the store if that is this machine's role, and starts to join in the background. Every
+    /// change is announced as [`Event::News`].
     pub fn join(join: Join, events: Sender<Event>) -> Result<Link> {
         let token = join.token.clone();
         let shared = Arc::new(Shared::default());
@@ -148,7 +150,8 @@ impl Link {
         Ok(Link { shared, master, id, agent: Some(agent), hands_over, _server: server })
     }
 
-    /// With the port that the system has given, if it was asked for one.
+    /// Returns the endpoint at which machines meet; port 0 is replaced by the port that the system
+    /// chose.
     pub fn master(&self) -> &Endpoint {
         &self.master
     }
@@ -157,7 +160,7 @@ impl Link {
         self.shared.lock().plan.clone()
     }
 
-    /// Why the processes of a generation are to stop, if they are.
+    /// Returns the reason to stop the processes of a generation, if there is one.
     pub fn stop_reason(&self, generation: u64) -> Option<String> {
         let state = self.shared.lock();
         if let Some(error) = &state.broken {
@@ -172,7 +175,7 @@ impl Link {
         }
     }
 
-    /// How far the processes of a generation are, on all machines together.
+    /// Returns the combined state of the processes of a generation on all machines.
     pub fn state_of_job(&self, generation: u64) -> MachineState {
         match &self.shared.lock().plan {
             Some(Plan::Run { generation: now, state, .. }) if *now == generation => *state,
@@ -180,13 +183,13 @@ impl Link {
         }
     }
 
-    /// Tells the leader how far the processes of this machine are.
+    /// Reports the state of the processes of this machine to the leader.
     pub fn tell_state(&self, generation: u64, state: MachineState) {
         let key = format!("state/{generation}/{}", self.id);
         self.tell(&key, &state.to_value().to_string());
     }
 
-    /// The workers of all machines have done their work.
+    /// Whether the workers of all machines have done their work.
     pub fn is_done(&self) -> bool {
         matches!(self.plan(), Some(Plan::Over { code: 0, .. }))
     }
@@ -199,7 +202,7 @@ impl Link {
         std::mem::take(&mut self.shared.lock().said)
     }
 
-    /// Tells the leader how the processes of this machine ended.
+    /// Reports to the leader how the processes of this machine ended.
     pub fn report(&self, generation: u64, end: &End) {
         let value = match end {
             End::Finished(lost) => match lost.first() {
@@ -219,7 +222,7 @@ impl Link {
         self.tell(&format!("result/{generation}/{}", self.id), &value.to_string());
     }
 
-    /// Tells all workers of a generation, through the leader, that one of them has ended.
+    /// Notifies all workers of a generation, through the leader, that one of them has ended.
     pub fn tell_ended(&self, generation: u64, ended: &Ended) {
         let member = member(ended);
         let value = json!({ "host": member.host, "host_id": member.host_id, "pid": member.pid,
@@ -227,13 +230,13 @@ impl Link {
         self.tell(&format!("ended/{generation}/{}", ended.rank), &value.to_string());
     }
 
-    /// Has read that the job is over, or leaves it before that.
+    /// Leaves the job: after reading that it is over, or before that.
     pub fn leave(mut self, is_over: bool) {
         let key = if is_over { "bye" } else { "left" };
         self.tell(&format!("{key}/{}", self.id), "1");
         let leader = self.shared.lock().leader.take();
         if let Some(leader) = leader {
-            // It waits for the others to read the end, for a bounded time.
+            // The leader waits, for a bounded time, until the others have read the final plan.
             if !is_over && !self.hands_over {
                 self.await_over();
                 self.tell(&format!("bye/{}", self.id), "1");
@@ -260,7 +263,7 @@ impl Link {
     fn tell(&self, key: &str, value: &str) {
         let until = Instant::now() + CALL_TIME;
         let Some(store) = self.shared.lock().store.clone() else { return };
-        // Without the store the job is broken, which the agent finds out and says.
+        // If the store is lost, the agent detects it and sets `broken`.
         while self.broken().is_none() && Instant::now() < until {
             if store.set(key, value.as_bytes(), &Limits::within(TELL_TIME)).is_ok() {
                 return;
@@ -269,18 +272,19 @@ impl Link {
     }
 }
 
-/// The name under which the processes of an attempt meet, as they will know it.
+/// Returns the name of an attempt, by which its processes meet at the store; they derive the same
+/// name.
 pub(crate) fn attempt(job_id: &str, generation: u64) -> String {
     let restarts = u32::try_from(generation).unwrap_or(u32::MAX);
     fleet_topology::Job { id: Some(job_id.to_string()), restarts, ..Default::default() }.attempt()
 }
 
-/// A process of this machine as the others of its job know it.
+/// Returns the identity of a process of this machine as the others of its job know it.
 pub(crate) fn member(ended: &Ended) -> Member {
     Member { pid: ended.pid, ..fleet_net::host::own_member(ended.rank) }
 }
 
-/// The first machine cannot listen where the others will look for it.
+/// Returns the error of a first machine that cannot listen at the address that the others will use.
 pub(crate) fn no_answer(master: &Endpoint, error: &std::io::Error) -> Error {
     let help = match error.kind() {
         std::io::ErrorKind::AddrInUse => {
@@ -295,28 +299,27 @@ pub(crate) fn no_answer(master: &Endpoint, error: &std::io::Error) -> Error {
     Error::unavailable(format!("cannot answer at {master}: {error}")).help(help)
 }
 
-/// The store of the job, when this machine is the one that answers.
+/// Starts the store of the job if this machine hosts it.
 fn host(join: &Join, token: &Token, log: &Log) -> Result<Option<StoreServer>> {
     if join.hosting == Hosting::Never {
         return Ok(None);
     }
     let listener = match (listen(&join.master, log), join.hosting) {
         (Ok(listener), _) => listener,
-        // Somebody was here first.
+        // Another launcher already listens at this address.
         (Err(error), Hosting::IfFirst) if error.kind() == std::io::ErrorKind::AddrInUse => {
             return Ok(None);
         }
         (Err(error), _) => return Err(no_answer(&join.master, &error)),
     };
-    // Its members are the launchers.
+    // The members of this store are the launchers.
     let silence = join.rules.silence;
     let vigilance = Vigilance { grace: MACHINE_GRACE.min(silence / 2), ..vigilance(silence) };
     serve(listener, token, vigilance, log.clone()).map(Some)
 }
 
-/// Listens at an endpoint. Where its address is not one of this machine's (translated addresses,
-/// containers), listens on all addresses and says so: a network may reach more of them than was
-/// meant.
+/// Listens at an endpoint. If its address is not one of this machine's (address translation,
+/// containers), listens on all addresses and logs this: more networks than intended may reach them.
 pub(crate) fn listen(at: &Endpoint, log: &Log) -> std::io::Result<TcpListener> {
     match TcpListener::bind((at.host.as_str(), at.port)) {
         Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => {
@@ -332,13 +335,14 @@ pub(crate) fn listen(at: &Endpoint, log: &Log) -> std::io::Result<TcpListener> {
     }
 }
 
-/// Members are lost after `silence` without a sign of life.
+/// Returns settings by which a member is lost after `silence` without a heartbeat.
 pub(crate) fn vigilance(silence: Duration) -> Vigilance {
     let usual = Vigilance::default();
     Vigilance { silence, beat: usual.beat.min(silence / BEATS_IN_SILENCE), ..usual }
 }
 
-/// A store. Its log has the connections that it refuses. Of deaths the launcher itself reports.
+/// Starts a store. It logs connections that it refuses. It does not log lost members, which the
+/// launcher itself reports.
 pub(crate) fn serve(
     listener: TcpListener,
     token: &Token,
@@ -348,20 +352,20 @@ pub(crate) fn serve(
     StoreServer::start_logging(listener, token, vigilance, (log, Log::silent()))
 }
 
-/// A log whose lines the console shows.
+/// Creates a log whose lines the console shows.
 fn said_log(shared: &Arc<Shared>, events: &Sender<Event>) -> Log {
     let (shared, events) = (shared.clone(), Mutex::new(events.clone()));
     Log::new(move |line| {
         shared.lock().said.push(line.to_string());
-        // A launcher that ends looks at no more news.
+        // A launcher that is exiting reads no more events.
         let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
     })
 }
 
-/// Signs of life in the silence after which a process is lost: several may be late.
+/// Heartbeats within the time after which a process is lost, so that several may be late.
 const BEATS_IN_SILENCE: u32 = 5;
 
-/// The leader, in a thread of its own beside the store.
+/// Starts the leader in its own thread.
 fn lead(
     join: &Join,
     board: impl FnOnce() -> Result<Board> + Send + 'static,
@@ -379,7 +383,7 @@ fn lead(
             shared.lock().said.push(line);
             let _ = events.send(Event::News);
         };
-        // Each generation has a store of its own, with nothing of the one before in it.
+        // Each generation gets a new store, without keys of the previous one.
         let job_store = RefCell::new(None::<StoreServer>);
         let ended = |generation: u64, rank: usize, value: &Value| {
             let text = |name: &str| value[name].as_str().unwrap_or_default().to_string();
@@ -420,7 +424,7 @@ fn lead(
     })
 }
 
-/// Where the leader writes.
+/// Store in which the leader publishes the plan.
 enum Board {
     Own(StoreClient),
     Etcd(EtcdStore),
@@ -435,12 +439,12 @@ impl Board {
     }
 }
 
-/// Joins, then beats and listens until told to quit.
+/// Joins, then sends heartbeats and follows the plan until told to quit.
 struct Agent {
     join: Join,
     master: Endpoint,
     token: Token,
-    /// The store is in this process, and so is the leader.
+    /// This process hosts the store and the leader.
     hosts_store: bool,
     shared: Arc<Shared>,
     events: Sender<Event>,
@@ -461,15 +465,15 @@ impl Agent {
     fn at_master(&self) -> Result<()> {
         let store = self.connect()?;
         let arrived = self.arrive(&*store)?;
-        // Dropped at the end, which says goodbye: a launcher that is killed says none.
+        // Dropping it announces an orderly end; a launcher that is killed sends no such message.
         let _member = self.join_launchers(&store, arrived)?;
         self.publish(&*store, arrived)?;
         self.shared.lock().store = Some(store.clone());
         self.follow(&*store, &mut || Ok(true)).map(drop)
     }
 
-    /// Makes this launcher a member of the store, which notices when its connection breaks and is
-    /// not made again. The member's rank is the number of its arrival.
+    /// Makes this launcher a member of the store, so that a connection which breaks for good is
+    /// detected. The member's rank is its order of arrival.
     fn join_launchers(&self, store: &Arc<StoreClient>, arrived: i64) -> Result<Membership> {
         let rank = usize::try_from(arrived).map_err(|_| {
             Error::unavailable("the number of this machine's arrival is invalid").got(arrived)
@@ -480,15 +484,15 @@ impl Agent {
             FailureCause::StoreLost if !hosts_store => {
                 let error = leader_gone(&master, notice.detail.as_deref().unwrap_or("no answer"));
                 shared.lock().broken.get_or_insert(error);
-                // A launcher that ends looks at no more news.
+                // A launcher that is exiting reads no more events.
                 let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
             }
             FailureCause::Died if hosts_store => {
-                // Without it the machine is lost by its silence.
+                // If this fails, the machine is lost after its heartbeats time out.
                 let key = format!("gone/{}", notice.member.rank);
                 let _ = board.set(&key, b"1", &Limits::within(TELL_TIME));
             }
-            // The leader sees to silence by the beats of the machines.
+            // The leader detects missing heartbeats of machines itself.
             _ => {}
         };
         let member = fleet_net::host::own_member(rank);
@@ -505,7 +509,7 @@ impl Agent {
             }
             let error = match self.dial() {
                 Ok(store) => return Ok(Arc::new(store)),
-                // A wrong secret stays wrong.
+                // A retry cannot correct a wrong secret.
                 Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
                 Err(error) => error,
             };
@@ -550,7 +554,7 @@ impl Agent {
         })
     }
 
-    /// The number of this machine's arrival.
+    /// Returns this machine's number in the order of arrival.
     fn arrive(&self, store: &dyn Store) -> Result<i64> {
         store.add("arrivals", 1, &Limits::within(CALL_TIME))
     }
@@ -563,8 +567,8 @@ impl Agent {
         store.set(&format!("node/{}", self.join.id), node.to_string().as_bytes(), &limits)
     }
 
-    /// Until told to quit, or, by `tend` at each beat, that there is nothing to follow any more:
-    /// false.
+    /// Sends heartbeats and follows the plan until told to quit. `tend` runs at each heartbeat; if
+    /// it returns false, so does this function, since there is nothing left to follow.
     fn follow(&self, store: &dyn Store, tend: &mut dyn FnMut() -> Result<bool>) -> Result<bool> {
         let (mut revision, mut beats, mut beaten) = (0, 0u64, None::<Instant>);
         let mut heard = Instant::now();
@@ -577,12 +581,13 @@ impl Agent {
                     return Ok(false);
                 }
                 let key = format!("beat/{}", self.join.id);
-                // A beat that fails is seen by the watch below.
+                // If the beat fails, the watch below detects the cause.
                 let _ = store.set(&key, beats.to_string().as_bytes(), &Limits::within(BEAT));
             }
             let watched = store.watch("plan", revision, &Limits::within(WATCH));
             let now = Instant::now();
-            // The leader may have been stopped with this machine. An etcd may be slow.
+            // After a stop of this machine the leader gets the full time again, since it may have
+            // been stopped too. An etcd gets no such grace.
             if clock.look(now).is_some() && self.join.etcd.is_none() {
                 heard = now;
             }
@@ -613,7 +618,7 @@ impl Agent {
         Ok(true)
     }
 
-    /// As often as a run is over before this machine has been a part of it, it comes anew.
+    /// Joins the run in etcd. If that run ends without this machine, joins the next one.
     fn in_etcd(&self, server: &Endpoint) -> Result<()> {
         self.say(format!("machines meet in etcd at {server}, job '{}'", self.join.job_id));
         loop {
@@ -627,7 +632,7 @@ impl Agent {
         }
     }
 
-    /// The run of the job, with this machine in it; nothing when it is to quit.
+    /// Joins the run of the job and returns its store, or `None` when told to quit.
     fn enter(&self, server: &Endpoint) -> Result<Option<EtcdStore>> {
         let (begun, rules) = (Instant::now(), &self.join.rules);
         let ttl = rules.silence * RUN_SILENCES;
@@ -684,17 +689,17 @@ impl Agent {
     }
 }
 
-/// What a machine does for its run in etcd, at each beat.
+/// Keeps the run in etcd alive at each heartbeat, and competes for the lead.
 struct Tender<'a> {
     agent: &'a Agent,
     store: &'a EtcdStore,
-    /// The last plan named this machine.
+    /// The last plan includes this machine.
     is_in: bool,
 }
 
 impl Tender<'_> {
-    /// False when the run has ended without this machine. An etcd that does not answer is found out
-    /// by who watches it.
+    /// Keeps run and lead alive. Returns false when the run has ended without this machine. If etcd
+    /// does not respond, the caller's watch detects that.
     fn tend(&mut self) -> Result<bool> {
         let is_candidate = {
             let state = self.agent.shared.lock();
@@ -740,7 +745,7 @@ impl Tender<'_> {
     }
 }
 
-/// The error of a job whose leader is lost.
+/// Returns the error of a job whose leader is lost.
 fn leader_gone(master: &Endpoint, why: &str) -> Error {
     Error::unavailable(format!("the machine that leads the job, at {master}, is gone")).got(why)
 }
@@ -766,7 +771,7 @@ fn parse(bytes: &[u8]) -> Option<Plan> {
     })
 }
 
-/// What a machine says of itself: its processes, by role.
+/// Returns the value of `node/ID`: a machine's processes by role.
 pub fn describe(
     host: &str,
     rank: Option<usize>,
@@ -783,7 +788,7 @@ pub fn describe(
     json!({ "host": host, "rank": rank, "gloo": gloo, "workers": list(workers), "servers": list(servers) })
 }
 
-/// The cluster of a plan, seen from machine `id`.
+/// Returns the cluster of a plan, as seen from machine `id`.
 pub fn cluster(nodes: &[Value], id: &str, options: &Options) -> Result<Cluster> {
     let unreadable = || Error::unavailable("the leader's plan cannot be read");
     let mut cluster = Cluster {
@@ -812,7 +817,7 @@ pub fn cluster(nodes: &[Value], id: &str, options: &Options) -> Result<Cluster> 
     Ok(cluster)
 }
 
-/// A cluster that was listed, with the ports that its machines have published.
+/// Completes a listed cluster with the ports that its machines have published.
 pub fn with_ports(mut cluster: Cluster, nodes: &[Value]) -> Result<Cluster> {
     for (index, node) in nodes.iter().enumerate() {
         let published: Option<Vec<u16>> =
@@ -859,19 +864,20 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
         .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))
 }
 
-/// A sign of life this often.
+/// Interval between heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
-/// One look at the plan waits this long for news; shorter than a beat.
+/// Time for which one read of the plan waits for a change; shorter than a heartbeat interval.
 const WATCH: Duration = Duration::from_millis(400);
-/// A run in etcd outlives the silence of all its machines so many times, so that another can lead.
+/// Lifetime of a run in etcd without heartbeats, as a multiple of the time after which a machine is
+/// lost. Another machine can become the leader in between.
 const RUN_SILENCES: u32 = 3;
-/// The group of the launchers at the store of the meeting.
+/// Group of the launchers at the store where machines meet.
 const LAUNCHERS: &str = "launchers";
-/// A launcher whose connection broke can make it again within this; then its machine is lost.
+/// Grace period for a launcher to reconnect; after it, its machine is lost.
 const MACHINE_GRACE: Duration = Duration::from_secs(2);
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 const SAY_PERIOD: Duration = Duration::from_secs(5);
 const DIAL_TIME: Duration = Duration::from_secs(2);
 const CALL_TIME: Duration = Duration::from_secs(20);
-/// After this long it is looked whether the job still is.
+/// Limit on one write to the store; between writes the state of the job is checked.
 const TELL_TIME: Duration = Duration::from_secs(2);

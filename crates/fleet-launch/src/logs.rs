@@ -1,4 +1,4 @@
-//! Log files: opened for children, followed, and read back when something went wrong.
+//! Log files: opens them for children, follows them, and reads their last lines for reports.
 
 use fleet_base::{Error, Result, file, input};
 use rustix::fs::OFlags;
@@ -7,16 +7,16 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Makes the log folder, or says why not.
+/// Creates the log folder.
 pub fn make_folder(folder: &Path) -> Result<()> {
     let place = || format!("log folder {}", folder.display());
     file::make_folder(folder).map_err(|error| error.at(place()).help(FOLDER_HELP))
 }
 
-/// Opens a log for writing at its end; emptied first when it is to be new.
+/// Opens a log for appending; empties it first if `is_new`.
 ///
-/// Only regular files are logs: a pipe would stop the job until something reads it, and a device
-/// has no end to read back.
+/// Only regular files are accepted: a pipe would block the job until it is read, and a device has
+/// no last lines to read back.
 pub fn open(path: &Path, is_new: bool) -> Result<File> {
     let cannot = |error: std::io::Error| Error::io("write the log", path, &error).help(FOLDER_HELP);
     let refused = || {
@@ -34,7 +34,7 @@ pub fn open(path: &Path, is_new: bool) -> Result<File> {
     if !file.metadata().map_err(cannot)?.is_file() {
         return Err(refused());
     }
-    // Processes that inherit the file see it as one that was opened as usual.
+    // Children inherit a file without the flag for non-blocking access.
     rustix::fs::fcntl_setfl(&file, OFlags::APPEND).map_err(|error| cannot(error.into()))?;
     if is_new {
         file.set_len(0).map_err(cannot)?;
@@ -48,28 +48,29 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
     written.map_err(|error| Error::io("write", path, &error).help(FOLDER_HELP))
 }
 
-/// Opens a log for reading, with its length. A process may have put something else in its place.
+/// Opens a log for reading and returns it with its length. A process may have replaced it, so only
+/// a regular file is accepted.
 fn open_written(path: &Path) -> Option<(File, u64)> {
     let file = input::open_now(path).ok()?;
     let about = file.metadata().ok().filter(|about| about.is_file())?;
     Some((file, about.len()))
 }
 
-/// What to do about a log that cannot be written.
+/// Help for a log that cannot be written.
 pub const FOLDER_HELP: &str = "say where logs may go: --log_dir FOLDER";
 
-/// Whether so little is left where logs are that what processes write may be lost.
+/// Whether the log folder has so little free space that output of processes may be lost.
 pub fn is_disk_full(folder: &Path) -> bool {
     let Ok(found) = rustix::fs::statvfs(folder) else { return false };
     let left = found.f_bavail.saturating_mul(found.f_frsize);
-    // Some file systems do not count.
+    // Some file systems report no sizes.
     found.f_blocks > 0 && left < LEFT_BYTES_MIN
 }
 
-/// A few lines of a log; no disk that is in use has so little left by chance.
+/// Minimum of free space: a few lines of a log. A disk in use rarely has so little left by chance.
 const LEFT_BYTES_MIN: u64 = 16 << 10;
 
-/// Lets what a process writes be seen while it runs.
+/// Reads the output of a process while it runs.
 pub struct Follower {
     path: PathBuf,
     offset: u64,
@@ -81,16 +82,16 @@ impl Follower {
         Follower { path: path.to_path_buf(), offset }
     }
 
-    /// What was written since the last time, up to a limit a call.
+    /// Returns the output since the last call, up to a limit.
     pub fn more(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let Some((mut file, length)) = open_written(&self.path) else { return bytes };
         if length < self.offset {
-            // The script emptied its own log.
+            // The script truncated its own log.
             self.offset = 0;
         }
         if length > self.offset && file.seek(SeekFrom::Start(self.offset)).is_ok() {
-            // What was read before an error counts.
+            // Bytes read before an error are kept.
             let _ = file.take(MORE_BYTES_MAX).read_to_end(&mut bytes);
             self.offset += bytes.len() as u64;
         }
@@ -98,7 +99,7 @@ impl Follower {
     }
 }
 
-/// The last lines of a log after `offset`: printable, each of a bounded length.
+/// Returns the last lines of a log after `offset`, printable and of bounded length.
 pub fn last_lines(path: &Path, offset: u64, count: usize) -> Vec<String> {
     let Some((mut file, length)) = open_written(path) else { return Vec::new() };
     let from = offset.max(length.saturating_sub(TAIL_BYTES_MAX)).min(length);
@@ -112,7 +113,7 @@ pub fn last_lines(path: &Path, offset: u64, count: usize) -> Vec<String> {
     ending(&lines, count).into_iter().map(printable).collect()
 }
 
-/// The last lines. Where they are the backtrace of a panic, what the panic says comes first.
+/// Returns the last lines. If they are the backtrace of a panic, the panic message comes first.
 fn ending<'a>(lines: &[&'a str], count: usize) -> Vec<&'a str> {
     let from = lines.len().saturating_sub(count);
     let panics = |line: &&str| line.starts_with("thread '") && line.contains(" panicked at ");
@@ -126,7 +127,7 @@ fn ending<'a>(lines: &[&'a str], count: usize) -> Vec<&'a str> {
     shown
 }
 
-/// Without what would move the cursor. Of a bar that was drawn over, the last state.
+/// Removes characters that would move the cursor. Of a redrawn progress bar, keeps the last state.
 fn printable(line: &str) -> String {
     let line = line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default();
     let plain = line.chars().filter(|c| !c.is_control() || *c == '\t');
@@ -137,13 +138,13 @@ fn printable(line: &str) -> String {
     plain
 }
 
-/// Read from a followed log at once; the rest comes a moment later.
+/// Limit on bytes read from a followed log at once; the next read gets the rest.
 const MORE_BYTES_MAX: u64 = 256 << 10;
-/// Looked at for the last lines of a log.
+/// Limit on bytes searched for the last lines of a log.
 const TAIL_BYTES_MAX: u64 = 64 << 10;
-/// Of what a panic says before its backtrace.
+/// Limit on lines of a panic message before its backtrace.
 const PANIC_LINES_MAX: usize = 8;
-/// A line of a report; longer ones are dumps.
+/// Limit on characters of a line in a report; longer lines are dumps.
 const LINE_CHARS_MAX: usize = 400;
 
 #[cfg(test)]
@@ -165,7 +166,7 @@ mod tests {
             let begin = format!("cannot write the log {}", path(name).display());
             assert!(error.starts_with(&begin), "{error}");
             assert!(error.contains("expected a regular file"), "{error}");
-            // One that comes in place of a log is not read either.
+            // Such a file in place of a log is not read either.
             assert_eq!(Follower::new(&path(name), 0).more(), b"");
             assert_eq!(last_lines(&path(name), 0, 10), [""; 0]);
         }

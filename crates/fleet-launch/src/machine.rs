@@ -1,10 +1,10 @@
-//! Facts about this machine: its addresses, its GPUs. Asked once, passed as a value.
+//! Facts about this machine: its addresses, its GPUs. They are read once and passed as a value.
 
 use fleet_base::{Error, Result};
 use fleet_topology::{Env, names};
 use std::net::{IpAddr, ToSocketAddrs};
 
-/// What the launcher needs to know of the machine that it runs on.
+/// Facts that the launcher needs about its machine.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
     pub hostname: String,
@@ -24,7 +24,7 @@ impl Machine {
         }
     }
 
-    /// Whether a host name or address is this machine.
+    /// Whether a host name or address belongs to this machine.
     pub fn is_here(&self, host: &str) -> bool {
         if host == "localhost" || host == self.hostname {
             return true;
@@ -37,7 +37,7 @@ impl Machine {
         }
     }
 
-    /// The position of this machine in a list of hosts.
+    /// Returns the position of this machine in a list of hosts.
     pub fn position(&self, hosts: &[String], said: Option<&str>, env: &Env) -> Result<usize> {
         let list = hosts.join(",");
         if let Some(said) = said {
@@ -69,7 +69,7 @@ impl Machine {
         }
     }
 
-    /// The address that other machines can most likely reach.
+    /// Returns the address that other machines can most likely reach.
     pub fn outward(&self) -> String {
         let mut v4 = self.addresses.iter().filter(|address| address.is_ipv4());
         match v4.find(|address| !address.is_loopback()) {
@@ -86,7 +86,7 @@ impl Machine {
     }
 }
 
-/// NVIDIA's devices are numbered files; elsewhere there are none to find.
+/// Counts NVIDIA's numbered device files. Other GPUs are not detected.
 fn gpu_count() -> usize {
     let Ok(entries) = std::fs::read_dir("/dev") else { return 0 };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());

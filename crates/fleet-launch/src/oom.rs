@@ -1,10 +1,10 @@
-//! Whether the kernel says that memory ran out. It tells nobody directly: the process is killed
-//! with SIGKILL, and its log or a counter has the reason.
+//! Detects whether the kernel killed a process because memory ran out. The kernel notifies no other
+//! process: it sends SIGKILL and records the reason in its log or in a counter.
 //!
-//! Each control group counts the processes of it that were killed for memory, at its own limit, at
-//! one above it, or at that of the machine. Where a process is must be known before it ends: an
-//! ended one is shown in the root by control groups of version 1. Where no group counts, the
-//! machine's own counter is left, which says only that somebody was killed.
+//! Each control group counts its processes that were killed for memory, at its own limit, at that
+//! of an ancestor, or at that of the machine. The group of a process must be known before it ends,
+//! since control groups of version 1 show an ended process in the root. Without such a counter only
+//! the machine-wide one is left, which does not identify the process.
 
 use rustix::fs::OFlags;
 use std::collections::HashMap;
@@ -13,17 +13,17 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the processes of the job are, and what was counted there before.
+/// Control groups of the job's processes, and earlier values of their counters.
 pub struct OomWatch {
-    /// By file, when it was first seen.
+    /// Value of each counter file when it was first read.
     before: HashMap<PathBuf, u64>,
-    /// The counter of each process.
+    /// Counter file of each process.
     of: HashMap<u32, PathBuf>,
-    /// The machine's at the last two looks.
+    /// Machine-wide counter at the last two reads.
     machine: [Option<u64>; 2],
     looked: Instant,
     log: Option<File>,
-    /// Processes that the log has named.
+    /// Processes that the kernel's log names as killed.
     named: Vec<u32>,
 }
 
@@ -39,7 +39,8 @@ impl OomWatch {
         }
     }
 
-    /// To be called when processes have started, and now and then: they may move.
+    /// Updates groups and counters. Must be called after processes start, and regularly, since they
+    /// may move.
     pub fn look(&mut self, pids: impl Iterator<Item = u32>) {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let find = |pid: u32| {
@@ -62,7 +63,7 @@ impl OomWatch {
         self.looked.elapsed() >= PERIOD
     }
 
-    /// The evidence that `pid`, which has just ended, was killed for memory, in words.
+    /// Returns the evidence that `pid`, which has just ended, was killed for memory.
     pub fn evidence(&mut self, pid: u32) -> Option<String> {
         let grown = |path: &Path, before: u64| count(path).is_some_and(|now| now > before);
         let went_up = |path: &Path| {
@@ -84,8 +85,8 @@ impl OomWatch {
     }
 }
 
-/// The counter of a process's group, from `/proc/PID/cgroup` and the mounts as this process sees
-/// them, and after it those of the groups above, which count where the group itself does not.
+/// Returns the counter file of a process's group, followed by those of its ancestors, which count
+/// if the group itself does not. Uses `/proc/PID/cgroup` and the mounts as this process sees them.
 fn counters(groups: &str, mounts: &str) -> Vec<PathBuf> {
     let of = |line: &str| -> Option<(String, String, String)> {
         let (_, rest) = line.split_once(':')?;
@@ -98,18 +99,19 @@ fn counters(groups: &str, mounts: &str) -> Vec<PathBuf> {
         Some((kind.to_string(), file.to_string(), path.to_string()))
     };
     let mut found: Vec<_> = groups.lines().filter_map(of).collect();
-    // Beside groups of version 1 those of version 2 do not count memory.
+    // If both versions are mounted, version 1 counts memory.
     found.sort_by_key(|(kind, ..)| kind != "cgroup");
     let Some((kind, file, path)) = found.into_iter().next() else { return Vec::new() };
     let Some((root, mount)) = mounts.lines().find_map(|line| mounted(line, &kind)) else {
         return Vec::new();
     };
-    // In a container the mount begins at its own group, and paths begin there or at the machine's.
+    // In a container the mount starts at the container's own group. Paths start there or at the
+    // machine's root.
     let inner = Path::new(&path).strip_prefix(&root).unwrap_or(Path::new(""));
     inner.ancestors().map(|inner| mount.join(inner).join(&file)).collect()
 }
 
-/// Root and place of a mount of control groups that count memory.
+/// Returns root and mount point of a mount of control groups that count memory.
 fn mounted(line: &str, kind: &str) -> Option<(PathBuf, PathBuf)> {
     let (place, what) = line.split_once(" - ")?;
     let (mut place, mut what) = (place.split(' ').skip(3), what.split(' '));
@@ -123,34 +125,34 @@ fn count(path: &Path) -> Option<u64> {
     kills(&std::fs::read_to_string(path).ok()?)
 }
 
-/// `oom_kill 3`, a line that control groups and the virtual memory statistics share.
+/// Parses `oom_kill 3`, a line in the files of control groups and in `/proc/vmstat`.
 fn kills(text: &str) -> Option<u64> {
     let mut lines = text.lines();
     lines.find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
 }
 
-/// The kernel's log from now on, where it may be read.
+/// Opens the kernel's log at its end, if it is readable.
 fn kernel_log() -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = File::options();
     let mut log =
         options.read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open("/dev/kmsg").ok()?;
-    // What it says of earlier processes may be of the same number.
+    // Earlier records may concern another process with the same id.
     log.seek(SeekFrom::End(0)).ok()?;
     Some(log)
 }
 
-/// The processes that were killed for memory as new records of the log say.
+/// Returns the processes that new records of the log name as killed for memory.
 fn newly_named(log: &mut File) -> Vec<u32> {
     let mut found = Vec::new();
-    // A record a read.
+    // Each read returns one record.
     let mut record = [0; 8192];
     for _ in 0..RECORDS_MAX {
         match log.read(&mut record) {
             Ok(length) if length > 0 => {
                 found.extend(named(&String::from_utf8_lossy(&record[..length])));
             }
-            // Overwritten while it was read: the next one is there.
+            // The record was overwritten; the next read returns the next one.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             _ => break,
         }
@@ -162,11 +164,11 @@ fn named(record: &str) -> Option<u32> {
     record.split_once("Killed process ")?.1.split(' ').next()?.parse().ok()
 }
 
-/// Of the whole machine, also as seen from a container.
+/// Counters of the whole machine, also inside a container.
 const MACHINE: &str = "/proc/vmstat";
-/// How often it is looked where processes are.
+/// Interval between updates of groups and counters.
 const PERIOD: Duration = Duration::from_secs(1);
-/// More than a kernel's ring holds.
+/// Limit on records read at once; more than the kernel's ring buffer holds.
 const RECORDS_MAX: usize = 100_000;
 
 #[cfg(test)]
@@ -201,7 +203,7 @@ mod tests {
                 3,
             ),
             ("5:hugetlb,memory:/\n", v1, &format!("{memory}/memory.oom_control"), 1),
-            // Containers: of version 1 without a namespace of groups, of version 2 with one.
+            // Containers: version 1 without a cgroup namespace, version 2 with one.
             ("4:memory:/docker/ab/c\n", inside_v1, &format!("{memory}/c/memory.oom_control"), 2),
             ("0::/\n", inside_v2, "/sys/fs/cgroup/memory.events", 1),
         ] {

@@ -1,4 +1,4 @@
-//! What was asked for, typed: flags, with variables of the environment where they count as flags.
+//! Typed options from flags, and from environment variables that count as flags.
 
 use crate::flags::Given;
 use crate::words;
@@ -17,7 +17,7 @@ pub enum Mode {
     PsHeter,
 }
 
-/// How many machines.
+/// Number of machines: a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nodes {
     pub min: usize,
@@ -31,11 +31,11 @@ pub enum ElasticLevel {
     Off,
     /// The job waits for as many machines as before.
     Same,
-    /// The job goes on with as many as there are, within its range.
+    /// The job continues with the machines that are left, within its range.
     Range,
 }
 
-/// Whose log is shown on the console.
+/// Workers whose log is shown on the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
     First,
@@ -51,7 +51,7 @@ pub enum Verbosity {
     Debug,
 }
 
-/// Where processes of a parameter-server job are.
+/// Processes of a parameter-server job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PsOptions {
     pub servers: Who,
@@ -62,11 +62,11 @@ pub struct PsOptions {
     pub coordinators: Who,
 }
 
-/// Processes of one role: a number on this machine, or addresses.
+/// Processes of one role: their number on this machine, or their addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
     Count(usize),
-    /// Without a port where none was said.
+    /// Hosts, each with its port if one was given.
     Listed(Vec<(String, Option<u16>)>),
 }
 
@@ -89,7 +89,7 @@ impl Who {
     }
 }
 
-/// Workers of this machine.
+/// Number of workers on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerNode {
     Count(usize),
@@ -97,11 +97,11 @@ pub enum PerNode {
     Gpu,
     /// One for each core.
     Cpu,
-    /// One for each GPU, where there are none for each core.
+    /// One for each GPU; without GPUs one for each core.
     Auto,
 }
 
-/// Everything that was asked for.
+/// All options of a launch.
 pub struct Options {
     pub mode: Mode,
     /// Neither a flag nor the environment named a mode.
@@ -120,14 +120,14 @@ pub struct Options {
 
     pub ips: Vec<String>,
     pub master: Option<Endpoint>,
-    /// Where machines meet in an etcd.
+    /// Endpoint of the etcd in which machines meet.
     pub etcd: Option<Endpoint>,
     pub nodes: Option<Nodes>,
     pub node_rank: Option<usize>,
     pub host: Option<String>,
     pub sort_ip: bool,
     pub save_root: Option<PathBuf>,
-    /// What the user should know before the job starts.
+    /// Warnings to print before the job starts.
     pub warnings: Vec<String>,
     pub token: Option<Token>,
     pub join_timeout: Duration,
@@ -138,9 +138,9 @@ pub struct Options {
     pub elastic_timeout: Duration,
     pub start_timeout: Option<Duration>,
     pub stop_timeout: Duration,
-    /// A process without a sign of life for this long is lost.
+    /// Time without a heartbeat after which a process is lost.
     pub silence_timeout: Duration,
-    /// How long a process may be left over when its job is done.
+    /// Time for which a process may be left over when its job is done.
     pub leave_timeout: Duration,
 
     pub log_dir: PathBuf,
@@ -158,7 +158,7 @@ impl Options {
             Some(text) => Some(nodes(text)?),
             None => None,
         };
-        // A list of hosts that was given wins over a meeting place that was not.
+        // A given list of hosts takes precedence over a master inherited from the environment.
         let from_env = || outer.text(&[names::PADDLE_MASTER]).filter(|_| !given.is_given("ips"));
         let master = given.text("master").or_else(from_env);
         let command = given.command();
@@ -254,12 +254,14 @@ impl Options {
     }
 }
 
-/// Signs of life are given every second or more often; several must fit.
+/// Lower limit on a heartbeat timeout. Heartbeats are sent every second or more often, and several
+/// must fit.
 const SILENCE_MIN: Duration = Duration::from_millis(500);
 
 const NNODES_VARIABLES: &[&str] = &[names::PADDLE_NNODES, names::PADDLE_ELASTIC_NP];
 
-/// The environment of a launcher inside a job has the job's own variables, which say nothing to it.
+/// The environment of the launcher. Inside another job it has the variables of that job, which do
+/// not apply here.
 struct OuterEnv<'a> {
     env: &'a Env,
     nested: bool,
@@ -274,7 +276,7 @@ impl<'a> OuterEnv<'a> {
     }
 }
 
-/// What several flags say of the number of machines must be one thing.
+/// Checks that all flags agree on the number of machines.
 fn machines_agree(
     nodes: Option<Nodes>,
     ips: &[String],
@@ -303,7 +305,8 @@ fn machines_agree(
     }
 }
 
-/// The documents' rule: parameter-server flags, or collective ones, not both.
+/// Returns the mode by the documented rule: parameter-server flags and collective flags exclude
+/// each other.
 fn mode(given: &Given) -> Result<(Mode, bool)> {
     const HETER: [&str; 3] = ["heter_worker_num", "heter_workers", "heter_devices"];
     const PS: [&str; 6] =
@@ -368,7 +371,8 @@ fn nodes(text: &str) -> Result<Nodes> {
     Ok(Nodes { min, max })
 }
 
-/// Where machines meet: at the first of them, or in an etcd, which has names in every launcher.
+/// Returns the address of the first machine and that of an etcd, at most one of which is set: the
+/// place where machines meet. Options for etcd have different names in different launchers.
 fn meeting(
     given: &Given,
     outer: &OuterEnv<'_>,
@@ -415,7 +419,7 @@ fn etcd_endpoint(text: &str, name: &str) -> Result<Endpoint> {
         .map_err(|error| error.at(name).help("for example --elastic_server 10.0.0.1:2379"))
 }
 
-/// What every machine but the first needs: a port that is one.
+/// Checks that the master has a port, as every machine but the first needs.
 pub(crate) fn check_port(master: Option<&Endpoint>) -> Result<()> {
     match master {
         Some(Endpoint { port: 0, .. }) => Err(Error::invalid("nobody can be found at port 0")
@@ -426,7 +430,7 @@ pub(crate) fn check_port(master: Option<&Endpoint>) -> Result<()> {
 }
 
 fn master_endpoint(text: &str) -> Result<Endpoint> {
-    // The later launcher takes http:// in front.
+    // The original's later launcher also accepts http:// in front.
     let text = text.strip_prefix("http://").unwrap_or(text);
     text.parse::<Endpoint>().map_err(|error| {
         error.at("--master").help("for example --master 10.0.0.1:7000, the same on every machine")
@@ -563,7 +567,7 @@ fn hosts(text: Option<&str>, name: &str) -> Result<Vec<String>> {
 }
 
 fn host(text: &str, name: &str) -> Result<String> {
-    // The grammar of hosts is that of endpoints.
+    // Hosts have the same syntax as in endpoints.
     let endpoint: Endpoint = format!("{text}:1").parse().map_err(|_| {
         Error::invalid(format!("--{name} is not understood"))
             .expected("host names or addresses, separated by commas")
@@ -585,7 +589,7 @@ fn with_gloo(given: &Given, env: &Env) -> Result<String> {
     }
 }
 
-/// The job's secret, and a warning where other users can read it.
+/// Returns the job's secret, and a warning if other users can read it.
 fn token(given: &Given, env: &Env) -> Result<(Option<Token>, Vec<String>)> {
     let file = given.text("token_file").or(env.text(names::FLEET_TOKEN_FILE));
     let Some(file) = file else {
@@ -601,8 +605,8 @@ fn token(given: &Given, env: &Env) -> Result<(Option<Token>, Vec<String>)> {
     Ok((Some(token), warning.into_iter().collect()))
 }
 
-/// The bit of a file's mode by which every user may read it. Mounted secrets of Kubernetes have it,
-/// in containers without other users, so this is no error.
+/// Mode bit that lets every user read a file. Secrets mounted by Kubernetes have it, in containers
+/// without other users, so this is not an error.
 const OTHERS_READ: u32 = 0o004;
 
 fn seconds(given: &Given, name: &str) -> Result<Duration> {
@@ -615,8 +619,9 @@ fn seconds(given: &Given, name: &str) -> Result<Duration> {
     })
 }
 
-/// By default a range goes on with what it has, a fixed size waits for as many as before, and one
-/// machine has nothing to be elastic about. The original's -1 means "not said".
+/// Returns the elastic level. By default a job with a range continues with the machines that are
+/// left, and a job of fixed size waits for the same number. A job on one machine is not elastic.
+/// The original's -1 means that no level is given.
 fn elastic_level(
     given: &Given,
     outer: &OuterEnv<'_>,
@@ -662,10 +667,10 @@ fn verbosity(given: &Given) -> Result<Verbosity> {
     })
 }
 
-/// More machines than any cluster of this kind has.
+/// Limit on machines; more than any cluster of this kind has.
 const NODES_MAX: usize = 65_536;
-/// Processes of a role on one machine: above this somebody mistyped.
+/// Limit on processes of a role on one machine; a larger number is a typing error.
 const PROCESSES_MAX: usize = 4096;
 const JOB_ID_BYTES_MAX: usize = 128;
-/// About a month; longer waits are mistakes.
+/// Limit on times: about a month; longer ones are mistakes.
 const SECONDS_MAX: f64 = 2_592_000.0;

@@ -1,11 +1,11 @@
 //! Ports for a job's processes.
 //!
-//! A free port is bound by the launcher and stays bound, without listening, as long as the job
-//! lives: the system gives it to nobody else, so that two launchers on one machine never collide,
-//! while the process that it is for can listen on it, since both sockets say `SO_REUSEADDR` (as
-//! Rust's and Go's listeners, Python's servers, gRPC and gloo all do). Fixed ports, which somebody
-//! asked for, are looked at once, so that a taken one is an error with a name before anything
-//! starts.
+//! The launcher binds a free port and keeps it bound, without listening, for the lifetime of the
+//! job. The system then gives the port to no other process, so that two launchers on one machine
+//! never collide. The process for which it is reserved can still listen on it, since both sockets
+//! set `SO_REUSEADDR`. Rust's and Go's listeners, Python's servers, gRPC and gloo all set it. Fixed
+//! ports, which the user requested, are checked once, so that a taken port is a clear error before
+//! any process starts.
 
 use fleet_base::{Error, Result};
 use rustix::io::Errno;
@@ -13,15 +13,15 @@ use rustix::net::{self, AddressFamily};
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 
-/// Where the ports of a cluster come from.
+/// Source of the ports of a cluster.
 pub trait Ports {
-    /// A port for a process on this machine.
+    /// Returns a port for a process on this machine.
     fn next(&mut self, host: &str) -> Result<u16>;
 
-    /// An address that was given with its port.
+    /// Checks that an explicitly given port is free.
     fn given(&mut self, host: &str, port: u16) -> Result<()>;
 
-    /// The first of fixed ports, if they are.
+    /// Returns the first port if ports are fixed.
     fn start(&self) -> Option<u16>;
 }
 
@@ -34,7 +34,7 @@ pub struct SystemPorts {
 }
 
 impl SystemPorts {
-    /// Counting up from `start`, or free ones.
+    /// Takes ports counting up from `start`, or free ones if it is `None`.
     pub fn new(start: Option<u16>) -> Self {
         SystemPorts { start, ..SystemPorts::default() }
     }
@@ -64,13 +64,13 @@ impl Ports for SystemPorts {
     }
 }
 
-/// A socket that has a port (0: any) and does not listen.
+/// Binds a socket to a port (0: any free one) without listening.
 fn bound(host: &str, port: u16) -> Result<(OwnedFd, u16)> {
     let bind = || {
         let socket = fleet_net::tcp_socket(AddressFamily::INET)?;
         net::sockopt::set_socket_reuseaddr(&socket, true)?;
         match net::bind(&socket, &SocketAddrV4::new(local_address(host), port)) {
-            // The name is of this machine, the address is not (translated addresses, containers).
+            // The name is this machine's, but the address is not (address translation, containers).
             Err(Errno::ADDRNOTAVAIL) => {
                 net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))?;
             }

@@ -1,5 +1,5 @@
-//! The launcher's folder among temporary files: gone with the launcher, its guard, or the next
-//! launch.
+//! The launcher's folder for temporary files. It is removed by the launcher, by its guard, or by
+//! the next launch.
 
 use crate::job::random_hex;
 use fleet_base::{Error, Result};
@@ -7,7 +7,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A folder that this user alone can read. The lock in it is held as long as the launcher lives.
+/// A folder that only this user can read. The launcher holds the lock in it as long as it lives.
 pub(crate) struct Scratch {
     pub path: PathBuf,
     _lock: File,
@@ -15,7 +15,7 @@ pub(crate) struct Scratch {
 
 const PREFIX: &str = "fleetrun-";
 const LOCK: &str = "lock";
-/// Left folders that one launch looks at.
+/// Limit on folders that one launch checks.
 const SWEPT_MAX: usize = 256;
 
 impl Scratch {
@@ -39,7 +39,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Locks the file before it has its name: a launch that looks for left folders finds it locked.
+/// Creates the lock file under a temporary name, locks it, and renames it. A launch that removes
+/// abandoned folders therefore never sees it unlocked.
 fn lock(folder: &Path) -> std::io::Result<File> {
     let (early, path) = (folder.join("lock.new"), folder.join(LOCK));
     let file = OpenOptions::new().write(true).create_new(true).open(&early)?;
@@ -58,13 +59,14 @@ fn sweep(base: &Path) {
     for path in names.map(|entry| entry.path()).take(SWEPT_MAX) {
         let is_ours = path.symlink_metadata().is_ok_and(|it| it.is_dir() && it.uid() == own);
         if is_ours && is_left(&path) {
-            // What cannot be removed now is tried again by the next launch.
+            // If this fails, the next launch tries again.
             let _ = std::fs::remove_dir_all(&path);
         }
     }
 }
 
-/// Whether no launcher holds the lock. A folder without one may be a launcher's that just begins.
+/// Whether the folder has a lock file that no launcher holds. A folder without a lock file may
+/// belong to a launcher that is just starting.
 fn is_left(folder: &Path) -> bool {
     let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     let file = OpenOptions::new().write(true).custom_flags(nofollow).open(folder.join(LOCK));
@@ -83,7 +85,7 @@ mod tests {
         let killed = Scratch::new(&base).unwrap();
         std::fs::write(killed.path.join("serves.0"), "serves").unwrap();
         let left = killed.path.clone();
-        // A launcher that is killed: its lock goes, and its folder stays.
+        // Simulates a killed launcher: the lock is released and the folder stays.
         let Scratch { path: _, _lock: lock } = &killed;
         lock.unlock().unwrap();
         let begins = base.join(format!("{PREFIX}begins"));

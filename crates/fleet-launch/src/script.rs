@@ -1,23 +1,23 @@
-//! What is started: a Python file, an executable, or a job that is built in.
+//! The program that the launcher starts: a Python file, an executable, or a built-in job.
 
 use crate::options::{Mode, Options};
 use fleet_base::{Error, Result, text};
 use fleet_topology::Env;
 use std::path::{Path, PathBuf};
 
-/// Jobs that the binary itself can run, when its first argument says so.
+/// Jobs that the binary itself can run, selected by its first argument.
 #[derive(Clone, Copy, Debug)]
 pub struct Builtins {
     /// The hidden first argument, followed by the job's name and its arguments.
     pub argument: &'static str,
-    /// Without the prefix `demo:`.
+    /// Names of the jobs, without the prefix `demo:`.
     pub names: &'static [&'static str],
-    /// Those that have no part for parameter servers, and why.
+    /// Jobs that do not support parameter servers, with the reason.
     pub not_on_servers: &'static [(&'static str, &'static str)],
 }
 
 impl Builtins {
-    /// Whether a built-in job, by its title, has parts for the processes of a mode.
+    /// Checks that a built-in job, given by its title, supports a mode.
     pub(crate) fn check_mode(&self, title: &str, mode: Mode) -> Result<()> {
         let name = title.strip_prefix(PREFIX).unwrap_or(title);
         let is_not = |name: &str| self.not_on_servers.iter().find(|(not, _)| *not == name);
@@ -44,9 +44,9 @@ impl Builtins {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     pub argv: Vec<String>,
-    /// For people.
+    /// Name for messages.
     pub title: String,
-    /// A job that is built in.
+    /// Whether it is a built-in job.
     pub is_builtin: bool,
 }
 
@@ -137,7 +137,7 @@ fn executable(script: &str, env: &Env) -> Result<String> {
             return Err(Error::invalid(format!("{script} cannot be executed"))
                 .help(format!("chmod +x {script}, or name it with .py if it is a Python script")));
         }
-        // Without a slash the system would look in PATH.
+        // Without a slash the system would search PATH.
         let here = script.contains('/');
         return Ok(if here { script.to_string() } else { format!("./{script}") });
     }

@@ -1,8 +1,8 @@
 //! A job on several machines, seen from one of them.
 //!
-//! Machines meet at a store, which the first of them hosts: at `--master`, or for a list of hosts,
-//! which says everything but the ports, at the first host. Or they meet in an etcd (`etcd/`), which
-//! none of them hosts.
+//! Machines meet at a store that the first of them hosts at `--master`. With a list of hosts, which
+//! gives everything but the ports, the first host hosts it. Alternatively they meet in an etcd
+//! (`etcd/`), which none of them hosts.
 
 use crate::cluster::{self, Cluster, Place, Run};
 use crate::job::{Attempts, random_hex};
@@ -27,20 +27,20 @@ pub(crate) enum Members {
     Several(Box<Meeting>),
 }
 
-/// What a machine brings to the meeting.
+/// Data with which a machine joins the others.
 pub(crate) struct Meeting {
     master: Endpoint,
     hosting: Hosting,
-    /// The master's address is that of an etcd.
+    /// The address of the master is that of an etcd.
     is_etcd: bool,
     nodes: Nodes,
     host: String,
     node: Value,
-    /// What a list of hosts has said already.
+    /// The cluster, if a list of hosts describes it.
     known: Option<Cluster>,
 }
 
-/// Finds out who takes part, as far as that can be known before anybody has met.
+/// Returns the machines of the job, as far as flags and environment describe them.
 pub(crate) fn members(
     options: &Options,
     env: &Env,
@@ -76,7 +76,8 @@ pub(crate) fn members(
     }
 }
 
-/// Hosts that were listed: only ports are not known, and the store brings them together.
+/// Returns the meeting for a list of hosts: only the ports are unknown, and the machines exchange
+/// them through the store.
 fn listed_meeting(options: &Options, cluster: Cluster) -> Result<Meeting> {
     let of = |node: usize| cluster.places().filter(move |place| place.node == node);
     let first = of(0).max_by_key(|place| place.endpoint.port);
@@ -118,7 +119,8 @@ fn listed_meeting(options: &Options, cluster: Cluster) -> Result<Meeting> {
     })
 }
 
-/// Machines that meet at an address: each brings its processes, the leader numbers them.
+/// Returns the meeting at a given address: each machine contributes its processes, and the leader
+/// assigns numbers.
 fn at_master(
     options: &Options,
     env: &Env,
@@ -181,7 +183,8 @@ fn at_master(
     })
 }
 
-/// The address by which the others reach this machine: the one that leads to the master.
+/// Returns the address by which the other machines reach this one: that of the interface that
+/// routes to the master.
 fn own_host(options: &Options, env: &Env, machine: &Machine, master: &Endpoint) -> String {
     if let Some(host) = &options.host {
         return host.clone();
@@ -190,7 +193,7 @@ fn own_host(options: &Options, env: &Env, machine: &Machine, master: &Endpoint) 
         return host.to_string();
     }
     let towards = || -> std::io::Result<String> {
-        // Connecting a datagram socket sends nothing; it asks for the way.
+        // Connecting a datagram socket sends nothing; it only selects the route.
         let socket = UdpSocket::bind(("0.0.0.0", 0))?;
         socket.connect((master.host.as_str(), master.port.max(1)))?;
         Ok(socket.local_addr()?.ip().to_string())
@@ -198,7 +201,7 @@ fn own_host(options: &Options, env: &Env, machine: &Machine, master: &Endpoint) 
     towards().unwrap_or_else(|_| machine.outward())
 }
 
-/// What comes next for this machine.
+/// Next action of this machine.
 enum Next {
     Run { generation: u64, nodes: Vec<Value>, store: Endpoint },
     Over { code: u8, reason: String, culprit: String },
@@ -221,7 +224,7 @@ impl Meeting {
         })
     }
 
-    /// Why this machine cannot take part in a job that runs.
+    /// Returns why this machine cannot join the running job, if its flags differ.
     fn refusal(&self, nodes: &[Value]) -> Option<Error> {
         let first = nodes.first()?;
         let host = first["host"].as_str().unwrap_or("unknown");
@@ -243,7 +246,8 @@ impl Attempts<'_> {
         meeting.node["terms"] =
             terms::terms(options.mode, meeting.nodes, rules.level, &options.job_id);
         let link = Link::join(meeting.join(&id, &self.run, rules)?, sender)?;
-        // Scripts find each other at the store.
+        // Becomes `PADDLE_MASTER`, where scripts find each other. With etcd that is the store of
+        // the job.
         self.run.master = (!meeting.is_etcd).then(|| link.master().clone());
         let (mut done, mut is_failure_said) = (None, false);
         loop {
@@ -259,7 +263,7 @@ impl Attempts<'_> {
                     let end = self.generation(cluster, &meeting.host, &link, generation);
                     link.report(generation, &end);
                     is_failure_said = match &end {
-                        // A consequence has been shown as such.
+                        // A failure that follows from another worker's was shown as a warning only.
                         End::Failed(death) => death.follows.is_none(),
                         End::Finished(lost) => !lost.is_empty(),
                         End::Interrupted(_) | End::Ordered(_) => false,
@@ -274,7 +278,8 @@ impl Attempts<'_> {
                     if code == 0 {
                         return Ok(self.done(&[]));
                     }
-                    // A worker that left with code 0 is a failure only where others need it.
+                    // The reason may be new here: a worker that exited with code 0 counts as failed
+                    // only if others needed it.
                     match culprit == id {
                         false => self.console.error(&reason),
                         true if is_failure_said => {}
@@ -294,8 +299,8 @@ impl Attempts<'_> {
         }
     }
 
-    /// Runs the processes of one generation; whatever goes wrong is an end that others must hear
-    /// of.
+    /// Runs the processes of one generation. Errors become an [`End`], since the leader must learn
+    /// of them.
     fn generation(
         &mut self,
         cluster: Result<Cluster>,
@@ -336,7 +341,7 @@ impl Attempts<'_> {
         end
     }
 
-    /// Waits for the plan to say something new.
+    /// Waits until the plan has a new generation that includes this machine, or the job ends.
     fn next(&mut self, link: &Link, done: Option<u64>, (id, own): (&str, &Meeting)) -> Next {
         let mut is_full_said = false;
         loop {
@@ -399,7 +404,7 @@ impl Attempts<'_> {
     }
 }
 
-/// `3 workers on 2 machines, this one is number 0`.
+/// Describes a generation: `3 workers on 2 machines, this one is number 0`.
 fn shown(cluster: &Cluster) -> String {
     format!(
         "{} on {} machine{}, this one is number {}",
@@ -410,10 +415,10 @@ fn shown(cluster: &Cluster) -> String {
     )
 }
 
-/// Where listed machines meet unless something was said: torchrun's port for that.
+/// Default port at which listed machines meet; the same as torchrun's.
 const MEETING_PORT: u16 = 29400;
 const TICK: Duration = Duration::from_millis(50);
-/// A machine that says nothing for this long is lost; `PADDLE_ELASTIC_TTL` says otherwise.
+/// Time without a heartbeat after which a machine is lost. `PADDLE_ELASTIC_TTL` overrides it.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Two signs of life must fit.
+/// Lower limit on that time: it must span two heartbeats.
 const SILENCE_MIN: Duration = Duration::from_secs(2);

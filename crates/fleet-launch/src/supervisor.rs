@@ -1,8 +1,8 @@
-//! The processes of one machine, from start to end: watched, shown, restarted where that is the
-//! rule, stopped in order.
+//! Supervises the processes of one machine from start to end: watches them, shows their logs,
+//! restarts them where the rules allow it, and stops them in order.
 //!
-//! One thread, woken by signals, by the other machines and by a tick. Whatever it decides it
-//! decides in [`Supervisor::run`]; what it does to children is in the functions below.
+//! One thread does this. Signals, messages from the other machines and a timer tick wake it.
+//! [`Supervisor::run`] makes all decisions; the functions below it act on the children.
 
 use crate::child::{self, Child};
 use crate::cluster::{FIRST_LOG, Process};
@@ -24,65 +24,66 @@ use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// What wakes the supervisor.
+/// Event that wakes the supervisor.
 pub enum Event {
     Signal(i32),
-    /// The link to the other machines has something to look at.
+    /// The link to the other machines has a new plan, message or error.
     News,
 }
 
 /// How the processes of this machine ended.
 pub enum End {
-    /// All that were waited for, but for those that died and that the others could do without.
+    /// All required processes have ended. The list holds the failures of processes that the job
+    /// could do without.
     Finished(Vec<Death>),
     Failed(Death),
-    /// A signal to the launcher.
+    /// The launcher received this signal.
     Interrupted(i32),
-    /// The leader wanted it, with the reason.
+    /// The leader ordered the stop, for this reason.
     Ordered(String),
 }
 
-/// A process that went wrong, and is not started again.
+/// A process that failed and is not restarted.
 #[derive(Clone, Debug)]
 pub struct Death {
     pub role: Role,
     pub rank: usize,
-    /// What happened, and the last lines of its log.
+    /// The failure, with the last lines of the process's log.
     pub report: String,
-    /// The same for the terminals of other machines, which have shown nothing of the log.
+    /// The same report for the terminals of other machines, which have not shown any of the log.
     pub elsewhere: String,
     pub code: u8,
-    /// The worker of another machine that it reports as the cause of its failure.
+    /// Worker on another machine that this process reports as the cause of its failure.
     pub follows: Option<usize>,
 }
 
 impl Death {
-    /// What happened, without the log.
+    /// Returns the first line of the report: the failure without the log.
     pub fn line(&self) -> &str {
         self.report.lines().next().unwrap_or_default()
     }
 
-    /// Adds lines to the report.
+    /// Adds lines to both reports.
     pub fn add(&mut self, lines: &str) {
         self.report += lines;
         self.elsewhere += lines;
     }
 }
 
-/// A worker that has ended badly, for those of its job who wait for it.
+/// A failed worker, as announced to the workers that wait for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     pub rank: usize,
     pub pid: u32,
-    /// `killed by SIGKILL (9)`.
+    /// Description of its end, such as `killed by SIGKILL (9)`.
     pub how: String,
-    /// As shells count.
+    /// Exit code as a shell reports it: 128 + n for signal n.
     pub code: u8,
-    /// The other worker that it reports as the cause of its failure.
+    /// Other worker that this one reports as the cause of its failure.
     pub follows: Option<usize>,
 }
 
-/// What the supervisor keeps to.
+/// Settings of the supervisor.
 #[derive(Clone)]
 pub struct Rules {
     pub mode: Mode,
@@ -104,31 +105,31 @@ pub struct Supervisor<'a> {
     pub console: &'a mut Console,
     pub guard: &'a mut Guard,
     pub oom: &'a mut OomWatch,
-    /// The other machines, and the generation that is run for them.
+    /// Link to the other machines, and the generation that these processes belong to.
     pub link: Option<(&'a Link, u64)>,
-    /// Tells the workers of the job, at once, that one of them has ended.
+    /// Notifies the other workers of the job immediately that a worker has ended.
     pub tell_ended: &'a dyn Fn(&Ended),
     pub(crate) children: Vec<Child>,
     pub(crate) followers: Vec<(Role, usize, Follower)>,
-    /// Workers that died and that the others go on without.
+    /// Workers that failed while the others continue.
     pub(crate) lost: Vec<Death>,
-    /// The leader knows that the workers of this machine are done.
+    /// The leader has been told that the workers of this machine are done.
     has_reported: bool,
-    /// Deaths whose process is to be started again.
+    /// Restarts that are scheduled: the time and the index of the child.
     pub(crate) due: Vec<(Instant, usize)>,
-    /// The first worker whose failure follows from another's, and when it was seen.
+    /// First worker whose failure was caused by another worker's, and when it was detected.
     pub(crate) failed_first: Option<(Instant, usize)>,
-    /// Workers of a collective job that exited with code 0 without having finished.
+    /// Workers of a collective job that exited with code 0 before `Fleet::finish`, and when.
     pub(crate) leavers: Vec<(Instant, usize)>,
-    /// When it was looked last which processes are stopped.
+    /// Time of the last check for stopped processes.
     pub(crate) stopped_seen: Instant,
-    /// Since when the job is done, as far as processes are left over.
+    /// Start of the time in which processes are left over although the job is done.
     pub(crate) done_since: Option<Instant>,
-    /// When it was looked last which processes are absent.
+    /// Time of the last check for processes that have not joined.
     pub(crate) absent_seen: Instant,
-    /// Since when workers wait for the processes that have not joined.
+    /// Start of the time in which workers wait for processes that have not joined.
     pub(crate) joined_since: Option<Instant>,
-    /// The state of this machine, as the leader knows it.
+    /// State of this machine as last reported to the leader.
     pub(crate) state_told: MachineState,
     begun: Instant,
     status_shown: Instant,
@@ -178,15 +179,15 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Starts everything, watches, and leaves nothing running.
+    /// Starts the processes, supervises them, and leaves none running.
     pub fn run(&mut self, processes: Vec<Process>) -> Result<End> {
         let mut end = self.start(processes).and_then(|()| self.watch());
         if let Ok(End::Failed(death)) = &end {
-            // At once: stopping the others may take a while.
+            // Reported before the others are stopped, since that may take a while.
             self.show_logs();
             self.console.flush_partial();
             match death.follows {
-                // The leader finds the cause, which every machine then shows as the error.
+                // The leader determines the cause, and every machine then shows it as the error.
                 Some(_) => self.console.warn(&death.report),
                 None => self.console.error(&death.report),
             }
@@ -197,11 +198,11 @@ impl<'a> Supervisor<'a> {
         }
         let is_cut_short = matches!(end, Ok(End::Failed(_) | End::Ordered(_)));
         if is_cut_short && self.rules.mode == Mode::Collective {
-            // Those who wait for the dead, here or on another machine, have been told, and write it
-            // into their logs.
+            // Workers that wait for the failed one, here or on another machine, have been notified.
+            // This gives them time to write the reason to their logs.
             self.await_all(LAST_WORDS_TIME, &mut None);
         }
-        // An error must not leave children either.
+        // Children must not outlive an error either.
         let stopped = self.stop(matches!(end, Ok(End::Finished(_))));
         if let Ok(End::Finished(lost)) = &mut end {
             lost.extend(self.failed_at_their_end());
@@ -210,7 +211,7 @@ impl<'a> Supervisor<'a> {
         self.console.flush_partial();
         self.console.clear_status();
         match (end?, stopped) {
-            // Ctrl-C while the rest is being stopped is still Ctrl-C.
+            // A Ctrl-C that arrives while the rest is stopped still counts as an interrupt.
             (End::Finished(_), Some(signal)) => Ok(End::Interrupted(signal)),
             (end, _) => Ok(end),
         }
@@ -242,7 +243,7 @@ impl<'a> Supervisor<'a> {
             match self.events.recv_timeout(TICK) {
                 Ok(Event::Signal(SIGCHLD) | Event::News) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Signal(signal)) => return Ok(End::Interrupted(signal)),
-                // Nobody can wake us any more; the tick still does.
+                // No event can arrive after this; the timer tick keeps the loop running.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
             }
             self.show_logs();
@@ -277,7 +278,8 @@ impl<'a> Supervisor<'a> {
         self.oom.look(running.map(Child::pid));
     }
 
-    /// Processes often do not notice that their logs are cut off; somebody should.
+    /// Warns once when the log disk is full: processes often do not notice that their logs are cut
+    /// off.
     fn watch_disk(&mut self) {
         if self.is_full_said || self.disk_seen.elapsed() < DISK_PERIOD {
             return;
@@ -292,7 +294,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Why the other machines want this one's processes stopped, if they do.
+    /// Returns the reason for which the leader wants the processes of this machine stopped, if any.
     fn ordered(&mut self) -> Option<String> {
         let (link, generation) = self.link?;
         for line in link.take_said() {
@@ -301,14 +303,14 @@ impl<'a> Supervisor<'a> {
         link.stop_reason(generation)
     }
 
-    /// Children that have just ended. Orphans that came to the launcher, which on Linux is the
-    /// reaper of its descendants, are reaped beside.
+    /// Reaps ended processes and returns the indices of the children among them. On Linux the
+    /// launcher is the subreaper of its descendants, so this also reaps orphans.
     fn reap(&mut self) -> Vec<usize> {
         let mut ended = Vec::new();
         for _ in 0..REAPED_MAX {
             let reaped = rustix::process::wait(WaitOptions::NOHANG);
-            // There is no child at all: somebody else reaped ours. Their status is lost, the fact
-            // is not.
+            // There is no child left: other code reaped ours. Their exit status is lost, but they
+            // have ended.
             let (pid, status) = match reaped {
                 Ok(Some((pid, status))) => (Some(pid.as_raw_pid() as u32), status.as_raw()),
                 Err(Errno::CHILD) => (None, LOST_STATUS),
@@ -328,14 +330,14 @@ impl<'a> Supervisor<'a> {
             }
         }
         for index in &ended {
-            // What is left of its group has lost its leader.
+            // The rest of its process group has lost its leader.
             self.children[*index].signal(Signal::KILL);
             self.guard.remove(self.children[*index].pid());
         }
         ended
     }
 
-    /// Starts another guard, or says what does not hold without one.
+    /// Starts a new guard in place of one that has ended, or warns that there is none.
     fn replace_guard(&mut self, status: ExitStatus) {
         let how = format!("the guard of this launch (pid {})", self.guard.pid());
         let how = format!("{how} {}", child::describe(status));
@@ -371,9 +373,10 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// A parameter-server job is done when its workers are. Workers of other machines may still
-    /// need the servers of this one: then all must have ended, or all machines have said that their
-    /// workers are.
+    /// Whether the processes of this machine have nothing left to do. A parameter-server job is
+    /// done when its workers are. Workers of other machines may still need the servers of this one.
+    /// So with several machines all processes must have ended, or the leader has reported the end
+    /// of the job.
     fn is_finished(&self) -> bool {
         let is_done = match self.link {
             Some((link, _)) => link.is_done(),
@@ -383,14 +386,15 @@ impl<'a> Supervisor<'a> {
         self.due.is_empty() && (is_done || all() && !self.may_be_missed())
     }
 
-    /// There were workers here, and none is running.
+    /// Whether this machine had workers and none is running.
     fn workers_have_ended(&self) -> bool {
         let mut workers =
             self.children.iter().filter(|it| it.process.role == Role::Worker).peekable();
         workers.peek().is_some() && workers.all(|child| !child.is_running())
     }
 
-    /// Tells the leader once that the workers of this machine are done, while its servers go on.
+    /// Reports to the leader, once, that the workers of this machine are done while its servers
+    /// keep running.
     fn report_workers(&mut self) {
         let Some((link, generation)) = self.link else { return };
         let is_ps = self.rules.mode != Mode::Collective;
@@ -410,21 +414,21 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// SIGTERM, time to save, SIGKILL; then whatever still carries the mark. Gives the signal of an
-    /// impatient user.
+    /// Stops all processes: SIGTERM, a grace period to save, SIGKILL; then kills every process that
+    /// still carries the mark. Returns the signal if the user interrupts the launcher meanwhile.
     fn stop(&mut self, is_finished: bool) -> Option<i32> {
         let mut interrupted = None;
         let running = self.children.iter().filter(|child| child.is_running()).count();
         if running > 0 && is_finished {
             self.console
                 .debug("all workers exit, going to finish parameter server and heter_worker.");
-            // Workers tell servers to stop, which then leave by themselves.
+            // Workers ask servers to stop, and the servers then exit by themselves.
             self.await_all(LEAVE_TIME, &mut interrupted);
             let leaves = |child: &Child| {
                 child.is_running() && child.report() == Some(ProcessReport::Leaving)
             };
             if interrupted.is_none() && self.children.iter().any(leaves) {
-                // A last snapshot takes as long as the tables are large.
+                // The time of a last snapshot grows with the size of the tables.
                 self.await_all(self.rules.leave_timeout, &mut interrupted);
             }
         }
@@ -435,7 +439,7 @@ impl<'a> Supervisor<'a> {
                 self.console.say(&format!("fleetrun: stopping {running} process{s}"));
             }
             self.signal_all(Signal::TERM);
-            // A process that is stopped hears nothing before it goes on.
+            // A stopped process handles SIGTERM only after it is continued.
             self.signal_all(Signal::CONT);
             let in_time = self.await_all(self.rules.stop_timeout, &mut interrupted);
             if !in_time && interrupted.is_none() {
@@ -471,7 +475,8 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// True when all have ended in time. A second signal to the launcher ends the waiting.
+    /// Waits until all children have ended; returns false on timeout. A second signal to the
+    /// launcher ends the wait.
     fn await_all(&mut self, time: Duration, interrupted: &mut Option<i32>) -> bool {
         let until = Instant::now() + time;
         loop {
@@ -508,7 +513,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Shows the log of the next worker where the one that is shown is lost and the job goes on.
+    /// Follows the log of another worker when the followed worker is lost and the job continues.
     pub(crate) fn follow_next(&mut self, lost: usize) {
         let key = |child: &Child| (child.process.role, child.process.rank);
         let lost = key(&self.children[lost]);
@@ -525,7 +530,7 @@ impl<'a> Supervisor<'a> {
         self.console.say(&format!("fleetrun: {line}"));
     }
 
-    /// How far the first worker is that runs, as it reports.
+    /// Returns the progress line of the first running worker that reports one.
     fn progress(&self) -> Option<String> {
         use std::io::Read;
         let mut running = self.children.iter().filter(|child| child.is_running());
@@ -560,36 +565,36 @@ impl<'a> Supervisor<'a> {
     }
 }
 
-/// The first line of a text that anybody may have written.
+/// Returns the first line of untrusted text without control characters, or `None` if it is blank.
 fn one_line(text: &str) -> Option<String> {
     let line: String =
         text.lines().next()?.chars().filter(|c| !c.is_control()).take(LINE_CHARS_MAX).collect();
     (!line.trim().is_empty()).then_some(line)
 }
 
-/// How often logs and children are looked at when nothing wakes us.
+/// Interval between checks of logs and children when no event arrives.
 const TICK: Duration = Duration::from_millis(50);
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
-/// How often it is looked whether logs have room.
+/// Interval between checks for free space in the log folder.
 const DISK_PERIOD: Duration = Duration::from_millis(500);
-/// Pieces of a log that are shown at once; the rest is shown at the next tick.
+/// Pieces of a log shown per tick.
 const FOLLOWED_AT_ONCE: usize = 64;
-/// How often the line of the first worker is drawn.
+/// Interval between redraws of the first worker's progress line.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
-/// Longer than any terminal is wide.
+/// Limit on a progress line; wider than any terminal.
 const LINE_CHARS_MAX: usize = 500;
-/// More than a line.
+/// Limit on bytes read from a progress file; more than a line needs.
 const PROGRESS_BYTES_MAX: u64 = 1 << 10;
-/// Grace period for servers to exit after the workers asked them to stop. One that says that it
-/// still writes its tables gets `--leave_timeout`.
+/// Grace period for servers to exit after the workers asked them to stop. A server that reports
+/// that it is still writing its tables gets `--leave_timeout`.
 const LEAVE_TIME: Duration = Duration::from_millis(500);
-/// After SIGKILL only a process inside a broken driver is still there.
+/// Wait for children to end after SIGKILL. Only a process that hangs inside a driver takes longer.
 const KILL_TIME: Duration = Duration::from_secs(5);
-/// Exit code 1.
+/// Wait status of a child whose real status is lost: exit code 1.
 const LOST_STATUS: i32 = 1 << 8;
-/// Reaped at once; the next tick takes more.
+/// Limit on processes reaped per tick.
 const REAPED_MAX: usize = 10_000;
-/// How long the others of a collective job may take to say what they wait for, before they are
+/// Time for the other workers of a collective job to log what they wait for, before they are
 /// stopped.
 const LAST_WORDS_TIME: Duration = Duration::from_millis(300);
 

@@ -1,8 +1,8 @@
-//! Tables as the documents print them.
+//! Tables in the format of the documentation.
 
 use fleet_topology::names;
 
-/// The table of arguments.
+/// Returns the table of arguments.
 pub fn arguments(rows: &[(String, String)]) -> String {
     let mut text = String::from("-----------  Configuration Arguments -----------\n");
     for (name, value) in rows {
@@ -11,8 +11,8 @@ pub fn arguments(rows: &[(String, String)]) -> String {
     text + "------------------------------------------------\n"
 }
 
-/// The table of variables. Values of secrets are masked; without a header it has the original's
-/// default one.
+/// Returns the table of variables. Values of secrets are masked. Without a header it gets the
+/// original's default one.
 ///
 /// ```
 /// let table = fleet_launch::tables::environment(&[("FLEET_TOKEN", "0123456789abcdef")], None);
@@ -33,7 +33,7 @@ pub fn environment(rows: &[(&str, &str)], header: Option<(&str, &str)>) -> Strin
     text + &rule("=")
 }
 
-/// The end of a long value: that is where lists differ.
+/// Shortens a long value to its end, where lists differ.
 fn cut(value: &str) -> String {
     let length = value.chars().count();
     if length <= VALUE_WIDTH {

@@ -1,8 +1,9 @@
-//! What a terminal has room for.
+//! The width of terminals, and progress lines that fit it.
 
 use std::os::fd::AsFd;
 
-/// The width of the terminal that a stream goes to; 80 where it is none, or does not say.
+/// Returns the width of the terminal that a stream writes to; 80 if the stream is not a terminal or
+/// its width is unknown.
 pub fn columns(stream: impl AsFd) -> usize {
     match rustix::termios::tcgetwinsize(stream) {
         Ok(size) if size.ws_col > 0 => usize::from(size.ws_col),
@@ -10,8 +11,8 @@ pub fn columns(stream: impl AsFd) -> usize {
     }
 }
 
-/// A line of progress of at most so many columns: `lead`, which is missed least, then `text`, whose
-/// parts, two spaces apart, go from the last to the first.
+/// Formats a progress line of at most `columns` characters. If it is too long, `lead` is dropped
+/// first, then the parts of `text`, which are separated by two spaces, from the last to the first.
 ///
 /// ```
 /// use fleet_launch::terminal::fitted;

@@ -1,11 +1,12 @@
-//! The flags that the launchers of a job must have in common. Each publishes its own in `node/ID`,
-//! and machines that differ are refused where they meet: their processes would wait in vain.
+//! The flags that the launchers of a job must have in common. Each launcher publishes its own in
+//! `node/ID`. Machines that differ are refused when they meet, since their processes would wait in
+//! vain.
 
 use crate::options::{ElasticLevel, Mode, Nodes};
 use fleet_base::Error;
 use serde_json::{Value, json};
 
-/// The flags of a launcher that must agree, as a part of `node/ID`.
+/// Returns the flags of a launcher that must agree, as a part of `node/ID`.
 pub(crate) fn terms(mode: Mode, nodes: Nodes, level: ElasticLevel, job_id: &str) -> Value {
     let nodes = match nodes.min == nodes.max {
         true => nodes.max.to_string(),
@@ -20,7 +21,7 @@ pub(crate) fn terms(mode: Mode, nodes: Nodes, level: ElasticLevel, job_id: &str)
     })
 }
 
-/// The name of a mode as `--run_mode` takes it.
+/// Returns the name of a mode as `--run_mode` takes it.
 fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Collective => "collective",
@@ -29,7 +30,7 @@ fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// The error of two machines that differ; a machine is its host and its terms.
+/// Returns an error if two machines differ. A machine is given as its host and its flags.
 pub(crate) fn difference(first: (&str, &Value), second: (&str, &Value)) -> Option<Error> {
     let differs = |(field, ..): &&(&str, &str, &str)| first.1[*field] != second.1[*field];
     let found: Vec<_> = FIELDS.iter().filter(differs).collect();
@@ -50,7 +51,7 @@ pub(crate) fn difference(first: (&str, &Value), second: (&str, &Value)) -> Optio
 /// cannot work together.
 const PROTOCOL: u32 = 1;
 
-/// Each field with its title, and the help where it is the first that differs.
+/// Each field with its title, and the help for the case that it is the first that differs.
 const FIELDS: [(&str, &str, &str); 5] = [
     ("protocol", "the version of the launcher protocol", "run the same version of fleetrun"),
     (

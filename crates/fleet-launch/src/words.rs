@@ -1,10 +1,10 @@
-//! Numbers and lists as people read them.
+//! Formats numbers and lists for messages.
 
 use fleet_topology::Role;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// `2 workers`.
+/// Formats a number of processes: `2 workers`.
 pub fn counted(role: Role, count: usize) -> String {
     let noun = match role {
         Role::HeterWorker => "heterogeneous worker".to_string(),
@@ -13,7 +13,7 @@ pub fn counted(role: Role, count: usize) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// `0.5 s`, `30 s`.
+/// Formats a time: `0.5 s`, `30 s`.
 pub fn seconds(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     match seconds < 10.0 && seconds.fract() != 0.0 {
@@ -22,7 +22,7 @@ pub fn seconds(time: Duration) -> String {
     }
 }
 
-/// The first of a list that may be long: `a, b and 7 more`.
+/// Returns the first items of a list: `a, b and 7 more`.
 pub fn some_of(all: &[&str]) -> String {
     let shown = all.iter().take(SHOWN_MAX).copied().collect::<Vec<&str>>().join(", ");
     match all.len().saturating_sub(SHOWN_MAX) {
@@ -31,11 +31,11 @@ pub fn some_of(all: &[&str]) -> String {
     }
 }
 
-/// Addresses in their own order, names after them.
+/// Returns the sort key of a host: addresses in numeric order, then names.
 pub fn address_key(host: &str) -> (bool, Option<IpAddr>, String) {
     let address = host.parse().ok();
     (address.is_none(), address, host.to_string())
 }
 
-/// As many as fit on a line.
+/// Number of items shown; they fit on a line.
 const SHOWN_MAX: usize = 8;

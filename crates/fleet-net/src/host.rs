@@ -53,7 +53,7 @@ pub fn is_stopped(member: &Member) -> bool {
 ///
 /// ```
 /// let to = "127.0.0.1:80".parse().unwrap();
-/// assert_eq!(fleet_net::host::route_to(to)?.to_string(), "127.0.0.1");
+/// assert_eq!(fleet_net::host::local_address_towards(to)?.to_string(), "127.0.0.1");
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn local_address_towards(address: SocketAddr) -> Result<IpAddr> {

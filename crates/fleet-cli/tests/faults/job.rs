@@ -1,5 +1,5 @@
-//! The job of the table: a small network, trained in every mode, in which one process does
-//! something wrong at some point.
+//! The job of the table of faults: a small network, trained in every mode, in which one process has
+//! a fault at some point.
 
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
@@ -19,17 +19,17 @@ pub enum Mode {
     Geo,
 }
 
-/// The process that does something wrong.
+/// Role of the faulty process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Worker,
-    /// Its tables are in memory only.
+    /// A server whose tables are in memory only.
     Server,
-    /// Its tables are on disk too.
+    /// A server whose tables are also on disk.
     Durable,
 }
 
-/// The part of one process.
+/// Fault of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// `process::exit(0)`.
@@ -39,25 +39,25 @@ pub enum Fault {
     Panic,
     /// SIGKILL.
     Kill,
-    /// SIGSTOP, for ever.
+    /// SIGSTOP, without SIGCONT.
     Stop,
-    /// It sleeps, for ever.
+    /// It sleeps forever.
     Hang,
-    /// It trains with another strategy, whose communication is in the same groups.
+    /// It trains with another strategy, whose communication uses the same groups.
     Strategy,
-    /// Its strategy asks for other groups.
+    /// Its strategy needs other groups.
     Rings,
-    /// Its network is another one.
+    /// It trains another network.
     Network,
     /// It fetches a gradient from some step on.
     Fetch,
     /// It calls a collective that the others do not call.
     Extra,
-    /// It is stopped until the servers have left without it.
+    /// It is stopped (SIGSTOP) until the servers have exited without it.
     Late,
 }
 
-/// When it does so.
+/// Phase in which the fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Start,
@@ -83,27 +83,28 @@ pub const FAULTS: &[Fault] = &[
 ];
 pub const PHASES: &[Phase] = &[Phase::Start, Phase::Step, Phase::Save, Phase::Finish];
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     pub mode: Mode,
     pub fault: Fault,
     pub phase: Phase,
     pub role: Role,
-    /// The worker or server that does it.
+    /// Rank of the faulty worker or server.
     pub rank: usize,
     pub workers: usize,
-    /// Launchers that stand for a machine each; it is on the last one.
+    /// Number of launchers, each of which represents a machine; the faulty process is on the last
+    /// one.
     pub machines: usize,
 }
 
-/// Tells a process which case it is part of: `async kill step worker 1 2 1`.
+/// Variable that names the case to a process: `async kill step worker 1 2 1`.
 pub const CASE: &str = "FAULTS_CASE";
-/// The folder of the job, which all its machines see.
+/// Variable with the folder of the job, which all its machines share.
 pub const FOLDER: &str = "FAULTS_FOLDER";
-/// Is made in the job's folder just before the fault.
+/// File created in the job's folder just before the fault.
 pub const MARK: &str = "fault";
-/// Is made when a server has ended.
+/// File created when a server has ended.
 pub const OVER: &str = "over";
 
 impl Case {
@@ -112,7 +113,7 @@ impl Case {
         format!("{mode:?} {fault:?} {phase:?} {role:?} {rank} {workers} {machines}").to_lowercase()
     }
 
-    /// `worker 1`, as the launcher calls it.
+    /// Returns `worker 1`, the launcher's name for the faulty process.
     pub fn title(&self) -> String {
         let role = if self.role == Role::Worker { "worker" } else { "server" };
         format!("{role} {}", self.rank)
@@ -135,17 +136,17 @@ fn find<T: Copy + std::fmt::Debug>(all: &[T], word: &str) -> Option<T> {
 }
 
 const STEPS: u64 = 12;
-/// The step, and the step after which all save, in the middle.
+/// Middle of the training: the step of the fault, and the step after which all workers save.
 const MIDDLE: u64 = 6;
 
-/// Takes part in the job as the environment says.
+/// Runs the role that the environment assigns to this process.
 pub fn run(case: &Case) -> Result<()> {
     let (own, is_server) = place();
-    // A server that is started again does better.
+    // A restarted server has no fault.
     let is_again = is_server && std::env::var("FLEET_RESTART_COUNT").is_ok_and(|it| it != "0");
     let is_role = is_server != (case.role == Role::Worker);
     let mut part = Part { case: *case, is_it: is_role && own == case.rank && !is_again };
-    // A server without Fleet reports nothing, and may be started again.
+    // A server that fails before it uses Fleet reports nothing and may be restarted.
     if case.role != Role::Server {
         part.reach(Phase::Start, || Ok(()))?;
     }
@@ -155,7 +156,7 @@ pub fn run(case: &Case) -> Result<()> {
     }
 }
 
-/// The worker's number, and whether the process is a server, before Fleet knows.
+/// Returns the worker's rank, and whether the process is a server, before Fleet is initialized.
 fn place() -> (usize, bool) {
     let text = |name: &str| std::env::var(name).unwrap_or_default();
     (text("PADDLE_TRAINER_ID").parse().unwrap_or(0), text("TRAINING_ROLE") == "PSERVER")
@@ -171,7 +172,7 @@ fn touch(name: &str, text: &str) {
 
 struct Part {
     case: Case,
-    /// This process is the one that does something wrong.
+    /// This process is the faulty one.
     is_it: bool,
 }
 
@@ -180,7 +181,8 @@ impl Part {
         self.is_it && self.case.fault == fault
     }
 
-    /// A point at which this process may do something wrong; `extra` is a collective.
+    /// Triggers the fault if it is due in this phase; `extra` is a collective that only the fault
+    /// calls.
     fn reach(&mut self, phase: Phase, extra: impl FnOnce() -> Result<()>) -> Result<()> {
         if !self.is_it || phase != self.case.phase {
             return Ok(());
@@ -220,12 +222,13 @@ impl Part {
         }
     }
 
-    /// The width of the hidden layer.
+    /// Returns the width of the hidden layer.
     fn width(&self) -> i64 {
         if self.does(Fault::Network) { 9 } else { 8 }
     }
 
-    /// What a step fetches: the loss on the first worker, as programs do, and a gradient by fault.
+    /// Returns the fetches of a step: the loss on the first worker, as is usual, and a gradient if
+    /// that is the fault.
     fn fetches<'a>(&self, own: usize, step: u64, loss: &'a str, gradient: &'a str) -> Vec<&'a str> {
         let mut fetches = Vec::new();
         if own == 0 {
@@ -309,7 +312,7 @@ fn servers(part: &mut Part) -> Result<()> {
     worker.stop()
 }
 
-/// Serves, in a thread of its own: the fault is that of the process.
+/// Serves in a separate thread, so that this one can trigger a fault of the process.
 fn serve(part: &mut Part, fleet: &Fleet, job: &ServerJob) -> Result<()> {
     if part.case.role == Role::Server {
         part.reach(Phase::Start, || Ok(()))?;
@@ -331,23 +334,23 @@ fn serve(part: &mut Part, fleet: &Fleet, job: &ServerJob) -> Result<()> {
     Ok(())
 }
 
-/// In the middle of the training, lets the server do what it does then.
+/// Waits in the middle of the training until the server has had its fault.
 fn await_server(case: &Case) {
     if case.role == Role::Worker || case.phase != Phase::Step {
         return;
     }
     touch(MIDDLE_MARK, "");
-    // While a panic prints its stack the server serves on, and must not finish.
+    // While a panic prints its stack trace the server keeps serving, and the job must not finish.
     while case.fault == Fault::Panic || !path(MARK).exists() {
         std::thread::sleep(POLL);
     }
 }
 
-/// Workers have come to the middle of their training.
+/// File created when workers have reached the middle of their training.
 const MIDDLE_MARK: &str = "middle";
 const POLL: Duration = Duration::from_millis(10);
 
-/// The first worker saves; in a job whose workers wait for each other, all wait for that.
+/// Saves on the first worker; in a job whose workers wait for each other, all wait for that.
 fn save(worker: &mut Worker, own: usize) -> Result<()> {
     worker.flush()?;
     if own == 0 {

@@ -1,13 +1,12 @@
-//! Table of faults: one process of a job does something wrong, and the launcher's terminal must
-//! name that process, the reason and the end of its log, in time; then the job must end as its mode
-//! says. A part of the jobs runs on two machines: two launchers, with addresses of the loopback
-//! network.
+//! Table of faults: one process of a job fails. The launcher's terminal must name that process, the
+//! reason and the end of its log in time, and the job must end as its mode requires. Some of the
+//! jobs run on two machines: two launchers with addresses of the loopback network.
 //!
-//! `cargo test -p fleet-cli --test faults` runs some cases, `cargo xtask faults` all. Words choose
-//! cases by name: `cargo xtask faults collective kill`.
+//! `cargo test -p fleet-cli --test faults` runs some cases, `cargo xtask faults` runs all.
+//! Arguments select cases by name: `cargo xtask faults collective kill`.
 //!
-//! The processes of a job are this binary again, without the harness of tests: a panic, an exit
-//! code and a log are those of a program.
+//! The processes of a job run this binary without the test harness, so that a panic, an exit code
+//! and a log are those of an ordinary program.
 
 mod job;
 
@@ -40,9 +39,9 @@ fn main() -> ExitCode {
     run_all(cases.into_iter().filter(named).collect())
 }
 
-/// Set where all cases are to run.
+/// Variable that is set to run all cases.
 const ALL: &str = "FLEET_FAULTS";
-/// Jobs at a time. They wait for each other more than they compute.
+/// Limit on concurrent jobs. They spend more time waiting than computing.
 const JOBS_AT_ONCE: usize = 4;
 
 /// Every case.
@@ -51,8 +50,8 @@ fn table() -> Vec<Case> {
     for &mode in MODES {
         for &fault in FAULTS {
             for &phase in phases(mode, fault) {
-                // Of two that differ nobody knows which one is wrong; of three the one that is
-                // alone.
+                // If two workers differ, either may be the faulty one; of three, the one that
+                // differs from the other two is.
                 let is_difference =
                     matches!(fault, Fault::Strategy | Fault::Rings | Fault::Network | Fault::Fetch);
                 let workers = if is_difference { 3 } else { 2 };
@@ -75,14 +74,15 @@ fn table() -> Vec<Case> {
     cases
 }
 
-/// The servers and phases in which a fault of a server can happen.
+/// Returns the servers and phases in which a fault of a server can happen.
 fn server_phases(mode: Mode, fault: Fault) -> Vec<(Role, Phase)> {
     let (start, step) = ((Role::Server, Phase::Start), (Role::Server, Phase::Step));
     let durable = [(Role::Durable, Phase::Start), (Role::Durable, Phase::Step)];
     match fault {
         _ if mode == Mode::Collective => vec![],
         Fault::Leave | Fault::Exit | Fault::Kill => [&[start, step], &durable[..]].concat(),
-        // While the stack is printed a server serves on: the job might be done before it ends.
+        // While the stack trace is printed a server keeps serving, so the job might finish before
+        // the server ends.
         Fault::Panic => vec![start, step, durable[0]],
         Fault::Stop => vec![start, step],
         Fault::Hang => vec![start],
@@ -90,7 +90,7 @@ fn server_phases(mode: Mode, fault: Fault) -> Vec<(Role, Phase)> {
     }
 }
 
-/// The phases in which a fault can happen.
+/// Returns the phases in which a fault of a worker can happen.
 fn phases(mode: Mode, fault: Fault) -> &'static [Phase] {
     match fault {
         Fault::Leave | Fault::Exit | Fault::Panic | Fault::Kill | Fault::Stop => PHASES,
@@ -98,14 +98,14 @@ fn phases(mode: Mode, fault: Fault) -> &'static [Phase] {
         Fault::Fetch => &[Phase::Step],
         Fault::Rings if mode == Mode::Collective => &[Phase::Start],
         Fault::Extra if mode == Mode::Collective => &[Phase::Step, Phase::Finish],
-        // The others of a job in which all wait for each other do not end before it.
+        // In modes whose workers wait for each other, the others cannot finish before this one.
         Fault::Late if !matches!(mode, Mode::Collective | Mode::Sync) => &[Phase::Step],
         Fault::Rings | Fault::Extra | Fault::Late => &[],
     }
 }
 
-/// The cases of every run of the tests: each fault in each mode, phases and workers in turn; of
-/// servers and of two machines each fault in one mode.
+/// Returns the cases of an ordinary test run: each fault in each mode, with phases and workers in
+/// turn. Faults of servers and faults on two machines run in one mode each.
 fn chosen() -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for (number, &mode) in MODES.iter().enumerate() {
@@ -122,7 +122,7 @@ fn chosen() -> Vec<Case> {
                 0 => None,
                 count => Some(of_this[turn % count]),
             };
-            // It takes seconds, and is the same in all modes.
+            // A hang takes seconds and is the same in all modes.
             if fault != Fault::Hang || at % MODES.len() == number {
                 cases.extend(pick(of_kind(Some(Role::Worker), 1), 3 * at + 5 * number));
             }
@@ -138,24 +138,23 @@ fn chosen() -> Vec<Case> {
     cases
 }
 
-/// What the terminal and the exit code must be.
+/// Expected output on the terminal, and exit code.
 struct Expected {
     code: i32,
-    /// The line that names the cause has all of these.
+    /// Parts of the line that names the cause.
     line: Vec<String>,
-    /// Is on the terminal once.
+    /// Texts that appear on the terminal exactly once.
     once: Vec<String>,
-    /// Is on the terminal, maybe in the logs of several workers.
+    /// Text that appears on the terminal, possibly in the logs of several workers.
     says: Option<&'static str>,
-    /// From the fault to the line.
+    /// Limit on the time from the fault to that line.
     within: Duration,
 }
 
-/// `None` where the fault does not change the exit code.
+/// Returns `None` if the fault does not change the exit code.
 fn expected(case: &Case) -> Option<Expected> {
     let (code, reason) = match case.fault {
-        // Servers that are started again do better: the first one has not served yet, the other
-        // one is durable.
+        // Restarted servers have no fault: this one has not served yet, the durable one resumes.
         Fault::Kill if case.role == Role::Server && case.phase == Phase::Start => return None,
         _ if case.role == Role::Durable => return None,
         Fault::Leave => (1, "exited with code 0"),
@@ -175,12 +174,12 @@ fn expected(case: &Case) -> Option<Expected> {
     };
     let mut once = vec![format!("last words of {}", case.title())];
     if case.fault == Fault::Extra {
-        // The log of either worker says what both wait for.
+        // Both workers may log what they wait for.
         once.clear();
     }
     if case.fault == Fault::Panic {
         if case.role != Role::Worker {
-            // The stack trace is as long as the end of a log that is shown.
+            // The stack trace alone fills the end of the log that is shown.
             once.clear();
         }
         once.push(format!("planned panic of {}", case.title()));
@@ -190,7 +189,7 @@ fn expected(case: &Case) -> Option<Expected> {
         Fault::Leave | Fault::Exit | Fault::Panic | Fault::Kill => Duration::from_secs(5),
         _ => Duration::from_secs(10),
     };
-    // Calls that do not fit are nobody's alone.
+    // If the workers' calls differ, any worker may be named.
     let named = match case.fault {
         Fault::Extra => "worker ".to_string(),
         _ => format!("{} on ", case.title()),
@@ -198,7 +197,7 @@ fn expected(case: &Case) -> Option<Expected> {
     Some(Expected { code, line: vec![named, reason.into()], once, says: difference(case), within })
 }
 
-/// What the log of a worker says that differs from the others.
+/// Returns the text in the log of a worker that differs from the others.
 fn difference(case: &Case) -> Option<&'static str> {
     let text = match (case.mode, case.fault) {
         (Mode::Collective, Fault::Strategy) => "got 'gradient_merge: true'",
@@ -214,13 +213,14 @@ fn difference(case: &Case) -> Option<&'static str> {
     Some(text)
 }
 
-/// As the launcher is told; the promises are for 30 s and are shorter by as much.
+/// Heartbeat timeout passed to the launcher. The documented times are for the default of 30 s and
+/// shrink accordingly.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// What became of a case.
+/// Result of a case.
 struct Outcome {
     case: Case,
-    /// From the fault to the line that names the cause.
+    /// Time from the fault to the line that names the cause.
     named: Option<Duration>,
     wrong: Option<String>,
 }
@@ -264,7 +264,7 @@ fn run(case: &Case) -> Outcome {
     std::fs::create_dir_all(&folder).expect("a folder for a job");
     let all = Lines::of(case, &folder);
     let fault = std::fs::metadata(folder.join(MARK)).and_then(|it| it.modified()).ok();
-    // The fault is on the last machine; the others say why they end.
+    // The fault is on the last machine; the others must report why they end.
     let (last, others) = all.split_last().expect("a job has a machine");
     let (named, mut wrong) = match expected(case) {
         None => (None, all.iter().find_map(|lines| lines.check_code(0).err())),
@@ -283,7 +283,7 @@ fn run(case: &Case) -> Outcome {
     Outcome { case: *case, named, wrong }
 }
 
-/// A launcher, and what its terminal shows.
+/// A launcher and the output on its terminal.
 struct Terminal {
     launcher: Child,
     shown: mpsc::Receiver<(SystemTime, String)>,
@@ -292,12 +292,12 @@ struct Terminal {
 
 impl Terminal {
     fn start(mut command: Command, mark: &str) -> Terminal {
-        // One pipe for both, as a terminal is.
+        // One pipe for both streams, like a terminal.
         let (reader, out) = std::io::pipe().expect("a pipe");
         let err = out.try_clone().expect("a second end of the pipe");
         command.env(PLACE, mark).stdin(Stdio::null()).stdout(out).stderr(err);
         let launcher = command.spawn().expect("fleetrun starts");
-        // Its ends of the pipe are this process's too as long as it lives.
+        // The command keeps this process's ends of the pipe open until it is dropped.
         drop(command);
         let (sender, shown) = mpsc::channel();
         std::thread::spawn(move || {
@@ -310,7 +310,7 @@ impl Terminal {
         Terminal { launcher, shown, lines: Vec::new() }
     }
 
-    /// Where the first machine says that all meet.
+    /// Returns the address at which the first machine reports that machines meet.
     fn master(&mut self) -> String {
         loop {
             let shown = self.shown.recv_timeout(JOB_TIME).expect("machines say where they meet");
@@ -323,17 +323,17 @@ impl Terminal {
     }
 }
 
-/// What a terminal showed, with times, and how the job ended.
+/// Lines of a terminal with their times, and the end of the job.
 struct Lines {
     lines: Vec<(SystemTime, String)>,
-    /// `None`: it did not end in time, and was killed.
+    /// Exit code; `None` if the job did not end in time and was killed.
     code: Option<i32>,
-    /// Processes of the job that ran on after it.
+    /// Processes of the job that outlived it.
     left: Vec<u32>,
 }
 
 impl Lines {
-    /// Runs a job to its end, and gives the terminal of each machine.
+    /// Runs a job to its end and returns the lines of each machine's terminal.
     fn of(case: &Case, folder: &Path) -> Vec<Lines> {
         let mark = format!("{} {}", std::process::id(), folder.display());
         let mut terminals = vec![Terminal::start(command(case, folder, 0, None), &mark)];
@@ -346,7 +346,7 @@ impl Lines {
             terminals.iter_mut().map(|terminal| &mut terminal.launcher).collect();
         let codes = ended(&mut launchers, || continue_late(case, folder));
         let left = left_running(&mark);
-        // All who could write are gone, so that every channel ends.
+        // All processes that could write have ended, so every channel is closed.
         let lines = |terminal: Terminal| -> Vec<(SystemTime, String)> {
             terminal.lines.into_iter().chain(terminal.shown).collect()
         };
@@ -358,7 +358,7 @@ impl Lines {
         self.lines.iter().map(|(_, line)| format!("  {line}\n")).collect()
     }
 
-    /// How long after the fault the terminal named its cause.
+    /// Returns the time from the fault until the terminal named its cause.
     fn named(&self, expected: &Expected, fault: Option<SystemTime>) -> Option<Duration> {
         let names = |line: &str| expected.line.iter().all(|part| line.contains(part));
         let (at, _) = self.lines.iter().find(|(_, line)| names(line))?;
@@ -405,7 +405,7 @@ impl Lines {
         self.check_code(expected.code)
     }
 
-    /// On another machine than that of the fault.
+    /// Checks the terminal of a machine other than that of the fault.
     fn check_other(&self, expected: &Expected) -> Result<(), String> {
         let names = |line: &str| expected.line.iter().all(|part| line.contains(part));
         if !self.lines.iter().any(|(_, line)| names(line)) {
@@ -427,8 +427,8 @@ impl Lines {
     }
 }
 
-/// The launcher of a machine. The last one has the process that does something wrong; workers of
-/// a job with servers have theirs on another machine then.
+/// Returns the command of a machine's launcher. The faulty process is on the last machine. With
+/// several machines, the server of a faulty worker is on another machine.
 fn command(case: &Case, folder: &Path, machine: usize, master: Option<&str>) -> Command {
     let own = folder.join(format!("machine{machine}"));
     std::fs::create_dir_all(&own).expect("a folder for a machine");
@@ -461,7 +461,7 @@ fn command(case: &Case, folder: &Path, machine: usize, master: Option<&str>) -> 
         command.args(["--server_num", "1"]);
     }
     if case.role != Role::Worker && case.fault == Fault::Stop {
-        // Workers wait for a server that may be continued, but not as long as by default.
+        // Workers wait for a stopped server in case it is continued, but not as long as by default.
         command.env("FLAGS_rpc_deadline", (2 * SILENCE).as_millis().to_string());
     }
     command.arg(std::env::current_exe().expect("this binary"));
@@ -469,10 +469,10 @@ fn command(case: &Case, folder: &Path, machine: usize, master: Option<&str>) -> 
     command
 }
 
-/// The secret of jobs on several machines.
+/// Secret of jobs on several machines.
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// The exit codes of launchers that end in time.
+/// Waits for launchers and returns their exit codes; kills those that do not end in time.
 fn ended(launchers: &mut [&mut Child], meanwhile: impl Fn()) -> Vec<Option<i32>> {
     let begun = Instant::now();
     let mut codes = vec![None; launchers.len()];
@@ -485,7 +485,7 @@ fn ended(launchers: &mut [&mut Child], meanwhile: impl Fn()) -> Vec<Option<i32>>
         meanwhile();
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Their guards end the rest.
+    // Their guards kill the remaining processes.
     for launcher in launchers {
         let _ = launcher.kill();
         let _ = launcher.wait();
@@ -493,19 +493,19 @@ fn ended(launchers: &mut [&mut Child], meanwhile: impl Fn()) -> Vec<Option<i32>>
     codes
 }
 
-/// Lets a worker go on that is late, once the servers have left.
+/// Continues a late worker once the servers have exited.
 fn continue_late(case: &Case, folder: &Path) {
     if case.fault != Fault::Late || !folder.join(OVER).exists() {
         return;
     }
     let pid = std::fs::read_to_string(folder.join(MARK)).ok().and_then(|text| text.parse().ok());
     if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-        // It may have ended.
+        // The process may have ended.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
     }
 }
 
-/// Processes that carry the mark and do not end.
+/// Waits for processes that carry the mark to end, and returns those that do not.
 fn left_running(mark: &str) -> Vec<u32> {
     let begun = Instant::now();
     loop {
@@ -517,7 +517,7 @@ fn left_running(mark: &str) -> Vec<u32> {
     }
 }
 
-/// Processes with this in their environment. None where there is no `/proc`.
+/// Returns the processes with this variable in their environment. Empty on systems without `/proc`.
 fn carrying(name: &str, value: &str) -> Vec<u32> {
     let wanted = format!("{name}={value}");
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -529,9 +529,9 @@ fn carrying(name: &str, value: &str) -> Vec<u32> {
     .collect()
 }
 
-/// Names the folder in the environment of all that runs in it.
+/// Variable that marks all processes that run in a folder.
 const PLACE: &str = "TEST_PLACE";
-/// Much longer than any of these jobs takes.
+/// Limit on a job; much longer than any of them takes.
 const JOB_TIME: Duration = Duration::from_secs(60);
-/// The launcher's guard ends a moment after the launcher.
+/// Time for processes to end after the launcher: its guard ends a moment later.
 const LEFT_TIME: Duration = Duration::from_secs(10);

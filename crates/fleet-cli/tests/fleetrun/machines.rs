@@ -5,7 +5,7 @@ use std::process::{Child, Stdio};
 
 pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// A launcher in a folder of its own that stands for a machine.
+/// A launcher in its own folder that represents a machine.
 pub struct Machine {
     pub place: Place,
     pub child: Child,
@@ -26,7 +26,7 @@ impl Machine {
         Machine { place, child }
     }
 
-    /// Where the first machine says that all meet.
+    /// Returns the address at which the first machine reports that machines meet.
     fn master(&self) -> String {
         let found = || {
             let said = self.place.read("said");
@@ -54,12 +54,12 @@ impl Machine {
     }
 }
 
-/// Two machines that meet at a port of the system.
+/// Starts two machines that meet at a port chosen by the system.
 pub fn pair(name: &str, script: &str, line: &str) -> (Machine, Machine) {
     pair_of(name, script, [line, line], &[("FLEET_TOKEN", TOKEN)])
 }
 
-/// The same with a line for each.
+/// Starts such a pair with a command line for each machine.
 fn pair_of(name: &str, script: &str, lines: [&str; 2], env: &[(&str, &str)]) -> (Machine, Machine) {
     let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {}", lines[0]);
     let first = Machine::start_with(&format!("{name}/a"), script, &first, env);
@@ -68,8 +68,8 @@ fn pair_of(name: &str, script: &str, lines: [&str; 2], env: &[(&str, &str)]) -> 
     (first, second)
 }
 
-/// Two machines that train, where silence takes long, so that a closed connection is what is
-/// noticed.
+/// Starts two machines that train. The heartbeat timeout is so long that a lost launcher is
+/// detected only by its closed connection.
 fn training_pair(name: &str) -> (Machine, Machine) {
     let line = "--nnodes 2 demo:lenet --samples 100000000 --threads 1";
     let env = [("FLEET_TOKEN", TOKEN), ("PADDLE_ELASTIC_TTL", "60")];
@@ -115,7 +115,7 @@ fn machines_of_two_modes_refuse_each_other() {
     }
 }
 
-/// The job runs on; only the machine that comes later is refused.
+/// The job continues; only the late machine is refused.
 #[test]
 fn a_machine_that_does_not_fit_to_a_running_job_is_refused_alone() {
     let line = "--nnodes 1:2 --elastic_timeout 0.2 --stop_timeout 5";
@@ -171,7 +171,7 @@ fn parameter_servers_on_two_machines() {
 
 #[test]
 fn servers_stay_for_the_workers_of_other_machines() {
-    // The last worker is served by the other machine's server when all workers there are done.
+    // After all workers on the first machine are done, its server still serves the last worker.
     let script = "[ $TRAINING_ROLE = PSERVER ] && { until [ -e asked ]; do sleep 0.05; done\n\
                   touch answered; sleep 600; }\n\
                   [ $PADDLE_TRAINER_ID = 0 ] && exit 0\n\
@@ -187,7 +187,7 @@ fn servers_stay_for_the_workers_of_other_machines() {
 fn who_does_not_come_is_missed() {
     let line = "--master 127.0.0.1:0 --nnodes 2 --join_timeout 0.5 job.py";
     let alone = Machine::start("miss/a", WHO, line, TOKEN);
-    // On a busy machine even the own arrival may come later than that.
+    // On a busy machine even the launcher's own machine may join later than that.
     alone.check(1, &[" of 2 machines came within 0.5 s"]);
     let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = free.local_addr().unwrap().port();
@@ -279,7 +279,7 @@ fn a_machine_of_the_list_that_does_not_come() {
     let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {line}");
     Machine::start("absent/a", WHO, &first, TOKEN)
         .check(1, &["127.0.0.2, 127.0.0.3", " came within 0.5 s"]);
-    // Nobody has this address of the own machine.
+    // No process listens at this address of the loopback network.
     let line = "--ips 127.31.7.9,127.0.0.2 --host 127.0.0.2 --join_timeout 0.5 job.py";
     Machine::start("absent/b", WHO, line, TOKEN).check(
         1,
@@ -303,7 +303,7 @@ fn a_machine_of_the_list_that_does_not_come() {
 
 #[test]
 fn a_list_of_hosts_with_fixed_ports() {
-    // Fixed ports: another process may have one of them, and then others are tried.
+    // Another process may have one of these fixed ports; then the test tries others.
     for _ in 0..5 {
         let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = free.local_addr().unwrap().port().min(60000);
@@ -330,7 +330,7 @@ fn a_list_of_hosts_with_fixed_ports() {
     panic!("five times a port was taken");
 }
 
-/// Says who it is in every generation, and ends when it may.
+/// Records its rank in every generation, and ends when allowed.
 pub const ELASTIC: &str = "touch up.$FLEET_RESTART_COUNT.$PADDLE_TRAINER_ID.of.$PADDLE_TRAINERS_NUM\n\
                        trap 'exit 0' TERM; until [ -e go ]; do sleep 0.05; done";
 
@@ -395,7 +395,7 @@ fn the_end_of_the_leader_is_the_end_of_the_job() {
     second.check(1, &["which leads the job, was stopped by its user"]);
 }
 
-/// Workers of other machines fail by that death, often before anybody has said what it was.
+/// Workers of other machines fail because of that death, often before its cause is reported.
 #[test]
 fn who_was_killed_gives_all_machines_their_code() {
     let (first, second) = training_pair("notice");
@@ -408,7 +408,7 @@ fn who_was_killed_gives_all_machines_their_code() {
     second.check(137, &["error: worker 1 on 127.0.0.2 (pid "]);
 }
 
-/// Workers that wait for those of a lost machine fail first; the machine is the cause.
+/// Workers that wait for workers of a lost machine fail first; the lost machine is the cause.
 #[test]
 fn a_machine_whose_launcher_is_killed_is_lost() {
     let (first, mut second) = training_pair("launcher_killed");
@@ -432,7 +432,7 @@ fn the_loss_of_the_leader_is_noticed_by_its_connection() {
     assert!(said.contains("is gone") && !said.contains("error: worker"), "{said}");
 }
 
-/// The servers have finished on the other machine, which its launcher learns from the leader.
+/// The servers have finished on the other machine; this launcher learns it from the leader.
 #[test]
 fn a_worker_is_not_left_over_on_a_machine_without_servers() {
     let script = "if [ $TRAINING_ROLE = PSERVER ]; then printf serving > $FLEET_REPORT\n\

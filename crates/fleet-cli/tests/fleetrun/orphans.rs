@@ -1,11 +1,11 @@
-//! No process is left, however the launcher ends.
+//! No process outlives the launcher, however it ends.
 #![cfg(target_os = "linux")]
 
 use crate::{Place, Said, kill, marked, signal, until};
 use std::panic::{catch_unwind, resume_unwind};
 use std::sync::Mutex;
 
-/// A worker with a child in its process group, and a daemon outside of it.
+/// A worker with a child in its process group and a daemon outside it.
 const FAMILY: &str = "echo $FLEET_LAUNCH > mark.tmp; mv mark.tmp mark; echo $PADDLE_GLOO_FS_PATH > scratch\n\
                       sleep 600 &\n\
                       setsid sh -c 'trap \"\" TERM HUP; touch daemon; sleep 600 & wait' &\n\
@@ -80,7 +80,7 @@ fn kill_9_of_the_launcher_and_its_guard() {
     });
 }
 
-/// The guard of a launcher can be killed, too: nothing depends on one alone.
+/// The guard of a launcher may be killed too; the launcher replaces it.
 #[test]
 fn another_guard_follows_one_that_is_killed() {
     let place = Place::new("guards", "touch up; until [ -e go ]; do sleep 0.05; done");

@@ -1,5 +1,5 @@
-//! Calls of etcd's API, version 3, through its gateway for JSON over HTTP: a request and an answer
-//! a connection. No TLS, no users.
+//! Client of the etcd v3 API over etcd's JSON gateway (HTTP), with one request per connection. TLS
+//! and users are not supported.
 
 use fleet_base::{Error, Result};
 use fleet_topology::Endpoint;
@@ -13,7 +13,7 @@ pub struct Gateway {
     pub endpoint: Endpoint,
 }
 
-/// A key with its value, as etcd has it.
+/// A key with its value and the revision of its last change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub key: String,
@@ -22,7 +22,8 @@ pub struct Entry {
 }
 
 impl Gateway {
-    /// The entries whose keys are `key`, or begin with it, and the revision of the whole.
+    /// Returns the entries whose key equals `key`, or starts with it, and the revision of the whole
+    /// etcd.
     pub fn range(&self, key: &str, is_prefix: bool, time: Duration) -> Result<(Vec<Entry>, u64)> {
         let mut body = json!({ "key": encoded(key.as_bytes()) });
         if is_prefix {
@@ -41,7 +42,8 @@ impl Gateway {
         self.call("kv/put", &put(key, value, lease), time).map(drop)
     }
 
-    /// Puts where a key has this value (`None`: where it is not there); false where it has not.
+    /// Sets `to` if `key` has the expected value (`None`: if `key` does not exist). Returns whether
+    /// it did.
     pub fn put_if(
         &self,
         (key, expected): (&str, Option<&[u8]>),
@@ -59,7 +61,7 @@ impl Gateway {
         };
         let body =
             json!({ "compare": [compare], "success": [{ "request_put": put(to, value, lease) }] });
-        // Of two answers false is left out.
+        // The gateway omits `succeeded` when it is false.
         Ok(self.call("kv/txn", &body, time)?["succeeded"] == json!(true))
     }
 
@@ -68,13 +70,13 @@ impl Gateway {
         Ok(number(&self.call("kv/deleterange", &body, time)?["deleted"]).unwrap_or(0) > 0)
     }
 
-    /// A lease that runs out when nobody keeps it alive for so long.
+    /// Creates a lease that expires when it is not kept alive for `ttl`.
     pub fn grant(&self, ttl: Duration, time: Duration) -> Result<i64> {
         let answer = self.call("lease/grant", &json!({ "TTL": ttl.as_secs().max(1) }), time)?;
         number(&answer["ID"]).ok_or_else(|| self.unreadable("lease/grant"))
     }
 
-    /// False when it has run out.
+    /// Keeps a lease alive. Returns false if it has expired.
     pub fn keep_alive(&self, lease: i64, time: Duration) -> Result<bool> {
         let answer = self.call("lease/keepalive", &json!({ "ID": lease.to_string() }), time)?;
         Ok(number(&answer["result"]["TTL"]).unwrap_or(0) > 0)
@@ -128,7 +130,7 @@ impl Gateway {
     }
 }
 
-/// Status and body.
+/// Parses an HTTP response into status and body.
 fn answer(bytes: &[u8]) -> Option<(u16, String)> {
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
     let head = std::str::from_utf8(&bytes[..end]).ok()?;
@@ -160,7 +162,7 @@ fn unchunked(mut bytes: &[u8]) -> Option<Vec<u8>> {
 fn entry(value: &Value) -> Option<Entry> {
     Some(Entry {
         key: String::from_utf8(decoded(value["key"].as_str()?)?).ok()?,
-        // An empty value is left out.
+        // The gateway omits empty values.
         value: decoded(value["value"].as_str().unwrap_or(""))?,
         revision: number(&value["mod_revision"])?,
     })
@@ -170,12 +172,12 @@ fn put(key: &str, value: &[u8], lease: i64) -> Value {
     json!({ "key": encoded(key.as_bytes()), "value": encoded(value), "lease": lease.to_string() })
 }
 
-/// Numbers of 64 bits are text in this JSON.
+/// Reads a number; the gateway writes 64-bit numbers as strings.
 fn number(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_str()?.parse().ok())
 }
 
-/// The end of the range of keys that begin with a prefix, of which none ends with byte 255.
+/// Returns the end of the range of keys that start with `prefix`, which must not end with byte 255.
 fn after(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {
@@ -186,7 +188,7 @@ fn after(prefix: &str) -> Vec<u8> {
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Base64.
+/// Encodes bytes as Base64.
 fn encoded(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
@@ -216,9 +218,9 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Of a job of thousands of machines.
+/// Limit on a response; enough for a job of thousands of machines.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
-/// Of an answer that is no JSON, in a message.
+/// Limit on characters of a non-JSON response in an error message.
 const WHY_CHARS_MAX: usize = 200;
 
 #[cfg(test)]

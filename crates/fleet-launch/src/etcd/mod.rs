@@ -1,16 +1,17 @@
-//! Machines that meet in etcd: no machine has the store, so that the loss of any, also of the one
-//! that leads, is survived.
+//! Machines that meet in etcd: no machine hosts the store, so the job survives the loss of any
+//! machine, including the leader.
 //!
-//! Keys are below `/paddle/JOB/`. All but one belong to the lease of the run, which every member
-//! keeps alive: what a job leaves behind is gone soon after its last machine. The key `leader`
-//! belongs to a lease that only the leader keeps alive; when it runs out, another member becomes
-//! the leader, and goes on from the plan. A plan is written only while its writer leads.
+//! Keys are below `/paddle/JOB/`. All but `leader` belong to the lease of the run, which every
+//! member keeps alive: the keys of a job expire soon after its last machine is gone. The key
+//! `leader` belongs to a lease that only the leader keeps alive. When it expires, another member
+//! becomes the leader and continues from the plan. A plan is written only while its writer holds
+//! the key `leader`.
 //!
 //! | key | written by | value |
 //! | --- | --- | --- |
-//! | `run` | the first machine | the number of the lease of the run |
-//! | `leader` | the leader | its name |
-//! | all of `leader.rs` | | |
+//! | `run` | the first machine | the id of the lease of the run |
+//! | `leader` | the leader | its id |
+//! | keys of `leader.rs` | | |
 
 mod gateway;
 mod store;

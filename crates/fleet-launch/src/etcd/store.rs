@@ -1,4 +1,4 @@
-//! The store of a meeting, and who leads it.
+//! The store of a job in etcd, and the election of the leader.
 
 use super::gateway::{Entry, Gateway};
 use fleet_base::{Error, ErrorCode, Result};
@@ -6,27 +6,28 @@ use fleet_net::{Change, Changes, Limits, Store, Swap, Time};
 use fleet_topology::Endpoint;
 use std::time::{Duration, Instant};
 
-/// A job's part of an etcd, as one machine sees it.
+/// The keys of one job in etcd, used by one machine.
 #[derive(Clone)]
 pub struct EtcdStore {
     gateway: Gateway,
-    /// Before every key.
+    /// Prefix of every key.
     base: String,
-    /// The name of this machine, by which it leads.
+    /// Id of this machine, written to the key `leader` when it leads.
     own: String,
-    /// Of the run.
+    /// Lease of the run.
     lease: i64,
 }
 
-/// Who leads.
+/// Result of an election.
 pub enum Lead {
     Other,
-    /// This machine from now on, by this lease.
+    /// This machine leads, with this lease.
     Won(i64),
 }
 
 impl EtcdStore {
-    /// The run that is there, or a new one. It ends when no member has kept it alive for `ttl`.
+    /// Opens the current run, or creates one. A run ends when no member has kept it alive for
+    /// `ttl`.
     pub fn open(server: &Endpoint, job_id: &str, own: &str, ttl: Duration) -> Result<EtcdStore> {
         let gateway = Gateway { endpoint: server.clone() };
         let base = format!("/paddle/{job_id}/");
@@ -40,29 +41,31 @@ impl EtcdStore {
         if gateway.put_if((&run, None), (&run, lease.to_string().as_bytes(), lease), CALL_TIME)? {
             return Ok(made(lease));
         }
-        // Somebody was faster. An empty lease that cannot be given back runs out.
+        // Another machine created the run first. A lease without keys expires if it cannot be
+        // revoked.
         let _ = gateway.revoke(lease, CALL_TIME);
         let lease = running(&gateway, &run)?;
         lease.map(made).ok_or_else(|| Error::unavailable("the run has just ended in etcd"))
     }
 
-    /// Says that the run is still wanted; false when it has ended.
+    /// Keeps the run alive; returns false if it has ended.
     pub fn keep_run(&self) -> Result<bool> {
         self.gateway.keep_alive(self.lease, CALL_TIME)
     }
 
-    /// Whether the run is still there.
+    /// Whether the run still exists.
     pub fn is_running(&self) -> Result<bool> {
         Ok(running(&self.gateway, &self.path("run"))? == Some(self.lease))
     }
 
-    /// Ends the run: nothing of it is left.
+    /// Ends the run and deletes all of its keys.
     pub fn end_run(&self) {
-        // What cannot be said now runs out by itself.
+        // If the call fails, the lease expires by itself.
         let _ = self.gateway.revoke(self.lease, CALL_TIME);
     }
 
-    /// Leads, if nobody does. Who leads and says nothing for `ttl` leads no more.
+    /// Makes this machine the leader if there is none. A leader that does not keep its lease alive
+    /// for `ttl` loses the lead.
     pub fn campaign(&self, ttl: Duration) -> Result<Lead> {
         let leader = self.path("leader");
         if !self.gateway.range(&leader, false, CALL_TIME)?.0.is_empty() {
@@ -79,7 +82,7 @@ impl EtcdStore {
         }
     }
 
-    /// False when somebody else may lead by now.
+    /// Keeps the lead; returns false if another machine may lead by now.
     pub fn keep_lead(&self, lease: i64) -> Result<bool> {
         self.gateway.keep_alive(lease, CALL_TIME)
     }
@@ -92,7 +95,7 @@ impl EtcdStore {
         format!("{}{key}", self.base)
     }
 
-    /// Without what stands before every key.
+    /// Returns the entries whose key starts with `prefix`, without the base path, and the revision.
     fn entries(&self, prefix: &str, time: Duration) -> Result<(Vec<Entry>, u64)> {
         let (mut found, revision) = self.gateway.range(&self.path(prefix), true, time)?;
         for entry in &mut found {
@@ -102,7 +105,7 @@ impl EtcdStore {
     }
 }
 
-/// The lease of the run that is there.
+/// Returns the lease of the current run, if there is one.
 fn running(gateway: &Gateway, run: &str) -> Result<Option<i64>> {
     let (found, _) = gateway.range(run, false, CALL_TIME)?;
     let Some(entry) = found.first() else { return Ok(None) };
@@ -186,12 +189,12 @@ impl Store for EtcdStore {
         Ok(found.into_iter().map(|entry| (entry.key, entry.value)).collect())
     }
 
-    /// Asks from time to time. Revisions are of the whole etcd: what is given may be what was
-    /// there.
+    /// Polls for changes. Revisions count changes of the whole etcd, so that the returned entries
+    /// may be unchanged.
     fn watch(&self, prefix: &str, revision: u64, limits: &Limits) -> Result<Changes> {
         let begun = Instant::now();
         loop {
-            // A look that takes longer than the watch is still one.
+            // A read may take longer than the watch itself.
             let (found, now) = self.entries(prefix, CALL_TIME)?;
             if now > revision {
                 let change = |entry: Entry| Change {
@@ -200,7 +203,8 @@ impl Store for EtcdStore {
                     revision: entry.revision.unsigned_abs(),
                 };
                 let changes = found.into_iter().map(change).collect();
-                // Not at every change of somebody else's.
+                // Limits the rate of returns, since changes by other users of the etcd advance the
+                // revision too.
                 std::thread::sleep(POLL.saturating_sub(begun.elapsed()).min(left(limits)));
                 return Ok(Changes { revision: now, complete: true, changes });
             }
@@ -216,7 +220,7 @@ fn left(limits: &Limits) -> Duration {
     limits.deadline.remaining(Time::now()).unwrap_or(CALL_TIME)
 }
 
-/// A call has some time left, or is not made.
+/// Returns the time limit for one call, or an error if the deadline has passed.
 fn time(limits: &Limits) -> Result<Duration> {
     match left(limits) {
         left if left.is_zero() => {
@@ -226,6 +230,6 @@ fn time(limits: &Limits) -> Result<Duration> {
     }
 }
 
-/// An etcd that takes longer cannot be led by.
+/// Limit on a call; with a slower etcd no leader could keep its lease.
 const CALL_TIME: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(200);

@@ -1,12 +1,12 @@
-//! The environment of every role, against recorded runs of the original's two launchers.
+//! The environment of every role, compared with recorded runs of the original's two launchers.
 
 use crate::{cluster, cluster_on, machine, processes, run};
 use fleet_topology::{Env, Topology, names};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What a launch sets that the recorded ones do not: the later launcher's names on top of the
-/// earlier one's (and the other way round), and ours.
+/// Variables that a launch sets and the recorded ones do not: those of the other one of the
+/// original's two launchers, and Fleet's own.
 const BESIDES: &[&str] = &[
     "PADDLE_NNODES",
     "PADDLE_LOG_DIR",
@@ -43,7 +43,7 @@ const BESIDES: &[&str] = &[
     "FLEET_STORE",
     "FLEET_TOKEN",
 ];
-/// What the later launcher adds and this one never does: a file with the whole environment.
+/// Variable of the later launcher that this one never sets: a file with the whole environment.
 const NEVER: &[&str] = &["PADDLE_BACKUP_ENV_PATH"];
 
 fn check(name: &str, line: &str, start: Option<&str>, free: u16) {
@@ -140,11 +140,11 @@ fn of_several_hosts_each_has_ports_of_its_system() {
     let lists = "--servers 10.0.0.1:7000,10.0.0.2 --workers 10.0.0.2,10.0.0.1 t.py";
     let own = ["10.0.0.1:7000", "10.0.0.2:50000", "10.0.0.2:50001", "10.0.0.1:0"];
     assert_eq!(endpoints(lists, &none), own);
-    // The documents' ports, where fixed ones are asked for.
+    // The documented default ports, if fixed ones are requested.
     let start = Env::from([("FLAGS_START_PORT", "7000")]);
     let fixed = ["10.0.0.1:7000", "10.0.0.2:6171", "10.0.0.2:6172", "10.0.0.1:6173"];
     assert_eq!(endpoints(lists, &start), fixed);
-    // The barrier service is on the first machine, which alone knows its port.
+    // The barrier service is on the first machine, and only that machine knows its port.
     let gloo = |line: &str| cluster(line, &none, 50000).unwrap().gloo_http.unwrap().to_string();
     assert_eq!(gloo("--ips=10.0.0.1,10.0.0.2 --with_gloo 1 t.py"), "10.0.0.1:0");
     assert_eq!(gloo("--ips=10.0.0.2,10.0.0.1 --with_gloo 1 t.py"), "10.0.0.2:50001");

@@ -1,5 +1,5 @@
-//! What the launcher decides before anything starts: flags, modes, environments, tables. Real
-//! processes are in `crates/fleet-cli/tests/fleetrun`.
+//! The launcher's decisions before anything starts: flags, modes, environments, tables. Tests with
+//! real processes are in `crates/fleet-cli/tests/fleetrun`.
 
 mod environments;
 mod modes;
@@ -16,7 +16,7 @@ use fleet_net::Token;
 use fleet_topology::{Endpoint, Env};
 use std::time::Duration;
 
-/// Ports that count up, taken from nobody.
+/// Ports that count up, without reserving any.
 struct Counted {
     start: Option<u16>,
     next: u16,

@@ -17,7 +17,7 @@ fn flags_decide_the_mode() {
     assert_eq!(mode("--servers=a:1 --workers=a:2 t.py"), (Mode::Ps, false));
     assert_eq!(mode("--server_num=1 --worker_num=1 --heter_worker_num=1 t.py").0, Mode::PsHeter);
     assert_eq!(mode("--run_mode=ps --server_num=1 --worker_num=1 t.py").0, Mode::Ps);
-    // Flags after the script are the script's.
+    // Flags after the script belong to the script.
     assert_eq!(mode("t.py --server_num=1 --ips=x"), (Mode::Collective, true));
 }
 
@@ -146,7 +146,7 @@ fn workers_for_each_core() {
     assert_eq!(count("--nproc_per_node cpu t.py"), 6);
     assert_eq!(count("--nproc-per-node auto --standalone t.py"), 6);
     assert_eq!(count("t.py"), 1);
-    // Port 0 is no port: free ones, as without it.
+    // Port 0 means free ports, like no port at all.
     let free = options("--start_port 0 --http_port 0 t.py", &Env::new()).unwrap();
     assert_eq!((free.start_port, free.http_port), (None, None));
 }

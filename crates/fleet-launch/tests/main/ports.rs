@@ -1,4 +1,4 @@
-//! Ports that the launcher holds.
+//! Ports that the launcher reserves.
 
 use fleet_launch::ports::{Ports, SystemPorts};
 use std::collections::HashSet;
@@ -13,7 +13,8 @@ fn a_held_port_is_nobody_elses_but_its_process_can_listen() {
     assert_eq!((mine.len(), theirs.len()), (200, 200));
     assert!(mine.is_disjoint(&theirs));
     for port in mine {
-        // As a process of the job does; the system gives its port to nobody who asks for any.
+        // A process of the job listens like this. The system never assigns a reserved port to a
+        // process that binds port 0.
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         assert_eq!(listener.local_addr().unwrap().port(), port);
     }
@@ -26,7 +27,7 @@ fn fixed_ports_count_up_and_are_looked_at() {
     let error = SystemPorts::new(Some(port)).next("127.0.0.1").unwrap_err().to_string();
     assert!(error.contains(&format!("port {port} of 127.0.0.1 is taken")), "{error}");
     let mut last = SystemPorts::new(Some(u16::MAX));
-    // It may be taken; above it there is none in any case.
+    // This port may be taken; there is no port above it in any case.
     let _ = last.next("127.0.0.1");
     assert!(last.next("127.0.0.1").unwrap_err().to_string().contains("no more ports"));
 }

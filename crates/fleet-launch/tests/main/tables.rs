@@ -1,4 +1,4 @@
-//! Tables, character by character.
+//! Tables, compared character by character.
 
 use crate::words;
 use fleet_launch::flags::Given;
