@@ -302,9 +302,9 @@ impl Registry {
     }
 }
 
-/// Returns the time of a member's last heartbeat, moved forward by a gap in which this process itself
-/// did not run. After SIGSTOP, heartbeats that arrived meanwhile have not been read yet. A running
-/// process checks its clock once per heartbeat interval; `checked` is the last check.
+/// Returns the time of a member's last heartbeat, moved forward by a gap in which this process
+/// itself did not run. After SIGSTOP, heartbeats that arrived meanwhile have not been read yet. A
+/// running process checks its clock once per heartbeat interval; `checked` is the last check.
 pub(crate) fn heard_while_running(
     heard: Time,
     checked: Time,

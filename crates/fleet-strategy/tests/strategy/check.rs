@@ -112,8 +112,8 @@ fn settings_that_hang_on_others() {
     check(
         "trainer_desc_configs { local_sparse: \"t\" remote_sparse: [\"s\", \"t\"] }",
         &[
-            "Error trainer_desc_configs.remote_sparse[1]: The given local_sparse overlaps \
-             remote_sparse with < t >!",
+            "Error trainer_desc_configs.remote_sparse[1]: 't' is in both local_sparse and \
+             remote_sparse",
             "Warning trainer_desc_configs: is stored, but has no effect",
         ],
     );
