@@ -192,6 +192,11 @@ impl BarrierTable {
         self.lock().at(at).round
     }
 
+    /// Returns whether no trainer has ever arrived.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.image() == BarrierImage::default()
+    }
+
     pub(crate) fn image(&self) -> BarrierImage {
         let points = self.lock();
         let list = |set: &BTreeSet<u32>| set.iter().copied().collect();

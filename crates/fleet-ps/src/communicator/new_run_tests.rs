@@ -157,6 +157,22 @@ fn a_restarted_synchronous_job_learns_the_same_bits() {
     }
 }
 
+/// One worker arrives at the first barrier of some servers, and the whole job dies.
+#[test]
+fn arrivals_of_a_run_that_died_at_its_start_do_not_count() {
+    let job = JobTables { sync: true, ..job(WORKERS, false) };
+    for (first, requests) in [(0, 1), (0, 2), (1, 1), (1, 2)] {
+        let disk = SimDisk::new(0);
+        let run_of = |number, requests| Run { number, left: Arc::new(AtomicI64::new(requests)) };
+        let servers = servers_on(&disk, &job);
+        worker(&servers, &job, first, &run_of(0, requests)).unwrap_err();
+        drop(servers);
+        let servers = servers_on(&disk, &job);
+        servers.iter().for_each(|server| server.begin_run().unwrap());
+        assert!(run(&servers, &job, run_of(1, i64::MAX)), "worker {first}, {requests} requests");
+    }
+}
+
 #[test]
 fn folders_of_different_moments_are_refused() {
     let job = JobTables { sync: true, ..job(WORKERS, false) };

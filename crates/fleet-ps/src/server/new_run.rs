@@ -17,7 +17,8 @@ impl ServerTables {
     /// resume after the last step. Call it before the server listens, and only if no worker of an
     /// earlier start is left. In other modes workers join one by one, and this does nothing.
     pub fn begin_run(&self) -> Result<()> {
-        if !self.job.sync || self.barrier.rounds(Arrival::Received) == 0 {
+        // A run that died at its start may have left arrivals, which are not those of the new one.
+        if !self.job.sync || self.barrier.is_unused() {
             return Ok(());
         }
         let caller = Caller { worker: OPERATOR, client: fleet_net::random_number()? };

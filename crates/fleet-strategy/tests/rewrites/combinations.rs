@@ -274,7 +274,7 @@ fn check_left_out(first: &str, second: &str) {
     let dropped = plan.decisions.iter().filter(|it| it.verdict == fleet_strategy::Verdict::Dropped);
     let reasons: Vec<&str> = dropped.map(|it| it.reason.as_str()).collect();
     assert_eq!(reasons.len(), 1, "{first}+{second}: {reasons:?}");
-    assert!(reasons[0].contains("the optimizer is adam"), "{reasons:?}");
+    assert!(reasons[0].contains("adam"), "{reasons:?}");
 }
 
 /// An infinity on one rank in one step: every rank skips the step, the scale shrinks, and training
