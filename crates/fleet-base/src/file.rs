@@ -151,14 +151,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Creates a folder and its parents. An existing folder is not an error.
 pub fn make_folder(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|error| {
-        let in_the_way = folder.ancestors().find(|it| it.exists()).filter(|it| !it.is_dir());
-        match in_the_way {
-            Some(path) => Error::invalid(format!("{} is not a folder", path.display()))
-                .help("choose another folder, or remove the file of that name"),
-            None => Error::io("create the folder", folder, &error),
-        }
-    })
+    crate::disk::make_folder(&crate::disk::RealDisk, folder)
 }
 
 #[cfg(test)]

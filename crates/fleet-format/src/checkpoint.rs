@@ -20,7 +20,7 @@
 
 use crate::safetensors::{self, FileSum, Reader};
 use crate::source::{DAMAGED_FILE_HELP, NamedTensors, Source, check_distinct, row_major_bytes};
-use fleet_base::disk::{Disk, PathKind, RealDisk, exists, read_file};
+use fleet_base::disk::{Disk, PathKind, RealDisk, exists, make_folder, read_file};
 use fleet_base::file::{AtomicFile, TEMPORARY_SUFFIX};
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, Shape, Tensor};
@@ -206,7 +206,7 @@ fn read_file_meta(path: &Path, free: &BTreeMap<String, String>) -> Result<Meta> 
     let step = step.ok_or_else(|| {
         Error::invalid("the safetensors file is not a checkpoint: it has no step")
             .at(path.display())
-            .help("use read_safetensors for such files")
+            .help("name the folder of a checkpoint; read_safetensors reads other files")
     })?;
     let entries = free
         .iter()
@@ -310,7 +310,7 @@ pub(crate) fn save_folder(
     part_bytes_max: u64,
 ) -> Result<()> {
     let parts = cut(tensors, part_bytes_max)?;
-    disk.create_folder(folder).map_err(|error| Error::io("create", folder, &error))?;
+    make_folder(&**disk, folder)?;
     let save = next_save(&**disk, folder)?;
     // This temporary file marks that a save has begun. It exists before all other files, even after
     // a power failure.

@@ -169,6 +169,19 @@ pub fn own_folder(disk: &dyn Disk, path: &Path) -> Result<bool> {
         .got(got))
 }
 
+/// Creates a folder and its parents. An existing folder is not an error.
+pub fn make_folder(disk: &dyn Disk, folder: &Path) -> Result<()> {
+    disk.create_folder(folder).map_err(|error| {
+        let is_file =
+            |path: &&Path| matches!(disk.kind(path), Ok(kind) if kind != PathKind::Folder);
+        match folder.ancestors().find(is_file) {
+            Some(path) => Error::invalid(format!("{} is not a folder", path.display()))
+                .help("use another folder, or remove the file of this name"),
+            None => Error::io("create the folder", folder, &error),
+        }
+    })
+}
+
 /// Removes a folder with everything in it. Stops at the first error.
 pub fn remove_folder_all(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     for name in disk.list(folder)? {

@@ -28,7 +28,7 @@ use crate::sparse::Taken;
 use crate::{Accessor, Record, SaveMode, Snapshot, SparseTable};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use fleet_base::disk::{Disk, RealDisk};
+use fleet_base::disk::{Disk, RealDisk, make_folder};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use manifest::{Manifest, Part};
@@ -167,7 +167,7 @@ fn begin(disk: &dyn Disk, dir: &Path, table_id: u32, options: &SaveOptions) -> R
             .got(format!("server {server} of {server_count}")));
     }
     let folder = table_folder(dir, table_id);
-    disk.create_folder(&folder).map_err(|error| Error::io("create", &folder, &error))?;
+    make_folder(disk, &folder)?;
     Ok(folder)
 }
 

@@ -30,7 +30,7 @@ mod tests;
 
 use crate::save::{collect_named, persistables, put_all};
 use crate::terminal::note;
-use fleet_base::disk::{Disk, DiskLock, PathKind, RealDisk, remove_folder_all};
+use fleet_base::disk::{Disk, DiskLock, RealDisk, make_folder, remove_folder_all};
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, ReduceOp};
 use fleet_exec::Scope;
@@ -458,14 +458,6 @@ impl Drop for Checkpoints {
             let _ = writer.join();
         }
     }
-}
-
-fn make_folder(disk: &dyn Disk, folder: &Path) -> Result<()> {
-    disk.create_folder(folder).map_err(|error| match disk.kind(folder) {
-        Ok(PathKind::File) => Error::invalid(format!("{} is not a folder", folder.display()))
-            .help("name another folder, or remove the file"),
-        _ => Error::io("create", folder, &error),
-    })
 }
 
 /// Checks that this process can create files in the folder.

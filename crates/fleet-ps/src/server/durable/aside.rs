@@ -2,7 +2,7 @@
 
 use super::folder::ASIDE;
 use super::reader::zeros;
-use fleet_base::disk::{Disk, DiskFile, own_folder, read_exact_at};
+use fleet_base::disk::{Disk, DiskFile, make_folder, own_folder, read_exact_at};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use std::io::{Seek, SeekFrom, Write};
@@ -18,7 +18,7 @@ pub(super) const COPY_BYTES: usize = 1 << 20;
 pub(super) fn folder(disk: &dyn Disk, server: &Path) -> Result<PathBuf> {
     check(disk, server)?;
     let aside = server.join(ASIDE);
-    disk.create_folder(&aside).map_err(|error| Error::io("create", &aside, &error))?;
+    make_folder(disk, &aside)?;
     Ok(aside)
 }
 

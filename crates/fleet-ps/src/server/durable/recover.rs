@@ -11,7 +11,7 @@ use super::scan::{FolderScan, Place, Tail, Visitor};
 use super::{Durability, Keeper, aside, folder, start_snapshots, watch};
 use crate::JobTables;
 use crate::server::{Caller, ServerTables};
-use fleet_base::disk::{Access, Disk, DiskLock, own_folder, read_exact_at};
+use fleet_base::disk::{Access, Disk, DiskLock, make_folder, own_folder, read_exact_at};
 use fleet_base::{Error, Result};
 use std::io::IoSlice;
 use std::path::Path;
@@ -61,7 +61,7 @@ impl ServerTables {
         let mut tables = ServerTables::new(job, server)?;
         let path = durability.folder.join(folder::server_name(server));
         own_folder(&*disk, &path)?;
-        disk.create_folder(&path).map_err(|error| Error::io("create", &path, &error))?;
+        make_folder(&*disk, &path)?;
         let held = lock_folder(&*disk, &path)?;
         tables.disk = disk.clone();
         let keeper = tables.open(disk, path, durability)?;
