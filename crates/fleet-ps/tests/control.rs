@@ -298,7 +298,8 @@ fn strangers_are_refused_and_logged() {
         assert_eq!(status.code(), Code::Unauthenticated, "{shown:?}");
     }
     assert_eq!(lines().len(), 6, "{:#?}", lines());
-    assert!(lines().iter().all(|line| line.starts_with("127.0.0.1:")), "{:#?}", lines());
+    let told = |line: &String| line.starts_with("rejected control over gRPC from 127.0.0.1:");
+    assert!(lines().iter().all(told), "{:#?}", lines());
 
     let credential = operator(&control, &fleet.token).credential(Duration::from_secs(60)).unwrap();
     let shown = format!("Bearer {credential}");

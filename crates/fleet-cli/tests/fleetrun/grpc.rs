@@ -73,7 +73,9 @@ mod with_the_feature {
         until("a worker", || ask(&format!("stat {}", at[1])).out.contains("worker 0: "));
         let said = ask(&format!("stat {}", at[1]));
         said.check(0, &[]);
-        for part in ["server 1 of 2, 1 workers, asynchronous", "worker 0: 1 connections", "of log since"] {
+        for part in
+            ["server 1 of 2, 1 workers, asynchronous", "worker 0: 1 connections", "of log since"]
+        {
             assert!(said.out.contains(part), "{}", said.out);
         }
         let said = ask(&format!("save {} {}", at[0], place.path("saved").display()));
