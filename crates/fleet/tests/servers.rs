@@ -4,7 +4,10 @@
 use fleet::DistributedStrategy;
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
-use fleet::ps::{CommunicatorOptions, LocalServers, PullMode, SaveFormat, SaveMode, ServerTables};
+use fleet::ps::{
+    Arrival, CommunicatorOptions, LocalServers, PullMode, SaveFormat, SaveMode, ServerTables,
+    Servers,
+};
 use fleet::rng::Sequence;
 use fleet::servers::{
     Exchange, Place, ServerJob, Worker, communicator_options, steps_between_reports,
@@ -243,6 +246,51 @@ fn schedules_run_on_the_servers() {
     let want = alone(&optimizer, 8, BATCH * 2);
     let case = Case::new(optimizer, DistributedStrategy::new().with_a_sync(false));
     case.train(8).iter().for_each(|got| check_near(got, &want, 1e-6, "sync with a schedule"));
+}
+
+/// A worker that is faster than worker 0 at the start pushes at the rate of the schedule, too. Here
+/// worker 1 pushes while worker 0 still waits for it: nothing that worker 0 does later may matter.
+#[test]
+fn the_rate_is_set_before_any_worker_pushes() {
+    let optimizer: OptimizerDesc = Sgd::new(LrSchedule::exponential(0.25, 0.5)).into();
+    for (a_sync, half_async) in [(true, false), (false, true)] {
+        let strategy = DistributedStrategy::new().with_a_sync(a_sync);
+        let net = network();
+        let loss = build(&net);
+        let place = Place { worker: 0, worker_count: 2, server_count: 1, half_async };
+        let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place).unwrap();
+        let programs = net.build().unwrap();
+        let servers = ServerTables::all(&job.tables).unwrap();
+        let client = |worker| LocalServers::new(&servers, worker).unwrap();
+        let (before, after) = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (client, exec) = (Arc::new(client(0)), ExecOptions::threads(1));
+                let options = CommunicatorOptions::default();
+                let mut worker = Worker::start(client, programs, &job, exec, options).unwrap();
+                worker.stop().unwrap();
+            });
+            let other = client(1);
+            other.arrive(Arrival::Received).unwrap();
+            other.arrive(Arrival::Received).unwrap();
+            let dense = &job.plan.tables.dense[0];
+            let read = || {
+                let mut values = vec![0.0; dense.len];
+                other.pull_dense(dense.table_id, &mut values).unwrap();
+                values
+            };
+            let before = read();
+            other.push_dense(dense.table_id, &vec![1.0; dense.len]).unwrap();
+            let after = read();
+            other.arrive(Arrival::Received).unwrap();
+            if other.finish().unwrap() {
+                other.stop().unwrap();
+            }
+            (before, after)
+        });
+        for (before, after) in before.iter().zip(after) {
+            assert!((before - after - 0.25).abs() < 1e-6, "{before} became {after}");
+        }
+    }
 }
 
 #[test]

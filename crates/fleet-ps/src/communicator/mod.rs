@@ -210,7 +210,8 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Starts the threads. Dense tables must have their values already.
+    /// Starts the threads. Dense tables must have their values already, and tables with a schedule
+    /// their rate ([`Rates::begin`]).
     pub fn start(
         servers: Arc<dyn Servers>,
         mode: CommunicatorMode,
@@ -218,7 +219,6 @@ impl Communicator {
         rates: Rates,
     ) -> Result<Communicator> {
         options.check()?;
-        rates.begin(&*servers)?;
         let batches = Arc::<Batches>::default();
         let look_ahead = LookAhead::start(Arc::clone(&servers), Arc::clone(&batches))?;
         let start =

@@ -337,6 +337,7 @@ fn steps_are_reported_every_so_often() {
             tables: vec![(DENSE, Arc::new(|step| 1.0 / (1.0 + step as f64)))],
         };
         let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
+        rates.begin(&*servers).unwrap();
         let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
         (0..7).for_each(|_| communicator.sent().unwrap());
         communicator.flush().unwrap();
@@ -358,7 +359,6 @@ fn the_first_rate_is_that_of_the_steps_that_servers_have_counted() {
         report_every: 10,
         tables: vec![(DENSE, Arc::new(|step| 1.0 / (1.0 + step as f64)))],
     };
-    let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
-    let _communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
+    rates.begin(&*servers).unwrap();
     assert_eq!(servers.count(&RecordedRequest::Rate(0.25)), 1);
 }

@@ -31,9 +31,10 @@ impl Rates {
         Rates::default()
     }
 
-    /// Sets the rate of the first step. If the servers have already counted steps (from a save, or
-    /// before this worker was restarted), sets that of the next step. One worker sets it for all.
-    pub(super) fn begin(&self, servers: &dyn Servers) -> Result<()> {
+    /// Sets the rate of the first step, or that of the next one if the servers have loaded a save
+    /// with steps. Worker 0 sets it for all, before any worker may push: without it a table would
+    /// apply gradients at the full rate of its rule.
+    pub fn begin(&self, servers: &dyn Servers) -> Result<()> {
         if servers.worker() != 0 {
             return Ok(());
         }

@@ -102,7 +102,11 @@ impl Worker {
                 Sender::Geo(geo)
             }
             exchange => {
-                let push = |session: &Session| push_initial(&*servers, job, session);
+                let rates = rates(&job.plan, steps_between_reports(&job.strategy));
+                let push = |session: &Session| {
+                    push_initial(&*servers, job, session)?;
+                    rates.begin(&*servers)
+                };
                 let pull = |session: &mut Session| pull(&*servers, job, session);
                 earlier_progress = start_or_rejoin(&*servers, job, &mut session, push, pull)?;
                 let mode = match exchange {
@@ -110,7 +114,6 @@ impl Worker {
                     Exchange::HalfAsync => CommunicatorMode::HalfAsync,
                     Exchange::Async | Exchange::Geo { .. } => CommunicatorMode::Async,
                 };
-                let rates = rates(&job.plan, steps_between_reports(&job.strategy));
                 Sender::Pushes(Communicator::start(servers, mode, communication, rates)?)
             }
         };
@@ -406,7 +409,8 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
     Ok(())
 }
 
-/// Sends the parameters of worker 0 to the servers, from which all workers pull them. A worker that
+/// Sends the parameters and rates of worker 0 to the servers, before any worker may push; all
+/// workers pull the parameters. A worker that
 /// was restarted while the others train takes over from its earlier processes and returns their
 /// progress. So do all workers of a synchronous job that is restarted as a whole on durable
 /// servers: they join from the first round.
