@@ -339,15 +339,9 @@ impl Communicator {
         self.core.outbox.resume_at(steps, 0);
         let servers = &self.core.servers;
         servers.begin_after(steps, steps)?;
-        if servers.worker() != 0 {
-            return Ok(());
-        }
-        // If the servers count steps, a load has restored their count.
-        let all = match self.core.rates.steps_table {
-            Some(table) => servers.push_steps(table, 0)?,
-            None => steps,
-        };
-        self.core.rates.set(&**servers, all)
+        // Each worker sets the rate: whichever pushes first, it is set. If the servers count steps,
+        // a load has restored their count.
+        self.core.rates.begin(&**servers, steps)
     }
 
     /// Resumes after the steps that earlier processes of this worker completed. The next step must

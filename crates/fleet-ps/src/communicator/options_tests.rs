@@ -37,9 +37,16 @@ impl Watched {
     fn new(
         may_continue: impl Fn(&[RecordedRequest]) -> bool + Send + Sync + 'static,
     ) -> Arc<Watched> {
-        let mut job = job(1, false);
+        Watched::of_worker(0, may_continue)
+    }
+
+    fn of_worker(
+        worker: usize,
+        may_continue: impl Fn(&[RecordedRequest]) -> bool + Send + Sync + 'static,
+    ) -> Arc<Watched> {
+        let mut job = job(worker + 1, false);
         job.tables.push(TableConfig::GlobalStep { table_id: STEPS });
-        let servers = workers(&job).remove(0);
+        let servers = workers(&job).remove(worker);
         let (requests, changed) = Default::default();
         Arc::new(Watched { servers, requests, changed, may_continue: Box::new(may_continue) })
     }
@@ -337,7 +344,7 @@ fn steps_are_reported_every_so_often() {
             tables: vec![(DENSE, Arc::new(|step| 1.0 / (1.0 + step as f64)))],
         };
         let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
-        rates.begin(&*servers).unwrap();
+        rates.begin(&*servers, 0).unwrap();
         let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
         (0..7).for_each(|_| communicator.sent().unwrap());
         communicator.flush().unwrap();
@@ -359,6 +366,21 @@ fn the_first_rate_is_that_of_the_steps_that_servers_have_counted() {
         report_every: 10,
         tables: vec![(DENSE, Arc::new(|step| 1.0 / (1.0 + step as f64)))],
     };
-    rates.begin(&*servers).unwrap();
+    rates.begin(&*servers, 0).unwrap();
     assert_eq!(servers.count(&RecordedRequest::Rate(0.25)), 1);
+}
+
+/// A worker that resumes pushes at the rate of its step, even if it is the first to resume.
+#[test]
+fn every_worker_sets_the_rate_from_which_it_resumes() {
+    for steps_table in [None, Some(STEPS)] {
+        let servers = Watched::of_worker(1, |_| true);
+        servers.servers.push_steps(STEPS, 3).unwrap();
+        let tables = vec![(DENSE, Arc::new(|step: u64| 1.0 / (1.0 + step as f64)) as RateOf)];
+        let rates = Rates { steps_table, report_every: 10, tables };
+        let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
+        let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
+        communicator.set_steps_done(3).unwrap();
+        assert_eq!(servers.count(&RecordedRequest::Rate(0.25)), 1);
+    }
 }

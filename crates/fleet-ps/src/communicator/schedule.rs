@@ -31,14 +31,11 @@ impl Rates {
         Rates::default()
     }
 
-    /// Sets the rate of the first step, or that of the next one if the servers have loaded a save
-    /// with steps. Worker 0 sets it for all, before any worker may push: without it a table would
-    /// apply gradients at the full rate of its rule.
-    pub fn begin(&self, servers: &dyn Servers) -> Result<()> {
-        if servers.worker() != 0 {
-            return Ok(());
-        }
-        let made = self.steps_table.map_or(Ok(0), |table| servers.push_steps(table, 0))?;
+    /// Sets the rate of the step after `made` steps, or after those that the servers have counted,
+    /// if they count. It must be set before any worker pushes: without it a table would apply
+    /// gradients at the full rate of its rule.
+    pub fn begin(&self, servers: &dyn Servers, made: u64) -> Result<()> {
+        let made = self.steps_table.map_or(Ok(made), |table| servers.push_steps(table, 0))?;
         self.set(servers, made)
     }
 

@@ -105,7 +105,7 @@ impl Worker {
                 let rates = rates(&job.plan, steps_between_reports(&job.strategy));
                 let push = |session: &Session| {
                     push_initial(&*servers, job, session)?;
-                    rates.begin(&*servers)
+                    rates.begin(&*servers, 0)
                 };
                 let pull = |session: &mut Session| pull(&*servers, job, session);
                 earlier_progress = start_or_rejoin(&*servers, job, &mut session, push, pull)?;
