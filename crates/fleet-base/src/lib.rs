@@ -10,6 +10,7 @@ pub mod input;
 pub mod rng;
 pub mod sealed;
 pub mod signals;
+pub mod sync;
 pub mod text;
 
 pub use entity::{EntityMap, EntityRef};

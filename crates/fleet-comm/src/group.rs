@@ -6,10 +6,11 @@ use crate::handle::{Handle, Lane};
 use crate::recorder::Recorder;
 use crate::watch::{Progress, Watch};
 use crate::world::{GroupOptions, World};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Member};
 use fleet_tensor::{DType, Element};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A group of ranks. A clone is the same group.
 ///
@@ -556,7 +557,7 @@ impl Group {
 
     fn core(&self) -> MutexGuard<'_, Core> {
         // Backends run no user code. If one of ours panicked, the fault of the group reports it.
-        self.0.core.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.core)
     }
 
     fn call(&self, info: CallInfo<'_>, work: Work<'_>) -> Result<()> {

@@ -2,9 +2,10 @@
 //! runs the calls in order.
 
 use crate::Group;
+use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
 /// Maximum number of queued calls in a lane.
@@ -40,7 +41,7 @@ struct State {
 impl Lane {
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is consistent after every statement, even if a thread panicked.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Waits for all background calls that were started before.
@@ -50,7 +51,7 @@ impl Lane {
             return;
         }
         while state.pending > 0 {
-            state = self.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.idle, state);
         }
     }
 

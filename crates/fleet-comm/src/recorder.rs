@@ -6,11 +6,12 @@
 //! Times are microseconds since the recorder was created.
 
 use crate::call::Signature;
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// Maximum number of collectives kept: a few hundred kilobytes.
@@ -50,7 +51,7 @@ impl Recorder {
 
     fn lock(&self) -> MutexGuard<'_, History> {
         // The state is consistent after every statement, even if a thread panicked.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Records the start of a collective. Returns its number for [`Recorder::end`].

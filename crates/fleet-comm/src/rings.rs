@@ -26,10 +26,11 @@
 //! ```
 
 use crate::{Group, GroupOptions, World};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_net::Member;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Maximum number of concurrent communicators over the same ranks. More give no gain, and each
 /// needs connections and buffers.
@@ -120,6 +121,6 @@ impl Rings {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Group>> {
         // The map is consistent between calls, even if a thread panicked.
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.opened)
     }
 }

@@ -22,13 +22,14 @@
 
 use crate::call::{Kind, Signature};
 use crate::world::GroupOptions;
+use fleet_base::sync::{lock, wait_while};
 use fleet_base::{Error, ErrorCode, Result};
 use fleet_net::{Abort, Limits, Member, Store};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// Number of checks until an idle rank counts as part of a deadlock.
@@ -84,7 +85,7 @@ struct State {
 impl Progress {
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is consistent after every statement, even if a thread panicked.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub fn begin(&self, signature: Signature) {
@@ -225,7 +226,7 @@ impl Watch {
             abort: abort.clone(),
             state: Mutex::new(State { sent, received, ..State::default() }),
         });
-        let mut groups = self.shared.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = lock(&self.shared.groups);
         groups.0 = groups.0.min(options.deadlock_timeout);
         groups.1.retain(|group| group.strong_count() > 0);
         groups.1.push(Arc::downgrade(&progress));
@@ -235,7 +236,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        *self.shared.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.shared.is_over) = true;
         self.shared.wake.notify_all();
         if let Some(thread) = self.thread.take() {
             // The thread does not panic; if it did, there would be nothing to clean up.
@@ -246,15 +247,14 @@ impl Drop for Watch {
 
 impl Shared {
     fn groups(&self) -> (Duration, Vec<Arc<Progress>>) {
-        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let groups = lock(&self.groups);
         (groups.0, groups.1.iter().filter_map(Weak::upgrade).collect())
     }
 
     /// Waits until the next check; false when the watch ends.
     fn pause(&self, span: Duration) -> bool {
-        let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.wake.wait_timeout_while(is_over, span, |is_over| !*is_over);
-        !*waited.unwrap_or_else(PoisonError::into_inner).0
+        let is_over = lock(&self.is_over);
+        !*wait_while(&self.wake, is_over, span, |is_over| !*is_over).0
     }
 
     fn key(rank: usize) -> String {

@@ -7,11 +7,12 @@ use crate::mesh::{Hierarchical, MeshLibrary, OverMesh};
 use crate::recorder::Recorder;
 use crate::shm::{self, Local, Tuning};
 use crate::watch::{TrainingThread, Watch};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Deadline, Fabric, Limits, Member, MemoryStore, Store};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// This process in its job. Groups are made from it.
@@ -196,7 +197,7 @@ impl World {
         let rank = fleet_net::mesh::check_members(self.rank(), self.size(), members)
             .map_err(|error| error.at(format!("group '{name}'")))?;
         // A second group would use the first one's entries in the store and wait forever.
-        if !self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_string()) {
+        if !lock(&self.names).insert(name.to_string()) {
             return Err(Error::invalid(format!("duplicate group name '{name}'"))
                 .help("keep and reuse the group that was opened first"));
         }
@@ -220,7 +221,7 @@ impl World {
 
     fn watch(&self, span: Duration) -> Result<Arc<Watch>> {
         // No code panics under this lock.
-        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watch = lock(&self.watch);
         if let Some(running) = watch.upgrade() {
             return Ok(running);
         }

@@ -7,6 +7,7 @@
 
 use crate::files::{FILES_MAX, check_count, matches_path};
 use bytes::Bytes;
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use futures_util::TryStreamExt;
 use object_store::aws::AmazonS3Builder;
@@ -24,7 +25,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
@@ -173,7 +174,7 @@ impl ObjectStores {
     }
 
     fn client(&self, name: &Name<'_>) -> Result<Arc<dyn ObjectStore>> {
-        let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = lock(&self.0.clients);
         if let Some(client) = clients.get(name.root) {
             return Ok(Arc::clone(client));
         }

@@ -7,13 +7,14 @@
 use crate::bind::Binding;
 use crate::plan::{Instr, Plan, SLOTS_MAX, Step, StepKind};
 use crate::trace::Times;
+use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use fleet_kernels::pool::Pool;
 use fleet_ops::{Arg, KernelCtx, Services};
 use fleet_tensor::DType;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 /// Number of polls before a waiting lane sleeps.
@@ -83,7 +84,7 @@ impl Progress {
             if self.failed.load(SeqCst) {
                 return false;
             }
-            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = wait(&self.wake, guard);
         }
         true
     }
@@ -181,7 +182,7 @@ impl WorkSlot {
     fn wait_idle(&self) {
         let mut state = lock(&self.state);
         while !matches!(*state, Work::Empty) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.changed, state);
         }
     }
 
@@ -194,7 +195,7 @@ impl WorkSlot {
                     Work::Stop => return,
                     Work::Run(address, lane) => break (address, lane),
                     Work::Empty => {
-                        state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                        state = wait(&self.changed, state);
                     }
                 }
             };
@@ -326,8 +327,4 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
         .map(|text| text.to_string())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_default()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

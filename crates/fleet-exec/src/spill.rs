@@ -6,14 +6,15 @@
 //! system's page cache, which shrinks when memory is short. A folder in memory (tmpfs) saves no
 //! memory.
 
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_ops::Spill;
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 /// The offload file of one executor.
 pub(crate) struct FileSpill {
@@ -46,7 +47,7 @@ impl FileSpill {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut OffloadFile) -> std::io::Result<T>) -> Result<T> {
-        let mut offload = self.offload.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut offload = lock(&self.offload);
         if offload.file.is_none() {
             offload.open(&self.folder)?;
         }

@@ -8,7 +8,7 @@
 //! file.
 //!
 //! The crate `safetensors` is used in tests only. It reads from one block of memory that holds the
-//! whole file, and its writer neither flushes before the rename nor leaves room for checksums.
+//! whole file, and its writer neither syncs before the rename nor leaves room for checksums.
 
 use crate::source::{
     DAMAGED_FILE_HELP, NamedTensors, Source, check_bools, check_distinct, row_major_bytes,

@@ -15,11 +15,12 @@
 //! assert_eq!(sum.into_inner(), 4950);
 //! ```
 
+use fleet_base::sync::{lock, wait};
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 
 /// Limit on the threads of a pool: more than any known machine has, and few enough to allocate for.
@@ -238,7 +239,7 @@ impl Shared {
                 *sleepers -= 1;
                 return epoch;
             }
-            sleepers = self.wake.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
+            sleepers = wait(&self.wake, sleepers);
         }
     }
 
@@ -261,10 +262,6 @@ impl Shared {
             lock(&self.panic).get_or_insert(payload);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A slice shared between tasks, each of which writes only its own part.

@@ -15,11 +15,12 @@
 //! # Ok::<(), Error>(())
 //! ```
 
+use fleet_base::sync::{lock, wait_for};
 use fleet_base::{Error, Result};
 use std::io::{PipeReader, PipeWriter, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// An abort token, shared by all threads that must stop together. A clone is the same token.
@@ -150,8 +151,7 @@ impl Abort {
             if left.is_zero() {
                 return Ok(());
             }
-            state =
-                self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_for(&self.0.changed, state, left).0;
         }
     }
 
@@ -163,7 +163,7 @@ impl Abort {
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code panics under this lock, and the state is valid after every statement.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn wake_pollers(&self) {

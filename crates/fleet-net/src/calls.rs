@@ -44,11 +44,12 @@ use crate::socket::{self, poll, retry};
 use crate::stream::Stream;
 use crate::wire::{Reader, Writer, put_error, take_error};
 use crate::{Abort, Deadline, Limits, Log, Time, Token};
+use fleet_base::sync::lock;
 use fleet_base::{Error, ErrorCode, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -194,7 +195,7 @@ impl Drop for CallServer {
 impl ServerState {
     fn lock(&self) -> MutexGuard<'_, Threads> {
         // The lists are consistent after every statement, even if a thread panicked.
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.threads)
     }
 
     /// Answers one request after another until the client disconnects.

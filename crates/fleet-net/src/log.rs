@@ -2,7 +2,8 @@
 //! owner chooses the sink. A flood of lines is counted, not printed.
 
 use crate::Time;
-use std::sync::{Arc, Mutex, PoisonError};
+use fleet_base::sync::lock;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Maximum number of lines printed per [`WINDOW`], so that a port scan does not fill a disk.
@@ -55,13 +56,13 @@ impl Log {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let seen = lines.clone();
         let log = Log::new(move |line| {
-            lines.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_string());
+            lock(&lines).push(line.to_string());
         });
-        (log, move || seen.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        (log, move || lock(&seen).clone())
     }
 
     pub fn line(&self, text: impl std::fmt::Display) {
-        let mut window = self.0.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = lock(&self.0.window);
         let now = Time::now();
         if now.since(window.start) > WINDOW {
             let left_out = window.suppressed;

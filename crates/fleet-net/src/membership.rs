@@ -36,10 +36,11 @@ use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer};
 use crate::{Abort, Deadline, Limits, Member, Time, Token};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -190,7 +191,7 @@ impl Membership {
 
     /// All failures reported to this process so far.
     pub fn notices(&self) -> Vec<FailureNotice> {
-        self.shared.notices.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.shared.notices).clone()
     }
 
     /// Reports to the group how another member ended (see [`crate::StoreServer::report_end`]).
@@ -213,7 +214,7 @@ impl Membership {
     }
 
     fn request(&self, change: impl FnOnce(&mut Requests)) {
-        change(&mut self.shared.requests.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.shared.requests));
         self.shared.waker.wake();
     }
 }
@@ -275,7 +276,7 @@ impl HeartbeatThread {
         let mut reported = 0;
         loop {
             let (reports, exit) = {
-                let requests = self.shared.requests.lock().unwrap_or_else(PoisonError::into_inner);
+                let requests = lock(&self.shared.requests);
                 (requests.reports.iter().skip(reported).cloned().collect::<Vec<_>>(), requests.exit)
             };
             reported += reports.len();
@@ -339,7 +340,7 @@ impl HeartbeatThread {
             notice.detail = Some("the process is stopped (SIGSTOP or a debugger)".into());
         }
         let known = |other: &FailureNotice| other.member == notice.member;
-        let mut notices = self.shared.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notices = lock(&self.shared.notices);
         if notices.iter().any(known) {
             return;
         }

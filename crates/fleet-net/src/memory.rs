@@ -5,9 +5,10 @@
 
 use crate::mesh::{FOLD_BYTES_MAX, FOLD_UNIT_MAX, check_members, check_transfers, timeout_error};
 use crate::{Fabric, Limits, Member, Mesh, Time, Transfer};
+use fleet_base::sync::{lock, wait_for};
 use fleet_base::{Error, Result};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Capacity of a pipe in bytes. Beyond it, the writer waits.
@@ -303,12 +304,7 @@ impl MemoryMesh {
                 .collect();
             return Err(timeout_error(&list));
         }
-        let (state, _) = self
-            .hub
-            .changed
-            .wait_timeout(state, left.min(WAIT_MAX))
-            .unwrap_or_else(PoisonError::into_inner);
-        Ok(state)
+        Ok(wait_for(&self.hub.changed, state, left.min(WAIT_MAX)).0)
     }
 }
 
@@ -333,9 +329,4 @@ impl Scratch {
         let start = self.0.as_ptr().align_offset(ALIGN);
         &mut self.0[start..start + FOLD_BYTES_MAX]
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // State under these locks is consistent after every statement, even if a thread panicked.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -18,12 +18,13 @@
 //! assert!(sums.into_iter().all(|all| all.unwrap() == [0, 1, 2]));
 //! ```
 
+use fleet_base::sync::{lock, wait_for};
 use fleet_base::{Error, Result};
 use fleet_ops::{Arg, ReduceOp, Ring};
 use fleet_tensor::{DType, bf16, f16};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Timeout of a wait for peers. Tests take milliseconds, so a longer wait is a hang.
@@ -137,8 +138,7 @@ impl Shared {
                 let error = Error::unavailable(format!("{what}: timeout while waiting for peers"));
                 return Err(error.got(format!("ranks {here} have joined")));
             }
-            let waited = self.changed.wait_timeout(state, WAIT_MAX);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_for(&self.changed, state, WAIT_MAX).0;
         }
     }
 }
@@ -354,8 +354,4 @@ fn reduce(dtype: DType, pieces: &[&[u8]], op: ReduceOp) -> Result<Vec<u8>> {
             "reduction of {other} is not supported by the test ring"
         ))),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,10 +8,11 @@
 
 use crate::agree::{Disagreement, FirstDifference, WholeRings, digest, list_ranks};
 use crate::report::Reporter;
+use fleet_base::sync::lock;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_comm::World;
 use fleet_net::Limits;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The first error that ended one of this rank's groups.
@@ -37,7 +38,7 @@ const TEXT_BYTES_MAX: usize = 512 << 10;
 impl StepPeers {
     /// Returns whether a step failed because the ranks called different collectives.
     pub(crate) fn disagree(&self) -> bool {
-        let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault = lock(&self.fault);
         let differs =
             |error: &Error| error.kind() == ErrorKind::Invalid && error.culprit().is_none();
         fault.as_ref().is_some_and(differs)

@@ -17,6 +17,7 @@ use crate::rings::GroupRing;
 use crate::servers::{Place, ServerJob};
 use crate::terminal::{Printer, note};
 use crate::{CheckpointPolicy, Checkpoints, Session, exec_options};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, ReduceOp, World};
 use fleet_exec::{ExecOptions, Executor};
@@ -35,7 +36,7 @@ use fleet_topology::{Env, Mode, Topology};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// Timeout for ranks to meet; a machine may still be loading its program.
@@ -163,7 +164,7 @@ impl Fleet {
         if !self.topology.is_worker() {
             return Err(Error::invalid("only workers have a group").got(self.topology.role()));
         }
-        let _one = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.connecting);
         if self.connection.get().is_none() {
             let connection =
                 Connection::connect(&self.topology, &self.reporter).map_err(|error| {
@@ -225,7 +226,7 @@ impl Fleet {
         let executor = executor.services(self.services(&job.plan.rings)?);
         let session = Session::with_executor(programs, executor)?;
         let Some(connection) = self.connection.get() else { return Ok(session) };
-        let mut steps = connection.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut steps = lock(&connection.steps);
         let peers = StepPeers {
             world: connection.world.clone(),
             prefix: format!("{}/steps/{}", self.topology.job().attempt(), steps.len()),
@@ -405,7 +406,7 @@ impl Connection {
         let fault = FirstFault::default();
         let (first, reports) = (fault.clone(), reporter.clone());
         let world = world.on_fault(move |error| {
-            let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut first = lock(&first);
             first.get_or_insert_with(|| error.clone());
             reports.failed(error);
         });
@@ -456,7 +457,7 @@ impl Connection {
     /// Checks that all ranks made the same number of steps. Where ranks communicate in only some
     /// steps, a rank with fewer steps would otherwise go unnoticed.
     fn compare_steps(&self) -> Result<()> {
-        let counts = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = lock(&self.steps);
         let mine: u64 = counts.iter().map(|count| count.load(Relaxed)).sum();
         let mut all = vec![0i64; self.everyone.size()];
         self.everyone.all_gather("finish", &[mine as i64], &mut all)?;
@@ -468,7 +469,7 @@ impl Connection {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Group>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.opened)
     }
 
     /// Returns the group of a ring. It is opened once and shared by sessions.

@@ -79,12 +79,9 @@ pub(crate) fn start_mpi(topology: Topology) -> Result<(Topology, World, JobMembe
 #[cfg(all(feature = "mpi", unix))]
 mod mpi {
     use super::*;
+    pub(super) use fleet_base::sync::lock;
     use fleet_comm::{Mpi, MpiOptions};
-    use std::sync::{Mutex, MutexGuard, PoisonError};
-
-    pub(super) fn lock(job: &Mutex<Option<Mpi>>) -> MutexGuard<'_, Option<Mpi>> {
-        job.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    use std::sync::Mutex;
 
     /// Starts MPI, which gives the rank and the number of ranks.
     pub(crate) fn start(topology: Topology) -> Result<(Topology, World, JobMembership)> {

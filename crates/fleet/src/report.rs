@@ -1,9 +1,10 @@
 //! Reports of this process to its launcher, in the file that `FLEET_REPORT` names.
 
+use fleet_base::sync::lock;
 use fleet_base::{Error, ErrorKind};
 use fleet_topology::{ProcessReport, Topology};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Writer of reports; a clone writes to the same file. Without a launcher it writes nothing.
 #[derive(Clone, Default)]
@@ -44,7 +45,7 @@ impl Reporter {
 
     fn last(&self) -> Option<ProcessReport> {
         let file = self.0.as_ref()?;
-        file.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&file.last).clone()
     }
 
     /// Reports a worker that the others need from now on.
@@ -87,7 +88,7 @@ impl Reporter {
         report: impl FnOnce(&Option<ProcessReport>) -> ProcessReport,
     ) {
         let Some(file) = &self.0 else { return };
-        let mut last = file.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&file.last);
         if !may(&last) {
             return;
         }

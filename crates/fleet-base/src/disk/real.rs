@@ -2,10 +2,11 @@
 
 use super::{Access, Disk, DiskFile, DiskLock, PathKind};
 use crate::signals::ignore_file_size_signal;
+use crate::sync::lock;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The file system of this machine.
 #[derive(Clone, Copy, Debug, Default)]
@@ -203,14 +204,14 @@ impl DiskFile for RealFile {
     #[cfg(not(unix))]
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
         use std::io::Read;
-        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut position = lock(&self.position);
         *position = u64::MAX;
         (&self.file).seek(SeekFrom::Start(offset))?;
         (&self.file).read(bytes)
     }
 
     fn write_at(&self, offset: u64, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
-        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut position = lock(&self.position);
         if *position != offset {
             *position = (&self.file).seek(SeekFrom::Start(offset))?;
         }
@@ -256,7 +257,7 @@ impl DiskFile for RealFile {
     #[cfg(target_os = "linux")]
     fn data_from(&self, offset: u64) -> io::Result<Option<u64>> {
         use rustix::{fs::SeekFrom, io::Errno};
-        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut position = lock(&self.position);
         // The call moves the system's position.
         *position = u64::MAX;
         match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {

@@ -11,10 +11,11 @@
 
 use super::{Access, Disk, DiskFile, DiskLock, PathKind};
 use crate::rng::Sequence;
+use crate::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Size of the unit that a disk writes completely or not at all.
 const SECTOR_BYTES: usize = 512;
@@ -222,7 +223,7 @@ impl SimDisk {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared)
     }
 }
 

@@ -5,13 +5,14 @@
 //! operations to numbers. A library of neither family is rejected, with its name in the error.
 
 use crate::load::{LibrarySpec, functions};
+use fleet_base::sync::{lock, read, write};
 use fleet_base::{Error, Result};
 use fleet_net::{Limits, Time};
 use libloading::os::unix::Library as Opened;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 /// A communicator, a type, an operation, a group or a request.
@@ -215,8 +216,8 @@ impl Library {
 
     /// Must be held during a call into MPI, so that MPI is not finalised meanwhile.
     pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
-        let guard = self.in_call.read().unwrap_or_else(PoisonError::into_inner);
-        match &*self.ended.lock().unwrap_or_else(PoisonError::into_inner) {
+        let guard = read(&self.in_call);
+        match &*lock(&self.ended) {
             Some(error) => Err(error.clone()),
             None => Ok(guard),
         }
@@ -316,9 +317,9 @@ impl Library {
     pub fn abandon(&self, guard: RwLockReadGuard<'_, ()>, error: &Error) {
         self.is_abandoned.store(true, Ordering::Release);
         drop(guard);
-        let _guard = self.in_call.write().unwrap_or_else(PoisonError::into_inner);
+        let _guard = write(&self.in_call);
         let ended = error.clone().at("an earlier call, which abandoned MPI in this process");
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(ended);
+        lock(&self.ended).get_or_insert(ended);
     }
 
     /// Makes the communicator of `members`, which must all call this with the same `tag`. MPI waits
@@ -342,8 +343,8 @@ impl Library {
 
     /// Finalises MPI in this process, unless other code initialised it or a call was abandoned.
     pub fn finalize(&self) {
-        let _guard = self.in_call.write().unwrap_or_else(PoisonError::into_inner);
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = write(&self.in_call);
+        let mut ended = lock(&self.ended);
         if ended.is_none() && !self.is_foreign_init {
             // SAFETY: no thread is inside MPI, and no request is in flight. Failures are ignored.
             let _ = unsafe { (self.f.finalize)() };

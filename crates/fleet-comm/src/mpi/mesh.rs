@@ -6,13 +6,14 @@
 //! one empty piece, so that both ends count the same messages.
 
 use super::library::{Handle, Library, Progress, Request};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_net::mesh::{FOLD_BYTES_MAX, check_members, check_transfers, timeout_error};
 use fleet_net::{Abort, Fabric, Limits, Member, Mesh, Store, Transfer};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Large enough for MPI's protocol for large messages, small enough that folds and transfers
@@ -125,7 +126,7 @@ impl Mesh for MpiMesh {
 
     fn transfer(&self, ops: &mut [Transfer<'_>], limits: &Limits) -> Result<()> {
         check_transfers(self.rank, self.size(), ops)?;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if let Some(error) = &state.broken {
             return Err(error.clone());
         }

@@ -9,6 +9,7 @@ use crate::batch::{Batch, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::Skipped;
 use fleet_base::rng::Sequence;
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result, text};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -343,7 +344,7 @@ fn load(options: &DatasetOptions, files: &[PathBuf]) -> Result<Loaded> {
             if outcome.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
-            *outcomes[index].lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+            *lock(&outcomes[index]) = Some(outcome);
         }
     };
     let threads = options.threads.min(files.len());

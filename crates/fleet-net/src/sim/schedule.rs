@@ -6,11 +6,12 @@ use crate::memory::Scratch;
 use crate::mesh::timeout_error;
 use crate::{Abort, Limits, Member, Time, Transfer};
 use fleet_base::rng::Sequence;
+use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::panic::resume_unwind;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -525,14 +526,14 @@ impl World {
         rank: usize,
     ) -> MutexGuard<'s, State> {
         while state.turn != Some(rank) {
-            state = self.turns[rank].wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.turns[rank], state);
         }
         state
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A sink that panics leaves the state consistent, and the test fails anyway.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

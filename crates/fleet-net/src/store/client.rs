@@ -10,6 +10,7 @@ use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer};
 use crate::{Limits, Time, Token};
+use fleet_base::sync::lock;
 use fleet_base::{Error, ErrorCode, Result};
 use rustix::event::PollFlags;
 use std::collections::BTreeSet;
@@ -95,7 +96,7 @@ impl StoreClient {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is consistent after every statement, even if a thread panicked.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn located(&self, error: Error) -> Error {
@@ -220,7 +221,7 @@ impl Store for StoreClient {
             |span_ms| Request::Wait { keys: names.clone(), span_ms },
             |answer| match answer {
                 Err(error) if error.code() == Some(ErrorCode::KeysMissing) => {
-                    *missing.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
+                    *lock(&missing) = Some(error.clone());
                     false
                 }
                 _ => true,

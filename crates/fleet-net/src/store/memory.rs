@@ -4,7 +4,8 @@ use super::table::{Table, missing_error};
 use super::{Changes, Store, Swap};
 use crate::{Limits, Time};
 use fleet_base::Result;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use fleet_base::sync::{lock, wait_for};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// A store in memory. A clone is the same store.
@@ -24,7 +25,7 @@ impl MemoryStore {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         // The table is consistent between calls, even if a thread panicked.
-        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.table)
     }
 
     fn change<T>(&self, limits: &Limits, change: impl FnOnce(&mut Table) -> T) -> Result<T> {
@@ -57,8 +58,7 @@ impl MemoryStore {
             if left.is_zero() {
                 return Ok(None);
             }
-            let waited = self.0.changed.wait_timeout(table, left.min(WAIT_MAX));
-            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+            table = wait_for(&self.0.changed, table, left.min(WAIT_MAX)).0;
         }
     }
 }

@@ -15,13 +15,14 @@ use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer};
 use crate::{Deadline, Log, Member, Time, Token};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{ErrorKind as Io, Write};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// Maximum number of connections of members and clients together. A rank has a handful.
@@ -570,11 +571,6 @@ impl Connection {
 
 fn span(span_ms: u64) -> Deadline {
     Deadline::within(std::time::Duration::from_millis(span_ms))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // State under these locks is consistent after every statement, even if a thread panicked.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,10 +6,11 @@ use crate::listener::Acceptor;
 use crate::stream::Stream;
 use crate::wire::{Reader, Writer};
 use crate::{Limits, Member, Time};
+use fleet_base::sync::{lock, wait_for};
 use fleet_base::{Error, Result};
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Maximum number of connections that wait for their mesh to be opened: those of a thousand peers
@@ -112,14 +113,13 @@ impl AcceptedConnections {
                     key.0
                 )));
             }
-            let waited = self.changed.wait_timeout(waiting, left.min(WAIT_MAX));
-            waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+            waiting = wait_for(&self.changed, waiting, left.min(WAIT_MAX)).0;
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Stream>> {
         // The map is consistent between calls, even if a thread panicked.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 
     fn check(&self, hello: &MeshHello) -> Result<()> {

@@ -9,7 +9,8 @@ use ::parquet::file::reader::{ChunkReader, Length};
 use bytes::buf::Reader;
 use bytes::{Buf, Bytes};
 use fleet_base::Result;
-use std::sync::{Arc, Mutex, PoisonError};
+use fleet_base::sync::lock;
+use std::sync::{Arc, Mutex};
 
 #[derive(Clone)]
 pub struct Object(Arc<Buffers>);
@@ -42,14 +43,14 @@ impl Object {
         }
         let starts: Vec<u64> = ranges.iter().map(|range| range.start).collect();
         let got = if ranges.is_empty() { Vec::new() } else { self.0.parts.get(ranges)? };
-        let mut held = self.0.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.0.held);
         *held = starts.into_iter().zip(got).collect();
         Ok(())
     }
 
     /// Returns the bytes in memory that start at this offset.
     fn buffered_from(&self, start: u64) -> Option<Bytes> {
-        let held = self.0.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = lock(&self.0.held);
         held.iter().find_map(|(from, bytes)| {
             let skipped = usize::try_from(start.checked_sub(*from)?).ok()?;
             (skipped < bytes.len()).then(|| bytes.slice(skipped..))
