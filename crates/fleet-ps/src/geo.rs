@@ -4,6 +4,7 @@
 //! worker, which rows changed. A pull returns these rows to a worker and clears its list.
 
 use crate::{Merger, PullMode, Push, Rule, SparseConfig, SparseTable, rule};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
@@ -90,7 +91,7 @@ impl GeoTable {
     /// Returns the ids that each worker has yet to pull.
     pub(crate) fn changed(&self) -> Vec<Vec<u64>> {
         let list = |changed: &Mutex<HashSet<u64>>| {
-            let ids = changed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let ids = lock(changed);
             ids.iter().copied().collect()
         };
         self.changed.iter().map(list).collect()
@@ -105,7 +106,7 @@ impl GeoTable {
 
     fn of(&self, worker: usize) -> Result<MutexGuard<'_, HashSet<u64>>> {
         match self.changed.get(worker) {
-            Some(changed) => Ok(changed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())),
+            Some(changed) => Ok(lock(changed)),
             None => Err(Error::invalid("unknown worker of a GEO table")
                 .expected(format!("a number below {}", self.changed.len()))
                 .got(worker)),

@@ -25,6 +25,7 @@ mod job_text;
 mod merge;
 mod message;
 mod progress;
+mod request;
 pub mod rule;
 mod save;
 mod seen;

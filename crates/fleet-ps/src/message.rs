@@ -1,223 +1,11 @@
-//! Requests to a server and its answers, as bytes.
-//!
-//! ```text
-//! 0  u32 table     8  u64 number of the request, counted by the client (changes only)
-//! 4  u32 argument  16 u64 the client has the answers to all requests below this one (changes only)
-//!                  24 u64 count of ids
-//!                  32 u64 newest of the worker's steps whose gradients these are (0: none)
-//!                  40 u64 steps of the worker whose gradients all servers have
-//! ```
-//!
-//! The body follows: ids (8 bytes each), then numbers (4 bytes each). Everything is little-endian.
-//! All lengths keep the numbers aligned, so that slices of them can be read in place.
+//! Numbers and texts in messages, as bytes. Everything is little-endian.
 
 use fleet_base::{Error, Result};
 use std::borrow::Cow;
 
-pub(crate) const HEAD_BYTES: usize = 48;
-/// Length of the head of [`Method::Compare`]. Versions of Fleet with other heads understand this
-/// one too, so that a mismatch of versions can be reported.
-pub(crate) const COMPARE_HEAD_BYTES: usize = 32;
-
-/// The method of a request. Each method defines its use of `argument`, `count` and the body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Method {
-    /// First request on a connection. Body: the client's text of the job, which must equal the
-    /// server's; then what this server has last acknowledged to the client
-    /// (`server/durable/epochs.rs`): life, epoch, sequence number. Answer: the server's number and
-    /// life.
-    Compare = 1,
-    /// argument: [`PullMode`](crate::PullMode); body: ids. Answer: rows.
-    PullSparse,
-    /// argument: which of [`SHOWS`], [`CLICKS`], [`SLOTS`] are present; body: ids, gradients, and
-    /// these.
-    PushSparse,
-    /// Answer: this server's part.
-    PullDense,
-    /// count: steps that the worker has made; body: this server's part of the gradient.
-    PushDense,
-    SetDense,
-    /// argument: bits of the scale.
-    SetRateScale,
-    /// Body: ids, differences.
-    PushGeo,
-    /// Answer: a count, ids, rows.
-    PullGeo,
-    /// argument: steps. Answer: u64.
-    PushSteps,
-    /// argument: [`Arrival`](crate::Arrival); count: steps that the worker has made. Answer: the
-    /// round.
-    Arrive,
-    /// argument: [`Arrival`](crate::Arrival); count: the round; body: u64, longest wait in
-    /// milliseconds. Answer: three u32 for each missing worker: its number and its
-    /// [`WorkerSign`](crate::server::WorkerSign).
-    Wait,
-    /// count: steps that the worker has made. Answer: 1 if all workers have finished or are lost.
-    Finish,
-    Stop,
-    /// argument: days, or [`DAYS_DEFAULT`]. Answer: u64, the number of rows deleted.
-    Shrink,
-    /// Answer: the numbers of [`TableStats`](crate::TableStats), in order.
-    Stats,
-    /// Body: a folder. Answer: the number of the latest save there.
-    LastSave,
-    /// argument: the mode, with the flags [`BINARY`] and [`ONE`] (this table alone); count: the
-    /// number of the save; body: a folder. Answer: rows, bytes.
-    Save,
-    /// argument: 1 if all servers have written their parts; count: the number of the save.
-    EndSave,
-    /// argument: [`ONE`] for this table alone, or 0; body: a folder. Answer: the number of rows and
-    /// dense numbers.
-    Load,
-    /// Heartbeat of a worker; count: steps that it has made.
-    Heartbeat,
-    /// argument: [`Arrival`](crate::Arrival). Answer: the number of rounds that all workers have
-    /// completed there.
-    Rounds,
-    /// Answer: the number of rows deleted.
-    Clear,
-    /// Answer: the state of every worker (`seen.rs`).
-    Workers,
-    /// A run begins; count: steps before it. `Head::complete` says which of the worker's steps are
-    /// complete.
-    BeginRun,
-    /// This process takes over the worker: pushes of its earlier processes are rejected from now
-    /// on. Answer: their progress (`progress.rs`).
-    Adopt,
-    /// The process resumes from that progress: the earlier steps count as its own.
-    Resume,
-    /// Never sent. A server logs it when all processes of a synchronous job are new.
-    NewRun,
-    /// count: steps that some server has applied. Brings the server to that step.
-    Settle,
-}
-
 /// Length of the end of an answer to a changing request: the epoch of the server, and the number
 /// below which its requests are kept.
 pub(crate) const ACKNOWLEDGEMENT_BYTES: usize = 16;
-
-pub(crate) const SHOWS: u32 = 1;
-pub(crate) const CLICKS: u32 = 2;
-pub(crate) const SLOTS: u32 = 4;
-pub(crate) const DAYS_DEFAULT: u32 = u32::MAX;
-pub(crate) const BINARY: u32 = 1 << 8;
-pub(crate) const ONE: u32 = 1 << 9;
-
-const METHODS: [Method; 29] = [
-    Method::Compare,
-    Method::PullSparse,
-    Method::PushSparse,
-    Method::PullDense,
-    Method::PushDense,
-    Method::SetDense,
-    Method::SetRateScale,
-    Method::PushGeo,
-    Method::PullGeo,
-    Method::PushSteps,
-    Method::Arrive,
-    Method::Wait,
-    Method::Finish,
-    Method::Stop,
-    Method::Shrink,
-    Method::Stats,
-    Method::LastSave,
-    Method::Save,
-    Method::EndSave,
-    Method::Load,
-    Method::Heartbeat,
-    Method::Rounds,
-    Method::Clear,
-    Method::Workers,
-    Method::BeginRun,
-    Method::Adopt,
-    Method::Resume,
-    Method::NewRun,
-    Method::Settle,
-];
-
-impl Method {
-    pub fn parse(byte: u8) -> Result<Method> {
-        METHODS
-            .iter()
-            .find(|method| **method as u8 == byte)
-            .copied()
-            .ok_or_else(|| Error::unsupported("unknown method in a request").got(byte))
-    }
-
-    /// Returns whether a byte is a known method; cheaper than the error of [`Method::parse`].
-    pub fn is_known(byte: u8) -> bool {
-        METHODS.iter().any(|method| *method as u8 == byte)
-    }
-
-    /// Returns whether running it a second time would be wrong.
-    pub fn changes(self) -> bool {
-        use Method as M;
-        let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
-        !(reads || matches!(self, M::Stats | M::LastSave | M::Heartbeat | M::Rounds | M::Workers))
-    }
-
-    /// Returns whether it carries results of a worker's steps.
-    pub fn is_push(self) -> bool {
-        use Method as M;
-        matches!(self, M::PushSparse | M::PushDense | M::PushGeo | M::PushSteps)
-    }
-
-    /// Returns whether it concerns whole tables and no worker, so that operators may send it.
-    pub fn is_control(self) -> bool {
-        use Method as M;
-        let saves = matches!(self, M::LastSave | M::Save | M::EndSave | M::Load);
-        saves || matches!(self, M::Compare | M::Stats | M::Shrink)
-    }
-
-    /// Returns whether the answer is long: rows or parameters.
-    pub fn answers_at_length(self) -> bool {
-        matches!(self, Method::PullSparse | Method::PullDense)
-    }
-
-    /// Returns whether the time that it takes grows with the tables.
-    pub fn takes_long(self) -> bool {
-        matches!(self, Method::Save | Method::Load | Method::Shrink | Method::Clear)
-    }
-}
-
-/// The head of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub table: u32,
-    pub argument: u32,
-    pub seq: u64,
-    pub done: u64,
-    pub count: u64,
-    pub step: u64,
-    pub complete: u64,
-}
-
-impl Head {
-    pub fn encode(&self) -> [u8; HEAD_BYTES] {
-        let mut bytes = [0; HEAD_BYTES];
-        bytes[..4].copy_from_slice(&self.table.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.argument.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.seq.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.done.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.step.to_le_bytes());
-        bytes[40..].copy_from_slice(&self.complete.to_le_bytes());
-        bytes
-    }
-
-    /// Splits a request into its head and its body.
-    pub fn decode(method: Method, request: &[u8]) -> Result<(Head, Body<'_>)> {
-        let mut body = Body(request);
-        let (table, argument) = (body.u32()?, body.u32()?);
-        let (seq, done, count) = (body.u64()?, body.u64()?, body.u64()?);
-        let (step, complete) = match method {
-            Method::Compare => (0, 0),
-            _ => (body.u64()?, body.u64()?),
-        };
-        Ok((Head { table, argument, seq, done, count, step, complete }, body))
-    }
-}
 
 /// The unread rest of a message. Reads check every length, because the peer is not trusted.
 #[derive(Clone, Copy)]
@@ -360,33 +148,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn methods_have_the_numbers_of_their_list() {
-        for (at, method) in METHODS.into_iter().enumerate() {
-            assert_eq!(method as usize, at + 1);
-            assert_eq!(Method::parse(method as u8).unwrap(), method);
-        }
-        assert!(Method::parse(0).is_err() && Method::parse(METHODS.len() as u8 + 1).is_err());
-    }
-
-    #[test]
-    fn messages_round_trip_wherever_they_stand_in_memory() {
-        let head = Head {
-            table: 7,
-            argument: 2,
-            seq: 1 << 40,
-            done: 3,
-            count: 2,
-            step: 9,
-            complete: 1 << 50,
-        };
+    fn numbers_are_read_wherever_they_stand_in_memory() {
         for shift in 0..9 {
             let mut bytes = vec![0; shift];
-            bytes.extend(head.encode());
             bytes.extend(bytes_of(&[u64::MAX, 5]).iter());
             bytes.extend(bytes_of(&[1.5f32, -2.0]).iter());
-            let (got, mut body) = Head::decode(Method::PushSparse, &bytes[shift..]).unwrap();
-            assert_eq!(got, head);
-            assert_eq!(*body.u64s(got.count).unwrap(), [u64::MAX, 5]);
+            let mut body = Body(&bytes[shift..]);
+            assert_eq!(*body.u64s(2).unwrap(), [u64::MAX, 5]);
             let mut out = [0.0; 2];
             copy_f32s(body.0, &mut out);
             assert_eq!(out, [1.5, -2.0]);
@@ -403,10 +171,7 @@ mod tests {
 
     #[test]
     fn lengths_that_lie_are_refused() {
-        let bytes = Head { count: u64::MAX, ..Head::default() }.encode();
-        let (head, mut body) = Head::decode(Method::PushSparse, &bytes).unwrap();
-        assert!(body.u64s(head.count).is_err());
-        assert!(Head::decode(Method::PushSparse, &bytes[..HEAD_BYTES - 1]).is_err());
+        assert!(Body(&[0; 24]).u64s(u64::MAX).is_err());
         assert!(Body(&[1, 2, 3]).rest_f32s().is_err(), "not whole numbers");
         assert!(Body(&[255; 12]).text().is_err());
     }

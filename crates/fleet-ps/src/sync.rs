@@ -1,5 +1,6 @@
 //! Synchronization of trainers: barriers and the global step.
 
+use fleet_base::sync::{lock, wait_while};
 use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -104,11 +105,10 @@ impl BarrierTable {
         timeout: Duration,
     ) -> Result<Vec<u32>> {
         self.check(trainer)?;
-        let (mut points, outcome) = self
-            .changed
-            .wait_timeout_while(self.lock(), timeout, |points| points.at(at).round <= round)
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !outcome.timed_out() {
+        let is_closed = |points: &mut Points| points.at(at).round <= round;
+        let (mut points, has_timed_out) =
+            wait_while(&self.changed, self.lock(), timeout, is_closed);
+        if !has_timed_out {
             return Ok(Vec::new());
         }
         let here = |t: &u32, points: &mut Points| {
@@ -229,7 +229,7 @@ impl BarrierTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Points> {
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.inner)
     }
 }
 

@@ -3,7 +3,7 @@
 //! stopped server, for whose answers other threads would simply wait.
 
 use super::remote::{Connector, ServerConnections};
-use crate::message::{Head, Method};
+use crate::request::{Message, Read, Stamp};
 use fleet_base::{Error, Result};
 use fleet_net::calls::CallClient;
 use fleet_net::{Abort, Deadline, Limits, Log, Time};
@@ -40,10 +40,11 @@ impl Heartbeats {
             let mut heartbeats: Vec<ServerHeartbeat> =
                 servers.iter().map(|_| ServerHeartbeat { connection: None, last_answer }).collect();
             while stopped.sleep(every).is_ok() {
-                let (count, complete) = (steps.load(Relaxed), complete.load(Relaxed));
-                let head = Head { count, complete, ..Head::default() };
+                let stamp = Stamp { complete: complete.load(Relaxed), ..Stamp::default() };
+                let request = Read::Heartbeat { steps: steps.load(Relaxed) }.into();
                 for (server, heartbeat) in heartbeats.iter_mut().enumerate() {
-                    heartbeat.beat(&connector, (server, &servers[server]), head, &log, &stopped);
+                    let message = Message::new(server, stamp, &request);
+                    heartbeat.beat(&connector, &servers[server], &message, &log, &stopped);
                 }
             }
         };
@@ -66,13 +67,14 @@ impl ServerHeartbeat {
     fn beat(
         &mut self,
         connector: &Connector,
-        (server, connections): (usize, &ServerConnections),
-        head: Head,
+        connections: &ServerConnections,
+        message: &Message<'_>,
         log: &Log,
         stop: &Abort,
     ) {
         // A server that is not reached now is tried again next time.
-        match self.send(connector, (server, connections), head, stop) {
+        let server = message.server;
+        match self.send(connector, connections, message, stop) {
             Ok((connection, address)) => {
                 self.last_answer = Time::now();
                 connections.mark_up(log, connector, server, address);
@@ -99,8 +101,8 @@ impl ServerHeartbeat {
     fn send(
         &mut self,
         connector: &Connector,
-        (server, connections): (usize, &ServerConnections),
-        head: Head,
+        connections: &ServerConnections,
+        message: &Message<'_>,
         stop: &Abort,
     ) -> Result<(CallClient, SocketAddr)> {
         let limits = Limits::new(Deadline::within(REACH_SPAN), stop);
@@ -108,14 +110,14 @@ impl ServerHeartbeat {
             Some(connection) => connection,
             None => {
                 let (connection, life, address) =
-                    connector.connect((server, connections), &limits, REACH_SPAN)?;
+                    connector.connect((message.server, connections), &limits, REACH_SPAN)?;
                 if !connections.is_same_life(life) {
                     return Err(Error::unavailable("server restarted and lost its tables"));
                 }
                 (connection, address)
             }
         };
-        connection.call(Method::Heartbeat as u8, &[&head.encode()], &limits)?;
+        connection.call(message.method as u8, &message.parts(), &limits)?;
         Ok((connection, address))
     }
 }

@@ -1,7 +1,8 @@
 //! Servers in this process: for tests, and for jobs on one machine.
 
-use super::{Client, Request, Transport};
+use super::{Client, Transport};
 use crate::ServerTables;
+use crate::request::Message;
 use crate::server::Caller;
 use fleet_base::{Error, Result};
 use std::sync::Arc;
@@ -58,17 +59,16 @@ impl Local {
         Local { servers: servers.to_vec(), caller }
     }
 
-    pub(crate) fn call(&self, request: &Request<'_>) -> Result<Vec<u8>> {
-        let mut bytes = request.head.encode().to_vec();
-        request.parts.iter().for_each(|part| bytes.extend(part.iter()));
+    pub(crate) fn call(&self, request: &Message<'_>) -> Result<Vec<u8>> {
         let mut answer = Vec::new();
         let server = &self.servers[request.server];
+        let bytes = request.bytes();
         server.call(self.caller, request.method as u8, &bytes, &mut answer).map(|()| answer)
     }
 }
 
 impl Transport for Local {
-    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
+    fn exchange(&self, requests: &[Message<'_>]) -> Vec<Result<Vec<u8>>> {
         requests.iter().map(|request| self.call(request)).collect()
     }
 }

@@ -4,6 +4,7 @@
 use super::tests::{SPARSE, job};
 use super::*;
 use crate::ServerTables;
+use crate::request::{Message, Method};
 use crate::server::Caller;
 use fleet_base::rng::Sequence;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ impl Lossy {
         served.map(|()| answer)
     }
 
-    fn try_once(&self, request: &Request<'_>, bytes: &[u8]) -> Option<Result<Vec<u8>>> {
+    fn try_once(&self, request: &Message<'_>, bytes: &[u8]) -> Option<Result<Vec<u8>>> {
         let mut state = self.state.lock().unwrap();
         let loses = state.rng.below(LOSS) == 0;
         let loses_answer = state.rng.below(LOSS) == 0;
@@ -57,10 +58,9 @@ impl Lossy {
 }
 
 impl Transport for Lossy {
-    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
-        let exchange = |request: &Request<'_>| {
-            let mut bytes = request.head.encode().to_vec();
-            request.parts.iter().for_each(|part| bytes.extend(part.iter()));
+    fn exchange(&self, requests: &[Message<'_>]) -> Vec<Result<Vec<u8>>> {
+        let exchange = |request: &Message<'_>| {
+            let bytes = request.bytes();
             std::iter::repeat_with(|| self.try_once(request, &bytes)).flatten().next().unwrap()
         };
         requests.iter().map(exchange).collect()

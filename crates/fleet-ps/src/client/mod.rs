@@ -16,14 +16,14 @@ pub(crate) mod tests;
 pub use local::LocalServers;
 pub use remote::{IsOver, RemoteOptions, RemoteServers};
 
-use crate::message::{
-    BINARY, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, copy_f32s,
-};
+use crate::message::copy_f32s;
+use crate::request::{Change, Message, Read, Request, Stamp};
 use crate::server::{Caller, OPERATOR, WORKER_TIMEOUT};
 use crate::{
     Arrival, DenseCut, JobTables, Progress, PullMode, Push, SaveFormat, SaveMode, Saved, Servers,
     SparseConfig, TableConfig, TableStats, WorkerSeen, progress, seen,
 };
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_net::Time;
 use missing::Missing;
@@ -33,14 +33,14 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Delivers requests to servers.
 pub trait Transport: Send + Sync {
     /// Sends all requests, at most one to a server, and waits for all answers. A changing request
     /// runs at most once; an error may leave open whether it ran.
-    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>>;
+    fn exchange(&self, requests: &[Message<'_>]) -> Vec<Result<Vec<u8>>>;
 
     /// Takes back used answers, whose memory later answers reuse.
     fn recycle(&self, _answers: Vec<Vec<u8>>) {}
@@ -52,14 +52,6 @@ pub trait Transport: Send + Sync {
     fn check(&self) -> Result<()> {
         Ok(())
     }
-}
-
-/// A request to one server, in parts that are sent one after another.
-pub struct Request<'a> {
-    pub(crate) server: usize,
-    pub(crate) method: Method,
-    pub(crate) head: Head,
-    pub(crate) parts: Vec<Cow<'a, [u8]>>,
 }
 
 /// A worker's [`Servers`], over any transport.
@@ -125,59 +117,47 @@ impl<T: Transport> Client<T> {
     }
 
     /// Sends requests to servers; returns the answers in the order of the requests, or the first
-    /// error.
-    fn ask(&self, requests: &mut [Request<'_>]) -> Result<Vec<Vec<u8>>> {
-        let changes = requests.first().is_some_and(|request| request.method.changes());
-        let number = changes.then(|| {
-            let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-            let seq = numbers.next;
+    /// error. They contain gradients of this worker's steps up to `step`, or none if it is 0.
+    fn ask(&self, step: u64, requests: &[(usize, Request<'_>)]) -> Result<Vec<Vec<u8>>> {
+        let mut stamp = Stamp { step, complete: self.complete.load(Relaxed), ..Stamp::default() };
+        let changes = matches!(requests.first(), Some((_, Request::Change(_))));
+        if changes {
+            let mut numbers = lock(&self.numbers);
+            stamp.seq = numbers.next;
             numbers.next += 1;
-            numbers.open.insert(seq);
-            let done = numbers.open.first().copied().unwrap_or(seq);
-            requests.iter_mut().for_each(|request| {
-                (request.head.seq, request.head.done) = (seq, done);
-            });
-            seq
-        });
-        let answers = self.transport.exchange(requests);
-        if let Some(seq) = number {
-            self.numbers.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&seq);
+            numbers.open.insert(stamp.seq);
+            stamp.done = numbers.open.first().copied().unwrap_or(stamp.seq);
+        }
+        let messages: Vec<Message<'_>> = requests
+            .iter()
+            .map(|(server, request)| Message::new(*server, stamp, request))
+            .collect();
+        let answers = self.transport.exchange(&messages);
+        if changes {
+            let mut numbers = lock(&self.numbers);
+            numbers.open.remove(&stamp.seq);
         }
         answers.into_iter().collect()
     }
 
-    /// Returns a head that reports this worker's progress.
-    fn head_of_steps(&self) -> Head {
-        let complete = self.complete.load(Relaxed);
-        Head { count: self.steps.load(Relaxed), complete, ..Head::default() }
-    }
-
-    /// Returns the head of a push of a step's gradients.
-    fn head_of_step(&self, step: u64, table: u32) -> Head {
-        Head { table, step, complete: self.complete.load(Relaxed), ..Head::default() }
-    }
-
     /// Returns whether an earlier process of this worker has sent a server its gradients of a step.
     fn was_sent(&self, server: usize, table: u32, step: u64) -> bool {
-        self.sent_before.lock().unwrap_or_else(PoisonError::into_inner).has(server, table, step)
+        lock(&self.sent_before).has(server, table, step)
     }
 
     /// Sends the same request to all servers.
-    fn ask_all(&self, method: Method, head: Head, body: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.ask_some(0..self.job.server_count, method, head, body)
+    fn ask_all<'a>(&self, request: impl Into<Request<'a>>) -> Result<Vec<Vec<u8>>> {
+        self.ask_some(0..self.job.server_count, &request.into())
     }
 
-    fn ask_some(
-        &self,
-        servers: Range<usize>,
-        method: Method,
-        head: Head,
-        body: &[u8],
-    ) -> Result<Vec<Vec<u8>>> {
-        let mut requests: Vec<Request<'_>> = servers
-            .map(|server| Request { server, method, head, parts: vec![Cow::Borrowed(body)] })
-            .collect();
-        self.ask(&mut requests)
+    fn ask_some(&self, servers: Range<usize>, request: &Request<'_>) -> Result<Vec<Vec<u8>>> {
+        let requests: Vec<_> = servers.map(|server| (server, request.clone())).collect();
+        self.ask(0, &requests)
+    }
+
+    /// Sends the same request to all servers; returns the sum of the numbers that they answer.
+    fn ask_sum<'a>(&self, request: impl Into<Request<'a>>) -> Result<u64> {
+        self.ask_all(request)?.iter().map(|answer| number(answer)).sum()
     }
 
     /// Returns the config of a table's rows; the table must be one of `kinds`.
@@ -202,27 +182,31 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Sends each server its part of the numbers of a dense table.
-    fn send_dense(&self, method: Method, table: u32, step: u64, numbers: &[f32]) -> Result<()> {
+    /// Sends each server a request with its part of the numbers of a dense table.
+    fn send_dense<'a>(
+        &self,
+        (table, step): (u32, u64),
+        numbers: &'a [f32],
+        request: impl Fn(Cow<'a, [f32]>) -> Change<'a>,
+    ) -> Result<()> {
         let cut = self.dense_cut(table, numbers.len())?;
-        let mut requests: Vec<Request<'_>> = self
+        let part = |ranges: Vec<Range<usize>>| match ranges.as_slice() {
+            [range] => Cow::Borrowed(&numbers[range.clone()]),
+            many => many.iter().flat_map(|range| &numbers[range.clone()]).copied().collect(),
+        };
+        let requests: Vec<_> = self
             .dense_parts(cut)
             .filter(|(server, _)| !self.was_sent(*server, table, step))
-            .map(|(server, ranges)| Request {
-                server,
-                method,
-                head: Head { table, step, ..self.head_of_steps() },
-                parts: ranges.into_iter().map(|range| bytes_of(&numbers[range])).collect(),
-            })
+            .map(|(server, ranges)| (server, request(part(ranges)).into()))
             .collect();
-        self.ask(&mut requests).map(drop)
+        self.ask(step, &requests).map(drop)
     }
 
     /// Returns the servers that have a part of a dense table, with their ranges.
     fn dense_parts(
         &self,
         (len, cut): (usize, &DenseCut),
-    ) -> impl Iterator<Item = (usize, Vec<std::ops::Range<usize>>)> {
+    ) -> impl Iterator<Item = (usize, Vec<Range<usize>>)> {
         let count = self.job.server_count;
         (0..count)
             .map(move |server| (server, cut.ranges(len, server, count)))
@@ -230,10 +214,10 @@ impl<T: Transport> Client<T> {
     }
 
     fn with_split<R>(&self, run: impl FnOnce(&mut Split) -> R) -> R {
-        let kept = self.splits.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = lock(&self.splits).pop();
         let mut split = kept.unwrap_or_default();
         let result = run(&mut split);
-        let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut splits = lock(&self.splits);
         if splits.len() < SPLITS_MAX {
             splits.push(split);
         }
@@ -257,21 +241,10 @@ impl<T: Transport> Client<T> {
         }
         self.with_split(|split| {
             split.ids(ids, self.job.server_count);
-            let mut requests: Vec<Request<'_>> = split
-                .parts()
-                .map(|(server, ids)| Request {
-                    server,
-                    method: Method::PullSparse,
-                    head: Head {
-                        table,
-                        argument: mode as u32,
-                        count: ids.len() as u64,
-                        ..Head::default()
-                    },
-                    parts: vec![bytes_of(ids)],
-                })
-                .collect();
-            let answers = self.ask(&mut requests)?;
+            let pull = |ids| Read::PullSparse { table, mode, ids: Cow::Borrowed(ids) };
+            let requests: Vec<_> =
+                split.parts().map(|(server, ids)| (server, pull(ids).into())).collect();
+            let answers = self.ask(0, &requests)?;
             for ((_, ids), answer) in split.parts().zip(&answers) {
                 check_answer(answer, ids.len() * width * 4)?;
             }
@@ -299,27 +272,21 @@ impl<T: Transport> Client<T> {
             let grads = split.merger().merged(push.grads, width)?;
             let extras = split.merger().merge_extras(&push, config)?;
             let parts: Vec<_> = split.parts().collect();
-            let mut requests: Vec<Request<'_>> = (parts.iter().enumerate())
+            let requests: Vec<_> = (parts.iter().enumerate())
                 .filter(|(_, (server, _))| !self.was_sent(*server, table, step))
                 .map(|(part, (server, ids))| {
-                    let mut argument = 0;
-                    let mut parts = vec![bytes_of(ids), split.part_of(part, &grads, width)];
-                    for (flag, numbers) in [(SHOWS, &extras.shows), (CLICKS, &extras.clicks)] {
-                        if let Some(numbers) = numbers {
-                            argument |= flag;
-                            parts.push(split.part_of(part, numbers, 1));
-                        }
-                    }
-                    if let Some(slots) = &extras.slots {
-                        argument |= SLOTS;
-                        parts.push(split.part_of(part, slots, 1));
-                    }
-                    let count = ids.len() as u64;
-                    let head = Head { argument, count, ..self.head_of_step(step, table) };
-                    Request { server: *server, method: Method::PushSparse, head, parts }
+                    let push = Change::PushSparse {
+                        table,
+                        ids: Cow::Borrowed(*ids),
+                        grads: split.part_of(part, &grads, width),
+                        shows: extras.shows.as_deref().map(|it| split.part_of(part, it, 1)),
+                        clicks: extras.clicks.as_deref().map(|it| split.part_of(part, it, 1)),
+                        slots: extras.slots.as_deref().map(|it| split.part_of(part, it, 1)),
+                    };
+                    (*server, push.into())
                 })
                 .collect();
-            self.ask(&mut requests).map(drop)
+            self.ask(step, &requests).map(drop)
         })
     }
 
@@ -338,22 +305,21 @@ impl<T: Transport> Client<T> {
             split.ids(ids, self.job.server_count);
             let merged = split.merger().merged(differences, width)?;
             let parts: Vec<_> = split.parts().collect();
-            let mut requests: Vec<Request<'_>> = (parts.iter().enumerate())
-                .map(|(part, (server, ids))| Request {
-                    server: *server,
-                    method: Method::PushGeo,
-                    head: Head { count: ids.len() as u64, ..self.head_of_step(step, table) },
-                    parts: vec![bytes_of(ids), split.part_of(part, &merged, width)],
+            let requests: Vec<_> = (parts.iter().enumerate())
+                .map(|(part, (server, ids))| {
+                    let (ids, differences) =
+                        (Cow::Borrowed(*ids), split.part_of(part, &merged, width));
+                    (*server, Change::PushGeo { table, ids, differences }.into())
                 })
                 .collect();
-            self.ask(&mut requests).map(drop)
+            self.ask(step, &requests).map(drop)
         })
     }
 
     fn try_pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)> {
         let width = self.rows_config(table, &["geo"])?.pull_width() as u64;
         let (mut ids, mut rows) = (Vec::new(), Vec::new());
-        for answer in self.ask_all(Method::PullGeo, Head { table, ..Head::default() }, &[])? {
+        for answer in self.ask_all(Change::PullGeo { table })? {
             let mut body = crate::message::Body(&answer);
             let count = body.u64()?;
             ids.extend(body.u64s(count)?.iter());
@@ -371,17 +337,13 @@ impl<T: Transport> Client<T> {
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        let dir = path_bytes(dir)?;
-        let last = self.ask_all(Method::LastSave, Head::default(), &dir)?;
+        let dir = text(dir)?;
+        let last = self.ask_all(Read::LastSave { dir })?;
         let last = last.iter().map(|answer| number(answer)).collect::<Result<Vec<u64>>>()?;
-        let save_id = last.into_iter().max().unwrap_or(0) + 1;
-        let binary = if format == SaveFormat::Binary { BINARY } else { 0 };
-        let Head { table, argument, .. } = self.about(table)?;
-        let argument = mode as u32 | binary | argument;
-        let head = Head { table, argument, count: save_id, ..Head::default() };
-        let saved = self.ask_all(Method::Save, head, &dir);
-        let end = Head { argument: u32::from(saved.is_ok()), count: save_id, ..Head::default() };
-        let ended = self.ask_all(Method::EndSave, end, &[]);
+        let id = last.into_iter().max().unwrap_or(0) + 1;
+        self.check_known(table)?;
+        let saved = self.ask_all(Change::Save { id, table, dir, mode, format });
+        let ended = self.ask_all(Change::EndSave { id, keep: saved.is_ok() });
         let mut sum = Saved::default();
         for answer in saved? {
             let mut body = crate::message::Body(&answer);
@@ -391,45 +353,34 @@ impl<T: Transport> Client<T> {
         ended.map(|_| sum)
     }
 
-    /// Returns the head of a request about one table, or about all.
-    fn about(&self, table: Option<u32>) -> Result<Head> {
-        let Some(table) = table else { return Ok(Head::default()) };
-        self.job.table(table, &KINDS)?;
-        Ok(Head { table, argument: ONE, ..Head::default() })
+    /// Checks that the table of a save or load is one of the job.
+    fn check_known(&self, table: Option<u32>) -> Result<()> {
+        table.map_or(Ok(()), |table| self.job.table(table, &KINDS).map(drop))
     }
 
     fn try_load(&self, table: Option<u32>, dir: &Path) -> Result<u64> {
-        let answers = self.ask_all(Method::Load, self.about(table)?, &path_bytes(dir)?)?;
-        answers.iter().map(|answer| number(answer)).sum()
+        self.check_known(table)?;
+        self.ask_sum(Change::Load { table, dir: text(dir)? })
     }
 
     /// Returns the number of rounds that all workers have completed, as each server counts it.
     fn rounds_of_each(&self, at: Arrival) -> Result<Vec<u64>> {
-        let head = Head { argument: at as u32, ..Head::default() };
-        self.ask_all(Method::Rounds, head, &[])?.iter().map(|answer| number(answer)).collect()
+        self.ask_all(Read::Rounds { at })?.iter().map(|answer| number(answer)).collect()
     }
 
     /// Waits until all servers have opened a barrier.
     fn try_arrive(&self, at: Arrival) -> Result<()> {
-        let head = Head { argument: at as u32, ..self.head_of_steps() };
-        let rounds = self.ask_all(Method::Arrive, head, &[])?;
+        let rounds = self.ask_all(Change::Arrive { at, steps: self.steps.load(Relaxed) })?;
         let rounds: Vec<u64> = rounds.iter().map(|answer| number(answer)).collect::<Result<_>>()?;
         let start = Time::now();
         let mut closed: Vec<usize> = (0..self.job.server_count).collect();
         let mut is_logged = false;
         loop {
             let left = self.barrier_timeout.saturating_sub(Time::now().since(start));
-            let body = (left.as_millis() as u64).to_le_bytes();
-            let mut requests: Vec<Request<'_>> = closed
-                .iter()
-                .map(|server| Request {
-                    server: *server,
-                    method: Method::Wait,
-                    head: Head { count: rounds[*server], ..head },
-                    parts: vec![Cow::Borrowed(&body[..])],
-                })
-                .collect();
-            let answers = self.ask(&mut requests)?;
+            let wait = |server: usize| Read::Wait { at, round: rounds[server], timeout: left };
+            let requests: Vec<_> =
+                closed.iter().map(|server| (*server, wait(*server).into())).collect();
+            let answers = self.ask(0, &requests)?;
             let mut missing = Missing::default();
             let mut still = Vec::new();
             for (server, answer) in closed.into_iter().zip(&answers) {
@@ -488,16 +439,10 @@ impl<T: Transport> Servers for Client<T> {
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
         let mut pull = || {
             let cut = self.dense_cut(table, values.len())?;
-            let head = Head { table, ..Head::default() };
             let parts: Vec<_> = self.dense_parts(cut).collect();
-            let request = |server: usize| Request {
-                server,
-                method: Method::PullDense,
-                head,
-                parts: Vec::new(),
-            };
-            let mut requests: Vec<_> = parts.iter().map(|(server, _)| request(*server)).collect();
-            let answers = self.ask(&mut requests)?;
+            let pull = || Read::PullDense { table }.into();
+            let requests: Vec<_> = parts.iter().map(|(server, _)| (*server, pull())).collect();
+            let answers = self.ask(0, &requests)?;
             for ((_, ranges), answer) in parts.into_iter().zip(&answers) {
                 let count: usize = ranges.iter().map(ExactSizeIterator::len).sum();
                 check_answer(answer, count * 4)?;
@@ -515,18 +460,20 @@ impl<T: Transport> Servers for Client<T> {
     }
 
     fn push_dense_of(&self, step: u64, table: u32, grad: &[f32]) -> Result<()> {
-        self.send_dense(Method::PushDense, table, step, grad).map_err(|error| self.place(error))
+        let steps = self.steps.load(Relaxed);
+        let push = |grad| Change::PushDense { table, steps, grad };
+        self.send_dense((table, step), grad, push).map_err(|error| self.place(error))
     }
 
     fn set_dense(&self, table: u32, values: &[f32]) -> Result<()> {
-        self.send_dense(Method::SetDense, table, 0, values).map_err(|error| self.place(error))
+        let set = |values| Change::SetDense { table, values };
+        self.send_dense((table, 0), values, set).map_err(|error| self.place(error))
     }
 
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
         let set = || {
             self.job.table(table, &["dense", "sparse"])?;
-            let head = Head { table, argument: scale.to_bits(), ..Head::default() };
-            self.ask_all(Method::SetRateScale, head, &[]).map(drop)
+            self.ask_all(Change::SetRateScale { table, scale }).map(drop)
         };
         set().map_err(|error| self.place(error))
     }
@@ -545,12 +492,9 @@ impl<T: Transport> Servers for Client<T> {
             // One server counts all steps.
             let server = table as usize % self.job.server_count;
             // A server that has these steps already is only asked for the total.
-            let (step, argument) =
+            let (step, steps) =
                 if self.was_sent(server, table, step) { (0, 0) } else { (step, steps) };
-            let head = Head { argument, ..self.head_of_step(step, table) };
-            let mut requests =
-                [Request { server, method: Method::PushSteps, head, parts: Vec::new() }];
-            let answers = self.ask(&mut requests)?;
+            let answers = self.ask(step, &[(server, Change::PushSteps { table, steps }.into())])?;
             number(&answers[0])
         };
         push().map_err(|error| self.place(error))
@@ -562,8 +506,7 @@ impl<T: Transport> Servers for Client<T> {
 
     fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
         self.complete.store(complete, Relaxed);
-        let head = Head { count: base, complete, ..Head::default() };
-        let answers = self.ask_all(Method::BeginRun, head, &[]);
+        let answers = self.ask_all(Change::BeginRun { base });
         answers.map(drop).map_err(|error| self.place(error))
     }
 
@@ -572,29 +515,28 @@ impl<T: Transport> Servers for Client<T> {
     }
 
     fn take_over(&self) -> Result<Progress> {
-        let answers = self.ask_all(Method::Adopt, Head::default(), &[]);
+        let answers = self.ask_all(Change::Adopt);
         answers.and_then(|it| progress::merged(&it)).map_err(|error| self.place(error))
     }
 
     fn go_on(&self, progress: &Progress) -> Result<()> {
         self.complete.store(progress.complete, Relaxed);
-        *self.sent_before.lock().unwrap_or_else(PoisonError::into_inner) = progress.clone();
-        let head = Head { complete: progress.complete, ..Head::default() };
-        let answers = self.ask_all(Method::Resume, head, &[]);
+        *lock(&self.sent_before) = progress.clone();
+        let answers = self.ask_all(Change::Resume);
         answers.map(drop).map_err(|error| self.place(error))
     }
 
     fn settle(&self) -> Result<u64> {
         let settle = || -> Result<u64> {
             let steps = self.rounds_of_each(Arrival::Sent)?.into_iter().max().unwrap_or(0);
-            self.ask_all(Method::Settle, Head { count: steps, ..Head::default() }, &[])?;
+            self.ask_all(Change::Settle { steps })?;
             Ok(steps)
         };
         settle().map_err(|error| self.place(error))
     }
 
     fn workers(&self) -> Result<Vec<WorkerSeen>> {
-        let answers = self.ask_all(Method::Workers, Head::default(), &[]);
+        let answers = self.ask_all(Read::Workers);
         answers
             .and_then(|answers| seen::merged(&answers, self.job.worker_count))
             .map_err(|error| self.place(error))
@@ -610,7 +552,8 @@ impl<T: Transport> Servers for Client<T> {
     }
 
     fn finish(&self) -> Result<bool> {
-        let ask = |servers| self.ask_some(servers, Method::Finish, self.head_of_steps(), &[]);
+        let finish = Change::Finish { steps: self.steps.load(Relaxed) }.into();
+        let ask = |servers| self.ask_some(servers, &finish);
         // The first server decides which worker is the last, and is asked last. So when the last
         // worker stops all servers, no other worker still waits for an answer.
         ask(1..self.job.server_count)
@@ -620,17 +563,14 @@ impl<T: Transport> Servers for Client<T> {
     }
 
     fn stop(&self) -> Result<()> {
-        let answers = self.ask_all(Method::Stop, Head::default(), &[]);
+        let answers = self.ask_all(Read::Stop);
         answers.map(drop).map_err(|error| self.place(error))
     }
 
     fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64> {
         let shrink = || -> Result<u64> {
             self.job.table(table, &["sparse", "geo"])?;
-            let argument = unseen_days.map_or(DAYS_DEFAULT, u32::from);
-            let head = Head { table, argument, ..Head::default() };
-            let answers = self.ask_all(Method::Shrink, head, &[])?;
-            answers.iter().map(|answer| number(answer)).sum()
+            self.ask_sum(Change::Shrink { table, unseen_days })
         };
         shrink().map_err(|error| self.place(error))
     }
@@ -638,8 +578,7 @@ impl<T: Transport> Servers for Client<T> {
     fn clear(&self, table: u32) -> Result<u64> {
         let clear = || -> Result<u64> {
             self.job.table(table, &KINDS)?;
-            let answers = self.ask_all(Method::Clear, Head { table, ..Head::default() }, &[])?;
-            answers.iter().map(|answer| number(answer)).sum()
+            self.ask_sum(Change::Clear { table })
         };
         clear().map_err(|error| self.place(error))
     }
@@ -669,7 +608,7 @@ impl<T: Transport> Servers for Client<T> {
     fn stats(&self, table: u32) -> Result<TableStats> {
         let stats = || {
             let mut sum = TableStats::default();
-            for answer in self.ask_all(Method::Stats, Head { table, ..Head::default() }, &[])? {
+            for answer in self.ask_all(Read::Stats { table })? {
                 let mut numbers = [0; TableStats::COUNT];
                 let read = crate::message::Body(&answer).u64s(numbers.len() as u64)?;
                 numbers.iter_mut().zip(read.iter()).for_each(|(number, read)| *number = *read);
@@ -681,14 +620,10 @@ impl<T: Transport> Servers for Client<T> {
     }
 }
 
-/// Encodes a folder's name as the text of a message.
-fn path_bytes(path: &Path) -> Result<Vec<u8>> {
-    let text = path
-        .to_str()
-        .ok_or_else(|| Error::invalid(format!("the name of {} is not UTF-8", path.display())))?;
-    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(text.as_bytes());
-    Ok(bytes)
+/// Returns a folder's name as text, which messages contain.
+fn text(path: &Path) -> Result<&str> {
+    path.to_str()
+        .ok_or_else(|| Error::invalid(format!("the name of {} is not UTF-8", path.display())))
 }
 
 fn number(answer: &[u8]) -> Result<u64> {

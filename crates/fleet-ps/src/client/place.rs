@@ -1,7 +1,7 @@
 //! Splits ids by server, each id once, and copies rows back to the positions of their ids.
 
 use crate::Merger;
-use crate::message::{Number, bytes_of, copy_f32s};
+use crate::message::copy_f32s;
 use std::borrow::Cow;
 
 /// The ids of a batch by server. Its memory is reused from call to call.
@@ -62,21 +62,16 @@ impl Split {
 
     /// Returns the part of `rows`, which are by unique id, for the `part`-th server of
     /// [`Split::parts`].
-    pub fn part_of<'a, T: Number>(
-        &self,
-        part: usize,
-        rows: &'a [T],
-        width: usize,
-    ) -> Cow<'a, [u8]> {
+    pub fn part_of<'a, T: Copy>(&self, part: usize, rows: &'a [T], width: usize) -> Cow<'a, [T]> {
         let Some((server, ids)) = self.parts().nth(part) else { return Cow::Borrowed(&[]) };
         if self.ids.len() == 1 {
-            return bytes_of(rows);
+            return Cow::Borrowed(rows);
         }
-        let mut bytes = Vec::with_capacity(ids.len() * width * size_of::<T>());
+        let mut part = Vec::with_capacity(ids.len() * width);
         for position in &self.positions[server] {
-            bytes.extend(bytes_of(&rows[*position as usize * width..][..width]).iter());
+            part.extend_from_slice(&rows[*position as usize * width..][..width]);
         }
-        Cow::Owned(bytes)
+        Cow::Owned(part)
     }
 
     fn position(&self, server: usize, at: usize) -> usize {

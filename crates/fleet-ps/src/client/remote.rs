@@ -6,15 +6,17 @@
 //! another connection until the deadline; servers run it once (`server/sessions.rs`).
 
 use super::heartbeats::Heartbeats;
-use super::{Client, Request, Transport};
+use super::{Client, Transport};
 use crate::JobTables;
-use crate::message::{ACKNOWLEDGEMENT_BYTES, Body, COMPARE_HEAD_BYTES, Head, Method, bytes_of};
+use crate::message::{ACKNOWLEDGEMENT_BYTES, Body};
+use crate::request::{Message, Method, Read, Stamp};
 use crate::server::{Caller, OPERATOR, WORKER_TIMEOUT, hello};
+use fleet_base::sync::{lock, wait_for};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
 use fleet_net::{Abort, Deadline, Limits, Log, Time, Token};
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// A worker whose servers are in other processes; see [`TableServer`](crate::TableServer) for an
@@ -85,7 +87,7 @@ pub struct Remote {
 pub(super) struct Connector {
     pub caller: Caller,
     /// The job's text, which servers compare with their own.
-    job: Vec<u8>,
+    job: String,
     resolve: Box<Resolve>,
     token: Token,
     options: CallOptions,
@@ -176,12 +178,9 @@ impl Client<Remote> {
         token: &Token,
         options: RemoteOptions,
     ) -> Result<RemoteServers> {
-        let text = job.text();
-        let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(text.as_bytes());
         let connector = Arc::new(Connector {
             caller: Caller { worker, client: fleet_net::random_number()? },
-            job: bytes,
+            job: job.text(),
             resolve: Box::new(resolve),
             token: token.clone(),
             options: options.calls,
@@ -218,7 +217,7 @@ impl Client<Remote> {
 }
 
 impl Transport for Remote {
-    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
+    fn exchange(&self, requests: &[Message<'_>]) -> Vec<Result<Vec<u8>>> {
         let mut limits = self.limits();
         let stops = requests.first().is_some_and(|request| request.method == Method::Stop);
         if stops {
@@ -252,7 +251,7 @@ impl Transport for Remote {
                 Ok(self.acknowledged(request, answer))
             })
             .collect();
-        let outcome = |(request, first): (&Request<'_>, Result<Result<Vec<u8>>>)| {
+        let outcome = |(request, first): (&Message<'_>, Result<Result<Vec<u8>>>)| {
             let error = match first {
                 Ok(answer) => return answer,
                 Err(error) => error,
@@ -288,11 +287,11 @@ impl Transport for Remote {
 
 impl Remote {
     fn spare(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.spare)
     }
 
     /// Takes the acknowledgement off a server's answer, and remembers it.
-    fn acknowledged(&self, request: &Request<'_>, answer: Result<Vec<u8>>) -> Result<Vec<u8>> {
+    fn acknowledged(&self, request: &Message<'_>, answer: Result<Vec<u8>>) -> Result<Vec<u8>> {
         let mut answer = answer?;
         if request.method.changes() {
             let at = answer.len().checked_sub(ACKNOWLEDGEMENT_BYTES).ok_or_else(|| {
@@ -371,8 +370,7 @@ impl Remote {
             if left.is_zero() {
                 return Err(Error::unavailable("no free connection before the deadline"));
             }
-            let waited = connections.freed.wait_timeout(pool, left.min(PAUSE_MAX));
-            pool = waited.unwrap_or_else(PoisonError::into_inner).0;
+            pool = wait_for(&connections.freed, pool, left.min(PAUSE_MAX)).0;
         }
         pool.open += 1;
         drop(pool);
@@ -445,11 +443,11 @@ impl Connector {
         let (greeting, options) = (hello(self.caller), self.options);
         let mut connection = CallClient::connect(address, &self.token, &greeting, options, &soon)?;
         let [epoch, kept] = connections.last_acknowledged();
-        let known = [connections.life.get().copied().unwrap_or(0), epoch, kept];
-        let known = bytes_of(&known);
-        let parts: [&[u8]; 3] =
-            [&Head::default().encode()[..COMPARE_HEAD_BYTES], &self.job, &known];
-        let answer = connection.call(Method::Compare as u8, &parts, limits)?;
+        let life = connections.life.get().copied().unwrap_or(0);
+        let acknowledged = Some([life, epoch, kept]);
+        let compare = Read::Compare { job: &self.job, acknowledged }.into();
+        let message = Message::new(server, Stamp::default(), &compare);
+        let answer = connection.call(message.method as u8, &message.parts(), limits)?;
         let mut body = Body(&answer);
         let (number, life) = (body.u64()?, body.u64()?);
         if number != server as u64 {
@@ -471,7 +469,7 @@ impl Connector {
 impl ServerConnections {
     fn lock(&self) -> MutexGuard<'_, Pool> {
         // A pool is consistent between statements.
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pool)
     }
 
     fn forget_connection(&self) {
@@ -485,12 +483,12 @@ impl ServerConnections {
     }
 
     fn last_acknowledged(&self) -> [u64; 2] {
-        *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.acknowledged)
     }
 
     /// Remembers the newest acknowledgement: epochs grow, and so do the numbers within one.
     fn acknowledge(&self, [epoch, kept]: [u64; 2]) {
-        let mut known = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.acknowledged);
         *known = (*known).max([epoch, kept]);
     }
 
@@ -520,9 +518,6 @@ fn job_over() -> Error {
     )
 }
 
-fn send(connection: &mut CallClient, request: &Request<'_>, limits: &Limits) -> Result<()> {
-    let head = request.head.encode();
-    let mut parts: Vec<&[u8]> = vec![&head];
-    parts.extend(request.parts.iter().map(|part| &part[..]));
-    connection.send(request.method as u8, &parts, limits).map(drop)
+fn send(connection: &mut CallClient, request: &Message<'_>, limits: &Limits) -> Result<()> {
+    connection.send(request.method as u8, &request.parts(), limits).map(drop)
 }

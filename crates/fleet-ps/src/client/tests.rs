@@ -209,8 +209,8 @@ fn synchronous_pushes_are_one_step_of_the_mean() {
 struct RecordingTransport(std::sync::Mutex<Vec<Vec<usize>>>);
 
 impl Transport for RecordingTransport {
-    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
-        assert!(requests.iter().all(|request| request.method == Method::Finish));
+    fn exchange(&self, requests: &[Message<'_>]) -> Vec<Result<Vec<u8>>> {
+        assert!(requests.iter().all(|request| request.method == crate::request::Method::Finish));
         self.0.lock().unwrap().push(requests.iter().map(|request| request.server).collect());
         requests.iter().map(|_| Ok(vec![0])).collect()
     }

@@ -2,11 +2,12 @@
 //! parameters of the next step are the newest received by then.
 
 use super::outbox::PushCallback;
-use super::{CommunicatorOptions, Core, Mode, lock, scatter, spawn};
+use super::{CommunicatorOptions, Core, Mode, scatter, spawn};
 use crate::{Servers, TableConfig};
+use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 pub(super) struct Async {
@@ -164,7 +165,7 @@ impl Newest {
                 return;
             }
             let Some((table, holds)) = wanted.tables.pop_first() else {
-                wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+                wanted = wait(&self.changed, wanted);
                 continue;
             };
             drop(wanted);

@@ -1,9 +1,9 @@
 //! The distinct ids of a step, computed when their rows are requested, and used again when their
 //! gradients are sent.
 
-use super::lock;
 use crate::{Merger, PullMode, Servers};
 use fleet_base::Result;
+use fleet_base::sync::lock;
 use std::sync::{Arc, Mutex};
 
 /// Ids that were looked up together, and which of them are equal.

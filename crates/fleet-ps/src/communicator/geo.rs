@@ -8,11 +8,12 @@
 //! A thread of its own sends and receives. A step only takes in what was received and hands over
 //! what is due. While an exchange of a table is in progress, the next exchange waits, not the step.
 
-use super::{lock, spawn};
+use super::spawn;
 use crate::{Progress, PullMode, Servers, TableConfig};
+use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// A worker's traffic with the servers in GEO mode: it trains locally and exchanges differences.
@@ -299,7 +300,7 @@ impl Shared {
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        wait(&self.changed, state)
     }
 
     fn serve(&self) {

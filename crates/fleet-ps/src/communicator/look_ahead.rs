@@ -4,11 +4,12 @@
 //! never used, and it is dropped after later requests.
 
 use super::batch::{Batch, Batches};
-use super::{lock, spawn};
+use super::spawn;
 use crate::Servers;
 use fleet_base::Result;
+use fleet_base::sync::{lock, wait};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 /// Limit on the requests kept for a table: the next step's, and one more.
@@ -99,7 +100,7 @@ impl LookAhead {
         let mut state = lock(&self.shared.state);
         state.requests.retain(|request| matches!(request.answer, Answer::InFlight));
         while state.requests.iter().any(|request| matches!(request.answer, Answer::InFlight)) {
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.shared.changed, state);
         }
         state.requests.clear();
     }
@@ -120,7 +121,7 @@ impl LookAhead {
                     return Ok(None);
                 }
                 Answer::InFlight => {
-                    state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = wait(&self.shared.changed, state);
                 }
                 Answer::Ready(_) => {
                     let Some(Request { answer: Answer::Ready(rows), .. }) =
@@ -161,7 +162,7 @@ impl Shared {
             let queued =
                 state.requests.iter_mut().find(|request| matches!(request.answer, Answer::Queued));
             let Some(request) = queued else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = wait(&self.changed, state);
                 continue;
             };
             request.answer = Answer::InFlight;

@@ -35,12 +35,13 @@ pub use schedule::{RateOf, Rates};
 
 use crate::{Progress, PullMode, Push, Servers, TableConfig};
 use batch::Batches;
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use look_ahead::LookAhead;
 use outbox::{Grads, Item, Outbox};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How a worker synchronizes with the others. Geo has a communicator of its own.
@@ -406,10 +407,6 @@ fn scatter(table: u32, values: &[f32], parts: &mut [&mut [f32]]) -> Result<()> {
         rest = others;
     }
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts a thread with a name.

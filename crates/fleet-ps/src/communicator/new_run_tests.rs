@@ -4,13 +4,12 @@
 use super::tests::{DENSE, SPARSE, job};
 use super::*;
 use crate::client::local::Local;
-use crate::client::{Client, Request, Transport};
-use crate::message::Method;
+use crate::client::{Client, Transport};
+use crate::request::{Message, Read, Request};
 use crate::server::Caller;
 use crate::{Arrival, Durability, JobTables, LocalServers, START_ROUNDS, ServerTables};
 use fleet_base::disk::{Disk, SimDisk};
 use fleet_base::rng::Sequence;
-use std::borrow::Cow;
 use std::path::Path;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -32,27 +31,30 @@ struct FailingServers {
 }
 
 impl Transport for FailingServers {
-    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
+    fn exchange(&self, requests: &[Message<'_>]) -> Vec<Result<Vec<u8>>> {
         requests.iter().map(|request| self.call(request)).collect()
     }
 }
 
 impl FailingServers {
-    fn call(&self, request: &Request<'_>) -> Result<Vec<u8>> {
+    fn call(&self, request: &Message<'_>) -> Result<Vec<u8>> {
         // The number of waits depends on the scheduling of threads and has no effect, so they are
         // not counted.
-        let is_wait = request.method == Method::Wait;
-        let count = i64::from(!is_wait);
-        if self.left.fetch_sub(count, SeqCst) <= 0 {
+        let bytes = request.bytes();
+        let (stamp, content) = Request::decode(request.method, &bytes)?;
+        let brief = match content {
+            Request::Read(Read::Wait { at, round, .. }) => {
+                Some(Read::Wait { at, round, timeout: Duration::from_millis(1) }.into())
+            }
+            _ => None,
+        };
+        if self.left.fetch_sub(i64::from(brief.is_none()), SeqCst) <= 0 {
             return Err(Error::unavailable("the process has died"));
         }
-        if !is_wait {
-            return self.local.call(request);
+        match brief {
+            Some(brief) => self.local.call(&Message::new(request.server, stamp, &brief)),
+            None => self.local.call(request),
         }
-        let wait_ms = 1u64.to_le_bytes();
-        let parts = vec![Cow::Borrowed(&wait_ms[..])];
-        let Request { server, method, head, .. } = *request;
-        self.local.call(&Request { server, method, head, parts })
     }
 }
 

@@ -3,6 +3,7 @@
 use super::tests::{DENSE, SPARSE, job, workers};
 use super::*;
 use crate::{Arrival, JobTables, SaveFormat, SaveMode, Saved, TableStats};
+use fleet_base::sync::{lock, wait_while};
 use std::path::Path;
 use std::sync::Condvar;
 use std::time::Instant;
@@ -64,11 +65,10 @@ impl Watched {
 
     /// Waits until a condition holds for the recorded requests.
     fn until(&self, what: &str, holds: impl Fn(&[RecordedRequest]) -> bool) -> Result<()> {
-        let (_asked, outcome) = self
-            .changed
-            .wait_timeout_while(lock(&self.requests), DEADLINE, |requests| !holds(requests))
-            .unwrap_or_else(PoisonError::into_inner);
-        match outcome.timed_out() {
+        let requests = lock(&self.requests);
+        let (_requests, has_timed_out) =
+            wait_while(&self.changed, requests, DEADLINE, |requests| !holds(requests));
+        match has_timed_out {
             true => Err(Error::internal(format!("timed out waiting for {what}"))),
             false => Ok(()),
         }

@@ -3,11 +3,12 @@
 //! One thread at a time works on a table, so that its gradients are sent in the order in which they
 //! were queued.
 
-use super::{CommunicatorOptions, POLL_SPAN, Rates, lock, spawn};
+use super::{CommunicatorOptions, POLL_SPAN, Rates, spawn};
 use crate::{Push, Servers};
+use fleet_base::sync::{lock, wait, wait_for};
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -228,7 +229,7 @@ impl Drop for Outbox {
 
 impl Shared {
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        wait(&self.changed, state)
     }
 
     fn serve(&self) {
@@ -285,12 +286,11 @@ impl Shared {
             if state.draining > 0 || state.closed {
                 break;
             }
-            let (back, outcome) =
-                self.changed.wait_timeout(state, POLL_SPAN).unwrap_or_else(PoisonError::into_inner);
+            let (back, has_timed_out) = wait_for(&self.changed, state, POLL_SPAN);
             state = back;
             let len = state.queue(table).gradient_count();
             // Only consecutive waits without new gradients count.
-            waits = match (len > seen, outcome.timed_out()) {
+            waits = match (len > seen, has_timed_out) {
                 (true, _) => 0,
                 (false, true) => waits + 1,
                 (false, false) => waits,

@@ -4,7 +4,8 @@
 use super::tests::{DENSE, SPARSE, job};
 use super::*;
 use crate::client::local::Local;
-use crate::client::{Client, Request, Transport};
+use crate::client::{Client, Transport};
+use crate::request::Message;
 use crate::server::Caller;
 use crate::{Durability, JobTables, LocalServers, ServerTables};
 use fleet_base::rng::Sequence;
@@ -19,8 +20,8 @@ struct FailingServers {
 }
 
 impl Transport for FailingServers {
-    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
-        let call = |request: &Request<'_>| {
+    fn exchange(&self, requests: &[Message<'_>]) -> Vec<Result<Vec<u8>>> {
+        let call = |request: &Message<'_>| {
             if self.left.fetch_sub(1, SeqCst) <= 0 {
                 return Err(Error::unavailable("the process has died"));
             }

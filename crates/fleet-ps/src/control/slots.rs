@@ -4,8 +4,9 @@
 //! A connection that has shown no valid credential within [`CREDENTIAL_SPAN`] is closed, and the
 //! oldest such connection makes room for a new one. So unknown peers cannot keep operators out.
 
+use fleet_base::sync::lock;
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -43,7 +44,7 @@ pub(super) struct Slot {
 impl Slots {
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is consistent between statements.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Takes a slot for a new connection; also returns whether another connection loses its slot.

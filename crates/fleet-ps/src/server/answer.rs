@@ -1,13 +1,13 @@
 //! Runs the methods of requests.
 
-use super::{Caller, ServerTables, SignKind, Table, WorkerSign, lock};
+use super::{Caller, ServerTables, SignKind, Table, WorkerSign};
 use crate::job_text;
-use crate::message::{
-    BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, fill_f32s,
-};
+use crate::message::{bytes_of, fill_f32s};
 use crate::progress;
+use crate::request::{Change, Read, Stamp};
 use crate::save::job;
-use crate::{Arrival, PullMode, Push, START_ROUNDS, SaveFormat, SaveMode, SparseTable, TableStats};
+use crate::{Arrival, DenseTable, GeoTable, Push, START_ROUNDS, SparseTable, TableStats};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_net::Log;
 use std::path::Path;
@@ -18,226 +18,210 @@ use std::time::Duration;
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
 impl ServerTables {
-    /// Runs requests that may run any number of times.
+    /// Runs a request that may run any number of times.
     pub(super) fn read(
         &self,
         caller: Caller,
-        method: Method,
-        head: Head,
-        mut body: Body<'_>,
+        stamp: Stamp,
+        request: &Read<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<()> {
-        match method {
-            Method::PullSparse => {
-                let rows = self.rows(head.table)?;
-                let ids = body.u64s(head.count)?;
-                body.end()?;
-                let mode = pull_mode(head.argument)?;
-                fill_f32s(answer, ids.len() * rows.pull_width(), |out| rows.pull(&ids, out, mode))
+        match request {
+            Read::PullSparse { table, mode, ids } => {
+                let rows = self.rows(*table)?;
+                fill_f32s(answer, ids.len() * rows.pull_width(), |out| rows.pull(ids, out, *mode))
             }
-            Method::PullDense => {
-                let Table::Dense(table) = self.table(head.table)? else { return wrong(head) };
+            Read::PullDense { table } => {
+                let table = self.dense(*table)?;
                 fill_f32s(answer, table.config().len, |out| table.pull_by(caller.worker, out))
             }
-            Method::Wait => {
-                let at = arrival(head.argument)?;
-                let timeout = Duration::from_millis(body.u64()?).min(WAIT_MAX);
+            Read::Wait { at, round, timeout } => {
                 let worker = caller.worker as u32;
-                let missing = self.barrier.missing_after(worker, at, head.count, timeout)?;
+                let timeout = WAIT_MAX.min(*timeout);
+                let missing = self.barrier.missing_after(worker, *at, *round, timeout)?;
                 for (worker, sign) in self.awaited(missing) {
                     let [kind, span] = sign.numbers();
                     answer.extend(bytes_of(&[worker, kind, span]).iter());
                 }
                 Ok(())
             }
-            Method::Heartbeat => {
-                self.presence.set_steps(caller, head.count);
-                self.progress.set_complete(caller, head.complete);
+            Read::Heartbeat { steps } => {
+                self.set_steps(caller, stamp, *steps);
                 Ok(())
             }
-            Method::Workers => {
+            Read::Workers => {
                 for worker in 0..self.job.worker_count {
-                    let ([kind, span], (steps, starts)) =
-                        (self.sign(worker as u32).0.numbers(), self.presence.steps(worker));
-                    let has_finished = self.barrier.has_finished(worker as u32).into();
-                    let complete = self.progress.of(worker).complete;
-                    let (kind, span, starts) = (kind.into(), span.into(), starts as u64);
-                    let numbers = [kind, span, steps, starts, has_finished, complete];
-                    answer.extend(bytes_of::<u64>(&numbers).iter());
+                    answer.extend(bytes_of::<u64>(&self.worker_numbers(worker)).iter());
                 }
                 Ok(())
             }
-            Method::Rounds => {
-                answer.extend(self.barrier.rounds(arrival(head.argument)?).to_le_bytes());
+            Read::Rounds { at } => {
+                answer.extend(self.barrier.rounds(*at).to_le_bytes());
                 Ok(())
             }
-            Method::Stats => {
-                answer.extend(bytes_of(&self.stats(head.table)?.numbers()).iter());
+            Read::Stats { table } => {
+                answer.extend(bytes_of(&self.stats(*table)?.numbers()).iter());
                 Ok(())
             }
-            Method::LastSave => {
-                let last = job::last_id(&*self.disk, Path::new(body.text()?))?;
-                answer.extend(last.to_le_bytes());
+            Read::LastSave { dir } => {
+                answer.extend(job::last_id(&*self.disk, Path::new(dir))?.to_le_bytes());
                 Ok(())
             }
-            Method::Compare => {
-                self.compare(body.text()?)?;
-                self.check_acknowledged(caller, [body.u64()?, body.u64()?, body.u64()?])?;
+            Read::Compare { job, acknowledged } => {
+                self.compare(job)?;
+                let acknowledged = acknowledged
+                    .ok_or_else(|| Error::invalid("message is shorter than its header states"))?;
+                self.check_acknowledged(caller, acknowledged)?;
                 answer.extend(bytes_of(&[self.server as u64, self.life]).iter());
                 Ok(())
             }
-            Method::Stop => {
+            Read::Stop => {
                 self.stop();
                 Ok(())
             }
-            _ => Err(Error::internal("modifying request handled as a read")),
         }
     }
 
-    /// Runs requests that must run once.
+    /// Runs a request that must run once.
     pub(super) fn change(
         &self,
         caller: Caller,
-        method: Method,
-        head: Head,
-        mut body: Body<'_>,
+        stamp: Stamp,
+        request: &Change<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<()> {
-        match method {
-            Method::PushSparse => self.push_sparse(caller, head, body),
-            Method::PushDense | Method::SetDense => {
-                let Table::Dense(table) = self.table(head.table)? else { return wrong(head) };
-                let numbers = body.rest_f32s()?;
-                match method {
-                    Method::PushDense => {
-                        self.presence.set_steps(caller, head.count);
-                        table.push_by(caller.worker, &numbers)
-                    }
-                    _ => table.begin(&numbers).map(drop),
-                }
+        match request {
+            Change::PushSparse { table, ids, grads, shows, clicks, slots } => {
+                let (shows, clicks) = (shows.as_deref(), clicks.as_deref());
+                let push = Push { ids, grads, shows, clicks, slots: slots.as_deref() };
+                self.push_sparse(caller, stamp, *table, push)
             }
-            Method::SetRateScale => {
-                let scale = f32::from_bits(head.argument);
-                match self.table(head.table)? {
-                    Table::Dense(table) => table.set_rate_scale(scale),
-                    Table::Sparse { rows, .. } => rows.set_rate_scale(scale),
-                    Table::Geo(_) | Table::GlobalStep(_) => wrong(head),
-                }
+            Change::PushDense { table, steps, grad } => {
+                let table = self.dense(*table)?;
+                self.presence.set_steps(caller, *steps);
+                table.push_by(caller.worker, grad)
             }
-            Method::PushGeo => {
-                let Table::Geo(table) = self.table(head.table)? else { return wrong(head) };
-                let ids = body.u64s(head.count)?;
-                table.push(caller.worker, &ids, &body.rest_f32s()?)
+            Change::SetDense { table, values } => self.dense(*table)?.begin(values).map(drop),
+            Change::SetRateScale { table, scale } => match self.table(*table)? {
+                Table::Dense(table) => table.set_rate_scale(*scale),
+                Table::Sparse { rows, .. } => rows.set_rate_scale(*scale),
+                Table::Geo(_) | Table::GlobalStep(_) => wrong(*table),
+            },
+            Change::PushGeo { table, ids, differences } => {
+                self.geo(*table)?.push(caller.worker, ids, differences)
             }
-            Method::PullGeo => {
-                let Table::Geo(table) = self.table(head.table)? else { return wrong(head) };
-                let (ids, rows) = table.pull_changed(caller.worker)?;
+            Change::PullGeo { table } => {
+                let (ids, rows) = self.geo(*table)?.pull_changed(caller.worker)?;
                 answer.extend((ids.len() as u64).to_le_bytes());
                 answer.extend(bytes_of(&ids).iter());
                 answer.extend(bytes_of(&rows).iter());
                 Ok(())
             }
-            Method::PushSteps => {
-                let Table::GlobalStep(table) = self.table(head.table)? else { return wrong(head) };
-                answer.extend(table.push(head.argument).to_le_bytes());
+            Change::PushSteps { table, steps } => {
+                let Table::GlobalStep(counter) = self.table(*table)? else { return wrong(*table) };
+                answer.extend(counter.push(*steps).to_le_bytes());
                 Ok(())
             }
-            Method::Arrive => {
-                let at = arrival(head.argument)?;
-                self.presence.set_steps(caller, head.count);
-                self.progress.set_complete(caller, head.complete);
-                let mut applied = Ok(());
-                let last = |workers| applied = self.apply_pending(at, workers);
-                let round = self.barrier.arrive(caller.worker as u32, at, last)?;
-                answer.extend(round.to_le_bytes());
-                applied
-            }
-            Method::Finish => {
-                self.presence.set_steps(caller, head.count);
-                self.progress.set_complete(caller, head.complete);
-                let mut applied = Ok(());
-                let last = |at, workers| applied = self.apply_pending(at, workers);
-                let all = self.barrier.finish(caller.worker as u32, last)?;
-                answer.push(u8::from(all));
-                applied
-            }
-            Method::Shrink => {
-                let days = (head.argument != DAYS_DEFAULT).then_some(head.argument);
-                let days = days.map(|days| u8::try_from(days).unwrap_or(u8::MAX));
-                answer.extend(self.rows(head.table)?.shrink(days)?.to_le_bytes());
+            Change::Arrive { at, steps } => self.arrive(caller, stamp, (*at, *steps), answer),
+            Change::Finish { steps } => self.finish(caller, stamp, *steps, answer),
+            Change::Shrink { table, unseen_days } => {
+                answer.extend(self.rows(*table)?.shrink(*unseen_days)?.to_le_bytes());
                 Ok(())
             }
-            Method::Clear => {
-                answer.extend(self.clear(head.table)?.to_le_bytes());
+            Change::Clear { table } => {
+                answer.extend(self.clear(*table)?.to_le_bytes());
                 Ok(())
             }
-            Method::Save => {
-                let mode = SaveMode::parse(i64::from(head.argument & !(BINARY | ONE)))?;
-                let binary = head.argument & BINARY != 0;
-                let format = if binary { SaveFormat::Binary } else { SaveFormat::Text };
-                let dir = Path::new(body.text()?);
-                let saved =
-                    self.save(caller, (dir, self.named(head)?), head.count, mode, format)?;
+            Change::Save { id, table, dir, mode, format } => {
+                let place = (Path::new(dir), self.known(*table)?);
+                let saved = self.save(caller, place, *id, *mode, *format)?;
                 answer.extend(bytes_of(&[saved.row_count, saved.bytes]).iter());
                 Ok(())
             }
-            Method::BeginRun => {
-                self.progress.begin_run(caller, head.count, head.complete);
+            Change::EndSave { id, keep } => self.end_save(caller, *id, *keep),
+            Change::Load { table, dir } => {
+                let table = self.known(*table)?;
+                let loaded = self.load(Path::new(dir), table.as_ref().map(std::slice::from_ref))?;
+                answer.extend(loaded.to_le_bytes());
                 Ok(())
             }
-            Method::Adopt => {
+            Change::BeginRun { base } => {
+                self.progress.begin_run(caller, *base, stamp.complete);
+                Ok(())
+            }
+            Change::Adopt => {
                 let own = self.progress.of(caller.worker);
                 progress::write(own.base, own.complete, &own.tables, answer);
                 Ok(())
             }
-            Method::Resume => {
-                let before = self.progress.of(caller.worker).client;
-                let steps = self.progress.adopt(caller, head.complete);
-                if before != caller.client {
-                    self.sessions.retire(before);
-                }
-                self.presence.adopt(caller, steps);
+            Change::Resume => {
+                self.resume(caller, stamp);
                 Ok(())
             }
-            Method::NewRun => {
+            Change::NewRun => {
                 self.barrier.begin_run();
                 Ok(())
             }
-            Method::Settle => self.settle(head.count),
-            Method::EndSave => self.end_save(caller, head.count, head.argument == 1),
-            Method::Load => {
-                let tables = self.named(head)?;
-                let dir = Path::new(body.text()?);
-                let loaded = self.load(dir, tables.as_ref().map(std::slice::from_ref))?;
-                answer.extend(loaded.to_le_bytes());
-                Ok(())
-            }
-            _ => Err(Error::internal("read request handled as a modification")),
+            Change::Settle { steps } => self.settle(*steps),
         }
     }
 
-    fn push_sparse(&self, caller: Caller, head: Head, mut body: Body<'_>) -> Result<()> {
-        let Table::Sparse { rows, pending } = self.table(head.table)? else { return wrong(head) };
-        let ids = body.u64s(head.count)?;
-        let width = rows.push_width() as u64;
-        let grads = body.f32s(head.count.saturating_mul(width))?;
-        let has = |flag: u32| head.argument & flag != 0;
-        let shows = has(SHOWS).then(|| body.f32s(head.count)).transpose()?;
-        let clicks = has(CLICKS).then(|| body.f32s(head.count)).transpose()?;
-        let slots = has(SLOTS).then(|| body.u32s(head.count)).transpose()?;
-        body.end()?;
-        let push = Push {
-            ids: &ids,
-            grads: &grads,
-            shows: shows.as_deref(),
-            clicks: clicks.as_deref(),
-            slots: slots.as_deref(),
-        };
+    /// Records the steps that a worker has made, and those that all servers have.
+    fn set_steps(&self, caller: Caller, stamp: Stamp, steps: u64) {
+        self.presence.set_steps(caller, steps);
+        self.progress.set_complete(caller, stamp.complete);
+    }
+
+    /// Returns the state of a worker as in the answer to [`Read::Workers`].
+    fn worker_numbers(&self, worker: usize) -> [u64; 6] {
+        let [kind, span] = self.sign(worker as u32).0.numbers();
+        let (steps, starts) = self.presence.steps(worker);
+        let has_finished = self.barrier.has_finished(worker as u32).into();
+        let complete = self.progress.of(worker).complete;
+        [kind.into(), span.into(), steps, starts as u64, has_finished, complete]
+    }
+
+    fn arrive(
+        &self,
+        caller: Caller,
+        stamp: Stamp,
+        (at, steps): (Arrival, u64),
+        answer: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.set_steps(caller, stamp, steps);
+        let mut applied = Ok(());
+        let last = |workers| applied = self.apply_pending(at, workers);
+        let round = self.barrier.arrive(caller.worker as u32, at, last)?;
+        answer.extend(round.to_le_bytes());
+        applied
+    }
+
+    fn finish(&self, caller: Caller, stamp: Stamp, steps: u64, answer: &mut Vec<u8>) -> Result<()> {
+        self.set_steps(caller, stamp, steps);
+        let mut applied = Ok(());
+        let last = |at, workers| applied = self.apply_pending(at, workers);
+        let all = self.barrier.finish(caller.worker as u32, last)?;
+        answer.push(u8::from(all));
+        applied
+    }
+
+    /// Lets a process resume from the progress of its worker's earlier processes.
+    fn resume(&self, caller: Caller, stamp: Stamp) {
+        let before = self.progress.of(caller.worker).client;
+        let steps = self.progress.adopt(caller, stamp.complete);
+        if before != caller.client {
+            self.sessions.retire(before);
+        }
+        self.presence.adopt(caller, steps);
+    }
+
+    fn push_sparse(&self, caller: Caller, stamp: Stamp, table: u32, push: Push<'_>) -> Result<()> {
+        let Table::Sparse { rows, pending } = self.table(table)? else { return wrong(table) };
         if !self.job.sync {
             return rows.push(push);
         }
         let screened = rows.screen(&push)?;
-        lock(pending).hold(caller.worker, head.seq, push, &screened)
+        lock(pending).hold(caller.worker, stamp.seq, push, &screened)
     }
 
     /// Returns the missing workers that a barrier still waits for, and their state. A job that is
@@ -299,12 +283,9 @@ impl ServerTables {
         outcome
     }
 
-    /// Returns the table that a request is limited to, if it is.
-    fn named(&self, head: Head) -> Result<Option<u32>> {
-        match head.argument & ONE {
-            0 => Ok(None),
-            _ => self.table(head.table).map(|_| Some(head.table)),
-        }
+    /// Checks that a table that a request is limited to exists.
+    fn known(&self, table: Option<u32>) -> Result<Option<u32>> {
+        table.map(|table| self.table(table).map(|_| table)).transpose()
     }
 
     /// Resets a table to its initial state.
@@ -355,6 +336,16 @@ impl ServerTables {
             .ok_or_else(|| Error::invalid(format!("table {table} has no rows")))
     }
 
+    fn dense(&self, table: u32) -> Result<&DenseTable> {
+        let Table::Dense(dense) = self.table(table)? else { return wrong(table) };
+        Ok(dense)
+    }
+
+    fn geo(&self, table: u32) -> Result<&GeoTable> {
+        let Table::Geo(geo) = self.table(table)? else { return wrong(table) };
+        Ok(geo)
+    }
+
     /// Checks that a client has the same job: its text must equal that of this server's
     /// [`JobTables`].
     fn compare(&self, theirs: &str) -> Result<()> {
@@ -371,23 +362,6 @@ impl ServerTables {
     }
 }
 
-fn wrong<T>(head: Head) -> Result<T> {
-    Err(Error::invalid(format!("wrong kind of table {} for this request", head.table)))
-}
-
-fn arrival(argument: u32) -> Result<Arrival> {
-    match argument {
-        0 => Ok(Arrival::Sent),
-        1 => Ok(Arrival::Received),
-        _ => Err(Error::invalid("unknown barrier").expected("0 or 1").got(argument)),
-    }
-}
-
-fn pull_mode(argument: u32) -> Result<PullMode> {
-    match argument {
-        0 => Ok(PullMode::Train),
-        1 => Ok(PullMode::Infer),
-        2 => Ok(PullMode::InferInitial),
-        _ => Err(Error::invalid("unknown pull mode").expected("0 to 2").got(argument)),
-    }
+fn wrong<T>(table: u32) -> Result<T> {
+    Err(Error::invalid(format!("wrong kind of table {table} for this request")))
 }

@@ -2,7 +2,7 @@
 //! root.
 
 use super::ServerTables;
-use crate::message::{Body, Head, Method};
+use crate::request::{Change, Method, Read, Request};
 use fleet_base::{Error, Result};
 use std::path::{Component, Path, PathBuf};
 
@@ -20,19 +20,21 @@ impl Bounds {
     /// run.
     pub fn check(&self, tables: &ServerTables, method: u8, request: &[u8]) -> Result<()> {
         let Ok(method) = Method::parse(method) else { return Ok(()) };
-        let Ok((head, body)) = Head::decode(method, request) else { return Ok(()) };
-        match method {
-            Method::PullSparse => {
-                let width = tables.pull_width(head.table);
-                self.check_answer(head.count.saturating_mul(width as u64).saturating_mul(4))
+        let Ok((_, request)) = Request::decode(method, request) else { return Ok(()) };
+        match request {
+            Request::Read(Read::PullSparse { table, ids, .. }) => {
+                self.check_answer(ids.len().saturating_mul(tables.pull_width(table) * 4))
             }
-            Method::Save | Method::Load | Method::LastSave => self.check_folder(body),
+            Request::Read(Read::LastSave { dir })
+            | Request::Change(Change::Save { dir, .. } | Change::Load { dir, .. }) => {
+                self.check_folder(Path::new(dir))
+            }
             _ => Ok(()),
         }
     }
 
-    fn check_answer(&self, bytes: u64) -> Result<()> {
-        match bytes <= self.answer_bytes_max as u64 {
+    fn check_answer(&self, bytes: usize) -> Result<()> {
+        match bytes <= self.answer_bytes_max {
             true => Ok(()),
             false => Err(Error::exhausted("pull exceeds the size limit of an answer")
                 .expected(format!("up to {} bytes", self.answer_bytes_max))
@@ -41,9 +43,8 @@ impl Bounds {
         }
     }
 
-    fn check_folder(&self, mut body: Body<'_>) -> Result<()> {
+    fn check_folder(&self, dir: &Path) -> Result<()> {
         let Some(root) = &self.save_root else { return Ok(()) };
-        let dir = Path::new(body.text()?);
         match is_inside(root, dir).map_err(|error| Error::io("resolve", dir, &error))? {
             true => Ok(()),
             false => Err(Error::invalid("folder outside the servers' save root")

@@ -2,7 +2,8 @@
 
 use super::bounds::Bounds;
 use super::{Caller, ServerTables};
-use crate::message::{Body, Method, bytes_of};
+use crate::message::{Body, bytes_of};
+use crate::request::Method;
 use crate::{Arrival, START_ROUNDS};
 use fleet_base::{Error, Result};
 use fleet_net::calls::{CallOptions, CallServer, Conversation};

@@ -28,12 +28,13 @@ pub(crate) use listen::hello;
 pub(crate) use presence::{SignKind, WORKER_TIMEOUT, WorkerSign};
 pub(crate) use sessions::{Caller, OPERATOR};
 
-use crate::message::{Body, Head, Method};
+use crate::request::{Change, Method, Read, Request, Stamp};
 use crate::{
     BarrierTable, DenseConfig, DenseTable, Entry, GeoTable, GlobalStep, JobTables, PullMode,
     SparseTable, TableConfig, Update,
 };
 use fleet_base::disk::{Disk, DiskLock, RealDisk};
+use fleet_base::sync::{lock, read, wait_for};
 use fleet_base::{Error, Result};
 use pending::Pending;
 use presence::Presence;
@@ -41,7 +42,7 @@ use progress_tracker::ProgressTracker;
 use sessions::ClientSessions;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::Duration;
 
 /// One server's part of the tables of a job.
@@ -151,8 +152,7 @@ impl ServerTables {
     pub fn wait(&self) {
         let mut stopped = lock(&self.stopped);
         while !*stopped && !self.is_abandoned() && self.check_store().is_ok() {
-            let waited = self.stop.wait_timeout(stopped, CHECK_INTERVAL);
-            stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
+            stopped = wait_for(&self.stop, stopped, CHECK_INTERVAL).0;
         }
     }
 
@@ -180,7 +180,7 @@ impl ServerTables {
     }
 
     pub fn stop(&self) {
-        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.stopped) = true;
         self.stop.notify_all();
     }
 
@@ -228,19 +228,19 @@ impl ServerTables {
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<()> {
-        let (head, body) = Head::decode(method, request)?;
+        let (stamp, content) = Request::decode(method, request)?;
         let walks = matches!(method, Method::Shrink | Method::Clear);
-        let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(method, head)) else {
+        let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(&content)) else {
             let _alone = walks.then(|| lock(&self.maintenance));
-            return self.run(caller, method, (head, body), answer, || Ok(()));
+            return self.run(caller, stamp, &content, answer, || Ok(()));
         };
         keeper.wait_for_room()?;
         // A walk over all rows takes long, and no snapshot may be cut in the middle of it.
         let alone = walks.then(|| lock(&self.maintenance));
         let result = {
-            let _open = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let _open = read(&self.gate);
             let append = || keeper.append(caller, method as u8, request);
-            self.run(caller, method, (head, body), answer, append)
+            self.run(caller, stamp, &content, answer, append)
         };
         drop(alone);
         if let Err(error) = keeper.commit() {
@@ -254,30 +254,32 @@ impl ServerTables {
     fn run(
         &self,
         caller: Caller,
-        method: Method,
-        (head, body): (Head, Body<'_>),
+        stamp: Stamp,
+        request: &Request<'_>,
         answer: &mut Vec<u8>,
         first: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        if !method.changes() {
+        let change = match request {
+            Request::Read(read) => {
+                first()?;
+                return guarded(|| self.read(caller, stamp, read, answer));
+            }
+            Request::Change(change) => change,
+        };
+        self.sessions.once(caller, (stamp.seq, stamp.done), answer, |answer| {
+            let owner = self.progress.check_owner(caller, change.method())?;
             first()?;
-            return guarded(|| self.read(caller, method, head, body, answer));
-        }
-        self.sessions.once(caller, (head.seq, head.done), answer, |answer| {
-            let owner = self.progress.check_owner(caller, method)?;
-            first()?;
-            guarded(|| self.change(caller, method, head, body, answer))?;
-            if method.is_push() {
-                self.progress.set_applied(caller, head.table, head.step, head.complete);
+            guarded(|| self.change(caller, stamp, change, answer))?;
+            if let Some(table) = change.pushed_table() {
+                self.progress.set_applied(caller, table, stamp.step, stamp.complete);
             }
             drop(owner);
             Ok(())
         })?;
         // Changes that come from files are not in the log.
-        let outside = matches!(method, Method::Load | Method::EndSave);
-        match &self.keeper {
-            Some(_) if method == Method::Load => self.snapshot_now(),
-            Some(keeper) if outside => {
+        match (&self.keeper, change) {
+            (Some(_), Change::Load { .. }) => self.snapshot_now(),
+            (Some(keeper), Change::EndSave { .. }) => {
                 keeper.want_snapshot();
                 Ok(())
             }
@@ -290,13 +292,13 @@ impl ServerTables {
     /// is not to be trusted.
     fn replay(&self, caller: Caller, method: u8, request: &[u8]) -> Result<bool> {
         let method = Method::parse(method)?;
-        let parts = Head::decode(method, request)?;
+        let Ok((stamp, content)) = Request::decode(method, request) else { return Ok(false) };
         let mut is_reached = false;
         let reached = || {
             is_reached = true;
             Ok(())
         };
-        match self.run(caller, method, parts, &mut Vec::new(), reached) {
+        match self.run(caller, stamp, &content, &mut Vec::new(), reached) {
             _ if !is_reached => Err(Error::invalid("duplicate request in the log")
                 .help("restore the folder: it has files of several servers or times")),
             result => Ok(result.is_ok()),
@@ -305,20 +307,23 @@ impl ServerTables {
 
     /// Returns whether a restarted server must replay a request. Saves and loads are not logged:
     /// the log does not contain files. A pull is logged if the entry policy counts pulls.
-    fn is_logged(&self, method: Method, head: Head) -> bool {
-        match method {
-            Method::Save | Method::EndSave | Method::Load => false,
-            Method::PullSparse => {
-                let rows = self.tables.get(&head.table).and_then(Table::rows);
-                head.argument == PullMode::Train as u32
+    fn is_logged(&self, request: &Request<'_>) -> bool {
+        match request {
+            Request::Change(Change::Save { .. } | Change::EndSave { .. } | Change::Load { .. }) => {
+                false
+            }
+            Request::Change(_) => true,
+            Request::Read(Read::PullSparse { table, mode, .. }) => {
+                let rows = self.tables.get(table).and_then(Table::rows);
+                *mode == PullMode::Train
                     && rows.is_some_and(|t| matches!(t.config().entry, Entry::CountFilter(_)))
             }
             // The parameters that a worker reads are used to correct its gradients.
-            Method::PullDense => match self.tables.get(&head.table) {
+            Request::Read(Read::PullDense { table }) => match self.tables.get(table) {
                 Some(Table::Dense(table)) => table.config().corrected_workers > 0,
                 _ => false,
             },
-            method => method.changes(),
+            Request::Read(_) => false,
         }
     }
 }
@@ -373,9 +378,4 @@ fn guarded<R>(run: impl FnOnce() -> Result<R>) -> Result<R> {
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         Err(Error::internal("a request panicked").got(text.unwrap_or("no message")))
     })
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Values under these locks are consistent between statements, so poisoning is ignored.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

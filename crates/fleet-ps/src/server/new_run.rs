@@ -7,9 +7,10 @@
 //! repeat the step. Either way, each step is applied once, with the parameters that it was computed
 //! from.
 
-use super::{Caller, OPERATOR, ServerTables, Table, lock};
+use super::{Caller, OPERATOR, ServerTables, Table};
 use crate::Arrival;
-use crate::message::{Head, Method};
+use crate::request::{Change, Message, Method, Stamp};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 
 impl ServerTables {
@@ -22,8 +23,9 @@ impl ServerTables {
             return Ok(());
         }
         let caller = Caller { worker: OPERATOR, client: fleet_net::random_number()? };
-        let head = Head { seq: 1, ..Head::default() };
-        self.do_request(caller, Method::NewRun, &head.encode(), &mut Vec::new())
+        let (stamp, request) = (Stamp { seq: 1, ..Stamp::default() }, Change::NewRun.into());
+        let bytes = Message::new(self.server, stamp, &request).bytes();
+        self.do_request(caller, Method::NewRun, &bytes, &mut Vec::new())
     }
 
     /// Brings this server to the step up to which some server has applied all gradients.

@@ -4,7 +4,8 @@
 //! unreachable, keeps them but falls silent. Workers send heartbeats every few seconds, whatever
 //! else they do.
 
-use super::{Caller, lock};
+use super::Caller;
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_net::Time;
 use std::sync::Mutex;

@@ -2,11 +2,12 @@
 //! known to be complete on all servers. A restarted worker resumes from there, and sends gradients
 //! of a step only to servers that lack them.
 
-use super::{Caller, lock};
-use crate::message::Method;
+use super::Caller;
+use crate::request::Method;
+use fleet_base::sync::{lock, read, write};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, RwLock, RwLockReadGuard};
 
 pub(super) struct ProgressTracker {
     workers: Vec<Worker>,
@@ -49,13 +50,13 @@ impl ProgressTracker {
     ) -> Result<Option<RwLockReadGuard<'_, u64>>> {
         let Some(worker) = self.workers.get(caller.worker) else { return Ok(None) };
         if method == Method::Adopt {
-            *worker.owner.write().unwrap_or_else(PoisonError::into_inner) = caller.client;
+            *write(&worker.owner) = caller.client;
             return Ok(None);
         }
         if !method.is_push() {
             return Ok(None);
         }
-        let owner = worker.owner.read().unwrap_or_else(PoisonError::into_inner);
+        let owner = read(&worker.owner);
         match *owner == 0 || *owner == caller.client {
             true => Ok(Some(owner)),
             false => Err(Error::invalid("another process has replaced this worker")
@@ -111,13 +112,13 @@ impl ProgressTracker {
 
     pub fn of(&self, worker: usize) -> WorkerProgress {
         let Some(worker) = self.workers.get(worker) else { return WorkerProgress::default() };
-        let owner = *worker.owner.read().unwrap_or_else(PoisonError::into_inner);
+        let owner = *read(&worker.owner);
         WorkerProgress { owner, ..lock(&worker.progress).clone() }
     }
 
     pub fn restore(&self, worker: usize, progress: WorkerProgress) {
         let Some(worker) = self.workers.get(worker) else { return };
-        *worker.owner.write().unwrap_or_else(PoisonError::into_inner) = progress.owner;
+        *write(&worker.owner) = progress.owner;
         *lock(&worker.progress) = progress;
     }
 }

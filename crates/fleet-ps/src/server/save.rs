@@ -6,10 +6,11 @@
 //! phases leaves a complete save and an earlier one, or an incomplete save, which a load passes
 //! over.
 
-use super::{Caller, ServerTables, SignKind, Table, lock};
+use super::{Caller, ServerTables, SignKind, Table};
 use crate::save::{self, Latest, SaveFormat, SaveOptions, Saved, dense, job};
 use crate::sparse::Taken;
 use crate::{SaveMode, TableConfig};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_net::Time;
 use std::path::{Path, PathBuf};
@@ -228,7 +229,7 @@ impl ServerTables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Head, Method};
+    use crate::request::{Change, Message, Read, Request, Stamp};
     use crate::server::OPERATOR;
     use crate::{JobTables, PullMode};
     use fleet_base::disk::RealDisk;
@@ -243,18 +244,16 @@ mod tests {
         let server = ServerTables::new(&job, 0).unwrap();
         let [worker, first, second] = [(0, 1), (OPERATOR, 2), (OPERATOR, 3)]
             .map(|(worker, client)| Caller { worker, client });
-        let ask = |by: Caller, seq: u64, method: Method, head: Head, body: &[u8]| {
-            let head = Head { seq, ..head }.encode();
-            server.call(by, method as u8, &[&head, body].concat(), &mut Vec::new())
+        let ask = |by: Caller, seq: u64, request: Request<'_>| {
+            let bytes = Message::new(0, Stamp { seq, ..Stamp::default() }, &request).bytes();
+            server.call(by, request.method() as u8, &bytes, &mut Vec::new())
         };
+        let (mode, format) = (SaveMode::All, SaveFormat::Text);
         let save = |by, seq, dir: &str| {
             let dir = folder.join(dir).to_str().unwrap().to_string();
-            let body = [&(dir.len() as u64).to_le_bytes(), dir.as_bytes()].concat();
-            ask(by, seq, Method::Save, Head { count: 1, ..Head::default() }, &body)
+            ask(by, seq, Change::Save { id: 1, table: None, dir: &dir, mode, format }.into())
         };
-        let end = |by, seq| {
-            ask(by, seq, Method::EndSave, Head { count: 1, argument: 1, ..Head::default() }, &[])
-        };
+        let end = |by, seq| ask(by, seq, Change::EndSave { id: 1, keep: true }.into());
         save(first, 0, "a").unwrap();
         let error = save(worker, 0, "b").unwrap_err().to_string();
         assert!(error.contains("another save is in progress: got save 1 of"), "{error}");
@@ -272,8 +271,8 @@ mod tests {
         save(worker, 1, "b").unwrap();
         end(worker, 2).unwrap();
 
-        let pull = Head { argument: PullMode::Train as u32, ..Head::default() };
-        let error = ask(second, 2, Method::PullSparse, pull, &[]).unwrap_err().to_string();
+        let pull = Read::PullSparse { table: 0, mode: PullMode::Train, ids: vec![].into() };
+        let error = ask(second, 2, pull.into()).unwrap_err().to_string();
         assert!(error.contains("got PullSparse") && error.contains("an operator"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();
     }

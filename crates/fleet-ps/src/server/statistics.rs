@@ -1,9 +1,10 @@
 //! Statistics of a server, for control over gRPC.
 
-use super::{ServerTables, SignKind, Table, lock};
+use super::{ServerTables, SignKind, Table};
 use crate::Arrival;
 use crate::control::message::{StatisticsAnswer, TableStatistics, WorkerState, WorkerStatistics};
 use fleet_base::Result;
+use fleet_base::sync::lock;
 
 impl ServerTables {
     pub(crate) fn statistics(&self) -> Result<StatisticsAnswer> {

@@ -5,6 +5,7 @@
 //! walk costs as much as a row. Returned blocks are handed out again; chunks are kept until the
 //! arena is dropped.
 
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result, text};
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
@@ -74,7 +75,7 @@ impl Arena {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         // No code panics while the lists are inconsistent.
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.inner)
     }
 }
 

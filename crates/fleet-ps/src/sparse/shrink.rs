@@ -4,6 +4,7 @@ use super::SparseTable;
 use super::config::Accessor;
 use super::layout::{CLICK, SHOW};
 use fleet_base::Result;
+use fleet_base::sync::lock;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Default of the unseen days after which a plain table drops a row, as in click tables.
@@ -18,7 +19,7 @@ impl SparseTable {
     /// score has fallen below `delete_threshold`. Returns the number of rows deleted. Holds the
     /// lock of a shard for one segment at a time. The memory of the rows is reused.
     pub fn shrink(&self, unseen_days: Option<u8>) -> Result<u64> {
-        let _alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _alone = lock(&self.maintenance);
         let days_max = match (&self.core.config.accessor, unseen_days) {
             (_, Some(days)) => days,
             (Accessor::Ctr(ctr), None) => ctr.delete_after_unseen_days,
@@ -37,7 +38,7 @@ impl SparseTable {
 
     /// Deletes all rows, and forgets pending ids. Returns the number of rows deleted.
     pub fn clear(&self) -> Result<u64> {
-        let _alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _alone = lock(&self.maintenance);
         self.retain(&|_, _| false)
     }
 

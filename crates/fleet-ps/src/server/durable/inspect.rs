@@ -9,7 +9,7 @@ use super::log;
 use super::reader::{self, Record};
 use super::scan::{FolderScan, Place, Tail, Visitor};
 use crate::job_text;
-use crate::message::{Head, Method};
+use crate::request::{Method, Request};
 use fleet_base::disk::{Disk, PathKind, RealDisk, own_folder};
 use fleet_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
@@ -286,14 +286,14 @@ pub(super) struct ProgressVisitor {
 impl ProgressVisitor {
     pub fn note(&mut self, worker: usize, method: u8, request: &[u8]) {
         self.request_count += 1;
-        let parsed =
-            Method::parse(method).and_then(|method| Ok((method, Head::decode(method, request)?.0)));
-        let Ok((method, head)) = parsed else { return };
+        let parsed = Method::parse(method).and_then(|method| Request::decode(method, request));
+        let Ok((stamp, request)) = parsed else { return };
         let seen = self.workers.entry(worker).or_default();
-        seen.step = if method.is_push() { seen.step.max(head.step) } else { seen.step };
-        seen.complete = seen.complete.max(head.complete);
-        if method.changes() {
-            seen.sequence = head.seq;
+        seen.complete = seen.complete.max(stamp.complete);
+        if let Request::Change(change) = request {
+            seen.sequence = stamp.seq;
+            let step = if change.pushed_table().is_some() { stamp.step } else { 0 };
+            seen.step = seen.step.max(step);
         }
     }
 }

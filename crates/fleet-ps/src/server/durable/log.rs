@@ -9,14 +9,15 @@
 
 use super::record::{CLOSE, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader};
 use super::write_back::WriteBack;
-use crate::server::{Caller, lock};
+use crate::server::Caller;
 use fleet_base::disk::{Disk, DiskFile};
 use fleet_base::file::AtomicFile;
+use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::io::{IoSlice, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 /// The durability that a push must have before it is acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -231,7 +232,7 @@ impl Log {
             if !*flushing {
                 break;
             }
-            flushing = self.changed.wait(flushing).unwrap_or_else(PoisonError::into_inner);
+            flushing = wait(&self.changed, flushing);
         }
         *flushing = true;
         drop(flushing);

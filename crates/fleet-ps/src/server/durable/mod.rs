@@ -37,9 +37,10 @@ pub use log::Flush;
 pub use recover::Recovered;
 pub use scan::Tail;
 
-use super::{Caller, ServerTables, lock};
+use super::{Caller, ServerTables};
 use epochs::Epochs;
 use fleet_base::disk::{Disk, RealDisk};
+use fleet_base::sync::{lock, wait_for, wait_while, write};
 use fleet_base::{Error, Result};
 use folder::{FINISHED, Files, LOST_ACKNOWLEDGED, snapshot_path};
 use image::{Image, SnapshotHead};
@@ -47,7 +48,7 @@ use log::Log;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 /// Where and how a server keeps its tables on disk.
@@ -177,7 +178,7 @@ impl ServerTables {
         // the lock.
         keeper.log.sync()?;
         let (image, head): (Image<'_>, SnapshotHead) = {
-            let _cut = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+            let _cut = write(&self.gate);
             let image = self.image();
             (image, self.snapshot_head(keeper, keeper.log.rotate()?))
         };
@@ -322,8 +323,7 @@ impl Keeper {
                     .at(self.folder.display()));
             }
             // Checked again at intervals: the log shrinks under another lock.
-            let waited = self.changed.wait_timeout(state, Duration::from_millis(100));
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_for(&self.changed, state, Duration::from_millis(100)).0;
         }
         Ok(())
     }
@@ -351,8 +351,7 @@ impl Keeper {
         let every = self.options.snapshot_every;
         let span = if failed { every.min(PAUSE_FAILED) } else { every };
         let idle = |state: &mut State| !state.closed && (failed || !state.wanted);
-        let waited = self.changed.wait_timeout_while(state, span, idle);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let (mut state, _) = wait_while(&self.changed, state, span, idle);
         state.wanted = false;
         !state.closed
     }

@@ -17,7 +17,7 @@
 //! Everything is little-endian. The checksums of records are seeded with that of the log's header,
 //! so that a record of another log is not accepted.
 
-use crate::message::Method;
+use crate::request::Method;
 use crate::server::Caller;
 
 pub(super) const LOG_HEADER_BYTES: usize = 64;

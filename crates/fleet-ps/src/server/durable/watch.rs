@@ -5,12 +5,12 @@
 
 use super::folder::{JOB, LOCK, LOG, SNAPSHOT, numbered, snapshot_path};
 use super::{Keeper, ServerTables};
-use crate::server::lock;
+use fleet_base::sync::{lock, wait_while};
 use fleet_base::{Error, Result};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Interval between checks, as long as the time that a power cut can undo (`Flush::Kernel`).
@@ -100,9 +100,9 @@ pub(super) fn start(tables: &Arc<ServerTables>) -> Result<()> {
     let run = move || {
         loop {
             let state = lock(&keeper.state);
-            let waited =
-                keeper.changed.wait_timeout_while(state, CHECK_INTERVAL, |state| !state.closed);
-            if waited.unwrap_or_else(PoisonError::into_inner).0.closed {
+            let (state, _) =
+                wait_while(&keeper.changed, state, CHECK_INTERVAL, |state| !state.closed);
+            if state.closed {
                 return;
             }
             if keeper.check_files().is_err() {

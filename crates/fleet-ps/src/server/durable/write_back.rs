@@ -9,11 +9,12 @@
 //! log at intervals, which bounds the loss in a power cut.
 
 use super::log::LogState;
-use crate::server::{Flush, lock};
+use crate::server::Flush;
 use fleet_base::disk::DiskFile;
+use fleet_base::sync::{lock, wait_for};
 use fleet_base::{Error, Result};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -118,8 +119,7 @@ impl Shared {
                 }
                 (last, synced) = (Instant::now(), records);
             } else if state.stretch().is_none() && !state.closed {
-                let waited = self.changed.wait_timeout(state, left);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state = wait_for(&self.changed, state, left).0;
             }
         }
     }
