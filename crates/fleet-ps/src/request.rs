@@ -9,9 +9,8 @@
 //! ```
 //!
 //! The body follows: ids (8 bytes each), then numbers (4 bytes each), or a text. Everything is
-//! little-endian. All lengths keep the numbers aligned, so that slices of them can be read in place.
-//! [`Request::wire`] and [`Request::decode`] say which fields a request uses. Durable servers log
-//! these bytes.
+//! little-endian. All lengths keep the numbers aligned, so that slices of them can be read in
+//! place. `wire` and `decode` say which fields a request uses. Durable servers log these bytes.
 
 use crate::message::{Body, bytes_of};
 use crate::{Arrival, PullMode, SaveFormat, SaveMode};
@@ -99,7 +98,7 @@ impl Method {
     }
 }
 
-/// What a request asks for.
+/// The content of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Request<'a> {
     Read(Read<'a>),
@@ -249,7 +248,7 @@ pub(crate) enum Change<'a> {
     },
 }
 
-/// What every request carries beside its content.
+/// The numbers that every request carries beside its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stamp {
     /// Number of a change, counted by the client.
