@@ -8,10 +8,13 @@ mod def;
 mod emit;
 mod grad;
 mod gradient_check;
+mod meta;
+mod ranks;
 mod registry;
 mod rules;
 mod service;
 mod tables;
+mod traits;
 mod widen;
 
 pub mod verify;
@@ -26,22 +29,22 @@ pub mod optimizer;
 pub mod ps;
 pub mod tensor;
 
-pub use def::{
-    AmpClass, Arg, Bits, Cost, CostCtx, Grad, InferCtx, Kernel, KernelCtx, KernelFn, Lane, Meta,
-    OpDef, OpTraits, PrepareCtx, RowsArg, elementwise_cost,
-};
+pub use def::{Arg, Bits, Grad, InferCtx, Kernel, KernelCtx, KernelFn, OpDef, PrepareCtx, RowsArg};
 pub use emit::{Emit, OpEmitter, meta};
 pub use grad::GradCtx;
+pub use meta::Meta;
+pub use ranks::{Spread, Traffic};
 pub use registry::Registry;
 pub use service::{ReduceOp, Ring, Services, Spill};
 pub use tables::{LookUp, Lookup, PushRows, Tables};
+pub use traits::{AmpClass, Cost, CostCtx, Images, Lane, OpTraits, elementwise_cost};
 
 /// Imports for the file of an op.
 mod prelude {
     #![allow(unused_imports)]
     pub use crate::{
-        AmpClass, Cost, CostCtx, Grad, GradCtx, InferCtx, Kernel, KernelCtx, Meta, OpDef, OpTraits,
-        PrepareCtx,
+        AmpClass, Cost, CostCtx, Grad, GradCtx, Images, InferCtx, Kernel, KernelCtx, Meta, OpDef,
+        OpTraits, PrepareCtx, Spread, Traffic,
     };
     pub use fleet_base::{Error, Result};
     pub use fleet_ir::AttrConst::{Bool, DType as DTypeOf, Float, Floats, Int, Ints, Str, Strs};

@@ -43,7 +43,11 @@ pub static DEF: OpDef = OpDef {
     },
     grad: Grad::Rule(grad),
     cpu,
-    traits: OpTraits { inplace: &[("Out", "X"), ("Out", "Y")], ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits {
+        inplace: &[("Out", "X"), ("Out", "Y")],
+        elementwise_unpadded: true,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -63,6 +67,7 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits {
         shape_only: &["X", "Y"],
         inplace: &[("X@GRAD", "Out@GRAD")],
+        elementwise_unpadded: true,
         ..OpTraits::amp(AmpClass::Gray)
     },
 };

@@ -38,7 +38,7 @@ pub static SQUARED_L2_NORM: OpDef = OpDef {
         Ok(())
     }),
     cpu: squared_cpu,
-    traits: OpTraits { sparse: &["X"], cost, ..OpTraits::plain() },
+    traits: OpTraits { sparse: &["X"], order_independent: true, cost, ..OpTraits::plain() },
 };
 
 fn cost(ctx: &CostCtx<'_>) -> Cost {
@@ -169,7 +169,13 @@ pub static CLIP_BY_NORM: OpDef = OpDef {
     },
     grad: Grad::None,
     cpu: clip_cpu,
-    traits: OpTraits { inplace: &[("Out", "X")], sparse: &["X"], cost, ..OpTraits::plain() },
+    traits: OpTraits {
+        inplace: &[("Out", "X")],
+        sparse: &["X"],
+        order_independent: true,
+        cost,
+        ..OpTraits::plain()
+    },
 };
 
 fn clip_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

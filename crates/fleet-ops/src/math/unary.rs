@@ -27,6 +27,7 @@ macro_rules! unary {
             traits: OpTraits {
                 inplace: &[("Out", "X")],
                 elementwise: $zero,
+                elementwise_unpadded: true,
                 ..OpTraits::amp(AmpClass::$amp)
             },
         };
@@ -43,6 +44,7 @@ macro_rules! unary {
             cpu: grad_cpu,
             traits: OpTraits {
                 inplace: &[("X@GRAD", "Out@GRAD"), ("X@GRAD", "X"), ("X@GRAD", "Out")],
+                elementwise_unpadded: true,
                 ..OpTraits::amp(AmpClass::$amp)
             },
         };

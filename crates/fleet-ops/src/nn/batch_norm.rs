@@ -50,7 +50,7 @@ pub static DEF: OpDef = OpDef {
     infer,
     grad: Grad::Rule(|g| rule(g, &GRAD)),
     cpu: |p| any_float(p, |p| forward(p, Act::None, None)),
-    traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits { wide: WIDE, ..traits(IMAGES, AmpClass::Gray) },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -73,10 +73,31 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| any_float(p, |p| backward(p, Act::None, None)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        images: Some(GRAD_IMAGES),
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Gray)
     },
 };
+
+/// Images of the ops without a residual, and of their gradients.
+pub(super) const IMAGES: Images = Images { format: "data_layout", slots: &["X", "Y"] };
+pub(super) const GRAD_IMAGES: Images =
+    Images { format: "data_layout", slots: &["X", "Y@GRAD", "Addend", "X@GRAD"] };
+
+/// Values per channel, which are f32.
+pub(super) const WIDE: &[&str] = &["Scale", "Bias", "Mean", "Variance"];
+
+/// Traits of the forward ops.
+pub(super) const fn traits(images: Images, amp: AmpClass) -> OpTraits {
+    OpTraits {
+        inplace: const { &[("Y", "X")] },
+        state: const { &[("MeanOut", "Mean"), ("VarianceOut", "Variance")] },
+        images: Some(images),
+        cost,
+        spread: Spread::Mean,
+        ..OpTraits::amp(amp)
+    }
+}
 
 // Slots, which are the same in the fused ops.
 const X: usize = 0;
@@ -369,7 +390,7 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
 
 /// Cost of two flops per element for the statistics, two to normalize, and one each for residual
 /// and ReLU.
-pub(super) fn cost(c: &CostCtx<'_>) -> Cost {
+fn cost(c: &CostCtx<'_>) -> Cost {
     let x = c.input("X").map_or(0, Meta::bytes) as f64;
     let passes = if c.input("Stats").is_some() { 0.0 } else { 1.0 };
     Cost { flops: 6.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() + passes * x }

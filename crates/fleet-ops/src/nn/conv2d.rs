@@ -39,6 +39,21 @@ const DEPTHWISE_ATTRS: &[AttrSpec] = &[
     attr("fuse_relu_before_depthwise_conv", Bool(false)),
 ];
 
+const TRAITS: OpTraits = OpTraits {
+    images: Some(Images { format: "data_format", slots: &["Input", "ResidualData", "Output"] }),
+    cost: |c| cost(c, "Output"),
+    ..OpTraits::amp(AmpClass::White)
+};
+
+const GRAD_TRAITS: OpTraits = OpTraits {
+    images: Some(Images {
+        format: "data_format",
+        slots: &["Input", "Output", "Output@GRAD", "Input@GRAD", "ResidualData@GRAD"],
+    }),
+    cost: cost_grad,
+    ..OpTraits::amp(AmpClass::White)
+};
+
 const INPUT: usize = 0;
 const FILTER: usize = 1;
 const BIAS: usize = 2;
@@ -63,7 +78,7 @@ pub static DEF: OpDef = OpDef {
     infer,
     grad: Grad::Rule(|g| rule(g, &GRAD)),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { cost: |c| cost(c, "Output"), ..OpTraits::amp(AmpClass::White) },
+    traits: TRAITS,
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -81,7 +96,7 @@ pub static GRAD: OpDef = OpDef {
     infer: infer_grad,
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    traits: OpTraits { cost: cost_grad, ..OpTraits::amp(AmpClass::White) },
+    traits: GRAD_TRAITS,
 };
 
 pub static DEPTHWISE: OpDef = OpDef {
@@ -94,7 +109,7 @@ pub static DEPTHWISE: OpDef = OpDef {
     infer,
     grad: Grad::Rule(|g| rule(g, &DEPTHWISE_GRAD)),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { cost: |c| cost(c, "Output"), ..OpTraits::amp(AmpClass::White) },
+    traits: TRAITS,
 };
 
 pub static DEPTHWISE_GRAD: OpDef = OpDef {
@@ -112,7 +127,7 @@ pub static DEPTHWISE_GRAD: OpDef = OpDef {
     infer: infer_grad,
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    traits: OpTraits { cost: cost_grad, ..OpTraits::amp(AmpClass::White) },
+    traits: GRAD_TRAITS,
 };
 
 /// Checks all inputs and returns the shape of the output.

@@ -3,7 +3,9 @@
 //!
 //! The gradient recomputes the ReLU's mask from X, so it does not read Y.
 
-use super::batch_norm::{ATTRS, backward, cost, cost_grad, forward, infer, infer_grad, rule};
+use super::batch_norm::{
+    ATTRS, GRAD_IMAGES, IMAGES, backward, cost_grad, forward, infer, infer_grad, rule, traits,
+};
 use super::half::any_float;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
@@ -39,7 +41,7 @@ pub static DEF: OpDef = OpDef {
     },
     grad: Grad::Rule(|g| rule(g, &GRAD)),
     cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?, None)),
-    traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
+    traits: traits(IMAGES, AmpClass::Gray),
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -62,6 +64,7 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?, None)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        images: Some(GRAD_IMAGES),
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Gray)
     },

@@ -51,7 +51,7 @@ pub static DEF: OpDef = OpDef {
     },
     grad: Grad::Rule(rule),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+    traits: OpTraits { wide: &["Scale", "Bias"], cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
 pub static GRAD: OpDef = OpDef {

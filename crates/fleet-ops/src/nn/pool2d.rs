@@ -53,7 +53,11 @@ pub static DEF: OpDef = OpDef {
         Ok(())
     }),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits {
+        images: Some(Images { format: "data_format", slots: &["X", "Out", "Mask"] }),
+        cost,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -78,7 +82,12 @@ pub static GRAD: OpDef = OpDef {
     },
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    traits: OpTraits { shape_only: &["X"], cost: cost_grad, ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits {
+        shape_only: &["X"],
+        images: Some(Images { format: "data_format", slots: &["X", "Mask", "Out@GRAD", "X@GRAD"] }),
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
 
 /// Checks X, and returns it with the shape of Out.

@@ -10,7 +10,8 @@
 //! purpose.
 
 use super::batch_norm::{
-    ATTRS as PLAIN, backward, cost, cost_grad, forward, infer, infer_grad, rule,
+    ATTRS as PLAIN, GRAD_IMAGES, IMAGES, WIDE, backward, cost_grad, forward, infer, infer_grad,
+    rule, traits,
 };
 use super::half::any_float;
 use crate::comm::{LABEL, NRANKS, RING_ID};
@@ -50,10 +51,11 @@ pub static DEF: OpDef = OpDef {
     grad: Grad::Rule(|g| rule(g, &GRAD)),
     cpu: |p| any_float(p, |p| forward(p, Act::None, Sync::of(p)?)),
     traits: OpTraits {
-        inplace: &[("Y", "X")],
+        wide: WIDE,
         effect: true,
-        cost,
-        ..OpTraits::amp(AmpClass::Gray)
+        traffic,
+        common: &["MeanOut", "VarianceOut", "SavedMean", "SavedVariance"],
+        ..traits(IMAGES, AmpClass::Gray)
     },
 };
 
@@ -80,11 +82,21 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| any_float(p, |p| backward(p, Act::None, Sync::of(p)?)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        images: Some(GRAD_IMAGES),
         effect: true,
+        traffic,
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Gray)
     },
 };
+
+/// Sums of the batch statistics over ranks: two doubles per channel, and a count.
+fn traffic(c: &CostCtx<'_>) -> Option<Traffic> {
+    let measures = !c.op.attr_bool("is_test") && !c.op.attr_bool("use_global_stats");
+    let scale = c.input("Scale").filter(|_| measures)?;
+    let bytes = 8.0 * (1.0 + 2.0 * scale.numel() as f64);
+    Some(Traffic::all_reduce(bytes, c.ranks()))
+}
 
 /// A ring over which statistics are merged.
 pub(super) struct Sync {

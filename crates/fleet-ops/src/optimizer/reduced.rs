@@ -36,7 +36,12 @@ pub(super) const fn joined<T: Copy, const N: usize>(first: &[T], second: &[T]) -
 }
 
 /// Traits of a collective. The op is elementwise, so filters may be packed.
-pub(super) const TRAITS: OpTraits = OpTraits { elementwise: true, ..comm::TRAITS };
+pub(super) const TRAITS: OpTraits = OpTraits {
+    elementwise: true,
+    traffic: |c| Some(Traffic::all_reduce(c.input_bytes("Grad"), c.ranks())),
+    spread: Spread::Mean,
+    ..comm::TRAITS
+};
 
 pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
     comm::nranks(i)?;
