@@ -1,6 +1,6 @@
 //! Definition of an op in the registry, and the contexts passed to its rules.
 
-use crate::{Meta, OpTraits, Services, gradient_check};
+use crate::{Grad, Meta, OpTraits, Services, gradient_check};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpSpec, VarId, VarKind};
 use fleet_kernels::pool::Pool;
@@ -100,15 +100,6 @@ impl OpDef {
         }
         Ok(())
     }
-}
-
-/// Gradient rule of an op.
-#[derive(Clone, Copy)]
-pub enum Grad {
-    /// The op is constant with respect to its inputs, or ends the chain: gradients stop here.
-    None,
-    /// Emits the ops that compute the requested gradients.
-    Rule(fn(&mut crate::GradCtx<'_, '_>) -> Result<()>),
 }
 
 /// Context of a shape rule.

@@ -29,9 +29,9 @@ pub mod optimizer;
 pub mod ps;
 pub mod tensor;
 
-pub use def::{Arg, Bits, Grad, InferCtx, Kernel, KernelCtx, KernelFn, OpDef, PrepareCtx, RowsArg};
+pub use def::{Arg, Bits, InferCtx, Kernel, KernelCtx, KernelFn, OpDef, PrepareCtx, RowsArg};
 pub use emit::{Emit, OpEmitter, meta};
-pub use grad::GradCtx;
+pub use grad::{Grad, GradCtx};
 pub use meta::Meta;
 pub use ranks::{Spread, Traffic};
 pub use registry::Registry;

@@ -31,7 +31,7 @@ macro_rules! elementwise {
                 attrs: &[attr("axis", Int(-1))],
             },
             infer,
-            grad: Grad::Rule(|g| grad(g, &$GRAD)),
+            grad: Grad::OpRule(&$GRAD, grad),
             cpu,
             traits: OpTraits {
                 inplace: &[("Out", "X"), ("Out", "Y")],

@@ -26,17 +26,7 @@ pub static SQUARED_L2_NORM: OpDef = OpDef {
         let _ = x;
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, dy) = (g.x("X")?, g.dy("Out")?);
-        if let Some(dx) = g.dx("X")? {
-            g.op(&SQUARED_L2_NORM_GRAD)
-                .input("X", x)
-                .input("Out@GRAD", dy)
-                .output("X@GRAD", dx)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&SQUARED_L2_NORM_GRAD),
     cpu: squared_cpu,
     traits: OpTraits { sparse: &["X"], order_independent: true, cost, ..OpTraits::plain() },
 };

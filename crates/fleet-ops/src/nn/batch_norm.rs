@@ -48,7 +48,7 @@ pub static DEF: OpDef = OpDef {
         attrs: ATTRS,
     },
     infer,
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, |p| forward(p, Act::None, None)),
     traits: OpTraits { wide: WIDE, ..traits(IMAGES, AmpClass::Gray) },
 };
@@ -189,38 +189,6 @@ fn channel_axis(op: &fleet_ir::Op, x: &Shape) -> Result<usize> {
             .expected("NCHW or NHWC")
             .got(other)),
     }
-}
-
-/// Gradient rule: emits the op `grad` with the slots that it has.
-pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
-    let (x, scale, bias) = (g.x("X")?, g.x("Scale")?, g.x("Bias")?);
-    let (mean, inv_std, dy) = (g.y("SavedMean")?, g.y("SavedVariance")?, g.dy("Y")?);
-    let y = grad.spec.input_index("Y").map(|_| g.y("Y")).transpose()?;
-    let (dx, dz) = (g.dx("X")?, g.dx("Z")?);
-    let (dscale, dbias) = (g.dx("Scale")?, g.dx("Bias")?);
-    if [dx, dz, dscale, dbias].iter().all(Option::is_none) {
-        return Ok(());
-    }
-    let attrs = g.op.attrs.clone();
-    let names: Vec<&str> = g.op.spec.attrs.iter().map(|attr| attr.name).collect();
-    let mut call = g
-        .op(grad)
-        .input("X", x)
-        .input("Scale", scale)
-        .input("Bias", bias)
-        .input("SavedMean", mean)
-        .input("SavedVariance", inv_std)
-        .input("Y@GRAD", dy)
-        .maybe("Y", y)
-        .maybe_output("X@GRAD", dx)
-        .maybe_output("Scale@GRAD", dscale)
-        .maybe_output("Bias@GRAD", dbias)
-        .maybe_output("Z@GRAD", dz);
-    for (name, value) in names.into_iter().zip(attrs) {
-        call = call.attr(name, value);
-    }
-    call.done()?;
-    Ok(())
 }
 
 fn dims(p: &PrepareCtx<'_>) -> Result<Dims> {

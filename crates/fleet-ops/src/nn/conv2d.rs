@@ -76,7 +76,7 @@ pub static DEF: OpDef = OpDef {
         attrs: ATTRS,
     },
     infer,
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::OpRule(&GRAD, rule),
     cpu: |p| any_float(p, cpu),
     traits: TRAITS,
 };
@@ -107,7 +107,7 @@ pub static DEPTHWISE: OpDef = OpDef {
         attrs: DEPTHWISE_ATTRS,
     },
     infer,
-    grad: Grad::Rule(|g| rule(g, &DEPTHWISE_GRAD)),
+    grad: Grad::OpRule(&DEPTHWISE_GRAD, rule),
     cpu: |p| any_float(p, cpu),
     traits: TRAITS,
 };
@@ -224,27 +224,9 @@ fn fuses_input_relu(op: &Op) -> bool {
 }
 
 fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
-    let (input, filter) = (g.x("Input")?, g.x("Filter")?);
-    let (output, dy) = (g.y("Output")?, g.dy("Output")?);
-    let saved = is_relu(&g.op)?.then_some(output);
-    let (dx, dw) = (g.dx("Input")?, g.dx("Filter")?);
-    let (db, dr) = (g.dx("Bias")?, g.dx("ResidualData")?);
-    if [dx, dw, db, dr].iter().all(Option::is_none) {
-        return Ok(());
-    }
-    let (spec, attrs) = (g.op.spec, g.op.attrs.clone());
-    let mut call = g.op(grad).input("Input", input).input("Filter", filter);
-    for (attr, value) in spec.attrs.iter().zip(attrs) {
-        call = call.attr(attr.name, value);
-    }
-    call.maybe("Output", saved)
-        .input("Output@GRAD", dy)
-        .maybe_output("Input@GRAD", dx)
-        .maybe_output("Filter@GRAD", dw)
-        .maybe_output("Bias@GRAD", db)
-        .maybe_output("ResidualData@GRAD", dr)
-        .done()?;
-    Ok(())
+    // Only the gradient of the activation reads the output.
+    let unused: &[&str] = if is_relu(&g.op)? { &[] } else { &["Output"] };
+    g.by_name(grad, unused, VarKind::Dense)
 }
 
 /// Returns the kernel's description of a convolution with known shapes.

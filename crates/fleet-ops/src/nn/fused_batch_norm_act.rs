@@ -4,7 +4,7 @@
 //! The gradient recomputes the ReLU's mask from X, so it does not read Y.
 
 use super::batch_norm::{
-    ATTRS, GRAD_IMAGES, IMAGES, backward, cost_grad, forward, infer, infer_grad, rule, traits,
+    ATTRS, GRAD_IMAGES, IMAGES, backward, cost_grad, forward, infer, infer_grad, traits,
 };
 use super::half::any_float;
 use crate::prelude::*;
@@ -39,7 +39,7 @@ pub static DEF: OpDef = OpDef {
         act_of(i.op)?;
         infer(i)
     },
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?, None)),
     traits: traits(IMAGES, AmpClass::Gray),
 };

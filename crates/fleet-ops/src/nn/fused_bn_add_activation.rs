@@ -2,7 +2,7 @@
 //! fusion pass makes this op. Z@GRAD is the gradient of Y where Y is positive, and may share the
 //! memory of Y@GRAD.
 
-use super::batch_norm::{backward, cost_grad, forward, infer, infer_grad, rule, traits};
+use super::batch_norm::{backward, cost_grad, forward, infer, infer_grad, traits};
 use super::fused_batch_norm_act::{FUSED_ATTRS, act_of};
 use super::half::any_float;
 use crate::prelude::*;
@@ -32,7 +32,7 @@ pub static DEF: OpDef = OpDef {
         act_of(i.op)?;
         infer(i)
     },
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?, None)),
     traits: traits(Images { format: "data_layout", slots: &["X", "Z", "Y"] }, AmpClass::White),
 };

@@ -41,17 +41,7 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, mask, dy) = (g.x("X")?, g.maybe_y("Mask"), g.dy("Out")?);
-        let (spec, attrs) = (g.op.spec, g.op.attrs.clone());
-        let Some(dx) = g.dx("X")? else { return Ok(()) };
-        let mut call = g.op(&GRAD).input("X", x).maybe("Mask", mask).input("Out@GRAD", dy);
-        for (attr, value) in spec.attrs.iter().zip(attrs) {
-            call = call.attr(attr.name, value);
-        }
-        call.output("X@GRAD", dx).done()?;
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
     traits: OpTraits {
         images: Some(Images { format: "data_format", slots: &["X", "Out", "Mask"] }),

@@ -11,7 +11,7 @@
 
 use super::batch_norm::{
     ATTRS as PLAIN, GRAD_IMAGES, IMAGES, WIDE, backward, cost_grad, forward, infer, infer_grad,
-    rule, traits,
+    traits,
 };
 use super::half::any_float;
 use crate::comm::{LABEL, NRANKS, RING_ID};
@@ -48,7 +48,7 @@ pub static DEF: OpDef = OpDef {
         crate::comm::nranks(i)?;
         infer(i)
     },
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, |p| forward(p, Act::None, Sync::of(p)?)),
     traits: OpTraits {
         wide: WIDE,
