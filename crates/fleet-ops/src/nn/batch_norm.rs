@@ -13,7 +13,7 @@
 use super::half::{FLOATS, any_float};
 use super::sync_batch_norm::Sync;
 use crate::prelude::*;
-use fleet_ir::AttrSpec;
+use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::batch_norm::{
     self, Act, Backward, Dims, InputGradient, Mask, Masked, Operand, Order, Output, Partials,
     Training,
@@ -27,26 +27,25 @@ pub(super) const ATTRS: &[AttrSpec] = &[
     attr("data_layout", Str("NCHW")),
 ];
 
+pub(super) const INPUTS: &[SlotSpec] =
+    &[one("X"), one("Scale"), one("Bias"), one("Mean"), one("Variance"), optional("Stats")];
+pub(super) const OUTPUTS: &[SlotSpec] =
+    &[one("Y"), one("MeanOut"), one("VarianceOut"), one("SavedMean"), one("SavedVariance")];
+
+pub(super) const GRAD_INPUTS: &[SlotSpec] = &[
+    one("X"),
+    one("Scale"),
+    one("Bias"),
+    one("SavedMean"),
+    one("SavedVariance"),
+    one("Y@GRAD"),
+    optional("Addend"),
+];
+pub(super) const GRAD_OUTPUTS: &[SlotSpec] =
+    &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")];
+
 pub static DEF: OpDef = OpDef {
-    spec: OpSpec {
-        name: "batch_norm",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("Mean"),
-            one("Variance"),
-            optional("Stats"),
-        ],
-        outputs: &[
-            one("Y"),
-            one("MeanOut"),
-            one("VarianceOut"),
-            one("SavedMean"),
-            one("SavedVariance"),
-        ],
-        attrs: ATTRS,
-    },
+    spec: OpSpec { name: "batch_norm", inputs: INPUTS, outputs: OUTPUTS, attrs: ATTRS },
     infer,
     grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, |p| forward(p, Act::None, None)),
@@ -56,16 +55,8 @@ pub static DEF: OpDef = OpDef {
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "batch_norm_grad",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("SavedMean"),
-            one("SavedVariance"),
-            one("Y@GRAD"),
-            optional("Addend"),
-        ],
-        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
+        inputs: GRAD_INPUTS,
+        outputs: GRAD_OUTPUTS,
         attrs: ATTRS,
     },
     infer: infer_grad,

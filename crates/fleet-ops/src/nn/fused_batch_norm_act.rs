@@ -4,7 +4,8 @@
 //! The gradient recomputes the ReLU's mask from X, so it does not read Y.
 
 use super::batch_norm::{
-    ATTRS, GRAD_IMAGES, IMAGES, backward, cost_grad, forward, infer, infer_grad, traits,
+    ATTRS, GRAD_IMAGES, GRAD_INPUTS, GRAD_OUTPUTS, IMAGES, INPUTS, OUTPUTS, backward, cost_grad,
+    forward, infer, infer_grad, traits,
 };
 use super::half::any_float;
 use crate::prelude::*;
@@ -18,21 +19,8 @@ pub(super) const FUSED_ATTRS: &[AttrSpec] =
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "fused_batch_norm_act",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("Mean"),
-            one("Variance"),
-            optional("Stats"),
-        ],
-        outputs: &[
-            one("Y"),
-            one("MeanOut"),
-            one("VarianceOut"),
-            one("SavedMean"),
-            one("SavedVariance"),
-        ],
+        inputs: INPUTS,
+        outputs: OUTPUTS,
         attrs: FUSED_ATTRS,
     },
     infer: |i| {
@@ -47,16 +35,8 @@ pub static DEF: OpDef = OpDef {
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "fused_batch_norm_act_grad",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("SavedMean"),
-            one("SavedVariance"),
-            one("Y@GRAD"),
-            optional("Addend"),
-        ],
-        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
+        inputs: GRAD_INPUTS,
+        outputs: GRAD_OUTPUTS,
         attrs: FUSED_ATTRS,
     },
     infer: infer_grad,

@@ -2,7 +2,7 @@
 //! fusion pass makes this op. Z@GRAD is the gradient of Y where Y is positive, and may share the
 //! memory of Y@GRAD.
 
-use super::batch_norm::{backward, cost_grad, forward, infer, infer_grad, traits};
+use super::batch_norm::{OUTPUTS, backward, cost_grad, forward, infer, infer_grad, traits};
 use super::fused_batch_norm_act::{FUSED_ATTRS, act_of};
 use super::half::any_float;
 use crate::prelude::*;
@@ -19,13 +19,7 @@ pub static DEF: OpDef = OpDef {
             optional("Stats"),
             one("Z"),
         ],
-        outputs: &[
-            one("Y"),
-            one("MeanOut"),
-            one("VarianceOut"),
-            one("SavedMean"),
-            one("SavedVariance"),
-        ],
+        outputs: OUTPUTS,
         attrs: FUSED_ATTRS,
     },
     infer: |i| {

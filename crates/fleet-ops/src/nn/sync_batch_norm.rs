@@ -10,8 +10,8 @@
 //! purpose.
 
 use super::batch_norm::{
-    ATTRS as PLAIN, GRAD_IMAGES, IMAGES, WIDE, backward, cost_grad, forward, infer, infer_grad,
-    traits,
+    ATTRS as PLAIN, GRAD_IMAGES, GRAD_INPUTS, GRAD_OUTPUTS, IMAGES, INPUTS, OUTPUTS, WIDE,
+    backward, cost_grad, forward, infer, infer_grad, traits,
 };
 use super::half::any_float;
 use crate::comm::{LABEL, NRANKS, RING_ID};
@@ -25,25 +25,7 @@ const ATTRS: &[AttrSpec] =
     &[PLAIN[0], PLAIN[1], PLAIN[2], PLAIN[3], PLAIN[4], RING_ID, NRANKS, LABEL];
 
 pub static DEF: OpDef = OpDef {
-    spec: OpSpec {
-        name: "sync_batch_norm",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("Mean"),
-            one("Variance"),
-            optional("Stats"),
-        ],
-        outputs: &[
-            one("Y"),
-            one("MeanOut"),
-            one("VarianceOut"),
-            one("SavedMean"),
-            one("SavedVariance"),
-        ],
-        attrs: ATTRS,
-    },
+    spec: OpSpec { name: "sync_batch_norm", inputs: INPUTS, outputs: OUTPUTS, attrs: ATTRS },
     infer: |i| {
         crate::comm::nranks(i)?;
         infer(i)
@@ -62,16 +44,8 @@ pub static DEF: OpDef = OpDef {
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "sync_batch_norm_grad",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("SavedMean"),
-            one("SavedVariance"),
-            one("Y@GRAD"),
-            optional("Addend"),
-        ],
-        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
+        inputs: GRAD_INPUTS,
+        outputs: GRAD_OUTPUTS,
         attrs: ATTRS,
     },
     infer: |i| {
