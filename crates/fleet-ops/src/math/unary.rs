@@ -51,7 +51,7 @@ macro_rules! unary {
     )*
 
         /// Every op of this file.
-        pub static DEFS: &[&OpDef] = &[$(&$DEF, &$GRAD),*];
+        pub const DEFS: &[&OpDef] = &[$(&$DEF, &$GRAD),*];
     };
 }
 
