@@ -30,9 +30,6 @@ pub(crate) const SLOTS_MAX: usize = 16;
 /// current processors.
 const PLANNED_BYTES_MAX: usize = 1 << 48;
 
-/// The op whose inputs count as offloaded.
-const OFFLOAD_STORE: &str = "offload_store";
-
 /// Statistics of a plan, for reports and tests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanSummary {
@@ -628,7 +625,7 @@ impl<'a> Builder<'a> {
         let cost = (def.traits.cost)(&CostCtx { op, inputs: &inputs, outputs: &outputs });
         plan.summary.flops += cost.flops;
         plan.summary.bytes_moved += cost.bytes;
-        if op.name() == OFFLOAD_STORE {
+        if def.traits.offloads {
             plan.summary.offload_bytes += inputs.iter().flatten().map(Meta::bytes).sum::<usize>();
         }
         let prepare = PrepareCtx {

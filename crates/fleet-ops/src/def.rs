@@ -1,6 +1,6 @@
 //! Definition of an op in the registry, and the contexts passed to its rules.
 
-use crate::{Services, gradient_check};
+use crate::{Grad, Meta, OpTraits, Services, gradient_check};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpSpec, VarId, VarKind};
 use fleet_kernels::pool::Pool;
@@ -83,9 +83,8 @@ impl OpDef {
         traits.elementwise
             || traits.inplace.contains(&(output, input))
             || traits.view == Some((output, input))
+            || traits.state.contains(&(output, input))
             || traits.shape_only.contains(&input)
-            // State that gets a new name, such as Velocity and VelocityOut.
-            || output.strip_suffix("Out") == Some(input)
     }
 
     /// Rejects sparse rows in input slots whose kernel supports dense tensors only.
@@ -100,166 +99,6 @@ impl OpDef {
             }
         }
         Ok(())
-    }
-}
-
-/// Gradient rule of an op.
-#[derive(Clone, Copy)]
-pub enum Grad {
-    /// The op is constant with respect to its inputs, or ends the chain: gradients stop here.
-    None,
-    /// Emits the ops that compute the requested gradients.
-    Rule(fn(&mut crate::GradCtx<'_, '_>) -> Result<()>),
-}
-
-/// Properties of an op that passes and planners use.
-pub struct OpTraits {
-    pub amp: AmpClass,
-    /// Pairs (output slot, input slot): the output may reuse the input's memory if the input is not
-    /// needed afterwards. The kernel then gets the same pointer twice.
-    pub inplace: &'static [(&'static str, &'static str)],
-    /// Like `inplace`, for outputs that hold sparse rows: their values may reuse the memory of a
-    /// dense input.
-    pub inplace_rows: &'static [(&'static str, &'static str)],
-    /// Pair (output slot, input slot): the output is the input's bytes under another shape. The
-    /// planner shares their memory where possible; otherwise the kernel copies.
-    pub view: Option<(&'static str, &'static str)>,
-    /// Input slots of which the op needs only type and shape. Their bytes need not be kept for this
-    /// op.
-    pub shape_only: &'static [&'static str],
-    /// Input slots that may hold sparse rows. All others hold dense tensors.
-    pub sparse: &'static [&'static str],
-    /// Whether the op draws random numbers. Two equal random ops give different values.
-    pub random: bool,
-    /// Whether the op has side effects. Such an op is never removed as dead.
-    pub effect: bool,
-    /// Whether each output element depends only on the input elements at the same position. The
-    /// physical layout of the operands is then irrelevant if all have the same one and padding
-    /// zeros stay zero.
-    pub elementwise: bool,
-    pub lane: Lane,
-    pub cost: fn(&CostCtx<'_>) -> Cost,
-}
-
-/// Mixed-precision class: the default list that the op is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AmpClass {
-    /// Runs in half precision.
-    White,
-    /// Runs in single precision.
-    Black,
-    /// Follows the precision of its inputs.
-    Gray,
-    /// On no list; runs in single precision.
-    Unlisted,
-}
-
-/// Thread that runs an op.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Lane {
-    Compute,
-    /// A separate thread beside compute, for copies and disk access.
-    Side(u8),
-    /// The thread of the ring in the op's attribute `ring_id`.
-    Ring,
-}
-
-/// Estimated work of an op.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
-    pub flops: f64,
-    /// Bytes read and written.
-    pub bytes: f64,
-}
-
-impl OpTraits {
-    /// Default traits, to be overridden field by field.
-    pub const fn plain() -> OpTraits {
-        OpTraits {
-            amp: AmpClass::Unlisted,
-            inplace: &[],
-            inplace_rows: &[],
-            view: None,
-            shape_only: &[],
-            sparse: &[],
-            random: false,
-            effect: false,
-            elementwise: false,
-            lane: Lane::Compute,
-            cost: elementwise_cost,
-        }
-    }
-
-    pub const fn amp(amp: AmpClass) -> OpTraits {
-        let mut traits = OpTraits::plain();
-        traits.amp = amp;
-        traits
-    }
-}
-
-/// Cost of one flop per output element, with every operand moved once.
-pub fn elementwise_cost(ctx: &CostCtx<'_>) -> Cost {
-    Cost {
-        flops: ctx.outputs.iter().flatten().map(|meta| meta.numel() as f64).sum(),
-        bytes: ctx.bytes(),
-    }
-}
-
-/// Type and shape of a variable.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Meta {
-    pub dtype: DType,
-    pub shape: Shape,
-    pub kind: VarKind,
-    /// Capacity in rows, for sparse rows; 0 while the batch size is unknown. `shape` is the shape
-    /// of the whole matrix.
-    pub rows: usize,
-}
-
-impl Meta {
-    pub fn dense(dtype: DType, shape: impl Into<Shape>) -> Meta {
-        Meta { dtype, shape: shape.into(), kind: VarKind::Dense, rows: 0 }
-    }
-
-    /// Sparse rows with capacity for `rows` rows of a matrix of `shape`.
-    pub fn sparse(dtype: DType, shape: impl Into<Shape>, rows: usize) -> Meta {
-        Meta { dtype, shape: shape.into(), kind: VarKind::SparseRows, rows }
-    }
-
-    /// Number of elements. An unknown dimension counts as 1. Saturates at `usize::MAX`, because a
-    /// program may declare sizes that exceed any memory.
-    pub fn numel(&self) -> usize {
-        let count = |first: usize, dims: &[i64]| {
-            dims.iter().fold(first, |count, dim| count.saturating_mul(dim.unsigned_abs() as usize))
-        };
-        match self.kind {
-            VarKind::SparseRows => count(self.rows, self.shape.dims().get(1..).unwrap_or(&[])),
-            _ => count(1, self.shape.dims()),
-        }
-    }
-
-    /// Number of elements in memory, including the layout's padding; for sparse rows, the elements
-    /// of all rows within the capacity.
-    pub fn physical_len(&self, layout: Layout) -> usize {
-        match self.kind {
-            VarKind::SparseRows => self.numel(),
-            _ => layout.physical_len(&self.shape),
-        }
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.numel().saturating_mul(self.dtype.size())
-    }
-
-    /// Formats the variable for messages: `f32[2, 3]`, or `f32[100, 3] (sparse rows, capacity 7)`.
-    pub fn describe(&self) -> String {
-        let Meta { dtype, shape, rows, .. } = self;
-        match self.kind {
-            VarKind::Dense => format!("{dtype}{shape}"),
-            VarKind::SparseRows if *rows == 0 => format!("{dtype}{shape} (sparse rows)"),
-            VarKind::SparseRows => format!("{dtype}{shape} (sparse rows, capacity {rows})"),
-            VarKind::TensorArray => format!("{dtype}{shape} (tensor array)"),
-        }
     }
 }
 
@@ -357,27 +196,6 @@ impl<'a> InferCtx<'a> {
     /// Returns the error `input 'X' of mul <what>`, to be completed with `expected` and `got`.
     pub fn error(&self, slot: &str, what: &str) -> Error {
         Error::invalid(format!("input '{slot}' of {} {what}", self.op.name()))
-    }
-}
-
-/// Context of a cost rule.
-pub struct CostCtx<'a> {
-    pub op: &'a Op,
-    pub inputs: &'a [Vec<Meta>],
-    pub outputs: &'a [Vec<Meta>],
-}
-
-impl CostCtx<'_> {
-    pub fn bytes(&self) -> f64 {
-        self.inputs.iter().chain(self.outputs).flatten().map(|meta| meta.bytes() as f64).sum()
-    }
-
-    pub fn input(&self, slot: &str) -> Option<&Meta> {
-        self.op.spec.input_index(slot).and_then(|index| self.inputs[index].first())
-    }
-
-    pub fn output(&self, slot: &str) -> Option<&Meta> {
-        self.op.spec.output_index(slot).and_then(|index| self.outputs[index].first())
     }
 }
 

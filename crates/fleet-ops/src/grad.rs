@@ -1,9 +1,47 @@
-//! Context of a gradient rule: the forward op, the incoming gradients, and a place to emit ops.
+//! Gradient rules, and their context: the forward op, the incoming gradients, and a place to emit
+//! ops.
 
 use crate::{Emit, Meta, OpDef, OpEmitter};
 use fleet_base::{Error, Result};
-use fleet_ir::{Op, OpId, Var, VarId, VarKind};
+use fleet_ir::{Arity, Attr, Op, OpId, Var, VarId, VarKind};
 use std::collections::HashMap;
+
+/// Gradient rule of an op.
+#[derive(Clone, Copy)]
+pub enum Grad {
+    /// The op is constant with respect to its inputs, or ends the chain: gradients stop here.
+    None,
+    /// Emits the gradient op as its spec says: see [`GradCtx::by_name`].
+    Op(&'static OpDef),
+    /// Emits the gradient op by a rule, which may emit others too.
+    OpRule(&'static OpDef, fn(&mut GradCtx<'_, '_>, &'static OpDef) -> Result<()>),
+    /// Emits ops that are not specific to this op.
+    Rule(fn(&mut GradCtx<'_, '_>) -> Result<()>),
+}
+
+impl Grad {
+    pub fn is_none(&self) -> bool {
+        matches!(self, Grad::None)
+    }
+
+    /// Returns the op that only computes gradients of this one.
+    pub fn op(&self) -> Option<&'static OpDef> {
+        match *self {
+            Grad::Op(op) | Grad::OpRule(op, _) => Some(op),
+            Grad::None | Grad::Rule(_) => None,
+        }
+    }
+
+    /// Emits the ops that compute the requested gradients.
+    pub fn emit(&self, g: &mut GradCtx<'_, '_>) -> Result<()> {
+        match *self {
+            Grad::None => Ok(()),
+            Grad::Op(op) => g.by_name(op, &[], VarKind::Dense),
+            Grad::OpRule(op, rule) => rule(g, op),
+            Grad::Rule(rule) => rule(g),
+        }
+    }
+}
 
 /// Context of the gradient rule of one forward op.
 ///
@@ -101,6 +139,50 @@ impl<'g, 'p> GradCtx<'g, 'p> {
     /// Declares that `grad`, an existing variable, is the gradient of `var`. No op is needed.
     pub fn alias_grad(&mut self, var: VarId, grad: VarId) {
         self.made.push((var, grad));
+    }
+
+    /// Emits a gradient op, unless no gradient is wanted. Its attributes are those of the forward
+    /// op with the same names. Its slots follow from their names:
+    ///
+    /// * input `S@GRAD`: the incoming gradient of output `S`;
+    /// * other inputs: the forward op's input or output of this name, if there is one;
+    /// * output `S@GRAD`: the gradient of input `S`, if it is wanted, of the given kind.
+    ///
+    /// Inputs in `unused` stay empty.
+    pub fn by_name(&mut self, grad: &'static OpDef, unused: &[&str], kind: VarKind) -> Result<()> {
+        let mut inputs: Vec<(&str, Vec<VarId>)> = Vec::new();
+        for slot in grad.spec.inputs.iter().filter(|slot| !unused.contains(&slot.name)) {
+            let vars = match slot.name.strip_suffix("@GRAD") {
+                Some(output) if slot.arity == Arity::One => vec![self.dy(output)?],
+                Some(output) => self.maybe_dy(output).into_iter().collect(),
+                None => [self.op.input(slot.name), self.op.output(slot.name)].concat(),
+            };
+            inputs.push((slot.name, vars));
+        }
+        let mut outputs: Vec<(&str, VarId)> = Vec::new();
+        for slot in grad.spec.outputs {
+            let input = slot.name.strip_suffix("@GRAD").and_then(|input| self.maybe_x(input));
+            if let Some(var) = input.filter(|var| (self.wanted)(*var)) {
+                outputs.push((slot.name, self.dx_of(var, kind)?));
+            }
+        }
+        if outputs.is_empty() {
+            return Ok(());
+        }
+        let names = grad.spec.attrs.iter().map(|attr| attr.name);
+        let attrs: Vec<(&str, Attr)> =
+            names.filter_map(|name| Some((name, self.op.attr(name)?.clone()))).collect();
+        let mut call = self.op(grad);
+        for (slot, vars) in &inputs {
+            call = call.inputs(slot, vars);
+        }
+        for (name, value) in attrs {
+            call = call.attr(name, value);
+        }
+        for (slot, var) in outputs {
+            call = call.output(slot, var);
+        }
+        call.done().map(drop)
     }
 
     pub fn op<'e>(&'e mut self, def: &'static OpDef) -> OpEmitter<'e, 'p> {

@@ -11,7 +11,8 @@ use fleet_ir::{Arity, Op};
 
 /// Rejects inputs that the forward op cannot have produced.
 pub(crate) fn check(gradient: &InferCtx<'_>) -> Result<()> {
-    let Some(forward) = forward_of(gradient.op) else { return Ok(()) };
+    let forward = Registry::standard().forward_of(gradient.op.name());
+    let Some(forward) = forward else { return Ok(()) };
     let Some(made) = made_by(forward, gradient)? else { return Ok(()) };
     for (slot, made) in forward.spec.outputs.iter().zip(&made) {
         let is_saved = forward.spec.input_index(slot.name).is_none();
@@ -32,10 +33,6 @@ pub(crate) fn check(gradient: &InferCtx<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn forward_of(op: &Op) -> Option<&'static OpDef> {
-    Registry::standard().find(op.name().strip_suffix("_grad")?)
 }
 
 /// Returns the outputs of the forward op, if the gradient op has all of its inputs and attributes.

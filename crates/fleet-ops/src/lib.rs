@@ -8,10 +8,13 @@ mod def;
 mod emit;
 mod grad;
 mod gradient_check;
+mod meta;
+mod ranks;
 mod registry;
 mod rules;
 mod service;
 mod tables;
+mod traits;
 mod widen;
 
 pub mod verify;
@@ -26,22 +29,22 @@ pub mod optimizer;
 pub mod ps;
 pub mod tensor;
 
-pub use def::{
-    AmpClass, Arg, Bits, Cost, CostCtx, Grad, InferCtx, Kernel, KernelCtx, KernelFn, Lane, Meta,
-    OpDef, OpTraits, PrepareCtx, RowsArg, elementwise_cost,
-};
+pub use def::{Arg, Bits, InferCtx, Kernel, KernelCtx, KernelFn, OpDef, PrepareCtx, RowsArg};
 pub use emit::{Emit, OpEmitter, meta};
-pub use grad::GradCtx;
+pub use grad::{Grad, GradCtx};
+pub use meta::Meta;
+pub use ranks::{Spread, Traffic};
 pub use registry::Registry;
 pub use service::{ReduceOp, Ring, Services, Spill};
 pub use tables::{LookUp, Lookup, PushRows, Tables};
+pub use traits::{AmpClass, Cost, CostCtx, Images, Lane, OpTraits, elementwise_cost};
 
 /// Imports for the file of an op.
 mod prelude {
     #![allow(unused_imports)]
     pub use crate::{
-        AmpClass, Cost, CostCtx, Grad, GradCtx, InferCtx, Kernel, KernelCtx, Meta, OpDef, OpTraits,
-        PrepareCtx,
+        AmpClass, Cost, CostCtx, Grad, GradCtx, Images, InferCtx, Kernel, KernelCtx, Meta, OpDef,
+        OpTraits, PrepareCtx, Spread, Traffic,
     };
     pub use fleet_base::{Error, Result};
     pub use fleet_ir::AttrConst::{Bool, DType as DTypeOf, Float, Floats, Int, Ints, Str, Strs};
@@ -51,7 +54,12 @@ mod prelude {
 }
 
 /// All ops, grouped by family.
-pub static OPS: &[&OpDef] = &[
+pub static OPS: &[&OpDef] = &joined::<{ count(&LISTS) }>(&LISTS);
+
+/// The lists of this file, and that of the unary functions, which are the rows of one table.
+const LISTS: [&[&OpDef]; 3] = [BEFORE_UNARY, math::unary::DEFS, AFTER_UNARY];
+
+const BEFORE_UNARY: &[&OpDef] = &[
     // comm
     &comm::alltoall::DEF,
     &comm::broadcast::DEF,
@@ -142,66 +150,9 @@ pub static OPS: &[&OpDef] = &[
     &math::sum::DEF,
     &math::top_k::DEF,
     &math::top_k::GRAD,
-    &math::unary::RELU,
-    &math::unary::RELU_GRAD,
-    &math::unary::RELU6,
-    &math::unary::RELU6_GRAD,
-    &math::unary::LEAKY_RELU,
-    &math::unary::LEAKY_RELU_GRAD,
-    &math::unary::SIGMOID,
-    &math::unary::SIGMOID_GRAD,
-    &math::unary::LOGSIGMOID,
-    &math::unary::LOGSIGMOID_GRAD,
-    &math::unary::TANH,
-    &math::unary::TANH_GRAD,
-    &math::unary::GELU,
-    &math::unary::GELU_GRAD,
-    &math::unary::EXP,
-    &math::unary::EXP_GRAD,
-    &math::unary::LOG,
-    &math::unary::LOG_GRAD,
-    &math::unary::SQRT,
-    &math::unary::SQRT_GRAD,
-    &math::unary::RSQRT,
-    &math::unary::RSQRT_GRAD,
-    &math::unary::SQUARE,
-    &math::unary::SQUARE_GRAD,
-    &math::unary::ABS,
-    &math::unary::ABS_GRAD,
-    &math::unary::RECIPROCAL,
-    &math::unary::RECIPROCAL_GRAD,
-    &math::unary::SOFTPLUS,
-    &math::unary::SOFTPLUS_GRAD,
-    &math::unary::SOFTSIGN,
-    &math::unary::SOFTSIGN_GRAD,
-    &math::unary::HARD_SIGMOID,
-    &math::unary::HARD_SIGMOID_GRAD,
-    &math::unary::HARD_SWISH,
-    &math::unary::HARD_SWISH_GRAD,
-    &math::unary::SWISH,
-    &math::unary::SWISH_GRAD,
-    &math::unary::SILU,
-    &math::unary::SILU_GRAD,
-    &math::unary::ELU,
-    &math::unary::ELU_GRAD,
-    &math::unary::SELU,
-    &math::unary::SELU_GRAD,
-    &math::unary::SIGN,
-    &math::unary::SIGN_GRAD,
-    &math::unary::FLOOR,
-    &math::unary::FLOOR_GRAD,
-    &math::unary::CEIL,
-    &math::unary::CEIL_GRAD,
-    &math::unary::ROUND,
-    &math::unary::ROUND_GRAD,
-    &math::unary::SIN,
-    &math::unary::SIN_GRAD,
-    &math::unary::COS,
-    &math::unary::COS_GRAD,
-    &math::unary::ERF,
-    &math::unary::ERF_GRAD,
-    &math::unary::POW,
-    &math::unary::POW_GRAD,
+];
+
+const AFTER_UNARY: &[&OpDef] = &[
     &math::clip::CLIP,
     &math::clip::CLIP_GRAD,
     // tensor
@@ -345,3 +296,25 @@ pub static OPS: &[&OpDef] = &[
     &ps::send::DEF,
     &ps::send_barrier::DEF,
 ];
+
+const fn count(lists: &[&[&OpDef]]) -> usize {
+    let (mut count, mut list) = (0, 0);
+    while list < lists.len() {
+        count += lists[list].len();
+        list += 1;
+    }
+    count
+}
+
+const fn joined<const N: usize>(lists: &[&[&'static OpDef]]) -> [&'static OpDef; N] {
+    let mut all = [lists[0][0]; N];
+    let (mut at, mut list, mut index) = (0, 0, 0);
+    while at < N {
+        if index == lists[list].len() {
+            (list, index) = (list + 1, 0);
+        }
+        all[at] = lists[list][index];
+        (at, index) = (at + 1, index + 1);
+    }
+    all
+}

@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 /// Ops by name.
 pub struct Registry {
     defs: HashMap<&'static str, &'static OpDef>,
+    /// Forward ops by the name of their gradient op.
+    forwards: HashMap<&'static str, &'static OpDef>,
 }
 
 impl Registry {
@@ -20,8 +22,11 @@ impl Registry {
 
     /// Returns a registry of the standard ops and some more, for tests and extensions.
     pub fn with(more: &[&'static OpDef]) -> Registry {
-        let all = crate::OPS.iter().chain(more);
-        Registry { defs: all.map(|def| (def.spec.name, *def)).collect() }
+        let all = || crate::OPS.iter().chain(more);
+        Registry {
+            defs: all().map(|def| (def.spec.name, *def)).collect(),
+            forwards: all().filter_map(|def| Some((def.grad.op()?.spec.name, *def))).collect(),
+        }
     }
 
     pub fn find(&self, name: &str) -> Option<&'static OpDef> {
@@ -34,6 +39,11 @@ impl Registry {
             let hint = text::did_you_mean(name, self.defs.keys().copied());
             Error::invalid(format!("unknown op '{name}'{hint}"))
         })
+    }
+
+    /// Returns the op whose gradient op has this name.
+    pub fn forward_of(&self, gradient: &str) -> Option<&'static OpDef> {
+        self.forwards.get(gradient).copied()
     }
 
     pub fn defs(&self) -> impl Iterator<Item = &'static OpDef> + '_ {

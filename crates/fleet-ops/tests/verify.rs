@@ -65,6 +65,38 @@ fn ops_write_over_what_they_may() {
     );
 }
 
+#[test]
+fn traits_name_slots_and_attributes_of_their_op() {
+    for def in OPS {
+        let (name, traits) = (def.spec.name, &def.traits);
+        let input = |slot: &str| def.spec.input_index(slot).is_some();
+        let output = |slot: &str| def.spec.output_index(slot).is_some();
+        let pairs = traits.inplace.iter().chain(traits.inplace_rows).chain(traits.state);
+        for (out, from) in pairs.chain(&traits.view) {
+            assert!(output(out) && input(from), "{name}: {out} and {from}");
+        }
+        for slot in [traits.wide, traits.shape_only, traits.sparse].concat() {
+            assert!(input(slot), "{name}: {slot}");
+        }
+        assert!(traits.common.iter().all(|slot| output(slot)), "{name}: {:?}", traits.common);
+        if let Some(images) = traits.images {
+            assert!(def.spec.attr_index(images.format).is_some(), "{name}: {}", images.format);
+            assert!(images.slots.iter().all(|slot| input(slot) || output(slot)), "{name}");
+        }
+    }
+}
+
+#[test]
+fn gradient_ops_are_those_of_the_op_they_are_named_after() {
+    let registry = Registry::standard();
+    for def in OPS {
+        let named = def.spec.name.strip_suffix("_grad").and_then(|name| registry.find(name));
+        let linked = registry.forward_of(def.spec.name);
+        let name = |def: Option<&OpDef>| def.map(|def| def.spec.name);
+        assert_eq!(name(linked), name(named), "{}", def.spec.name);
+    }
+}
+
 /// A kernel without support for sparse rows would access as many elements as the whole matrix has.
 #[test]
 fn sparse_rows_go_where_they_are_known() {

@@ -12,7 +12,7 @@ mod conditional;
 
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, OpRole, Program, VarId, VarKind};
-use fleet_ops::{Emit, Grad, GradCtx, Registry};
+use fleet_ops::{Emit, GradCtx, Registry};
 use std::collections::{HashMap, HashSet};
 
 /// Options of differentiation.
@@ -209,7 +209,7 @@ fn dependent_ops(
             }
             continue;
         }
-        let differentiable = matches!(registry.get(op.name())?.grad, Grad::Rule(_));
+        let differentiable = !registry.get(op.name())?.grad.is_none();
         if !differentiable || !op.all_inputs().any(|var| flows.contains(&var)) {
             continue;
         }
@@ -294,11 +294,12 @@ fn visit_op(emit: &mut Emit<'_>, tape: &mut Tape<'_>, id: OpId) -> Result<()> {
     emit.device.clone_from(&op.device);
     emit.source.clone_from(&op.source);
     let arrives = op.all_outputs().any(|var| tape.finished.contains_key(&var));
-    if arrives && let Grad::Rule(rule) = emit.registry.get(op.name())?.grad {
+    let grad = emit.registry.get(op.name())?.grad;
+    if arrives && !grad.is_none() {
         let flows = tape.flows;
         let wanted = |var: VarId| flows.contains(&var);
         let mut ctx = GradCtx::new(emit, id, &tape.finished, &wanted);
-        rule(&mut ctx).map_err(|error| {
+        grad.emit(&mut ctx).map_err(|error| {
             let place = ctx.emit.program.describe_op(id);
             error.at(format!("the gradient of {place}"))
         })?;

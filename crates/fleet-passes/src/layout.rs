@@ -9,39 +9,12 @@
 
 use fleet_base::Result;
 use fleet_ir::{Attr, Op, OpId, Program, Var, VarId, VarKind};
-use fleet_ops::{Emit, Registry};
+use fleet_ops::{Emit, Images, Registry};
 use fleet_tensor::{DType, Layout, Shape};
 use std::collections::{HashMap, HashSet};
 
-/// Ops with a data format, the attribute that states it, and their image slots.
-const IMAGE_OPS: [(&str, &str, &[&str]); 7] = [
-    ("conv2d", "data_format", &["Input", "Output", "ResidualData"]),
-    ("depthwise_conv2d", "data_format", &["Input", "Output"]),
-    ("pool2d", "data_format", &["X", "Out", "Mask"]),
-    ("batch_norm", "data_layout", &["X", "Y", "Addend"]),
-    ("sync_batch_norm", "data_layout", &["X", "Y", "Addend"]),
-    ("fused_batch_norm_act", "data_layout", &["X", "Y", "Addend"]),
-    ("fused_bn_add_activation", "data_layout", &["X", "Z", "Y", "Addend"]),
-];
-
-/// Ops that are elementwise here although their traits do not say so. Either they are elementwise
-/// only for operands of one shape, or they do not keep padding zeros, which images do not have.
-/// Unary functions have their own list.
-const ELEMENTWISE: [&str; 10] = [
-    "sum",
-    "elementwise_add",
-    "elementwise_add_grad",
-    "elementwise_sub",
-    "elementwise_sub_grad",
-    "elementwise_mul",
-    "elementwise_mul_grad",
-    "elementwise_div",
-    "fused_elemwise_activation",
-    "fused_elemwise_activation_grad",
-];
-
 pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
-    let mut images = seeds(program);
+    let mut images = seeds(program, registry);
     if images.is_empty() {
         return Ok(false);
     }
@@ -52,18 +25,13 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
     Ok(true)
 }
 
-/// Returns the image slots of an op, including `@GRAD` forms, and its format attribute.
-fn image_slots(op: &Op) -> Option<(&'static str, &'static [&'static str])> {
-    let name = op.name().strip_suffix("_grad").unwrap_or(op.name());
-    IMAGE_OPS.iter().find(|(image, ..)| *image == name).map(|(_, attr, slots)| (*attr, *slots))
+/// Returns the images of an op, if it has any.
+fn images_of(registry: &Registry, op: &Op) -> Option<Images> {
+    registry.find(op.name()).and_then(|def| def.traits.images)
 }
 
-fn is_image_slot(slots: &[&str], slot: &str) -> bool {
-    slots.contains(&slot.strip_suffix("@GRAD").unwrap_or(slot))
-}
-
-fn is_nchw_op(op: &Op) -> bool {
-    image_slots(op).is_some_and(|(attr, _)| op.attr_str(attr) == "NCHW")
+fn is_nchw_op(registry: &Registry, op: &Op) -> bool {
+    images_of(registry, op).is_some_and(|images| op.attr_str(images.format) == "NCHW")
 }
 
 fn is_image(program: &Program, var: VarId) -> bool {
@@ -72,24 +40,24 @@ fn is_image(program: &Program, var: VarId) -> bool {
 }
 
 /// Returns the variables in the image slots of NCHW ops.
-fn seeds(program: &Program) -> HashSet<VarId> {
+fn seeds(program: &Program, registry: &Registry) -> HashSet<VarId> {
     let mut images = HashSet::new();
     for (_, op) in program.root_ops() {
-        if !is_nchw_op(op) {
+        if !is_nchw_op(registry, op) {
             continue;
         }
-        images.extend(image_vars(op).into_iter().filter(|var| is_image(program, *var)));
+        images.extend(image_vars(registry, op).into_iter().filter(|var| is_image(program, *var)));
     }
     images
 }
 
-fn image_vars(op: &Op) -> Vec<VarId> {
-    let Some((_, slots)) = image_slots(op) else { return Vec::new() };
+fn image_vars(registry: &Registry, op: &Op) -> Vec<VarId> {
+    let Some(images) = images_of(registry, op) else { return Vec::new() };
     let of = |specs: &[fleet_ir::SlotSpec], vars: &[Vec<VarId>]| -> Vec<VarId> {
         specs
             .iter()
             .zip(vars)
-            .filter(|(slot, _)| is_image_slot(slots, slot.name))
+            .filter(|(slot, _)| images.slots.contains(&slot.name))
             .flat_map(|(_, vars)| vars.clone())
             .collect()
     };
@@ -100,9 +68,8 @@ fn image_vars(op: &Op) -> Vec<VarId> {
 
 /// Returns whether the op is elementwise on images of one shape.
 fn is_elementwise(program: &Program, registry: &Registry, op: &Op) -> bool {
-    let by_trait = registry.find(op.name()).is_some_and(|def| def.traits.elementwise);
-    let unary = || fleet_ops::math::unary::DEFS.iter().any(|def| def.spec.name == op.name());
-    if !by_trait && !ELEMENTWISE.contains(&op.name()) && !unary() {
+    let traits = registry.find(op.name()).map(|def| &def.traits);
+    if !traits.is_some_and(|traits| traits.elementwise || traits.elementwise_unpadded) {
         return false;
     }
     let mut vars = op.all_inputs().chain(op.all_outputs());
@@ -174,15 +141,16 @@ fn rewrite(
     for id in ops {
         let op = program.op(id).clone();
         let has_twin = |var: &VarId| nhwc_vars.contains_key(var);
-        let moved: Vec<VarId> = if is_nchw_op(&op) && can_use_nhwc(&op, has_twin) {
-            image_vars(&op)
-        } else if is_elementwise(program, registry, &op)
-            && op.all_inputs().chain(op.all_outputs()).all(|var| has_twin(&var))
-        {
-            op.all_inputs().chain(op.all_outputs()).collect()
-        } else {
-            Vec::new()
-        };
+        let moved: Vec<VarId> =
+            if is_nchw_op(registry, &op) && can_use_nhwc(registry, &op, has_twin) {
+                image_vars(registry, &op)
+            } else if is_elementwise(program, registry, &op)
+                && op.all_inputs().chain(op.all_outputs()).all(|var| has_twin(&var))
+            {
+                op.all_inputs().chain(op.all_outputs()).collect()
+            } else {
+                Vec::new()
+            };
         let written = accesses(id, program, nhwc_vars, Program::writes_of);
         let mut wanted = accesses(id, program, nhwc_vars, Program::reads_of);
         if op.sub_block().is_some() {
@@ -203,7 +171,7 @@ fn rewrite(
             )?;
         }
         if !moved.is_empty() {
-            move_op(program, id, &op, &moved, nhwc_vars)?;
+            move_op(program, registry, id, &op, &moved, nhwc_vars)?;
         }
         for var in written {
             let twin = moved.contains(&var);
@@ -221,8 +189,8 @@ fn rewrite(
 
 /// Returns whether all images of an op have twins, and no image is also another operand, such as
 /// the filter. One format applies to all images of an op.
-fn can_use_nhwc(op: &Op, has_twin: impl Fn(&VarId) -> bool) -> bool {
-    let images = image_vars(op);
+fn can_use_nhwc(registry: &Registry, op: &Op, has_twin: impl Fn(&VarId) -> bool) -> bool {
+    let images = image_vars(registry, op);
     let uses = op.all_inputs().chain(op.all_outputs()).filter(|var| images.contains(var)).count();
     images.iter().all(has_twin) && uses == images.len()
 }
@@ -287,14 +255,15 @@ fn convert(
 
 fn move_op(
     program: &mut Program,
+    registry: &Registry,
     id: OpId,
     op: &Op,
     moved: &[VarId],
     nhwc_vars: &HashMap<VarId, VarId>,
 ) -> Result<()> {
-    let format = image_slots(op);
+    let images = images_of(registry, op);
     let target = program.op_mut(id);
-    let image_only = |slot: &str| format.is_none_or(|(_, slots)| is_image_slot(slots, slot));
+    let image_only = |slot: &str| images.is_none_or(|images| images.slots.contains(&slot));
     for (spec, vars) in op.spec.inputs.iter().zip(&mut target.inputs) {
         if image_only(spec.name) {
             vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = nhwc_vars[var]);
@@ -305,14 +274,11 @@ fn move_op(
             vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = nhwc_vars[var]);
         }
     }
-    if let Some((attr, _)) = format {
-        target.set_attr(attr, Attr::Str("NHWC".to_string()))?;
+    if let Some(images) = images {
+        target.set_attr(images.format, Attr::Str("NHWC".to_string()))?;
     }
     Ok(())
 }
-
-/// Ops that read whole tensors in any order and are not affected by padding zeros.
-const ORDER_INDEPENDENT: [&str; 3] = ["squared_l2_norm", "clip_by_norm", "sum"];
 
 /// Marks filters, their gradients and their optimizer state as packed if every op that uses them
 /// allows it.
@@ -370,17 +336,16 @@ fn packable_group(
                     add_new(&mut group, slots.into_iter().flatten().copied());
                     continue;
                 }
-                let fine = registry.find(op.name()).is_some_and(|def| def.traits.elementwise)
-                    || ORDER_INDEPENDENT.contains(&op.name());
+                let traits = &registry.find(op.name())?.traits;
+                let fine = traits.elementwise || traits.order_independent;
                 if is_conv || !fine || block != Program::ROOT {
                     return None;
                 }
-                let repeats = op.name().starts_with("elementwise_");
                 for other in op.all_inputs().chain(op.all_outputs()) {
                     let found = program.var(other).shape;
                     if found == shape {
                         add_new(&mut group, [other].into_iter());
-                    } else if repeats || found.agrees(&shape) {
+                    } else if traits.broadcasts || found.agrees(&shape) {
                         // The variable is broadcast along the filter, or its unknown dimensions may
                         // match the filter's.
                         return None;

@@ -1,29 +1,14 @@
-//! Communication cost of a rewritten program: calls, messages and bytes per rank and step, computed
-//! from its ops.
+//! Communication cost of a rewritten program: calls, messages and bytes per rank and step, as the
+//! definitions of its ops state them.
 //!
 //! Bytes are those that one rank sends with the algorithm that sends the fewest. An all-reduce of S
 //! bytes over n ranks sends 2 S (n-1)/n in 2 (n-1) messages around a ring. Gathers, scatters and
 //! rooted collectives send half of that or less.
 
 use fleet_ir::{Op, Program, VarId, VarKind};
+use fleet_ops::{CostCtx, Meta, Registry, Traffic};
 use std::collections::BTreeMap;
 use std::fmt;
-
-/// Communication of one ring, or of all rings.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Traffic {
-    pub calls: usize,
-    pub messages: f64,
-    pub bytes: f64,
-}
-
-impl Traffic {
-    fn add(&mut self, other: Traffic) {
-        self.calls += other.calls;
-        self.messages += other.messages;
-        self.bytes += other.bytes;
-    }
-}
 
 /// The communication of a program.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,7 +33,7 @@ pub fn cost(program: &Program) -> Cost {
                 _ => &mut cost.sometimes,
             };
             into.entry(op.attr_int("ring_id")).or_default().add(traffic);
-            if op.name() == "c_allgather_rows" {
+            if op.all_inputs().any(|var| program.var(var).kind == VarKind::SparseRows) {
                 cost.unknown += 1;
             }
         }
@@ -56,59 +41,16 @@ pub fn cost(program: &Program) -> Cost {
     cost
 }
 
+/// Returns what one rank sends for an op, as its definition states.
 fn traffic(program: &Program, op: &Op) -> Option<Traffic> {
-    op.spec.attr_index("nranks")?;
-    let ranks = op.attr_usize("nranks") as f64;
-    let others = ranks - 1.0;
-    if op.name().starts_with("sync_batch_norm") {
-        return Some(all_reduce(statistics_bytes(program, op)?, ranks));
-    }
-    let bytes: f64 = op.input("X").iter().map(|var| bytes(program, *var)).sum();
-    let (messages, bytes) = match op.name() {
-        name if name.starts_with("c_allreduce") => return Some(all_reduce(bytes, ranks)),
-        "c_reduce_sum" | "c_broadcast" => (others, bytes * others / ranks),
-        "c_reducescatter" | "alltoall" => (others, bytes * others / ranks),
-        "dgc" => {
-            let sent = compressed_bytes(program, op);
-            (others, sent * others)
-        }
-        "c_allgather" | "c_concat" | "c_allgather_rows" => (others, bytes * others),
-        "send_v2" => (1.0, bytes),
-        "barrier" => (2.0 * others / ranks, 0.0),
-        _ => return None,
+    let def = Registry::standard().find(op.name())?;
+    let metas = |slots: &[Vec<VarId>]| -> Vec<Vec<Meta>> {
+        let of =
+            |vars: &Vec<VarId>| vars.iter().map(|var| fleet_ops::meta(program, *var)).collect();
+        slots.iter().map(of).collect()
     };
-    Some(Traffic { calls: 1, messages, bytes })
-}
-
-fn all_reduce(bytes: f64, ranks: f64) -> Traffic {
-    let others = ranks - 1.0;
-    Traffic { calls: 1, messages: 2.0 * others, bytes: 2.0 * bytes * others / ranks }
-}
-
-/// Returns the bytes of compressed gradients: pairs of index and value, at the final sparsity.
-fn compressed_bytes(program: &Program, op: &Op) -> f64 {
-    const PAIR: f64 = 8.0;
-    let elements: f64 = op.input("Grad").iter().map(|var| bytes(program, *var) / 4.0).sum();
-    let sparsity = op.attr_floats("sparsity").last().copied().unwrap_or(0.999);
-    (elements * (1.0 - sparsity)).max(1.0).floor() * PAIR
-}
-
-/// Returns the bytes that ranks sum for batch statistics: two doubles per channel, and a count.
-/// `None` if the op computes no statistics.
-fn statistics_bytes(program: &Program, op: &Op) -> Option<f64> {
-    let measures = !op.attr_bool("is_test") && !op.attr_bool("use_global_stats");
-    let scale = op.input("Scale").first().filter(|_| measures)?;
-    let channels = bytes(program, *scale) / program.var(*scale).dtype.size() as f64;
-    Some(8.0 * (1.0 + 2.0 * channels))
-}
-
-fn bytes(program: &Program, var: VarId) -> f64 {
-    let var = program.var(var);
-    if var.kind == VarKind::SparseRows {
-        return 0.0;
-    }
-    let elements: f64 = var.shape.iter().map(|dim| dim.unsigned_abs() as f64).product();
-    elements * var.dtype.size() as f64
+    let (inputs, outputs) = (metas(&op.inputs), metas(&op.outputs));
+    (def.traits.traffic)(&CostCtx { op, inputs: &inputs, outputs: &outputs })
 }
 
 impl fmt::Display for Cost {

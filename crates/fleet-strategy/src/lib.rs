@@ -37,8 +37,9 @@ mod unmatched;
 mod value;
 
 pub use compiler::{Decision, Observer, Plan, Verdict, decide, minimize, minimize_observed};
+pub use fleet_ops::Spread;
 pub use form::{FILE_BYTES_MAX, Inspection, StrategyForm, read_file};
-pub use local_state::{LocalVar, Spread, local_state};
+pub use local_state::{LocalVar, local_state};
 pub use meta::recompute::recompute_candidates;
 pub use meta::{Ranks, RingSpec};
 pub use notices::Notices;

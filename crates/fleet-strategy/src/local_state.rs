@@ -5,51 +5,20 @@
 //! flow from fed variables through ops, and stop at sums, broadcasts and gathers. In data parallel
 //! training, only batch statistics remain. Gradient merge adds its accumulators, LocalSGD the
 //! parameters between two averagings, and DGC the unsent parts of gradients.
+//!
+//! The definitions of ops state which outputs are the same on all ranks and how state passes to
+//! another number of ranks ([`fleet_ops::OpTraits`]). Only state of which every op that writes it
+//! says so is averaged.
 
 use fleet_ir::{BlockId, Op, Program, VarId};
+use fleet_ops::{OpTraits, Registry, Spread};
 use std::collections::HashSet;
-use std::fmt;
-use std::str::FromStr;
 
 /// A variable with a different value on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalVar {
     pub name: String,
     pub spread: Spread,
-}
-
-/// How m new ranks get their values from those of n previous ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spread {
-    /// Each rank gets the mean: parameters, momenta, statistics, and values that will be averaged.
-    Mean,
-    /// Each rank gets its share of the sum: counts and sums over ranks.
-    Share,
-    /// Each rank gets rank 0's value: counters and scales that control the rank itself.
-    First,
-}
-
-impl fmt::Display for Spread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Spread::Mean => "mean",
-            Spread::Share => "share",
-            Spread::First => "first",
-        })
-    }
-}
-
-impl FromStr for Spread {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Spread, ()> {
-        match text {
-            "mean" => Ok(Spread::Mean),
-            "share" => Ok(Spread::Share),
-            "first" => Ok(Spread::First),
-            _ => Err(()),
-        }
-    }
 }
 
 /// Returns the variables of a rank's main program that persist between steps and differ between
@@ -107,8 +76,9 @@ fn flow(main: &Program, block: BlockId, local: &mut HashSet<VarId>) {
             continue;
         }
         let differs = op.all_inputs().any(|var| local.contains(&var));
+        let common = traits(op).common;
         for (slot, vars) in op.spec.outputs.iter().zip(&op.outputs) {
-            let is_local = differs && !is_common(op, slot.name);
+            let is_local = differs && !common.contains(&slot.name);
             for var in vars {
                 match is_local {
                     true => local.insert(*var),
@@ -119,17 +89,13 @@ fn flow(main: &Program, block: BlockId, local: &mut HashSet<VarId>) {
     }
 }
 
-/// Returns whether all ranks get the same value from this output of a collective.
-fn is_common(op: &Op, slot: &str) -> bool {
-    match op.name() {
-        name if name.starts_with("c_allreduce") => true,
-        "c_broadcast" | "c_allgather" | "c_concat" | "c_allgather_rows" => true,
-        "dgc" => slot == "GradOut",
-        "sync_batch_norm" => slot != "Y",
-        _ => false,
-    }
+/// Returns the traits of an op; those of an op that states nothing if it is unknown.
+fn traits(op: &Op) -> &'static OpTraits {
+    static PLAIN: OpTraits = OpTraits::plain();
+    Registry::standard().find(op.name()).map_or(&PLAIN, |def| &def.traits)
 }
 
+/// Combines what the ops that write a variable state about it.
 fn spread(main: &Program, var: VarId) -> Spread {
     let mut spread = match main.var(var).dtype.is_float() {
         true => Spread::Mean,
@@ -137,18 +103,51 @@ fn spread(main: &Program, var: VarId) -> Spread {
     };
     for block in main.block_ids() {
         for (_, op) in main.block_ops(block) {
-            if !op.all_outputs().any(|out| out == var) {
-                continue;
-            }
-            let adds = matches!(op.name(), "elementwise_add" | "sum")
-                && op.all_inputs().any(|input| input == var);
-            if adds || op.name() == "auc" {
+            let Some(slot) = slot_of(op, var) else { continue };
+            let traits = traits(op);
+            let adds = traits.accumulates && op.all_inputs().any(|input| input == var);
+            if adds || traits.spread == Spread::Share {
                 return Spread::Share;
             }
-            if op.name() == "update_loss_scaling" {
+            // A write of one value on all ranks does not restrict how others are combined.
+            let is_common = traits.common.contains(&slot) || op.all_inputs().next().is_none();
+            if traits.spread == Spread::First && !is_common {
                 spread = Spread::First;
             }
         }
     }
     spread
+}
+
+/// Returns the output slot of an op that holds a variable.
+fn slot_of(op: &Op, var: VarId) -> Option<&'static str> {
+    let mut slots = op.spec.outputs.iter().zip(&op.outputs);
+    slots.find(|(_, vars)| vars.contains(&var)).map(|(slot, _)| slot.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_state_of_ops_that_say_so_is_averaged() {
+        let text = "fleet program 1
+            block0 {
+            %x: f32[1] data
+            %highest: f32[1] persistable
+            %mean: f32[1] persistable
+            %total: f32[1] persistable
+            %same: f32[1] persistable
+            (Out: %highest) = elementwise_max(X: %highest, Y: %x)
+            (Out: %mean) = scale(X: %x) {scale: 0.5}
+            (Out: %total) = elementwise_add(X: %total, Y: %x)
+            (Out: %same) = c_allreduce_max(X: %x)
+            }";
+        let program = Program::parse(text, Registry::standard()).unwrap();
+        let found: Vec<(String, Spread)> =
+            local_state(&program).into_iter().map(|var| (var.name, var.spread)).collect();
+        let expected =
+            [("highest", Spread::First), ("mean", Spread::Mean), ("total", Spread::Share)];
+        assert_eq!(found, expected.map(|(name, spread)| (name.to_string(), spread)));
+    }
 }

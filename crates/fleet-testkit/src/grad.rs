@@ -5,7 +5,7 @@ use crate::{Case, Machine, Value};
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Emit, Grad, GradCtx, Meta};
+use fleet_ops::{Emit, GradCtx, Meta};
 use fleet_tensor::DType;
 use std::collections::HashMap;
 
@@ -164,13 +164,13 @@ fn emit_rule(
     weights: &HashMap<VarId, VarId>,
     wanted: &[VarId],
 ) -> Result<Emitted> {
-    let Grad::Rule(rule) = case.def.grad else {
+    if case.def.grad.is_none() {
         return Err(Error::invalid(format!("{} has no gradient rule", case.def.spec.name)));
-    };
+    }
     let wants = |var: VarId| wanted.contains(&var);
     let mut emit = Emit::new(&mut machine.program, &machine.registry, OpRole::BACKWARD);
     let mut ctx = GradCtx::new(&mut emit, id, weights, &wants);
-    rule(&mut ctx)?;
+    case.def.grad.emit(&mut ctx)?;
     let made = ctx.into_made();
     let ops = std::mem::take(&mut emit.ops);
     // Gradients get the layouts of the forward op's inputs.

@@ -27,5 +27,8 @@ pub static DEF: OpDef = OpDef {
             ring.all_to_all(&label, k.arg(0).bytes(), k.out_arg(0).bytes_mut())
         }))
     },
-    traits: TRAITS,
+    traits: OpTraits {
+        traffic: |c| Some(Traffic::shares(c.input_bytes("X"), c.ranks())),
+        ..TRAITS
+    },
 };

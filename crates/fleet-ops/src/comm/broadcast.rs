@@ -26,5 +26,10 @@ pub static DEF: OpDef = OpDef {
             ring.broadcast(&label, k.outputs[0], root)
         }))
     },
-    traits: OpTraits { elementwise: true, ..TRAITS },
+    traits: OpTraits {
+        elementwise: true,
+        traffic: |c| Some(Traffic::shares(c.input_bytes("X"), c.ranks())),
+        common: &["Out"],
+        ..TRAITS
+    },
 };

@@ -67,7 +67,14 @@ pub static BARRIER: OpDef = OpDef {
             ring.barrier(&label)
         }))
     },
-    traits: OpTraits { elementwise: true, ..TRAITS },
+    traits: OpTraits {
+        elementwise: true,
+        traffic: |c| {
+            let ranks = c.ranks();
+            Some(Traffic { calls: 1, messages: 2.0 * (ranks - 1.0) / ranks, bytes: 0.0 })
+        },
+        ..TRAITS
+    },
 };
 
 pub static SYNC_CALC: OpDef = marker("c_sync_calc_stream");

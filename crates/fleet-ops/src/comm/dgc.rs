@@ -69,8 +69,22 @@ pub static DEF: OpDef = OpDef {
         let words = plan.scratch_words();
         Ok(Kernel::new(move |k| plan.run(k)).scratch::<u32>(words))
     },
-    traits: TRAITS,
+    traits: OpTraits {
+        state: &[("UOut", "U"), ("VOut", "V"), ("GradOut", "Grad")],
+        traffic: |c| Some(Traffic::copies(compressed_bytes(c), c.ranks())),
+        common: &["GradOut"],
+        spread: Spread::Mean,
+        ..TRAITS
+    },
 };
+
+/// Returns the bytes of compressed gradients: pairs of index and value, at the final sparsity.
+fn compressed_bytes(c: &CostCtx<'_>) -> f64 {
+    const PAIR: f64 = 8.0;
+    let elements = c.input_bytes("Grad") / 4.0;
+    let sparsity = c.op.attr_floats("sparsity").last().copied().unwrap_or(0.999);
+    (elements * (1.0 - sparsity)).max(1.0).floor() * PAIR
+}
 
 struct Plan {
     ring: Arc<dyn Ring>,
@@ -271,7 +285,11 @@ pub static MOMENTUM: OpDef = OpDef {
             Ok(())
         }))
     },
-    traits: OpTraits::plain(),
+    traits: OpTraits {
+        state: &[("ParamOut", "Param"), ("VelocityOut", "Velocity")],
+        spread: Spread::Mean,
+        ..OpTraits::plain()
+    },
 };
 
 struct Momentum {

@@ -14,6 +14,13 @@ use fleet_ir::AttrSpec;
 
 const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
 
+/// Traits of ops that give all ranks the pieces of every rank.
+const GATHERED: OpTraits = OpTraits {
+    traffic: |c| Some(Traffic::copies(c.input_bytes("X"), c.ranks())),
+    common: &["Out"],
+    ..TRAITS
+};
+
 pub static ALL_GATHER: OpDef = OpDef {
     spec: OpSpec { name: "c_allgather", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer: |i| {
@@ -31,7 +38,7 @@ pub static ALL_GATHER: OpDef = OpDef {
             ring.all_gather(&label, k.arg(0).bytes(), k.out_arg(0).bytes_mut())
         }))
     },
-    traits: TRAITS,
+    traits: GATHERED,
 };
 
 pub static REDUCE_SCATTER: OpDef = OpDef {
@@ -57,7 +64,10 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
             ring.reduce_scatter(&label, dtype, all, mine, ReduceOp::Sum)
         }))
     },
-    traits: TRAITS,
+    traits: OpTraits {
+        traffic: |c| Some(Traffic::shares(c.input_bytes("X"), c.ranks())),
+        ..TRAITS
+    },
 };
 
 pub static CONCAT: OpDef = OpDef {
@@ -98,7 +108,7 @@ pub static CONCAT: OpDef = OpDef {
         })
         .scratch::<u8>(x.bytes() * ranks))
     },
-    traits: TRAITS,
+    traits: GATHERED,
 };
 
 /// `c_split`: takes this rank's columns, without communication.
@@ -164,7 +174,7 @@ pub static ALL_GATHER_ROWS: OpDef = OpDef {
         Ok(Kernel::new(move |k| gather_rows(k, &*ring, &label, padded))
             .scratch::<u8>(padded * (ranks + 1)))
     },
-    traits: OpTraits { sparse: &["X"], ..TRAITS },
+    traits: OpTraits { sparse: &["X"], ..GATHERED },
 };
 
 fn gather_rows(k: &KernelCtx<'_>, ring: &dyn Ring, label: &str, record: usize) -> Result<()> {

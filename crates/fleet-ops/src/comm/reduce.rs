@@ -30,7 +30,13 @@ const fn all_reduce(name: &'static str) -> OpDef {
         infer,
         grad: Grad::None,
         cpu,
-        traits: OpTraits { elementwise: true, amp: AmpClass::Gray, ..TRAITS },
+        traits: OpTraits {
+            elementwise: true,
+            traffic: |c| Some(Traffic::all_reduce(c.input_bytes("X"), c.ranks())),
+            common: const { &["Out"] },
+            amp: AmpClass::Gray,
+            ..TRAITS
+        },
     }
 }
 
@@ -78,5 +84,9 @@ pub static REDUCE_SUM: OpDef = OpDef {
             ring.reduce(&label, k.outputs[0], ReduceOp::Sum, root)
         }))
     },
-    traits: OpTraits { elementwise: true, ..TRAITS },
+    traits: OpTraits {
+        elementwise: true,
+        traffic: |c| Some(Traffic::shares(c.input_bytes("X"), c.ranks())),
+        ..TRAITS
+    },
 };

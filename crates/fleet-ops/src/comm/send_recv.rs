@@ -20,7 +20,10 @@ pub static SEND: OpDef = OpDef {
         let (label, peer) = (pair_label(p.op), p.op.attr_usize("peer"));
         Ok(Kernel::new(move |k| ring.send(&label, peer, k.arg(0).bytes())))
     },
-    traits: TRAITS,
+    traits: OpTraits {
+        traffic: |c| Some(Traffic { calls: 1, messages: 1.0, bytes: c.input_bytes("X") }),
+        ..TRAITS
+    },
 };
 
 pub static RECV: OpDef = OpDef {

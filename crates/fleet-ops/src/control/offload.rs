@@ -42,7 +42,7 @@ pub static STORE: OpDef = OpDef {
         let (spill, slot) = (p.services.spill_of(p.op)?, slot(p.op));
         Ok(Kernel::new(move |k| spill.write(slot, k.inputs[0][0].bytes())))
     },
-    traits: TRAITS,
+    traits: OpTraits { offloads: true, ..TRAITS },
 };
 
 pub static FETCH: OpDef = OpDef {

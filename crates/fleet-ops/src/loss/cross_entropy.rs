@@ -30,21 +30,7 @@ pub static DEF: OpDef = OpDef {
         i.set("Y", DType::F32, loss);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, label, dy) = (g.x("X")?, g.x("Label")?, g.dy("Y")?);
-        let (soft, ignore) = (g.op.attr_bool("soft_label"), g.op.attr_int("ignore_index"));
-        if let Some(dx) = g.dx("X")? {
-            g.op(&GRAD)
-                .input("X", x)
-                .input("Label", label)
-                .input("Y@GRAD", dy)
-                .attr("soft_label", soft)
-                .attr("ignore_index", ignore)
-                .output("X@GRAD", dx)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| {
         let (split, soft, ignore) = prepare(p);
         Ok(Kernel::new(move |k| {

@@ -16,21 +16,7 @@ pub static DEF: OpDef = OpDef {
         attrs: &[attr("delta", Float(1.0))],
     },
     infer: |i| infer_pair(i, "X", "Y", "Out"),
-    grad: Grad::Rule(|g| {
-        let (x, y, dy, delta) = (g.x("X")?, g.x("Y")?, g.dy("Out")?, g.op.attr_float("delta"));
-        let (dx, d_label) = (g.dx("X")?, g.dx("Y")?);
-        if dx.is_some() || d_label.is_some() {
-            g.op(&GRAD)
-                .input("X", x)
-                .input("Y", y)
-                .input("Out@GRAD", dy)
-                .attr("delta", delta)
-                .maybe_output("X@GRAD", dx)
-                .maybe_output("Y@GRAD", d_label)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| {
         let delta = p.op.attr_float("delta") as f32;
         Ok(Kernel::new(move |k| {

@@ -32,20 +32,7 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, target, dy) = (g.x("X")?, g.x("Target")?, g.dy("Loss")?);
-        let reduction = g.op.attr_str("reduction").to_string();
-        if let Some(dx) = g.dx("X")? {
-            g.op(&GRAD)
-                .input("X", x)
-                .input("Target", target)
-                .input("Loss@GRAD", dy)
-                .attr("reduction", reduction)
-                .output("X@GRAD", dx)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| {
         let len = p.input("X").numel();
         let (reduce, scale) = prepare(p);

@@ -17,20 +17,7 @@ pub static DEF: OpDef = OpDef {
         attrs: &[attr("epsilon", Float(1e-4))],
     },
     infer: |i| infer_pair(i, "Predicted", "Labels", "Loss"),
-    grad: Grad::Rule(|g| {
-        let (p, y, dy) = (g.x("Predicted")?, g.x("Labels")?, g.dy("Loss")?);
-        let epsilon = g.op.attr_float("epsilon");
-        if let Some(dp) = g.dx("Predicted")? {
-            g.op(&GRAD)
-                .input("Predicted", p)
-                .input("Labels", y)
-                .input("Loss@GRAD", dy)
-                .attr("epsilon", epsilon)
-                .output("Predicted@GRAD", dp)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| {
         let epsilon = p.op.attr_float("epsilon") as f32;
         Ok(Kernel::new(move |k| {

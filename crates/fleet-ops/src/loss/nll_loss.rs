@@ -40,25 +40,7 @@ pub static DEF: OpDef = OpDef {
         i.set("Total_weight", DType::F32, [1]);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, label, weight) = (g.x("X")?, g.x("Label")?, g.maybe_x("Weight"));
-        let (total, dy) = (g.y("Total_weight")?, g.dy("Out")?);
-        let ignore = g.op.attr_int("ignore_index");
-        let reduction = g.op.attr_str("reduction").to_string();
-        if let Some(dx) = g.dx("X")? {
-            g.op(&GRAD)
-                .input("X", x)
-                .input("Label", label)
-                .maybe("Weight", weight)
-                .input("Total_weight", total)
-                .input("Out@GRAD", dy)
-                .attr("ignore_index", ignore)
-                .attr("reduction", reduction)
-                .output("X@GRAD", dx)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| {
         let (split, ignore, reduction) = prepare(p);
         Ok(Kernel::new(move |k| {

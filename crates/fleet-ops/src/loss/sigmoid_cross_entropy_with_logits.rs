@@ -23,21 +23,7 @@ pub static DEF: OpDef = OpDef {
         attrs: ATTRS,
     },
     infer: |i| infer_pair(i, "X", "Label", "Out"),
-    grad: Grad::Rule(|g| {
-        let (x, label, dy) = (g.x("X")?, g.x("Label")?, g.dy("Out")?);
-        let (ignore, normalize) = (g.op.attr_int("ignore_index"), g.op.attr_bool("normalize"));
-        if let Some(dx) = g.dx("X")? {
-            g.op(&GRAD)
-                .input("X", x)
-                .input("Label", label)
-                .input("Out@GRAD", dy)
-                .attr("ignore_index", ignore)
-                .attr("normalize", normalize)
-                .output("X@GRAD", dx)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| {
         kernel(p, |k, ignore| {
             let (x, z) = (k.input(X), k.input(LABEL));

@@ -34,26 +34,7 @@ pub static DEF: OpDef = OpDef {
         i.set("Out", DType::F32, [x[0], 1]);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, y, diff, dy) = (g.x("X")?, g.x("Y")?, g.y("Diff")?, g.dy("Out")?);
-        let (inside, outside) = (g.maybe_x("InsideWeight"), g.maybe_x("OutsideWeight"));
-        let sigma = g.op.attr_float("sigma");
-        let (dx, d_label) = (g.dx("X")?, g.dx("Y")?);
-        if dx.is_some() || d_label.is_some() {
-            g.op(&GRAD)
-                .input("X", x)
-                .input("Y", y)
-                .maybe("InsideWeight", inside)
-                .maybe("OutsideWeight", outside)
-                .input("Diff", diff)
-                .input("Out@GRAD", dy)
-                .attr("sigma", sigma)
-                .maybe_output("X@GRAD", dx)
-                .maybe_output("Y@GRAD", d_label)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| {
         let (square, width) = prepare(p);
         Ok(Kernel::new(move |k| {

@@ -37,7 +37,7 @@ pub static DEF: OpDef = OpDef {
         i.set("Loss", dtype, loss);
         Ok(())
     },
-    grad: Grad::Rule(rule),
+    grad: Grad::OpRule(&GRAD, rule),
     cpu: |p| any_float(p, cpu),
     traits: OpTraits { inplace: &[("Softmax", "Logits")], cost, ..OpTraits::amp(AmpClass::Black) },
 };
@@ -75,7 +75,7 @@ fn check(i: &InferCtx<'_>, predictions: &str) -> Result<Shape> {
     check_label(i, predictions, "Label", axis, i.op.attr_bool("soft_label"))
 }
 
-fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
+fn rule(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     let (logits, label, softmax) = (g.x("Logits")?, g.x("Label")?, g.y("Softmax")?);
     let (soft, ignore) = (g.op.attr_bool("soft_label"), g.op.attr_int("ignore_index"));
     let axis = g.op.attr_int("axis");
@@ -94,7 +94,7 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
     }
     if let Some(dloss) = g.maybe_dy("Loss") {
         let dx = g.dx_of(logits, VarKind::Dense)?;
-        g.op(&GRAD)
+        g.op(def)
             .input("Softmax", softmax)
             .input("Label", label)
             .input("Loss@GRAD", dloss)

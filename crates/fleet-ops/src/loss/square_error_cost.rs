@@ -15,20 +15,7 @@ pub static DEF: OpDef = OpDef {
         attrs: &[],
     },
     infer: |i| infer_pair(i, "X", "Y", "Out"),
-    grad: Grad::Rule(|g| {
-        let (x, y, dy) = (g.x("X")?, g.x("Y")?, g.dy("Out")?);
-        let (dx, d_label) = (g.dx("X")?, g.dx("Y")?);
-        if dx.is_some() || d_label.is_some() {
-            g.op(&GRAD)
-                .input("X", x)
-                .input("Y", y)
-                .input("Out@GRAD", dy)
-                .maybe_output("X@GRAD", dx)
-                .maybe_output("Y@GRAD", d_label)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |_| {
         Ok(Kernel::new(|k| {
             let (x, y) = (k.input::<f32>(X), k.input::<f32>(Y));

@@ -30,7 +30,7 @@ pub static DEF: OpDef = OpDef {
         Ok(())
     }),
     cpu,
-    traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits { elementwise: true, spread: Spread::Mean, ..OpTraits::amp(AmpClass::Gray) },
 };
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

@@ -17,7 +17,7 @@ const ATTRS: &[AttrSpec] = &[attr("min", Float(f64::MIN)), attr("max", Float(f64
 pub static CLIP: OpDef = OpDef {
     spec: OpSpec { name: "clip", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer,
-    grad: Grad::Rule(|g| unary::grad(g, &CLIP_GRAD)),
+    grad: Grad::OpRule(&CLIP_GRAD, unary::grad),
     cpu,
     traits: OpTraits { inplace: &[("Out", "X")], sparse: &["X"], ..OpTraits::plain() },
 };

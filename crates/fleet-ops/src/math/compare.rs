@@ -194,19 +194,7 @@ pub static WHERE: OpDef = OpDef {
         i.set("Out", x.dtype, shape);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (condition, x, y, dy) = (g.x("Condition")?, g.x("X")?, g.x("Y")?, g.dy("Out")?);
-        let (dx, dyy) = (g.dx("X")?, g.dx("Y")?);
-        g.op(&WHERE_GRAD)
-            .input("Condition", condition)
-            .input("X", x)
-            .input("Y", y)
-            .input("Out@GRAD", dy)
-            .maybe_output("X@GRAD", dx)
-            .maybe_output("Y@GRAD", dyy)
-            .done()?;
-        Ok(())
-    }),
+    grad: Grad::Op(&WHERE_GRAD),
     cpu: where_cpu,
     traits: OpTraits::plain(),
 };

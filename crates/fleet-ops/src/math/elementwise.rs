@@ -18,8 +18,11 @@ const Y: usize = 1;
 const DOUT: usize = 2;
 
 macro_rules! elementwise {
-    ($($name:literal, $DEF:ident, $GRAD:ident, zero_stays: $zero:literal, shape_only: $only:expr,
-       $amp:ident;)*) => {$(
+    ($(
+        $name:literal, $DEF:ident, $GRAD:ident, zero_stays: $zero:literal,
+        unpadded: [$unpadded:literal, $grad_unpadded:literal], shape_only: $only:expr,
+        $spread:ident, accumulates: $accumulates:literal;
+    )*) => {$(
         pub static $DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,
@@ -28,12 +31,16 @@ macro_rules! elementwise {
                 attrs: &[attr("axis", Int(-1))],
             },
             infer,
-            grad: Grad::Rule(|g| grad(g, &$GRAD)),
+            grad: Grad::OpRule(&$GRAD, grad),
             cpu,
             traits: OpTraits {
                 inplace: &[("Out", "X"), ("Out", "Y")],
                 elementwise: $zero,
-                ..OpTraits::amp(AmpClass::$amp)
+                elementwise_unpadded: $unpadded,
+                broadcasts: true,
+                spread: Spread::$spread,
+                accumulates: $accumulates,
+                ..OpTraits::amp(AmpClass::Gray)
             },
         };
 
@@ -47,20 +54,32 @@ macro_rules! elementwise {
             infer: |i| grads_like(i, &["X", "Y"]),
             grad: Grad::None,
             cpu: grad_cpu,
-            traits: OpTraits { shape_only: $only, ..OpTraits::amp(AmpClass::$amp) },
+            traits: OpTraits {
+                shape_only: $only,
+                elementwise_unpadded: $grad_unpadded,
+                ..OpTraits::amp(AmpClass::Gray)
+            },
         };
     )*};
 }
 
 elementwise! {
-    "elementwise_add", ADD, ADD_GRAD, zero_stays: true, shape_only: &["X", "Y"], Gray;
-    "elementwise_sub", SUB, SUB_GRAD, zero_stays: true, shape_only: &["X", "Y"], Gray;
-    "elementwise_mul", MUL, MUL_GRAD, zero_stays: true, shape_only: &[], Gray;
-    "elementwise_div", DIV, DIV_GRAD, zero_stays: false, shape_only: &[], Gray;
-    "elementwise_max", MAX, MAX_GRAD, zero_stays: true, shape_only: &[], Gray;
-    "elementwise_min", MIN, MIN_GRAD, zero_stays: true, shape_only: &[], Gray;
-    "elementwise_pow", POW, POW_GRAD, zero_stays: false, shape_only: &[], Gray;
-    "elementwise_mod", MOD, MOD_GRAD, zero_stays: false, shape_only: &[], Gray;
+    "elementwise_add", ADD, ADD_GRAD, zero_stays: true, unpadded: [true, true],
+        shape_only: &["X", "Y"], Mean, accumulates: true;
+    "elementwise_sub", SUB, SUB_GRAD, zero_stays: true, unpadded: [true, true],
+        shape_only: &["X", "Y"], Mean, accumulates: false;
+    "elementwise_mul", MUL, MUL_GRAD, zero_stays: true, unpadded: [true, true],
+        shape_only: &[], Mean, accumulates: false;
+    "elementwise_div", DIV, DIV_GRAD, zero_stays: false, unpadded: [true, false],
+        shape_only: &[], Mean, accumulates: false;
+    "elementwise_max", MAX, MAX_GRAD, zero_stays: true, unpadded: [true, false],
+        shape_only: &[], First, accumulates: false;
+    "elementwise_min", MIN, MIN_GRAD, zero_stays: true, unpadded: [true, false],
+        shape_only: &[], First, accumulates: false;
+    "elementwise_pow", POW, POW_GRAD, zero_stays: false, unpadded: [false, false],
+        shape_only: &[], First, accumulates: false;
+    "elementwise_mod", MOD, MOD_GRAD, zero_stays: false, unpadded: [false, false],
+        shape_only: &[], First, accumulates: false;
 }
 
 pub static FLOORDIV: OpDef = OpDef {

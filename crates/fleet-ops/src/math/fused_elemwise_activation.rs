@@ -41,9 +41,13 @@ pub static DEF: OpDef = OpDef {
         i.set("Out", x.dtype, shape);
         Ok(())
     },
-    grad: Grad::Rule(grad),
+    grad: Grad::OpRule(&GRAD, grad),
     cpu,
-    traits: OpTraits { inplace: &[("Out", "X"), ("Out", "Y")], ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits {
+        inplace: &[("Out", "X"), ("Out", "Y")],
+        elementwise_unpadded: true,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -63,6 +67,7 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits {
         shape_only: &["X", "Y"],
         inplace: &[("X@GRAD", "Out@GRAD")],
+        elementwise_unpadded: true,
         ..OpTraits::amp(AmpClass::Gray)
     },
 };
@@ -148,7 +153,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }))
 }
 
-fn grad(g: &mut GradCtx<'_, '_>) -> Result<()> {
+fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     let (x, y, out, dout) = (g.x("X")?, g.x("Y")?, g.y("Out")?, g.dy("Out")?);
     let (want_x, want_y) = (g.wants("X"), g.wants("Y"));
     if !want_x && !want_y {
@@ -162,7 +167,7 @@ fn grad(g: &mut GradCtx<'_, '_>) -> Result<()> {
         g.meta(x).shape == g.meta(y).shape && !g.emit.program.var(y).is_parameter() && want_x;
     let dx = if want_x { Some(g.dx_of(x, VarKind::Dense)?) } else { None };
     let dyy = if want_y && !shared { Some(g.dx_of(y, VarKind::Dense)?) } else { None };
-    g.op(&GRAD)
+    g.op(def)
         .input("X", x)
         .input("Y", y)
         .input("Out", out)

@@ -54,7 +54,7 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     },
-    grad: Grad::Rule(grad),
+    grad: Grad::OpRule(&GRAD, grad),
     cpu,
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
 };
@@ -176,32 +176,13 @@ fn cpu_bf16(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<f32>(scratch))
 }
 
-fn grad(g: &mut GradCtx<'_, '_>) -> Result<()> {
-    let (x, y, dout) = (g.x("X")?, g.x("Y")?, g.dy("Out")?);
-    let (bias, op) = (g.maybe_x("Bias"), activation(&g.op)?);
-    let (out, pre) = match op.map(|op| op.saved()) {
-        Some(Saved::Output) => (g.maybe_y("Out"), None),
-        Some(Saved::Input) => (None, Some(g.y("PreAct")?)),
-        _ => (None, None),
+fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
+    let unused: &[&str] = match activation(&g.op)?.map(|op| op.saved()) {
+        Some(Saved::Output) => &["PreAct"],
+        Some(Saved::Input) => &["Out"],
+        _ => &["Out", "PreAct"],
     };
-    let (dx, dy) = (g.dx("X")?, g.dx("Y")?);
-    let dbias = g.dx("Bias")?;
-    let cut = g.op.attr_int("x_num_col_dims");
-    let name = g.op.attr_str("activation").to_string();
-    g.op(&GRAD)
-        .input("X", x)
-        .input("Y", y)
-        .maybe("Bias", bias)
-        .maybe("Out", out)
-        .maybe("PreAct", pre)
-        .input("Out@GRAD", dout)
-        .attr("x_num_col_dims", cut)
-        .attr("activation", name)
-        .maybe_output("X@GRAD", dx)
-        .maybe_output("Y@GRAD", dy)
-        .maybe_output("Bias@GRAD", dbias)
-        .done()?;
-    Ok(())
+    g.by_name(def, unused, VarKind::Dense)
 }
 
 const DOUT: usize = 5;

@@ -29,7 +29,7 @@ pub static MUL: OpDef = OpDef {
         i.set("Out", dtype, shape);
         Ok(())
     },
-    grad: Grad::Rule(|g| product_grad(g, &MUL_GRAD)),
+    grad: Grad::Op(&MUL_GRAD),
     cpu: mul_cpu,
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
 };
@@ -63,7 +63,7 @@ pub static MATMUL: OpDef = OpDef {
         i.set("Out", dtype, shape);
         Ok(())
     },
-    grad: Grad::Rule(|g| product_grad(g, &MATMUL_GRAD)),
+    grad: Grad::Op(&MATMUL_GRAD),
     cpu: matmul_cpu,
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
 };
@@ -217,16 +217,6 @@ fn cost(ctx: &CostCtx<'_>) -> Cost {
     let sides = gradients.filter(|(vars, slot)| !vars.is_empty() && slot.name.ends_with("@GRAD"));
     let times = if ctx.op.input("Out@GRAD").is_empty() { 1 } else { sides.count() };
     Cost { flops: product * times as f64, bytes: ctx.bytes() }
-}
-
-pub(crate) fn product_grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
-    let (x, y, dy) = (g.x("X")?, g.x("Y")?, g.dy("Out")?);
-    let (dx, dyy) = (g.dx("X")?, g.dx("Y")?);
-    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
-    let call = g.op(def).input("X", x).input("Y", y).input("Out@GRAD", dy);
-    let call = attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value));
-    call.maybe_output("X@GRAD", dx).maybe_output("Y@GRAD", dyy).done()?;
-    Ok(())
 }
 
 /// Returns M, N and K of a `mul` with known shapes.

@@ -26,19 +26,9 @@ pub static SQUARED_L2_NORM: OpDef = OpDef {
         let _ = x;
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, dy) = (g.x("X")?, g.dy("Out")?);
-        if let Some(dx) = g.dx("X")? {
-            g.op(&SQUARED_L2_NORM_GRAD)
-                .input("X", x)
-                .input("Out@GRAD", dy)
-                .output("X@GRAD", dx)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&SQUARED_L2_NORM_GRAD),
     cpu: squared_cpu,
-    traits: OpTraits { sparse: &["X"], cost, ..OpTraits::plain() },
+    traits: OpTraits { sparse: &["X"], order_independent: true, cost, ..OpTraits::plain() },
 };
 
 fn cost(ctx: &CostCtx<'_>) -> Cost {
@@ -169,7 +159,13 @@ pub static CLIP_BY_NORM: OpDef = OpDef {
     },
     grad: Grad::None,
     cpu: clip_cpu,
-    traits: OpTraits { inplace: &[("Out", "X")], sparse: &["X"], cost, ..OpTraits::plain() },
+    traits: OpTraits {
+        inplace: &[("Out", "X")],
+        sparse: &["X"],
+        order_independent: true,
+        cost,
+        ..OpTraits::plain()
+    },
 };
 
 fn clip_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

@@ -30,7 +30,7 @@ macro_rules! reductions {
                 i.set("Out", x.dtype, shape);
                 Ok(())
             },
-            grad: Grad::Rule(|g| grad(g, &$GRAD)),
+            grad: Grad::OpRule(&$GRAD, grad),
             cpu,
             traits: OpTraits { cost, ..OpTraits::amp(AmpClass::$amp) },
         };
@@ -162,14 +162,8 @@ fn kept_shape(x: &Shape, axes: &[usize]) -> Shape {
 }
 
 fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
-    let (x, out, dout) = (g.x("X")?, g.y("Out")?, g.dy("Out")?);
-    let Some(dx) = g.dx("X")? else { return Ok(()) };
-    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
     let reads_out = matches!(fold_of(&g.op), Fold::Max | Fold::Min | Fold::Prod);
-    let call = g.op(def).input("X", x).maybe("Out", reads_out.then_some(out));
-    let call = attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value));
-    call.input("Out@GRAD", dout).output("X@GRAD", dx).done()?;
-    Ok(())
+    g.by_name(def, if reads_out { &[] } else { &["Out"] }, VarKind::Dense)
 }
 
 /// Elements written per task.

@@ -41,6 +41,7 @@ pub static DEF: OpDef = OpDef {
         inplace: &[("Out", "X")],
         sparse: &["X"],
         elementwise: true,
+        spread: Spread::Mean,
         ..OpTraits::amp(AmpClass::Gray)
     },
 };

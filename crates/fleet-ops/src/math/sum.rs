@@ -61,7 +61,10 @@ pub static DEF: OpDef = OpDef {
         inplace: &[("Out", "X")],
         sparse: &["X"],
         elementwise: true,
+        order_independent: true,
         cost,
+        spread: Spread::Mean,
+        accumulates: true,
         ..OpTraits::plain()
     },
 };

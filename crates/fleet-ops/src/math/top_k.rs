@@ -36,20 +36,7 @@ pub static DEF: OpDef = OpDef {
         i.set("Indices", DType::I64, shape);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, indices, dout) = (g.x("X")?, g.y("Indices")?, g.dy("Out")?);
-        let axis = g.op.attr_int("axis");
-        if let Some(dx) = g.dx("X")? {
-            g.op(&GRAD)
-                .input("X", x)
-                .input("Indices", indices)
-                .input("Out@GRAD", dout)
-                .attr("axis", axis)
-                .output("X@GRAD", dx)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu,
     traits: OpTraits::amp(AmpClass::Unlisted),
 };

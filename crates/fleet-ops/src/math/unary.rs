@@ -22,11 +22,12 @@ macro_rules! unary {
                 attrs: &[$($attr),*],
             },
             infer,
-            grad: Grad::Rule(|g| grad(g, &$GRAD)),
+            grad: Grad::OpRule(&$GRAD, grad),
             cpu,
             traits: OpTraits {
                 inplace: &[("Out", "X")],
                 elementwise: $zero,
+                elementwise_unpadded: true,
                 ..OpTraits::amp(AmpClass::$amp)
             },
         };
@@ -43,13 +44,14 @@ macro_rules! unary {
             cpu: grad_cpu,
             traits: OpTraits {
                 inplace: &[("X@GRAD", "Out@GRAD"), ("X@GRAD", "X"), ("X@GRAD", "Out")],
+                elementwise_unpadded: true,
                 ..OpTraits::amp(AmpClass::$amp)
             },
         };
     )*
 
         /// Every op of this file.
-        pub static DEFS: &[&OpDef] = &[$(&$DEF, &$GRAD),*];
+        pub const DEFS: &[&OpDef] = &[$(&$DEF, &$GRAD),*];
     };
 }
 
@@ -220,17 +222,12 @@ where
 }
 
 pub(super) fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
-    let (x, y, dy) = (g.x("X")?, g.y("Out")?, g.dy("Out")?);
-    let Some(dx) = g.dx("X")? else { return Ok(()) };
-    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
-    let call = match unary_of(&g.op)?.saved() {
-        Saved::Input => g.op(def).input("X", x),
-        Saved::Output => g.op(def).input("Out", y),
-        Saved::Nothing => g.op(def),
+    let unused: &[&str] = match unary_of(&g.op)?.saved() {
+        Saved::Input => &["Out"],
+        Saved::Output => &["X"],
+        Saved::Nothing => &["X", "Out"],
     };
-    let call = attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value));
-    call.input("Out@GRAD", dy).output("X@GRAD", dx).done()?;
-    Ok(())
+    g.by_name(def, unused, VarKind::Dense)
 }
 
 pub(super) fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

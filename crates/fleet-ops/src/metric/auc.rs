@@ -35,7 +35,11 @@ pub static DEF: OpDef = OpDef {
     infer,
     grad: Grad::None,
     cpu,
-    traits: OpTraits::plain(),
+    traits: OpTraits {
+        state: &[("StatPosOut", "StatPos"), ("StatNegOut", "StatNeg")],
+        spread: Spread::Share,
+        ..OpTraits::plain()
+    },
 };
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {

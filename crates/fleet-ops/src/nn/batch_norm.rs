@@ -13,7 +13,7 @@
 use super::half::{FLOATS, any_float};
 use super::sync_batch_norm::Sync;
 use crate::prelude::*;
-use fleet_ir::AttrSpec;
+use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::batch_norm::{
     self, Act, Backward, Dims, InputGradient, Mask, Masked, Operand, Order, Output, Partials,
     Training,
@@ -27,45 +27,36 @@ pub(super) const ATTRS: &[AttrSpec] = &[
     attr("data_layout", Str("NCHW")),
 ];
 
+pub(super) const INPUTS: &[SlotSpec] =
+    &[one("X"), one("Scale"), one("Bias"), one("Mean"), one("Variance"), optional("Stats")];
+pub(super) const OUTPUTS: &[SlotSpec] =
+    &[one("Y"), one("MeanOut"), one("VarianceOut"), one("SavedMean"), one("SavedVariance")];
+
+pub(super) const GRAD_INPUTS: &[SlotSpec] = &[
+    one("X"),
+    one("Scale"),
+    one("Bias"),
+    one("SavedMean"),
+    one("SavedVariance"),
+    one("Y@GRAD"),
+    optional("Addend"),
+];
+pub(super) const GRAD_OUTPUTS: &[SlotSpec] =
+    &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")];
+
 pub static DEF: OpDef = OpDef {
-    spec: OpSpec {
-        name: "batch_norm",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("Mean"),
-            one("Variance"),
-            optional("Stats"),
-        ],
-        outputs: &[
-            one("Y"),
-            one("MeanOut"),
-            one("VarianceOut"),
-            one("SavedMean"),
-            one("SavedVariance"),
-        ],
-        attrs: ATTRS,
-    },
+    spec: OpSpec { name: "batch_norm", inputs: INPUTS, outputs: OUTPUTS, attrs: ATTRS },
     infer,
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, |p| forward(p, Act::None, None)),
-    traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits { wide: WIDE, ..traits(IMAGES, AmpClass::Gray) },
 };
 
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "batch_norm_grad",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("SavedMean"),
-            one("SavedVariance"),
-            one("Y@GRAD"),
-            optional("Addend"),
-        ],
-        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
+        inputs: GRAD_INPUTS,
+        outputs: GRAD_OUTPUTS,
         attrs: ATTRS,
     },
     infer: infer_grad,
@@ -73,10 +64,31 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| any_float(p, |p| backward(p, Act::None, None)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        images: Some(GRAD_IMAGES),
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Gray)
     },
 };
+
+/// Images of the ops without a residual, and of their gradients.
+pub(super) const IMAGES: Images = Images { format: "data_layout", slots: &["X", "Y"] };
+pub(super) const GRAD_IMAGES: Images =
+    Images { format: "data_layout", slots: &["X", "Y@GRAD", "Addend", "X@GRAD"] };
+
+/// Values per channel, which are f32.
+pub(super) const WIDE: &[&str] = &["Scale", "Bias", "Mean", "Variance"];
+
+/// Traits of the forward ops.
+pub(super) const fn traits(images: Images, amp: AmpClass) -> OpTraits {
+    OpTraits {
+        inplace: const { &[("Y", "X")] },
+        state: const { &[("MeanOut", "Mean"), ("VarianceOut", "Variance")] },
+        images: Some(images),
+        cost,
+        spread: Spread::Mean,
+        ..OpTraits::amp(amp)
+    }
+}
 
 // Slots, which are the same in the fused ops.
 const X: usize = 0;
@@ -168,38 +180,6 @@ fn channel_axis(op: &fleet_ir::Op, x: &Shape) -> Result<usize> {
             .expected("NCHW or NHWC")
             .got(other)),
     }
-}
-
-/// Gradient rule: emits the op `grad` with the slots that it has.
-pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
-    let (x, scale, bias) = (g.x("X")?, g.x("Scale")?, g.x("Bias")?);
-    let (mean, inv_std, dy) = (g.y("SavedMean")?, g.y("SavedVariance")?, g.dy("Y")?);
-    let y = grad.spec.input_index("Y").map(|_| g.y("Y")).transpose()?;
-    let (dx, dz) = (g.dx("X")?, g.dx("Z")?);
-    let (dscale, dbias) = (g.dx("Scale")?, g.dx("Bias")?);
-    if [dx, dz, dscale, dbias].iter().all(Option::is_none) {
-        return Ok(());
-    }
-    let attrs = g.op.attrs.clone();
-    let names: Vec<&str> = g.op.spec.attrs.iter().map(|attr| attr.name).collect();
-    let mut call = g
-        .op(grad)
-        .input("X", x)
-        .input("Scale", scale)
-        .input("Bias", bias)
-        .input("SavedMean", mean)
-        .input("SavedVariance", inv_std)
-        .input("Y@GRAD", dy)
-        .maybe("Y", y)
-        .maybe_output("X@GRAD", dx)
-        .maybe_output("Scale@GRAD", dscale)
-        .maybe_output("Bias@GRAD", dbias)
-        .maybe_output("Z@GRAD", dz);
-    for (name, value) in names.into_iter().zip(attrs) {
-        call = call.attr(name, value);
-    }
-    call.done()?;
-    Ok(())
 }
 
 fn dims(p: &PrepareCtx<'_>) -> Result<Dims> {
@@ -369,7 +349,7 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
 
 /// Cost of two flops per element for the statistics, two to normalize, and one each for residual
 /// and ReLU.
-pub(super) fn cost(c: &CostCtx<'_>) -> Cost {
+fn cost(c: &CostCtx<'_>) -> Cost {
     let x = c.input("X").map_or(0, Meta::bytes) as f64;
     let passes = if c.input("Stats").is_some() { 0.0 } else { 1.0 };
     Cost { flops: 6.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() + passes * x }

@@ -39,6 +39,21 @@ const DEPTHWISE_ATTRS: &[AttrSpec] = &[
     attr("fuse_relu_before_depthwise_conv", Bool(false)),
 ];
 
+const TRAITS: OpTraits = OpTraits {
+    images: Some(Images { format: "data_format", slots: &["Input", "ResidualData", "Output"] }),
+    cost: |c| cost(c, "Output"),
+    ..OpTraits::amp(AmpClass::White)
+};
+
+const GRAD_TRAITS: OpTraits = OpTraits {
+    images: Some(Images {
+        format: "data_format",
+        slots: &["Input", "Output", "Output@GRAD", "Input@GRAD", "ResidualData@GRAD"],
+    }),
+    cost: cost_grad,
+    ..OpTraits::amp(AmpClass::White)
+};
+
 const INPUT: usize = 0;
 const FILTER: usize = 1;
 const BIAS: usize = 2;
@@ -61,9 +76,9 @@ pub static DEF: OpDef = OpDef {
         attrs: ATTRS,
     },
     infer,
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::OpRule(&GRAD, rule),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { cost: |c| cost(c, "Output"), ..OpTraits::amp(AmpClass::White) },
+    traits: TRAITS,
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -81,7 +96,7 @@ pub static GRAD: OpDef = OpDef {
     infer: infer_grad,
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    traits: OpTraits { cost: cost_grad, ..OpTraits::amp(AmpClass::White) },
+    traits: GRAD_TRAITS,
 };
 
 pub static DEPTHWISE: OpDef = OpDef {
@@ -92,9 +107,9 @@ pub static DEPTHWISE: OpDef = OpDef {
         attrs: DEPTHWISE_ATTRS,
     },
     infer,
-    grad: Grad::Rule(|g| rule(g, &DEPTHWISE_GRAD)),
+    grad: Grad::OpRule(&DEPTHWISE_GRAD, rule),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { cost: |c| cost(c, "Output"), ..OpTraits::amp(AmpClass::White) },
+    traits: TRAITS,
 };
 
 pub static DEPTHWISE_GRAD: OpDef = OpDef {
@@ -112,7 +127,7 @@ pub static DEPTHWISE_GRAD: OpDef = OpDef {
     infer: infer_grad,
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    traits: OpTraits { cost: cost_grad, ..OpTraits::amp(AmpClass::White) },
+    traits: GRAD_TRAITS,
 };
 
 /// Checks all inputs and returns the shape of the output.
@@ -209,27 +224,9 @@ fn fuses_input_relu(op: &Op) -> bool {
 }
 
 fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
-    let (input, filter) = (g.x("Input")?, g.x("Filter")?);
-    let (output, dy) = (g.y("Output")?, g.dy("Output")?);
-    let saved = is_relu(&g.op)?.then_some(output);
-    let (dx, dw) = (g.dx("Input")?, g.dx("Filter")?);
-    let (db, dr) = (g.dx("Bias")?, g.dx("ResidualData")?);
-    if [dx, dw, db, dr].iter().all(Option::is_none) {
-        return Ok(());
-    }
-    let (spec, attrs) = (g.op.spec, g.op.attrs.clone());
-    let mut call = g.op(grad).input("Input", input).input("Filter", filter);
-    for (attr, value) in spec.attrs.iter().zip(attrs) {
-        call = call.attr(attr.name, value);
-    }
-    call.maybe("Output", saved)
-        .input("Output@GRAD", dy)
-        .maybe_output("Input@GRAD", dx)
-        .maybe_output("Filter@GRAD", dw)
-        .maybe_output("Bias@GRAD", db)
-        .maybe_output("ResidualData@GRAD", dr)
-        .done()?;
-    Ok(())
+    // Only the gradient of the activation reads the output.
+    let unused: &[&str] = if is_relu(&g.op)? { &[] } else { &["Output"] };
+    g.by_name(grad, unused, VarKind::Dense)
 }
 
 /// Returns the kernel's description of a convolution with known shapes.

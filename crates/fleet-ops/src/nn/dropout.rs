@@ -24,18 +24,7 @@ const ATTRS: &[AttrSpec] = &[
 pub static DEF: OpDef = OpDef {
     spec: OpSpec { name: "dropout", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer: |i| infer(i, "X", "Out"),
-    grad: Grad::Rule(|g| {
-        let dy = g.dy("Out")?;
-        let attrs = g.op.attrs.clone();
-        if let Some(dx) = g.dx("X")? {
-            let mut call = g.op(&GRAD).input("Out@GRAD", dy).output("X@GRAD", dx);
-            for (attr, value) in ATTRS.iter().zip(attrs) {
-                call = call.attr(attr.name, value);
-            }
-            call.done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
     traits: OpTraits {
         inplace: &[("Out", "X")],

@@ -44,27 +44,7 @@ pub static DEF: OpDef = OpDef {
         i.set("SoftmaxLse", DType::F32, [batch, heads, queries]);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (q, key, v, mask) = (g.x("Q")?, g.x("K")?, g.x("V")?, g.maybe_x("Mask"));
-        let (out, lse, dy) = (g.y("Out")?, g.y("SoftmaxLse")?, g.dy("Out")?);
-        let grads = [g.dx("Q")?, g.dx("K")?, g.dx("V")?];
-        if grads.iter().all(Option::is_none) {
-            return Ok(());
-        }
-        let attrs = g.op.attrs.clone();
-        let mut call = g.op(&GRAD).input("Q", q).input("K", key).input("V", v).maybe("Mask", mask);
-        for (spec, value) in ATTRS.iter().zip(attrs) {
-            call = call.attr(spec.name, value);
-        }
-        call.input("Out", out)
-            .input("SoftmaxLse", lse)
-            .input("Out@GRAD", dy)
-            .maybe_output("Q@GRAD", grads[0])
-            .maybe_output("K@GRAD", grads[1])
-            .maybe_output("V@GRAD", grads[2])
-            .done()?;
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
     traits: OpTraits { random: true, cost: |c| cost(c, 1.0), ..OpTraits::amp(AmpClass::White) },
 };

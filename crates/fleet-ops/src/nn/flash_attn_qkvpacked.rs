@@ -27,22 +27,7 @@ pub static DEF: OpDef = OpDef {
         i.set("SoftmaxLse", DType::F32, [batch, heads, time]);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (qkv, mask) = (g.x("QKV")?, g.maybe_x("Mask"));
-        let (out, lse, dy) = (g.y("Out")?, g.y("SoftmaxLse")?, g.dy("Out")?);
-        let Some(dqkv) = g.dx("QKV")? else { return Ok(()) };
-        let attrs = g.op.attrs.clone();
-        let mut call = g.op(&GRAD).input("QKV", qkv).maybe("Mask", mask);
-        for (spec, value) in ATTRS.iter().zip(attrs) {
-            call = call.attr(spec.name, value);
-        }
-        call.input("Out", out)
-            .input("SoftmaxLse", lse)
-            .input("Out@GRAD", dy)
-            .output("QKV@GRAD", dqkv)
-            .done()?;
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
     traits: OpTraits { random: true, cost: |c| cost(c, 1.0), ..OpTraits::amp(AmpClass::White) },
 };

@@ -3,7 +3,10 @@
 //!
 //! The gradient recomputes the ReLU's mask from X, so it does not read Y.
 
-use super::batch_norm::{ATTRS, backward, cost, cost_grad, forward, infer, infer_grad, rule};
+use super::batch_norm::{
+    ATTRS, GRAD_IMAGES, GRAD_INPUTS, GRAD_OUTPUTS, IMAGES, INPUTS, OUTPUTS, backward, cost_grad,
+    forward, infer, infer_grad, traits,
+};
 use super::half::any_float;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
@@ -16,45 +19,24 @@ pub(super) const FUSED_ATTRS: &[AttrSpec] =
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "fused_batch_norm_act",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("Mean"),
-            one("Variance"),
-            optional("Stats"),
-        ],
-        outputs: &[
-            one("Y"),
-            one("MeanOut"),
-            one("VarianceOut"),
-            one("SavedMean"),
-            one("SavedVariance"),
-        ],
+        inputs: INPUTS,
+        outputs: OUTPUTS,
         attrs: FUSED_ATTRS,
     },
     infer: |i| {
         act_of(i.op)?;
         infer(i)
     },
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?, None)),
-    traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
+    traits: traits(IMAGES, AmpClass::Gray),
 };
 
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "fused_batch_norm_act_grad",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("SavedMean"),
-            one("SavedVariance"),
-            one("Y@GRAD"),
-            optional("Addend"),
-        ],
-        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
+        inputs: GRAD_INPUTS,
+        outputs: GRAD_OUTPUTS,
         attrs: FUSED_ATTRS,
     },
     infer: infer_grad,
@@ -62,6 +44,7 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?, None)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        images: Some(GRAD_IMAGES),
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Gray)
     },

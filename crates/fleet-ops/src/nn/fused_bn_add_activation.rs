@@ -2,7 +2,7 @@
 //! fusion pass makes this op. Z@GRAD is the gradient of Y where Y is positive, and may share the
 //! memory of Y@GRAD.
 
-use super::batch_norm::{backward, cost, cost_grad, forward, infer, infer_grad, rule};
+use super::batch_norm::{OUTPUTS, backward, cost_grad, forward, infer, infer_grad, traits};
 use super::fused_batch_norm_act::{FUSED_ATTRS, act_of};
 use super::half::any_float;
 use crate::prelude::*;
@@ -19,22 +19,16 @@ pub static DEF: OpDef = OpDef {
             optional("Stats"),
             one("Z"),
         ],
-        outputs: &[
-            one("Y"),
-            one("MeanOut"),
-            one("VarianceOut"),
-            one("SavedMean"),
-            one("SavedVariance"),
-        ],
+        outputs: OUTPUTS,
         attrs: FUSED_ATTRS,
     },
     infer: |i| {
         act_of(i.op)?;
         infer(i)
     },
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?, None)),
-    traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::White) },
+    traits: traits(Images { format: "data_layout", slots: &["X", "Z", "Y"] }, AmpClass::White),
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -63,6 +57,10 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?, None)),
     traits: OpTraits {
         inplace: &[("Z@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        images: Some(Images {
+            format: "data_layout",
+            slots: &["X", "Y@GRAD", "Addend", "Y", "X@GRAD", "Z@GRAD"],
+        }),
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::White)
     },

@@ -32,7 +32,7 @@ pub static DEF: OpDef = OpDef {
         i.set("Out", DType::F32, shape);
         Ok(())
     },
-    grad: Grad::Rule(rule),
+    grad: Grad::OpRule(&GRAD, rule),
     cpu,
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
@@ -97,7 +97,7 @@ fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
+fn rule(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     let (w, ids, dy) = (g.x("W")?, g.x("Ids")?, g.dy("Out")?);
     let sparse = g.op.attr_bool("is_sparse");
     let padding = g.op.attr_int("padding_idx");
@@ -106,7 +106,7 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
     let rest = g.op.input("Rest").to_vec();
     let grads: Vec<VarId> =
         rest.iter().map(|var| g.dx_of(*var, VarKind::Dense)).collect::<Result<_>>()?;
-    g.op(&GRAD)
+    g.op(def)
         .input("W", w)
         .input("Ids", ids)
         .inputs("Rest", &rest)

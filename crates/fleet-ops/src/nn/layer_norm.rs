@@ -49,9 +49,9 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     },
-    grad: Grad::Rule(rule),
+    grad: Grad::OpRule(&GRAD, rule),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+    traits: OpTraits { wide: &["Scale", "Bias"], cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -131,7 +131,7 @@ fn product(dims: &[i64]) -> i64 {
     dims.iter().fold(1, |product: i64, dim| product.saturating_mul(*dim))
 }
 
-fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
+fn rule(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     let (x, scale) = (g.x("X")?, g.maybe_x("Scale"));
     let normalised = g.maybe_y("Sum").unwrap_or(x);
     let (mean, inv_std) = (g.y("Mean")?, g.y("Variance")?);
@@ -162,7 +162,7 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
     if dx.is_none() && dscale.is_none() && dbias.is_none() {
         return Ok(());
     }
-    g.op(&GRAD)
+    g.op(def)
         .input("X", normalised)
         .maybe("Scale", scale)
         .input("Mean", mean)

@@ -3,7 +3,7 @@
 
 use super::axis::Split;
 use super::half::any_float;
-use super::softmax::{cost, infer, infer_grad, rule};
+use super::softmax::{cost, infer, infer_grad};
 use crate::prelude::*;
 use fleet_kernels::softmax;
 
@@ -15,7 +15,7 @@ pub static DEF: OpDef = OpDef {
         attrs: &[attr("axis", Int(-1))],
     },
     infer,
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };

@@ -34,7 +34,7 @@ pub static DEF: OpDef = OpDef {
         attrs: ATTRS,
     },
     infer: |i| infer(i, false),
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::OpRule(&GRAD, rule),
     cpu,
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
@@ -66,7 +66,7 @@ pub static V1: OpDef = OpDef {
         attrs: ATTRS,
     },
     infer: |i| infer(i, true),
-    grad: Grad::Rule(|g| rule(g, &V1_GRAD)),
+    grad: Grad::OpRule(&V1_GRAD, rule),
     cpu,
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
@@ -117,31 +117,8 @@ fn check(i: &InferCtx<'_>) -> Result<Shape> {
 }
 
 fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
-    let (w, ids, dy) = (g.x("W")?, g.x("Ids")?, g.dy("Out")?);
-    if !g.wants("W") {
-        return Ok(());
-    }
     let sparse = g.op.attr_bool("is_sparse");
-    let kind = if sparse { VarKind::SparseRows } else { VarKind::Dense };
-    let padding = g.op.attr_int("padding_idx");
-    let distributed = g.op.attr_bool("is_distributed");
-    let entry = g.op.attr_str("entry").to_string();
-    let table_class = g.op.attr_str("table_class").to_string();
-    let slot = g.op.attr_int("slot");
-    let dw = g.dx_of(w, kind)?;
-    g.op(grad)
-        .input("W", w)
-        .input("Ids", ids)
-        .input("Out@GRAD", dy)
-        .attr("padding_idx", padding)
-        .attr("is_sparse", sparse)
-        .attr("is_distributed", distributed)
-        .attr("entry", entry)
-        .attr("table_class", table_class)
-        .attr("slot", slot)
-        .output("W@GRAD", dw)
-        .done()?;
-    Ok(())
+    g.by_name(grad, &[], if sparse { VarKind::SparseRows } else { VarKind::Dense })
 }
 
 fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {

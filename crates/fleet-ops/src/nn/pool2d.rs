@@ -41,19 +41,13 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, mask, dy) = (g.x("X")?, g.maybe_y("Mask"), g.dy("Out")?);
-        let (spec, attrs) = (g.op.spec, g.op.attrs.clone());
-        let Some(dx) = g.dx("X")? else { return Ok(()) };
-        let mut call = g.op(&GRAD).input("X", x).maybe("Mask", mask).input("Out@GRAD", dy);
-        for (attr, value) in spec.attrs.iter().zip(attrs) {
-            call = call.attr(attr.name, value);
-        }
-        call.output("X@GRAD", dx).done()?;
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits {
+        images: Some(Images { format: "data_format", slots: &["X", "Out", "Mask"] }),
+        cost,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -78,7 +72,12 @@ pub static GRAD: OpDef = OpDef {
     },
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    traits: OpTraits { shape_only: &["X"], cost: cost_grad, ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits {
+        shape_only: &["X"],
+        images: Some(Images { format: "data_format", slots: &["X", "Mask", "Out@GRAD", "X@GRAD"] }),
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
 
 /// Checks X, and returns it with the shape of Out.

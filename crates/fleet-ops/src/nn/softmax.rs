@@ -14,7 +14,7 @@ pub static DEF: OpDef = OpDef {
         attrs: &[attr("axis", Int(-1))],
     },
     infer,
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
     traits: OpTraits { inplace: &[("Out", "X")], cost, ..OpTraits::amp(AmpClass::Black) },
 };
@@ -41,20 +41,6 @@ pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let x = i.input("X")?;
     x.shape.axis(i.op.attr_int("axis"))?;
     i.set("Out", x.dtype, x.shape);
-    Ok(())
-}
-
-/// Gradient rule from the output, for this op and for log_softmax.
-pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
-    let (out, dy, axis) = (g.y("Out")?, g.dy("Out")?, g.op.attr_int("axis"));
-    if let Some(dx) = g.dx("X")? {
-        g.op(grad)
-            .input("Out", out)
-            .input("Out@GRAD", dy)
-            .attr("axis", axis)
-            .output("X@GRAD", dx)
-            .done()?;
-    }
     Ok(())
 }
 

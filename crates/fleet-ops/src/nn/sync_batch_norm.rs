@@ -10,7 +10,8 @@
 //! purpose.
 
 use super::batch_norm::{
-    ATTRS as PLAIN, backward, cost, cost_grad, forward, infer, infer_grad, rule,
+    ATTRS as PLAIN, GRAD_IMAGES, GRAD_INPUTS, GRAD_OUTPUTS, IMAGES, INPUTS, OUTPUTS, WIDE,
+    backward, cost_grad, forward, infer, infer_grad, traits,
 };
 use super::half::any_float;
 use crate::comm::{LABEL, NRANKS, RING_ID};
@@ -24,52 +25,27 @@ const ATTRS: &[AttrSpec] =
     &[PLAIN[0], PLAIN[1], PLAIN[2], PLAIN[3], PLAIN[4], RING_ID, NRANKS, LABEL];
 
 pub static DEF: OpDef = OpDef {
-    spec: OpSpec {
-        name: "sync_batch_norm",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("Mean"),
-            one("Variance"),
-            optional("Stats"),
-        ],
-        outputs: &[
-            one("Y"),
-            one("MeanOut"),
-            one("VarianceOut"),
-            one("SavedMean"),
-            one("SavedVariance"),
-        ],
-        attrs: ATTRS,
-    },
+    spec: OpSpec { name: "sync_batch_norm", inputs: INPUTS, outputs: OUTPUTS, attrs: ATTRS },
     infer: |i| {
         crate::comm::nranks(i)?;
         infer(i)
     },
-    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, |p| forward(p, Act::None, Sync::of(p)?)),
     traits: OpTraits {
-        inplace: &[("Y", "X")],
+        wide: WIDE,
         effect: true,
-        cost,
-        ..OpTraits::amp(AmpClass::Gray)
+        traffic,
+        common: &["MeanOut", "VarianceOut", "SavedMean", "SavedVariance"],
+        ..traits(IMAGES, AmpClass::Gray)
     },
 };
 
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "sync_batch_norm_grad",
-        inputs: &[
-            one("X"),
-            one("Scale"),
-            one("Bias"),
-            one("SavedMean"),
-            one("SavedVariance"),
-            one("Y@GRAD"),
-            optional("Addend"),
-        ],
-        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
+        inputs: GRAD_INPUTS,
+        outputs: GRAD_OUTPUTS,
         attrs: ATTRS,
     },
     infer: |i| {
@@ -80,11 +56,21 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| any_float(p, |p| backward(p, Act::None, Sync::of(p)?)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        images: Some(GRAD_IMAGES),
         effect: true,
+        traffic,
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Gray)
     },
 };
+
+/// Sums of the batch statistics over ranks: two doubles per channel, and a count.
+fn traffic(c: &CostCtx<'_>) -> Option<Traffic> {
+    let measures = !c.op.attr_bool("is_test") && !c.op.attr_bool("use_global_stats");
+    let scale = c.input("Scale").filter(|_| measures)?;
+    let bytes = 8.0 * (1.0 + 2.0 * scale.numel() as f64);
+    Some(Traffic::all_reduce(bytes, c.ranks()))
+}
 
 /// A ring over which statistics are merged.
 pub(super) struct Sync {

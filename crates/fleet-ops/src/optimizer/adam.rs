@@ -7,8 +7,9 @@
 //! gradient 0 and their moments decay, which takes a pass over the whole table. If SkipUpdate (a
 //! bool) is true, nothing changes. `fused_adam` is the same op for many parameters.
 
-use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
-use super::reduced::{self, joined};
+use super::common::{self, COEFF, LR_SCALE, METHOD, RuleOptions, Slots};
+use super::forms::{self, forms};
+use super::reduced;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op, SlotSpec};
 use fleet_kernels::optim::Rule;
@@ -29,7 +30,7 @@ const SLOTS: Slots = Slots {
     sparse: true,
 };
 
-pub(super) const FUSED_INPUTS: &[SlotSpec] = &[
+pub(super) const INPUTS: &[SlotSpec] = &[
     many("Param"),
     many("Grad"),
     one("LearningRate"),
@@ -40,7 +41,7 @@ pub(super) const FUSED_INPUTS: &[SlotSpec] = &[
     many("Beta2Pow"),
     optional("SkipUpdate"),
 ];
-pub(super) const FUSED_OUTPUTS: &[SlotSpec] = &[
+pub(super) const OUTPUTS: &[SlotSpec] = &[
     many("ParamOut"),
     many("Moment1Out"),
     many("Moment2Out"),
@@ -48,82 +49,17 @@ pub(super) const FUSED_OUTPUTS: &[SlotSpec] = &[
     many("Beta2PowOut"),
 ];
 
-pub static DEF: OpDef = OpDef {
-    spec: OpSpec {
-        name: "adam",
-        inputs: &[
-            one("Param"),
-            one("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            one("Moment1"),
-            one("Moment2"),
-            one("Beta1Pow"),
-            one("Beta2Pow"),
-            optional("SkipUpdate"),
-        ],
-        outputs: &[
-            one("ParamOut"),
-            one("Moment1Out"),
-            one("Moment2Out"),
-            one("Beta1PowOut"),
-            one("Beta2PowOut"),
-        ],
-        attrs: ATTRS,
-    },
-    infer: |i| infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| {
-        cpu(
-            p,
-            &SLOTS,
-            rule(p.op),
-            RuleOptions { moves_all_rows: !p.op.attr_bool("lazy_mode"), ..RuleOptions::default() },
-        )
-    },
-    traits: TRAITS,
-};
-
-pub static FUSED: OpDef = OpDef {
-    spec: OpSpec { name: "fused_adam", inputs: FUSED_INPUTS, outputs: FUSED_OUTPUTS, attrs: ATTRS },
-    infer: |i| infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| {
-        cpu(
-            p,
-            &SLOTS,
-            rule(p.op),
-            RuleOptions { moves_all_rows: !p.op.attr_bool("lazy_mode"), ..RuleOptions::default() },
-        )
-    },
-    traits: TRAITS,
-};
-
-/// Sum over ranks and update in one op: see `reduced.rs`.
-pub static REDUCED: OpDef = OpDef {
-    spec: OpSpec {
-        name: "allreduce_adam",
-        inputs: FUSED_INPUTS,
-        outputs: &joined::<_, { FUSED_OUTPUTS.len() + reduced::OUTPUTS.len() }>(
-            FUSED_OUTPUTS,
-            reduced::OUTPUTS,
-        ),
-        attrs: &joined::<_, { ATTRS.len() + reduced::ATTRS.len() }>(ATTRS, reduced::ATTRS),
-    },
-    infer: |i| reduced::infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| {
-        reduced::cpu(
-            p,
-            &SLOTS,
-            rule(p.op),
-            RuleOptions { moves_all_rows: !p.op.attr_bool("lazy_mode"), ..RuleOptions::default() },
-        )
-    },
-    traits: reduced::TRAITS,
-};
+forms! {
+    DEF { name: "adam" }
+    FUSED { name: "fused_adam" }
+    REDUCED { name: "allreduce_adam" }
+}
 
 fn rule(op: &Op) -> Rule {
     let number = |name: &str| op.attr_float(name) as f32;
     Rule::Adam { beta1: number("beta1"), beta2: number("beta2"), epsilon: number("epsilon") }
+}
+
+fn options(op: &Op) -> RuleOptions {
+    RuleOptions { moves_all_rows: !op.attr_bool("lazy_mode"), ..RuleOptions::default() }
 }

@@ -1,9 +1,10 @@
 //! Adam with decoupled weight decay: `w *= 1 - lr * coeff` (with `with_decay`), then the step of
 //! adam. `fused_adamw` is the same op for many parameters.
 
-use super::adam::{FUSED_INPUTS, FUSED_OUTPUTS};
-use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
-use super::reduced::{self, joined};
+use super::adam::{INPUTS, OUTPUTS};
+use super::common::{self, COEFF, LR_SCALE, METHOD, RuleOptions, Slots};
+use super::forms::{self, forms};
+use super::reduced;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -26,64 +27,11 @@ const SLOTS: Slots = Slots {
     sparse: true,
 };
 
-pub static DEF: OpDef = OpDef {
-    spec: OpSpec {
-        name: "adamw",
-        inputs: &[
-            one("Param"),
-            one("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            one("Moment1"),
-            one("Moment2"),
-            one("Beta1Pow"),
-            one("Beta2Pow"),
-            optional("SkipUpdate"),
-        ],
-        outputs: &[
-            one("ParamOut"),
-            one("Moment1Out"),
-            one("Moment2Out"),
-            one("Beta1PowOut"),
-            one("Beta2PowOut"),
-        ],
-        attrs: ATTRS,
-    },
-    infer: |i| infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), options(p.op)),
-    traits: TRAITS,
-};
-
-pub static FUSED: OpDef = OpDef {
-    spec: OpSpec {
-        name: "fused_adamw",
-        inputs: FUSED_INPUTS,
-        outputs: FUSED_OUTPUTS,
-        attrs: ATTRS,
-    },
-    infer: |i| infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), options(p.op)),
-    traits: TRAITS,
-};
-
-/// Sum over ranks and update in one op: see `reduced.rs`.
-pub static REDUCED: OpDef = OpDef {
-    spec: OpSpec {
-        name: "allreduce_adamw",
-        inputs: FUSED_INPUTS,
-        outputs: &joined::<_, { FUSED_OUTPUTS.len() + reduced::OUTPUTS.len() }>(
-            FUSED_OUTPUTS,
-            reduced::OUTPUTS,
-        ),
-        attrs: &joined::<_, { ATTRS.len() + reduced::ATTRS.len() }>(ATTRS, reduced::ATTRS),
-    },
-    infer: |i| reduced::infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), options(p.op)),
-    traits: reduced::TRAITS,
-};
+forms! {
+    DEF { name: "adamw" }
+    FUSED { name: "fused_adamw" }
+    REDUCED { name: "allreduce_adamw" }
+}
 
 fn rule(op: &Op) -> Rule {
     let number = |name: &str| op.attr_float(name) as f32;

@@ -49,6 +49,7 @@ pub static DEF: OpDef = OpDef {
     traits: OpTraits {
         sparse: &["X"],
         elementwise: true,
+        spread: Spread::Mean,
         cost: elementwise_cost,
         ..OpTraits::plain()
     },

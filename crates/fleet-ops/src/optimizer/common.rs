@@ -348,5 +348,10 @@ fn cost(c: &CostCtx<'_>) -> Cost {
     Cost { flops: 8.0 * params as f64, bytes: c.bytes() }
 }
 
-pub(super) const TRAITS: OpTraits =
-    OpTraits { sparse: &["Grad"], elementwise: true, cost, ..OpTraits::plain() };
+pub(super) const TRAITS: OpTraits = OpTraits {
+    sparse: &["Grad"],
+    elementwise: true,
+    cost,
+    spread: Spread::Mean,
+    ..OpTraits::plain()
+};

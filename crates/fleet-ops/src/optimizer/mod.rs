@@ -22,5 +22,6 @@ pub mod sgd;
 pub mod update_loss_scaling;
 
 mod common;
+mod forms;
 mod reduced;
 mod sparse;

@@ -1,8 +1,9 @@
 //! `v = mu * v + g; w -= lr * v`, or with `use_nesterov` `w -= lr * (g + mu * v)`. `fused_momentum`
 //! is the same op for many parameters.
 
-use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
-use super::reduced::{self, joined};
+use super::common::{self, COEFF, LR_SCALE, METHOD, RuleOptions, Slots};
+use super::forms::{self, forms};
+use super::reduced;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op, SlotSpec};
 use fleet_kernels::optim::Rule;
@@ -12,59 +13,20 @@ const ATTRS: &[AttrSpec] =
 
 const SLOTS: Slots = Slots { full: &[("Velocity", "VelocityOut")], single: &[], sparse: true };
 
-const FUSED_INPUTS: &[SlotSpec] =
+const INPUTS: &[SlotSpec] =
     &[many("Param"), many("Grad"), one("LearningRate"), optional("GradScale"), many("Velocity")];
-const FUSED_OUTPUTS: &[SlotSpec] = &[many("ParamOut"), many("VelocityOut")];
+const OUTPUTS: &[SlotSpec] = &[many("ParamOut"), many("VelocityOut")];
 
-pub static DEF: OpDef = OpDef {
-    spec: OpSpec {
-        name: "momentum",
-        inputs: &[
-            one("Param"),
-            one("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            one("Velocity"),
-        ],
-        outputs: &[one("ParamOut"), one("VelocityOut")],
-        attrs: ATTRS,
-    },
-    infer: |i| infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
-    traits: TRAITS,
-};
-
-pub static FUSED: OpDef = OpDef {
-    spec: OpSpec {
-        name: "fused_momentum",
-        inputs: FUSED_INPUTS,
-        outputs: FUSED_OUTPUTS,
-        attrs: ATTRS,
-    },
-    infer: |i| infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
-    traits: TRAITS,
-};
-
-/// Sum over ranks and update in one op: see `reduced.rs`.
-pub static REDUCED: OpDef = OpDef {
-    spec: OpSpec {
-        name: "allreduce_momentum",
-        inputs: FUSED_INPUTS,
-        outputs: &joined::<_, { FUSED_OUTPUTS.len() + reduced::OUTPUTS.len() }>(
-            FUSED_OUTPUTS,
-            reduced::OUTPUTS,
-        ),
-        attrs: &joined::<_, { ATTRS.len() + reduced::ATTRS.len() }>(ATTRS, reduced::ATTRS),
-    },
-    infer: |i| reduced::infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
-    traits: reduced::TRAITS,
-};
+forms! {
+    DEF { name: "momentum" }
+    FUSED { name: "fused_momentum" }
+    REDUCED { name: "allreduce_momentum" }
+}
 
 fn rule(op: &Op) -> Rule {
     Rule::Momentum { mu: op.attr_float("mu") as f32, nesterov: op.attr_bool("use_nesterov") }
+}
+
+fn options(_: &Op) -> RuleOptions {
+    RuleOptions::default()
 }

@@ -23,20 +23,13 @@ use std::sync::PoisonError;
 pub(super) const OUTPUTS: &[SlotSpec] = &[many("GradOut")];
 pub(super) const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
 
-/// Concatenates two lists. `N` is the sum of their lengths.
-pub(super) const fn joined<T: Copy, const N: usize>(first: &[T], second: &[T]) -> [T; N] {
-    assert!(first.len() + second.len() == N);
-    let mut all = [first[0]; N];
-    let mut at = 0;
-    while at < N {
-        all[at] = if at < first.len() { first[at] } else { second[at - first.len()] };
-        at += 1;
-    }
-    all
-}
-
 /// Traits of a collective. The op is elementwise, so filters may be packed.
-pub(super) const TRAITS: OpTraits = OpTraits { elementwise: true, ..comm::TRAITS };
+pub(super) const TRAITS: OpTraits = OpTraits {
+    elementwise: true,
+    traffic: |c| Some(Traffic::all_reduce(c.input_bytes("Grad"), c.ranks())),
+    spread: Spread::Mean,
+    ..comm::TRAITS
+};
 
 pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
     comm::nranks(i)?;

@@ -31,6 +31,7 @@ pub static DEF: OpDef = OpDef {
         inplace: &[("Out", "X")],
         sparse: &["X"],
         elementwise: true,
+        spread: Spread::Mean,
         ..OpTraits::plain()
     },
 };

@@ -33,12 +33,12 @@ pub static CONCAT: OpDef = OpDef {
         i.set("Out", dtype, shape);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
+    grad: Grad::OpRule(&CONCAT_GRAD, |g, grad| {
         let (dy, axis) = (g.dy("Out")?, g.op.attr_int("axis"));
         let inputs = g.op.input("X").to_vec();
         let grads: Vec<VarId> =
             inputs.iter().map(|var| g.dx_of(*var, VarKind::Dense)).collect::<Result<_>>()?;
-        g.op(&CONCAT_GRAD)
+        g.op(grad)
             .inputs("X", &inputs)
             .input("Out@GRAD", dy)
             .attr("axis", axis)

@@ -17,16 +17,12 @@ const OUT: &[SlotSpec] = &[one("Out")];
 const GRAD_IN: &[SlotSpec] = &[one("X"), one("Out@GRAD")];
 const GRAD_OUT: &[SlotSpec] = &[one("X@GRAD")];
 
-pub static EXPAND: OpDef = def("expand_v2", SHAPE, |g| grad(g, &EXPAND_GRAD));
+pub static EXPAND: OpDef = def("expand_v2", SHAPE, &EXPAND_GRAD);
 pub static EXPAND_GRAD: OpDef = grad_def("expand_v2_grad", SHAPE);
-pub static TILE: OpDef = def("tile", TIMES, |g| grad(g, &TILE_GRAD));
+pub static TILE: OpDef = def("tile", TIMES, &TILE_GRAD);
 pub static TILE_GRAD: OpDef = grad_def("tile_grad", TIMES);
 
-const fn def(
-    name: &'static str,
-    attrs: &'static [AttrSpec],
-    grad: fn(&mut GradCtx<'_, '_>) -> Result<()>,
-) -> OpDef {
+const fn def(name: &'static str, attrs: &'static [AttrSpec], grad: &'static OpDef) -> OpDef {
     OpDef {
         spec: OpSpec { name, inputs: IN, outputs: OUT, attrs },
         infer: |i| {
@@ -38,7 +34,7 @@ const fn def(
             i.set("Out", x.dtype, shape);
             Ok(())
         },
-        grad: Grad::Rule(grad),
+        grad: Grad::Op(grad),
         cpu,
         traits: OpTraits::plain(),
     }
@@ -118,15 +114,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Ok(())
         }))
     })
-}
-
-fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
-    let (x, dy) = (g.x("X")?, g.dy("Out")?);
-    let Some(dx) = g.dx("X")? else { return Ok(()) };
-    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
-    let call = g.op(def).input("X", x).input("Out@GRAD", dy).output("X@GRAD", dx);
-    attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value)).done()?;
-    Ok(())
 }
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

@@ -21,20 +21,16 @@ const OUT: &[SlotSpec] = &[one("Out")];
 const GRAD_IN: &[SlotSpec] = &[one("X"), one("Index"), one("Out@GRAD")];
 const GRAD_OUT: &[SlotSpec] = &[one("X@GRAD")];
 
-pub static GATHER: OpDef = def("gather", AXIS, |g| grad(g, &GATHER_GRAD));
+pub static GATHER: OpDef = def("gather", AXIS, &GATHER_GRAD);
 pub static GATHER_GRAD: OpDef = grad_def("gather_grad", AXIS, grad_cpu);
-pub static INDEX_SELECT: OpDef = def("index_select", DIM, |g| grad(g, &INDEX_SELECT_GRAD));
+pub static INDEX_SELECT: OpDef = def("index_select", DIM, &INDEX_SELECT_GRAD);
 pub static INDEX_SELECT_GRAD: OpDef = grad_def("index_select_grad", DIM, grad_cpu);
 
-const fn def(
-    name: &'static str,
-    attrs: &'static [AttrSpec],
-    grad: fn(&mut GradCtx<'_, '_>) -> Result<()>,
-) -> OpDef {
+const fn def(name: &'static str, attrs: &'static [AttrSpec], grad: &'static OpDef) -> OpDef {
     OpDef {
         spec: OpSpec { name, inputs: IN, outputs: OUT, attrs },
         infer,
-        grad: Grad::Rule(grad),
+        grad: Grad::Op(grad),
         cpu,
         traits: OpTraits::amp(AmpClass::Gray),
     }
@@ -173,16 +169,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     })
 }
 
-fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
-    let (x, index, dy) = (g.x("X")?, g.x("Index")?, g.dy("Out")?);
-    let Some(dx) = g.dx("X")? else { return Ok(()) };
-    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
-    let call = g.op(def).input("X", x).input("Index", index).input("Out@GRAD", dy);
-    let call = attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value));
-    call.output("X@GRAD", dx).done()?;
-    Ok(())
-}
-
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, grad_cpu);
@@ -251,7 +237,7 @@ pub static GATHER_ND: OpDef = OpDef {
         i.set("Out", x.dtype, Shape::new(&dims)?);
         Ok(())
     },
-    grad: Grad::Rule(|g| grad(g, &GATHER_ND_GRAD)),
+    grad: Grad::Op(&GATHER_ND_GRAD),
     cpu: nd_cpu,
     traits: OpTraits::plain(),
 };

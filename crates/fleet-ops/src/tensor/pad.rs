@@ -17,19 +17,7 @@ pub static DEF: OpDef = OpDef {
         i.set("Out", out.dtype, out.shape);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let (x, dy) = (g.x("X")?, g.dy("Out")?);
-        let paddings = g.op.attr_ints("paddings").to_vec();
-        if let Some(dx) = g.dx("X")? {
-            g.op(&GRAD)
-                .input("X", x)
-                .input("Out@GRAD", dy)
-                .attr("paddings", paddings)
-                .output("X@GRAD", dx)
-                .done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Op(&GRAD),
     cpu,
     traits: OpTraits::plain(),
 };

@@ -22,7 +22,7 @@ macro_rules! views {
                 i.set("Out", x.dtype, shape);
                 Ok(())
             },
-            grad: Grad::Rule(|g| grad(g, &$GRAD)),
+            grad: Grad::Op(&$GRAD),
             cpu,
             traits: OpTraits {
                 view: Some(("Out", "X")),
@@ -87,14 +87,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         copy(k, 0, 0);
         Ok(())
     }))
-}
-
-fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
-    let (x, dy) = (g.x("X")?, g.dy("Out")?);
-    if let Some(dx) = g.dx("X")? {
-        g.op(def).input("X", x).input("Out@GRAD", dy).output("X@GRAD", dx).done()?;
-    }
-    Ok(())
 }
 
 /// Returns the shape of `reshape2`. 0 copies a dimension of X; -1 is inferred.

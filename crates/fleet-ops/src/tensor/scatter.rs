@@ -35,14 +35,10 @@ pub static SCATTER: OpDef = OpDef {
         i.set("Out", x.dtype, x.shape);
         Ok(())
     },
-    grad: Grad::Rule(|g| {
+    grad: Grad::OpRule(&SCATTER_GRAD, |g, grad| {
         let (ids, dy) = (g.x("Ids")?, g.dy("Out")?);
         if let Some(dx) = g.dx("X")? {
-            g.op(&SCATTER_GRAD)
-                .input("Ids", ids)
-                .input("Out@GRAD", dy)
-                .output("X@GRAD", dx)
-                .done()?;
+            g.op(grad).input("Ids", ids).input("Out@GRAD", dy).output("X@GRAD", dx).done()?;
         }
         if let Some(updates) = g.dx("Updates")? {
             g.op(&GATHER).input("X", dy).input("Index", ids).output("Out", updates).done()?;

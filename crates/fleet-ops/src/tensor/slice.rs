@@ -18,25 +18,20 @@ const OUT: &[SlotSpec] = &[one("Out")];
 const GRAD_IN: &[SlotSpec] = &[one("Input"), one("Out@GRAD")];
 const GRAD_OUT: &[SlotSpec] = &[one("Input@GRAD")];
 
-pub static SLICE: OpDef = def("slice", &[AXES, STARTS, ENDS, DECREASE], |g| grad(g, &SLICE_GRAD));
+pub static SLICE: OpDef = def("slice", &[AXES, STARTS, ENDS, DECREASE], &SLICE_GRAD);
 pub static SLICE_GRAD: OpDef = grad_def("slice_grad", &[AXES, STARTS, ENDS, DECREASE]);
 
 const STRIDED_ATTRS: &[AttrSpec] =
     &[AXES, STARTS, ENDS, required("strides", AttrKind::Ints), DECREASE];
 
-pub static STRIDED_SLICE: OpDef =
-    def("strided_slice", STRIDED_ATTRS, |g| grad(g, &STRIDED_SLICE_GRAD));
+pub static STRIDED_SLICE: OpDef = def("strided_slice", STRIDED_ATTRS, &STRIDED_SLICE_GRAD);
 pub static STRIDED_SLICE_GRAD: OpDef = grad_def("strided_slice_grad", STRIDED_ATTRS);
 
-const fn def(
-    name: &'static str,
-    attrs: &'static [AttrSpec],
-    grad: fn(&mut GradCtx<'_, '_>) -> Result<()>,
-) -> OpDef {
+const fn def(name: &'static str, attrs: &'static [AttrSpec], grad: &'static OpDef) -> OpDef {
     OpDef {
         spec: OpSpec { name, inputs: IN, outputs: OUT, attrs },
         infer,
-        grad: Grad::Rule(grad),
+        grad: Grad::Op(grad),
         cpu,
         traits: OpTraits::amp(AmpClass::Gray),
     }
@@ -157,15 +152,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Ok(())
         }))
     })
-}
-
-fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
-    let (input, dy) = (g.x("Input")?, g.dy("Out")?);
-    let Some(dx) = g.dx("Input")? else { return Ok(()) };
-    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
-    let call = g.op(def).input("Input", input).input("Out@GRAD", dy).output("Input@GRAD", dx);
-    attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value)).done()?;
-    Ok(())
 }
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

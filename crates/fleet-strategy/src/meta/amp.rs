@@ -191,13 +191,6 @@ impl Strategy for Amp {
 
 const SCALE: &str = "loss_scaling_0";
 
-/// Inputs that stay 32-bit while the op computes in 16 bits: statistics and affine parameters.
-const WIDE_INPUTS: [(&str, &[&str]); 3] = [
-    ("batch_norm", &["Scale", "Bias", "Mean", "Variance"]),
-    ("sync_batch_norm", &["Scale", "Bias", "Mean", "Variance"]),
-    ("layer_norm", &["Scale", "Bias"]),
-];
-
 fn is_pure(configs: &AmpConfig) -> bool {
     configs.use_pure_fp16() || configs.use_pure_bf16()
 }
@@ -240,12 +233,13 @@ fn rewrite_forward(
             ops.push(id);
             continue;
         }
+        let wide = registry.get(op.name())?.traits.wide;
         let narrow = (op.fp16_guard || !only_regions)
             && wants_half(main, registry, configs, &op, &made_half)
             && takes_half(main, registry, &op, half);
         for (slot, spec) in op.spec.inputs.iter().enumerate() {
             for (place, var) in op.inputs[slot].iter().enumerate() {
-                let wanted = match narrow && !stays_wide(&op, spec.name) {
+                let wanted = match narrow && !wide.contains(&spec.name) {
                     true => half,
                     false => DType::F32,
                 };
@@ -313,18 +307,15 @@ fn wants_half(
     }
 }
 
-fn stays_wide(op: &Op, slot: &str) -> bool {
-    WIDE_INPUTS.iter().any(|(name, slots)| *name == op.name() && slots.contains(&slot))
-}
-
 /// Returns whether the op's shape rule accepts 16-bit inputs; otherwise the op computes in 32 bits.
 fn takes_half(main: &Program, registry: &Registry, op: &Op, half: DType) -> bool {
+    let Some(def) = registry.find(op.name()) else { return false };
     let wide_slots: Vec<VarId> = op
         .spec
         .inputs
         .iter()
         .zip(&op.inputs)
-        .filter(|(slot, _)| stays_wide(op, slot.name))
+        .filter(|(slot, _)| def.traits.wide.contains(&slot.name))
         .flat_map(|(_, vars)| vars.clone())
         .collect();
     let narrowed = |var: VarId| {
@@ -333,7 +324,6 @@ fn takes_half(main: &Program, registry: &Registry, op: &Op, half: DType) -> bool
         Meta { dtype: if narrow { half } else { meta.dtype }, ..meta }
     };
     let sparse = op.all_outputs().any(|var| main.var(var).kind == VarKind::SparseRows);
-    let Some(def) = registry.find(op.name()) else { return false };
     if sparse || op.all_inputs().next().is_none() {
         return false;
     }

@@ -14,7 +14,7 @@ use crate::schema::TableParameter;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, OpRole, Program, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
-use fleet_ops::Emit;
+use fleet_ops::{Emit, Registry};
 use fleet_tensor::DType;
 use std::collections::{HashMap, HashSet};
 
@@ -118,17 +118,18 @@ fn remote_tables(job: &Job<'_>) -> Result<Vec<RemoteTable>> {
         }
     }
     for table in &mut found {
-        trace_backward(main, table);
+        trace_backward(main, job.registry, table);
         check_other_uses(main, table)?;
     }
     Ok(found)
 }
 
 /// Finds the ops that make the table's gradient.
-fn trace_backward(main: &Program, table: &mut RemoteTable) {
+fn trace_backward(main: &Program, registry: &Registry, table: &mut RemoteTable) {
     let mut parts: HashSet<VarId> = HashSet::new();
     for (id, op) in main.root_ops() {
-        let is_gradient = op.name().strip_suffix("_grad").is_some_and(is_lookup)
+        let forward = registry.forward_of(op.name());
+        let is_gradient = forward.is_some_and(|def| is_lookup(def.spec.name))
             && op.input("W").first() == Some(&table.param);
         let is_sum = op.name() == "sum" && op.all_inputs().all(|var| parts.contains(&var));
         if !is_gradient && !is_sum {
