@@ -4,9 +4,10 @@
 use super::sparse::Sparse;
 use crate::Arg;
 use crate::prelude::*;
+use fleet_base::sync::lock;
 use fleet_ir::{Arity, AttrSpec, Op};
 use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 // The first slots of every optimizer op. The slots of its state follow.
 const PARAM: usize = 0;
@@ -255,7 +256,7 @@ impl Plan {
     /// Size of scratch in 64-bit words: the norms of LARS and LAMB, or buffers to merge sparse
     /// gradients.
     fn scratch_words(&self) -> usize {
-        let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let segments = lock(&self.segments);
         let norms = match self.rule {
             Rule::Lars { .. } | Rule::Lamb { .. } => segments.scratch_len(),
             _ => 0,
@@ -288,7 +289,7 @@ impl Plan {
         }
         let step = self.step(k);
         if !self.dense.is_empty() {
-            let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut segments = lock(&self.segments);
             segments.rebind(|segment, it| self.bind(k, self.dense[segment], it));
             // SAFETY: the plan owns all these tensors during this call. Each is a separate variable
             // with the length of its parameter.

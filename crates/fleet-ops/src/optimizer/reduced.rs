@@ -15,9 +15,9 @@ use super::common::{self, Plan, RuleOptions, Slots};
 use crate::ReduceOp;
 use crate::comm::{self, LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
 use crate::prelude::*;
+use fleet_base::sync::lock;
 use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::optim::Rule;
-use std::sync::PoisonError;
 
 /// Outputs and attributes in addition to those of the fused update.
 pub(super) const OUTPUTS: &[SlotSpec] = &[many("GradOut")];
@@ -56,7 +56,7 @@ pub(super) fn cpu(
             return ring.all_reduce(&label, k.outputs[sums], ReduceOp::Sum);
         }
         let step = plan.step(k);
-        let mut segments = plan.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut segments = lock(&plan.segments);
         segments.rebind(|segment, it| plan.bind(k, plan.dense[segment], it));
         let segments = &*segments;
         // SAFETY: parts of gradients are aligned and consist of whole floats. The plan owns the

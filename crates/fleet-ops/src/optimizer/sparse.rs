@@ -3,9 +3,10 @@
 
 use super::common::{GRAD, Plan, tensor};
 use crate::prelude::*;
+use fleet_base::sync::lock;
 use fleet_kernels::embedding::{self, AdamRows, Grid, Groups, Source};
 use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step, Table, update_rows};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// A parameter whose gradient is sparse rows.
 pub(super) struct Sparse {
@@ -123,7 +124,7 @@ impl Sparse {
     ) -> Result<()> {
         let dense = &mut dense[..self.height * self.dim];
         embedding::dense_gradient(k.pool, groups, source, self.dim, dense)?;
-        let mut segments = dense_table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut segments = lock(dense_table);
         segments.rebind(|_, segment| {
             plan.bind(k, self.index, segment);
             segment.grad = dense.as_ptr();
