@@ -5,6 +5,8 @@ use crate::options::{Mode, Nodes};
 use crate::protocol::{Listed, LostWorker, Node, NodeProcess};
 use std::collections::BTreeSet;
 
+mod simulation;
+
 fn rules(min: usize, max: usize) -> LeaderRules {
     LeaderRules {
         min,
