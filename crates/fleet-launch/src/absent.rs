@@ -3,8 +3,8 @@
 //! machines do the same.
 
 use crate::child::{Child, HANG_CODE};
-use crate::link::MachineState;
 use crate::options::Mode;
+use crate::protocol::MachineState;
 use crate::supervisor::{Death, Supervisor};
 use crate::words;
 use fleet_topology::{ProcessReport, Role};

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 /// The last beat of each machine.
 pub(crate) struct Beats {
-    /// The value and the time of its arrival; the time is `None` until a beat counts.
-    last: HashMap<String, (Vec<u8>, Option<Instant>)>,
+    /// The number and the time of its arrival; the time is `None` until a beat counts.
+    last: HashMap<String, (u64, Option<Instant>)>,
     clock: StoppedClock,
 }
 
@@ -27,11 +27,11 @@ impl Beats {
 
     /// Records the beat of a machine. A machine that `counts` is alive from its first beat on, any
     /// other from its second one.
-    pub(crate) fn hear(&mut self, id: String, value: Vec<u8>, counts: bool, now: Instant) {
-        let fresh = || (value.clone(), counts.then_some(now));
+    pub(crate) fn hear(&mut self, id: String, number: u64, counts: bool, now: Instant) {
+        let fresh = || (number, counts.then_some(now));
         let last = self.last.entry(id).or_insert_with(fresh);
-        if last.0 != value {
-            *last = (value, Some(now));
+        if last.0 != number {
+            *last = (number, Some(now));
         }
     }
 
@@ -74,14 +74,14 @@ mod tests {
         let silent = |beats: &Beats, now: u64| {
             beats.heard("a").map(|heard| at(now).saturating_duration_since(heard).as_secs())
         };
-        beats.hear("a".into(), b"1".to_vec(), true, at(1));
+        beats.hear("a".into(), 1, true, at(1));
         assert_eq!((beats.look(at(3)), silent(&beats, 3)), (None, Some(2)));
         assert_eq!(beats.look(at(53)), Some(Duration::from_secs(50)));
         assert_eq!(silent(&beats, 53), Some(2), "the stop does not count");
-        // A beat with the same value does not count, so the silence continues.
-        beats.hear("a".into(), b"1".to_vec(), true, at(57));
+        // A beat with the same number does not count, so the silence continues.
+        beats.hear("a".into(), 1, true, at(57));
         assert_eq!((beats.look(at(57)), silent(&beats, 57)), (None, Some(6)));
-        beats.hear("a".into(), b"2".to_vec(), true, at(58));
+        beats.hear("a".into(), 2, true, at(58));
         assert_eq!(silent(&beats, 58), Some(0));
     }
 
@@ -89,9 +89,9 @@ mod tests {
     fn a_machine_that_does_not_count_is_alive_from_its_second_beat_on() {
         let now = Instant::now();
         let mut beats = Beats::new(now);
-        beats.hear("a".into(), b"1".to_vec(), false, now);
+        beats.hear("a".into(), 1, false, now);
         assert_eq!(beats.heard("a"), None);
-        beats.hear("a".into(), b"2".to_vec(), false, now);
+        beats.hear("a".into(), 2, false, now);
         assert_eq!(beats.heard("a"), Some(now));
     }
 }

@@ -165,6 +165,8 @@ impl Child {
 
 /// Exit code of a process that has not ended by itself; the same as that of `timeout`.
 pub const HANG_CODE: u8 = 124;
+/// Exit code for invalid usage; the same as clap's.
+pub const USAGE_CODE: u8 = 2;
 
 /// Returns the exit code as a shell reports it: 128 + n for signal n.
 pub fn code(status: ExitStatus) -> u8 {

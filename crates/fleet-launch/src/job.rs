@@ -1,5 +1,6 @@
 //! Runs a whole job: preparation, attempts, the exit code.
 
+use crate::child::USAGE_CODE;
 use crate::cluster::{Cluster, Process, Run};
 use crate::console::Console;
 use crate::flags::{Given, unknown_flag};
@@ -231,7 +232,7 @@ impl Attempts<'_> {
             let _ = writeln!(std::io::stderr(), "fleetrun: {line}");
         });
         let listener =
-            link::listen(address, &log).map_err(|error| link::no_answer(address, &error))?;
+            link::listen(address, &log).map_err(|error| link::cannot_listen(address, &error))?;
         link::serve(listener, token, link::vigilance(self.rules.silence_timeout), log)
     }
 
@@ -427,6 +428,3 @@ pub(crate) fn random_hex(bytes: usize) -> Result<String> {
     })?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
-
-/// Exit code for invalid usage; the same as clap's.
-pub(crate) const USAGE_CODE: u8 = 2;

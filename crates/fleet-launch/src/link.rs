@@ -3,9 +3,14 @@
 
 use crate::beats::StoppedClock;
 use crate::cluster::{Cluster, Place};
+use crate::decisions::LeaderRules;
 use crate::etcd::{EtcdStore, Lead};
-use crate::leader::{Leader, LeaderRules};
+use crate::leader::{self, Effects};
 use crate::options::{ElasticLevel, Mode, Options};
+use crate::protocol::{
+    self, ARRIVALS, Arrival, BEATS, DISCONNECTED, FAREWELLS, Failure, Key, LEFT, LostWorker,
+    MachineEnd, MachineState, NODES, Node, NodeProcess, OverPlan, PLAN, Plan, PlanNode, WorkerEnd,
+};
 use crate::supervisor::{End, Ended, Event};
 use crate::words;
 use fleet_base::{Error, ErrorCode, ErrorKind, Result};
@@ -14,7 +19,8 @@ use fleet_net::{
     Token, Vigilance,
 };
 use fleet_topology::{Endpoint, Role};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,9 +40,7 @@ pub struct Join {
     pub id: String,
     /// Name of the job, as its processes know it.
     pub job_id: String,
-    /// The value of `node/ID`, without the order of arrival.
-    pub node: Value,
-    pub host: String,
+    pub node: Node,
     pub token: Token,
     pub rules: LeaderRules,
 }
@@ -46,34 +50,6 @@ pub enum Hosting {
     Always,
     IfFirst,
     Never,
-}
-
-/// The leader's current plan.
-#[derive(Clone, Debug)]
-pub enum Plan {
-    Run { generation: u64, nodes: Vec<Value>, store: Endpoint, state: MachineState },
-    Stop { generation: u64, reason: String },
-    Over { code: u8, reason: String, culprit: String },
-}
-
-/// State of the processes of a machine; in a plan, that of all machines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MachineState {
-    /// Workers have joined and wait for all others.
-    pub has_joined: bool,
-    /// The servers of the machine have finished or, in a collective job, some worker has.
-    pub is_done: bool,
-}
-
-impl MachineState {
-    pub(crate) fn parse(value: &Value) -> MachineState {
-        let flag = |name: &str| value[name].as_bool().unwrap_or(false);
-        MachineState { has_joined: flag("joined"), is_done: flag("done") }
-    }
-
-    pub(crate) fn to_value(self) -> Value {
-        json!({ "joined": self.has_joined, "done": self.is_done })
-    }
 }
 
 /// The connection to the job's other machines.
@@ -105,7 +81,7 @@ struct State {
     /// The stored plan belongs to a run that was over before this machine joined.
     is_stale: bool,
     /// Messages for the user that have not been shown.
-    said: Vec<String>,
+    messages: Vec<String>,
     /// Error that ended this machine's part of the job.
     broken: Option<Error>,
 }
@@ -122,18 +98,22 @@ impl Link {
     pub fn join(join: Join, events: Sender<Event>) -> Result<Link> {
         let token = join.token.clone();
         let shared = Arc::new(Shared::default());
-        let log = said_log(&shared, &events);
+        let log = console_log(&shared, &events);
         let server = host(&join, &token, &log)?;
         let mut master = join.master.clone();
         if let Some(server) = &server {
             master.port = server.address().port();
             let line = format!("machines meet at {master}, which this one hosts");
-            shared.lock().said.push(line);
+            shared.lock().messages.push(line);
             let (address, its) = (server.address(), token.clone());
-            let board = move || -> Result<Board> {
-                Ok(Board::Own(StoreClient::connect(address, &its, &Limits::within(CALL_TIME))?))
+            let open_store = move || -> Result<LeaderStore> {
+                Ok(LeaderStore::Own(StoreClient::connect(
+                    address,
+                    &its,
+                    &Limits::within(CALL_TIME),
+                )?))
             };
-            let leader = lead(&join, board, &token, &shared, &events)?;
+            let leader = lead(&join, open_store, &token, &shared, &events)?;
             shared.lock().leader = Some(leader);
         }
         let hands_over = join.rules.hands_over && join.rules.level > ElasticLevel::Off;
@@ -167,79 +147,85 @@ impl Link {
             return Some(error.to_string());
         }
         match state.plan.as_ref()? {
-            Plan::Run { generation: now, .. } if *now > generation => Some("a new start".into()),
-            Plan::Stop { generation: now, reason } if *now >= generation => Some(reason.clone()),
-            Plan::Run { .. } | Plan::Stop { .. } => None,
-            Plan::Over { code: 0, .. } => Some("the job is done".into()),
-            Plan::Over { reason, .. } => Some(reason.clone()),
+            Plan::Run(plan) => (plan.generation > generation).then(|| "a new start".into()),
+            Plan::Stop(plan) => (plan.generation >= generation).then(|| plan.reason.clone()),
+            Plan::Over(OverPlan { code: 0, .. }) => Some("the job is done".into()),
+            Plan::Over(plan) => Some(plan.reason.clone()),
         }
     }
 
     /// Returns the combined state of the processes of a generation on all machines.
     pub fn state_of_job(&self, generation: u64) -> MachineState {
         match &self.shared.lock().plan {
-            Some(Plan::Run { generation: now, state, .. }) if *now == generation => *state,
+            Some(Plan::Run(plan)) if plan.generation == generation => plan.progress,
             _ => MachineState::default(),
         }
     }
 
     /// Reports the state of the processes of this machine to the leader.
     pub fn tell_state(&self, generation: u64, state: MachineState) {
-        let key = format!("state/{generation}/{}", self.id);
-        self.tell(&key, &state.to_value().to_string());
+        self.write(&protocol::states(generation).key(&self.id), &state);
     }
 
     /// Whether the workers of all machines have done their work.
     pub fn is_done(&self) -> bool {
-        matches!(self.plan(), Some(Plan::Over { code: 0, .. }))
+        matches!(self.plan(), Some(Plan::Over(OverPlan { code: 0, .. })))
     }
 
     pub fn broken(&self) -> Option<Error> {
         self.shared.lock().broken.clone()
     }
 
-    pub fn take_said(&self) -> Vec<String> {
-        std::mem::take(&mut self.shared.lock().said)
+    pub fn take_messages(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.lock().messages)
     }
 
     /// Reports to the leader how the processes of this machine ended.
     pub fn report(&self, generation: u64, end: &End) {
-        let value = match end {
-            End::Finished(lost) => match lost.first() {
-                None => json!({ "end": "finished" }),
-                Some(death) => {
-                    json!({ "end": "finished", "code": death.code, "report": death.line() })
-                }
+        let end = match end {
+            End::Finished(lost) => MachineEnd::Finished {
+                lost: lost
+                    .first()
+                    .map(|death| LostWorker { code: death.code, report: death.line().to_string() }),
             },
-            End::Ordered(_) => json!({ "end": "stopped" }),
-            End::Interrupted(_) => json!({ "end": "interrupted" }),
-            End::Failed(death) => {
-                let is_server = death.role == Role::Server;
-                json!({ "end": "failed", "code": death.code, "report": death.elsewhere,
-                    "is_server": is_server, "rank": death.rank, "follows": death.follows })
-            }
+            End::Ordered(_) => MachineEnd::Stopped,
+            End::Interrupted(_) => MachineEnd::Interrupted,
+            End::Failed(death) => MachineEnd::Failed(Failure {
+                code: death.code,
+                report: death.elsewhere.clone(),
+                is_server: death.role == Role::Server,
+                rank: death.rank,
+                follows: death.follows,
+            }),
         };
-        self.tell(&format!("result/{generation}/{}", self.id), &value.to_string());
+        self.write(&protocol::machine_ends(generation).key(&self.id), &end);
     }
 
     /// Notifies all workers of a generation, through the leader, that one of them has ended.
     pub fn tell_ended(&self, generation: u64, ended: &Ended) {
         let member = member(ended);
-        let value = json!({ "host": member.host, "host_id": member.host_id, "pid": member.pid,
-            "how": ended.how, "code": ended.code, "follows": ended.follows, "id": self.id });
-        self.tell(&format!("ended/{generation}/{}", ended.rank), &value.to_string());
+        let end = WorkerEnd {
+            id: self.id.clone(),
+            host: member.host,
+            host_id: member.host_id,
+            pid: member.pid,
+            how: ended.how.clone(),
+            code: ended.code,
+            follows: ended.follows,
+        };
+        self.write(&protocol::worker_ends(generation).key(ended.rank), &end);
     }
 
     /// Leaves the job: after reading that it is over, or before that.
     pub fn leave(mut self, is_over: bool) {
-        let key = if is_over { "bye" } else { "left" };
-        self.tell(&format!("{key}/{}", self.id), "1");
+        let folder = if is_over { FAREWELLS } else { LEFT };
+        self.write(&folder.key(&self.id), &());
         let leader = self.shared.lock().leader.take();
         if let Some(leader) = leader {
             // The leader waits, for a bounded time, until the others have read the final plan.
             if !is_over && !self.hands_over {
                 self.await_over();
-                self.tell(&format!("bye/{}", self.id), "1");
+                self.write(&FAREWELLS.key(&self.id), &());
             }
             let _ = leader.join();
         }
@@ -255,17 +241,17 @@ impl Link {
 
     fn await_over(&self) {
         let until = Instant::now() + CALL_TIME;
-        while !matches!(self.plan(), Some(Plan::Over { .. })) && Instant::now() < until {
+        while !matches!(self.plan(), Some(Plan::Over(_))) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    fn tell(&self, key: &str, value: &str) {
+    fn write<T: Serialize + DeserializeOwned>(&self, key: &Key<T>, value: &T) {
         let until = Instant::now() + CALL_TIME;
         let Some(store) = self.shared.lock().store.clone() else { return };
         // If the store is lost, the agent detects it and sets `broken`.
         while self.broken().is_none() && Instant::now() < until {
-            if store.set(key, value.as_bytes(), &Limits::within(TELL_TIME)).is_ok() {
+            if key.set(&*store, value, &Limits::within(WRITE_TIME)).is_ok() {
                 return;
             }
         }
@@ -285,15 +271,15 @@ pub(crate) fn member(ended: &Ended) -> Member {
 }
 
 /// Returns the error of a first machine that cannot listen at the address that the others will use.
-pub(crate) fn no_answer(master: &Endpoint, error: &std::io::Error) -> Error {
+pub(crate) fn cannot_listen(master: &Endpoint, error: &std::io::Error) -> Error {
     let help = match error.kind() {
         std::io::ErrorKind::AddrInUse => {
             "another job may meet there: choose another port with --master HOST:PORT on every \
-             machine; with port 0 the system does, and the first machine says which"
+             machine; with port 0 the system chooses one, and the first machine logs it"
         }
         _ => {
-            "the first machine of the job must be able to listen there; --master HOST:PORT on every \
-             machine says where else"
+            "the first machine of the job must be able to listen there; --master HOST:PORT on \
+             every machine sets another address"
         }
     };
     Error::unavailable(format!("cannot answer at {master}: {error}")).help(help)
@@ -310,7 +296,7 @@ fn host(join: &Join, token: &Token, log: &Log) -> Result<Option<StoreServer>> {
         (Err(error), Hosting::IfFirst) if error.kind() == std::io::ErrorKind::AddrInUse => {
             return Ok(None);
         }
-        (Err(error), _) => return Err(no_answer(&join.master, &error)),
+        (Err(error), _) => return Err(cannot_listen(&join.master, &error)),
     };
     // The members of this store are the launchers.
     let silence = join.rules.silence;
@@ -353,10 +339,10 @@ pub(crate) fn serve(
 }
 
 /// Creates a log whose lines the console shows.
-fn said_log(shared: &Arc<Shared>, events: &Sender<Event>) -> Log {
+fn console_log(shared: &Arc<Shared>, events: &Sender<Event>) -> Log {
     let (shared, events) = (shared.clone(), Mutex::new(events.clone()));
     Log::new(move |line| {
-        shared.lock().said.push(line.to_string());
+        shared.lock().messages.push(line.to_string());
         // A launcher that is exiting reads no more events.
         let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
     })
@@ -368,51 +354,52 @@ const BEATS_IN_SILENCE: u32 = 5;
 /// Starts the leader in its own thread.
 fn lead(
     join: &Join,
-    board: impl FnOnce() -> Result<Board> + Send + 'static,
+    open_store: impl FnOnce() -> Result<LeaderStore> + Send + 'static,
     token: &Token,
     shared: &Arc<Shared>,
     events: &Sender<Event>,
 ) -> Result<JoinHandle<()>> {
-    let (rules, own, host) = (join.rules.clone(), join.id.clone(), join.host.clone());
+    let (rules, own, host) = (join.rules.clone(), join.id.clone(), join.node.host.clone());
     let job_id = join.job_id.clone();
     let (token, shared, events) = (token.clone(), shared.clone(), events.clone());
-    let log = said_log(&shared, &events);
+    let log = console_log(&shared, &events);
     let silence = rules.process_silence;
     spawn("leader", move || {
-        let said = |line: String| {
-            shared.lock().said.push(line);
+        let log_line = |line: String| {
+            shared.lock().messages.push(line);
             let _ = events.send(Event::News);
         };
         // Each generation gets a new store, without keys of the previous one.
         let job_store = RefCell::new(None::<StoreServer>);
-        let ended = |generation: u64, rank: usize, value: &Value| {
-            let text = |name: &str| value[name].as_str().unwrap_or_default().to_string();
-            let pid = value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
-            if let (Some(store), Some(pid)) = (&*job_store.borrow(), pid) {
-                let member = Member { rank, host: text("host"), host_id: text("host_id"), pid };
-                store.report_end(&attempt(&job_id, generation), &member, &text("how"));
+        let tell_ended = |generation: u64, rank: usize, end: &WorkerEnd| {
+            if let Some(store) = &*job_store.borrow() {
+                let (host, host_id) = (end.host.clone(), end.host_id.clone());
+                let member = Member { rank, host, host_id, pid: end.pid };
+                store.report_end(&attempt(&job_id, generation), &member, &end.how);
             }
         };
-        let mut new_store = || {
+        let mut start_store = || {
             drop(job_store.take());
             let any = Endpoint::new(&host, 0);
-            let listener = listen(&any, &log).map_err(|error| no_answer(&any, &error))?;
+            let listener = listen(&any, &log).map_err(|error| cannot_listen(&any, &error))?;
             let server = serve(listener, &token, vigilance(silence), log.clone())?;
             let endpoint = Endpoint::new(host.clone(), server.address().port());
             job_store.replace(Some(server));
-            Ok(endpoint.to_string())
+            Ok(endpoint)
         };
-        let led = board().and_then(|board| {
-            let store = board.store();
-            let mut leader = Leader::new(store, &rules, &own, &mut new_store, &said, &ended);
-            if let Board::Etcd(store) = &board
-                && let Some(plan) = store.get("plan", &Limits::within(CALL_TIME))?
-            {
-                said("the machine that led the job is gone; this one leads now".into());
-                leader.adopt(&serde_json::from_slice(&plan).unwrap_or_default());
+        let led = open_store().and_then(|leader_store| {
+            let store = leader_store.store();
+            let adopted = match &leader_store {
+                LeaderStore::Own(_) => None,
+                LeaderStore::Etcd(store) => PLAN.get(store, &Limits::within(CALL_TIME))?,
+            };
+            if adopted.is_some() {
+                log_line("the previous leader is lost; this machine leads now".into());
             }
-            let is_over = leader.lead()?;
-            if let (Board::Etcd(store), true) = (&board, is_over) {
+            let effects =
+                Effects { start_store: &mut start_store, log: &log_line, tell_ended: &tell_ended };
+            let is_over = leader::lead((own, rules), adopted, store, effects)?;
+            if let (LeaderStore::Etcd(store), true) = (&leader_store, is_over) {
                 store.end_run();
             }
             Ok(())
@@ -425,16 +412,16 @@ fn lead(
 }
 
 /// Store in which the leader publishes the plan.
-enum Board {
+enum LeaderStore {
     Own(StoreClient),
     Etcd(EtcdStore),
 }
 
-impl Board {
+impl LeaderStore {
     fn store(&self) -> &dyn Store {
         match self {
-            Board::Own(store) => store,
-            Board::Etcd(store) => store,
+            LeaderStore::Own(store) => store,
+            LeaderStore::Etcd(store) => store,
         }
     }
 }
@@ -479,18 +466,19 @@ impl Agent {
             Error::unavailable("the number of this machine's arrival is invalid").got(arrived)
         })?;
         let (shared, events) = (self.shared.clone(), Mutex::new(self.events.clone()));
-        let (master, hosts_store, board) = (self.master.clone(), self.hosts_store, store.clone());
+        let (master, hosts_store, own_store) =
+            (self.master.clone(), self.hosts_store, store.clone());
         let on_notice = move |notice: &FailureNotice| match notice.cause {
             FailureCause::StoreLost if !hosts_store => {
-                let error = leader_gone(&master, notice.detail.as_deref().unwrap_or("no answer"));
+                let error = leader_lost(&master, notice.detail.as_deref().unwrap_or("no answer"));
                 shared.lock().broken.get_or_insert(error);
                 // A launcher that is exiting reads no more events.
                 let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
             }
             FailureCause::Died if hosts_store => {
                 // If this fails, the machine is lost after its heartbeats time out.
-                let key = format!("gone/{}", notice.member.rank);
-                let _ = board.set(&key, b"1", &Limits::within(TELL_TIME));
+                let key = DISCONNECTED.key(notice.member.rank);
+                let _ = key.set(&*own_store, &(), &Limits::within(WRITE_TIME));
             }
             // The leader detects missing heartbeats of machines itself.
             _ => {}
@@ -502,21 +490,21 @@ impl Agent {
 
     fn connect(&self) -> Result<Arc<StoreClient>> {
         let begun = Instant::now();
-        let mut said = None::<Instant>;
+        let mut logged = None::<Instant>;
         loop {
             if self.quits() {
-                return Err(Error::unavailable("the launcher ends"));
+                return Err(Error::unavailable("the launcher exits"));
             }
-            let error = match self.dial() {
+            let error = match self.try_connect() {
                 Ok(store) => return Ok(Arc::new(store)),
                 // A retry cannot correct a wrong secret.
                 Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
                 Err(error) => error,
             };
             let left = self.join.rules.join_timeout.saturating_sub(begun.elapsed());
-            if said.is_none_or(|said| said.elapsed() >= SAY_PERIOD) {
-                said = Some(Instant::now());
-                self.say(format!(
+            if logged.is_none_or(|logged| logged.elapsed() >= LOG_PERIOD) {
+                logged = Some(Instant::now());
+                self.log(format!(
                     "waiting for the first machine at {}: {}; {} left",
                     self.master,
                     error.message(),
@@ -525,7 +513,7 @@ impl Agent {
             }
             if left.is_zero() {
                 let time = words::seconds(self.join.rules.join_timeout);
-                return Err(Error::unavailable(format!("nobody answers at {}", self.master))
+                return Err(Error::unavailable(format!("no answer at {}", self.master))
                     .expected(format!("the first machine within {time}"))
                     .got(error.message())
                     .help("is fleetrun running there, with the same flags and the same secret?"));
@@ -534,18 +522,18 @@ impl Agent {
         }
     }
 
-    fn dial(&self) -> Result<StoreClient> {
+    fn try_connect(&self) -> Result<StoreClient> {
         let mut addresses = (self.master.host.as_str(), self.master.port)
             .to_socket_addrs()
             .map_err(|error| Error::unavailable(format!("cannot find the host: {error}")))?;
         let address =
             addresses.next().ok_or_else(|| Error::unavailable("the host has no address"))?;
-        let limits = Limits::within(DIAL_TIME);
+        let limits = Limits::within(CONNECT_TIME);
         StoreClient::try_connect(address, &self.token, &limits).map_err(|error| {
             match (error.kind(), error.code()) {
                 (ErrorKind::Unavailable, code) if code != Some(ErrorCode::NotConnected) => {
                     Error::unavailable(format!(
-                        "something listens there that does not answer as fleetrun does ({})",
+                        "a program other than fleetrun listens there ({})",
                         error.message()
                     ))
                 }
@@ -556,20 +544,24 @@ impl Agent {
 
     /// Returns this machine's number in the order of arrival.
     fn arrive(&self, store: &dyn Store) -> Result<i64> {
-        store.add("arrivals", 1, &Limits::within(CALL_TIME))
+        store.add(ARRIVALS, 1, &Limits::within(CALL_TIME))
     }
 
     fn publish(&self, store: &dyn Store, arrived: i64) -> Result<()> {
         let limits = Limits::within(CALL_TIME);
-        let mut node = self.join.node.clone();
-        node["arrived"] = json!(arrived);
-        store.set(&format!("beat/{}", self.join.id), b"0", &limits)?;
-        store.set(&format!("node/{}", self.join.id), node.to_string().as_bytes(), &limits)
+        let arrival = Arrival { arrived, node: self.join.node.clone() };
+        BEATS.key(&self.join.id).set(store, &0, &limits)?;
+        NODES.key(&self.join.id).set(store, &arrival, &limits)
     }
 
-    /// Sends heartbeats and follows the plan until told to quit. `tend` runs at each heartbeat; if
-    /// it returns false, so does this function, since there is nothing left to follow.
-    fn follow(&self, store: &dyn Store, tend: &mut dyn FnMut() -> Result<bool>) -> Result<bool> {
+    /// Sends heartbeats and follows the plan until told to quit. `keep_alive` runs at each
+    /// heartbeat; if it returns false, so does this function, since there is nothing left to
+    /// follow.
+    fn follow(
+        &self,
+        store: &dyn Store,
+        keep_alive: &mut dyn FnMut() -> Result<bool>,
+    ) -> Result<bool> {
         let (mut revision, mut beats, mut beaten) = (0, 0u64, None::<Instant>);
         let mut heard = Instant::now();
         let (mut clock, mut known) = (StoppedClock::new(heard), Vec::new());
@@ -577,14 +569,13 @@ impl Agent {
             if beaten.is_none_or(|at| at.elapsed() >= BEAT) {
                 beats += 1;
                 beaten = Some(Instant::now());
-                if !tend()? {
+                if !keep_alive()? {
                     return Ok(false);
                 }
-                let key = format!("beat/{}", self.join.id);
                 // If the beat fails, the watch below detects the cause.
-                let _ = store.set(&key, beats.to_string().as_bytes(), &Limits::within(BEAT));
+                let _ = BEATS.key(&self.join.id).set(store, &beats, &Limits::within(BEAT));
             }
-            let watched = store.watch("plan", revision, &Limits::within(WATCH));
+            let watched = store.watch(PLAN.as_str(), revision, &Limits::within(WATCH));
             let now = Instant::now();
             // After a stop of this machine the leader gets the full time again, since it may have
             // been stopped too. An etcd gets no such grace.
@@ -597,7 +588,7 @@ impl Agent {
                     revision = changes.revision;
                     for value in changes.changes.into_iter().filter_map(|it| it.value) {
                         if value != known {
-                            self.take(&value)?;
+                            self.take(PLAN.parse(&value)?);
                             known = value;
                         }
                     }
@@ -605,7 +596,7 @@ impl Agent {
                 Err(error) if heard.elapsed() >= self.join.rules.silence => {
                     let silence = words::seconds(self.join.rules.silence);
                     return Err(match &self.join.etcd {
-                        None => leader_gone(&self.master, error.message()),
+                        None => leader_lost(&self.master, error.message()),
                         Some(server) => Error::unavailable(format!(
                             "etcd at {server} has not answered for {silence}"
                         ))
@@ -620,11 +611,11 @@ impl Agent {
 
     /// Joins the run in etcd. If that run ends without this machine, joins the next one.
     fn in_etcd(&self, server: &Endpoint) -> Result<()> {
-        self.say(format!("machines meet in etcd at {server}, job '{}'", self.join.job_id));
+        self.log(format!("machines meet in etcd at {server}, job '{}'", self.join.job_id));
         loop {
             let Some(store) = self.enter(server)? else { return Ok(()) };
-            let mut member = Tender { agent: self, store: &store, is_in: false };
-            if self.follow(&store, &mut || member.tend())? {
+            let mut member = EtcdMember { agent: self, store: &store, is_in: false };
+            if self.follow(&store, &mut || member.keep_alive())? {
                 return Ok(());
             }
             let mut state = self.shared.lock();
@@ -636,7 +627,7 @@ impl Agent {
     fn enter(&self, server: &Endpoint) -> Result<Option<EtcdStore>> {
         let (begun, rules) = (Instant::now(), &self.join.rules);
         let ttl = rules.silence * RUN_SILENCES;
-        let mut said = None::<Instant>;
+        let mut logged = None::<Instant>;
         while !self.quits() {
             let entered =
                 EtcdStore::open(server, &self.join.job_id, &self.join.id, ttl).and_then(|store| {
@@ -651,36 +642,31 @@ impl Agent {
                 Err(error) => error,
             };
             if begun.elapsed() >= rules.join_timeout {
-                return Err(error.help("is etcd running there? --elastic_server says where it is"));
+                return Err(error.help("is etcd running there? --elastic_server sets its address"));
             }
-            if said.is_none_or(|said| said.elapsed() >= SAY_PERIOD) {
-                said = Some(Instant::now());
+            if logged.is_none_or(|logged| logged.elapsed() >= LOG_PERIOD) {
+                logged = Some(Instant::now());
                 let left = words::seconds(rules.join_timeout.saturating_sub(begun.elapsed()));
-                self.say(format!("waiting for etcd: {}; {left} left", error.message()));
+                self.log(format!("waiting for etcd: {}; {left} left", error.message()));
             }
             std::thread::sleep(RETRY_DELAY);
         }
         Ok(None)
     }
 
-    fn take(&self, bytes: &[u8]) -> Result<()> {
-        let plan = parse(bytes).ok_or_else(|| {
-            Error::unavailable("the leader's plan cannot be read")
-                .help("the machines of a job need the same version of fleetrun")
-        })?;
+    fn take(&self, plan: Plan) {
         let mut state = self.shared.lock();
-        if self.join.etcd.is_some() && state.plan.is_none() && matches!(plan, Plan::Over { .. }) {
+        if self.join.etcd.is_some() && state.plan.is_none() && matches!(plan, Plan::Over(_)) {
             state.is_stale = true;
-            return Ok(());
+            return;
         }
         state.plan = Some(plan);
         drop(state);
         let _ = self.events.send(Event::News);
-        Ok(())
     }
 
-    fn say(&self, line: String) {
-        self.shared.lock().said.push(line);
+    fn log(&self, line: String) {
+        self.shared.lock().messages.push(line);
         let _ = self.events.send(Event::News);
     }
 
@@ -690,21 +676,21 @@ impl Agent {
 }
 
 /// Keeps the run in etcd alive at each heartbeat, and competes for the lead.
-struct Tender<'a> {
+struct EtcdMember<'a> {
     agent: &'a Agent,
     store: &'a EtcdStore,
     /// The last plan includes this machine.
     is_in: bool,
 }
 
-impl Tender<'_> {
+impl EtcdMember<'_> {
     /// Keeps run and lead alive. Returns false when the run has ended without this machine. If etcd
     /// does not respond, the caller's watch detects that.
-    fn tend(&mut self) -> Result<bool> {
+    fn keep_alive(&mut self) -> Result<bool> {
         let is_candidate = {
             let state = self.agent.shared.lock();
-            if let Some(Plan::Run { nodes, .. }) = &state.plan {
-                self.is_in = nodes.iter().any(|node| node["id"] == *self.agent.join.id);
+            if let Some(Plan::Run(plan)) = &state.plan {
+                self.is_in = plan.nodes.iter().any(|node| node.id == self.agent.join.id);
             }
             (state.plan.is_none() && !state.is_stale) || self.is_in
         };
@@ -713,7 +699,7 @@ impl Tender<'_> {
             Ok(true) => {}
             Ok(false) if self.is_in => {
                 return Err(Error::unavailable("the job's run has ended in etcd")
-                    .help("no machine could keep it alive in time, or somebody removed its keys"));
+                    .help("no machine kept it alive in time, or its keys were removed"));
             }
             Ok(false) => return Ok(false),
             Err(_) => return Ok(true),
@@ -722,7 +708,7 @@ impl Tender<'_> {
         match lead {
             Some(lease) => match self.store.keep_lead(lease) {
                 Ok(false) => Err(Error::unavailable(
-                    "this machine has lost the lead: etcd has not heard of it in time",
+                    "this machine has lost the lead: etcd received no keep-alive in time",
                 )),
                 _ => Ok(true),
             },
@@ -738,59 +724,21 @@ impl Tender<'_> {
         };
         let store = self.store.clone();
         agent.shared.lock().lead = Some((store.clone(), lease));
-        let board = move || Ok(Board::Etcd(store));
-        let leader = lead(&agent.join, board, &agent.token, &agent.shared, &agent.events)?;
+        let open_store = move || Ok(LeaderStore::Etcd(store));
+        let leader = lead(&agent.join, open_store, &agent.token, &agent.shared, &agent.events)?;
         agent.shared.lock().leader = Some(leader);
         Ok(())
     }
 }
 
 /// Returns the error of a job whose leader is lost.
-fn leader_gone(master: &Endpoint, why: &str) -> Error {
-    Error::unavailable(format!("the machine that leads the job, at {master}, is gone")).got(why)
-}
-
-fn parse(bytes: &[u8]) -> Option<Plan> {
-    let value: Value = serde_json::from_slice(bytes).ok()?;
-    let generation = value["generation"].as_u64()?;
-    let text = |name: &str| Some(value[name].as_str()?.to_string());
-    Some(match value["state"].as_str()? {
-        "run" => Plan::Run {
-            generation,
-            nodes: value["nodes"].as_array()?.clone(),
-            store: value["store"].as_str()?.parse().ok()?,
-            state: MachineState::parse(&value["progress"]),
-        },
-        "stop" => Plan::Stop { generation, reason: text("reason")? },
-        "over" => Plan::Over {
-            code: u8::try_from(value["code"].as_u64()?).ok()?,
-            reason: text("reason")?,
-            culprit: text("culprit")?,
-        },
-        _ => return None,
-    })
-}
-
-/// Returns the value of `node/ID`: a machine's processes by role.
-pub fn describe(
-    host: &str,
-    rank: Option<usize>,
-    workers: &[Place],
-    servers: &[Place],
-    gloo: u16,
-) -> Value {
-    let list = |places: &[Place]| -> Vec<Value> {
-        places
-            .iter()
-            .map(|place| json!({ "port": place.endpoint.port, "devices": place.devices }))
-            .collect()
-    };
-    json!({ "host": host, "rank": rank, "gloo": gloo, "workers": list(workers), "servers": list(servers) })
+fn leader_lost(master: &Endpoint, why: &str) -> Error {
+    Error::unavailable(format!("the machine that leads the job, at {master}, is lost")).got(why)
 }
 
 /// Returns the cluster of a plan, as seen from machine `id`.
-pub fn cluster(nodes: &[Value], id: &str, options: &Options) -> Result<Cluster> {
-    let unreadable = || Error::unavailable("the leader's plan cannot be read");
+pub fn cluster(nodes: &[PlanNode], id: &str, options: &Options) -> Result<Cluster> {
+    let absent = || Error::internal("this machine is not in the plan");
     let mut cluster = Cluster {
         mode: options.mode,
         workers: Vec::new(),
@@ -798,63 +746,48 @@ pub fn cluster(nodes: &[Value], id: &str, options: &Options) -> Result<Cluster> 
         coordinators: Vec::new(),
         heter: Vec::new(),
         heter_devices: Vec::new(),
-        node: nodes.iter().position(|node| node["id"] == id).ok_or_else(unreadable)?,
+        node: nodes.iter().position(|node| node.id == id).ok_or_else(absent)?,
         node_count: nodes.len(),
         gloo_http: None,
         has_fixed_ports: false,
         with_gloo: options.with_gloo.clone(),
         backend: options.backend.clone(),
     };
-    for (index, node) in nodes.iter().enumerate() {
-        let host = node["host"].as_str().ok_or_else(unreadable)?;
-        cluster.workers.extend(places(&node["workers"], host, index).ok_or_else(unreadable)?);
-        cluster.servers.extend(places(&node["servers"], host, index).ok_or_else(unreadable)?);
+    for (index, PlanNode { node, .. }) in nodes.iter().enumerate() {
+        let place = |process: &NodeProcess| Place {
+            endpoint: Endpoint::new(&node.host, process.port),
+            node: index,
+            devices: process.devices.clone(),
+        };
+        cluster.workers.extend(node.workers.iter().map(place));
+        cluster.servers.extend(node.servers.iter().map(place));
         if index == 0 && (options.mode != Mode::Collective || options.with_gloo != "0") {
-            let port = port(&node["gloo"]).ok_or_else(unreadable)?;
-            cluster.gloo_http = Some(Endpoint::new(host, port));
+            cluster.gloo_http = Some(Endpoint::new(&node.host, node.gloo));
         }
     }
     Ok(cluster)
 }
 
 /// Completes a listed cluster with the ports that its machines have published.
-pub fn with_ports(mut cluster: Cluster, nodes: &[Value]) -> Result<Cluster> {
-    for (index, node) in nodes.iter().enumerate() {
-        let published: Option<Vec<u16>> =
-            node["ports"].as_array().and_then(|all| all.iter().map(port).collect());
-        let published =
-            published.ok_or_else(|| Error::unavailable("the leader's plan cannot be read"))?;
+pub fn with_ports(mut cluster: Cluster, nodes: &[PlanNode]) -> Result<Cluster> {
+    for (index, PlanNode { node, .. }) in nodes.iter().enumerate() {
         let places: Vec<&mut Place> =
             cluster.places_mut().filter(|place| place.node == index).collect();
-        if places.len() != published.len() {
-            let host = node["host"].as_str().unwrap_or("a machine");
-            return Err(Error::invalid(format!("{host} was started otherwise than this machine"))
+        let ports = node.listed.as_ref().map_or(&[][..], |listed| &listed.ports);
+        if places.len() != ports.len() {
+            return Err(Error::invalid(format!("{} was started with different flags", node.host))
                 .expected(format!("{} processes there", places.len()))
-                .got(published.len())
+                .got(ports.len())
                 .help("the flags of a listed job must be the same on every machine"));
         }
-        for (place, port) in places.into_iter().zip(published) {
-            place.endpoint.port = port;
+        for (place, port) in places.into_iter().zip(ports) {
+            place.endpoint.port = *port;
         }
         if let Some(gloo) = cluster.gloo_http.as_mut().filter(|_| index == 0) {
-            gloo.port = port(&node["gloo"]).unwrap_or(gloo.port);
+            gloo.port = node.gloo;
         }
     }
     Ok(cluster)
-}
-
-fn port(value: &Value) -> Option<u16> {
-    u16::try_from(value.as_u64()?).ok()
-}
-
-fn places(list: &Value, host: &str, node: usize) -> Option<Vec<Place>> {
-    let place = |value: &Value| {
-        let port = port(&value["port"])?;
-        let devices = value["devices"].as_array()?.iter();
-        let devices = devices.map(|id| Some(id.as_str()?.to_string())).collect::<Option<_>>()?;
-        Some(Place { endpoint: Endpoint::new(host, port), node, devices })
-    };
-    list.as_array()?.iter().map(place).collect()
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
@@ -876,8 +809,8 @@ const LAUNCHERS: &str = "launchers";
 /// Grace period for a launcher to reconnect; after it, its machine is lost.
 const MACHINE_GRACE: Duration = Duration::from_secs(2);
 const RETRY_DELAY: Duration = Duration::from_millis(200);
-const SAY_PERIOD: Duration = Duration::from_secs(5);
-const DIAL_TIME: Duration = Duration::from_secs(2);
+const LOG_PERIOD: Duration = Duration::from_secs(5);
+const CONNECT_TIME: Duration = Duration::from_secs(2);
 const CALL_TIME: Duration = Duration::from_secs(20);
 /// Limit on one write to the store; between writes the state of the job is checked.
-const TELL_TIME: Duration = Duration::from_secs(2);
+const WRITE_TIME: Duration = Duration::from_secs(2);

@@ -5,17 +5,17 @@
 //! (`etcd/`), which none of them hosts.
 
 use crate::cluster::{self, Cluster, Place, Run};
+use crate::decisions::LeaderRules;
 use crate::job::{Attempts, random_hex};
-use crate::leader::LeaderRules;
-use crate::link::{self, Hosting, Join, Link, Plan};
+use crate::link::{self, Hosting, Join, Link};
 use crate::machine::Machine;
 use crate::options::{ElasticLevel, Mode, Nodes, Options, Who, check_port};
 use crate::ports::Ports;
+use crate::protocol::{Listed, Node, NodeProcess, OverPlan, Plan, RunPlan};
 use crate::supervisor::{Death, End, Ended, Event};
 use crate::terms;
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Role, names};
-use serde_json::Value;
 use signal_hook::consts::SIGCHLD;
 use std::net::UdpSocket;
 use std::sync::mpsc::{RecvTimeoutError, Sender};
@@ -34,8 +34,7 @@ pub(crate) struct Meeting {
     /// The address of the master is that of an etcd.
     is_etcd: bool,
     nodes: Nodes,
-    host: String,
-    node: Value,
+    node: Node,
     /// The cluster, if a list of hosts describes it.
     known: Option<Cluster>,
 }
@@ -54,8 +53,8 @@ pub(crate) fn members(
             .any(|who| matches!(who, Who::Listed(_)));
     if let Some(etcd) = &options.etcd {
         if listed {
-            return Err(Error::invalid("--servers and --workers say where everybody is")
-                .expected("--server_num and --worker_num of this machine, with --elastic_server"));
+            return Err(Error::invalid("--servers and --workers conflict with --elastic_server")
+                .expected("--server_num and --worker_num of this machine"));
         }
         let meeting = at_master(options, env, machine, ports, etcd, nodes)?;
         let meeting = Meeting { hosting: Hosting::Never, is_etcd: true, ..meeting };
@@ -97,26 +96,33 @@ fn listed_meeting(options: &Options, cluster: Cluster) -> Result<Meeting> {
         check_port(options.master.as_ref())?;
     }
     let count = cluster.node_count;
-    let here = |places: &[Place]| -> Vec<Place> {
-        places.iter().filter(|place| place.node == cluster.node).cloned().collect()
-    };
-    let (workers, servers) = (here(&cluster.workers), here(&cluster.servers));
-    let host = of(cluster.node).next().map(|it| it.endpoint.host.clone()).unwrap_or_default();
-    let gloo = cluster.gloo_http.as_ref().map_or(0, |endpoint| endpoint.port);
-    let mut node = link::describe(&host, Some(cluster.node), &workers, &servers, gloo);
-    node["ports"] = of(cluster.node).map(|place| place.endpoint.port).collect();
+    let here = |place: &&Place| place.node == cluster.node;
     let workers = cluster.workers.iter().enumerate();
-    node["ranks"] =
-        workers.filter(|(_, it)| it.node == cluster.node).map(|(rank, _)| rank).collect();
+    let nodes = Nodes { min: count, max: count };
+    let node = Node {
+        host: of(cluster.node).next().map(|it| it.endpoint.host.clone()).unwrap_or_default(),
+        rank: Some(cluster.node),
+        gloo: cluster.gloo_http.as_ref().map_or(0, |endpoint| endpoint.port),
+        workers: cluster.workers.iter().filter(here).map(process).collect(),
+        servers: cluster.servers.iter().filter(here).map(process).collect(),
+        listed: Some(Listed {
+            ports: of(cluster.node).map(|place| place.endpoint.port).collect(),
+            ranks: workers.filter(|(_, it)| here(it)).map(|(rank, _)| rank).collect(),
+        }),
+        terms: terms::of_options(options, nodes),
+    };
     Ok(Meeting {
         master,
         hosting: if cluster.node == 0 { Hosting::Always } else { Hosting::Never },
         is_etcd: false,
-        nodes: Nodes { min: count, max: count },
+        nodes,
         node,
-        host,
         known: Some(cluster),
     })
+}
+
+fn process(place: &Place) -> NodeProcess {
+    NodeProcess { port: place.endpoint.port, devices: place.devices.clone() }
 }
 
 /// Returns the meeting at a given address: each machine contributes its processes, and the leader
@@ -138,13 +144,13 @@ fn at_master(
         ));
     }
     let host = own_host(options, env, machine, master);
-    let mut place = |devices: Vec<String>| -> Result<Place> {
-        Ok(Place { endpoint: Endpoint::new(&host, ports.next(&host)?), node: 0, devices })
+    let mut process = |devices: Vec<String>| -> Result<NodeProcess> {
+        Ok(NodeProcess { port: ports.next(&host)?, devices })
     };
     let (servers, workers) = match options.mode {
         Mode::Collective => {
             let devices = cluster::local_devices(options, env, machine)?;
-            (Vec::new(), devices.into_iter().map(&mut place).collect::<Result<_>>()?)
+            (Vec::new(), devices.into_iter().map(&mut process).collect::<Result<_>>()?)
         }
         _ => {
             let gpus = cluster::gpu_list(options, env, machine)?;
@@ -152,10 +158,12 @@ fn at_master(
                 true => Vec::new(),
                 false => vec![gpus[index % gpus.len()].clone()],
             };
-            let servers: Vec<Place> =
-                (0..options.ps.servers.len()).map(|_| place(Vec::new())).collect::<Result<_>>()?;
-            let workers: Vec<Place> =
-                (0..options.ps.workers.len()).map(|at| place(device(at))).collect::<Result<_>>()?;
+            let servers: Vec<NodeProcess> = (0..options.ps.servers.len())
+                .map(|_| process(Vec::new()))
+                .collect::<Result<_>>()?;
+            let workers: Vec<NodeProcess> = (0..options.ps.workers.len())
+                .map(|at| process(device(at)))
+                .collect::<Result<_>>()?;
             if servers.is_empty() && workers.is_empty() {
                 return Err(Error::invalid("this machine brings neither servers nor workers")
                     .expected("--server_num N, --worker_num N, or both"));
@@ -177,8 +185,15 @@ fn at_master(
         hosting,
         is_etcd: false,
         nodes,
-        node: link::describe(&host, options.node_rank, &workers, &servers, gloo),
-        host,
+        node: Node {
+            host,
+            rank: options.node_rank,
+            gloo,
+            workers,
+            servers,
+            listed: None,
+            terms: terms::of_options(options, nodes),
+        },
         known: None,
     })
 }
@@ -203,8 +218,8 @@ fn own_host(options: &Options, env: &Env, machine: &Machine, master: &Endpoint) 
 
 /// Next action of this machine.
 enum Next {
-    Run { generation: u64, nodes: Vec<Value>, store: Endpoint },
-    Over { code: u8, reason: String, culprit: String },
+    Run(RunPlan),
+    Over(OverPlan),
     Interrupted(i32),
     Broken(Error),
 }
@@ -218,33 +233,21 @@ impl Meeting {
             id: id.to_string(),
             job_id: run.job_id.clone(),
             node: self.node.clone(),
-            host: self.host.clone(),
             token: run.token.clone().ok_or_else(|| Error::internal("no token"))?,
             rules,
         })
-    }
-
-    /// Returns why this machine cannot join the running job, if its flags differ.
-    fn refusal(&self, nodes: &[Value]) -> Option<Error> {
-        let first = nodes.first()?;
-        let host = first["host"].as_str().unwrap_or("unknown");
-        let own = (self.host.as_str(), &self.node["terms"]);
-        terms::difference((host, &first["terms"]), own)
     }
 }
 
 impl Attempts<'_> {
     /// Follows the leader's plan until the job is over.
-    pub fn several(&mut self, mut meeting: Meeting, sender: Sender<Event>) -> Result<u8> {
+    pub fn several(&mut self, meeting: Meeting, sender: Sender<Event>) -> Result<u8> {
         let id = random_hex(8)?;
         let rules = LeaderRules {
             hosts: meeting.known.as_ref().map_or(Vec::new(), Cluster::hosts),
             hands_over: meeting.is_etcd,
             ..self.leader_rules(meeting.nodes)?
         };
-        let options = &self.job.options;
-        meeting.node["terms"] =
-            terms::terms(options.mode, meeting.nodes, rules.level, &options.job_id);
         let link = Link::join(meeting.join(&id, &self.run, rules)?, sender)?;
         // Becomes `PADDLE_MASTER`, where scripts find each other. With etcd that is the store of
         // the job.
@@ -252,7 +255,7 @@ impl Attempts<'_> {
         let (mut done, mut is_failure_said) = (None, false);
         loop {
             match self.next(&link, done, (&id, &meeting)) {
-                Next::Run { generation, nodes, store } => {
+                Next::Run(RunPlan { generation, nodes, store, .. }) => {
                     done = Some(generation);
                     self.run.store = Some(store);
                     self.run.restarts = u32::try_from(generation).unwrap_or(u32::MAX);
@@ -260,7 +263,7 @@ impl Attempts<'_> {
                         Some(cluster) => link::with_ports(cluster.clone(), &nodes),
                         None => link::cluster(&nodes, &id, &self.job.options),
                     };
-                    let end = self.generation(cluster, &meeting.host, &link, generation);
+                    let end = self.generation(cluster, &meeting.node.host, &link, generation);
                     link.report(generation, &end);
                     is_failure_said = match &end {
                         // A failure that follows from another worker's was shown as a warning only.
@@ -273,14 +276,14 @@ impl Attempts<'_> {
                         return Ok(self.interrupted(signal));
                     }
                 }
-                Next::Over { code, reason, culprit } => {
+                Next::Over(OverPlan { code, reason, culprit, .. }) => {
                     link.leave(true);
                     if code == 0 {
                         return Ok(self.done(&[]));
                     }
                     // The reason may be new here: a worker that exited with code 0 counts as failed
                     // only if others needed it.
-                    match culprit == id {
+                    match culprit.as_deref() == Some(&*id) {
                         false => self.console.error(&reason),
                         true if is_failure_said => {}
                         true => self.console.error(reason.lines().next().unwrap_or_default()),
@@ -345,24 +348,23 @@ impl Attempts<'_> {
     fn next(&mut self, link: &Link, done: Option<u64>, (id, own): (&str, &Meeting)) -> Next {
         let mut is_full_said = false;
         loop {
-            for line in link.take_said() {
+            for line in link.take_messages() {
                 self.console.say(&format!("fleetrun: {line}"));
             }
             match link.plan() {
-                Some(Plan::Over { code, reason, culprit }) => {
-                    return Next::Over { code, reason, culprit };
-                }
-                Some(Plan::Run { generation, nodes, store, .. })
-                    if done.is_none_or(|done| generation > done) =>
-                {
-                    if nodes.iter().any(|node| node["id"] == id) {
-                        return Next::Run { generation, nodes, store };
+                Some(Plan::Over(plan)) => return Next::Over(plan),
+                Some(Plan::Run(plan)) if done.is_none_or(|done| plan.generation > done) => {
+                    if plan.nodes.iter().any(|node| node.id == id) {
+                        return Next::Run(plan);
                     }
-                    if let Some(error) = own.refusal(&nodes) {
+                    let first = plan.nodes.first();
+                    let other = first.and_then(|it| terms::difference(&it.node, &own.node));
+                    if let Some(error) = other {
                         return Next::Broken(error);
                     }
                     if !std::mem::replace(&mut is_full_said, true) {
-                        self.console.say("fleetrun: the job has as many machines as it takes; waiting for a place");
+                        let line = "fleetrun: the job has its maximum of machines; waiting";
+                        self.console.say(line);
                     }
                 }
                 _ => {}

@@ -8,10 +8,11 @@ use crate::child::{self, Child};
 use crate::cluster::{FIRST_LOG, Process};
 use crate::console::Console;
 use crate::guard::{self, Guard};
-use crate::link::{Link, MachineState};
+use crate::link::Link;
 use crate::logs::{self, Follower};
 use crate::oom::OomWatch;
 use crate::options::{Follow, Mode};
+use crate::protocol::MachineState;
 use crate::words;
 use fleet_base::Result;
 use fleet_topology::{ProcessReport, Role, names};
@@ -297,7 +298,7 @@ impl<'a> Supervisor<'a> {
     /// Returns the reason for which the leader wants the processes of this machine stopped, if any.
     fn ordered(&mut self) -> Option<String> {
         let (link, generation) = self.link?;
-        for line in link.take_said() {
+        for line in link.take_messages() {
             self.console.say(&format!("fleetrun: {line}"));
         }
         link.stop_reason(generation)
@@ -407,9 +408,8 @@ impl<'a> Supervisor<'a> {
             }
             if self.children.iter().any(Child::is_running) {
                 self.show_logs();
-                self.console.say(
-                    "fleetrun: the workers of this machine have ended; its servers stay for those of others",
-                );
+                self.console
+                    .say("fleetrun: the workers of this machine have ended; its servers still run");
             }
         }
     }

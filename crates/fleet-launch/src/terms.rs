@@ -1,24 +1,28 @@
 //! The flags that the launchers of a job must have in common. Each launcher publishes its own in
-//! `node/ID`. Machines that differ are refused when they meet, since their processes would wait in
+//! its entry. Machines that differ are refused when they meet, since their processes would wait in
 //! vain.
 
-use crate::options::{ElasticLevel, Mode, Nodes};
+use crate::options::{ElasticLevel, Mode, Nodes, Options};
+use crate::protocol::{Node, PROTOCOL, Terms};
 use fleet_base::Error;
-use serde_json::{Value, json};
 
-/// Returns the flags of a launcher that must agree, as a part of `node/ID`.
-pub(crate) fn terms(mode: Mode, nodes: Nodes, level: ElasticLevel, job_id: &str) -> Value {
-    let nodes = match nodes.min == nodes.max {
-        true => nodes.max.to_string(),
-        false => format!("{}:{}", nodes.min, nodes.max),
-    };
-    json!({
-        "protocol": PROTOCOL.to_string(),
-        "mode": mode_name(mode),
-        "nnodes": nodes,
-        "elastic_level": (level as u8).to_string(),
-        "job_id": job_id,
-    })
+/// Returns the terms of a launcher for a number of machines.
+pub(crate) fn of_options(options: &Options, nodes: Nodes) -> Terms {
+    let level = if options.is_elastic() { options.elastic_level } else { ElasticLevel::Off };
+    terms(options.mode, nodes, level, &options.job_id)
+}
+
+pub(crate) fn terms(mode: Mode, nodes: Nodes, level: ElasticLevel, job_id: &str) -> Terms {
+    Terms {
+        protocol: PROTOCOL.to_string(),
+        mode: mode_name(mode).to_string(),
+        nnodes: match nodes.min == nodes.max {
+            true => nodes.max.to_string(),
+            false => format!("{}:{}", nodes.min, nodes.max),
+        },
+        elastic_level: (level as u8).to_string(),
+        job_id: job_id.to_string(),
+    }
 }
 
 /// Returns the name of a mode as `--run_mode` takes it.
@@ -30,15 +34,14 @@ fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// Returns an error if two machines differ. A machine is given as its host and its flags.
-pub(crate) fn difference(first: (&str, &Value), second: (&str, &Value)) -> Option<Error> {
-    let differs = |(field, ..): &&(&str, &str, &str)| first.1[*field] != second.1[*field];
-    let found: Vec<_> = FIELDS.iter().filter(differs).collect();
-    let (.., help) = found.first()?;
-    let shown = |terms: &Value, field: &str| terms[field].as_str().unwrap_or("unknown").to_string();
-    let each = found.iter().map(|(field, title, _)| {
-        let (one, other) = (shown(first.1, field), shown(second.1, field));
-        format!("{title} is {one} on {} and {other} on {}", first.0, second.0)
+/// Returns an error if two machines differ.
+pub(crate) fn difference(first: &Node, second: &Node) -> Option<Error> {
+    let values = fields(&first.terms).into_iter().zip(fields(&second.terms));
+    let found: Vec<_> =
+        FIELDS.iter().zip(values).filter(|(_, (one, other))| one != other).collect();
+    let ((_, help), _) = found.first()?;
+    let each = found.iter().map(|((title, _), (one, other))| {
+        format!("{title} is {one} on {} and {other} on {}", first.host, second.host)
     });
     let each = each.collect::<Vec<String>>().join("; ");
     Some(
@@ -47,22 +50,23 @@ pub(crate) fn difference(first: (&str, &Value), second: (&str, &Value)) -> Optio
     )
 }
 
-/// Version of the keys and values that launchers exchange. Changes when launchers of two versions
-/// cannot work together.
-const PROTOCOL: u32 = 1;
+/// Returns the fields in the order of [`FIELDS`].
+fn fields(terms: &Terms) -> [&str; 5] {
+    let Terms { protocol, mode, nnodes, elastic_level, job_id } = terms;
+    [protocol, mode, nnodes, elastic_level, job_id]
+}
 
-/// Each field with its title, and the help for the case that it is the first that differs.
-const FIELDS: [(&str, &str, &str); 5] = [
-    ("protocol", "the version of the launcher protocol", "run the same version of fleetrun"),
+/// The title of each field, and the help for the case that it is the first that differs.
+const FIELDS: [(&str, &str); 5] = [
+    ("the version of the launcher protocol", "run the same version of fleetrun"),
     (
-        "mode",
         "the mode",
         "give every machine the flags of one mode: --nproc_per_node for collective, --server_num \
          and --worker_num for ps",
     ),
-    ("nnodes", "--nnodes", "give every machine the same --nnodes"),
-    ("elastic_level", "--elastic_level", "give every machine the same --elastic_level"),
-    ("job_id", "--job_id", "give every machine the same --job_id"),
+    ("--nnodes", "give every machine the same --nnodes"),
+    ("--elastic_level", "give every machine the same --elastic_level"),
+    ("--job_id", "give every machine the same --job_id"),
 ];
 
 #[cfg(test)]
@@ -70,17 +74,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_that_differ_are_named_with_what_differs() {
+    fn differing_machines_are_named_with_their_differences() {
         let of = |mode, max| terms(mode, Nodes { min: 2, max }, ElasticLevel::Off, "ads");
-        let check = |other: Value, wanted: Option<&str>| {
-            let found = difference(("a", &of(Mode::Collective, 2)), ("b", &other));
+        let node = |host: &str, terms: Terms| Node {
+            host: host.into(),
+            rank: None,
+            gloo: 0,
+            workers: Vec::new(),
+            servers: Vec::new(),
+            listed: None,
+            terms,
+        };
+        let check = |other: Terms, wanted: Option<&str>, help: &str| {
+            let found = difference(&node("a", of(Mode::Collective, 2)), &node("b", other));
             let wanted =
                 wanted.map(|it| format!("the machines of the job were started differently: {it}"));
             assert_eq!(found.as_ref().map(Error::message), wanted.as_deref());
+            assert!(found.is_none_or(|error| error.to_string().ends_with(help)));
         };
-        check(of(Mode::Collective, 2), None);
-        check(of(Mode::Ps, 2), Some("the mode is collective on a and ps on b"));
-        check(of(Mode::Collective, 4), Some("--nnodes is 2 on a and 2:4 on b"));
+        check(of(Mode::Collective, 2), None, "");
+        let help = "--server_num and --worker_num for ps";
+        check(of(Mode::Ps, 2), Some("the mode is collective on a and ps on b"), help);
+        let help = "help: give every machine the same --nnodes";
+        check(of(Mode::Collective, 4), Some("--nnodes is 2 on a and 2:4 on b"), help);
         let other = terms(Mode::Ps, Nodes { min: 2, max: 2 }, ElasticLevel::Same, "news");
         check(
             other,
@@ -88,9 +104,10 @@ mod tests {
                 "the mode is collective on a and ps on b; --elastic_level is 0 on a and 1 on b; \
                  --job_id is ads on a and news on b",
             ),
+            "for ps",
         );
-        let unknown = difference(("a", &of(Mode::Ps, 2)), ("b", &Value::Null)).unwrap().to_string();
-        assert!(unknown.contains("launcher protocol is 1 on a and unknown on b"), "{unknown}");
-        assert!(unknown.ends_with("help: run the same version of fleetrun"), "{unknown}");
+        let older = Terms { protocol: "1".into(), ..of(Mode::Collective, 2) };
+        let wanted = "the version of the launcher protocol is 2 on a and 1 on b";
+        check(older, Some(wanted), "help: run the same version of fleetrun");
     }
 }

@@ -64,13 +64,13 @@ fn the_lead_passes_to_another_machine() {
         std::fs::write(third.place.path("go"), "").unwrap();
         let said = second.place.read("said");
         for part in [
-            "this one leads now",
-            "machine 127.0.0.1, which led the job, is lost: its launcher has given no sign of life \
-             for 2 s",
+            "this machine leads now",
+            "machine 127.0.0.1, which led the job, is lost: its launcher has sent no heartbeat for \
+             2 s",
         ] {
             assert!(said.contains(part), "'{part}' is not in:\n{said}");
         }
-        third.check(0, &["machine 127.0.0.2 was stopped by its user", "this one leads now"]);
+        third.check(0, &["machine 127.0.0.2 was stopped by its user", "this machine leads now"]);
     });
 }
 
@@ -106,7 +106,7 @@ fn an_etcd_that_is_not_there() {
         &[
             "waiting for etcd: etcd at 127.0.0.1:",
             "cannot be asked",
-            "is etcd running there? --elastic_server says where it is",
+            "is etcd running there? --elastic_server sets its address",
         ],
     );
     // Another kind of server may listen there.

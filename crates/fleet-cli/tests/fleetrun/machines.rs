@@ -175,7 +175,7 @@ fn servers_stay_for_the_workers_of_other_machines() {
     let script = "[ $TRAINING_ROLE = PSERVER ] && { until [ -e asked ]; do sleep 0.05; done\n\
                   touch answered; sleep 600; }\n\
                   [ $PADDLE_TRAINER_ID = 0 ] && exit 0\n\
-                  until grep -q 'its servers stay for those of others' ../a/said; do sleep 0.05; done\n\
+                  until grep -q 'its servers still run' ../a/said; do sleep 0.05; done\n\
                   touch ../a/asked; until [ -e ../a/answered ]; do sleep 0.05; done";
     let (first, second) =
         pair("meet_uneven", script, "--nnodes 2 --server_num 1 --worker_num 1 job.py");
@@ -188,7 +188,7 @@ fn who_does_not_come_is_missed() {
     let line = "--master 127.0.0.1:0 --nnodes 2 --join_timeout 0.5 job.py";
     let alone = Machine::start("miss/a", WHO, line, TOKEN);
     // On a busy machine even the launcher's own machine may join later than that.
-    alone.check(1, &[" of 2 machines came within 0.5 s"]);
+    alone.check(1, &[" of 2 machines joined within 0.5 s"]);
     let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = free.local_addr().unwrap().port();
     let line = format!("--master 127.0.0.1:{port} --nnodes 2 --rank 1 --join_timeout 0.5 job.py");
@@ -197,7 +197,7 @@ fn who_does_not_come_is_missed() {
         1,
         &[
             "waiting for the first machine at",
-            &format!("nobody answers at 127.0.0.1:{port}"),
+            &format!("no answer at 127.0.0.1:{port}"),
             "same secret",
         ],
     );
@@ -267,8 +267,7 @@ fn lists_that_do_not_fit() {
     let second =
         Machine::start("unfit/b", WHO, &format!("{second} --nproc_per_node 2 job.py"), TOKEN);
     for machine in [first, second] {
-        let place =
-            machine.check(1, &["was started otherwise than this machine", "the same on every"]);
+        let place = machine.check(1, &["was started with different flags", "the same on every"]);
         assert!(!place.path("log/workerlog.0").exists(), "nothing was started");
     }
 }
@@ -278,14 +277,14 @@ fn a_machine_of_the_list_that_does_not_come() {
     let line = "--ips 127.0.0.1,127.0.0.2,127.0.0.3 --join_timeout 0.5 job.py";
     let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {line}");
     Machine::start("absent/a", WHO, &first, TOKEN)
-        .check(1, &["127.0.0.2, 127.0.0.3", " came within 0.5 s"]);
+        .check(1, &["127.0.0.2, 127.0.0.3", " joined within 0.5 s"]);
     // No process listens at this address of the loopback network.
     let line = "--ips 127.31.7.9,127.0.0.2 --host 127.0.0.2 --join_timeout 0.5 job.py";
     Machine::start("absent/b", WHO, line, TOKEN).check(
         1,
         &[
             "waiting for the first machine at 127.31.7.9:29400: ",
-            "nobody answers at 127.31.7.9:29400",
+            "no answer at 127.31.7.9:29400",
             "the first machine within 0.5 s",
         ],
     );
@@ -356,7 +355,7 @@ fn machines_come_and_go() {
     first.check(
         0,
         &[
-            "machine 127.0.0.2 has come",
+            "machine 127.0.0.2 joined",
             "machine 127.0.0.2 is lost: ",
             "machine 127.0.0.2 was stopped by its user",
             "start 4: 1 worker on 1 machine, this one is number 0",
@@ -387,7 +386,7 @@ fn the_end_of_the_leader_is_the_end_of_the_job() {
     until("a start", || second.place.path("up.0.1.of.2").exists());
     first.child.kill().unwrap();
     first.child.wait().unwrap();
-    second.check(1, &["the machine that leads the job", "is gone"]);
+    second.check(1, &["the machine that leads the job", "is lost"]);
     let (first, second) = pair("leader_left", ELASTIC, "--nnodes 2 --stop_timeout 5 job.py");
     until("a start", || second.place.path("up.0.1.of.2").exists());
     signal(first.child.id(), "TERM");
@@ -429,7 +428,7 @@ fn the_loss_of_the_leader_is_noticed_by_its_connection() {
     first.child.wait().unwrap();
     let second = second.check(1, &["error: the machine that leads the job, at 127.0.0.1:"]);
     let said = second.read("said");
-    assert!(said.contains("is gone") && !said.contains("error: worker"), "{said}");
+    assert!(said.contains("is lost") && !said.contains("error: worker"), "{said}");
 }
 
 /// The servers have finished on the other machine; this launcher learns it from the leader.

@@ -3,7 +3,10 @@
 
 use fleet_base::{Error, Result};
 use fleet_topology::Endpoint;
+use serde::de::{DeserializeOwned, Error as _, IgnoredAny};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
+use std::fmt::Display;
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -14,10 +17,13 @@ pub struct Gateway {
 }
 
 /// A key with its value and the revision of its last change.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Entry {
+    #[serde(deserialize_with = "base64_text")]
     pub key: String,
+    #[serde(default, deserialize_with = "base64")]
     pub value: Vec<u8>,
+    #[serde(rename = "mod_revision", deserialize_with = "number")]
     pub revision: i64,
 }
 
@@ -29,17 +35,14 @@ impl Gateway {
         if is_prefix {
             body["range_end"] = json!(encoded(&after(key)));
         }
-        let answer = self.call("kv/range", &body, time)?;
-        let entries = match &answer["kvs"] {
-            Value::Array(list) => list.iter().map(entry).collect::<Option<Vec<Entry>>>(),
-            _ => Some(Vec::new()),
-        };
-        let revision = number(&answer["header"]["revision"]).and_then(|it| u64::try_from(it).ok());
-        entries.zip(revision).ok_or_else(|| self.unreadable("kv/range"))
+        let Range { header, kvs } = self.call("kv/range", &body, time)?;
+        let revision = u64::try_from(header.revision);
+        let revision = revision.map_err(|error| self.malformed("kv/range", &error))?;
+        Ok((kvs, revision))
     }
 
     pub fn put(&self, key: &str, value: &[u8], lease: i64, time: Duration) -> Result<()> {
-        self.call("kv/put", &put(key, value, lease), time).map(drop)
+        self.call::<IgnoredAny>("kv/put", &put(key, value, lease), time).map(drop)
     }
 
     /// Sets `to` if `key` has the expected value (`None`: if `key` does not exist). Returns whether
@@ -61,48 +64,45 @@ impl Gateway {
         };
         let body =
             json!({ "compare": [compare], "success": [{ "request_put": put(to, value, lease) }] });
-        // The gateway omits `succeeded` when it is false.
-        Ok(self.call("kv/txn", &body, time)?["succeeded"] == json!(true))
+        Ok(self.call::<Transaction>("kv/txn", &body, time)?.succeeded)
     }
 
     pub fn delete(&self, key: &str, time: Duration) -> Result<bool> {
         let body = json!({ "key": encoded(key.as_bytes()) });
-        Ok(number(&self.call("kv/deleterange", &body, time)?["deleted"]).unwrap_or(0) > 0)
+        Ok(self.call::<Deletion>("kv/deleterange", &body, time)?.deleted > 0)
     }
 
     /// Creates a lease that expires when it is not kept alive for `ttl`.
     pub fn grant(&self, ttl: Duration, time: Duration) -> Result<i64> {
-        let answer = self.call("lease/grant", &json!({ "TTL": ttl.as_secs().max(1) }), time)?;
-        number(&answer["ID"]).ok_or_else(|| self.unreadable("lease/grant"))
+        let body = json!({ "TTL": ttl.as_secs().max(1) });
+        Ok(self.call::<Grant>("lease/grant", &body, time)?.id)
     }
 
     /// Keeps a lease alive. Returns false if it has expired.
     pub fn keep_alive(&self, lease: i64, time: Duration) -> Result<bool> {
-        let answer = self.call("lease/keepalive", &json!({ "ID": lease.to_string() }), time)?;
-        Ok(number(&answer["result"]["TTL"]).unwrap_or(0) > 0)
+        let body = json!({ "ID": lease.to_string() });
+        Ok(self.call::<KeepAlive>("lease/keepalive", &body, time)?.result.ttl > 0)
     }
 
     pub fn revoke(&self, lease: i64, time: Duration) -> Result<()> {
-        self.call("lease/revoke", &json!({ "ID": lease.to_string() }), time).map(drop)
+        let body = json!({ "ID": lease.to_string() });
+        self.call::<IgnoredAny>("lease/revoke", &body, time).map(drop)
     }
 
-    fn call(&self, path: &str, body: &Value, time: Duration) -> Result<Value> {
+    fn call<T: DeserializeOwned>(&self, path: &str, body: &Value, time: Duration) -> Result<T> {
         let (status, text) = self.ask(path, &body.to_string(), time).map_err(|error| {
             Error::unavailable(format!("etcd at {} cannot be asked: {error}", self.endpoint))
         })?;
-        let value: Option<Value> = serde_json::from_str(text.lines().next().unwrap_or("")).ok();
-        match (status, value) {
-            (200, Some(value)) => Ok(value),
-            (_, value) => {
-                let why = value.as_ref().and_then(|it| {
-                    it["message"].as_str().or(it["error"].as_str()).map(str::to_string)
-                });
-                let why = why.unwrap_or_else(|| text.chars().take(WHY_CHARS_MAX).collect());
-                Err(Error::unavailable(format!("etcd at {} refused {path}", self.endpoint))
-                    .expected("an etcd of version 3.4 or newer, without TLS and users")
-                    .got(format!("status {status}: {why}")))
-            }
+        let line = text.lines().next().unwrap_or("");
+        if status == 200 && serde_json::from_str::<IgnoredAny>(line).is_ok() {
+            return serde_json::from_str(line).map_err(|error| self.malformed(path, &error));
         }
+        let refusal = serde_json::from_str::<Refusal>(line).ok();
+        let why = refusal.and_then(|it| it.message.or(it.error));
+        let why = why.unwrap_or_else(|| text.chars().take(WHY_CHARS_MAX).collect());
+        Err(Error::unavailable(format!("etcd at {} refused {path}", self.endpoint))
+            .expected("an etcd of version 3.4 or newer, without TLS and users")
+            .got(format!("status {status}: {why}")))
     }
 
     fn ask(&self, path: &str, body: &str, time: Duration) -> std::io::Result<(u16, String)> {
@@ -122,12 +122,63 @@ impl Gateway {
         stream.write_all(request.as_bytes())?;
         let mut bytes = Vec::new();
         stream.take(ANSWER_BYTES_MAX).read_to_end(&mut bytes)?;
-        answer(&bytes).ok_or_else(|| std::io::Error::other("its answer is no HTTP"))
+        answer(&bytes).ok_or_else(|| std::io::Error::other("its answer is not HTTP"))
     }
 
-    fn unreadable(&self, path: &str) -> Error {
-        Error::unavailable(format!("the answer of etcd at {} to {path} is unknown", self.endpoint))
+    fn malformed(&self, path: &str, why: &dyn Display) -> Error {
+        let text = format!("malformed answer of etcd at {} to {path} ({why})", self.endpoint);
+        Error::unavailable(text)
     }
+}
+
+/// Answers of the gateway. It omits fields that are empty, zero or false.
+#[derive(Deserialize)]
+struct Range {
+    header: Header,
+    #[serde(default)]
+    kvs: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    #[serde(deserialize_with = "number")]
+    revision: i64,
+}
+
+#[derive(Deserialize)]
+struct Transaction {
+    #[serde(default)]
+    succeeded: bool,
+}
+
+#[derive(Deserialize)]
+struct Deletion {
+    #[serde(default, deserialize_with = "number")]
+    deleted: i64,
+}
+
+#[derive(Deserialize)]
+struct Grant {
+    #[serde(rename = "ID", deserialize_with = "number")]
+    id: i64,
+}
+
+#[derive(Deserialize)]
+struct KeepAlive {
+    result: Lease,
+}
+
+#[derive(Deserialize)]
+struct Lease {
+    /// 0 if the lease has expired.
+    #[serde(rename = "TTL", default, deserialize_with = "number")]
+    ttl: i64,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    message: Option<String>,
+    error: Option<String>,
 }
 
 /// Parses an HTTP response into status and body.
@@ -159,22 +210,30 @@ fn unchunked(mut bytes: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-fn entry(value: &Value) -> Option<Entry> {
-    Some(Entry {
-        key: String::from_utf8(decoded(value["key"].as_str()?)?).ok()?,
-        // The gateway omits empty values.
-        value: decoded(value["value"].as_str().unwrap_or(""))?,
-        revision: number(&value["mod_revision"])?,
-    })
-}
-
 fn put(key: &str, value: &[u8], lease: i64) -> Value {
     json!({ "key": encoded(key.as_bytes()), "value": encoded(value), "lease": lease.to_string() })
 }
 
-/// Reads a number; the gateway writes 64-bit numbers as strings.
-fn number(value: &Value) -> Option<i64> {
-    value.as_i64().or_else(|| value.as_str()?.parse().ok())
+/// Reads a number; the gateway writes 64-bit numbers as texts.
+fn number<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<i64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Number {
+        Number(i64),
+        Text(String),
+    }
+    match Number::deserialize(from)? {
+        Number::Number(number) => Ok(number),
+        Number::Text(text) => text.parse().map_err(D::Error::custom),
+    }
+}
+
+fn base64<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<u8>, D::Error> {
+    decoded(&String::deserialize(from)?).ok_or_else(|| D::Error::custom("expected Base64"))
+}
+
+fn base64_text<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
+    String::from_utf8(base64(from)?).map_err(D::Error::custom)
 }
 
 /// Returns the end of the range of keys that start with `prefix`, which must not end with byte 255.
@@ -238,6 +297,21 @@ mod tests {
         let all: Vec<u8> = (0..=255).collect();
         assert_eq!(decoded(&encoded(&all)).unwrap(), all);
         assert_eq!(decoded("a?"), None);
+    }
+
+    #[test]
+    fn answers_omit_empty_fields() {
+        let range = r#"{"header":{"revision":"7"},"kvs":[{"key":"Zg==","mod_revision":"3"}]}"#;
+        let range: Range = serde_json::from_str(range).unwrap();
+        let entry = Entry { key: "f".into(), value: Vec::new(), revision: 3 };
+        assert_eq!((range.header.revision, range.kvs), (7, vec![entry]));
+        let empty: Range = serde_json::from_str(r#"{"header":{"revision":9}}"#).unwrap();
+        assert!(empty.header.revision == 9 && empty.kvs.is_empty());
+        assert!(!serde_json::from_str::<Transaction>("{}").unwrap().succeeded);
+        assert_eq!(serde_json::from_str::<KeepAlive>(r#"{"result":{}}"#).unwrap().result.ttl, 0);
+        for wrong in [r#"{"kvs":[]}"#, r#"{"header":{"revision":"x"}}"#, "[]"] {
+            assert!(serde_json::from_str::<Range>(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

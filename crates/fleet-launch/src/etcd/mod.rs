@@ -11,7 +11,7 @@
 //! | --- | --- | --- |
 //! | `run` | the first machine | the id of the lease of the run |
 //! | `leader` | the leader | its id |
-//! | keys of `leader.rs` | | |
+//! | keys of `protocol.rs` | | |
 
 mod gateway;
 mod store;

@@ -1,6 +1,7 @@
 //! The store of a job in etcd, and the election of the leader.
 
 use super::gateway::{Entry, Gateway};
+use crate::protocol::{LEADER, PLAN, RUN};
 use fleet_base::{Error, ErrorCode, Result};
 use fleet_net::{Change, Changes, Limits, Store, Swap, Time};
 use fleet_topology::Endpoint;
@@ -31,7 +32,7 @@ impl EtcdStore {
     pub fn open(server: &Endpoint, job_id: &str, own: &str, ttl: Duration) -> Result<EtcdStore> {
         let gateway = Gateway { endpoint: server.clone() };
         let base = format!("/paddle/{job_id}/");
-        let run = format!("{base}run");
+        let run = format!("{base}{RUN}");
         let made =
             |lease| EtcdStore { gateway: gateway.clone(), base, own: own.to_string(), lease };
         if let Some(lease) = running(&gateway, &run)? {
@@ -55,7 +56,7 @@ impl EtcdStore {
 
     /// Whether the run still exists.
     pub fn is_running(&self) -> Result<bool> {
-        Ok(running(&self.gateway, &self.path("run"))? == Some(self.lease))
+        Ok(running(&self.gateway, &self.path(RUN))? == Some(self.lease))
     }
 
     /// Ends the run and deletes all of its keys.
@@ -67,7 +68,7 @@ impl EtcdStore {
     /// Makes this machine the leader if there is none. A leader that does not keep its lease alive
     /// for `ttl` loses the lead.
     pub fn campaign(&self, ttl: Duration) -> Result<Lead> {
-        let leader = self.path("leader");
+        let leader = self.path(LEADER);
         if !self.gateway.range(&leader, false, CALL_TIME)?.0.is_empty() {
             return Ok(Lead::Other);
         }
@@ -111,7 +112,7 @@ fn running(gateway: &Gateway, run: &str) -> Result<Option<i64>> {
     let Some(entry) = found.first() else { return Ok(None) };
     let lease = std::str::from_utf8(&entry.value).ok().and_then(|text| text.parse().ok());
     lease.map(Some).ok_or_else(|| {
-        Error::unavailable(format!("{run} in etcd is not what fleetrun writes"))
+        Error::unavailable(format!("malformed value of the key '{run}' in etcd"))
             .help("another --job_id has keys of its own")
     })
 }
@@ -119,10 +120,10 @@ fn running(gateway: &Gateway, run: &str) -> Result<Option<i64>> {
 impl Store for EtcdStore {
     fn set(&self, key: &str, value: &[u8], limits: &Limits) -> Result<()> {
         let (path, time) = (self.path(key), time(limits)?);
-        if key != "plan" {
+        if key != PLAN.as_str() {
             return self.gateway.put(&path, value, self.lease, time);
         }
-        let leads = (&*self.path("leader"), Some(self.own.as_bytes()));
+        let leads = (&*self.path(LEADER), Some(self.own.as_bytes()));
         match self.gateway.put_if(leads, (&path, value, self.lease), time)? {
             true => Ok(()),
             false => Err(Error::unavailable("another machine has become the leader of the job")),
@@ -156,7 +157,8 @@ impl Store for EtcdStore {
             let count = now
                 .as_deref()
                 .map_or(Some(0), |text| std::str::from_utf8(text).ok()?.parse::<i64>().ok());
-            let count = count.ok_or_else(|| Error::invalid(format!("{key} is no counter")))?;
+            let count =
+                count.ok_or_else(|| Error::invalid(format!("the key '{key}' is not a counter")))?;
             let next = count.saturating_add(delta);
             let swap =
                 self.compare_and_set(key, now.as_deref(), next.to_string().as_bytes(), limits)?;
@@ -224,7 +226,7 @@ fn left(limits: &Limits) -> Duration {
 fn time(limits: &Limits) -> Result<Duration> {
     match left(limits) {
         left if left.is_zero() => {
-            Err(Error::unavailable("the deadline passed before etcd was asked"))
+            Err(Error::unavailable("the deadline passed before the request to etcd"))
         }
         left => Ok(left.min(CALL_TIME)),
     }
