@@ -25,6 +25,7 @@ mod job_text;
 mod merge;
 mod message;
 mod progress;
+mod push;
 mod request;
 pub mod rule;
 mod save;
@@ -50,6 +51,7 @@ pub use hash_key::HashKey;
 pub use init::Initializer;
 pub use merge::Merger;
 pub use progress::Progress;
+pub use push::{Ids, Push, Step, UniqueIds};
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
 pub use seen::WorkerSeen;
@@ -58,9 +60,12 @@ pub use server::{
     ServerTables, SnapshotReport, TableServer, Tail, WorkerReport, accept_loss, folder_state,
     inspect,
 };
-pub use servers::{DenseOptions, JobTables, START_ROUNDS, Servers, TableConfig};
+pub use servers::{
+    Barriers, DenseOptions, JobTables, RunControl, START_ROUNDS, Servers, TableAccess, TableAdmin,
+    TableConfig, Tables,
+};
 pub use sparse::{
-    Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,
+    Accessor, CtrAccessor, PullMode, Record, SaveMode, Snapshot, SparseConfig, SparseTable,
 };
 pub use stats::TableStats;
 pub use sync::{Arrival, BarrierTable, GlobalStep};

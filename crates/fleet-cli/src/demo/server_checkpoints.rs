@@ -76,7 +76,7 @@ impl ServerCheckpoints {
         if let Some((step, path)) = checkpoints(&folder)?.pop() {
             worker.flush()?;
             let all = CheckpointProgress::read(&path, step)?
-                .steps_of(worker.servers().tables().worker_count)?;
+                .steps_of(worker.servers().job().worker_count)?;
             let own = all.get(worker.servers().worker()).copied().unwrap_or(step);
             worker.set_own_steps_done(step, own)?;
             (self.before, self.done) = (step, own);
@@ -126,7 +126,8 @@ impl ServerCheckpoints {
 
     fn has_passed(&self, worker: &Worker, number: u64) -> Result<bool> {
         let is_sync = worker.job().plan.exchange == Exchange::Sync;
-        Ok(!is_sync && worker.servers().rounds(Arrival::Received)? >= START_ROUNDS + number)
+        Ok(!is_sync
+            && worker.servers().barriers.rounds(Arrival::Received)? >= START_ROUNDS + number)
     }
 
     /// Loads the newest complete checkpoint. If there is one, newer damaged ones are marked as
@@ -144,7 +145,7 @@ impl ServerCheckpoints {
             let loaded = match CheckpointProgress::read(&path, step) {
                 Ok(done) => {
                     check_samples(&path, &done, self.samples)?;
-                    done.steps_of(worker.servers().tables().worker_count)?;
+                    done.steps_of(worker.servers().job().worker_count)?;
                     worker.load_persistables(&path).map(|_| ())
                 }
                 Err(error) => Err(error),
@@ -160,7 +161,7 @@ impl ServerCheckpoints {
             }
             // An older checkpoint must not be loaded over parts of this one.
             for table in &worker.job().tables.tables {
-                worker.servers().clear(table.table_id())?;
+                worker.servers().admin.clear(table.table_id())?;
             }
         }
         for (path, error) in damaged {
@@ -182,7 +183,7 @@ impl ServerCheckpoints {
     pub fn join(&mut self, worker: &mut Worker, out: &mut Output) -> Result<(), ExitReason> {
         if let Some(progress) = worker.go_on()? {
             (self.before, self.done) = (progress.base, progress.complete);
-            let workers = worker.servers().tables().worker_count;
+            let workers = worker.servers().job().worker_count;
             self.before_of_all = progress.base * workers as u64;
         }
         out.line(format!("joined the training in progress after step {}", self.done))?;

@@ -158,12 +158,12 @@ fn saves_know_their_blocks() {
     step(&mut worker, 0, &loss);
     worker.save_persistables(&folder, SaveMode::All, SaveFormat::Binary).unwrap();
     let [TableConfig::Dense { table_id, len, .. }] = &job.job.tables.tables[..] else { panic!() };
-    let values = |servers: &dyn Servers| {
+    let values = |servers: &Servers| {
         let mut values = vec![0.0; *len];
-        servers.pull_dense(*table_id, &mut values).unwrap();
+        servers.tables.pull_dense(*table_id, &mut values).unwrap();
         values
     };
-    let want = values(&**worker.servers());
+    let want = values(worker.servers());
     let after = step(&mut worker, 1, &loss);
     let next = step(&mut worker, 2, &loss);
     let whole = DistributeTranspilerConfig { slice_var_up: false, ..Default::default() };
@@ -179,9 +179,9 @@ fn saves_know_their_blocks() {
         (whole, SERVERS),
     ] {
         let (mut other, loss) = start(&transpiled_on(pservers, config, 1).unwrap());
-        assert_ne!(values(&**other.servers()), want);
+        assert_ne!(values(other.servers()), want);
         other.load_persistables(&folder).unwrap();
-        assert_eq!(values(&**other.servers()), want, "{pservers}");
+        assert_eq!(values(other.servers()), want, "{pservers}");
         // Including the state of their update rule.
         assert_eq!(step(&mut other, 1, &loss), after, "{pservers}");
         assert_eq!(step(&mut other, 2, &loss), next, "{pservers}");

@@ -52,7 +52,7 @@ pub enum FolderState {
 /// mark at the first change after that.
 ///
 /// ```
-/// use fleet_ps::{Durability, FolderState, JobTables, LocalServers, ServerTables, Servers};
+/// use fleet_ps::{Durability, FolderState, JobTables, LocalServers, ServerTables, Barriers};
 /// use fleet_ps::folder_state;
 /// # let folder = std::env::temp_dir().join(format!("fleet-ps-state-{}", std::process::id()));
 /// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![] };
