@@ -8,7 +8,7 @@
 use super::progress_file::{CheckpointProgress, PROGRESS_FILE};
 use crate::output::{ExitReason, Output};
 use fleet::ps::{Arrival, START_ROUNDS, SaveFormat, SaveMode};
-use fleet::servers::{Exchange, Worker};
+use fleet::servers::Worker;
 use fleet::{Error, ErrorKind, Result};
 use fleet_base::file::make_folder;
 use std::path::{Path, PathBuf};
@@ -115,7 +115,7 @@ impl ServerCheckpoints {
     /// Waits for the barrier with this number, unless the others have passed it.
     fn barrier(&self, worker: &Worker, number: u64) -> Result<()> {
         // In sync mode every step is a barrier, and workers are never restarted alone.
-        if worker.job().plan.exchange == Exchange::Sync {
+        if worker.job().plan.exchange.is_sync() {
             return worker.barrier();
         }
         while !self.has_passed(worker, number)? {
@@ -125,7 +125,7 @@ impl ServerCheckpoints {
     }
 
     fn has_passed(&self, worker: &Worker, number: u64) -> Result<bool> {
-        let is_sync = worker.job().plan.exchange == Exchange::Sync;
+        let is_sync = worker.job().plan.exchange.is_sync();
         Ok(!is_sync
             && worker.servers().barriers.rounds(Arrival::Received)? >= START_ROUNDS + number)
     }
@@ -262,7 +262,7 @@ fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
 /// Returns the steps of each worker. Lost workers lag behind; a resumed job makes up their steps.
 /// Empty in sync jobs, whose workers are all at one step.
 fn steps_of_all(worker: &Worker) -> Result<Vec<u64>> {
-    if worker.job().plan.exchange == Exchange::Sync {
+    if worker.job().plan.exchange.is_sync() {
         return Ok(Vec::new());
     }
     Ok(worker.workers()?.iter().map(|seen| seen.complete).collect())

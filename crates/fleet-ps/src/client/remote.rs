@@ -8,10 +8,10 @@
 use super::connections::{Connector, ServerConnections};
 use super::heartbeats::Heartbeats;
 use super::{Client, Transport};
-use crate::JobTables;
 use crate::message::{ACKNOWLEDGEMENT_BYTES, Body};
 use crate::request::{Message, Method};
 use crate::server::{Caller, OPERATOR, WORKER_TIMEOUT};
+use crate::{JobTables, job_text};
 use fleet_base::sync::lock;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
@@ -148,7 +148,7 @@ impl Client<Remote> {
     ) -> Result<RemoteServers> {
         let connector = Arc::new(Connector {
             caller: Caller { worker, client: fleet_net::random_number()? },
-            job: job.text(),
+            job: job_text::text(job),
             resolve: Box::new(resolve),
             token: token.clone(),
             options: options.calls,

@@ -33,7 +33,7 @@ mod tests;
 pub use geo::GeoCommunicator;
 pub use schedule::{RateOf, Rates};
 
-use crate::{Progress, PullMode, Push, Servers, TableConfig};
+use crate::{Progress, PullMode, Push, PushMode, Servers, TableConfig};
 use batch::Batches;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
@@ -43,14 +43,6 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-
-/// How a worker synchronizes with the others. Geo has a communicator of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CommunicatorMode {
-    Sync,
-    HalfAsync,
-    Async,
-}
 
 /// The documented options, with their documented defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +182,7 @@ impl Core {
 ///
 /// ```
 /// use fleet_ps::{
-///     Communicator, CommunicatorMode, CommunicatorOptions, JobTables, LocalServers, NonFinite,
+///     Communicator, PushMode, CommunicatorOptions, JobTables, LocalServers, NonFinite,
 ///     Rates, Rule, ServerTables, TableConfig, rule::Sgd,
 /// };
 /// let table = TableConfig::Dense {
@@ -202,7 +194,7 @@ impl Core {
 /// };
 /// let tables = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![table] };
 /// let servers = std::sync::Arc::new(LocalServers::new(&ServerTables::all(&tables)?, 0)?);
-/// let (mode, options) = (CommunicatorMode::HalfAsync, CommunicatorOptions::default());
+/// let (mode, options) = (PushMode::HalfAsync, CommunicatorOptions::default());
 /// let communicator = Communicator::start(servers, mode, options, Rates::constant())?;
 /// communicator.push_dense(0, &[&[1.0], &[2.0]])?;
 /// communicator.sent()?;
@@ -226,7 +218,7 @@ impl Communicator {
     /// their rate ([`Rates::begin`]).
     pub fn start(
         servers: impl Into<Servers>,
-        mode: CommunicatorMode,
+        mode: PushMode,
         options: CommunicatorOptions,
         rates: Rates,
     ) -> Result<Communicator> {
@@ -249,9 +241,9 @@ impl Communicator {
         // gradients.
         let prompt = CommunicatorOptions { wait_count_max: 0, ..options };
         let (core, mode): (_, Box<dyn Mode>) = match mode {
-            CommunicatorMode::Sync => (start(prompt, None)?, Box::new(synchronous::Sync)),
-            CommunicatorMode::HalfAsync => (start(prompt, None)?, Box::new(half_async::HalfAsync)),
-            CommunicatorMode::Async => {
+            PushMode::Sync => (start(prompt, None)?, Box::new(synchronous::Sync)),
+            PushMode::HalfAsync => (start(prompt, None)?, Box::new(half_async::HalfAsync)),
+            PushMode::Async => {
                 let newest = asynchronous::Async::start(servers.tables.clone(), options)?;
                 (start(options, newest.on_push())?, Box::new(newest))
             }

@@ -78,7 +78,7 @@ fn worker(servers: &[Arc<ServerTables>], job: &JobTables, worker: usize, run: &R
     }
     let options = CommunicatorOptions::default();
     let communicator =
-        Communicator::start(client.clone(), CommunicatorMode::Sync, options, Rates::constant())?;
+        Communicator::start(client.clone(), PushMode::Sync, options, Rates::constant())?;
     if done > 0 {
         communicator.resume(&crate::Progress::of_steps(0, done))?;
     }

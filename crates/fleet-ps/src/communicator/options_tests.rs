@@ -147,7 +147,7 @@ impl From<Arc<Watched>> for Servers {
 
 fn start(servers: &Arc<Watched>, options: CommunicatorOptions) -> Communicator {
     let rates = Rates::constant();
-    Communicator::start(servers.clone(), CommunicatorMode::Async, options, rates).unwrap()
+    Communicator::start(servers.clone(), PushMode::Async, options, rates).unwrap()
 }
 
 fn push_row(communicator: &Communicator) {
@@ -277,7 +277,7 @@ fn steps_are_reported_every_so_often() {
             report_every,
             tables: vec![(DENSE, Arc::new(|step| 1.0 / (1.0 + step as f64)))],
         };
-        let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
+        let (mode, options) = (PushMode::Async, CommunicatorOptions::default());
         rates.begin(&*servers, 0).unwrap();
         let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
         (0..7).for_each(|_| communicator.sent().unwrap());
@@ -312,7 +312,7 @@ fn every_worker_sets_the_rate_from_which_it_resumes() {
         servers.servers.tables.push_steps(STEPS, None, 3).unwrap();
         let tables = vec![(DENSE, Arc::new(|step: u64| 1.0 / (1.0 + step as f64)) as RateOf)];
         let rates = Rates { steps_table, report_every: 10, tables };
-        let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
+        let (mode, options) = (PushMode::Async, CommunicatorOptions::default());
         let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
         communicator.set_steps_done(3).unwrap();
         assert_eq!(servers.count(&RecordedRequest::Rate(0.25)), 1);

@@ -51,7 +51,7 @@ fn process(
     servers: &[Arc<ServerTables>],
     job: &JobTables,
     (number, requests): (u64, i64),
-    mode: CommunicatorMode,
+    mode: PushMode,
     options: CommunicatorOptions,
 ) -> Result<()> {
     let caller = Caller { worker: 0, client: number + 1 };
@@ -117,8 +117,8 @@ fn every_batch_is_in_every_table_once() {
     for seed in 0..120u64 {
         let mut rng = Sequence::new(seed, 7);
         let mode = match seed % 2 {
-            0 => CommunicatorMode::Async,
-            _ => CommunicatorMode::HalfAsync,
+            0 => PushMode::Async,
+            _ => PushMode::HalfAsync,
         };
         let options = CommunicatorOptions {
             merge_count_max: 1 + rng.below(4) as usize,

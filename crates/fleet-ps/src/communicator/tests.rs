@@ -33,7 +33,7 @@ pub(super) fn workers(job: &JobTables) -> Vec<Servers> {
 
 fn asynchronous(options: CommunicatorOptions) -> Communicator {
     let servers = workers(&job(1, false)).remove(0);
-    Communicator::start(servers, CommunicatorMode::Async, options, Rates::constant()).unwrap()
+    Communicator::start(servers, PushMode::Async, options, Rates::constant()).unwrap()
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn equal_ids_are_one_before_they_are_sent() {
     let job = JobTables { tables: vec![TableConfig::Sparse(config.clone())], ..job(1, false) };
     let (through, direct) = (workers(&job).remove(0), workers(&job).remove(0));
     let options = CommunicatorOptions::default();
-    let (mode, rates) = (CommunicatorMode::HalfAsync, Rates::constant());
+    let (mode, rates) = (PushMode::HalfAsync, Rates::constant());
     let communicator = Communicator::start(through, mode, options, rates).unwrap();
     let (pulled, pushed) = (config.pull_width(), config.push_width());
     for step in 0..12u64 {
@@ -159,12 +159,8 @@ fn senseless_knobs_are_refused() {
         (CommunicatorOptions { merge_count_max: 0, ..Default::default() }, "max_merge_var_num"),
         (CommunicatorOptions { thread_count: 1000, ..Default::default() }, "thread_pool_size"),
     ] {
-        let started = Communicator::start(
-            servers.clone(),
-            CommunicatorMode::Async,
-            options,
-            Rates::constant(),
-        );
+        let started =
+            Communicator::start(servers.clone(), PushMode::Async, options, Rates::constant());
         let Err(error) = started else { panic!("{name} is taken") };
         assert!(error.to_string().contains(name), "{error}");
     }

@@ -7,8 +7,8 @@
 //! worker last read, and applies a push as `g + g² (now - read)`. That is the gradient at the
 //! present parameters if the curvature along each parameter is the square of its gradient.
 
-use crate::rule::{How, Row};
-use crate::{NonFinite, Rule, TableStats};
+use crate::row_rule::{How, Row, RowUpdates};
+use crate::{NonFinite, Rule, TableStats, finite};
 use fleet_base::{Error, Result};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -226,7 +226,7 @@ impl DenseTable {
     pub fn push_by(&self, worker: usize, grad: &[f32]) -> Result<()> {
         self.check_len("grad", grad.len())?;
         let name = |at: usize| format!("element {at}");
-        let screened = self.config.non_finite.screen(grad, name);
+        let screened = finite::screen(self.config.non_finite, grad, name);
         let mut inner = self.lock();
         let (grad, bad) = screened.map_err(|error| {
             inner.non_finite += grad.iter().filter(|value| !value.is_finite()).count() as u64;

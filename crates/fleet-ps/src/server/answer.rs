@@ -352,7 +352,7 @@ impl ServerTables {
     /// Checks that a client has the same job: its text must equal that of this server's
     /// [`JobTables`].
     fn compare(&self, theirs: &str) -> Result<()> {
-        let ours = self.job.text();
+        let ours = job_text::text(&self.job);
         let Some(difference) = job_text::difference(&ours, theirs) else { return Ok(()) };
         let error = Error::invalid("the worker's tables differ from this server's")
             .expected(difference.expected)

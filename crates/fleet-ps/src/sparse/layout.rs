@@ -1,7 +1,8 @@
 //! Layout of a row. All numbers are 32 bits wide.
 
-use super::config::{Accessor, CtrAccessor, SparseConfig};
-use crate::init::RowSeed;
+use crate::init::{self, RowSeed};
+use crate::row_rule::RowUpdates;
+use crate::{Accessor, SparseConfig};
 
 /// Offsets in a row of floats.
 pub(crate) struct Layout {
@@ -45,13 +46,13 @@ impl Layout {
             (Kind::Ctr { embedx }, Accessor::Ctr(ctr)) => {
                 row[..EMBED].fill(0.0);
                 // Column 0 is the weight; the embedding follows.
-                ctr.embed_initializer.fill(seed, 0, &mut row[EMBED..EMBED + 1]);
+                init::fill(ctr.embed_initializer, seed, 0, &mut row[EMBED..EMBED + 1]);
                 ctr.embed_rule.init_state(1, &mut row[EMBED + 1..*embedx]);
                 row[*embedx..].fill(0.0);
             }
             _ => {
                 let (weights, state) = row.split_at_mut(config.dim);
-                config.initializer.fill(seed, 0, weights);
+                init::fill(config.initializer, seed, 0, weights);
                 config.rule.init_state(config.dim, state);
             }
         }
@@ -61,7 +62,7 @@ impl Layout {
 /// Writes the embedding part of a click row, `[weights | state]`, before its first push.
 pub(crate) fn init_embedx(config: &SparseConfig, seed: RowSeed, part: &mut [f32]) {
     let (weights, state) = part.split_at_mut(config.dim);
-    config.initializer.fill(seed, 1, weights);
+    init::fill(config.initializer, seed, 1, weights);
     config.rule.init_state(config.dim, state);
 }
 
@@ -75,10 +76,4 @@ pub(crate) fn slot_number(slot: f32) -> u32 {
 
 pub(crate) fn slot_word(number: u32, has_embedx: bool) -> f32 {
     f32::from_bits(number & SLOT_MAX | if has_embedx { HAS_EMBEDX } else { 0 })
-}
-
-impl CtrAccessor {
-    pub(crate) fn score(&self, show: f32, click: f32) -> f32 {
-        (show - click) * self.nonclk_coeff + click * self.click_coeff
-    }
 }

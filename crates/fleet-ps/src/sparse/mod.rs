@@ -11,7 +11,6 @@
 //! adds about 25 ns. `cargo xtask bench ps` measures it.
 
 mod arena;
-mod config;
 mod group;
 mod index;
 pub(crate) mod layout;
@@ -24,13 +23,12 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Accessor, CtrAccessor, SparseConfig};
 pub use pull::PullMode;
 pub(crate) use snapshot::Taken;
 pub use snapshot::{Record, SaveMode, Snapshot};
 
-use crate::rule::How;
-use crate::{HashKey, Merger, Push, TableStats, UniqueIds};
+use crate::row_rule::How;
+use crate::{HashKey, Merger, Push, SparseConfig, TableStats, UniqueIds, finite};
 use arena::Arena;
 use fleet_base::{Error, Result};
 use group::Groups;
@@ -233,11 +231,7 @@ impl SparseTable {
         self.check_push(push, width)?;
         let ids = push.ids.as_slice();
         let name = |at: usize| format!("id {}, column {}", ids[at / width], at % width);
-        let (grads, bad) = self
-            .core
-            .config
-            .non_finite
-            .screen(push.grads, name)
+        let (grads, bad) = finite::screen(self.core.config.non_finite, push.grads, name)
             .inspect_err(|_| {
                 let bad = push.grads.iter().filter(|value| !value.is_finite()).count();
                 self.counters.non_finite.fetch_add(bad as u64, Relaxed);

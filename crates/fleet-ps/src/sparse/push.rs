@@ -2,7 +2,6 @@
 //!
 //! Ids are found as in a pull, one after another; the rule is called once per block of them.
 
-use super::config::{Accessor, CtrAccessor};
 use super::index::Ahead;
 use super::layout::{
     CLICK, DELTA, EMBED, Kind, SHOW, SLOT, has_embedx, init_embedx, slot_number, slot_word,
@@ -11,7 +10,8 @@ use super::pull::Refused;
 use super::shard::{Found, Shard};
 use super::snapshot::Capture;
 use super::{Core, prefetch_row};
-use crate::rule::{How, Row};
+use crate::row_rule::{How, Row, RowUpdates};
+use crate::{Accessor, CtrAccessor};
 use std::ptr::NonNull;
 
 /// Updates that a rule gets at once. The rows of the next block are fetched meanwhile.

@@ -146,11 +146,11 @@ impl DistributedInfer {
             let mut rows = self.session.scope.tensor(&table.name)?.to_vec::<f32>()?;
             let ids: Vec<u64> = (0..table.rows).collect();
             for (ids, rows) in
-                ids.chunks(ROWS_AT_ONCE).zip(rows.chunks_mut(ROWS_AT_ONCE * table.width))
+                ids.chunks(ROWS_AT_ONCE).zip(rows.chunks_mut(ROWS_AT_ONCE * table.width()))
             {
-                servers.tables.pull_sparse(table.table_id, ids, rows, PullMode::Infer)?;
+                servers.tables.pull_sparse(table.table_id(), ids, rows, PullMode::Infer)?;
             }
-            let shape = [table.rows as i64, table.width as i64];
+            let shape = [table.rows as i64, table.width() as i64];
             self.session.scope.assign(&table.name, &Tensor::from_slice(&rows, shape)?)?;
         }
         Ok(())

@@ -19,7 +19,6 @@ use fleet_ps::{
     Durability, FolderState, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers,
     TableServer, folder_state,
 };
-use fleet_strategy::servers::Exchange;
 use fleet_topology::{Env, Mode, Topology, names};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -232,7 +231,7 @@ impl Fleet {
         if let Some(published) = published {
             published.compare()?;
         }
-        if job.plan.exchange != Exchange::Sync
+        if !job.plan.exchange.is_sync()
             && let Some(file) = env.text(names::FLEET_EXPENDABLE)
         {
             // All workers have joined: servers and the launcher now continue without a worker that

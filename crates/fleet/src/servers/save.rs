@@ -92,7 +92,7 @@ impl Worker {
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        let table = self.sparse_table(table)?.table_id;
+        let table = self.sparse_table(table)?.table_id();
         self.flush()?;
         self.servers().admin.save(Tables::One(table), dir.as_ref(), mode, format)
     }
@@ -101,7 +101,7 @@ impl Worker {
     /// tables (`load_one_table`). Only one worker should call it. Workers of GEO keep their copies
     /// of the table.
     pub fn load_table(&mut self, table: &str, dir: impl AsRef<Path>) -> Result<u64> {
-        let table = self.sparse_table(table)?.table_id;
+        let table = self.sparse_table(table)?.table_id();
         self.flush()?;
         self.servers().admin.load(Tables::One(table), dir.as_ref())
     }
@@ -159,7 +159,7 @@ pub(super) fn load_server(
     let known: Vec<&str> = job.plan.tables.sparse.iter().map(|table| &*table.name).collect();
     let number = |name: &&str| {
         let found = job.plan.tables.sparse.iter().find(|table| table.name == *name);
-        found.map(|table| table.table_id).ok_or_else(|| {
+        found.map(|table| table.table_id()).ok_or_else(|| {
             let hint = text::did_you_mean(name, known.iter().copied());
             Error::invalid(format!("unknown sparse table '{name}'{hint}"))
                 .expected(format!("one of {}", known.join(", ")))

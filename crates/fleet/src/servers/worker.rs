@@ -1,7 +1,6 @@
 //! A worker of a job with parameter servers: a session and its communication.
 
 use super::ServerJob;
-use super::describe::rates;
 use super::port::{Sender, TableAdapter, UnknownIds, table_ids};
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
@@ -10,13 +9,13 @@ use crate::{DatasetReport, DatasetRun, Session, exec_options};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor};
-use fleet_nn::Programs;
+use fleet_nn::{LrSchedule, Programs};
 use fleet_ops::Services;
 use fleet_ps::{
-    Arrival, Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats,
-    GeoCommunicator, Progress, START_ROUNDS, Servers, WorkerSeen,
+    Arrival, Communicator, CommunicatorOptions, CommunicatorStats, GeoCommunicator, Progress,
+    PushMode, RateOf, Rates, START_ROUNDS, Servers, WorkerSeen,
 };
-use fleet_strategy::servers::Exchange;
+use fleet_strategy::servers::{Exchange, ServerPlan};
 use fleet_tensor::Tensor;
 use std::sync::Arc;
 
@@ -101,7 +100,7 @@ impl Worker {
                 earlier_progress = start_or_rejoin(geo.servers(), job, &mut session, push, pull)?;
                 Sender::Geo(geo)
             }
-            exchange => {
+            Exchange::Pushes(mode) => {
                 let rates = rates(&job.plan, steps_between_reports(&job.strategy));
                 let push = |session: &Session| {
                     push_initial(&servers, job, session)?;
@@ -109,11 +108,6 @@ impl Worker {
                 };
                 let pull = |session: &mut Session| pull(&servers, job, session);
                 earlier_progress = start_or_rejoin(&servers, job, &mut session, push, pull)?;
-                let mode = match exchange {
-                    Exchange::Sync => CommunicatorMode::Sync,
-                    Exchange::HalfAsync => CommunicatorMode::HalfAsync,
-                    Exchange::Async | Exchange::Geo { .. } => CommunicatorMode::Async,
-                };
                 Sender::Pushes(Communicator::start(servers, mode, communication, rates)?)
             }
         };
@@ -331,7 +325,7 @@ fn with_table_sizes(job: &ServerJob, error: Error) -> Error {
     }
     let sparse = job.plan.tables.sparse.iter();
     let sizes: Vec<String> =
-        sparse.map(|it| format!("'{}' of {} rows of {}", it.name, it.rows, it.width)).collect();
+        sparse.map(|it| format!("'{}' of {} rows of {}", it.name, it.rows, it.width())).collect();
     error.at(format!("tables of GEO, which workers hold whole: {}", sizes.join(", "))).help(
         "give the tables no more rows than there are ids, or use another mode (k_steps 0), whose \
          workers hold only the rows of a step",
@@ -343,7 +337,7 @@ fn after_step(job: &ServerJob, adapter: &TableAdapter) -> Result<()> {
     adapter.servers().run.count_step();
     match (job.plan.exchange, &adapter.sender) {
         // No op of an async program marks the end of a step.
-        (Exchange::Async, Sender::Pushes(communicator)) => communicator.sent(),
+        (Exchange::Pushes(PushMode::Async), Sender::Pushes(communicator)) => communicator.sent(),
         _ => Ok(()),
     }
 }
@@ -356,7 +350,7 @@ fn with_table_names(job: &ServerJob, error: Error) -> Error {
     }
     let tables = &job.plan.tables;
     let sparse =
-        tables.sparse.iter().map(|table| format!("{} is '{}'", table.table_id, table.name));
+        tables.sparse.iter().map(|table| format!("{} is '{}'", table.table_id(), table.name));
     let dense = tables.dense.iter().map(|table| {
         let names: Vec<&str> = table.params.iter().map(|(name, _)| name.as_str()).collect();
         let shown = names.iter().take(NAMES_SHOWN).copied().collect::<Vec<_>>().join(", ");
@@ -428,7 +422,7 @@ fn start_or_rejoin(
         pull(session)?;
         return Ok(Some(progress));
     }
-    let is_sync = job.plan.exchange == Exchange::Sync;
+    let is_sync = job.plan.exchange.is_sync();
     let mut steps = 0;
     for round in passed..START_ROUNDS {
         if round == 1 && servers.worker() == 0 && (!is_sync || servers.run.settle()? == 0) {
@@ -448,6 +442,16 @@ fn start_or_rejoin(
     Ok(Some(Progress::of_steps(earlier.base, earlier.base + steps)))
 }
 
+/// Returns the learning-rate schedules of the tables.
+fn rates(plan: &ServerPlan, report_every: u32) -> Rates {
+    let rate_of = |(id, schedule): (u32, &LrSchedule)| -> (u32, RateOf) {
+        let schedule = schedule.clone();
+        (id, Arc::new(move |step| schedule.value_at(step)))
+    };
+    let tables = plan.schedules().map(rate_of).collect();
+    Rates { steps_table: plan.tables.steps, report_every, tables }
+}
+
 fn push_initial(servers: &Servers, job: &ServerJob, session: &Session) -> Result<()> {
     for table in &job.plan.tables.dense {
         servers.tables.set_dense(table.table_id, &gather(session, &table.params)?)?;
@@ -458,7 +462,7 @@ fn push_initial(servers: &Servers, job: &ServerJob, session: &Session) -> Result
 /// Checks that a worker may join a job that is already training. Gradients that the worker's
 /// earlier process had not sent are lost.
 fn check_rejoin(job: &ServerJob) -> Result<()> {
-    if job.plan.exchange != Exchange::Sync {
+    if !job.plan.exchange.is_sync() {
         return Ok(());
     }
     Err(Error::unavailable(
@@ -486,8 +490,8 @@ type Copies = Vec<(u32, Vec<(String, usize)>, Option<usize>)>;
 fn copies(job: &ServerJob) -> Copies {
     let tables = &job.plan.tables;
     let sparse = tables.sparse.iter().map(|table| {
-        let len = table.rows as usize * table.width;
-        (table.table_id, vec![(table.name.clone(), len)], Some(table.width))
+        let len = table.rows as usize * table.width();
+        (table.table_id(), vec![(table.name.clone(), len)], Some(table.width()))
     });
     let dense = tables.dense.iter().map(|table| (table.table_id, table.params.clone(), None));
     sparse.chain(dense).collect()

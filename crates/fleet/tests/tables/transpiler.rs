@@ -6,7 +6,7 @@ use fleet::ps::{
     CommunicatorOptions, LocalServers, SaveFormat, SaveMode, ServerTables, Servers, TableConfig,
 };
 use fleet::servers::{
-    DistributeTranspiler, DistributeTranspilerConfig, Exchange, SplitMethod, Transpile,
+    DistributeTranspiler, DistributeTranspilerConfig, Exchange, PushMode, SplitMethod, Transpile,
     TranspiledJob, Worker,
 };
 use std::sync::Arc;
@@ -202,10 +202,18 @@ fn switches_choose_the_mode() {
         assert_eq!((job.job.plan.exchange, job.job.plan.corrects_delay), (exchange, corrects));
     };
     let late = || DistributeTranspilerConfig { sync_mode: false, ..base() };
-    check(base(), Exchange::Sync, false);
-    check(late(), Exchange::Async, false);
-    check(DistributeTranspilerConfig { half_async: true, ..late() }, Exchange::HalfAsync, false);
-    check(DistributeTranspilerConfig { enable_dc_asgd: true, ..late() }, Exchange::HalfAsync, true);
+    check(base(), Exchange::Pushes(PushMode::Sync), false);
+    check(late(), Exchange::Pushes(PushMode::Async), false);
+    check(
+        DistributeTranspilerConfig { half_async: true, ..late() },
+        Exchange::Pushes(PushMode::HalfAsync),
+        false,
+    );
+    check(
+        DistributeTranspilerConfig { enable_dc_asgd: true, ..late() },
+        Exchange::Pushes(PushMode::HalfAsync),
+        true,
+    );
     let geo = DistributeTranspilerConfig { geo_sgd_mode: true, ..late() };
     check(geo, Exchange::Geo { k_steps: 100 }, false);
 

@@ -256,7 +256,7 @@ impl JobFile {
 
     /// Rejects another job and names the first difference.
     pub fn check(&self, job: &JobTables, folder: &Path) -> Result<()> {
-        let ours = job.text();
+        let ours = job_text::text(job);
         let Some(difference) = job_text::difference(&ours, &self.text) else { return Ok(()) };
         let error = Error::invalid("durable folder belongs to another job")
             .expected(difference.expected)

@@ -1,6 +1,7 @@
 //! Every rule against its formula in f64, over several pushes and widths.
 
 use super::*;
+use crate::rule::{Adagrad, Adam, CtrAdagrad, Momentum, Sgd, SharedAdam, StdAdagrad};
 use fleet_base::rng::Sequence;
 
 /// Runs `pushes` random gradients through the rule and through `formula(w, state, g, shows)`.
