@@ -12,8 +12,8 @@ use std::sync::Arc;
 ///
 /// ```
 /// use fleet_ps::{
-///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, TableAccess, SparseConfig,
-///     TableConfig,
+///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, SparseConfig,
+///     TableAccess, TableConfig,
 /// };
 /// let initializer = Initializer::Constant(1.0);
 /// let sparse = SparseConfig { initializer, ..SparseConfig::plain(0, 2) };

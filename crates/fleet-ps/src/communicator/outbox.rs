@@ -23,6 +23,10 @@ impl MergedIds {
         MergedIds { ids: merger.ids().to_vec(), is_unique: true }
     }
 
+    fn len(&self) -> usize {
+        self.ids.len()
+    }
+
     /// Adds the ids of another step, some of which may be known already.
     fn extend(&mut self, more: MergedIds) {
         self.ids.extend(more.ids);
@@ -460,7 +464,7 @@ impl Grads {
     /// `more`.
     fn extend(&mut self, more: Grads) -> Vec<f32> {
         let Grads { ids, grads, shows, clicks, slots } = more;
-        let (had, added) = (self.ids.ids.len(), ids.ids.len());
+        let (had, added) = (self.ids.len(), ids.len());
         append(&mut self.shows, shows, had, added, 1.0);
         append(&mut self.clicks, clicks, had, added, 0.0);
         append(&mut self.slots, slots, had, added, 0);

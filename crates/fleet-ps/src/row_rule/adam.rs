@@ -5,7 +5,8 @@
 //! of full length (lazy). State: m, v, b1^t, b2^t. The powers start at b1 and b2 and are multiplied
 //! after the step.
 
-use super::{How, Row, RowRule, apply_op};
+use super::formula::apply_op;
+use super::{How, Row, RowRule};
 use fleet_kernels::optim::RowAdamOp;
 use fleet_kernels::simd::Simd;
 use fleet_table::rule::Adam;

@@ -9,14 +9,14 @@
 mod adagrad;
 mod adam;
 mod ctr_adagrad;
+mod formula;
 mod momentum;
 mod sgd;
 mod shared_adam;
 mod std_adagrad;
 
-use fleet_kernels::optim::UpdateOp;
+use fleet_kernels::kernel;
 use fleet_kernels::simd::Simd;
-use fleet_kernels::{for_registers, kernel};
 use fleet_table::Rule;
 
 /// Calls a method of the rule.
@@ -34,35 +34,24 @@ macro_rules! each {
     };
 }
 
-/// The state and the updates of a rule's rows.
-pub(crate) trait RowUpdates {
-    /// Returns the floats of state for `len` weights.
-    fn state_len(&self, len: usize) -> usize;
-
-    /// Writes the state of a row before its first push.
-    fn init_state(&self, len: usize, state: &mut [f32]);
-
-    /// Applies one gradient to each row, one after another.
-    ///
-    /// # Safety
-    /// Each row's pointers are valid for `len` weights and gradients and `state_len(len)` of state,
-    /// and nothing else accesses them.
-    unsafe fn update(&self, rows: &[Row], len: usize, how: How);
+/// Returns the floats of state for `len` weights.
+pub(crate) fn state_len(rule: &Rule, len: usize) -> usize {
+    each!(rule, rule => rule.state_len(len))
 }
 
-impl RowUpdates for Rule {
-    fn state_len(&self, len: usize) -> usize {
-        each!(self, rule => rule.state_len(len))
-    }
+/// Writes the state of a row before its first push.
+pub(crate) fn init_state(rule: &Rule, len: usize, state: &mut [f32]) {
+    each!(rule, rule => rule.init_state(len, state));
+}
 
-    fn init_state(&self, len: usize, state: &mut [f32]) {
-        each!(self, rule => rule.init_state(len, state));
-    }
-
-    unsafe fn update(&self, rows: &[Row], len: usize, how: How) {
-        // SAFETY: promised by the caller.
-        each!(self, rule => unsafe { update_rows(*rule, rows, len, how) });
-    }
+/// Applies one gradient to each row, one after another.
+///
+/// # Safety
+/// Each row's pointers are valid for `len` weights and gradients and `state_len(rule, len)` of
+/// state, and nothing else accesses them. Rows may be equal, if a peer repeats an id.
+pub(crate) unsafe fn update(rule: &Rule, rows: &[Row], len: usize, how: How) {
+    // SAFETY: promised by the caller.
+    each!(rule, rule => unsafe { update_rows(*rule, rows, len, how) });
 }
 
 /// One row of an update.
@@ -88,7 +77,7 @@ trait RowRule: Copy {
         state.fill(0.0);
     }
     /// # Safety
-    /// As [`RowUpdates::update`], for one row.
+    /// As [`update`], for one row.
     unsafe fn apply<S: Simd>(self, s: S, row: Row, len: usize, how: How);
 }
 
@@ -98,29 +87,6 @@ kernel! {
             rule.apply(s, *row, len, how);
         }
     }
-}
-
-/// Applies a formula whose state is `O::STATES` runs of `len` numbers, one after another.
-///
-/// # Safety
-/// As [`RowUpdates::update`], for one row.
-#[inline(always)]
-unsafe fn apply_op<S: Simd, O: UpdateOp>(s: S, op: O, row: Row, len: usize, how: How) {
-    for_registers!(S, len, |i, n| {
-        // SAFETY: `n` floats from `i` on are inside each run.
-        unsafe {
-            let mut state = [s.zero(); 3];
-            for (k, value) in state.iter_mut().enumerate().take(O::STATES) {
-                *value = s.load_n(row.state.add(k * len + i), n);
-            }
-            let (w, g) = (row.weights.add(i), s.load_n(row.grad.add(i), n));
-            let new = op.update(s, s.load_n(w, n), g, &mut state);
-            for (k, value) in state.into_iter().enumerate().take(O::STATES) {
-                s.store_n(row.state.add(k * len + i), value, n);
-            }
-            s.store_n(w, clamp(s, new, how), n);
-        }
-    });
 }
 
 /// Clamps to the bounds of the table.

@@ -1,6 +1,7 @@
 //! v = mu v + g; w -= lr v, or lr (g + mu v) with Nesterov. State: v.
 
-use super::{How, Row, RowRule, apply_op};
+use super::formula::apply_op;
+use super::{How, Row, RowRule};
 use fleet_kernels::optim::MomentumOp;
 use fleet_kernels::simd::Simd;
 use fleet_table::rule::Momentum;

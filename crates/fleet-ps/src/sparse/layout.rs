@@ -1,7 +1,7 @@
 //! Layout of a row. All numbers are 32 bits wide.
 
 use crate::init::{self, RowSeed};
-use crate::row_rule::RowUpdates;
+use crate::row_rule::{init_state, state_len};
 use crate::{Accessor, SparseConfig};
 
 /// Offsets in a row of floats.
@@ -30,11 +30,11 @@ pub(crate) const SLOT_MAX: u32 = HAS_EMBEDX - 1;
 
 impl Layout {
     pub fn new(config: &SparseConfig) -> Layout {
-        let rest = config.dim + config.rule.state_len(config.dim);
+        let rest = config.dim + state_len(&config.rule, config.dim);
         match &config.accessor {
             Accessor::Plain => Layout { stride: rest, kind: Kind::Plain },
             Accessor::Ctr(ctr) => {
-                let embedx = EMBED + 1 + ctr.embed_rule.state_len(1);
+                let embedx = EMBED + 1 + state_len(&ctr.embed_rule, 1);
                 Layout { stride: embedx + rest, kind: Kind::Ctr { embedx } }
             }
         }
@@ -47,13 +47,13 @@ impl Layout {
                 row[..EMBED].fill(0.0);
                 // Column 0 is the weight; the embedding follows.
                 init::fill(ctr.embed_initializer, seed, 0, &mut row[EMBED..EMBED + 1]);
-                ctr.embed_rule.init_state(1, &mut row[EMBED + 1..*embedx]);
+                init_state(&ctr.embed_rule, 1, &mut row[EMBED + 1..*embedx]);
                 row[*embedx..].fill(0.0);
             }
             _ => {
                 let (weights, state) = row.split_at_mut(config.dim);
                 init::fill(config.initializer, seed, 0, weights);
-                config.rule.init_state(config.dim, state);
+                init_state(&config.rule, config.dim, state);
             }
         }
     }
@@ -63,7 +63,7 @@ impl Layout {
 pub(crate) fn init_embedx(config: &SparseConfig, seed: RowSeed, part: &mut [f32]) {
     let (weights, state) = part.split_at_mut(config.dim);
     init::fill(config.initializer, seed, 1, weights);
-    config.rule.init_state(config.dim, state);
+    init_state(&config.rule, config.dim, state);
 }
 
 pub(crate) fn has_embedx(slot: f32) -> bool {

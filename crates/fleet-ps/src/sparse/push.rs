@@ -10,7 +10,7 @@ use super::pull::Refused;
 use super::shard::{Found, Shard};
 use super::snapshot::Capture;
 use super::{Core, prefetch_row};
-use crate::row_rule::{How, Row, RowUpdates};
+use crate::row_rule::{How, Row, update};
 use crate::{Accessor, CtrAccessor};
 use std::ptr::NonNull;
 
@@ -117,8 +117,8 @@ impl Core {
                 shows: batch.shows.map_or(1.0, |shows| shows[position]),
             };
         }
-        // SAFETY: rows are `dim + state_len` floats under the lock of their shard; ids are unique.
-        unsafe { self.config.rule.update(&rows[..updates.len()], dim, how) };
+        // SAFETY: rows are `dim + state_len` floats under the lock of their shard.
+        unsafe { update(&self.config.rule, &rows[..updates.len()], dim, how) };
     }
 
     fn apply_ctr(
@@ -164,10 +164,10 @@ impl Core {
             }
         }
         let embed_how = How { bounds: ctr.embed_bounds.unwrap_or(how.bounds), ..how };
-        // SAFETY: parts are inside rows under the lock of their shard; ids are unique.
+        // SAFETY: parts are inside rows under the lock of their shard.
         unsafe {
-            ctr.embed_rule.update(&embeds[..updates.len()], 1, embed_how);
-            self.config.rule.update(&embedxs[..embedx_count], self.config.dim, how);
+            update(&ctr.embed_rule, &embeds[..updates.len()], 1, embed_how);
+            update(&self.config.rule, &embedxs[..embedx_count], self.config.dim, how);
         }
     }
 }

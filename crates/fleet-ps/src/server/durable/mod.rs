@@ -70,8 +70,8 @@ impl Durability {
     /// Returns options for a snapshot every five minutes or 4 GiB of log.
     ///
     /// ```
-    /// use fleet_ps::{Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, TableAccess, Barriers, TableAdmin};
-    /// use fleet_ps::{TableConfig, rule::Sgd};
+    /// use fleet_ps::{Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables};
+    /// use fleet_ps::{TableAccess, TableConfig, rule::Sgd};
     /// # let name = format!("fleet-ps-durable-{}", std::process::id());
     /// # let folder = std::env::temp_dir().join(name);
     /// let rule = Rule::Sgd(Sgd { lr: 1.0 });
