@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 ///
 /// ```
 /// use fleet_ps::{
-///     Initializer, JobTables, LocalServers, PullMode, Push, RunControl, ServerTables, SparseConfig,
-///     Step, TableAccess, TableConfig,
+///     Initializer, JobTables, LocalServers, PullMode, Push, RunControl, ServerTables,
+///     SparseConfig, Step, TableAccess, TableConfig,
 /// };
 /// let initializer = Initializer::Constant(1.0);
 /// let config = SparseConfig { initializer, ..SparseConfig::plain(0, 1) };

@@ -1,9 +1,9 @@
 //! A worker's interface to the servers of its job, wherever they run.
 //!
 //! It has four parts: [`TableAccess`] (pulls and pushes), [`Barriers`], [`RunControl`] (progress
-//! and restarts) and [`TableAdmin`]. Communicators, ops and the life cycle of a job know only these. A
-//! [`Client`](crate::Client) implements all of them, over tables in this process (tests, one
-//! machine) or connections to other machines.
+//! and restarts) and [`TableAdmin`]. Communicators, ops and the life cycle of a job know only
+//! these. A [`Client`](crate::Client) implements all of them, over tables in this process (tests,
+//! one machine) or connections to other machines.
 
 use crate::{
     Arrival, Ids, JobTables, Progress, PullMode, Push, SaveFormat, SaveMode, Saved, Step,

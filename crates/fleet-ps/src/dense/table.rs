@@ -97,7 +97,7 @@ impl DenseImage {
         let blocks = state_len(rule, 2) - state_len(rule, 1);
         let shape = StateShape { blocks, shared: state_len(rule, 1) - blocks };
         let mut state = vec![0.0; state_len(rule, len)];
-        init_state(&rule, len, &mut state);
+        init_state(rule, len, &mut state);
         DenseImage { values: vec![0.0; len], state, shape }
     }
 }
@@ -414,7 +414,7 @@ impl Inner {
         };
         let how = How { rate_scale: self.rate_scale, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
         // SAFETY: values and gradient have one length, and the state has the rule's length for it.
-        unsafe { update(&rule, &[row], self.values.len(), how) };
+        unsafe { update(rule, &[row], self.values.len(), how) };
     }
 }
 
