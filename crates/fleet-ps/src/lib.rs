@@ -41,9 +41,8 @@ pub use communicator::{
 };
 pub use dense::{DenseConfig, DenseTable, Update};
 pub use fleet_table::{
-    Accessor, CtrAccessor, DenseBlock, DenseCut, DenseOptions, DenseRange, Entry, Exchange,
-    Initializer, JobTables, NonFinite, PushMode, Rule, SparseConfig, TableConfig, dense_range,
-    dense_ranges, rule,
+    Accessor, CtrAccessor, DenseBlock, DenseCut, DenseOptions, Entry, Exchange, Initializer,
+    JobTables, NonFinite, PushMode, Rule, SparseConfig, TableConfig, dense_range, rule,
 };
 pub use geo::GeoTable;
 pub use hash_key::HashKey;

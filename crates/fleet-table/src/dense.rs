@@ -90,30 +90,6 @@ impl DenseCut {
     }
 }
 
-/// A parameter's range in the flattened row.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DenseRange {
-    pub name: String,
-    pub range: Range<usize>,
-}
-
-/// Lays parameters (name, element count) end to end in the order of their names.
-///
-/// ```
-/// let laid = fleet_table::dense_ranges([("fc_1.w_0", 6), ("fc_0.b_0", 2)]);
-/// assert_eq!((laid[0].name.as_str(), laid[1].range.clone()), ("fc_0.b_0", 2..8));
-/// ```
-pub fn dense_ranges<'a>(parameters: impl IntoIterator<Item = (&'a str, usize)>) -> Vec<DenseRange> {
-    let mut parameters: Vec<(&str, usize)> = parameters.into_iter().collect();
-    parameters.sort_unstable();
-    let mut start = 0;
-    let laid = parameters.into_iter().map(|(name, len)| {
-        start += len;
-        DenseRange { name: name.to_string(), range: start - len..start }
-    });
-    laid.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,7 +14,7 @@ mod non_finite;
 pub mod rule;
 mod sparse;
 
-pub use dense::{DenseBlock, DenseCut, DenseRange, dense_range, dense_ranges};
+pub use dense::{DenseBlock, DenseCut, dense_range};
 pub use entry::Entry;
 pub use exchange::{Exchange, PushMode};
 pub use initializer::Initializer;
