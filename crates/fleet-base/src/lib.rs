@@ -7,6 +7,7 @@ pub mod entity;
 pub mod error;
 pub mod file;
 pub mod input;
+mod reduce;
 pub mod rng;
 pub mod sealed;
 pub mod signals;
@@ -15,3 +16,4 @@ pub mod text;
 
 pub use entity::{EntityMap, EntityRef};
 pub use error::{Error, ErrorCode, ErrorKind, Result};
+pub use reduce::ReduceOp;

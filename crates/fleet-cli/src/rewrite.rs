@@ -273,7 +273,7 @@ fn print_overlap(main: &Program, out: &mut Output) -> Result<(), ExitReason> {
 /// Prints the servers' tables, one per line.
 fn print_tables(plan: &ServerPlan, out: &mut Output) -> Result<(), ExitReason> {
     for table in &plan.tables.sparse {
-        let (id, name, rows, width) = (table.table_id, &table.name, table.rows, table.width);
+        let (id, name, rows, width) = (table.table_id(), &table.name, table.rows, table.width());
         out.line(format!("table {id}: sparse '{name}', up to {rows} rows of {width}"))?;
     }
     for table in &plan.tables.dense {

@@ -36,16 +36,6 @@ fn with_parts(
     }
 }
 
-fn op_of(op: ReduceOp) -> fleet_comm::ReduceOp {
-    match op {
-        ReduceOp::Sum => fleet_comm::ReduceOp::Sum,
-        ReduceOp::Max => fleet_comm::ReduceOp::Max,
-        ReduceOp::Min => fleet_comm::ReduceOp::Min,
-        ReduceOp::Prod => fleet_comm::ReduceOp::Prod,
-        ReduceOp::Avg => fleet_comm::ReduceOp::Avg,
-    }
-}
-
 impl Ring for GroupRing {
     fn rank(&self) -> usize {
         self.0.rank()
@@ -56,7 +46,7 @@ impl Ring for GroupRing {
     }
 
     fn all_reduce(&self, label: &str, parts: &[Arg], op: ReduceOp) -> Result<()> {
-        with_parts(parts, |dtype, parts| self.0.all_reduce_bytes(label, dtype, parts, op_of(op)))
+        with_parts(parts, |dtype, parts| self.0.all_reduce_bytes(label, dtype, parts, op))
     }
 
     fn all_reduce_then(
@@ -67,12 +57,12 @@ impl Ring for GroupRing {
         done: &mut dyn FnMut(usize, usize, &[u8]),
     ) -> Result<()> {
         with_parts(parts, |dtype, parts| {
-            self.0.all_reduce_bytes_then(label, dtype, parts, op_of(op), done)
+            self.0.all_reduce_bytes_then(label, dtype, parts, op, done)
         })
     }
 
     fn reduce(&self, label: &str, parts: &[Arg], op: ReduceOp, root: usize) -> Result<()> {
-        with_parts(parts, |dtype, parts| self.0.reduce_bytes(label, dtype, parts, op_of(op), root))
+        with_parts(parts, |dtype, parts| self.0.reduce_bytes(label, dtype, parts, op, root))
     }
 
     fn broadcast(&self, label: &str, parts: &[Arg], root: usize) -> Result<()> {
@@ -91,7 +81,7 @@ impl Ring for GroupRing {
         mine: &mut [u8],
         op: ReduceOp,
     ) -> Result<()> {
-        self.0.reduce_scatter_bytes(label, dtype, all, mine, op_of(op))
+        self.0.reduce_scatter_bytes(label, dtype, all, mine, op)
     }
 
     fn all_to_all(&self, label: &str, from: &[u8], to: &mut [u8]) -> Result<()> {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::output::{ExitReason, Output};
 use fleet::ps::{Durability, SaveFormat, SaveMode};
-use fleet::servers::{Exchange, Worker};
+use fleet::servers::{Exchange, Worker, asked_exchange};
 use fleet::{Asked, Error, ExecOptions, Fleet, Tensor};
 use fleet_base::text;
 use fleet_topology::{Env, names};
@@ -60,7 +60,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     let mut worker = fleet.init_worker(demo.net.build()?, &job, options)?;
     let dense: usize = job.plan.tables.dense.iter().map(|table| table.len).sum();
     out.line(&demo.title)?;
-    let rows = job.plan.tables.sparse.iter().map(|table| table.width).max();
+    let rows = job.plan.tables.sparse.iter().map(|table| table.width()).max();
     out.line(format!(
         "{name}: {}, {} on {}, batches of {} on each of {}",
         plan.exchange.name(),
@@ -112,7 +112,7 @@ impl WorkerPlan {
     fn new(args: &DemoArgs, fleet: &Fleet, asked: &Asked<'_>) -> Result<WorkerPlan, ExitReason> {
         // Errors in the strategy itself are reported first, and all at once.
         asked.check()?;
-        let exchange = Exchange::asked(asked, false)?;
+        let exchange = asked_exchange(asked, false)?;
         let (workers, own) =
             (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
         // GEO sums the workers' changes, which requires sgd.
@@ -121,7 +121,7 @@ impl WorkerPlan {
         let whole = Size { samples, workers, merges_gradients: false, async_workers: 1, is_geo };
         let (batch, samples) = args.model.usual();
         let (whole_batch, steps) = whole.of(batch, samples);
-        if exchange == Exchange::Sync {
+        if exchange.is_sync() {
             let rows = whole_batch / workers;
             let share = Share { rows, stride: whole_batch as u64, first: (own * rows) as u64 };
             return Ok(WorkerPlan { exchange, size: whole, steps, share, samples: whole_batch });

@@ -20,74 +20,52 @@ mod remote;
 mod tables;
 pub mod transpiler;
 
-pub use click::{ClickRows, RowPart};
+pub use fleet_table::{Exchange, PushMode};
 pub use remote::LookupSpec;
-pub use tables::{DenseTable, ParamBlock, RowInit, RowRule, SparseTable, Tables, UpdateRule};
+pub use tables::{DenseTable, ParamBlock, SparseTable, TableRule, Tables};
 
 use crate::DistributedStrategy;
 use crate::compiler::{self, Decision, Verdict};
 use crate::meta::{Facts, Job, Kind, Ranks, STRATEGIES};
+use crate::schema::TableParameter;
 use crate::source::Asked;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
-use fleet_nn::{LearningRate, Programs};
+use fleet_nn::{LrSchedule, Programs};
 use fleet_ops::{Emit, Registry};
+use fleet_table::{JobTables, NonFinite, SparseConfig, TableConfig};
 
-/// How workers and servers synchronise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exchange {
-    Sync,
-    HalfAsync,
-    Async,
-    Geo { k_steps: usize },
+/// Returns the mode of a strategy; without any assignment it is async, the default of `a_sync`.
+pub fn exchange_of(strategy: &DistributedStrategy, half_async: bool) -> Result<Exchange> {
+    let k_steps = strategy.a_sync_configs().k_steps();
+    if strategy.a_sync_configs().enable_dc_asgd() {
+        if strategy.a_sync() && k_steps <= 0 {
+            // DC-ASGD corrects a gradient by the parameters that its worker read last, so
+            // workers must wait for their own pushes.
+            return Ok(Exchange::Pushes(PushMode::HalfAsync));
+        }
+        return Err(Error::invalid("enable_dc_asgd requires an asynchronous job")
+            .expected("a_sync true and k_steps 0")
+            .got(format!("a_sync {}, k_steps {k_steps}", strategy.a_sync())));
+    }
+    match (strategy.a_sync(), k_steps) {
+        (false, ..=0) if half_async => Ok(Exchange::Pushes(PushMode::HalfAsync)),
+        (false, ..=0) => Ok(Exchange::Pushes(PushMode::Sync)),
+        (true, ..=0) => Ok(Exchange::Pushes(PushMode::Async)),
+        (true, k_steps) => Ok(Exchange::Geo { k_steps: k_steps as usize }),
+        (false, k_steps) => Err(Error::invalid("a_sync_configs.k_steps requires a_sync")
+            .expected("a_sync true for GEO, or k_steps 0")
+            .got(format!("a_sync false, k_steps {k_steps}"))),
+    }
 }
 
-impl Exchange {
-    /// Returns the mode of a strategy; without any assignment it is async, the default of `a_sync`.
-    pub fn of(strategy: &DistributedStrategy, half_async: bool) -> Result<Exchange> {
-        let k_steps = strategy.a_sync_configs().k_steps();
-        if strategy.a_sync_configs().enable_dc_asgd() {
-            if strategy.a_sync() && k_steps <= 0 {
-                // DC-ASGD corrects a gradient by the parameters that its worker read last, so
-                // workers must wait for their own pushes.
-                return Ok(Exchange::HalfAsync);
-            }
-            return Err(Error::invalid("enable_dc_asgd requires an asynchronous job")
-                .expected("a_sync true and k_steps 0")
-                .got(format!("a_sync {}, k_steps {k_steps}", strategy.a_sync())));
-        }
-        match (strategy.a_sync(), k_steps) {
-            (false, ..=0) if half_async => Ok(Exchange::HalfAsync),
-            (false, ..=0) => Ok(Exchange::Sync),
-            (true, ..=0) => Ok(Exchange::Async),
-            (true, k_steps) => Ok(Exchange::Geo { k_steps: k_steps as usize }),
-            (false, k_steps) => Err(Error::invalid("a_sync_configs.k_steps requires a_sync")
-                .expected("a_sync true for GEO, or k_steps 0")
-                .got(format!("a_sync false, k_steps {k_steps}"))),
-        }
-    }
-
-    /// Like [`of`](Self::of), with the field's position in errors.
-    pub fn asked(asked: &Asked<'_>, half_async: bool) -> Result<Exchange> {
-        let configs = asked.strategy.a_sync_configs();
-        let field = if configs.enable_dc_asgd() { "enable_dc_asgd" } else { "k_steps" };
-        Exchange::of(asked.strategy, half_async)
-            .map_err(|error| error.at(asked.place_of(&format!("a_sync_configs.{field}"))))
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Exchange::Sync => "sync",
-            Exchange::HalfAsync => "half-async",
-            Exchange::Async => "async",
-            Exchange::Geo { .. } => "geo",
-        }
-    }
-
-    pub fn is_geo(self) -> bool {
-        matches!(self, Exchange::Geo { .. })
-    }
+/// Like [`exchange_of`], with the field's position in errors.
+pub fn asked_exchange(asked: &Asked<'_>, half_async: bool) -> Result<Exchange> {
+    let configs = asked.strategy.a_sync_configs();
+    let field = if configs.enable_dc_asgd() { "enable_dc_asgd" } else { "k_steps" };
+    exchange_of(asked.strategy, half_async)
+        .map_err(|error| error.at(asked.place_of(&format!("a_sync_configs.{field}"))))
 }
 
 /// The position of a worker in a job with servers.
@@ -110,6 +88,8 @@ pub struct ServerPlan {
     pub tables: Tables,
     /// Lookups of rows, for prefetching.
     pub lookups: Vec<LookupSpec>,
+    /// How servers treat gradients that are not finite.
+    pub non_finite: NonFinite,
     /// Whether servers correct gradients by the changes since their worker read the parameters
     /// (DC-ASGD).
     pub corrects_delay: bool,
@@ -120,6 +100,32 @@ pub struct ServerPlan {
 impl ServerPlan {
     pub fn chain_text(&self) -> String {
         self.chain.join(" -> ")
+    }
+
+    /// Returns the configs of all tables, for servers and workers.
+    pub fn job_tables(&self, place: Place) -> JobTables {
+        let rows = self.tables.sparse.iter().map(|table| match self.exchange {
+            Exchange::Geo { .. } => TableConfig::Geo(table.config.clone()),
+            Exchange::Pushes(_) => TableConfig::Sparse(table.config.clone()),
+        });
+        let dense = self.tables.dense.iter();
+        let dense = dense.map(|table| table.config(self.non_finite, self.corrects_delay));
+        let steps = self.tables.steps.map(|table_id| TableConfig::GlobalStep { table_id });
+        JobTables {
+            server_count: place.server_count,
+            worker_count: place.worker_count,
+            sync: self.exchange.is_sync(),
+            tables: rows.chain(dense).chain(steps).collect(),
+        }
+    }
+
+    /// Returns the tables whose learning rate follows a schedule.
+    pub fn schedules(&self) -> impl Iterator<Item = (u32, &LrSchedule)> {
+        let sparse = self.tables.sparse.iter();
+        let sparse = sparse.map(|table| (table.table_id(), table.schedule.as_ref()));
+        let dense = self.tables.dense.iter();
+        let dense = dense.map(|table| (table.table_id, table.rule.schedule.as_ref()));
+        sparse.chain(dense).filter_map(|(id, schedule)| Some((id, schedule?)))
     }
 }
 
@@ -140,7 +146,7 @@ impl ServerPlan {
 ///     let optimizer = Sgd::new(0.1).into();
 ///     servers::minimize(programs, registry, loss, &optimizer, None, &strategy, place)
 /// })?;
-/// assert_eq!(plan.exchange, servers::Exchange::Async);
+/// assert_eq!(plan.exchange.name(), "async");
 /// assert_eq!((plan.tables.sparse.len(), plan.tables.dense.len()), (1, 1));
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
@@ -158,7 +164,8 @@ pub fn minimize<'s>(
     check(place)?;
     fleet_passes::check_loss(&programs.main, loss)?;
     asked.check()?;
-    let exchange = Exchange::asked(&asked, place.half_async)?;
+    let exchange = asked_exchange(&asked, place.half_async)?;
+    let non_finite = non_finite(strategy).map_err(|error| asked.blame(error))?;
     let alone = Ranks::new(0, 1);
     let rates = crate::Rates::default();
     let facts =
@@ -169,10 +176,11 @@ pub fn minimize<'s>(
         compiler::differentiate(programs, registry, loss, optimizer, strategy, &decisions)?;
     job.chain.insert(0, "ParameterServer");
     let sparse = sparse.or(optimizer.rows.as_deref()).unwrap_or(optimizer);
-    let (tables, lookups) = match exchange {
+    let (mut tables, lookups) = match exchange {
         Exchange::Geo { .. } => (geo::rewrite(&mut job, sparse)?, Vec::new()),
-        _ => remote::rewrite(&mut job, sparse, exchange, place)?,
+        Exchange::Pushes(mode) => remote::rewrite(&mut job, sparse, mode, place)?,
     };
+    tables.sparse.iter_mut().for_each(|table| table.config.non_finite = non_finite);
     verify(&job)?;
     let mut chain = job.chain.clone();
     chain.push(optimizer.rule.op());
@@ -191,6 +199,7 @@ pub fn minimize<'s>(
         params_grads: job.grads,
         tables,
         lookups,
+        non_finite,
         corrects_delay: strategy.a_sync_configs().enable_dc_asgd(),
         notes,
     })
@@ -253,7 +262,7 @@ fn dense_tables(
     job: &Job<'_>,
     dense: &[ParamGrad],
     first: u32,
-    rule: impl Fn(f64) -> Result<UpdateRule>,
+    rule: impl Fn(f64) -> Result<TableRule>,
 ) -> Result<Vec<(DenseTable, Vec<ParamGrad>)>> {
     let main = &job.programs.main;
     let mut by_rate: Vec<(f64, Vec<ParamGrad>)> = Vec::new();
@@ -278,7 +287,8 @@ fn dense_tables(
         }
         let len = params.iter().map(|(_, len)| len).sum();
         let table_id = first + at as u32;
-        let table = DenseTable { table_id, params, len, rule: rule(rate)?, blocks: None };
+        let (rule, rate_scale, blocks) = (rule(rate)?, rate, None);
+        let table = DenseTable { table_id, params, len, rule, rate_scale, blocks };
         tables.push((table, pairs));
     }
     Ok(tables)
@@ -311,7 +321,26 @@ fn emit_recv(
     Ok(())
 }
 
-/// Returns whether any rate follows a schedule, which depends on the steps of all workers.
-fn has_schedule<'r>(mut rules: impl Iterator<Item = &'r UpdateRule>) -> bool {
-    rules.any(|rule| matches!(rule, UpdateRule::Optimizer { rate: LearningRate::Schedule(_), .. }))
+/// Sets the limits and options of a described table that do not depend on its rows.
+fn set_limits(config: &mut SparseConfig, described: &TableParameter) {
+    if let Some(count) = described.shard_num {
+        config.shard_count = count as usize;
+    }
+    if let Some(max) = described.row_count_max.filter(|max| *max > 0) {
+        config.row_count_max = max;
+    }
+    config.compress_in_save = described.compress_in_save();
+}
+
+/// Returns the treatment of gradients that are not finite.
+fn non_finite(strategy: &DistributedStrategy) -> Result<NonFinite> {
+    let config = strategy.a_sync_configs();
+    match config.non_finite() {
+        "refuse" => Ok(NonFinite::Refuse),
+        "count" => Ok(NonFinite::Count),
+        "clip" => Ok(NonFinite::Clip(config.non_finite_limit())),
+        other => Err(Error::invalid("invalid a_sync_configs.non_finite")
+            .expected("refuse, count or clip")
+            .got(format!("'{other}'"))),
+    }
 }

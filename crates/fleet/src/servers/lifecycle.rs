@@ -19,7 +19,6 @@ use fleet_ps::{
     Durability, FolderState, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers,
     TableServer, folder_state,
 };
-use fleet_strategy::servers::Exchange;
 use fleet_topology::{Env, Mode, Topology, names};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -232,7 +231,7 @@ impl Fleet {
         if let Some(published) = published {
             published.compare()?;
         }
-        if job.plan.exchange != Exchange::Sync
+        if !job.plan.exchange.is_sync()
             && let Some(file) = env.text(names::FLEET_EXPENDABLE)
         {
             // All workers have joined: servers and the launcher now continue without a worker that
@@ -243,11 +242,11 @@ impl Fleet {
         Ok(worker.reports_to(self.reporter()))
     }
 
-    pub(super) fn servers(&self, job: &ServerJob, env: &Env) -> Result<Arc<dyn Servers>> {
+    pub(super) fn servers(&self, job: &ServerJob, env: &Env) -> Result<Servers> {
         let topology = self.topology();
         if topology.server_num() == 0 {
             let servers = ServerTables::all(&job.tables)?;
-            return Ok(Arc::new(LocalServers::new(&servers, topology.rank())?));
+            return Ok(Arc::new(LocalServers::new(&servers, topology.rank())?).into());
         }
         let addresses = self.server_addresses()?;
         if !waits_for_servers(job, env)? {
@@ -263,7 +262,7 @@ impl Fleet {
         options.is_over = EndMarker::new(self, &token).map(EndMarker::into_is_over);
         let remote =
             RemoteServers::connect(&job.tables, topology.rank(), &addresses, &token, options)?;
-        Ok(Arc::new(remote.with_patience(deadline)))
+        Ok(Arc::new(remote.with_patience(deadline)).into())
     }
 
     fn server_addresses(&self) -> Result<Vec<SocketAddr>> {

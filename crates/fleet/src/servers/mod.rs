@@ -6,7 +6,6 @@
 
 mod agree;
 mod control;
-mod describe;
 mod end_marker;
 mod infer;
 mod launch_barrier;
@@ -31,7 +30,7 @@ use fleet_nn::{Net, Programs, Var};
 use fleet_ops::Registry;
 use fleet_ps::JobTables;
 pub use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, SplitMethod, Transpile};
-pub use fleet_strategy::servers::{Exchange, Place, ServerPlan};
+pub use fleet_strategy::servers::{Exchange, Place, PushMode, ServerPlan, asked_exchange};
 use fleet_strategy::{Asked, DistributedStrategy};
 
 /// A network rewritten for training with parameter servers.
@@ -82,8 +81,7 @@ impl ServerJob {
             Some(source) => net.rewrite_for(&source.file().display().to_string(), rewrite)?,
             None => net.rewrite_with(rewrite)?,
         };
-        let tables = describe::job_tables(&plan, strategy, place);
-        let tables = tables.map_err(|error| asked.blame(error))?;
+        let tables = plan.job_tables(place);
         Ok(ServerJob { plan, strategy: strategy.clone(), tables, place })
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Returns the range of the flattened parameters that a server has.
 ///
 /// ```
-/// use fleet_ps::dense_range;
+/// use fleet_table::dense_range;
 /// assert_eq!((dense_range(858, 0, 2), dense_range(858, 1, 2)), (0..430, 430..858));
 /// assert_eq!(dense_range(2, 2, 3), 2..2); // nothing left
 /// ```
@@ -23,7 +23,7 @@ pub fn dense_range(total: usize, server: usize, server_count: usize) -> Range<us
 /// How the numbers of a dense table are divided among servers.
 ///
 /// ```
-/// use fleet_ps::{DenseBlock, DenseCut};
+/// use fleet_table::{DenseBlock, DenseCut};
 /// let block = |len, server| DenseBlock { len, server };
 /// let cut = DenseCut::Blocks(vec![block(4, 1), block(2, 0), block(3, 1)]);
 /// assert_eq!(cut.ranges(9, 1, 2), [0..4, 6..9]);
@@ -74,7 +74,7 @@ impl DenseCut {
         self.ranges(total, server, server_count).iter().map(ExactSizeIterator::len).sum()
     }
 
-    pub(crate) fn check(&self, total: usize, server_count: usize) -> Result<()> {
+    pub fn check(&self, total: usize, server_count: usize) -> Result<()> {
         let DenseCut::Blocks(blocks) = self else { return Ok(()) };
         let sum = blocks.iter().try_fold(0usize, |sum, block| sum.checked_add(block.len));
         let wrong = blocks.iter().find(|block| block.server >= server_count);
@@ -88,30 +88,6 @@ impl DenseCut {
                 .got(sum.map_or("too many".into(), |sum| sum.to_string()))),
         }
     }
-}
-
-/// A parameter's range in the flattened row.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DenseRange {
-    pub name: String,
-    pub range: Range<usize>,
-}
-
-/// Lays parameters (name, element count) end to end in the order of their names.
-///
-/// ```
-/// let laid = fleet_ps::dense_ranges([("fc_1.w_0", 6), ("fc_0.b_0", 2)]);
-/// assert_eq!((laid[0].name.as_str(), laid[1].range.clone()), ("fc_0.b_0", 2..8));
-/// ```
-pub fn dense_ranges<'a>(parameters: impl IntoIterator<Item = (&'a str, usize)>) -> Vec<DenseRange> {
-    let mut parameters: Vec<(&str, usize)> = parameters.into_iter().collect();
-    parameters.sort_unstable();
-    let mut start = 0;
-    let laid = parameters.into_iter().map(|(name, len)| {
-        start += len;
-        DenseRange { name: name.to_string(), range: start - len..start }
-    });
-    laid.collect()
 }
 
 #[cfg(test)]

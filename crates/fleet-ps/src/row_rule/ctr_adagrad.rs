@@ -1,32 +1,15 @@
 //! s = g / shows; w -= lr s √(g0 / (g0 + g2)); then g2 += mean(s²). State: g2, one number a row.
+//!
+//! The step is that of sgd at a rate of the row. The mean over the row is the only part of the
+//! formula that is not in `fleet-kernels`.
 
-use super::{How, Parameter, RATE, Row, RowRule, clamp};
+use super::{How, Row, RowRule, clamp};
 use fleet_kernels::for_registers;
+use fleet_kernels::optim::{SgdOp, UpdateOp};
 use fleet_kernels::simd::Simd;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CtrAdagrad {
-    pub lr: f32,
-    /// g0: the scale of squared gradients at which steps get shorter.
-    pub initial_g2sum: f32,
-}
-
-impl Default for CtrAdagrad {
-    fn default() -> Self {
-        CtrAdagrad { lr: 0.05, initial_g2sum: 3.0 }
-    }
-}
+use fleet_table::rule::CtrAdagrad;
 
 impl RowRule for CtrAdagrad {
-    fn name(self) -> &'static str {
-        "ctr_adagrad"
-    }
-
-    fn parameters(self) -> Vec<Parameter> {
-        let positive = (f32::MIN_POSITIVE, f32::MAX);
-        vec![("lr", self.lr, RATE), ("initial_g2sum", self.initial_g2sum, positive)]
-    }
-
     fn state_len(self, _len: usize) -> usize {
         1
     }
@@ -38,13 +21,14 @@ impl RowRule for CtrAdagrad {
         unsafe {
             let g2 = *row.state;
             let shrink = (self.initial_g2sum / (self.initial_g2sum + g2)).sqrt();
-            let lr = s.splat(self.lr * how.rate_scale * shrink);
+            let op = SgdOp { lr: self.lr * how.rate_scale * shrink };
             let mut squares = s.zero();
             for_registers!(S, len, |i, n| {
                 let w = row.weights.add(i);
                 let g = s.mul(s.load_n(row.grad.add(i), n), scale);
                 squares = s.fma(g, g, squares);
-                s.store_n(w, clamp(s, s.neg_fma(lr, g, s.load_n(w, n)), how), n);
+                let new = op.update(s, s.load_n(w, n), g, &mut [s.zero(); 3]);
+                s.store_n(w, clamp(s, new, how), n);
             });
             *row.state = g2 + s.sum(squares) / len as f32;
         }

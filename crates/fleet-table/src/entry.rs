@@ -6,7 +6,7 @@ use fleet_base::{Error, Result};
 /// pushes are dropped (and counted).
 ///
 /// ```
-/// use fleet_ps::Entry;
+/// use fleet_table::Entry;
 /// assert_eq!(Entry::parse("count_filter_entry:10")?, Entry::CountFilter(10));
 /// assert_eq!(Entry::probability(0.5)?.to_string(), "probability_entry:0.5");
 /// assert!(Entry::probability(1.0).is_err());

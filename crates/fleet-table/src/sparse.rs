@@ -7,14 +7,13 @@ use fleet_base::{Error, Result};
 /// ones.
 ///
 /// ```
-/// use fleet_ps::{Initializer, Rule, SparseConfig, SparseTable, rule::Adagrad};
-/// let table = SparseTable::new(SparseConfig {
+/// use fleet_table::{Initializer, Rule, SparseConfig, rule::Adagrad};
+/// let config = SparseConfig {
 ///     rule: Rule::Adagrad(Adagrad { lr: 0.01, ..Adagrad::default() }),
 ///     initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
 ///     ..SparseConfig::plain(0, 16)
-/// })?;
-/// assert_eq!((table.pull_width(), table.push_width()), (16, 16));
-/// # Ok::<(), fleet_base::Error>(())
+/// };
+/// assert_eq!((config.pull_width(), config.push_width()), (16, 16));
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SparseConfig {
@@ -102,6 +101,15 @@ impl Default for CtrAccessor {
     }
 }
 
+impl CtrAccessor {
+    pub fn score(&self, show: f32, click: f32) -> f32 {
+        (show - click) * self.nonclk_coeff + click * self.click_coeff
+    }
+}
+
+/// Limit on the days of [`CtrAccessor`]: servers count days in six bits, so "more than 63" would
+/// never be reached.
+pub const DAYS_MAX: u8 = 62;
 /// Limit on the columns of a row: with more, a thousand ids would not fit a frame.
 const DIM_MAX: usize = 1 << 16;
 /// Limit on the shards: more locks only make a table slower.
@@ -146,6 +154,19 @@ impl SparseConfig {
         }
     }
 
+    /// Returns whether rows count shows and clicks.
+    pub fn has_click_rows(&self) -> bool {
+        self.accessor != Accessor::Plain
+    }
+
+    /// Returns how many of a pull's first numbers are counters, which are not trained.
+    pub fn counter_columns(&self) -> usize {
+        match &self.accessor {
+            Accessor::Ctr(ctr) if ctr.pull_show_click => 2,
+            Accessor::Plain | Accessor::Ctr(_) => 0,
+        }
+    }
+
     /// Returns how many numbers a push carries for an id.
     pub fn push_width(&self) -> usize {
         match &self.accessor {
@@ -154,7 +175,7 @@ impl SparseConfig {
         }
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let wrong = |what: &str, expected: String, got: String| {
             Err(Error::invalid(format!("invalid {what} of sparse table {}", self.table_id))
                 .expected(expected)
@@ -183,9 +204,8 @@ impl SparseConfig {
             ("delta_keep_days", ctr.delta_keep_days),
             ("delete_after_unseen_days", ctr.delete_after_unseen_days),
         ] {
-            // Days are counted in six bits, so "more than 63" would never be reached.
-            if days >= super::index::UNSEEN_DAYS_MAX {
-                return wrong(what, "0 to 62".into(), days.to_string());
+            if days > DAYS_MAX {
+                return wrong(what, format!("0 to {DAYS_MAX}"), days.to_string());
             }
         }
         if !(0.0..=1.0).contains(&ctr.show_click_decay_rate) {

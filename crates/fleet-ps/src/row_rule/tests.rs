@@ -1,6 +1,7 @@
 //! Every rule against its formula in f64, over several pushes and widths.
 
 use super::*;
+use crate::rule::{Adagrad, Adam, CtrAdagrad, Momentum, Sgd, SharedAdam, StdAdagrad};
 use fleet_base::rng::Sequence;
 
 /// Runs `pushes` random gradients through the rule and through `formula(w, state, g, shows)`.
@@ -8,8 +9,8 @@ fn check(rule: Rule, formula: impl Fn(&mut [f64], &mut [f64], &[f64], f64)) {
     for len in [1, 3, 8, 16, 19, 64] {
         let mut rng = Sequence::new(11, len as u64);
         let mut weights: Vec<f32> = (0..len).map(|_| rng.normal() as f32).collect();
-        let mut state = vec![0.0f32; rule.state_len(len)];
-        rule.init_state(len, &mut state);
+        let mut state = vec![0.0f32; state_len(&rule, len)];
+        init_state(&rule, len, &mut state);
         let mut w64: Vec<f64> = weights.iter().map(|w| f64::from(*w)).collect();
         let mut s64: Vec<f64> = state.iter().map(|s| f64::from(*s)).collect();
         for push in 0..7 {
@@ -23,7 +24,7 @@ fn check(rule: Rule, formula: impl Fn(&mut [f64], &mut [f64], &[f64], f64)) {
             };
             let how = How { rate_scale: 1.0, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
             // SAFETY: the vectors have the lengths that the rule wants.
-            unsafe { rule.update(&[row], len, how) };
+            unsafe { update(&rule, &[row], len, how) };
             let g64: Vec<f64> = grad.iter().map(|g| f64::from(*g)).collect();
             formula(&mut w64, &mut s64, &g64, f64::from(shows));
         }
@@ -133,7 +134,7 @@ fn shared_adam_keeps_the_means() {
 fn first_step_of_adam_is_the_rate() {
     let rule = Rule::Adam(Adam { lr: 0.01, ..Adam::default() });
     let (mut weights, mut state, grad) = ([1.0f32], [0.0f32; 4], [0.3f32]);
-    rule.init_state(1, &mut state);
+    init_state(&rule, 1, &mut state);
     let row = Row {
         weights: weights.as_mut_ptr(),
         state: state.as_mut_ptr(),
@@ -142,7 +143,7 @@ fn first_step_of_adam_is_the_rate() {
     };
     let how = How { rate_scale: 0.5, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
     // SAFETY: one weight, four floats of state.
-    unsafe { rule.update(&[row], 1, how) };
+    unsafe { update(&rule, &[row], 1, how) };
     assert!((weights[0] - 0.995).abs() < 1e-6, "{}", weights[0]);
 }
 
@@ -157,7 +158,8 @@ fn weights_stay_in_bounds() {
     };
     // SAFETY: two weights, a rule without state.
     unsafe {
-        Rule::Sgd(Sgd { lr: 1.0 }).update(&[row], 2, How { rate_scale: 1.0, bounds: [-10.0, 10.0] })
+        let how = How { rate_scale: 1.0, bounds: [-10.0, 10.0] };
+        update(&Rule::Sgd(Sgd { lr: 1.0 }), &[row], 2, how)
     };
     assert_eq!(weights, [10.0, -10.0]);
 }

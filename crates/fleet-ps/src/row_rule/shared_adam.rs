@@ -1,38 +1,14 @@
 //! Adam with one moment of each order per row: m_i = b1 m + (1 - b1) g_i and v_i likewise give the
 //! step; then m and v become the means of m_i and v_i. State: m, v, b1^t, b2^t.
+//!
+//! No optimizer of whole tensors has shared moments, so this formula is here alone.
 
-use super::{DECAY, How, Parameter, RATE, Row, RowRule, clamp};
+use super::{How, Row, RowRule, clamp};
 use fleet_kernels::for_registers;
 use fleet_kernels::simd::Simd;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SharedAdam {
-    pub lr: f32,
-    pub beta1: f32,
-    pub beta2: f32,
-    pub epsilon: f32,
-}
-
-impl Default for SharedAdam {
-    fn default() -> Self {
-        SharedAdam { lr: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }
-    }
-}
+use fleet_table::rule::SharedAdam;
 
 impl RowRule for SharedAdam {
-    fn name(self) -> &'static str {
-        "shared_adam"
-    }
-
-    fn parameters(self) -> Vec<Parameter> {
-        vec![
-            ("lr", self.lr, RATE),
-            ("beta1", self.beta1, DECAY),
-            ("beta2", self.beta2, DECAY),
-            ("epsilon", self.epsilon, (f32::MIN_POSITIVE, f32::MAX)),
-        ]
-    }
-
     fn state_len(self, _len: usize) -> usize {
         4
     }
