@@ -9,7 +9,7 @@
 use super::click::{class_note, click_rows, descriptions};
 use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
 use super::{Exchange, Place, dense_tables, emit_recv, has_schedule, send_names};
-use crate::meta::Job;
+use crate::job::Job;
 use crate::schema::TableParameter;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, OpRole, Program, VarId};
