@@ -58,8 +58,8 @@ pub(crate) fn nearest(path: &str, places: &BTreeMap<String, Place>) -> Option<Pl
     None
 }
 
-/// A strategy as the user wrote it, and its source. The strategy in effect may differ: `auto` chooses
-/// one.
+/// A strategy as the user wrote it, and its source. The strategy in effect may differ:
+/// `auto` chooses one.
 ///
 /// ```
 /// use fleet_strategy::{Written, DistributedStrategy};

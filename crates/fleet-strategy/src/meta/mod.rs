@@ -81,8 +81,8 @@ macro_rules! strategies {
 
 // Outermost first: the order in which the chain is printed. It matters for these pairs.
 // fp16_allreduce is inside data parallel, so that casts precede sums. Gradient merge is inside
-// both, so that the merged gradient is sent. AMP is outside of recompute, and its `forward` precedes
-// recompute's `backward`, so that the rewritten forward pass is recomputed.
+// both, so that the merged gradient is sent. AMP is outside of recompute, and its `forward`
+// precedes recompute's `backward`, so that the rewritten forward pass is recomputed.
 strategies! {
     RawProgram = "RawProgram": data_parallel::DataParallel;
     Fp16AllReduce = "FP16AllReduce": fp16_allreduce::Fp16AllReduce;
