@@ -65,7 +65,7 @@ pub use fleet_nn as nn;
 pub use fleet_ops as ops;
 pub use fleet_passes::{self as passes, BuildOptions};
 pub use fleet_ps as ps;
-pub use fleet_strategy::{self as strategy, Asked, DistributedStrategy, StrategySource};
+pub use fleet_strategy::{self as strategy, DistributedStrategy, StrategySource, Written};
 pub use fleet_tensor::{DType, Element, Shape, Tensor};
 pub use fleet_topology::{self as topology, Topology};
 pub use job::{Distributed, DistributedOptimizer, Fleet, Util};

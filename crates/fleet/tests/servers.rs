@@ -556,7 +556,7 @@ fn gradients_that_are_not_finite_are_taken_as_the_strategy_says() {
     }
     let strategy = DistributedStrategy::new()
         .with_a_sync_configs(AsyncConfig::default().with_non_finite("ignore"));
-    let error = strategy.validate().unwrap_err().to_string();
+    let error = fleet::strategy::validate(&strategy).unwrap_err().to_string();
     assert!(error.contains("refuse, count, clip"), "{error}");
 }
 

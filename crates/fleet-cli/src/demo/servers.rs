@@ -14,8 +14,8 @@ use super::{
 };
 use crate::output::{ExitReason, Output};
 use fleet::ps::{Durability, SaveFormat, SaveMode};
-use fleet::servers::{Exchange, Worker, asked_exchange};
-use fleet::{Asked, Error, ExecOptions, Fleet, Tensor};
+use fleet::servers::{Exchange, Worker, written_exchange};
+use fleet::{Error, ExecOptions, Fleet, Tensor, Written};
 use fleet_base::text;
 use fleet_topology::{Env, names};
 use std::path::PathBuf;
@@ -38,8 +38,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
         .into());
     }
     let (strategy, source) = args.strategy()?;
-    let asked = Asked { strategy: &strategy, source: source.as_ref() };
-    let plan = WorkerPlan::new(args, fleet, &asked)?;
+    let written = Written { strategy: &strategy, source: source.as_ref() };
+    let plan = WorkerPlan::new(args, fleet, &written)?;
     let demo = args.model.make(&plan.size)?;
     let optimizer = demo.distributed(fleet, demo.optimizer.clone(), (&strategy, source.as_ref()));
     let job = optimizer.minimize_on_servers(&demo.net, demo.net.var(&demo.loss))?;
@@ -109,10 +109,14 @@ struct WorkerPlan {
 }
 
 impl WorkerPlan {
-    fn new(args: &DemoArgs, fleet: &Fleet, asked: &Asked<'_>) -> Result<WorkerPlan, ExitReason> {
+    fn new(
+        args: &DemoArgs,
+        fleet: &Fleet,
+        written: &Written<'_>,
+    ) -> Result<WorkerPlan, ExitReason> {
         // Errors in the strategy itself are reported first, and all at once.
-        asked.check()?;
-        let exchange = asked_exchange(asked, false)?;
+        fleet::strategy::validate(*written)?;
+        let exchange = written_exchange(written, false)?;
         let (workers, own) =
             (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
         // GEO sums the workers' changes, which requires sgd.

@@ -88,7 +88,7 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
             ranks,
             "job.prototxt",
             "amp: true\npipeline: true\n",
-            "job.prototxt:2:11: pipeline: true\n",
+            "job.prototxt:2:11: pipeline: is not supported",
         ),
         (servers, "job.prototxt", "\n  amp: true\n", "job.prototxt:2:8: amp: true\n"),
         (
@@ -108,7 +108,7 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
             ranks,
             "job.prototxt",
             "hybrid_configs { mp_degree: 2 }",
-            "job.prototxt:1:29: hybrid_configs.mp_degree: 2\n",
+            "job.prototxt:1:29: hybrid_configs.mp_degree: 2 is not supported",
         ),
         (
             servers,

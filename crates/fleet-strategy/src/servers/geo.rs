@@ -9,7 +9,7 @@ use super::click::{class_note, descriptions};
 use super::tables::{SparseTable, TableRule, Tables};
 use super::{dense_tables, emit_recv, set_limits};
 use crate::compiler;
-use crate::meta::Job;
+use crate::job::Job;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad, Rule};

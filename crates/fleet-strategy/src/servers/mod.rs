@@ -15,58 +15,31 @@
 //! are numbered first, then dense ones, then the step counter if there is a schedule.
 
 mod click;
+pub(crate) mod exchange;
 mod geo;
 mod remote;
 mod tables;
 pub mod transpiler;
 
+pub use exchange::{exchange_of, written_exchange};
 pub use fleet_table::{Exchange, PushMode};
 pub use remote::LookupSpec;
 pub use tables::{DenseTable, ParamBlock, SparseTable, TableRule, Tables};
 
-use crate::DistributedStrategy;
-use crate::compiler::{self, Decision, Verdict};
-use crate::meta::{Facts, Job, Kind, Ranks, STRATEGIES};
-use crate::schema::TableParameter;
-use crate::source::Asked;
+use crate::check::validate;
+use crate::compiler;
+use crate::decision::{Decided, Decision, Verdict};
+use crate::job::Job;
+use crate::meta::{Facts, Kind, STRATEGIES, StrategyId};
+use crate::ranks::Ranks;
+use crate::schema::{DistributedStrategy, TableParameter};
+use crate::source::Written;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LrSchedule, Programs};
 use fleet_ops::{Emit, Registry};
 use fleet_table::{JobTables, NonFinite, SparseConfig, TableConfig};
-
-/// Returns the mode of a strategy; without any assignment it is async, the default of `a_sync`.
-pub fn exchange_of(strategy: &DistributedStrategy, half_async: bool) -> Result<Exchange> {
-    let k_steps = strategy.a_sync_configs().k_steps();
-    if strategy.a_sync_configs().enable_dc_asgd() {
-        if strategy.a_sync() && k_steps <= 0 {
-            // DC-ASGD corrects a gradient by the parameters that its worker read last, so
-            // workers must wait for their own pushes.
-            return Ok(Exchange::Pushes(PushMode::HalfAsync));
-        }
-        return Err(Error::invalid("enable_dc_asgd requires an asynchronous job")
-            .expected("a_sync true and k_steps 0")
-            .got(format!("a_sync {}, k_steps {k_steps}", strategy.a_sync())));
-    }
-    match (strategy.a_sync(), k_steps) {
-        (false, ..=0) if half_async => Ok(Exchange::Pushes(PushMode::HalfAsync)),
-        (false, ..=0) => Ok(Exchange::Pushes(PushMode::Sync)),
-        (true, ..=0) => Ok(Exchange::Pushes(PushMode::Async)),
-        (true, k_steps) => Ok(Exchange::Geo { k_steps: k_steps as usize }),
-        (false, k_steps) => Err(Error::invalid("a_sync_configs.k_steps requires a_sync")
-            .expected("a_sync true for GEO, or k_steps 0")
-            .got(format!("a_sync false, k_steps {k_steps}"))),
-    }
-}
-
-/// Like [`exchange_of`], with the field's position in errors.
-pub fn asked_exchange(asked: &Asked<'_>, half_async: bool) -> Result<Exchange> {
-    let configs = asked.strategy.a_sync_configs();
-    let field = if configs.enable_dc_asgd() { "enable_dc_asgd" } else { "k_steps" };
-    exchange_of(asked.strategy, half_async)
-        .map_err(|error| error.at(asked.place_of(&format!("a_sync_configs.{field}"))))
-}
 
 /// The position of a worker in a job with servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,25 +129,22 @@ pub fn minimize<'s>(
     loss: VarId,
     optimizer: &OptimizerDesc,
     sparse: Option<&OptimizerDesc>,
-    strategy: impl Into<Asked<'s>>,
+    strategy: impl Into<Written<'s>>,
     place: Place,
 ) -> Result<ServerPlan> {
-    let asked: Asked<'_> = strategy.into();
-    let strategy = asked.strategy;
+    let written: Written<'_> = strategy.into();
     check(place)?;
     fleet_passes::check_loss(&programs.main, loss)?;
-    asked.check()?;
-    let exchange = asked_exchange(&asked, place.half_async)?;
-    let non_finite = non_finite(strategy).map_err(|error| asked.blame(error))?;
+    validate(written)?;
+    let exchange = written_exchange(&written, place.half_async)?;
+    let non_finite = non_finite(written.strategy).map_err(|error| written.blame(error))?;
     let alone = Ranks::new(0, 1);
     let rates = crate::Rates::default();
-    let facts =
-        Facts { strategy, optimizer, ranks: &alone, rates: &rates, program: &programs.main };
-    let decisions = decide(&facts);
-    compiler::refuse(&decisions, &asked)?;
+    let facts = Facts { optimizer, ranks: &alone, rates: &rates, program: &programs.main };
+    let Decided { strategy, decisions } = decide(written, &facts);
+    compiler::refuse(&decisions, &written)?;
     let mut job =
-        compiler::differentiate(programs, registry, loss, optimizer, strategy, &decisions)?;
-    job.chain.insert(0, "ParameterServer");
+        compiler::differentiate(programs, registry, loss, optimizer, &strategy, &decisions)?;
     let sparse = sparse.or(optimizer.rows.as_deref()).unwrap_or(optimizer);
     let (mut tables, lookups) = match exchange {
         Exchange::Geo { .. } => (geo::rewrite(&mut job, sparse)?, Vec::new()),
@@ -182,7 +152,8 @@ pub fn minimize<'s>(
     };
     tables.sparse.iter_mut().for_each(|table| table.config.non_finite = non_finite);
     verify(&job)?;
-    let mut chain = job.chain.clone();
+    let mut chain = vec![StrategyId::ParameterServer.name()];
+    chain.extend(compiler::chain(&decisions));
     chain.push(optimizer.rule.op());
     let mut notes = vec![format!(
         "{}: {} sparse table{}, {} dense numbers",
@@ -192,11 +163,12 @@ pub fn minimize<'s>(
         tables.dense.iter().map(|table| table.len).sum::<usize>()
     )];
     notes.append(&mut job.notes);
+    let params_grads = job.grads;
     Ok(ServerPlan {
         exchange,
         decisions,
         chain,
-        params_grads: job.grads,
+        params_grads,
         tables,
         lookups,
         non_finite,
@@ -219,28 +191,23 @@ fn check(place: Place) -> Result<()> {
 
 /// Decides which strategies apply with servers, and why. Refuses strategies that change updates or
 /// communicate with other workers.
-pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
-    compiler::decide(facts)
-        .into_iter()
-        .filter(|decision| decision.strategy != "RawProgram")
-        .map(|decision| {
-            let keeps = STRATEGIES
-                .iter()
-                .any(|it| it.name() == decision.strategy && it.kind() == Kind::Keeps);
-            let fits = keeps && !matches!(decision.strategy, "AMP" | "FP16AllReduce");
-            match decision.verdict {
-                Verdict::Applied if !fits => Decision {
-                    verdict: Verdict::Refused,
-                    reason: format!(
-                        "{} conflicts with parameter servers, which make the updates",
-                        decision.strategy
-                    ),
-                    ..decision
-                },
-                _ => decision,
-            }
-        })
-        .collect()
+pub fn decide<'a>(strategy: impl Into<Written<'a>>, facts: &Facts<'_>) -> Decided<'a> {
+    let mut decided = compiler::decide(strategy, facts);
+    let fits = |id| STRATEGIES.iter().any(|it| it.id() == id && it.kind() == Kind::Keeps);
+    decided.decisions.retain(|decision| {
+        // Gradients go to servers, not to other workers.
+        decision.strategy != StrategyId::RawProgram || decision.verdict == Verdict::Refused
+    });
+    for decision in &mut decided.decisions {
+        if decision.verdict == Verdict::Applied && !fits(decision.strategy) {
+            decision.verdict = Verdict::Refused;
+            decision.reason = format!(
+                "{} conflicts with parameter servers, which make the updates",
+                decision.strategy
+            );
+        }
+    }
+    decided
 }
 
 fn verify(job: &Job<'_>) -> Result<()> {

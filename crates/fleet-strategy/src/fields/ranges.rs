@@ -256,7 +256,7 @@ mod tests {
                 at = at.slot_mut(number).open().expect("a message");
             }
             assert!(at.slot_mut(field.number).put(wrong(field.kind, allowed)), "{message}.{name}");
-            let problems = strategy.check();
+            let problems = strategy.check_fields();
             let reported = problems.iter().find(|it| {
                 it.is_error() && it.path.trim_end_matches("[0]").ends_with(name) && it.why == *why
             });

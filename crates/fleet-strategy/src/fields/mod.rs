@@ -1,39 +1,40 @@
-//! Checks of a strategy that need neither program nor cluster: values out of range (`ranges.rs`),
-//! lists that contradict themselves (`lists.rs`), and settings that conflict or have no effect
-//! (`combinations.rs`).
+//! Checks of fields: values out of range (`ranges.rs`), lists that contradict themselves
+//! (`lists.rs`), and settings that have no effect or are not supported (`usage.rs`).
 
-mod combinations;
 mod lists;
 mod ranges;
+mod usage;
 
 use crate::form::document::join;
-use crate::problem::{Problem, all_in_one};
+use crate::problem::Problem;
 use crate::reflect::{Field, Item, Kind, Reflect, Shape};
 use crate::schema::DistributedStrategy;
-use fleet_base::Result;
+use crate::set::effective;
+use crate::value::Value;
 
 impl DistributedStrategy {
-    /// Returns all errors and all settings without effect, errors first.
+    /// Returns the problems of single fields and lists, and the settings without effect. Conflicts
+    /// of strategies are not among them: strategies declare them.
     ///
     /// ```
     /// # use fleet_strategy::{AmpConfig, DistributedStrategy};
     /// let amp = AmpConfig::default().with_decr_ratio(1.5);
-    /// let problems = DistributedStrategy::new().use_amp(amp).check();
+    /// let problems = DistributedStrategy::new().use_amp(amp).check_fields();
     /// assert_eq!(problems[0].path, "amp_configs.decr_ratio");
     /// assert_eq!(problems[0].message, "expected more than 0 and less than 1, got 1.5");
     /// ```
-    pub fn check(&self) -> Vec<Problem> {
+    pub fn check_fields(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         ranges::check(self, &mut problems);
         lists::check(self, &mut problems);
-        combinations::check(self, &mut problems);
-        problems.sort_by_key(|problem| problem.severity);
+        usage::check(self, &mut problems);
         problems
     }
 
-    /// Returns the warnings of [`check`](Self::check), or all its errors as one.
-    pub fn validate(&self) -> Result<Vec<Problem>> {
-        all_in_one(self.check())
+    /// Returns whether a switch is on.
+    pub fn is_on(&self, switch: &str) -> bool {
+        let field = Self::describe().field(switch);
+        field.is_some_and(|field| effective(self, field) == Value::Bool(true))
     }
 }
 

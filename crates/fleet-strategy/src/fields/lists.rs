@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 
 pub fn check(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     repeated_names(strategy, problems);
-    overlaps(strategy, problems);
-    sparsities(strategy, problems);
+    places(strategy, problems);
     bounds(strategy, problems);
     axes(strategy, problems);
     tables(strategy, problems);
@@ -38,55 +37,18 @@ fn repeated_names(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     });
 }
 
-/// Reports names that may be in only one of two lists.
-fn overlaps(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
-    let amp = strategy.amp_configs();
+/// Reports tables that are on both lists of their places.
+fn places(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let trainer = strategy.trainer_desc_configs();
-    let pairs = [
-        (
-            ("amp_configs.custom_white_list", &amp.custom_white_list),
-            ("amp_configs.custom_black_list", &amp.custom_black_list),
-            "an op kind computes either in 16 or in 32 bits",
-        ),
-        (
-            ("trainer_desc_configs.local_sparse", &trainer.local_sparse),
-            ("trainer_desc_configs.remote_sparse", &trainer.remote_sparse),
-            "a table is either on the worker or on the servers",
-        ),
-    ];
-    for ((path, names), (other_path, others), why) in pairs {
-        let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_string();
-        for (index, name) in others.iter().enumerate() {
-            if names.contains(name) {
-                let (one, other) = (last(path), last(other_path));
-                let message = format!("'{name}' is in both {one} and {other}");
-                let problem = Problem::error(format!("{other_path}[{index}]"), message);
-                problems.push(problem.why(why).help("remove it from one of the lists"));
-            }
-        }
-    }
-}
-
-fn sparsities(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
-    let dgc = strategy.dgc_configs();
-    for (index, pair) in dgc.sparsity.windows(2).enumerate() {
-        if pair[1] < pair[0] {
-            let path = format!("dgc_configs.sparsity[{}]", index + 1);
-            let message = format!("expected at least {} as before it, got {}", pair[0], pair[1]);
+    for (index, name) in trainer.remote_sparse.iter().enumerate() {
+        if trainer.local_sparse.contains(name) {
+            let path = format!("trainer_desc_configs.remote_sparse[{index}]");
+            let message = format!("'{name}' is in both local_sparse and remote_sparse");
             let problem = Problem::error(path, message)
-                .why("compression uses the list in order and must increase")
-                .help("list the sparsities in ascending order");
+                .why("a table is either on the worker or on the servers")
+                .help("remove it from one of the lists");
             problems.push(problem);
         }
-    }
-    let steps = usize::try_from(dgc.rampup_step()).unwrap_or(0);
-    if steps > 0 && dgc.sparsity.len() > steps {
-        let s = if steps == 1 { "" } else { "s" };
-        let message = format!("{} sparsities share {steps} step{s}", dgc.sparsity.len());
-        let problem = Problem::warning("dgc_configs.rampup_step", message)
-            .why("some of the list is never used")
-            .help(format!("use at least {}", dgc.sparsity.len()));
-        problems.push(problem);
     }
 }
 
