@@ -80,11 +80,7 @@ impl Fleet {
         options: ExecOptions,
     ) -> Result<DistributedInfer> {
         let servers = self.servers(job, &Env::process())?;
-        let num_threads = match options.num_threads {
-            0 => self.cores_share(),
-            given => given,
-        };
-        let options = exec_options(&job.strategy, ExecOptions { num_threads, ..options });
+        let options = exec_options(&job.strategy, self.on_own_cores(options));
         let mut session = Session::with_executor(programs, Executor::new(options))?;
         for round in servers.rounds(Arrival::Received)?..START_ROUNDS {
             if round == 1

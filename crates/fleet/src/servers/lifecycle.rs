@@ -217,11 +217,7 @@ impl Fleet {
         env: &Env,
     ) -> Result<Worker> {
         let communication = communicator_options(&job.strategy, env)?;
-        let num_threads = match options.num_threads {
-            0 => self.cores_share(),
-            given => given,
-        };
-        let options = ExecOptions { num_threads, ..options };
+        let options = self.on_own_cores(options);
         let servers = self.servers(job, env)?;
         let published = match self.topology().server_num() {
             0 => None,
