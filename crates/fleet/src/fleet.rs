@@ -17,7 +17,7 @@ use fleet_base::{Error, Result};
 use fleet_comm::Group;
 use fleet_exec::ExecOptions;
 use fleet_strategy::Ranks;
-use fleet_topology::{Env, Mode, Topology};
+use fleet_topology::{Env, Mode, Topology, names};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
@@ -45,6 +45,7 @@ use std::sync::{Mutex, OnceLock};
 /// ```
 pub struct Fleet {
     topology: Topology,
+    env: Env,
     /// Link to the other ranks. Ranks of a collective job connect at once, workers of parameter
     /// servers on first use.
     connection: OnceLock<Connection>,
@@ -53,19 +54,66 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Joins a collective job as the rank that the environment gives.
-    pub fn collective() -> Result<Fleet> {
-        Fleet::init(Topology::collective(&Env::process())?)
-    }
-
-    /// Joins the job as the rank in `topology`, or as the one that MPI assigns. Returns when all
-    /// ranks have joined.
+    /// Joins the job that this process's environment describes: [`Fleet::join`] with
+    /// [`Env::process`].
     ///
     /// ```
+    /// let fleet = fleet::Fleet::from_env()?; // this process has no launcher
+    /// assert_eq!((fleet.worker_num(), fleet.server_num()), (1, 0));
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn from_env() -> Result<Fleet> {
+        Fleet::of_process(topology_of)
+    }
+
+    /// Joins a collective job as the rank that this process's environment gives.
+    pub fn collective() -> Result<Fleet> {
+        Fleet::of_process(Topology::collective)
+    }
+
+    /// Joins a job with parameter servers as the server or worker that this process's environment
+    /// gives. A process started without a launcher is worker 0 of 1, with a server in the same
+    /// process.
+    ///
+    /// ```
+    /// use fleet::prelude::*;
+    /// use fleet::{DistributedStrategy, Fleet};
+    ///
+    /// let fleet = Fleet::parameter_server()?;
+    /// let net = Net::new();
+    /// let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
+    /// let loss = ids.sparse_embedding([1000, 8]).flatten(1).fc(1).mse_loss(y, Reduction::Mean);
+    /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
+    /// let job = optimizer.minimize_on_servers(&net, loss)?;
+    /// if fleet.is_server() {
+    ///     fleet.init_server(&job)?.run()?;
+    ///     return Ok(());
+    /// }
+    /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
+    /// let ids = Tensor::from_slice(&[7i64, 900, 7, 3], [2, 2])?;
+    /// let y = Tensor::from_slice(&[1.0f32, -1.0], [2, 1])?;
+    /// worker.run(&[("ids", &ids), ("y", &y)], &[])?;
+    /// worker.stop()?;
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn parameter_server() -> Result<Fleet> {
+        Fleet::of_process(Topology::parameter_server)
+    }
+
+    /// Joins a job with the environment of this process, which the library reads only here.
+    fn of_process(topology: fn(&Env) -> Result<Topology>) -> Result<Fleet> {
+        let env = Env::process();
+        Fleet::init(topology(&env)?, &env)
+    }
+
+    /// Joins the job that `env` describes: one with parameter servers if
+    /// `PADDLE_PSERVERS_IP_PORT_LIST` is set, else a collective one.
+    ///
+    /// ```
+    /// use fleet::Fleet;
     /// use fleet::topology::Env;
-    /// use fleet::{Fleet, Topology};
     /// // An empty environment: worker 0 of 1.
-    /// let fleet = Fleet::init(Topology::collective(&Env::new())?)?;
+    /// let fleet = Fleet::join(&Env::new())?;
     /// assert_eq!((fleet.worker_index(), fleet.worker_num(), fleet.server_num()), (0, 1, 0));
     /// assert!(fleet.is_worker() && fleet.is_first_worker() && !fleet.is_server());
     /// assert!(fleet.topology().is_worker() && fleet.cores_share() >= 1);
@@ -73,16 +121,36 @@ impl Fleet {
     /// fleet.barrier_worker()?;
     /// # Ok::<(), fleet::Error>(())
     /// ```
-    pub fn init(topology: Topology) -> Result<Fleet> {
+    pub fn join(env: &Env) -> Result<Fleet> {
+        Fleet::init(topology_of(env)?, env)
+    }
+
+    /// Joins the job as the rank in `topology`, or as the one that MPI assigns. Returns when all
+    /// ranks have joined. The settings of servers and workers that are neither in `topology` nor
+    /// in a strategy come from `env`.
+    ///
+    /// ```
+    /// use fleet::topology::Env;
+    /// use fleet::{Fleet, Topology};
+    /// let fleet = Fleet::init(Topology::collective(&Env::new())?, &Env::new())?;
+    /// assert_eq!(fleet.topology().rank(), 0);
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn init(topology: Topology, env: &Env) -> Result<Fleet> {
         fleet_base::signals::ignore_file_size_signal();
         let (connecting, reporter) = (Mutex::default(), Reporter::new(&topology));
+        let env = env.clone();
         if membership::started_by_mpi(&topology) {
             let (topology, world, membership) = membership::start_mpi(topology)?;
             let connection = Connection::over(world, &topology, membership, reporter.clone());
             let connection = OnceLock::from(connection?);
-            return Ok(Fleet { topology, connection, connecting, reporter });
+            return Ok(Fleet { topology, env, connection, connecting, reporter });
         }
-        let fleet = Fleet { topology, connection: OnceLock::new(), connecting, reporter };
+        let connection = OnceLock::new();
+        let fleet = Fleet { topology, env, connection, connecting, reporter };
+        if fleet.is_server() {
+            fleet.reporter.starting();
+        }
         // Workers of parameter servers meet through their servers.
         if fleet.topology.mode() != Mode::ParameterServer && fleet.worker_num() > 1 {
             fleet.reporter.joined();
@@ -93,6 +161,11 @@ impl Fleet {
 
     pub(crate) fn reporter(&self) -> &Reporter {
         &self.reporter
+    }
+
+    /// Returns the environment with which this process joined the job.
+    pub fn env(&self) -> &Env {
+        &self.env
     }
 
     pub fn topology(&self) -> &Topology {
@@ -109,6 +182,18 @@ impl Fleet {
 
     pub fn is_first_worker(&self) -> bool {
         self.topology.is_first_worker()
+    }
+
+    pub fn is_server(&self) -> bool {
+        self.topology.is_server()
+    }
+
+    pub fn is_worker(&self) -> bool {
+        self.topology.is_worker()
+    }
+
+    pub fn server_num(&self) -> usize {
+        self.topology.server_num()
     }
 
     /// Waits until all workers have called it.
@@ -220,5 +305,13 @@ impl Fleet {
             self.reporter.finished();
         }
         connection.end()
+    }
+}
+
+/// Returns the place of a process with this environment in its job.
+fn topology_of(env: &Env) -> Result<Topology> {
+    match env.text(names::PADDLE_PSERVERS_IP_PORT_LIST) {
+        Some(_) => Topology::parameter_server(env),
+        None => Topology::collective(env),
     }
 }

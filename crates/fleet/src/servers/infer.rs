@@ -14,7 +14,6 @@ use fleet_nn::Programs;
 use fleet_ops::Services;
 use fleet_ps::{Arrival, PullMode, START_ROUNDS, Servers};
 use fleet_tensor::Tensor;
-use fleet_topology::Env;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -79,7 +78,7 @@ impl Fleet {
         dir: Option<&Path>,
         options: ExecOptions,
     ) -> Result<DistributedInfer> {
-        let servers = self.servers(job, &Env::process())?;
+        let servers = self.servers(job)?;
         let options = exec_options(&job.strategy, self.on_own_cores(options));
         let mut session = Session::with_executor(programs, Executor::new(options))?;
         for round in servers.rounds(Arrival::Received)?..START_ROUNDS {
