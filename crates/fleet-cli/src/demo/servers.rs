@@ -17,7 +17,7 @@ use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker, written_exchange};
 use fleet::{Error, ExecOptions, Fleet, Tensor, Written};
 use fleet_base::text;
-use fleet_topology::{Env, names};
+use fleet_topology::names;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -152,7 +152,7 @@ fn train(
     let mut fetch = vec![demo.loss.as_str()];
     fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
     let score = demo.score.as_ref().map(|(name, _)| *name);
-    let live = Env::process().text(names::FLEET_PROGRESS).map(PathBuf::from);
+    let live = fleet.env().text(names::FLEET_PROGRESS).map(PathBuf::from);
     let workers = fleet.worker_num();
     let done = checkpoints.done.min(plan.steps);
     let mut progress = Progress::new(done, plan.steps, plan.samples, score, workers, live);

@@ -14,7 +14,6 @@ use fleet_nn::Programs;
 use fleet_ops::Services;
 use fleet_ps::{Arrival, PullMode, START_ROUNDS, Servers, Tables};
 use fleet_tensor::Tensor;
-use fleet_topology::Env;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -79,12 +78,8 @@ impl Fleet {
         dir: Option<&Path>,
         options: ExecOptions,
     ) -> Result<DistributedInfer> {
-        let servers = self.servers(job, &Env::process())?;
-        let num_threads = match options.num_threads {
-            0 => self.cores_share(),
-            given => given,
-        };
-        let options = exec_options(&job.strategy, ExecOptions { num_threads, ..options });
+        let servers = self.servers(job)?;
+        let options = exec_options(&job.strategy, self.on_own_cores(options));
         let mut session = Session::with_executor(programs, Executor::new(options))?;
         for round in servers.barriers.rounds(Arrival::Received)?..START_ROUNDS {
             if round == 1
