@@ -45,7 +45,7 @@ fn push(worker: &LocalServers, id: u64) -> Result<()> {
 /// How often each of these steps is in the tables.
 fn pushed(server: &Arc<ServerTables>, ids: &[u64]) -> Vec<u64> {
     let mut rows = vec![0.0; ids.len() * 2];
-    worker(server, 999).pull_sparse(SPARSE, ids, &mut rows, PullMode::Infer).unwrap();
+    worker(server, 999).pull_sparse(SPARSE, ids.into(), &mut rows, PullMode::Infer).unwrap();
     let times = |row: &[f32]| if row[0] == 0.0 { 0 } else { ((1.0 - row[0]) * 4.0) as u64 };
     rows.chunks_exact(2).map(times).collect()
 }
