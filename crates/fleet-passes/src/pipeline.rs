@@ -1,6 +1,7 @@
-//! The list of passes that the executor applies to a program before planning.
+//! The options of the executor's rewrites, and the function that applies them.
 
-use crate::{dce, fuse, layout};
+use crate::manager::{Observer, PassManager};
+use crate::table::PASSES;
 use fleet_base::Result;
 use fleet_ir::{Program, VarId};
 use fleet_ops::Registry;
@@ -70,57 +71,29 @@ impl BuildOptions {
     }
 }
 
-/// Returns the program that the executor plans: `program` rewritten for speed, without ops that
-/// neither `keep` nor the scope needs.
-///
-/// Order of passes:
-///
-/// * Dead ops are removed first, so that their reads do not prevent a fusion.
-/// * Batch norm precedes the plain `act(x + y)`, which would consume its sum.
-/// * Updates are fused with the sums of their buckets before the remaining updates are fused.
-/// * Layouts follow the fusions, which then need not handle formats.
-/// * The convolution's statistics follow the layouts, because only the channels-last kernel
-///   computes them.
+/// Returns the program that the executor plans: `program` rewritten for speed by [`PASSES`], without
+/// ops that neither `keep` nor the scope needs.
 pub fn optimize(
     program: &Program,
     registry: &Registry,
     keep: &[VarId],
     options: &BuildOptions,
 ) -> Result<Program> {
-    let mut p = program.clone();
-    dce::run(&mut p, registry, keep)?;
-    if options.fuse_bn_act_ops || options.fuse_bn_add_act_ops {
-        let fusions = fuse::batch_norm::Fusions {
-            act: options.fuse_bn_act_ops,
-            add_act: options.fuse_bn_add_act_ops,
-        };
-        fuse::batch_norm::run(&mut p, registry, keep, &fusions)?;
-    }
-    if options.fuse_elewise_add_act_ops {
-        fuse::gemm_epilogue::run(&mut p, registry, keep)?;
-        fuse::gemm_epilogue::fuse_relu_grad(&mut p, keep)?;
-        fuse::elementwise_act::run(&mut p, registry, keep)?;
-        fuse::residual_norm::run(&mut p, registry, keep)?;
-    }
-    if options.fuse_relu_depthwise_conv {
-        fuse::relu_depthwise::run(&mut p, registry, keep)?;
-    }
-    if options.enable_addto {
-        fuse::batch_norm::fuse_grad_sum(&mut p, keep)?;
-        fuse::residual_norm::fuse_grad_sum(&mut p, keep)?;
-    }
-    if options.update_on_arrival {
-        fuse::reduced_update::run(&mut p, registry, keep)?;
-    }
-    if options.fuse_all_optimizer_ops {
-        fuse::optimizer::run(&mut p, registry)?;
-    }
-    if options.choose_layout {
-        fuse::embedding_concat::run(&mut p, registry, keep)?;
-    }
-    if options.choose_layout && layout::run(&mut p, registry, keep)? {
-        fuse::batch_norm::fuse_stats(&mut p, keep)?;
-        dce::run(&mut p, registry, keep)?;
-    }
-    Ok(p)
+    let mut program = program.clone();
+    PassManager::new(registry).run_all(PASSES, &mut program, keep, options)?;
+    Ok(program)
+}
+
+/// Like [`optimize`]; `observer` sees the program before and after each pass.
+pub fn optimize_observed(
+    program: &Program,
+    registry: &Registry,
+    keep: &[VarId],
+    options: &BuildOptions,
+    observer: &mut dyn Observer,
+) -> Result<Program> {
+    let mut program = program.clone();
+    let mut manager = PassManager::observed(registry, observer);
+    manager.run_all(PASSES, &mut program, keep, options)?;
+    Ok(program)
 }

@@ -36,7 +36,7 @@ mod typed;
 mod unmatched;
 mod value;
 
-pub use compiler::{Decision, Observer, Plan, Verdict, decide, minimize, minimize_observed};
+pub use compiler::{Decision, Plan, Verdict, decide, minimize, minimize_observed};
 pub use fleet_ops::Spread;
 pub use form::{FILE_BYTES_MAX, Inspection, StrategyForm, read_file};
 pub use local_state::{LocalVar, local_state};

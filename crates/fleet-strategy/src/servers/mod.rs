@@ -33,6 +33,7 @@ use fleet_ir::{OpRole, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LearningRate, Programs};
 use fleet_ops::{Emit, Registry};
+use fleet_passes::{Observer, PassManager};
 
 /// How workers and servers synchronise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +154,35 @@ pub fn minimize<'s>(
     strategy: impl Into<Asked<'s>>,
     place: Place,
 ) -> Result<ServerPlan> {
-    let asked: Asked<'_> = strategy.into();
+    let manager = PassManager::new(registry);
+    minimize_with(manager, programs, registry, loss, optimizer, sparse, strategy.into(), place)
+}
+
+/// Like [`minimize`]; `observer` sees the programs before and after every pass.
+pub fn minimize_observed<'s>(
+    programs: &mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    sparse: Option<&OptimizerDesc>,
+    strategy: impl Into<Asked<'s>>,
+    place: Place,
+    observer: &mut dyn Observer,
+) -> Result<ServerPlan> {
+    let manager = PassManager::observed(registry, observer);
+    minimize_with(manager, programs, registry, loss, optimizer, sparse, strategy.into(), place)
+}
+
+fn minimize_with(
+    mut manager: PassManager<'_>,
+    programs: &mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    sparse: Option<&OptimizerDesc>,
+    asked: Asked<'_>,
+    place: Place,
+) -> Result<ServerPlan> {
     let strategy = asked.strategy;
     check(place)?;
     fleet_passes::check_loss(&programs.main, loss)?;
@@ -165,15 +194,16 @@ pub fn minimize<'s>(
         Facts { strategy, optimizer, ranks: &alone, rates: &rates, program: &programs.main };
     let decisions = decide(&facts);
     compiler::refuse(&decisions, &asked)?;
+    let run = &mut manager;
     let mut job =
-        compiler::differentiate(programs, registry, loss, optimizer, strategy, &decisions)?;
+        compiler::differentiate(run, programs, registry, loss, optimizer, strategy, &decisions)?;
     job.chain.insert(0, "ParameterServer");
     let sparse = sparse.or(optimizer.rows.as_deref()).unwrap_or(optimizer);
-    let (tables, lookups) = match exchange {
-        Exchange::Geo { .. } => (geo::rewrite(&mut job, sparse)?, Vec::new()),
-        _ => remote::rewrite(&mut job, sparse, exchange, place)?,
-    };
-    verify(&job)?;
+    let (tables, lookups) = manager.run("ParameterServer", &mut job, |job| match exchange {
+        Exchange::Geo { .. } => Ok((geo::rewrite(job, sparse)?, Vec::new())),
+        _ => remote::rewrite(job, sparse, exchange, place),
+    })?;
+    manager.finish(&job)?;
     let mut chain = job.chain.clone();
     chain.push(optimizer.rule.op());
     let mut notes = vec![format!(
@@ -232,19 +262,6 @@ pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
             }
         })
         .collect()
-}
-
-fn verify(job: &Job<'_>) -> Result<()> {
-    if cfg!(debug_assertions) {
-        for program in [&job.programs.main, &job.programs.startup] {
-            fleet_ops::verify::verify(program, job.registry).map_err(|error| {
-                Error::internal(format!(
-                    "pass 'ParameterServer' produced an invalid program: {error}"
-                ))
-            })?;
-        }
-    }
-    Ok(())
 }
 
 /// Returns tables of dense parameters, grouped by learning rate and sorted by name, numbered from
