@@ -61,7 +61,6 @@ pub const PASSES: &[Pass] = &[
         follows: None,
         run: |program, registry, keep| fuse::batch_norm::ADD_ACT.run(program, registry, keep),
     },
-    // Before `residual_norm`, which would take the sum with a bias of a layer without activation.
     Pass {
         name: "gemm_epilogue",
         about: "fuses a matrix product with its bias and activation",
