@@ -87,7 +87,8 @@ pub struct RewriteArgs {
     diff: bool,
     /// Threads per rank, for --diff: with one thread, parameters are updated on arrival of their
     /// gradients' sum
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
     /// Print this rank's communication cost instead of the programs
     #[arg(long, conflicts_with = "servers")]

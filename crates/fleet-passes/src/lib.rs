@@ -8,11 +8,13 @@ mod dce;
 mod fuse;
 mod layout;
 mod manager;
+mod options;
 mod pipeline;
 mod table;
 
 pub use backward::{BackwardOptions, append_backward, check_loss, gradients};
 pub use fuse::reduced_update::{Arrival, updates_on_arrival};
 pub use manager::{Observer, PassManager, Rewritten};
-pub use pipeline::{BuildOptions, optimize, optimize_observed};
+pub use options::BuildOptions;
+pub use pipeline::{optimize, optimize_observed};
 pub use table::{BuildOption, PASSES, Pass};

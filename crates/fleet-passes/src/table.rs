@@ -1,7 +1,8 @@
 //! The passes that the executor applies to a program before planning, in order.
 
 use crate::manager::PassManager;
-use crate::{BuildOptions, dce, fuse, layout};
+use crate::options::BuildOptions;
+use crate::{dce, fuse, layout};
 use fleet_base::Result;
 use fleet_ir::{Program, VarId};
 use fleet_ops::Registry;

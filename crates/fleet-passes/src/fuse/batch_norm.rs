@@ -1,8 +1,9 @@
 //! Fuses batch norm with adjacent ops: the following sum and relu, the statistics that the
 //! preceding convolution can compute, and the sum of its incoming gradients.
 
+use super::fusion::{Fusion, Rule, Variant};
 use super::graph::Graph;
-use super::pattern::{Fusion, Match, Rule, Variant};
+use super::pattern::Match;
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, Program, Var, VarId};
 

@@ -3,7 +3,8 @@
 //! If the sum's gradient has no op, the gradient of the relu passes unchanged to both operands, and
 //! only the forward part is fused.
 
-use super::pattern::{Fusion, Match, Rule, Variant};
+use super::fusion::{Fusion, Rule, Variant};
+use super::pattern::Match;
 
 pub(crate) const FUSION: Fusion = Fusion {
     variants: &[Variant {

@@ -2,7 +2,8 @@
 //! deep model, into one op, forward and backward. Looked-up rows are written directly to their
 //! position in the concatenated tensor, and their gradient is read from there.
 
-use super::pattern::{Fusion, Match, Rule, Variant};
+use super::fusion::{Fusion, Rule, Variant};
+use super::pattern::Match;
 use fleet_ir::VarId;
 
 pub(crate) const FUSION: Fusion = Fusion {
@@ -11,9 +12,9 @@ pub(crate) const FUSION: Fusion = Fusion {
             find: &[
                 "lookup: (Out: rows) = lookup_table_v2(W: w, Ids: ids)",
                 "flatten: (Out: flat) = flatten_contiguous_range|flatten2|reshape2(X: rows)",
-                "concat: (Out: out) = concat(X: flat rest*)",
+                "join: (Out: out) = concat(X: flat rest*)",
             ],
-            becomes: &["concat: (Out: out) = fused_embedding_concat(Rest: rest, ..lookup)"],
+            becomes: &["join: (Out: out) = fused_embedding_concat(Rest: rest, ..lookup)"],
         },
         backward: &[Rule {
             find: &[
@@ -29,7 +30,7 @@ pub(crate) const FUSION: Fusion = Fusion {
 };
 
 fn accept(found: &mut Match<'_>) -> Option<()> {
-    let (lookup, concat) = (found.op("lookup")?, found.op("concat")?);
+    let (lookup, concat) = (found.op("lookup")?, found.op("join")?);
     let shape = |name: &str| found.var(name).map(|var| found.program.var(var).shape);
     let (rows, flat) = (shape("rows")?, shape("flat")?);
     let is_matrix = |var: &VarId| found.program.var(*var).shape.rank() == 2;

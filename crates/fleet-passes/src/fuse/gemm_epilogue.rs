@@ -5,8 +5,9 @@
 //! an `elementwise_add` of a row and an optional activation. If one such layer feeds the next
 //! through a relu, the gradient of the relu is applied to the tiles of the later layer's `X@GRAD`.
 
+use super::fusion::{Fusion, Rule, Variant};
 use super::graph::Graph;
-use super::pattern::{Fusion, Match, Rule, Variant};
+use super::pattern::Match;
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};
 

@@ -1,4 +1,4 @@
-//! Fusions as patterns: lines of a program to find, and the lines that they become.
+//! Patterns of fusions: lines of a program to find, and the lines that they become.
 //!
 //! A line has the form of a program's text, with a label, and with names instead of variables:
 //!
@@ -11,44 +11,17 @@
 //!   reads a variable of the lines before. If there are several such variables, the one in the last
 //!   slot counts.
 //! * A slot lists the names of all its variables, separated by blanks. The same name means the same
-//!   variable. `name?` is one variable or none, `name*` any number, and `-` none. Slots that are not
-//!   listed may hold anything.
+//!   variable. `name?` is one variable or none, `name*` any number, and `-` none. Slots that are
+//!   not listed may hold anything.
 //! * `relu|tanh` is one of these ops, and `$act_grad` the gradient of the op labelled `act`.
 //!
 //! A line of a replacement starts with the label of the op from which it takes its role and source
 //! location. It takes the position of that op too, or of the op after `@`. `..act` copies the slots
 //! and attributes of the op labelled `act` that are not given, and `$act` is the name of that op.
-//!
-//! The pattern says which ops compute the same as their replacement. The rest is checked for every
-//! fusion: nothing else uses the results that are no longer stored, and no op in between sees that
-//! ops move (`replacement.rs`).
 
-use super::graph::{Edit, Graph};
-use super::replacement::Replacement;
+use super::graph::Graph;
 use fleet_base::{Error, Result};
 use fleet_ir::{Attr, Op, OpId, Program, VarId};
-use fleet_ops::Registry;
-
-/// A rewrite of a pattern of ops.
-pub(crate) struct Fusion {
-    /// Alternatives. The first one that matches at an op is used there.
-    pub variants: &'static [Variant],
-    /// Checks the rest of a match, such as shapes, and adds to it the attributes of the new ops.
-    pub accept: fn(&mut Match<'_>) -> Option<()>,
-}
-
-/// A forward part with the alternatives of its backward part. The forward part is replaced alone if
-/// the program has no op for the first line of any alternative.
-pub(crate) struct Variant {
-    pub forward: Rule,
-    pub backward: &'static [Rule],
-}
-
-/// Lines to find, and the lines that replace them.
-pub(crate) struct Rule {
-    pub find: &'static [&'static str],
-    pub becomes: &'static [&'static str],
-}
 
 /// A slot, and the names of its variables.
 pub(super) type Slot = (&'static str, Vec<&'static str>);
@@ -90,7 +63,7 @@ impl Line {
         parsed().ok_or_else(|| Error::internal(format!("cannot parse the pattern '{text}'")))
     }
 
-    fn parse_all(lines: &[&'static str]) -> Result<Vec<Line>> {
+    pub fn parse_all(lines: &[&'static str]) -> Result<Vec<Line>> {
         lines.iter().map(|line| Line::parse(line)).collect()
     }
 }
@@ -113,7 +86,12 @@ pub(crate) struct Match<'p> {
     pub attrs: Vec<(&'static str, Attr)>,
 }
 
-impl Match<'_> {
+impl<'p> Match<'p> {
+    /// Returns a match without ops.
+    pub fn new(program: &'p Program, graph: &'p Graph) -> Match<'p> {
+        Match { program, graph, ops: Vec::new(), vars: Vec::new(), attrs: Vec::new() }
+    }
+
     /// Returns the op of a label.
     pub fn op(&self, label: &str) -> Option<&Op> {
         self.op_id(label).map(|id| self.program.op(id))
@@ -149,7 +127,7 @@ impl Match<'_> {
     }
 
     /// Returns the match extended by the op of a line.
-    fn next(&self, line: &Line) -> Option<Self> {
+    pub(super) fn next(&self, line: &Line) -> Option<Self> {
         let slots = line.inputs.iter().rev();
         let known =
             slots.filter_map(|(_, names)| names.iter().find_map(|name| self.var(bare(name))));
@@ -161,7 +139,7 @@ impl Match<'_> {
     }
 
     /// Returns the match extended by an op, if the op has the form of the line.
-    fn fit(&self, line: &Line, id: OpId) -> Option<Self> {
+    pub(super) fn fit(&self, line: &Line, id: OpId) -> Option<Self> {
         let op = self.program.op(id);
         let is_new = self.ops.iter().all(|(_, other)| *other != id);
         if !is_new || !self.is_named(op, line.ops) {
@@ -211,74 +189,4 @@ impl Match<'_> {
 /// Returns the name of a variable without its count.
 pub(super) fn bare(name: &'static str) -> &'static str {
     name.trim_end_matches(['?', '*'])
-}
-
-/// A [`Rule`] with its lines parsed.
-struct Parsed {
-    find: Vec<Line>,
-    becomes: Vec<Line>,
-}
-
-impl Parsed {
-    fn new(rule: &Rule) -> Result<Parsed> {
-        Ok(Parsed { find: Line::parse_all(rule.find)?, becomes: Line::parse_all(rule.becomes)? })
-    }
-}
-
-impl Fusion {
-    /// Replaces all matches in the root block. Returns whether there are any.
-    pub fn run(&self, program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
-        let mut variants = Vec::new();
-        for Variant { forward, backward } in self.variants {
-            let backward: Vec<Parsed> = backward.iter().map(Parsed::new).collect::<Result<_>>()?;
-            variants.push((Parsed::new(forward)?, backward));
-        }
-        let graph = Graph::new(program, keep);
-        let mut edit = Edit::default();
-        let mut replacements = Vec::new();
-        for (id, _) in program.root_ops() {
-            let start = Match {
-                program,
-                graph: &graph,
-                ops: Vec::new(),
-                vars: Vec::new(),
-                attrs: Vec::new(),
-            };
-            let Some((found, new)) = self.find(&variants, &start, id) else { continue };
-            let replacement = Replacement::new(&found, &new, registry)?;
-            if edit.is_free(&found.op_ids()) && replacement.is_safe(&found) {
-                edit.remove(&found.op_ids());
-                replacements.push(replacement);
-            }
-        }
-        for replacement in replacements {
-            replacement.emit(program, registry, &mut edit)?;
-        }
-        Ok(edit.apply(program))
-    }
-
-    /// Returns the match that starts at an op, and the lines that replace it.
-    fn find<'m, 'v>(
-        &self,
-        variants: &'v [(Parsed, Vec<Parsed>)],
-        start: &Match<'m>,
-        id: OpId,
-    ) -> Option<(Match<'m>, Vec<&'v Line>)> {
-        let accepted = |found: &Match<'m>, lines: &[Line]| {
-            let mut found = lines.iter().try_fold(found.clone(), |found, line| found.next(line))?;
-            (self.accept)(&mut found).map(|()| found)
-        };
-        let forward = variants.iter().find_map(|(forward, backward)| {
-            let (first, rest) = forward.find.split_first()?;
-            let found = rest.iter().try_fold(start.fit(first, id)?, |it, line| it.next(line))?;
-            Some((accepted(&found, &[])?, found, &forward.becomes, backward))
-        });
-        let (alone, found, becomes, backward) = forward?;
-        let mut whole = backward.iter().filter_map(|it| Some((accepted(&found, &it.find)?, it)));
-        if let Some((whole, rule)) = whole.next() {
-            return Some((whole, becomes.iter().chain(&rule.becomes).collect()));
-        }
-        let begins = |rule: &Parsed| rule.find.first().is_some_and(|it| found.next(it).is_some());
-        (!backward.iter().any(begins)).then(|| (alone, becomes.iter().collect()))
-    }
 }

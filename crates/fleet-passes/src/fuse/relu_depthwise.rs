@@ -1,7 +1,7 @@
 //! Fuses a relu into the following depthwise convolution. The convolution clips its input while
 //! reading, and its gradient masks its output, so the clipped image is not stored.
 
-use super::pattern::{Fusion, Rule, Variant};
+use super::fusion::{Fusion, Rule, Variant};
 
 pub(crate) const FUSION: Fusion = Fusion {
     variants: &[Variant {

@@ -6,7 +6,8 @@
 //! the norm (`Skip`) takes over the sum of two gradients of the normalized tensor, of which it
 //! computes one. This form does not need a residual and occurs in every layer of pre-norm networks.
 
-use super::pattern::{Fusion, Match, Rule, Variant};
+use super::fusion::{Fusion, Rule, Variant};
+use super::pattern::Match;
 
 /// The forward sum before a norm.
 pub(crate) const SUM: Fusion = Fusion {
