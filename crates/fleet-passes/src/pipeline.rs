@@ -15,9 +15,7 @@ pub fn optimize(
     keep: &[VarId],
     options: &BuildOptions,
 ) -> Result<Program> {
-    let mut program = program.clone();
-    PassManager::new(registry).run_all(PASSES, &mut program, keep, options)?;
-    Ok(program)
+    PassManager::new(registry).run_all(PASSES, program, keep, options)
 }
 
 /// Like [`optimize`]; `observer` sees the program before and after each pass.
@@ -28,8 +26,5 @@ pub fn optimize_observed(
     options: &BuildOptions,
     observer: &mut dyn Observer,
 ) -> Result<Program> {
-    let mut program = program.clone();
-    let mut manager = PassManager::observed(registry, observer);
-    manager.run_all(PASSES, &mut program, keep, options)?;
-    Ok(program)
+    PassManager::observed(registry, observer).run_all(PASSES, program, keep, options)
 }

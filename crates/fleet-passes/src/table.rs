@@ -1,6 +1,5 @@
 //! The passes that the executor applies to a program before planning, in order.
 
-use crate::manager::PassManager;
 use crate::options::BuildOptions;
 use crate::{dce, fuse, layout};
 use fleet_base::Result;
@@ -161,30 +160,3 @@ pub const PASSES: &[Pass] = &[
         run: dce::run,
     },
 ];
-
-impl PassManager<'_> {
-    /// Runs the passes that `options` enable, and verifies the result.
-    pub fn run_all(
-        &mut self,
-        passes: &[Pass],
-        program: &mut Program,
-        keep: &[VarId],
-        options: &BuildOptions,
-    ) -> Result<()> {
-        let registry = self.registry();
-        let mut changed: Vec<&str> = Vec::new();
-        for pass in passes {
-            let is_on = pass.option.is_none_or(|option| (option.is_on)(options));
-            if !is_on || pass.follows.is_some_and(|other| !changed.contains(&other)) {
-                continue;
-            }
-            self.run(pass.name, program, |program| {
-                if (pass.run)(program, registry, keep)? {
-                    changed.push(pass.name);
-                }
-                Ok(())
-            })?;
-        }
-        self.finish(program)
-    }
-}

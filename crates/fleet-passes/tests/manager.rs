@@ -45,10 +45,8 @@ fn programs() -> Vec<Program> {
 }
 
 fn run_all(passes: &[Pass], program: &Program) -> Result<String> {
-    let mut program = program.clone();
-    let options = BuildOptions::default();
-    PassManager::new(Registry::standard()).run_all(passes, &mut program, &[], &options)?;
-    Ok(program.to_string())
+    let (registry, options) = (Registry::standard(), BuildOptions::default());
+    Ok(PassManager::new(registry).run_all(passes, program, &[], &options)?.to_string())
 }
 
 /// Records the passes and the programs before and after them.
@@ -106,10 +104,10 @@ fn a_pass_that_makes_an_invalid_program_is_named() {
     };
     let mut passes = PASSES[..3].to_vec();
     passes.insert(1, wrong);
-    let mut program = trained(depthwise);
+    let program = trained(depthwise);
     let mut record = Record::default();
     let error = PassManager::observed(Registry::standard(), &mut record)
-        .run_all(&passes, &mut program, &[], &BuildOptions::default())
+        .run_all(&passes, &program, &[], &BuildOptions::default())
         .unwrap_err();
     let text = error.to_string();
     assert!(text.contains("pass 'wrong_shape' produced an invalid program"), "{text}");
@@ -121,6 +119,15 @@ fn a_pass_that_fails_is_named() {
     let failing = Pass { name: "fails", run: |_, _, _| Err(Error::invalid("no")), ..PASSES[0] };
     let error = run_all(&[failing], &trained(depthwise)).unwrap_err();
     assert!(error.to_string().contains("pass 'fails'"), "{error}");
+}
+
+/// Planning reports the errors of such a program.
+#[test]
+fn no_pass_is_named_for_a_program_that_was_invalid_before() {
+    let mut program = trained(depthwise);
+    let loss = program.root_ops().find(|(_, op)| op.name() == "mean").unwrap().1.output("Out")[0];
+    program.var_mut(loss).shape = [3, 5].into();
+    run_all(PASSES, &program).unwrap();
 }
 
 #[test]

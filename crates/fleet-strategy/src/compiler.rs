@@ -359,7 +359,6 @@ fn run_phases(
     if job.ranks.count > 1 {
         manager.run("rings", &mut job, data_parallel::declare_rings)?;
     }
-    manager.finish(&job)?;
     let mut chain = job.chain.clone();
     chain.push(job.optimizer.rule.op());
     let learning_rate = job.rate.ok_or_else(|| Error::internal("no rate was emitted"))?;

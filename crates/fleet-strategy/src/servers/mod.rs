@@ -203,7 +203,6 @@ fn minimize_with(
         Exchange::Geo { .. } => Ok((geo::rewrite(job, sparse)?, Vec::new())),
         _ => remote::rewrite(job, sparse, exchange, place),
     })?;
-    manager.finish(&job)?;
     let mut chain = job.chain.clone();
     chain.push(optimizer.rule.op());
     let mut notes = vec![format!(
