@@ -6,6 +6,7 @@
 
 mod data;
 mod demo;
+mod diff;
 mod doctor;
 mod durable;
 mod env;

@@ -4,12 +4,15 @@
 //! The program is a forward pass: a file, or a model of the zoo (`model:resnet50`). The optimizer
 //! is given by name with its numbers, `momentum,lr=0.1,mu=0.9`.
 
+use crate::diff::Changes;
 use crate::inspect;
 use crate::output::{ExitReason, Output};
 use crate::strategy::{load_with_source, print_warnings};
 use clap::Args;
-use fleet::passes::Arrival;
+use fleet::exec_options;
+use fleet::passes::{Arrival, optimize_observed};
 use fleet_base::{Error, Result, text};
+use fleet_exec::ExecOptions;
 use fleet_ir::{Program, VarId};
 use fleet_nn::models::{
     BertConfig, GptConfig, ResNetConfig, VggConfig, WideDeepConfig, bert_mlm, gpt, lenet, resnet,
@@ -23,7 +26,7 @@ use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
     Cluster, Decided, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict,
-    Written, check, cost, decide, minimize_observed, servers, unmatched, validate,
+    Written, check, cost, decide, minimize, minimize_observed, servers, unmatched, validate,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -78,9 +81,15 @@ pub struct RewriteArgs {
     /// Rank whose programs are printed
     #[arg(long, value_name = "R", default_value_t = 0, allow_negative_numbers = true)]
     rank: u32,
-    /// Print each pass's changes instead of the programs
+    /// Print the changes of every pass instead of the programs: first those of the strategies, then
+    /// those of the executor in a run that fetches the loss
     #[arg(long)]
     diff: bool,
+    /// Threads per rank, for --diff: with one thread, parameters are updated on arrival of their
+    /// gradients' sum
+    #[arg(long, value_name = "N", default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
     /// Print this rank's communication cost instead of the programs
     #[arg(long, conflicts_with = "servers")]
     cost: bool,
@@ -108,26 +117,21 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
     let cluster = args.program_args.cluster(args.rank)?;
     let (mut programs, loss) = args.program_args.programs(&args.program)?;
     let optimizer = parse_optimizer(&args.program_args.optimizer)?;
-    let mut diffs = Vec::new();
-    let mut before = (String::new(), String::new());
-    if args.diff {
-        before = (programs.startup.to_string(), programs.main.to_string());
-    }
-    let mut observe = |pass: &str, programs: &Programs| {
-        if !args.diff {
-            return;
-        }
-        let after = (programs.startup.to_string(), programs.main.to_string());
-        let changed = (difference(&before.0, &after.0), difference(&before.1, &after.1));
-        diffs.push((pass.to_string(), changed));
-        before = after;
-    };
+    let mut changes = Changes::default();
     let registry = Registry::standard();
     let plan = match args.program_args.servers {
         Some(count) => {
             let place = place(&cluster.ranks, count);
-            let plan = on_servers(&mut programs, loss, &optimizer, written, place)?;
-            observe("ParameterServer", &programs);
+            let plan = servers::minimize_observed(
+                &mut programs,
+                registry,
+                loss,
+                &optimizer,
+                None,
+                written,
+                place,
+                &mut changes,
+            )?;
             print_warnings(&validate(written)?);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: Vec::new() }
         }
@@ -139,17 +143,18 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
                 &optimizer,
                 written,
                 cluster,
-                &mut observe,
+                &mut changes,
             )?;
             print_warnings(&plan.warnings);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: plan.rings }
         }
     };
     if args.diff {
-        for (pass, (startup, main)) in diffs {
-            print_difference(&pass, "startup", &startup, out)?;
-            print_difference(&pass, "main", &main, out)?;
-        }
+        let options = exec_options(&strategy, ExecOptions::threads(args.threads as usize));
+        let options = options.build_options();
+        optimize_observed(&programs.startup, registry, &[], &options, &mut changes)?;
+        optimize_observed(&programs.main, registry, &[loss], &options, &mut changes)?;
+        changes.print(out)?;
     }
     if args.cost {
         print_cost(&programs, &plan, out)?;
@@ -175,16 +180,6 @@ fn place(ranks: &Ranks, server_count: u32) -> Place {
         server_count: server_count as usize,
         half_async: false,
     }
-}
-
-fn on_servers(
-    programs: &mut Programs,
-    loss: VarId,
-    optimizer: &OptimizerDesc,
-    written: Written<'_>,
-    place: Place,
-) -> Result<ServerPlan> {
-    servers::minimize(programs, Registry::standard(), loss, optimizer, None, written, place)
 }
 
 /// Prints which strategies apply to a program, and why.
@@ -232,21 +227,15 @@ pub fn explain(
     }
     if let Some(count) = program_args.servers {
         let place = place(&cluster.ranks, count);
-        let plan = on_servers(&mut programs, loss, &optimizer, *written, place)?;
+        let registry = Registry::standard();
+        let plan =
+            servers::minimize(&mut programs, registry, loss, &optimizer, None, *written, place)?;
         out.line(format!("\nchain: {}", plan.chain_text()))?;
         plan.notes.iter().try_for_each(|note| out.line(note))?;
         return print_tables(&plan, out);
     }
     let registry = Registry::standard();
-    let plan = minimize_observed(
-        &mut programs,
-        registry,
-        loss,
-        &optimizer,
-        *written,
-        cluster,
-        &mut |_, _| {},
-    )?;
+    let plan = minimize(&mut programs, registry, loss, &optimizer, *written, cluster)?;
     out.line(format!("\nchain: {}", plan.chain_text()))?;
     plan.notes.iter().try_for_each(|note| out.line(note))?;
     print_overlap(&programs.main, out)?;
@@ -446,73 +435,4 @@ fn parse_optimizer(given: &str) -> Result<OptimizerDesc> {
         Some(key) => Err(Error::invalid(format!("optimizer {rule} has no parameter '{key}'"))),
         None => Ok(desc),
     }
-}
-
-/// Removed and added lines, and the index of the old line before which the change starts.
-struct Change<'t> {
-    at: usize,
-    removed: Vec<&'t str>,
-    added: Vec<&'t str>,
-}
-
-/// Returns the line changes that turn one text into another. Common lines, in order, stay.
-fn difference(before: &str, after: &str) -> Vec<(usize, Vec<String>, Vec<String>)> {
-    let (a, b): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
-    let start = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
-    let tail = a[start..].iter().rev().zip(b[start..].iter().rev()).take_while(|(x, y)| x == y);
-    let tail = tail.count();
-    let (a, b) = (&a[start..a.len() - tail], &b[start..b.len() - tail]);
-    let owned = |lines: Vec<&str>| lines.into_iter().map(str::to_string).collect();
-    changes(a, b)
-        .into_iter()
-        .map(|change| (start + change.at, owned(change.removed), owned(change.added)))
-        .collect()
-}
-
-/// Walks both lists. Where they differ, finds the nearest line at which they match again. Programs
-/// grow by insertions, for which this finds the shortest difference.
-fn changes<'t>(a: &[&'t str], b: &[&'t str]) -> Vec<Change<'t>> {
-    let mut places: std::collections::HashMap<&str, Vec<usize>> = std::collections::HashMap::new();
-    for (at, line) in b.iter().enumerate() {
-        places.entry(line).or_default().push(at);
-    }
-    let mut found: Vec<Change<'t>> = Vec::new();
-    let (mut i, mut j) = (0, 0);
-    while i < a.len() || j < b.len() {
-        if i < a.len() && j < b.len() && a[i] == b[j] {
-            (i, j) = (i + 1, j + 1);
-            continue;
-        }
-        let sync_point = (i..a.len()).find_map(|x| {
-            let list = places.get(a[x])?;
-            let y = list[list.partition_point(|y| *y < j)..].first()?;
-            Some((x, *y))
-        });
-        let (x, y) = sync_point.unwrap_or((a.len(), b.len()));
-        found.push(Change { at: i, removed: a[i..x].to_vec(), added: b[j..y].to_vec() });
-        (i, j) = (x, y);
-    }
-    found
-}
-
-fn print_difference(
-    pass: &str,
-    program: &str,
-    changes: &[(usize, Vec<String>, Vec<String>)],
-    out: &mut Output,
-) -> Result<(), ExitReason> {
-    if changes.is_empty() {
-        return Ok(());
-    }
-    out.line(format!("== {pass}: {program}"))?;
-    for (at, removed, added) in changes {
-        out.line(format!("@ line {}", at + 1))?;
-        for line in removed {
-            out.line(format!("-{line}"))?;
-        }
-        for line in added {
-            out.line(format!("+{line}"))?;
-        }
-    }
-    Ok(())
 }

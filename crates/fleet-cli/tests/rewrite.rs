@@ -29,6 +29,8 @@ fn programs() {
     let with = |more: &[&'static str]| [&["rewrite", "net.fleet"], &ranks[..], more].concat();
     check("plain", &with(&[]));
     check("diff", &with(&["--strategy", "merged.prototxt", "--diff", "--optimizer", "sgd,lr=0.5"]));
+    check("diff-one-thread", &with(&["--diff", "--threads", "1"]));
+    check("diff-servers", &with(&["--strategy", "ps.prototxt", "--servers", "2", "--diff"]));
     check("servers-program", &with(&["--strategy", "ps.prototxt", "--servers", "2"]));
     check("cost", &with(&["--strategy", "merged.prototxt", "--cost"]));
     check("explain", &with(&["--strategy", "merged.prototxt", "--explain"]));

@@ -10,7 +10,6 @@ use fleet_base::{Error, Result, text};
 use fleet_ir::{Program, VarId};
 use fleet_kernels::pool::Pool;
 use fleet_ops::{Meta, Registry, Services};
-use fleet_passes::BuildOptions;
 use fleet_tensor::{Buffer, DType, Layout, Shape, Tensor};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -255,8 +254,12 @@ impl Executor {
             feed.iter().map(|fed| find_feed(program, fed)).collect::<Result<_>>()?;
         check_no_duplicates(feed)?;
         check_row_major(program)?;
-        let rewritten =
-            fleet_passes::optimize(program, self.registry, &fetches, &self.build_options())?;
+        let rewritten = fleet_passes::optimize(
+            program,
+            self.registry,
+            &fetches,
+            &self.options.build_options(),
+        )?;
         let plan = Plan::build(PlanRequest {
             program: rewritten,
             registry: self.registry,
@@ -279,17 +282,6 @@ impl Executor {
         let times = self.options.profile.then(|| Times::new(plan.steps.len()));
         let (binding, separate, last_run) = (Binding::default(), Vec::new(), self.runs);
         Ok(Planned { plan, binding, separate, order, last_run, times, last_begin: 0 })
-    }
-
-    /// Enables `update_on_arrival` only with one thread, where the ring's lane is as fast as the
-    /// compute lane. NaN checks disable it too, because they must see gradients before the update.
-    fn build_options(&self) -> BuildOptions {
-        let options = &self.options;
-        let alone = options.thread_count() == 1 && !options.check_nan_inf;
-        let build = options.build.clone();
-        let update_on_arrival =
-            build.update_on_arrival && alone && !build.enable_sequential_execution;
-        BuildOptions { update_on_arrival, ..build }
     }
 
     fn run_planned(

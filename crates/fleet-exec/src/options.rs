@@ -68,6 +68,17 @@ impl ExecOptions {
         ExecOptions { num_threads, ..ExecOptions::default() }
     }
 
+    /// Returns the rewrites that an executor with these options makes. It updates parameters on
+    /// arrival only with one thread, where the ring's lane is as fast as the compute lane. NaN
+    /// checks disable that too, because they must see gradients before the update.
+    pub fn build_options(&self) -> BuildOptions {
+        let build = self.build.clone();
+        let is_useful = self.thread_count() == 1 && !self.check_nan_inf;
+        let update_on_arrival =
+            build.update_on_arrival && is_useful && !build.enable_sequential_execution;
+        BuildOptions { update_on_arrival, ..build }
+    }
+
     pub(crate) fn thread_count(&self) -> usize {
         match self.num_threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),

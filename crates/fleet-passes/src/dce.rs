@@ -8,7 +8,8 @@ use fleet_ir::{OpId, Program, VarId};
 use fleet_ops::Registry;
 use std::collections::HashSet;
 
-pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<()> {
+/// Removes the ops of the root block that are not needed. Returns whether there were any.
+pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
     let mut needed: HashSet<VarId> = keep.iter().copied().collect();
     let mut kept: Vec<OpId> = Vec::new();
     for id in program.block(Program::ROOT).ops().iter().rev() {
@@ -23,6 +24,7 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
         }
     }
     kept.reverse();
+    let changed = kept.len() < program.root_ops().len();
     program.set_block_ops(Program::ROOT, kept);
-    Ok(())
+    Ok(changed)
 }

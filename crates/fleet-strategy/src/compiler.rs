@@ -18,6 +18,7 @@ use fleet_ir::{Program, VarId};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::{ApplyAt, OptimizerDesc, ParamGrad};
 use fleet_ops::Registry;
+use fleet_passes::{Observer, PassManager, Rewritten};
 
 /// Result of [`minimize`].
 #[derive(Clone, Debug)]
@@ -41,9 +42,6 @@ impl Plan {
         self.chain.join(" -> ")
     }
 }
-
-/// Callback with the programs after every pass: (pass, programs).
-pub type Observer<'o> = &'o mut dyn FnMut(&str, &Programs);
 
 /// Decides which strategies apply, and why. Does not fail for [`Verdict::Refused`].
 pub fn decide<'a>(strategy: impl Into<Written<'a>>, facts: &Facts<'_>) -> Decided<'a> {
@@ -117,10 +115,11 @@ pub fn minimize<'s>(
     strategy: impl Into<Written<'s>>,
     on: impl Into<Cluster>,
 ) -> Result<Plan> {
-    minimize_observed(programs, registry, loss, optimizer, strategy, on, &mut |_, _| {})
+    let manager = PassManager::new(registry);
+    minimize_with(manager, programs, registry, loss, optimizer, strategy, on)
 }
 
-/// Like [`minimize`]; `observe` sees the programs after every pass.
+/// Like [`minimize`]; `observer` sees the programs before and after every pass.
 pub fn minimize_observed<'s>(
     programs: &mut Programs,
     registry: &'static Registry,
@@ -128,7 +127,20 @@ pub fn minimize_observed<'s>(
     optimizer: &OptimizerDesc,
     strategy: impl Into<Written<'s>>,
     on: impl Into<Cluster>,
-    observe: Observer<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Plan> {
+    let manager = PassManager::observed(registry, observer);
+    minimize_with(manager, programs, registry, loss, optimizer, strategy, on)
+}
+
+fn minimize_with<'s>(
+    manager: PassManager<'_>,
+    programs: &mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    strategy: impl Into<Written<'s>>,
+    on: impl Into<Cluster>,
 ) -> Result<Plan> {
     let written: Written<'_> = strategy.into();
     let Cluster { ranks, rates } = on.into();
@@ -144,7 +156,7 @@ pub fn minimize_observed<'s>(
     let applied = applied(&decisions);
     let job = new_job(programs, registry, loss, optimizer, &strategy, ranks);
     let trains_alone = applied.iter().any(|it| it.trains_alone());
-    run_phases(Job { trains_alone, ..job }, &applied, decisions, warnings, observe)
+    run_phases(Job { trains_alone, ..job }, manager, &applied, decisions, warnings)
 }
 
 /// Returns the state of a minimisation before its first phase.
@@ -183,6 +195,7 @@ fn new_job<'a>(
 /// Runs the phases up to the gradients, for a single process. Used when the later phases run
 /// elsewhere.
 pub(crate) fn differentiate<'a>(
+    manager: &mut PassManager<'_>,
     programs: &'a mut Programs,
     registry: &'static Registry,
     loss: VarId,
@@ -193,16 +206,7 @@ pub(crate) fn differentiate<'a>(
     let applied = applied(decisions);
     let alone = Ranks::new(0, 1);
     let mut job = new_job(programs, registry, loss, optimizer, strategy, alone);
-    let run = |job: &mut Job<'_>, phase: &str, body: Phase| -> Result<()> {
-        applied.iter().rev().try_for_each(|strategy| {
-            let name = format!("{} {phase}", strategy.id());
-            pass(job, &name, &mut |_, _| {}, |job| body(*strategy, job))
-        })
-    };
-    run(&mut job, "optimizer", |s, job| s.optimizer(job))?;
-    run(&mut job, "forward", |s, job| s.forward(job))?;
-    pass(&mut job, "backward", &mut |_, _| {}, append_backward)?;
-    run(&mut job, "backward", |s, job| s.backward(job))?;
+    run_list(manager, &mut job, &applied, &TO_GRADIENTS)?;
     Ok(job)
 }
 
@@ -236,40 +240,69 @@ pub(crate) fn refuse(decisions: &[Decision], written: &Written<'_>) -> Result<()
     )))
 }
 
-type Phase = fn(&dyn Strategy, &mut Job<'_>) -> Result<()>;
+/// A phase of a minimisation.
+enum Phase {
+    /// A phase of every applied strategy, innermost first.
+    Each(&'static str, fn(&dyn Strategy, &mut Job<'_>) -> Result<()>),
+    Once(&'static str, fn(&mut Job<'_>) -> Result<()>),
+}
+
+const TO_GRADIENTS: [Phase; 4] = [
+    Phase::Each("optimizer", |strategy, job| strategy.optimizer(job)),
+    Phase::Each("forward", |strategy, job| strategy.forward(job)),
+    Phase::Once("backward", append_backward),
+    Phase::Each("backward", |strategy, job| strategy.backward(job)),
+];
+
+const FROM_GRADIENTS: [Phase; 7] = [
+    Phase::Each("merge", |strategy, job| strategy.merge(job)),
+    Phase::Each("encode", |strategy, job| strategy.encode(job)),
+    Phase::Each("communicate", |strategy, job| strategy.communicate(job)),
+    Phase::Each("decode", |strategy, job| strategy.decode(job)),
+    Phase::Each("unscale", |strategy, job| strategy.unscale(job)),
+    Phase::Once("update", update),
+    Phase::Each("finish", |strategy, job| strategy.finish(job)),
+];
+
+impl Rewritten for Job<'_> {
+    fn programs(&self) -> Vec<(&'static str, &Program)> {
+        vec![("startup", &self.programs.startup), ("main", &self.programs.main)]
+    }
+}
+
+/// Runs phases in order, each as one or more passes.
+fn run_list(
+    manager: &mut PassManager<'_>,
+    job: &mut Job<'_>,
+    applied: &[&'static dyn Strategy],
+    phases: &[Phase],
+) -> Result<()> {
+    phases.iter().try_for_each(|phase| match phase {
+        Phase::Once(name, body) => manager.run(name, job, body),
+        Phase::Each(name, body) => applied.iter().rev().try_for_each(|strategy| {
+            let name = format!("{} {name}", strategy.id());
+            manager.run(&name, job, |job| body(*strategy, job))
+        }),
+    })
+}
 
 /// Runs all phases, in order.
 fn run_phases(
     mut job: Job<'_>,
+    mut manager: PassManager<'_>,
     applied: &[&'static dyn Strategy],
     decisions: Vec<Decision>,
     warnings: Vec<Problem>,
-    observe: Observer<'_>,
 ) -> Result<Plan> {
-    let run = |job: &mut Job<'_>, observe: Observer<'_>, phase: &str, body: Phase| -> Result<()> {
-        for strategy in applied.iter().rev() {
-            pass(job, &format!("{} {phase}", strategy.id()), observe, |job| body(*strategy, job))?;
-        }
-        Ok(())
-    };
-    run(&mut job, observe, "optimizer", |s, job| s.optimizer(job))?;
-    run(&mut job, observe, "forward", |s, job| s.forward(job))?;
-    pass(&mut job, "backward", observe, append_backward)?;
-    run(&mut job, observe, "backward", |s, job| s.backward(job))?;
-    run(&mut job, observe, "merge", |s, job| s.merge(job))?;
-    run(&mut job, observe, "encode", |s, job| s.encode(job))?;
-    run(&mut job, observe, "communicate", |s, job| s.communicate(job))?;
-    run(&mut job, observe, "decode", |s, job| s.decode(job))?;
-    run(&mut job, observe, "unscale", |s, job| s.unscale(job))?;
-    pass(&mut job, "update", observe, update)?;
-    run(&mut job, observe, "finish", |s, job| s.finish(job))?;
+    run_list(&mut manager, &mut job, applied, &TO_GRADIENTS)?;
+    run_list(&mut manager, &mut job, applied, &FROM_GRADIENTS)?;
+    // Outermost first, unlike the other phases.
     for strategy in applied {
-        pass(&mut job, &format!("{} startup", strategy.id()), observe, |job| {
-            strategy.startup(job)
-        })?;
+        let name = format!("{} startup", strategy.id());
+        manager.run(&name, &mut job, |job| strategy.startup(job))?;
     }
     if job.ranks.count > 1 {
-        pass(&mut job, "rings", observe, data_parallel::declare_rings)?;
+        manager.run("rings", &mut job, data_parallel::declare_rings)?;
     }
     let mut chain = chain(&decisions);
     chain.push(job.optimizer.rule.op());
@@ -283,25 +316,6 @@ fn run_phases(
         rings: job.rings,
         notes: job.notes,
     })
-}
-
-/// Runs one pass. Debug builds verify its result, and name the pass if it is invalid.
-fn pass(
-    job: &mut Job<'_>,
-    name: &str,
-    observe: Observer<'_>,
-    body: impl FnOnce(&mut Job<'_>) -> Result<()>,
-) -> Result<()> {
-    body(job).map_err(|error| error.at(format!("pass '{name}'")))?;
-    if cfg!(debug_assertions) {
-        for program in [&job.programs.main, &job.programs.startup] {
-            fleet_ops::verify::verify(program, job.registry).map_err(|error| {
-                Error::internal(format!("pass '{name}' produced an invalid program: {error}"))
-            })?;
-        }
-    }
-    observe(name, job.programs);
-    Ok(())
 }
 
 /// Appends the backward pass, then sorts gradients in the reverse order of their parameters. This

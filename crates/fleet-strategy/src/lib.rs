@@ -41,7 +41,7 @@ mod typed;
 mod value;
 
 pub use check::{check, inspect, unmatched, validate};
-pub use compiler::{Observer, Plan, decide, minimize, minimize_observed};
+pub use compiler::{Plan, decide, minimize, minimize_observed};
 pub use decision::{Decided, Decision, Verdict};
 pub use effective::Effective;
 pub use fleet_ops::Spread;

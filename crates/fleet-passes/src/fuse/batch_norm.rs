@@ -1,223 +1,128 @@
 //! Fuses batch norm with adjacent ops: the following sum and relu, the statistics that the
 //! preceding convolution can compute, and the sum of its incoming gradients.
 
-use super::{Edit, Graph, emit_like, only_var};
+use super::fusion::{Fusion, Rule, Variant};
+use super::graph::Graph;
+use super::pattern::Match;
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, Program, Var, VarId};
-use fleet_ops::Registry;
 
-/// Selection of fusions.
-pub(crate) struct Fusions {
-    /// Batch norm and relu.
-    pub act: bool,
-    /// Batch norm, sum and relu.
-    pub add_act: bool,
-}
-
-pub(crate) fn run(
-    program: &mut Program,
-    registry: &Registry,
-    keep: &[VarId],
-    fusions: &Fusions,
-) -> Result<bool> {
-    let graph = Graph::new(program, keep);
-    let norms: Vec<OpId> =
-        program.root_ops().filter(|(_, op)| op.name() == "batch_norm").map(|(id, _)| id).collect();
-    let mut edit = Edit::default();
-    for norm in norms {
-        if let Some(found) = find(program, &graph, norm, fusions)
-            && edit.is_free(&found.all())
-        {
-            replace(program, registry, &mut edit, &found)?;
-        }
-    }
-    Ok(edit.apply(program))
-}
-
-struct Match {
-    norm: OpId,
-    /// The sum, and its other operand.
-    add: Option<(OpId, VarId)>,
-    relu: OpId,
-    backward: Option<Backward>,
-}
-
-struct Backward {
-    relu: OpId,
-    add: Option<OpId>,
-    norm: OpId,
-    /// Gradient of the residual operand.
-    residual: Option<VarId>,
-    incoming: VarId,
-}
-
-impl Match {
-    fn forward(&self) -> Vec<OpId> {
-        [Some(self.norm), self.add.map(|(id, _)| id), Some(self.relu)]
-            .into_iter()
-            .flatten()
-            .collect()
-    }
-
-    fn all(&self) -> Vec<OpId> {
-        let mut ops = self.forward();
-        if let Some(back) = &self.backward {
-            ops.extend([Some(back.relu), back.add, Some(back.norm)].into_iter().flatten());
-        }
-        ops
-    }
-}
-
-fn find(program: &Program, graph: &Graph, norm: OpId, fusions: &Fusions) -> Option<Match> {
-    let normed = only_var(program.op(norm), "Y")?;
-    let direct = fusions.act.then(|| graph.user(program, normed, "relu", "X")).flatten();
-    let (add, relu, last) = match direct {
-        Some(relu) => (None, relu, normed),
-        None if fusions.add_act => {
-            let (add, other, sum) = residual_sum(program, graph, normed)?;
-            (Some((add, other)), graph.user(program, sum, "relu", "X")?, sum)
-        }
-        None => return None,
-    };
-    let mut found = Match { norm, add, relu, backward: None };
-    let out = only_var(program.op(relu), "Out")?;
-    if let Some(relu_grad) = graph.user(program, out, "relu_grad", "Out") {
-        found.backward = Some(find_backward(program, graph, &found, normed, relu_grad)?);
-    }
-    let ops = found.all();
-    let is_free =
-        graph.is_only_read_by(program, normed, &ops) && graph.is_only_read_by(program, last, &ops);
-    is_free.then_some(found)
-}
-
-/// Finds the sum `normed + other` or `other + normed` of operands with the same shape.
-fn residual_sum(program: &Program, graph: &Graph, normed: VarId) -> Option<(OpId, VarId, VarId)> {
-    graph.users(normed).iter().find_map(|id| {
-        let op = program.op(*id);
-        if op.name() != "elementwise_add" {
-            return None;
-        }
-        let (x, y) = (only_var(op, "X")?, only_var(op, "Y")?);
-        let other = if x == normed { y } else { x };
-        let same = program.var(x).shape == program.var(y).shape && x != y;
-        same.then(|| Some((*id, other, only_var(op, "Out")?))).flatten()
-    })
-}
-
-fn find_backward(
-    program: &Program,
-    graph: &Graph,
-    forward: &Match,
-    normed: VarId,
-    relu_grad: OpId,
-) -> Option<Backward> {
-    let masked = only_var(program.op(relu_grad), "X@GRAD")?;
-    let incoming = only_var(program.op(relu_grad), "Out@GRAD")?;
-    let (add, residual, before) = match forward.add {
-        None => (None, None, masked),
-        // The gradient of a sum of equal shapes needs no op: it passes unchanged to both operands.
-        Some((add, _)) => match graph.user(program, masked, "elementwise_add_grad", "Out@GRAD") {
-            None => (None, Some(masked), masked),
-            Some(add_grad) => {
-                let (first, second) = match only_var(program.op(add), "X") == Some(normed) {
-                    true => ("X@GRAD", "Y@GRAD"),
-                    false => ("Y@GRAD", "X@GRAD"),
-                };
-                let grad = program.op(add_grad);
-                (Some(add_grad), only_var(grad, second), only_var(grad, first)?)
-            }
+/// Batch norm and relu.
+pub(crate) const ACT: Fusion = Fusion {
+    variants: &[Variant {
+        forward: Rule {
+            find: &[NORM, "act: (Out: out) = relu(X: y)"],
+            becomes: &["norm @ act: (Y: out) = fused_batch_norm_act(..norm)"],
         },
-    };
-    let norm = graph.user(program, before, "batch_norm_grad", "Y@GRAD")?;
-    if only_var(program.op(norm), "X") != only_var(program.op(forward.norm), "X") {
-        return None;
-    }
-    let back = Backward { relu: relu_grad, add, norm, residual, incoming };
-    let ops = [Some(relu_grad), add, Some(norm)];
-    let ops: Vec<OpId> = ops.into_iter().flatten().collect();
-    let is_removable =
-        |var: VarId| Some(var) == residual || graph.is_only_read_by(program, var, &ops);
-    (is_removable(masked) && is_removable(before)).then_some(back)
+        backward: &[Rule {
+            find: &[
+                "dact: (X@GRAD: dy) = relu_grad(Out: out, Out@GRAD: dout)",
+                "dnorm: () = batch_norm_grad(X: x, Y@GRAD: dy)",
+            ],
+            becomes: &["dnorm @ dact: () = fused_batch_norm_act_grad(Y@GRAD: dout, ..dnorm)"],
+        }],
+    }],
+    accept: set_act,
+};
+
+/// Batch norm, a sum with a residual of the same shape, and relu.
+pub(crate) const ADD_ACT: Fusion = Fusion {
+    variants: &[
+        add_act(
+            &[NORM, "add: (Out: sum) = elementwise_add(X: y, Y: z)", ACT_OF_SUM],
+            &[
+                add_act_grad(&[
+                    DACT,
+                    "dadd: (X@GRAD: dy, Y@GRAD: dz?) = \
+                     elementwise_add_grad(Out@GRAD: dsum)",
+                    DNORM,
+                ]),
+                UNCHANGED,
+            ],
+        ),
+        add_act(
+            &[NORM, "add: (Out: sum) = elementwise_add(X: z, Y: y)", ACT_OF_SUM],
+            &[
+                add_act_grad(&[
+                    DACT,
+                    "dadd: (X@GRAD: dz?, Y@GRAD: dy) = \
+                     elementwise_add_grad(Out@GRAD: dsum)",
+                    DNORM,
+                ]),
+                UNCHANGED,
+            ],
+        ),
+    ],
+    accept: |found| {
+        let shape = |name: &str| found.var(name).map(|var| found.program.var(var).shape);
+        let is_residual = shape("y") == shape("z") && found.var("y") != found.var("z");
+        is_residual.then(|| set_act(found)).flatten()
+    },
+};
+
+const NORM: &str = "norm: (Y: y) = batch_norm(X: x)";
+const ACT_OF_SUM: &str = "act: (Out: out) = relu(X: sum)";
+const DACT: &str = "dact: (X@GRAD: dsum) = relu_grad(Out: out, Out@GRAD: dout)";
+const DNORM: &str = "dnorm: () = batch_norm_grad(X: x, Y@GRAD: dy)";
+
+/// The gradient of a sum of equal shapes needs no op: it passes unchanged to both operands.
+const UNCHANGED: Rule = Rule {
+    find: &[DACT, "dnorm: () = batch_norm_grad(X: x, Y@GRAD: dsum)"],
+    becomes: &["dnorm @ dact: (Z@GRAD: dsum) = \
+         fused_bn_add_activation_grad(Y: out, Y@GRAD: dout, ..dnorm)"],
+};
+
+const fn add_act(find: &'static [&'static str], backward: &'static [Rule]) -> Variant {
+    let becomes = &["norm @ act: (Y: out) = fused_bn_add_activation(Z: z, ..norm)"];
+    Variant { forward: Rule { find, becomes }, backward }
 }
 
-fn replace(
-    program: &mut Program,
-    registry: &Registry,
-    edit: &mut Edit,
-    found: &Match,
-) -> Result<()> {
-    let norm = program.op(found.norm).clone();
-    let Some(out) = only_var(program.op(found.relu), "Out") else { return Ok(()) };
-    let name = match found.add {
-        Some(_) => "fused_bn_add_activation",
-        None => "fused_batch_norm_act",
-    };
-    let mut emit = emit_like(program, registry, found.norm);
-    let mut call = emit.named_op(name)?;
-    for (slot, vars) in norm.spec.inputs.iter().zip(&norm.inputs) {
-        call = call.inputs(slot.name, vars);
-    }
-    for slot in norm.spec.outputs {
-        call = call.outputs(slot.name, if slot.name == "Y" { &[] } else { norm.output(slot.name) });
-    }
-    if let Some((_, residual)) = found.add {
-        call = call.input("Z", residual);
-    }
-    call = copy_attrs(call, &norm).attr("act_type", "relu").output("Y", out);
-    call.done()?;
-    let new = std::mem::take(&mut emit.ops);
-    edit.replace(&found.forward(), found.relu, new);
-    let Some(back) = &found.backward else { return Ok(()) };
-    let grad = program.op(back.norm).clone();
-    let mut emit = emit_like(program, registry, back.norm);
-    let mut call = emit.named_op(&format!("{name}_grad"))?;
-    for (slot, vars) in grad.spec.inputs.iter().zip(&grad.inputs) {
-        let vars = if slot.name == "Y@GRAD" { std::slice::from_ref(&back.incoming) } else { vars };
-        call = call.inputs(slot.name, vars);
-    }
-    for (slot, vars) in grad.spec.outputs.iter().zip(&grad.outputs) {
-        call = call.outputs(slot.name, vars);
-    }
-    if found.add.is_some() {
-        call = call.input("Y", out).maybe_output("Z@GRAD", back.residual);
-    }
-    copy_attrs(call, &grad).attr("act_type", "relu").done()?;
-    let new = std::mem::take(&mut emit.ops);
-    let ops: Vec<OpId> =
-        [Some(back.relu), back.add, Some(back.norm)].into_iter().flatten().collect();
-    edit.replace(&ops, back.relu, new);
-    Ok(())
+const fn add_act_grad(find: &'static [&'static str]) -> Rule {
+    let becomes = &["dnorm @ dact: (Z@GRAD: dz) = \
+         fused_bn_add_activation_grad(Y: out, Y@GRAD: dout, ..dnorm)"];
+    Rule { find, becomes }
 }
 
-fn copy_attrs<'e, 'p>(
-    mut call: fleet_ops::OpEmitter<'e, 'p>,
-    from: &Op,
-) -> fleet_ops::OpEmitter<'e, 'p> {
-    for (spec, value) in from.spec.attrs.iter().zip(&from.attrs) {
-        call = call.attr(spec.name, value.clone());
-    }
-    call
+fn set_act(found: &mut Match<'_>) -> Option<()> {
+    let act = found.op("act")?.name();
+    found.set("act_type", act);
+    Some(())
 }
+
+/// `enable_addto`: lets the gradient of a batch norm add two gradients while reading them, if their
+/// sum has no other reader.
+pub(crate) const GRAD_SUM: Fusion = Fusion {
+    variants: &[Variant {
+        forward: Rule {
+            find: &[
+                "sum: (Out: total) = sum(X: first second)",
+                "norm: () = batch_norm_grad|fused_batch_norm_act_grad|\
+                 fused_bn_add_activation_grad(Y@GRAD: total, Addend: -)",
+            ],
+            becomes: &["norm: () = $norm(Y@GRAD: first, Addend: second, ..norm)"],
+        },
+        backward: &[],
+    }],
+    accept: |found| (found.var("first") != found.var("second")).then_some(()),
+};
 
 const NORMS: [&str; 3] = ["batch_norm", "fused_batch_norm_act", "fused_bn_add_activation"];
 
 /// Lets a convolution before a training batch norm compute the partial sums for the norm, while its
-/// tiles are in cache.
-pub(crate) fn fuse_stats(program: &mut Program, keep: &[VarId]) -> Result<()> {
+/// tiles are in cache. Returns whether there is any.
+pub(crate) fn fuse_stats(program: &mut Program, keep: &[VarId]) -> Result<bool> {
     let graph = Graph::new(program, keep);
-    let convs: Vec<OpId> = program
-        .root_ops()
-        .filter(|(_, op)| {
-            op.name() == "conv2d"
-                && op.attr_str("data_format") == "NHWC"
-                && op.spec.output_index("Stats").is_some()
-                && op.output("Stats").is_empty()
-        })
-        .map(|(id, _)| id)
-        .collect();
+    let is_conv = |op: &Op| {
+        op.name() == "conv2d"
+            && op.attr_str("data_format") == "NHWC"
+            && op.output("Stats").is_empty()
+    };
+    let convs: Vec<OpId> =
+        program.root_ops().filter(|(_, op)| is_conv(op)).map(|(id, _)| id).collect();
+    let mut changed = false;
     for conv in convs {
-        let Some(out) = only_var(program.op(conv), "Output") else { continue };
-        let norm = graph.users(out).iter().copied().find(|id| {
+        let &[out] = program.op(conv).output("Output") else { continue };
+        let norm = graph.readers(out).iter().copied().find(|id| {
             let op = program.op(*id);
             NORMS.contains(&op.name())
                 && op.input("X") == [out]
@@ -226,54 +131,18 @@ pub(crate) fn fuse_stats(program: &mut Program, keep: &[VarId]) -> Result<()> {
                 && !op.attr_bool("use_global_stats")
         });
         let Some(norm) = norm else { continue };
+        let slots = (
+            program.op(conv).spec.output_index("Stats"),
+            program.op(norm).spec.input_index("Stats"),
+        );
+        let (Some(made), Some(used)) = slots else { continue };
         let (name, channels) = (program.var_name(out).to_string(), program.var(out).shape[3]);
         let name = program.fresh_name(&format!("{name}@STATS"));
-        let shape = [-1, 2, channels];
-        let stats =
-            program.add_var(Program::ROOT, Var::new(name, fleet_tensor::DType::F32, shape))?;
-        let slot = program.op(conv).spec.output_index("Stats");
-        if let Some(slot) = slot {
-            program.op_mut(conv).outputs[slot].push(stats);
-        }
-        let slot = program.op(norm).spec.input_index("Stats");
-        if let Some(slot) = slot {
-            program.op_mut(norm).inputs[slot].push(stats);
-        }
+        let stats = Var::new(name, fleet_tensor::DType::F32, [-1, 2, channels]);
+        let stats = program.add_var(Program::ROOT, stats)?;
+        program.op_mut(conv).outputs[made].push(stats);
+        program.op_mut(norm).inputs[used].push(stats);
+        changed = true;
     }
-    Ok(())
-}
-
-/// `enable_addto`: lets the gradient of a batch norm add two gradients while reading them, if their
-/// sum has no other reader.
-pub(crate) fn fuse_grad_sum(program: &mut Program, keep: &[VarId]) -> Result<bool> {
-    let graph = Graph::new(program, keep);
-    let sums: Vec<OpId> = program
-        .root_ops()
-        .filter(|(_, op)| op.name() == "sum" && op.input("X").len() == 2)
-        .map(|(id, _)| id)
-        .collect();
-    let mut edit = Edit::default();
-    for sum in sums {
-        let op = program.op(sum);
-        let [first, second] = [op.input("X")[0], op.input("X")[1]];
-        let Some(total) = only_var(op, "Out") else { continue };
-        let [user] = graph.users(total) else { continue };
-        let user = *user;
-        let takes = {
-            let op = program.op(user);
-            NORMS.iter().any(|norm| op.name() == format!("{norm}_grad"))
-                && op.input("Y@GRAD") == [total]
-                && op.input("Addend").is_empty()
-        };
-        if !takes || first == second || !graph.is_only_read_by(program, total, &[user]) {
-            continue;
-        }
-        let spec = program.op(user).spec;
-        if let (Some(dy), Some(addend)) = (spec.input_index("Y@GRAD"), spec.input_index("Addend")) {
-            program.op_mut(user).inputs[dy] = vec![first];
-            program.op_mut(user).inputs[addend] = vec![second];
-            edit.replace(&[sum], sum, Vec::new());
-        }
-    }
-    Ok(edit.apply(program))
+    Ok(changed)
 }

@@ -2,7 +2,7 @@
 //! and learning rate become one op over lists. Each block is fused separately, because updates that
 //! run only in some steps (gradient merge, found infinities) are in their own block.
 
-use super::{Edit, emit_like};
+use super::graph::{Edit, emit_like};
 use fleet_base::Result;
 use fleet_ir::{BlockId, Op, OpId, Program, VarId, VarKind};
 use fleet_ops::Registry;

@@ -7,8 +7,8 @@
 //! a variable that they read. The sum must have no other readers. The learning-rate schedule is
 //! usually in between, so it is moved to the front first.
 
+use super::graph::{Edit, emit_like};
 use super::optimizer::{KINDS, alike};
-use super::{Edit, emit_like};
 use fleet_base::Result;
 use fleet_ir::{Arity, Attr, OpId, OpRole, Program, VarId, VarKind};
 use fleet_ops::Registry;

@@ -40,6 +40,7 @@ use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LrSchedule, Programs};
 use fleet_ops::ps::recv;
 use fleet_ops::{Emit, Registry};
+use fleet_passes::{Observer, PassManager};
 use fleet_table::{JobTables, NonFinite, SparseConfig, TableConfig};
 
 /// The position of a worker in a job with servers.
@@ -133,7 +134,35 @@ pub fn minimize<'s>(
     strategy: impl Into<Written<'s>>,
     place: Place,
 ) -> Result<ServerPlan> {
-    let written: Written<'_> = strategy.into();
+    let manager = PassManager::new(registry);
+    minimize_with(manager, programs, registry, loss, optimizer, sparse, strategy.into(), place)
+}
+
+/// Like [`minimize`]; `observer` sees the programs before and after every pass.
+pub fn minimize_observed<'s>(
+    programs: &mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    sparse: Option<&OptimizerDesc>,
+    strategy: impl Into<Written<'s>>,
+    place: Place,
+    observer: &mut dyn Observer,
+) -> Result<ServerPlan> {
+    let manager = PassManager::observed(registry, observer);
+    minimize_with(manager, programs, registry, loss, optimizer, sparse, strategy.into(), place)
+}
+
+fn minimize_with(
+    mut manager: PassManager<'_>,
+    programs: &mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    sparse: Option<&OptimizerDesc>,
+    written: Written<'_>,
+    place: Place,
+) -> Result<ServerPlan> {
     check(place)?;
     fleet_passes::check_loss(&programs.main, loss)?;
     validate(written)?;
@@ -144,16 +173,17 @@ pub fn minimize<'s>(
     let facts = Facts { optimizer, ranks: &alone, rates: &rates, program: &programs.main };
     let Decided { strategy, decisions } = decide(written, &facts);
     compiler::refuse(&decisions, &written)?;
+    let run = &mut manager;
     let mut job =
-        compiler::differentiate(programs, registry, loss, optimizer, &strategy, &decisions)?;
+        compiler::differentiate(run, programs, registry, loss, optimizer, &strategy, &decisions)?;
     let sparse = sparse.or(optimizer.rows.as_deref()).unwrap_or(optimizer);
-    let (mut tables, lookups) = match exchange {
-        Exchange::Geo { .. } => (geo::rewrite(&mut job, sparse)?, Vec::new()),
-        Exchange::Pushes(mode) => remote::rewrite(&mut job, sparse, mode, place)?,
-    };
+    let own = StrategyId::ParameterServer.name();
+    let (mut tables, lookups) = manager.run(own, &mut job, |job| match exchange {
+        Exchange::Geo { .. } => Ok((geo::rewrite(job, sparse)?, Vec::new())),
+        Exchange::Pushes(mode) => remote::rewrite(job, sparse, mode, place),
+    })?;
     tables.sparse.iter_mut().for_each(|table| table.config.non_finite = non_finite);
-    verify(&job)?;
-    let mut chain = vec![StrategyId::ParameterServer.name()];
+    let mut chain = vec![own];
     chain.extend(compiler::chain(&decisions));
     chain.push(optimizer.rule.op());
     let mut notes = vec![format!(
@@ -209,19 +239,6 @@ pub fn decide<'a>(strategy: impl Into<Written<'a>>, facts: &Facts<'_>) -> Decide
         }
     }
     decided
-}
-
-fn verify(job: &Job<'_>) -> Result<()> {
-    if cfg!(debug_assertions) {
-        for program in [&job.programs.main, &job.programs.startup] {
-            fleet_ops::verify::verify(program, job.registry).map_err(|error| {
-                Error::internal(format!(
-                    "pass 'ParameterServer' produced an invalid program: {error}"
-                ))
-            })?;
-        }
-    }
-    Ok(())
 }
 
 /// Returns tables of dense parameters, grouped by learning rate and sorted by name, numbered from

@@ -1,12 +1,13 @@
 //! Effects of the executor's rewrites on whole models: the remaining ops and the chosen layouts.
 
-use fleet::ir::{Program, VarId};
-use fleet::nn::models::{
+use fleet_ir::{Program, VarId};
+use fleet_nn::models::{
     BertConfig, GptConfig, ResNetConfig, WideDeepConfig, bert_tokens, gpt, resnet, wide_deep,
 };
-use fleet::ops::Registry;
-use fleet::passes::optimize;
-use fleet::prelude::*;
+use fleet_nn::prelude::*;
+use fleet_ops::Registry;
+use fleet_passes::{BuildOptions, optimize};
+use fleet_strategy::{DistributedStrategy, Ranks, minimize};
 use std::collections::BTreeMap;
 
 fn counts(program: &Program) -> BTreeMap<&'static str, usize> {
@@ -19,7 +20,7 @@ fn counts(program: &Program) -> BTreeMap<&'static str, usize> {
 
 fn optimized(program: &Program, keep: &[VarId], options: &BuildOptions) -> Program {
     let done = optimize(program, Registry::standard(), keep, options).unwrap();
-    fleet::ops::verify::verify(&done, Registry::standard()).unwrap();
+    fleet_ops::verify::verify(&done, Registry::standard()).unwrap();
     done
 }
 
@@ -138,20 +139,21 @@ fn what_is_fetched_is_still_made() {
 /// Updates that run in only some steps are also fused into one sweep.
 #[test]
 fn updates_under_a_condition_are_one_sweep() {
-    let fleet = fleet::Fleet::join(&fleet::topology::Env::new()).unwrap();
     let net = Net::new();
-    let model = resnet(&net, &ResNetConfig { size: 64, ..ResNetConfig::new(18) });
-    let strategy = fleet::DistributedStrategy::new().use_gradient_merge(4);
-    let job = fleet
-        .distributed_optimizer(Momentum::new(0.1, 0.9), &strategy)
-        .minimize(&net, model.loss)
+    let loss = resnet(&net, &ResNetConfig { size: 64, ..ResNetConfig::new(18) }).loss.id();
+    let strategy = DistributedStrategy::new().use_gradient_merge(4);
+    let optimizer = Momentum::new(0.1, 0.9).into();
+    let plan = net
+        .rewrite_with(|programs, registry| {
+            minimize(programs, registry, loss, &optimizer, &strategy, Ranks::new(0, 1))
+        })
         .unwrap();
     let program = net.build().unwrap().main;
     let in_blocks = |program: &Program, name: &str| -> usize {
         let blocks = program.block_ids().filter(|block| *block != Program::ROOT);
         blocks.map(|it| program.block_ops(it).filter(|(_, op)| op.name() == name).count()).sum()
     };
-    assert_eq!(in_blocks(&program, "momentum"), job.plan.params_grads.len());
+    assert_eq!(in_blocks(&program, "momentum"), plan.params_grads.len());
     let done = optimized(&program, &[], &BuildOptions::default());
     assert_eq!((in_blocks(&done, "momentum"), in_blocks(&done, "fused_momentum")), (0, 1));
     assert!(!counts(&done).contains_key("fused_momentum"));

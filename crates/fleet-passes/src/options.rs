@@ -1,0 +1,66 @@
+//! Options of the executor's rewrites.
+
+/// Selection of rewrites. All of them keep the results. The names are those of the documented
+/// `BuildStrategy`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuildOptions {
+    /// Fuses `act(x + y)` into one pass over memory, a matrix product with its bias and activation,
+    /// and a layer norm with the preceding residual sum.
+    pub fuse_elewise_add_act_ops: bool,
+    /// Fuses batch norm with the following activation.
+    pub fuse_bn_act_ops: bool,
+    /// Fuses batch norm with the following sum and activation.
+    pub fuse_bn_add_act_ops: bool,
+    /// Fuses a relu into the following depthwise convolution.
+    pub fuse_relu_depthwise_conv: bool,
+    /// Fuses the optimizer into one sweep over all parameters.
+    pub fuse_all_optimizer_ops: bool,
+    /// Updates parameters while the sum of their gradients arrives, in the lane of the ring. Useful
+    /// only if a rank has one thread. Several threads update faster after the backward pass than
+    /// the ring's lane does alone.
+    pub update_on_arrival: bool,
+    /// Lets outputs reuse the memory of inputs that are not read afterwards.
+    pub enable_inplace: bool,
+    /// Adds the gradients of variables with several uses in place.
+    pub enable_addto: bool,
+    /// Runs ops one after another in program order, without lanes beside compute.
+    pub enable_sequential_execution: bool,
+    /// Stores images channels-last and filters packed inside the program. Also writes looked-up
+    /// table rows directly into the concat that uses them.
+    pub choose_layout: bool,
+}
+
+impl Default for BuildOptions {
+    fn default() -> Self {
+        BuildOptions {
+            fuse_elewise_add_act_ops: true,
+            fuse_bn_act_ops: true,
+            fuse_bn_add_act_ops: true,
+            fuse_relu_depthwise_conv: true,
+            fuse_all_optimizer_ops: true,
+            update_on_arrival: true,
+            enable_inplace: true,
+            enable_addto: true,
+            enable_sequential_execution: false,
+            choose_layout: true,
+        }
+    }
+}
+
+impl BuildOptions {
+    /// Returns options without rewrites.
+    pub fn none() -> BuildOptions {
+        BuildOptions {
+            fuse_elewise_add_act_ops: false,
+            fuse_bn_act_ops: false,
+            fuse_bn_add_act_ops: false,
+            fuse_relu_depthwise_conv: false,
+            fuse_all_optimizer_ops: false,
+            update_on_arrival: false,
+            enable_inplace: false,
+            enable_addto: false,
+            enable_sequential_execution: true,
+            choose_layout: false,
+        }
+    }
+}
