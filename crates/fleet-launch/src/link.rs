@@ -4,7 +4,7 @@
 use crate::beats::StoppedClock;
 use crate::cluster::{Cluster, Place};
 use crate::decisions::LeaderRules;
-use crate::etcd::{EtcdStore, Lead};
+use crate::etcd::{EtcdAccess, EtcdStore, Lead};
 use crate::leader::{self, Effects};
 use crate::options::{ElasticLevel, Mode, Options};
 use crate::protocol::{
@@ -36,7 +36,7 @@ pub struct Join {
     /// or never.
     pub hosting: Hosting,
     /// Etcd in which the machines meet instead.
-    pub etcd: Option<Endpoint>,
+    pub etcd: Option<EtcdAccess>,
     pub id: String,
     /// Name of the job, as its processes know it.
     pub job_id: String,
@@ -610,7 +610,7 @@ impl Agent {
     }
 
     /// Joins the run in etcd. If that run ends without this machine, joins the next one.
-    fn in_etcd(&self, server: &Endpoint) -> Result<()> {
+    fn in_etcd(&self, server: &EtcdAccess) -> Result<()> {
         self.log(format!("machines meet in etcd at {server}, job '{}'", self.join.job_id));
         loop {
             let Some(store) = self.enter(server)? else { return Ok(()) };
@@ -624,7 +624,7 @@ impl Agent {
     }
 
     /// Joins the run of the job and returns its store, or `None` when told to quit.
-    fn enter(&self, server: &Endpoint) -> Result<Option<EtcdStore>> {
+    fn enter(&self, server: &EtcdAccess) -> Result<Option<EtcdStore>> {
         let (begun, rules) = (Instant::now(), &self.join.rules);
         let ttl = rules.silence * RUN_SILENCES;
         let mut logged = None::<Instant>;
@@ -639,6 +639,8 @@ impl Agent {
                     self.shared.lock().store = Some(Arc::new(store.clone()));
                     return Ok(Some(store));
                 }
+                // A retry cannot correct a wrong password or certificate.
+                Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
                 Err(error) => error,
             };
             if begun.elapsed() >= rules.join_timeout {
