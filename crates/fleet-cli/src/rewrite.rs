@@ -446,51 +446,19 @@ fn parse_optimizer(given: &str) -> Result<OptimizerDesc> {
     }
 }
 
-/// Removed and added lines, and the index of the old line before which the change starts.
-struct Change<'t> {
-    at: usize,
-    removed: Vec<&'t str>,
-    added: Vec<&'t str>,
-}
-
-/// Returns the line changes that turn one text into another. Common lines, in order, stay.
+/// Returns the line changes that turn one text into another: the index of the first old line, the
+/// removed lines, and the added lines.
 fn difference(before: &str, after: &str) -> Vec<(usize, Vec<String>, Vec<String>)> {
-    let (a, b): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
-    let start = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
-    let tail = a[start..].iter().rev().zip(b[start..].iter().rev()).take_while(|(x, y)| x == y);
-    let tail = tail.count();
-    let (a, b) = (&a[start..a.len() - tail], &b[start..b.len() - tail]);
-    let owned = |lines: Vec<&str>| lines.into_iter().map(str::to_string).collect();
-    changes(a, b)
+    let (old, new): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
+    let owned = |lines: &[&str]| lines.iter().map(|line| line.to_string()).collect();
+    similar::capture_diff_slices(similar::Algorithm::Myers, &old, &new)
         .into_iter()
-        .map(|change| (start + change.at, owned(change.removed), owned(change.added)))
+        .filter(|change| change.tag() != similar::DiffTag::Equal)
+        .map(|change| {
+            let (removed, added) = (change.old_range(), change.new_range());
+            (removed.start, owned(&old[removed]), owned(&new[added]))
+        })
         .collect()
-}
-
-/// Walks both lists. Where they differ, finds the nearest line at which they match again. Programs
-/// grow by insertions, for which this finds the shortest difference.
-fn changes<'t>(a: &[&'t str], b: &[&'t str]) -> Vec<Change<'t>> {
-    let mut places: std::collections::HashMap<&str, Vec<usize>> = std::collections::HashMap::new();
-    for (at, line) in b.iter().enumerate() {
-        places.entry(line).or_default().push(at);
-    }
-    let mut found: Vec<Change<'t>> = Vec::new();
-    let (mut i, mut j) = (0, 0);
-    while i < a.len() || j < b.len() {
-        if i < a.len() && j < b.len() && a[i] == b[j] {
-            (i, j) = (i + 1, j + 1);
-            continue;
-        }
-        let sync_point = (i..a.len()).find_map(|x| {
-            let list = places.get(a[x])?;
-            let y = list[list.partition_point(|y| *y < j)..].first()?;
-            Some((x, *y))
-        });
-        let (x, y) = sync_point.unwrap_or((a.len(), b.len()));
-        found.push(Change { at: i, removed: a[i..x].to_vec(), added: b[j..y].to_vec() });
-        (i, j) = (x, y);
-    }
-    found
 }
 
 fn print_difference(

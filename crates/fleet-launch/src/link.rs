@@ -5,15 +5,15 @@ use crate::beats::StoppedClock;
 use crate::cluster::{Cluster, Place};
 use crate::decisions::LeaderRules;
 use crate::etcd::{EtcdAccess, EtcdStore, Lead};
+use crate::events::{End, Ended, Event};
 use crate::leader::{self, Effects};
 use crate::options::{ElasticLevel, Mode, Options};
 use crate::protocol::{
     self, ARRIVALS, Arrival, BEATS, DISCONNECTED, FAREWELLS, Failure, Key, LEFT, LostWorker,
     MachineEnd, MachineState, NODES, Node, NodeProcess, OverPlan, PLAN, Plan, PlanNode, WorkerEnd,
 };
-use crate::supervisor::{End, Ended, Event};
 use crate::words;
-use fleet_base::{Error, ErrorCode, ErrorKind, Result};
+use fleet_base::{Error, ErrorCode, ErrorKind, Result, sync};
 use fleet_net::{
     FailureCause, FailureNotice, Limits, Log, Member, Membership, Store, StoreClient, StoreServer,
     Token, Vigilance,
@@ -25,7 +25,7 @@ use std::cell::RefCell;
 use std::net::{Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ struct State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 
@@ -344,7 +344,7 @@ fn console_log(shared: &Arc<Shared>, events: &Sender<Event>) -> Log {
     Log::new(move |line| {
         shared.lock().messages.push(line.to_string());
         // A launcher that is exiting reads no more events.
-        let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
+        let _ = sync::lock(&events).send(Event::News);
     })
 }
 
@@ -473,7 +473,7 @@ impl Agent {
                 let error = leader_lost(&master, notice.detail.as_deref().unwrap_or("no answer"));
                 shared.lock().broken.get_or_insert(error);
                 // A launcher that is exiting reads no more events.
-                let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
+                let _ = sync::lock(&events).send(Event::News);
             }
             FailureCause::Died if hosts_store => {
                 // If this fails, the machine is lost after its heartbeats time out.

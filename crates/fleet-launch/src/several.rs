@@ -4,16 +4,17 @@
 //! gives everything but the ports, the first host hosts it. Alternatively they meet in an etcd
 //! (`etcd/`), which none of them hosts.
 
+use crate::attempts::Attempts;
 use crate::cluster::{self, Cluster, Place, Run};
 use crate::decisions::LeaderRules;
 use crate::etcd::EtcdAccess;
-use crate::job::{Attempts, random_hex};
+use crate::events::{Death, End, Ended, Event};
 use crate::link::{self, Hosting, Join, Link};
 use crate::machine::Machine;
 use crate::options::{ElasticLevel, Mode, Nodes, Options, Who, check_port};
 use crate::ports::Ports;
 use crate::protocol::{Listed, Node, NodeProcess, OverPlan, Plan, RunPlan};
-use crate::supervisor::{Death, End, Ended, Event};
+use crate::random;
 use crate::terms;
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Role, names};
@@ -243,7 +244,7 @@ impl Meeting {
 impl Attempts<'_> {
     /// Follows the leader's plan until the job is over.
     pub fn several(&mut self, meeting: Meeting, sender: Sender<Event>) -> Result<u8> {
-        let id = random_hex(8)?;
+        let id = random::hex(8)?;
         let rules = LeaderRules {
             hosts: meeting.known.as_ref().map_or(Vec::new(), Cluster::hosts),
             hands_over: meeting.etcd.is_some(),
