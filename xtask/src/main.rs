@@ -85,7 +85,8 @@ fn ci() -> Outcome {
     cargo("lints", &[&lints[..], &["--", "-D", "warnings"]].concat())?;
     tidy::run(&root(), &tidy::Options::default())?;
     cargo("tests", &["test", "--workspace"])?;
-    cargo("tests of features", &["test", "-p", "fleet-comm", "-p", "fleet-net", WIRE])?;
+    let crates = ["-p", "fleet-comm", "-p", "fleet-net", "-p", "fleet-launch"];
+    cargo("tests of features", &[&["test"], &crates[..], &[WIRE]].concat())?;
     cargo("tests of jobs with features", JOBS)
 }
 
@@ -99,7 +100,7 @@ fn targets() -> Outcome {
 }
 
 /// MPI, NCCL and TLS.
-const WIRE: &str = "--features=fleet-comm/mpi,fleet-comm/nccl,fleet-net/tls";
+const WIRE: &str = "--features=fleet-comm/mpi,fleet-comm/nccl,fleet-net/tls,fleet-launch/tls";
 const OF_JOBS: &str = "--features=fleet/mpi,fleet/nccl,fleet-cli/tls";
 /// Control of servers over gRPC, which has many dependencies. Its tests are among those of
 /// [`features`].

@@ -32,7 +32,8 @@ fn escaped(text: &str, is_escaped: fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The candidate nearest to `name` by edit distance, if it is near enough to be a typing error.
+/// The candidate nearest to `name` by edit distance (a swap of neighbours is one edit), if it is
+/// near enough to be a typing error.
 ///
 /// ```
 /// let known = ["matmul", "mul", "mean"];
@@ -50,7 +51,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     known
         .into_iter()
         .filter(|candidate| candidate.chars().count().abs_diff(chars) <= limit)
-        .map(|candidate| (edit_distance(name, candidate), candidate))
+        .map(|candidate| (strsim::osa_distance(name, candidate), candidate))
         .filter(|(distance, _)| *distance <= limit)
         .min()
         .map(|(_, candidate)| candidate)
@@ -59,30 +60,6 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 /// Text to append to a message: `; did you mean 'x'?`, or nothing if no candidate is near.
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     nearest(name, known).map(|found| format!("; did you mean '{found}'?")).unwrap_or_default()
-}
-
-/// Levenshtein distance in characters, with a swap of neighbours counted as one edit.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let width = b.len() + 1;
-    let mut table = vec![0usize; (a.len() + 1) * width];
-    for i in 0..=a.len() {
-        for j in 0..=b.len() {
-            table[i * width + j] = if i == 0 || j == 0 {
-                i + j
-            } else {
-                let same = usize::from(a[i - 1] != b[j - 1]);
-                let mut best = (table[(i - 1) * width + j] + 1)
-                    .min(table[i * width + j - 1] + 1)
-                    .min(table[(i - 1) * width + j - 1] + same);
-                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                    best = best.min(table[(i - 2) * width + j - 2] + 1);
-                }
-                best
-            };
-        }
-    }
-    table[a.len() * width + b.len()]
 }
 
 /// Bytes with a binary unit: `1.5 MiB`.

@@ -3,7 +3,6 @@
 use crate::output::{ExitReason, Output};
 use fleet::passes::Observer;
 use fleet_ir::Program;
-use std::collections::HashMap;
 
 /// Records the changes of every pass.
 #[derive(Default)]
@@ -50,38 +49,16 @@ struct Change {
     added: Vec<String>,
 }
 
-/// Returns the line changes that turn one text into another. Common lines, in order, stay.
+/// Returns the line changes that turn one text into another.
 fn difference(before: &str, after: &str) -> Vec<Change> {
-    let (a, b): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
-    let start = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
-    let tail = a[start..].iter().rev().zip(b[start..].iter().rev()).take_while(|(x, y)| x == y);
-    let tail = tail.count();
-    changes(start, &a[start..a.len() - tail], &b[start..b.len() - tail])
-}
-
-/// Walks both lists. Where they differ, finds the nearest line at which they match again. Programs
-/// grow by insertions, for which this finds the shortest difference.
-fn changes(start: usize, a: &[&str], b: &[&str]) -> Vec<Change> {
-    let mut places: HashMap<&str, Vec<usize>> = HashMap::new();
-    for (at, line) in b.iter().enumerate() {
-        places.entry(line).or_default().push(at);
-    }
+    let (old, new): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
     let owned = |lines: &[&str]| lines.iter().map(ToString::to_string).collect();
-    let mut found = Vec::new();
-    let (mut i, mut j) = (0, 0);
-    while i < a.len() || j < b.len() {
-        if i < a.len() && j < b.len() && a[i] == b[j] {
-            (i, j) = (i + 1, j + 1);
-            continue;
-        }
-        let sync_point = (i..a.len()).find_map(|x| {
-            let list = places.get(a[x])?;
-            let y = list[list.partition_point(|y| *y < j)..].first()?;
-            Some((x, *y))
-        });
-        let (x, y) = sync_point.unwrap_or((a.len(), b.len()));
-        found.push(Change { at: start + i, removed: owned(&a[i..x]), added: owned(&b[j..y]) });
-        (i, j) = (x, y);
-    }
-    found
+    similar::capture_diff_slices(similar::Algorithm::Myers, &old, &new)
+        .into_iter()
+        .filter(|change| change.tag() != similar::DiffTag::Equal)
+        .map(|change| {
+            let (removed, added) = (change.old_range(), change.new_range());
+            Change { at: removed.start, removed: owned(&old[removed]), added: owned(&new[added]) }
+        })
+        .collect()
 }

@@ -1,7 +1,7 @@
-//! Lists of files: glob patterns, and each worker's shard.
+//! Lists of files: glob patterns, names of objects, and each worker's shard.
 
-use crate::pipe::{is_url, object_name_error};
 use fleet_base::{Error, Result};
+use glob::{MatchOptions, Pattern};
 use std::path::{Path, PathBuf};
 
 /// Returns the files that match a pattern, sorted by name. `*` and `?` match characters within one
@@ -52,13 +52,11 @@ fn step(folder: &Path, piece: &str, next: &mut Vec<PathBuf>) -> Result<()> {
         next.extend(path.exists().then_some(path));
         return Ok(());
     }
-    for name in names(folder)? {
-        // As in shells, `*` does not match hidden files.
-        let hidden = name.starts_with('.') && !piece.starts_with('.');
-        if !hidden && matches(piece.as_bytes(), name.as_bytes()) {
-            next.push(folder.join(name));
-        }
-    }
+    let pattern = parsed(piece)?;
+    // As in shells, `*` does not match hidden files.
+    let rules = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
+    let names = names(folder)?.into_iter();
+    next.extend(names.filter(|name| pattern.matches_with(name, rules)).map(|it| folder.join(it)));
     check_count(next.len())
 }
 
@@ -97,86 +95,28 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Returns whether a name matches a pattern of `*`, `?`, `[..]` and plain bytes.
-fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut p, mut n) = (0, 0);
-    // Position to backtrack to when the last star must match one more byte.
-    let mut retry = None;
-    while n < name.len() {
-        match element(&pattern[p..], name[n]) {
-            Element::Star => {
-                retry = Some((p, n + 1));
-                p += 1;
-                continue;
-            }
-            Element::Fits(length) => {
-                p += length;
-                n += 1;
-                continue;
-            }
-            Element::Differs => {}
-        }
-        let Some((star, taken)) = retry else { return false };
-        retry = Some((star, taken + 1));
-        (p, n) = (star + 1, taken);
-    }
-    pattern[p..].iter().all(|byte| *byte == b'*')
+/// Parses a pattern, or one component of it.
+pub(crate) fn parsed(pattern: &str) -> Result<Pattern> {
+    Pattern::new(pattern)
+        .map_err(|error| Error::invalid(format!("invalid pattern: {}", error.msg)).got(pattern))
 }
 
-/// Returns whether the names of a path match the components of a pattern.
-#[cfg(feature = "object-store")]
-pub(crate) fn matches_path(pattern: &[&str], path: &[&str]) -> bool {
-    match pattern {
-        [] => path.is_empty(),
-        ["**", rest @ ..] => (0..=path.len()).any(|depth| matches_path(rest, &path[depth..])),
-        [first, rest @ ..] => path.split_first().is_some_and(|(name, below)| {
-            matches(first.as_bytes(), name.as_bytes()) && matches_path(rest, below)
-        }),
-    }
+/// Returns whether a name is that of an object, `SCHEME://..`, rather than a file's.
+pub(crate) fn is_url(path: &Path) -> bool {
+    let scheme = path.to_str().and_then(|path| path.split_once("://"));
+    scheme.is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    })
 }
 
-enum Element {
-    Star,
-    /// Length of the part of the pattern that the byte matches.
-    Fits(usize),
-    Differs,
-}
-
-fn element(pattern: &[u8], byte: u8) -> Element {
-    match pattern {
-        [b'*', ..] => Element::Star,
-        [b'?', ..] => Element::Fits(1),
-        [b'[', rest @ ..] if rest[1.min(rest.len())..].contains(&b']') => {
-            let end = 1 + rest[1..].iter().position(|byte| *byte == b']').unwrap_or(0);
-            let (set, inverted) = match &rest[..end] {
-                [b'!', set @ ..] => (set, true),
-                set => (set, false),
-            };
-            if in_set(set, byte) != inverted { Element::Fits(end + 2) } else { Element::Differs }
-        }
-        [same, ..] if *same == byte => Element::Fits(1),
-        _ => Element::Differs,
-    }
-}
-
-fn in_set(mut set: &[u8], byte: u8) -> bool {
-    while let [first, rest @ ..] = set {
-        match rest {
-            [b'-', last, rest @ ..] => {
-                if (*first..=*last).contains(&byte) {
-                    return true;
-                }
-                set = rest;
-            }
-            _ => {
-                if *first == byte {
-                    return true;
-                }
-                set = rest;
-            }
-        }
-    }
-    false
+/// Returns the error for a name of an object where only files are supported.
+pub(crate) fn object_name_error(name: impl std::fmt::Display) -> Error {
+    let stores = match cfg!(feature = "object-store") {
+        true => "set object_stores(..) on the format, and list names with ObjectStores::glob",
+        false => "build with the feature `object-store`",
+    };
+    let help = format!("{stores}; for text and TFRecord files, a download_command works too");
+    Error::invalid("file is in an object store").help(help).at(name)
 }
 
 /// Returns worker `worker`'s shard of the files. Shards are contiguous; if the count does not
@@ -204,23 +144,35 @@ mod tests {
 
     #[test]
     fn patterns() {
-        let check = |pattern: &str, name: &str, expected: bool| {
-            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), expected, "{pattern} {name}");
-        };
-        check("*", "abc", true);
-        check("*", "", true);
-        check("a*c", "abbbc", true);
-        check("a*c", "abbbd", false);
-        check("*a*b*", "xxaxxbxx", true);
-        check("part-?", "part-7", true);
-        check("part-?", "part-77", false);
-        check("part-[0-3]", "part-2", true);
-        check("part-[0-3]", "part-4", false);
-        check("part-[!0-3]", "part-4", true);
-        check("[]", "[]", true);
-        check("[", "[", true);
-        check("a", "", false);
-        check(&"*a".repeat(30), &"b".repeat(200), false);
+        let folder = std::env::temp_dir().join(format!("fleet-patterns-{}", std::process::id()));
+        let names = ["part-2", "part-4", "part-77", ".part-9", "x/part-2", "x/y/part-3"];
+        std::fs::create_dir_all(folder.join("x/y")).unwrap();
+        for name in names {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
+        for (pattern, expected) in [
+            ("*", &["part-2", "part-4", "part-77"][..]),
+            ("p*r*-2", &["part-2"]),
+            ("part-?", &["part-2", "part-4"]),
+            ("part-[0-3]", &["part-2"]),
+            ("part-[!0-3]", &["part-4"]),
+            ("**/part-[23]", &["part-2", "x/part-2", "x/y/part-3"]),
+            ("x/**/part*", &["x/part-2", "x/y/part-3"]),
+            (".p*", &[".part-9"]),
+        ] {
+            let found = glob(&folder.join(pattern).to_string_lossy()).unwrap();
+            let expected: Vec<PathBuf> = expected.iter().map(|name| folder.join(name)).collect();
+            assert_eq!(found, expected, "{pattern}");
+        }
+        for (pattern, words) in [
+            ("part-?a", "no file matches"),
+            (&*"*a".repeat(30), "no file matches"),
+            ("part-[", "invalid pattern"),
+        ] {
+            let error = glob(&folder.join(pattern).to_string_lossy()).unwrap_err().to_string();
+            assert!(error.contains(words), "{pattern}: {error}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

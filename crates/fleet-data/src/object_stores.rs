@@ -5,11 +5,12 @@
 //! One thread drives all requests. A reader blocks until its next piece arrives, so it works in any
 //! thread. The number of bytes in flight for a reader is bounded.
 
-use crate::files::{FILES_MAX, check_count, matches_path};
+use crate::files::{FILES_MAX, check_count, parsed};
 use bytes::Bytes;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use futures_util::TryStreamExt;
+use glob::MatchOptions;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
@@ -110,6 +111,7 @@ impl ObjectStores {
         let pieces: Vec<&str> = name.key.split('/').filter(|piece| !piece.is_empty()).collect();
         let is_plain = |piece: &&&str| !piece.contains(['*', '?', '[']);
         let plain = pieces.iter().take_while(is_plain).count().min(pieces.len().saturating_sub(1));
+        let wanted = parsed(&pieces.join("/"))?;
         let client = self.client(&name)?;
         let prefix = Key::from_iter(pieces[..plain].iter().copied());
         let listed = self.wait(async move {
@@ -124,11 +126,8 @@ impl ObjectStores {
         })?;
         let keys = listed.map_err(|error| failed("list objects", pattern, &error).at(pattern))?;
         check_count(keys.len())?;
-        let hit = |key: &Key| {
-            let parts: Vec<&str> = key.as_ref().split('/').collect();
-            matches_path(&pieces, &parts)
-        };
-        let found = keys.iter().filter(|key| hit(key));
+        let rules = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
+        let found = keys.iter().filter(|key| wanted.matches_with(key.as_ref(), rules));
         let mut found: Vec<PathBuf> =
             found.map(|key| format!("{}/{key}", name.root).into()).collect();
         found.sort();

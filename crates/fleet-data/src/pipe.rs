@@ -2,6 +2,7 @@
 //! standard output is read. Its standard error is copied to that of this process, as in a shell. If
 //! the command fails, the error contains its exit code and the end of its standard error.
 
+use crate::files::{is_url, object_name_error};
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -111,24 +112,6 @@ pub(crate) fn open_file(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Returns whether a name is that of an object, `SCHEME://..`, rather than a file's.
-pub(crate) fn is_url(path: &Path) -> bool {
-    let scheme = path.to_str().and_then(|path| path.split_once("://"));
-    scheme.is_some_and(|(scheme, _)| {
-        !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())
-    })
-}
-
-/// Returns the error for a name of an object where only files are supported.
-pub(crate) fn object_name_error(name: impl std::fmt::Display) -> Error {
-    let stores = match cfg!(feature = "object-store") {
-        true => "set object_stores(..) on the format, and list names with ObjectStores::glob",
-        false => "build with the feature `object-store`",
-    };
-    let help = format!("{stores}; for text and TFRecord files, a download_command works too");
-    Error::invalid("file is in an object store").help(help).at(name)
-}
-
 /// Returns whether a command changes nothing.
 pub(crate) fn is_plain(command: &str) -> bool {
     matches!(command.trim(), "" | "cat")
@@ -180,8 +163,10 @@ fn shell(command: &str, path: &Path) -> Command {
     shell
 }
 
-/// Variables with the job's secret and with the path of its file (`fleet_topology::names`).
-const SECRETS: [&str; 2] = ["FLEET_TOKEN", "FLEET_TOKEN_FILE"];
+/// Variables with the job's secret, and with the paths of files of secrets
+/// (`fleet_topology::names`).
+const SECRETS: [&str; 4] =
+    ["FLEET_TOKEN", "FLEET_TOKEN_FILE", "FLEET_ETCD_PASSWORD_FILE", "FLEET_ETCD_KEY"];
 
 impl Piped {
     fn start(input: Stdio, path: &Path, command: &str, role: &'static str) -> Result<Piped> {

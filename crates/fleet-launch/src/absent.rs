@@ -3,9 +3,10 @@
 //! machines do the same.
 
 use crate::child::{Child, HANG_CODE};
+use crate::events::Death;
 use crate::options::Mode;
 use crate::protocol::MachineState;
-use crate::supervisor::{Death, Supervisor};
+use crate::supervisor::Supervisor;
 use crate::words;
 use fleet_topology::{ProcessReport, Role};
 use std::time::{Duration, Instant};

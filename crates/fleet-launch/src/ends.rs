@@ -2,10 +2,11 @@
 //! Also writes the report of it.
 
 use crate::blame::{self, Cause, Fate};
-use crate::child::{self, Child, HANG_CODE};
+use crate::child::{self, Child, HANG_CODE, USAGE_CODE};
+use crate::events::{Death, Ended};
 use crate::logs;
 use crate::options::Mode;
-use crate::supervisor::{Death, Ended, Supervisor};
+use crate::supervisor::Supervisor;
 use crate::words;
 use fleet_topology::{ProcessReport, Role, names};
 use std::path::Path;
@@ -265,8 +266,16 @@ impl Supervisor<'_> {
         if !child.is_server() {
             return None;
         }
-        let is_own_end = child.ended.is_some_and(|status| status.code().is_some());
-        match child.report()? {
+        let code = child.ended.and_then(|status| status.code());
+        let is_own_end = code.is_some();
+        let Some(report) = child.report() else {
+            let is_usage = code == Some(i32::from(USAGE_CODE));
+            return (is_usage && self.rules.max_restart.is_none()).then_some(
+                "it refused its command line, and would again (--max_restart N does it all the \
+                 same)",
+            );
+        };
+        match report {
             Failed { is_final: true, .. } => Some("another start would end with the same error"),
             Serving { is_durable: false } => Some(
                 "its tables were in memory only, and workers refuse one without them\n  help: \

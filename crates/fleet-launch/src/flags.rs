@@ -125,9 +125,32 @@ pub const FLAGS: &[Flag] = &[
     flag(
         MACHINES,
         "elastic_server",
-        "HOST:PORT",
+        "[https://]HOST:PORT",
         None,
         "An etcd to meet in instead, so that the loss of any machine is survived",
+    ),
+    flag(
+        MACHINES,
+        "etcd_ca",
+        "FILE",
+        None,
+        "Certificate of the authority of that etcd, for https:// (or FLEET_ETCD_CA)",
+    ),
+    flag(
+        MACHINES,
+        "etcd_cert",
+        "FILE",
+        None,
+        "Certificate of this launcher, if etcd demands one (or FLEET_ETCD_CERT)",
+    ),
+    flag(MACHINES, "etcd_key", "FILE", None, "Its private key (or FLEET_ETCD_KEY)"),
+    flag(MACHINES, "etcd_user", "NAME", None, "User of etcd (or FLEET_ETCD_USER)"),
+    flag(
+        MACHINES,
+        "etcd_password_file",
+        "FILE",
+        None,
+        "File with that user's password (or FLEET_ETCD_PASSWORD_FILE)",
     ),
     aliased(
         MACHINES,

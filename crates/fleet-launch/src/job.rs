@@ -1,29 +1,30 @@
 //! Runs a whole job: preparation, attempts, the exit code.
 
+use crate::attempts::{Attempts, Job};
 use crate::child::USAGE_CODE;
-use crate::cluster::{Cluster, Process, Run};
+use crate::cluster::{Cluster, Run};
 use crate::console::Console;
+use crate::events::{End, Ended, Event};
 use crate::flags::{Given, unknown_flag};
 use crate::guard::{self, Guard};
-use crate::link::{self, Link};
+use crate::link;
 use crate::logs;
 use crate::machine::Machine;
 use crate::oom::OomWatch;
-use crate::options::{Follow, Mode, Options, Verbosity};
+use crate::options::{Follow, Mode, Options};
 use crate::ports::SystemPorts;
+use crate::random;
 use crate::scratch::Scratch;
 use crate::script::{Builtins, Program};
 use crate::several::{self, Members};
-use crate::supervisor::{Death, End, Ended, Event, Rules, Supervisor};
-use crate::tables;
-use crate::words::counted;
+use crate::supervisor::Rules;
 use fleet_base::text::printable;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::{Log, StoreServer, Token};
-use fleet_topology::{Endpoint, Env, Role};
+use fleet_topology::{Endpoint, Env};
 use std::io::Write;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
 /// Runs `fleetrun` with its arguments (without the program's name) and returns the exit code.
@@ -65,15 +66,6 @@ pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
     }
 }
 
-/// Everything known before the first process starts.
-pub(crate) struct Job {
-    pub options: Options,
-    pub env: Env,
-    program: Program,
-    pub machine: Machine,
-    arguments: Vec<(String, String)>,
-}
-
 impl Job {
     fn prepare(given: &Given, env: &Env, builtins: &Builtins) -> Result<Job> {
         let options = Options::new(given, env)?;
@@ -93,8 +85,8 @@ impl Job {
         let scratch = Scratch::new(&std::env::temp_dir())?;
         let mut run = Run {
             job_id: self.options.job_id.clone(),
-            pod: random_hex(3)?,
-            mark: random_hex(16)?,
+            pod: random::hex(3)?,
+            mark: random::hex(16)?,
             log_dir: absolute(&self.options.log_dir),
             scratch: scratch.path.display().to_string(),
             save_root: self.options.save_root.as_deref().map(absolute),
@@ -166,18 +158,6 @@ impl Job {
     }
 }
 
-/// Runs attempts until the job is done or may not be restarted.
-pub(crate) struct Attempts<'a> {
-    pub job: &'a Job,
-    pub rules: Rules,
-    pub run: Run,
-    pub oom: OomWatch,
-    pub guard: Guard,
-    pub console: Console,
-    pub events: Receiver<Event>,
-    pub begun: Instant,
-}
-
 impl Attempts<'_> {
     /// Runs a job whose processes are all on this machine.
     fn alone(&mut self, cluster: &Cluster) -> Result<u8> {
@@ -235,155 +215,6 @@ impl Attempts<'_> {
             link::listen(address, &log).map_err(|error| link::cannot_listen(address, &error))?;
         link::serve(listener, token, link::vigilance(self.rules.silence_timeout), log)
     }
-
-    /// Prints the final message and returns the exit code: that of the first lost process, or 0.
-    pub fn done(&mut self, lost: &[Death]) -> u8 {
-        let seconds = self.begun.elapsed().as_secs_f64();
-        let of = |role: Role| lost.iter().filter(|death| death.role == role).count();
-        let without: Vec<String> = [Role::Worker, Role::Server]
-            .into_iter()
-            .filter(|role| of(*role) > 0)
-            .map(|role| counted(role, of(role)))
-            .collect();
-        let without = match without.is_empty() {
-            true => String::new(),
-            false => format!(" without {}", without.join(" and ")),
-        };
-        let logs = self.rules.log_dir.display();
-        self.console.say(&format!("fleetrun: done in {seconds:.1} s{without}, logs in {logs}"));
-        for death in lost {
-            self.console.say(&format!("fleetrun: {}", death.line()));
-        }
-        lost.first().map_or(0, |death| death.code)
-    }
-
-    pub fn interrupted(&mut self, signal: i32) -> u8 {
-        let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-        self.console.say(&format!("fleetrun: stopped by {name}"));
-        128 + signal as u8
-    }
-
-    /// Starts the processes of this machine and supervises them until they have ended.
-    pub fn one(
-        &mut self,
-        cluster: &Cluster,
-        link: Option<(&Link, u64)>,
-        tell_ended: &dyn Fn(&Ended),
-    ) -> Result<End> {
-        let processes = cluster.processes(&self.run, &self.job.env);
-        self.announce(cluster, &processes)?;
-        let mut supervisor = Supervisor::new(
-            &self.rules,
-            &self.job.program.argv,
-            &self.run.mark,
-            &self.events,
-            &mut self.console,
-            &mut self.guard,
-            &mut self.oom,
-            link,
-            tell_ended,
-        );
-        let end = supervisor.run(processes);
-        // A later attempt appends to the logs of this one.
-        self.rules.new_logs = false;
-        end
-    }
-
-    /// Prints the header and, with -v, the tables of the documentation.
-    fn announce(&mut self, cluster: &Cluster, processes: &[Process]) -> Result<()> {
-        let is_collective = self.rules.mode == Mode::Collective;
-        if is_collective {
-            let endpoints: Vec<String> =
-                cluster.workers.iter().map(|worker| worker.endpoint.to_string()).collect();
-            let path = self.rules.log_dir.join("endpoints.log");
-            let text = format!("PADDLE_TRAINER_ENDPOINTS: \n{}", endpoints.join("\n"));
-            logs::write(&path, &text)?;
-        }
-        if self.run.restarts > 0 {
-            return Ok(());
-        }
-        let header = header(&self.job.options, cluster, processes, &self.job.program.title);
-        self.console.say(&header);
-        if self.job.options.verbosity < Verbosity::Debug {
-            return Ok(());
-        }
-        self.console.debug(tables::arguments(&self.job.arguments).trim_end());
-        let has_gpus = cluster.workers.iter().any(|worker| !worker.devices.is_empty());
-        if self.job.options.is_mode_default && has_gpus {
-            self.console.warn(
-                "Not found distinct arguments and compiled with cuda. Default use collective mode",
-            );
-        }
-        self.console.debug(match has_gpus {
-            true => "launch train in GPU mode",
-            false => "launch train in CPU mode",
-        });
-        if let Some(first) =
-            processes.iter().find(|it| it.role == Role::Worker).or(processes.first())
-        {
-            let rows: Vec<(&str, &str)> = first
-                .env
-                .iter()
-                .filter_map(|(name, value)| Some((*name, value.as_deref()?)))
-                .collect();
-            self.console.debug(&format!(
-                "Local start {} processes. First process distributed environment info (Only For Debug): \n{}",
-                processes.len(),
-                tables::environment(&rows, Some(("Distributed Envs", "Value")))
-            ));
-        }
-        if is_collective {
-            let folder = self.rules.log_dir.display();
-            self.console.debug(&format!(
-                "details about PADDLE_TRAINER_ENDPOINTS can be found in {folder}/endpoints.log, and \
-                 detail running logs maybe found in {folder}/workerlog.0"
-            ));
-        }
-        Ok(())
-    }
-
-    pub fn abort_line(&mut self, death: &Death, cluster: &Cluster) {
-        if self.rules.mode == Mode::Collective {
-            self.console.line(&format!(
-                "ABORT!!! Out of all {} trainers, the trainer process with rank=[{}] was aborted. \
-                 Please check its log.",
-                cluster.workers.len(),
-                death.rank
-            ));
-        }
-    }
-}
-
-/// Returns the header: `fleetrun: train.py: collective, 2 workers; logs in log, the first worker's
-/// is shown`.
-fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &str) -> String {
-    let mode = match cluster.mode {
-        Mode::Collective => "collective",
-        Mode::Ps => "parameter server",
-        Mode::PsHeter => "heterogeneous parameter server",
-    };
-    let count = |role: Role| processes.iter().filter(|process| process.role == role).count();
-    let roles = [Role::Server, Role::Worker, Role::HeterWorker, Role::Coordinator];
-    let here: Vec<String> = roles
-        .into_iter()
-        .map(|role| (role, count(role)))
-        .filter(|(_, count)| *count > 0)
-        .map(|(role, count)| counted(role, count))
-        .collect();
-    let machines = match cluster.node_count {
-        1 => String::new(),
-        several => format!(" on this machine, number {} of {several}", cluster.node),
-    };
-    let shown = match options.follow {
-        Follow::First if count(Role::Worker) > 0 => ", the first worker's is shown",
-        Follow::All => ", all are shown",
-        _ => "",
-    };
-    format!(
-        "fleetrun: {title}: {mode}, {}{machines}; logs in {}{shown}",
-        here.join(", "),
-        options.log_dir.display()
-    )
 }
 
 /// Starts a thread that forwards signals as events.
@@ -418,13 +249,4 @@ fn become_reaper() {}
 
 fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string()
-}
-
-/// Returns `2 * bytes` unpredictable hexadecimal digits.
-pub(crate) fn random_hex(bytes: usize) -> Result<String> {
-    let mut random = vec![0; bytes];
-    getrandom::fill(&mut random).map_err(|error| {
-        Error::unavailable(format!("the system gives no random numbers: {error}"))
-    })?;
-    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod absent;
+mod attempts;
 mod beats;
 mod blame;
 mod child;
@@ -15,6 +16,7 @@ mod console;
 mod decisions;
 mod ends;
 mod etcd;
+mod events;
 pub mod flags;
 mod guard;
 pub mod job;
@@ -26,6 +28,7 @@ mod oom;
 pub mod options;
 pub mod ports;
 mod protocol;
+mod random;
 mod scratch;
 pub mod script;
 mod several;

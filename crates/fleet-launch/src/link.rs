@@ -4,16 +4,16 @@
 use crate::beats::StoppedClock;
 use crate::cluster::{Cluster, Place};
 use crate::decisions::LeaderRules;
-use crate::etcd::{EtcdStore, Lead};
+use crate::etcd::{EtcdAccess, EtcdStore, Lead};
+use crate::events::{End, Ended, Event};
 use crate::leader::{self, Effects};
 use crate::options::{ElasticLevel, Mode, Options};
 use crate::protocol::{
     self, ARRIVALS, Arrival, BEATS, DISCONNECTED, FAREWELLS, Failure, Key, LEFT, LostWorker,
     MachineEnd, MachineState, NODES, Node, NodeProcess, OverPlan, PLAN, Plan, PlanNode, WorkerEnd,
 };
-use crate::supervisor::{End, Ended, Event};
 use crate::words;
-use fleet_base::{Error, ErrorCode, ErrorKind, Result};
+use fleet_base::{Error, ErrorCode, ErrorKind, Result, sync};
 use fleet_net::{
     FailureCause, FailureNotice, Limits, Log, Member, Membership, Store, StoreClient, StoreServer,
     Token, Vigilance,
@@ -25,7 +25,7 @@ use std::cell::RefCell;
 use std::net::{Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ pub struct Join {
     /// or never.
     pub hosting: Hosting,
     /// Etcd in which the machines meet instead.
-    pub etcd: Option<Endpoint>,
+    pub etcd: Option<EtcdAccess>,
     pub id: String,
     /// Name of the job, as its processes know it.
     pub job_id: String,
@@ -88,7 +88,7 @@ struct State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 
@@ -342,7 +342,7 @@ fn console_log(shared: &Arc<Shared>, events: &Sender<Event>) -> Log {
     Log::new(move |line| {
         shared.lock().messages.push(line.to_string());
         // A launcher that is exiting reads no more events.
-        let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
+        let _ = sync::lock(&events).send(Event::News);
     })
 }
 
@@ -475,7 +475,7 @@ impl Agent {
                 let error = leader_lost(&master, notice.detail.as_deref().unwrap_or("no answer"));
                 shared.lock().broken.get_or_insert(error);
                 // A launcher that is exiting reads no more events.
-                let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
+                let _ = sync::lock(&events).send(Event::News);
             }
             FailureCause::Died if hosts_store => {
                 // If this fails, the machine is lost after its heartbeats time out.
@@ -612,7 +612,7 @@ impl Agent {
     }
 
     /// Joins the run in etcd. If that run ends without this machine, joins the next one.
-    fn in_etcd(&self, server: &Endpoint) -> Result<()> {
+    fn in_etcd(&self, server: &EtcdAccess) -> Result<()> {
         self.log(format!("machines meet in etcd at {server}, job '{}'", self.join.job_id));
         loop {
             let Some(store) = self.enter(server)? else { return Ok(()) };
@@ -626,7 +626,7 @@ impl Agent {
     }
 
     /// Joins the run of the job and returns its store, or `None` when told to quit.
-    fn enter(&self, server: &Endpoint) -> Result<Option<EtcdStore>> {
+    fn enter(&self, server: &EtcdAccess) -> Result<Option<EtcdStore>> {
         let (begun, rules) = (Instant::now(), &self.join.rules);
         let ttl = rules.silence * RUN_SILENCES;
         let mut logged = None::<Instant>;
@@ -641,6 +641,8 @@ impl Agent {
                     self.shared.lock().store = Some(Arc::new(store.clone()));
                     return Ok(Some(store));
                 }
+                // A retry cannot correct a wrong password or certificate.
+                Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
                 Err(error) => error,
             };
             if begun.elapsed() >= rules.join_timeout {

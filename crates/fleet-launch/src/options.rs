@@ -1,11 +1,11 @@
 //! Typed options from flags, and from environment variables that count as flags.
 
+use crate::etcd::{EtcdAccess, open_to_all};
 use crate::flags::Given;
 use crate::words;
 use fleet_base::{Error, Result};
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env, names};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -120,8 +120,8 @@ pub struct Options {
 
     pub ips: Vec<String>,
     pub master: Option<Endpoint>,
-    /// Endpoint of the etcd in which machines meet.
-    pub etcd: Option<Endpoint>,
+    /// The etcd in which machines meet.
+    pub etcd: Option<EtcdAccess>,
     pub nodes: Option<Nodes>,
     pub node_rank: Option<usize>,
     pub host: Option<String>,
@@ -167,7 +167,8 @@ impl Options {
                 .expected("a script: fleetrun [FLAGS] SCRIPT [ARGS]")
                 .help("fleetrun demo:wide_deep is a first look; fleetrun --help shows the flags"));
         }
-        let (master, etcd) = meeting(given, &outer, master)?;
+        let (token, mut warnings) = token(given, env)?;
+        let (master, etcd) = meeting(given, &outer, master, &mut warnings)?;
         let mut ips = hosts(given.text("ips"), "ips")?;
         if given.is_on("sort_ip") {
             ips.sort_by_key(|host| words::address_key(host));
@@ -199,7 +200,6 @@ impl Options {
                 )));
         }
         let log_dir = PathBuf::from(given.text("log_dir").unwrap_or("log"));
-        let (token, warnings) = token(given, env)?;
         Ok(Options {
             mode,
             is_mode_default,
@@ -371,13 +371,14 @@ fn nodes(text: &str) -> Result<Nodes> {
     Ok(Nodes { min, max })
 }
 
-/// Returns the address of the first machine and that of an etcd, at most one of which is set: the
-/// place where machines meet. Options for etcd have different names in different launchers.
+/// Returns the address of the first machine and the access to an etcd, at most one of which is set:
+/// the place where machines meet. Options for etcd have different names in different launchers.
 fn meeting(
     given: &Given,
     outer: &OuterEnv<'_>,
     master: Option<&str>,
-) -> Result<(Option<Endpoint>, Option<Endpoint>)> {
+    warnings: &mut Vec<String>,
+) -> Result<(Option<Endpoint>, Option<EtcdAccess>)> {
     let in_etcd = match given.text("rdzv_backend") {
         None | Some("c10d" | "static") => false,
         Some("etcd" | "etcd-v2") => true,
@@ -390,6 +391,10 @@ fn meeting(
     let from_env = || outer.text(&[names::PADDLE_ELASTIC_SERVER]);
     let server = given.text("elastic_server").or_else(from_env);
     let master_etcd = master.and_then(|text| text.strip_prefix("etcd://"));
+    let mut access = |address: &str, flag: &str| {
+        let access = EtcdAccess::new(address, flag, given, outer.env, warnings)?;
+        Ok((None, Some(access)))
+    };
     match (server.or(master_etcd), master) {
         (Some(_), Some(master)) if master_etcd.is_none() => {
             Err(Error::invalid("--elastic_server and --master both say where machines meet")
@@ -400,23 +405,15 @@ fn meeting(
             Err(Error::invalid("--elastic_server and --ips both say where the machines are")
                 .help("give one of them"))
         }
-        (Some(server), _) => Ok((None, Some(etcd_endpoint(server, "--elastic_server")?))),
-        (None, Some(master)) if in_etcd => {
-            Ok((None, Some(etcd_endpoint(master, "--rdzv_endpoint")?)))
-        }
+        (Some(server), _) => access(server, "--elastic_server"),
+        (None, Some(master)) if in_etcd => access(master, "--rdzv_endpoint"),
         (None, None) if in_etcd => Err(Error::invalid("--rdzv_backend etcd needs an etcd")
             .expected("--elastic_server HOST:PORT")),
-        (None, master) => Ok((master.map(master_endpoint).transpose()?, None)),
+        (None, master) => {
+            EtcdAccess::refuse_flags(given)?;
+            Ok((master.map(master_endpoint).transpose()?, None))
+        }
     }
-}
-
-fn etcd_endpoint(text: &str, name: &str) -> Result<Endpoint> {
-    if text.starts_with("https://") {
-        return Err(Error::unsupported("etcd is asked without TLS").at(name).got(text));
-    }
-    let text = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
-    text.parse::<Endpoint>()
-        .map_err(|error| error.at(name).help("for example --elastic_server 10.0.0.1:2379"))
 }
 
 /// Checks that the master has a port, as every machine but the first needs.
@@ -595,19 +592,9 @@ fn token(given: &Given, env: &Env) -> Result<(Option<Token>, Vec<String>)> {
     let Some(file) = file else {
         return Ok((env.text(names::FLEET_TOKEN).map(Token::from_text).transpose()?, Vec::new()));
     };
-    let path = std::path::Path::new(file);
-    let cannot = |error| Error::io("read the job token from", path, &error);
-    let token = Token::read(path)?;
-    let mode = path.metadata().map_err(cannot)?.permissions().mode();
-    let is_open = mode & OTHERS_READ != 0;
-    let warning = is_open
-        .then(|| format!("every user of this machine can read the job's secret: chmod 600 {file}"));
-    Ok((Some(token), warning.into_iter().collect()))
+    let token = Token::read(std::path::Path::new(file))?;
+    Ok((Some(token), open_to_all(file, "the job's secret").into_iter().collect()))
 }
-
-/// Mode bit that lets every user read a file. Secrets mounted by Kubernetes have it, in containers
-/// without other users, so this is not an error.
-const OTHERS_READ: u32 = 0o004;
 
 fn seconds(given: &Given, name: &str) -> Result<Duration> {
     let text = given.text(name).unwrap_or("0");

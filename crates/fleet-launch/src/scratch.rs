@@ -1,7 +1,7 @@
 //! The launcher's folder for temporary files. It is removed by the launcher, by its guard, or by
 //! the next launch.
 
-use crate::job::random_hex;
+use crate::random;
 use fleet_base::{Error, Result};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -21,7 +21,7 @@ const SWEPT_MAX: usize = 256;
 impl Scratch {
     pub fn new(base: &Path) -> Result<Scratch> {
         sweep(base);
-        let path = base.join(format!("{PREFIX}{}", random_hex(8)?));
+        let path = base.join(format!("{PREFIX}{}", random::hex(8)?));
         let failed = |error| {
             Error::io("make the folder", &path, &error)
                 .help("TMPDIR says where temporary files may be")

@@ -4,15 +4,17 @@
 //! gives everything but the ports, the first host hosts it. Alternatively they meet in an etcd
 //! (`etcd/`), which none of them hosts.
 
+use crate::attempts::Attempts;
 use crate::cluster::{self, Cluster, Place, Run};
 use crate::decisions::LeaderRules;
-use crate::job::{Attempts, random_hex};
+use crate::etcd::EtcdAccess;
+use crate::events::{Death, End, Ended, Event};
 use crate::link::{self, Hosting, Join, Link};
 use crate::machine::Machine;
 use crate::options::{ElasticLevel, Mode, Nodes, Options, Who, check_port};
 use crate::ports::Ports;
 use crate::protocol::{Listed, Node, NodeProcess, OverPlan, Plan, RunPlan};
-use crate::supervisor::{Death, End, Ended, Event};
+use crate::random;
 use crate::terms;
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Role, names};
@@ -31,8 +33,8 @@ pub(crate) enum Members {
 pub(crate) struct Meeting {
     master: Endpoint,
     hosting: Hosting,
-    /// The address of the master is that of an etcd.
-    is_etcd: bool,
+    /// The etcd at the master's address.
+    etcd: Option<EtcdAccess>,
     nodes: Nodes,
     node: Node,
     /// The cluster, if a list of hosts describes it.
@@ -56,8 +58,8 @@ pub(crate) fn members(
             return Err(Error::invalid("--servers and --workers conflict with --elastic_server")
                 .expected("--server_num and --worker_num of this machine"));
         }
-        let meeting = at_master(options, env, machine, ports, etcd, nodes)?;
-        let meeting = Meeting { hosting: Hosting::Never, is_etcd: true, ..meeting };
+        let meeting = at_master(options, env, machine, ports, &etcd.endpoint, nodes)?;
+        let meeting = Meeting { hosting: Hosting::Never, etcd: Some(etcd.clone()), ..meeting };
         return Ok(Members::Several(Box::new(meeting)));
     }
     match &options.master {
@@ -114,7 +116,7 @@ fn listed_meeting(options: &Options, cluster: Cluster) -> Result<Meeting> {
     Ok(Meeting {
         master,
         hosting: if cluster.node == 0 { Hosting::Always } else { Hosting::Never },
-        is_etcd: false,
+        etcd: None,
         nodes,
         node,
         known: Some(cluster),
@@ -183,7 +185,7 @@ fn at_master(
     Ok(Meeting {
         master: master.clone(),
         hosting,
-        is_etcd: false,
+        etcd: None,
         nodes,
         node: Node {
             host,
@@ -229,7 +231,7 @@ impl Meeting {
         Ok(Join {
             master: self.master.clone(),
             hosting: self.hosting,
-            etcd: self.is_etcd.then(|| self.master.clone()),
+            etcd: self.etcd.clone(),
             id: id.to_string(),
             job_id: run.job_id.clone(),
             node: self.node.clone(),
@@ -242,16 +244,16 @@ impl Meeting {
 impl Attempts<'_> {
     /// Follows the leader's plan until the job is over.
     pub fn several(&mut self, meeting: Meeting, sender: Sender<Event>) -> Result<u8> {
-        let id = random_hex(8)?;
+        let id = random::hex(8)?;
         let rules = LeaderRules {
             hosts: meeting.known.as_ref().map_or(Vec::new(), Cluster::hosts),
-            hands_over: meeting.is_etcd,
+            hands_over: meeting.etcd.is_some(),
             ..self.leader_rules(meeting.nodes)?
         };
         let link = Link::join(meeting.join(&id, &self.run, rules)?, sender)?;
         // Becomes `PADDLE_MASTER`, where scripts find each other. With etcd that is the store of
         // the job.
-        self.run.master = (!meeting.is_etcd).then(|| link.master().clone());
+        self.run.master = meeting.etcd.is_none().then(|| link.master().clone());
         let (mut done, mut is_failure_said) = (None, false);
         loop {
             match self.next(&link, done, (&id, &meeting)) {

@@ -124,6 +124,11 @@ pub const FLEET_JOB_ID: &str = "FLEET_JOB_ID";
 pub const FLEET_STORE: &str = "FLEET_STORE";
 pub const FLEET_TOKEN: &str = "FLEET_TOKEN";
 pub const FLEET_TOKEN_FILE: &str = "FLEET_TOKEN_FILE";
+pub const FLEET_ETCD_CA: &str = "FLEET_ETCD_CA";
+pub const FLEET_ETCD_CERT: &str = "FLEET_ETCD_CERT";
+pub const FLEET_ETCD_KEY: &str = "FLEET_ETCD_KEY";
+pub const FLEET_ETCD_USER: &str = "FLEET_ETCD_USER";
+pub const FLEET_ETCD_PASSWORD_FILE: &str = "FLEET_ETCD_PASSWORD_FILE";
 pub const FLEET_RESTART_COUNT: &str = "FLEET_RESTART_COUNT";
 pub const FLEET_LAUNCH: &str = "FLEET_LAUNCH";
 pub const FLEET_SHARED_MEMORY: &str = "FLEET_SHARED_MEMORY";
@@ -379,6 +384,26 @@ pub const VARIABLES: &[Variable] = &[
         FLEET_TOKEN_FILE,
         "",
         "File with the job's secret, for jobs on several machines; same as --token_file",
+        &[Reader::Launcher],
+    ),
+    row(
+        FLEET_ETCD_CA,
+        "",
+        "Same as --etcd_ca: PEM file with etcd's authority",
+        &[Reader::Launcher],
+    ),
+    row(
+        FLEET_ETCD_CERT,
+        "",
+        "Same as --etcd_cert: PEM file with the certificate of the launcher",
+        &[Reader::Launcher],
+    ),
+    row(FLEET_ETCD_KEY, "", "Same as --etcd_key: PEM file with its key", &[Reader::Launcher]),
+    row(FLEET_ETCD_USER, "", "Same as --etcd_user: the user of etcd", &[Reader::Launcher]),
+    row(
+        FLEET_ETCD_PASSWORD_FILE,
+        "",
+        "Same as --etcd_password_file: the file with its password",
         &[Reader::Launcher],
     ),
     row(

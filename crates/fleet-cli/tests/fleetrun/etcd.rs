@@ -104,8 +104,7 @@ fn an_etcd_that_is_not_there() {
     lost.check(
         1,
         &[
-            "waiting for etcd: etcd at 127.0.0.1:",
-            "cannot be asked",
+            "waiting for etcd: cannot reach etcd at 127.0.0.1:",
             "is etcd running there? --elastic_server sets its address",
         ],
     );

@@ -37,6 +37,17 @@ fn a_dead_server_is_started_again_until_it_is_enough() {
         .check(9, &["started again (1 of 1)"]);
 }
 
+/// A command line that is refused once is refused again.
+#[test]
+fn a_server_that_refuses_its_command_line_is_not_started_again() {
+    let place = Place::new("server_usage", "");
+    let said = place.run("--server_num=1 --worker_num=2 demo:wide_deep --no_such_flag 1");
+    assert!(said.code.is_some_and(|code| code != 0), "{:?}", said.code);
+    assert!(!said.err.contains("is started again"), "{}", said.err);
+    assert!(said.err.contains("it refused its command line"), "{}", said.err);
+    assert!(said.err.contains("--no_such_flag"), "{}", said.err);
+}
+
 /// An error before the server served would recur at the next start.
 #[test]
 fn a_server_that_never_served_is_not_started_again() {

@@ -1,7 +1,7 @@
 //! A dataset that is loaded into memory, shuffled and then read.
 
 use super::exchange::Exchange;
-use super::shuffle;
+use super::shuffle::{self, BLOCK_ROWS};
 use super::{
     Dataset, DatasetOptions, boxed, check_files, check_threads, no_files, reader_panicked,
 };
@@ -388,9 +388,6 @@ fn load_file(options: &DatasetOptions, file: &Path, total: &AtomicUsize) -> Resu
     Ok(Loaded { blocks, skipped: reader.skipped() })
 }
 
-/// Records of a block: enough that a block's own overhead does not matter, few enough that the
-/// block stays in the cache while it is filled.
-pub(super) const BLOCK_ROWS: usize = 8192;
 /// Random number streams of the shuffles, far apart.
 const SHUFFLE_STREAM: u64 = 0x1 << 40;
 const SLOT_STREAM: u64 = 0x2 << 40;

@@ -13,9 +13,10 @@ pub use queue::{QueueDataset, QueueReader};
 pub(crate) use shuffle::stable_hash;
 
 use crate::batch::{BatchLayout, BatchSource};
+use crate::files::{is_url, object_name_error};
 use crate::lines::{LineFormat, LineReader, OnError, RecordReader};
 use crate::multislot::MultiSlot;
-use crate::pipe::{FileSource, is_url, object_name_error};
+use crate::pipe::FileSource;
 use crate::slot::Schema;
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};

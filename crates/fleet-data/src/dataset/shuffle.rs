@@ -8,7 +8,6 @@
 //! ones only if all workers agree that no record was lost.
 
 use super::exchange::Exchange;
-use super::memory::BLOCK_ROWS;
 use crate::block::Block;
 use crate::slot::Schema;
 use fleet_base::rng::{Philox, Sequence};
@@ -167,6 +166,10 @@ pub fn slots(blocks: &[Block], slots: &[usize], seed: u64, stream: u64) -> Resul
 /// click log is about 200 KB.
 const ROUND_ROWS: usize = 1024;
 const REDISTRIBUTE_STREAM: u64 = 0x3 << 44;
+
+/// Records of a block: enough that a block's own overhead does not matter, few enough that the
+/// block stays in the cache while it is filled.
+pub(super) const BLOCK_ROWS: usize = 8192;
 
 #[cfg(test)]
 mod tests {

@@ -1,48 +1,73 @@
-//! Client of the etcd v3 API over etcd's JSON gateway (HTTP), with one request per connection. TLS
-//! and users are not supported.
+//! Client of the etcd v3 API over etcd's JSON gateway (HTTP), with one request per connection. On
+//! a kept connection, a request fails if etcd has just closed it, and a change must not be repeated.
 
+use super::access::EtcdAccess;
+use super::messages::{
+    AuthenticateRequest, Authenticated, Bytes, Change, Condition, Deletion, DeletionRequest, Entry,
+    Grant, GrantRequest, KeepAlive, LeaseRequest, Put, Range, RangeRequest, Refusal, Transaction,
+    TransactionRequest,
+};
+use super::tls;
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
-use fleet_topology::Endpoint;
-use serde::de::{DeserializeOwned, Error as _, IgnoredAny};
-use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
+use fleet_net::{Deadline, Time};
+use serde::Serialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use std::fmt::Display;
-use std::io::{Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io::ErrorKind::ConnectionRefused;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use ureq::Agent;
 
-#[derive(Clone, Debug)]
+/// Clones share the token.
+#[derive(Clone)]
 pub struct Gateway {
-    pub endpoint: Endpoint,
+    access: Arc<EtcdAccess>,
+    agent: Agent,
+    /// Proof of the user's login. etcd forgets it after some minutes without a request, and when
+    /// it starts again.
+    token: Arc<Mutex<Option<String>>>,
 }
 
-/// A key with its value and the revision of its last change.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Entry {
-    #[serde(deserialize_with = "base64_text")]
-    pub key: String,
-    #[serde(default, deserialize_with = "base64")]
-    pub value: Vec<u8>,
-    #[serde(rename = "mod_revision", deserialize_with = "number")]
-    pub revision: i64,
+/// An answer before its body is parsed.
+struct Answer {
+    status: u16,
+    /// The first line of the body. An answer of a stream has one message a line.
+    line: Vec<u8>,
 }
 
 impl Gateway {
+    pub fn new(access: &EtcdAccess) -> Gateway {
+        // No proxy: the one of the environment is for other servers.
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_idle_connections(0)
+            .max_redirects(0)
+            .proxy(None);
+        let config = match &access.tls {
+            Some(tls) => tls.apply(config),
+            None => config,
+        };
+        Gateway {
+            access: Arc::new(access.clone()),
+            agent: config.build().new_agent(),
+            token: Arc::default(),
+        }
+    }
+
     /// Returns the entries whose key equals `key`, or starts with it, and the revision of the whole
     /// etcd.
     pub fn range(&self, key: &str, is_prefix: bool, time: Duration) -> Result<(Vec<Entry>, u64)> {
-        let mut body = json!({ "key": encoded(key.as_bytes()) });
-        if is_prefix {
-            body["range_end"] = json!(encoded(&after(key)));
-        }
-        let Range { header, kvs } = self.call("kv/range", &body, time)?;
+        let request = RangeRequest { key: key.into(), range_end: is_prefix.then(|| after(key)) };
+        let Range { header, kvs } = self.call("kv/range", &request, time)?;
         let revision = u64::try_from(header.revision);
         let revision = revision.map_err(|error| self.malformed("kv/range", &error))?;
         Ok((kvs, revision))
     }
 
     pub fn put(&self, key: &str, value: &[u8], lease: i64, time: Duration) -> Result<()> {
-        self.call::<IgnoredAny>("kv/put", &put(key, value, lease), time).map(drop)
+        let request = Put { key: key.into(), value: value.into(), lease };
+        self.call::<IgnoredAny>("kv/put", &request, time).map(drop)
     }
 
     /// Sets `to` if `key` has the expected value (`None`: if `key` does not exist). Returns whether
@@ -53,282 +78,198 @@ impl Gateway {
         (to, value, lease): (&str, &[u8], i64),
         time: Duration,
     ) -> Result<bool> {
-        let key = encoded(key.as_bytes());
-        let compare = match expected {
-            None => {
-                json!({ "key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0" })
-            }
-            Some(value) => {
-                json!({ "key": key, "target": "VALUE", "result": "EQUAL", "value": encoded(value) })
-            }
+        let put = Put { key: to.into(), value: value.into(), lease };
+        let request = TransactionRequest {
+            compare: [Condition::new(key, expected)],
+            success: [Change::Put(put)],
         };
-        let body =
-            json!({ "compare": [compare], "success": [{ "request_put": put(to, value, lease) }] });
-        Ok(self.call::<Transaction>("kv/txn", &body, time)?.succeeded)
+        Ok(self.call::<Transaction>("kv/txn", &request, time)?.succeeded)
     }
 
     pub fn delete(&self, key: &str, time: Duration) -> Result<bool> {
-        let body = json!({ "key": encoded(key.as_bytes()) });
-        Ok(self.call::<Deletion>("kv/deleterange", &body, time)?.deleted > 0)
+        let request = DeletionRequest { key: key.into() };
+        Ok(self.call::<Deletion>("kv/deleterange", &request, time)?.deleted > 0)
     }
 
     /// Creates a lease that expires when it is not kept alive for `ttl`.
     pub fn grant(&self, ttl: Duration, time: Duration) -> Result<i64> {
-        let body = json!({ "TTL": ttl.as_secs().max(1) });
-        Ok(self.call::<Grant>("lease/grant", &body, time)?.id)
+        let request = GrantRequest { ttl_s: ttl.as_secs().max(1) };
+        Ok(self.call::<Grant>("lease/grant", &request, time)?.id)
     }
 
     /// Keeps a lease alive. Returns false if it has expired.
     pub fn keep_alive(&self, lease: i64, time: Duration) -> Result<bool> {
-        let body = json!({ "ID": lease.to_string() });
-        Ok(self.call::<KeepAlive>("lease/keepalive", &body, time)?.result.ttl > 0)
+        let request = LeaseRequest { id: lease };
+        Ok(self.call::<KeepAlive>("lease/keepalive", &request, time)?.result.ttl > 0)
     }
 
     pub fn revoke(&self, lease: i64, time: Duration) -> Result<()> {
-        let body = json!({ "ID": lease.to_string() });
-        self.call::<IgnoredAny>("lease/revoke", &body, time).map(drop)
+        self.call::<IgnoredAny>("lease/revoke", &LeaseRequest { id: lease }, time).map(drop)
     }
 
-    fn call<T: DeserializeOwned>(&self, path: &str, body: &Value, time: Duration) -> Result<T> {
-        let (status, text) = self.ask(path, &body.to_string(), time).map_err(|error| {
-            Error::unavailable(format!("etcd at {} cannot be asked: {error}", self.endpoint))
-        })?;
-        let line = text.lines().next().unwrap_or("");
-        if status == 200 && serde_json::from_str::<IgnoredAny>(line).is_ok() {
-            return serde_json::from_str(line).map_err(|error| self.malformed(path, &error));
+    /// Calls a method within `time`, which includes a login if one is due.
+    fn call<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        request: &impl Serialize,
+        time: Duration,
+    ) -> Result<T> {
+        let deadline = Deadline::within(time);
+        let token = self.login(deadline)?;
+        let mut answer = self.post(method, request, token.as_deref(), deadline)?;
+        if let Some(token) = token
+            && matches!(answer.refusal().code, UNAUTHENTICATED | INVALID_ARGUMENT)
+        {
+            // The token has expired, or is from before a change of etcd's users.
+            let mut known = lock(&self.token);
+            *known = known.take().filter(|known| *known != token);
+            drop(known);
+            let token = self.login(deadline)?;
+            answer = self.post(method, request, token.as_deref(), deadline)?;
         }
-        let refusal = serde_json::from_str::<Refusal>(line).ok();
-        let why = refusal.and_then(|it| it.message.or(it.error));
-        let why = why.unwrap_or_else(|| text.chars().take(WHY_CHARS_MAX).collect());
-        Err(Error::unavailable(format!("etcd at {} refused {path}", self.endpoint))
-            .expected("an etcd of version 3.4 or newer, without TLS and users")
-            .got(format!("status {status}: {why}")))
+        self.parsed(method, &answer)
     }
 
-    fn ask(&self, path: &str, body: &str, time: Duration) -> std::io::Result<(u16, String)> {
-        let Endpoint { host, port } = &self.endpoint;
-        let address = (host.as_str(), *port).to_socket_addrs()?.next();
-        let address = address.ok_or_else(|| std::io::Error::other("the host has no address"))?;
-        let mut stream = TcpStream::connect_timeout(&address, time)?;
-        stream.set_read_timeout(Some(time))?;
-        stream.set_write_timeout(Some(time))?;
-        stream.set_nodelay(true)?;
-        let request = format!(
-            "POST /v3/{path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            self.endpoint,
-            body.len()
-        );
-        stream.write_all(request.as_bytes())?;
-        let mut bytes = Vec::new();
-        stream.take(ANSWER_BYTES_MAX).read_to_end(&mut bytes)?;
-        answer(&bytes).ok_or_else(|| std::io::Error::other("its answer is not HTTP"))
+    /// Returns the token of the user, if there is a user. Threads do not wait for each other here:
+    /// two tokens at a time are as good as one.
+    fn login(&self, deadline: Deadline) -> Result<Option<String>> {
+        let Some(user) = &self.access.user else { return Ok(None) };
+        let known = lock(&self.token).clone();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let request = AuthenticateRequest { name: &user.name, password: &user.password };
+        let answer = self.post(AUTHENTICATE, &request, None, deadline)?;
+        let Authenticated { token } = self.parsed(AUTHENTICATE, &answer)?;
+        *lock(&self.token) = Some(token.clone());
+        Ok(Some(token))
     }
 
-    fn malformed(&self, path: &str, why: &dyn Display) -> Error {
-        let text = format!("malformed answer of etcd at {} to {path} ({why})", self.endpoint);
+    fn post(
+        &self,
+        method: &str,
+        request: &impl Serialize,
+        token: Option<&str>,
+        deadline: Deadline,
+    ) -> Result<Answer> {
+        let body = serde_json::to_vec(request);
+        let body = body.map_err(|error| Error::internal("a request to etcd").caused(error))?;
+        let time = deadline.remaining(Time::now()).unwrap_or_default();
+        let mut request = self.agent.post(self.access.url(method)).content_type(JSON);
+        if let Some(token) = token {
+            request = request.header("Authorization", token);
+        }
+        let request = request.config().timeout_global(Some(time)).build();
+        let answer = request.send(&body[..]).and_then(|answer| {
+            let status = answer.status().as_u16();
+            let body = answer.into_body().into_with_config().limit(ANSWER_BYTES_MAX);
+            let mut line = body.read_to_vec()?;
+            line.truncate(line.iter().position(|byte| *byte == b'\n').unwrap_or(line.len()));
+            Ok(Answer { status, line })
+        });
+        answer.map_err(|error| self.unreachable(&error))
+    }
+
+    fn parsed<T: DeserializeOwned>(&self, method: &str, answer: &Answer) -> Result<T> {
+        if answer.status == 200 && serde_json::from_slice::<IgnoredAny>(&answer.line).is_ok() {
+            return serde_json::from_slice(&answer.line)
+                .map_err(|error| self.malformed(method, &error));
+        }
+        Err(self.refused(method, answer))
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> Error {
+        if let Some(why) = tls::fault(error) {
+            let text = format!("no TLS with etcd at {}: {why}", self.access);
+            return Error::invalid(text).help(
+                "--etcd_ca names the authority of its certificate, which must be for this address; \
+                 with --client-cert-auth etcd also demands --etcd_cert and --etcd_key",
+            );
+        }
+        let why = match error {
+            // The alert of a server that demands a certificate comes after the handshake, and a
+            // closed connection may hide it.
+            ureq::Error::Io(error) if self.is_anonymous() && error.kind() != ConnectionRefused => {
+                format!("{error}; an etcd with --client-cert-auth demands --etcd_cert")
+            }
+            ureq::Error::Io(error) => error.to_string(),
+            ureq::Error::Timeout(_) => "no answer in time".to_string(),
+            ureq::Error::Protocol(_) => "its answer is not HTTP".to_string(),
+            other => other.to_string(),
+        };
+        Error::unavailable(format!("cannot reach etcd at {}: {why}", self.access))
+    }
+
+    /// Whether connections have TLS without a certificate of this launcher.
+    fn is_anonymous(&self) -> bool {
+        self.access.tls.as_ref().is_some_and(|tls| !tls.has_own())
+    }
+
+    /// Returns the error of a refused request: invalid where no retry can help.
+    fn refused(&self, method: &str, answer: &Answer) -> Error {
+        let (refusal, user) = (answer.refusal(), self.access.user.as_ref());
+        let code = refusal.code;
+        let why = refusal.message.or(refusal.error).unwrap_or_else(|| {
+            String::from_utf8_lossy(&answer.line).chars().take(WHY_CHARS_MAX).collect()
+        });
+        let got = format!("status {}: {why}", answer.status);
+        let name = user.map_or(String::new(), |user| format!(" '{}'", user.name));
+        let at = &self.access;
+        match (code, user.is_some()) {
+            (INVALID_ARGUMENT | FAILED_PRECONDITION, _) if method == AUTHENTICATE => {
+                Error::invalid(format!("etcd at {at} refused the user{name}"))
+                    .got(got)
+                    .help("--etcd_user names the user, --etcd_password_file has its password")
+            }
+            (PERMISSION_DENIED, _) => {
+                Error::invalid(format!("etcd at {at} denies the user{name} a key of the job"))
+                    .expected("a role that may read and write keys below /paddle/")
+                    .got(got)
+            }
+            (UNAUTHENTICATED | INVALID_ARGUMENT, false) => {
+                Error::invalid(format!("etcd at {at} refused {method}"))
+                    .got(got)
+                    .help("an etcd with users needs --etcd_user and --etcd_password_file")
+            }
+            _ => Error::unavailable(format!("etcd at {at} refused {method}"))
+                .expected("an etcd of version 3.4 or newer, with https:// if it uses TLS")
+                .got(got),
+        }
+    }
+
+    fn malformed(&self, method: &str, why: &dyn Display) -> Error {
+        let text = format!("malformed answer of etcd at {} to {method} ({why})", self.access);
         Error::unavailable(text)
     }
 }
 
-/// Answers of the gateway. It omits fields that are empty, zero or false.
-#[derive(Deserialize)]
-struct Range {
-    header: Header,
-    #[serde(default)]
-    kvs: Vec<Entry>,
-}
-
-#[derive(Deserialize)]
-struct Header {
-    #[serde(deserialize_with = "number")]
-    revision: i64,
-}
-
-#[derive(Deserialize)]
-struct Transaction {
-    #[serde(default)]
-    succeeded: bool,
-}
-
-#[derive(Deserialize)]
-struct Deletion {
-    #[serde(default, deserialize_with = "number")]
-    deleted: i64,
-}
-
-#[derive(Deserialize)]
-struct Grant {
-    #[serde(rename = "ID", deserialize_with = "number")]
-    id: i64,
-}
-
-#[derive(Deserialize)]
-struct KeepAlive {
-    result: Lease,
-}
-
-#[derive(Deserialize)]
-struct Lease {
-    /// 0 if the lease has expired.
-    #[serde(rename = "TTL", default, deserialize_with = "number")]
-    ttl: i64,
-}
-
-#[derive(Deserialize)]
-struct Refusal {
-    message: Option<String>,
-    error: Option<String>,
-}
-
-/// Parses an HTTP response into status and body.
-fn answer(bytes: &[u8]) -> Option<(u16, String)> {
-    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
-    let head = std::str::from_utf8(&bytes[..end]).ok()?;
-    let body = &bytes[end + 4..];
-    let status = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()?;
-    let head = head.to_ascii_lowercase();
-    let is_chunked = head.lines().any(|line| {
-        line.strip_prefix("transfer-encoding:").is_some_and(|value| value.trim() == "chunked")
-    });
-    let body = if is_chunked { unchunked(body)? } else { body.to_vec() };
-    Some((status, String::from_utf8(body).ok()?))
-}
-
-fn unchunked(mut bytes: &[u8]) -> Option<Vec<u8>> {
-    let mut body = Vec::new();
-    loop {
-        let line = bytes.windows(2).position(|window| window == b"\r\n")?;
-        let size = std::str::from_utf8(&bytes[..line]).ok()?.split(';').next()?.trim();
-        let size = usize::from_str_radix(size, 16).ok()?;
-        if size == 0 {
-            return Some(body);
+impl Answer {
+    /// Returns the reason of a refusal; an empty one if there is none.
+    fn refusal(&self) -> Refusal {
+        match self.status {
+            200 => Refusal::default(),
+            _ => serde_json::from_slice(&self.line).unwrap_or_default(),
         }
-        let from = line + 2;
-        body.extend_from_slice(bytes.get(from..from.checked_add(size)?)?);
-        bytes = bytes.get(from + size + 2..)?;
     }
-}
-
-fn put(key: &str, value: &[u8], lease: i64) -> Value {
-    json!({ "key": encoded(key.as_bytes()), "value": encoded(value), "lease": lease.to_string() })
-}
-
-/// Reads a number; the gateway writes 64-bit numbers as texts.
-fn number<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<i64, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Number {
-        Number(i64),
-        Text(String),
-    }
-    match Number::deserialize(from)? {
-        Number::Number(number) => Ok(number),
-        Number::Text(text) => text.parse().map_err(D::Error::custom),
-    }
-}
-
-fn base64<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<u8>, D::Error> {
-    decoded(&String::deserialize(from)?).ok_or_else(|| D::Error::custom("expected Base64"))
-}
-
-fn base64_text<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
-    String::from_utf8(base64(from)?).map_err(D::Error::custom)
 }
 
 /// Returns the end of the range of keys that start with `prefix`, which must not end with byte 255.
-fn after(prefix: &str) -> Vec<u8> {
-    let mut end = prefix.as_bytes().to_vec();
-    if let Some(last) = end.last_mut() {
+fn after(prefix: &str) -> Bytes {
+    let mut end = Bytes::from(prefix);
+    if let Some(last) = end.0.last_mut() {
         *last = last.saturating_add(1);
     }
     end
 }
 
-const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-/// Encodes bytes as Base64.
-fn encoded(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let word = group.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
-        let word = word << (8 * (3 - group.len()));
-        for place in 0..4 {
-            text.push(match place <= group.len() {
-                true => char::from(DIGITS[(word >> (18 - 6 * place)) as usize & 63]),
-                false => '=',
-            });
-        }
-    }
-    text
-}
-
-fn decoded(text: &str) -> Option<Vec<u8>> {
-    let digits = text.trim_end_matches('=').as_bytes();
-    let mut bytes = Vec::with_capacity(digits.len() * 3 / 4);
-    for group in digits.chunks(4) {
-        let mut word = 0u32;
-        for digit in group {
-            word = word << 6 | DIGITS.iter().position(|known| known == digit)? as u32;
-        }
-        word <<= 6 * (4 - group.len());
-        bytes.extend_from_slice(&word.to_be_bytes()[1..group.len().max(1)]);
-    }
-    Some(bytes)
-}
-
+const AUTHENTICATE: &str = "auth/authenticate";
+const JSON: &str = "application/json";
+/// Codes of refusals, which are gRPC's.
+const INVALID_ARGUMENT: u32 = 3;
+const PERMISSION_DENIED: u32 = 7;
+const FAILED_PRECONDITION: u32 = 9;
+const UNAUTHENTICATED: u32 = 16;
 /// Limit on a response; enough for a job of thousands of machines.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// Limit on characters of a non-JSON response in an error message.
 const WHY_CHARS_MAX: usize = 200;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_there_and_back() {
-        for (bytes, text) in
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
-        {
-            assert_eq!(encoded(bytes.as_bytes()), text);
-            assert_eq!(decoded(text).unwrap(), bytes.as_bytes());
-        }
-        let all: Vec<u8> = (0..=255).collect();
-        assert_eq!(decoded(&encoded(&all)).unwrap(), all);
-        assert_eq!(decoded("a?"), None);
-    }
-
-    #[test]
-    fn answers_omit_empty_fields() {
-        let range = r#"{"header":{"revision":"7"},"kvs":[{"key":"Zg==","mod_revision":"3"}]}"#;
-        let range: Range = serde_json::from_str(range).unwrap();
-        let entry = Entry { key: "f".into(), value: Vec::new(), revision: 3 };
-        assert_eq!((range.header.revision, range.kvs), (7, vec![entry]));
-        let empty: Range = serde_json::from_str(r#"{"header":{"revision":9}}"#).unwrap();
-        assert!(empty.header.revision == 9 && empty.kvs.is_empty());
-        assert!(!serde_json::from_str::<Transaction>("{}").unwrap().succeeded);
-        assert_eq!(serde_json::from_str::<KeepAlive>(r#"{"result":{}}"#).unwrap().result.ttl, 0);
-        for wrong in [r#"{"kvs":[]}"#, r#"{"header":{"revision":"x"}}"#, "[]"] {
-            assert!(serde_json::from_str::<Range>(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn answers_are_read_whole_or_not_at_all() {
-        let plain = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
-        assert_eq!(answer(plain), Some((200, "{}".into())));
-        let chunked =
-            b"HTTP/1.1 404 No\r\nTransfer-Encoding: Chunked\r\n\r\n1\r\n{\r\n1;x\r\n}\r\n0\r\n\r\n";
-        assert_eq!(answer(chunked), Some((404, "{}".into())));
-        for wrong in [
-            &b""[..],
-            b"HTTP/1.1",
-            b"SSH-2.0-x\r\n\r\n",
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{",
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
-        ] {
-            assert_eq!(answer(wrong), None, "{}", String::from_utf8_lossy(wrong));
-        }
-    }
-}

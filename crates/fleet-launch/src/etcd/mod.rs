@@ -13,7 +13,14 @@
 //! | `leader` | the leader | its id |
 //! | keys of `protocol.rs` | | |
 
+mod access;
 mod gateway;
+mod messages;
 mod store;
+#[cfg(test)]
+mod tests;
+mod tls;
 
+pub use access::EtcdAccess;
+pub(crate) use access::open_to_all;
 pub use store::{EtcdStore, Lead};

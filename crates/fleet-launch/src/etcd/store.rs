@@ -1,10 +1,11 @@
 //! The store of a job in etcd, and the election of the leader.
 
-use super::gateway::{Entry, Gateway};
+use super::access::EtcdAccess;
+use super::gateway::Gateway;
+use super::messages::Entry;
 use crate::protocol::{LEADER, PLAN, RUN};
 use fleet_base::{Error, ErrorCode, Result};
 use fleet_net::{Change, Changes, Limits, Store, Swap, Time};
-use fleet_topology::Endpoint;
 use std::time::{Duration, Instant};
 
 /// The keys of one job in etcd, used by one machine.
@@ -29,8 +30,8 @@ pub enum Lead {
 impl EtcdStore {
     /// Opens the current run, or creates one. A run ends when no member has kept it alive for
     /// `ttl`.
-    pub fn open(server: &Endpoint, job_id: &str, own: &str, ttl: Duration) -> Result<EtcdStore> {
-        let gateway = Gateway { endpoint: server.clone() };
+    pub fn open(access: &EtcdAccess, job_id: &str, own: &str, ttl: Duration) -> Result<EtcdStore> {
+        let gateway = Gateway::new(access);
         let base = format!("/paddle/{job_id}/");
         let run = format!("{base}{RUN}");
         let made =
@@ -110,7 +111,7 @@ impl EtcdStore {
 fn running(gateway: &Gateway, run: &str) -> Result<Option<i64>> {
     let (found, _) = gateway.range(run, false, CALL_TIME)?;
     let Some(entry) = found.first() else { return Ok(None) };
-    let lease = std::str::from_utf8(&entry.value).ok().and_then(|text| text.parse().ok());
+    let lease = std::str::from_utf8(&entry.value.0).ok().and_then(|text| text.parse().ok());
     lease.map(Some).ok_or_else(|| {
         Error::unavailable(format!("malformed value of the key '{run}' in etcd"))
             .help("another --job_id has keys of its own")
@@ -132,7 +133,7 @@ impl Store for EtcdStore {
 
     fn get(&self, key: &str, limits: &Limits) -> Result<Option<Vec<u8>>> {
         let (found, _) = self.gateway.range(&self.path(key), false, time(limits)?)?;
-        Ok(found.into_iter().next().map(|entry| entry.value))
+        Ok(found.into_iter().next().map(|entry| entry.value.0))
     }
 
     fn wait(&self, keys: &[&str], limits: &Limits) -> Result<Vec<Vec<u8>>> {
@@ -188,7 +189,7 @@ impl Store for EtcdStore {
 
     fn list(&self, prefix: &str, limits: &Limits) -> Result<Vec<(String, Vec<u8>)>> {
         let (found, _) = self.entries(prefix, time(limits)?)?;
-        Ok(found.into_iter().map(|entry| (entry.key, entry.value)).collect())
+        Ok(found.into_iter().map(|entry| (entry.key, entry.value.0)).collect())
     }
 
     /// Polls for changes. Revisions count changes of the whole etcd, so that the returned entries
@@ -201,7 +202,7 @@ impl Store for EtcdStore {
             if now > revision {
                 let change = |entry: Entry| Change {
                     key: entry.key,
-                    value: Some(entry.value),
+                    value: Some(entry.value.0),
                     revision: entry.revision.unsigned_abs(),
                 };
                 let changes = found.into_iter().map(change).collect();

@@ -98,8 +98,9 @@ fn wrong_command_lines_say_what_to_do() {
     check("--master b:1 --ips a,b t.py", &["not at the first of --ips", "expected a:PORT"]);
     check("--master b:1 --elastic_server a:1 --nnodes 2 t.py", &["--elastic_server and --master"]);
     check("--ips a,b --elastic_server a:1 t.py", &["--elastic_server and --ips"]);
-    check("--elastic_server https://a:1 --nnodes 2 t.py", &["without TLS"]);
+    check("--elastic_server https://a:1 --nnodes 2 t.py", &["--etcd_ca is missing"]);
     check("--elastic_server a --nnodes 2 t.py", &["HOST:PORT", "--elastic_server 10.0.0.1:2379"]);
+    check("--etcd_user ann t.py", &["--etcd_user needs an etcd", "--elastic_server"]);
     check("--rdzv_backend etcd --nnodes 2 t.py", &["needs an etcd"]);
     check("--rdzv_backend zookeeper t.py", &["c10d or static", "zookeeper"]);
     check(
