@@ -1,5 +1,5 @@
-//! Client of the etcd v3 API over etcd's JSON gateway (HTTP), with one request per connection. On
-//! a kept connection, a request fails if etcd has just closed it, and a change must not be repeated.
+//! Client of the etcd v3 API over etcd's JSON gateway (HTTP), with one request per connection: on a
+//! kept connection, a request fails if etcd has just closed it, and a change must not be repeated.
 
 use super::access::EtcdAccess;
 use super::messages::{
