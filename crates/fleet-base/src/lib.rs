@@ -13,5 +13,5 @@ pub mod signals;
 pub mod sync;
 pub mod text;
 
-pub use entity::{EntityMap, EntityRef};
+pub use entity::{EntityMap, EntityRef, SecondaryMap};
 pub use error::{Error, ErrorCode, ErrorKind, Result};
