@@ -1,4 +1,5 @@
-//! Typed `u32` ids and the vectors that they index.
+//! Typed `u32` ids and the vectors that they index: an [`EntityMap`] assigns the ids, and
+//! [`SecondaryMap`]s hold further facts about some of them.
 //!
 //! ```
 //! use fleet_base::{entity_id, EntityMap};
@@ -137,6 +138,109 @@ impl<K: EntityRef, V> FromIterator<V> for EntityMap<K, V> {
 }
 
 impl<K: EntityRef, V: fmt::Debug> fmt::Debug for EntityMap<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+/// A map from ids that an [`EntityMap`] assigned. It is a vector up to the largest id in use, so a
+/// lookup hashes nothing, and it is iterated in the order of the ids.
+///
+/// ```
+/// use fleet_base::{entity_id, EntityRef, SecondaryMap};
+/// entity_id! {
+///     pub struct WheelId("wheel");
+/// }
+/// let [front, rear] = [0, 1].map(WheelId::from_index);
+/// let mut spokes: SecondaryMap<WheelId, u32> = SecondaryMap::new();
+/// assert_eq!(spokes.insert(rear, 36), None);
+/// *spokes.get_or_insert_with(rear, || 0) += 4;
+/// assert_eq!((spokes[rear], spokes.get(front)), (40, None));
+/// assert!(spokes.iter().eq([(rear, &40)]));
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecondaryMap<K: EntityRef, V> {
+    items: Vec<Option<V>>,
+    key: PhantomData<K>,
+}
+
+impl<K: EntityRef, V> SecondaryMap<K, V> {
+    pub fn new() -> Self {
+        SecondaryMap { items: Vec::new(), key: PhantomData }
+    }
+
+    pub fn get(&self, id: K) -> Option<&V> {
+        self.items.get(id.index())?.as_ref()
+    }
+
+    pub fn get_mut(&mut self, id: K) -> Option<&mut V> {
+        self.items.get_mut(id.index())?.as_mut()
+    }
+
+    pub fn contains(&self, id: K) -> bool {
+        self.get(id).is_some()
+    }
+
+    /// Sets the value of an id, and returns the previous one.
+    pub fn insert(&mut self, id: K, value: V) -> Option<V> {
+        self.slot(id).replace(value)
+    }
+
+    pub fn remove(&mut self, id: K) -> Option<V> {
+        self.items.get_mut(id.index())?.take()
+    }
+
+    pub fn get_or_insert_with(&mut self, id: K, make: impl FnOnce() -> V) -> &mut V {
+        self.slot(id).get_or_insert_with(make)
+    }
+
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (K, &V)> {
+        let items = self.items.iter().enumerate();
+        items.filter_map(|(index, value)| Some((K::from_index(index), value.as_ref()?)))
+    }
+
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = K> {
+        self.iter().map(|(id, _)| id)
+    }
+
+    pub fn values_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut V> {
+        self.items.iter_mut().flatten()
+    }
+
+    fn slot(&mut self, id: K) -> &mut Option<V> {
+        if id.index() >= self.items.len() {
+            self.items.resize_with(id.index() + 1, || None);
+        }
+        &mut self.items[id.index()]
+    }
+}
+
+impl<K: EntityRef, V> Default for SecondaryMap<K, V> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Panics if the map has no value for the id.
+impl<K: EntityRef, V> Index<K> for SecondaryMap<K, V> {
+    type Output = V;
+    fn index(&self, id: K) -> &V {
+        match self.get(id) {
+            Some(value) => value,
+            None => panic!("no value for {id:?}"),
+        }
+    }
+}
+
+impl<K: EntityRef, V> FromIterator<(K, V)> for SecondaryMap<K, V> {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(iter: I) -> Self {
+        let mut map = SecondaryMap::new();
+        iter.into_iter().for_each(|(id, value)| drop(map.insert(id, value)));
+        map
+    }
+}
+
+impl<K: EntityRef, V: fmt::Debug> fmt::Debug for SecondaryMap<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
     }

@@ -14,6 +14,6 @@ pub mod signals;
 pub mod sync;
 pub mod text;
 
-pub use entity::{EntityMap, EntityRef};
+pub use entity::{EntityMap, EntityRef, SecondaryMap};
 pub use error::{Error, ErrorCode, ErrorKind, Result};
 pub use reduce::ReduceOp;

@@ -9,12 +9,12 @@ use crate::flat::{self, CONDITIONAL, Flat, LaneAssignment};
 use crate::lanes::first_non_finite;
 use crate::shapes::{KnownShapes, Shapes};
 use crate::spill::FileSpill;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, SecondaryMap};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
 use fleet_ops::{Arg, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, Services};
 use fleet_tensor::{Buffer, Layout, Tensor};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Runs programs one op at a time, as a reference.
@@ -63,8 +63,8 @@ struct Frame<'a> {
     program: &'a Program,
     shapes: Shapes<'a>,
     scope: &'a mut Scope,
-    values: HashMap<VarId, Value>,
-    kernels: HashMap<OpId, Kernel>,
+    values: SecondaryMap<VarId, Value>,
+    kernels: SecondaryMap<OpId, Kernel>,
     step: u64,
 }
 
@@ -110,7 +110,8 @@ impl Interpreter {
         let kernels = self.prepare_all(program, &flat, &shapes)?;
         check_scope(program, &flat, &fetches, scope)?;
         let step = scope.step();
-        let mut frame = Frame { program, shapes, scope, values: HashMap::new(), kernels, step };
+        let mut frame =
+            Frame { program, shapes, scope, values: SecondaryMap::new(), kernels, step };
         for ((id, meta), (name, tensor)) in feeds.iter().zip(feed) {
             check_fed(name, *meta, tensor)?;
             let value = Value { meta: *meta, data: None, address: tensor.as_ptr(), rows: None };
@@ -127,7 +128,7 @@ impl Interpreter {
         program: &Program,
         flat: &[Flat],
         shapes: &Shapes<'_>,
-    ) -> Result<HashMap<OpId, Kernel>> {
+    ) -> Result<SecondaryMap<OpId, Kernel>> {
         let ops = flat.iter().filter_map(|step| match step {
             Flat::Op(id, def) => Some((*id, *def)),
             Flat::Jump { .. } => None,
@@ -187,13 +188,13 @@ impl Interpreter {
         let inputs = arg_slots(frame, &op.inputs)?;
         for var in op.all_outputs() {
             // A variable that the op both reads and writes is updated in place.
-            let is_held = frame.values.contains_key(&var);
+            let is_held = frame.values.contains(var);
             if !is_held || !op.all_inputs().any(|input| input == var) {
                 frame.make(var)?;
             }
         }
         let outputs = arg_slots(frame, &op.outputs)?;
-        let kernel = &frame.kernels[&id];
+        let kernel = &frame.kernels[id];
         let scratch = Buffer::zeroed(kernel.scratch_bytes)?;
         let input_slots: Vec<&[Arg]> = inputs.iter().map(Vec::as_slice).collect();
         let output_slots: Vec<&[Arg]> = outputs.iter().map(Vec::as_slice).collect();
@@ -225,7 +226,7 @@ impl Frame<'_> {
     /// the scope.
     fn arg(&mut self, id: VarId) -> Result<Arg> {
         let var = self.program.var(id);
-        if !self.values.contains_key(&id) {
+        if !self.values.contains(id) {
             if !var.persistable {
                 return Err(Error::invalid(match var.is_data {
                     true => format!("no value was fed for '{}'", var.name),
@@ -238,7 +239,7 @@ impl Frame<'_> {
             let value = Value { meta, data: None, address: held.as_ptr(), rows: None };
             self.values.insert(id, value);
         }
-        let value = &self.values[&id];
+        let value = &self.values[id];
         let address = value.data.as_ref().map_or(value.address, Buffer::as_ptr);
         let rows = value.rows.as_ref();
         let rows = rows.map(|(rows, count)| (count.as_ptr().cast(), rows.as_ptr().cast()));

@@ -6,12 +6,11 @@
 //! arguments and their memory always have the same length.
 
 use crate::flat::Flat;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, SecondaryMap};
 use fleet_ir::{OpId, Program, VarId, VarKind};
 use fleet_ops::verify::two_sizes;
 use fleet_ops::{Meta, OpDef};
 use fleet_tensor::{DType, Shape};
-use std::collections::HashMap;
 
 /// The known types and shapes from which the others are inferred.
 pub(crate) struct KnownShapes<'a> {
@@ -24,9 +23,9 @@ pub(crate) struct KnownShapes<'a> {
 /// first write.
 pub(crate) struct Shapes<'a> {
     program: &'a Program,
-    metas: HashMap<VarId, Meta>,
+    metas: SecondaryMap<VarId, Meta>,
     /// The first op that writes each variable.
-    first_writers: HashMap<VarId, OpId>,
+    first_writers: SecondaryMap<VarId, OpId>,
 }
 
 impl<'a> Shapes<'a> {
@@ -48,7 +47,7 @@ impl<'a> Shapes<'a> {
 
     /// Returns the type and shape of a variable that an op of the program reads or writes.
     pub fn of(&self, var: VarId) -> Meta {
-        self.metas[&var]
+        self.metas[var]
     }
 
     pub fn of_slots(&self, slots: &[Vec<VarId>]) -> Vec<Vec<Meta>> {
@@ -58,7 +57,7 @@ impl<'a> Shapes<'a> {
     /// Returns an error if the shape of a variable is not known.
     pub fn check_known(&self, id: VarId) -> Result<()> {
         let var = self.program.var(id);
-        match self.metas.get(&id) {
+        match self.metas.get(id) {
             Some(meta) if meta.shape.is_known() => Ok(()),
             Some(meta) => Err(Error::invalid(format!("unknown shape of '{}'", var.name))
                 .got(meta.shape)
@@ -72,7 +71,7 @@ impl<'a> Shapes<'a> {
     }
 
     fn of_inputs(program: &'a Program, known: &KnownShapes<'_>) -> Result<Shapes<'a>> {
-        let mut metas: HashMap<VarId, Meta> = known.feeds.iter().copied().collect();
+        let mut metas: SecondaryMap<VarId, Meta> = known.feeds.iter().copied().collect();
         for (id, var) in program.vars().filter(|(_, var)| var.persistable) {
             if var.is_data {
                 return Err(Error::invalid(format!(
@@ -96,7 +95,7 @@ impl<'a> Shapes<'a> {
             };
             metas.insert(id, meta);
         }
-        Ok(Shapes { program, metas, first_writers: HashMap::new() })
+        Ok(Shapes { program, metas, first_writers: SecondaryMap::new() })
     }
 
     fn add_op(&mut self, id: OpId, def: &OpDef) -> Result<()> {
@@ -105,7 +104,7 @@ impl<'a> Shapes<'a> {
         for var in op.all_inputs() {
             self.check_known(var).map_err(place)?;
         }
-        let made = def.shapes(op, |var| self.metas[&var]).map_err(place)?;
+        let made = def.shapes(op, |var| self.metas[var]).map_err(place)?;
         for (vars, metas) in op.outputs.iter().zip(made) {
             for (index, var) in vars.iter().enumerate() {
                 let made = metas.get(index).ok_or_else(|| {
@@ -116,7 +115,7 @@ impl<'a> Shapes<'a> {
                 })?;
                 self.check_write(*var, *made).map_err(place)?;
                 self.metas.insert(*var, *made);
-                self.first_writers.entry(*var).or_insert(id);
+                self.first_writers.get_or_insert_with(*var, || id);
             }
         }
         Ok(())
@@ -153,7 +152,7 @@ impl<'a> Shapes<'a> {
                 .got(made.describe())
                 .help("remove 'persistable'"));
         }
-        match self.metas.get(&id) {
+        match self.metas.get(id) {
             Some(held) if held.shape.is_known() && *held != made => {
                 Err(self.size_conflict(id, *held, made))
             }
@@ -162,7 +161,7 @@ impl<'a> Shapes<'a> {
     }
 
     fn size_conflict(&self, id: VarId, held: Meta, made: Meta) -> Error {
-        match self.first_writers.get(&id) {
+        match self.first_writers.get(id) {
             Some(first) => two_sizes(self.program, id, (held, *first), made),
             None => Error::invalid(format!(
                 "output '{}' does not match its shape in the scope",
