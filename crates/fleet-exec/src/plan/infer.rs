@@ -105,7 +105,7 @@ mod tests {
           () = conditional_block(Cond: %go) {sub_block: block1}
           (Out: %z) = relu(X: %x)
         }
-        block1 {
+        block1 in block0 {
           (Out: %y) = relu(X: %x)
           (Out: %z) = tanh(X: %x)
         }";

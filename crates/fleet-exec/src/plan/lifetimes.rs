@@ -44,8 +44,8 @@ impl Lifetimes {
         self.0.iter()
     }
 
-    /// Adds the uses of a step. A variable that is read only for its shape counts only if no earlier
-    /// step touches it.
+    /// Adds the uses of a step. A variable that is read only for its shape counts only if no
+    /// earlier step touches it.
     fn add(&mut self, inferred: &Inferred<'_>, at: usize, step: &Flat) {
         let (id, def) = match step {
             Flat::Op(id, def) => (*id, *def),
@@ -196,7 +196,7 @@ mod tests {
               () = conditional_block(Cond: %go) {sub_block: block1}
               (Out: %z) = relu(X: %x)
             }
-            block1 {
+            block1 in block0 {
               (Out: %t) = tanh(X: %y)
               (Out: %y) = tanh(X: %t)
               (Out: %z) = tanh(X: %y)
