@@ -12,11 +12,11 @@
 use crate::decision::{Decision, Verdict};
 use crate::effective::Effective;
 use crate::meta::{Facts, StrategyId};
-use crate::problem::Problem;
 use crate::rates::{BATCH_ASSUMED, Origin};
-use crate::reflect::{Field, Reflect};
-use crate::schema::DistributedStrategy;
 use fleet_base::text;
+use fleet_config::DistributedStrategy;
+use fleet_config::Problem;
+use fleet_config::{Field, Reflect};
 use fleet_ops::{CostCtx, Meta, Registry, meta};
 use std::fmt;
 

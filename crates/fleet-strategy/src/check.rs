@@ -3,13 +3,13 @@
 
 use crate::auto;
 use crate::effective::Effective;
-use crate::form::{Inspection, StrategyForm};
 use crate::meta::{self, STRATEGIES};
-use crate::problem::{Problem, all_in_one};
-use crate::schema::DistributedStrategy;
 use crate::servers::exchange;
-use crate::source::Written;
 use fleet_base::Result;
+use fleet_config::DistributedStrategy;
+use fleet_config::Written;
+use fleet_config::{Inspection, StrategyForm};
+use fleet_config::{Problem, all_in_one};
 use fleet_ir::Program;
 
 /// Returns all errors and all settings without effect, errors first. A strategy with errors is

@@ -1,6 +1,6 @@
 //! The strategy in effect.
 
-use crate::schema::DistributedStrategy;
+use fleet_config::DistributedStrategy;
 use std::borrow::Cow;
 use std::ops::Deref;
 

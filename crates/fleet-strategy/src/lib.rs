@@ -1,65 +1,32 @@
-//! [`DistributedStrategy`]: the object that configures distributed training of a job.
+//! Strategies: how a job trains a program, as rewrites of the program.
 //!
-//! ```
-//! use fleet_strategy::{AmpConfig, DistributedStrategy};
-//! let strategy = DistributedStrategy::new()
-//!     .use_amp(AmpConfig::default().with_init_loss_scaling(1024.0))
-//!     .use_recompute(["encoder_0.tmp_2", "encoder_1.tmp_2"])
-//!     .with_fuse_grad_size_in_MB(16);
-//! assert!(strategy.amp());
-//! assert_eq!(strategy.amp_configs().decr_ratio(), 0.8); // not assigned: the default
-//! assert_eq!(strategy.amp_configs().decr_ratio, None);
-//! ```
+//! [`DistributedStrategy`] of `fleet-config` asks for them. [`decide`] says which apply, and why;
+//! [`minimize`] applies them.
 
 pub mod auto;
 pub mod buckets;
 mod check;
-mod compat;
 pub mod compiler;
 pub mod cost;
 mod decision;
 mod effective;
-mod fields;
-mod flags;
-mod form;
 mod job;
 mod local_state;
 pub mod meta;
-mod notices;
-mod objects;
-mod overview;
-mod problem;
+mod options;
 mod ranks;
 mod rates;
-pub mod reflect;
-mod schema;
 pub mod servers;
-mod set;
-mod source;
-mod tables;
-mod typed;
-mod value;
 
 pub use check::{check, inspect, unmatched, validate};
 pub use compiler::{Plan, decide, minimize, minimize_observed};
 pub use decision::{Decided, Decision, Verdict};
 pub use effective::Effective;
+pub use fleet_config::*;
 pub use fleet_ops::Spread;
-pub use form::{FILE_BYTES_MAX, Inspection, StrategyForm, read_file};
 pub use local_state::{LocalVar, local_state};
 pub use meta::StrategyId;
 pub use meta::recompute::recompute_candidates;
-pub use notices::Notices;
-pub use problem::{Place, Problem, Severity, all_in_one};
+pub use options::build_options;
 pub use ranks::{Ranks, RingSpec};
 pub use rates::{BATCH_ASSUMED, Cluster, Origin, Rates};
-pub use reflect::{EnumShape, Field, Item, Kind, Reflect, Scalar, Shape};
-pub use schema::*;
-pub use source::{StrategySource, Written};
-pub use value::Value;
-
-/// Returns the accepted alternative names: the message, the name in it, and the field it stands
-/// for.
-pub fn other_names() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    compat::all()
-}

@@ -1,7 +1,7 @@
 //! A strategy's settings for running one program.
 
 use fleet_exec::ExecOptions;
-use fleet_strategy::DistributedStrategy;
+use fleet_strategy::{DistributedStrategy, build_options};
 
 /// Returns `base` with the values that `build_strategy` and `execution_strategy` of the strategy
 /// assign.
@@ -25,7 +25,7 @@ pub fn exec_options(strategy: &DistributedStrategy, base: ExecOptions) -> ExecOp
             execution.num_iteration_per_drop_scope,
             base.num_iteration_per_drop_scope,
         ),
-        build: strategy.build_strategy().build_options(base.build.clone()),
+        build: build_options(strategy.build_strategy(), base.build.clone()),
         ..base
     }
 }

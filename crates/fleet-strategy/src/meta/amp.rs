@@ -16,10 +16,10 @@
 use super::{Applies, Facts, Kind, Strategy};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
-use crate::problem::Problem;
-use crate::schema::AmpConfig;
 use fleet_base::text::did_you_mean;
 use fleet_base::{Error, Result};
+use fleet_config::AmpConfig;
+use fleet_config::Problem;
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_ops::{AmpClass, Emit, Meta, Registry};
 use fleet_ops::{

@@ -13,8 +13,8 @@ use super::{Applies, Facts, Kind, Strategy, trains_alone};
 use crate::buckets::{self, Item};
 use crate::effective::Effective;
 use crate::job::Job;
-use crate::problem::Problem;
 use fleet_base::Result;
+use fleet_config::Problem;
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_nn::optimizer::ParamGrad;
 use fleet_ops::{

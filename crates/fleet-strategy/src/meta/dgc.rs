@@ -9,8 +9,8 @@
 use super::{Applies, Conflict, Facts, Kind, Strategy, StrategyId};
 use crate::effective::Effective;
 use crate::job::Job;
-use crate::problem::Problem;
 use fleet_base::{Error, Result};
+use fleet_config::Problem;
 use fleet_ir::{OpRole, Program, Regularizer, VarId};
 use fleet_nn::GradClip;
 use fleet_nn::optimizer::{MomentumRule, Rule};

@@ -5,8 +5,8 @@
 use super::{Applies, Facts, Kind, Strategy, trains_alone};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
-use crate::problem::Problem;
 use fleet_base::Result;
+use fleet_config::Problem;
 use fleet_ir::{OpRole, Program, Var, VarId};
 use fleet_ops::Emit;
 use fleet_ops::math::cast;

@@ -9,8 +9,8 @@
 use super::{Applies, Facts, Kind, Strategy};
 use crate::effective::Effective;
 use crate::job::Job;
-use crate::problem::Problem;
 use fleet_base::{Error, Result};
+use fleet_config::Problem;
 use fleet_ir::{OpRole, Program};
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_ops::Emit;

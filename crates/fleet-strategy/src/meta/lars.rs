@@ -4,8 +4,8 @@
 use super::{Applies, Facts, Kind, Strategy, weight_decay};
 use crate::effective::Effective;
 use crate::job::Job;
-use crate::problem::Problem;
 use fleet_base::Result;
+use fleet_config::Problem;
 use fleet_ir::Program;
 use fleet_nn::optimizer::{LarsMomentumRule, Rule};
 

@@ -37,10 +37,10 @@ mod weight_decay;
 
 use crate::effective::Effective;
 use crate::job::Job;
-use crate::problem::Problem;
 use crate::ranks::Ranks;
 use crate::rates::Rates;
 use fleet_base::Result;
+use fleet_config::Problem;
 use fleet_ir::Program;
 use fleet_nn::optimizer::OptimizerDesc;
 use std::fmt;

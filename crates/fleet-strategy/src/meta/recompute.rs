@@ -15,8 +15,8 @@
 use super::{Applies, Facts, Kind, Strategy, offload};
 use crate::effective::Effective;
 use crate::job::Job;
-use crate::problem::Problem;
 use fleet_base::{Error, Result, text};
+use fleet_config::Problem;
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId};
 use std::collections::{HashMap, HashSet};
 

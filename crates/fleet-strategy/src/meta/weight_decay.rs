@@ -1,6 +1,6 @@
 //! Names of parameters that strategies exclude from weight decay.
 
-use crate::problem::Problem;
+use fleet_config::Problem;
 use fleet_ir::Program;
 
 /// Reports names of a list (its path and content) that match no parameter. `how` describes the

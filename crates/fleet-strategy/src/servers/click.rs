@@ -14,8 +14,8 @@
 
 use super::tables::{SparseTable, TableRule};
 use crate::DistributedStrategy;
-use crate::schema::{SgdParameter, TableAccessorParameter, TableParameter, TableType};
 use fleet_base::{Error, Result};
+use fleet_config::{SgdParameter, TableAccessorParameter, TableParameter, TableType};
 use fleet_table::{Accessor, CtrAccessor, DAYS_MAX, Initializer, Rule, rule};
 
 /// One part of a click row: the weight, or the embedding.

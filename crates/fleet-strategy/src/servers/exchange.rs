@@ -1,9 +1,9 @@
 //! The modes in which workers and servers synchronise.
 
-use crate::problem::{Problem, all_in_one};
-use crate::schema::DistributedStrategy;
-use crate::source::Written;
 use fleet_base::{Error, Result};
+use fleet_config::DistributedStrategy;
+use fleet_config::Written;
+use fleet_config::{Problem, all_in_one};
 use fleet_table::{Exchange, PushMode};
 
 /// Returns the mode of a strategy; without any assignment it is async, the default of `a_sync`.

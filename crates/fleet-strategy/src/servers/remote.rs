@@ -10,8 +10,8 @@ use super::click::{class_note, descriptions, make_click_table};
 use super::tables::{SparseTable, TableRule, Tables, initializer};
 use super::{Place, dense_tables, emit_recv, send_names, set_limits};
 use crate::job::Job;
-use crate::schema::TableParameter;
 use fleet_base::{Error, Result};
+use fleet_config::TableParameter;
 use fleet_ir::{OpId, OpRole, Program, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_ops::{

@@ -5,7 +5,7 @@ use crate::world::{Network, mlp, rewritten};
 use fleet_nn::prelude::*;
 use fleet_passes::BuildOptions;
 use fleet_strategy::servers::{self, Place};
-use fleet_strategy::{DistributedStrategy, Field, Item, Kind, Ranks, Shape, Value};
+use fleet_strategy::{DistributedStrategy, Field, Item, Kind, Ranks, Shape, Value, build_options};
 
 /// A network with batch norm.
 fn normalised(net: &Net) -> fleet_ir::VarId {
@@ -57,7 +57,7 @@ fn outcome(path: &str, strategy: &DistributedStrategy) -> Result<String, String>
     let ranks = Ranks::new(0, 8).per_node(4);
     let (programs, plan) = rewritten(network(path), &rule(path), strategy, ranks)
         .map_err(|error| error.to_string())?;
-    let build = strategy.build_strategy().build_options(BuildOptions::default());
+    let build = build_options(strategy.build_strategy(), BuildOptions::default());
     let execution = strategy.execution_strategy();
     let execution = [
         execution.num_threads,

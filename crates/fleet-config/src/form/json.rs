@@ -1,0 +1,308 @@
+//! JSON: names as in the text form, enums by name, infinities and NaN as strings.
+//!
+//! This crate has its own parser, because problems must be reported with line and column.
+
+use super::document::{DEPTH_MAX, Data, Entry, Node};
+use super::literal::{float32, float64, quoted};
+use crate::problem::{Place, Problem};
+use crate::reflect::{Item, Kind, Reflect};
+use crate::value::Value;
+use std::fmt::Write;
+
+pub fn write(message: &dyn Reflect) -> String {
+    let mut out = String::new();
+    object(message, 0, &mut out);
+    out.push('\n');
+    out
+}
+
+fn object(message: &dyn Reflect, depth: usize, out: &mut String) {
+    let indent = "  ".repeat(depth + 1);
+    let mut comma = "\n";
+    out.push('{');
+    for field in message.shape().fields {
+        let slot = message.slot(field.number);
+        if slot.count() == 0 {
+            continue;
+        }
+        let _ = write!(out, "{comma}{indent}{}: ", quoted(field.name));
+        comma = ",\n";
+        if field.repeated {
+            out.push('[');
+        }
+        for index in 0..slot.count() {
+            if index > 0 {
+                out.push_str(", ");
+            }
+            match slot.item(index) {
+                Item::Message(nested) => object(nested, depth + 1, out),
+                item => out.push_str(&scalar(field.kind, item)),
+            }
+        }
+        if field.repeated {
+            out.push(']');
+        }
+    }
+    match comma {
+        "\n" => out.push('}'),
+        _ => {
+            let _ = write!(out, "\n{}}}", "  ".repeat(depth));
+        }
+    }
+}
+
+fn scalar(kind: Kind, item: Item<'_>) -> String {
+    let finite = |value: f64, text: String| match value.is_finite() {
+        true => text,
+        false => quoted(&text),
+    };
+    match item {
+        Item::Float(value) => finite(value.into(), float32(value)),
+        Item::Double(value) => finite(value, float64(value)),
+        item => Value::of(kind, item).to_string(),
+    }
+}
+
+/// Parses a text into a tree. JSON has no line structure for recovery, so only the first syntax
+/// error is reported.
+pub fn read(text: &str) -> (Vec<Entry>, Vec<Problem>) {
+    let mut reader = Reader::new(text);
+    let entries = reader.value(0).and_then(|node| {
+        reader.end()?;
+        match node.data {
+            Data::Message(entries) => Ok(entries),
+            _ => Err(("expected an object".into(), node.at)),
+        }
+    });
+    match entries {
+        Ok(entries) => (entries, Vec::new()),
+        Err((message, at)) => (Vec::new(), vec![Problem::error("", message).at(at)]),
+    }
+}
+
+impl Value {
+    /// Parses a command-line value: JSON, Python's `True` and `False`, or else a text.
+    ///
+    /// ```
+    /// use fleet_config::Value;
+    /// assert_eq!(Value::read("[1, 2]"), [1, 2].into());
+    /// assert_eq!(Value::read("1F1B"), "1F1B".into());
+    /// ```
+    pub fn read(text: &str) -> Value {
+        match text.trim() {
+            "True" => Value::Bool(true),
+            "False" => Value::Bool(false),
+            trimmed => json_value(trimmed).unwrap_or_else(|| text.into()),
+        }
+    }
+}
+
+/// Returns `None` if the text is not JSON.
+fn json_value(text: &str) -> Option<Value> {
+    let mut reader = Reader::new(text);
+    let node = reader.value(0).ok()?;
+    reader.end().ok()?;
+    Some(plain(node.data))
+}
+
+fn plain(data: Data) -> Value {
+    match data {
+        Data::Word(text) | Data::Number(text) => Value::Str(text),
+        Data::Value(value) => value,
+        Data::List(nodes) => Value::List(nodes.into_iter().map(|node| plain(node.data)).collect()),
+        Data::Message(entries) => {
+            Value::map(entries.into_iter().map(|entry| (entry.key, plain(entry.node.data))))
+        }
+    }
+}
+
+type SyntaxError = (String, Place);
+
+struct Reader<'t> {
+    chars: std::iter::Peekable<std::str::Chars<'t>>,
+    at: Place,
+}
+
+impl<'t> Reader<'t> {
+    fn new(text: &'t str) -> Reader<'t> {
+        Reader { chars: text.chars().peekable(), at: Place { line: 1, column: 1 } }
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let c = self.chars.next()?;
+        if c == '\n' {
+            self.at = Place { line: self.at.line + 1, column: 1 };
+        } else {
+            self.at.column += 1;
+        }
+        Some(c)
+    }
+
+    fn skip_space(&mut self) {
+        while self.chars.peek().is_some_and(|c| matches!(c, ' ' | '\t' | '\r' | '\n')) {
+            self.next();
+        }
+    }
+
+    fn accept(&mut self, sign: char) -> bool {
+        self.skip_space();
+        let found = self.chars.peek() == Some(&sign);
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    fn expected<T>(&mut self, what: &str) -> Result<T, SyntaxError> {
+        let got = match self.chars.peek() {
+            Some(c) => format!("'{}'", c.escape_debug()),
+            None => "the end of the text".into(),
+        };
+        Err((format!("expected {what}, got {got}"), self.at))
+    }
+
+    fn end(&mut self) -> Result<(), SyntaxError> {
+        self.skip_space();
+        match self.chars.peek() {
+            None => Ok(()),
+            Some(_) => self.expected("the end of the text"),
+        }
+    }
+
+    fn value(&mut self, depth: usize) -> Result<Node, SyntaxError> {
+        self.skip_space();
+        let at = self.at;
+        if depth >= DEPTH_MAX {
+            return Err((format!("values are nested deeper than {DEPTH_MAX} levels"), at));
+        }
+        let data = match self.chars.peek().copied() {
+            Some('{') => Data::Message(self.object(depth)?),
+            Some('[') => Data::List(self.list(depth)?),
+            Some('"') => Data::Value(Value::Str(self.string()?)),
+            Some('-' | '0'..='9') => Data::Value(self.number(at)?),
+            Some('a'..='z' | 'A'..='Z') => Data::Value(self.word(at)?),
+            _ => return self.expected("a value"),
+        };
+        Ok(Node { at, data })
+    }
+
+    fn object(&mut self, depth: usize) -> Result<Vec<Entry>, SyntaxError> {
+        self.next();
+        let mut entries = Vec::new();
+        if self.accept('}') {
+            return Ok(entries);
+        }
+        loop {
+            self.skip_space();
+            let at = self.at;
+            if self.chars.peek() != Some(&'"') {
+                return self.expected("a name in double quotes");
+            }
+            let key = self.string()?;
+            if !self.accept(':') {
+                return self.expected("':'");
+            }
+            let node = self.value(depth + 1)?;
+            entries.push(Entry { key, at, node });
+            if self.accept('}') {
+                return Ok(entries);
+            }
+            if !self.accept(',') {
+                return self.expected("',' or '}'");
+            }
+        }
+    }
+
+    fn list(&mut self, depth: usize) -> Result<Vec<Node>, SyntaxError> {
+        self.next();
+        let mut nodes = Vec::new();
+        if self.accept(']') {
+            return Ok(nodes);
+        }
+        loop {
+            nodes.push(self.value(depth + 1)?);
+            if self.accept(']') {
+                return Ok(nodes);
+            }
+            if !self.accept(',') {
+                return self.expected("',' or ']'");
+            }
+        }
+    }
+
+    fn number(&mut self, at: Place) -> Result<Value, SyntaxError> {
+        let mut text = String::new();
+        let part = |c: &char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E');
+        while let Some(c) = self.chars.next_if(part) {
+            self.at.column += 1;
+            text.push(c);
+        }
+        let value = match text.contains(['.', 'e', 'E']) {
+            true => text.parse().ok().map(Value::Float),
+            false => text.parse().ok().map(Value::Int),
+        };
+        value.ok_or_else(|| (format!("'{text}' is not a number"), at))
+    }
+
+    fn word(&mut self, at: Place) -> Result<Value, SyntaxError> {
+        let mut word = String::new();
+        while let Some(c) = self.chars.next_if(char::is_ascii_alphanumeric) {
+            self.at.column += 1;
+            word.push(c);
+        }
+        match word.as_str() {
+            "true" => Ok(Value::Bool(true)),
+            "false" => Ok(Value::Bool(false)),
+            "null" => Ok(Value::None),
+            _ => Err((format!("expected a value, got '{word}'"), at)),
+        }
+    }
+
+    fn string(&mut self) -> Result<String, SyntaxError> {
+        let at = self.at;
+        self.next();
+        let mut text = String::new();
+        loop {
+            match self.next() {
+                Some('"') => return Ok(text),
+                Some('\\') => text.push(self.escape()?),
+                Some(c) if c >= ' ' => text.push(c),
+                _ => return Err(("the string has no closing \"".into(), at)),
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<char, SyntaxError> {
+        let at = self.at;
+        let wrong = || ("unknown escape in a string".to_string(), at);
+        let c = match self.next() {
+            Some(c @ ('"' | '\\' | '/')) => c,
+            Some('b') => '\u{8}',
+            Some('f') => '\u{c}',
+            Some('n') => '\n',
+            Some('r') => '\r',
+            Some('t') => '\t',
+            Some('u') => {
+                let first = self.hex().ok_or_else(wrong)?;
+                // A character beyond the basic plane is two escapes.
+                let code = match first {
+                    0xd800..0xdc00 => {
+                        if self.next() != Some('\\') || self.next() != Some('u') {
+                            return Err(wrong());
+                        }
+                        let second = self.hex().filter(|code| (0xdc00..0xe000).contains(code));
+                        0x10000 + ((first - 0xd800) << 10) + second.ok_or_else(wrong)? - 0xdc00
+                    }
+                    code => code,
+                };
+                char::from_u32(code).ok_or_else(wrong)?
+            }
+            _ => return Err(wrong()),
+        };
+        Ok(c)
+    }
+
+    fn hex(&mut self) -> Option<u32> {
+        (0..4).try_fold(0, |value, _| Some(value << 4 | self.next()?.to_digit(16)?))
+    }
+}

@@ -1,0 +1,178 @@
+//! The overview of a strategy: a table of all settings in effect.
+
+use crate::reflect::{Field, Item, Kind, Reflect};
+use crate::schema::BuildStrategy;
+use crate::schema::{DistributedStrategy, ExecutionStrategy};
+use std::fmt::{self, Write};
+
+/// Columns between the borders.
+const WIDTH: usize = 78;
+/// Width of the names' column; names are right-aligned.
+const NAMES: usize = 38;
+/// Width of the values' column; values are centred.
+const VALUES: usize = 38;
+
+impl fmt::Display for DistributedStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.overview())
+    }
+}
+
+impl DistributedStrategy {
+    /// Returns the table that `Display` prints.
+    pub fn overview(&self) -> String {
+        let mut table = Table::default();
+        table.title("DistributedStrategy Overview");
+        let fields = self.shape().fields;
+        let configs = |field: &Field| {
+            let name = format!("{}_configs", field.name);
+            fields.iter().find(|field| field.name == name)
+        };
+        for field in fields.iter().filter(|field| is_bool(field)) {
+            if let Some(configs) = configs(field).filter(|_| is_on(self, field)) {
+                table.header(&format!("{}=True <-> {}", field.name, configs.name));
+                let slot = self.slot(configs.number);
+                match (slot.count() > 0).then(|| slot.item(0)) {
+                    Some(Item::Message(message)) => table.message(message),
+                    _ => table.defaults(configs),
+                }
+                table.border('=');
+            }
+        }
+        table.header("Environment Flags, Communication Flags");
+        for field in fields {
+            let own_section = matches!(field.name, "build_strategy" | "execution_strategy");
+            let with_configs = is_bool(field) && configs(field).is_some();
+            let elsewhere = own_section || with_configs || field.name.ends_with("_configs");
+            if !elsewhere && is_shown(self, field) {
+                table.field(self, field);
+            }
+        }
+        table.border('=');
+        table.header("Build Strategy");
+        table.message(self.build_strategy() as &BuildStrategy);
+        table.border('=');
+        table.header("Execution Strategy");
+        table.message(self.execution_strategy() as &ExecutionStrategy);
+        table.border('=');
+        table.text
+    }
+}
+
+fn is_bool(field: &Field) -> bool {
+    matches!(field.kind, Kind::Bool)
+}
+
+/// Returns whether a field is shown; Fleet's own fields are shown only if assigned.
+fn is_shown(message: &dyn Reflect, field: &Field) -> bool {
+    field.number < crate::schema::OWN_NUMBERS || message.slot(field.number).count() > 0
+}
+
+fn is_on(message: &dyn Reflect, field: &Field) -> bool {
+    let slot = message.slot(field.number);
+    let item = if slot.count() > 0 { Some(slot.item(0)) } else { field.default_item() };
+    matches!(item, Some(Item::Bool(true)))
+}
+
+#[derive(Default)]
+struct Table {
+    text: String,
+}
+
+impl Table {
+    fn line(&mut self, text: &str) {
+        let _ = writeln!(self.text, "    |{text}|");
+    }
+
+    fn border(&mut self, of: char) {
+        let _ = writeln!(self.text, "    +{}+", of.to_string().repeat(WIDTH));
+    }
+
+    fn title(&mut self, text: &str) {
+        self.border('=');
+        self.line(&" ".repeat(WIDTH));
+        self.line(&centred(text, WIDTH));
+        self.line(&" ".repeat(WIDTH));
+        self.border('=');
+    }
+
+    fn header(&mut self, text: &str) {
+        self.line(&centred(text, WIDTH));
+        self.border('-');
+    }
+
+    fn row(&mut self, name: &str, value: &str) {
+        self.line(&format!("{name:>NAMES$}  {}", centred(value, VALUES)));
+    }
+
+    fn message(&mut self, message: &dyn Reflect) {
+        for field in message.shape().fields {
+            if is_shown(message, field) {
+                self.field(message, field);
+            }
+        }
+    }
+
+    fn defaults(&mut self, configs: &Field) {
+        let Kind::Message(shape) = configs.kind else { return };
+        for field in shape().fields.iter().filter(|field| field.number < crate::schema::OWN_NUMBERS)
+        {
+            match (field.repeated, field.default_item()) {
+                (false, Some(item)) => self.row(field.name, &shown(item)),
+                _ => self.unset(field),
+            }
+        }
+    }
+
+    fn field(&mut self, message: &dyn Reflect, field: &Field) {
+        let slot = message.slot(field.number);
+        let message = matches!(field.kind, Kind::Message(_));
+        match (slot.count(), field.default_item()) {
+            (0, Some(item)) if !field.repeated => self.row(field.name, &shown(item)),
+            (0, _) => self.unset(field),
+            (_, _) if message => {
+                // A message in the table is its text form on one line.
+                let items: Vec<String> = (0..slot.count()).map(|i| shown(slot.item(i))).collect();
+                let items = items.join(", ");
+                self.row(field.name, &if field.repeated { format!("[{items}]") } else { items });
+            }
+            (count, _) => {
+                for index in 0..count {
+                    let name = if index == 0 { field.name } else { "" };
+                    self.row(name, &shown(slot.item(index)));
+                }
+            }
+        }
+    }
+
+    fn unset(&mut self, field: &Field) {
+        match (field.repeated, matches!(field.kind, Kind::Message(_))) {
+            (true, true) => self.row(field.name, "[]"),
+            (true, false) => {}
+            (false, _) => self.row(field.name, ""),
+        }
+    }
+}
+
+/// Formats a value like Python, where 32-bit floats are converted to 64-bit ones.
+fn shown(item: Item<'_>) -> String {
+    match item {
+        Item::Bool(true) => "True".into(),
+        Item::Bool(false) => "False".into(),
+        Item::Int32(value) => value.to_string(),
+        Item::Uint32(value) => value.to_string(),
+        Item::Uint64(value) => value.to_string(),
+        Item::Float(value) => crate::form::literal::float64(value.into()),
+        Item::Double(value) => crate::form::literal::float64(value),
+        Item::Text(value) => value.to_string(),
+        Item::Message(message) => crate::form::one_line(message),
+    }
+}
+
+/// Centres a text; if the space is odd, the extra column is on the same side as in Python.
+fn centred(text: &str, width: usize) -> String {
+    let chars = text.chars().count();
+    let space = width.saturating_sub(chars);
+    let left = space / 2 + (space & width & 1);
+    format!("{}{text}{}", " ".repeat(left), " ".repeat(space - left))
+}

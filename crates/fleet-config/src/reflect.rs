@@ -1,0 +1,297 @@
+//! Reflection of messages: their fields, and the values of fields by number.
+//!
+//! Text forms, key/value access, the overview, checks and documentation are written once, in terms
+//! of [`Reflect`]. Only `schema/` defines the fields.
+
+use crate::allowed::Rule;
+use std::fmt;
+
+/// Description of a message.
+#[derive(Debug)]
+pub struct Shape {
+    /// The protobuf name, such as `AMPConfig`.
+    pub name: &'static str,
+    pub doc: &'static [&'static str],
+    /// In the order of their numbers.
+    pub fields: &'static [Field],
+}
+
+impl Shape {
+    pub fn field(&self, name: &str) -> Option<&'static Field> {
+        self.fields.iter().find(|field| field.name == name)
+    }
+
+    pub fn numbered(&self, number: u32) -> Option<&'static Field> {
+        self.fields.iter().find(|field| field.number == number)
+    }
+}
+
+/// Description of a field.
+#[derive(Debug)]
+pub struct Field {
+    pub name: &'static str,
+    pub number: u32,
+    pub kind: Kind,
+    pub repeated: bool,
+    /// As in the schema; see [`Field::default_item`].
+    default: Option<&'static str>,
+    pub doc: &'static [&'static str],
+    /// Why the field is accepted and stored, but has no effect.
+    pub ignored: Option<&'static str>,
+    /// Why the field is not supported; values above its default are refused by `minimize`.
+    pub refused: Option<&'static str>,
+    /// The values that a check allows.
+    pub(crate) rule: Option<Rule>,
+}
+
+/// The type of a field's values.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    Bool,
+    Int32,
+    Uint32,
+    Uint64,
+    Float,
+    Double,
+    Text,
+    Enum(&'static EnumShape),
+    Message(fn() -> &'static Shape),
+}
+
+impl Kind {
+    /// Returns the protobuf name of the type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Bool => "bool",
+            Kind::Int32 => "int32",
+            Kind::Uint32 => "uint32",
+            Kind::Uint64 => "uint64",
+            Kind::Float => "float",
+            Kind::Double => "double",
+            Kind::Text => "string",
+            Kind::Enum(shape) => shape.name,
+            Kind::Message(shape) => shape().name,
+        }
+    }
+}
+
+impl fmt::Debug for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An enum with the names of its values.
+#[derive(Debug)]
+pub struct EnumShape {
+    pub name: &'static str,
+    pub values: &'static [(&'static str, i32)],
+}
+
+impl EnumShape {
+    pub fn number(&self, name: &str) -> Option<i32> {
+        self.values.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
+    }
+
+    pub fn name_of(&self, number: i32) -> Option<&'static str> {
+        self.values.iter().find(|(_, known)| *known == number).map(|(name, _)| *name)
+    }
+}
+
+/// One value of a field. Values of enums are `Int32`.
+#[derive(Clone, Copy)]
+pub enum Item<'a> {
+    Bool(bool),
+    Int32(i32),
+    Uint32(u32),
+    Uint64(u64),
+    Float(f32),
+    Double(f64),
+    Text(&'a str),
+    Message(&'a dyn Reflect),
+}
+
+/// A value that is not a message.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scalar {
+    Bool(bool),
+    Int32(i32),
+    Uint32(u32),
+    Uint64(u64),
+    Float(f32),
+    Double(f64),
+    Text(String),
+}
+
+impl Field {
+    /// Returns the value of the field if it is not assigned; `None` for messages.
+    pub fn default_item(&self) -> Option<Item<'static>> {
+        let text = self.default.map(|text| text.trim_matches('"'));
+        let item = match self.kind {
+            Kind::Bool => Item::Bool(text == Some("true")),
+            Kind::Int32 => Item::Int32(parsed(text)),
+            Kind::Uint32 => Item::Uint32(parsed(text)),
+            Kind::Uint64 => Item::Uint64(parsed(text)),
+            Kind::Float => Item::Float(parsed(text)),
+            Kind::Double => Item::Double(parsed(text)),
+            Kind::Text => Item::Text(text.unwrap_or_default()),
+            Kind::Enum(shape) => {
+                let name = text.map(str::to_uppercase);
+                let number = name.and_then(|name| shape.number(&name));
+                Item::Int32(number.unwrap_or(shape.values[0].1))
+            }
+            Kind::Message(_) => return None,
+        };
+        Some(item)
+    }
+
+    #[doc(hidden)]
+    pub(crate) const fn describe(
+        name: &'static str,
+        number: u32,
+        kind: Kind,
+        repeated: bool,
+        default: Option<&'static str>,
+        doc: &'static [&'static str],
+        [ignored, refused]: [Option<&'static str>; 2],
+        rule: Option<Rule>,
+    ) -> Field {
+        // `r#type` is called `type` everywhere except in Rust.
+        let name = match name.as_bytes() {
+            [b'r', b'#', ..] => name.split_at(2).1,
+            _ => name,
+        };
+        Field { name, number, kind, repeated, default, doc, ignored, refused, rule }
+    }
+}
+
+/// Parses a default of the schema. A test checks that all defaults can be parsed.
+fn parsed<T: std::str::FromStr + Default>(text: Option<&str>) -> T {
+    text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+/// A message whose fields are accessible by number.
+pub trait Reflect {
+    fn shape(&self) -> &'static Shape;
+    fn slot(&self, number: u32) -> &dyn Slot;
+    fn slot_mut(&mut self, number: u32) -> &mut dyn Slot;
+}
+
+/// Storage of a field: no value, one value, or many for repeated fields.
+pub trait Slot {
+    /// Returns the number of assigned values.
+    fn count(&self) -> usize;
+    fn item(&self, index: usize) -> Item<'_>;
+    /// Sets a scalar, or appends it to a repeated field; returns false if it has another type.
+    fn put(&mut self, scalar: Scalar) -> bool;
+    /// Returns the message of the field, created if needed; for a repeated field, appends a new
+    /// message and returns it.
+    fn open(&mut self) -> Option<&mut dyn Reflect>;
+    /// Returns the `index`-th message, if it exists.
+    fn message_mut(&mut self, index: usize) -> Option<&mut dyn Reflect>;
+    fn clear(&mut self);
+}
+
+macro_rules! scalar_slots {
+    ($($type:ty, $variant:ident, $item:ident => $view:expr;)*) => { $(
+        impl Slot for Option<$type> {
+            fn count(&self) -> usize {
+                usize::from(self.is_some())
+            }
+            fn item(&self, _: usize) -> Item<'_> {
+                let $item = self.as_ref().expect("the caller counted");
+                Item::$variant($view)
+            }
+            fn put(&mut self, scalar: Scalar) -> bool {
+                let Scalar::$variant(value) = scalar else { return false };
+                *self = Some(value);
+                true
+            }
+            fn open(&mut self) -> Option<&mut dyn Reflect> {
+                None
+            }
+            fn message_mut(&mut self, _: usize) -> Option<&mut dyn Reflect> {
+                None
+            }
+            fn clear(&mut self) {
+                *self = None;
+            }
+        }
+        impl Slot for Vec<$type> {
+            fn count(&self) -> usize {
+                self.len()
+            }
+            fn item(&self, index: usize) -> Item<'_> {
+                let $item = &self[index];
+                Item::$variant($view)
+            }
+            fn put(&mut self, scalar: Scalar) -> bool {
+                let Scalar::$variant(value) = scalar else { return false };
+                self.push(value);
+                true
+            }
+            fn open(&mut self) -> Option<&mut dyn Reflect> {
+                None
+            }
+            fn message_mut(&mut self, _: usize) -> Option<&mut dyn Reflect> {
+                None
+            }
+            fn clear(&mut self) {
+                Vec::clear(self);
+            }
+        }
+    )* };
+}
+
+scalar_slots! {
+    bool, Bool, value => *value;
+    i32, Int32, value => *value;
+    u32, Uint32, value => *value;
+    u64, Uint64, value => *value;
+    f32, Float, value => *value;
+    f64, Double, value => *value;
+    String, Text, value => value.as_str();
+}
+
+impl<M: Reflect + Default> Slot for Option<M> {
+    fn count(&self) -> usize {
+        usize::from(self.is_some())
+    }
+    fn item(&self, _: usize) -> Item<'_> {
+        Item::Message(self.as_ref().expect("the caller counted"))
+    }
+    fn put(&mut self, _: Scalar) -> bool {
+        false
+    }
+    fn open(&mut self) -> Option<&mut dyn Reflect> {
+        Some(self.get_or_insert_default())
+    }
+    fn message_mut(&mut self, _: usize) -> Option<&mut dyn Reflect> {
+        self.as_mut().map(|message| message as &mut dyn Reflect)
+    }
+    fn clear(&mut self) {
+        *self = None;
+    }
+}
+
+impl<M: Reflect + Default> Slot for Vec<M> {
+    fn count(&self) -> usize {
+        self.len()
+    }
+    fn item(&self, index: usize) -> Item<'_> {
+        Item::Message(&self[index])
+    }
+    fn put(&mut self, _: Scalar) -> bool {
+        false
+    }
+    fn open(&mut self) -> Option<&mut dyn Reflect> {
+        self.push(M::default());
+        self.last_mut().map(|message| message as &mut dyn Reflect)
+    }
+    fn message_mut(&mut self, index: usize) -> Option<&mut dyn Reflect> {
+        self.get_mut(index).map(|message| message as &mut dyn Reflect)
+    }
+    fn clear(&mut self) {
+        Vec::clear(self);
+    }
+}

@@ -1,0 +1,271 @@
+//! The macro `message!`, which defines messages.
+//!
+//! A description such as
+//!
+//! ```text
+//! /// Scaling of the loss and choice of ops.
+//! LocalSgdConfig = "LocalSGDConfig" {
+//!     /// Steps between two averagings.
+//!     k_steps(1): optional int32 = 1;
+//! }
+//! ```
+//!
+//! generates the following:
+//!
+//! * the protobuf message;
+//! * a getter, `k_steps()`, which returns the value or the default (the field itself is an
+//!   `Option`);
+//! * a setter, `set_k_steps`, and a builder, `with_k_steps`;
+//! * the [`Shape`](crate::Shape), on which text forms, key/value access, the overview and the
+//!   documentation are based.
+//!
+//! `allowed [values, "why", "help"]` after the default limits the values: the check of a strategy
+//! says why others are not allowed, and what to use instead.
+//!
+//! A field marked `ignored "why"` is accepted and stored, and a check warns once that it has no
+//! effect. A field marked `refused "why"` is not supported yet, and requesting it is an error when
+//! programs are rewritten. Negative defaults are written as text.
+
+macro_rules! message {
+    ($(
+        $(#[doc = $doc:literal])*
+        $Message:ident = $proto:literal {
+            $(
+                $(#[doc = $field_doc:literal])*
+                $name:ident($number:tt): $label:ident $([$($option:tt)*])? $kind:ident
+                    $([$enumeration:tt])? $(($nested:ident))? $(= $default:tt)?
+                    $(, allowed [$allowed:expr, $not:expr, $help:expr])?
+                    $(, ignored $why:literal)? $(, refused $missing:literal)? ;
+            )*
+        }
+    )*) => { $(
+        $(#[doc = $doc])*
+        #[derive(Clone, PartialEq, ::prost::Message)]
+        pub struct $Message {
+            $(
+                $(#[doc = $field_doc])*
+                #[prost(
+                    $kind $(= $enumeration)?, $label $(, $($option)*)?, tag = $number
+                    $(, default = $default)?
+                )]
+                pub $name: $crate::schema::define::field_type!($label $kind $(($nested))?),
+            )*
+        }
+
+        impl $Message {
+            $( $crate::schema::define::accessors!($name $label $kind $(($nested))?); )*
+
+            /// Returns the description of the message: its fields with numbers, types, defaults and
+            /// docs.
+            pub fn describe() -> &'static $crate::reflect::Shape {
+                #[allow(unused_imports, reason = "not every message has rules")]
+                use $crate::allowed::*;
+                use $crate::reflect::{Field, Shape};
+                static SHAPE: Shape = Shape {
+                    name: $proto,
+                    doc: &[$($doc),*],
+                    fields: &[$(Field::describe(
+                        stringify!($name),
+                        $number,
+                        $crate::schema::define::kind!($kind $([$enumeration])? $(($nested))?),
+                        $crate::schema::define::repeated!($label),
+                        $crate::schema::define::option!($(stringify!($default))?),
+                        &[$($field_doc),*],
+                        [
+                            $crate::schema::define::option!($($why)?),
+                            $crate::schema::define::option!($($missing)?),
+                        ],
+                        $crate::schema::define::option!($(
+                            Rule { allowed: $allowed, why: $not, help: $help }
+                        )?),
+                    )),*],
+                };
+                &SHAPE
+            }
+        }
+
+        impl $crate::reflect::Reflect for $Message {
+            fn shape(&self) -> &'static $crate::reflect::Shape {
+                $Message::describe()
+            }
+            fn slot(&self, number: u32) -> &dyn $crate::reflect::Slot {
+                match number {
+                    $( $number => &self.$name, )*
+                    _ => unreachable!("the numbers come from the shape"),
+                }
+            }
+            fn slot_mut(&mut self, number: u32) -> &mut dyn $crate::reflect::Slot {
+                match number {
+                    $( $number => &mut self.$name, )*
+                    _ => unreachable!("the numbers come from the shape"),
+                }
+            }
+        }
+    )* };
+}
+
+macro_rules! option {
+    () => {
+        None
+    };
+    ($value:expr) => {
+        Some($value)
+    };
+}
+
+macro_rules! repeated {
+    (optional) => {
+        false
+    };
+    (repeated) => {
+        true
+    };
+}
+
+macro_rules! kind {
+    (bool) => {
+        $crate::reflect::Kind::Bool
+    };
+    (int32) => {
+        $crate::reflect::Kind::Int32
+    };
+    (uint32) => {
+        $crate::reflect::Kind::Uint32
+    };
+    (uint64) => {
+        $crate::reflect::Kind::Uint64
+    };
+    (float) => {
+        $crate::reflect::Kind::Float
+    };
+    (double) => {
+        $crate::reflect::Kind::Double
+    };
+    (string) => {
+        $crate::reflect::Kind::Text
+    };
+    (enumeration["Mode"]) => {
+        $crate::reflect::Kind::Enum(&MODE)
+    };
+    (enumeration["TableType"]) => {
+        $crate::reflect::Kind::Enum(&TABLE_TYPE)
+    };
+    (message($nested:ident)) => {
+        $crate::reflect::Kind::Message($nested::describe)
+    };
+}
+
+macro_rules! field_type {
+    (optional $kind:ident $(($nested:ident))?) => {
+        Option<$crate::schema::define::value_type!($kind $(($nested))?)>
+    };
+    (repeated $kind:ident $(($nested:ident))?) => {
+        Vec<$crate::schema::define::value_type!($kind $(($nested))?)>
+    };
+}
+
+macro_rules! value_type {
+    (bool) => {
+        bool
+    };
+    (int32) => {
+        i32
+    };
+    (uint32) => {
+        u32
+    };
+    (uint64) => {
+        u64
+    };
+    (float) => {
+        f32
+    };
+    (double) => {
+        f64
+    };
+    (string) => {
+        String
+    };
+    (enumeration) => {
+        i32
+    };
+    (message($nested:ident)) => {
+        $nested
+    };
+}
+
+/// Setters, builders, and getters of messages. prost generates the getters of scalars, and getters
+/// and setters of enums.
+macro_rules! accessors {
+    // Assigning `a_sync` has side effects, so its accessors are written by hand.
+    (a_sync optional bool) => {};
+    ($name:ident optional enumeration) => {};
+    ($name:ident optional message($nested:ident)) => { pastey::paste! {
+        #[doc = concat!("Returns the message `", stringify!($name), "`, or an empty one.")]
+        pub fn $name(&self) -> &$nested {
+            static EMPTY: std::sync::LazyLock<$nested> = std::sync::LazyLock::new($nested::default);
+            self.$name.as_ref().unwrap_or(&EMPTY)
+        }
+        #[doc = concat!("Returns the message `", stringify!($name), "`, created if needed.")]
+        pub fn [<$name _mut>](&mut self) -> &mut $nested {
+            self.$name.get_or_insert_default()
+        }
+        #[doc = concat!("Replaces `", stringify!($name), "`.")]
+        pub fn [<set_ $name>](&mut self, value: $nested) {
+            self.$name = Some(value);
+        }
+        #[doc = concat!("Returns the message with `", stringify!($name), "` replaced.")]
+        #[must_use]
+        pub fn [<with_ $name>](mut self, value: $nested) -> Self {
+            self.$name = Some(value);
+            self
+        }
+    } };
+    ($name:ident optional string) => { pastey::paste! {
+        #[doc = concat!("Assigns `", stringify!($name), "`.")]
+        pub fn [<set_ $name>](&mut self, value: impl Into<String>) {
+            self.$name = Some(value.into());
+        }
+        #[doc = concat!("Returns the message with `", stringify!($name), "` assigned.")]
+        #[must_use]
+        pub fn [<with_ $name>](mut self, value: impl Into<String>) -> Self {
+            self.$name = Some(value.into());
+            self
+        }
+    } };
+    ($name:ident optional $kind:ident) => { pastey::paste! {
+        #[doc = concat!("Assigns `", stringify!($name), "`.")]
+        pub fn [<set_ $name>](&mut self, value: $crate::schema::define::value_type!($kind)) {
+            self.$name = Some(value);
+        }
+        #[doc = concat!("Returns the message with `", stringify!($name), "` assigned.")]
+        #[must_use]
+        pub fn [<with_ $name>](
+            mut self,
+            value: $crate::schema::define::value_type!($kind),
+        ) -> Self {
+            self.$name = Some(value);
+            self
+        }
+    } };
+    ($name:ident repeated $kind:ident $(($nested:ident))?) => { pastey::paste! {
+        #[doc = concat!("Replaces all values of `", stringify!($name), "`.")]
+        pub fn [<set_ $name>]<T>(&mut self, values: impl IntoIterator<Item = T>)
+        where
+            T: Into<$crate::schema::define::value_type!($kind $(($nested))?)>,
+        {
+            self.$name = values.into_iter().map(Into::into).collect();
+        }
+        #[doc = concat!("Returns the message with other values of `", stringify!($name), "`.")]
+        #[must_use]
+        pub fn [<with_ $name>]<T>(mut self, values: impl IntoIterator<Item = T>) -> Self
+        where
+            T: Into<$crate::schema::define::value_type!($kind $(($nested))?)>,
+        {
+            self.[<set_ $name>](values);
+            self
+        }
+    } };
+}
+
+pub(crate) use {accessors, field_type, kind, message, option, repeated, value_type};

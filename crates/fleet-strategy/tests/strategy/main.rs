@@ -1,9 +1,0 @@
-//! Tests of strategies, compared with recorded facts.
-
-mod check;
-mod docs;
-mod forms;
-mod overview;
-mod properties;
-mod schema;
-mod set;
