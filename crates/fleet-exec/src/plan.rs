@@ -15,16 +15,12 @@ use crate::options::{Device, ExecOptions, Memory};
 use crate::shapes::{KnownShapes, Shapes};
 use fleet_base::{Error, Result, text};
 use fleet_ir::{OpId, Program, VarId, VarKind};
-use fleet_ops::{Arg, CostCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, Services};
-use fleet_tensor::{DType, Layout, Shape};
+use fleet_ops::{CostCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, Services};
+use fleet_tensor::{Arg, ArgList, DType, Layout, Shape};
 use std::collections::HashMap;
-use std::ops::Range;
 
 /// Limit on the lanes of a plan. Ops name their lane by a small number.
 pub(crate) const LANES_MAX: usize = 16;
-
-/// Limit on the slots on one side of an op. The ops of the registry have fewer.
-pub(crate) const SLOTS_MAX: usize = 16;
 
 /// Limit on the total size of all variables of a plan, in bytes: the 48-bit address space of
 /// current processors.
@@ -96,11 +92,9 @@ pub(crate) struct Instr {
     pub scratch_place: Place,
     /// Address of the scratch memory, filled in by binding.
     pub scratch: usize,
-    pub args: Vec<Arg>,
+    pub args: ArgList,
     /// By argument: the place of its values, and the place of its row numbers.
     pub arg_places: Vec<(usize, Option<usize>)>,
-    pub inputs: Vec<Range<usize>>,
-    pub outputs: Vec<Range<usize>>,
 }
 
 /// The location of a piece of memory.
@@ -615,13 +609,6 @@ impl<'a> Builder<'a> {
         };
         let (input_layouts, output_layouts) = (layouts(&op.inputs), layouts(&op.outputs));
         self.check_layouts(id, def)?;
-        let slots = op.inputs.len().max(op.outputs.len());
-        if slots > SLOTS_MAX {
-            return Err(Error::unsupported("the op has too many slots")
-                .expected(format!("at most {SLOTS_MAX}"))
-                .got(slots)
-                .at(self.program.describe_op(id)));
-        }
         let cost = (def.traits.cost)(&CostCtx { op, inputs: &inputs, outputs: &outputs });
         plan.summary.flops += cost.flops;
         plan.summary.bytes_moved += cost.bytes;
@@ -644,32 +631,32 @@ impl<'a> Builder<'a> {
             }
             Device::Null => Kernel::new(|_| Ok(())),
         };
-        let mut instr = Instr {
+        // A view of memory is there already, and its memory may be in use by other lanes.
+        let is_shared_view = def.traits.view.is_some_and(|(out, input)| {
+            let (out, input) = (op.output(out).first(), op.input(input).first());
+            out.zip(input).is_some_and(|(out, input)| self.root(*out) == self.root(*input))
+        });
+        let kernel = if is_shared_view { Kernel::new(|_| Ok(())) } else { kernel };
+        let mut arg_places = Vec::new();
+        let mut args = |slots: &[Vec<VarId>]| -> Result<Vec<Vec<Arg>>> {
+            let mut arg = |var: &VarId| {
+                let (arg, at) = (self.arg(*var), self.places_of(places, *var));
+                places.check(&arg, at).map_err(|error| error.at(self.program.var_name(*var)))?;
+                arg_places.push(at);
+                Ok(arg)
+            };
+            slots.iter().map(|vars| vars.iter().map(&mut arg).collect()).collect()
+        };
+        let inputs = args(&op.inputs)?;
+        let args = ArgList::new(inputs, args(&op.outputs)?);
+        Ok(Instr {
             run: kernel.run,
             scratch_bytes: kernel.scratch_bytes,
             scratch_place: Place::Arena { offset: 0 },
             scratch: 0,
-            args: Vec::new(),
-            arg_places: Vec::new(),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-        };
-        for (slots, ranges) in [(&op.inputs, &mut instr.inputs), (&op.outputs, &mut instr.outputs)]
-        {
-            for vars in slots {
-                let start = instr.args.len();
-                for var in vars {
-                    let (arg, at) = (self.arg(*var), self.places_of(places, *var));
-                    places
-                        .check(&arg, at)
-                        .map_err(|error| error.at(self.program.var_name(*var)))?;
-                    instr.args.push(arg);
-                    instr.arg_places.push(at);
-                }
-                ranges.push(start..instr.args.len());
-            }
-        }
-        Ok(instr)
+            args,
+            arg_places,
+        })
     }
 
     /// Checks that operands of one shape have one layout. Elementwise kernels take their length
@@ -700,7 +687,7 @@ impl<'a> Builder<'a> {
 
     /// Returns an argument without addresses; binding fills them in.
     fn arg(&self, var: VarId) -> Arg {
-        Arg::unbound(self.shapes.of(var), self.layout(var))
+        self.shapes.of(var).arg(self.layout(var))
     }
 
     /// Lists the steps of each lane, and places each lane's scratch memory after the arena.
@@ -773,7 +760,7 @@ impl Places {
 
     /// Returns an error if an argument does not fit its places. Kernels access all of an argument.
     fn check(&self, arg: &Arg, (values, rows): (usize, Option<usize>)) -> Result<()> {
-        let wanted = arg.len() * arg.dtype.size();
+        let wanted = arg.bytes_len();
         let wanted_rows =
             arg.rows.map(|rows| ROWS_HEADER_BYTES + rows.capacity() * size_of::<i64>());
         if wanted <= self.bytes[values] && wanted_rows <= rows.map(|rows| self.bytes[rows]) {
@@ -837,17 +824,11 @@ fn step_places(step: &Step) -> (Vec<usize>, Vec<usize>) {
     match &step.kind {
         StepKind::JumpUnless { condition, .. } => (vec![*condition], Vec::new()),
         StepKind::Run(instr) => {
-            let list = |ranges: &[Range<usize>]| {
-                let mut places = Vec::new();
-                for (values, rows) in
-                    ranges.iter().flat_map(|range| &instr.arg_places[range.clone()])
-                {
-                    places.push(*values);
-                    places.extend(*rows);
-                }
-                places
+            let list = |places: &[(usize, Option<usize>)]| {
+                places.iter().flat_map(|(values, rows)| [Some(*values), *rows]).flatten().collect()
             };
-            (list(&instr.inputs), list(&instr.outputs))
+            let (inputs, outputs) = instr.arg_places.split_at(instr.args.input_count());
+            (list(inputs), list(outputs))
         }
     }
 }

@@ -6,9 +6,9 @@
 
 pub mod attention;
 pub mod batch_norm;
+pub mod bias;
 pub mod binary;
 pub mod cast;
-pub mod chain;
 pub mod conv;
 pub mod copy;
 pub mod dropout;
@@ -17,7 +17,9 @@ pub mod embedding;
 pub mod fill;
 pub mod fold;
 pub mod gemm;
+pub mod input;
 pub mod layer_norm;
+pub mod map;
 pub mod metrics;
 pub mod micro;
 pub mod optim;
@@ -28,5 +30,6 @@ pub mod reduce;
 pub mod scatter;
 pub mod simd;
 pub mod softmax;
+pub mod strided;
 pub mod transpose;
 pub mod vmath;

@@ -143,6 +143,29 @@ impl Pool {
         });
     }
 
+    /// Splits a slice into parts of `grain` elements (the last one may be shorter) and runs
+    /// `body(index of the first element, part)` on each.
+    ///
+    /// ```
+    /// let mut squares = [0; 5];
+    /// fleet_kernels::pool::Pool::new(2).run_parts(&mut squares, 2, |start, part| {
+    ///     part.iter_mut().enumerate().for_each(|(i, it)| *it = (start + i) * (start + i));
+    /// });
+    /// assert_eq!(squares, [0, 1, 4, 9, 16]);
+    /// ```
+    pub fn run_parts<T: Send>(
+        &self,
+        slice: &mut [T],
+        grain: usize,
+        body: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let (len, shared) = (slice.len(), Shareable::new(slice));
+        self.run_ranges(len, grain, |range| {
+            // SAFETY: ranges are disjoint, and the slice is borrowed during the call.
+            body(range.start, unsafe { shared.slice(range.start, range.len()) });
+        });
+    }
+
     /// Claims the workers for a call. Returns `None` if that is not worthwhile or not possible.
     fn claim(&self, tasks: usize) -> Option<MutexGuard<'_, ()>> {
         if tasks < 2 || self.workers.is_empty() || INSIDE_TASK.get() {
@@ -266,7 +289,7 @@ impl Shared {
 
 /// A slice shared between tasks, each of which writes only its own part.
 #[derive(Clone, Copy)]
-pub struct Shareable<T> {
+pub(crate) struct Shareable<T> {
     start: *mut T,
     len: usize,
 }
@@ -277,11 +300,11 @@ unsafe impl<T: Send> Send for Shareable<T> {}
 unsafe impl<T: Send> Sync for Shareable<T> {}
 
 impl<T> Shareable<T> {
-    pub fn new(slice: &mut [T]) -> Self {
+    pub(crate) fn new(slice: &mut [T]) -> Self {
         Shareable { start: slice.as_mut_ptr(), len: slice.len() }
     }
 
-    pub fn ptr(&self) -> *mut T {
+    pub(crate) fn ptr(&self) -> *mut T {
         self.start
     }
 
@@ -294,7 +317,7 @@ impl<T> Shareable<T> {
     /// No other task may access the part at the same time, and the slice must still be alive.
     #[inline]
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         let is_inside = start <= self.len && len <= self.len - start;
         assert!(is_inside, "{len} elements from {start} exceed a slice of {}", self.len);
         // SAFETY: the part is inside the slice; the caller guarantees the rest.

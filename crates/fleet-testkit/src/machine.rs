@@ -4,8 +4,8 @@ use crate::{Value, allocations};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, Services};
-use fleet_tensor::{Buffer, Layout};
+use fleet_ops::{Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, Services};
+use fleet_tensor::{Arg, ArgList, Buffer, Layout};
 use std::collections::HashMap;
 
 /// A program and the values of its variables.
@@ -146,13 +146,12 @@ impl Machine {
                 out.bind_over(arg);
             }
         }
-        let input_slots: Vec<&[Arg]> = input_args.iter().map(Vec::as_slice).collect();
-        let output_slots: Vec<&[Arg]> = output_args.iter().map(Vec::as_slice).collect();
+        let mut args = ArgList::new(input_args, output_args);
+        args.mark_overlaps();
         let ctx = KernelCtx {
-            inputs: &input_slots,
-            outputs: &output_slots,
-            scratch: scratch.as_ptr(),
-            scratch_bytes: kernel.scratch_bytes,
+            // SAFETY: each argument is bound to memory of its size, which is used only here.
+            // Outputs have memory of their own or that of an input.
+            args: unsafe { args.lend(scratch.as_ptr(), kernel.scratch_bytes) },
             pool: options.pool,
             step: self.step,
             seed: self.program.seed(),
@@ -250,9 +249,8 @@ fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<u64>) -> Vec<Vec<Arg>> {
             }
         };
         let tensor = value.tensor();
-        let mut arg = Arg::unbound(meta, tensor.layout());
-        // SAFETY: the value has the memory that its meta describes, and outlives the call.
-        unsafe { arg.bind(tensor.as_ptr(), rows) };
+        let mut arg = meta.arg(tensor.layout());
+        arg.bind(tensor.as_ptr(), rows);
         arg
     };
     slots.iter_mut().map(|slot| slot.iter_mut().map(&mut arg).collect()).collect()
