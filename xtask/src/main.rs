@@ -3,6 +3,7 @@
 mod bench;
 mod deny;
 mod picture;
+mod sanitize;
 mod slow;
 mod terminal;
 mod tidy;
@@ -44,6 +45,8 @@ enum Task {
     Bless,
     /// Benchmarks, compared with peers or with another build
     Bench(bench::Options),
+    /// Tests crates with unsafe code under the address or the thread sanitizer (needs nightly)
+    Sanitize(sanitize::Options),
     /// Lists the slowest tests and test binaries
     Slow(slow::Options),
     /// Draws the screen of a command as SVG
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Task::Faults { words } => faults(&words),
         Task::Bless => bless(),
         Task::Bench(options) => bench::run(&root(), &options),
+        Task::Sanitize(options) => sanitize::run(&root(), &options),
         Task::Slow(options) => slow::run(&root(), &options),
         Task::Picture(options) => picture::run(&options),
     };

@@ -132,8 +132,8 @@ fn point(arg: &mut Arg, bases: &[usize], (values, rows): (usize, Option<usize>))
     let rows = rows
         .map(|place| (bases[place] as *mut u64, (bases[place] + ROWS_HEADER_BYTES) as *mut i64));
     // `Places::check` compared the argument with its places when the plan was made. A place in the
-    // arena lies within the block of `Plan::block_bytes`, and a separate place has its own size. The
-    // scope and the feeds were just compared with the plan. All of this memory outlives the run.
+    // arena lies within the block of `Plan::block_bytes`, and a separate place has its own size.
+    // The scope and the feeds were just compared with the plan. All of it outlives the run.
     arg.bind(bases[values] as *mut u8, rows);
 }
 

@@ -250,8 +250,8 @@ impl Frame<'_> {
         let rows = value.rows.as_ref();
         let rows = rows.map(|(rows, count)| (count.as_ptr().cast(), rows.as_ptr().cast()));
         let mut arg = value.meta.arg(Layout::RowMajor);
-        // The buffers were allocated for this meta, and fed tensors were compared with theirs. For a
-        // scope tensor, the meta comes from the tensor itself. All of them outlive the frame.
+        // The buffers were allocated for this meta, and fed tensors were compared with theirs. For
+        // a scope tensor, the meta comes from the tensor itself. All of them outlive the frame.
         arg.bind(address, rows);
         Ok(arg)
     }

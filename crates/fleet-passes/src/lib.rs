@@ -1,5 +1,7 @@
 //! Program rewrites. A pass sees ops and shapes, but no values, clocks or environment variables.
 
+#![forbid(unsafe_code)]
+
 mod backward;
 mod dce;
 mod fuse;

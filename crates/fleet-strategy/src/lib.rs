@@ -11,6 +11,8 @@
 //! assert_eq!(strategy.amp_configs().decr_ratio, None);
 //! ```
 
+#![forbid(unsafe_code)]
+
 pub mod auto;
 pub mod buckets;
 mod check;

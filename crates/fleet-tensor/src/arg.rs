@@ -650,7 +650,9 @@ impl<'a> Args<'a> {
     pub fn read_first<T: Element, R>(&self, input: View<'_>, read: impl FnOnce(&[T]) -> R) -> R {
         input.check_type::<T>();
         let outputs = &self.list.args[self.list.input_count()..];
-        outputs.iter().for_each(|out| drop(out.take()));
+        for out in outputs {
+            out.take();
+        }
         // SAFETY: the memory is valid (see `ArgList::lend`), and outputs cannot be taken meanwhile.
         let result = read(view_as(unsafe { input.arg.bytes() }));
         outputs.iter().for_each(|out| out.is_taken.store(false, Relaxed));

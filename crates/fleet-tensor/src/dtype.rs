@@ -107,7 +107,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that tensors can have as elements. Tensors of `bool` hold bytes of 0 and 1 and are read as `u8`.
+/// A Rust type that tensors can have as elements. Tensors of `bool` hold bytes of 0 and 1 and are
+/// read as `u8`.
 pub trait Element: Plain + Default + PartialEq + fmt::Debug + 'static {
     const DTYPE: DType;
 

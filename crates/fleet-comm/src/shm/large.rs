@@ -200,6 +200,7 @@ impl Large<'_> {
                     Some(done) => done(start + from, unsafe {
                         std::slice::from_raw_parts(slot.add(from), to - from)
                     }),
+                    // SAFETY: as above.
                     None => unsafe {
                         self.data.write(
                             &mut self.read_cursor,
