@@ -20,8 +20,7 @@ enum Sanitizer {
     Thread,
 }
 
-const CRATES: [&str; 5] =
-    ["fleet-tensor", "fleet-kernels", "fleet-exec", "fleet-ps", "fleet-comm"];
+const CRATES: [&str; 5] = ["fleet-tensor", "fleet-kernels", "fleet-exec", "fleet-ps", "fleet-comm"];
 
 pub fn run(root: &Path, options: &Options) -> Result<(), String> {
     let name = match options.sanitizer {

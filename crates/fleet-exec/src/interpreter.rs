@@ -119,8 +119,8 @@ impl Interpreter {
         frame.scope.set_step(step + 1);
         self.run_block(&mut frame, Program::ROOT)?;
         let fetch = |var: &VarId| {
-            // SAFETY: as in `Frame::arg`; no kernel runs.
             let arg = frame.arg(*var)?;
+            // SAFETY: `Frame::arg` binds to memory that lives as long as the frame; no kernel runs.
             copy_out(unsafe { arg.view() }, None)
         };
         fetches.iter().map(fetch).collect()
@@ -178,7 +178,7 @@ impl Interpreter {
                 return Err(Error::invalid("conditional_block without condition or block"));
             };
             let condition = frame.arg(*condition)?;
-            // SAFETY: as in `Frame::arg`; no kernel runs.
+            // SAFETY: as for fetches.
             if unsafe { condition.view() }.slice::<u8>().first() == Some(&1) {
                 self.run_block(frame, inner)?;
             }
@@ -205,8 +205,8 @@ impl Interpreter {
         let mut args = ArgList::new(inputs, outputs);
         args.mark_overlaps();
         (kernel.run)(&KernelCtx {
-            // SAFETY: as in `Frame::arg`. Outputs have memory of their own, or that of an input of
-            // the same variable, and nothing else runs.
+            // SAFETY: `Frame::arg` binds to memory of the right size. Outputs have memory of their
+            // own, or that of an input of the same variable, and nothing else runs.
             args: unsafe { args.lend(scratch.as_ptr(), kernel.scratch_bytes) },
             pool: &self.pool,
             step: frame.step,

@@ -11,7 +11,6 @@
 //! arguments.
 
 #![forbid(unsafe_code)]
-
 // These macros panic if the disk that holds the log is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

@@ -674,3 +674,72 @@ impl<'a> Args<'a> {
         view_as_mut(unsafe { std::slice::from_raw_parts_mut(start, bytes) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Buffer;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    fn arg(memory: &Buffer, at: usize, len: i64) -> Arg {
+        let mut arg = Arg::unbound(DType::F32, Shape::from([len]), Layout::RowMajor, None);
+        arg.bind(memory.as_ptr().wrapping_add(at), None);
+        arg
+    }
+
+    fn panics<R>(work: impl FnOnce() -> R) -> bool {
+        catch_unwind(AssertUnwindSafe(work)).is_err()
+    }
+
+    #[test]
+    fn memory_is_handed_out_once() {
+        let (memory, scratch) = (Buffer::zeroed(256).unwrap(), Buffer::zeroed(64).unwrap());
+        // Inputs: apart, equal to the first output, and inside the second one.
+        let inputs = vec![arg(&memory, 128, 16), arg(&memory, 0, 16), arg(&memory, 96, 4)];
+        let outputs = vec![arg(&memory, 0, 16), arg(&memory, 64, 16)];
+        let mut list = ArgList::new(vec![inputs], vec![outputs]);
+        list.mark_overlaps();
+        for _ in 0..2 {
+            // SAFETY: all arguments are inside the buffers, which nothing else uses meanwhile.
+            let args = unsafe { list.lend(scratch.as_ptr(), 64) };
+            let overlap = [0, 1, 2].map(|index| panics(|| args.arg_at(0, index).slice::<f32>()));
+            assert_eq!(overlap, [false, true, true]);
+            assert!(args.slice_unless::<f32>(args.arg_at(0, 1), 0).is_none());
+            args.read_first(args.arg_at(0, 1), |x: &[f32]| assert_eq!(x.len(), 16));
+            let mut out = args.out(0);
+            out.copy_from(args.arg_at(0, 1));
+            assert!(out.slice_mut::<f32>().len() == 16 && panics(|| out.slice::<i64>().len()));
+            assert!(panics(|| args.out(0)) && !panics(|| args.out_at(0, 1)));
+            assert!(panics(|| args.read_first(args.arg_at(0, 1), |_: &[f32]| ())));
+            assert!(args.scratch::<u64>().len() == 8 && panics(|| args.scratch::<u64>()));
+        }
+    }
+
+    #[test]
+    fn outputs_do_not_overlap() {
+        let memory = Buffer::zeroed(128).unwrap();
+        let outputs = |second: usize| vec![vec![arg(&memory, 0, 16), arg(&memory, second, 8)]];
+        assert!(!panics(|| ArgList::new(Vec::new(), outputs(64)).mark_overlaps()));
+        assert!(panics(|| ArgList::new(Vec::new(), outputs(32)).mark_overlaps()));
+    }
+
+    #[test]
+    fn an_inner_kernel_works_on_copies() {
+        let (memory, mut copies) = (Buffer::zeroed(128).unwrap(), Buffer::zeroed(128).unwrap());
+        let lists = || (vec![vec![arg(&memory, 0, 16)]], vec![vec![arg(&memory, 64, 16)]]);
+        let [mut outer, mut inner] = [lists(), lists()].map(|(i, o)| ArgList::new(i, o));
+        outer.mark_overlaps();
+        // SAFETY: all arguments are inside the buffer, which nothing else uses meanwhile.
+        let args = unsafe { outer.lend(std::ptr::null_mut(), 0) };
+        {
+            let inside = inner.lend_inside(&args, copies.as_mut_slice(), 0, &[None, Some(64)]);
+            assert_eq!(inside.input::<f32>(0), [0.0; 16]);
+            inside.output::<f32>(0).fill(1.0);
+        }
+        assert_eq!(args.output::<f32>(0), [0.0; 16]);
+        let mut misplaced = |at| {
+            panics(|| drop(inner.lend_inside(&args, copies.as_mut_slice(), 8, &[None, Some(at)])))
+        };
+        assert!(misplaced(0) && misplaced(72) && misplaced(128));
+    }
+}

@@ -7,8 +7,6 @@ use crate::prelude::*;
 use fleet_kernels::map::map_and_check;
 use fleet_tensor::{Element, bf16, f16};
 
-/// Elements per task.
-
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "check_finite_and_unscale",
