@@ -2,7 +2,7 @@
 //! `cargo run --release --example strategy`.
 
 use fleet::prelude::*;
-use fleet::strategy::{AmpConfig, DistributedStrategy, Value};
+use fleet::strategy::{AmpConfig, DistributedStrategy, Value, validate};
 
 /// The argument is the number of steps in other examples, and is not used here.
 pub fn train(_: u64) -> Result<()> {
@@ -11,7 +11,7 @@ pub fn train(_: u64) -> Result<()> {
         .use_amp(AmpConfig::default().with_init_loss_scaling(1024.0))
         .use_recompute(["encoder_0.tmp_2", "encoder_1.tmp_2"])
         .with_fuse_grad_size_in_MB(16);
-    strategy.validate()?; // all errors at once
+    validate(&strategy)?; // all errors at once
     assert_eq!(strategy.amp_configs().decr_ratio(), 0.8); // the default; the field itself is None
     strategy.save_to_prototxt(&file)?;
     println!("{strategy}"); // the overview

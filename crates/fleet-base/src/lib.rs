@@ -9,6 +9,7 @@ pub mod entity;
 pub mod error;
 pub mod file;
 pub mod input;
+mod reduce;
 pub mod rng;
 pub mod sealed;
 pub mod signals;
@@ -17,3 +18,4 @@ pub mod text;
 
 pub use entity::{EntityMap, EntityRef};
 pub use error::{Error, ErrorCode, ErrorKind, Result};
+pub use reduce::ReduceOp;

@@ -10,7 +10,7 @@ use fleet_net::calls::CallOptions;
 use fleet_net::{Log, Token};
 use fleet_ps::{
     Durability, Initializer, JobTables, PullMode, Push, RemoteOptions, RemoteServers, Rule,
-    ServerTables, Servers, SparseConfig, TableConfig, TableServer, rule,
+    ServerTables, SparseConfig, TableAccess, TableConfig, TableServer, rule,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,7 +98,7 @@ pub fn push(options: &Options) -> Result<()> {
 }
 
 fn push_batch(worker: &RemoteServers, ids: &[u64], grads: &mut [f32]) -> Result<()> {
-    worker.push_sparse(0, Push::new(ids, grads))
+    worker.push_sparse(0, None, Push::new(ids, grads))
 }
 
 /// Makes the requests of a training step, without its computation: pulls the batch, and pushes it.

@@ -15,8 +15,7 @@ pub struct EnvArgs {
 /// Prefixes of Fleet's variables: an unknown name with one of them is probably a typo.
 const OURS: [&str; 2] = ["PADDLE_", "FLEET_"];
 
-pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), ExitReason> {
-    let env = Env::process();
+pub fn run(args: &EnvArgs, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     let mut wrong = Vec::new();
     for variable in VARIABLES {
         let value = env.get(variable.name);
@@ -24,7 +23,7 @@ pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), ExitReason> {
             continue;
         }
         out.line(row(variable, value))?;
-        wrong.extend(variable.check(&env).err());
+        wrong.extend(variable.check(env).err());
     }
     for (name, _) in env.iter() {
         if OURS.iter().any(|prefix| name.starts_with(prefix)) && names::find(name).is_none() {

@@ -22,6 +22,7 @@ mod trace;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use fleet_format::Form;
+use fleet_topology::Env;
 use output::{ExitReason, Output};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -104,10 +105,10 @@ enum To {
 
 fn main() -> ExitCode {
     let args: Args = output::parse_args(std::env::args_os());
-    Output::run(|out| dispatch(args.command, out))
+    Output::run(|out| dispatch(args.command, &Env::process(), out))
 }
 
-fn dispatch(command: Command, out: &mut Output) -> Result<(), ExitReason> {
+fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     match command {
         Command::Print { program } => inspect::print(&program, out),
         Command::Verify { program } => inspect::verify(&program, out),
@@ -121,7 +122,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), ExitReason> {
         }
         Command::Run(args) => run::run(&args, out),
         Command::Strategy(command) => strategy::run(&command, out),
-        Command::Env(args) => env::run(&args, out),
+        Command::Env(args) => env::run(&args, env, out),
         Command::Rewrite(args) => rewrite::rewrite(&args, out),
         Command::Trace(args) => trace::run(&args, out),
         Command::Demo(args) => demo::run(&args, &alone()?, out),
@@ -129,7 +130,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), ExitReason> {
         Command::Durable(command) => durable::run(&command, out),
         Command::Doctor(args) => doctor::run(&args, out),
         #[cfg(feature = "grpc")]
-        Command::Ps(command) => ps::run(&command, out),
+        Command::Ps(command) => ps::run(&command, env, out),
         #[cfg(not(feature = "grpc"))]
         Command::Ps { rest } => Err(fleet::Error::unsupported("fleet was built without gRPC")
             .got(format!("ps {}", rest.join(" ")))
@@ -140,5 +141,5 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), ExitReason> {
 
 /// Initialises a job of one worker, regardless of the environment.
 fn alone() -> fleet::Result<fleet::Fleet> {
-    fleet::Fleet::init(fleet::Topology::collective(&fleet::topology::Env::new())?)
+    fleet::Fleet::join(&Env::new())
 }

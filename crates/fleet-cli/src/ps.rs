@@ -81,9 +81,9 @@ pub(crate) enum Mode {
     AllAndAge,
 }
 
-pub(crate) fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
+pub(crate) fn run(command: &Command, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     match command {
-        Command::Stat(server) => stat(&server.connect()?.statistics()?, out),
+        Command::Stat(server) => stat(&server.connect(env)?.statistics()?, out),
         Command::Save { server, folder, mode, text } => {
             let mode = match mode {
                 Mode::All => SaveMode::All,
@@ -93,28 +93,27 @@ pub(crate) fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason>
             };
             let format = if *text { SaveFormat::Text } else { SaveFormat::Binary };
             let (folder, mode, format) = (folder.clone(), mode.into(), format.into());
-            let saved = server.connect()?.save(SaveRequest { folder, mode, format })?;
+            let saved = server.connect(env)?.save(SaveRequest { folder, mode, format })?;
             out.line(format!("saved {} rows, {}", saved.rows, text::bytes(saved.bytes)))
         }
         Command::Load { server, folder } => {
-            let loaded = server.connect()?.load(LoadRequest { folder: folder.clone() })?;
+            let loaded = server.connect(env)?.load(LoadRequest { folder: folder.clone() })?;
             out.line(format!("loaded {} rows", loaded.rows))
         }
         Command::Shrink { server, table, unseen_days } => {
             let request = ShrinkRequest { table: *table, unseen_days: *unseen_days };
-            let shrunk = server.connect()?.shrink(request)?;
+            let shrunk = server.connect(env)?.shrink(request)?;
             out.line(format!("deleted {} rows", shrunk.deleted_rows))
         }
         Command::Credential { server, seconds } => {
-            let credential = server.connect()?.credential(Duration::from_secs(*seconds))?;
+            let credential = server.connect(env)?.credential(Duration::from_secs(*seconds))?;
             out.line(format!("authorization: Bearer {credential}"))
         }
     }
 }
 
 impl ServerArgs {
-    fn connect(&self) -> Result<ControlClient> {
-        let env = Env::process();
+    fn connect(&self, env: &Env) -> Result<ControlClient> {
         let named = env.text(names::FLEET_TOKEN_FILE).map(PathBuf::from);
         let token = match self.token_file.clone().or(named) {
             Some(path) => Token::read(&path)?,

@@ -22,8 +22,8 @@ use fleet_ops::Registry;
 use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
-    Asked, Cluster, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict, cost,
-    decide, minimize_observed, servers, unmatched,
+    Cluster, Decided, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict,
+    Written, check, cost, decide, minimize_observed, servers, unmatched, validate,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -101,9 +101,9 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
         Some(path) => load_with_source(path).map(|(strategy, source)| (strategy, Some(source)))?,
         None => (DistributedStrategy::new(), None),
     };
-    let asked = Asked { strategy: &strategy, source: source.as_ref() };
+    let written = Written { strategy: &strategy, source: source.as_ref() };
     if args.explain {
-        return explain(&asked, &args.program, &args.program_args, out);
+        return explain(&written, &args.program, &args.program_args, out);
     }
     let cluster = args.program_args.cluster(args.rank)?;
     let (mut programs, loss) = args.program_args.programs(&args.program)?;
@@ -126,9 +126,9 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
     let plan = match args.program_args.servers {
         Some(count) => {
             let place = place(&cluster.ranks, count);
-            let plan = on_servers(&mut programs, loss, &optimizer, asked, place)?;
+            let plan = on_servers(&mut programs, loss, &optimizer, written, place)?;
             observe("ParameterServer", &programs);
-            print_warnings(&asked.check()?);
+            print_warnings(&validate(written)?);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: Vec::new() }
         }
         None => {
@@ -137,7 +137,7 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
                 registry,
                 loss,
                 &optimizer,
-                asked,
+                written,
                 cluster,
                 &mut observe,
             )?;
@@ -181,41 +181,42 @@ fn on_servers(
     programs: &mut Programs,
     loss: VarId,
     optimizer: &OptimizerDesc,
-    asked: Asked<'_>,
+    written: Written<'_>,
     place: Place,
 ) -> Result<ServerPlan> {
-    servers::minimize(programs, Registry::standard(), loss, optimizer, None, asked, place)
+    servers::minimize(programs, Registry::standard(), loss, optimizer, None, written, place)
 }
 
 /// Prints which strategies apply to a program, and why.
 pub fn explain(
-    asked: &Asked<'_>,
+    written: &Written<'_>,
     program: &str,
     program_args: &ProgramArgs,
     out: &mut Output,
 ) -> Result<(), ExitReason> {
-    let strategy = asked.strategy;
+    let strategy = written.strategy;
     let cluster = program_args.cluster(0)?;
     let (mut programs, loss) = program_args.programs(program)?;
     let optimizer = parse_optimizer(&program_args.optimizer)?;
     let program = &programs.main;
     let Cluster { ranks, rates } = &cluster;
-    let problems = strategy.check();
+    let problems = check(strategy);
     for problem in &problems {
-        out.line(asked.placed(problem.clone()))?;
+        out.line(written.placed(problem.clone()))?;
     }
-    let facts = Facts { strategy, optimizer: &optimizer, ranks, rates, program };
-    for problem in unmatched(&facts).into_iter().filter(|_| program_args.servers.is_none()) {
-        out.line(asked.placed(problem))?;
-    }
-    let decisions = match program_args.servers {
-        Some(_) => servers::decide(&facts),
-        None => decide(&facts),
+    let facts = Facts { optimizer: &optimizer, ranks, rates, program };
+    let Decided { strategy: effective, decisions } = match program_args.servers {
+        Some(_) => servers::decide(*written, &facts),
+        None => decide(*written, &facts),
     };
+    let unmatched = unmatched(&effective, program).into_iter();
+    for problem in unmatched.filter(|_| program_args.servers.is_none()) {
+        out.line(written.placed(problem))?;
+    }
     for decision in &decisions {
         out.line(decision)?;
         if decision.verdict == Verdict::Refused {
-            out.line(format!("  at {}", asked.place_of(&decision.field)))?;
+            out.line(format!("  at {}", written.place_of(&decision.field)))?;
         }
     }
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
@@ -225,12 +226,13 @@ pub fn explain(
     }
     if decisions.iter().any(|decision| decision.verdict == Verdict::Refused) {
         let refused = |decision: &&Decision| decision.verdict == Verdict::Refused;
-        let names: Vec<&str> = decisions.iter().filter(refused).map(|d| d.strategy).collect();
+        let names = decisions.iter().filter(refused).map(|decision| decision.strategy.name());
+        let names: Vec<&str> = names.collect();
         return Err(Error::unsupported(format!("refused: {}", names.join(", "))).into());
     }
     if let Some(count) = program_args.servers {
         let place = place(&cluster.ranks, count);
-        let plan = on_servers(&mut programs, loss, &optimizer, *asked, place)?;
+        let plan = on_servers(&mut programs, loss, &optimizer, *written, place)?;
         out.line(format!("\nchain: {}", plan.chain_text()))?;
         plan.notes.iter().try_for_each(|note| out.line(note))?;
         return print_tables(&plan, out);
@@ -241,7 +243,7 @@ pub fn explain(
         registry,
         loss,
         &optimizer,
-        *asked,
+        *written,
         cluster,
         &mut |_, _| {},
     )?;
@@ -273,7 +275,7 @@ fn print_overlap(main: &Program, out: &mut Output) -> Result<(), ExitReason> {
 /// Prints the servers' tables, one per line.
 fn print_tables(plan: &ServerPlan, out: &mut Output) -> Result<(), ExitReason> {
     for table in &plan.tables.sparse {
-        let (id, name, rows, width) = (table.table_id, &table.name, table.rows, table.width);
+        let (id, name, rows, width) = (table.table_id(), &table.name, table.rows, table.width());
         out.line(format!("table {id}: sparse '{name}', up to {rows} rows of {width}"))?;
     }
     for table in &plan.tables.dense {

@@ -5,8 +5,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use fleet_base::{Error, Result};
 use fleet_format::write_file;
 use fleet_strategy::{
-    Asked, DistributedStrategy, Inspection, Problem, StrategyForm, StrategySource, Value,
-    all_in_one, read_file,
+    DistributedStrategy, Inspection, Problem, StrategyForm, StrategySource, Value, Written,
+    all_in_one, inspect as inspect_bytes, read_file, validate,
 };
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -109,8 +109,8 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
         }
         Command::Explain(args) => {
             let (strategy, source) = load_with_source(&args.file)?;
-            let asked = Asked { strategy: &strategy, source: Some(&source) };
-            crate::rewrite::explain(&asked, &args.program, &args.program_args, out)
+            let written = Written { strategy: &strategy, source: Some(&source) };
+            crate::rewrite::explain(&written, &args.program, &args.program_args, out)
         }
         Command::Convert { input, output, to } => {
             let form = to.map_or(StrategyForm::of(output), StrategyForm::from);
@@ -122,7 +122,7 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
 fn new(args: &NewArgs, out: &mut Output) -> Result<(), ExitReason> {
     let mut strategy = DistributedStrategy::new();
     args.changes.apply(&mut strategy)?;
-    print_warnings(&strategy.validate()?);
+    print_warnings(&validate(&strategy)?);
     let form = args.to.map(StrategyForm::from);
     match &args.output {
         Some(path) => {
@@ -175,7 +175,7 @@ fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), ExitRe
 }
 
 fn inspect(path: &Path) -> Result<Inspection> {
-    DistributedStrategy::inspect(&read_file(path)?, StrategyForm::of(path))
+    inspect_bytes(&read_file(path)?, StrategyForm::of(path))
 }
 
 /// Loads a strategy from a file without checking its meaning, as [`check`] does.

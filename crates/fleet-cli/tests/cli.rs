@@ -352,14 +352,16 @@ fn data_sets_are_made() {
 /// A durable folder that is intact, then damaged, then accepted with the loss.
 #[test]
 fn durable_folders_are_inspected() {
-    use fleet::ps::{Durability, JobTables, LocalServers, ServerTables, Servers, TableConfig};
+    use fleet::ps::{
+        Durability, JobTables, LocalServers, ServerTables, Step, TableAccess, TableConfig,
+    };
     let folder = scratch("durable");
     let _ = std::fs::remove_dir_all(&folder);
     let tables = vec![TableConfig::GlobalStep { table_id: 0 }];
     let job = JobTables { server_count: 1, worker_count: 2, sync: false, tables };
     let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder)).unwrap();
     let worker = LocalServers::new(std::slice::from_ref(&server), 1).unwrap();
-    (1..=5).for_each(|step| _ = worker.push_steps_of(step, 0, 1).unwrap());
+    (1..=5).for_each(|step| _ = worker.push_steps(0, Step::new(step), 1).unwrap());
     drop((worker, server));
     let inspect = ["durable", "inspect", path(&folder)];
     let said = ok(&inspect);
@@ -385,7 +387,7 @@ fn durable_folders_are_inspected() {
     }
     let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder)).unwrap();
     let worker = LocalServers::new(std::slice::from_ref(&server), 1).unwrap();
-    assert_eq!(worker.push_steps(0, 0).unwrap(), 2);
+    assert_eq!(worker.push_steps(0, None, 0).unwrap(), 2);
     assert!(ok(&inspect).contains("in use"));
     // All good data is lost, which is accepted once.
     drop((worker, server));

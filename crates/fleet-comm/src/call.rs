@@ -1,59 +1,34 @@
 //! One collective as backends see it: a signature, which all ranks compare, and its memory.
 
-use fleet_base::Error;
+use fleet_base::{Error, ReduceOp};
 use fleet_kernels::fold::FoldOp;
 use fleet_tensor::DType;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// How elements are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum ReduceOp {
-    Sum = 1,
-    Max,
-    Min,
-    Prod,
-    /// Sum divided by the number of ranks; integers round towards zero.
-    Avg,
+/// The operations on elements that make up a reduction.
+pub(crate) trait Fold {
+    /// The operation for a complete reduction over `ranks`.
+    fn fold(self, ranks: usize) -> FoldOp;
+    /// The operation for a partial reduction. Averages are divided at the end.
+    fn partial(self) -> FoldOp;
 }
 
-impl ReduceOp {
-    pub const ALL: [ReduceOp; 5] =
-        [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod, ReduceOp::Avg];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Max => "max",
-            ReduceOp::Min => "min",
-            ReduceOp::Prod => "prod",
-            ReduceOp::Avg => "avg",
-        }
-    }
-
-    /// The operation for a complete reduction over `ranks`.
-    pub(crate) fn fold(self, ranks: usize) -> FoldOp {
+impl Fold for ReduceOp {
+    fn fold(self, ranks: usize) -> FoldOp {
         match self {
             ReduceOp::Avg => FoldOp::Mean(ranks as u32),
             other => other.partial(),
         }
     }
 
-    /// The operation for a partial reduction. Averages are divided at the end.
-    pub(crate) fn partial(self) -> FoldOp {
+    fn partial(self) -> FoldOp {
         match self {
             ReduceOp::Sum | ReduceOp::Avg => FoldOp::Sum,
             ReduceOp::Max => FoldOp::Max,
             ReduceOp::Min => FoldOp::Min,
             ReduceOp::Prod => FoldOp::Prod,
         }
-    }
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

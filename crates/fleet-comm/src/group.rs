@@ -1,13 +1,13 @@
 //! The public interface: a group of ranks and its collectives.
 
 use crate::backend::{Backend, Bounds};
-use crate::call::{Call, Kind, Label, Piece, Pieces, ReduceOp, Signature, Work, digest};
+use crate::call::{Call, Kind, Label, Piece, Pieces, Signature, Work, digest};
 use crate::handle::{Handle, Lane};
 use crate::recorder::Recorder;
 use crate::watch::{Progress, Watch};
 use crate::world::{GroupOptions, World};
 use fleet_base::sync::lock;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ReduceOp, Result};
 use fleet_net::{Abort, Member};
 use fleet_tensor::{DType, Element};
 use std::sync::{Arc, Mutex, MutexGuard};

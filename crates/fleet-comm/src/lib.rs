@@ -53,7 +53,8 @@ mod shm;
 mod watch;
 mod world;
 
-pub use call::{Kind, LABEL_BYTES_MAX, ReduceOp};
+pub use call::{Kind, LABEL_BYTES_MAX};
+pub use fleet_base::ReduceOp;
 pub use group::Group;
 pub use handle::Handle;
 pub use mesh::choose::Algorithm;

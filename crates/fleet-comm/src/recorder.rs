@@ -162,7 +162,8 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Kind, Label, ReduceOp};
+    use crate::call::{Kind, Label};
+    use fleet_base::ReduceOp;
     use fleet_tensor::DType;
 
     #[test]

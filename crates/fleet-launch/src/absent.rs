@@ -93,7 +93,9 @@ impl Supervisor<'_> {
         let told = self.state_told;
         let state = MachineState {
             has_joined: told.has_joined || self.children.iter().any(has_joined),
-            is_done: told.is_done || self.is_done_here(),
+            // Not for ever: a server that exited without a report is started again once it is
+            // missed.
+            is_done: self.is_done_here(),
         };
         if state != told {
             self.state_told = state;

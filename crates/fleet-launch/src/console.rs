@@ -153,7 +153,7 @@ impl Console {
     /// contain a colour.
     fn tagged(&mut self, tag: &str, text: &str) {
         self.clear_status();
-        let fresh = if self.is_mid_line && self.is_terminal { "\n" } else { "" };
+        let fresh = if self.is_mid_line && self.is_one_stream { "\n" } else { "" };
         self.is_mid_line = false;
         let text = printable(text);
         let text = mask(format!("{fresh}{tag}{text}\n").into_bytes(), &self.secret);

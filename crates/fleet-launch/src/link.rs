@@ -103,8 +103,6 @@ impl Link {
         let mut master = join.master.clone();
         if let Some(server) = &server {
             master.port = server.address().port();
-            let line = format!("machines meet at {master}, which this one hosts");
-            shared.lock().messages.push(line);
             let (address, its) = (server.address(), token.clone());
             let open_store = move || -> Result<LeaderStore> {
                 Ok(LeaderStore::Own(StoreClient::connect(
@@ -452,6 +450,10 @@ impl Agent {
     fn at_master(&self) -> Result<()> {
         let store = self.connect()?;
         let arrived = self.arrive(&*store)?;
+        if self.hosts_store {
+            // Only now: a machine that the user starts on reading this line arrives second.
+            self.log(format!("machines meet at {}, which this one hosts", self.master));
+        }
         // Dropping it announces an orderly end; a launcher that is killed sends no such message.
         let _member = self.join_launchers(&store, arrived)?;
         self.publish(&*store, arrived)?;

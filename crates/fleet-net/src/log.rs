@@ -43,7 +43,8 @@ impl Log {
         Log::new(|line| {
             use std::io::Write;
             // A failure to write to standard error cannot be reported.
-            let _ = writeln!(std::io::stderr(), "fleet: {line}");
+            // In one piece, since other processes write to the same stream.
+            let _ = std::io::stderr().write_all(format!("fleet: {line}\n").as_bytes());
         })
     }
 

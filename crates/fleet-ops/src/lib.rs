@@ -33,11 +33,12 @@ pub mod tensor;
 
 pub use def::{InferCtx, Kernel, KernelCtx, KernelFn, OpDef, PrepareCtx};
 pub use emit::{Emit, OpEmitter, meta};
+pub use fleet_base::ReduceOp;
 pub use grad::{Grad, GradCtx};
 pub use meta::Meta;
 pub use ranks::{Spread, Traffic};
 pub use registry::Registry;
-pub use service::{ReduceOp, Ring, Services, Spill};
+pub use service::{Ring, Services, Spill};
 pub use tables::{LookUp, Lookup, PushRows, Tables};
 pub use traits::{AmpClass, Cost, CostCtx, Images, Lane, OpTraits, elementwise_cost};
 

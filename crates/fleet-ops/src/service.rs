@@ -6,23 +6,12 @@
 //! of one rank is replaced by a local one.
 
 use crate::Tables;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ReduceOp, Result};
 use fleet_ir::Op;
 use fleet_tensor::DType;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-
-/// Reduction of the values of several ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    Sum,
-    Max,
-    Min,
-    Prod,
-    /// The sum divided by the number of ranks.
-    Avg,
-}
 
 /// A communication group, seen from one of its ranks.
 ///

@@ -3,7 +3,7 @@
 //! A worker pushes the changes of its rows. The server adds them and remembers, for every other
 //! worker, which rows changed. A pull returns these rows to a worker and clears its list.
 
-use crate::{Merger, PullMode, Push, Rule, SparseConfig, SparseTable, rule};
+use crate::{Ids, PullMode, Push, Rule, SparseConfig, SparseTable, rule};
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use std::collections::HashSet;
@@ -52,14 +52,18 @@ impl GeoTable {
     }
 
     /// Adds the changes of a worker.
-    pub fn push(&self, worker: usize, ids: &[u64], differences: &[f32]) -> Result<()> {
+    pub fn push<'a>(
+        &self,
+        worker: usize,
+        ids: impl Into<Ids<'a>>,
+        differences: &[f32],
+    ) -> Result<()> {
+        let ids = ids.into();
         drop(self.of(worker)?); // an unknown worker is rejected before anything changes
         let grads: Vec<f32> = differences.iter().map(|difference| -difference).collect();
         self.rows.push(Push::new(ids, &grads))?;
-        let mut merger = Merger::default();
-        merger.merge(ids);
         for other in (0..self.changed.len()).filter(|other| *other != worker) {
-            self.of(other)?.extend(merger.ids());
+            self.of(other)?.extend(ids.as_slice());
         }
         Ok(())
     }

@@ -4,96 +4,35 @@
 //! no push has changed need neither a log nor a backup.
 
 use fleet_base::rng::{Philox, normal_f32, unit_f32};
-use fleet_base::{Error, Result};
-
-/// Distribution of new weights.
-///
-/// ```
-/// use fleet_ps::Initializer;
-/// let init = Initializer::parse("uniform_random&7&-0.1&0.1")?;
-/// assert_eq!(init, (Initializer::Uniform { low: -0.1, high: 0.1 }, 7));
-/// assert_eq!(Initializer::parse("fill_constant&0.5")?.0, Initializer::Constant(0.5));
-/// # Ok::<(), fleet_base::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Initializer {
-    Constant(f32),
-    Uniform {
-        low: f32,
-        high: f32,
-    },
-    Gaussian {
-        mean: f32,
-        std: f32,
-    },
-    /// Gaussian; a draw beyond two standard deviations is repeated.
-    TruncatedGaussian {
-        mean: f32,
-        std: f32,
-    },
-}
+use fleet_table::Initializer;
 
 /// Limit on the blocks drawn for one truncated number, each with two candidates; past it, the
 /// number is the mean. A candidate is within two deviations with probability 0.954.
 const TRUNCATED_DRAWS_MAX: u64 = 16;
 
-impl Initializer {
-    /// Parses the form of table descriptors: `uniform_random&seed&min&max`,
-    /// `gaussian_random&seed&mean&std`, `truncated_gaussian_random&seed&mean&std` or
-    /// `fill_constant&value`. The second value returned is the seed.
-    pub fn parse(text: &str) -> Result<(Initializer, u64)> {
-        let wrong = || {
-            Error::invalid(format!("malformed initializer '{text}'")).expected(
-                "uniform_random&seed&min&max, gaussian_random&seed&mean&std, \
-                 truncated_gaussian_random&seed&mean&std or fill_constant&value",
-            )
-        };
-        let parts: Vec<&str> = text.split('&').collect();
-        let number = |at: usize| -> Result<f32> {
-            let value: f32 = parts.get(at).and_then(|p| p.parse().ok()).ok_or_else(wrong)?;
-            if value.is_finite() { Ok(value) } else { Err(wrong()) }
-        };
-        let seed = || parts.get(1).and_then(|p| p.parse::<u64>().ok()).ok_or_else(wrong);
-        let found = match (parts[0], parts.len()) {
-            ("fill_constant", 2) => (Initializer::Constant(number(1)?), 0),
-            ("uniform_random", 4) => {
-                (Initializer::Uniform { low: number(2)?, high: number(3)? }, seed()?)
-            }
-            ("gaussian_random", 4) => {
-                (Initializer::Gaussian { mean: number(2)?, std: number(3)? }, seed()?)
-            }
-            ("truncated_gaussian_random", 4) => {
-                (Initializer::TruncatedGaussian { mean: number(2)?, std: number(3)? }, seed()?)
-            }
-            _ => return Err(wrong()),
-        };
-        Ok(found)
-    }
-
-    /// Fills columns `first..first + out.len()` of a row's weights.
-    pub(crate) fn fill(&self, row: RowSeed, first: usize, out: &mut [f32]) {
-        let rng = row.philox();
-        match *self {
-            Initializer::Constant(value) => out.fill(value),
-            Initializer::Uniform { low, high } => {
-                let (mut block, mut number) = ([0; 4], u64::MAX);
-                for (column, out) in (first as u64..).zip(out) {
-                    if column / 4 != number {
-                        number = column / 4;
-                        block = rng.block(number);
-                    }
-                    *out = low + (high - low) * unit_f32(block[(column % 4) as usize]);
+/// Fills columns `first..first + out.len()` of a row's weights.
+pub(crate) fn fill(initializer: Initializer, row: RowSeed, first: usize, out: &mut [f32]) {
+    let rng = row.philox();
+    match initializer {
+        Initializer::Constant(value) => out.fill(value),
+        Initializer::Uniform { low, high } => {
+            let (mut block, mut number) = ([0; 4], u64::MAX);
+            for (column, out) in (first as u64..).zip(out) {
+                if column / 4 != number {
+                    number = column / 4;
+                    block = rng.block(number);
                 }
+                *out = low + (high - low) * unit_f32(block[(column % 4) as usize]);
             }
-            Initializer::Gaussian { mean, std } => {
-                for (column, out) in (first as u64..).zip(out) {
-                    *out = mean + std * rng.normal(column);
-                }
+        }
+        Initializer::Gaussian { mean, std } => {
+            for (column, out) in (first as u64..).zip(out) {
+                *out = mean + std * rng.normal(column);
             }
-            Initializer::TruncatedGaussian { mean, std } => {
-                for (column, out) in (first as u64..).zip(out) {
-                    *out = mean + std * truncated(&rng, column);
-                }
+        }
+        Initializer::TruncatedGaussian { mean, std } => {
+            for (column, out) in (first as u64..).zip(out) {
+                *out = mean + std * truncated(&rng, column);
             }
         }
     }
@@ -149,14 +88,14 @@ mod tests {
             Initializer::TruncatedGaussian { mean: 0.0, std: 1.0 },
         ] {
             let mut whole = [0.0; 23];
-            init.fill(ROW, 0, &mut whole);
+            fill(init, ROW, 0, &mut whole);
             for first in 0..23 {
                 let mut part = [0.0; 1];
-                init.fill(ROW, first, &mut part);
+                fill(init, ROW, first, &mut part);
                 assert_eq!(part[0], whole[first]);
             }
             let mut other = [0.0; 23];
-            init.fill(RowSeed { table: 2, ..ROW }, 0, &mut other);
+            fill(init, RowSeed { table: 2, ..ROW }, 0, &mut other);
             assert_eq!(init == Initializer::Constant(2.0), other == whole);
         }
     }
@@ -165,7 +104,7 @@ mod tests {
     fn numbers_have_the_spread_that_was_asked_for() {
         let mut values = vec![0.0; 40_000];
         let mut moments = |init: Initializer| {
-            init.fill(ROW, 0, &mut values);
+            fill(init, ROW, 0, &mut values);
             let mean = values.iter().sum::<f32>() / 40_000.0;
             let var = values.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / 40_000.0;
             let largest = values.iter().fold(0.0f32, |a, v| a.max(v.abs()));
@@ -177,21 +116,5 @@ mod tests {
         assert!((mean - 1.0).abs() < 0.05 && (var - 4.0).abs() < 0.1, "{mean} {var}");
         let (mean, var, largest) = moments(Initializer::TruncatedGaussian { mean: 0.0, std: 1.0 });
         assert!(mean.abs() < 0.02 && (var - 0.774).abs() < 0.02 && largest <= 2.0, "{var}");
-    }
-
-    #[test]
-    fn malformed_descriptors_are_refused() {
-        for text in [
-            "",
-            "uniform",
-            "uniform_random&1&2",
-            "fill_constant&x",
-            "fill_constant&nan",
-            "gaussian_random&-1&0&1",
-            "fill_constant&1&2",
-        ] {
-            let error = Initializer::parse(text).unwrap_err().to_string();
-            assert!(error.contains("malformed"), "{error}");
-        }
     }
 }

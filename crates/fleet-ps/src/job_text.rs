@@ -1,5 +1,10 @@
-//! Compares and parses the text form of jobs ([`JobTables::text`](crate::JobTables)): one fact a
-//! line, indented like the derived `Debug`.
+//! Jobs as text: one fact a line, indented like the derived `Debug`. Workers and servers compare
+//! it, and servers keep it beside their logs: renaming a field of a config makes these unreadable.
+
+use crate::JobTables;
+
+/// Changes whenever workers of one version cannot talk to servers of another.
+const MESSAGES_VERSION: &str = "messages of version 6";
 
 /// The first fact in which two jobs differ.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,6 +19,11 @@ pub(crate) struct Difference<'a> {
 const FIELD_COLUMNS: usize = 4;
 const TABLE_COLUMNS: usize = 8;
 const END: &str = "end of the description";
+
+/// Returns a job as text.
+pub(crate) fn text(job: &JobTables) -> String {
+    format!("{MESSAGES_VERSION}\n{job:#?}")
+}
 
 /// Returns the first difference between two texts, if any.
 pub(crate) fn difference<'a>(expected: &'a str, got: &'a str) -> Option<Difference<'a>> {
@@ -71,21 +81,21 @@ pub(crate) fn server_count(text: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TableConfig;
     use crate::client::tests::job;
-    use crate::{JobTables, TableConfig};
 
     #[test]
     fn differences_name_the_table_and_the_field() {
         let ours = job(1, 2, false);
-        assert_eq!(server_count(&ours.text()), Some(1));
+        assert_eq!(server_count(&text(&ours)), Some(1));
         let check = |change: &dyn Fn(&mut JobTables), place: &str, [expected, got]: [&str; 2]| {
             let mut theirs = ours.clone();
             change(&mut theirs);
-            let (ours, theirs) = (ours.text(), theirs.text());
+            let (ours, theirs) = (text(&ours), text(&theirs));
             let found = difference(&ours, &theirs).unwrap();
             assert_eq!((&found.place[..], found.expected, found.got), (place, expected, got));
         };
-        assert_eq!(difference(&ours.text(), &ours.text()), None);
+        assert_eq!(difference(&text(&ours), &text(&ours)), None);
         check(&|job| job.sync = true, "", ["sync: false", "sync: true"]);
         let first = ours.tables[0].table_id();
         let of = |id| format!("table {id}");
@@ -104,11 +114,11 @@ mod tests {
                 config.entry = crate::Entry::CountFilter(3);
             }
         };
-        let text = format!("table {first}");
+        let place = format!("table {first}");
         let mut theirs = ours.clone();
         seed(&mut theirs);
-        let (ours, theirs) = (ours.text(), theirs.text());
-        assert!(difference(&ours, &theirs).unwrap().place.starts_with(&text));
+        let (ours, theirs) = (text(&ours), text(&theirs));
+        assert!(difference(&ours, &theirs).unwrap().place.starts_with(&place));
         assert_eq!(
             difference("a\nb", "a").unwrap(),
             Difference { place: String::new(), expected: "b", got: END }

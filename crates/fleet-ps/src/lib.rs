@@ -16,7 +16,6 @@ mod communicator;
 #[cfg(feature = "grpc")]
 pub mod control;
 mod dense;
-mod entry;
 mod finite;
 mod geo;
 mod hash_key;
@@ -25,8 +24,9 @@ mod job_text;
 mod merge;
 mod message;
 mod progress;
+mod push;
 mod request;
-pub mod rule;
+mod row_rule;
 mod save;
 mod seen;
 mod server;
@@ -37,20 +37,18 @@ mod sync;
 
 pub use client::{Client, IsOver, LocalServers, RemoteOptions, RemoteServers};
 pub use communicator::{
-    Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats, GeoCommunicator,
-    POLL_SPAN, RateOf, Rates,
+    Communicator, CommunicatorOptions, CommunicatorStats, GeoCommunicator, POLL_SPAN, RateOf, Rates,
 };
-pub use dense::{
-    DenseBlock, DenseConfig, DenseCut, DenseRange, DenseTable, Update, dense_range, dense_ranges,
+pub use dense::{DenseConfig, DenseTable, Update};
+pub use fleet_table::{
+    Accessor, CtrAccessor, DenseBlock, DenseCut, DenseOptions, Entry, Exchange, Initializer,
+    JobTables, NonFinite, PushMode, Rule, SparseConfig, TableConfig, dense_range, rule,
 };
-pub use entry::Entry;
-pub use finite::NonFinite;
 pub use geo::GeoTable;
 pub use hash_key::HashKey;
-pub use init::Initializer;
 pub use merge::Merger;
 pub use progress::Progress;
-pub use rule::Rule;
+pub use push::{Ids, Push, Step, UniqueIds};
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
 pub use seen::WorkerSeen;
 pub use server::{
@@ -58,9 +56,7 @@ pub use server::{
     ServerTables, SnapshotReport, TableServer, Tail, WorkerReport, accept_loss, folder_state,
     inspect,
 };
-pub use servers::{DenseOptions, JobTables, START_ROUNDS, Servers, TableConfig};
-pub use sparse::{
-    Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,
-};
+pub use servers::{Barriers, RunControl, START_ROUNDS, Servers, TableAccess, TableAdmin, Tables};
+pub use sparse::{PullMode, Record, SaveMode, Snapshot, SparseTable};
 pub use stats::TableStats;
 pub use sync::{Arrival, BarrierTable, GlobalStep};

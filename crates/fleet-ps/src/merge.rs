@@ -3,7 +3,7 @@
 //! Workers merge before they send, and tables before they apply: a nonlinear rule must see the sum
 //! of an id's gradients once, not each of them.
 
-use crate::{Accessor, HashKey, Push, SparseConfig};
+use crate::{Accessor, HashKey, Ids, Push, SparseConfig, UniqueIds};
 use fleet_base::{Error, Result};
 use fleet_kernels::kernel;
 use std::borrow::Cow;
@@ -15,7 +15,7 @@ use std::borrow::Cow;
 /// use fleet_ps::Merger;
 /// let mut merger = Merger::default();
 /// merger.merge(&[7, 3, 7]);
-/// assert_eq!(merger.ids(), [7, 3]);
+/// assert_eq!(*merger.ids(), [7, 3]);
 /// assert_eq!(merger.sum_rows(&[1.0, 1.0, 2.0, 2.0, 3.0, 3.0], 2)?, [4.0, 4.0, 2.0, 2.0]);
 /// assert!(merger.sum_rows(&[1.0], 2).is_err());
 /// # Ok::<(), fleet_base::Error>(())
@@ -27,6 +27,13 @@ pub struct Merger {
     to_row: Vec<u32>,
     /// Open addressing: an index into `ids` plus one, or 0 for an empty slot.
     slots: Vec<u32>,
+}
+
+/// A push whose ids do not repeat.
+pub(crate) struct UniquePush<'a> {
+    pub ids: UniqueIds<'a>,
+    pub grads: Cow<'a, [f32]>,
+    pub extras: PushExtras<'a>,
 }
 
 /// Values that a push carries for its ids besides gradients, each id once.
@@ -79,8 +86,8 @@ impl Merger {
     }
 
     /// Returns the distinct ids, in the order of first sight.
-    pub fn ids(&self) -> &[u64] {
-        &self.ids
+    pub fn ids(&self) -> UniqueIds<'_> {
+        UniqueIds::assume(&self.ids)
     }
 
     /// Returns, for each id of the batch, its index in [`Merger::ids`].
@@ -124,8 +131,32 @@ impl Merger {
         Ok(())
     }
 
+    /// Merges the ids of a push, unless they are known not to repeat; returns the push with each id
+    /// once.
+    pub(crate) fn unique_push<'a>(
+        &'a mut self,
+        push: Push<'a>,
+        config: &SparseConfig,
+    ) -> Result<UniquePush<'a>> {
+        let ids = match push.ids {
+            Ids::Unique(ids) => {
+                let borrowed = |values| Cow::Borrowed(values);
+                let extras = PushExtras {
+                    shows: push.shows.map(borrowed),
+                    clicks: push.clicks.map(borrowed),
+                    slots: push.slots.map(Cow::Borrowed),
+                };
+                return Ok(UniquePush { ids, grads: Cow::Borrowed(push.grads), extras });
+            }
+            Ids::Any(ids) => ids,
+        };
+        self.merge(ids);
+        let grads = self.merged(push.grads, config.push_width())?;
+        Ok(UniquePush { ids: self.ids(), grads, extras: self.merge_extras(&push, config)? })
+    }
+
     /// Like [`Merger::sum_rows`], but without a copy if no id repeats.
-    pub(crate) fn merged<'a>(&self, rows: &'a [f32], width: usize) -> Result<Cow<'a, [f32]>> {
+    fn merged<'a>(&self, rows: &'a [f32], width: usize) -> Result<Cow<'a, [f32]>> {
         match self.has_equal_ids() {
             true => self.sum_rows(rows, width).map(Cow::Owned),
             false => Ok(Cow::Borrowed(rows)),

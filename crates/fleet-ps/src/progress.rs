@@ -1,16 +1,17 @@
 //! Progress of a worker's earlier processes, from which a restarted worker resumes.
 
+use crate::Step;
 use crate::message::{Body, bytes_of};
 use fleet_base::Result;
 use std::collections::BTreeMap;
 
 /// Progress of the processes that were a worker before the present one; see
-/// [`Servers::take_over`](crate::Servers::take_over).
+/// [`RunControl::adopt`](crate::RunControl::adopt).
 ///
 /// ```
 /// use fleet_ps::{
-///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, Servers, SparseConfig,
-///     TableConfig,
+///     Initializer, JobTables, LocalServers, PullMode, Push, RunControl, ServerTables,
+///     SparseConfig, Step, TableAccess, TableConfig,
 /// };
 /// let initializer = Initializer::Constant(1.0);
 /// let config = SparseConfig { initializer, ..SparseConfig::plain(0, 1) };
@@ -19,14 +20,14 @@ use std::collections::BTreeMap;
 /// let servers = ServerTables::all(&job)?;
 /// let first = LocalServers::new(&servers, 0)?;
 /// first.completed(8); // earlier steps are complete
-/// first.push_sparse_of(9, 0, Push::new(&[4], &[1.0]))?; // then the process dies
+/// first.push_sparse(0, Step::new(9), Push::new(&[4], &[1.0]))?; // then the process dies
 ///
 /// let again = LocalServers::new(&servers, 0)?;
-/// let progress = again.take_over()?;
+/// let progress = again.adopt()?;
 /// assert_eq!(progress.complete, 8);
-/// again.go_on(&progress)?;
+/// again.resume(&progress)?;
 /// // Server 0 has the gradient of step 9 for row 4; server 1 lacks that for row 5.
-/// again.push_sparse_of(9, 0, Push::new(&[4, 5], &[1.0, 1.0]))?;
+/// again.push_sparse(0, Step::new(9), Push::new(&[4, 5], &[1.0, 1.0]))?;
 /// let mut rows = [0.0; 2];
 /// again.pull_sparse(0, &[4, 5], &mut rows, PullMode::Infer)?;
 /// assert_eq!(rows, [0.95, 0.95]);
@@ -55,9 +56,9 @@ impl Progress {
     }
 
     /// Returns whether a server has the worker's gradients of a step.
-    pub(crate) fn has(&self, server: usize, table: u32, step: u64) -> bool {
+    pub(crate) fn has(&self, server: usize, table: u32, step: Step) -> bool {
         let newest = self.applied.get(server).and_then(|tables| tables.get(&table));
-        step > 0 && newest.is_some_and(|newest| step <= *newest)
+        newest.is_some_and(|newest| step.number() <= *newest)
     }
 }
 

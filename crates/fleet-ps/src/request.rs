@@ -157,6 +157,7 @@ pub(crate) enum Read<'a> {
 /// A request that runs once, however often it is sent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Change<'a> {
+    /// Each id once: the sender has merged equal ones.
     PushSparse {
         table: u32,
         ids: Cow<'a, [u64]>,

@@ -7,7 +7,7 @@ use fleet_base::{Error, Result};
 /// Presence and progress of one worker, as the servers of its job know them.
 ///
 /// ```
-/// use fleet_ps::{Arrival, JobTables, LocalServers, ServerTables, Servers};
+/// use fleet_ps::{Arrival, JobTables, LocalServers, ServerTables, Barriers, RunControl};
 /// let job = JobTables { server_count: 2, worker_count: 1, sync: false, tables: vec![] };
 /// let worker = LocalServers::new(&ServerTables::all(&job)?, 0)?;
 /// worker.count_step();

@@ -7,7 +7,7 @@ use fleet_net::calls::CallOptions;
 use fleet_net::{Log, Token};
 use fleet_ps::{
     Initializer, JobTables, NonFinite, PullMode, RemoteOptions, RemoteServers, Rule, ServerTables,
-    Servers, SparseConfig, TableConfig, TableServer, rule::Sgd,
+    SparseConfig, TableAccess, TableConfig, TableServer, rule::Sgd,
 };
 pub use job::{DENSE, GEO, SPARSE, STEPS, job, sparse};
 use std::net::SocketAddr;

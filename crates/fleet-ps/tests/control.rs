@@ -8,7 +8,7 @@ use fleet_ps::control::message::{
     LoadRequest, SaveFormat, SaveMode, SaveRequest, ShrinkRequest, WorkerState,
 };
 use fleet_ps::control::{ControlClient, ControlServer};
-use fleet_ps::{Durability, Push, ServerTables, Servers};
+use fleet_ps::{Durability, Push, ServerTables, TableAccess, TableAdmin, Tables};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -110,15 +110,15 @@ fn statistics_are_what_was_pushed() {
     let controls = controls(&fleet);
     let worker = fleet.worker(1);
     // Server 1 has the odd ids: two of four, one of them pushed twice.
-    worker.push_sparse(SPARSE, Push::new(&[1, 2, 4, 7], &[1.0; 8])).unwrap();
-    worker.push_sparse(SPARSE, Push::new(&[7], &[1.0; 2])).unwrap();
+    worker.push_sparse(SPARSE, None, Push::new(&[1, 2, 4, 7], &[1.0; 8])).unwrap();
+    worker.push_sparse(SPARSE, None, Push::new(&[7], &[1.0; 2])).unwrap();
     pull(&worker, &[1, 7, 9]);
-    worker.push_steps(STEPS, 5).unwrap();
-    worker.push_dense(DENSE, &[1.0; 5]).unwrap();
+    worker.push_steps(STEPS, None, 5).unwrap();
+    worker.push_dense(DENSE, None, &[1.0; 5]).unwrap();
     dense(&worker);
     // The second of these comes from parameters that lack the first, and the third from parameters
     // that lack two.
-    (0..3).for_each(|_| worker.push_dense(DENSE, &[1.0; 5]).unwrap());
+    (0..3).for_each(|_| worker.push_dense(DENSE, None, &[1.0; 5]).unwrap());
     let answer = operator(&controls[1], &fleet.token).statistics().unwrap();
     assert_eq!((answer.server, answer.server_count, answer.worker_count), (1, 2, 2));
     assert!(!answer.synchronous && answer.rounds == 0 && answer.log.is_none());
@@ -152,8 +152,8 @@ fn statistics_are_what_was_pushed() {
 fn pushes_that_wait_and_logs_are_told() {
     let fleet = Fleet::start(&job(1, 1, true));
     let controls = controls(&fleet);
-    fleet.worker(0).push_sparse(SPARSE, Push::new(&[1], &[1.0; 2])).unwrap();
-    fleet.worker(0).push_dense(DENSE, &[1.0; 5]).unwrap();
+    fleet.worker(0).push_sparse(SPARSE, None, Push::new(&[1], &[1.0; 2])).unwrap();
+    fleet.worker(0).push_dense(DENSE, None, &[1.0; 5]).unwrap();
     let answer = operator(&controls[0], &fleet.token).statistics().unwrap();
     assert!(answer.synchronous && answer.tables[0].queued_pushes == 1);
     assert_eq!(answer.tables[1].queued_pushes, 1);
@@ -167,7 +167,7 @@ fn pushes_that_wait_and_logs_are_told() {
     let log = || operator(&control, &fleet.token).statistics().unwrap().log.unwrap();
     let empty = log().bytes;
     let worker = fleet_ps::LocalServers::new(&[tables], 0).unwrap();
-    worker.push_dense(DENSE, &[1.0; 5]).unwrap();
+    worker.push_dense(DENSE, None, &[1.0; 5]).unwrap();
     let (record, least) = (log().bytes - empty, 48 + 20);
     assert!((least..least + 64).contains(&record), "head, numbers and a header: {record} bytes");
     assert_eq!(Path::new(&log().folder), folder.0.join("server-000"));
@@ -193,9 +193,9 @@ fn a_save_over_grpc_is_one_over_frames_and_so_are_loads_and_shrinking() {
     let controls = controls(&fleet);
     let worker = fleet.worker(0);
     let ids: Vec<u64> = (0..50).collect();
-    worker.push_sparse(SPARSE, Push::new(&ids, &[1.0; 100])).unwrap();
-    worker.push_dense(DENSE, &[2.0; 5]).unwrap();
-    worker.push_steps(STEPS, 3).unwrap();
+    worker.push_sparse(SPARSE, None, Push::new(&ids, &[1.0; 100])).unwrap();
+    worker.push_dense(DENSE, None, &[2.0; 5]).unwrap();
+    worker.push_steps(STEPS, None, 3).unwrap();
     let folder = Folder::new("control_save");
     let mut operator = operator(&controls[0], &fleet.token);
     for (ours, theirs) in [
@@ -204,7 +204,7 @@ fn a_save_over_grpc_is_one_over_frames_and_so_are_loads_and_shrinking() {
     ] {
         let (frames, grpc) =
             (folder.0.join(format!("frames{theirs:?}")), folder.0.join(format!("grpc{theirs:?}")));
-        let saved = worker.save(&frames, fleet_ps::SaveMode::All, ours).unwrap();
+        let saved = worker.save(Tables::All, &frames, fleet_ps::SaveMode::All, ours).unwrap();
         let request = SaveRequest {
             folder: grpc.to_str().unwrap().into(),
             mode: SaveMode::All.into(),
@@ -215,8 +215,8 @@ fn a_save_over_grpc_is_one_over_frames_and_so_are_loads_and_shrinking() {
         let (frames, grpc) = (files(&frames), files(&grpc));
         assert!(frames.len() > 4 && frames == grpc, "{:?} {:?}", frames.keys(), grpc.keys());
     }
-    worker.push_sparse(SPARSE, Push::new(&ids, &[1.0; 100])).unwrap();
-    worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+    worker.push_sparse(SPARSE, None, Push::new(&ids, &[1.0; 100])).unwrap();
+    worker.push_dense(DENSE, None, &[2.0; 5]).unwrap();
     let from = folder.0.join("grpcBinary");
     let loaded = operator.load(LoadRequest { folder: from.to_str().unwrap().into() }).unwrap();
     assert_eq!(loaded.rows, 55);

@@ -5,7 +5,9 @@ use crate::durable::Process;
 use crate::saves::Folder;
 use fleet_base::ErrorKind;
 use fleet_net::{Log, Token};
-use fleet_ps::{Arrival, RemoteOptions, RemoteServers, START_ROUNDS, Servers};
+use fleet_ps::{
+    Arrival, Barriers, RemoteOptions, RemoteServers, RunControl, START_ROUNDS, TableAccess,
+};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -27,7 +29,7 @@ fn a_worker() {
     let job = job(addresses.len(), 2, std::env::var(SYNC).unwrap() == "true");
     let worker = RemoteServers::connect(&job, 1, &addresses, &token, vigilant()).unwrap();
     (0..START_ROUNDS).for_each(|_| worker.arrive(Arrival::Received).unwrap());
-    worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+    worker.push_dense(DENSE, None, &[2.0; 5]).unwrap();
     loop {
         std::thread::park();
     }
@@ -121,7 +123,7 @@ fn others_go_on_where_nobody_waits_for_anybody() {
     other_has_pushed(&worker);
     other.signal("KILL");
     worker.arrive(Arrival::Received).unwrap();
-    worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+    worker.push_dense(DENSE, None, &[2.0; 5]).unwrap();
     assert_eq!(dense(&worker), [-2.0; 5], "what it had pushed stays");
     assert_eq!(worker.rounds(Arrival::Received).unwrap(), START_ROUNDS + 1);
     assert!(worker.finish().unwrap(), "no other worker is left");

@@ -2,7 +2,7 @@
 //! reads are in its log and in its snapshots.
 
 use fleet_ps::{
-    DenseOptions, Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, Servers,
+    DenseOptions, Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, TableAccess,
     TableConfig, rule::Sgd,
 };
 use std::sync::Arc;
@@ -52,13 +52,13 @@ fn what_was_read_outlives_a_server() {
         let first = server();
         let [one, other] = workers(&first);
         assert_eq!((values(&one), values(&other)), ([0.0; 2], [0.0; 2]));
-        one.push_dense(0, &FIRST).unwrap();
+        one.push_dense(0, None, &FIRST).unwrap();
         if name == "snapshot" {
             first.snapshot_now().unwrap();
         }
         drop((first, one, other));
         let [one, other] = workers(&server());
-        other.push_dense(0, &LATE).unwrap();
+        other.push_dense(0, None, &LATE).unwrap();
         assert_eq!(values(&one), expected(), "{name}");
     }
     let _ = std::fs::remove_dir_all(&folder);

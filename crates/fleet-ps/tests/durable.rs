@@ -6,8 +6,9 @@ use fleet_base::Error;
 use fleet_net::calls::CallOptions;
 use fleet_net::{Log, Token};
 use fleet_ps::{
-    Arrival, Durability, Entry, Flush, JobTables, LocalServers, PullMode, Push, RemoteServers,
-    SaveFormat, SaveMode, ServerTables, Servers, TableConfig, TableServer,
+    Arrival, Barriers, Durability, Entry, Flush, JobTables, LocalServers, PullMode, Push,
+    RemoteServers, SaveFormat, SaveMode, ServerTables, TableAccess, TableAdmin, TableConfig,
+    TableServer, Tables,
 };
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -26,10 +27,10 @@ fn own_folder(folder: &Folder) -> std::path::PathBuf {
 
 fn train(worker: &LocalServers, step: u64) {
     let ids = [step, 1000];
-    worker.push_sparse(SPARSE, Push::new(&ids, &[0.5; 4])).unwrap();
-    worker.push_dense(DENSE, &[0.5; 5]).unwrap();
-    worker.push_geo(GEO, &ids, &[1.0; 4]).unwrap();
-    worker.push_steps(STEPS, 1).unwrap();
+    worker.push_sparse(SPARSE, None, Push::new(&ids, &[0.5; 4])).unwrap();
+    worker.push_dense(DENSE, None, &[0.5; 5]).unwrap();
+    worker.push_geo(GEO, None, (&ids).into(), &[1.0; 4]).unwrap();
+    worker.push_steps(STEPS, None, 1).unwrap();
 }
 
 /// Checks the result of steps 0 to `steps`.
@@ -41,7 +42,7 @@ fn check(worker: &LocalServers, steps: u64) {
     let mut values = [0.0; 5];
     worker.pull_dense(DENSE, &mut values).unwrap();
     assert_eq!(values, [-0.25 * steps as f32; 5]);
-    assert_eq!(worker.push_steps(STEPS, 0).unwrap(), steps);
+    assert_eq!(worker.push_steps(STEPS, None, 0).unwrap(), steps);
 }
 
 #[test]
@@ -90,7 +91,7 @@ fn a_torn_log_loses_what_was_not_acknowledged() {
     let (folder, job) = (Folder::new("torn"), job(1, 1, false));
     {
         let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
-        (0..3).for_each(|_| worker.push_dense(DENSE, &[2.0; 5]).unwrap());
+        (0..3).for_each(|_| worker.push_dense(DENSE, None, &[2.0; 5]).unwrap());
     }
     let (own, torn) = (own_folder(&folder), Folder::new("torn-copy"));
     let bytes = std::fs::read(own.join("log-0")).unwrap();
@@ -117,7 +118,7 @@ fn a_torn_log_loses_what_was_not_acknowledged() {
         let mut values = [0.0; 5];
         worker.pull_dense(DENSE, &mut values).unwrap();
         assert_eq!(values, [-(whole as f32); 5]);
-        worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+        worker.push_dense(DENSE, None, &[2.0; 5]).unwrap();
         drop(worker);
         let worker = LocalServers::new(&[start(&job, &torn)], 0).unwrap();
         worker.pull_dense(DENSE, &mut values).unwrap();
@@ -138,8 +139,8 @@ fn a_barrier_survives_with_what_waits_for_it() {
             let worker = impatient(0, &server);
             let mut row = [0.0; 2];
             worker.pull_sparse(SPARSE, &[7], &mut row, PullMode::Train).unwrap();
-            worker.push_sparse(SPARSE, Push::new(&[7], &[2.0; 2])).unwrap();
-            worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+            worker.push_sparse(SPARSE, None, Push::new(&[7], &[2.0; 2])).unwrap();
+            worker.push_dense(DENSE, None, &[2.0; 5]).unwrap();
             assert!(worker.arrive(Arrival::Sent).is_err(), "alone");
             if snapshot {
                 server.snapshot_now().unwrap();
@@ -148,8 +149,8 @@ fn a_barrier_survives_with_what_waits_for_it() {
         };
         let server = start(&job, &folder);
         let worker = impatient(1, &server);
-        worker.push_sparse(SPARSE, Push::new(&[7], &[4.0; 2])).unwrap();
-        worker.push_dense(DENSE, &[4.0; 5]).unwrap();
+        worker.push_sparse(SPARSE, None, Push::new(&[7], &[4.0; 2])).unwrap();
+        worker.push_dense(DENSE, None, &[4.0; 5]).unwrap();
         worker.arrive(Arrival::Sent).unwrap();
         let mut row = [0.0; 2];
         worker.pull_sparse(SPARSE, &[7], &mut row, PullMode::Train).unwrap();
@@ -170,7 +171,7 @@ fn admissions_are_remembered() {
         for _ in 0..2 {
             worker.pull_sparse(SPARSE, &[3], &mut row, PullMode::Train).unwrap();
         }
-        worker.push_sparse(SPARSE, Push::new(&[3], &[1.0; 2])).unwrap();
+        worker.push_sparse(SPARSE, None, Push::new(&[3], &[1.0; 2])).unwrap();
     }
     let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
     worker.pull_sparse(SPARSE, &[3], &mut row, PullMode::Infer).unwrap();
@@ -182,8 +183,8 @@ fn what_a_load_brought_survives_and_another_job_is_refused() {
     let (folder, saved, job) = (Folder::new("loaded"), Folder::new("saved"), job(1, 1, false));
     let old = LocalServers::new(&ServerTables::all(&job).unwrap(), 0).unwrap();
     (0..4).for_each(|step| train(&old, step));
-    old.save(&saved.0, SaveMode::All, SaveFormat::Binary).unwrap();
-    LocalServers::new(&[start(&job, &folder)], 0).unwrap().load(&saved.0).unwrap();
+    old.save(Tables::All, &saved.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    LocalServers::new(&[start(&job, &folder)], 0).unwrap().load(Tables::All, &saved.0).unwrap();
     let again = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
     // Worker 0 would set these values in a new job.
     again.set_dense(DENSE, &[7.0; 5]).unwrap();
@@ -300,8 +301,8 @@ fn a_server_that_is_killed_and_started_again_loses_and_repeats_nothing() {
             let pushed = &pushed;
             scope.spawn(move || {
                 for step in 0..PUSHES * KILLS / 4 {
-                    worker.push_sparse(SPARSE, Push::new(&[step, 1000], &[0.5; 4])).unwrap();
-                    worker.push_dense(DENSE, &[0.5; 5]).unwrap();
+                    worker.push_sparse(SPARSE, None, Push::new(&[step, 1000], &[0.5; 4])).unwrap();
+                    worker.push_dense(DENSE, None, &[0.5; 5]).unwrap();
                     pushed.fetch_add(1, Ordering::SeqCst);
                 }
             });
@@ -347,7 +348,7 @@ fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
         move |_| Ok::<_, Error>(*current.lock().unwrap())
     };
     let worker = RemoteServers::connect_with(&job, 0, resolve, &token, options()).unwrap();
-    (0..4).for_each(|_| worker.push_dense(DENSE, &[0.5; 5]).unwrap());
+    (0..4).for_each(|_| worker.push_dense(DENSE, None, &[0.5; 5]).unwrap());
     drop(server);
     let path = own_folder(&folder).join("log-0");
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -357,7 +358,7 @@ fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
     let cut = server.tables().recovered().unwrap();
     assert_eq!((cut.request_count, cut.cut.map(|cut| cut.request_count)), (3, Some(0)));
     *current.lock().unwrap() = server.address();
-    let error = worker.push_dense(DENSE, &[0.5; 5]).unwrap_err().to_string();
+    let error = worker.push_dense(DENSE, None, &[0.5; 5]).unwrap_err().to_string();
     let words = "3 of 4 acknowledged requests of worker 0 are left";
     assert!(error.contains("lost acknowledged pushes") && error.contains(words), "{error}");
     let ended = server.run().unwrap_err().to_string();
@@ -371,6 +372,6 @@ fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
     assert!(fleet_ps::accept_loss(&folder.0).unwrap().is_empty(), "accepted once");
     let server = serve();
     *current.lock().unwrap() = server.address();
-    worker.push_dense(DENSE, &[0.5; 5]).unwrap();
+    worker.push_dense(DENSE, None, &[0.5; 5]).unwrap();
     assert_eq!(crate::common::dense(&worker), [-1.0; 5], "three, and the one since");
 }

@@ -7,8 +7,9 @@ use fleet_net::Token;
 use fleet_net::calls::{CallClient, CallOptions, CallServer, Conversation};
 use fleet_net::{Limits, Log};
 use fleet_ps::{
-    Arrival, JobTables, LocalServers, NonFinite, PullMode, Push, RemoteOptions, RemoteServers,
-    SaveFormat, SaveMode, ServerTables, Servers, SparseConfig, TableConfig, TableServer,
+    Arrival, Barriers, JobTables, LocalServers, NonFinite, PullMode, Push, RemoteOptions,
+    RemoteServers, SaveFormat, SaveMode, ServerTables, SparseConfig, TableAccess, TableAdmin,
+    TableConfig, TableServer, Tables,
 };
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -27,15 +28,15 @@ fn remote_servers_are_local_ones() {
             let ids: Vec<u64> = (0..step * 5).map(|_| rng.below(300)).collect();
             let grads: Vec<f32> = (0..ids.len() * 2).map(|_| rng.below(9) as f32).collect();
             let worker = step as usize % 2;
-            let run = |servers: &dyn Servers| {
-                servers.push_sparse(SPARSE, Push::new(&ids, &grads)).unwrap();
-                servers.push_geo(GEO, &ids, &grads).unwrap();
-                servers.push_dense(DENSE, &[step as f32; 5]).unwrap();
+            let run = |servers: &dyn TableAccess| {
+                servers.push_sparse(SPARSE, None, Push::new(&ids, &grads)).unwrap();
+                servers.push_geo(GEO, None, (&ids).into(), &grads).unwrap();
+                servers.push_dense(DENSE, None, &[step as f32; 5]).unwrap();
                 servers.set_rate_scale(DENSE, 1.0 / (step + 1) as f32).unwrap();
                 let (mut rows, mut values) = (vec![0.0; ids.len() * 2], vec![0.0; 5]);
                 servers.pull_sparse(SPARSE, &ids, &mut rows, PullMode::Train).unwrap();
                 servers.pull_dense(DENSE, &mut values).unwrap();
-                let steps = servers.push_steps(STEPS, step).unwrap();
+                let steps = servers.push_steps(STEPS, None, step).unwrap();
                 (rows, values, steps, servers.pull_geo(GEO).unwrap())
             };
             assert_eq!(run(&remote[worker]), run(&local[worker]), "step {step}");
@@ -109,14 +110,14 @@ fn ids_are_any_64_bit_numbers() {
     let grads: Vec<f32> = (0..2 * ids.len()).map(|at| at as f32).collect();
     let fleet = Fleet::start(&job(3, 1, false));
     let worker = fleet.worker(0);
-    worker.push_sparse(SPARSE, Push::new(&ids, &grads)).unwrap();
+    worker.push_sparse(SPARSE, None, Push::new(&ids, &grads)).unwrap();
     let want: Vec<f32> = grads.iter().map(|grad| 1.0 - 0.5 * grad).collect();
     assert_eq!(pull(&worker, &ids), want);
     let folder = Folder::new("any-ids");
     for format in [SaveFormat::Text, SaveFormat::Binary] {
-        worker.save(&folder.0, SaveMode::All, format).unwrap();
+        worker.save(Tables::All, &folder.0, SaveMode::All, format).unwrap();
         let again = Fleet::start(&job(2, 1, false));
-        again.worker(0).load(&folder.0).unwrap();
+        again.worker(0).load(Tables::All, &folder.0).unwrap();
         assert_eq!(pull(&again.worker(0), &ids), want, "{format:?}");
     }
 }
@@ -133,8 +134,8 @@ fn a_synchronous_job_and_its_end() {
                 let worker = fleet.worker(number);
                 for round in 1..=10 {
                     let own = [10 + number as u64, 1];
-                    worker.push_sparse(SPARSE, Push::new(&own, &[3.0; 4])).unwrap();
-                    worker.push_dense(DENSE, &[6.0 * number as f32; 5]).unwrap();
+                    worker.push_sparse(SPARSE, None, Push::new(&own, &[3.0; 4])).unwrap();
+                    worker.push_dense(DENSE, None, &[6.0 * number as f32; 5]).unwrap();
                     std::thread::scope(|inner| {
                         let waits = inner.spawn(|| worker.arrive(Arrival::Sent).unwrap());
                         while !waits.is_finished() {
@@ -167,11 +168,11 @@ fn mistakes_are_told_and_the_server_stays_up() {
         assert_eq!(pull(&worker, &[77]), [1.0; 2], "it serves on");
     };
     check(
-        worker.push_sparse(SPARSE, Push::new(&[5], &[0.0, f32::NAN])),
+        worker.push_sparse(SPARSE, None, Push::new(&[5], &[0.0, f32::NAN])),
         ErrorKind::Numeric,
         &["got NaN for id 5, column 1", "sparse table 0", "server 1, request of worker 0"],
     );
-    check(worker.push_dense(9, &[0.0]), ErrorKind::Invalid, &["no such table", "got 9"]);
+    check(worker.push_dense(9, None, &[0.0]), ErrorKind::Invalid, &["no such table", "got 9"]);
     let connect = |job: &JobTables, token: &Token| {
         RemoteServers::connect(job, 0, &fleet.addresses(), token, options()).map(drop)
     };
@@ -214,7 +215,7 @@ fn pushes_that_are_not_finite_follow_the_policy() {
         }
         let fleet = Fleet::start(&job);
         let worker = fleet.worker(0);
-        let pushed = worker.push_sparse(SPARSE, Push::new(&[5], &[f32::NAN, 1.0]));
+        let pushed = worker.push_sparse(SPARSE, None, Push::new(&[5], &[f32::NAN, 1.0]));
         assert_eq!(pushed.is_ok(), row.is_some(), "{policy:?}: {pushed:?}");
         let got = pull(&worker, &[5]).into_iter().zip(row.unwrap_or([1.0; 2]));
         for (got, want) in got {
@@ -222,7 +223,7 @@ fn pushes_that_are_not_finite_follow_the_policy() {
         }
         let mut grad = [0.0; 5];
         grad[0] = f32::INFINITY;
-        let pushed = worker.push_dense(DENSE, &grad);
+        let pushed = worker.push_dense(DENSE, None, &grad);
         assert_eq!(pushed.is_ok(), number.is_some(), "{policy:?}: {pushed:?}");
         assert_eq!(dense(&worker)[0], number.unwrap_or(0.0), "{policy:?}");
         for table in [SPARSE, DENSE] {
@@ -277,7 +278,7 @@ fn a_server_that_lost_its_tables_is_told_from_one_that_was_away() {
     let options = CallOptions::default();
     let again =
         fleet_ps::TableServer::bind(address, tables, &fleet.token, options, Log::silent()).unwrap();
-    let error = worker.push_dense(DENSE, &[1.0; 5]).unwrap_err();
+    let error = worker.push_dense(DENSE, None, &[1.0; 5]).unwrap_err();
     assert!(error.to_string().contains("server restarted and lost its tables"), "{error}");
     drop(again);
     let patient = crate::common::options();
@@ -311,11 +312,12 @@ fn what_a_server_refuses_before_it_begins() {
 
     let root = folder.0.join("root");
     std::fs::create_dir_all(&root).unwrap();
-    let save = |dir: &std::path::Path| worker.save(dir, SaveMode::All, SaveFormat::Binary);
+    let save =
+        |dir: &std::path::Path| worker.save(Tables::All, dir, SaveMode::All, SaveFormat::Binary);
     save(&root.join("new")).unwrap();
-    worker.load(&root.join("new")).unwrap();
+    worker.load(Tables::All, &root.join("new")).unwrap();
     for outside in [folder.0.join("other"), root.join("../other")] {
-        for result in [save(&outside).map(drop), worker.load(&outside).map(drop)] {
+        for result in [save(&outside).map(drop), worker.load(Tables::All, &outside).map(drop)] {
             let error = result.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
             assert!(error.to_string().contains("outside the servers' save root"), "{error}");

@@ -3,7 +3,7 @@
 use crate::common::{DENSE, GEO, SPARSE, STEPS, job};
 use fleet_ps::{
     CtrAccessor, JobTables, LocalServers, PullMode, Push, Rule, SaveFormat, SaveMode, ServerTables,
-    Servers, SparseConfig, TableConfig, rule,
+    SparseConfig, TableAccess, TableAdmin, TableConfig, Tables, rule,
 };
 use std::path::PathBuf;
 
@@ -53,11 +53,11 @@ fn start(server_count: usize) -> LocalServers {
 fn train(servers: &LocalServers, step: u64) {
     let ids: Vec<u64> = (0..60).map(|at| at * 3 + step).collect();
     let grads: Vec<f32> = (0..180).map(|at| (at % 7) as f32 - 3.0).collect();
-    servers.push_sparse(SPARSE, Push::new(&ids, &grads[..120])).unwrap();
-    servers.push_geo(GEO, &ids, &grads[..120]).unwrap();
-    servers.push_sparse(CLICK, Push::new(&ids, &grads)).unwrap();
-    servers.push_dense(DENSE, &grads[..11]).unwrap();
-    servers.push_steps(STEPS, 1).unwrap();
+    servers.push_sparse(SPARSE, None, Push::new(&ids, &grads[..120])).unwrap();
+    servers.push_geo(GEO, None, (&ids).into(), &grads[..120]).unwrap();
+    servers.push_sparse(CLICK, None, Push::new(&ids, &grads)).unwrap();
+    servers.push_dense(DENSE, None, &grads[..11]).unwrap();
+    servers.push_steps(STEPS, None, 1).unwrap();
 }
 
 /// Returns everything that a worker can see of all tables.
@@ -70,7 +70,7 @@ fn look(servers: &LocalServers) -> (Vec<f32>, Vec<f32>, Vec<f32>, Vec<f32>, u64)
     };
     let mut dense = vec![0.0; 11];
     servers.pull_dense(DENSE, &mut dense).unwrap();
-    let steps = servers.push_steps(STEPS, 0).unwrap();
+    let steps = servers.push_steps(STEPS, None, 0).unwrap();
     (rows(SPARSE, 2), rows(GEO, 2), rows(CLICK, 3), dense, steps)
 }
 
@@ -80,15 +80,15 @@ fn one_table_is_saved_and_loaded_alone() {
     let (all, one) = (Folder::new("of_all"), Folder::new("of_one"));
     let old = start(2);
     (0..3).for_each(|step| train(&old, step));
-    old.save(&all.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    old.save(Tables::All, &all.0, SaveMode::All, SaveFormat::Binary).unwrap();
     for (table, at) in [(SPARSE, 0), (GEO, 1), (CLICK, 2)] {
         let dir = one.0.join(table.to_string());
         let count = old.stats(table).unwrap().row_count;
-        let saved = old.save_table(table, &dir, SaveMode::All, SaveFormat::Text).unwrap();
+        let saved = old.save(Tables::One(table), &dir, SaveMode::All, SaveFormat::Text).unwrap();
         assert_eq!(saved.row_count, count);
         for (server_count, dir) in [(2, &dir), (3, &dir), (3, &all.0)] {
             let new = start(server_count);
-            assert_eq!(new.load_table(table, dir).unwrap(), count);
+            assert_eq!(new.load(Tables::One(table), dir).unwrap(), count);
             let (sparse, geo, click, dense, steps) = look(&new);
             let (want, rows) = (look(&old), [sparse, geo, click]);
             let wants = [want.0, want.1, want.2];
@@ -98,14 +98,15 @@ fn one_table_is_saved_and_loaded_alone() {
             assert_eq!((dense, steps), (vec![0.0; 11], 0));
         }
     }
-    assert_eq!(start(1).load_table(DENSE, &all.0).unwrap(), 11);
+    assert_eq!(start(1).load(Tables::One(DENSE), &all.0).unwrap(), 11);
     // A save that would end the save of all tables is refused, and that save stays.
-    let error = old.save_table(SPARSE, &all.0, SaveMode::All, SaveFormat::Text).unwrap_err();
+    let error = old.save(Tables::One(SPARSE), &all.0, SaveMode::All, SaveFormat::Text).unwrap_err();
     assert!(error.to_string().contains("the folder has saves of other tables"), "{error}");
-    assert!(start(2).load(&all.0).is_ok());
-    let error = start(2).load(&one.0.join(SPARSE.to_string())).unwrap_err().to_string();
+    assert!(start(2).load(Tables::All, &all.0).is_ok());
+    let error =
+        start(2).load(Tables::All, &one.0.join(SPARSE.to_string())).unwrap_err().to_string();
     assert!(error.contains("001"), "{error}");
-    let error = old.save_table(9, &one.0, SaveMode::All, SaveFormat::Text).unwrap_err();
+    let error = old.save(Tables::One(9), &one.0, SaveMode::All, SaveFormat::Text).unwrap_err();
     assert!(error.to_string().contains("no such table"), "{error}");
 }
 
@@ -115,13 +116,13 @@ fn a_job_goes_on_from_its_save_on_any_number_of_servers() {
         let folder = Folder::new("job");
         let old = start(2);
         (0..5).for_each(|step| train(&old, step));
-        let saved = old.save(&folder.0, SaveMode::All, format).unwrap();
+        let saved = old.save(Tables::All, &folder.0, SaveMode::All, format).unwrap();
         let rows: u64 = [SPARSE, GEO, CLICK].map(|t| old.stats(t).unwrap().row_count).iter().sum();
         assert_eq!(saved.row_count, rows + 11);
         train(&old, 5);
         for server_count in [1, 2, 3, 13] {
             let new = start(server_count);
-            assert_eq!(new.load(&folder.0).unwrap(), rows + 11);
+            assert_eq!(new.load(Tables::All, &folder.0).unwrap(), rows + 11);
             train(&new, 5);
             assert!(
                 look(&new) == look(&old),
@@ -136,7 +137,7 @@ fn a_server_loads_the_tables_it_is_told() {
     let folder = Folder::new("some");
     let old = start(1);
     train(&old, 0);
-    old.save(&folder.0, SaveMode::All, SaveFormat::Text).unwrap();
+    old.save(Tables::All, &folder.0, SaveMode::All, SaveFormat::Text).unwrap();
     let server = ServerTables::new(&tables(2), 1).unwrap();
     assert_eq!(server.load(&folder.0, Some(&[SPARSE])).unwrap(), 30, "half of 60 rows");
     let error = server.load(&folder.0, Some(&[77])).unwrap_err().to_string();
@@ -148,27 +149,30 @@ fn a_save_that_one_server_cannot_write_is_none() {
     let folder = Folder::new("half");
     let old = start(2);
     train(&old, 0);
-    old.save(&folder.0, SaveMode::Base, SaveFormat::Binary).unwrap();
+    old.save(Tables::All, &folder.0, SaveMode::Base, SaveFormat::Binary).unwrap();
     let before = look(&old);
     train(&old, 1);
     // Server 1 cannot write its last manifest, because a folder has its name.
     let obstacle = folder.0.join("004/manifest-001.2");
     std::fs::create_dir(&obstacle).unwrap();
-    let error = old.save(&folder.0, SaveMode::Delta, SaveFormat::Binary).unwrap_err().to_string();
+    let error = old
+        .save(Tables::All, &folder.0, SaveMode::Delta, SaveFormat::Binary)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("004/manifest-001.2") && error.contains("server 1"), "{error}");
     std::fs::remove_dir(&obstacle).unwrap();
     let files = std::fs::read_dir(folder.0.join("004")).unwrap().count();
     assert_eq!(files, 2 * (3 + 1), "its files are deleted");
     let new = start(3);
-    new.load(&folder.0).unwrap();
+    new.load(Tables::All, &folder.0).unwrap();
     assert!(look(&new) == before, "the previous save is intact");
     // Changes that the failed delta had taken are in the next one.
     let delta = Folder::new("delta");
-    let saved = old.save(&delta.0, SaveMode::Delta, SaveFormat::Binary).unwrap();
+    let saved = old.save(Tables::All, &delta.0, SaveMode::Delta, SaveFormat::Binary).unwrap();
     // Sixty rows, as many of the geo table, and the dense table; click rows have not gained enough
     // score.
     assert_eq!(saved.row_count, 60 + 60 + 11);
-    new.load(&delta.0).unwrap();
+    new.load(Tables::All, &delta.0).unwrap();
     assert!(look(&new).0 == look(&old).0);
 }
 
@@ -177,14 +181,14 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
     let folder = Folder::new("lack");
     let new = start(1);
     let check = |words: &str| {
-        let error = new.load(&folder.0).unwrap_err().to_string();
+        let error = new.load(Tables::All, &folder.0).unwrap_err().to_string();
         assert!(error.contains(words) && error.contains("server 0"), "{error}");
         assert_eq!(look(&new), look(&start(1)), "{words}");
     };
     check("no save in ");
     let old = start(2);
     train(&old, 0);
-    old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    old.save(Tables::All, &folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
     let hide = |name: &str, words: &str| {
         let (path, away) = (folder.0.join(name), folder.0.join("away"));
         std::fs::rename(&path, &away).unwrap();
@@ -199,18 +203,18 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
     std::fs::write(&part, &bytes[1..]).unwrap();
     check("001/part-001 has the wrong size");
     std::fs::write(&part, &bytes).unwrap();
-    assert!(new.load(&folder.0).is_ok());
+    assert!(new.load(Tables::All, &folder.0).is_ok());
     // The next save deletes the files that a killed server has left, and no others.
     let temporary =
         ["001/.part-001.7-0.tmp", "004/.manifest-000.3.7-0.tmp", ".saved-000.2.7-0.tmp"];
     let others = ["001/.part-002.7-0.tmp", "001/.part-0011.7-0.tmp", "001/part-001.tmp"];
     temporary.iter().chain(&others).for_each(|it| std::fs::write(folder.0.join(it), "x").unwrap());
-    old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    old.save(Tables::All, &folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
     assert!(temporary.iter().all(|it| !folder.0.join(it).exists()));
     others.iter().for_each(|it| std::fs::remove_file(folder.0.join(it)).unwrap());
     // A save over an older one leaves one save.
     for _ in 1..4 {
-        old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
+        old.save(Tables::All, &folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
     }
     let files = std::fs::read_dir(&folder.0).unwrap().count();
     assert_eq!(files, 5 + 2, "five tables, two marks");
@@ -230,19 +234,19 @@ fn a_save_with_any_byte_changed_is_refused_by_name() {
             LocalServers::new(&servers, 0).unwrap()
         };
         let old = plain();
-        old.push_sparse(SPARSE, Push::new(&[1, 2], &[0.5; 4])).unwrap();
-        old.push_dense(DENSE, &[0.5; 5]).unwrap();
-        old.push_steps(STEPS, 3).unwrap();
-        old.save(&folder.0, SaveMode::All, format).unwrap();
+        old.push_sparse(SPARSE, None, Push::new(&[1, 2], &[0.5; 4])).unwrap();
+        old.push_dense(DENSE, None, &[0.5; 5]).unwrap();
+        old.push_steps(STEPS, None, 3).unwrap();
+        old.save(Tables::All, &folder.0, SaveMode::All, format).unwrap();
         let see = |servers: &LocalServers| {
             let (mut rows, mut dense) = ([0.0; 4], [0.0; 5]);
             servers.pull_sparse(SPARSE, &[1, 2], &mut rows, PullMode::Infer).unwrap();
             servers.pull_dense(DENSE, &mut dense).unwrap();
-            (rows, dense, servers.push_steps(STEPS, 0).unwrap())
+            (rows, dense, servers.push_steps(STEPS, None, 0).unwrap())
         };
         let (new, saved, empty) = (plain(), see(&old), see(&plain()));
         let mut refused = 0;
-        let mut check = |path: &PathBuf, what: &str| match new.load(&folder.0) {
+        let mut check = |path: &PathBuf, what: &str| match new.load(Tables::All, &folder.0) {
             Ok(_) => {
                 assert_eq!(see(&new), saved, "{what}");
                 (0..4).for_each(|table| _ = new.clear(table).unwrap());
@@ -278,6 +282,6 @@ fn a_save_with_any_byte_changed_is_refused_by_name() {
             count += 1;
         }
         assert!(refused > count * 9 / 10, "{refused} of {count}");
-        new.load(&folder.0).unwrap();
+        new.load(Tables::All, &folder.0).unwrap();
     }
 }

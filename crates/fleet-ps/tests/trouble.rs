@@ -1,7 +1,7 @@
 //! Connections that break at every byte of a conversation: every push is applied exactly once.
 
 use crate::common::{DENSE, Fleet, SPARSE, dense, job, options, pull};
-use fleet_ps::{JobTables, Push, RemoteServers, Servers, TableConfig};
+use fleet_ps::{JobTables, Push, RemoteServers, TableAccess, TableConfig};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -117,7 +117,7 @@ fn a_connection_that_breaks_at_any_byte_changes_nothing() {
         let worker =
             RemoteServers::connect(&fleet.job, 0, &addresses, &fleet.token, options()).unwrap();
         for _ in 0..3 {
-            worker.push_dense(DENSE, &[0.5; 5]).unwrap();
+            worker.push_dense(DENSE, None, &[0.5; 5]).unwrap();
             pushes += 1;
         }
         assert_eq!(dense(&worker), [-0.25 * pushes as f32; 5]);
@@ -164,8 +164,8 @@ fn many_threads_over_connections_that_keep_breaking() {
             scope.spawn(move || {
                 for step in 0..200u64 {
                     let ids = [step % 10, 1000];
-                    worker.push_sparse(SPARSE, Push::new(&ids, &[0.5; 4])).unwrap();
-                    worker.push_dense(DENSE, &[0.5; 5]).unwrap();
+                    worker.push_sparse(SPARSE, None, Push::new(&ids, &[0.5; 4])).unwrap();
+                    worker.push_dense(DENSE, None, &[0.5; 5]).unwrap();
                     pull(worker, &ids);
                 }
             });

@@ -9,10 +9,13 @@
 //! time. Communication that overlaps the backward pass is free up to the length of that pass. All
 //! choices compare these two times.
 
-use crate::DistributedStrategy;
-use crate::compiler::{Decision, Verdict};
-use crate::meta::Facts;
+use crate::decision::{Decision, Verdict};
+use crate::effective::Effective;
+use crate::meta::{Facts, StrategyId};
+use crate::problem::Problem;
 use crate::rates::{BATCH_ASSUMED, Origin};
+use crate::reflect::{Field, Reflect};
+use crate::schema::DistributedStrategy;
 use fleet_base::text;
 use fleet_ops::{CostCtx, Meta, Registry, meta};
 use std::fmt;
@@ -29,25 +32,43 @@ const BUCKETS_MIN: f64 = 4.0;
 const MB: f64 = 1024.0 * 1024.0;
 
 /// Returns the strategy in effect, with the decisions of `auto` if it is on.
-pub fn effective(facts: &Facts<'_>) -> (DistributedStrategy, Vec<Decision>) {
-    let given = facts.strategy.clone();
-    if !given.auto() {
-        return (given, Vec::new());
+pub fn effective<'a>(
+    written: &'a DistributedStrategy,
+    facts: &Facts<'_>,
+) -> (Effective<'a>, Vec<Decision>) {
+    if !written.auto() {
+        return (Effective::as_written(written), Vec::new());
     }
-    let mut rest = given.clone();
+    let mut rest = written.clone();
     rest.auto = None;
     let decision = |verdict, reason: String| Decision {
-        strategy: "Auto",
+        strategy: StrategyId::Auto,
         field: "auto".into(),
         verdict,
         reason,
     };
     if !rest.is_empty() {
         let reason = "no effect: other fields are assigned".to_string();
-        return (rest, vec![decision(Verdict::Idle, reason)]);
+        return (Effective::chosen(rest), vec![decision(Verdict::Idle, reason)]);
     }
     let (chosen, reasons) = choose(facts);
-    (chosen, reasons.into_iter().map(|reason| decision(Verdict::Applied, reason)).collect())
+    let decisions = reasons.into_iter().map(|reason| decision(Verdict::Applied, reason)).collect();
+    (Effective::chosen(chosen), decisions)
+}
+
+/// Reports `auto` beside other assigned fields, where it has no effect.
+pub fn without_effect(written: &DistributedStrategy) -> Option<Problem> {
+    let assigned = |field: &&Field| written.slot(field.number).count() > 0;
+    let fields = written.shape().fields.iter().filter(assigned);
+    let others: Vec<&str> = fields.map(|field| field.name).filter(|name| *name != "auto").collect();
+    if !written.auto() || others.is_empty() {
+        return None;
+    }
+    let message = format!("has no effect beside {}", others.join(", "));
+    let problem = Problem::warning("auto", message)
+        .why("auto chooses only where nothing else is assigned")
+        .help("assign auto alone, or remove it");
+    Some(problem)
 }
 
 fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {

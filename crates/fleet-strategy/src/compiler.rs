@@ -3,55 +3,21 @@
 //!
 //! [`decide`] only decides; [`minimize`] rewrites.
 
-use crate::DistributedStrategy;
 use crate::auto;
-use crate::meta::{
-    Applies, Facts, Job, Kind, Ranks, RingSpec, STRATEGIES, Strategy, data_parallel,
-};
+use crate::check::{unmatched, validate};
+use crate::decision::{Decided, Decision, Verdict};
+use crate::effective::Effective;
+use crate::job::Job;
+use crate::meta::{self, Applies, Facts, STRATEGIES, Strategy, StrategyId, data_parallel};
 use crate::problem::Problem;
+use crate::ranks::{Ranks, RingSpec};
 use crate::rates::Cluster;
-use crate::reflect::{Item, Reflect};
-use crate::source::Asked;
-use crate::unmatched;
+use crate::source::Written;
 use fleet_base::{Error, Result};
 use fleet_ir::{Program, VarId};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::{ApplyAt, OptimizerDesc, ParamGrad};
 use fleet_ops::Registry;
-use std::fmt;
-
-/// The outcome for a strategy.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Decision {
-    pub strategy: &'static str,
-    /// The field of the strategy that requests it; empty if none does.
-    pub field: String,
-    pub verdict: Verdict,
-    pub reason: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Applied,
-    /// Applicable, but nothing to do here.
-    Idle,
-    /// Requested but not applicable, and omitted: a warning.
-    Dropped,
-    /// Requested, and omitting it would train something else: an error.
-    Refused,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = match self.verdict {
-            Verdict::Applied => "applied",
-            Verdict::Idle => "idle",
-            Verdict::Dropped => "dropped",
-            Verdict::Refused => "refused",
-        };
-        write!(f, "{:<18} {verdict:<9} {}", self.strategy, self.reason)
-    }
-}
 
 /// Result of [`minimize`].
 #[derive(Clone, Debug)]
@@ -80,71 +46,49 @@ impl Plan {
 pub type Observer<'o> = &'o mut dyn FnMut(&str, &Programs);
 
 /// Decides which strategies apply, and why. Does not fail for [`Verdict::Refused`].
-pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
-    let (strategy, mut decisions) = auto::effective(facts);
-    let facts = &Facts { strategy: &strategy, ..*facts };
-    for strategy in STRATEGIES.iter().filter(|it| it.wanted(facts.strategy)) {
-        let switch = strategy.switch().to_string();
-        let (field, verdict, reason) = match strategy.applies(facts) {
+pub fn decide<'a>(strategy: impl Into<Written<'a>>, facts: &Facts<'_>) -> Decided<'a> {
+    let (strategy, mut decisions) = auto::effective(strategy.into().strategy, facts);
+    let own: Vec<Decision> =
+        meta::wanted(&strategy).map(|it| decide_one(it, &strategy, facts)).collect();
+    let applies = |one: &dyn Strategy| {
+        own.iter().any(|it| it.strategy == one.id() && it.verdict == Verdict::Applied)
+    };
+    let mut conflicts = meta::conflicts(&strategy);
+    conflicts.retain(|pair| pair.gives_way().is_none_or(applies));
+    let own = own.iter().map(|decision| {
+        match conflicts.iter().find(|pair| pair.one.id() == decision.strategy) {
+            Some(pair) => {
+                let (one, other) = (pair.one.switch(), pair.other.switch());
+                let reason = format!("{one} conflicts with {other}: {}", pair.why);
+                Decision { verdict: Verdict::Refused, reason, ..decision.clone() }
+            }
+            None => decision.clone(),
+        }
+    });
+    decisions.extend(own);
+    Decided { strategy, decisions }
+}
+
+/// Decides about a strategy, apart from its conflicts with others.
+fn decide_one(one: &dyn Strategy, strategy: &Effective<'_>, facts: &Facts<'_>) -> Decision {
+    let mut problems = Vec::new();
+    one.check(strategy, &mut problems);
+    let switch = one.switch().to_string();
+    let error = problems.into_iter().find(Problem::is_error);
+    let (field, verdict, reason) = match (error, one.idle(strategy)) {
+        (Some(error), _) => {
+            let reason = format!("{}: {}", error.path, error.message);
+            (error.path, Verdict::Refused, reason)
+        }
+        (None, Some(idle)) => (switch, Verdict::Idle, format!("{}: {}", idle.message, idle.why)),
+        (None, None) => match one.applies(strategy, facts) {
             Applies::Yes(reason) => (switch, Verdict::Applied, reason),
             Applies::Idle(reason) => (switch, Verdict::Idle, reason),
             Applies::No(reason) => (switch, Verdict::Dropped, reason),
             Applies::Refused(field, reason) => (field, Verdict::Refused, reason),
-        };
-        decisions.push(Decision { strategy: strategy.name(), field, verdict, reason });
-    }
-    decisions.extend(unsupported_settings(facts));
-    decisions
-}
-
-/// Refuses settings that divide the model, because every rank holds all of it.
-fn unsupported_settings(facts: &Facts<'_>) -> Vec<Decision> {
-    let strategy = facts.strategy;
-    let mut decisions = Vec::new();
-    let mut refuse = |strategy, field: &str, reason: String| {
-        let field = field.to_string();
-        decisions.push(Decision { strategy, field, verdict: Verdict::Refused, reason });
+        },
     };
-    if strategy.sharding() {
-        refuse(
-            "Sharding",
-            "sharding",
-            "sharding is not supported: every rank holds all parameters; to save memory, use amp \
-             and recompute"
-                .into(),
-        );
-    }
-    if strategy.pipeline() {
-        refuse(
-            "Pipeline",
-            "pipeline",
-            "pipeline is not supported: every rank runs the whole program; for micro-batches, use \
-             gradient_merge, which computes the same update"
-                .into(),
-        );
-    }
-    let hybrid = strategy.hybrid_configs();
-    // The schema has the reasons.
-    for field in hybrid.shape().fields.iter().filter(|field| hybrid.slot(field.number).count() > 0)
-    {
-        if let (Some(why), Item::Int32(degree @ 2..)) =
-            (field.refused, hybrid.slot(field.number).item(0))
-        {
-            let name = format!("hybrid_configs.{}", field.name);
-            refuse("Hybrid", &name, format!("{name} of {degree} is not supported: {why}"));
-        }
-    }
-    let copies = hybrid.dp_degree();
-    if copies > 0 && copies as usize != facts.ranks.count && decisions.is_empty() {
-        let count = facts.ranks.count;
-        let reason = format!(
-            "hybrid_configs.dp_degree is {copies}, but each of the {count} ranks holds a copy of the \
-             model"
-        );
-        let field = "hybrid_configs.dp_degree".to_string();
-        decisions.push(Decision { strategy: "Hybrid", field, verdict: Verdict::Refused, reason });
-    }
-    decisions
+    Decision { strategy: one.id(), field, verdict, reason }
 }
 
 /// Rewrites the programs of a network into those of one rank: backward pass, communication, update.
@@ -170,7 +114,7 @@ pub fn minimize<'s>(
     registry: &'static Registry,
     loss: VarId,
     optimizer: &OptimizerDesc,
-    strategy: impl Into<Asked<'s>>,
+    strategy: impl Into<Written<'s>>,
     on: impl Into<Cluster>,
 ) -> Result<Plan> {
     minimize_observed(programs, registry, loss, optimizer, strategy, on, &mut |_, _| {})
@@ -182,28 +126,25 @@ pub fn minimize_observed<'s>(
     registry: &'static Registry,
     loss: VarId,
     optimizer: &OptimizerDesc,
-    strategy: impl Into<Asked<'s>>,
+    strategy: impl Into<Written<'s>>,
     on: impl Into<Cluster>,
     observe: Observer<'_>,
 ) -> Result<Plan> {
-    let asked: Asked<'_> = strategy.into();
-    let strategy = asked.strategy;
+    let written: Written<'_> = strategy.into();
     let Cluster { ranks, rates } = on.into();
     ranks.check()?;
     // Checked before any pass renames the loss.
     fleet_passes::check_loss(&programs.main, loss)?;
-    let mut warnings = asked.check()?;
-    let facts =
-        Facts { strategy, optimizer, ranks: &ranks, rates: &rates, program: &programs.main };
-    warnings.extend(unmatched(&facts).into_iter().map(|problem| asked.placed(problem)));
-    let decisions = decide(&facts);
-    refuse(&decisions, &asked)?;
-    let (strategy, _) = auto::effective(&facts);
-    let strategy = &strategy;
+    let mut warnings = validate(written)?;
+    let facts = Facts { optimizer, ranks: &ranks, rates: &rates, program: &programs.main };
+    let Decided { strategy, decisions } = decide(written, &facts);
+    refuse(&decisions, &written)?;
+    let found = unmatched(&strategy, facts.program);
+    warnings.extend(found.into_iter().map(|problem| written.placed(problem)));
     let applied = applied(&decisions);
-    let chain: Vec<&'static str> = applied.iter().map(|it| it.name()).collect();
-    let job = Job { chain, ..new_job(programs, registry, loss, optimizer, strategy, ranks) };
-    run_phases(job, &applied, decisions, warnings, observe)
+    let job = new_job(programs, registry, loss, optimizer, &strategy, ranks);
+    let trains_alone = applied.iter().any(|it| it.trains_alone());
+    run_phases(Job { trains_alone, ..job }, &applied, decisions, warnings, observe)
 }
 
 /// Returns the state of a minimisation before its first phase.
@@ -212,7 +153,7 @@ fn new_job<'a>(
     registry: &'static Registry,
     loss: VarId,
     optimizer: &OptimizerDesc,
-    strategy: &'a DistributedStrategy,
+    strategy: &'a Effective<'a>,
     ranks: Ranks,
 ) -> Job<'a> {
     Job {
@@ -235,7 +176,7 @@ fn new_job<'a>(
         notes: Vec::new(),
         encoded: Vec::new(),
         compressed: Vec::new(),
-        chain: Vec::new(),
+        trains_alone: false,
     }
 }
 
@@ -246,16 +187,15 @@ pub(crate) fn differentiate<'a>(
     registry: &'static Registry,
     loss: VarId,
     optimizer: &OptimizerDesc,
-    strategy: &'a DistributedStrategy,
+    strategy: &'a Effective<'a>,
     decisions: &[Decision],
 ) -> Result<Job<'a>> {
     let applied = applied(decisions);
-    let chain = applied.iter().map(|it| it.name()).collect();
     let alone = Ranks::new(0, 1);
-    let mut job = Job { chain, ..new_job(programs, registry, loss, optimizer, strategy, alone) };
+    let mut job = new_job(programs, registry, loss, optimizer, strategy, alone);
     let run = |job: &mut Job<'_>, phase: &str, body: Phase| -> Result<()> {
         applied.iter().rev().try_for_each(|strategy| {
-            let name = format!("{} {phase}", strategy.name());
+            let name = format!("{} {phase}", strategy.id());
             pass(job, &name, &mut |_, _| {}, |job| body(*strategy, job))
         })
     };
@@ -267,15 +207,20 @@ pub(crate) fn differentiate<'a>(
 }
 
 fn applied(decisions: &[Decision]) -> Vec<&'static dyn Strategy> {
-    let is_applied = |name: &str| {
-        decisions.iter().any(|it| it.strategy == name && it.verdict == Verdict::Applied)
+    let is_applied = |id: StrategyId| {
+        decisions.iter().any(|it| it.strategy == id && it.verdict == Verdict::Applied)
     };
-    STRATEGIES.iter().copied().filter(|it| is_applied(it.name())).collect()
+    STRATEGIES.iter().copied().filter(|it| is_applied(it.id())).collect()
+}
+
+/// Returns the names of the applied strategies, outermost first.
+pub(crate) fn chain(decisions: &[Decision]) -> Vec<&'static str> {
+    applied(decisions).iter().map(|it| it.id().name()).collect()
 }
 
 /// Returns an error if any strategy is refused. It has the reasons, the fields and values that
 /// request the strategies, and their positions in files.
-pub(crate) fn refuse(decisions: &[Decision], asked: &Asked<'_>) -> Result<()> {
+pub(crate) fn refuse(decisions: &[Decision], written: &Written<'_>) -> Result<()> {
     let refused: Vec<&Decision> =
         decisions.iter().filter(|decision| decision.verdict == Verdict::Refused).collect();
     if refused.is_empty() {
@@ -284,7 +229,7 @@ pub(crate) fn refuse(decisions: &[Decision], asked: &Asked<'_>) -> Result<()> {
     let reasons: Vec<&str> = refused.iter().map(|decision| decision.reason.as_str()).collect();
     let fields: Vec<&str> = refused.iter().map(|decision| decision.field.as_str()).collect();
     let error = Error::unsupported(format!("invalid strategy: {}", reasons.join("; ")));
-    let error = fields.iter().fold(error, |error, field| error.at(asked.place_of(field)));
+    let error = fields.iter().fold(error, |error, field| error.at(written.place_of(field)));
     Err(error.help(format!(
         "change or remove {}; `fleet strategy explain` shows the effect of each switch",
         fields.join(" and ")
@@ -303,9 +248,7 @@ fn run_phases(
 ) -> Result<Plan> {
     let run = |job: &mut Job<'_>, observe: Observer<'_>, phase: &str, body: Phase| -> Result<()> {
         for strategy in applied.iter().rev() {
-            pass(job, &format!("{} {phase}", strategy.name()), observe, |job| {
-                body(*strategy, job)
-            })?;
+            pass(job, &format!("{} {phase}", strategy.id()), observe, |job| body(*strategy, job))?;
         }
         Ok(())
     };
@@ -321,14 +264,14 @@ fn run_phases(
     pass(&mut job, "update", observe, update)?;
     run(&mut job, observe, "finish", |s, job| s.finish(job))?;
     for strategy in applied {
-        pass(&mut job, &format!("{} startup", strategy.name()), observe, |job| {
+        pass(&mut job, &format!("{} startup", strategy.id()), observe, |job| {
             strategy.startup(job)
         })?;
     }
     if job.ranks.count > 1 {
         pass(&mut job, "rings", observe, data_parallel::declare_rings)?;
     }
-    let mut chain = job.chain.clone();
+    let mut chain = chain(&decisions);
     chain.push(job.optimizer.rule.op());
     let learning_rate = job.rate.ok_or_else(|| Error::internal("no rate was emitted"))?;
     Ok(Plan {
@@ -388,10 +331,4 @@ pub(crate) fn update(job: &mut Job<'_>) -> Result<()> {
         });
     }
     Ok(())
-}
-
-/// Returns the names of the strategies of a kind: those that keep the mathematics, or those that
-/// change it.
-pub fn names(kind: Kind) -> Vec<&'static str> {
-    STRATEGIES.iter().filter(|it| it.kind() == kind).map(|it| it.name()).collect()
 }

@@ -1,6 +1,6 @@
 //! Speeds of a job's machines, used by [`auto`](crate::auto).
 
-use crate::meta::Ranks;
+use crate::ranks::Ranks;
 
 /// Speeds of a rank. The defaults assume a few CPU cores and ten-gigabit Ethernet.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,10 +1,10 @@
 //! The source of a strategy: its file, and the positions of its fields. Later errors, when the
 //! strategy does not match a program or a cluster, can then name the line.
 
-use crate::check::value_at;
-use crate::problem::{Place, Problem, all_in_one};
+use crate::fields::value_at;
+use crate::problem::{Place, Problem};
 use crate::schema::DistributedStrategy;
-use fleet_base::{Error, Result};
+use fleet_base::Error;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -58,34 +58,28 @@ pub(crate) fn nearest(path: &str, places: &BTreeMap<String, Place>) -> Option<Pl
     None
 }
 
-/// A strategy to apply, and its source.
+/// A strategy as the user wrote it, and its source. The strategy in effect may differ:
+/// `auto` chooses one.
 ///
 /// ```
-/// use fleet_strategy::{Asked, DistributedStrategy};
+/// use fleet_strategy::{Written, DistributedStrategy};
 /// let strategy = DistributedStrategy::new().with_dgc(true);
-/// let asked = Asked::from(&strategy);
-/// assert_eq!(asked.place_of("dgc"), "dgc: true");
+/// let written = Written::from(&strategy);
+/// assert_eq!(written.place_of("dgc"), "dgc: true");
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct Written<'a> {
     pub strategy: &'a DistributedStrategy,
     pub source: Option<&'a StrategySource>,
 }
 
-impl<'a> From<&'a DistributedStrategy> for Asked<'a> {
-    fn from(strategy: &'a DistributedStrategy) -> Asked<'a> {
-        Asked { strategy, source: None }
+impl<'a> From<&'a DistributedStrategy> for Written<'a> {
+    fn from(strategy: &'a DistributedStrategy) -> Written<'a> {
+        Written { strategy, source: None }
     }
 }
 
-impl Asked<'_> {
-    /// Returns the warnings of [`DistributedStrategy::check`], or all its errors as one, each with
-    /// its position.
-    pub fn check(&self) -> Result<Vec<Problem>> {
-        let problems = self.strategy.check();
-        all_in_one(problems.into_iter().map(|problem| self.placed(problem)).collect())
-    }
-
+impl Written<'_> {
     /// Adds the position in the file to a problem.
     pub fn placed(&self, problem: Problem) -> Problem {
         let Some(source) = self.source else { return problem };

@@ -24,8 +24,9 @@ impl Env {
         Env::default()
     }
 
-    /// The environment of this process. Only `main` functions and bindings call this. Skips
-    /// variables that are not Unicode; no variable of Fleet needs such a value.
+    /// The environment of this process. Only `main` functions call this, and the constructors of a
+    /// job for programs that pass no environment. Skips variables that are not Unicode; no variable
+    /// of Fleet needs such a value.
     pub fn process() -> Self {
         let pairs = std::env::vars_os();
         Env(pairs

@@ -5,9 +5,9 @@
 //! gives the same numbers on any number of threads. Other systems gain speed from threads that race
 //! on the parameters; here the parallelism lies inside the step.
 
-use crate::Fleet;
 use crate::numbers::format_values;
 use crate::terminal::Printer;
+use crate::{Fleet, Session};
 use fleet_base::{Error, Result};
 use fleet_comm::ReduceOp;
 use fleet_data::{Batch, BatchSource, Dataset, Prefetch, Skipped};
@@ -176,6 +176,33 @@ impl<'a> DatasetRun<'a> {
     pub fn together(mut self, fleet: &'a Fleet) -> Self {
         self.workers = Some(fleet);
         self
+    }
+}
+
+impl Session {
+    /// Trains on one pass of a dataset.
+    pub fn train_from_dataset(
+        &mut self,
+        dataset: &dyn Dataset,
+        run: DatasetRun<'_>,
+    ) -> Result<DatasetReport> {
+        check_inputs(&self.programs.main, dataset)?;
+        run_steps(dataset, run, false, |batch, _, fetch, out| {
+            self.run_into(&batch.feeds(), fetch, out)
+        })
+    }
+
+    /// Runs the forward part, as for inference, on one pass of a dataset. Only metric counts are
+    /// updated.
+    pub fn infer_from_dataset(
+        &mut self,
+        dataset: &dyn Dataset,
+        run: DatasetRun<'_>,
+    ) -> Result<DatasetReport> {
+        check_inputs(self.test_program(), dataset)?;
+        run_steps(dataset, run, false, |batch, _, fetch, out| {
+            self.evaluate_into(&batch.feeds(), fetch, out)
+        })
     }
 }
 

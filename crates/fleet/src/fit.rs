@@ -98,12 +98,12 @@ fn with_checkpoints(
 #[cfg(test)]
 mod tests {
     use crate::prelude::*;
-    use crate::topology::{Env, Topology};
+    use crate::topology::Env;
     use crate::{Distributed, DistributedStrategy, Fleet};
 
     /// Trains three steps under a budget; returns the job and a parameter.
     fn train(bytes: usize) -> Result<(Distributed, Vec<f32>)> {
-        let fleet = Fleet::init(Topology::collective(&Env::new())?)?;
+        let fleet = Fleet::join(&Env::new())?;
         let net = Net::new();
         net.set_seed(3);
         let x = net.data("x", [-1, 64], DType::F32);

@@ -30,17 +30,20 @@
 
 mod agree;
 mod checkpoints;
+mod connection;
 mod dataset_run;
+mod distributed;
 mod exchange;
 mod explain;
 mod feed_layout;
 mod fit;
-mod job;
+mod fleet;
 mod membership;
 pub mod metrics;
 mod model_average;
 mod nccl;
 mod numbers;
+mod optimizer;
 mod options;
 mod probe;
 mod report;
@@ -49,11 +52,14 @@ mod save;
 pub mod servers;
 mod session;
 mod terminal;
+mod util;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
 pub use dataset_run::{DatasetReport, DatasetRun, Fetched, run_from_dataset};
+pub use distributed::Distributed;
 pub use exchange::WorkerExchange;
 pub use feed_layout::{feed_layout, slots_of};
+pub use fleet::Fleet;
 pub use fleet_base::{Error, ErrorKind, Result, rng};
 pub use fleet_comm::ReduceOp;
 pub use fleet_data as data;
@@ -66,16 +72,17 @@ pub use fleet_nn as nn;
 pub use fleet_ops as ops;
 pub use fleet_passes::{self as passes, BuildOptions};
 pub use fleet_ps as ps;
-pub use fleet_strategy::{self as strategy, Asked, DistributedStrategy, StrategySource};
+pub use fleet_strategy::{self as strategy, DistributedStrategy, StrategySource, Written};
 pub use fleet_tensor::{DType, Element, Shape, Tensor};
 pub use fleet_topology::{self as topology, Topology};
-pub use job::{Distributed, DistributedOptimizer, Fleet, Util};
+pub use optimizer::DistributedOptimizer;
 pub use options::exec_options;
 pub use save::{
     InferenceModel, load_inference_model, load_params, load_persistables, load_vars,
     load_vars_where, save_inference_model, save_params, save_persistables, save_vars,
 };
 pub use session::Session;
+pub use util::Util;
 
 /// Imports for most programs.
 pub mod prelude {

@@ -1,22 +1,12 @@
 //! A group of `fleet-comm` as the ring that ops communicate over.
 
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ReduceOp, Result};
 use fleet_comm::Group;
-use fleet_ops::{ReduceOp, Ring};
+use fleet_ops::Ring;
 use fleet_tensor::DType;
 
 /// Adapter from a group to the ops' `Ring`.
 pub(crate) struct GroupRing(pub Group);
-
-fn op_of(op: ReduceOp) -> fleet_comm::ReduceOp {
-    match op {
-        ReduceOp::Sum => fleet_comm::ReduceOp::Sum,
-        ReduceOp::Max => fleet_comm::ReduceOp::Max,
-        ReduceOp::Min => fleet_comm::ReduceOp::Min,
-        ReduceOp::Prod => fleet_comm::ReduceOp::Prod,
-        ReduceOp::Avg => fleet_comm::ReduceOp::Avg,
-    }
-}
 
 impl Ring for GroupRing {
     fn rank(&self) -> usize {
@@ -34,7 +24,7 @@ impl Ring for GroupRing {
         parts: &mut [&mut [u8]],
         op: ReduceOp,
     ) -> Result<()> {
-        self.0.all_reduce_bytes(label, dtype, parts, op_of(op))
+        self.0.all_reduce_bytes(label, dtype, parts, op)
     }
 
     fn all_reduce_then(
@@ -45,7 +35,7 @@ impl Ring for GroupRing {
         op: ReduceOp,
         done: &mut dyn FnMut(usize, usize, &[u8]),
     ) -> Result<()> {
-        self.0.all_reduce_bytes_then(label, dtype, parts, op_of(op), done)
+        self.0.all_reduce_bytes_then(label, dtype, parts, op, done)
     }
 
     fn reduce(
@@ -56,7 +46,7 @@ impl Ring for GroupRing {
         op: ReduceOp,
         root: usize,
     ) -> Result<()> {
-        self.0.reduce_bytes(label, dtype, parts, op_of(op), root)
+        self.0.reduce_bytes(label, dtype, parts, op, root)
     }
 
     fn broadcast(&self, label: &str, parts: &mut [&mut [u8]], root: usize) -> Result<()> {
@@ -75,7 +65,7 @@ impl Ring for GroupRing {
         mine: &mut [u8],
         op: ReduceOp,
     ) -> Result<()> {
-        self.0.reduce_scatter_bytes(label, dtype, all, mine, op_of(op))
+        self.0.reduce_scatter_bytes(label, dtype, all, mine, op)
     }
 
     fn all_to_all(&self, label: &str, from: &[u8], to: &mut [u8]) -> Result<()> {

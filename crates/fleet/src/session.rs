@@ -1,10 +1,8 @@
 //! A session: a model's programs, the scope that they run on, and an executor.
 
 use crate::agree::communication;
-use crate::dataset_run::{DatasetReport, DatasetRun, check_inputs, run_from_dataset, run_steps};
 use crate::explain::StepPeers;
 use fleet_base::{Error, Result};
-use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::{HostRate, Programs};
@@ -129,6 +127,16 @@ impl Session {
         ran.map_err(|error| self.explained(error, feed, fetch))
     }
 
+    /// As [`evaluate`](Self::evaluate), and writes the results into existing tensors.
+    pub(crate) fn evaluate_into(
+        &mut self,
+        feed: &[(&str, &Tensor)],
+        fetch: &[&str],
+        out: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        self.executor.run_into(&self.test, &mut self.scope, feed, fetch, out)
+    }
+
     /// Returns the forward part, as for inference.
     pub(crate) fn test_program(&self) -> &Program {
         &self.test
@@ -137,28 +145,6 @@ impl Session {
     /// Returns the counter of this session's training steps.
     pub(crate) fn step_count(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.steps)
-    }
-
-    /// Trains on one pass of a dataset.
-    pub fn train_from_dataset(
-        &mut self,
-        dataset: &dyn Dataset,
-        run: DatasetRun<'_>,
-    ) -> Result<DatasetReport> {
-        check_inputs(&self.programs.main, dataset)?;
-        run_steps(dataset, run, false, |batch, _, fetch, out| {
-            self.run_into(&batch.feeds(), fetch, out)
-        })
-    }
-
-    /// Runs the forward part, as for inference, on one pass of a dataset. Only metric counts are
-    /// updated.
-    pub fn infer_from_dataset(
-        &mut self,
-        dataset: &dyn Dataset,
-        run: DatasetRun<'_>,
-    ) -> Result<DatasetReport> {
-        run_from_dataset(&mut self.executor, &self.test, &mut self.scope, dataset, run)
     }
 
     /// Runs the forward part as for inference: no dropout, running statistics, no update.

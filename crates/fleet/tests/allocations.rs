@@ -79,9 +79,7 @@ fn steps_allocate_nothing() {
 
 /// A model updated in every third step: a program with conditional parts.
 fn merged() -> zoo::Model {
-    let fleet =
-        fleet::Fleet::init(fleet::Topology::collective(&fleet::topology::Env::new()).unwrap())
-            .unwrap();
+    let fleet = fleet::Fleet::join(&fleet::topology::Env::new()).unwrap();
     let net = Net::new();
     let (x, y) = (net.data("x", [-1, 16], DType::F32), net.data("y", [-1, 1], DType::F32));
     let loss = x.fc(Fc::new(32).act(Act::Relu)).fc(1).mse_loss(y, Reduction::Mean);

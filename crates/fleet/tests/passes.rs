@@ -138,8 +138,7 @@ fn what_is_fetched_is_still_made() {
 /// Updates that run in only some steps are also fused into one sweep.
 #[test]
 fn updates_under_a_condition_are_one_sweep() {
-    let alone = fleet::Topology::collective(&fleet::topology::Env::new()).unwrap();
-    let fleet = fleet::Fleet::init(alone).unwrap();
+    let fleet = fleet::Fleet::join(&fleet::topology::Env::new()).unwrap();
     let net = Net::new();
     let model = resnet(&net, &ResNetConfig { size: 64, ..ResNetConfig::new(18) });
     let strategy = fleet::DistributedStrategy::new().use_gradient_merge(4);

@@ -5,8 +5,8 @@ use fleet::DistributedStrategy;
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{
-    Arrival, CommunicatorOptions, LocalServers, PullMode, SaveFormat, SaveMode, ServerTables,
-    Servers,
+    Arrival, Barriers, CommunicatorOptions, LocalServers, PullMode, SaveFormat, SaveMode,
+    ServerTables, TableAccess,
 };
 use fleet::rng::Sequence;
 use fleet::servers::{
@@ -189,7 +189,7 @@ impl Case {
             _ => {
                 let ids: Vec<u64> = (0..ROWS as u64).collect();
                 let mut rows = vec![0.0; (ROWS * DIM) as usize];
-                worker.servers().pull_sparse(0, &ids, &mut rows, PullMode::Train).unwrap();
+                worker.servers().tables.pull_sparse(0, &ids, &mut rows, PullMode::Train).unwrap();
                 rows
             }
         };
@@ -279,7 +279,7 @@ fn the_rate_is_set_before_any_worker_pushes() {
                 values
             };
             let before = read();
-            other.push_dense(dense.table_id, &vec![1.0; dense.len]).unwrap();
+            other.push_dense(dense.table_id, None, &vec![1.0; dense.len]).unwrap();
             let after = read();
             other.arrive(Arrival::Received).unwrap();
             if other.finish().unwrap() {
@@ -382,6 +382,7 @@ fn asynchronous_workers_lose_nothing() {
                         let mut rows = [0.0; 2];
                         worker
                             .servers()
+                            .tables
                             .pull_sparse(0, &[3, 8], &mut rows, PullMode::Infer)
                             .unwrap();
                         let bias = scope_value(&worker, "fc_0.b_0")[0];
@@ -549,13 +550,13 @@ fn gradients_that_are_not_finite_are_taken_as_the_strategy_says() {
             assert!(!refused || error.contains(words), "{error}");
         }
         let mut got = [9.0];
-        worker.servers().pull_sparse(0, &[3], &mut got, PullMode::Infer).unwrap();
+        worker.servers().tables.pull_sparse(0, &[3], &mut got, PullMode::Infer).unwrap();
         assert_eq!(got, [row], "{non_finite:?}");
-        assert_eq!(worker.servers().stats(0).unwrap().non_finite, 1);
+        assert_eq!(worker.servers().admin.stats(0).unwrap().non_finite, 1);
     }
     let strategy = DistributedStrategy::new()
         .with_a_sync_configs(AsyncConfig::default().with_non_finite("ignore"));
-    let error = strategy.validate().unwrap_err().to_string();
+    let error = fleet::strategy::validate(&strategy).unwrap_err().to_string();
     assert!(error.contains("refuse, count, clip"), "{error}");
 }
 
@@ -592,7 +593,8 @@ fn a_job_goes_on_with_what_its_servers_have_loaded() {
                     let ids: Vec<u64> = (0..ROWS as u64).collect();
                     let mut rows = vec![0.0; (ROWS * DIM) as usize];
                     let servers = worker.servers();
-                    servers.pull_sparse(0, &ids, &mut rows, PullMode::InferInitial).unwrap();
+                    let tables = &servers.tables;
+                    tables.pull_sparse(0, &ids, &mut rows, PullMode::InferInitial).unwrap();
                     rows
                 }
             };

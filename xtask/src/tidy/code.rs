@@ -11,9 +11,28 @@ use syn::visit::{self, Visit};
 /// Limit on the lines of a function, which must fit a screen.
 const FUNCTION_LINES: usize = 70;
 
-/// Places that may read the environment: programs, and the one wrapper of libraries.
-const ENVIRONMENT: [&str; 4] =
-    ["/main.rs", "/src/bin/", "crates/fleet-topology/src/env.rs", "crates/fleet-bench/src/"];
+/// Places that may read the environment: programs, the wrapper of libraries, and the constructors
+/// of a job for programs that do not pass an environment.
+const ENVIRONMENT: [&str; 5] = [
+    "/main.rs",
+    "crates/fleet-cli/src/fleetrun.rs",
+    "crates/fleet-bench/src/",
+    "crates/fleet-topology/src/env.rs",
+    "crates/fleet/src/fleet.rs",
+];
+/// Functions of `std::env` that read the environment, the arguments or the folder of the process.
+const READS: [&str; 10] = [
+    "args",
+    "args_os",
+    "current_dir",
+    "current_exe",
+    "home_dir",
+    "temp_dir",
+    "var",
+    "var_os",
+    "vars",
+    "vars_os",
+];
 /// Places that may read the clock; elsewhere time is an argument.
 const CLOCK: [&str; 2] = ["crates/fleet-bench/src/", "crates/fleet-net/src/time.rs"];
 /// Places that may print.
@@ -107,8 +126,11 @@ impl Rules<'_> {
                 self.is_unsafe = true;
                 self.add("unsafe", ident.span(), "unsafe code in another file".to_string());
             }
-            ("env", Some(member)) if !self.is_in(&ENVIRONMENT) => {
+            ("env", Some(member)) if READS.contains(&member) && !self.is_in(&ENVIRONMENT) => {
                 self.add("environment", ident.span(), format!("env::{member}"));
+            }
+            ("Env", Some("process")) if !self.is_in(&ENVIRONMENT) => {
+                self.add("environment", ident.span(), "Env::process".to_string());
             }
             ("Instant" | "SystemTime", Some("now")) if !self.is_in(&CLOCK) => {
                 self.add("clock", ident.span(), format!("{name}::now"));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 /// Every crate, lowest first. A crate may only depend on crates before it.
 const LAYERS: [(&str, &[&str]); 7] = [
-    ("base", &["fleet-base", "fleet-tensor", "fleet-topology"]),
+    ("base", &["fleet-base", "fleet-table", "fleet-tensor", "fleet-topology"]),
     ("kernels", &["fleet-kernels"]),
     ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn", "fleet-strategy"]),
     ("wire", &["fleet-net", "fleet-comm", "fleet-ps"]),

@@ -8,7 +8,7 @@
 use super::progress_file::{CheckpointProgress, PROGRESS_FILE};
 use crate::output::{ExitReason, Output};
 use fleet::ps::{Arrival, START_ROUNDS, SaveFormat, SaveMode};
-use fleet::servers::{Exchange, Worker};
+use fleet::servers::Worker;
 use fleet::{Error, ErrorKind, Result};
 use fleet_base::file::make_folder;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ impl ServerCheckpoints {
         if let Some((step, path)) = checkpoints(&folder)?.pop() {
             worker.flush()?;
             let all = CheckpointProgress::read(&path, step)?
-                .steps_of(worker.servers().tables().worker_count)?;
+                .steps_of(worker.servers().job().worker_count)?;
             let own = all.get(worker.servers().worker()).copied().unwrap_or(step);
             worker.set_own_steps_done(step, own)?;
             (self.before, self.done) = (step, own);
@@ -115,7 +115,7 @@ impl ServerCheckpoints {
     /// Waits for the barrier with this number, unless the others have passed it.
     fn barrier(&self, worker: &Worker, number: u64) -> Result<()> {
         // In sync mode every step is a barrier, and workers are never restarted alone.
-        if worker.job().plan.exchange == Exchange::Sync {
+        if worker.job().plan.exchange.is_sync() {
             return worker.barrier();
         }
         while !self.has_passed(worker, number)? {
@@ -125,8 +125,9 @@ impl ServerCheckpoints {
     }
 
     fn has_passed(&self, worker: &Worker, number: u64) -> Result<bool> {
-        let is_sync = worker.job().plan.exchange == Exchange::Sync;
-        Ok(!is_sync && worker.servers().rounds(Arrival::Received)? >= START_ROUNDS + number)
+        let is_sync = worker.job().plan.exchange.is_sync();
+        Ok(!is_sync
+            && worker.servers().barriers.rounds(Arrival::Received)? >= START_ROUNDS + number)
     }
 
     /// Loads the newest complete checkpoint. If there is one, newer damaged ones are marked as
@@ -144,7 +145,7 @@ impl ServerCheckpoints {
             let loaded = match CheckpointProgress::read(&path, step) {
                 Ok(done) => {
                     check_samples(&path, &done, self.samples)?;
-                    done.steps_of(worker.servers().tables().worker_count)?;
+                    done.steps_of(worker.servers().job().worker_count)?;
                     worker.load_persistables(&path).map(|_| ())
                 }
                 Err(error) => Err(error),
@@ -160,7 +161,7 @@ impl ServerCheckpoints {
             }
             // An older checkpoint must not be loaded over parts of this one.
             for table in &worker.job().tables.tables {
-                worker.servers().clear(table.table_id())?;
+                worker.servers().admin.clear(table.table_id())?;
             }
         }
         for (path, error) in damaged {
@@ -182,7 +183,7 @@ impl ServerCheckpoints {
     pub fn join(&mut self, worker: &mut Worker, out: &mut Output) -> Result<(), ExitReason> {
         if let Some(progress) = worker.go_on()? {
             (self.before, self.done) = (progress.base, progress.complete);
-            let workers = worker.servers().tables().worker_count;
+            let workers = worker.servers().job().worker_count;
             self.before_of_all = progress.base * workers as u64;
         }
         out.line(format!("joined the training in progress after step {}", self.done))?;
@@ -261,7 +262,7 @@ fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
 /// Returns the steps of each worker. Lost workers lag behind; a resumed job makes up their steps.
 /// Empty in sync jobs, whose workers are all at one step.
 fn steps_of_all(worker: &Worker) -> Result<Vec<u64>> {
-    if worker.job().plan.exchange == Exchange::Sync {
+    if worker.job().plan.exchange.is_sync() {
         return Ok(Vec::new());
     }
     Ok(worker.workers()?.iter().map(|seen| seen.complete).collect())

@@ -14,10 +14,10 @@ use super::{
 };
 use crate::output::{ExitReason, Output};
 use fleet::ps::{Durability, SaveFormat, SaveMode};
-use fleet::servers::{Exchange, Worker};
-use fleet::{Asked, Error, ExecOptions, Fleet, Tensor};
+use fleet::servers::{Exchange, Worker, written_exchange};
+use fleet::{Error, ExecOptions, Fleet, Tensor, Written};
 use fleet_base::text;
-use fleet_topology::{Env, names};
+use fleet_topology::names;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -38,8 +38,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
         .into());
     }
     let (strategy, source) = args.strategy()?;
-    let asked = Asked { strategy: &strategy, source: source.as_ref() };
-    let plan = WorkerPlan::new(args, fleet, &asked)?;
+    let written = Written { strategy: &strategy, source: source.as_ref() };
+    let plan = WorkerPlan::new(args, fleet, &written)?;
     let demo = args.model.make(&plan.size)?;
     let optimizer = demo.distributed(fleet, demo.optimizer.clone(), (&strategy, source.as_ref()));
     let job = optimizer.minimize_on_servers(&demo.net, demo.net.var(&demo.loss))?;
@@ -60,7 +60,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     let mut worker = fleet.init_worker(demo.net.build()?, &job, options)?;
     let dense: usize = job.plan.tables.dense.iter().map(|table| table.len).sum();
     out.line(&demo.title)?;
-    let rows = job.plan.tables.sparse.iter().map(|table| table.width).max();
+    let rows = job.plan.tables.sparse.iter().map(|table| table.width()).max();
     out.line(format!(
         "{name}: {}, {} on {}, batches of {} on each of {}",
         plan.exchange.name(),
@@ -109,10 +109,14 @@ struct WorkerPlan {
 }
 
 impl WorkerPlan {
-    fn new(args: &DemoArgs, fleet: &Fleet, asked: &Asked<'_>) -> Result<WorkerPlan, ExitReason> {
+    fn new(
+        args: &DemoArgs,
+        fleet: &Fleet,
+        written: &Written<'_>,
+    ) -> Result<WorkerPlan, ExitReason> {
         // Errors in the strategy itself are reported first, and all at once.
-        asked.check()?;
-        let exchange = Exchange::asked(asked, false)?;
+        fleet::strategy::validate(*written)?;
+        let exchange = written_exchange(written, false)?;
         let (workers, own) =
             (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
         // GEO sums the workers' changes, which requires sgd.
@@ -121,7 +125,7 @@ impl WorkerPlan {
         let whole = Size { samples, workers, merges_gradients: false, async_workers: 1, is_geo };
         let (batch, samples) = args.model.usual();
         let (whole_batch, steps) = whole.of(batch, samples);
-        if exchange == Exchange::Sync {
+        if exchange.is_sync() {
             let rows = whole_batch / workers;
             let share = Share { rows, stride: whole_batch as u64, first: (own * rows) as u64 };
             return Ok(WorkerPlan { exchange, size: whole, steps, share, samples: whole_batch });
@@ -148,7 +152,7 @@ fn train(
     let mut fetch = vec![demo.loss.as_str()];
     fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
     let score = demo.score.as_ref().map(|(name, _)| *name);
-    let live = Env::process().text(names::FLEET_PROGRESS).map(PathBuf::from);
+    let live = fleet.env().text(names::FLEET_PROGRESS).map(PathBuf::from);
     let workers = fleet.worker_num();
     let done = checkpoints.done.min(plan.steps);
     let mut progress = Progress::new(done, plan.steps, plan.samples, score, workers, live);

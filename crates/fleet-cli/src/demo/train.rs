@@ -9,7 +9,7 @@ use fleet::{
     Tensor, Trace,
 };
 use fleet_base::{file::make_folder, text};
-use fleet_topology::{Env, names};
+use fleet_topology::names;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -58,7 +58,7 @@ pub fn run(
     let mut fetch = vec![demo.loss.as_str()];
     fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
     let score = demo.score.as_ref().map(|(name, _)| *name);
-    let live = Env::process().text(names::FLEET_PROGRESS).map(PathBuf::from);
+    let live = fleet.env().text(names::FLEET_PROGRESS).map(PathBuf::from);
     let mut progress = Progress::new(done, demo.steps, demo.batch, score, workers, live);
     let mean = |values: &[f64]| fleet.util().all_reduce(values, ReduceOp::Avg);
     let rows = demo.batch / workers;

@@ -52,15 +52,15 @@ fn infer(folder: &Path, servers_load: bool) -> Result<()> {
     }
     let (load, options) = ((!servers_load).then_some(dir.as_path()), ExecOptions::threads(1));
     let mut infer = fleet.distributed_infer(net.build()?, &job, load, options)?;
-    let table = job.plan.tables.sparse[0].table_id;
-    let rows = infer.servers().stats(table)?.row_count;
+    let table = job.plan.tables.sparse[0].table_id();
+    let rows = infer.servers().admin.stats(table)?.row_count;
     let ids = Tensor::from_slice(&[0i64, 3, 6, 1 << 39, 1, 2, 4, 5], [2, 4])?;
     for (name, unknown) in [("zeros", UnknownIds::Zeros), ("initial", UnknownIds::InitialValues)] {
         infer.set_unknown_ids(unknown);
         let found = infer.run(&[("ids", &ids)], &[&probability])?;
         println!("\n{name} {:?}", found[0].to_vec::<f32>()?);
     }
-    println!("\nrows {rows} {}", infer.servers().stats(table)?.row_count);
+    println!("\nrows {rows} {}", infer.servers().admin.stats(table)?.row_count);
     infer.stop()
 }
 

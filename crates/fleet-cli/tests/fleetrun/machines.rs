@@ -431,6 +431,29 @@ fn the_loss_of_the_leader_is_noticed_by_its_connection() {
     assert!(said.contains("is lost") && !said.contains("error: worker"), "{said}");
 }
 
+/// A server leaves without a word, and is started again when a worker has joined. By then its
+/// machine has reported that its servers have ended, which must not hold for the second one.
+#[test]
+fn a_server_that_is_started_again_is_not_done() {
+    let script = "if [ $TRAINING_ROLE = PSERVER ]; then\n\
+                  [ -e ../gone ] || { touch ../gone; exit 0; }; printf serving > $FLEET_REPORT\n\
+                  until [ -e ../worked ]; do sleep 0.05; done\n\
+                  printf finished > $FLEET_REPORT; exit 0; fi\n\
+                  until [ -e ../gone ]; do sleep 0.05; done; sleep 0.5\n\
+                  printf joined > $FLEET_REPORT\n\
+                  [ $PADDLE_TRAINER_ID = 0 ] && { sleep 2; touch ../worked; }\n\
+                  until [ -e ../worked ]; do sleep 0.05; done; printf finished > $FLEET_REPORT";
+    let line = |rest: &str| format!("--nnodes 2 --worker_num 1 --leave_timeout 1 {rest} job.py");
+    let first = line("--master 127.0.0.1:0 --host 127.0.0.1");
+    // The files that the processes leave for each other.
+    drop(Place::new("server_again", ""));
+    let first = Machine::start("server_again/a", script, &first, TOKEN);
+    let second = line(&format!("--master {} --host 127.0.0.2 --server_num 1", first.master()));
+    let second = Machine::start("server_again/b", script, &second, TOKEN);
+    second.check(0, &["server 0 is started again (1 of 3)"]);
+    first.check(0, &[]);
+}
+
 /// The servers have finished on the other machine; this launcher learns it from the leader.
 #[test]
 fn a_worker_is_not_left_over_on_a_machine_without_servers() {

@@ -1,6 +1,7 @@
 //! Display of a job's logs.
 
 use crate::Place;
+use std::io::Read;
 
 #[test]
 fn all_logs_with_prefixes_or_none() {
@@ -44,6 +45,23 @@ fn logs_that_are_no_text() {
     said.check(3, &["exited with code 3", "  | end"]);
     assert!(!said.err.contains('\x1b') && !said.err.contains('\0'), "reports are for reading");
     assert_eq!(said.out.matches('x').count(), 300_000, "the followed log is whole");
+}
+
+/// With the log and the messages in one pipe, a message starts on a line of its own.
+#[test]
+fn a_message_after_an_unended_line() {
+    let place = Place::new("unended", "printf unended; exit 3");
+    let (mut reader, out) = std::io::pipe().unwrap();
+    let mut command = place.command("job.py");
+    command.stdout(out.try_clone().unwrap()).stderr(out);
+    let mut launcher = command.spawn().unwrap();
+    // The command keeps ends of the pipe open until it is dropped.
+    drop(command);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(3), "{text}");
+    assert!(text.lines().any(|line| line == "unended"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("error: worker 0 ")), "{text}");
 }
 
 /// The secret is also hidden if it is written in two parts.

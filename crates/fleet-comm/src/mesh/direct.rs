@@ -5,8 +5,8 @@
 //! Large data is processed in rounds of [`ROUND_BYTES`], which bounds the receive buffer.
 
 use super::{Folding, Move, Step, finish};
-use crate::call::{Piece, Pieces, ReduceOp, fold_bytes, part};
-use fleet_base::Result;
+use crate::call::{Fold, Piece, Pieces, fold_bytes, part};
+use fleet_base::{ReduceOp, Result};
 use fleet_tensor::DType;
 use std::ops::Range;
 

@@ -4,8 +4,8 @@
 //! folded range do not overlap, so nothing is copied.
 
 use super::{Folding, Move, Step, finish};
-use crate::call::{Pieces, ReduceOp, part};
-use fleet_base::Result;
+use crate::call::{Fold, Pieces, part};
+use fleet_base::{ReduceOp, Result};
 use fleet_tensor::DType;
 
 impl Step<'_> {

@@ -7,8 +7,8 @@
 
 use super::{OverMesh, finish, with_f32};
 use crate::backend::{Backend, Bounds};
-use crate::call::{Call, Kind, Pieces, ReduceOp, Signature, Work};
-use fleet_base::{Error, Result};
+use crate::call::{Call, Kind, Pieces, Signature, Work};
+use fleet_base::{Error, ReduceOp, Result};
 use fleet_tensor::DType;
 
 pub(crate) struct Hierarchical {

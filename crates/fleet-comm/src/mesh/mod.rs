@@ -20,10 +20,10 @@ mod tree;
 pub(crate) use hierarchical::Hierarchical;
 
 use crate::backend::{Backend, Bounds};
-use crate::call::{Call, Kind, Piece, Pieces, ReduceOp, Work, fold_bytes};
+use crate::call::{Call, Fold, Kind, Piece, Pieces, Work, fold_bytes};
 use agree::Claim;
 use choose::Algorithm;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ReduceOp, Result};
 use fleet_kernels::fold::FoldOp;
 use fleet_net::{Limits, Mesh, Transfer};
 use fleet_tensor::DType;

@@ -3,9 +3,9 @@
 
 use super::agree::Claim;
 use super::{Move, Step, finish};
-use crate::call::{Piece, Pieces, ReduceOp, SIGNATURE_BYTES, Signature, part};
+use crate::call::{Fold, Piece, Pieces, SIGNATURE_BYTES, Signature, part};
 use crate::shm::check_pair;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ReduceOp, Result};
 use fleet_net::Transfer;
 use fleet_tensor::DType;
 

@@ -3,8 +3,8 @@
 //! so the results are bitwise the same on all ranks. For small data.
 
 use super::{Folding, Move, Step, finish};
-use crate::call::{Piece, Pieces, ReduceOp, fold_bytes};
-use fleet_base::Result;
+use crate::call::{Fold, Piece, Pieces, fold_bytes};
+use fleet_base::{ReduceOp, Result};
 use fleet_tensor::DType;
 
 impl Step<'_> {

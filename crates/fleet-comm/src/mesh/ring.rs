@@ -3,8 +3,8 @@
 //! results around. All links carry the same amount, and a rank communicates with two others only.
 
 use super::{Folding, Move, Step, finish};
-use crate::call::{Pieces, ReduceOp, part};
-use fleet_base::Result;
+use crate::call::{Fold, Pieces, part};
+use fleet_base::{ReduceOp, Result};
 use fleet_tensor::DType;
 
 impl Step<'_> {

@@ -2,8 +2,8 @@
 //! For small data and collectives with a root.
 
 use super::{Folding, Move, Step, finish};
-use crate::call::{Pieces, ReduceOp};
-use fleet_base::Result;
+use crate::call::{Fold, Pieces};
+use fleet_base::{ReduceOp, Result};
 use fleet_tensor::DType;
 
 impl Step<'_> {

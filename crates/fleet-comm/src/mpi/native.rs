@@ -6,9 +6,9 @@
 
 use super::library::{Handle, Request};
 use super::mesh::MpiMesh;
-use crate::call::{Call, Piece, Pieces, ReduceOp, Work};
+use crate::call::{Call, Piece, Pieces, Work};
 use crate::mesh::{NativeCollectives, Step, finish};
-use fleet_base::Result;
+use fleet_base::{ReduceOp, Result};
 use fleet_net::Limits;
 use fleet_tensor::DType;
 use std::ffi::{c_int, c_void};

@@ -6,8 +6,8 @@
 //! 2.31).
 
 use super::cuda::{Cuda, DevicePointer, Handle, Stream};
-use crate::call::ReduceOp;
 use crate::load::{LibrarySpec, functions};
+use fleet_base::ReduceOp;
 use fleet_base::{Error, Result};
 use fleet_net::{Limits, Mesh, Time};
 use fleet_tensor::DType;

@@ -6,10 +6,10 @@
 
 use super::communicator::Communicator;
 use super::cuda::{Cuda, DevicePointer, StagingBuffer, Stream};
-use crate::call::{Call, Cursor, Piece, Pieces, ReduceOp, Work, fold_bytes};
+use crate::call::{Call, Cursor, Fold, Piece, Pieces, Work, fold_bytes};
 use crate::mesh::agree::Claim;
 use crate::mesh::{NativeCollectives, Step, narrow, widen};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ReduceOp, Result};
 use fleet_net::{Abort, Limits, Mesh, Time};
 use fleet_tensor::DType;
 use std::ops::Range;

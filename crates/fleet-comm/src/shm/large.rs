@@ -14,8 +14,8 @@
 //! one write per rank, whereas a slot that all ranks read is written once.
 
 use super::engine::Run;
-use crate::call::{Cursor, Done, Pieces, ReduceOp, fold_bytes, part};
-use fleet_base::Result;
+use crate::call::{Cursor, Done, Fold, Pieces, fold_bytes, part};
+use fleet_base::{ReduceOp, Result};
 use fleet_kernels::copy::copy;
 use fleet_tensor::DType;
 

@@ -2,8 +2,8 @@
 //! chunk by chunk, one chunk ahead of the reads.
 
 use super::engine::Run;
-use crate::call::{Cursor, Piece, Pieces, ReduceOp, fold_bytes};
-use fleet_base::{Error, Result};
+use crate::call::{Cursor, Fold, Piece, Pieces, fold_bytes};
+use fleet_base::{Error, ReduceOp, Result};
 use fleet_kernels::copy::copy;
 use fleet_tensor::DType;
 

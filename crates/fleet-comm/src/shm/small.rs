@@ -2,8 +2,8 @@
 //! ranks in rank order. The latency is one round of flags.
 
 use super::engine::Run;
-use crate::call::{Cursor, Pieces, ReduceOp, fold_bytes};
-use fleet_base::Result;
+use crate::call::{Cursor, Fold, Pieces, fold_bytes};
+use fleet_base::{ReduceOp, Result};
 use fleet_tensor::DType;
 
 impl Run<'_> {

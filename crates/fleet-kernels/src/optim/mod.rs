@@ -32,6 +32,7 @@ mod rules;
 mod tests;
 
 pub use rows::{Table, update_rows};
+pub use rules::{MomentumOp, RowAdagradOp, RowAdamOp, SgdOp, StdAdagradOp, UpdateOp};
 
 use self::rules::*;
 use crate::pool::Pool;

@@ -26,14 +26,16 @@ impl Gradient {
 }
 
 /// A rule on registers: returns the new parameter, and updates the state in place.
-pub(super) trait UpdateOp: Copy + Send + Sync {
+pub trait UpdateOp: Copy + Send + Sync {
+    /// Number of state values of a parameter, the first ones of `state`.
     const STATES: usize;
     fn update<S: Simd>(self, s: S, w: S::F, g: S::F, state: &mut [S::F; 3]) -> S::F;
 }
 
+/// w -= lr g.
 #[derive(Clone, Copy)]
-pub(super) struct SgdOp {
-    pub(super) lr: f32,
+pub struct SgdOp {
+    pub lr: f32,
 }
 
 impl UpdateOp for SgdOp {
@@ -44,10 +46,11 @@ impl UpdateOp for SgdOp {
     }
 }
 
+/// v = mu v + g; w -= lr v, or lr (g + mu v) with Nesterov. State: v.
 #[derive(Clone, Copy)]
-pub(super) struct MomentumOp<const NESTEROV: bool> {
-    pub(super) lr: f32,
-    pub(super) mu: f32,
+pub struct MomentumOp<const NESTEROV: bool> {
+    pub lr: f32,
+    pub mu: f32,
 }
 
 impl<const NESTEROV: bool> UpdateOp for MomentumOp<NESTEROV> {
@@ -249,6 +252,73 @@ impl UpdateOp for LambOp {
     #[inline(always)]
     fn update<S: Simd>(self, s: S, w: S::F, _: S::F, state: &mut [S::F; 3]) -> S::F {
         s.neg_fma(s.splat(self.rate), self.direction.at(s, w, state[0], state[1]), w)
+    }
+}
+
+// Formulas of the rows of parameter servers. Adam and Adagrad differ from those of whole tensors in
+// rounding: they take exact roots, so that a server computes the same bits on any machine, and a
+// log that is replayed on another machine gives the same rows.
+
+/// h += g²; w -= lr g / (√h + epsilon). State: h.
+#[derive(Clone, Copy)]
+pub struct RowAdagradOp {
+    pub lr: f32,
+    pub epsilon: f32,
+}
+
+impl UpdateOp for RowAdagradOp {
+    const STATES: usize = 1;
+    #[inline(always)]
+    fn update<S: Simd>(self, s: S, w: S::F, g: S::F, state: &mut [S::F; 3]) -> S::F {
+        state[0] = s.fma(g, g, state[0]);
+        // Where h is 0, g is: without the guard, an epsilon of 0 would make 0 / 0.
+        let moved = s.gt(state[0], s.zero());
+        let root = s.add(s.sqrt(state[0]), s.splat(self.epsilon));
+        let step = s.div(s.mul(s.splat(self.lr), g), root);
+        s.sub(w, s.select(moved, step, s.mul(g, s.zero())))
+    }
+}
+
+/// s = g scale; w -= lr s √(g0 / (g0 + g2)); then g2 += s². State: g2.
+#[derive(Clone, Copy)]
+pub struct StdAdagradOp {
+    pub lr: f32,
+    pub g0: f32,
+    pub scale: f32,
+}
+
+impl UpdateOp for StdAdagradOp {
+    const STATES: usize = 1;
+    #[inline(always)]
+    fn update<S: Simd>(self, s: S, w: S::F, g: S::F, state: &mut [S::F; 3]) -> S::F {
+        let (g, g0) = (s.mul(g, s.splat(self.scale)), s.splat(self.g0));
+        let shrink = s.sqrt(s.div(g0, s.add(g0, state[0])));
+        let step = s.mul(s.mul(s.splat(self.lr), g), shrink);
+        state[0] = s.fma(g, g, state[0]);
+        s.sub(w, step)
+    }
+}
+
+/// m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²; w -= rate m / (√v + epsilon). State: m, v.
+#[derive(Clone, Copy)]
+pub struct RowAdamOp {
+    pub beta1: f32,
+    pub beta2: f32,
+    /// lr √(1 - b2^t) / (1 - b1^t).
+    pub rate: f32,
+    /// May include the factor √(1 - b2^t).
+    pub epsilon: f32,
+}
+
+impl UpdateOp for RowAdamOp {
+    const STATES: usize = 2;
+    #[inline(always)]
+    fn update<S: Simd>(self, s: S, w: S::F, g: S::F, state: &mut [S::F; 3]) -> S::F {
+        let (rest1, rest2) = (s.splat(1.0 - self.beta1), s.splat(1.0 - self.beta2));
+        state[0] = s.fma(s.splat(self.beta1), state[0], s.mul(rest1, g));
+        state[1] = s.fma(s.splat(self.beta2), state[1], s.mul(rest2, s.mul(g, g)));
+        let root = s.add(s.sqrt(state[1]), s.splat(self.epsilon));
+        s.sub(w, s.div(s.mul(s.splat(self.rate), state[0]), root))
     }
 }
 

@@ -2,7 +2,7 @@
 //! distinguish a step that computes for minutes from a stopped process. The same thread detects a
 //! stopped server, for whose answers other threads would simply wait.
 
-use super::remote::{Connector, ServerConnections};
+use super::connections::{Connector, ServerConnections};
 use crate::request::{Message, Read, Stamp};
 use fleet_base::{Error, Result};
 use fleet_net::calls::CallClient;

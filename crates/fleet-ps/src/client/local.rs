@@ -12,8 +12,8 @@ use std::sync::Arc;
 ///
 /// ```
 /// use fleet_ps::{
-///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, Servers, SparseConfig,
-///     TableConfig,
+///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, SparseConfig,
+///     TableAccess, TableConfig,
 /// };
 /// let initializer = Initializer::Constant(1.0);
 /// let sparse = SparseConfig { initializer, ..SparseConfig::plain(0, 2) };
@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// let job = JobTables { server_count: 3, worker_count: 1, sync: false, tables };
 /// let servers = ServerTables::all(&job)?;
 /// let worker = LocalServers::new(&servers, 0)?;
-/// worker.push_sparse(0, Push::new(&[7, 8, 7], &[1.0, 1.0, 4.0, 4.0, 1.0, 1.0]))?;
+/// worker.push_sparse(0, None, Push::new(&[7, 8, 7], &[1.0, 1.0, 4.0, 4.0, 1.0, 1.0]))?;
 /// let mut rows = [0.0; 4];
 /// worker.pull_sparse(0, &[8, 7], &mut rows, PullMode::Train)?;
 /// assert_eq!(rows, [0.8, 0.8, 0.9, 0.9]); // sgd at its default rate of 0.05

@@ -3,9 +3,9 @@
 
 use super::tests::{SPARSE, job};
 use super::*;
-use crate::ServerTables;
 use crate::request::{Message, Method};
 use crate::server::Caller;
+use crate::{Arrival, Barriers, PullMode, Push, ServerTables, TableAccess};
 use fleet_base::rng::Sequence;
 use std::sync::Arc;
 
@@ -91,11 +91,13 @@ fn every_push_is_applied_once_whatever_the_network_does() {
                     for step in 0..30u64 {
                         let ids = [step % 7, 100 + number as u64];
                         // Sums of powers of two are exact in any order.
-                        worker.push_sparse(SPARSE, Push::new(&ids, &[0.5; 4])).unwrap();
-                        worker.push_dense(super::tests::DENSE, &[0.5; 5]).unwrap();
-                        worker.push_steps(super::tests::STEPS, 1).unwrap();
-                        worker.push_geo(super::tests::GEO, &[number as u64], &[1.0; 2]).unwrap();
-                        if worker.tables().sync {
+                        worker.push_sparse(SPARSE, None, Push::new(&ids, &[0.5; 4])).unwrap();
+                        worker.push_dense(super::tests::DENSE, None, &[0.5; 5]).unwrap();
+                        worker.push_steps(super::tests::STEPS, None, 1).unwrap();
+                        worker
+                            .push_geo(super::tests::GEO, None, (&[number as u64]).into(), &[1.0; 2])
+                            .unwrap();
+                        if worker.job().sync {
                             worker.arrive(Arrival::Sent).unwrap();
                             worker.arrive(Arrival::Received).unwrap();
                         }
@@ -103,7 +105,7 @@ fn every_push_is_applied_once_whatever_the_network_does() {
                 });
             }
         });
-        let shares = if workers[0].tables().sync { 2.0 } else { 1.0 };
+        let shares = if workers[0].job().sync { 2.0 } else { 1.0 };
         let mut rows = [0.0; 6];
         workers[1].pull_sparse(SPARSE, &[0, 100, 101], &mut rows, PullMode::Infer).unwrap();
         // Id 0 is in steps 0, 7, 14, 21, 28 of both workers; the rate is a half.
@@ -112,7 +114,7 @@ fn every_push_is_applied_once_whatever_the_network_does() {
         let mut values = [0.0; 5];
         workers[0].pull_dense(super::tests::DENSE, &mut values).unwrap();
         assert_eq!(values, [-60.0 * 0.25 / shares; 5], "seed {seed}");
-        assert_eq!(workers[0].push_steps(super::tests::STEPS, 0).unwrap(), 60);
+        assert_eq!(workers[0].push_steps(super::tests::STEPS, None, 0).unwrap(), 60);
         let changed = workers[0].pull_geo(super::tests::GEO).unwrap();
         assert_eq!(changed, (vec![1], vec![31.0; 2]), "nothing that changed is lost, seed {seed}");
         for worker in &workers {

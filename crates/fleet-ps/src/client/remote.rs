@@ -5,18 +5,19 @@
 //! call first sends to all servers and then reads the answers. A failed request is sent again on
 //! another connection until the deadline; servers run it once (`server/sessions.rs`).
 
+use super::connections::{Connector, ServerConnections};
 use super::heartbeats::Heartbeats;
 use super::{Client, Transport};
-use crate::JobTables;
 use crate::message::{ACKNOWLEDGEMENT_BYTES, Body};
-use crate::request::{Message, Method, Read, Stamp};
-use crate::server::{Caller, OPERATOR, WORKER_TIMEOUT, hello};
-use fleet_base::sync::{lock, wait_for};
+use crate::request::{Message, Method};
+use crate::server::{Caller, OPERATOR, WORKER_TIMEOUT};
+use crate::{JobTables, job_text};
+use fleet_base::sync::lock;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
 use fleet_net::{Abort, Deadline, Limits, Log, Time, Token};
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// A worker whose servers are in other processes; see [`TableServer`](crate::TableServer) for an
@@ -83,39 +84,6 @@ pub struct Remote {
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
-/// Everything that a connection needs.
-pub(super) struct Connector {
-    pub caller: Caller,
-    /// The job's text, which servers compare with their own.
-    job: String,
-    resolve: Box<Resolve>,
-    token: Token,
-    options: CallOptions,
-}
-
-/// Returns the current address of a server.
-type Resolve = dyn Fn(usize) -> Result<SocketAddr> + Send + Sync;
-
-/// The connections to one server.
-#[derive(Default)]
-pub(super) struct ServerConnections {
-    pool: Mutex<Pool>,
-    freed: Condvar,
-    /// Life of the server's tables at the first connection. A server with another life has lost
-    /// them.
-    life: OnceLock<u64>,
-    /// The latest epoch of the server, and the number below which its requests are kept.
-    acknowledged: Mutex<[u64; 2]>,
-}
-
-#[derive(Default)]
-struct Pool {
-    idle: Vec<CallClient>,
-    open: usize,
-    /// Since when the server cannot be reached.
-    down: Option<Time>,
-}
-
 /// Time limit for a first attempt to connect, during which the other servers wait.
 const CONNECT_FIRST: Duration = Duration::from_millis(200);
 /// Time limit for a later attempt, before the address is resolved again.
@@ -180,7 +148,7 @@ impl Client<Remote> {
     ) -> Result<RemoteServers> {
         let connector = Arc::new(Connector {
             caller: Caller { worker, client: fleet_net::random_number()? },
-            job: job.text(),
+            job: job_text::text(job),
             resolve: Box::new(resolve),
             token: token.clone(),
             options: options.calls,
@@ -205,7 +173,7 @@ impl Client<Remote> {
         let limits = client.transport.limits();
         for server in 0..job.server_count {
             let connected = client.transport.retry(server, &limits, None, |_| Ok(()));
-            connected.map_err(|error| client.place(error))?;
+            client.placed(connected)?;
         }
         if !every.is_zero() {
             let counts = (client.steps.clone(), client.complete.clone());
@@ -247,7 +215,7 @@ impl Transport for Remote {
                 let answer = connection.receive(&limits).map(|(_, answer)| answer);
                 let (answer, connection) =
                     self.keep_connection(request.server, answer, connection)?;
-                self.return_connection(request.server, connection);
+                self.servers[request.server].give_back(connection);
                 Ok(self.acknowledged(request, answer))
             })
             .collect();
@@ -343,7 +311,7 @@ impl Remote {
             let tried = self.take(server, limits, CONNECT_AGAIN).and_then(|mut connection| {
                 let result = run(&mut connection);
                 let (result, connection) = self.keep_connection(server, result, connection)?;
-                self.return_connection(server, connection);
+                self.servers[server].give_back(connection);
                 Ok(result)
             });
             match tried {
@@ -356,25 +324,10 @@ impl Remote {
     /// Takes a connection for exclusive use.
     fn take(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
         let connections = &self.servers[server];
-        let mut pool = connections.lock();
-        loop {
-            if let Some(connection) = pool.idle.pop() {
-                return Ok(connection);
-            }
-            if pool.open < self.options.connections_max.max(1) {
-                break;
-            }
-            limits.abort.check()?;
-            // Wakes at intervals to check the abort token.
-            let left = limits.deadline.remaining(Time::now()).unwrap_or(PAUSE_MAX);
-            if left.is_zero() {
-                return Err(Error::unavailable("no free connection before the deadline"));
-            }
-            pool = wait_for(&connections.freed, pool, left.min(PAUSE_MAX)).0;
+        match connections.take(self.options.connections_max.max(1), limits, PAUSE_MAX)? {
+            Some(connection) => Ok(connection),
+            None => self.connect(server, limits, span).inspect_err(|_| connections.forget()),
         }
-        pool.open += 1;
-        drop(pool);
-        self.connect(server, limits, span).inspect_err(|_| connections.forget_connection())
     }
 
     /// Connects to a server, which must still have the tables of the first connection.
@@ -402,20 +355,11 @@ impl Remote {
         match result {
             Ok(result) => Ok((result, connection)),
             Err(error) => {
-                let connections = &self.servers[server];
-                connections.forget_connection();
                 // Idle connections were opened with this one and most likely broke with it.
-                let stale = std::mem::take(&mut connections.lock().idle);
-                stale.iter().for_each(|_| connections.forget_connection());
+                self.servers[server].forget_all();
                 Err(error)
             }
         }
-    }
-
-    fn return_connection(&self, server: usize, connection: CallClient) {
-        let connections = &self.servers[server];
-        connections.lock().idle.push(connection);
-        connections.freed.notify_one();
     }
 
     /// Logs once that the worker waits for a server.
@@ -427,86 +371,6 @@ impl Remote {
 
     fn name(&self, server: usize) -> String {
         self.connector.name(server)
-    }
-}
-
-impl Connector {
-    /// Connects, and checks that the server has the same job. Also returns the life of its tables.
-    pub fn connect(
-        &self,
-        (server, connections): (usize, &ServerConnections),
-        limits: &Limits,
-        span: Duration,
-    ) -> Result<(CallClient, u64, SocketAddr)> {
-        let address = (self.resolve)(server)?;
-        let soon = limits.at_most(span);
-        let (greeting, options) = (hello(self.caller), self.options);
-        let mut connection = CallClient::connect(address, &self.token, &greeting, options, &soon)?;
-        let [epoch, kept] = connections.last_acknowledged();
-        let life = connections.life.get().copied().unwrap_or(0);
-        let acknowledged = Some([life, epoch, kept]);
-        let compare = Read::Compare { job: &self.job, acknowledged }.into();
-        let message = Message::new(server, Stamp::default(), &compare);
-        let answer = connection.call(message.method as u8, &message.parts(), limits)?;
-        let mut body = Body(&answer);
-        let (number, life) = (body.u64()?, body.u64()?);
-        if number != server as u64 {
-            return Err(Error::invalid(format!("wrong server at {address}"))
-                .expected(format!("server {server}"))
-                .got(format!("server {number}")));
-        }
-        Ok((connection, life, address))
-    }
-
-    pub fn name(&self, server: usize) -> String {
-        match (self.resolve)(server) {
-            Ok(address) => format!("server {server} at {address}"),
-            Err(_) => format!("server {server}"),
-        }
-    }
-}
-
-impl ServerConnections {
-    fn lock(&self) -> MutexGuard<'_, Pool> {
-        // A pool is consistent between statements.
-        lock(&self.pool)
-    }
-
-    fn forget_connection(&self) {
-        self.lock().open -= 1;
-        self.freed.notify_one();
-    }
-
-    /// Returns whether tables of this life are those of the first connection.
-    pub fn is_same_life(&self, life: u64) -> bool {
-        *self.life.get_or_init(|| life) == life
-    }
-
-    fn last_acknowledged(&self) -> [u64; 2] {
-        *lock(&self.acknowledged)
-    }
-
-    /// Remembers the newest acknowledgement: epochs grow, and so do the numbers within one.
-    fn acknowledge(&self, [epoch, kept]: [u64; 2]) {
-        let mut known = lock(&self.acknowledged);
-        *known = (*known).max([epoch, kept]);
-    }
-
-    /// Records since when the server cannot be reached; returns whether that is news.
-    pub fn mark_down(&self, since: Time) -> bool {
-        let mut pool = self.lock();
-        let is_news = pool.down.is_none();
-        pool.down.get_or_insert(since);
-        is_news
-    }
-
-    /// Records that the server is reached; logs it if it was down.
-    pub fn mark_up(&self, log: &Log, connector: &Connector, server: usize, address: SocketAddr) {
-        let Some(since) = self.lock().down.take() else { return };
-        let (span, caller) = (Time::now().since(since).as_secs_f64(), connector.caller);
-        log.line(format!(
-            "{caller}: server {server} at {address} is reachable again after {span:.1} s"
-        ));
     }
 }
 

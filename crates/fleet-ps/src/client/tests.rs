@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{
-    CtrAccessor, Initializer, NonFinite, Rule, ServerTables, SparseTable, rule, rule::Sgd,
+    Arrival, Barriers, CtrAccessor, Initializer, NonFinite, PullMode, Push, Rule, ServerTables,
+    SparseConfig, SparseTable, TableAccess, TableAdmin, TableConfig, rule, rule::Sgd,
 };
 
 use plain::sparse;
@@ -36,13 +37,13 @@ fn workers(job: &JobTables) -> Vec<LocalServers> {
     (0..job.worker_count).map(|worker| LocalServers::new(&servers, worker).unwrap()).collect()
 }
 
-fn pull(worker: &impl Servers, ids: &[u64]) -> Vec<f32> {
+fn pull(worker: &impl TableAccess, ids: &[u64]) -> Vec<f32> {
     let mut rows = vec![f32::NAN; ids.len() * 2];
     worker.pull_sparse(SPARSE, ids, &mut rows, PullMode::Train).unwrap();
     rows
 }
 
-fn dense(worker: &impl Servers) -> Vec<f32> {
+fn dense(worker: &impl TableAccess) -> Vec<f32> {
     let mut values = vec![f32::NAN; 5];
     worker.pull_dense(DENSE, &mut values).unwrap();
     values
@@ -62,7 +63,7 @@ fn servers_together_are_one_table() {
                 (0..ids.len() * width).map(|_| rng.below(16) as f32 - 8.0).collect()
             };
             let grads = numbers(2, &mut rng);
-            worker.push_sparse(SPARSE, Push::new(&ids, &grads)).unwrap();
+            worker.push_sparse(SPARSE, None, Push::new(&ids, &grads)).unwrap();
             plain.push(Push::new(&ids, &grads)).unwrap();
             let mut want = vec![0.0; ids.len() * 2];
             plain.pull(&ids, &mut want, PullMode::Train).unwrap();
@@ -80,7 +81,7 @@ fn servers_together_are_one_table() {
                     ..Push::new(&ids, &grads)
                 },
             };
-            worker.push_sparse(CLICK, push).unwrap();
+            worker.push_sparse(CLICK, None, push).unwrap();
             clicks.push(push).unwrap();
             let (mut got, mut want) = (vec![0.0; ids.len() * 5], vec![1.0; ids.len() * 5]);
             clicks.pull(&ids, &mut want, PullMode::Infer).unwrap();
@@ -97,13 +98,13 @@ fn dense_tables_rates_and_steps() {
     for servers in [1, 2, 7] {
         let workers = workers(&job(servers, 2, false));
         workers[0].set_dense(DENSE, &[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
-        workers[1].push_dense(DENSE, &[2.0, 0.0, 0.0, 0.0, -2.0]).unwrap();
+        workers[1].push_dense(DENSE, None, &[2.0, 0.0, 0.0, 0.0, -2.0]).unwrap();
         assert_eq!(dense(&workers[0]), [0.0, 2.0, 3.0, 4.0, 6.0]);
         workers[0].set_rate_scale(DENSE, 0.0).unwrap();
-        workers[0].push_dense(DENSE, &[9.0; 5]).unwrap();
+        workers[0].push_dense(DENSE, None, &[9.0; 5]).unwrap();
         assert_eq!(dense(&workers[1]), [0.0, 2.0, 3.0, 4.0, 6.0]);
-        assert_eq!(workers[0].push_steps(STEPS, 10).unwrap(), 10);
-        assert_eq!(workers[1].push_steps(STEPS, 5).unwrap(), 15);
+        assert_eq!(workers[0].push_steps(STEPS, None, 10).unwrap(), 10);
+        assert_eq!(workers[1].push_steps(STEPS, None, 5).unwrap(), 15);
     }
 }
 
@@ -114,13 +115,13 @@ fn a_table_that_was_cleared_is_a_new_one() {
         let [cleared, fresh] = [0, 1].map(|_| workers(&job(3, 2, sync)));
         let fill = |worker: &LocalServers| {
             let ids: Vec<u64> = (0..50).collect();
-            worker.push_sparse(SPARSE, Push::new(&ids, &[1.0; 100])).unwrap();
-            worker.push_sparse(CLICK, Push::new(&ids, &[1.0; 150])).unwrap();
+            worker.push_sparse(SPARSE, None, Push::new(&ids, &[1.0; 100])).unwrap();
+            worker.push_sparse(CLICK, None, Push::new(&ids, &[1.0; 150])).unwrap();
             pull(worker, &ids);
-            worker.push_geo(GEO, &ids, &[1.0; 100]).unwrap();
+            worker.push_geo(GEO, None, (&ids).into(), &[1.0; 100]).unwrap();
             worker.set_dense(DENSE, &[3.0; 5]).unwrap();
-            worker.push_dense(DENSE, &[1.0; 5]).unwrap();
-            worker.push_steps(STEPS, 7).unwrap();
+            worker.push_dense(DENSE, None, &[1.0; 5]).unwrap();
+            worker.push_steps(STEPS, None, 7).unwrap();
         };
         fill(&cleared[0]);
         assert_eq!(cleared[0].clear(SPARSE).unwrap(), 50);
@@ -129,7 +130,7 @@ fn a_table_that_was_cleared_is_a_new_one() {
             cleared[0].clear(table).unwrap();
         }
         assert!(cleared[1].pull_geo(GEO).unwrap().0.is_empty());
-        assert_eq!(cleared[0].push_steps(STEPS, 0).unwrap(), 0);
+        assert_eq!(cleared[0].push_steps(STEPS, None, 0).unwrap(), 0);
         assert_eq!(dense(&cleared[0]), [0.0; 5]);
         for worker in [&cleared[0], &fresh[0]] {
             fill(worker);
@@ -154,7 +155,7 @@ fn a_table_that_was_cleared_is_a_new_one() {
 #[test]
 fn geo_workers_exchange_what_changed() {
     let workers = workers(&job(3, 2, false));
-    workers[0].push_geo(GEO, &[4, 9, 4], &[1.0, 0.0, 5.0, 5.0, 1.0, 0.0]).unwrap();
+    workers[0].push_geo(GEO, None, (&[4, 9, 4]).into(), &[1.0, 0.0, 5.0, 5.0, 1.0, 0.0]).unwrap();
     let (ids, rows) = workers[1].pull_geo(GEO).unwrap();
     assert_eq!((ids, rows), (vec![9, 4], vec![6.0, 6.0, 3.0, 1.0]), "server by server");
     assert!(workers[0].pull_geo(GEO).unwrap().0.is_empty());
@@ -176,9 +177,9 @@ fn synchronous_pushes_are_one_step_of_the_mean() {
                         // Both workers push id 5, and each pushes another one of its own.
                         let ids = [5, 10 + worker as u64, 5];
                         let grads = [step, 0.0, step, step, step, 0.0];
-                        own.push_sparse(SPARSE, Push::new(&ids, &grads)).unwrap();
-                        own.push_dense(DENSE, &[step; 5]).unwrap();
-                        own.push_sparse(CLICK, Push::new(&[1], &[0.0; 3])).unwrap();
+                        own.push_sparse(SPARSE, None, Push::new(&ids, &grads)).unwrap();
+                        own.push_dense(DENSE, None, &[step; 5]).unwrap();
+                        own.push_sparse(CLICK, None, Push::new(&[1], &[0.0; 3])).unwrap();
                         let before = pull(own, &[5]);
                         own.arrive(Arrival::Sent).unwrap();
                         // The mean of 2 and 4 at a rate of a half.
@@ -197,7 +198,7 @@ fn synchronous_pushes_are_one_step_of_the_mean() {
         }
         assert!(!workers[1].finish().unwrap());
         // The remaining worker is all there is.
-        workers[0].push_sparse(SPARSE, Push::new(&[6], &[1.0, 1.0])).unwrap();
+        workers[0].push_sparse(SPARSE, None, Push::new(&[6], &[1.0, 1.0])).unwrap();
         workers[0].arrive(Arrival::Sent).unwrap();
         assert_eq!(pull(&workers[0], &[6]), [0.5, 0.5]);
         assert!(workers[0].finish().unwrap(), "the last one");
@@ -248,15 +249,15 @@ fn mistakes_are_named() {
         worker.pull_sparse(9, &[1], &mut row, PullMode::Train),
         "no such table: expected one of [0, 1, 2, 3, 4], got 9",
     );
-    check(worker.push_dense(SPARSE, &[0.0; 5]), "table 0 is a sparse table: expected dense");
-    check(worker.push_dense(DENSE, &[0.0; 4]), "expected 5, got 4\n  at table 1");
-    check(worker.push_sparse(SPARSE, Push::new(&[1], &[0.0; 3])), "expected 2, got 3");
+    check(worker.push_dense(SPARSE, None, &[0.0; 5]), "table 0 is a sparse table: expected dense");
+    check(worker.push_dense(DENSE, None, &[0.0; 4]), "expected 5, got 4\n  at table 1");
+    check(worker.push_sparse(SPARSE, None, Push::new(&[1], &[0.0; 3])), "expected 2, got 3");
     check(
-        worker.push_sparse(SPARSE, Push::new(&[3], &[0.0, f32::NAN])),
+        worker.push_sparse(SPARSE, None, Push::new(&[3], &[0.0, f32::NAN])),
         "got NaN for id 3, column 1",
     );
     assert_eq!(worker.stats(SPARSE).unwrap().non_finite, 1);
-    check(worker.push_dense(DENSE, &[f32::INFINITY; 5]), "server 0, request of worker 0");
+    check(worker.push_dense(DENSE, None, &[f32::INFINITY; 5]), "server 0, request of worker 0");
     let servers = ServerTables::all(&job(2, 1, false)).unwrap();
     assert!(
         LocalServers::new(&servers, 1).is_err() && LocalServers::new(&servers[..1], 0).is_err()

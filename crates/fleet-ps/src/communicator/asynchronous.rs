@@ -3,7 +3,7 @@
 
 use super::outbox::PushCallback;
 use super::{CommunicatorOptions, Core, Mode, scatter, spawn};
-use crate::{Servers, TableConfig};
+use crate::{TableAccess, TableConfig};
 use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub(super) struct Async {
 
 /// The newest parameters received.
 struct Newest {
-    servers: Arc<dyn Servers>,
+    servers: Arc<dyn TableAccess>,
     tables: BTreeMap<u32, Table>,
     sends_before_receive: usize,
     /// Requests to the receiving thread, if there is one.
@@ -48,9 +48,9 @@ struct Values {
 }
 
 impl Async {
-    pub fn start(servers: Arc<dyn Servers>, options: CommunicatorOptions) -> Result<Async> {
+    pub fn start(servers: Arc<dyn TableAccess>, options: CommunicatorOptions) -> Result<Async> {
         let mut tables = BTreeMap::new();
-        for config in &servers.tables().tables {
+        for config in &servers.job().tables {
             let TableConfig::Dense { table_id, len, .. } = config else { continue };
             let mut values = vec![0.0; *len];
             servers.pull_dense(*table_id, &mut values)?;

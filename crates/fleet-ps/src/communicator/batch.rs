@@ -1,7 +1,7 @@
 //! The distinct ids of a step, computed when their rows are requested, and used again when their
 //! gradients are sent.
 
-use crate::{Merger, PullMode, Servers};
+use crate::{Merger, PullMode, TableAccess};
 use fleet_base::Result;
 use fleet_base::sync::lock;
 use std::sync::{Arc, Mutex};
@@ -41,11 +41,11 @@ impl Batches {
     }
 
     /// Pulls the rows of a batch, one for each distinct id.
-    pub fn pull(&self, servers: &dyn Servers, batch: &Batch, width: usize) -> Result<Vec<f32>> {
+    pub fn pull(&self, servers: &dyn TableAccess, batch: &Batch, width: usize) -> Result<Vec<f32>> {
         let ids = batch.merger.ids();
         let mut rows = lock(&self.kept).rows.pop().unwrap_or_default();
         rows.resize(ids.len() * width, 0.0);
-        servers.pull_sparse(batch.table, ids, &mut rows, PullMode::Train)?;
+        servers.pull_sparse(batch.table, &ids, &mut rows, PullMode::Train)?;
         Ok(rows)
     }
 

@@ -9,7 +9,7 @@
 //! what is due. While an exchange of a table is in progress, the next exchange waits, not the step.
 
 use super::spawn;
-use crate::{Progress, PullMode, Servers, TableConfig};
+use crate::{JobTables, Progress, PullMode, Servers, Step, TableConfig, UniqueIds};
 use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -44,7 +44,7 @@ pub struct GeoCommunicator {
 }
 
 struct Shared {
-    servers: Arc<dyn Servers>,
+    servers: Servers,
     k_steps: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -98,11 +98,11 @@ enum ServerChanges {
 const FILL_ROWS: usize = 1 << 16;
 
 impl GeoCommunicator {
-    pub fn start(servers: Arc<dyn Servers>, k_steps: usize) -> Result<GeoCommunicator> {
+    pub fn start(servers: impl Into<Servers>, k_steps: usize) -> Result<GeoCommunicator> {
         if k_steps == 0 {
             return Err(Error::invalid("invalid k_steps of GEO").expected("at least 1").got(0));
         }
-        let (state, changed) = Default::default();
+        let (servers, state, changed) = (servers.into(), Mutex::default(), Condvar::new());
         let shared = Arc::new(Shared { servers, k_steps, state, changed });
         let thread = {
             let shared = Arc::clone(&shared);
@@ -111,7 +111,7 @@ impl GeoCommunicator {
         Ok(GeoCommunicator { shared, thread: Some(thread) })
     }
 
-    pub fn servers(&self) -> &Arc<dyn Servers> {
+    pub fn servers(&self) -> &Servers {
         &self.shared.servers
     }
 
@@ -120,7 +120,7 @@ impl GeoCommunicator {
     /// Existing rows stay as they are: the servers have loaded them, or this worker was restarted
     /// in the middle.
     pub fn fill(&self, table: u32, values: &[f32], width: Option<usize>) -> Result<()> {
-        let servers = &self.shared.servers;
+        let servers = &*self.shared.servers.tables;
         let Some(width) = width else { return servers.set_dense(table, values) };
         let mut known = Vec::new();
         for (at, rows) in values.chunks(FILL_ROWS * width).enumerate() {
@@ -134,17 +134,17 @@ impl GeoCommunicator {
             ids = new.iter().map(|row| ids[*row]).collect();
             let rows: Vec<f32> =
                 new.iter().flat_map(|row| &rows[row * width..][..width]).copied().collect();
-            servers.push_geo(table, &ids, &rows)?;
+            servers.push_geo(table, None, UniqueIds::assume(&ids).into(), &rows)?;
         }
         Ok(())
     }
 
     /// Reads the table from the servers, and remembers it.
     pub fn begin(&self, table: u32, values: &mut [f32], width: Option<usize>) -> Result<()> {
-        let servers = &self.shared.servers;
+        let servers = &*self.shared.servers.tables;
         match width {
             Some(width) => self.begin_rows(table, values, width)?,
-            None if is_dense(servers, table) => servers.pull_dense(table, values)?,
+            None if is_dense(servers.job(), table) => servers.pull_dense(table, values)?,
             None => {
                 return Err(Error::invalid("no such dense table in this job").got(table));
             }
@@ -165,18 +165,18 @@ impl GeoCommunicator {
     }
 
     /// Starts to count after step `complete`, in a run that begins after step `base`.
-    pub fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
+    pub fn begin_run(&self, base: u64, complete: u64) -> Result<()> {
         self.count_from(complete);
-        self.shared.servers.begin_after(base, complete)
+        self.shared.servers.run.begin_run(base, complete)
     }
 
     /// Resumes after the steps that earlier processes of this worker completed. Steps that were not
     /// sent for all tables are repeated. In the tables for which they were sent, up to `k_steps` of
     /// them count twice.
-    pub fn go_on(&self, progress: &Progress) -> Result<()> {
+    pub fn resume(&self, progress: &Progress) -> Result<()> {
         self.count_from(progress.complete);
         let progress = Progress { applied: Vec::new(), ..progress.clone() };
-        self.shared.servers.go_on(&progress)
+        self.shared.servers.run.resume(&progress)
     }
 
     fn count_from(&self, step: u64) {
@@ -188,7 +188,7 @@ impl GeoCommunicator {
     /// Reads all rows: first those with changes that this worker has not pulled, which this clears,
     /// then the others. A restarted worker has pulled some changes before.
     fn begin_rows(&self, table: u32, values: &mut [f32], width: usize) -> Result<()> {
-        let servers = &self.shared.servers;
+        let servers = &*self.shared.servers.tables;
         let (changes, rows) = servers.pull_geo(table)?;
         let mut is_read = vec![false; values.len() / width];
         for (id, row) in changes.iter().zip(rows.chunks(width)) {
@@ -296,7 +296,7 @@ impl Drop for GeoCommunicator {
 
 impl Shared {
     fn workers(&self) -> f32 {
-        self.servers.tables().worker_count as f32
+        self.servers.job().worker_count as f32
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -326,7 +326,7 @@ impl Shared {
                         (own.in_flight, own.sent) = (false, step);
                     }
                     let sent = state.tables.values().map(|own| own.sent).min();
-                    self.servers.completed(sent.unwrap_or(0));
+                    self.servers.run.completed(sent.unwrap_or(0));
                 }
                 Err(error) => {
                     state.error.get_or_insert(error);
@@ -340,15 +340,16 @@ impl Shared {
 
     fn exchange(&self, job: Job) -> Result<ServerChanges> {
         let Job { table, step, ids, delta } = job;
+        let (servers, step) = (&*self.servers.tables, Step::new(step));
         if let Some(ids) = ids {
-            self.servers.push_geo_of(step, table, &ids, &delta)?;
-            let (ids, rows) = self.servers.pull_geo(table)?;
+            servers.push_geo(table, step, UniqueIds::assume(&ids).into(), &delta)?;
+            let (ids, rows) = servers.pull_geo(table)?;
             return Ok(ServerChanges::Rows(ids, rows));
         }
         // The table's rule subtracts gradients.
         let mut values: Vec<f32> = delta.iter().map(|delta| -delta).collect();
-        self.servers.push_dense_of(step, table, &values)?;
-        self.servers.pull_dense(table, &mut values)?;
+        servers.push_dense(table, step, &values)?;
+        servers.pull_dense(table, &mut values)?;
         Ok(ServerChanges::All(values))
     }
 }
@@ -457,7 +458,7 @@ fn gather(parts: &[&mut [f32]], into: &mut [f32]) {
     }
 }
 
-fn is_dense(servers: &Arc<dyn Servers>, table: u32) -> bool {
-    let mut tables = servers.tables().tables.iter();
+fn is_dense(job: &JobTables, table: u32) -> bool {
+    let mut tables = job.tables.iter();
     tables.any(|it| matches!(it, TableConfig::Dense { table_id, .. } if *table_id == table))
 }

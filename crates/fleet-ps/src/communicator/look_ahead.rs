@@ -5,7 +5,7 @@
 
 use super::batch::{Batch, Batches};
 use super::spawn;
-use crate::Servers;
+use crate::TableAccess;
 use fleet_base::Result;
 use fleet_base::sync::{lock, wait};
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ pub(super) struct LookAhead {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    servers: Arc<dyn Servers>,
+    servers: Arc<dyn TableAccess>,
     batches: Arc<Batches>,
 }
 
@@ -54,7 +54,7 @@ enum Answer {
 pub(super) type Rows = (Arc<Batch>, Vec<f32>);
 
 impl LookAhead {
-    pub fn start(servers: Arc<dyn Servers>, batches: Arc<Batches>) -> Result<LookAhead> {
+    pub fn start(servers: Arc<dyn TableAccess>, batches: Arc<Batches>) -> Result<LookAhead> {
         let (state, changed) = Default::default();
         let shared = Arc::new(Shared { state, changed, servers, batches });
         let thread = {

@@ -33,24 +33,16 @@ mod tests;
 pub use geo::GeoCommunicator;
 pub use schedule::{RateOf, Rates};
 
-use crate::{Progress, PullMode, Push, Servers, TableConfig};
+use crate::{Progress, PullMode, Push, PushMode, Servers, TableConfig};
 use batch::Batches;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use look_ahead::LookAhead;
-use outbox::{Grads, Item, Outbox};
+use outbox::{Grads, Item, MergedIds, Outbox};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-
-/// How a worker synchronizes with the others. Geo has a communicator of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CommunicatorMode {
-    Sync,
-    HalfAsync,
-    Async,
-}
 
 /// The documented options, with their documented defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +147,7 @@ trait Mode: Send + Sync {
 
 /// The part that all modes share.
 struct Core {
-    servers: Arc<dyn Servers>,
+    servers: Servers,
     outbox: Outbox,
     rates: Rates,
     /// By table, the number of dense gradients handed over.
@@ -170,8 +162,19 @@ impl Core {
     fn pull_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
         let mut received = lock(&self.received);
         received.resize(parts.iter().map(|part| part.len()).sum(), 0.0);
-        self.servers.pull_dense(table, &mut received)?;
+        self.servers.tables.pull_dense(table, &mut received)?;
         scatter(table, &received, parts)
+    }
+
+    /// Counts the step that is about to end; reports at the interval.
+    fn count_step(&self) -> Result<()> {
+        let Some(table) = self.rates.steps_table else { return Ok(()) };
+        let every = u64::from(self.rates.report_every.max(1));
+        let made = self.steps.load(Relaxed) + 1;
+        match made % every {
+            0 => self.outbox.put(table, Item::Steps(every as u32)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -179,7 +182,7 @@ impl Core {
 ///
 /// ```
 /// use fleet_ps::{
-///     Communicator, CommunicatorMode, CommunicatorOptions, JobTables, LocalServers, NonFinite,
+///     Communicator, PushMode, CommunicatorOptions, JobTables, LocalServers, NonFinite,
 ///     Rates, Rule, ServerTables, TableConfig, rule::Sgd,
 /// };
 /// let table = TableConfig::Dense {
@@ -191,7 +194,7 @@ impl Core {
 /// };
 /// let tables = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![table] };
 /// let servers = std::sync::Arc::new(LocalServers::new(&ServerTables::all(&tables)?, 0)?);
-/// let (mode, options) = (CommunicatorMode::HalfAsync, CommunicatorOptions::default());
+/// let (mode, options) = (PushMode::HalfAsync, CommunicatorOptions::default());
 /// let communicator = Communicator::start(servers, mode, options, Rates::constant())?;
 /// communicator.push_dense(0, &[&[1.0], &[2.0]])?;
 /// communicator.sent()?;
@@ -214,19 +217,20 @@ impl Communicator {
     /// Starts the threads. Dense tables must have their values already, and tables with a schedule
     /// their rate ([`Rates::begin`]).
     pub fn start(
-        servers: Arc<dyn Servers>,
-        mode: CommunicatorMode,
+        servers: impl Into<Servers>,
+        mode: PushMode,
         options: CommunicatorOptions,
         rates: Rates,
     ) -> Result<Communicator> {
         options.check()?;
+        let servers = servers.into();
         let batches = Arc::<Batches>::default();
-        let look_ahead = LookAhead::start(Arc::clone(&servers), Arc::clone(&batches))?;
+        let look_ahead = LookAhead::start(servers.tables.clone(), Arc::clone(&batches))?;
         let start =
             |options: CommunicatorOptions, on_push: outbox::PushCallback| -> Result<Arc<Core>> {
                 Ok(Arc::new(Core {
-                    outbox: Outbox::start(Arc::clone(&servers), options, rates.clone(), on_push)?,
-                    servers: Arc::clone(&servers),
+                    outbox: Outbox::start(servers.clone(), options, rates.clone(), on_push)?,
+                    servers: servers.clone(),
                     rates: rates.clone(),
                     dense_count: Mutex::default(),
                     steps: AtomicU64::new(0),
@@ -237,23 +241,23 @@ impl Communicator {
         // gradients.
         let prompt = CommunicatorOptions { wait_count_max: 0, ..options };
         let (core, mode): (_, Box<dyn Mode>) = match mode {
-            CommunicatorMode::Sync => (start(prompt, None)?, Box::new(synchronous::Sync)),
-            CommunicatorMode::HalfAsync => (start(prompt, None)?, Box::new(half_async::HalfAsync)),
-            CommunicatorMode::Async => {
-                let newest = asynchronous::Async::start(Arc::clone(&servers), options)?;
+            PushMode::Sync => (start(prompt, None)?, Box::new(synchronous::Sync)),
+            PushMode::HalfAsync => (start(prompt, None)?, Box::new(half_async::HalfAsync)),
+            PushMode::Async => {
+                let newest = asynchronous::Async::start(servers.tables.clone(), options)?;
                 (start(options, newest.on_push())?, Box::new(newest))
             }
         };
         Ok(Communicator { mode, look_ahead, batches, core, reads: Mutex::default() })
     }
 
-    pub fn servers(&self) -> &Arc<dyn Servers> {
+    pub fn servers(&self) -> &Servers {
         &self.core.servers
     }
 
     /// Looks up the rows of ids.
     pub fn look_up(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
-        let servers = &self.core.servers;
+        let servers = &*self.core.servers.tables;
         if mode != PullMode::Train || ids.is_empty() || !rows.len().is_multiple_of(ids.len()) {
             return servers.pull_sparse(table, ids, rows, mode);
         }
@@ -265,7 +269,7 @@ impl Communicator {
             }
             None => {
                 let batch = self.batches.make(table, Arc::new(ids.to_vec()));
-                let pulled = self.batches.pull(&**servers, &batch, width)?;
+                let pulled = self.batches.pull(servers, &batch, width)?;
                 (batch, pulled)
             }
         };
@@ -284,15 +288,15 @@ impl Communicator {
 
     /// Hands over gradients of rows. Those of equal ids are summed here.
     pub fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
-        let servers = self.core.servers.tables();
-        let TableConfig::Sparse(config) = servers.table(table, &["sparse"])? else {
+        let job = self.core.servers.job();
+        let TableConfig::Sparse(config) = job.table(table, &["sparse"])? else {
             return Err(Error::internal("table is not sparse"));
         };
-        let batch = self.batches.of(table, push.ids);
+        let batch = self.batches.of(table, push.ids.as_slice());
         let extras = batch.merger.merge_extras(&push, config)?;
         let mut grads = self.core.outbox.memory();
         batch.merger.sum_rows_into(push.grads, config.push_width(), &mut grads)?;
-        let ids = batch.merger.ids().to_vec();
+        let ids = MergedIds::of(&batch.merger);
         let (shows, clicks, slots) =
             (owned(extras.shows), owned(extras.clicks), owned(extras.slots));
         self.core.outbox.put(table, Item::Sparse(Grads { ids, grads, shows, clicks, slots }))
@@ -339,26 +343,26 @@ impl Communicator {
         self.core.steps.store(steps, Relaxed);
         self.core.outbox.resume_at(steps, 0);
         let servers = &self.core.servers;
-        servers.begin_after(steps, steps)?;
+        servers.run.begin_run(steps, steps)?;
         // Each worker sets the rate: whichever pushes first, it is set. If the servers count steps,
         // a load has restored their count.
-        self.core.rates.begin(&**servers, steps)
+        self.core.rates.begin(&*servers.tables, steps)
     }
 
     /// Resumes after the steps that earlier processes of this worker completed. The next step must
     /// have the same data as before. Gradients that some servers have are sent only to the others.
-    pub fn go_on(&self, progress: &Progress) -> Result<()> {
+    pub fn resume(&self, progress: &Progress) -> Result<()> {
         self.core.steps.store(progress.complete, Relaxed);
         self.core.outbox.resume_at(progress.complete, progress.newest());
-        self.core.servers.go_on(progress)
+        self.core.servers.run.resume(progress)
     }
 
     /// Starts in a run that resumes from a save. The save has this worker's steps up to `complete`,
     /// and the others' up to `base`.
-    pub fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
+    pub fn begin_run(&self, base: u64, complete: u64) -> Result<()> {
         self.core.steps.store(complete, Relaxed);
         self.core.outbox.resume_at(complete, 0);
-        self.core.servers.begin_after(base, complete)
+        self.core.servers.run.begin_run(base, complete)
     }
 
     /// Waits until everything that was handed over is applied.

@@ -7,7 +7,10 @@ use crate::client::local::Local;
 use crate::client::{Client, Transport};
 use crate::request::{Message, Read, Request};
 use crate::server::Caller;
-use crate::{Arrival, Durability, JobTables, LocalServers, START_ROUNDS, ServerTables};
+use crate::{
+    Arrival, Barriers, Durability, JobTables, LocalServers, RunControl, START_ROUNDS, ServerTables,
+    TableAccess,
+};
 use fleet_base::disk::{Disk, SimDisk};
 use fleet_base::rng::Sequence;
 use std::path::Path;
@@ -71,13 +74,13 @@ fn worker(servers: &[Arc<ServerTables>], job: &JobTables, worker: usize, run: &R
     }
     let done = client.rounds(Arrival::Sent)?;
     if done > 0 {
-        client.take_over()?;
+        client.adopt()?;
     }
     let options = CommunicatorOptions::default();
     let communicator =
-        Communicator::start(client.clone(), CommunicatorMode::Sync, options, Rates::constant())?;
+        Communicator::start(client.clone(), PushMode::Sync, options, Rates::constant())?;
     if done > 0 {
-        communicator.go_on(&crate::Progress::of_steps(0, done))?;
+        communicator.resume(&crate::Progress::of_steps(0, done))?;
     }
     for step in done + 1..=STEP_COUNT {
         // Worker 1 has no rows in some steps.

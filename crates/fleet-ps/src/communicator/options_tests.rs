@@ -2,9 +2,8 @@
 
 use super::tests::{DENSE, SPARSE, job, workers};
 use super::*;
-use crate::{Arrival, JobTables, SaveFormat, SaveMode, Saved, TableStats};
+use crate::{Ids, JobTables, Step, TableAccess};
 use fleet_base::sync::{lock, wait_while};
-use std::path::Path;
 use std::sync::Condvar;
 use std::time::Instant;
 
@@ -27,7 +26,7 @@ type Condition = dyn Fn(&[RecordedRequest]) -> bool + Send + Sync;
 
 /// Servers in this process that record the requests, and that can delay their answers.
 struct Watched {
-    servers: Arc<dyn Servers>,
+    servers: Servers,
     requests: Mutex<Vec<RecordedRequest>>,
     changed: Condvar,
     /// A push continues when this holds for the recorded requests, its own included.
@@ -79,141 +78,76 @@ impl Watched {
     }
 }
 
-impl Servers for Watched {
+impl TableAccess for Watched {
     fn worker(&self) -> usize {
         self.servers.worker()
     }
 
-    fn tables(&self) -> &JobTables {
-        self.servers.tables()
+    fn job(&self) -> &JobTables {
+        self.servers.job()
     }
 
     fn pull_sparse(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
-        self.servers.pull_sparse(table, ids, rows, mode)
+        self.servers.tables.pull_sparse(table, ids, rows, mode)
     }
 
-    fn push_sparse_of(&self, step: u64, table: u32, push: Push<'_>) -> Result<()> {
+    fn push_sparse(&self, table: u32, step: Option<Step>, push: Push<'_>) -> Result<()> {
         self.record(RecordedRequest::PushRows);
         self.until("the condition of a push of rows", &self.may_continue)?;
-        self.servers.push_sparse_of(step, table, push)
+        self.servers.tables.push_sparse(table, step, push)
     }
 
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
         let name = std::thread::current().name().unwrap_or_default().to_string();
         self.record(RecordedRequest::PullNumbers(name));
-        self.servers.pull_dense(table, values)
+        self.servers.tables.pull_dense(table, values)
     }
 
-    fn push_dense_of(&self, step: u64, table: u32, grad: &[f32]) -> Result<()> {
+    fn push_dense(&self, table: u32, step: Option<Step>, grad: &[f32]) -> Result<()> {
         self.record(RecordedRequest::PushNumbers);
         self.until("the condition of a push of numbers", &self.may_continue)?;
-        self.servers.push_dense_of(step, table, grad)
+        self.servers.tables.push_dense(table, step, grad)
     }
 
     fn set_dense(&self, table: u32, values: &[f32]) -> Result<()> {
-        self.servers.set_dense(table, values)
+        self.servers.tables.set_dense(table, values)
     }
 
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
         self.record(RecordedRequest::Rate(scale));
-        self.servers.set_rate_scale(table, scale)
+        self.servers.tables.set_rate_scale(table, scale)
     }
 
-    fn push_geo_of(&self, step: u64, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
-        self.servers.push_geo_of(step, table, ids, differences)
+    fn push_geo(
+        &self,
+        table: u32,
+        step: Option<Step>,
+        ids: Ids<'_>,
+        differences: &[f32],
+    ) -> Result<()> {
+        self.servers.tables.push_geo(table, step, ids, differences)
     }
 
     fn pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)> {
-        self.servers.pull_geo(table)
+        self.servers.tables.pull_geo(table)
     }
 
-    fn push_steps_of(&self, step: u64, table: u32, steps: u32) -> Result<u64> {
-        self.record(RecordedRequest::Steps(steps));
-        self.servers.push_steps_of(step, table, steps)
+    fn push_steps(&self, table: u32, step: Option<Step>, count: u32) -> Result<u64> {
+        self.record(RecordedRequest::Steps(count));
+        self.servers.tables.push_steps(table, step, count)
     }
+}
 
-    fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
-        self.servers.begin_after(base, complete)
-    }
-
-    fn completed(&self, step: u64) {
-        self.servers.completed(step);
-    }
-
-    fn take_over(&self) -> Result<crate::Progress> {
-        self.servers.take_over()
-    }
-
-    fn go_on(&self, progress: &crate::Progress) -> Result<()> {
-        self.servers.go_on(progress)
-    }
-
-    fn settle(&self) -> Result<u64> {
-        self.servers.settle()
-    }
-
-    fn count_step(&self) {
-        self.servers.count_step();
-    }
-
-    fn workers(&self) -> Result<Vec<crate::WorkerSeen>> {
-        self.servers.workers()
-    }
-
-    fn arrive(&self, at: Arrival) -> Result<()> {
-        self.servers.arrive(at)
-    }
-
-    fn rounds(&self, at: Arrival) -> Result<u64> {
-        self.servers.rounds(at)
-    }
-
-    fn finish(&self) -> Result<bool> {
-        self.servers.finish()
-    }
-
-    fn stop(&self) -> Result<()> {
-        self.servers.stop()
-    }
-
-    fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64> {
-        self.servers.shrink(table, unseen_days)
-    }
-
-    fn clear(&self, table: u32) -> Result<u64> {
-        self.servers.clear(table)
-    }
-
-    fn save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved> {
-        self.servers.save(dir, mode, format)
-    }
-
-    fn save_table(
-        &self,
-        table: u32,
-        dir: &Path,
-        mode: SaveMode,
-        format: SaveFormat,
-    ) -> Result<Saved> {
-        self.servers.save_table(table, dir, mode, format)
-    }
-
-    fn load_table(&self, table: u32, dir: &Path) -> Result<u64> {
-        self.servers.load_table(table, dir)
-    }
-
-    fn load(&self, dir: &Path) -> Result<u64> {
-        self.servers.load(dir)
-    }
-
-    fn stats(&self, table: u32) -> Result<TableStats> {
-        self.servers.stats(table)
+impl From<Arc<Watched>> for Servers {
+    fn from(watched: Arc<Watched>) -> Servers {
+        let servers = watched.servers.clone();
+        Servers { tables: watched, ..servers }
     }
 }
 
 fn start(servers: &Arc<Watched>, options: CommunicatorOptions) -> Communicator {
     let rates = Rates::constant();
-    Communicator::start(servers.clone(), CommunicatorMode::Async, options, rates).unwrap()
+    Communicator::start(servers.clone(), PushMode::Async, options, rates).unwrap()
 }
 
 fn push_row(communicator: &Communicator) {
@@ -343,7 +277,7 @@ fn steps_are_reported_every_so_often() {
             report_every,
             tables: vec![(DENSE, Arc::new(|step| 1.0 / (1.0 + step as f64)))],
         };
-        let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
+        let (mode, options) = (PushMode::Async, CommunicatorOptions::default());
         rates.begin(&*servers, 0).unwrap();
         let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
         (0..7).for_each(|_| communicator.sent().unwrap());
@@ -360,7 +294,7 @@ fn steps_are_reported_every_so_often() {
 #[test]
 fn the_first_rate_is_that_of_the_steps_that_servers_have_counted() {
     let servers = Watched::new(|_| true);
-    servers.servers.push_steps(STEPS, 3).unwrap();
+    servers.servers.tables.push_steps(STEPS, None, 3).unwrap();
     let rates = Rates {
         steps_table: Some(STEPS),
         report_every: 10,
@@ -375,10 +309,10 @@ fn the_first_rate_is_that_of_the_steps_that_servers_have_counted() {
 fn every_worker_sets_the_rate_from_which_it_resumes() {
     for steps_table in [None, Some(STEPS)] {
         let servers = Watched::of_worker(1, |_| true);
-        servers.servers.push_steps(STEPS, 3).unwrap();
+        servers.servers.tables.push_steps(STEPS, None, 3).unwrap();
         let tables = vec![(DENSE, Arc::new(|step: u64| 1.0 / (1.0 + step as f64)) as RateOf)];
         let rates = Rates { steps_table, report_every: 10, tables };
-        let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
+        let (mode, options) = (PushMode::Async, CommunicatorOptions::default());
         let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
         communicator.set_steps_done(3).unwrap();
         assert_eq!(servers.count(&RecordedRequest::Rate(0.25)), 1);

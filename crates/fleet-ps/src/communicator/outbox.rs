@@ -4,7 +4,7 @@
 //! were queued.
 
 use super::{CommunicatorOptions, POLL_SPAN, Rates, spawn};
-use crate::{Push, Servers};
+use crate::{Ids, Merger, Push, Servers, Step, UniqueIds};
 use fleet_base::sync::{lock, wait, wait_for};
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
@@ -12,10 +12,38 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Gradients of rows, each id once.
-#[derive(Default)]
+/// Ids that were merged, and perhaps those of later steps after them.
+pub(super) struct MergedIds {
+    ids: Vec<u64>,
+    is_unique: bool,
+}
+
+impl MergedIds {
+    pub fn of(merger: &Merger) -> MergedIds {
+        MergedIds { ids: merger.ids().to_vec(), is_unique: true }
+    }
+
+    fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Adds the ids of another step, some of which may be known already.
+    fn extend(&mut self, more: MergedIds) {
+        self.ids.extend(more.ids);
+        self.is_unique = false;
+    }
+
+    fn as_ids(&self) -> Ids<'_> {
+        match self.is_unique {
+            true => Ids::Unique(UniqueIds::assume(&self.ids)),
+            false => Ids::Any(&self.ids),
+        }
+    }
+}
+
+/// Gradients of rows.
 pub(super) struct Grads {
-    pub ids: Vec<u64>,
+    pub ids: MergedIds,
     pub grads: Vec<f32>,
     /// One per id, or empty.
     pub shows: Vec<f32>,
@@ -69,7 +97,7 @@ pub(super) struct Outbox {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    servers: Arc<dyn Servers>,
+    servers: Servers,
     options: CommunicatorOptions,
     rates: Rates,
     on_push: PushCallback,
@@ -107,7 +135,7 @@ struct Queue {
 
 impl Outbox {
     pub fn start(
-        servers: Arc<dyn Servers>,
+        servers: Servers,
         options: CommunicatorOptions,
         rates: Rates,
         on_push: PushCallback,
@@ -200,7 +228,7 @@ impl Outbox {
     pub fn end_step(&self, step: u64) {
         let mut state = lock(&self.shared.state);
         state.made = step;
-        self.shared.servers.completed(state.complete());
+        self.shared.servers.run.completed(state.complete());
     }
 
     /// Starts to count after step `made`. An earlier process of this worker has sent some gradients
@@ -258,7 +286,7 @@ impl Shared {
             match outcome {
                 Ok(()) => {
                     state.queue(table).busy = None;
-                    self.servers.completed(state.complete());
+                    self.servers.run.completed(state.complete());
                 }
                 // The failed items stay in flight, so that no step from theirs on counts as
                 // complete.
@@ -304,11 +332,12 @@ impl Shared {
     /// Sends gradients of one table as one push; their memory goes to `spare`.
     fn send(
         &self,
-        newest_step: u64,
+        newest: u64,
         table: u32,
         items: Vec<Item>,
         spare: &mut Vec<Vec<f32>>,
     ) -> Result<()> {
+        let (servers, step) = (&*self.servers.tables, Step::new(newest));
         let mut sparse: Option<Grads> = None;
         let mut dense: Option<(Vec<f32>, u64, usize)> = None;
         let (mut steps, merged) = (0, items.iter().map(Item::gradient_count).sum::<usize>());
@@ -337,22 +366,22 @@ impl Shared {
             }
         }
         if let Some(grads) = sparse {
-            self.servers.push_sparse_of(newest_step, table, grads.as_push())?;
+            servers.push_sparse(table, step, grads.as_push())?;
             // The memory of many merged gradients is far larger than the next gradient needs.
             if merged == 1 {
                 spare.push(grads.grads);
             }
         }
         if let Some((grad, newest, count)) = dense {
-            self.servers.push_dense_of(newest_step, table, &grad)?;
+            servers.push_dense(table, step, &grad)?;
             spare.push(grad);
             if let Some(on_push) = &self.on_push {
                 on_push(table, newest, count)?;
             }
         }
         if steps > 0 {
-            let all = self.servers.push_steps_of(newest_step, table, steps)?;
-            self.rates.set(&*self.servers, all)?;
+            let all = servers.push_steps(table, step, steps)?;
+            self.rates.set(servers, all)?;
         }
         Ok(())
     }
@@ -449,7 +478,7 @@ impl Grads {
             shows: (!self.shows.is_empty()).then_some(self.shows.as_slice()),
             clicks: (!self.clicks.is_empty()).then_some(self.clicks.as_slice()),
             slots: (!self.slots.is_empty()).then_some(self.slots.as_slice()),
-            ..Push::new(&self.ids, &self.grads)
+            ..Push::new(self.ids.as_ids(), &self.grads)
         }
     }
 }

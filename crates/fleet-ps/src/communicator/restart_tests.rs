@@ -7,7 +7,7 @@ use crate::client::local::Local;
 use crate::client::{Client, Transport};
 use crate::request::Message;
 use crate::server::Caller;
-use crate::{Durability, JobTables, LocalServers, ServerTables};
+use crate::{Durability, JobTables, LocalServers, RunControl, ServerTables, TableAccess};
 use fleet_base::rng::Sequence;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
@@ -51,19 +51,19 @@ fn process(
     servers: &[Arc<ServerTables>],
     job: &JobTables,
     (number, requests): (u64, i64),
-    mode: CommunicatorMode,
+    mode: PushMode,
     options: CommunicatorOptions,
 ) -> Result<()> {
     let caller = Caller { worker: 0, client: number + 1 };
     let failing =
         FailingServers { local: Local::new(servers, caller), left: AtomicI64::new(requests) };
     let client = Arc::new(Client::over(job, 0, failing)?);
-    let before = if number > 0 { Some(client.take_over()?) } else { None };
+    let before = if number > 0 { Some(client.adopt()?) } else { None };
     let rates = Rates { steps_table: Some(STEPS), report_every: REPORT_EVERY, ..Rates::constant() };
     let communicator = Communicator::start(client, mode, options, rates)?;
     let mut done = 0;
     if let Some(progress) = &before {
-        communicator.go_on(progress)?;
+        communicator.resume(progress)?;
         done = progress.complete;
     }
     for step in done + 1..=STEP_COUNT {
@@ -77,7 +77,7 @@ fn process(
 
 fn check(servers: &[Arc<ServerTables>], context: &str) {
     let reader = LocalServers::new(servers, 0).unwrap();
-    reader.take_over().unwrap();
+    reader.adopt().unwrap();
     let mut want = std::collections::BTreeMap::<u64, f32>::new();
     let mut dense_want = [0.0; 3];
     for step in 1..=STEP_COUNT {
@@ -92,7 +92,7 @@ fn check(servers: &[Arc<ServerTables>], context: &str) {
     let mut dense = [0.0; 3];
     reader.pull_dense(DENSE, &mut dense).unwrap();
     assert_eq!(dense, dense_want, "{context}");
-    assert_eq!(reader.push_steps(STEPS, 0).unwrap(), STEP_COUNT, "{context}");
+    assert_eq!(reader.push_steps(STEPS, None, 0).unwrap(), STEP_COUNT, "{context}");
 }
 
 struct Folder(PathBuf);
@@ -117,8 +117,8 @@ fn every_batch_is_in_every_table_once() {
     for seed in 0..120u64 {
         let mut rng = Sequence::new(seed, 7);
         let mode = match seed % 2 {
-            0 => CommunicatorMode::Async,
-            _ => CommunicatorMode::HalfAsync,
+            0 => PushMode::Async,
+            _ => PushMode::HalfAsync,
         };
         let options = CommunicatorOptions {
             merge_count_max: 1 + rng.below(4) as usize,

@@ -13,9 +13,9 @@ impl Mode for Sync {
         core.outbox.drain()?;
         // All workers are at the same step, so one of them sets the rate for all.
         if core.servers.worker() == 0 {
-            core.rates.set(&*core.servers, core.steps.load(Relaxed))?;
+            core.rates.set(&*core.servers.tables, core.steps.load(Relaxed))?;
         }
-        core.servers.arrive(Arrival::Sent)
+        core.servers.barriers.arrive(Arrival::Sent)
     }
 
     fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64> {
@@ -24,7 +24,7 @@ impl Mode for Sync {
     }
 
     fn received(&self, core: &Core) -> Result<()> {
-        core.servers.arrive(Arrival::Received)
+        core.servers.barriers.arrive(Arrival::Received)
     }
 
     fn looks_ahead(&self) -> bool {

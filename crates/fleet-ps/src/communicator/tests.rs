@@ -25,16 +25,15 @@ pub(super) fn job(workers: usize, geo: bool) -> JobTables {
     JobTables { server_count: 2, worker_count: workers, sync: false, tables: vec![rows, dense] }
 }
 
-pub(super) fn workers(job: &JobTables) -> Vec<Arc<dyn Servers>> {
+pub(super) fn workers(job: &JobTables) -> Vec<Servers> {
     let servers = ServerTables::all(job).unwrap();
-    let worker =
-        |worker| -> Arc<dyn Servers> { Arc::new(LocalServers::new(&servers, worker).unwrap()) };
+    let worker = |worker| Arc::new(LocalServers::new(&servers, worker).unwrap()).into();
     (0..job.worker_count).map(worker).collect()
 }
 
 fn asynchronous(options: CommunicatorOptions) -> Communicator {
     let servers = workers(&job(1, false)).remove(0);
-    Communicator::start(servers, CommunicatorMode::Async, options, Rates::constant()).unwrap()
+    Communicator::start(servers, PushMode::Async, options, Rates::constant()).unwrap()
 }
 
 #[test]
@@ -96,7 +95,7 @@ fn equal_ids_are_one_before_they_are_sent() {
     let job = JobTables { tables: vec![TableConfig::Sparse(config.clone())], ..job(1, false) };
     let (through, direct) = (workers(&job).remove(0), workers(&job).remove(0));
     let options = CommunicatorOptions::default();
-    let (mode, rates) = (CommunicatorMode::HalfAsync, Rates::constant());
+    let (mode, rates) = (PushMode::HalfAsync, Rates::constant());
     let communicator = Communicator::start(through, mode, options, rates).unwrap();
     let (pulled, pushed) = (config.pull_width(), config.push_width());
     for step in 0..12u64 {
@@ -104,13 +103,13 @@ fn equal_ids_are_one_before_they_are_sent() {
         let grads: Vec<f32> = (0..20 * pushed).map(|at| (at % 7) as f32 * 0.1 - 0.2).collect();
         let mut rows = [vec![0.0; 20 * pulled], vec![0.0; 20 * pulled]];
         communicator.look_up(SPARSE, &ids, &mut rows[0], PullMode::Train).unwrap();
-        direct.pull_sparse(SPARSE, &ids, &mut rows[1], PullMode::Train).unwrap();
+        direct.tables.pull_sparse(SPARSE, &ids, &mut rows[1], PullMode::Train).unwrap();
         assert_eq!(rows[0], rows[1], "step {step}");
         let clicks = vec![step as f32 / 12.0; 20];
         let push = Push { clicks: Some(&clicks), ..Push::new(&ids, &grads) };
         communicator.push_sparse(SPARSE, push).unwrap();
         communicator.sent().unwrap();
-        direct.push_sparse(SPARSE, push).unwrap();
+        direct.tables.push_sparse(SPARSE, None, push).unwrap();
     }
 }
 
@@ -160,12 +159,8 @@ fn senseless_knobs_are_refused() {
         (CommunicatorOptions { merge_count_max: 0, ..Default::default() }, "max_merge_var_num"),
         (CommunicatorOptions { thread_count: 1000, ..Default::default() }, "thread_pool_size"),
     ] {
-        let started = Communicator::start(
-            servers.clone(),
-            CommunicatorMode::Async,
-            options,
-            Rates::constant(),
-        );
+        let started =
+            Communicator::start(servers.clone(), PushMode::Async, options, Rates::constant());
         let Err(error) = started else { panic!("{name} is taken") };
         assert!(error.to_string().contains(name), "{error}");
     }
@@ -231,6 +226,6 @@ fn geo_follows_its_formulas() {
     again.step(SPARSE, &mut [&mut rows], Some(1)).unwrap();
     assert_eq!(rows, [10.0, 28.0, 32.0]);
     let mut there = [0.0; 3];
-    all[0].pull_sparse(SPARSE, &[0, 1, 2], &mut there, PullMode::Infer).unwrap();
+    all[0].tables.pull_sparse(SPARSE, &[0, 1, 2], &mut there, PullMode::Infer).unwrap();
     assert_eq!(there, [10.0, 28.0, 31.0], "half of what it changed, once");
 }

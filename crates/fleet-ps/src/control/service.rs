@@ -5,7 +5,7 @@ use super::message::{
     LOAD, LoadAnswer, LoadRequest, SAVE, SERVICE, SHRINK, STATISTICS, SaveAnswer, SaveRequest,
     ShrinkAnswer, ShrinkRequest, StatisticsAnswer, StatisticsRequest,
 };
-use crate::{RemoteOptions, RemoteServers, SaveFormat, SaveMode, ServerTables, Servers};
+use crate::{RemoteOptions, RemoteServers, SaveFormat, SaveMode, ServerTables, TableAdmin, Tables};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::{Abort, Log, Token};
 use std::convert::Infallible;
@@ -144,14 +144,15 @@ impl ControlService {
         };
         let what = format!("save ({mode:?}, {format:?}) into {}", request.folder);
         let folder = folder(&request.folder)?;
-        let saved = self.for_all(&what, |servers| servers.save(folder, mode, format))?;
+        let saved =
+            self.for_all(&what, |servers| servers.save(Tables::All, folder, mode, format))?;
         Ok(SaveAnswer { rows: saved.row_count, bytes: saved.bytes })
     }
 
     fn load(&self, request: LoadRequest) -> Result<LoadAnswer> {
         let folder = folder(&request.folder)?;
         let what = format!("load {}", request.folder);
-        let rows = self.for_all(&what, |servers| servers.load(folder))?;
+        let rows = self.for_all(&what, |servers| servers.load(Tables::All, folder))?;
         Ok(LoadAnswer { rows })
     }
 
@@ -167,7 +168,7 @@ impl ControlService {
     }
 
     /// Runs work on all servers of the job, over frames, as workers do.
-    fn for_all<R>(&self, what: &str, work: impl FnOnce(&dyn Servers) -> Result<R>) -> Result<R> {
+    fn for_all<R>(&self, what: &str, work: impl FnOnce(&dyn TableAdmin) -> Result<R>) -> Result<R> {
         let Served { tables, addresses } = self.served()?;
         if tables.server() != 0 {
             // Simultaneous work from two servers would conflict.

@@ -7,8 +7,8 @@
 //! worker last read, and applies a push as `g + g² (now - read)`. That is the gradient at the
 //! present parameters if the curvature along each parameter is the square of its gradient.
 
-use crate::rule::{How, Row};
-use crate::{NonFinite, Rule, TableStats};
+use crate::row_rule::{How, Row, init_state, state_len, update};
+use crate::{NonFinite, Rule, TableStats, finite};
 use fleet_base::{Error, Result};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -94,10 +94,10 @@ pub(crate) struct StateShape {
 impl DenseImage {
     /// Returns `len` parameters as they are before the first push.
     pub fn empty(rule: &Rule, len: usize) -> DenseImage {
-        let blocks = rule.state_len(2) - rule.state_len(1);
-        let shape = StateShape { blocks, shared: rule.state_len(1) - blocks };
-        let mut state = vec![0.0; rule.state_len(len)];
-        rule.init_state(len, &mut state);
+        let blocks = state_len(rule, 2) - state_len(rule, 1);
+        let shape = StateShape { blocks, shared: state_len(rule, 1) - blocks };
+        let mut state = vec![0.0; state_len(rule, len)];
+        init_state(rule, len, &mut state);
         DenseImage { values: vec![0.0; len], state, shape }
     }
 }
@@ -135,8 +135,8 @@ impl DenseTable {
             .rule
             .check()
             .map_err(|error| error.at(format!("dense table {}", config.table_id)))?;
-        let mut state = vec![0.0; config.rule.state_len(config.len)];
-        config.rule.init_state(config.len, &mut state);
+        let mut state = vec![0.0; state_len(&config.rule, config.len)];
+        init_state(&config.rule, config.len, &mut state);
         let sum =
             if config.update == Update::Deferred { vec![0.0; config.len] } else { Vec::new() };
         let inner = Inner {
@@ -226,7 +226,7 @@ impl DenseTable {
     pub fn push_by(&self, worker: usize, grad: &[f32]) -> Result<()> {
         self.check_len("grad", grad.len())?;
         let name = |at: usize| format!("element {at}");
-        let screened = self.config.non_finite.screen(grad, name);
+        let screened = finite::screen(self.config.non_finite, grad, name);
         let mut inner = self.lock();
         let (grad, bad) = screened.map_err(|error| {
             inner.non_finite += grad.iter().filter(|value| !value.is_finite()).count() as u64;
@@ -278,7 +278,7 @@ impl DenseTable {
         let mut inner = self.lock();
         inner.values.fill(0.0);
         inner.state.fill(0.0);
-        self.config.rule.init_state(self.config.len, &mut inner.state);
+        init_state(&self.config.rule, self.config.len, &mut inner.state);
         inner.sum.fill(0.0);
         (inner.push_count, inner.is_loaded) = (0, false);
         inner.read.iter_mut().for_each(Vec::clear);
@@ -414,7 +414,7 @@ impl Inner {
         };
         let how = How { rate_scale: self.rate_scale, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
         // SAFETY: values and gradient have one length, and the state has the rule's length for it.
-        unsafe { rule.update(&[row], self.values.len(), how) };
+        unsafe { update(rule, &[row], self.values.len(), how) };
     }
 }
 

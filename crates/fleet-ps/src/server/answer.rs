@@ -6,7 +6,9 @@ use crate::message::{bytes_of, fill_f32s};
 use crate::progress;
 use crate::request::{Change, Read, Stamp};
 use crate::save::job;
-use crate::{Arrival, DenseTable, GeoTable, Push, START_ROUNDS, SparseTable, TableStats};
+use crate::{
+    Arrival, DenseTable, GeoTable, Push, START_ROUNDS, SparseTable, TableStats, UniqueIds,
+};
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_net::Log;
@@ -93,6 +95,7 @@ impl ServerTables {
         match request {
             Change::PushSparse { table, ids, grads, shows, clicks, slots } => {
                 let (shows, clicks) = (shows.as_deref(), clicks.as_deref());
+                let ids = UniqueIds::assume(ids).into();
                 let push = Push { ids, grads, shows, clicks, slots: slots.as_deref() };
                 self.push_sparse(caller, stamp, *table, push)
             }
@@ -108,7 +111,7 @@ impl ServerTables {
                 Table::Geo(_) | Table::GlobalStep(_) => wrong(*table),
             },
             Change::PushGeo { table, ids, differences } => {
-                self.geo(*table)?.push(caller.worker, ids, differences)
+                self.geo(*table)?.push(caller.worker, UniqueIds::assume(ids), differences)
             }
             Change::PullGeo { table } => {
                 let (ids, rows) = self.geo(*table)?.pull_changed(caller.worker)?;
@@ -349,7 +352,7 @@ impl ServerTables {
     /// Checks that a client has the same job: its text must equal that of this server's
     /// [`JobTables`].
     fn compare(&self, theirs: &str) -> Result<()> {
-        let ours = self.job.text();
+        let ours = job_text::text(&self.job);
         let Some(difference) = job_text::difference(&ours, theirs) else { return Ok(()) };
         let error = Error::invalid("the worker's tables differ from this server's")
             .expected(difference.expected)

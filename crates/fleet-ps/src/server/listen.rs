@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 ///
 /// ```
 /// use fleet_net::{Log, Token, calls::CallOptions};
-/// use fleet_ps::{JobTables, RemoteOptions, RemoteServers, ServerTables, Servers, TableServer};
+/// use fleet_ps::{JobTables, RemoteOptions, RemoteServers, ServerTables, Barriers, TableServer};
 /// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![] };
 /// let token = Token::generate()?;
 /// let tables = ServerTables::all(&job)?.remove(0);

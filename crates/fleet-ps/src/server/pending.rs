@@ -1,6 +1,6 @@
 //! Sparse pushes of a synchronous job, held until all workers have sent theirs.
 
-use crate::{Accessor, Push, SparseTable};
+use crate::{Accessor, Ids, Push, SparseTable};
 use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ impl Pending {
         self.pushes.push(HeldPush {
             worker: worker as u64,
             seq,
-            ids: push.ids.to_vec(),
+            ids: push.ids.as_slice().to_vec(),
             grads: grads.to_vec(),
             shows: push.shows.map(<[f32]>::to_vec),
             clicks: push.clicks.map(<[f32]>::to_vec),
@@ -96,7 +96,7 @@ impl HeldPush {
 
     fn apply(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
         let push = Push {
-            ids: &self.ids,
+            ids: Ids::Any(&self.ids),
             grads: &[],
             shows: self.shows.as_deref(),
             clicks: self.clicks.as_deref(),

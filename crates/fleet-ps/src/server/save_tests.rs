@@ -5,8 +5,8 @@ use super::{Caller, ServerTables};
 use crate::client::tests::{DENSE, SPARSE};
 use crate::save::job;
 use crate::{
-    Entry, JobTables, LocalServers, NonFinite, PullMode, Push, Rule, SaveFormat, SaveMode, Servers,
-    SparseConfig, TableConfig, rule,
+    Entry, JobTables, LocalServers, NonFinite, PullMode, Push, Rule, SaveFormat, SaveMode,
+    SparseConfig, TableAccess, TableConfig, rule,
 };
 use fleet_base::disk::{Call, Disk, Fault, SimDisk, read_file};
 use fleet_base::rng::Sequence;
@@ -47,9 +47,9 @@ fn trained(disk: &SimDisk, steps: u64) -> Vec<Arc<ServerTables>> {
     let servers = servers(disk);
     let worker = LocalServers::new(&servers, 0).unwrap();
     for step in 1..=steps {
-        worker.push_dense(DENSE, &[step as f32, -1.0, 0.5, 2.0, 1.0 / step as f32]).unwrap();
+        worker.push_dense(DENSE, None, &[step as f32, -1.0, 0.5, 2.0, 1.0 / step as f32]).unwrap();
         let grads: Vec<f32> = (0..12).map(|at| (step * 7 + at) as f32 * 0.1).collect();
-        worker.push_sparse(SPARSE, Push::new(&IDS, &grads)).unwrap();
+        worker.push_sparse(SPARSE, None, Push::new(&IDS, &grads)).unwrap();
     }
     servers
 }

@@ -1,7 +1,8 @@
 //! Layout of a row. All numbers are 32 bits wide.
 
-use super::config::{Accessor, CtrAccessor, SparseConfig};
-use crate::init::RowSeed;
+use crate::init::{self, RowSeed};
+use crate::row_rule::{init_state, state_len};
+use crate::{Accessor, SparseConfig};
 
 /// Offsets in a row of floats.
 pub(crate) struct Layout {
@@ -29,11 +30,11 @@ pub(crate) const SLOT_MAX: u32 = HAS_EMBEDX - 1;
 
 impl Layout {
     pub fn new(config: &SparseConfig) -> Layout {
-        let rest = config.dim + config.rule.state_len(config.dim);
+        let rest = config.dim + state_len(&config.rule, config.dim);
         match &config.accessor {
             Accessor::Plain => Layout { stride: rest, kind: Kind::Plain },
             Accessor::Ctr(ctr) => {
-                let embedx = EMBED + 1 + ctr.embed_rule.state_len(1);
+                let embedx = EMBED + 1 + state_len(&ctr.embed_rule, 1);
                 Layout { stride: embedx + rest, kind: Kind::Ctr { embedx } }
             }
         }
@@ -45,14 +46,14 @@ impl Layout {
             (Kind::Ctr { embedx }, Accessor::Ctr(ctr)) => {
                 row[..EMBED].fill(0.0);
                 // Column 0 is the weight; the embedding follows.
-                ctr.embed_initializer.fill(seed, 0, &mut row[EMBED..EMBED + 1]);
-                ctr.embed_rule.init_state(1, &mut row[EMBED + 1..*embedx]);
+                init::fill(ctr.embed_initializer, seed, 0, &mut row[EMBED..EMBED + 1]);
+                init_state(&ctr.embed_rule, 1, &mut row[EMBED + 1..*embedx]);
                 row[*embedx..].fill(0.0);
             }
             _ => {
                 let (weights, state) = row.split_at_mut(config.dim);
-                config.initializer.fill(seed, 0, weights);
-                config.rule.init_state(config.dim, state);
+                init::fill(config.initializer, seed, 0, weights);
+                init_state(&config.rule, config.dim, state);
             }
         }
     }
@@ -61,8 +62,8 @@ impl Layout {
 /// Writes the embedding part of a click row, `[weights | state]`, before its first push.
 pub(crate) fn init_embedx(config: &SparseConfig, seed: RowSeed, part: &mut [f32]) {
     let (weights, state) = part.split_at_mut(config.dim);
-    config.initializer.fill(seed, 1, weights);
-    config.rule.init_state(config.dim, state);
+    init::fill(config.initializer, seed, 1, weights);
+    init_state(&config.rule, config.dim, state);
 }
 
 pub(crate) fn has_embedx(slot: f32) -> bool {
@@ -75,10 +76,4 @@ pub(crate) fn slot_number(slot: f32) -> u32 {
 
 pub(crate) fn slot_word(number: u32, has_embedx: bool) -> f32 {
     f32::from_bits(number & SLOT_MAX | if has_embedx { HAS_EMBEDX } else { 0 })
-}
-
-impl CtrAccessor {
-    pub(crate) fn score(&self, show: f32, click: f32) -> f32 {
-        (show - click) * self.nonclk_coeff + click * self.click_coeff
-    }
 }

@@ -11,7 +11,6 @@
 //! adds about 25 ns. `cargo xtask bench ps` measures it.
 
 mod arena;
-mod config;
 mod group;
 mod index;
 pub(crate) mod layout;
@@ -24,13 +23,12 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Accessor, CtrAccessor, SparseConfig};
 pub use pull::PullMode;
 pub(crate) use snapshot::Taken;
 pub use snapshot::{Record, SaveMode, Snapshot};
 
-use crate::rule::How;
-use crate::{HashKey, Merger, TableStats};
+use crate::row_rule::How;
+use crate::{HashKey, Merger, Push, SparseConfig, TableStats, UniqueIds, finite};
 use arena::Arena;
 use fleet_base::{Error, Result};
 use group::Groups;
@@ -98,26 +96,6 @@ struct Counters {
 struct Scratch {
     groups: Groups,
     merger: Merger,
-}
-
-/// Gradients by id. An id that repeats is updated once, by the sum.
-#[derive(Clone, Copy, Debug)]
-pub struct Push<'a> {
-    pub ids: &'a [u64],
-    /// `push_width` numbers per id.
-    pub grads: &'a [f32],
-    /// How often each id was shown; 1 each if not given.
-    pub shows: Option<&'a [f32]>,
-    /// How often each id was clicked; 0 each if not given.
-    pub clicks: Option<&'a [f32]>,
-    /// The slot (the field of the data) of each id, which click rows remember.
-    pub slots: Option<&'a [u32]>,
-}
-
-impl<'a> Push<'a> {
-    pub fn new(ids: &'a [u64], grads: &'a [f32]) -> Push<'a> {
-        Push { ids, grads, shows: None, clicks: None, slots: None }
-    }
 }
 
 /// Limit on the ids of one call: positions have 32 bits, and such a batch should be split anyway.
@@ -231,23 +209,19 @@ impl SparseTable {
     pub(crate) fn push_screened(&self, push: Push<'_>, grads: &[f32]) -> Result<()> {
         let mut scratch = self.scratch();
         let Scratch { groups, merger } = &mut scratch;
-        merger.merge(push.ids);
-        let mut apply = || {
-            let width = self.push_width();
-            let (grads, extras) =
-                (merger.merged(grads, width)?, merger.merge_extras(&push, self.config())?);
+        let unique = merger.unique_push(Push { grads, ..push }, self.config());
+        let result = unique.and_then(|unique| {
             let batch = Batch {
-                grads: &grads,
-                width,
-                shows: extras.shows.as_deref(),
-                clicks: extras.clicks.as_deref(),
-                slots: extras.slots.as_deref(),
+                grads: &unique.grads,
+                width: self.push_width(),
+                shows: unique.extras.shows.as_deref(),
+                clicks: unique.extras.clicks.as_deref(),
+                slots: unique.extras.slots.as_deref(),
             };
-            self.push_unique(groups, merger.ids(), batch)
-        };
-        let result = apply();
+            self.push_unique(groups, unique.ids, batch)
+        });
         self.recycle(scratch);
-        self.counters.pushed.fetch_add(push.ids.len() as u64, Relaxed);
+        self.counters.pushed.fetch_add(push.ids.as_slice().len() as u64, Relaxed);
         result
     }
 
@@ -255,12 +229,9 @@ impl SparseTable {
     pub(crate) fn screen<'a>(&self, push: &Push<'a>) -> Result<Cow<'a, [f32]>> {
         let width = self.push_width();
         self.check_push(push, width)?;
-        let name = |at: usize| format!("id {}, column {}", push.ids[at / width], at % width);
-        let (grads, bad) = self
-            .core
-            .config
-            .non_finite
-            .screen(push.grads, name)
+        let ids = push.ids.as_slice();
+        let name = |at: usize| format!("id {}, column {}", ids[at / width], at % width);
+        let (grads, bad) = finite::screen(self.core.config.non_finite, push.grads, name)
             .inspect_err(|_| {
                 let bad = push.grads.iter().filter(|value| !value.is_finite()).count();
                 self.counters.non_finite.fetch_add(bad as u64, Relaxed);
@@ -270,13 +241,13 @@ impl SparseTable {
         Ok(grads)
     }
 
-    fn push_unique(&self, groups: &mut Groups, ids: &[u64], batch: Batch<'_>) -> Result<()> {
+    fn push_unique(&self, groups: &mut Groups, ids: UniqueIds<'_>, batch: Batch<'_>) -> Result<()> {
         let gate = self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let how = How {
             rate_scale: f32::from_bits(self.rate_scale.load(Relaxed)),
             bounds: self.core.config.weight_bounds.unwrap_or([f32::NEG_INFINITY, f32::INFINITY]),
         };
-        groups.sort(ids, self.shards.len());
+        groups.sort(&ids, self.shards.len());
         let (mut refused, mut dropped) = (Refused::default(), 0);
         self.each_group(groups, |shard, group| {
             dropped += shard.push(&self.core, how, gate.as_ref(), group, batch, &mut refused);
@@ -334,7 +305,7 @@ impl SparseTable {
     }
 
     fn check_push(&self, push: &Push<'_>, width: usize) -> Result<()> {
-        let count = push.ids.len();
+        let count = push.ids.as_slice().len();
         self.check_len("grads", push.grads.len(), count, width)?;
         for (what, len) in [
             ("shows", push.shows.map(<[f32]>::len)),

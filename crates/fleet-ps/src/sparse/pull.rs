@@ -7,7 +7,7 @@ use super::index::Ahead;
 use super::layout::{CLICK, EMBED, Kind, SHOW, SLOT, has_embedx};
 use super::shard::Shard;
 use super::{Core, prefetch_row};
-use crate::sparse::config::Accessor;
+use crate::Accessor;
 use fleet_base::Result;
 use std::ptr::NonNull;
 

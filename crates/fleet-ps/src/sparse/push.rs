@@ -2,7 +2,6 @@
 //!
 //! Ids are found as in a pull, one after another; the rule is called once per block of them.
 
-use super::config::{Accessor, CtrAccessor};
 use super::index::Ahead;
 use super::layout::{
     CLICK, DELTA, EMBED, Kind, SHOW, SLOT, has_embedx, init_embedx, slot_number, slot_word,
@@ -11,7 +10,8 @@ use super::pull::Refused;
 use super::shard::{Found, Shard};
 use super::snapshot::Capture;
 use super::{Core, prefetch_row};
-use crate::rule::{How, Row};
+use crate::row_rule::{How, Row, update};
+use crate::{Accessor, CtrAccessor};
 use std::ptr::NonNull;
 
 /// Updates that a rule gets at once. The rows of the next block are fetched meanwhile.
@@ -117,8 +117,8 @@ impl Core {
                 shows: batch.shows.map_or(1.0, |shows| shows[position]),
             };
         }
-        // SAFETY: rows are `dim + state_len` floats under the lock of their shard; ids are unique.
-        unsafe { self.config.rule.update(&rows[..updates.len()], dim, how) };
+        // SAFETY: rows are `dim + state_len` floats under the lock of their shard.
+        unsafe { update(&self.config.rule, &rows[..updates.len()], dim, how) };
     }
 
     fn apply_ctr(
@@ -164,10 +164,10 @@ impl Core {
             }
         }
         let embed_how = How { bounds: ctr.embed_bounds.unwrap_or(how.bounds), ..how };
-        // SAFETY: parts are inside rows under the lock of their shard; ids are unique.
+        // SAFETY: parts are inside rows under the lock of their shard.
         unsafe {
-            ctr.embed_rule.update(&embeds[..updates.len()], 1, embed_how);
-            self.config.rule.update(&embedxs[..embedx_count], self.config.dim, how);
+            update(&ctr.embed_rule, &embeds[..updates.len()], 1, embed_how);
+            update(&self.config.rule, &embedxs[..embedx_count], self.config.dim, how);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Deletion of rows that are no longer used.
 
 use super::SparseTable;
-use super::config::Accessor;
 use super::layout::{CLICK, SHOW};
+use crate::Accessor;
 use fleet_base::Result;
 use fleet_base::sync::lock;
 use std::sync::atomic::Ordering::Relaxed;

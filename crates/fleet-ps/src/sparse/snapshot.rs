@@ -8,11 +8,11 @@
 
 use super::Core;
 use super::SparseTable;
-use super::config::Accessor;
 use super::group::shard_of;
 use super::index::Entry;
 use super::layout::{CLICK, DELTA, Kind, SHOW};
 use super::shard::Shard;
+use crate::Accessor;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::rule::{self, Rule};
+use crate::{Accessor, CtrAccessor};
 use crate::{Entry, Initializer, NonFinite};
 use fleet_base::ErrorKind;
 use fleet_base::rng::Sequence;

@@ -53,8 +53,10 @@ pub const FILE_BYTES_MAX: usize = 16 << 20;
 pub struct Inspection {
     /// The readable part of the strategy.
     pub strategy: DistributedStrategy,
-    /// All problems (syntax, fields, meaning), sorted by position.
+    /// All problems, sorted by position.
     pub problems: Vec<Problem>,
+    /// Position of the last assignment to each path.
+    places: BTreeMap<String, Place>,
 }
 
 impl DistributedStrategy {
@@ -152,16 +154,21 @@ impl DistributedStrategy {
         let bytes = read_file(path)?;
         Ok(self.merge_form(&bytes, form, Some(path))?.0)
     }
+}
 
-    /// Returns all problems of a file, and the readable part of its strategy. An error means that
-    /// the file cannot be parsed at all.
-    pub fn inspect(bytes: &[u8], form: StrategyForm) -> Result<Inspection> {
+impl Inspection {
+    /// Reads a file, with the problems of its syntax and its fields. An error means that the file
+    /// cannot be parsed at all.
+    pub fn read(bytes: &[u8], form: StrategyForm) -> Result<Inspection> {
         let mut strategy = DistributedStrategy::new();
-        let FillResult { mut problems, places, .. } = fill(&mut strategy, bytes, form)?;
-        let found = strategy.check();
-        problems.extend(found.into_iter().map(|problem| placed(problem, &places)));
-        problems.sort_by_key(|problem| problem.place);
-        Ok(Inspection { strategy, problems })
+        let FillResult { problems, places, .. } = fill(&mut strategy, bytes, form)?;
+        Ok(Inspection { strategy, problems, places })
+    }
+
+    /// Adds problems of the strategy, with the positions of their fields.
+    pub fn add(&mut self, problems: Vec<Problem>) {
+        self.problems.extend(problems.into_iter().map(|problem| placed(problem, &self.places)));
+        self.problems.sort_by_key(|problem| problem.place);
     }
 }
 

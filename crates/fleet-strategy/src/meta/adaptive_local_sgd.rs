@@ -6,8 +6,9 @@
 //! the more often ranks average.
 
 use super::local_sgd::{State, average, cannot_train_alone, take_snapshots};
-use super::{Applies, Facts, Job, Kind, Strategy, conditional};
-use crate::DistributedStrategy;
+use super::{Applies, Conflict, Facts, Kind, Strategy, StrategyId};
+use crate::effective::Effective;
+use crate::job::Job;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpRole, VarId};
 use fleet_ops::Emit;
@@ -19,10 +20,6 @@ const K_STEPS_MAX: f64 = 16.0;
 pub struct AdaptiveLocalSgd;
 
 impl Strategy for AdaptiveLocalSgd {
-    fn name(&self) -> &'static str {
-        "AdaptiveLocalSGD"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Changes
     }
@@ -31,13 +28,21 @@ impl Strategy for AdaptiveLocalSgd {
         "adaptive_localsgd"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.adaptive_localsgd()
+    fn conflicts(&self) -> &'static [Conflict] {
+        &[
+            (StrategyId::LocalSgd, "both set when workers average"),
+            (StrategyId::GradientMerge, "both set the steps in which ranks communicate"),
+            (StrategyId::Dgc, "ranks that train alone send no gradients"),
+        ]
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
-        let configs = facts.strategy.adaptive_localsgd_configs();
-        cannot_train_alone(facts, "adaptive_localsgd").unwrap_or_else(|| {
+    fn trains_alone(&self) -> bool {
+        true
+    }
+
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        let configs = strategy.adaptive_localsgd_configs();
+        cannot_train_alone(facts, self.switch()).unwrap_or_else(|| {
             Applies::Yes(format!(
                 "parameters are averaged, at first every {} steps, then at an interval that \
                  depends on the loss",
@@ -94,7 +99,7 @@ fn remember_first(
     let call = emit.named_op("equal")?.input("X", state.counter).input("Y", one);
     let first = call.one("Out")?;
     emit.append();
-    let block = conditional(job, first)?;
+    let block = job.conditional(first)?;
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
     emit.block = block;
     emit.named_op("assign")?.input("X", loss).output("Out", first_loss).done()?;

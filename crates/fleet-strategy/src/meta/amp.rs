@@ -13,22 +13,21 @@
 //! bfloat16 (`use_pure_bf16`) has the range of 32-bit floats, so the loss is not scaled. Regions
 //! (`fp16_guard`) have an effect in the pure modes only, as documented.
 
-use super::fp16_allreduce::append;
-use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
-use crate::{AmpConfig, DistributedStrategy};
+use super::{Applies, Facts, Kind, Strategy};
+use crate::effective::Effective;
+use crate::job::{Encoded, Job};
+use crate::problem::Problem;
+use crate::schema::AmpConfig;
+use fleet_base::text::did_you_mean;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_ops::{AmpClass, Emit, Meta, Registry};
 use fleet_tensor::{DType, Shape};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 pub struct Amp;
 
 impl Strategy for Amp {
-    fn name(&self) -> &'static str {
-        "AMP"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Changes
     }
@@ -37,32 +36,38 @@ impl Strategy for Amp {
         "amp"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.amp()
+    fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+        let configs = strategy.amp_configs();
+        check_lists(configs, problems);
+        if configs.use_pure_fp16() && configs.use_pure_bf16() {
+            let (one, other) = ("amp_configs.use_pure_fp16", "amp_configs.use_pure_bf16");
+            let problem = Problem::error(other, format!("conflicts with {one}"))
+                .why("parameters have a single type")
+                .help(format!("choose {one} or {other}"));
+            problems.push(problem);
+        }
+        if strategy.amp() && configs.use_optimizer_fp16() {
+            let problem = Problem::error("amp_configs.use_optimizer_fp16", "is not supported")
+                .why("parameters and optimizer state stay 32-bit")
+                .help("remove it");
+            problems.push(problem);
+        }
+        if !configs.use_dynamic_loss_scaling() {
+            check_constant_scale(configs, problems);
+        }
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
-        let configs = facts.strategy.amp_configs();
-        let both =
-            configs.custom_white_list.iter().find(|name| configs.custom_black_list.contains(name));
-        if let Some(name) = both {
-            return Applies::Refused(
-                "amp_configs.custom_white_list".into(),
-                format!("'{name}' is in both custom_white_list and custom_black_list"),
-            );
-        }
+    fn unmatched(&self, strategy: &Effective<'_>, program: &Program, problems: &mut Vec<Problem>) {
+        unmatched(strategy.amp_configs(), program, problems);
+    }
+
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        let configs = strategy.amp_configs();
         let branches = |op: &fleet_ir::Op| op.role.is_forward() && op.sub_block().is_some();
         if facts.program.root_ops().any(|(_, op)| branches(op)) {
             return Applies::Refused(
                 self.switch().into(),
                 "amp does not support the branches of a cond".into(),
-            );
-        }
-        if configs.use_optimizer_fp16() {
-            return Applies::Refused(
-                "amp_configs.use_optimizer_fp16".into(),
-                "use_optimizer_fp16 is not supported: parameters and optimizer state stay 32-bit"
-                    .into(),
             );
         }
         // The default is true, so only an explicit true counts as a request.
@@ -73,12 +78,6 @@ impl Strategy for Amp {
                 "use_fp16_guard is set, but no op is under fp16_guard(): nothing would compute in \
                  16 bits; without use_fp16_guard, all supported ops do"
                     .into(),
-            );
-        }
-        if configs.use_pure_fp16() && configs.use_pure_bf16() {
-            return Applies::Refused(
-                "amp_configs.use_pure_bf16".into(),
-                "use_pure_fp16 conflicts with use_pure_bf16".into(),
             );
         }
         let scaling = match (configs.use_pure_bf16(), configs.use_dynamic_loss_scaling()) {
@@ -116,7 +115,7 @@ impl Strategy for Amp {
     }
 
     fn encode(&self, job: &mut Job<'_>) -> Result<()> {
-        if job.ranks.count == 1 || !job.has("RawProgram") || job.block != Program::ROOT {
+        if job.ranks.count == 1 || job.block != Program::ROOT {
             return Ok(());
         }
         let mut removed = Vec::new();
@@ -137,7 +136,7 @@ impl Strategy for Amp {
             let mut emit = job.emit(OpRole::OPTIMIZE);
             let call = emit.named_op("cast")?.input("X", half).output("Out", original);
             let op = call.attr("out_dtype", DType::F32).done()?;
-            append(job, op);
+            job.append(op);
             job.grads[index].1 = original;
         }
         Ok(())
@@ -186,6 +185,64 @@ impl Strategy for Amp {
         emit.append();
         job.skip_update = Some(found);
         Ok(())
+    }
+}
+
+/// Reports op kinds that both lists name.
+fn check_lists(configs: &AmpConfig, problems: &mut Vec<Problem>) {
+    for (index, name) in configs.custom_black_list.iter().enumerate() {
+        if configs.custom_white_list.contains(name) {
+            let path = format!("amp_configs.custom_black_list[{index}]");
+            let message = format!("'{name}' is in both custom_white_list and custom_black_list");
+            let problem = Problem::error(path, message)
+                .why("an op kind computes either in 16 or in 32 bits")
+                .help("remove it from one of the lists");
+            problems.push(problem);
+        }
+    }
+}
+
+/// Reports settings of a dynamic loss scaling factor where the factor is constant.
+fn check_constant_scale(configs: &AmpConfig, problems: &mut Vec<Problem>) {
+    let settings = [
+        ("incr_every_n_steps", configs.incr_every_n_steps.is_some()),
+        ("decr_every_n_nan_or_inf", configs.decr_every_n_nan_or_inf.is_some()),
+        ("incr_ratio", configs.incr_ratio.is_some()),
+        ("decr_ratio", configs.decr_ratio.is_some()),
+    ];
+    for (name, _) in settings.into_iter().filter(|(_, assigned)| *assigned) {
+        let path = format!("amp_configs.{name}");
+        let problem = Problem::warning(path, "has no effect without use_dynamic_loss_scaling")
+            .why("the loss scaling factor is constant")
+            .help("set use_dynamic_loss_scaling to true, or remove this field");
+        problems.push(problem);
+    }
+}
+
+/// Reports op kinds and variables that the program does not have.
+fn unmatched(configs: &AmpConfig, program: &Program, problems: &mut Vec<Problem>) {
+    let forward = program.root_ops().filter(|(_, op)| op.role.is_forward());
+    let kinds: BTreeSet<&str> = forward.map(|(_, op)| op.name()).collect();
+    let lists = [
+        ("custom_white_list", &configs.custom_white_list),
+        ("custom_black_list", &configs.custom_black_list),
+    ];
+    for (list, names) in lists {
+        for (at, name) in names.iter().enumerate().filter(|(_, name)| !kinds.contains(&***name)) {
+            let hint = did_you_mean(name, kinds.iter().copied());
+            let message = format!("the program has no op of kind '{name}'{hint}");
+            let known = kinds.iter().copied().collect::<Vec<_>>().join(", ");
+            let problem = Problem::warning(format!("amp_configs.{list}[{at}]"), message);
+            problems.push(problem.help(format!("use an op kind of this program: {known}")));
+        }
+    }
+    for (at, name) in configs.custom_black_varnames.iter().enumerate() {
+        if program.find_var(name).is_none() {
+            let hint = did_you_mean(name, program.vars().map(|(_, var)| var.name.as_str()));
+            let path = format!("amp_configs.custom_black_varnames[{at}]");
+            let message = format!("the program has no variable '{name}'{hint}");
+            problems.push(Problem::warning(path, message));
+        }
     }
 }
 

@@ -9,9 +9,11 @@
 //!   gathered. With `use_hierarchical_allreduce`, gradients are reduced within groups, summed
 //!   across their leaders, and broadcast within groups.
 
-use super::{Applies, Facts, Job, Kind, Strategy};
-use crate::DistributedStrategy;
+use super::{Applies, Facts, Kind, Strategy, trains_alone};
 use crate::buckets::{self, Item};
+use crate::effective::Effective;
+use crate::job::Job;
+use crate::problem::Problem;
 use fleet_base::Result;
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_nn::optimizer::ParamGrad;
@@ -20,10 +22,6 @@ use fleet_ops::Emit;
 pub struct DataParallel;
 
 impl Strategy for DataParallel {
-    fn name(&self) -> &'static str {
-        "RawProgram"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Keeps
     }
@@ -32,32 +30,54 @@ impl Strategy for DataParallel {
         ""
     }
 
-    fn wanted(&self, _: &DistributedStrategy) -> bool {
+    fn wanted(&self, _: &Effective<'_>) -> bool {
         true
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
-        match facts.ranks.count {
+    fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+        if strategy.fuse_all_reduce_ops() {
+            problems.extend(large_last_bucket(strategy));
+            return;
+        }
+        let sizes = [
+            ("fuse_grad_size_in_MB", strategy.fuse_grad_size_in_MB.is_some()),
+            ("fuse_grad_size_in_TFLOPS", strategy.fuse_grad_size_in_TFLOPS.is_some()),
+            ("last_comm_group_size_MB", strategy.last_comm_group_size_MB.is_some()),
+        ];
+        for (path, _) in sizes.into_iter().filter(|(_, assigned)| *assigned) {
+            let problem = Problem::warning(path, "has no effect without fuse_all_reduce_ops")
+                .why("it limits the size of buckets")
+                .help("set fuse_all_reduce_ops to true, or remove this field");
+            problems.push(problem);
+        }
+    }
+
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        let (copies, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
+        if copies > 0 && copies as usize != count {
+            let field = "hybrid_configs.dp_degree".to_string();
+            let each = format!("each of the {count} ranks holds a copy of the model");
+            return Applies::Refused(field.clone(), format!("{field} is {copies}, but {each}"));
+        }
+        match count {
             1 => Applies::Idle("one rank: nothing to send".into()),
-            ranks if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() => {
-                Applies::Yes(format!(
-                    "{ranks} ranks start with equal parameters and train alone, so no gradient is \
+            ranks if trains_alone(strategy) => Applies::Yes(format!(
+                "{ranks} ranks start with equal parameters and train alone, so no gradient is \
                      sent"
-                ))
-            }
+            )),
             ranks => Applies::Yes(format!("{ranks} ranks: gradients are summed over all of them")),
         }
     }
 
     fn backward(&self, job: &mut Job<'_>) -> Result<()> {
-        if sends_gradients(job) && scales(job) {
+        if !job.trains_alone && scales(job) {
             scale_loss_gradient(job)?;
         }
         Ok(())
     }
 
     fn communicate(&self, job: &mut Job<'_>) -> Result<()> {
-        if !sends_gradients(job) {
+        if job.trains_alone {
             return Ok(());
         }
         let groups = ReduceRings::of(job);
@@ -98,9 +118,14 @@ impl Strategy for DataParallel {
     }
 }
 
-/// Returns whether gradients are sent; LocalSGD sends parameters instead.
-fn sends_gradients(job: &Job<'_>) -> bool {
-    !job.has("LocalSGD") && !job.has("AdaptiveLocalSGD")
+/// Reports a last bucket that may be larger than the others.
+fn large_last_bucket(strategy: &Effective<'_>) -> Option<Problem> {
+    let (last, limit) = (strategy.last_comm_group_size_MB(), strategy.fuse_grad_size_in_MB());
+    let message = format!("expected at most fuse_grad_size_in_MB, which is {limit}, got {last}");
+    let problem = Problem::warning("last_comm_group_size_MB", message)
+        .why("communication of the last bucket is exposed, so it should be the smallest")
+        .help("use 1");
+    (last > limit as f32).then_some(problem)
 }
 
 fn scales(job: &Job<'_>) -> bool {
@@ -145,7 +170,7 @@ pub(super) fn buckets_of(job: &Job<'_>, sent: &[ParamGrad]) -> Vec<Vec<usize>> {
     bucket_rule(job.strategy, &items)
 }
 
-fn bucket_rule(strategy: &DistributedStrategy, items: &[Item<'_>]) -> Vec<Vec<usize>> {
+fn bucket_rule(strategy: &Effective<'_>, items: &[Item<'_>]) -> Vec<Vec<usize>> {
     if !strategy.fuse_all_reduce_ops() {
         return (0..items.len()).map(|at| vec![at]).collect();
     }

@@ -6,8 +6,10 @@
 //! before they are compressed: `clip_norm / sqrt(ranks)`. Before the rampup, their sums are clipped
 //! to `clip_norm`, like all other gradients.
 
-use super::{Applies, Facts, Job, Kind, Strategy};
-use crate::DistributedStrategy;
+use super::{Applies, Conflict, Facts, Kind, Strategy, StrategyId};
+use crate::effective::Effective;
+use crate::job::Job;
+use crate::problem::Problem;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, Program, Regularizer, VarId};
 use fleet_nn::GradClip;
@@ -21,10 +23,6 @@ pub const ELEMENTS_MIN: i64 = 16384;
 pub struct Dgc;
 
 impl Strategy for Dgc {
-    fn name(&self) -> &'static str {
-        "DGC"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Changes
     }
@@ -33,34 +31,51 @@ impl Strategy for Dgc {
         "dgc"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.dgc()
+    fn conflicts(&self) -> &'static [Conflict] {
+        &[
+            (StrategyId::Amp, "amp scales gradients, and compression keeps some for later steps"),
+            (StrategyId::Fp16AllReduce, "both change how gradients are sent"),
+            (StrategyId::Lars, "both replace Momentum"),
+            (StrategyId::GradientMerge, "both keep gradients for later steps"),
+        ]
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
-        if facts.rule() != "momentum" {
-            return Applies::No(format!("DGC requires Momentum, got {}", facts.rule()));
+    fn gives_way(&self) -> bool {
+        true
+    }
+
+    fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+        let configs = strategy.dgc_configs();
+        for (index, pair) in configs.sparsity.windows(2).enumerate() {
+            if pair[1] < pair[0] {
+                let path = format!("dgc_configs.sparsity[{}]", index + 1);
+                let (least, got) = (pair[0], pair[1]);
+                let message = format!("expected at least {least} as before it, got {got}");
+                let problem = Problem::error(path, message)
+                    .why("compression uses the list in order and must increase")
+                    .help("list the sparsities in ascending order");
+                problems.push(problem);
+            }
+        }
+        let steps = usize::try_from(configs.rampup_step()).unwrap_or(0);
+        let count = configs.sparsity.len();
+        if steps > 0 && count > steps {
+            let s = if steps == 1 { "" } else { "s" };
+            let message = format!("{count} sparsities share {steps} step{s}");
+            let problem = Problem::warning("dgc_configs.rampup_step", message)
+                .why("some of the list is never used")
+                .help(format!("use at least {count}"));
+            problems.push(problem);
+        }
+    }
+
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        if !matches!(facts.optimizer.rule, Rule::Momentum(_)) {
+            let rule = facts.optimizer.rule.op();
+            return Applies::No(format!("DGC requires Momentum, got {rule}"));
         }
         if facts.ranks.count == 1 {
             return Applies::Idle("one rank: no gradient is sent".into());
-        }
-        let s = facts.strategy;
-        let others = [
-            (s.amp(), "amp", "amp scales gradients, and compression keeps some for later steps"),
-            (s.fp16_allreduce(), "fp16_allreduce", "both change how gradients are sent"),
-            (s.lars(), "lars", "both replace Momentum"),
-            (s.gradient_merge(), "gradient_merge", "both keep gradients for later steps"),
-            (
-                s.localsgd() || s.adaptive_localsgd(),
-                "localsgd",
-                "ranks that train alone send no gradients",
-            ),
-        ];
-        if let Some((_, other, why)) = others.iter().find(|(on, ..)| *on) {
-            return Applies::Refused(
-                self.switch().into(),
-                format!("dgc conflicts with {other}: {why}"),
-            );
         }
         match facts.optimizer.settings.grad_clip {
             None | Some(GradClip::Norm(_)) => {}
@@ -77,12 +92,13 @@ impl Strategy for Dgc {
             let is_large = var.shape.numel().is_some_and(|n| n as i64 >= ELEMENTS_MIN);
             var.dtype == DType::F32 && is_large && !tables.contains(id)
         });
+        let configs = strategy.dgc_configs();
         Applies::Yes(format!(
             "{} parameters of {ELEMENTS_MIN} elements or more are compressed from step {}, \
              finally to {:.3} %",
             large.count(),
-            s.dgc_configs().rampup_begin_step(),
-            100.0 * (1.0 - s.dgc_configs().sparsities().last().copied().unwrap_or(0.999))
+            configs.rampup_begin_step(),
+            100.0 * (1.0 - configs.sparsities().last().copied().unwrap_or(0.999))
         ))
     }
 

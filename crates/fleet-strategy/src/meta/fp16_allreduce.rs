@@ -2,8 +2,10 @@
 //! (`g.cast_bf16_0` with `fp16_allreduce_dtype` bfloat16). On arrival they are cast back,
 //! `g.cast_fp16_0.cast_fp32_0`.
 
-use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
-use crate::DistributedStrategy;
+use super::{Applies, Facts, Kind, Strategy, trains_alone};
+use crate::effective::Effective;
+use crate::job::{Encoded, Job};
+use crate::problem::Problem;
 use fleet_base::Result;
 use fleet_ir::{OpRole, Program, Var, VarId};
 use fleet_ops::Emit;
@@ -12,10 +14,6 @@ use fleet_tensor::DType;
 pub struct Fp16AllReduce;
 
 impl Strategy for Fp16AllReduce {
-    fn name(&self) -> &'static str {
-        "FP16AllReduce"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Changes
     }
@@ -24,20 +22,26 @@ impl Strategy for Fp16AllReduce {
         "fp16_allreduce"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.fp16_allreduce()
+    fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+        if strategy.fp16_allreduce_dtype.is_some() && !strategy.fp16_allreduce() {
+            let message = "has no effect without fp16_allreduce";
+            let problem = Problem::warning("fp16_allreduce_dtype", message)
+                .why("it selects the 16-bit type in which gradients are sent")
+                .help("set fp16_allreduce to true, or remove this field");
+            problems.push(problem);
+        }
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
         if facts.ranks.count == 1 {
             return Applies::Idle("one rank: no gradient is sent".into());
         }
-        if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() {
+        if trains_alone(strategy) {
             return Applies::Idle("ranks that train alone send no gradients".into());
         }
         Applies::Yes(format!(
             "single-precision gradients are sent in half the bytes, as {}",
-            facts.strategy.fp16_allreduce_dtype()
+            strategy.fp16_allreduce_dtype()
         ))
     }
 
@@ -66,7 +70,7 @@ impl Strategy for Fp16AllReduce {
             let half = job.grads[index].1;
             let name = format!("{}.cast_fp32_0", job.name(half));
             let (wide, op) = cast(job, half, &name, DType::F32, OpRole::OPTIMIZE)?;
-            append(job, op);
+            job.append(op);
             job.grads[index].1 = wide;
         }
         Ok(())
@@ -91,12 +95,4 @@ pub(super) fn cast(
     let op = emit.named_op("cast")?.input("X", from).output("Out", made).attr("out_dtype", to);
     let op = op.done()?;
     Ok((made, op))
-}
-
-pub(super) fn append(job: &mut Job<'_>, op: fleet_ir::OpId) {
-    let block = job.block;
-    let main = &mut job.programs.main;
-    let mut ops = main.block(block).ops().to_vec();
-    ops.push(op);
-    main.set_block_ops(block, ops);
 }

@@ -6,8 +6,10 @@
 //! block handles loss scaling, clipping and updates, and clears the accumulators. Ranks thus
 //! communicate once in k steps. The learning rate schedule counts every step.
 
-use super::{Applies, Facts, Job, Kind, Strategy, conditional};
-use crate::DistributedStrategy;
+use super::{Applies, Facts, Kind, Strategy};
+use crate::effective::Effective;
+use crate::job::Job;
+use crate::problem::Problem;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, Program};
 use fleet_nn::optimizer::OptimizerDesc;
@@ -17,10 +19,6 @@ use fleet_tensor::{DType, Shape};
 pub struct GradientMerge;
 
 impl Strategy for GradientMerge {
-    fn name(&self) -> &'static str {
-        "GradientMerge"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Changes
     }
@@ -29,27 +27,20 @@ impl Strategy for GradientMerge {
         "gradient_merge"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.gradient_merge()
+    fn idle(&self, strategy: &Effective<'_>) -> Option<Problem> {
+        let path = "gradient_merge_configs.k_steps";
+        let problem = Problem::warning(path, "gradient_merge has no effect");
+        let is_idle = strategy.gradient_merge_configs().k_steps() <= 1;
+        is_idle.then(|| problem.why("one step makes one update").help("use 2 or more"))
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
-        let configs = facts.strategy.gradient_merge_configs();
-        match configs.k_steps() {
-            ..=1 => Applies::Idle("k_steps is 1: every step is an update".into()),
-            _ if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() => {
-                Applies::Refused(
-                    self.switch().into(),
-                    "gradient_merge conflicts with localsgd: both set the steps in which ranks \
-                 communicate"
-                        .into(),
-                )
-            }
-            k => Applies::Yes(format!(
-                "an update every {k} steps, with the {} of their gradients",
-                if configs.avg() { "mean" } else { "sum" }
-            )),
-        }
+    fn applies(&self, strategy: &Effective<'_>, _: &Facts<'_>) -> Applies {
+        let configs = strategy.gradient_merge_configs();
+        Applies::Yes(format!(
+            "an update every {} steps, with the {} of their gradients",
+            configs.k_steps(),
+            if configs.avg() { "mean" } else { "sum" }
+        ))
     }
 
     fn merge(&self, job: &mut Job<'_>) -> Result<()> {
@@ -102,7 +93,7 @@ impl Strategy for GradientMerge {
         let main = &mut job.programs.main;
         let rest = main.block(Program::ROOT).ops().to_vec();
         main.set_block_ops(Program::ROOT, first.into_iter().chain(rest).collect());
-        job.block = conditional(job, due)?;
+        job.block = job.conditional(due)?;
         job.update_condition = Some(due);
         if avg {
             divide(job, f64::from(k))?;

@@ -1,18 +1,17 @@
 //! LAMB replaces the user's Adam. Learning rate, betas, epsilon, regularizer, clipping and
 //! parameters are kept.
 
-use super::{Applies, Facts, Job, Kind, Strategy};
-use crate::DistributedStrategy;
+use super::{Applies, Conflict, Facts, Kind, Strategy, StrategyId, weight_decay};
+use crate::effective::Effective;
+use crate::job::Job;
+use crate::problem::Problem;
 use fleet_base::Result;
+use fleet_ir::Program;
 use fleet_nn::optimizer::{LambRule, Rule};
 
 pub struct Lamb;
 
 impl Strategy for Lamb {
-    fn name(&self) -> &'static str {
-        "Lamb"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Changes
     }
@@ -21,14 +20,24 @@ impl Strategy for Lamb {
         "lamb"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.lamb()
+    fn conflicts(&self) -> &'static [Conflict] {
+        &[(
+            StrategyId::Lars,
+            "LARS replaces a Momentum optimizer and LAMB an Adam optimizer; there is one optimizer",
+        )]
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
-        match facts.rule() {
-            "adam" => Applies::Yes("Adam becomes LAMB".into()),
-            other => Applies::No(format!("LAMB requires Adam, got {other}")),
+    fn unmatched(&self, strategy: &Effective<'_>, program: &Program, problems: &mut Vec<Problem>) {
+        let path = "lamb_configs.exclude_from_weight_decay";
+        let names = &strategy.lamb_configs().exclude_from_weight_decay;
+        let ends = |parameter: &str, name: &str| parameter.ends_with(name);
+        weight_decay::unmatched(program, (path, names), ("ends with", ends), problems);
+    }
+
+    fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        match &facts.optimizer.rule {
+            Rule::Adam(_) => Applies::Yes("Adam becomes LAMB".into()),
+            other => Applies::No(format!("LAMB requires Adam, got {}", other.op())),
         }
     }
 

@@ -1,18 +1,17 @@
 //! LARS momentum replaces the user's Momentum. Learning rate, momentum, regularizer, clipping and
 //! parameters are kept.
 
-use super::{Applies, Facts, Job, Kind, Strategy};
-use crate::DistributedStrategy;
+use super::{Applies, Facts, Kind, Strategy, weight_decay};
+use crate::effective::Effective;
+use crate::job::Job;
+use crate::problem::Problem;
 use fleet_base::Result;
+use fleet_ir::Program;
 use fleet_nn::optimizer::{LarsMomentumRule, Rule};
 
 pub struct Lars;
 
 impl Strategy for Lars {
-    fn name(&self) -> &'static str {
-        "Lars"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Changes
     }
@@ -21,17 +20,20 @@ impl Strategy for Lars {
         "lars"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.lars()
+    fn unmatched(&self, strategy: &Effective<'_>, program: &Program, problems: &mut Vec<Problem>) {
+        let path = "lars_configs.exclude_from_weight_decay";
+        let names = &strategy.lars_configs().exclude_from_weight_decay;
+        let contains = |parameter: &str, name: &str| parameter.contains(name);
+        weight_decay::unmatched(program, (path, names), ("contains", contains), problems);
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
-        match facts.rule() {
-            "momentum" if is_nesterov(&facts.optimizer.rule) => {
+    fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        match &facts.optimizer.rule {
+            Rule::Momentum(rule) if rule.use_nesterov => {
                 Applies::Yes(format!("Momentum becomes LARS; {NO_NESTEROV}"))
             }
-            "momentum" => Applies::Yes("Momentum becomes LARS".into()),
-            other => Applies::No(format!("LARS requires Momentum, got {other}")),
+            Rule::Momentum(_) => Applies::Yes("Momentum becomes LARS".into()),
+            other => Applies::No(format!("LARS requires Momentum, got {}", other.op())),
         }
     }
 
@@ -54,7 +56,3 @@ impl Strategy for Lars {
 }
 
 const NO_NESTEROV: &str = "Nesterov is ignored, because LARS does not support it";
-
-fn is_nesterov(rule: &Rule) -> bool {
-    matches!(rule, Rule::Momentum(rule) if rule.use_nesterov)
-}

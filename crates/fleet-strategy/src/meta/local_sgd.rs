@@ -6,11 +6,12 @@
 //! optimizer state is not averaged.
 
 use super::data_parallel::buckets_of;
-use super::{Applies, Facts, Job, Kind, Strategy, conditional};
-use crate::DistributedStrategy;
+use super::{Applies, Conflict, Facts, Kind, Strategy, StrategyId};
+use crate::effective::Effective;
+use crate::job::Job;
 use fleet_base::Result;
 use fleet_ir::{BlockId, OpRole, Program, Var, VarId};
-use fleet_nn::optimizer::ParamGrad;
+use fleet_nn::optimizer::{ParamGrad, Rule};
 use fleet_ops::Emit;
 use fleet_tensor::{DType, Shape};
 use std::collections::HashMap;
@@ -18,10 +19,6 @@ use std::collections::HashMap;
 pub struct LocalSgd;
 
 impl Strategy for LocalSgd {
-    fn name(&self) -> &'static str {
-        "LocalSGD"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Changes
     }
@@ -30,19 +27,20 @@ impl Strategy for LocalSgd {
         "localsgd"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.localsgd()
+    fn conflicts(&self) -> &'static [Conflict] {
+        &[
+            (StrategyId::GradientMerge, "both set the steps in which ranks communicate"),
+            (StrategyId::Dgc, "ranks that train alone send no gradients"),
+        ]
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
-        if facts.strategy.adaptive_localsgd() {
-            return Applies::Refused(
-                self.switch().into(),
-                "localsgd conflicts with adaptive_localsgd: both set the interval".into(),
-            );
-        }
-        let configs = facts.strategy.localsgd_configs();
-        cannot_train_alone(facts, "localsgd").unwrap_or_else(|| {
+    fn trains_alone(&self) -> bool {
+        true
+    }
+
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        let configs = strategy.localsgd_configs();
+        cannot_train_alone(facts, self.switch()).unwrap_or_else(|| {
             Applies::Yes(format!(
                 "parameters are averaged every {} steps, starting at step {}",
                 configs.k_steps(),
@@ -69,12 +67,14 @@ pub(super) fn cannot_train_alone(facts: &Facts<'_>, what: &str) -> Option<Applie
     if facts.ranks.count == 1 {
         return Some(Applies::Idle("one rank: nothing to average".into()));
     }
-    let rows = facts.optimizer.rows.as_ref().map(|rows| rows.rule.op());
-    let rules =
-        [("the optimizer", Some(facts.rule())), ("the optimizer of embedding tables", rows)];
+    let rows = facts.optimizer.rows.as_ref().map(|rows| &rows.rule);
+    let rules = [
+        ("the optimizer", Some(&facts.optimizer.rule)),
+        ("the optimizer of embedding tables", rows),
+    ];
     let other = rules.into_iter().find_map(|(whose, rule)| {
-        let rule = rule.filter(|rule| !matches!(*rule, "sgd" | "momentum"))?;
-        Some((whose, rule))
+        let rule = rule.filter(|rule| !matches!(rule, Rule::Sgd(_) | Rule::Momentum(_)))?;
+        Some((whose, rule.op()))
     });
     other.map(|(whose, rule)| {
         Applies::No(format!("{what} requires SGD or Momentum, but {whose} is {rule}"))
@@ -122,7 +122,7 @@ impl State {
         // The counter is incremented first, so it includes the current step.
         let rest = main.block(Program::ROOT).ops().to_vec();
         main.set_block_ops(Program::ROOT, ops.into_iter().chain(rest).collect());
-        conditional(job, must_average)
+        job.conditional(must_average)
     }
 }
 

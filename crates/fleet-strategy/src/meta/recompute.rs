@@ -12,8 +12,10 @@
 //! Without checkpoints, the pass chooses its own from the positions at which only one value is
 //! live: the square root of their number, evenly spaced.
 
-use super::{Applies, Facts, Job, Kind, Strategy, offload};
-use crate::DistributedStrategy;
+use super::{Applies, Facts, Kind, Strategy, offload};
+use crate::effective::Effective;
+use crate::job::Job;
+use crate::problem::Problem;
 use fleet_base::{Error, Result, text};
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId};
 use std::collections::{HashMap, HashSet};
@@ -21,10 +23,6 @@ use std::collections::{HashMap, HashSet};
 pub struct Recompute;
 
 impl Strategy for Recompute {
-    fn name(&self) -> &'static str {
-        "Recompute"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Keeps
     }
@@ -33,12 +31,17 @@ impl Strategy for Recompute {
         "recompute"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.recompute()
+    fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+        if strategy.recompute() && strategy.recompute_configs().checkpoints.is_empty() {
+            let problem = Problem::warning("recompute_configs.checkpoints", "no checkpoints")
+                .why("they are chosen automatically by the square-root rule")
+                .help("list the variables between the layers to choose them yourself");
+            problems.push(problem);
+        }
     }
 
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
-        let configs = facts.strategy.recompute_configs();
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        let configs = strategy.recompute_configs();
         let unknown = |name: &String| facts.program.find_var(name).is_none();
         if let Some(at) = configs.checkpoints.iter().position(unknown) {
             let missing = &configs.checkpoints[at];

@@ -1,8 +1,9 @@
 //! Synchronous batch norm: computes statistics over the whole batch of all ranks. `batch_norm` ops
 //! become `sync_batch_norm`, on their own ring.
 
-use super::{Applies, Facts, Job, Kind, Strategy};
-use crate::DistributedStrategy;
+use super::{Applies, Facts, Kind, Strategy};
+use crate::effective::Effective;
+use crate::job::Job;
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, Program};
 use fleet_ops::Emit;
@@ -10,10 +11,6 @@ use fleet_ops::Emit;
 pub struct SyncBatchNorm;
 
 impl Strategy for SyncBatchNorm {
-    fn name(&self) -> &'static str {
-        "SyncBatchNorm"
-    }
-
     fn kind(&self) -> Kind {
         Kind::Changes
     }
@@ -22,11 +19,7 @@ impl Strategy for SyncBatchNorm {
         "sync_batch_norm"
     }
 
-    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
-        strategy.sync_batch_norm()
-    }
-
-    fn applies(&self, facts: &Facts<'_>) -> Applies {
+    fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {
         let count = norms(facts.program).len();
         let program = facts.program;
         let all = program.block_ids().flat_map(|block| program.block_ops(block));

@@ -41,7 +41,8 @@ message! {
         /// Replaces an Adam optimizer by LAMB (`lamb_configs`).
         lamb(8): optional bool = false;
         /// Cuts the program into stages at its device labels (`pipeline_configs`).
-        pipeline(9): optional bool = false, refused "every rank runs the whole program";
+        pipeline(9): optional bool = false,
+            refused "every rank runs the whole program; gradient_merge makes the same updates";
         /// Reserved for elastic jobs.
         elastic(10): optional bool = false, ignored "reserved: jobs keep their size";
         /// Chooses the settings, if nothing else is assigned.
@@ -76,7 +77,8 @@ message! {
         /// All-reduces gradients as 16-bit floats (`fp16_allreduce_dtype`).
         fp16_allreduce(25): optional bool = false;
         /// Divides parameters, gradients and optimizer state among workers (`sharding_configs`).
-        sharding(26): optional bool = false, refused "every rank holds all parameters";
+        sharding(26): optional bool = false,
+            refused "every rank holds all parameters; amp and recompute save memory";
         /// Limit of the last bucket's size, in MB; a smaller bucket leaves less exposed
         /// communication.
         last_comm_group_size_MB(27): optional float = 1.0;

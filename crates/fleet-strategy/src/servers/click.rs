@@ -12,33 +12,17 @@
 //! | `SparseAccessor` (the default) | weight, embedding |
 //! | `CtrCommonAccessor` | show, click, weight, embedding |
 
-use super::tables::{RowInit, RowRule, UpdateRule};
+use super::tables::{SparseTable, TableRule};
 use crate::DistributedStrategy;
-use crate::schema::{
-    CtrAccessorParameter, SgdParameter, TableAccessorParameter, TableParameter, TableType,
-};
+use crate::schema::{SgdParameter, TableAccessorParameter, TableParameter, TableType};
 use fleet_base::{Error, Result};
+use fleet_table::{Accessor, CtrAccessor, DAYS_MAX, Initializer, Rule, rule};
 
-/// Settings of click rows. The table has the update rule and the initial values of the embedding.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ClickRows {
-    /// Whether a pulled row begins with its shows and clicks.
-    pub shows_counters: bool,
-    /// Score from which a row has its embedding.
-    pub embedx_threshold: u32,
-    pub scores: CtrAccessorParameter,
-    /// Update rule and initial values of the weight.
-    pub embed: RowPart,
-    /// Range to which the embedding is clamped.
-    pub embedx_bounds: [f32; 2],
-}
-
-/// One part of a click row.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RowPart {
-    pub rule: UpdateRule,
-    pub init: RowInit,
-    pub bounds: [f32; 2],
+/// One part of a click row: the weight, or the embedding.
+struct RowPart {
+    rule: TableRule,
+    init: Initializer,
+    bounds: [f32; 2],
 }
 
 /// Default range to which weights of click rows are clamped.
@@ -47,18 +31,6 @@ const BOUNDS: [f32; 2] = [-10.0, 10.0];
 /// Returns the number of columns before a row's embedding.
 fn columns_before(shows_counters: bool) -> usize {
     if shows_counters { 3 } else { 1 }
-}
-
-impl ClickRows {
-    /// Returns the number of pulled columns that are counters and not trained.
-    pub fn counter_columns(&self) -> usize {
-        if self.shows_counters { 2 } else { 0 }
-    }
-
-    /// Returns the number of embedding columns in rows of `width` columns.
-    pub fn embedx_width(&self, width: usize) -> usize {
-        width.saturating_sub(columns_before(self.shows_counters))
-    }
 }
 
 /// Returns the description of each table, matched by name or number. An unmatched description is an
@@ -106,15 +78,14 @@ pub(super) fn class_note(name: &str, class: &str) -> Option<String> {
     })
 }
 
-/// Returns the click rows of a table with `width` columns, and the rule and initial values of its
-/// embedding. `own` returns the optimizer's rule.
-pub(super) fn click_rows(
+/// Turns a table into one of click rows, as the accessor describes them. `own` returns the
+/// optimizer's rule.
+pub(super) fn make_click_table(
+    table: &mut SparseTable,
     accessor: &TableAccessorParameter,
-    width: usize,
-    init: RowInit,
-    own: impl Fn() -> Result<UpdateRule>,
-) -> Result<(ClickRows, UpdateRule, RowInit)> {
-    let shows_counters = match accessor.accessor_class() {
+    own: impl Fn() -> Result<TableRule>,
+) -> Result<()> {
+    let pull_show_click = match accessor.accessor_class() {
         "" | "SparseAccessor" => false,
         "CtrCommonAccessor" => true,
         other => {
@@ -123,31 +94,51 @@ pub(super) fn click_rows(
                 .got(other));
         }
     };
-    check_widths(accessor, shows_counters, width)?;
-    let scores = accessor.ctr_accessor_param().clone();
-    let first = if scores.zero_init() { RowInit::Constant(0.0) } else { init };
-    let mut embed = part(accessor.embed_sgd_param.as_ref(), first, &own)?;
+    let (width, init) = (table.width(), table.config.initializer);
+    check_widths(accessor, pull_show_click, width)?;
+    let scores = accessor.ctr_accessor_param();
+    let mut embed = part(accessor.embed_sgd_param.as_ref(), init, &own)?;
     if scores.zero_init() {
-        embed.init = RowInit::Constant(0.0);
+        embed.init = Initializer::Constant(0.0);
     }
     let embedx = part(accessor.embedx_sgd_param.as_ref(), init, &own)?;
-    if follows_schedule(&embed.rule) != follows_schedule(&embedx.rule) {
+    if embed.rule.schedule.is_some() != embedx.rule.schedule.is_some() {
         return Err(Error::invalid("a learning rate schedule must apply to the whole table")
             .expected("embed_sgd_param and embedx_sgd_param, or neither")
             .got("one of them, and an optimizer whose rate follows a schedule"));
     }
-    let rows = ClickRows {
-        shows_counters,
-        embedx_threshold: accessor.embedx_threshold(),
-        scores,
-        embed,
-        embedx_bounds: embedx.bounds,
+    let unseen = scores.delete_after_unseen_days();
+    let rows = CtrAccessor {
+        pull_show_click,
+        embed_rule: embed.rule.rule,
+        embed_initializer: embed.init,
+        embed_bounds: Some(embed.bounds),
+        show_scale: scores.show_scale(),
+        nonclk_coeff: scores.nonclk_coeff(),
+        click_coeff: scores.click_coeff(),
+        embedx_threshold: accessor.embedx_threshold() as f32,
+        base_threshold: scores.base_threshold(),
+        delta_threshold: scores.delta_threshold(),
+        delta_keep_days: days("delta_keep_days", scores.delta_keep_days())?,
+        show_click_decay_rate: scores.show_click_decay_rate(),
+        delete_threshold: scores.delete_threshold(),
+        delete_after_unseen_days: days("delete_after_unseen_days", unseen)?,
     };
-    Ok((rows, embedx.rule, embedx.init))
+    table.schedule = embedx.rule.schedule;
+    let config = &mut table.config;
+    config.dim = width - columns_before(pull_show_click);
+    (config.rule, config.initializer) = (embedx.rule.rule, embedx.init);
+    (config.accessor, config.weight_bounds) = (Accessor::Ctr(rows), Some(embedx.bounds));
+    Ok(())
 }
 
-fn follows_schedule(rule: &UpdateRule) -> bool {
-    matches!(rule, UpdateRule::Optimizer { rate: fleet_nn::LearningRate::Schedule(_), .. })
+fn days(what: &str, days: f32) -> Result<u8> {
+    if (0.0..=f32::from(DAYS_MAX)).contains(&days) && days.fract() == 0.0 {
+        return Ok(days as u8);
+    }
+    Err(Error::invalid(format!("invalid {what}"))
+        .expected(format!("a whole number from 0 to {DAYS_MAX}"))
+        .got(days))
 }
 
 /// Checks that the given widths match the program.
@@ -181,37 +172,37 @@ fn check_widths(
 /// Returns the settings of one part of a row: as described, or else the program's.
 fn part(
     described: Option<&SgdParameter>,
-    init: RowInit,
-    own: impl Fn() -> Result<UpdateRule>,
+    init: Initializer,
+    own: impl Fn() -> Result<TableRule>,
 ) -> Result<RowPart> {
     let Some(sgd) = described else {
         return Ok(RowPart { rule: own()?, init, bounds: BOUNDS });
     };
     let (naive, adagrad, adam) = (sgd.naive(), sgd.adagrad(), sgd.adam());
-    let (rate, g2sum) = (adagrad.learning_rate(), adagrad.initial_g2sum());
-    let naive_part =
-        (RowRule::Naive { rate: naive.learning_rate() }, naive.initial_range, &naive.weight_bounds);
-    let of_adagrad = |rule| (rule, adagrad.initial_range, &adagrad.weight_bounds);
-    let of_adam = |is_shared| {
-        let rule = RowRule::Adam {
-            rate: adam.learning_rate(),
-            beta1: adam.beta1_decay_rate(),
-            beta2: adam.beta2_decay_rate(),
-            epsilon: adam.ada_epsilon(),
-            is_shared,
-        };
-        (rule, adam.initial_range, &adam.weight_bounds)
+    let of_naive = || {
+        let rule = Rule::Sgd(rule::Sgd { lr: naive.learning_rate() as f32 });
+        (rule, naive.initial_range, &naive.weight_bounds)
     };
+    let (lr, initial_g2sum) = (adagrad.learning_rate() as f32, adagrad.initial_g2sum() as f32);
+    let of_adagrad = |rule| (rule, adagrad.initial_range, &adagrad.weight_bounds);
+    let (rate, epsilon) = (adam.learning_rate() as f32, adam.ada_epsilon() as f32);
+    let (beta1, beta2) = (adam.beta1_decay_rate() as f32, adam.beta2_decay_rate() as f32);
+    let of_adam = |rule| (rule, adam.initial_range, &adam.weight_bounds);
     let (rule, range, bounds) = match (sgd.name(), assigned(sgd)) {
-        ("SparseNaiveSGDRule", _) | ("", ["naive"]) => naive_part,
+        ("SparseNaiveSGDRule", _) | ("", ["naive"]) => of_naive(),
         ("SparseAdaGradSGDRule", _) | ("", ["adagrad"]) => {
-            of_adagrad(RowRule::Adagrad { rate, initial_g2sum: g2sum, is_shared: true })
+            of_adagrad(Rule::CtrAdagrad(rule::CtrAdagrad { lr, initial_g2sum }))
         }
         ("StdAdaGradSGDRule", _) => {
-            of_adagrad(RowRule::Adagrad { rate, initial_g2sum: g2sum, is_shared: false })
+            of_adagrad(Rule::StdAdagrad(rule::StdAdagrad { lr, initial_g2sum }))
         }
-        ("SparseAdamSGDRule", _) | ("", ["adam"]) => of_adam(false),
-        ("SparseSharedAdamSGDRule", _) => of_adam(true),
+        ("SparseAdamSGDRule", _) | ("", ["adam"]) => {
+            let epsilon_corrected = false;
+            of_adam(Rule::Adam(rule::Adam { lr: rate, beta1, beta2, epsilon, epsilon_corrected }))
+        }
+        ("SparseSharedAdamSGDRule", _) => {
+            of_adam(Rule::SharedAdam(rule::SharedAdam { lr: rate, beta1, beta2, epsilon }))
+        }
         ("", _) => {
             return Err(Error::invalid("ambiguous update rule")
                 .expected("a name, or one of naive, adagrad and adam"));
@@ -234,8 +225,9 @@ fn part(
                 .got(bounds.len()));
         }
     };
-    let init = range.map_or(init, |range| RowInit::Uniform { low: -range, high: range });
-    Ok(RowPart { rule: UpdateRule::Row(rule), init, bounds })
+    let init =
+        range.map_or(init, |range| Initializer::Uniform { low: -range as f32, high: range as f32 });
+    Ok(RowPart { rule: rule.into(), init, bounds })
 }
 
 /// Returns the rules with assigned parameters; empty unless exactly one is assigned.

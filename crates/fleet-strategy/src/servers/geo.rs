@@ -6,13 +6,14 @@
 //! lets the exchange write to the worker's copy.
 
 use super::click::{class_note, descriptions};
-use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
-use super::{dense_tables, emit_recv};
+use super::tables::{SparseTable, TableRule, Tables};
+use super::{dense_tables, emit_recv, set_limits};
 use crate::compiler;
-use crate::meta::Job;
+use crate::job::Job;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad, Rule};
+use fleet_table::{Initializer, SparseConfig};
 
 pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Result<Tables> {
     for rule in [&job.optimizer.rule, &sparse_optimizer.rule] {
@@ -47,25 +48,23 @@ pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Re
                 ))
                 .help("remove the accessor, or set k_steps to 0 for another mode"));
             }
-            (table.shard_count, table.row_count_max) =
-                (described.shard_num, described.row_count_max.filter(|max| *max > 0));
-            table.compress_in_save = described.compress_in_save();
+            set_limits(&mut table.config, described);
             job.notes.extend(class_note(&table.name, described.table_class()));
         }
         sparse.push(table);
     }
-    let dense = dense_tables(job, &dense, sparse.len() as u32, |_| Ok(UpdateRule::Add))?;
+    let dense = dense_tables(job, &dense, sparse.len() as u32, |_| Ok(TableRule::add()))?;
     compiler::update(job)?;
 
     let mut emit = job.emit(OpRole::RPC);
     for (table, (param, grad)) in sparse.iter().zip(&rows) {
         emit.named_op("send")?
             .input("X", *grad)
-            .attr("table_id", i64::from(table.table_id))
+            .attr("table_id", i64::from(table.table_id()))
             .attr("is_sparse", 1)
             .attr("send_varnames", vec![format!("{}@GRAD", table.name)])
             .done()?;
-        emit_recv(&mut emit, table.table_id, &[*param], true, true)?;
+        emit_recv(&mut emit, table.table_id(), &[*param], true, true)?;
     }
     for (table, pairs) in &dense {
         let params: Vec<VarId> = pairs.iter().map(|(param, _)| *param).collect();
@@ -86,20 +85,12 @@ fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {
                 .got(var.shape));
         }
     };
-    Ok(SparseTable {
-        table_id,
-        name: var.name.clone(),
-        rows,
-        width,
-        rule: UpdateRule::Add,
+    let config = SparseConfig {
+        rule: TableRule::add().rule,
         // Worker 0 uploads the initial rows.
-        init: RowInit::Constant(0.0),
-        seed: 0,
-        entry: String::new(),
-        class: "MemorySparseGeoTable".into(),
-        shard_count: None,
-        row_count_max: None,
-        compress_in_save: false,
-        click: None,
-    })
+        initializer: Initializer::Constant(0.0),
+        ..SparseConfig::plain(table_id, width)
+    };
+    let class = "MemorySparseGeoTable".into();
+    Ok(SparseTable { name: var.name.clone(), rows, class, schedule: None, config })
 }

@@ -15,80 +15,31 @@
 //! are numbered first, then dense ones, then the step counter if there is a schedule.
 
 mod click;
+pub(crate) mod exchange;
 mod geo;
 mod remote;
 mod tables;
 pub mod transpiler;
 
-pub use click::{ClickRows, RowPart};
+pub use exchange::{exchange_of, written_exchange};
+pub use fleet_table::{Exchange, PushMode};
 pub use remote::LookupSpec;
-pub use tables::{DenseTable, ParamBlock, RowInit, RowRule, SparseTable, Tables, UpdateRule};
+pub use tables::{DenseTable, ParamBlock, SparseTable, TableRule, Tables};
 
-use crate::DistributedStrategy;
-use crate::compiler::{self, Decision, Verdict};
-use crate::meta::{Facts, Job, Kind, Ranks, STRATEGIES};
-use crate::source::Asked;
+use crate::check::validate;
+use crate::compiler;
+use crate::decision::{Decided, Decision, Verdict};
+use crate::job::Job;
+use crate::meta::{Facts, Kind, STRATEGIES, StrategyId};
+use crate::ranks::Ranks;
+use crate::schema::{DistributedStrategy, TableParameter};
+use crate::source::Written;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
-use fleet_nn::{LearningRate, Programs};
+use fleet_nn::{LrSchedule, Programs};
 use fleet_ops::{Emit, Registry};
-
-/// How workers and servers synchronise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exchange {
-    Sync,
-    HalfAsync,
-    Async,
-    Geo { k_steps: usize },
-}
-
-impl Exchange {
-    /// Returns the mode of a strategy; without any assignment it is async, the default of `a_sync`.
-    pub fn of(strategy: &DistributedStrategy, half_async: bool) -> Result<Exchange> {
-        let k_steps = strategy.a_sync_configs().k_steps();
-        if strategy.a_sync_configs().enable_dc_asgd() {
-            if strategy.a_sync() && k_steps <= 0 {
-                // DC-ASGD corrects a gradient by the parameters that its worker read last, so
-                // workers must wait for their own pushes.
-                return Ok(Exchange::HalfAsync);
-            }
-            return Err(Error::invalid("enable_dc_asgd requires an asynchronous job")
-                .expected("a_sync true and k_steps 0")
-                .got(format!("a_sync {}, k_steps {k_steps}", strategy.a_sync())));
-        }
-        match (strategy.a_sync(), k_steps) {
-            (false, ..=0) if half_async => Ok(Exchange::HalfAsync),
-            (false, ..=0) => Ok(Exchange::Sync),
-            (true, ..=0) => Ok(Exchange::Async),
-            (true, k_steps) => Ok(Exchange::Geo { k_steps: k_steps as usize }),
-            (false, k_steps) => Err(Error::invalid("a_sync_configs.k_steps requires a_sync")
-                .expected("a_sync true for GEO, or k_steps 0")
-                .got(format!("a_sync false, k_steps {k_steps}"))),
-        }
-    }
-
-    /// Like [`of`](Self::of), with the field's position in errors.
-    pub fn asked(asked: &Asked<'_>, half_async: bool) -> Result<Exchange> {
-        let configs = asked.strategy.a_sync_configs();
-        let field = if configs.enable_dc_asgd() { "enable_dc_asgd" } else { "k_steps" };
-        Exchange::of(asked.strategy, half_async)
-            .map_err(|error| error.at(asked.place_of(&format!("a_sync_configs.{field}"))))
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Exchange::Sync => "sync",
-            Exchange::HalfAsync => "half-async",
-            Exchange::Async => "async",
-            Exchange::Geo { .. } => "geo",
-        }
-    }
-
-    pub fn is_geo(self) -> bool {
-        matches!(self, Exchange::Geo { .. })
-    }
-}
+use fleet_table::{JobTables, NonFinite, SparseConfig, TableConfig};
 
 /// The position of a worker in a job with servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +61,8 @@ pub struct ServerPlan {
     pub tables: Tables,
     /// Lookups of rows, for prefetching.
     pub lookups: Vec<LookupSpec>,
+    /// How servers treat gradients that are not finite.
+    pub non_finite: NonFinite,
     /// Whether servers correct gradients by the changes since their worker read the parameters
     /// (DC-ASGD).
     pub corrects_delay: bool,
@@ -120,6 +73,32 @@ pub struct ServerPlan {
 impl ServerPlan {
     pub fn chain_text(&self) -> String {
         self.chain.join(" -> ")
+    }
+
+    /// Returns the configs of all tables, for servers and workers.
+    pub fn job_tables(&self, place: Place) -> JobTables {
+        let rows = self.tables.sparse.iter().map(|table| match self.exchange {
+            Exchange::Geo { .. } => TableConfig::Geo(table.config.clone()),
+            Exchange::Pushes(_) => TableConfig::Sparse(table.config.clone()),
+        });
+        let dense = self.tables.dense.iter();
+        let dense = dense.map(|table| table.config(self.non_finite, self.corrects_delay));
+        let steps = self.tables.steps.map(|table_id| TableConfig::GlobalStep { table_id });
+        JobTables {
+            server_count: place.server_count,
+            worker_count: place.worker_count,
+            sync: self.exchange.is_sync(),
+            tables: rows.chain(dense).chain(steps).collect(),
+        }
+    }
+
+    /// Returns the tables whose learning rate follows a schedule.
+    pub fn schedules(&self) -> impl Iterator<Item = (u32, &LrSchedule)> {
+        let sparse = self.tables.sparse.iter();
+        let sparse = sparse.map(|table| (table.table_id(), table.schedule.as_ref()));
+        let dense = self.tables.dense.iter();
+        let dense = dense.map(|table| (table.table_id, table.rule.schedule.as_ref()));
+        sparse.chain(dense).filter_map(|(id, schedule)| Some((id, schedule?)))
     }
 }
 
@@ -140,7 +119,7 @@ impl ServerPlan {
 ///     let optimizer = Sgd::new(0.1).into();
 ///     servers::minimize(programs, registry, loss, &optimizer, None, &strategy, place)
 /// })?;
-/// assert_eq!(plan.exchange, servers::Exchange::Async);
+/// assert_eq!(plan.exchange.name(), "async");
 /// assert_eq!((plan.tables.sparse.len(), plan.tables.dense.len()), (1, 1));
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
@@ -150,31 +129,31 @@ pub fn minimize<'s>(
     loss: VarId,
     optimizer: &OptimizerDesc,
     sparse: Option<&OptimizerDesc>,
-    strategy: impl Into<Asked<'s>>,
+    strategy: impl Into<Written<'s>>,
     place: Place,
 ) -> Result<ServerPlan> {
-    let asked: Asked<'_> = strategy.into();
-    let strategy = asked.strategy;
+    let written: Written<'_> = strategy.into();
     check(place)?;
     fleet_passes::check_loss(&programs.main, loss)?;
-    asked.check()?;
-    let exchange = Exchange::asked(&asked, place.half_async)?;
+    validate(written)?;
+    let exchange = written_exchange(&written, place.half_async)?;
+    let non_finite = non_finite(written.strategy).map_err(|error| written.blame(error))?;
     let alone = Ranks::new(0, 1);
     let rates = crate::Rates::default();
-    let facts =
-        Facts { strategy, optimizer, ranks: &alone, rates: &rates, program: &programs.main };
-    let decisions = decide(&facts);
-    compiler::refuse(&decisions, &asked)?;
+    let facts = Facts { optimizer, ranks: &alone, rates: &rates, program: &programs.main };
+    let Decided { strategy, decisions } = decide(written, &facts);
+    compiler::refuse(&decisions, &written)?;
     let mut job =
-        compiler::differentiate(programs, registry, loss, optimizer, strategy, &decisions)?;
-    job.chain.insert(0, "ParameterServer");
+        compiler::differentiate(programs, registry, loss, optimizer, &strategy, &decisions)?;
     let sparse = sparse.or(optimizer.rows.as_deref()).unwrap_or(optimizer);
-    let (tables, lookups) = match exchange {
+    let (mut tables, lookups) = match exchange {
         Exchange::Geo { .. } => (geo::rewrite(&mut job, sparse)?, Vec::new()),
-        _ => remote::rewrite(&mut job, sparse, exchange, place)?,
+        Exchange::Pushes(mode) => remote::rewrite(&mut job, sparse, mode, place)?,
     };
+    tables.sparse.iter_mut().for_each(|table| table.config.non_finite = non_finite);
     verify(&job)?;
-    let mut chain = job.chain.clone();
+    let mut chain = vec![StrategyId::ParameterServer.name()];
+    chain.extend(compiler::chain(&decisions));
     chain.push(optimizer.rule.op());
     let mut notes = vec![format!(
         "{}: {} sparse table{}, {} dense numbers",
@@ -184,13 +163,15 @@ pub fn minimize<'s>(
         tables.dense.iter().map(|table| table.len).sum::<usize>()
     )];
     notes.append(&mut job.notes);
+    let params_grads = job.grads;
     Ok(ServerPlan {
         exchange,
         decisions,
         chain,
-        params_grads: job.grads,
+        params_grads,
         tables,
         lookups,
+        non_finite,
         corrects_delay: strategy.a_sync_configs().enable_dc_asgd(),
         notes,
     })
@@ -210,28 +191,23 @@ fn check(place: Place) -> Result<()> {
 
 /// Decides which strategies apply with servers, and why. Refuses strategies that change updates or
 /// communicate with other workers.
-pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
-    compiler::decide(facts)
-        .into_iter()
-        .filter(|decision| decision.strategy != "RawProgram")
-        .map(|decision| {
-            let keeps = STRATEGIES
-                .iter()
-                .any(|it| it.name() == decision.strategy && it.kind() == Kind::Keeps);
-            let fits = keeps && !matches!(decision.strategy, "AMP" | "FP16AllReduce");
-            match decision.verdict {
-                Verdict::Applied if !fits => Decision {
-                    verdict: Verdict::Refused,
-                    reason: format!(
-                        "{} conflicts with parameter servers, which make the updates",
-                        decision.strategy
-                    ),
-                    ..decision
-                },
-                _ => decision,
-            }
-        })
-        .collect()
+pub fn decide<'a>(strategy: impl Into<Written<'a>>, facts: &Facts<'_>) -> Decided<'a> {
+    let mut decided = compiler::decide(strategy, facts);
+    let fits = |id| STRATEGIES.iter().any(|it| it.id() == id && it.kind() == Kind::Keeps);
+    decided.decisions.retain(|decision| {
+        // Gradients go to servers, not to other workers.
+        decision.strategy != StrategyId::RawProgram || decision.verdict == Verdict::Refused
+    });
+    for decision in &mut decided.decisions {
+        if decision.verdict == Verdict::Applied && !fits(decision.strategy) {
+            decision.verdict = Verdict::Refused;
+            decision.reason = format!(
+                "{} conflicts with parameter servers, which make the updates",
+                decision.strategy
+            );
+        }
+    }
+    decided
 }
 
 fn verify(job: &Job<'_>) -> Result<()> {
@@ -253,7 +229,7 @@ fn dense_tables(
     job: &Job<'_>,
     dense: &[ParamGrad],
     first: u32,
-    rule: impl Fn(f64) -> Result<UpdateRule>,
+    rule: impl Fn(f64) -> Result<TableRule>,
 ) -> Result<Vec<(DenseTable, Vec<ParamGrad>)>> {
     let main = &job.programs.main;
     let mut by_rate: Vec<(f64, Vec<ParamGrad>)> = Vec::new();
@@ -278,7 +254,8 @@ fn dense_tables(
         }
         let len = params.iter().map(|(_, len)| len).sum();
         let table_id = first + at as u32;
-        let table = DenseTable { table_id, params, len, rule: rule(rate)?, blocks: None };
+        let (rule, rate_scale, blocks) = (rule(rate)?, rate, None);
+        let table = DenseTable { table_id, params, len, rule, rate_scale, blocks };
         tables.push((table, pairs));
     }
     Ok(tables)
@@ -311,7 +288,26 @@ fn emit_recv(
     Ok(())
 }
 
-/// Returns whether any rate follows a schedule, which depends on the steps of all workers.
-fn has_schedule<'r>(mut rules: impl Iterator<Item = &'r UpdateRule>) -> bool {
-    rules.any(|rule| matches!(rule, UpdateRule::Optimizer { rate: LearningRate::Schedule(_), .. }))
+/// Sets the limits and options of a described table that do not depend on its rows.
+fn set_limits(config: &mut SparseConfig, described: &TableParameter) {
+    if let Some(count) = described.shard_num {
+        config.shard_count = count as usize;
+    }
+    if let Some(max) = described.row_count_max.filter(|max| *max > 0) {
+        config.row_count_max = max;
+    }
+    config.compress_in_save = described.compress_in_save();
+}
+
+/// Returns the treatment of gradients that are not finite.
+fn non_finite(strategy: &DistributedStrategy) -> Result<NonFinite> {
+    let config = strategy.a_sync_configs();
+    match config.non_finite() {
+        "refuse" => Ok(NonFinite::Refuse),
+        "count" => Ok(NonFinite::Count),
+        "clip" => Ok(NonFinite::Clip(config.non_finite_limit())),
+        other => Err(Error::invalid("invalid a_sync_configs.non_finite")
+            .expected("refuse, count or clip")
+            .got(format!("'{other}'"))),
+    }
 }

@@ -6,15 +6,16 @@
 //! removed, and their inputs are pushed instead. The parameter remains as a name without a value:
 //! its rows can be read from the servers, but it cannot be fetched.
 
-use super::click::{class_note, click_rows, descriptions};
-use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
-use super::{Exchange, Place, dense_tables, emit_recv, has_schedule, send_names};
-use crate::meta::Job;
+use super::click::{class_note, descriptions, make_click_table};
+use super::tables::{SparseTable, TableRule, Tables, initializer};
+use super::{Place, dense_tables, emit_recv, send_names, set_limits};
+use crate::job::Job;
 use crate::schema::TableParameter;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, OpRole, Program, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_ops::{Emit, Registry};
+use fleet_table::{Entry, PushMode, SparseConfig};
 use fleet_tensor::DType;
 use std::collections::{HashMap, HashSet};
 
@@ -33,7 +34,7 @@ pub struct LookupSpec {
 pub(super) fn rewrite(
     job: &mut Job<'_>,
     sparse_optimizer: &OptimizerDesc,
-    exchange: Exchange,
+    exchange: PushMode,
     place: Place,
 ) -> Result<(Tables, Vec<LookupSpec>)> {
     let remote = remote_tables(job)?;
@@ -52,7 +53,7 @@ pub(super) fn rewrite(
     let optimizer = job.optimizer.clone();
     let dense = optimizer.finished_gradients(job.programs, job.registry, &dense)?;
     let first = sparse.len() as u32;
-    let dense = dense_tables(job, &dense, first, |rate| UpdateRule::of(&optimizer, rate))?;
+    let dense = dense_tables(job, &dense, first, |rate| TableRule::of(&optimizer, rate))?;
 
     let mut lookups = Vec::new();
     for (table, remote) in sparse.iter().zip(&remote) {
@@ -65,8 +66,9 @@ pub(super) fn rewrite(
     exchange_dense(job, &dense, exchange, place)?;
 
     let dense: Vec<_> = dense.into_iter().map(|(table, _)| table).collect();
-    let rules = sparse.iter().map(|table| &table.rule).chain(dense.iter().map(|it| &it.rule));
-    let steps = has_schedule(rules).then_some(first + dense.len() as u32);
+    let has_schedule = sparse.iter().any(|table| table.schedule.is_some())
+        || dense.iter().any(|table| table.rule.schedule.is_some());
+    let steps = has_schedule.then_some(first + dense.len() as u32);
     Ok((Tables { sparse, dense, steps }, lookups))
 }
 
@@ -231,36 +233,32 @@ fn describe(
     let var = job.programs.main.var(table.param);
     let op = job.programs.main.op(table.lookups[0]);
     let rate = var.param.as_ref().map_or(1.0, |param| param.learning_rate);
-    let (init, seed) = RowInit::of(&job.programs.startup, &var.name)?;
-    let (name, width) = (var.name.clone(), var.shape.at(1));
-    let own = || UpdateRule::of(optimizer, rate);
-    let (click, rule, init) = match described.and_then(|it| it.accessor.as_ref()) {
-        None => (None, own()?, init),
-        Some(accessor) => {
-            let (click, rule, init) = click_rows(accessor, width, init, own)
-                .map_err(|error| error.at(format!("the accessor of table '{name}'")))?;
-            (Some(click), rule, init)
-        }
+    let (initializer, seed) = initializer(&job.programs.startup, &var.name)?;
+    let own = || TableRule::of(optimizer, rate);
+    let entry = match op.attr_str("entry") {
+        "" => Entry::None,
+        entry => Entry::parse(entry)?,
     };
     let class = match described.map_or("", |it| it.table_class()) {
         "" => op.attr_str("table_class").to_string(),
         class => class.to_string(),
     };
-    let made = SparseTable {
-        table_id,
+    let plain = SparseConfig::plain(table_id, var.shape.at(1));
+    let mut made = SparseTable {
+        name: var.name.clone(),
         rows: var.shape.dims()[0].max(0) as u64,
-        width,
-        rule,
-        init,
-        seed,
-        entry: op.attr_str("entry").to_string(),
-        shard_count: described.and_then(|it| it.shard_num),
-        row_count_max: described.and_then(|it| it.row_count_max).filter(|max| *max > 0),
-        compress_in_save: described.is_some_and(|it| it.compress_in_save()),
-        click,
         class,
-        name,
+        schedule: None,
+        config: SparseConfig { initializer, entry, seed, ..plain },
     };
+    if let Some(described) = described {
+        set_limits(&mut made.config, described);
+    }
+    match described.and_then(|it| it.accessor.as_ref()) {
+        Some(accessor) => make_click_table(&mut made, accessor, own)
+            .map_err(|error| error.at(format!("the accessor of table '{}'", made.name)))?,
+        None => TableRule { rule: made.config.rule, schedule: made.schedule } = own()?,
+    }
     job.notes.extend(class_note(&made.name, &made.class));
     Ok(made)
 }
@@ -310,8 +308,8 @@ fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Resu
     let outs: Vec<VarId> = group.iter().map(|id| main.op(*id).output("Out")[0]).collect();
     let (padding, is_test) = (first.attr_int("padding_idx"), first.attr_bool("is_test"));
     let spec = LookupSpec {
-        table_id: table.table_id,
-        width: table.width,
+        table_id: table.table_id(),
+        width: table.width(),
         padding: Some(padding).filter(|id| *id >= 0),
         ids: ids.iter().map(|var| main.var_name(*var).to_string()).collect(),
         // Prefetching creates rows, but lookups for testing must not.
@@ -324,8 +322,8 @@ fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Resu
         .named_op("distributed_lookup_table")?
         .inputs("Ids", &ids)
         .outputs("Outputs", &outs)
-        .attr("table_id", i64::from(table.table_id))
-        .attr("width", table.width as i64)
+        .attr("table_id", i64::from(table.table_id()))
+        .attr("width", table.width() as i64)
         .attr("padding_idx", padding)
         .attr("lookup_table_version", first.name())
         .attr("is_test", is_test)
@@ -347,8 +345,8 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Result<
     if remote.grad.is_none() || remote.pushed.is_empty() {
         return Ok(());
     }
-    let entry = job.entry_variables(&table.entry)?;
-    let counters = table.click.as_ref().map_or(0, |click| click.counter_columns());
+    let entry = job.entry_variables(&table.config.entry)?;
+    let counters = table.config.counter_columns();
     let ids: Vec<VarId> = remote.pushed.iter().map(|it| it.ids).collect();
     let grads: Vec<VarId> = remote.pushed.iter().map(|it| it.grad).collect();
     let paddings: Vec<i64> = remote.pushed.iter().map(|it| it.padding).collect();
@@ -359,11 +357,11 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Result<
         .inputs("Outputs@GRAD", &grads)
         .maybe("Shows", entry.map(|(show, _)| show))
         .maybe("Clicks", entry.map(|(_, click)| click))
-        .attr("table_id", i64::from(table.table_id))
-        .attr("size", table.width as i64)
+        .attr("table_id", i64::from(table.table_id()))
+        .attr("size", table.width() as i64)
         .attr("padding_idx", paddings)
         .attr("slots", slots)
-        .attr("use_cvm_op", table.click.is_some())
+        .attr("use_cvm_op", table.config.has_click_rows())
         .attr("counter_columns", counters as i64)
         .done()?;
     emit.append();
@@ -376,7 +374,7 @@ fn slots_of(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Vec
     if remote.pushed.iter().all(|it| it.slot < 0) {
         return Vec::new();
     }
-    if table.click.is_none() {
+    if !table.config.has_click_rows() {
         job.notes.push(format!(
             "'{}': only click tables store the slot of a sparse_embedding: describe a click table \
              for it (downpour_table_param), or remove the slot",
@@ -402,7 +400,7 @@ fn remove_local_value(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTab
         .named_op("fake_init")?
         .output("Out", held)
         .attr("shape", shape.to_vec())
-        .attr("table_id", i64::from(table.table_id))
+        .attr("table_id", i64::from(table.table_id()))
         .done()?;
     let ops: Vec<OpId> = startup
         .root_ops()
@@ -416,11 +414,11 @@ fn remove_local_value(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTab
 fn exchange_dense(
     job: &mut Job<'_>,
     dense: &[(super::DenseTable, Vec<ParamGrad>)],
-    exchange: Exchange,
+    exchange: PushMode,
     place: Place,
 ) -> Result<()> {
-    let barriers = exchange != Exchange::Async;
-    let half = exchange == Exchange::HalfAsync;
+    let barriers = exchange != PushMode::Async;
+    let half = exchange == PushMode::HalfAsync;
     let mut emit = job.emit(OpRole::RPC);
     for (table, pairs) in dense {
         let grads: Vec<VarId> = pairs.iter().map(|(_, grad)| *grad).collect();
@@ -455,12 +453,8 @@ fn exchange_dense(
 impl Job<'_> {
     /// Returns the variables with shows and clicks if an entry names them, cast to floats if
     /// needed.
-    fn entry_variables(&mut self, entry: &str) -> Result<Option<(VarId, VarId)>> {
-        let Some(names) = entry.strip_prefix("show_click_entry:") else { return Ok(None) };
-        let Some((show, click)) = names.split_once(':') else {
-            return Err(Error::invalid(format!("invalid entry '{entry}'"))
-                .expected("show_click_entry:SHOW:CLICK"));
-        };
+    fn entry_variables(&mut self, entry: &Entry) -> Result<Option<(VarId, VarId)>> {
+        let Entry::ShowClick { show, click } = entry else { return Ok(None) };
         Ok(Some((self.floats(show)?, self.floats(click)?)))
     }
 

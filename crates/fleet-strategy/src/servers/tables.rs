@@ -1,10 +1,13 @@
 //! The tables of a job, as described by its programs.
 
-use super::click::ClickRows;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, Program};
-use fleet_nn::LearningRate;
-use fleet_nn::optimizer::{OptimizerDesc, Rule};
+use fleet_nn::optimizer::{OptimizerDesc, Rule as Optimizer};
+use fleet_nn::{LearningRate, LrSchedule};
+use fleet_table::{
+    DenseBlock, DenseCut, DenseOptions, Initializer, NonFinite, Rule, SparseConfig, TableConfig,
+    rule,
+};
 
 /// All tables of a job.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +25,9 @@ pub struct DenseTable {
     /// Names and sizes, in the table's order.
     pub params: Vec<(String, usize)>,
     pub len: usize,
-    pub rule: UpdateRule,
+    pub rule: TableRule,
+    /// The parameters' own factor on the learning rate.
+    pub rate_scale: f64,
     /// Blocks and their servers, in the table's order; `None` divides the table evenly.
     pub blocks: Option<Vec<ParamBlock>>,
 }
@@ -32,63 +37,95 @@ pub struct DenseTable {
 pub struct ParamBlock {
     /// The parameter's name, followed by `.block0` and so on if it has several blocks.
     pub name: String,
-    pub len: usize,
-    pub server: usize,
+    pub block: DenseBlock,
 }
 
 /// A table of rows by id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SparseTable {
-    pub table_id: u32,
     /// The parameter that became this table.
     pub name: String,
     /// Number of rows in the program; servers create rows for any id.
     pub rows: u64,
-    pub width: usize,
-    /// How gradients are applied; in a click table, to the embedding.
-    pub rule: UpdateRule,
-    /// Initial values of a row; in a click table, of its embedding.
-    pub init: RowInit,
-    pub seed: u64,
-    /// Rule for which ids get rows; empty for all ids.
-    pub entry: String,
     /// The documented table class, if the program names one.
     pub class: String,
-    /// Number of locks, if the strategy sets it.
-    pub shard_count: Option<u64>,
-    /// Limit of rows on each server, if the strategy sets it.
-    pub row_count_max: Option<u64>,
-    /// Whether full saves are compressed.
-    pub compress_in_save: bool,
-    /// Settings of click rows, for click tables.
-    pub click: Option<ClickRows>,
+    /// The schedule of its learning rates.
+    pub schedule: Option<LrSchedule>,
+    pub config: SparseConfig,
 }
 
-/// How a server applies a gradient.
+impl SparseTable {
+    pub fn table_id(&self) -> u32 {
+        self.config.table_id
+    }
+
+    /// Returns the number of columns that a program sees.
+    pub fn width(&self) -> usize {
+        self.config.pull_width()
+    }
+}
+
+impl DenseTable {
+    /// Returns the servers' config of this table.
+    pub(super) fn config(&self, non_finite: NonFinite, corrects_delay: bool) -> TableConfig {
+        let cut = self.blocks.as_ref().map_or(DenseCut::Even, |blocks| {
+            DenseCut::Blocks(blocks.iter().map(|it| it.block).collect())
+        });
+        TableConfig::Dense {
+            table_id: self.table_id,
+            len: self.len,
+            rule: self.rule.rule,
+            non_finite,
+            options: DenseOptions { cut, corrects_delay },
+        }
+    }
+}
+
+/// How a server applies gradients.
 #[derive(Clone, Debug, PartialEq)]
-pub enum UpdateRule {
-    /// An optimizer's rule; the rate is multiplied by `rate_scale`, the parameters' own factor.
-    Optimizer { rule: Rule, rate: LearningRate, rate_scale: f64 },
-    /// A rule of click tables, if the strategy describes one.
-    Row(RowRule),
-    /// Adds the changes of workers (GEO).
-    Add,
+pub struct TableRule {
+    /// With a schedule, its rate is the parameters' own factor, and the servers receive the
+    /// schedule's value as another one.
+    pub rule: Rule,
+    pub schedule: Option<LrSchedule>,
 }
 
-/// Rules of click tables, with their own learning rates. With `is_shared`, the columns of a row
-/// share one accumulator.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RowRule {
-    Naive { rate: f64 },
-    Adagrad { rate: f64, initial_g2sum: f64, is_shared: bool },
-    Adam { rate: f64, beta1: f64, beta2: f64, epsilon: f64, is_shared: bool },
+impl From<Rule> for TableRule {
+    fn from(rule: Rule) -> TableRule {
+        TableRule { rule, schedule: None }
+    }
 }
 
-impl UpdateRule {
-    /// Returns the rule of an optimizer; rejects rules that servers do not support.
-    pub(super) fn of(desc: &OptimizerDesc, rate_scale: f64) -> Result<UpdateRule> {
-        match desc.rule {
-            Rule::Sgd(_) | Rule::Momentum(_) | Rule::Adagrad(_) | Rule::Adam(_) => {}
+impl TableRule {
+    /// Returns the rule that adds the changes of workers (GEO): `w -= 1 * (-difference)`.
+    pub(super) fn add() -> TableRule {
+        Rule::Sgd(rule::Sgd { lr: 1.0 }).into()
+    }
+
+    /// Returns the rule of an optimizer for parameters whose rate has a factor of their own;
+    /// rejects rules that servers do not support.
+    pub(super) fn of(desc: &OptimizerDesc, rate_scale: f64) -> Result<TableRule> {
+        let (lr, schedule) = match &desc.settings.learning_rate {
+            LearningRate::Constant(rate) => ((rate * rate_scale) as f32, None),
+            LearningRate::Schedule(schedule) => (rate_scale as f32, Some(schedule.clone())),
+        };
+        let rule = match &desc.rule {
+            Optimizer::Sgd(_) => Rule::Sgd(rule::Sgd { lr }),
+            Optimizer::Momentum(own) => {
+                Rule::Momentum(rule::Momentum { lr, mu: own.mu as f32, nesterov: own.use_nesterov })
+            }
+            Optimizer::Adagrad(own) => Rule::Adagrad(rule::Adagrad {
+                lr,
+                epsilon: own.epsilon as f32,
+                initial_accumulator: own.initial_accumulator_value as f32,
+            }),
+            Optimizer::Adam(own) => Rule::Adam(rule::Adam {
+                lr,
+                beta1: own.beta1 as f32,
+                beta2: own.beta2 as f32,
+                epsilon: own.epsilon as f32,
+                epsilon_corrected: true,
+            }),
             _ => {
                 return Err(Error::unsupported(format!(
                     "parameter servers do not support the rule '{}'",
@@ -96,58 +133,42 @@ impl UpdateRule {
                 ))
                 .expected("sgd, momentum, adagrad or adam"));
             }
+        };
+        Ok(TableRule { rule, schedule })
+    }
+}
+
+/// Returns a parameter's initialiser in the startup program, and its seed.
+pub(super) fn initializer(startup: &Program, name: &str) -> Result<(Initializer, u64)> {
+    let var = startup.find_var(name);
+    let ops: Vec<&Op> = startup
+        .root_ops()
+        .map(|(_, op)| op)
+        .filter(|op| op.all_outputs().any(|out| Some(out) == var))
+        .collect();
+    let [op] = ops[..] else {
+        return Err(Error::unsupported(format!("'{name}' is not initialised by a single op"))
+            .got(format!("{} ops of the startup program", ops.len()))
+            .help("use a plain initialiser for the table: servers create rows on demand"));
+    };
+    let number = |name: &str| op.attr_float(name) as f32;
+    let init = match op.name() {
+        "fill_constant" => Initializer::Constant(number("value")),
+        "uniform_random" => Initializer::Uniform { low: number("min"), high: number("max") },
+        "gaussian_random" => Initializer::Gaussian { mean: number("mean"), std: number("std") },
+        "truncated_gaussian_random" => {
+            Initializer::TruncatedGaussian { mean: number("mean"), std: number("std") }
         }
-        let rate = desc.settings.learning_rate.clone();
-        Ok(UpdateRule::Optimizer { rule: desc.rule.clone(), rate, rate_scale })
-    }
-}
-
-/// Initial values of a row.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RowInit {
-    Constant(f64),
-    Uniform { low: f64, high: f64 },
-    Gaussian { mean: f64, std: f64 },
-    TruncatedGaussian { mean: f64, std: f64 },
-}
-
-impl RowInit {
-    /// Returns a parameter's initialiser in the startup program, and its seed.
-    pub(super) fn of(startup: &Program, name: &str) -> Result<(RowInit, u64)> {
-        let var = startup.find_var(name);
-        let ops: Vec<&Op> = startup
-            .root_ops()
-            .map(|(_, op)| op)
-            .filter(|op| op.all_outputs().any(|out| Some(out) == var))
-            .collect();
-        let [op] = ops[..] else {
-            return Err(Error::unsupported(format!("'{name}' is not initialised by a single op"))
-                .got(format!("{} ops of the startup program", ops.len()))
-                .help("use a plain initialiser for the table: servers create rows on demand"));
-        };
-        let init = match op.name() {
-            "fill_constant" => RowInit::Constant(op.attr_float("value")),
-            "uniform_random" => {
-                RowInit::Uniform { low: op.attr_float("min"), high: op.attr_float("max") }
-            }
-            "gaussian_random" => {
-                RowInit::Gaussian { mean: op.attr_float("mean"), std: op.attr_float("std") }
-            }
-            "truncated_gaussian_random" => RowInit::TruncatedGaussian {
-                mean: op.attr_float("mean"),
-                std: op.attr_float("std"),
-            },
-            other => {
-                return Err(Error::unsupported(format!(
-                    "servers do not support the initialiser {other} of '{name}'"
-                ))
-                .expected("a constant, uniform, normal or truncated normal numbers"));
-            }
-        };
-        let own = match init {
-            RowInit::Constant(_) => 0,
-            _ => op.attr_int("seed") as u64,
-        };
-        Ok((init, if own == 0 { startup.seed() } else { own }))
-    }
+        other => {
+            return Err(Error::unsupported(format!(
+                "servers do not support the initialiser {other} of '{name}'"
+            ))
+            .expected("a constant, uniform, normal or truncated normal numbers"));
+        }
+    };
+    let own = match init {
+        Initializer::Constant(_) => 0,
+        _ => op.attr_int("seed") as u64,
+    };
+    Ok((init, if own == 0 { startup.seed() } else { own }))
 }

@@ -4,7 +4,7 @@ use crate::world::{mlp, rewritten};
 use fleet_nn::prelude::*;
 use fleet_strategy::{
     AdaptiveLocalSgdConfig, AmpConfig, Cluster, DistributedStrategy, HybridConfig, LambConfig,
-    LarsConfig, LocalSgdConfig, Origin, Ranks, Rates, Verdict,
+    LarsConfig, LocalSgdConfig, Origin, Ranks, Rates, StrategyId, Verdict,
 };
 
 /// Converts text such as `amp+recompute` to a strategy.
@@ -89,14 +89,14 @@ fn combinations_that_were_dropped() {
 #[test]
 fn refusals() {
     check("adaptive+localsgd", "error: adaptive_localsgd: conflicts with localsgd");
-    check("gm+localsgd", "error: gradient_merge conflicts with localsgd");
+    check("gm+localsgd", "error: localsgd: conflicts with gradient_merge");
     check("dgc+amp", "error: dgc conflicts with amp");
     check("dgc+lars", "error: dgc conflicts with lars");
     check("dgc+fp16", "error: dgc conflicts with fp16_allreduce");
     check("dgc+gm", "error: dgc conflicts with gradient_merge");
-    check("sharding", "error: sharding is not supported");
-    check("pipeline", "error: pipeline is not supported");
-    check("pipeline+sharding", "error: sharding is not supported");
+    check("sharding", "error: sharding: is not supported");
+    check("pipeline", "error: pipeline: is not supported");
+    check("pipeline+sharding", "error: sharding: is not supported");
     let overlap =
         AmpConfig::default().with_custom_white_list(["mul"]).with_custom_black_list(["mul"]);
     let strategy = DistributedStrategy::new().use_amp(overlap);
@@ -114,7 +114,7 @@ fn auto() {
     let reasons: Vec<&str> = plan
         .decisions
         .iter()
-        .filter(|decision| decision.strategy == "Auto")
+        .filter(|decision| decision.strategy == StrategyId::Auto)
         .map(|decision| decision.reason.as_str())
         .collect();
     assert!(reasons.iter().any(|reason| reason.starts_with("2 machines")), "{reasons:?}");
@@ -138,7 +138,7 @@ fn auto_weighs_the_network_against_the_work() {
         };
         let on = Cluster { ranks: Ranks::new(1, 2), rates };
         let (_, plan) = rewritten(mlp, &optimizer("sgd"), &auto, on).unwrap();
-        let said = plan.decisions.iter().filter(|it| it.strategy == "Auto");
+        let said = plan.decisions.iter().filter(|it| it.strategy == StrategyId::Auto);
         let said: Vec<String> = said.map(|it| it.reason.clone()).collect();
         (plan.chain_text(), said.join("\n"))
     };
@@ -178,7 +178,7 @@ fn grids_are_refused() {
     };
     check(
         hybrid(HybridConfig::default().with_mp_degree(2)),
-        "hybrid_configs.mp_degree of 2 is not supported",
+        "hybrid_configs.mp_degree: 2 is not supported",
     );
     check(hybrid(HybridConfig::default().with_dp_degree(4)), "dp_degree is 4, but each of the 2");
     let fits = hybrid(HybridConfig::default().with_dp_degree(2));
@@ -192,7 +192,8 @@ fn left_out_with_a_warning() {
     let verdicts = |text: &str, rule: &str, ranks: usize| {
         let (_, plan) =
             rewritten(mlp, &optimizer(rule), &switches(text), Ranks::new(0, ranks)).unwrap();
-        let found = plan.decisions.iter().map(|d| (d.strategy, d.verdict)).collect::<Vec<_>>();
+        let found =
+            plan.decisions.iter().map(|d| (d.strategy.name(), d.verdict)).collect::<Vec<_>>();
         (found, plan.chain_text())
     };
     let (found, chain) = verdicts("lars", "sgd", 2);

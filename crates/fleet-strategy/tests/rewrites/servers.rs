@@ -4,8 +4,9 @@ use fleet_ir::Program;
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::prelude::*;
 use fleet_nn::{Programs, Regularizer, Result};
-use fleet_strategy::servers::{Place, RowInit, RowRule, ServerPlan, UpdateRule, minimize};
+use fleet_strategy::servers::{Place, ServerPlan, minimize};
 use fleet_strategy::{AmpConfig, DistributedStrategy};
+use fleet_table::{Accessor, Initializer, Rule, rule};
 
 const PLACE: Place = Place { worker: 1, worker_count: 2, server_count: 3, half_async: false };
 
@@ -67,14 +68,15 @@ fn an_asynchronous_worker_waits_for_nobody() {
     assert_eq!(plan.chain_text(), "ParameterServer -> adam");
 
     let [shared, other] = &plan.tables.sparse[..] else { panic!("{:?}", plan.tables) };
-    assert_eq!((shared.name.as_str(), shared.table_id, shared.width), ("shared", 0, 8));
-    assert_eq!(shared.init, RowInit::Uniform { low: -0.5, high: 0.5 });
-    assert_eq!((other.entry.as_str(), other.rows), ("count_filter_entry:10", 1_000_000));
+    assert_eq!((shared.name.as_str(), shared.table_id(), shared.width()), ("shared", 0, 8));
+    assert_eq!(shared.config.initializer, Initializer::Uniform { low: -0.5, high: 0.5 });
+    assert_eq!(
+        (&other.config.entry, other.rows),
+        (&fleet_table::Entry::CountFilter(10), 1_000_000)
+    );
     // Parameters with another rate form a separate table.
-    let rates = plan.tables.dense.iter().map(|table| match &table.rule {
-        UpdateRule::Optimizer { rate_scale, .. } => (table.table_id, *rate_scale, table.len),
-        UpdateRule::Row(_) | UpdateRule::Add => panic!("{table:?}"),
-    });
+    let rates = plan.tables.dense.iter();
+    let rates = rates.map(|table| (table.table_id, table.rate_scale, table.len));
     let rates: Vec<_> = rates.collect();
     assert_eq!(rates, [(2, 1.0, 4 + 1 + 4), (3, 0.1, 32 * 4)]);
     assert_eq!(plan.tables.steps, None);
@@ -145,7 +147,12 @@ fn geo_leaves_the_program_as_it_is() {
     let main = &programs.main;
     assert_eq!(count(main, "lookup_table_v2"), 4);
     assert_eq!(tail(main, "send"), ["send", "recv", "send", "recv", "recv", "recv"]);
-    assert!(plan.tables.sparse.iter().all(|table| table.rule == UpdateRule::Add));
+    assert!(
+        plan.tables
+            .sparse
+            .iter()
+            .all(|table| table.config.rule == Rule::Sgd(rule::Sgd { lr: 1.0 }))
+    );
 
     let refused = |optimizer: OptimizerDesc| {
         rewritten(optimizer, None, &strategy, PLACE).unwrap_err().to_string()
@@ -228,14 +235,14 @@ fn click_tables_are_pushed_with_shows_and_clicks() {
     assert_eq!(count(&main, "cast"), 1);
 
     let [table] = &plan.tables.sparse[..] else { panic!("{:?}", plan.tables) };
-    let click = table.click.as_ref().unwrap();
-    assert_eq!((table.shard_count, click.embedx_threshold), (Some(9), 4));
-    assert_eq!(click.embedx_width(table.width), 8);
+    let Accessor::Ctr(click) = &table.config.accessor else { panic!("{table:?}") };
+    assert_eq!((table.config.shard_count, click.embedx_threshold), (9, 4.0));
+    assert_eq!(table.config.dim, 8);
     // Settings that are not described follow from the program.
-    assert!(matches!(click.embed.rule, UpdateRule::Optimizer { .. }));
-    assert_eq!(click.embed.init, RowInit::Constant(0.0));
-    assert!(matches!(table.rule, UpdateRule::Row(RowRule::Adam { rate: 0.5, .. })));
-    assert!(matches!(table.init, RowInit::Uniform { .. }));
+    assert_eq!(click.embed_rule, Rule::Sgd(rule::Sgd { lr: 0.5 }));
+    assert_eq!(click.embed_initializer, Initializer::Constant(0.0));
+    assert!(matches!(table.config.rule, Rule::Adam(rule::Adam { lr: 0.5, .. })));
+    assert!(matches!(table.config.initializer, Initializer::Uniform { .. }));
     let memory = "'t': rows of SSDSparseTable are kept in memory";
     assert!(plan.notes.iter().any(|note| note.starts_with(memory)), "{:?}", plan.notes);
 }

@@ -5,7 +5,7 @@ use fleet_strategy::*;
 /// Checks a text and compares the problems, each `SEVERITY PATH: MESSAGE`.
 fn check(text: &str, expected: &[&str]) {
     let strategy = DistributedStrategy::parse(text).unwrap_or_else(|error| panic!("{error}"));
-    let problems = strategy.check();
+    let problems = fleet_strategy::check(&strategy);
     let found: Vec<String> =
         problems.iter().map(|p| format!("{:?} {}: {}", p.severity, p.path, p.message)).collect();
     assert_eq!(found, expected, "{text}");
@@ -41,14 +41,14 @@ fn values_out_of_range() {
         &[
             "Error pipeline_configs.accumulate_steps: expected at least 1, got 0",
             "Error pipeline_configs.schedule_mode: expected one of 1F1B, F-then-B, got \"F-then-C\"",
-            "Warning pipeline: is not supported",
+            "Error pipeline: is not supported",
         ],
     );
     check(
         "sharding: true sharding_configs { stage: 4 }",
         &[
             "Error sharding_configs.stage: expected 1 to 3, got 4",
-            "Warning sharding: is not supported",
+            "Error sharding: is not supported",
         ],
     );
     check(
@@ -179,19 +179,22 @@ fn settings_that_do_not_go_together() {
         &["Error a_sync_configs.k_steps: expected 0 without a_sync, got 10"],
     );
     check(
-        "gradient_merge: true gradient_merge_configs { k_steps: 4 } \
-         sharding: true sharding_configs { gradient_merge_acc_step: 2 }",
-        &[
-            "Error sharding_configs.gradient_merge_acc_step: expected 4 as in gradient_merge_configs.k_steps, got 2",
-            "Warning sharding: is not supported",
-        ],
+        "gradient_merge: true gradient_merge_configs { k_steps: 4 } localsgd: true",
+        &["Error localsgd: conflicts with gradient_merge"],
     );
     check(
-        "sharding: true sharding_configs { sharding_segment_strategy: \"segment_anchors\" }",
-        &[
-            "Error sharding_configs.segment_anchors: no anchors",
-            "Warning sharding: is not supported",
-        ],
+        "gradient_merge: true gradient_merge_configs { k_steps: 1 } localsgd: true",
+        &["Warning gradient_merge_configs.k_steps: gradient_merge has no effect"],
+    );
+    check(
+        "amp: true amp_configs { use_optimizer_fp16: true }",
+        &["Error amp_configs.use_optimizer_fp16: is not supported"],
+    );
+    // Without Momentum or with one rank, dgc is omitted.
+    check("dgc: true amp: true", &["Warning dgc: conflicts with amp where dgc applies"]);
+    check(
+        "dgc: true adaptive_localsgd: true",
+        &["Warning adaptive_localsgd: conflicts with dgc where dgc applies"],
     );
     check(
         "fuse_grad_size_in_MB: 1 last_comm_group_size_MB: 2",
@@ -236,12 +239,11 @@ fn settings_without_effect() {
 /// The check reports unsupported settings; a degree of one requests nothing.
 #[test]
 fn what_is_not_there_yet() {
-    let not_there = |path: &str| format!("Warning {path}: is not supported");
     check(
         "hybrid_configs { dp_degree: 2 mp_degree: 1 sep_degree: 4 }",
-        &[&not_there("hybrid_configs.sep_degree")],
+        &["Error hybrid_configs.sep_degree: 4 is not supported"],
     );
-    check("sharding: true pipeline: false", &[&not_there("sharding")]);
+    check("sharding: true pipeline: false", &["Error sharding: is not supported"]);
 }
 
 #[test]
@@ -253,16 +255,16 @@ fn nothing_is_wrong_with_what_the_documents_show() {
                 pipeline: true pipeline_configs { micro_batch: 12 }\n\
                 localsgd: true localsgd_configs { k_steps: 1 begin_step: 30 }";
     let not_there = ": is not supported";
-    let expected = ["pipeline", "sharding"].map(|path| format!("Warning {path}{not_there}"));
+    let expected = ["pipeline", "sharding"].map(|path| format!("Error {path}{not_there}"));
     check(text, &expected.each_ref().map(String::as_str));
-    assert!(DistributedStrategy::new().check().is_empty());
-    assert!(DistributedStrategy::new().use_geo(400).check().is_empty());
+    assert!(fleet_strategy::check(&DistributedStrategy::new()).is_empty());
+    assert!(fleet_strategy::check(&DistributedStrategy::new().use_geo(400)).is_empty());
 }
 
 #[test]
 fn all_errors_come_at_once() {
     let strategy = DistributedStrategy::new().with_nccl_comm_num(0).with_lars(true).with_lamb(true);
-    let error = strategy.validate().unwrap_err().to_string();
+    let error = validate(&strategy).unwrap_err().to_string();
     assert_eq!(
         error,
         "the strategy has 2 errors\n\
@@ -271,13 +273,13 @@ fn all_errors_come_at_once() {
          error: lamb: conflicts with lars\n  why: LARS replaces a Momentum optimizer and \
          LAMB an Adam optimizer; there is one optimizer\n  help: choose lars or lamb"
     );
-    let one = DistributedStrategy::new().with_nccl_comm_num(0).validate().unwrap_err();
+    let one = validate(&DistributedStrategy::new().with_nccl_comm_num(0)).unwrap_err();
     assert!(one.to_string().starts_with("nccl_comm_num: expected at least 1, got 0\n"));
 }
 
 /// Compares the problems of a file, each `LINE:COLUMN SEVERITY PATH: MESSAGE`.
 fn inspect(bytes: &[u8], form: StrategyForm, expected: &[&str]) {
-    let found = DistributedStrategy::inspect(bytes, form).unwrap();
+    let found = fleet_strategy::inspect(bytes, form).unwrap();
     let found: Vec<String> = found
         .problems
         .iter()
@@ -325,18 +327,18 @@ fn files_of_other_tools() {
         ("\u{feff}{\"amp\": true}", StrategyForm::Json),
         ("\u{feff}amp = true\r\n", StrategyForm::Toml),
     ] {
-        let found = DistributedStrategy::inspect(text.as_bytes(), form).unwrap();
+        let found = fleet_strategy::inspect(text.as_bytes(), form).unwrap();
         assert!(found.problems.is_empty() && found.strategy.amp(), "{:?}", found.problems);
     }
     for text in ["amp_configs {".repeat(1000), "amp_configs: [{".repeat(1000)] {
-        let found = DistributedStrategy::inspect(text.as_bytes(), StrategyForm::Prototxt).unwrap();
+        let found = fleet_strategy::inspect(text.as_bytes(), StrategyForm::Prototxt).unwrap();
         let deep = found.problems.iter().any(|it| it.message.contains("deeper than 64 levels"));
         assert!(deep && found.problems.len() < 6, "{:?}", found.problems);
     }
     let toml = format!("amp = {}", "[".repeat(1000));
-    let found = DistributedStrategy::inspect(toml.as_bytes(), StrategyForm::Toml).unwrap();
+    let found = fleet_strategy::inspect(toml.as_bytes(), StrategyForm::Toml).unwrap();
     assert!(found.problems.len() < 6, "{:?}", found.problems);
-    let text = DistributedStrategy::inspect(b"amp: true", StrategyForm::Binary).unwrap_err();
+    let text = fleet_strategy::inspect(b"amp: true", StrategyForm::Binary).unwrap_err();
     assert!(text.to_string().contains("the file looks like text"), "{text}");
 }
 
@@ -370,7 +372,7 @@ fn problems_of_json_and_toml_have_places() {
             "4:14 Error amp_configs.incr_ratio: expected a 32-bit float, got \"x\"",
         ],
     );
-    let broken = DistributedStrategy::inspect(b"amp = \n", StrategyForm::Toml).unwrap().problems;
+    let broken = fleet_strategy::inspect(b"amp = \n", StrategyForm::Toml).unwrap().problems;
     assert_eq!(broken[0].place.map(|place| place.line), Some(1));
 }
 

@@ -172,7 +172,7 @@ fn changed_bytes_never_panic() {
                     assert!(other.overview().ends_with("+\n"));
                     other.to_prototxt();
                 }
-                if let Ok(found) = DistributedStrategy::inspect(&bytes, form) {
+                if let Ok(found) = fleet_strategy::inspect(&bytes, form) {
                     found
                         .problems
                         .iter()

@@ -317,7 +317,7 @@ fn friendly_descriptions_of_tables() {
     let embedx = accessor.embedx_sgd_param();
     assert_eq!((embedx.name(), embedx.adam().ada_epsilon), ("SparseAdamSGDRule", Some(1e-8)));
     assert_eq!(embedx.adam().weight_bounds, [-10.0, 10.0]);
-    assert!(strategy.validate().is_ok());
+    assert!(fleet_strategy::validate(&strategy).is_ok());
 
     let wrong =
         |key: &str, value: Value| refused("fleet_desc_configs", map([("t", map([(key, value)]))]));

@@ -12,9 +12,8 @@ use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::Programs;
 use fleet_ops::Services;
-use fleet_ps::{Arrival, PullMode, START_ROUNDS, Servers};
+use fleet_ps::{Arrival, PullMode, START_ROUNDS, Servers, Tables};
 use fleet_tensor::Tensor;
-use fleet_topology::Env;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -51,7 +50,7 @@ use std::sync::Arc;
 /// infer.set_unknown_ids(UnknownIds::InitialValues);
 /// infer.refresh()?; // pull newer parameters
 /// assert!(infer.program().to_string().contains("distributed_lookup_table"));
-/// assert_eq!(infer.servers().tables().tables.len(), job.tables.tables.len());
+/// assert_eq!(infer.servers().job().tables.len(), job.tables.tables.len());
 /// assert_eq!(infer.run(&feed, &[&loss])?[0].item::<f32>()?, trained[0].item::<f32>()?);
 /// infer.stop()?;
 /// # std::fs::remove_dir_all(&dir).ok();
@@ -79,21 +78,17 @@ impl Fleet {
         dir: Option<&Path>,
         options: ExecOptions,
     ) -> Result<DistributedInfer> {
-        let servers = self.servers(job, &Env::process())?;
-        let num_threads = match options.num_threads {
-            0 => self.cores_share(),
-            given => given,
-        };
-        let options = exec_options(&job.strategy, ExecOptions { num_threads, ..options });
+        let servers = self.servers(job)?;
+        let options = exec_options(&job.strategy, self.on_own_cores(options));
         let mut session = Session::with_executor(programs, Executor::new(options))?;
-        for round in servers.rounds(Arrival::Received)?..START_ROUNDS {
+        for round in servers.barriers.rounds(Arrival::Received)?..START_ROUNDS {
             if round == 1
                 && self.is_first_worker()
                 && let Some(dir) = dir
             {
-                servers.load(dir)?;
+                servers.admin.load(Tables::All, dir)?;
             }
-            servers.arrive(Arrival::Received)?;
+            servers.barriers.arrive(Arrival::Received)?;
         }
         if let Some(dir) = dir {
             load_worker_vars(dir, job, &mut session)?;
@@ -115,13 +110,13 @@ impl Worker {
         }
         let executor = Executor::new(executor.options().clone());
         let session = Session::with_scope(programs.clone(), own, executor)?;
-        DistributedInfer::over(Arc::clone(self.servers()), session, self.job(), false)
+        DistributedInfer::over(self.servers().clone(), session, self.job(), false)
     }
 }
 
 impl DistributedInfer {
     fn over(
-        servers: Arc<dyn Servers>,
+        servers: Servers,
         session: Session,
         job: &ServerJob,
         stops: bool,
@@ -136,8 +131,8 @@ impl DistributedInfer {
 
     /// Pulls the current parameters from the servers. Rows are read anew in every step anyway.
     pub fn refresh(&mut self) -> Result<()> {
-        let servers = Arc::clone(self.adapter.servers());
-        pull(&*servers, &self.job, &mut self.session)?;
+        let servers = self.adapter.servers().clone();
+        pull(&servers, &self.job, &mut self.session)?;
         if !self.job.plan.exchange.is_geo() {
             return Ok(());
         }
@@ -146,11 +141,11 @@ impl DistributedInfer {
             let mut rows = self.session.scope.tensor(&table.name)?.to_vec::<f32>()?;
             let ids: Vec<u64> = (0..table.rows).collect();
             for (ids, rows) in
-                ids.chunks(ROWS_AT_ONCE).zip(rows.chunks_mut(ROWS_AT_ONCE * table.width))
+                ids.chunks(ROWS_AT_ONCE).zip(rows.chunks_mut(ROWS_AT_ONCE * table.width()))
             {
-                servers.pull_sparse(table.table_id, ids, rows, PullMode::Infer)?;
+                servers.tables.pull_sparse(table.table_id(), ids, rows, PullMode::Infer)?;
             }
-            let shape = [table.rows as i64, table.width as i64];
+            let shape = [table.rows as i64, table.width() as i64];
             self.session.scope.assign(&table.name, &Tensor::from_slice(&rows, shape)?)?;
         }
         Ok(())
@@ -167,7 +162,7 @@ impl DistributedInfer {
         self.session.test_program()
     }
 
-    pub fn servers(&self) -> &Arc<dyn Servers> {
+    pub fn servers(&self) -> &Servers {
         self.adapter.servers()
     }
 
@@ -208,7 +203,7 @@ impl DistributedInfer {
             return Err(Error::invalid("DistributedInfer::stop called on a training worker")
                 .help("call Worker::stop"));
         }
-        let servers = self.adapter.servers();
+        let servers = &self.adapter.servers().barriers;
         if servers.finish()? {
             servers.stop()?;
         }

@@ -1,5 +1,4 @@
-//! Lifecycle of a job with parameter servers, from the environment on: `init_server`, `run_server`,
-//! `init_worker`.
+//! Lifecycle of a job with parameter servers: `init_server`, `run_server`, `init_worker`.
 
 use super::agree::PublishedStrategy;
 use super::control::Control;
@@ -19,74 +18,13 @@ use fleet_ps::{
     Durability, FolderState, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers,
     TableServer, folder_state,
 };
-use fleet_strategy::servers::Exchange;
-use fleet_topology::{Env, Mode, Topology, names};
+use fleet_topology::{Mode, names};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Fleet {
-    /// Joins the job that the environment describes: one with parameter servers if
-    /// `PADDLE_PSERVERS_IP_PORT_LIST` is set, else a collective one.
-    ///
-    /// ```
-    /// let fleet = fleet::Fleet::from_env()?; // this process has no launcher
-    /// assert_eq!((fleet.worker_num(), fleet.server_num()), (1, 0));
-    /// # Ok::<(), fleet::Error>(())
-    /// ```
-    pub fn from_env() -> Result<Fleet> {
-        match Env::process().text(names::PADDLE_PSERVERS_IP_PORT_LIST) {
-            Some(_) => Fleet::parameter_server(),
-            None => Fleet::collective(),
-        }
-    }
-
-    /// Joins a job with parameter servers as the server or worker that the environment gives. A
-    /// process started without a launcher is worker 0 of 1, with a server in the same process.
-    ///
-    /// ```
-    /// use fleet::prelude::*;
-    /// use fleet::{DistributedStrategy, Fleet};
-    ///
-    /// let fleet = Fleet::parameter_server()?;
-    /// let net = Net::new();
-    /// let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
-    /// let loss = ids.sparse_embedding([1000, 8]).flatten(1).fc(1).mse_loss(y, Reduction::Mean);
-    /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
-    /// let job = optimizer.minimize_on_servers(&net, loss)?;
-    /// if fleet.is_server() {
-    ///     fleet.init_server(&job)?.run()?;
-    ///     return Ok(());
-    /// }
-    /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
-    /// let ids = Tensor::from_slice(&[7i64, 900, 7, 3], [2, 2])?;
-    /// let y = Tensor::from_slice(&[1.0f32, -1.0], [2, 1])?;
-    /// worker.run(&[("ids", &ids), ("y", &y)], &[])?;
-    /// worker.stop()?;
-    /// # Ok::<(), fleet::Error>(())
-    /// ```
-    pub fn parameter_server() -> Result<Fleet> {
-        let env = Env::process();
-        let fleet = Fleet::init(Topology::parameter_server(&env)?)?;
-        if fleet.is_server() {
-            fleet.reporter().starting();
-        }
-        Ok(fleet)
-    }
-
-    pub fn is_server(&self) -> bool {
-        self.topology().is_server()
-    }
-
-    pub fn is_worker(&self) -> bool {
-        self.topology().is_worker()
-    }
-
-    pub fn server_num(&self) -> usize {
-        self.topology().server_num()
-    }
-
     /// Returns this process's place in the job; a server takes the view of worker 0.
     pub(crate) fn place(&self) -> Result<Place> {
         let topology = self.topology();
@@ -162,11 +100,11 @@ impl Fleet {
                 .got(topology.role())
                 .help("call init_server if Fleet::is_server is true, and init_worker otherwise")
         })?;
-        let (env, token) = (Env::process(), self.job_token()?);
+        let (env, token) = (self.env(), self.job_token()?);
         // The control starts before the tables, which may take long to load: health checks then see
         // a server that is not ready yet.
         let control = match env.number::<u16>(names::FLEET_GRPC_PORT)? {
-            Some(port) => Some(Control::bind(endpoint, port, &token, (topology.rank(), &env))?),
+            Some(port) => Some(Control::bind(endpoint, port, &token, (topology.rank(), env))?),
             None => None,
         };
         let tables = make(topology.rank())?;
@@ -203,10 +141,8 @@ impl Fleet {
         if !self.is_worker() {
             return Err(Error::invalid("this process is not a worker").got(self.topology().role()));
         }
-        let env = Env::process();
         self.reporter().joined();
-        self.start_worker(programs, job, options, &env)
-            .inspect_err(|error| self.reporter().failed(error))
+        self.start_worker(programs, job, options).inspect_err(|error| self.reporter().failed(error))
     }
 
     fn start_worker(
@@ -214,15 +150,10 @@ impl Fleet {
         programs: Programs,
         job: &ServerJob,
         options: ExecOptions,
-        env: &Env,
     ) -> Result<Worker> {
-        let communication = communicator_options(&job.strategy, env)?;
-        let num_threads = match options.num_threads {
-            0 => self.cores_share(),
-            given => given,
-        };
-        let options = ExecOptions { num_threads, ..options };
-        let servers = self.servers(job, env)?;
+        let communication = communicator_options(&job.strategy, self.env())?;
+        let options = self.on_own_cores(options);
+        let servers = self.servers(job)?;
         let published = match self.topology().server_num() {
             0 => None,
             _ => PublishedStrategy::new(self, job, &self.job_token()?),
@@ -232,8 +163,8 @@ impl Fleet {
         if let Some(published) = published {
             published.compare()?;
         }
-        if job.plan.exchange != Exchange::Sync
-            && let Some(file) = env.text(names::FLEET_EXPENDABLE)
+        if !job.plan.exchange.is_sync()
+            && let Some(file) = self.env().text(names::FLEET_EXPENDABLE)
         {
             // All workers have joined: servers and the launcher now continue without a worker that
             // dies.
@@ -243,18 +174,18 @@ impl Fleet {
         Ok(worker.reports_to(self.reporter()))
     }
 
-    pub(super) fn servers(&self, job: &ServerJob, env: &Env) -> Result<Arc<dyn Servers>> {
+    pub(super) fn servers(&self, job: &ServerJob) -> Result<Servers> {
         let topology = self.topology();
         if topology.server_num() == 0 {
             let servers = ServerTables::all(&job.tables)?;
-            return Ok(Arc::new(LocalServers::new(&servers, topology.rank())?));
+            return Ok(Arc::new(LocalServers::new(&servers, topology.rank())?).into());
         }
         let addresses = self.server_addresses()?;
-        if !waits_for_servers(job, env)? {
+        if !waits_for_servers(job, self.env())? {
             expect_listening(&addresses)?;
         }
         let mut options = RemoteOptions::default();
-        if let Some(deadline_ms) = env.number::<u64>(names::FLAGS_RPC_DEADLINE)? {
+        if let Some(deadline_ms) = self.env().number::<u64>(names::FLAGS_RPC_DEADLINE)? {
             options.deadline = Duration::from_millis(deadline_ms);
         }
         options.silent_after = topology.job().silence.unwrap_or(options.silent_after);
@@ -263,7 +194,7 @@ impl Fleet {
         options.is_over = EndMarker::new(self, &token).map(EndMarker::into_is_over);
         let remote =
             RemoteServers::connect(&job.tables, topology.rank(), &addresses, &token, options)?;
-        Ok(Arc::new(remote.with_patience(deadline)))
+        Ok(Arc::new(remote.with_patience(deadline)).into())
     }
 
     fn server_addresses(&self) -> Result<Vec<SocketAddr>> {

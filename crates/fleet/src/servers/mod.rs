@@ -6,7 +6,6 @@
 
 mod agree;
 mod control;
-mod describe;
 mod end_marker;
 mod infer;
 mod launch_barrier;
@@ -31,8 +30,8 @@ use fleet_nn::{Net, Programs, Var};
 use fleet_ops::Registry;
 use fleet_ps::JobTables;
 pub use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, SplitMethod, Transpile};
-pub use fleet_strategy::servers::{Exchange, Place, ServerPlan};
-use fleet_strategy::{Asked, DistributedStrategy};
+pub use fleet_strategy::servers::{Exchange, Place, PushMode, ServerPlan, written_exchange};
+use fleet_strategy::{DistributedStrategy, Written};
 
 /// A network rewritten for training with parameter servers.
 #[derive(Clone, Debug)]
@@ -69,21 +68,20 @@ impl ServerJob {
         loss: Var<'_>,
         optimizer: &OptimizerDesc,
         sparse: Option<&OptimizerDesc>,
-        strategy: impl Into<Asked<'s>>,
+        strategy: impl Into<Written<'s>>,
         place: Place,
     ) -> Result<ServerJob> {
-        let asked: Asked<'_> = strategy.into();
-        let (loss, strategy) = (loss.id(), asked.strategy);
+        let written: Written<'_> = strategy.into();
+        let (loss, strategy) = (loss.id(), written.strategy);
         let rewrite = |programs: &mut Programs, registry: &'static Registry| {
             use fleet_strategy::servers::minimize;
-            minimize(programs, registry, loss, optimizer, sparse, asked, place)
+            minimize(programs, registry, loss, optimizer, sparse, written, place)
         };
-        let plan = match asked.source {
+        let plan = match written.source {
             Some(source) => net.rewrite_for(&source.file().display().to_string(), rewrite)?,
             None => net.rewrite_with(rewrite)?,
         };
-        let tables = describe::job_tables(&plan, strategy, place);
-        let tables = tables.map_err(|error| asked.blame(error))?;
+        let tables = plan.job_tables(place);
         Ok(ServerJob { plan, strategy: strategy.clone(), tables, place })
     }
 }

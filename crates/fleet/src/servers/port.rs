@@ -3,7 +3,6 @@
 use fleet_base::{Error, Result};
 use fleet_ops::{LookUp, Lookup, PushRows, Tables};
 use fleet_ps::{Communicator, GeoCommunicator, PullMode, Push, Servers};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Values that inference reads for an id without a row. No row is created in either case.
@@ -26,7 +25,7 @@ pub(super) enum Sender {
     Pushes(Communicator),
     Geo(GeoCommunicator),
     /// Inference, which sends no gradients.
-    ReadOnly(Arc<dyn Servers>),
+    ReadOnly(Servers),
 }
 
 impl TableAdapter {
@@ -34,7 +33,7 @@ impl TableAdapter {
         TableAdapter { sender, reads_initial: AtomicBool::new(false) }
     }
 
-    pub fn servers(&self) -> &Arc<dyn Servers> {
+    pub fn servers(&self) -> &Servers {
         match &self.sender {
             Sender::Pushes(communicator) => communicator.servers(),
             Sender::Geo(geo) => geo.servers(),
@@ -55,7 +54,7 @@ impl TableAdapter {
         match &self.sender {
             Sender::Pushes(communicator) => communicator.look_up(table, ids, rows, mode),
             Sender::ReadOnly(servers) if !is_training => {
-                servers.pull_sparse(table, ids, rows, mode)
+                servers.tables.pull_sparse(table, ids, rows, mode)
             }
             Sender::ReadOnly(_) => Err(mode_mismatch("inference", "training")),
             Sender::Geo(_) => Err(mode_mismatch("GEO", "another mode")),

@@ -48,15 +48,15 @@ impl Worker {
     pub fn shrink(&mut self, unseen_days: Option<u8>) -> Result<u64> {
         self.flush()?;
         let tables = self.job().plan.tables.sparse.iter();
-        tables.map(|table| self.servers().shrink(table.table_id, unseen_days)).sum()
+        tables.map(|table| self.servers().admin.shrink(table.table_id(), unseen_days)).sum()
     }
 
     /// Deletes all rows of a table, given the name of its parameter: ids get new rows on their next
     /// use. Returns the number of deleted rows. Workers of GEO keep their copies of the table.
     pub fn clear(&mut self, table: &str) -> Result<u64> {
-        let table = self.sparse_table(table)?.table_id;
+        let table = self.sparse_table(table)?.table_id();
         self.flush()?;
-        self.servers().clear(table)
+        self.servers().admin.clear(table)
     }
 
     /// Returns rows of a table, given the name of its parameter, one after another, as a lookup
@@ -64,14 +64,14 @@ impl Worker {
     pub fn read_rows(&self, table: &str, ids: &[i64]) -> Result<Vec<f32>> {
         let found = self.sparse_table(table)?;
         let ids: Vec<u64> = ids.iter().map(|id| *id as u64).collect();
-        let mut rows = vec![0.0; ids.len() * found.width];
-        self.servers().pull_sparse(found.table_id, &ids, &mut rows, PullMode::Infer)?;
+        let mut rows = vec![0.0; ids.len() * found.width()];
+        self.servers().tables.pull_sparse(found.table_id(), &ids, &mut rows, PullMode::Infer)?;
         Ok(rows)
     }
 
     /// Returns statistics of a table, given the name of its parameter, summed over the servers.
     pub fn table_stats(&self, table: &str) -> Result<TableStats> {
-        self.servers().stats(self.sparse_table(table)?.table_id)
+        self.servers().admin.stats(self.sparse_table(table)?.table_id())
     }
 
     pub(super) fn sparse_table(&self, name: &str) -> Result<&SparseTable> {

@@ -5,7 +5,7 @@ use super::{ServerJob, Worker};
 use crate::Session;
 use fleet_base::{Error, Result, text};
 use fleet_format::{Meta, load_tensors, save_tensors};
-use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables};
+use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables, Tables};
 use std::path::Path;
 
 /// Folder of a save with the variables that are in no table.
@@ -25,7 +25,7 @@ impl Worker {
     ) -> Result<Saved> {
         let dir = dir.as_ref();
         self.flush()?;
-        let saved = self.servers().save(dir, mode, format)?;
+        let saved = self.servers().admin.save(Tables::All, dir, mode, format)?;
         let names = worker_var_names(self.job(), &self.session);
         let scope = &self.session.scope;
         let tensors: Vec<_> =
@@ -92,24 +92,24 @@ impl Worker {
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        let table = self.sparse_table(table)?.table_id;
+        let table = self.sparse_table(table)?.table_id();
         self.flush()?;
-        self.servers().save_table(table, dir.as_ref(), mode, format)
+        self.servers().admin.save(Tables::One(table), dir.as_ref(), mode, format)
     }
 
     /// Loads the rows of one table over its current ones, from a save of this table or of all
     /// tables (`load_one_table`). Only one worker should call it. Workers of GEO keep their copies
     /// of the table.
     pub fn load_table(&mut self, table: &str, dir: impl AsRef<Path>) -> Result<u64> {
-        let table = self.sparse_table(table)?.table_id;
+        let table = self.sparse_table(table)?.table_id();
         self.flush()?;
-        self.servers().load_table(table, dir.as_ref())
+        self.servers().admin.load(Tables::One(table), dir.as_ref())
     }
 
     /// Loads the latest save of a folder over the tables of all servers, and the parameters from
     /// it. Only one worker should call it while the others wait; they then call [`Worker::flush`].
     pub fn load_persistables(&mut self, dir: impl AsRef<Path>) -> Result<u64> {
-        let loaded = self.servers().load(dir.as_ref())?;
+        let loaded = self.servers().admin.load(Tables::All, dir.as_ref())?;
         let job = self.job().clone();
         load_worker_vars(dir.as_ref(), &job, &mut self.session)?;
         self.flush()?;
@@ -159,7 +159,7 @@ pub(super) fn load_server(
     let known: Vec<&str> = job.plan.tables.sparse.iter().map(|table| &*table.name).collect();
     let number = |name: &&str| {
         let found = job.plan.tables.sparse.iter().find(|table| table.name == *name);
-        found.map(|table| table.table_id).ok_or_else(|| {
+        found.map(|table| table.table_id()).ok_or_else(|| {
             let hint = text::did_you_mean(name, known.iter().copied());
             Error::invalid(format!("unknown sparse table '{name}'{hint}"))
                 .expected(format!("one of {}", known.join(", ")))

@@ -1,7 +1,6 @@
 //! `DistributeTranspiler`: turns a list of servers and a few options into a job with parameter
 //! servers.
 
-use super::describe;
 use super::{DistributeTranspilerConfig, ServerJob, Transpile};
 use fleet_base::Result;
 use fleet_ir::Program;
@@ -63,7 +62,7 @@ impl DistributeTranspiler {
             self.config.transpile(programs, registry, loss, &optimizer, cluster)
         })?;
         let job = ServerJob {
-            tables: describe::job_tables(&transpiled.plan, &transpiled.strategy, transpiled.place)?,
+            tables: transpiled.plan.job_tables(transpiled.place),
             plan: transpiled.plan.clone(),
             strategy: transpiled.strategy.clone(),
             place: transpiled.place,

@@ -1,7 +1,6 @@
 //! A worker of a job with parameter servers: a session and its communication.
 
 use super::ServerJob;
-use super::describe::rates;
 use super::port::{Sender, TableAdapter, UnknownIds, table_ids};
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
@@ -10,13 +9,13 @@ use crate::{DatasetReport, DatasetRun, Session, exec_options};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor};
-use fleet_nn::Programs;
+use fleet_nn::{LrSchedule, Programs};
 use fleet_ops::Services;
 use fleet_ps::{
-    Arrival, Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats,
-    GeoCommunicator, Progress, START_ROUNDS, Servers, WorkerSeen,
+    Arrival, Communicator, CommunicatorOptions, CommunicatorStats, GeoCommunicator, Progress,
+    PushMode, RateOf, Rates, START_ROUNDS, Servers, WorkerSeen,
 };
-use fleet_strategy::servers::Exchange;
+use fleet_strategy::servers::{Exchange, ServerPlan};
 use fleet_tensor::Tensor;
 use std::sync::Arc;
 
@@ -60,7 +59,7 @@ pub type WorkerStats = CommunicatorStats;
 /// assert_eq!(worker.workers()?[0].steps, 201);
 /// let stats: WorkerStats = worker.stats();
 /// assert!(stats.push_count > 0 && stats.blocked_seconds >= 0.0);
-/// assert_eq!(*worker.servers().tables(), worker.job().tables);
+/// assert_eq!(*worker.servers().job(), worker.job().tables);
 /// worker.stop()?;
 /// # Ok::<(), fleet::Error>(())
 /// ```
@@ -78,13 +77,14 @@ impl Worker {
     /// Runs the startup program. Together with all workers it sends the parameters of worker 0 to
     /// the servers and pulls them from there. Then starts the communication.
     pub fn start(
-        servers: Arc<dyn Servers>,
+        servers: impl Into<Servers>,
         programs: Programs,
         job: &ServerJob,
         options: ExecOptions,
         communication: CommunicatorOptions,
     ) -> Result<Worker> {
-        if *servers.tables() != job.tables {
+        let servers = servers.into();
+        if *servers.job() != job.tables {
             return Err(Error::invalid("the servers' tables differ from those of the program")
                 .help("give servers and workers the same network and strategy"));
         }
@@ -97,23 +97,17 @@ impl Worker {
                 let geo = GeoCommunicator::start(servers, k_steps)?;
                 let push = |session: &Session| push_initial_geo(&geo, job, session);
                 let pull = |session: &mut Session| init_geo(&geo, job, session);
-                earlier_progress =
-                    start_or_rejoin(&**geo.servers(), job, &mut session, push, pull)?;
+                earlier_progress = start_or_rejoin(geo.servers(), job, &mut session, push, pull)?;
                 Sender::Geo(geo)
             }
-            exchange => {
+            Exchange::Pushes(mode) => {
                 let rates = rates(&job.plan, steps_between_reports(&job.strategy));
                 let push = |session: &Session| {
-                    push_initial(&*servers, job, session)?;
-                    rates.begin(&*servers, 0)
+                    push_initial(&servers, job, session)?;
+                    rates.begin(&*servers.tables, 0)
                 };
-                let pull = |session: &mut Session| pull(&*servers, job, session);
-                earlier_progress = start_or_rejoin(&*servers, job, &mut session, push, pull)?;
-                let mode = match exchange {
-                    Exchange::Sync => CommunicatorMode::Sync,
-                    Exchange::HalfAsync => CommunicatorMode::HalfAsync,
-                    Exchange::Async | Exchange::Geo { .. } => CommunicatorMode::Async,
-                };
+                let pull = |session: &mut Session| pull(&servers, job, session);
+                earlier_progress = start_or_rejoin(&servers, job, &mut session, push, pull)?;
                 Sender::Pushes(Communicator::start(servers, mode, communication, rates)?)
             }
         };
@@ -144,7 +138,7 @@ impl Worker {
     }
 
     /// Returns the servers, for requests that programs do not make.
-    pub fn servers(&self) -> &Arc<dyn Servers> {
+    pub fn servers(&self) -> &Servers {
         self.adapter.servers()
     }
 
@@ -211,7 +205,7 @@ impl Worker {
         match &self.adapter.sender {
             Sender::Pushes(communicator) => communicator.set_steps_done(steps),
             // The rates of GEO are in its program.
-            Sender::Geo(geo) => geo.begin_after(steps, steps),
+            Sender::Geo(geo) => geo.begin_run(steps, steps),
             Sender::ReadOnly(_) => Ok(()),
         }
     }
@@ -222,9 +216,9 @@ impl Worker {
         match &self.adapter.sender {
             Sender::Pushes(communicator) => {
                 communicator.set_steps_done(steps)?;
-                communicator.begin_after(steps, own)
+                communicator.begin_run(steps, own)
             }
-            Sender::Geo(geo) => geo.begin_after(steps, own),
+            Sender::Geo(geo) => geo.begin_run(steps, own),
             Sender::ReadOnly(_) => Ok(()),
         }
     }
@@ -254,8 +248,8 @@ impl Worker {
     pub fn go_on(&mut self) -> Result<Option<Progress>> {
         let Some(progress) = &self.earlier_progress else { return Ok(None) };
         match &self.adapter.sender {
-            Sender::Pushes(communicator) => communicator.go_on(progress)?,
-            Sender::Geo(geo) => geo.go_on(progress)?,
+            Sender::Pushes(communicator) => communicator.resume(progress)?,
+            Sender::Geo(geo) => geo.resume(progress)?,
             Sender::ReadOnly(_) => {}
         }
         Ok(Some(progress.clone()))
@@ -269,7 +263,7 @@ impl Worker {
 
     /// Waits until all workers that have not stopped have called it.
     pub fn barrier(&self) -> Result<()> {
-        self.reported(self.servers().arrive(Arrival::Received))
+        self.reported(self.servers().barriers.arrive(Arrival::Received))
     }
 
     /// Waits until everything that this worker has sent is applied, and pulls the newest
@@ -283,17 +277,17 @@ impl Worker {
         match &self.adapter.sender {
             Sender::Pushes(communicator) => {
                 communicator.flush().map_err(|error| with_table_names(&self.job, error))?;
-                pull(&**communicator.servers(), &self.job, &mut self.session)
+                pull(communicator.servers(), &self.job, &mut self.session)
             }
             Sender::Geo(geo) => flush_geo(geo, &self.job, &mut self.session),
-            Sender::ReadOnly(servers) => pull(&**servers, &self.job, &mut self.session),
+            Sender::ReadOnly(servers) => pull(servers, &self.job, &mut self.session),
         }
     }
 
     /// Returns the servers' view of every worker of the job: its steps, its number of starts, and
     /// whether the others continue without it.
     pub fn workers(&self) -> Result<Vec<WorkerSeen>> {
-        self.servers().workers()
+        self.servers().run.workers()
     }
 
     pub fn stats(&self) -> WorkerStats {
@@ -315,7 +309,7 @@ impl Worker {
             communicator.rest();
         }
         self.stopped = true;
-        let servers = self.servers();
+        let servers = &self.servers().barriers;
         if self.reported(servers.finish())? {
             servers.stop()?;
         }
@@ -331,7 +325,7 @@ fn with_table_sizes(job: &ServerJob, error: Error) -> Error {
     }
     let sparse = job.plan.tables.sparse.iter();
     let sizes: Vec<String> =
-        sparse.map(|it| format!("'{}' of {} rows of {}", it.name, it.rows, it.width)).collect();
+        sparse.map(|it| format!("'{}' of {} rows of {}", it.name, it.rows, it.width())).collect();
     error.at(format!("tables of GEO, which workers hold whole: {}", sizes.join(", "))).help(
         "give the tables no more rows than there are ids, or use another mode (k_steps 0), whose \
          workers hold only the rows of a step",
@@ -340,10 +334,10 @@ fn with_table_sizes(job: &ServerJob, error: Error) -> Error {
 
 /// Counts a completed step.
 fn after_step(job: &ServerJob, adapter: &TableAdapter) -> Result<()> {
-    adapter.servers().count_step();
+    adapter.servers().run.count_step();
     match (job.plan.exchange, &adapter.sender) {
         // No op of an async program marks the end of a step.
-        (Exchange::Async, Sender::Pushes(communicator)) => communicator.sent(),
+        (Exchange::Pushes(PushMode::Async), Sender::Pushes(communicator)) => communicator.sent(),
         _ => Ok(()),
     }
 }
@@ -356,7 +350,7 @@ fn with_table_names(job: &ServerJob, error: Error) -> Error {
     }
     let tables = &job.plan.tables;
     let sparse =
-        tables.sparse.iter().map(|table| format!("{} is '{}'", table.table_id, table.name));
+        tables.sparse.iter().map(|table| format!("{} is '{}'", table.table_id(), table.name));
     let dense = tables.dense.iter().map(|table| {
         let names: Vec<&str> = table.params.iter().map(|(name, _)| name.as_str()).collect();
         let shown = names.iter().take(NAMES_SHOWN).copied().collect::<Vec<_>>().join(", ");
@@ -415,42 +409,52 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
 /// progress. So do all workers of a synchronous job that is restarted as a whole on durable
 /// servers: they join from the first round.
 fn start_or_rejoin(
-    servers: &dyn Servers,
+    servers: &Servers,
     job: &ServerJob,
     session: &mut Session,
     push: impl Fn(&Session) -> Result<()>,
     pull: impl Fn(&mut Session) -> Result<()>,
 ) -> Result<Option<Progress>> {
-    let passed = servers.rounds(Arrival::Received)?;
+    let passed = servers.barriers.rounds(Arrival::Received)?;
     if passed >= START_ROUNDS {
         check_rejoin(job)?;
-        let progress = servers.take_over()?;
+        let progress = servers.run.adopt()?;
         pull(session)?;
         return Ok(Some(progress));
     }
-    let is_sync = job.plan.exchange == Exchange::Sync;
+    let is_sync = job.plan.exchange.is_sync();
     let mut steps = 0;
     for round in passed..START_ROUNDS {
-        if round == 1 && servers.worker() == 0 && (!is_sync || servers.settle()? == 0) {
+        if round == 1 && servers.worker() == 0 && (!is_sync || servers.run.settle()? == 0) {
             push(session)?;
         }
         if round == 2 {
-            steps = if is_sync { servers.rounds(Arrival::Sent)? } else { 0 };
+            steps = if is_sync { servers.barriers.rounds(Arrival::Sent)? } else { 0 };
             pull(session)?;
         }
-        servers.arrive(Arrival::Received)?;
+        servers.barriers.arrive(Arrival::Received)?;
     }
     if steps == 0 {
         return Ok(None);
     }
-    let earlier = servers.take_over()?;
+    let earlier = servers.run.adopt()?;
     // The servers have settled on one step: none has a part of a later one.
     Ok(Some(Progress::of_steps(earlier.base, earlier.base + steps)))
 }
 
-fn push_initial(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Result<()> {
+/// Returns the learning-rate schedules of the tables.
+fn rates(plan: &ServerPlan, report_every: u32) -> Rates {
+    let rate_of = |(id, schedule): (u32, &LrSchedule)| -> (u32, RateOf) {
+        let schedule = schedule.clone();
+        (id, Arc::new(move |step| schedule.value_at(step)))
+    };
+    let tables = plan.schedules().map(rate_of).collect();
+    Rates { steps_table: plan.tables.steps, report_every, tables }
+}
+
+fn push_initial(servers: &Servers, job: &ServerJob, session: &Session) -> Result<()> {
     for table in &job.plan.tables.dense {
-        servers.set_dense(table.table_id, &gather(session, &table.params)?)?;
+        servers.tables.set_dense(table.table_id, &gather(session, &table.params)?)?;
     }
     Ok(())
 }
@@ -458,7 +462,7 @@ fn push_initial(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Re
 /// Checks that a worker may join a job that is already training. Gradients that the worker's
 /// earlier process had not sent are lost.
 fn check_rejoin(job: &ServerJob) -> Result<()> {
-    if job.plan.exchange != Exchange::Sync {
+    if !job.plan.exchange.is_sync() {
         return Ok(());
     }
     Err(Error::unavailable(
@@ -471,10 +475,10 @@ fn check_rejoin(job: &ServerJob) -> Result<()> {
     ))
 }
 
-pub(super) fn pull(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
+pub(super) fn pull(servers: &Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
     for table in &job.plan.tables.dense {
         let mut values = vec![0.0; table.len];
-        servers.pull_dense(table.table_id, &mut values)?;
+        servers.tables.pull_dense(table.table_id, &mut values)?;
         scatter(session, &table.params, &values)?;
     }
     Ok(())
@@ -486,8 +490,8 @@ type Copies = Vec<(u32, Vec<(String, usize)>, Option<usize>)>;
 fn copies(job: &ServerJob) -> Copies {
     let tables = &job.plan.tables;
     let sparse = tables.sparse.iter().map(|table| {
-        let len = table.rows as usize * table.width;
-        (table.table_id, vec![(table.name.clone(), len)], Some(table.width))
+        let len = table.rows as usize * table.width();
+        (table.table_id(), vec![(table.name.clone(), len)], Some(table.width()))
     });
     let dense = tables.dense.iter().map(|table| (table.table_id, table.params.clone(), None));
     sparse.chain(dense).collect()

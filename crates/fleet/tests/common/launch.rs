@@ -2,7 +2,6 @@
 //! module of the binary has a test `a_rank`, which runs the job in a rank and does nothing in the
 //! process of the tests. The test that calls [`run`] acts as the launcher.
 
-use fleet::topology::{Env, Topology};
 use fleet::{Fleet, Result};
 use fleet_net::{Log, StoreServer, Token, Vigilance};
 use std::collections::BTreeMap;
@@ -29,7 +28,7 @@ pub fn end(outcome: Result<()>) {
 }
 
 pub fn init() -> Result<Fleet> {
-    Fleet::init(Topology::collective(&Env::process())?)
+    Fleet::collective()
 }
 
 /// Jobs here take a second or two, and a few times that on a loaded machine. A job that takes

@@ -25,7 +25,7 @@ mod strategies;
 mod unused;
 
 use fleet::prelude::*;
-use fleet::topology::{Env, Topology};
+use fleet::topology::Env;
 use fleet::{DistributedStrategy, Fleet};
 use launch::{init, run, stderr_of};
 use std::path::PathBuf;
@@ -180,7 +180,7 @@ fn printed(output: &Output) -> Vec<f32> {
 
 #[test]
 fn many_ranks_train_what_one_trains_on_all_of_the_batch() {
-    let alone = Fleet::init(Topology::collective(&Env::new()).unwrap()).unwrap();
+    let alone = Fleet::join(&Env::new()).unwrap();
     let mut whole = session(&alone, &DistributedStrategy::new()).unwrap();
     (0..STEPS).for_each(|number| step(&mut whole, number, 0, BATCH).unwrap());
     let expected = parameters(&whole);

@@ -2,21 +2,20 @@
 //! fail with an error.
 
 use fleet::Fleet;
-use fleet::topology::{Env, Topology};
+use fleet::topology::Env;
 
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn without_the_feature_nobody_trains_alone() {
     let env = Env::from([("PMI_SIZE", "2")]);
-    let error =
-        Fleet::init(Topology::collective(&env).unwrap()).map(|_| ()).unwrap_err().to_string();
+    let error = Fleet::join(&env).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("one of 2, but the program was built without MPI"), "{error}");
 }
 
 #[test]
 fn alone_under_mpirun_is_alone() {
     let env = Env::from([("OMPI_COMM_WORLD_SIZE", "1"), ("PMI_SIZE", "1")]);
-    let fleet = Fleet::init(Topology::collective(&env).unwrap()).unwrap();
+    let fleet = Fleet::join(&env).unwrap();
     assert_eq!((fleet.worker_num(), fleet.topology().is_non_distributed()), (1, true));
 }
 
@@ -30,17 +29,14 @@ mod with_the_feature {
 
     #[test]
     fn a_library_that_is_not_there() {
-        let topology = Topology::collective(&Env::from([
-            ("OMPI_COMM_WORLD_SIZE", "2"),
-            ("FLEET_MPI_LIBRARY", "/nowhere"),
-        ]));
-        let error = Fleet::init(topology.unwrap()).map(|_| ()).unwrap_err().to_string();
+        let env = Env::from([("OMPI_COMM_WORLD_SIZE", "2"), ("FLEET_MPI_LIBRARY", "/nowhere")]);
+        let error = Fleet::join(&env).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("/nowhere"), "{error}");
     }
 
     #[test]
     fn ranks_train_what_one_trains_on_all_of_the_batch() {
-        let alone = Fleet::init(Topology::collective(&Env::new()).unwrap()).unwrap();
+        let alone = Fleet::join(&Env::new()).unwrap();
         let mut whole = session(&alone, &DistributedStrategy::new()).unwrap();
         (0..STEPS).for_each(|number| step(&mut whole, number, 0, BATCH).unwrap());
         let expected = parameters(&whole);

@@ -10,7 +10,7 @@ use crate::launch::{assert_success, run};
 use fleet::Fleet;
 use fleet::prelude::*;
 use fleet::strategy::DistributedStrategy;
-use fleet::topology::{Env, Topology};
+use fleet::topology::Env;
 
 const ROWS: usize = 4;
 const RANKS: usize = 3;
@@ -69,7 +69,7 @@ fn run_steps(session: &mut Session, ranks: std::ops::Range<usize>) -> Result<Vec
 pub fn train(fleet: &Fleet) -> Result<()> {
     let rank = fleet.worker_index();
     let mine = run_steps(&mut session(fleet)?, rank..rank + 1)?;
-    let alone = Fleet::init(Topology::collective(&Env::new())?)?;
+    let alone = Fleet::join(&Env::new())?;
     let whole = run_steps(&mut session(&alone)?, 0..fleet.worker_num())?;
     assert!(mine.len() > 100 && mine.len() == whole.len());
     for (a, b) in mine.iter().zip(&whole) {

@@ -3,7 +3,7 @@
 
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
-use fleet::servers::{Exchange, Place, ServerJob, Worker};
+use fleet::servers::{Exchange, Place, PushMode, ServerJob, Worker};
 use fleet::strategy::AsyncConfig;
 use fleet::{DistributedStrategy, ErrorKind};
 use std::sync::Arc;
@@ -30,7 +30,10 @@ fn minimized(strategy: &DistributedStrategy) -> fleet::Result<(Net, ServerJob)> 
 #[test]
 fn late_gradients_are_corrected() {
     let (net, job) = minimized(&strategy()).unwrap();
-    assert_eq!((job.plan.exchange, job.plan.corrects_delay), (Exchange::HalfAsync, true));
+    assert_eq!(
+        (job.plan.exchange, job.plan.corrects_delay),
+        (Exchange::Pushes(PushMode::HalfAsync), true)
+    );
     let servers = &ServerTables::all(&job.tables).unwrap();
     let programs = net.build().unwrap();
     let mut workers: Vec<Worker> = std::thread::scope(|scope| {

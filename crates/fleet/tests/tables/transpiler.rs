@@ -6,7 +6,7 @@ use fleet::ps::{
     CommunicatorOptions, LocalServers, SaveFormat, SaveMode, ServerTables, Servers, TableConfig,
 };
 use fleet::servers::{
-    DistributeTranspiler, DistributeTranspilerConfig, Exchange, SplitMethod, Transpile,
+    DistributeTranspiler, DistributeTranspilerConfig, Exchange, PushMode, SplitMethod, Transpile,
     TranspiledJob, Worker,
 };
 use std::sync::Arc;
@@ -158,12 +158,12 @@ fn saves_know_their_blocks() {
     step(&mut worker, 0, &loss);
     worker.save_persistables(&folder, SaveMode::All, SaveFormat::Binary).unwrap();
     let [TableConfig::Dense { table_id, len, .. }] = &job.job.tables.tables[..] else { panic!() };
-    let values = |servers: &dyn Servers| {
+    let values = |servers: &Servers| {
         let mut values = vec![0.0; *len];
-        servers.pull_dense(*table_id, &mut values).unwrap();
+        servers.tables.pull_dense(*table_id, &mut values).unwrap();
         values
     };
-    let want = values(&**worker.servers());
+    let want = values(worker.servers());
     let after = step(&mut worker, 1, &loss);
     let next = step(&mut worker, 2, &loss);
     let whole = DistributeTranspilerConfig { slice_var_up: false, ..Default::default() };
@@ -179,9 +179,9 @@ fn saves_know_their_blocks() {
         (whole, SERVERS),
     ] {
         let (mut other, loss) = start(&transpiled_on(pservers, config, 1).unwrap());
-        assert_ne!(values(&**other.servers()), want);
+        assert_ne!(values(other.servers()), want);
         other.load_persistables(&folder).unwrap();
-        assert_eq!(values(&**other.servers()), want, "{pservers}");
+        assert_eq!(values(other.servers()), want, "{pservers}");
         // Including the state of their update rule.
         assert_eq!(step(&mut other, 1, &loss), after, "{pservers}");
         assert_eq!(step(&mut other, 2, &loss), next, "{pservers}");
@@ -202,10 +202,18 @@ fn switches_choose_the_mode() {
         assert_eq!((job.job.plan.exchange, job.job.plan.corrects_delay), (exchange, corrects));
     };
     let late = || DistributeTranspilerConfig { sync_mode: false, ..base() };
-    check(base(), Exchange::Sync, false);
-    check(late(), Exchange::Async, false);
-    check(DistributeTranspilerConfig { half_async: true, ..late() }, Exchange::HalfAsync, false);
-    check(DistributeTranspilerConfig { enable_dc_asgd: true, ..late() }, Exchange::HalfAsync, true);
+    check(base(), Exchange::Pushes(PushMode::Sync), false);
+    check(late(), Exchange::Pushes(PushMode::Async), false);
+    check(
+        DistributeTranspilerConfig { half_async: true, ..late() },
+        Exchange::Pushes(PushMode::HalfAsync),
+        false,
+    );
+    check(
+        DistributeTranspilerConfig { enable_dc_asgd: true, ..late() },
+        Exchange::Pushes(PushMode::HalfAsync),
+        true,
+    );
     let geo = DistributeTranspilerConfig { geo_sgd_mode: true, ..late() };
     check(geo, Exchange::Geo { k_steps: 100 }, false);
 

@@ -52,7 +52,7 @@ pub enum FolderState {
 /// mark at the first change after that.
 ///
 /// ```
-/// use fleet_ps::{Durability, FolderState, JobTables, LocalServers, ServerTables, Servers};
+/// use fleet_ps::{Durability, FolderState, JobTables, LocalServers, ServerTables, Barriers};
 /// use fleet_ps::folder_state;
 /// # let folder = std::env::temp_dir().join(format!("fleet-ps-state-{}", std::process::id()));
 /// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![] };
@@ -256,7 +256,7 @@ impl JobFile {
 
     /// Rejects another job and names the first difference.
     pub fn check(&self, job: &JobTables, folder: &Path) -> Result<()> {
-        let ours = job.text();
+        let ours = job_text::text(job);
         let Some(difference) = job_text::difference(&ours, &self.text) else { return Ok(()) };
         let error = Error::invalid("durable folder belongs to another job")
             .expected(difference.expected)

@@ -92,12 +92,12 @@ impl ServerReport {
 /// Inspects a folder of durable servers, or that of one server.
 ///
 /// ```
-/// use fleet_ps::{Durability, JobTables, LocalServers, ServerTables, Servers, TableConfig};
+/// use fleet_ps::{Durability, JobTables, LocalServers, ServerTables, TableAccess, TableConfig};
 /// # let folder = std::env::temp_dir().join(format!("fleet-ps-inspect-{}", std::process::id()));
 /// let tables = vec![TableConfig::GlobalStep { table_id: 0 }];
 /// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables };
 /// let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder))?;
-/// LocalServers::new(&[server], 0)?.push_steps(0, 3)?;
+/// LocalServers::new(&[server], 0)?.push_steps(0, None, 3)?;
 /// let report = fleet_ps::inspect(&folder)?;
 /// assert_eq!(report.servers[0].logs[0].request_count, 1);
 /// assert!(report.servers[0].is_good());

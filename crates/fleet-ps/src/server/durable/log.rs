@@ -7,6 +7,7 @@
 //! sync does not report. Half a record that cannot be cut off hides all that follow it. From then
 //! on every append and commit fails, and the server ends with the reason.
 
+use super::log_state::{Flush, LogState};
 use super::record::{CLOSE, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader};
 use super::write_back::WriteBack;
 use crate::server::Caller;
@@ -16,19 +17,7 @@ use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::io::{IoSlice, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
-
-/// The durability that a push must have before it is acknowledged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Flush {
-    /// The kernel has it: killing a server loses nothing. A power cut loses at most the pushes of
-    /// the last 2 s and of the sync in progress.
-    #[default]
-    Kernel,
-    /// The disk has it: neither loses anything.
-    Disk,
-}
+use std::sync::{Arc, Condvar, Mutex};
 
 pub(super) struct Log {
     disk: Arc<dyn Disk>,
@@ -39,16 +28,6 @@ pub(super) struct Log {
     flushing: Mutex<bool>,
     changed: Condvar,
     write_back: Option<WriteBack>,
-}
-
-/// State that the threads of a log share.
-#[derive(Default)]
-pub(super) struct LogState {
-    /// Records below this number are in the log.
-    written: AtomicU64,
-    /// Records below this number are on disk.
-    synced: AtomicU64,
-    poison: OnceLock<Error>,
 }
 
 struct Writer {
@@ -68,39 +47,6 @@ const REQUEST_BYTES_MAX: usize = u32::MAX as usize;
 
 pub(super) fn path(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("log-{number}"))
-}
-
-impl LogState {
-    pub fn check(&self) -> Result<()> {
-        self.poison.get().map_or(Ok(()), |error| Err(error.clone()))
-    }
-
-    /// Makes the log reject all requests; returns the first reason.
-    pub fn poison(&self, error: Error) -> Error {
-        self.poison.get_or_init(|| error).clone()
-    }
-
-    pub fn written(&self) -> u64 {
-        self.written.load(SeqCst)
-    }
-
-    pub fn synced(&self) -> u64 {
-        self.synced.load(SeqCst)
-    }
-
-    /// Syncs a file that has all records below `written`. A failure is final.
-    pub fn sync(&self, file: &dyn DiskFile, path: &Path, written: u64) -> Result<()> {
-        self.check()?;
-        match file.sync() {
-            Ok(()) => {
-                self.synced.fetch_max(written, SeqCst);
-                Ok(())
-            }
-            Err(error) => Err(self.poison(Error::io("flush the log", path, &error).help(
-                "check the disk and restart this server; acknowledged pushes may not be on disk",
-            ))),
-        }
-    }
 }
 
 /// Makes an empty log, which appears whole or not at all.
@@ -127,9 +73,7 @@ impl Log {
         flush: Flush,
     ) -> Result<Log> {
         let (file, seed) = create(disk, folder, &header)?;
-        let state = Arc::<LogState>::default();
-        state.written.store(header.first, SeqCst);
-        state.synced.store(header.first, SeqCst);
+        let state = Arc::new(LogState::of_empty_log(header.first));
         let path = path(folder, header.number);
         // A simulated disk may be written by one thread only.
         let is_real = file.system_file().is_some();
@@ -182,7 +126,7 @@ impl Log {
         let len = request.len() as u32;
         let header = RecordHeader { len, sequence, synced, caller, method, request_sum };
         self.put(&mut writer, header, request)?;
-        self.state.written.store(sequence + 1, SeqCst);
+        self.state.set_written(sequence + 1);
         if let Some(write_back) = &self.write_back {
             write_back.grew(&writer.file, writer.len, sequence + 1);
         }

@@ -20,6 +20,7 @@ mod folder;
 mod image;
 mod inspect;
 mod log;
+mod log_state;
 mod reader;
 mod record;
 mod recover;
@@ -33,7 +34,7 @@ pub use accept::{Loss, accept_loss};
 pub use damage::Damage;
 pub use folder::{FolderState, folder_state};
 pub use inspect::{FolderReport, LogReport, ServerReport, SnapshotReport, WorkerReport, inspect};
-pub use log::Flush;
+pub use log_state::Flush;
 pub use recover::Recovered;
 pub use scan::Tail;
 
@@ -69,8 +70,8 @@ impl Durability {
     /// Returns options for a snapshot every five minutes or 4 GiB of log.
     ///
     /// ```
-    /// use fleet_ps::{Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, Servers};
-    /// use fleet_ps::{TableConfig, rule::Sgd};
+    /// use fleet_ps::{Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables};
+    /// use fleet_ps::{TableAccess, TableConfig, rule::Sgd};
     /// # let name = format!("fleet-ps-durable-{}", std::process::id());
     /// # let folder = std::env::temp_dir().join(name);
     /// let rule = Rule::Sgd(Sgd { lr: 1.0 });
@@ -81,7 +82,7 @@ impl Durability {
     /// for start in 1..3 {
     ///     let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder))?;
     ///     let worker = LocalServers::new(&[server], 0)?;
-    ///     worker.push_dense(0, &[1.0, 2.0])?;
+    ///     worker.push_dense(0, None, &[1.0, 2.0])?;
     ///     let mut values = [0.0; 2];
     ///     worker.pull_dense(0, &mut values)?;
     ///     assert_eq!(values, [-1.0 * start as f32, -2.0 * start as f32]);

@@ -10,6 +10,7 @@ use super::record::{CLOSE, LogHeader, RecordHeader};
 use super::scan::{FolderScan, Place, Tail, Visitor};
 use super::{Durability, Keeper, aside, folder, start_snapshots, watch};
 use crate::JobTables;
+use crate::job_text;
 use crate::server::{Caller, ServerTables};
 use fleet_base::disk::{Access, Disk, DiskLock, make_folder, own_folder, read_exact_at};
 use fleet_base::{Error, Result};
@@ -138,7 +139,7 @@ impl ServerTables {
         match JobFile::read(&**disk, path)? {
             Some(Ok(file)) if file.text.is_empty() => {
                 // The file was lost, and an operator has accepted that.
-                JobFile { text: self.job.text(), ..file.clone() }.write(disk, path)?;
+                JobFile { text: job_text::text(&self.job), ..file.clone() }.write(disk, path)?;
                 Ok(file.life)
             }
             Some(Ok(file)) => file.check(&self.job, path).map(|()| file.life),
@@ -155,7 +156,7 @@ impl ServerTables {
                     accepts_loss: false,
                 };
                 log::create(disk, path, &header)?;
-                JobFile { life: self.life, text: self.job.text() }.write(disk, path)?;
+                JobFile { life: self.life, text: job_text::text(&self.job) }.write(disk, path)?;
                 Ok(self.life)
             }
         }

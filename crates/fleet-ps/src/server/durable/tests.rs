@@ -8,7 +8,7 @@ use super::inspect::look;
 use super::*;
 use crate::client::local::Local;
 use crate::client::tests::{DENSE, SPARSE, job};
-use crate::{Client, JobTables, LocalServers, PullMode, Push, Servers};
+use crate::{Client, JobTables, LocalServers, PullMode, Push, Step, TableAccess};
 use fleet_base::disk::{Call, Fault, SimDisk};
 use fleet_base::rng::Sequence;
 
@@ -39,7 +39,7 @@ fn worker(server: &Arc<ServerTables>, client: u64) -> LocalServers {
 
 /// Step `id` trains row `id` and the dense table.
 fn push(worker: &LocalServers, id: u64) -> Result<()> {
-    worker.push_sparse_of(id, SPARSE, Push::new(&[id], &[0.5; 2]))
+    worker.push_sparse(SPARSE, Step::new(id), Push::new(&[id], &[0.5; 2]))
 }
 
 /// How often each of these steps is in the tables.
@@ -63,7 +63,7 @@ fn kept() -> SimDisk {
     };
     let server = open(&disk, Flush::Kernel).unwrap();
     steps(&server, 1, 1..=4);
-    worker(&server, 2).push_dense(DENSE, &[1.0; 5]).unwrap();
+    worker(&server, 2).push_dense(DENSE, None, &[1.0; 5]).unwrap();
     server.snapshot_now().unwrap();
     steps(&server, 3, 5..=5);
     drop(server);
@@ -272,7 +272,7 @@ fn a_request_that_panics_is_refused_and_replayed_once() {
 
     let disk = SimDisk::new(1);
     let server = open(&disk, Flush::Kernel).unwrap();
-    let bad = worker(&server, 1).push_dense(DENSE, &[f32::NAN; 5]).unwrap_err();
+    let bad = worker(&server, 1).push_dense(DENSE, None, &[f32::NAN; 5]).unwrap_err();
     assert_eq!(bad.kind(), fleet_base::ErrorKind::Numeric, "{bad}");
     push(&worker(&server, 2), 1).unwrap();
     drop(server);

@@ -8,8 +8,7 @@
 //! Under [`Flush::Kernel`](super::Flush) no request waits for the disk. The same thread syncs the
 //! log at intervals, which bounds the loss in a power cut.
 
-use super::log::LogState;
-use crate::server::Flush;
+use super::log_state::{Flush, LogState};
 use fleet_base::disk::DiskFile;
 use fleet_base::sync::{lock, wait_for};
 use fleet_base::{Error, Result};

@@ -12,7 +12,7 @@ mod slice;
 
 pub use slice::{SplitMethod, block_lens};
 
-use super::{Exchange, ParamBlock, Place, ServerPlan, minimize};
+use super::{ParamBlock, Place, ServerPlan, minimize};
 use crate::DistributedStrategy;
 use fleet_base::rng::Sequence;
 use fleet_base::{Error, Result};
@@ -20,6 +20,7 @@ use fleet_ir::VarId;
 use fleet_nn::Programs;
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_ops::Registry;
+use fleet_table::DenseBlock;
 use fleet_tensor::Shape;
 
 /// The documented switches with their documented defaults.
@@ -193,8 +194,9 @@ impl DistributeTranspilerConfig {
         name_endpoints(programs, &plan, &endpoints)?;
         if self.print_log {
             let blocks = plan.tables.dense.iter().flat_map(|table| table.blocks.iter().flatten());
-            let notes = blocks
-                .map(|it| format!("{} ({} numbers) on {}", it.name, it.len, endpoints[it.server]));
+            let notes = blocks.map(|it| {
+                format!("{} ({} numbers) on {}", it.name, it.block.len, endpoints[it.block.server])
+            });
             let notes: Vec<String> = notes.collect();
             plan.notes.extend(notes);
         }
@@ -236,7 +238,8 @@ impl DistributeTranspilerConfig {
                     _ => format!("{name}.block{block}"),
                 };
                 let server = self.split_method.server(at, &name, server_count);
-                dealt[param].push(ParamBlock { name, len: *len, server });
+                let block = DenseBlock { len: *len, server };
+                dealt[param].push(ParamBlock { name, block });
                 at += 1;
             }
         }
@@ -279,7 +282,7 @@ fn name_endpoints(programs: &mut Programs, plan: &ServerPlan, endpoints: &[Strin
         let table = plan.tables.dense.iter().find(|it| i64::from(it.table_id) == table_id);
         let Some(blocks) = table.and_then(|table| table.blocks.as_ref()) else { continue };
         let epmap: Vec<String> =
-            blocks.iter().map(|block| endpoints[block.server].clone()).collect();
+            blocks.iter().map(|block| endpoints[block.block.server].clone()).collect();
         let op = main.op_mut(id);
         op.set_attr("epmap", epmap)?;
         if sends {
@@ -311,10 +314,10 @@ impl Transpiled {
     pub fn blocks(&self, endpoint: &str) -> Result<Vec<&ParamBlock>> {
         let server = self.server(endpoint)?;
         let blocks = self.plan.tables.dense.iter().flat_map(|table| table.blocks.iter().flatten());
-        Ok(blocks.filter(|block| block.server == server).collect())
+        Ok(blocks.filter(|block| block.block.server == server).collect())
     }
 
     fn is_sync(&self) -> bool {
-        self.plan.exchange == Exchange::Sync
+        self.plan.exchange.is_sync()
     }
 }

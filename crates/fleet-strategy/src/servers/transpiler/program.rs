@@ -2,7 +2,7 @@
 //! block of parameters on the server.
 
 use super::{Transpiled, grad_name};
-use crate::servers::{DenseTable, Exchange, ParamBlock, UpdateRule};
+use crate::servers::{DenseTable, Exchange, ParamBlock, PushMode};
 use fleet_base::Result;
 use fleet_ir::{OpRole, Param, Program, Var, VarId, VarKind};
 use fleet_nn::Programs;
@@ -34,7 +34,7 @@ impl Transpiled {
         let rate = optimizer.emit_rate(&mut programs, Registry::standard())?;
         let (mut blocks, mut grads) = (Vec::new(), Vec::new());
         for table in &self.plan.tables.dense {
-            let own = table.blocks.iter().flatten().filter(|block| block.server == server);
+            let own = table.blocks.iter().flatten().filter(|block| block.block.server == server);
             for block in own {
                 let at = ApplyAt {
                     block: programs.main.add_block(Program::ROOT),
@@ -63,9 +63,9 @@ impl Transpiled {
     /// Returns the mode's number in the original: 0 sync, 1 async, 2 half-async, 3 geo.
     fn mode_number(&self) -> i64 {
         match self.plan.exchange {
-            Exchange::Sync => 0,
-            Exchange::Async => 1,
-            Exchange::HalfAsync => 2,
+            Exchange::Pushes(PushMode::Sync) => 0,
+            Exchange::Pushes(PushMode::Async) => 1,
+            Exchange::Pushes(PushMode::HalfAsync) => 2,
             Exchange::Geo { .. } => 3,
         }
     }
@@ -80,10 +80,8 @@ impl Transpiled {
         at: &ApplyAt,
     ) -> Result<()> {
         let shape = self.block_shape(block)?;
-        let learning_rate = match &table.rule {
-            UpdateRule::Optimizer { rate_scale, .. } => *rate_scale,
-            UpdateRule::Row(_) | UpdateRule::Add => 1.0,
-        };
+        let adds = self.plan.exchange.is_geo();
+        let learning_rate = if adds { 1.0 } else { table.rate_scale };
         let held = Param { learning_rate, ..Param::default() };
         let var = Var { persistable: true, param: Some(held), ..plain(&block.name, shape) };
         let param = programs.main.add_var(Program::ROOT, var.clone())?;
@@ -111,7 +109,7 @@ impl Transpiled {
         }
         let mut emit = Emit::new(&mut programs.main, Registry::standard(), OpRole::OPTIMIZE);
         emit.block = at.block;
-        if table.rule == UpdateRule::Add {
+        if adds {
             emit.named_op("sum")?.inputs("X", &[param, received[0]]).output("Out", param).done()?;
             emit.append();
             return Ok(());
@@ -135,10 +133,10 @@ impl Transpiled {
         let of = |name: &str| self.shapes.iter().find(|(other, _)| other == name);
         let shape = of(&block.name).or_else(|| of(name)).map(|(_, shape)| *shape);
         let Some(mut shape) = shape.filter(|shape| shape.rank() > 0) else {
-            return Shape::new(&[block.len as i64]);
+            return Shape::new(&[block.block.len as i64]);
         };
         let row: usize = shape.dims().iter().skip(1).map(|dim| (*dim).max(1) as usize).product();
-        shape.dims_mut()[0] = (block.len / row.max(1)) as i64;
+        shape.dims_mut()[0] = (block.block.len / row.max(1)) as i64;
         Ok(shape)
     }
 }

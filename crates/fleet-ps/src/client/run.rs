@@ -1,0 +1,47 @@
+//! A worker's progress through a run.
+
+use super::{Client, Transport};
+use crate::request::{Change, Read};
+use crate::{Arrival, Progress, RunControl, WorkerSeen, progress, seen};
+use fleet_base::Result;
+use fleet_base::sync::lock;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl<T: Transport> RunControl for Client<T> {
+    fn count_step(&self) {
+        self.steps.fetch_add(1, Relaxed);
+    }
+
+    fn completed(&self, step: u64) {
+        self.complete.fetch_max(step, Relaxed);
+    }
+
+    fn begin_run(&self, base: u64, complete: u64) -> Result<()> {
+        self.complete.store(complete, Relaxed);
+        self.placed(self.ask_all(Change::BeginRun { base })).map(drop)
+    }
+
+    fn adopt(&self) -> Result<Progress> {
+        self.placed(self.ask_all(Change::Adopt).and_then(|answers| progress::merged(&answers)))
+    }
+
+    fn resume(&self, progress: &Progress) -> Result<()> {
+        self.complete.store(progress.complete, Relaxed);
+        *lock(&self.sent_before) = progress.clone();
+        self.placed(self.ask_all(Change::Resume)).map(drop)
+    }
+
+    fn settle(&self) -> Result<u64> {
+        let settle = || {
+            let steps = self.rounds_of_each(Arrival::Sent)?.into_iter().max().unwrap_or(0);
+            self.ask_all(Change::Settle { steps })?;
+            Ok(steps)
+        };
+        self.placed(settle())
+    }
+
+    fn workers(&self) -> Result<Vec<WorkerSeen>> {
+        let answers = self.ask_all(Read::Workers);
+        self.placed(answers.and_then(|answers| seen::merged(&answers, self.job.worker_count)))
+    }
+}

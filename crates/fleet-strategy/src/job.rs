@@ -1,0 +1,205 @@
+//! The state of a minimisation, which its phases rewrite.
+
+use crate::effective::Effective;
+use crate::ranks::{Ranks, RingSpec};
+use fleet_base::Result;
+use fleet_ir::{BlockId, OpId, OpRole, Program, Var, VarId, VarKind};
+use fleet_nn::Programs;
+use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
+use fleet_ops::{Emit, Registry};
+use fleet_tensor::{DType, Shape};
+use std::collections::{HashMap, HashSet};
+
+/// The state of a minimisation during its phases.
+pub struct Job<'a> {
+    pub programs: &'a mut Programs,
+    pub registry: &'static Registry,
+    pub strategy: &'a Effective<'a>,
+    pub ranks: Ranks,
+    pub optimizer: OptimizerDesc,
+    /// The loss that the user minimises.
+    pub user_loss: VarId,
+    /// The variable that is differentiated: the loss, possibly cast and scaled.
+    pub loss: VarId,
+    /// Parameters with their gradients, last parameter first.
+    pub grads: Vec<ParamGrad>,
+    /// The block in which gradients are processed further: the root block or a conditional one.
+    pub block: BlockId,
+    /// The condition of that block. Ops that must run before the start of the block get their own
+    /// blocks with the same condition.
+    pub update_condition: Option<VarId>,
+    /// A bool variable; optimizers that support it skip the update when it is true.
+    pub skip_update: Option<VarId>,
+    pub rate: Option<VarId>,
+    /// Learning rate of tables that have their own rule, if it is emitted early.
+    pub rows_rate: Option<VarId>,
+    pub rings: Vec<RingSpec>,
+    /// Number of rings with an id, including those that this rank is not in.
+    pub ring_count: i64,
+    /// Ids of the rings that send gradients.
+    pub gradient_rings: Vec<i64>,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+    /// Gradients that are sent in another form; `decode` restores them.
+    pub encoded: Vec<Encoded>,
+    /// Parameters with compressed gradients, and the received gradients. They are updated
+    /// separately.
+    pub compressed: Vec<ParamGrad>,
+    /// Whether every rank trains alone and sends no gradients.
+    pub trains_alone: bool,
+}
+
+/// A gradient that is sent in another form.
+#[derive(Clone, Copy, Debug)]
+pub struct Encoded {
+    pub index: usize,
+    pub original: VarId,
+}
+
+impl Job<'_> {
+    /// Returns an emitter into the main program's block in which gradients are processed further.
+    pub fn emit(&mut self, role: OpRole) -> Emit<'_> {
+        let mut emit = Emit::new(&mut self.programs.main, self.registry, role);
+        emit.block = self.block;
+        emit
+    }
+
+    pub fn emit_startup(&mut self) -> Emit<'_> {
+        Emit::new(&mut self.programs.startup, self.registry, OpRole::FORWARD)
+    }
+
+    /// Adds a persistent variable with the initial value `value` to both programs.
+    pub fn state(&mut self, name: &str, dtype: DType, shape: Shape, value: f64) -> Result<VarId> {
+        let name = self.programs.main.fresh_name(name);
+        let var = Var::persistable(name, dtype, shape);
+        let filled = self.programs.startup.add_var(Program::ROOT, var.clone())?;
+        let mut emit = self.emit_startup();
+        emit.named_op("fill_constant")?
+            .attr("shape", shape.to_vec())
+            .attr("dtype", dtype)
+            .attr("value", value)
+            .output("Out", filled)
+            .done()?;
+        emit.append();
+        self.programs.main.add_var(Program::ROOT, var)
+    }
+
+    /// Adds a ring of ranks of the job that includes this rank, and returns its id.
+    pub fn ring(&mut self, label: &str, first: usize, stride: usize, nranks: usize) -> i64 {
+        let id = self.ring_count;
+        self.ring_count += 1;
+        let rank = (self.ranks.rank - first) / stride;
+        let label = label.to_string();
+        self.rings.push(RingSpec { id, label, first, stride, nranks, rank });
+        id
+    }
+
+    /// Returns the rings of all ranks that send gradients; creates them on the first call.
+    pub fn world_rings(&mut self) -> Vec<i64> {
+        if self.gradient_rings.is_empty() {
+            let asked = self.strategy.nccl_comm_num();
+            let count = asked.clamp(1, RINGS_MAX);
+            if asked > count {
+                self.notes
+                    .push(format!("nccl_comm_num is {asked}: limited to {count} communicators"));
+            }
+            for index in 0..count {
+                let ring = self.ring(&format!("all ranks {index}"), 0, 1, self.ranks.count);
+                self.gradient_rings.push(ring);
+            }
+        }
+        self.gradient_rings.clone()
+    }
+
+    /// Appends an op to the block in which gradients are processed further.
+    pub fn append(&mut self, op: OpId) {
+        let main = &mut self.programs.main;
+        let ops = [main.block(self.block).ops(), &[op]].concat();
+        main.set_block_ops(self.block, ops);
+    }
+
+    /// Appends a conditional block to the main program, for ops that run only in steps in which
+    /// `condition` (a bool) is true.
+    pub fn conditional(&mut self, condition: VarId) -> Result<BlockId> {
+        let inner = self.programs.main.add_block(Program::ROOT);
+        let mut emit = Emit::new(&mut self.programs.main, self.registry, OpRole::OPTIMIZE);
+        let call = emit.named_op("conditional_block")?.input("Cond", condition);
+        call.attr("sub_block", inner).done()?;
+        emit.append();
+        Ok(inner)
+    }
+
+    pub fn name(&self, var: VarId) -> String {
+        self.programs.main.var_name(var).to_string()
+    }
+
+    pub fn is_sparse(&self, var: VarId) -> bool {
+        self.programs.main.var(var).kind == VarKind::SparseRows
+    }
+
+    /// Inserts ops after the last op that writes one of their variables `after`. If gradients are
+    /// processed further in a conditional block, the ops are put into blocks with the same
+    /// condition.
+    pub fn place(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) -> Result<()> {
+        let Some(condition) = self.update_condition else {
+            self.insert_ops(placed);
+            return Ok(());
+        };
+        for (after, new) in placed {
+            let block = self.conditional_block_after(condition, &after)?;
+            let main = &mut self.programs.main;
+            let ops = [main.block(block).ops(), &new].concat();
+            main.set_block_ops(block, ops);
+        }
+        Ok(())
+    }
+
+    fn insert_ops(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) {
+        let main = &mut self.programs.main;
+        let ops = main.block(Program::ROOT).ops().to_vec();
+        let mut last_write: HashMap<VarId, usize> = HashMap::new();
+        for (at, id) in ops.iter().enumerate() {
+            for var in main.op(*id).all_outputs() {
+                last_write.insert(var, at);
+            }
+        }
+        let mut behind: HashMap<usize, Vec<OpId>> = HashMap::new();
+        for (after, new) in placed {
+            let at = after.iter().filter_map(|var| last_write.get(var)).copied().max();
+            behind.entry(at.unwrap_or(ops.len().saturating_sub(1))).or_default().extend(new);
+        }
+        let mut merged = Vec::with_capacity(ops.len());
+        for (at, id) in ops.into_iter().enumerate() {
+            merged.push(id);
+            merged.extend(behind.remove(&at).unwrap_or_default());
+        }
+        main.set_block_ops(Program::ROOT, merged);
+    }
+
+    /// Returns the block with this condition that directly follows the last write of `after`, and
+    /// adds it if needed. Returns the current block if no op writes these variables.
+    fn conditional_block_after(&mut self, condition: VarId, after: &[VarId]) -> Result<BlockId> {
+        let main = &mut self.programs.main;
+        let mut ops = main.block(Program::ROOT).ops().to_vec();
+        let writes = |id: &OpId| {
+            let mut written = HashSet::new();
+            main.writes_of(*id, &mut written);
+            after.iter().any(|var| written.contains(var))
+        };
+        let Some(at) = ops.iter().rposition(writes) else { return Ok(self.block) };
+        let last = main.op(ops[at]);
+        if let Some(inner) = last.sub_block().filter(|_| last.input("Cond") == [condition]) {
+            return Ok(inner);
+        }
+        let inner = main.add_block(Program::ROOT);
+        let mut emit = Emit::new(main, self.registry, OpRole::OPTIMIZE);
+        let call = emit.named_op("conditional_block")?.input("Cond", condition);
+        let op = call.attr("sub_block", inner).done()?;
+        ops.insert(at + 1, op);
+        main.set_block_ops(Program::ROOT, ops);
+        Ok(inner)
+    }
+}
+
+/// Limit of parallel communicators; each is a thread and a set of connections.
+pub const RINGS_MAX: i32 = 8;

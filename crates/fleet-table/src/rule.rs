@@ -1,0 +1,226 @@
+//! Update rules and their parameters.
+//!
+//! The formulas, and the state that a rule keeps with the weights, are in `fleet-ps`
+//! (`row_rule/`), one file a rule.
+
+use fleet_base::{Error, Result};
+
+/// An update rule.
+///
+/// ```
+/// use fleet_table::{Rule, rule::Adam};
+/// let rule = Rule::Adam(Adam { lr: 1e-4, ..Adam::default() });
+/// assert_eq!(rule.name(), "adam");
+/// assert!(Rule::Adam(Adam { beta1: 1.0, ..Adam::default() }).check().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    Sgd(Sgd),
+    Momentum(Momentum),
+    /// The common Adagrad optimizer.
+    Adagrad(Adagrad),
+    /// Adagrad for click models: one sum per row, gradients divided by shows.
+    CtrAdagrad(CtrAdagrad),
+    /// Like `CtrAdagrad`, with one sum per element.
+    StdAdagrad(StdAdagrad),
+    Adam(Adam),
+    SharedAdam(SharedAdam),
+}
+
+/// Name, value and valid range of a parameter.
+type Parameter = (&'static str, f32, (f32, f32));
+
+/// Valid rates: 0 freezes a table, and no use is known for larger ones.
+const RATE: (f32, f32) = (0.0, 1e6);
+/// Valid decay factors: at 1, nothing would ever be forgotten or learned.
+const DECAY: (f32, f32) = (0.0, 0.999_999_94);
+
+impl Rule {
+    pub fn name(&self) -> &'static str {
+        self.facts().0
+    }
+
+    /// Returns whether the rule divides gradients by the shows of a row.
+    pub fn divides_by_shows(&self) -> bool {
+        matches!(self, Rule::CtrAdagrad(_) | Rule::StdAdagrad(_))
+    }
+
+    /// Rejects rates and factors outside the valid range.
+    pub fn check(&self) -> Result<()> {
+        let (name, parameters) = self.facts();
+        for (what, value, range) in parameters {
+            let inside = value >= range.0 && value <= range.1 && value.is_finite();
+            if !inside {
+                return Err(Error::invalid(format!("invalid {what} of rule {name}"))
+                    .expected(format!("a number in [{}, {}]", range.0, range.1))
+                    .got(value));
+            }
+        }
+        Ok(())
+    }
+
+    fn facts(&self) -> (&'static str, Vec<Parameter>) {
+        match self {
+            Rule::Sgd(rule) => ("sgd", rule.parameters()),
+            Rule::Momentum(rule) => ("momentum", rule.parameters()),
+            Rule::Adagrad(rule) => ("adagrad", rule.parameters()),
+            Rule::CtrAdagrad(rule) => ("ctr_adagrad", rule.parameters()),
+            Rule::StdAdagrad(rule) => ("std_adagrad", rule.parameters()),
+            Rule::Adam(rule) => ("adam", rule.parameters()),
+            Rule::SharedAdam(rule) => ("shared_adam", rule.parameters()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sgd {
+    pub lr: f32,
+}
+
+impl Default for Sgd {
+    fn default() -> Self {
+        Sgd { lr: 0.05 }
+    }
+}
+
+impl Sgd {
+    fn parameters(self) -> Vec<Parameter> {
+        vec![("lr", self.lr, RATE)]
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Momentum {
+    pub lr: f32,
+    pub mu: f32,
+    pub nesterov: bool,
+}
+
+impl Default for Momentum {
+    fn default() -> Self {
+        Momentum { lr: 0.05, mu: 0.9, nesterov: false }
+    }
+}
+
+impl Momentum {
+    fn parameters(self) -> Vec<Parameter> {
+        vec![("lr", self.lr, RATE), ("mu", self.mu, DECAY)]
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adagrad {
+    pub lr: f32,
+    pub epsilon: f32,
+    /// h of a new row.
+    pub initial_accumulator: f32,
+}
+
+impl Default for Adagrad {
+    fn default() -> Self {
+        Adagrad { lr: 0.05, epsilon: 1e-6, initial_accumulator: 0.0 }
+    }
+}
+
+impl Adagrad {
+    fn parameters(self) -> Vec<Parameter> {
+        let positive = (0.0, f32::MAX);
+        vec![
+            ("lr", self.lr, RATE),
+            ("epsilon", self.epsilon, positive),
+            ("initial_accumulator", self.initial_accumulator, positive),
+        ]
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CtrAdagrad {
+    pub lr: f32,
+    /// g0: the scale of squared gradients at which steps get shorter.
+    pub initial_g2sum: f32,
+}
+
+impl Default for CtrAdagrad {
+    fn default() -> Self {
+        CtrAdagrad { lr: 0.05, initial_g2sum: 3.0 }
+    }
+}
+
+impl CtrAdagrad {
+    fn parameters(self) -> Vec<Parameter> {
+        let positive = (f32::MIN_POSITIVE, f32::MAX);
+        vec![("lr", self.lr, RATE), ("initial_g2sum", self.initial_g2sum, positive)]
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StdAdagrad {
+    pub lr: f32,
+    /// g0: the scale of squared gradients at which steps get shorter.
+    pub initial_g2sum: f32,
+}
+
+impl Default for StdAdagrad {
+    fn default() -> Self {
+        StdAdagrad { lr: 0.05, initial_g2sum: 3.0 }
+    }
+}
+
+impl StdAdagrad {
+    fn parameters(self) -> Vec<Parameter> {
+        let positive = (f32::MIN_POSITIVE, f32::MAX);
+        vec![("lr", self.lr, RATE), ("initial_g2sum", self.initial_g2sum, positive)]
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adam {
+    pub lr: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub epsilon: f32,
+    /// Whether epsilon is multiplied by √(1 - b2^t).
+    pub epsilon_corrected: bool,
+}
+
+impl Default for Adam {
+    fn default() -> Self {
+        Adam { lr: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, epsilon_corrected: true }
+    }
+}
+
+impl Adam {
+    fn parameters(self) -> Vec<Parameter> {
+        vec![
+            ("lr", self.lr, RATE),
+            ("beta1", self.beta1, DECAY),
+            ("beta2", self.beta2, DECAY),
+            ("epsilon", self.epsilon, (f32::MIN_POSITIVE, f32::MAX)),
+        ]
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedAdam {
+    pub lr: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub epsilon: f32,
+}
+
+impl Default for SharedAdam {
+    fn default() -> Self {
+        SharedAdam { lr: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }
+    }
+}
+
+impl SharedAdam {
+    fn parameters(self) -> Vec<Parameter> {
+        vec![
+            ("lr", self.lr, RATE),
+            ("beta1", self.beta1, DECAY),
+            ("beta2", self.beta2, DECAY),
+            ("epsilon", self.epsilon, (f32::MIN_POSITIVE, f32::MAX)),
+        ]
+    }
+}

@@ -1,0 +1,290 @@
+//! Connection of a rank to the other ranks of its job.
+
+use crate::agree::WholeRings;
+use crate::explain::{FirstFault, StepPeers};
+use crate::membership::JobMembership;
+use crate::report::Reporter;
+use crate::rings::GroupRing;
+use fleet_base::sync::lock;
+use fleet_base::{Error, Result};
+use fleet_comm::{Group, GroupOptions, World};
+use fleet_net::{
+    Abort, Deadline, Limits, Log, Member, Membership, Store, StoreClient, StoreServer, Swap,
+    TcpFabric, TcpOptions, Vigilance, host, resolve,
+};
+use fleet_ops::Services;
+use fleet_strategy::RingSpec;
+use fleet_topology::{Mode, Topology};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Timeout for ranks to meet; a machine may still be loading its program.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+
+/// Time that a broken connection waits for the notice of which rank died.
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(crate) struct Connection {
+    world: World,
+    /// Options of every group of the job.
+    options: GroupOptions,
+    everyone: Group,
+    /// Groups that sessions communicate over, by name. A name is used once per job.
+    opened: Mutex<BTreeMap<String, Group>>,
+    /// Number of training steps of each session.
+    steps: Mutex<Vec<Arc<AtomicU64>>>,
+    membership: JobMembership,
+    fault: FirstFault,
+    reporter: Reporter,
+    finished: AtomicBool,
+}
+
+impl Connection {
+    /// Meets the other ranks at the job's store.
+    pub(crate) fn connect(topology: &Topology, reporter: &Reporter) -> Result<Connection> {
+        let job = topology.job();
+        // Workers of parameter servers restart one by one: each joins the attempt of the first
+        // start.
+        let is_one_by_one = topology.mode() == Mode::ParameterServer;
+        let restarts = if is_one_by_one { 0 } else { job.restarts };
+        let attempt = fleet_topology::Job { restarts, ..job.clone() }.attempt();
+        let token = match &job.token {
+            Some(token) => fleet_net::Token::from_text(token.reveal())?,
+            None => {
+                return Err(Error::invalid("the ranks of this job have no shared secret")
+                    .expected("FLEET_TOKEN, the same on every rank")
+                    .help("start the job with fleetrun, which creates one"));
+            }
+        };
+        let abort = Abort::new();
+        // Workers of parameter servers do not depend on each other: the mode decides which failures
+        // they report.
+        let reporter = if is_one_by_one { Reporter::default() } else { reporter.clone() };
+        let reports = reporter.clone();
+        let reports = abort.on_fire(move |error| reports.failed(error));
+        let limits = Limits::new(Deadline::within(JOIN_TIMEOUT), &abort);
+        // Without a launcher, rank 0 hosts the store at its endpoint.
+        let endpoint = job.store.as_ref().or(topology.worker_endpoints().first());
+        let endpoint = endpoint.ok_or_else(|| {
+            Error::invalid("no rendezvous endpoint for the ranks of this job")
+                .expected("FLEET_STORE=HOST:PORT, or PADDLE_TRAINER_ENDPOINTS")
+                .help("start the job with fleetrun")
+        })?;
+        let hosts_it = job.store.is_none() && topology.rank() == 0;
+        let server = match hosts_it {
+            true => Some(StoreServer::bind(
+                (endpoint.host.as_str(), endpoint.port),
+                &token,
+                Vigilance::default(),
+                Log::stderr(),
+            )?),
+            false => None,
+        };
+        let address = resolve(&endpoint.to_string())?;
+        let store = Arc::new(StoreClient::connect(address, &token, &limits)?);
+        let own = host::own_member(topology.rank());
+        if is_one_by_one {
+            join_once(&*store, &attempt, &own, &limits)?;
+        }
+        let membership = Membership::join(address, &token, &attempt, own, &limits, {
+            let abort = abort.clone();
+            move |notice| {
+                abort.fire(notice.error());
+            }
+        })?;
+        let mut options =
+            TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
+        options.notice_wait = NOTICE_TIMEOUT;
+        // A firewall may allow only the ports of the job's endpoints.
+        options.port = topology.endpoint().filter(|_| !hosts_it).map(|own| own.port);
+        let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
+        let world = crate::nccl::with_nccl(World::new(fabric, store, abort), topology);
+        let world = world.inspect_err(|error| {
+            // The others would wait for this rank, and leaving the membership reports no error.
+            let how = format!("NCCL failed: {}", error.message());
+            membership.report_end(&host::own_member(topology.rank()), &how);
+        })?;
+        Connection::over(
+            world,
+            topology,
+            JobMembership::Store { membership, _reports: reports, _server: server },
+            reporter,
+        )
+    }
+
+    /// Opens the group of all ranks of `world`.
+    pub(crate) fn over(
+        world: World,
+        topology: &Topology,
+        membership: JobMembership,
+        reporter: Reporter,
+    ) -> Result<Connection> {
+        let fault = FirstFault::default();
+        let (first, reports) = (fault.clone(), reporter.clone());
+        let world = world.on_fault(move |error| {
+            let mut first = lock(&first);
+            first.get_or_insert_with(|| error.clone());
+            reports.failed(error);
+        });
+        let all: Vec<usize> = (0..topology.worker_num()).collect();
+        let shared_memory = topology.job().shared_memory.unwrap_or(true);
+        let mut options = GroupOptions { shared_memory, ..GroupOptions::default() };
+        options.silence = topology.job().silence.unwrap_or(options.silence);
+        let everyone = world.group("everyone", &all, &options).inspect_err(|error| {
+            let how = format!("failed to join the other ranks: {}", error.message());
+            membership.report_end(world.rank(), &how);
+        })?;
+        let (opened, steps, finished) = Default::default();
+        Ok(Connection {
+            world,
+            options,
+            everyone,
+            opened,
+            steps,
+            membership,
+            fault,
+            reporter,
+            finished,
+        })
+    }
+
+    /// The group of all ranks.
+    pub(crate) fn everyone(&self) -> &Group {
+        &self.everyone
+    }
+
+    /// Returns the rings of programs as services for their ops.
+    pub(crate) fn services(&self, rings: &[RingSpec]) -> Result<Services> {
+        let mut services = Services::none();
+        for ring in rings {
+            let members: Vec<usize> = ring.members().collect();
+            let group = self.group(ring, &members)?;
+            services = services.with_ring(ring.id, Arc::new(GroupRing(group)));
+        }
+        Ok(services)
+    }
+
+    /// Adds a session by the counter of its steps. Returns its link to the other ranks' sessions.
+    pub(crate) fn add_session(
+        &self,
+        steps: Arc<AtomicU64>,
+        attempt: &str,
+        rings: WholeRings,
+    ) -> StepPeers {
+        let mut sessions = lock(&self.steps);
+        let peers = StepPeers {
+            world: self.world.clone(),
+            prefix: format!("{attempt}/steps/{}", sessions.len()),
+            rank: self.everyone.rank(),
+            rank_count: self.everyone.size(),
+            rings,
+            fault: self.fault.clone(),
+            reporter: self.reporter.clone(),
+        };
+        sessions.push(steps);
+        peers
+    }
+
+    /// Waits until all ranks have finished, with the same number of steps.
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.finish_rings()?;
+        self.compare_steps()?;
+        self.finished.store(true, SeqCst);
+        Ok(())
+    }
+
+    /// Returns whether the link to the other ranks has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.membership.has_ended()
+    }
+
+    /// Ends MPI once all ranks have finished.
+    pub(crate) fn end(&self) -> Result<()> {
+        self.membership.end()
+    }
+
+    /// Runs a barrier on every ring that programs use, which fails on a rank that still trains. The
+    /// barriers run at once, since such a rank waits in only one of the rings. An error on one ring
+    /// ends the waits on all.
+    fn finish_rings(&self) -> Result<()> {
+        let opened: Vec<Group> = lock(&self.opened).values().cloned().collect();
+        let finish = |group: &Group| {
+            let outcome = group.barrier("finish");
+            if let Err(error) = &outcome {
+                opened.iter().for_each(|other| other.abort(error.clone()));
+            }
+            outcome
+        };
+        let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+            let finish = &finish;
+            let start = |group| scope.spawn(move || finish(group));
+            let threads: Vec<_> = opened.iter().map(start).collect();
+            let died = |_| Err(Error::internal("the thread that finishes a ring panicked"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
+        });
+        outcomes.into_iter().collect()
+    }
+
+    /// Checks that all ranks made the same number of steps. Where ranks communicate in only some
+    /// steps, a rank with fewer steps would otherwise go unnoticed.
+    fn compare_steps(&self) -> Result<()> {
+        let counts = lock(&self.steps);
+        let mine: u64 = counts.iter().map(|count| count.load(Relaxed)).sum();
+        let mut all = vec![0i64; self.everyone.size()];
+        self.everyone.all_gather("finish", &[mine as i64], &mut all)?;
+        let Some(other) = all.iter().position(|count| *count != all[0]) else { return Ok(()) };
+        Err(Error::invalid("ranks made different numbers of training steps")
+            .expected(format!("{} on every rank, as on rank 0", all[0]))
+            .got(format!("{} on rank {other}", all[other]))
+            .help("give every rank the same number of batches: drop or repeat the last ones"))
+    }
+
+    /// Returns the group of a ring. It is opened once and shared by sessions.
+    fn group(&self, ring: &RingSpec, members: &[usize]) -> Result<Group> {
+        let name = format!("ring {} ({})", ring.id, ring.label);
+        let mut opened = lock(&self.opened);
+        if let Some(group) = opened.get(&name) {
+            return Ok(group.clone());
+        }
+        let options = GroupOptions { in_steps: true, ..self.options.clone() };
+        let group = self.world.group(&name, members, &options)?;
+        opened.insert(name, group.clone());
+        Ok(group)
+    }
+}
+
+/// Registers a worker, which may join the others only once. A worker that restarts after it had
+/// joined would wait for the others in vain.
+fn join_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) -> Result<()> {
+    let key = format!("{attempt}/joined/{}", own.rank);
+    let process = format!("pid {} on {} ({})", own.pid, own.host, own.host_id);
+    match store.compare_and_set(&key, None, process.as_bytes(), limits)? {
+        Swap::Lost(Some(before)) if before != process.as_bytes() => Err(Error::unavailable(
+            "this worker was restarted after it had joined the others, and cannot join them again",
+        )
+        .expected(String::from_utf8_lossy(&before))
+        .got(process)
+        .help(
+            "restart the whole job to use operations of all workers (metrics, global shuffle, \
+             barrier_worker); training on the servers continues without this worker",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Reported cause when a rank ends while others still need it.
+const LEFT_EARLY: &str = "left the job without calling Fleet::finish";
+
+impl Drop for Connection {
+    /// Reports a rank that leaves early, so that the others do not wait for it.
+    fn drop(&mut self) {
+        let finished = self.finished.load(SeqCst);
+        if !finished && !self.world.abort().is_fired() {
+            // Report first: the others' failure follows from this one, not the reverse.
+            self.reporter.failed(&Error::unavailable(LEFT_EARLY));
+            self.membership.report_end(self.world.rank(), LEFT_EARLY);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! A network rewritten for a collective job, and its sessions.
+
+use crate::agree::{self, NetworkText, WholeRings};
+use crate::{Fleet, Session, exec_options};
+use fleet_base::Result;
+use fleet_exec::{ExecOptions, Executor};
+use fleet_nn::Programs;
+use fleet_ops::Services;
+use fleet_strategy::{DistributedStrategy, Plan};
+
+/// The result of rewriting a network for the job.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::{Distributed, DistributedStrategy, Fleet};
+/// let (fleet, net) = (Fleet::collective()?, Net::new());
+/// let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+/// let strategy = DistributedStrategy::new().with_lars(true);
+/// let optimizer = fleet.distributed_optimizer(Momentum::new(0.1, 0.9), &strategy);
+/// let job: Distributed = optimizer.minimize(&net, loss)?;
+/// assert!(job.strategy.lars() && job.plan.chain_text().contains("Lars"));
+/// # Ok::<(), fleet::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Distributed {
+    /// The applied strategies with the reasons, and the rings that the programs use.
+    pub plan: Plan,
+    pub strategy: DistributedStrategy,
+    pub(crate) network: NetworkText,
+}
+
+impl Fleet {
+    /// Opens a session whose programs communicate over the rings of `job`. All ranks must open it.
+    /// The startup program has run, and every rank has the parameters of rank 0.
+    ///
+    /// The strategy's execution settings override `options`. A `num_threads` of 0 means this rank's
+    /// share of the machine's cores.
+    pub fn session(
+        &self,
+        programs: Programs,
+        job: &Distributed,
+        options: ExecOptions,
+    ) -> Result<Session> {
+        let options = self.on_own_cores(exec_options(&job.strategy, options));
+        let executor = Executor::new(options);
+        let rings = WholeRings::new(&job.plan.rings, self.worker_num());
+        let connection = self.connection();
+        if let Some(connection) = connection {
+            let parts = agree::parts(&job.strategy, &job.network, &rings, &programs.main);
+            agree::compare(connection.everyone(), &parts)
+                .inspect_err(|error| self.reporter().failed(error))?;
+        }
+        let services = connection.map(|connection| connection.services(&job.plan.rings));
+        let executor = executor.services(services.transpose()?.unwrap_or_else(Services::none));
+        let session = Session::with_executor(programs, executor)?;
+        let Some(connection) = connection else { return Ok(session) };
+        let attempt = self.topology().job().attempt();
+        let peers = connection.add_session(session.step_count(), &attempt, rings);
+        Ok(session.with_peers(peers))
+    }
+}

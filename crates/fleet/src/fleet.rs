@@ -1,0 +1,317 @@
+//! A process of a job: the counterpart of `fleet.init`.
+//!
+//! A [`Fleet`] knows its rank from the environment that `fleetrun` and clusters set, and is
+//! connected to the other ranks. It rewrites a network for them ([`Fleet::distributed_optimizer`])
+//! and opens sessions whose programs communicate. A process started without a launcher is worker 0
+//! of 1 and has no overhead.
+//!
+//! No wait for another rank outlasts that rank. If a rank dies, stops or leaves early, all others
+//! get an error that names it and the operation that waited.
+
+use crate::connection::Connection;
+use crate::membership;
+use crate::report::Reporter;
+use crate::{CheckpointPolicy, Checkpoints};
+use fleet_base::sync::lock;
+use fleet_base::{Error, Result};
+use fleet_comm::Group;
+use fleet_exec::ExecOptions;
+use fleet_strategy::Ranks;
+use fleet_topology::{Env, Mode, Topology, names};
+use std::path::Path;
+use std::sync::{Mutex, OnceLock};
+
+/// This process as a member of its job.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::{DistributedStrategy, Fleet};
+///
+/// let fleet = Fleet::collective()?; // under fleetrun: one of many; here: worker 0 of 1
+/// let net = Net::new();
+/// let (x, y) = (net.data("x", [-1, 2], DType::F32), net.data("y", [-1, 1], DType::F32));
+/// let loss = x.fc(1).mse_loss(y, Reduction::Mean);
+/// let strategy = DistributedStrategy::new();
+/// let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, loss)?;
+///
+/// let mut session = fleet.session(net.build()?, &job, ExecOptions::default())?;
+/// let x = Tensor::from_slice(&[1.0f32, 0.0, 0.0, 1.0], [2, 2])?;
+/// let y = Tensor::from_slice(&[3.0f32, -1.0], [2, 1])?;
+/// for _ in 0..10 {
+///     session.run(&[("x", &x), ("y", &y)], &[])?;
+/// }
+/// fleet.finish()?;
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub struct Fleet {
+    topology: Topology,
+    env: Env,
+    /// Link to the other ranks. Ranks of a collective job connect at once, workers of parameter
+    /// servers on first use.
+    connection: OnceLock<Connection>,
+    connecting: Mutex<()>,
+    reporter: Reporter,
+}
+
+impl Fleet {
+    /// Joins the job that this process's environment describes: [`Fleet::join`] with
+    /// [`Env::process`].
+    ///
+    /// ```
+    /// let fleet = fleet::Fleet::from_env()?; // this process has no launcher
+    /// assert_eq!((fleet.worker_num(), fleet.server_num()), (1, 0));
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn from_env() -> Result<Fleet> {
+        Fleet::of_process(topology_of)
+    }
+
+    /// Joins a collective job as the rank that this process's environment gives.
+    pub fn collective() -> Result<Fleet> {
+        Fleet::of_process(Topology::collective)
+    }
+
+    /// Joins a job with parameter servers as the server or worker that this process's environment
+    /// gives. A process started without a launcher is worker 0 of 1, with a server in the same
+    /// process.
+    ///
+    /// ```
+    /// use fleet::prelude::*;
+    /// use fleet::{DistributedStrategy, Fleet};
+    ///
+    /// let fleet = Fleet::parameter_server()?;
+    /// let net = Net::new();
+    /// let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
+    /// let loss = ids.sparse_embedding([1000, 8]).flatten(1).fc(1).mse_loss(y, Reduction::Mean);
+    /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
+    /// let job = optimizer.minimize_on_servers(&net, loss)?;
+    /// if fleet.is_server() {
+    ///     fleet.init_server(&job)?.run()?;
+    ///     return Ok(());
+    /// }
+    /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
+    /// let ids = Tensor::from_slice(&[7i64, 900, 7, 3], [2, 2])?;
+    /// let y = Tensor::from_slice(&[1.0f32, -1.0], [2, 1])?;
+    /// worker.run(&[("ids", &ids), ("y", &y)], &[])?;
+    /// worker.stop()?;
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn parameter_server() -> Result<Fleet> {
+        Fleet::of_process(Topology::parameter_server)
+    }
+
+    /// Joins a job with the environment of this process, which the library reads only here.
+    fn of_process(topology: fn(&Env) -> Result<Topology>) -> Result<Fleet> {
+        let env = Env::process();
+        Fleet::init(topology(&env)?, &env)
+    }
+
+    /// Joins the job that `env` describes: one with parameter servers if
+    /// `PADDLE_PSERVERS_IP_PORT_LIST` is set, else a collective one.
+    ///
+    /// ```
+    /// use fleet::Fleet;
+    /// use fleet::topology::Env;
+    /// // An empty environment: worker 0 of 1.
+    /// let fleet = Fleet::join(&Env::new())?;
+    /// assert_eq!((fleet.worker_index(), fleet.worker_num(), fleet.server_num()), (0, 1, 0));
+    /// assert!(fleet.is_worker() && fleet.is_first_worker() && !fleet.is_server());
+    /// assert!(fleet.topology().is_worker() && fleet.cores_share() >= 1);
+    /// assert_eq!(fleet.ranks().count, 1);
+    /// fleet.barrier_worker()?;
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn join(env: &Env) -> Result<Fleet> {
+        Fleet::init(topology_of(env)?, env)
+    }
+
+    /// Joins the job as the rank in `topology`, or as the one that MPI assigns. Returns when all
+    /// ranks have joined. The settings of servers and workers that are neither in `topology` nor
+    /// in a strategy come from `env`.
+    ///
+    /// ```
+    /// use fleet::topology::Env;
+    /// use fleet::{Fleet, Topology};
+    /// let fleet = Fleet::init(Topology::collective(&Env::new())?, &Env::new())?;
+    /// assert_eq!(fleet.topology().rank(), 0);
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn init(topology: Topology, env: &Env) -> Result<Fleet> {
+        fleet_base::signals::ignore_file_size_signal();
+        let (connecting, reporter) = (Mutex::default(), Reporter::new(&topology));
+        let env = env.clone();
+        if membership::started_by_mpi(&topology) {
+            let (topology, world, membership) = membership::start_mpi(topology)?;
+            let connection = Connection::over(world, &topology, membership, reporter.clone());
+            let connection = OnceLock::from(connection?);
+            return Ok(Fleet { topology, env, connection, connecting, reporter });
+        }
+        let connection = OnceLock::new();
+        let fleet = Fleet { topology, env, connection, connecting, reporter };
+        if fleet.is_server() {
+            fleet.reporter.starting();
+        }
+        // Workers of parameter servers meet through their servers.
+        if fleet.topology.mode() != Mode::ParameterServer && fleet.worker_num() > 1 {
+            fleet.reporter.joined();
+            fleet.connect().inspect_err(|error| fleet.reporter.failed(error))?;
+        }
+        Ok(fleet)
+    }
+
+    pub(crate) fn reporter(&self) -> &Reporter {
+        &self.reporter
+    }
+
+    /// Returns the environment with which this process joined the job.
+    pub fn env(&self) -> &Env {
+        &self.env
+    }
+
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    pub fn worker_index(&self) -> usize {
+        self.topology.worker_index()
+    }
+
+    pub fn worker_num(&self) -> usize {
+        self.topology.worker_num()
+    }
+
+    pub fn is_first_worker(&self) -> bool {
+        self.topology.is_first_worker()
+    }
+
+    pub fn is_server(&self) -> bool {
+        self.topology.is_server()
+    }
+
+    pub fn is_worker(&self) -> bool {
+        self.topology.is_worker()
+    }
+
+    pub fn server_num(&self) -> usize {
+        self.topology.server_num()
+    }
+
+    /// Waits until all workers have called it.
+    pub fn barrier_worker(&self) -> Result<()> {
+        self.workers()?.map_or(Ok(()), |workers| workers.barrier("barrier_worker"))
+    }
+
+    /// Connects to the other workers on the first call; `None` if there is only one worker.
+    fn connect(&self) -> Result<Option<&Connection>> {
+        if self.worker_num() == 1 || self.connection.get().is_some() {
+            return Ok(self.connection.get());
+        }
+        if !self.topology.is_worker() {
+            return Err(Error::invalid("only workers have a group").got(self.topology.role()));
+        }
+        let _one = lock(&self.connecting);
+        if self.connection.get().is_none() {
+            let connection =
+                Connection::connect(&self.topology, &self.reporter).map_err(|error| {
+                    error.at(format!("rank {} of {}", self.topology.rank(), self.worker_num()))
+                })?;
+            return Ok(Some(self.connection.get_or_init(|| connection)));
+        }
+        Ok(self.connection.get())
+    }
+
+    /// Returns the link to the other workers, unless there is none yet.
+    pub(crate) fn connection(&self) -> Option<&Connection> {
+        self.connection.get()
+    }
+
+    /// Returns the group of all workers; `None` if there is only one.
+    pub(crate) fn workers(&self) -> Result<Option<&Group>> {
+        Ok(self.connect()?.map(Connection::everyone))
+    }
+
+    /// Returns this rank's share of the cores of its machine.
+    pub fn cores_share(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (cores / self.ranks().per_node).max(1)
+    }
+
+    /// Returns the options with this rank's share of the cores if they leave the threads open.
+    pub(crate) fn on_own_cores(&self, options: ExecOptions) -> ExecOptions {
+        let num_threads = match options.num_threads {
+            0 => self.cores_share(),
+            given => given,
+        };
+        ExecOptions { num_threads, ..options }
+    }
+
+    /// Returns this process's place among the ranks in the form that strategies use.
+    pub fn ranks(&self) -> Ranks {
+        let hosts = self.topology.hosts();
+        let per_node = hosts.iter().map(|host| host.ranks.len()).max().unwrap_or(1);
+        Ranks::new(self.topology.rank(), self.topology.worker_num()).per_node(per_node)
+    }
+
+    /// Opens the job's checkpoints in a folder that all ranks see. All ranks must open it, and
+    /// resume and save together.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// # use fleet::{CheckpointPolicy, DistributedStrategy, Fleet};
+    /// # let folder = std::env::temp_dir().join(format!("fleet-ranks-doc-{}", std::process::id()));
+    /// let fleet = Fleet::collective()?;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 2], DType::F32);
+    /// let loss = x.fc(1).mean();
+    /// let strategy = DistributedStrategy::new().use_gradient_merge(2);
+    /// let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, loss)?;
+    /// let mut session = fleet.session(net.build()?, &job, ExecOptions::default())?;
+    ///
+    /// let policy = CheckpointPolicy { every_steps: Some(5), ..CheckpointPolicy::default() };
+    /// let mut checkpoints = fleet.checkpoints(&folder, policy)?;
+    /// let resumed = checkpoints.resume(&session.programs.main, &mut session.scope)?;
+    /// let done = resumed.map_or(0, |resumed| resumed.step);
+    /// let x = Tensor::zeros(DType::F32, [4, 2])?;
+    /// for step in done + 1..=10 {
+    ///     session.run(&[("x", &x)], &[])?;
+    ///     checkpoints.after_step(step, &session.programs.main, &session.scope, Default::default)?;
+    /// }
+    /// checkpoints.finish()?;
+    /// fleet.finish()?;
+    /// # std::fs::remove_dir_all(&folder).ok();
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn checkpoints(
+        &self,
+        folder: impl AsRef<Path>,
+        policy: CheckpointPolicy,
+    ) -> Result<Checkpoints> {
+        match self.workers()? {
+            None => Checkpoints::open(folder, policy),
+            Some(workers) => Checkpoints::open_together(folder.as_ref(), policy, workers),
+        }
+    }
+
+    /// Announces that this rank has finished, waits until all ranks have, and leaves. The other
+    /// ranks get an error if a rank ends without this call, calls it while others still train, or
+    /// has made another number of steps.
+    pub fn finish(&self) -> Result<()> {
+        let Some(connection) = self.connection().filter(|connection| !connection.has_ended())
+        else {
+            return Ok(());
+        };
+        connection.finish()?;
+        if self.topology.mode() != Mode::ParameterServer {
+            self.reporter.finished();
+        }
+        connection.end()
+    }
+}
+
+/// Returns the place of a process with this environment in its job.
+fn topology_of(env: &Env) -> Result<Topology> {
+    match env.text(names::PADDLE_PSERVERS_IP_PORT_LIST) {
+        Some(_) => Topology::parameter_server(env),
+        None => Topology::collective(env),
+    }
+}
