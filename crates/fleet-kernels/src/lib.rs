@@ -27,6 +27,7 @@ pub mod philox;
 pub mod pool;
 pub mod pool2d;
 pub mod reduce;
+pub mod rows;
 pub mod scatter;
 pub mod simd;
 pub mod softmax;

@@ -1,8 +1,8 @@
 //! The memory of variables, as kernels get it.
 //!
 //! An executor describes each variable of an op by an [`Arg`] of an [`ArgList`], binds it to an
-//! address, and lends the list to a kernel as [`Args`]. [`ArgList::lend`] is the one unsafe step.
-//! After it, no safe call can alias a mutable slice:
+//! address, and lends the list to a kernel as [`Args`]. [`ArgList::lend`] is the one unsafe step
+//! ([`ArgList::lend_values`] is a safe form for tensors that the caller owns). After it, no safe call can alias a mutable slice:
 //!
 //! * An output is handed out once in each call of a kernel, as an [`Out`].
 //! * An input is read through a [`View`], any number of times, unless it overlaps an output.
@@ -12,7 +12,9 @@
 //! Each of these panics where it would alias. Sharing follows from the plan, not from values, so
 //! that the first step of a program shows such a fault.
 
-use crate::{ALIGN, Bits, DType, Element, Layout, Plain, Shape, view_as, view_as_mut};
+use crate::{
+    ALIGN, Bits, Buffer, DType, Element, Layout, Plain, Shape, Tensor, view_as, view_as_mut,
+};
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
@@ -93,6 +95,19 @@ impl Arg {
         let (bytes, room) = (self.bytes_len(), other.bytes_len());
         assert!(bytes <= room, "cannot alias {bytes} bytes to {room}");
         self.address = other.address;
+    }
+
+    fn bind_value(&mut self, value: ValueMut<'_>) {
+        let ValueMut { values, rows } = value;
+        assert!(values.dtype() == self.dtype && values.physical_len() == self.len(), "wrong value");
+        assert!(rows.is_some() == self.rows.is_some(), "sparse rows are not a tensor");
+        let rows = rows.map(|(numbers, count)| {
+            let room = self.rows.map_or(0, |own| own.capacity);
+            let fits = numbers.dtype() == DType::I64 && numbers.physical_len() == room;
+            assert!(fits, "expected one number per row");
+            (std::ptr::from_mut(count), numbers.as_ptr().cast())
+        });
+        self.bind(values.as_ptr(), rows);
     }
 
     fn value_range(&self) -> Range<usize> {
@@ -189,6 +204,14 @@ impl Arg {
             None => 0,
         }
     }
+}
+
+/// The memory of an argument that a kernel may access while this is borrowed.
+#[derive(Debug)]
+pub struct ValueMut<'a> {
+    pub values: &'a mut Tensor,
+    /// Row numbers and the number of rows in use, for sparse rows.
+    pub rows: Option<(&'a mut Tensor, &'a mut u64)>,
 }
 
 /// An input of a kernel. It dereferences to the description of the input.
@@ -422,6 +445,11 @@ impl ArgList {
         &mut self.args
     }
 
+    /// Returns the positions of the arguments of each input slot.
+    pub fn inputs(&self) -> &[Range<usize>] {
+        &self.inputs
+    }
+
     /// Returns the positions of the arguments of each output slot.
     pub fn outputs(&self) -> &[Range<usize>] {
         &self.outputs
@@ -470,6 +498,31 @@ impl ArgList {
         let outputs = &self.args[self.input_count()..];
         outputs.iter().for_each(|arg| arg.is_taken.store(false, Relaxed));
         Args { list: self, scratch: AtomicPtr::new(scratch), scratch_bytes }
+    }
+
+    /// Binds each argument to a value and lends all of them to a kernel. `same` lists positions of
+    /// outputs and inputs that share the values of the input.
+    ///
+    /// # Panics
+    /// Panics if a value differs from its argument in type or size, or if two outputs share memory.
+    pub fn lend_values<'s>(
+        &'s mut self,
+        values: impl IntoIterator<Item = ValueMut<'s>>,
+        same: &[(usize, usize)],
+        scratch: &'s mut Buffer,
+    ) -> Args<'s> {
+        let mut values = values.into_iter();
+        for arg in &mut self.args {
+            arg.bind_value(values.next().expect("expected a value for each argument"));
+        }
+        for (output, input) in same {
+            let (inputs, outputs) = self.args.split_at_mut(*output);
+            outputs[0].bind_over(&inputs[*input]);
+        }
+        self.mark_overlaps();
+        // SAFETY: the values are as long as their arguments, and they and the scratch are borrowed
+        // exclusively. Outputs do not overlap, and overlaps with inputs are marked.
+        unsafe { self.lend(scratch.as_ptr(), scratch.bytes()) }
     }
 
     /// Lends the arguments to a kernel that runs inside another one. An argument with an offset in

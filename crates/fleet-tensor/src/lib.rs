@@ -9,7 +9,7 @@ mod layout;
 mod shape;
 mod tensor;
 
-pub use arg::{Arg, ArgList, Args, Out, RowsArg, View};
+pub use arg::{Arg, ArgList, Args, Out, RowsArg, ValueMut, View};
 pub use buffer::{ALIGN, Buffer};
 pub use dtype::{DType, Element};
 pub use elements::{Bits, Plain, view_as, view_as_mut};

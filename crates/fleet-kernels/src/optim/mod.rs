@@ -28,11 +28,13 @@
 
 mod rows;
 mod rules;
+mod run;
 #[cfg(test)]
 mod tests;
 
 pub use rows::{Table, update_rows};
 pub use rules::{MomentumOp, RowAdagradOp, RowAdamOp, SgdOp, StdAdagradOp, UpdateOp};
+pub use run::{Run, SharedAdamOp, sgd_with_mean_square, shared_adam, update_run};
 
 use self::rules::*;
 use crate::pool::Pool;
