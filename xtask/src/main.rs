@@ -1,5 +1,7 @@
 //! Tasks of this repository; `cargo xtask help` lists them.
 
+#![forbid(unsafe_code)]
+
 mod bench;
 mod deny;
 mod picture;

@@ -59,7 +59,12 @@ impl Pair {
         for first in (0..rows).step_by(BATCH) {
             let end = (first + BATCH as u64).min(rows);
             let ids: Vec<u64> = (first..end).map(|id| id.wrapping_mul(ID_STEP)).collect();
-            pair.worker.pull_sparse(0, &ids, &mut out[..ids.len() * DIM], PullMode::Train)?;
+            pair.worker.pull_sparse(
+                0,
+                (&ids).into(),
+                &mut out[..ids.len() * DIM],
+                PullMode::Train,
+            )?;
         }
         Ok(pair)
     }
@@ -90,7 +95,7 @@ impl Pair {
 type Run = dyn Fn(&RemoteServers, &[u64], &mut [f32]) -> Result<()> + Sync;
 
 pub fn pull(options: &Options) -> Result<()> {
-    measure(options, &|worker, ids, rows| worker.pull_sparse(0, ids, rows, PullMode::Train))
+    measure(options, &|worker, ids, rows| worker.pull_sparse(0, ids.into(), rows, PullMode::Train))
 }
 
 pub fn push(options: &Options) -> Result<()> {
@@ -103,7 +108,7 @@ fn push_batch(worker: &RemoteServers, ids: &[u64], grads: &mut [f32]) -> Result<
 
 /// Makes the requests of a training step, without its computation: pulls the batch, and pushes it.
 fn pull_and_push(worker: &RemoteServers, ids: &[u64], numbers: &mut [f32]) -> Result<()> {
-    worker.pull_sparse(0, ids, numbers, PullMode::Train)?;
+    worker.pull_sparse(0, ids.into(), numbers, PullMode::Train)?;
     numbers.fill(1e-3);
     push_batch(worker, ids, numbers)
 }

@@ -50,7 +50,7 @@ fn reader_text(reader: Reader) -> &'static str {
         Reader::Worker => "read by workers of parameter servers",
         Reader::Server => "read by parameter servers",
         Reader::Script => "written for scripts",
-        Reader::Nobody => "known, but unused",
+        Reader::Unused => "known, but unused",
     }
 }
 

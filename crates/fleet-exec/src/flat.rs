@@ -7,11 +7,12 @@
 
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, Op, OpId, Program, VarId};
+use fleet_ops::control::conditional_block;
 use fleet_ops::{Lane, OpDef, Registry};
 use std::collections::HashSet;
 
 /// The op that runs its sub-block if its condition holds. The planner handles it itself.
-pub(crate) const CONDITIONAL: &str = "conditional_block";
+pub(crate) const CONDITIONAL: &str = conditional_block::DEF.spec.name;
 
 /// One entry of the flat order.
 pub(crate) enum Flat {

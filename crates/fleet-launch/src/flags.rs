@@ -98,7 +98,7 @@ pub const FLAGS: &[Flag] = &[
         "with_gloo",
         "0|1|2",
         None,
-        "Barrier service: 0 nobody, 1 workers, 2 workers and servers",
+        "Barrier service: 0 none, 1 workers, 2 workers and servers",
     ),
     flag(
         SERVERS,
@@ -286,7 +286,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("tee", "--follow all shows all logs while they grow; each process has its own in --log_dir"),
     ("redirects", "each process has its log in --log_dir already"),
     ("local_ranks_filter", "--follow says whose log is shown: 0, all or none"),
-    ("monitor_interval", "deaths are seen at once, nobody asks for them"),
+    ("monitor_interval", "an ended process is noticed at once"),
     ("no_python", "an executable is started as it is: fleetrun ./program"),
     ("run_path", "the script is started as a script in any case: fleetrun train.py"),
     ("role", "the processes of a collective job are workers; --job_id names the job"),

@@ -24,7 +24,7 @@ pub struct Nodes {
     pub max: usize,
 }
 
-/// What happens when a machine is lost.
+/// The reaction to the loss of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ElasticLevel {
     /// The job ends.
@@ -40,7 +40,7 @@ pub enum ElasticLevel {
 pub enum Follow {
     First,
     All,
-    Nobody,
+    None,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -422,7 +422,7 @@ fn etcd_endpoint(text: &str, name: &str) -> Result<Endpoint> {
 /// Checks that the master has a port, as every machine but the first needs.
 pub(crate) fn check_port(master: Option<&Endpoint>) -> Result<()> {
     match master {
-        Some(Endpoint { port: 0, .. }) => Err(Error::invalid("nobody can be found at port 0")
+        Some(Endpoint { port: 0, .. }) => Err(Error::invalid("others cannot connect to port 0")
             .at("--master")
             .help("the first machine says which port the system gave it")),
         _ => Ok(()),
@@ -644,7 +644,7 @@ fn follow(given: &Given) -> Result<Follow> {
     match given.text("follow").unwrap_or("0") {
         "0" => Ok(Follow::First),
         "all" => Ok(Follow::All),
-        "none" => Ok(Follow::Nobody),
+        "none" => Ok(Follow::None),
         other => {
             Err(Error::invalid("--follow is not understood").expected("0, all or none").got(other))
         }

@@ -221,7 +221,7 @@ impl<'a> Supervisor<'a> {
     fn start(&mut self, processes: Vec<Process>) -> Result<()> {
         for process in processes {
             let follows = match self.rules.follow {
-                Follow::Nobody => false,
+                Follow::None => false,
                 Follow::All => true,
                 Follow::First => process.log == FIRST_LOG,
             };

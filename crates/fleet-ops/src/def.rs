@@ -25,6 +25,11 @@ pub struct OpDef {
 }
 
 impl OpDef {
+    /// Returns whether `op` is an op of this kind.
+    pub fn is(&self, op: &Op) -> bool {
+        op.name() == self.spec.name
+    }
+
     /// Returns the types and shapes of the outputs of `op`, by slot, computed from those of its
     /// inputs.
     pub fn shapes(&self, op: &Op, meta: impl Fn(VarId) -> Meta) -> Result<Vec<Vec<Meta>>> {

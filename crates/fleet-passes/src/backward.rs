@@ -13,6 +13,10 @@ mod conditional;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, OpRole, Program, VarId, VarKind};
 use fleet_ops::{Emit, GradCtx, Registry};
+use fleet_ops::{
+    math::sum,
+    tensor::{assign, fill},
+};
 use std::collections::{HashMap, HashSet};
 
 /// Options of differentiation.
@@ -266,9 +270,9 @@ fn emit_like(emit: &mut Emit<'_>, like: VarId, name: String, value: f64) -> Resu
     let (dtype, shape, block) = (var.dtype, var.shape, emit.block);
     let made = emit.program.add_var(block, fleet_ir::Var::new(name, dtype, shape))?;
     let call = if shape.is_known() {
-        emit.named_op("fill_constant")?.attr("shape", shape.to_vec()).attr("dtype", dtype)
+        emit.op(&fill::FILL_CONSTANT).attr("shape", shape.to_vec()).attr("dtype", dtype)
     } else {
-        emit.named_op("fill_any_like")?.input("X", like)
+        emit.op(&fill::FILL_ANY_LIKE).input("X", like)
     };
     call.attr("value", value).output("Out", made).done()?;
     Ok(made)
@@ -363,7 +367,7 @@ impl<'f> Tape<'f> {
         let grad = fleet_ir::Var::new(name, forward.dtype, forward.shape);
         let block = emit.block;
         let grad = emit.program.add_var(block, grad)?;
-        emit.named_op("assign")?.input("X", from).output("Out", grad).done()?;
+        emit.op(&assign::DEF).input("X", from).output("Out", grad).done()?;
         Ok(grad)
     }
 
@@ -390,7 +394,7 @@ impl<'f> Tape<'f> {
         let block = emit.block;
         let total = fleet_ir::Var { kind, ..fleet_ir::Var::new(name, dtype, shape) };
         let total = emit.program.add_var(block, total)?;
-        emit.named_op("sum")?.inputs("X", parts).output("Out", total).done()?;
+        emit.op(&sum::DEF).inputs("X", parts).output("Out", total).done()?;
         Ok(total)
     }
 }

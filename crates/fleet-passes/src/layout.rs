@@ -9,6 +9,8 @@
 
 use fleet_base::Result;
 use fleet_ir::{Attr, Op, OpId, Program, Var, VarId, VarKind};
+use fleet_ops::nn::conv2d;
+use fleet_ops::tensor::{reshape, transpose};
 use fleet_ops::{Emit, Images, Registry};
 use fleet_tensor::{DType, Layout, Shape};
 use std::collections::{HashMap, HashSet};
@@ -239,14 +241,10 @@ fn convert(
     emit.device.clone_from(&like.device);
     if is_point {
         let dims = vec![0, wanted[1], wanted[2], wanted[3]];
-        emit.named_op("reshape2")?.input("X", from).attr("shape", dims).output("Out", to).done()?;
+        emit.op(&reshape::RESHAPE).input("X", from).attr("shape", dims).output("Out", to).done()?;
     } else {
         let axes = axes.to_vec();
-        emit.named_op("transpose2")?
-            .input("X", from)
-            .attr("axis", axes)
-            .output("Out", to)
-            .done()?;
+        emit.op(&transpose::DEF).input("X", from).attr("axis", axes).output("Out", to).done()?;
     }
     out.append(&mut emit.ops);
     valid.insert(original, Valid { original: true, twin: true });
@@ -286,7 +284,7 @@ fn pack_filters(program: &mut Program, registry: &Registry, keep: &[VarId]) {
     let kept: HashSet<VarId> = keep.iter().copied().collect();
     let filters: Vec<VarId> = program
         .root_ops()
-        .filter(|(_, op)| op.name() == "conv2d" && op.attr_str("data_format") == "NHWC")
+        .filter(|(_, op)| conv2d::DEF.is(op) && op.attr_str("data_format") == "NHWC")
         .filter(|(_, op)| op.attr_int("groups") == 1)
         .flat_map(|(_, op)| op.input("Filter").to_vec())
         .filter(|var| program.var(*var).persistable && program.var(*var).dtype == DType::F32)
@@ -325,7 +323,7 @@ fn packable_group(
                 if !op.all_inputs().chain(op.all_outputs()).any(|other| other == var) {
                     continue;
                 }
-                let is_conv = matches!(op.name(), "conv2d" | "conv2d_grad")
+                let is_conv = (conv2d::DEF.is(op) || conv2d::GRAD.is(op))
                     && op.attr_str("data_format") == "NHWC"
                     && op.attr_int("groups") == 1;
                 let slots = [op.input("Filter"), op.output("Filter@GRAD")];

@@ -131,6 +131,18 @@ impl Merger {
         Ok(())
     }
 
+    /// Merges ids, unless they are known not to repeat. Returns each once, and, if any repeats, the
+    /// index of its first sight for each of `ids`.
+    pub(crate) fn unique_ids<'a>(&'a mut self, ids: Ids<'a>) -> (UniqueIds<'a>, Option<&'a [u32]>) {
+        match ids {
+            Ids::Unique(ids) => (ids, None),
+            Ids::Any(ids) => {
+                let repeats = self.merge(ids);
+                (self.ids(), repeats.then_some(&self.to_row[..]))
+            }
+        }
+    }
+
     /// Merges the ids of a push, unless they are known not to repeat; returns the push with each id
     /// once.
     pub(crate) fn unique_push<'a>(

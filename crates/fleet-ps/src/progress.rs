@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 /// // Server 0 has the gradient of step 9 for row 4; server 1 lacks that for row 5.
 /// again.push_sparse(0, Step::new(9), Push::new(&[4, 5], &[1.0, 1.0]))?;
 /// let mut rows = [0.0; 2];
-/// again.pull_sparse(0, &[4, 5], &mut rows, PullMode::Infer)?;
+/// again.pull_sparse(0, (&[4, 5]).into(), &mut rows, PullMode::Infer)?;
 /// assert_eq!(rows, [0.95, 0.95]);
 /// # Ok::<(), fleet_base::Error>(())
 /// ```

@@ -30,7 +30,8 @@ pub trait TableAccess: Send + Sync {
     fn job(&self) -> &JobTables;
 
     /// Reads the rows of `ids`, one after another, `pull_width` numbers each. Ids may repeat.
-    fn pull_sparse(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()>;
+    fn pull_sparse(&self, table: u32, ids: Ids<'_>, rows: &mut [f32], mode: PullMode)
+    -> Result<()>;
     /// Pushes gradients of rows. Gradients of equal ids are summed before they are sent.
     fn push_sparse(&self, table: u32, step: Option<Step>, push: Push<'_>) -> Result<()>;
 

@@ -54,7 +54,7 @@ pub fn options() -> RemoteOptions {
 
 pub fn pull(worker: &RemoteServers, ids: &[u64]) -> Vec<f32> {
     let mut rows = vec![f32::NAN; ids.len() * 2];
-    worker.pull_sparse(SPARSE, ids, &mut rows, PullMode::Train).unwrap();
+    worker.pull_sparse(SPARSE, ids.into(), &mut rows, PullMode::Train).unwrap();
     rows
 }
 

@@ -36,7 +36,7 @@ fn train(worker: &LocalServers, step: u64) {
 /// Checks the result of steps 0 to `steps`.
 fn check(worker: &LocalServers, steps: u64) {
     let mut rows = [0.0; 4];
-    worker.pull_sparse(SPARSE, &[0, 1000], &mut rows, PullMode::Infer).unwrap();
+    worker.pull_sparse(SPARSE, (&[0, 1000]).into(), &mut rows, PullMode::Infer).unwrap();
     let all = 1.0 - 0.25 * steps as f32;
     assert_eq!(rows, [0.75, 0.75, all, all], "{steps} steps");
     let mut values = [0.0; 5];
@@ -138,7 +138,7 @@ fn a_barrier_survives_with_what_waits_for_it() {
             let server = start(&job, &folder);
             let worker = impatient(0, &server);
             let mut row = [0.0; 2];
-            worker.pull_sparse(SPARSE, &[7], &mut row, PullMode::Train).unwrap();
+            worker.pull_sparse(SPARSE, (&[7]).into(), &mut row, PullMode::Train).unwrap();
             worker.push_sparse(SPARSE, None, Push::new(&[7], &[2.0; 2])).unwrap();
             worker.push_dense(DENSE, None, &[2.0; 5]).unwrap();
             assert!(worker.arrive(Arrival::Sent).is_err(), "alone");
@@ -153,7 +153,7 @@ fn a_barrier_survives_with_what_waits_for_it() {
         worker.push_dense(DENSE, None, &[4.0; 5]).unwrap();
         worker.arrive(Arrival::Sent).unwrap();
         let mut row = [0.0; 2];
-        worker.pull_sparse(SPARSE, &[7], &mut row, PullMode::Train).unwrap();
+        worker.pull_sparse(SPARSE, (&[7]).into(), &mut row, PullMode::Train).unwrap();
         assert_eq!(row, [before - 1.5; 2], "the mean of both");
     }
 }
@@ -169,12 +169,12 @@ fn admissions_are_remembered() {
     {
         let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
         for _ in 0..2 {
-            worker.pull_sparse(SPARSE, &[3], &mut row, PullMode::Train).unwrap();
+            worker.pull_sparse(SPARSE, (&[3]).into(), &mut row, PullMode::Train).unwrap();
         }
         worker.push_sparse(SPARSE, None, Push::new(&[3], &[1.0; 2])).unwrap();
     }
     let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
-    worker.pull_sparse(SPARSE, &[3], &mut row, PullMode::Infer).unwrap();
+    worker.pull_sparse(SPARSE, (&[3]).into(), &mut row, PullMode::Infer).unwrap();
     assert_eq!(row, [0.5; 2]);
 }
 

@@ -34,7 +34,7 @@ fn remote_servers_are_local_ones() {
                 servers.push_dense(DENSE, None, &[step as f32; 5]).unwrap();
                 servers.set_rate_scale(DENSE, 1.0 / (step + 1) as f32).unwrap();
                 let (mut rows, mut values) = (vec![0.0; ids.len() * 2], vec![0.0; 5]);
-                servers.pull_sparse(SPARSE, &ids, &mut rows, PullMode::Train).unwrap();
+                servers.pull_sparse(SPARSE, (&ids).into(), &mut rows, PullMode::Train).unwrap();
                 servers.pull_dense(DENSE, &mut values).unwrap();
                 let steps = servers.push_steps(STEPS, None, step).unwrap();
                 (rows, values, steps, servers.pull_geo(GEO).unwrap())
@@ -305,7 +305,7 @@ fn what_a_server_refuses_before_it_begins() {
     // A request of 40 KB whose answer would have 160 KB is rejected, and no row is made.
     let ids: Vec<u64> = (0..5000).collect();
     let mut rows = vec![0.0; 5000 * 8];
-    let error = worker.pull_sparse(SPARSE, &ids, &mut rows, PullMode::Train).unwrap_err();
+    let error = worker.pull_sparse(SPARSE, (&ids).into(), &mut rows, PullMode::Train).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
     assert!(error.to_string().contains("expected up to 65536 bytes, got 160000"), "{error}");
     assert_eq!(worker.stats(SPARSE).unwrap().row_count, 0);

@@ -65,7 +65,7 @@ fn look(servers: &LocalServers) -> (Vec<f32>, Vec<f32>, Vec<f32>, Vec<f32>, u64)
     let ids: Vec<u64> = (0..250).collect();
     let rows = |table: u32, width: usize| {
         let mut rows = vec![0.0; ids.len() * width];
-        servers.pull_sparse(table, &ids, &mut rows, PullMode::Infer).unwrap();
+        servers.pull_sparse(table, (&ids).into(), &mut rows, PullMode::Infer).unwrap();
         rows
     };
     let mut dense = vec![0.0; 11];
@@ -240,7 +240,7 @@ fn a_save_with_any_byte_changed_is_refused_by_name() {
         old.save(Tables::All, &folder.0, SaveMode::All, format).unwrap();
         let see = |servers: &LocalServers| {
             let (mut rows, mut dense) = ([0.0; 4], [0.0; 5]);
-            servers.pull_sparse(SPARSE, &[1, 2], &mut rows, PullMode::Infer).unwrap();
+            servers.pull_sparse(SPARSE, (&[1, 2]).into(), &mut rows, PullMode::Infer).unwrap();
             servers.pull_dense(DENSE, &mut dense).unwrap();
             (rows, dense, servers.push_steps(STEPS, None, 0).unwrap())
         };

@@ -7,6 +7,7 @@ use fleet_ir::{BlockId, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_ops::{Emit, Registry};
+use fleet_ops::{control::conditional_block, tensor::fill};
 use fleet_tensor::{DType, Shape};
 use std::collections::{HashMap, HashSet};
 
@@ -74,7 +75,7 @@ impl Job<'_> {
         let var = Var::persistable(name, dtype, shape);
         let filled = self.programs.startup.add_var(Program::ROOT, var.clone())?;
         let mut emit = self.emit_startup();
-        emit.named_op("fill_constant")?
+        emit.op(&fill::FILL_CONSTANT)
             .attr("shape", shape.to_vec())
             .attr("dtype", dtype)
             .attr("value", value)
@@ -123,7 +124,7 @@ impl Job<'_> {
     pub fn conditional(&mut self, condition: VarId) -> Result<BlockId> {
         let inner = self.programs.main.add_block(Program::ROOT);
         let mut emit = Emit::new(&mut self.programs.main, self.registry, OpRole::OPTIMIZE);
-        let call = emit.named_op("conditional_block")?.input("Cond", condition);
+        let call = emit.op(&conditional_block::DEF).input("Cond", condition);
         call.attr("sub_block", inner).done()?;
         emit.append();
         Ok(inner)
@@ -193,7 +194,7 @@ impl Job<'_> {
         }
         let inner = main.add_block(Program::ROOT);
         let mut emit = Emit::new(main, self.registry, OpRole::OPTIMIZE);
-        let call = emit.named_op("conditional_block")?.input("Cond", condition);
+        let call = emit.op(&conditional_block::DEF).input("Cond", condition);
         let op = call.attr("sub_block", inner).done()?;
         ops.insert(at + 1, op);
         main.set_block_ops(Program::ROOT, ops);

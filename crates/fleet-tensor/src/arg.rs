@@ -2,7 +2,8 @@
 //!
 //! An executor describes each variable of an op by an [`Arg`] of an [`ArgList`], binds it to an
 //! address, and lends the list to a kernel as [`Args`]. [`ArgList::lend`] is the one unsafe step
-//! ([`ArgList::lend_values`] is a safe form for tensors that the caller owns). After it, no safe call can alias a mutable slice:
+//! ([`ArgList::lend_values`] is a safe form for tensors that the caller owns). After it, no safe
+//! call can alias a mutable slice:
 //!
 //! * An output is handed out once in each call of a kernel, as an [`Out`].
 //! * An input is read through a [`View`], any number of times, unless it overlaps an output.

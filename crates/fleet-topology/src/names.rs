@@ -16,7 +16,7 @@ pub enum Reader {
     /// Users' scripts; Fleet only writes it.
     Script,
     /// None: a documented name for a feature that Fleet does not support.
-    Nobody,
+    Unused,
 }
 
 /// An environment variable of the list.
@@ -195,7 +195,7 @@ pub const VARIABLES: &[Variable] = &[
         PADDLE_DISTRI_BACKEND,
         "",
         "Backend of collectives: gloo (CPU) or nccl (GPU)",
-        &[Reader::Nobody],
+        &[Reader::Unused],
     ),
     row(
         FLAGS_SELECTED_GPUS,

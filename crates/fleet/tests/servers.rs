@@ -189,7 +189,11 @@ impl Case {
             _ => {
                 let ids: Vec<u64> = (0..ROWS as u64).collect();
                 let mut rows = vec![0.0; (ROWS * DIM) as usize];
-                worker.servers().tables.pull_sparse(0, &ids, &mut rows, PullMode::Train).unwrap();
+                worker
+                    .servers()
+                    .tables
+                    .pull_sparse(0, (&ids).into(), &mut rows, PullMode::Train)
+                    .unwrap();
                 rows
             }
         };
@@ -383,7 +387,7 @@ fn asynchronous_workers_lose_nothing() {
                         worker
                             .servers()
                             .tables
-                            .pull_sparse(0, &[3, 8], &mut rows, PullMode::Infer)
+                            .pull_sparse(0, (&[3, 8]).into(), &mut rows, PullMode::Infer)
                             .unwrap();
                         let bias = scope_value(&worker, "fc_0.b_0")[0];
                         let stats = worker.stats();
@@ -550,7 +554,7 @@ fn gradients_that_are_not_finite_are_taken_as_the_strategy_says() {
             assert!(!refused || error.contains(words), "{error}");
         }
         let mut got = [9.0];
-        worker.servers().tables.pull_sparse(0, &[3], &mut got, PullMode::Infer).unwrap();
+        worker.servers().tables.pull_sparse(0, (&[3]).into(), &mut got, PullMode::Infer).unwrap();
         assert_eq!(got, [row], "{non_finite:?}");
         assert_eq!(worker.servers().admin.stats(0).unwrap().non_finite, 1);
     }
@@ -594,7 +598,9 @@ fn a_job_goes_on_with_what_its_servers_have_loaded() {
                     let mut rows = vec![0.0; (ROWS * DIM) as usize];
                     let servers = worker.servers();
                     let tables = &servers.tables;
-                    tables.pull_sparse(0, &ids, &mut rows, PullMode::InferInitial).unwrap();
+                    tables
+                        .pull_sparse(0, (&ids).into(), &mut rows, PullMode::InferInitial)
+                        .unwrap();
                     rows
                 }
             };

@@ -1,4 +1,4 @@
-//! Rules about product code: lengths of functions, `unsafe`, and calls that few files may make.
+//! Rules about product code: lengths of functions, and calls that few files may make.
 
 use super::Finding;
 use super::source::SourceFile;
@@ -37,8 +37,14 @@ const READS: [&str; 10] = [
 const CLOCK: [&str; 2] = ["crates/fleet-bench/src/", "crates/fleet-net/src/time.rs"];
 /// Places that may print.
 const PRINT: [&str; 2] = ["/main.rs", "crates/fleet-bench/src/"];
-/// Crates that may name ops: their definitions, the layers that emit them, and tests.
-const OP_NAMES: [&str; 3] = ["fleet-ops", "fleet-nn", "fleet-testkit"];
+/// Places that may name ops: their definitions, the layers that emit them, the patterns of fusions,
+/// and tests.
+const OP_NAMES: [&str; 4] = [
+    "crates/fleet-ops/",
+    "crates/fleet-nn/",
+    "crates/fleet-passes/src/fuse/",
+    "crates/fleet-testkit/",
+];
 
 const PRINT_MACROS: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
 const COMPARISONS: [&str; 4] = ["contains", "starts_with", "ends_with", "eq"];
@@ -49,10 +55,10 @@ pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) -> Result<(), St
         return Err(format!("found {} op names in fleet-ops: expected over 100", ops.len()));
     }
     for file in files {
-        let (Some(tree), Some(krate)) = (&file.tree, file.product_crate()) else { continue };
-        let mut rules = Rules { file, krate, ops: &ops, is_unsafe: false, findings };
+        let (Some(tree), Some(_)) = (&file.tree, file.product_crate()) else { continue };
+        let mut rules = Rules { file, ops: &ops, findings };
         rules.visit_file(tree);
-        rules.tokens(tree.to_token_stream());
+        rules.tokens(tree.to_token_stream(), false);
     }
     Ok(())
 }
@@ -70,10 +76,7 @@ fn op_names(files: &[SourceFile]) -> BTreeSet<String> {
 
 struct Rules<'a> {
     file: &'a SourceFile,
-    krate: &'a str,
     ops: &'a BTreeSet<String>,
-    /// Whether the file has unsafe code, which `xtask/tidy.txt` counts as one place.
-    is_unsafe: bool,
     findings: &'a mut Vec<Finding>,
 }
 
@@ -96,14 +99,19 @@ impl Rules<'_> {
         }
     }
 
-    /// Checks the rules about tokens, which hold in macros too.
-    fn tokens(&mut self, stream: TokenStream) {
+    /// Checks the rules about tokens, which hold in macros too. In `op_place`, every text is taken
+    /// for the name of an op.
+    fn tokens(&mut self, stream: TokenStream, op_place: bool) {
         let tokens: Vec<TokenTree> = stream.into_iter().collect();
+        let op_place = op_place || tokens.windows(3).any(asks_name) && has_comma(&tokens);
         for (index, token) in tokens.iter().enumerate() {
+            let before = &tokens[..index];
             match token {
-                TokenTree::Group(group) => self.tokens(group.stream()),
+                TokenTree::Group(group) => self.tokens(group.stream(), takes_op(before)),
                 TokenTree::Ident(ident) => self.ident(ident, &tokens[index + 1..]),
-                TokenTree::Literal(literal) => self.literal(literal),
+                TokenTree::Literal(literal) => {
+                    self.literal(literal, op_place || is_compared(before));
+                }
                 TokenTree::Punct(_) => {}
             }
         }
@@ -122,10 +130,6 @@ impl Rules<'_> {
         };
         let name = ident.to_string();
         match (name.as_str(), member.as_deref()) {
-            ("unsafe", _) if !self.is_unsafe => {
-                self.is_unsafe = true;
-                self.add("unsafe", ident.span(), "unsafe code in another file".to_string());
-            }
             ("env", Some(member)) if READS.contains(&member) && !self.is_in(&ENVIRONMENT) => {
                 self.add("environment", ident.span(), format!("env::{member}"));
             }
@@ -144,12 +148,15 @@ impl Rules<'_> {
         }
     }
 
-    fn literal(&mut self, literal: &proc_macro2::Literal) {
+    fn literal(&mut self, literal: &proc_macro2::Literal, op_place: bool) {
         let text = literal.to_string();
         let Some(name) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else {
             return;
         };
-        if !OP_NAMES.contains(&self.krate) && self.ops.contains(name) {
+        // Some names, such as "scale", are also names of attributes and fields.
+        let is_word = name.bytes().all(|byte| byte.is_ascii_lowercase());
+        let names_op = self.ops.contains(name) && (op_place || !is_word);
+        if names_op && !self.is_in(&OP_NAMES) {
             self.add("op-name", literal.span(), format!("\"{name}\" is the name of an op"));
         }
     }
@@ -184,6 +191,41 @@ impl<'ast> Visit<'ast> for Rules<'_> {
         }
         visit::visit_expr_binary(self, binary);
     }
+}
+
+/// Returns whether these three tokens are `.name()` without its brackets' content.
+fn asks_name(tokens: &[TokenTree]) -> bool {
+    match tokens {
+        [TokenTree::Punct(dot), TokenTree::Ident(name), TokenTree::Group(group)] => {
+            dot.as_char() == '.' && name == "name" && group.stream().is_empty()
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether the group after these tokens names an op: that of a call that looks one up, or
+/// the arms of `match op.name()`.
+fn takes_op(before: &[TokenTree]) -> bool {
+    let calls = |ident: &proc_macro2::Ident| ident == "named_op" || ident == "op";
+    match before.last() {
+        Some(TokenTree::Ident(ident)) => calls(ident),
+        _ => before.last_chunk::<3>().is_some_and(|last| asks_name(last)),
+    }
+}
+
+/// Returns whether the tokens end in `.name() ==` or `.name() !=`.
+fn is_compared(before: &[TokenTree]) -> bool {
+    match before {
+        [name @ .., TokenTree::Punct(_), TokenTree::Punct(equal)] => {
+            equal.as_char() == '=' && name.last_chunk::<3>().is_some_and(|last| asks_name(last))
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether a comma separates these tokens, as it does the operands of `matches!`.
+fn has_comma(tokens: &[TokenTree]) -> bool {
+    tokens.iter().any(|token| matches!(token, TokenTree::Punct(punct) if punct.as_char() == ','))
 }
 
 fn is_message(expr: &syn::Expr) -> bool {

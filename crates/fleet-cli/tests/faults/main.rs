@@ -235,12 +235,12 @@ fn run_all(cases: Vec<Case>) -> ExitCode {
                 while let Some(case) = cases.get(next.fetch_add(1, Ordering::SeqCst)) {
                     let outcome = run(case);
                     print(&outcome);
-                    outcomes.lock().expect("nobody panics with it").push(outcome);
+                    outcomes.lock().expect("no thread panics while it holds this").push(outcome);
                 }
             });
         }
     });
-    let outcomes = outcomes.into_inner().expect("nobody panics with it");
+    let outcomes = outcomes.into_inner().expect("no thread panics while it holds this");
     let failed: Vec<&Outcome> = outcomes.iter().filter(|it| it.wrong.is_some()).collect();
     for outcome in &failed {
         println!("\n--- {}: {}", outcome.case.name(), outcome.wrong.as_deref().unwrap_or_default());

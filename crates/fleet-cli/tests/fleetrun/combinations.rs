@@ -250,7 +250,7 @@ fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
     worker.barrier()?;
     let ids: Vec<u64> = (0..ROWS as u64).collect();
     let mut all = vec![0.0; (ROWS * DIM) as usize];
-    worker.servers().tables.pull_sparse(0, &ids, &mut all, PullMode::Infer)?;
+    worker.servers().tables.pull_sparse(0, (&ids).into(), &mut all, PullMode::Infer)?;
     for table in &job.plan.tables.dense {
         let mut values = vec![0.0; table.len];
         worker.servers().tables.pull_dense(table.table_id, &mut values)?;

@@ -289,7 +289,7 @@ fn a_machine_of_the_list_that_does_not_come() {
         ],
     );
     let line = "--ips 127.0.0.1,127.0.0.2 --host 127.0.0.2 --master 127.0.0.1:0 job.py";
-    Machine::start("absent/c", WHO, line, TOKEN).check(2, &["nobody can be found at port 0"]);
+    Machine::start("absent/c", WHO, line, TOKEN).check(2, &["others cannot connect to port 0"]);
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
     let line =

@@ -1,6 +1,6 @@
 //! Updates of one run of weights, for the rules of parameter servers: a row of a sparse table, or a
-//! whole dense table. A run is updated on the calling thread, within a kernel of the caller. Weights
-//! are clamped to `bounds` after an update.
+//! whole dense table. A run is updated on the calling thread, within a kernel of the caller. An
+//! update clamps weights to `bounds`.
 
 use super::rules::{SgdOp, UpdateOp};
 use crate::for_registers;

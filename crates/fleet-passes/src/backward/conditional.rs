@@ -10,6 +10,11 @@ use super::{Node, Tape, emit_like};
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_ops::Emit;
+use fleet_ops::{
+    control::conditional_block,
+    math::{compare, sum},
+    tensor::assign,
+};
 use std::collections::{HashMap, HashSet};
 
 pub(super) fn visit(emit: &mut Emit<'_>, tape: &mut Tape<'_>, node: &Node) -> Result<()> {
@@ -50,7 +55,7 @@ fn sum_inside(emit: &mut Emit<'_>, var: VarId, parts: &[VarId]) -> Result<VarId>
     }
     match parts {
         [only] => Ok(*only),
-        many => emit.named_op("sum")?.inputs("X", many).one("Out"),
+        many => emit.op(&sum::DEF).inputs("X", many).one("Out"),
     }
 }
 
@@ -74,20 +79,20 @@ fn emit_grad_block(
         let name = emit.program.unique_name(&stem);
         let result = emit_like(emit, *var, name, 0.0)?;
         let before = emit.ops.len();
-        emit.named_op("assign")?.input("X", *sum).output("Out", result).done()?;
+        emit.op(&assign::DEF).input("X", *sum).output("Out", result).done()?;
         inside.extend(emit.ops.drain(before..));
         results.push((*var, result));
     }
     emit.program.set_block_ops(block, inside);
     check_visible(emit.program, block)?;
-    emit.named_op("conditional_block")?.input("Cond", condition).attr("sub_block", block).done()?;
+    emit.op(&conditional_block::DEF).input("Cond", condition).attr("sub_block", block).done()?;
     for (var, result) in results {
         let stem = format!("{}@GRAD@PART", emit.program.var_name(var));
         let name = emit.program.unique_name(&stem);
         let it = emit.program.var(result);
         let (dtype, shape, home) = (it.dtype, it.shape, emit.block);
         let part = emit.program.add_var(home, fleet_ir::Var::new(name, dtype, shape))?;
-        emit.named_op("assign")?.input("X", result).output("Out", part).done()?;
+        emit.op(&assign::DEF).input("X", result).output("Out", part).done()?;
         if tape.flows.contains(&var) {
             tape.parts.entry(var).or_default().push(part);
         }
@@ -165,7 +170,7 @@ impl Writers<'_> {
 fn negations(program: &Program) -> HashSet<(VarId, VarId)> {
     let blocks = program.block_ids();
     let ops = blocks.flat_map(|block| program.block_ops(block).map(|(_, op)| op));
-    let negations = ops.filter(|op| op.name() == "logical_not");
+    let negations = ops.filter(|op| compare::LOGICAL_NOT.is(op));
     let pairs =
         negations.filter_map(|op| Some((*op.input("X").first()?, *op.output("Out").first()?)));
     pairs.flat_map(|(a, b)| [(a, b), (b, a)]).collect()

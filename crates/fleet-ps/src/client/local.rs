@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// let worker = LocalServers::new(&servers, 0)?;
 /// worker.push_sparse(0, None, Push::new(&[7, 8, 7], &[1.0, 1.0, 4.0, 4.0, 1.0, 1.0]))?;
 /// let mut rows = [0.0; 4];
-/// worker.pull_sparse(0, &[8, 7], &mut rows, PullMode::Train)?;
+/// worker.pull_sparse(0, (&[8, 7]).into(), &mut rows, PullMode::Train)?;
 /// assert_eq!(rows, [0.8, 0.8, 0.9, 0.9]); // sgd at its default rate of 0.05
 /// # Ok::<(), fleet_base::Error>(())
 /// ```

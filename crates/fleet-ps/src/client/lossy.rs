@@ -107,7 +107,9 @@ fn every_push_is_applied_once_whatever_the_network_does() {
         });
         let shares = if workers[0].job().sync { 2.0 } else { 1.0 };
         let mut rows = [0.0; 6];
-        workers[1].pull_sparse(SPARSE, &[0, 100, 101], &mut rows, PullMode::Infer).unwrap();
+        workers[1]
+            .pull_sparse(SPARSE, (&[0, 100, 101]).into(), &mut rows, PullMode::Infer)
+            .unwrap();
         // Id 0 is in steps 0, 7, 14, 21, 28 of both workers; the rate is a half.
         let (shared, own) = (1.0 - 10.0 * 0.25 / shares, 1.0 - 30.0 * 0.25 / shares);
         assert_eq!(rows, [shared, shared, own, own, own, own], "seed {seed}");

@@ -1,7 +1,7 @@
 //! Splits ids by server, and copies rows back to the positions of their ids.
 
+use crate::UniqueIds;
 use crate::message::copy_f32s;
-use crate::{Merger, UniqueIds};
 use std::borrow::Cow;
 
 /// The ids of a batch by server. Its memory is reused from call to call.
@@ -37,22 +37,32 @@ impl Split {
         parts.map(|(server, ids)| (server, UniqueIds::assume(ids)))
     }
 
-    /// Copies the rows that the servers of [`Split::parts`] answered to all positions of their ids
-    /// in the batch that `merger` merged.
-    pub fn spread(&self, merger: &Merger, answers: &[Vec<u8>], width: usize, rows: &mut [f32]) {
-        if !merger.has_equal_ids() && self.ids.len() == 1 {
+    /// Copies the rows that the servers of [`Split::parts`] answered to their ids' positions in the
+    /// batch. With `to_row`, the batch has an id wherever that has the id's index.
+    pub fn spread(
+        &self,
+        to_row: Option<&[u32]>,
+        answers: &[Vec<u8>],
+        width: usize,
+        rows: &mut [f32],
+    ) {
+        if to_row.is_none() && self.ids.len() == 1 {
             answers.iter().for_each(|answer| copy_f32s(answer, rows));
             return;
         }
         // The row of each unique id, in the answers.
-        let mut unique: Vec<&[u8]> = vec![&[]; merger.ids().len()];
+        let mut unique: Vec<&[u8]> = vec![&[]; self.ids.iter().map(Vec::len).sum()];
         for ((server, _), answer) in self.parts().zip(answers) {
             for (at, row) in answer.chunks_exact(width * 4).enumerate() {
                 unique[self.position(server, at)] = row;
             }
         }
-        for (out, row) in rows.chunks_exact_mut(width).zip(merger.to_row()) {
-            copy_f32s(unique[*row as usize], out);
+        let outs = rows.chunks_exact_mut(width);
+        match to_row {
+            None => outs.zip(&unique).for_each(|(out, row)| copy_f32s(row, out)),
+            Some(all) => {
+                outs.zip(all).for_each(|(out, row)| copy_f32s(unique[*row as usize], out));
+            }
         }
     }
 

@@ -25,7 +25,13 @@ impl<T: Transport> TableAccess for Client<T> {
         &self.job
     }
 
-    fn pull_sparse(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
+    fn pull_sparse(
+        &self,
+        table: u32,
+        ids: Ids<'_>,
+        rows: &mut [f32],
+        mode: PullMode,
+    ) -> Result<()> {
         self.placed(self.try_pull_sparse(table, ids, rows, mode))
     }
 
@@ -142,17 +148,18 @@ impl<T: Transport> Client<T> {
     fn try_pull_sparse(
         &self,
         table: u32,
-        ids: &[u64],
+        ids: Ids<'_>,
         rows: &mut [f32],
         mode: PullMode,
     ) -> Result<()> {
         let width = self.rows_config(table, &["sparse", "geo"])?.pull_width();
-        if rows.len() != ids.len() * width {
-            return Err(wrong_length(table, "the rows", ids.len() * width, rows.len()));
+        let count = ids.as_slice().len();
+        if rows.len() != count * width {
+            return Err(wrong_length(table, "the rows", count * width, rows.len()));
         }
         self.with_scratch(|Scratch { merger, split }| {
-            merger.merge(ids);
-            split.set(merger.ids(), self.job.server_count);
+            let (unique, to_row) = merger.unique_ids(ids);
+            split.set(unique, self.job.server_count);
             let requests: Vec<_> = (split.parts())
                 .map(|(server, ids)| {
                     let ids = Cow::Borrowed(ids.as_slice());
@@ -163,7 +170,7 @@ impl<T: Transport> Client<T> {
             for ((_, ids), answer) in split.parts().zip(&answers) {
                 check_answer(answer, ids.len() * width * 4)?;
             }
-            split.spread(merger, &answers, width, rows);
+            split.spread(to_row, &answers, width, rows);
             self.transport.recycle(answers);
             Ok(())
         })

@@ -39,7 +39,7 @@ fn workers(job: &JobTables) -> Vec<LocalServers> {
 
 fn pull(worker: &impl TableAccess, ids: &[u64]) -> Vec<f32> {
     let mut rows = vec![f32::NAN; ids.len() * 2];
-    worker.pull_sparse(SPARSE, ids, &mut rows, PullMode::Train).unwrap();
+    worker.pull_sparse(SPARSE, ids.into(), &mut rows, PullMode::Train).unwrap();
     rows
 }
 
@@ -85,7 +85,7 @@ fn servers_together_are_one_table() {
             clicks.push(push).unwrap();
             let (mut got, mut want) = (vec![0.0; ids.len() * 5], vec![1.0; ids.len() * 5]);
             clicks.pull(&ids, &mut want, PullMode::Infer).unwrap();
-            worker.pull_sparse(CLICK, &ids, &mut got, PullMode::Infer).unwrap();
+            worker.pull_sparse(CLICK, (&ids).into(), &mut got, PullMode::Infer).unwrap();
             assert_eq!(got, want);
         }
         assert_eq!(worker.stats(SPARSE).unwrap().row_count, plain.stats().row_count);
@@ -160,7 +160,7 @@ fn geo_workers_exchange_what_changed() {
     assert_eq!((ids, rows), (vec![9, 4], vec![6.0, 6.0, 3.0, 1.0]), "server by server");
     assert!(workers[0].pull_geo(GEO).unwrap().0.is_empty());
     let mut rows = [0.0; 2];
-    workers[0].pull_sparse(GEO, &[9], &mut rows, PullMode::Infer).unwrap();
+    workers[0].pull_sparse(GEO, (&[9]).into(), &mut rows, PullMode::Infer).unwrap();
     assert_eq!(rows, [6.0, 6.0]);
 }
 
@@ -193,7 +193,7 @@ fn synchronous_pushes_are_one_step_of_the_mean() {
             let (one, two) = (1.0 - 0.25 * round, 1.0 - 0.5 * round);
             assert_eq!(pull(&workers[1], &[10, 11]), [one, one, two, two]);
             let mut row = [0.0; 5];
-            workers[0].pull_sparse(CLICK, &[1], &mut row, PullMode::Infer).unwrap();
+            workers[0].pull_sparse(CLICK, (&[1]).into(), &mut row, PullMode::Infer).unwrap();
             assert_eq!(row[0], 2.0 * round, "shows are sums");
         }
         assert!(!workers[1].finish().unwrap());
@@ -246,7 +246,7 @@ fn mistakes_are_named() {
     };
     let mut row = [0.0; 2];
     check(
-        worker.pull_sparse(9, &[1], &mut row, PullMode::Train),
+        worker.pull_sparse(9, (&[1]).into(), &mut row, PullMode::Train),
         "no such table: expected one of [0, 1, 2, 3, 4], got 9",
     );
     check(worker.push_dense(SPARSE, None, &[0.0; 5]), "table 0 is a sparse table: expected dense");

@@ -45,7 +45,7 @@ impl Batches {
         let ids = batch.merger.ids();
         let mut rows = lock(&self.kept).rows.pop().unwrap_or_default();
         rows.resize(ids.len() * width, 0.0);
-        servers.pull_sparse(batch.table, &ids, &mut rows, PullMode::Train)?;
+        servers.pull_sparse(batch.table, ids.into(), &mut rows, PullMode::Train)?;
         Ok(rows)
     }
 

@@ -127,7 +127,7 @@ impl GeoCommunicator {
             let first = (at * FILL_ROWS) as u64;
             let mut ids: Vec<u64> = (first..first + (rows.len() / width) as u64).collect();
             known.resize(rows.len(), 0.0);
-            servers.pull_sparse(table, &ids, &mut known, PullMode::Infer)?;
+            servers.pull_sparse(table, (&ids).into(), &mut known, PullMode::Infer)?;
             // Rows that no server has are read as zeros.
             let is_new = |row: usize| known[row * width..][..width].iter().all(|it| *it == 0.0);
             let new: Vec<usize> = (0..ids.len()).filter(|row| is_new(*row)).collect();
@@ -200,7 +200,7 @@ impl GeoCommunicator {
             (0..is_read.len()).filter(|at| !is_read[*at]).map(|at| at as u64).collect();
         for ids in others.chunks(FILL_ROWS) {
             let mut rows = vec![0.0; ids.len() * width];
-            servers.pull_sparse(table, ids, &mut rows, PullMode::Infer)?;
+            servers.pull_sparse(table, ids.into(), &mut rows, PullMode::Infer)?;
             for (id, row) in ids.iter().zip(rows.chunks(width)) {
                 values[*id as usize * width..][..width].copy_from_slice(row);
             }

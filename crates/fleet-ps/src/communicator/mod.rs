@@ -259,7 +259,7 @@ impl Communicator {
     pub fn look_up(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
         let servers = &*self.core.servers.tables;
         if mode != PullMode::Train || ids.is_empty() || !rows.len().is_multiple_of(ids.len()) {
-            return servers.pull_sparse(table, ids, rows, mode);
+            return servers.pull_sparse(table, ids.into(), rows, mode);
         }
         let width = rows.len() / ids.len();
         let (batch, pulled) = match self.look_ahead.take(table, ids)? {

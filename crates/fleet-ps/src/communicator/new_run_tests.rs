@@ -119,7 +119,7 @@ fn learned(servers: &[Arc<ServerTables>]) -> Vec<u32> {
     let reader = LocalServers::new(servers, 0).unwrap();
     let ids: Vec<u64> = (0..=STEP_COUNT).collect();
     let (mut rows, mut dense) = (vec![0.0; ids.len()], [0.0; 3]);
-    reader.pull_sparse(SPARSE, &ids, &mut rows, PullMode::Infer).unwrap();
+    reader.pull_sparse(SPARSE, (&ids).into(), &mut rows, PullMode::Infer).unwrap();
     reader.pull_dense(DENSE, &mut dense).unwrap();
     rows.iter().chain(&dense).map(|value: &f32| value.to_bits()).collect()
 }

@@ -87,7 +87,13 @@ impl TableAccess for Watched {
         self.servers.job()
     }
 
-    fn pull_sparse(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
+    fn pull_sparse(
+        &self,
+        table: u32,
+        ids: Ids<'_>,
+        rows: &mut [f32],
+        mode: PullMode,
+    ) -> Result<()> {
         self.servers.tables.pull_sparse(table, ids, rows, mode)
     }
 

@@ -87,7 +87,7 @@ fn check(servers: &[Arc<ServerTables>], context: &str) {
     }
     let ids: Vec<u64> = want.keys().copied().collect();
     let mut rows = vec![0.0; ids.len()];
-    reader.pull_sparse(SPARSE, &ids, &mut rows, PullMode::Infer).unwrap();
+    reader.pull_sparse(SPARSE, (&ids).into(), &mut rows, PullMode::Infer).unwrap();
     assert_eq!(rows, want.values().copied().collect::<Vec<f32>>(), "{context}");
     let mut dense = [0.0; 3];
     reader.pull_dense(DENSE, &mut dense).unwrap();

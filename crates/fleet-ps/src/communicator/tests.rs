@@ -103,7 +103,7 @@ fn equal_ids_are_one_before_they_are_sent() {
         let grads: Vec<f32> = (0..20 * pushed).map(|at| (at % 7) as f32 * 0.1 - 0.2).collect();
         let mut rows = [vec![0.0; 20 * pulled], vec![0.0; 20 * pulled]];
         communicator.look_up(SPARSE, &ids, &mut rows[0], PullMode::Train).unwrap();
-        direct.tables.pull_sparse(SPARSE, &ids, &mut rows[1], PullMode::Train).unwrap();
+        direct.tables.pull_sparse(SPARSE, (&ids).into(), &mut rows[1], PullMode::Train).unwrap();
         assert_eq!(rows[0], rows[1], "step {step}");
         let clicks = vec![step as f32 / 12.0; 20];
         let push = Push { clicks: Some(&clicks), ..Push::new(&ids, &grads) };
@@ -226,6 +226,6 @@ fn geo_follows_its_formulas() {
     again.step(SPARSE, &mut [&mut rows], Some(1)).unwrap();
     assert_eq!(rows, [10.0, 28.0, 32.0]);
     let mut there = [0.0; 3];
-    all[0].tables.pull_sparse(SPARSE, &[0, 1, 2], &mut there, PullMode::Infer).unwrap();
+    all[0].tables.pull_sparse(SPARSE, (&[0, 1, 2]).into(), &mut there, PullMode::Infer).unwrap();
     assert_eq!(there, [10.0, 28.0, 31.0], "half of what it changed, once");
 }

@@ -1,6 +1,6 @@
 //! Sparse pushes of a synchronous job, held until all workers have sent theirs.
 
-use crate::{Accessor, Ids, Push, SparseTable};
+use crate::{Accessor, Ids, Push, SparseTable, UniqueIds};
 use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
 
@@ -59,21 +59,17 @@ impl Pending {
     pub fn apply(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
         let mut pushes = std::mem::take(&mut self.pushes);
         pushes.sort_by_key(|held| (held.worker, held.seq));
-        let Some(mut all) = pushes.first().map(|first| HeldPush {
-            shows: first.shows.is_some().then(Vec::new),
-            clicks: first.clicks.is_some().then(Vec::new),
-            slots: first.slots.is_some().then(Vec::new),
-            ..HeldPush::default()
-        }) else {
-            return Ok(());
-        };
+        let mut pushes = pushes.into_iter();
+        let Some(mut all) = pushes.next() else { return Ok(()) };
+        let mut count = 1;
         for held in pushes {
             // Pushes with different optional fields are applied separately.
             if held.kind() != all.kind() {
-                all.apply(table, workers)?;
-                all = held;
+                all.apply(count, table, workers)?;
+                (all, count) = (held, 1);
                 continue;
             }
+            count += 1;
             all.ids.extend(&held.ids);
             all.grads.extend(&held.grads);
             for (to, from) in [(&mut all.shows, &held.shows), (&mut all.clicks, &held.clicks)] {
@@ -85,7 +81,7 @@ impl Pending {
                 to.extend(from);
             }
         }
-        all.apply(table, workers)
+        all.apply(count, table, workers)
     }
 }
 
@@ -94,9 +90,13 @@ impl HeldPush {
         [self.shows.is_some(), self.clicks.is_some(), self.slots.is_some()]
     }
 
-    fn apply(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
+    /// Applies the sum of `count` pushes, each of which has every id once.
+    fn apply(&mut self, count: usize, table: &SparseTable, workers: u32) -> Result<()> {
         let push = Push {
-            ids: Ids::Any(&self.ids),
+            ids: match count {
+                1 => UniqueIds::assume(&self.ids).into(),
+                _ => Ids::Any(&self.ids),
+            },
             grads: &[],
             shows: self.shows.as_deref(),
             clicks: self.clicks.as_deref(),

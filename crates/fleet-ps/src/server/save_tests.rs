@@ -59,7 +59,7 @@ fn bits(servers: &[Arc<ServerTables>]) -> Vec<u32> {
     let worker = LocalServers::new(servers, 0).unwrap();
     let (mut dense, mut rows) = (vec![0.0; 5], vec![0.0; IDS.len() * 2]);
     worker.pull_dense(DENSE, &mut dense).unwrap();
-    worker.pull_sparse(SPARSE, &IDS, &mut rows, PullMode::Infer).unwrap();
+    worker.pull_sparse(SPARSE, (&IDS).into(), &mut rows, PullMode::Infer).unwrap();
     dense.iter().chain(&rows).map(|value| value.to_bits()).collect()
 }
 

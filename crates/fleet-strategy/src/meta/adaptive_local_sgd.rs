@@ -11,7 +11,12 @@ use crate::effective::Effective;
 use crate::job::Job;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpRole, VarId};
-use fleet_ops::Emit;
+use fleet_ops::{
+    Emit, OpDef,
+    comm::reduce,
+    math::{cast, clip, compare, elementwise, scale, unary},
+    tensor::assign,
+};
 use fleet_tensor::{DType, Shape};
 
 /// The longest interval.
@@ -74,9 +79,9 @@ impl Strategy for AdaptiveLocalSgd {
 fn average_loss(job: &mut Job<'_>) -> Result<VarId> {
     let (ring, count, loss) = (job.world_rings()[0], job.ranks.count, job.user_loss);
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
-    let mean = emit.named_op("scale")?.input("X", loss).attr("scale", 1.0 / count as f64);
+    let mean = emit.op(&scale::DEF).input("X", loss).attr("scale", 1.0 / count as f64);
     let mean = mean.named("avg_loss").one("Out")?;
-    emit.named_op("c_allreduce_sum")?
+    emit.op(&reduce::ALL_SUM)
         .input("X", mean)
         .output("Out", mean)
         .attr("ring_id", ring)
@@ -96,14 +101,14 @@ fn remember_first(
 ) -> Result<()> {
     let one = job.state("one", DType::I64, Shape::from([1]), 1.0)?;
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
-    let call = emit.named_op("equal")?.input("X", state.counter).input("Y", one);
+    let call = emit.op(&compare::EQUAL).input("X", state.counter).input("Y", one);
     let first = call.one("Out")?;
     emit.append();
     let block = job.conditional(first)?;
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
     emit.block = block;
-    emit.named_op("assign")?.input("X", loss).output("Out", first_loss).done()?;
-    emit.named_op("assign")?.input("X", rate).output("Out", first_rate).done()?;
+    emit.op(&assign::DEF).input("X", loss).output("Out", first_loss).done()?;
+    emit.op(&assign::DEF).input("X", rate).output("Out", first_rate).done()?;
     emit.append();
     Ok(())
 }
@@ -119,31 +124,31 @@ fn next_interval(
 ) -> Result<()> {
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
     emit.block = block;
-    let mut pair = |name: &str, x: VarId, y: VarId| -> Result<VarId> {
-        emit.named_op(name)?.input("X", x).input("Y", y).one("Out")
+    let mut pair = |def: &'static OpDef, x: VarId, y: VarId| -> Result<VarId> {
+        emit.op(def).input("X", x).input("Y", y).one("Out")
     };
-    let above = pair("elementwise_mul", first_rate, loss)?;
-    let below = pair("elementwise_mul", rate, first_loss)?;
-    let ratio = pair("elementwise_div", above, below)?;
-    let scaled = emit.named_op("scale")?.input("X", ratio).attr("scale", k).one("Out")?;
-    let root = emit.named_op("sqrt")?.input("X", scaled).one("Out")?;
-    let whole = emit.named_op("ceil")?.input("X", root).one("Out")?;
-    let held = emit.named_op("clip")?.input("X", whole).attr("min", 1.0).attr("max", K_STEPS_MAX);
+    let above = pair(&elementwise::MUL, first_rate, loss)?;
+    let below = pair(&elementwise::MUL, rate, first_loss)?;
+    let ratio = pair(&elementwise::DIV, above, below)?;
+    let scaled = emit.op(&scale::DEF).input("X", ratio).attr("scale", k).one("Out")?;
+    let root = emit.op(&unary::SQRT).input("X", scaled).one("Out")?;
+    let whole = emit.op(&unary::CEIL).input("X", root).one("Out")?;
+    let held = emit.op(&clip::CLIP).input("X", whole).attr("min", 1.0).attr("max", K_STEPS_MAX);
     let held = held.one("Out")?;
-    let steps = emit.named_op("cast")?.input("X", held).attr("out_dtype", DType::I64).one("Out")?;
+    let steps = emit.op(&cast::DEF).input("X", held).attr("out_dtype", DType::I64).one("Out")?;
     // Up to `begin_step`, the interval does not change.
     let behind = emit
-        .named_op("greater_than")?
+        .op(&compare::GREATER_THAN)
         .input("X", state.counter)
         .input("Y", state.begin_step)
         .one("Out")?;
     let chosen = emit
-        .named_op("where")?
+        .op(&compare::WHERE)
         .input("Condition", behind)
         .input("X", steps)
         .input("Y", state.k_steps)
         .one("Out")?;
-    emit.named_op("assign")?.input("X", chosen).output("Out", state.k_steps).done()?;
+    emit.op(&assign::DEF).input("X", chosen).output("Out", state.k_steps).done()?;
     emit.append();
     Ok(())
 }

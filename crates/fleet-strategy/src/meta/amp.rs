@@ -22,6 +22,10 @@ use fleet_base::text::did_you_mean;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_ops::{AmpClass, Emit, Meta, Registry};
+use fleet_ops::{
+    math::{cast, elementwise},
+    optimizer::{check_finite_and_unscale, update_loss_scaling},
+};
 use fleet_tensor::{DType, Shape};
 use std::collections::{BTreeSet, HashMap};
 
@@ -98,7 +102,7 @@ impl Strategy for Amp {
         let main = &mut job.programs.main;
         if main.var(job.loss).dtype != DType::F32 {
             let mut emit = Emit::new(main, job.registry, OpRole::FORWARD);
-            let call = emit.named_op("cast")?.input("X", job.loss);
+            let call = emit.op(&cast::DEF).input("X", job.loss);
             job.loss = call.attr("out_dtype", DType::F32).one("Out")?;
             emit.append();
         }
@@ -107,7 +111,7 @@ impl Strategy for Amp {
             let scale = job.state(SCALE, DType::F32, Shape::from([1]), start)?;
             let mut emit =
                 Emit::new(&mut job.programs.main, job.registry, OpRole::FORWARD.with_loss());
-            let call = emit.named_op("elementwise_mul")?.input("X", job.loss).input("Y", scale);
+            let call = emit.op(&elementwise::MUL).input("X", job.loss).input("Y", scale);
             job.loss = call.named("scaled_loss").one("Out")?;
             emit.append();
         }
@@ -134,7 +138,7 @@ impl Strategy for Amp {
         for Encoded { index, original } in std::mem::take(&mut job.encoded) {
             let half = job.grads[index].1;
             let mut emit = job.emit(OpRole::OPTIMIZE);
-            let call = emit.named_op("cast")?.input("X", half).output("Out", original);
+            let call = emit.op(&cast::DEF).input("X", half).output("Out", original);
             let op = call.attr("out_dtype", DType::F32).done()?;
             job.append(op);
             job.grads[index].1 = original;
@@ -159,14 +163,14 @@ impl Strategy for Amp {
         };
         let mut emit = job.emit(OpRole::OPTIMIZE);
         let found = emit
-            .named_op("check_finite_and_unscale")?
+            .op(&check_finite_and_unscale::DEF)
             .inputs("X", &grads)
             .input("Scale", scale)
             .outputs("Out", &grads)
             .named("find_infinite_scale.tmp")
             .one("FoundInfinite")?;
         if let Some((good, bad)) = counters {
-            emit.named_op("update_loss_scaling")?
+            emit.op(&update_loss_scaling::DEF)
                 .inputs("X", &grads)
                 .input("FoundInfinite", found)
                 .input("PrevLossScaling", scale)
@@ -267,7 +271,7 @@ fn single_cast_of(main: &Program, grad: VarId) -> Option<(OpId, VarId)> {
     let (id, op) = makers.next()?;
     let from = *op.input("X").first()?;
     let narrow = matches!(main.var(from).dtype, DType::F16 | DType::BF16);
-    let lone = op.name() == "cast" && makers.next().is_none() && narrow;
+    let lone = cast::DEF.is(op) && makers.next().is_none() && narrow;
     let users = main.root_ops().filter(|(_, op)| op.all_inputs().any(|var| var == from)).count();
     (lone && users == 1).then_some((id, from))
 }
@@ -304,7 +308,7 @@ fn rewrite_forward(
                 let floats = matches!(held, DType::F32 | DType::F16 | DType::BF16);
                 // Variables that are 16-bit in the user's program are not changed.
                 let ours = held == DType::F32 || made_half.get(var) == Some(&true);
-                if !floats || held == wanted || !ours || op.name() == "cast" {
+                if !floats || held == wanted || !ours || cast::DEF.is(&op) {
                     continue;
                 }
                 let cast = cast_once(main, registry, &mut casts, &mut ops, &op, *var, wanted)?;
@@ -418,7 +422,7 @@ fn cast_once(
     let mut emit = Emit::new(main, registry, OpRole::FORWARD);
     emit.device.clone_from(&like.device);
     emit.source.clone_from(&like.source);
-    emit.named_op("cast")?.input("X", var).output("Out", made).attr("out_dtype", to).done()?;
+    emit.op(&cast::DEF).input("X", var).output("Out", made).attr("out_dtype", to).done()?;
     ops.append(&mut emit.ops);
     casts.insert((var, to), made);
     Ok(made)

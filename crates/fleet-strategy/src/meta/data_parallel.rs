@@ -17,7 +17,11 @@ use crate::problem::Problem;
 use fleet_base::Result;
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_nn::optimizer::ParamGrad;
-use fleet_ops::Emit;
+use fleet_ops::{
+    Emit, OpDef,
+    comm::{broadcast, control, gather, reduce},
+    math::scale,
+};
 
 pub struct DataParallel;
 
@@ -100,7 +104,7 @@ impl Strategy for DataParallel {
         let nranks = job.ranks.count;
         let params: Vec<VarId> = job.programs.startup.parameters().map(|(id, _)| id).collect();
         let mut emit = job.emit_startup();
-        emit.named_op("c_broadcast")?
+        emit.op(&broadcast::DEF)
             .inputs("X", &params)
             .outputs("Out", &params)
             .attr("ring_id", ring)
@@ -108,7 +112,7 @@ impl Strategy for DataParallel {
             .attr("root", 0)
             .attr("label", "parameters")
             .done()?;
-        emit.named_op("c_sync_comm_stream")?
+        emit.op(&control::SYNC_COMM)
             .inputs("X", &params)
             .outputs("Out", &params)
             .attr("ring_id", ring)
@@ -141,7 +145,7 @@ fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
     });
     let Some(grad) = fill else { return Ok(()) };
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::BACKWARD.with_loss());
-    emit.named_op("scale")?.input("X", grad).output("Out", grad).attr("scale", share).done()?;
+    emit.op(&scale::DEF).input("X", grad).output("Out", grad).attr("scale", share).done()?;
     let ops = std::mem::take(&mut emit.ops);
     job.place(vec![(vec![grad], ops)])
 }
@@ -259,8 +263,8 @@ fn all_reduce(
     let (count, block) = (job.ranks.count, job.block);
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::BACKWARD);
     emit.block = block;
-    let mut call = |name: &str, ring: i64, nranks: usize| -> Result<()> {
-        emit.named_op(name)?
+    let mut call = |def: &'static OpDef, ring: i64, nranks: usize| -> Result<()> {
+        emit.op(def)
             .inputs("X", vars)
             .outputs("Out", vars)
             .attr("ring_id", ring)
@@ -270,14 +274,14 @@ fn all_reduce(
         Ok(())
     };
     match groups {
-        ReduceRings::Flat(rings) => call("c_allreduce_sum", rings[index % rings.len()], count)?,
+        ReduceRings::Flat(rings) => call(&reduce::ALL_SUM, rings[index % rings.len()], count)?,
         ReduceRings::TwoLevels { inner, outer, group, leads } => {
             let lane = index % inner.len();
-            call("c_reduce_sum", inner[lane], *group)?;
+            call(&reduce::REDUCE_SUM, inner[lane], *group)?;
             if *leads {
-                call("c_allreduce_sum", outer[lane], count / group)?;
+                call(&reduce::ALL_SUM, outer[lane], count / group)?;
             }
-            call("c_broadcast", inner[lane], *group)?;
+            call(&broadcast::DEF, inner[lane], *group)?;
         }
     }
     Ok(std::mem::take(&mut emit.ops))
@@ -306,7 +310,7 @@ fn gather_rows(
         let all = main.add_var(block, var)?;
         let mut emit = Emit::new(main, job.registry, OpRole::BACKWARD);
         emit.block = block;
-        emit.named_op("c_allgather_rows")?
+        emit.op(&gather::ALL_GATHER_ROWS)
             .input("X", grad)
             .output("Out", all)
             .attr("ring_id", ring)
@@ -324,7 +328,7 @@ pub(crate) fn declare_rings(job: &mut Job<'_>) -> Result<()> {
     let rings = job.rings.clone();
     let mut emit = job.emit_startup();
     for ring in rings {
-        emit.named_op("c_comm_init")?
+        emit.op(&control::COMM_INIT)
             .attr("ring_id", ring.id)
             .attr("nranks", ring.nranks)
             .attr("rank", ring.rank)

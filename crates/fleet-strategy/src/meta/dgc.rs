@@ -15,6 +15,7 @@ use fleet_ir::{OpRole, Program, Regularizer, VarId};
 use fleet_nn::GradClip;
 use fleet_nn::optimizer::{MomentumRule, Rule};
 use fleet_ops::Emit;
+use fleet_ops::{comm::dgc, math::increment};
 use fleet_tensor::{DType, Shape};
 
 /// Selection does not pay off for smaller gradients.
@@ -119,7 +120,7 @@ impl Strategy for Dgc {
         // Incremented at the start of each step, so the first step reads 0.
         let step = job.state("__dgc_counter__", DType::F32, Shape::from([1]), -1.0)?;
         let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::FORWARD);
-        emit.named_op("increment")?.input("X", step).output("Out", step).done()?;
+        emit.op(&increment::DEF).input("X", step).output("Out", step).done()?;
         let mut ops = std::mem::take(&mut emit.ops);
         let main = &mut job.programs.main;
         ops.extend_from_slice(main.block(Program::ROOT).ops());
@@ -196,7 +197,7 @@ fn compress(
     let nranks = job.ranks.count;
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::BACKWARD);
     let op = emit
-        .named_op("dgc")?
+        .op(&dgc::DEF)
         .input("U", u)
         .input("V", v)
         .input("Grad", grad)
@@ -236,7 +237,7 @@ fn update(job: &mut Job<'_>, param: VarId, grad: VarId) -> Result<()> {
     let rate = job.rate.ok_or_else(|| Error::internal("no learning rate was emitted"))?;
     let begin = f64::from(job.strategy.dgc_configs().rampup_begin_step());
     let mut emit = job.emit(OpRole::OPTIMIZE);
-    emit.named_op("dgc_momentum")?
+    emit.op(&dgc::MOMENTUM)
         .input("Param", param)
         .input("Grad", grad)
         .input("Velocity", velocity)

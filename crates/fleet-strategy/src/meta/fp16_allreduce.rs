@@ -9,6 +9,7 @@ use crate::problem::Problem;
 use fleet_base::Result;
 use fleet_ir::{OpRole, Program, Var, VarId};
 use fleet_ops::Emit;
+use fleet_ops::math::cast;
 use fleet_tensor::DType;
 
 pub struct Fp16AllReduce;
@@ -92,7 +93,7 @@ pub(super) fn cast(
     let made = main.add_var(Program::ROOT, Var::new(name, to, shape))?;
     let mut emit = Emit::new(main, job.registry, role);
     emit.block = block;
-    let op = emit.named_op("cast")?.input("X", from).output("Out", made).attr("out_dtype", to);
+    let op = emit.op(&cast::DEF).input("X", from).output("Out", made).attr("out_dtype", to);
     let op = op.done()?;
     Ok((made, op))
 }

@@ -14,6 +14,10 @@ use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, Program};
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_ops::Emit;
+use fleet_ops::{
+    math::{compare, elementwise, increment, scale},
+    tensor::fill,
+};
 use fleet_tensor::{DType, Shape};
 
 pub struct GradientMerge;
@@ -69,7 +73,7 @@ impl Strategy for GradientMerge {
             let name = format!("{}@GradientMerge", job.name(grad));
             let merged = job.state(&name, DType::F32, shape, 0.0)?;
             let mut emit = job.emit(OpRole::BACKWARD);
-            emit.named_op("elementwise_add")?
+            emit.op(&elementwise::ADD)
                 .input("X", merged)
                 .input("Y", grad)
                 .output("Out", merged)
@@ -79,15 +83,11 @@ impl Strategy for GradientMerge {
             job.grads[index].1 = merged;
         }
         let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
-        emit.named_op("increment")?.input("X", step).output("Out", step).done()?;
-        emit.named_op("elementwise_mod")?
-            .input("X", step)
-            .input("Y", every)
-            .output("Out", step)
-            .done()?;
+        emit.op(&increment::DEF).input("X", step).output("Out", step).done()?;
+        emit.op(&elementwise::MOD).input("X", step).input("Y", every).output("Out", step).done()?;
         let name = "gradient_merge_cond";
         let due =
-            emit.named_op("equal")?.input("X", step).input("Y", zero).named(name).one("Out")?;
+            emit.op(&compare::EQUAL).input("X", step).input("Y", zero).named(name).one("Out")?;
         // Computed before the backward pass, so that the first bucket can be sent during it.
         let first = std::mem::take(&mut emit.ops);
         let main = &mut job.programs.main;
@@ -110,7 +110,7 @@ impl Strategy for GradientMerge {
             .collect();
         let mut emit = job.emit(OpRole::OPTIMIZE);
         for (grad, shape) in merged {
-            emit.named_op("fill_constant")?
+            emit.op(&fill::FILL_CONSTANT)
                 .attr("shape", shape.to_vec())
                 .attr("dtype", DType::F32)
                 .output("Out", grad)
@@ -126,7 +126,7 @@ fn divide(job: &mut Job<'_>, k: f64) -> Result<()> {
     for index in 0..job.grads.len() {
         let grad = job.grads[index].1;
         let mut emit = job.emit(OpRole::OPTIMIZE);
-        let call = emit.named_op("scale")?.input("X", grad).output("Out", grad);
+        let call = emit.op(&scale::DEF).input("X", grad).output("Out", grad);
         call.attr("scale", 1.0 / k).done()?;
         let ops = std::mem::take(&mut emit.ops);
         job.place(vec![(vec![grad], ops)])?;

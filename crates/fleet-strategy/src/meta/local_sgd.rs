@@ -13,6 +13,11 @@ use fleet_base::Result;
 use fleet_ir::{BlockId, OpRole, Program, Var, VarId};
 use fleet_nn::optimizer::{ParamGrad, Rule};
 use fleet_ops::Emit;
+use fleet_ops::{
+    comm::reduce,
+    math::{compare, elementwise, increment, scale},
+    tensor::assign,
+};
 use fleet_tensor::{DType, Shape};
 use std::collections::HashMap;
 
@@ -105,18 +110,15 @@ impl State {
     pub fn emit_condition(&self, job: &mut Job<'_>) -> Result<BlockId> {
         let State { counter, k_steps, begin_step, last_step } = *self;
         let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
-        emit.named_op("increment")?.input("X", counter).output("Out", counter).done()?;
+        emit.op(&increment::DEF).input("X", counter).output("Out", counter).done()?;
         let ops = std::mem::take(&mut emit.ops);
         let early =
-            emit.named_op("less_equal")?.input("X", counter).input("Y", begin_step).one("Out")?;
-        let passed = emit
-            .named_op("elementwise_sub")?
-            .input("X", counter)
-            .input("Y", last_step)
-            .one("Out")?;
-        let due = emit.named_op("equal")?.input("X", passed).input("Y", k_steps).one("Out")?;
+            emit.op(&compare::LESS_EQUAL).input("X", counter).input("Y", begin_step).one("Out")?;
+        let passed =
+            emit.op(&elementwise::SUB).input("X", counter).input("Y", last_step).one("Out")?;
+        let due = emit.op(&compare::EQUAL).input("X", passed).input("Y", k_steps).one("Out")?;
         let must_average =
-            emit.named_op("logical_or")?.input("X", early).input("Y", due).one("Out")?;
+            emit.op(&compare::LOGICAL_OR).input("X", early).input("Y", due).one("Out")?;
         emit.append();
         let main = &mut job.programs.main;
         // The counter is incremented first, so it includes the current step.
@@ -143,12 +145,12 @@ pub(super) fn average(job: &mut Job<'_>, state: &State, block: BlockId) -> Resul
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
     emit.block = block;
     let difference = |emit: &mut Emit<'_>, param: VarId| -> Result<()> {
-        let call = emit.named_op("elementwise_sub")?.input("X", snapshots[&param]);
+        let call = emit.op(&elementwise::SUB).input("X", snapshots[&param]);
         call.input("Y", param).output("Out", param).done().map(|_| ())
     };
     for (index, bucket) in buckets.iter().enumerate() {
         bucket.iter().try_for_each(|param| difference(&mut emit, *param))?;
-        emit.named_op("c_allreduce_sum")?
+        emit.op(&reduce::ALL_SUM)
             .inputs("X", bucket)
             .outputs("Out", bucket)
             .attr("ring_id", rings[index % rings.len()])
@@ -157,13 +159,13 @@ pub(super) fn average(job: &mut Job<'_>, state: &State, block: BlockId) -> Resul
             .done()?;
     }
     for param in buckets.into_iter().flatten() {
-        let call = emit.named_op("scale")?.input("X", param).output("Out", param);
+        let call = emit.op(&scale::DEF).input("X", param).output("Out", param);
         call.attr("scale", 1.0 / count as f64).done()?;
         difference(&mut emit, param)?;
-        let call = emit.named_op("assign")?.input("X", param);
+        let call = emit.op(&assign::DEF).input("X", param);
         call.output("Out", snapshots[&param]).done()?;
     }
-    emit.named_op("assign")?.input("X", state.counter).output("Out", state.last_step).done()?;
+    emit.op(&assign::DEF).input("X", state.counter).output("Out", state.last_step).done()?;
     emit.append();
     Ok(())
 }
@@ -186,7 +188,7 @@ pub(super) fn take_snapshots(job: &mut Job<'_>) -> Result<()> {
         let param = startup.var_named(&name)?;
         let copy = snapshot(startup, param)?;
         let mut emit = job.emit_startup();
-        emit.named_op("assign")?.input("X", param).output("Out", copy).done()?;
+        emit.op(&assign::DEF).input("X", param).output("Out", copy).done()?;
         emit.append();
     }
     Ok(())

@@ -8,6 +8,7 @@
 
 use fleet_base::Result;
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
+use fleet_ops::control::offload;
 use fleet_ops::{Emit, Registry};
 
 /// Rewrites the root block; returns the number of offloaded checkpoints.
@@ -24,9 +25,9 @@ pub(super) fn apply(
         let made = Var { stop_gradient: it.stop_gradient, ..Var::new(name, it.dtype, it.shape) };
         let fetched = main.add_var(Program::ROOT, made)?;
         let mut emit = Emit::new(main, registry, OpRole::BACKWARD);
-        let store = emit.named_op("offload_store")?.input("X", *var).attr("slot", slot);
+        let store = emit.op(&offload::STORE).input("X", *var).attr("slot", slot);
         let store = store.done()?;
-        let fetch = emit.named_op("offload_fetch")?.input("X", *var).output("Out", fetched);
+        let fetch = emit.op(&offload::FETCH).input("X", *var).output("Out", fetched);
         fetches.push(Offloaded {
             var: *var,
             fetched,

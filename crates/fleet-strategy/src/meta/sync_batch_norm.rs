@@ -7,6 +7,7 @@ use crate::job::Job;
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, Program};
 use fleet_ops::Emit;
+use fleet_ops::nn::{batch_norm, sync_batch_norm};
 
 pub struct SyncBatchNorm;
 
@@ -52,7 +53,7 @@ impl Strategy for SyncBatchNorm {
             let mut emit = Emit::new(main, job.registry, old.role);
             emit.device.clone_from(&old.device);
             emit.source.clone_from(&old.source);
-            let mut call = emit.named_op("sync_batch_norm")?;
+            let mut call = emit.op(&sync_batch_norm::DEF);
             for (slot, vars) in old.spec.inputs.iter().zip(&old.inputs) {
                 call = call.inputs(slot.name, vars);
             }
@@ -77,5 +78,5 @@ fn norms(program: &Program) -> Vec<OpId> {
 }
 
 fn measures(op: &Op) -> bool {
-    op.name() == "batch_norm" && !op.attr_bool("is_test") && !op.attr_bool("use_global_stats")
+    batch_norm::DEF.is(op) && !op.attr_bool("is_test") && !op.attr_bool("use_global_stats")
 }

@@ -13,6 +13,7 @@ use crate::job::Job;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad, Rule};
+use fleet_ops::ps::send;
 use fleet_table::{Initializer, SparseConfig};
 
 pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Result<Tables> {
@@ -58,7 +59,7 @@ pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Re
 
     let mut emit = job.emit(OpRole::RPC);
     for (table, (param, grad)) in sparse.iter().zip(&rows) {
-        emit.named_op("send")?
+        emit.op(&send::DEF)
             .input("X", *grad)
             .attr("table_id", i64::from(table.table_id()))
             .attr("is_sparse", 1)

@@ -38,6 +38,7 @@ use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LrSchedule, Programs};
+use fleet_ops::ps::recv;
 use fleet_ops::{Emit, Registry};
 use fleet_table::{JobTables, NonFinite, SparseConfig, TableConfig};
 
@@ -277,7 +278,7 @@ fn emit_recv(
     emit.role = OpRole::RPC;
     let names: Vec<String> =
         vars.iter().map(|var| emit.program.var_name(*var).to_string()).collect();
-    emit.named_op("recv")?
+    emit.op(&recv::DEF)
         .inputs("X", vars)
         .outputs("Out", vars)
         .attr("table_id", i64::from(table_id))

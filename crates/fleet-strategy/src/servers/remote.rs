@@ -14,7 +14,15 @@ use crate::schema::TableParameter;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, OpRole, Program, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
-use fleet_ops::{Emit, Registry};
+use fleet_ops::{
+    Emit, OpDef, Registry,
+    math::{cast, sum},
+    nn::lookup_table_v2,
+    ps::{
+        distributed_lookup_table, distributed_push_sparse, fake_init, fetch_barrier, send,
+        send_barrier,
+    },
+};
 use fleet_table::{Entry, PushMode, SparseConfig};
 use fleet_tensor::DType;
 use std::collections::{HashMap, HashSet};
@@ -92,7 +100,7 @@ struct Pushed {
 }
 
 fn is_lookup(name: &str) -> bool {
-    matches!(name, "lookup_table" | "lookup_table_v2")
+    [&lookup_table_v2::DEF, &lookup_table_v2::V1].iter().any(|def| def.spec.name == name)
 }
 
 /// Returns parameters with sparse or distributed lookups, in the order of first use.
@@ -133,7 +141,7 @@ fn trace_backward(main: &Program, registry: &Registry, table: &mut RemoteTable) 
         let forward = registry.forward_of(op.name());
         let is_gradient = forward.is_some_and(|def| is_lookup(def.spec.name))
             && op.input("W").first() == Some(&table.param);
-        let is_sum = op.name() == "sum" && op.all_inputs().all(|var| parts.contains(&var));
+        let is_sum = sum::DEF.is(op) && op.all_inputs().all(|var| parts.contains(&var));
         if !is_gradient && !is_sum {
             continue;
         }
@@ -319,7 +327,7 @@ fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Resu
     emit.device = first.device.clone();
     emit.source = first.source.clone();
     let new = emit
-        .named_op("distributed_lookup_table")?
+        .op(&distributed_lookup_table::DEF)
         .inputs("Ids", &ids)
         .outputs("Outputs", &outs)
         .attr("table_id", i64::from(table.table_id()))
@@ -352,7 +360,7 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Result<
     let paddings: Vec<i64> = remote.pushed.iter().map(|it| it.padding).collect();
     let slots = slots_of(job, table, remote);
     let mut emit = job.emit(OpRole::BACKWARD);
-    emit.named_op("distributed_push_sparse")?
+    emit.op(&distributed_push_sparse::DEF)
         .inputs("Ids", &ids)
         .inputs("Outputs@GRAD", &grads)
         .maybe("Shows", entry.map(|(show, _)| show))
@@ -397,7 +405,7 @@ fn remove_local_value(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTab
     var.shape.dims_mut()[0] = 0;
     let mut emit = Emit::new(startup, job.registry, OpRole::FORWARD);
     let fake = emit
-        .named_op("fake_init")?
+        .op(&fake_init::DEF)
         .output("Out", held)
         .attr("shape", shape.to_vec())
         .attr("table_id", i64::from(table.table_id()))
@@ -422,29 +430,26 @@ fn exchange_dense(
     let mut emit = job.emit(OpRole::RPC);
     for (table, pairs) in dense {
         let grads: Vec<VarId> = pairs.iter().map(|(_, grad)| *grad).collect();
-        emit.named_op("send")?
+        emit.op(&send::DEF)
             .inputs("X", &grads)
             .attr("table_id", i64::from(table.table_id))
             .attr("is_sparse", 0)
             .attr("send_varnames", send_names(table.table_id))
             .done()?;
     }
-    let barrier = |emit: &mut Emit<'_>, name: &str| -> Result<()> {
-        emit.named_op(name)?
-            .attr("half_async", half)
-            .attr("trainer_id", place.worker as i64)
-            .done()?;
+    let barrier = |emit: &mut Emit<'_>, def: &'static OpDef| -> Result<()> {
+        emit.op(def).attr("half_async", half).attr("trainer_id", place.worker as i64).done()?;
         Ok(())
     };
     if barriers {
-        barrier(&mut emit, "send_barrier")?;
+        barrier(&mut emit, &send_barrier::DEF)?;
     }
     for (table, pairs) in dense {
         let params: Vec<VarId> = pairs.iter().map(|(param, _)| *param).collect();
         emit_recv(&mut emit, table.table_id, &params, false, false)?;
     }
     if barriers {
-        barrier(&mut emit, "fetch_barrier")?;
+        barrier(&mut emit, &fetch_barrier::DEF)?;
     }
     emit.append();
     Ok(())
@@ -466,7 +471,7 @@ impl Job<'_> {
         }
         let mut emit = self.emit(OpRole::BACKWARD);
         let floats =
-            emit.named_op("cast")?.input("X", var).attr("out_dtype", DType::F32).one("Out")?;
+            emit.op(&cast::DEF).input("X", var).attr("out_dtype", DType::F32).one("Out")?;
         emit.append();
         Ok(floats)
     }

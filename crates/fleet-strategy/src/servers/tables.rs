@@ -4,6 +4,7 @@ use fleet_base::{Error, Result};
 use fleet_ir::{Op, Program};
 use fleet_nn::optimizer::{OptimizerDesc, Rule as Optimizer};
 use fleet_nn::{LearningRate, LrSchedule};
+use fleet_ops::tensor::{fill, random};
 use fleet_table::{
     DenseBlock, DenseCut, DenseOptions, Initializer, NonFinite, Rule, SparseConfig, TableConfig,
     rule,
@@ -152,19 +153,21 @@ pub(super) fn initializer(startup: &Program, name: &str) -> Result<(Initializer,
             .help("use a plain initialiser for the table: servers create rows on demand"));
     };
     let number = |name: &str| op.attr_float(name) as f32;
-    let init = match op.name() {
-        "fill_constant" => Initializer::Constant(number("value")),
-        "uniform_random" => Initializer::Uniform { low: number("min"), high: number("max") },
-        "gaussian_random" => Initializer::Gaussian { mean: number("mean"), std: number("std") },
-        "truncated_gaussian_random" => {
-            Initializer::TruncatedGaussian { mean: number("mean"), std: number("std") }
-        }
-        other => {
-            return Err(Error::unsupported(format!(
-                "servers do not support the initialiser {other} of '{name}'"
-            ))
-            .expected("a constant, uniform, normal or truncated normal numbers"));
-        }
+    let (mean, std) = (|| number("mean"), || number("std"));
+    let init = if fill::FILL_CONSTANT.is(op) {
+        Initializer::Constant(number("value"))
+    } else if random::UNIFORM.is(op) {
+        Initializer::Uniform { low: number("min"), high: number("max") }
+    } else if random::GAUSSIAN.is(op) {
+        Initializer::Gaussian { mean: mean(), std: std() }
+    } else if random::TRUNCATED.is(op) {
+        Initializer::TruncatedGaussian { mean: mean(), std: std() }
+    } else {
+        return Err(Error::unsupported(format!(
+            "servers do not support the initialiser {} of '{name}'",
+            op.name()
+        ))
+        .expected("a constant, uniform, normal or truncated normal numbers"));
     };
     let own = match init {
         Initializer::Constant(_) => 0,

@@ -143,7 +143,7 @@ impl DistributedInfer {
             for (ids, rows) in
                 ids.chunks(ROWS_AT_ONCE).zip(rows.chunks_mut(ROWS_AT_ONCE * table.width()))
             {
-                servers.tables.pull_sparse(table.table_id(), ids, rows, PullMode::Infer)?;
+                servers.tables.pull_sparse(table.table_id(), ids.into(), rows, PullMode::Infer)?;
             }
             let shape = [table.rows as i64, table.width() as i64];
             self.session.scope.assign(&table.name, &Tensor::from_slice(&rows, shape)?)?;

@@ -54,7 +54,7 @@ impl TableAdapter {
         match &self.sender {
             Sender::Pushes(communicator) => communicator.look_up(table, ids, rows, mode),
             Sender::ReadOnly(servers) if !is_training => {
-                servers.tables.pull_sparse(table, ids, rows, mode)
+                servers.tables.pull_sparse(table, ids.into(), rows, mode)
             }
             Sender::ReadOnly(_) => Err(mode_mismatch("inference", "training")),
             Sender::Geo(_) => Err(mode_mismatch("GEO", "another mode")),

@@ -65,7 +65,12 @@ impl Worker {
         let found = self.sparse_table(table)?;
         let ids: Vec<u64> = ids.iter().map(|id| *id as u64).collect();
         let mut rows = vec![0.0; ids.len() * found.width()];
-        self.servers().tables.pull_sparse(found.table_id(), &ids, &mut rows, PullMode::Infer)?;
+        self.servers().tables.pull_sparse(
+            found.table_id(),
+            (&ids).into(),
+            &mut rows,
+            PullMode::Infer,
+        )?;
         Ok(rows)
     }
 

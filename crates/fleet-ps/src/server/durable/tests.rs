@@ -45,7 +45,7 @@ fn push(worker: &LocalServers, id: u64) -> Result<()> {
 /// How often each of these steps is in the tables.
 fn pushed(server: &Arc<ServerTables>, ids: &[u64]) -> Vec<u64> {
     let mut rows = vec![0.0; ids.len() * 2];
-    worker(server, 999).pull_sparse(SPARSE, ids, &mut rows, PullMode::Infer).unwrap();
+    worker(server, 999).pull_sparse(SPARSE, ids.into(), &mut rows, PullMode::Infer).unwrap();
     let times = |row: &[f32]| if row[0] == 0.0 { 0 } else { ((1.0 - row[0]) * 4.0) as u64 };
     rows.chunks_exact(2).map(times).collect()
 }
@@ -86,7 +86,7 @@ fn content(disk: &SimDisk, name: &str) -> Vec<u8> {
     fleet_base::disk::read_file(disk, &own(name), 1 << 30).unwrap().unwrap()
 }
 
-/// What a worker says that the folder's last server has acknowledged to it: eight steps and a dense
+/// The acknowledgements that a worker has from the folder's last server: eight steps and a dense
 /// push.
 fn acknowledged(disk: &SimDisk) -> [u64; 3] {
     let copy = disk.copy(0);
@@ -403,7 +403,7 @@ fn failed_snapshots_do_not_hide_how_long_logs_are() {
     let log = &server.keeper.as_ref().unwrap().log;
     for id in 1..10 {
         push(&worker(&server, id), id).unwrap();
-        // What a snapshot does that cannot be written.
+        // Do as a snapshot does that cannot be written.
         log.rotate().unwrap();
         let logs = files(&disk).into_iter().filter(|name| name.starts_with("log-"));
         let bytes: usize = logs.map(|name| content(&disk, &name).len()).sum();
@@ -440,7 +440,7 @@ fn pushes_are_refused_when_logs_are_full() {
     push(&worker(&server, 301), 301).unwrap();
 }
 
-/// What the steps of one seed have led to.
+/// The result of the steps of one seed.
 struct Run {
     seed: u64,
     disk: SimDisk,
@@ -449,7 +449,7 @@ struct Run {
     /// Acknowledged steps, with their sequence numbers, in order.
     kept: Vec<(u64, u64)>,
     next_id: u64,
-    /// What the worker was told last.
+    /// The last answer to the worker.
     told: [u64; 3],
 }
 
@@ -594,7 +594,7 @@ impl Run {
     }
 }
 
-/// What `--accept-loss` says is what is lost.
+/// `--accept-loss` names the loss that it accepts.
 #[test]
 fn accepted_losses_are_counted() {
     let disk = kept();

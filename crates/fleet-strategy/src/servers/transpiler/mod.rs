@@ -20,6 +20,7 @@ use fleet_ir::VarId;
 use fleet_nn::Programs;
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_ops::Registry;
+use fleet_ops::ps::{recv, send};
 use fleet_table::DenseBlock;
 use fleet_tensor::Shape;
 
@@ -275,8 +276,8 @@ fn name_endpoints(programs: &mut Programs, plan: &ServerPlan, endpoints: &[Strin
     let main = &mut programs.main;
     let ops: Vec<_> = main
         .root_ops()
-        .filter(|(_, op)| matches!(op.name(), "send" | "recv") && op.attr_int("is_sparse") == 0)
-        .map(|(id, op)| (id, op.attr_int("table_id"), op.name() == "send"))
+        .filter(|(_, op)| (send::DEF.is(op) || recv::DEF.is(op)) && op.attr_int("is_sparse") == 0)
+        .map(|(id, op)| (id, op.attr_int("table_id"), send::DEF.is(op)))
         .collect();
     for (id, table_id, sends) in ops {
         let table = plan.tables.dense.iter().find(|it| i64::from(it.table_id) == table_id);

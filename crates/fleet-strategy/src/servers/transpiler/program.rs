@@ -8,6 +8,11 @@ use fleet_ir::{OpRole, Param, Program, Var, VarId, VarKind};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::{ApplyAt, OptimizerDesc};
 use fleet_ops::{Emit, Registry};
+use fleet_ops::{
+    math::{scale, sum},
+    ps::listen_and_serv,
+    tensor::fill,
+};
 use fleet_tensor::{DType, Layout, Shape};
 
 impl Transpiled {
@@ -48,7 +53,7 @@ impl Transpiled {
             }
         }
         let mut emit = Emit::new(&mut programs.main, Registry::standard(), OpRole::RPC);
-        emit.named_op("listen_and_serv")?
+        emit.op(&listen_and_serv::DEF)
             .attr("endpoint", endpoint)
             .attr("optimize_blocks", blocks)
             .attr("grad_to_block_id", grads)
@@ -88,7 +93,7 @@ impl Transpiled {
         let made = programs.startup.add_var(Program::ROOT, var)?;
         let mut startup = Emit::new(&mut programs.startup, Registry::standard(), OpRole::FORWARD);
         startup
-            .named_op("fill_constant")?
+            .op(&fill::FILL_CONSTANT)
             .output("Out", made)
             .attr("shape", shape.to_vec())
             .attr("value", 0.0)
@@ -110,15 +115,15 @@ impl Transpiled {
         let mut emit = Emit::new(&mut programs.main, Registry::standard(), OpRole::OPTIMIZE);
         emit.block = at.block;
         if adds {
-            emit.named_op("sum")?.inputs("X", &[param, received[0]]).output("Out", param).done()?;
+            emit.op(&sum::DEF).inputs("X", &[param, received[0]]).output("Out", param).done()?;
             emit.append();
             return Ok(());
         }
         let mean = match per_worker {
             true => {
-                let sum = emit.named_op("sum")?.inputs("X", &received).named(&*grad).one("Out")?;
+                let sum = emit.op(&sum::DEF).inputs("X", &received).named(&*grad).one("Out")?;
                 let share = 1.0 / workers as f64;
-                emit.named_op("scale")?.input("X", sum).attr("scale", share).one("Out")?
+                emit.op(&scale::DEF).input("X", sum).attr("scale", share).one("Out")?
             }
             false => received[0],
         };
