@@ -792,7 +792,7 @@ mod tests {
         }
         assert_eq!(args.output::<f32>(0), [0.0; 16]);
         let mut misplaced = |at| {
-            panics(|| drop(inner.lend_inside(&args, copies.as_mut_slice(), 8, &[None, Some(at)])))
+            panics(|| _ = inner.lend_inside(&args, copies.as_mut_slice(), 8, &[None, Some(at)]))
         };
         assert!(misplaced(0) && misplaced(72) && misplaced(128));
     }
