@@ -47,7 +47,7 @@ enum Task {
     Bless,
     /// Benchmarks, compared with peers or with another build
     Bench(bench::Options),
-    /// Tests crates with unsafe code under the address or the thread sanitizer (needs nightly)
+    /// Tests crates with unsafe code under a sanitizer (needs nightly) or loom
     Sanitize(sanitize::Options),
     /// Lists the slowest tests and test binaries
     Slow(slow::Options),
