@@ -1,8 +1,11 @@
 //! Tasks of this repository; `cargo xtask help` lists them.
 
+#![forbid(unsafe_code)]
+
 mod bench;
 mod deny;
 mod picture;
+mod sanitize;
 mod slow;
 mod terminal;
 mod tidy;
@@ -44,6 +47,8 @@ enum Task {
     Bless,
     /// Benchmarks, compared with peers or with another build
     Bench(bench::Options),
+    /// Tests crates with unsafe code under a sanitizer (needs nightly) or loom
+    Sanitize(sanitize::Options),
     /// Lists the slowest tests and test binaries
     Slow(slow::Options),
     /// Draws the screen of a command as SVG
@@ -65,6 +70,7 @@ fn main() -> ExitCode {
         Task::Faults { words } => faults(&words),
         Task::Bless => bless(),
         Task::Bench(options) => bench::run(&root(), &options),
+        Task::Sanitize(options) => sanitize::run(&root(), &options),
         Task::Slow(options) => slow::run(&root(), &options),
         Task::Picture(options) => picture::run(&options),
     };

@@ -2,6 +2,8 @@
 //! counter-based random numbers, atomic file writes, the port to the file system, and helpers for
 //! messages. Nothing here knows about machine learning.
 
+#![forbid(unsafe_code)]
+
 pub mod disk;
 pub mod entity;
 pub mod error;

@@ -3,6 +3,8 @@
 //! prints one JSON line. `bench/README.md` describes the workloads, and `cargo xtask bench` runs
 //! them alternately with the peers.
 
+#![forbid(unsafe_code)]
+
 mod bert4;
 mod cpu;
 mod data;

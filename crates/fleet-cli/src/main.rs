@@ -4,6 +4,8 @@
 //! success, 1 for an error (a file, a program, a run), and 2 for a wrong command line. `fleetrun`
 //! starts jobs of several processes or machines.
 
+#![forbid(unsafe_code)]
+
 mod data;
 mod demo;
 mod diff;

@@ -11,6 +11,8 @@
 //! assert_eq!(strategy.amp_configs().decr_ratio, None);
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod allowed;
 mod compat;
 mod fields;

@@ -9,6 +9,8 @@
 //! [`synth`] generates data sets from known models, so that the score of a trained model can be
 //! compared with the best possible one.
 
+#![forbid(unsafe_code)]
+
 mod batch;
 mod block;
 mod data_loader;

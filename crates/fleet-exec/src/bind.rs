@@ -1,10 +1,10 @@
 //! Binding a plan: computes addresses from places, for a scope, an arena and fed tensors.
 
 use crate::Scope;
-use crate::plan::{Place, Plan, ROWS_HEADER_BYTES, StepKind};
+use crate::plan::{Fetch, Place, Plan, ROWS_HEADER_BYTES, StepKind};
 use fleet_base::{Error, Result};
-use fleet_ops::{Arg, Meta};
-use fleet_tensor::{Buffer, Tensor};
+use fleet_ops::Meta;
+use fleet_tensor::{Arg, Buffer, Tensor, View};
 use std::sync::Arc;
 
 /// The memory for temporaries and scratch.
@@ -52,7 +52,7 @@ impl Binding {
             self.bases[self.feed_places[index]] = address;
             for (step, arg) in &self.feed_args[index] {
                 if let StepKind::Run(instr) = &mut plan.steps[*step].kind {
-                    point_to_feed(&mut instr.args[*arg], feed);
+                    point_to_feed(&mut instr.args.args_mut()[*arg], feed);
                 }
             }
             for fetch in &mut plan.fetches {
@@ -97,12 +97,15 @@ impl Binding {
         for (at, step) in plan.steps.iter_mut().enumerate() {
             let StepKind::Run(instr) = &mut step.kind else { continue };
             instr.scratch = base(&instr.scratch_place) as usize;
-            for (index, (arg, places)) in instr.args.iter_mut().zip(&instr.arg_places).enumerate() {
+            let args = instr.args.args_mut().iter_mut().zip(&instr.arg_places);
+            for (index, (arg, places)) in args.enumerate() {
                 point(arg, &self.bases, *places);
                 if let Place::Feed { index: feed } = plan.places[places.0] {
                     self.feed_args[feed].push((at, index));
                 }
             }
+            // Fed tensors may move without this: no op writes to them.
+            instr.args.mark_overlaps();
         }
         for fetch in &mut plan.fetches {
             point(&mut fetch.arg, &self.bases, fetch.places);
@@ -110,6 +113,13 @@ impl Binding {
         self.arena = block.packed as usize;
         self.scope = Some(Arc::clone(scope.token()));
         Ok(())
+    }
+
+    /// Copies the value of a fetched variable, after a run.
+    pub fn fetch(&self, fetch: &Fetch, into: Option<Tensor>) -> Result<Tensor> {
+        // SAFETY: the argument is bound to memory of its size. The scope, the arena and the fed
+        // tensors are borrowed by the caller, and no lane runs.
+        copy_out(unsafe { fetch.arg.view() }, into)
     }
 
     /// Returns the address of a place.
@@ -121,16 +131,15 @@ impl Binding {
 fn point(arg: &mut Arg, bases: &[usize], (values, rows): (usize, Option<usize>)) {
     let rows = rows
         .map(|place| (bases[place] as *mut u64, (bases[place] + ROWS_HEADER_BYTES) as *mut i64));
-    // SAFETY: `Places::check` compared the argument with its places when the plan was made. A place
-    // in the arena lies within the block of `Plan::block_bytes`, and a separate place has its own
-    // size. The scope and the feeds were just compared with the plan. All of this memory outlives
-    // the run.
-    unsafe { arg.bind(bases[values] as *mut u8, rows) };
+    // `Places::check` compared the argument with its places when the plan was made. A place in the
+    // arena lies within the block of `Plan::block_bytes`, and a separate place has its own size.
+    // The scope and the feeds were just compared with the plan. All of it outlives the run.
+    arg.bind(bases[values] as *mut u8, rows);
 }
 
 fn point_to_feed(arg: &mut Arg, feed: &Tensor) {
-    // SAFETY: `check_fed` compared the tensor with the plan, and it is borrowed for the run.
-    unsafe { arg.bind(feed.as_ptr(), None) };
+    // `check_fed` compared the tensor with the plan, and it is borrowed for the run.
+    arg.bind(feed.as_ptr(), None);
 }
 
 /// Checks that a fed tensor is row-major and has the planned number of bytes.
@@ -168,7 +177,7 @@ fn prepare_scope_var(scope: &mut Scope, var: &crate::plan::ScopeVar) -> Result<(
 }
 
 /// Copies the value of an argument into a row-major tensor. Sparse rows become dense.
-pub(crate) fn copy_out(arg: &Arg, into: Option<Tensor>) -> Result<Tensor> {
+pub(crate) fn copy_out(arg: View<'_>, into: Option<Tensor>) -> Result<Tensor> {
     let fits = |tensor: &Tensor| {
         tensor.dtype() == arg.dtype && *tensor.shape() == arg.shape && tensor.layout() == arg.layout
     };
@@ -187,7 +196,7 @@ pub(crate) fn copy_out(arg: &Arg, into: Option<Tensor>) -> Result<Tensor> {
     }
 }
 
-fn densify(arg: &Arg, tensor: &mut Tensor) -> Result<()> {
+fn densify(arg: View<'_>, tensor: &mut Tensor) -> Result<()> {
     let (height, width) = (arg.shape.at(0), arg.row_len());
     let values: &[f32] = match arg.dtype {
         fleet_tensor::DType::F32 => arg.slice(),

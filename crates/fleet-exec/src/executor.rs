@@ -1,6 +1,6 @@
 //! The executor: plans a program once and runs it many times.
 
-use crate::bind::{Binding, Block, copy_out};
+use crate::bind::{Binding, Block};
 use crate::lanes::{Lanes, RunContext};
 use crate::plan::{Plan, PlanRequest, PlanSummary, StepKind};
 use crate::spill::FileSpill;
@@ -340,9 +340,9 @@ impl Executor {
             if index < out.len() {
                 // Take the old tensor out, and put it back with the new values.
                 let old = std::mem::replace(&mut out[index], Tensor::empty());
-                out[index] = copy_out(&fetch.arg, Some(old)).map_err(place)?;
+                out[index] = planned.binding.fetch(fetch, Some(old)).map_err(place)?;
             } else {
-                out.push(copy_out(&fetch.arg, None).map_err(place)?);
+                out.push(planned.binding.fetch(fetch, None).map_err(place)?);
             }
         }
         Ok(())

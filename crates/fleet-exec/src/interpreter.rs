@@ -12,8 +12,8 @@ use crate::spill::FileSpill;
 use fleet_base::{Error, Result, SecondaryMap};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, Services};
-use fleet_tensor::{Buffer, Layout, Tensor};
+use fleet_ops::{Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, Services};
+use fleet_tensor::{Arg, ArgList, Buffer, Layout, Tensor};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -119,7 +119,12 @@ impl Interpreter {
         }
         frame.scope.set_step(step + 1);
         self.run_block(&mut frame, Program::ROOT)?;
-        fetches.iter().map(|var| copy_out(&frame.arg(*var)?, None)).collect()
+        let fetch = |var: &VarId| {
+            let arg = frame.arg(*var)?;
+            // SAFETY: `Frame::arg` binds to memory that lives as long as the frame; no kernel runs.
+            copy_out(unsafe { arg.view() }, None)
+        };
+        fetches.iter().map(fetch).collect()
     }
 
     /// Prepares the kernels of all ops.
@@ -173,7 +178,9 @@ impl Interpreter {
             let (Some(inner), Some(condition)) = (op.sub_block(), op.input("Cond").first()) else {
                 return Err(Error::invalid("conditional_block without condition or block"));
             };
-            if frame.arg(*condition)?.slice::<u8>().first() == Some(&1) {
+            let condition = frame.arg(*condition)?;
+            // SAFETY: as for fetches.
+            if unsafe { condition.view() }.slice::<u8>().first() == Some(&1) {
                 self.run_block(frame, inner)?;
             }
         }
@@ -196,21 +203,21 @@ impl Interpreter {
         let outputs = arg_slots(frame, &op.outputs)?;
         let kernel = &frame.kernels[id];
         let scratch = Buffer::zeroed(kernel.scratch_bytes)?;
-        let input_slots: Vec<&[Arg]> = inputs.iter().map(Vec::as_slice).collect();
-        let output_slots: Vec<&[Arg]> = outputs.iter().map(Vec::as_slice).collect();
+        let mut args = ArgList::new(inputs, outputs);
+        args.mark_overlaps();
         (kernel.run)(&KernelCtx {
-            inputs: &input_slots,
-            outputs: &output_slots,
-            scratch: scratch.as_ptr(),
-            scratch_bytes: kernel.scratch_bytes,
+            // SAFETY: `Frame::arg` binds to memory of the right size. Outputs have memory of their
+            // own, or that of an input of the same variable, and nothing else runs.
+            args: unsafe { args.lend(scratch.as_ptr(), kernel.scratch_bytes) },
             pool: &self.pool,
             step: frame.step,
             seed: frame.program.seed(),
             talked: None,
         })?;
         if self.check_nan_inf {
-            for (arg, var) in outputs.iter().flatten().zip(op.all_outputs()) {
-                if let Some((position, value)) = first_non_finite(arg) {
+            for (arg, var) in args.args()[args.input_count()..].iter().zip(op.all_outputs()) {
+                // SAFETY: as above; the kernel has finished.
+                if let Some((position, value)) = first_non_finite(unsafe { arg.view() }) {
                     let name = frame.program.var_name(var);
                     return Err(Error::numeric(format!("output '{name}' is not finite"))
                         .got(format!("{value} at element {position}")));
@@ -243,11 +250,10 @@ impl Frame<'_> {
         let address = value.data.as_ref().map_or(value.address, Buffer::as_ptr);
         let rows = value.rows.as_ref();
         let rows = rows.map(|(rows, count)| (count.as_ptr().cast(), rows.as_ptr().cast()));
-        let mut arg = Arg::unbound(value.meta, Layout::RowMajor);
-        // SAFETY: the buffers were allocated for this meta, and fed tensors were compared with
-        // theirs. For a scope tensor, the meta comes from the tensor itself. All of them outlive
-        // the frame.
-        unsafe { arg.bind(address, rows) };
+        let mut arg = value.meta.arg(Layout::RowMajor);
+        // The buffers were allocated for this meta, and fed tensors were compared with theirs. For
+        // a scope tensor, the meta comes from the tensor itself. All of them outlive the frame.
+        arg.bind(address, rows);
         Ok(arg)
     }
 

@@ -5,13 +5,13 @@
 //! steps: it spins briefly and then sleeps.
 
 use crate::bind::Binding;
-use crate::plan::{Instr, Plan, SLOTS_MAX, Step, StepKind};
+use crate::plan::{Instr, Plan, Step, StepKind};
 use crate::trace::Times;
 use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, KernelCtx, Services};
-use fleet_tensor::DType;
+use fleet_ops::{KernelCtx, Services};
+use fleet_tensor::{DType, View};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
@@ -258,19 +258,11 @@ impl Run<'_> {
     }
 
     fn run_step(&self, at: usize, step: &Step, instr: &Instr, pool: &Pool) -> Result<()> {
-        let mut inputs: [&[Arg]; SLOTS_MAX] = [&[]; SLOTS_MAX];
-        let mut outputs: [&[Arg]; SLOTS_MAX] = [&[]; SLOTS_MAX];
-        for (slot, range) in inputs.iter_mut().zip(&instr.inputs) {
-            *slot = &instr.args[range.clone()];
-        }
-        for (slot, range) in outputs.iter_mut().zip(&instr.outputs) {
-            *slot = &instr.args[range.clone()];
-        }
         let ctx = KernelCtx {
-            inputs: &inputs[..instr.inputs.len()],
-            outputs: &outputs[..instr.outputs.len()],
-            scratch: instr.scratch as *mut u8,
-            scratch_bytes: instr.scratch_bytes,
+            // SAFETY: the plan binds the arguments and the scratch to memory of their size, which
+            // outlives the run. Waits keep other lanes away from outputs and from the scratch, and
+            // from writing to inputs. `Binding` has marked the inputs that overlap outputs.
+            args: unsafe { instr.args.lend(instr.scratch as *mut u8, instr.scratch_bytes) },
             pool,
             step: self.step,
             seed: self.plan.program.seed(),
@@ -290,9 +282,11 @@ impl Run<'_> {
     #[cold]
     fn check_finite(&self, step: &Step, instr: &Instr) -> Result<()> {
         let op = self.plan.program.op(step.op);
-        for (slot, range) in instr.outputs.iter().enumerate() {
-            for (index, arg) in instr.args[range.clone()].iter().enumerate() {
-                if let Some((position, value)) = first_non_finite(arg) {
+        for (slot, range) in instr.args.outputs().iter().enumerate() {
+            for (index, arg) in instr.args.args()[range.clone()].iter().enumerate() {
+                // SAFETY: as in `run_step`; the kernel has finished.
+                let view = unsafe { arg.view() };
+                if let Some((position, value)) = first_non_finite(view) {
                     let name = self.plan.program.var_name(op.outputs[slot][index]);
                     return Err(Error::numeric(format!(
                         "output '{name}' of {} is not finite",
@@ -307,7 +301,7 @@ impl Run<'_> {
     }
 }
 
-pub(crate) fn first_non_finite(arg: &Arg) -> Option<(usize, f64)> {
+pub(crate) fn first_non_finite(arg: View<'_>) -> Option<(usize, f64)> {
     let in_use = if arg.rows.is_some() { arg.row_count() * arg.row_len() } else { arg.len() };
     let find = |values: &mut dyn Iterator<Item = f64>| {
         values.take(in_use).enumerate().find(|(_, value)| !value.is_finite())

@@ -8,10 +8,15 @@
 //!
 //! This crate does not depend on strategies or the environment.
 
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
 mod bind;
 mod executor;
 mod flat;
+#[allow(unsafe_code)]
 mod interpreter;
+#[allow(unsafe_code)]
 mod lanes;
 mod memory;
 mod options;

@@ -3,6 +3,7 @@
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_exec::{Device, ExecOptions, Executor, Interpreter, Scope};
 use fleet_ir::{AttrConst, Op, OpRole, OpSpec, Program, Var, VarId, attr, one};
+use fleet_kernels::map::{map, zip};
 use fleet_ops::{Emit, Grad, InferCtx, Kernel, Lane, OpDef, OpTraits, Registry};
 use fleet_tensor::{DType, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -62,7 +63,7 @@ const fn side_op(
 fn add_k(p: &fleet_ops::PrepareCtx<'_>) -> Result<Kernel> {
     let add = p.op.attr_float("k") as f32;
     Ok(Kernel::new(move |k| {
-        k.input::<f32>(0).iter().zip(k.output::<f32>(0)).for_each(|(x, y)| *y = x + add);
+        map(k.pool, k.input_or_output(0, 0), k.output::<f32>(0), |x| x + add);
         Ok(())
     }))
 }
@@ -72,7 +73,7 @@ fn late_add_k(p: &fleet_ops::PrepareCtx<'_>) -> Result<Kernel> {
     let add = p.op.attr_float("k") as f32;
     Ok(Kernel::new(move |k| {
         std::thread::sleep(std::time::Duration::from_millis(2));
-        k.input::<f32>(0).iter().zip(k.output::<f32>(0)).for_each(|(x, y)| *y = x + add);
+        map(k.pool, k.input_or_output(0, 0), k.output::<f32>(0), |x| x + add);
         Ok(())
     }))
 }
@@ -96,8 +97,8 @@ static PAIR: OpDef = OpDef {
     grad: Grad::None,
     cpu: |_| {
         Ok(Kernel::new(|k| {
-            let terms = k.input::<f32>(0).to_vec().into_iter().zip(k.input::<f32>(1).to_vec());
-            terms.zip(k.output::<f32>(0)).for_each(|((x, y), out)| *out = 10.0 * x + y);
+            let inputs = [k.input_or_output(0, 0), k.input_or_output(1, 0)];
+            zip(k.pool, inputs, k.output::<f32>(0), |[x, y]| 10.0 * x + y);
             Ok(())
         }))
     },
@@ -105,8 +106,9 @@ static PAIR: OpDef = OpDef {
 };
 static INF: OpDef = side_op("test_inf", Lane::Compute, |_| {
     Ok(Kernel::new(|k| {
-        k.output::<f32>(0).fill(0.0);
-        k.output::<f32>(0)[1] = f32::INFINITY;
+        let out = k.output::<f32>(0);
+        out.fill(0.0);
+        out[1] = f32::INFINITY;
         Ok(())
     }))
 });

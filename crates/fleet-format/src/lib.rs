@@ -55,6 +55,8 @@
 //! # }
 //! ```
 
+#![forbid(unsafe_code)]
+
 // Tensors are written with the machine's byte order, and all formats here are little-endian.
 #[cfg(target_endian = "big")]
 compile_error!("fleet-format supports little-endian machines only");

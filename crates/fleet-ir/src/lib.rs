@@ -9,6 +9,8 @@
 //! [`Program::to_bytes`] and [`Program::from_bytes`] write and read the protobuf form. Two programs
 //! are equal when they print the same text. [`Program::verify`] reports every error in a program.
 
+#![forbid(unsafe_code)]
+
 mod attr;
 mod lex;
 mod limits;

@@ -5,18 +5,21 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use fleet_kernels::binary::{Binary, Broadcast, binary, binary_raw};
-use fleet_kernels::cast::cast;
-use fleet_kernels::chain::{
-    Chain, Layout, Step as Link, bias_activation_grad, bias_activation_grad_scratch_len,
+use fleet_kernels::bias::{
+    bias_activation, bias_activation_grad, bias_activation_grad_scratch_len,
 };
+use fleet_kernels::binary::{Binary, Broadcast, binary};
+use fleet_kernels::cast::cast;
 use fleet_kernels::dropout::{Dropout, Mode, dropout};
 use fleet_kernels::elementwise::{Unary, unary, unary_grad};
 use fleet_kernels::fill::{Draw, normal, randint, truncated_normal, uniform};
+use fleet_kernels::input::Input;
 use fleet_kernels::layer_norm::{
     LayerNorm, layer_norm, layer_norm_grad, layer_norm_grad_scratch_len,
 };
-use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step, Table, update_rows};
+use fleet_kernels::optim::{
+    Regularizer, Rule, Segment, Segments, Step, Table, Tensors, update_rows,
+};
 use fleet_kernels::pool::Pool;
 use fleet_kernels::reduce::{Fold, Reduction, any_nonfinite, reduce, squared_norm};
 use fleet_kernels::softmax::{softmax, softmax_cross_entropy, softmax_grad};
@@ -105,13 +108,8 @@ fn elementwise(bench: &Bench, pool: &Pool) {
         let op = Some(Unary::Relu);
         bias_activation_grad(pool, op, black_box(&x), &dy, &mut y, &mut dbias, &mut scratch);
     });
-    let links = vec![
-        Link::Join { op: Binary::Add, operand: 0, layout: Layout::row(400), value_right: false },
-        Link::Map(Unary::Relu),
-    ];
-    let chain = Chain::new(links).unwrap();
-    bench.time("chain bias + relu 2048x400", 8 * n, None, || {
-        chain.forward(pool, black_box(&x), &[&bias], &mut y);
+    bench.time("bias + relu 2048x400", 8 * n, None, || {
+        bias_activation(pool, Unary::Relu, black_box(&x), &bias, 400, &mut y);
     });
     let n = 25 << 20;
     let (a, b) = (vec![1.0f32; n], vec![2.0f32; n]);
@@ -122,9 +120,7 @@ fn elementwise(bench: &Bench, pool: &Pool) {
     });
     let mut a = a;
     bench.time("add 100 MB in place", 12 * n, None, || {
-        let a = a.as_mut_ptr();
-        // SAFETY: the output is the left operand.
-        unsafe { binary_raw(pool, Binary::Add, &same, a, black_box(&b).as_ptr(), a) };
+        binary(pool, Binary::Add, &same, Input::Output, black_box(&b), &mut a);
     });
 }
 
@@ -212,24 +208,29 @@ fn optimizers(bench: &Bench, pool: &Pool) {
     ];
     for (name, rule, accesses, competitor) in cases {
         let state = [Some(&mut m[..]), Some(&mut v[..]), None];
-        let segments = Segments::new(vec![Segment::of(&mut w, &g, state)]);
+        let mut segments = Segments::new(vec![Segment::new(n, Regularizer::None, 0.0)]);
         let mut scratch = vec![0.0; segments.scratch_len()];
+        let mut tensors = Some(Tensors { param: &mut w, grad: Some(&g), state, powers: None });
+        let mut bound = segments.bind(|_| tensors.take().unwrap());
         bench.time(name, accesses * 4 * n, competitor, || {
-            // SAFETY: the tensors outlive the call and are distinct.
-            unsafe { segments.update(pool, rule, Step::default(), &mut scratch) };
+            bound.update(pool, rule, Step::default(), &mut scratch);
         });
     }
     let cut = 1 << 16;
     let state = [Some(&mut m[..cut]), Some(&mut v[..cut]), None];
-    let segments = Segments::new(vec![Segment::of(&mut w[..cut], &g[..cut], state)]);
+    let mut segments = Segments::new(vec![Segment::new(cut, Regularizer::None, 0.0)]);
+    let (param, grad) = (&mut w[..cut], Some(&g[..cut]));
+    let mut tensors = Some(Tensors { param, grad, state, powers: None });
+    let mut bound = segments.bind(|_| tensors.take().unwrap());
     bench.time("Adam 64K, in L2", 28 * cut, None, || {
-        // SAFETY: the tensors outlive the call and are distinct.
-        unsafe { segments.update(pool, adam, Step::default(), &mut []) };
+        bound.update(pool, adam, Step::default(), &mut []);
     });
     let (width, rows) = (16, 53_000);
     let mut param = numbers(1_000_000 * width);
     let mut state = vec![1.0; param.len()];
-    let picked: Vec<i64> = (0..rows).map(|i| i as i64 * 7919 % 1_000_000).collect();
+    // 7919 and 1,000,000 have no common factor, so the rows are distinct.
+    let mut picked: Vec<i64> = (0..rows).map(|i| i as i64 * 7919 % 1_000_000).collect();
+    picked.sort_unstable();
     let grads = numbers(rows * width);
     for (name, rule, accesses) in [
         ("Sgd rows 53k x 16 of 1M", Rule::Sgd, 3),
@@ -243,8 +244,7 @@ fn optimizers(bench: &Bench, pool: &Pool) {
                 regularizer: Regularizer::None,
                 weight_decay: 0.0,
             };
-            // SAFETY: 7919 and 1,000,000 have no common factor, so the rows are distinct.
-            unsafe { update_rows(pool, rule, Step::default(), table, &picked, &grads) }.unwrap();
+            update_rows(pool, rule, Step::default(), table, &picked, &grads).unwrap();
         });
     }
 }

@@ -16,8 +16,9 @@
 
 use std::ops::Range;
 
-use crate::elementwise::{GRAIN, Unary, unary_raw};
+use crate::elementwise::{GRAIN, Unary, unary};
 use crate::fill::{Draw, limit_of};
+use crate::input::Input;
 use crate::philox::{WORDS, words};
 use crate::pool::Pool;
 use crate::simd::SharedPtr;
@@ -115,25 +116,9 @@ kernel! {
 }
 
 /// Writes `x` with dropped elements to `y`. This is also the backward pass, from `dy` to `dx`.
-pub fn dropout(pool: &Pool, drop: Dropout, x: &[f32], y: &mut [f32]) {
-    assert_eq!(x.len(), y.len(), "input and output differ in length");
-    // SAFETY: both slices have that length, and the output is exclusive.
-    unsafe { dropout_raw(pool, drop, x.as_ptr(), y.as_mut_ptr(), y.len()) }
-}
-
-/// Like [`dropout`], in place.
-pub fn dropout_inplace(pool: &Pool, drop: Dropout, x: &mut [f32]) {
-    // SAFETY: both pointers are the same exclusive slice.
-    unsafe { dropout_raw(pool, drop, x.as_ptr(), x.as_mut_ptr(), x.len()) }
-}
-
-/// Like [`dropout`], over pointers.
-///
-/// # Safety
-/// `len` floats are readable at `x` and writable at `y`. The two regions are equal or disjoint, and
-/// no other thread writes them.
-pub unsafe fn dropout_raw(pool: &Pool, drop: Dropout, x: *const f32, y: *mut f32, len: usize) {
-    let (x, y) = (SharedPtr::new(x), SharedPtr::new_mut(y));
+pub fn dropout<'a>(pool: &Pool, drop: Dropout, x: impl Into<Input<'a, f32>>, y: &mut [f32]) {
+    let (len, y) = (y.len(), y.as_mut_ptr());
+    let (x, y) = (SharedPtr::new(x.into().start(len, y, len)), SharedPtr::new_mut(y));
     pool.run_ranges(len, GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `len`.
         unsafe { drop_range(drop, range, x, y, None) };
@@ -163,11 +148,8 @@ pub fn dropout_mask_grad(pool: &Pool, scale: f32, mask: &[u8], dy: &[f32], dx: &
 }
 
 /// Applies dropout's inference scale.
-pub fn dropout_infer(pool: &Pool, drop: Dropout, x: &[f32], y: &mut [f32]) {
-    assert_eq!(x.len(), y.len(), "input and output differ in length");
-    let op = Unary::Scale { scale: drop.infer_scale(), bias: 0.0 };
-    // SAFETY: both slices have that length, and the output is exclusive.
-    unsafe { unary_raw(pool, op, x.as_ptr(), y.as_mut_ptr(), y.len()) }
+pub fn dropout_infer<'a>(pool: &Pool, drop: Dropout, x: impl Into<Input<'a, f32>>, y: &mut [f32]) {
+    unary(pool, Unary::Scale { scale: drop.infer_scale(), bias: 0.0 }, x, y);
 }
 
 #[cfg(test)]
@@ -205,7 +187,7 @@ mod tests {
                     dropout_mask_grad(&pool, drop.scale(), &mask, &x, &mut dx);
                     assert_eq!(y, dx);
                     let mut inplace = x.clone();
-                    dropout_inplace(&pool, drop, &mut inplace);
+                    dropout(&pool, drop, Input::Output, &mut inplace);
                     assert_eq!(y, inplace);
                     dropout_infer(&pool, drop, &x, &mut y2);
                     assert_eq!(y2[0], x[0] * drop.infer_scale());

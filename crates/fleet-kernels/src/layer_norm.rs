@@ -19,6 +19,7 @@
 use std::ops::Range;
 
 use crate::elementwise::GRAIN;
+use crate::input::Input;
 use crate::pool::Pool;
 use crate::reduce::add_partials;
 use crate::simd::SharedPtr;
@@ -210,57 +211,16 @@ pub fn layer_norm_grad_scratch_len(rows: usize, len: usize) -> usize {
 
 /// Computes the gradients of [`layer_norm`]: `dx`, `dgamma` and `dbeta`. `skip`, the gradient that
 /// reaches the residual sum by another path, is added to `dx`. `x` is the normalized input: the
-/// sum, if there was a residual. `dx` must not overlap `dy` here; [`layer_norm_grad_raw`] allows
-/// it.
-pub fn layer_norm_grad(
+/// sum, if there was a residual.
+pub fn layer_norm_grad<'a>(
     pool: &Pool,
     norm: LayerNorm<'_>,
-    x: &[f32],
+    x: impl Into<Input<'a, f32>>,
     mean: &[f32],
     inv_std: &[f32],
-    dy: &[f32],
-    skip: Option<&[f32]>,
+    dy: impl Into<Input<'a, f32>>,
+    skip: Option<Input<'a, f32>>,
     dx: &mut [f32],
-    dgamma: &mut [f32],
-    dbeta: &mut [f32],
-    scratch: &mut [f32],
-) {
-    let rows = mean.len();
-    assert_eq!(x.len(), rows * norm.len, "wrong number of elements");
-    assert!(dy.len() == x.len() && dx.len() == x.len(), "gradients and input differ in length");
-    assert!(skip.is_none_or(|skip| skip.len() == x.len()), "gradients differ in length");
-    // SAFETY: the lengths were checked here or are checked there, and `dx` is exclusive.
-    unsafe {
-        layer_norm_grad_raw(
-            pool,
-            norm,
-            x.as_ptr(),
-            mean,
-            inv_std,
-            dy.as_ptr(),
-            skip.map(<[f32]>::as_ptr),
-            dx.as_mut_ptr(),
-            dgamma,
-            dbeta,
-            scratch,
-        );
-    }
-}
-
-/// Like [`layer_norm_grad`], over pointers.
-///
-/// # Safety
-/// `x`, `dy`, `skip` and `dx` hold one row for every element of `mean`. `dx` is equal to or
-/// disjoint from each of the others.
-pub unsafe fn layer_norm_grad_raw(
-    pool: &Pool,
-    norm: LayerNorm<'_>,
-    x: *const f32,
-    mean: &[f32],
-    inv_std: &[f32],
-    dy: *const f32,
-    skip: Option<*const f32>,
-    dx: *mut f32,
     dgamma: &mut [f32],
     dbeta: &mut [f32],
     scratch: &mut [f32],
@@ -276,9 +236,12 @@ pub unsafe fn layer_norm_grad_raw(
     let block = block_rows(rows, len);
     let sums_len = rows.div_ceil(block) * len;
     let sums = SharedPtr::new_mut(scratch.as_mut_ptr());
-    let (x, dy, dx) = (SharedPtr::new(x), SharedPtr::new(dy), SharedPtr::new_mut(dx));
+    let (all, dx) = (dx.len(), dx.as_mut_ptr());
+    assert_eq!(all, rows * len, "wrong number of elements");
+    let start = |input: Input<'a, f32>| SharedPtr::new(input.start(all, dx, all));
+    let (x, dy, skip) = (start(x.into()), start(dy.into()), skip.map(start));
+    let dx = SharedPtr::new_mut(dx);
     let (mean, inv_std) = (SharedPtr::new(mean.as_ptr()), SharedPtr::new(inv_std.as_ptr()));
-    let skip = skip.map(SharedPtr::new);
     pool.run_ranges(rows, block, |range| {
         let at = range.start / block * len;
         // SAFETY: every range has its own rows and its own row of partial sums.
@@ -350,7 +313,7 @@ mod tests {
         layer_norm(&pool, norm, &x, extra, &mut y, &mut mean, &mut inv_std);
         let (mut dgamma, mut dbeta) = (vec![f32::NAN; len], vec![f32::NAN; len]);
         let mut scratch = vec![f32::NAN; layer_norm_grad_scratch_len(rows, len)];
-        let skip = residual.then_some(&skip[..]);
+        let skip = residual.then_some(Input::from(&skip));
         layer_norm_grad(
             &pool,
             norm,

@@ -190,8 +190,9 @@ pub fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// Makes the kernel kill the child when the launcher ends.
+/// Makes the kernel kill the child when the launcher ends. No safe crate wraps `pre_exec`.
 #[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
 fn die_with_parent(command: &mut Command) {
     let launcher = rustix::process::getpid();
     let arrange = move || {

@@ -23,6 +23,8 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod auc;
 mod classification;
 mod group;

@@ -53,6 +53,8 @@
 //! # Ok::<(), fleet_nn::Error>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod activation;
 mod attr;
 mod build;

@@ -3,9 +3,11 @@
 use crate::{Grad, Meta, OpTraits, Services, gradient_check};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpSpec, VarId, VarKind};
+use fleet_kernels::input::Input;
 use fleet_kernels::pool::Pool;
-use fleet_tensor::{DType, Element, Layout, Shape};
+use fleet_tensor::{Args, DType, Element, Layout, Shape};
 use std::collections::{HashMap, HashSet};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -270,72 +272,13 @@ impl Kernel {
     }
 }
 
-/// Memory of a variable at run time.
+/// Context of a running kernel. Slots are indexed in the order of the spec; see [`Args`] for the
+/// memory of inputs and outputs.
 ///
-/// The address is private. A kernel gets it as a slice, or with a length that is checked against
-/// the length of the argument ([`Arg::as_ptr`], [`Arg::as_bits_ptr`]). This one check per step
-/// and argument stops a kernel made for another length from writing outside its memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Arg {
-    ptr: *mut u8,
-    pub dtype: DType,
-    pub shape: Shape,
-    pub layout: Layout,
-    pub rows: Option<RowsArg>,
-}
-
-/// Additional memory of sparse rows. `shape` of the [`Arg`] is then the shape of the whole matrix,
-/// and `ptr` points to `capacity` rows of values.
-#[derive(Clone, Copy, Debug)]
-pub struct RowsArg {
-    rows: *mut i64,
-    count: *mut u64,
-    capacity: usize,
-}
-
-impl RowsArg {
-    /// Number of rows that fit.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-}
-
-/// Unsigned integers, by which kernels move elements of the same width without reading their
-/// values.
-pub trait Bits: Copy + Send + Sync + sealed::Sealed {}
-
-mod sealed {
-    /// Marker for types of which every bit pattern is a valid value.
-    pub trait Sealed {}
-}
-
-macro_rules! bits {
-    ($($T:ty),*) => {
-        $(impl sealed::Sealed for $T {}
-        impl Bits for $T {})*
-    };
-}
-
-bits!(u8, u16, u32, u64);
-
-// SAFETY: an `Arg` is an address that the plan owns. The plan guarantees that threads do not access
-// it concurrently.
-unsafe impl Send for Arg {}
-// SAFETY: as above.
-unsafe impl Sync for Arg {}
-
-/// Context of a running kernel. Slots are indexed in the order of the spec.
-///
-/// The memory of the arguments belongs to the plan. The plan guarantees that no two lanes access
-/// the same bytes at the same time, and that an output overlaps an input only as [`OpTraits`]
-/// allows. A kernel requests each output once. If its traits allow sharing, it checks
-/// [`KernelCtx::same`].
+/// An output overlaps an input only as [`OpTraits`] allows. Kernels of such ops read the input with
+/// [`KernelCtx::input_or_output`].
 pub struct KernelCtx<'a> {
-    /// Variables by slot.
-    pub inputs: &'a [&'a [Arg]],
-    pub outputs: &'a [&'a [Arg]],
-    pub scratch: *mut u8,
-    pub scratch_bytes: usize,
+    pub args: Args<'a>,
     pub pool: &'a Pool,
     /// Number of runs of the program so far. Random ops use it to draw new numbers in each run.
     pub step: u64,
@@ -343,6 +286,14 @@ pub struct KernelCtx<'a> {
     /// Counter for the time that the op spends on communication, in nanoseconds, if a profile is
     /// recorded. Ops that only communicate are measured as a whole.
     pub talked: Option<&'a AtomicU64>,
+}
+
+impl<'a> Deref for KernelCtx<'a> {
+    type Target = Args<'a>;
+
+    fn deref(&self) -> &Args<'a> {
+        &self.args
+    }
 }
 
 impl<'a> KernelCtx<'a> {
@@ -367,247 +318,19 @@ impl<'a> KernelCtx<'a> {
         outcome
     }
 
-    pub fn has_input(&self, slot: usize) -> bool {
-        !self.inputs[slot].is_empty()
+    /// Returns an input that may share the memory of an output.
+    pub fn input_or_output<T: Element>(&self, input: usize, output: usize) -> Input<'a, T> {
+        self.input_at_or_output(input, 0, output)
     }
 
-    pub fn has_output(&self, slot: usize) -> bool {
-        !self.outputs[slot].is_empty()
-    }
-
-    /// Returns the first variable of an input slot.
-    pub fn arg(&self, slot: usize) -> &'a Arg {
-        &self.inputs[slot][0]
-    }
-
-    pub fn out_arg(&self, slot: usize) -> &'a Arg {
-        &self.outputs[slot][0]
-    }
-
-    pub fn input<T: Element>(&self, slot: usize) -> &'a [T] {
-        self.arg(slot).slice()
-    }
-
-    pub fn optional<T: Element>(&self, slot: usize) -> Option<&'a [T]> {
-        self.inputs[slot].first().map(Arg::slice)
-    }
-
-    /// Returns all elements of an output, for writing.
-    pub fn output<T: Element>(&self, slot: usize) -> &'a mut [T] {
-        self.out_arg(slot).slice_mut()
-    }
-
-    pub fn optional_output<T: Element>(&self, slot: usize) -> Option<&'a mut [T]> {
-        self.outputs[slot].first().map(Arg::slice_mut)
-    }
-
-    /// Returns whether an output shares the memory of an input.
-    pub fn shares_memory(&self, output: usize, input: usize) -> bool {
-        match (self.outputs[output].first(), self.inputs[input].first()) {
-            (Some(out), Some(arg)) => out.shares_memory_with(arg),
-            _ => false,
-        }
-    }
-
-    /// Returns the scratch that the kernel requested. Its content is unspecified.
-    pub fn scratch<T: Element>(&self) -> &'a mut [T] {
-        let len = self.scratch_bytes / size_of::<T>();
-        if len == 0 {
-            return &mut [];
-        }
-        // SAFETY: the plan gives each running kernel its own scratch of this size, 64-byte aligned.
-        unsafe { std::slice::from_raw_parts_mut(self.scratch.cast(), len) }
-    }
-
-    /// Returns the scratch as 64-bit words, for kernels that sort ids.
-    pub fn scratch_words(&self) -> &'a mut [u64] {
-        let words = self.scratch::<i64>();
-        // SAFETY: `u64` has the size and alignment of `i64`, and every bit pattern is valid.
-        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
-    }
-}
-
-impl Arg {
-    /// Returns an argument without memory. Call [`Arg::bind`] before any other use.
-    pub fn unbound(meta: Meta, layout: Layout) -> Arg {
-        let rows = (meta.kind == VarKind::SparseRows).then_some(RowsArg {
-            rows: std::ptr::null_mut(),
-            count: std::ptr::null_mut(),
-            capacity: meta.rows,
-        });
-        let Meta { dtype, shape, .. } = meta;
-        Arg { ptr: std::ptr::null_mut(), dtype, shape, layout, rows }
-    }
-
-    /// Returns a one-dimensional dense tensor over a slice. The slice must outlive every use.
-    pub(crate) fn of_slice<T: Element>(slice: &mut [T]) -> Arg {
-        Arg {
-            ptr: slice.as_mut_ptr().cast(),
-            dtype: T::DTYPE,
-            shape: Shape::from([slice.len() as i64]),
-            layout: Layout::RowMajor,
-            rows: None,
-        }
-    }
-
-    /// Sets the memory of the argument. `rows` has the addresses of the count and of the row
-    /// numbers of sparse rows.
-    ///
-    /// # Safety
-    /// Until the next call of `bind`, `values` must have room for [`Arg::len`] elements and be
-    /// aligned to 64 bytes. The row numbers must have room for the argument's capacity.
-    /// [`KernelCtx`] states which accesses are allowed.
-    pub unsafe fn bind(&mut self, values: *mut u8, rows: Option<(*mut u64, *mut i64)>) {
-        self.ptr = values;
-        if let (Some(own), Some((count, numbers))) = (&mut self.rows, rows) {
-            (own.count, own.rows) = (count, numbers);
-        }
-    }
-
-    /// Sets the address of the values to that of another argument.
-    ///
-    /// # Panics
-    /// Panics if the values do not fit there.
-    pub fn bind_over(&mut self, other: &Arg) {
-        let (bytes, room) = (self.len() * self.dtype.size(), other.len() * other.dtype.size());
-        assert!(bytes <= room, "cannot alias {bytes} bytes to {room}");
-        self.ptr = other.ptr;
-    }
-
-    /// Returns whether both arguments have the same address.
-    pub fn shares_memory_with(&self, other: &Arg) -> bool {
-        self.ptr == other.ptr
-    }
-
-    /// Returns the number of elements in memory, including the layout's padding; for sparse rows,
-    /// the elements of all rows within the capacity.
-    pub fn len(&self) -> usize {
-        match &self.rows {
-            None => self.layout.physical_len(&self.shape),
-            Some(rows) => rows.capacity * self.row_len(),
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns the number of elements of one row.
-    pub fn row_len(&self) -> usize {
-        self.shape.product(1..self.shape.rank())
-    }
-
-    /// Returns the address of the first element, for kernels that take pointers because two
-    /// arguments may refer to the same memory. At least `len` elements are valid.
-    ///
-    /// # Panics
-    /// Panics if the argument has another type, or fewer than `len` elements.
-    pub fn as_ptr<T: Element>(&self, len: usize) -> *mut T {
-        assert!(T::reads(self.dtype), "kernel takes {} as {}", self.dtype, T::DTYPE);
-        assert!(len <= self.len(), "kernel takes {len} elements, argument has {}", self.len());
-        self.ptr.cast()
-    }
-
-    /// Like [`Arg::as_ptr`], for kernels that depend only on the width of elements.
-    ///
-    /// # Panics
-    /// Panics if the argument's elements have another width, or if there are fewer than `len`.
-    pub fn as_bits_ptr<T: Bits>(&self, len: usize) -> *mut T {
-        let width = size_of::<T>();
-        assert!(width == self.dtype.size(), "kernel takes {} as {width} bytes", self.dtype);
-        assert!(len <= self.len(), "kernel takes {len} elements, argument has {}", self.len());
-        self.ptr.cast()
-    }
-
-    /// Returns all elements as unsigned integers of the same width.
-    pub fn bits<'a, T: Bits>(&self) -> &'a [T] {
-        match self.len() {
-            0 => &[],
-            // SAFETY: as for `slice`, and every bit pattern is a value.
-            len => unsafe { std::slice::from_raw_parts(self.as_bits_ptr(len), len) },
-        }
-    }
-
-    pub fn bits_mut<'a, T: Bits>(&self) -> &'a mut [T] {
-        match self.len() {
-            0 => &mut [],
-            // SAFETY: as for `slice_mut`.
-            len => unsafe { std::slice::from_raw_parts_mut(self.as_bits_ptr(len), len) },
-        }
-    }
-
-    pub fn slice<'a, T: Element>(&self) -> &'a [T] {
-        assert!(T::reads(self.dtype), "kernel reads {} as {}", self.dtype, T::DTYPE);
-        let len = self.len();
-        if len == 0 {
-            return &[];
-        }
-        // SAFETY: the plan binds arguments to live memory of this length and type (see
-        // `KernelCtx`).
-        unsafe { std::slice::from_raw_parts(self.ptr.cast(), len) }
-    }
-
-    pub fn slice_mut<'a, T: Element>(&self) -> &'a mut [T] {
-        assert!(T::reads(self.dtype), "kernel writes {} as {}", self.dtype, T::DTYPE);
-        let len = self.len();
-        if len == 0 {
-            return &mut [];
-        }
-        // SAFETY: as above, and the plan lets only one kernel write at a time.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.cast(), len) }
-    }
-
-    /// Returns the bytes, for any element type.
-    pub fn bytes<'a>(&self) -> &'a [u8] {
-        let len = self.len() * self.dtype.size();
-        if len == 0 {
-            return &[];
-        }
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts(self.ptr, len) }
-    }
-
-    pub fn bytes_mut<'a>(&self) -> &'a mut [u8] {
-        let len = self.len() * self.dtype.size();
-        if len == 0 {
-            return &mut [];
-        }
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr, len) }
-    }
-
-    /// Returns the row numbers in use; empty for dense tensors.
-    pub fn row_ids<'a>(&self) -> &'a [i64] {
-        match &self.rows {
-            // SAFETY: the plan allocated `capacity` ids, and `count` never exceeds it.
-            Some(rows) => unsafe { std::slice::from_raw_parts(rows.rows, self.row_count()) },
-            None => &[],
-        }
-    }
-
-    /// Returns the whole memory for row numbers.
-    pub fn row_ids_mut<'a>(&self) -> &'a mut [i64] {
-        match &self.rows {
-            // SAFETY: as above.
-            Some(rows) => unsafe { std::slice::from_raw_parts_mut(rows.rows, rows.capacity) },
-            None => &mut [],
-        }
-    }
-
-    /// Returns the number of rows in use.
-    pub fn row_count(&self) -> usize {
-        match &self.rows {
-            // SAFETY: the plan owns the counter, and the kernel that wrote it has finished.
-            Some(rows) => (unsafe { *rows.count } as usize).min(rows.capacity),
-            None => 0,
-        }
-    }
-
-    pub fn set_row_count(&self, count: usize) {
-        if let Some(rows) = &self.rows {
-            assert!(count <= rows.capacity, "row count exceeds the capacity");
-            // SAFETY: as above; this kernel is the only writer.
-            unsafe { *rows.count = count as u64 };
-        }
+    /// Like [`KernelCtx::input_or_output`], for a variable of a slot.
+    pub fn input_at_or_output<T: Element>(
+        &self,
+        input: usize,
+        index: usize,
+        output: usize,
+    ) -> Input<'a, T> {
+        let arg = self.arg_at(input, index);
+        self.slice_unless(arg, output).map_or(Input::Output, Input::Separate)
     }
 }

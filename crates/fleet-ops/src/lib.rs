@@ -4,6 +4,8 @@
 //! [`OPS`] lists every op. To add an op, write its file (see `docs/add-an-op.md`), add its
 //! definitions to the list, and write test cases for it.
 
+#![forbid(unsafe_code)]
+
 mod def;
 mod emit;
 mod grad;
@@ -29,7 +31,7 @@ pub mod optimizer;
 pub mod ps;
 pub mod tensor;
 
-pub use def::{Arg, Bits, InferCtx, Kernel, KernelCtx, KernelFn, OpDef, PrepareCtx, RowsArg};
+pub use def::{InferCtx, Kernel, KernelCtx, KernelFn, OpDef, PrepareCtx};
 pub use emit::{Emit, OpEmitter, meta};
 pub use fleet_base::ReduceOp;
 pub use grad::{Grad, GradCtx};
@@ -50,8 +52,9 @@ mod prelude {
     pub use fleet_base::{Error, Result};
     pub use fleet_ir::AttrConst::{Bool, DType as DTypeOf, Float, Floats, Int, Ints, Str, Strs};
     pub use fleet_ir::{AttrKind, OpSpec, VarId, VarKind, attr, many, one, optional, required};
-    pub use fleet_kernels::pool::{Pool, Shareable};
-    pub use fleet_tensor::{DType, Layout, Shape};
+    pub use fleet_kernels::input::Input;
+    pub use fleet_kernels::pool::Pool;
+    pub use fleet_tensor::{DType, Layout, Out, Shape, View, view_as, view_as_mut};
 }
 
 /// All ops, grouped by family.

@@ -1,7 +1,7 @@
 //! Type and size of a variable.
 
 use fleet_ir::VarKind;
-use fleet_tensor::{DType, Layout, Shape};
+use fleet_tensor::{Arg, DType, Layout, Shape};
 
 /// Type and shape of a variable.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +43,12 @@ impl Meta {
             VarKind::SparseRows => self.numel(),
             _ => layout.physical_len(&self.shape),
         }
+    }
+
+    /// Returns an argument of this type and shape, without memory.
+    pub fn arg(&self, layout: Layout) -> Arg {
+        let capacity = (self.kind == VarKind::SparseRows).then_some(self.rows);
+        Arg::unbound(self.dtype, self.shape, layout, capacity)
     }
 
     pub fn bytes(&self) -> usize {

@@ -5,7 +5,7 @@
 //! ring once, when it is planned. A program written for one rank needs no service: a missing ring
 //! of one rank is replaced by a local one.
 
-use crate::{Arg, Tables};
+use crate::Tables;
 use fleet_base::{Error, ReduceOp, Result};
 use fleet_ir::Op;
 use fleet_tensor::DType;
@@ -17,32 +17,46 @@ use std::sync::Arc;
 ///
 /// Every call blocks until this rank's part is done. All ranks of a ring must make the same calls
 /// in the same order. For this, ops of one ring run in one lane, in program order. `label` names
-/// the call in errors and is equal on all ranks. Memory is passed as [`Arg`]s, so that a bucket of
-/// gradients is one call without a copy. An implementation reads their `dtype` and `bytes_mut()`.
+/// the call in errors and is equal on all ranks. Memory is passed in parts, as bytes of one element
+/// type, so that a bucket of gradients is one call without a copy.
 pub trait Ring: Send + Sync {
     /// Rank of this process in the ring, from 0.
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
     /// Replaces every part by its reduction over all ranks.
-    fn all_reduce(&self, label: &str, parts: &[Arg], op: ReduceOp) -> Result<()>;
+    fn all_reduce(
+        &self,
+        label: &str,
+        dtype: DType,
+        parts: &mut [&mut [u8]],
+        op: ReduceOp,
+    ) -> Result<()>;
     /// Like [`Ring::all_reduce`], and calls `done(part, start, values)` for every final stretch of
     /// every part, in any order. `start` is in bytes. Where the ring supports it, the call happens
     /// while the stretch is still in the cache. The content of the parts afterwards is unspecified.
     fn all_reduce_then(
         &self,
         label: &str,
-        parts: &[Arg],
+        dtype: DType,
+        parts: &mut [&mut [u8]],
         op: ReduceOp,
         done: &mut dyn FnMut(usize, usize, &[u8]),
     ) -> Result<()> {
-        self.all_reduce(label, parts, op)?;
-        parts.iter().enumerate().for_each(|(index, part)| done(index, 0, part.bytes()));
+        self.all_reduce(label, dtype, parts, op)?;
+        parts.iter().enumerate().for_each(|(index, part)| done(index, 0, part));
         Ok(())
     }
     /// Reduces every part to rank `root`. The content on other ranks afterwards is unspecified.
-    fn reduce(&self, label: &str, parts: &[Arg], op: ReduceOp, root: usize) -> Result<()>;
+    fn reduce(
+        &self,
+        label: &str,
+        dtype: DType,
+        parts: &mut [&mut [u8]],
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<()>;
     /// Replaces every part by the content on rank `root`.
-    fn broadcast(&self, label: &str, parts: &[Arg], root: usize) -> Result<()>;
+    fn broadcast(&self, label: &str, parts: &mut [&mut [u8]], root: usize) -> Result<()>;
     /// Fills `all` with `mine` of every rank, in the order of ranks. All ranks pass the same
     /// length.
     fn all_gather(&self, label: &str, mine: &[u8], all: &mut [u8]) -> Result<()>;
@@ -174,15 +188,22 @@ impl Ring for SingleRank {
         1
     }
 
-    fn all_reduce(&self, _: &str, _: &[Arg], _: ReduceOp) -> Result<()> {
+    fn all_reduce(&self, _: &str, _: DType, _: &mut [&mut [u8]], _: ReduceOp) -> Result<()> {
         Ok(())
     }
 
-    fn reduce(&self, _: &str, _: &[Arg], _: ReduceOp, root: usize) -> Result<()> {
+    fn reduce(
+        &self,
+        _: &str,
+        _: DType,
+        _: &mut [&mut [u8]],
+        _: ReduceOp,
+        root: usize,
+    ) -> Result<()> {
         self.check(root)
     }
 
-    fn broadcast(&self, _: &str, _: &[Arg], root: usize) -> Result<()> {
+    fn broadcast(&self, _: &str, _: &mut [&mut [u8]], root: usize) -> Result<()> {
         self.check(root)
     }
 

@@ -1,11 +1,15 @@
 //! Half-precision kernels made from single-precision ones. Operands are widened into scratch and
 //! results are rounded back. The arithmetic is in f32, as mixed precision requires.
 
-use crate::{Arg, Kernel, KernelCtx, Meta, PrepareCtx};
+use crate::{Kernel, KernelCtx, Meta, PrepareCtx};
 use fleet_base::Result;
+use fleet_base::sync::lock;
 use fleet_kernels::cast::cast;
 use fleet_kernels::pool::Pool;
-use fleet_tensor::{ALIGN, DType, bf16, f16};
+use fleet_tensor::{
+    ALIGN, Arg, ArgList, DType, Layout, Out, View, bf16, f16, view_as, view_as_mut,
+};
+use std::sync::Mutex;
 
 /// Returns whether any operand is f16 or bf16.
 pub(crate) fn has_half(p: &PrepareCtx<'_>) -> bool {
@@ -39,119 +43,87 @@ pub(crate) fn through_f32(
         seed: p.seed,
         services: p.services,
     })?;
-    let plan = Plan::new(p, inner.scratch_bytes);
-    let bytes = plan.bytes;
-    Ok(Kernel::new(move |k| plan.run(k, &inner)).scratch::<u8>(bytes))
+    let widened = Widened::new(p, inner);
+    let bytes = widened.bytes;
+    Ok(Kernel::new(move |k| widened.run(k)).scratch::<u8>(bytes))
 }
 
 fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// Offsets within scratch: the inner kernel's scratch, the copies, the arguments, their slots.
-struct Plan {
-    inner_bytes: usize,
+/// A kernel for f32, and the copies of its operands in scratch, after its own scratch.
+struct Widened {
+    inner: Kernel,
+    args: Mutex<ArgList>,
     /// Offset of the copy of each variable, inputs first. `None` for variables that need no copy.
     copies: Vec<Option<usize>>,
-    args_at: usize,
-    slots_at: usize,
     bytes: usize,
 }
 
-impl Plan {
-    fn new(p: &PrepareCtx<'_>, inner_bytes: usize) -> Plan {
-        let mut at = inner_bytes.next_multiple_of(ALIGN);
-        let mut take = |bytes: usize| {
-            let start = at;
-            at += bytes.next_multiple_of(ALIGN);
-            start
+impl Widened {
+    fn new(p: &PrepareCtx<'_>, inner: Kernel) -> Widened {
+        let mut bytes = inner.scratch_bytes.next_multiple_of(ALIGN);
+        let mut copies = Vec::new();
+        let mut args = |slots: &[Vec<Meta>], layouts: &[Vec<Layout>]| -> Vec<Vec<Arg>> {
+            let mut arg = |(meta, layout): (&Meta, &Layout)| {
+                let is_half = is_half(meta.dtype);
+                copies.push(is_half.then_some(bytes));
+                let dtype = if is_half { DType::F32 } else { meta.dtype };
+                let arg = Meta { dtype, ..*meta }.arg(*layout);
+                if is_half {
+                    bytes += arg.bytes_len().next_multiple_of(ALIGN);
+                }
+                arg
+            };
+            let slots = slots.iter().zip(layouts);
+            slots
+                .map(|(metas, layouts)| metas.iter().zip(layouts).map(&mut arg).collect())
+                .collect()
         };
-        let metas = p.inputs.iter().chain(p.outputs).flatten();
-        let layouts = p.input_layouts.iter().chain(p.output_layouts).flatten();
-        let copies: Vec<Option<usize>> = metas
-            .zip(layouts)
-            .map(|(meta, layout)| {
-                let len = meta.physical_len(*layout);
-                is_half(meta.dtype).then(|| take(len * size_of::<f32>()))
-            })
-            .collect();
-        let args_at = take(copies.len() * size_of::<Arg>());
-        let slots_at = take((p.inputs.len() + p.outputs.len()) * size_of::<&[Arg]>());
-        Plan { inner_bytes, copies, args_at, slots_at, bytes: at }
+        let inputs = args(p.inputs, p.input_layouts);
+        let args = ArgList::new(inputs, args(p.outputs, p.output_layouts));
+        Widened { inner, args: Mutex::new(args), copies, bytes }
     }
 
-    fn run(&self, k: &KernelCtx<'_>, inner: &Kernel) -> Result<()> {
-        assert!(self.bytes <= k.scratch_bytes, "scratch is smaller than the kernel needs");
-        // SAFETY: both addresses lie inside the requested scratch, are aligned to 64 bytes and do
-        // not overlap. They are written below before they are read.
-        let (args, slots) = unsafe {
-            let args: *mut Arg = k.scratch.add(self.args_at).cast();
-            let slots: *mut &[Arg] = k.scratch.add(self.slots_at).cast();
-            (args, slots)
-        };
-        let mut index = 0;
-        for (slot, vars) in k.inputs.iter().chain(k.outputs).enumerate() {
-            let first = index;
-            for arg in *vars {
-                let mut arg = *arg;
-                if let Some(at) = self.copies[index] {
-                    arg.dtype = DType::F32;
-                    // SAFETY: as above. There is room for as many floats as the argument has
-                    // elements; `widen` and `narrow` check this.
-                    unsafe { arg.bind(k.scratch.add(at), None) };
-                    if slot < k.inputs.len() {
-                        widen(k.pool, &vars[index - first], &arg);
-                    }
-                }
-                // SAFETY: there is room for every variable.
-                unsafe { args.add(index).write(arg) };
-                index += 1;
-            }
-            // SAFETY: these arguments were just written; there is room for every slot.
-            unsafe {
-                let made = std::slice::from_raw_parts(args.add(first), index - first);
-                slots.add(slot).write(made);
+    fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
+        let memory = &mut k.scratch::<u8>()[..self.bytes];
+        let mut copies = self.copies.iter();
+        for (arg, copy) in k.all_inputs().zip(&mut copies) {
+            if let Some(at) = copy {
+                let to = &mut memory[*at..][..arg.len() * size_of::<f32>()];
+                widen(k, arg, view_as_mut(to));
             }
         }
-        // SAFETY: every slot was written above.
-        let all = unsafe {
-            std::slice::from_raw_parts(slots.cast_const(), k.inputs.len() + k.outputs.len())
-        };
-        let (inputs, outputs) = all.split_at(k.inputs.len());
-        let inner_k = KernelCtx {
-            inputs,
-            outputs,
-            scratch: k.scratch,
-            scratch_bytes: self.inner_bytes,
+        let mut args = lock(&self.args);
+        (self.inner.run)(&KernelCtx {
+            args: args.lend_inside(k, memory, self.inner.scratch_bytes, &self.copies),
             pool: k.pool,
             step: k.step,
             seed: k.seed,
             talked: k.talked,
-        };
-        (inner.run)(&inner_k)?;
-        for (to, from) in k.outputs.iter().zip(outputs) {
-            for (to, from) in to.iter().zip(from.iter()) {
-                if is_half(to.dtype) {
-                    narrow(k.pool, from, to);
-                }
+        })?;
+        for (index, copy) in copies.enumerate() {
+            if let Some(at) = copy {
+                let to = k.out_of_all(index);
+                let from = &memory[*at..][..to.len() * size_of::<f32>()];
+                narrow(k.pool, view_as(from), to);
             }
         }
         Ok(())
     }
 }
 
-fn widen(pool: &Pool, from: &Arg, to: &Arg) {
-    let out = to.slice_mut::<f32>();
+fn widen(k: &KernelCtx<'_>, from: View<'_>, to: &mut [f32]) {
     match from.dtype {
-        DType::F16 => cast(pool, from.slice::<f16>(), out),
-        _ => cast(pool, from.slice::<bf16>(), out),
+        DType::F16 => k.read_first(from, |from: &[f16]| cast(k.pool, from, to)),
+        _ => k.read_first(from, |from: &[bf16]| cast(k.pool, from, to)),
     }
 }
 
-fn narrow(pool: &Pool, from: &Arg, to: &Arg) {
-    let x = from.slice::<f32>();
+fn narrow(pool: &Pool, from: &[f32], to: Out<'_>) {
     match to.dtype {
-        DType::F16 => cast(pool, x, to.slice_mut::<f16>()),
-        _ => cast(pool, x, to.slice_mut::<bf16>()),
+        DType::F16 => cast(pool, from, to.into_slice::<f16>()),
+        _ => cast(pool, from, to.into_slice::<bf16>()),
     }
 }

@@ -3,6 +3,8 @@
 //! [`PASSES`] lists the passes of the executor, and [`PassManager`] runs them and those of
 //! strategies.
 
+#![forbid(unsafe_code)]
+
 mod backward;
 mod dce;
 mod fuse;

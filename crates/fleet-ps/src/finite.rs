@@ -1,7 +1,7 @@
 //! Treatment of gradients that are NaN or infinite.
 
 use fleet_base::{Error, Result};
-use fleet_kernels::kernel;
+use fleet_kernels::rows::all_finite;
 use fleet_table::NonFinite;
 use std::borrow::Cow;
 
@@ -38,54 +38,9 @@ pub(crate) fn screen<'a>(
     }
 }
 
-kernel! {
-    /// x - x is 0 for finite x and NaN otherwise.
-    fn sum_of_differences<S>(s: S, x: &[f32]) -> f32 {
-        let mut sums = [s.zero(); 4];
-        let mut at = 0;
-        // SAFETY: every load stays inside the slice.
-        unsafe {
-            while at + 4 * S::LANES <= x.len() {
-                for (k, sum) in sums.iter_mut().enumerate() {
-                    let value = s.load(x.as_ptr().add(at + k * S::LANES));
-                    *sum = s.add(*sum, s.sub(value, value));
-                }
-                at += 4 * S::LANES;
-            }
-            while at < x.len() {
-                let n = S::LANES.min(x.len() - at);
-                let value = s.load_part(x.as_ptr().add(at), n);
-                sums[0] = s.add(sums[0], s.sub(value, value));
-                at += n;
-            }
-        }
-        s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
-    }
-}
-
-fn all_finite(x: &[f32]) -> bool {
-    sum_of_differences(x) == 0.0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_bad_value_is_found_wherever_it_is() {
-        for len in [1usize, 5, 16, 64, 200] {
-            let mut values = vec![1e38f32; len];
-            assert!(all_finite(&values));
-            for at in 0..len {
-                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                    values[at] = bad;
-                    assert!(!all_finite(&values), "{bad} at {at} of {len}");
-                }
-                values[at] = -1e38;
-            }
-        }
-        assert!(all_finite(&[]));
-    }
 
     #[test]
     fn policies() {

@@ -8,6 +8,8 @@
 //! and [`load_sparse`] keep rows in files. [`Servers`] is a worker's interface to all of these.
 //! Nothing in this crate knows programs or devices.
 
+// Only the storage of rows and a system call use unsafe code.
+#![deny(unsafe_code)]
 // The print macros panic if standard output or error cannot be written, for example on a full disk.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
@@ -31,6 +33,7 @@ mod save;
 mod seen;
 mod server;
 mod servers;
+#[allow(unsafe_code)]
 mod sparse;
 mod stats;
 mod sync;

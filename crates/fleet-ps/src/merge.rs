@@ -5,7 +5,7 @@
 
 use crate::{Accessor, HashKey, Ids, Push, SparseConfig, UniqueIds};
 use fleet_base::{Error, Result};
-use fleet_kernels::kernel;
+use fleet_kernels::rows::{add_rows, copy_rows};
 use std::borrow::Cow;
 
 /// Maps each id of a batch to its row of the merged batch. Its memory is reused from batch to
@@ -211,37 +211,6 @@ impl Merger {
         Err(Error::invalid(format!("{what} and the ids of the batch differ in number"))
             .expected(format!("{expected} numbers"))
             .got(got))
-    }
-}
-
-kernel! {
-    /// Adds row i to row `to[i]` of `sums`.
-    fn add_rows<S>(s: S, rows: &[f32], width: usize, to: &[u32], sums: &mut [f32]) {
-        for (row, to) in rows.chunks_exact(width).zip(to) {
-            let sum = &mut sums[*to as usize * width..][..width];
-            // SAFETY: both are `width` long.
-            unsafe {
-                fleet_kernels::for_registers!(S, width, |i, n| {
-                    let at = sum.as_mut_ptr().add(i);
-                    s.store_n(at, s.add(s.load_n(at, n), s.load_n(row.as_ptr().add(i), n)), n);
-                });
-            }
-        }
-    }
-}
-
-kernel! {
-    /// Copies row `from[i]` to row i of `out`.
-    fn copy_rows<S>(s: S, rows: &[f32], width: usize, from: &[u32], out: &mut [f32]) {
-        for (out, from) in out.chunks_exact_mut(width).zip(from) {
-            let row = &rows[*from as usize * width..][..width];
-            // SAFETY: both are `width` long.
-            unsafe {
-                fleet_kernels::for_registers!(S, width, |i, n| {
-                    s.store_n(out.as_mut_ptr().add(i), s.load_n(row.as_ptr().add(i), n), n);
-                });
-            }
-        }
     }
 }
 

@@ -3,6 +3,8 @@
 //! [`DistributedStrategy`] of `fleet-config` asks for them. [`decide`] says which apply, and why;
 //! [`minimize`] applies them.
 
+#![forbid(unsafe_code)]
+
 pub mod auto;
 pub mod buckets;
 mod check;

@@ -1,5 +1,6 @@
 //! Element types.
 
+use crate::Plain;
 use fleet_base::{Error, Result, text};
 use half::{bf16, f16};
 use std::fmt;
@@ -106,9 +107,9 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that tensors can have as elements. Every bit pattern in a tensor is valid for it.
-/// Tensors of `bool` hold bytes of 0 and 1 and are read as `u8`.
-pub trait Element: Copy + Default + PartialEq + Send + Sync + fmt::Debug + 'static {
+/// A Rust type that tensors can have as elements. Tensors of `bool` hold bytes of 0 and 1 and are
+/// read as `u8`.
+pub trait Element: Plain + Default + PartialEq + fmt::Debug + 'static {
     const DTYPE: DType;
 
     /// Whether a tensor of `dtype` can be read as this type.

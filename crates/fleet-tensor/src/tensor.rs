@@ -1,6 +1,6 @@
 //! Tensors and sparse rows.
 
-use crate::{Buffer, DType, Element, Layout, Shape};
+use crate::{Buffer, DType, Element, Layout, Shape, view_as, view_as_mut};
 use fleet_base::{Error, Result};
 use std::fmt;
 
@@ -95,15 +95,12 @@ impl Tensor {
     /// Returns the elements in physical order.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         self.check_type::<T>()?;
-        // SAFETY: the buffer is aligned to 64 bytes, initialized, and holds elements of `T`.
-        Ok(unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast(), self.physical_len()) })
+        Ok(view_as(self.data.as_slice()))
     }
 
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.check_type::<T>()?;
-        let len = self.physical_len();
-        // SAFETY: as above, and the borrow is exclusive.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr().cast(), len) })
+        Ok(view_as_mut(self.data.as_mut_slice()))
     }
 
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {

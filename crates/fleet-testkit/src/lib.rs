@@ -8,7 +8,7 @@
 //!
 //! * [`local`]: ranks as threads of one process.
 //!
-//! A test binary that checks allocations installs [`CountingAllocator`].
+//! A test binary that checks allocations installs an allocator that calls [`count_allocation`].
 //!
 //! ```
 //! use fleet_testkit::{Case, Value};
@@ -18,6 +18,8 @@
 //! case.check_grad(&["X"]).unwrap();
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod alloc;
 mod case;
 pub mod filetest;
@@ -26,7 +28,7 @@ pub mod local;
 mod machine;
 mod value;
 
-pub use alloc::{CountingAllocator, allocations};
+pub use alloc::{allocations, count_allocation};
 pub use case::{Case, Outputs, check_grad, run_op};
 pub use machine::{Machine, RunOptions};
 pub use value::{Value, to_filter64};

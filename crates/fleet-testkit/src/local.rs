@@ -20,7 +20,7 @@
 
 use fleet_base::sync::{lock, wait_for};
 use fleet_base::{Error, Result};
-use fleet_ops::{Arg, ReduceOp, Ring};
+use fleet_ops::{ReduceOp, Ring};
 use fleet_tensor::{DType, bf16, f16};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -185,34 +185,35 @@ impl LocalRing {
         })
     }
 
-    fn reduced(&self, label: &str, parts: &[Arg], op: ReduceOp) -> Result<Vec<u8>> {
-        let what = format!("{label} {op:?} {}", signature(parts));
-        let mine: Vec<u8> = parts.iter().flat_map(|part| part.bytes()).copied().collect();
-        let all = self.exchange(&what, mine)?;
-        let mut out = Vec::with_capacity(all[0].len());
-        let mut at = 0;
-        for part in parts {
-            let range = at..at + part.bytes().len();
-            let pieces: Vec<&[u8]> = all.iter().map(|bytes| &bytes[range.clone()]).collect();
-            out.extend(reduce(part.dtype, &pieces, op)?);
-            at = range.end;
-        }
-        Ok(out)
+    fn reduced(
+        &self,
+        label: &str,
+        dtype: DType,
+        parts: &[&mut [u8]],
+        op: ReduceOp,
+    ) -> Result<Vec<u8>> {
+        let what = format!("{label} {op:?} {dtype} {}", signature(parts));
+        let all = self.exchange(&what, joined(parts))?;
+        let pieces: Vec<&[u8]> = all.iter().map(Vec::as_slice).collect();
+        reduce(dtype, &pieces, op)
     }
 }
 
-fn signature(parts: &[Arg]) -> String {
-    let shown: Vec<String> =
-        parts.iter().map(|part| format!("{}{}", part.dtype, part.shape)).collect();
+/// Returns the lengths of the parts, in bytes.
+fn signature(parts: &[&mut [u8]]) -> String {
+    let shown: Vec<String> = parts.iter().map(|part| part.len().to_string()).collect();
     shown.join(" ")
 }
 
-fn put(parts: &[Arg], from: &[u8]) {
+fn joined(parts: &[&mut [u8]]) -> Vec<u8> {
+    parts.iter().flat_map(|part| part.iter()).copied().collect()
+}
+
+fn put(parts: &mut [&mut [u8]], from: &[u8]) {
     let mut at = 0;
     for part in parts {
-        let to = part.bytes_mut();
-        to.copy_from_slice(&from[at..at + to.len()]);
-        at += to.len();
+        part.copy_from_slice(&from[at..at + part.len()]);
+        at += part.len();
     }
 }
 
@@ -225,26 +226,40 @@ impl Ring for LocalRing {
         self.size
     }
 
-    fn all_reduce(&self, label: &str, parts: &[Arg], op: ReduceOp) -> Result<()> {
-        put(parts, &self.reduced(label, parts, op)?);
+    fn all_reduce(
+        &self,
+        label: &str,
+        dtype: DType,
+        parts: &mut [&mut [u8]],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let sum = self.reduced(label, dtype, parts, op)?;
+        put(parts, &sum);
         Ok(())
     }
 
-    fn reduce(&self, label: &str, parts: &[Arg], op: ReduceOp, root: usize) -> Result<()> {
-        let sum = self.reduced(label, parts, op)?;
+    fn reduce(
+        &self,
+        label: &str,
+        dtype: DType,
+        parts: &mut [&mut [u8]],
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<()> {
+        let sum = self.reduced(label, dtype, parts, op)?;
         if self.rank == root {
             put(parts, &sum);
         } else {
             // The result is unspecified on other ranks: overwrite it, so that its use shows.
-            parts.iter().for_each(|part| part.bytes_mut().fill(0xCD));
+            parts.iter_mut().for_each(|part| part.fill(0xCD));
         }
         Ok(())
     }
 
-    fn broadcast(&self, label: &str, parts: &[Arg], root: usize) -> Result<()> {
+    fn broadcast(&self, label: &str, parts: &mut [&mut [u8]], root: usize) -> Result<()> {
         let what = format!("{label} from {root} {}", signature(parts));
         let mine = match self.rank == root {
-            true => parts.iter().flat_map(|part| part.bytes()).copied().collect(),
+            true => joined(parts),
             false => Vec::new(),
         };
         let all = self.exchange(&what, mine)?;

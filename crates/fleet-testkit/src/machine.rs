@@ -4,9 +4,10 @@ use crate::{Value, allocations};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, Services};
-use fleet_tensor::{Buffer, Layout};
+use fleet_ops::{Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, Services};
+use fleet_tensor::{Arg, ArgList, Buffer, Layout, ValueMut};
 use std::collections::HashMap;
+use std::slice;
 
 /// A program and the values of its variables.
 pub struct Machine {
@@ -132,27 +133,24 @@ impl Machine {
         let mut scratch = Buffer::zeroed(kernel.scratch_bytes)?;
         scratch.as_mut_slice().fill(options.fill_byte);
 
-        let sparse = inputs.iter().chain(&outputs).flatten().filter(is_rows).count();
-        let mut counts = Vec::with_capacity(sparse);
-        let input_args = args_of(&mut inputs, &mut counts);
-        let mut output_args = args_of(&mut outputs, &mut counts);
+        let mut list = ArgList::new(args_of(&inputs), args_of(&outputs));
+        let mut same = Vec::new();
         for (output, input) in &options.share {
             let slots = (op.spec.output_index(output), op.spec.input_index(input));
             let (Some(to), Some(from)) = slots else {
                 return Err(Error::invalid(format!("{output} and {input} cannot share memory")));
             };
-            let args = input_args[from].iter().skip(options.shared_index_of(output_args[to].len()));
-            for (out, arg) in output_args[to].iter_mut().zip(args) {
-                out.bind_over(arg);
-            }
+            let (to, from) = (list.outputs()[to].clone(), list.inputs()[from].clone());
+            let first = options.shared_index_of(to.len());
+            same.extend(to.zip(from.skip(first)));
         }
-        let input_slots: Vec<&[Arg]> = input_args.iter().map(Vec::as_slice).collect();
-        let output_slots: Vec<&[Arg]> = output_args.iter().map(Vec::as_slice).collect();
+        let all = || inputs.iter().chain(&outputs).flatten();
+        let mut counts: Vec<u64> = all().filter_map(row_count).collect();
+        let mut row_counts = counts.iter_mut();
+        let values = inputs.iter_mut().chain(&mut outputs).flatten();
+        let values = values.map(|value| memory_of(value, &mut row_counts));
         let ctx = KernelCtx {
-            inputs: &input_slots,
-            outputs: &output_slots,
-            scratch: scratch.as_ptr(),
-            scratch_bytes: kernel.scratch_bytes,
+            args: list.lend_values(values, &same, &mut scratch),
             pool: options.pool,
             step: self.step,
             seed: self.program.seed(),
@@ -168,7 +166,7 @@ impl Machine {
                 op.name()
             )));
         }
-        take_counts(&mut outputs, inputs.iter().flatten().filter(is_rows).count(), &counts);
+        take_counts(&mut outputs, inputs.iter().flatten().filter_map(row_count).count(), &counts);
         for (output, input) in &options.share {
             let (to, from) = (op.spec.output_index(output), op.spec.input_index(input));
             if let (Some(to), Some(from)) = (to, from) {
@@ -231,31 +229,27 @@ impl Machine {
     }
 }
 
-fn is_rows(value: &&Value) -> bool {
-    matches!(value, Value::Rows(_))
+fn row_count(value: &Value) -> Option<u64> {
+    match value {
+        Value::Dense(_) => None,
+        Value::Rows(rows) => Some(rows.count as u64),
+    }
 }
 
-/// The arguments of a kernel. The row counts of sparse rows are stored in `counts`, in order.
-fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<u64>) -> Vec<Vec<Arg>> {
-    let mut arg = |value: &mut Value| {
-        let meta = value.meta();
-        let rows = match value {
-            Value::Dense(_) => None,
-            Value::Rows(rows) => {
-                assert!(counts.len() < counts.capacity(), "the vector of counters must not grow");
-                assert_eq!(rows.rows.physical_len(), meta.rows, "one number per row");
-                counts.push(rows.count as u64);
-                let count = counts.as_mut_ptr().wrapping_add(counts.len() - 1);
-                Some((count, rows.rows.as_ptr().cast()))
-            }
-        };
-        let tensor = value.tensor();
-        let mut arg = Arg::unbound(meta, tensor.layout());
-        // SAFETY: the value has the memory that its meta describes, and outlives the call.
-        unsafe { arg.bind(tensor.as_ptr(), rows) };
-        arg
-    };
-    slots.iter_mut().map(|slot| slot.iter_mut().map(&mut arg).collect()).collect()
+fn args_of(slots: &[Vec<Value>]) -> Vec<Vec<Arg>> {
+    let arg = |value: &Value| value.meta().arg(value.tensor().layout());
+    slots.iter().map(|slot| slot.iter().map(arg).collect()).collect()
+}
+
+/// Returns the memory of an argument. The row counts of sparse rows are in `counts`, in order.
+fn memory_of<'a>(value: &'a mut Value, counts: &mut slice::IterMut<'a, u64>) -> ValueMut<'a> {
+    match value {
+        Value::Dense(values) => ValueMut { values, rows: None },
+        Value::Rows(rows) => {
+            let count = counts.next().expect("a counter for each value with rows");
+            ValueMut { values: &mut rows.values, rows: Some((&mut rows.rows, count)) }
+        }
+    }
 }
 
 fn take_counts(outputs: &mut [Vec<Value>], skip: usize, counts: &[u64]) {

@@ -18,6 +18,8 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod cloud;
 mod endpoint;
 mod env;

@@ -1,4 +1,4 @@
-//! Rules about product code: lengths of functions, `unsafe`, and calls that few files may make.
+//! Rules about product code: lengths of functions, and calls that few files may make.
 
 use super::Finding;
 use super::source::SourceFile;
@@ -11,15 +11,6 @@ use syn::visit::{self, Visit};
 /// Limit on the lines of a function, which must fit a screen.
 const FUNCTION_LINES: usize = 70;
 
-/// Crates that may use `unsafe`, and single files of others.
-const UNSAFE: [&str; 5] = [
-    "crates/fleet-kernels/src/",
-    "crates/fleet-comm/src/",
-    "crates/fleet-tensor/src/",
-    // The executor's binding of addresses.
-    "crates/fleet-exec/src/bind.rs",
-    "crates/fleet-exec/src/interpreter.rs",
-];
 /// Places that may read the environment: programs, the wrapper of libraries, and the constructors
 /// of a job for programs that do not pass an environment.
 const ENVIRONMENT: [&str; 5] = [
@@ -139,9 +130,6 @@ impl Rules<'_> {
         };
         let name = ident.to_string();
         match (name.as_str(), member.as_deref()) {
-            ("unsafe", _) if !self.is_in(&UNSAFE) => {
-                self.add("unsafe", ident.span(), "unsafe code outside its crates".to_string());
-            }
             ("env", Some(member)) if READS.contains(&member) && !self.is_in(&ENVIRONMENT) => {
                 self.add("environment", ident.span(), format!("env::{member}"));
             }

@@ -12,6 +12,7 @@ mod quotes;
 mod source;
 mod subjects;
 mod text;
+mod unsafe_code;
 
 use std::path::Path;
 
@@ -40,6 +41,7 @@ pub fn run(root: &Path, options: &Options) -> Result<(), String> {
     cycles::check(&files, &mut findings);
     let mut errors = exceptions::compare(root, &findings, options.shrink)?;
     layers::check(root, &mut errors)?;
+    unsafe_code::check(root, &files, &mut errors)?;
     quotes::check(root, &mut errors)?;
     subjects::check(root, &mut errors)?;
     if errors.is_empty() {

@@ -168,6 +168,7 @@ impl Collectives {
 
     fn all_reduce(&self, data: Piece, count: c_int, dtype: Handle, op: Handle) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);
+        // SAFETY: as stated above these functions.
         library.request(|to| unsafe {
             (library.f.all_reduce)(self.in_place(), data.start.cast(), count, dtype, op, comm, to)
         })
@@ -186,6 +187,7 @@ impl Collectives {
             true => (self.in_place(), data.start.cast()),
             false => (source(data), std::ptr::null_mut()),
         };
+        // SAFETY: as stated above these functions.
         library.request(|to| unsafe {
             (library.f.reduce)(from, into, count, dtype, op, root as c_int, comm, to)
         })
@@ -201,6 +203,7 @@ impl Collectives {
     ) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);
         let (from, into) = (source(input), target(output));
+        // SAFETY: as stated above these functions.
         library.request(|to| unsafe {
             (library.f.reduce_scatter)(from, into, count, dtype, op, comm, to)
         })
@@ -209,6 +212,7 @@ impl Collectives {
     fn broadcast(&self, data: Piece, bytes: c_int, root: usize) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);
         let byte = library.handles.byte;
+        // SAFETY: as stated above these functions.
         library.request(|to| unsafe {
             (library.f.broadcast)(data.start.cast(), bytes, byte, root as c_int, comm, to)
         })
@@ -228,6 +232,7 @@ impl Collectives {
             None => (self.in_place(), 0),
         };
         let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
+        // SAFETY: as stated above these functions.
         library.request(|to| unsafe {
             let into = target(output);
             (library.f.all_gather)(from, count, byte, into, counts, starts, byte, comm, to)
@@ -245,6 +250,7 @@ impl Collectives {
         let (sends, send_starts) = (tables.0.as_ptr(), tables.1.as_ptr());
         let (receives, receive_starts) = (tables.2.as_ptr(), tables.3.as_ptr());
         let (from, into) = (source(input), target(output));
+        // SAFETY: as stated above these functions.
         library.request(|to| unsafe {
             (library.f.all_to_all)(
                 from,
@@ -273,6 +279,7 @@ impl Collectives {
         let from = input.map_or(std::ptr::null(), source);
         let into = target(output);
         let root = root as c_int;
+        // SAFETY: as stated above these functions.
         library.request(|to| unsafe {
             (library.f.scatter)(from, block, byte, into, block, byte, root, comm, to)
         })
@@ -290,6 +297,7 @@ impl Collectives {
         let from = source(input);
         let into = output.map_or(std::ptr::null_mut(), target);
         let root = root as c_int;
+        // SAFETY: as stated above these functions.
         library.request(|to| unsafe {
             (library.f.gather)(from, block, byte, into, block, byte, root, comm, to)
         })

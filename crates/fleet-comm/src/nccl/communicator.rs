@@ -214,6 +214,7 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<()> {
         let (dtype, op) = (type_number(dtype)?, op_number(op));
+        // SAFETY: as stated above these functions.
         self.call(|f, comm| unsafe {
             (f.all_reduce)(data.0, data.0, count, dtype, op, comm, stream.handle)
         })
@@ -229,6 +230,7 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<()> {
         let (dtype, op, root) = (type_number(dtype)?, op_number(op), root as c_int);
+        // SAFETY: as stated above these functions.
         self.call(|f, comm| unsafe {
             (f.reduce)(data.0, data.0, count, dtype, op, root, comm, stream.handle)
         })
@@ -242,6 +244,7 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<()> {
         let (dtype, root) = (type_number(DType::U8)?, root as c_int);
+        // SAFETY: as stated above these functions.
         self.call(|f, comm| unsafe {
             (f.broadcast)(data.0, data.0, bytes, dtype, root, comm, stream.handle)
         })
@@ -257,6 +260,7 @@ impl Communicator {
     ) -> Result<()> {
         let own = data.offset(self.mesh.rank() * count * dtype.size());
         let (dtype, op) = (type_number(dtype)?, op_number(op));
+        // SAFETY: as stated above these functions.
         self.call(|f, comm| unsafe {
             (f.reduce_scatter)(data.0, own.0, count, dtype, op, comm, stream.handle)
         })
@@ -266,6 +270,7 @@ impl Communicator {
     pub fn all_gather(&mut self, data: DevicePointer, bytes: usize, stream: &Stream) -> Result<()> {
         let own = data.offset(self.mesh.rank() * bytes);
         let dtype = type_number(DType::U8)?;
+        // SAFETY: as stated above these functions.
         self.call(|f, comm| unsafe {
             (f.all_gather)(own.0, data.0, bytes, dtype, comm, stream.handle)
         })
@@ -279,6 +284,7 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<()> {
         let dtype = type_number(DType::U8)?;
+        // SAFETY: as stated above these functions.
         self.call(|f, comm| unsafe {
             let mut first = (f.group_start)();
             let mut note = |code| {

@@ -197,9 +197,11 @@ impl Large<'_> {
                 let (from, to) = part(bytes, run.engine.size, peer, GRAIN_BYTES);
                 // SAFETY: the peer has published the step, and this rank has not consumed it.
                 match &mut self.done {
+                    // SAFETY: as above.
                     Some(done) => done(start + from, unsafe {
                         std::slice::from_raw_parts(slot.add(from), to - from)
                     }),
+                    // SAFETY: as above.
                     None => unsafe {
                         self.data.write(
                             &mut self.read_cursor,

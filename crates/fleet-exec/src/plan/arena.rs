@@ -9,7 +9,7 @@ use crate::memory::{self, Block};
 use crate::options::Memory;
 use fleet_base::{Error, Result, SecondaryMap, text};
 use fleet_ir::{VarId, VarKind};
-use fleet_ops::Arg;
+use fleet_tensor::Arg;
 
 /// Limit on the total size of all variables of a plan, in bytes: the 48-bit address space of
 /// current processors.
@@ -110,7 +110,7 @@ impl Places {
 
     /// Returns an error if an argument does not fit its places. Kernels access all of an argument.
     pub fn check(&self, arg: &Arg, (values, rows): (usize, Option<usize>)) -> Result<()> {
-        let wanted = arg.len() * arg.dtype.size();
+        let wanted = arg.bytes_len();
         let wanted_rows =
             arg.rows.map(|rows| ROWS_HEADER_BYTES + rows.capacity() * size_of::<i64>());
         if wanted <= self.bytes[values] && wanted_rows <= rows.map(|rows| self.bytes[rows]) {

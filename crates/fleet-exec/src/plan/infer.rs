@@ -5,7 +5,8 @@ use crate::flat::{self, Flat, LaneAssignment, LaneKey};
 use crate::shapes::{KnownShapes, Shapes};
 use fleet_base::{Error, Result, SecondaryMap};
 use fleet_ir::{Program, VarId, VarKind};
-use fleet_ops::{Arg, Meta};
+use fleet_ops::Meta;
+use fleet_tensor::Arg;
 use fleet_tensor::Layout;
 
 pub(super) struct Inferred<'a> {
@@ -53,7 +54,7 @@ impl<'a> Inferred<'a> {
 
     /// Returns an argument without addresses; binding fills them in.
     pub fn arg(&self, var: VarId) -> Arg {
-        Arg::unbound(self.meta(var), self.layout(var))
+        self.meta(var).arg(self.layout(var))
     }
 
     /// Rejects fetches of variables that have no value in some steps.

@@ -24,16 +24,12 @@ use crate::options::ExecOptions;
 use arena::Places;
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};
-use fleet_ops::{Arg, KernelFn, Meta, Registry, Services};
-use fleet_tensor::{DType, Layout, Shape};
+use fleet_ops::{KernelFn, Meta, Registry, Services};
+use fleet_tensor::{Arg, ArgList, DType, Layout, Shape};
 use infer::Inferred;
 use lifetimes::Lifetimes;
 use sharing::Groups;
-use std::ops::Range;
 use steps::Steps;
-
-/// Limit on the slots on one side of an op. The ops of the registry have fewer.
-pub(crate) const SLOTS_MAX: usize = 16;
 
 /// Size of the header that holds the row count of sparse rows, in bytes. It has a cache line of its
 /// own, followed by the row numbers.
@@ -105,11 +101,9 @@ pub(crate) struct Instr {
     pub scratch_place: Place,
     /// Address of the scratch memory, filled in by binding.
     pub scratch: usize,
-    pub args: Vec<Arg>,
+    pub args: ArgList,
     /// By argument: the place of its values, and the place of its row numbers.
     pub arg_places: Vec<(usize, Option<usize>)>,
-    pub inputs: Vec<Range<usize>>,
-    pub outputs: Vec<Range<usize>>,
 }
 
 /// The location of a piece of memory.

@@ -2,15 +2,14 @@
 
 use super::arena::Places;
 use super::infer::Inferred;
-use super::{Instr, LanePlan, Place, PlanRequest, SLOTS_MAX, Step, StepKind};
+use super::{Instr, LanePlan, Place, PlanRequest, Step, StepKind};
 use crate::flat::{Flat, LaneKey, only_communicates};
 use crate::options::{Device, Memory};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, VarId};
 use fleet_ops::{CostCtx, Kernel, Meta, OpDef, PrepareCtx};
-use fleet_tensor::{Layout, Shape};
+use fleet_tensor::{Arg, ArgList, Layout, Shape};
 use std::collections::HashMap;
-use std::ops::Range;
 
 /// Limit on the lanes of a plan. Ops name their lane by a small number.
 const LANES_MAX: usize = 16;
@@ -132,39 +131,45 @@ impl Maker<'_> {
         let shapes = &self.inferred.shapes;
         let (inputs, outputs) = (shapes.of_slots(&op.inputs), shapes.of_slots(&op.outputs));
         self.check_layouts(id, def)?;
-        self.check_slots(id, op)?;
         self.add_costs(op, def, &inputs, &outputs);
         let kernel = self.prepare(id, def, &inputs, &outputs)?;
-        let mut instr = Instr {
+        // A view of memory is there already, and its memory may be in use by other lanes.
+        let kernel = if self.is_shared_view(op, def) { Kernel::new(|_| Ok(())) } else { kernel };
+        let mut arg_places = Vec::new();
+        let inputs = self.args(&op.inputs, &mut arg_places)?;
+        let outputs = self.args(&op.outputs, &mut arg_places)?;
+        Ok(Instr {
             run: kernel.run,
             scratch_bytes: kernel.scratch_bytes,
             scratch_place: Place::Arena { offset: 0 },
             scratch: 0,
-            args: Vec::new(),
-            arg_places: Vec::new(),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-        };
-        instr.inputs = self.add_args(&mut instr, &op.inputs)?;
-        instr.outputs = self.add_args(&mut instr, &op.outputs)?;
-        Ok(instr)
+            args: ArgList::new(inputs, outputs),
+            arg_places,
+        })
     }
 
-    /// Adds the arguments of some slots, and returns the range of each slot.
-    fn add_args(&self, instr: &mut Instr, slots: &[Vec<VarId>]) -> Result<Vec<Range<usize>>> {
-        let mut ranges = Vec::with_capacity(slots.len());
-        for vars in slots {
-            let start = instr.args.len();
-            for var in vars {
-                let (arg, at) = (self.inferred.arg(*var), self.places.of(*var));
-                let name = || self.inferred.program.var_name(*var);
-                self.places.check(&arg, at).map_err(|error| error.at(name()))?;
-                instr.args.push(arg);
-                instr.arg_places.push(at);
-            }
-            ranges.push(start..instr.args.len());
-        }
-        Ok(ranges)
+    fn is_shared_view(&self, op: &Op, def: &OpDef) -> bool {
+        def.traits.view.is_some_and(|(out, input)| {
+            let (out, input) = (op.output(out).first(), op.input(input).first());
+            out.zip(input)
+                .is_some_and(|(out, input)| self.places.of(*out) == self.places.of(*input))
+        })
+    }
+
+    /// Returns the arguments of some slots, and appends their places.
+    fn args(
+        &self,
+        slots: &[Vec<VarId>],
+        arg_places: &mut Vec<(usize, Option<usize>)>,
+    ) -> Result<Vec<Vec<Arg>>> {
+        let mut arg = |var: &VarId| {
+            let (arg, at) = (self.inferred.arg(*var), self.places.of(*var));
+            let name = || self.inferred.program.var_name(*var);
+            self.places.check(&arg, at).map_err(|error| error.at(name()))?;
+            arg_places.push(at);
+            Ok(arg)
+        };
+        slots.iter().map(|vars| vars.iter().map(&mut arg).collect()).collect()
     }
 
     fn prepare(
@@ -206,17 +211,6 @@ impl Maker<'_> {
         }
     }
 
-    fn check_slots(&self, id: OpId, op: &Op) -> Result<()> {
-        let slots = op.inputs.len().max(op.outputs.len());
-        if slots <= SLOTS_MAX {
-            return Ok(());
-        }
-        Err(Error::unsupported("the op has too many slots")
-            .expected(format!("at most {SLOTS_MAX}"))
-            .got(slots)
-            .at(self.inferred.program.describe_op(id)))
-    }
-
     /// Checks that operands of one shape have one layout. Elementwise kernels take their length
     /// from one operand, and layouts differ in padding.
     fn check_layouts(&self, id: OpId, def: &OpDef) -> Result<()> {
@@ -251,10 +245,8 @@ mod tests {
             scratch_bytes,
             scratch_place: Place::Arena { offset: 0 },
             scratch: 0,
-            args: Vec::new(),
+            args: ArgList::new(Vec::new(), Vec::new()),
             arg_places: Vec::new(),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
         });
         let op = fleet_base::EntityRef::from_index(0);
         Step { kind, op, lane, only_communicates: false, waits: Vec::new() }
@@ -313,8 +305,7 @@ mod tests {
         let [Step { kind: StepKind::Run(instr), .. }] = &plan.steps[..] else {
             panic!("one step expected");
         };
-        assert_eq!((&instr.inputs, instr.outputs.len()), (&vec![0..1, 1..2], 1));
-        assert_eq!(instr.outputs[0], 2..3);
+        assert_eq!((instr.args.input_count(), instr.arg_places.len()), (2, 3));
         assert_eq!(instr.arg_places[2], plan.fetches[0].places);
         assert_eq!((plan.summary.op_count, plan.lanes.len()), (1, 1));
     }

@@ -33,11 +33,12 @@ impl Access {
         let (reads, writes) = match &step.kind {
             StepKind::JumpUnless { condition, .. } => (vec![*condition], Vec::new()),
             StepKind::Run(instr) => {
-                let list = |ranges: &[Range<usize>]| {
-                    let args = ranges.iter().flat_map(|range| &instr.arg_places[range.clone()]);
-                    args.flat_map(|(values, rows)| [Some(*values), *rows]).flatten().collect()
+                let list = |places: &[(usize, Option<usize>)]| {
+                    let both = places.iter().flat_map(|(values, rows)| [Some(*values), *rows]);
+                    both.flatten().collect()
                 };
-                (list(&instr.inputs), list(&instr.outputs))
+                let (inputs, outputs) = instr.arg_places.split_at(instr.args.input_count());
+                (list(inputs), list(outputs))
             }
         };
         Access { lane: step.lane, reads, writes }

@@ -101,7 +101,9 @@ pub fn backward_across(
     for_each_block(pool, dims, |area| {
         // SAFETY: lengths were checked, and areas of different tasks are disjoint.
         match dims.order {
+            // SAFETY: as above.
             Order::ChannelsLast => unsafe { differentiate_area(Vector, &pass, area) },
+            // SAFETY: as above.
             Order::ChannelsFirst => unsafe { differentiate_area(Splat, &pass, area) },
         }
     });

@@ -294,7 +294,9 @@ pub fn normalise(
     for_each_block(pool, dims, |area| {
         // SAFETY: lengths were checked, and areas of different tasks are disjoint.
         match dims.order {
+            // SAFETY: as above.
             Order::ChannelsLast => unsafe { normalise_area(Vector, &pass, area) },
+            // SAFETY: as above.
             Order::ChannelsFirst => unsafe { normalise_area(Splat, &pass, area) },
         }
     });

@@ -191,35 +191,3 @@ fn local_grad(
         with_binary!(op, o => unsafe { grad_kernel(o, plan, left, operands, out, range.clone()) });
     });
 }
-
-/// Computes a gradient of [`binary_tile`] on this thread: that of the left operand if `left`, else
-/// that of the right.
-///
-/// # Safety
-/// `len` floats are readable at `a`, `b` and `dz` and writable at `out`, which may equal `dz`.
-pub(crate) unsafe fn binary_grad_tile(
-    op: Binary,
-    left: bool,
-    a: *const f32,
-    b: *const f32,
-    dz: *const f32,
-    out: *mut f32,
-    len: usize,
-) {
-    // SAFETY: the contract is the same.
-    with_binary!(op, o => unsafe { grad_tile_kernel(o, left, a, b, dz, out, len) });
-}
-
-kernel! {
-    unsafe fn grad_tile_kernel<S, O: PairGrad>(
-        s: S, op: O, left: bool, a: *const f32, b: *const f32, dz: *const f32, out: *mut f32,
-        len: usize,
-    ) {
-        let _ = (s, op);
-        if left {
-            grad_segment::<O, true, 1, 1>(a, b, dz, out, len);
-        } else {
-            grad_segment::<O, false, 1, 1>(a, b, dz, out, len);
-        }
-    }
-}

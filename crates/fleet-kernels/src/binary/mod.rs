@@ -19,12 +19,12 @@ mod grad;
 mod tests;
 
 pub use broadcast::Broadcast;
-pub(crate) use grad::binary_grad_tile;
 pub use grad::{binary_grad, binary_grad_scratch_len};
 
 use std::ops::Range;
 
 use crate::elementwise::GRAIN;
+use crate::input::Input;
 use crate::kernel;
 use crate::pool::Pool;
 use crate::simd::{SharedPtr, block_loop_vectorization};
@@ -394,43 +394,24 @@ fn check_lens<T, R>(plan: &Broadcast, a: &[T], b: &[T], out: &[R]) {
     assert_eq!(out.len(), plan.len, "output has the wrong length");
 }
 
-/// Computes `out = a op b`.
-pub fn binary<T: Number>(
+/// Computes `out = a op b`. An operand in the output must have the shape of the result.
+///
+/// # Panics
+/// Panics if an operand or the output has another length than planned.
+pub fn binary<'a, T: Number>(
     pool: &Pool,
     op: Binary,
     plan: &Broadcast,
-    a: &[T],
-    b: &[T],
+    a: impl Into<Input<'a, T>>,
+    b: impl Into<Input<'a, T>>,
     out: &mut [T],
 ) {
-    check_lens(plan, a, b, out);
-    // SAFETY: the lengths match the plan, and `out` is exclusive.
-    unsafe { binary_raw(pool, op, plan, a.as_ptr(), b.as_ptr(), out.as_mut_ptr()) }
-}
-
-/// Computes `a = a op b`, for an `a` with the shape of the result.
-pub fn binary_inplace<T: Number>(pool: &Pool, op: Binary, plan: &Broadcast, a: &mut [T], b: &[T]) {
-    check_lens(plan, a, b, a);
-    // SAFETY: the lengths match the plan. `a` is not repeated, so each element is read before it is
-    // written.
-    unsafe { binary_raw(pool, op, plan, a.as_ptr(), b.as_ptr(), a.as_mut_ptr()) }
-}
-
-/// Like [`binary`], over pointers.
-///
-/// # Safety
-/// The operands hold the elements of the plan's shapes, `out` holds those of the result, and no
-/// other thread writes them. `out` is disjoint from each operand, or equal to one that is not
-/// repeated.
-pub unsafe fn binary_raw<T: Number>(
-    pool: &Pool,
-    op: Binary,
-    plan: &Broadcast,
-    a: *const T,
-    b: *const T,
-    out: *mut T,
-) {
-    // SAFETY: the contract is the same.
+    assert_eq!(out.len(), plan.len, "output has the wrong length");
+    let (len, out) = (out.len(), out.as_mut_ptr());
+    let a = a.into().start(plan.a_len, out, len);
+    let b = b.into().start(plan.b_len, out, len);
+    // SAFETY: the lengths match the plan. `out` is exclusive, and an operand in it has its length,
+    // so it is not repeated: each element is read before it is written.
     with_binary!(op, o => unsafe { run_walk::<T, T, _>(pool, o, plan, a, b, out) });
 }
 

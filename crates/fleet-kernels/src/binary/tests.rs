@@ -89,7 +89,7 @@ fn every_op_broadcasts() {
                 }
                 if a.len() == out.len() {
                     let mut a = a.clone();
-                    binary_inplace(&pool, op, &plan, &mut a, &b);
+                    binary(&pool, op, &plan, Input::Output, &b, &mut a);
                     assert_eq!(a, out);
                 }
             }

@@ -130,6 +130,7 @@ fn pixel(
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { pixel_avx512(taps, x, filter, out, start, relu) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { pixel_avx2(taps, x, filter, out, start, relu) },
         _ => pixel_lanes(taps, x, filter, out, start, relu, multiply_add),
     }
@@ -141,6 +142,7 @@ fn multiply(isa: Isa, x: &[f32], dy: &[f32], sums: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { multiply_avx512(x, dy, sums) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { multiply_avx2(x, dy, sums) },
         _ => multiply_into(x, dy, sums, multiply_add),
     }

@@ -19,6 +19,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::input::Input;
 use crate::kernel;
 use crate::pool::Pool;
 use crate::simd::{SharedPtr, Simd};
@@ -400,67 +401,38 @@ kernel! {
     }
 }
 
-/// Computes `y = op(x)`. The slices must have the same length.
-pub fn unary(pool: &Pool, op: Unary, x: &[f32], y: &mut [f32]) {
-    assert_eq!(x.len(), y.len(), "input and output differ in length");
-    // SAFETY: both slices have that length, and they are disjoint because one is exclusive.
-    unsafe { unary_raw(pool, op, x.as_ptr(), y.as_mut_ptr(), y.len()) }
-}
-
-/// Computes `x = op(x)`.
-pub fn unary_inplace(pool: &Pool, op: Unary, x: &mut [f32]) {
-    // SAFETY: both pointers are the same exclusive slice.
-    unsafe { unary_raw(pool, op, x.as_ptr(), x.as_mut_ptr(), x.len()) }
-}
-
-/// Like [`unary`], over pointers.
+/// Computes `y = op(x)`.
 ///
-/// # Safety
-/// `len` floats are readable at `x` and writable at `y`, and no other thread writes them. `x` and
-/// `y` are equal, or their ranges are disjoint.
-pub unsafe fn unary_raw(pool: &Pool, op: Unary, x: *const f32, y: *mut f32, len: usize) {
-    let (x, y) = (SharedPtr::new(x), SharedPtr::new_mut(y));
+/// # Panics
+/// Panics if input and output differ in length.
+pub fn unary<'a>(pool: &Pool, op: Unary, x: impl Into<Input<'a, f32>>, y: &mut [f32]) {
+    let (len, y) = (y.len(), y.as_mut_ptr());
+    let (x, y) = (SharedPtr::new(x.into().start(len, y, len)), SharedPtr::new_mut(y));
     pool.run_ranges(len, GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside `len`.
+        // SAFETY: both hold `len` floats, and are equal or disjoint because `y` is exclusive. Tasks
+        // have disjoint ranges.
         unsafe { forward_tile(op, x.at(range.start), y.at(range.start), range.len()) }
     });
 }
 
 /// Computes `dx`, the gradient of the input. `saved` is the value that [`Unary::saved`] names, or
-/// any slice of that length (such as `dy`) if it names none.
-pub fn unary_grad(pool: &Pool, op: Unary, saved: &[f32], dy: &[f32], dx: &mut [f32]) {
-    assert_eq!(saved.len(), dx.len(), "saved values and gradient differ in length");
-    assert_eq!(dy.len(), dx.len(), "the gradients differ in length");
-    // SAFETY: the slices have that length, and the output is disjoint because it is exclusive.
-    unsafe {
-        unary_grad_raw(pool, op, saved.as_ptr(), dy.as_ptr(), dx.as_mut_ptr(), dx.len());
-    }
-}
-
-/// Replaces the gradient of the output by that of the input.
-pub fn unary_grad_inplace(pool: &Pool, op: Unary, saved: &[f32], dy: &mut [f32]) {
-    assert_eq!(saved.len(), dy.len(), "saved values and gradient differ in length");
-    // SAFETY: `dy` is exclusive, and each element is read before it is written.
-    unsafe { unary_grad_raw(pool, op, saved.as_ptr(), dy.as_ptr(), dy.as_mut_ptr(), dy.len()) }
-}
-
-/// Like [`unary_grad`], over pointers.
+/// anything of that length (such as `dy`) if it names none.
 ///
-/// # Safety
-/// `len` floats are readable at `saved` and `dy` and writable at `dx`, and no other thread writes
-/// them. `dx` is equal to or disjoint from each of the others.
-pub unsafe fn unary_grad_raw(
+/// # Panics
+/// Panics if the operands differ in length.
+pub fn unary_grad<'a>(
     pool: &Pool,
     op: Unary,
-    saved: *const f32,
-    dy: *const f32,
-    dx: *mut f32,
-    len: usize,
+    saved: impl Into<Input<'a, f32>>,
+    dy: impl Into<Input<'a, f32>>,
+    dx: &mut [f32],
 ) {
-    let (saved, dy, dx) = (SharedPtr::new(saved), SharedPtr::new(dy), SharedPtr::new_mut(dx));
+    let (len, dx) = (dx.len(), dx.as_mut_ptr());
+    let saved = SharedPtr::new(saved.into().start(len, dx, len));
+    let (dy, dx) = (SharedPtr::new(dy.into().start(len, dx, len)), SharedPtr::new_mut(dx));
     pool.run_ranges(len, GRAIN, |range| {
         let i = range.start;
-        // SAFETY: ranges are disjoint and inside `len`.
+        // SAFETY: as in `unary`.
         unsafe { backward_tile(op, saved.at(i), dy.at(i), dx.at(i), range.len()) }
     });
 }

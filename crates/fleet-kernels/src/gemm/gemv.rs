@@ -259,6 +259,7 @@ fn dot(isa: Isa, x: &[f32], y: &[f32]) -> f32 {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { dot_avx512(x, y) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { dot_avx2(x, y) },
         _ => dot_lanes(x, y, multiply_add),
     }
@@ -270,6 +271,7 @@ fn add_rows(isa: Isa, matrix: &[f32], pitch: usize, weights: &[f32], out: &mut [
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { add_rows_avx512(matrix, pitch, weights, out) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { add_rows_avx2(matrix, pitch, weights, out) },
         _ => add_rows_lanes(matrix, pitch, weights, out, multiply_add),
     }

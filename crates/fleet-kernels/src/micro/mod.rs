@@ -178,7 +178,9 @@ pub(crate) unsafe fn run(isa: Isa, tile: &Tile) {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::tile(tile) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2::tile(tile) },
+        // SAFETY: as above.
         _ => unsafe { portable::tile(tile) },
     }
 }
@@ -217,7 +219,9 @@ pub(crate) unsafe fn clear_where_not_positive(
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::clear_where_not_positive(tile, mask) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2::clear_where_not_positive(tile, mask) },
+        // SAFETY: as above.
         _ => unsafe { portable::clear_where_not_positive(tile, mask) },
     }
 }
@@ -239,6 +243,7 @@ pub(crate) unsafe fn copy_panel(
         // SAFETY: promised by the caller, here and in the other arms.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::copy_panel(source, pitch, rows, cols, target) },
+        // SAFETY: as above.
         _ => unsafe { portable::copy_panel(source, pitch, rows, cols, target) },
     }
 }
@@ -263,7 +268,9 @@ pub(crate) unsafe fn transpose_panel(
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::transpose_panel(source, pitch, rows, cols, target) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2::transpose_panel(source, pitch, rows, cols, target) },
+        // SAFETY: as above.
         _ => unsafe { portable::transpose_panel(source, pitch, rows, cols, target) },
     }
 }
@@ -288,7 +295,9 @@ pub(crate) unsafe fn copy_strips(
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::copy_strips(source, pitch, rows, cols, target) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2::copy_strips(source, pitch, rows, cols, target) },
+        // SAFETY: as above.
         _ => unsafe { portable::copy_strips(source, pitch, rows, cols, target) },
     }
 }

@@ -1,32 +1,40 @@
 //! Optimizer updates, each in one pass over memory.
 //!
-//! A [`Segments`] list holds pointers to the tensors of one optimizer step (parameter, gradient,
-//! state). An update processes all of them in one pass of equal tasks, whatever their number and
-//! size. The gradient is first multiplied by `grad_scale` (for clipping by the global norm, see
-//! [`Segments::grad_squared_norm`]). Then the regularizer of its segment is added. LARS and LAMB
+//! A [`Segments`] list describes the tensors of one optimizer step (parameter, gradient, state), to
+//! which it is bound for the step. An update processes all of them in one pass of equal tasks,
+//! whatever their number and size. The gradient is first multiplied by `grad_scale` (for clipping
+//! by the global norm, see [`BoundSegments::grad_squared_norm`]). Then the regularizer of its segment is added. LARS and LAMB
 //! make two passes, because they need the norms of each tensor first. Each [`Rule`] documents its
 //! formulas: `g` is the gradient after scale and regularizer, and `lr` is the learning rate times
 //! the segment's factor. The `*_rows` functions update the rows of a table for which a sparse
-//! gradient has values. These rows must be unique, since duplicates are not merged here.
+//! gradient has values. These rows are unique, since duplicates are not merged here.
 //!
 //! Sketch for Adam over 10 M parameters: 160 MB read, 120 MB written.
 //!
 //! ```
-//! use fleet_kernels::{optim::{Rule, Segment, Segments, Step}, pool::Pool};
-//! let (mut w, g) = ([1.0, 2.0], [0.5, -1.0]);
-//! let segments = Segments::new(vec![Segment::of(&mut w, &g, [None, None, None])]);
-//! // SAFETY: `w` and `g` outlive the call, and nothing else accesses them.
-//! unsafe { segments.update(&Pool::new(1), Rule::Sgd, Step { lr: 0.1, ..Step::default() }, &mut []) };
-//! assert_eq!(w, [0.95, 2.1]);
+//! use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step, Tensors};
+//! use fleet_kernels::pool::Pool;
+//! let segment = |len| Segment::new(len, Regularizer::None, 0.0);
+//! let mut segments = Segments::new(vec![segment(2), segment(1)]);
+//! let (mut w, g) = ([[1.0, 2.0].to_vec(), vec![3.0]], [[0.5, -1.0].to_vec(), vec![0.0]]);
+//! let mut tensors = w.iter_mut().zip(&g).map(|(param, grad)| {
+//!     Tensors { param, grad: Some(grad), state: [None, None, None], powers: None }
+//! });
+//! let mut bound = segments.bind(|_| tensors.next().unwrap());
+//! bound.update(&Pool::new(1), Rule::Sgd, Step { lr: 0.1, ..Step::default() }, &mut []);
+//! drop(tensors);
+//! assert_eq!(w, [[0.95, 2.1].to_vec(), vec![3.0]]);
 //! ```
 
 mod rows;
 mod rules;
+mod run;
 #[cfg(test)]
 mod tests;
 
 pub use rows::{Table, update_rows};
 pub use rules::{MomentumOp, RowAdagradOp, RowAdamOp, SgdOp, StdAdagradOp, UpdateOp};
+pub use run::{Run, SharedAdamOp, sgd_with_mean_square, shared_adam, update_run};
 
 use self::rules::*;
 use crate::pool::Pool;
@@ -47,42 +55,57 @@ pub enum Regularizer {
 /// One tensor of an optimizer step.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    pub param: *mut f32,
-    pub grad: *const f32,
-    /// State tensors in the order given at the rule, [`Rule::state_count`] of them. The others are
-    /// null.
-    pub state: [*mut f32; 3],
+    /// Null without a gradient, as are states that the rule does not have.
+    grad: *const f32,
+    param: *mut f32,
+    state: [*mut f32; 3],
+    powers: Option<[f32; 2]>,
     pub len: usize,
     /// Factor on the step's learning rate.
     pub lr_scale: f32,
     pub regularizer: Regularizer,
     /// Decay that AdamW, LARS and LAMB apply separately from the gradient; 0 excludes the tensor.
     pub weight_decay: f32,
+}
+
+/// The memory of one segment, for a step.
+#[derive(Debug)]
+pub struct Tensors<'a> {
+    pub param: &'a mut [f32],
+    /// May be absent for [`BoundSegments::update_part`].
+    pub grad: Option<&'a [f32]>,
+    /// State tensors in the order given at the rule, [`Rule::state_count`] of them.
+    pub state: [Option<&'a mut [f32]>; 3],
     /// b1^t and b2^t of this tensor. `None` uses those of the step.
     pub powers: Option<[f32; 2]>,
 }
 
 impl Segment {
-    /// Returns a segment over slices, without regularizer or decay. Panics if lengths differ.
-    pub fn of(param: &mut [f32], grad: &[f32], state: [Option<&mut [f32]>; 3]) -> Self {
-        let len = param.len();
-        assert_eq!(grad.len(), len, "parameter and gradient differ in length");
-        let state = state.map(|slice| {
-            slice.map_or(std::ptr::null_mut(), |slice| {
-                assert_eq!(slice.len(), len, "parameter and state differ in length");
-                slice.as_mut_ptr()
-            })
-        });
+    /// Returns a segment of `len` elements.
+    pub fn new(len: usize, regularizer: Regularizer, weight_decay: f32) -> Self {
         Segment {
-            param: param.as_mut_ptr(),
-            grad: grad.as_ptr(),
-            state,
+            grad: std::ptr::null(),
+            param: std::ptr::null_mut(),
+            state: [std::ptr::null_mut(); 3],
+            powers: None,
             len,
             lr_scale: 1.0,
-            regularizer: Regularizer::None,
-            weight_decay: 0.0,
-            powers: None,
+            regularizer,
+            weight_decay,
         }
+    }
+
+    /// Sets the memory. Panics if a length differs.
+    fn bind(&mut self, tensors: Tensors<'_>) {
+        let Tensors { param, grad, state, powers } = tensors;
+        let given = [Some(param.len()), grad.map(<[f32]>::len)];
+        let states = state.iter().map(|it| it.as_deref().map(<[f32]>::len));
+        let are_equal = given.into_iter().chain(states).flatten().all(|len| len == self.len);
+        assert!(are_equal, "a tensor does not have the length of its segment");
+        self.grad = grad.map_or(std::ptr::null(), <[f32]>::as_ptr);
+        self.param = param.as_mut_ptr();
+        self.state = state.map(|it| it.map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr));
+        self.powers = powers;
     }
 
     /// Returns the step with this tensor's powers.
@@ -94,7 +117,7 @@ impl Segment {
     }
 }
 
-/// The update rules, with state in the order of [`Segment::state`]. The [`Step`] has the powers
+/// The update rules, with state in the order of [`Tensors::state`]. The [`Step`] has the powers
 /// `b1^t`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
@@ -179,10 +202,17 @@ pub struct Segments {
     firsts: Vec<usize>,
 }
 
-// SAFETY: the pointers are only used in `unsafe` functions, whose callers guarantee their validity.
+// SAFETY: the pointers are only used through `BoundSegments`, which borrows their tensors.
 unsafe impl Send for Segments {}
 // SAFETY: as above.
 unsafe impl Sync for Segments {}
+
+/// [`Segments`] and the tensors that a step updates.
+#[derive(Debug)]
+pub struct BoundSegments<'a> {
+    /// The pointers in it are those of tensors that are borrowed for `'a`.
+    segments: &'a Segments,
+}
 
 impl Segments {
     pub fn new(segments: Vec<Segment>) -> Self {
@@ -206,17 +236,16 @@ impl Segments {
         Segments { segments, pieces, tasks, firsts }
     }
 
-    pub fn segments(&self) -> &[Segment] {
-        &self.segments
-    }
-
-    /// Rebinds the segments to other tensors of the same lengths.
-    pub fn rebind(&mut self, mut bind: impl FnMut(usize, &mut Segment)) {
-        for (index, segment) in self.segments.iter_mut().enumerate() {
-            let len = segment.len;
-            bind(index, segment);
-            assert_eq!(segment.len, len, "a rebound segment has another length");
-        }
+    /// Binds the segments to tensors, for one step.
+    ///
+    /// # Panics
+    /// Panics if a tensor does not have the length of its segment.
+    pub fn bind<'a>(
+        &'a mut self,
+        mut tensors: impl FnMut(usize) -> Tensors<'a>,
+    ) -> BoundSegments<'a> {
+        self.segments.iter_mut().enumerate().for_each(|(at, segment)| segment.bind(tensors(at)));
+        BoundSegments { segments: self }
     }
 
     /// Returns the number of elements of all tensors.
@@ -228,8 +257,8 @@ impl Segments {
         self.pieces.is_empty()
     }
 
-    /// Returns the length of the scratch memory for [`Segments::grad_squared_norm`], and for
-    /// [`Segments::update`] with LARS and LAMB, in f64 numbers.
+    /// Returns the length of the scratch memory for [`BoundSegments::grad_squared_norm`], and for
+    /// [`BoundSegments::update`] with LARS and LAMB, in f64 numbers.
     pub fn scratch_len(&self) -> usize {
         2 * self.pieces.len()
     }
@@ -242,34 +271,50 @@ impl Segments {
             }
         });
     }
+}
+
+impl BoundSegments<'_> {
+    fn check_gradients(&self) {
+        let are_given = self.segments.segments.iter().all(|it| it.len == 0 || !it.grad.is_null());
+        assert!(are_given, "a gradient is missing");
+    }
+
+    fn check_state(rule: Rule, segment: &Segment) {
+        let are_given = segment.state[..rule.state_count()].iter().all(|it| !it.is_null());
+        assert!(are_given, "a state tensor is missing");
+    }
 
     /// Returns the sum of squares of all gradients, before scaling.
     ///
-    /// # Safety
-    /// Every gradient is readable, and no other thread writes it.
-    pub unsafe fn grad_squared_norm(&self, pool: &Pool, scratch: &mut [f64]) -> f64 {
-        assert!(scratch.len() >= self.scratch_len(), "scratch is too short");
+    /// # Panics
+    /// Panics if a gradient is missing, or if the scratch memory is too short.
+    pub fn grad_squared_norm(&self, pool: &Pool, scratch: &mut [f64]) -> f64 {
+        self.check_gradients();
+        assert!(scratch.len() >= self.segments.scratch_len(), "scratch is too short");
         let slots = SharedPtr::new_mut(scratch.as_mut_ptr());
-        self.each_piece(pool, |index, segment, piece| {
+        self.segments.each_piece(pool, |index, segment, piece| {
             // SAFETY: every piece is inside its tensor and has its own slot.
             unsafe { *slots.at(index) = piece_norm(segment.grad.add(piece.start), piece.len) };
         });
-        scratch[..self.pieces.len()].iter().sum()
+        scratch[..self.segments.pieces.len()].iter().sum()
     }
 
     /// Updates every parameter and its state. `scratch` holds [`Segments::scratch_len`] numbers for
     /// LARS and LAMB; other rules do not use it.
     ///
-    /// # Safety
-    /// Every pointer that the rule uses is valid for its segment's length. No other thread accesses
-    /// the tensors during the call, and no two of them overlap.
-    pub unsafe fn update(&self, pool: &Pool, rule: Rule, step: Step, scratch: &mut [f64]) {
+    /// # Panics
+    /// Panics if a gradient or a state is missing, or if the scratch memory is too short.
+    pub fn update(&mut self, pool: &Pool, rule: Rule, step: Step, scratch: &mut [f64]) {
+        let own = self.segments;
+        self.check_gradients();
+        own.segments.iter().for_each(|segment| Self::check_state(rule, segment));
         let norms = SharedPtr::new_mut(scratch.as_mut_ptr());
-        let count = self.pieces.len();
+        let count = own.pieces.len();
         if rule.needs_norms() {
-            assert!(scratch.len() >= self.scratch_len(), "scratch is too short");
-            self.each_piece(pool, |index, segment, piece| {
-                // SAFETY: promised by the caller; every piece has its own two slots.
+            assert!(scratch.len() >= own.scratch_len(), "scratch is too short");
+            own.each_piece(pool, |index, segment, piece| {
+                // SAFETY: the tensors are bound exclusively and have the length of their segment;
+                // every piece has its own two slots.
                 unsafe {
                     let (first, second) = norm_piece(rule, segment.step(step), segment, piece);
                     *norms.at(index) = first;
@@ -277,10 +322,9 @@ impl Segments {
                 }
             });
         }
-        self.each_piece(pool, |_, segment, piece| {
-            let range = self.firsts[piece.segment]..self.firsts[piece.segment + 1];
-            // SAFETY: promised by the caller, and pieces are disjoint. The norms were written
-            // above.
+        own.each_piece(pool, |_, segment, piece| {
+            let range = own.firsts[piece.segment]..own.firsts[piece.segment + 1];
+            // SAFETY: as above, and pieces are disjoint. The norms were written above.
             unsafe {
                 let rate = match rule {
                     Rule::Lars { .. } | Rule::Lamb { .. } => {
@@ -295,20 +339,16 @@ impl Segments {
             }
         });
     }
-}
 
-impl Segments {
     /// Updates the elements of one tensor from `start` on, with `grad` instead of the segment's own
     /// gradient. This is for callers that receive gradients piece by piece and still have each
-    /// piece in the cache. The results equal those of [`Segments::update`] bit for bit.
+    /// piece in the cache. The results equal those of [`BoundSegments::update`] bit for bit.
     ///
-    /// Panics for LARS and LAMB, which need whole tensors first, and if the part exceeds the
-    /// tensor.
-    ///
-    /// # Safety
-    /// As for [`Segments::update`], except for the segment's gradient, which is not accessed.
-    pub unsafe fn update_part(
-        &self,
+    /// # Panics
+    /// Panics for LARS and LAMB, which need whole tensors first, if the part exceeds the tensor,
+    /// and if a state is missing.
+    pub fn update_part(
+        &mut self,
         rule: Rule,
         step: Step,
         segment: usize,
@@ -316,15 +356,17 @@ impl Segments {
         grad: &[f32],
     ) {
         assert!(!rule.needs_norms(), "this rule requires whole tensors");
-        let whole = &self.segments[segment];
-        assert!(start + grad.len() <= whole.len, "the part exceeds its tensor");
+        let whole = &self.segments.segments[segment];
+        Self::check_state(rule, whole);
+        let fits = start <= whole.len && grad.len() <= whole.len - start;
+        assert!(fits, "the part exceeds its tensor");
         // States that the rule does not have stay null.
         let state = whole.state.map(|p| if p.is_null() { p } else { p.wrapping_add(start) });
         let param = whole.param.wrapping_add(start);
         let part = Segment { param, grad: grad.as_ptr(), state, len: grad.len(), ..*whole };
         let rate = step.lr * part.lr_scale;
         let all = Piece { segment, start: 0, len: part.len };
-        // SAFETY: promised by the caller; the part is inside its tensors.
+        // SAFETY: the tensors are bound exclusively, and the part is inside them.
         unsafe { update_piece(rule, part.step(step), rate, &part, all) };
     }
 }
@@ -458,7 +500,7 @@ unsafe fn update_piece(rule: Rule, step: Step, rate: f32, segment: &Segment, pie
 }
 
 /// Updates one tensor; see [`Rule`] for the state. Allocates the scratch memory of LARS and LAMB;
-/// to reuse it, call [`Segments::update`].
+/// to reuse it, call [`BoundSegments::update`].
 pub fn update(
     pool: &Pool,
     rule: Rule,
@@ -467,10 +509,9 @@ pub fn update(
     grad: &[f32],
     state: [Option<&mut [f32]>; 3],
 ) {
-    let given = state.iter().take_while(|slice| slice.is_some()).count();
-    assert!(given >= rule.state_count(), "a state tensor is missing");
-    let segments = Segments::new(vec![Segment::of(param, grad, state)]);
+    let mut segments = Segments::new(vec![Segment::new(param.len(), Regularizer::None, 0.0)]);
     let mut scratch = vec![0.0; if rule.needs_norms() { segments.scratch_len() } else { 0 }];
-    // SAFETY: the slices outlive the call, and the mutable ones are exclusive.
-    unsafe { segments.update(pool, rule, step, &mut scratch) };
+    let mut tensors = Some(Tensors { param, grad: Some(grad), state, powers: None });
+    let mut bound = segments.bind(|_| tensors.take().expect("there is one segment"));
+    bound.update(pool, rule, step, &mut scratch);
 }

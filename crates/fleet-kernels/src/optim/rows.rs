@@ -27,9 +27,9 @@ const ROWS_AHEAD: usize = 8;
 /// and their state do not change (lazy Adam). If a row is outside the table, nothing changes, and
 /// the first such row is returned as the error.
 ///
-/// # Safety
-/// `rows` contains no duplicates.
-pub unsafe fn update_rows(
+/// # Panics
+/// Panics if `rows` is not in ascending order without duplicates.
+pub fn update_rows(
     pool: &Pool,
     rule: Rule,
     step: Step,
@@ -47,6 +47,7 @@ pub unsafe fn update_rows(
     if let Some(wrong) = rows.iter().find(|row| !(0..count).contains(*row)) {
         return Err(*wrong);
     }
+    assert!(rows.is_sorted_by(|row, next| row < next), "rows are not in ascending order");
     let len = table.param.len();
     let param = SharedPtr::new_mut(table.param.as_mut_ptr());
     let state = table.state.map(|slice| {

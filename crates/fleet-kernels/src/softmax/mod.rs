@@ -20,6 +20,7 @@ use std::ops::Range;
 use fleet_base::{Error, Result};
 
 use crate::elementwise::GRAIN;
+use crate::input::Input;
 use crate::pool::Pool;
 use crate::simd::{SharedPtr, Simd};
 use crate::vmath;
@@ -164,26 +165,10 @@ fn check_rows(len: usize, elements: usize, others: &[usize]) -> usize {
 }
 
 /// Sets `y` to the softmax of the rows of `x`, each of `len` elements.
-pub fn softmax(pool: &Pool, x: &[f32], len: usize, y: &mut [f32]) {
-    let rows = check_rows(len, x.len(), &[y.len()]);
-    // SAFETY: the lengths were checked, and `y` is exclusive.
-    unsafe { softmax_raw(pool, x.as_ptr(), y.as_mut_ptr(), rows, len) }
-}
-
-/// Computes the softmax of the rows of `x` in place.
-pub fn softmax_inplace(pool: &Pool, x: &mut [f32], len: usize) {
-    let rows = check_rows(len, x.len(), &[]);
-    // SAFETY: both pointers are the same exclusive slice.
-    unsafe { softmax_raw(pool, x.as_ptr(), x.as_mut_ptr(), rows, len) }
-}
-
-/// Like [`softmax`], over pointers.
-///
-/// # Safety
-/// `x` and `y` hold `rows * len` floats. The regions are equal or disjoint, and no other thread
-/// writes them.
-pub unsafe fn softmax_raw(pool: &Pool, x: *const f32, y: *mut f32, rows: usize, len: usize) {
-    let (x, y) = (SharedPtr::new(x), SharedPtr::new_mut(y));
+pub fn softmax<'a>(pool: &Pool, x: impl Into<Input<'a, f32>>, len: usize, y: &mut [f32]) {
+    let (rows, all) = (check_rows(len, y.len(), &[]), y.len());
+    let y = y.as_mut_ptr();
+    let (x, y) = (SharedPtr::new(x.into().start(all, y, all)), SharedPtr::new_mut(y));
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows.
         unsafe { softmax_rows(x.at(0), y.at(0), range, len) };
@@ -191,25 +176,17 @@ pub unsafe fn softmax_raw(pool: &Pool, x: *const f32, y: *mut f32, rows: usize, 
 }
 
 /// Computes the gradient of [`softmax`] from its output.
-pub fn softmax_grad(pool: &Pool, y: &[f32], dy: &[f32], len: usize, dx: &mut [f32]) {
-    let rows = check_rows(len, y.len(), &[dy.len(), dx.len()]);
-    // SAFETY: the lengths were checked, and `dx` is exclusive.
-    unsafe { softmax_grad_raw(pool, y.as_ptr(), dy.as_ptr(), dx.as_mut_ptr(), rows, len) }
-}
-
-/// Like [`softmax_grad`], over pointers.
-///
-/// # Safety
-/// All three hold `rows * len` floats. `dx` is equal to or disjoint from each of the others.
-pub unsafe fn softmax_grad_raw(
+pub fn softmax_grad<'a>(
     pool: &Pool,
-    y: *const f32,
-    dy: *const f32,
-    dx: *mut f32,
-    rows: usize,
+    y: impl Into<Input<'a, f32>>,
+    dy: impl Into<Input<'a, f32>>,
     len: usize,
+    dx: &mut [f32],
 ) {
-    let (y, dy, dx) = (SharedPtr::new(y), SharedPtr::new(dy), SharedPtr::new_mut(dx));
+    let (rows, all) = (check_rows(len, dx.len(), &[]), dx.len());
+    let dx = dx.as_mut_ptr();
+    let y = SharedPtr::new(y.into().start(all, dx, all));
+    let (dy, dx) = (SharedPtr::new(dy.into().start(all, dx, all)), SharedPtr::new_mut(dx));
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows.
         unsafe { softmax_grad_rows(y.at(0), dy.at(0), dx.at(0), range, len) };
@@ -289,9 +266,9 @@ fn check_labels(labels: &[i64], classes: usize, ignore: i64) -> Result<()> {
 
 /// Computes the softmax of the rows of `logits`, and the cross-entropy of each with its label. Rows
 /// labeled `ignore` have loss 0.
-pub fn softmax_cross_entropy(
+pub fn softmax_cross_entropy<'a>(
     pool: &Pool,
-    logits: &[f32],
+    logits: impl Into<Input<'a, f32>>,
     labels: &[i64],
     ignore: i64,
     softmax: &mut [f32],
@@ -301,16 +278,12 @@ pub fn softmax_cross_entropy(
     if labels.is_empty() {
         return Ok(());
     }
-    let len = logits.len() / labels.len();
-    assert_eq!(
-        check_rows(len, logits.len(), &[softmax.len()]),
-        labels.len(),
-        "logits and labels differ in rows"
-    );
+    let (all, len) = (softmax.len(), softmax.len() / labels.len());
+    assert_eq!(check_rows(len, all, &[]), labels.len(), "logits and labels differ in rows");
     check_labels(labels, len, ignore)?;
-    let (x, labels) = (SharedPtr::new(logits.as_ptr()), SharedPtr::new(labels.as_ptr()));
-    let (p, losses) =
-        (SharedPtr::new_mut(softmax.as_mut_ptr()), SharedPtr::new_mut(loss.as_mut_ptr()));
+    let (p, labels) = (softmax.as_mut_ptr(), SharedPtr::new(labels.as_ptr()));
+    let (x, p) = (SharedPtr::new(logits.into().start(all, p, all)), SharedPtr::new_mut(p));
+    let losses = SharedPtr::new_mut(loss.as_mut_ptr());
     pool.run_ranges(loss.len(), grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and lengths and labels were checked.
         unsafe { hard_rows(x.at(0), labels.at(0), ignore, p.at(0), losses.at(0), range, len) };
@@ -319,9 +292,9 @@ pub fn softmax_cross_entropy(
 }
 
 /// Computes the gradient of the logits from the softmax and the gradient of every row's loss.
-pub fn softmax_cross_entropy_grad(
+pub fn softmax_cross_entropy_grad<'a>(
     pool: &Pool,
-    softmax: &[f32],
+    softmax: impl Into<Input<'a, f32>>,
     labels: &[i64],
     ignore: i64,
     dloss: &[f32],
@@ -331,15 +304,12 @@ pub fn softmax_cross_entropy_grad(
     if labels.is_empty() {
         return Ok(());
     }
-    let len = softmax.len() / labels.len();
-    assert_eq!(
-        check_rows(len, softmax.len(), &[dlogits.len()]),
-        labels.len(),
-        "logits and labels differ in rows"
-    );
+    let (all, len) = (dlogits.len(), dlogits.len() / labels.len());
+    assert_eq!(check_rows(len, all, &[]), labels.len(), "logits and labels differ in rows");
     check_labels(labels, len, ignore)?;
-    let (p, labels) = (SharedPtr::new(softmax.as_ptr()), SharedPtr::new(labels.as_ptr()));
-    let (dl, dx) = (SharedPtr::new(dloss.as_ptr()), SharedPtr::new_mut(dlogits.as_mut_ptr()));
+    let (dx, labels) = (dlogits.as_mut_ptr(), SharedPtr::new(labels.as_ptr()));
+    let (p, dl) = (softmax.into().start(all, dx, all), SharedPtr::new(dloss.as_ptr()));
+    let (p, dx) = (SharedPtr::new(p), SharedPtr::new_mut(dx));
     pool.run_ranges(dloss.len(), grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and lengths and labels were checked.
         unsafe { hard_grad_rows(p.at(0), labels.at(0), ignore, dl.at(0), dx.at(0), range, len) };
@@ -381,9 +351,9 @@ kernel! {
 }
 
 /// Like [`softmax_cross_entropy`], with a distribution over the classes for every row.
-pub fn softmax_cross_entropy_soft(
+pub fn softmax_cross_entropy_soft<'a>(
     pool: &Pool,
-    logits: &[f32],
+    logits: impl Into<Input<'a, f32>>,
     labels: &[f32],
     softmax: &mut [f32],
     loss: &mut [f32],
@@ -391,12 +361,12 @@ pub fn softmax_cross_entropy_soft(
     if loss.is_empty() {
         return;
     }
-    let len = logits.len() / loss.len();
-    let rows = check_rows(len, logits.len(), &[labels.len(), softmax.len()]);
+    let (all, len) = (softmax.len(), softmax.len() / loss.len());
+    let rows = check_rows(len, all, &[labels.len()]);
     assert_eq!(rows, loss.len(), "expected one loss per row");
-    let (x, labels) = (SharedPtr::new(logits.as_ptr()), SharedPtr::new(labels.as_ptr()));
-    let (p, losses) =
-        (SharedPtr::new_mut(softmax.as_mut_ptr()), SharedPtr::new_mut(loss.as_mut_ptr()));
+    let (p, labels) = (softmax.as_mut_ptr(), SharedPtr::new(labels.as_ptr()));
+    let (x, p) = (SharedPtr::new(logits.into().start(all, p, all)), SharedPtr::new_mut(p));
+    let losses = SharedPtr::new_mut(loss.as_mut_ptr());
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { soft_rows(x.at(0), labels.at(0), p.at(0), losses.at(0), range, len) };
@@ -405,9 +375,9 @@ pub fn softmax_cross_entropy_soft(
 
 /// Computes the gradient of the logits of [`softmax_cross_entropy_soft`]. It is exact for labels of
 /// any sum.
-pub fn softmax_cross_entropy_soft_grad(
+pub fn softmax_cross_entropy_soft_grad<'a>(
     pool: &Pool,
-    softmax: &[f32],
+    softmax: impl Into<Input<'a, f32>>,
     labels: &[f32],
     dloss: &[f32],
     dlogits: &mut [f32],
@@ -415,11 +385,12 @@ pub fn softmax_cross_entropy_soft_grad(
     if dloss.is_empty() {
         return;
     }
-    let len = softmax.len() / dloss.len();
-    let rows = check_rows(len, softmax.len(), &[labels.len(), dlogits.len()]);
+    let (all, len) = (dlogits.len(), dlogits.len() / dloss.len());
+    let rows = check_rows(len, all, &[labels.len()]);
     assert_eq!(rows, dloss.len(), "expected one loss per row");
-    let (p, labels) = (SharedPtr::new(softmax.as_ptr()), SharedPtr::new(labels.as_ptr()));
-    let (dl, dx) = (SharedPtr::new(dloss.as_ptr()), SharedPtr::new_mut(dlogits.as_mut_ptr()));
+    let (dx, labels) = (dlogits.as_mut_ptr(), SharedPtr::new(labels.as_ptr()));
+    let (p, dl) = (softmax.into().start(all, dx, all), SharedPtr::new(dloss.as_ptr()));
+    let (p, dx) = (SharedPtr::new(p), SharedPtr::new_mut(dx));
     pool.run_ranges(rows, grain_rows(len), |range| {
         // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe { soft_grad_rows(p.at(0), labels.at(0), dl.at(0), dx.at(0), range, len) };

@@ -48,7 +48,7 @@ fn softmax_and_its_logarithm_both_ways() {
                 }
             }
             let mut inplace = x.clone();
-            softmax_inplace(&pool, &mut inplace, len);
+            softmax(&pool, Input::Output, len, &mut inplace);
             assert_eq!(inplace, y);
         }
     });

@@ -23,9 +23,7 @@ pub static DEF: OpDef = OpDef {
         check_row_major(p)?;
         let ring = p.services.ring_of(p.op)?;
         let label = label(p.op);
-        Ok(Kernel::new(move |k| {
-            ring.all_to_all(&label, k.arg(0).bytes(), k.out_arg(0).bytes_mut())
-        }))
+        Ok(Kernel::new(move |k| ring.all_to_all(&label, k.arg(0).bytes(), k.out(0).into_bytes())))
     },
     traits: OpTraits {
         traffic: |c| Some(Traffic::shares(c.input_bytes("X"), c.ranks())),

@@ -1,8 +1,8 @@
 //! `c_broadcast`: copies each `X` of rank `root` to `Out` on every rank.
 
 use super::{
-    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, copy_unless_shared, infer_like_inputs, label,
-    rank_attr,
+    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_like_inputs, label, rank_attr,
+    with_parts,
 };
 use crate::prelude::*;
 
@@ -22,8 +22,7 @@ pub static DEF: OpDef = OpDef {
         let ring = p.services.ring_of(p.op)?;
         let (label, root) = (label(p.op), p.op.attr_usize("root"));
         Ok(Kernel::new(move |k| {
-            copy_unless_shared(k.inputs[0], k.outputs[0]);
-            ring.broadcast(&label, k.outputs[0], root)
+            with_parts(k, &*ring, (0, 0), |_, parts| ring.broadcast(&label, parts, root))
         }))
     },
     traits: OpTraits {

@@ -9,7 +9,7 @@
 //!   the documented programs. They do nothing, because execution order follows from inputs and
 //!   outputs.
 
-use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, copy_unless_shared, label, nranks};
+use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, copy, label, nranks};
 use crate::prelude::*;
 
 pub static COMM_INIT: OpDef = OpDef {
@@ -63,7 +63,7 @@ pub static BARRIER: OpDef = OpDef {
         let ring = p.services.ring_of(p.op)?;
         let label = label(p.op);
         Ok(Kernel::new(move |k| {
-            copy_unless_shared(k.inputs[0], k.outputs[0]);
+            copy(k, 0, 0);
             ring.barrier(&label)
         }))
     },
@@ -97,7 +97,7 @@ const fn marker(name: &'static str) -> OpDef {
         grad: Grad::None,
         cpu: |_| {
             Ok(Kernel::new(|k| {
-                copy_unless_shared(k.inputs[0], k.outputs[0]);
+                copy(k, 0, 0);
                 Ok(())
             }))
         },

@@ -18,7 +18,7 @@
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;
-use crate::{Arg, ReduceOp, Ring};
+use crate::{ReduceOp, Ring};
 use fleet_ir::Op;
 use std::sync::Arc;
 
@@ -141,21 +141,19 @@ impl Plan {
     }
 
     fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
-        super::copy_unless_shared(k.inputs[0], k.outputs[0]);
-        super::copy_unless_shared(k.inputs[1], k.outputs[1]);
+        let (u, v) = (k.updated::<f32>(0, 0), k.updated::<f32>(1, 1));
         let step = f64::from(k.input::<f32>(4)[0]);
-        let out = k.out_arg(2);
+        let grad = k.updated::<f32>(2, 2);
         if step < self.begin || self.len == 0 {
-            super::copy_unless_shared(k.inputs[2], k.outputs[2]);
-            self.ring.all_reduce(&self.label, &k.outputs[2][..1], ReduceOp::Sum)?;
-            let factor = clip_factor(out.slice_mut::<f32>(), self.clip * self.ranks().sqrt());
+            let parts = &mut [view_as_mut(grad)];
+            self.ring.all_reduce(&self.label, DType::F32, parts, ReduceOp::Sum)?;
+            let factor = clip_factor(grad, self.clip * self.ranks().sqrt());
             if factor < 1.0 {
-                out.slice_mut::<f32>().iter_mut().for_each(|g| *g *= factor);
+                grad.iter_mut().for_each(|g| *g *= factor);
             }
             return Ok(());
         }
-        let (u, v) = (k.output::<f32>(0), k.output::<f32>(1));
-        self.accumulate(k.input(2), k.input(3), u, v);
+        self.accumulate(grad, k.input(3), u, v);
         let count = self.pairs_at(step);
         let (order, rest) = k.scratch::<i32>().split_at_mut(self.len);
         let (mine, all) = rest.split_at_mut(2 * count);
@@ -166,8 +164,8 @@ impl Plan {
             pair.copy_from_slice(&[*index, v[at].to_bits() as i32]);
             (u[at], v[at]) = (0.0, 0.0);
         }
-        self.ring.all_gather(&self.label, bytes(mine), bytes_mut(all))?;
-        self.scatter(all, out)
+        self.ring.all_gather(&self.label, view_as(mine), view_as_mut(all))?;
+        self.scatter(all, grad)
     }
 
     fn accumulate(&self, grad: &[f32], param: &[f32], u: &mut [f32], v: &mut [f32]) {
@@ -193,8 +191,7 @@ impl Plan {
     }
 
     /// Writes the mean of all ranks' elements to `out`.
-    fn scatter(&self, all: &[i32], out: &Arg) -> Result<()> {
-        let out = out.slice_mut::<f32>();
+    fn scatter(&self, all: &[i32], out: &mut [f32]) -> Result<()> {
         out.fill(0.0);
         let share = 1.0 / self.ring.size() as f32;
         for pair in all.chunks_exact(2) {
@@ -228,16 +225,6 @@ fn select(v: &[f32], order: &mut [i32], count: usize) {
         order.select_nth_unstable_by_key(count, key);
     }
     order[..count].sort_unstable();
-}
-
-fn bytes(words: &[i32]) -> &[u8] {
-    // SAFETY: the same memory, of which every byte is initialized.
-    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
-}
-
-fn bytes_mut(words: &mut [i32]) -> &mut [u8] {
-    // SAFETY: as above, and every bit pattern is a valid word.
-    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
 pub static MOMENTUM: OpDef = OpDef {
@@ -279,8 +266,6 @@ pub static MOMENTUM: OpDef = OpDef {
     cpu: |p| {
         let momentum = Momentum::of(p.op);
         Ok(Kernel::new(move |k| {
-            super::copy_unless_shared(k.inputs[0], k.outputs[0]);
-            super::copy_unless_shared(k.inputs[2], k.outputs[1]);
             momentum.update(k);
             Ok(())
         }))
@@ -312,7 +297,7 @@ impl Momentum {
     }
 
     fn update(&self, k: &KernelCtx<'_>) {
-        let (param, velocity) = (k.output::<f32>(0), k.output::<f32>(1));
+        let (param, velocity) = (k.updated::<f32>(0, 0), k.updated::<f32>(1, 2));
         let grad = k.input::<f32>(1);
         let rate = k.input::<f32>(3)[0] * self.lr_scale;
         if k.input::<f32>(4)[0] >= self.begin {

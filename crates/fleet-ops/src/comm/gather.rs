@@ -9,7 +9,7 @@
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;
 use crate::rules::{check_row_major, split_at_axis};
-use crate::{Arg, ReduceOp, Ring};
+use crate::{ReduceOp, Ring};
 use fleet_ir::AttrSpec;
 
 const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
@@ -34,9 +34,7 @@ pub static ALL_GATHER: OpDef = OpDef {
         check_row_major(p)?;
         let ring = p.services.ring_of(p.op)?;
         let label = label(p.op);
-        Ok(Kernel::new(move |k| {
-            ring.all_gather(&label, k.arg(0).bytes(), k.out_arg(0).bytes_mut())
-        }))
+        Ok(Kernel::new(move |k| ring.all_gather(&label, k.arg(0).bytes(), k.out(0).into_bytes())))
     },
     traits: GATHERED,
 };
@@ -60,7 +58,7 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
         let ring = p.services.ring_of(p.op)?;
         let (label, dtype) = (label(p.op), p.input("X").dtype);
         Ok(Kernel::new(move |k| {
-            let (all, mine) = (k.arg(0).bytes(), k.out_arg(0).bytes_mut());
+            let (all, mine) = (k.arg(0).bytes(), k.out(0).into_bytes());
             ring.reduce_scatter(&label, dtype, all, mine, ReduceOp::Sum)
         }))
     },
@@ -97,7 +95,7 @@ pub static CONCAT: OpDef = OpDef {
         Ok(Kernel::new(move |k| {
             let gathered = k.scratch::<u8>();
             ring.all_gather(&label, k.arg(0).bytes(), gathered)?;
-            let out = k.out_arg(0).bytes_mut();
+            let out = k.out(0).into_bytes();
             for (row, to) in out.chunks_exact_mut((width * ranks).max(1)).enumerate() {
                 for (rank, to) in to.chunks_exact_mut(width.max(1)).enumerate() {
                     let from = (rank * rows + row) * width;
@@ -138,7 +136,7 @@ pub static SPLIT: OpDef = OpDef {
         let (rank, ranks) = (ring.rank(), ring.size());
         Ok(Kernel::new(move |k| {
             let rows = k.arg(0).bytes().chunks_exact((width * ranks).max(1));
-            let out = k.out_arg(0).bytes_mut().chunks_exact_mut(width.max(1));
+            let out = k.out(0).into_bytes().chunks_exact_mut(width.max(1));
             for (from, to) in rows.zip(out) {
                 to.copy_from_slice(&from[rank * width..(rank + 1) * width]);
             }
@@ -178,14 +176,14 @@ pub static ALL_GATHER_ROWS: OpDef = OpDef {
 };
 
 fn gather_rows(k: &KernelCtx<'_>, ring: &dyn Ring, label: &str, record: usize) -> Result<()> {
-    let (from, to) = (k.arg(0), k.out_arg(0));
+    let (from, mut to) = (k.arg(0), k.out(0));
     let (mine, all) = k.scratch::<u8>().split_at_mut(record);
     let row_bytes = from.row_len() * from.dtype.size();
     pack_rows(from, row_bytes, mine);
     ring.all_gather(label, mine, all)?;
     let mut count = 0;
     for record in all.chunks_exact(record) {
-        count += unpack_rows(record, from, to, row_bytes, count)?;
+        count += unpack_rows(record, from, &mut to, row_bytes, count)?;
     }
     to.set_row_count(count);
     Ok(())
@@ -193,7 +191,7 @@ fn gather_rows(k: &KernelCtx<'_>, ring: &dyn Ring, label: &str, record: usize) -
 
 const WORD: usize = size_of::<i64>();
 
-fn pack_rows(from: &Arg, row_bytes: usize, into: &mut [u8]) {
+fn pack_rows(from: View<'_>, row_bytes: usize, into: &mut [u8]) {
     let ids = from.row_ids();
     into[..WORD].copy_from_slice(&(ids.len() as u64).to_ne_bytes());
     let capacity = from.rows.map_or(0, |rows| rows.capacity());
@@ -208,8 +206,8 @@ fn pack_rows(from: &Arg, row_bytes: usize, into: &mut [u8]) {
 /// Appends a rank's rows after the first `count` rows, and returns their number.
 fn unpack_rows(
     record: &[u8],
-    like: &Arg,
-    to: &Arg,
+    like: View<'_>,
+    to: &mut Out<'_>,
     row_bytes: usize,
     count: usize,
 ) -> Result<usize> {

@@ -14,7 +14,7 @@ pub mod reduce;
 pub mod send_recv;
 
 use crate::prelude::*;
-use crate::{Arg, Lane};
+use crate::{Lane, Ring};
 use fleet_ir::AttrSpec;
 
 pub(crate) const RING_ID: AttrSpec = attr("ring_id", Int(0));
@@ -76,16 +76,39 @@ pub(crate) fn label(op: &fleet_ir::Op) -> String {
     }
 }
 
-/// Copies each input to the output at the same index, unless they share memory.
-pub(crate) fn copy_unless_shared(inputs: &[Arg], outputs: &[Arg]) {
-    for (from, to) in inputs.iter().zip(outputs) {
-        if from.shares_memory_with(to) {
-            continue;
-        }
-        to.bytes_mut().copy_from_slice(from.bytes());
-        if from.rows.is_some() {
-            to.row_ids_mut()[..from.row_count()].copy_from_slice(from.row_ids());
-            to.set_row_count(from.row_count());
-        }
+/// Number of parts of one call up to which their list needs no allocation.
+const PARTS_INLINE: usize = 64;
+
+/// Copies each input to the output at the same index, unless they share memory. Calls `call` with
+/// the memory of all outputs and their element type. An op without outputs makes no call: all ranks
+/// have the same program.
+pub(crate) fn with_parts(
+    k: &KernelCtx<'_>,
+    ring: &dyn Ring,
+    (input, output): (usize, usize),
+    call: impl FnOnce(DType, &mut [&mut [u8]]) -> Result<()>,
+) -> Result<()> {
+    let Some(dtype) = k.inputs(input).next().map(|first| first.dtype) else { return Ok(()) };
+    let other = k.inputs(input).find(|arg| arg.dtype != dtype && ring.size() > 1);
+    if let Some(other) = other {
+        return Err(Error::invalid("buffers of one collective have different types")
+            .expected(dtype)
+            .got(other.dtype));
     }
+    let count = k.output_count(output);
+    let parts = k.inputs(input).zip(k.outs(output)).map(|(from, mut to)| {
+        to.copy_from(from);
+        to.into_bytes()
+    });
+    if count > PARTS_INLINE {
+        return call(dtype, &mut parts.collect::<Vec<_>>());
+    }
+    let mut slots: [&mut [u8]; PARTS_INLINE] = std::array::from_fn(|_| -> &mut [u8] { &mut [] });
+    slots.iter_mut().zip(parts).for_each(|(slot, part)| *slot = part);
+    call(dtype, &mut slots[..count])
+}
+
+/// Copies each input to the output at the same index, unless they share memory.
+pub(crate) fn copy(k: &KernelCtx<'_>, input: usize, output: usize) {
+    k.inputs(input).zip(k.outs(output)).for_each(|(from, mut to)| to.copy_from(from));
 }

@@ -4,8 +4,8 @@
 //! `c_reduce_sum` gives the sum only to `root`; on other ranks `Out` is unspecified.
 
 use super::{
-    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, copy_unless_shared, infer_like_inputs, label,
-    rank_attr,
+    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_like_inputs, label, rank_attr,
+    with_parts,
 };
 use crate::ReduceOp;
 use crate::prelude::*;
@@ -59,8 +59,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         _ => ReduceOp::Sum,
     };
     Ok(Kernel::new(move |k| {
-        copy_unless_shared(k.inputs[0], k.outputs[0]);
-        ring.all_reduce(&label, k.outputs[0], reduce)
+        with_parts(k, &*ring, (0, 0), |dtype, parts| ring.all_reduce(&label, dtype, parts, reduce))
     }))
 }
 
@@ -80,8 +79,9 @@ pub static REDUCE_SUM: OpDef = OpDef {
         let ring = p.services.ring_of(p.op)?;
         let (label, root) = (label(p.op), p.op.attr_usize("root_id"));
         Ok(Kernel::new(move |k| {
-            copy_unless_shared(k.inputs[0], k.outputs[0]);
-            ring.reduce(&label, k.outputs[0], ReduceOp::Sum, root)
+            with_parts(k, &*ring, (0, 0), |dtype, parts| {
+                ring.reduce(&label, dtype, parts, ReduceOp::Sum, root)
+            })
         }))
     },
     traits: OpTraits {

@@ -52,7 +52,7 @@ pub static RECV: OpDef = OpDef {
         check_row_major(p)?;
         let ring = p.services.ring_of(p.op)?;
         let (label, peer) = (pair_label(p.op), p.op.attr_usize("peer"));
-        Ok(Kernel::new(move |k| ring.recv(&label, peer, k.out_arg(0).bytes_mut())))
+        Ok(Kernel::new(move |k| ring.recv(&label, peer, k.out(0).into_bytes())))
     },
     traits: TRAITS,
 };

@@ -40,7 +40,7 @@ pub static STORE: OpDef = OpDef {
     grad: Grad::None,
     cpu: |p| {
         let (spill, slot) = (p.services.spill_of(p.op)?, slot(p.op));
-        Ok(Kernel::new(move |k| spill.write(slot, k.inputs[0][0].bytes())))
+        Ok(Kernel::new(move |k| spill.write(slot, k.arg(0).bytes())))
     },
     traits: OpTraits { offloads: true, ..TRAITS },
 };
@@ -60,7 +60,7 @@ pub static FETCH: OpDef = OpDef {
     grad: Grad::None,
     cpu: |p| {
         let (spill, slot) = (p.services.spill_of(p.op)?, slot(p.op));
-        Ok(Kernel::new(move |k| spill.read(slot, k.out_arg(0).bytes_mut())))
+        Ok(Kernel::new(move |k| spill.read(slot, k.out(0).into_bytes())))
     },
     traits: OpTraits { shape_only: &["X"], ..TRAITS },
 };

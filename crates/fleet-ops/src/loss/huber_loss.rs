@@ -1,8 +1,9 @@
 //! Huber loss of predictions X and labels Y. With `r = Y - X`, it is `r^2 / 2` up to `|r| = delta`,
 //! and `delta * (|r| - delta / 2)` beyond; f32.
 
-use super::pointwise::{check_pair, fill, infer_pair, set_grad};
+use super::pointwise::{check_pair, check_separate, infer_pair, set_grad};
 use crate::prelude::*;
+use fleet_kernels::map::zip;
 
 const X: usize = 0;
 const Y: usize = 1;
@@ -20,9 +21,9 @@ pub static DEF: OpDef = OpDef {
     cpu: |p| {
         let delta = p.op.attr_float("delta") as f32;
         Ok(Kernel::new(move |k| {
-            let (x, y) = (k.input::<f32>(X), k.input::<f32>(Y));
-            fill(k.pool, k.output(0), |i| {
-                let size = (y[i] - x[i]).abs();
+            let inputs = [k.input_or_output(X, 0), k.input_or_output(Y, 0)];
+            zip(k.pool, inputs, k.output::<f32>(0), |[x, y]| {
+                let size = (y - x).abs();
                 if size <= delta { 0.5 * size * size } else { delta * (size - 0.5 * delta) }
             });
             Ok(())
@@ -40,6 +41,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         check_pair(i, "X", "Y")?;
+        check_separate(i)?;
         set_grad(i, "X", "X@GRAD")?;
         set_grad(i, "Y", "Y@GRAD")
     },
@@ -47,10 +49,10 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| {
         let delta = p.op.attr_float("delta") as f32;
         Ok(Kernel::new(move |k| {
-            let (x, y, dy) = (k.input::<f32>(X), k.input::<f32>(Y), k.input::<f32>(DY));
             for (slot, sign) in [(0, 1.0), (1, -1.0)] {
                 if let Some(out) = k.optional_output::<f32>(slot) {
-                    fill(k.pool, out, |i| sign * (x[i] - y[i]).clamp(-delta, delta) * dy[i]);
+                    let inputs = [X, Y, DY].map(|input| k.input_or_output(input, slot));
+                    zip(k.pool, inputs, out, |[x, y, dy]| sign * (x - y).clamp(-delta, delta) * dy);
                 }
             }
             Ok(())

@@ -8,13 +8,9 @@ const GRAIN: usize = 8192;
 
 /// `out[i] = f(i)`, in parallel.
 pub(super) fn fill(pool: &Pool, out: &mut [f32], f: impl Fn(usize) -> f32 + Sync) {
-    let len = out.len();
-    let out = Shareable::new(out);
-    pool.run_ranges(len, GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside the output.
-        let part = unsafe { out.slice(range.start, range.len()) };
-        for (index, value) in range.zip(part) {
-            *value = f(index);
+    pool.run_parts(out, GRAIN, |start, part| {
+        for (index, value) in part.iter_mut().enumerate() {
+            *value = f(start + index);
         }
     });
 }
@@ -27,11 +23,8 @@ pub(super) fn sum(
     f: impl Fn(usize) -> f64 + Sync,
 ) -> f64 {
     let blocks = partial_len(len);
-    let shared = Shareable::new(&mut partial[..blocks]);
-    pool.run_ranges(len, GRAIN, |range| {
-        // SAFETY: each range writes its own number.
-        let cell = unsafe { shared.slice(range.start / GRAIN, 1) };
-        cell[0] = range.map(&f).sum();
+    pool.run_parts(&mut partial[..blocks], 1, |block, sum| {
+        sum[0] = (block * GRAIN..((block + 1) * GRAIN).min(len)).map(&f).sum();
     });
     partial[..blocks].iter().sum()
 }
@@ -47,6 +40,17 @@ pub(super) fn infer_pair(i: &mut InferCtx<'_>, x: &str, y: &str, out: &str) -> R
     let meta = i.input(x)?;
     i.set(out, meta.dtype, meta.shape);
     Ok(())
+}
+
+/// Checks that gradients of both inputs are computed in memory of their own: the second one is
+/// computed after the first one is written.
+pub(super) fn check_separate(i: &InferCtx<'_>) -> Result<()> {
+    let is_input = |out: VarId| i.op.all_inputs().any(|input| input == out);
+    match i.op.all_outputs().count() > 1 && i.op.all_outputs().any(is_input) {
+        true => Err(Error::invalid(format!("an output of {} is also an input", i.op.name()))
+            .expected("separate variables for two gradients")),
+        false => Ok(()),
+    }
 }
 
 /// Like [`infer_pair`], without an output.

@@ -26,8 +26,9 @@ pub static DEF: OpDef = OpDef {
     grad: Grad::Op(&GRAD),
     cpu: |p| {
         kernel(p, |k, ignore| {
-            let (x, z) = (k.input(X), k.input(LABEL));
-            softmax::sigmoid_cross_entropy(k.pool, x, z, Some(ignore), k.output(0));
+            let (x, z, out) = (k.input(X), k.input(LABEL), k.output(0));
+            softmax::sigmoid_cross_entropy(k.pool, x, z, Some(ignore), out);
+            out
         })
     },
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
@@ -47,16 +48,20 @@ pub static GRAD: OpDef = OpDef {
     grad: Grad::None,
     cpu: |p| {
         kernel(p, |k, ignore| {
-            let (x, z, dy) = (k.input(X), k.input(LABEL), k.input(DY));
-            softmax::sigmoid_cross_entropy_grad(k.pool, x, z, Some(ignore), dy, k.output(0));
+            let (x, z, dy, out) = (k.input(X), k.input(LABEL), k.input(DY), k.output(0));
+            softmax::sigmoid_cross_entropy_grad(k.pool, x, z, Some(ignore), dy, out);
+            out
         })
     },
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
+/// Computes the output, which it returns, without ignored elements.
+type Body = for<'a> fn(&KernelCtx<'a>, f32) -> &'a mut [f32];
+
 /// Runs `body(k, ignore)`. With `normalize`, divides the result by the number of elements that are
 /// not ignored.
-fn kernel(p: &PrepareCtx<'_>, body: fn(&KernelCtx<'_>, f32)) -> Result<Kernel> {
+fn kernel(p: &PrepareCtx<'_>, body: Body) -> Result<Kernel> {
     let ignore = p.op.attr_int("ignore_index") as f32;
     let len = p.input("X").numel();
     if !p.op.attr_bool("normalize") {
@@ -66,11 +71,11 @@ fn kernel(p: &PrepareCtx<'_>, body: fn(&KernelCtx<'_>, f32)) -> Result<Kernel> {
         }));
     }
     Ok(Kernel::new(move |k| {
-        body(k, ignore);
+        let out = body(k, ignore);
         let z = k.input::<f32>(LABEL);
         let counted = sum(k.pool, len, k.scratch(), |i| f64::from(u8::from(z[i] != ignore)));
         let scale = (1.0 / counted.max(1.0)) as f32;
-        k.output::<f32>(0).iter_mut().for_each(|value| *value *= scale);
+        out.iter_mut().for_each(|value| *value *= scale);
         Ok(())
     })
     .scratch::<f64>(partial_len(len)))

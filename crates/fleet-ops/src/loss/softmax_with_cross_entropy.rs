@@ -141,8 +141,8 @@ impl Plan {
             return (if self.soft { &[] } else { k.input(LABEL) }, k.scratch());
         }
         let rows = self.split.rows();
-        let rest = &mut k.scratch::<f32>()[2 * rows..];
-        let wide = &mut k.scratch::<i64>()[..rows];
+        let (wide, rest) = k.scratch::<f32>().split_at_mut(2 * rows);
+        let wide: &mut [i64] = view_as_mut(wide);
         for (wide, label) in wide.iter_mut().zip(k.input::<i32>(LABEL)) {
             *wide = i64::from(*label);
         }
@@ -159,18 +159,18 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             return Ok(());
         }
         let (labels, scratch) = plan.labels(k);
-        let (logits, probabilities) = (k.input::<f32>(LOGITS), k.output::<f32>(SOFTMAX));
+        let (logits, probabilities) = (k.input_or_output(LOGITS, SOFTMAX), k.output(SOFTMAX));
         let loss = k.output::<f32>(LOSS);
         if split.is_last() {
             return forward(k, plan, labels, soft_labels(k, plan), logits, probabilities, loss);
         }
         let (x, scratch) = scratch.split_at_mut(split.len());
         let (y, soft) = scratch.split_at_mut(split.len());
-        split.gather(k.pool, logits, x);
+        split.gather(k.pool, logits.or(probabilities), x);
         if plan.soft {
             split.gather(k.pool, k.input(LABEL), soft);
         }
-        forward(k, plan, labels, soft, x, y, loss)?;
+        forward(k, plan, labels, soft, Input::Separate(x), y, loss)?;
         split.scatter(k.pool, y, probabilities);
         Ok(())
     })
@@ -187,7 +187,7 @@ fn forward(
     plan: Plan,
     labels: &[i64],
     soft: &[f32],
-    logits: &[f32],
+    logits: Input<'_, f32>,
     probabilities: &mut [f32],
     loss: &mut [f32],
 ) -> Result<()> {
@@ -206,17 +206,17 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
             return Ok(());
         }
         let (labels, scratch) = plan.labels(k);
-        let (y, dloss, dx) = (k.input::<f32>(SOFTMAX), k.input::<f32>(DLOSS), k.output::<f32>(0));
+        let (y, dloss, dx) = (k.input_or_output(SOFTMAX, 0), k.input(DLOSS), k.output(0));
         if split.is_last() {
             return backward(k, plan, labels, soft_labels(k, plan), y, dloss, dx);
         }
         let (rows, scratch) = scratch.split_at_mut(split.len());
         let (gradient, soft) = scratch.split_at_mut(split.len());
-        split.gather(k.pool, y, rows);
+        split.gather(k.pool, y.or(dx), rows);
         if plan.soft {
             split.gather(k.pool, k.input(LABEL), soft);
         }
-        backward(k, plan, labels, soft, rows, dloss, gradient)?;
+        backward(k, plan, labels, soft, Input::Separate(rows), dloss, gradient)?;
         split.scatter(k.pool, gradient, dx);
         Ok(())
     })
@@ -228,7 +228,7 @@ fn backward(
     plan: Plan,
     labels: &[i64],
     soft: &[f32],
-    probabilities: &[f32],
+    probabilities: Input<'_, f32>,
     dloss: &[f32],
     dx: &mut [f32],
 ) -> Result<()> {

@@ -1,7 +1,8 @@
 //! `Out = (X - Y)^2`, element by element; f32.
 
-use super::pointwise::{check_pair, fill, infer_pair, set_grad};
+use super::pointwise::{check_pair, check_separate, infer_pair, set_grad};
 use crate::prelude::*;
+use fleet_kernels::map::zip;
 
 const X: usize = 0;
 const Y: usize = 1;
@@ -18,8 +19,8 @@ pub static DEF: OpDef = OpDef {
     grad: Grad::Op(&GRAD),
     cpu: |_| {
         Ok(Kernel::new(|k| {
-            let (x, y) = (k.input::<f32>(X), k.input::<f32>(Y));
-            fill(k.pool, k.output(0), |i| (x[i] - y[i]) * (x[i] - y[i]));
+            let inputs = [k.input_or_output(X, 0), k.input_or_output(Y, 0)];
+            zip(k.pool, inputs, k.output::<f32>(0), |[x, y]| (x - y) * (x - y));
             Ok(())
         }))
     },
@@ -35,16 +36,17 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         check_pair(i, "X", "Y")?;
+        check_separate(i)?;
         set_grad(i, "X", "X@GRAD")?;
         set_grad(i, "Y", "Y@GRAD")
     },
     grad: Grad::None,
     cpu: |_| {
         Ok(Kernel::new(|k| {
-            let (x, y, dy) = (k.input::<f32>(X), k.input::<f32>(Y), k.input::<f32>(DY));
             for (slot, factor) in [(0, 2.0), (1, -2.0)] {
                 if let Some(out) = k.optional_output::<f32>(slot) {
-                    fill(k.pool, out, |i| factor * (x[i] - y[i]) * dy[i]);
+                    let inputs = [X, Y, DY].map(|input| k.input_or_output(input, slot));
+                    zip(k.pool, inputs, out, |[x, y, dy]| factor * (x - y) * dy);
                 }
             }
             Ok(())

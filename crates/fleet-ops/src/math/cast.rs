@@ -2,7 +2,6 @@
 //! Any nonzero number becomes a true bool. The gradient is cast back.
 
 use crate::prelude::*;
-use crate::rules::physical_len;
 use fleet_kernels::cast::cast;
 use fleet_tensor::{Element, bf16, f16};
 
@@ -35,10 +34,9 @@ pub static DEF: OpDef = OpDef {
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (from, to) = (p.input("X").dtype, p.output("Out").dtype);
-    let len = physical_len(p, 0);
     match (from, to) {
         (from, to) if from == to => Ok(Kernel::new(|k| {
-            k.out_arg(0).bytes_mut().copy_from_slice(k.arg(0).bytes());
+            k.out(0).copy_from(k.arg(0));
             Ok(())
         })),
         (DType::F16, DType::F32) => Ok(Kernel::new(|k| {
@@ -57,7 +55,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             cast(k.pool, k.input::<f32>(0), k.output::<bf16>(0));
             Ok(())
         })),
-        _ => Ok(from_type(from, to, len)),
+        _ => Ok(from_type(from, to)),
     }
 }
 
@@ -111,50 +109,45 @@ macro_rules! wide_float {
 }
 wide_float!(f32, |x: f64| x as f32; f64, |x: f64| x; f16, f16::from_f64; bf16, bf16::from_f64);
 
-fn from_type(from: DType, to: DType, len: usize) -> Kernel {
+fn from_type(from: DType, to: DType) -> Kernel {
     match from {
-        DType::Bool | DType::U8 => to_type::<u8>(to, len),
-        DType::I8 => to_type::<i8>(to, len),
-        DType::I16 => to_type::<i16>(to, len),
-        DType::I32 => to_type::<i32>(to, len),
-        DType::I64 => to_type::<i64>(to, len),
-        DType::F16 => to_type::<f16>(to, len),
-        DType::BF16 => to_type::<bf16>(to, len),
-        DType::F32 => to_type::<f32>(to, len),
-        DType::F64 => to_type::<f64>(to, len),
+        DType::Bool | DType::U8 => to_type::<u8>(to),
+        DType::I8 => to_type::<i8>(to),
+        DType::I16 => to_type::<i16>(to),
+        DType::I32 => to_type::<i32>(to),
+        DType::I64 => to_type::<i64>(to),
+        DType::F16 => to_type::<f16>(to),
+        DType::BF16 => to_type::<bf16>(to),
+        DType::F32 => to_type::<f32>(to),
+        DType::F64 => to_type::<f64>(to),
     }
 }
 
-fn to_type<A: WideElement>(to: DType, len: usize) -> Kernel {
+fn to_type<A: WideElement>(to: DType) -> Kernel {
     match to {
-        DType::Bool => convert::<A, u8>(len, |x| {
+        DType::Bool => convert::<A, u8>(|x| {
             u8::from(match x.number() {
                 WideNumber::Int(value) => value != 0,
                 WideNumber::Float(value) => value != 0.0,
             })
         }),
-        DType::U8 => convert::<A, u8>(len, |x| u8::of(x.number())),
-        DType::I8 => convert::<A, i8>(len, |x| i8::of(x.number())),
-        DType::I16 => convert::<A, i16>(len, |x| i16::of(x.number())),
-        DType::I32 => convert::<A, i32>(len, |x| i32::of(x.number())),
-        DType::I64 => convert::<A, i64>(len, |x| i64::of(x.number())),
-        DType::F16 => convert::<A, f16>(len, |x| f16::of(x.number())),
-        DType::BF16 => convert::<A, bf16>(len, |x| bf16::of(x.number())),
-        DType::F32 => convert::<A, f32>(len, |x| f32::of(x.number())),
-        DType::F64 => convert::<A, f64>(len, |x| f64::of(x.number())),
+        DType::U8 => convert::<A, u8>(|x| u8::of(x.number())),
+        DType::I8 => convert::<A, i8>(|x| i8::of(x.number())),
+        DType::I16 => convert::<A, i16>(|x| i16::of(x.number())),
+        DType::I32 => convert::<A, i32>(|x| i32::of(x.number())),
+        DType::I64 => convert::<A, i64>(|x| i64::of(x.number())),
+        DType::F16 => convert::<A, f16>(|x| f16::of(x.number())),
+        DType::BF16 => convert::<A, bf16>(|x| bf16::of(x.number())),
+        DType::F32 => convert::<A, f32>(|x| f32::of(x.number())),
+        DType::F64 => convert::<A, f64>(|x| f64::of(x.number())),
     }
 }
 
-fn convert<A: Element, B: Element>(
-    len: usize,
-    map: impl Fn(A) -> B + Send + Sync + 'static,
-) -> Kernel {
+fn convert<A: Element, B: Element>(map: impl Fn(A) -> B + Send + Sync + 'static) -> Kernel {
     Kernel::new(move |k| {
-        let (x, y) = (k.input::<A>(0), Shareable::new(k.output::<B>(0)));
-        k.pool.run_ranges(len, GRAIN, |range| {
-            // SAFETY: ranges are disjoint and inside the output.
-            let y = unsafe { y.slice(range.start, range.len()) };
-            y.iter_mut().zip(&x[range]).for_each(|(y, x)| *y = map(*x));
+        let x = k.input::<A>(0);
+        k.pool.run_parts(k.output::<B>(0), GRAIN, |start, y| {
+            y.iter_mut().zip(&x[start..]).for_each(|(y, x)| *y = map(*x));
         });
         Ok(())
     })

@@ -9,7 +9,7 @@ use super::unary;
 use crate::prelude::*;
 use crate::widen::{has_half, through_f32};
 use fleet_ir::AttrSpec;
-use fleet_kernels::elementwise::unary_raw;
+use fleet_kernels::elementwise;
 use fleet_kernels::embedding::{self, Grid, Source};
 
 const ATTRS: &[AttrSpec] = &[attr("min", Float(f64::MIN)), attr("max", Float(f64::MAX))];
@@ -67,17 +67,16 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         (unary::unary_of(p.op)?, x.shape.at(0), x.shape.product(1..x.shape.rank()));
     let group_words = embedding::group_scratch_len(x.rows);
     Ok(Kernel::new(move |k| {
-        let (arg, out) = (k.arg(0), k.out_arg(0));
-        let sums = &mut k.scratch::<f32>()[2 * group_words..];
-        let words = &mut k.scratch_words()[..group_words];
-        let groups = embedding::group(k.pool, arg.row_ids(), Some(height), None, words)?;
-        let source = Source::Grid { data: arg.slice(), grid: Grid::packed(dim) };
+        let mut out = k.out(0);
+        let (words, sums) = k.scratch::<u64>().split_at_mut(group_words);
+        let sums: &mut [f32] = view_as_mut(sums);
+        let (data, ids) = out.elements_of(k.arg(0));
+        let groups = embedding::group(k.pool, ids, Some(height), None, words)?;
+        let source = Source::Grid { data, grid: Grid::packed(dim) };
         embedding::merge_rows(k.pool, &groups, &source, dim, sums);
         let ids = groups.ids();
-        // SAFETY: both hold one row per id, and the scratch overlaps no operand.
-        unsafe {
-            unary_raw(k.pool, op, sums.as_ptr(), out.as_ptr(ids.len() * dim), ids.len() * dim)
-        };
+        let used = ids.len() * dim;
+        elementwise::unary(k.pool, op, &sums[..used], &mut out.slice_mut()[..used]);
         out.row_ids_mut()[..ids.len()].copy_from_slice(ids);
         out.set_row_count(ids.len());
         Ok(())

@@ -6,7 +6,7 @@
 
 use crate::math::elementwise::{broadcast_shape, plan};
 use crate::prelude::*;
-use crate::rules::{by_type, by_width, grads_like, physical_len, sizes};
+use crate::rules::{by_type, by_width, grads_like, sizes};
 use crate::tensor::broadcast_view::BroadcastView;
 use crate::widen::{has_half, through_f32};
 use fleet_kernels::binary::{Compare, Logical, compare, logical, logical_not};
@@ -92,11 +92,9 @@ fn bytes_cpu(p: &PrepareCtx<'_>, op: Compare) -> Result<Kernel> {
     };
     let (x, y) = operands(p, 0, 1)?;
     Ok(Kernel::new(move |k| {
-        let (a, b, out) = (k.input::<u8>(0), k.input::<u8>(1), Shareable::new(k.output::<u8>(0)));
-        k.pool.run_ranges(x.len(), GRAIN, |range| {
-            // SAFETY: ranges are disjoint and inside the output.
-            let out = unsafe { out.slice(range.start, range.len()) };
-            let (mut left, mut right) = (x.indices(range.start), y.indices(range.start));
+        let (a, b) = (k.input::<u8>(0), k.input::<u8>(1));
+        k.pool.run_parts(k.output::<u8>(0), GRAIN, |start, out| {
+            let (mut left, mut right) = (x.indices(start), y.indices(start));
             out.iter_mut().for_each(|it| *it = u8::from(holds(a[left.next()], b[right.next()])));
         });
         Ok(())
@@ -158,16 +156,13 @@ fn isfinite_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, isfinite_cpu);
     }
-    let len = physical_len(p, 0);
     let dtype = p.input("X").dtype;
     by_type!(dtype, Ok(Kernel::new(|k| { k.output::<u8>(0).fill(1); Ok(()) })),
         [F32 => f32, F64 => f64], T => {
         Ok(Kernel::new(move |k| {
-            let (x, out) = (k.input::<T>(0), Shareable::new(k.output::<u8>(0)));
-            k.pool.run_ranges(len, GRAIN, |range| {
-                // SAFETY: ranges are disjoint and inside the output.
-                let out = unsafe { out.slice(range.start, range.len()) };
-                out.iter_mut().zip(&x[range]).for_each(|(y, x)| *y = u8::from(x.is_finite()));
+            let x = k.input::<T>(0);
+            k.pool.run_parts(k.output::<u8>(0), GRAIN, |start, out| {
+                out.iter_mut().zip(&x[start..]).for_each(|(y, x)| *y = u8::from(x.is_finite()));
             });
             Ok(())
         }))
@@ -205,25 +200,13 @@ fn where_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (condition, x, y) = (view(0)?, view(1)?, view(2)?);
     by_width!(p.output("Out").dtype, T => {
         Ok(Kernel::new(move |k| {
-            let holds = k.input::<u8>(0);
-            let a = k.arg(1).as_bits_ptr::<T>(x.own_len()) as usize;
-            let b = k.arg(2).as_bits_ptr::<T>(y.own_len()) as usize;
-            let out = k.out_arg(0).as_bits_ptr::<T>(condition.len()) as usize;
-            k.pool.run_ranges(condition.len(), GRAIN, |range| {
-                let mut at = condition.indices(range.start);
-                let (mut left, mut right) = (x.indices(range.start), y.indices(range.start));
-                for i in range {
+            let (holds, a, b) = (k.input::<u8>(0), k.arg(1).bits::<T>(), k.arg(2).bits::<T>());
+            k.pool.run_parts(k.out(0).into_bits::<T>(), GRAIN, |start, out| {
+                let mut at = condition.indices(start);
+                let (mut left, mut right) = (x.indices(start), y.indices(start));
+                for out in out {
                     let (left, right) = (left.next(), right.next());
-                    // SAFETY: the indices are below the lengths checked above; tasks write
-                    // different elements of the output.
-                    unsafe {
-                        let picked = if holds[at.next()] != 0 {
-                            *(a as *const T).add(left)
-                        } else {
-                            *(b as *const T).add(right)
-                        };
-                        *(out as *mut T).add(i) = picked;
-                    }
+                    *out = if holds[at.next()] != 0 { a[left] } else { b[right] };
                 }
             });
             Ok(())
@@ -268,12 +251,9 @@ fn where_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         for (slot, (repeated, sums)) in sides.iter().enumerate() {
             let Some(out) = k.optional_output::<f32>(slot) else { continue };
             let target = if *repeated { &mut *masked } else { &mut *out };
-            let target = Shareable::new(target);
-            k.pool.run_ranges(len, GRAIN, |range| {
-                let mut at = condition.indices(range.start);
-                // SAFETY: ranges are disjoint and inside the target.
-                let target = unsafe { target.slice(range.start, range.len()) };
-                for (to, from) in target.iter_mut().zip(&dout[range]) {
+            k.pool.run_parts(target, GRAIN, |start, target| {
+                let mut at = condition.indices(start);
+                for (to, from) in target.iter_mut().zip(&dout[start..]) {
                     let picked = (holds[at.next()] != 0) == (slot == 0);
                     *to = if picked { *from } else { 0.0 };
                 }

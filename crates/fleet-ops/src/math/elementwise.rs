@@ -9,7 +9,7 @@ use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, physical_len, sizes};
 use crate::widen::{has_half, through_f32};
 use fleet_kernels::binary::{
-    Binary, Broadcast, Number, binary_grad, binary_grad_scratch_len, binary_raw,
+    Binary, Broadcast, Number, binary, binary_grad, binary_grad_scratch_len,
 };
 use fleet_tensor::Element;
 
@@ -174,12 +174,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 
 fn typed<T: Number + Element>(op: Binary, plan: Broadcast) -> Kernel {
     Kernel::new(move |k| {
-        let [x_len, y_len, out_len] = plan.lens();
-        let (x, y) = (k.arg(X).as_ptr::<T>(x_len), k.arg(Y).as_ptr::<T>(y_len));
-        let out = k.out_arg(0).as_ptr::<T>(out_len);
-        // SAFETY: the arguments have the lengths in the plan. The planner lets Out share memory
-        // only with an operand of its size, which is then not broadcast.
-        unsafe { binary_raw::<T>(k.pool, op, &plan, x, y, out) };
+        let (x, y) = (k.input_or_output::<T>(X, 0), k.input_or_output(Y, 0));
+        binary(k.pool, op, &plan, x, y, k.output(0));
         Ok(())
     })
 }

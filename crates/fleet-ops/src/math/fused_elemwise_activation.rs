@@ -10,9 +10,11 @@ use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, sizes};
 use crate::widen::{has_half, through_f32};
 use fleet_ir::Op;
-use fleet_kernels::binary::{Binary, Broadcast, binary_raw};
-use fleet_kernels::chain::{bias_activation_grad_raw, bias_activation_grad_scratch_len};
-use fleet_kernels::elementwise::{Unary, unary_grad_raw, unary_raw};
+use fleet_kernels::bias::{
+    bias_activation, bias_activation_grad, bias_activation_grad_scratch_len,
+};
+use fleet_kernels::binary::{Binary, Broadcast, binary};
+use fleet_kernels::elementwise::{Unary, unary, unary_grad};
 use fleet_kernels::reduce::{Fold, Reduction, reduce};
 
 const X: usize = 0;
@@ -90,9 +92,6 @@ fn shapes(p: &PrepareCtx<'_>) -> Result<(Shape, Shape)> {
     align(&p.input("X").shape, &p.input("Y").shape, p.op.attr_int("axis"))
 }
 
-/// Elements of the sum that are passed to the activation while they are in L1.
-const TILE: usize = 4096;
-
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, cpu);
@@ -101,56 +100,27 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return Err(p.no_kernel(p.input("X").dtype));
     }
     let (op, (x, y)) = (function(p.op)?, shapes(p)?);
-    let len = x.len();
     // One pass if Y applies contiguously to a row of X or to all of X; two passes otherwise.
-    let row = y.len();
-    let trailing = y.iter().rev().zip(x.iter().rev()).take_while(|(y, x)| y == x).map(|(y, _)| *y);
-    let is_row = trailing.product::<i64>() as usize == row && row > 0;
+    let columns = y.len();
+    let is_row = is_row(&x, &y);
     let plan = Broadcast::new(&sizes(&x), &sizes(&y))?;
-    let tiles = is_row.then(|| (row.min(TILE), row));
-    let parts = Broadcast::new(&[TILE], &[TILE])?;
-    let rest = match tiles {
-        Some((tile, row)) => Broadcast::new(&[row % tile], &[row % tile])?,
-        None => parts.clone(),
-    };
-    let whole = match tiles {
-        Some((tile, _)) => Broadcast::new(&[tile], &[tile])?,
-        None => parts,
-    };
     Ok(Kernel::new(move |k| {
-        let x = k.arg(X).as_ptr::<f32>(len) as usize;
-        let y = k.arg(Y).as_ptr::<f32>(row) as usize;
-        let out = k.out_arg(0).as_ptr::<f32>(len) as usize;
-        let Some((tile, row)) = tiles else {
-            assert_eq!(plan.lens(), [len, row, len], "lengths differ from the plan");
-            // SAFETY: the arguments have the lengths in the plan. Out may share memory with an
-            // operand of its size, which is then read at the position being written.
-            unsafe {
-                binary_raw::<f32>(k.pool, Binary::Add, &plan, x as _, y as _, out as _);
-                unary_raw(k.pool, op, out as _, out as _, len);
-            }
-            return Ok(());
-        };
-        let per_row = row.div_ceil(tile);
-        let rows = len / row;
-        let group = (4 * TILE / row.min(4 * TILE)).max(1);
-        k.pool.run_ranges(rows * per_row, group, |range| {
-            for part in range {
-                let at = part % per_row * tile;
-                let n = tile.min(row - at);
-                let plan = if n == tile { &whole } else { &rest };
-                let start = part / per_row * row + at;
-                // SAFETY: parts are disjoint and inside the operands; as above for sharing.
-                unsafe {
-                    let out = (out as *mut f32).add(start);
-                    let (x, y) = ((x as *const f32).add(start), (y as *const f32).add(at));
-                    binary_raw(k.pool, Binary::Add, plan, x, y, out);
-                    unary_raw(k.pool, op, out, out, n);
-                }
-            }
-        });
+        let (x, y) = (k.input_or_output(X, 0), k.input_or_output(Y, 0));
+        let out = k.output(0);
+        if is_row {
+            bias_activation(k.pool, op, x, y, columns, out);
+        } else {
+            binary(k.pool, Binary::Add, &plan, x, y, out);
+            unary(k.pool, op, Input::Output, out);
+        }
         Ok(())
     }))
+}
+
+/// Whether Y is X or one of its rows.
+fn is_row(x: &Shape, y: &Shape) -> bool {
+    let trailing = y.iter().rev().zip(x.iter().rev()).take_while(|(y, x)| y == x).map(|(y, _)| *y);
+    trailing.product::<i64>() as usize == y.len() && !y.is_empty()
 }
 
 fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
@@ -189,8 +159,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
     let (op, (x, y)) = (function(p.op)?, shapes(p)?);
     let (len, row) = (x.len(), y.len());
-    let trailing = y.iter().rev().zip(x.iter().rev()).take_while(|(y, x)| y == x).map(|(y, _)| *y);
-    let is_row = trailing.product::<i64>() as usize == row && row > 0 && row < len;
+    let is_row = is_row(&x, &y) && row < len;
     let repeated: Vec<usize> = (0..x.rank()).filter(|axis| x[*axis] != y[*axis]).collect();
     let sums = Reduction::new(&sizes(&x), &repeated);
     let rows = len.checked_div(row).unwrap_or(0);
@@ -199,25 +168,18 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         false => sums.scratch_len(),
     };
     Ok(Kernel::new(move |k| {
-        let start = |slot: usize| k.arg(slot).as_ptr::<f32>(len).cast_const();
-        let (out, dout, dx) = (start(OUT), start(DOUT), k.out_arg(0).as_ptr(len));
-        let dy = k.optional_output::<f32>(1);
-        if let (true, true) = (is_row, dy.is_some()) {
-            if let Some(dy) = dy {
-                // SAFETY: all have the shape of X; dX may be Out@GRAD, which is read at the
-                // position being written.
-                unsafe {
-                    let scratch = k.scratch();
-                    bias_activation_grad_raw(k.pool, Some(op), out, dout, dx, rows, dy, scratch);
+        let (out, dout) = (k.input_or_output(OUT, 0), k.input_or_output(DOUT, 0));
+        let dx = k.output::<f32>(0);
+        match k.optional_output::<f32>(1) {
+            Some(dy) if is_row => {
+                bias_activation_grad(k.pool, Some(op), out, dout, dx, dy, k.scratch());
+            }
+            dy => {
+                unary_grad(k.pool, op, out, dout, dx);
+                if let Some(dy) = dy {
+                    reduce(k.pool, Fold::Sum, &sums, dx, dy, k.scratch());
                 }
             }
-            return Ok(());
-        }
-        // SAFETY: as above.
-        unsafe { unary_grad_raw(k.pool, op, out, dout, dx, len) };
-        if let Some(dy) = dy {
-            let dx = k.out_arg(0).slice::<f32>();
-            reduce(k.pool, Fold::Sum, &sums, dx, dy, k.scratch());
         }
         Ok(())
     })

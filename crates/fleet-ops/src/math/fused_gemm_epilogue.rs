@@ -15,13 +15,9 @@ use crate::math::unary::named;
 use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, is_requested};
 use crate::widen::{has_half, is_bf16, through_f32};
+use fleet_kernels::bias::{bias_activation_grad, bias_activation_grad_scratch_len, bias_grad};
 use fleet_kernels::cast::cast;
-use fleet_kernels::chain::{
-    bias_activation_grad, bias_activation_grad_inplace, bias_activation_grad_scratch_len, bias_grad,
-};
-use fleet_kernels::elementwise::{
-    Saved, Unary, unary, unary_grad, unary_grad_inplace, unary_inplace,
-};
+use fleet_kernels::elementwise::{Saved, Unary, unary, unary_grad};
 use fleet_kernels::gemm::{Epilogue, Gemm};
 use fleet_tensor::bf16;
 
@@ -122,12 +118,12 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             (Some(op), Some(pre)) => {
                 let epilogue = Epilogue { relu: false, ..epilogue };
                 gemm.run(k.pool, x, y, pre, k.scratch(), &epilogue);
-                unary(k.pool, op, pre, out);
+                unary(k.pool, op, &*pre, out);
             }
             (op, pre) => {
                 gemm.run(k.pool, x, y, out, k.scratch(), &epilogue);
                 if let Some(op) = op.filter(|_| !relu) {
-                    unary_inplace(k.pool, op, out);
+                    unary(k.pool, op, Input::Output, out);
                 }
                 if let Some(pre) = pre {
                     pre.copy_from_slice(out);
@@ -169,7 +165,7 @@ fn cpu_bf16(p: &PrepareCtx<'_>) -> Result<Kernel> {
         if let Some(pre) = pre {
             cast(k.pool, sums, pre);
         }
-        unary_inplace(k.pool, op, sums);
+        unary(k.pool, op, Input::Output, sums);
         cast(k.pool, sums, out);
         Ok(())
     })
@@ -276,10 +272,18 @@ fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> 
         let dbias = k.optional_output::<bf16>(2);
         match (&dbias, op) {
             (Some(_), Some(op)) => {
-                bias_activation_grad_inplace(k.pool, op, saved_wide, grad, bias_sums, scratch);
+                bias_activation_grad(
+                    k.pool,
+                    Some(op),
+                    &*saved_wide,
+                    Input::Output,
+                    grad,
+                    bias_sums,
+                    scratch,
+                );
             }
             (Some(_), None) => bias_grad(k.pool, grad, bias_sums, scratch),
-            (None, Some(op)) => unary_grad_inplace(k.pool, op, saved_wide, grad),
+            (None, Some(op)) => unary_grad(k.pool, op, &*saved_wide, Input::Output, grad),
             (None, None) => {}
         }
         if let Some(dbias) = dbias {
@@ -287,10 +291,7 @@ fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> 
         }
         let pre: &[bf16] = match op {
             Some(_) => {
-                // SAFETY: the slice fits in the memory, and every bit pattern is a valid bf16.
-                let rounded = unsafe {
-                    std::slice::from_raw_parts_mut(rounded.as_mut_ptr().cast::<bf16>(), len)
-                };
+                let rounded: &mut [bf16] = &mut view_as_mut(rounded)[..len];
                 cast(k.pool, grad, rounded);
                 rounded
             }

@@ -3,6 +3,7 @@
 use crate::prelude::*;
 use crate::rules::by_type;
 use fleet_kernels::binary::Number;
+use fleet_kernels::map::map;
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -19,15 +20,11 @@ pub static DEF: OpDef = OpDef {
     grad: Grad::None,
     cpu: |p| {
         let (dtype, step) = (p.input("X").dtype, p.op.attr_float("step"));
-        let len = p.input("X").shape.len();
         by_type!(dtype, Err(p.no_kernel(dtype)),
             [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
             Ok(Kernel::new(move |k| {
-                let (x, y): (*const T, *mut T) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
-                for i in 0..len {
-                    // SAFETY: both hold `len` elements; equal pointers are read before written.
-                    unsafe { *y.add(i) = Number::add(*x.add(i), step as T) };
-                }
+                let (x, y) = (k.input_or_output(0, 0), k.output::<T>(0));
+                map(k.pool, x, y, |x| Number::add(x, step as T));
                 Ok(())
             }))
         })

@@ -269,11 +269,12 @@ fn mul_grad_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, sides: [Gemm; 2]) ->
     let scratch = T::scratch_len(&grad_x, p.threads).max(T::scratch_len(&grad_y, p.threads));
     Ok(Kernel::new(move |k| {
         let (x, y, dout) = (k.input::<T>(X), k.input::<T>(Y), k.input::<T>(DOUT));
+        let scratch = k.scratch();
         if let Some(dx) = k.optional_output(0) {
-            T::run(&grad_x, k.pool, dout, y, dx, k.scratch());
+            T::run(&grad_x, k.pool, dout, y, dx, scratch);
         }
         if let Some(dy) = k.optional_output(1) {
-            T::run(&grad_y, k.pool, x, dout, dy, k.scratch());
+            T::run(&grad_y, k.pool, x, dout, dy, scratch);
         }
         Ok(())
     })
@@ -336,13 +337,20 @@ impl GemmCalls {
         self.0.iter().map(|(gemm, _)| T::scratch_len(gemm, threads)).max().unwrap_or(0)
     }
 
-    fn run<T: Factor + Default>(&self, k: &KernelCtx<'_>, a: &[T], b: &[T], c: &mut [T]) {
+    fn run<T: Factor + Default>(
+        &self,
+        pool: &Pool,
+        a: &[T],
+        b: &[T],
+        c: &mut [T],
+        scratch: &mut [f32],
+    ) {
         if self.0.is_empty() {
             c.fill(T::default());
         }
         for (gemm, at) in &self.0 {
             let (a, b, c) = (&a[at[0]..], &b[at[1]..], &mut c[at[2]..]);
-            T::run(gemm, k.pool, a, b, c, k.scratch());
+            T::run(gemm, pool, a, b, c, scratch);
         }
     }
 }
@@ -491,7 +499,7 @@ fn matmul_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, calls: GemmCalls) -> R
     check_row_major(p)?;
     let scratch = calls.scratch_len::<T>(p.threads);
     Ok(Kernel::new(move |k| {
-        calls.run::<T>(k, k.input(X), k.input(Y), k.output(0));
+        calls.run::<T>(k.pool, k.input(X), k.input(Y), k.output(0), k.scratch());
         Ok(())
     })
     .scratch::<f32>(scratch))
@@ -519,12 +527,13 @@ fn matmul_grad_kernel<T: Element + Factor>(
     let scratch = sides.iter().map(|side| side.0.scratch_len::<T>(p.threads)).max().unwrap_or(0);
     Ok(Kernel::new(move |k| {
         let dout = k.input::<T>(DOUT);
+        let scratch = k.scratch();
         for (slot, other) in [(0, Y), (1, X)] {
             let Some(out) = k.optional_output(slot) else { continue };
             let (calls, dout_first) = &sides[slot];
             let other = k.input::<T>(other);
             let (a, b) = if *dout_first { (dout, other) } else { (other, dout) };
-            calls.run::<T>(k, a, b, out);
+            calls.run::<T>(k.pool, a, b, out, scratch);
         }
         Ok(())
     })

@@ -5,11 +5,10 @@
 //! halves through f32.
 
 use crate::prelude::*;
-use crate::rules::physical_len;
 use crate::widen::{has_half, through_f32};
-use fleet_kernels::elementwise::{Unary, unary_raw};
+use fleet_kernels::elementwise::{Unary, unary};
 use fleet_kernels::reduce::squared_norm;
-use fleet_tensor::ALIGN;
+use fleet_tensor::{ALIGN, Arg};
 
 pub static SQUARED_L2_NORM: OpDef = OpDef {
     spec: OpSpec {
@@ -42,21 +41,18 @@ fn squared_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
     let scratch = Merge::scratch_bytes(&p.input("X"));
     Ok(Kernel::new(move |k| {
-        k.output::<f32>(0)[0] = squared(k) as f32;
+        let arg = k.arg(0);
+        k.output::<f32>(0)[0] = squared(k, &arg, arg.slice(), arg.row_ids()) as f32;
         Ok(())
     })
     .scratch::<u8>(scratch))
 }
 
-/// Returns the squared norm of the first input, sparse or dense.
-fn squared(k: &KernelCtx<'_>) -> f64 {
-    let arg = k.arg(0);
-    match arg.rows {
-        None => squared_norm(k.pool, arg.slice()),
-        Some(_) => {
-            let width = arg.row_len();
-            Merge::new(k, arg.row_ids(), width).squared(arg.slice(), width)
-        }
+/// Returns the squared norm of a tensor or of sparse rows.
+fn squared(k: &KernelCtx<'_>, like: &Arg, values: &[f32], ids: &[i64]) -> f64 {
+    match like.rows {
+        None => squared_norm(k.pool, values),
+        Some(_) => Merge::new(k, ids, like.row_len()).squared(values, like.row_len()),
     }
 }
 
@@ -83,10 +79,7 @@ impl<'a> Merge<'a> {
         order.iter_mut().enumerate().for_each(|(index, it)| *it = index as i32);
         // Equal ids are sorted by position, so that sums have a fixed order.
         order.sort_unstable_by_key(|index| (ids[*index as usize], *index));
-        // SAFETY: the words after the order belong to this scratch, and a float is as wide as a
-        // word.
-        let sums = unsafe { std::slice::from_raw_parts_mut(rest.as_mut_ptr().cast(), width) };
-        Merge { ids, order, sums }
+        Merge { ids, order, sums: view_as_mut(rest) }
     }
 
     fn squared(&mut self, values: &[f32], width: usize) -> f64 {
@@ -128,12 +121,9 @@ fn squared_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, squared_grad_cpu);
     }
-    let len = physical_len(p, 0);
     Ok(Kernel::new(move |k| {
         let scale = Unary::Scale { scale: 2.0 * k.input::<f32>(1)[0], bias: 0.0 };
-        let (x, dx) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
-        // SAFETY: both hold `len` floats, and are equal or disjoint.
-        unsafe { unary_raw(k.pool, scale, x, dx, len) };
+        unary(k.pool, scale, k.input_or_output(0, 0), k.output(0));
         Ok(())
     }))
 }
@@ -175,28 +165,22 @@ fn clip_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let max_norm = p.op.attr_float("max_norm");
     let scratch = Merge::scratch_bytes(&p.input("X"));
     Ok(Kernel::new(move |k| {
-        let norm = squared(k).sqrt();
+        let out = k.out(0);
+        let (values, ids) = out.elements_of(k.arg(0));
+        let norm = squared(k, &out, values, ids).sqrt();
         let scale = if norm > max_norm { (max_norm / norm) as f32 } else { 1.0 };
-        scale_into(k, scale);
+        scale_into(k, out, scale);
         Ok(())
     })
     .scratch::<u8>(scratch))
 }
 
 /// Writes the first input times a number to Out, for dense tensors and sparse rows.
-pub(crate) fn scale_into(k: &KernelCtx<'_>, scale: f32) {
-    let (arg, out) = (k.arg(0), k.out_arg(0));
-    let len = match arg.rows {
-        None => arg.len(),
-        Some(_) => arg.row_count() * arg.row_len(),
-    };
-    let op = Unary::Scale { scale, bias: 0.0 };
-    // SAFETY: both hold at least `len` floats, and are equal or disjoint.
-    unsafe { unary_raw(k.pool, op, arg.as_ptr(len), out.as_ptr(len), len) };
-    if arg.rows.is_some() && !arg.shares_memory_with(out) {
-        out.row_ids_mut()[..arg.row_count()].copy_from_slice(arg.row_ids());
-        out.set_row_count(arg.row_count());
-    }
+pub(crate) fn scale_into(k: &KernelCtx<'_>, mut out: Out<'_>, scale: f32) {
+    out.copy_row_ids(k.arg(0));
+    let len = out.bytes_in_use() / size_of::<f32>();
+    let (x, op) = (k.input_or_output(0, 0).first(len), Unary::Scale { scale, bias: 0.0 });
+    unary(k.pool, op, x, &mut out.slice_mut()[..len]);
 }
 
 /// `Out = clip_norm / max(clip_norm, Norm)` with `Norm = sqrt(sum X)`: the factor of all gradients
@@ -224,7 +208,7 @@ pub static GLOBAL_NORM_SCALE: OpDef = OpDef {
     cpu: |p| {
         let clip_norm = p.op.attr_float("clip_norm");
         Ok(Kernel::new(move |k| {
-            let squares = k.inputs[0].iter().map(|arg| f64::from(arg.slice::<f32>()[0]));
+            let squares = k.inputs(0).map(|arg| f64::from(arg.slice::<f32>()[0]));
             let norm = squares.sum::<f64>().sqrt();
             // A NaN norm must not give a valid factor.
             let scale = if norm.is_nan() { norm } else { clip_norm / norm.max(clip_norm) };

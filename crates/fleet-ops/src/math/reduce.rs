@@ -195,12 +195,9 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     };
     Ok(Kernel::new(move |k| {
         let (x, out, dout) = (k.input::<f32>(0), k.input::<f32>(1), k.input::<f32>(DOUT));
-        let dx = Shareable::new(k.output::<f32>(0));
-        k.pool.run_ranges(x.len(), GRAIN, |range| {
-            let mut at = kept.indices(range.start);
-            // SAFETY: ranges are disjoint and inside the output.
-            let dx = unsafe { dx.slice(range.start, range.len()) };
-            for (dx, x) in dx.iter_mut().zip(&x[range]) {
+        k.pool.run_parts(k.output::<f32>(0), GRAIN, |start, dx| {
+            let mut at = kept.indices(start);
+            for (dx, x) in dx.iter_mut().zip(&x[start..]) {
                 let at = at.next();
                 *dx = slope(*x, out[at], dout[at]);
             }

@@ -5,9 +5,10 @@
 
 use crate::math::norm::scale_into;
 use crate::prelude::*;
-use crate::rules::{by_type, physical_len};
+use crate::rules::by_type;
 use crate::widen::{has_half, through_f32};
-use fleet_kernels::elementwise::{Unary, unary_raw};
+use fleet_kernels::elementwise::{Unary, unary};
+use fleet_kernels::map::map;
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -56,17 +57,15 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if bias != 0.0 && p.input_layouts[0][0] != Layout::RowMajor {
         return Err(Error::unsupported("scale does not support a bias in a padded layout"));
     }
-    let (x, len) = (p.input("X"), physical_len(p, 0));
+    let x = p.input("X");
     if x.dtype == DType::F32 {
         let op = Unary::Scale { scale: scale as f32, bias: bias as f32 };
         return Ok(Kernel::new(move |k| {
             if k.arg(0).rows.is_some() {
-                scale_into(k, scale as f32);
+                scale_into(k, k.out(0), scale as f32);
                 return Ok(());
             }
-            let (x, y) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
-            // SAFETY: both hold `len` floats, and are equal or disjoint.
-            unsafe { unary_raw(k.pool, op, x, y, len) };
+            unary(k.pool, op, k.input_or_output(0, 0), k.output(0));
             Ok(())
         }));
     }
@@ -76,14 +75,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)), [F64 => f64, I32 => i32, I64 => i64], T => {
         let number = |x: T| -> f64 { x as _ };
         Ok(Kernel::new(move |k| {
-            let (x, y): (*const T, *mut T) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
-            for i in 0..len {
-                // SAFETY: both hold `len` elements; equal pointers are read before written.
-                unsafe {
-                    let value = number(*x.add(i));
-                    *y.add(i) = (scale * value + bias) as T;
-                };
-            }
+            let (x, y) = (k.input_or_output(0, 0), k.output::<T>(0));
+            map(k.pool, x, y, |x| (scale * number(x) + bias) as T);
             Ok(())
         }))
     })

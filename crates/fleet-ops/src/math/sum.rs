@@ -7,11 +7,9 @@
 use crate::prelude::*;
 use crate::rules::by_type;
 use crate::widen::{has_half, through_f32};
+use fleet_kernels::map::sum;
 use fleet_tensor::Element;
 use std::ops::AddAssign;
-
-/// Elements that stay in L1 while the inputs are added.
-const TILE: usize = 2048;
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec { name: "sum", inputs: &[many("X")], outputs: &[one("Out")], attrs: &[] },
@@ -92,42 +90,14 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
     let sparse: Vec<bool> = p.inputs[0].iter().map(|m| m.kind == VarKind::SparseRows).collect();
     let dense: Vec<usize> = (0..sparse.len()).filter(|index| !sparse[*index]).collect();
-    let len = p.output_layouts[0][0].physical_len(&p.output("Out").shape);
     Kernel::new(move |k| {
-        let (inputs, out) = (k.inputs[0], k.out_arg(0).as_ptr::<T>(len) as usize);
-        // Out may share memory with any of the inputs. If that is not the first one, a tile is
-        // summed in a separate buffer, so that no input is overwritten before it is read.
-        let in_place = |index: &usize| inputs[*index].shares_memory_with(k.out_arg(0));
-        let aside = dense[1..].iter().any(in_place);
-        k.pool.run_ranges(len, TILE, |range| {
-            let mut tile = [T::default(); TILE];
-            // SAFETY: ranges of the output are disjoint; an input that shares its memory is read
-            // through pointers, before it is written.
-            let result: *mut T = unsafe { (out as *mut T).add(range.start) };
-            let to = if aside { tile.as_mut_ptr() } else { result };
-            for (turn, index) in dense.iter().enumerate() {
-                // SAFETY: every dense input holds `len` elements, which `start` checks, and `to`
-                // has room for the range.
-                unsafe {
-                    let from = inputs[*index].as_ptr::<T>(len).cast_const().add(range.start);
-                    if turn == 0 {
-                        std::ptr::copy(from, to, range.len());
-                        continue;
-                    }
-                    for i in 0..range.len() {
-                        *to.add(i) += *from.add(i);
-                    }
-                }
-            }
-            if aside {
-                // SAFETY: the tile is local, and the range of the output belongs to this task.
-                unsafe { std::ptr::copy_nonoverlapping(to.cast_const(), result, range.len()) };
-            }
-        });
-        for (arg, is_sparse) in inputs.iter().zip(&sparse) {
+        let out = k.output::<T>(0);
+        // Out may share memory with any of the inputs.
+        let inputs = dense.iter().map(|index| k.input_at_or_output(0, *index, 0));
+        sum(k.pool, inputs, out);
+        for (arg, is_sparse) in k.inputs(0).zip(&sparse) {
             if *is_sparse {
                 let width = arg.row_len();
-                let out = k.output::<T>(0);
                 for (id, row) in arg.row_ids().iter().zip(arg.slice::<T>().chunks(width.max(1))) {
                     let start = *id as usize * width;
                     let Some(to) = out.get_mut(start..start + width).filter(|_| *id >= 0) else {
@@ -144,16 +114,16 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
 }
 
 fn append_rows<T: Element>(k: &KernelCtx<'_>) -> Result<()> {
-    let out = k.out_arg(0);
+    let mut out = k.out(0);
     let width = out.row_len();
-    let mut count = 0;
-    for arg in k.inputs[0] {
-        let rows = arg.row_count();
-        if arg.shares_memory_with(out) {
-            // Out already contains the rows of this input.
-            count += rows;
+    // If Out shares memory with an input, it already contains the rows of this input.
+    let shared = k.inputs(0).position(|arg| arg.shares_memory_with(&out));
+    let mut count = shared.map_or(0, |_| out.row_count());
+    for (index, arg) in k.inputs(0).enumerate() {
+        if shared == Some(index) {
             continue;
         }
+        let rows = arg.row_count();
         out.row_ids_mut()[count..count + rows].copy_from_slice(arg.row_ids());
         let values = &arg.slice::<T>()[..rows * width];
         out.slice_mut::<T>()[count * width..(count + rows) * width].copy_from_slice(values);

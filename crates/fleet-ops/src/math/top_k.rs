@@ -7,6 +7,7 @@ use crate::prelude::*;
 use crate::rules::{axis_of, by_type, check_like, split_at_axis};
 use crate::widen::{has_half, through_f32};
 use fleet_ir::AttrSpec;
+use fleet_kernels::map::AxisRows;
 use fleet_kernels::scatter::{Rank, top_k};
 
 /// Minimum number of elements that a task reads.
@@ -77,7 +78,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Ok(())
         }));
     }
-    let lines_per_task = (GRAIN / len.max(1)).max(1);
+    let rows = AxisRows { outer, classes: len, inner };
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)),
         [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
         // Returns whether `a` comes before `b`.
@@ -87,58 +88,11 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             false => |a, b| a < b || (b != b && a == a),
         };
         Ok(Kernel::new(move |k| {
-            let x = k.input::<T>(0);
-            let kept = outer * count * inner;
-            let values = Shareable::new(&mut k.output::<T>(0)[..kept]);
-            let places = Shareable::new(&mut k.output::<i64>(1)[..kept]);
-            k.pool.run_ranges(outer * inner, lines_per_task, |lines| {
-                for line in lines {
-                    let start = line / inner * len * inner + line % inner;
-                    let out = line / inner * count * inner + line % inner;
-                    // SAFETY: lines are disjoint; `out + j * inner` with j < count is below `kept`.
-                    unsafe {
-                        select(len, count, inner, before, |at| x[start + at * inner],
-                            values.ptr().add(out), places.ptr().add(out));
-                    }
-                }
-            });
+            let (x, values, places) = (k.input::<T>(0), k.output::<T>(0), k.output::<i64>(1));
+            rows.top_k(k.pool, before, x, count, values, places);
             Ok(())
         }))
     })
-}
-
-/// Keeps the best `count` elements so far in order. This is fast because `count` is small and most
-/// elements fail the first comparison.
-///
-/// # Safety
-/// `values` and `places` hold `count` elements, `step` apart.
-unsafe fn select<T: Copy>(
-    len: usize,
-    count: usize,
-    step: usize,
-    before: fn(T, T) -> bool,
-    element: impl Fn(usize) -> T,
-    values: *mut T,
-    places: *mut i64,
-) {
-    for at in 0..len {
-        let value = element(at);
-        let kept = at.min(count);
-        // SAFETY: every index used is below `count`.
-        unsafe {
-            if kept == count && !before(value, *values.add((count - 1) * step)) {
-                continue;
-            }
-            let mut to = kept.min(count - 1);
-            while to > 0 && before(value, *values.add((to - 1) * step)) {
-                *values.add(to * step) = *values.add((to - 1) * step);
-                *places.add(to * step) = *places.add((to - 1) * step);
-                to -= 1;
-            }
-            *values.add(to * step) = value;
-            *places.add(to * step) = at as i64;
-        }
-    }
 }
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
@@ -150,7 +104,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return Err(p.no_kernel(x.dtype));
     }
     let axis = axis_of(p.op, "axis", &x.shape)?;
-    let (outer, len, inner) = split_at_axis(&x.shape, axis);
+    let (_, len, inner) = split_at_axis(&x.shape, axis);
     let count = dout.shape.at(axis);
     Ok(Kernel::new(move |k| {
         let (places, dout) = (k.input::<i64>(1), k.input::<f32>(2));
@@ -159,14 +113,12 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 .expected(format!("0 to {}", len as i64 - 1))
                 .got(place));
         }
-        let dx = Shareable::new(k.output::<f32>(0));
-        k.pool.run_ranges(outer, (GRAIN / (len * inner).max(1)).max(1), |blocks| {
-            for block in blocks {
-                // SAFETY: blocks are disjoint and inside the output.
-                let dx = unsafe { dx.slice(block * len * inner, len * inner) };
-                dx.fill(0.0);
+        let block = (len * inner).max(1);
+        k.pool.run_parts(k.output::<f32>(0), (GRAIN / block).max(1) * block, |start, part| {
+            part.fill(0.0);
+            for (at, dx) in part.chunks_exact_mut(block).enumerate() {
                 for j in 0..count * inner {
-                    let from = block * count * inner + j;
+                    let from = (start / block + at) * count * inner + j;
                     dx[places[from] as usize * inner + j % inner] = dout[from];
                 }
             }

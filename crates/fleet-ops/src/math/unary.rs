@@ -4,10 +4,11 @@
 //! X or Out, whichever gives the simpler derivative, so only that one is stored.
 
 use crate::prelude::*;
-use crate::rules::{check_like, physical_len};
+use crate::rules::check_like;
 use crate::widen::{has_half, through_f32};
 use fleet_ir::Op;
-use fleet_kernels::elementwise::{Saved, Unary, unary_grad_raw, unary_raw};
+use fleet_kernels::elementwise::{self, Saved, Unary};
+use fleet_kernels::map::map;
 
 macro_rules! unary {
     ($(
@@ -170,16 +171,14 @@ pub(super) fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, cpu);
     }
-    let (op, len) = (unary_of(p.op)?, physical_len(p, 0));
+    let op = unary_of(p.op)?;
     match p.input("X").dtype {
         DType::F32 => Ok(Kernel::new(move |k| {
-            let (x, y) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
-            // SAFETY: both hold `len` floats, and are equal or disjoint.
-            unsafe { unary_raw(k.pool, op, x, y, len) };
+            elementwise::unary(k.pool, op, k.input_or_output(0, 0), k.output(0));
             Ok(())
         })),
-        DType::I32 => integers(p, op, len, |value| value as i32, |bound| bound as i32),
-        DType::I64 => integers(p, op, len, |value| value as i64, |bound| bound as i64),
+        DType::I32 => integers(p, op, |value| value as i32, |bound| bound as i32),
+        DType::I64 => integers(p, op, |value| value as i64, |bound| bound as i64),
         dtype => Err(p.no_kernel(dtype)),
     }
 }
@@ -189,14 +188,13 @@ pub(super) fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 fn integers<T>(
     p: &PrepareCtx<'_>,
     op: Unary,
-    len: usize,
     wrap: fn(i128) -> T,
     saturate: fn(f64) -> T,
 ) -> Result<Kernel>
 where
     T: fleet_tensor::Element + Into<i128>,
 {
-    let map: fn(i128, i128, i128) -> i128 = match op {
+    let function: fn(i128, i128, i128) -> i128 = match op {
         Unary::Relu => |x, _, _| x.max(0),
         Unary::Relu6 => |x, _, _| x.clamp(0, 6),
         Unary::Abs => |x, _, _| x.abs(),
@@ -212,11 +210,8 @@ where
     };
     let (low, high): (i128, i128) = (saturate(low).into(), saturate(high).into());
     Ok(Kernel::new(move |k| {
-        let (x, y): (*const T, *mut T) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
-        for i in 0..len {
-            // SAFETY: both hold `len` elements; equal pointers are read before they are written.
-            unsafe { *y.add(i) = wrap(map((*x.add(i)).into(), low, high)) };
-        }
+        let (x, y) = (k.input_or_output(0, 0), k.output::<T>(0));
+        map(k.pool, x, y, |x| wrap(function(x.into(), low, high)));
         Ok(())
     }))
 }
@@ -234,7 +229,7 @@ pub(super) fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, grad_cpu);
     }
-    let (op, len) = (unary_of(p.op)?, physical_len(p, 2));
+    let op = unary_of(p.op)?;
     if p.input("Out@GRAD").dtype != DType::F32 {
         return Err(p.no_kernel(p.input("Out@GRAD").dtype));
     }
@@ -251,9 +246,8 @@ pub(super) fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         )));
     }
     Ok(Kernel::new(move |k| {
-        let (saved, dy) = (k.arg(saved).as_ptr(len), k.arg(2).as_ptr(len));
-        // SAFETY: all hold `len` floats; the output is equal to or disjoint from each input.
-        unsafe { unary_grad_raw(k.pool, op, saved, dy, k.out_arg(0).as_ptr(len), len) };
+        let (saved, dy) = (k.input_or_output(saved, 0), k.input_or_output(2, 0));
+        elementwise::unary_grad(k.pool, op, saved, dy, k.output(0));
         Ok(())
     }))
 }

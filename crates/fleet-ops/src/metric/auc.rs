@@ -105,11 +105,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let is_wide = p.input("Label").dtype == DType::I64;
     let area_of = area_under(p.op.attr_str("curve"))?;
     let kernel = Kernel::new(move |k| {
-        for (out, input) in [(1, STAT_POS), (2, STAT_NEG)] {
-            if !k.shares_memory(out, input) {
-                k.output::<i64>(out).copy_from_slice(k.input(input));
-            }
-        }
         let labels = match is_wide {
             true => k.input::<i64>(LABEL),
             false => {
@@ -121,7 +116,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             }
         };
         let predictions = Predictions { scores: k.input(PREDICT), width, labels };
-        let (positives, negatives) = (k.output::<i64>(1), k.output::<i64>(2));
+        let (positives, negatives) = (k.updated::<i64>(1, STAT_POS), k.updated::<i64>(2, STAT_NEG));
         k.output::<f64>(0)[0] = if steps == 0 {
             auc_count(predictions, positives, negatives)?;
             area_of(positives, negatives)

@@ -2,22 +2,21 @@
 //! numbers of a row, and copies of rows to scratch and back.
 
 use crate::prelude::*;
+use fleet_kernels::map::AxisRows;
 
-/// `outer` blocks of `classes` groups of `inner` numbers. A row takes one number of each group.
+/// Rows along an axis: one number of each group of `inner` numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Split {
-    pub outer: usize,
     pub classes: usize,
     pub inner: usize,
+    all: AxisRows,
 }
 
 impl Split {
     pub(crate) fn new(shape: &Shape, axis: usize) -> Split {
-        Split {
-            outer: shape.product(0..axis),
-            classes: shape.at(axis),
-            inner: shape.product(axis + 1..shape.rank()),
-        }
+        let (classes, inner) = (shape.at(axis), shape.product(axis + 1..shape.rank()));
+        let all = AxisRows { outer: shape.product(0..axis), classes, inner };
+        Split { classes, inner, all }
     }
 
     /// Returns the split of an op's input along its attribute `axis`.
@@ -27,7 +26,7 @@ impl Split {
     }
 
     pub(crate) fn rows(&self) -> usize {
-        self.outer * self.inner
+        self.all.count()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -46,7 +45,7 @@ impl Split {
     /// Returns the index of the first number of `row`. Each next number is `inner` further.
     #[inline]
     pub(crate) fn start(&self, row: usize) -> usize {
-        row / self.inner * self.classes * self.inner + row % self.inner
+        self.all.start(row)
     }
 
     /// Returns the row of element `index`, and its position in the row.
@@ -58,38 +57,11 @@ impl Split {
 
     /// Copies rows so that they are contiguous.
     pub(crate) fn gather(&self, pool: &Pool, from: &[f32], rows: &mut [f32]) {
-        let rows = Shareable::new(&mut rows[..self.len()]);
-        pool.run_ranges(self.rows(), self.grain(), |range| {
-            for row in range {
-                // SAFETY: tasks take different rows.
-                let to = unsafe { rows.slice(row * self.classes, self.classes) };
-                let start = self.start(row);
-                for (class, to) in to.iter_mut().enumerate() {
-                    *to = from[start + class * self.inner];
-                }
-            }
-        });
+        self.all.gather(pool, from, rows);
     }
 
     /// Copies contiguous rows back to their positions in the tensor.
     pub(crate) fn scatter(&self, pool: &Pool, rows: &[f32], to: &mut [f32]) {
-        assert_eq!(to.len(), self.len(), "rows and tensor differ in length");
-        let to = Shareable::new(to);
-        pool.run_ranges(self.rows(), self.grain(), |range| {
-            for row in range {
-                let start = self.start(row);
-                for class in 0..self.classes {
-                    // SAFETY: every element belongs to one row, and tasks take different rows.
-                    let cell = unsafe { to.slice(start + class * self.inner, 1) };
-                    cell[0] = rows[row * self.classes + class];
-                }
-            }
-        });
-    }
-
-    fn grain(&self) -> usize {
-        ELEMENTS_PER_TASK / self.classes.max(1) + 1
+        self.all.scatter(pool, rows, to);
     }
 }
-
-const ELEMENTS_PER_TASK: usize = 1 << 14;

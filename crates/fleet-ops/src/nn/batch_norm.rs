@@ -218,10 +218,9 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
         let (scratch, exchange) = k.scratch::<f32>().split_at_mut(own);
         let mean = k.output::<f32>(SAVED_MEAN);
         let inv_std = k.output::<f32>(SAVED_INV_STD);
-        copy_unless_shared(k, MEAN_OUT, MEAN);
-        copy_unless_shared(k, VARIANCE_OUT, VARIANCE);
-        let running_mean = k.output::<f32>(MEAN_OUT);
-        let running_variance = k.output::<f32>(VARIANCE_OUT);
+        let y = k.output::<f32>(Y);
+        let running_mean = k.updated::<f32>(MEAN_OUT, MEAN);
+        let running_variance = k.updated::<f32>(VARIANCE_OUT, VARIANCE);
         if frozen {
             mean.copy_from_slice(running_mean);
             inv_std.copy_from_slice(running_variance);
@@ -232,7 +231,7 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
                     batch_norm::statistics_of_partials(dims.rows(), partials, mean, inv_std);
                 }
                 None => {
-                    let x = k.input::<f32>(X);
+                    let x = k.input_or_output(X, Y).or(y);
                     batch_norm::statistics(k.pool, &dims, x, scratch, mean, inv_std);
                 }
             }
@@ -246,21 +245,14 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
         let affine = (k.input::<f32>(SCALE), k.input::<f32>(BIAS));
         let residual = if has_z { Some(k.input::<f32>(Z)) } else { None };
         let (x, y) = match k.shares_memory(Y, X) {
-            true => (Operand::Reuse(k.output(Y)), Output::OverX),
-            false => (Operand::Read(k.input(X)), Output::New(k.output(Y))),
+            true => (Operand::Reuse(y), Output::OverX),
+            false => (Operand::Read(k.input(X)), Output::New(y)),
         };
         let given = (&*mean, &*inv_std);
         batch_norm::normalise(k.pool, &dims, x, given, affine, residual, act, y, scratch);
         Ok(())
     });
     Ok(kernel.scratch::<f32>(own + shared))
-}
-
-/// Copies an input to an output that updates it, unless they are the same variable.
-fn copy_unless_shared(k: &KernelCtx<'_>, output: usize, input: usize) {
-    if !k.shares_memory(output, input) {
-        k.output::<f32>(output).copy_from_slice(k.input(input));
-    }
 }
 
 /// Makes the backward kernel. `sync` sums the statistics of the gradient of X over ranks.
@@ -282,12 +274,13 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
         let (spare_scale, spare_bias) = spare_c.split_at_mut(c);
         let (dx_over_dy, dx_over_x) = (k.shares_memory(DX, DY), k.shares_memory(DX, X));
         let dz_over_dy = has_z && k.shares_memory(DZ, DY);
-        let dy = match dx_over_dy || dz_over_dy {
-            true => Operand::Reuse(k.arg(DY).slice_mut()),
-            false => Operand::Read(k.input(DY)),
+        let dy = match () {
+            () if dx_over_dy => Operand::Reuse(k.output(DX)),
+            () if dz_over_dy => Operand::Reuse(k.output(DZ)),
+            () => Operand::Read(k.input(DY)),
         };
         let x = match dx_over_x {
-            true => Operand::Reuse(k.arg(X).slice_mut()),
+            true => Operand::Reuse(k.output(DX)),
             false => Operand::Read(k.input(X)),
         };
         let dx = match () {
@@ -305,6 +298,8 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
             Act::Relu if has_y => Mask::FromOutput(k.input(Y_SAVED)),
             Act::Relu => Mask::FromInput,
         };
+        let d_gamma = k.optional_output(DSCALE).unwrap_or(spare_scale);
+        let d_beta = k.optional_output(DBIAS).unwrap_or(spare_bias);
         let args = Backward {
             dy,
             addend: k.optional(ADDEND),
@@ -317,8 +312,8 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
             gamma: k.input(SCALE),
             beta: k.input(BIAS),
             is_frozen,
-            d_gamma: k.optional_output(DSCALE).unwrap_or(spare_scale),
-            d_beta: k.optional_output(DBIAS).unwrap_or(spare_bias),
+            d_gamma: &mut *d_gamma,
+            d_beta: &mut *d_beta,
         };
         let Some(sync) = &sync else {
             batch_norm::backward(k.pool, &dims, args, scratch);
@@ -337,11 +332,8 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
         });
         // Scale and bias get the gradients of this rank. Like all gradients, they are summed over
         // ranks later.
-        for (slot, mine) in [(DBIAS, &kept[..c]), (DSCALE, &kept[c..])] {
-            if let Some(to) = k.optional_output::<f32>(slot) {
-                to.copy_from_slice(mine);
-            }
-        }
+        d_beta.copy_from_slice(&kept[..c]);
+        d_gamma.copy_from_slice(&kept[c..]);
         outcome
     });
     Ok(kernel.scratch::<f32>(own + 2 * c + spare + shared))

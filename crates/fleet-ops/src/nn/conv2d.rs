@@ -498,19 +498,9 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
 /// Floats per task of the loops below.
 const GRAIN: usize = 1 << 14;
 
-/// Runs `body(first index, part)` for parts of `out`.
-fn for_parts(pool: &Pool, out: &mut [f32], body: impl Fn(usize, &mut [f32]) + Sync) {
-    let len = out.len();
-    let out = Shareable::new(out);
-    pool.run_ranges(len, GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside the output.
-        body(range.start, unsafe { out.slice(range.start, range.len()) });
-    });
-}
-
 /// Computes `out = max(x, 0)`, in place without `x`.
 fn clip(pool: &Pool, x: Option<&[f32]>, out: &mut [f32]) {
-    for_parts(pool, out, |start, part| {
+    pool.run_parts(out, GRAIN, |start, part| {
         if let Some(x) = x {
             part.copy_from_slice(&x[start..start + part.len()]);
         }
@@ -521,7 +511,7 @@ fn clip(pool: &Pool, x: Option<&[f32]>, out: &mut [f32]) {
 /// Computes `out += x`, then clips at 0 if `relu` is set.
 fn add(pool: &Pool, x: &[f32], relu: bool, out: &mut [f32]) {
     let low = if relu { 0.0 } else { f32::NEG_INFINITY };
-    for_parts(pool, out, |start, part| {
+    pool.run_parts(out, GRAIN, |start, part| {
         for (out, x) in part.iter_mut().zip(&x[start..]) {
             *out = (*out + x).max(low);
         }
@@ -530,7 +520,7 @@ fn add(pool: &Pool, x: &[f32], relu: bool, out: &mut [f32]) {
 
 /// Computes `out = dy` where `y` is positive, else 0.
 fn mask(pool: &Pool, dy: &[f32], y: &[f32], out: &mut [f32]) {
-    for_parts(pool, out, |start, part| {
+    pool.run_parts(out, GRAIN, |start, part| {
         for ((out, dy), y) in part.iter_mut().zip(&dy[start..]).zip(&y[start..]) {
             *out = if *y > 0.0 { *dy } else { 0.0 };
         }
@@ -538,7 +528,7 @@ fn mask(pool: &Pool, dy: &[f32], y: &[f32], out: &mut [f32]) {
 }
 
 fn mask_in_place(pool: &Pool, x: &[f32], out: &mut [f32]) {
-    for_parts(pool, out, |start, part| {
+    pool.run_parts(out, GRAIN, |start, part| {
         for (out, x) in part.iter_mut().zip(&x[start..]) {
             *out = if *x > 0.0 { *out } else { 0.0 };
         }

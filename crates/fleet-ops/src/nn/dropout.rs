@@ -9,8 +9,7 @@ use super::half::{FLOATS, any_float};
 use super::random;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
-use fleet_kernels::dropout::{Dropout, Mode, dropout_raw};
-use fleet_kernels::elementwise::{Unary, unary_raw};
+use fleet_kernels::dropout::{Dropout, Mode, dropout, dropout_infer};
 use fleet_kernels::fill::Draw;
 
 const ATTRS: &[AttrSpec] = &[
@@ -76,21 +75,15 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let mode = mode(p.op)?;
     let probability = p.op.attr_float("dropout_prob") as f32;
     let (seed, stream) = (p.op.attr_int("seed"), p.op.attr_int("stream"));
-    let len = p.inputs[0][0].numel();
     let is_test = p.op.attr_bool("is_test");
     Ok(Kernel::new(move |k| {
         let draw =
             Draw { seed: random::seed(seed, k), stream: random::stream(stream, k), offset: 0 };
         let drop = Dropout { probability, mode, draw };
-        let (x, y) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
-        // SAFETY: both hold as many floats as the shape has elements, and are equal or disjoint.
-        unsafe {
-            if is_test {
-                let scale = Unary::Scale { scale: drop.infer_scale(), bias: 0.0 };
-                unary_raw(k.pool, scale, x, y, len);
-            } else {
-                dropout_raw(k.pool, drop, x, y, len);
-            }
+        let (x, y) = (k.input_or_output(0, 0), k.output(0));
+        match is_test {
+            true => dropout_infer(k.pool, drop, x, y),
+            false => dropout(k.pool, drop, x, y),
         }
         Ok(())
     }))

@@ -9,9 +9,9 @@
 use crate::nn::lookup_table_v2::{padding, sparse_grad};
 use crate::prelude::*;
 use crate::rules::{check_row_major, same_dim, sizes};
-use crate::tensor::strided::{Strided, row_major};
 use fleet_ir::AttrSpec;
 use fleet_kernels::embedding::{self, Grid, Source};
+use fleet_kernels::strided::{Strided, row_major};
 
 const W: usize = 0;
 const IDS: usize = 1;
@@ -147,9 +147,10 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (dim, padding) = (p.input("W").shape.at(1), padding(p));
     Ok(Kernel::new(move |k| {
         let (w, ids) = (k.input::<f32>(W), k.input::<i64>(IDS));
-        embedding::lookup(k.pool, w, dim, ids, padding, grid, k.output(0))?;
-        for (copy, rest) in copies.iter().zip(k.inputs[REST]) {
-            copy.run::<u32>(k.pool, rest, k.out_arg(0));
+        let out = k.output::<f32>(0);
+        embedding::lookup(k.pool, w, dim, ids, padding, grid, out)?;
+        for (copy, rest) in copies.iter().zip(k.inputs(REST)) {
+            copy.run(k.pool, rest.slice(), out);
         }
         Ok(())
     }))
@@ -171,14 +172,14 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Some(VarKind::SparseRows) => sparse_grad(k, (IDS, DY), height, dim, padding, grid)?,
             Some(_) => {
                 let (ids, dy) = (k.input::<i64>(IDS), k.input::<f32>(DY));
-                let scratch = k.scratch_words();
+                let scratch = k.scratch();
                 let groups = embedding::group(k.pool, ids, Some(height), padding, scratch)?;
                 let source = Source::Grid { data: dy, grid };
                 embedding::dense_gradient(k.pool, &groups, &source, dim, k.output(0))?;
             }
         }
-        for (copy, rest) in copies.iter().zip(k.outputs[1]) {
-            copy.run::<u32>(k.pool, k.arg(DY), rest);
+        for (copy, rest) in copies.iter().zip(k.outs(1)) {
+            copy.run::<f32>(k.pool, k.input(DY), rest.into_slice());
         }
         Ok(())
     })

@@ -10,7 +10,7 @@
 use super::half::{FLOATS, any_float};
 use crate::prelude::*;
 use fleet_kernels::layer_norm::{
-    LayerNorm, Residual, layer_norm, layer_norm_grad_raw, layer_norm_grad_scratch_len,
+    LayerNorm, Residual, layer_norm, layer_norm_grad, layer_norm_grad_scratch_len,
 };
 
 const X: usize = 0;
@@ -227,31 +227,14 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
             return Ok(());
         }
         let norm = LayerNorm { len, epsilon, gamma: k.optional(SCALE), beta: None };
-        let dx = match k.has_output(0) {
-            true => k.out_arg(0).as_ptr(rows * len),
-            false => rest.as_mut_ptr(),
+        let read = |slot: usize| match k.has_output(0) {
+            true => k.input_or_output::<f32>(slot, 0),
+            false => Input::Separate(k.input(slot)),
         };
-        let read = |slot: usize| k.arg(slot).as_ptr::<f32>(rows * len).cast_const();
         let skip = k.has_input(SKIP).then(|| read(SKIP));
-        let (mean, inv_std) = (k.input(MEAN), k.input(INV_STD));
-        assert_eq!(mean.len(), rows, "number of means differs from number of rows");
-        // SAFETY: all hold `rows` rows, the number that the kernel uses. The planner lets the
-        // result equal an operand or be disjoint.
-        unsafe {
-            layer_norm_grad_raw(
-                k.pool,
-                norm,
-                read(X),
-                mean,
-                inv_std,
-                read(DY),
-                skip,
-                dx,
-                dgamma,
-                dbeta,
-                scratch,
-            );
-        }
+        let (x, dy, mean, inv_std) = (read(X), read(DY), k.input(MEAN), k.input(INV_STD));
+        let dx = k.optional_output(0).unwrap_or(&mut rest[..spare]);
+        layer_norm_grad(k.pool, norm, x, mean, inv_std, dy, skip, dx, dgamma, dbeta, scratch);
         Ok(())
     })
     .scratch::<f32>(own + 2 * len + spare))

@@ -157,7 +157,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
     Ok(Kernel::new(move |k| {
         let (ids, dy) = (k.input::<i64>(IDS), k.input::<f32>(DY));
-        let groups = embedding::group(k.pool, ids, Some(height), padding, k.scratch_words())?;
+        let groups = embedding::group(k.pool, ids, Some(height), padding, k.scratch())?;
         let source = Source::Grid { data: dy, grid: Grid::packed(dim) };
         embedding::dense_gradient(k.pool, &groups, &source, dim, k.output(0))?;
         Ok(())
@@ -180,14 +180,14 @@ pub(crate) fn sparse_grad(
     if let Some(position) = ids.iter().position(|id| !(0..height as i64).contains(id)) {
         return Err(embedding::BadId { position, id: ids[position], rows: height }.into());
     }
-    let out = k.out_arg(0);
-    let rows = out.row_ids_mut();
+    let mut out = k.out(0);
+    let dy = k.slice_unless::<f32>(k.arg(dy), 0);
     let keeps_all = padding.is_none_or(|row| !ids.contains(&row));
     if keeps_all {
-        rows[..ids.len()].copy_from_slice(ids);
+        out.row_ids_mut()[..ids.len()].copy_from_slice(ids);
         out.set_row_count(ids.len());
-        if !k.shares_memory(0, dy) {
-            copy(k.pool, k.input(dy), grid, dim, &mut k.output(0)[..ids.len() * dim]);
+        if let Some(dy) = dy {
+            copy(k.pool, dy, grid, dim, &mut out.slice_mut()[..ids.len() * dim]);
         }
         return Ok(());
     }
@@ -196,14 +196,13 @@ pub(crate) fn sparse_grad(
         if Some(*id) == padding {
             continue;
         }
-        rows[count] = *id;
+        out.row_ids_mut()[count] = *id;
         let from = place(&grid, position);
-        if k.shares_memory(0, dy) {
+        let values = out.slice_mut::<f32>();
+        match dy {
+            Some(dy) => values[count * dim..][..dim].copy_from_slice(&dy[from..][..dim]),
             // Rows only move towards the front, so each row is read before it is overwritten.
-            k.output::<f32>(0).copy_within(from..from + dim, count * dim);
-        } else {
-            let row = &k.input::<f32>(dy)[from..][..dim];
-            k.output::<f32>(0)[count * dim..][..dim].copy_from_slice(row);
+            None => values.copy_within(from..from + dim, count * dim),
         }
         count += 1;
     }
@@ -220,22 +219,18 @@ fn place(grid: &Grid, position: usize) -> usize {
 const COPY_GRAIN: usize = 1 << 15;
 
 /// Copies the rows of a grid to contiguous rows.
-fn copy(pool: &Pool, from: &[f32], grid: Grid, dim: usize, to: &mut [f32]) {
+fn copy(pool: &Pool, from_rows: &[f32], grid: Grid, dim: usize, to: &mut [f32]) {
     // Number of floats without a gap.
     let run = match (grid == Grid::packed(dim), grid.stride == dim) {
         (true, _) => COPY_GRAIN,
         (_, true) => grid.group * dim,
         _ => dim,
     };
-    let len = to.len();
-    let grain = (COPY_GRAIN / run.max(1)).max(1) * run;
-    let to = Shareable::new(to);
-    pool.run_ranges(len, grain, |range| {
-        for start in range.clone().step_by(run) {
-            let count = run.min(range.end - start);
-            let from = &from[place(&grid, start / dim)..][..count];
-            // SAFETY: ranges are disjoint and inside.
-            unsafe { to.slice(start, count) }.copy_from_slice(from);
+    let run = run.max(1);
+    pool.run_parts(to, (COPY_GRAIN / run).max(1) * run, |start, part| {
+        for (index, to) in part.chunks_mut(run).enumerate() {
+            let from = place(&grid, (start + index * run) / dim);
+            to.copy_from_slice(&from_rows[from..][..to.len()]);
         }
     });
 }

@@ -181,11 +181,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         match is_narrow {
             true => pooling.max_forward(k.pool, x, y, k.optional_output::<u8>(1)),
             false => {
-                let mask = k.optional_output::<i32>(1).map(|mask| {
-                    // SAFETY: the same positions as unsigned numbers.
-                    unsafe { std::slice::from_raw_parts_mut(mask.as_mut_ptr().cast(), mask.len()) }
-                });
-                pooling.max_forward::<u32>(k.pool, x, y, mask);
+                pooling.max_forward::<u32>(k.pool, x, y, k.optional_out(1).map(Out::into_bits));
             }
         }
         Ok(())
@@ -207,10 +203,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         match is_narrow {
             true => pooling.max_backward(k.pool, dy, k.input::<u8>(1), dx),
             false => {
-                let mask = k.input::<i32>(1);
-                // SAFETY: the same positions as unsigned numbers.
-                let mask = unsafe { std::slice::from_raw_parts(mask.as_ptr().cast(), mask.len()) };
-                pooling.max_backward::<u32>(k.pool, dy, mask, dx);
+                pooling.max_backward::<u32>(k.pool, dy, k.arg(1).bits(), dx);
             }
         }
         Ok(())

@@ -58,20 +58,18 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if split.is_last() || split.is_empty() {
         return Ok(Kernel::new(move |k| {
             if !split.is_empty() {
-                let len = split.len();
-                let (x, y) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
-                // SAFETY: both hold as many floats as the shape has elements, and are equal or
-                // disjoint.
-                unsafe { softmax::softmax_raw(k.pool, x, y, split.rows(), split.classes) };
+                let x = k.input_or_output(0, 0);
+                softmax::softmax(k.pool, x, split.classes, k.output(0));
             }
             Ok(())
         }));
     }
     Ok(Kernel::new(move |k| {
         let rows = k.scratch::<f32>();
-        split.gather(k.pool, k.input(0), rows);
-        softmax::softmax_inplace(k.pool, rows, split.classes);
-        split.scatter(k.pool, rows, k.output(0));
+        let (x, out) = (k.input_or_output(0, 0), k.output::<f32>(0));
+        split.gather(k.pool, x.or(out), rows);
+        softmax::softmax(k.pool, Input::Output, split.classes, rows);
+        split.scatter(k.pool, rows, out);
         Ok(())
     })
     .scratch::<f32>(split.len()))
@@ -82,26 +80,19 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if split.is_last() || split.is_empty() {
         return Ok(Kernel::new(move |k| {
             if !split.is_empty() {
-                let all = split.len();
-                let (y, dy) = (k.arg(0).as_ptr(all), k.arg(1).as_ptr(all));
-                let (dx, rows, len) = (k.out_arg(0).as_ptr(all), split.rows(), split.classes);
-                // SAFETY: all hold as many floats as the shape has elements; the result is equal to
-                // or disjoint from the others.
-                unsafe { softmax::softmax_grad_raw(k.pool, y, dy, dx, rows, len) };
+                let (y, dy) = (k.input_or_output(0, 0), k.input_or_output(1, 0));
+                softmax::softmax_grad(k.pool, y, dy, split.classes, k.output(0));
             }
             Ok(())
         }));
     }
     Ok(Kernel::new(move |k| {
         let (y, dy) = k.scratch::<f32>().split_at_mut(split.len());
-        split.gather(k.pool, k.input(0), y);
-        split.gather(k.pool, k.input(1), dy);
-        let dx = dy.as_mut_ptr();
-        // SAFETY: two disjoint parts of the scratch; the result overwrites one of them.
-        unsafe {
-            softmax::softmax_grad_raw(k.pool, y.as_ptr(), dx, dx, split.rows(), split.classes);
-        }
-        split.scatter(k.pool, dy, k.output(0));
+        let out = k.output::<f32>(0);
+        split.gather(k.pool, k.input_or_output(0, 0).or(out), y);
+        split.gather(k.pool, k.input_or_output(1, 0).or(out), dy);
+        softmax::softmax_grad(k.pool, &*y, Input::Output, split.classes, dy);
+        split.scatter(k.pool, dy, out);
         Ok(())
     })
     .scratch::<f32>(2 * split.len()))

@@ -16,7 +16,7 @@ use super::batch_norm::{
 use super::half::any_float;
 use crate::comm::{LABEL, NRANKS, RING_ID};
 use crate::prelude::*;
-use crate::{Arg, ReduceOp, Ring};
+use crate::{ReduceOp, Ring};
 use fleet_ir::AttrSpec;
 use fleet_kernels::batch_norm::Act;
 use std::sync::Arc;
@@ -103,15 +103,14 @@ impl Sync {
         of: impl Fn(usize) -> [f64; 2],
         scratch: &'s mut [f32],
     ) -> Result<(f64, &'s [f64])> {
-        // SAFETY: every bit pattern is a valid number.
-        let (_, doubles, _) = unsafe { scratch.align_to_mut::<f64>() };
-        let sums = &mut doubles[..sums_len(channels)];
+        let skipped = usize::from(!scratch.as_ptr().cast::<f64>().is_aligned());
+        let sums: &mut [f64] = view_as_mut(&mut scratch[skipped..][..2 * sums_len(channels)]);
         sums[0] = rows as f64;
         for (channel, to) in sums[1..].chunks_exact_mut(2).enumerate() {
             to.copy_from_slice(&of(channel));
         }
-        let arg = Arg::of_slice(sums);
-        self.ring.all_reduce(&self.label, &[arg], ReduceOp::Sum)?;
+        let parts = &mut [view_as_mut(sums)];
+        self.ring.all_reduce(&self.label, DType::F64, parts, ReduceOp::Sum)?;
         Ok((sums[0], &sums[1..]))
     }
 

@@ -2,11 +2,12 @@
 //! only in their rule.
 
 use super::sparse::Sparse;
-use crate::Arg;
+use crate::comm;
 use crate::prelude::*;
 use fleet_base::sync::lock;
 use fleet_ir::{Arity, AttrSpec, Op};
-use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step};
+use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step, Tensors};
+use std::collections::HashMap;
 use std::sync::Mutex;
 
 // The first slots of every optimizer op. The slots of its state follow.
@@ -36,6 +37,7 @@ pub(super) struct Slots {
 pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
     regularizer(i.op)?;
     check_numbers(i.op)?;
+    check_overlap(i, slots)?;
     let count = i.inputs("Param").len();
     for slot in ["LearningRate", "GradScale"] {
         if i.optional(slot).is_some() {
@@ -96,6 +98,33 @@ pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
     Ok(())
 }
 
+/// Rejects an output that is also an input, except the one that it updates: the kernel reads the
+/// others while it writes.
+fn check_overlap(i: &InferCtx<'_>, slots: &Slots) -> Result<()> {
+    let mut read: HashMap<VarId, Vec<&str>> = HashMap::new();
+    for (slot, vars) in i.op.spec.inputs.iter().zip(&i.op.inputs) {
+        vars.iter().for_each(|var| read.entry(*var).or_default().push(slot.name));
+    }
+    let pairs = || slots.full.iter().chain(slots.single);
+    for (out, vars) in i.op.spec.outputs.iter().zip(&i.op.outputs) {
+        let updates = |input: &str| match out.name {
+            "ParamOut" => input == "Param",
+            "GradOut" => input == "Grad",
+            name => pairs().any(|pair| *pair == (input, name)),
+        };
+        let read = vars.iter().filter_map(|var| read.get(var)).flatten();
+        if let Some(slot) = read.copied().find(|slot| !updates(slot)) {
+            return Err(Error::invalid(format!(
+                "output '{}' of {} is the same variable as input '{slot}'",
+                out.name,
+                i.op.name()
+            ))
+            .expected("a separate variable"));
+        }
+    }
+    Ok(())
+}
+
 fn check_count(i: &InferCtx<'_>, slot: &str, count: usize) -> Result<()> {
     let found = i.inputs(slot).len();
     if found == count {
@@ -151,9 +180,7 @@ fn regularizer(op: &Op) -> Result<Regularizer> {
 /// Prepared update of an optimizer op.
 pub(super) struct Plan {
     pub rule: Rule,
-    pub regularizer: Regularizer,
     lr_scale: f32,
-    pub weight_decay: f32,
     /// Output slots of the state, in the order of the rule.
     pub states: Vec<usize>,
     /// Triples (output slot, input slot, factor) of the powers of the betas.
@@ -211,14 +238,14 @@ impl Plan {
         let dense: Vec<usize> = (0..params.len()).filter(|index| !is_sparse(index)).collect();
         let regularizer = regularizer(p.op)?;
         let weight_decay = options.weight_decay as f32;
-        let segments = dense.iter().map(|index| Segment {
-            len: p.input_layouts[PARAM][*index].physical_len(&params[*index].shape),
-            regularizer,
-            weight_decay,
-            ..Segment::of(&mut [], &[], [None, None, None])
+        let segment = |len: usize| Segment::new(len, regularizer, weight_decay);
+        let segments = dense.iter().map(|index| {
+            segment(p.input_layouts[PARAM][*index].physical_len(&params[*index].shape))
         });
         let sparse = (0..params.len()).filter(is_sparse).map(|index| {
-            Sparse::new(index, &params[index], p.inputs[GRAD][index].rows, options.moves_all_rows)
+            let all = segment(params[index].shape.len());
+            let rows_max = p.inputs[GRAD][index].rows;
+            Sparse::new(index, &params[index], rows_max, all, options.moves_all_rows)
         });
         let states = slots.full.iter().filter(|(slot, _)| p.optional(slot).is_some());
         let found = states.clone().count();
@@ -241,9 +268,7 @@ impl Plan {
         }
         Ok(Plan {
             rule,
-            regularizer,
             lr_scale: p.op.attr_float("lr_scale") as f32,
-            weight_decay,
             states: states.filter_map(|(_, made)| out(made)).collect(),
             powers: powers.collect(),
             skip: spec.input_index("SkipUpdate"),
@@ -276,71 +301,58 @@ impl Plan {
         }
     }
 
-    pub(super) fn multiply_powers(&self, k: &KernelCtx<'_>) {
-        for (slot, _, beta) in &self.powers {
-            k.outputs[*slot].iter().for_each(|arg| arg.slice_mut::<f32>()[0] *= beta);
-        }
-    }
-
     fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
-        self.copy_unless_shared(k);
         if self.skips_update(k) {
+            self.copy(k);
             return Ok(());
         }
-        let step = self.step(k);
+        let (step, scratch) = (self.step(k), k.scratch::<u64>());
         if !self.dense.is_empty() {
             let mut segments = lock(&self.segments);
-            segments.rebind(|segment, it| self.bind(k, self.dense[segment], it));
-            // SAFETY: the plan owns all these tensors during this call. Each is a separate variable
-            // with the length of its parameter.
-            unsafe { segments.update(k.pool, self.rule, step, k.scratch()) };
+            let grad = |index: usize| Some(k.arg_at(GRAD, index).slice());
+            let tensors = |segment: usize| {
+                let index = self.dense[segment];
+                Tensors { grad: grad(index), ..self.tensors(k, index) }
+            };
+            segments.bind(tensors).update(k.pool, self.rule, step, view_as_mut(scratch));
         }
         for sparse in &self.sparse {
-            let [beta1_pow, beta2_pow] = self.powers_of(k, sparse.index).unwrap_or_default();
-            sparse.update(k, self, Step { beta1_pow, beta2_pow, ..step })?;
+            let tensors = self.tensors(k, sparse.index);
+            let [beta1_pow, beta2_pow] = tensors.powers.unwrap_or_default();
+            let step = Step { beta1_pow, beta2_pow, ..step };
+            let grad = k.arg_at(GRAD, sparse.index);
+            sparse.update(k.pool, self.rule, step, grad, tensors, scratch)?;
         }
-        self.multiply_powers(k);
         Ok(())
     }
 
-    /// Sets the addresses of parameter `index`, its gradient and its state.
-    pub(super) fn bind(&self, k: &KernelCtx<'_>, index: usize, segment: &mut Segment) {
-        let param = &k.outputs[0][index];
-        assert_eq!(param.len(), segment.len, "length of a parameter has changed");
-        let len = segment.len;
-        segment.param = param.as_ptr(len);
-        segment.grad = k.inputs[GRAD][index].as_ptr(len);
-        for (to, slot) in segment.state.iter_mut().zip(&self.states) {
-            *to = k.outputs[*slot][index].as_ptr(len);
-        }
-        segment.powers = self.powers_of(k, index);
-    }
-
-    fn powers_of(&self, k: &KernelCtx<'_>, index: usize) -> Option<[f32; 2]> {
-        let at = |which: usize| {
-            let (slot, _, _) = self.powers.get(which)?;
-            Some(k.outputs[*slot][index].slice::<f32>()[0])
+    /// Hands out parameter `index` and its state. Multiplies the powers of the betas for the next
+    /// step.
+    pub(super) fn tensors<'a>(&self, k: &KernelCtx<'a>, index: usize) -> Tensors<'a> {
+        let state = |which: usize| {
+            let slot = self.states.get(which)?;
+            Some(k.updated_at(*slot, STATE + which, index))
         };
-        Some([at(0)?, at(1).unwrap_or(0.0)])
+        let mut powers = self.powers.iter().map(|(out, input, beta)| {
+            let power = &mut k.updated_at::<f32>(*out, *input, index)[0];
+            std::mem::replace(power, *power * beta)
+        });
+        Tensors {
+            param: k.updated_at(0, PARAM, index),
+            grad: None,
+            state: std::array::from_fn(state),
+            powers: powers.next().map(|first| [first, powers.next().unwrap_or(0.0)]),
+        }
     }
 
     /// Copies inputs to the outputs that update them, unless they are the same variable.
-    pub(super) fn copy_unless_shared(&self, k: &KernelCtx<'_>) {
+    pub(super) fn copy(&self, k: &KernelCtx<'_>) {
         let full = self.states.iter().enumerate().map(|(index, out)| (*out, STATE + index));
         let powers = self.powers.iter().map(|(out, input, _)| (*out, *input));
         for (out, input) in full.chain(powers).chain([(0, PARAM)]) {
-            for (out, input) in k.outputs[out].iter().zip(k.inputs[input]) {
-                if !out.shares_memory_with(input) {
-                    out.bytes_mut().copy_from_slice(input.bytes());
-                }
-            }
+            comm::copy(k, input, out);
         }
     }
-}
-
-/// Returns a tensor with the length of the parameter.
-pub(super) fn tensor<'a>(arg: &Arg) -> &'a mut [f32] {
-    arg.slice_mut()
 }
 
 /// Cost of reading and writing the parameter and its state, and of a few flops per element.

@@ -50,26 +50,20 @@ pub(super) fn cpu(
             .output_index("GradOut")
             .ok_or_else(|| Error::internal("missing output GradOut").at(p.op.name()))?;
     Ok(Kernel::new(move |k| {
-        plan.copy_unless_shared(k);
-        comm::copy_unless_shared(k.inputs[common::GRAD], k.outputs[sums]);
-        if plan.skips_update(k) {
-            return ring.all_reduce(&label, k.outputs[sums], ReduceOp::Sum);
-        }
-        let step = plan.step(k);
-        let mut segments = lock(&plan.segments);
-        segments.rebind(|segment, it| plan.bind(k, plan.dense[segment], it));
-        let segments = &*segments;
-        // SAFETY: parts of gradients are aligned and consist of whole floats. The plan owns the
-        // parameters and their state during this call, each a separate variable.
-        let update = |part, start, sum: &[u8]| unsafe {
-            let (before, sum, after) = sum.align_to::<f32>();
-            assert!(before.is_empty() && after.is_empty(), "stretch of a sum cuts a float");
-            segments.update_part(plan.rule, step, part, start / size_of::<f32>(), sum);
-        };
-        ring.all_reduce_then(&label, k.outputs[sums], ReduceOp::Sum, &mut |part, start, sum| {
-            k.compute(|| update(part, start, sum));
-        })?;
-        plan.multiply_powers(k);
-        Ok(())
+        comm::with_parts(k, &*ring, (common::GRAD, sums), |dtype, parts| {
+            if plan.skips_update(k) {
+                plan.copy(k);
+                return ring.all_reduce(&label, dtype, parts, ReduceOp::Sum);
+            }
+            let (step, mut segments) = (plan.step(k), lock(&plan.segments));
+            let mut segments = segments.bind(|segment| plan.tensors(k, plan.dense[segment]));
+            let mut update = |part, start, sum: &[u8]| {
+                let start = start / size_of::<f32>();
+                segments.update_part(plan.rule, step, part, start, view_as(sum));
+            };
+            ring.all_reduce_then(&label, dtype, parts, ReduceOp::Sum, &mut |part, start, sum| {
+                k.compute(|| update(part, start, sum));
+            })
+        })
     }))
 }

@@ -1,11 +1,12 @@
 //! Updates from sparse rows: duplicate rows are merged, then only the rows in use are updated. The
 //! most common rules merge and update in one pass; others use a buffer of merged rows.
 
-use super::common::{GRAD, Plan, tensor};
 use crate::prelude::*;
 use fleet_base::sync::lock;
 use fleet_kernels::embedding::{self, AdamRows, Grid, Groups, Source};
-use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step, Table, update_rows};
+use fleet_kernels::optim::{
+    Regularizer, Rule, Segment, Segments, Step, Table, Tensors, update_rows,
+};
 use std::sync::Mutex;
 
 /// A parameter whose gradient is sparse rows.
@@ -16,19 +17,25 @@ pub(super) struct Sparse {
     dim: usize,
     /// Maximum number of rows of the gradient.
     rows_max: usize,
+    regularizer: Regularizer,
+    weight_decay: f32,
     /// The whole table, for rules that update all rows.
     dense_table: Option<Mutex<Segments>>,
 }
 
 impl Sparse {
-    pub(super) fn new(index: usize, param: &Meta, rows_max: usize, moves_all_rows: bool) -> Sparse {
-        let shape = &param.shape;
-        let dense_table = moves_all_rows.then(|| {
-            let none = Segment::of(&mut [], &[], [None, None, None]);
-            Mutex::new(Segments::new(vec![Segment { len: shape.len(), ..none }]))
-        });
-        let dim = shape.product(1..shape.rank());
-        Sparse { index, height: shape.at(0), dim, rows_max, dense_table }
+    /// `all` describes the table as one tensor.
+    pub(super) fn new(
+        index: usize,
+        param: &Meta,
+        rows_max: usize,
+        all: Segment,
+        moves_all_rows: bool,
+    ) -> Sparse {
+        let (height, dim) = (param.shape.at(0), param.shape.product(1..param.shape.rank()));
+        let (regularizer, weight_decay) = (all.regularizer, all.weight_decay);
+        let dense_table = moves_all_rows.then(|| Mutex::new(Segments::new(vec![all])));
+        Sparse { index, height, dim, rows_max, regularizer, weight_decay, dense_table }
     }
 
     /// Size of scratch in 64-bit words: the groups, then merged rows or the dense gradient as f32.
@@ -37,32 +44,42 @@ impl Sparse {
         embedding::group_scratch_len(self.rows_max) + (rows * self.dim).div_ceil(2)
     }
 
-    pub(super) fn update(&self, k: &KernelCtx<'_>, plan: &Plan, step: Step) -> Result<()> {
-        let grad = &k.inputs[GRAD][self.index];
-        let words = embedding::group_scratch_len(self.rows_max);
-        let rest = &mut k.scratch::<f32>()[2 * words..];
-        let words = &mut k.scratch_words()[..words];
-        let groups = embedding::group(k.pool, grad.row_ids(), Some(self.height), None, words)?;
+    pub(super) fn update(
+        &self,
+        pool: &Pool,
+        rule: Rule,
+        step: Step,
+        grad: View<'_>,
+        mut tensors: Tensors<'_>,
+        scratch: &mut [u64],
+    ) -> Result<()> {
+        let (words, rest) = scratch.split_at_mut(embedding::group_scratch_len(self.rows_max));
+        let rest: &mut [f32] = view_as_mut(rest);
+        let groups = embedding::group(pool, grad.row_ids(), Some(self.height), None, words)?;
         let source = Source::Grid { data: grad.slice(), grid: Grid::packed(self.dim) };
-        if let Some(dense_table) = &self.dense_table {
-            return self.update_all(k, plan, step, dense_table, (&groups, &source), rest);
-        }
-        if self.update_merged(k, plan, step, &groups, &source)? {
+        if let Some(table) = &self.dense_table {
+            // Rows that are not in use have gradient 0.
+            let dense = &mut rest[..self.height * self.dim];
+            embedding::dense_gradient(pool, &groups, &source, self.dim, dense)?;
+            let mut tensors = Some(Tensors { grad: Some(dense), ..tensors });
+            let mut table = lock(table);
+            let take = |_| tensors.take().expect("the table is one segment");
+            table.bind(take).update(pool, rule, step, &mut []);
             return Ok(());
         }
-        embedding::merge_rows(k.pool, &groups, &source, self.dim, rest);
-        let mut states = plan.states.iter().map(|slot| tensor(&k.outputs[*slot][self.index]));
+        if self.update_merged(pool, rule, step, &groups, &source, &mut tensors)? {
+            return Ok(());
+        }
+        embedding::merge_rows(pool, &groups, &source, self.dim, rest);
         let table = Table {
-            param: tensor(&k.outputs[0][self.index]),
-            state: std::array::from_fn(|_| states.next()),
+            param: tensors.param,
+            state: tensors.state,
             width: self.dim,
-            regularizer: plan.regularizer,
-            weight_decay: plan.weight_decay,
+            regularizer: self.regularizer,
+            weight_decay: self.weight_decay,
         };
         let ids = groups.ids();
-        let merged = &rest[..ids.len() * self.dim];
-        // SAFETY: the groups contain each row once.
-        let updated = unsafe { update_rows(k.pool, plan.rule, step, table, ids, merged) };
+        let updated = update_rows(pool, rule, step, table, ids, &rest[..ids.len() * self.dim]);
         updated.map_err(|row| Error::internal(format!("row number {row} is out of range")))
     }
 
@@ -70,70 +87,33 @@ impl Sparse {
     /// none.
     fn update_merged(
         &self,
-        k: &KernelCtx<'_>,
-        plan: &Plan,
+        pool: &Pool,
+        rule: Rule,
         step: Step,
         groups: &Groups<'_>,
         source: &Source<'_>,
+        tensors: &mut Tensors<'_>,
     ) -> Result<bool> {
-        let plain = plan.regularizer == Regularizer::None;
+        let plain = self.regularizer == Regularizer::None;
         let unscaled = plain && step.grad_scale == 1.0;
-        let table = tensor(&k.outputs[0][self.index]);
-        let state = |which: usize| tensor(&k.outputs[plan.states[which]][self.index]);
-        match plan.rule {
-            Rule::Sgd if plain => {
+        let (dim, table) = (self.dim, &mut *tensors.param);
+        match (rule, &mut tensors.state) {
+            (Rule::Sgd, _) if plain => {
                 let lr = step.lr * step.grad_scale;
-                embedding::sgd_rows(k.pool, groups, source, self.dim, lr, table)?;
+                embedding::sgd_rows(pool, groups, source, dim, lr, table)?;
             }
-            Rule::Adagrad { epsilon } if unscaled => {
+            (Rule::Adagrad { epsilon }, [Some(sum), ..]) if unscaled => {
                 let numbers = (step.lr, epsilon);
-                embedding::adagrad_rows(
-                    k.pool,
-                    groups,
-                    source,
-                    self.dim,
-                    numbers,
-                    table,
-                    state(0),
-                )?;
+                embedding::adagrad_rows(pool, groups, source, dim, numbers, table, sum)?;
             }
-            Rule::Adam { beta1, beta2, epsilon } if unscaled => {
+            (Rule::Adam { beta1, beta2, epsilon }, [Some(first), Some(second), _]) if unscaled => {
                 let root = (1.0 - step.beta2_pow).sqrt();
                 let lr = step.lr * root / (1.0 - step.beta1_pow);
                 let numbers = AdamRows { lr, beta1, beta2, epsilon: epsilon * root };
-                let (first, second) = (state(0), state(1));
-                embedding::adam_rows(
-                    k.pool, groups, source, self.dim, numbers, table, first, second,
-                )?;
+                embedding::adam_rows(pool, groups, source, dim, numbers, table, first, second)?;
             }
             _ => return Ok(false),
         }
         Ok(true)
-    }
-
-    /// Runs the dense update with the gradient in dense form, where rows not in use have gradient
-    /// 0.
-    fn update_all(
-        &self,
-        k: &KernelCtx<'_>,
-        plan: &Plan,
-        step: Step,
-        dense_table: &Mutex<Segments>,
-        (groups, source): (&Groups<'_>, &Source<'_>),
-        dense: &mut [f32],
-    ) -> Result<()> {
-        let dense = &mut dense[..self.height * self.dim];
-        embedding::dense_gradient(k.pool, groups, source, self.dim, dense)?;
-        let mut segments = lock(dense_table);
-        segments.rebind(|_, segment| {
-            plan.bind(k, self.index, segment);
-            segment.grad = dense.as_ptr();
-            segment.regularizer = plan.regularizer;
-            segment.weight_decay = plan.weight_decay;
-        });
-        // SAFETY: the plan owns the table and its state, each of this length; the gradient is in
-        // scratch.
-        unsafe { segments.update(k.pool, plan.rule, step, &mut []) };
-        Ok(())
     }
 }

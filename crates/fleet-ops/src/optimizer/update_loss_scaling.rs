@@ -6,8 +6,8 @@
 //! the count of bad steps. After `incr_every_n_steps` good steps, it multiplies the scale by
 //! `incr_ratio`, unless the result is infinite. `stop_update` leaves counts and scale unchanged.
 
+use crate::elementwise_cost;
 use crate::prelude::*;
-use crate::{Arg, elementwise_cost};
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -66,15 +66,16 @@ pub static DEF: OpDef = OpDef {
         let stop = p.op.attr_bool("stop_update");
         Ok(Kernel::new(move |k| {
             let found = k.input::<u8>(1)[0] != 0;
-            let state =
-                State { scale: k.input::<f32>(2)[0], good: k.input(3)[0], bad: k.input(4)[0] };
-            for (from, to) in k.inputs[0].iter().zip(k.outputs[0]) {
+            let scale = k.updated::<f32>(1, 2);
+            let (good, bad) = (k.updated::<i32>(2, 3), k.updated::<i32>(3, 4));
+            for (from, to) in k.inputs(0).zip(k.outs(0)) {
                 copy_or_zero(from, to, found);
             }
-            let next = if stop { state } else { rule.next(state, found) };
-            k.output::<f32>(1)[0] = next.scale;
-            k.output::<i32>(2)[0] = next.good;
-            k.output::<i32>(3)[0] = next.bad;
+            if !stop {
+                let state = State { scale: scale[0], good: good[0], bad: bad[0] };
+                let next = rule.next(state, found);
+                (scale[0], good[0], bad[0]) = (next.scale, next.good, next.bad);
+            }
             Ok(())
         }))
     },
@@ -87,15 +88,13 @@ pub static DEF: OpDef = OpDef {
 };
 
 /// Copies a gradient unchanged, or zeros it if `drop` is set.
-fn copy_or_zero(from: &Arg, to: &Arg, drop: bool) {
-    if drop {
-        to.bytes_mut().fill(0);
-    } else if !from.shares_memory_with(to) {
-        to.bytes_mut().copy_from_slice(from.bytes());
-    }
-    if from.rows.is_some() && !from.shares_memory_with(to) {
-        to.row_ids_mut()[..from.row_count()].copy_from_slice(from.row_ids());
-        to.set_row_count(from.row_count());
+fn copy_or_zero(from: View<'_>, mut to: Out<'_>, drop: bool) {
+    match drop {
+        true => {
+            to.copy_row_ids(from);
+            to.bytes_mut().fill(0);
+        }
+        false => to.copy_from(from),
     }
 }
 

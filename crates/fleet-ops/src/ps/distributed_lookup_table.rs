@@ -82,8 +82,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         is_training: !p.op.attr_bool("is_test"),
     };
     Ok(Kernel::new(move |k| {
-        let ids = k.inputs[0].iter().map(|arg| arg.slice::<i64>());
-        let rows = k.outputs[0].iter().map(|arg| arg.slice_mut::<f32>());
+        let ids = k.inputs(0).map(|arg| arg.slice::<i64>());
+        let rows = k.outs(0).map(Out::into_slice::<f32>);
         let mut lookups: Vec<Lookup<'_>> =
             ids.zip(rows).map(|(ids, rows)| Lookup { ids, rows }).collect();
         tables.lookup(table, &mut lookups, how)

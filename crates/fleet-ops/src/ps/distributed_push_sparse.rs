@@ -128,7 +128,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     Ok(Kernel::new(move |k| {
         let mut changed: Vec<Vec<f32>> = Vec::new();
         if sums || counters > 0 {
-            for (ids, grads) in k.inputs[IDS].iter().zip(k.inputs[GRADS]) {
+            for (ids, grads) in k.inputs(IDS).zip(k.inputs(GRADS)) {
                 let samples = ids.shape.dims().first().copied().unwrap_or(1) as f32;
                 let factor = if sums { samples } else { 1.0 };
                 let rows = grads.slice::<f32>().chunks_exact(size);
@@ -136,9 +136,9 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             }
         }
         let (shows, clicks) = (k.optional::<f32>(SHOWS), k.optional::<f32>(CLICKS));
-        let pushes: Vec<PushRows<'_>> = k.inputs[IDS]
-            .iter()
-            .zip(k.inputs[GRADS])
+        let pushes: Vec<PushRows<'_>> = k
+            .inputs(IDS)
+            .zip(k.inputs(GRADS))
             .enumerate()
             .map(|(at, (ids, grads))| PushRows {
                 ids: ids.slice(),

@@ -50,12 +50,11 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         _ => None,
     };
     Ok(Kernel::new(move |k| {
-        for (from, to) in k.inputs[0].iter().zip(k.outputs[0]) {
-            if !from.shares_memory_with(to) {
-                to.bytes_mut().copy_from_slice(from.bytes());
-            }
-        }
-        let mut parts: Vec<&mut [f32]> = k.outputs[0].iter().map(|arg| arg.slice_mut()).collect();
+        let parts = k.inputs(0).zip(k.outs(0)).map(|(from, mut to)| {
+            to.copy_from(from);
+            to.into_slice()
+        });
+        let mut parts: Vec<&mut [f32]> = parts.collect();
         match geo {
             true => tables.exchange(table, &mut parts, width),
             false => tables.recv_dense(table, &mut parts),

@@ -45,11 +45,11 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (tables, table) = (p.services.tables_of(p.op)?, table_of(p.op)?);
     if p.op.attr_int("is_sparse") == 1 {
         return Ok(Kernel::new(move |k| {
-            k.inputs[0].iter().try_for_each(|arg| tables.touch(table, arg.row_ids()))
+            k.inputs(0).try_for_each(|arg| tables.touch(table, arg.row_ids()))
         }));
     }
     Ok(Kernel::new(move |k| {
-        let parts: Vec<&[f32]> = k.inputs[0].iter().map(|arg| arg.slice()).collect();
+        let parts: Vec<&[f32]> = k.inputs(0).map(|arg| arg.slice()).collect();
         tables.send_dense(table, &parts)
     }))
 }

@@ -39,25 +39,15 @@ pub static DEF: OpDef = OpDef {
 /// Bytes per task.
 const GRAIN: usize = 64 * 1024;
 
-/// Copies an input to an output of the same size, unless they share memory.
-pub(crate) fn copy(k: &KernelCtx<'_>, input: usize, output: usize) {
-    let (from, to) = (k.arg(input), k.out_arg(output));
-    if from.shares_memory_with(to) {
-        return;
+/// Copies an input to an output of the same size, unless they share memory. Returns the output.
+pub(crate) fn copy<'a>(k: &KernelCtx<'a>, input: usize, output: usize) -> Out<'a> {
+    let (from, mut out) = (k.arg(input), k.out(output));
+    out.copy_row_ids(from);
+    if !out.shares_memory_with(&from) {
+        let (used, from) = (out.bytes_in_use(), from.bytes());
+        k.pool.run_parts(&mut out.bytes_mut()[..used], GRAIN, |start, part| {
+            part.copy_from_slice(&from[start..][..part.len()]);
+        });
     }
-    let bytes = from.bytes();
-    let out = Shareable::new(to.bytes_mut());
-    let used = match from.rows {
-        None => bytes.len(),
-        Some(_) => from.row_count() * from.row_len() * from.dtype.size(),
-    };
-    k.pool.run_ranges(used, GRAIN, |range| {
-        // SAFETY: ranges are disjoint; both sides have the same size.
-        let out = unsafe { out.slice(range.start, range.len()) };
-        out.copy_from_slice(&bytes[range]);
-    });
-    if from.rows.is_some() {
-        to.row_ids_mut()[..from.row_count()].copy_from_slice(from.row_ids());
-        to.set_row_count(from.row_count());
-    }
+    out
 }

@@ -2,7 +2,7 @@
 //! leading ones. Expanding, tiling and the gradients of reductions use it.
 
 use fleet_base::{Error, Result};
-use fleet_kernels::pool::{Pool, Shareable};
+use fleet_kernels::pool::Pool;
 use fleet_tensor::Shape;
 use std::ops::Range;
 
@@ -15,8 +15,6 @@ pub(crate) struct BroadcastView {
     /// Pairs (length, stride in the small tensor), outermost first; never empty.
     axes: Vec<(usize, usize)>,
     len: usize,
-    /// Number of elements that the small tensor must have.
-    own_len: usize,
     repeated: Vec<usize>,
 }
 
@@ -57,11 +55,7 @@ impl BroadcastView {
         }
         axes.reverse();
         let len = axes.iter().map(|(len, _)| len).product();
-        let own_len = match len {
-            0 => 0,
-            _ => 1 + axes.iter().map(|(len, step)| (len - 1) * step).sum::<usize>(),
-        };
-        BroadcastView { axes, len, own_len, repeated }
+        BroadcastView { axes, len, repeated }
     }
 
     /// Repeats each dimension of a tensor of shape `from` as a whole, `times` times.
@@ -74,16 +68,6 @@ impl BroadcastView {
             lens.push((own, own));
         }
         BroadcastView::of(&lens)
-    }
-
-    /// Returns the number of elements of the larger shape.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns the number of elements that the small tensor must have.
-    pub(crate) fn own_len(&self) -> usize {
-        self.own_len
     }
 
     /// Returns the axes of the larger shape along which the tensor is repeated.
@@ -142,11 +126,9 @@ impl BroadcastView {
         map: impl Fn(T) -> T + Sync,
     ) {
         assert_eq!(out.len(), self.len, "length of the output differs from the plan");
-        let out = Shareable::new(out);
-        pool.run_ranges(self.len, GRAIN, |range| {
-            self.walk(range, |i, at, step, n| {
-                // SAFETY: pieces are disjoint and below `self.len`.
-                let out = unsafe { out.slice(i, n) };
+        pool.run_parts(out, GRAIN, |start, part| {
+            self.walk(start..start + part.len(), |i, at, step, n| {
+                let out = &mut part[i - start..][..n];
                 if step == 0 {
                     out.fill(map(from[at]));
                 } else {
@@ -196,7 +178,7 @@ mod tests {
         let check = |from: &[i64], to: &[i64], expected: &[usize]| {
             let view = BroadcastView::new(&Shape::of(from), &Shape::of(to)).unwrap();
             let mut at = view.indices(0);
-            assert_eq!((0..view.len()).map(|_| at.next()).collect::<Vec<_>>(), expected);
+            assert_eq!((0..view.len).map(|_| at.next()).collect::<Vec<_>>(), expected);
             let mut late = view.indices(1);
             assert_eq!(late.next(), expected[1]);
         };

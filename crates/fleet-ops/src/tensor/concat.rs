@@ -4,8 +4,8 @@
 use crate::prelude::*;
 use crate::rules::{PARTS_MAX, axis_of, by_width, check_row_major, same_dim, sizes};
 use crate::tensor::fill::FILL_ANY_LIKE;
-use crate::tensor::strided::{Strided, row_major};
 use fleet_ir::Op;
+use fleet_kernels::strided::{Strided, row_major};
 
 pub static CONCAT: OpDef = OpDef {
     spec: OpSpec {
@@ -287,8 +287,9 @@ fn join(p: &PrepareCtx<'_>, axis: usize, metas: &[Meta]) -> Result<Kernel> {
     let copies = parts(&out.shape, axis, &lens(metas, &out.shape, axis), true);
     by_width!(out.dtype, T => {
         Ok(Kernel::new(move |k| {
-            for (copy, arg) in copies.iter().zip(k.inputs[0]) {
-                copy.run::<T>(k.pool, arg, k.out_arg(0));
+            let out = k.out(0).into_bits::<T>();
+            for (copy, arg) in copies.iter().zip(k.inputs(0)) {
+                copy.run(k.pool, arg.bits(), out);
             }
             Ok(())
         }))
@@ -301,8 +302,8 @@ fn part(p: &PrepareCtx<'_>, input: usize, axis: usize) -> Result<Kernel> {
     let copies = parts(&x.shape, axis, &lens(&p.outputs[0], &x.shape, axis), false);
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            for (copy, out) in copies.iter().zip(k.outputs[0]) {
-                copy.run::<T>(k.pool, k.arg(input), out);
+            for (copy, out) in copies.iter().zip(k.outs(0)) {
+                copy.run::<T>(k.pool, k.arg(input).bits(), out.into_bits());
             }
             Ok(())
         }))

@@ -109,7 +109,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     };
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            let (x, out) = (k.arg(0).bits::<T>(), k.out_arg(0).bits_mut());
+            let (x, out) = (k.arg(0).bits::<T>(), k.out(0).into_bits());
             view.copy(k.pool, x, out, |value| value);
             Ok(())
         }))

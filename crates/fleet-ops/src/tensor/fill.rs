@@ -55,17 +55,13 @@ fn filled(p: &PrepareCtx<'_>, value: f64) -> Kernel {
         own.copy_from_slice(&bytes[..size_of::<T>()]);
         let value = T::from_ne_bytes(own);
         Kernel::new(move |k| {
-            let out = k.out_arg(0).bits_mut::<T>();
+            let out = k.out(0).into_bits::<T>();
             if layout == Layout::Filter64 && value != 0 {
                 out.fill(0);
                 fill_filter64(&shape, out, value);
                 return Ok(());
             }
-            let (len, out) = (out.len(), Shareable::new(out));
-            k.pool.run_ranges(len, GRAIN, |range| {
-                // SAFETY: ranges are disjoint and inside the output.
-                unsafe { out.slice(range.start, range.len()) }.fill(value);
-            });
+            k.pool.run_parts(out, GRAIN, |_, part| part.fill(value));
             Ok(())
         })
     })
@@ -165,7 +161,7 @@ pub static ASSIGN_VALUE: OpDef = OpDef {
         let bytes: Vec<u8> =
             floats.chain(ints).flat_map(|it| it.into_iter().take(dtype.size())).collect();
         Ok(Kernel::new(move |k| {
-            k.out_arg(0).bytes_mut().copy_from_slice(&bytes);
+            k.out(0).into_bytes().copy_from_slice(&bytes);
             Ok(())
         }))
     },
@@ -203,7 +199,7 @@ pub static EYE: OpDef = OpDef {
         let (rows, columns) = (out.shape.at(0), out.shape.at(1));
         let (size, one) = (out.dtype.size(), element_bytes(out.dtype, 1.0));
         Ok(Kernel::new(move |k| {
-            let out = k.out_arg(0).bytes_mut();
+            let out = k.out(0).into_bytes();
             out.fill(0);
             for at in 0..rows.min(columns) {
                 let start = (at * columns + at) * size;
@@ -238,7 +234,7 @@ pub static RANGE: OpDef = OpDef {
         let dtype = p.output("Out").dtype;
         Ok(Kernel::new(move |k| {
             let size = dtype.size();
-            for (index, place) in k.out_arg(0).bytes_mut().chunks_exact_mut(size).enumerate() {
+            for (index, place) in k.out(0).into_bytes().chunks_exact_mut(size).enumerate() {
                 let bytes = element_bytes(dtype, start + step * index as f64);
                 place.copy_from_slice(&bytes[..size]);
             }

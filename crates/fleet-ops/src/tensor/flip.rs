@@ -3,7 +3,7 @@
 
 use crate::prelude::*;
 use crate::rules::{axes_of, by_width, check_row_major, sizes};
-use crate::tensor::strided::{Strided, row_major};
+use fleet_kernels::strided::{Strided, row_major};
 
 pub static FLIP: OpDef = OpDef {
     spec: OpSpec {
@@ -119,9 +119,8 @@ fn copies(p: &PrepareCtx<'_>, copies: Vec<Strided>) -> Result<Kernel> {
     check_row_major(p)?;
     by_width!(p.input("X").dtype, T => {
         Ok(Kernel::new(move |k| {
-            for copy in &copies {
-                copy.run::<T>(k.pool, k.arg(0), k.out_arg(0));
-            }
+            let (x, out) = (k.arg(0).bits::<T>(), k.out(0).into_bits());
+            copies.iter().for_each(|copy| copy.run(k.pool, x, out));
             Ok(())
         }))
     })

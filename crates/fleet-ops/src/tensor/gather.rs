@@ -2,16 +2,12 @@
 //! element type, indices i32 or i64. The gradients are summed where an element is selected several
 //! times (f32, halves through f32).
 
-use crate::def::{Arg, Bits};
 use crate::prelude::*;
 use crate::rules::{axis_of, by_width, check_row_major, split_at_axis};
 use crate::tensor::slice::zero;
 use crate::widen::{has_half, through_f32};
 use fleet_ir::{AttrSpec, SlotSpec};
-use fleet_kernels::pool::Pool;
-
-/// Elements per task.
-const GRAIN: usize = 16 * 1024;
+use fleet_kernels::map::{add_rows, gather_rows};
 
 const AXIS: &[AttrSpec] = &[attr("axis", Int(0))];
 const DIM: &[AttrSpec] = &[attr("dim", Int(0))];
@@ -125,45 +121,17 @@ impl<'a> Indices<'a> {
     }
 }
 
-/// Copies row `row(i)` of `from`, which has `rows` rows of `width` elements, to row `i` of `to`,
-/// for each `i` below `count`.
-///
-/// # Safety
-/// `row` must return numbers below `rows`.
-unsafe fn copy_rows<T: Bits>(
-    pool: &Pool,
-    (count, rows, width): (usize, usize, usize),
-    from: &Arg,
-    to: &Arg,
-    row: impl Fn(usize) -> usize + Sync,
-) {
-    let from = from.as_bits_ptr::<T>(rows * width) as usize;
-    let to = to.as_bits_ptr::<T>(count * width) as usize;
-    pool.run_ranges(count, (GRAIN / width.max(1)).max(1), |range| {
-        for i in range {
-            // SAFETY: rows of both sides are inside, by the lengths above and the caller's
-            // guarantee; every row of the target is written once.
-            unsafe {
-                let from = (from as *const T).add(row(i) * width);
-                std::ptr::copy_nonoverlapping(from, (to as *mut T).add(i * width), width);
-            }
-        }
-    });
-}
-
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let x = p.input("X");
-    let (outer, len, inner) = split_at_axis(&x.shape, axis(p.op, &x.shape)?);
+    let (_, len, inner) = split_at_axis(&x.shape, axis(p.op, &x.shape)?);
     let (count, name) = (p.input("Index").shape.len(), p.op.name());
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
             let index = Indices::of(k, 1);
             index.check(len, name)?;
             let row = |i: usize| i / count * len + index.at(i % count) as usize;
-            let sizes = (outer * count, outer * len, inner);
-            // SAFETY: `i / count` is below `outer`, and the indices were checked to be below `len`.
-            unsafe { copy_rows::<T>(k.pool, sizes, k.arg(0), k.out_arg(0), row) };
+            gather_rows(k.pool, inner, k.arg(0).bits::<T>(), k.out(0).into_bits(), row);
             Ok(())
         }))
     })
@@ -183,40 +151,11 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     Ok(Kernel::new(move |k| {
         let (index, dout) = (Indices::of(k, 1), k.input::<f32>(2));
         index.check(len, name)?;
-        zero(k, 0);
         let dx = k.output::<f32>(0);
+        zero(k.pool, dx);
         add_rows(k.pool, outer, (count, len, inner), dout, dx, |i| index.at(i) as usize);
         Ok(())
     }))
-}
-
-/// Adds row `i` of each `[count, width]` block of `from` to row `row(i)` of the `[len, width]`
-/// block of `to`. Tasks take blocks or bands of columns, so that every sum has a fixed order.
-pub(crate) fn add_rows(
-    pool: &Pool,
-    blocks: usize,
-    (count, len, width): (usize, usize, usize),
-    from: &[f32],
-    to: &mut [f32],
-    row: impl Fn(usize) -> usize + Sync,
-) {
-    /// Columns per band: four cache lines.
-    const BAND: usize = 64;
-    let bands = width.div_ceil(BAND);
-    let out = Shareable::new(to);
-    let per_task = (GRAIN / (count * BAND.min(width)).max(1)).max(1);
-    pool.run_ranges(blocks * bands, per_task, |range| {
-        for task in range {
-            let (block, band) = (task / bands, task % bands * BAND);
-            let n = BAND.min(width - band);
-            for i in 0..count {
-                let start = (block * count + i) * width + band;
-                // SAFETY: bands of a block are disjoint and inside the target.
-                let to = unsafe { out.slice((block * len + row(i)) * width + band, n) };
-                to.iter_mut().zip(&from[start..start + n]).for_each(|(to, from)| *to += *from);
-            }
-        }
-    });
 }
 
 /// `gather_nd`: an Index [.., D] selects X[i_0, .., i_(D-1)], with all trailing dimensions of X.
@@ -307,10 +246,7 @@ fn nd_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             let index = Indices::of(k, 1);
             tuples.check(&index, "gather_nd")?;
             let row = |i: usize| tuples.row(&index, i);
-            let sizes = (tuples.count, tuples.rows(), tuples.width);
-            // SAFETY: every index is checked to be below its dimension, so rows are below the
-            // product of the dimensions.
-            unsafe { copy_rows::<T>(k.pool, sizes, k.arg(0), k.out_arg(0), row) };
+            gather_rows(k.pool, tuples.width, k.arg(0).bits::<T>(), k.out(0).into_bits(), row);
             Ok(())
         }))
     })
@@ -329,9 +265,10 @@ fn nd_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     Ok(Kernel::new(move |k| {
         let (index, dout) = (Indices::of(k, 1), k.input::<f32>(2));
         tuples.check(&index, "gather_nd_grad")?;
-        zero(k, 0);
+        let dx = k.output::<f32>(0);
+        zero(k.pool, dx);
         let sizes = (tuples.count, tuples.rows(), tuples.width);
-        add_rows(k.pool, 1, sizes, dout, k.output(0), |i| tuples.row(&index, i));
+        add_rows(k.pool, 1, sizes, dout, dx, |i| tuples.row(&index, i));
         Ok(())
     }))
 }

@@ -13,6 +13,5 @@ pub mod random;
 pub mod reshape;
 pub mod scatter;
 pub mod slice;
-pub(crate) mod strided;
 pub mod transpose;
 pub mod tril_triu;

@@ -38,8 +38,8 @@ pub static ONE_HOT: OpDef = OpDef {
             if !lenient {
                 index.check(depth, "one_hot_v2")?;
             }
-            crate::tensor::slice::zero(k, 0);
-            let out = k.out_arg(0).bytes_mut();
+            let out = k.out(0).into_bytes();
+            crate::tensor::slice::zero(k.pool, out);
             for i in 0..index.len() {
                 let at = index.at(i);
                 if (0..depth as i64).contains(&at) {

@@ -3,7 +3,7 @@
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_like, check_row_major, element_bytes, sizes};
-use crate::tensor::strided::{Strided, row_major};
+use fleet_kernels::strided::{Strided, row_major};
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -79,13 +79,9 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         own.copy_from_slice(&bytes[..size_of::<T>()]);
         let value = T::from_ne_bytes(own);
         Ok(Kernel::new(move |k| {
-            let out = k.out_arg(0).bits_mut::<T>();
-            let (len, out) = (out.len(), Shareable::new(out));
-            k.pool.run_ranges(len, GRAIN, |range| {
-                // SAFETY: ranges are disjoint and inside the output.
-                unsafe { out.slice(range.start, range.len()) }.fill(value);
-            });
-            copy.run::<T>(k.pool, k.arg(0), k.out_arg(0));
+            let out = k.out(0).into_bits::<T>();
+            k.pool.run_parts(out, GRAIN, |_, part| part.fill(value));
+            copy.run(k.pool, k.arg(0).bits(), out);
             Ok(())
         }))
     })
@@ -99,7 +95,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let copy = Strided::new(&lens, (at, &strides), (0, &row_major(&lens)));
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            copy.run::<T>(k.pool, k.arg(1), k.out_arg(0));
+            copy.run::<T>(k.pool, k.arg(1).bits(), k.out(0).into_bits());
             Ok(())
         }))
     })

@@ -61,15 +61,15 @@ fn scatter_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         Ok(Kernel::new(move |k| {
             let (ids, updates) = (Indices::of(k, 1), k.input::<T>(2));
             ids.check(height, "scatter")?;
-            copy(k, 0, 0);
+            let out = copy(k, 0, 0);
             if let Indices::Long(rows) = ids
                 && overwrite
             {
                 let axis = Axis { outer: 1, len: height, inner: width * size_of::<T>() };
-                scatter(k.pool, axis, rows, k.arg(2).bytes(), k.out_arg(0).bytes_mut())?;
+                scatter(k.pool, axis, rows, k.arg(2).bytes(), out.into_bytes())?;
                 return Ok(());
             }
-            let out = k.output::<T>(0);
+            let out = out.into_slice::<T>();
             let place = |i: usize| ids.at(i) as usize * width..(ids.at(i) as usize + 1) * width;
             if !overwrite {
                 (0..ids.len()).for_each(|i| out[place(i)].fill(0 as T));
@@ -113,8 +113,7 @@ pub static SCATTER_GRAD: OpDef = OpDef {
         Ok(Kernel::new(move |k| {
             let ids = Indices::of(k, 0);
             ids.check(height, "scatter_grad")?;
-            copy(k, 1, 0);
-            let out = k.out_arg(0).bytes_mut();
+            let out = copy(k, 1, 0).into_bytes();
             for i in 0..ids.len() {
                 let start = ids.at(i) as usize * row_bytes;
                 out[start..start + row_bytes].fill(0);
@@ -176,8 +175,7 @@ fn nd_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         Ok(Kernel::new(move |k| {
             let (index, updates) = (Indices::of(k, 1), k.input::<T>(2));
             tuples.check(&index, "scatter_nd_add")?;
-            copy(k, 0, 0);
-            let (out, width) = (k.output::<T>(0), tuples.width);
+            let (out, width) = (copy(k, 0, 0).into_slice::<T>(), tuples.width);
             for i in 0..tuples.count {
                 let row = tuples.row(&index, i) * width;
                 let from = &updates[i * width..(i + 1) * width];

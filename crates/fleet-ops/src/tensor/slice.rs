@@ -5,8 +5,8 @@
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major, sizes};
-use crate::tensor::strided::{Strided, row_major};
 use fleet_ir::{AttrSpec, Op, SlotSpec};
+use fleet_kernels::strided::{Strided, row_major};
 
 const AXES: AttrSpec = required("axes", AttrKind::Ints);
 const STARTS: AttrSpec = required("starts", AttrKind::Ints);
@@ -148,7 +148,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let copy = Strided::new(&lens, (at, &strides), (0, &row_major(&lens)));
     by_width!(p.input("Input").dtype, T => {
         Ok(Kernel::new(move |k| {
-            copy.run::<T>(k.pool, k.arg(0), k.out_arg(0));
+            copy.run::<T>(k.pool, k.arg(0).bits(), k.out(0).into_bits());
             Ok(())
         }))
     })
@@ -160,21 +160,18 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let copy = Strided::new(&lens, (0, &row_major(&lens)), (at, &strides));
     by_width!(p.input("Out@GRAD").dtype, T => {
         Ok(Kernel::new(move |k| {
-            zero(k, 0);
-            copy.run::<T>(k.pool, k.arg(1), k.out_arg(0));
+            let out = k.out(0).into_bits::<T>();
+            zero(k.pool, out);
+            copy.run(k.pool, k.arg(1).bits(), out);
             Ok(())
         }))
     })
 }
 
-/// Bytes per task.
-const GRAIN: usize = 64 * 1024;
+/// Elements per task.
+const GRAIN: usize = 16 * 1024;
 
-/// Zeros an output.
-pub(crate) fn zero(k: &KernelCtx<'_>, output: usize) {
-    let out = k.out_arg(output).bytes_mut();
-    let len = out.len();
-    let out = Shareable::new(out);
-    // SAFETY: ranges are disjoint and inside the output.
-    k.pool.run_ranges(len, GRAIN, |range| unsafe { out.slice(range.start, range.len()) }.fill(0));
+/// Zeros a slice.
+pub(crate) fn zero<T: Copy + Default + Send>(pool: &Pool, out: &mut [T]) {
+    pool.run_parts(out, GRAIN, |_, part| part.fill(T::default()));
 }

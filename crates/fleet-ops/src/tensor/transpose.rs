@@ -54,7 +54,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let plan = Permute::new(&sizes(&x.shape), &order(p.op, &x.shape)?)?;
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            permute(k.pool, &plan, k.arg(0).bits::<T>(), k.out_arg(0).bits_mut());
+            permute(k.pool, &plan, k.arg(0).bits::<T>(), k.out(0).into_bits());
             Ok(())
         }))
     })

@@ -3,6 +3,7 @@
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major};
+use crate::tensor::assign::copy;
 
 /// Elements per task.
 const GRAIN: usize = 16 * 1024;
@@ -47,28 +48,20 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let x = p.input("X");
     let rank = x.shape.rank();
     let (height, width) = (x.shape.at(rank - 2), x.shape.at(rank - 1));
-    let rows = x.shape.product(0..rank - 1);
     let (diagonal, lower) = (p.op.attr_int("diagonal"), p.op.attr_bool("lower"));
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            let x = k.arg(0).as_bits_ptr::<T>(rows * width) as usize;
-            let out = k.out_arg(0).as_bits_ptr::<T>(rows * width) as usize;
-            k.pool.run_ranges(rows, (GRAIN / width.max(1)).max(1), |range| {
-                for row in range {
+            let out = copy(k, 0, 0);
+            let row_len = width.max(1);
+            let grain = (GRAIN / row_len).max(1) * row_len;
+            k.pool.run_parts(out.into_bits::<T>(), grain, |start, part| {
+                for (index, to) in part.chunks_exact_mut(row_len).enumerate() {
+                    let row = start / row_len + index;
                     // Columns up to here belong to the lower triangle; from here on, to the upper.
                     let shift = if lower { 1 } else { 0 };
                     let edge = ((row % height) as i64).saturating_add(diagonal).saturating_add(shift);
                     let edge = edge.clamp(0, width as i64) as usize;
-                    // SAFETY: rows are disjoint and inside both tensors. Their lengths were checked
-                    // above, and the tensors are equal or disjoint.
-                    unsafe {
-                        let from = (x as *const T).add(row * width);
-                        let to = (out as *mut T).add(row * width);
-                        let (kept, cleared) =
-                            if lower { (0..edge, edge..width) } else { (edge..width, 0..edge) };
-                        std::ptr::copy(from.add(kept.start), to.add(kept.start), kept.len());
-                        std::slice::from_raw_parts_mut(to.add(cleared.start), cleared.len()).fill(0);
-                    }
+                    to[if lower { edge..width } else { 0..edge }].fill(0);
                 }
             });
             Ok(())

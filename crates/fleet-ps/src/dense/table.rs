@@ -7,9 +7,10 @@
 //! worker last read, and applies a push as `g + g² (now - read)`. That is the gradient at the
 //! present parameters if the curvature along each parameter is the square of its gradient.
 
-use crate::row_rule::{How, Row, init_state, state_len, update};
+use crate::row_rule::{How, init_state, state_len, update};
 use crate::{NonFinite, Rule, TableStats, finite};
 use fleet_base::{Error, Result};
+use fleet_kernels::optim::Run;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -406,15 +407,9 @@ impl Inner {
         if self.values.is_empty() {
             return;
         }
-        let row = Row {
-            weights: self.values.as_mut_ptr(),
-            state: self.state.as_mut_ptr(),
-            grad: grad.as_ptr(),
-            shows: 1.0,
-        };
+        let run = Run { weights: &mut self.values, state: &mut self.state, grad };
         let how = How { rate_scale: self.rate_scale, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
-        // SAFETY: values and gradient have one length, and the state has the rule's length for it.
-        unsafe { update(rule, &[row], self.values.len(), how) };
+        update(rule, run, 1.0, how);
     }
 }
 

@@ -5,9 +5,8 @@
 //! of full length (lazy). State: m, v, b1^t, b2^t. The powers start at b1 and b2 and are multiplied
 //! after the step.
 
-use super::formula::apply_op;
-use super::{How, Row, RowRule};
-use fleet_kernels::optim::RowAdamOp;
+use super::{How, RowRule};
+use fleet_kernels::optim::{RowAdamOp, Run, update_run};
 use fleet_kernels::simd::Simd;
 use fleet_table::rule::Adam;
 
@@ -23,21 +22,18 @@ impl RowRule for Adam {
     }
 
     #[inline(always)]
-    unsafe fn apply<S: Simd>(self, s: S, row: Row, len: usize, how: How) {
-        // SAFETY: promised by the caller; the state is `2 len + 2` floats.
-        unsafe {
-            let powers = row.state.add(2 * len);
-            let (power1, power2) = (*powers, *powers.add(1));
-            let root = (1.0 - power2).sqrt();
-            let op = RowAdamOp {
-                beta1: self.beta1,
-                beta2: self.beta2,
-                rate: self.lr * how.rate_scale * root / (1.0 - power1),
-                epsilon: self.epsilon * if self.epsilon_corrected { root } else { 1.0 },
-            };
-            apply_op(s, op, row, len, how);
-            *powers = power1 * self.beta1;
-            *powers.add(1) = power2 * self.beta2;
-        }
+    fn apply<S: Simd>(self, s: S, run: Run<'_>, _shows: f32, how: How) {
+        let (moments, powers) = run.state.split_at_mut(2 * run.weights.len());
+        let (power1, power2) = (powers[0], powers[1]);
+        let root = (1.0 - power2).sqrt();
+        let op = RowAdamOp {
+            beta1: self.beta1,
+            beta2: self.beta2,
+            rate: self.lr * how.rate_scale * root / (1.0 - power1),
+            epsilon: self.epsilon * if self.epsilon_corrected { root } else { 1.0 },
+        };
+        update_run(s, op, Run { state: moments, ..run }, how.bounds);
+        powers[0] = power1 * self.beta1;
+        powers[1] = power2 * self.beta2;
     }
 }

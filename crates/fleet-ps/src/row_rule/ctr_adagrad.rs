@@ -1,11 +1,9 @@
 //! s = g / shows; w -= lr s √(g0 / (g0 + g2)); then g2 += mean(s²). State: g2, one number a row.
 //!
-//! The step is that of sgd at a rate of the row. The mean over the row is the only part of the
-//! formula that is not in `fleet-kernels`.
+//! The step is that of sgd at a rate of the row.
 
-use super::{How, Row, RowRule, clamp};
-use fleet_kernels::for_registers;
-use fleet_kernels::optim::{SgdOp, UpdateOp};
+use super::{How, RowRule};
+use fleet_kernels::optim::{Run, sgd_with_mean_square};
 use fleet_kernels::simd::Simd;
 use fleet_table::rule::CtrAdagrad;
 
@@ -15,22 +13,11 @@ impl RowRule for CtrAdagrad {
     }
 
     #[inline(always)]
-    unsafe fn apply<S: Simd>(self, s: S, row: Row, len: usize, how: How) {
-        let scale = s.splat(1.0 / row.shows);
-        // SAFETY: the state is one float, the row `len`.
-        unsafe {
-            let g2 = *row.state;
-            let shrink = (self.initial_g2sum / (self.initial_g2sum + g2)).sqrt();
-            let op = SgdOp { lr: self.lr * how.rate_scale * shrink };
-            let mut squares = s.zero();
-            for_registers!(S, len, |i, n| {
-                let w = row.weights.add(i);
-                let g = s.mul(s.load_n(row.grad.add(i), n), scale);
-                squares = s.fma(g, g, squares);
-                let new = op.update(s, s.load_n(w, n), g, &mut [s.zero(); 3]);
-                s.store_n(w, clamp(s, new, how), n);
-            });
-            *row.state = g2 + s.sum(squares) / len as f32;
-        }
+    fn apply<S: Simd>(self, s: S, run: Run<'_>, shows: f32, how: How) {
+        let g2 = run.state[0];
+        let shrink = (self.initial_g2sum / (self.initial_g2sum + g2)).sqrt();
+        let lr = self.lr * how.rate_scale * shrink;
+        let (state, run) = (run.state, Run { state: &mut [], ..run });
+        state[0] = g2 + sgd_with_mean_square(s, lr, 1.0 / shows, run, how.bounds);
     }
 }

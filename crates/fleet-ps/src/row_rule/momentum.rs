@@ -1,8 +1,7 @@
 //! v = mu v + g; w -= lr v, or lr (g + mu v) with Nesterov. State: v.
 
-use super::formula::apply_op;
-use super::{How, Row, RowRule};
-use fleet_kernels::optim::MomentumOp;
+use super::{How, RowRule};
+use fleet_kernels::optim::{MomentumOp, Run, update_run};
 use fleet_kernels::simd::Simd;
 use fleet_table::rule::Momentum;
 
@@ -12,14 +11,11 @@ impl RowRule for Momentum {
     }
 
     #[inline(always)]
-    unsafe fn apply<S: Simd>(self, s: S, row: Row, len: usize, how: How) {
+    fn apply<S: Simd>(self, s: S, run: Run<'_>, _shows: f32, how: How) {
         let (lr, mu) = (self.lr * how.rate_scale, self.mu);
-        // SAFETY: promised by the caller.
-        unsafe {
-            match self.nesterov {
-                true => apply_op(s, MomentumOp::<true> { lr, mu }, row, len, how),
-                false => apply_op(s, MomentumOp::<false> { lr, mu }, row, len, how),
-            }
+        match self.nesterov {
+            true => update_run(s, MomentumOp::<true> { lr, mu }, run, how.bounds),
+            false => update_run(s, MomentumOp::<false> { lr, mu }, run, how.bounds),
         }
     }
 }

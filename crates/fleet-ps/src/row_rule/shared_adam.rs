@@ -1,10 +1,8 @@
 //! Adam with one moment of each order per row: m_i = b1 m + (1 - b1) g_i and v_i likewise give the
 //! step; then m and v become the means of m_i and v_i. State: m, v, b1^t, b2^t.
-//!
-//! No optimizer of whole tensors has shared moments, so this formula is here alone.
 
-use super::{How, Row, RowRule, clamp};
-use fleet_kernels::for_registers;
+use super::{How, RowRule};
+use fleet_kernels::optim::{Run, SharedAdamOp, shared_adam};
 use fleet_kernels::simd::Simd;
 use fleet_table::rule::SharedAdam;
 
@@ -18,30 +16,19 @@ impl RowRule for SharedAdam {
     }
 
     #[inline(always)]
-    unsafe fn apply<S: Simd>(self, s: S, row: Row, len: usize, how: How) {
-        let (rest1, rest2) = (s.splat(1.0 - self.beta1), s.splat(1.0 - self.beta2));
-        // SAFETY: the state is 4 floats, the row `len`.
-        unsafe {
-            let state = row.state;
-            let (power1, power2) = (*state.add(2), *state.add(3));
-            let lr = self.lr * how.rate_scale * (1.0 - power2).sqrt() / (1.0 - power1);
-            let (lr, epsilon) = (s.splat(lr), s.splat(self.epsilon));
-            let (old1, old2) = (s.splat(self.beta1 * *state), s.splat(self.beta2 * *state.add(1)));
-            let (mut sum1, mut sum2) = (s.zero(), s.zero());
-            for_registers!(S, len, |i, n| {
-                let w = row.weights.add(i);
-                let g = s.load_n(row.grad.add(i), n);
-                let first = s.fma(rest1, g, old1);
-                let second = s.fma(rest2, s.mul(g, g), old2);
-                sum1 = s.add(sum1, s.keep_first(first, n));
-                sum2 = s.add(sum2, s.keep_first(second, n));
-                let step = s.div(s.mul(lr, first), s.add(s.sqrt(second), epsilon));
-                s.store_n(w, clamp(s, s.sub(s.load_n(w, n), step), how), n);
-            });
-            *state = s.sum(sum1) / len as f32;
-            *state.add(1) = s.sum(sum2) / len as f32;
-            *state.add(2) = power1 * self.beta1;
-            *state.add(3) = power2 * self.beta2;
-        }
+    fn apply<S: Simd>(self, s: S, run: Run<'_>, _shows: f32, how: How) {
+        let (moments, powers) = run.state.split_at_mut(2);
+        let (power1, power2) = (powers[0], powers[1]);
+        let op = SharedAdamOp {
+            beta1: self.beta1,
+            beta2: self.beta2,
+            rate: self.lr * how.rate_scale * (1.0 - power2).sqrt() / (1.0 - power1),
+            epsilon: self.epsilon,
+        };
+        let old = [moments[0], moments[1]];
+        let run = Run { state: &mut [], ..run };
+        moments.copy_from_slice(&shared_adam(s, op, old, run, how.bounds));
+        powers[0] = power1 * self.beta1;
+        powers[1] = power2 * self.beta2;
     }
 }

@@ -16,15 +16,9 @@ fn check(rule: Rule, formula: impl Fn(&mut [f64], &mut [f64], &[f64], f64)) {
         for push in 0..7 {
             let grad: Vec<f32> = (0..len).map(|_| rng.normal() as f32).collect();
             let shows = (1 + push % 3) as f32;
-            let row = Row {
-                weights: weights.as_mut_ptr(),
-                state: state.as_mut_ptr(),
-                grad: grad.as_ptr(),
-                shows,
-            };
+            let run = Run { weights: &mut weights, state: &mut state, grad: &grad };
             let how = How { rate_scale: 1.0, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
-            // SAFETY: the vectors have the lengths that the rule wants.
-            unsafe { update(&rule, &[row], len, how) };
+            update(&rule, run, shows, how);
             let g64: Vec<f64> = grad.iter().map(|g| f64::from(*g)).collect();
             formula(&mut w64, &mut s64, &g64, f64::from(shows));
         }
@@ -135,32 +129,18 @@ fn first_step_of_adam_is_the_rate() {
     let rule = Rule::Adam(Adam { lr: 0.01, ..Adam::default() });
     let (mut weights, mut state, grad) = ([1.0f32], [0.0f32; 4], [0.3f32]);
     init_state(&rule, 1, &mut state);
-    let row = Row {
-        weights: weights.as_mut_ptr(),
-        state: state.as_mut_ptr(),
-        grad: grad.as_ptr(),
-        shows: 1.0,
-    };
+    let run = Run { weights: &mut weights, state: &mut state, grad: &grad };
     let how = How { rate_scale: 0.5, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
-    // SAFETY: one weight, four floats of state.
-    unsafe { update(&rule, &[row], 1, how) };
+    update(&rule, run, 1.0, how);
     assert!((weights[0] - 0.995).abs() < 1e-6, "{}", weights[0]);
 }
 
 #[test]
 fn weights_stay_in_bounds() {
     let (mut weights, grad) = ([1.0f32, -1.0], [-100.0f32, 100.0]);
-    let row = Row {
-        weights: weights.as_mut_ptr(),
-        state: std::ptr::null_mut(),
-        grad: grad.as_ptr(),
-        shows: 1.0,
-    };
-    // SAFETY: two weights, a rule without state.
-    unsafe {
-        let how = How { rate_scale: 1.0, bounds: [-10.0, 10.0] };
-        update(&Rule::Sgd(Sgd { lr: 1.0 }), &[row], 2, how)
-    };
+    let run = Run { weights: &mut weights, state: &mut [], grad: &grad };
+    let how = How { rate_scale: 1.0, bounds: [-10.0, 10.0] };
+    update(&Rule::Sgd(Sgd { lr: 1.0 }), run, 1.0, how);
     assert_eq!(weights, [10.0, -10.0]);
 }
 

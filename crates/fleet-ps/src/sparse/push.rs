@@ -10,7 +10,7 @@ use super::pull::Refused;
 use super::shard::{Found, Shard};
 use super::snapshot::Capture;
 use super::{Core, prefetch_row};
-use crate::row_rule::{How, Row, update};
+use crate::row_rule::{How, Row, update_rows};
 use crate::{Accessor, CtrAccessor};
 use std::ptr::NonNull;
 
@@ -118,7 +118,7 @@ impl Core {
             };
         }
         // SAFETY: rows are `dim + state_len` floats under the lock of their shard.
-        unsafe { update(&self.config.rule, &rows[..updates.len()], dim, how) };
+        unsafe { update_rows(&self.config.rule, &rows[..updates.len()], dim, how) };
     }
 
     fn apply_ctr(
@@ -166,8 +166,8 @@ impl Core {
         let embed_how = How { bounds: ctr.embed_bounds.unwrap_or(how.bounds), ..how };
         // SAFETY: parts are inside rows under the lock of their shard.
         unsafe {
-            update(&ctr.embed_rule, &embeds[..updates.len()], 1, embed_how);
-            update(&self.config.rule, &embedxs[..embedx_count], self.config.dim, how);
+            update_rows(&ctr.embed_rule, &embeds[..updates.len()], 1, embed_how);
+            update_rows(&self.config.rule, &embedxs[..embedx_count], self.config.dim, how);
         }
     }
 }

@@ -124,20 +124,22 @@ impl Shared {
     }
 }
 
-/// Writes a stretch to disk and drops its pages. The next sync reports a failure.
+/// Writes a stretch to disk and drops its pages. The next sync reports a failure. No safe crate
+/// wraps `sync_file_range`.
 #[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
 fn write_and_drop(file: &dyn DiskFile, start: u64) {
     use std::os::fd::AsRawFd;
     let Some(file) = file.system_file() else { return };
-    let (descriptor, start, len) = (file.as_raw_fd(), start as i64, STRETCH_BYTES as i64);
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: the file is open; the calls neither read nor change memory of this process.
+    // SAFETY: the file is open, and the call neither reads nor changes memory of this process.
     unsafe {
-        libc::sync_file_range(descriptor, start, len, all);
-        libc::posix_fadvise(descriptor, start, len, libc::POSIX_FADV_DONTNEED);
+        libc::sync_file_range(file.as_raw_fd(), start as i64, STRETCH_BYTES as i64, all);
     }
+    let len = std::num::NonZeroU64::new(STRETCH_BYTES);
+    let _ = rustix::fs::fadvise(file, start, len, rustix::fs::Advice::DontNeed);
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -4,11 +4,10 @@
 //! Axes are merged where both sides are contiguous. Contiguous runs are copied as a whole. A
 //! transpose works tile by tile, so that both sides are accessed in whole cache lines. A plan
 //! stores the number of elements that it needs on each side, and each run checks it against the
-//! arguments.
+//! slices.
 
-use crate::Arg;
-use crate::def::Bits;
-use fleet_kernels::pool::Pool;
+use crate::pool::Pool;
+use crate::simd::SharedPtr;
 
 /// Elements per task.
 const GRAIN: usize = 16 * 1024;
@@ -26,7 +25,7 @@ struct Axis {
 
 /// A planned copy.
 #[derive(Clone, Debug)]
-pub(crate) struct Strided {
+pub struct Strided {
     /// Axes from outermost to innermost. The last one is the innermost loop.
     axes: Vec<Axis>,
     from_at: usize,
@@ -38,7 +37,7 @@ pub(crate) struct Strided {
 }
 
 /// Returns the strides of a row-major tensor.
-pub(crate) fn row_major(lens: &[usize]) -> Vec<isize> {
+pub fn row_major(lens: &[usize]) -> Vec<isize> {
     let mut strides = vec![1; lens.len()];
     for axis in (1..lens.len()).rev() {
         strides[axis - 1] = strides[axis] * lens[axis] as isize;
@@ -49,7 +48,11 @@ pub(crate) fn row_major(lens: &[usize]) -> Vec<isize> {
 impl Strided {
     /// Plans a copy of `lens` elements along each axis. The source starts at `from_at` with strides
     /// `from`; the target starts at `to_at` with strides `to`.
-    pub(crate) fn new(
+    ///
+    /// # Panics
+    /// Panics if a position is before the first element, or if two elements have one position in
+    /// the target.
+    pub fn new(
         lens: &[usize],
         (from_at, from): (usize, &[isize]),
         (to_at, to): (usize, &[isize]),
@@ -84,28 +87,21 @@ impl Strided {
             axes.push(Axis { len: 1, from: 1, to: 1 });
         }
         assert!(axes.len() <= AXES_MAX, "too many axes");
+        assert!(is_injective(&axes), "a copy writes a position twice");
         let from_len = required_len(from_at, &axes, |axis| axis.from);
         let to_len = required_len(to_at, &axes, |axis| axis.to);
         Strided { axes, from_at, to_at, tiled, from_len, to_len }
     }
 
-    /// Copies from one argument to another.
+    /// Copies from one slice to another.
     ///
     /// # Panics
-    /// Panics if an argument has fewer elements than the plan needs.
-    pub(crate) fn run<T: Bits>(&self, pool: &Pool, from: &Arg, to: &Arg) {
-        let from = from.as_bits_ptr::<T>(self.from_len);
-        let to = to.as_bits_ptr::<T>(self.to_len);
-        // SAFETY: both hold as many elements as the plan needs, and operands of kernels do not
-        // overlap.
-        unsafe { self.run_raw(pool, from.cast_const(), to) };
-    }
-
-    /// # Safety
-    /// `from` holds `from_len` elements, `to` has room for `to_len`, and they do not overlap.
-    unsafe fn run_raw<T: Copy>(&self, pool: &Pool, from: *const T, to: *mut T) {
-        let (from, to) = (from.wrapping_add(self.from_at), to.wrapping_add(self.to_at));
-        let (from, to) = (from as usize, to as usize);
+    /// Panics if a slice has fewer elements than the plan needs.
+    pub fn run<T: Copy + Send + Sync>(&self, pool: &Pool, from: &[T], to: &mut [T]) {
+        let (needed, given) = ([self.from_len, self.to_len], [from.len(), to.len()]);
+        assert!(needed[0] <= given[0] && needed[1] <= given[1], "copy of {needed:?} in {given:?}");
+        let from = SharedPtr::new(from.as_ptr().wrapping_add(self.from_at));
+        let to = SharedPtr::new_mut(to.as_mut_ptr().wrapping_add(self.to_at));
         let inner_axes = if self.tiled { 2 } else { 1 };
         let (outer, inner) = self.axes.split_at(self.axes.len() - inner_axes);
         let last = inner[inner_axes - 1];
@@ -115,10 +111,11 @@ impl Strided {
             let grain = if self.tiled { TILE } else { GRAIN };
             pool.run_ranges(first.len, grain, |range| {
                 let at = range.start as isize;
-                // SAFETY: guaranteed by the caller; ranges write different positions.
+                // SAFETY: all positions are inside both slices, which the lengths above ensure, and
+                // ranges write different ones, which `new` ensures.
                 unsafe {
-                    let from = (from as *const T).offset(at * first.from);
-                    let to = (to as *mut T).offset(at * first.to);
+                    let from = from.at(0).cast_const().offset(at * first.from);
+                    let to = to.at(0).offset(at * first.to);
                     let first = Axis { len: range.len(), ..first };
                     match self.tiled {
                         true => copy_tiles(first, last, from, to),
@@ -138,8 +135,8 @@ impl Strided {
             for _ in range {
                 // SAFETY: as above.
                 unsafe {
-                    let from = (from as *const T).offset(position.from);
-                    let to = (to as *mut T).offset(position.to);
+                    let from = from.at(0).cast_const().offset(position.from);
+                    let to = to.at(0).offset(position.to);
                     match self.tiled {
                         true => copy_tiles(inner[0], last, from, to),
                         false => copy_run(last, from, to),
@@ -164,6 +161,25 @@ fn required_len(at: usize, axes: &[Axis], step: impl Fn(&Axis) -> isize) -> usiz
         ends.fold((0, 0), |(low, high): (isize, isize), end| (low + end.min(0), high + end.max(0)));
     assert!(at as isize + before >= 0, "copy starts before its tensor");
     (at as isize + after) as usize + 1
+}
+
+/// Returns whether no two elements have the same position in the target: each stride exceeds the
+/// extent of all smaller ones.
+fn is_injective(axes: &[Axis]) -> bool {
+    let mut steps: Vec<(usize, usize)> = axes
+        .iter()
+        .filter(|axis| axis.len > 1)
+        .map(|axis| (axis.to.unsigned_abs(), axis.len))
+        .collect();
+    steps.sort_unstable();
+    let mut extent = 0;
+    let is_empty = axes.iter().any(|axis| axis.len == 0);
+    is_empty
+        || steps.into_iter().all(|(step, len)| {
+            let is_apart = step > extent;
+            extent += step * (len - 1);
+            is_apart
+        })
 }
 
 /// Positions along some axes, advanced without divisions.
@@ -250,8 +266,7 @@ mod tests {
         let plan = Strided::new(lens, (from_at, from_strides), (0, &to_strides));
         for threads in [1, 3] {
             let mut out = vec![u32::MAX; count];
-            // SAFETY: the tests use positions inside.
-            unsafe { plan.run_raw(&Pool::new(threads), source.as_ptr(), out.as_mut_ptr()) };
+            plan.run(&Pool::new(threads), source, &mut out);
             for (place, value) in out.iter().enumerate() {
                 let mut rest = place;
                 let mut at = from_at as isize;
@@ -283,10 +298,8 @@ mod tests {
     #[test]
     fn a_plan_that_reaches_beyond_its_arguments_does_not_run() {
         let pool = Pool::new(1);
-        let (mut source, mut target) = ([1f32; 12], [0f32; 12]);
-        let (from, to) = (Arg::of_slice(&mut source), Arg::of_slice(&mut target));
         let run = |lens: &[usize], from_side: (usize, &[isize]), to_side: (usize, &[isize])| {
-            let work = || Strided::new(lens, from_side, to_side).run::<u32>(&pool, &from, &to);
+            let work = || Strided::new(lens, from_side, to_side).run(&pool, &[1; 12], &mut [0; 12]);
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok()
         };
         assert!(run(&[3, 4], (0, &[4, 1]), (0, &[4, 1])));
@@ -295,7 +308,7 @@ mod tests {
         assert!(!run(&[3, 4], (1, &[4, 1]), (0, &[4, 1])));
         assert!(!run(&[3, 4], (0, &[4, 1]), (0, &[1, 4])));
         assert!(!run(&[3, 4], (10, &[-4, -1]), (0, &[4, 1])));
-        let bytes = || Strided::new(&[1], (0, &[1]), (0, &[1])).run::<u8>(&pool, &from, &to);
-        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(bytes)).is_err());
+        assert!(!run(&[3, 4], (0, &[4, 1]), (0, &[3, 1])));
+        assert!(!run(&[3, 4], (0, &[4, 1]), (0, &[0, 1])));
     }
 }

@@ -15,12 +15,15 @@
 //! assert_eq!(sum.into_inner(), 4950);
 //! ```
 
-use fleet_base::sync::{lock, wait};
+mod handoff;
+
+use self::handoff::Handoff;
+use fleet_base::sync::lock;
 use std::any::Any;
-use std::cell::{Cell, UnsafeCell};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 
 /// Limit on the threads of a pool: more than any known machine has, and few enough to allocate for.
@@ -38,18 +41,10 @@ pub struct Pool {
 }
 
 struct Shared {
-    /// Written by the caller while `open` is false and `active` is 0; read by workers after they
-    /// saw `open` set.
-    job: UnsafeCell<Option<Job>>,
-    open: AtomicBool,
-    epoch: AtomicU32,
-    active: AtomicUsize,
+    handoff: Handoff<Job>,
+    /// The next task of the job.
     next: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    sleepers: Mutex<usize>,
-    wake: Condvar,
-    stop: AtomicBool,
-    spins: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -58,11 +53,10 @@ struct Job {
     body: *const (dyn Fn(usize, usize) + Sync),
 }
 
-// SAFETY: the caller hands `job` to workers under the protocol stated at its field. The body to
-// which it points is `Sync` and outlives the call, which returns only when no worker is active.
-unsafe impl Send for Shared {}
+// SAFETY: the body is `Sync` and outlives the job, which ends when no worker has it.
+unsafe impl Send for Job {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for Job {}
 
 thread_local! {
     static INSIDE_TASK: Cell<bool> = const { Cell::new(false) };
@@ -73,18 +67,11 @@ impl Pool {
     pub fn new(threads: usize) -> Self {
         let threads = threads.clamp(1, THREADS_MAX);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spins = if threads > cores { 0 } else { SPINS_BEFORE_SLEEP };
         let shared = Arc::new(Shared {
-            job: UnsafeCell::new(None),
-            open: AtomicBool::new(false),
-            epoch: AtomicU32::new(0),
-            // Starting threads count as active until they run.
-            active: AtomicUsize::new(threads - 1),
+            handoff: Handoff::new(threads - 1, spins),
             next: AtomicUsize::new(0),
             panic: Mutex::new(None),
-            sleepers: Mutex::new(0),
-            wake: Condvar::new(),
-            stop: AtomicBool::new(false),
-            spins: if threads > cores { 0 } else { SPINS_BEFORE_SLEEP },
         });
         let workers: Vec<_> = (1..threads)
             .filter_map(|worker| {
@@ -92,22 +79,20 @@ impl Pool {
                 let thread = std::thread::Builder::new()
                     .name(format!("fleet-compute-{worker}"))
                     .spawn(move || {
-                        own.active.fetch_sub(1, SeqCst);
-                        own.work(worker);
+                        own.handoff.leave();
+                        own.handoff.work(|job| own.take_tasks(job, worker));
                     });
                 // If the system refuses to start a thread, the pool is smaller; this is not an
                 // error.
                 if thread.is_err() {
-                    shared.active.fetch_sub(1, SeqCst);
+                    shared.handoff.leave();
                 }
                 thread.ok()
             })
             .collect();
         // Wait until all threads run: a starting thread allocates memory, which must not happen
         // during a step.
-        while shared.active.load(SeqCst) > 0 {
-            std::thread::yield_now();
-        }
+        shared.handoff.await_workers();
         Pool { shared, turn: Mutex::new(()), workers }
     }
 
@@ -143,6 +128,29 @@ impl Pool {
         });
     }
 
+    /// Splits a slice into parts of `grain` elements (the last one may be shorter) and runs
+    /// `body(index of the first element, part)` on each.
+    ///
+    /// ```
+    /// let mut squares = [0; 5];
+    /// fleet_kernels::pool::Pool::new(2).run_parts(&mut squares, 2, |start, part| {
+    ///     part.iter_mut().enumerate().for_each(|(i, it)| *it = (start + i) * (start + i));
+    /// });
+    /// assert_eq!(squares, [0, 1, 4, 9, 16]);
+    /// ```
+    pub fn run_parts<T: Send>(
+        &self,
+        slice: &mut [T],
+        grain: usize,
+        body: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let (len, shared) = (slice.len(), Shareable::new(slice));
+        self.run_ranges(len, grain, |range| {
+            // SAFETY: ranges are disjoint, and the slice is borrowed during the call.
+            body(range.start, unsafe { shared.slice(range.start, range.len()) });
+        });
+    }
+
     /// Claims the workers for a call. Returns `None` if that is not worthwhile or not possible.
     fn claim(&self, tasks: usize) -> Option<MutexGuard<'_, ()>> {
         if tasks < 2 || self.workers.is_empty() || INSIDE_TASK.get() {
@@ -158,8 +166,7 @@ impl Pool {
     fn fork(&self, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {
         let shared = &*self.shared;
         // SAFETY: the lifetime is erased for the duration of this call only. No worker holds the
-        // pointer after `active` has returned to 0 with `open` false, for which this call waits
-        // below.
+        // pointer after `close` below.
         let body: *const (dyn Fn(usize, usize) + Sync) = unsafe {
             std::mem::transmute::<
                 &(dyn Fn(usize, usize) + Sync),
@@ -168,21 +175,10 @@ impl Pool {
         };
         let job = Job { tasks, body };
         shared.next.store(0, SeqCst);
-        // SAFETY: `open` is false, and `active` was 0 at the end of the last call, so no worker
-        // reads `job`.
-        unsafe { *shared.job.get() = Some(job) };
-        shared.open.store(true, SeqCst);
-        shared.epoch.fetch_add(1, SeqCst);
-        if *lock(&shared.sleepers) > 0 {
-            shared.wake.notify_all();
-        }
+        // SAFETY: the guard of `claim` admits one caller at a time, and the body outlives `close`.
+        unsafe { shared.handoff.open(job) };
         shared.take_tasks(job, 0);
-        shared.open.store(false, SeqCst);
-        let mut spins = 0u32;
-        while shared.active.load(SeqCst) > 0 {
-            spins += 1;
-            if spins > shared.spins { std::thread::yield_now() } else { std::hint::spin_loop() }
-        }
+        shared.handoff.close();
         let panic = lock(&shared.panic).take();
         if let Some(payload) = panic {
             resume_unwind(payload);
@@ -192,10 +188,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, SeqCst);
-        self.shared.epoch.fetch_add(1, SeqCst);
-        drop(lock(&self.shared.sleepers));
-        self.shared.wake.notify_all();
+        self.shared.handoff.stop();
         for worker in self.workers.drain(..) {
             let _ = worker.join();
         }
@@ -203,46 +196,6 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    fn work(&self, worker: usize) {
-        let mut seen = 0;
-        loop {
-            seen = self.await_epoch(seen);
-            if self.stop.load(SeqCst) {
-                return;
-            }
-            self.active.fetch_add(1, SeqCst);
-            if self.open.load(SeqCst) {
-                // SAFETY: `open` was read after `active` was incremented, so the caller waits for
-                // this worker before it writes `job` again.
-                if let Some(job) = unsafe { *self.job.get() } {
-                    self.take_tasks(job, worker);
-                }
-            }
-            self.active.fetch_sub(1, SeqCst);
-        }
-    }
-
-    /// Spins, then sleeps, until the epoch differs from `seen`. Returns the new epoch.
-    fn await_epoch(&self, seen: u32) -> u32 {
-        for _ in 0..self.spins {
-            let epoch = self.epoch.load(SeqCst);
-            if epoch != seen {
-                return epoch;
-            }
-            std::hint::spin_loop();
-        }
-        let mut sleepers = lock(&self.sleepers);
-        *sleepers += 1;
-        loop {
-            let epoch = self.epoch.load(SeqCst);
-            if epoch != seen {
-                *sleepers -= 1;
-                return epoch;
-            }
-            sleepers = wait(&self.wake, sleepers);
-        }
-    }
-
     fn take_tasks(&self, job: Job, worker: usize) {
         let outer = INSIDE_TASK.replace(true);
         // SAFETY: the caller of `fork` keeps the body alive until every worker is done.
@@ -266,7 +219,7 @@ impl Shared {
 
 /// A slice shared between tasks, each of which writes only its own part.
 #[derive(Clone, Copy)]
-pub struct Shareable<T> {
+pub(crate) struct Shareable<T> {
     start: *mut T,
     len: usize,
 }
@@ -277,11 +230,11 @@ unsafe impl<T: Send> Send for Shareable<T> {}
 unsafe impl<T: Send> Sync for Shareable<T> {}
 
 impl<T> Shareable<T> {
-    pub fn new(slice: &mut [T]) -> Self {
+    pub(crate) fn new(slice: &mut [T]) -> Self {
         Shareable { start: slice.as_mut_ptr(), len: slice.len() }
     }
 
-    pub fn ptr(&self) -> *mut T {
+    pub(crate) fn ptr(&self) -> *mut T {
         self.start
     }
 
@@ -294,7 +247,7 @@ impl<T> Shareable<T> {
     /// No other task may access the part at the same time, and the slice must still be alive.
     #[inline]
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         let is_inside = start <= self.len && len <= self.len - start;
         assert!(is_inside, "{len} elements from {start} exceed a slice of {}", self.len);
         // SAFETY: the part is inside the slice; the caller guarantees the rest.
