@@ -4,6 +4,7 @@
 
 mod bench;
 mod deny;
+mod guide;
 mod picture;
 mod sanitize;
 mod slow;
@@ -25,6 +26,8 @@ enum Task {
     Ci,
     /// The house rules that the compiler does not check
     Tidy(tidy::Options),
+    /// Applies the changes shown by docs/add-an-op.md to a copy of the tree, and tests them
+    Guide,
     /// Licences, bans, sources and advisories of dependencies (needs cargo-deny)
     Deny,
     /// Builds and tests features with many dependencies (some minutes)
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Task::Features => features(),
         Task::Targets => targets(),
         Task::Tidy(options) => tidy::run(&root(), &options),
+        Task::Guide => guide::run(&root()),
         Task::Deny => deny::run(&root()),
         Task::Test { args } => {
             cargo("test", &[&["test", "--workspace"][..], &strs(&args)].concat())
@@ -93,7 +97,8 @@ fn ci() -> Outcome {
     cargo("tests", &["test", "--workspace"])?;
     let crates = ["-p", "fleet-comm", "-p", "fleet-net", "-p", "fleet-launch"];
     cargo("tests of features", &[&["test"], &crates[..], &[WIRE]].concat())?;
-    cargo("tests of jobs with features", JOBS)
+    cargo("tests of jobs with features", JOBS)?;
+    guide::run(&root())
 }
 
 /// Lints for other platforms than this one.

@@ -243,7 +243,7 @@ fn cost(c: &CostCtx<'_>) -> Cost {
 }
 
 fn cost_grad(c: &CostCtx<'_>) -> Cost {
-    let dy = c.input("Out@GRAD");
-    let moved = dy.map_or(0, Meta::bytes) + c.output("W@GRAD").map_or(0, Meta::bytes);
-    Cost { flops: dy.map_or(0, Meta::numel) as f64, bytes: moved as f64 }
+    let (dy, dw) = (c.input("Out@GRAD"), c.output("W@GRAD"));
+    let bytes = [dy, dw].map(|it| it.map_or(0, Meta::bytes) as f64).iter().sum();
+    Cost { flops: dy.map_or(0, Meta::numel) as f64, bytes }
 }
