@@ -5,10 +5,10 @@
 //! is given by name with its numbers, `momentum,lr=0.1,mu=0.9`.
 
 use crate::inspect;
-use crate::output::{ExitReason, Output};
 use crate::strategy::{load_with_source, print_warnings};
 use clap::Args;
 use fleet::passes::Arrival;
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_ir::{Program, VarId};
 use fleet_nn::models::{

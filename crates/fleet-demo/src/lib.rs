@@ -18,16 +18,16 @@ mod train;
 mod wide_deep;
 mod word2vec;
 
-use crate::output::{ExitReason, Output};
 use clap::{Args, ValueEnum};
-use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::Net;
 use fleet::nn::optimizer::{Adam, Momentum, OptimizerDesc, Rule};
 use fleet::{
     DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session,
     StrategySource, Tensor,
 };
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{file::make_folder, text};
+use fleet_synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet_tensor::{bf16, f16};
 use std::fs;
 use std::io::Write;
