@@ -1,8 +1,8 @@
 //! A small BERT that fills in masked words: `cargo run --release --example bert [STEPS]`.
 
-use fleet::data::synth::{Text, TextConfig};
 use fleet::nn::models::{BertConfig, bert_tokens};
 use fleet::prelude::*;
+use fleet_synth::{Text, TextConfig};
 
 const BATCH: i64 = 32;
 const LENGTH: i64 = 32;

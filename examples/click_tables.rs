@@ -2,10 +2,10 @@
 //! are deleted when they are no longer used. Alone, or as a job with servers:
 //! `fleetrun --server_num=1 --worker_num=2 target/release/examples/click_tables [STEPS]`
 
-use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::prelude::*;
 use fleet::ps::{SaveFormat, SaveMode};
 use fleet::{DistributedStrategy, Fleet};
+use fleet_synth::{Ctr, CtrConfig};
 
 const BATCH: i64 = 512;
 const DAYS: u64 = 3;

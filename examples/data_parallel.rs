@@ -3,9 +3,9 @@
 //! (`cargo build --release --bin fleetrun --example data_parallel` builds both). Without
 //! `fleetrun`, one process takes the whole batch.
 
-use fleet::data::synth::{Digits, IMAGE_PIXELS};
 use fleet::prelude::*;
 use fleet::{DistributedStrategy, Fleet};
+use fleet_synth::{Digits, IMAGE_PIXELS};
 
 /// Batch size of all workers together.
 const BATCH: usize = 256;

@@ -1,8 +1,8 @@
 //! DeepFM on click logs: `cargo run --release --example deepfm [STEPS]`.
 
-use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::nn::models::{DeepFmConfig, deepfm};
 use fleet::prelude::*;
+use fleet_synth::{Ctr, CtrConfig};
 
 const BATCH: i64 = 512;
 

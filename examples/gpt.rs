@@ -1,8 +1,8 @@
 //! A small GPT on text that often repeats itself: `cargo run --release --example gpt [STEPS]`.
 
-use fleet::data::synth::{Text, TextConfig};
 use fleet::nn::models::{GptConfig, gpt};
 use fleet::prelude::*;
+use fleet_synth::{Text, TextConfig};
 
 const BATCH: usize = 16;
 const LENGTH: usize = 32;

@@ -2,11 +2,9 @@
 //!
 //! FOLDER has a folder of PNG and JPEG files for each class; without it, digits are drawn into one.
 
-use fleet::data::{
-    Batch, ImageList, ImageOptions, Images, Loader, LoaderOptions, Make, MakeFormat, MakeKind,
-    Samples,
-};
+use fleet::data::{Batch, ImageList, ImageOptions, Images, Loader, LoaderOptions, Samples};
 use fleet::prelude::*;
+use fleet_synth::{Make, MakeFormat, MakeKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

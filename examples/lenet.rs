@@ -1,7 +1,7 @@
 //! LeNet on drawn digits: `cargo run --release --example lenet [STEPS]`.
 
-use fleet::data::synth::Digits;
 use fleet::prelude::*;
+use fleet_synth::Digits;
 
 const BATCH: i64 = 32;
 

@@ -2,8 +2,8 @@
 //! `cargo run --release --example quick_start`.
 //! `cargo xtask tidy` checks that the documents quote it.
 
-use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::prelude::*;
+use fleet_synth::{Ctr, CtrConfig};
 
 /// Wide & deep, as README.md shows it.
 fn wide_deep(batches: impl Iterator<Item = [Tensor; 3]>) -> Result<()> {

@@ -1,8 +1,8 @@
 //! ResNet-18 on drawn digits in colour: `cargo run --release --example resnet [STEPS]`.
 
-use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
+use fleet_synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 
 const BATCH: usize = 32;
 const SIZE: usize = 32;

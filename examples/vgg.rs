@@ -1,8 +1,8 @@
 //! VGG-11 on drawn digits in colour: `cargo run --release --example vgg [STEPS]`.
 
-use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::models::{VggConfig, vgg};
 use fleet::prelude::*;
+use fleet_synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 
 const BATCH: usize = 32;
 const SIZE: usize = 32;

@@ -1,7 +1,7 @@
 //! Wide & deep on click logs: `cargo run --release --example wide_deep [STEPS]`.
 
-use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::prelude::*;
+use fleet_synth::{Ctr, CtrConfig};
 
 const BATCH: i64 = 512;
 

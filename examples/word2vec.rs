@@ -1,8 +1,8 @@
 //! Word vectors: `cargo run --release --example word2vec [STEPS]`.
 
-use fleet::data::synth::{Text, TextConfig};
 use fleet::nn::models::{Word2VecConfig, word2vec};
 use fleet::prelude::*;
+use fleet_synth::{Text, TextConfig};
 
 const BATCH: i64 = 1024;
 

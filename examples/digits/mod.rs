@@ -1,10 +1,10 @@
 //! Shared code of the strategy examples: generated digits, each worker with its share of every
 //! batch.
 
-use fleet::data::synth::{Digits, IMAGE_PIXELS};
 use fleet::prelude::*;
 use fleet::strategy::cost;
 use fleet::{DistributedStrategy, Fleet, ReduceOp};
+use fleet_synth::{Digits, IMAGE_PIXELS};
 
 /// Batch size of all workers together.
 const BATCH: usize = 256;

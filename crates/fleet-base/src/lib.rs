@@ -1,6 +1,6 @@
 //! Building blocks that all crates of Fleet share: ids and entity maps, the error type,
-//! counter-based random numbers, atomic file writes, the port to the file system, and helpers for
-//! messages. Nothing here knows about machine learning.
+//! counter-based random numbers, atomic file writes, the port to the file system, helpers for
+//! messages, and the output of commands. Nothing here knows about machine learning.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ pub mod entity;
 pub mod error;
 pub mod file;
 pub mod input;
+pub mod output;
 mod reduce;
 pub mod rng;
 pub mod sealed;

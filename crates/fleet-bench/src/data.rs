@@ -2,12 +2,12 @@
 //! reading text.
 
 use crate::measure::{Options, print_rates};
-use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::data::{
     BatchLayout, Block, Dataset, DatasetOptions, InMemoryDataset, Input, LineReader, MultiSlot,
     QueueDataset, Schema, Slot, TextFiles,
 };
 use fleet::{DType, DatasetRun, Error, Result};
+use fleet_synth::{Ctr, CtrConfig};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;

@@ -2,12 +2,10 @@
 //! batches for a program. The peers are Paddle's dataset, and polars for tables.
 
 use crate::measure::{Options, print_rates};
-use fleet::data::synth::CtrConfig;
-use fleet::data::{
-    Csv, CsvColumn, DatasetOptions, InMemoryDataset, Made, Make, MakeFormat, MakeKind, TextFiles,
-};
+use fleet::data::{Csv, CsvColumn, DatasetOptions, InMemoryDataset, TextFiles};
 use fleet::prelude::*;
 use fleet::{DatasetRun, feed_layout};
+use fleet_synth::{CtrConfig, Made, Make, MakeFormat, MakeKind};
 use std::path::Path;
 use std::time::Instant;
 

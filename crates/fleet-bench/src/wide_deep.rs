@@ -2,9 +2,9 @@
 //! sparse rule, Adam on everything else, batches of 2048.
 
 use crate::measure::{Options, measure};
-use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
+use fleet_synth::{Ctr, CtrConfig};
 
 pub const BATCH: usize = 2048;
 const BATCHES: u64 = 16;

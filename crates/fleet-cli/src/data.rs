@@ -1,10 +1,9 @@
 //! `fleet data make`: generated data sets as files.
 
-use crate::output::{ExitReason, Output};
 use clap::{Args, Subcommand, ValueEnum};
-use fleet::data::synth::{BlobsConfig, CtrConfig, TextConfig};
-use fleet::data::{Make, MakeFormat, MakeKind};
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, text};
+use fleet_synth::{BlobsConfig, CtrConfig, Make, MakeFormat, MakeKind, TextConfig};
 use std::path::PathBuf;
 
 #[derive(Subcommand)]

@@ -1,7 +1,7 @@
 //! The changes that passes make to the text of programs.
 
-use crate::output::{ExitReason, Output};
 use fleet::passes::Observer;
+use fleet_base::output::{ExitReason, Output};
 use fleet_ir::Program;
 
 /// Records the changes of every pass.

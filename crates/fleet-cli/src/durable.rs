@@ -1,8 +1,8 @@
 //! `fleet durable`: inspects the folders of durable parameter servers.
 
-use crate::output::{ExitReason, Output};
 use clap::{Args, Subcommand};
 use fleet::ps::{FolderState, Loss, ServerReport, Tail, WorkerReport, accept_loss, inspect};
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, text};
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! `fleet env`: lists every environment variable of Fleet with its value here.
 
-use crate::output::{ExitReason, Output};
 use clap::Args;
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, text};
 use fleet_topology::{Env, VARIABLES, Variable, names, names::Reader};
 

@@ -1,21 +1,20 @@
 //! `fleetrun`: starts training jobs. The launcher is a library of its own. This binary adds the
 //! built-in jobs, which it runs by starting itself again with a hidden first argument.
 
-mod demo;
-mod output;
+mod args;
 
 use clap::Parser;
 use fleet::Fleet;
+use fleet_base::output::Output;
 use fleet_launch::Builtins;
 use fleet_topology::Env;
-use output::Output;
 use std::process::ExitCode;
 
 /// The demos of `fleet demo` as jobs.
 const BUILTINS: Builtins = Builtins {
     argument: "__demo",
     names: &["wide_deep", "lenet", "word2vec", "bert", "resnet"],
-    not_on_servers: demo::UNSUPPORTED_ON_SERVERS,
+    not_on_servers: fleet_demo::UNSUPPORTED_ON_SERVERS,
 };
 
 /// Train a demo model as a job
@@ -27,7 +26,7 @@ const BUILTINS: Builtins = Builtins {
 )]
 struct DemoCommand {
     #[command(flatten)]
-    demo: demo::DemoArgs,
+    demo: fleet_demo::DemoArgs,
 }
 
 fn main() -> ExitCode {
@@ -35,8 +34,8 @@ fn main() -> ExitCode {
         std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     if args.first().is_some_and(|first| first == BUILTINS.argument) {
         // The hidden argument takes the place of the program's name.
-        let command: DemoCommand = output::parse_args(args);
-        return Output::run(|out| demo::run(&command.demo, &Fleet::from_env()?, out));
+        let command: DemoCommand = args::parse_args(args);
+        return Output::run(|out| fleet_demo::run(&command.demo, &Fleet::from_env()?, out));
     }
     ExitCode::from(fleet_launch::main(args, &Env::process(), &BUILTINS))
 }

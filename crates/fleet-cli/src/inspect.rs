@@ -1,7 +1,7 @@
 //! Commands that inspect programs and run nothing: print, verify, stats, convert.
 
-use crate::output::{ExitReason, Output};
 use clap::Args;
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_exec::{Device, ExecOptions, Executor, PlanSummary, Scope};
 use fleet_format::{Form, load_program, save_program};

@@ -6,14 +6,13 @@
 
 #![forbid(unsafe_code)]
 
+mod args;
 mod data;
-mod demo;
 mod diff;
 mod doctor;
 mod durable;
 mod env;
 mod inspect;
-mod output;
 #[cfg(feature = "grpc")]
 mod ps;
 mod rewrite;
@@ -22,9 +21,9 @@ mod strategy;
 mod trace;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use fleet_base::output::{ExitReason, Output};
 use fleet_format::Form;
 use fleet_topology::Env;
-use output::{ExitReason, Output};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -74,7 +73,7 @@ enum Command {
     /// Show the time shares of a traced step and its exposed communication
     Trace(trace::TraceArgs),
     /// Train a demo model on generated data
-    Demo(demo::DemoArgs),
+    Demo(fleet_demo::DemoArgs),
     /// Generate data sets
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -105,7 +104,7 @@ enum To {
 }
 
 fn main() -> ExitCode {
-    let args: Args = output::parse_args(std::env::args_os());
+    let args: Args = args::parse_args(std::env::args_os());
     Output::run(|out| dispatch(args.command, &Env::process(), out))
 }
 
@@ -126,7 +125,7 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
         Command::Env(args) => env::run(&args, env, out),
         Command::Rewrite(args) => rewrite::rewrite(&args, out),
         Command::Trace(args) => trace::run(&args, out),
-        Command::Demo(args) => demo::run(&args, &alone()?, out),
+        Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
         Command::Data(command) => data::run(&command, out),
         Command::Durable(command) => durable::run(&command, out),
         Command::Doctor(args) => doctor::run(&args, out),

@@ -6,11 +6,11 @@
 
 use crate::diff::Changes;
 use crate::inspect;
-use crate::output::{ExitReason, Output};
 use crate::strategy::{load_with_source, print_warnings};
 use clap::Args;
 use fleet::exec_options;
 use fleet::passes::{Arrival, optimize_observed};
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_exec::ExecOptions;
 use fleet_ir::{Program, VarId};

@@ -1,8 +1,8 @@
 //! `fleet run`: runs a program with tensors from `.npy` files, and prints or saves its results.
 
 use crate::inspect::load;
-use crate::output::{ExitReason, Output};
 use clap::Args;
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_format::{Meta, load_tensors, read_npy, save_tensors, write_file, write_npy, write_npz};

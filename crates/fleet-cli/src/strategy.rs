@@ -1,7 +1,7 @@
 //! `fleet strategy`: strategies as files, without a program.
 
-use crate::output::{ExitReason, Output};
 use clap::{Args, Subcommand, ValueEnum};
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result};
 use fleet_format::write_file;
 use fleet_strategy::{

@@ -4,8 +4,8 @@
 //! The files come from `fleet run --trace`, `fleetrun demo:NAME --trace` and programs that use
 //! `Executor::trace`.
 
-use crate::output::{ExitReason, Output};
 use clap::Args;
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, input};
 use fleet_exec::{Span, Trace};
 use fleet_format::write_file;

@@ -129,7 +129,7 @@ pub(crate) fn object_name_error(name: impl std::fmt::Display) -> Error {
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn file_shard<T>(files: &[T], worker: usize, worker_count: usize) -> Result<&[T]> {
-    let range = crate::synth::shard_range(files.len() as u64, worker as u64, worker_count as u64)?;
+    let range = crate::shard_range(files.len() as u64, worker as u64, worker_count as u64)?;
     Ok(&files[range.start as usize..range.end as usize])
 }
 

@@ -5,9 +5,6 @@
 //! reads them from text, for example in the format [`MultiSlot`] that data generators write
 //! ([`DataGenerator`]). [`InMemoryDataset`] and [`QueueDataset`] return [`Batch`]es, whose tensors
 //! are fed to a program.
-//!
-//! [`synth`] generates data sets from known models, so that the score of a trained model can be
-//! compared with the best possible one.
 
 #![forbid(unsafe_code)]
 
@@ -21,14 +18,13 @@ mod generator;
 mod images;
 mod lines;
 mod loader;
-mod make;
 mod multislot;
 #[cfg(feature = "object-store")]
 mod object_stores;
 mod pipe;
 mod prefetch;
+mod shard;
 mod slot;
-pub mod synth;
 
 pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
@@ -49,10 +45,10 @@ pub use generator::{DataGenerator, Sample, SampleWriter, Value};
 pub use images::{ImageList, ImageOptions, Images, Pixels, decode_image};
 pub use lines::{LineError, LineFormat, LineReader, OnError, RecordReader, Skipped};
 pub use loader::{Cursor, Loader, LoaderOptions, Samples};
-pub use make::{Made, Make, MakeFormat, MakeKind};
 pub use multislot::{MultiSlot, MultiSlotWriter};
 #[cfg(feature = "object-store")]
 pub use object_stores::ObjectStores;
 pub use pipe::open_piped;
 pub use prefetch::Prefetch;
+pub use shard::shard_range;
 pub use slot::{Schema, Slot, SlotForm, SlotKind};

@@ -313,7 +313,7 @@ impl Partition<'_> {
         if rest == 0 || self.options.drop_last {
             return None;
         }
-        let mine = crate::synth::shard_range(rest, rank, world).ok()?;
+        let mine = crate::shard_range(rest, rank, world).ok()?;
         Some(((taken + mine.start) as usize..(taken + mine.end) as usize, self.count))
     }
 }

@@ -1,8 +1,8 @@
 //! Training reaches the known optimum of generated data, with the same result in every run.
 
-use fleet::data::synth::{Ctr, CtrConfig, Digits, IMAGE_PIXELS, Text, TextConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, Word2VecConfig, lenet, wide_deep, word2vec};
 use fleet::prelude::*;
+use fleet_synth::{Ctr, CtrConfig, Digits, IMAGE_PIXELS, Text, TextConfig, auc_exact};
 
 /// Returns a learning rate that falls linearly to zero.
 fn linear_decay(rate: f64, steps: u64) -> LrSchedule {

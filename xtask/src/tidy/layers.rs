@@ -8,8 +8,8 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("kernels", &["fleet-kernels"]),
     ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn", "fleet-strategy"]),
     ("wire", &["fleet-net", "fleet-comm", "fleet-ps"]),
-    ("run", &["fleet-exec", "fleet-data", "fleet-metrics", "fleet-format"]),
-    ("surface", &["fleet", "fleet-launch", "fleet-cli"]),
+    ("run", &["fleet-exec", "fleet-data", "fleet-synth", "fleet-metrics", "fleet-format"]),
+    ("surface", &["fleet", "fleet-launch", "fleet-demo", "fleet-cli"]),
     ("dev", &["fleet-testkit", "fleet-bench", "xtask"]),
 ];
 

@@ -231,7 +231,7 @@ impl InMemoryDataset {
         let total = self.order.len() as u64;
         (0..count as u64)
             .map(|part| {
-                let range = crate::synth::shard_range(total, part, count as u64)?;
+                let range = crate::shard_range(total, part, count as u64)?;
                 Ok(MemoryReader {
                     blocks: Arc::clone(&self.blocks),
                     order: Arc::clone(&self.order),

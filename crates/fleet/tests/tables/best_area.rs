@@ -5,13 +5,13 @@
 //! machine, and both affect the result. Therefore queues are short here, and workers synchronise at
 //! intervals.
 
-use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
 use fleet::servers::{Place, ServerJob, Worker};
 use fleet::{DistributedStrategy, Result};
+use fleet_synth::{Ctr, CtrConfig, auc_exact};
 use std::sync::Arc;
 
 const WORKERS: usize = 2;

@@ -11,10 +11,13 @@
 //! * [`Text`]: words with hidden classes; best skip-gram, next-token and masked-token losses.
 //! * [`Blobs`]: Gaussian classes, Bayes accuracy.
 //!
+//! [`Make`] writes a set to files.
+//!
 //! Training and test sets are ranges of one stream that do not overlap:
 //!
 //! ```
-//! use fleet_data::synth::{shard_range, Ctr, CtrConfig};
+//! use fleet_data::shard_range;
+//! use fleet_synth::{Ctr, CtrConfig};
 //! let clicks = Ctr::new(CtrConfig::tiny())?;
 //! // The second of three workers fills a batch from its own part of a million samples.
 //! let mine = shard_range(1_000_000, 1, 3)?;
@@ -23,10 +26,13 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod auc;
 mod blobs;
 mod ctr;
 mod digits;
+mod make;
 mod power_law;
 mod text;
 
@@ -39,28 +45,9 @@ pub use auc::{auc_exact, auc_expected};
 pub use blobs::{Blobs, BlobsConfig};
 pub use ctr::{BestScores, Ctr, CtrConfig, IdLayout, IdOrder, IdSpace};
 pub use digits::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
+pub use make::{Made, Make, MakeFormat, MakeKind};
 pub use power_law::PowerLaw;
 pub use text::{IGNORED_TARGET, Text, TextConfig};
-
-/// Returns the samples of shard `shard` out of `shard_count`. Shards are contiguous; if the count
-/// does not divide evenly, the first shards get one sample more, as with file shards.
-///
-/// ```
-/// use fleet_data::synth::shard_range;
-/// assert_eq!(shard_range(10, 0, 3)?, 0..4);
-/// assert_eq!(shard_range(10, 2, 3)?, 7..10);
-/// # Ok::<(), fleet_base::Error>(())
-/// ```
-pub fn shard_range(sample_count: u64, shard: u64, shard_count: u64) -> Result<Range<u64>> {
-    if shard >= shard_count {
-        return Err(Error::invalid("shard index is out of range")
-            .expected(format!("less than the shard count {shard_count}"))
-            .got(shard));
-    }
-    let (size, rest) = (sample_count / shard_count, sample_count % shard_count);
-    let start = shard * size + shard.min(rest);
-    Ok(start..start + size + u64::from(shard < rest))
-}
 
 /// Returns a seed for one part of a data set, whose streams differ from those of all other parts.
 fn part_seed(seed: u64, part: u64) -> u64 {
@@ -103,29 +90,4 @@ fn expect_within(what: &str, value: f64, range: Range<f64>) -> Result<()> {
     Err(Error::invalid(format!("{what} is out of range"))
         .expected(format!("at least {} and less than {}", range.start, range.end))
         .got(value))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shards_are_disjoint_and_complete() {
-        for (samples, shards) in [(0, 1), (1, 3), (10, 3), (12, 4), (1001, 7)] {
-            let mut next = 0;
-            for shard in 0..shards {
-                let range = shard_range(samples, shard, shards).unwrap();
-                assert_eq!(range.start, next);
-                assert!(range.end - range.start <= samples.div_ceil(shards));
-                next = range.end;
-            }
-            assert_eq!(next, samples);
-        }
-        let error = shard_range(10, 3, 3).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "shard index is out of range: expected less than the shard count 3, got 3"
-        );
-        assert!(shard_range(10, 0, 0).is_err());
-    }
 }

@@ -23,7 +23,7 @@
 use fleet_base::rng::Philox;
 use fleet_base::{Error, Result};
 
-use super::{PowerLaw, expect_length, expect_within, part_seed, sample_count, unit_f64};
+use crate::{PowerLaw, expect_length, expect_within, part_seed, sample_count, unit_f64};
 
 /// The target of a position that is not to be predicted.
 pub const IGNORED_TARGET: i64 = -100;
@@ -31,7 +31,7 @@ pub const IGNORED_TARGET: i64 = -100;
 /// Settings of a text; `tiny` and `small` are presets.
 ///
 /// ```
-/// use fleet_data::synth::{Text, TextConfig};
+/// use fleet_synth::{Text, TextConfig};
 /// let text = Text::new(TextConfig { stay: 0.0, ..TextConfig::tiny() })?;
 /// assert!((text.entropy_rate()? - text.word_entropy()).abs() < 1e-9); // nothing to learn but p
 /// # Ok::<(), fleet_base::Error>(())
@@ -82,7 +82,7 @@ impl TextConfig {
 /// A text; the top of this file defines its distribution.
 ///
 /// ```
-/// use fleet_data::synth::{Text, TextConfig};
+/// use fleet_synth::{Text, TextConfig};
 /// let text = Text::new(TextConfig::tiny())?;
 /// let mut tokens = [0; 4 * 32];
 /// text.fill_tokens(&mut tokens, 32, 0)?; // four sequences of 32 tokens
@@ -164,7 +164,7 @@ impl Text {
     /// Returns the probability of `token` after `history`, the tokens of its sequence so far.
     ///
     /// ```
-    /// use fleet_data::synth::{Text, TextConfig};
+    /// use fleet_synth::{Text, TextConfig};
     /// let text = Text::new(TextConfig::tiny())?;
     /// let sum: f64 = (0..500).map(|token| text.next_probability(&[17], token).unwrap()).sum();
     /// assert!((sum - 1.0).abs() < 1e-9);
@@ -200,7 +200,7 @@ impl Text {
     /// sequences. This is the score of the best language model on these tokens.
     ///
     /// ```
-    /// use fleet_data::synth::{Text, TextConfig};
+    /// use fleet_synth::{Text, TextConfig};
     /// let text = Text::new(TextConfig::tiny())?;
     /// assert!((text.best_next_loss(0, 200, 64)? - text.entropy_rate()?).abs() < 0.05);
     /// # Ok::<(), fleet_base::Error>(())
@@ -222,7 +222,7 @@ impl Text {
     /// token, are never masked.
     ///
     /// ```
-    /// use fleet_data::synth::{IGNORED_TARGET, Text, TextConfig};
+    /// use fleet_synth::{IGNORED_TARGET, Text, TextConfig};
     /// let text = Text::new(TextConfig::tiny())?;
     /// let (mut tokens, mut targets) = ([0; 64], [0; 64]);
     /// text.fill_masked(&mut tokens, &mut targets, 64, 0)?;
@@ -281,7 +281,7 @@ impl Text {
     /// starting at pair `first_pair`. Pairs are independent of each other.
     ///
     /// ```
-    /// use fleet_data::synth::{Text, TextConfig};
+    /// use fleet_synth::{Text, TextConfig};
     /// let text = Text::new(TextConfig::tiny())?;
     /// let (mut centers, mut contexts, mut negatives) = ([0; 8], [0; 8], [0; 8 * 5]);
     /// text.fill_pairs(&mut centers, &mut contexts, &mut negatives, 0)?;

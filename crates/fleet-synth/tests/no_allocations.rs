@@ -3,9 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use fleet_data::synth::{
-    Blobs, BlobsConfig, Ctr, CtrConfig, Digits, IMAGE_PIXELS, Text, TextConfig,
-};
+use fleet_synth::{Blobs, BlobsConfig, Ctr, CtrConfig, Digits, IMAGE_PIXELS, Text, TextConfig};
 
 struct Counting;
 

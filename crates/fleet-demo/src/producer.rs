@@ -1,8 +1,8 @@
 //! Generates batches on a thread of its own, so that training does not wait for data.
 
 use super::{Batch, Source};
-use crate::output::ExitReason;
 use fleet::{Error, Result};
+use fleet_base::output::ExitReason;
 use std::ops::Range;
 use std::sync::mpsc;
 

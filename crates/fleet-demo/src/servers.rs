@@ -12,10 +12,10 @@ use super::server_closing::ClosingReport;
 use super::{
     Batch, Demo, DemoArgs, Size, UNSUPPORTED_ON_SERVERS, check_writable, number, producer,
 };
-use crate::output::{ExitReason, Output};
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker, written_exchange};
 use fleet::{Error, ExecOptions, Fleet, Tensor, Written};
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::text;
 use fleet_topology::names;
 use std::path::PathBuf;

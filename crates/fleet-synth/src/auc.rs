@@ -8,7 +8,7 @@ use fleet_base::{Error, Result};
 /// the bucketed AUC of the metrics. The cost is one sort.
 ///
 /// ```
-/// use fleet_data::synth::auc_exact;
+/// use fleet_synth::auc_exact;
 /// assert_eq!(auc_exact(&[0.1f32, 0.4, 0.35, 0.8], &[0.0f32, 0.0, 1.0, 1.0])?, 0.75);
 /// assert_eq!(auc_exact(&[0.5f32, 0.5], &[0u8, 1])?, 0.5);
 /// # Ok::<(), fleet_base::Error>(())
@@ -36,7 +36,7 @@ where
 /// It is the limit of [`auc_exact`] of the probabilities, without the noise of drawn labels.
 ///
 /// ```
-/// use fleet_data::synth::auc_expected;
+/// use fleet_synth::auc_expected;
 /// assert_eq!(auc_expected(&[0.0, 1.0])?, 1.0);
 /// assert_eq!(auc_expected(&[0.3, 0.3, 0.3])?, 0.5);
 /// # Ok::<(), fleet_base::Error>(())

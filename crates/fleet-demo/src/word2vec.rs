@@ -1,10 +1,10 @@
 //! Skip-gram word vectors with negative sampling.
 
 use super::{Batch, Demo, FIRST_TESTED, Size, Source, number};
-use fleet::data::synth::{Text, TextConfig};
 use fleet::nn::models::{Word2VecConfig, word2vec};
 use fleet::prelude::*;
 use fleet_base::text;
+use fleet_synth::{Text, TextConfig};
 use std::sync::Arc;
 
 pub const BATCH: usize = 1024;

@@ -1,15 +1,12 @@
 //! Writes generated data sets to files: shards of records in a text format. The same settings give
 //! the same files on any machine. Also reports the score of the best possible model.
 
-use crate::block::{Block, Values};
-use crate::multislot::MultiSlotWriter;
-use crate::slot::{Schema, Slot};
-use crate::synth::{
+use crate::{
     Blobs, BlobsConfig, Ctr, CtrConfig, Digits, IMAGE_PIXELS, IMAGE_SIDE, Text, TextConfig,
-    shard_range,
 };
 use fleet_base::file::make_folder;
 use fleet_base::{Error, Result};
+use fleet_data::{Block, MultiSlotWriter, Schema, Slot, Values, shard_range};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -42,8 +39,7 @@ pub enum MakeFormat {
 /// A data set to be written.
 ///
 /// ```
-/// use fleet_data::{Make, MakeFormat, MakeKind};
-/// use fleet_data::synth::CtrConfig;
+/// use fleet_synth::{CtrConfig, Make, MakeFormat, MakeKind};
 /// let folder = std::env::temp_dir().join(format!("make-example-{}", std::process::id()));
 /// let make = Make {
 ///     kind: MakeKind::Ctr(CtrConfig::tiny()),
@@ -445,7 +441,7 @@ const FACT_ROWS: u64 = 200_000;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Csv, CsvColumn, JsonLines, LineReader, MultiSlot};
+    use fleet_data::{Csv, CsvColumn, JsonLines, LineFormat, LineReader, MultiSlot, decode_image};
 
     fn make(kind: MakeKind, format: MakeFormat, name: &str) -> (Made, PathBuf) {
         let folder = std::env::temp_dir().join(format!("fleet-make-{name}-{}", std::process::id()));
@@ -475,7 +471,7 @@ mod tests {
                 let x = (0..12).map(|at| (format!("x_{at}"), CsvColumn::Float("x".into())));
                 let label = ("label".to_string(), CsvColumn::Id("label".into()));
                 let csv = Csv::new(x.chain([label])).unwrap().with_header();
-                let line: Box<dyn crate::LineFormat> = match format {
+                let line: Box<dyn LineFormat> = match format {
                     MakeFormat::MultiSlot => Box::new(MultiSlot::new(&made.schema)),
                     MakeFormat::Csv => Box::new(csv),
                     _ => Box::new(JsonLines::new(&made.schema)),
@@ -519,7 +515,7 @@ mod tests {
         Digits::new(4).fill_batch_u8(&mut images, &mut labels, 7).unwrap();
         for ((path, image), label) in made.files.iter().zip(images.chunks(784)).zip(&labels) {
             assert_eq!(path.parent().unwrap(), folder.join(label.to_string()));
-            let pixels = crate::decode_image(&std::fs::read(path).unwrap()).unwrap();
+            let pixels = decode_image(&std::fs::read(path).unwrap()).unwrap();
             assert_eq!((pixels.height, pixels.width), (28, 28));
             assert!(pixels.rgb.chunks(3).zip(image).all(|(rgb, grey)| rgb == [*grey; 3]));
         }

@@ -9,7 +9,7 @@
 use fleet_base::Result;
 use fleet_base::rng::{Philox, Sequence};
 
-use super::{expect_length, part_seed};
+use crate::{expect_length, part_seed};
 
 /// Pixels on a side.
 pub const IMAGE_SIDE: usize = 28;
@@ -19,7 +19,7 @@ pub const IMAGE_PIXELS: usize = IMAGE_SIDE * IMAGE_SIDE;
 /// An endless stream of labelled images, with bright ink on a dark background.
 ///
 /// ```
-/// use fleet_data::synth::{Digits, IMAGE_PIXELS};
+/// use fleet_synth::{Digits, IMAGE_PIXELS};
 /// let digits = Digits::new(1);
 /// let (mut images, mut labels) = (vec![0u8; 64 * IMAGE_PIXELS], vec![0; 64]);
 /// digits.fill_batch_u8(&mut images, &mut labels, 0)?;
@@ -54,7 +54,7 @@ impl Digits {
     /// Like [`Digits::fill_batch_u8`], as floats: byte / 255 * 2 - 1, between -1 and 1.
     ///
     /// ```
-    /// use fleet_data::synth::{Digits, IMAGE_PIXELS};
+    /// use fleet_synth::{Digits, IMAGE_PIXELS};
     /// let (mut images, mut labels) = (vec![0.0; 2 * IMAGE_PIXELS], [0; 2]);
     /// Digits::new(1).fill_batch_f32(&mut images, &mut labels, 100)?;
     /// assert!(images.iter().all(|value| (-1.0..=1.0).contains(value)));

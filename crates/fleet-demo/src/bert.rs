@@ -1,9 +1,9 @@
 //! A small BERT that fills in masked words.
 
 use super::{Batch, Demo, FIRST_TESTED, Size, Source, number, test_sample_count};
-use fleet::data::synth::{Text, TextConfig};
 use fleet::nn::models::{BertConfig, bert_tokens};
 use fleet::prelude::*;
+use fleet_synth::{Text, TextConfig};
 use std::sync::Arc;
 
 pub const BATCH: usize = 32;

@@ -1,34 +1,34 @@
-//! ResNet-18 on generated digits, in images of 32x32 with three channels.
+//! LeNet on generated digits.
 
 use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, accuracy_on, test_sample_count};
-use fleet::data::synth::Digits;
-use fleet::nn::models::{ResNetConfig, resnet};
+use fleet::nn::models::lenet;
 use fleet::prelude::*;
+use fleet_synth::{Digits, IMAGE_SIDE};
 use std::sync::Arc;
 
 pub const BATCH: usize = 32;
-pub const SAMPLES: u64 = 6_400;
+pub const SAMPLES: u64 = 64_000;
 /// Maximum number of unseen digits for the evaluation.
-const TESTED: usize = 2_000;
-const SIDE: usize = 32;
+const TESTED: usize = 10_000;
 
 pub fn demo(size: &Size) -> Result<Demo> {
     let (batch, steps) = size.of(BATCH, SAMPLES);
     let net = Net::new();
     net.set_seed(1);
-    let config = ResNetConfig { classes: 10, size: SIDE as i64, ..ResNetConfig::new(18) };
-    let model = resnet(&net, &config);
-    let optimizer = Momentum::new(LrSchedule::cosine(0.02, steps), 0.9);
+    let model = lenet(&net, 10);
     let accuracy = model.acc1.name();
-    let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 3, side: SIDE });
+    let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 1, side: IMAGE_SIDE });
     let unseen = Arc::clone(&source);
     let count = test_sample_count(steps.saturating_mul(batch as u64), TESTED_AT_ONCE, TESTED);
     Ok(Demo {
-        title: "ResNet-18 classifies digits: images of 32x32, three channels".to_string(),
+        title: "LeNet classifies digits: grey images of 28x28".to_string(),
         loss: model.loss.name(),
         score: Some(("acc", accuracy.clone())),
         targets: vec![model.logits.name()],
-        optimizer: optimizer.weight_decay(Regularizer::L2(1e-4)).into(),
+        optimizer: match size.is_geo {
+            false => Adam::new(1e-3).into(),
+            true => Sgd::new(0.05).into(),
+        },
         rows: None,
         net,
         source,

@@ -9,7 +9,7 @@
 use fleet_base::Result;
 use fleet_base::rng::{Philox, Sequence};
 
-use super::{expect_length, expect_within, part_seed};
+use crate::{expect_length, expect_within, part_seed};
 
 /// Number of classes and dimensions, and the best possible accuracy.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +30,7 @@ impl Default for BlobsConfig {
 /// An endless stream of labelled points.
 ///
 /// ```
-/// use fleet_data::synth::{Blobs, BlobsConfig};
+/// use fleet_synth::{Blobs, BlobsConfig};
 /// let blobs = Blobs::new(BlobsConfig::default())?;
 /// let (mut features, mut labels) = (vec![0.0; 10_000 * 32], vec![0; 10_000]);
 /// blobs.fill_batch(&mut features, &mut labels, 0)?;

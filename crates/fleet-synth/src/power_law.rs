@@ -5,7 +5,7 @@
 /// 2, normalised.
 ///
 /// ```
-/// use fleet_data::synth::PowerLaw;
+/// use fleet_synth::PowerLaw;
 /// let law = PowerLaw::new(1000, 1.1);
 /// assert_eq!(law.rank(0.0), 0);
 /// assert_eq!(law.rank(0.999_999_999), 999);

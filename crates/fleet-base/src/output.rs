@@ -1,9 +1,7 @@
-//! Command line, standard output and termination of a command.
+//! Standard output and termination of a command.
 
-use clap::Parser;
-use fleet_base::text::printable;
-use fleet_base::{Error, Result};
-use std::ffi::OsString;
+use crate::text::printable;
+use crate::{Error, Result};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -20,19 +18,6 @@ impl From<Error> for ExitReason {
     }
 }
 
-/// Parses the command line; exits if it is wrong or asks for help.
-pub fn parse_args<T: Parser>(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> T {
-    T::try_parse_from(args).unwrap_or_else(|error| {
-        if !error.use_stderr() {
-            error.exit();
-        }
-        // The message quotes arguments.
-        let text = error.render().to_string();
-        let _ = std::io::stderr().write_all(printable(&text).as_bytes());
-        std::process::exit(error.exit_code());
-    })
-}
-
 /// The standard output. Control characters of files, arguments and peers are printed as escapes.
 pub struct Output {
     stdout: std::io::StdoutLock<'static>,
@@ -41,7 +26,7 @@ pub struct Output {
 impl Output {
     /// Runs a command. An error is printed to the standard error and makes the exit code 1.
     pub fn run(command: impl FnOnce(&mut Output) -> Result<(), ExitReason>) -> ExitCode {
-        fleet_base::signals::ignore_file_size_signal();
+        crate::signals::ignore_file_size_signal();
         let mut out = Output { stdout: std::io::stdout().lock() };
         match command(&mut out).and_then(|()| out.flush()) {
             Ok(()) | Err(ExitReason::ReaderClosed) => ExitCode::SUCCESS,

@@ -1,10 +1,10 @@
 //! Wide & deep on click logs of 26 slots.
 
 use super::{Batch, Demo, FIRST_TESTED, Size, Source, floats, test_sample_count};
-use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
 use fleet_base::text;
+use fleet_synth::{Ctr, CtrConfig, auc_exact};
 use std::sync::Arc;
 
 pub const BATCH: usize = 1024;

@@ -46,12 +46,12 @@ use std::ops::Range;
 use fleet_base::rng::{Philox, Sequence};
 use fleet_base::{Error, Result};
 
-use super::{PowerLaw, auc_expected, expect_length, expect_within, part_seed, unit_f64};
+use crate::{PowerLaw, auc_expected, expect_length, expect_within, part_seed, unit_f64};
 
 /// Settings of a click log; `tiny`, `small` and `criteo_like` are presets.
 ///
 /// ```
-/// use fleet_data::synth::{Ctr, CtrConfig};
+/// use fleet_synth::{Ctr, CtrConfig};
 /// let clicks = Ctr::new(CtrConfig { base_rate: 0.1, seed: 7, ..CtrConfig::tiny() })?;
 /// assert!((clicks.best_scores(0, 20_000)?.positive_rate - 0.1).abs() < 0.01);
 /// # Ok::<(), fleet_base::Error>(())
@@ -83,7 +83,7 @@ impl CtrConfig {
     /// Returns settings for tests: 26 slots of 4 to 1,003 rows, 5,000 in all.
     ///
     /// ```
-    /// use fleet_data::synth::CtrConfig;
+    /// use fleet_synth::CtrConfig;
     /// assert_eq!(CtrConfig::tiny().slot_rows.iter().sum::<u32>(), 5_000);
     /// ```
     pub fn tiny() -> Self {
@@ -104,7 +104,7 @@ impl CtrConfig {
     /// Returns settings for demos: 50,000 rows.
     ///
     /// ```
-    /// use fleet_data::synth::CtrConfig;
+    /// use fleet_synth::CtrConfig;
     /// assert_eq!(CtrConfig::small().slot_rows.iter().sum::<u32>(), 50_000);
     /// ```
     pub fn small() -> Self {
@@ -119,7 +119,7 @@ impl CtrConfig {
     /// Returns settings for benchmarks: 1,000,000 rows, of which the largest slot has over a third.
     ///
     /// ```
-    /// use fleet_data::synth::CtrConfig;
+    /// use fleet_synth::CtrConfig;
     /// assert_eq!(CtrConfig::criteo_like().slot_rows.iter().sum::<u32>(), 1_000_000);
     /// ```
     pub fn criteo_like() -> Self {
@@ -135,7 +135,7 @@ impl CtrConfig {
     /// total below `slot_count * smallest` is raised to that.
     ///
     /// ```
-    /// use fleet_data::synth::CtrConfig;
+    /// use fleet_synth::CtrConfig;
     /// assert_eq!(CtrConfig::spread(3, 10, 210), [10, 40, 160]);
     /// ```
     pub fn spread(slot_count: usize, smallest: u32, total: u32) -> Vec<u32> {
@@ -193,7 +193,7 @@ pub struct BestScores {
 /// A click log; the top of this file defines its model.
 ///
 /// ```
-/// use fleet_data::synth::{auc_exact, Ctr, CtrConfig};
+/// use fleet_synth::{auc_exact, Ctr, CtrConfig};
 /// let clicks = Ctr::new(CtrConfig::tiny())?;
 /// let n = 1000;
 /// let (mut dense, mut ids, mut labels) = (vec![0.0; n * 13], vec![0; n * 26], vec![0.0; n]);
@@ -285,7 +285,7 @@ impl Ctr {
     /// Like [`Ctr::fill_batch`], with another numbering and layout of ids.
     ///
     /// ```
-    /// use fleet_data::synth::{Ctr, CtrConfig, IdLayout, IdOrder, IdSpace};
+    /// use fleet_synth::{Ctr, CtrConfig, IdLayout, IdOrder, IdSpace};
     /// let clicks = Ctr::new(CtrConfig::tiny())?;
     /// let (mut dense, mut ids, mut labels) = ([0.0; 2 * 13], [0; 2 * 26], [0.0; 2]);
     /// let layout = IdLayout { space: IdSpace::PerSlot, order: IdOrder::SlotMajor };
@@ -340,7 +340,7 @@ impl Ctr {
     /// Returns the true logit of any inputs (global ids), on the day of `sample`.
     ///
     /// ```
-    /// use fleet_data::synth::{Ctr, CtrConfig};
+    /// use fleet_synth::{Ctr, CtrConfig};
     /// let clicks = Ctr::new(CtrConfig::tiny())?;
     /// let (mut dense, mut ids, mut labels) = ([0.0; 13], [0; 26], [0.0]);
     /// clicks.fill_batch(&mut dense, &mut ids, &mut labels, 42)?;
@@ -374,7 +374,7 @@ impl Ctr {
     /// model on the same samples: most of the sampling noise is then common to both.
     ///
     /// ```
-    /// use fleet_data::synth::{Ctr, CtrConfig};
+    /// use fleet_synth::{Ctr, CtrConfig};
     /// let best = Ctr::new(CtrConfig::small())?.best_scores(1_000_000, 50_000)?;
     /// assert!((best.auc - 0.80).abs() < 0.01);
     /// # Ok::<(), fleet_base::Error>(())
@@ -394,7 +394,7 @@ impl Ctr {
     /// the label. `13 0.25 .. 1 371155 1 846239 .. 1 0`.
     ///
     /// ```
-    /// use fleet_data::synth::{Ctr, CtrConfig};
+    /// use fleet_synth::{Ctr, CtrConfig};
     /// let slot_rows = vec![5, 8];
     /// let config = CtrConfig { dense_count: 1, slot_rows, pair_count: 1, ..CtrConfig::tiny() };
     /// let mut line = Vec::new();
@@ -430,7 +430,7 @@ impl Ctr {
     /// Writes the MultiSlot lines of `samples`.
     ///
     /// ```
-    /// use fleet_data::synth::{Ctr, CtrConfig};
+    /// use fleet_synth::{Ctr, CtrConfig};
     /// let mut file = Vec::new();
     /// Ctr::new(CtrConfig::tiny())?.write_lines(0..10, &mut file)?;
     /// assert!(file.starts_with(b"13 0."));
@@ -806,8 +806,8 @@ const PART_LATENT: u64 = 0x106;
 
 #[cfg(test)]
 mod tests {
-    use super::super::auc_exact;
     use super::*;
+    use crate::auc_exact;
 
     struct Batch {
         dense: Vec<f32>,

@@ -1,13 +1,13 @@
 //! Training loop of the demos: every worker takes its share of every batch.
 
 use super::{Demo, DemoArgs, number, producer};
-use crate::demo::progress::Progress;
-use crate::output::{ExitReason, Output};
+use crate::progress::Progress;
 use fleet::format::write_file;
 use fleet::{
     CheckpointPolicy, Checkpoints, Error, Executor, Fleet, ReduceOp, Result, Session, Shares,
     Tensor, Trace,
 };
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{file::make_folder, text};
 use fleet_topology::names;
 use std::collections::BTreeMap;

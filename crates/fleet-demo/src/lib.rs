@@ -5,6 +5,8 @@
 //! The loop (`train.rs`), the display and the saving are shared. Demos are a first look, not a
 //! benchmark: for that use `cargo xtask bench`.
 
+#![forbid(unsafe_code)]
+
 mod bert;
 mod lenet;
 mod producer;
@@ -18,16 +20,16 @@ mod train;
 mod wide_deep;
 mod word2vec;
 
-use crate::output::{ExitReason, Output};
 use clap::{Args, ValueEnum};
-use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::Net;
 use fleet::nn::optimizer::{Adam, Momentum, OptimizerDesc, Rule};
 use fleet::{
     DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session,
     StrategySource, Tensor,
 };
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{file::make_folder, text};
+use fleet_synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet_tensor::{bf16, f16};
 use std::fs;
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! Progress of training: a bar that is redrawn on a terminal, or some lines elsewhere.
 
-use crate::output::{ExitReason, Output};
 use fleet::Result;
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::text;
 use fleet_launch::terminal;
 use std::io::IsTerminal;

@@ -6,11 +6,11 @@
 //! during the save, and is skipped.
 
 use super::progress_file::{CheckpointProgress, PROGRESS_FILE};
-use crate::output::{ExitReason, Output};
 use fleet::ps::{Arrival, START_ROUNDS, SaveFormat, SaveMode};
 use fleet::servers::Worker;
 use fleet::{Error, ErrorKind, Result};
 use fleet_base::file::make_folder;
+use fleet_base::output::{ExitReason, Output};
 use std::path::{Path, PathBuf};
 
 /// Folder and interval of checkpoints, and the barriers around them. A restarted worker does not
