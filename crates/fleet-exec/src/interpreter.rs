@@ -204,6 +204,7 @@ impl Interpreter {
         let kernel = &frame.kernels[id];
         let scratch = Buffer::zeroed(kernel.scratch_bytes)?;
         let mut args = ArgList::new(inputs, outputs);
+        self.registry.get(op.name())?.shape_only_slots().for_each(|slot| args.hide(slot));
         args.mark_overlaps();
         (kernel.run)(&KernelCtx {
             // SAFETY: `Frame::arg` binds to memory of the right size. Outputs have memory of their

@@ -25,6 +25,11 @@ pub struct OpDef {
 }
 
 impl OpDef {
+    /// Returns the input slots of which the kernel uses only the shapes.
+    pub fn shape_only_slots(&self) -> impl Iterator<Item = usize> {
+        self.traits.shape_only.iter().filter_map(|slot| self.spec.input_index(slot))
+    }
+
     /// Returns whether `op` is an op of this kind.
     pub fn is(&self, op: &Op) -> bool {
         op.name() == self.spec.name

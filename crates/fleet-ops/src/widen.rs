@@ -90,8 +90,8 @@ impl Widened {
         let memory = &mut k.scratch::<u8>()[..self.bytes];
         let mut copies = self.copies.iter();
         for (arg, copy) in k.all_inputs().zip(&mut copies) {
-            if let Some(at) = copy {
-                let to = &mut memory[*at..][..arg.len() * size_of::<f32>()];
+            if let Some(at) = copy.filter(|_| !arg.is_hidden()) {
+                let to = &mut memory[at..][..arg.len() * size_of::<f32>()];
                 widen(k, arg, view_as_mut(to));
             }
         }

@@ -32,6 +32,8 @@ pub struct Arg {
     pub rows: Option<RowsArg>,
     /// For an input: whether its values overlap an output of the same op.
     is_overwritten: bool,
+    /// For an input: whether the op uses only its shape. Other values may then be in its memory.
+    is_hidden: bool,
     /// For an output: whether the running kernel has it already.
     is_taken: AtomicBool,
 }
@@ -77,7 +79,16 @@ impl Arg {
             is_overwritten: false,
         });
         let (address, is_taken) = (std::ptr::null_mut(), AtomicBool::new(false));
-        Arg { address, dtype, shape, layout, rows, is_overwritten: false, is_taken }
+        Arg {
+            address,
+            dtype,
+            shape,
+            layout,
+            rows,
+            is_overwritten: false,
+            is_hidden: false,
+            is_taken,
+        }
     }
 
     /// Sets the addresses of the values, and of the count and the row numbers of sparse rows.
@@ -124,9 +135,10 @@ impl Arg {
         })
     }
 
-    /// Returns whether both arguments have the same address.
+    /// Returns whether both arguments have the same memory. Empty ones have none, whatever their
+    /// address.
     pub fn shares_memory_with(&self, other: &Arg) -> bool {
-        self.address == other.address
+        self.address == other.address && !self.is_empty() && !other.is_empty()
     }
 
     /// Returns the number of elements in memory, including the layout's padding; for sparse rows,
@@ -247,12 +259,18 @@ impl<'a> View<'a> {
 
     /// Returns the bytes, for any element type.
     pub fn bytes(self) -> &'a [u8] {
+        assert!(!self.arg.is_hidden, "kernel reads an input of which it should use the shape only");
         assert!(
             !self.arg.is_overwritten,
             "kernel reads an input that shares memory with an output"
         );
         // SAFETY: the memory is valid (see `ArgList::lend`, `Arg::view`) and overlaps no output.
         unsafe { self.arg.bytes() }
+    }
+
+    /// Returns whether the op uses only the shape of this input.
+    pub fn is_hidden(self) -> bool {
+        self.arg.is_hidden
     }
 
     /// Returns the row numbers in use; empty for dense tensors.
@@ -446,6 +464,12 @@ impl ArgList {
         &mut self.args
     }
 
+    /// Hides the values of an input slot from the kernel, which uses only their shape.
+    pub fn hide(&mut self, slot: usize) {
+        let range = self.inputs[slot].clone();
+        self.args[range].iter_mut().for_each(|arg| arg.is_hidden = true);
+    }
+
     /// Returns the positions of the arguments of each input slot.
     pub fn inputs(&self) -> &[Range<usize>] {
         &self.inputs
@@ -555,6 +579,7 @@ impl ArgList {
                     assert!(len == other.bytes_len() && dtype == other.dtype, "wrong argument");
                     (own.address, own.rows) = (other.address, other.rows);
                     own.is_overwritten = other.is_overwritten;
+                    own.is_hidden = other.is_hidden;
                     if index >= first_output {
                         other.take();
                     }

@@ -123,7 +123,7 @@ impl Machine {
         let place = |error: Error| error.at(op.name());
         let metas = def.shapes(op, |var| self.meta(var)).map_err(place)?;
         let mut inputs = self.copy_inputs(op)?;
-        for slot in def.traits.shape_only.iter().filter_map(|slot| op.spec.input_index(slot)) {
+        for slot in def.shape_only_slots() {
             inputs[slot]
                 .iter_mut()
                 .for_each(|value| value.tensor_mut().as_bytes_mut().fill(options.fill_byte));
@@ -134,6 +134,7 @@ impl Machine {
         scratch.as_mut_slice().fill(options.fill_byte);
 
         let mut list = ArgList::new(args_of(&inputs), args_of(&outputs));
+        def.shape_only_slots().for_each(|slot| list.hide(slot));
         let mut same = Vec::new();
         for (output, input) in &options.share {
             let slots = (op.spec.output_index(output), op.spec.input_index(input));

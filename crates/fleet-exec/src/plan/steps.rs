@@ -138,12 +138,14 @@ impl Maker<'_> {
         let mut arg_places = Vec::new();
         let inputs = self.args(&op.inputs, &mut arg_places)?;
         let outputs = self.args(&op.outputs, &mut arg_places)?;
+        let mut args = ArgList::new(inputs, outputs);
+        def.shape_only_slots().for_each(|slot| args.hide(slot));
         Ok(Instr {
             run: kernel.run,
             scratch_bytes: kernel.scratch_bytes,
             scratch_place: Place::Arena { offset: 0 },
             scratch: 0,
-            args: ArgList::new(inputs, outputs),
+            args,
             arg_places,
         })
     }

@@ -27,7 +27,8 @@ pub static DEF: OpDef = OpDef {
     grad: Grad::None,
     cpu: |_| {
         Ok(Kernel::new(move |k| {
-            let inverse = 1.0 / k.input::<f32>(1)[0];
+            // The scale may be the variable of an output too.
+            let inverse = 1.0 / k.read_first(k.arg(1), |scale: &[f32]| scale[0]);
             let mut found = false;
             for (index, to) in k.outs(0).enumerate() {
                 found |= unscale(k, index, to, inverse);
