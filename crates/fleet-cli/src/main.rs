@@ -18,6 +18,7 @@ mod ps;
 mod rewrite;
 mod run;
 mod strategy;
+mod strategy_file;
 mod trace;
 
 use clap::{Parser, Subcommand, ValueEnum};

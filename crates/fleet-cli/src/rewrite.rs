@@ -6,7 +6,7 @@
 
 use crate::diff::Changes;
 use crate::inspect;
-use crate::strategy::{load_with_source, print_warnings};
+use crate::strategy_file::{load_with_source, print_warnings};
 use clap::Args;
 use fleet::exec_options;
 use fleet::passes::{Arrival, optimize_observed};

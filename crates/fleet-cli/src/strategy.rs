@@ -1,14 +1,14 @@
 //! `fleet strategy`: strategies as files, without a program.
 
+use crate::strategy_file::{load_with_source, print_warnings};
 use clap::{Args, Subcommand, ValueEnum};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result};
 use fleet_format::write_file;
 use fleet_strategy::{
-    DistributedStrategy, Inspection, Problem, StrategyForm, StrategySource, Value, Written,
-    all_in_one, inspect as inspect_bytes, read_file, validate,
+    DistributedStrategy, Inspection, StrategyForm, Value, Written, all_in_one,
+    inspect as inspect_bytes, read_file, validate,
 };
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Subcommand)]
@@ -181,22 +181,6 @@ fn inspect(path: &Path) -> Result<Inspection> {
 /// Loads a strategy from a file without checking its meaning, as [`check`] does.
 fn load(path: &Path) -> Result<DistributedStrategy> {
     load_with_source(path).map(|(strategy, _)| strategy)
-}
-
-/// As [`load`], and returns the positions of the fields in the file.
-pub fn load_with_source(path: &Path) -> Result<(DistributedStrategy, StrategySource)> {
-    let mut strategy = DistributedStrategy::new();
-    let (source, warnings) = strategy.load_with_source(path)?;
-    print_warnings(&warnings);
-    Ok((strategy, source))
-}
-
-/// Prints warnings to the standard error: the standard output holds only the result.
-pub fn print_warnings(problems: &[Problem]) {
-    for problem in problems {
-        // A failure to write the warning is ignored.
-        let _ = writeln!(std::io::stderr(), "{problem}");
-    }
 }
 
 impl Changes {

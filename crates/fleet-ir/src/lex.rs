@@ -1,8 +1,7 @@
 //! The lexer of the text form: tokens with their positions. It accepts any UTF-8 text. It reads no
 //! further ahead than it must, so that an error points to the first invalid token.
 
-use crate::limits::NAME_BYTES_MAX;
-use crate::text::{is_name_byte, is_word_start};
+use crate::names::{NAME_BYTES_MAX, is_name_byte, is_word_start};
 use fleet_base::{Error, Result};
 use std::borrow::Cow;
 use std::fmt;

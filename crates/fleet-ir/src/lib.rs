@@ -14,6 +14,7 @@
 mod attr;
 mod lex;
 mod limits;
+mod names;
 mod op;
 mod parse;
 mod program;

@@ -26,10 +26,6 @@ pub(crate) const PARTS_MAX: usize = 1 << 22;
 /// than 20. Readers compare each name with all earlier ones, which takes quadratic time.
 pub(crate) const SLOTS_MAX: usize = 64;
 
-/// Length limit of a name, in bytes. Generated names are far shorter, and the limit keeps the
-/// search for the nearest known name fast even on a hostile file.
-pub(crate) const NAME_BYTES_MAX: usize = 1024;
-
 /// Limit on the nesting depth of blocks. Walks over blocks are recursive.
 pub(crate) const BLOCK_DEPTH_MAX: usize = 32;
 

@@ -10,9 +10,9 @@
 
 use crate::lex::{Lexer, Position, Token, clipped};
 use crate::limits::{
-    BLOCK_DEPTH_MAX, BLOCKS_MAX, BlockOwners, NAME_BYTES_MAX, OPS_MAX, SLOTS_MAX, check_bytes,
-    check_count, depth,
+    BLOCK_DEPTH_MAX, BLOCKS_MAX, BlockOwners, OPS_MAX, SLOTS_MAX, check_bytes, check_count, depth,
 };
+use crate::names::NAME_BYTES_MAX;
 use crate::text::{ROLES, VERSION, implied_stop_gradient};
 use crate::{
     Attr, AttrKind, BlockId, Dialect, Op, OpRole, Param, Program, Regularizer, Var, VarId, VarKind,

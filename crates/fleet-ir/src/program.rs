@@ -1,6 +1,6 @@
 //! Programs, blocks and their ids.
 
-use crate::limits::NAME_BYTES_MAX;
+use crate::names::{self, NAME_BYTES_MAX};
 use crate::{Op, OpRole, Var};
 use fleet_base::{EntityMap, Error, Result, entity_id, text};
 use std::collections::{HashMap, HashSet};
@@ -470,7 +470,7 @@ impl Program {
     /// Returns `%name`, or a placeholder for an invalid id.
     pub(crate) fn var_label(&self, id: VarId) -> String {
         match self.vars.get(id) {
-            Some(var) => format!("%{}", crate::text::name(&var.name)),
+            Some(var) => format!("%{}", names::name(&var.name)),
             None => format!("%<no such variable: {id}>"),
         }
     }

@@ -5,7 +5,8 @@
 //! The reader accepts untrusted bytes. The length of the input bounds every allocation. Names and
 //! numbers are checked, ops go through the usual builder, and blocks must form a tree.
 
-use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, NAME_BYTES_MAX, check_bytes, depth};
+use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, check_bytes, depth};
+use crate::names::NAME_BYTES_MAX;
 use crate::scan::check_counts;
 use crate::text::VERSION;
 use crate::{

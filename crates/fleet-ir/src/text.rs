@@ -30,11 +30,11 @@
 //!
 //! Removed variables and ops are not written, so a program that is read back has consecutive ids.
 
+use crate::names::{name, quoted, word};
 use crate::{
     Attr, AttrConst, Block, BlockId, Op, OpRole, Program, Regularizer, Var, VarId, VarKind,
 };
 use fleet_tensor::Layout;
-use std::borrow::Cow;
 use std::fmt::{self, Write};
 
 /// The version of the format, for writer and reader.
@@ -259,57 +259,4 @@ fn is_default(value: &Attr, default: &AttrConst) -> bool {
 /// Returns the shortest text that parses to the same float. It never looks like an integer.
 fn float(value: f64) -> String {
     if value.is_nan() { "nan".to_string() } else { format!("{value:?}") }
-}
-
-/// Returns a variable's name, quoted if necessary.
-pub(crate) fn name(name: &str) -> Cow<'_, str> {
-    bare_or_quoted(name, is_name_byte(name.as_bytes().first()))
-}
-
-/// Returns the name of an op, slot or attribute, quoted if necessary.
-fn word(name: &str) -> Cow<'_, str> {
-    bare_or_quoted(name, name.bytes().next().is_some_and(is_word_start))
-}
-
-fn bare_or_quoted(name: &str, starts_well: bool) -> Cow<'_, str> {
-    if starts_well && name.bytes().all(|byte| is_name_byte(Some(&byte))) {
-        Cow::Borrowed(name)
-    } else {
-        Cow::Owned(quoted(name))
-    }
-}
-
-/// Whether a byte may occur in a name without quotes.
-pub(crate) fn is_name_byte(byte: Option<&u8>) -> bool {
-    byte.is_some_and(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'@' | b'/' | b'-'))
-}
-
-pub(crate) fn is_word_start(byte: u8) -> bool {
-    byte.is_ascii_alphabetic() || byte == b'_'
-}
-
-fn quoted(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if c.is_control() || is_invisible(c) => {
-                write!(out, "\\u{{{:x}}}", u32::from(c)).expect("writing to a string never fails");
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
-}
-
-/// Whether a character could make one printed name look like another: direction marks, joiners, the
-/// byte order mark and line separators.
-fn is_invisible(c: char) -> bool {
-    matches!(u32::from(c), 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x2069 | 0xfeff)
 }

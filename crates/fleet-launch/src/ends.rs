@@ -269,7 +269,8 @@ impl Supervisor<'_> {
         let code = child.ended.and_then(|status| status.code());
         let is_own_end = code.is_some();
         let Some(report) = child.report() else {
-            let is_usage = code == Some(i32::from(USAGE_CODE));
+            // Other programs may end with this code for another reason.
+            let is_usage = self.rules.is_builtin && code == Some(i32::from(USAGE_CODE));
             return (is_usage && self.rules.max_restart.is_none()).then_some(
                 "it refused its command line, and would again (--max_restart N does it all the \
                  same)",

@@ -140,6 +140,7 @@ impl Job {
             log_dir: options.log_dir.clone(),
             // As in the original: logs of collective jobs are appended to, others are emptied.
             new_logs: options.log_overwrite || options.mode != Mode::Collective,
+            is_builtin: self.program.is_builtin,
         }
     }
 

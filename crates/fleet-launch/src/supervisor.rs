@@ -38,6 +38,8 @@ pub struct Rules {
     pub follow: Follow,
     pub log_dir: PathBuf,
     pub new_logs: bool,
+    /// The program is a built-in job: the meaning of its exit codes is known.
+    pub is_builtin: bool,
 }
 
 pub struct Supervisor<'a> {

@@ -165,6 +165,18 @@ impl Services {
     pub fn abort(&self, error: &Error) {
         self.rings.values().for_each(|ring| ring.abort(error));
     }
+
+    /// Returns the tables for an op.
+    pub fn tables_of(&self, op: &Op) -> Result<Arc<dyn Tables>> {
+        self.tables.clone().ok_or_else(|| {
+            Error::invalid(format!("no parameter servers for {}", op.name()))
+                .expected("the tables of a job")
+                .help(
+                    "start the job with fleetrun --server_num and call init_worker, or pass tables \
+                     to Services::with_tables",
+                )
+        })
+    }
 }
 
 /// A ring of one rank, whose calls do nothing.

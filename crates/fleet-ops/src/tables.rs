@@ -3,10 +3,7 @@
 //! As with [`Ring`](crate::Ring), ops do not use sockets: the creator of an executor passes the
 //! [`Tables`] of its job.
 
-use crate::Services;
-use fleet_base::{Error, Result};
-use fleet_ir::Op;
-use std::sync::Arc;
+use fleet_base::Result;
 
 /// The tables of a job, seen from one worker. `table` is the number in the ops' attribute
 /// `table_id`.
@@ -69,18 +66,4 @@ pub struct PushRows<'a> {
     /// Feature slot of the ids, which click tables store.
     pub slot: Option<u32>,
     pub padding: Option<i64>,
-}
-
-impl Services {
-    /// Returns the tables for an op.
-    pub fn tables_of(&self, op: &Op) -> Result<Arc<dyn Tables>> {
-        self.tables.clone().ok_or_else(|| {
-            Error::invalid(format!("no parameter servers for {}", op.name()))
-                .expected("the tables of a job")
-                .help(
-                    "start the job with fleetrun --server_num and call init_worker, or pass tables \
-                     to Services::with_tables",
-                )
-        })
-    }
 }

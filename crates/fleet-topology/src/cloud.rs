@@ -3,6 +3,7 @@
 //! It accepts and rejects the same environments as the original role maker. Errors name the same
 //! variable or endpoint, in Fleet's own words.
 
+use crate::env::{check_rank, not_found};
 use crate::{Endpoint, Env, Gloo, HeterStage, Job, Local, Mode, Role, Secret, Topology, names};
 use fleet_base::{Error, Result};
 use std::time::Duration;
@@ -362,27 +363,12 @@ pub(crate) fn no_duplicates(endpoints: &[Endpoint], what: &str) -> Result<()> {
     }
 }
 
-pub(crate) fn check_rank(rank: usize, worker_num: usize) -> Result<()> {
-    if rank < worker_num {
-        return Ok(());
-    }
-    Err(Error::invalid("worker rank out of range")
-        .expected(format!("0 to {}", worker_num.saturating_sub(1)))
-        .got(rank)
-        .at(names::PADDLE_TRAINER_ID))
-}
-
 fn position(own: &Endpoint, all: &[Endpoint], list: &str) -> Result<usize> {
     all.iter().position(|other| other == own).ok_or_else(|| {
         Error::invalid(format!("endpoint {own} is not in the list"))
             .at(format!("{list}={}", Endpoint::join(&all[..all.len().min(8)])))
             .help("POD_IP:PADDLE_PORT of a server must be one of the listed endpoints")
     })
-}
-
-pub(crate) fn not_found(name: &str) -> Error {
-    Error::invalid(format!("missing environment variable {name}"))
-        .help("start the script with fleetrun, or set the variables of the role by hand")
 }
 
 /// Default host and port of a process that no launcher started.

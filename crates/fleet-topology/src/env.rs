@@ -1,5 +1,6 @@
 //! The environment as a value.
 
+use crate::names;
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -106,4 +107,21 @@ impl std::fmt::Debug for Env {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
+}
+
+/// Returns the error for a rank that the job does not have.
+pub(crate) fn check_rank(rank: usize, worker_num: usize) -> Result<()> {
+    if rank < worker_num {
+        return Ok(());
+    }
+    Err(Error::invalid("worker rank out of range")
+        .expected(format!("0 to {}", worker_num.saturating_sub(1)))
+        .got(rank)
+        .at(names::PADDLE_TRAINER_ID))
+}
+
+/// Returns the error for a missing variable.
+pub(crate) fn not_found(name: &str) -> Error {
+    Error::invalid(format!("missing environment variable {name}"))
+        .help("start the script with fleetrun, or set the variables of the role by hand")
 }

@@ -85,5 +85,5 @@ fn rendezvous(env: &Env) -> Result<Option<Rendezvous>> {
 }
 
 fn missing(name: &str) -> Error {
-    crate::cloud::not_found(name).at("PADDLE_WITH_GLOO is on")
+    crate::env::not_found(name).at("PADDLE_WITH_GLOO is on")
 }

@@ -162,7 +162,7 @@ impl Topology {
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
     pub fn counted(self, rank: usize, hosts: Vec<String>) -> Result<Topology> {
-        crate::cloud::check_rank(rank, hosts.len())?;
+        crate::env::check_rank(rank, hosts.len())?;
         let before = hosts[..rank].iter().filter(|host| **host == hosts[rank]).count();
         Ok(Topology {
             rank,

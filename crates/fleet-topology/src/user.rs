@@ -1,6 +1,7 @@
 //! The role maker that takes everything from its caller ("UserDefinedRoleMaker" in the documents).
 
-use crate::cloud::{check_rank, no_duplicates};
+use crate::cloud::no_duplicates;
+use crate::env::check_rank;
 use crate::{Endpoint, Gloo, Mode, Role, Topology};
 use fleet_base::{Error, Result};
 

@@ -4,9 +4,8 @@
 //! then differ in the order of additions. The unit also treats numbers below 2^-126 as zero.
 
 #[cfg(target_arch = "x86_64")]
-use super::tiles;
+use super::tiles::{self, GemmOutput};
 use super::{Epilogue, Gemm};
-use crate::cast::narrow;
 #[cfg(target_arch = "x86_64")]
 use crate::micro::bf16::Unit;
 use crate::pool::Pool;
@@ -39,34 +38,6 @@ impl Factor for bf16 {
     }
     fn run(gemm: &Gemm, pool: &Pool, a: &[bf16], b: &[bf16], c: &mut [bf16], scratch: &mut [f32]) {
         gemm.run_bf16(pool, a, b, c, scratch, &Epilogue::NONE);
-    }
-}
-
-/// The element type of C.
-pub trait GemmOutput: Copy + Send + Sync {
-    fn of(value: f32) -> Self;
-    fn wide(self) -> f32;
-}
-
-impl GemmOutput for bf16 {
-    #[inline(always)]
-    fn of(value: f32) -> bf16 {
-        narrow(value)
-    }
-    #[inline(always)]
-    fn wide(self) -> f32 {
-        self.to_f32()
-    }
-}
-
-impl GemmOutput for f32 {
-    #[inline(always)]
-    fn of(value: f32) -> f32 {
-        value
-    }
-    #[inline(always)]
-    fn wide(self) -> f32 {
-        self
     }
 }
 

@@ -31,7 +31,8 @@ mod tests;
 mod tiles;
 
 pub use crate::micro::{Isa, PANEL};
-pub use bf16::{Factor, GemmOutput};
+pub use bf16::Factor;
+pub use tiles::GemmOutput;
 
 use crate::pool::Pool;
 use fleet_base::{Error, Result};

@@ -4,15 +4,43 @@
 //! share a few sets of the caches. C is split into blocks by shape, and a block is summed in parts
 //! of 32 x 32.
 
-use super::bf16::GemmOutput;
 use super::block::{finish_row, mask_row};
 use super::{Epilogue, Gemm, RowPart};
+use crate::cast::narrow;
 use crate::micro::bf16::{
     self as packing, BLOCK, Block, ConfiguredUnit, TERMS, TILE, TILE_LEN, Unit,
 };
 use crate::micro::{LINE, cut_aligned};
 use crate::pool::{Pool, Shareable};
 use half::bf16;
+
+/// The element type of C.
+pub trait GemmOutput: Copy + Send + Sync {
+    fn of(value: f32) -> Self;
+    fn wide(self) -> f32;
+}
+
+impl GemmOutput for bf16 {
+    #[inline(always)]
+    fn of(value: f32) -> bf16 {
+        narrow(value)
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl GemmOutput for f32 {
+    #[inline(always)]
+    fn of(value: f32) -> f32 {
+        value
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+}
 
 /// Number of terms summed before sums are written to memory. A strip of A is then 32 KB and stays
 /// in L1.

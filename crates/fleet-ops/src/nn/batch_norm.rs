@@ -11,7 +11,7 @@
 //! The functions here also serve the fused ops, which add a residual Z and a ReLU.
 
 use super::half::{FLOATS, any_float};
-use super::sync_batch_norm::Sync;
+use super::rank_sums::RankSums;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::batch_norm::{
@@ -199,7 +199,7 @@ fn is_frozen(p: &PrepareCtx<'_>) -> bool {
 }
 
 /// Makes the forward kernel. `sync` merges the statistics over ranks.
-pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Result<Kernel> {
+pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<RankSums>) -> Result<Kernel> {
     let dims = dims(p)?;
     let training = Training {
         momentum: p.op.attr_float("momentum") as f32,
@@ -256,7 +256,7 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
 }
 
 /// Makes the backward kernel. `sync` sums the statistics of the gradient of X over ranks.
-pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Result<Kernel> {
+pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<RankSums>) -> Result<Kernel> {
     let dims = dims(p)?;
     let is_frozen = is_frozen(p);
     let has_y = p.op.spec.input_index("Y").is_some();

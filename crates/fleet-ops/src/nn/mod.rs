@@ -18,4 +18,5 @@ pub mod sync_batch_norm;
 pub(crate) mod axis;
 pub(crate) mod half;
 mod random;
+mod rank_sums;
 mod window;
