@@ -6,8 +6,7 @@ use crate::shapes::{KnownShapes, Shapes};
 use fleet_base::{Error, Result, SecondaryMap};
 use fleet_ir::{Program, VarId, VarKind};
 use fleet_ops::Meta;
-use fleet_tensor::Arg;
-use fleet_tensor::Layout;
+use fleet_tensor::{Arg, Layout};
 
 pub(super) struct Inferred<'a> {
     pub program: &'a Program,
