@@ -3,9 +3,10 @@
 use crate::backend::{Backend, Bounds};
 use crate::call::{Call, Kind, Label, Piece, Pieces, Signature, Work, digest};
 use crate::handle::{Handle, Lane};
+use crate::options::GroupOptions;
 use crate::recorder::Recorder;
 use crate::watch::{Progress, Watch};
-use crate::world::{GroupOptions, World};
+use crate::world::World;
 use fleet_base::sync::lock;
 use fleet_base::{Error, ReduceOp, Result};
 use fleet_net::{Abort, Member};
@@ -34,7 +35,7 @@ struct Shared {
     options: GroupOptions,
     recorder: Recorder,
     core: Mutex<Core>,
-    lane: Lane,
+    lane: Arc<Lane>,
     /// `None` without deadlock detection.
     progress: Option<Arc<Progress>>,
     /// Dropped after `progress`: the watch thread ends with the last group.
@@ -95,7 +96,7 @@ impl Group {
                 splits: 0,
                 fault: None,
             }),
-            lane: Lane::default(),
+            lane: Arc::default(),
             progress,
             _watch: watch,
         }))
@@ -512,7 +513,8 @@ impl Group {
         &self,
         work: impl FnOnce(&Group) -> Result<R> + Send + 'static,
     ) -> Result<Handle<R>> {
-        Lane::start(self, work)
+        let group = self.clone();
+        self.0.lane.start(self.name(), move || work(&group))
     }
 
     /// Runs [`Group::all_reduce`] in the background; the handle returns the data.
@@ -549,10 +551,6 @@ impl Group {
         let ranks: Vec<usize> = chosen.iter().map(|(_, rank)| self.0.ranks[*rank]).collect();
         let name = format!("{}/{number}.{color}", self.name());
         self.0.world.group(&name, &ranks, &self.0.options).map(Some)
-    }
-
-    pub(crate) fn lane(&self) -> &Lane {
-        &self.0.lane
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
@@ -638,7 +636,7 @@ impl Group {
             "{kind} '{label}' in group '{}', {}",
             shared.name, shared.members[shared.rank]
         ));
-        self.lane().drain();
+        self.0.lane.drain();
         let mut core = self.core();
         if core.fault.is_none() {
             let bounds = Bounds { timeout: shared.options.timeout, abort: shared.abort.clone() };

@@ -1,11 +1,10 @@
 //! Background collectives. A group has one lane: a thread that starts with the first such call and
 //! runs the calls in order.
 
-use crate::Group;
 use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
 /// Maximum number of queued calls in a lane.
@@ -55,24 +54,26 @@ impl Lane {
         }
     }
 
+    /// Starts `work` after all earlier calls of the lane of `group`.
     pub fn start<R: Send + 'static>(
-        group: &Group,
-        work: impl FnOnce(&Group) -> Result<R> + Send + 'static,
+        self: &Arc<Lane>,
+        group: &str,
+        work: impl FnOnce() -> Result<R> + Send + 'static,
     ) -> Result<Handle<R>> {
         let (result, receiver) = sync_channel(1);
-        let own = group.clone();
+        let lane = self.clone();
         let job: Job = Box::new(move || {
-            let done = Done(own);
+            let _done = Done(lane);
             // The receiver may have been dropped, which is fine.
-            let _ = result.send(work(&done.0));
+            let _ = result.send(work());
         });
-        let mut state = group.lane().lock();
+        let mut state = self.lock();
         let sender = match &state.sender {
             Some(sender) => sender.clone(),
             None => {
                 let (sender, jobs) = sync_channel::<Job>(QUEUE_MAX);
                 let thread = std::thread::Builder::new()
-                    .name(format!("comm {}", group.name()))
+                    .name(format!("comm {group}"))
                     .spawn(move || jobs.into_iter().for_each(|job| job()))
                     .map_err(|error| {
                         Error::exhausted(format!(
@@ -103,12 +104,11 @@ impl Lane {
 }
 
 /// Marks a job as done, even if it panics.
-struct Done(Group);
+struct Done(Arc<Lane>);
 
 impl Drop for Done {
     fn drop(&mut self) {
-        let lane = self.0.lane();
-        lane.lock().pending -= 1;
-        lane.idle.notify_all();
+        self.0.lock().pending -= 1;
+        self.0.idle.notify_all();
     }
 }

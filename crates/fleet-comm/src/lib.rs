@@ -47,6 +47,8 @@ mod mesh;
 mod mpi;
 #[cfg(all(feature = "nccl", target_os = "linux"))]
 mod nccl;
+mod open;
+mod options;
 mod recorder;
 mod rings;
 mod shm;
@@ -62,6 +64,7 @@ pub use mesh::choose::Algorithm;
 pub use mpi::{Mpi, MpiOptions};
 #[cfg(all(feature = "nccl", target_os = "linux"))]
 pub use nccl::NcclOptions;
+pub use options::{GroupOptions, Hierarchy};
 pub use recorder::{RECORDS_MAX, Recorder};
 pub use rings::{PARALLEL_RINGS_MAX, Rings};
-pub use world::{GroupOptions, Hierarchy, World};
+pub use world::World;

@@ -55,7 +55,7 @@ impl World {
     /// ```
     pub fn hosts(&self) -> Vec<Vec<usize>> {
         let members: Vec<Member> = (0..self.size()).map(|rank| self.member(rank)).collect();
-        crate::world::by_host(&members)
+        crate::open::by_host(&members)
     }
 }
 

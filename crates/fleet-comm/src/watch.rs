@@ -21,7 +21,7 @@
 //! another rank waits for it in a second one, its process must also have been idle.
 
 use crate::call::{Kind, Signature};
-use crate::world::GroupOptions;
+use crate::options::GroupOptions;
 use fleet_base::sync::{lock, wait_while};
 use fleet_base::{Error, ErrorCode, Result};
 use fleet_net::{Abort, Limits, Member, Store};

@@ -7,7 +7,7 @@
 use super::tiles::{self, GemmOutput};
 use super::{Epilogue, Gemm};
 #[cfg(target_arch = "x86_64")]
-use crate::micro::bf16::Unit;
+use crate::micro::unit::Unit;
 use crate::pool::Pool;
 use half::bf16;
 

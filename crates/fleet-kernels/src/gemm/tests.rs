@@ -242,7 +242,7 @@ fn bf16_products_by_the_unit_are_right() {
     for (m, n, k) in shapes {
         for which in 0..4 {
             let gemm = orientation(which, m, n, k);
-            for (unit, (alpha, beta)) in crate::micro::bf16::Unit::available()
+            for (unit, (alpha, beta)) in crate::micro::unit::Unit::available()
                 .flat_map(|unit| [(1.0, 0.0), (0.5, 1.0)].map(|by| (unit, by)))
             {
                 check_bf16(unit, gemm.alpha(alpha).beta(beta), &mut rng);
@@ -252,7 +252,7 @@ fn bf16_products_by_the_unit_are_right() {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn check_bf16(unit: crate::micro::bf16::Unit, gemm: Gemm, rng: &mut Sequence) {
+fn check_bf16(unit: crate::micro::unit::Unit, gemm: Gemm, rng: &mut Sequence) {
     use half::bf16;
     let narrow = |x: Vec<f32>| -> Vec<bf16> { x.into_iter().map(bf16::from_f32).collect() };
     let wide = |x: &[bf16]| -> Vec<f32> { x.iter().map(|x| x.to_f32()).collect() };

@@ -7,9 +7,8 @@
 use super::block::{finish_row, mask_row};
 use super::{Epilogue, Gemm, RowPart};
 use crate::cast::narrow;
-use crate::micro::bf16::{
-    self as packing, BLOCK, Block, ConfiguredUnit, TERMS, TILE, TILE_LEN, Unit,
-};
+use crate::micro::bf16::{self as packing, BLOCK, Block, TERMS, TILE, TILE_LEN};
+use crate::micro::unit::{ConfiguredUnit, Unit};
 use crate::micro::{LINE, cut_aligned};
 use crate::pool::{Pool, Shareable};
 use half::bf16;

@@ -1,14 +1,12 @@
-//! Products of bf16 in hardware units: 32 x 32 sums in f32, 32 terms a step.
+//! Blocks of bf16 products: 32 x 32 sums in f32, 32 terms a step.
 //!
 //! Both sides are packed into tiles of 16 lines of 64 bytes. On the left side, a line is 32 terms
 //! of a row of A. On the right side, a line is two terms of 16 columns of B, interleaved by pairs.
-//! Products of two bf16 are exact in f32. Two units read these tiles: [`amx`], and the dot products
-//! of AVX-512 ([`dot`]).
+//! Products of two bf16 are exact in f32. The units that read these tiles are in
+//! [`unit`](super::unit).
 
 use super::avx512::transpose_registers;
-use super::{amx, dot};
 use std::arch::x86_64::*;
-use std::sync::OnceLock;
 
 /// Number of rows of a tile, and of columns of its sums.
 pub(crate) const TILE: usize = 16;
@@ -18,59 +16,6 @@ pub(crate) const TERMS: usize = 32;
 pub(crate) const TILE_LEN: usize = TILE * TERMS;
 /// Number of rows and columns of the sums of one call.
 pub(crate) const BLOCK: usize = 2 * TILE;
-
-/// The hardware units that compute blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
-    Tiles,
-    Dot,
-}
-
-impl Unit {
-    /// Returns the best unit, if there is any. Detected once.
-    pub fn best() -> Option<Unit> {
-        static BEST: OnceLock<Option<Unit>> = OnceLock::new();
-        *BEST.get_or_init(|| Unit::available().next())
-    }
-
-    /// Iterates over the units that this process may use, best first.
-    pub fn available() -> impl Iterator<Item = Unit> {
-        let tiles = amx::is_available().then_some(Unit::Tiles);
-        let dot = dot::is_available().then_some(Unit::Dot);
-        tiles.into_iter().chain(dot)
-    }
-}
-
-/// A unit, configured on this thread until this is dropped.
-pub(crate) enum ConfiguredUnit {
-    Tiles(amx::Tiles),
-    Dot,
-}
-
-impl ConfiguredUnit {
-    /// # Safety
-    /// The unit is one of [`Unit::available`].
-    pub unsafe fn new(unit: Unit) -> ConfiguredUnit {
-        match unit {
-            // SAFETY: promised by the caller.
-            Unit::Tiles => ConfiguredUnit::Tiles(unsafe { amx::Tiles::new() }),
-            Unit::Dot => ConfiguredUnit::Dot,
-        }
-    }
-
-    /// Sums one 32 x 32 block.
-    ///
-    /// # Safety
-    /// All addresses in `block` are valid as described at its fields.
-    pub unsafe fn run(&self, block: &Block) {
-        match self {
-            // SAFETY: promised by the caller; `self` proves that the unit is available.
-            ConfiguredUnit::Tiles(tiles) => unsafe { tiles.run(block) },
-            // SAFETY: as above.
-            ConfiguredUnit::Dot => unsafe { dot::run(block) },
-        }
-    }
-}
 
 /// One block: two packed strips of 16 rows of A times two of 16 columns of B.
 pub(crate) struct Block {

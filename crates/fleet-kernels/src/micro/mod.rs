@@ -24,6 +24,8 @@ pub(crate) mod bf16;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod dot;
 pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod unit;
 
 /// Number of rows of a register tile.
 pub(crate) const TILE_ROWS: usize = 6;

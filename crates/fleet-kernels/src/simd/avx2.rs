@@ -1,7 +1,7 @@
 //! AVX2 and FMA: 8 lanes.
 
 use super::portable::{fold, scale2_in_steps};
-use super::{Simd, intrinsics};
+use super::registers::{Simd, intrinsics};
 use std::arch::x86_64::*;
 
 /// 8 lanes; needs AVX2 and FMA.

@@ -1,6 +1,6 @@
 //! AVX-512 F, BW, DQ and VL: 16 lanes.
 
-use super::{Simd, intrinsics};
+use super::registers::{Simd, intrinsics};
 use std::arch::x86_64::*;
 
 /// 16 lanes; needs F, BW, DQ and VL.

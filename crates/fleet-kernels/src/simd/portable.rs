@@ -1,6 +1,6 @@
 //! Any machine: arrays that the compiler maps to baseline registers.
 
-use super::Simd;
+use super::registers::Simd;
 
 /// Any machine: 8 lanes in arrays, which the compiler maps to baseline registers.
 #[derive(Clone, Copy)]
