@@ -75,7 +75,7 @@ impl Stream {
     #[cfg(feature = "tls")]
     fn session(&self) -> Option<std::sync::MutexGuard<'_, crate::tls::Session>> {
         // If a thread panicked in a session, TLS's own checks fail at its next use.
-        Some(self.tls.as_ref()?.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        Some(fleet_base::sync::lock(self.tls.as_ref()?))
     }
 }
 

@@ -18,12 +18,12 @@
 mod handoff;
 
 use self::handoff::Handoff;
-use fleet_base::sync::lock;
+use fleet_base::sync::{lock, try_lock};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// Limit on the threads of a pool: more than any known machine has, and few enough to allocate for.
@@ -156,11 +156,7 @@ impl Pool {
         if tasks < 2 || self.workers.is_empty() || INSIDE_TASK.get() {
             return None;
         }
-        match self.turn.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        try_lock(&self.turn)
     }
 
     fn fork(&self, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {

@@ -15,7 +15,7 @@ use fleet_base::{Error, ErrorCode, Result};
 use rustix::event::PollFlags;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// A client of the store for any number of threads. Each call uses a connection of its own.
@@ -230,10 +230,7 @@ impl Store for StoreClient {
         match answer {
             Some(Answer::Values(values)) if values.len() == keys.len() => Ok(values),
             Some(other) => Err(unexpected_answer(&other)),
-            None => Err(missing
-                .into_inner()
-                .unwrap_or_else(PoisonError::into_inner)
-                .unwrap_or_else(|| missing_error(keys, keys.len()))),
+            None => Err(lock(&missing).take().unwrap_or_else(|| missing_error(keys, keys.len()))),
         }
     }
 

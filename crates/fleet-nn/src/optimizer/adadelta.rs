@@ -1,5 +1,6 @@
 //! Adadelta: gradient steps scaled by moving averages of past gradients and past updates.
 
+use super::setters::setters;
 use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
@@ -27,17 +28,9 @@ impl Adadelta {
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adadelta {
         Optimizer::with(AdadeltaRule { rho: 0.95, epsilon: 1e-6 }, learning_rate)
     }
-
-    pub fn rho(mut self, rho: f64) -> Self {
-        self.rule.rho = rho;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
-    }
 }
+
+setters!(Adadelta { rho: f64, epsilon: f64 });
 
 impl From<AdadeltaRule> for Rule {
     fn from(rule: AdadeltaRule) -> Rule {

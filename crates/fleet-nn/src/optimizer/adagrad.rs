@@ -1,5 +1,6 @@
 //! Adagrad: `h += g^2; w -= lr * g / (sqrt(h) + epsilon)`.
 
+use super::setters::setters;
 use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
@@ -28,17 +29,9 @@ impl Adagrad {
         let rule = AdagradRule { epsilon: 1e-6, initial_accumulator_value: 0.0 };
         Optimizer::with(rule, learning_rate)
     }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
-    }
-
-    pub fn initial_accumulator_value(mut self, value: f64) -> Self {
-        self.rule.initial_accumulator_value = value;
-        self
-    }
 }
+
+setters!(Adagrad { epsilon: f64, initial_accumulator_value: f64 });
 
 impl From<AdagradRule> for Rule {
     fn from(rule: AdagradRule) -> Rule {

@@ -1,5 +1,6 @@
 //! Adam: moving averages of the gradient and of its square, with bias correction.
 
+use super::setters::setters;
 use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
@@ -34,27 +35,9 @@ impl Adam {
         let rule = AdamRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, lazy_mode: false };
         Optimizer::with(rule, learning_rate)
     }
-
-    pub fn beta1(mut self, beta1: f64) -> Self {
-        self.rule.beta1 = beta1;
-        self
-    }
-
-    pub fn beta2(mut self, beta2: f64) -> Self {
-        self.rule.beta2 = beta2;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
-    }
-
-    pub fn lazy_mode(mut self, on: bool) -> Self {
-        self.rule.lazy_mode = on;
-        self
-    }
 }
+
+setters!(Adam { beta1: f64, beta2: f64, epsilon: f64, lazy_mode: bool });
 
 impl From<AdamRule> for Rule {
     fn from(rule: AdamRule) -> Rule {

@@ -1,5 +1,6 @@
 //! Adamax: Adam with the largest absolute gradient seen instead of the root mean square.
 
+use super::setters::setters;
 use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
@@ -29,22 +30,9 @@ impl Adamax {
         let rule = AdamaxRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
         Optimizer::with(rule, learning_rate)
     }
-
-    pub fn beta1(mut self, beta1: f64) -> Self {
-        self.rule.beta1 = beta1;
-        self
-    }
-
-    pub fn beta2(mut self, beta2: f64) -> Self {
-        self.rule.beta2 = beta2;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
-    }
 }
+
+setters!(Adamax { beta1: f64, beta2: f64, epsilon: f64 });
 
 impl From<AdamaxRule> for Rule {
     fn from(rule: AdamaxRule) -> Rule {

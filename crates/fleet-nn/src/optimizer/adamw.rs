@@ -1,6 +1,7 @@
 //! AdamW: Adam with decoupled weight decay, which bypasses the moments.
 
 use super::adam::moments;
+use super::setters::setters;
 use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
@@ -43,38 +44,21 @@ impl AdamW {
         Optimizer::with(rule, learning_rate)
     }
 
-    pub fn beta1(mut self, beta1: f64) -> Self {
-        self.rule.beta1 = beta1;
-        self
-    }
-
-    pub fn beta2(mut self, beta2: f64) -> Self {
-        self.rule.beta2 = beta2;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
-    }
-
-    /// Sets the decay coefficient.
-    pub fn coeff(mut self, coeff: f64) -> Self {
-        self.rule.coeff = coeff;
-        self
-    }
-
-    pub fn lazy_mode(mut self, on: bool) -> Self {
-        self.rule.lazy_mode = on;
-        self
-    }
-
     /// Excludes parameters from decay whose names contain one of these substrings.
     pub fn no_decay<S: Into<String>>(mut self, parts: impl IntoIterator<Item = S>) -> Self {
         self.rule.no_decay = parts.into_iter().map(Into::into).collect();
         self
     }
 }
+
+setters!(AdamW {
+    beta1: f64,
+    beta2: f64,
+    epsilon: f64,
+    /// Sets the decay coefficient.
+    coeff: f64,
+    lazy_mode: bool,
+});
 
 impl From<AdamWRule> for Rule {
     fn from(rule: AdamWRule) -> Rule {

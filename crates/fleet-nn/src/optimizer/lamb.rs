@@ -1,6 +1,7 @@
 //! LAMB: Adam with a learning rate per layer, proportional to the norm of its weights.
 
 use super::adam::moments;
+use super::setters::setters;
 use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
@@ -46,31 +47,6 @@ impl Lamb {
         Optimizer::with(rule, learning_rate)
     }
 
-    pub fn beta1(mut self, beta1: f64) -> Self {
-        self.rule.beta1 = beta1;
-        self
-    }
-
-    pub fn beta2(mut self, beta2: f64) -> Self {
-        self.rule.beta2 = beta2;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
-    }
-
-    pub fn lamb_weight_decay(mut self, decay: f64) -> Self {
-        self.rule.lamb_weight_decay = decay;
-        self
-    }
-
-    pub fn always_adapt(mut self, on: bool) -> Self {
-        self.rule.always_adapt = on;
-        self
-    }
-
     pub fn exclude_from_weight_decay<S: Into<String>>(
         mut self,
         endings: impl IntoIterator<Item = S>,
@@ -79,6 +55,8 @@ impl Lamb {
         self
     }
 }
+
+setters!(Lamb { beta1: f64, beta2: f64, epsilon: f64, lamb_weight_decay: f64, always_adapt: bool });
 
 impl From<LambRule> for Rule {
     fn from(rule: LambRule) -> Rule {

@@ -1,5 +1,6 @@
 //! LARS: momentum with a learning rate per layer, proportional to the norm of its weights.
 
+use super::setters::setters;
 use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
@@ -42,21 +43,6 @@ impl LarsMomentum {
         Optimizer::with(rule, learning_rate)
     }
 
-    pub fn lars_coeff(mut self, coeff: f64) -> Self {
-        self.rule.lars_coeff = coeff;
-        self
-    }
-
-    pub fn lars_weight_decay(mut self, decay: f64) -> Self {
-        self.rule.lars_weight_decay = decay;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
-    }
-
     pub fn exclude_from_weight_decay<S: Into<String>>(
         mut self,
         parts: impl IntoIterator<Item = S>,
@@ -65,6 +51,8 @@ impl LarsMomentum {
         self
     }
 }
+
+setters!(LarsMomentum { lars_coeff: f64, lars_weight_decay: f64, epsilon: f64 });
 
 impl From<LarsMomentumRule> for Rule {
     fn from(rule: LarsMomentumRule) -> Rule {

@@ -14,6 +14,7 @@ mod lamb;
 mod lars_momentum;
 mod momentum;
 mod rmsprop;
+mod setters;
 mod sgd;
 
 pub use adadelta::{Adadelta, AdadeltaRule};

@@ -1,5 +1,6 @@
 //! Momentum: `v = mu * v + g; w -= lr * v`, or with Nesterov `w -= lr * (g + mu * v)`.
 
+use super::setters::setters;
 use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
@@ -29,12 +30,9 @@ impl Momentum {
     pub fn new(learning_rate: impl Into<LearningRate>, mu: f64) -> Momentum {
         Optimizer::with(MomentumRule { mu, use_nesterov: false }, learning_rate)
     }
-
-    pub fn use_nesterov(mut self, on: bool) -> Self {
-        self.rule.use_nesterov = on;
-        self
-    }
 }
+
+setters!(Momentum { use_nesterov: bool });
 
 impl From<MomentumRule> for Rule {
     fn from(rule: MomentumRule) -> Rule {

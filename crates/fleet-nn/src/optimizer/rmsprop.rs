@@ -1,6 +1,7 @@
 //! RMSProp:
 //! `ms = rho * ms + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(ms + epsilon); w -= v`.
 
+use super::setters::setters;
 use super::{Optimizer, Rule, State, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
@@ -32,27 +33,9 @@ impl RmsProp {
         let rule = RmsPropRule { rho: 0.95, epsilon: 1e-6, momentum: 0.0, centered: false };
         Optimizer::with(rule, learning_rate)
     }
-
-    pub fn rho(mut self, rho: f64) -> Self {
-        self.rule.rho = rho;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
-    }
-
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.rule.momentum = momentum;
-        self
-    }
-
-    pub fn centered(mut self, on: bool) -> Self {
-        self.rule.centered = on;
-        self
-    }
 }
+
+setters!(RmsProp { rho: f64, epsilon: f64, momentum: f64, centered: bool });
 
 impl From<RmsPropRule> for Rule {
     fn from(rule: RmsPropRule) -> Rule {

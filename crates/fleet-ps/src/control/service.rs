@@ -6,12 +6,13 @@ use super::message::{
     ShrinkAnswer, ShrinkRequest, StatisticsAnswer, StatisticsRequest,
 };
 use crate::{RemoteOptions, RemoteServers, SaveFormat, SaveMode, ServerTables, TableAdmin, Tables};
+use fleet_base::sync::try_lock;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::{Abort, Log, Token};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tonic::body::Body;
@@ -176,13 +177,9 @@ impl ControlService {
                 .got(format!("a call to server {}", tables.server()))
                 .help("use the gRPC address that server 0 logged"));
         }
-        let _alone = match self.work.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::unavailable("another save, load or shrink is in progress")
-                    .help("call again when it has ended"));
-            }
+        let Some(_alone) = try_lock(&self.work) else {
+            return Err(Error::unavailable("another save, load or shrink is in progress")
+                .help("call again when it has ended"));
         };
         self.log.line(format!("server 0: gRPC request: {what}"));
         let options = RemoteOptions {

@@ -9,6 +9,7 @@
 
 use crate::row_rule::{How, init_state, state_len, update};
 use crate::{NonFinite, Rule, TableStats, finite};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_kernels::optim::Run;
 use std::borrow::Cow;
@@ -361,7 +362,7 @@ impl DenseTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.inner)
     }
 
     fn check_len(&self, what: &str, len: usize) -> Result<()> {

@@ -4,6 +4,7 @@
 //! request. Every request states a number below which the client will repeat none. Requests of one
 //! client may arrive in any order, on any connection, and twice at the same time.
 
+use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -83,7 +84,7 @@ pub(crate) struct SessionImage {
 impl ClientSessions {
     /// Returns the answers so far, without those of running requests.
     pub fn image(&self) -> ClientSessionsImage {
-        let sessions = self.sessions.lock().unwrap_or_else(|poison| poison.into_inner());
+        let sessions = lock(&self.sessions);
         let image = |(client, session): (&u64, &Arc<Session>)| {
             let requests = session.lock();
             let answers = requests.entries.iter().filter_map(|(seq, entry)| match entry {
@@ -96,7 +97,7 @@ impl ClientSessions {
     }
 
     pub fn restore(&self, image: ClientSessionsImage) {
-        let mut sessions = self.sessions.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut sessions = lock(&self.sessions);
         for session in image.sessions {
             let entries =
                 session.answers.into_iter().map(|(seq, result)| (seq, Entry::Done(result)));
@@ -130,8 +131,7 @@ impl ClientSessions {
             match requests.entries.get(&seq) {
                 None => break,
                 Some(Entry::Running) => {
-                    requests =
-                        session.changed.wait(requests).unwrap_or_else(|poison| poison.into_inner());
+                    requests = wait(&session.changed, requests);
                 }
                 Some(Entry::Done(result)) => {
                     answer.extend(result.as_ref().map_err(Error::clone)?);
@@ -154,14 +154,14 @@ impl ClientSessions {
     /// Retires a client whose worker is another process now: drops its answers and rejects its
     /// requests.
     pub fn retire(&self, client: u64) {
-        let sessions = self.sessions.lock().unwrap_or_else(|poison| poison.into_inner());
+        let sessions = lock(&self.sessions);
         if let Some(session) = sessions.get(&client) {
             session.lock().forget(RETIRED);
         }
     }
 
     fn session(&self, caller: Caller) -> Result<Arc<Session>> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut sessions = lock(&self.sessions);
         if sessions.len() >= CLIENTS_MAX && !sessions.contains_key(&caller.client) {
             return Err(Error::exhausted("too many clients on this server")
                 .expected(format!("up to {CLIENTS_MAX}")));
@@ -173,7 +173,7 @@ impl ClientSessions {
 impl Session {
     fn lock(&self) -> MutexGuard<'_, Requests> {
         // The requests are consistent between statements.
-        self.requests.lock().unwrap_or_else(|poison| poison.into_inner())
+        lock(&self.requests)
     }
 }
 

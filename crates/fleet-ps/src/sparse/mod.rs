@@ -30,6 +30,7 @@ pub use snapshot::{Record, SaveMode, Snapshot};
 use crate::row_rule::How;
 use crate::{HashKey, Merger, Push, SparseConfig, TableStats, UniqueIds, finite};
 use arena::Arena;
+use fleet_base::sync::{lock, read};
 use fleet_base::{Error, Result};
 use group::Groups;
 use layout::Layout;
@@ -184,7 +185,7 @@ impl SparseTable {
     pub fn pull(&self, ids: &[u64], out: &mut [f32], mode: PullMode) -> Result<()> {
         let width = self.pull_width();
         self.check_len("out", out.len(), ids.len(), width)?;
-        let _open = self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _open = read(&self.gate);
         let mut scratch = self.scratch();
         scratch.groups.sort(ids, self.shards.len());
         let (mut refused, target) = (Refused::default(), Target { out: out.as_mut_ptr(), width });
@@ -242,7 +243,7 @@ impl SparseTable {
     }
 
     fn push_unique(&self, groups: &mut Groups, ids: UniqueIds<'_>, batch: Batch<'_>) -> Result<()> {
-        let gate = self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let gate = read(&self.gate);
         let how = How {
             rate_scale: f32::from_bits(self.rate_scale.load(Relaxed)),
             bounds: self.core.config.weight_bounds.unwrap_or([f32::NEG_INFINITY, f32::INFINITY]),
@@ -278,7 +279,7 @@ impl SparseTable {
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock is a bug, but rows stay whole numbers of floats.
-        self.shards[shard].lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.shards[shard])
     }
 
     fn each_group(&self, groups: &Groups, mut visit: impl FnMut(&mut Shard, (&[u64], &[u32]))) {
@@ -293,12 +294,12 @@ impl SparseTable {
     }
 
     fn scratch(&self) -> Scratch {
-        let mut kept = self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut kept = lock(&self.scratch);
         kept.pop().unwrap_or_default()
     }
 
     fn recycle(&self, scratch: Scratch) {
-        let mut kept = self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut kept = lock(&self.scratch);
         if kept.len() < SCRATCH_COUNT_MAX {
             kept.push(scratch);
         }

@@ -4,6 +4,7 @@ use super::SparseTable;
 use super::group::shard_of;
 use super::index::{Place, UNSEEN_DAYS_MAX};
 use super::snapshot::Record;
+use fleet_base::sync::read;
 use fleet_base::{Error, Result};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -26,7 +27,7 @@ impl SparseTable {
                 .got(format!("{} numbers, {unseen_days} days", values.len()))
                 .at(self.place()));
         }
-        let _open = self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _open = read(&self.gate);
         let mut shard = self.lock(shard_of(id, self.shards.len()));
         let mark = core.mark.load(Relaxed);
         let found = shard.index.find(id);

@@ -13,6 +13,7 @@ use super::index::Entry;
 use super::layout::{CLICK, DELTA, Kind, SHOW};
 use super::shard::Shard;
 use crate::Accessor;
+use fleet_base::sync::{lock, write};
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -149,8 +150,8 @@ impl SparseTable {
     /// Starts a snapshot. `at_cut` runs while no push does, and its result is returned. Waits for a
     /// snapshot or a shrink in progress.
     pub fn snapshot<R>(&self, mode: SaveMode, at_cut: impl FnOnce() -> R) -> (Snapshot<'_>, R) {
-        let alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let mut gate = self.gate.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let alone = lock(&self.maintenance);
+        let mut gate = write(&self.gate);
         let mark = !self.core.mark.load(Relaxed);
         self.core.mark.store(mark, Relaxed);
         let capture = Capture { mark, mode };
@@ -262,7 +263,7 @@ impl Drop for Snapshot<'_> {
     fn drop(&mut self) {
         // Every row must have the new mark before the next snapshot inverts it.
         while let Ok(true) = self.next_shard(|_| Ok::<(), std::convert::Infallible>(())) {}
-        *self.table.gate.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
+        *write(&self.table.gate) = None;
         for shard in 0..self.table.shards.len() {
             self.table.lock(shard).captured = Vec::new();
         }
