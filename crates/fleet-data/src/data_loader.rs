@@ -4,12 +4,11 @@
 //! several threads, each has its own generator. Batches are taken from them in turn, so their order
 //! never depends on the threads' speed. A generator may be infinite.
 
+use crate::prefetch::Lanes;
 use fleet_base::{Error, Result};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 
 /// One input of a program, in the form in which samples hold it.
 #[derive(Clone, Debug, PartialEq)]
@@ -395,95 +394,46 @@ impl Drop for Batches<'_> {
     }
 }
 
-/// The unfinished sources of a pass; the next batch comes from the front.
-struct Pass(VecDeque<Source>);
-
-enum Source {
-    Inline(Fill),
-    Thread {
-        full: Receiver<Result<FeedBatch>>,
-        empty: SyncSender<FeedBatch>,
-        thread: JoinHandle<()>,
-    },
+/// The unfinished generators of a pass, which take turns.
+enum Pass {
+    /// The next batch comes from the front.
+    Inline(VecDeque<Fill>),
+    Threads(Lanes<FeedBatch>),
 }
 
 impl Pass {
     fn start(make: &Arc<Make>, options: &DataLoaderOptions) -> Result<Pass> {
-        let mut pass = Pass(VecDeque::new());
-        for index in 0..options.threads {
-            let part = Part { index, count: options.threads };
-            pass.0.push_back(match options.use_double_buffer {
-                false => Source::Inline(make(part)),
-                true => thread(Arc::clone(make), part, options.capacity)?,
-            });
+        let parts = (0..options.threads).map(|index| Part { index, count: options.threads });
+        if !options.use_double_buffer {
+            return Ok(Pass::Inline(parts.map(|part| make(part)).collect()));
         }
-        Ok(pass)
+        let mut lanes = Lanes::new(Error::invalid("a generator thread panicked"));
+        for part in parts {
+            let make = Arc::clone(make);
+            lanes.add(options.capacity, move || {
+                let mut fill = make(part);
+                move |used: Option<FeedBatch>| {
+                    let mut batch = used.unwrap_or_default();
+                    Ok(fill(&mut batch)?.then_some(batch))
+                }
+            })?;
+        }
+        Ok(Pass::Threads(lanes))
     }
 
     fn next(&mut self, batch: &mut FeedBatch) -> Result<bool> {
-        while let Some(mut source) = self.0.pop_front() {
-            let more = match &mut source {
-                Source::Inline(fill) => fill(batch)?,
-                Source::Thread { full, empty, .. } => match full.recv() {
-                    Err(_) => false,
-                    Ok(made) => {
-                        // A thread that has ended needs no memory back.
-                        let _ = empty.try_send(std::mem::replace(batch, made?));
-                        true
-                    }
-                },
-            };
-            if more {
-                self.0.push_back(source);
+        let fills = match self {
+            Pass::Threads(lanes) => return lanes.next(batch),
+            Pass::Inline(fills) => fills,
+        };
+        while let Some(mut fill) = fills.pop_front() {
+            if fill(batch)? {
+                fills.push_back(fill);
                 return Ok(true);
             }
-            join_source(source)?;
         }
         Ok(false)
     }
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        for source in self.0.drain(..) {
-            // A panic of a thread does not matter to a caller that drops the pass early.
-            let _ = join_source(source);
-        }
-    }
-}
-
-fn thread(make: Arc<Make>, part: Part, capacity: usize) -> Result<Source> {
-    let (send, full) = sync_channel(capacity - 1);
-    // Room also for the batch in use and for one on its way back.
-    let (empty, take_empty) = sync_channel::<FeedBatch>(capacity + 1);
-    let work = move || {
-        let mut fill = make(part);
-        loop {
-            let mut batch = take_empty.try_recv().unwrap_or_default();
-            let made = match fill(&mut batch) {
-                Ok(true) => Ok(batch),
-                Ok(false) => return,
-                Err(error) => Err(error),
-            };
-            let last = made.is_err();
-            if send.send(made).is_err() || last {
-                return;
-            }
-        }
-    };
-    let name = format!("fleet-generator-{}", part.index);
-    let thread = std::thread::Builder::new()
-        .name(name)
-        .spawn(work)
-        .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-    Ok(Source::Thread { full, empty, thread })
-}
-
-/// Stops a source; a panic of its generator becomes an error.
-fn join_source(source: Source) -> Result<()> {
-    let Source::Thread { full, empty, thread } = source else { return Ok(()) };
-    drop((full, empty));
-    thread.join().map_err(|_| Error::invalid("a generator thread panicked"))
 }
 
 /// Places samples side by side in the batch's tensors, which are reused if they fit.

@@ -1,10 +1,18 @@
 //! Input pipelines: reads, shuffles and batches training data. The crate knows neither programs nor
 //! servers; it fills buffers.
 //!
-//! Records have named slots ([`Schema`]) and are stored in columns ([`Block`]). [`LineReader`]
-//! reads them from text, for example in the format [`MultiSlot`] that data generators write
-//! ([`DataGenerator`]). [`InMemoryDataset`] and [`QueueDataset`] return [`Batch`]es, whose tensors
-//! are fed to a program.
+//! Records have named slots ([`Schema`]) and are stored in columns ([`Block`]). A pipeline has five
+//! stages:
+//!
+//! * Source: a list of files ([`Dataset`]), samples addressed by number ([`Samples`]), or user code
+//!   ([`DataLoader`]).
+//! * Parse: a [`RecordFormat`] turns a file into records; [`LineReader`] does so for text, such as
+//!   the [`MultiSlot`] lines that a [`DataGenerator`] writes.
+//! * Shuffle: [`InMemoryDataset`] and [`Loader`]; each thread of a [`QueueDataset`] reads its files
+//!   in order.
+//! * Batch: a [`Batch`] holds tensors filled from slots; a [`FeedBatch`] holds those of user code.
+//! * Prefetch: threads make batches ahead of time. [`Prefetch`] does so for any [`BatchSource`];
+//!   [`DataLoader`] and [`Loader`] have their own options for the same threads.
 
 #![forbid(unsafe_code)]
 

@@ -6,16 +6,15 @@
 //! therefore one number for all workers: the number of samples taken in the epoch. A [`Cursor`]
 //! with that number resumes the job on any number of workers, without repeated or missing samples.
 
-use crate::batch::Batch;
+use crate::batch::{Batch, BatchLayout};
 use crate::dataset::InMemoryDataset;
+use crate::prefetch::{Lanes, reuse};
 use fleet_base::rng::Sequence;
 use fleet_base::{Error, Result};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 
 /// Samples addressed by number.
 pub trait Samples: Send + Sync {
@@ -184,7 +183,7 @@ pub struct Loader {
     options: LoaderOptions,
     cursor: Cursor,
     order: Option<Arc<Vec<u64>>>,
-    ahead: Option<Prefetcher>,
+    ahead: Option<Lanes<Batch>>,
 }
 
 impl Loader {
@@ -265,22 +264,28 @@ impl Loader {
         );
         if self.options.threads == 0 {
             self.samples.fill_in_epoch(self.cursor.epoch, &order[mine], batch)?;
-        } else {
-            if self.ahead.is_none() {
-                let samples = Arc::clone(&self.samples);
-                let from = self.cursor;
-                self.ahead = Some(Prefetcher::start(samples, &self.options, order, from, batch)?);
-            }
-            if let Some(ahead) = &mut self.ahead
-                && let Err(error) = ahead.take(batch)
-            {
-                // The next call retries the same samples.
-                self.stop();
-                return Err(error);
-            }
+        } else if let Err(error) = self.take(&order, batch) {
+            // The next call retries the same samples.
+            self.stop();
+            return Err(error);
         }
         self.cursor.taken = after;
         Ok(true)
+    }
+
+    /// Swaps the next prefetched batch into `batch`.
+    fn take(&mut self, order: &Arc<Vec<u64>>, batch: &mut Batch) -> Result<()> {
+        let ahead = match &mut self.ahead {
+            Some(ahead) => ahead,
+            ahead => {
+                let (from, layout) = (self.cursor, batch.layout());
+                ahead.insert(prefetch(&self.samples, &self.options, order, from, layout)?)
+            }
+        };
+        match ahead.next(batch)? {
+            true => Ok(()),
+            false => Err(Error::internal("the loader's threads ended early")),
+        }
     }
 }
 
@@ -318,86 +323,41 @@ impl Partition<'_> {
     }
 }
 
-/// Threads that prefetch batches. Thread t makes steps t, t + n, ..; the loop takes batches from
-/// the threads in turn, so their order never depends on the threads' speed. Batches that the loop
-/// returns are reused.
-struct Prefetcher {
-    full: Vec<Receiver<Result<Batch>>>,
-    empty: Vec<SyncSender<Batch>>,
-    threads: Vec<JoinHandle<()>>,
-    turn: usize,
-}
-
-impl Prefetcher {
-    fn start(
-        samples: Arc<dyn Samples>,
-        options: &LoaderOptions,
-        order: Arc<Vec<u64>>,
-        from: Cursor,
-        like: &Batch,
-    ) -> Result<Prefetcher> {
-        let mut ahead =
-            Prefetcher { full: Vec::new(), empty: Vec::new(), threads: Vec::new(), turn: 0 };
-        for first in 0..options.threads {
-            let (send_full, full) = sync_channel(PREFETCH_BATCHES);
-            let (empty, take_empty) = sync_channel::<Batch>(PREFETCH_BATCHES + 2);
-            let (samples, options, order) = (Arc::clone(&samples), options.clone(), order.clone());
-            let layout = Arc::clone(like.layout());
-            let work = move || {
-                let partition = Partition { options: &options, count: order.len() as u64 };
-                let (mut taken, mut step) = (from.taken, 0usize);
-                while let Some((mine, after)) = partition.step(taken) {
-                    if step % options.threads == first && !mine.is_empty() {
-                        let mut batch =
-                            take_empty.try_recv().unwrap_or_else(|_| Batch::new(&layout));
-                        let filled = samples.fill_in_epoch(from.epoch, &order[mine], &mut batch);
-                        let filled = filled.map(|()| batch);
-                        if send_full.send(filled).is_err() {
-                            return;
-                        }
-                    }
-                    (taken, step) = (after, step + 1);
+/// Starts threads that prefetch the batches from a position on. Thread t of n makes steps t, t + n,
+/// ...
+fn prefetch(
+    samples: &Arc<dyn Samples>,
+    options: &LoaderOptions,
+    order: &Arc<Vec<u64>>,
+    from: Cursor,
+    layout: &Arc<BatchLayout>,
+) -> Result<Lanes<Batch>> {
+    let mut lanes = Lanes::new(Error::internal("a loader thread panicked"));
+    for first in 0..options.threads {
+        let (samples, order) = (Arc::clone(samples), Arc::clone(order));
+        let (options, layout) = (options.clone(), Arc::clone(layout));
+        let (mut taken, mut step) = (from.taken, 0usize);
+        let make = move |used| {
+            let partition = Partition { options: &options, count: order.len() as u64 };
+            while let Some((mine, after)) = partition.step(taken) {
+                let is_turn = step % options.threads == first && !mine.is_empty();
+                (taken, step) = (after, step + 1);
+                if is_turn {
+                    let mut batch = reuse(used, &layout);
+                    samples.fill_in_epoch(from.epoch, &order[mine], &mut batch)?;
+                    return Ok(Some(batch));
                 }
-            };
-            let thread = std::thread::Builder::new().name(format!("fleet-loader-{first}"));
-            let thread = thread
-                .spawn(work)
-                .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-            ahead.full.push(full);
-            ahead.empty.push(empty);
-            ahead.threads.push(thread);
-        }
-        Ok(ahead)
+            }
+            Ok(None)
+        };
+        lanes.add(PREFETCH_BATCHES, || make)?;
     }
-
-    /// Swaps the next batch into `batch`.
-    fn take(&mut self, batch: &mut Batch) -> Result<()> {
-        let lost = |_| Error::internal("a loader thread panicked");
-        let made = self.full[self.turn].recv().map_err(lost)??;
-        let used = std::mem::replace(batch, made);
-        if Arc::ptr_eq(used.layout(), batch.layout()) {
-            // A thread that has ended needs no memory back.
-            let _ = self.empty[self.turn].try_send(used);
-        }
-        self.turn = (self.turn + 1) % self.full.len();
-        Ok(())
-    }
-}
-
-impl Drop for Prefetcher {
-    fn drop(&mut self) {
-        // Without receivers, the threads stop at their next batch.
-        self.full.clear();
-        for thread in self.threads.drain(..) {
-            // A panic of a thread does not matter to a caller that drops the loader.
-            let _ = thread.join();
-        }
-    }
+    Ok(lanes)
 }
 
 const MAGIC: &[u8] = b"fleet cursor 1\n";
-/// Batches that each thread keeps ready; together with the one in use, a double buffer.
-const PREFETCH_BATCHES: usize = 1;
+/// Batches that each thread keeps ready: one to take at once, and one that it makes meanwhile.
+const PREFETCH_BATCHES: usize = 2;
 const THREADS_MAX: usize = 256;
 const ORDER_STREAM: u64 = 0x4 << 44;
 

@@ -1,14 +1,96 @@
-//! Prefetched batches: a thread for each source keeps some batches ready while one is in use.
-//! Batches are taken from the sources in turn, so their order never depends on the speed of
+//! Prefetched batches: each of several threads keeps some batches ready while one is in use.
+//! Batches are taken from the threads in turn, so their order never depends on the speed of
 //! threads.
 
 use crate::batch::{Batch, BatchLayout, BatchSource};
 use crate::lines::Skipped;
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+
+/// Threads that make batches ahead of time.
+pub(crate) struct Lanes<B> {
+    /// The next batch comes from the front.
+    lanes: VecDeque<Lane<B>>,
+    /// The error for a thread that panics.
+    panicked: Error,
+}
+
+struct Lane<B> {
+    full: Receiver<Result<B>>,
+    empty: SyncSender<B>,
+    thread: JoinHandle<()>,
+}
+
+impl<B: Send + 'static> Lanes<B> {
+    pub fn new(panicked: Error) -> Lanes<B> {
+        Lanes { lanes: VecDeque::new(), panicked }
+    }
+
+    /// Starts a thread that keeps up to `ahead` batches ready (at least 1). The thread calls
+    /// `start` for a function that makes the next batch, or returns `None` at the end. Its argument
+    /// is a used batch, if any, whose memory it may reuse. The thread ends after an error.
+    pub fn add<F: FnMut(Option<B>) -> Result<Option<B>>>(
+        &mut self,
+        ahead: usize,
+        start: impl FnOnce() -> F + Send + 'static,
+    ) -> Result<()> {
+        let (send, full) = sync_channel(ahead - 1);
+        // Room also for the batch in use and for one on its way back.
+        let (empty, take_empty) = sync_channel::<B>(ahead + 1);
+        let work = move || {
+            let mut make = start();
+            while let Some(made) = make(take_empty.try_recv().ok()).transpose() {
+                let last = made.is_err();
+                if send.send(made).is_err() || last {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("fleet-batches-{}", self.lanes.len()))
+            .spawn(work)
+            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
+        self.lanes.push_back(Lane { full, empty, thread });
+        Ok(())
+    }
+
+    /// Swaps the next batch into `batch`; returns false when all threads have ended.
+    pub fn next(&mut self, batch: &mut B) -> Result<bool> {
+        while let Some(lane) = self.lanes.pop_front() {
+            // A thread that has ended leaves the rotation.
+            let Ok(made) = lane.full.recv() else {
+                lane.thread.join().map_err(|_| self.panicked.clone())?;
+                continue;
+            };
+            // A thread that has ended needs no memory back.
+            let _ = lane.empty.try_send(std::mem::replace(batch, made?));
+            self.lanes.push_back(lane);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+}
+
+impl<B> Drop for Lanes<B> {
+    fn drop(&mut self) {
+        // Without receivers, all threads stop at their next batch.
+        let threads: Vec<_> = self.lanes.drain(..).map(|lane| lane.thread).collect();
+        for thread in threads {
+            // A panic of a thread does not matter to a caller that stops early.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Returns a used batch if it has this layout, or a new one.
+pub(crate) fn reuse(used: Option<Batch>, layout: &Arc<BatchLayout>) -> Batch {
+    let fits = |used: &Batch| Arc::ptr_eq(used.layout(), layout);
+    used.filter(fits).unwrap_or_else(|| Batch::new(layout))
+}
 
 /// Sources whose batches are prefetched.
 ///
@@ -30,15 +112,9 @@ use std::thread::JoinHandle;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct Prefetch {
-    /// The next batch comes from the front.
-    lanes: VecDeque<Lane>,
-    skipped: Skipped,
-}
-
-struct Lane {
-    full: Receiver<Result<Batch>>,
-    empty: SyncSender<Batch>,
-    thread: JoinHandle<Skipped>,
+    lanes: Lanes<Batch>,
+    /// The lines that sources which have ended skipped.
+    skipped: Arc<Mutex<Skipped>>,
 }
 
 impl Prefetch {
@@ -53,85 +129,32 @@ impl Prefetch {
                 .expected(format!("1 to {PREFETCH_MAX}"))
                 .got(ahead));
         }
-        let mut prefetch = Prefetch { lanes: VecDeque::new(), skipped: Skipped::default() };
-        for source in sources {
-            prefetch.lanes.push_back(Lane::start(source, layout, ahead)?);
-        }
-        Ok(prefetch)
-    }
-}
-
-impl Lane {
-    fn start(
-        mut source: Box<dyn BatchSource>,
-        layout: &Arc<BatchLayout>,
-        ahead: usize,
-    ) -> Result<Lane> {
-        let (send, full) = sync_channel(ahead - 1);
-        // Room also for the batch in use and for one on its way back.
-        let (empty, take_empty) = sync_channel::<Batch>(ahead + 1);
-        let layout = Arc::clone(layout);
-        let work = move || {
-            loop {
-                let mut batch = take_empty.try_recv().unwrap_or_else(|_| Batch::new(&layout));
-                let made = match source.next_batch(&mut batch) {
-                    Ok(true) => Ok(batch),
-                    Ok(false) => break,
-                    Err(error) => Err(error),
-                };
-                let last = made.is_err();
-                if send.send(made).is_err() || last {
-                    break;
+        let mut lanes = Lanes::new(Error::internal("a prefetch thread panicked"));
+        let skipped = Arc::new(Mutex::new(Skipped::default()));
+        for mut source in sources {
+            let (layout, skipped) = (Arc::clone(layout), Arc::clone(&skipped));
+            let make = move |used| {
+                let mut batch = reuse(used, &layout);
+                if source.next_batch(&mut batch)? {
+                    return Ok(Some(batch));
                 }
-            }
-            source.skipped()
-        };
-        let thread = std::thread::Builder::new()
-            .name("fleet-prefetch".into())
-            .spawn(work)
-            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-        Ok(Lane { full, empty, thread })
-    }
-
-    /// Waits for the thread, and returns the lines that its source skipped.
-    fn end(self) -> Result<Skipped> {
-        drop(self.full);
-        let lost = |_| Error::internal("a prefetch thread panicked");
-        self.thread.join().map_err(lost)
+                lock(&skipped).add(&source.skipped());
+                Ok(None)
+            };
+            lanes.add(ahead, || make)?;
+        }
+        Ok(Prefetch { lanes, skipped })
     }
 }
 
 impl BatchSource for Prefetch {
     /// Swaps the next batch into `batch`.
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool> {
-        while let Some(lane) = self.lanes.pop_front() {
-            // A source that has ended leaves the rotation.
-            let Ok(made) = lane.full.recv() else {
-                self.skipped.add(&lane.end()?);
-                continue;
-            };
-            let used = std::mem::replace(batch, made?);
-            if Arc::ptr_eq(used.layout(), batch.layout()) {
-                // A thread that has ended needs no memory back.
-                let _ = lane.empty.try_send(used);
-            }
-            self.lanes.push_back(lane);
-            return Ok(true);
-        }
-        Ok(false)
+        self.lanes.next(batch)
     }
 
     fn skipped(&self) -> Skipped {
-        self.skipped.clone()
-    }
-}
-
-impl Drop for Prefetch {
-    fn drop(&mut self) {
-        for lane in self.lanes.drain(..) {
-            // Errors of the threads do not matter to a caller that stops early.
-            let _ = lane.end();
-        }
+        lock(&self.skipped).clone()
     }
 }
 
@@ -206,5 +229,41 @@ mod tests {
         }
         assert_eq!(prefetch.next_batch(&mut batch).unwrap_err().message(), "broken");
         drop(prefetch);
+    }
+
+    #[test]
+    fn a_panic_comes_as_an_error_after_the_batches_before_it() {
+        let mut lanes = Lanes::new(Error::internal("a thread panicked"));
+        let mut made = 0;
+        let make = move |_| {
+            made += 1;
+            if made == 3 { panic!("the third batch") } else { Ok(Some(made)) }
+        };
+        lanes.add(2, move || make).unwrap();
+        let mut batch = 0;
+        for expected in [1, 2] {
+            assert!(lanes.next(&mut batch).unwrap());
+            assert_eq!(batch, expected);
+        }
+        assert_eq!(lanes.next(&mut batch).unwrap_err().message(), "a thread panicked");
+        assert!(!lanes.next(&mut batch).unwrap());
+    }
+
+    #[test]
+    fn all_threads_stop_before_one_is_waited_for() {
+        // The first thread waits, in a batch, until the second has ended.
+        let (ended, wait) = sync_channel::<()>(0);
+        let mut lanes = Lanes::new(Error::internal("a thread panicked"));
+        let first = move |_| {
+            let _ = wait.recv();
+            Ok(Some(1))
+        };
+        lanes.add(1, || first).unwrap();
+        let second = move |_| {
+            let _held = &ended;
+            Ok(Some(2))
+        };
+        lanes.add(1, || second).unwrap();
+        drop(lanes);
     }
 }

@@ -14,7 +14,7 @@ use fleet_base::{Error, Result, text};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// Records in memory.
@@ -354,9 +354,8 @@ fn load(options: &DatasetOptions, files: &[PathBuf]) -> Result<Loaded> {
         others.into_iter().try_for_each(|thread| thread.join().map_err(|_| reader_panicked()))
     })?;
     let mut all = Loaded { blocks: Vec::new(), skipped: Skipped::default() };
-    let outcomes = outcomes.into_iter();
     let mut outcomes: Vec<Option<Result<Loaded>>> =
-        outcomes.map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner)).collect();
+        outcomes.iter().map(|slot| lock(slot).take()).collect();
     if let Some(Err(error)) = outcomes.iter_mut().flatten().find(|outcome| outcome.is_err()) {
         return Err(error.clone());
     }
