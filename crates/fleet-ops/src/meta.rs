@@ -1,6 +1,6 @@
 //! Type and size of a variable.
 
-use fleet_ir::VarKind;
+use fleet_ir::{Program, VarId, VarKind};
 use fleet_tensor::{Arg, DType, Layout, Shape};
 
 /// Type and shape of a variable.
@@ -65,4 +65,10 @@ impl Meta {
             VarKind::TensorArray => format!("{dtype}{shape} (tensor array)"),
         }
     }
+}
+
+/// Returns the type and shape that a program declares for a variable.
+pub fn meta(program: &Program, var: VarId) -> Meta {
+    let var = program.var(var);
+    Meta { dtype: var.dtype, shape: var.shape, kind: var.kind, rows: 0 }
 }

@@ -10,6 +10,18 @@ pub(crate) fn is_requested(i: &InferCtx<'_>, slot: &str) -> bool {
     !i.op.output(slot).is_empty()
 }
 
+/// Sets the type and shape of an output slot, if it has a variable.
+pub(crate) fn set_requested(
+    i: &mut InferCtx<'_>,
+    slot: &str,
+    dtype: DType,
+    shape: impl Into<Shape>,
+) {
+    if is_requested(i, slot) {
+        i.set(slot, dtype, shape);
+    }
+}
+
 /// Rejects a variable of an input slot if its type or shape differs from `like`. The slot may be
 /// empty.
 pub(crate) fn check_like(i: &InferCtx<'_>, slot: &str, like: Meta) -> Result<()> {
@@ -25,8 +37,8 @@ pub(crate) fn grads_like(i: &mut InferCtx<'_>, slots: &[&str]) -> Result<()> {
     for slot in slots {
         let grad = format!("{slot}@GRAD");
         if is_requested(i, &grad) {
-            let meta = i.input(slot)?;
-            i.push(&grad, Meta::dense(meta.dtype, meta.shape));
+            let Meta { dtype, shape, .. } = i.input(slot)?;
+            i.set(&grad, dtype, shape);
         }
     }
     Ok(())
@@ -58,6 +70,11 @@ pub(crate) fn same_dim(a: i64, b: i64) -> Option<i64> {
 /// Returns an axis attribute of an op as an index. A negative attribute counts from the end.
 pub(crate) fn axis_of(op: &Op, name: &str, shape: &Shape) -> Result<usize> {
     shape.axis(op.attr_int(name)).map_err(|error| error.at(format!("attribute '{name}'")))
+}
+
+/// Returns a float attribute of an op, for kernels in f32.
+pub(crate) fn number(op: &Op, attr: &str) -> f32 {
+    op.attr_float(attr) as f32
 }
 
 /// Returns the axes of an attribute: checked, deduplicated, ascending.

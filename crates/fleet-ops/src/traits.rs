@@ -5,6 +5,7 @@ use crate::{Meta, Spread, Traffic};
 use fleet_ir::{Op, VarKind};
 
 /// Properties of an op that passes and planners use.
+#[derive(Clone, Copy)]
 pub struct OpTraits {
     pub amp: AmpClass,
     /// Input slots that stay f32 where mixed precision casts the others to 16 bits: statistics and

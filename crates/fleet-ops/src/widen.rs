@@ -11,6 +11,17 @@ use fleet_tensor::{
 };
 use std::sync::Mutex;
 
+/// Element types of images and activations.
+pub(crate) const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
+
+/// Returns the kernel that `cpu` makes. If an operand has half precision, it runs on f32 copies.
+pub(crate) fn any_float(
+    p: &PrepareCtx<'_>,
+    cpu: fn(&PrepareCtx<'_>) -> Result<Kernel>,
+) -> Result<Kernel> {
+    if has_half(p) { through_f32(p, cpu) } else { cpu(p) }
+}
+
 /// Returns whether any operand is f16 or bf16.
 pub(crate) fn has_half(p: &PrepareCtx<'_>) -> bool {
     p.inputs.iter().chain(p.outputs).flatten().any(|meta| is_half(meta.dtype))

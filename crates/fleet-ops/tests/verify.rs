@@ -2,7 +2,7 @@
 
 use fleet_base::rng::Sequence;
 use fleet_ir::{Arity, Attr, AttrKind, Op, OpSpec, Program, SlotSpec, Var, VarId, VarKind};
-use fleet_ops::{CostCtx, InferCtx, Meta, OPS, OpDef, Registry, meta, verify};
+use fleet_ops::{CostCtx, InferCtx, Meta, OpDef, Registry, meta, verify};
 use fleet_tensor::{DType, RANK_MAX, Shape};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -67,7 +67,7 @@ fn ops_write_over_what_they_may() {
 
 #[test]
 fn traits_name_slots_and_attributes_of_their_op() {
-    for def in OPS {
+    for def in Registry::standard().defs() {
         let (name, traits) = (def.spec.name, &def.traits);
         let input = |slot: &str| def.spec.input_index(slot).is_some();
         let output = |slot: &str| def.spec.output_index(slot).is_some();
@@ -89,7 +89,7 @@ fn traits_name_slots_and_attributes_of_their_op() {
 #[test]
 fn gradient_ops_are_those_of_the_op_they_are_named_after() {
     let registry = Registry::standard();
-    for def in OPS {
+    for def in Registry::standard().defs() {
         let named = def.spec.name.strip_suffix("_grad").and_then(|name| registry.find(name));
         let linked = registry.forward_of(def.spec.name);
         let name = |def: Option<&OpDef>| def.map(|def| def.spec.name);
@@ -201,7 +201,7 @@ fn an_op_may_have_any_number_of_variables() {
 /// Parsers limit the number of slots and attributes of an op.
 #[test]
 fn ops_have_fewer_parts_than_readers_allow() {
-    for def in OPS {
+    for def in Registry::standard().defs() {
         let spec = &def.spec;
         assert!(spec.inputs.len() <= 16 && spec.outputs.len() <= 16, "slots of {}", spec.name);
         assert!(spec.attrs.len() <= 64, "attributes of {}", spec.name);
@@ -232,7 +232,7 @@ fn an_op_of_another_registry_is_refused() {
 fn no_shape_rule_panics() {
     const CASES: u64 = 400;
     let mut culprits = Vec::new();
-    for (index, def) in OPS.iter().enumerate() {
+    for (index, def) in Registry::standard().defs().iter().enumerate() {
         for case in 0..CASES {
             let mut rng = Sequence::new(index as u64, case);
             let (program, op) = random_op(&mut rng, def);

@@ -15,7 +15,7 @@ use fleet_ir::{
     Arity, Attr, AttrKind, AttrSpec, BlockId, Op, OpRole, Param, Program, SlotSpec, Var, VarId,
     VarKind,
 };
-use fleet_ops::{Lane, Meta, OPS, OpDef, Registry, meta};
+use fleet_ops::{Lane, Meta, OpDef, Registry, meta};
 use fleet_passes::{BackwardOptions, append_backward};
 use fleet_tensor::{DType, Shape, Tensor};
 use std::collections::{HashMap, HashSet};
@@ -432,9 +432,10 @@ impl Generator {
             self.exchange(block, &readable);
         }
         for _ in 0..40 {
+            let ops = Registry::standard().defs();
             let known = |name| Registry::standard().get(name).expect("a known op");
             let def = match (self.rng.below(4), self.peers) {
-                (0, _) => OPS[self.rng.below(OPS.len() as u64) as usize],
+                (0, _) => ops[self.rng.below(ops.len() as u64) as usize],
                 (1, Peers::Rings(_)) => known(self.of(&RING_OPS)),
                 (1, Peers::Tables(_)) => known(self.of(&TABLE_OPS)),
                 _ => known(self.of(&COMMON_OPS)),

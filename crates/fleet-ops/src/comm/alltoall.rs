@@ -1,17 +1,12 @@
 //! `alltoall`: splits `X` along its first dimension into one piece per rank and sends piece `i` to
 //! rank `i`. `Out` holds the pieces received from all ranks, in order.
 
-use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
+use super::{ATTRS, TRAITS, label, nranks};
 use crate::prelude::*;
 use crate::rules::check_row_major;
 
 pub static DEF: OpDef = OpDef {
-    spec: OpSpec {
-        name: "alltoall",
-        inputs: &[one("X")],
-        outputs: &[one("Out")],
-        attrs: &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL],
-    },
+    spec: OpSpec { name: "alltoall", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer: |i| {
         let x = i.input("X")?;
         super::gather::check_divides(i, &x.shape, nranks(i)?)?;

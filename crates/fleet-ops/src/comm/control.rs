@@ -9,7 +9,7 @@
 //!   the documented programs. They do nothing, because execution order follows from inputs and
 //!   outputs.
 
-use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, copy, label, nranks};
+use super::{ATTRS, LABEL, NRANKS, RING_ID, TRAITS, copy, label, nranks};
 use crate::prelude::*;
 
 pub static COMM_INIT: OpDef = OpDef {
@@ -39,7 +39,7 @@ pub static COMM_INIT: OpDef = OpDef {
             .expected(format!("rank {rank}"))
             .got(format!("rank {}", ring.rank())));
         }
-        Ok(Kernel::new(|_| Ok(())))
+        Ok(Kernel::infallible(|_| {}))
     },
     traits: TRAITS,
 };
@@ -49,7 +49,7 @@ pub static BARRIER: OpDef = OpDef {
         name: "barrier",
         inputs: &[optional("X")],
         outputs: &[optional("Out")],
-        attrs: &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL],
+        attrs: ATTRS,
     },
     infer: |i| {
         nranks(i)?;
@@ -95,12 +95,7 @@ const fn marker(name: &'static str) -> OpDef {
             Ok(())
         },
         grad: Grad::None,
-        cpu: |_| {
-            Ok(Kernel::new(|k| {
-                copy(k, 0, 0);
-                Ok(())
-            }))
-        },
+        cpu: |_| Ok(Kernel::infallible(|k| copy(k, 0, 0))),
         traits: OpTraits { sparse: const { &["X"] }, elementwise: true, ..OpTraits::plain() },
     }
 }

@@ -265,10 +265,7 @@ pub static MOMENTUM: OpDef = OpDef {
     grad: Grad::None,
     cpu: |p| {
         let momentum = Momentum::of(p.op);
-        Ok(Kernel::new(move |k| {
-            momentum.update(k);
-            Ok(())
-        }))
+        Ok(Kernel::infallible(move |k| momentum.update(k)))
     },
     traits: OpTraits {
         state: &[("ParamOut", "Param"), ("VelocityOut", "Velocity")],

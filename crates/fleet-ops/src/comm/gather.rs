@@ -6,13 +6,10 @@
 //! order of ranks, so it represents the sum of their matrices. Every rank has the same capacity in
 //! rows and may use fewer.
 
-use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
+use super::{ATTRS, TRAITS, label, nranks};
 use crate::prelude::*;
 use crate::rules::{check_row_major, split_at_axis};
 use crate::{ReduceOp, Ring};
-use fleet_ir::AttrSpec;
-
-const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
 
 /// Traits of ops that give all ranks the pieces of every rank.
 const GATHERED: OpTraits = OpTraits {
@@ -23,12 +20,7 @@ const GATHERED: OpTraits = OpTraits {
 
 pub static ALL_GATHER: OpDef = OpDef {
     spec: OpSpec { name: "c_allgather", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
-    infer: |i| {
-        let (x, ranks) = (i.input("X")?, nranks(i)?);
-        let axis = axis_of(i, &x.shape, false)?;
-        i.set("Out", x.dtype, multiply_dim(x.shape, axis, ranks)?);
-        Ok(())
-    },
+    infer: |i| infer_gathered(i, false),
     grad: Grad::None,
     cpu: |p| {
         check_row_major(p)?;
@@ -70,21 +62,8 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
 
 pub static CONCAT: OpDef = OpDef {
     spec: OpSpec { name: "c_concat", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
-    infer: |i| {
-        let (x, ranks) = (i.input("X")?, nranks(i)?);
-        let axis = axis_of(i, &x.shape, true)?;
-        i.set("Out", x.dtype, multiply_dim(x.shape, axis, ranks)?);
-        Ok(())
-    },
-    grad: Grad::Rule(|g| {
-        let dy = g.dy("Out")?;
-        let (ring, ranks) = (g.op.attr_int("ring_id"), g.op.attr_int("nranks"));
-        if let Some(dx) = g.dx("X")? {
-            let call = g.op(&SPLIT).attr("ring_id", ring).attr("nranks", ranks);
-            call.input("X", dy).output("Out", dx).done()?;
-        }
-        Ok(())
-    }),
+    infer: |i| infer_gathered(i, true),
+    grad: Grad::Rule(|g| inverse(g, &SPLIT)),
     cpu: |p| {
         check_row_major(p)?;
         let ring = p.services.ring_of(p.op)?;
@@ -119,28 +98,19 @@ pub static SPLIT: OpDef = OpDef {
         i.set("Out", x.dtype, divide_dim(x.shape, axis, ranks));
         Ok(())
     },
-    grad: Grad::Rule(|g| {
-        let dy = g.dy("Out")?;
-        let (ring, ranks) = (g.op.attr_int("ring_id"), g.op.attr_int("nranks"));
-        if let Some(dx) = g.dx("X")? {
-            let call = g.op(&CONCAT).attr("ring_id", ring).attr("nranks", ranks);
-            call.input("X", dy).output("Out", dx).done()?;
-        }
-        Ok(())
-    }),
+    grad: Grad::Rule(|g| inverse(g, &CONCAT)),
     cpu: |p| {
         check_row_major(p)?;
         let ring = p.services.ring_of(p.op)?;
         let out = p.output("Out");
         let width = out.shape.at(out.shape.rank() - 1) * out.dtype.size();
         let (rank, ranks) = (ring.rank(), ring.size());
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let rows = k.arg(0).bytes().chunks_exact((width * ranks).max(1));
             let out = k.out(0).into_bytes().chunks_exact_mut(width.max(1));
             for (from, to) in rows.zip(out) {
                 to.copy_from_slice(&from[rank * width..(rank + 1) * width]);
             }
-            Ok(())
         }))
     },
     traits: OpTraits { effect: false, ..TRAITS },
@@ -174,6 +144,17 @@ pub static ALL_GATHER_ROWS: OpDef = OpDef {
     },
     traits: OpTraits { sparse: &["X"], ..GATHERED },
 };
+
+/// Emits the gradient of `c_concat` or `c_split`, which is the other op.
+fn inverse(g: &mut GradCtx<'_, '_>, op: &'static OpDef) -> Result<()> {
+    let dy = g.dy("Out")?;
+    let (ring, ranks) = (g.op.attr_int("ring_id"), g.op.attr_int("nranks"));
+    if let Some(dx) = g.dx("X")? {
+        let call = g.op(op).attr("ring_id", ring).attr("nranks", ranks);
+        call.input("X", dy).output("Out", dx).done()?;
+    }
+    Ok(())
+}
 
 fn gather_rows(k: &KernelCtx<'_>, ring: &dyn Ring, label: &str, record: usize) -> Result<()> {
     let (from, mut to) = (k.arg(0), k.out(0));
@@ -246,10 +227,14 @@ fn axis_of(i: &InferCtx<'_>, shape: &Shape, last: bool) -> Result<usize> {
     }
 }
 
-fn multiply_dim(mut shape: Shape, axis: usize, ranks: i64) -> Result<Shape> {
+/// Gives Out the pieces of all ranks along the first or the last axis.
+fn infer_gathered(i: &mut InferCtx<'_>, last: bool) -> Result<()> {
+    let (x, ranks) = (i.input("X")?, nranks(i)?);
+    let (axis, mut shape) = (axis_of(i, &x.shape, last)?, x.shape);
     let dim = &mut shape.dims_mut()[axis];
     *dim = if *dim < 0 { -1 } else { dim.saturating_mul(ranks) };
-    Shape::new(shape.dims())
+    i.set("Out", x.dtype, Shape::new(shape.dims())?);
+    Ok(())
 }
 
 fn divide_dim(mut shape: Shape, axis: usize, ranks: i64) -> Shape {

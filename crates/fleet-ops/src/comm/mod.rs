@@ -22,6 +22,8 @@ pub(crate) const NRANKS: AttrSpec = attr("nranks", Int(1));
 pub(crate) const USE_CALC_STREAM: AttrSpec = attr("use_calc_stream", Bool(false));
 /// Description of the call, for errors.
 pub(crate) const LABEL: AttrSpec = attr("label", Str(""));
+/// Attributes of most collectives.
+pub(crate) const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
 
 /// Maximum number of ranks in a ring: far above any cluster, and small enough that sizes times
 /// ranks do not overflow.

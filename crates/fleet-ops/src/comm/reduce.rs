@@ -4,20 +4,17 @@
 //! `c_reduce_sum` gives the sum only to `root`; on other ranks `Out` is unspecified.
 
 use super::{
-    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_like_inputs, label, rank_attr,
+    ATTRS, LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_like_inputs, label, rank_attr,
     with_parts,
 };
 use crate::ReduceOp;
 use crate::prelude::*;
-use fleet_ir::AttrSpec;
 
 pub static ALL_SUM: OpDef = all_reduce("c_allreduce_sum");
 pub static ALL_MAX: OpDef = all_reduce("c_allreduce_max");
 pub static ALL_MIN: OpDef = all_reduce("c_allreduce_min");
 pub static ALL_PROD: OpDef = all_reduce("c_allreduce_prod");
 pub static ALL_AVG: OpDef = all_reduce("c_allreduce_avg");
-
-const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
 
 const fn all_reduce(name: &'static str) -> OpDef {
     OpDef {

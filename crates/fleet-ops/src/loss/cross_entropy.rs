@@ -6,9 +6,10 @@
 //! probability of 0 gives a large but finite loss.
 
 use super::labels::{Classes, check_label};
-use super::pointwise::{fill, set_grad};
+use super::pointwise::fill;
 use crate::nn::axis::Split;
 use crate::prelude::*;
+use crate::rules::grads_like;
 use fleet_ir::AttrSpec;
 
 const X: usize = 0;
@@ -65,7 +66,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         check(i)?;
-        set_grad(i, "X", "X@GRAD")
+        grads_like(i, &["X"])
     },
     grad: Grad::None,
     cpu: |p| {

@@ -1,8 +1,9 @@
 //! Huber loss of predictions X and labels Y. With `r = Y - X`, it is `r^2 / 2` up to `|r| = delta`,
 //! and `delta * (|r| - delta / 2)` beyond; f32.
 
-use super::pointwise::{check_pair, check_separate, infer_pair, set_grad};
+use super::pointwise::{check_pair, check_separate, infer_pair};
 use crate::prelude::*;
+use crate::rules::grads_like;
 use fleet_kernels::map::zip;
 
 const X: usize = 0;
@@ -20,13 +21,12 @@ pub static DEF: OpDef = OpDef {
     grad: Grad::Op(&GRAD),
     cpu: |p| {
         let delta = p.op.attr_float("delta") as f32;
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let inputs = [k.input_or_output(X, 0), k.input_or_output(Y, 0)];
             zip(k.pool, inputs, k.output::<f32>(0), |[x, y]| {
                 let size = (y - x).abs();
                 if size <= delta { 0.5 * size * size } else { delta * (size - 0.5 * delta) }
             });
-            Ok(())
         }))
     },
     traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Black) },
@@ -42,20 +42,18 @@ pub static GRAD: OpDef = OpDef {
     infer: |i| {
         check_pair(i, "X", "Y")?;
         check_separate(i)?;
-        set_grad(i, "X", "X@GRAD")?;
-        set_grad(i, "Y", "Y@GRAD")
+        grads_like(i, &["X", "Y"])
     },
     grad: Grad::None,
     cpu: |p| {
         let delta = p.op.attr_float("delta") as f32;
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             for (slot, sign) in [(0, 1.0), (1, -1.0)] {
                 if let Some(out) = k.optional_output::<f32>(slot) {
                     let inputs = [X, Y, DY].map(|input| k.input_or_output(input, slot));
                     zip(k.pool, inputs, out, |[x, y, dy]| sign * (x - y).clamp(-delta, delta) * dy);
                 }
             }
-            Ok(())
         }))
     },
     traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Black) },

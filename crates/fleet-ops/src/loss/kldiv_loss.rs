@@ -4,8 +4,9 @@
 //! `reduction`: "none" keeps the shape; "sum", "mean" (over elements) and "batchmean" (over the
 //! first dimension) give `[1]`. No gradient flows to Target.
 
-use super::pointwise::{check_pair, fill, partial_len, set_grad, sum};
+use super::pointwise::{check_pair, fill, partial_len, sum};
 use crate::prelude::*;
+use crate::rules::grads_like;
 
 const X: usize = 0;
 const TARGET: usize = 1;
@@ -36,7 +37,7 @@ pub static DEF: OpDef = OpDef {
     cpu: |p| {
         let len = p.input("X").numel();
         let (reduce, scale) = prepare(p);
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (x, target) = (k.input::<f32>(X), k.input::<f32>(TARGET));
             let term = |i: usize| match target[i] > 0.0 {
                 true => target[i] * (target[i].ln() - x[i]),
@@ -49,7 +50,6 @@ pub static DEF: OpDef = OpDef {
             } else {
                 fill(k.pool, out, term);
             }
-            Ok(())
         })
         .scratch::<f64>(partial_len(len)))
     },
@@ -65,18 +65,17 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         check_pair(i, "X", "Target")?;
-        set_grad(i, "X", "X@GRAD")
+        grads_like(i, &["X"])
     },
     grad: Grad::None,
     cpu: |p| {
         let (reduce, scale) = prepare(p);
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (target, dy) = (k.input::<f32>(TARGET), k.input::<f32>(DY));
             fill(k.pool, k.output(0), |i| {
                 let dy = if reduce { dy[0] } else { dy[i] };
                 -scale * target[i].max(0.0) * dy
             });
-            Ok(())
         }))
     },
     traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },

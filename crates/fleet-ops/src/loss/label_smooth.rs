@@ -42,7 +42,7 @@ pub static DEF: OpDef = OpDef {
         let epsilon = p.op.attr_float("epsilon") as f32;
         let shape = p.input("X").shape;
         let classes = shape.at(shape.rank() - 1);
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let x = k.input::<f32>(0);
             let uniform = epsilon / classes as f32;
             match k.optional::<f32>(1) {
@@ -51,7 +51,6 @@ pub static DEF: OpDef = OpDef {
                 }),
                 None => fill(k.pool, k.output(0), |i| (1.0 - epsilon) * x[i] + uniform),
             }
-            Ok(())
         }))
     },
     traits: OpTraits::plain(),

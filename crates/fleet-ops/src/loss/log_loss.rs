@@ -1,8 +1,9 @@
 //! `Loss = -y ln(p + epsilon) - (1 - y) ln(1 - p + epsilon)` of probabilities and 0/1 labels; f32.
 //! No gradient flows to the labels.
 
-use super::pointwise::{check_pair, infer_pair, set_grad};
+use super::pointwise::{check_pair, infer_pair};
 use crate::prelude::*;
+use crate::rules::grads_like;
 use fleet_kernels::softmax;
 
 const P: usize = 0;
@@ -20,9 +21,8 @@ pub static DEF: OpDef = OpDef {
     grad: Grad::Op(&GRAD),
     cpu: |p| {
         let epsilon = p.op.attr_float("epsilon") as f32;
-        Ok(Kernel::new(move |k| {
-            softmax::log_loss(k.pool, k.input(P), k.input(Y), epsilon, k.output(0));
-            Ok(())
+        Ok(Kernel::infallible(move |k| {
+            softmax::log_loss(k.pool, k.input(P), k.input(Y), epsilon, k.output(0))
         }))
     },
     traits: OpTraits::amp(AmpClass::Black),
@@ -37,15 +37,14 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         check_pair(i, "Predicted", "Labels")?;
-        set_grad(i, "Predicted", "Predicted@GRAD")
+        grads_like(i, &["Predicted"])
     },
     grad: Grad::None,
     cpu: |p| {
         let epsilon = p.op.attr_float("epsilon") as f32;
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (p, y, dy) = (k.input(P), k.input(Y), k.input(DY));
             softmax::log_loss_grad(k.pool, p, y, epsilon, dy, k.output(0));
-            Ok(())
         }))
     },
     traits: OpTraits::amp(AmpClass::Black),

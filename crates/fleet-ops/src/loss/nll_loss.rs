@@ -6,9 +6,10 @@
 //! excluded.
 
 use super::labels::{CLASS_TYPES, Classes};
-use super::pointwise::{fill, partial_len, set_grad, sum};
+use super::pointwise::{fill, partial_len, sum};
 use crate::nn::axis::Split;
 use crate::prelude::*;
+use crate::rules::grads_like;
 use fleet_ir::AttrSpec;
 
 const X: usize = 0;
@@ -80,7 +81,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         check(i)?;
-        set_grad(i, "X", "X@GRAD")
+        grads_like(i, &["X"])
     },
     grad: Grad::None,
     cpu: |p| {

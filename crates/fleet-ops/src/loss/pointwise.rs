@@ -1,5 +1,5 @@
-//! Helpers of losses with one number per element: the parallel loop, the shape rule of a pair, the
-//! gradient rule of a pair. Ops that need vector code have kernels instead.
+//! Helpers of losses with one number per element: the parallel loop and the shape rule of a pair.
+//! Ops that need vector code have kernels instead.
 
 use crate::prelude::*;
 
@@ -58,13 +58,4 @@ pub(super) fn check_pair(i: &InferCtx<'_>, x: &str, y: &str) -> Result<()> {
     i.check_dtype(x, &[DType::F32])?;
     i.check_dtype(y, &[DType::F32])?;
     i.check_shape(y, i.input(x)?.shape)
-}
-
-/// Adds the gradient of an input slot if the op has it as an output.
-pub(super) fn set_grad(i: &mut InferCtx<'_>, slot: &str, grad: &str) -> Result<()> {
-    if !i.op.output(grad).is_empty() {
-        let meta = i.input(slot)?;
-        i.set(grad, meta.dtype, meta.shape);
-    }
-    Ok(())
 }

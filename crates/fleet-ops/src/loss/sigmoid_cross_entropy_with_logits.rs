@@ -4,8 +4,9 @@
 //! Elements whose label equals `ignore_index` are excluded. With `normalize`, the others are
 //! divided by their number.
 
-use super::pointwise::{check_pair, infer_pair, partial_len, set_grad, sum};
+use super::pointwise::{check_pair, infer_pair, partial_len, sum};
 use crate::prelude::*;
+use crate::rules::grads_like;
 use fleet_ir::AttrSpec;
 use fleet_kernels::softmax;
 
@@ -43,7 +44,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         check_pair(i, "X", "Label")?;
-        set_grad(i, "X", "X@GRAD")
+        grads_like(i, &["X"])
     },
     grad: Grad::None,
     cpu: |p| {
@@ -65,18 +66,16 @@ fn kernel(p: &PrepareCtx<'_>, body: Body) -> Result<Kernel> {
     let ignore = p.op.attr_int("ignore_index") as f32;
     let len = p.input("X").numel();
     if !p.op.attr_bool("normalize") {
-        return Ok(Kernel::new(move |k| {
+        return Ok(Kernel::infallible(move |k| {
             body(k, ignore);
-            Ok(())
         }));
     }
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let out = body(k, ignore);
         let z = k.input::<f32>(LABEL);
         let counted = sum(k.pool, len, k.scratch(), |i| f64::from(u8::from(z[i] != ignore)));
         let scale = (1.0 / counted.max(1.0)) as f32;
         out.iter_mut().for_each(|value| *value *= scale);
-        Ok(())
     })
     .scratch::<f64>(partial_len(len)))
 }

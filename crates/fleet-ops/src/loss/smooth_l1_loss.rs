@@ -4,8 +4,9 @@
 //!
 //! Diff holds `d` for the gradient. No gradient flows to the weights.
 
-use super::pointwise::{check_pair, fill, set_grad};
+use super::pointwise::{check_pair, fill};
 use crate::prelude::*;
+use crate::rules::grads_like;
 
 const X: usize = 0;
 const Y: usize = 1;
@@ -37,7 +38,7 @@ pub static DEF: OpDef = OpDef {
     grad: Grad::Op(&GRAD),
     cpu: |p| {
         let (square, width) = prepare(p);
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (x, y) = (k.input::<f32>(X), k.input::<f32>(Y));
             let inside = k.optional::<f32>(INSIDE);
             let outside = k.optional::<f32>(OUTSIDE);
@@ -55,7 +56,6 @@ pub static DEF: OpDef = OpDef {
                 };
                 (row * width..(row + 1) * width).map(loss).sum()
             });
-            Ok(())
         }))
     },
     traits: OpTraits::plain(),
@@ -77,13 +77,12 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         check_pair(i, "X", "Y")?;
-        set_grad(i, "X", "X@GRAD")?;
-        set_grad(i, "Y", "Y@GRAD")
+        grads_like(i, &["X", "Y"])
     },
     grad: Grad::None,
     cpu: |p| {
         let (square, width) = prepare(p);
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let inside = k.optional::<f32>(INSIDE);
             let outside = k.optional::<f32>(OUTSIDE);
             let (diff, dy) = (k.input::<f32>(4), k.input::<f32>(5));
@@ -96,7 +95,6 @@ pub static GRAD: OpDef = OpDef {
                     sign * slope * weight * dy[i / width]
                 });
             }
-            Ok(())
         }))
     },
     traits: OpTraits { shape_only: &["X", "Y"], ..OpTraits::plain() },

@@ -7,9 +7,9 @@
 
 use super::labels::check_label;
 use crate::nn::axis::Split;
-use crate::nn::half::{FLOATS, any_float};
 use crate::nn::softmax as softmax_op;
 use crate::prelude::*;
+use crate::widen::{FLOATS, any_float};
 use fleet_ir::AttrSpec;
 use fleet_kernels::softmax;
 

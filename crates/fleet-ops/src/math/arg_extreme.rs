@@ -5,7 +5,7 @@
 
 use crate::prelude::*;
 use crate::rules::{axis_of, by_type, split_at_axis};
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::reduce::{Extreme, arg_extreme};
 
@@ -23,7 +23,7 @@ const fn def(name: &'static str) -> OpDef {
         spec: OpSpec { name, inputs: IN, outputs: OUT, attrs: ATTRS },
         infer,
         grad: Grad::None,
-        cpu,
+        cpu: |p| any_float(p, cpu),
         traits: OpTraits::plain(),
     }
 }
@@ -49,9 +49,6 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, cpu);
-    }
     let x = p.input("X");
     let (outer, len, inner) = match p.op.attr_bool("flatten") {
         true => (1, x.shape.len(), 1),
@@ -62,9 +59,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
     let extreme = if p.op.name() == "arg_max" { Extreme::Max } else { Extreme::Min };
     if x.dtype == DType::F32 {
-        return Ok(Kernel::new(move |k| {
-            arg_extreme(k.pool, extreme, k.input(0), outer, len, inner, k.output(0));
-            Ok(())
+        return Ok(Kernel::infallible(move |k| {
+            arg_extreme(k.pool, extreme, k.input(0), outer, len, inner, k.output(0))
         }));
     }
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)), [F64 => f64, I32 => i32, I64 => i64], T => {
@@ -72,7 +68,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Extreme::Max => |a, b| a > b,
             Extreme::Min => |a, b| a < b,
         };
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (x, out) = (k.input::<T>(0), k.output::<i64>(0));
             for (place, out) in out.iter_mut().enumerate() {
                 let start = place / inner * len * inner + place % inner;
@@ -84,7 +80,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 }
                 *out = best as i64;
             }
-            Ok(())
         }))
     })
 }

@@ -35,26 +35,19 @@ pub static DEF: OpDef = OpDef {
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (from, to) = (p.input("X").dtype, p.output("Out").dtype);
     match (from, to) {
-        (from, to) if from == to => Ok(Kernel::new(|k| {
-            k.out(0).copy_from(k.arg(0));
-            Ok(())
-        })),
-        (DType::F16, DType::F32) => Ok(Kernel::new(|k| {
-            cast(k.pool, k.input::<f16>(0), k.output::<f32>(0));
-            Ok(())
-        })),
-        (DType::BF16, DType::F32) => Ok(Kernel::new(|k| {
-            cast(k.pool, k.input::<bf16>(0), k.output::<f32>(0));
-            Ok(())
-        })),
-        (DType::F32, DType::F16) => Ok(Kernel::new(|k| {
-            cast(k.pool, k.input::<f32>(0), k.output::<f16>(0));
-            Ok(())
-        })),
-        (DType::F32, DType::BF16) => Ok(Kernel::new(|k| {
-            cast(k.pool, k.input::<f32>(0), k.output::<bf16>(0));
-            Ok(())
-        })),
+        (from, to) if from == to => Ok(Kernel::infallible(|k| k.out(0).copy_from(k.arg(0)))),
+        (DType::F16, DType::F32) => {
+            Ok(Kernel::infallible(|k| cast(k.pool, k.input::<f16>(0), k.output::<f32>(0))))
+        }
+        (DType::BF16, DType::F32) => {
+            Ok(Kernel::infallible(|k| cast(k.pool, k.input::<bf16>(0), k.output::<f32>(0))))
+        }
+        (DType::F32, DType::F16) => {
+            Ok(Kernel::infallible(|k| cast(k.pool, k.input::<f32>(0), k.output::<f16>(0))))
+        }
+        (DType::F32, DType::BF16) => {
+            Ok(Kernel::infallible(|k| cast(k.pool, k.input::<f32>(0), k.output::<bf16>(0))))
+        }
         _ => Ok(from_type(from, to)),
     }
 }
@@ -144,11 +137,10 @@ fn to_type<A: WideElement>(to: DType) -> Kernel {
 }
 
 fn convert<A: Element, B: Element>(map: impl Fn(A) -> B + Send + Sync + 'static) -> Kernel {
-    Kernel::new(move |k| {
+    Kernel::infallible(move |k| {
         let x = k.input::<A>(0);
         k.pool.run_parts(k.output::<B>(0), GRAIN, |start, y| {
             y.iter_mut().zip(&x[start..]).for_each(|(y, x)| *y = map(*x));
         });
-        Ok(())
     })
 }

@@ -7,7 +7,7 @@
 
 use super::unary;
 use crate::prelude::*;
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_ir::AttrSpec;
 use fleet_kernels::elementwise;
 use fleet_kernels::embedding::{self, Grid, Source};
@@ -18,7 +18,7 @@ pub static CLIP: OpDef = OpDef {
     spec: OpSpec { name: "clip", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer,
     grad: Grad::OpRule(&CLIP_GRAD, unary::grad),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { inplace: &[("Out", "X")], sparse: &["X"], ..OpTraits::plain() },
 };
 
@@ -31,11 +31,8 @@ pub static CLIP_GRAD: OpDef = OpDef {
     },
     infer: unary::infer_grad,
     grad: Grad::None,
-    cpu: unary::grad_cpu,
-    traits: OpTraits {
-        inplace: &[("X@GRAD", "Out@GRAD"), ("X@GRAD", "X"), ("X@GRAD", "Out")],
-        ..OpTraits::plain()
-    },
+    cpu: |p| any_float(p, unary::grad_cpu),
+    traits: OpTraits { inplace: unary::INPLACE_GRAD, ..OpTraits::plain() },
 };
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
@@ -59,9 +56,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let x = p.input("X");
     if x.kind != VarKind::SparseRows {
         return unary::cpu(p);
-    }
-    if has_half(p) {
-        return through_f32(p, cpu);
     }
     let (op, height, dim) =
         (unary::unary_of(p.op)?, x.shape.at(0), x.shape.product(1..x.shape.rank()));

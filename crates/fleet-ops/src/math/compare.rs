@@ -8,7 +8,7 @@ use crate::math::elementwise::{broadcast_shape, plan};
 use crate::prelude::*;
 use crate::rules::{by_type, by_width, grads_like, sizes};
 use crate::tensor::broadcast_view::BroadcastView;
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_kernels::binary::{Compare, Logical, compare, logical, logical_not};
 use fleet_kernels::reduce::{Fold, Reduction, reduce};
 
@@ -26,7 +26,7 @@ macro_rules! pairs {
             },
             infer: $infer,
             grad: Grad::None,
-            cpu: $cpu,
+            cpu: |p| any_float(p, $cpu),
             traits: OpTraits::plain(),
         };
     )*};
@@ -57,9 +57,6 @@ fn infer_logical(i: &mut InferCtx<'_>) -> Result<()> {
 }
 
 fn compare_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, compare_cpu);
-    }
     let op = match p.op.name() {
         "equal" => Compare::Eq,
         "not_equal" => Compare::Ne,
@@ -70,9 +67,8 @@ fn compare_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     };
     let (plan, dtype) = (plan(p)?, p.input("X").dtype);
     by_type!(dtype, bytes_cpu(p, op), [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             compare(k.pool, op, &plan, k.input::<T>(0), k.input::<T>(1), k.output::<u8>(0));
-            Ok(())
         }))
     })
 }
@@ -91,13 +87,12 @@ fn bytes_cpu(p: &PrepareCtx<'_>, op: Compare) -> Result<Kernel> {
         Compare::Ge => |a, b| a >= b,
     };
     let (x, y) = operands(p, 0, 1)?;
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (a, b) = (k.input::<u8>(0), k.input::<u8>(1));
         k.pool.run_parts(k.output::<u8>(0), GRAIN, |start, out| {
             let (mut left, mut right) = (x.indices(start), y.indices(start));
             out.iter_mut().for_each(|it| *it = u8::from(holds(a[left.next()], b[right.next()])));
         });
-        Ok(())
     }))
 }
 
@@ -116,10 +111,7 @@ fn logical_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         _ => Logical::Xor,
     };
     let plan = plan(p)?;
-    Ok(Kernel::new(move |k| {
-        logical(k.pool, op, &plan, k.input(0), k.input(1), k.output(0));
-        Ok(())
-    }))
+    Ok(Kernel::infallible(move |k| logical(k.pool, op, &plan, k.input(0), k.input(1), k.output(0))))
 }
 
 pub static LOGICAL_NOT: OpDef = OpDef {
@@ -131,12 +123,7 @@ pub static LOGICAL_NOT: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::None,
-    cpu: |_| {
-        Ok(Kernel::new(|k| {
-            logical_not(k.pool, k.input(0), k.output(0));
-            Ok(())
-        }))
-    },
+    cpu: |_| Ok(Kernel::infallible(|k| logical_not(k.pool, k.input(0), k.output(0)))),
     traits: OpTraits::plain(),
 };
 
@@ -148,23 +135,19 @@ pub static ISFINITE: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::None,
-    cpu: isfinite_cpu,
+    cpu: |p| any_float(p, isfinite_cpu),
     traits: OpTraits::plain(),
 };
 
 fn isfinite_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, isfinite_cpu);
-    }
     let dtype = p.input("X").dtype;
-    by_type!(dtype, Ok(Kernel::new(|k| { k.output::<u8>(0).fill(1); Ok(()) })),
+    by_type!(dtype, Ok(Kernel::infallible(|k| k.output::<u8>(0).fill(1))),
         [F32 => f32, F64 => f64], T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let x = k.input::<T>(0);
             k.pool.run_parts(k.output::<u8>(0), GRAIN, |start, out| {
                 out.iter_mut().zip(&x[start..]).for_each(|(y, x)| *y = u8::from(x.is_finite()));
             });
-            Ok(())
         }))
     })
 }
@@ -199,7 +182,7 @@ fn where_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let view = |slot: usize| BroadcastView::new(&p.inputs[slot][0].shape, &out);
     let (condition, x, y) = (view(0)?, view(1)?, view(2)?);
     by_width!(p.output("Out").dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (holds, a, b) = (k.input::<u8>(0), k.arg(1).bits::<T>(), k.arg(2).bits::<T>());
             k.pool.run_parts(k.out(0).into_bits::<T>(), GRAIN, |start, out| {
                 let mut at = condition.indices(start);
@@ -209,7 +192,6 @@ fn where_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                     *out = if holds[at.next()] != 0 { a[left] } else { b[right] };
                 }
             });
-            Ok(())
         }))
     })
 }
@@ -223,14 +205,11 @@ pub static WHERE_GRAD: OpDef = OpDef {
     },
     infer: |i| grads_like(i, &["X", "Y"]),
     grad: Grad::None,
-    cpu: where_grad_cpu,
+    cpu: |p| any_float(p, where_grad_cpu),
     traits: OpTraits { shape_only: &["X", "Y"], ..OpTraits::plain() },
 };
 
 fn where_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, where_grad_cpu);
-    }
     let dout = p.input("Out@GRAD");
     if dout.dtype != DType::F32 {
         return Err(p.no_kernel(dout.dtype));
@@ -245,7 +224,7 @@ fn where_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let sides = [side(1)?, side(2)?];
     let len = dout.shape.len();
     let scratch = len + sides.iter().map(|side| side.1.scratch_len()).max().unwrap_or(0);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (holds, dout) = (k.input::<u8>(0), k.input::<f32>(3));
         let (masked, scratch) = k.scratch::<f32>().split_at_mut(len);
         for (slot, (repeated, sums)) in sides.iter().enumerate() {
@@ -262,7 +241,6 @@ fn where_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 reduce(k.pool, Fold::Sum, sums, masked, out, scratch);
             }
         }
-        Ok(())
     })
     .scratch::<f32>(scratch))
 }

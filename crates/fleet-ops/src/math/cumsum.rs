@@ -5,7 +5,7 @@
 
 use crate::prelude::*;
 use crate::rules::{axis_of, by_type, sizes};
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_kernels::scatter::{Axis, Scan, running_sum};
 
 pub static DEF: OpDef = OpDef {
@@ -40,23 +40,19 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     }),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits::amp(AmpClass::Black),
 };
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, cpu);
-    }
     let x = p.input("X");
     let axis = Axis::of(&sizes(&x.shape), axis_of(p.op, "axis", &x.shape)?);
     let scan =
         Scan { is_exclusive: p.op.attr_bool("exclusive"), is_reverse: p.op.attr_bool("reverse") };
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)),
         [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             running_sum(k.pool, axis, scan, k.input::<T>(0), k.output::<T>(0));
-            Ok(())
         }))
     })
 }

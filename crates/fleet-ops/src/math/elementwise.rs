@@ -7,7 +7,7 @@
 
 use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, physical_len, sizes};
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_kernels::binary::{
     Binary, Broadcast, Number, binary, binary_grad, binary_grad_scratch_len,
 };
@@ -32,7 +32,7 @@ macro_rules! elementwise {
             },
             infer,
             grad: Grad::OpRule(&$GRAD, grad),
-            cpu,
+            cpu: |p| any_float(p, cpu),
             traits: OpTraits {
                 inplace: &[("Out", "X"), ("Out", "Y")],
                 elementwise: $zero,
@@ -53,7 +53,7 @@ macro_rules! elementwise {
             },
             infer: |i| grads_like(i, &["X", "Y"]),
             grad: Grad::None,
-            cpu: grad_cpu,
+            cpu: |p| any_float(p, grad_cpu),
             traits: OpTraits {
                 shape_only: $only,
                 elementwise_unpadded: $grad_unpadded,
@@ -86,7 +86,7 @@ pub static FLOORDIV: OpDef = OpDef {
     spec: OpSpec { name: "elementwise_floordiv", ..ADD.spec },
     infer,
     grad: Grad::None,
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { inplace: &[("Out", "X"), ("Out", "Y")], ..OpTraits::amp(AmpClass::Gray) },
 };
 
@@ -159,9 +159,6 @@ pub(crate) fn plan(p: &PrepareCtx<'_>) -> Result<Broadcast> {
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, cpu);
-    }
     let (op, plan) = (binary_of(p.op.name())?, plan(p)?);
     match p.input("X").dtype {
         DType::F32 => Ok(typed::<f32>(op, plan)),
@@ -173,10 +170,9 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 }
 
 fn typed<T: Number + Element>(op: Binary, plan: Broadcast) -> Kernel {
-    Kernel::new(move |k| {
+    Kernel::infallible(move |k| {
         let (x, y) = (k.input_or_output::<T>(X, 0), k.input_or_output(Y, 0));
         binary(k.pool, op, &plan, x, y, k.output(0));
-        Ok(())
     })
 }
 
@@ -215,15 +211,12 @@ fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
 }
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, grad_cpu);
-    }
     let (op, plan) = (binary_of(p.op.name())?, plan(p)?);
     if p.input("X").dtype != DType::F32 {
         return Err(p.no_kernel(p.input("X").dtype));
     }
     let scratch = binary_grad_scratch_len(op, &plan);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let dout = k.input::<f32>(DOUT);
         // The gradient of a sum depends on the operands' lengths only: any numbers will do.
         let operand = |at: usize| match k.arg(at) {
@@ -233,7 +226,6 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let (x, y) = (operand(X), operand(Y));
         let (dx, dy) = (k.optional_output::<f32>(0), k.optional_output::<f32>(1));
         binary_grad(k.pool, op, &plan, x, y, dout, dx, dy, k.scratch());
-        Ok(())
     })
     .scratch::<f32>(scratch))
 }

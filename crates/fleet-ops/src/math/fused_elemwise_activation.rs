@@ -5,10 +5,9 @@
 //! f32, halves through f32. Y is broadcast to X as in `elementwise_add`; X has the shape of Out.
 
 use crate::math::elementwise::{align, broadcast_shape};
-use crate::math::unary::named;
 use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, sizes};
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_ir::Op;
 use fleet_kernels::bias::{
     bias_activation, bias_activation_grad, bias_activation_grad_scratch_len,
@@ -44,7 +43,7 @@ pub static DEF: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::OpRule(&GRAD, grad),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits {
         inplace: &[("Out", "X"), ("Out", "Y")],
         elementwise_unpadded: true,
@@ -65,7 +64,7 @@ pub static GRAD: OpDef = OpDef {
         grads_like(i, &["Y"])
     },
     grad: Grad::None,
-    cpu: grad_cpu,
+    cpu: |p| any_float(p, grad_cpu),
     traits: OpTraits {
         shape_only: &["X", "Y"],
         inplace: &[("X@GRAD", "Out@GRAD")],
@@ -77,7 +76,10 @@ pub static GRAD: OpDef = OpDef {
 fn function(op: &Op) -> Result<Unary> {
     match op.attr_strs("functor_list") {
         [act, add] if add == "elementwise_add" => match act.as_str() {
-            "relu" | "relu6" | "sigmoid" | "tanh" => return named(act),
+            "relu" => return Ok(Unary::Relu),
+            "relu6" => return Ok(Unary::Relu6),
+            "sigmoid" => return Ok(Unary::Sigmoid),
+            "tanh" => return Ok(Unary::Tanh),
             _ => {}
         },
         _ => {}
@@ -93,9 +95,6 @@ fn shapes(p: &PrepareCtx<'_>) -> Result<(Shape, Shape)> {
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, cpu);
-    }
     if p.input("X").dtype != DType::F32 {
         return Err(p.no_kernel(p.input("X").dtype));
     }
@@ -104,7 +103,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let columns = y.len();
     let is_row = is_row(&x, &y);
     let plan = Broadcast::new(&sizes(&x), &sizes(&y))?;
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (x, y) = (k.input_or_output(X, 0), k.input_or_output(Y, 0));
         let out = k.output(0);
         if is_row {
@@ -113,7 +112,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             binary(k.pool, Binary::Add, &plan, x, y, out);
             unary(k.pool, op, Input::Output, out);
         }
-        Ok(())
     }))
 }
 
@@ -154,9 +152,6 @@ fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
 }
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, grad_cpu);
-    }
     let (op, (x, y)) = (function(p.op)?, shapes(p)?);
     let (len, row) = (x.len(), y.len());
     let is_row = is_row(&x, &y) && row < len;
@@ -167,7 +162,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         true => bias_activation_grad_scratch_len(rows, row),
         false => sums.scratch_len(),
     };
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (out, dout) = (k.input_or_output(OUT, 0), k.input_or_output(DOUT, 0));
         let dx = k.output::<f32>(0);
         match k.optional_output::<f32>(1) {
@@ -181,7 +176,6 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 }
             }
         }
-        Ok(())
     })
     .scratch::<f32>(scratch))
 }

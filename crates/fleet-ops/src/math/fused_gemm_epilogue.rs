@@ -11,9 +11,8 @@
 //! preceding layer and so saves its sweep.
 
 use crate::math::matmul::{mul_shape, mul_sizes};
-use crate::math::unary::named;
 use crate::prelude::*;
-use crate::rules::{check_row_major, grads_like, is_requested};
+use crate::rules::{check_row_major, grads_like, set_requested};
 use crate::widen::{has_half, is_bf16, through_f32};
 use fleet_kernels::bias::{bias_activation_grad, bias_activation_grad_scratch_len, bias_grad};
 use fleet_kernels::cast::cast;
@@ -45,9 +44,7 @@ pub static DEF: OpDef = OpDef {
             i.check_shape("Bias", [y[1]])?;
         }
         i.set("Out", dtype, shape);
-        if is_requested(i, "PreAct") {
-            i.set("PreAct", dtype, shape);
-        }
+        set_requested(i, "PreAct", dtype, shape);
         Ok(())
     },
     grad: Grad::OpRule(&GRAD, grad),
@@ -77,13 +74,18 @@ pub static GRAD: OpDef = OpDef {
 
 /// Returns the activation function, if there is one.
 fn activation(op: &fleet_ir::Op) -> Result<Option<Unary>> {
-    match op.attr_str("activation") {
-        "" => Ok(None),
-        name @ ("relu" | "tanh" | "sigmoid" | "gelu") => named(name).map(Some),
-        other => Err(Error::invalid("unknown activation of fused_gemm_epilogue")
-            .expected("\"\", relu, tanh, sigmoid or gelu")
-            .got(format!("'{other}'"))),
-    }
+    Ok(match op.attr_str("activation") {
+        "" => None,
+        "relu" => Some(Unary::Relu),
+        "tanh" => Some(Unary::Tanh),
+        "sigmoid" => Some(Unary::Sigmoid),
+        "gelu" => Some(Unary::Gelu),
+        other => {
+            return Err(Error::invalid("unknown activation of fused_gemm_epilogue")
+                .expected("\"\", relu, tanh, sigmoid or gelu")
+                .got(format!("'{other}'")));
+        }
+    })
 }
 
 fn cost(ctx: &CostCtx<'_>) -> Cost {
@@ -111,7 +113,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     // Relu is applied within the product. Other functions are expensive enough for a separate sweep
     // in long runs, instead of 64 numbers at a time after each tile.
     let relu = op == Some(Unary::Relu);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (x, y, out) = (k.input(X), k.input(Y), k.output::<f32>(0));
         let epilogue = Epilogue { bias: k.optional(BIAS), relu, ..Epilogue::NONE };
         match (op, k.optional_output::<f32>(1)) {
@@ -130,7 +132,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 }
             }
         }
-        Ok(())
     })
     .scratch::<f32>(scratch))
 }
@@ -144,7 +145,7 @@ fn cpu_bf16(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let relu = op.is_some() && wide.is_none();
     let sums_len = if wide.is_some() { m * n } else { 0 };
     let scratch = n + sums_len + gemm.scratch_len_bf16(p.threads);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (x, y, out) = (k.input::<bf16>(X), k.input::<bf16>(Y), k.output::<bf16>(0));
         let (bias, scratch) = k.scratch::<f32>().split_at_mut(n);
         let (sums, scratch) = scratch.split_at_mut(sums_len);
@@ -159,7 +160,7 @@ fn cpu_bf16(p: &PrepareCtx<'_>) -> Result<Kernel> {
             if let Some(pre) = pre {
                 pre.copy_from_slice(out);
             }
-            return Ok(());
+            return;
         };
         gemm.run_bf16(k.pool, x, y, sums, scratch, &epilogue);
         if let Some(pre) = pre {
@@ -167,7 +168,6 @@ fn cpu_bf16(p: &PrepareCtx<'_>) -> Result<Kernel> {
         }
         unary(k.pool, op, Input::Output, sums);
         cast(k.pool, sums, out);
-        Ok(())
     })
     .scratch::<f32>(scratch))
 }
@@ -218,7 +218,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     // The gradient before the activation, if there is an activation.
     let pre_len = if op.is_some() { m * n } else { 0 };
     let x_is_relu = p.op.attr_bool("x_is_relu");
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (x, y, dout) = (k.input::<f32>(X), k.input::<f32>(Y), k.input::<f32>(DOUT));
         let (pre, scratch) = k.scratch::<f32>().split_at_mut(pre_len);
         let saved = k.input::<f32>(saved);
@@ -238,7 +238,6 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         if let Some(dy) = k.optional_output(1) {
             to_y.run(k.pool, x, pre, dy, scratch, &Epilogue::NONE);
         }
-        Ok(())
     })
     .scratch::<f32>(pre_len + gemm_scratch.max(bias_scratch)))
 }
@@ -257,7 +256,7 @@ fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> 
     let len = if wide { m * n } else { 0 };
     let lens = [len, if op.is_some() { len } else { 0 }, n, len.div_ceil(2)];
     let x_is_relu = p.op.attr_bool("x_is_relu");
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (x, y, dout) = (k.input::<bf16>(X), k.input::<bf16>(Y), k.input::<bf16>(DOUT));
         let (grad, rest) = k.scratch::<f32>().split_at_mut(lens[0]);
         let (saved_wide, rest) = rest.split_at_mut(lens[1]);
@@ -309,7 +308,6 @@ fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> 
         if let Some(dy) = k.optional_output::<bf16>(1) {
             to_y.run_bf16(k.pool, x, pre, dy, scratch, &Epilogue::NONE);
         }
-        Ok(())
     })
     .scratch::<f32>(lens.iter().sum::<usize>() + gemm_scratch.max(bias_scratch)))
 }

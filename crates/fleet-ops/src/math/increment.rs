@@ -22,10 +22,9 @@ pub static DEF: OpDef = OpDef {
         let (dtype, step) = (p.input("X").dtype, p.op.attr_float("step"));
         by_type!(dtype, Err(p.no_kernel(dtype)),
             [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
-            Ok(Kernel::new(move |k| {
+            Ok(Kernel::infallible(move |k| {
                 let (x, y) = (k.input_or_output(0, 0), k.output::<T>(0));
                 map(k.pool, x, y, |x| Number::add(x, step as T));
-                Ok(())
             }))
         })
     },

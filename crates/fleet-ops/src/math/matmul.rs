@@ -51,12 +51,7 @@ const MUL_ATTRS: &[fleet_ir::AttrSpec] =
     &[attr("x_num_col_dims", Int(1)), attr("y_num_col_dims", Int(1))];
 
 pub static MATMUL: OpDef = OpDef {
-    spec: OpSpec {
-        name: "matmul_v2",
-        inputs: &[one("X"), one("Y")],
-        outputs: &[one("Out")],
-        attrs: MATMUL_ATTRS,
-    },
+    spec: OpSpec { name: "matmul_v2", attrs: MATMUL_ATTRS, ..MUL.spec },
     infer: |i| {
         let shape = matmul_shape(i)?;
         let dtype = i.input("X")?.dtype;
@@ -65,20 +60,13 @@ pub static MATMUL: OpDef = OpDef {
     },
     grad: Grad::Op(&MATMUL_GRAD),
     cpu: matmul_cpu,
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
+    ..MUL
 };
 
 pub static MATMUL_GRAD: OpDef = OpDef {
-    spec: OpSpec {
-        name: "matmul_v2_grad",
-        inputs: &[one("X"), one("Y"), one("Out@GRAD")],
-        outputs: &[optional("X@GRAD"), optional("Y@GRAD")],
-        attrs: MATMUL_ATTRS,
-    },
-    infer: |i| grads_like(i, &["X", "Y"]),
-    grad: Grad::None,
+    spec: OpSpec { name: "matmul_v2_grad", attrs: MATMUL_ATTRS, ..MUL_GRAD.spec },
     cpu: matmul_grad_cpu,
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
+    ..MUL_GRAD
 };
 
 const MATMUL_ATTRS: &[fleet_ir::AttrSpec] =
@@ -243,10 +231,9 @@ fn mul_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 fn mul_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, gemm: Gemm) -> Result<Kernel> {
     check_row_major(p)?;
     let scratch = T::scratch_len(&gemm, p.threads);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (x, y, out) = (k.input::<T>(X), k.input(Y), k.output(0));
         T::run(&gemm, k.pool, x, y, out, k.scratch());
-        Ok(())
     })
     .scratch::<f32>(scratch))
 }
@@ -267,7 +254,7 @@ fn mul_grad_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, sides: [Gemm; 2]) ->
     check_row_major(p)?;
     let [grad_x, grad_y] = sides;
     let scratch = T::scratch_len(&grad_x, p.threads).max(T::scratch_len(&grad_y, p.threads));
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (x, y, dout) = (k.input::<T>(X), k.input::<T>(Y), k.input::<T>(DOUT));
         let scratch = k.scratch();
         if let Some(dx) = k.optional_output(0) {
@@ -276,7 +263,6 @@ fn mul_grad_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, sides: [Gemm; 2]) ->
         if let Some(dy) = k.optional_output(1) {
             T::run(&grad_y, k.pool, x, dout, dy, scratch);
         }
-        Ok(())
     })
     .scratch::<f32>(scratch))
 }
@@ -498,9 +484,8 @@ fn matmul_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 fn matmul_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, calls: GemmCalls) -> Result<Kernel> {
     check_row_major(p)?;
     let scratch = calls.scratch_len::<T>(p.threads);
-    Ok(Kernel::new(move |k| {
-        calls.run::<T>(k.pool, k.input(X), k.input(Y), k.output(0), k.scratch());
-        Ok(())
+    Ok(Kernel::infallible(move |k| {
+        calls.run::<T>(k.pool, k.input(X), k.input(Y), k.output(0), k.scratch())
     })
     .scratch::<f32>(scratch))
 }
@@ -525,7 +510,7 @@ fn matmul_grad_kernel<T: Element + Factor>(
 ) -> Result<Kernel> {
     check_row_major(p)?;
     let scratch = sides.iter().map(|side| side.0.scratch_len::<T>(p.threads)).max().unwrap_or(0);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let dout = k.input::<T>(DOUT);
         let scratch = k.scratch();
         for (slot, other) in [(0, Y), (1, X)] {
@@ -535,7 +520,6 @@ fn matmul_grad_kernel<T: Element + Factor>(
             let (a, b) = if *dout_first { (dout, other) } else { (other, dout) };
             calls.run::<T>(k.pool, a, b, out, scratch);
         }
-        Ok(())
     })
     .scratch::<f32>(scratch))
 }

@@ -5,7 +5,7 @@
 //! halves through f32.
 
 use crate::prelude::*;
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_kernels::elementwise::{Unary, unary};
 use fleet_kernels::reduce::squared_norm;
 use fleet_tensor::{ALIGN, Arg};
@@ -26,7 +26,7 @@ pub static SQUARED_L2_NORM: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::Op(&SQUARED_L2_NORM_GRAD),
-    cpu: squared_cpu,
+    cpu: |p| any_float(p, squared_cpu),
     traits: OpTraits { sparse: &["X"], order_independent: true, cost, ..OpTraits::plain() },
 };
 
@@ -36,14 +36,10 @@ fn cost(ctx: &CostCtx<'_>) -> Cost {
 }
 
 fn squared_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, squared_cpu);
-    }
     let scratch = Merge::scratch_bytes(&p.input("X"));
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let arg = k.arg(0);
         k.output::<f32>(0)[0] = squared(k, &arg, arg.slice(), arg.row_ids()) as f32;
-        Ok(())
     })
     .scratch::<u8>(scratch))
 }
@@ -113,18 +109,14 @@ pub static SQUARED_L2_NORM_GRAD: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::None,
-    cpu: squared_grad_cpu,
+    cpu: |p| any_float(p, squared_grad_cpu),
     traits: OpTraits { inplace: &[("X@GRAD", "X")], ..OpTraits::plain() },
 };
 
-fn squared_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, squared_grad_cpu);
-    }
-    Ok(Kernel::new(move |k| {
+fn squared_grad_cpu(_: &PrepareCtx<'_>) -> Result<Kernel> {
+    Ok(Kernel::infallible(move |k| {
         let scale = Unary::Scale { scale: 2.0 * k.input::<f32>(1)[0], bias: 0.0 };
         unary(k.pool, scale, k.input_or_output(0, 0), k.output(0));
-        Ok(())
     }))
 }
 
@@ -148,7 +140,7 @@ pub static CLIP_BY_NORM: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::None,
-    cpu: clip_cpu,
+    cpu: |p| any_float(p, clip_cpu),
     traits: OpTraits {
         inplace: &[("Out", "X")],
         sparse: &["X"],
@@ -159,18 +151,14 @@ pub static CLIP_BY_NORM: OpDef = OpDef {
 };
 
 fn clip_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, clip_cpu);
-    }
     let max_norm = p.op.attr_float("max_norm");
     let scratch = Merge::scratch_bytes(&p.input("X"));
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let out = k.out(0);
         let (values, ids) = out.elements_of(k.arg(0));
         let norm = squared(k, &out, values, ids).sqrt();
         let scale = if norm > max_norm { (max_norm / norm) as f32 } else { 1.0 };
         scale_into(k, out, scale);
-        Ok(())
     })
     .scratch::<u8>(scratch))
 }
@@ -207,14 +195,13 @@ pub static GLOBAL_NORM_SCALE: OpDef = OpDef {
     grad: Grad::None,
     cpu: |p| {
         let clip_norm = p.op.attr_float("clip_norm");
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let squares = k.inputs(0).map(|arg| f64::from(arg.slice::<f32>()[0]));
             let norm = squares.sum::<f64>().sqrt();
             // A NaN norm must not give a valid factor.
             let scale = if norm.is_nan() { norm } else { clip_norm / norm.max(clip_norm) };
             k.output::<f32>(0)[0] = scale as f32;
             k.output::<f32>(1)[0] = norm as f32;
-            Ok(())
         }))
     },
     traits: OpTraits::plain(),

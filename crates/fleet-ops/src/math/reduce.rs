@@ -7,7 +7,7 @@
 use crate::prelude::*;
 use crate::rules::{axes_of, by_type, sizes};
 use crate::tensor::broadcast_view::BroadcastView;
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::binary::Number;
 use fleet_kernels::reduce::{Fold, Reduction, reduce};
@@ -16,7 +16,9 @@ const ATTRS: &[AttrSpec] =
     &[attr("dim", Ints(&[0])), attr("keep_dim", Bool(false)), attr("reduce_all", Bool(false))];
 
 macro_rules! reductions {
-    ($($name:literal $DEF:ident $GRAD:ident [$($attrs:tt)*] $amp:ident, shape_only: $only:expr;)*) => {$(
+    ($(
+        $name:literal $DEF:ident $GRAD:ident [$($attrs:tt)*] $amp:ident, shape_only: $only:expr;
+    )*) => {$(
         pub static $DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,
@@ -31,7 +33,7 @@ macro_rules! reductions {
                 Ok(())
             },
             grad: Grad::OpRule(&$GRAD, grad),
-            cpu,
+            cpu: |p| any_float(p, cpu),
             traits: OpTraits { cost, ..OpTraits::amp(AmpClass::$amp) },
         };
 
@@ -52,7 +54,7 @@ macro_rules! reductions {
                 Ok(())
             },
             grad: Grad::None,
-            cpu: grad_cpu,
+            cpu: |p| any_float(p, grad_cpu),
             traits: OpTraits { shape_only: $only, ..OpTraits::amp(AmpClass::$amp) },
         };
     )*};
@@ -113,17 +115,13 @@ fn fold_of(op: &Op) -> Fold {
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, cpu);
-    }
     let x = p.input("X");
     let (fold, axes) = (fold_of(p.op), axes(p.op, &x.shape)?);
     if x.dtype == DType::F32 {
         let plan = Reduction::new(&sizes(&x.shape), &axes);
         let scratch = plan.scratch_len();
-        return Ok(Kernel::new(move |k| {
-            reduce(k.pool, fold, &plan, k.input(0), k.output(0), k.scratch());
-            Ok(())
+        return Ok(Kernel::infallible(move |k| {
+            reduce(k.pool, fold, &plan, k.input(0), k.output(0), k.scratch())
         })
         .scratch::<f32>(scratch));
     }
@@ -136,7 +134,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Fold::Max => (T::MIN, |a, b| if a > b { a } else { b }),
             Fold::Min => (T::MAX, |a, b| if a < b { a } else { b }),
         };
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (x, out) = (k.input::<T>(0), k.output::<T>(0));
             out.fill(first);
             let mut at = kept.indices(0);
@@ -147,7 +145,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             if fold == Fold::Mean {
                 out.iter_mut().for_each(|it| *it /= count.max(1) as T);
             }
-            Ok(())
         }))
     })
 }
@@ -171,9 +168,6 @@ const GRAIN: usize = 16 * 1024;
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     const DOUT: usize = 2;
-    if has_half(p) {
-        return through_f32(p, grad_cpu);
-    }
     let x = p.input("X");
     if x.dtype != DType::F32 {
         return Err(p.no_kernel(x.dtype));
@@ -183,17 +177,16 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let count = axes.iter().map(|axis| x.shape.at(*axis)).product::<usize>();
     let scale = if fold == Fold::Mean { 1.0 / count.max(1) as f32 } else { 1.0 };
     if matches!(fold, Fold::Sum | Fold::Mean) {
-        return Ok(Kernel::new(move |k| {
+        return Ok(Kernel::infallible(move |k| {
             let (dout, dx) = (k.input::<f32>(DOUT), k.output::<f32>(0));
             kept.copy(k.pool, dout, dx, |dy| dy * scale);
-            Ok(())
         }));
     }
     let slope: fn(f32, f32, f32) -> f32 = match fold {
         Fold::Prod => |x, y, dy| dy * y / x,
         _ => |x, y, dy| if x == y { dy } else { 0.0 },
     };
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (x, out, dout) = (k.input::<f32>(0), k.input::<f32>(1), k.input::<f32>(DOUT));
         k.pool.run_parts(k.output::<f32>(0), GRAIN, |start, dx| {
             let mut at = kept.indices(start);
@@ -202,6 +195,5 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 *dx = slope(*x, out[at], dout[at]);
             }
         });
-        Ok(())
     }))
 }

@@ -6,7 +6,7 @@
 use crate::math::norm::scale_into;
 use crate::prelude::*;
 use crate::rules::by_type;
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_kernels::elementwise::{Unary, unary};
 use fleet_kernels::map::map;
 
@@ -37,7 +37,7 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     }),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits {
         inplace: &[("Out", "X")],
         sparse: &["X"],
@@ -48,9 +48,6 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, cpu);
-    }
     let scale = p.op.attr_float("scale");
     let bias = p.op.attr_float("bias");
     let bias = if p.op.attr_bool("bias_after_scale") { bias } else { bias * scale };
@@ -60,13 +57,12 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let x = p.input("X");
     if x.dtype == DType::F32 {
         let op = Unary::Scale { scale: scale as f32, bias: bias as f32 };
-        return Ok(Kernel::new(move |k| {
+        return Ok(Kernel::infallible(move |k| {
             if k.arg(0).rows.is_some() {
                 scale_into(k, k.out(0), scale as f32);
-                return Ok(());
+                return;
             }
             unary(k.pool, op, k.input_or_output(0, 0), k.output(0));
-            Ok(())
         }));
     }
     if x.kind == VarKind::SparseRows {
@@ -74,10 +70,9 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)), [F64 => f64, I32 => i32, I64 => i64], T => {
         let number = |x: T| -> f64 { x as _ };
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (x, y) = (k.input_or_output(0, 0), k.output::<T>(0));
             map(k.pool, x, y, |x| (scale * number(x) + bias) as T);
-            Ok(())
         }))
     })
 }

@@ -6,7 +6,7 @@
 
 use crate::prelude::*;
 use crate::rules::by_type;
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_kernels::map::sum;
 use fleet_tensor::Element;
 use std::ops::AddAssign;
@@ -54,7 +54,7 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     }),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits {
         inplace: &[("Out", "X")],
         sparse: &["X"],
@@ -73,9 +73,6 @@ fn cost(ctx: &CostCtx<'_>) -> Cost {
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, cpu);
-    }
     let out = p.output("Out");
     by_type!(out.dtype, Err(p.no_kernel(out.dtype)),
         [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {

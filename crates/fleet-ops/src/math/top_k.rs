@@ -5,7 +5,7 @@
 
 use crate::prelude::*;
 use crate::rules::{axis_of, by_type, check_like, split_at_axis};
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_ir::AttrSpec;
 use fleet_kernels::map::AxisRows;
 use fleet_kernels::scatter::{Rank, top_k};
@@ -38,7 +38,7 @@ pub static DEF: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::Op(&GRAD),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits::amp(AmpClass::Unlisted),
 };
 
@@ -60,22 +60,18 @@ pub static GRAD: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::None,
-    cpu: grad_cpu,
+    cpu: |p| any_float(p, grad_cpu),
     traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
 };
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, cpu);
-    }
     let x = p.input("X");
     let (outer, len, inner) = split_at_axis(&x.shape, axis_of(p.op, "axis", &x.shape)?);
     let (count, largest) = (p.op.attr_usize("k"), p.op.attr_bool("largest"));
     if x.dtype == DType::F32 && inner == 1 {
         let rank = if largest { Rank::Largest } else { Rank::Smallest };
-        return Ok(Kernel::new(move |k| {
-            top_k(k.pool, rank, k.input(0), len, count, k.output(0), k.output(1));
-            Ok(())
+        return Ok(Kernel::infallible(move |k| {
+            top_k(k.pool, rank, k.input(0), len, count, k.output(0), k.output(1))
         }));
     }
     let rows = AxisRows { outer, classes: len, inner };
@@ -87,18 +83,14 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             true => |a, b| a > b || (a != a && b == b),
             false => |a, b| a < b || (b != b && a == a),
         };
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (x, values, places) = (k.input::<T>(0), k.output::<T>(0), k.output::<i64>(1));
             rows.top_k(k.pool, before, x, count, values, places);
-            Ok(())
         }))
     })
 }
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, grad_cpu);
-    }
     let (x, dout) = (p.input("X"), p.input("Out@GRAD"));
     if x.dtype != DType::F32 {
         return Err(p.no_kernel(x.dtype));

@@ -10,6 +10,7 @@
 //! hold a window over the last `slide_steps` batches: the buckets of each batch, their sum, and a
 //! counter.
 
+use super::{check_labels, labels, labels_scratch_len};
 use crate::prelude::*;
 use fleet_kernels::metrics::{
     Predictions, auc_area_of, auc_count, auc_count_window, auc_window_len, auc_window_sum,
@@ -44,7 +45,6 @@ pub static DEF: OpDef = OpDef {
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Predict", &[DType::F32])?;
-    i.check_dtype("Label", &[DType::I64, DType::I32])?;
     let (thresholds, steps) = (i.op.attr_int("num_thresholds"), i.op.attr_int("slide_steps"));
     let Some(len) = stat_len(thresholds, steps) else {
         return Err(Error::invalid("attributes of auc are out of range")
@@ -59,13 +59,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
             .expected("1 or 2")
             .got(predict));
     }
-    let (rows, label) = (predict[0], i.input("Label")?.shape);
-    if !label.agrees(&Shape::from([rows, 1])) && !label.agrees(&Shape::from([rows])) {
-        return Err(i
-            .error("Label", "does not fit the predictions")
-            .expected(format!("[{rows}, 1] or [{rows}]"))
-            .got(label));
-    }
+    check_labels(i, predict[0])?;
     i.set("AUC", DType::F64, [1]);
     for (slot, out) in [("StatPos", "StatPosOut"), ("StatNeg", "StatNegOut")] {
         i.check_dtype(slot, &[DType::I64])?;
@@ -100,22 +94,11 @@ fn stat_len(thresholds: i64, steps: i64) -> Option<usize> {
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (thresholds, steps) = (p.op.attr_usize("num_thresholds"), p.op.attr_usize("slide_steps"));
-    let shape = p.input("Predict").shape;
-    let (rows, width) = (shape.at(0), shape.at(1));
-    let is_wide = p.input("Label").dtype == DType::I64;
+    let width = p.input("Predict").shape.at(1);
     let area_of = area_under(p.op.attr_str("curve"))?;
     let kernel = Kernel::new(move |k| {
-        let labels = match is_wide {
-            true => k.input::<i64>(LABEL),
-            false => {
-                let labels = &mut k.scratch::<i64>()[..rows];
-                for (to, from) in labels.iter_mut().zip(k.input::<i32>(LABEL)) {
-                    *to = i64::from(*from);
-                }
-                labels
-            }
-        };
-        let predictions = Predictions { scores: k.input(PREDICT), width, labels };
+        let (scores, labels) = (k.input(PREDICT), labels(k, LABEL));
+        let predictions = Predictions { scores, width, labels };
         let (positives, negatives) = (k.updated::<i64>(1, STAT_POS), k.updated::<i64>(2, STAT_NEG));
         k.output::<f64>(0)[0] = if steps == 0 {
             auc_count(predictions, positives, negatives)?;
@@ -129,5 +112,5 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         };
         Ok(())
     });
-    Ok(if is_wide { kernel } else { kernel.scratch::<i64>(rows) })
+    Ok(kernel.scratch::<i64>(labels_scratch_len(p)))
 }

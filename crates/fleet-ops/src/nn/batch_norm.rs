@@ -10,10 +10,11 @@
 //!
 //! The functions here also serve the fused ops, which add a residual Z and a ReLU.
 
-use super::half::{FLOATS, any_float};
 use super::rank_sums::RankSums;
 use crate::prelude::*;
-use fleet_ir::{AttrSpec, SlotSpec};
+use crate::rules::{number, set_requested};
+use crate::widen::{FLOATS, any_float};
+use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::batch_norm::{
     self, Act, Backward, Dims, InputGradient, Mask, Masked, Operand, Order, Output, Partials,
     Training,
@@ -27,68 +28,67 @@ pub(super) const ATTRS: &[AttrSpec] = &[
     attr("data_layout", Str("NCHW")),
 ];
 
-pub(super) const INPUTS: &[SlotSpec] =
-    &[one("X"), one("Scale"), one("Bias"), one("Mean"), one("Variance"), optional("Stats")];
-pub(super) const OUTPUTS: &[SlotSpec] =
-    &[one("Y"), one("MeanOut"), one("VarianceOut"), one("SavedMean"), one("SavedVariance")];
-
-pub(super) const GRAD_INPUTS: &[SlotSpec] = &[
-    one("X"),
-    one("Scale"),
-    one("Bias"),
-    one("SavedMean"),
-    one("SavedVariance"),
-    one("Y@GRAD"),
-    optional("Addend"),
-];
-pub(super) const GRAD_OUTPUTS: &[SlotSpec] =
-    &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")];
-
 pub static DEF: OpDef = OpDef {
-    spec: OpSpec { name: "batch_norm", inputs: INPUTS, outputs: OUTPUTS, attrs: ATTRS },
+    spec: OpSpec {
+        name: "batch_norm",
+        inputs: &[
+            one("X"),
+            one("Scale"),
+            one("Bias"),
+            one("Mean"),
+            one("Variance"),
+            optional("Stats"),
+        ],
+        outputs: &[
+            one("Y"),
+            one("MeanOut"),
+            one("VarianceOut"),
+            one("SavedMean"),
+            one("SavedVariance"),
+        ],
+        attrs: ATTRS,
+    },
     infer,
     grad: Grad::Op(&GRAD),
-    cpu: |p| any_float(p, |p| forward(p, Act::None, None)),
-    traits: OpTraits { wide: WIDE, ..traits(IMAGES, AmpClass::Gray) },
+    cpu: |p| any_float(p, |p| forward(p, None)),
+    traits: OpTraits { wide: &["Scale", "Bias", "Mean", "Variance"], ..TRAITS },
 };
 
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "batch_norm_grad",
-        inputs: GRAD_INPUTS,
-        outputs: GRAD_OUTPUTS,
+        inputs: &[
+            one("X"),
+            one("Scale"),
+            one("Bias"),
+            one("SavedMean"),
+            one("SavedVariance"),
+            one("Y@GRAD"),
+            optional("Addend"),
+        ],
+        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
         attrs: ATTRS,
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: |p| any_float(p, |p| backward(p, Act::None, None)),
+    cpu: |p| any_float(p, |p| backward(p, None)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
-        images: Some(GRAD_IMAGES),
+        images: Some(Images { format: "data_layout", slots: &["X", "Y@GRAD", "Addend", "X@GRAD"] }),
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Gray)
     },
 };
 
-/// Images of the ops without a residual, and of their gradients.
-pub(super) const IMAGES: Images = Images { format: "data_layout", slots: &["X", "Y"] };
-pub(super) const GRAD_IMAGES: Images =
-    Images { format: "data_layout", slots: &["X", "Y@GRAD", "Addend", "X@GRAD"] };
-
-/// Values per channel, which are f32.
-pub(super) const WIDE: &[&str] = &["Scale", "Bias", "Mean", "Variance"];
-
 /// Traits of the forward ops.
-pub(super) const fn traits(images: Images, amp: AmpClass) -> OpTraits {
-    OpTraits {
-        inplace: const { &[("Y", "X")] },
-        state: const { &[("MeanOut", "Mean"), ("VarianceOut", "Variance")] },
-        images: Some(images),
-        cost,
-        spread: Spread::Mean,
-        ..OpTraits::amp(amp)
-    }
-}
+pub(super) const TRAITS: OpTraits = OpTraits {
+    inplace: &[("Y", "X")],
+    state: &[("MeanOut", "Mean"), ("VarianceOut", "Variance")],
+    images: Some(Images { format: "data_layout", slots: &["X", "Y"] }),
+    cost,
+    spread: Spread::Mean,
+    ..OpTraits::amp(AmpClass::Gray)
+};
 
 // Slots, which are the same in the fused ops.
 const X: usize = 0;
@@ -113,6 +113,7 @@ const DBIAS: usize = 2;
 const DZ: usize = 3;
 
 pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    act_of(i.op)?;
     let (x, channels) = check(i)?;
     for slot in ["Scale", "Bias", "Mean", "Variance"] {
         i.check_dtype(slot, &[DType::F32])?;
@@ -146,15 +147,11 @@ pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
         }
     }
     let dtype = i.input("X")?.dtype;
-    for (slot, dtype, shape) in [
-        ("X@GRAD", dtype, x),
-        ("Z@GRAD", dtype, x),
-        ("Scale@GRAD", DType::F32, [channels].into()),
-        ("Bias@GRAD", DType::F32, [channels].into()),
-    ] {
-        if !i.op.output(slot).is_empty() {
-            i.set(slot, dtype, shape);
-        }
+    for slot in ["X@GRAD", "Z@GRAD"] {
+        set_requested(i, slot, dtype, x);
+    }
+    for slot in ["Scale@GRAD", "Bias@GRAD"] {
+        set_requested(i, slot, DType::F32, [channels]);
     }
     Ok(())
 }
@@ -172,7 +169,21 @@ fn check(i: &InferCtx<'_>) -> Result<(Shape, i64)> {
     Ok((x, x[channel_axis(i.op, &x)?]))
 }
 
-fn channel_axis(op: &fleet_ir::Op, x: &Shape) -> Result<usize> {
+/// Returns the activation of a fused op.
+fn act_of(op: &Op) -> Result<Act> {
+    if op.spec.attr_index("act_type").is_none() {
+        return Ok(Act::None);
+    }
+    match op.attr_str("act_type") {
+        "relu" => Ok(Act::Relu),
+        "" => Ok(Act::None),
+        other => Err(Error::unsupported(format!("unknown activation of {}", op.name()))
+            .expected("relu")
+            .got(other)),
+    }
+}
+
+fn channel_axis(op: &Op, x: &Shape) -> Result<usize> {
     match op.attr_str("data_layout") {
         "NCHW" | "AnyLayout" => Ok(1),
         "NHWC" => Ok(x.rank() - 1),
@@ -199,12 +210,10 @@ fn is_frozen(p: &PrepareCtx<'_>) -> bool {
 }
 
 /// Makes the forward kernel. `sync` merges the statistics over ranks.
-pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<RankSums>) -> Result<Kernel> {
-    let dims = dims(p)?;
-    let training = Training {
-        momentum: p.op.attr_float("momentum") as f32,
-        epsilon: p.op.attr_float("epsilon") as f32,
-    };
+pub(super) fn forward(p: &PrepareCtx<'_>, sync: Option<RankSums>) -> Result<Kernel> {
+    let (dims, act) = (dims(p)?, act_of(p.op)?);
+    let training =
+        Training { momentum: number(p.op, "momentum"), epsilon: number(p.op, "epsilon") };
     let has_z = p.optional("Z").is_some();
     let frozen = is_frozen(p);
     if dims.is_empty() && !frozen {
@@ -256,8 +265,8 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<RankSums>) -> R
 }
 
 /// Makes the backward kernel. `sync` sums the statistics of the gradient of X over ranks.
-pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<RankSums>) -> Result<Kernel> {
-    let dims = dims(p)?;
+pub(super) fn backward(p: &PrepareCtx<'_>, sync: Option<RankSums>) -> Result<Kernel> {
+    let (dims, act) = (dims(p)?, act_of(p.op)?);
     let is_frozen = is_frozen(p);
     let has_y = p.op.spec.input_index("Y").is_some();
     let has_z = p.optional_output("Z@GRAD").is_some();
@@ -272,27 +281,7 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<RankSums>) -> 
         let (scratch, spare_x) = all.split_at_mut(own + 2 * c);
         let (scratch, spare_c) = scratch.split_at_mut(own);
         let (spare_scale, spare_bias) = spare_c.split_at_mut(c);
-        let (dx_over_dy, dx_over_x) = (k.shares_memory(DX, DY), k.shares_memory(DX, X));
-        let dz_over_dy = has_z && k.shares_memory(DZ, DY);
-        let dy = match () {
-            () if dx_over_dy => Operand::Reuse(k.output(DX)),
-            () if dz_over_dy => Operand::Reuse(k.output(DZ)),
-            () => Operand::Read(k.input(DY)),
-        };
-        let x = match dx_over_x {
-            true => Operand::Reuse(k.output(DX)),
-            false => Operand::Read(k.input(X)),
-        };
-        let dx = match () {
-            () if dx_over_dy => InputGradient::OverDy,
-            () if dx_over_x => InputGradient::OverX,
-            () => InputGradient::New(k.optional_output(DX).unwrap_or(&mut spare_x[..spare])),
-        };
-        let masked = match () {
-            () if dz_over_dy => Masked::OverDy,
-            () if has_z => Masked::New(k.output(DZ)),
-            () => Masked::Drop,
-        };
+        let (x, dy, dx, masked) = gradient_operands(k, has_z, &mut spare_x[..spare]);
         let mask = match act {
             Act::None => Mask::None,
             Act::Relu if has_y => Mask::FromOutput(k.input(Y_SAVED)),
@@ -337,6 +326,37 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<RankSums>) -> 
         outcome
     });
     Ok(kernel.scratch::<f32>(own + 2 * c + spare + shared))
+}
+
+/// Returns X and dY, and the destinations of dX and of the masked dY, with their overlaps. A
+/// missing dX goes to `spare`.
+fn gradient_operands<'a>(
+    k: &KernelCtx<'a>,
+    has_z: bool,
+    spare: &'a mut [f32],
+) -> (Operand<'a>, Operand<'a>, InputGradient<'a>, Masked<'a>) {
+    let (dx_over_dy, dx_over_x) = (k.shares_memory(DX, DY), k.shares_memory(DX, X));
+    let dz_over_dy = has_z && k.shares_memory(DZ, DY);
+    let dy = match () {
+        () if dx_over_dy => Operand::Reuse(k.output(DX)),
+        () if dz_over_dy => Operand::Reuse(k.output(DZ)),
+        () => Operand::Read(k.input(DY)),
+    };
+    let x = match dx_over_x {
+        true => Operand::Reuse(k.output(DX)),
+        false => Operand::Read(k.input(X)),
+    };
+    let dx = match () {
+        () if dx_over_dy => InputGradient::OverDy,
+        () if dx_over_x => InputGradient::OverX,
+        () => InputGradient::New(k.optional_output(DX).unwrap_or(spare)),
+    };
+    let masked = match () {
+        () if dz_over_dy => Masked::OverDy,
+        () if has_z => Masked::New(k.output(DZ)),
+        () => Masked::Drop,
+    };
+    (x, dy, dx, masked)
 }
 
 /// Cost of two flops per element for the statistics, two to normalize, and one each for residual

@@ -9,9 +9,10 @@
 //! `depthwise_conv2d` is the documented name of the same op with one filter per channel. With
 //! `fuse_relu_before_depthwise_conv`, it clips Input at 0 while reading.
 
-use super::half::{FLOATS, any_float};
 use super::window::{Axes, pair, window};
 use crate::prelude::*;
+use crate::rules::{grads_like, is_requested, set_requested};
+use crate::widen::{FLOATS, any_float};
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::conv::{Backward, Conv2d, Forward};
 use fleet_kernels::micro::PANEL;
@@ -39,21 +40,6 @@ const DEPTHWISE_ATTRS: &[AttrSpec] = &[
     attr("fuse_relu_before_depthwise_conv", Bool(false)),
 ];
 
-const TRAITS: OpTraits = OpTraits {
-    images: Some(Images { format: "data_format", slots: &["Input", "ResidualData", "Output"] }),
-    cost: |c| cost(c, "Output"),
-    ..OpTraits::amp(AmpClass::White)
-};
-
-const GRAD_TRAITS: OpTraits = OpTraits {
-    images: Some(Images {
-        format: "data_format",
-        slots: &["Input", "Output", "Output@GRAD", "Input@GRAD", "ResidualData@GRAD"],
-    }),
-    cost: cost_grad,
-    ..OpTraits::amp(AmpClass::White)
-};
-
 const INPUT: usize = 0;
 const FILTER: usize = 1;
 const BIAS: usize = 2;
@@ -78,7 +64,11 @@ pub static DEF: OpDef = OpDef {
     infer,
     grad: Grad::OpRule(&GRAD, rule),
     cpu: |p| any_float(p, cpu),
-    traits: TRAITS,
+    traits: OpTraits {
+        images: Some(Images { format: "data_format", slots: &["Input", "ResidualData", "Output"] }),
+        cost,
+        ..OpTraits::amp(AmpClass::White)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -96,38 +86,25 @@ pub static GRAD: OpDef = OpDef {
     infer: infer_grad,
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    traits: GRAD_TRAITS,
+    traits: OpTraits {
+        images: Some(Images {
+            format: "data_format",
+            slots: &["Input", "Output", "Output@GRAD", "Input@GRAD", "ResidualData@GRAD"],
+        }),
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::White)
+    },
 };
 
 pub static DEPTHWISE: OpDef = OpDef {
-    spec: OpSpec {
-        name: "depthwise_conv2d",
-        inputs: &[one("Input"), one("Filter"), optional("Bias"), optional("ResidualData")],
-        outputs: &[one("Output"), optional("Stats")],
-        attrs: DEPTHWISE_ATTRS,
-    },
-    infer,
+    spec: OpSpec { name: "depthwise_conv2d", attrs: DEPTHWISE_ATTRS, ..DEF.spec },
     grad: Grad::OpRule(&DEPTHWISE_GRAD, rule),
-    cpu: |p| any_float(p, cpu),
-    traits: TRAITS,
+    ..DEF
 };
 
 pub static DEPTHWISE_GRAD: OpDef = OpDef {
-    spec: OpSpec {
-        name: "depthwise_conv2d_grad",
-        inputs: &[one("Input"), one("Filter"), optional("Output"), one("Output@GRAD")],
-        outputs: &[
-            optional("Input@GRAD"),
-            optional("Filter@GRAD"),
-            optional("Bias@GRAD"),
-            optional("ResidualData@GRAD"),
-        ],
-        attrs: DEPTHWISE_ATTRS,
-    },
-    infer: infer_grad,
-    grad: Grad::None,
-    cpu: |p| any_float(p, cpu_grad),
-    traits: GRAD_TRAITS,
+    spec: OpSpec { name: "depthwise_conv2d_grad", attrs: DEPTHWISE_ATTRS, ..GRAD.spec },
+    ..GRAD
 };
 
 /// Checks all inputs and returns the shape of the output.
@@ -172,7 +149,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
         i.check_shape("ResidualData", output)?;
     }
     i.set("Output", dtype, output);
-    if !i.op.output("Stats").is_empty() {
+    if is_requested(i, "Stats") {
         if is_relu(i.op)? || i.optional("ResidualData").is_some() {
             return Err(Error::unsupported(format!(
                 "{} computes statistics only without residual and activation",
@@ -195,17 +172,9 @@ fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
         return Err(i.error("Output", "is needed for the gradient of the activation"));
     }
     let (channels, dtype) = (i.input("Filter")?.shape[0], i.input("Input")?.dtype);
-    for (slot, shape) in [
-        ("Input@GRAD", i.input("Input")?.shape),
-        ("Filter@GRAD", i.input("Filter")?.shape),
-        ("Bias@GRAD", Shape::from([channels])),
-        ("ResidualData@GRAD", output),
-    ] {
-        if !i.op.output(slot).is_empty() {
-            i.set(slot, dtype, shape);
-        }
-    }
-    Ok(())
+    set_requested(i, "Bias@GRAD", dtype, [channels]);
+    set_requested(i, "ResidualData@GRAD", dtype, output);
+    grads_like(i, &["Input", "Filter"])
 }
 
 fn is_relu(op: &Op) -> Result<bool> {
@@ -331,6 +300,31 @@ impl Plan {
         if self.is_packed { 0 } else { self.conv.filter_len() }
     }
 
+    /// Returns the sizes of scratch of the gradient kernel: image, filter, gradient of the output
+    /// before the activation and channels last, gradients of image and filter, and the scratch of
+    /// the functions that it calls.
+    fn grad_scratch(
+        &self,
+        [has_dx, has_dw]: [bool; 2],
+        dw_packed: bool,
+        bias_scratch: usize,
+        threads: usize,
+    ) -> [usize; 7] {
+        let (conv, moves) = (&self.conv, self.output_moves.is_some());
+        let if_so = |yes: bool, len: usize| if yes { len } else { 0 };
+        let data = if_so(has_dx, conv.backward_data_scratch_len(threads));
+        let weights = if_so(has_dw, conv.backward_weights_scratch_len(threads));
+        [
+            if_so(has_dw, self.input_scratch()),
+            if_so(has_dx, self.filter_scratch()),
+            if_so(self.is_relu, conv.output_len()),
+            if_so(moves, conv.output_len()),
+            if_so(has_dx && moves, conv.input_len()),
+            if_so(has_dw && !dw_packed, conv.filter_len()),
+            data.max(weights).max(bias_scratch),
+        ]
+    }
+
     /// Returns the image in the kernel's layout.
     fn image<'a>(&self, k: &KernelCtx<'_>, x: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
         if let Some([to_last, _]) = &self.input_moves {
@@ -391,7 +385,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         own_stats,
         conv.forward_scratch_len(p.threads),
     ];
-    let kernel = Kernel::new(move |k| {
+    let kernel = Kernel::infallible(move |k| {
         let mut parts = Parts(k.scratch());
         let [x, filter, moved, stats, scratch] = lens.map(|len| parts.take(len));
         let x = plan.image(k, k.input(INPUT), x);
@@ -417,7 +411,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         if wants_stats {
             spread_stats(&conv, stats, k.output(STATS));
         }
-        Ok(())
     });
     Ok(kernel.scratch::<f32>(Parts::total(&lens)))
 }
@@ -431,25 +424,10 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if dw_packed && conv.filter_len() != Layout::Filter64.physical_len(&p.input("Filter").shape) {
         return Err(Error::unsupported("filter gradient does not support layout filter64"));
     }
-    let moves = plan.output_moves.is_some();
-    let if_so = |yes: bool, len: usize| if yes { len } else { 0 };
     let bias_plan = Reduction::new(&[conv.n * conv.out_h() * conv.out_w(), conv.c_out], &[0]);
-    let lens = [
-        if_so(has_dw, plan.input_scratch()),
-        if_so(has_dx, plan.filter_scratch()),
-        if_so(plan.is_relu, conv.output_len()),
-        if_so(moves, conv.output_len()),
-        if_so(has_dx && moves, conv.input_len()),
-        if_so(has_dw && !dw_packed, conv.filter_len()),
-        [
-            if_so(has_dx, conv.backward_data_scratch_len(p.threads)),
-            if_so(has_dw, conv.backward_weights_scratch_len(p.threads)),
-            if_so(has("Bias@GRAD"), bias_plan.scratch_len()),
-        ]
-        .into_iter()
-        .fold(0, usize::max),
-    ];
-    let kernel = Kernel::new(move |k| {
+    let bias_scratch = if has("Bias@GRAD") { bias_plan.scratch_len() } else { 0 };
+    let lens = plan.grad_scratch([has_dx, has_dw], dw_packed, bias_scratch, p.threads);
+    let kernel = Kernel::infallible(move |k| {
         let mut parts = Parts(k.scratch());
         let [x, filter, masked, dy_last, dx_last, dw_last, scratch] =
             lens.map(|len| parts.take(len));
@@ -490,7 +468,6 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 mask_in_place(k.pool, k.input(INPUT), dx);
             }
         }
-        Ok(())
     });
     Ok(kernel.scratch::<f32>(Parts::total(&lens)))
 }
@@ -536,15 +513,15 @@ fn mask_in_place(pool: &Pool, x: &[f32], out: &mut [f32]) {
 }
 
 /// Cost of two flops per output element, tap and input channel of its group.
-fn cost(c: &CostCtx<'_>, output: &str) -> Cost {
-    let output = c.output(output).or_else(|| c.input("Output@GRAD")).map_or(0, Meta::numel);
+fn cost(c: &CostCtx<'_>) -> Cost {
+    let output = c.output("Output").or_else(|| c.input("Output@GRAD")).map_or(0, Meta::numel);
     let taps: i64 = c.input("Filter").map_or(0, |filter| filter.shape[1..].iter().product());
     Cost { flops: 2.0 * output as f64 * taps.unsigned_abs() as f64, bytes: c.bytes() }
 }
 
 /// Cost of the forward product for each of the two large gradients.
 fn cost_grad(c: &CostCtx<'_>) -> Cost {
-    let one = cost(c, "Output");
+    let one = cost(c);
     let parts = ["Input@GRAD", "Filter@GRAD"].iter().filter(|slot| c.output(slot).is_some());
     Cost { flops: one.flops * parts.count() as f64, ..one }
 }

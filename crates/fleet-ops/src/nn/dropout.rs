@@ -5,9 +5,9 @@
 //! run. The dropped elements are a function of seed, stream, step and position. The gradient op
 //! draws them again, so no mask is stored.
 
-use super::half::{FLOATS, any_float};
 use super::random;
 use crate::prelude::*;
+use crate::widen::{FLOATS, any_float};
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::dropout::{Dropout, Mode, dropout, dropout_infer};
 use fleet_kernels::fill::Draw;
@@ -76,7 +76,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let probability = p.op.attr_float("dropout_prob") as f32;
     let (seed, stream) = (p.op.attr_int("seed"), p.op.attr_int("stream"));
     let is_test = p.op.attr_bool("is_test");
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let draw =
             Draw { seed: random::seed(seed, k), stream: random::stream(stream, k), offset: 0 };
         let drop = Dropout { probability, mode, draw };
@@ -85,7 +85,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             true => dropout_infer(k.pool, drop, x, y),
             false => dropout(k.pool, drop, x, y),
         }
-        Ok(())
     }))
 }
 

@@ -8,9 +8,10 @@
 //!
 //! The functions here also serve flash_attn_qkvpacked.
 
-use super::half::{FLOATS, any_float};
 use super::random;
 use crate::prelude::*;
+use crate::rules::grads_like;
+use crate::widen::{FLOATS, any_float};
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::attention::{Attention, Dropout, Heads, HeadsMut, Mask, Strides};
 
@@ -67,13 +68,7 @@ pub static GRAD: OpDef = OpDef {
     infer: |i| {
         check(i)?;
         i.check_shape("Out@GRAD", i.input("Out")?.shape)?;
-        for (slot, grad) in [("Q", "Q@GRAD"), ("K", "K@GRAD"), ("V", "V@GRAD")] {
-            if !i.op.output(grad).is_empty() {
-                let meta = i.input(slot)?;
-                i.set(grad, meta.dtype, meta.shape);
-            }
-        }
-        Ok(())
+        grads_like(i, &["Q", "K", "V"])
     },
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
@@ -179,7 +174,7 @@ fn mask_shape(p: &PrepareCtx<'_>) -> [usize; 4] {
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (attention, options) = (attention(p.op, sizes(p)), DropoutOptions::of(p.op));
     let mask_shape = mask_shape(p);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let attention =
             Attention { dropout: options.map(|options| options.at_step(k)), ..attention };
         let dense = |time| Strides::dense(time, attention.heads, attention.dim);
@@ -194,7 +189,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             k.output(1),
             k.scratch(),
         );
-        Ok(())
     })
     .scratch::<f32>(attention.forward_scratch_len(p.threads)))
 }
@@ -212,7 +206,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
             spare[index] = p.input(slot).numel();
         }
     }
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let attention =
             Attention { dropout: options.map(|options| options.at_step(k)), ..attention };
         let dense = |time| Strides::dense(time, attention.heads, attention.dim);
@@ -238,7 +232,6 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
             ),
             scratch,
         );
-        Ok(())
     })
     .scratch::<f32>(own + spare.iter().sum::<usize>()))
 }

@@ -3,8 +3,8 @@
 //! QKV first.
 
 use super::flash_attn::{ATTRS, DropoutOptions, attention, check_dropout, check_mask};
-use super::half::{FLOATS, any_float};
 use crate::prelude::*;
+use crate::widen::{FLOATS, any_float};
 use fleet_kernels::attention::{Attention, Heads, HeadsMut, Mask, Strides};
 
 const MASK: usize = 1;
@@ -72,7 +72,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (attention, options) =
         (attention(p.op, sizes(&p.input("QKV").shape)), DropoutOptions::of(p.op));
     let mask_shape = mask_shape(p);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let attention =
             Attention { dropout: options.map(|options| options.at_step(k)), ..attention };
         let (time, heads, dim) = (attention.queries, attention.heads, attention.dim);
@@ -87,7 +87,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             k.output(1),
             k.scratch(),
         );
-        Ok(())
     })
     .scratch::<f32>(attention.forward_scratch_len(p.threads)))
 }
@@ -96,7 +95,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (attention, options) =
         (attention(p.op, sizes(&p.input("QKV").shape)), DropoutOptions::of(p.op));
     let mask_shape = mask_shape(p);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let attention =
             Attention { dropout: options.map(|options| options.at_step(k)), ..attention };
         let (time, heads, dim) = (attention.queries, attention.heads, attention.dim);
@@ -112,7 +111,6 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
             (dq, dk, dv),
             k.scratch(),
         );
-        Ok(())
     })
     .scratch::<f32>(attention.backward_scratch_len(p.threads)))
 }

@@ -2,9 +2,8 @@
 //! fusion pass makes this op. Z@GRAD is the gradient of Y where Y is positive, and may share the
 //! memory of Y@GRAD.
 
-use super::batch_norm::{OUTPUTS, backward, cost_grad, forward, infer, infer_grad, traits};
-use super::fused_batch_norm_act::{FUSED_ATTRS, act_of};
-use super::half::any_float;
+use super::batch_norm::{self, TRAITS};
+use super::fused_batch_norm_act::FUSED_ATTRS;
 use crate::prelude::*;
 
 pub static DEF: OpDef = OpDef {
@@ -19,16 +18,16 @@ pub static DEF: OpDef = OpDef {
             optional("Stats"),
             one("Z"),
         ],
-        outputs: OUTPUTS,
         attrs: FUSED_ATTRS,
-    },
-    infer: |i| {
-        act_of(i.op)?;
-        infer(i)
+        ..batch_norm::DEF.spec
     },
     grad: Grad::Op(&GRAD),
-    cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?, None)),
-    traits: traits(Images { format: "data_layout", slots: &["X", "Z", "Y"] }, AmpClass::White),
+    traits: OpTraits {
+        images: Some(Images { format: "data_layout", slots: &["X", "Z", "Y"] }),
+        amp: AmpClass::White,
+        ..TRAITS
+    },
+    ..batch_norm::DEF
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -52,16 +51,14 @@ pub static GRAD: OpDef = OpDef {
         ],
         attrs: FUSED_ATTRS,
     },
-    infer: infer_grad,
-    grad: Grad::None,
-    cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?, None)),
     traits: OpTraits {
         inplace: &[("Z@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
         images: Some(Images {
             format: "data_layout",
             slots: &["X", "Y@GRAD", "Addend", "Y", "X@GRAD", "Z@GRAD"],
         }),
-        cost: cost_grad,
-        ..OpTraits::amp(AmpClass::White)
+        amp: AmpClass::White,
+        ..batch_norm::GRAD.traits
     },
+    ..batch_norm::GRAD
 };

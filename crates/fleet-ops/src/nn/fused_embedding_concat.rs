@@ -8,7 +8,7 @@
 
 use crate::nn::lookup_table_v2::{padding, sparse_grad};
 use crate::prelude::*;
-use crate::rules::{check_row_major, same_dim, sizes};
+use crate::rules::{check_row_major, is_requested, same_dim, sizes};
 use fleet_ir::AttrSpec;
 use fleet_kernels::embedding::{self, Grid, Source};
 use fleet_kernels::strided::{Strided, row_major};
@@ -81,7 +81,7 @@ fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Out@GRAD", &[DType::F32])?;
     i.check_shape("Out@GRAD", shape)?;
     let (w, ids) = (i.input("W")?.shape, i.input("Ids")?.shape);
-    if !i.op.output("W@GRAD").is_empty() {
+    if is_requested(i, "W@GRAD") {
         i.push(
             "W@GRAD",
             match i.op.attr_bool("is_sparse") {

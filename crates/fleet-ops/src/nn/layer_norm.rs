@@ -7,8 +7,9 @@
 //! consumers of Sum, and adds it to X@GRAD. A fusion pass makes these forms. Both are
 //! differentiable.
 
-use super::half::{FLOATS, any_float};
 use crate::prelude::*;
+use crate::rules::{grads_like, set_requested};
+use crate::widen::{FLOATS, any_float};
 use fleet_kernels::layer_norm::{
     LayerNorm, Residual, layer_norm, layer_norm_grad, layer_norm_grad_scratch_len,
 };
@@ -76,16 +77,9 @@ pub static GRAD: OpDef = OpDef {
         }
         let width = width(&x, begin);
         let scale = i.optional("Scale").map_or([width].into(), |scale| scale.shape);
-        for (slot, dtype, shape) in [
-            ("X@GRAD", i.input("X")?.dtype, x),
-            ("Scale@GRAD", DType::F32, scale),
-            ("Bias@GRAD", DType::F32, [width].into()),
-        ] {
-            if !i.op.output(slot).is_empty() {
-                i.set(slot, dtype, shape);
-            }
-        }
-        Ok(())
+        set_requested(i, "Scale@GRAD", DType::F32, scale);
+        set_requested(i, "Bias@GRAD", DType::F32, [width]);
+        grads_like(i, &["X"])
     },
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
@@ -191,20 +185,19 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     // The kernel always writes the sum, so it needs memory even if the sum is not requested.
     let has_residual = p.optional("Residual").is_some();
     let spare = if has_residual && p.optional_output("Sum").is_none() { rows * len } else { 0 };
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (y, mean, inv_std) = (k.output(0), k.output(1), k.output(2));
         if len == 0 {
             mean.fill(0.0);
             inv_std.fill(0.0);
         }
         if rows * len == 0 {
-            return Ok(());
+            return;
         }
         let norm = LayerNorm { len, epsilon, gamma: k.optional(SCALE), beta: k.optional(BIAS) };
         let sum = || k.optional_output(3).unwrap_or_else(|| k.scratch());
         let residual = k.optional(RESIDUAL).map(|addend| Residual { addend, sum: sum() });
         layer_norm(k.pool, norm, k.input(X), residual, y, mean, inv_std);
-        Ok(())
     })
     .scratch::<f32>(spare))
 }
@@ -215,7 +208,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let own = layer_norm_grad_scratch_len(rows, len);
     // The kernel always writes all gradients, so those that are not requested need memory too.
     let spare = if p.optional_output("X@GRAD").is_some() { 0 } else { rows * len };
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (scratch, rest) = k.scratch::<f32>().split_at_mut(own);
         let (spare_gamma, rest) = rest.split_at_mut(len);
         let (spare_beta, rest) = rest.split_at_mut(len);
@@ -224,7 +217,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         if rows * len == 0 {
             dgamma.fill(0.0);
             dbeta.fill(0.0);
-            return Ok(());
+            return;
         }
         let norm = LayerNorm { len, epsilon, gamma: k.optional(SCALE), beta: None };
         let read = |slot: usize| match k.has_output(0) {
@@ -235,7 +228,6 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let (x, dy, mean, inv_std) = (read(X), read(DY), k.input(MEAN), k.input(INV_STD));
         let dx = k.optional_output(0).unwrap_or(&mut rest[..spare]);
         layer_norm_grad(k.pool, norm, x, mean, inv_std, dy, skip, dx, dgamma, dbeta, scratch);
-        Ok(())
     })
     .scratch::<f32>(own + 2 * len + spare))
 }

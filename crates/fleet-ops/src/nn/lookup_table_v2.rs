@@ -59,35 +59,14 @@ pub static GRAD: OpDef = OpDef {
 
 /// The older form, whose ids end in a dimension of size 1.
 pub static V1: OpDef = OpDef {
-    spec: OpSpec {
-        name: "lookup_table",
-        inputs: &[one("W"), one("Ids")],
-        outputs: &[one("Out")],
-        attrs: ATTRS,
-    },
+    spec: OpSpec { name: "lookup_table", ..DEF.spec },
     infer: |i| infer(i, true),
     grad: Grad::OpRule(&V1_GRAD, rule),
-    cpu,
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+    ..DEF
 };
 
-pub static V1_GRAD: OpDef = OpDef {
-    spec: OpSpec {
-        name: "lookup_table_grad",
-        inputs: &[one("W"), one("Ids"), one("Out@GRAD")],
-        outputs: &[one("W@GRAD")],
-        attrs: ATTRS,
-    },
-    infer: infer_grad,
-    grad: Grad::None,
-    cpu: cpu_grad,
-    traits: OpTraits {
-        inplace_rows: &[("W@GRAD", "Out@GRAD")],
-        shape_only: &["W"],
-        cost: cost_grad,
-        ..OpTraits::amp(AmpClass::Black)
-    },
-};
+pub static V1_GRAD: OpDef =
+    OpDef { spec: OpSpec { name: "lookup_table_grad", ..GRAD.spec }, ..GRAD };
 
 fn infer(i: &mut InferCtx<'_>, is_v1: bool) -> Result<()> {
     let w = check(i)?;

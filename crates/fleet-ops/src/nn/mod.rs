@@ -16,7 +16,6 @@ pub mod softmax;
 pub mod sync_batch_norm;
 
 pub(crate) mod axis;
-pub(crate) mod half;
 mod random;
 mod rank_sums;
 mod window;

@@ -5,9 +5,9 @@
 //! max pooling writes Mask, the position of each maximum in its window. It is u8, or i32 for
 //! windows of more than 256 elements, and the gradient reads it.
 
-use super::half::{FLOATS, any_float};
 use super::window::{Axes, pair, window};
 use crate::prelude::*;
+use crate::widen::{FLOATS, any_float};
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::batch_norm::Order;
 use fleet_kernels::pool2d::{Count, Input, Pool2d, Strided};
@@ -170,13 +170,12 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let pooling = pooling(p)?;
     if !is_max(p.op)? {
         let count = count(p.op);
-        return Ok(Kernel::new(move |k| {
-            pooling.average_forward(k.pool, count, k.input(0), k.output(0));
-            Ok(())
+        return Ok(Kernel::infallible(move |k| {
+            pooling.average_forward(k.pool, count, k.input(0), k.output(0))
         }));
     }
     let is_narrow = p.optional_output("Mask").is_none_or(|mask| mask.dtype == DType::U8);
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (x, y) = (k.input(0), k.output(0));
         match is_narrow {
             true => pooling.max_forward(k.pool, x, y, k.optional_output::<u8>(1)),
@@ -184,7 +183,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 pooling.max_forward::<u32>(k.pool, x, y, k.optional_out(1).map(Out::into_bits));
             }
         }
-        Ok(())
     }))
 }
 
@@ -192,13 +190,12 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let pooling = pooling(p)?;
     if !is_max(p.op)? {
         let count = count(p.op);
-        return Ok(Kernel::new(move |k| {
-            pooling.average_backward(k.pool, count, k.input(2), k.output(0));
-            Ok(())
+        return Ok(Kernel::infallible(move |k| {
+            pooling.average_backward(k.pool, count, k.input(2), k.output(0))
         }));
     }
     let is_narrow = p.input("Mask").dtype == DType::U8;
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (dy, dx) = (k.input(2), k.output(0));
         match is_narrow {
             true => pooling.max_backward(k.pool, dy, k.input::<u8>(1), dx),
@@ -206,7 +203,6 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 pooling.max_backward::<u32>(k.pool, dy, k.arg(1).bits(), dx);
             }
         }
-        Ok(())
     }))
 }
 

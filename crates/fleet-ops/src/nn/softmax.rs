@@ -2,8 +2,8 @@
 //! scratch.
 
 use super::axis::Split;
-use super::half::{FLOATS, any_float};
 use crate::prelude::*;
+use crate::widen::{FLOATS, any_float};
 use fleet_kernels::softmax;
 
 pub static DEF: OpDef = OpDef {
@@ -36,7 +36,7 @@ pub static GRAD: OpDef = OpDef {
     },
 };
 
-pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("X", FLOATS)?;
     let x = i.input("X")?;
     x.shape.axis(i.op.attr_int("axis"))?;
@@ -44,7 +44,7 @@ pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
+fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Out", FLOATS)?;
     let out = i.input("Out")?;
     i.check_dtype("Out@GRAD", &[out.dtype])?;
@@ -56,21 +56,19 @@ pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let split = Split::of(p, "X")?;
     if split.is_last() || split.is_empty() {
-        return Ok(Kernel::new(move |k| {
+        return Ok(Kernel::infallible(move |k| {
             if !split.is_empty() {
                 let x = k.input_or_output(0, 0);
                 softmax::softmax(k.pool, x, split.classes, k.output(0));
             }
-            Ok(())
         }));
     }
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let rows = k.scratch::<f32>();
         let (x, out) = (k.input_or_output(0, 0), k.output::<f32>(0));
         split.gather(k.pool, x.or(out), rows);
         softmax::softmax(k.pool, Input::Output, split.classes, rows);
         split.scatter(k.pool, rows, out);
-        Ok(())
     })
     .scratch::<f32>(split.len()))
 }
@@ -78,22 +76,20 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let split = Split::of(p, "Out")?;
     if split.is_last() || split.is_empty() {
-        return Ok(Kernel::new(move |k| {
+        return Ok(Kernel::infallible(move |k| {
             if !split.is_empty() {
                 let (y, dy) = (k.input_or_output(0, 0), k.input_or_output(1, 0));
                 softmax::softmax_grad(k.pool, y, dy, split.classes, k.output(0));
             }
-            Ok(())
         }));
     }
-    Ok(Kernel::new(move |k| {
+    Ok(Kernel::infallible(move |k| {
         let (y, dy) = k.scratch::<f32>().split_at_mut(split.len());
         let out = k.output::<f32>(0);
         split.gather(k.pool, k.input_or_output(0, 0).or(out), y);
         split.gather(k.pool, k.input_or_output(1, 0).or(out), dy);
         softmax::softmax_grad(k.pool, &*y, Input::Output, split.classes, dy);
         split.scatter(k.pool, dy, out);
-        Ok(())
     })
     .scratch::<f32>(2 * split.len()))
 }

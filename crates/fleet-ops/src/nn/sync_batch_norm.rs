@@ -9,58 +9,41 @@
 //! The compute lane uses the ring in the middle of a computation. The ring should serve no other
 //! purpose.
 
-use super::batch_norm::{
-    ATTRS as PLAIN, GRAD_IMAGES, GRAD_INPUTS, GRAD_OUTPUTS, IMAGES, INPUTS, OUTPUTS, WIDE,
-    backward, cost_grad, forward, infer, infer_grad, traits,
-};
-use super::half::any_float;
+use super::batch_norm::{self, ATTRS as PLAIN, backward, forward, infer, infer_grad};
 use super::rank_sums::RankSums;
 use crate::comm::{LABEL, NRANKS, RING_ID};
 use crate::prelude::*;
+use crate::widen::any_float;
 use fleet_ir::AttrSpec;
-use fleet_kernels::batch_norm::Act;
 
 const ATTRS: &[AttrSpec] =
     &[PLAIN[0], PLAIN[1], PLAIN[2], PLAIN[3], PLAIN[4], RING_ID, NRANKS, LABEL];
 
 pub static DEF: OpDef = OpDef {
-    spec: OpSpec { name: "sync_batch_norm", inputs: INPUTS, outputs: OUTPUTS, attrs: ATTRS },
+    spec: OpSpec { name: "sync_batch_norm", attrs: ATTRS, ..batch_norm::DEF.spec },
     infer: |i| {
         crate::comm::nranks(i)?;
         infer(i)
     },
     grad: Grad::Op(&GRAD),
-    cpu: |p| any_float(p, |p| forward(p, Act::None, RankSums::of(p)?)),
+    cpu: |p| any_float(p, |p| forward(p, RankSums::of(p)?)),
     traits: OpTraits {
-        wide: WIDE,
         effect: true,
         traffic,
         common: &["MeanOut", "VarianceOut", "SavedMean", "SavedVariance"],
-        ..traits(IMAGES, AmpClass::Gray)
+        ..batch_norm::DEF.traits
     },
 };
 
 pub static GRAD: OpDef = OpDef {
-    spec: OpSpec {
-        name: "sync_batch_norm_grad",
-        inputs: GRAD_INPUTS,
-        outputs: GRAD_OUTPUTS,
-        attrs: ATTRS,
-    },
+    spec: OpSpec { name: "sync_batch_norm_grad", attrs: ATTRS, ..batch_norm::GRAD.spec },
     infer: |i| {
         crate::comm::nranks(i)?;
         infer_grad(i)
     },
     grad: Grad::None,
-    cpu: |p| any_float(p, |p| backward(p, Act::None, RankSums::of(p)?)),
-    traits: OpTraits {
-        inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
-        images: Some(GRAD_IMAGES),
-        effect: true,
-        traffic,
-        cost: cost_grad,
-        ..OpTraits::amp(AmpClass::Gray)
-    },
+    cpu: |p| any_float(p, |p| backward(p, RankSums::of(p)?)),
+    traits: OpTraits { effect: true, traffic, ..batch_norm::GRAD.traits },
 };
 
 /// Sums of the batch statistics over ranks: two doubles per channel, and a count.

@@ -1,33 +1,20 @@
 //! Adagrad: `h += g^2; w -= lr * g / (sqrt(h) + epsilon)`.
 
-use super::common::{COEFF, LR_SCALE, METHOD, RuleOptions, Slots, TRAITS, cpu, infer};
+use super::common::{self, Slots, Update};
+use super::forms::{self, optimizer};
 use crate::prelude::*;
-use fleet_ir::{AttrSpec, Op};
+use crate::rules::number;
+use fleet_ir::{Arity, AttrSpec, Op};
 use fleet_kernels::optim::Rule;
 
-const ATTRS: &[AttrSpec] = &[attr("epsilon", Float(1e-6)), METHOD, COEFF, LR_SCALE];
+const ATTRS: &[AttrSpec] = &[attr("epsilon", Float(1e-6))];
 
-const SLOTS: Slots = Slots { full: &[("Moment", "MomentOut")], single: &[], sparse: true };
+const SLOTS: Slots = Slots { sparse: true, ..Slots::full(&[("Moment", "MomentOut")]) };
 
-pub static DEF: OpDef = OpDef {
-    spec: OpSpec {
-        name: "adagrad",
-        inputs: &[
-            one("Param"),
-            one("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            one("Moment"),
-        ],
-        outputs: &[one("ParamOut"), one("MomentOut")],
-        attrs: ATTRS,
-    },
-    infer: |i| infer(i, &SLOTS),
-    grad: Grad::None,
-    cpu: |p| cpu(p, &SLOTS, rule(p.op), RuleOptions::default()),
-    traits: TRAITS,
-};
+optimizer! {
+    DEF { name: "adagrad" }
+}
 
-fn rule(op: &Op) -> Rule {
-    Rule::Adagrad { epsilon: op.attr_float("epsilon") as f32 }
+fn update(op: &Op) -> Update {
+    Rule::Adagrad { epsilon: number(op, "epsilon") }.into()
 }

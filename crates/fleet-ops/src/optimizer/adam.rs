@@ -7,11 +7,12 @@
 //! gradient 0 and their moments decay, which takes a pass over the whole table. If SkipUpdate (a
 //! bool) is true, nothing changes. `fused_adam` is the same op for many parameters.
 
-use super::common::{self, COEFF, LR_SCALE, METHOD, RuleOptions, Slots};
-use super::forms::{self, forms};
+use super::common::{self, Slots, Update};
+use super::forms::{self, optimizer};
 use super::reduced;
 use crate::prelude::*;
-use fleet_ir::{AttrSpec, Op, SlotSpec};
+use crate::rules::number;
+use fleet_ir::{Arity, AttrSpec, Op};
 use fleet_kernels::optim::Rule;
 
 const ATTRS: &[AttrSpec] = &[
@@ -19,47 +20,29 @@ const ATTRS: &[AttrSpec] = &[
     attr("beta2", Float(0.999)),
     attr("epsilon", Float(1e-8)),
     attr("lazy_mode", Bool(false)),
-    METHOD,
-    COEFF,
-    LR_SCALE,
 ];
 
-const SLOTS: Slots = Slots {
+pub(super) const SLOTS: Slots = Slots {
     full: &[("Moment1", "Moment1Out"), ("Moment2", "Moment2Out")],
     single: &[("Beta1Pow", "Beta1PowOut"), ("Beta2Pow", "Beta2PowOut")],
+    optional: 0,
     sparse: true,
+    skip_update: true,
 };
 
-pub(super) const INPUTS: &[SlotSpec] = &[
-    many("Param"),
-    many("Grad"),
-    one("LearningRate"),
-    optional("GradScale"),
-    many("Moment1"),
-    many("Moment2"),
-    many("Beta1Pow"),
-    many("Beta2Pow"),
-    optional("SkipUpdate"),
-];
-pub(super) const OUTPUTS: &[SlotSpec] = &[
-    many("ParamOut"),
-    many("Moment1Out"),
-    many("Moment2Out"),
-    many("Beta1PowOut"),
-    many("Beta2PowOut"),
-];
-
-forms! {
+optimizer! {
     DEF { name: "adam" }
     FUSED { name: "fused_adam" }
     REDUCED { name: "allreduce_adam" }
 }
 
-fn rule(op: &Op) -> Rule {
-    let number = |name: &str| op.attr_float(name) as f32;
-    Rule::Adam { beta1: number("beta1"), beta2: number("beta2"), epsilon: number("epsilon") }
+fn update(op: &Op) -> Update {
+    let (beta1, beta2, epsilon) = numbers(op);
+    let moves_all_rows = !op.attr_bool("lazy_mode");
+    Update { moves_all_rows, ..Rule::Adam { beta1, beta2, epsilon }.into() }
 }
 
-fn options(op: &Op) -> RuleOptions {
-    RuleOptions { moves_all_rows: !op.attr_bool("lazy_mode"), ..RuleOptions::default() }
+/// Returns `beta1`, `beta2` and `epsilon`.
+pub(super) fn numbers(op: &Op) -> (f32, f32, f32) {
+    (number(op, "beta1"), number(op, "beta2"), number(op, "epsilon"))
 }

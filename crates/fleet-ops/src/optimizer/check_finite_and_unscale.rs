@@ -26,7 +26,7 @@ pub static DEF: OpDef = OpDef {
     },
     grad: Grad::None,
     cpu: |_| {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             // The scale may be the variable of an output too.
             let inverse = 1.0 / k.read_first(k.arg(1), |scale: &[f32]| scale[0]);
             let mut found = false;
@@ -34,7 +34,6 @@ pub static DEF: OpDef = OpDef {
                 found |= unscale(k, index, to, inverse);
             }
             k.output::<u8>(1)[0] = u8::from(found);
-            Ok(())
         }))
     },
     traits: OpTraits {

@@ -5,7 +5,7 @@ use super::sparse::Sparse;
 use crate::comm;
 use crate::prelude::*;
 use fleet_base::sync::lock;
-use fleet_ir::{Arity, AttrSpec, Op};
+use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step, Tensors};
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -17,9 +17,12 @@ const LEARNING_RATE: usize = 2;
 const GRAD_SCALE: usize = 3;
 const STATE: usize = 4;
 
-pub(super) const METHOD: AttrSpec = attr("regularization_method", Str(""));
-pub(super) const COEFF: AttrSpec = attr("regularization_coeff", Float(0.0));
-pub(super) const LR_SCALE: AttrSpec = attr("lr_scale", Float(1.0));
+/// Attributes of every optimizer op, after its own.
+pub(super) const ATTRS: &[AttrSpec] = &[
+    attr("regularization_method", Str("")),
+    attr("regularization_coeff", Float(0.0)),
+    attr("lr_scale", Float(1.0)),
+];
 
 /// State variables, as (input slot, output slot).
 pub(super) struct Slots {
@@ -28,8 +31,19 @@ pub(super) struct Slots {
     pub full: &'static [(&'static str, &'static str)],
     /// State with one number each: the powers of the betas.
     pub single: &'static [(&'static str, &'static str)],
+    /// Number of the last `full` slots that may be empty.
+    pub optional: usize,
     /// Whether gradients may be sparse rows.
     pub sparse: bool,
+    /// Whether the op has the input SkipUpdate.
+    pub skip_update: bool,
+}
+
+impl Slots {
+    /// State with the shape of the parameter only. Gradients are dense.
+    pub(super) const fn full(full: &'static [(&'static str, &'static str)]) -> Slots {
+        Slots { full, single: &[], optional: 0, sparse: false, skip_update: false }
+    }
 }
 
 /// Shape rule: checks all inputs against their parameters. Each output has the type and shape of
@@ -65,9 +79,8 @@ pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
             i.push("GradOut", grad);
         }
     }
-    for (slot, out) in slots.full {
-        let is_optional =
-            i.op.spec.inputs.iter().any(|it| it.name == *slot && it.arity == Arity::Optional);
+    for (at, (slot, out)) in slots.full.iter().enumerate() {
+        let is_optional = at + slots.optional >= slots.full.len();
         if is_optional && i.optional(slot).is_none() {
             continue;
         }
@@ -194,34 +207,31 @@ pub(super) struct Plan {
     sparse: Vec<Sparse>,
 }
 
-/// Options of an op besides its rule.
-#[derive(Clone, Copy, Default)]
-pub(super) struct RuleOptions {
+/// Rule of an op, with its options.
+#[derive(Clone, Copy)]
+pub(super) struct Update {
+    pub rule: Rule,
     pub weight_decay: f64,
     /// Whether an update also changes rows that a sparse gradient does not contain.
     pub moves_all_rows: bool,
 }
 
+impl From<Rule> for Update {
+    fn from(rule: Rule) -> Update {
+        Update { rule, weight_decay: 0.0, moves_all_rows: false }
+    }
+}
+
 /// Makes the kernel of an optimizer op.
-pub(super) fn cpu(
-    p: &PrepareCtx<'_>,
-    slots: &Slots,
-    rule: Rule,
-    options: RuleOptions,
-) -> Result<Kernel> {
-    let plan = Plan::new(p, slots, rule, options)?;
+pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, update: Update) -> Result<Kernel> {
+    let plan = Plan::new(p, slots, update)?;
     let words = plan.scratch_words();
     Ok(Kernel::new(move |k| plan.run(k)).scratch::<u64>(words))
 }
 
 impl Plan {
-    pub(super) fn new(
-        p: &PrepareCtx<'_>,
-        slots: &Slots,
-        rule: Rule,
-        options: RuleOptions,
-    ) -> Result<Plan> {
-        let spec = p.op.spec;
+    pub(super) fn new(p: &PrepareCtx<'_>, slots: &Slots, update: Update) -> Result<Plan> {
+        let (spec, rule) = (p.op.spec, update.rule);
         let out = |slot: &str| spec.output_index(slot);
         let betas: [f64; 2] = match rule {
             Rule::Adam { .. } | Rule::AdamW { .. } | Rule::Lamb { .. } => {
@@ -237,7 +247,7 @@ impl Plan {
         let is_sparse = |index: &usize| p.inputs[GRAD][*index].kind == VarKind::SparseRows;
         let dense: Vec<usize> = (0..params.len()).filter(|index| !is_sparse(index)).collect();
         let regularizer = regularizer(p.op)?;
-        let weight_decay = options.weight_decay as f32;
+        let weight_decay = update.weight_decay as f32;
         let segment = |len: usize| Segment::new(len, regularizer, weight_decay);
         let segments = dense.iter().map(|index| {
             segment(p.input_layouts[PARAM][*index].physical_len(&params[*index].shape))
@@ -245,7 +255,7 @@ impl Plan {
         let sparse = (0..params.len()).filter(is_sparse).map(|index| {
             let all = segment(params[index].shape.len());
             let rows_max = p.inputs[GRAD][index].rows;
-            Sparse::new(index, &params[index], rows_max, all, options.moves_all_rows)
+            Sparse::new(index, &params[index], rows_max, all, update.moves_all_rows)
         });
         let states = slots.full.iter().filter(|(slot, _)| p.optional(slot).is_some());
         let found = states.clone().count();

@@ -43,139 +43,117 @@ pub static DEF: OpDef = OpDef {
     cpu: |p| {
         let schedule = Schedule::of(p.op)?;
         let is_wide = p.input("Step").dtype == DType::I64;
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let step = if is_wide { k.input::<i64>(0)[0] } else { k.input::<i32>(0)[0].into() };
             let inner = k.optional::<f32>(1).map(|inner| f64::from(inner[0]));
             k.output::<f32>(0)[0] = schedule.at(step.max(0) as f64, inner) as f32;
-            Ok(())
         }))
     },
     traits: OpTraits::plain(),
 };
 
-/// The parsed attributes.
+/// A schedule: a kind with its numbers.
 #[derive(Clone, Debug)]
-enum Schedule {
-    Constant { rate: f64 },
-    Noam { rate: f64, d_model: f64, warmup_steps: f64 },
-    Exponential { rate: f64, gamma: f64 },
-    NaturalExp { rate: f64, gamma: f64 },
-    InverseTime { rate: f64, gamma: f64 },
-    Piecewise { boundaries: Vec<f64>, values: Vec<f64> },
-    Polynomial { rate: f64, decay_steps: f64, end: f64, power: f64, cycle: bool },
-    Cosine { rate: f64, t_max: f64, eta_min: f64 },
-    LinearWarmup { warmup_steps: f64, start: f64, end: f64 },
-    Step { rate: f64, step_size: f64, gamma: f64 },
-    MultiStep { rate: f64, gamma: f64, milestones: Vec<f64> },
+pub struct Schedule {
+    formula: Formula,
+    params: Vec<f64>,
+    boundaries: Vec<f64>,
+    values: Vec<f64>,
 }
+
+/// Computes the rate of step `t`. The last argument is the rate of the inner schedule.
+type Formula = fn(&Schedule, f64, Option<f64>) -> f64;
+
+/// The kinds, with their numbers of `params`; `None` if they have none.
+const KINDS: &[(&str, Option<usize>, Formula)] = &[
+    ("constant", Some(1), |s, _, _| s.params[0]),
+    ("noam", Some(3), |s, t, _| {
+        let [rate, d_model, warmup_steps] = s.params();
+        let falling = if t == 0.0 { 1.0 } else { t.powf(-0.5) };
+        rate * d_model.powf(-0.5) * falling.min(t * warmup_steps.powf(-1.5))
+    }),
+    ("exponential", Some(2), |s, t, _| {
+        let [rate, gamma] = s.params();
+        rate * gamma.powf(t)
+    }),
+    ("natural_exp", Some(2), |s, t, _| {
+        let [rate, gamma] = s.params();
+        rate * (-gamma * t).exp()
+    }),
+    ("inverse_time", Some(2), |s, t, _| {
+        let [rate, gamma] = s.params();
+        rate / (1.0 + gamma * t)
+    }),
+    ("piecewise", None, |s, t, _| {
+        let passed = s.boundaries.partition_point(|boundary| *boundary <= t);
+        s.values.get(passed).or(s.values.last()).copied().unwrap_or(0.0)
+    }),
+    ("polynomial", Some(5), |s, t, _| {
+        let [rate, decay_steps, end, power, cycle] = s.params();
+        let (t, steps) = match cycle != 0.0 {
+            true => (t, decay_steps * (t / decay_steps).ceil().max(1.0)),
+            false => (t.min(decay_steps), decay_steps),
+        };
+        (rate - end) * (1.0 - t / steps).powf(power) + end
+    }),
+    ("cosine", Some(3), |s, t, _| {
+        let [rate, t_max, eta_min] = s.params();
+        eta_min + (rate - eta_min) * (1.0 + (PI * t / t_max).cos()) / 2.0
+    }),
+    ("linear_warmup", Some(3), |s, t, inner| {
+        let [warmup_steps, start, end] = s.params();
+        match t < warmup_steps {
+            true => start + (end - start) * t / warmup_steps,
+            false => inner.unwrap_or(end),
+        }
+    }),
+    ("step", Some(3), |s, t, _| {
+        let [rate, step_size, gamma] = s.params();
+        rate * gamma.powf((t / step_size).floor())
+    }),
+    ("multi_step", Some(2), |s, t, _| {
+        let [rate, gamma] = s.params();
+        rate * gamma.powf(s.boundaries.partition_point(|milestone| *milestone <= t) as f64)
+    }),
+];
 
 impl Schedule {
-    fn of(op: &Op) -> Result<Schedule> {
-        let kind = op.attr_str("kind");
-        let boundaries = op.attr_floats("boundaries").to_vec();
-        Ok(match kind {
-            "constant" => {
-                let [rate] = params(op)?;
-                Schedule::Constant { rate }
-            }
-            "noam" => {
-                let [rate, d_model, warmup_steps] = params(op)?;
-                Schedule::Noam { rate, d_model, warmup_steps }
-            }
-            "exponential" => {
-                let [rate, gamma] = params(op)?;
-                Schedule::Exponential { rate, gamma }
-            }
-            "natural_exp" => {
-                let [rate, gamma] = params(op)?;
-                Schedule::NaturalExp { rate, gamma }
-            }
-            "inverse_time" => {
-                let [rate, gamma] = params(op)?;
-                Schedule::InverseTime { rate, gamma }
-            }
-            "piecewise" => {
-                let values = op.attr_floats("values").to_vec();
-                if values.len() != boundaries.len() + 1 {
-                    return Err(Error::invalid(
-                        "wrong number of values of a piecewise lr_schedule",
-                    )
-                    .expected(format!("{} values", boundaries.len() + 1))
-                    .got(values.len()));
-                }
-                Schedule::Piecewise { boundaries, values }
-            }
-            "polynomial" => {
-                let [rate, decay_steps, end, power, cycle] = params(op)?;
-                Schedule::Polynomial { rate, decay_steps, end, power, cycle: cycle != 0.0 }
-            }
-            "cosine" => {
-                let [rate, t_max, eta_min] = params(op)?;
-                Schedule::Cosine { rate, t_max, eta_min }
-            }
-            "linear_warmup" => {
-                let [warmup_steps, start, end] = params(op)?;
-                Schedule::LinearWarmup { warmup_steps, start, end }
-            }
-            "step" => {
-                let [rate, step_size, gamma] = params(op)?;
-                Schedule::Step { rate, step_size, gamma }
-            }
-            "multi_step" => {
-                let [rate, gamma] = params(op)?;
-                Schedule::MultiStep { rate, gamma, milestones: boundaries }
-            }
-            other => {
-                return Err(Error::invalid("unknown kind of lr_schedule")
-                    .expected(KINDS)
-                    .got(other));
-            }
-        })
-    }
-
-    fn at(&self, t: f64, inner: Option<f64>) -> f64 {
-        match self {
-            Schedule::Constant { rate } => *rate,
-            Schedule::Noam { rate, d_model, warmup_steps } => {
-                let falling = if t == 0.0 { 1.0 } else { t.powf(-0.5) };
-                rate * d_model.powf(-0.5) * falling.min(t * warmup_steps.powf(-1.5))
-            }
-            Schedule::Exponential { rate, gamma } => rate * gamma.powf(t),
-            Schedule::NaturalExp { rate, gamma } => rate * (-gamma * t).exp(),
-            Schedule::InverseTime { rate, gamma } => rate / (1.0 + gamma * t),
-            Schedule::Piecewise { boundaries, values } => {
-                values[boundaries.partition_point(|boundary| *boundary <= t)]
-            }
-            Schedule::Polynomial { rate, decay_steps, end, power, cycle } => {
-                let (t, steps) = match cycle {
-                    true => (t, decay_steps * (t / decay_steps).ceil().max(1.0)),
-                    false => (t.min(*decay_steps), *decay_steps),
-                };
-                (rate - end) * (1.0 - t / steps).powf(*power) + end
-            }
-            Schedule::Cosine { rate, t_max, eta_min } => {
-                eta_min + (rate - eta_min) * (1.0 + (PI * t / t_max).cos()) / 2.0
-            }
-            Schedule::LinearWarmup { warmup_steps, start, end } => match t < *warmup_steps {
-                true => start + (end - start) * t / warmup_steps,
-                false => inner.unwrap_or(*end),
-            },
-            Schedule::Step { rate, step_size, gamma } => rate * gamma.powf((t / step_size).floor()),
-            Schedule::MultiStep { rate, gamma, milestones } => {
-                rate * gamma.powf(milestones.partition_point(|milestone| *milestone <= t) as f64)
-            }
+    /// Returns a schedule of a kind, which may have no other number of `params`.
+    pub fn new(kind: &str, params: &[f64], boundaries: &[f64], values: &[f64]) -> Result<Schedule> {
+        let Some((_, count, formula)) = KINDS.iter().find(|(known, ..)| *known == kind) else {
+            return Err(Error::invalid("unknown kind of lr_schedule")
+                .expected(
+                    "constant, noam, exponential, natural_exp, inverse_time, piecewise, \
+                     polynomial, cosine, linear_warmup, step or multi_step",
+                )
+                .got(kind));
+        };
+        if let Some(count) = count.filter(|count| *count != params.len()) {
+            return Err(Error::invalid(format!("wrong params of {kind} lr_schedule"))
+                .expected(format!("{count} numbers"))
+                .got(format!("{params:?}")));
         }
+        let [params, boundaries, values] = [params, boundaries, values].map(<[f64]>::to_vec);
+        Ok(Schedule { formula: *formula, params, boundaries, values })
     }
-}
 
-const KINDS: &str = "constant, noam, exponential, natural_exp, inverse_time, piecewise, \
-                     polynomial, cosine, linear_warmup, step or multi_step";
+    fn of(op: &Op) -> Result<Schedule> {
+        let (kind, values) = (op.attr_str("kind"), op.attr_floats("values"));
+        let boundaries = op.attr_floats("boundaries");
+        if kind == "piecewise" && values.len() != boundaries.len() + 1 {
+            return Err(Error::invalid("wrong number of values of a piecewise lr_schedule")
+                .expected(format!("{} values", boundaries.len() + 1))
+                .got(values.len()));
+        }
+        Schedule::new(kind, op.attr_floats("params"), boundaries, values)
+    }
 
-fn params<const N: usize>(op: &Op) -> Result<[f64; N]> {
-    let given = op.attr_floats("params");
-    given.try_into().map_err(|_| {
-        Error::invalid(format!("wrong params of {} lr_schedule", op.attr_str("kind")))
-            .expected(format!("{N} numbers"))
-            .got(format!("{given:?}"))
-    })
+    /// Returns the rate of step `t`. After a warm-up it is `inner`.
+    pub fn at(&self, t: f64, inner: Option<f64>) -> f64 {
+        (self.formula)(self, t, inner)
+    }
+
+    fn params<const N: usize>(&self) -> [f64; N] {
+        std::array::from_fn(|index| self.params[index])
+    }
 }

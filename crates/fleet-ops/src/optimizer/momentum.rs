@@ -1,32 +1,24 @@
 //! `v = mu * v + g; w -= lr * v`, or with `use_nesterov` `w -= lr * (g + mu * v)`. `fused_momentum`
 //! is the same op for many parameters.
 
-use super::common::{self, COEFF, LR_SCALE, METHOD, RuleOptions, Slots};
-use super::forms::{self, forms};
+use super::common::{self, Slots, Update};
+use super::forms::{self, optimizer};
 use super::reduced;
 use crate::prelude::*;
-use fleet_ir::{AttrSpec, Op, SlotSpec};
+use crate::rules::number;
+use fleet_ir::{Arity, AttrSpec, Op};
 use fleet_kernels::optim::Rule;
 
-const ATTRS: &[AttrSpec] =
-    &[attr("mu", Float(0.9)), attr("use_nesterov", Bool(false)), METHOD, COEFF, LR_SCALE];
+const ATTRS: &[AttrSpec] = &[attr("mu", Float(0.9)), attr("use_nesterov", Bool(false))];
 
-const SLOTS: Slots = Slots { full: &[("Velocity", "VelocityOut")], single: &[], sparse: true };
+const SLOTS: Slots = Slots { sparse: true, ..Slots::full(&[("Velocity", "VelocityOut")]) };
 
-const INPUTS: &[SlotSpec] =
-    &[many("Param"), many("Grad"), one("LearningRate"), optional("GradScale"), many("Velocity")];
-const OUTPUTS: &[SlotSpec] = &[many("ParamOut"), many("VelocityOut")];
-
-forms! {
+optimizer! {
     DEF { name: "momentum" }
     FUSED { name: "fused_momentum" }
     REDUCED { name: "allreduce_momentum" }
 }
 
-fn rule(op: &Op) -> Rule {
-    Rule::Momentum { mu: op.attr_float("mu") as f32, nesterov: op.attr_bool("use_nesterov") }
-}
-
-fn options(_: &Op) -> RuleOptions {
-    RuleOptions::default()
+fn update(op: &Op) -> Update {
+    Rule::Momentum { mu: number(op, "mu"), nesterov: op.attr_bool("use_nesterov") }.into()
 }

@@ -11,17 +11,16 @@
 //! If the sum fails midway, some parameters have been updated. The step has then failed, and its
 //! ring cannot be used again.
 
-use super::common::{self, Plan, RuleOptions, Slots};
+use super::common::{self, Plan, Slots, Update};
 use crate::ReduceOp;
-use crate::comm::{self, LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
+use crate::comm;
 use crate::prelude::*;
 use fleet_base::sync::lock;
 use fleet_ir::{AttrSpec, SlotSpec};
-use fleet_kernels::optim::Rule;
 
 /// Outputs and attributes in addition to those of the fused update.
 pub(super) const OUTPUTS: &[SlotSpec] = &[many("GradOut")];
-pub(super) const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
+pub(super) const ATTRS: &[AttrSpec] = comm::ATTRS;
 
 /// Traits of a collective. The op is elementwise, so filters may be packed.
 pub(super) const TRAITS: OpTraits = OpTraits {
@@ -36,15 +35,10 @@ pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
     common::infer(i, slots)
 }
 
-pub(super) fn cpu(
-    p: &PrepareCtx<'_>,
-    slots: &Slots,
-    rule: Rule,
-    options: RuleOptions,
-) -> Result<Kernel> {
+pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, update: Update) -> Result<Kernel> {
     let ring = p.services.ring_of(p.op)?;
     let label = comm::label(p.op);
-    let plan = Plan::new(p, slots, rule, options)?;
+    let plan = Plan::new(p, slots, update)?;
     let sums =
         p.op.spec
             .output_index("GradOut")

@@ -1,30 +1,22 @@
 //! `w -= lr * g`. `fused_sgd` is the same op for many parameters.
 
-use super::common::{self, COEFF, LR_SCALE, METHOD, RuleOptions, Slots};
-use super::forms::{self, forms};
+use super::common::{self, Slots, Update};
+use super::forms::{self, optimizer};
 use super::reduced;
 use crate::prelude::*;
-use fleet_ir::{AttrSpec, Op, SlotSpec};
+use fleet_ir::{Arity, AttrSpec, Op};
 use fleet_kernels::optim::Rule;
 
-const ATTRS: &[AttrSpec] = &[METHOD, COEFF, LR_SCALE];
+const ATTRS: &[AttrSpec] = &[];
 
-const SLOTS: Slots = Slots { full: &[], single: &[], sparse: true };
+const SLOTS: Slots = Slots { sparse: true, ..Slots::full(&[]) };
 
-const INPUTS: &[SlotSpec] =
-    &[many("Param"), many("Grad"), one("LearningRate"), optional("GradScale")];
-const OUTPUTS: &[SlotSpec] = &[many("ParamOut")];
-
-forms! {
+optimizer! {
     DEF { name: "sgd" }
     FUSED { name: "fused_sgd" }
     REDUCED { name: "allreduce_sgd" }
 }
 
-fn rule(_: &Op) -> Rule {
-    Rule::Sgd
-}
-
-fn options(_: &Op) -> RuleOptions {
-    RuleOptions::default()
+fn update(_: &Op) -> Update {
+    Rule::Sgd.into()
 }

@@ -64,7 +64,7 @@ pub static DEF: OpDef = OpDef {
             decr_ratio: p.op.attr_float("decr_ratio") as f32,
         };
         let stop = p.op.attr_bool("stop_update");
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let found = k.input::<u8>(1)[0] != 0;
             let scale = k.updated::<f32>(1, 2);
             let (good, bad) = (k.updated::<i32>(2, 3), k.updated::<i32>(3, 4));
@@ -76,7 +76,6 @@ pub static DEF: OpDef = OpDef {
                 let next = rule.next(state, found);
                 (scale[0], good[0], bad[0]) = (next.scale, next.good, next.bad);
             }
-            Ok(())
         }))
     },
     traits: OpTraits {

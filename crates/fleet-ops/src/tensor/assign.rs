@@ -21,12 +21,7 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     }),
-    cpu: |_| {
-        Ok(Kernel::new(|k| {
-            copy(k, 0, 0);
-            Ok(())
-        }))
-    },
+    cpu: |_| Ok(copied(0)),
     traits: OpTraits {
         inplace: &[("Out", "X")],
         sparse: &["X"],
@@ -38,6 +33,13 @@ pub static DEF: OpDef = OpDef {
 
 /// Bytes per task.
 const GRAIN: usize = 64 * 1024;
+
+/// Returns the kernel that copies an input to the output.
+pub(crate) fn copied(input: usize) -> Kernel {
+    Kernel::infallible(move |k| {
+        copy(k, input, 0);
+    })
+}
 
 /// Copies an input to an output of the same size, unless they share memory. Returns the output.
 pub(crate) fn copy<'a>(k: &KernelCtx<'a>, input: usize, output: usize) -> Out<'a> {

@@ -35,9 +35,7 @@ pub static CONCAT: OpDef = OpDef {
     },
     grad: Grad::OpRule(&CONCAT_GRAD, |g, grad| {
         let (dy, axis) = (g.dy("Out")?, g.op.attr_int("axis"));
-        let inputs = g.op.input("X").to_vec();
-        let grads: Vec<VarId> =
-            inputs.iter().map(|var| g.dx_of(*var, VarKind::Dense)).collect::<Result<_>>()?;
+        let (inputs, grads) = input_grads(g)?;
         g.op(grad)
             .inputs("X", &inputs)
             .input("Out@GRAD", dy)
@@ -46,10 +44,7 @@ pub static CONCAT: OpDef = OpDef {
             .done()?;
         Ok(())
     }),
-    cpu: |p| {
-        let axis = axis_of(p.op, "axis", &p.output("Out").shape)?;
-        join(p, axis, &p.inputs[0])
-    },
+    cpu: join,
     traits: OpTraits::amp(AmpClass::Gray),
 };
 
@@ -67,10 +62,7 @@ pub static CONCAT_GRAD: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::None,
-    cpu: |p| {
-        let axis = axis_of(p.op, "axis", &p.input("Out@GRAD").shape)?;
-        part(p, 1, axis)
-    },
+    cpu: |p| part(p, 1),
     traits: OpTraits { shape_only: &["X"], ..OpTraits::amp(AmpClass::Gray) },
 };
 
@@ -98,10 +90,7 @@ pub static SPLIT: OpDef = OpDef {
         g.op(&CONCAT).inputs("X", &grads).attr("axis", axis).output("Out", dx).done()?;
         Ok(())
     }),
-    cpu: |p| {
-        let axis = axis_of(p.op, "axis", &p.input("X").shape)?;
-        part(p, 0, axis)
-    },
+    cpu: |p| part(p, 0),
     traits: OpTraits::amp(AmpClass::Gray),
 };
 
@@ -125,9 +114,7 @@ pub static STACK: OpDef = OpDef {
     },
     grad: Grad::Rule(|g| {
         let (dy, axis) = (g.dy("Y")?, g.op.attr_int("axis"));
-        let inputs = g.op.input("X").to_vec();
-        let grads: Vec<VarId> =
-            inputs.iter().map(|var| g.dx_of(*var, VarKind::Dense)).collect::<Result<_>>()?;
+        let (inputs, grads) = input_grads(g)?;
         g.op(&UNSTACK)
             .input("X", dy)
             .attr("axis", axis)
@@ -136,10 +123,7 @@ pub static STACK: OpDef = OpDef {
             .done()?;
         Ok(())
     }),
-    cpu: |p| {
-        let axis = axis_of(p.op, "axis", &p.output("Y").shape)?;
-        join(p, axis, &p.inputs[0])
-    },
+    cpu: join,
     traits: OpTraits::amp(AmpClass::Gray),
 };
 
@@ -174,10 +158,7 @@ pub static UNSTACK: OpDef = OpDef {
         g.op(&STACK).inputs("X", &grads).attr("axis", axis).output("Y", dx).done()?;
         Ok(())
     }),
-    cpu: |p| {
-        let axis = axis_of(p.op, "axis", &p.input("X").shape)?;
-        part(p, 0, axis)
-    },
+    cpu: |p| part(p, 0),
     traits: OpTraits::amp(AmpClass::Gray),
 };
 
@@ -243,6 +224,13 @@ fn sections(op: &Op, x: &Shape, axis: usize) -> Result<Vec<i64>> {
     Ok(requested.iter().map(|it| if *it < 0 { rest } else { *it }).collect())
 }
 
+/// Returns the variables of X, and new ones for the gradients of all of them.
+fn input_grads(g: &mut GradCtx<'_, '_>) -> Result<(Vec<VarId>, Vec<VarId>)> {
+    let inputs = g.op.input("X").to_vec();
+    let grads = inputs.iter().map(|var| g.dx_of(*var, VarKind::Dense)).collect::<Result<_>>()?;
+    Ok((inputs, grads))
+}
+
 /// Returns the gradients of all variables of an output slot, with zeros where there is none.
 fn output_grads(g: &mut GradCtx<'_, '_>, slot: &str) -> Result<Vec<VarId>> {
     let mut grads = Vec::new();
@@ -255,14 +243,17 @@ fn output_grads(g: &mut GradCtx<'_, '_>, slot: &str) -> Result<Vec<VarId>> {
     Ok(grads)
 }
 
-/// Plans the copies between a whole tensor and its parts along an axis, in the given direction.
-fn parts(whole: &Shape, axis: usize, lens: &[usize], into_whole: bool) -> Vec<Strided> {
+/// Plans the copies between a whole tensor and its parts along the op's axis, in the given
+/// direction. A part with one dimension less than the whole has length 1 along the axis.
+fn parts(op: &Op, whole: &Shape, parts: &[Meta], into_whole: bool) -> Result<Vec<Strided>> {
+    let axis = axis_of(op, "axis", whole)?;
     let strides = row_major(&sizes(whole));
     let mut at = 0;
     let mut copies = Vec::new();
-    for len in lens {
+    for Meta { shape, .. } in parts {
+        let len = if shape.rank() < whole.rank() { 1 } else { shape.at(axis) };
         let mut dims = sizes(whole);
-        dims[axis] = *len;
+        dims[axis] = len;
         let own = row_major(&dims);
         let place = (at * strides[axis] as usize, strides.as_slice());
         copies.push(match into_whole {
@@ -271,41 +262,34 @@ fn parts(whole: &Shape, axis: usize, lens: &[usize], into_whole: bool) -> Vec<St
         });
         at += len;
     }
-    copies
+    Ok(copies)
 }
 
-/// Returns the lengths of the parts along the axis; 1 for parts with one dimension less than the
-/// whole.
-fn lens(metas: &[Meta], whole: &Shape, axis: usize) -> Vec<usize> {
-    let len = |meta: &Meta| if meta.shape.rank() < whole.rank() { 1 } else { meta.shape.at(axis) };
-    metas.iter().map(len).collect()
-}
-
-fn join(p: &PrepareCtx<'_>, axis: usize, metas: &[Meta]) -> Result<Kernel> {
+/// Makes the kernel that copies all inputs into the output.
+fn join(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let out = p.outputs[0][0];
-    let copies = parts(&out.shape, axis, &lens(metas, &out.shape, axis), true);
+    let copies = parts(p.op, &out.shape, &p.inputs[0], true)?;
     by_width!(out.dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let out = k.out(0).into_bits::<T>();
             for (copy, arg) in copies.iter().zip(k.inputs(0)) {
                 copy.run(k.pool, arg.bits(), out);
             }
-            Ok(())
         }))
     })
 }
 
-fn part(p: &PrepareCtx<'_>, input: usize, axis: usize) -> Result<Kernel> {
+/// Makes the kernel that copies an input into all outputs.
+fn part(p: &PrepareCtx<'_>, input: usize) -> Result<Kernel> {
     check_row_major(p)?;
     let x = p.inputs[input][0];
-    let copies = parts(&x.shape, axis, &lens(&p.outputs[0], &x.shape, axis), false);
+    let copies = parts(p.op, &x.shape, &p.outputs[0], false)?;
     by_width!(x.dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             for (copy, out) in copies.iter().zip(k.outs(0)) {
                 copy.run::<T>(k.pool, k.arg(input).bits(), out.into_bits());
             }
-            Ok(())
         }))
     })
 }

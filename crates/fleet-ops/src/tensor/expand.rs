@@ -5,7 +5,7 @@
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major, same_dim, sizes};
 use crate::tensor::broadcast_view::BroadcastView;
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_ir::{AttrSpec, Op, SlotSpec};
 use fleet_kernels::reduce::{Fold, Reduction, reduce};
 
@@ -49,7 +49,7 @@ const fn grad_def(name: &'static str, attrs: &'static [AttrSpec]) -> OpDef {
             Ok(())
         },
         grad: Grad::None,
-        cpu: grad_cpu,
+        cpu: |p| any_float(p, grad_cpu),
         traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
     }
 }
@@ -108,18 +108,14 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         }
     };
     by_width!(x.dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (x, out) = (k.arg(0).bits::<T>(), k.out(0).into_bits());
             view.copy(k.pool, x, out, |value| value);
-            Ok(())
         }))
     })
 }
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, grad_cpu);
-    }
     check_row_major(p)?;
     let (x, dout) = (p.input("X"), p.input("Out@GRAD"));
     if x.dtype != DType::F32 {
@@ -140,9 +136,8 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         }
     };
     let scratch = plan.scratch_len();
-    Ok(Kernel::new(move |k| {
-        reduce(k.pool, Fold::Sum, &plan, k.input(1), k.output(0), k.scratch());
-        Ok(())
+    Ok(Kernel::infallible(move |k| {
+        reduce(k.pool, Fold::Sum, &plan, k.input(1), k.output(0), k.scratch())
     })
     .scratch::<f32>(scratch))
 }

@@ -54,15 +54,14 @@ fn filled(p: &PrepareCtx<'_>, value: f64) -> Kernel {
         let mut own = [0; size_of::<T>()];
         own.copy_from_slice(&bytes[..size_of::<T>()]);
         let value = T::from_ne_bytes(own);
-        Kernel::new(move |k| {
+        Kernel::infallible(move |k| {
             let out = k.out(0).into_bits::<T>();
             if layout == Layout::Filter64 && value != 0 {
                 out.fill(0);
                 fill_filter64(&shape, out, value);
-                return Ok(());
+                return;
             }
             k.pool.run_parts(out, GRAIN, |_, part| part.fill(value));
-            Ok(())
         })
     })
 }
@@ -160,10 +159,7 @@ pub static ASSIGN_VALUE: OpDef = OpDef {
         });
         let bytes: Vec<u8> =
             floats.chain(ints).flat_map(|it| it.into_iter().take(dtype.size())).collect();
-        Ok(Kernel::new(move |k| {
-            k.out(0).into_bytes().copy_from_slice(&bytes);
-            Ok(())
-        }))
+        Ok(Kernel::infallible(move |k| k.out(0).into_bytes().copy_from_slice(&bytes)))
     },
     traits: OpTraits::plain(),
 };
@@ -198,14 +194,13 @@ pub static EYE: OpDef = OpDef {
         let out = p.output("Out");
         let (rows, columns) = (out.shape.at(0), out.shape.at(1));
         let (size, one) = (out.dtype.size(), element_bytes(out.dtype, 1.0));
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let out = k.out(0).into_bytes();
             out.fill(0);
             for at in 0..rows.min(columns) {
                 let start = (at * columns + at) * size;
                 out[start..start + size].copy_from_slice(&one[..size]);
             }
-            Ok(())
         }))
     },
     traits: OpTraits::plain(),
@@ -232,13 +227,12 @@ pub static RANGE: OpDef = OpDef {
     cpu: |p| {
         let (start, step) = (p.op.attr_float("start"), p.op.attr_float("step"));
         let dtype = p.output("Out").dtype;
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let size = dtype.size();
             for (index, place) in k.out(0).into_bytes().chunks_exact_mut(size).enumerate() {
                 let bytes = element_bytes(dtype, start + step * index as f64);
                 place.copy_from_slice(&bytes[..size]);
             }
-            Ok(())
         }))
     },
     traits: OpTraits::plain(),

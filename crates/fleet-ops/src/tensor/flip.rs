@@ -118,10 +118,9 @@ fn roll_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 fn copies(p: &PrepareCtx<'_>, copies: Vec<Strided>) -> Result<Kernel> {
     check_row_major(p)?;
     by_width!(p.input("X").dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let (x, out) = (k.arg(0).bits::<T>(), k.out(0).into_bits());
             copies.iter().for_each(|copy| copy.run(k.pool, x, out));
-            Ok(())
         }))
     })
 }

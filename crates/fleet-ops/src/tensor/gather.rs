@@ -5,7 +5,7 @@
 use crate::prelude::*;
 use crate::rules::{axis_of, by_width, check_row_major, split_at_axis};
 use crate::tensor::slice::zero;
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::map::{add_rows, gather_rows};
 
@@ -18,9 +18,10 @@ const GRAD_IN: &[SlotSpec] = &[one("X"), one("Index"), one("Out@GRAD")];
 const GRAD_OUT: &[SlotSpec] = &[one("X@GRAD")];
 
 pub static GATHER: OpDef = def("gather", AXIS, &GATHER_GRAD);
-pub static GATHER_GRAD: OpDef = grad_def("gather_grad", AXIS, grad_cpu);
+pub static GATHER_GRAD: OpDef = grad_def("gather_grad", AXIS, |p| any_float(p, grad_cpu));
 pub static INDEX_SELECT: OpDef = def("index_select", DIM, &INDEX_SELECT_GRAD);
-pub static INDEX_SELECT_GRAD: OpDef = grad_def("index_select_grad", DIM, grad_cpu);
+pub static INDEX_SELECT_GRAD: OpDef =
+    grad_def("index_select_grad", DIM, |p| any_float(p, grad_cpu));
 
 const fn def(name: &'static str, attrs: &'static [AttrSpec], grad: &'static OpDef) -> OpDef {
     OpDef {
@@ -138,9 +139,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 }
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, grad_cpu);
-    }
     check_row_major(p)?;
     let x = p.input("X");
     if x.dtype != DType::F32 {
@@ -181,7 +179,7 @@ pub static GATHER_ND: OpDef = OpDef {
     traits: OpTraits::plain(),
 };
 
-pub static GATHER_ND_GRAD: OpDef = grad_def("gather_nd_grad", &[], nd_grad_cpu);
+pub static GATHER_ND_GRAD: OpDef = grad_def("gather_nd_grad", &[], |p| any_float(p, nd_grad_cpu));
 
 /// Returns the length of the tuples, which is the last dimension of an index.
 pub(crate) fn nd_depth(i: &InferCtx<'_>, index: &Shape, x: &Shape) -> Result<usize> {
@@ -253,9 +251,6 @@ fn nd_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 }
 
 fn nd_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, nd_grad_cpu);
-    }
     check_row_major(p)?;
     let x = p.input("X");
     if x.dtype != DType::F32 {

@@ -63,10 +63,7 @@ pub static SHAPE: OpDef = OpDef {
     grad: Grad::None,
     cpu: |p| {
         let dims: Vec<i32> = p.input("Input").shape.iter().map(|dim| *dim as i32).collect();
-        Ok(Kernel::new(move |k| {
-            k.output::<i32>(0).copy_from_slice(&dims);
-            Ok(())
-        }))
+        Ok(Kernel::infallible(move |k| k.output::<i32>(0).copy_from_slice(&dims)))
     },
     traits: OpTraits { shape_only: &["Input"], ..OpTraits::plain() },
 };

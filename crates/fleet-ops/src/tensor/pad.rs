@@ -78,11 +78,10 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let mut own = [0; size_of::<T>()];
         own.copy_from_slice(&bytes[..size_of::<T>()]);
         let value = T::from_ne_bytes(own);
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let out = k.out(0).into_bits::<T>();
             k.pool.run_parts(out, GRAIN, |_, part| part.fill(value));
             copy.run(k.pool, k.arg(0).bits(), out);
-            Ok(())
         }))
     })
 }
@@ -94,9 +93,8 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let lens = sizes(&x.shape);
     let copy = Strided::new(&lens, (at, &strides), (0, &row_major(&lens)));
     by_width!(x.dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             copy.run::<T>(k.pool, k.arg(1).bits(), k.out(0).into_bits());
-            Ok(())
         }))
     })
 }

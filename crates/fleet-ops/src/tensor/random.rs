@@ -6,7 +6,7 @@
 
 use crate::prelude::*;
 use crate::tensor::fill::infer_shape_attr;
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_base::rng::Sequence;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::cast::cast;
@@ -18,7 +18,7 @@ const SHAPE: AttrSpec = required("shape", AttrKind::Ints);
 const DTYPE: AttrSpec = attr("dtype", DTypeOf(DType::F32));
 
 macro_rules! random {
-    ($($name:literal $DEF:ident [$a:expr, $b:expr] $dtype:expr, $amp:ident, $cpu:ident;)*) => {$(
+    ($($name:literal $DEF:ident [$a:expr, $b:expr] $dtype:expr, $amp:ident, $cpu:expr;)*) => {$(
         pub static $DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,
@@ -36,11 +36,11 @@ macro_rules! random {
 
 random! {
     "uniform_random" UNIFORM [attr("min", Float(-1.0)), attr("max", Float(1.0))]
-        DTYPE, Gray, uniform_cpu;
+        DTYPE, Gray, |p| any_float(p, uniform_cpu);
     "gaussian_random" GAUSSIAN [attr("mean", Float(0.0)), attr("std", Float(1.0))]
-        DTYPE, Gray, gaussian_cpu;
+        DTYPE, Gray, |p| any_float(p, gaussian_cpu);
     "truncated_gaussian_random" TRUNCATED [attr("mean", Float(0.0)), attr("std", Float(1.0))]
-        DTYPE, Unlisted, truncated_cpu;
+        DTYPE, Unlisted, |p| any_float(p, truncated_cpu);
     "randint" RANDINT [attr("low", Int(0)), required("high", AttrKind::Int)]
         attr("dtype", DTypeOf(DType::I64)), Unlisted, randint_cpu;
 }
@@ -76,17 +76,13 @@ fn floats(
         return Err(Error::internal(format!("{} supports only row-major tensors", p.op.name())));
     }
     match out.dtype {
-        DType::F32 => Ok(Kernel::new(move |k| {
-            fill(k.pool, source.draw(k), k.output(0));
-            Ok(())
-        })),
+        DType::F32 => Ok(Kernel::infallible(move |k| fill(k.pool, source.draw(k), k.output(0)))),
         DType::F64 => {
             let len = out.shape.len();
-            Ok(Kernel::new(move |k| {
+            Ok(Kernel::infallible(move |k| {
                 let drawn = &mut k.scratch::<f32>()[..len];
                 fill(k.pool, source.draw(k), drawn);
                 cast(k.pool, drawn, k.output::<f64>(0));
-                Ok(())
             })
             .scratch::<f32>(len))
         }
@@ -95,9 +91,6 @@ fn floats(
 }
 
 fn uniform_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, uniform_cpu);
-    }
     let (min, max) = (p.op.attr_float("min"), p.op.attr_float("max"));
     if min.is_nan() || max.is_nan() || min > max {
         return Err(Error::invalid("attributes of uniform_random are out of range")
@@ -119,17 +112,11 @@ fn moments(op: &Op) -> Result<(f32, f32)> {
 }
 
 fn gaussian_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, gaussian_cpu);
-    }
     let (mean, std) = moments(p.op)?;
     floats(p, move |pool, draw, out| normal(pool, draw, mean, std, out))
 }
 
 fn truncated_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, truncated_cpu);
-    }
     let (mean, std) = moments(p.op)?;
     floats(p, move |pool, draw, out| truncated_normal(pool, draw, mean, std, out))
 }
@@ -144,15 +131,13 @@ fn randint_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (out, source) = (p.output("Out"), Source::new(p.op));
     let len = out.shape.len();
     match out.dtype {
-        DType::I64 => Ok(Kernel::new(move |k| {
-            randint(k.pool, source.draw(k), low, high, k.output(0));
-            Ok(())
-        })),
-        DType::I32 => Ok(Kernel::new(move |k| {
+        DType::I64 => {
+            Ok(Kernel::infallible(move |k| randint(k.pool, source.draw(k), low, high, k.output(0))))
+        }
+        DType::I32 => Ok(Kernel::infallible(move |k| {
             let drawn = &mut k.scratch::<i64>()[..len];
             randint(k.pool, source.draw(k), low, high, drawn);
             cast(k.pool, drawn, k.output::<i32>(0));
-            Ok(())
         })
         .scratch::<i64>(len)),
         dtype => Err(p.no_kernel(dtype)),
@@ -182,17 +167,15 @@ pub static RANDPERM: OpDef = OpDef {
         let source = Source::new(p.op);
         let shuffled = move |k: &KernelCtx<'_>| Sequence::new(source.seed(k), source.stream);
         match p.output("Out").dtype {
-            DType::I64 => Ok(Kernel::new(move |k| {
+            DType::I64 => Ok(Kernel::infallible(move |k| {
                 let out = k.output::<i64>(0);
                 out.iter_mut().enumerate().for_each(|(index, it)| *it = index as i64);
                 shuffled(k).shuffle(out);
-                Ok(())
             })),
-            DType::I32 => Ok(Kernel::new(move |k| {
+            DType::I32 => Ok(Kernel::infallible(move |k| {
                 let out = k.output::<i32>(0);
                 out.iter_mut().enumerate().for_each(|(index, it)| *it = index as i32);
                 shuffled(k).shuffle(out);
-                Ok(())
             })),
             dtype => Err(p.no_kernel(dtype)),
         }

@@ -4,7 +4,7 @@
 
 use crate::prelude::*;
 use crate::rules::{axes_of, dim_product};
-use crate::tensor::assign::copy;
+use crate::tensor::assign::copied;
 use fleet_ir::Op;
 
 macro_rules! views {
@@ -54,10 +54,7 @@ macro_rules! views {
                 Ok(())
             },
             grad: Grad::None,
-            cpu: |_| Ok(Kernel::new(|k| {
-                copy(k, 1, 0);
-                Ok(())
-            })),
+            cpu: |_| Ok(copied(1)),
             traits: OpTraits {
                 view: Some(("X@GRAD", "Out@GRAD")),
                 shape_only: &["X"],
@@ -83,10 +80,7 @@ fn no_cost(_: &CostCtx<'_>) -> Cost {
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     crate::rules::check_row_major(p)?;
-    Ok(Kernel::new(|k| {
-        copy(k, 0, 0);
-        Ok(())
-    }))
+    Ok(copied(0))
 }
 
 /// Returns the shape of `reshape2`. 0 copies a dimension of X; -1 is inferred.

@@ -9,7 +9,7 @@ use crate::prelude::*;
 use crate::rules::{by_type, check_row_major};
 use crate::tensor::assign::copy;
 use crate::tensor::gather::{GATHER, GATHER_ND, Indices, Tuples, nd_depth};
-use crate::widen::{has_half, through_f32};
+use crate::widen::any_float;
 use fleet_kernels::scatter::{Axis, scatter};
 
 pub static SCATTER: OpDef = OpDef {
@@ -45,14 +45,11 @@ pub static SCATTER: OpDef = OpDef {
         }
         Ok(())
     }),
-    cpu: scatter_cpu,
+    cpu: |p| any_float(p, scatter_cpu),
     traits: OpTraits { inplace: &[("Out", "X")], ..OpTraits::amp(AmpClass::Black) },
 };
 
 fn scatter_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, scatter_cpu);
-    }
     check_row_major(p)?;
     let (x, overwrite) = (p.input("X"), p.op.attr_bool("overwrite"));
     let (height, width) = (x.shape.at(0), x.shape.product(1..x.shape.rank()));
@@ -158,14 +155,11 @@ pub static SCATTER_ND_ADD: OpDef = OpDef {
         }
         Ok(())
     }),
-    cpu: nd_cpu,
+    cpu: |p| any_float(p, nd_cpu),
     traits: OpTraits { inplace: &[("Out", "X")], ..OpTraits::plain() },
 };
 
 fn nd_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, nd_cpu);
-    }
     check_row_major(p)?;
     let x = p.input("X");
     let tuples = Tuples::new(&x.shape, &p.input("Index").shape);

@@ -147,9 +147,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (lens, at, strides) = view(p.op, &p.input("Input").shape)?;
     let copy = Strided::new(&lens, (at, &strides), (0, &row_major(&lens)));
     by_width!(p.input("Input").dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             copy.run::<T>(k.pool, k.arg(0).bits(), k.out(0).into_bits());
-            Ok(())
         }))
     })
 }
@@ -159,11 +158,10 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (lens, at, strides) = view(p.op, &p.input("Input").shape)?;
     let copy = Strided::new(&lens, (0, &row_major(&lens)), (at, &strides));
     by_width!(p.input("Out@GRAD").dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let out = k.out(0).into_bits::<T>();
             zero(k.pool, out);
             copy.run(k.pool, k.arg(1).bits(), out);
-            Ok(())
         }))
     })
 }

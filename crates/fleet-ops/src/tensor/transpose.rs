@@ -53,9 +53,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let x = p.input("X");
     let plan = Permute::new(&sizes(&x.shape), &order(p.op, &x.shape)?)?;
     by_width!(x.dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             permute(k.pool, &plan, k.arg(0).bits::<T>(), k.out(0).into_bits());
-            Ok(())
         }))
     })
 }

@@ -50,7 +50,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (height, width) = (x.shape.at(rank - 2), x.shape.at(rank - 1));
     let (diagonal, lower) = (p.op.attr_int("diagonal"), p.op.attr_bool("lower"));
     by_width!(x.dtype, T => {
-        Ok(Kernel::new(move |k| {
+        Ok(Kernel::infallible(move |k| {
             let out = copy(k, 0, 0);
             let row_len = width.max(1);
             let grain = (GRAIN / row_len).max(1) * row_len;
@@ -58,13 +58,12 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 for (index, to) in part.chunks_exact_mut(row_len).enumerate() {
                     let row = start / row_len + index;
                     // Columns up to here belong to the lower triangle; from here on, to the upper.
-                    let shift = if lower { 1 } else { 0 };
-                    let edge = ((row % height) as i64).saturating_add(diagonal).saturating_add(shift);
+                    let diagonal = diagonal.saturating_add(i64::from(lower));
+                    let edge = ((row % height) as i64).saturating_add(diagonal);
                     let edge = edge.clamp(0, width as i64) as usize;
                     to[if lower { edge..width } else { 0..edge }].fill(0);
                 }
             });
-            Ok(())
         }))
     })
 }

@@ -17,7 +17,7 @@ impl Strategy for SyncBatchNorm {
     }
 
     fn switch(&self) -> &'static str {
-        "sync_batch_norm"
+        sync_batch_norm::DEF.spec.name
     }
 
     fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {

@@ -1,23 +1,11 @@
-//! Gradient rules, and their context: the forward op, the incoming gradients, and a place to emit
-//! ops.
+//! Gradient rules: which ops they emit.
 
-use crate::{Emit, Meta, OpDef, OpEmitter};
+use super::emit::OpEmitter;
+use super::{Emit, Grad, GradCtx, OpDef};
+use crate::Meta;
 use fleet_base::{Error, Result};
-use fleet_ir::{Arity, Attr, Op, OpId, Var, VarId, VarKind};
+use fleet_ir::{Arity, Attr, OpId, Var, VarId, VarKind};
 use std::collections::HashMap;
-
-/// Gradient rule of an op.
-#[derive(Clone, Copy)]
-pub enum Grad {
-    /// The op is constant with respect to its inputs, or ends the chain: gradients stop here.
-    None,
-    /// Emits the gradient op as its spec says: see [`GradCtx::by_name`].
-    Op(&'static OpDef),
-    /// Emits the gradient op by a rule, which may emit others too.
-    OpRule(&'static OpDef, fn(&mut GradCtx<'_, '_>, &'static OpDef) -> Result<()>),
-    /// Emits ops that are not specific to this op.
-    Rule(fn(&mut GradCtx<'_, '_>) -> Result<()>),
-}
 
 impl Grad {
     pub fn is_none(&self) -> bool {
@@ -41,22 +29,6 @@ impl Grad {
             Grad::Rule(rule) => rule(g),
         }
     }
-}
-
-/// Context of the gradient rule of one forward op.
-///
-/// A rule checks which gradients are wanted ([`GradCtx::dx`]) and which are available
-/// ([`GradCtx::dy`]). It emits the ops that compute the former from the latter. The pass that calls
-/// the rule sums several contributions to one gradient and names the results.
-pub struct GradCtx<'g, 'p> {
-    pub emit: &'g mut Emit<'p>,
-    pub op: Op,
-    pub op_id: OpId,
-    /// Complete gradient of each variable that has one.
-    output_grads: &'g HashMap<VarId, VarId>,
-    wanted: &'g dyn Fn(VarId) -> bool,
-    /// Pairs (forward variable, its partial gradient), in order.
-    made: Vec<(VarId, VarId)>,
 }
 
 impl<'g, 'p> GradCtx<'g, 'p> {

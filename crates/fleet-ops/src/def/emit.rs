@@ -1,25 +1,9 @@
 //! Emission of ops, used by layers, gradient rules, optimizers and passes to build programs.
 
-use crate::{Meta, OpDef, Registry};
+use super::{Emit, OpDef, Registry};
+use crate::{Meta, meta};
 use fleet_base::{Error, Result};
-use fleet_ir::{Attr, BlockId, Op, OpBuilder, OpId, OpRole, Program, Var, VarId};
-use std::sync::Arc;
-
-/// A place in a program where ops are emitted, with the role and labels that they get.
-///
-/// Emitted ops are collected in [`Emit::ops`]. They belong to no block until [`Emit::append`] or
-/// the calling pass adds them to one.
-pub struct Emit<'p> {
-    pub program: &'p mut Program,
-    pub registry: &'p Registry,
-    pub block: BlockId,
-    pub role: OpRole,
-    pub device: Option<Arc<str>>,
-    /// See [`Op::fp16_guard`].
-    pub fp16_guard: bool,
-    pub source: Option<Arc<str>>,
-    pub ops: Vec<OpId>,
-}
+use fleet_ir::{Attr, Op, OpBuilder, OpId, OpRole, Program, Var, VarId};
 
 impl<'p> Emit<'p> {
     pub fn new(program: &'p mut Program, registry: &'p Registry, role: OpRole) -> Emit<'p> {
@@ -56,12 +40,6 @@ impl<'p> Emit<'p> {
     pub fn meta(&self, var: VarId) -> Meta {
         meta(self.program, var)
     }
-}
-
-/// Returns the type and shape that a program declares for a variable.
-pub fn meta(program: &Program, var: VarId) -> Meta {
-    let var = program.var(var);
-    Meta { dtype: var.dtype, shape: var.shape, kind: var.kind, rows: 0 }
 }
 
 /// An op being emitted.

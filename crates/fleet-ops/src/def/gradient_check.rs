@@ -5,7 +5,8 @@
 //! from users, so it is checked once here. Gradient ops that have fewer inputs or attributes check
 //! it in their own rules.
 
-use crate::{InferCtx, Meta, OpDef, Registry};
+use super::{OpDef, Registry};
+use crate::{InferCtx, Meta};
 use fleet_base::Result;
 use fleet_ir::{Arity, Op};
 
