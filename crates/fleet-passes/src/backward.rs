@@ -11,13 +11,13 @@
 mod conditional;
 
 use fleet_base::{Error, Result};
-use fleet_ir::{BlockId, OpId, OpRole, Program, VarId, VarKind};
+use fleet_ir::{BlockId, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_ops::{Emit, GradCtx, Registry};
 use fleet_ops::{
     math::sum,
     tensor::{assign, fill},
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Options of differentiation.
 #[derive(Clone, Debug, Default)]
@@ -106,30 +106,22 @@ impl Node {
         !self.inner.is_empty()
     }
 
-    /// Returns the variables that the node reads but does not write, sorted by id.
-    fn reads(&self, program: &Program) -> Vec<VarId> {
-        let mut vars: Vec<VarId> = match self.is_conditional() {
-            true => self.inner.iter().flat_map(|node| node.reads(program)).collect(),
-            false => program.op(self.id).all_inputs().collect(),
-        };
-        if self.is_conditional() {
-            let own = self.writes(program);
-            vars.retain(|var| own.binary_search(var).is_err());
+    /// Returns the variables that the node reads. A conditional block does not read those that it
+    /// writes.
+    fn reads(&self, program: &Program) -> BTreeSet<VarId> {
+        if !self.is_conditional() {
+            return program.op(self.id).all_inputs().collect();
         }
-        vars.sort_unstable();
-        vars.dedup();
-        vars
+        let reads: BTreeSet<VarId> =
+            self.inner.iter().flat_map(|node| node.reads(program)).collect();
+        &reads - &self.writes(program)
     }
 
-    /// Returns the variables that the node writes, sorted by id.
-    fn writes(&self, program: &Program) -> Vec<VarId> {
-        let mut vars: Vec<VarId> = match self.is_conditional() {
+    fn writes(&self, program: &Program) -> BTreeSet<VarId> {
+        match self.is_conditional() {
             true => self.inner.iter().flat_map(|node| node.writes(program)).collect(),
             false => program.op(self.id).all_outputs().collect(),
-        };
-        vars.sort_unstable();
-        vars.dedup();
-        vars
+        }
     }
 }
 
@@ -141,7 +133,7 @@ struct Tape<'f> {
     block: BlockId,
     /// Variables written inside the conditional block. The gradients of all others are completed
     /// outside.
-    local: Option<Vec<VarId>>,
+    local: Option<BTreeSet<VarId>>,
     /// Number of unvisited ops that use the variable.
     pending: HashMap<VarId, usize>,
     parts: HashMap<VarId, Vec<VarId>>,
@@ -264,11 +256,17 @@ fn emit_ones(emit: &mut Emit<'_>, target: VarId) -> Result<VarId> {
     Ok(ones)
 }
 
+/// Adds a variable with the type and shape of another.
+fn var_like(emit: &mut Emit<'_>, like: VarId, name: String, kind: VarKind) -> Result<VarId> {
+    let like = emit.program.var(like);
+    let var = Var { kind, ..Var::new(name, like.dtype, like.shape) };
+    emit.program.add_var(emit.block, var)
+}
+
 /// Emits a variable with the type and shape of another, filled with a value.
 fn emit_like(emit: &mut Emit<'_>, like: VarId, name: String, value: f64) -> Result<VarId> {
-    let var = emit.program.var(like);
-    let (dtype, shape, block) = (var.dtype, var.shape, emit.block);
-    let made = emit.program.add_var(block, fleet_ir::Var::new(name, dtype, shape))?;
+    let made = var_like(emit, like, name, VarKind::Dense)?;
+    let Var { dtype, shape, .. } = *emit.program.var(like);
     let call = if shape.is_known() {
         emit.op(&fill::FILL_CONSTANT).attr("shape", shape.to_vec()).attr("dtype", dtype)
     } else {
@@ -322,7 +320,7 @@ impl<'f> Tape<'f> {
         nodes: &[Node],
         flows: &'f HashSet<VarId>,
         block: BlockId,
-        local: Option<Vec<VarId>>,
+        local: Option<BTreeSet<VarId>>,
     ) -> Tape<'f> {
         let mut pending: HashMap<VarId, usize> = HashMap::new();
         for var in nodes.iter().flat_map(|node| node.reads(program)) {
@@ -333,7 +331,7 @@ impl<'f> Tape<'f> {
 
     /// Names the gradient when all contributions are known, and sums them if there are several.
     fn finish_if_done(&mut self, emit: &mut Emit<'_>, var: VarId) -> Result<()> {
-        let is_outer = self.local.as_ref().is_some_and(|own| own.binary_search(&var).is_err());
+        let is_outer = self.local.as_ref().is_some_and(|own| !own.contains(&var));
         if is_outer || self.pending.get(&var).is_some_and(|count| *count > 0) {
             return Ok(());
         }
@@ -342,7 +340,9 @@ impl<'f> Tape<'f> {
         let total = match parts.as_slice() {
             // A parameter's gradient has its own name, even if it equals another gradient.
             [only] if !is_part(emit.program, *only) && emit.program.var(var).is_parameter() => {
-                self.emit_alias(emit, var, &name, *only)?
+                let grad = var_like(emit, var, name, VarKind::Dense)?;
+                emit.op(&assign::DEF).input("X", *only).output("Out", grad).done()?;
+                grad
             }
             [only] => {
                 if emit.program.find_var(&name).is_none() && is_part(emit.program, *only) {
@@ -354,21 +354,6 @@ impl<'f> Tape<'f> {
         };
         self.finished.insert(var, total);
         Ok(())
-    }
-
-    fn emit_alias(
-        &self,
-        emit: &mut Emit<'_>,
-        var: VarId,
-        name: &str,
-        from: VarId,
-    ) -> Result<VarId> {
-        let forward = emit.program.var(var);
-        let grad = fleet_ir::Var::new(name, forward.dtype, forward.shape);
-        let block = emit.block;
-        let grad = emit.program.add_var(block, grad)?;
-        emit.op(&assign::DEF).input("X", from).output("Out", grad).done()?;
-        Ok(grad)
     }
 
     fn emit_sum(
@@ -388,12 +373,8 @@ impl<'f> Tape<'f> {
         let all_sparse =
             parts.iter().all(|part| emit.program.var(*part).kind == VarKind::SparseRows);
         let kind = if all_sparse { VarKind::SparseRows } else { VarKind::Dense };
-        let forward = emit.program.var(var);
-        let (dtype, shape) = (forward.dtype, forward.shape);
         let name = emit.program.fresh_name(name);
-        let block = emit.block;
-        let total = fleet_ir::Var { kind, ..fleet_ir::Var::new(name, dtype, shape) };
-        let total = emit.program.add_var(block, total)?;
+        let total = var_like(emit, var, name, kind)?;
         emit.op(&sum::DEF).inputs("X", parts).output("Out", total).done()?;
         Ok(total)
     }

@@ -44,10 +44,7 @@ fn is_image(program: &Program, var: VarId) -> bool {
 /// Returns the variables in the image slots of NCHW ops.
 fn seeds(program: &Program, registry: &Registry) -> HashSet<VarId> {
     let mut images = HashSet::new();
-    for (_, op) in program.root_ops() {
-        if !is_nchw_op(registry, op) {
-            continue;
-        }
+    for (_, op) in program.root_ops().filter(|(_, op)| is_nchw_op(registry, op)) {
         images.extend(image_vars(registry, op).into_iter().filter(|var| is_image(program, *var)));
     }
     images
@@ -55,17 +52,14 @@ fn seeds(program: &Program, registry: &Registry) -> HashSet<VarId> {
 
 fn image_vars(registry: &Registry, op: &Op) -> Vec<VarId> {
     let Some(images) = images_of(registry, op) else { return Vec::new() };
-    let of = |specs: &[fleet_ir::SlotSpec], vars: &[Vec<VarId>]| -> Vec<VarId> {
-        specs
-            .iter()
-            .zip(vars)
-            .filter(|(slot, _)| images.slots.contains(&slot.name))
-            .flat_map(|(_, vars)| vars.clone())
-            .collect()
-    };
-    let mut vars = of(op.spec.inputs, &op.inputs);
-    vars.extend(of(op.spec.outputs, &op.outputs));
-    vars
+    let (inputs, outputs) = (op.spec.inputs.iter(), op.spec.outputs.iter());
+    let slots = inputs.zip(&op.inputs).chain(outputs.zip(&op.outputs));
+    let images = slots.filter(|(slot, _)| images.slots.contains(&slot.name));
+    images.flat_map(|(_, vars)| vars).copied().collect()
+}
+
+fn vars_of(op: &Op) -> impl Iterator<Item = VarId> {
+    op.all_inputs().chain(op.all_outputs())
 }
 
 /// Returns whether the op is elementwise on images of one shape.
@@ -74,7 +68,7 @@ fn is_elementwise(program: &Program, registry: &Registry, op: &Op) -> bool {
     if !traits.is_some_and(|traits| traits.elementwise || traits.elementwise_unpadded) {
         return false;
     }
-    let mut vars = op.all_inputs().chain(op.all_outputs());
+    let mut vars = vars_of(op);
     let Some(first) = vars.next() else { return false };
     let shape = program.var(first).shape;
     is_image(program, first)
@@ -91,7 +85,7 @@ fn spread(program: &Program, registry: &Registry, images: &mut HashSet<VarId>) {
     loop {
         let before = images.len();
         for op in &alike {
-            let vars: Vec<VarId> = op.all_inputs().chain(op.all_outputs()).collect();
+            let vars: Vec<VarId> = vars_of(op).collect();
             if vars.iter().any(|var| images.contains(var)) {
                 images.extend(vars);
             }
@@ -143,16 +137,15 @@ fn rewrite(
     for id in ops {
         let op = program.op(id).clone();
         let has_twin = |var: &VarId| nhwc_vars.contains_key(var);
-        let moved: Vec<VarId> =
-            if is_nchw_op(registry, &op) && can_use_nhwc(registry, &op, has_twin) {
-                image_vars(registry, &op)
-            } else if is_elementwise(program, registry, &op)
-                && op.all_inputs().chain(op.all_outputs()).all(|var| has_twin(&var))
-            {
-                op.all_inputs().chain(op.all_outputs()).collect()
-            } else {
-                Vec::new()
-            };
+        let moved: Vec<VarId> = if is_nchw_op(registry, &op)
+            && can_use_nhwc(registry, &op, has_twin)
+        {
+            image_vars(registry, &op)
+        } else if is_elementwise(program, registry, &op) && vars_of(&op).all(|var| has_twin(&var)) {
+            vars_of(&op).collect()
+        } else {
+            Vec::new()
+        };
         let written = accesses(id, program, nhwc_vars, Program::writes_of);
         let mut wanted = accesses(id, program, nhwc_vars, Program::reads_of);
         if op.sub_block().is_some() {
@@ -193,7 +186,7 @@ fn rewrite(
 /// the filter. One format applies to all images of an op.
 fn can_use_nhwc(registry: &Registry, op: &Op, has_twin: impl Fn(&VarId) -> bool) -> bool {
     let images = image_vars(registry, op);
-    let uses = op.all_inputs().chain(op.all_outputs()).filter(|var| images.contains(var)).count();
+    let uses = vars_of(op).filter(|var| images.contains(var)).count();
     images.iter().all(has_twin) && uses == images.len()
 }
 
@@ -236,9 +229,8 @@ fn convert(
     let axes: [i64; 4] = if wants_twin { [0, 2, 3, 1] } else { [0, 3, 1, 2] };
     let is_point = (shape[2], shape[3]) == (1, 1);
     let wanted = program.var(to).shape;
-    let mut emit = Emit::new(program, registry, like.role);
-    emit.source.clone_from(&like.source);
-    emit.device.clone_from(&like.device);
+    let (source, device) = (like.source.clone(), like.device.clone());
+    let mut emit = Emit { source, device, ..Emit::new(program, registry, like.role) };
     if is_point {
         let dims = vec![0, wanted[1], wanted[2], wanted[3]];
         emit.op(&reshape::RESHAPE).input("X", from).attr("shape", dims).output("Out", to).done()?;
@@ -261,14 +253,10 @@ fn move_op(
 ) -> Result<()> {
     let images = images_of(registry, op);
     let target = program.op_mut(id);
-    let image_only = |slot: &str| images.is_none_or(|images| images.slots.contains(&slot));
-    for (spec, vars) in op.spec.inputs.iter().zip(&mut target.inputs) {
-        if image_only(spec.name) {
-            vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = nhwc_vars[var]);
-        }
-    }
-    for (spec, vars) in op.spec.outputs.iter().zip(&mut target.outputs) {
-        if image_only(spec.name) {
+    let (inputs, outputs) = (op.spec.inputs.iter(), op.spec.outputs.iter());
+    let slots = inputs.zip(&mut target.inputs).chain(outputs.zip(&mut target.outputs));
+    for (spec, vars) in slots {
+        if images.is_none_or(|images| images.slots.contains(&spec.name)) {
             vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = nhwc_vars[var]);
         }
     }
@@ -320,7 +308,7 @@ fn packable_group(
         }
         for block in program.block_ids() {
             for (_, op) in program.block_ops(block) {
-                if !op.all_inputs().chain(op.all_outputs()).any(|other| other == var) {
+                if !vars_of(op).any(|other| other == var) {
                     continue;
                 }
                 let is_conv = (conv2d::DEF.is(op) || conv2d::GRAD.is(op))
@@ -328,7 +316,7 @@ fn packable_group(
                     && op.attr_int("groups") == 1;
                 let slots = [op.input("Filter"), op.output("Filter@GRAD")];
                 let of = |vars: &mut dyn Iterator<Item = VarId>| vars.filter(|v| *v == var).count();
-                let uses = of(&mut op.all_inputs().chain(op.all_outputs()));
+                let uses = of(&mut vars_of(op));
                 // The variable must be the filter only, and not also the image.
                 if is_conv && of(&mut slots.into_iter().flatten().copied()) == uses {
                     add_new(&mut group, slots.into_iter().flatten().copied());
@@ -339,7 +327,7 @@ fn packable_group(
                 if is_conv || !fine || block != Program::ROOT {
                     return None;
                 }
-                for other in op.all_inputs().chain(op.all_outputs()) {
+                for other in vars_of(op) {
                     let found = program.var(other).shape;
                     if found == shape {
                         add_new(&mut group, [other].into_iter());

@@ -32,35 +32,28 @@ pub struct BuildOptions {
 
 impl Default for BuildOptions {
     fn default() -> Self {
-        BuildOptions {
-            fuse_elewise_add_act_ops: true,
-            fuse_bn_act_ops: true,
-            fuse_bn_add_act_ops: true,
-            fuse_relu_depthwise_conv: true,
-            fuse_all_optimizer_ops: true,
-            update_on_arrival: true,
-            enable_inplace: true,
-            enable_addto: true,
-            enable_sequential_execution: false,
-            choose_layout: true,
-        }
+        BuildOptions::with_all(true)
     }
 }
 
 impl BuildOptions {
     /// Returns options without rewrites.
     pub fn none() -> BuildOptions {
+        BuildOptions::with_all(false)
+    }
+
+    fn with_all(on: bool) -> BuildOptions {
         BuildOptions {
-            fuse_elewise_add_act_ops: false,
-            fuse_bn_act_ops: false,
-            fuse_bn_add_act_ops: false,
-            fuse_relu_depthwise_conv: false,
-            fuse_all_optimizer_ops: false,
-            update_on_arrival: false,
-            enable_inplace: false,
-            enable_addto: false,
-            enable_sequential_execution: true,
-            choose_layout: false,
+            fuse_elewise_add_act_ops: on,
+            fuse_bn_act_ops: on,
+            fuse_bn_add_act_ops: on,
+            fuse_relu_depthwise_conv: on,
+            fuse_all_optimizer_ops: on,
+            update_on_arrival: on,
+            enable_inplace: on,
+            enable_addto: on,
+            enable_sequential_execution: !on,
+            choose_layout: on,
         }
     }
 }

@@ -6,7 +6,7 @@
 //! surrounding block then copies the result. So every gradient is written by an op that always
 //! runs, and passes can tell where a gradient is ready.
 
-use super::{Node, Tape, emit_like};
+use super::{Node, Tape, emit_like, var_like};
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_ops::Emit;
@@ -89,9 +89,7 @@ fn emit_grad_block(
     for (var, result) in results {
         let stem = format!("{}@GRAD@PART", emit.program.var_name(var));
         let name = emit.program.unique_name(&stem);
-        let it = emit.program.var(result);
-        let (dtype, shape, home) = (it.dtype, it.shape, emit.block);
-        let part = emit.program.add_var(home, fleet_ir::Var::new(name, dtype, shape))?;
+        let part = var_like(emit, result, name, VarKind::Dense)?;
         emit.op(&assign::DEF).input("X", result).output("Out", part).done()?;
         if tape.flows.contains(&var) {
             tape.parts.entry(var).or_default().push(part);

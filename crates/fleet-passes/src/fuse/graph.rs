@@ -1,6 +1,8 @@
-//! Positions, readers and writers in the root block, and edits of its list of ops.
+//! Positions, readers and writers in the root block, accesses of ops to variables, and edits of
+//! lists of ops.
 
 use fleet_ir::{BlockId, OpId, Program, VarId};
+use fleet_ops::{Emit, Registry};
 use std::collections::{HashMap, HashSet};
 
 /// The ops of the root block by position, with the readers and writers of each variable. An op with
@@ -59,6 +61,33 @@ impl Graph {
     }
 }
 
+/// Variables that a set of ops reads and writes.
+#[derive(Default)]
+pub(super) struct Accesses {
+    reads: HashSet<VarId>,
+    writes: HashSet<VarId>,
+}
+
+impl Accesses {
+    pub fn add(&mut self, program: &Program, op: OpId) {
+        program.reads_of(op, &mut self.reads);
+        program.writes_of(op, &mut self.writes);
+    }
+
+    pub fn of(program: &Program, op: OpId) -> Accesses {
+        let mut accesses = Accesses::default();
+        accesses.add(program, op);
+        accesses
+    }
+
+    /// Returns whether the two sets of ops must keep their order.
+    pub fn conflicts_with(&self, other: &Accesses) -> bool {
+        !self.writes.is_disjoint(&other.writes)
+            || !self.writes.is_disjoint(&other.reads)
+            || !self.reads.is_disjoint(&other.writes)
+    }
+}
+
 /// Ops to remove, and their replacements.
 #[derive(Default)]
 pub(crate) struct Edit {
@@ -109,13 +138,10 @@ impl Edit {
 /// belong to no block until an [`Edit`] inserts them.
 pub(crate) fn emit_like<'p>(
     program: &'p mut Program,
-    registry: &'p fleet_ops::Registry,
+    registry: &'p Registry,
     like: OpId,
-) -> fleet_ops::Emit<'p> {
+) -> Emit<'p> {
     let op = program.op(like);
     let (role, device, source) = (op.role, op.device.clone(), op.source.clone());
-    let mut emit = fleet_ops::Emit::new(program, registry, role);
-    emit.device = device;
-    emit.source = source;
-    emit
+    Emit { device, source, ..Emit::new(program, registry, role) }
 }

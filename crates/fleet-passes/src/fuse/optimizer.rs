@@ -2,10 +2,10 @@
 //! and learning rate become one op over lists. Each block is fused separately, because updates that
 //! run only in some steps (gradient merge, found infinities) are in their own block.
 
-use super::graph::{Edit, emit_like};
+use super::graph::{Accesses, Edit, emit_like};
 use fleet_base::Result;
 use fleet_ir::{BlockId, Op, OpId, Program, VarId, VarKind};
-use fleet_ops::Registry;
+use fleet_ops::{OpEmitter, Registry};
 use std::collections::HashSet;
 
 /// Kinds of updates with a fused op over lists.
@@ -61,23 +61,14 @@ pub(super) fn alike(a: &Op, b: &Op) -> bool {
 /// accesses a variable that they write, or writes a variable that they read.
 fn may_move(program: &Program, block: BlockId, group: &[OpId]) -> bool {
     let members: HashSet<OpId> = group.iter().copied().collect();
-    let mut reads: HashSet<VarId> = HashSet::new();
-    let mut writes: HashSet<VarId> = HashSet::new();
-    for (id, op) in program.block_ops(block) {
+    let mut own = Accesses::default();
+    for (id, _) in program.block_ops(block) {
         if members.contains(&id) {
-            reads.extend(op.all_inputs());
-            writes.extend(op.all_outputs());
+            own.add(program, id);
             if Some(&id) == group.last() {
                 break;
             }
-            continue;
-        }
-        let (mut other_reads, mut other_writes) = (HashSet::new(), HashSet::new());
-        program.reads_of(id, &mut other_reads);
-        program.writes_of(id, &mut other_writes);
-        if other_reads.iter().any(|var| writes.contains(var))
-            || other_writes.iter().any(|var| writes.contains(var) || reads.contains(var))
-        {
+        } else if Accesses::of(program, id).conflicts_with(&own) {
             return false;
         }
     }
@@ -93,16 +84,23 @@ fn replace(
 ) -> Result<()> {
     let ops: Vec<Op> = group.iter().map(|id| program.op(*id).clone()).collect();
     let Some(last) = group.last().copied() else { return Ok(()) };
-    let first = &ops[0];
     let mut emit = emit_like(program, registry, last);
-    let mut call = emit.named_op(fused)?;
+    call_over_lists(emit.named_op(fused)?, &ops).done()?;
+    let new = std::mem::take(&mut emit.ops);
+    edit.replace(group, last, new);
+    Ok(())
+}
+
+/// Adds the slots and attributes of an op over lists, which does the updates of `ops`.
+pub(super) fn call_over_lists<'e, 'p>(
+    mut call: OpEmitter<'e, 'p>,
+    ops: &[Op],
+) -> OpEmitter<'e, 'p> {
+    let first = &ops[0];
     for (index, slot) in first.spec.inputs.iter().enumerate() {
-        if SHARED.contains(&slot.name) {
-            call = call.inputs(slot.name, &first.inputs[index]);
-        } else {
-            let vars: Vec<VarId> = ops.iter().flat_map(|op| op.inputs[index].clone()).collect();
-            call = call.inputs(slot.name, &vars);
-        }
+        let ops = if SHARED.contains(&slot.name) { &ops[..1] } else { ops };
+        let vars: Vec<VarId> = ops.iter().flat_map(|op| op.inputs[index].clone()).collect();
+        call = call.inputs(slot.name, &vars);
     }
     for (index, slot) in first.spec.outputs.iter().enumerate() {
         let vars: Vec<VarId> = ops.iter().flat_map(|op| op.outputs[index].clone()).collect();
@@ -111,8 +109,5 @@ fn replace(
     for (spec, value) in first.spec.attrs.iter().zip(&first.attrs) {
         call = call.attr(spec.name, value.clone());
     }
-    call.done()?;
-    let new = std::mem::take(&mut emit.ops);
-    edit.replace(group, last, new);
-    Ok(())
+    call
 }

@@ -7,10 +7,10 @@
 //! a variable that they read. The sum must have no other readers. The learning-rate schedule is
 //! usually in between, so it is moved to the front first.
 
-use super::graph::{Edit, emit_like};
-use super::optimizer::{KINDS, alike};
+use super::graph::{Accesses, Edit, emit_like};
+use super::optimizer::{KINDS, alike, call_over_lists};
 use fleet_base::Result;
-use fleet_ir::{Arity, Attr, OpId, OpRole, Program, VarId, VarKind};
+use fleet_ir::{Op, OpId, OpRole, Program, VarId, VarKind};
 use fleet_ops::Registry;
 use std::collections::{HashMap, HashSet};
 
@@ -54,7 +54,7 @@ pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
     let sums = ops.filter(|(_, op)| {
         op.name() == "c_allreduce_sum" && op.input("X").iter().all(|it| is_gradient(&program, *it))
     });
-    let arrival = |(id, op): (OpId, &fleet_ir::Op)| Arrival {
+    let arrival = |(id, op): (OpId, &Op)| Arrival {
         label: op.attr_str("label").to_string(),
         held: match at_root.contains(&id) {
             true => members(&program, id, &updates, &[]).err(),
@@ -66,33 +66,6 @@ pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
 
 fn is_gradient(program: &Program, var: VarId) -> bool {
     program.var_name(var).contains("@GRAD")
-}
-
-/// Variables that a set of ops reads and writes.
-#[derive(Default)]
-struct Accesses {
-    reads: HashSet<VarId>,
-    writes: HashSet<VarId>,
-}
-
-impl Accesses {
-    fn add(&mut self, program: &Program, op: OpId) {
-        program.reads_of(op, &mut self.reads);
-        program.writes_of(op, &mut self.writes);
-    }
-
-    fn of(program: &Program, op: OpId) -> Accesses {
-        let mut accesses = Accesses::default();
-        accesses.add(program, op);
-        accesses
-    }
-
-    /// Returns whether the two sets of ops must keep their order.
-    fn conflicts_with(&self, other: &Accesses) -> bool {
-        !self.writes.is_disjoint(&other.writes)
-            || !self.writes.is_disjoint(&other.reads)
-            || !self.reads.is_disjoint(&other.writes)
-    }
 }
 
 /// Moves the learning-rate schedule to the front, unless it conflicts with an op before it.
@@ -210,31 +183,16 @@ fn replace(
     members: &[OpId],
 ) -> Result<()> {
     let name = format!("allreduce_{}", program.op(members[0]).name());
-    let Some(def) = registry.find(&name) else { return Ok(()) };
-    let ops: Vec<_> = members.iter().map(|id| program.op(*id).clone()).collect();
-    let (collective, first) = (program.op(sum).clone(), &ops[0]);
+    if registry.find(&name).is_none() {
+        return Ok(());
+    }
+    let ops: Vec<Op> = members.iter().map(|id| program.op(*id).clone()).collect();
+    let collective = program.op(sum).clone();
     let mut emit = emit_like(program, registry, members[0]);
-    let mut call = emit.named_op(&name)?;
-    let lists =
-        |slot: &str| def.spec.inputs.iter().any(|it| it.name == slot && it.arity == Arity::Many);
-    for (index, slot) in first.spec.inputs.iter().enumerate() {
-        if lists(slot.name) {
-            let vars: Vec<VarId> = ops.iter().flat_map(|op| op.inputs[index].clone()).collect();
-            call = call.inputs(slot.name, &vars);
-        } else {
-            call = call.inputs(slot.name, &first.inputs[index]);
-        }
-    }
-    for (index, slot) in first.spec.outputs.iter().enumerate() {
-        let vars: Vec<VarId> = ops.iter().flat_map(|op| op.outputs[index].clone()).collect();
-        call = call.outputs(slot.name, &vars);
-    }
+    let mut call = call_over_lists(emit.named_op(&name)?, &ops);
     call = call.outputs("GradOut", collective.output("Out"));
-    let attrs = |op: &fleet_ir::Op| -> Vec<(&'static str, Attr)> {
-        op.spec.attrs.iter().map(|spec| spec.name).zip(op.attrs.iter().cloned()).collect()
-    };
-    for (name, value) in attrs(first).into_iter().chain(attrs(&collective)) {
-        call = call.attr(name, value);
+    for (spec, value) in collective.spec.attrs.iter().zip(&collective.attrs) {
+        call = call.attr(spec.name, value.clone());
     }
     call.done()?;
     let new = std::mem::take(&mut emit.ops);
