@@ -1,6 +1,7 @@
 //! Attributes of a parameter.
 
 use crate::Init;
+use crate::setters::setters;
 use fleet_ir::Regularizer;
 
 /// Name, initializer, learning-rate factor, regularizer and switches of a parameter. Layers accept
@@ -56,33 +57,16 @@ impl ParamAttr {
         }
     }
 
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
+    setters! {
+        name: Some(impl Into<String>),
+        learning_rate: f64,
+        regularizer: Some(Regularizer),
+        trainable: bool,
+        need_clip: bool,
     }
 
     pub fn init(mut self, init: Init) -> Self {
         self.initializer = Some(init);
-        self
-    }
-
-    pub fn learning_rate(mut self, factor: f64) -> Self {
-        self.learning_rate = factor;
-        self
-    }
-
-    pub fn regularizer(mut self, regularizer: Regularizer) -> Self {
-        self.regularizer = Some(regularizer);
-        self
-    }
-
-    pub fn trainable(mut self, trainable: bool) -> Self {
-        self.trainable = trainable;
-        self
-    }
-
-    pub fn need_clip(mut self, need_clip: bool) -> Self {
-        self.need_clip = need_clip;
         self
     }
 }

@@ -1,10 +1,68 @@
 //! Helpers to write layers: access to both programs, documented names, and initialized parameters.
 
-use crate::{Act, Init, Net, ParamAttr, Var};
+use crate::net::source_line;
+use crate::{Act, Init, Net, ParamAttr, Var, init};
 use fleet_base::{Error, Result};
-use fleet_ir::{Param, Program, VarId};
+use fleet_ir::{BlockId, OpRole, Param, Program, VarId};
 use fleet_ops::{Emit, Meta, OpEmitter};
 use fleet_tensor::{DType, Shape};
+use std::panic::Location;
+use std::sync::Arc;
+
+impl Net {
+    /// Emits a layer, unless an error occurred before. Stores the layer's error in the network.
+    pub(crate) fn try_emit<T>(
+        &self,
+        at: &Location<'_>,
+        layer: impl FnOnce(&mut Build<'_>) -> Result<T>,
+    ) -> Option<T> {
+        let source: Arc<str> = source_line(at).into();
+        let registry = self.registry();
+        let made = self.update(&source, |state| {
+            let emit = |program| Emit {
+                source: Some(source.clone()),
+                ..Emit::new(program, registry, OpRole::FORWARD)
+            };
+            let main = Emit {
+                device: state.device.clone(),
+                fp16_guard: state.fp16_guard,
+                ..emit(&mut state.programs.main)
+            };
+            let startup = emit(&mut state.programs.startup);
+            let block = state.block;
+            let mut build = Build { net: self, main, startup, scope: &state.scope, block };
+            let made = layer(&mut build)?;
+            build.main.block = block;
+            build.main.append();
+            build.startup.append();
+            Ok(made)
+        });
+        made.ok()
+    }
+
+    /// Like [`Net::try_emit`], for a layer with one result.
+    pub(crate) fn try_emit_var(
+        &self,
+        at: &Location<'_>,
+        layer: impl FnOnce(&mut Build<'_>) -> Result<VarId>,
+    ) -> Var<'_> {
+        self.try_emit(at, layer).map_or_else(|| self.invalid_var(), |id| self.handle(id))
+    }
+}
+
+impl<'n> Var<'n> {
+    /// Emits a layer with this variable as its input.
+    #[track_caller]
+    pub(crate) fn layer(
+        self,
+        emit: impl FnOnce(&mut Build<'_>, VarId) -> Result<VarId>,
+    ) -> Var<'n> {
+        self.net.try_emit_var(Location::caller(), |b| {
+            let x = b.id(self)?;
+            emit(b, x)
+        })
+    }
+}
 
 /// A layer being emitted. Its ops are added to the programs when the layer is complete.
 pub(crate) struct Build<'a> {
@@ -13,7 +71,7 @@ pub(crate) struct Build<'a> {
     pub startup: Emit<'a>,
     pub scope: &'a str,
     /// Block of the layer's ops.
-    pub block: fleet_ir::BlockId,
+    pub block: BlockId,
 }
 
 impl<'a> Build<'a> {
@@ -124,7 +182,7 @@ impl<'a> Build<'a> {
         dtype: DType,
         value: f64,
     ) -> Result<VarId> {
-        global_var(&mut self.main, &mut self.startup, name, shape, dtype, value)
+        init::global_var(&mut self.main, &mut self.startup, name, shape, dtype, value)
     }
 
     pub fn act(&mut self, x: VarId, act: Option<&Act>, layer: &str) -> Result<VarId> {
@@ -133,23 +191,4 @@ impl<'a> Build<'a> {
             None => Ok(x),
         }
     }
-}
-
-/// See [`Build::global_var`]. This variant also serves optimizers, which have no network.
-pub(crate) fn global_var(
-    main: &mut Emit<'_>,
-    startup: &mut Emit<'_>,
-    name: &str,
-    shape: Shape,
-    dtype: DType,
-    value: f64,
-) -> Result<VarId> {
-    let shape = Shape::new(&shape)?;
-    if !shape.is_known() {
-        return Err(Error::invalid(format!("the shape of '{name}' must be known")).got(shape));
-    }
-    let var = fleet_ir::Var::persistable(name, dtype, shape);
-    let filled = startup.program.add_var(Program::ROOT, var.clone())?;
-    Init::Constant(value).emit(startup, filled)?;
-    main.program.add_var(Program::ROOT, var)
 }

@@ -1,9 +1,34 @@
 //! Ops by name, including those without a method.
 
+use crate::build::Build;
 use crate::{Net, Var};
 use fleet_base::Result;
 use fleet_ir::{Attr, OpId, VarId};
 use std::panic::Location;
+
+impl Net {
+    /// Starts any op of the registry by name.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// let y = net.op("scale").input("X", x).attr("scale", 2.0).one("Out");
+    /// assert_eq!(y.name(), "scale_0.tmp_0");
+    /// ```
+    #[track_caller]
+    pub fn op(&self, name: &'static str) -> OpCall<'_> {
+        OpCall {
+            net: self,
+            name,
+            at: Location::caller(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            attrs: Vec::new(),
+            layer: None,
+        }
+    }
+}
 
 /// Builder of an op; see [`Net::op`].
 ///
@@ -12,10 +37,12 @@ use std::panic::Location;
 /// let net = Net::new();
 /// let logits = net.data("logits", [-1, 10], DType::F32);
 /// let label = net.data("label", [-1, 1], DType::I64);
-/// let made = net.op("softmax_with_cross_entropy").input("Logits", logits).input("Label", label).done();
+/// let call = net.op("softmax_with_cross_entropy").input("Logits", logits).input("Label", label);
+/// let made = call.done();
 /// let (loss, softmax) = (made.one("Loss"), made.one("Softmax"));
 /// assert_eq!(softmax.shape(), Shape::from([-1, 10]));
-/// let parts = net.op("split").input("X", logits).attr("num", 2i64).attr("axis", 1i64).many("Out", 2);
+/// let split = net.op("split").input("X", logits).attr("num", 2i64).attr("axis", 1i64);
+/// let parts = split.many("Out", 2);
 /// let sum = net.op("sum").inputs("X", &parts).output("Out", parts[0]).one("Out");
 /// assert_eq!((sum.id(), sum.shape()), (parts[0].id(), Shape::from([-1, 5])));
 /// # let _ = loss;
@@ -32,22 +59,6 @@ pub struct OpCall<'n> {
 }
 
 impl<'n> OpCall<'n> {
-    pub(crate) fn new(
-        net: &'n Net,
-        name: &'static str,
-        at: &'static Location<'static>,
-    ) -> OpCall<'n> {
-        OpCall {
-            net,
-            name,
-            at,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            attrs: Vec::new(),
-            layer: None,
-        }
-    }
-
     pub fn input(self, slot: &'static str, var: Var<'n>) -> Self {
         self.inputs(slot, &[var])
     }
@@ -97,7 +108,7 @@ impl<'n> OpCall<'n> {
         Outputs { net, op: net.try_emit(self.at, |build| self.emit(build)) }
     }
 
-    fn emit(&self, build: &mut crate::build::Build<'_>) -> Result<OpId> {
+    fn emit(&self, build: &mut Build<'_>) -> Result<OpId> {
         let ids = |slots: &[(&'static str, Vec<Var<'n>>)]| -> Result<Vec<(&str, Vec<VarId>)>> {
             slots.iter().map(|(slot, vars)| Ok((*slot, build.ids(vars)?))).collect()
         };

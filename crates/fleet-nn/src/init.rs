@@ -1,9 +1,10 @@
-//! Initial values of parameters. Each takes one op in the startup program.
+//! Initial values of parameters and of other variables that persist. Each takes one op in the
+//! startup program.
 
 use fleet_base::{Error, Result};
-use fleet_ir::VarId;
+use fleet_ir::{Program, Var, VarId};
 use fleet_ops::Emit;
-use fleet_tensor::Shape;
+use fleet_tensor::{DType, Shape};
 
 /// Initial value of a parameter.
 ///
@@ -160,6 +161,25 @@ fn assign(startup: &mut Emit<'_>, var: VarId, values: &[f64]) -> Result<()> {
     let call = startup.named_op("assign_value")?.attr("shape", meta.shape.to_vec());
     call.attr("dtype", meta.dtype).attr("values", values.to_vec()).output("Out", var).done()?;
     Ok(())
+}
+
+/// Adds a persistable variable to both programs. The startup program fills it with `value`.
+pub(crate) fn global_var(
+    main: &mut Emit<'_>,
+    startup: &mut Emit<'_>,
+    name: &str,
+    shape: Shape,
+    dtype: DType,
+    value: f64,
+) -> Result<VarId> {
+    let shape = Shape::new(&shape)?;
+    if !shape.is_known() {
+        return Err(Error::invalid(format!("the shape of '{name}' must be known")).got(shape));
+    }
+    let var = Var::persistable(name, dtype, shape);
+    let filled = startup.program.add_var(Program::ROOT, var.clone())?;
+    Init::Constant(value).emit(startup, filled)?;
+    main.program.add_var(Program::ROOT, var)
 }
 
 /// Returns fan-in and fan-out of a weight.

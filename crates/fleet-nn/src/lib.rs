@@ -68,8 +68,12 @@ mod math;
 mod metric;
 mod net;
 mod operators;
+mod programs;
+mod setters;
 mod tensor;
+mod training;
 mod var;
+mod variables;
 
 pub mod layers;
 pub mod models;
@@ -84,8 +88,10 @@ pub use loss::{CrossEntropy, Reduction};
 pub use lr::{HostFn, HostRate, LearningRate, LrSchedule};
 pub use math::Elementwise;
 pub use metric::{Auc, AucVars, Curve};
-pub use net::{Gradients, Guard, Minimized, Net, Programs};
+pub use net::{Guard, Net};
 pub use operators::Operand;
+pub use programs::Programs;
+pub use training::{Gradients, Minimized};
 pub use var::Var;
 
 pub use fleet_base::{Error, Result};

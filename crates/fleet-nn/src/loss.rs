@@ -1,5 +1,6 @@
 //! Losses, as methods of the prediction that take the label.
 
+use crate::setters::setters;
 use crate::{Net, Var};
 
 /// Reduction of elementwise losses.
@@ -56,24 +57,11 @@ impl CrossEntropy {
         CrossEntropy::default()
     }
 
-    pub fn soft_label(mut self) -> Self {
-        self.soft_label = true;
-        self
-    }
-
-    pub fn ignore_index(mut self, label: i64) -> Self {
-        self.ignore_index = Some(label);
-        self
-    }
-
-    pub fn axis(mut self, axis: i64) -> Self {
-        self.axis = Some(axis);
-        self
-    }
-
-    pub fn reduction(mut self, reduction: Reduction) -> Self {
-        self.reduction = reduction;
-        self
+    setters! {
+        soft_label: true,
+        ignore_index: Some(i64),
+        axis: Some(i64),
+        reduction: Reduction,
     }
 }
 

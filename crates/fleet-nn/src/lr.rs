@@ -1,14 +1,16 @@
 //! Learning rates: constants and schedules.
 //!
 //! A schedule becomes ops of the main program: a counter that persists across steps, and one
-//! `lr_schedule` op, or two if warm-up wraps another schedule. [`LrSchedule::value_at`] is the same
-//! function in plain Rust. A schedule given as a Rust function is stored beside the programs
+//! `lr_schedule` op, or two if warm-up wraps another schedule. [`LrSchedule::value_at`] evaluates
+//! the formula of the op. A schedule given as a Rust function is stored beside the programs
 //! ([`HostRate`]). The caller that runs the programs evaluates it before each step and sets the
 //! rate.
 
+use crate::init::global_var;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
 use fleet_ops::Emit;
+use fleet_ops::optimizer::lr_schedule::Schedule;
 use fleet_tensor::{DType, Shape};
 use std::fmt;
 use std::sync::Arc;
@@ -216,48 +218,12 @@ impl LrSchedule {
 
     /// Returns the rate of a step, counted from 0.
     pub fn value_at(&self, step: u64) -> f64 {
-        let at = step as f64;
         match self {
-            LrSchedule::Noam { learning_rate, d_model, warmup_steps } => {
-                let falling = if step == 0 { 1.0 } else { at.powf(-0.5) };
-                let rising = at * warmup_steps.powf(-1.5);
-                learning_rate * d_model.powf(-0.5) * falling.min(rising)
-            }
-            LrSchedule::Exponential { learning_rate, gamma } => learning_rate * gamma.powf(at),
-            LrSchedule::NaturalExp { learning_rate, gamma } => learning_rate * (-gamma * at).exp(),
-            LrSchedule::InverseTime { learning_rate, gamma } => learning_rate / (1.0 + gamma * at),
-            LrSchedule::Piecewise { boundaries, values } => {
-                let index = boundaries.iter().position(|boundary| step < *boundary);
-                let index = index.unwrap_or(boundaries.len());
-                values.get(index).or(values.last()).copied().unwrap_or(0.0)
-            }
-            LrSchedule::Polynomial { learning_rate, decay_steps, end, power, cycle } => {
-                let (at, steps) = if *cycle {
-                    (at, decay_steps * (at / decay_steps).ceil().max(1.0))
-                } else {
-                    (at.min(*decay_steps), *decay_steps)
-                };
-                (learning_rate - end) * (1.0 - at / steps).powf(*power) + end
-            }
-            LrSchedule::Cosine { learning_rate, t_max, eta_min } => {
-                let wave = (std::f64::consts::PI * at / t_max).cos();
-                eta_min + (learning_rate - eta_min) * (1.0 + wave) / 2.0
-            }
-            LrSchedule::LinearWarmup { after, warmup_steps, start, end } => {
-                if step < *warmup_steps {
-                    start + (end - start) * at / *warmup_steps as f64
-                } else {
-                    after.value_at(step - warmup_steps)
-                }
-            }
-            LrSchedule::Step { learning_rate, step_size, gamma } => {
-                learning_rate * gamma.powf((step / (*step_size).max(1)) as f64)
-            }
-            LrSchedule::MultiStep { learning_rate, milestones, gamma } => {
-                let passed = milestones.iter().filter(|milestone| step >= **milestone).count();
-                learning_rate * gamma.powf(passed as f64)
+            LrSchedule::LinearWarmup { after, warmup_steps, .. } if step >= *warmup_steps => {
+                after.value_at(step - warmup_steps)
             }
             LrSchedule::Lambda { learning_rate, factor } => learning_rate * factor.call(step),
+            _ => self.terms().value_at(step as f64),
         }
     }
 
@@ -323,7 +289,7 @@ impl LearningRate {
         }
         let name = main.program.unique_name("learning_rate");
         let one = Shape::from([1]);
-        let rate = crate::build::global_var(main, startup, &name, one, DType::F32, start)?;
+        let rate = global_var(main, startup, &name, one, DType::F32, start)?;
         if let LearningRate::Schedule(schedule) = self {
             let role = std::mem::replace(&mut main.role, OpRole::LR_SCHED);
             let step = counter(main, startup)?;
@@ -374,7 +340,7 @@ fn counter(main: &mut Emit<'_>, startup: &mut Emit<'_>) -> Result<VarId> {
         return Ok(found);
     }
     let one = Shape::from([1]);
-    let step = crate::build::global_var(main, startup, COUNTER, one, DType::I64, -1.0)?;
+    let step = global_var(main, startup, COUNTER, one, DType::I64, -1.0)?;
     main.named_op("increment")?.input("X", step).attr("step", 1.0).output("Out", step).done()?;
     Ok(step)
 }
@@ -393,14 +359,8 @@ impl LrSchedule {
                 let since = since.saturating_add(*warmup_steps);
                 Some(match after.as_ref() {
                     LearningRate::Schedule(inner) => inner.emit(main, step, since, None)?,
-                    LearningRate::Constant(rate) => {
-                        let flat = ScheduleAttrs {
-                            kind: "constant",
-                            params: vec![*rate],
-                            ..ScheduleAttrs::new()
-                        };
-                        flat.emit(main, step, 0, None, None)?
-                    }
+                    LearningRate::Constant(rate) => ScheduleAttrs::plain("constant", &[*rate])
+                        .emit(main, step, 0, None, None)?,
                 })
             }
             _ => None,
@@ -409,11 +369,7 @@ impl LrSchedule {
     }
 
     fn terms(&self) -> ScheduleAttrs {
-        let plain = |kind: &'static str, params: &[f64]| ScheduleAttrs {
-            kind,
-            params: params.to_vec(),
-            ..ScheduleAttrs::new()
-        };
+        let plain = ScheduleAttrs::plain;
         let steps = |steps: &[u64]| steps.iter().map(|step| *step as f64).collect();
         match self {
             LrSchedule::Noam { learning_rate, d_model, warmup_steps } => {
@@ -444,7 +400,7 @@ impl LrSchedule {
                 plain("linear_warmup", &[*warmup_steps as f64, *start, *end])
             }
             LrSchedule::Step { learning_rate, step_size, gamma } => {
-                plain("step", &[*learning_rate, *step_size as f64, *gamma])
+                plain("step", &[*learning_rate, (*step_size).max(1) as f64, *gamma])
             }
             LrSchedule::MultiStep { learning_rate, milestones, gamma } => ScheduleAttrs {
                 boundaries: steps(milestones),
@@ -465,8 +421,16 @@ struct ScheduleAttrs {
 }
 
 impl ScheduleAttrs {
-    fn new() -> ScheduleAttrs {
-        ScheduleAttrs { kind: "", params: Vec::new(), boundaries: Vec::new(), values: Vec::new() }
+    fn plain(kind: &'static str, params: &[f64]) -> ScheduleAttrs {
+        let params = params.to_vec();
+        ScheduleAttrs { kind, params, boundaries: Vec::new(), values: Vec::new() }
+    }
+
+    /// Returns the rate that the op computes for a step, without an inner schedule. It is NaN for
+    /// attributes that the op rejects.
+    fn value_at(&self, step: f64) -> f64 {
+        let schedule = Schedule::new(self.kind, &self.params, &self.boundaries, &self.values);
+        schedule.map_or(f64::NAN, |schedule| schedule.at(step, None))
     }
 
     fn emit(

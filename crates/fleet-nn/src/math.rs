@@ -1,6 +1,7 @@
 //! Arithmetic on handles: elementwise functions, comparisons, reductions, matrix products.
 
 use crate::operators::number;
+use crate::setters::setters;
 use crate::{Act, Operand, Var};
 use fleet_tensor::DType;
 use std::panic::Location;
@@ -15,7 +16,8 @@ macro_rules! unary {
                 /// ```
                 /// # use fleet_nn::prelude::*;
                 /// # let net = Net::new();
-                #[doc = concat!("let y = net.data(\"x\", [-1, 4], DType::F32).", stringify!($name), "();")]
+                /// let x = net.data("x", [-1, 4], DType::F32);
+                #[doc = concat!("let y = x.", stringify!($name), "();")]
                 /// # assert_eq!(y.shape(), Shape::from([-1, 4]));
                 /// ```
                 #[track_caller]
@@ -111,6 +113,45 @@ binary! {
     greater_equal => "greater_equal";
 }
 
+/// Defines methods for reductions over axes.
+macro_rules! reductions {
+    ($($(#[$meta:meta])* $name:ident;)*) => {
+        impl<'n> Var<'n> {
+            $(
+                $(#[$meta])*
+                ///
+                /// ```
+                /// # use fleet_nn::prelude::*;
+                /// # let net = Net::new();
+                /// let x = net.data("x", [-1, 4, 3], DType::F32);
+                #[doc = concat!("let y = x.", stringify!($name), "([1], false);")]
+                #[doc = concat!("let kept = x.", stringify!($name), "([-1], true);")]
+                /// assert_eq!(y.shape(), Shape::from([-1, 3]));
+                /// assert_eq!(kept.shape(), Shape::from([-1, 4, 1]));
+                /// ```
+                #[track_caller]
+                pub fn $name(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
+                    let call = self.net.op(stringify!($name)).input("X", self);
+                    call.attr("dim", axes.as_ref()).attr("keep_dim", keep_dim).one("Out")
+                }
+            )*
+        }
+    };
+}
+
+reductions! {
+    /// Returns sums over axes.
+    reduce_sum;
+    /// Returns means over axes.
+    reduce_mean;
+    /// Returns the largest elements over axes.
+    reduce_max;
+    /// Returns the smallest elements over axes.
+    reduce_min;
+    /// Returns products over axes.
+    reduce_prod;
+}
+
 /// Options of a binary operation: the axis where the right operand's dimensions align, an
 /// activation of the result, and a name.
 ///
@@ -134,20 +175,11 @@ impl Elementwise {
         Elementwise::default()
     }
 
-    /// Sets the axis of the left operand at which the right operand's dimensions begin.
-    pub fn axis(mut self, axis: i64) -> Self {
-        self.axis = Some(axis);
-        self
-    }
-
-    pub fn act(mut self, act: Act) -> Self {
-        self.act = Some(act);
-        self
-    }
-
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
+    setters! {
+        /// Sets the axis of the left operand at which the right operand's dimensions begin.
+        axis: Some(i64),
+        act: Some(Act),
+        name: Some(impl Into<String>),
     }
 }
 
@@ -247,10 +279,7 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn act(self, act: Act) -> Var<'n> {
-        self.net.try_emit_var(Location::caller(), |b| {
-            let x = b.id(self)?;
-            act.emit(&mut b.main, x, None)
-        })
+        self.layer(|b, x| act.emit(&mut b.main, x, None))
     }
 
     /// Returns the softmax along an axis.
@@ -316,76 +345,6 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn sum(self) -> Var<'n> {
         self.net.op("reduce_sum").input("X", self).attr("reduce_all", true).one("Out")
-    }
-
-    /// Returns sums over axes.
-    ///
-    /// ```
-    /// # use fleet_nn::prelude::*;
-    /// # let net = Net::new();
-    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_sum([-1], true);
-    /// assert_eq!(y.shape(), Shape::from([-1, 4, 1]));
-    /// ```
-    #[track_caller]
-    pub fn reduce_sum(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
-        self.reduce("reduce_sum", axes.as_ref(), keep_dim)
-    }
-
-    /// Returns means over axes.
-    ///
-    /// ```
-    /// # use fleet_nn::prelude::*;
-    /// # let net = Net::new();
-    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_mean([1], false);
-    /// assert_eq!(y.shape(), Shape::from([-1, 3]));
-    /// ```
-    #[track_caller]
-    pub fn reduce_mean(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
-        self.reduce("reduce_mean", axes.as_ref(), keep_dim)
-    }
-
-    /// Returns the largest elements over axes.
-    ///
-    /// ```
-    /// # use fleet_nn::prelude::*;
-    /// # let net = Net::new();
-    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_max([1], false);
-    /// assert_eq!(y.shape(), Shape::from([-1, 3]));
-    /// ```
-    #[track_caller]
-    pub fn reduce_max(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
-        self.reduce("reduce_max", axes.as_ref(), keep_dim)
-    }
-
-    /// Returns the smallest elements over axes.
-    ///
-    /// ```
-    /// # use fleet_nn::prelude::*;
-    /// # let net = Net::new();
-    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_min([1], false);
-    /// assert_eq!(y.shape(), Shape::from([-1, 3]));
-    /// ```
-    #[track_caller]
-    pub fn reduce_min(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
-        self.reduce("reduce_min", axes.as_ref(), keep_dim)
-    }
-
-    /// Returns products over axes.
-    ///
-    /// ```
-    /// # use fleet_nn::prelude::*;
-    /// # let net = Net::new();
-    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_prod([1], false);
-    /// assert_eq!(y.shape(), Shape::from([-1, 3]));
-    /// ```
-    #[track_caller]
-    pub fn reduce_prod(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
-        self.reduce("reduce_prod", axes.as_ref(), keep_dim)
-    }
-
-    #[track_caller]
-    fn reduce(self, op: &'static str, axes: &[i64], keep_dim: bool) -> Var<'n> {
-        self.net.op(op).input("X", self).attr("dim", axes).attr("keep_dim", keep_dim).one("Out")
     }
 
     /// Returns the matrix product over the last two dimensions. Leading dimensions are broadcast.

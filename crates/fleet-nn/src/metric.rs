@@ -2,6 +2,7 @@
 //! curve.
 
 use crate::Var;
+use crate::setters::setters;
 use fleet_base::Error;
 use fleet_tensor::{DType, Shape};
 use std::panic::Location;
@@ -53,19 +54,10 @@ impl Auc {
         Auc { curve: Curve::Roc, num_thresholds: 4095, slide_steps: 1 }
     }
 
-    pub fn curve(mut self, curve: Curve) -> Self {
-        self.curve = curve;
-        self
-    }
-
-    pub fn num_thresholds(mut self, buckets: i64) -> Self {
-        self.num_thresholds = buckets;
-        self
-    }
-
-    pub fn slide_steps(mut self, batches: i64) -> Self {
-        self.slide_steps = batches;
-        self
+    setters! {
+        curve: Curve,
+        num_thresholds: i64,
+        slide_steps: i64,
     }
 }
 

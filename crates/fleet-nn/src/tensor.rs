@@ -3,7 +3,6 @@
 use crate::{Net, Var};
 use fleet_base::Error;
 use fleet_tensor::DType;
-use std::panic::Location;
 
 impl Net {
     /// Concatenates variables along an axis.
@@ -396,8 +395,7 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn stop_gradient(self) -> Var<'n> {
-        self.net.try_emit_var(Location::caller(), |b| {
-            let x = b.id(self)?;
+        self.layer(|b, x| {
             let var = b.main.program.var_mut(x);
             if var.is_parameter() {
                 return Err(Error::invalid(format!(

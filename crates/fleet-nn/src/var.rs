@@ -2,7 +2,7 @@
 //! tensor ops, losses and metrics.
 
 use crate::Net;
-use fleet_base::{Error, Result};
+use fleet_base::{EntityRef, Error, Result};
 use fleet_ir::VarId;
 use fleet_tensor::{DType, Shape};
 use std::fmt;
@@ -20,6 +20,18 @@ use std::fmt;
 pub struct Var<'n> {
     pub(crate) net: &'n Net,
     pub(crate) id: VarId,
+}
+
+impl Net {
+    pub(crate) fn handle(&self, id: VarId) -> Var<'_> {
+        Var { net: self, id }
+    }
+
+    /// Returns the result of a layer after an error: a handle without a variable, accepted by all
+    /// calls.
+    pub(crate) fn invalid_var(&self) -> Var<'_> {
+        self.handle(VarId::from_index(u32::MAX as usize - 1))
+    }
 }
 
 impl<'n> Var<'n> {

@@ -1,6 +1,7 @@
 //! Scaled dot-product attention, fused: the score matrix is not stored.
 
 use crate::build::Build;
+use crate::setters::setters;
 use crate::{OpCall, Var};
 use fleet_base::Result;
 use std::panic::Location;
@@ -31,24 +32,11 @@ impl<'n> Attention<'n> {
         Attention::default()
     }
 
-    pub fn causal(mut self) -> Self {
-        self.causal = true;
-        self
-    }
-
-    pub fn scale(mut self, scale: f64) -> Self {
-        self.scale = scale;
-        self
-    }
-
-    pub fn mask(mut self, mask: Var<'n>) -> Self {
-        self.mask = Some(mask);
-        self
-    }
-
-    pub fn dropout(mut self, prob: f64) -> Self {
-        self.dropout = prob;
-        self
+    setters! {
+        causal: true,
+        scale: f64,
+        mask: Some(Var<'n>),
+        dropout: f64,
     }
 
     fn attrs(&self, call: OpCall<'n>, stream: i64) -> OpCall<'n> {

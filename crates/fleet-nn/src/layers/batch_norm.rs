@@ -2,10 +2,10 @@
 
 use crate::build::Build;
 use crate::layers::DataFormat;
+use crate::setters::setters;
 use crate::{Act, Init, ParamAttr, Var};
 use fleet_base::Result;
 use fleet_ir::VarId;
-use std::panic::Location;
 
 /// Options of batch normalization. Scale and shift are trained (`.w_0`, `.b_0`). The moving mean
 /// and variance (`.w_1`, `.w_2`) are updated from the batches.
@@ -17,7 +17,8 @@ use std::panic::Location;
 /// let y = x.batch_norm(BatchNorm::new().act(Act::Relu));
 /// assert_eq!(net.var("batch_norm_0.w_2").shape(), Shape::from([64]));
 /// let last = BatchNorm::new().data_format(DataFormat::Nhwc).moving("mean", "variance");
-/// net.data("z", [-1, 56, 56, 8], DType::F32).batch_norm(last.shift("shift").use_global_stats(true));
+/// let last = last.shift("shift").use_global_stats(true);
+/// net.data("z", [-1, 56, 56, 8], DType::F32).batch_norm(last);
 /// assert_eq!(net.var("mean").shape(), Shape::from([8]));
 /// # let _ = y;
 /// ```
@@ -58,50 +59,21 @@ impl BatchNorm {
         }
     }
 
-    pub fn act(mut self, act: Act) -> Self {
-        self.act = Some(act);
-        self
-    }
-
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.momentum = momentum;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.epsilon = epsilon;
-        self
-    }
-
-    pub fn scale(mut self, attr: impl Into<ParamAttr>) -> Self {
-        self.scale = attr.into();
-        self
-    }
-
-    pub fn shift(mut self, attr: impl Into<ParamAttr>) -> Self {
-        self.shift = attr.into();
-        self
+    setters! {
+        act: Some(Act),
+        momentum: f64,
+        epsilon: f64,
+        scale: impl Into<ParamAttr>,
+        shift: impl Into<ParamAttr>,
+        use_global_stats: bool,
+        data_format: DataFormat,
+        name: Some(impl Into<String>),
     }
 
     /// Sets the names of the moving mean and variance.
     pub fn moving(mut self, mean: impl Into<String>, variance: impl Into<String>) -> Self {
         self.moving_mean_name = Some(mean.into());
         self.moving_variance_name = Some(variance.into());
-        self
-    }
-
-    pub fn use_global_stats(mut self, on: bool) -> Self {
-        self.use_global_stats = on;
-        self
-    }
-
-    pub fn data_format(mut self, format: DataFormat) -> Self {
-        self.data_format = format;
-        self
-    }
-
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
         self
     }
 
@@ -146,9 +118,6 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn batch_norm(self, with: BatchNorm) -> Var<'n> {
-        self.net.try_emit_var(Location::caller(), |b| {
-            let x = b.id(self)?;
-            with.emit(b, x)
-        })
+        self.layer(|b, x| with.emit(b, x))
     }
 }

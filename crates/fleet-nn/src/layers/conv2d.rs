@@ -2,10 +2,10 @@
 
 use crate::build::Build;
 use crate::layers::DataFormat;
+use crate::setters::setters;
 use crate::{Act, Init, ParamAttr, Var};
 use fleet_base::{Error, Result};
 use fleet_ir::VarId;
-use std::panic::Location;
 
 /// A size along height and width. A single number converts to both.
 ///
@@ -102,10 +102,10 @@ impl From<[i64; 4]> for Padding {
 #[derive(Clone, Debug)]
 pub struct Conv2d {
     pub num_filters: i64,
-    pub filter_size: [i64; 2],
-    pub stride: [i64; 2],
+    pub filter_size: Pair,
+    pub stride: Pair,
     pub padding: Padding,
-    pub dilation: [i64; 2],
+    pub dilation: Pair,
     /// Number of groups of channels, each with its own filters. As many as channels gives a
     /// depthwise convolution.
     pub groups: i64,
@@ -120,10 +120,10 @@ impl Conv2d {
     pub fn new(num_filters: i64, filter_size: impl Into<Pair>) -> Conv2d {
         Conv2d {
             num_filters,
-            filter_size: filter_size.into().0,
-            stride: [1, 1],
+            filter_size: filter_size.into(),
+            stride: Pair([1, 1]),
             padding: Padding::from(0),
-            dilation: [1, 1],
+            dilation: Pair([1, 1]),
             groups: 1,
             act: None,
             weight: ParamAttr::new(),
@@ -133,53 +133,20 @@ impl Conv2d {
         }
     }
 
-    pub fn stride(mut self, stride: impl Into<Pair>) -> Self {
-        self.stride = stride.into().0;
-        self
-    }
-
-    pub fn padding(mut self, padding: impl Into<Padding>) -> Self {
-        self.padding = padding.into();
-        self
-    }
-
-    pub fn dilation(mut self, dilation: impl Into<Pair>) -> Self {
-        self.dilation = dilation.into().0;
-        self
-    }
-
-    pub fn groups(mut self, groups: i64) -> Self {
-        self.groups = groups;
-        self
-    }
-
-    pub fn act(mut self, act: Act) -> Self {
-        self.act = Some(act);
-        self
-    }
-
-    pub fn weight(mut self, attr: impl Into<ParamAttr>) -> Self {
-        self.weight = attr.into();
-        self
-    }
-
-    pub fn bias(mut self, attr: impl Into<ParamAttr>) -> Self {
-        self.bias = Some(attr.into());
-        self
+    setters! {
+        stride: impl Into<Pair>,
+        padding: impl Into<Padding>,
+        dilation: impl Into<Pair>,
+        groups: i64,
+        act: Some(Act),
+        weight: impl Into<ParamAttr>,
+        bias: Some(impl Into<ParamAttr>),
+        data_format: DataFormat,
+        name: Some(impl Into<String>),
     }
 
     pub fn no_bias(mut self) -> Self {
         self.bias = None;
-        self
-    }
-
-    pub fn data_format(mut self, format: DataFormat) -> Self {
-        self.data_format = format;
-        self
-    }
-
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
         self
     }
 
@@ -193,7 +160,7 @@ impl Conv2d {
         let channels = b.known_dim("conv2d", &meta.shape, self.data_format.channel_axis())?;
         self.check(channels)?;
         let layer = b.layer_name("conv2d", self.name.as_deref());
-        let [kh, kw] = self.filter_size;
+        let Pair([kh, kw]) = self.filter_size;
         let init = Init::normal(0.0, (2.0 / (kh as f64 * kw as f64 * channels as f64)).sqrt());
         let shape = [self.num_filters, channels / self.groups, kh, kw];
         let filter = b.parameter(&layer, "w", &self.weight, shape, meta.dtype, &init)?;
@@ -208,19 +175,19 @@ impl Conv2d {
         let op = if depthwise { "depthwise_conv2d" } else { "conv2d" };
         let (paddings, algorithm) = self.padding.attrs();
         let call = b.op(op)?.input("Input", x).input("Filter", filter).maybe("Bias", bias);
-        let call = call.attr("strides", self.stride.to_vec()).attr("paddings", paddings);
+        let call = call.attr("strides", self.stride.0.to_vec()).attr("paddings", paddings);
         let call = call.attr("padding_algorithm", algorithm);
-        let call = call.attr("dilations", self.dilation.to_vec()).attr("groups", self.groups);
+        let call = call.attr("dilations", self.dilation.0.to_vec()).attr("groups", self.groups);
         let call = call.attr("data_format", self.data_format.name());
         let out = call.named(format!("{layer}.tmp")).one("Output")?;
         b.act(out, self.act.as_ref(), &layer)
     }
 
     fn check(&self, channels: i64) -> Result<()> {
-        if self.num_filters <= 0 || self.filter_size.iter().any(|size| *size <= 0) {
+        if self.num_filters <= 0 || self.filter_size.0.iter().any(|size| *size <= 0) {
             return Err(Error::invalid("invalid number or size of filters of conv2d")
                 .expected("1 or more, of size 1 or more")
-                .got(format!("{} of {:?}", self.num_filters, self.filter_size)));
+                .got(format!("{} of {:?}", self.num_filters, self.filter_size.0)));
         }
         let groups = self.groups;
         if groups <= 0 || channels % groups != 0 || self.num_filters % groups != 0 {
@@ -243,9 +210,6 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn conv2d(self, with: Conv2d) -> Var<'n> {
-        self.net.try_emit_var(Location::caller(), |b| {
-            let x = b.id(self)?;
-            with.emit(b, x)
-        })
+        self.layer(|b, x| with.emit(b, x))
     }
 }

@@ -1,8 +1,8 @@
 //! Dropout.
 
 use crate::Var;
+use crate::setters::setters;
 use fleet_base::Error;
-use std::panic::Location;
 
 /// Options of dropout. A plain number is the probability of zeroing an element.
 ///
@@ -27,14 +27,9 @@ impl Dropout {
         Dropout { prob, downgrade_in_infer: false, seed: 0 }
     }
 
-    pub fn downgrade_in_infer(mut self) -> Self {
-        self.downgrade_in_infer = true;
-        self
-    }
-
-    pub fn seed(mut self, seed: i64) -> Self {
-        self.seed = seed;
-        self
+    setters! {
+        downgrade_in_infer: true,
+        seed: i64,
     }
 }
 
@@ -57,8 +52,7 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn dropout(self, with: impl Into<Dropout>) -> Var<'n> {
         let with = with.into();
-        self.net.try_emit_var(Location::caller(), |b| {
-            let x = b.id(self)?;
+        self.layer(|b, x| {
             if !(0.0..=1.0).contains(&with.prob) {
                 return Err(Error::invalid("wrong probability of dropout")
                     .expected("0 to 1")

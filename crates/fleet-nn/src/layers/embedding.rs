@@ -1,11 +1,11 @@
 //! Embedding tables stored in the program.
 
 use crate::build::Build;
+use crate::setters::setters;
 use crate::{Init, ParamAttr, Var};
 use fleet_base::{Error, Result};
 use fleet_ir::VarId;
 use fleet_tensor::DType;
-use std::panic::Location;
 
 /// Attributes of a lookup on parameter servers.
 #[derive(Clone, Copy)]
@@ -26,7 +26,8 @@ impl Remote<'_> {
 /// # use fleet_nn::prelude::*;
 /// let net = Net::new();
 /// let ids = net.data("ids", [-1, 26], DType::I64);
-/// let rows = ids.embedding(Embedding::new(1_000_000, 16).sparse().weight(Init::uniform(-0.01, 0.01)));
+/// let table = Embedding::new(1_000_000, 16).sparse().weight(Init::uniform(-0.01, 0.01));
+/// let rows = ids.embedding(table);
 /// assert_eq!(rows.shape(), Shape::from([-1, 26, 16]));
 /// assert_eq!(net.var("embedding_0.w_0").shape(), Shape::from([1_000_000, 16]));
 /// ```
@@ -68,24 +69,11 @@ impl Embedding {
         self
     }
 
-    pub fn padding_idx(mut self, id: i64) -> Self {
-        self.padding_idx = Some(id);
-        self
-    }
-
-    pub fn dtype(mut self, dtype: DType) -> Self {
-        self.dtype = dtype;
-        self
-    }
-
-    pub fn weight(mut self, attr: impl Into<ParamAttr>) -> Self {
-        self.weight = attr.into();
-        self
-    }
-
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
+    setters! {
+        padding_idx: Some(i64),
+        dtype: DType,
+        weight: impl Into<ParamAttr>,
+        name: Some(impl Into<String>),
     }
 
     /// Emits the lookup.
@@ -142,9 +130,6 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn embedding(self, with: impl Into<Embedding>) -> Var<'n> {
         let with = with.into();
-        self.net.try_emit_var(Location::caller(), |b| {
-            let ids = b.id(self)?;
-            with.emit(b, ids, "embedding", Remote::NONE)
-        })
+        self.layer(|b, ids| with.emit(b, ids, "embedding", Remote::NONE))
     }
 }

@@ -1,10 +1,10 @@
 //! Fully connected layer.
 
 use crate::build::Build;
+use crate::setters::setters;
 use crate::{Act, Init, ParamAttr, Var};
 use fleet_base::{Error, Result};
 use fleet_ir::VarId;
-use std::panic::Location;
 
 /// Options of a fully connected layer: `act(x * w + b)`. A plain number is its size.
 ///
@@ -44,33 +44,16 @@ impl Fc {
         }
     }
 
-    pub fn num_flatten_dims(mut self, dims: i64) -> Self {
-        self.num_flatten_dims = dims;
-        self
-    }
-
-    pub fn act(mut self, act: Act) -> Self {
-        self.act = Some(act);
-        self
-    }
-
-    pub fn weight(mut self, attr: impl Into<ParamAttr>) -> Self {
-        self.weight = attr.into();
-        self
-    }
-
-    pub fn bias(mut self, attr: impl Into<ParamAttr>) -> Self {
-        self.bias = Some(attr.into());
-        self
+    setters! {
+        num_flatten_dims: i64,
+        act: Some(Act),
+        weight: impl Into<ParamAttr>,
+        bias: Some(impl Into<ParamAttr>),
+        name: Some(impl Into<String>),
     }
 
     pub fn no_bias(mut self) -> Self {
         self.bias = None;
-        self
-    }
-
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
         self
     }
 
@@ -136,9 +119,6 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn fc(self, with: impl Into<Fc>) -> Var<'n> {
         let fc = with.into();
-        self.net.try_emit_var(Location::caller(), |b| {
-            let x = b.id(self)?;
-            fc.emit(b, x, "fc")
-        })
+        self.layer(|b, x| fc.emit(b, x, "fc"))
     }
 }

@@ -1,11 +1,11 @@
 //! Layer normalization.
 
 use crate::build::Build;
+use crate::setters::setters;
 use crate::{Act, Init, ParamAttr, Var};
 use fleet_base::Result;
 use fleet_ir::VarId;
 use fleet_tensor::DType;
-use std::panic::Location;
 
 /// Options of layer normalization.
 ///
@@ -54,19 +54,13 @@ impl LayerNorm {
         LayerNorm { begin_norm_axis: -1, ..LayerNorm::new() }
     }
 
-    pub fn begin_norm_axis(mut self, axis: i64) -> Self {
-        self.begin_norm_axis = axis;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.epsilon = epsilon;
-        self
-    }
-
-    pub fn scale(mut self, attr: impl Into<ParamAttr>) -> Self {
-        self.scale = Some(attr.into());
-        self
+    setters! {
+        begin_norm_axis: i64,
+        epsilon: f64,
+        scale: Some(impl Into<ParamAttr>),
+        shift: Some(impl Into<ParamAttr>),
+        act: Some(Act),
+        name: Some(impl Into<String>),
     }
 
     pub fn no_scale(mut self) -> Self {
@@ -74,23 +68,8 @@ impl LayerNorm {
         self
     }
 
-    pub fn shift(mut self, attr: impl Into<ParamAttr>) -> Self {
-        self.shift = Some(attr.into());
-        self
-    }
-
     pub fn no_shift(mut self) -> Self {
         self.shift = None;
-        self
-    }
-
-    pub fn act(mut self, act: Act) -> Self {
-        self.act = Some(act);
-        self
-    }
-
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
         self
     }
 
@@ -126,9 +105,6 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn layer_norm(self, with: LayerNorm) -> Var<'n> {
-        self.net.try_emit_var(Location::caller(), |b| {
-            let x = b.id(self)?;
-            with.emit(b, x)
-        })
+        self.layer(|b, x| with.emit(b, x))
     }
 }

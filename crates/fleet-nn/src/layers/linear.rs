@@ -1,8 +1,7 @@
 //! A linear map of the last dimension.
 
 use crate::layers::Fc;
-use crate::{Act, ParamAttr, Var};
-use std::panic::Location;
+use crate::{Act, Init, ParamAttr, Var};
 
 /// Options of a linear map of the last dimension. Like [`Fc`], but for inputs of any rank.
 ///
@@ -20,6 +19,12 @@ pub struct Linear(Fc);
 impl Linear {
     pub fn new(size: impl TryInto<i64>) -> Linear {
         Linear(Fc::new(size).num_flatten_dims(-1))
+    }
+
+    /// Returns the options of a part of a larger layer.
+    pub(super) fn part(size: i64, initializer: Option<Init>, name: Option<String>) -> Linear {
+        let Linear(fc) = Linear::new(size);
+        Linear(Fc { weight: ParamAttr { initializer, ..ParamAttr::new() }, name, ..fc })
     }
 
     pub fn act(self, act: Act) -> Self {
@@ -73,9 +78,6 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn linear(self, with: impl Into<Linear>) -> Var<'n> {
         let Linear(fc) = with.into();
-        self.net.try_emit_var(Location::caller(), |b| {
-            let x = b.id(self)?;
-            fc.emit(b, x, "linear")
-        })
+        self.layer(|b, x| fc.emit(b, x, "linear"))
     }
 }

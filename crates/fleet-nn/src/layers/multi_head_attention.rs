@@ -1,7 +1,8 @@
 //! Multi-head attention: projections, attention, output projection.
 
 use crate::layers::{Attention, Linear};
-use crate::{Init, ParamAttr, Var};
+use crate::setters::setters;
+use crate::{Init, Var};
 use fleet_base::Error;
 use std::panic::Location;
 
@@ -43,43 +44,18 @@ impl<'n> MultiHeadAttention<'n> {
         }
     }
 
-    pub fn key_value(mut self, keys_and_values: Var<'n>) -> Self {
-        self.key_value = Some(keys_and_values);
-        self
-    }
-
-    pub fn causal(mut self) -> Self {
-        self.causal = true;
-        self
-    }
-
-    pub fn mask(mut self, mask: Var<'n>) -> Self {
-        self.mask = Some(mask);
-        self
-    }
-
-    pub fn dropout(mut self, prob: f64) -> Self {
-        self.dropout = prob;
-        self
-    }
-
-    pub fn init(mut self, init: Init) -> Self {
-        self.init = Some(init);
-        self
-    }
-
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
+    setters! {
+        key_value: Some(Var<'n>),
+        causal: true,
+        mask: Some(Var<'n>),
+        dropout: f64,
+        init: Some(Init),
+        name: Some(impl Into<String>),
     }
 
     fn linear(&self, size: i64, part: &str) -> Linear {
-        let weight = ParamAttr { initializer: self.init.clone(), ..ParamAttr::new() };
-        let linear = Linear::new(size).weight(weight);
-        match &self.name {
-            Some(name) => linear.name(format!("{name}_{part}")),
-            None => linear,
-        }
+        let name = self.name.as_ref().map(|name| format!("{name}_{part}"));
+        Linear::part(size, self.init.clone(), name)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::Var;
 use crate::layers::{DataFormat, Padding, Pair};
+use crate::setters::setters;
 
 /// Options of a pooling layer.
 ///
@@ -23,8 +24,8 @@ use crate::layers::{DataFormat, Padding, Pair};
 #[derive(Clone, Debug)]
 pub struct Pool2d {
     pub pool_type: &'static str,
-    pub pool_size: [i64; 2],
-    pub stride: [i64; 2],
+    pub pool_size: Pair,
+    pub stride: Pair,
     pub padding: Padding,
     /// Whether one window covers the whole image.
     pub global: bool,
@@ -68,11 +69,11 @@ impl Pool2d {
         Pool2d { adaptive: true, ..Pool2d::avg(size) }
     }
 
-    fn of(pool_type: &'static str, size: Pair) -> Pool2d {
+    fn of(pool_type: &'static str, pool_size: Pair) -> Pool2d {
         Pool2d {
             pool_type,
-            pool_size: size.0,
-            stride: [1, 1],
+            pool_size,
+            stride: Pair([1, 1]),
             padding: Padding::from(0),
             global: false,
             adaptive: false,
@@ -83,34 +84,13 @@ impl Pool2d {
         }
     }
 
-    pub fn stride(mut self, stride: impl Into<Pair>) -> Self {
-        self.stride = stride.into().0;
-        self
-    }
-
-    pub fn padding(mut self, padding: impl Into<Padding>) -> Self {
-        self.padding = padding.into();
-        self
-    }
-
-    pub fn ceil_mode(mut self, on: bool) -> Self {
-        self.ceil_mode = on;
-        self
-    }
-
-    pub fn exclusive(mut self, on: bool) -> Self {
-        self.exclusive = on;
-        self
-    }
-
-    pub fn data_format(mut self, format: DataFormat) -> Self {
-        self.data_format = format;
-        self
-    }
-
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
+    setters! {
+        stride: impl Into<Pair>,
+        padding: impl Into<Padding>,
+        ceil_mode: bool,
+        exclusive: bool,
+        data_format: DataFormat,
+        name: Some(impl Into<String>),
     }
 }
 
@@ -131,8 +111,8 @@ impl<'n> Var<'n> {
             .op("pool2d")
             .input("X", self)
             .attr("pooling_type", with.pool_type)
-            .attr("ksize", with.pool_size.to_vec())
-            .attr("strides", with.stride.to_vec())
+            .attr("ksize", with.pool_size.0.to_vec())
+            .attr("strides", with.stride.0.to_vec())
             .attr("paddings", paddings)
             .attr("padding_algorithm", algorithm)
             .attr("global_pooling", with.global)

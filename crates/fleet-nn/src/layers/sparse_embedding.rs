@@ -3,10 +3,10 @@
 
 use super::embedding::Remote;
 use crate::layers::Embedding;
+use crate::setters::setters;
 use crate::{ParamAttr, Var};
 use fleet_base::{Error, Result};
 use fleet_tensor::DType;
-use std::panic::Location;
 
 /// Admission rule: which ids get a row on the server.
 ///
@@ -77,24 +77,11 @@ impl SparseEmbedding {
         }
     }
 
-    pub fn entry(mut self, entry: Entry) -> Self {
-        self.entry = Some(entry);
-        self
-    }
-
-    pub fn table_class(mut self, class: impl Into<String>) -> Self {
-        self.table_class = class.into();
-        self
-    }
-
-    pub fn slot(mut self, slot: u32) -> Self {
-        self.slot = Some(slot);
-        self
-    }
-
-    pub fn is_test(mut self, is_test: bool) -> Self {
-        self.is_test = is_test;
-        self
+    setters! {
+        entry: Some(Entry),
+        table_class: impl Into<String>,
+        slot: Some(u32),
+        is_test: bool,
     }
 
     pub fn padding_idx(mut self, id: i64) -> Self {
@@ -137,8 +124,7 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn sparse_embedding(self, with: impl Into<SparseEmbedding>) -> Var<'n> {
         let with = with.into();
-        self.net.try_emit_var(Location::caller(), |b| {
-            let ids = b.id(self)?;
+        self.layer(|b, ids| {
             let entry = with.entry.as_ref().map(Entry::describe).transpose()?.unwrap_or_default();
             if let Some(slot) = with.slot
                 && slot >= SLOT_COUNT

@@ -2,7 +2,8 @@
 //! norm.
 
 use crate::layers::{LayerNorm, Linear, MultiHeadAttention};
-use crate::{Act, Init, ParamAttr, Var};
+use crate::setters::setters;
+use crate::{Act, Init, Var};
 
 /// Options of a transformer layer. The defaults are post-norm and GELU, as in BERT.
 ///
@@ -53,49 +54,16 @@ impl<'n> TransformerLayer<'n> {
         }
     }
 
-    pub fn pre_norm(mut self) -> Self {
-        self.pre_norm = true;
-        self
-    }
-
-    pub fn act(mut self, act: Act) -> Self {
-        self.act = act;
-        self
-    }
-
-    pub fn causal(mut self) -> Self {
-        self.causal = true;
-        self
-    }
-
-    pub fn mask(mut self, mask: Var<'n>) -> Self {
-        self.mask = Some(mask);
-        self
-    }
-
-    pub fn dropout(mut self, prob: f64) -> Self {
-        self.dropout = prob;
-        self
-    }
-
-    pub fn attention_dropout(mut self, prob: f64) -> Self {
-        self.attention_dropout = prob;
-        self
-    }
-
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.epsilon = epsilon;
-        self
-    }
-
-    pub fn init(mut self, init: Init) -> Self {
-        self.init = Some(init);
-        self
-    }
-
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
+    setters! {
+        pre_norm: true,
+        act: Act,
+        causal: true,
+        mask: Some(Var<'n>),
+        dropout: f64,
+        attention_dropout: f64,
+        epsilon: f64,
+        init: Some(Init),
+        name: Some(impl Into<String>),
     }
 
     fn part(&self, part: &str) -> Option<String> {
@@ -120,12 +88,7 @@ impl<'n> TransformerLayer<'n> {
     }
 
     fn linear(&self, size: i64, part: &str) -> Linear {
-        let weight = ParamAttr { initializer: self.init.clone(), ..ParamAttr::new() };
-        let linear = Linear::new(size).weight(weight);
-        match self.part(part) {
-            Some(name) => linear.name(name),
-            None => linear,
-        }
+        Linear::part(size, self.init.clone(), self.part(part))
     }
 
     #[track_caller]

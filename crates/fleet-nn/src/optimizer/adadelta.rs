@@ -1,8 +1,8 @@
 //! Adadelta: gradient steps scaled by moving averages of past gradients and past updates.
 
-use super::setters::setters;
-use super::{Optimizer, Rule, State, UpdateRule};
+use super::{Optimizer, State, UpdateRule};
 use crate::LearningRate;
+use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// Adadelta: `a = rho a + (1 - rho) g^2; dx = -sqrt((d + epsilon) / (a + epsilon)) * g;
@@ -28,13 +28,10 @@ impl Adadelta {
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adadelta {
         Optimizer::with(AdadeltaRule { rho: 0.95, epsilon: 1e-6 }, learning_rate)
     }
-}
 
-setters!(Adadelta { rho: f64, epsilon: f64 });
-
-impl From<AdadeltaRule> for Rule {
-    fn from(rule: AdadeltaRule) -> Rule {
-        Rule::Adadelta(rule)
+    setters! {
+        rule.rho: f64,
+        rule.epsilon: f64,
     }
 }
 

@@ -1,8 +1,8 @@
 //! Adagrad: `h += g^2; w -= lr * g / (sqrt(h) + epsilon)`.
 
-use super::setters::setters;
-use super::{Optimizer, Rule, State, UpdateRule};
+use super::{Optimizer, State, UpdateRule};
 use crate::LearningRate;
+use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// Adagrad: `h += g^2; w -= lr * g / (sqrt(h) + epsilon)`. Defaults: `epsilon` 1e-6,
@@ -29,13 +29,10 @@ impl Adagrad {
         let rule = AdagradRule { epsilon: 1e-6, initial_accumulator_value: 0.0 };
         Optimizer::with(rule, learning_rate)
     }
-}
 
-setters!(Adagrad { epsilon: f64, initial_accumulator_value: f64 });
-
-impl From<AdagradRule> for Rule {
-    fn from(rule: AdagradRule) -> Rule {
-        Rule::Adagrad(rule)
+    setters! {
+        rule.epsilon: f64,
+        rule.initial_accumulator_value: f64,
     }
 }
 

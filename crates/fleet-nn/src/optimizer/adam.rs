@@ -1,8 +1,8 @@
 //! Adam: moving averages of the gradient and of its square, with bias correction.
 
-use super::setters::setters;
-use super::{Optimizer, Rule, State, UpdateRule};
+use super::{Optimizer, State, UpdateRule};
 use crate::LearningRate;
+use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// Adam: `m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2`. With bias correction,
@@ -35,13 +35,12 @@ impl Adam {
         let rule = AdamRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, lazy_mode: false };
         Optimizer::with(rule, learning_rate)
     }
-}
 
-setters!(Adam { beta1: f64, beta2: f64, epsilon: f64, lazy_mode: bool });
-
-impl From<AdamRule> for Rule {
-    fn from(rule: AdamRule) -> Rule {
-        Rule::Adam(rule)
+    setters! {
+        rule.beta1: f64,
+        rule.beta2: f64,
+        rule.epsilon: f64,
+        rule.lazy_mode: bool,
     }
 }
 

@@ -1,8 +1,8 @@
 //! Adamax: Adam with the largest absolute gradient seen instead of the root mean square.
 
-use super::setters::setters;
-use super::{Optimizer, Rule, State, UpdateRule};
+use super::{Optimizer, State, UpdateRule};
 use crate::LearningRate;
+use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// Adamax: `m = beta1 m + (1 - beta1) g; u = max(|g|, beta2 u + epsilon);
@@ -30,13 +30,11 @@ impl Adamax {
         let rule = AdamaxRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
         Optimizer::with(rule, learning_rate)
     }
-}
 
-setters!(Adamax { beta1: f64, beta2: f64, epsilon: f64 });
-
-impl From<AdamaxRule> for Rule {
-    fn from(rule: AdamaxRule) -> Rule {
-        Rule::Adamax(rule)
+    setters! {
+        rule.beta1: f64,
+        rule.beta2: f64,
+        rule.epsilon: f64,
     }
 }
 

@@ -1,9 +1,9 @@
 //! AdamW: Adam with decoupled weight decay, which bypasses the moments.
 
 use super::adam::moments;
-use super::setters::setters;
-use super::{Optimizer, Rule, State, UpdateRule};
+use super::{Optimizer, State, UpdateRule};
 use crate::LearningRate;
+use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// AdamW: `w *= 1 - lr * coeff` before each step of Adam. The general option `weight_decay`
@@ -49,20 +49,14 @@ impl AdamW {
         self.rule.no_decay = parts.into_iter().map(Into::into).collect();
         self
     }
-}
 
-setters!(AdamW {
-    beta1: f64,
-    beta2: f64,
-    epsilon: f64,
-    /// Sets the decay coefficient.
-    coeff: f64,
-    lazy_mode: bool,
-});
-
-impl From<AdamWRule> for Rule {
-    fn from(rule: AdamWRule) -> Rule {
-        Rule::AdamW(rule)
+    setters! {
+        rule.beta1: f64,
+        rule.beta2: f64,
+        rule.epsilon: f64,
+        /// Sets the decay coefficient.
+        rule.coeff: f64,
+        rule.lazy_mode: bool,
     }
 }
 

@@ -1,9 +1,9 @@
 //! LAMB: Adam with a learning rate per layer, proportional to the norm of its weights.
 
 use super::adam::moments;
-use super::setters::setters;
-use super::{Optimizer, Rule, State, UpdateRule};
+use super::{Optimizer, State, UpdateRule};
 use crate::LearningRate;
+use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// LAMB, layer-wise adaptive moments: `r = m^ / (sqrt(v^) + epsilon) + lamb_weight_decay * w` with
@@ -54,13 +54,13 @@ impl Lamb {
         self.rule.exclude_from_weight_decay = endings.into_iter().map(Into::into).collect();
         self
     }
-}
 
-setters!(Lamb { beta1: f64, beta2: f64, epsilon: f64, lamb_weight_decay: f64, always_adapt: bool });
-
-impl From<LambRule> for Rule {
-    fn from(rule: LambRule) -> Rule {
-        Rule::Lamb(rule)
+    setters! {
+        rule.beta1: f64,
+        rule.beta2: f64,
+        rule.epsilon: f64,
+        rule.lamb_weight_decay: f64,
+        rule.always_adapt: bool,
     }
 }
 

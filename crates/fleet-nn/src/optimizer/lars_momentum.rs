@@ -1,8 +1,8 @@
 //! LARS: momentum with a learning rate per layer, proportional to the norm of its weights.
 
-use super::setters::setters;
-use super::{Optimizer, Rule, State, UpdateRule};
+use super::{Optimizer, State, UpdateRule};
 use crate::LearningRate;
+use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// LARS, layer-wise adaptive rate scaling: `v = mu * v + local * (g + wd * w); w -= v` with
@@ -50,13 +50,11 @@ impl LarsMomentum {
         self.rule.exclude_from_weight_decay = parts.into_iter().map(Into::into).collect();
         self
     }
-}
 
-setters!(LarsMomentum { lars_coeff: f64, lars_weight_decay: f64, epsilon: f64 });
-
-impl From<LarsMomentumRule> for Rule {
-    fn from(rule: LarsMomentumRule) -> Rule {
-        Rule::LarsMomentum(rule)
+    setters! {
+        rule.lars_coeff: f64,
+        rule.lars_weight_decay: f64,
+        rule.epsilon: f64,
     }
 }
 

@@ -14,7 +14,6 @@ mod lamb;
 mod lars_momentum;
 mod momentum;
 mod rmsprop;
-mod setters;
 mod sgd;
 
 pub use adadelta::{Adadelta, AdadeltaRule};
@@ -29,6 +28,7 @@ pub use rmsprop::{RmsProp, RmsPropRule};
 pub use sgd::{Sgd, SgdRule};
 
 use crate::clip::Clipped;
+use crate::init::global_var;
 use crate::{GradClip, HostRate, LearningRate, Programs};
 use fleet_base::{Error, Result};
 use fleet_ir::{Attr, BlockId, OpRole, Program, Regularizer, VarId};
@@ -139,7 +139,8 @@ pub struct OptimizerDesc {
     /// let loss = rows.flatten(1).fc(1).mean();
     /// net.minimize(loss, Adam::new(1e-3).rows(Sgd::new(6.0)))?;
     /// let programs = net.finish()?;
-    /// let updates = |name: &str| programs.main.root_ops().filter(|(_, op)| op.name() == name).count();
+    /// let ops = || programs.main.root_ops();
+    /// let updates = |name: &str| ops().filter(|(_, op)| op.name() == name).count();
     /// assert_eq!((updates("sgd"), updates("adam")), (1, 2));
     /// # Ok::<(), fleet_nn::Error>(())
     /// ```
@@ -153,9 +154,32 @@ impl<R: Into<Rule>> From<Optimizer<R>> for OptimizerDesc {
     }
 }
 
-/// Update rule of an optimizer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Rule {
+/// Defines [`Rule`] from the list of optimizers with their rules.
+macro_rules! rules {
+    ($($name:ident($rule:ident),)*) => {
+        /// Update rule of an optimizer.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Rule {
+            $($name($rule),)*
+        }
+
+        impl Rule {
+            fn update(&self) -> &dyn UpdateRule {
+                match self {
+                    $(Rule::$name(rule) => rule,)*
+                }
+            }
+        }
+
+        $(impl From<$rule> for Rule {
+            fn from(rule: $rule) -> Rule {
+                Rule::$name(rule)
+            }
+        })*
+    };
+}
+
+rules! {
     Sgd(SgdRule),
     Momentum(MomentumRule),
     Adam(AdamRule),
@@ -169,21 +193,6 @@ pub enum Rule {
 }
 
 impl Rule {
-    fn update(&self) -> &dyn UpdateRule {
-        match self {
-            Rule::Sgd(rule) => rule,
-            Rule::Momentum(rule) => rule,
-            Rule::Adam(rule) => rule,
-            Rule::AdamW(rule) => rule,
-            Rule::Adamax(rule) => rule,
-            Rule::Adagrad(rule) => rule,
-            Rule::Adadelta(rule) => rule,
-            Rule::RmsProp(rule) => rule,
-            Rule::LarsMomentum(rule) => rule,
-            Rule::Lamb(rule) => rule,
-        }
-    }
-
     /// Returns the name of the op that updates a parameter.
     pub fn op(&self) -> &'static str {
         self.update().op()
@@ -385,12 +394,7 @@ impl OptimizerDesc {
         let mut main = Emit::new(&mut programs.main, registry, OpRole::OPTIMIZE);
         let mut startup = Emit::new(&mut programs.startup, registry, OpRole::FORWARD);
         main.block = at.block;
-        let unclipped =
-            |(param, grad): &ParamGrad| Clipped { param: *param, grad: *grad, scale: None };
-        let mut grads: Vec<Clipped> = pairs.iter().map(unclipped).collect();
-        if let Some(clip) = &self.settings.grad_clip {
-            clip.emit(&mut main, &mut grads)?;
-        }
+        let grads = self.clipped(&mut main, &pairs)?;
         for clipped in &grads {
             main.device = devices.get(&clipped.param).cloned();
             self.emit_update(&mut main, &mut startup, clipped, rate, at.skip_update)?;
@@ -398,6 +402,15 @@ impl OptimizerDesc {
         main.append();
         startup.append();
         Ok(rate)
+    }
+
+    fn clipped(&self, main: &mut Emit<'_>, params_grads: &[ParamGrad]) -> Result<Vec<Clipped>> {
+        let unclipped = |&(param, grad): &ParamGrad| Clipped { param, grad, scale: None };
+        let mut grads: Vec<Clipped> = params_grads.iter().map(unclipped).collect();
+        if let Some(clip) = &self.settings.grad_clip {
+            clip.emit(main, &mut grads)?;
+        }
+        Ok(grads)
     }
 
     /// Returns the clipped and regularized gradients, as an update op would use them, as new
@@ -409,20 +422,12 @@ impl OptimizerDesc {
         params_grads: &[ParamGrad],
     ) -> Result<Vec<ParamGrad>> {
         let mut main = Emit::new(&mut programs.main, registry, OpRole::BACKWARD);
-        let unclipped =
-            |(param, grad): &ParamGrad| Clipped { param: *param, grad: *grad, scale: None };
-        let mut grads: Vec<Clipped> = params_grads.iter().map(unclipped).collect();
-        if let Some(clip) = &self.settings.grad_clip {
-            clip.emit(&mut main, &mut grads)?;
-        }
+        let grads = self.clipped(&mut main, params_grads)?;
         let mut finished = Vec::with_capacity(grads.len());
         for Clipped { param, mut grad, scale } in grads {
             if let Some(scale) = scale {
-                grad = main
-                    .named_op("elementwise_mul")?
-                    .input("X", grad)
-                    .input("Y", scale)
-                    .one("Out")?;
+                let call = main.named_op("elementwise_mul")?.input("X", grad).input("Y", scale);
+                grad = call.one("Out")?;
             }
             let own = main.program.var(param).param.as_ref().and_then(|it| it.regularizer);
             if let Some(regularizer) = own.or(self.settings.weight_decay) {
@@ -457,9 +462,7 @@ impl OptimizerDesc {
         for state in &states {
             let state_name = main.program.unique_name(&format!("{name}_{}", state.name));
             let shape = if state.single { Shape::from([1]) } else { shape };
-            let dtype = DType::F32;
-            let build = crate::build::global_var;
-            kept.push(build(main, startup, &state_name, shape, dtype, state.start)?);
+            kept.push(global_var(main, startup, &state_name, shape, DType::F32, state.start)?);
         }
         let (method, coeff) = match param.regularizer.or(self.settings.weight_decay) {
             None => ("", 0.0),

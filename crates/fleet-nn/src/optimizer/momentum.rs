@@ -1,8 +1,8 @@
 //! Momentum: `v = mu * v + g; w -= lr * v`, or with Nesterov `w -= lr * (g + mu * v)`.
 
-use super::setters::setters;
-use super::{Optimizer, Rule, State, UpdateRule};
+use super::{Optimizer, State, UpdateRule};
 use crate::LearningRate;
+use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// Gradient descent with momentum: `v = mu * v + g; w -= lr * v`, or with `use_nesterov`
@@ -30,13 +30,9 @@ impl Momentum {
     pub fn new(learning_rate: impl Into<LearningRate>, mu: f64) -> Momentum {
         Optimizer::with(MomentumRule { mu, use_nesterov: false }, learning_rate)
     }
-}
 
-setters!(Momentum { use_nesterov: bool });
-
-impl From<MomentumRule> for Rule {
-    fn from(rule: MomentumRule) -> Rule {
-        Rule::Momentum(rule)
+    setters! {
+        rule.use_nesterov: bool,
     }
 }
 

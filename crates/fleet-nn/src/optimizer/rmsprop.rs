@@ -1,9 +1,9 @@
 //! RMSProp:
 //! `ms = rho * ms + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(ms + epsilon); w -= v`.
 
-use super::setters::setters;
-use super::{Optimizer, Rule, State, UpdateRule};
+use super::{Optimizer, State, UpdateRule};
 use crate::LearningRate;
+use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// RMSProp: `ms = rho * ms + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(ms + epsilon);
@@ -33,13 +33,12 @@ impl RmsProp {
         let rule = RmsPropRule { rho: 0.95, epsilon: 1e-6, momentum: 0.0, centered: false };
         Optimizer::with(rule, learning_rate)
     }
-}
 
-setters!(RmsProp { rho: f64, epsilon: f64, momentum: f64, centered: bool });
-
-impl From<RmsPropRule> for Rule {
-    fn from(rule: RmsPropRule) -> Rule {
-        Rule::RmsProp(rule)
+    setters! {
+        rule.rho: f64,
+        rule.epsilon: f64,
+        rule.momentum: f64,
+        rule.centered: bool,
     }
 }
 

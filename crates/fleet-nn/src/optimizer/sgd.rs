@@ -1,6 +1,6 @@
 //! Stochastic gradient descent: `w -= lr * g`.
 
-use super::{Optimizer, Rule, UpdateRule};
+use super::{Optimizer, UpdateRule};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
@@ -22,12 +22,6 @@ pub struct SgdRule;
 impl Sgd {
     pub fn new(learning_rate: impl Into<LearningRate>) -> Sgd {
         Optimizer::with(SgdRule, learning_rate)
-    }
-}
-
-impl From<SgdRule> for Rule {
-    fn from(rule: SgdRule) -> Rule {
-        Rule::Sgd(rule)
     }
 }
 
