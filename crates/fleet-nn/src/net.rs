@@ -2,6 +2,9 @@
 //!
 //! Only this file uses interior mutability, because handles share a [`Net`] and layers are calls on
 //! handles. The result ([`Programs`]) is plain data.
+//!
+//! This file knows neither handles nor layers. `variables.rs`, `call.rs`, `build.rs`, `cond.rs` and
+//! `training.rs` add the methods that do.
 
 use crate::Programs;
 use fleet_base::{Error, Result};

@@ -5,7 +5,7 @@
 //! `ignore_index` give 0. As in the documented op, logarithms are limited to at least -1e20, so a
 //! probability of 0 gives a large but finite loss.
 
-use super::labels::{Classes, check_label};
+use super::labels::{check_label, labels};
 use super::pointwise::fill;
 use crate::nn::axis::Split;
 use crate::prelude::*;
@@ -45,8 +45,7 @@ pub static DEF: OpDef = OpDef {
                 });
                 return Ok(());
             }
-            let labels = Classes::of(k, LABEL);
-            labels.check(split.classes, ignore)?;
+            let labels = labels(k, LABEL, split.classes, ignore)?;
             fill(k.pool, k.output(0), |row| match labels.at(row) {
                 label if label == ignore => 0.0,
                 label => -log(row * split.classes + label as usize),
@@ -78,8 +77,7 @@ pub static GRAD: OpDef = OpDef {
                 fill(k.pool, k.output(0), |i| -dy[i / split.classes] * z[i] / x[i]);
                 return Ok(());
             }
-            let labels = Classes::of(k, LABEL);
-            labels.check(split.classes, ignore)?;
+            let labels = labels(k, LABEL, split.classes, ignore)?;
             fill(k.pool, k.output(0), |i| {
                 let row = i / split.classes;
                 let label = labels.at(row);

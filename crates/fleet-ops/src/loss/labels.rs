@@ -1,46 +1,24 @@
 //! Class labels: their shapes for given predictions, and reading them.
 
 use crate::prelude::*;
+use crate::tensor::gather::Indices;
 
 /// Element types of class numbers.
 pub(super) const CLASS_TYPES: &[DType] = &[DType::I64, DType::I32];
 
-/// Class numbers as i64 or i32.
-#[derive(Clone, Copy)]
-pub(super) enum Classes<'a> {
-    I64(&'a [i64]),
-    I32(&'a [i32]),
-}
-
-impl<'a> Classes<'a> {
-    pub(super) fn of(k: &KernelCtx<'a>, slot: usize) -> Classes<'a> {
-        match k.arg(slot).dtype {
-            DType::I32 => Classes::I32(k.input(slot)),
-            _ => Classes::I64(k.input(slot)),
-        }
-    }
-
-    #[inline]
-    pub(super) fn at(&self, index: usize) -> i64 {
-        match self {
-            Classes::I64(labels) => labels[index],
-            Classes::I32(labels) => i64::from(labels[index]),
-        }
-    }
-
-    /// Rejects a label that is neither a class nor `ignore`.
-    pub(super) fn check(&self, classes: usize, ignore: i64) -> Result<()> {
-        let wrong = |label: i64| label != ignore && !(0..classes as i64).contains(&label);
-        let found = match self {
-            Classes::I64(labels) => labels.iter().position(|label| wrong(*label)),
-            Classes::I32(labels) => labels.iter().position(|label| wrong(i64::from(*label))),
-        };
-        match found {
-            None => Ok(()),
-            Some(index) => Err(Error::invalid(format!("label at position {index} is not a class"))
-                .expected(format!("0 to {}", classes.saturating_sub(1)))
-                .got(self.at(index))),
-        }
+/// Returns the labels of a slot. Rejects a label that is neither a class nor `ignore`.
+pub(super) fn labels<'a>(
+    k: &KernelCtx<'a>,
+    slot: usize,
+    classes: usize,
+    ignore: i64,
+) -> Result<Indices<'a>> {
+    let labels = Indices::of(k, slot);
+    match labels.position(|label| label != ignore && !(0..classes as i64).contains(&label)) {
+        None => Ok(labels),
+        Some(index) => Err(Error::invalid(format!("label at position {index} is not a class"))
+            .expected(format!("0 to {}", classes.saturating_sub(1)))
+            .got(labels.at(index))),
     }
 }
 

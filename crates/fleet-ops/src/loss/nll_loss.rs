@@ -5,7 +5,7 @@
 //! by the sum of the weights. Total_weight is that sum. Labels equal to `ignore_index` are
 //! excluded.
 
-use super::labels::{CLASS_TYPES, Classes};
+use super::labels::{CLASS_TYPES, labels};
 use super::pointwise::{fill, partial_len, sum};
 use crate::nn::axis::Split;
 use crate::prelude::*;
@@ -46,8 +46,7 @@ pub static DEF: OpDef = OpDef {
         let (split, ignore, reduction) = prepare(p);
         Ok(Kernel::new(move |k| {
             let x = k.input::<f32>(X);
-            let labels = Classes::of(k, LABEL);
-            labels.check(split.classes, ignore)?;
+            let labels = labels(k, LABEL, split.classes, ignore)?;
             let weights = k.optional::<f32>(WEIGHT);
             let weight = |row: usize| weight_of(labels.at(row), ignore, weights);
             let term = |row: usize| match labels.at(row) {
@@ -87,8 +86,7 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| {
         let (split, ignore, reduction) = prepare(p);
         Ok(Kernel::new(move |k| {
-            let labels = Classes::of(k, LABEL);
-            labels.check(split.classes, ignore)?;
+            let labels = labels(k, LABEL, split.classes, ignore)?;
             let weights = k.optional::<f32>(WEIGHT);
             let dy = k.input::<f32>(DY);
             let total = k.input::<f32>(TOTAL)[0];

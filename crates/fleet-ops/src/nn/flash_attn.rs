@@ -167,7 +167,7 @@ fn sizes(p: &PrepareCtx<'_>) -> [usize; 5] {
     [q.at(0), q.at(1), q.at(2), q.at(3), key.at(1)]
 }
 
-fn mask_shape(p: &PrepareCtx<'_>) -> [usize; 4] {
+pub(super) fn mask_shape(p: &PrepareCtx<'_>) -> [usize; 4] {
     p.optional("Mask").map_or([1; 4], |mask| [0, 1, 2, 3].map(|axis| mask.shape.at(axis)))
 }
 

@@ -2,7 +2,7 @@
 //! with a [model, 3 * model] weight gives this layout. The op equals flash_attn without splitting
 //! QKV first.
 
-use super::flash_attn::{ATTRS, DropoutOptions, attention, check_dropout, check_mask};
+use super::flash_attn::{ATTRS, DropoutOptions, attention, check_dropout, check_mask, mask_shape};
 use crate::prelude::*;
 use crate::widen::{FLOATS, any_float};
 use fleet_kernels::attention::{Attention, Heads, HeadsMut, Mask, Strides};
@@ -62,10 +62,6 @@ fn check(i: &InferCtx<'_>) -> Result<[i64; 4]> {
 fn sizes(qkv: &Shape) -> [usize; 5] {
     let at = |axis: usize| qkv[axis].unsigned_abs() as usize;
     [at(0), at(1), at(3), at(4), at(1)]
-}
-
-fn mask_shape(p: &PrepareCtx<'_>) -> [usize; 4] {
-    p.optional("Mask").map_or([1; 4], |mask| [0, 1, 2, 3].map(|axis| mask.shape.at(axis)))
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

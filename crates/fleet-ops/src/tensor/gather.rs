@@ -105,19 +105,21 @@ impl<'a> Indices<'a> {
         }
     }
 
+    /// Returns the position of the first index for which `holds` is true.
+    pub(crate) fn position(&self, holds: impl Fn(i64) -> bool) -> Option<usize> {
+        match self {
+            Indices::Short(list) => list.iter().position(|index| holds(i64::from(*index))),
+            Indices::Long(list) => list.iter().position(|index| holds(*index)),
+        }
+    }
+
     /// Rejects indices outside `0..limit`, because they are user data.
     pub(crate) fn check(&self, limit: usize, op: &str) -> Result<()> {
-        let bad = match self {
-            Indices::Short(list) => {
-                list.iter().map(|it| i64::from(*it)).find(|it| *it < 0 || *it as usize >= limit)
-            }
-            Indices::Long(list) => list.iter().copied().find(|it| *it < 0 || *it as usize >= limit),
-        };
-        match bad {
+        match self.position(|index| index < 0 || index as usize >= limit) {
             None => Ok(()),
             Some(bad) => Err(Error::invalid(format!("an index of {op} is out of range"))
                 .expected(format!("0 to {}", limit as i64 - 1))
-                .got(bad)),
+                .got(self.at(bad))),
         }
     }
 }
@@ -167,11 +169,8 @@ pub static GATHER_ND: OpDef = OpDef {
     infer: |i| {
         let x = i.input("X")?;
         i.check_dtype("Index", &[DType::I32, DType::I64])?;
-        let index = i.input("Index")?.shape;
-        let depth = nd_depth(i, &index, &x.shape)?;
-        let mut dims = index[..index.rank() - 1].to_vec();
-        dims.extend_from_slice(&x.shape[depth..]);
-        i.set("Out", x.dtype, Shape::new(&dims)?);
+        let shape = nd_shape(i, &x.shape)?;
+        i.set("Out", x.dtype, shape);
         Ok(())
     },
     grad: Grad::Op(&GATHER_ND_GRAD),
@@ -181,10 +180,14 @@ pub static GATHER_ND: OpDef = OpDef {
 
 pub static GATHER_ND_GRAD: OpDef = grad_def("gather_nd_grad", &[], |p| any_float(p, nd_grad_cpu));
 
-/// Returns the length of the tuples, which is the last dimension of an index.
-pub(crate) fn nd_depth(i: &InferCtx<'_>, index: &Shape, x: &Shape) -> Result<usize> {
-    match index.last() {
-        Some(depth) if (1..=x.rank() as i64).contains(depth) => Ok(*depth as usize),
+/// Returns the shape of the elements or slices of X that Index selects. The last dimension of Index
+/// is the length of its tuples.
+pub(crate) fn nd_shape(i: &InferCtx<'_>, x: &Shape) -> Result<Shape> {
+    let index = i.input("Index")?.shape;
+    match index.split_last() {
+        Some((depth, tuples)) if (1..=x.rank() as i64).contains(depth) => {
+            Shape::new(&[tuples, &x[*depth as usize..]].concat())
+        }
         _ => Err(i
             .error("Index", "has the wrong shape")
             .expected(format!("a last dimension of 1 to {}", x.rank()))

@@ -8,7 +8,7 @@
 use crate::prelude::*;
 use crate::rules::{by_type, check_row_major};
 use crate::tensor::assign::copy;
-use crate::tensor::gather::{GATHER, GATHER_ND, Indices, Tuples, nd_depth};
+use crate::tensor::gather::{GATHER, GATHER_ND, Indices, Tuples, nd_shape};
 use crate::widen::any_float;
 use fleet_kernels::scatter::{Axis, scatter};
 
@@ -130,13 +130,10 @@ pub static SCATTER_ND_ADD: OpDef = OpDef {
         attrs: &[],
     },
     infer: |i| {
-        let (x, index) = (i.input("X")?, i.input("Index")?.shape);
+        let x = i.input("X")?;
         i.check_dtype("Index", &[DType::I32, DType::I64])?;
         i.check_dtype("Updates", &[x.dtype])?;
-        let depth = nd_depth(i, &index, &x.shape)?;
-        let mut dims = index[..index.rank() - 1].to_vec();
-        dims.extend_from_slice(&x.shape[depth..]);
-        i.check_shape("Updates", Shape::new(&dims)?)?;
+        i.check_shape("Updates", nd_shape(i, &x.shape)?)?;
         i.set("Out", x.dtype, x.shape);
         Ok(())
     },
