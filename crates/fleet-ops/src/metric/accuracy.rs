@@ -2,7 +2,7 @@
 //! Accuracy [1] f32. Out, the top-k values, is part of the documented signature and is not read.
 
 use crate::prelude::*;
-use fleet_kernels::metrics::accuracy_count_of;
+use fleet_kernels::metrics::accuracy_count;
 
 const INDICES: usize = 1;
 const LABEL: usize = 2;
@@ -47,7 +47,7 @@ pub static DEF: OpDef = OpDef {
                     labels
                 }
             };
-            let correct = accuracy_count_of(k.input(INDICES), width, labels);
+            let correct = accuracy_count(k.input(INDICES), width, labels);
             k.output::<f32>(0)[0] = (correct as f64 / rows.max(1) as f64) as f32;
             k.output::<i32>(1)[0] = correct as i32;
             k.output::<i32>(2)[0] = rows as i32;
