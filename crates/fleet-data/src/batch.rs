@@ -147,6 +147,23 @@ impl BatchLayout {
         Ok(Arc::new(BatchLayout { schema: Arc::clone(schema), inputs: inputs? }))
     }
 
+    /// Creates inputs of tensors that are not filled from slots, with their names, types and shapes
+    /// of one sample.
+    pub(crate) fn of_tensors<'a>(
+        inputs: impl Iterator<Item = (&'a str, DType, &'a [usize])>,
+    ) -> Arc<BatchLayout> {
+        let resolved = |(name, dtype, shape): (&str, DType, &[usize])| Resolved {
+            name: name.to_string(),
+            slots: Vec::new(),
+            dtype,
+            form: Form::Dense,
+            widths: Vec::new(),
+            shape: shape.to_vec(),
+        };
+        let schema = Arc::new(Schema::without_slots());
+        Arc::new(BatchLayout { schema, inputs: inputs.map(resolved).collect() })
+    }
+
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }
@@ -252,6 +269,11 @@ impl Batch {
         self.layout.names().zip(&self.tensors).collect()
     }
 
+    /// Returns the tensors in the order of the inputs.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
         Ok(&self.tensors[self.index(name)?])
     }
@@ -264,17 +286,30 @@ impl Batch {
     /// Returns the tensors of dense inputs, sized for `rows` records, for the caller to fill.
     /// `layout` must match the batch's layout.
     pub(crate) fn dense(&mut self, layout: &BatchLayout, rows: usize) -> Result<&mut [Tensor]> {
-        let same = self.layout.schema == layout.schema && self.layout.names().eq(layout.names());
-        if !same || self.layout.inputs.iter().any(|input| input.form != Form::Dense) {
-            return Err(Error::invalid("inputs of the batch do not match the samples")
-                .expected(layout.names().collect::<Vec<_>>().join(", "))
-                .got(self.layout.names().collect::<Vec<_>>().join(", ")));
-        }
+        self.check_dense(layout)?;
         for (input, tensor) in self.layout.inputs.iter().zip(&mut self.tensors) {
             reshape(tensor, input.dtype, rows, &input.shape)?;
         }
         self.rows = rows;
         Ok(&mut self.tensors)
+    }
+
+    /// Replaces the tensors of dense inputs. `layout` must match the batch's layout.
+    pub(crate) fn set_dense(&mut self, layout: &BatchLayout, tensors: Vec<Tensor>) -> Result<()> {
+        self.check_dense(layout)?;
+        self.rows = tensors.first().map_or(0, |tensor| tensor.shape().at(0));
+        self.tensors = tensors;
+        Ok(())
+    }
+
+    fn check_dense(&self, layout: &BatchLayout) -> Result<()> {
+        let same = self.layout.schema == layout.schema && self.layout.names().eq(layout.names());
+        if same && self.layout.inputs.iter().all(|input| input.form == Form::Dense) {
+            return Ok(());
+        }
+        Err(Error::invalid("inputs of the batch do not match the samples")
+            .expected(layout.names().collect::<Vec<_>>().join(", "))
+            .got(self.layout.names().collect::<Vec<_>>().join(", ")))
     }
 
     fn index(&self, name: &str) -> Result<usize> {

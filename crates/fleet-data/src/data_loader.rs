@@ -4,9 +4,10 @@
 //! several threads, each has its own generator. Batches are taken from them in turn, so their order
 //! never depends on the threads' speed. A generator may be infinite.
 
-use crate::prefetch::Lanes;
+use crate::batch::{Batch, BatchLayout};
+use crate::prefetch::{Lanes, reuse};
 use fleet_base::{Error, Result};
-use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
+use fleet_tensor::{DType, RANK_MAX, Tensor};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -47,34 +48,22 @@ pub enum Field {
     Bytes(Vec<u8>),
 }
 
-impl From<Vec<f32>> for Field {
-    fn from(values: Vec<f32>) -> Self {
-        Field::Floats(values)
-    }
+macro_rules! fields {
+    ($($from:ty: $value:ident => $field:expr;)*) => {$(
+        impl From<$from> for Field {
+            fn from($value: $from) -> Field {
+                $field
+            }
+        }
+    )*};
 }
 
-impl From<Vec<i64>> for Field {
-    fn from(values: Vec<i64>) -> Self {
-        Field::Ids(values)
-    }
-}
-
-impl From<Vec<u8>> for Field {
-    fn from(values: Vec<u8>) -> Self {
-        Field::Bytes(values)
-    }
-}
-
-impl From<f32> for Field {
-    fn from(value: f32) -> Self {
-        Field::Floats(vec![value])
-    }
-}
-
-impl From<i64> for Field {
-    fn from(value: i64) -> Self {
-        Field::Ids(vec![value])
-    }
+fields! {
+    Vec<f32>: values => Field::Floats(values);
+    Vec<i64>: values => Field::Ids(values);
+    Vec<u8>: values => Field::Bytes(values);
+    f32: value => Field::Floats(vec![value]);
+    i64: value => Field::Ids(vec![value]);
 }
 
 impl Field {
@@ -123,60 +112,32 @@ impl Default for DataLoaderOptions {
     }
 }
 
-/// The tensors of a batch, ready to be fed.
-#[derive(Debug, Default)]
-pub struct FeedBatch {
-    names: Option<Arc<Vec<Feed>>>,
-    tensors: Vec<Tensor>,
-}
-
-impl FeedBatch {
-    pub fn new() -> FeedBatch {
-        FeedBatch::default()
-    }
-
-    /// Returns names and tensors in the form that an executor takes.
-    pub fn feeds(&self) -> Vec<(&str, &Tensor)> {
-        let names = self.names.iter().flat_map(|feeds| feeds.iter());
-        names.map(|feed| feed.name.as_str()).zip(&self.tensors).collect()
-    }
-
-    /// Returns the tensors in the order of the feed list.
-    pub fn tensors(&self) -> &[Tensor] {
-        &self.tensors
-    }
-
-    /// Returns the number of samples.
-    pub fn len(&self) -> usize {
-        self.tensors.first().map_or(0, |tensor| tensor.shape().at(0))
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
 /// Returns the batches of generators.
 ///
 /// ```
-/// use fleet_data::{DataLoader, DataLoaderOptions, Feed, FeedBatch};
+/// use fleet_data::{Batch, DataLoader, DataLoaderOptions, Feed};
 /// use fleet_tensor::DType;
-/// let feeds = [Feed::new("image", DType::F32, [4]).scaled(1.0 / 255.0, 0.0), Feed::new("label", DType::I64, [1])];
+/// let image = Feed::new("image", DType::F32, [4]).scaled(1.0 / 255.0, 0.0);
+/// let feeds = [image, Feed::new("label", DType::I64, [1])];
 /// let mut loader = DataLoader::from_generator(feeds, DataLoaderOptions::default())?;
 /// loader.set_sample_generator(2, false, |_part| {
 ///     (0..5i64).map(|n| Ok(vec![vec![255u8 * (n % 2) as u8; 4].into(), n.into()]))
 /// })?;
 ///
 /// // As an iterator of one pass ..
-/// let sizes: Result<Vec<usize>, _> = loader.batches()?.map(|batch| batch.map(|it| it.len())).collect();
-/// assert_eq!(sizes?, [2, 2, 1]);
+/// let mut sizes = Vec::new();
+/// for batch in loader.batches()? {
+///     sizes.push(batch?.len());
+/// }
+/// assert_eq!(sizes, [2, 2, 1]);
 ///
 /// // .. or with start and reset; a batch is filled again and again.
-/// let mut batch = FeedBatch::new();
+/// let mut batch = Batch::new(loader.layout());
 /// for _pass in 0..2 {
 ///     loader.start()?;
 ///     while loader.next(&mut batch)? {
-///         assert!(batch.feeds()[0].1.as_slice::<f32>()?.iter().all(|pixel| [0.0, 1.0].contains(pixel)));
+///         let pixels = batch.feeds()[0].1.as_slice::<f32>()?;
+///         assert!(pixels.iter().all(|pixel| [0.0, 1.0].contains(pixel)));
 ///     }
 ///     loader.reset();
 /// }
@@ -184,6 +145,7 @@ impl FeedBatch {
 /// ```
 pub struct DataLoader {
     feeds: Arc<Vec<Feed>>,
+    layout: Arc<BatchLayout>,
     options: DataLoaderOptions,
     make: Option<Arc<Make>>,
     pass: Option<Pass>,
@@ -191,7 +153,7 @@ pub struct DataLoader {
 }
 
 /// Fills the next batch; returns false at the end.
-type Fill = Box<dyn FnMut(&mut FeedBatch) -> Result<bool>>;
+type Fill = Box<dyn FnMut(&mut Batch) -> Result<bool>>;
 type Make = dyn Fn(Part) -> Fill + Send + Sync;
 
 impl DataLoader {
@@ -232,7 +194,14 @@ impl DataLoader {
                 .got(feed.shape.len() + 1));
             }
         }
-        Ok(DataLoader { feeds: Arc::new(feeds), options, make: None, pass: None, taken: 0 })
+        let inputs = feeds.iter().map(|feed| (feed.name.as_str(), feed.dtype, &feed.shape[..]));
+        let layout = BatchLayout::of_tensors(inputs);
+        Ok(DataLoader { feeds: Arc::new(feeds), layout, options, make: None, pass: None, taken: 0 })
+    }
+
+    /// Returns the inputs of its batches.
+    pub fn layout(&self) -> &Arc<BatchLayout> {
+        &self.layout
     }
 
     /// Makes batches of `batch_size` samples that `reader` yields one by one. The last batch may be
@@ -271,12 +240,12 @@ impl DataLoader {
     ) where
         I: Iterator<Item = Result<Vec<FieldSample>>> + 'static,
     {
-        let feeds = Arc::clone(&self.feeds);
+        let (feeds, layout) = (Arc::clone(&self.feeds), Arc::clone(&self.layout));
         self.set(move |part| {
-            let (mut lists, feeds) = (reader(part), Arc::clone(&feeds));
+            let (mut lists, feeds, layout) = (reader(part), feeds.clone(), layout.clone());
             Box::new(move |batch| match lists.next() {
                 None => Ok(false),
-                Some(list) => assemble(&feeds, &list?, batch).map(|()| true),
+                Some(list) => assemble(&feeds, &layout, &list?, batch).map(|()| true),
             })
         });
     }
@@ -286,15 +255,14 @@ impl DataLoader {
     where
         I: Iterator<Item = Result<Vec<Tensor>>> + 'static,
     {
-        let feeds = Arc::clone(&self.feeds);
+        let (feeds, layout) = (Arc::clone(&self.feeds), Arc::clone(&self.layout));
         self.set(move |part| {
-            let (mut batches, feeds) = (reader(part), Arc::clone(&feeds));
+            let (mut batches, feeds, layout) = (reader(part), feeds.clone(), layout.clone());
             Box::new(move |batch| {
                 let Some(tensors) = batches.next() else { return Ok(false) };
                 let tensors = tensors?;
                 check_batch(&feeds, &tensors)?;
-                batch.tensors = tensors;
-                Ok(true)
+                batch.set_dense(&layout, tensors).map(|()| true)
             })
         });
     }
@@ -321,9 +289,9 @@ impl DataLoader {
                 "call set_sample_generator, set_sample_list_generator or set_batch_generator first",
             ));
         };
-        self.pass = Some(Pass::start(make, &self.options)?);
+        self.pass = Some(Pass::start(make, &self.options, &self.layout)?);
         self.taken = 0;
-        let mut batch = FeedBatch::new();
+        let mut batch = Batch::new(&self.layout);
         while self.taken < batches {
             if !self.next(&mut batch)? {
                 let error = Error::invalid("the generators end before the batch to resume at");
@@ -345,15 +313,12 @@ impl DataLoader {
     }
 
     /// Swaps the next batch into `batch`; returns false at the end of the pass.
-    pub fn next(&mut self, batch: &mut FeedBatch) -> Result<bool> {
+    pub fn next(&mut self, batch: &mut Batch) -> Result<bool> {
         let Some(pass) = &mut self.pass else {
             return Err(Error::invalid("the loader is not started").help("call start first"));
         };
         let more = pass.next(batch)?;
-        if more {
-            batch.names = Some(Arc::clone(&self.feeds));
-            self.taken += 1;
-        }
+        self.taken += u64::from(more);
         Ok(more)
     }
 
@@ -371,13 +336,13 @@ pub struct Batches<'l> {
 }
 
 impl Iterator for Batches<'_> {
-    type Item = Result<FeedBatch>;
+    type Item = Result<Batch>;
 
-    fn next(&mut self) -> Option<Result<FeedBatch>> {
+    fn next(&mut self) -> Option<Result<Batch>> {
         if self.ended {
             return None;
         }
-        let mut batch = FeedBatch::new();
+        let mut batch = Batch::new(&self.loader.layout);
         match self.loader.next(&mut batch) {
             Ok(true) => Some(Ok(batch)),
             outcome => {
@@ -398,22 +363,26 @@ impl Drop for Batches<'_> {
 enum Pass {
     /// The next batch comes from the front.
     Inline(VecDeque<Fill>),
-    Threads(Lanes<FeedBatch>),
+    Threads(Lanes<Batch>),
 }
 
 impl Pass {
-    fn start(make: &Arc<Make>, options: &DataLoaderOptions) -> Result<Pass> {
+    fn start(
+        make: &Arc<Make>,
+        options: &DataLoaderOptions,
+        layout: &Arc<BatchLayout>,
+    ) -> Result<Pass> {
         let parts = (0..options.threads).map(|index| Part { index, count: options.threads });
         if !options.use_double_buffer {
             return Ok(Pass::Inline(parts.map(|part| make(part)).collect()));
         }
         let mut lanes = Lanes::new(Error::invalid("a generator thread panicked"));
         for part in parts {
-            let make = Arc::clone(make);
+            let (make, layout) = (Arc::clone(make), Arc::clone(layout));
             lanes.add(options.capacity, move || {
                 let mut fill = make(part);
-                move |used: Option<FeedBatch>| {
-                    let mut batch = used.unwrap_or_default();
+                move |used| {
+                    let mut batch = reuse(used, &layout);
                     Ok(fill(&mut batch)?.then_some(batch))
                 }
             })?;
@@ -421,7 +390,7 @@ impl Pass {
         Ok(Pass::Threads(lanes))
     }
 
-    fn next(&mut self, batch: &mut FeedBatch) -> Result<bool> {
+    fn next(&mut self, batch: &mut Batch) -> Result<bool> {
         let fills = match self {
             Pass::Threads(lanes) => return lanes.next(batch),
             Pass::Inline(fills) => fills,
@@ -437,8 +406,12 @@ impl Pass {
 }
 
 /// Places samples side by side in the batch's tensors, which are reused if they fit.
-fn assemble(feeds: &[Feed], samples: &[FieldSample], batch: &mut FeedBatch) -> Result<()> {
-    batch.tensors.resize_with(feeds.len(), Tensor::empty);
+fn assemble(
+    feeds: &[Feed],
+    layout: &BatchLayout,
+    samples: &[FieldSample],
+    batch: &mut Batch,
+) -> Result<()> {
     for (at, sample) in samples.iter().enumerate() {
         if sample.len() != feeds.len() {
             return Err(Error::invalid(format!(
@@ -448,13 +421,8 @@ fn assemble(feeds: &[Feed], samples: &[FieldSample], batch: &mut FeedBatch) -> R
             .got(sample.len()));
         }
     }
-    for (index, (feed, tensor)) in feeds.iter().zip(&mut batch.tensors).enumerate() {
-        let mut dims = vec![samples.len() as i64];
-        dims.extend(feed.shape.iter().map(|size| *size as i64));
-        let shape = Shape::new(&dims)?;
-        if tensor.dtype() != feed.dtype || *tensor.shape() != shape {
-            *tensor = Tensor::zeros(feed.dtype, shape)?;
-        }
+    let tensors = batch.dense(layout, samples.len())?;
+    for (index, (feed, tensor)) in feeds.iter().zip(tensors).enumerate() {
         for (at, sample) in samples.iter().enumerate() {
             place(feed, &sample[index], tensor, at).map_err(|error| {
                 error.at(format!("sample {at} of a batch, input '{}'", feed.name))
@@ -535,7 +503,7 @@ mod tests {
         loader
     }
 
-    fn ids(batch: &FeedBatch) -> Vec<i64> {
+    fn ids(batch: &Batch) -> Vec<i64> {
         batch.tensors()[1].to_vec().unwrap()
     }
 
@@ -546,7 +514,7 @@ mod tests {
                 let options = DataLoaderOptions { use_double_buffer, capacity, threads };
                 let mut loader = loader(options, 20, false);
                 let first: Vec<_> = loader.batches().unwrap().map(|it| ids(&it.unwrap())).collect();
-                let mut batch = FeedBatch::new();
+                let mut batch = Batch::new(loader.layout());
                 let mut second = Vec::new();
                 loader.start().unwrap();
                 assert!(loader.start().is_err());
@@ -576,7 +544,7 @@ mod tests {
         let mut whole = loader(DataLoaderOptions { threads: 2, ..Default::default() }, 31, true);
         let all: Vec<_> = whole.batches().unwrap().map(|it| ids(&it.unwrap())).collect();
         assert!(all.iter().all(|batch| batch.len() == 3));
-        let mut batch = FeedBatch::new();
+        let mut batch = Batch::new(whole.layout());
         whole.start().unwrap();
         (0..4).for_each(|_| assert!(whole.next(&mut batch).unwrap()));
         let taken = whole.taken();

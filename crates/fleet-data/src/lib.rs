@@ -8,9 +8,9 @@
 //!   ([`DataLoader`]).
 //! * Parse: a [`RecordFormat`] turns a file into records; [`LineReader`] does so for text, such as
 //!   the [`MultiSlot`] lines that a [`DataGenerator`] writes.
-//! * Shuffle: [`InMemoryDataset`] and [`Loader`]; each thread of a [`QueueDataset`] reads its files
+//! * Shuffle: [`InMemoryDataset`] and [`Loader`]; each source of a [`QueueDataset`] reads its files
 //!   in order.
-//! * Batch: a [`Batch`] holds tensors filled from slots; a [`FeedBatch`] holds those of user code.
+//! * Batch: a [`Batch`] holds tensors that are filled from slots or by user code.
 //! * Prefetch: threads make batches ahead of time. [`Prefetch`] does so for any [`BatchSource`];
 //!   [`DataLoader`] and [`Loader`] have their own options for the same threads.
 
@@ -36,12 +36,10 @@ mod slot;
 
 pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
-pub use data_loader::{
-    Batches, DataLoader, DataLoaderOptions, Feed, FeedBatch, Field, FieldSample, Part,
-};
+pub use data_loader::{Batches, DataLoader, DataLoaderOptions, Feed, Field, FieldSample, Part};
 pub use dataset::{
-    Dataset, DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, MemoryReader,
-    QueueDataset, QueueReader, RecordFormat, TextFiles, sum_over,
+    Dataset, DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, QueueDataset,
+    RecordFormat, TextFiles, sum_over,
 };
 pub use files::{file_shard, glob};
 #[cfg(feature = "parquet")]

@@ -59,6 +59,18 @@ pub struct Skipped {
 }
 
 impl Skipped {
+    /// Counts a line or record (`what`) with an error, or fails if it must not be skipped.
+    pub(crate) fn count(&mut self, on_error: OnError, what: &str, error: Error) -> Result<()> {
+        let OnError::Skip { lines_max } = on_error else { return Err(error) };
+        self.lines += 1;
+        if self.lines > lines_max {
+            let help = format!("{lines_max} bad {what}s were skipped before this one");
+            return Err(error.help(help));
+        }
+        self.first.get_or_insert(error);
+        Ok(())
+    }
+
     pub(crate) fn add(&mut self, other: &Skipped) {
         self.lines += other.lines;
         if self.first.is_none() {
@@ -135,13 +147,6 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
         self
     }
 
-    /// Sets the number of lines read before this reader, such as a header, for line numbers in
-    /// errors.
-    pub fn lines_before(mut self, lines: u64) -> Self {
-        self.line = lines;
-        self
-    }
-
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
     }
@@ -177,22 +182,10 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
                 let from = self.end - line.len();
                 let line = &self.buffer[from..from + length];
                 let error = at_line(wrong, line, &self.name, self.line);
-                self.bad_line(error)?;
+                self.skipped.count(self.on_error, "line", error)?;
             }
         }
         Ok(block.len() - first)
-    }
-
-    fn bad_line(&mut self, error: Error) -> Result<()> {
-        let OnError::Skip { lines_max } = self.on_error else { return Err(error) };
-        self.skipped.lines += 1;
-        if self.skipped.lines > lines_max {
-            return Err(error.help(format!("{lines_max} bad lines were skipped before this one")));
-        }
-        if self.skipped.first.is_none() {
-            self.skipped.first = Some(error);
-        }
-        Ok(())
     }
 
     /// Returns the length of the line at `start`, without its newline; reads more input if needed.

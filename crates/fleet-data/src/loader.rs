@@ -155,7 +155,8 @@ impl FromStr for Cursor {
 /// A source of batches for a training loop.
 ///
 /// ```
-/// use fleet_data::{Batch, DatasetOptions, InMemoryDataset, Loader, LoaderOptions, Schema, Slot, TextFiles};
+/// use fleet_data::{Batch, Dataset, DatasetOptions, InMemoryDataset, Loader, LoaderOptions};
+/// use fleet_data::{Schema, Slot, TextFiles};
 /// use std::sync::Arc;
 /// # let path = std::env::temp_dir().join(format!("loader-example-{}", std::process::id()));
 /// # std::fs::write(&path, (0..10).map(|id| format!("1 {id}\n")).collect::<String>()).unwrap();
@@ -165,7 +166,8 @@ impl FromStr for Cursor {
 /// dataset.load_into_memory()?;
 /// let layout = Arc::clone(dataset.layout());
 ///
-/// let options = LoaderOptions { batch_size: 4, shuffle: true, seed: 1, ..LoaderOptions::default() };
+/// let options =
+///     LoaderOptions { batch_size: 4, shuffle: true, seed: 1, ..LoaderOptions::default() };
 /// let mut loader = Loader::new(Arc::new(dataset), options)?;
 /// let mut batch = Batch::new(&layout);
 /// for _epoch in 0..2 {
@@ -174,7 +176,8 @@ impl FromStr for Cursor {
 ///     }
 ///     loader.next_epoch();
 /// }
-/// assert_eq!(loader.cursor().epoch, 2); // goes into a checkpoint; loader.resume(cursor) returns to it
+/// // The cursor goes into a checkpoint; loader.resume(cursor) returns to it.
+/// assert_eq!(loader.cursor().epoch, 2);
 /// # std::fs::remove_file(&path).unwrap();
 /// # Ok::<(), fleet_base::Error>(())
 /// ```

@@ -46,7 +46,8 @@ use tokio::task::JoinHandle;
 /// let files = stores.glob("s3://clicks/day-*/part-*")?;
 /// let schema = Schema::new([Slot::ragged_ids("words")])?;
 /// let format = TextFiles::multi_slot(&schema).object_stores(&stores).pipe_command("zcat");
-/// let mut dataset = QueueDataset::new(DatasetOptions { batch_size: 32, ..DatasetOptions::new(format)? })?;
+/// let options = DatasetOptions { batch_size: 32, ..DatasetOptions::new(format)? };
+/// let mut dataset = QueueDataset::new(options)?;
 /// dataset.set_filelist(files)?;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```

@@ -95,7 +95,8 @@ pub(crate) fn reuse(used: Option<Batch>, layout: &Arc<BatchLayout>) -> Batch {
 /// Sources whose batches are prefetched.
 ///
 /// ```
-/// use fleet_data::{Batch, BatchSource, Dataset, DatasetOptions, Prefetch, QueueDataset, Schema, Slot, TextFiles};
+/// use fleet_data::{Batch, BatchSource, Dataset, DatasetOptions, Prefetch, QueueDataset};
+/// use fleet_data::{Schema, Slot, TextFiles};
 /// # let path = std::env::temp_dir().join(format!("prefetch-example-{}", std::process::id()));
 /// # std::fs::write(&path, "1 7\n1 8\n1 9\n").unwrap();
 /// let schema = Schema::new([Slot::dense_ids("id", [1])])?;

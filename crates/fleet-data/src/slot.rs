@@ -138,6 +138,11 @@ impl Schema {
         Ok(Arc::new(Schema { slots, record_ids }))
     }
 
+    /// Returns the schema of batches that are not filled from records.
+    pub(crate) fn without_slots() -> Schema {
+        Schema { slots: Vec::new(), record_ids: false }
+    }
+
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }

@@ -51,7 +51,8 @@ use std::sync::Arc;
 ///
 /// // Plan for other shapes on a device without memory, to see what a run needs.
 /// let feed = [("x", DType::F32, [1000, 2].into())];
-/// let mut planner = Executor::new(ExecOptions { device: Device::Null, ..ExecOptions::threads(1) });
+/// let options = ExecOptions { device: Device::Null, ..ExecOptions::threads(1) };
+/// let mut planner = Executor::new(options);
 /// let summary: PlanSummary = planner.plan(&program, &scope, &feed, &["z"])?;
 /// assert_eq!((summary.feed_bytes, summary.arena_bytes), (8000, 8000)); // y and z share memory
 /// let planned = planner.planned_program(&program, &scope, &feed, &["z"])?;

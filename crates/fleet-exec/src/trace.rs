@@ -153,7 +153,8 @@ impl Trace {
     /// let shares = Trace { start_us: 0.0, spans }.shares();
     /// assert_eq!((shares.total_us, shares.compute_us), (10.0, 8.0));
     /// assert_eq!((shares.other_us, shares.exposed_us), (6.0, 2.0));
-    /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, exposed 20.0 %"));
+    /// let text = shares.to_string();
+    /// assert!(text.ends_with("compute 80.0 %, communication 60.0 %, exposed 20.0 %"));
     /// ```
     pub fn shares(&self) -> Shares {
         let mut edges: Vec<(f64, bool, usize)> = Vec::new();
@@ -495,16 +496,19 @@ mod tests {
             format!("{begin}.tid: expected a whole number, 0 or more, got 0.5")
         );
 
+        let event = |fields: &str| {
+            format!(r#"{{"traceEvents": [{{"ph": "X", "name": "mul", "tid": 0, {fields}}}]}}"#)
+        };
         for text in [
-            "",
-            "[]",
-            "{}",
-            r#"{"traceEvents": 3}"#,
-            r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": 1, "dur": -1, "pid": 0, "tid": 0}]}"#,
-            r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": 1, "dur": 1, "pid": -1, "tid": 0}]}"#,
-            r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": -1e308, "dur": 1, "pid": 0, "tid": 0}]}"#,
+            "".into(),
+            "[]".into(),
+            "{}".into(),
+            r#"{"traceEvents": 3}"#.into(),
+            event(r#""ts": 1, "dur": -1, "pid": 0"#),
+            event(r#""ts": 1, "dur": 1, "pid": -1"#),
+            event(r#""ts": -1e308, "dur": 1, "pid": 0"#),
         ] {
-            let error = Trace::from_chrome_json(text).unwrap_err().to_string();
+            let error = Trace::from_chrome_json(&text).unwrap_err().to_string();
             assert!(error.contains("not a trace of a run"), "{text}: {error}");
         }
     }

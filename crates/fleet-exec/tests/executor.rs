@@ -358,7 +358,8 @@ fn what_cannot_be_planned_is_refused() {
         "variable 'x' is both fed and kept between runs",
     );
     check(
-        "fleet program 1 block0 { %x: f32[2] data %w: f32[2,1,1,1] persistable layout=filter64 %y: f32[2]
+        "fleet program 1 block0 { %x: f32[2] data
+            %w: f32[2,1,1,1] persistable layout=filter64 %y: f32[2]
             (Out: %y) = test_add(X: %x) }",
         "'w' has an explicit layout: expected row_major, got filter64",
     );

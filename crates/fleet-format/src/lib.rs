@@ -25,7 +25,8 @@
 //! let some = load_vars(&folder, &["fc_0.b_0"])?;
 //! assert_eq!(some.tensors[0].1.to_vec::<f32>()?, [0.5, 0.5]);
 //! let (infos, _) = list_tensors(&folder)?; // without reading them
-//! assert_eq!(infos.iter().find(|it| it.name == "fc_0.w_0").map(|it| it.shape), Some([2, 2].into()));
+//! let weights = infos.iter().find(|it| it.name == "fc_0.w_0");
+//! assert_eq!(weights.map(|it| it.shape), Some([2, 2].into()));
 //! # std::fs::remove_dir_all(&folder).ok();
 //! # Ok(())
 //! # }
@@ -34,7 +35,8 @@
 //! Exchange of files with other programs:
 //!
 //! ```
-//! use fleet_format::{read_npy, read_npz, read_safetensors, write_npy, write_npz, write_safetensors};
+//! use fleet_format::{read_npy, read_npz, read_safetensors};
+//! use fleet_format::{write_npy, write_npz, write_safetensors};
 //! use fleet_tensor::Tensor;
 //!
 //! # fn main() -> fleet_base::Result<()> {

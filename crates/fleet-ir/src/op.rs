@@ -60,6 +60,17 @@ impl OpRole {
     }
 }
 
+macro_rules! attr_getters {
+    ($($name:ident -> $type:ty: $kind:ident($value:ident) => $get:expr;)*) => {$(
+        pub fn $name(&self, name: &str) -> $type {
+            match self.attr(name) {
+                Some(Attr::$kind($value)) => $get,
+                other => attr_type_mismatch(self, name, other),
+            }
+        }
+    )*};
+}
+
 impl Op {
     pub fn build(spec: &'static OpSpec) -> OpBuilder {
         OpBuilder {
@@ -111,64 +122,19 @@ impl Op {
         Ok(())
     }
 
-    pub fn attr_int(&self, name: &str) -> i64 {
-        match self.attr(name) {
-            Some(Attr::Int(value)) => *value,
-            other => attr_type_mismatch(self, name, other),
-        }
+    attr_getters! {
+        attr_int -> i64: Int(value) => *value;
+        attr_float -> f64: Float(value) => *value;
+        attr_bool -> bool: Bool(value) => *value;
+        attr_str -> &str: Str(value) => value;
+        attr_ints -> &[i64]: Ints(value) => value;
+        attr_floats -> &[f64]: Floats(value) => value;
+        attr_strs -> &[String]: Strs(value) => value;
+        attr_dtype -> DType: DType(value) => *value;
     }
 
     pub fn attr_usize(&self, name: &str) -> usize {
         self.attr_int(name).max(0) as usize
-    }
-
-    pub fn attr_float(&self, name: &str) -> f64 {
-        match self.attr(name) {
-            Some(Attr::Float(value)) => *value,
-            other => attr_type_mismatch(self, name, other),
-        }
-    }
-
-    pub fn attr_bool(&self, name: &str) -> bool {
-        match self.attr(name) {
-            Some(Attr::Bool(value)) => *value,
-            other => attr_type_mismatch(self, name, other),
-        }
-    }
-
-    pub fn attr_str(&self, name: &str) -> &str {
-        match self.attr(name) {
-            Some(Attr::Str(value)) => value,
-            other => attr_type_mismatch(self, name, other),
-        }
-    }
-
-    pub fn attr_ints(&self, name: &str) -> &[i64] {
-        match self.attr(name) {
-            Some(Attr::Ints(value)) => value,
-            other => attr_type_mismatch(self, name, other),
-        }
-    }
-
-    pub fn attr_floats(&self, name: &str) -> &[f64] {
-        match self.attr(name) {
-            Some(Attr::Floats(value)) => value,
-            other => attr_type_mismatch(self, name, other),
-        }
-    }
-
-    pub fn attr_strs(&self, name: &str) -> &[String] {
-        match self.attr(name) {
-            Some(Attr::Strs(value)) => value,
-            other => attr_type_mismatch(self, name, other),
-        }
-    }
-
-    pub fn attr_dtype(&self, name: &str) -> DType {
-        match self.attr(name) {
-            Some(Attr::DType(value)) => *value,
-            other => attr_type_mismatch(self, name, other),
-        }
     }
 
     /// Checks that every slot has as many variables as it takes.

@@ -88,7 +88,8 @@ fn text_may_be_written_freely() {
 #[test]
 fn defaults_are_filled_in_and_numbers_are_coerced() {
     let p = Program::parse(
-        "fleet program 1\nblock0 { %a: f32[] data %b: f32[]\n(Out: %b) = dropout(X: %a) {dropout_prob: 1} }",
+        "fleet program 1\nblock0 { %a: f32[] data %b: f32[]\n\
+         (Out: %b) = dropout(X: %a) {dropout_prob: 1} }",
         &TestDialect,
     )
     .unwrap();

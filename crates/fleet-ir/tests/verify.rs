@@ -56,10 +56,8 @@ fn ids_must_exist() {
     );
     check(
         |s| s.program.op_mut(s.first).inputs[0].push(VarId::from_index(8)),
-        &[
-            "the op uses var8, which does not exist\n  at op 0 concat(X: %x, %<no such variable: var8>) \
-           at model.rs:3",
-        ],
+        &["the op uses var8, which does not exist\n  \
+             at op 0 concat(X: %x, %<no such variable: var8>) at model.rs:3"],
     );
     check(
         |s| s.program.set_block_ops(Program::ROOT, vec![s.first, OpId::from_index(5), s.second]),
@@ -154,7 +152,8 @@ fn ops_must_fit_their_spec() {
         &[
             &format!("the op has the wrong number of input slots: expected 2, got 1{SECOND}"),
             &format!(
-                "output slot 'Out' of op 'concat' has the wrong size: expected 1 variable, got 0{SECOND}"
+                "output slot 'Out' of op 'concat' has the wrong size: \
+                 expected 1 variable, got 0{SECOND}"
             ),
             &format!("the op has the wrong number of attributes: expected 1, got 2{SECOND}"),
             &format!("attribute 'axis' has the wrong type: expected int, got bool{SECOND}"),

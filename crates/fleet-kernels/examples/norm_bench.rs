@@ -4,7 +4,7 @@
 //! Prints the median of several runs with 1 and with 2 threads, and the resulting rate.
 
 use fleet_base::rng::Sequence;
-use fleet_kernels::embedding::{self, Grid, Slot, Source};
+use fleet_kernels::embedding::{self, Grid, Source};
 use fleet_kernels::pool::Pool;
 use std::hint::black_box;
 use std::time::Instant;
@@ -240,22 +240,12 @@ fn embeddings(bench: &Bench) {
     bench.time("embedding gather + concat", bytes, "GB/s", |pool| {
         embedding::lookup(pool, &table, dim, &ids, None, grid, &mut out).unwrap();
     });
-    let of_slots: Vec<Slot<'_>> = (0..slots)
-        .map(|slot| Slot {
-            table: &table,
-            ids: &ids[slot * batch..(slot + 1) * batch],
-            column: 13 + slot * dim,
-        })
-        .collect();
-    bench.time("embedding gather of 26 slots", bytes, "GB/s", |pool| {
-        embedding::lookup_slots(pool, &of_slots, dim, None, stride, &mut out).unwrap();
-    });
     let mut scratch = vec![0; embedding::group_scratch_len(count)];
     bench.time("embedding group ids", (count * 8) as f64, "GB/s", |pool| {
         black_box(embedding::group(pool, &ids, Some(rows), None, &mut scratch).unwrap());
     });
     let gradient = floats(out.len(), 2);
-    let source = Source::Grid { data: &gradient, grid };
+    let source = Source { data: &gradient, grid };
     let mut merged = vec![0.0; count * dim];
     bench.time("embedding group + merge rows", bytes, "GB/s", |pool| {
         let groups = embedding::group(pool, &ids, Some(rows), None, &mut scratch).unwrap();

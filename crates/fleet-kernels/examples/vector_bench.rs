@@ -21,7 +21,7 @@ use fleet_kernels::optim::{
     Regularizer, Rule, Segment, Segments, Step, Table, Tensors, update_rows,
 };
 use fleet_kernels::pool::Pool;
-use fleet_kernels::reduce::{Fold, Reduction, any_nonfinite, reduce, squared_norm};
+use fleet_kernels::reduce::{Fold, Reduction, reduce, squared_norm};
 use fleet_kernels::softmax::{softmax, softmax_cross_entropy, softmax_grad};
 use fleet_kernels::transpose::{Permute, permute};
 
@@ -186,9 +186,6 @@ fn reductions(bench: &Bench, pool: &Pool) {
     let x = numbers(10_000_000);
     bench.time("squared norm 10M", 4 * x.len(), None, || {
         black_box(squared_norm(pool, black_box(&x)));
-    });
-    bench.time("any nonfinite 10M", 4 * x.len(), None, || {
-        black_box(any_nonfinite(pool, black_box(&x)));
     });
 }
 

@@ -162,7 +162,7 @@ fn widen(x: bf16) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::at_every_level;
+    use crate::simd::for_every_isa;
 
     const X: [f32; 19] = [
         0.0,
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn half_floats_are_those_of_the_crate() {
-        at_every_level(|_| {
+        for_every_isa(|_| {
             let (halves, brains) = (run::<f32, f16>(&X), run::<f32, bf16>(&X));
             for (i, x) in X.iter().enumerate() {
                 let (half, brain) = (f16::from_f32(*x), bf16::from_f32(*x));

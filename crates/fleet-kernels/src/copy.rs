@@ -51,12 +51,12 @@ kernel! {
 
 #[cfg(test)]
 mod tests {
-    use crate::simd::at_every_level;
+    use crate::simd::for_every_isa;
 
     #[test]
     fn every_length_is_copied_whole() {
         let from: Vec<u8> = (0..200_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
-        at_every_level(|_| {
+        for_every_isa(|_| {
             for bytes in [0, 1, 64, 16_383, 16_384, 16_385, 16_640, 65_535, 131_072, 199_999] {
                 let mut to = vec![0u8; from.len()];
                 // SAFETY: both slices are longer than `bytes`.

@@ -1,8 +1,7 @@
 //! Dropout, with a mask that is a function of (seed, stream, position) and need not be stored.
 //!
 //! An element is kept if its random number is at least the drop probability. Dropout is linear, so
-//! the backward pass applies the same function to the gradient. If a program needs the mask as a
-//! tensor, [`dropout_with_mask`] writes it and [`dropout_mask_grad`] reads it.
+//! the backward pass applies the same function to the gradient.
 //!
 //! ```
 //! use fleet_kernels::{dropout::{Dropout, Mode, dropout}, fill::Draw, pool::Pool};
@@ -61,13 +60,10 @@ impl Dropout {
 }
 
 kernel! {
-    /// Writes the mask to `mask`, if given.
     unsafe fn drop_range<S>(
         s: S, drop: Dropout, range: Range<usize>, x: SharedPtr<f32>, y: SharedPtr<f32>,
-        mask: Option<SharedPtr<u8>>,
     ) {
-        let limit = limit_of(drop.probability);
-        let below = s.splat_i(limit as i32 - 1);
+        let below = s.splat_i(limit_of(drop.probability) as i32 - 1);
         let scale = s.splat(drop.scale());
         let mut i = range.start;
         while i < range.end {
@@ -82,34 +78,6 @@ kernel! {
                 let value = s.mul(s.load_n(x.at(i + k), n), scale);
                 s.store_n(y.at(i + k), s.select(kept, value, s.zero()), n);
             });
-            if let Some(mask) = mask {
-                for k in 0..count {
-                    *mask.at(i + k) = u8::from((group[skip + k] >> 8) >= limit);
-                }
-            }
-            i += count;
-        }
-    }
-}
-
-kernel! {
-    unsafe fn mask_range<S>(
-        s: S, scale: f32, range: Range<usize>, mask: SharedPtr<u8>, dy: SharedPtr<f32>,
-        dx: SharedPtr<f32>,
-    ) {
-        // Expand a tile of factors first, so that a simple loop converts bytes to floats.
-        let mut factors = [0f32; 256];
-        let mut i = range.start;
-        while i < range.end {
-            let count = factors.len().min(range.end - i);
-            let bytes = std::slice::from_raw_parts(mask.at(i).cast_const(), count);
-            for (factor, byte) in factors.iter_mut().zip(bytes) {
-                *factor = if *byte != 0 { scale } else { 0.0 };
-            }
-            for_registers!(S, count, |k, n| {
-                let factor = s.load_n(factors.as_ptr().add(k), n);
-                s.store_n(dx.at(i + k), s.mul(s.load_n(dy.at(i + k), n), factor), n);
-            });
             i += count;
         }
     }
@@ -121,29 +89,7 @@ pub fn dropout<'a>(pool: &Pool, drop: Dropout, x: impl Into<Input<'a, f32>>, y: 
     let (x, y) = (SharedPtr::new(x.into().start(len, y, len)), SharedPtr::new_mut(y));
     pool.run_ranges(len, GRAIN, |range| {
         // SAFETY: ranges are disjoint and inside `len`.
-        unsafe { drop_range(drop, range, x, y, None) };
-    });
-}
-
-/// Like [`dropout`], and sets `mask` to 1 for every kept element.
-pub fn dropout_with_mask(pool: &Pool, drop: Dropout, x: &[f32], y: &mut [f32], mask: &mut [u8]) {
-    assert!(x.len() == y.len() && x.len() == mask.len(), "tensors differ in length");
-    let (x, y) = (SharedPtr::new(x.as_ptr()), SharedPtr::new_mut(y.as_mut_ptr()));
-    let target = SharedPtr::new_mut(mask.as_mut_ptr());
-    pool.run_ranges(mask.len(), GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside all three slices.
-        unsafe { drop_range(drop, range, x, y, Some(target)) };
-    });
-}
-
-/// Computes the backward pass from a stored mask; `scale` is [`Dropout::scale`].
-pub fn dropout_mask_grad(pool: &Pool, scale: f32, mask: &[u8], dy: &[f32], dx: &mut [f32]) {
-    assert!(dy.len() == dx.len() && mask.len() == dx.len(), "tensors differ in length");
-    let (mask, dy) = (SharedPtr::new(mask.as_ptr()), SharedPtr::new(dy.as_ptr()));
-    let target = SharedPtr::new_mut(dx.as_mut_ptr());
-    pool.run_ranges(dx.len(), GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside all three slices.
-        unsafe { mask_range(scale, range, mask, dy, target) };
+        unsafe { drop_range(drop, range, x, y) };
     });
 }
 
@@ -155,7 +101,7 @@ pub fn dropout_infer<'a>(pool: &Pool, drop: Dropout, x: impl Into<Input<'a, f32>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::at_every_level;
+    use crate::simd::for_every_isa;
     use fleet_base::rng::Philox;
 
     fn drop(probability: f32, mode: Mode, offset: u64) -> Dropout {
@@ -163,8 +109,8 @@ mod tests {
     }
 
     #[test]
-    fn masks_are_those_of_the_generator_in_every_form() {
-        at_every_level(|_| {
+    fn masks_are_those_of_the_generator() {
+        for_every_isa(|_| {
             let pool = Pool::new(1);
             let rng = Philox::new(5, 6);
             for (probability, offset, len) in
@@ -180,17 +126,11 @@ mod tests {
                         let expected = if kept { x[i] * drop.scale() } else { 0.0 };
                         assert_eq!(y[i], expected);
                     }
-                    let (mut y2, mut mask) = (vec![f32::NAN; len], vec![9; len]);
-                    dropout_with_mask(&pool, drop, &x, &mut y2, &mut mask);
-                    assert_eq!(y, y2);
-                    let mut dx = vec![f32::NAN; len];
-                    dropout_mask_grad(&pool, drop.scale(), &mask, &x, &mut dx);
-                    assert_eq!(y, dx);
                     let mut inplace = x.clone();
                     dropout(&pool, drop, Input::Output, &mut inplace);
                     assert_eq!(y, inplace);
-                    dropout_infer(&pool, drop, &x, &mut y2);
-                    assert_eq!(y2[0], x[0] * drop.infer_scale());
+                    dropout_infer(&pool, drop, &x, &mut y);
+                    assert_eq!(y[0], x[0] * drop.infer_scale());
                 }
             }
         });

@@ -37,12 +37,7 @@ pub struct Draw {
 
 /// Sets every element to `value`.
 pub fn constant<T: Copy + Send + Sync>(pool: &Pool, value: T, out: &mut [T]) {
-    let target = SharedPtr::new_mut(out.as_mut_ptr());
-    pool.run_ranges(out.len(), 4 * GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside `out`.
-        let part = unsafe { std::slice::from_raw_parts_mut(target.at(range.start), range.len()) };
-        part.fill(value);
-    });
+    pool.run_parts(out, 4 * GRAIN, |_, part| part.fill(value));
 }
 
 /// A function that maps a group of random words to elements.
@@ -150,22 +145,6 @@ impl WordMap for Normal {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Bernoulli {
-    limit: u32,
-}
-
-impl WordMap for Bernoulli {
-    type Out = u8;
-    const WORDS_EACH: usize = 1;
-    #[inline(always)]
-    fn map<S: Simd>(self, _: S, words: &[u32; WORDS], out: &mut [u8; WORDS]) {
-        for k in 0..WORDS {
-            out[k] = u8::from((words[k] >> 8) < self.limit);
-        }
-    }
-}
-
 /// Returns the number of 24-bit values below `probability`: `unit < probability` exactly if the
 /// upper bits are below the returned limit.
 pub(crate) fn limit_of(probability: f32) -> u32 {
@@ -181,7 +160,8 @@ kernel! {
         while i < range.end {
             let position = draw.offset.wrapping_add(i as u64);
             let (group, skip) = (position / per_group, (position % per_group) as usize);
-            let group_words = words(s, draw.seed, draw.stream, group.wrapping_mul(WORDS as u64 / 4));
+            let counter = group.wrapping_mul(WORDS as u64 / 4);
+            let group_words = words(s, draw.seed, draw.stream, counter);
             let mut values = [M::Out::default(); WORDS];
             map.map(s, &group_words, &mut values);
             let n = (per_group as usize - skip).min(range.end - i);
@@ -215,22 +195,15 @@ pub fn truncated_normal(pool: &Pool, draw: Draw, mean: f32, std: f32, out: &mut 
     fill_with(pool, TruncatedNormal { mean, std }, draw, out);
 }
 
-/// Fills `out` with 1 at the given probability, else 0.
-pub fn bernoulli(pool: &Pool, draw: Draw, probability: f32, out: &mut [u8]) {
-    fill_with(pool, Bernoulli { limit: limit_of(probability) }, draw, out);
-}
-
 /// Fills `out` with integers in [`low`, `high`), or with `low` if that range is empty.
 pub fn randint(pool: &Pool, draw: Draw, low: i64, high: i64, out: &mut [i64]) {
     let bound = if high > low { high.wrapping_sub(low) as u64 } else { 1 };
     let rng = Philox::new(draw.seed, draw.stream);
-    let target = SharedPtr::new_mut(out.as_mut_ptr());
-    pool.run_ranges(out.len(), GRAIN / 4, |range| {
-        for i in range {
-            let word = rng.word64(draw.offset.wrapping_add(i as u64));
+    pool.run_parts(out, GRAIN / 4, |start, part| {
+        for (i, out) in part.iter_mut().enumerate() {
+            let word = rng.word64(draw.offset.wrapping_add((start + i) as u64));
             let value = ((u128::from(word) * u128::from(bound)) >> 64) as i64;
-            // SAFETY: ranges are disjoint and inside `out`.
-            unsafe { *target.at(i) = low.wrapping_add(value) };
+            *out = low.wrapping_add(value);
         }
     });
 }
@@ -238,14 +211,14 @@ pub fn randint(pool: &Pool, draw: Draw, low: i64, high: i64, out: &mut [i64]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::at_every_level;
+    use crate::simd::for_every_isa;
     use crate::vmath::tests::erf_f64;
 
     const DRAW: Draw = Draw { seed: 77, stream: 0xabcd_0000_0001, offset: 0 };
 
     #[test]
     fn values_are_those_of_the_generator() {
-        at_every_level(|_| {
+        for_every_isa(|_| {
             let pool = Pool::new(1);
             let rng = Philox::new(DRAW.seed, DRAW.stream);
             for offset in [0u64, 1, 63, 64, 1000, (1 << 34) - 5] {
@@ -260,11 +233,6 @@ mod tests {
                 for (i, value) in out.iter().enumerate() {
                     let expected = rng.normal(at(i));
                     assert!((value - expected).abs() < 2e-6, "{value} for {expected}");
-                }
-                let mut bits = [9; 301];
-                bernoulli(&pool, draw, 0.3, &mut bits);
-                for (i, bit) in bits.iter().enumerate() {
-                    assert_eq!(*bit, u8::from(rng.unit(at(i)) < 0.3));
                 }
                 let mut integers = [0; 301];
                 randint(&pool, draw, -3, 4, &mut integers);

@@ -311,7 +311,7 @@ impl FoldElement for bf16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::at_every_level;
+    use crate::simd::for_every_isa;
 
     /// Compares with folding one element at a time, at lengths around the block size, with an
     /// output in place of an input.
@@ -327,7 +327,7 @@ mod tests {
                 let expected: Vec<T> = (0..len)
                     .map(|i| one(&inputs.iter().map(|x| x[i]).collect::<Vec<_>>()))
                     .collect();
-                at_every_level(|_| {
+                for_every_isa(|_| {
                     let mut own = inputs.clone();
                     let mut copy = vec![T::default(); len];
                     let pointers: Vec<*const T> = own.iter().map(|x| x.as_ptr()).collect();

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use crate::elementwise::GRAIN;
+use crate::elementwise::grain_rows;
 use crate::input::Input;
 use crate::pool::Pool;
 use crate::reduce::add_partials;
@@ -161,10 +161,6 @@ kernel! {
     }
 }
 
-fn grain_rows(len: usize) -> usize {
-    (GRAIN / len.max(1)).max(1)
-}
-
 /// Normalizes the rows of `x`, or of `x + residual.addend`. Stores `mean` and `inv_std` (one per
 /// row) for the backward pass.
 pub fn layer_norm(
@@ -270,7 +266,7 @@ pub fn layer_norm_grad<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::at_every_level;
+    use crate::simd::for_every_isa;
     use fleet_base::rng::Sequence;
 
     fn numbers(len: usize, salt: u64) -> Vec<f32> {
@@ -368,7 +364,7 @@ mod tests {
 
     #[test]
     fn both_directions_agree_with_f64() {
-        at_every_level(|_| {
+        for_every_isa(|_| {
             for (rows, len) in [(1, 1), (3, 7), (5, 16), (130, 33), (200, 768), (2, 5000)] {
                 for (affine, residual) in [(true, false), (false, true), (true, true)] {
                     check(rows, len, affine, residual);

@@ -7,30 +7,13 @@
 
 use fleet_base::{Error, Result};
 
-/// Returns the number of samples whose label is among the `k` highest of their `classes` scores. Of
-/// equal scores, the first is considered higher. A label outside the classes is counted as wrong.
+/// Returns the number of samples whose label is among their top-k `indices`, `[samples, k]`.
 ///
 /// ```
 /// use fleet_kernels::metrics::accuracy_count;
-/// assert_eq!(accuracy_count(&[0.1, 0.9, 0.6, 0.4], 2, &[1, 1], 1), 1);
-/// assert_eq!(accuracy_count(&[0.1, 0.9, 0.6, 0.4], 2, &[1, 1], 2), 2);
+/// assert_eq!(accuracy_count(&[0, 1, 2, 1], 2, &[1, 0]), 1);
 /// ```
-pub fn accuracy_count(scores: &[f32], classes: usize, labels: &[i64], k: usize) -> u64 {
-    assert_eq!(scores.len(), classes * labels.len(), "expected one row of scores per label");
-    let is_hit = |(row, &label): (&[f32], &i64)| {
-        let Some(score) = usize::try_from(label).ok().and_then(|label| row.get(label)) else {
-            return false;
-        };
-        let (before, after) = row.split_at(label as usize);
-        let higher = before.iter().filter(|&other| other >= score).count()
-            + after.iter().filter(|&other| other > score).count();
-        !score.is_nan() && higher < k
-    };
-    scores.chunks_exact(classes.max(1)).zip(labels).filter(|&pair| is_hit(pair)).count() as u64
-}
-
-/// Like [`accuracy_count`], from top-k indices `[samples, k]`.
-pub fn accuracy_count_of(indices: &[i64], k: usize, labels: &[i64]) -> u64 {
+pub fn accuracy_count(indices: &[i64], k: usize, labels: &[i64]) -> u64 {
     assert_eq!(indices.len(), k * labels.len(), "expected k indices per label");
     let rows = indices.chunks_exact(k.max(1)).zip(labels);
     rows.filter(|(row, label)| row.contains(label)).count() as u64
@@ -120,17 +103,17 @@ pub fn auc_count_window(
 ///
 /// ```
 /// use fleet_kernels::metrics::auc_area;
-/// assert_eq!(auc_area(&[0.0, 0.0, 0.0, 4.0], &[5.0, 0.0, 0.0, 0.0]), 1.0);
-/// assert_eq!(auc_area(&[1.0, 2.0, 3.0, 4.0], &[4.0, 3.0, 2.0, 1.0]), 0.75);
+/// assert_eq!(auc_area(&[0, 0, 0, 4], &[5, 0, 0, 0]), 1.0);
+/// assert_eq!(auc_area(&[1, 2, 3, 4], &[4, 3, 2, 1]), 0.75);
 /// ```
-pub fn auc_area(positives: &[f64], negatives: &[f64]) -> f64 {
-    area(positives.iter().copied().zip(negatives.iter().copied()).rev())
-}
-
-/// Like [`auc_area`], from integer counts.
-pub fn auc_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
-    let pairs = positives.iter().zip(negatives).rev();
-    area(pairs.map(|(&positive, &negative)| (positive as f64, negative as f64)))
+pub fn auc_area(positives: &[i64], negatives: &[i64]) -> f64 {
+    let (mut positive, mut negative, mut area) = (0.0, 0.0, 0.0);
+    for (&of_positive, &of_negative) in positives.iter().zip(negatives).rev() {
+        let next = (positive + of_positive as f64, negative + of_negative as f64);
+        area += (next.1 - negative) * (positive + next.0) / 2.0;
+        (positive, negative) = next;
+    }
+    if positive * negative == 0.0 { 0.5 } else { area / (positive * negative) }
 }
 
 /// Returns the area under the precision-recall curve as the average precision: each bucket is a
@@ -139,11 +122,11 @@ pub fn auc_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
 /// of positives, which is also the result if only one class occurs.
 ///
 /// ```
-/// use fleet_kernels::metrics::precision_recall_area_of;
-/// assert_eq!(precision_recall_area_of(&[0, 0, 4], &[5, 0, 0]), 1.0);
-/// assert_eq!(precision_recall_area_of(&[0, 1, 0], &[0, 3, 0]), 0.25);
+/// use fleet_kernels::metrics::precision_recall_area;
+/// assert_eq!(precision_recall_area(&[0, 0, 4], &[5, 0, 0]), 1.0);
+/// assert_eq!(precision_recall_area(&[0, 1, 0], &[0, 3, 0]), 0.25);
 /// ```
-pub fn precision_recall_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
+pub fn precision_recall_area(positives: &[i64], negatives: &[i64]) -> f64 {
     let (mut positive, mut negative, mut area) = (0.0, 0.0, 0.0);
     for (&of_positive, &of_negative) in positives.iter().zip(negatives).rev() {
         (positive, negative) = (positive + of_positive as f64, negative + of_negative as f64);
@@ -174,17 +157,6 @@ fn check_probabilities(predictions: Predictions<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Sums the area by trapezoids, over buckets from the highest down.
-fn area(buckets: impl Iterator<Item = (f64, f64)>) -> f64 {
-    let (mut positive, mut negative, mut area) = (0.0, 0.0, 0.0);
-    for (of_positive, of_negative) in buckets {
-        let (next_positive, next_negative) = (positive + of_positive, negative + of_negative);
-        area += (next_negative - negative) * (positive + next_positive) / 2.0;
-        (positive, negative) = (next_positive, next_negative);
-    }
-    if positive * negative == 0.0 { 0.5 } else { area / (positive * negative) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,9 +165,7 @@ mod tests {
     #[test]
     fn areas_of_the_documented_table() {
         let check = |positives: &[i64], negatives: &[i64], expected: f64| {
-            assert_eq!(auc_area_of(positives, negatives), expected);
-            let floats = |counts: &[i64]| counts.iter().map(|&c| c as f64).collect::<Vec<_>>();
-            assert_eq!(auc_area(&floats(positives), &floats(negatives)), expected);
+            assert_eq!(auc_area(positives, negatives), expected);
         };
         check(&[0, 0, 0, 4], &[5, 0, 0, 0], 1.0);
         check(&[4, 0, 0, 0], &[0, 0, 0, 5], 0.0);
@@ -228,7 +198,7 @@ mod tests {
                 };
             }
         }
-        assert!((auc_area_of(&positives, &negatives) - ordered / pairs).abs() < 1e-12);
+        assert!((auc_area(&positives, &negatives) - ordered / pairs).abs() < 1e-12);
     }
 
     #[test]
@@ -246,11 +216,11 @@ mod tests {
             }
         }
         let mean = precisions.iter().sum::<f64>() / precisions.len() as f64;
-        assert!((precision_recall_area_of(&counts[0], &counts[1]) - mean).abs() < 1e-12);
-        assert_eq!(precision_recall_area_of(&[0, 0], &[3, 4]), 0.0);
-        assert_eq!(precision_recall_area_of(&[3, 0], &[0, 0]), 1.0);
+        assert!((precision_recall_area(&counts[0], &counts[1]) - mean).abs() < 1e-12);
+        assert_eq!(precision_recall_area(&[0, 0], &[3, 4]), 0.0);
+        assert_eq!(precision_recall_area(&[3, 0], &[0, 0]), 1.0);
         // The precisions are 1 of 1, then 2 of 3, then 3 of 5.
-        let area = precision_recall_area_of(&[0, 1, 1, 1], &[2, 1, 1, 0]);
+        let area = precision_recall_area(&[0, 1, 1, 1], &[2, 1, 1, 0]);
         assert!((area - (1.0 + 2.0 / 3.0 + 3.0 / 5.0) / 3.0).abs() < 1e-15);
     }
 
@@ -292,16 +262,5 @@ mod tests {
             assert_eq!(auc_window_sum(&negatives, thresholds, steps), neg);
             assert_eq!(positives[24], step as i64 + 1);
         }
-    }
-
-    #[test]
-    fn accuracy_counts_ties_from_the_left() {
-        let scores = [0.5, 0.5, 0.2, 0.1, 0.1, 0.7];
-        assert_eq!(accuracy_count(&scores, 3, &[0, 2], 1), 2);
-        assert_eq!(accuracy_count(&scores, 3, &[1, 1], 1), 0);
-        assert_eq!(accuracy_count(&scores, 3, &[1, 1], 2), 1);
-        assert_eq!(accuracy_count(&scores, 3, &[7, -1], 3), 0);
-        assert_eq!(accuracy_count(&[f32::NAN, 0.0], 2, &[0], 1), 0);
-        assert_eq!(accuracy_count_of(&[0, 1, 2, 1], 2, &[1, 0]), 1);
     }
 }

@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn words_are_those_of_the_generator() {
-        crate::simd::at_every_level(|_| {
+        crate::simd::for_every_isa(|_| {
             for (seed, stream, counter) in [
                 (0, 0, 0),
                 (0x1234_5678_9abc_def0, 0xfeed_0000_0001, 77),

@@ -292,7 +292,8 @@ kernel! {
             } else {
                 for c in 0..columns.len() {
                     for r in 0..height {
-                        *to.add(c * matrix.column_stride + r) = *from.add(r * matrix.row_stride + c);
+                        let value = *from.add(r * matrix.row_stride + c);
+                        *to.add(c * matrix.column_stride + r) = value;
                     }
                 }
             }
@@ -371,7 +372,7 @@ unsafe fn transpose_8x8(x: *const f32, x_stride: usize, out: *mut f32, out_strid
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::at_every_level;
+    use crate::simd::for_every_isa;
 
     fn check<T: Copy + Send + Sync + PartialEq + std::fmt::Debug + Default>(
         shape: &[usize],
@@ -395,7 +396,7 @@ mod tests {
             permute(&Pool::new(threads), &plan, &x, &mut out);
             out
         };
-        at_every_level(|level| assert!(run(1) == expected, "{shape:?} {perm:?} at {level:?}"));
+        for_every_isa(|level| assert!(run(1) == expected, "{shape:?} {perm:?} at {level:?}"));
         assert!(run(3) == expected);
     }
 

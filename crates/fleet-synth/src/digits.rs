@@ -43,12 +43,7 @@ impl Digits {
         labels: &mut [i64],
         first_sample: u64,
     ) -> Result<()> {
-        expect_length("images", images.len(), labels.len() * IMAGE_PIXELS)?;
-        let rows = images.chunks_exact_mut(IMAGE_PIXELS).zip(labels);
-        for (index, (image, label)) in rows.enumerate() {
-            *label = self.draw(first_sample.wrapping_add(index as u64), image);
-        }
-        Ok(())
+        self.fill_batch(images, labels, first_sample, |byte| byte)
     }
 
     /// Like [`Digits::fill_batch_u8`], as floats: byte / 255 * 2 - 1, between -1 and 1.
@@ -66,20 +61,29 @@ impl Digits {
         labels: &mut [i64],
         first_sample: u64,
     ) -> Result<()> {
+        let value = |byte| f32::from(byte) * (2.0 / 255.0) - 1.0;
+        self.fill_batch(images, labels, first_sample, value)
+    }
+
+    fn fill_batch<T>(
+        &self,
+        images: &mut [T],
+        labels: &mut [i64],
+        first_sample: u64,
+        value: impl Fn(u8) -> T,
+    ) -> Result<()> {
         expect_length("images", images.len(), labels.len() * IMAGE_PIXELS)?;
         let rows = images.chunks_exact_mut(IMAGE_PIXELS).zip(labels);
         for (index, (image, label)) in rows.enumerate() {
-            let mut bytes = [0; IMAGE_PIXELS];
-            *label = self.draw(first_sample.wrapping_add(index as u64), &mut bytes);
-            for (value, byte) in image.iter_mut().zip(bytes) {
-                *value = f32::from(byte) * (2.0 / 255.0) - 1.0;
-            }
+            let (digit, pixels) = self.draw(first_sample.wrapping_add(index as u64));
+            *label = digit;
+            image.iter_mut().zip(pixels).for_each(|(to, pixel)| *to = value(pixel));
         }
         Ok(())
     }
 
-    /// Draws one image over the content of `image` and returns its digit.
-    fn draw(&self, sample: u64, image: &mut [u8]) -> i64 {
+    /// Draws one image; returns its digit and pixels.
+    fn draw(&self, sample: u64) -> (i64, [u8; IMAGE_PIXELS]) {
         let mut draws = Sequence::new(part_seed(self.seed, PART_SHAPE), sample);
         let digit = draws.below(10) as usize;
         let hand = Hand::new(&mut draws);
@@ -92,6 +96,7 @@ impl Digits {
                 from = to;
             }
         }
+        let mut image = [0; IMAGE_PIXELS];
         let noise = Philox::new(part_seed(self.seed, PART_NOISE), sample);
         for (block, pixels) in image.chunks_mut(16).enumerate() {
             let words = noise.block(block as u64);
@@ -102,7 +107,7 @@ impl Digits {
                 *pixel = value.clamp(0.0, 255.0) as u8;
             }
         }
-        digit as i64
+        (digit as i64, image)
     }
 }
 

@@ -312,12 +312,6 @@ impl Text {
         Ok(())
     }
 
-    /// Returns the pointwise mutual information of neighbours, in nats; minus infinity if they
-    /// never occur together.
-    pub fn mutual_information(&self, center: i64, context: i64) -> Result<f64> {
-        Ok(self.lift(self.word(center)?, self.word(context)?).ln())
-    }
-
     /// Returns the log-odds that (center, context) is a true pair rather than noise, to which the
     /// score of a skip-gram model converges:
     /// `log(P(context | center) / (negative_count * noise(context)))`.

@@ -2,10 +2,8 @@
 
 use super::exchange::Exchange;
 use super::shuffle::{self, BLOCK_ROWS};
-use super::{
-    Dataset, DatasetOptions, boxed, check_files, check_threads, no_files, reader_panicked,
-};
-use crate::batch::{Batch, BatchSource, RowRef};
+use super::{Dataset, DatasetOptions, file_list, no_files, reader_panicked};
+use crate::batch::{Batch, BatchLayout, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::Skipped;
 use fleet_base::rng::Sequence;
@@ -20,19 +18,21 @@ use std::thread::JoinHandle;
 /// Records in memory.
 ///
 /// ```
-/// use fleet_data::{Batch, BatchSource, DatasetOptions, InMemoryDataset, Schema, Slot, TextFiles};
+/// use fleet_data::{Batch, BatchSource, Dataset, DatasetOptions, InMemoryDataset};
+/// use fleet_data::{Schema, Slot, TextFiles};
 /// let path = std::env::temp_dir().join(format!("memory-example-{}", std::process::id()));
 /// std::fs::write(&path, "2 7 8 1 1\n1 9 1 0\n").unwrap();
 ///
 /// let schema = Schema::new([Slot::ragged_ids("words"), Slot::dense_ids("label", [1])])?;
-/// let options = DatasetOptions { batch_size: 2, ..DatasetOptions::new(TextFiles::multi_slot(&schema))? };
+/// let files = TextFiles::multi_slot(&schema);
+/// let options = DatasetOptions { batch_size: 2, ..DatasetOptions::new(files)? };
 /// let mut dataset = InMemoryDataset::new(options)?;
 /// dataset.set_filelist([path.clone()])?;
 /// dataset.load_into_memory()?;
 /// dataset.local_shuffle();
 /// let mut batch = Batch::new(dataset.layout());
-/// for mut reader in dataset.readers(1)? {
-///     while reader.next_batch(&mut batch)? {
+/// for mut source in dataset.sources(1)? {
+///     while source.next_batch(&mut batch)? {
 ///         assert_eq!(batch.tensor("label")?.shape().to_string(), "[2, 1]");
 ///     }
 /// }
@@ -76,16 +76,13 @@ impl InMemoryDataset {
         })
     }
 
-    pub fn layout(&self) -> &Arc<crate::BatchLayout> {
-        &self.options.layout
-    }
-
     /// Changes settings, starting with the next load or pass (`update_settings`).
     ///
     /// ```
     /// # use fleet_data::{DatasetOptions, InMemoryDataset, Schema, Slot, TextFiles};
     /// # let schema = Schema::new([Slot::dense_ids("label", [1])])?;
-    /// # let mut dataset = InMemoryDataset::new(DatasetOptions::new(TextFiles::multi_slot(&schema))?)?;
+    /// # let options = DatasetOptions::new(TextFiles::multi_slot(&schema))?;
+    /// # let mut dataset = InMemoryDataset::new(options)?;
     /// dataset.update_settings(|settings| settings.batch_size = 64)?;
     /// assert!(dataset.update_settings(|settings| settings.batch_size = 0).is_err());
     /// # Ok::<(), fleet_base::Error>(())
@@ -102,9 +99,7 @@ impl InMemoryDataset {
         &mut self,
         files: impl IntoIterator<Item = P>,
     ) -> Result<()> {
-        let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
-        check_files(&*self.options.format, &files)?;
-        self.files = Some(files);
+        self.files = Some(file_list(&*self.options.format, files)?);
         Ok(())
     }
 
@@ -173,7 +168,7 @@ impl InMemoryDataset {
     /// memory during the call.
     pub fn global_shuffle(&mut self, exchange: &mut dyn Exchange) -> Result<()> {
         if !self.loaded {
-            return Err(Error::invalid("no records in memory").help("call load_into_memory first"));
+            return Err(no_records());
         }
         let round = self.global_shuffles + 1;
         let blocks = shuffle::redistribute(
@@ -201,7 +196,7 @@ impl InMemoryDataset {
         Ok(())
     }
 
-    /// Drops all records. Readers that are still in use keep theirs.
+    /// Drops all records. Sources that are still in use keep theirs.
     pub fn release_memory(&mut self) {
         self.set_blocks(Vec::new());
         self.loaded = false;
@@ -218,52 +213,6 @@ impl InMemoryDataset {
         if self.global_shuffles > 0 { self.order.len() } else { 0 }
     }
 
-    /// Returns the memory that the records take, in bytes.
-    pub fn memory_bytes(&self) -> usize {
-        self.blocks.iter().map(Block::bytes).sum()
-    }
-
-    /// Returns readers that divide the records among `count` threads.
-    pub fn readers(&self, count: usize) -> Result<Vec<MemoryReader>> {
-        if !self.loaded {
-            return Err(Error::invalid("no records in memory").help("call load_into_memory first"));
-        }
-        let total = self.order.len() as u64;
-        (0..count as u64)
-            .map(|part| {
-                let range = crate::shard_range(total, part, count as u64)?;
-                Ok(MemoryReader {
-                    blocks: Arc::clone(&self.blocks),
-                    order: Arc::clone(&self.order),
-                    rest: range.start as usize..range.end as usize,
-                    batch_size: self.options.batch_size,
-                    stride: self.options.batch_size,
-                    drop_last: self.options.drop_last,
-                })
-            })
-            .collect()
-    }
-
-    /// Returns readers that take batches in turn: reader r of n has batches r, r + n, .. of the
-    /// order.
-    fn round_robin_readers(&self, count: usize) -> Result<Vec<MemoryReader>> {
-        check_threads(count)?;
-        if !self.loaded {
-            return Err(Error::invalid("no records in memory").help("call load_into_memory first"));
-        }
-        let (batch_size, total) = (self.options.batch_size, self.order.len());
-        Ok((0..count.min(total.div_ceil(batch_size)))
-            .map(|turn| MemoryReader {
-                blocks: Arc::clone(&self.blocks),
-                order: Arc::clone(&self.order),
-                rest: turn * batch_size..total,
-                batch_size,
-                stride: count.min(total.div_ceil(batch_size)) * batch_size,
-                drop_last: self.options.drop_last,
-            })
-            .collect())
-    }
-
     /// Fills a batch with records by their positions in the current order.
     pub fn fill(&self, places: &[u64], batch: &mut Batch) -> Result<()> {
         let rows: Option<Vec<RowRef>> =
@@ -277,19 +226,40 @@ impl InMemoryDataset {
 }
 
 impl Dataset for InMemoryDataset {
-    fn layout(&self) -> &Arc<crate::BatchLayout> {
+    fn layout(&self) -> &Arc<BatchLayout> {
         &self.options.layout
     }
 
-    /// Returns sources whose batches follow the order of the records, for any number of threads.
+    /// Returns sources whose batches follow the order of the records, for any number of threads:
+    /// source t of n has batches t, t + n, .. of the order.
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {
-        self.round_robin_readers(if threads == 0 { self.options.threads } else { threads })
-            .map(boxed)
+        let threads = self.options.threads_of(threads)?;
+        if !self.loaded {
+            return Err(no_records());
+        }
+        let DatasetOptions { batch_size, drop_last, .. } = self.options;
+        let total = self.order.len();
+        let count = threads.min(total.div_ceil(batch_size));
+        let source = |turn| {
+            Box::new(MemorySource {
+                blocks: Arc::clone(&self.blocks),
+                order: Arc::clone(&self.order),
+                rest: turn * batch_size..total,
+                batch_size,
+                stride: count * batch_size,
+                drop_last,
+            }) as Box<dyn BatchSource>
+        };
+        Ok((0..count).map(source).collect())
     }
 }
 
-/// Hands out a part of the records.
-pub struct MemoryReader {
+fn no_records() -> Error {
+    Error::invalid("no records in memory").help("call load_into_memory first")
+}
+
+/// Hands out some batches of the records.
+struct MemorySource {
     blocks: Arc<Vec<Block>>,
     order: Arc<Vec<RowRef>>,
     rest: Range<usize>,
@@ -299,19 +269,7 @@ pub struct MemoryReader {
     drop_last: bool,
 }
 
-impl MemoryReader {
-    /// Returns the number of records up to the end of this reader's part.
-    pub fn remaining(&self) -> usize {
-        self.rest.len()
-    }
-
-    /// Skips the next records, for example those that a resumed job has already used.
-    pub fn skip(&mut self, records: usize) {
-        self.rest.start = (self.rest.start + records).min(self.rest.end);
-    }
-}
-
-impl BatchSource for MemoryReader {
+impl BatchSource for MemorySource {
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool> {
         let count = self.rest.len().min(self.batch_size);
         if count == 0 || (count < self.batch_size && self.drop_last) {

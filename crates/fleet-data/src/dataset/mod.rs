@@ -8,8 +8,8 @@ mod queue;
 mod shuffle;
 
 pub use exchange::{Exchange, InProcessExchange, sum_over};
-pub use memory::{InMemoryDataset, MemoryReader};
-pub use queue::{QueueDataset, QueueReader};
+pub use memory::InMemoryDataset;
+pub use queue::QueueDataset;
 pub(crate) use shuffle::stable_hash;
 
 use crate::batch::{BatchLayout, BatchSource};
@@ -129,10 +129,6 @@ pub trait Dataset {
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>>;
 }
 
-fn boxed<S: BatchSource + 'static>(sources: Vec<S>) -> Vec<Box<dyn BatchSource>> {
-    sources.into_iter().map(|source| Box::new(source) as Box<dyn BatchSource>).collect()
-}
-
 fn check_threads(threads: usize) -> Result<()> {
     if threads == 0 || threads > THREADS_MAX {
         return Err(Error::invalid("number of reader threads is out of range")
@@ -187,6 +183,13 @@ impl DatasetOptions {
         Ok(changed)
     }
 
+    /// Returns the number of threads that a pass uses if `threads` are requested.
+    fn threads_of(&self, threads: usize) -> Result<usize> {
+        let threads = if threads == 0 { self.threads } else { threads };
+        check_threads(threads)?;
+        Ok(threads)
+    }
+
     fn check(&self) -> Result<()> {
         if self.layout.schema() != self.format.schema() {
             return Err(Error::invalid("inputs of the batch do not match the slots of the format"));
@@ -200,18 +203,19 @@ impl DatasetOptions {
     }
 }
 
-/// Checks that all files exist before hours are spent on the first ones.
-fn check_files(format: &dyn RecordFormat, files: &[PathBuf]) -> Result<()> {
-    if !format.is_local() {
-        return Ok(());
-    }
-    for file in files {
+/// Collects a list of files. Checks that all exist before hours are spent on the first ones.
+fn file_list<P: Into<PathBuf>>(
+    format: &dyn RecordFormat,
+    files: impl IntoIterator<Item = P>,
+) -> Result<Vec<PathBuf>> {
+    let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
+    for file in files.iter().filter(|_| format.is_local()) {
         if is_url(file) {
             return Err(object_name_error(file.display()));
         }
         std::fs::metadata(file).map_err(|error| Error::io("read", file, &error))?;
     }
-    Ok(())
+    Ok(files)
 }
 
 fn no_files() -> Error {

@@ -7,7 +7,7 @@
 use super::hash_bucket;
 use crate::block::Block;
 use crate::lines::{LineError, LineFormat};
-use crate::multislot::integer;
+use crate::multislot::whole_integer;
 use crate::slot::{Schema, Slot};
 use fleet_base::{Error, Result};
 use std::sync::Arc;
@@ -96,11 +96,10 @@ impl LineFormat for Criteo {
         let mut label = 0;
         let mut count = 0;
         for (column, field) in line.split(|byte| *byte == b'\t').enumerate() {
-            let whole = || integer(field, 0).filter(|(_, end)| *end == field.len()).map(|it| it.0);
             let wrong = |what: &str| LineError::new(at, format!("column {column} {what}"));
             let pushed = match column {
                 0 => {
-                    label = whole()
+                    label = whole_integer(field)
                         .filter(|label| (0..2).contains(label))
                         .ok_or_else(|| wrong("is not a label (0 or 1)"))?;
                     Ok(())
@@ -109,7 +108,8 @@ impl LineFormat for Criteo {
                     let value = match field {
                         [] => 0.0,
                         _ => {
-                            let x = whole().ok_or_else(|| wrong("is not an integer"))?;
+                            let x =
+                                whole_integer(field).ok_or_else(|| wrong("is not an integer"))?;
                             (x as f64 - MIN[column - 1]) / DIFFERENCE[column - 1]
                         }
                     };

@@ -4,7 +4,7 @@
 use super::hash_bucket;
 use crate::block::{Block, Values};
 use crate::lines::{LineError, LineFormat};
-use crate::multislot::{float, integer};
+use crate::multislot::{float, integer, whole_float, whole_integer};
 use crate::slot::{Schema, Slot, SlotKind};
 use fleet_base::{Error, Result};
 use std::sync::Arc;
@@ -164,13 +164,13 @@ impl Csv {
         let outcome = match use_ {
             CsvColumn::Skip => Ok(()),
             CsvColumn::Float(_) if field.is_empty() => block.push_floats(*slot, &[0.0]),
-            CsvColumn::Float(_) => match float(field, 0) {
-                Some((value, end)) if end == field.len() => block.push_floats(*slot, &[value]),
-                _ => return Err(format!("column '{name}' is not a finite 32-bit float")),
+            CsvColumn::Float(_) => match whole_float(field) {
+                Some(value) => block.push_floats(*slot, &[value]),
+                None => return Err(format!("column '{name}' is not a finite 32-bit float")),
             },
-            CsvColumn::Id(_) => match integer(field, 0) {
-                Some((value, end)) if end == field.len() => block.push_ids(*slot, &[value]),
-                _ => return Err(format!("column '{name}' is not a 64-bit integer")),
+            CsvColumn::Id(_) => match whole_integer(field) {
+                Some(value) => block.push_ids(*slot, &[value]),
+                None => return Err(format!("column '{name}' is not a 64-bit integer")),
             },
             CsvColumn::Hash(_, buckets) => {
                 block.push_ids(*slot, &[hash_bucket(name.as_bytes(), field, *buckets) as i64])

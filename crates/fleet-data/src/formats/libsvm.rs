@@ -2,7 +2,7 @@
 
 use crate::block::Block;
 use crate::lines::{LineError, LineFormat};
-use crate::multislot::{float, integer};
+use crate::multislot::{whole_float, whole_integer};
 use crate::slot::{Schema, Slot};
 use fleet_base::Result;
 use std::sync::Arc;
@@ -89,12 +89,4 @@ impl LineFormat for LibSvm {
         let end = memchr::memchr(b'#', &text[..length]).unwrap_or(length);
         self.record(&text[..end], block)
     }
-}
-
-fn whole_float(word: &[u8]) -> Option<f32> {
-    float(word, 0).filter(|(_, end)| *end == word.len()).map(|it| it.0)
-}
-
-fn whole_integer(word: &[u8]) -> Option<i64> {
-    integer(word, 0).filter(|(_, end)| *end == word.len()).map(|it| it.0)
 }

@@ -25,7 +25,8 @@ use std::sync::Arc;
 /// use fleet_data::{DatasetOptions, QueueDataset, Schema, Slot, TfRecords};
 /// let schema = Schema::new([Slot::ragged_ids("words"), Slot::dense_floats("x", [13])])?;
 /// let files = TfRecords::new(&schema).hash_bytes(1000).pipe_command("zcat");
-/// let mut dataset = QueueDataset::new(DatasetOptions { batch_size: 32, ..DatasetOptions::new(files)? })?;
+/// let options = DatasetOptions { batch_size: 32, ..DatasetOptions::new(files)? };
+/// let mut dataset = QueueDataset::new(options)?;
 /// assert!(dataset.set_filelist(["no/such/file.tfrecord.gz"]).is_err());
 /// # Ok(())
 /// # }
@@ -123,7 +124,7 @@ impl TfRecords {
     }
 
     fn push(&self, slot: usize, feature: &[u8], block: &mut Block) -> Result<()> {
-        let SlotInfo { name, kind } = SlotInfo::of(&self.schema, slot);
+        let (name, kind) = (&self.schema.slots()[slot].name, self.schema.slots()[slot].kind);
         for list in Fields(feature) {
             let (list_kind, Wire::Bytes(list)) = list? else { return Err(damaged()) };
             for value in Fields(list) {
@@ -238,16 +239,6 @@ impl<R: Read + Send> TfRecordReader<R> {
             .map_err(|error| Error::unavailable(format!("cannot read {}: {error}", self.name)))?;
         Ok(())
     }
-
-    fn bad_record(&mut self, error: Error) -> Result<()> {
-        let OnError::Skip { lines_max } = self.format.on_error else { return Err(error) };
-        self.skipped.lines += 1;
-        if self.skipped.lines > lines_max {
-            return Err(error.help(format!("{lines_max} bad records were skipped before this one")));
-        }
-        self.skipped.first.get_or_insert(error);
-        Ok(())
-    }
 }
 
 impl<R: Read + Send> RecordReader for TfRecordReader<R> {
@@ -267,7 +258,7 @@ impl<R: Read + Send> RecordReader for TfRecordReader<R> {
             };
             if let Err(error) = outcome.map_err(at) {
                 block.rollback();
-                self.bad_record(error)?;
+                self.skipped.count(self.format.on_error, "record", error)?;
             }
         }
         Ok(block.len() - first)
@@ -275,19 +266,6 @@ impl<R: Read + Send> RecordReader for TfRecordReader<R> {
 
     fn skipped(&self) -> Skipped {
         self.skipped.clone()
-    }
-}
-
-/// A slot's name and kind, for errors.
-struct SlotInfo<'a> {
-    name: &'a str,
-    kind: SlotKind,
-}
-
-impl SlotInfo<'_> {
-    fn of(schema: &Schema, slot: usize) -> SlotInfo<'_> {
-        let slot = &schema.slots()[slot];
-        SlotInfo { name: &slot.name, kind: slot.kind }
     }
 }
 

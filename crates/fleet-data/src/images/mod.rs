@@ -59,10 +59,13 @@ impl ImageOptions {
 /// use fleet_data::{Batch, ImageList, ImageOptions, Images, Loader, LoaderOptions};
 /// use std::sync::Arc;
 /// let list = ImageList::folder("flowers/train")?; // a folder for each class
-/// let options = ImageOptions { resize: Some(256), random_crop: true, random_flip: true, ..ImageOptions::new([224, 224]) };
+/// let whole = ImageOptions::new([224, 224]);
+/// let options =
+///     ImageOptions { resize: Some(256), random_crop: true, random_flip: true, ..whole };
 /// let images = Arc::new(Images::new(list, options)?);
 /// let mut batch = Batch::new(images.layout());
-/// let options = LoaderOptions { batch_size: 32, shuffle: true, threads: 2, ..LoaderOptions::default() };
+/// let options =
+///     LoaderOptions { batch_size: 32, shuffle: true, threads: 2, ..LoaderOptions::default() };
 /// let mut loader = Loader::new(images, options)?;
 /// while loader.next(&mut batch)? {
 ///     // session.run(&batch.feeds(), &[])?;

@@ -50,6 +50,16 @@ pub fn float(text: &[u8], at: usize) -> Option<(f32, usize)> {
     general(text, at)
 }
 
+/// Parses a word that is an integer as a whole.
+pub fn whole_integer(word: &[u8]) -> Option<i64> {
+    integer(word, 0).filter(|(_, end)| *end == word.len()).map(|it| it.0)
+}
+
+/// Parses a word that is a finite float as a whole.
+pub fn whole_float(word: &[u8]) -> Option<f32> {
+    float(word, 0).filter(|(_, end)| *end == word.len()).map(|it| it.0)
+}
+
 #[inline(never)]
 fn general(text: &[u8], at: usize) -> Option<(f32, usize)> {
     let negative = text.get(at) == Some(&b'-');

@@ -2,8 +2,8 @@
 
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_data::{
-    Batch, BatchSource, Block, DatasetOptions, Exchange, InMemoryDataset, InProcessExchange,
-    OnError, QueueDataset, Schema, Slot, TextFiles, Values, sum_over,
+    Batch, BatchSource, Block, Dataset, DatasetOptions, Exchange, InMemoryDataset,
+    InProcessExchange, OnError, Prefetch, QueueDataset, Schema, Slot, TextFiles, Values, sum_over,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -71,10 +71,11 @@ fn drain(source: &mut dyn BatchSource, batch: &mut Batch) -> Result<(Vec<i64>, V
     Ok((ids, sizes))
 }
 
-fn all_of(dataset: &InMemoryDataset, readers: usize) -> Vec<i64> {
-    let mut batch = Batch::new(dataset.layout());
-    let readers = dataset.readers(readers).unwrap();
-    readers.into_iter().flat_map(|mut it| drain(&mut it, &mut batch).unwrap().0).collect()
+/// Returns all ids of the batches of some sources, taken in turn.
+fn all_of(dataset: &InMemoryDataset, sources: usize) -> Vec<i64> {
+    let sources = dataset.sources(sources).unwrap();
+    let mut batches = Prefetch::start(sources, dataset.layout(), 1).unwrap();
+    drain(&mut batches, &mut Batch::new(dataset.layout())).unwrap().0
 }
 
 fn sorted(mut ids: Vec<i64>) -> Vec<i64> {
@@ -121,13 +122,13 @@ fn the_last_batch_is_kept_or_dropped() {
         let mut queue = QueueDataset::new(options.clone()).unwrap();
         queue.set_filelist(files.clone()).unwrap();
         let mut batch = Batch::new(queue.layout());
-        let mut reader = queue.readers().unwrap().remove(0);
-        assert_eq!(drain(&mut reader, &mut batch).unwrap().1, expected);
+        let mut reader = queue.sources(0).unwrap().remove(0);
+        assert_eq!(drain(&mut *reader, &mut batch).unwrap().1, expected);
         let mut memory = InMemoryDataset::new(options).unwrap();
         memory.set_filelist(files.clone()).unwrap();
         memory.load_into_memory().unwrap();
-        let mut reader = memory.readers(1).unwrap().remove(0);
-        assert_eq!(drain(&mut reader, &mut batch).unwrap().1, expected);
+        let mut reader = memory.sources(1).unwrap().remove(0);
+        assert_eq!(drain(&mut *reader, &mut batch).unwrap().1, expected);
     }
 }
 
@@ -139,11 +140,11 @@ fn streaming_gives_every_record_once() {
         let mut dataset = QueueDataset::new(options(32, threads)).unwrap();
         dataset.set_filelist(files.clone()).unwrap();
         let mut batch = Batch::new(dataset.layout());
-        let readers = dataset.readers().unwrap();
+        let readers = dataset.sources(0).unwrap();
         assert_eq!(readers.len(), threads.min(7));
         let mut ids = Vec::new();
         for mut reader in readers {
-            let (some, sizes) = drain(&mut reader, &mut batch).unwrap();
+            let (some, sizes) = drain(&mut *reader, &mut batch).unwrap();
             // Batches continue from one file to the next.
             assert!(sizes[..sizes.len() - 1].iter().all(|size| *size == 32));
             ids.extend(some);
@@ -153,7 +154,7 @@ fn streaming_gives_every_record_once() {
     // Dropping a reader in the middle stops its thread.
     let mut dataset = QueueDataset::new(options(1, 1)).unwrap();
     dataset.set_filelist(files).unwrap();
-    let mut reader = dataset.readers().unwrap().remove(0);
+    let mut reader = dataset.sources(0).unwrap().remove(0);
     assert!(reader.next_batch(&mut Batch::new(dataset.layout())).unwrap());
 }
 
@@ -168,8 +169,8 @@ fn bad_files_are_errors_of_the_first_file() {
     assert!(error.contains("broken:2:3, at 'x'"), "{error}");
     let mut queue = QueueDataset::new(options(4, 1)).unwrap();
     queue.set_filelist(list.clone()).unwrap();
-    let mut reader = queue.readers().unwrap().remove(0);
-    let error = drain(&mut reader, &mut Batch::new(queue.layout())).unwrap_err().to_string();
+    let mut reader = queue.sources(0).unwrap().remove(0);
+    let error = drain(&mut *reader, &mut Batch::new(queue.layout())).unwrap_err().to_string();
     assert!(error.contains("broken:2:3"), "{error}");
     assert!(!reader.next_batch(&mut Batch::new(queue.layout())).unwrap());
 
@@ -183,7 +184,7 @@ fn bad_files_are_errors_of_the_first_file() {
     let limited = DatasetOptions { memory_bytes_max: 100, ..options(4, 2) };
     let mut memory = InMemoryDataset::new(limited).unwrap();
     assert!(memory.load_into_memory().unwrap_err().to_string().contains("no files"));
-    assert!(memory.wait_preload_done().is_err() && memory.readers(1).is_err());
+    assert!(memory.wait_preload_done().is_err() && memory.sources(1).is_err());
     memory.set_filelist(files(&folder, 3, 10)).unwrap();
     assert_eq!(memory.load_into_memory().unwrap_err().kind(), ErrorKind::Exhausted);
     memory.update_settings(|settings| settings.memory_bytes_max = usize::MAX).unwrap();
@@ -212,7 +213,7 @@ fn preloading_leaves_what_is_in_use() {
     assert!(all_of(&dataset, 1).into_iter().eq(50..100));
     dataset.release_memory();
     assert_eq!(dataset.memory_data_size(), 0);
-    assert!(dataset.readers(1).is_err());
+    assert!(dataset.sources(1).is_err());
 }
 
 /// Runs one worker per thread on its share of the files.
@@ -354,7 +355,7 @@ fn shuffled_slots_keep_their_values_and_leave_their_records() {
     dataset.slots_shuffle(&["b"]).unwrap();
     assert!(dataset.slots_shuffle(&["x"]).is_err());
     let mut batch = Batch::new(dataset.layout());
-    assert!(dataset.readers(1).unwrap()[0].next_batch(&mut batch).unwrap());
+    assert!(dataset.sources(1).unwrap()[0].next_batch(&mut batch).unwrap());
     let ids = |name: &str| batch.tensor(name).unwrap().to_vec::<i64>().unwrap();
     assert!(ids("a").into_iter().eq(0..20_000));
     let b: Vec<i64> =

@@ -4,8 +4,8 @@
 use super::datasets::{Folder, ids_of, schema};
 use fleet_base::rng::Sequence;
 use fleet_data::{
-    Batch, BatchSource, Block, DatasetOptions, MultiSlotWriter, QueueDataset, RecordFormat,
-    TextFiles, open_piped,
+    Batch, Block, Dataset, DatasetOptions, MultiSlotWriter, QueueDataset, RecordFormat, TextFiles,
+    open_piped,
 };
 use std::io::Read;
 
@@ -101,7 +101,7 @@ fn files_from_elsewhere_come_through_a_command() {
         let mut dataset = QueueDataset::new(DatasetOptions::new(files).unwrap()).unwrap();
         dataset.set_filelist([name]).unwrap();
         let (mut batch, mut all) = (Batch::new(dataset.layout()), Vec::new());
-        for mut reader in dataset.readers().unwrap() {
+        for mut reader in dataset.sources(0).unwrap() {
             while reader.next_batch(&mut batch).map_err(|error| error.to_string())? {
                 all.extend(batch.tensor("id").unwrap().to_vec::<i64>().unwrap());
             }

@@ -3,7 +3,7 @@
 use super::Attention;
 use super::tiles::*;
 use crate::micro::{Finish, Isa, LINE, PANEL, cut_aligned};
-use crate::simd::Simd;
+use crate::softmax::row_dot;
 use std::f32::consts::LOG2_E;
 
 /// Scratch memory of one worker in the backward pass.
@@ -225,7 +225,7 @@ crate::kernel! {
             let (scores, d_scores) = (args.scores.row(row), args.d_scores.row(row));
             let keys = place.keys_of(shape, row);
             let mask = args.mask.as_ref().map(|mask| place.mask_of(mask, row));
-            let delta = s.splat(dot(s, args.out.row(row), args.d_out.row(row), shape.dim));
+            let delta = s.splat(row_dot(s, args.out.row(row), args.d_out.row(row), shape.dim));
             let lse = s.splat(*args.lse.add(row) * LOG2_E);
             let scale = s.splat(shape.scale);
             if let Some(dropout) = &shape.dropout {
@@ -254,24 +254,4 @@ crate::kernel! {
             }
         }
     }
-}
-
-/// # Safety
-/// `len` floats are readable at `a` and at `b`.
-#[inline(always)]
-pub(super) unsafe fn dot<S: Simd>(s: S, a: *const f32, b: *const f32, len: usize) -> f32 {
-    let mut sum = s.zero();
-    let mut at = 0;
-    // SAFETY: promised by the caller.
-    unsafe {
-        while at + S::LANES <= len {
-            sum = s.fma(s.load(a.add(at)), s.load(b.add(at)), sum);
-            at += S::LANES;
-        }
-        if at < len {
-            let (x, y) = (s.load_part(a.add(at), len - at), s.load_part(b.add(at), len - at));
-            sum = s.fma(x, y, sum);
-        }
-    }
-    s.sum(sum)
 }

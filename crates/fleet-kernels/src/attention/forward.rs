@@ -62,7 +62,7 @@ impl Forward {
         rows: Range<usize>,
         scratch: ForwardScratch<'_>,
     ) {
-        let Attention { heads, queries, dim, scale, .. } = self.shape;
+        let Attention { dim, scale, .. } = self.shape;
         let (q, k, v) = (self.q.head(at), self.k.head(at), self.v.head(at));
         let out = self.out.head(at);
         let ForwardScratch { keys, values, scores, max, sum, keep } = scratch;
@@ -129,21 +129,32 @@ impl Forward {
                 unsafe { product.run(self.isa) };
             }
         }
+        // SAFETY: as above.
+        unsafe { self.normalise(at, rows, max, sum) };
+    }
+
+    /// Divides the rows of `out` by their sums of exponentials, and writes their `lse`.
+    ///
+    /// # Safety
+    /// As for [`Forward::chunk`].
+    unsafe fn normalise(&self, at: (usize, usize), rows: Range<usize>, max: &[f32], sum: &[f32]) {
+        let Attention { heads, queries, dim, .. } = self.shape;
         let lse_start = (at.0 * heads + at.1) * queries;
-        for (local, row) in rows.clone().enumerate() {
+        let out = self.out.head(at);
+        for (row, (max, sum)) in rows.zip(max.iter().zip(sum)) {
             // SAFETY: the row belongs to this task.
             let (out, lse) = unsafe {
                 let out = std::slice::from_raw_parts_mut(out.row(row), dim);
                 (out, &mut *self.lse.ptr().add(lse_start + row))
             };
             // No tile had a key for this row, so nothing was written.
-            if sum[local] == 0.0 {
+            if *sum == 0.0 {
                 out.fill(0.0);
                 *lse = f32::INFINITY;
             } else {
-                let inverse = 1.0 / sum[local];
+                let inverse = 1.0 / sum;
                 out.iter_mut().for_each(|value| *value *= inverse);
-                *lse = (max[local] + sum[local].log2()) * std::f32::consts::LN_2;
+                *lse = (max + sum.log2()) * std::f32::consts::LN_2;
             }
         }
     }

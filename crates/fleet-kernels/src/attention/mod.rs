@@ -27,7 +27,6 @@ use self::forward::{Forward, ForwardScratch};
 use self::tiles::*;
 use crate::micro::{Isa, LINE};
 use crate::pool::{Pool, Shareable};
-use crate::simd::{Level, level};
 use std::marker::PhantomData;
 
 /// Distances between samples, positions and heads, in floats. The dim of a head is contiguous.
@@ -140,7 +139,8 @@ pub struct Dropout {
 /// use fleet_kernels::attention::*;
 /// use fleet_kernels::pool::Pool;
 /// let attention = Attention {
-///     batch: 1, heads: 1, queries: 1, keys: 2, dim: 2, scale: 1.0, is_causal: false, dropout: None,
+///     batch: 1, heads: 1, queries: 1, keys: 2, dim: 2, scale: 1.0, is_causal: false,
+///     dropout: None,
 /// };
 /// let pool = Pool::new(1);
 /// let dense = |time| Strides::dense(time, 1, 2);
@@ -215,7 +215,7 @@ impl Attention {
         );
         let pass = Forward {
             shape: *self,
-            isa: isa(),
+            isa: Isa::best(),
             q: self.checked(q, self.queries),
             k: self.checked(k, self.keys),
             v: self.checked(v, self.keys),
@@ -256,7 +256,7 @@ impl Attention {
         );
         let pass = Backward {
             shape: *self,
-            isa: isa(),
+            isa: Isa::best(),
             q: self.checked(q, self.queries),
             k: self.checked(k, self.keys),
             v: self.checked(v, self.keys),
@@ -341,10 +341,3 @@ impl Attention {
 
 /// Number of queries of one forward task. They share the packed keys and values.
 const QUERY_CHUNK: usize = 256;
-fn isa() -> Isa {
-    match level() {
-        Level::Avx512 => Isa::Avx512.or_best_available(),
-        Level::Avx2 => Isa::Avx2.or_best_available(),
-        Level::Portable => Isa::Portable,
-    }
-}

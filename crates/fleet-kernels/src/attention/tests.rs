@@ -174,7 +174,7 @@ fn matches_the_plain_formulas() {
 
 #[test]
 fn every_instruction_set_is_right() {
-    crate::simd::at_every_level(|_| {
+    crate::simd::for_every_isa(|_| {
         let dropout = Some(Dropout { probability: 0.5, seed: 1, stream: 2 });
         let case = case(Attention { is_causal: true, dropout, ..shape(1, 2, 70, 140, 24) }, None);
         let expected = oracle(&case);

@@ -2,9 +2,11 @@
 //! softmax of a tile.
 
 use super::{Attention, Dropout, Strides};
+use crate::fill::limit_of;
 use crate::micro::{self, Finish, Isa, PANEL, Prefetch, TILE_ROWS, Tile};
 use crate::philox::{self, WORDS};
 use crate::simd::Simd;
+use crate::softmax::row_scale;
 use std::f32::consts::LOG2_E;
 
 /// Number of queries in a tile. With 128 keys, the scores take 36 KB.
@@ -105,7 +107,7 @@ impl Product {
                     prefetch: Prefetch::none(self.b),
                 };
                 // SAFETY: promised by the caller.
-                unsafe { micro::run(isa, &tile) };
+                unsafe { micro::tile(isa, &tile) };
             }
         }
     }
@@ -289,7 +291,7 @@ crate::kernel! {
             if place.first_key > 0 && new > old {
                 let correction = (old - new).exp2();
                 *sum *= correction;
-                scale_row(s, args.out.row(row), shape.dim, correction);
+                row_scale(s, args.out.row(row), correction, shape.dim);
             }
             *max = new;
             *sum += s.sum(total);
@@ -302,26 +304,6 @@ crate::kernel! {
                     column += S::LANES;
                 }
             }
-        }
-    }
-}
-
-/// # Safety
-/// `dim` floats are readable and writable at `row`.
-#[inline(always)]
-pub(super) unsafe fn scale_row<S: Simd>(s: S, row: *mut f32, dim: usize, factor: f32) {
-    let factor = s.splat(factor);
-    let mut column = 0;
-    // SAFETY: promised by the caller.
-    unsafe {
-        while column + S::LANES <= dim {
-            s.store(row.add(column), s.mul(s.load(row.add(column)), factor));
-            column += S::LANES;
-        }
-        let rest = dim - column;
-        if rest > 0 {
-            let value = s.load_part(row.add(column), rest);
-            s.store_part(row.add(column), s.mul(value, factor), rest);
         }
     }
 }
@@ -340,9 +322,8 @@ pub(super) unsafe fn keep_factors<S: Simd>(
     keep: *mut f32,
 ) {
     let scale = 1.0 / (1.0 - dropout.probability);
-    // A word is kept if its upper 24 bits, as a fraction, are at least the probability. The integer
-    // comparison is exact, since the product is.
-    let limit = (f64::from(dropout.probability) * f64::from(1u32 << 24)).ceil() as u32;
+    // A word is kept if its upper 24 bits, as a fraction, are at least the probability.
+    let limit = limit_of(dropout.probability);
     let mut block = position / 4;
     let mut done = 0;
     let mut skip = (position % 4) as usize;

@@ -186,7 +186,7 @@ crate::kernel! {
                 let slope = along.of(s, pass.slope, &area, row, column, n);
                 let offset = along.of(s, pass.offset, &area, row, column, n);
                 let dx = s.fma(scale, u, s.fma(slope, v, offset));
-                store(s, pass.dx.add(start + column), dx, n);
+                s.store_n(pass.dx.add(start + column), dx, n);
                 column += n;
             }
         }

@@ -119,19 +119,6 @@ pub struct Partials<'a> {
     pub shift: Option<&'a [f32]>,
 }
 
-/// The source of the statistics of a batch.
-#[derive(Clone, Copy, Debug)]
-pub enum Statistics<'a> {
-    /// A pass over x.
-    Measure,
-    Partial(Partials<'a>),
-    /// Mean and biased variance, from a convolution or from a reduction over ranks.
-    Given {
-        mean: &'a [f32],
-        variance: &'a [f32],
-    },
-}
-
 /// Returns the length of the scratch memory for any function of this module, in floats.
 pub fn scratch_len(dims: &Dims) -> usize {
     let blocks = match dims.order {
@@ -201,57 +188,22 @@ pub fn invert_deviation(epsilon: f32, variance: &mut [f32]) {
     }
 }
 
-/// Runs the forward pass in training. Stores `saved_mean` and `saved_inv_std` for the backward
-/// pass.
+/// Computes `act((x - mean) * inv_std * gamma + beta + residual)` with given statistics. This is
+/// the second half of training, and with running statistics the whole of inference.
 ///
 /// ```
 /// use fleet_kernels::batch_norm::*;
 /// use fleet_kernels::pool::Pool;
 /// let dims = Dims { batch: 2, plane: 1, channels: 1, order: Order::ChannelsLast };
-/// let (mut running_mean, mut running_var) = ([0.0], [1.0]);
-/// let (mut mean, mut inv_std, mut y) = ([0.0], [0.0], [0.0; 2]);
-/// let mut scratch = vec![0.0; scratch_len(&dims)];
-/// forward_training(
-///     &Pool::new(1), &dims, Training { momentum: 0.9, epsilon: 0.0 }, &[1.0, 3.0], Statistics::Measure,
-///     (&[2.0], &[0.5]), (&mut running_mean, &mut running_var), (&mut mean, &mut inv_std),
-///     None, Act::Relu, &mut y, &mut scratch,
-/// );
+/// let (pool, x, mut y) = (Pool::new(1), [1.0, 3.0], [0.0; 2]);
+/// let (mut mean, mut inv_std, mut scratch) = ([0.0], [0.0], vec![0.0; scratch_len(&dims)]);
+/// statistics(&pool, &dims, &x, &mut scratch, &mut mean, &mut inv_std);
+/// invert_deviation(0.0, &mut inv_std);
+/// let (given, affine) = ((&mean[..], &inv_std[..]), (&[2.0][..], &[0.5][..]));
+/// let (from, to) = (Operand::Read(&x), Output::New(&mut y));
+/// normalise(&pool, &dims, from, given, affine, None, Act::Relu, to, &mut scratch);
 /// assert_eq!((y, mean, inv_std), ([0.0, 2.5], [2.0], [1.0]));
-/// assert!((running_mean[0] - 0.2).abs() < 1e-6);
 /// ```
-pub fn forward_training(
-    pool: &Pool,
-    dims: &Dims,
-    training: Training,
-    x: &[f32],
-    source: Statistics<'_>,
-    (gamma, beta): (&[f32], &[f32]),
-    (running_mean, running_variance): (&mut [f32], &mut [f32]),
-    (saved_mean, saved_inv_std): (&mut [f32], &mut [f32]),
-    residual: Option<&[f32]>,
-    act: Act,
-    y: &mut [f32],
-    scratch: &mut [f32],
-) {
-    match source {
-        Statistics::Measure => statistics(pool, dims, x, scratch, saved_mean, saved_inv_std),
-        Statistics::Partial(partials) => {
-            statistics_of_partials(dims.rows(), partials, saved_mean, saved_inv_std);
-        }
-        Statistics::Given { mean, variance } => {
-            saved_mean.copy_from_slice(mean);
-            saved_inv_std.copy_from_slice(variance);
-        }
-    }
-    update_running(training.momentum, saved_mean, running_mean);
-    update_running(training.momentum, saved_inv_std, running_variance);
-    invert_deviation(training.epsilon, saved_inv_std);
-    let (x, y) = (Operand::Read(x), Output::New(y));
-    normalise(pool, dims, x, (saved_mean, saved_inv_std), (gamma, beta), residual, act, y, scratch);
-}
-
-/// Computes `act((x - mean) * inv_std * gamma + beta + residual)` with given statistics. This is
-/// the second half of training, and with running statistics the whole of inference.
 pub fn normalise(
     pool: &Pool,
     dims: &Dims,

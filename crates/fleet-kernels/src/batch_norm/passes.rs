@@ -158,7 +158,7 @@ impl Along for Vector {
         n: usize,
     ) -> S::F {
         // SAFETY: promised by the caller.
-        unsafe { load(s, coefficients.add(area.channel + column), n) }
+        unsafe { s.load_n(coefficients.add(area.channel + column), n) }
     }
 }
 
@@ -176,22 +176,6 @@ impl Along for Splat {
         // SAFETY: promised by the caller.
         s.splat(unsafe { *coefficients.add(area.channel + row) })
     }
-}
-
-/// # Safety
-/// `n <= LANES` floats are readable at `p`.
-#[inline(always)]
-pub(super) unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
-    // SAFETY: promised by the caller.
-    unsafe { if n == S::LANES { s.load(p) } else { s.load_part(p, n) } }
-}
-
-/// # Safety
-/// `n <= LANES` floats are writable at `p`.
-#[inline(always)]
-pub(super) unsafe fn store<S: Simd>(s: S, p: *mut f32, x: S::F, n: usize) {
-    // SAFETY: promised by the caller.
-    unsafe { if n == S::LANES { s.store(p, x) } else { s.store_part(p, x, n) } }
 }
 
 pub(super) struct Normalise {
@@ -227,15 +211,15 @@ crate::kernel! {
                 let mean = along.of(s, pass.mean, &area, row, column, n);
                 let scale = along.of(s, pass.scale, &area, row, column, n);
                 let beta = along.of(s, pass.beta, &area, row, column, n);
-                let mut y = normalised(s, load(s, pass.x.add(at), n), mean, scale, beta);
+                let mut y = normalised(s, s.load_n(pass.x.add(at), n), mean, scale, beta);
                 if !pass.residual.is_null() {
-                    y = s.add(y, load(s, pass.residual.add(at), n));
+                    y = s.add(y, s.load_n(pass.residual.add(at), n));
                 }
                 if pass.relu {
                     // The order of the operands preserves NaN.
                     y = s.max(s.zero(), y);
                 }
-                store(s, pass.y.add(at), y, n);
+                s.store_n(pass.y.add(at), y, n);
                 column += n;
             }
         }
@@ -307,52 +291,38 @@ impl Sums {
         // SAFETY: promised by the caller.
         unsafe {
             let shift = along.of(s, self.shift, area, row, column, n);
-            let x = load(s, self.x.add(at), n);
-            let mut v = s.sub(x, shift);
-            if n < S::LANES {
-                // Lanes past the end must be zero, although x - shift is not.
-                v = keep_lanes(s, v, n);
-            }
+            let x = s.load_n(self.x.add(at), n);
+            // Lanes past the end must be zero, although x - shift is not.
+            let v = s.keep_first(s.sub(x, shift), n);
             if self.dy.is_null() {
                 return (v, v);
             }
-            let mut u = load(s, self.dy.add(at), n);
+            let mut u = s.load_n(self.dy.add(at), n);
             if !self.addend.is_null() {
-                u = s.add(u, load(s, self.addend.add(at), n));
+                u = s.add(u, s.load_n(self.addend.add(at), n));
             }
             if !self.y.is_null() {
-                u = s.select(s.gt(load(s, self.y.add(at), n), s.zero()), u, s.zero());
+                u = s.select(s.gt(s.load_n(self.y.add(at), n), s.zero()), u, s.zero());
             } else if self.from_input {
                 let scale = along.of(s, self.scale, area, row, column, n);
                 let beta = along.of(s, self.beta, area, row, column, n);
                 let y = normalised(s, x, shift, scale, beta);
                 u = s.select(s.gt(y, s.zero()), u, s.zero());
             }
-            if n < S::LANES {
-                u = keep_lanes(s, u, n);
-            }
+            let u = s.keep_first(u, n);
             if !self.masked.is_null() {
-                store(s, self.masked.add(at), u, n);
+                s.store_n(self.masked.add(at), u, n);
             }
             (u, v)
         }
     }
 }
 
-/// Returns the first `n` lanes of `x`, followed by zeros.
-#[inline(always)]
-pub(super) fn keep_lanes<S: Simd>(s: S, x: S::F, n: usize) -> S::F {
-    let mut lanes = [0.0f32; 16];
-    // SAFETY: no register has more than 16 floats, and n is at most a register.
-    unsafe {
-        s.store_part(lanes.as_mut_ptr(), x, n);
-        s.load_part(lanes.as_ptr(), n)
-    }
-}
-
 crate::kernel! {
     /// Adds the sums of each column of the area to `sum` and `dot`.
-    pub(super) unsafe fn sums_of_rows<S>(s: S, pass: &Sums, area: Area, sum: &mut [f32], dot: &mut [f32]) {
+    pub(super) unsafe fn sums_of_rows<S>(
+        s: S, pass: &Sums, area: Area, sum: &mut [f32], dot: &mut [f32],
+    ) {
         /// Number of rows that share one load and store of the sums.
         const GROUP: usize = 4;
         let mut row = 0;
@@ -362,7 +332,7 @@ crate::kernel! {
             while column < area.len {
                 let n = S::LANES.min(area.len - column);
                 let (sum, dot) = (sum.as_mut_ptr().add(column), dot.as_mut_ptr().add(column));
-                let (mut su, mut sv) = (load(s, sum, n), load(s, dot, n));
+                let (mut su, mut sv) = (s.load_n(sum, n), s.load_n(dot, n));
                 if group == GROUP {
                     let (u0, v0) = pass.values(s, Vector, &area, row, column, n);
                     let (u1, v1) = pass.values(s, Vector, &area, row + 1, column, n);
@@ -379,8 +349,8 @@ crate::kernel! {
                         sv = s.fma(u, v, sv);
                     }
                 }
-                store(s, sum, su, n);
-                store(s, dot, sv, n);
+                s.store_n(sum, su, n);
+                s.store_n(dot, sv, n);
                 column += n;
             }
             row += group;
@@ -390,7 +360,9 @@ crate::kernel! {
 
 crate::kernel! {
     /// Writes the sums of each plane of the area.
-    pub(super) unsafe fn sums_of_planes<S>(s: S, pass: &Sums, area: Area, sum: &mut [f32], dot: &mut [f32]) {
+    pub(super) unsafe fn sums_of_planes<S>(
+        s: S, pass: &Sums, area: Area, sum: &mut [f32], dot: &mut [f32],
+    ) {
         for row in 0..area.rows {
             let (mut su, mut sv) = ([s.zero(); 2], [s.zero(); 2]);
             let mut column = 0;

@@ -126,6 +126,13 @@ fn run_forward(case: &Case, pool: &Pool, residual: bool, relu: bool) -> [Vec<f32
     run_forward_with(case, pool, Statistics::Measure, residual, relu)
 }
 
+/// The source of the statistics of a batch.
+enum Statistics<'a> {
+    Measure,
+    Partial(Partials<'a>),
+    Given { mean: &'a [f32], variance: &'a [f32] },
+}
+
 fn run_forward_with(
     case: &Case,
     pool: &Pool,
@@ -138,18 +145,31 @@ fn run_forward_with(
     let (mut mean, mut inv) = (vec![0.0; c], vec![0.0; c]);
     let mut y = vec![f32::NAN; case.dims.len()];
     let mut scratch = vec![f32::NAN; scratch_len(&case.dims)];
-    forward_training(
+    match source {
+        Statistics::Measure => {
+            statistics(pool, &case.dims, &case.x, &mut scratch, &mut mean, &mut inv);
+        }
+        Statistics::Partial(partials) => {
+            statistics_of_partials(case.dims.rows(), partials, &mut mean, &mut inv);
+        }
+        Statistics::Given { mean: given, variance } => {
+            mean.copy_from_slice(given);
+            inv.copy_from_slice(variance);
+        }
+    }
+    let Training { momentum, epsilon } = Training::default();
+    update_running(momentum, &mean, &mut rm);
+    update_running(momentum, &inv, &mut rv);
+    invert_deviation(epsilon, &mut inv);
+    normalise(
         pool,
         &case.dims,
-        Training::default(),
-        &case.x,
-        source,
+        Operand::Read(&case.x),
+        (&mean, &inv),
         (&case.gamma, &case.beta),
-        (&mut rm, &mut rv),
-        (&mut mean, &mut inv),
         residual.then_some(&case.residual[..]),
         if relu { Act::Relu } else { Act::None },
-        &mut y,
+        Output::New(&mut y),
         &mut scratch,
     );
     [y, mean, inv, rm, rv]
@@ -402,7 +422,7 @@ fn frozen_statistics_pass_the_gradient_through() {
 
 #[test]
 fn every_instruction_set_is_right() {
-    crate::simd::at_every_level(|_| {
+    crate::simd::for_every_isa(|_| {
         let case = case(2, 33, 21, Order::ChannelsLast);
         let x: Vec<f64> = case.x.iter().map(|&x| f64::from(x)).collect();
         let forward = run_forward(&case, &Pool::new(1), true, true);

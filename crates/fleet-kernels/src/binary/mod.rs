@@ -139,13 +139,8 @@ macro_rules! integer_number {
             fn pow(self, b: Self) -> Self {
                 match (self, b) {
                     (1, _) => 1,
-                    (-1, _) => {
-                        if b % 2 == 0 {
-                            1
-                        } else {
-                            -1
-                        }
-                    }
+                    (-1, _) if b % 2 == 0 => 1,
+                    (-1, _) => -1,
                     (_, ..0) => 0,
                     _ => self.wrapping_pow(u32::try_from(b).unwrap_or(u32::MAX)),
                 }
@@ -483,11 +478,9 @@ pub fn logical(pool: &Pool, op: Logical, plan: &Broadcast, a: &[u8], b: &[u8], o
 /// Computes `out = !a` on truth values.
 pub fn logical_not(pool: &Pool, a: &[u8], out: &mut [u8]) {
     assert_eq!(a.len(), out.len(), "input and output differ in length");
-    let target = SharedPtr::new_mut(out.as_mut_ptr());
-    pool.run_ranges(a.len(), 4 * GRAIN, |range| {
-        for i in range {
-            // SAFETY: ranges are disjoint and inside `out`.
-            unsafe { *target.at(i) = u8::from(a[i] == 0) };
+    pool.run_parts(out, 4 * GRAIN, |start, part| {
+        for (out, a) in part.iter_mut().zip(&a[start..]) {
+            *out = u8::from(*a == 0);
         }
     });
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::simd::at_every_level;
+use crate::simd::for_every_isa;
 use fleet_base::rng::Sequence;
 
 const SHAPES: [(&[usize], &[usize]); 14] = [
@@ -69,7 +69,7 @@ fn reference(op: Binary, a: f64, b: f64) -> f64 {
 
 #[test]
 fn every_op_broadcasts() {
-    at_every_level(|level| {
+    for_every_isa(|level| {
         let pool = Pool::new(1);
         for (a_shape, b_shape) in SHAPES {
             let plan = Broadcast::new(a_shape, b_shape).unwrap();

@@ -332,17 +332,8 @@ impl Call<'_> {
         prefetch: [PrefetchRegion; 2],
     ) {
         let (conv, copied) = (self.conv, &self.copied);
-        let mut segments = [0isize; SEGMENTS_MAX];
         let width = conv.out_w();
-        let (count, len) = if copied.sampled {
-            segments[0] = ((piece.start - block.start) * width * copied.pixel) as isize;
-            (1, piece.len() * width)
-        } else {
-            for (segment, line) in segments.iter_mut().zip(piece.clone()) {
-                *segment = (self.copied_row(block, line) * copied.width * copied.pixel) as isize;
-            }
-            (piece.len(), width)
-        };
+        let (segments, count, len) = self.segments(block, piece);
         let a_step = if copied.sampled { copied.pixel } else { conv.stride[1] * copied.pixel };
         let rows = conv.kh * conv.kw * part.channels.len();
         let tiles = rows.div_ceil(TILE_ROWS) * part.panels.len();
@@ -372,7 +363,7 @@ impl Call<'_> {
                 tiles_done += 1;
                 // SAFETY: x and dy are in scratch memory for this block. The packed gradient has 64
                 // columns in every panel, and no other task writes these rows of it.
-                unsafe { micro::run(self.isa, tile) };
+                unsafe { micro::tile(self.isa, tile) };
                 tile.rows = 0;
             };
             for kh in 0..conv.kh {
@@ -394,6 +385,25 @@ impl Call<'_> {
                 flush(&mut tile);
             }
         }
+    }
+
+    /// Returns where the pixels of a piece start in the copy of its block, and the number and the
+    /// length of these segments.
+    fn segments(
+        &self,
+        block: &Range<usize>,
+        piece: &Range<usize>,
+    ) -> ([isize; SEGMENTS_MAX], usize, usize) {
+        let (copied, width) = (&self.copied, self.conv.out_w());
+        let mut segments = [0isize; SEGMENTS_MAX];
+        if copied.sampled {
+            segments[0] = ((piece.start - block.start) * width * copied.pixel) as isize;
+            return (segments, 1, piece.len() * width);
+        }
+        for (segment, line) in segments.iter_mut().zip(piece.clone()) {
+            *segment = (self.copied_row(block, line) * copied.width * copied.pixel) as isize;
+        }
+        (segments, piece.len(), width)
     }
 
     /// Returns the row of the copy at which the window of a line starts.

@@ -5,8 +5,7 @@
 //! rows.
 
 use super::{Conv2d, KERNEL_MAX};
-use crate::micro::Isa;
-use crate::micro::portable::multiply_add;
+use crate::micro::{Isa, for_isa};
 use crate::pool::{Pool, Shareable};
 
 /// Number of channels that stay in registers while the taps of a pixel run.
@@ -90,63 +89,13 @@ fn multiply_into(x: &[f32], dy: &[f32], sums: &mut [f32], fused: impl Fn(f32, f3
     }
 }
 
-macro_rules! for_isa {
-    ($pixel:ident, $multiply:ident, $features:literal) => {
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = $features)]
-        fn $pixel(
-            taps: &Taps,
-            x: &[f32],
-            filter: &[f32],
-            out: &mut [f32],
-            start: Start<'_>,
-            relu: bool,
-        ) {
-            pixel_lanes(taps, x, filter, out, start, relu, |a, b, c| a.mul_add(b, c));
-        }
-
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = $features)]
-        fn $multiply(x: &[f32], dy: &[f32], sums: &mut [f32]) {
-            multiply_into(x, dy, sums, |a, b, c| a.mul_add(b, c));
-        }
-    };
+for_isa! {
+    fn pixel(
+        taps: &Taps, x: &[f32], filter: &[f32], out: &mut [f32], start: Start<'_>, relu: bool,
+    ),
+    pixel_lanes
 }
-
-for_isa!(pixel_avx512, multiply_avx512, "avx512f,avx512vl,avx512dq,avx2,fma");
-for_isa!(pixel_avx2, multiply_avx2, "avx2,fma");
-
-fn pixel(
-    isa: Isa,
-    taps: &Taps,
-    x: &[f32],
-    filter: &[f32],
-    out: &mut [f32],
-    start: Start<'_>,
-    relu: bool,
-) {
-    match isa {
-        // SAFETY: `isa` is available, here and below.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { pixel_avx512(taps, x, filter, out, start, relu) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 => unsafe { pixel_avx2(taps, x, filter, out, start, relu) },
-        _ => pixel_lanes(taps, x, filter, out, start, relu, multiply_add),
-    }
-}
-
-fn multiply(isa: Isa, x: &[f32], dy: &[f32], sums: &mut [f32]) {
-    match isa {
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { multiply_avx512(x, dy, sums) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 => unsafe { multiply_avx2(x, dy, sums) },
-        _ => multiply_into(x, dy, sums, multiply_add),
-    }
-}
+for_isa! { fn multiply(x: &[f32], dy: &[f32], sums: &mut [f32]), multiply_into }
 
 /// Runs a pixel over all taps for which `reach` finds an input, [`TAPS_MAX`] at a time.
 fn run_pixel(

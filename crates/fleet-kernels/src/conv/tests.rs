@@ -111,8 +111,7 @@ fn check(conv: Conv2d, with_options: bool, seed: u64) {
             isa: Some(isa),
         };
         conv.forward(pool, &x, &filter, &mut out, &mut scratch, options);
-        let (mut mean, mut variance) = (vec![0.0; conv.c_out], vec![0.0; conv.c_out]);
-        conv.mean_and_variance(pool, &stats, &mut mean, &mut variance);
+        let (mean, variance) = mean_and_variance(&conv, &stats);
         check_moments(&conv, &out, &mean, &variance);
         out.extend(mean.iter().chain(&variance));
         out
@@ -150,6 +149,29 @@ fn check(conv: Conv2d, with_options: bool, seed: u64) {
         conv.pack_filter_oihw(&plain, &mut padded);
         assert_eq!(padded, got, "{conv:?}: columns beyond the last channel are not 0");
     }
+}
+
+/// Returns the mean and the (biased) variance of each output channel from collected statistics.
+fn mean_and_variance(conv: &Conv2d, stats: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let count = (conv.n * conv.out_h() * conv.out_w()).max(1) as f64;
+    let channels = if conv.is_depthwise() { conv.c_out } else { conv.group_out() };
+    let (panels, in_group) = (conv.stats_panels(), channels.div_ceil(PANEL));
+    let (mut mean, mut variance) = (vec![0.0; conv.c_out], vec![0.0; conv.c_out]);
+    for panel in 0..panels {
+        let sum = |at: usize| -> f64 {
+            let slots = 0..conv.stats_slots();
+            slots.map(|slot| f64::from(stats[(slot * panels + panel) * 2 * PANEL + at])).sum()
+        };
+        let (group, column) = (panel / in_group, panel % in_group * PANEL);
+        for j in 0..(channels - column).min(PANEL) {
+            let center = sum(j) / count;
+            let channel = group * channels + column + j;
+            mean[channel] = center as f32;
+            // Rounding may make the difference negative.
+            variance[channel] = (sum(PANEL + j) / count - center * center).max(0.0) as f32;
+        }
+    }
+    (mean, variance)
 }
 
 fn check_moments(conv: &Conv2d, y: &[f32], mean: &[f32], variance: &[f32]) {

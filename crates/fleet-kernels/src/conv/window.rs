@@ -328,23 +328,6 @@ impl<'a> Task<'a> {
         let out_pixel = window.groups * window.c_out;
         let out_row = cols.out_size * out_pixel;
         let first_channel = self.group * window.c_out + panel * PANEL;
-        let mut finish = Finish {
-            beta: if terms.is_first { self.beta } else { 1.0 },
-            relu: self.relu && terms.is_last,
-            ..Finish::STORE
-        };
-        if terms.is_last {
-            if !self.sides.bias.is_null() {
-                finish.bias = self.sides.bias.wrapping_add(first_channel);
-            }
-            if !self.sides.stats.is_null() {
-                let panels = window.c_out.div_ceil(PANEL);
-                let slot = (self.row_task * window.groups + self.group) * panels + panel;
-                finish.stats = self.sides.stats.wrapping_add(slot * 2 * PANEL);
-                // SAFETY: the slot belongs to this task, and the caller checked the length.
-                unsafe { finish.stats.write_bytes(0, 2 * PANEL) };
-            }
-        }
         let mut tile = Tile {
             a: [std::ptr::null(); TILE_ROWS],
             a_step: 1,
@@ -361,7 +344,7 @@ impl<'a> Task<'a> {
             rows: 0,
             prefetch: Prefetch::none(place.first),
             cols: (window.c_out - panel * PANEL).min(PANEL),
-            finish,
+            finish: self.finish(terms, panel),
         };
         let pixels = self.images.len() * self.rows.len() * cols.count;
         let (in_pass, passes) = (pixels.div_ceil(TILE_ROWS), pass.1 * self.panels.len());
@@ -381,19 +364,16 @@ impl<'a> Task<'a> {
             tiles_done += 1;
             // SAFETY: the window's inputs, weights and outputs were checked to exist. Only this
             // task writes these pixels of this panel.
-            unsafe { micro::run(self.isa, tile) };
+            unsafe { micro::tile(self.isa, tile) };
             tile.rows = 0;
         };
         for image in self.images.clone() {
             for row in self.rows.clone() {
-                let mut from = place.first.wrapping_add(
-                    (image - self.images.start) * place.image
-                        + (row - self.rows.start) * rows.step * place.row,
-                );
-                let out_at = (image * rows.out_size + rows.out_first + row * rows.out_step)
-                    * out_row
-                    + cols.out_first * out_pixel
-                    + first_channel;
+                let in_row = (row - self.rows.start) * rows.step;
+                let in_at = (image - self.images.start) * place.image + in_row * place.row;
+                let out_line = image * rows.out_size + rows.out_first + row * rows.out_step;
+                let out_at = out_line * out_row + cols.out_first * out_pixel + first_channel;
+                let mut from = place.first.wrapping_add(in_at);
                 let mut to = self.sides.y.wrapping_add(out_at);
                 for _ in 0..cols.count {
                     tile.a[tile.rows] = from;
@@ -410,6 +390,28 @@ impl<'a> Task<'a> {
         if tile.rows > 0 {
             flush(&mut tile);
         }
+    }
+
+    /// Returns the operations after a block of terms of a panel. Before the last block, clears the
+    /// panel's statistics.
+    fn finish(&self, terms: &Terms<'_>, panel: usize) -> Finish {
+        let (window, sides) = (self.window, &self.sides);
+        let mut finish = Finish {
+            beta: if terms.is_first { self.beta } else { 1.0 },
+            relu: self.relu && terms.is_last,
+            ..Finish::STORE
+        };
+        if terms.is_last && !sides.bias.is_null() {
+            finish.bias = sides.bias.wrapping_add(self.group * window.c_out + panel * PANEL);
+        }
+        if terms.is_last && !sides.stats.is_null() {
+            let panels = window.c_out.div_ceil(PANEL);
+            let slot = (self.row_task * window.groups + self.group) * panels + panel;
+            finish.stats = sides.stats.wrapping_add(slot * 2 * PANEL);
+            // SAFETY: the slot belongs to this task, and the caller checked the length.
+            unsafe { finish.stats.write_bytes(0, 2 * PANEL) };
+        }
+        finish
     }
 
     /// Returns the input rows that the task reads, as one piece. Returns none if they are not

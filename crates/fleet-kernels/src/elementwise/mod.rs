@@ -20,13 +20,18 @@
 mod tests;
 
 use crate::input::Input;
-use crate::kernel;
 use crate::pool::Pool;
 use crate::simd::{SharedPtr, Simd};
 use crate::vmath;
+use crate::{for_registers, kernel};
 
 /// Number of elements per task: 64 KB in and 64 KB out, enough to hide the cost of starting a task.
 pub(crate) const GRAIN: usize = 16 * 1024;
+
+/// Returns the number of rows of `len` elements per task.
+pub(crate) fn grain_rows(len: usize) -> usize {
+    (GRAIN / len.max(1)).max(1)
+}
 
 /// The value that the gradient of a function reads, besides the gradient of its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +179,8 @@ unary_functions! {
         // 1 + tanh(a) is 2 sigmoid(2a).
         let p = vmath::sigmoid(s, gelu_tanh_argument(s, x));
         let square = s.mul(x, x);
-        let inner = s.fma(square, s.splat(6.0 * 0.044_715 * SQRT_2_OVER_PI), s.splat(2.0 * SQRT_2_OVER_PI));
+        let third = s.splat(6.0 * 0.044_715 * SQRT_2_OVER_PI);
+        let inner = s.fma(square, third, s.splat(2.0 * SQRT_2_OVER_PI));
         s.mul(g, s.fma(s.mul(x, inner), s.neg_fma(p, p, p), p))
     };
 
@@ -372,15 +378,9 @@ kernel! {
     unsafe fn forward_kernel<S, O: UnaryOp>(
         s: S, op: O, x: *const f32, out: *mut f32, len: usize,
     ) {
-        let mut i = 0;
-        while i + S::LANES <= len {
-            s.store(out.add(i), op.forward(s, s.load(x.add(i))));
-            i += S::LANES;
-        }
-        if i < len {
-            let y = op.forward(s, s.load_part(x.add(i), len - i));
-            s.store_part(out.add(i), y, len - i);
-        }
+        for_registers!(S, len, |i, n| {
+            s.store_n(out.add(i), op.forward(s, s.load_n(x.add(i), n)), n);
+        });
     }
 }
 
@@ -388,16 +388,10 @@ kernel! {
     unsafe fn backward_kernel<S, O: UnaryOp>(
         s: S, op: O, saved: *const f32, dy: *const f32, dx: *mut f32, len: usize,
     ) {
-        let mut i = 0;
-        while i + S::LANES <= len {
-            s.store(dx.add(i), op.backward(s, s.load(saved.add(i)), s.load(dy.add(i))));
-            i += S::LANES;
-        }
-        if i < len {
-            let rest = len - i;
-            let d = op.backward(s, s.load_part(saved.add(i), rest), s.load_part(dy.add(i), rest));
-            s.store_part(dx.add(i), d, rest);
-        }
+        for_registers!(S, len, |i, n| {
+            let d = op.backward(s, s.load_n(saved.add(i), n), s.load_n(dy.add(i), n));
+            s.store_n(dx.add(i), d, n);
+        });
     }
 }
 

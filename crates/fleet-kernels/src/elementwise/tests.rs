@@ -1,5 +1,5 @@
 use super::*;
-use crate::simd::at_every_level;
+use crate::simd::for_every_isa;
 use crate::vmath::tests::erf_f64;
 use fleet_base::rng::Sequence;
 
@@ -65,7 +65,7 @@ fn inputs(op: Unary, len: usize) -> Vec<f32> {
 
 #[test]
 fn values_agree_with_f64() {
-    at_every_level(|level| {
+    for_every_isa(|level| {
         let pool = Pool::new(1);
         for (op, reference) in cases() {
             for len in [0, 1, 7, 16, 33, 1000] {
@@ -88,7 +88,7 @@ fn values_agree_with_f64() {
 
 #[test]
 fn gradients_agree_with_differences() {
-    at_every_level(|level| {
+    for_every_isa(|level| {
         let pool = Pool::new(1);
         for (op, reference) in cases() {
             let x = inputs(op, 331);

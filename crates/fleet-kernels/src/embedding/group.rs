@@ -2,6 +2,7 @@
 
 use super::{BadId, report};
 use crate::pool::{Pool, Shareable};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Number of ids that one task distributes to buckets.
@@ -194,28 +195,10 @@ fn radix_sort<'s, T: Item>(
     let buckets = bucket_count(ids.len());
     let (counters, edges) = counters.split_at_mut(blocks * buckets);
     let (edges, heads) = edges.split_at_mut(buckets);
+    let heads = &mut heads[..buckets];
     let low_bits = id_bits.saturating_sub(buckets.trailing_zeros());
     let bucket_of = |id: i64| (id as u64 >> low_bits.min(63)) as usize & (buckets - 1);
-    let span = |index: usize| index * block..((index + 1) * block).min(ids.len());
-    let shared = Shareable::new(&mut *counters);
-    let bad = AtomicUsize::new(usize::MAX);
-    pool.run(blocks, |index| {
-        // SAFETY: each block has its own counters.
-        let counters = unsafe { shared.slice(index * buckets, buckets) };
-        counters.fill(0);
-        let mut largest = 0;
-        for &id in &ids[span(index)] {
-            counters[bucket_of(id)] += 1;
-            largest = largest.max(id as u64);
-        }
-        if bound != usize::MAX
-            && largest >= bound as u64
-            && let Some(first) = ids[span(index)].iter().position(|&id| id as u64 >= bound as u64)
-        {
-            bad.fetch_min(index * block + first, Relaxed);
-        }
-    });
-    report(&bad, ids, bound)?;
+    count_ids(pool, ids, block, bound, counters, bucket_of)?;
     // Counts become start positions: by bucket, then by block, which preserves the order.
     let mut place = 0;
     for bucket in 0..buckets {
@@ -226,10 +209,9 @@ fn radix_sort<'s, T: Item>(
         }
     }
     let shared_from = Shareable::new(&mut *from);
-    pool.run(blocks, |index| {
-        // SAFETY: each block has its own counters.
-        let places = unsafe { shared.slice(index * buckets, buckets) };
-        for position in span(index) {
+    pool.run_parts(counters, buckets, |start, places| {
+        let first = start / buckets * block;
+        for position in first..(first + block).min(ids.len()) {
             let place = &mut places[bucket_of(ids[position])];
             // SAFETY: the ranges of all blocks and buckets are disjoint and below the count.
             unsafe {
@@ -242,55 +224,107 @@ fn radix_sort<'s, T: Item>(
     let bucket_span = |bucket: usize| {
         edges[bucket] as usize..edges.get(bucket + 1).map_or(ids.len(), |&end| end as usize)
     };
-    let (shared_to, shared_positions) = (Shareable::new(to), Shareable::new(&mut *positions));
-    let shared_heads = Shareable::new(&mut *heads);
-    pool.run(buckets, |bucket| {
+    sort_buckets(pool, low_bits, &bucket_span, from, to, positions, heads);
+    let mut count = 0;
+    for heads in &mut *heads {
+        count += std::mem::replace(heads, count);
+    }
+    write_heads(pool, &bucket_span, from, heads, unique, starts);
+    let count = count as usize;
+    starts[count] = ids.len() as u32;
+    Ok(Spans { ids: &mut unique[..count], starts: &mut starts[..count + 1], positions })
+}
+
+/// Counts the ids of each block by bucket, and checks that they are below `bound`.
+fn count_ids(
+    pool: &Pool,
+    ids: &[i64],
+    block: usize,
+    bound: usize,
+    counters: &mut [u32],
+    bucket_of: impl Fn(i64) -> usize + Sync,
+) -> Result<(), BadId> {
+    let bad = AtomicUsize::new(usize::MAX);
+    let buckets = counters.len() / ids.len().div_ceil(block).max(1);
+    pool.run_parts(counters, buckets, |start, counters| {
+        let first = start / buckets * block;
+        let part = &ids[first..(first + block).min(ids.len())];
+        counters.fill(0);
+        let mut largest = 0;
+        for &id in part {
+            counters[bucket_of(id)] += 1;
+            largest = largest.max(id as u64);
+        }
+        if bound != usize::MAX
+            && largest >= bound as u64
+            && let Some(index) = part.iter().position(|&id| id as u64 >= bound as u64)
+        {
+            bad.fetch_min(first + index, Relaxed);
+        }
+    });
+    report(&bad, ids, bound)
+}
+
+/// Sorts each bucket by id, and writes its positions and its number of different ids.
+fn sort_buckets<T: Item>(
+    pool: &Pool,
+    low_bits: u32,
+    bucket_span: &(impl Fn(usize) -> Range<usize> + Sync),
+    from: &mut [T],
+    to: &mut [T],
+    positions: &mut [u32],
+    heads: &mut [u32],
+) {
+    let (from, to, positions) =
+        (Shareable::new(from), Shareable::new(to), Shareable::new(positions));
+    pool.run_parts(heads, 1, |bucket, heads| {
         let span = bucket_span(bucket);
         // SAFETY: buckets are disjoint and inside the buffers.
         let (from, to, positions) = unsafe {
             (
-                shared_from.slice(span.start, span.len()),
-                shared_to.slice(span.start, span.len()),
-                shared_positions.slice(span.start, span.len()),
+                from.slice(span.start, span.len()),
+                to.slice(span.start, span.len()),
+                positions.slice(span.start, span.len()),
             )
         };
         sort_bucket(from, to, low_bits);
-        let mut heads = 0;
-        let mut last = None;
+        let (mut count, mut last) = (0, None);
         for (item, position) in from.iter().zip(positions) {
             *position = item.position();
-            heads += u32::from(last != Some(item.id()));
+            count += u32::from(last != Some(item.id()));
             last = Some(item.id());
         }
-        // SAFETY: each bucket has its own counter.
-        unsafe { *shared_heads.ptr().add(bucket) = heads };
+        heads[0] = count;
     });
-    let mut count = 0;
-    for heads in &mut heads[..buckets] {
-        count += std::mem::replace(heads, count);
-    }
-    let (shared_ids, shared_starts) = (Shareable::new(&mut *unique), Shareable::new(&mut *starts));
-    let (heads, from) = (&*heads, &*from);
-    pool.run(buckets, |bucket| {
+}
+
+/// Writes the unique ids and the starts of their groups, from `heads[bucket]` on for each bucket.
+fn write_heads<T: Item>(
+    pool: &Pool,
+    bucket_span: &(impl Fn(usize) -> Range<usize> + Sync),
+    items: &[T],
+    heads: &[u32],
+    unique: &mut [i64],
+    starts: &mut [u32],
+) {
+    let (unique, starts) = (Shareable::new(unique), Shareable::new(starts));
+    pool.run(heads.len(), |bucket| {
         let mut place = heads[bucket] as usize;
         let mut last = None;
         // Equal ids share a bucket, so every change of id is visible within a bucket.
         for item in bucket_span(bucket) {
-            let id = from[item].id();
+            let id = items[item].id();
             if last != Some(id) {
                 // SAFETY: there are at most as many heads as items, each with its own position.
                 unsafe {
-                    *shared_ids.ptr().add(place) = id as i64;
-                    *shared_starts.ptr().add(place) = item as u32;
+                    *unique.ptr().add(place) = id as i64;
+                    *starts.ptr().add(place) = item as u32;
                 }
                 place += 1;
                 last = Some(id);
             }
         }
     });
-    let count = count as usize;
-    starts[count] = ids.len() as u32;
-    Ok(Spans { ids: &mut unique[..count], starts: &mut starts[..count + 1], positions })
 }
 
 /// Sorts `from` by the lowest `bits` of the id, least significant digit first.

@@ -1,5 +1,4 @@
-//! Embedding tables: lookup by id, pooling over ragged rows, gradients as sparse rows, and updates
-//! of only the rows in use.
+//! Embedding tables: lookup by id, gradients as sparse rows, and updates of only the rows in use.
 //!
 //! Cache misses limit a lookup, so rows are prefetched. Duplicate ids are merged by a radix sort of
 //! (id, position), which gives the unique ids in ascending order. The rows of one id are summed in
@@ -18,11 +17,9 @@ mod rows;
 mod tests;
 
 pub use group::{Groups, group, group_scratch_len};
-pub use rows::{
-    AdamRows, DIM_MAX_FOR_EACH, Source, adagrad_rows, adam_rows, dense_gradient, for_each_row,
-    merge_rows, segments, sgd_rows,
-};
+pub use rows::{AdamRows, Source, adagrad_rows, adam_rows, dense_gradient, merge_rows, sgd_rows};
 
+use crate::for_registers;
 use crate::pool::{Pool, Shareable};
 use crate::simd::{Simd, prefetch};
 use std::ops::Range;
@@ -31,7 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// An id without a row in its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadId {
-    /// Index of the first wrong id (within the slot, for [`lookup_slots`]).
+    /// Index of the first wrong id.
     pub position: usize,
     pub id: i64,
     /// Number of rows of the table.
@@ -105,37 +102,6 @@ impl Grid {
     }
 }
 
-/// One column block of a multi-slot lookup.
-#[derive(Clone, Copy, Debug)]
-pub struct Slot<'a> {
-    pub table: &'a [f32],
-    pub ids: &'a [i64],
-    /// First column of this slot in each row of the destination.
-    pub column: usize,
-}
-
-/// The function that combines the rows of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    Sum,
-    /// Divided by the number of ids.
-    Mean,
-    /// Divided by the square root of the number of ids.
-    SqrtN,
-}
-
-impl Pooling {
-    #[inline]
-    fn scale(self, count: usize) -> f32 {
-        match self {
-            Pooling::Sum => 1.0,
-            _ if count == 0 => 0.0,
-            Pooling::Mean => 1.0 / count as f32,
-            Pooling::SqrtN => 1.0 / (count as f32).sqrt(),
-        }
-    }
-}
-
 /// Copies row `ids[i]` of `table` ([rows, dim]) to row `i` of `out`, at the offset given by `grid`.
 /// `padding_idx` gives zeros.
 ///
@@ -167,101 +133,15 @@ pub fn lookup(
     report(&bad, ids, table.len() / dim.max(1))
 }
 
-/// Looks up several slots into one `[batch, stride]` destination, each at its column: the lookups
-/// and the concatenation of a wide & deep model in one call. All slots have the same number of ids.
-/// An error includes the slot.
-pub fn lookup_slots(
-    pool: &Pool,
-    slots: &[Slot<'_>],
-    dim: usize,
-    padding_idx: Option<i64>,
-    stride: usize,
-    out: &mut [f32],
-) -> Result<(), (usize, BadId)> {
-    let Some(first) = slots.first() else { return Ok(()) };
-    let batch = first.ids.len();
-    for (index, slot) in slots.iter().enumerate() {
-        assert_eq!(slot.ids.len(), batch, "slots of a lookup differ in batch size");
-        assert!(slot.column + dim <= stride, "slot exceeds the row");
-        check_destination(&Grid::columns(slot.column, stride), batch, dim, out.len());
-        assert!(
-            slots[..index].iter().all(|other| other.column.abs_diff(slot.column) >= dim),
-            "slots overlap"
-        );
-    }
-    let bad = AtomicUsize::new(usize::MAX);
-    let out = Shareable::new(out);
-    // A task owns whole rows of the destination, because threads that write adjacent columns would
-    // contend for cache lines.
-    pool.run_ranges(batch, IDS_PER_TASK.div_ceil(slots.len()).max(16), |range| {
-        for (index, slot) in slots.iter().enumerate() {
-            let failed = AtomicUsize::new(usize::MAX);
-            let grid = Grid::columns(slot.column, stride);
-            copy_rows(slot.table, dim, slot.ids, padding_idx, grid, &out, range.clone(), &failed);
-            let position = failed.into_inner();
-            if position != usize::MAX {
-                bad.fetch_min(index * batch + position, Relaxed);
-            }
-        }
-    });
-    let first_bad = bad.into_inner();
-    if first_bad == usize::MAX {
-        return Ok(());
-    }
-    let (slot, position) = (first_bad / batch, first_bad % batch);
-    let rows = slots[slot].table.len() / dim.max(1);
-    Err((slot, BadId { position, id: slots[slot].ids[position], rows }))
-}
-
-/// Sets row `s` of `out` (at `start + s * stride`) to the pooled rows of
-/// `ids[offsets[s]..offsets[s + 1]]`. An empty segment gives zeros.
-pub fn lookup_pooled(
-    pool: &Pool,
-    table: &[f32],
-    dim: usize,
-    ids: &[i64],
-    offsets: &[usize],
-    pooling: Pooling,
-    padding_idx: Option<i64>,
-    (start, stride): (usize, usize),
-    out: &mut [f32],
-) -> Result<(), BadId> {
-    check_offsets(offsets, ids.len());
-    let segments = offsets.len() - 1;
-    check_destination(&Grid::columns(start, stride), segments, dim, out.len());
-    let bad = AtomicUsize::new(usize::MAX);
-    let out = Shareable::new(out);
-    pool.run_ranges(segments, SEGMENTS_PER_TASK, |range| {
-        for segment in range {
-            let span = offsets[segment]..offsets[segment + 1];
-            // SAFETY: checked above: rows of different segments are disjoint and inside `out`.
-            let row = unsafe { out.slice(start + segment * stride, dim) };
-            row.fill(0.0);
-            let scale = pooling.scale(span.len());
-            sum_rows_of_ids(table, ids, padding_idx, span, scale, row, &bad);
-        }
-    });
-    report(&bad, ids, table.len() / dim.max(1))
-}
-
 /// Number of ids that one task copies: about 10 us of cache misses.
 const IDS_PER_TASK: usize = 1024;
-const SEGMENTS_PER_TASK: usize = 256;
 /// Number of rows prefetched ahead of use. Measurements are flat between 12 and 32.
 const ROWS_AHEAD: usize = 16;
+
 fn check_destination(grid: &Grid, count: usize, dim: usize, len: usize) {
     assert!(grid.group > 0, "group of rows is empty");
     assert!(grid.end(count, dim) <= len, "rows exceed the destination");
     assert!(grid.is_disjoint(count, dim), "rows of the destination overlap");
-}
-
-fn check_offsets(offsets: &[usize], count: usize) {
-    assert!(
-        offsets.first() == Some(&0)
-            && offsets.last() == Some(&count)
-            && offsets.windows(2).all(|pair| pair[0] <= pair[1]),
-        "offsets must ascend from 0 to the number of ids"
-    );
 }
 
 fn report(bad: &AtomicUsize, ids: &[i64], rows: usize) -> Result<(), BadId> {
@@ -321,17 +201,10 @@ crate::kernel! {
 /// `dim` floats are readable at `from` and writable at `to`, without overlap.
 #[inline(always)]
 unsafe fn copy_row<S: Simd>(s: S, from: *const f32, to: *mut f32, dim: usize) {
-    let mut column = 0;
-    // SAFETY: whole registers are inside the row, and the rest is part of a register.
-    unsafe {
-        while column + S::LANES <= dim {
-            s.store(to.add(column), s.load(from.add(column)));
-            column += S::LANES;
-        }
-        if column < dim {
-            s.store_part(to.add(column), s.load_part(from.add(column), dim - column), dim - column);
-        }
-    }
+    for_registers!(S, dim, |column, n| {
+        // SAFETY: the columns are inside both rows.
+        unsafe { s.store_n(to.add(column), s.load_n(from.add(column), n), n) };
+    });
 }
 
 /// Prefetches the first cache lines of a row, at most four. The hardware prefetches the rest of a
@@ -339,47 +212,9 @@ unsafe fn copy_row<S: Simd>(s: S, from: *const f32, to: *mut f32, dim: usize) {
 #[inline(always)]
 fn prefetch_row(row: *const f32, dim: usize) {
     let dim = dim.min(64);
-    let mut column = 0;
-    while column < dim {
+    for column in (0..dim).step_by(16) {
         prefetch(row.wrapping_add(column));
-        column += 16;
     }
     // A row that does not start on a cache line ends on one more.
     prefetch(row.wrapping_add(dim).wrapping_byte_sub(1));
-}
-
-crate::kernel! {
-    /// Computes `row += scale * table[id]` over a span of ids.
-    fn sum_rows_of_ids<S>(
-        _s: S,
-        table: &[f32],
-        ids: &[i64],
-        padding_idx: Option<i64>,
-        span: Range<usize>,
-        scale: f32,
-        row: &mut [f32],
-        bad: &AtomicUsize,
-    ) {
-        let dim = row.len();
-        let rows = table.len() / dim.max(1);
-        for position in span {
-            // Prefetch across segments, since short segments would otherwise never prefetch.
-            if position + ROWS_AHEAD < ids.len() {
-                let ahead = ids[position + ROWS_AHEAD] as usize;
-                prefetch_row(table.as_ptr().wrapping_add(ahead.wrapping_mul(dim)), dim);
-            }
-            let id = ids[position];
-            if padding_idx == Some(id) {
-                continue;
-            }
-            if id as u64 >= rows as u64 {
-                bad.fetch_min(position, Relaxed);
-                continue;
-            }
-            let value = &table[id as usize * dim..][..dim];
-            for (sum, value) in row.iter_mut().zip(value) {
-                *sum += value * scale;
-            }
-        }
-    }
 }

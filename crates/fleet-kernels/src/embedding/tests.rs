@@ -38,34 +38,6 @@ fn lookup_copies_rows_to_their_places() {
 }
 
 #[test]
-fn slots_are_written_side_by_side() {
-    let pool = Pool::new(3);
-    let (dim, batch, stride) = (16, 1500, 3 * 16 + 13);
-    let tables = [floats(20 * dim, 1), floats(30 * dim, 2)];
-    let columns = [ids(batch, 20, 1), ids(batch, 30, 2), ids(batch, 20, 3)];
-    let slots: Vec<Slot<'_>> = (0..3)
-        .map(|s| Slot { table: &tables[s % 2], ids: &columns[s], column: 13 + s * dim })
-        .collect();
-    let mut out = vec![5.0; batch * stride];
-    lookup_slots(&pool, &slots, dim, None, stride, &mut out).unwrap();
-    for row in 0..batch {
-        assert!(out[row * stride..][..13].iter().all(|&v| v == 5.0));
-        for (slot, ids) in columns.iter().enumerate() {
-            let id = ids[row] as usize;
-            let value = &out[row * stride + 13 + slot * dim..][..dim];
-            assert_eq!(value, &tables[slot % 2][id * dim..][..dim]);
-        }
-    }
-    let wrong = vec![0, 1, 99];
-    let slots = [
-        Slot { table: &tables[0], ids: &columns[0][..3], column: 0 },
-        Slot { table: &tables[1], ids: &wrong, column: 16 },
-    ];
-    let error = lookup_slots(&pool, &slots, dim, None, stride, &mut out).unwrap_err();
-    assert_eq!(error, (1, BadId { position: 2, id: 99, rows: 30 }));
-}
-
-#[test]
 fn a_wrong_id_is_reported_not_read() {
     let pool = Pool::new(3);
     let table = floats(10 * 4, 1);
@@ -81,13 +53,9 @@ fn a_wrong_id_is_reported_not_read() {
     assert_eq!(message, "id at position 2077 is out of range: expected 0 to 9, got -1");
     let mut scratch = vec![0; group_scratch_len(list.len())];
     assert_eq!(group(&pool, &list, Some(10), None, &mut scratch).unwrap_err(), expected);
-    let offsets = [0, 5000];
-    let pooled =
-        lookup_pooled(&pool, &table, 4, &list, &offsets, Pooling::Sum, None, (0, 4), &mut out);
-    assert_eq!(pooled.unwrap_err(), expected);
     // The update checks groups that were made without a bound.
     let groups = group(&pool, &list, None, None, &mut scratch).unwrap();
-    let source = Source::Grid { data: &vec![0.0; 5000 * 4], grid: Grid::packed(4) };
+    let source = Source { data: &vec![0.0; 5000 * 4], grid: Grid::packed(4) };
     let mut table = table;
     assert!(sgd_rows(&pool, &groups, &source, 4, 0.1, &mut table).is_err());
     // The padding index may be outside the table, such as -1.
@@ -155,7 +123,7 @@ fn merged_rows_and_updates_match_the_plain_sums() {
         let stride = dim + 3;
         let data = floats(count * stride, 6);
         let grid = Grid::columns(2, stride);
-        let source = Source::Grid { data: &data, grid };
+        let source = Source { data: &data, grid };
         let sums = oracle(&list, dim, |i, c| f64::from(data[i * stride + 2 + c]));
         let start = floats(rows * dim, 7);
         let mut bits: Vec<Vec<f32>> = Vec::new();
@@ -174,9 +142,6 @@ fn merged_rows_and_updates_match_the_plain_sums() {
             adagrad_rows(&pool, &groups, &source, dim, (0.1, 1e-6), &mut ada, moment).unwrap();
             let numbers = AdamRows { lr: 0.01, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
             adam_rows(&pool, &groups, &source, dim, numbers, &mut adam, first, second).unwrap();
-            for_each_row(&pool, &groups, &source, dim, |unique, sum| {
-                assert_eq!(sum, &merged[unique * dim..][..dim]);
-            });
             for (unique, (&id, sum)) in sums.iter().enumerate() {
                 assert_eq!(groups.ids[unique], id);
                 for (column, &sum) in sum.iter().enumerate() {
@@ -205,64 +170,5 @@ fn merged_rows_and_updates_match_the_plain_sums() {
             bits.push([merged, dense, sgd, ada, adam].concat());
         }
         assert!(bits[0].iter().zip(&bits[1]).all(|(a, b)| a.to_bits() == b.to_bits()));
-    }
-}
-
-#[test]
-fn pooled_lookup_and_its_gradient() {
-    let (dim, rows) = (12, 30);
-    let table = floats(rows * dim, 1);
-    let offsets = [0, 3, 3, 4, 11, 700];
-    let list = ids(700, rows, 2);
-    for pooling in [Pooling::Sum, Pooling::Mean, Pooling::SqrtN] {
-        let pool = Pool::new(3);
-        let mut out = vec![1.0; 5 * (dim + 1)];
-        let place = (1, dim + 1);
-        lookup_pooled(&pool, &table, dim, &list, &offsets, pooling, Some(4), place, &mut out)
-            .unwrap();
-        let scale = |segment: usize| {
-            let count = (offsets[segment + 1] - offsets[segment]).max(1) as f64;
-            match pooling {
-                Pooling::Sum => 1.0,
-                Pooling::Mean => 1.0 / count,
-                Pooling::SqrtN => 1.0 / count.sqrt(),
-            }
-        };
-        for segment in 0..5 {
-            assert_eq!(out[segment * (dim + 1)], 1.0);
-            for column in 0..dim {
-                let sum: f64 = list[offsets[segment]..offsets[segment + 1]]
-                    .iter()
-                    .filter(|&&id| id != 4)
-                    .map(|&id| f64::from(table[id as usize * dim + column]))
-                    .sum();
-                assert!(close(out[segment * (dim + 1) + 1 + column], sum * scale(segment)));
-            }
-        }
-        let gradient = floats(out.len(), 3);
-        let mut segment_of = vec![0; list.len()];
-        segments(&offsets, &mut segment_of);
-        let source = Source::Pooled {
-            data: &gradient,
-            start: 1,
-            stride: dim + 1,
-            segment_of: &segment_of,
-            offsets: &offsets,
-            pooling,
-        };
-        let mut scratch = vec![0; group_scratch_len(list.len())];
-        let groups = group(&pool, &list, Some(rows), Some(4), &mut scratch).unwrap();
-        let mut merged = vec![0.0; groups.ids.len() * dim];
-        merge_rows(&pool, &groups, &source, dim, &mut merged);
-        let sums = oracle(&list, dim, |i, c| {
-            let segment = segment_of[i] as usize;
-            f64::from(gradient[segment * (dim + 1) + 1 + c]) * scale(segment)
-        });
-        assert!(!groups.ids.contains(&4));
-        for (unique, id) in groups.ids.iter().enumerate() {
-            for column in 0..dim {
-                assert!(close(merged[unique * dim + column], sums[id][column]));
-            }
-        }
     }
 }

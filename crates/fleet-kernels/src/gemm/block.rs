@@ -385,7 +385,7 @@ impl<'a> Step<'a> {
             }
             // SAFETY: the matrices hold the rows and columns of this tile, and no other task writes
             // them.
-            unsafe { micro::run(call.gemm.isa, &tile) };
+            unsafe { micro::tile(call.gemm.isa, &tile) };
             if let Some(mask) = &mask {
                 // SAFETY: as above; the mask has the layout of C.
                 unsafe { micro::clear_where_not_positive(call.gemm.isa, &tile, mask) };

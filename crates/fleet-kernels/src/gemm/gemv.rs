@@ -6,8 +6,7 @@
 
 use super::block::{finish_row, mask_row};
 use super::{Epilogue, Gemm, RowPart};
-use crate::micro::Isa;
-use crate::micro::portable::multiply_add;
+use crate::micro::for_isa;
 use crate::pool::{Pool, Shareable};
 
 /// Number of rows that one task multiplies with the vector.
@@ -145,6 +144,20 @@ fn one(
         });
         return;
     }
+    sum_slices(gemm, view, pool, matrix, vector, sums, finish);
+}
+
+/// Adds scaled rows of the matrix in slices, adds the slices in order, and passes each chunk of
+/// finished sums to `finish`.
+fn sum_slices(
+    gemm: &Gemm,
+    view: &View,
+    pool: &Pool,
+    matrix: &[f32],
+    vector: &[f32],
+    sums: &mut [f32],
+    finish: impl Fn(usize, &[f32]) + Sync,
+) {
     let (slices, outputs) = (view.slices(), view.outputs);
     let sums = Shareable::new(sums);
     let chunks = outputs.div_ceil(WIDTH);
@@ -154,13 +167,8 @@ fn one(
         // SAFETY: each task writes its own part of the sums.
         let out = unsafe { sums.slice(slice * outputs + first, width) };
         let rows = slice * SLICE_ROWS..((slice + 1) * SLICE_ROWS).min(view.terms);
-        add_rows(
-            gemm.isa,
-            &matrix[rows.start * view.pitch + first..],
-            view.pitch,
-            &vector[rows],
-            out,
-        );
+        let matrix = &matrix[rows.start * view.pitch + first..];
+        add_rows(gemm.isa, matrix, view.pitch, &vector[rows], out);
     });
     pool.run(chunks, |chunk| {
         let first = chunk * WIDTH;
@@ -234,45 +242,7 @@ fn add_rows_lanes(
     }
 }
 
-macro_rules! for_isa {
-    ($dot:ident, $add:ident, $features:literal) => {
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = $features)]
-        fn $dot(x: &[f32], y: &[f32]) -> f32 {
-            dot_lanes(x, y, |a, b, c| a.mul_add(b, c))
-        }
-
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = $features)]
-        fn $add(matrix: &[f32], pitch: usize, weights: &[f32], out: &mut [f32]) {
-            add_rows_lanes(matrix, pitch, weights, out, |a, b, c| a.mul_add(b, c));
-        }
-    };
-}
-
-for_isa!(dot_avx512, add_rows_avx512, "avx512f,avx512vl,avx512dq,avx2,fma");
-for_isa!(dot_avx2, add_rows_avx2, "avx2,fma");
-
-fn dot(isa: Isa, x: &[f32], y: &[f32]) -> f32 {
-    match isa {
-        // SAFETY: `isa` is available, here and below.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { dot_avx512(x, y) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 => unsafe { dot_avx2(x, y) },
-        _ => dot_lanes(x, y, multiply_add),
-    }
-}
-
-fn add_rows(isa: Isa, matrix: &[f32], pitch: usize, weights: &[f32], out: &mut [f32]) {
-    match isa {
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { add_rows_avx512(matrix, pitch, weights, out) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 => unsafe { add_rows_avx2(matrix, pitch, weights, out) },
-        _ => add_rows_lanes(matrix, pitch, weights, out, multiply_add),
-    }
+for_isa! { fn dot(x: &[f32], y: &[f32]) -> f32, dot_lanes }
+for_isa! {
+    fn add_rows(matrix: &[f32], pitch: usize, weights: &[f32], out: &mut [f32]), add_rows_lanes
 }

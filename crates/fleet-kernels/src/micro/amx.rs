@@ -33,7 +33,13 @@ fn has_unit() -> bool {
     let (low, high): (u32, u32);
     // SAFETY: the processor has `xgetbv`, since OSXSAVE is set.
     unsafe {
-        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack, preserves_flags));
+        asm!(
+            "xgetbv",
+            in("ecx") 0,
+            out("eax") low,
+            out("edx") high,
+            options(nomem, nostack, preserves_flags)
+        );
     }
     let state = u64::from(high) << 32 | u64::from(low);
     features & AMX_BF16 != 0 && features & AMX_TILE != 0 && state & TILE_STATE == TILE_STATE
@@ -93,7 +99,11 @@ impl Tiles {
         shapes.lines[..8].fill(TILE as u8);
         // SAFETY: the shapes are those of full tiles; the caller promises the unit.
         unsafe {
-            asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly, preserves_flags));
+            asm!(
+                "ldtilecfg [{}]",
+                in(reg) &raw const shapes,
+                options(nostack, readonly, preserves_flags)
+            );
         }
         Tiles(std::marker::PhantomData)
     }

@@ -1,5 +1,6 @@
 //! The register tile and the transposing packing loop in AVX2 + FMA: 6 rows x 16 columns at a time.
 
+pub(crate) use super::portable::copy_panel;
 use super::{Finish, PANEL, TILE_ROWS, Tile};
 use std::arch::x86_64::*;
 

@@ -75,7 +75,11 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
 fn prefetch_write<T>(address: *const T) {
     // SAFETY: a prefetch never faults, whatever the address.
     unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+        std::arch::asm!(
+            "prefetchw [{}]",
+            in(reg) address,
+            options(nostack, preserves_flags, readonly)
+        );
     }
 }
 

@@ -27,60 +27,13 @@ pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod unit;
 
+pub use crate::simd::Isa;
+use crate::simd::prefetch;
+
 /// Number of rows of a register tile.
 pub(crate) const TILE_ROWS: usize = 6;
 /// Number of columns of a register tile, and width of a packed panel.
 pub const PANEL: usize = 64;
-
-/// The instruction sets for which kernels are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Isa {
-    Avx512,
-    Avx2,
-    Portable,
-}
-
-impl Isa {
-    /// Returns the best one that this machine has. Detected once.
-    pub fn best() -> Isa {
-        static BEST: std::sync::OnceLock<Isa> = std::sync::OnceLock::new();
-        *BEST.get_or_init(|| {
-            [Isa::Avx512, Isa::Avx2]
-                .into_iter()
-                .find(|isa| isa.is_available())
-                .unwrap_or(Isa::Portable)
-        })
-    }
-
-    pub fn is_available(self) -> bool {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("avx2")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx512 | Isa::Avx2 => false,
-            Isa::Portable => true,
-        }
-    }
-
-    /// Iterates over all that this machine has, best first.
-    pub fn available() -> impl Iterator<Item = Isa> {
-        [Isa::Avx512, Isa::Avx2, Isa::Portable].into_iter().filter(|isa| isa.is_available())
-    }
-
-    /// Returns this one, or the best if the machine lacks it. Calling a missing one would be
-    /// undefined behavior.
-    pub(crate) fn or_best_available(self) -> Isa {
-        if self == Isa::best() || self.is_available() { self } else { Isa::best() }
-    }
-}
 
 /// One call of the register tile.
 ///
@@ -168,24 +121,99 @@ impl Finish {
     pub const ADD: Finish = Finish { beta: 1.0, ..Finish::STORE };
 }
 
-/// Runs one tile.
-///
-/// # Safety
-/// The guarantees of [`Tile`] hold, and `isa` is available.
-#[inline]
-pub(crate) unsafe fn run(isa: Isa, tile: &Tile) {
-    debug_assert!((1..=TILE_ROWS).contains(&tile.rows) && (1..=PANEL).contains(&tile.cols));
-    match isa {
-        // SAFETY: promised by the caller, here and in the other arms.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512::tile(tile) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 => unsafe { avx2::tile(tile) },
-        // SAFETY: as above.
-        _ => unsafe { portable::tile(tile) },
-    }
+/// Defines functions that call the function of the same name for an instruction set.
+macro_rules! dispatch {
+    ($($(#[$meta:meta])* unsafe fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {$(
+        $(#[$meta])*
+        #[inline]
+        pub(crate) unsafe fn $name(isa: Isa, $($arg: $ty),*) {
+            match isa {
+                // SAFETY: promised by the caller, here and in the other arms.
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => unsafe { avx512::$name($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Isa::Avx2 => unsafe { avx2::$name($($arg),*) },
+                // SAFETY: as above.
+                _ => unsafe { portable::$name($($arg),*) },
+            }
+        }
+    )*};
 }
+
+dispatch! {
+    /// Runs one tile.
+    ///
+    /// # Safety
+    /// The guarantees of [`Tile`] hold, and `isa` is available.
+    unsafe fn tile(tile: &Tile);
+
+    /// Stores 0 to the elements of a tile's C where `mask` (row pointers, as for C) is not
+    /// positive.
+    ///
+    /// # Safety
+    /// The tile's rows and columns of C are writable, those of the mask are readable, and `isa` is
+    /// available.
+    unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; TILE_ROWS]);
+
+    /// Copies `rows` rows of `cols` (at most 64) floats to rows of 64, with zeros beyond `cols`.
+    ///
+    /// # Safety
+    /// `source` holds the rows at `pitch`, `target` has space for `rows * 64`, and `isa` is
+    /// available.
+    unsafe fn copy_panel(
+        source: *const f32, pitch: usize, rows: usize, cols: usize, target: *mut f32,
+    );
+
+    /// Transposes `cols` (at most 64) rows of `rows` floats into `rows` rows of 64, with zeros
+    /// beyond `cols`: `target[k * 64 + j] = source[j * pitch + k]`.
+    ///
+    /// # Safety
+    /// `source` holds `cols` rows at `pitch`, `target` has space for `rows * 64`, and `isa` is
+    /// available.
+    unsafe fn transpose_panel(
+        source: *const f32, pitch: usize, rows: usize, cols: usize, target: *mut f32,
+    );
+
+    /// Copies columns `0..cols` of `rows` rows into strips of six columns:
+    /// `target[(j / 6 * rows + k) * 6 + j % 6] = source[k * pitch + j]`, with zeros beyond `cols`.
+    ///
+    /// # Safety
+    /// `source` holds the rows at `pitch`, `target` has space for [`strips_len`], and `isa` is
+    /// available.
+    unsafe fn copy_strips(
+        source: *const f32, pitch: usize, rows: usize, cols: usize, target: *mut f32,
+    );
+}
+
+/// Defines a function `name(isa, ..)` that runs `body` compiled for an instruction set. The last
+/// argument of `body` computes `a * b + c`, fused where the instruction set can.
+macro_rules! for_isa {
+    (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?, $body:ident) => {
+        fn $name(isa: $crate::micro::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx2,fma")]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                $body($($arg),*, |a: f32, b, c| a.mul_add(b, c))
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                $body($($arg),*, |a: f32, b, c| a.mul_add(b, c))
+            }
+            match isa {
+                // SAFETY: `isa` is available, here and below.
+                #[cfg(target_arch = "x86_64")]
+                $crate::micro::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::micro::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                _ => $body($($arg),*, $crate::micro::portable::multiply_add),
+            }
+        }
+    };
+}
+pub(crate) use for_isa;
 
 /// Prefetches `cols` floats of each row.
 #[inline]
@@ -193,114 +221,8 @@ pub(crate) fn prefetch_rows(rows: &[*const f32], cols: usize) {
     for row in rows {
         // Also prefetch the last line, wherever in a line the row starts.
         for at in (0..cols).step_by(LINE).chain([cols.max(1) - 1]) {
-            // SAFETY: a prefetch never faults, whatever the address.
-            #[cfg(target_arch = "x86_64")]
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(at).cast());
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            let _ = row.wrapping_add(at);
+            prefetch(row.wrapping_add(at));
         }
-    }
-}
-
-/// Stores 0 to the elements of a tile's C where `mask` (row pointers, as for C) is not positive.
-///
-/// # Safety
-/// The tile's rows and columns of C are writable, those of the mask are readable, and `isa` is
-/// available.
-#[inline]
-pub(crate) unsafe fn clear_where_not_positive(
-    isa: Isa,
-    tile: &Tile,
-    mask: &[*const f32; TILE_ROWS],
-) {
-    match isa {
-        // SAFETY: promised by the caller, here and in the other arms.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512::clear_where_not_positive(tile, mask) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 => unsafe { avx2::clear_where_not_positive(tile, mask) },
-        // SAFETY: as above.
-        _ => unsafe { portable::clear_where_not_positive(tile, mask) },
-    }
-}
-
-/// Copies `rows` rows of `cols` (at most 64) floats to rows of 64, with zeros beyond `cols`.
-///
-/// # Safety
-/// `source` holds the rows at `pitch`, `target` has space for `rows * 64`, and `isa` is available.
-#[inline]
-pub(crate) unsafe fn copy_panel(
-    isa: Isa,
-    source: *const f32,
-    pitch: usize,
-    rows: usize,
-    cols: usize,
-    target: *mut f32,
-) {
-    match isa {
-        // SAFETY: promised by the caller, here and in the other arms.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512::copy_panel(source, pitch, rows, cols, target) },
-        // SAFETY: as above.
-        _ => unsafe { portable::copy_panel(source, pitch, rows, cols, target) },
-    }
-}
-
-/// Transposes `cols` (at most 64) rows of `rows` floats into `rows` rows of 64, with zeros beyond
-/// `cols`: `target[k * 64 + j] = source[j * pitch + k]`.
-///
-/// # Safety
-/// `source` holds `cols` rows at `pitch`, `target` has space for `rows * 64`, and `isa` is
-/// available.
-#[inline]
-pub(crate) unsafe fn transpose_panel(
-    isa: Isa,
-    source: *const f32,
-    pitch: usize,
-    rows: usize,
-    cols: usize,
-    target: *mut f32,
-) {
-    match isa {
-        // SAFETY: promised by the caller, here and in the other arms.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512::transpose_panel(source, pitch, rows, cols, target) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 => unsafe { avx2::transpose_panel(source, pitch, rows, cols, target) },
-        // SAFETY: as above.
-        _ => unsafe { portable::transpose_panel(source, pitch, rows, cols, target) },
-    }
-}
-
-/// Copies columns `0..cols` of `rows` rows into strips of six columns:
-/// `target[(j / 6 * rows + k) * 6 + j % 6] = source[k * pitch + j]`, with zeros beyond `cols`.
-///
-/// # Safety
-/// `source` holds the rows at `pitch`, `target` has space for [`strips_len`], and `isa` is
-/// available.
-#[inline]
-pub(crate) unsafe fn copy_strips(
-    isa: Isa,
-    source: *const f32,
-    pitch: usize,
-    rows: usize,
-    cols: usize,
-    target: *mut f32,
-) {
-    match isa {
-        // SAFETY: promised by the caller, here and in the other arms.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512::copy_strips(source, pitch, rows, cols, target) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 => unsafe { avx2::copy_strips(source, pitch, rows, cols, target) },
-        // SAFETY: as above.
-        _ => unsafe { portable::copy_strips(source, pitch, rows, cols, target) },
     }
 }
 

@@ -2,12 +2,12 @@
 //!
 //! A [`Segments`] list describes the tensors of one optimizer step (parameter, gradient, state), to
 //! which it is bound for the step. An update processes all of them in one pass of equal tasks,
-//! whatever their number and size. The gradient is first multiplied by `grad_scale` (for clipping
-//! by the global norm, see [`BoundSegments::grad_squared_norm`]). Then the regularizer of its segment is added. LARS and LAMB
-//! make two passes, because they need the norms of each tensor first. Each [`Rule`] documents its
-//! formulas: `g` is the gradient after scale and regularizer, and `lr` is the learning rate times
-//! the segment's factor. The `*_rows` functions update the rows of a table for which a sparse
-//! gradient has values. These rows are unique, since duplicates are not merged here.
+//! whatever their number and size. The gradient is first multiplied by `grad_scale`. Then the
+//! regularizer of its segment is added. LARS and LAMB make two passes, because they need the norms
+//! of each tensor first. Each [`Rule`] documents its formulas: `g` is the gradient after scale and
+//! regularizer, and `lr` is the learning rate times the segment's factor. [`update_rows`] updates
+//! the rows of a table for which a sparse gradient has values. These rows are unique, since
+//! duplicates are not merged here.
 //!
 //! Sketch for Adam over 10 M parameters: 160 MB read, 120 MB written.
 //!
@@ -257,8 +257,8 @@ impl Segments {
         self.pieces.is_empty()
     }
 
-    /// Returns the length of the scratch memory for [`BoundSegments::grad_squared_norm`], and for
-    /// [`BoundSegments::update`] with LARS and LAMB, in f64 numbers.
+    /// Returns the length of the scratch memory for [`BoundSegments::update`] with LARS and LAMB,
+    /// in f64 numbers.
     pub fn scratch_len(&self) -> usize {
         2 * self.pieces.len()
     }
@@ -282,21 +282,6 @@ impl BoundSegments<'_> {
     fn check_state(rule: Rule, segment: &Segment) {
         let are_given = segment.state[..rule.state_count()].iter().all(|it| !it.is_null());
         assert!(are_given, "a state tensor is missing");
-    }
-
-    /// Returns the sum of squares of all gradients, before scaling.
-    ///
-    /// # Panics
-    /// Panics if a gradient is missing, or if the scratch memory is too short.
-    pub fn grad_squared_norm(&self, pool: &Pool, scratch: &mut [f64]) -> f64 {
-        self.check_gradients();
-        assert!(scratch.len() >= self.segments.scratch_len(), "scratch is too short");
-        let slots = SharedPtr::new_mut(scratch.as_mut_ptr());
-        self.segments.each_piece(pool, |index, segment, piece| {
-            // SAFETY: every piece is inside its tensor and has its own slot.
-            unsafe { *slots.at(index) = piece_norm(segment.grad.add(piece.start), piece.len) };
-        });
-        scratch[..self.segments.pieces.len()].iter().sum()
     }
 
     /// Updates every parameter and its state. `scratch` holds [`Segments::scratch_len`] numbers for
@@ -393,7 +378,8 @@ fn layer_rate(rule: Rule, step: Step, segment: &Segment, param: f64, other: f64)
 kernel! {
     /// Updates `len` elements. State pointers that the rule does not have are not used.
     unsafe fn update_kernel<S, O: UpdateOp>(
-        s: S, op: O, gradient: Gradient, w: *mut f32, g: *const f32, state: [*mut f32; 3], len: usize,
+        s: S, op: O, gradient: Gradient, w: *mut f32, g: *const f32, state: [*mut f32; 3],
+        len: usize,
     ) {
         for_registers!(S, len, |i, n| {
             let mut values = [s.zero(); 3];
@@ -497,21 +483,4 @@ unsafe fn update_piece(rule: Rule, step: Step, rate: f32, segment: &Segment, pie
             update_kernel(op, gradient, w, g, state, piece.len);
         });
     }
-}
-
-/// Updates one tensor; see [`Rule`] for the state. Allocates the scratch memory of LARS and LAMB;
-/// to reuse it, call [`BoundSegments::update`].
-pub fn update(
-    pool: &Pool,
-    rule: Rule,
-    step: Step,
-    param: &mut [f32],
-    grad: &[f32],
-    state: [Option<&mut [f32]>; 3],
-) {
-    let mut segments = Segments::new(vec![Segment::new(param.len(), Regularizer::None, 0.0)]);
-    let mut scratch = vec![0.0; if rule.needs_norms() { segments.scratch_len() } else { 0 }];
-    let mut tensors = Some(Tensors { param, grad: Some(grad), state, powers: None });
-    let mut bound = segments.bind(|_| tensors.take().expect("there is one segment"));
-    bound.update(pool, rule, step, &mut scratch);
 }

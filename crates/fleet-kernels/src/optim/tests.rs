@@ -1,5 +1,5 @@
 use super::*;
-use crate::simd::at_every_level;
+use crate::simd::for_every_isa;
 use fleet_base::rng::Sequence;
 
 const RULES: [Rule; 14] = [
@@ -151,18 +151,14 @@ fn train(threads: usize, rule: Rule, steps: i32, grad_scale: f32) -> Model {
                 let state = state.each_mut().map(|state| Some(&mut state[..]));
                 Tensors { param, grad: Some(grad), state, powers: None }
             });
-        let mut bound = segments.bind(|_| tensors.next().unwrap());
-        bound.update(&pool, rule, step, &mut scratch);
-        let norm = bound.grad_squared_norm(&pool, &mut scratch);
-        let expected: f64 = grads.iter().flatten().map(|g| f64::from(*g).powi(2)).sum();
-        assert!((norm / expected - 1.0).abs() < 1e-6);
+        segments.bind(|_| tensors.next().unwrap()).update(&pool, rule, step, &mut scratch);
     }
     model
 }
 
 #[test]
 fn every_rule_follows_its_formula() {
-    at_every_level(|level| {
+    for_every_isa(|level| {
         for rule in RULES {
             let got = train(1, rule, 3, 0.5);
             let start = model();
@@ -209,7 +205,7 @@ fn threads_change_nothing() {
 
 #[test]
 fn rows_are_updated_as_tensors_of_their_own() {
-    at_every_level(|_| {
+    for_every_isa(|_| {
         for width in [1, 8, 16, 19] {
             let rules = [RULES[0], RULES[1], RULES[2], RULES[3], RULES[6]];
             for rule in rules {
@@ -262,13 +258,4 @@ fn rows_are_updated_as_tensors_of_their_own() {
     };
     let wrong = update_rows(&Pool::new(1), Rule::Sgd, Step::default(), table, &[2], &[0.0; 2]);
     assert_eq!(wrong, Err(2));
-}
-
-#[test]
-fn one_tensor() {
-    let (mut w, mut v) = ([1.0, 2.0], [0.5, 0.5]);
-    let rule = Rule::Momentum { mu: 0.5, nesterov: false };
-    let step = Step { lr: 0.5, ..Step::default() };
-    update(&Pool::new(1), rule, step, &mut w, &[1.0, -1.0], [Some(&mut v), None, None]);
-    assert_eq!((w, v), ([0.375, 2.375], [1.25, -0.75]));
 }

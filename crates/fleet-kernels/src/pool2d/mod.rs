@@ -74,7 +74,8 @@ pub enum Count {
 impl Pool2d {
     /// ```
     /// use fleet_kernels::{batch_norm::Order, pool::Pool, pool2d::*};
-    /// let input = Input { batch: 1, channels: 1, height: 2, width: 4, order: Order::ChannelsLast };
+    /// let order = Order::ChannelsLast;
+    /// let input = Input { batch: 1, channels: 1, height: 2, width: 4, order };
     /// let windows =
     ///     Strided { size: [2, 2], stride: [2, 2], pads: [[0, 0]; 2], ceil_mode: false };
     /// let pooling = Pool2d::strided(input, windows).unwrap();
@@ -334,22 +335,6 @@ impl Offset for u32 {
     }
 }
 
-/// # Safety
-/// `n <= LANES` floats are readable at `p`.
-#[inline(always)]
-unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
-    // SAFETY: promised by the caller.
-    unsafe { if n == S::LANES { s.load(p) } else { s.load_part(p, n) } }
-}
-
-/// # Safety
-/// `n <= LANES` floats are writable at `p`.
-#[inline(always)]
-unsafe fn store<S: Simd>(s: S, p: *mut f32, x: S::F, n: usize) {
-    // SAFETY: promised by the caller.
-    unsafe { if n == S::LANES { s.store(p, x) } else { s.store_part(p, x, n) } }
-}
-
 /// Stores lanes as offsets.
 ///
 /// # Safety
@@ -425,7 +410,7 @@ unsafe fn max_row<O: Offset>(
                     for r in rows.clone() {
                         let line = x.add(r * p.input[1] * c + channel);
                         for w in columns.clone() {
-                            let value = load(s, line.add(w * c), n);
+                            let value = s.load_n(line.add(w * c), n);
                             if index == 0 {
                                 best = value;
                             } else {
@@ -438,7 +423,7 @@ unsafe fn max_row<O: Offset>(
                             index += 1;
                         }
                     }
-                    store(s, y.add(at), best, n);
+                    s.store_n(y.add(at), best, n);
                     if !offsets_out.is_null() {
                         store_offsets(s, offsets_out.add(at), offset, n);
                     }
@@ -482,11 +467,11 @@ unsafe fn max_gradient_row<O: Offset>(
                             let n = S::LANES.min(c - channel);
                             let hit = s.eq_i(load_offsets(s, offsets.add(at + channel), n), index);
                             let mut sum =
-                                s.select(hit, load(s, dy.add(at + channel), n), s.zero());
+                                s.select(hit, s.load_n(dy.add(at + channel), n), s.zero());
                             if !is_first {
-                                sum = s.add(load(s, dx.add(channel), n), sum);
+                                sum = s.add(s.load_n(dx.add(channel), n), sum);
                             }
-                            store(s, dx.add(channel), sum, n);
+                            s.store_n(dx.add(channel), sum, n);
                             channel += n;
                         }
                         is_first = false;
@@ -521,11 +506,11 @@ crate::kernel! {
                     // Each line has its own sum, which reduces the rounding error of large windows.
                     let mut part = s.zero();
                     for w in columns.0.clone() {
-                        part = s.add(part, load(s, line.add(w * c), n));
+                        part = s.add(part, s.load_n(line.add(w * c), n));
                     }
                     sum = s.add(sum, part);
                 }
-                store(s, y.add(column * c + channel), s.mul(sum, share), n);
+                s.store_n(y.add(column * c + channel), s.mul(sum, share), n);
                 channel += n;
             }
         }
@@ -549,11 +534,11 @@ crate::kernel! {
                     let mut channel = 0;
                     while channel < c {
                         let n = S::LANES.min(c - channel);
-                        let mut sum = s.mul(load(s, dy.add(at + channel), n), share);
+                        let mut sum = s.mul(s.load_n(dy.add(at + channel), n), share);
                         if !is_first {
-                            sum = s.add(load(s, dx.add(channel), n), sum);
+                            sum = s.add(s.load_n(dx.add(channel), n), sum);
                         }
-                        store(s, dx.add(channel), sum, n);
+                        s.store_n(dx.add(channel), sum, n);
                         channel += n;
                     }
                     is_first = false;

@@ -147,7 +147,7 @@ fn both_directions_match_plain_windows() {
 
 #[test]
 fn every_instruction_set_is_right() {
-    crate::simd::at_every_level(|_| {
+    crate::simd::for_every_isa(|_| {
         for (input, pooling) in poolings(Order::ChannelsLast) {
             check_max::<u8>(&input, &pooling, &Pool::new(1));
             check_average(&input, &pooling, &Pool::new(1), Count::Exclusive);

@@ -17,7 +17,8 @@ kernel! {
     /// Finds the index of the first extreme along the middle axis of `[outer, len, inner]`, for the
     /// results `range` of the flat `[outer, inner]`. `sign` is -1 for minima.
     unsafe fn arg_kernel<S>(
-        s: S, x: *const f32, len: usize, inner: usize, range: Range<usize>, sign: f32, out: *mut i64,
+        s: S, x: *const f32, len: usize, inner: usize, range: Range<usize>, sign: f32,
+        out: *mut i64,
     ) {
         let sign_v = s.splat(sign);
         if inner == 1 {

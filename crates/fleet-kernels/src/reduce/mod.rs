@@ -1,5 +1,5 @@
-//! Reductions of contiguous f32 tensors: sum, mean, max, min and product over any axes, arg-max,
-//! squared norms, and the search for non-finite numbers.
+//! Reductions of contiguous f32 tensors: sum, mean, max, min and product over any axes, arg-max and
+//! squared norms.
 //!
 //! A [`Reduction`] is planned once from shape and axes. Adjacent axes of one kind are merged, which
 //! leaves either runs (the last axis is reduced) or columns (it is kept). Long reductions with few
@@ -11,7 +11,8 @@
 //! use fleet_kernels::{pool::Pool, reduce::{Fold, Reduction, reduce}};
 //! let plan = Reduction::new(&[2, 3], &[0]);
 //! let (mut out, mut scratch) = (vec![0.0; plan.out_len()], vec![0.0; plan.scratch_len()]);
-//! reduce(&Pool::new(1), Fold::Sum, &plan, &[1.0, 2.0, 3.0, 10.0, 20.0, 30.0], &mut out, &mut scratch);
+//! let x = [1.0, 2.0, 3.0, 10.0, 20.0, 30.0];
+//! reduce(&Pool::new(1), Fold::Sum, &plan, &x, &mut out, &mut scratch);
 //! assert_eq!(out, [11.0, 22.0, 33.0]);
 //! ```
 
@@ -25,7 +26,6 @@ use sources::{MaxOp, MinOp, ProdOp};
 pub(crate) use sources::{Plain, Product, Quotient, ReduceOp, Source, SumOp};
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::kernel;
 use crate::pool::Pool;
@@ -221,16 +221,16 @@ unsafe fn run<S: Simd, F: ReduceOp, M: Source>(s: S, source: M, start: usize, le
         unsafe {
             while i + 4 * S::LANES <= block_end {
                 for k in 0..4 {
-                    sums[k] = F::fold(s, sums[k], source.load(s, i + k * S::LANES));
+                    sums[k] = F::fold(s, sums[k], source.load(s, i + k * S::LANES, S::LANES));
                 }
                 i += 4 * S::LANES;
             }
             while i + S::LANES <= block_end {
-                sums[0] = F::fold(s, sums[0], source.load(s, i));
+                sums[0] = F::fold(s, sums[0], source.load(s, i, S::LANES));
                 i += S::LANES;
             }
             if i < block_end {
-                let part = source.load_part(s, i, block_end - i);
+                let part = source.load(s, i, block_end - i);
                 sums[1] = F::fold(s, sums[1], only_first::<S, F>(s, part, block_end - i));
                 i = block_end;
             }
@@ -239,12 +239,6 @@ unsafe fn run<S: Simd, F: ReduceOp, M: Source>(s: S, source: M, start: usize, le
         total = F::fold_f64(total, F::lanes(s, sum));
     }
     total
-}
-
-#[inline(always)]
-unsafe fn load_n<S: Simd, M: Source>(s: S, source: M, i: usize, n: usize) -> S::F {
-    // SAFETY: the caller guarantees `n` elements at `i`.
-    unsafe { if n == S::LANES { source.load(s, i) } else { source.load_part(s, i, n) } }
 }
 
 /// Folds `rows` rows of `width` elements, `stride` apart, into `acc`.
@@ -268,29 +262,20 @@ unsafe fn columns<S: Simd, F: ReduceOp, M: Source>(
             while c < width {
                 let n = (width - c).min(S::LANES);
                 let at = base + c;
+                let first = source.load(s, at, n);
                 let rows_sum = if group == 4 {
-                    F::fold(
-                        s,
-                        F::fold(s, load_n(s, source, at, n), load_n(s, source, at + stride, n)),
-                        F::fold(
-                            s,
-                            load_n(s, source, at + 2 * stride, n),
-                            load_n(s, source, at + 3 * stride, n),
-                        ),
-                    )
+                    let second = source.load(s, at + stride, n);
+                    let third = source.load(s, at + 2 * stride, n);
+                    let fourth = source.load(s, at + 3 * stride, n);
+                    F::fold(s, F::fold(s, first, second), F::fold(s, third, fourth))
                 } else {
-                    let mut sum = load_n(s, source, at, n);
+                    let mut sum = first;
                     for r in 1..group {
-                        sum = F::fold(s, sum, load_n(s, source, at + r * stride, n));
+                        sum = F::fold(s, sum, source.load(s, at + r * stride, n));
                     }
                     sum
                 };
-                if n == S::LANES {
-                    s.store(acc.add(c), F::fold(s, s.load(acc.add(c)), rows_sum));
-                } else {
-                    let old = s.load_part(acc.add(c), n);
-                    s.store_part(acc.add(c), F::fold(s, old, rows_sum), n);
-                }
+                s.store_n(acc.add(c), F::fold(s, s.load_n(acc.add(c), n), rows_sum), n);
                 c += n;
             }
             row += group;
@@ -330,7 +315,8 @@ kernel! {
     /// Computes the results of `units` for part `split` of the reduced axes, and writes them to
     /// `out`.
     unsafe fn fold_units<S, F: ReduceOp, M: Source>(
-        s: S, fold: F, source: M, plan: &Reduction, units: Range<usize>, split: usize, out: *mut f32,
+        s: S, fold: F, source: M, plan: &Reduction, units: Range<usize>, split: usize,
+        out: *mut f32,
     ) {
         let _ = fold;
         let part = plan.split_len().div_ceil(plan.splits);
@@ -481,84 +467,20 @@ pub(crate) fn add_partials(pool: &Pool, partials: &[f32], out: &mut [f32]) {
 }
 
 kernel! {
-    unsafe fn fold_run<S, F: ReduceOp, M: Source>(
-        s: S, fold: F, source: M, start: usize, len: usize,
-    ) -> f64 {
-        let _ = fold;
-        run::<S, F, M>(s, source, start, len)
+    unsafe fn square_sum<S>(s: S, x: SharedPtr<f32>, range: Range<usize>) -> f64 {
+        run::<S, SumOp, Product>(s, Product(x, x), range.start, range.len())
     }
 }
 
-/// Returns the fold of all elements, in f64 across blocks.
-fn fold_all<F: ReduceOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -> f64 {
-    let grain = (2 * TASK_ELEMENTS).max(len.div_ceil(SPLITS_MAX));
-    let mut partial = [f64::from(F::IDENTITY); SPLITS_MAX];
-    let slots = SharedPtr::new_mut(partial.as_mut_ptr());
-    pool.run_ranges(len, grain, |range| {
-        // SAFETY: there are at most SPLITS_MAX ranges, each with its own slot.
-        unsafe {
-            let total = fold_run(fold, source, range.start, range.len());
-            *slots.at(range.start / grain) = total;
-        }
-    });
-    partial.into_iter().fold(f64::from(F::IDENTITY), F::fold_f64)
-}
-
-/// Returns the sum of all elements, in f64 across blocks of lanes.
-pub fn sum_all(pool: &Pool, x: &[f32]) -> f64 {
-    fold_all(pool, SumOp, Plain(SharedPtr::new(x.as_ptr())), x.len())
-}
-
-/// Returns the sum of squares.
+/// Returns the sum of squares, in f64 across blocks of lanes.
 pub fn squared_norm(pool: &Pool, x: &[f32]) -> f64 {
+    let grain = (2 * TASK_ELEMENTS).max(x.len().div_ceil(SPLITS_MAX));
+    let mut partial = [0.0; SPLITS_MAX];
+    let slots = SharedPtr::new_mut(partial.as_mut_ptr());
     let raw = SharedPtr::new(x.as_ptr());
-    fold_all(pool, SumOp, Product(raw, raw), x.len())
-}
-
-/// Returns the sum of products.
-pub fn dot(pool: &Pool, x: &[f32], y: &[f32]) -> f64 {
-    assert_eq!(x.len(), y.len(), "vectors differ in length");
-    fold_all(pool, SumOp, Product(SharedPtr::new(x.as_ptr()), SharedPtr::new(y.as_ptr())), x.len())
-}
-
-#[inline(always)]
-fn nonfinite_lanes<S: Simd>(s: S, x: S::F) -> S::M {
-    let exponent = s.splat_i(0x7f80_0000);
-    s.eq_i(s.and_i(s.bits_of(x), exponent), exponent)
-}
-
-kernel! {
-    unsafe fn has_nonfinite<S>(s: S, x: *const f32, len: usize) -> bool {
-        let mut i = 0;
-        while i < len {
-            // Work in blocks, so that the branch is rare.
-            let end = (i + 1024).min(len);
-            let mut any = nonfinite_lanes(s, s.zero());
-            while i + S::LANES <= end {
-                any = s.or_m(any, nonfinite_lanes(s, s.load(x.add(i))));
-                i += S::LANES;
-            }
-            if i < end {
-                any = s.or_m(any, nonfinite_lanes(s, s.load_part(x.add(i), end - i)));
-                i = end;
-            }
-            if s.any(any) {
-                return true;
-            }
-        }
-        false
-    }
-}
-
-/// Whether any number is infinite or NaN.
-pub fn any_nonfinite(pool: &Pool, x: &[f32]) -> bool {
-    let found = AtomicBool::new(false);
-    let raw = SharedPtr::new(x.as_ptr());
-    pool.run_ranges(x.len(), TASK_ELEMENTS, |range| {
-        // SAFETY: the range is inside `x`.
-        if !found.load(Relaxed) && unsafe { has_nonfinite(raw.at(range.start), range.len()) } {
-            found.store(true, Relaxed);
-        }
+    pool.run_ranges(x.len(), grain, |range| {
+        // SAFETY: there are at most SPLITS_MAX ranges, each with its own slot.
+        unsafe { *slots.at(range.start / grain) = square_sum(raw, range.clone()) };
     });
-    found.into_inner()
+    partial.into_iter().sum()
 }

@@ -10,94 +10,58 @@ pub(crate) trait ReduceOp: Copy + Send + Sync {
     fn lanes<S: Simd>(s: S, a: S::F) -> f64;
 }
 
-#[derive(Clone, Copy)]
-pub(crate) struct SumOp;
+macro_rules! reduce_ops {
+    ($($name:ident from $identity:expr; |$s:ident, $a:ident, $b:ident| $fold:expr;
+        |$x:ident, $y:ident| $wide:expr; |$v:ident, $r:ident| $lanes:expr;)*) => {$(
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name;
 
-impl ReduceOp for SumOp {
-    const IDENTITY: f32 = 0.0;
-    #[inline(always)]
-    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
-        s.add(a, b)
-    }
-    #[inline(always)]
-    fn fold_f64(a: f64, b: f64) -> f64 {
-        a + b
-    }
-    #[inline(always)]
-    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
-        f64::from(s.sum(a))
-    }
+        impl ReduceOp for $name {
+            const IDENTITY: f32 = $identity;
+            #[inline(always)]
+            fn fold<S: Simd>($s: S, $a: S::F, $b: S::F) -> S::F {
+                $fold
+            }
+            #[inline(always)]
+            fn fold_f64($x: f64, $y: f64) -> f64 {
+                $wide
+            }
+            #[inline(always)]
+            fn lanes<S: Simd>($v: S, $r: S::F) -> f64 {
+                $lanes
+            }
+        }
+    )*};
 }
 
-#[derive(Clone, Copy)]
-pub(super) struct MaxOp;
+// Each has the fold of two registers, of two numbers, and of the lanes of a register.
+reduce_ops! {
+    SumOp from 0.0;
+    |s, a, b| s.add(a, b); |a, b| a + b; |s, a| f64::from(s.sum(a));
 
-impl ReduceOp for MaxOp {
-    const IDENTITY: f32 = f32::NEG_INFINITY;
-    #[inline(always)]
-    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
-        s.max(a, b)
-    }
-    #[inline(always)]
-    fn fold_f64(a: f64, b: f64) -> f64 {
-        if a > b { a } else { b }
-    }
-    #[inline(always)]
-    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
-        f64::from(s.max_lane(a))
-    }
-}
+    MaxOp from f32::NEG_INFINITY;
+    |s, a, b| s.max(a, b); |a, b| if a > b { a } else { b }; |s, a| f64::from(s.max_lane(a));
 
-#[derive(Clone, Copy)]
-pub(super) struct MinOp;
+    MinOp from f32::INFINITY;
+    |s, a, b| s.min(a, b); |a, b| if a < b { a } else { b }; |s, a| f64::from(s.min_lane(a));
 
-impl ReduceOp for MinOp {
-    const IDENTITY: f32 = f32::INFINITY;
-    #[inline(always)]
-    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
-        s.min(a, b)
-    }
-    #[inline(always)]
-    fn fold_f64(a: f64, b: f64) -> f64 {
-        if a < b { a } else { b }
-    }
-    #[inline(always)]
-    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
-        f64::from(s.min_lane(a))
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct ProdOp;
-
-impl ReduceOp for ProdOp {
-    const IDENTITY: f32 = 1.0;
-    #[inline(always)]
-    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
-        s.mul(a, b)
-    }
-    #[inline(always)]
-    fn fold_f64(a: f64, b: f64) -> f64 {
-        a * b
-    }
-    #[inline(always)]
-    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
+    ProdOp from 1.0;
+    |s, a, b| s.mul(a, b); |a, b| a * b; |s, a| {
         let mut lanes = [1f32; 16];
         // SAFETY: no register has more than 16 lanes.
         unsafe { s.store(lanes.as_mut_ptr(), a) };
         lanes.iter().map(|lane| f64::from(*lane)).product()
-    }
+    };
 }
 
 /// The source of the reduced values: a tensor, or a function of two tensors that is computed on
 /// load.
 pub(crate) trait Source: Copy + Send + Sync {
+    /// Loads `n` of `LANES` lanes, as [`Simd::load_n`] does. The other lanes have undefined values.
+    ///
     /// # Safety
-    /// `LANES` elements exist at `i`.
-    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F;
-    /// # Safety
-    /// `n <= LANES` elements exist at `i`. The other lanes have undefined values.
-    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F;
+    /// `n` elements exist at `i`.
+    unsafe fn load<S: Simd>(self, s: S, i: usize, n: usize) -> S::F;
 }
 
 #[derive(Clone, Copy)]
@@ -105,14 +69,9 @@ pub(crate) struct Plain(pub(crate) SharedPtr<f32>);
 
 impl Source for Plain {
     #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F {
+    unsafe fn load<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
         // SAFETY: the contract is the same.
-        unsafe { s.load(self.0.at(i)) }
-    }
-    #[inline(always)]
-    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
-        // SAFETY: the contract is the same.
-        unsafe { s.load_part(self.0.at(i), n) }
+        unsafe { s.load_n(self.0.at(i), n) }
     }
 }
 
@@ -122,14 +81,9 @@ pub(crate) struct Product(pub(crate) SharedPtr<f32>, pub(crate) SharedPtr<f32>);
 
 impl Source for Product {
     #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F {
+    unsafe fn load<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
         // SAFETY: the contract is the same.
-        unsafe { s.mul(s.load(self.0.at(i)), s.load(self.1.at(i))) }
-    }
-    #[inline(always)]
-    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
-        // SAFETY: the contract is the same.
-        unsafe { s.mul(s.load_part(self.0.at(i), n), s.load_part(self.1.at(i), n)) }
+        unsafe { s.mul(s.load_n(self.0.at(i), n), s.load_n(self.1.at(i), n)) }
     }
 }
 
@@ -139,13 +93,8 @@ pub(crate) struct Quotient(pub(crate) SharedPtr<f32>, pub(crate) SharedPtr<f32>)
 
 impl Source for Quotient {
     #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F {
+    unsafe fn load<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
         // SAFETY: the contract is the same.
-        unsafe { s.div(s.load(self.0.at(i)), s.load(self.1.at(i))) }
-    }
-    #[inline(always)]
-    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
-        // SAFETY: the contract is the same.
-        unsafe { s.div(s.load_part(self.0.at(i), n), s.load_part(self.1.at(i), n)) }
+        unsafe { s.div(s.load_n(self.0.at(i), n), s.load_n(self.1.at(i), n)) }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A kernel is written once over a [`Simd`] token and instantiated by [`kernel!`](crate::kernel).
 //! The macro compiles the body under `#[target_feature]` for every instruction set, and dispatches
-//! on [`level`]. Two styles are fast inside the body. One is the methods of the token
+//! on [`Isa::best`]. Two styles are fast inside the body. One is the methods of the token
 //! (`s.fma(a, b, c)` over `S::F`, a register of `S::LANES` floats). The other is plain loops over
 //! arrays of fixed size, which the compiler vectorizes with the features of the wrapper. For 64-bit
 //! lanes, only such plain loops are available.
@@ -55,57 +55,69 @@ pub use registers::Simd;
 
 /// The instruction sets for which kernels are compiled, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum Isa {
     Portable,
     Avx2,
     Avx512,
 }
 
-/// Returns the level of this machine. The standard library detects it once; later calls are a few
-/// loads.
-#[inline]
-pub fn level() -> Level {
-    #[cfg(test)]
-    if let Some(forced) = FORCED.get() {
-        return forced;
+impl Isa {
+    /// Returns the best one that this machine has. The standard library detects it once; later
+    /// calls are a few loads.
+    #[inline]
+    pub fn best() -> Isa {
+        #[cfg(test)]
+        if let Some(forced) = FORCED.get() {
+            return forced;
+        }
+        Isa::detect()
     }
-    detect()
-}
 
-#[inline]
-fn detect() -> Level {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("fma")
+    #[inline]
+    fn detect() -> Isa {
+        #[cfg(target_arch = "x86_64")]
         {
-            return Level::Avx512;
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("fma")
+            {
+                return Isa::Avx512;
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                return Isa::Avx2;
+            }
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return Level::Avx2;
-        }
+        Isa::Portable
     }
-    Level::Portable
+
+    /// Iterates over all that this machine has, best first.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        let all = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+        all.into_iter().filter(|isa| *isa <= Isa::detect())
+    }
+
+    /// Returns this one, or the best if the machine lacks it. Calling a missing one would be
+    /// undefined behavior.
+    pub(crate) fn or_best_available(self) -> Isa {
+        self.min(Isa::detect())
+    }
 }
 
 #[cfg(test)]
 thread_local! {
-    static FORCED: std::cell::Cell<Option<Level>> = const { std::cell::Cell::new(None) };
+    static FORCED: std::cell::Cell<Option<Isa>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `test` once for every level that this machine has. The choice holds for this thread only,
-/// so tests use a pool of one thread.
+/// Runs `test` once for every instruction set that this machine has. The choice holds for this
+/// thread only, so tests use a pool of one thread.
 #[cfg(test)]
-pub(crate) fn at_every_level(mut test: impl FnMut(Level)) {
-    for forced in [Level::Portable, Level::Avx2, Level::Avx512] {
-        if forced <= detect() {
-            FORCED.set(Some(forced));
-            test(forced);
-            FORCED.set(None);
-        }
+pub(crate) fn for_every_isa(mut test: impl FnMut(Isa)) {
+    for forced in Isa::available() {
+        FORCED.set(Some(forced));
+        test(forced);
+        FORCED.set(None);
     }
 }
 
@@ -125,7 +137,9 @@ macro_rules! kernel {
         #[inline]
         $vis fn $name<$($gen: $bound),*>($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            fn body<$S: $crate::simd::Simd $(, $gen: $bound)*>($s: $S $(, $arg: $ty)*) $(-> $ret)? $body
+            fn body<$S: $crate::simd::Simd $(, $gen: $bound)*>(
+                $s: $S $(, $arg: $ty)*
+            ) $(-> $ret)? $body
             $crate::kernel_dispatch!(body [$($gen: $bound),*] [$($arg: $ty),*] [$(-> $ret)?])
         }
     };
@@ -137,7 +151,9 @@ macro_rules! kernel {
         $vis unsafe fn $name<$($gen: $bound),*>($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             #[allow(unused_unsafe, unsafe_op_in_unsafe_fn)]
-            unsafe fn body<$S: $crate::simd::Simd $(, $gen: $bound)*>($s: $S $(, $arg: $ty)*) $(-> $ret)? $body
+            unsafe fn body<$S: $crate::simd::Simd $(, $gen: $bound)*>(
+                $s: $S $(, $arg: $ty)*
+            ) $(-> $ret)? $body
             $crate::kernel_dispatch!(body [$($gen: $bound),*] [$($arg: $ty),*] [$(-> $ret)?])
         }
     };
@@ -162,12 +178,12 @@ macro_rules! kernel_dispatch {
                 // SAFETY: the features are those of this function.
                 unsafe { $body($crate::simd::Avx2::new() $(, $arg)*) }
             }
-            match $crate::simd::level() {
-                // SAFETY: `level` detected the features on this machine.
-                $crate::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
+            match $crate::simd::Isa::best() {
+                // SAFETY: `best` detected the features on this machine.
+                $crate::simd::Isa::Avx512 => return unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
-                $crate::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
-                $crate::simd::Level::Portable => {}
+                $crate::simd::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                $crate::simd::Isa::Portable => {}
             }
         }
         #[allow(unused_unsafe)]

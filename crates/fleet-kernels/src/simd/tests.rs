@@ -96,7 +96,7 @@ fn levels_agree_with_each_other() {
         -149.0,
     ];
     let mut reports = Vec::new();
-    at_every_level(|_| {
+    for_every_isa(|_| {
         let Report(floats, bits) = exercise(&a, &b);
         reports.push((floats.into_iter().map(f32::to_bits).collect::<Vec<_>>(), bits));
         let whole: [f32; 16] = std::array::from_fn(|i| (i * i) as f32 - 20.0);

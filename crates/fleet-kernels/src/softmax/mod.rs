@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use fleet_base::{Error, Result};
 
-use crate::elementwise::GRAIN;
+use crate::elementwise::{GRAIN, grain_rows};
 use crate::input::Input;
 use crate::pool::Pool;
 use crate::simd::{SharedPtr, Simd};
@@ -67,8 +67,10 @@ unsafe fn row_exp_sum<S: Simd>(s: S, x: *const f32, max: f32, len: usize) -> f32
     s.sum(sum)
 }
 
+/// # Safety
+/// `len` floats are readable and writable at `y`.
 #[inline(always)]
-unsafe fn row_scale<S: Simd>(s: S, y: *mut f32, scale: f32, len: usize) {
+pub(crate) unsafe fn row_scale<S: Simd>(s: S, y: *mut f32, scale: f32, len: usize) {
     let scale = s.splat(scale);
     for_registers!(S, len, |i, n| {
         // SAFETY: the row is `len` long.
@@ -77,8 +79,11 @@ unsafe fn row_scale<S: Simd>(s: S, y: *mut f32, scale: f32, len: usize) {
 }
 
 /// Returns the sum of products of two rows.
+///
+/// # Safety
+/// `len` floats are readable at `a` and at `b`.
 #[inline(always)]
-unsafe fn row_dot<S: Simd>(s: S, a: *const f32, b: *const f32, len: usize) -> f32 {
+pub(crate) unsafe fn row_dot<S: Simd>(s: S, a: *const f32, b: *const f32, len: usize) -> f32 {
     let mut sum = s.zero();
     for_registers!(S, len, |i, n| {
         // SAFETY: both rows are `len` long; lanes past the end are zero.
@@ -124,7 +129,9 @@ kernel! {
 }
 
 kernel! {
-    unsafe fn log_softmax_rows<S>(s: S, x: *const f32, y: *mut f32, rows: Range<usize>, len: usize) {
+    unsafe fn log_softmax_rows<S>(
+        s: S, x: *const f32, y: *mut f32, rows: Range<usize>, len: usize,
+    ) {
         for row in rows {
             let (x, y) = (x.add(row * len), y.add(row * len));
             let max = row_max(s, x, len);
@@ -151,11 +158,6 @@ kernel! {
             });
         }
     }
-}
-
-/// Returns the number of rows per task.
-fn grain_rows(len: usize) -> usize {
-    (GRAIN / len.max(1)).max(1)
 }
 
 fn check_rows(len: usize, elements: usize, others: &[usize]) -> usize {
@@ -458,7 +460,8 @@ kernel! {
 
 kernel! {
     unsafe fn point_loss_grad<S, L: PointLoss>(
-        s: S, loss: L, x: *const f32, label: *const f32, dloss: *const f32, dx: *mut f32, len: usize,
+        s: S, loss: L, x: *const f32, label: *const f32, dloss: *const f32, dx: *mut f32,
+        len: usize,
     ) {
         for_registers!(S, len, |i, n| {
             let slope = loss.slope(s, s.load_n(x.add(i), n), s.load_n(label.add(i), n));

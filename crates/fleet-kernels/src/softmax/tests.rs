@@ -1,5 +1,5 @@
 use super::*;
-use crate::simd::at_every_level;
+use crate::simd::for_every_isa;
 use fleet_base::rng::Sequence;
 
 const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 16), (5, 33), (300, 128), (2, 20_001)];
@@ -23,7 +23,7 @@ fn near(got: f32, expected: f64, tolerance: f64) {
 
 #[test]
 fn softmax_and_its_logarithm_both_ways() {
-    at_every_level(|_| {
+    for_every_isa(|_| {
         let pool = Pool::new(1);
         for (rows, len) in SHAPES {
             let x = numbers(rows * len, 1);
@@ -63,7 +63,7 @@ fn huge_and_masked_logits() {
 
 #[test]
 fn cross_entropy_with_hard_and_soft_labels() {
-    at_every_level(|_| {
+    for_every_isa(|_| {
         let pool = Pool::new(1);
         for (rows, len) in SHAPES {
             let x = numbers(rows * len, 3);
@@ -109,7 +109,7 @@ fn cross_entropy_with_hard_and_soft_labels() {
 
 #[test]
 fn point_losses() {
-    at_every_level(|_| {
+    for_every_isa(|_| {
         let pool = Pool::new(1);
         let x = numbers(1003, 6);
         let dloss = numbers(1003, 7);

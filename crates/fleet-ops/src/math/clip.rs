@@ -66,7 +66,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let sums: &mut [f32] = view_as_mut(sums);
         let (data, ids) = out.elements_of(k.arg(0));
         let groups = embedding::group(k.pool, ids, Some(height), None, words)?;
-        let source = Source::Grid { data, grid: Grid::packed(dim) };
+        let source = Source { data, grid: Grid::packed(dim) };
         embedding::merge_rows(k.pool, &groups, &source, dim, sums);
         let ids = groups.ids();
         let used = ids.len() * dim;

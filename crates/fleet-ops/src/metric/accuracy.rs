@@ -3,7 +3,7 @@
 
 use super::{check_labels, labels, labels_scratch_len};
 use crate::prelude::*;
-use fleet_kernels::metrics::accuracy_count_of;
+use fleet_kernels::metrics::accuracy_count;
 
 const INDICES: usize = 1;
 const LABEL: usize = 2;
@@ -29,7 +29,7 @@ pub static DEF: OpDef = OpDef {
         let shape = p.input("Indices").shape;
         let (rows, width) = (shape.at(0), shape.at(1));
         let kernel = Kernel::infallible(move |k| {
-            let correct = accuracy_count_of(k.input(INDICES), width, labels(k, LABEL));
+            let correct = accuracy_count(k.input(INDICES), width, labels(k, LABEL));
             k.output::<f32>(0)[0] = (correct as f64 / rows.max(1) as f64) as f32;
             k.output::<i32>(1)[0] = correct as i32;
             k.output::<i32>(2)[0] = rows as i32;

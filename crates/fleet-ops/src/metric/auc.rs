@@ -13,8 +13,8 @@
 use super::{check_labels, labels, labels_scratch_len};
 use crate::prelude::*;
 use fleet_kernels::metrics::{
-    Predictions, auc_area_of, auc_count, auc_count_window, auc_window_len, auc_window_sum,
-    precision_recall_area_of,
+    Predictions, auc_area, auc_count, auc_count_window, auc_window_len, auc_window_sum,
+    precision_recall_area,
 };
 
 const PREDICT: usize = 0;
@@ -77,8 +77,8 @@ type Area = fn(&[i64], &[i64]) -> f64;
 
 fn area_under(curve: &str) -> Result<Area> {
     match curve {
-        "ROC" => Ok(auc_area_of),
-        "PR" => Ok(precision_recall_area_of),
+        "ROC" => Ok(auc_area),
+        "PR" => Ok(precision_recall_area),
         other => Err(Error::invalid("unknown curve of auc").expected("ROC or PR").got(other)),
     }
 }

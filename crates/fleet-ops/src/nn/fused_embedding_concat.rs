@@ -174,7 +174,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 let (ids, dy) = (k.input::<i64>(IDS), k.input::<f32>(DY));
                 let scratch = k.scratch();
                 let groups = embedding::group(k.pool, ids, Some(height), padding, scratch)?;
-                let source = Source::Grid { data: dy, grid };
+                let source = Source { data: dy, grid };
                 embedding::dense_gradient(k.pool, &groups, &source, dim, k.output(0))?;
             }
         }

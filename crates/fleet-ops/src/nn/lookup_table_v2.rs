@@ -137,7 +137,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     Ok(Kernel::new(move |k| {
         let (ids, dy) = (k.input::<i64>(IDS), k.input::<f32>(DY));
         let groups = embedding::group(k.pool, ids, Some(height), padding, k.scratch())?;
-        let source = Source::Grid { data: dy, grid: Grid::packed(dim) };
+        let source = Source { data: dy, grid: Grid::packed(dim) };
         embedding::dense_gradient(k.pool, &groups, &source, dim, k.output(0))?;
         Ok(())
     })

@@ -56,7 +56,7 @@ impl Sparse {
         let (words, rest) = scratch.split_at_mut(embedding::group_scratch_len(self.rows_max));
         let rest: &mut [f32] = view_as_mut(rest);
         let groups = embedding::group(pool, grad.row_ids(), Some(self.height), None, words)?;
-        let source = Source::Grid { data: grad.slice(), grid: Grid::packed(self.dim) };
+        let source = Source { data: grad.slice(), grid: Grid::packed(self.dim) };
         if let Some(table) = &self.dense_table {
             // Rows that are not in use have gradient 0.
             let dense = &mut rest[..self.height * self.dim];

@@ -2,9 +2,7 @@
 
 use crate::{Folder, line, loaded, parameters, session, text_files};
 use fleet::DatasetRun;
-use fleet::data::{
-    Batch, BatchSource, DatasetOptions, OnError, QueueDataset, Schema, Slot, TextFiles,
-};
+use fleet::data::{Batch, Dataset, DatasetOptions, OnError, QueueDataset, Schema, Slot, TextFiles};
 use fleet::prelude::*;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,7 +20,7 @@ fn a_pass_gives_the_bits_of_a_loop_by_hand_on_any_number_of_threads() {
     let mut dataset = loaded(text_files(&by_hand, 8), &files);
     dataset.local_shuffle();
     let mut batch = Batch::new(dataset.layout());
-    for mut reader in dataset.readers(1).unwrap() {
+    for mut reader in dataset.sources(1).unwrap() {
         while reader.next_batch(&mut batch).unwrap() {
             by_hand.run(&batch.feeds(), &[]).unwrap();
         }

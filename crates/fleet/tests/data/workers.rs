@@ -3,7 +3,7 @@
 use crate::launch::{assert_success, init, run, run_in, stderr_of};
 use crate::{Folder, line, loaded, parameters, regression, text_files};
 use fleet::data::{
-    Batch, DatasetOptions, Exchange, InMemoryDataset, Loader, LoaderOptions, Schema, Slot,
+    Batch, Dataset, DatasetOptions, Exchange, InMemoryDataset, Loader, LoaderOptions, Schema, Slot,
     TextFiles,
 };
 use fleet::prelude::*;
