@@ -333,18 +333,15 @@ impl<'a> Request<'a> {
             _ => (body.u64()?, body.u64()?),
         };
         let fields = Fields { table, argument, count, body };
-        let read = Read::decode(method, fields)?.map(Request::Read);
-        let request = match (read, Change::decode_push(method, fields)?) {
-            (Some(read), _) => read,
-            (None, Some(push)) => Request::Change(push),
-            (None, None) => Request::Change(Change::decode_other(method, fields)?),
+        let request = match method.changes() {
+            false => Request::Read(Read::decode(method, fields)?),
+            true => Request::Change(Change::decode(method, fields)?),
         };
         Ok((Stamp { seq, done, step, complete }, request))
     }
 }
 
 /// The fields of a request that arrived.
-#[derive(Clone, Copy)]
 struct Fields<'a> {
     table: u32,
     argument: u32,
@@ -352,17 +349,8 @@ struct Fields<'a> {
     body: Body<'a>,
 }
 
-impl<'a> Fields<'a> {
-    fn empty(self) -> Result<()> {
-        self.body.end()
-    }
-
-    fn text(mut self) -> Result<&'a str> {
-        let text = self.body.text()?;
-        self.body.end().map(|()| text)
-    }
-
-    fn barrier(self) -> Result<Arrival> {
+impl Fields<'_> {
+    fn barrier(&self) -> Result<Arrival> {
         match self.argument {
             0 => Ok(Arrival::Sent),
             1 => Ok(Arrival::Received),
@@ -370,7 +358,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn pull_mode(self) -> Result<PullMode> {
+    fn pull_mode(&self) -> Result<PullMode> {
         match self.argument {
             0 => Ok(PullMode::Train),
             1 => Ok(PullMode::Infer),
@@ -380,7 +368,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns the table that a save or load is limited to, if it is.
-    fn one_table(self) -> Option<u32> {
+    fn one_table(&self) -> Option<u32> {
         (self.argument & ONE_TABLE != 0).then_some(self.table)
     }
 }
@@ -440,41 +428,40 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Returns `None` for a method that changes something.
-    fn decode(method: Method, mut fields: Fields<'a>) -> Result<Option<Read<'a>>> {
-        let table = fields.table;
+    fn decode(method: Method, mut fields: Fields<'a>) -> Result<Read<'a>> {
+        let Fields { table, count, ref mut body, .. } = fields;
         let read = match method {
             Method::Compare => {
                 // Another version may have less or more behind the text, which tells the versions
                 // apart.
-                let job = fields.body.text()?;
-                let mut number = || fields.body.u64().ok();
-                let acknowledged = [number(), number(), number()];
-                let [Some(life), Some(epoch), Some(seq)] = acknowledged else {
-                    return Ok(Some(Read::Compare { job, acknowledged: None }));
+                let job = body.text()?;
+                let acknowledged = match [body.u64(), body.u64(), body.u64()] {
+                    [Ok(life), Ok(epoch), Ok(seq)] => Some([life, epoch, seq]),
+                    _ => None,
                 };
-                return Ok(Some(Read::Compare { job, acknowledged: Some([life, epoch, seq]) }));
+                return Ok(Read::Compare { job, acknowledged });
             }
             Method::PullSparse => {
-                let ids = fields.body.u64s(fields.count)?;
+                let ids = body.numbers(count)?;
                 Read::PullSparse { table, mode: fields.pull_mode()?, ids }
             }
             Method::Wait => {
-                let timeout = Duration::from_millis(fields.body.u64()?);
-                Read::Wait { at: fields.barrier()?, round: fields.count, timeout }
+                let timeout = Duration::from_millis(body.u64()?);
+                Read::Wait { at: fields.barrier()?, round: count, timeout }
             }
-            Method::LastSave => {
-                return fields.text().map(|dir| Some(Read::LastSave { dir }));
-            }
+            Method::LastSave => Read::LastSave { dir: body.text()? },
             Method::PullDense => Read::PullDense { table },
             Method::Stop => Read::Stop,
             Method::Stats => Read::Stats { table },
-            Method::Heartbeat => Read::Heartbeat { steps: fields.count },
+            Method::Heartbeat => Read::Heartbeat { steps: count },
             Method::Rounds => Read::Rounds { at: fields.barrier()? },
             Method::Workers => Read::Workers,
-            _ => return Ok(None),
+            other => {
+                let error = Error::unsupported("request is not a read");
+                return Err(error.got(format!("{other:?}")));
+            }
         };
-        fields.empty().map(|()| Some(read))
+        fields.body.end().map(|()| read)
     }
 }
 
@@ -559,60 +546,26 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Returns `None` for a method that pushes no numbers.
-    fn decode_push(method: Method, fields: Fields<'a>) -> Result<Option<Change<'a>>> {
-        let table = fields.table;
-        Ok(Some(match method {
-            Method::PushSparse => Change::decode_rows(fields)?,
-            Method::PushDense => {
-                let mut body = fields.body;
-                Change::PushDense { table, steps: fields.count, grad: body.rest_f32s()? }
-            }
-            Method::SetDense => {
-                let mut body = fields.body;
-                Change::SetDense { table, values: body.rest_f32s()? }
-            }
+    fn decode(method: Method, mut fields: Fields<'a>) -> Result<Change<'a>> {
+        let Fields { table, argument, count, ref mut body } = fields;
+        let change = match method {
+            Method::PushSparse => Change::decode_rows((table, argument, count), body)?,
+            Method::PushDense => Change::PushDense { table, steps: count, grad: body.rest_f32s()? },
+            Method::SetDense => Change::SetDense { table, values: body.rest_f32s()? },
             Method::PushGeo => {
-                let mut body = fields.body;
-                let ids = body.u64s(fields.count)?;
+                let ids = body.numbers(count)?;
                 Change::PushGeo { table, ids, differences: body.rest_f32s()? }
             }
-            _ => return Ok(None),
-        }))
-    }
-
-    /// Reads a push of rows. The gradients' width is what the other numbers leave.
-    fn decode_rows(fields: Fields<'a>) -> Result<Change<'a>> {
-        let Fields { table, argument, count, mut body } = fields;
-        let ids = body.u64s(count)?;
-        let has = |flag: u32| argument & flag != 0;
-        let extras = [SHOWS, CLICKS, SLOTS].into_iter().filter(|flag| has(*flag)).count() as u64;
-        let after = count.saturating_mul(extras);
-        let grads = (body.0.len() as u64 / 4).checked_sub(after).ok_or_else(|| {
-            Error::invalid("message is shorter than its header states")
-                .expected(format!("{after} numbers after the gradients"))
-                .got(format!("{} bytes", body.0.len()))
-        })?;
-        let grads = body.f32s(grads)?;
-        let shows = has(SHOWS).then(|| body.f32s(count)).transpose()?;
-        let clicks = has(CLICKS).then(|| body.f32s(count)).transpose()?;
-        let slots = has(SLOTS).then(|| body.u32s(count)).transpose()?;
-        body.end()?;
-        Ok(Change::PushSparse { table, ids, grads, shows, clicks, slots })
-    }
-
-    fn decode_other(method: Method, fields: Fields<'a>) -> Result<Change<'a>> {
-        let Fields { table, argument, count, .. } = fields;
-        let change = match method {
             Method::Save => {
+                let dir = body.text();
                 let mode = SaveMode::parse(i64::from(argument & !(BINARY | ONE_TABLE)))?;
                 let binary = argument & BINARY != 0;
                 let format = if binary { SaveFormat::Binary } else { SaveFormat::Text };
-                let (table, dir) = (fields.one_table(), fields.text()?);
-                return Ok(Change::Save { id: count, table, dir, mode, format });
+                Change::Save { id: count, table: fields.one_table(), dir: dir?, mode, format }
             }
             Method::Load => {
-                return Ok(Change::Load { table: fields.one_table(), dir: fields.text()? });
+                let dir = body.text()?;
+                Change::Load { table: fields.one_table(), dir }
             }
             Method::SetRateScale => Change::SetRateScale { table, scale: f32::from_bits(argument) },
             Method::PullGeo => Change::PullGeo { table },
@@ -636,7 +589,28 @@ impl<'a> Change<'a> {
                 return Err(error.got(format!("{other:?}")));
             }
         };
-        fields.empty().map(|()| change)
+        fields.body.end().map(|()| change)
+    }
+
+    /// Reads a push of rows. The gradients' width is what the other numbers leave.
+    fn decode_rows(
+        (table, argument, count): (u32, u32, u64),
+        body: &mut Body<'a>,
+    ) -> Result<Change<'a>> {
+        let ids = body.numbers(count)?;
+        let has = |flag: u32| argument & flag != 0;
+        let extras = [SHOWS, CLICKS, SLOTS].into_iter().filter(|flag| has(*flag)).count() as u64;
+        let after = count.saturating_mul(extras);
+        let grads = (body.0.len() as u64 / 4).checked_sub(after).ok_or_else(|| {
+            Error::invalid("message is shorter than its header states")
+                .expected(format!("{after} numbers after the gradients"))
+                .got(format!("{} bytes", body.0.len()))
+        })?;
+        let grads = body.numbers(grads)?;
+        let shows = has(SHOWS).then(|| body.numbers(count)).transpose()?;
+        let clicks = has(CLICKS).then(|| body.numbers(count)).transpose()?;
+        let slots = has(SLOTS).then(|| body.numbers(count)).transpose()?;
+        Ok(Change::PushSparse { table, ids, grads, shows, clicks, slots })
     }
 }
 

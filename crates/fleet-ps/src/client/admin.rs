@@ -35,7 +35,7 @@ impl<T: Transport> TableAdmin for Client<T> {
             let mut sum = TableStats::default();
             for answer in self.ask_all(Read::Stats { table })? {
                 let mut numbers = [0; TableStats::COUNT];
-                let read = Body(&answer).u64s(numbers.len() as u64)?;
+                let read = Body(&answer).numbers::<u64>(numbers.len() as u64)?;
                 numbers.iter_mut().zip(read.iter()).for_each(|(number, read)| *number = *read);
                 sum.add(&TableStats::from_numbers(numbers));
             }

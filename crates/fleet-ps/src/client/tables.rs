@@ -245,8 +245,8 @@ impl<T: Transport> Client<T> {
         for answer in self.ask_all(Change::PullGeo { table })? {
             let mut body = Body(&answer);
             let count = body.u64()?;
-            ids.extend(body.u64s(count)?.iter());
-            rows.extend(body.f32s(count.saturating_mul(width))?.iter());
+            ids.extend(body.numbers::<u64>(count)?.iter());
+            rows.extend(body.numbers::<f32>(count.saturating_mul(width))?.iter());
             body.end()?;
         }
         Ok((ids, rows))
