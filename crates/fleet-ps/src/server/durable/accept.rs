@@ -1,12 +1,11 @@
 //! Accepts the loss of damaged data, so that servers resume from their last good state. Nothing is
 //! deleted: unusable files are moved into the folder `aside`.
 
-use super::blocks::BlockReader;
 use super::damage::Damage;
 use super::folder::{
     self, ACCEPTED, ASIDE, Files, JOB, JobFile, LOCK, LOG, LOST_ACKNOWLEDGED, SNAPSHOT,
 };
-use super::image::SnapshotReader;
+use super::image::SnapshotHead;
 use super::inspect::{
     ProgressVisitor, WorkerReport, check_new, life_of_others, look, server_folders,
 };
@@ -164,8 +163,7 @@ impl Repair<'_> {
     /// Makes an empty log for a snapshot that has lost its own.
     fn follow(&mut self, number: u64) -> Result<()> {
         let path = folder::snapshot_path(self.folder, number);
-        let Ok((_, head)) = BlockReader::open(&**self.disk, &path).and_then(SnapshotReader::open)
-        else {
+        let Ok(head) = SnapshotHead::of(&**self.disk, &path) else {
             return self.aside(&format!("{SNAPSHOT}{number}"));
         };
         let header = LogHeader {

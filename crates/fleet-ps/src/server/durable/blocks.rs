@@ -137,9 +137,8 @@ impl BlockReader {
     /// Records damage at the current block and returns its error.
     pub fn damaged(&mut self, what: impl Into<String>) -> Error {
         let damage = Damage::new(&self.path, self.offset, what);
-        let error = damage.error();
-        self.damage.get_or_insert(damage);
-        error
+        self.damage.get_or_insert(damage.clone());
+        damage.into()
     }
 
     fn next_block(&mut self) -> Result<()> {

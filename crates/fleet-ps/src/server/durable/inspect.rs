@@ -4,7 +4,8 @@ use super::damage::Damage;
 use super::folder::{
     self, ACCEPTED, FINISHED, Files, FolderState, JobFile, LOCK, LOST_ACKNOWLEDGED,
 };
-use super::image::{SnapshotHead, SnapshotReader};
+use super::blocks::BlockReader;
+use super::image::{ProgressImage, SnapshotHead};
 use super::log;
 use super::reader::{self, Record};
 use super::scan::{FolderScan, Place, Tail, Visitor};
@@ -265,9 +266,8 @@ pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Res
         }
     }
     for number in files.snapshots.iter().rev() {
-        let path = folder::snapshot_path(path, *number);
-        match super::blocks::BlockReader::open(disk, &path).and_then(SnapshotReader::open) {
-            Ok((_, head)) => return Ok(Some(head.life)),
+        match SnapshotHead::of(disk, &folder::snapshot_path(path, *number)) {
+            Ok(head) => return Ok(Some(head.life)),
             // Another version of Fleet wrote it.
             Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
             Err(_) => {}
@@ -299,8 +299,8 @@ impl ProgressVisitor {
 }
 
 impl Visitor for ProgressVisitor {
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()> {
-        let progress = input.progress(head)?;
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut BlockReader) -> Result<()> {
+        let progress = ProgressImage::load(head, input)?;
         for (worker, own) in progress.workers.into_iter().enumerate() {
             let seen = self.workers.entry(worker).or_default();
             seen.step = own.tables.values().copied().max().unwrap_or(0);
@@ -309,7 +309,7 @@ impl Visitor for ProgressVisitor {
             let last = session.and_then(|it| it.answers.last());
             seen.sequence = last.map_or(0, |(sequence, _)| *sequence);
         }
-        input.0.check_rest()
+        input.check_rest()
     }
 
     fn record(&mut self, record: &Record<'_>) -> Result<()> {

@@ -2,7 +2,8 @@
 
 use super::aside::COPY_BYTES;
 use super::folder::{ACCEPTED, FINISHED, Files, JobFile, LOCK, LOST_ACKNOWLEDGED};
-use super::image::{SnapshotHead, SnapshotReader};
+use super::blocks::BlockReader;
+use super::image::SnapshotHead;
 use super::inspect::check_new;
 use super::log::{self, Log};
 use super::reader::{LogScan, Record};
@@ -93,7 +94,7 @@ impl ServerTables {
         let mut replay = Replay { tables: self, refused_count: 0 };
         let scan = place.scan(&files, &mut replay)?;
         if let Some(damage) = &scan.damage {
-            return Err(damage.error());
+            return Err(damage.clone().into());
         }
         let refused_count = replay.refused_count;
         if let Some(tail) = &scan.tail {
@@ -143,10 +144,10 @@ impl ServerTables {
                 Ok(file.life)
             }
             Some(Ok(file)) => file.check(&self.job, path).map(|()| file.life),
-            Some(Err(damage)) => Err(damage.error()),
+            Some(Err(damage)) => Err(damage.into()),
             None => {
                 let files = Files::list(&**disk, path)?;
-                check_new(&**disk, path, &files)?.map_err(|damage| damage.error())?;
+                check_new(&**disk, path, &files)??;
                 let header = LogHeader {
                     life: self.life,
                     number: 0,
@@ -170,7 +171,7 @@ struct Replay<'a> {
 }
 
 impl Visitor for Replay<'_> {
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()> {
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut BlockReader) -> Result<()> {
         self.tables.load_image(head, input)
     }
 
