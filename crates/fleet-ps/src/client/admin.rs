@@ -34,10 +34,8 @@ impl<T: Transport> TableAdmin for Client<T> {
         let stats = || {
             let mut sum = TableStats::default();
             for answer in self.ask_all(Read::Stats { table })? {
-                let mut numbers = [0; TableStats::COUNT];
-                let read = Body(&answer).numbers::<u64>(numbers.len() as u64)?;
-                numbers.iter_mut().zip(read.iter()).for_each(|(number, read)| *number = *read);
-                sum.add(&TableStats::from_numbers(numbers));
+                let numbers = Body(&answer).numbers::<u64>(TableStats::COUNT as u64)?;
+                sum.add(&TableStats::from_numbers(&numbers));
             }
             Ok(sum)
         };
