@@ -6,9 +6,9 @@
 //! elements of all servers and keeps its own, so the number of servers may change, and so may the
 //! blocks.
 
-use super::load::{Checked, check};
-use super::manifest::{self, Manifest, Part};
-use super::{SaveFormat, SaveOptions, Saved, begin};
+use super::load::Checked;
+use super::manifest::{self, Part};
+use super::{SaveFormat, SaveOptions, Saved, part_name, write_table};
 use crate::dense::DenseImage;
 use crate::{DenseCut, DenseTable, GlobalStep, dense_range};
 use fleet_base::disk::Disk;
@@ -20,11 +20,11 @@ use std::sync::Arc;
 
 /// Describes the layout of a table, which must be equal for it to fit another; `len` counts the
 /// numbers on all servers.
-fn layout(table: &DenseTable, len: usize) -> String {
+pub(crate) fn layout(table: &DenseTable, len: usize) -> String {
     format!("dense len={len} rule={}", table.config().rule.name())
 }
 
-const STEPS_LAYOUT: &str = "global step";
+pub(crate) const STEPS_LAYOUT: &str = "global step";
 
 /// Writes one server's part of a dense table of `len` numbers.
 pub(crate) fn write_dense(
@@ -85,44 +85,15 @@ fn write_one(
     options: &SaveOptions,
 ) -> Result<Saved> {
     let What { table_id, layout, numbers, row_count } = what;
-    let folder = begin(&**disk, dir, table_id, options)?;
-    let round = manifest::next_round(&**disk, &folder, options.server)?;
-    let mut manifest = Manifest { numbers, ..options.manifest(table_id, round, layout) };
-    let name = match round {
-        0 => format!("part-{:03}", options.server),
-        _ => format!("part-{:03}.{round}", options.server),
-    };
-    let path = folder.join(&name);
-    let (length, checksum) = (bytes.len() as u64, crc32fast::hash(bytes));
-    manifest.parts.push(Part { name, bytes: length, checksum, plain_bytes: None });
-    let written =
-        manifest::put(disk, &path, bytes).and_then(|()| manifest::write(disk, &folder, &manifest));
-    match written {
-        Ok(()) => Ok(Saved { row_count, bytes: length }),
-        Err(error) => {
-            manifest::withdraw(&**disk, &folder, &manifest);
-            Err(error)
-        }
-    }
-}
-
-pub(crate) fn check_dense(
-    disk: &Arc<dyn Disk>,
-    table: &DenseTable,
-    len: usize,
-    dir: &Path,
-    save_id: u64,
-) -> Result<Checked> {
-    check(disk, dir, table.config().table_id, save_id, &layout(table, len))
-}
-
-pub(crate) fn check_steps(
-    disk: &Arc<dyn Disk>,
-    table_id: u32,
-    dir: &Path,
-    save_id: u64,
-) -> Result<Checked> {
-    check(disk, dir, table_id, save_id, STEPS_LAYOUT)
+    write_table(disk, dir, table_id, layout, options, |folder, manifest| {
+        let name = part_name(options.server, None, manifest.round);
+        let path = folder.join(&name);
+        let (length, checksum) = (bytes.len() as u64, crc32fast::hash(bytes));
+        manifest.numbers = numbers;
+        manifest.parts.push(Part { name, bytes: length, checksum, plain_bytes: None });
+        manifest::put(disk, &path, bytes)?;
+        Ok(Saved { row_count, bytes: length })
+    })
 }
 
 /// Loads the ranges `own` of a table of `len` numbers, which may have been divided differently when

@@ -22,7 +22,8 @@ pub fn load_sparse(table: &SparseTable, dir: &Path, mine: impl Fn(u64) -> bool) 
         Ok(manifest::read(&*disk, &path)?.server_count)
     };
     let latest = latest(&folder, manifest::list(&*disk, &folder)?, count_of)?;
-    let checked = check_sparse(&disk, table, dir, latest.save_id)?;
+    let (table_id, layout) = (table.config().table_id, layout_name(table));
+    let checked = check(&disk, dir, table_id, latest.save_id, &layout)?;
     load_checked(table, &checked, mine)
 }
 
@@ -33,18 +34,8 @@ pub(crate) struct Checked {
     manifests: Vec<Manifest>,
 }
 
-/// Checks every byte of a table's part of a save.
-pub(crate) fn check_sparse(
-    disk: &Arc<dyn Disk>,
-    table: &SparseTable,
-    dir: &Path,
-    save_id: u64,
-) -> Result<Checked> {
-    check(disk, dir, table.config().table_id, save_id, &layout_name(table))
-}
-
-/// Like [`check_sparse`], for a table of any kind whose layout is `wanted`.
-pub(super) fn check(
+/// Checks every byte of a table's part of a save; the table's layout is `wanted`.
+pub(crate) fn check(
     disk: &Arc<dyn Disk>,
     dir: &Path,
     table_id: u32,

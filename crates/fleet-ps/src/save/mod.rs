@@ -22,7 +22,7 @@ mod manifest;
 mod text;
 
 pub use load::load_sparse;
-pub(crate) use load::{Latest, check_sparse, load_checked};
+pub(crate) use load::{Latest, check, load_checked};
 
 use crate::sparse::Taken;
 use crate::{Accessor, Record, SaveMode, Snapshot, SparseTable};
@@ -111,49 +111,53 @@ pub(crate) fn write_sparse(
     dir: &Path,
     options: &SaveOptions,
 ) -> Result<(Saved, Taken)> {
-    let folder = begin(&**disk, dir, table.config().table_id, options)?;
-    let round = manifest::next_round(&**disk, &folder, options.server)?;
-    let mut manifest = options.manifest(table.config().table_id, round, layout_name(table));
     let (mut snapshot, ()) = table.snapshot(options.mode, || ());
-    let written = write_parts(disk, table, &folder, options, &mut snapshot, &mut manifest)
-        .and_then(|saved| manifest::write(disk, &folder, &manifest).map(|()| saved));
-    match written {
-        Ok(saved) => Ok((saved, snapshot.end_taking())),
-        Err(error) => {
-            // The error is returned; remaining files are harmless.
-            manifest::withdraw(&**disk, &folder, &manifest);
-            Err(error)
+    let (table_id, layout) = (table.config().table_id, layout_name(table));
+    let saved = write_table(disk, dir, table_id, layout, options, |folder, manifest| {
+        let mut saved = Saved::default();
+        for shard in 0..table.config().shard_count {
+            let mut name = part_name(options.server, Some(shard), manifest.round);
+            if is_compressed(table, options.mode) {
+                name += COMPRESSED;
+            }
+            let (part, rows) = write_part(disk, table, folder, name, options, &mut snapshot)?;
+            saved.row_count += rows;
+            saved.bytes += part.bytes;
+            manifest.parts.push(part);
         }
-    }
+        Ok(saved)
+    })?;
+    Ok((saved, snapshot.end_taking()))
 }
 
-fn write_parts(
+/// Writes one server's part of a table: `write` writes files and lists them in the manifest, which
+/// is written last. Deletes these files if anything fails.
+fn write_table(
     disk: &Arc<dyn Disk>,
-    table: &SparseTable,
-    folder: &Path,
+    dir: &Path,
+    table_id: u32,
+    layout: String,
     options: &SaveOptions,
-    snapshot: &mut Snapshot<'_>,
-    manifest: &mut Manifest,
+    write: impl FnOnce(&Path, &mut Manifest) -> Result<Saved>,
 ) -> Result<Saved> {
-    let mut saved = Saved::default();
-    for shard in 0..table.config().shard_count {
-        let mut name = part_name(options.server, shard, manifest.round);
-        if is_compressed(table, options.mode) {
-            name += COMPRESSED;
-        }
-        let (part, rows) = write_part(
-            disk,
-            &folder.join(&name),
-            name,
-            options,
-            |write| snapshot.next_shard(write).map(|_| ()),
-            table,
-        )?;
-        saved.row_count += rows;
-        saved.bytes += part.bytes;
-        manifest.parts.push(part);
-    }
-    Ok(saved)
+    let SaveOptions { server, server_count, save_id, mode, format } = *options;
+    let folder = begin(&**disk, dir, table_id, options)?;
+    let mut manifest = Manifest {
+        table_id,
+        server,
+        server_count,
+        save_id,
+        round: manifest::next_round(&**disk, &folder, server)?,
+        mode: mode as u8,
+        format,
+        layout,
+        numbers: None,
+        parts: Vec::new(),
+    };
+    let written = write(&folder, &mut manifest)
+        .and_then(|saved| manifest::write(disk, &folder, &manifest).map(|()| saved));
+    // The error is returned; remaining files are harmless.
+    written.inspect_err(|_| manifest::withdraw(&**disk, &folder, &manifest))
 }
 
 /// Returns the folder of a table, which is made if it is missing.
@@ -171,35 +175,16 @@ fn begin(disk: &dyn Disk, dir: &Path, table_id: u32, options: &SaveOptions) -> R
     Ok(folder)
 }
 
-impl SaveOptions {
-    /// Returns a manifest without parts.
-    fn manifest(&self, table_id: u32, round: u64, layout: String) -> Manifest {
-        Manifest {
-            table_id,
-            server: self.server,
-            server_count: self.server_count,
-            save_id: self.save_id,
-            round,
-            mode: self.mode as u8,
-            format: self.format,
-            layout,
-            numbers: None,
-            parts: Vec::new(),
-        }
-    }
-}
-
-type Visit<'a> = &'a mut dyn FnMut(Record<'_>) -> Result<()>;
-
-/// Writes the records that `rows` visits to a file.
+/// Writes the next shard of a snapshot to a file.
 fn write_part(
     disk: &Arc<dyn Disk>,
-    path: &Path,
+    table: &SparseTable,
+    folder: &Path,
     name: String,
     options: &SaveOptions,
-    rows: impl FnOnce(Visit<'_>) -> Result<()>,
-    table: &SparseTable,
+    snapshot: &mut Snapshot<'_>,
 ) -> Result<(Part, u64)> {
+    let path = &folder.join(&name);
     let file = AtomicFile::replace_on(disk, path)?;
     let summed = Summed {
         inner: BufWriter::with_capacity(1 << 18, file),
@@ -211,7 +196,7 @@ fn write_part(
         false => Sink::Plain(summed),
     };
     let mut count = 0;
-    rows(&mut |record| {
+    snapshot.next_shard(|record| {
         count += u64::from(matches!(record, Record::Row { .. }));
         let record = match record {
             // Later changes count from this base or delta.
@@ -299,15 +284,14 @@ pub(crate) fn table_folder(dir: &Path, table_id: u32) -> PathBuf {
 }
 
 /// Returns the name of a part. A save over an older one uses new names.
-fn part_name(server: u32, shard: usize, round: u64) -> String {
-    match round {
-        0 => format!("part-{server:03}-{shard:05}"),
-        _ => format!("part-{server:03}-{shard:05}.{round}"),
-    }
+fn part_name(server: u32, shard: Option<usize>, round: u64) -> String {
+    let shard = shard.map_or(String::new(), |shard| format!("-{shard:05}"));
+    let round = if round > 0 { format!(".{round}") } else { String::new() };
+    format!("part-{server:03}{shard}{round}")
 }
 
 /// Describes the layout of a table's rows, which must be equal for its rows to fit another table.
-fn layout_name(table: &SparseTable) -> String {
+pub(crate) fn layout_name(table: &SparseTable) -> String {
     let config = table.config();
     match &config.accessor {
         Accessor::Plain => format!("plain dim={} rule={}", config.dim, config.rule.name()),

@@ -58,17 +58,10 @@ impl ServerTables {
         let configs: Vec<&TableConfig> = self.job.tables.iter().filter(wanted).collect();
         let checked = configs
             .iter()
-            .map(|config| match (self.table(config.table_id())?, config) {
-                (Table::Dense(table), TableConfig::Dense { len, .. }) => {
-                    dense::check_dense(disk, table, *len, dir, save_id)
-                }
-                (Table::GlobalStep(_), _) => {
-                    dense::check_steps(disk, config.table_id(), dir, save_id)
-                }
-                (table, _) => match table.rows() {
-                    Some(rows) => save::check_sparse(disk, rows, dir, save_id),
-                    None => Err(Error::internal("table kind differs from its config")),
-                },
+            .map(|config| {
+                let table_id = config.table_id();
+                let layout = self.table(table_id)?.layout(config)?;
+                save::check(disk, dir, table_id, save_id, &layout)
             })
             .collect::<Result<Vec<_>>>()?;
         let (server, count) = (self.server, self.job.server_count);
@@ -223,6 +216,20 @@ impl ServerTables {
 
     fn table_ids(&self) -> Vec<u32> {
         self.tables.keys().copied().collect()
+    }
+}
+
+impl Table {
+    /// Describes the layout of the table's numbers, which a save must have to be loaded.
+    fn layout(&self, config: &TableConfig) -> Result<String> {
+        match (self, config) {
+            (Table::Dense(table), TableConfig::Dense { len, .. }) => Ok(dense::layout(table, *len)),
+            (Table::GlobalStep(_), _) => Ok(dense::STEPS_LAYOUT.to_string()),
+            (table, _) => match table.rows() {
+                Some(rows) => Ok(save::layout_name(rows)),
+                None => Err(Error::internal("table kind differs from its config")),
+            },
+        }
     }
 }
 
