@@ -22,6 +22,7 @@ mod finite;
 mod geo;
 mod hash_key;
 mod init;
+mod io_error;
 mod job_text;
 mod merge;
 mod message;

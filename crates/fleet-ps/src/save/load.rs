@@ -3,6 +3,7 @@
 use super::manifest::{self, Manifest, Part, WHAT_TO_DO};
 use super::{SaveFormat, binary, layout_name, table_folder, text};
 use crate::SparseTable;
+use crate::io_error::io_error;
 use flate2::read::GzDecoder;
 use fleet_base::disk::{Access, Disk, RealDisk, exists, read_exact_at};
 use fleet_base::{Error, Result, text as words};
@@ -157,7 +158,7 @@ fn read_manifests(disk: &dyn Disk, folder: &Path, save_id: u64) -> Result<Vec<Ma
     while (manifests.len() as u32) < server_count {
         let server = manifests.len() as u32;
         let path = folder.join(manifest::file_name(server, save_id));
-        if !exists(disk, &path).map_err(|error| Error::io("read", &path, &error))? {
+        if !exists(disk, &path).map_err(io_error("read", &path))? {
             return Err(Error::invalid(format!("{} is missing", path.display()))
                 .expected(match server {
                     0 => "a save of this table".to_string(),

@@ -24,6 +24,7 @@ mod text;
 pub use load::load_sparse;
 pub(crate) use load::{Latest, check, load_checked};
 
+use crate::io_error::io_error;
 use crate::sparse::Taken;
 use crate::{Accessor, Record, SaveMode, Snapshot, SparseTable};
 use flate2::Compression;
@@ -111,7 +112,7 @@ pub(crate) fn write_sparse(
     dir: &Path,
     options: &SaveOptions,
 ) -> Result<(Saved, Taken)> {
-    let (mut snapshot, ()) = table.snapshot(options.mode, || ());
+    let mut snapshot = table.snapshot(options.mode);
     let (table_id, layout) = (table.config().table_id, layout_name(table));
     let saved = write_table(disk, dir, table_id, layout, options, |folder, manifest| {
         let mut saved = Saved::default();
@@ -211,13 +212,13 @@ fn write_part(
             SaveFormat::Text => text::write(&mut out, table, record),
             SaveFormat::Binary => binary::write(&mut out, record),
         };
-        written.map_err(|error| Error::io("write", path, &error))
+        written.map_err(io_error("write", path))
     })?;
     let (ended, plain_bytes) = match out {
         Sink::Plain(summed) => (Ok(summed), None),
         Sink::Gzip(encoder, plain_bytes) => (encoder.finish(), Some(plain_bytes)),
     };
-    let Summed { inner, sum, bytes } = ended.map_err(|error| Error::io("write", path, &error))?;
+    let Summed { inner, sum, bytes } = ended.map_err(io_error("write", path))?;
     let file = inner.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
     file.commit()?;
     Ok((Part { name, bytes, checksum: sum.finalize(), plain_bytes }, count))

@@ -55,7 +55,7 @@ fn options(format: SaveFormat, server: u32, server_count: u32, save_id: u64) -> 
 fn rows(tables: &[SparseTable]) -> std::collections::BTreeMap<u64, Vec<u32>> {
     let mut rows = std::collections::BTreeMap::new();
     for table in tables {
-        let (mut snapshot, ()) = table.snapshot(SaveMode::All, || ());
+        let mut snapshot = table.snapshot(SaveMode::All);
         let mut visit = |record: Record<'_>| {
             if let Record::Row { id, values, .. } = record {
                 rows.insert(id, values.iter().map(|value| value.to_bits()).collect());

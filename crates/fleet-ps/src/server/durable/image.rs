@@ -8,6 +8,7 @@ use super::epochs::Epochs;
 use super::folder::of_other_version;
 use super::stored::Stored;
 use crate::dense::DenseRuntime;
+use crate::io_error::io_error;
 use crate::save::binary;
 use crate::server::pending::Pending;
 use crate::server::progress_tracker::WorkerProgress;
@@ -70,11 +71,11 @@ impl ServerTables {
                 Table::Sparse { rows, pending } => TableImage::Sparse {
                     rate_scale: rows.rate_scale(),
                     pending: lock(pending).clone(),
-                    rows: rows.snapshot(SaveMode::All, || ()).0,
+                    rows: rows.snapshot(SaveMode::All),
                 },
                 Table::Geo(geo) => TableImage::Geo {
                     changed: geo.changed(),
-                    rows: geo.rows().snapshot(SaveMode::All, || ()).0,
+                    rows: geo.rows().snapshot(SaveMode::All),
                 },
                 Table::GlobalStep(steps) => TableImage::GlobalStep(steps.count()),
             };
@@ -130,7 +131,7 @@ impl Image<'_> {
     pub fn write(self, disk: &Arc<dyn Disk>, path: &Path, head: &SnapshotHead) -> Result<u64> {
         let mut out = BlockWriter::new(AtomicFile::create_on(disk, path)?);
         let written = self.write_to(head, &mut out);
-        written.map_err(|error| Error::io("write", path, &error))?;
+        written.map_err(io_error("write", path))?;
         out.commit(path)
     }
 

@@ -1,14 +1,15 @@
 //! Contents and damage of a durable job's folder, read without making its tables.
 
+use super::blocks::BlockReader;
 use super::damage::Damage;
 use super::folder::{
     self, ACCEPTED, FINISHED, Files, FolderState, JobFile, LOCK, LOST_ACKNOWLEDGED,
 };
-use super::blocks::BlockReader;
 use super::image::{ProgressImage, SnapshotHead};
 use super::log;
 use super::reader::{self, Record};
 use super::scan::{FolderScan, Place, Tail, Visitor};
+use crate::io_error::io_error;
 use crate::job_text;
 use crate::request::{Method, Request};
 use fleet_base::disk::{Disk, PathKind, RealDisk, own_folder};
@@ -124,12 +125,12 @@ pub(super) fn server_folders(
     disk: &dyn Disk,
     folder: &Path,
 ) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
-    let kind = disk.kind(folder).map_err(|error| Error::io("list", folder, &error))?;
+    let kind = disk.kind(folder).map_err(io_error("list", folder))?;
     if kind != PathKind::Folder {
         return Err(Error::invalid(format!("{} is not a folder", folder.display()))
             .expected("the folder of --durable, with folders such as server-000"));
     }
-    let names = disk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
+    let names = disk.list(folder).map_err(io_error("list", folder))?;
     let is_own = |name: &String| {
         name == folder::JOB || name.starts_with(folder::LOG) || name.starts_with(folder::SNAPSHOT)
     };
