@@ -36,8 +36,8 @@ pub struct BarrierTable {
 
 #[derive(Clone, Debug, Default)]
 struct Points {
-    sent: Point,
-    received: Point,
+    /// By [`Arrival`].
+    points: [Point; 2],
     /// Trainers that have finished; barriers do not wait for them.
     finished: BTreeSet<u32>,
     /// Trainers that barriers do not wait for until they are heard from again.
@@ -159,13 +159,14 @@ impl BarrierTable {
     /// of rounds of sent gradients stays.
     pub(crate) fn begin_run(&self) {
         let mut points = self.lock();
-        let sent = Point { arrived: BTreeSet::new(), round: points.sent.round };
-        *points = Points { sent, ..Points::default() };
+        let round = points.at(Arrival::Sent).round;
+        *points = Points::default();
+        points.at(Arrival::Sent).round = round;
     }
 
     /// Records that the gradients of this many rounds are applied.
     pub(crate) fn set_sent_rounds(&self, rounds: u64) {
-        self.lock().sent.round = rounds;
+        self.lock().at(Arrival::Sent).round = rounds;
     }
 
     /// Waits for a lost trainer again.
@@ -201,8 +202,8 @@ impl BarrierTable {
         let points = self.lock();
         let list = |set: &BTreeSet<u32>| set.iter().copied().collect();
         BarrierImage {
-            rounds: [points.sent.round, points.received.round],
-            arrived: [list(&points.sent.arrived), list(&points.received.arrived)],
+            rounds: points.points.each_ref().map(|point| point.round),
+            arrived: points.points.each_ref().map(|point| list(&point.arrived)),
             finished: list(&points.finished),
         }
     }
@@ -212,8 +213,7 @@ impl BarrierTable {
         let point =
             |arrived: Vec<u32>, round| Point { arrived: arrived.into_iter().collect(), round };
         *self.lock() = Points {
-            sent: point(sent, image.rounds[0]),
-            received: point(received, image.rounds[1]),
+            points: [point(sent, image.rounds[0]), point(received, image.rounds[1])],
             finished: image.finished.into_iter().collect(),
             lost: BTreeSet::new(),
         };
@@ -235,10 +235,7 @@ impl BarrierTable {
 
 impl Points {
     fn at(&mut self, at: Arrival) -> &mut Point {
-        match at {
-            Arrival::Sent => &mut self.sent,
-            Arrival::Received => &mut self.received,
-        }
+        &mut self.points[at as usize]
     }
 
     fn complete(&mut self, at: Arrival, trainer_count: u32) -> bool {

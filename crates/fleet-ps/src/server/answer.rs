@@ -325,15 +325,9 @@ impl ServerTables {
     /// Checks that a client has the same job: its text must equal that of this server's
     /// [`JobTables`].
     fn compare(&self, theirs: &str) -> Result<()> {
-        let ours = job_text::text(&self.job);
-        let Some(difference) = job_text::difference(&ours, theirs) else { return Ok(()) };
-        let error = Error::invalid("the worker's tables differ from this server's")
-            .expected(difference.expected)
-            .got(difference.got)
-            .help("run the same program, strategy and version of Fleet everywhere");
-        Err(match difference.place.is_empty() {
-            true => error,
-            false => error.at(difference.place),
+        let message = "the worker's tables differ from this server's";
+        job_text::check(&job_text::text(&self.job), theirs, message).map_err(|error| {
+            error.help("run the same program, strategy and version of Fleet everywhere")
         })
     }
 }

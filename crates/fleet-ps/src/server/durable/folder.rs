@@ -256,18 +256,12 @@ impl JobFile {
 
     /// Rejects another job and names the first difference.
     pub fn check(&self, job: &JobTables, folder: &Path) -> Result<()> {
-        let ours = job_text::text(job);
-        let Some(difference) = job_text::difference(&ours, &self.text) else { return Ok(()) };
-        let error = Error::invalid("durable folder belongs to another job")
-            .expected(difference.expected)
-            .got(difference.got);
-        let error = match difference.place.is_empty() {
-            true => error,
-            false => error.at(difference.place),
-        };
-        Err(error
-            .at(folder.display())
-            .help("choose another folder, or remove this one and load a save"))
+        let message = "durable folder belongs to another job";
+        job_text::check(&job_text::text(job), &self.text, message).map_err(|error| {
+            error
+                .at(folder.display())
+                .help("choose another folder, or remove this one and load a save")
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use crate::io_error::io_error;
 use crate::save::binary;
 use crate::server::pending::Pending;
 use crate::server::progress_tracker::WorkerProgress;
-use crate::server::sessions::ClientSessionsImage;
+use crate::server::sessions::SessionImage;
 use crate::server::{ServerTables, Table};
 use crate::sparse::Snapshot;
 use crate::sync::BarrierImage;
@@ -34,7 +34,7 @@ pub(in crate::server) struct Image<'a> {
 /// The part of a snapshot before its tables.
 pub(super) struct ProgressImage {
     pub barrier: BarrierImage,
-    pub sessions: ClientSessionsImage,
+    pub sessions: Vec<SessionImage>,
     /// As many as the head states.
     pub workers: Vec<WorkerProgress>,
 }

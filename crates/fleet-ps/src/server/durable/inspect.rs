@@ -306,7 +306,7 @@ impl Visitor for ProgressVisitor {
             let seen = self.workers.entry(worker).or_default();
             seen.step = own.tables.values().copied().max().unwrap_or(0);
             seen.complete = own.complete;
-            let session = progress.sessions.sessions.iter().find(|it| it.client == own.client);
+            let session = progress.sessions.iter().find(|it| it.client == own.client);
             let last = session.and_then(|it| it.answers.last());
             seen.sequence = last.map_or(0, |(sequence, _)| *sequence);
         }

@@ -7,13 +7,13 @@ use super::image::SnapshotHead;
 use super::inspect::check_new;
 use super::log::{self, Log};
 use super::reader::{LogScan, Record};
-use super::record::{CLOSE, LogHeader, RecordHeader};
+use super::record::{LogHeader, RecordHeader};
 use super::scan::{FolderScan, Place, Tail, Visitor};
 use super::{Durability, Keeper, aside, folder, start_snapshots, watch};
 use crate::JobTables;
 use crate::io_error::io_error;
 use crate::job_text;
-use crate::server::{Caller, ServerTables};
+use crate::server::ServerTables;
 use fleet_base::disk::{Access, Disk, DiskLock, make_folder, own_folder, read_exact_at};
 use fleet_base::{Error, Result};
 use std::io::IoSlice;
@@ -272,18 +272,10 @@ fn close(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
         return Ok(());
     }
     let path = log::path(folder, log.header.number);
-    let bytes = log.header.encode();
-    let seed = u32::from_le_bytes([bytes[60], bytes[61], bytes[62], bytes[63]]);
-    let header = RecordHeader {
-        len: 0,
-        sequence: log.next,
-        synced: log.next,
-        caller: Caller { worker: 0, client: 0 },
-        method: CLOSE,
-        request_sum: crc32fast::hash(&[]),
-    };
+    let (_, seed) = log.header.encode();
+    let header = RecordHeader::close(log.next).encode(seed);
     let closed = disk
         .open(&path, Access::Write)
-        .and_then(|file| file.write_at(log.good, &mut [IoSlice::new(&header.encode(seed))]));
+        .and_then(|file| file.write_at(log.good, &mut [IoSlice::new(&header)]));
     closed.map_err(io_error("write", &path))
 }

@@ -7,7 +7,7 @@ use crate::dense::DenseRuntime;
 use crate::message::{Number, bytes_of};
 use crate::server::pending::{HeldPush, Pending};
 use crate::server::progress_tracker::WorkerProgress;
-use crate::server::sessions::{ClientSessionsImage, SessionImage};
+use crate::server::sessions::SessionImage;
 use crate::sync::BarrierImage;
 use fleet_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
@@ -205,7 +205,6 @@ macro_rules! stored_structs {
 stored_structs! {
     SnapshotHead { life number first worker_count epochs }
     BarrierImage { rounds arrived finished }
-    ClientSessionsImage { sessions }
     SessionImage { client done answers }
     WorkerProgress { owner client base complete tables }
     Pending { pushes }
