@@ -38,6 +38,7 @@ mod servers;
 mod sparse;
 mod stats;
 mod sync;
+mod thread;
 
 pub use client::{Client, IsOver, LocalServers, RemoteOptions, RemoteServers};
 pub use communicator::{

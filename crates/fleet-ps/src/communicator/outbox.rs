@@ -3,13 +3,13 @@
 //! One thread at a time works on a table, so that its gradients are sent in the order in which they
 //! were queued.
 
-use super::{CommunicatorOptions, POLL_SPAN, Rates, spawn};
+use super::{CommunicatorOptions, POLL_SPAN, Rates};
+use crate::thread::Thread;
 use crate::{Ids, Merger, Push, Servers, Step, UniqueIds};
 use fleet_base::sync::{lock, wait, wait_for};
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Ids that were merged, and perhaps those of later steps after them.
@@ -91,7 +91,7 @@ pub(super) struct Counts {
 
 pub(super) struct Outbox {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Thread>,
 }
 
 struct Shared {
@@ -145,7 +145,7 @@ impl Outbox {
         let mut outbox = Outbox { shared, threads: Vec::new() };
         for _ in 0..options.thread_count {
             let shared = Arc::clone(&outbox.shared);
-            outbox.threads.push(spawn("ps-send", move || shared.serve())?);
+            outbox.threads.push(Thread::start("ps-send", move || shared.serve())?);
         }
         Ok(outbox)
     }
@@ -201,7 +201,7 @@ impl Outbox {
         if full(&state) {
             let begun = Instant::now();
             while full(&state) {
-                state = shared.wait(state);
+                state = wait(&shared.changed, state);
             }
             state.counts.blocked += begun.elapsed();
         }
@@ -218,7 +218,7 @@ impl Outbox {
             state.queues.values().any(|queue| queue.busy.is_some() || !queue.items.is_empty())
         };
         while state.error.is_none() && is_busy(&state) {
-            state = shared.wait(state);
+            state = wait(&shared.changed, state);
         }
         state.draining -= 1;
         state.error.clone().map_or(Ok(()), Err)
@@ -248,18 +248,10 @@ impl Drop for Outbox {
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
         self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
-            // A panic has been reported by its thread.
-            let _ = thread.join();
-        }
     }
 }
 
 impl Shared {
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        wait(&self.changed, state)
-    }
-
     fn serve(&self) {
         let mut state = lock(&self.state);
         loop {
@@ -267,7 +259,7 @@ impl Shared {
                 return;
             }
             let Some(table) = state.next() else {
-                state = self.wait(state);
+                state = wait(&self.changed, state);
                 continue;
             };
             let items;
