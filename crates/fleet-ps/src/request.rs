@@ -33,24 +33,43 @@ const DAYS_DEFAULT: u32 = u32::MAX;
 const BINARY: u32 = 1 << 8;
 const ONE_TABLE: u32 = 1 << 9;
 
-/// Defines the methods, numbered from 1.
+/// Defines the methods: the byte of each, whether it reads or changes something, and its name.
 macro_rules! methods {
-    ($first:ident $($name:ident)*) => {
+    ($($byte:literal $kind:ident $name:ident,)*) => {
         /// The kind of a request, as one byte.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum Method {
-            $first = 1,
-            $($name,)*
+            $($name = $byte,)*
         }
 
-        const METHODS: &[Method] = &[Method::$first $(, Method::$name)*];
+        const METHODS: &[Method] = &[$(Method::$name),*];
+
+        impl Method {
+            /// Returns whether running it a second time would be wrong: it is a [`Change`].
+            pub fn changes(self) -> bool {
+                match self {
+                    $(Method::$name => $kind::CHANGES,)*
+                }
+            }
+        }
+
+        impl Request<'_> {
+            pub fn method(&self) -> Method {
+                match self {
+                    $(Request::$kind($kind::$name { .. }) => Method::$name,)*
+                }
+            }
+        }
     };
 }
 methods! {
-    Compare PullSparse PushSparse PullDense PushDense SetDense SetRateScale PushGeo PullGeo
-    PushSteps Arrive Wait Finish Stop Shrink Stats LastSave Save EndSave Load Heartbeat Rounds Clear
-    Workers BeginRun Adopt Resume NewRun Settle
+    1 Read Compare, 2 Read PullSparse, 3 Change PushSparse, 4 Read PullDense, 5 Change PushDense,
+    6 Change SetDense, 7 Change SetRateScale, 8 Change PushGeo, 9 Change PullGeo,
+    10 Change PushSteps, 11 Change Arrive, 12 Read Wait, 13 Change Finish, 14 Read Stop,
+    15 Change Shrink, 16 Read Stats, 17 Read LastSave, 18 Change Save, 19 Change EndSave,
+    20 Change Load, 21 Read Heartbeat, 22 Read Rounds, 23 Change Clear, 24 Read Workers,
+    25 Change BeginRun, 26 Change Adopt, 27 Change Resume, 28 Change NewRun, 29 Change Settle,
 }
 
 impl Method {
@@ -65,13 +84,6 @@ impl Method {
     /// Returns whether a byte is a known method; cheaper than the error of [`Method::parse`].
     pub fn is_known(byte: u8) -> bool {
         METHODS.iter().any(|method| *method as u8 == byte)
-    }
-
-    /// Returns whether running it a second time would be wrong: it is a [`Change`].
-    pub fn changes(self) -> bool {
-        use Method as M;
-        let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
-        !(reads || matches!(self, M::Stats | M::LastSave | M::Heartbeat | M::Rounds | M::Workers))
     }
 
     /// Returns whether it carries results of a worker's steps.
@@ -309,13 +321,6 @@ impl<'a> Message<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub fn method(&self) -> Method {
-        match self {
-            Request::Read(read) => read.method(),
-            Request::Change(change) => change.method(),
-        }
-    }
-
     fn wire(&self) -> Wire<'_> {
         match self {
             Request::Read(read) => read.wire(),
@@ -386,20 +391,7 @@ impl<'a> From<Change<'a>> for Request<'a> {
 }
 
 impl<'a> Read<'a> {
-    fn method(&self) -> Method {
-        match self {
-            Read::Compare { .. } => Method::Compare,
-            Read::PullSparse { .. } => Method::PullSparse,
-            Read::PullDense { .. } => Method::PullDense,
-            Read::Wait { .. } => Method::Wait,
-            Read::Stop => Method::Stop,
-            Read::Stats { .. } => Method::Stats,
-            Read::LastSave { .. } => Method::LastSave,
-            Read::Heartbeat { .. } => Method::Heartbeat,
-            Read::Rounds { .. } => Method::Rounds,
-            Read::Workers => Method::Workers,
-        }
-    }
+    const CHANGES: bool = false;
 
     fn wire(&self) -> Wire<'_> {
         let none = Wire::default();
@@ -466,29 +458,7 @@ impl<'a> Read<'a> {
 }
 
 impl<'a> Change<'a> {
-    pub fn method(&self) -> Method {
-        match self {
-            Change::PushSparse { .. } => Method::PushSparse,
-            Change::PushDense { .. } => Method::PushDense,
-            Change::SetDense { .. } => Method::SetDense,
-            Change::SetRateScale { .. } => Method::SetRateScale,
-            Change::PushGeo { .. } => Method::PushGeo,
-            Change::PullGeo { .. } => Method::PullGeo,
-            Change::PushSteps { .. } => Method::PushSteps,
-            Change::Arrive { .. } => Method::Arrive,
-            Change::Finish { .. } => Method::Finish,
-            Change::Shrink { .. } => Method::Shrink,
-            Change::Save { .. } => Method::Save,
-            Change::EndSave { .. } => Method::EndSave,
-            Change::Load { .. } => Method::Load,
-            Change::Clear { .. } => Method::Clear,
-            Change::BeginRun { .. } => Method::BeginRun,
-            Change::Adopt => Method::Adopt,
-            Change::Resume => Method::Resume,
-            Change::NewRun => Method::NewRun,
-            Change::Settle { .. } => Method::Settle,
-        }
-    }
+    const CHANGES: bool = true;
 
     /// Returns the table that gets results of a worker's steps, if any does.
     pub fn pushed_table(&self) -> Option<u32> {
