@@ -8,15 +8,12 @@
 
 use super::load::Checked;
 use super::manifest::{self, Part};
-use super::{SaveFormat, SaveOptions, Saved, part_name, write_table};
+use super::{SaveFormat, Saved, Saver, part_name};
 use crate::dense::DenseImage;
 use crate::{DenseCut, DenseTable, GlobalStep, dense_range};
-use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
 use std::fmt::Write;
 use std::ops::Range;
-use std::path::Path;
-use std::sync::Arc;
 
 /// Describes the layout of a table, which must be equal for it to fit another; `len` counts the
 /// numbers on all servers.
@@ -26,74 +23,48 @@ pub(crate) fn layout(table: &DenseTable, len: usize) -> String {
 
 pub(crate) const STEPS_LAYOUT: &str = "global step";
 
-/// Writes one server's part of a dense table of `len` numbers.
-pub(crate) fn write_dense(
-    disk: &Arc<dyn Disk>,
-    table: &DenseTable,
-    len: usize,
-    cut: &DenseCut,
-    dir: &Path,
-    options: &SaveOptions,
-) -> Result<Saved> {
-    let image = table.image();
-    let elements = image.values.len();
-    let bytes = match options.format {
-        SaveFormat::Binary => {
-            let numbers = image.values.iter().chain(&image.state);
-            numbers.flat_map(|number| number.to_le_bytes()).collect()
-        }
-        SaveFormat::Text => text(&image).into_bytes(),
-    };
-    let (server, servers) = (options.server as usize, options.server_count as usize);
-    let what = What {
-        table_id: table.config().table_id,
-        layout: layout(table, len),
+impl Saver<'_> {
+    /// Writes this server's part of a dense table of `len` numbers.
+    pub fn dense(&self, table: &DenseTable, len: usize, cut: &DenseCut) -> Result<Saved> {
+        let image = table.image();
+        let bytes = match self.options.format {
+            SaveFormat::Binary => {
+                let numbers = image.values.iter().chain(&image.state);
+                numbers.flat_map(|number| number.to_le_bytes()).collect()
+            }
+            SaveFormat::Text => text(&image).into_bytes(),
+        };
+        let (server, servers) = (self.options.server as usize, self.options.server_count as usize);
         // The ranges of an even division are known.
-        numbers: (*cut != DenseCut::Even).then(|| cut.ranges(len, server, servers)),
-        row_count: elements as u64,
-    };
-    write_one(disk, what, &bytes, dir, options)
-}
+        let numbers = (*cut != DenseCut::Even).then(|| cut.ranges(len, server, servers));
+        let saved = self.file(table.config().table_id, layout(table, len), numbers, &bytes)?;
+        Ok(Saved { row_count: image.values.len() as u64, ..saved })
+    }
 
-/// Writes one server's count of steps.
-pub(crate) fn write_steps(
-    disk: &Arc<dyn Disk>,
-    steps: &GlobalStep,
-    table_id: u32,
-    dir: &Path,
-    options: &SaveOptions,
-) -> Result<Saved> {
-    let text = format!("{}\n", steps.count());
-    let layout = STEPS_LAYOUT.to_string();
-    let what = What { table_id, layout, numbers: None, row_count: 0 };
-    write_one(disk, what, text.as_bytes(), dir, options)
-}
+    /// Writes this server's count of steps.
+    pub fn steps(&self, steps: &GlobalStep, table_id: u32) -> Result<Saved> {
+        let text = format!("{}\n", steps.count());
+        self.file(table_id, STEPS_LAYOUT.to_string(), None, text.as_bytes())
+    }
 
-/// Contents of the one file of a server.
-struct What {
-    table_id: u32,
-    layout: String,
-    numbers: Option<Vec<Range<usize>>>,
-    row_count: u64,
-}
-
-fn write_one(
-    disk: &Arc<dyn Disk>,
-    what: What,
-    bytes: &[u8],
-    dir: &Path,
-    options: &SaveOptions,
-) -> Result<Saved> {
-    let What { table_id, layout, numbers, row_count } = what;
-    write_table(disk, dir, table_id, layout, options, |folder, manifest| {
-        let name = part_name(options.server, None, manifest.round);
-        let path = folder.join(&name);
-        let (length, checksum) = (bytes.len() as u64, crc32fast::hash(bytes));
-        manifest.numbers = numbers;
-        manifest.parts.push(Part { name, bytes: length, checksum, plain_bytes: None });
-        manifest::put(disk, &path, bytes)?;
-        Ok(Saved { row_count, bytes: length })
-    })
+    /// Writes a table that is one file.
+    fn file(
+        &self,
+        table_id: u32,
+        layout: String,
+        numbers: Option<Vec<Range<usize>>>,
+        bytes: &[u8],
+    ) -> Result<Saved> {
+        self.table(table_id, layout, |folder, manifest| {
+            let name = part_name(self.options.server, None, manifest.round);
+            let path = folder.join(&name);
+            let (length, checksum) = (bytes.len() as u64, crc32fast::hash(bytes));
+            manifest.numbers = numbers;
+            manifest.parts.push(Part { name, bytes: length, checksum, plain_bytes: None });
+            manifest::put(self.disk, &path, bytes)?;
+            Ok(Saved { row_count: 0, bytes: length })
+        })
+    }
 }
 
 /// Loads the ranges `own` of a table of `len` numbers, which may have been divided differently when

@@ -3,9 +3,9 @@
 use super::folder::ASIDE;
 use super::reader::zeros;
 use crate::io_error::io_error;
+use fleet_base::Result;
 use fleet_base::disk::{Disk, DiskFile, make_folder, own_folder, read_exact_at};
 use fleet_base::file::AtomicFile;
-use fleet_base::Result;
 use std::io::{Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -8,8 +8,8 @@ use super::record::{
 };
 use crate::io_error::io_error;
 use crate::server::Caller;
-use fleet_base::disk::{Access, Disk, DiskFile, DiskReader, read_exact_at};
 use fleet_base::Result;
+use fleet_base::disk::{Access, Disk, DiskFile, DiskReader, read_exact_at};
 use std::collections::VecDeque;
 use std::io::{BufReader, Read};
 use std::path::Path;
