@@ -126,14 +126,7 @@ impl BarrierTable {
         let mut points = self.lock();
         points.finished.insert(trainer);
         points.lost.remove(&trainer);
-        for at in [Arrival::Sent, Arrival::Received] {
-            points.at(at).arrived.remove(&trainer);
-            let count = points.at(at).arrived.len() as u32;
-            if count > 0 && points.complete(at, self.trainer_count) {
-                last(at, count);
-                points.at(at).open();
-            }
-        }
+        points.leave(trainer, self.trainer_count, &mut last);
         self.changed.notify_all();
         Ok((points.finished.len() + points.lost.len()) as u32 == self.trainer_count)
     }
@@ -146,12 +139,7 @@ impl BarrierTable {
             return;
         }
         points.lost.insert(trainer);
-        for at in [Arrival::Sent, Arrival::Received] {
-            points.at(at).arrived.remove(&trainer);
-            if !points.at(at).arrived.is_empty() && points.complete(at, self.trainer_count) {
-                points.at(at).open();
-            }
-        }
+        points.leave(trainer, self.trainer_count, &mut |_, _| {});
         self.changed.notify_all();
     }
 
@@ -241,6 +229,19 @@ impl Points {
     fn complete(&mut self, at: Arrival, trainer_count: u32) -> bool {
         let here = self.at(at).arrived.len() + self.finished.len() + self.lost.len();
         here as u32 == trainer_count
+    }
+
+    /// Removes a trainer from the barriers, and opens those where only it was missing: first calls
+    /// `last` with the number of trainers that arrived.
+    fn leave(&mut self, trainer: u32, trainer_count: u32, last: &mut dyn FnMut(Arrival, u32)) {
+        for at in [Arrival::Sent, Arrival::Received] {
+            self.at(at).arrived.remove(&trainer);
+            let count = self.at(at).arrived.len() as u32;
+            if count > 0 && self.complete(at, trainer_count) {
+                last(at, count);
+                self.at(at).open();
+            }
+        }
     }
 }
 

@@ -38,8 +38,7 @@ use batch::Batches;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use look_ahead::LookAhead;
-use outbox::{Grads, Item, MergedIds, Outbox};
-use std::borrow::Cow;
+use outbox::{Grads, Item, Outbox};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -306,10 +305,7 @@ impl Communicator {
         let extras = batch.merger.merge_extras(&push, config)?;
         let mut grads = self.core.outbox.memory();
         batch.merger.sum_rows_into(push.grads, config.push_width(), &mut grads)?;
-        let ids = MergedIds::of(&batch.merger);
-        let (shows, clicks, slots) =
-            (owned(extras.shows), owned(extras.clicks), owned(extras.slots));
-        self.core.outbox.put(table, Item::Sparse(Grads { ids, grads, shows, clicks, slots }))
+        self.core.outbox.put(table, Item::Sparse(Grads::of(batch.merger.ids(), grads, extras)))
     }
 
     /// Hands over the gradient of a dense table, in parts laid end to end.
@@ -403,10 +399,6 @@ impl Communicator {
     fn lock(&self) -> MutexGuard<'_, CommunicatorStats> {
         lock(&self.reads)
     }
-}
-
-fn owned<T: Clone>(values: Option<Cow<'_, [T]>>) -> Vec<T> {
-    values.map_or(Vec::new(), Cow::into_owned)
 }
 
 /// Copies the numbers of a dense table into parts laid end to end.

@@ -4,51 +4,26 @@
 //! were queued.
 
 use super::{CommunicatorOptions, POLL_SPAN, Rates};
+use crate::merge::PushExtras;
 use crate::thread::Thread;
-use crate::{Ids, Merger, Push, Servers, Step, UniqueIds};
+use crate::{Ids, Push, Servers, Step, UniqueIds};
 use fleet_base::sync::{lock, wait, wait_for};
 use fleet_base::{Error, Result};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Ids that were merged, and perhaps those of later steps after them.
-pub(super) struct MergedIds {
-    ids: Vec<u64>,
-    is_unique: bool,
-}
-
-impl MergedIds {
-    pub fn of(merger: &Merger) -> MergedIds {
-        MergedIds { ids: merger.ids().to_vec(), is_unique: true }
-    }
-
-    fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// Adds the ids of another step, some of which may be known already.
-    fn extend(&mut self, more: MergedIds) {
-        self.ids.extend(more.ids);
-        self.is_unique = false;
-    }
-
-    fn as_ids(&self) -> Ids<'_> {
-        match self.is_unique {
-            true => Ids::Unique(UniqueIds::assume(&self.ids)),
-            false => Ids::Any(&self.ids),
-        }
-    }
-}
-
 /// Gradients of rows.
 pub(super) struct Grads {
-    pub ids: MergedIds,
-    pub grads: Vec<f32>,
+    ids: Vec<u64>,
+    /// They are of one step, whose ids were merged.
+    is_unique: bool,
+    grads: Vec<f32>,
     /// One per id, or empty.
-    pub shows: Vec<f32>,
-    pub clicks: Vec<f32>,
-    pub slots: Vec<u32>,
+    shows: Vec<f32>,
+    clicks: Vec<f32>,
+    slots: Vec<u32>,
 }
 
 /// An item of a queue.
@@ -440,6 +415,10 @@ fn add_parts(sum: &mut [f32], parts: &[&[f32]]) -> Result<()> {
     Ok(())
 }
 
+fn owned<T: Clone>(values: Option<Cow<'_, [T]>>) -> Vec<T> {
+    values.map_or(Vec::new(), Cow::into_owned)
+}
+
 /// Appends the values of `added` ids to those of `had` ids. Ids without a value get `value`, unless
 /// no id has one.
 fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, added: usize, value: T) {
@@ -452,25 +431,36 @@ fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, added: usize, va
 }
 
 impl Grads {
+    pub fn of(ids: UniqueIds<'_>, grads: Vec<f32>, extras: PushExtras<'_>) -> Grads {
+        let (shows, clicks, slots) =
+            (owned(extras.shows), owned(extras.clicks), owned(extras.slots));
+        Grads { ids: ids.to_vec(), is_unique: true, grads, shows, clicks, slots }
+    }
+
     /// Adds another step's gradients. If either has shows, all ids get shows. Returns the memory of
     /// `more`.
     fn extend(&mut self, more: Grads) -> Vec<f32> {
-        let Grads { ids, grads, shows, clicks, slots } = more;
+        let Grads { ids, grads, shows, clicks, slots, .. } = more;
         let (had, added) = (self.ids.len(), ids.len());
         append(&mut self.shows, shows, had, added, 1.0);
         append(&mut self.clicks, clicks, had, added, 0.0);
         append(&mut self.slots, slots, had, added, 0);
         self.ids.extend(ids);
+        self.is_unique = false;
         self.grads.extend_from_slice(&grads);
         grads
     }
 
     fn as_push(&self) -> Push<'_> {
+        let ids = match self.is_unique {
+            true => Ids::Unique(UniqueIds::assume(&self.ids)),
+            false => Ids::Any(&self.ids),
+        };
         Push {
             shows: (!self.shows.is_empty()).then_some(self.shows.as_slice()),
             clicks: (!self.clicks.is_empty()).then_some(self.clicks.as_slice()),
             slots: (!self.slots.is_empty()).then_some(self.slots.as_slice()),
-            ..Push::new(self.ids.as_ids(), &self.grads)
+            ..Push::new(ids, &self.grads)
         }
     }
 }

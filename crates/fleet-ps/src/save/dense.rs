@@ -130,12 +130,12 @@ impl DenseImage {
     fn copy(&mut self, to: usize, part: &DenseImage, from: usize, count: usize) {
         let (own_len, part_len) = (self.values.len(), part.values.len());
         self.values[to..to + count].copy_from_slice(&part.values[from..from + count]);
-        for block in 0..self.shape.blocks {
+        for block in 0..self.blocks {
             let part = &part.state[block * part_len + from..][..count];
             self.state[block * own_len + to..][..count].copy_from_slice(part);
         }
         if to == 0 {
-            let blocks = self.shape.blocks;
+            let blocks = self.blocks;
             self.state[blocks * own_len..].copy_from_slice(&part.state[blocks * part_len..]);
         }
     }
@@ -155,12 +155,12 @@ pub(crate) fn load_steps(checked: &Checked) -> Result<u64> {
 
 fn text(image: &DenseImage) -> String {
     let len = image.values.len();
-    let (elements, shared) = image.state.split_at(image.shape.blocks * len);
+    let (elements, shared) = image.state.split_at(image.blocks * len);
     let mut text = String::new();
     for (at, value) in image.values.iter().enumerate() {
         // Writing to a string does not fail.
         let _ = write!(text, "{value}");
-        for block in 0..image.shape.blocks {
+        for block in 0..image.blocks {
             let _ = write!(text, " {}", elements[block * len + at]);
         }
         text.push('\n');
@@ -178,14 +178,14 @@ fn text(image: &DenseImage) -> String {
 /// Parses a part of a table; `None` if it is malformed.
 fn parse(table: &DenseTable, format: SaveFormat, bytes: &[u8]) -> Option<DenseImage> {
     let rule = &table.config().rule;
-    let shape = DenseImage::empty(rule, 0).shape;
+    let empty = DenseImage::empty(rule, 0);
     match format {
         SaveFormat::Binary => {
             let numbers: Vec<f32> = bytes
                 .chunks_exact(4)
                 .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
                 .collect();
-            let len = numbers.len().checked_sub(shape.shared)? / (1 + shape.blocks);
+            let len = numbers.len().checked_sub(empty.state.len())? / (1 + empty.blocks);
             let mut image = DenseImage::empty(rule, len);
             (bytes.len() == (len + image.state.len()) * 4).then_some(())?;
             image.values.copy_from_slice(&numbers[..len]);
@@ -201,13 +201,13 @@ fn parse(table: &DenseTable, format: SaveFormat, bytes: &[u8]) -> Option<DenseIm
             for (at, line) in lines.iter().enumerate() {
                 let mut words = line.split(' ').map(|word| word.parse::<f32>().ok());
                 image.values[at] = words.next()??;
-                for block in 0..shape.blocks {
+                for block in 0..image.blocks {
                     image.state[block * len + at] = words.next()??;
                 }
                 words.next().is_none().then_some(())?;
             }
             let mut words = shared.first().unwrap_or(&"shared").split(' ').skip(1);
-            for to in &mut image.state[shape.blocks * len..] {
+            for to in &mut image.state[empty.blocks * len..] {
                 *to = words.next()?.parse().ok()?;
             }
             (words.next().is_none() && shared.len() < 2).then_some(image)

@@ -22,7 +22,7 @@ pub fn load_sparse(table: &SparseTable, dir: &Path, mine: impl Fn(u64) -> bool) 
         let path = folder.join(manifest::file_name(server, save_id));
         Ok(manifest::read(&*disk, &path)?.server_count)
     };
-    let latest = latest(&folder, manifest::list(&*disk, &folder)?, count_of)?;
+    let latest = latest(&folder, manifest::numbered(&*disk, &folder, manifest::PREFIX)?, count_of)?;
     let (table_id, layout) = (table.config().table_id, layout_name(table));
     let checked = check(&disk, dir, table_id, latest.save_id, &layout)?;
     load_checked(table, &checked, mine)

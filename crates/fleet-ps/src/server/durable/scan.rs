@@ -71,31 +71,13 @@ pub(super) struct Place<'a> {
 impl Place<'_> {
     /// Reads the files in `files`; stops at damage, which is part of the result.
     pub fn scan(&self, files: &Files, visitor: &mut dyn Visitor) -> Result<FolderScan> {
-        let mut scanned = FolderScan::default();
-        match self.read_all(files, visitor, &mut scanned) {
+        let mut scanner = Scanner { place: self, visitor, found: FolderScan::default() };
+        match scanner.read_all(files) {
             Ok(()) => {}
-            Err(Fault::Damage(damage)) => scanned.damage = Some(damage),
+            Err(Fault::Damage(damage)) => scanner.found.damage = Some(damage),
             Err(Fault::Error(error)) => return Err(error),
         }
-        Ok(scanned)
-    }
-
-    fn read_all(
-        &self,
-        files: &Files,
-        visitor: &mut dyn Visitor,
-        scanned: &mut FolderScan,
-    ) -> Result<(), Fault> {
-        let start = files.snapshots.last().copied().unwrap_or(0);
-        if let Some(damage) = self.missing(files, start) {
-            return Err(damage.into());
-        }
-        if start > 0 {
-            self.read_snapshot(start, visitor, scanned)?;
-        }
-        let last = files.logs.last().copied().unwrap_or(start);
-        (start..=last)
-            .try_for_each(|number| self.read_log(number, number == last, visitor, scanned))
+        Ok(scanner.found)
     }
 
     /// Returns the damage if a required file is missing.
@@ -115,101 +97,6 @@ impl Place<'_> {
         let last = files.logs.last().copied().unwrap_or(start).max(start);
         let hole = (start..=last).find(|number| files.logs.binary_search(number).is_err())?;
         is_missing(format!("log-{hole}"))
-    }
-
-    fn read_snapshot(
-        &self,
-        number: u64,
-        visitor: &mut dyn Visitor,
-        scanned: &mut FolderScan,
-    ) -> Result<(), Fault> {
-        let path = snapshot_path(self.folder, number);
-        let mut input = BlockReader::open(self.disk, &path)?;
-        let head = SnapshotHead::read(&mut input).map_err(|error| match error.kind() {
-            ErrorKind::Invalid => Damage::new(&path, 0, "its first block is damaged").into(),
-            _ => Fault::Error(error),
-        })?;
-        if head.life != self.life || head.number != number {
-            let what = format!("it is snapshot {} of another folder, or was renamed", head.number);
-            return Err(Damage::new(&path, 0, what).into());
-        }
-        if let Err(error) = visitor.snapshot(&head, &mut input) {
-            return Err(match input.damage.take() {
-                Some(damage) => damage.into(),
-                None => error.at(path.display()).into(),
-            });
-        }
-        scanned.next = head.first;
-        scanned.epochs = head.epochs.clone();
-        scanned.snapshot = Some((head, input.total()));
-        Ok(())
-    }
-
-    fn read_log(
-        &self,
-        number: u64,
-        is_last: bool,
-        visitor: &mut dyn Visitor,
-        scanned: &mut FolderScan,
-    ) -> Result<(), Fault> {
-        let path = log::path(self.folder, number);
-        let mut visit = |record: &Record<'_>| {
-            let place = || format!("byte {} of {}", record.offset, path.display());
-            visitor.record(record).map_err(|error| error.at(place()))
-        };
-        // The header is checked first, so that the records of a log that does not fit are not
-        // visited.
-        let header = reader::read_header(self.disk, &path)??;
-        if header.life != self.life || header.number != number {
-            let what = format!("it is log {} of another folder, or was renamed", header.number);
-            return Err(Damage::new(&path, 0, what).into());
-        }
-        if header.first != scanned.next {
-            return self.does_not_follow(&path, &header, is_last, scanned);
-        }
-        let scan = reader::read(self.disk, &path, &mut visit)??;
-        let LogHeader { epoch: id, first, accepts_loss, .. } = header;
-        if scanned.epochs.list().last().is_none_or(|last| last.id != id) {
-            scanned.epochs.push(Epoch { id, first, accepts_loss });
-        }
-        scanned.next = scan.next;
-        let judged = if is_last { self.judge(&path, &scan) } else { Ok(None) };
-        scanned.logs.push(scan);
-        scanned.tail = judged?;
-        Ok(())
-    }
-
-    /// Judges a log that does not begin where the previous one ends.
-    fn does_not_follow(
-        &self,
-        path: &Path,
-        header: &LogHeader,
-        is_last: bool,
-        scanned: &mut FolderScan,
-    ) -> Result<(), Fault> {
-        let expected = scanned.next;
-        let wrong_start = || {
-            let what = format!("it begins at request {}, expected {expected}", header.first);
-            Damage::new(path, 0, what)
-        };
-        let before = scanned.logs.last().ok_or_else(wrong_start)?;
-        let earlier = log::path(self.folder, before.header.number);
-        if header.first > expected {
-            let what = format!(
-                "it ends at request {expected}, but {} begins at {}",
-                path.display(),
-                header.first
-            );
-            return Err(Damage::new(earlier, before.good, what).into());
-        }
-        // A failed rotation: the previous log grew on, and this one stayed empty.
-        let empty = reader::read(self.disk, path, &mut |_| Ok(()))?;
-        let is_empty = empty.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0);
-        if !(is_last && is_empty && !before.is_closed) {
-            return Err(wrong_start().into());
-        }
-        scanned.tail = self.judge(&earlier, before)?;
-        Ok(())
     }
 
     /// Judges the end of the last log: returns an incomplete end, or the damage.
@@ -245,6 +132,109 @@ impl Place<'_> {
             bytes: scan.total - scan.good,
             request_count: scan.later.map_or(0, |later| later.count),
         }))
+    }
+}
+
+/// A scan in progress.
+struct Scanner<'a> {
+    place: &'a Place<'a>,
+    visitor: &'a mut dyn Visitor,
+    found: FolderScan,
+}
+
+impl Scanner<'_> {
+    fn read_all(&mut self, files: &Files) -> Result<(), Fault> {
+        let start = files.snapshots.last().copied().unwrap_or(0);
+        if let Some(damage) = self.place.missing(files, start) {
+            return Err(damage.into());
+        }
+        if start > 0 {
+            self.read_snapshot(start)?;
+        }
+        let last = files.logs.last().copied().unwrap_or(start);
+        (start..=last).try_for_each(|number| self.read_log(number, number == last))
+    }
+
+    fn read_snapshot(&mut self, number: u64) -> Result<(), Fault> {
+        let path = snapshot_path(self.place.folder, number);
+        let mut input = BlockReader::open(self.place.disk, &path)?;
+        let head = SnapshotHead::read(&mut input).map_err(|error| match error.kind() {
+            ErrorKind::Invalid => Damage::new(&path, 0, "its first block is damaged").into(),
+            _ => Fault::Error(error),
+        })?;
+        if head.life != self.place.life || head.number != number {
+            let what = format!("it is snapshot {} of another folder, or was renamed", head.number);
+            return Err(Damage::new(&path, 0, what).into());
+        }
+        if let Err(error) = self.visitor.snapshot(&head, &mut input) {
+            return Err(match input.damage.take() {
+                Some(damage) => damage.into(),
+                None => error.at(path.display()).into(),
+            });
+        }
+        self.found.next = head.first;
+        self.found.epochs = head.epochs.clone();
+        self.found.snapshot = Some((head, input.total()));
+        Ok(())
+    }
+
+    fn read_log(&mut self, number: u64, is_last: bool) -> Result<(), Fault> {
+        let path = log::path(self.place.folder, number);
+        // The header is checked first, so that the records of a log that does not fit are not
+        // visited.
+        let header = reader::read_header(self.place.disk, &path)??;
+        if header.life != self.place.life || header.number != number {
+            let what = format!("it is log {} of another folder, or was renamed", header.number);
+            return Err(Damage::new(&path, 0, what).into());
+        }
+        if header.first != self.found.next {
+            return self.does_not_follow(&path, &header, is_last);
+        }
+        let scan = reader::read(self.place.disk, &path, &mut |record| {
+            let place = || format!("byte {} of {}", record.offset, path.display());
+            self.visitor.record(record).map_err(|error| error.at(place()))
+        })??;
+        let LogHeader { epoch: id, first, accepts_loss, .. } = header;
+        if self.found.epochs.list().last().is_none_or(|last| last.id != id) {
+            self.found.epochs.push(Epoch { id, first, accepts_loss });
+        }
+        self.found.next = scan.next;
+        let judged = if is_last { self.place.judge(&path, &scan) } else { Ok(None) };
+        self.found.logs.push(scan);
+        self.found.tail = judged?;
+        Ok(())
+    }
+
+    /// Judges a log that does not begin where the previous one ends.
+    fn does_not_follow(
+        &mut self,
+        path: &Path,
+        header: &LogHeader,
+        is_last: bool,
+    ) -> Result<(), Fault> {
+        let expected = self.found.next;
+        let wrong_start = || {
+            let what = format!("it begins at request {}, expected {expected}", header.first);
+            Damage::new(path, 0, what)
+        };
+        let before = self.found.logs.last().ok_or_else(wrong_start)?;
+        let earlier = log::path(self.place.folder, before.header.number);
+        if header.first > expected {
+            let what = format!(
+                "it ends at request {expected}, but {} begins at {}",
+                path.display(),
+                header.first
+            );
+            return Err(Damage::new(earlier, before.good, what).into());
+        }
+        // A failed rotation: the previous log grew on, and this one stayed empty.
+        let empty = reader::read(self.place.disk, path, &mut |_| Ok(()))?;
+        let is_empty = empty.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0);
+        if !(is_last && is_empty && !before.is_closed) {
+            return Err(wrong_start().into());
+        }
+        self.found.tail = self.place.judge(&earlier, before)?;
+        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! One server's part of the dense parameters, with their optimizer.
+//! One server's part of the dense parameters, flattened into one row, with their optimizer.
 //!
 //! In the asynchronous modes every push is applied on receipt. In the synchronous mode pushes are
 //! summed, and [`DenseTable::apply_pending`] applies their mean once all trainers have pushed.
@@ -69,8 +69,9 @@ pub struct DenseTable {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DenseImage {
     pub values: Vec<f32>,
+    /// `blocks` blocks with a number for each parameter, then numbers that all parameters share.
     pub state: Vec<f32>,
-    pub shape: StateShape,
+    pub blocks: usize,
 }
 
 /// The part of a dense table that a snapshot of its server keeps.
@@ -90,22 +91,13 @@ pub(crate) struct DenseRuntime {
     pub is_loaded: bool,
 }
 
-/// Layout of a rule's state: blocks with a number for each parameter, then numbers that all
-/// parameters share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StateShape {
-    pub blocks: usize,
-    pub shared: usize,
-}
-
 impl DenseImage {
     /// Returns `len` parameters as they are before the first push.
     pub fn empty(rule: &Rule, len: usize) -> DenseImage {
-        let blocks = state_len(rule, 2) - state_len(rule, 1);
-        let shape = StateShape { blocks, shared: state_len(rule, 1) - blocks };
         let mut state = vec![0.0; state_len(rule, len)];
         init_state(rule, len, &mut state);
-        DenseImage { values: vec![0.0; len], state, shape }
+        let blocks = state_len(rule, 2) - state_len(rule, 1);
+        DenseImage { values: vec![0.0; len], state, blocks }
     }
 }
 
@@ -268,9 +260,9 @@ impl DenseTable {
     }
 
     pub(crate) fn image(&self) -> DenseImage {
-        let shape = DenseImage::empty(&self.config.rule, 0).shape;
+        let empty = DenseImage::empty(&self.config.rule, 0);
         let kept = &self.lock().kept;
-        DenseImage { values: kept.values.clone(), state: kept.state.clone(), shape }
+        DenseImage { values: kept.values.clone(), state: kept.state.clone(), ..empty }
     }
 
     pub(crate) fn runtime(&self) -> DenseRuntime {
