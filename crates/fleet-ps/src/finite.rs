@@ -38,6 +38,16 @@ pub(crate) fn screen<'a>(
     }
 }
 
+/// Checks a factor on a learning rate.
+pub(crate) fn check_rate_scale(scale: f32) -> Result<()> {
+    match scale.is_finite() && scale >= 0.0 {
+        true => Ok(()),
+        false => Err(Error::invalid("invalid learning rate scale")
+            .expected("a finite number >= 0")
+            .got(scale)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,17 +2,18 @@
 //! it, and servers keep it beside their logs: renaming a field of a config makes these unreadable.
 
 use crate::JobTables;
+use fleet_base::{Error, Result};
 
 /// Changes whenever workers of one version cannot talk to servers of another.
 const MESSAGES_VERSION: &str = "messages of version 6";
 
 /// The first fact in which two jobs differ.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Difference<'a> {
+struct Difference<'a> {
     /// The table and the fields that enclose the fact; empty for facts of the whole job.
-    pub place: String,
-    pub expected: &'a str,
-    pub got: &'a str,
+    place: String,
+    expected: &'a str,
+    got: &'a str,
 }
 
 /// Indentation of a job's fields, and of its tables, in columns.
@@ -26,7 +27,7 @@ pub(crate) fn text(job: &JobTables) -> String {
 }
 
 /// Returns the first difference between two texts, if any.
-pub(crate) fn difference<'a>(expected: &'a str, got: &'a str) -> Option<Difference<'a>> {
+fn difference<'a>(expected: &'a str, got: &'a str) -> Option<Difference<'a>> {
     let ours: Vec<&str> = expected.lines().collect();
     let theirs: Vec<&str> = got.lines().collect();
     let at = (0..ours.len().max(theirs.len())).find(|at| ours.get(*at) != theirs.get(*at))?;
@@ -34,6 +35,16 @@ pub(crate) fn difference<'a>(expected: &'a str, got: &'a str) -> Option<Differen
     let longer = if at < ours.len() { &ours } else { &theirs };
     let fact = |lines: &[&'a str]| lines.get(at).map_or(END, |line| fact(line));
     Some(Difference { place: place(longer, at), expected: fact(&ours), got: fact(&theirs) })
+}
+
+/// Rejects a text that differs from the expected one, and names the first difference.
+pub(crate) fn check(expected: &str, got: &str, message: &str) -> Result<()> {
+    let Some(difference) = difference(expected, got) else { return Ok(()) };
+    let error = Error::invalid(message).expected(difference.expected).got(difference.got);
+    Err(match difference.place.is_empty() {
+        true => error,
+        false => error.at(difference.place),
+    })
 }
 
 /// Returns a line without its indentation and punctuation.

@@ -22,6 +22,7 @@ mod finite;
 mod geo;
 mod hash_key;
 mod init;
+mod io_error;
 mod job_text;
 mod merge;
 mod message;
@@ -37,6 +38,7 @@ mod servers;
 mod sparse;
 mod stats;
 mod sync;
+mod thread;
 
 pub use client::{Client, IsOver, LocalServers, RemoteOptions, RemoteServers};
 pub use communicator::{

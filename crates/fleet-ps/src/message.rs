@@ -25,46 +25,25 @@ impl<'a> Body<'a> {
     }
 
     pub fn u32(&mut self) -> Result<u32> {
-        let bytes = self.take(1, 4)?;
-        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        self.take(1, 4).map(u32::from_little)
     }
 
     pub fn u64(&mut self) -> Result<u64> {
-        Ok(u64::from(self.u32()?) | u64::from(self.u32()?) << 32)
+        self.take(1, 8).map(u64::from_little)
     }
 
-    pub fn u64s(&mut self, count: u64) -> Result<Cow<'a, [u64]>> {
-        let bytes = self.take(count, 8)?;
+    /// Reads `count` numbers, in place where their bytes allow it.
+    pub fn numbers<T: Number>(&mut self, count: u64) -> Result<Cow<'a, [T]>> {
+        let bytes = self.take(count, size_of::<T>())?;
         Ok(match bytemuck::try_cast_slice(bytes) {
             Ok(numbers) if cfg!(target_endian = "little") => Cow::Borrowed(numbers),
-            _ => bytes
-                .chunks_exact(8)
-                .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]))
-                .collect(),
-        })
-    }
-
-    pub fn u32s(&mut self, count: u64) -> Result<Cow<'a, [u32]>> {
-        let bytes = self.take(count, 4)?;
-        Ok(match bytemuck::try_cast_slice(bytes) {
-            Ok(numbers) if cfg!(target_endian = "little") => Cow::Borrowed(numbers),
-            _ => bytes
-                .chunks_exact(4)
-                .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-        })
-    }
-
-    pub fn f32s(&mut self, count: u64) -> Result<Cow<'a, [f32]>> {
-        Ok(match self.u32s(count)? {
-            Cow::Borrowed(bits) => Cow::Borrowed(bytemuck::cast_slice(bits)),
-            Cow::Owned(bits) => bits.into_iter().map(f32::from_bits).collect(),
+            _ => bytes.chunks_exact(size_of::<T>()).map(T::from_little).collect(),
         })
     }
 
     /// Reads the rest as numbers.
     pub fn rest_f32s(&mut self) -> Result<Cow<'a, [f32]>> {
-        let numbers = self.f32s(self.0.len() as u64 / 4)?;
+        let numbers = self.numbers(self.0.len() as u64 / 4)?;
         self.end()?;
         Ok(numbers)
     }
@@ -99,6 +78,8 @@ pub(crate) fn bytes_of<T: Number>(numbers: &[T]) -> Cow<'_, [u8]> {
 pub(crate) trait Number: bytemuck::Pod {
     /// Returns its bytes, lowest first.
     fn little(&self) -> Vec<u8>;
+    /// Returns the number with these bytes, as many as it has, lowest first.
+    fn from_little(bytes: &[u8]) -> Self;
 }
 
 macro_rules! number {
@@ -107,10 +88,21 @@ macro_rules! number {
             fn little(&self) -> Vec<u8> {
                 self.to_le_bytes().to_vec()
             }
+
+            fn from_little(bytes: &[u8]) -> $t {
+                let mut own = [0; size_of::<$t>()];
+                own.copy_from_slice(bytes);
+                <$t>::from_le_bytes(own)
+            }
         }
     )*};
 }
-number!(u32 u64 f32);
+number!(u8 u32 u64 f32);
+
+/// Appends numbers to an answer.
+pub(crate) fn put<T: Number>(answer: &mut Vec<u8>, numbers: &[T]) {
+    answer.extend_from_slice(&bytes_of(numbers));
+}
 
 /// Appends `count` numbers to `answer`; `fill` writes them.
 pub(crate) fn fill_f32s(
@@ -139,7 +131,7 @@ pub(crate) fn copy_f32s(bytes: &[u8], out: &mut [f32]) {
         return;
     }
     for (number, bytes) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-        *number = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        *number = f32::from_little(bytes);
     }
 }
 
@@ -154,7 +146,7 @@ mod tests {
             bytes.extend(bytes_of(&[u64::MAX, 5]).iter());
             bytes.extend(bytes_of(&[1.5f32, -2.0]).iter());
             let mut body = Body(&bytes[shift..]);
-            assert_eq!(*body.u64s(2).unwrap(), [u64::MAX, 5]);
+            assert_eq!(*body.numbers::<u64>(2).unwrap(), [u64::MAX, 5]);
             let mut out = [0.0; 2];
             copy_f32s(body.0, &mut out);
             assert_eq!(out, [1.5, -2.0]);
@@ -171,7 +163,7 @@ mod tests {
 
     #[test]
     fn lengths_that_lie_are_refused() {
-        assert!(Body(&[0; 24]).u64s(u64::MAX).is_err());
+        assert!(Body(&[0; 24]).numbers::<u64>(u64::MAX).is_err());
         assert!(Body(&[1, 2, 3]).rest_f32s().is_err(), "not whole numbers");
         assert!(Body(&[255; 12]).text().is_err());
     }

@@ -1,7 +1,7 @@
 //! Progress of a worker's earlier processes, from which a restarted worker resumes.
 
 use crate::Step;
-use crate::message::{Body, bytes_of};
+use crate::message::{Body, put};
 use fleet_base::Result;
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ pub(crate) fn write(base: u64, complete: u64, tables: &BTreeMap<u32, u64>, answe
     let pairs = tables.iter().flat_map(|(table, step)| [u64::from(*table), *step]);
     let numbers: Vec<u64> =
         [base, complete, tables.len() as u64].into_iter().chain(pairs).collect();
-    answer.extend(bytes_of(&numbers).iter());
+    put(answer, &numbers);
 }
 
 /// Merges the answers of all servers, which are in the order of the servers.
@@ -78,7 +78,7 @@ pub(crate) fn merged(answers: &[Vec<u8>]) -> Result<Progress> {
         all.base = all.base.max(body.u64()?);
         all.complete = all.complete.max(body.u64()?);
         let count = body.u64()?;
-        let pairs = body.u64s(count.saturating_mul(2))?;
+        let pairs = body.numbers::<u64>(count.saturating_mul(2))?;
         body.end()?;
         all.applied.push(pairs.chunks_exact(2).map(|pair| (pair[0] as u32, pair[1])).collect());
     }

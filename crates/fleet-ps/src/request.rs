@@ -33,24 +33,43 @@ const DAYS_DEFAULT: u32 = u32::MAX;
 const BINARY: u32 = 1 << 8;
 const ONE_TABLE: u32 = 1 << 9;
 
-/// Defines the methods, numbered from 1.
+/// Defines the methods: the byte of each, whether it reads or changes something, and its name.
 macro_rules! methods {
-    ($first:ident $($name:ident)*) => {
+    ($($byte:literal $kind:ident $name:ident,)*) => {
         /// The kind of a request, as one byte.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum Method {
-            $first = 1,
-            $($name,)*
+            $($name = $byte,)*
         }
 
-        const METHODS: &[Method] = &[Method::$first $(, Method::$name)*];
+        const METHODS: &[Method] = &[$(Method::$name),*];
+
+        impl Method {
+            /// Returns whether running it a second time would be wrong: it is a [`Change`].
+            pub fn changes(self) -> bool {
+                match self {
+                    $(Method::$name => $kind::CHANGES,)*
+                }
+            }
+        }
+
+        impl Request<'_> {
+            pub fn method(&self) -> Method {
+                match self {
+                    $(Request::$kind($kind::$name { .. }) => Method::$name,)*
+                }
+            }
+        }
     };
 }
 methods! {
-    Compare PullSparse PushSparse PullDense PushDense SetDense SetRateScale PushGeo PullGeo
-    PushSteps Arrive Wait Finish Stop Shrink Stats LastSave Save EndSave Load Heartbeat Rounds Clear
-    Workers BeginRun Adopt Resume NewRun Settle
+    1 Read Compare, 2 Read PullSparse, 3 Change PushSparse, 4 Read PullDense, 5 Change PushDense,
+    6 Change SetDense, 7 Change SetRateScale, 8 Change PushGeo, 9 Change PullGeo,
+    10 Change PushSteps, 11 Change Arrive, 12 Read Wait, 13 Change Finish, 14 Read Stop,
+    15 Change Shrink, 16 Read Stats, 17 Read LastSave, 18 Change Save, 19 Change EndSave,
+    20 Change Load, 21 Read Heartbeat, 22 Read Rounds, 23 Change Clear, 24 Read Workers,
+    25 Change BeginRun, 26 Change Adopt, 27 Change Resume, 28 Change NewRun, 29 Change Settle,
 }
 
 impl Method {
@@ -65,13 +84,6 @@ impl Method {
     /// Returns whether a byte is a known method; cheaper than the error of [`Method::parse`].
     pub fn is_known(byte: u8) -> bool {
         METHODS.iter().any(|method| *method as u8 == byte)
-    }
-
-    /// Returns whether running it a second time would be wrong: it is a [`Change`].
-    pub fn changes(self) -> bool {
-        use Method as M;
-        let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
-        !(reads || matches!(self, M::Stats | M::LastSave | M::Heartbeat | M::Rounds | M::Workers))
     }
 
     /// Returns whether it carries results of a worker's steps.
@@ -309,13 +321,6 @@ impl<'a> Message<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub fn method(&self) -> Method {
-        match self {
-            Request::Read(read) => read.method(),
-            Request::Change(change) => change.method(),
-        }
-    }
-
     fn wire(&self) -> Wire<'_> {
         match self {
             Request::Read(read) => read.wire(),
@@ -333,18 +338,15 @@ impl<'a> Request<'a> {
             _ => (body.u64()?, body.u64()?),
         };
         let fields = Fields { table, argument, count, body };
-        let read = Read::decode(method, fields)?.map(Request::Read);
-        let request = match (read, Change::decode_push(method, fields)?) {
-            (Some(read), _) => read,
-            (None, Some(push)) => Request::Change(push),
-            (None, None) => Request::Change(Change::decode_other(method, fields)?),
+        let request = match method.changes() {
+            false => Request::Read(Read::decode(method, fields)?),
+            true => Request::Change(Change::decode(method, fields)?),
         };
         Ok((Stamp { seq, done, step, complete }, request))
     }
 }
 
 /// The fields of a request that arrived.
-#[derive(Clone, Copy)]
 struct Fields<'a> {
     table: u32,
     argument: u32,
@@ -352,17 +354,8 @@ struct Fields<'a> {
     body: Body<'a>,
 }
 
-impl<'a> Fields<'a> {
-    fn empty(self) -> Result<()> {
-        self.body.end()
-    }
-
-    fn text(mut self) -> Result<&'a str> {
-        let text = self.body.text()?;
-        self.body.end().map(|()| text)
-    }
-
-    fn barrier(self) -> Result<Arrival> {
+impl Fields<'_> {
+    fn barrier(&self) -> Result<Arrival> {
         match self.argument {
             0 => Ok(Arrival::Sent),
             1 => Ok(Arrival::Received),
@@ -370,7 +363,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn pull_mode(self) -> Result<PullMode> {
+    fn pull_mode(&self) -> Result<PullMode> {
         match self.argument {
             0 => Ok(PullMode::Train),
             1 => Ok(PullMode::Infer),
@@ -380,7 +373,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns the table that a save or load is limited to, if it is.
-    fn one_table(self) -> Option<u32> {
+    fn one_table(&self) -> Option<u32> {
         (self.argument & ONE_TABLE != 0).then_some(self.table)
     }
 }
@@ -398,20 +391,7 @@ impl<'a> From<Change<'a>> for Request<'a> {
 }
 
 impl<'a> Read<'a> {
-    fn method(&self) -> Method {
-        match self {
-            Read::Compare { .. } => Method::Compare,
-            Read::PullSparse { .. } => Method::PullSparse,
-            Read::PullDense { .. } => Method::PullDense,
-            Read::Wait { .. } => Method::Wait,
-            Read::Stop => Method::Stop,
-            Read::Stats { .. } => Method::Stats,
-            Read::LastSave { .. } => Method::LastSave,
-            Read::Heartbeat { .. } => Method::Heartbeat,
-            Read::Rounds { .. } => Method::Rounds,
-            Read::Workers => Method::Workers,
-        }
-    }
+    const CHANGES: bool = false;
 
     fn wire(&self) -> Wire<'_> {
         let none = Wire::default();
@@ -440,68 +420,45 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// Returns `None` for a method that changes something.
-    fn decode(method: Method, mut fields: Fields<'a>) -> Result<Option<Read<'a>>> {
-        let table = fields.table;
+    fn decode(method: Method, mut fields: Fields<'a>) -> Result<Read<'a>> {
+        let Fields { table, count, ref mut body, .. } = fields;
         let read = match method {
             Method::Compare => {
                 // Another version may have less or more behind the text, which tells the versions
                 // apart.
-                let job = fields.body.text()?;
-                let mut number = || fields.body.u64().ok();
-                let acknowledged = [number(), number(), number()];
-                let [Some(life), Some(epoch), Some(seq)] = acknowledged else {
-                    return Ok(Some(Read::Compare { job, acknowledged: None }));
+                let job = body.text()?;
+                let acknowledged = match [body.u64(), body.u64(), body.u64()] {
+                    [Ok(life), Ok(epoch), Ok(seq)] => Some([life, epoch, seq]),
+                    _ => None,
                 };
-                return Ok(Some(Read::Compare { job, acknowledged: Some([life, epoch, seq]) }));
+                return Ok(Read::Compare { job, acknowledged });
             }
             Method::PullSparse => {
-                let ids = fields.body.u64s(fields.count)?;
+                let ids = body.numbers(count)?;
                 Read::PullSparse { table, mode: fields.pull_mode()?, ids }
             }
             Method::Wait => {
-                let timeout = Duration::from_millis(fields.body.u64()?);
-                Read::Wait { at: fields.barrier()?, round: fields.count, timeout }
+                let timeout = Duration::from_millis(body.u64()?);
+                Read::Wait { at: fields.barrier()?, round: count, timeout }
             }
-            Method::LastSave => {
-                return fields.text().map(|dir| Some(Read::LastSave { dir }));
-            }
+            Method::LastSave => Read::LastSave { dir: body.text()? },
             Method::PullDense => Read::PullDense { table },
             Method::Stop => Read::Stop,
             Method::Stats => Read::Stats { table },
-            Method::Heartbeat => Read::Heartbeat { steps: fields.count },
+            Method::Heartbeat => Read::Heartbeat { steps: count },
             Method::Rounds => Read::Rounds { at: fields.barrier()? },
             Method::Workers => Read::Workers,
-            _ => return Ok(None),
+            other => {
+                let error = Error::unsupported("request is not a read");
+                return Err(error.got(format!("{other:?}")));
+            }
         };
-        fields.empty().map(|()| Some(read))
+        fields.body.end().map(|()| read)
     }
 }
 
 impl<'a> Change<'a> {
-    pub fn method(&self) -> Method {
-        match self {
-            Change::PushSparse { .. } => Method::PushSparse,
-            Change::PushDense { .. } => Method::PushDense,
-            Change::SetDense { .. } => Method::SetDense,
-            Change::SetRateScale { .. } => Method::SetRateScale,
-            Change::PushGeo { .. } => Method::PushGeo,
-            Change::PullGeo { .. } => Method::PullGeo,
-            Change::PushSteps { .. } => Method::PushSteps,
-            Change::Arrive { .. } => Method::Arrive,
-            Change::Finish { .. } => Method::Finish,
-            Change::Shrink { .. } => Method::Shrink,
-            Change::Save { .. } => Method::Save,
-            Change::EndSave { .. } => Method::EndSave,
-            Change::Load { .. } => Method::Load,
-            Change::Clear { .. } => Method::Clear,
-            Change::BeginRun { .. } => Method::BeginRun,
-            Change::Adopt => Method::Adopt,
-            Change::Resume => Method::Resume,
-            Change::NewRun => Method::NewRun,
-            Change::Settle { .. } => Method::Settle,
-        }
-    }
+    const CHANGES: bool = true;
 
     /// Returns the table that gets results of a worker's steps, if any does.
     pub fn pushed_table(&self) -> Option<u32> {
@@ -559,60 +516,26 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Returns `None` for a method that pushes no numbers.
-    fn decode_push(method: Method, fields: Fields<'a>) -> Result<Option<Change<'a>>> {
-        let table = fields.table;
-        Ok(Some(match method {
-            Method::PushSparse => Change::decode_rows(fields)?,
-            Method::PushDense => {
-                let mut body = fields.body;
-                Change::PushDense { table, steps: fields.count, grad: body.rest_f32s()? }
-            }
-            Method::SetDense => {
-                let mut body = fields.body;
-                Change::SetDense { table, values: body.rest_f32s()? }
-            }
+    fn decode(method: Method, mut fields: Fields<'a>) -> Result<Change<'a>> {
+        let Fields { table, argument, count, ref mut body } = fields;
+        let change = match method {
+            Method::PushSparse => Change::decode_rows((table, argument, count), body)?,
+            Method::PushDense => Change::PushDense { table, steps: count, grad: body.rest_f32s()? },
+            Method::SetDense => Change::SetDense { table, values: body.rest_f32s()? },
             Method::PushGeo => {
-                let mut body = fields.body;
-                let ids = body.u64s(fields.count)?;
+                let ids = body.numbers(count)?;
                 Change::PushGeo { table, ids, differences: body.rest_f32s()? }
             }
-            _ => return Ok(None),
-        }))
-    }
-
-    /// Reads a push of rows. The gradients' width is what the other numbers leave.
-    fn decode_rows(fields: Fields<'a>) -> Result<Change<'a>> {
-        let Fields { table, argument, count, mut body } = fields;
-        let ids = body.u64s(count)?;
-        let has = |flag: u32| argument & flag != 0;
-        let extras = [SHOWS, CLICKS, SLOTS].into_iter().filter(|flag| has(*flag)).count() as u64;
-        let after = count.saturating_mul(extras);
-        let grads = (body.0.len() as u64 / 4).checked_sub(after).ok_or_else(|| {
-            Error::invalid("message is shorter than its header states")
-                .expected(format!("{after} numbers after the gradients"))
-                .got(format!("{} bytes", body.0.len()))
-        })?;
-        let grads = body.f32s(grads)?;
-        let shows = has(SHOWS).then(|| body.f32s(count)).transpose()?;
-        let clicks = has(CLICKS).then(|| body.f32s(count)).transpose()?;
-        let slots = has(SLOTS).then(|| body.u32s(count)).transpose()?;
-        body.end()?;
-        Ok(Change::PushSparse { table, ids, grads, shows, clicks, slots })
-    }
-
-    fn decode_other(method: Method, fields: Fields<'a>) -> Result<Change<'a>> {
-        let Fields { table, argument, count, .. } = fields;
-        let change = match method {
             Method::Save => {
+                let dir = body.text();
                 let mode = SaveMode::parse(i64::from(argument & !(BINARY | ONE_TABLE)))?;
                 let binary = argument & BINARY != 0;
                 let format = if binary { SaveFormat::Binary } else { SaveFormat::Text };
-                let (table, dir) = (fields.one_table(), fields.text()?);
-                return Ok(Change::Save { id: count, table, dir, mode, format });
+                Change::Save { id: count, table: fields.one_table(), dir: dir?, mode, format }
             }
             Method::Load => {
-                return Ok(Change::Load { table: fields.one_table(), dir: fields.text()? });
+                let dir = body.text()?;
+                Change::Load { table: fields.one_table(), dir }
             }
             Method::SetRateScale => Change::SetRateScale { table, scale: f32::from_bits(argument) },
             Method::PullGeo => Change::PullGeo { table },
@@ -636,7 +559,28 @@ impl<'a> Change<'a> {
                 return Err(error.got(format!("{other:?}")));
             }
         };
-        fields.empty().map(|()| change)
+        fields.body.end().map(|()| change)
+    }
+
+    /// Reads a push of rows. The gradients' width is what the other numbers leave.
+    fn decode_rows(
+        (table, argument, count): (u32, u32, u64),
+        body: &mut Body<'a>,
+    ) -> Result<Change<'a>> {
+        let ids = body.numbers(count)?;
+        let has = |flag: u32| argument & flag != 0;
+        let extras = [SHOWS, CLICKS, SLOTS].into_iter().filter(|flag| has(*flag)).count() as u64;
+        let after = count.saturating_mul(extras);
+        let grads = (body.0.len() as u64 / 4).checked_sub(after).ok_or_else(|| {
+            Error::invalid("message is shorter than its header states")
+                .expected(format!("{after} numbers after the gradients"))
+                .got(format!("{} bytes", body.0.len()))
+        })?;
+        let grads = body.numbers(grads)?;
+        let shows = has(SHOWS).then(|| body.numbers(count)).transpose()?;
+        let clicks = has(CLICKS).then(|| body.numbers(count)).transpose()?;
+        let slots = has(SLOTS).then(|| body.numbers(count)).transpose()?;
+        Ok(Change::PushSparse { table, ids, grads, shows, clicks, slots })
     }
 }
 

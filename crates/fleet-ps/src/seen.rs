@@ -72,7 +72,7 @@ pub(crate) fn merged(answers: &[Vec<u8>], count: usize) -> Result<Vec<WorkerSeen
 
 fn read(answer: &[u8], count: usize) -> Result<Vec<WorkerSeen>> {
     let mut body = Body(answer);
-    let numbers = body.u64s((count * NUMBERS) as u64)?;
+    let numbers = body.numbers::<u64>((count * NUMBERS) as u64)?;
     body.end()?;
     let small = |number: u64| {
         u32::try_from(number)

@@ -41,47 +41,39 @@ impl TableStats {
 
     /// Adds the statistics of another server.
     pub(crate) fn add(&mut self, other: &TableStats) {
-        let mut sum = self.numbers();
-        sum.iter_mut().zip(other.numbers()).for_each(|(sum, number)| *sum += number);
         let staleness_max = self.staleness_max.max(other.staleness_max);
-        *self = TableStats { staleness_max, ..TableStats::from_numbers(sum) };
+        let sums = self.fields().into_iter().zip(other.numbers());
+        sums.for_each(|(sum, number)| *sum += number);
+        self.staleness_max = staleness_max;
     }
 
     pub(crate) const COUNT: usize = 11;
 
     /// Returns the numbers in the order of messages.
-    pub(crate) fn numbers(&self) -> [u64; Self::COUNT] {
-        [
-            self.row_count,
-            self.pending_count,
-            self.payload_bytes,
-            self.held_bytes,
-            self.pulled,
-            self.pushed,
-            self.dropped,
-            self.non_finite,
-            self.deleted,
-            self.staleness_sum,
-            self.staleness_max,
-        ]
+    pub(crate) fn numbers(mut self) -> [u64; Self::COUNT] {
+        self.fields().map(|field| *field)
     }
 
-    pub(crate) fn from_numbers(numbers: [u64; Self::COUNT]) -> TableStats {
-        let [row_count, pending_count, payload_bytes, held_bytes, pulled, pushed, rest @ ..] =
-            numbers;
-        let [dropped, non_finite, deleted, staleness_sum, staleness_max] = rest;
-        TableStats {
-            row_count,
-            pending_count,
-            payload_bytes,
-            held_bytes,
-            pulled,
-            pushed,
-            dropped,
-            non_finite,
-            deleted,
-            staleness_sum,
-            staleness_max,
-        }
+    /// Reads the numbers in that order.
+    pub(crate) fn from_numbers(numbers: &[u64]) -> TableStats {
+        let mut stats = TableStats::default();
+        stats.fields().into_iter().zip(numbers).for_each(|(field, number)| *field = *number);
+        stats
+    }
+
+    fn fields(&mut self) -> [&mut u64; Self::COUNT] {
+        [
+            &mut self.row_count,
+            &mut self.pending_count,
+            &mut self.payload_bytes,
+            &mut self.held_bytes,
+            &mut self.pulled,
+            &mut self.pushed,
+            &mut self.dropped,
+            &mut self.non_finite,
+            &mut self.deleted,
+            &mut self.staleness_sum,
+            &mut self.staleness_max,
+        ]
     }
 }

@@ -36,8 +36,8 @@ pub struct BarrierTable {
 
 #[derive(Clone, Debug, Default)]
 struct Points {
-    sent: Point,
-    received: Point,
+    /// By [`Arrival`].
+    points: [Point; 2],
     /// Trainers that have finished; barriers do not wait for them.
     finished: BTreeSet<u32>,
     /// Trainers that barriers do not wait for until they are heard from again.
@@ -126,14 +126,7 @@ impl BarrierTable {
         let mut points = self.lock();
         points.finished.insert(trainer);
         points.lost.remove(&trainer);
-        for at in [Arrival::Sent, Arrival::Received] {
-            points.at(at).arrived.remove(&trainer);
-            let count = points.at(at).arrived.len() as u32;
-            if count > 0 && points.complete(at, self.trainer_count) {
-                last(at, count);
-                points.at(at).open();
-            }
-        }
+        points.leave(trainer, self.trainer_count, &mut last);
         self.changed.notify_all();
         Ok((points.finished.len() + points.lost.len()) as u32 == self.trainer_count)
     }
@@ -146,12 +139,7 @@ impl BarrierTable {
             return;
         }
         points.lost.insert(trainer);
-        for at in [Arrival::Sent, Arrival::Received] {
-            points.at(at).arrived.remove(&trainer);
-            if !points.at(at).arrived.is_empty() && points.complete(at, self.trainer_count) {
-                points.at(at).open();
-            }
-        }
+        points.leave(trainer, self.trainer_count, &mut |_, _| {});
         self.changed.notify_all();
     }
 
@@ -159,13 +147,14 @@ impl BarrierTable {
     /// of rounds of sent gradients stays.
     pub(crate) fn begin_run(&self) {
         let mut points = self.lock();
-        let sent = Point { arrived: BTreeSet::new(), round: points.sent.round };
-        *points = Points { sent, ..Points::default() };
+        let round = points.at(Arrival::Sent).round;
+        *points = Points::default();
+        points.at(Arrival::Sent).round = round;
     }
 
     /// Records that the gradients of this many rounds are applied.
     pub(crate) fn set_sent_rounds(&self, rounds: u64) {
-        self.lock().sent.round = rounds;
+        self.lock().at(Arrival::Sent).round = rounds;
     }
 
     /// Waits for a lost trainer again.
@@ -201,8 +190,8 @@ impl BarrierTable {
         let points = self.lock();
         let list = |set: &BTreeSet<u32>| set.iter().copied().collect();
         BarrierImage {
-            rounds: [points.sent.round, points.received.round],
-            arrived: [list(&points.sent.arrived), list(&points.received.arrived)],
+            rounds: points.points.each_ref().map(|point| point.round),
+            arrived: points.points.each_ref().map(|point| list(&point.arrived)),
             finished: list(&points.finished),
         }
     }
@@ -212,8 +201,7 @@ impl BarrierTable {
         let point =
             |arrived: Vec<u32>, round| Point { arrived: arrived.into_iter().collect(), round };
         *self.lock() = Points {
-            sent: point(sent, image.rounds[0]),
-            received: point(received, image.rounds[1]),
+            points: [point(sent, image.rounds[0]), point(received, image.rounds[1])],
             finished: image.finished.into_iter().collect(),
             lost: BTreeSet::new(),
         };
@@ -235,15 +223,25 @@ impl BarrierTable {
 
 impl Points {
     fn at(&mut self, at: Arrival) -> &mut Point {
-        match at {
-            Arrival::Sent => &mut self.sent,
-            Arrival::Received => &mut self.received,
-        }
+        &mut self.points[at as usize]
     }
 
     fn complete(&mut self, at: Arrival, trainer_count: u32) -> bool {
         let here = self.at(at).arrived.len() + self.finished.len() + self.lost.len();
         here as u32 == trainer_count
+    }
+
+    /// Removes a trainer from the barriers, and opens those where only it was missing: first calls
+    /// `last` with the number of trainers that arrived.
+    fn leave(&mut self, trainer: u32, trainer_count: u32, last: &mut dyn FnMut(Arrival, u32)) {
+        for at in [Arrival::Sent, Arrival::Received] {
+            self.at(at).arrived.remove(&trainer);
+            let count = self.at(at).arrived.len() as u32;
+            if count > 0 && self.complete(at, trainer_count) {
+                last(at, count);
+                self.at(at).open();
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Work on whole tables.
 
-use super::{Client, KINDS, Transport, number};
+use super::{Client, KINDS, Transport};
 use crate::message::Body;
 use crate::request::{Change, Read};
 use crate::{SaveFormat, SaveMode, Saved, TableAdmin, TableStats, Tables};
@@ -9,66 +9,57 @@ use std::path::Path;
 
 impl<T: Transport> TableAdmin for Client<T> {
     fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64> {
-        let known = self.job.table(table, &["sparse", "geo"]);
-        self.placed(known.and_then(|_| self.ask_sum(Change::Shrink { table, unseen_days })))
+        self.placed(|| {
+            self.job.table(table, &["sparse", "geo"])?;
+            self.ask_sum(Change::Shrink { table, unseen_days })
+        })
     }
 
     fn clear(&self, table: u32) -> Result<u64> {
-        let known = self.job.table(table, &KINDS);
-        self.placed(known.and_then(|_| self.ask_sum(Change::Clear { table })))
+        self.placed(|| {
+            self.job.table(table, &KINDS)?;
+            self.ask_sum(Change::Clear { table })
+        })
     }
 
+    /// Saves in two phases: all servers write, and then all keep the save or none does.
     fn save(&self, what: Tables, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved> {
-        self.placed(self.try_save(what, dir, mode, format))
+        self.placed(|| {
+            let (table, dir) = (self.known(what)?, text(dir)?);
+            let last = self.ask_numbers(Read::LastSave { dir })?;
+            let id = last.into_iter().max().unwrap_or(0) + 1;
+            let saved = self.ask_all(Change::Save { id, table, dir, mode, format });
+            let ended = self.ask_all(Change::EndSave { id, keep: saved.is_ok() });
+            let mut sum = Saved::default();
+            for answer in saved? {
+                let mut body = Body(&answer);
+                sum.row_count += body.u64()?;
+                sum.bytes += body.u64()?;
+            }
+            ended.map(|_| sum)
+        })
     }
 
     fn load(&self, what: Tables, dir: &Path) -> Result<u64> {
-        let load = || {
+        self.placed(|| {
             let (table, dir) = (self.known(what)?, text(dir)?);
             self.ask_sum(Change::Load { table, dir })
-        };
-        self.placed(load())
+        })
     }
 
     fn stats(&self, table: u32) -> Result<TableStats> {
-        let stats = || {
+        self.placed(|| {
             let mut sum = TableStats::default();
             for answer in self.ask_all(Read::Stats { table })? {
-                let mut numbers = [0; TableStats::COUNT];
-                let read = Body(&answer).u64s(numbers.len() as u64)?;
-                numbers.iter_mut().zip(read.iter()).for_each(|(number, read)| *number = *read);
-                sum.add(&TableStats::from_numbers(numbers));
+                let numbers = Body(&answer).numbers::<u64>(TableStats::COUNT as u64)?;
+                sum.add(&TableStats::from_numbers(&numbers));
             }
             Ok(sum)
-        };
-        self.placed(stats())
+        })
     }
 }
 
 impl<T: Transport> Client<T> {
-    /// Saves in two phases: all servers write, and then all keep the save or none does.
-    fn try_save(
-        &self,
-        what: Tables,
-        dir: &Path,
-        mode: SaveMode,
-        format: SaveFormat,
-    ) -> Result<Saved> {
-        let (table, dir) = (self.known(what)?, text(dir)?);
-        let last = self.ask_all(Read::LastSave { dir })?;
-        let last = last.iter().map(|answer| number(answer)).collect::<Result<Vec<u64>>>()?;
-        let id = last.into_iter().max().unwrap_or(0) + 1;
-        let saved = self.ask_all(Change::Save { id, table, dir, mode, format });
-        let ended = self.ask_all(Change::EndSave { id, keep: saved.is_ok() });
-        let mut sum = Saved::default();
-        for answer in saved? {
-            let mut body = Body(&answer);
-            sum.row_count += body.u64()?;
-            sum.bytes += body.u64()?;
-        }
-        ended.map(|_| sum)
-    }
-
     /// Returns the one table of a save or load, which must be of the job.
     fn known(&self, what: Tables) -> Result<Option<u32>> {
         match what {

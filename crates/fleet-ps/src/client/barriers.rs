@@ -1,7 +1,7 @@
 //! The places at which workers wait for each other.
 
 use super::missing::Missing;
-use super::{Client, Transport, number};
+use super::{Client, Transport};
 use crate::request::{Change, Read};
 use crate::server::WORKER_TIMEOUT;
 use crate::{Arrival, Barriers};
@@ -15,11 +15,11 @@ const BARRIER_LOG_AFTER: Duration = Duration::from_secs(3);
 
 impl<T: Transport> Barriers for Client<T> {
     fn arrive(&self, at: Arrival) -> Result<()> {
-        self.placed(self.try_arrive(at))
+        self.placed(|| self.try_arrive(at))
     }
 
     fn rounds(&self, at: Arrival) -> Result<u64> {
-        let rounds = self.placed(self.rounds_of_each(at))?;
+        let rounds = self.placed(|| self.ask_numbers(Read::Rounds { at }))?;
         Ok(rounds.into_iter().min().unwrap_or(0))
     }
 
@@ -28,25 +28,19 @@ impl<T: Transport> Barriers for Client<T> {
         let ask = |servers| self.ask_some(servers, &finish);
         // The first server decides which worker is the last, and is asked last. So when the last
         // worker stops all servers, no other worker still waits for an answer.
-        let answers = ask(1..self.job.server_count).and_then(|_| ask(0..1));
-        self.placed(answers.map(|answers| answers[0] == [1]))
+        let answers = self.placed(|| ask(1..self.job.server_count).and_then(|_| ask(0..1)))?;
+        Ok(answers[0] == [1])
     }
 
     fn stop(&self) -> Result<()> {
-        self.placed(self.ask_all(Read::Stop)).map(drop)
+        self.placed(|| self.ask_all(Read::Stop)).map(drop)
     }
 }
 
 impl<T: Transport> Client<T> {
-    /// Returns the number of rounds that all workers have completed, as each server counts it.
-    pub(super) fn rounds_of_each(&self, at: Arrival) -> Result<Vec<u64>> {
-        self.ask_all(Read::Rounds { at })?.iter().map(|answer| number(answer)).collect()
-    }
-
     /// Waits until all servers have opened a barrier.
     fn try_arrive(&self, at: Arrival) -> Result<()> {
-        let rounds = self.ask_all(Change::Arrive { at, steps: self.steps.load(Relaxed) })?;
-        let rounds: Vec<u64> = rounds.iter().map(|answer| number(answer)).collect::<Result<_>>()?;
+        let rounds = self.ask_numbers(Change::Arrive { at, steps: self.steps.load(Relaxed) })?;
         let start = Time::now();
         let mut closed: Vec<usize> = (0..self.job.server_count).collect();
         let mut is_logged = false;

@@ -4,19 +4,19 @@
 
 use super::connections::{Connector, ServerConnections};
 use crate::request::{Message, Read, Stamp};
+use crate::thread::Thread;
 use fleet_base::{Error, Result};
 use fleet_net::calls::CallClient;
 use fleet_net::{Abort, Deadline, Limits, Log, Time};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Ends with the client whose heartbeats it sends.
 pub(super) struct Heartbeats {
     stop: Abort,
-    thread: Option<JoinHandle<()>>,
+    _thread: Thread,
 }
 
 /// Time limit for reaching one server, during which the others wait.
@@ -48,11 +48,7 @@ impl Heartbeats {
                 }
             }
         };
-        let thread = std::thread::Builder::new()
-            .name("ps-heartbeat".into())
-            .spawn(run)
-            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-        Ok(Heartbeats { stop, thread: Some(thread) })
+        Ok(Heartbeats { stop, _thread: Thread::start("ps-heartbeat", run)? })
     }
 }
 
@@ -125,9 +121,5 @@ impl ServerHeartbeat {
 impl Drop for Heartbeats {
     fn drop(&mut self) {
         self.stop.fire(Error::unavailable("client is closing"));
-        if let Some(thread) = self.thread.take() {
-            // A panic has been reported by its thread.
-            let _ = thread.join();
-        }
     }
 }

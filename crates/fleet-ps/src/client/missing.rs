@@ -16,7 +16,7 @@ pub(super) struct Missing(BTreeMap<u32, WorkerSign>);
 impl Missing {
     /// Adds a server's answer; returns whether any worker is missing there.
     pub fn add_answer(&mut self, answer: &[u8]) -> Result<bool> {
-        let numbers = Body(answer).u32s(answer.len() as u64 / 4)?;
+        let numbers = Body(answer).numbers::<u32>(answer.len() as u64 / 4)?;
         for fields in numbers.chunks_exact(3) {
             let sign = WorkerSign::from_numbers([fields[1], fields[2]])?;
             let known = self.0.entry(fields[0]).or_insert(sign);

@@ -158,14 +158,19 @@ impl<T: Transport> Client<T> {
         self.ask(None, &requests)
     }
 
-    /// Sends the same request to all servers; returns the sum of the numbers that they answer.
-    fn ask_sum<'a>(&self, request: impl Into<Request<'a>>) -> Result<u64> {
-        self.ask_all(request)?.iter().map(|answer| number(answer)).sum()
+    /// Sends the same request to all servers, each of which answers a number.
+    fn ask_numbers<'a>(&self, request: impl Into<Request<'a>>) -> Result<Vec<u64>> {
+        self.ask_all(request)?.iter().map(|answer| number(answer)).collect()
     }
 
-    /// Adds this worker to the error of a request.
-    fn placed<R>(&self, result: Result<R>) -> Result<R> {
-        result.map_err(|error| error.at(Caller { worker: self.worker, client: 0 }))
+    /// Like [`Client::ask_numbers`], but returns their sum.
+    fn ask_sum<'a>(&self, request: impl Into<Request<'a>>) -> Result<u64> {
+        Ok(self.ask_numbers(request)?.into_iter().sum())
+    }
+
+    /// Makes requests; adds this worker to their error.
+    fn placed<R>(&self, ask: impl FnOnce() -> Result<R>) -> Result<R> {
+        ask().map_err(|error| error.at(Caller { worker: self.worker, client: 0 }))
     }
 }
 

@@ -172,8 +172,7 @@ impl Client<Remote> {
         }
         let limits = client.transport.limits();
         for server in 0..job.server_count {
-            let connected = client.transport.retry(server, &limits, None, |_| Ok(()));
-            client.placed(connected)?;
+            client.placed(|| client.transport.retry(server, &limits, None, |_| Ok(())))?;
         }
         if !every.is_zero() {
             let counts = (client.steps.clone(), client.complete.clone());

@@ -18,30 +18,29 @@ impl<T: Transport> RunControl for Client<T> {
 
     fn begin_run(&self, base: u64, complete: u64) -> Result<()> {
         self.complete.store(complete, Relaxed);
-        self.placed(self.ask_all(Change::BeginRun { base })).map(drop)
+        self.placed(|| self.ask_all(Change::BeginRun { base })).map(drop)
     }
 
     fn adopt(&self) -> Result<Progress> {
-        self.placed(self.ask_all(Change::Adopt).and_then(|answers| progress::merged(&answers)))
+        self.placed(|| progress::merged(&self.ask_all(Change::Adopt)?))
     }
 
     fn resume(&self, progress: &Progress) -> Result<()> {
         self.complete.store(progress.complete, Relaxed);
         *lock(&self.sent_before) = progress.clone();
-        self.placed(self.ask_all(Change::Resume)).map(drop)
+        self.placed(|| self.ask_all(Change::Resume)).map(drop)
     }
 
     fn settle(&self) -> Result<u64> {
-        let settle = || {
-            let steps = self.rounds_of_each(Arrival::Sent)?.into_iter().max().unwrap_or(0);
+        self.placed(|| {
+            let rounds = self.ask_numbers(Read::Rounds { at: Arrival::Sent })?;
+            let steps = rounds.into_iter().max().unwrap_or(0);
             self.ask_all(Change::Settle { steps })?;
             Ok(steps)
-        };
-        self.placed(settle())
+        })
     }
 
     fn workers(&self) -> Result<Vec<WorkerSeen>> {
-        let answers = self.ask_all(Read::Workers);
-        self.placed(answers.and_then(|answers| seen::merged(&answers, self.job.worker_count)))
+        self.placed(|| seen::merged(&self.ask_all(Read::Workers)?, self.job.worker_count))
     }
 }

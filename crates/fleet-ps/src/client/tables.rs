@@ -1,6 +1,6 @@
 //! Pulls and pushes: splits ids and numbers by server, and merges equal ids.
 
-use super::{Client, Scratch, Transport, number};
+use super::{Client, KINDS, Scratch, Transport, number};
 use crate::merge::UniquePush;
 use crate::message::{Body, copy_f32s};
 use crate::request::{Change, Read};
@@ -32,33 +32,79 @@ impl<T: Transport> TableAccess for Client<T> {
         rows: &mut [f32],
         mode: PullMode,
     ) -> Result<()> {
-        self.placed(self.try_pull_sparse(table, ids, rows, mode))
+        self.placed(|| {
+            let width = self.rows_config(table, &["sparse", "geo"])?.pull_width();
+            check_len(table, "the rows", ids.as_slice().len() * width, rows.len())?;
+            self.with_scratch(|Scratch { merger, split }| {
+                let (unique, to_row) = merger.unique_ids(ids);
+                split.set(unique, self.job.server_count);
+                let requests: Vec<_> = (split.parts())
+                    .map(|(server, ids)| {
+                        let ids = Cow::Borrowed(ids.as_slice());
+                        (server, Read::PullSparse { table, mode, ids }.into())
+                    })
+                    .collect();
+                let answers = self.ask(None, &requests)?;
+                for ((_, ids), answer) in split.parts().zip(&answers) {
+                    check_answer(answer, ids.len() * width * 4)?;
+                }
+                split.spread(to_row, &answers, width, rows);
+                self.transport.recycle(answers);
+                Ok(())
+            })
+        })
     }
 
     fn push_sparse(&self, table: u32, step: Option<Step>, push: Push<'_>) -> Result<()> {
-        self.placed(self.try_push_sparse(table, step, push))
+        self.placed(|| {
+            let config = self.rows_config(table, &["sparse"])?;
+            let (width, count) = (config.push_width(), push.ids.as_slice().len());
+            check_len(table, "the gradients", count * width, push.grads.len())?;
+            check_len(table, "the shows", count, push.shows.map_or(count, <[f32]>::len))?;
+            check_len(table, "the clicks", count, push.clicks.map_or(count, <[f32]>::len))?;
+            check_len(table, "the slots", count, push.slots.map_or(count, <[u32]>::len))?;
+            self.send_rows((table, step), push, config)
+        })
     }
 
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
-        self.placed(self.try_pull_dense(table, values))
+        self.placed(|| {
+            let cut = self.dense_cut(table, values.len())?;
+            let parts: Vec<_> = self.dense_parts(cut).collect();
+            let pull = || Read::PullDense { table }.into();
+            let requests: Vec<_> = parts.iter().map(|(server, _)| (*server, pull())).collect();
+            let answers = self.ask(None, &requests)?;
+            for ((_, ranges), answer) in parts.into_iter().zip(&answers) {
+                let count: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+                check_answer(answer, count * 4)?;
+                let mut rest = answer.as_slice();
+                for range in ranges {
+                    let (own, others) = rest.split_at(range.len() * 4);
+                    copy_f32s(own, &mut values[range]);
+                    rest = others;
+                }
+            }
+            self.transport.recycle(answers);
+            Ok(())
+        })
     }
 
     fn push_dense(&self, table: u32, step: Option<Step>, grad: &[f32]) -> Result<()> {
         let steps = self.steps.load(Relaxed);
         let push = |grad| Change::PushDense { table, steps, grad };
-        self.placed(self.send_dense((table, step), grad, push))
+        self.placed(|| self.send_dense((table, step), grad, push))
     }
 
     fn set_dense(&self, table: u32, values: &[f32]) -> Result<()> {
         let set = |values| Change::SetDense { table, values };
-        self.placed(self.send_dense((table, None), values, set))
+        self.placed(|| self.send_dense((table, None), values, set))
     }
 
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
-        let known = self.job.table(table, &["dense", "sparse"]);
-        self.placed(
-            known.and_then(|_| self.ask_all(Change::SetRateScale { table, scale })).map(drop),
-        )
+        self.placed(|| {
+            self.job.table(table, &["dense", "sparse"])?;
+            self.ask_all(Change::SetRateScale { table, scale }).map(drop)
+        })
     }
 
     fn push_geo(
@@ -68,15 +114,40 @@ impl<T: Transport> TableAccess for Client<T> {
         ids: Ids<'_>,
         differences: &[f32],
     ) -> Result<()> {
-        self.placed(self.try_push_geo(table, step, ids, differences))
+        self.placed(|| {
+            let config = self.rows_config(table, &["geo"])?;
+            let count = ids.as_slice().len() * config.push_width();
+            check_len(table, "the differences", count, differences.len())?;
+            self.send_rows((table, step), Push::new(ids, differences), config)
+        })
     }
 
     fn pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)> {
-        self.placed(self.try_pull_geo(table))
+        self.placed(|| {
+            let width = self.rows_config(table, &["geo"])?.pull_width() as u64;
+            let (mut ids, mut rows) = (Vec::new(), Vec::new());
+            for answer in self.ask_all(Change::PullGeo { table })? {
+                let mut body = Body(&answer);
+                let count = body.u64()?;
+                ids.extend(body.numbers::<u64>(count)?.iter());
+                rows.extend(body.numbers::<f32>(count.saturating_mul(width))?.iter());
+                body.end()?;
+            }
+            Ok((ids, rows))
+        })
     }
 
     fn push_steps(&self, table: u32, step: Option<Step>, count: u32) -> Result<u64> {
-        self.placed(self.try_push_steps(table, step, count))
+        self.placed(|| {
+            self.job.table(table, &["global step"])?;
+            // One server counts all steps.
+            let server = table as usize % self.job.server_count;
+            // A server that has these steps already is only asked for the total.
+            let (step, steps) =
+                if self.was_sent(server, table, step) { (None, 0) } else { (step, count) };
+            let answers = self.ask(step, &[(server, Change::PushSteps { table, steps }.into())])?;
+            number(&answers[0])
+        })
     }
 }
 
@@ -94,13 +165,47 @@ impl<T: Transport> Client<T> {
     /// Returns the length of a dense table, which must be `numbers`, and its division among the
     /// servers.
     fn dense_cut(&self, table: u32, numbers: usize) -> Result<(usize, &DenseCut)> {
-        match self.job.table(table, &["dense"])? {
-            TableConfig::Dense { len, options, .. } if *len == numbers => Ok((*len, &options.cut)),
-            TableConfig::Dense { len, .. } => {
-                Err(wrong_length(table, "the numbers of a dense table", *len, numbers))
-            }
-            _ => Err(Error::invalid(format!("table {table} is not dense"))),
-        }
+        let TableConfig::Dense { len, options, .. } = self.job.table(table, &["dense"])? else {
+            return Err(Error::invalid(format!("table {table} is not dense")));
+        };
+        check_len(table, "the numbers of a dense table", *len, numbers)?;
+        Ok((*len, &options.cut))
+    }
+
+    /// Sends each server its part of the gradients of rows, or of the differences of a geo table.
+    fn send_rows(
+        &self,
+        (table, step): (u32, Option<Step>),
+        push: Push<'_>,
+        config: &SparseConfig,
+    ) -> Result<()> {
+        let is_geo = matches!(self.job.table(table, &KINDS)?, TableConfig::Geo(_));
+        let width = config.push_width();
+        self.with_scratch(|Scratch { merger, split }| {
+            let UniquePush { ids, grads, extras } = merger.unique_push(push, config)?;
+            split.set(ids, self.job.server_count);
+            let parts: Vec<_> = split.parts().collect();
+            let requests: Vec<_> = (parts.iter().enumerate())
+                .filter(|(_, (server, _))| is_geo || !self.was_sent(*server, table, step))
+                .map(|(part, (server, ids))| {
+                    let ids = Cow::Borrowed(ids.as_slice());
+                    let grads = split.part_of(part, &grads, width);
+                    let push = match is_geo {
+                        true => Change::PushGeo { table, ids, differences: grads },
+                        false => Change::PushSparse {
+                            table,
+                            ids,
+                            grads,
+                            shows: extras.shows.as_deref().map(|it| split.part_of(part, it, 1)),
+                            clicks: extras.clicks.as_deref().map(|it| split.part_of(part, it, 1)),
+                            slots: extras.slots.as_deref().map(|it| split.part_of(part, it, 1)),
+                        },
+                    };
+                    (*server, push.into())
+                })
+                .collect();
+            self.ask(step, &requests).map(drop)
+        })
     }
 
     /// Sends each server a request with its part of the numbers of a dense table.
@@ -144,144 +249,6 @@ impl<T: Transport> Client<T> {
         }
         result
     }
-
-    fn try_pull_sparse(
-        &self,
-        table: u32,
-        ids: Ids<'_>,
-        rows: &mut [f32],
-        mode: PullMode,
-    ) -> Result<()> {
-        let width = self.rows_config(table, &["sparse", "geo"])?.pull_width();
-        let count = ids.as_slice().len();
-        if rows.len() != count * width {
-            return Err(wrong_length(table, "the rows", count * width, rows.len()));
-        }
-        self.with_scratch(|Scratch { merger, split }| {
-            let (unique, to_row) = merger.unique_ids(ids);
-            split.set(unique, self.job.server_count);
-            let requests: Vec<_> = (split.parts())
-                .map(|(server, ids)| {
-                    let ids = Cow::Borrowed(ids.as_slice());
-                    (server, Read::PullSparse { table, mode, ids }.into())
-                })
-                .collect();
-            let answers = self.ask(None, &requests)?;
-            for ((_, ids), answer) in split.parts().zip(&answers) {
-                check_answer(answer, ids.len() * width * 4)?;
-            }
-            split.spread(to_row, &answers, width, rows);
-            self.transport.recycle(answers);
-            Ok(())
-        })
-    }
-
-    fn try_push_sparse(&self, table: u32, step: Option<Step>, push: Push<'_>) -> Result<()> {
-        let config = self.rows_config(table, &["sparse"])?;
-        let (width, count) = (config.push_width(), push.ids.as_slice().len());
-        for (what, len, width) in [
-            ("the gradients", Some(push.grads.len()), width),
-            ("the shows", push.shows.map(<[f32]>::len), 1),
-            ("the clicks", push.clicks.map(<[f32]>::len), 1),
-            ("the slots", push.slots.map(<[u32]>::len), 1),
-        ] {
-            if len.is_some_and(|len| len != count * width) {
-                return Err(wrong_length(table, what, count * width, len.unwrap_or(0)));
-            }
-        }
-        self.with_scratch(|Scratch { merger, split }| {
-            let UniquePush { ids, grads, extras } = merger.unique_push(push, config)?;
-            split.set(ids, self.job.server_count);
-            let parts: Vec<_> = split.parts().collect();
-            let requests: Vec<_> = (parts.iter().enumerate())
-                .filter(|(_, (server, _))| !self.was_sent(*server, table, step))
-                .map(|(part, (server, ids))| {
-                    let push = Change::PushSparse {
-                        table,
-                        ids: Cow::Borrowed(ids.as_slice()),
-                        grads: split.part_of(part, &grads, width),
-                        shows: extras.shows.as_deref().map(|it| split.part_of(part, it, 1)),
-                        clicks: extras.clicks.as_deref().map(|it| split.part_of(part, it, 1)),
-                        slots: extras.slots.as_deref().map(|it| split.part_of(part, it, 1)),
-                    };
-                    (*server, push.into())
-                })
-                .collect();
-            self.ask(step, &requests).map(drop)
-        })
-    }
-
-    fn try_push_geo(
-        &self,
-        table: u32,
-        step: Option<Step>,
-        ids: Ids<'_>,
-        differences: &[f32],
-    ) -> Result<()> {
-        let config = self.rows_config(table, &["geo"])?;
-        let (width, count) = (config.push_width(), ids.as_slice().len());
-        if differences.len() != count * width {
-            return Err(wrong_length(table, "the differences", count * width, differences.len()));
-        }
-        self.with_scratch(|Scratch { merger, split }| {
-            let UniquePush { ids, grads: differences, .. } =
-                merger.unique_push(Push::new(ids, differences), config)?;
-            split.set(ids, self.job.server_count);
-            let parts: Vec<_> = split.parts().collect();
-            let requests: Vec<_> = (parts.iter().enumerate())
-                .map(|(part, (server, ids))| {
-                    let ids = Cow::Borrowed(ids.as_slice());
-                    let differences = split.part_of(part, &differences, width);
-                    (*server, Change::PushGeo { table, ids, differences }.into())
-                })
-                .collect();
-            self.ask(step, &requests).map(drop)
-        })
-    }
-
-    fn try_pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)> {
-        let width = self.rows_config(table, &["geo"])?.pull_width() as u64;
-        let (mut ids, mut rows) = (Vec::new(), Vec::new());
-        for answer in self.ask_all(Change::PullGeo { table })? {
-            let mut body = Body(&answer);
-            let count = body.u64()?;
-            ids.extend(body.u64s(count)?.iter());
-            rows.extend(body.f32s(count.saturating_mul(width))?.iter());
-            body.end()?;
-        }
-        Ok((ids, rows))
-    }
-
-    fn try_pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
-        let cut = self.dense_cut(table, values.len())?;
-        let parts: Vec<_> = self.dense_parts(cut).collect();
-        let pull = || Read::PullDense { table }.into();
-        let requests: Vec<_> = parts.iter().map(|(server, _)| (*server, pull())).collect();
-        let answers = self.ask(None, &requests)?;
-        for ((_, ranges), answer) in parts.into_iter().zip(&answers) {
-            let count: usize = ranges.iter().map(ExactSizeIterator::len).sum();
-            check_answer(answer, count * 4)?;
-            let mut rest = answer.as_slice();
-            for range in ranges {
-                let (own, others) = rest.split_at(range.len() * 4);
-                copy_f32s(own, &mut values[range]);
-                rest = others;
-            }
-        }
-        self.transport.recycle(answers);
-        Ok(())
-    }
-
-    fn try_push_steps(&self, table: u32, step: Option<Step>, count: u32) -> Result<u64> {
-        self.job.table(table, &["global step"])?;
-        // One server counts all steps.
-        let server = table as usize % self.job.server_count;
-        // A server that has these steps already is only asked for the total.
-        let (step, steps) =
-            if self.was_sent(server, table, step) { (None, 0) } else { (step, count) };
-        let answers = self.ask(step, &[(server, Change::PushSteps { table, steps }.into())])?;
-        number(&answers[0])
-    }
 }
 
 fn check_answer(answer: &[u8], bytes: usize) -> Result<()> {
@@ -293,9 +260,12 @@ fn check_answer(answer: &[u8], bytes: usize) -> Result<()> {
     }
 }
 
-fn wrong_length(table: u32, what: &str, expected: usize, got: usize) -> Error {
-    Error::invalid(format!("{what} have the wrong length"))
-        .expected(expected)
-        .got(got)
-        .at(format!("table {table}"))
+fn check_len(table: u32, what: &str, expected: usize, got: usize) -> Result<()> {
+    match got == expected {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("{what} have the wrong length"))
+            .expected(expected)
+            .got(got)
+            .at(format!("table {table}"))),
+    }
 }

@@ -2,17 +2,17 @@
 //! parameters of the next step are the newest received by then.
 
 use super::outbox::PushCallback;
-use super::{CommunicatorOptions, Core, Mode, scatter, spawn};
+use super::{CommunicatorOptions, Core, Mode, scatter};
+use crate::thread::Thread;
 use crate::{TableAccess, TableConfig};
 use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
 
 pub(super) struct Async {
     newest: Arc<Newest>,
-    receiver: Option<JoinHandle<()>>,
+    _receiver: Option<Thread>,
 }
 
 /// The newest parameters received.
@@ -74,10 +74,10 @@ impl Async {
             false => None,
             true => {
                 let newest = Arc::clone(&newest);
-                Some(spawn("ps-receive", move || newest.serve())?)
+                Some(Thread::start("ps-receive", move || newest.serve())?)
             }
         };
-        Ok(Async { newest, receiver })
+        Ok(Async { newest, _receiver: receiver })
     }
 
     /// Returns the callback of the sending threads, for each dense push.
@@ -91,10 +91,6 @@ impl Drop for Async {
     fn drop(&mut self) {
         lock(&self.newest.wanted).closed = true;
         self.newest.changed.notify_all();
-        if let Some(receiver) = self.receiver.take() {
-            // A panic has been reported by its thread.
-            let _ = receiver.join();
-        }
     }
 }
 
@@ -112,10 +108,6 @@ impl Mode for Async {
         let newest = lock(&found.values);
         scatter(table, &newest.values, parts)?;
         Ok(handed.saturating_sub(newest.holds))
-    }
-
-    fn received(&self, _: &Core) -> Result<()> {
-        Ok(())
     }
 
     fn looks_ahead(&self) -> bool {

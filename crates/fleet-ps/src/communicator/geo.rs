@@ -8,13 +8,12 @@
 //! A thread of its own sends and receives. A step only takes in what was received and hands over
 //! what is due. While an exchange of a table is in progress, the next exchange waits, not the step.
 
-use super::spawn;
+use crate::thread::Thread;
 use crate::{JobTables, Progress, PullMode, Servers, Step, TableConfig, UniqueIds};
 use fleet_base::sync::{lock, wait};
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex};
 
 /// A worker's traffic with the servers in GEO mode: it trains locally and exchanges differences.
 ///
@@ -40,7 +39,7 @@ use std::thread::JoinHandle;
 /// ```
 pub struct GeoCommunicator {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Thread,
 }
 
 struct Shared {
@@ -104,11 +103,9 @@ impl GeoCommunicator {
         }
         let (servers, state, changed) = (servers.into(), Mutex::default(), Condvar::new());
         let shared = Arc::new(Shared { servers, k_steps, state, changed });
-        let thread = {
-            let shared = Arc::clone(&shared);
-            spawn("ps-geo", move || shared.serve())?
-        };
-        Ok(GeoCommunicator { shared, thread: Some(thread) })
+        let served = Arc::clone(&shared);
+        let thread = Thread::start("ps-geo", move || served.serve())?;
+        Ok(GeoCommunicator { shared, _thread: thread })
     }
 
     pub fn servers(&self) -> &Servers {
@@ -219,7 +216,7 @@ impl GeoCommunicator {
     /// Takes in the changes of other workers after a step, and hands over this worker's if they are
     /// due.
     pub fn step(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
-        let (k_steps, workers) = (self.shared.k_steps, self.shared.workers());
+        let k_steps = self.shared.k_steps;
         let mut state = lock(&self.shared.state);
         if let Some(error) = &state.error {
             return Err(error.clone());
@@ -231,17 +228,12 @@ impl GeoCommunicator {
                 .expected(format!("{} numbers, rows of {:?}", own.old.len(), own.width))
                 .got(format!("{len} numbers, rows of {width:?}")));
         }
-        for changes in std::mem::take(&mut own.received) {
-            own.apply_changes(changes, parts)?;
-        }
+        own.take_in(parts)?;
         own.steps += 1;
         own.made += 1;
-        if own.steps < k_steps || own.in_flight {
-            return Ok(());
+        if own.steps >= k_steps && !own.in_flight {
+            self.shared.hand_over(&mut state, table, parts)?;
         }
-        let job = own.due(table, parts, workers);
-        state.send(job);
-        self.shared.changed.notify_all();
         Ok(())
     }
 
@@ -249,7 +241,7 @@ impl GeoCommunicator {
     pub fn flush(&self) -> Result<()> {
         let mut state = lock(&self.shared.state);
         while state.open > 0 && state.error.is_none() {
-            state = self.shared.wait(state);
+            state = wait(&self.shared.changed, state);
         }
         state.error.clone().map_or(Ok(()), Err)
     }
@@ -258,24 +250,14 @@ impl GeoCommunicator {
     pub fn end(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
         self.flush()?;
         {
-            let workers = self.shared.workers();
             let mut state = lock(&self.shared.state);
             let own = state.table(table)?;
             own.check_width(table, width)?;
-            for changes in std::mem::take(&mut own.received) {
-                own.apply_changes(changes, parts)?;
-            }
-            let job = own.due(table, parts, workers);
-            state.send(job);
-            self.shared.changed.notify_all();
+            own.take_in(parts)?;
+            self.shared.hand_over(&mut state, table, parts)?;
         }
         self.flush()?;
-        let mut state = lock(&self.shared.state);
-        let own = state.table(table)?;
-        for changes in std::mem::take(&mut own.received) {
-            own.apply_changes(changes, parts)?;
-        }
-        Ok(())
+        lock(&self.shared.state).table(table)?.take_in(parts)
     }
 
     pub fn stats(&self) -> super::CommunicatorStats {
@@ -287,20 +269,19 @@ impl Drop for GeoCommunicator {
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
         self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // A panic has been reported by its thread.
-            let _ = thread.join();
-        }
     }
 }
 
 impl Shared {
-    fn workers(&self) -> f32 {
-        self.servers.job().worker_count as f32
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        wait(&self.changed, state)
+    /// Hands this worker's changes of a table over to the thread.
+    fn hand_over(&self, state: &mut State, table: u32, parts: &[&mut [f32]]) -> Result<()> {
+        let workers = self.servers.job().worker_count as f32;
+        let job = state.table(table)?.due(table, parts, workers);
+        state.stats.gradient_count += 1;
+        state.open += 1;
+        state.jobs.push_back(job);
+        self.changed.notify_all();
+        Ok(())
     }
 
     fn serve(&self) {
@@ -310,7 +291,7 @@ impl Shared {
                 if state.closed {
                     return;
                 }
-                state = self.wait(state);
+                state = wait(&self.changed, state);
                 continue;
             };
             drop(state);
@@ -328,13 +309,12 @@ impl Shared {
                     let sent = state.tables.values().map(|own| own.sent).min();
                     self.servers.run.completed(sent.unwrap_or(0));
                 }
-                Err(error) => {
-                    state.error.get_or_insert(error);
-                    self.changed.notify_all();
-                    return;
-                }
+                Err(error) => _ = state.error.get_or_insert(error),
             }
             self.changed.notify_all();
+            if state.error.is_some() {
+                return;
+            }
         }
     }
 
@@ -359,12 +339,6 @@ impl State {
         self.tables.get_mut(&table).ok_or_else(|| {
             Error::invalid("table is not initialized for GEO").got(table).help("call init_worker")
         })
-    }
-
-    fn send(&mut self, job: Job) {
-        self.stats.gradient_count += 1;
-        self.open += 1;
-        self.jobs.push_back(job);
     }
 }
 
@@ -404,6 +378,12 @@ impl Table {
             .flat_map(|id| difference(*id as usize * width..(*id as usize + 1) * width))
             .collect();
         Job { table, step: self.made, ids: Some(ids), delta }
+    }
+
+    /// Takes in all received values.
+    fn take_in(&mut self, parts: &mut [&mut [f32]]) -> Result<()> {
+        let received = std::mem::take(&mut self.received);
+        received.into_iter().try_for_each(|changes| self.apply_changes(changes, parts))
     }
 
     /// Takes in received values: latest += new - old, old = new.

@@ -11,17 +11,4 @@ impl Mode for HalfAsync {
         core.count_step()?;
         core.outbox.drain()
     }
-
-    fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64> {
-        core.pull_dense(table, parts)?;
-        Ok(0)
-    }
-
-    fn received(&self, _: &Core) -> Result<()> {
-        Ok(())
-    }
-
-    fn looks_ahead(&self) -> bool {
-        false
-    }
 }

@@ -4,20 +4,19 @@
 //! never used, and it is dropped after later requests.
 
 use super::batch::{Batch, Batches};
-use super::spawn;
 use crate::TableAccess;
+use crate::thread::Thread;
 use fleet_base::Result;
 use fleet_base::sync::{lock, wait};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
 
 /// Limit on the requests kept for a table: the next step's, and one more.
 const KEPT_MAX: usize = 2;
 
 pub(super) struct LookAhead {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 struct Shared {
@@ -57,10 +56,8 @@ impl LookAhead {
     pub fn start(servers: Arc<dyn TableAccess>, batches: Arc<Batches>) -> Result<LookAhead> {
         let (state, changed) = Default::default();
         let shared = Arc::new(Shared { state, changed, servers, batches });
-        let thread = {
-            let shared = Arc::clone(&shared);
-            spawn("ps-look-ahead", move || shared.serve())?
-        };
+        let served = Arc::clone(&shared);
+        let thread = Thread::start("ps-look-ahead", move || served.serve())?;
         Ok(LookAhead { shared, thread: Some(thread) })
     }
 
@@ -145,9 +142,8 @@ impl Drop for LookAhead {
         };
         self.shared.changed.notify_all();
         // A thread that waits for a server, which may be gone, is left to end by itself.
-        if let Some(thread) = self.thread.take().filter(|_| !waits) {
-            // A panic has been reported by its thread.
-            let _ = thread.join();
+        if let Some(thread) = self.thread.take_if(|_| waits) {
+            thread.detach();
         }
     }
 }

@@ -38,8 +38,7 @@ use batch::Batches;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use look_ahead::LookAhead;
-use outbox::{Grads, Item, MergedIds, Outbox};
-use std::borrow::Cow;
+use outbox::{Grads, Item, Outbox};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -137,12 +136,22 @@ impl CommunicatorStats {
 trait Mode: Send + Sync {
     /// Called when all gradients of a step are handed over.
     fn sent(&self, core: &Core) -> Result<()>;
-    /// Reads parameters for the next step; returns how many of this worker's gradients they lack.
-    fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64>;
+
+    /// Reads parameters for the next step, by default from the servers; returns how many of this
+    /// worker's gradients they lack.
+    fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64> {
+        core.pull_dense(table, parts).map(|()| 0)
+    }
+
     /// Called when the step has all its parameters.
-    fn received(&self, core: &Core) -> Result<()>;
+    fn received(&self, _: &Core) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns whether rows may be requested while a step is in progress.
-    fn looks_ahead(&self) -> bool;
+    fn looks_ahead(&self) -> bool {
+        false
+    }
 }
 
 /// The part that all modes share.
@@ -296,10 +305,7 @@ impl Communicator {
         let extras = batch.merger.merge_extras(&push, config)?;
         let mut grads = self.core.outbox.memory();
         batch.merger.sum_rows_into(push.grads, config.push_width(), &mut grads)?;
-        let ids = MergedIds::of(&batch.merger);
-        let (shows, clicks, slots) =
-            (owned(extras.shows), owned(extras.clicks), owned(extras.slots));
-        self.core.outbox.put(table, Item::Sparse(Grads { ids, grads, shows, clicks, slots }))
+        self.core.outbox.put(table, Item::Sparse(Grads::of(batch.merger.ids(), grads, extras)))
     }
 
     /// Hands over the gradient of a dense table, in parts laid end to end.
@@ -340,8 +346,7 @@ impl Communicator {
 
     /// Sets the number of steps made before this run, from which schedules of rates resume.
     pub fn set_steps_done(&self, steps: u64) -> Result<()> {
-        self.core.steps.store(steps, Relaxed);
-        self.core.outbox.resume_at(steps, 0);
+        self.count_from(steps, 0);
         let servers = &self.core.servers;
         servers.run.begin_run(steps, steps)?;
         // Each worker sets the rate: whichever pushes first, it is set. If the servers count steps,
@@ -352,17 +357,21 @@ impl Communicator {
     /// Resumes after the steps that earlier processes of this worker completed. The next step must
     /// have the same data as before. Gradients that some servers have are sent only to the others.
     pub fn resume(&self, progress: &Progress) -> Result<()> {
-        self.core.steps.store(progress.complete, Relaxed);
-        self.core.outbox.resume_at(progress.complete, progress.newest());
+        self.count_from(progress.complete, progress.newest());
         self.core.servers.run.resume(progress)
     }
 
     /// Starts in a run that resumes from a save. The save has this worker's steps up to `complete`,
     /// and the others' up to `base`.
     pub fn begin_run(&self, base: u64, complete: u64) -> Result<()> {
-        self.core.steps.store(complete, Relaxed);
-        self.core.outbox.resume_at(complete, 0);
+        self.count_from(complete, 0);
         self.core.servers.run.begin_run(base, complete)
+    }
+
+    /// Starts to count after a step. Earlier processes have sent some gradients up to `sent_before`.
+    fn count_from(&self, step: u64, sent_before: u64) {
+        self.core.steps.store(step, Relaxed);
+        self.core.outbox.resume_at(step, sent_before);
     }
 
     /// Waits until everything that was handed over is applied.
@@ -392,10 +401,6 @@ impl Communicator {
     }
 }
 
-fn owned<T: Clone>(values: Option<Cow<'_, [T]>>) -> Vec<T> {
-    values.map_or(Vec::new(), Cow::into_owned)
-}
-
 /// Copies the numbers of a dense table into parts laid end to end.
 fn scatter(table: u32, values: &[f32], parts: &mut [&mut [f32]]) -> Result<()> {
     let len: usize = parts.iter().map(|part| part.len()).sum();
@@ -411,12 +416,4 @@ fn scatter(table: u32, values: &[f32], parts: &mut [&mut [f32]]) -> Result<()> {
         rest = others;
     }
     Ok(())
-}
-
-/// Starts a thread with a name.
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<std::thread::JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name(name.into())
-        .spawn(body)
-        .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))
 }

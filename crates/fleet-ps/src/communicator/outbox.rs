@@ -3,52 +3,27 @@
 //! One thread at a time works on a table, so that its gradients are sent in the order in which they
 //! were queued.
 
-use super::{CommunicatorOptions, POLL_SPAN, Rates, spawn};
-use crate::{Ids, Merger, Push, Servers, Step, UniqueIds};
+use super::{CommunicatorOptions, POLL_SPAN, Rates};
+use crate::merge::PushExtras;
+use crate::thread::Thread;
+use crate::{Ids, Push, Servers, Step, UniqueIds};
 use fleet_base::sync::{lock, wait, wait_for};
 use fleet_base::{Error, Result};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// Ids that were merged, and perhaps those of later steps after them.
-pub(super) struct MergedIds {
-    ids: Vec<u64>,
-    is_unique: bool,
-}
-
-impl MergedIds {
-    pub fn of(merger: &Merger) -> MergedIds {
-        MergedIds { ids: merger.ids().to_vec(), is_unique: true }
-    }
-
-    fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// Adds the ids of another step, some of which may be known already.
-    fn extend(&mut self, more: MergedIds) {
-        self.ids.extend(more.ids);
-        self.is_unique = false;
-    }
-
-    fn as_ids(&self) -> Ids<'_> {
-        match self.is_unique {
-            true => Ids::Unique(UniqueIds::assume(&self.ids)),
-            false => Ids::Any(&self.ids),
-        }
-    }
-}
 
 /// Gradients of rows.
 pub(super) struct Grads {
-    pub ids: MergedIds,
-    pub grads: Vec<f32>,
+    ids: Vec<u64>,
+    /// They are of one step, whose ids were merged.
+    is_unique: bool,
+    grads: Vec<f32>,
     /// One per id, or empty.
-    pub shows: Vec<f32>,
-    pub clicks: Vec<f32>,
-    pub slots: Vec<u32>,
+    shows: Vec<f32>,
+    clicks: Vec<f32>,
+    slots: Vec<u32>,
 }
 
 /// An item of a queue.
@@ -91,7 +66,7 @@ pub(super) struct Counts {
 
 pub(super) struct Outbox {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Thread>,
 }
 
 struct Shared {
@@ -145,7 +120,7 @@ impl Outbox {
         let mut outbox = Outbox { shared, threads: Vec::new() };
         for _ in 0..options.thread_count {
             let shared = Arc::clone(&outbox.shared);
-            outbox.threads.push(spawn("ps-send", move || shared.serve())?);
+            outbox.threads.push(Thread::start("ps-send", move || shared.serve())?);
         }
         Ok(outbox)
     }
@@ -201,7 +176,7 @@ impl Outbox {
         if full(&state) {
             let begun = Instant::now();
             while full(&state) {
-                state = shared.wait(state);
+                state = wait(&shared.changed, state);
             }
             state.counts.blocked += begun.elapsed();
         }
@@ -218,7 +193,7 @@ impl Outbox {
             state.queues.values().any(|queue| queue.busy.is_some() || !queue.items.is_empty())
         };
         while state.error.is_none() && is_busy(&state) {
-            state = shared.wait(state);
+            state = wait(&shared.changed, state);
         }
         state.draining -= 1;
         state.error.clone().map_or(Ok(()), Err)
@@ -248,18 +223,10 @@ impl Drop for Outbox {
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
         self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
-            // A panic has been reported by its thread.
-            let _ = thread.join();
-        }
     }
 }
 
 impl Shared {
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        wait(&self.changed, state)
-    }
-
     fn serve(&self) {
         let mut state = lock(&self.state);
         loop {
@@ -267,7 +234,7 @@ impl Shared {
                 return;
             }
             let Some(table) = state.next() else {
-                state = self.wait(state);
+                state = wait(&self.changed, state);
                 continue;
             };
             let items;
@@ -448,6 +415,10 @@ fn add_parts(sum: &mut [f32], parts: &[&[f32]]) -> Result<()> {
     Ok(())
 }
 
+fn owned<T: Clone>(values: Option<Cow<'_, [T]>>) -> Vec<T> {
+    values.map_or(Vec::new(), Cow::into_owned)
+}
+
 /// Appends the values of `added` ids to those of `had` ids. Ids without a value get `value`, unless
 /// no id has one.
 fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, added: usize, value: T) {
@@ -460,25 +431,36 @@ fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, added: usize, va
 }
 
 impl Grads {
+    pub fn of(ids: UniqueIds<'_>, grads: Vec<f32>, extras: PushExtras<'_>) -> Grads {
+        let (shows, clicks, slots) =
+            (owned(extras.shows), owned(extras.clicks), owned(extras.slots));
+        Grads { ids: ids.to_vec(), is_unique: true, grads, shows, clicks, slots }
+    }
+
     /// Adds another step's gradients. If either has shows, all ids get shows. Returns the memory of
     /// `more`.
     fn extend(&mut self, more: Grads) -> Vec<f32> {
-        let Grads { ids, grads, shows, clicks, slots } = more;
+        let Grads { ids, grads, shows, clicks, slots, .. } = more;
         let (had, added) = (self.ids.len(), ids.len());
         append(&mut self.shows, shows, had, added, 1.0);
         append(&mut self.clicks, clicks, had, added, 0.0);
         append(&mut self.slots, slots, had, added, 0);
         self.ids.extend(ids);
+        self.is_unique = false;
         self.grads.extend_from_slice(&grads);
         grads
     }
 
     fn as_push(&self) -> Push<'_> {
+        let ids = match self.is_unique {
+            true => Ids::Unique(UniqueIds::assume(&self.ids)),
+            false => Ids::Any(&self.ids),
+        };
         Push {
             shows: (!self.shows.is_empty()).then_some(self.shows.as_slice()),
             clicks: (!self.clicks.is_empty()).then_some(self.clicks.as_slice()),
             slots: (!self.slots.is_empty()).then_some(self.slots.as_slice()),
-            ..Push::new(self.ids.as_ids(), &self.grads)
+            ..Push::new(ids, &self.grads)
         }
     }
 }

@@ -18,16 +18,7 @@ impl Mode for Sync {
         core.servers.barriers.arrive(Arrival::Sent)
     }
 
-    fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64> {
-        core.pull_dense(table, parts)?;
-        Ok(0)
-    }
-
     fn received(&self, core: &Core) -> Result<()> {
         core.servers.barriers.arrive(Arrival::Received)
-    }
-
-    fn looks_ahead(&self) -> bool {
-        false
     }
 }

@@ -7,7 +7,7 @@ use super::message::{
 };
 use super::message::{LoadAnswer, ShrinkAnswer};
 use super::service::error_of;
-use super::tls::ClientTls;
+use super::tls::{ClientTls, cause};
 use fleet_base::{Error, Result};
 use fleet_net::Token;
 use std::time::Duration;
@@ -45,14 +45,8 @@ impl ControlClient {
 
     fn open(address: &str, token: &Token, tls: Option<ClientTls>) -> Result<ControlClient> {
         let failed = |error: &dyn std::error::Error| {
-            // The sources of a transport's error state its cause.
-            let mut text = error.to_string();
-            let mut source = error.source();
-            while let Some(error) = source {
-                text += &format!(": {error}");
-                source = error.source();
-            }
-            Error::unavailable(format!("cannot reach {address} over gRPC: {text}"))
+            let cause = cause(error);
+            Error::unavailable(format!("cannot reach {address} over gRPC: {error}{cause}"))
                 .help("use the address that the server logged, HOST:PORT")
         };
         let runtime =

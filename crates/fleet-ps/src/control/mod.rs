@@ -110,13 +110,7 @@ impl ControlServer {
         tls: Option<ServerTls>,
         log: Log,
     ) -> Result<ControlServer> {
-        let listener = TcpListener::bind(&address).map_err(|error| {
-            Error::unavailable(format!("cannot listen on {address:?} for gRPC: {error}"))
-                .help("use port 0 to let the system choose a free port")
-        })?;
-        let failed = |error: std::io::Error| Error::unavailable(format!("gRPC: {error}"));
-        let own = listener.local_addr().map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
+        let (listener, own) = listen(address)?;
         let runtime = Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(CALLS_MAX)
@@ -133,10 +127,9 @@ impl ControlServer {
         let authenticator = Authenticator::new(Verifier::new(token)?, log.clone());
         let (health, health_service) = tonic_health::server::health_reporter();
         runtime.block_on(set_health(&health, ServingStatus::NotServing));
+        let described = prost_types::FileDescriptorSet { file: vec![schema::file()?] };
         let reflection = tonic_reflection::server::Builder::configure()
-            .register_file_descriptor_set(prost_types::FileDescriptorSet {
-                file: vec![schema::file()?],
-            })
+            .register_file_descriptor_set(described)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .build_v1()
             .map_err(|error| Error::internal(format!("reflection: {error}")))?;
@@ -165,15 +158,8 @@ impl ControlServer {
                 _ = stopped => {}
             }
         };
-        let thread = start(runtime, serving)?;
-        Ok(ControlServer {
-            address: own,
-            service,
-            health,
-            handle,
-            stop: Some(stop),
-            thread: Some(thread),
-        })
+        let thread = Some(start(runtime, serving)?);
+        Ok(ControlServer { address: own, service, health, handle, stop: Some(stop), thread })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -203,6 +189,20 @@ impl Drop for ControlServer {
             let _ = thread.join();
         }
     }
+}
+
+fn listen(address: impl ToSocketAddrs + Debug) -> Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(&address).map_err(|error| {
+        Error::unavailable(format!("cannot listen on {address:?} for gRPC: {error}"))
+            .help("use port 0 to let the system choose a free port")
+    })?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let own = listener.local_addr().map_err(failed)?;
+    Ok((listener, own))
+}
+
+fn failed(error: std::io::Error) -> Error {
+    Error::unavailable(format!("gRPC: {error}"))
 }
 
 /// Sets the status of the server as a whole, and of the service.

@@ -3,8 +3,15 @@
 
 pub use built_in::{ClientTls, ServerTls};
 
+/// Returns the sources of a transport's error, which state its cause.
+pub(super) fn cause(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |source| source.source());
+    sources.map(|source| format!(": {source}")).collect()
+}
+
 #[cfg(feature = "tls")]
 mod built_in {
+    use super::cause;
     use fleet_base::{Error, Result};
     use fleet_net::HANDSHAKE_SPAN;
     use std::path::Path;
@@ -29,7 +36,7 @@ mod built_in {
 
         pub(in crate::control) fn apply(self, server: Server) -> Result<Server> {
             server.tls_config(self.config).map_err(|error| {
-                Error::invalid(format!("invalid certificate or key{}", why(&error)))
+                Error::invalid(format!("invalid certificate or key{}", cause(&error)))
                     .expected("PEM: a certificate with those of its issuers, and its key")
                     .at(self.files)
             })
@@ -54,24 +61,13 @@ mod built_in {
         pub(in crate::control) fn apply(self, endpoint: Endpoint) -> Result<Endpoint> {
             endpoint
                 .tls_config(self.0)
-                .map_err(|error| Error::invalid(format!("invalid certificate{}", why(&error))))
+                .map_err(|error| Error::invalid(format!("invalid certificate{}", cause(&error))))
         }
     }
 
     fn read(path: &Path, what: &str) -> Result<Vec<u8>> {
         std::fs::read(path)
             .map_err(|error| Error::io(&format!("read the {what} from"), path, &error))
-    }
-
-    /// Returns the sources of a transport's error, which state its cause.
-    fn why(error: &dyn std::error::Error) -> String {
-        let mut text = String::new();
-        let mut source = error.source();
-        while let Some(error) = source {
-            text += &format!(": {error}");
-            source = error.source();
-        }
-        text
     }
 }
 

@@ -6,18 +6,51 @@ use crate::Record;
 use fleet_base::Result;
 use std::io::{self, Write};
 
+/// Length of a record before its numbers.
+pub(crate) const HEAD_BYTES: usize = 10;
+const ROW: u8 = 0;
+const PENDING: u8 = 1;
+const CHANGED_ROW: u8 = 2;
+
 pub(crate) fn write(out: &mut impl Write, record: Record<'_>) -> io::Result<()> {
     match record {
         Record::Row { id, unseen_days, changed, values } => {
             out.write_all(&id.to_le_bytes())?;
-            out.write_all(&[if changed { 2 } else { 0 }, unseen_days])?;
+            out.write_all(&[if changed { CHANGED_ROW } else { ROW }, unseen_days])?;
             values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
         }
         Record::Pending { id, count } => {
             out.write_all(&id.to_le_bytes())?;
-            out.write_all(&[1, 0])?;
+            out.write_all(&[PENDING, 0])?;
             out.write_all(&count.to_le_bytes())
         }
+    }
+}
+
+/// Reads the record with this head, whose numbers `fill` supplies; `values` has the length of a
+/// row. Returns `None` if the kind is unknown.
+pub(crate) fn read_record<E>(
+    head: [u8; HEAD_BYTES],
+    values: &mut [f32],
+    mut fill: impl FnMut(&mut [u8]) -> Result<(), E>,
+) -> Result<Option<Record<'_>>, E> {
+    let [a, b, c, d, e, f, g, h, kind, unseen_days] = head;
+    let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+    match kind {
+        ROW | CHANGED_ROW => {
+            fill(bytemuck::cast_slice_mut(values))?;
+            // Changes nothing on a little-endian machine.
+            values
+                .iter_mut()
+                .for_each(|value| *value = f32::from_bits(u32::from_le(value.to_bits())));
+            Ok(Some(Record::Row { id, unseen_days, changed: kind == CHANGED_ROW, values }))
+        }
+        PENDING => {
+            let mut count = [0; 4];
+            fill(&mut count)?;
+            Ok(Some(Record::Pending { id, count: u32::from_le_bytes(count) }))
+        }
+        _ => Ok(None),
     }
 }
 
@@ -28,29 +61,18 @@ pub(super) fn read(
     visit: &mut dyn FnMut(Record<'_>) -> Result<()>,
 ) -> Option<Result<()>> {
     let mut values = vec![0.0f32; stride];
-    while !bytes.is_empty() {
-        let (head, rest) = bytes.split_at_checked(10)?;
-        let id = u64::from_le_bytes(head[..8].try_into().ok()?);
-        let (record, rest) = match head[8] {
-            kind @ (0 | 2) => {
-                let (row, rest) = rest.split_at_checked(stride * 4)?;
-                for (value, bytes) in values.iter_mut().zip(row.chunks_exact(4)) {
-                    *value = f32::from_le_bytes(bytes.try_into().ok()?);
-                }
-                let (unseen_days, changed) = (head[9], kind == 2);
-                (Record::Row { id, unseen_days, changed, values: &values }, rest)
-            }
-            1 => {
-                let (count, rest) = rest.split_at_checked(4)?;
-                let count = u32::from_le_bytes(count.try_into().ok()?);
-                (Record::Pending { id, count }, rest)
-            }
-            _ => return None,
+    while let Some((head, rest)) = bytes.split_first_chunk() {
+        bytes = rest;
+        let fill = |out: &mut [u8]| -> Result<(), ()> {
+            let (own, rest) = bytes.split_at_checked(out.len()).ok_or(())?;
+            out.copy_from_slice(own);
+            bytes = rest;
+            Ok(())
         };
+        let record = read_record(*head, &mut values, fill).ok()??;
         if let Err(error) = visit(record) {
             return Some(Err(error));
         }
-        bytes = rest;
     }
-    Some(Ok(()))
+    bytes.is_empty().then_some(Ok(()))
 }

@@ -6,123 +6,65 @@
 //! elements of all servers and keeps its own, so the number of servers may change, and so may the
 //! blocks.
 
-use super::load::{Checked, check};
-use super::manifest::{self, Manifest, Part};
-use super::{SaveFormat, SaveOptions, Saved, begin};
+use super::load::Checked;
+use super::manifest::{self, Part};
+use super::{SaveFormat, Saved, Saver, part_name};
 use crate::dense::DenseImage;
 use crate::{DenseCut, DenseTable, GlobalStep, dense_range};
-use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
 use std::fmt::Write;
 use std::ops::Range;
-use std::path::Path;
-use std::sync::Arc;
 
 /// Describes the layout of a table, which must be equal for it to fit another; `len` counts the
 /// numbers on all servers.
-fn layout(table: &DenseTable, len: usize) -> String {
+pub(crate) fn layout(table: &DenseTable, len: usize) -> String {
     format!("dense len={len} rule={}", table.config().rule.name())
 }
 
-const STEPS_LAYOUT: &str = "global step";
+pub(crate) const STEPS_LAYOUT: &str = "global step";
 
-/// Writes one server's part of a dense table of `len` numbers.
-pub(crate) fn write_dense(
-    disk: &Arc<dyn Disk>,
-    table: &DenseTable,
-    len: usize,
-    cut: &DenseCut,
-    dir: &Path,
-    options: &SaveOptions,
-) -> Result<Saved> {
-    let image = table.image();
-    let elements = image.values.len();
-    let bytes = match options.format {
-        SaveFormat::Binary => {
-            let numbers = image.values.iter().chain(&image.state);
-            numbers.flat_map(|number| number.to_le_bytes()).collect()
-        }
-        SaveFormat::Text => text(&image).into_bytes(),
-    };
-    let (server, servers) = (options.server as usize, options.server_count as usize);
-    let what = What {
-        table_id: table.config().table_id,
-        layout: layout(table, len),
+impl Saver<'_> {
+    /// Writes this server's part of a dense table of `len` numbers.
+    pub fn dense(&self, table: &DenseTable, len: usize, cut: &DenseCut) -> Result<Saved> {
+        let image = table.image();
+        let bytes = match self.options.format {
+            SaveFormat::Binary => {
+                let numbers = image.values.iter().chain(&image.state);
+                numbers.flat_map(|number| number.to_le_bytes()).collect()
+            }
+            SaveFormat::Text => text(&image).into_bytes(),
+        };
+        let (server, servers) = (self.options.server as usize, self.options.server_count as usize);
         // The ranges of an even division are known.
-        numbers: (*cut != DenseCut::Even).then(|| cut.ranges(len, server, servers)),
-        row_count: elements as u64,
-    };
-    write_one(disk, what, &bytes, dir, options)
-}
-
-/// Writes one server's count of steps.
-pub(crate) fn write_steps(
-    disk: &Arc<dyn Disk>,
-    steps: &GlobalStep,
-    table_id: u32,
-    dir: &Path,
-    options: &SaveOptions,
-) -> Result<Saved> {
-    let text = format!("{}\n", steps.count());
-    let layout = STEPS_LAYOUT.to_string();
-    let what = What { table_id, layout, numbers: None, row_count: 0 };
-    write_one(disk, what, text.as_bytes(), dir, options)
-}
-
-/// Contents of the one file of a server.
-struct What {
-    table_id: u32,
-    layout: String,
-    numbers: Option<Vec<Range<usize>>>,
-    row_count: u64,
-}
-
-fn write_one(
-    disk: &Arc<dyn Disk>,
-    what: What,
-    bytes: &[u8],
-    dir: &Path,
-    options: &SaveOptions,
-) -> Result<Saved> {
-    let What { table_id, layout, numbers, row_count } = what;
-    let folder = begin(&**disk, dir, table_id, options)?;
-    let round = manifest::next_round(&**disk, &folder, options.server)?;
-    let mut manifest = Manifest { numbers, ..options.manifest(table_id, round, layout) };
-    let name = match round {
-        0 => format!("part-{:03}", options.server),
-        _ => format!("part-{:03}.{round}", options.server),
-    };
-    let path = folder.join(&name);
-    let (length, checksum) = (bytes.len() as u64, crc32fast::hash(bytes));
-    manifest.parts.push(Part { name, bytes: length, checksum, plain_bytes: None });
-    let written =
-        manifest::put(disk, &path, bytes).and_then(|()| manifest::write(disk, &folder, &manifest));
-    match written {
-        Ok(()) => Ok(Saved { row_count, bytes: length }),
-        Err(error) => {
-            manifest::withdraw(&**disk, &folder, &manifest);
-            Err(error)
-        }
+        let numbers = (*cut != DenseCut::Even).then(|| cut.ranges(len, server, servers));
+        let saved = self.file(table.config().table_id, layout(table, len), numbers, &bytes)?;
+        Ok(Saved { row_count: image.values.len() as u64, ..saved })
     }
-}
 
-pub(crate) fn check_dense(
-    disk: &Arc<dyn Disk>,
-    table: &DenseTable,
-    len: usize,
-    dir: &Path,
-    save_id: u64,
-) -> Result<Checked> {
-    check(disk, dir, table.config().table_id, save_id, &layout(table, len))
-}
+    /// Writes this server's count of steps.
+    pub fn steps(&self, steps: &GlobalStep, table_id: u32) -> Result<Saved> {
+        let text = format!("{}\n", steps.count());
+        self.file(table_id, STEPS_LAYOUT.to_string(), None, text.as_bytes())
+    }
 
-pub(crate) fn check_steps(
-    disk: &Arc<dyn Disk>,
-    table_id: u32,
-    dir: &Path,
-    save_id: u64,
-) -> Result<Checked> {
-    check(disk, dir, table_id, save_id, STEPS_LAYOUT)
+    /// Writes a table that is one file.
+    fn file(
+        &self,
+        table_id: u32,
+        layout: String,
+        numbers: Option<Vec<Range<usize>>>,
+        bytes: &[u8],
+    ) -> Result<Saved> {
+        self.table(table_id, layout, |folder, manifest| {
+            let name = part_name(self.options.server, None, manifest.round);
+            let path = folder.join(&name);
+            let (length, checksum) = (bytes.len() as u64, crc32fast::hash(bytes));
+            manifest.numbers = numbers;
+            manifest.parts.push(Part { name, bytes: length, checksum, plain_bytes: None });
+            manifest::put(self.disk, &path, bytes)?;
+            Ok(Saved { row_count: 0, bytes: length })
+        })
+    }
 }
 
 /// Loads the ranges `own` of a table of `len` numbers, which may have been divided differently when
@@ -188,12 +130,12 @@ impl DenseImage {
     fn copy(&mut self, to: usize, part: &DenseImage, from: usize, count: usize) {
         let (own_len, part_len) = (self.values.len(), part.values.len());
         self.values[to..to + count].copy_from_slice(&part.values[from..from + count]);
-        for block in 0..self.shape.blocks {
+        for block in 0..self.blocks {
             let part = &part.state[block * part_len + from..][..count];
             self.state[block * own_len + to..][..count].copy_from_slice(part);
         }
         if to == 0 {
-            let blocks = self.shape.blocks;
+            let blocks = self.blocks;
             self.state[blocks * own_len..].copy_from_slice(&part.state[blocks * part_len..]);
         }
     }
@@ -213,12 +155,12 @@ pub(crate) fn load_steps(checked: &Checked) -> Result<u64> {
 
 fn text(image: &DenseImage) -> String {
     let len = image.values.len();
-    let (elements, shared) = image.state.split_at(image.shape.blocks * len);
+    let (elements, shared) = image.state.split_at(image.blocks * len);
     let mut text = String::new();
     for (at, value) in image.values.iter().enumerate() {
         // Writing to a string does not fail.
         let _ = write!(text, "{value}");
-        for block in 0..image.shape.blocks {
+        for block in 0..image.blocks {
             let _ = write!(text, " {}", elements[block * len + at]);
         }
         text.push('\n');
@@ -236,14 +178,14 @@ fn text(image: &DenseImage) -> String {
 /// Parses a part of a table; `None` if it is malformed.
 fn parse(table: &DenseTable, format: SaveFormat, bytes: &[u8]) -> Option<DenseImage> {
     let rule = &table.config().rule;
-    let shape = DenseImage::empty(rule, 0).shape;
+    let empty = DenseImage::empty(rule, 0);
     match format {
         SaveFormat::Binary => {
             let numbers: Vec<f32> = bytes
                 .chunks_exact(4)
                 .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
                 .collect();
-            let len = numbers.len().checked_sub(shape.shared)? / (1 + shape.blocks);
+            let len = numbers.len().checked_sub(empty.state.len())? / (1 + empty.blocks);
             let mut image = DenseImage::empty(rule, len);
             (bytes.len() == (len + image.state.len()) * 4).then_some(())?;
             image.values.copy_from_slice(&numbers[..len]);
@@ -259,13 +201,13 @@ fn parse(table: &DenseTable, format: SaveFormat, bytes: &[u8]) -> Option<DenseIm
             for (at, line) in lines.iter().enumerate() {
                 let mut words = line.split(' ').map(|word| word.parse::<f32>().ok());
                 image.values[at] = words.next()??;
-                for block in 0..shape.blocks {
+                for block in 0..image.blocks {
                     image.state[block * len + at] = words.next()??;
                 }
                 words.next().is_none().then_some(())?;
             }
             let mut words = shared.first().unwrap_or(&"shared").split(' ').skip(1);
-            for to in &mut image.state[shape.blocks * len..] {
+            for to in &mut image.state[empty.blocks * len..] {
                 *to = words.next()?.parse().ok()?;
             }
             (words.next().is_none() && shared.len() < 2).then_some(image)

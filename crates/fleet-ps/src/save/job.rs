@@ -2,12 +2,11 @@
 //! all its tables. A save counts when the marks of all servers are present.
 
 use super::load::{Latest, latest};
-use super::manifest;
+use super::{SaveOptions, Saver, manifest};
 use fleet_base::Result;
 use fleet_base::disk::Disk;
 use fleet_base::sealed::{Kind, Read};
 use std::path::Path;
-use std::sync::Arc;
 
 const PREFIX: &str = "saved-";
 const MARK: Kind = Kind {
@@ -67,16 +66,13 @@ pub(crate) fn begin(disk: &dyn Disk, dir: &Path, tables: &[u32], server: u32) {
     }
 }
 
-/// Marks the save of a server, whose tables are all written.
-pub(crate) fn mark(
-    disk: &Arc<dyn Disk>,
-    dir: &Path,
-    server: u32,
-    server_count: u32,
-    save_id: u64,
-) -> Result<()> {
-    let text = format!("{}server_count {server_count}\n", head(server, save_id));
-    MARK.write_on(disk, &dir.join(file_name(server, save_id)), &text)
+impl Saver<'_> {
+    /// Marks the save of this server, whose tables are all written.
+    pub fn mark(&self) -> Result<()> {
+        let SaveOptions { server, server_count, save_id, .. } = self.options;
+        let text = format!("{}server_count {server_count}\n", head(server, save_id));
+        MARK.write_on(self.disk, &self.dir.join(file_name(server, save_id)), &text)
+    }
 }
 
 /// Deletes a server's older saves, after all servers have finished this one.

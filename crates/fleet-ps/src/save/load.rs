@@ -3,6 +3,7 @@
 use super::manifest::{self, Manifest, Part, WHAT_TO_DO};
 use super::{SaveFormat, binary, layout_name, table_folder, text};
 use crate::SparseTable;
+use crate::io_error::io_error;
 use flate2::read::GzDecoder;
 use fleet_base::disk::{Access, Disk, RealDisk, exists, read_exact_at};
 use fleet_base::{Error, Result, text as words};
@@ -21,8 +22,9 @@ pub fn load_sparse(table: &SparseTable, dir: &Path, mine: impl Fn(u64) -> bool) 
         let path = folder.join(manifest::file_name(server, save_id));
         Ok(manifest::read(&*disk, &path)?.server_count)
     };
-    let latest = latest(&folder, manifest::list(&*disk, &folder)?, count_of)?;
-    let checked = check_sparse(&disk, table, dir, latest.save_id)?;
+    let latest = latest(&folder, manifest::numbered(&*disk, &folder, manifest::PREFIX)?, count_of)?;
+    let (table_id, layout) = (table.config().table_id, layout_name(table));
+    let checked = check(&disk, dir, table_id, latest.save_id, &layout)?;
     load_checked(table, &checked, mine)
 }
 
@@ -33,18 +35,8 @@ pub(crate) struct Checked {
     manifests: Vec<Manifest>,
 }
 
-/// Checks every byte of a table's part of a save.
-pub(crate) fn check_sparse(
-    disk: &Arc<dyn Disk>,
-    table: &SparseTable,
-    dir: &Path,
-    save_id: u64,
-) -> Result<Checked> {
-    check(disk, dir, table.config().table_id, save_id, &layout_name(table))
-}
-
-/// Like [`check_sparse`], for a table of any kind whose layout is `wanted`.
-pub(super) fn check(
+/// Checks every byte of a table's part of a save; the table's layout is `wanted`.
+pub(crate) fn check(
     disk: &Arc<dyn Disk>,
     dir: &Path,
     table_id: u32,
@@ -166,7 +158,7 @@ fn read_manifests(disk: &dyn Disk, folder: &Path, save_id: u64) -> Result<Vec<Ma
     while (manifests.len() as u32) < server_count {
         let server = manifests.len() as u32;
         let path = folder.join(manifest::file_name(server, save_id));
-        if !exists(disk, &path).map_err(|error| Error::io("read", &path, &error))? {
+        if !exists(disk, &path).map_err(io_error("read", &path))? {
             return Err(Error::invalid(format!("{} is missing", path.display()))
                 .expected(match server {
                     0 => "a save of this table".to_string(),

@@ -40,16 +40,11 @@ const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
 /// First word of the line of [`Manifest::numbers`].
 const NUMBERS: &str = "numbers";
-const PREFIX: &str = "manifest-";
+pub(super) const PREFIX: &str = "manifest-";
 
 /// Returns the name of a server's manifest in a save.
 pub(super) fn file_name(server: u32, save_id: u64) -> String {
     format!("{PREFIX}{server:03}.{save_id}")
-}
-
-/// Lists server and save of every manifest in a folder.
-pub(super) fn list(disk: &dyn Disk, folder: &Path) -> Result<Vec<(u32, u64)>> {
-    numbered(disk, folder, PREFIX)
 }
 
 /// Lists server and save of the files `<prefix><server>.<save>`.
@@ -92,7 +87,7 @@ fn round(name: &str, server: u32) -> Option<u64> {
 /// are harmless.
 pub(super) fn remove_others(disk: &dyn Disk, folder: &Path, server: u32, save_id: u64) {
     let Ok(kept) = read(disk, &folder.join(file_name(server, save_id))) else { return };
-    for (of, save) in list(disk, folder).unwrap_or_default() {
+    for (of, save) in numbered(disk, folder, PREFIX).unwrap_or_default() {
         if of == server && save != save_id {
             let _ = disk.remove(&folder.join(file_name(server, save)));
         }

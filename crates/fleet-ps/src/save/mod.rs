@@ -22,8 +22,9 @@ mod manifest;
 mod text;
 
 pub use load::load_sparse;
-pub(crate) use load::{Latest, check_sparse, load_checked};
+pub(crate) use load::{Latest, check, load_checked};
 
+use crate::io_error::io_error;
 use crate::sparse::Taken;
 use crate::{Accessor, Record, SaveMode, Snapshot, SparseTable};
 use flate2::Compression;
@@ -98,144 +99,121 @@ pub struct Saved {
 /// ```
 pub fn save_sparse(table: &SparseTable, dir: &Path, options: &SaveOptions) -> Result<Saved> {
     let disk = RealDisk::handle();
-    let (saved, _taken) = write_sparse(&disk, table, dir, options)?;
+    let saver = Saver { disk: &disk, dir, options: *options };
+    let (saved, _taken) = saver.sparse(table)?;
     let folder = table_folder(dir, table.config().table_id);
     manifest::remove_others(&*disk, &folder, options.server, options.save_id);
     Ok(saved)
 }
 
-/// Writes one server's rows next to earlier saves.
-pub(crate) fn write_sparse(
-    disk: &Arc<dyn Disk>,
-    table: &SparseTable,
-    dir: &Path,
-    options: &SaveOptions,
-) -> Result<(Saved, Taken)> {
-    let folder = begin(&**disk, dir, table.config().table_id, options)?;
-    let round = manifest::next_round(&**disk, &folder, options.server)?;
-    let mut manifest = options.manifest(table.config().table_id, round, layout_name(table));
-    let (mut snapshot, ()) = table.snapshot(options.mode, || ());
-    let written = write_parts(disk, table, &folder, options, &mut snapshot, &mut manifest)
-        .and_then(|saved| manifest::write(disk, &folder, &manifest).map(|()| saved));
-    match written {
-        Ok(saved) => Ok((saved, snapshot.end_taking())),
-        Err(error) => {
-            // The error is returned; remaining files are harmless.
-            manifest::withdraw(&**disk, &folder, &manifest);
-            Err(error)
+/// Writes one server's part in a save, next to earlier saves.
+pub(crate) struct Saver<'a> {
+    pub disk: &'a Arc<dyn Disk>,
+    pub dir: &'a Path,
+    pub options: SaveOptions,
+}
+
+impl Saver<'_> {
+    /// Writes the rows of a sparse table.
+    pub fn sparse(&self, table: &SparseTable) -> Result<(Saved, Taken)> {
+        let SaveOptions { server, mode, .. } = self.options;
+        let mut snapshot = table.snapshot(mode);
+        let saved =
+            self.table(table.config().table_id, layout_name(table), |folder, manifest| {
+                let mut saved = Saved::default();
+                for shard in 0..table.config().shard_count {
+                    let mut name = part_name(server, Some(shard), manifest.round);
+                    if is_compressed(table, mode) {
+                        name += COMPRESSED;
+                    }
+                    let (part, rows) = self.part(folder, name, table, &mut snapshot)?;
+                    saved.row_count += rows;
+                    saved.bytes += part.bytes;
+                    manifest.parts.push(part);
+                }
+                Ok(saved)
+            })?;
+        Ok((saved, snapshot.end_taking()))
+    }
+
+    /// Writes a table: `write` writes files and lists them in the manifest, which is written last.
+    /// Deletes these files if anything fails.
+    fn table(
+        &self,
+        table_id: u32,
+        layout: String,
+        write: impl FnOnce(&Path, &mut Manifest) -> Result<Saved>,
+    ) -> Result<Saved> {
+        let SaveOptions { server, server_count, save_id, mode, format } = self.options;
+        if server >= server_count || server_count > SERVER_COUNT_MAX {
+            return Err(Error::invalid("invalid server number in a save")
+                .expected(format!(
+                    "a number below {server_count}, of at most {SERVER_COUNT_MAX} servers"
+                ))
+                .got(format!("server {server} of {server_count}")));
         }
-    }
-}
-
-fn write_parts(
-    disk: &Arc<dyn Disk>,
-    table: &SparseTable,
-    folder: &Path,
-    options: &SaveOptions,
-    snapshot: &mut Snapshot<'_>,
-    manifest: &mut Manifest,
-) -> Result<Saved> {
-    let mut saved = Saved::default();
-    for shard in 0..table.config().shard_count {
-        let mut name = part_name(options.server, shard, manifest.round);
-        if is_compressed(table, options.mode) {
-            name += COMPRESSED;
-        }
-        let (part, rows) = write_part(
-            disk,
-            &folder.join(&name),
-            name,
-            options,
-            |write| snapshot.next_shard(write).map(|_| ()),
-            table,
-        )?;
-        saved.row_count += rows;
-        saved.bytes += part.bytes;
-        manifest.parts.push(part);
-    }
-    Ok(saved)
-}
-
-/// Returns the folder of a table, which is made if it is missing.
-fn begin(disk: &dyn Disk, dir: &Path, table_id: u32, options: &SaveOptions) -> Result<PathBuf> {
-    let SaveOptions { server, server_count, .. } = *options;
-    if server >= server_count || server_count > SERVER_COUNT_MAX {
-        return Err(Error::invalid("invalid server number in a save")
-            .expected(format!(
-                "a number below {server_count}, of at most {SERVER_COUNT_MAX} servers"
-            ))
-            .got(format!("server {server} of {server_count}")));
-    }
-    let folder = table_folder(dir, table_id);
-    make_folder(disk, &folder)?;
-    Ok(folder)
-}
-
-impl SaveOptions {
-    /// Returns a manifest without parts.
-    fn manifest(&self, table_id: u32, round: u64, layout: String) -> Manifest {
-        Manifest {
+        let (disk, folder) = (&**self.disk, table_folder(self.dir, table_id));
+        make_folder(disk, &folder)?;
+        let mut manifest = Manifest {
             table_id,
-            server: self.server,
-            server_count: self.server_count,
-            save_id: self.save_id,
-            round,
-            mode: self.mode as u8,
-            format: self.format,
+            server,
+            server_count,
+            save_id,
+            round: manifest::next_round(disk, &folder, server)?,
+            mode: mode as u8,
+            format,
             layout,
             numbers: None,
             parts: Vec::new(),
-        }
+        };
+        let written = write(&folder, &mut manifest)
+            .and_then(|saved| manifest::write(self.disk, &folder, &manifest).map(|()| saved));
+        // The error is returned; remaining files are harmless.
+        written.inspect_err(|_| manifest::withdraw(disk, &folder, &manifest))
     }
-}
 
-type Visit<'a> = &'a mut dyn FnMut(Record<'_>) -> Result<()>;
-
-/// Writes the records that `rows` visits to a file.
-fn write_part(
-    disk: &Arc<dyn Disk>,
-    path: &Path,
-    name: String,
-    options: &SaveOptions,
-    rows: impl FnOnce(Visit<'_>) -> Result<()>,
-    table: &SparseTable,
-) -> Result<(Part, u64)> {
-    let file = AtomicFile::replace_on(disk, path)?;
-    let summed = Summed {
-        inner: BufWriter::with_capacity(1 << 18, file),
-        sum: crc32fast::Hasher::new(),
-        bytes: 0,
-    };
-    let mut out = match is_compressed(table, options.mode) {
-        true => Sink::Gzip(Box::new(GzEncoder::new(summed, Compression::fast())), 0),
-        false => Sink::Plain(summed),
-    };
-    let mut count = 0;
-    rows(&mut |record| {
-        count += u64::from(matches!(record, Record::Row { .. }));
-        let record = match record {
-            // Later changes count from this base or delta.
-            Record::Row { id, unseen_days, values, .. }
-                if matches!(options.mode, SaveMode::Base | SaveMode::Delta) =>
-            {
-                Record::Row { id, unseen_days, changed: false, values }
+    /// Writes the next shard of a snapshot to a file.
+    fn part(
+        &self,
+        folder: &Path,
+        name: String,
+        table: &SparseTable,
+        snapshot: &mut Snapshot<'_>,
+    ) -> Result<(Part, u64)> {
+        let SaveOptions { mode, format, .. } = self.options;
+        let path = &folder.join(&name);
+        let file = AtomicFile::replace_on(self.disk, path)?;
+        let summed = Summed {
+            inner: BufWriter::with_capacity(1 << 18, file),
+            sum: crc32fast::Hasher::new(),
+            bytes: 0,
+        };
+        let mut out = match is_compressed(table, mode) {
+            true => Sink::Gzip(Box::new(GzEncoder::new(summed, Compression::fast())), 0),
+            false => Sink::Plain(summed),
+        };
+        let mut count = 0;
+        snapshot.next_shard(|mut record| {
+            if let Record::Row { changed, .. } = &mut record {
+                count += 1;
+                // Later changes count from this base or delta.
+                *changed &= !matches!(mode, SaveMode::Base | SaveMode::Delta);
             }
-            record => record,
+            let written = match format {
+                SaveFormat::Text => text::write(&mut out, table, record),
+                SaveFormat::Binary => binary::write(&mut out, record),
+            };
+            written.map_err(io_error("write", path))
+        })?;
+        let (ended, plain_bytes) = match out {
+            Sink::Plain(summed) => (Ok(summed), None),
+            Sink::Gzip(encoder, plain_bytes) => (encoder.finish(), Some(plain_bytes)),
         };
-        let written = match options.format {
-            SaveFormat::Text => text::write(&mut out, table, record),
-            SaveFormat::Binary => binary::write(&mut out, record),
-        };
-        written.map_err(|error| Error::io("write", path, &error))
-    })?;
-    let (ended, plain_bytes) = match out {
-        Sink::Plain(summed) => (Ok(summed), None),
-        Sink::Gzip(encoder, plain_bytes) => (encoder.finish(), Some(plain_bytes)),
-    };
-    let Summed { inner, sum, bytes } = ended.map_err(|error| Error::io("write", path, &error))?;
-    let file = inner.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
-    file.commit()?;
-    Ok((Part { name, bytes, checksum: sum.finalize(), plain_bytes }, count))
+        let Summed { inner, sum, bytes } = ended.map_err(io_error("write", path))?;
+        let file = inner.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
+        file.commit()?;
+        Ok((Part { name, bytes, checksum: sum.finalize(), plain_bytes }, count))
+    }
 }
 
 /// Suffix of a compressed part's name.
@@ -299,15 +277,14 @@ pub(crate) fn table_folder(dir: &Path, table_id: u32) -> PathBuf {
 }
 
 /// Returns the name of a part. A save over an older one uses new names.
-fn part_name(server: u32, shard: usize, round: u64) -> String {
-    match round {
-        0 => format!("part-{server:03}-{shard:05}"),
-        _ => format!("part-{server:03}-{shard:05}.{round}"),
-    }
+fn part_name(server: u32, shard: Option<usize>, round: u64) -> String {
+    let shard = shard.map_or(String::new(), |shard| format!("-{shard:05}"));
+    let round = if round > 0 { format!(".{round}") } else { String::new() };
+    format!("part-{server:03}{shard}{round}")
 }
 
 /// Describes the layout of a table's rows, which must be equal for its rows to fit another table.
-fn layout_name(table: &SparseTable) -> String {
+pub(crate) fn layout_name(table: &SparseTable) -> String {
     let config = table.config();
     match &config.accessor {
         Accessor::Plain => format!("plain dim={} rule={}", config.dim, config.rule.name()),

@@ -55,7 +55,7 @@ fn options(format: SaveFormat, server: u32, server_count: u32, save_id: u64) -> 
 fn rows(tables: &[SparseTable]) -> std::collections::BTreeMap<u64, Vec<u32>> {
     let mut rows = std::collections::BTreeMap::new();
     for table in tables {
-        let (mut snapshot, ()) = table.snapshot(SaveMode::All, || ());
+        let mut snapshot = table.snapshot(SaveMode::All);
         let mut visit = |record: Record<'_>| {
             if let Record::Row { id, values, .. } = record {
                 rows.insert(id, values.iter().map(|value| value.to_bits()).collect());
@@ -298,7 +298,10 @@ fn a_changed_mark_is_refused() {
         assert!(error.contains("saved-001.7") || error.contains("save 7"), "{what}: {error}");
         assert!(error.contains("help: "), "{what}: {error}");
     };
-    (0..3).for_each(|server| job::mark(&RealDisk::handle(), &folder.0, server, 3, 7).unwrap());
+    for server in 0..3 {
+        let options = options(SaveFormat::Text, server, 3, 7);
+        Saver { disk: &RealDisk::handle(), dir: &folder.0, options }.mark().unwrap();
+    }
     assert_eq!(job::latest_complete(&RealDisk, &folder.0).unwrap().save_id, 7);
     let path = folder.0.join("saved-001.7");
     let bytes = std::fs::read(&path).unwrap();

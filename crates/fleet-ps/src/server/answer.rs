@@ -2,12 +2,13 @@
 
 use super::{Caller, ServerTables, SignKind, Table, WorkerSign};
 use crate::job_text;
-use crate::message::{bytes_of, fill_f32s};
+use crate::message::{fill_f32s, put};
 use crate::progress;
 use crate::request::{Change, Read, Stamp};
 use crate::save::job;
 use crate::{
-    Arrival, DenseTable, GeoTable, Push, START_ROUNDS, SparseTable, TableStats, UniqueIds,
+    Arrival, DenseTable, GeoTable, GlobalStep, Push, START_ROUNDS, SparseTable, TableStats,
+    UniqueIds,
 };
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
@@ -31,11 +32,12 @@ impl ServerTables {
         match request {
             Read::PullSparse { table, mode, ids } => {
                 let rows = self.rows(*table)?;
-                fill_f32s(answer, ids.len() * rows.pull_width(), |out| rows.pull(ids, out, *mode))
+                let count = ids.len() * rows.pull_width();
+                fill_f32s(answer, count, |out| rows.pull(ids, out, *mode))?;
             }
             Read::PullDense { table } => {
                 let table = self.dense(*table)?;
-                fill_f32s(answer, table.config().len, |out| table.pull_by(caller.worker, out))
+                fill_f32s(answer, table.config().len, |out| table.pull_by(caller.worker, out))?;
             }
             Read::Wait { at, round, timeout } => {
                 let worker = caller.worker as u32;
@@ -43,45 +45,25 @@ impl ServerTables {
                 let missing = self.barrier.missing_after(worker, *at, *round, timeout)?;
                 for (worker, sign) in self.awaited(missing) {
                     let [kind, span] = sign.numbers();
-                    answer.extend(bytes_of(&[worker, kind, span]).iter());
+                    put(answer, &[worker, kind, span]);
                 }
-                Ok(())
             }
-            Read::Heartbeat { steps } => {
-                self.set_steps(caller, stamp, *steps);
-                Ok(())
-            }
-            Read::Workers => {
-                for worker in 0..self.job.worker_count {
-                    answer.extend(bytes_of::<u64>(&self.worker_numbers(worker)).iter());
-                }
-                Ok(())
-            }
-            Read::Rounds { at } => {
-                answer.extend(self.barrier.rounds(*at).to_le_bytes());
-                Ok(())
-            }
-            Read::Stats { table } => {
-                answer.extend(bytes_of(&self.stats(*table)?.numbers()).iter());
-                Ok(())
-            }
-            Read::LastSave { dir } => {
-                answer.extend(job::last_id(&*self.disk, Path::new(dir))?.to_le_bytes());
-                Ok(())
-            }
+            Read::Heartbeat { steps } => self.set_steps(caller, stamp, *steps),
+            Read::Workers => (0..self.job.worker_count)
+                .for_each(|worker| put(answer, &self.worker_numbers(worker))),
+            Read::Rounds { at } => put(answer, &[self.barrier.rounds(*at)]),
+            Read::Stats { table } => put(answer, &self.stats(*table)?.numbers()),
+            Read::LastSave { dir } => put(answer, &[job::last_id(&*self.disk, Path::new(dir))?]),
             Read::Compare { job, acknowledged } => {
                 self.compare(job)?;
                 let acknowledged = acknowledged
                     .ok_or_else(|| Error::invalid("message is shorter than its header states"))?;
                 self.check_acknowledged(caller, acknowledged)?;
-                answer.extend(bytes_of(&[self.server as u64, self.life]).iter());
-                Ok(())
+                put(answer, &[self.server as u64, self.life]);
             }
-            Read::Stop => {
-                self.stop();
-                Ok(())
-            }
+            Read::Stop => self.stop(),
         }
+        Ok(())
     }
 
     /// Runs a request that must run once.
@@ -93,79 +75,65 @@ impl ServerTables {
         answer: &mut Vec<u8>,
     ) -> Result<()> {
         match request {
+            Change::Arrive { at, steps } => self.arrive(caller, stamp, (*at, *steps), answer)?,
+            Change::Finish { steps } => self.finish(caller, stamp, *steps, answer)?,
+            Change::Save { id, table, dir, mode, format } => {
+                let place = (Path::new(dir), self.known(*table)?);
+                let saved = self.save(caller, place, *id, *mode, *format)?;
+                put(answer, &[saved.row_count, saved.bytes]);
+            }
+            Change::EndSave { id, keep } => self.end_save(caller, *id, *keep)?,
+            Change::Load { table, dir } => {
+                let table = self.known(*table)?;
+                let loaded = self.load(Path::new(dir), table.as_ref().map(std::slice::from_ref))?;
+                put(answer, &[loaded]);
+            }
+            Change::BeginRun { base } => self.progress.begin_run(caller, *base, stamp.complete),
+            Change::Adopt => {
+                let own = self.progress.of(caller.worker);
+                progress::write(own.base, own.complete, &own.tables, answer);
+            }
+            Change::Resume => self.resume(caller, stamp),
+            Change::NewRun => self.barrier.begin_run(),
+            Change::Settle { steps } => self.settle(*steps)?,
             Change::PushSparse { table, ids, grads, shows, clicks, slots } => {
                 let (shows, clicks) = (shows.as_deref(), clicks.as_deref());
                 let ids = UniqueIds::assume(ids).into();
                 let push = Push { ids, grads, shows, clicks, slots: slots.as_deref() };
-                self.push_sparse(caller, stamp, *table, push)
+                self.push_sparse(caller, stamp, *table, push)?;
             }
             Change::PushDense { table, steps, grad } => {
                 let table = self.dense(*table)?;
                 self.presence.set_steps(caller, *steps);
-                table.push_by(caller.worker, grad)
+                table.push_by(caller.worker, grad)?;
             }
-            Change::SetDense { table, values } => self.dense(*table)?.begin(values).map(drop),
-            Change::SetRateScale { table, scale } => match self.table(*table)? {
-                Table::Dense(table) => table.set_rate_scale(*scale),
-                Table::Sparse { rows, .. } => rows.set_rate_scale(*scale),
-                Table::Geo(_) | Table::GlobalStep(_) => wrong(*table),
-            },
+            Change::SetDense { table, values } => {
+                self.dense(*table)?.begin(values)?;
+            }
+            Change::SetRateScale { table, scale } => self.set_rate_scale(*table, *scale)?,
             Change::PushGeo { table, ids, differences } => {
-                self.geo(*table)?.push(caller.worker, UniqueIds::assume(ids), differences)
+                self.geo(*table)?.push(caller.worker, UniqueIds::assume(ids), differences)?;
             }
             Change::PullGeo { table } => {
                 let (ids, rows) = self.geo(*table)?.pull_changed(caller.worker)?;
-                answer.extend((ids.len() as u64).to_le_bytes());
-                answer.extend(bytes_of(&ids).iter());
-                answer.extend(bytes_of(&rows).iter());
-                Ok(())
+                put(answer, &[ids.len() as u64]);
+                put(answer, &ids);
+                put(answer, &rows);
             }
-            Change::PushSteps { table, steps } => {
-                let Table::GlobalStep(counter) = self.table(*table)? else { return wrong(*table) };
-                answer.extend(counter.push(*steps).to_le_bytes());
-                Ok(())
-            }
-            Change::Arrive { at, steps } => self.arrive(caller, stamp, (*at, *steps), answer),
-            Change::Finish { steps } => self.finish(caller, stamp, *steps, answer),
+            Change::PushSteps { table, steps } => put(answer, &[self.steps(*table)?.push(*steps)]),
             Change::Shrink { table, unseen_days } => {
-                answer.extend(self.rows(*table)?.shrink(*unseen_days)?.to_le_bytes());
-                Ok(())
+                put(answer, &[self.rows(*table)?.shrink(*unseen_days)?]);
             }
-            Change::Clear { table } => {
-                answer.extend(self.clear(*table)?.to_le_bytes());
-                Ok(())
-            }
-            Change::Save { id, table, dir, mode, format } => {
-                let place = (Path::new(dir), self.known(*table)?);
-                let saved = self.save(caller, place, *id, *mode, *format)?;
-                answer.extend(bytes_of(&[saved.row_count, saved.bytes]).iter());
-                Ok(())
-            }
-            Change::EndSave { id, keep } => self.end_save(caller, *id, *keep),
-            Change::Load { table, dir } => {
-                let table = self.known(*table)?;
-                let loaded = self.load(Path::new(dir), table.as_ref().map(std::slice::from_ref))?;
-                answer.extend(loaded.to_le_bytes());
-                Ok(())
-            }
-            Change::BeginRun { base } => {
-                self.progress.begin_run(caller, *base, stamp.complete);
-                Ok(())
-            }
-            Change::Adopt => {
-                let own = self.progress.of(caller.worker);
-                progress::write(own.base, own.complete, &own.tables, answer);
-                Ok(())
-            }
-            Change::Resume => {
-                self.resume(caller, stamp);
-                Ok(())
-            }
-            Change::NewRun => {
-                self.barrier.begin_run();
-                Ok(())
-            }
-            Change::Settle { steps } => self.settle(*steps),
+            Change::Clear { table } => put(answer, &[self.clear(*table)?]),
+        }
+        Ok(())
+    }
+
+    fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
+        match self.table(table)? {
+            Table::Dense(table) => table.set_rate_scale(scale),
+            Table::Sparse { rows, .. } => rows.set_rate_scale(scale),
+            Table::Geo(_) | Table::GlobalStep(_) => wrong(table),
         }
     }
 
@@ -195,7 +163,7 @@ impl ServerTables {
         let mut applied = Ok(());
         let last = |workers| applied = self.apply_pending(at, workers);
         let round = self.barrier.arrive(caller.worker as u32, at, last)?;
-        answer.extend(round.to_le_bytes());
+        put(answer, &[round]);
         applied
     }
 
@@ -344,6 +312,11 @@ impl ServerTables {
         Ok(dense)
     }
 
+    fn steps(&self, table: u32) -> Result<&GlobalStep> {
+        let Table::GlobalStep(steps) = self.table(table)? else { return wrong(table) };
+        Ok(steps)
+    }
+
     fn geo(&self, table: u32) -> Result<&GeoTable> {
         let Table::Geo(geo) = self.table(table)? else { return wrong(table) };
         Ok(geo)
@@ -352,15 +325,9 @@ impl ServerTables {
     /// Checks that a client has the same job: its text must equal that of this server's
     /// [`JobTables`].
     fn compare(&self, theirs: &str) -> Result<()> {
-        let ours = job_text::text(&self.job);
-        let Some(difference) = job_text::difference(&ours, theirs) else { return Ok(()) };
-        let error = Error::invalid("the worker's tables differ from this server's")
-            .expected(difference.expected)
-            .got(difference.got)
-            .help("run the same program, strategy and version of Fleet everywhere");
-        Err(match difference.place.is_empty() {
-            true => error,
-            false => error.at(difference.place),
+        let message = "the worker's tables differ from this server's";
+        job_text::check(&job_text::text(&self.job), theirs, message).map_err(|error| {
+            error.help("run the same program, strategy and version of Fleet everywhere")
         })
     }
 }

@@ -2,6 +2,7 @@
 //! root.
 
 use super::ServerTables;
+use crate::io_error::io_error;
 use crate::request::{Change, Method, Read, Request};
 use fleet_base::{Error, Result};
 use std::path::{Component, Path, PathBuf};
@@ -45,7 +46,7 @@ impl Bounds {
 
     fn check_folder(&self, dir: &Path) -> Result<()> {
         let Some(root) = &self.save_root else { return Ok(()) };
-        match is_inside(root, dir).map_err(|error| Error::io("resolve", dir, &error))? {
+        match is_inside(root, dir).map_err(io_error("resolve", dir))? {
             true => Ok(()),
             false => Err(Error::invalid("folder outside the servers' save root")
                 .expected(format!("a folder in {}", root.display()))

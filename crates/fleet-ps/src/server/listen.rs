@@ -2,7 +2,7 @@
 
 use super::bounds::Bounds;
 use super::{Caller, ServerTables};
-use crate::message::{Body, bytes_of};
+use crate::message::{Body, put};
 use crate::request::Method;
 use crate::{Arrival, START_ROUNDS};
 use fleet_base::{Error, Result};
@@ -123,7 +123,7 @@ impl Conversation for TableConversation {
         self.bounds.check(&self.tables, method, request)?;
         self.tables.call(caller, method, request, answer)?;
         if Method::parse(method)?.changes() {
-            answer.extend(bytes_of(&self.tables.acknowledgement()).iter());
+            put(answer, &self.tables.acknowledgement());
         }
         self.agreed = true;
         Ok(())

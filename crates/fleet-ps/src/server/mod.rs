@@ -267,7 +267,7 @@ impl ServerTables {
             Request::Change(change) => change,
         };
         self.sessions.once(caller, (stamp.seq, stamp.done), answer, |answer| {
-            let owner = self.progress.check_owner(caller, change.method())?;
+            let owner = self.progress.check_owner(caller, request.method())?;
             first()?;
             guarded(|| self.change(caller, stamp, change, answer))?;
             if let Some(table) = change.pushed_table() {

@@ -72,14 +72,9 @@ impl Pending {
             count += 1;
             all.ids.extend(&held.ids);
             all.grads.extend(&held.grads);
-            for (to, from) in [(&mut all.shows, &held.shows), (&mut all.clicks, &held.clicks)] {
-                if let (Some(to), Some(from)) = (to, from) {
-                    to.extend(from);
-                }
-            }
-            if let (Some(to), Some(from)) = (&mut all.slots, &held.slots) {
-                to.extend(from);
-            }
+            all.shows.iter_mut().for_each(|all| all.extend(held.shows.iter().flatten()));
+            all.clicks.iter_mut().for_each(|all| all.extend(held.clicks.iter().flatten()));
+            all.slots.iter_mut().for_each(|all| all.extend(held.slots.iter().flatten()));
         }
         all.apply(count, table, workers)
     }

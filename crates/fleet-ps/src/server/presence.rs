@@ -26,17 +26,18 @@ pub(crate) struct WorkerSign {
     pub span: Duration,
 }
 
+/// The numbers are those of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SignKind {
     /// It has not connected since this server started; the span is since the start.
-    NeverConnected,
+    NeverConnected = 0,
     /// It is connected; the span is since the server last heard from it.
-    Connected,
+    Connected = 1,
     /// It was connected; the span is since its last connection closed.
-    Disconnected,
+    Disconnected = 2,
     /// It had connected to the previous process of this server but not to this one; the span is
     /// since this process listens.
-    NotReconnected,
+    NotReconnected = 3,
 }
 
 pub(crate) struct Presence {
@@ -198,13 +199,7 @@ impl WorkerSign {
 
     /// Returns the numbers that encode it in messages.
     pub fn numbers(self) -> [u32; 2] {
-        let kind = match self.kind {
-            SignKind::NeverConnected => 0,
-            SignKind::Connected => 1,
-            SignKind::Disconnected => 2,
-            SignKind::NotReconnected => 3,
-        };
-        [kind, u32::try_from(self.span.as_millis()).unwrap_or(u32::MAX)]
+        [self.kind as u32, u32::try_from(self.span.as_millis()).unwrap_or(u32::MAX)]
     }
 
     pub fn from_numbers([kind, milliseconds]: [u32; 2]) -> Result<WorkerSign> {

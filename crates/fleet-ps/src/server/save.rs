@@ -7,7 +7,7 @@
 //! over.
 
 use super::{Caller, ServerTables, SignKind, Table};
-use crate::save::{self, Latest, SaveFormat, SaveOptions, Saved, dense, job};
+use crate::save::{self, Latest, SaveFormat, SaveOptions, Saved, Saver, dense, job};
 use crate::sparse::Taken;
 use crate::{SaveMode, TableConfig};
 use fleet_base::sync::lock;
@@ -58,17 +58,10 @@ impl ServerTables {
         let configs: Vec<&TableConfig> = self.job.tables.iter().filter(wanted).collect();
         let checked = configs
             .iter()
-            .map(|config| match (self.table(config.table_id())?, config) {
-                (Table::Dense(table), TableConfig::Dense { len, .. }) => {
-                    dense::check_dense(disk, table, *len, dir, save_id)
-                }
-                (Table::GlobalStep(_), _) => {
-                    dense::check_steps(disk, config.table_id(), dir, save_id)
-                }
-                (table, _) => match table.rows() {
-                    Some(rows) => save::check_sparse(disk, rows, dir, save_id),
-                    None => Err(Error::internal("table kind differs from its config")),
-                },
+            .map(|config| {
+                let table_id = config.table_id();
+                let layout = self.table(table_id)?.layout(config)?;
+                save::check(disk, dir, table_id, save_id, &layout)
             })
             .collect::<Result<Vec<_>>>()?;
         let (server, count) = (self.server, self.job.server_count);
@@ -122,7 +115,8 @@ impl ServerTables {
         let options = SaveOptions { mode, format, server, server_count, save_id };
         let (taken, written) = (Vec::new(), Time::now());
         let mut saving = Saving { dir: dir.to_path_buf(), save_id, taken, by, written };
-        match self.write_all((dir, table), &options, &mut saving) {
+        let saver = Saver { disk: &self.disk, dir, options };
+        match self.write_all(&saver, table, &mut saving) {
             Ok(saved) => {
                 saving.written = Time::now();
                 *lock(&self.saving) = Some(saving);
@@ -161,8 +155,8 @@ impl ServerTables {
 
     fn write_all(
         &self,
-        (dir, table): (&Path, Option<u32>),
-        options: &SaveOptions,
+        saver: &Saver<'_>,
+        table: Option<u32>,
         saving: &mut Saving,
     ) -> Result<Saved> {
         let mut sum = Saved::default();
@@ -170,15 +164,13 @@ impl ServerTables {
         for config in self.job.tables.iter().filter(wanted) {
             let table_id = config.table_id();
             let saved = match (self.table(table_id)?, config) {
-                (Table::Dense(table), TableConfig::Dense { len, options: dense, .. }) => {
-                    dense::write_dense(&self.disk, table, *len, &dense.cut, dir, options)?
+                (Table::Dense(table), TableConfig::Dense { len, options, .. }) => {
+                    saver.dense(table, *len, &options.cut)?
                 }
-                (Table::GlobalStep(steps), _) => {
-                    dense::write_steps(&self.disk, steps, table_id, dir, options)?
-                }
+                (Table::GlobalStep(steps), _) => saver.steps(steps, table_id)?,
                 (table, _) => {
                     let Some(rows) = table.rows() else { continue };
-                    let (saved, taken) = save::write_sparse(&self.disk, rows, dir, options)?;
+                    let (saved, taken) = saver.sparse(rows)?;
                     saving.taken.push((table_id, taken));
                     saved
                 }
@@ -186,8 +178,7 @@ impl ServerTables {
             sum.row_count += saved.row_count;
             sum.bytes += saved.bytes;
         }
-        job::mark(&self.disk, dir, options.server, options.server_count, options.save_id)?;
-        Ok(sum)
+        saver.mark().map(|()| sum)
     }
 
     /// Runs the second phase.
@@ -223,6 +214,20 @@ impl ServerTables {
 
     fn table_ids(&self) -> Vec<u32> {
         self.tables.keys().copied().collect()
+    }
+}
+
+impl Table {
+    /// Describes the layout of the table's numbers, which a save must have to be loaded.
+    fn layout(&self, config: &TableConfig) -> Result<String> {
+        match (self, config) {
+            (Table::Dense(table), TableConfig::Dense { len, .. }) => Ok(dense::layout(table, *len)),
+            (Table::GlobalStep(_), _) => Ok(dense::STEPS_LAYOUT.to_string()),
+            (table, _) => match table.rows() {
+                Some(rows) => Ok(save::layout_name(rows)),
+                None => Err(Error::internal("table kind differs from its config")),
+            },
+        }
     }
 }
 

@@ -67,13 +67,7 @@ const ENTRIES_MAX: usize = 1024;
 /// Limit on the clients remembered: those of many starts of many workers.
 const CLIENTS_MAX: usize = 1 << 20;
 
-/// Answers that clients may still ask for again, for snapshots.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ClientSessionsImage {
-    pub sessions: Vec<SessionImage>,
-}
-
-/// One client's part of a [`ClientSessionsImage`].
+/// Answers that a client may still ask for again, for snapshots.
 #[derive(Clone, Debug)]
 pub(crate) struct SessionImage {
     pub client: u64,
@@ -83,7 +77,7 @@ pub(crate) struct SessionImage {
 
 impl ClientSessions {
     /// Returns the answers so far, without those of running requests.
-    pub fn image(&self) -> ClientSessionsImage {
+    pub fn image(&self) -> Vec<SessionImage> {
         let sessions = lock(&self.sessions);
         let image = |(client, session): (&u64, &Arc<Session>)| {
             let requests = session.lock();
@@ -93,12 +87,12 @@ impl ClientSessions {
             });
             SessionImage { client: *client, done: requests.done, answers: answers.collect() }
         };
-        ClientSessionsImage { sessions: sessions.iter().map(image).collect() }
+        sessions.iter().map(image).collect()
     }
 
-    pub fn restore(&self, image: ClientSessionsImage) {
+    pub fn restore(&self, image: Vec<SessionImage>) {
         let mut sessions = lock(&self.sessions);
-        for session in image.sessions {
+        for session in image {
             let entries =
                 session.answers.into_iter().map(|(seq, result)| (seq, Entry::Done(result)));
             let requests = Requests { done: session.done, entries: entries.collect() };
@@ -243,9 +237,9 @@ mod tests {
         let sessions = ClientSessions::default();
         let ask = || sessions.once(CALLER, (7, 0), &mut Vec::new(), |_| Ok(()));
         ask().unwrap();
-        assert_eq!(sessions.image().sessions[0].answers.len(), 1);
+        assert_eq!(sessions.image()[0].answers.len(), 1);
         sessions.retire(CALLER.client);
-        assert!(sessions.image().sessions[0].answers.is_empty());
+        assert!(sessions.image()[0].answers.is_empty());
         let error = ask().unwrap_err();
         assert!(error.message().contains("replaced this worker"), "{error}");
         let restored = ClientSessions::default();

@@ -167,12 +167,7 @@ impl SparseTable {
 
     /// Sets the factor on the learning rate of every rule. Schedules set it step by step.
     pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
-        if !(scale.is_finite() && scale >= 0.0) {
-            return Err(Error::invalid("invalid learning rate scale")
-                .expected("a finite number >= 0")
-                .got(scale)
-                .at(self.place()));
-        }
+        finite::check_rate_scale(scale).map_err(|error| error.at(self.place()))?;
         self.rate_scale.store(scale.to_bits(), Relaxed);
         Ok(())
     }
@@ -245,7 +240,7 @@ impl SparseTable {
     fn push_unique(&self, groups: &mut Groups, ids: UniqueIds<'_>, batch: Batch<'_>) -> Result<()> {
         let gate = read(&self.gate);
         let how = How {
-            rate_scale: f32::from_bits(self.rate_scale.load(Relaxed)),
+            rate_scale: self.rate_scale(),
             bounds: self.core.config.weight_bounds.unwrap_or([f32::NEG_INFINITY, f32::INFINITY]),
         };
         groups.sort(&ids, self.shards.len());

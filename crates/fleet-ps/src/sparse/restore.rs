@@ -3,6 +3,7 @@
 use super::SparseTable;
 use super::group::shard_of;
 use super::index::{Place, UNSEEN_DAYS_MAX};
+use super::shard::Found;
 use super::snapshot::Record;
 use fleet_base::sync::read;
 use fleet_base::{Error, Result};
@@ -29,32 +30,16 @@ impl SparseTable {
         }
         let _open = read(&self.gate);
         let mut shard = self.lock(shard_of(id, self.shards.len()));
-        let mark = core.mark.load(Relaxed);
-        let found = shard.index.find(id);
-        let slot = found.and_then(|entry| entry.place().slot());
-        let (mut entry, slot) = match (found, slot) {
-            (Some(entry), Some(slot)) => (entry, slot),
-            (Some(mut entry), None) => {
-                let slot = shard.create(core, id)?;
-                core.pending_count.fetch_sub(1, Relaxed);
-                entry.set_place(Place::row(slot, mark));
-                (entry, slot)
-            }
-            (None, _) => {
-                let slot = shard.create(core, id)?;
-                let place = Place::row(slot, mark);
-                match shard.index.insert(&core.index_arena, id, place) {
-                    Ok(entry) => (entry, slot),
-                    Err(error) => {
-                        shard.release(core, slot);
-                        return Err(error);
-                    }
-                }
-            }
+        let mut found = match shard.index.find(id) {
+            Some(entry) => match entry.place().slot() {
+                Some(slot) => Found { entry, row: shard.row(core, slot) },
+                None => shard.fill(core, id, entry)?,
+            },
+            None => shard.insert(core, id)?,
         };
-        entry.set_unseen_days(unseen_days);
-        entry.set_place(entry.place().with_dirty(changed));
-        core.slice(shard.row(core, slot)).copy_from_slice(values);
+        found.entry.set_unseen_days(unseen_days);
+        found.entry.set_place(found.entry.place().with_dirty(changed));
+        core.slice(found.row).copy_from_slice(values);
         Ok(())
     }
 

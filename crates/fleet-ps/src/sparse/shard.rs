@@ -118,10 +118,7 @@ impl Shard {
             entry.set_unseen_days(0);
             return Ok(None);
         }
-        let slot = self.create(core, id)?;
-        entry.set_place(Place::row(slot, core.mark.load(Relaxed)));
-        core.pending_count.fetch_sub(1, Relaxed);
-        Ok(Some(Found { entry, row: self.row(core, slot) }))
+        self.fill(core, id, entry).map(Some)
     }
 
     /// Admits an id that was never seen.
@@ -138,10 +135,15 @@ impl Shard {
             }
             return Ok(None);
         }
+        self.insert(core, id).map(Some)
+    }
+
+    /// Makes the row of an id that the index does not have.
+    pub fn insert(&mut self, core: &Core, id: u64) -> Result<Found> {
         let slot = self.create(core, id)?;
         let place = Place::row(slot, core.mark.load(Relaxed));
         match self.index.insert(&core.index_arena, id, place) {
-            Ok(entry) => Ok(Some(Found { entry, row: self.row(core, slot) })),
+            Ok(entry) => Ok(Found { entry, row: self.row(core, slot) }),
             Err(error) => {
                 self.release(core, slot);
                 Err(error)
@@ -149,8 +151,16 @@ impl Shard {
         }
     }
 
+    /// Makes the row of an id that is pending.
+    pub fn fill(&mut self, core: &Core, id: u64, mut entry: Entry) -> Result<Found> {
+        let slot = self.create(core, id)?;
+        entry.set_place(Place::row(slot, core.mark.load(Relaxed)));
+        core.pending_count.fetch_sub(1, Relaxed);
+        Ok(Found { entry, row: self.row(core, slot) })
+    }
+
     /// Makes a row for an id without one. The caller enters it into the index.
-    pub fn create(&mut self, core: &Core, id: u64) -> Result<u32> {
+    fn create(&mut self, core: &Core, id: u64) -> Result<u32> {
         if core.row_count.fetch_add(1, Relaxed) >= core.config.row_count_max {
             core.row_count.fetch_sub(1, Relaxed);
             return Err(Error::exhausted("the table is full")

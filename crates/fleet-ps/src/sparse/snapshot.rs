@@ -147,19 +147,16 @@ pub struct Snapshot<'a> {
 }
 
 impl SparseTable {
-    /// Starts a snapshot. `at_cut` runs while no push does, and its result is returned. Waits for a
-    /// snapshot or a shrink in progress.
-    pub fn snapshot<R>(&self, mode: SaveMode, at_cut: impl FnOnce() -> R) -> (Snapshot<'_>, R) {
+    /// Starts a snapshot. Waits for a snapshot or a shrink in progress.
+    pub fn snapshot(&self, mode: SaveMode) -> Snapshot<'_> {
         let alone = lock(&self.maintenance);
         let mut gate = write(&self.gate);
         let mark = !self.core.mark.load(Relaxed);
         self.core.mark.store(mark, Relaxed);
         let capture = Capture { mark, mode };
         *gate = Some(capture);
-        let result = at_cut();
         drop(gate);
-        let taken = Taken::default();
-        (Snapshot { table: self, capture, taken, shard: 0, _alone: alone }, result)
+        Snapshot { table: self, capture, taken: Taken::default(), shard: 0, _alone: alone }
     }
 
     /// Marks the changes that a failed save took as unsaved.

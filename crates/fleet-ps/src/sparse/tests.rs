@@ -26,7 +26,7 @@ fn pull(table: &SparseTable, ids: &[u64], mode: PullMode) -> Vec<f32> {
 
 /// Returns all rows of a snapshot by id.
 fn snapshot(table: &SparseTable, mode: SaveMode) -> HashMap<u64, (u8, Vec<f32>)> {
-    let (mut snapshot, ()) = table.snapshot(mode, || ());
+    let mut snapshot = table.snapshot(mode);
     let mut rows = HashMap::new();
     read(&mut snapshot, &mut rows);
     snapshot.end();
@@ -101,7 +101,7 @@ fn saves_do_not_depend_on_the_key() {
         pull(&table, &ids, PullMode::Train);
         pull(&table, &ids[..80_000], PullMode::Train);
         table.push(Push::new(&ids, &vec![0.5; 180_000])).unwrap();
-        let (mut snapshot, ()) = table.snapshot(SaveMode::All, || ());
+        let mut snapshot = table.snapshot(SaveMode::All);
         let mut saved = Vec::new();
         let mut visit = |record: Record<'_>| {
             saved.push(format!("{record:?}"));
@@ -246,7 +246,7 @@ fn a_snapshot_is_of_one_moment_however_much_is_pushed_meanwhile() {
     pull(&table, &ids, PullMode::Train);
     let mut rng = Sequence::new(4, 4);
     for round in 1..4 {
-        let (mut snap, ()) = table.snapshot(SaveMode::All, || ());
+        let mut snap = table.snapshot(SaveMode::All);
         let mut rows = HashMap::new();
         let mut push = || {
             // Existing rows and new ones.
@@ -284,7 +284,7 @@ fn a_snapshot_given_up_does_not_harm_the_next() {
     let table = SparseTable::new(ones(1)).unwrap();
     let ids: Vec<u64> = (0..5000).collect();
     pull(&table, &ids, PullMode::Train);
-    let (mut snap, ()) = table.snapshot(SaveMode::All, || ());
+    let mut snap = table.snapshot(SaveMode::All);
     assert!(snap.next_shard(|_| Err("disk full")).is_err());
     drop(snap);
     assert_eq!(snapshot(&table, SaveMode::All).len(), 5000);
@@ -307,7 +307,7 @@ fn a_delta_that_fails_drops_nothing() {
         };
         table.push(some).unwrap();
         for fails_at in [0, 20] {
-            let (mut snap, ()) = table.snapshot(SaveMode::Delta, || ());
+            let mut snap = table.snapshot(SaveMode::Delta);
             let mut left = fails_at;
             let mut visit = |_: Record<'_>| {
                 left -= 1;
@@ -399,7 +399,7 @@ fn snapshots_restore_to_any_number_of_shards() {
     pull(&table, &[1, 2, 3], PullMode::Train);
     table.push(Push::new(&ids, &vec![0.5; 9000])).unwrap();
     let copy = SparseTable::new(config(3)).unwrap();
-    let (mut snap, ()) = table.snapshot(SaveMode::All, || ());
+    let mut snap = table.snapshot(SaveMode::All);
     while snap.next_shard(|record| copy.restore(record)).unwrap() {}
     drop(snap);
     let (a, b) = (table.stats(), copy.stats());

@@ -1,18 +1,18 @@
 //! Accepts the loss of damaged data, so that servers resume from their last good state. Nothing is
 //! deleted: unusable files are moved into the folder `aside`.
 
-use super::blocks::BlockReader;
 use super::damage::Damage;
 use super::folder::{
     self, ACCEPTED, ASIDE, Files, JOB, JobFile, LOCK, LOG, LOST_ACKNOWLEDGED, SNAPSHOT,
 };
-use super::image::SnapshotReader;
+use super::image::SnapshotHead;
 use super::inspect::{
     ProgressVisitor, WorkerReport, check_new, life_of_others, look, server_folders,
 };
 use super::record::{LOG_HEADER_BYTES, LogHeader};
 use super::scan::Place;
 use super::{aside, log, reader};
+use crate::io_error::io_error;
 use fleet_base::disk::{Access, Disk, RealDisk};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
@@ -61,7 +61,7 @@ pub(super) fn accept(disk: &Arc<dyn Disk>, path: &Path) -> Result<Option<Loss>> 
     let lock = path.join(LOCK);
     // Checked before anything is changed.
     aside::check(&**disk, path)?;
-    let held = disk.lock(&lock).map_err(|error| Error::io("lock", &lock, &error))?;
+    let held = disk.lock(&lock).map_err(io_error("lock", &lock))?;
     let Some(_held) = held else {
         return Err(Error::unavailable(format!("{} is in use by another process", path.display()))
             .help("end its server first"));
@@ -164,8 +164,7 @@ impl Repair<'_> {
     /// Makes an empty log for a snapshot that has lost its own.
     fn follow(&mut self, number: u64) -> Result<()> {
         let path = folder::snapshot_path(self.folder, number);
-        let Ok((_, head)) = BlockReader::open(&**self.disk, &path).and_then(SnapshotReader::open)
-        else {
+        let Ok(head) = SnapshotHead::of(&**self.disk, &path) else {
             return self.aside(&format!("{SNAPSHOT}{number}"));
         };
         let header = LogHeader {
@@ -200,9 +199,8 @@ impl Repair<'_> {
             lost.note(record.caller.worker, record.method, record.request);
             Ok(())
         })?;
-        let file = self.disk.open(&path, Access::Read);
-        let file = file.map_err(|error| Error::io("open", &path, &error))?;
-        let total = file.len().map_err(|error| Error::io("read", &path, &error))?;
+        let file = self.disk.open(&path, Access::Read).map_err(io_error("open", &path))?;
+        let total = file.len().map_err(io_error("read", &path))?;
         let name = format!("{LOG}{number}");
         let copy = self.free_name(&name)?;
         aside::copy(self.disk, (&*file, &path), 0..total, &copy)?;
@@ -216,7 +214,7 @@ impl Repair<'_> {
             file.set_len(len)?;
             file.sync()
         });
-        cut.map_err(|error| Error::io("shorten", path, &error))
+        cut.map_err(io_error("shorten", path))
     }
 
     /// Moves everything aside: no state is left from which a server could resume.
@@ -235,8 +233,7 @@ impl Repair<'_> {
     /// Returns an unused path in the folder `aside`.
     fn free_name(&self, name: &str) -> Result<PathBuf> {
         let aside = aside::folder(&**self.disk, self.folder)?;
-        let names = self.disk.list(&aside);
-        let names = names.map_err(|error| Error::io("list", &aside, &error))?;
+        let names = self.disk.list(&aside).map_err(io_error("list", &aside))?;
         let free = (0..=names.len())
             .map(|number| match number {
                 0 => name.to_string(),
@@ -249,10 +246,9 @@ impl Repair<'_> {
     fn aside(&mut self, name: &str) -> Result<()> {
         let (from, to) = (self.folder.join(name), self.free_name(name)?);
         let bytes = self.disk.open(&from, Access::Read).and_then(|file| file.len());
-        self.disk.rename(&from, &to).map_err(|error| Error::io("move", &from, &error))?;
+        self.disk.rename(&from, &to).map_err(io_error("move", &from))?;
         for folder in [&self.folder.join(ASIDE), self.folder] {
-            let synced = self.disk.sync_folder(folder);
-            synced.map_err(|error| Error::io("flush", folder, &error))?;
+            self.disk.sync_folder(folder).map_err(io_error("flush", folder))?;
         }
         if name.starts_with(LOG) || name.starts_with(SNAPSHOT) {
             self.loss.bytes += bytes.unwrap_or(0);

@@ -2,9 +2,10 @@
 
 use super::folder::ASIDE;
 use super::reader::zeros;
+use crate::io_error::io_error;
+use fleet_base::Result;
 use fleet_base::disk::{Disk, DiskFile, make_folder, own_folder, read_exact_at};
 use fleet_base::file::AtomicFile;
-use fleet_base::{Error, Result};
 use std::io::{Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,6 @@ pub(super) fn copy(
     range: Range<u64>,
     to: &Path,
 ) -> Result<()> {
-    let failed = |error: &std::io::Error| Error::io("read", from, error);
     let mut out = AtomicFile::create_on(disk, to)?;
     let mut put = |at: u64, bytes: &[u8]| {
         let written =
@@ -45,11 +45,11 @@ pub(super) fn copy(
     let len = (range.end - range.start).min(COPY_BYTES as u64);
     let mut bytes = vec![0; len as usize];
     while at < range.end {
-        let Some(data) = file.data_from(at).map_err(|error| failed(&error))? else { break };
+        let Some(data) = file.data_from(at).map_err(io_error("read", from))? else { break };
         at = at.max(data);
         let count = range.end.saturating_sub(at).min(COPY_BYTES as u64) as usize;
         let bytes = &mut bytes[..count];
-        read_exact_at(file, at, bytes).map_err(|error| failed(&error))?;
+        read_exact_at(file, at, bytes).map_err(io_error("read", from))?;
         if zeros(bytes) < count {
             put(at, bytes)?;
             copied = at + count as u64;

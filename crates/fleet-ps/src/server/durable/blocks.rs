@@ -4,6 +4,7 @@
 //! A checksum covers the number of its block, so that no block can be taken for another one.
 
 use super::damage::Damage;
+use crate::io_error::io_error;
 use fleet_base::disk::{Access, Disk, DiskFile, DiskReader, read_exact_at};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
@@ -46,7 +47,7 @@ impl BlockWriter {
             ended = self.end_block();
         }
         let ended = ended.and_then(|()| self.end_block());
-        ended.map_err(|error| Error::io("write", path, &error))?;
+        ended.map_err(io_error("write", path))?;
         self.file.commit()?;
         Ok(self.bytes)
     }
@@ -86,10 +87,9 @@ pub(super) struct BlockReader {
 
 impl BlockReader {
     pub fn open(disk: &dyn Disk, path: &Path) -> Result<BlockReader> {
-        let failed = |error: &io::Error| Error::io("read", path, error);
         let file: Arc<dyn DiskFile> =
-            disk.open(path, Access::Read).map_err(|error| failed(&error))?;
-        let total = file.len().map_err(|error| failed(&error))?;
+            disk.open(path, Access::Read).map_err(io_error("read", path))?;
+        let total = file.len().map_err(io_error("read", path))?;
         Ok(BlockReader {
             path: path.to_path_buf(),
             file: file.clone(),
@@ -112,8 +112,8 @@ impl BlockReader {
         if self.total < (HEADER_BYTES + N) as u64 {
             return Ok(None);
         }
-        let read = read_exact_at(&*self.file, HEADER_BYTES as u64, &mut bytes);
-        read.map_err(|error| Error::io("read", &self.path, &error))?;
+        read_exact_at(&*self.file, HEADER_BYTES as u64, &mut bytes)
+            .map_err(io_error("read", &self.path))?;
         Ok(Some(bytes))
     }
 
@@ -137,9 +137,8 @@ impl BlockReader {
     /// Records damage at the current block and returns its error.
     pub fn damaged(&mut self, what: impl Into<String>) -> Error {
         let damage = Damage::new(&self.path, self.offset, what);
-        let error = damage.error();
-        self.damage.get_or_insert(damage);
-        error
+        self.damage.get_or_insert(damage.clone());
+        damage.into()
     }
 
     fn next_block(&mut self) -> Result<()> {
@@ -148,8 +147,7 @@ impl BlockReader {
             return Err(self.damaged("unexpected end of file"));
         }
         let mut header = [0; HEADER_BYTES];
-        let read = self.reader.read_exact(&mut header);
-        read.map_err(|error| Error::io("read", &self.path, &error))?;
+        self.reader.read_exact(&mut header).map_err(io_error("read", &self.path))?;
         let word =
             |at| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let len = word(0) as usize;
@@ -161,8 +159,7 @@ impl BlockReader {
             return Err(self.damaged("it ends in the middle of a block"));
         }
         self.block.resize(len, 0);
-        let read = self.reader.read_exact(&mut self.block);
-        read.map_err(|error| Error::io("read", &self.path, &error))?;
+        self.reader.read_exact(&mut self.block).map_err(io_error("read", &self.path))?;
         if sum(self.number, &self.block) != self.expected {
             return Err(self.damaged(format!("the checksum of block {} is wrong", self.number)));
         }

@@ -21,11 +21,13 @@ impl Damage {
     pub(super) fn missing(file: impl Into<PathBuf>, what: impl Into<String>) -> Damage {
         Damage::new(file, 0, what)
     }
+}
 
+impl From<Damage> for Error {
     /// Returns the error of a server that must not serve from such a folder.
-    pub(super) fn error(&self) -> Error {
-        let folder = self.file.parent().unwrap_or(&self.file).display().to_string();
-        Error::invalid(self.to_string()).help(format!(
+    fn from(damage: Damage) -> Error {
+        let folder = damage.file.parent().unwrap_or(&damage.file).display().to_string();
+        Error::invalid(damage.to_string()).help(format!(
             "run fleet durable inspect {folder} to see what is left, or with --accept-loss to \
              resume from the last good state; or remove the folder and load a save"
         ))

@@ -2,6 +2,7 @@
 //! job.
 
 use super::damage::Damage;
+use crate::io_error::io_error;
 use crate::{JobTables, job_text};
 use fleet_base::disk::{Access, Disk, DiskReader, PathKind, RealDisk, own_folder};
 use fleet_base::file::{AtomicFile, TEMPORARY_SUFFIX};
@@ -77,7 +78,7 @@ pub fn folder_state(folder: &Path) -> Result<FolderState> {
     };
     let mut state = FolderState::Empty;
     for entry in entries {
-        let entry = entry.map_err(|error| Error::io("list", folder, &error))?;
+        let entry = entry.map_err(io_error("list", folder))?;
         let is_server =
             entry.file_name().to_str().is_some_and(|name| server_number(name).is_some());
         if !is_server || !has_files(&entry.path())? {
@@ -97,7 +98,7 @@ pub fn folder_state(folder: &Path) -> Result<FolderState> {
 /// the next start reads nothing of them.
 fn has_files(folder: &Path) -> Result<bool> {
     own_folder(&RealDisk, folder)?;
-    let names = RealDisk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
+    let names = RealDisk.list(folder).map_err(io_error("list", folder))?;
     Ok(names.iter().any(|name| ![LOCK, ASIDE].contains(&&name[..])))
 }
 
@@ -135,7 +136,7 @@ pub(super) struct Files {
 
 impl Files {
     pub fn list(disk: &dyn Disk, folder: &Path) -> Result<Files> {
-        let names = disk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
+        let names = disk.list(folder).map_err(io_error("list", folder))?;
         let numbers = |prefix: &str| {
             let mut numbers: Vec<u64> =
                 names.iter().filter_map(|name| numbered(name, prefix)).collect();
@@ -185,15 +186,14 @@ pub(super) struct JobFile {
 
 /// Reads a small file, if it exists: at most one byte more than `bytes_max`.
 fn read_text(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
-    let failed = |error: &std::io::Error| Error::io("read", path, error);
     let file = match disk.open(path, Access::Read) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(&error)),
+        Err(error) => return Err(Error::io("read", path, &error)),
     };
     let mut bytes = Vec::new();
-    let read = DiskReader::new(file).take(bytes_max + 1).read_to_end(&mut bytes);
-    read.map_err(|error| failed(&error))?;
+    let mut limited = DiskReader::new(file).take(bytes_max + 1);
+    limited.read_to_end(&mut bytes).map_err(io_error("read", path))?;
     Ok(Some(bytes))
 }
 
@@ -256,18 +256,12 @@ impl JobFile {
 
     /// Rejects another job and names the first difference.
     pub fn check(&self, job: &JobTables, folder: &Path) -> Result<()> {
-        let ours = job_text::text(job);
-        let Some(difference) = job_text::difference(&ours, &self.text) else { return Ok(()) };
-        let error = Error::invalid("durable folder belongs to another job")
-            .expected(difference.expected)
-            .got(difference.got);
-        let error = match difference.place.is_empty() {
-            true => error,
-            false => error.at(difference.place),
-        };
-        Err(error
-            .at(folder.display())
-            .help("choose another folder, or remove this one and load a save"))
+        let message = "durable folder belongs to another job";
+        job_text::check(&job_text::text(job), &self.text, message).map_err(|error| {
+            error
+                .at(folder.display())
+                .help("choose another folder, or remove this one and load a save")
+        })
     }
 }
 
@@ -325,6 +319,6 @@ pub(super) fn remove_mark(disk: &dyn Disk, folder: &Path, name: &str) -> Result<
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(Error::io("remove", &path, &error))
         }
-        _ => disk.sync_folder(folder).map_err(|error| Error::io("flush", folder, &error)),
+        _ => disk.sync_folder(folder).map_err(io_error("flush", folder)),
     }
 }

@@ -1,13 +1,15 @@
 //! Contents and damage of a durable job's folder, read without making its tables.
 
+use super::blocks::BlockReader;
 use super::damage::Damage;
 use super::folder::{
     self, ACCEPTED, FINISHED, Files, FolderState, JobFile, LOCK, LOST_ACKNOWLEDGED,
 };
-use super::image::{SnapshotHead, SnapshotReader};
+use super::image::{ProgressImage, SnapshotHead};
 use super::log;
 use super::reader::{self, Record};
 use super::scan::{FolderScan, Place, Tail, Visitor};
+use crate::io_error::io_error;
 use crate::job_text;
 use crate::request::{Method, Request};
 use fleet_base::disk::{Disk, PathKind, RealDisk, own_folder};
@@ -123,12 +125,12 @@ pub(super) fn server_folders(
     disk: &dyn Disk,
     folder: &Path,
 ) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
-    let kind = disk.kind(folder).map_err(|error| Error::io("list", folder, &error))?;
+    let kind = disk.kind(folder).map_err(io_error("list", folder))?;
     if kind != PathKind::Folder {
         return Err(Error::invalid(format!("{} is not a folder", folder.display()))
             .expected("the folder of --durable, with folders such as server-000"));
     }
-    let names = disk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
+    let names = disk.list(folder).map_err(io_error("list", folder))?;
     let is_own = |name: &String| {
         name == folder::JOB || name.starts_with(folder::LOG) || name.starts_with(folder::SNAPSHOT)
     };
@@ -265,9 +267,8 @@ pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Res
         }
     }
     for number in files.snapshots.iter().rev() {
-        let path = folder::snapshot_path(path, *number);
-        match super::blocks::BlockReader::open(disk, &path).and_then(SnapshotReader::open) {
-            Ok((_, head)) => return Ok(Some(head.life)),
+        match SnapshotHead::of(disk, &folder::snapshot_path(path, *number)) {
+            Ok(head) => return Ok(Some(head.life)),
             // Another version of Fleet wrote it.
             Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
             Err(_) => {}
@@ -299,17 +300,17 @@ impl ProgressVisitor {
 }
 
 impl Visitor for ProgressVisitor {
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()> {
-        let progress = input.progress(head)?;
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut BlockReader) -> Result<()> {
+        let progress = ProgressImage::load(head, input)?;
         for (worker, own) in progress.workers.into_iter().enumerate() {
             let seen = self.workers.entry(worker).or_default();
             seen.step = own.tables.values().copied().max().unwrap_or(0);
             seen.complete = own.complete;
-            let session = progress.sessions.sessions.iter().find(|it| it.client == own.client);
+            let session = progress.sessions.iter().find(|it| it.client == own.client);
             let last = session.and_then(|it| it.answers.last());
             seen.sequence = last.map_or(0, |(sequence, _)| *sequence);
         }
-        input.0.check_rest()
+        input.check_rest()
     }
 
     fn record(&mut self, record: &Record<'_>) -> Result<()> {

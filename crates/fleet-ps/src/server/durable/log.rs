@@ -8,7 +8,7 @@
 //! on every append and commit fails, and the server ends with the reason.
 
 use super::log_state::{Flush, LogState};
-use super::record::{CLOSE, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader};
+use super::record::{LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader};
 use super::write_back::WriteBack;
 use crate::server::Caller;
 use fleet_base::disk::{Disk, DiskFile};
@@ -56,10 +56,9 @@ pub(super) fn create(
     header: &LogHeader,
 ) -> Result<(Arc<dyn DiskFile>, u32)> {
     let path = path(folder, header.number);
-    let bytes = header.encode();
+    let (bytes, seed) = header.encode();
     let mut file = AtomicFile::create_on(disk, &path)?;
     file.write_all(&bytes).map_err(|error| file.error("write", &error))?;
-    let seed = u32::from_le_bytes([bytes[60], bytes[61], bytes[62], bytes[63]]);
     Ok((file.commit_open()?, seed))
 }
 
@@ -220,11 +219,7 @@ impl Log {
             }
         };
         // Announces the next log, in case that gets lost.
-        let (caller, method) = (Caller { worker: 0, client: 0 }, CLOSE);
-        let request_sum = crc32fast::hash(&[]);
-        let close =
-            RecordHeader { len: 0, sequence: first, synced: first, caller, method, request_sum };
-        self.put(&mut writer, close, &[])?;
+        self.put(&mut writer, RecordHeader::close(first), &[])?;
         let older = writer.older + writer.len;
         let (len, path) = (LOG_HEADER_BYTES as u64, path(&self.folder, number));
         *writer = Writer { file, path, header, seed, len, older };

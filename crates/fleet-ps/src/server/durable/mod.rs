@@ -25,6 +25,7 @@ mod reader;
 mod record;
 mod recover;
 mod scan;
+mod stored;
 #[cfg(test)]
 mod tests;
 mod watch;

@@ -6,11 +6,12 @@ use super::record::{
     CLOSE, HeaderFault, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader, VERSION,
     may_be_record,
 };
+use crate::io_error::io_error;
 use crate::server::Caller;
+use fleet_base::Result;
 use fleet_base::disk::{Access, Disk, DiskFile, DiskReader, read_exact_at};
-use fleet_base::{Error, Result};
 use std::collections::VecDeque;
-use std::io::{self, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -111,15 +112,14 @@ pub(super) fn read_later(
 }
 
 fn open<'a>(disk: &dyn Disk, path: &'a Path) -> Result<Result<(Bytes<'a>, LogHeader), Damage>> {
-    let failed = |error: &io::Error| Error::io("read", path, error);
-    let file = disk.open(path, Access::Read).map_err(|error| failed(&error))?;
-    let total = file.len().map_err(|error| failed(&error))?;
+    let file = disk.open(path, Access::Read).map_err(io_error("read", path))?;
+    let total = file.len().map_err(io_error("read", path))?;
     let mut header = [0; LOG_HEADER_BYTES];
     if total < header.len() as u64 {
         let what = format!("the header is truncated: {total} of {LOG_HEADER_BYTES} bytes");
         return Ok(Err(Damage::new(path, total, what)));
     }
-    read_exact_at(&*file, 0, &mut header).map_err(|error| failed(&error))?;
+    read_exact_at(&*file, 0, &mut header).map_err(io_error("read", path))?;
     let (header, seed) = match LogHeader::decode(&header) {
         Ok(header) => header,
         Err(HeaderFault::Version(version)) => {
@@ -131,10 +131,6 @@ fn open<'a>(disk: &dyn Disk, path: &'a Path) -> Result<Result<(Bytes<'a>, LogHea
 }
 
 impl Bytes<'_> {
-    fn failed(&self, error: &io::Error) -> Error {
-        Error::io("read", self.path, error)
-    }
-
     fn records(
         &self,
         header: LogHeader,
@@ -153,7 +149,7 @@ impl Bytes<'_> {
         };
         let file = DiskReader::new(self.file.clone());
         let mut reader = BufReader::with_capacity(1 << 20, file);
-        reader.read_exact(&mut [0; LOG_HEADER_BYTES]).map_err(|error| self.failed(&error))?;
+        reader.read_exact(&mut [0; LOG_HEADER_BYTES]).map_err(io_error("read", self.path))?;
         let (mut head, mut request) = ([0; RECORD_HEADER_BYTES], Vec::new());
         // Sequence numbers and end offsets of records that may not be on disk.
         let mut recent: VecDeque<(u64, u64)> = VecDeque::new();
@@ -162,7 +158,7 @@ impl Bytes<'_> {
             if left < RECORD_HEADER_BYTES as u64 {
                 return Ok(scan);
             }
-            reader.read_exact(&mut head).map_err(|error| self.failed(&error))?;
+            reader.read_exact(&mut head).map_err(io_error("read", self.path))?;
             let known = RecordHeader::decode(&head, self.seed);
             let Some(record) = known.filter(|record| record.sequence == scan.next) else {
                 return Ok(scan);
@@ -172,7 +168,7 @@ impl Bytes<'_> {
                 return Ok(scan);
             }
             request.resize(record.len as usize, 0);
-            reader.read_exact(&mut request).map_err(|error| self.failed(&error))?;
+            reader.read_exact(&mut request).map_err(io_error("read", self.path))?;
             if crc32fast::hash(&request) != record.request_sum {
                 return Ok(scan);
             }
@@ -213,14 +209,13 @@ impl Bytes<'_> {
             let inside =
                 at >= start && at + RECORD_HEADER_BYTES as u64 <= start + window.len() as u64;
             if !inside {
-                let data = self.file.data_from(at).map_err(|error| self.failed(&error))?;
+                let data = self.file.data_from(at).map_err(io_error("read", self.path))?;
                 let Some(data) = data else { break };
                 // The first bytes of a record's header may be zeros.
                 at = at.max((data + 1).saturating_sub(RECORD_HEADER_BYTES as u64));
                 let len = (self.total - at).min(SEARCH_BYTES as u64) as usize;
                 window.resize(len, 0);
-                let read = read_exact_at(&*self.file, at, &mut window);
-                read.map_err(|error| self.failed(&error))?;
+                read_exact_at(&*self.file, at, &mut window).map_err(io_error("read", self.path))?;
                 start = at;
             }
             let rest = &window[(at - start) as usize..];
@@ -259,8 +254,7 @@ impl Bytes<'_> {
         }
         let Some(record) = RecordHeader::decode(head, self.seed) else { return Ok(None) };
         let mut request = vec![0; record.len as usize];
-        let read = read_exact_at(&*self.file, begin, &mut request);
-        read.map_err(|error| self.failed(&error))?;
+        read_exact_at(&*self.file, begin, &mut request).map_err(io_error("read", self.path))?;
         let is_whole = crc32fast::hash(&request) == record.request_sum;
         Ok(is_whole.then_some((record, request)))
     }

@@ -42,7 +42,8 @@ pub(super) struct LogHeader {
 }
 
 impl LogHeader {
-    pub fn encode(&self) -> [u8; LOG_HEADER_BYTES] {
+    /// Encodes a header; also returns the seed of its records' checksums.
+    pub fn encode(&self) -> ([u8; LOG_HEADER_BYTES], u32) {
         let mut bytes = [0; LOG_HEADER_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -54,7 +55,7 @@ impl LogHeader {
         }
         let sum = crc32fast::hash(&bytes[..60]);
         bytes[60..].copy_from_slice(&sum.to_le_bytes());
-        bytes
+        (bytes, sum)
     }
 
     /// Decodes a header; also returns the seed of its records' checksums.
@@ -105,6 +106,19 @@ pub(super) struct RecordHeader {
 }
 
 impl RecordHeader {
+    /// Returns the last record of a log, which announces another one. `sequence` is that of the
+    /// next record; all before it are on disk.
+    pub fn close(sequence: u64) -> RecordHeader {
+        RecordHeader {
+            len: 0,
+            sequence,
+            synced: sequence,
+            caller: Caller { worker: 0, client: 0 },
+            method: CLOSE,
+            request_sum: crc32fast::hash(&[]),
+        }
+    }
+
     pub fn encode(&self, seed: u32) -> [u8; RECORD_HEADER_BYTES] {
         let mut bytes = [0; RECORD_HEADER_BYTES];
         bytes[..4].copy_from_slice(&self.len.to_le_bytes());
@@ -175,9 +189,9 @@ mod tests {
             boot: 5,
             accepts_loss: true,
         };
-        let mut bytes = log.encode();
+        let (mut bytes, sum) = log.encode();
         let (read, seed) = LogHeader::decode(&bytes).unwrap();
-        assert_eq!(read, log);
+        assert_eq!((read, seed), (log, sum));
         for bit in 0..bytes.len() * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(LogHeader::decode(&bytes).is_err(), "bit {bit}");

@@ -1,17 +1,19 @@
 //! The start of a durable server from its folder, or the reason why it must not serve.
 
 use super::aside::COPY_BYTES;
+use super::blocks::BlockReader;
 use super::folder::{ACCEPTED, FINISHED, Files, JobFile, LOCK, LOST_ACKNOWLEDGED};
-use super::image::{SnapshotHead, SnapshotReader};
+use super::image::SnapshotHead;
 use super::inspect::check_new;
 use super::log::{self, Log};
 use super::reader::{LogScan, Record};
-use super::record::{CLOSE, LogHeader, RecordHeader};
+use super::record::{LogHeader, RecordHeader};
 use super::scan::{FolderScan, Place, Tail, Visitor};
 use super::{Durability, Keeper, aside, folder, start_snapshots, watch};
 use crate::JobTables;
+use crate::io_error::io_error;
 use crate::job_text;
-use crate::server::{Caller, ServerTables};
+use crate::server::ServerTables;
 use fleet_base::disk::{Access, Disk, DiskLock, make_folder, own_folder, read_exact_at};
 use fleet_base::{Error, Result};
 use std::io::IoSlice;
@@ -93,7 +95,7 @@ impl ServerTables {
         let mut replay = Replay { tables: self, refused_count: 0 };
         let scan = place.scan(&files, &mut replay)?;
         if let Some(damage) = &scan.damage {
-            return Err(damage.error());
+            return Err(damage.clone().into());
         }
         let refused_count = replay.refused_count;
         if let Some(tail) = &scan.tail {
@@ -143,10 +145,10 @@ impl ServerTables {
                 Ok(file.life)
             }
             Some(Ok(file)) => file.check(&self.job, path).map(|()| file.life),
-            Some(Err(damage)) => Err(damage.error()),
+            Some(Err(damage)) => Err(damage.into()),
             None => {
                 let files = Files::list(&**disk, path)?;
-                check_new(&**disk, path, &files)?.map_err(|damage| damage.error())?;
+                check_new(&**disk, path, &files)??;
                 let header = LogHeader {
                     life: self.life,
                     number: 0,
@@ -170,7 +172,7 @@ struct Replay<'a> {
 }
 
 impl Visitor for Replay<'_> {
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()> {
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut BlockReader) -> Result<()> {
         self.tables.load_image(head, input)
     }
 
@@ -193,7 +195,7 @@ fn lost_before(path: &Path, text: &str) -> Error {
 
 fn lock_folder(disk: &dyn Disk, folder: &Path) -> Result<DiskLock> {
     let path = folder.join(LOCK);
-    match disk.lock(&path).map_err(|error| Error::io("lock", &path, &error))? {
+    match disk.lock(&path).map_err(io_error("lock", &path))? {
         Some(held) => Ok(held),
         None => {
             Err(Error::unavailable(format!("{} is in use by another process", folder.display()))
@@ -205,14 +207,13 @@ fn lock_folder(disk: &dyn Disk, folder: &Path) -> Result<DiskLock> {
 /// Cuts off the end of a log, and keeps its bytes aside.
 fn cut(disk: &Arc<dyn Disk>, folder: &Path, tail: &Tail) -> Result<()> {
     let path = &tail.file;
-    let failed = |action: &'static str| move |error| Error::io(action, path, &error);
-    let file = disk.open(path, Access::Write).map_err(failed("open"))?;
+    let file = disk.open(path, Access::Write).map_err(io_error("open", path))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let copy = aside::folder(&**disk, folder)?.join(format!("{name}.at-{}", tail.offset));
     let range = tail.offset..tail.offset + tail.bytes;
     aside::copy(disk, (&*file, path), range, &copy)?;
-    file.set_len(tail.offset).map_err(failed("shorten"))?;
-    file.sync().map_err(failed("flush"))
+    file.set_len(tail.offset).map_err(io_error("shorten", path))?;
+    file.sync().map_err(io_error("flush", path))
 }
 
 /// Starts the log of this process. Every start writes its own, so that the header tells on which
@@ -252,21 +253,17 @@ fn begin(
 /// Makes sure that records of an earlier process are on disk. If its sync failed, pages may be in
 /// memory, not on disk, and skipped by the next sync. So they are written again.
 fn sync_again(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
-    let path = log::path(folder, log.header.number);
-    let failed = |action: &'static str| {
-        let path = path.clone();
-        move |error| Error::io(action, &path, &error)
-    };
-    let file = disk.open(&path, Access::Write).map_err(failed("open"))?;
+    let path = &log::path(folder, log.header.number);
+    let file = disk.open(path, Access::Write).map_err(io_error("open", path))?;
     let mut at = log.unsynced;
     let mut bytes = vec![0; COPY_BYTES.min((log.good - at) as usize)];
     while at < log.good {
         let count = (log.good - at).min(COPY_BYTES as u64) as usize;
-        read_exact_at(&*file, at, &mut bytes[..count]).map_err(failed("read"))?;
-        file.write_at(at, &mut [IoSlice::new(&bytes[..count])]).map_err(failed("write"))?;
+        read_exact_at(&*file, at, &mut bytes[..count]).map_err(io_error("read", path))?;
+        file.write_at(at, &mut [IoSlice::new(&bytes[..count])]).map_err(io_error("write", path))?;
         at += count as u64;
     }
-    file.sync().map_err(failed("flush"))
+    file.sync().map_err(io_error("flush", path))
 }
 
 /// Announces, at the end of a log, that another one follows.
@@ -275,18 +272,10 @@ fn close(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
         return Ok(());
     }
     let path = log::path(folder, log.header.number);
-    let bytes = log.header.encode();
-    let seed = u32::from_le_bytes([bytes[60], bytes[61], bytes[62], bytes[63]]);
-    let header = RecordHeader {
-        len: 0,
-        sequence: log.next,
-        synced: log.next,
-        caller: Caller { worker: 0, client: 0 },
-        method: CLOSE,
-        request_sum: crc32fast::hash(&[]),
-    };
+    let (_, seed) = log.header.encode();
+    let header = RecordHeader::close(log.next).encode(seed);
     let closed = disk
         .open(&path, Access::Write)
-        .and_then(|file| file.write_at(log.good, &mut [IoSlice::new(&header.encode(seed))]));
-    closed.map_err(|error| Error::io("write", &path, &error))
+        .and_then(|file| file.write_at(log.good, &mut [IoSlice::new(&header)]));
+    closed.map_err(io_error("write", &path))
 }

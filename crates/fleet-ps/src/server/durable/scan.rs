@@ -12,18 +12,18 @@ use super::blocks::BlockReader;
 use super::damage::Damage;
 use super::epochs::{Epoch, Epochs};
 use super::folder::{Files, snapshot_path};
-use super::image::{SnapshotHead, SnapshotReader};
+use super::image::SnapshotHead;
 use super::log;
 use super::reader::{self, LogScan, REST_BYTES_MAX, Record};
 use super::record::LogHeader;
 use fleet_base::disk::Disk;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
 /// Receives the data that a scan reads.
 pub(super) trait Visitor {
     /// Receives the last snapshot, and reads it to its end.
-    fn snapshot(&mut self, head: &SnapshotHead, input: &mut SnapshotReader) -> Result<()>;
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut BlockReader) -> Result<()>;
     /// Receives a good record, with its offset for errors.
     fn record(&mut self, record: &Record<'_>) -> Result<()>;
 }
@@ -71,181 +71,43 @@ pub(super) struct Place<'a> {
 impl Place<'_> {
     /// Reads the files in `files`; stops at damage, which is part of the result.
     pub fn scan(&self, files: &Files, visitor: &mut dyn Visitor) -> Result<FolderScan> {
-        let mut scanned = FolderScan::default();
-        let start = files.snapshots.last().copied().unwrap_or(0);
-        if let Some(damage) = self.missing(files, start) {
-            scanned.damage = Some(damage);
-            return Ok(scanned);
+        let mut scanner = Scanner { place: self, visitor, found: FolderScan::default() };
+        match scanner.read_all(files) {
+            Ok(()) => {}
+            Err(Fault::Damage(damage)) => scanner.found.damage = Some(damage),
+            Err(Fault::Error(error)) => return Err(error),
         }
-        if start > 0 && !self.read_snapshot(start, visitor, &mut scanned)? {
-            return Ok(scanned);
-        }
-        let last = files.logs.last().copied().unwrap_or(start);
-        for number in start..=last {
-            if !self.read_log(number, number == last, visitor, &mut scanned)? {
-                break;
-            }
-        }
-        Ok(scanned)
+        Ok(scanner.found)
     }
 
     /// Returns the damage if a required file is missing.
     fn missing(&self, files: &Files, start: u64) -> Option<Damage> {
-        let what = |file: &str| format!("{file} is missing");
+        let is_missing = |name: String| {
+            let what = format!("{name} is missing");
+            Some(Damage::missing(self.folder.join(name), what))
+        };
         if files.logs.is_empty() && files.snapshots.is_empty() {
             let path = self.folder.join("log-0");
             return Some(Damage::missing(path, "the folder has neither snapshot nor log"));
         }
         let first_log = files.logs.first().copied().unwrap_or(start);
         if files.snapshots.is_empty() && first_log > 0 {
-            let name = format!("snapshot-{first_log}");
-            return Some(Damage::missing(self.folder.join(&name), what(&name)));
+            return is_missing(format!("snapshot-{first_log}"));
         }
         let last = files.logs.last().copied().unwrap_or(start).max(start);
         let hole = (start..=last).find(|number| files.logs.binary_search(number).is_err())?;
-        let name = format!("log-{hole}");
-        Some(Damage::missing(self.folder.join(&name), what(&name)))
+        is_missing(format!("log-{hole}"))
     }
 
-    fn read_snapshot(
-        &self,
-        number: u64,
-        visitor: &mut dyn Visitor,
-        scanned: &mut FolderScan,
-    ) -> Result<bool> {
-        let path = snapshot_path(self.folder, number);
-        let reader = BlockReader::open(self.disk, &path)?;
-        let bytes = reader.total();
-        let (mut input, head) = match SnapshotReader::open(reader) {
-            Ok(opened) => opened,
-            Err(error) => return self.record_damage(error, &path, scanned),
-        };
-        if head.life != self.life || head.number != number {
-            let what = format!("it is snapshot {} of another folder, or was renamed", head.number);
-            scanned.damage = Some(Damage::new(&path, 0, what));
-            return Ok(false);
-        }
-        if let Err(error) = visitor.snapshot(&head, &mut input) {
-            match input.0.damage.take() {
-                Some(damage) => scanned.damage = Some(damage),
-                None => return Err(error.at(path.display())),
-            }
-            return Ok(false);
-        }
-        scanned.next = head.first;
-        scanned.epochs = head.epochs.clone();
-        scanned.snapshot = Some((head, bytes));
-        Ok(true)
-    }
-
-    /// Records an unreadable head as damage; errors of the system are returned.
-    fn record_damage(&self, error: Error, path: &Path, scanned: &mut FolderScan) -> Result<bool> {
-        match error.kind() {
-            fleet_base::ErrorKind::Invalid => {
-                scanned.damage = Some(Damage::new(path, 0, "its first block is damaged"));
-                Ok(false)
-            }
-            _ => Err(error),
-        }
-    }
-
-    /// Reads a log; returns whether the scan continues with the next one.
-    fn read_log(
-        &self,
-        number: u64,
-        is_last: bool,
-        visitor: &mut dyn Visitor,
-        scanned: &mut FolderScan,
-    ) -> Result<bool> {
-        let path = log::path(self.folder, number);
-        let mut visit = |record: &Record<'_>| {
-            let place = || format!("byte {} of {}", record.offset, path.display());
-            visitor.record(record).map_err(|error| error.at(place()))
-        };
-        let expected = scanned.next;
-        let before = scanned.logs.last();
-        // The header is checked first, so that the records of a log that does not fit are not
-        // visited.
-        let header = match reader::read_header(self.disk, &path)? {
-            Ok(header) => header,
-            Err(damage) => {
-                scanned.damage = Some(damage);
-                return Ok(false);
-            }
-        };
-        if header.life != self.life || header.number != number {
-            let what = format!("it is log {} of another folder, or was renamed", header.number);
-            scanned.damage = Some(Damage::new(&path, 0, what));
-            return Ok(false);
-        }
-        if header.first != expected {
-            return self.does_not_follow(&path, &header, before.cloned(), is_last, scanned);
-        }
-        let scan = match reader::read(self.disk, &path, &mut visit)? {
-            Ok(scan) => scan,
-            Err(damage) => {
-                scanned.damage = Some(damage);
-                return Ok(false);
-            }
-        };
-        let LogHeader { epoch: id, first, accepts_loss, .. } = header;
-        if scanned.epochs.list().last().is_none_or(|last| last.id != id) {
-            scanned.epochs.push(Epoch { id, first, accepts_loss });
-        }
-        scanned.next = scan.next;
-        if is_last {
-            (scanned.tail, scanned.damage) = self.judge(&path, &scan);
-        }
-        scanned.logs.push(scan);
-        Ok(scanned.damage.is_none())
-    }
-
-    /// Judges a log that does not begin where the previous one ends.
-    fn does_not_follow(
-        &self,
-        path: &Path,
-        header: &LogHeader,
-        before: Option<LogScan>,
-        is_last: bool,
-        scanned: &mut FolderScan,
-    ) -> Result<bool> {
-        let expected = scanned.next;
-        let Some(before) = before else {
-            let what = format!("it begins at request {}, expected {expected}", header.first);
-            scanned.damage = Some(Damage::new(path, 0, what));
-            return Ok(false);
-        };
-        let earlier = log::path(self.folder, before.header.number);
-        if header.first > expected {
-            let what = format!(
-                "it ends at request {expected}, but {} begins at {}",
-                path.display(),
-                header.first
-            );
-            scanned.damage = Some(Damage::new(earlier, before.good, what));
-            return Ok(false);
-        }
-        // A failed rotation: the previous log grew on, and this one stayed empty.
-        let empty = reader::read(self.disk, path, &mut |_| Ok(()))?;
-        let is_empty = empty.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0);
-        if is_last && is_empty && !before.is_closed {
-            (scanned.tail, scanned.damage) = self.judge(&earlier, &before);
-            return Ok(false);
-        }
-        let what = format!("it begins at request {}, expected {expected}", header.first);
-        scanned.damage = Some(Damage::new(path, 0, what));
-        Ok(false)
-    }
-
-    /// Judges the end of the last log.
-    fn judge(&self, path: &Path, scan: &LogScan) -> (Option<Tail>, Option<Damage>) {
+    /// Judges the end of the last log: returns an incomplete end, or the damage.
+    fn judge(&self, path: &Path, scan: &LogScan) -> Result<Option<Tail>, Damage> {
         if scan.is_closed {
             let next = log::path(self.folder, scan.header.number + 1);
             let what = format!("it is missing, but {} names it as its successor", path.display());
-            return (None, Some(Damage::missing(next, what)));
+            return Err(Damage::missing(next, what));
         }
         if scan.good == scan.total {
-            return (None, None);
+            return Ok(None);
         }
         if scan.is_too_long {
             let what = format!(
@@ -253,7 +115,7 @@ impl Place<'_> {
                 scan.total - scan.good,
                 scan.next
             );
-            return (None, Some(Damage::new(path, scan.good, what)));
+            return Err(Damage::new(path, scan.good, what));
         }
         let boot = self.disk.boot();
         let same_boot = boot != 0 && boot == scan.header.boot;
@@ -262,14 +124,134 @@ impl Place<'_> {
                 "request {} is damaged, and {} complete ones follow from byte {}",
                 scan.next, later.count, later.offset
             );
-            return (None, Some(Damage::new(path, scan.good, what)));
+            return Err(Damage::new(path, scan.good, what));
         }
-        let tail = Tail {
+        Ok(Some(Tail {
             file: path.to_path_buf(),
             offset: scan.good,
             bytes: scan.total - scan.good,
             request_count: scan.later.map_or(0, |later| later.count),
+        }))
+    }
+}
+
+/// A scan in progress.
+struct Scanner<'a> {
+    place: &'a Place<'a>,
+    visitor: &'a mut dyn Visitor,
+    found: FolderScan,
+}
+
+impl Scanner<'_> {
+    fn read_all(&mut self, files: &Files) -> Result<(), Fault> {
+        let start = files.snapshots.last().copied().unwrap_or(0);
+        if let Some(damage) = self.place.missing(files, start) {
+            return Err(damage.into());
+        }
+        if start > 0 {
+            self.read_snapshot(start)?;
+        }
+        let last = files.logs.last().copied().unwrap_or(start);
+        (start..=last).try_for_each(|number| self.read_log(number, number == last))
+    }
+
+    fn read_snapshot(&mut self, number: u64) -> Result<(), Fault> {
+        let path = snapshot_path(self.place.folder, number);
+        let mut input = BlockReader::open(self.place.disk, &path)?;
+        let head = SnapshotHead::read(&mut input).map_err(|error| match error.kind() {
+            ErrorKind::Invalid => Damage::new(&path, 0, "its first block is damaged").into(),
+            _ => Fault::Error(error),
+        })?;
+        if head.life != self.place.life || head.number != number {
+            let what = format!("it is snapshot {} of another folder, or was renamed", head.number);
+            return Err(Damage::new(&path, 0, what).into());
+        }
+        if let Err(error) = self.visitor.snapshot(&head, &mut input) {
+            return Err(match input.damage.take() {
+                Some(damage) => damage.into(),
+                None => error.at(path.display()).into(),
+            });
+        }
+        self.found.next = head.first;
+        self.found.epochs = head.epochs.clone();
+        self.found.snapshot = Some((head, input.total()));
+        Ok(())
+    }
+
+    fn read_log(&mut self, number: u64, is_last: bool) -> Result<(), Fault> {
+        let path = log::path(self.place.folder, number);
+        // The header is checked first, so that the records of a log that does not fit are not
+        // visited.
+        let header = reader::read_header(self.place.disk, &path)??;
+        if header.life != self.place.life || header.number != number {
+            let what = format!("it is log {} of another folder, or was renamed", header.number);
+            return Err(Damage::new(&path, 0, what).into());
+        }
+        if header.first != self.found.next {
+            return self.does_not_follow(&path, &header, is_last);
+        }
+        let scan = reader::read(self.place.disk, &path, &mut |record| {
+            let place = || format!("byte {} of {}", record.offset, path.display());
+            self.visitor.record(record).map_err(|error| error.at(place()))
+        })??;
+        let LogHeader { epoch: id, first, accepts_loss, .. } = header;
+        if self.found.epochs.list().last().is_none_or(|last| last.id != id) {
+            self.found.epochs.push(Epoch { id, first, accepts_loss });
+        }
+        self.found.next = scan.next;
+        let judged = if is_last { self.place.judge(&path, &scan) } else { Ok(None) };
+        self.found.logs.push(scan);
+        self.found.tail = judged?;
+        Ok(())
+    }
+
+    /// Judges a log that does not begin where the previous one ends.
+    fn does_not_follow(
+        &mut self,
+        path: &Path,
+        header: &LogHeader,
+        is_last: bool,
+    ) -> Result<(), Fault> {
+        let expected = self.found.next;
+        let wrong_start = || {
+            let what = format!("it begins at request {}, expected {expected}", header.first);
+            Damage::new(path, 0, what)
         };
-        (Some(tail), None)
+        let before = self.found.logs.last().ok_or_else(wrong_start)?;
+        let earlier = log::path(self.place.folder, before.header.number);
+        if header.first > expected {
+            let what = format!(
+                "it ends at request {expected}, but {} begins at {}",
+                path.display(),
+                header.first
+            );
+            return Err(Damage::new(earlier, before.good, what).into());
+        }
+        // A failed rotation: the previous log grew on, and this one stayed empty.
+        let empty = reader::read(self.place.disk, path, &mut |_| Ok(()))?;
+        let is_empty = empty.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0);
+        if !(is_last && is_empty && !before.is_closed) {
+            return Err(wrong_start().into());
+        }
+        self.found.tail = self.place.judge(&earlier, before)?;
+        Ok(())
+    }
+}
+
+/// Why a scan ends early: damage is part of its result, other errors are not.
+enum Fault {
+    Damage(Damage),
+    Error(Error),
+}
+
+impl From<Damage> for Fault {
+    fn from(damage: Damage) -> Fault {
+        Fault::Damage(damage)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        Fault::Error(error)
     }
 }

@@ -5,6 +5,7 @@
 
 use super::folder::{JOB, LOCK, LOG, SNAPSHOT, numbered, snapshot_path};
 use super::{Keeper, ServerTables};
+use crate::thread::Thread;
 use fleet_base::sync::{lock, wait_while};
 use fleet_base::{Error, Result};
 use std::io;
@@ -112,9 +113,5 @@ pub(super) fn start(tables: &Arc<ServerTables>) -> Result<()> {
             }
         }
     };
-    std::thread::Builder::new()
-        .name("fleet-watch".to_string())
-        .spawn(run)
-        .map(drop)
-        .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))
+    Thread::start("fleet-watch", run).map(Thread::detach)
 }

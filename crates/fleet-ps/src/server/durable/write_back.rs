@@ -9,12 +9,12 @@
 //! log at intervals, which bounds the loss in a power cut.
 
 use super::log_state::{Flush, LogState};
+use crate::thread::Thread;
+use fleet_base::Result;
 use fleet_base::disk::DiskFile;
 use fleet_base::sync::{lock, wait_for};
-use fleet_base::{Error, Result};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Bytes written to disk and dropped at a time: few enough to stay in the caches, and enough for a
@@ -26,7 +26,7 @@ pub(super) const SYNC_PERIOD: Duration = Duration::from_secs(2);
 
 pub(super) struct WriteBack {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Thread,
 }
 
 struct Shared {
@@ -49,14 +49,9 @@ impl WriteBack {
     pub fn start(log: Arc<LogState>, flush: Flush) -> Result<WriteBack> {
         let (state, changed) = (Mutex::default(), Condvar::new());
         let shared = Arc::new(Shared { log, flush, state, changed });
-        let thread = {
-            let shared = shared.clone();
-            std::thread::Builder::new()
-                .name("fleet-log".to_string())
-                .spawn(move || shared.follow())
-                .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?
-        };
-        Ok(WriteBack { shared, thread: Some(thread) })
+        let followed = shared.clone();
+        let thread = Thread::start("fleet-log", move || followed.follow())?;
+        Ok(WriteBack { shared, _thread: thread })
     }
 
     /// Reports that a file has `len` bytes now, and all records below `records`. An earlier file is
@@ -78,10 +73,6 @@ impl Drop for WriteBack {
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
         self.shared.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // A panic has been reported by its thread.
-            let _ = thread.join();
-        }
     }
 }
 

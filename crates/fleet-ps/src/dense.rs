@@ -1,4 +1,4 @@
-//! One server's part of the dense parameters, with their optimizer.
+//! One server's part of the dense parameters, flattened into one row, with their optimizer.
 //!
 //! In the asynchronous modes every push is applied on receipt. In the synchronous mode pushes are
 //! summed, and [`DenseTable::apply_pending`] applies their mean once all trainers have pushed.
@@ -69,66 +69,62 @@ pub struct DenseTable {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DenseImage {
     pub values: Vec<f32>,
+    /// `blocks` blocks with a number for each parameter, then numbers that all parameters share.
     pub state: Vec<f32>,
-    pub shape: StateShape,
+    pub blocks: usize,
 }
 
-/// The whole state of a dense table at one moment.
+/// The part of a dense table that a snapshot of its server keeps.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DenseRuntime {
     pub rate_scale: f32,
+    /// Number of the pending pushes.
     pub push_count: u64,
     pub values: Vec<f32>,
     pub state: Vec<f32>,
+    /// Sum of the pending pushes.
     pub sum: Vec<f32>,
+    /// The parameters that each worker last read, if its gradients are corrected; empty before it
+    /// reads.
     pub read: Vec<Vec<f32>>,
+    /// The parameters were loaded from a save.
     pub is_loaded: bool,
-}
-
-/// Layout of a rule's state: blocks with a number for each parameter, then numbers that all
-/// parameters share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StateShape {
-    pub blocks: usize,
-    pub shared: usize,
 }
 
 impl DenseImage {
     /// Returns `len` parameters as they are before the first push.
     pub fn empty(rule: &Rule, len: usize) -> DenseImage {
-        let blocks = state_len(rule, 2) - state_len(rule, 1);
-        let shape = StateShape { blocks, shared: state_len(rule, 1) - blocks };
         let mut state = vec![0.0; state_len(rule, len)];
         init_state(rule, len, &mut state);
-        DenseImage { values: vec![0.0; len], state, shape }
+        let blocks = state_len(rule, 2) - state_len(rule, 1);
+        DenseImage { values: vec![0.0; len], state, blocks }
+    }
+}
+
+impl DenseRuntime {
+    fn new(config: &DenseConfig) -> DenseRuntime {
+        let DenseImage { values, state, .. } = DenseImage::empty(&config.rule, config.len);
+        let sum_len = if config.update == Update::Deferred { config.len } else { 0 };
+        DenseRuntime {
+            rate_scale: 1.0,
+            push_count: 0,
+            values,
+            state,
+            sum: vec![0.0; sum_len],
+            read: vec![Vec::new(); config.corrected_workers],
+            is_loaded: false,
+        }
     }
 }
 
 struct Inner {
-    values: Vec<f32>,
-    state: Vec<f32>,
-    /// Sum of the pending pushes.
-    sum: Vec<f32>,
-    push_count: u64,
-    rate_scale: f32,
-    non_finite: u64,
-    /// Pulls since the table was made.
-    pulls: u64,
-    /// Pushes since the table was made.
-    pushes: u64,
-    /// The parameters that each worker last read, if its gradients are corrected; empty before it
-    /// reads.
-    read: Vec<Vec<f32>>,
-    /// The parameters were loaded from a save.
-    is_loaded: bool,
+    kept: DenseRuntime,
+    /// Counts since the table was made.
+    stats: TableStats,
     /// Updates made.
     updates: u64,
     /// By worker, the updates made before it last read.
     read_at: HashMap<usize, u64>,
-    /// Staleness of the pushes: updates since the worker's last read. The sum over all pushes.
-    staleness_sum: u64,
-    /// Largest staleness of a push.
-    staleness_max: u64,
 }
 
 impl DenseTable {
@@ -137,27 +133,9 @@ impl DenseTable {
             .rule
             .check()
             .map_err(|error| error.at(format!("dense table {}", config.table_id)))?;
-        let mut state = vec![0.0; state_len(&config.rule, config.len)];
-        init_state(&config.rule, config.len, &mut state);
-        let sum =
-            if config.update == Update::Deferred { vec![0.0; config.len] } else { Vec::new() };
-        let inner = Inner {
-            values: vec![0.0; config.len],
-            state,
-            sum,
-            push_count: 0,
-            rate_scale: 1.0,
-            non_finite: 0,
-            pulls: 0,
-            pushes: 0,
-            read: vec![Vec::new(); config.corrected_workers],
-            is_loaded: false,
-            updates: 0,
-            read_at: HashMap::new(),
-            staleness_sum: 0,
-            staleness_max: 0,
-        };
-        Ok(DenseTable { config, inner: Mutex::new(inner) })
+        let kept = DenseRuntime::new(&config);
+        let (stats, updates, read_at) = Default::default();
+        Ok(DenseTable { config, inner: Mutex::new(Inner { kept, stats, updates, read_at }) })
     }
 
     pub fn config(&self) -> &DenseConfig {
@@ -166,20 +144,15 @@ impl DenseTable {
 
     /// Sets the factor on the rule's learning rate.
     pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
-        if !(scale.is_finite() && scale >= 0.0) {
-            return Err(self
-                .error("invalid learning rate scale")
-                .expected("a finite number >= 0")
-                .got(scale));
-        }
-        self.lock().rate_scale = scale;
+        finite::check_rate_scale(scale).map_err(|error| error.at(self.place()))?;
+        self.lock().kept.rate_scale = scale;
         Ok(())
     }
 
     /// Overwrites the parameters; the optimizer keeps its state.
     pub fn set(&self, values: &[f32]) -> Result<()> {
         self.check_len("values", values.len())?;
-        self.lock().values.copy_from_slice(values);
+        self.lock().kept.values.copy_from_slice(values);
         Ok(())
     }
 
@@ -187,35 +160,36 @@ impl DenseTable {
     /// were set.
     pub fn begin(&self, values: &[f32]) -> Result<bool> {
         self.check_len("values", values.len())?;
-        let mut inner = self.lock();
-        if !inner.is_loaded {
-            inner.values.copy_from_slice(values);
+        let kept = &mut self.lock().kept;
+        if !kept.is_loaded {
+            kept.values.copy_from_slice(values);
         }
-        Ok(!inner.is_loaded)
+        Ok(!kept.is_loaded)
     }
 
     pub fn pull(&self, out: &mut [f32]) -> Result<()> {
-        self.check_len("out", out.len())?;
-        let mut inner = self.lock();
-        out.copy_from_slice(&inner.values);
-        inner.pulls += 1;
-        Ok(())
+        self.copy_to(out).map(drop)
     }
 
     /// Like [`DenseTable::pull`], for a worker whose next gradients are computed from these
     /// parameters.
     pub fn pull_by(&self, worker: usize, out: &mut [f32]) -> Result<()> {
-        self.check_len("out", out.len())?;
-        let mut inner = self.lock();
-        out.copy_from_slice(&inner.values);
-        inner.pulls += 1;
+        let mut inner = self.copy_to(out)?;
         let updates = inner.updates;
         inner.read_at.insert(worker, updates);
-        if let Some(read) = inner.read.get_mut(worker) {
+        if let Some(read) = inner.kept.read.get_mut(worker) {
             read.clear();
             read.extend_from_slice(out);
         }
         Ok(())
+    }
+
+    fn copy_to(&self, out: &mut [f32]) -> Result<MutexGuard<'_, Inner>> {
+        self.check_len("out", out.len())?;
+        let mut inner = self.lock();
+        out.copy_from_slice(&inner.kept.values);
+        inner.stats.pulled += 1;
+        Ok(inner)
     }
 
     /// Pushes a gradient.
@@ -231,20 +205,22 @@ impl DenseTable {
         let screened = finite::screen(self.config.non_finite, grad, name);
         let mut inner = self.lock();
         let (grad, bad) = screened.map_err(|error| {
-            inner.non_finite += grad.iter().filter(|value| !value.is_finite()).count() as u64;
+            inner.stats.non_finite += grad.iter().filter(|value| !value.is_finite()).count() as u64;
             error.at(self.place())
         })?;
-        inner.non_finite += bad;
-        inner.push_count += 1;
-        inner.pushes += 1;
+        inner.stats.non_finite += bad;
+        inner.kept.push_count += 1;
+        inner.stats.pushed += 1;
         inner.measure(worker);
         let grad = inner.corrected(worker, grad);
         match self.config.update {
             Update::OnReceipt => {
                 inner.apply(&self.config.rule, &grad);
-                inner.push_count = 0;
+                inner.kept.push_count = 0;
             }
-            Update::Deferred => inner.sum.iter_mut().zip(&grad[..]).for_each(|(sum, g)| *sum += g),
+            Update::Deferred => {
+                inner.kept.sum.iter_mut().zip(&grad[..]).for_each(|(sum, g)| *sum += g);
+            }
         }
         Ok(())
     }
@@ -252,113 +228,83 @@ impl DenseTable {
     /// Applies the mean of the pushes since the last call; returns their number.
     pub fn apply_pending(&self) -> u64 {
         let mut inner = self.lock();
-        let count = std::mem::take(&mut inner.push_count);
+        let count = std::mem::take(&mut inner.kept.push_count);
         if count > 0 {
-            let mut mean = std::mem::take(&mut inner.sum);
+            let mut mean = std::mem::take(&mut inner.kept.sum);
             mean.iter_mut().for_each(|value| *value /= count as f32);
             inner.apply(&self.config.rule, &mean);
             mean.fill(0.0);
-            inner.sum = mean;
+            inner.kept.sum = mean;
         }
         count
     }
 
     /// Drops the pending pushes.
     pub(crate) fn discard(&self) {
-        let mut inner = self.lock();
-        inner.sum.fill(0.0);
-        inner.push_count = 0;
+        let kept = &mut self.lock().kept;
+        kept.sum.fill(0.0);
+        kept.push_count = 0;
     }
 
     /// Returns the number of pending pushes.
     pub(crate) fn queued(&self) -> u64 {
-        self.lock().push_count
+        self.lock().kept.push_count
     }
 
     /// Resets parameters, optimizer and held pushes to their initial state; the rate scale stays.
     pub fn clear(&self) {
         let mut inner = self.lock();
-        inner.values.fill(0.0);
-        inner.state.fill(0.0);
-        init_state(&self.config.rule, self.config.len, &mut inner.state);
-        inner.sum.fill(0.0);
-        (inner.push_count, inner.is_loaded) = (0, false);
-        inner.read.iter_mut().for_each(Vec::clear);
+        let rate_scale = inner.kept.rate_scale;
+        inner.kept = DenseRuntime { rate_scale, ..DenseRuntime::new(&self.config) };
         inner.read_at.clear();
     }
 
     pub(crate) fn image(&self) -> DenseImage {
-        let shape = DenseImage::empty(&self.config.rule, 0).shape;
-        let inner = self.lock();
-        DenseImage { values: inner.values.clone(), state: inner.state.clone(), shape }
+        let empty = DenseImage::empty(&self.config.rule, 0);
+        let kept = &self.lock().kept;
+        DenseImage { values: kept.values.clone(), state: kept.state.clone(), ..empty }
     }
 
     pub(crate) fn runtime(&self) -> DenseRuntime {
-        let inner = self.lock();
-        DenseRuntime {
-            rate_scale: inner.rate_scale,
-            push_count: inner.push_count,
-            values: inner.values.clone(),
-            state: inner.state.clone(),
-            sum: inner.sum.clone(),
-            read: inner.read.clone(),
-            is_loaded: inner.is_loaded,
-        }
+        self.lock().kept.clone()
     }
 
     pub(crate) fn set_runtime(&self, runtime: DenseRuntime) -> Result<()> {
         self.check_len("values", runtime.values.len())?;
-        let mut inner = self.lock();
-        let lens = (runtime.state.len(), runtime.sum.len());
+        let kept = &mut self.lock().kept;
+        let lens = |it: &DenseRuntime| (it.state.len(), it.sum.len(), it.read.len());
         let whole = |read: &Vec<f32>| read.is_empty() || read.len() == self.config.len;
-        let reads = runtime.read.len() == inner.read.len() && runtime.read.iter().all(whole);
-        if lens != (inner.state.len(), inner.sum.len()) || !reads {
+        if lens(&runtime) != lens(kept) || !runtime.read.iter().all(whole) {
             return Err(self.error("stored state does not fit the table"));
         }
-        (inner.values, inner.state, inner.sum) = (runtime.values, runtime.state, runtime.sum);
-        (inner.rate_scale, inner.push_count) = (runtime.rate_scale, runtime.push_count);
-        (inner.read, inner.is_loaded) = (runtime.read, runtime.is_loaded);
+        *kept = runtime;
         Ok(())
     }
 
     /// Overwrites parameters and state with those of a save.
     pub(crate) fn restore(&self, image: DenseImage) -> Result<()> {
         self.check_len("values", image.values.len())?;
-        let mut inner = self.lock();
-        if image.state.len() != inner.state.len() {
+        let kept = &mut self.lock().kept;
+        if image.state.len() != kept.state.len() {
             let error = self.error("the state of a rule has the wrong length");
-            return Err(error.expected(inner.state.len()).got(image.state.len()));
+            return Err(error.expected(kept.state.len()).got(image.state.len()));
         }
-        (inner.values, inner.state) = (image.values, image.state);
-        inner.is_loaded = true;
+        (kept.values, kept.state) = (image.values, image.state);
+        kept.is_loaded = true;
         Ok(())
     }
 
-    /// Returns the memory of parameters and state, in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        let inner = self.lock();
-        let read: usize = inner.read.iter().map(Vec::len).sum();
-        (inner.values.len() + inner.state.len() + inner.sum.len() + read) as u64 * 4
-    }
-
     pub(crate) fn stats(&self) -> TableStats {
-        let bytes = self.bytes();
         let inner = self.lock();
-        TableStats {
-            payload_bytes: bytes,
-            held_bytes: bytes,
-            pulled: inner.pulls,
-            pushed: inner.pushes,
-            non_finite: inner.non_finite,
-            staleness_sum: inner.staleness_sum,
-            staleness_max: inner.staleness_max,
-            ..TableStats::default()
-        }
+        let DenseRuntime { values, state, sum, read, .. } = &inner.kept;
+        let read: usize = read.iter().map(Vec::len).sum();
+        let bytes = (values.len() + state.len() + sum.len() + read) as u64 * 4;
+        TableStats { payload_bytes: bytes, held_bytes: bytes, ..inner.stats }
     }
 
     /// Returns how many gradients were NaN or infinite.
     pub fn non_finite(&self) -> u64 {
-        self.lock().non_finite
+        self.lock().stats.non_finite
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -387,17 +333,17 @@ impl Inner {
     fn measure(&mut self, worker: usize) {
         let Some(at) = self.read_at.get(&worker) else { return };
         let staleness = self.updates - at;
-        self.staleness_sum += staleness;
-        self.staleness_max = self.staleness_max.max(staleness);
+        self.stats.staleness_sum += staleness;
+        self.stats.staleness_max = self.stats.staleness_max.max(staleness);
     }
 
     /// Returns g + g² (now - read): DC-ASGD with λ = 1.
     fn corrected<'g>(&self, worker: usize, grad: Cow<'g, [f32]>) -> Cow<'g, [f32]> {
-        let Some(read) = self.read.get(worker).filter(|read| read.len() == grad.len()) else {
+        let Some(read) = self.kept.read.get(worker).filter(|read| read.len() == grad.len()) else {
             return grad;
         };
         let mut grad = grad.into_owned();
-        for ((grad, now), read) in grad.iter_mut().zip(&self.values).zip(read) {
+        for ((grad, now), read) in grad.iter_mut().zip(&self.kept.values).zip(read) {
             *grad += *grad * *grad * (now - read);
         }
         Cow::Owned(grad)
@@ -405,11 +351,12 @@ impl Inner {
 
     fn apply(&mut self, rule: &Rule, grad: &[f32]) {
         self.updates += 1;
-        if self.values.is_empty() {
+        let kept = &mut self.kept;
+        if kept.values.is_empty() {
             return;
         }
-        let run = Run { weights: &mut self.values, state: &mut self.state, grad };
-        let how = How { rate_scale: self.rate_scale, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
+        let run = Run { weights: &mut kept.values, state: &mut kept.state, grad };
+        let how = How { rate_scale: kept.rate_scale, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
         update(rule, run, 1.0, how);
     }
 }
