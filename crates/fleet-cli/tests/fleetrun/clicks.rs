@@ -6,7 +6,7 @@ use fleet::servers::UnknownIds;
 use fleet::{DistributedStrategy, Fleet};
 use std::path::Path;
 
-#[path = "../../../../examples/servers_dataset.rs"]
+#[path = "../../../fleet/examples/servers_dataset.rs"]
 #[allow(dead_code)] // main
 mod servers_dataset;
 

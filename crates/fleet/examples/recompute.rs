@@ -2,7 +2,6 @@
 //! computed again when the backward pass needs them. Results are the same to the bit.
 //! `fleetrun --nproc_per_node=2 target/release/examples/recompute [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
 use fleet::DistributedStrategy;

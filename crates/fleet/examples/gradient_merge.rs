@@ -2,7 +2,6 @@
 //! times as large. Workers communicate only in those steps.
 //! `fleetrun --nproc_per_node=2 target/release/examples/gradient_merge [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
 use fleet::DistributedStrategy;

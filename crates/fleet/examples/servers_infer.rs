@@ -11,7 +11,6 @@ use fleet::servers::UnknownIds;
 use fleet::{DatasetRun, DistributedStrategy, Fleet};
 use std::path::Path;
 
-#[path = "servers_dataset.rs"]
 #[allow(dead_code)] // the part that trains
 mod servers_dataset;
 
