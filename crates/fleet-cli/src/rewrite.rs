@@ -9,7 +9,6 @@ use crate::inspect;
 use crate::strategy_file::{load_with_source, print_warnings};
 use clap::Args;
 use fleet::exec_options;
-use fleet::passes::{Arrival, optimize_observed};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_exec::ExecOptions;
@@ -22,6 +21,7 @@ use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::prelude::{Adagrad, Adam, AdamW, Lamb, LarsMomentum, Momentum, Sgd};
 use fleet_nn::{Net, Programs};
 use fleet_ops::Registry;
+use fleet_passes::{Arrival, optimize_observed};
 use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
@@ -248,7 +248,7 @@ pub fn explain(
 /// Prints whether updates overlap with the all-reduce of their gradients, and the reasons where
 /// they do not.
 fn print_overlap(main: &Program, out: &mut Output) -> Result<(), ExitReason> {
-    let arrivals = fleet::passes::updates_on_arrival(main);
+    let arrivals = fleet_passes::updates_on_arrival(main);
     if arrivals.is_empty() {
         return Ok(());
     }

@@ -23,9 +23,9 @@ mod word2vec;
 use clap::{Args, ValueEnum};
 use fleet::nn::Net;
 use fleet::nn::optimizer::{Adam, Momentum, OptimizerDesc, Rule};
+use fleet::strategy::StrategySource;
 use fleet::{
-    DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session,
-    StrategySource, Tensor,
+    DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor,
 };
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{file::make_folder, text};

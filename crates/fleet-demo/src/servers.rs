@@ -14,7 +14,8 @@ use super::{
 };
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker, written_exchange};
-use fleet::{Error, ExecOptions, Fleet, Tensor, Written};
+use fleet::strategy::Written;
+use fleet::{Error, ExecOptions, Fleet, Tensor};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::text;
 use fleet_topology::names;

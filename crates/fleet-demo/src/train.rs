@@ -2,11 +2,11 @@
 
 use super::{Demo, DemoArgs, number, producer};
 use crate::progress::Progress;
-use fleet::format::write_file;
 use fleet::{
     CheckpointPolicy, Checkpoints, Error, Executor, Fleet, ReduceOp, Result, Session, Shares,
     Tensor, Trace,
 };
+use fleet_base::file::write_file;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{file::make_folder, text};
 use fleet_topology::names;

@@ -4,7 +4,6 @@
 
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 use fleet::strategy::AdaptiveLocalSgdConfig;
 

@@ -3,7 +3,6 @@
 
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 use fleet::strategy::AmpConfig;
 

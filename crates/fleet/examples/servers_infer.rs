@@ -5,10 +5,8 @@
 //! FOLDER is the one that `servers_dataset` was given; the numbers of servers and workers may
 //! differ.
 
-use fleet::data::{DatasetOptions, QueueDataset, TextFiles};
 use fleet::prelude::*;
 use fleet::servers::UnknownIds;
-use fleet::{DatasetRun, DistributedStrategy, Fleet};
 use std::path::Path;
 
 #[allow(dead_code)] // the part that trains

@@ -3,7 +3,6 @@
 use crate::Place;
 use fleet::prelude::*;
 use fleet::servers::UnknownIds;
-use fleet::{DistributedStrategy, Fleet};
 use std::path::Path;
 
 #[path = "../../../fleet/examples/servers_dataset.rs"]

@@ -13,7 +13,6 @@ use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::PullMode;
 use fleet::rng::Sequence;
-use fleet::{DistributedStrategy, Fleet};
 use std::sync::Mutex;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

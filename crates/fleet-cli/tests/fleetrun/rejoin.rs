@@ -2,7 +2,6 @@
 //! result or an error, and never wait for a worker that does not join.
 
 use crate::{Place, Said, signal};
-use fleet::Fleet;
 use fleet::prelude::*;
 use std::time::{Duration, Instant};
 

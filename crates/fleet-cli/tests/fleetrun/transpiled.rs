@@ -3,7 +3,6 @@
 
 use crate::Place;
 use crate::combinations::{difference, ended_with, fed, layers, print};
-use fleet::Fleet;
 use fleet::prelude::*;
 use fleet::ps::{SaveFormat, SaveMode};
 use fleet::rng::Sequence;

@@ -49,7 +49,7 @@ impl ServerJob {
     /// `optimizer`.
     ///
     /// ```
-    /// use fleet::nn::prelude::*;
+    /// use fleet::prelude::*;
     /// use fleet::servers::{Place, ServerJob};
     /// use fleet::DistributedStrategy;
     /// let net = Net::new();

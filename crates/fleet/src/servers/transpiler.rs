@@ -11,7 +11,7 @@ use fleet_strategy::servers::transpiler::Transpiled;
 /// Creates the programs of trainers and servers.
 ///
 /// ```
-/// use fleet::nn::prelude::*;
+/// use fleet::prelude::*;
 /// use fleet::servers::{DistributeTranspiler, DistributeTranspilerConfig, Transpile};
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 1000], DType::F32).fc(64).mean();

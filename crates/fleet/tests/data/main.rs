@@ -5,7 +5,6 @@ mod launch;
 mod passes;
 mod workers;
 
-use fleet::data::{DatasetOptions, InMemoryDataset, TextFiles};
 use fleet::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};

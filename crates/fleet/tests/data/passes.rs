@@ -1,10 +1,7 @@
 //! `train_from_dataset` and `infer_from_dataset` in one process.
 
 use crate::{Folder, line, loaded, parameters, session, text_files};
-use fleet::DatasetRun;
-use fleet::data::{
-    Batch, BatchSource, DatasetOptions, OnError, QueueDataset, Schema, Slot, TextFiles,
-};
+use fleet::data::{Batch, BatchSource, OnError};
 use fleet::prelude::*;
 use std::path::PathBuf;
 use std::time::Duration;

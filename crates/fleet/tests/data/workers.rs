@@ -2,12 +2,9 @@
 
 use crate::launch::{assert_success, init, run, run_in, stderr_of};
 use crate::{Folder, line, loaded, parameters, regression, text_files};
-use fleet::data::{
-    Batch, DatasetOptions, Exchange, InMemoryDataset, Loader, LoaderOptions, Schema, Slot,
-    TextFiles,
-};
+use fleet::WorkerExchange;
+use fleet::data::{Batch, Exchange, Loader, LoaderOptions};
 use fleet::prelude::*;
-use fleet::{DatasetRun, DistributedStrategy, WorkerExchange};
 use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;

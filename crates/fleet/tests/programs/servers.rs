@@ -3,10 +3,9 @@
 use crate::generate::{self, Peers};
 use crate::harness::{guarded, is_accepted};
 use crate::separate;
-use fleet::nn::prelude::*;
+use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
 use fleet::servers::{Place, ServerJob, Worker};
-use fleet::{DistributedStrategy, Error, Result};
 use std::sync::Arc;
 
 /// Widths of the rows of the two sparse tables.

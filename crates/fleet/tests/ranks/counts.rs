@@ -2,7 +2,6 @@
 
 use crate::launch::{assert_success, run_in};
 use crate::strategies::{NAMES, feed, session};
-use fleet::Fleet;
 use fleet::prelude::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -26,7 +26,6 @@ mod unused;
 
 use fleet::prelude::*;
 use fleet::topology::Env;
-use fleet::{DistributedStrategy, Fleet};
 use launch::{init, run, stderr_of};
 use std::path::PathBuf;
 use std::process::{Command, Output};

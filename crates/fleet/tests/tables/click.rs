@@ -1,12 +1,12 @@
 //! Click tables described by a program: counters, weight and embedding follow their formulas, in
 //! every mode and on any number of servers.
 
+use fleet::ErrorKind;
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, SaveFormat, SaveMode, ServerTables};
 use fleet::rng::Sequence;
 use fleet::servers::{Place, ServerJob, Worker};
-use fleet::{DistributedStrategy, ErrorKind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -4,7 +4,6 @@ use fleet::prelude::*;
 use fleet::servers::{
     DistributeTranspiler, DistributeTranspilerConfig, Place, ServerJob, SplitMethod, Transpile,
 };
-use fleet::{DistributedStrategy, Fleet};
 
 const GUIDE: &str = include_str!("../../../../docs/parameter-server.md");
 const HERE: &str = include_str!("guide.rs");
