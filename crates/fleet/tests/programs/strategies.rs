@@ -1,8 +1,6 @@
 //! Random programs that end in a loss, rewritten by random strategies, and trained on one and two
 //! ranks.
 
-use crate::generate;
-use crate::harness::is_accepted;
 use crate::{RingOf, run_ranks, same, separate};
 use fleet::nn::{Programs, optimizer::OptimizerDesc};
 use fleet::ops::Registry;
@@ -13,6 +11,8 @@ use fleet::strategy::{
 };
 use fleet::{ErrorKind, Memory};
 use fleet_strategy::{Plan, Ranks, minimize};
+use fleet_testkit::programs::generate;
+use fleet_testkit::programs::harness::is_accepted;
 
 const STEPS: usize = 3;
 

@@ -29,7 +29,7 @@ fn a_job<'n>(
         return Ok(());
     }
     let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
-    worker.look_ahead(&next_feed)?;                           // prefetches the rows of the next step
+    worker.look_ahead(&next_feed)?;                           // prefetches rows of the next step
     worker.run(&feed, &[&loss.name()])?;
     worker.stop()?;
     Ok(())
