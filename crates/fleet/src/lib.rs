@@ -108,6 +108,47 @@ pub mod ir {
 }
 
 /// Definitions of ops: their slots and attributes, shape and gradient rules, kernels and traits.
+///
+/// A network with an op of its own:
+///
+/// ```
+/// use fleet::ops::{AmpClass, AttrConst, Grad, Kernel, OpDef, OpSpec, OpTraits, Registry};
+/// use fleet::ops::{attr, map::map, one};
+/// use fleet::prelude::*;
+///
+/// static SHIFT: OpDef = OpDef {
+///     spec: OpSpec {
+///         name: "shift",
+///         inputs: &[one("X")],
+///         outputs: &[one("Out")],
+///         attrs: &[attr("by", AttrConst::Float(1.0))],
+///     },
+///     infer: |i| {
+///         let x = i.input("X")?;
+///         i.set("Out", x.dtype, x.shape);
+///         Ok(())
+///     },
+///     grad: Grad::None,
+///     cpu: |p| {
+///         let by = p.op.attr_float("by") as f32;
+///         Ok(Kernel::new(move |k| {
+///             map(k.pool, k.input_or_output(0, 0), k.output::<f32>(0), |x| x + by);
+///             Ok(())
+///         }))
+///     },
+///     traits: OpTraits::amp(AmpClass::Gray),
+/// };
+///
+/// let registry: &Registry = Box::leak(Box::new(Registry::with(&[&SHIFT])));
+/// let net = Net::with_registry(registry);
+/// let x = net.data("x", [-1], DType::F32);
+/// let y = net.op("shift").input("X", x).attr("by", 2.0).one("Out").name();
+/// let mut executor = Executor::with_registry(ExecOptions::threads(1), registry);
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], [2])?;
+/// let out = executor.run(&net.build()?.main, &mut Scope::new(), &[("x", &x)], &[&y])?;
+/// assert_eq!(out[0].to_vec::<f32>()?, [3.0, 4.0]);
+/// # Ok::<(), fleet::Error>(())
+/// ```
 pub mod ops {
     pub use fleet_ir::{
         Arity, AttrConst, AttrKind, AttrSpec, OpSpec, SlotSpec, attr, many, one, optional, required,
@@ -163,7 +204,7 @@ pub mod format {
     };
 }
 
-/// Parameter servers: their tables, what a worker asks of them, and saves. [`servers`] has the jobs.
+/// Parameter servers: their tables, the requests of workers, and saves. [`servers`] has the jobs.
 pub mod ps {
     #[cfg(feature = "grpc")]
     pub use fleet_ps::control;

@@ -58,7 +58,8 @@ impl ServerJob {
     /// let loss = rows.flatten(1).fc(1).mean();
     /// let strategy = DistributedStrategy::new().with_a_sync(true);
     /// let place = Place { worker: 0, worker_count: 2, server_count: 3, half_async: false };
-    /// let job = ServerJob::minimize(&net, loss, &Adagrad::new(0.1).into(), None, &strategy, place)?;
+    /// let optimizer = Adagrad::new(0.1).into();
+    /// let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place)?;
     /// assert_eq!(job.tables.tables.len(), 2);
     /// # Ok::<(), fleet::Error>(())
     /// ```

@@ -16,8 +16,7 @@ impl Worker {
     /// ```
     /// use fleet::prelude::*;
     /// use fleet::ps::{SaveFormat, SaveMode};
-    /// use fleet::strategy::{DistributedStrategy, TableParameter};
-    /// use fleet::Fleet;
+    /// use fleet::strategy::TableParameter;
     ///
     /// let mut strategy = DistributedStrategy::new();
     /// let mut table = TableParameter::default().with_table_name("rows");
@@ -29,7 +28,8 @@ impl Worker {
     /// let ids = net.data("ids", [-1, 1], DType::I64);
     /// let rows = ids.sparse_embedding(SparseEmbedding::new(1u64 << 40, 3 + 8).weight("rows"));
     /// let loss = rows.flatten(1).fc(1).mean();
-    /// let job = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy).minimize_on_servers(&net, loss)?;
+    /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);
+    /// let job = optimizer.minimize_on_servers(&net, loss)?;
     /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::threads(1))?;
     /// for day in [[7i64, 7], [7, 900]] {
     ///     worker.run(&[("ids", &Tensor::from_slice(&day, [2, 1])?)], &[])?;
