@@ -27,12 +27,11 @@ use fleet::strategy::StrategySource;
 use fleet::{
     DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor,
 };
-use fleet_base::output::{ExitReason, Output};
+use fleet_base::output::{ExitReason, Output, error_line};
 use fleet_base::{file::make_folder, text};
 use fleet_synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet_tensor::{bf16, f16};
 use std::fs;
-use std::io::Write;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -87,10 +86,7 @@ impl DemoArgs {
         let mut strategy = DistributedStrategy::new();
         let Some(file) = &self.strategy else { return Ok((strategy, None)) };
         let (source, warnings) = strategy.load_with_source(file)?;
-        for warning in warnings {
-            // A failure to write the warning is ignored.
-            let _ = writeln!(std::io::stderr(), "{warning}");
-        }
+        warnings.iter().for_each(error_line);
         Ok((strategy, Some(source)))
     }
 }

@@ -29,8 +29,8 @@ mod shared;
 mod tests;
 
 use crate::save::{collect_named, persistables, put_all};
-use crate::terminal::note;
 use fleet_base::disk::{Disk, DiskLock, RealDisk, make_folder, remove_folder_all};
+use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, ReduceOp};
 use fleet_exec::Scope;

@@ -9,7 +9,7 @@ use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
 use crate::connection::job_token;
 use crate::report::Reporter;
-use crate::terminal::note;
+use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_exec::ExecOptions;
 use fleet_net::calls::CallOptions;
