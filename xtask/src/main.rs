@@ -8,10 +8,7 @@ mod guide;
 mod picture;
 mod sanitize;
 mod slow;
-mod terminal;
 mod tidy;
-#[path = "../../crates/fleet-comm/tests/virtual_link.rs"]
-mod virtual_link;
 
 use clap::Parser;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! `cargo xtask picture FILE [--columns N] [--shown TEXT] -- COMMAND`: runs a command in a terminal
 //! and draws its last screen as SVG.
 
-use crate::terminal::{Screen, Style, Terminal};
+use fleet_testhost::terminal::{Screen, Style, Terminal};
 use std::fmt::Write;
 use std::process::Command;
 

@@ -1,9 +1,23 @@
-//! Standard output and termination of a command.
+//! Messages on the standard error, and standard output and termination of a command.
 
 use crate::text::printable;
 use crate::{Error, Result};
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+
+/// Writes a message of Fleet, `fleet: ...`, to the standard error.
+pub fn note(text: impl Display) {
+    error_line(format_args!("fleet: {text}"));
+}
+
+/// Writes a line to the standard error, in one piece, since other processes write there too. A
+/// failure is ignored: a full disk or a closed descriptor never ends a job, as it does with
+/// `eprintln!`.
+pub fn error_line(text: impl Display) {
+    let line = format!("{}\n", printable(&text.to_string()));
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
 
 /// Reason for a command to end early.
 pub enum ExitReason {
@@ -31,24 +45,22 @@ impl Output {
         match command(&mut out).and_then(|()| out.flush()) {
             Ok(()) | Err(ExitReason::ReaderClosed) => ExitCode::SUCCESS,
             Err(ExitReason::Failed(error)) => {
-                // In one piece, since other processes write there too. A failure is ignored.
-                let text = format!("error: {error}\n");
-                let _ = std::io::stderr().write_all(text.as_bytes());
+                error_line(format_args!("error: {error}"));
                 ExitCode::FAILURE
             }
         }
     }
 
-    pub fn line(&mut self, text: impl std::fmt::Display) -> Result<(), ExitReason> {
+    pub fn line(&mut self, text: impl Display) -> Result<(), ExitReason> {
         Self::check(writeln!(self.stdout, "{}", printable(&text.to_string())))
     }
 
-    pub fn text(&mut self, text: impl std::fmt::Display) -> Result<(), ExitReason> {
+    pub fn text(&mut self, text: impl Display) -> Result<(), ExitReason> {
         Self::check(write!(self.stdout, "{}", printable(&text.to_string())))
     }
 
     /// Writes text whose control characters take effect, for drawing on a terminal.
-    pub fn draw(&mut self, text: impl std::fmt::Display) -> Result<(), ExitReason> {
+    pub fn draw(&mut self, text: impl Display) -> Result<(), ExitReason> {
         Self::check(write!(self.stdout, "{text}"))
     }
 

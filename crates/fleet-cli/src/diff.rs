@@ -1,8 +1,8 @@
 //! The changes that passes make to the text of programs.
 
-use fleet::passes::Observer;
 use fleet_base::output::{ExitReason, Output};
 use fleet_ir::Program;
+use fleet_passes::Observer;
 
 /// Records the changes of every pass.
 #[derive(Default)]

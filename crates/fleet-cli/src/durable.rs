@@ -1,9 +1,9 @@
 //! `fleet durable`: inspects the folders of durable parameter servers.
 
 use clap::{Args, Subcommand};
-use fleet::ps::{FolderState, Loss, ServerReport, Tail, WorkerReport, accept_loss, inspect};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, text};
+use fleet_ps::{FolderState, Loss, ServerReport, Tail, WorkerReport, accept_loss, inspect};
 use std::path::PathBuf;
 
 #[derive(Subcommand)]

@@ -53,7 +53,12 @@ pub struct StatsArgs {
     #[arg(long, value_name = "NAME=SHAPE")]
     shape: Vec<String>,
     /// Threads to plan for
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=1024),
+    )]
     threads: u16,
 }
 
@@ -234,7 +239,7 @@ fn op_count(program: &Program) -> usize {
 }
 
 /// Formats `1 op` or `2 ops`.
-fn counted(count: usize, what: &str) -> String {
+pub fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 

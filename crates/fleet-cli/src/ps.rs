@@ -2,12 +2,12 @@
 
 use crate::{ExitReason, Output};
 use clap::{Args, Subcommand, ValueEnum};
-use fleet::ps::control::message::{
-    LoadRequest, SaveFormat, SaveMode, SaveRequest, ShrinkRequest, StatisticsAnswer, WorkerState,
-};
-use fleet::ps::control::{ClientTls, ControlClient};
 use fleet_base::{Error, Result, text};
 use fleet_net::Token;
+use fleet_ps::control::message::{
+    LoadRequest, SaveFormat, SaveMode, SaveRequest, ShrinkRequest, StatisticsAnswer, WorkerState,
+};
+use fleet_ps::control::{ClientTls, ControlClient};
 use fleet_topology::{Env, names};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -5,11 +5,10 @@
 //! is given by name with its numbers, `momentum,lr=0.1,mu=0.9`.
 
 use crate::diff::Changes;
-use crate::inspect;
+use crate::inspect::{self, counted};
 use crate::strategy_file::{load_with_source, print_warnings};
 use clap::Args;
 use fleet::exec_options;
-use fleet::passes::{Arrival, optimize_observed};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_exec::ExecOptions;
@@ -22,6 +21,7 @@ use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::prelude::{Adagrad, Adam, AdamW, Lamb, LarsMomentum, Momentum, Sgd};
 use fleet_nn::{Net, Programs};
 use fleet_ops::Registry;
+use fleet_passes::{Arrival, optimize_observed};
 use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
@@ -36,7 +36,12 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 pub struct ProgramArgs {
     /// Number of ranks
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1 << 20),
+    )]
     ranks: u32,
     /// Number of parameter servers; the ranks are then their workers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -216,25 +221,24 @@ pub fn explain(
     }
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {
-        let s = if errors == 1 { "" } else { "s" };
-        return Err(Error::invalid(format!("the strategy has {errors} error{s}")).into());
+        let errors = counted(errors, "error");
+        return Err(Error::invalid(format!("the strategy has {errors}")).into());
     }
-    if decisions.iter().any(|decision| decision.verdict == Verdict::Refused) {
-        let refused = |decision: &&Decision| decision.verdict == Verdict::Refused;
-        let names = decisions.iter().filter(refused).map(|decision| decision.strategy.name());
-        let names: Vec<&str> = names.collect();
-        return Err(Error::unsupported(format!("refused: {}", names.join(", "))).into());
+    let refused = |decision: &&Decision| decision.verdict == Verdict::Refused;
+    let refused = decisions.iter().filter(refused).map(|decision| decision.strategy.name());
+    let refused: Vec<&str> = refused.collect();
+    if !refused.is_empty() {
+        return Err(Error::unsupported(format!("refused: {}", refused.join(", "))).into());
     }
+    let registry = Registry::standard();
     if let Some(count) = program_args.servers {
         let place = place(&cluster.ranks, count);
-        let registry = Registry::standard();
         let plan =
             servers::minimize(&mut programs, registry, loss, &optimizer, None, *written, place)?;
         out.line(format!("\nchain: {}", plan.chain_text()))?;
         plan.notes.iter().try_for_each(|note| out.line(note))?;
         return print_tables(&plan, out);
     }
-    let registry = Registry::standard();
     let plan = minimize(&mut programs, registry, loss, &optimizer, *written, cluster)?;
     out.line(format!("\nchain: {}", plan.chain_text()))?;
     plan.notes.iter().try_for_each(|note| out.line(note))?;
@@ -248,7 +252,7 @@ pub fn explain(
 /// Prints whether updates overlap with the all-reduce of their gradients, and the reasons where
 /// they do not.
 fn print_overlap(main: &Program, out: &mut Output) -> Result<(), ExitReason> {
-    let arrivals = fleet::passes::updates_on_arrival(main);
+    let arrivals = fleet_passes::updates_on_arrival(main);
     if arrivals.is_empty() {
         return Ok(());
     }
@@ -268,9 +272,9 @@ fn print_tables(plan: &ServerPlan, out: &mut Output) -> Result<(), ExitReason> {
         out.line(format!("table {id}: sparse '{name}', up to {rows} rows of {width}"))?;
     }
     for table in &plan.tables.dense {
-        let (id, len, count) = (table.table_id, table.len, table.params.len());
-        let s = if count == 1 { "" } else { "s" };
-        out.line(format!("table {id}: dense, {len} values of {count} parameter{s}"))?;
+        let (id, len) = (table.table_id, table.len);
+        let parameters = counted(table.params.len(), "parameter");
+        out.line(format!("table {id}: dense, {len} values of {parameters}"))?;
     }
     if let Some(id) = plan.tables.steps {
         out.line(format!("table {id}: step counter of all workers"))?;
@@ -285,10 +289,8 @@ fn print_cost(programs: &Programs, plan: &Outcome, out: &mut Output) -> Result<(
     }
     out.line(format!("rings: {}", plan.rings.len()))?;
     for ring in &plan.rings {
-        out.line(format!(
-            "  ring {} ({}): rank {} of {}",
-            ring.id, ring.label, ring.rank, ring.nranks
-        ))?;
+        let RingSpec { id, label, rank, nranks, .. } = ring;
+        out.line(format!("  ring {id} ({label}): rank {rank} of {nranks}"))?;
     }
     out.line("\nstartup")?;
     out.text(cost::cost(&programs.startup))?;

@@ -34,10 +34,20 @@ pub struct RunArgs {
     #[arg(long, value_name = "CHECKPOINT")]
     save: Option<PathBuf>,
     /// Number of runs with the same feeds
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u64).range(1..),
+    )]
     runs: u64,
     /// Number of threads, or 0 for the number of cores
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u16).range(..=1024),
+    )]
     threads: u16,
     /// Stop at the first op that produces a NaN or an infinity
     #[arg(long)]

@@ -1,5 +1,6 @@
 //! `fleet strategy`: strategies as files, without a program.
 
+use crate::inspect::counted;
 use crate::strategy_file::{load_with_source, print_warnings};
 use clap::{Args, Subcommand, ValueEnum};
 use fleet_base::output::{ExitReason, Output};
@@ -160,8 +161,7 @@ fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), ExitRe
         if errors == 0 {
             let warnings = match problems.len() {
                 0 => String::new(),
-                1 => ", 1 warning".into(),
-                count => format!(", {count} warnings"),
+                count => format!(", {}", counted(count, "warning")),
             };
             out.line(format!("{}: ok{warnings}", path.display()))?;
         }
@@ -169,8 +169,7 @@ fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), ExitRe
     }
     match wrong {
         0 => Ok(()),
-        1 => Err(Error::invalid("1 problem").into()),
-        count => Err(Error::invalid(format!("{count} problems")).into()),
+        count => Err(Error::invalid(counted(count, "problem")).into()),
     }
 }
 

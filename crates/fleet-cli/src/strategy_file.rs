@@ -1,8 +1,8 @@
 //! Reading a strategy, with its warnings on the standard error.
 
 use fleet_base::Result;
+use fleet_base::output::error_line;
 use fleet_strategy::{DistributedStrategy, Problem, StrategySource};
-use std::io::Write;
 use std::path::Path;
 
 /// Loads a strategy from a file without checking its meaning. Returns the positions of the fields
@@ -16,8 +16,5 @@ pub fn load_with_source(path: &Path) -> Result<(DistributedStrategy, StrategySou
 
 /// Prints warnings to the standard error: the standard output holds only the result.
 pub fn print_warnings(problems: &[Problem]) {
-    for problem in problems {
-        // A failure to write the warning is ignored.
-        let _ = writeln!(std::io::stderr(), "{problem}");
-    }
+    problems.iter().for_each(error_line);
 }

@@ -65,7 +65,7 @@ struct CallInfo<'a> {
 }
 
 impl Group {
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments, reason = "one call, right after all parts exist")]
     pub(crate) fn new(
         world: World,
         name: &str,

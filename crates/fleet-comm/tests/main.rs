@@ -4,17 +4,11 @@ mod common;
 mod diagnosis;
 #[cfg(all(feature = "mpi", target_os = "linux"))]
 mod mpi;
-#[cfg(all(feature = "mpi", target_os = "linux"))]
-mod mpirun;
 #[cfg(target_os = "linux")]
 mod namespaces;
 #[cfg(all(feature = "nccl", target_os = "linux"))]
 mod nccl;
-#[cfg(all(feature = "nccl", target_os = "linux"))]
-mod nccl_double;
 #[cfg(target_os = "linux")]
 mod processes;
 mod reference;
 mod simulated;
-#[cfg(target_os = "linux")]
-mod virtual_link;

@@ -3,24 +3,19 @@
 //! They run if FLEET_MPIRUN names an mpirun or PATH contains one. FLEET_MPI_LIBRARY may name its
 //! libmpi.
 
-use crate::mpirun::{self, LIBRARY, text};
 use crate::reference;
 use fleet_base::Result;
 use fleet_comm::{Algorithm, GroupOptions, Mpi, MpiOptions, ReduceOp};
+use fleet_testhost::mpirun::{self, LIBRARY, text};
+use fleet_testhost::process;
 use std::path::PathBuf;
 use std::process::Output;
 use std::time::Duration;
 
-/// Set in processes that mpirun started: the work to do.
-const WORK: &str = "FLEET_COMM_MPI_TEST";
-
-/// Works as a rank if mpirun started this process.
-#[test]
-fn rank_under_mpirun() {
-    let Ok(what) = std::env::var(WORK) else { return };
-    let result = work(&what);
+/// Works as a rank and prints the outcome.
+fn run_as_rank(what: &str) {
     // One write, so that the lines of ranks do not mix.
-    match result {
+    match work(what) {
         Ok(()) => println!("\nended well\n"),
         Err(error) => println!("\nfailed: {}\n", error.to_string().replace('\n', " | ")),
     }
@@ -96,11 +91,14 @@ fn same_as_shared_memory(native: &fleet_comm::Group, shared: &fleet_comm::Group)
 }
 
 fn run(ranks: usize, what: &str) -> Option<Output> {
-    mpirun::run(ranks, "mpi::rank_under_mpirun", &[(WORK, what)])
+    mpirun::run(ranks, "mpi::everything_on_two_and_four_ranks", what, &[])
 }
 
 #[test]
 fn everything_on_two_and_four_ranks() {
+    if let Some(what) = process::role() {
+        return run_as_rank(&what);
+    }
     for ranks in [2, 4] {
         let Some(output) = run(ranks, "all") else { return };
         let text = text(&output);

@@ -1,28 +1,26 @@
 //! Two ranks in separate network namespaces with a virtual link, the nearest a test comes to two
 //! machines. If namespaces cannot be made, the test prints the reason and ends.
 
-use crate::virtual_link::{ADDRESSES, VirtualLink};
 use fleet_base::Result;
 use fleet_comm::{GroupOptions, ReduceOp, World};
 use fleet_net::{
     Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
 };
+use fleet_testhost::process;
+use fleet_testhost::virtual_link::{ADDRESSES, VirtualLink};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Set in processes that are ranks: the rank, and the address of the store or for it.
-const RANK: &str = "FLEET_COMM_TEST_NAMESPACE_RANK";
 const TOKEN: &str = "FLEET_COMM_TEST_TOKEN";
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Timeout of a collective, which applies after the link is cut.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-#[test]
-fn rank_in_a_namespace() {
-    let Ok(text) = std::env::var(RANK) else { return };
-    let (rank, address) = text.split_once(' ').expect("two words");
+/// Works as a rank, whose role is its number and the address of the store or for it.
+fn run_as_rank(role: &str) {
+    let (rank, address) = role.split_once(' ').expect("two words");
     match work(rank.parse().expect("a rank"), address) {
         Ok(()) => println!("\nended well"),
         Err(error) => println!("\nfailed: {}", error.to_string().replace('\n', " | ")),
@@ -67,12 +65,10 @@ struct Rank {
 
 impl Rank {
     fn start(namespace: &str, rank: usize, address: &str, token: &Token) -> Rank {
-        let program = std::env::current_exe().expect("this program");
-        let mut child = Command::new("ip")
-            .args(["netns", "exec", namespace])
-            .arg(program)
-            .args(["--exact", "namespaces::rank_in_a_namespace", "--nocapture"])
-            .env(RANK, format!("{rank} {address}"))
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace]);
+        let test = "namespaces::two_machines_and_a_cable";
+        let mut child = process::append(&mut command, test, &format!("{rank} {address}"))
             .env(TOKEN, token.to_text())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -107,6 +103,9 @@ impl Drop for Rank {
 
 #[test]
 fn two_machines_and_a_cable() {
+    if let Some(role) = process::role() {
+        return run_as_rank(&role);
+    }
     let link = match VirtualLink::create("fleet-test") {
         Ok(link) => link,
         Err(why) => {

@@ -1,14 +1,14 @@
 //! Groups over NCCL, in real processes. By default they run on a double of NCCL and the CUDA driver
-//! (`nccl_double.c`, compiled here). If FLEET_NCCL_GPUS gives a number of ranks, they also run on
+//! (`fleet_testhost::nccl_double`). If FLEET_NCCL_GPUS gives a number of ranks, they also run on
 //! GPUs; FLEET_NCCL_LIBRARY may then name the library.
 
-use crate::nccl_double::double;
 use crate::processes::{Job, RankContext, WAIT_MAX, run_as_rank, usage, usage_returns_to};
 use crate::reference;
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, NcclOptions, ReduceOp, Rings, World};
 use fleet_net::{Limits, Membership, Vigilance, host};
 use fleet_tensor::{bf16, f16};
+use fleet_testhost::{nccl_double, process};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -25,9 +25,11 @@ const VIGILANCE: Vigilance = Vigilance {
 /// Time limit for a failure to become an error on all ranks, even on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
-#[test]
-fn rank_of_a_job() {
-    run_as_rank(work);
+/// The test whose processes are the ranks of all jobs.
+const RANKS: &str = "nccl::everything_on_one_to_four_ranks";
+
+fn double() -> &'static Path {
+    nccl_double::double(env!("CARGO_TARGET_TMPDIR"))
 }
 
 fn work(place: RankContext) -> Result<()> {
@@ -260,7 +262,7 @@ impl OnDouble {
         let text = |path: &Path| path.to_str().expect("a path of text").to_string();
         let (library, own) = (text(double()), text(&folder));
         let environment = [(DOUBLE, library.as_str()), (FOLDER, own.as_str()), (FAULT, fault)];
-        let job = Job::launch("nccl::rank_of_a_job", &environment, VIGILANCE, ranks, what);
+        let job = Job::launch(RANKS, &environment, VIGILANCE, ranks, what);
         OnDouble { job, folder }
     }
 
@@ -294,6 +296,9 @@ fn fails(ranks: usize, what: &str, fault: &str, parts: &[&str]) {
 
 #[test]
 fn everything_on_one_to_four_ranks() {
+    if let Some(role) = process::role() {
+        return run_as_rank(&role, work);
+    }
     for ranks in 1..=4 {
         for (rank, text) in OnDouble::start(ranks, "all", "").end(ranks).iter().enumerate() {
             assert!(text.contains("ended well"), "rank {rank} of {ranks}: {text}");
@@ -413,7 +418,7 @@ fn real_gpus() {
     };
     let ranks: usize = count.parse().expect("FLEET_NCCL_GPUS is a number");
     assert!(ranks >= 2, "NCCL needs two ranks with one GPU each");
-    let start = |what| Job::launch("nccl::rank_of_a_job", &[], VIGILANCE, ranks, what);
+    let start = |what| Job::launch(RANKS, &[], VIGILANCE, ranks, what);
     for what in ["all", "differ"] {
         let mut job = start(what);
         for rank in 0..ranks {

@@ -7,27 +7,27 @@ use fleet_comm::{GroupOptions, ReduceOp, World};
 use fleet_net::{
     Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
 };
+use fleet_testhost::process;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Set in processes that are ranks: rank, number of ranks, address of the store, the work to do.
-const RANK: &str = "FLEET_COMM_TEST_RANK";
 const TOKEN: &str = "FLEET_COMM_TEST_TOKEN";
 /// Far more than any test needs.
 pub const WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// Works as a rank if the environment says so, otherwise as a job of one rank.
+/// The ranks of larger jobs are processes of this test.
 #[test]
-fn rank_of_a_job() {
-    if !run_as_rank(work) {
-        let world = World::threads(1).remove(0);
-        let group = world.group("world", &[0], &GroupOptions::default()).expect("opens");
-        let mut data = [3.0f32];
-        group.all_reduce("x", &mut data, ReduceOp::Avg).expect("one rank");
-        assert_eq!(data, [3.0]);
+fn a_job_of_one_rank() {
+    if let Some(role) = process::role() {
+        return run_as_rank(&role, work);
     }
+    let world = World::threads(1).remove(0);
+    let group = world.group("world", &[0], &GroupOptions::default()).expect("opens");
+    let mut data = [3.0f32];
+    group.all_reduce("x", &mut data, ReduceOp::Avg).expect("one rank");
+    assert_eq!(data, [3.0]);
 }
 
 /// This process in a job that [`Job`] has started.
@@ -40,17 +40,16 @@ pub struct RankContext {
     pub store: (std::net::SocketAddr, Token),
 }
 
-/// Does the work of a rank and prints how it ended; false if this process is not a rank.
-pub fn run_as_rank(work: impl FnOnce(RankContext) -> Result<()>) -> bool {
-    let Ok(text) = std::env::var(RANK) else { return false };
-    let parts: Vec<&str> = text.split(' ').collect();
-    let [rank, ranks, address, what] = parts[..] else { panic!("four words: {text}") };
+/// Does the work of a rank and prints how it ended. The role has the rank, the number of ranks, the
+/// address of the store, and the work to do.
+pub fn run_as_rank(role: &str, work: impl FnOnce(RankContext) -> Result<()>) {
+    let parts: Vec<&str> = role.split(' ').collect();
+    let [rank, ranks, address, what] = parts[..] else { panic!("four words: {role}") };
     let (rank, ranks) = (rank.parse().expect("a rank"), ranks.parse().expect("a number"));
     match join_job(rank, ranks, address, what).and_then(work) {
         Ok(()) => println!("\nended well"),
         Err(error) => println!("\nfailed: {}", error.to_string().replace('\n', " | ")),
     }
-    true
 }
 
 fn join_job(rank: usize, ranks: usize, address: &str, what: &str) -> Result<RankContext> {
@@ -145,12 +144,12 @@ pub struct Job {
 impl Job {
     fn start(ranks: usize, what: &str) -> Job {
         let mut job =
-            Job::launch("processes::rank_of_a_job", &[], Vigilance::default(), ranks, what);
+            Job::launch("processes::a_job_of_one_rank", &[], Vigilance::default(), ranks, what);
         job.wait_until_ready();
         job
     }
 
-    /// Starts the ranks. Each runs `test` of this program, which calls [`run_as_rank`].
+    /// Starts the ranks as processes of `test`, which calls [`run_as_rank`].
     pub fn launch(
         test: &str,
         environment: &[(&str, &str)],
@@ -163,10 +162,8 @@ impl Job {
             StoreServer::bind("127.0.0.1:0", &token, vigilance, Log::silent()).expect("a port");
         let start = |rank: usize| {
             let text = format!("{rank} {ranks} {} {what}", server.address());
-            let mut child = Command::new(std::env::current_exe().expect("this program"))
-                .args(["--exact", test, "--nocapture"])
+            let mut child = process::command(test, &text)
                 .envs(environment.iter().copied())
-                .env(RANK, text)
                 .env(TOKEN, token.to_text())
                 .stdout(Stdio::piped())
                 .spawn()

@@ -1,9 +1,9 @@
 //! Notices of an assignment, which must not get lost.
 
 use crate::problem::Problem;
+use fleet_base::output::note;
 use std::cell::Cell;
 use std::fmt;
-use std::io::Write;
 use std::ops::Deref;
 
 /// Notices of [`set`](crate::DistributedStrategy::set). On drop, notices that the caller has not
@@ -52,9 +52,6 @@ impl Drop for Notices {
         if self.is_seen.get() {
             return;
         }
-        for notice in &self.list {
-            // If standard error is closed, the notice is lost.
-            let _ = writeln!(std::io::stderr(), "fleet: {notice}");
-        }
+        self.list.iter().for_each(note);
     }
 }

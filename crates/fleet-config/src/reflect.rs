@@ -146,6 +146,7 @@ impl Field {
     }
 
     #[doc(hidden)]
+    #[allow(clippy::too_many_arguments, reason = "only the macro of the schema calls it")]
     pub(crate) const fn describe(
         name: &'static str,
         number: u32,

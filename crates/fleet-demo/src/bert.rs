@@ -1,6 +1,6 @@
 //! A small BERT that fills in masked words.
 
-use super::{Batch, Demo, FIRST_TESTED, Size, Source, number, test_sample_count};
+use super::{Batch, Demo, Size, Source, loss_on, test_sample_count};
 use fleet::nn::models::{BertConfig, bert_tokens};
 use fleet::prelude::*;
 use fleet_synth::{Text, TextConfig};
@@ -40,7 +40,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let schedule = LrSchedule::polynomial(3e-3, steps).warmup(steps / 10, 0.0, 3e-3);
     let loss = model.loss.name();
     let source = Arc::clone(&sentences);
-    let count = test_sample_count(steps.saturating_mul(batch as u64), TESTED_MIN, TESTED_MAX);
+    let count = test_sample_count(steps, batch, TESTED_MIN..=TESTED_MAX);
     Ok(Demo {
         title: format!(
             "BERT predicts masked words: sentences of {LENGTH} words, {words} different words"
@@ -55,10 +55,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         batch,
         steps,
         test: Box::new(move |session| {
-            let mut batch = sentences.blank(count)?;
-            sentences.fill(&mut batch, FIRST_TESTED)?;
-            let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
-            let reached = number(&session.evaluate(&feed, &[&loss])?[0])?;
+            let reached = loss_on(session, &*sentences, &loss, count)?;
             let (best, blind) = (sentences.0.best_masked_loss()?, sentences.0.word_entropy());
             let found = format!(
                 "{reached:.3} on {count} unseen sentences; the best possible is {best:.3}, and \

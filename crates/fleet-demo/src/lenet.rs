@@ -1,6 +1,6 @@
 //! LeNet on generated digits.
 
-use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, accuracy_on, test_sample_count};
+use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, accuracy_test, test_sample_count};
 use fleet::nn::models::lenet;
 use fleet::prelude::*;
 use fleet_synth::{Digits, IMAGE_SIDE};
@@ -16,14 +16,13 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let net = Net::new();
     net.set_seed(1);
     let model = lenet(&net, 10);
-    let accuracy = model.acc1.name();
     let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 1, side: IMAGE_SIDE });
-    let unseen = Arc::clone(&source);
-    let count = test_sample_count(steps.saturating_mul(batch as u64), TESTED_AT_ONCE, TESTED);
+    let count = test_sample_count(steps, batch, TESTED_AT_ONCE..=TESTED);
+    let test = accuracy_test(Arc::clone(&source), model.acc1.name(), count);
     Ok(Demo {
         title: "LeNet classifies digits: grey images of 28x28".to_string(),
         loss: model.loss.name(),
-        score: Some(("acc", accuracy.clone())),
+        score: Some(("acc", model.acc1.name())),
         targets: vec![model.logits.name()],
         optimizer: match size.is_geo {
             false => Adam::new(1e-3).into(),
@@ -34,12 +33,6 @@ pub fn demo(size: &Size) -> Result<Demo> {
         source,
         batch,
         steps,
-        test: Box::new(move |session| {
-            let percent = 100.0 * accuracy_on(session, &*unseen, &accuracy, count)?;
-            Ok((
-                "accuracy",
-                format!("{percent:.2} % of {count} unseen digits classified correctly"),
-            ))
-        }),
+        test,
     })
 }

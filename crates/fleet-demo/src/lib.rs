@@ -21,18 +21,18 @@ mod wide_deep;
 mod word2vec;
 
 use clap::{Args, ValueEnum};
-use fleet::nn::Net;
 use fleet::nn::optimizer::{Adam, Momentum, OptimizerDesc, Rule};
+use fleet::nn::{LrSchedule, Net};
+use fleet::strategy::StrategySource;
 use fleet::{
-    DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session,
-    StrategySource, Tensor,
+    DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor,
 };
-use fleet_base::output::{ExitReason, Output};
+use fleet_base::output::{ExitReason, Output, error_line};
 use fleet_base::{file::make_folder, text};
 use fleet_synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet_tensor::{bf16, f16};
 use std::fs;
-use std::io::Write;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -45,7 +45,12 @@ pub struct DemoArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     samples: Option<u64>,
     /// Number of threads, or 0 for the number of cores
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u16).range(..=1024),
+    )]
     threads: u16,
     /// DistributedStrategy file (see fleet strategy)
     #[arg(long, value_name = "FILE")]
@@ -58,7 +63,13 @@ pub struct DemoArgs {
     #[arg(long, value_name = "FOLDER")]
     durable: Option<PathBuf>,
     /// Steps between checkpoints [default: 1/20 of the training]
-    #[arg(long, alias = "checkpoint_every", value_name = "STEPS", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        alias = "checkpoint_every",
+        value_name = "STEPS",
+        requires = "checkpoint",
+        value_parser = clap::value_parser!(u64).range(1..),
+    )]
     checkpoint_every: Option<u64>,
     /// Write a trace of the last step's ops to FOLDER/rank-N.json, and print its exposed
     /// communication (see fleet trace)
@@ -75,10 +86,7 @@ impl DemoArgs {
         let mut strategy = DistributedStrategy::new();
         let Some(file) = &self.strategy else { return Ok((strategy, None)) };
         let (source, warnings) = strategy.load_with_source(file)?;
-        for warning in warnings {
-            // A failure to write the warning is ignored.
-            let _ = writeln!(std::io::stderr(), "{warning}");
-        }
+        warnings.iter().for_each(error_line);
         Ok((strategy, Some(source)))
     }
 }
@@ -140,6 +148,10 @@ impl Which {
 /// A feed list.
 type Batch = Vec<(&'static str, Tensor)>;
 
+fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {
+    batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
+}
+
 /// Source of samples, which are functions of their number and generated during training.
 trait Source: Send + Sync {
     /// Allocates a batch.
@@ -170,6 +182,12 @@ struct Demo {
 }
 
 impl Demo {
+    /// Returns the variables to fetch in each step: the loss and, if there is one, the score.
+    fn fetch(&self) -> Vec<&str> {
+        let score = self.score.iter().map(|(_, var)| var.as_str());
+        [self.loss.as_str()].into_iter().chain(score).collect()
+    }
+
     /// Returns the distributed form of `optimizer`; rows of tables keep their own optimizer.
     fn distributed<'f>(
         &self,
@@ -215,10 +233,17 @@ impl Size {
 }
 
 /// Returns the number of unseen samples for the test: at most as many as were trained, in multiples
-/// of `unit` and at least one unit. A short training thus does not end with a long test.
-fn test_sample_count(trained: u64, unit: usize, most: usize) -> usize {
-    let trained = usize::try_from(trained).unwrap_or(most);
+/// of the lower limit. A short training thus does not end with a long test.
+fn test_sample_count(steps: u64, batch: usize, limits: RangeInclusive<usize>) -> usize {
+    let (unit, most) = limits.into_inner();
+    let trained = usize::try_from(steps.saturating_mul(batch as u64)).unwrap_or(most);
     (trained.min(most) / unit).max(1) * unit
+}
+
+/// Returns a rate that falls to 0 over the training.
+fn linear_decay(learning_rate: f64, steps: u64) -> LrSchedule {
+    let decay_steps = steps as f64;
+    LrSchedule::Polynomial { learning_rate, decay_steps, end: 0.0, power: 1.0, cycle: false }
 }
 
 /// Trains, as this worker's part of the job.
@@ -356,26 +381,30 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     }
 }
 
-/// Digits per batch of [`accuracy_on`].
+/// Digits per batch of [`accuracy_test`].
 const TESTED_AT_ONCE: usize = 250;
 
-/// Returns the share of correct predictions on `count` unseen samples in whole batches, from the
-/// variable `accuracy`.
-fn accuracy_on(
-    session: &mut Session,
-    source: &dyn Source,
-    accuracy: &str,
-    count: usize,
-) -> Result<f64> {
-    let mut batch = source.blank(TESTED_AT_ONCE)?;
-    let (mut right, mut batches) = (0.0, 0);
-    for first in (0..count).step_by(TESTED_AT_ONCE) {
-        source.fill(&mut batch, FIRST_TESTED + first as u64)?;
-        let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
-        right += number(&session.evaluate(&feed, &[accuracy])?[0])?;
-        batches += 1;
-    }
-    Ok(right / f64::from(batches))
+/// Returns the test of the share of correct predictions on `count` unseen digits in whole batches,
+/// from the variable `accuracy`.
+fn accuracy_test(source: Arc<DigitImages>, accuracy: String, count: usize) -> Test {
+    Box::new(move |session| {
+        let mut batch = source.blank(TESTED_AT_ONCE)?;
+        let (mut right, mut batches) = (0.0, 0);
+        for first in (0..count).step_by(TESTED_AT_ONCE) {
+            source.fill(&mut batch, FIRST_TESTED + first as u64)?;
+            right += number(&session.evaluate(&fed(&batch), &[&accuracy])?[0])?;
+            batches += 1;
+        }
+        let percent = 100.0 * right / f64::from(batches);
+        Ok(("accuracy", format!("{percent:.2} % of {count} unseen digits classified correctly")))
+    })
+}
+
+/// Returns the loss on unseen samples.
+fn loss_on(session: &mut Session, source: &dyn Source, loss: &str, count: usize) -> Result<f64> {
+    let mut batch = source.blank(count)?;
+    source.fill(&mut batch, FIRST_TESTED)?;
+    number(&session.evaluate(&fed(&batch), &[loss])?[0])
 }
 
 /// Generated digits in the middle of larger images with one or more equal channels.

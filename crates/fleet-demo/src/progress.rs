@@ -1,9 +1,11 @@
 //! Progress of training: a bar that is redrawn on a terminal, or some lines elsewhere.
 
-use fleet::Result;
+use super::Demo;
+use fleet::{Fleet, Result};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::text;
 use fleet_launch::terminal;
+use fleet_topology::names;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -35,7 +37,14 @@ const LINES: u64 = 10;
 const BAR_CELLS: u64 = 14;
 
 impl Progress {
-    pub fn new(
+    /// Returns the progress of a demo, of which `before` steps are done.
+    pub fn of(demo: &Demo, fleet: &Fleet, before: u64, steps: u64, batch: usize) -> Progress {
+        let score = demo.score.as_ref().map(|(name, _)| *name);
+        let live = fleet.env().text(names::FLEET_PROGRESS).map(PathBuf::from);
+        Progress::new(before, steps, batch, score, fleet.worker_num(), live)
+    }
+
+    fn new(
         before: u64,
         steps: u64,
         batch: usize,

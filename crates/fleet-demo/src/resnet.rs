@@ -1,6 +1,6 @@
 //! ResNet-18 on generated digits, in images of 32x32 with three channels.
 
-use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, accuracy_on, test_sample_count};
+use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, accuracy_test, test_sample_count};
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
 use fleet_synth::Digits;
@@ -19,14 +19,13 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let config = ResNetConfig { classes: 10, size: SIDE as i64, ..ResNetConfig::new(18) };
     let model = resnet(&net, &config);
     let optimizer = Momentum::new(LrSchedule::cosine(0.02, steps), 0.9);
-    let accuracy = model.acc1.name();
     let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 3, side: SIDE });
-    let unseen = Arc::clone(&source);
-    let count = test_sample_count(steps.saturating_mul(batch as u64), TESTED_AT_ONCE, TESTED);
+    let count = test_sample_count(steps, batch, TESTED_AT_ONCE..=TESTED);
+    let test = accuracy_test(Arc::clone(&source), model.acc1.name(), count);
     Ok(Demo {
         title: "ResNet-18 classifies digits: images of 32x32, three channels".to_string(),
         loss: model.loss.name(),
-        score: Some(("acc", accuracy.clone())),
+        score: Some(("acc", model.acc1.name())),
         targets: vec![model.logits.name()],
         optimizer: optimizer.weight_decay(Regularizer::L2(1e-4)).into(),
         rows: None,
@@ -34,12 +33,6 @@ pub fn demo(size: &Size) -> Result<Demo> {
         source,
         batch,
         steps,
-        test: Box::new(move |session| {
-            let percent = 100.0 * accuracy_on(session, &*unseen, &accuracy, count)?;
-            Ok((
-                "accuracy",
-                format!("{percent:.2} % of {count} unseen digits classified correctly"),
-            ))
-        }),
+        test,
     })
 }

@@ -181,7 +181,7 @@ impl ServerCheckpoints {
 
     /// Joins a training in progress, after this worker's last step that is in all tables.
     pub fn join(&mut self, worker: &mut Worker, out: &mut Output) -> Result<(), ExitReason> {
-        if let Some(progress) = worker.go_on()? {
+        if let Some(progress) = worker.resume()? {
             (self.before, self.done) = (progress.base, progress.complete);
             let workers = worker.servers().job().worker_count;
             self.before_of_all = progress.base * workers as u64;

@@ -10,15 +10,14 @@ use super::progress::Progress;
 use super::server_checkpoints::ServerCheckpoints;
 use super::server_closing::ClosingReport;
 use super::{
-    Batch, Demo, DemoArgs, Size, UNSUPPORTED_ON_SERVERS, check_writable, number, producer,
+    Batch, Demo, DemoArgs, Size, UNSUPPORTED_ON_SERVERS, check_writable, fed, number, producer,
 };
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker, written_exchange};
-use fleet::{Error, ExecOptions, Fleet, Tensor, Written};
+use fleet::strategy::Written;
+use fleet::{Error, ExecOptions, Fleet};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::text;
-use fleet_topology::names;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Runs this process's part of the job: a server serves, a worker trains.
@@ -149,13 +148,10 @@ fn train(
     worker: &mut Worker,
     out: &mut Output,
 ) -> Result<ClosingReport, ExitReason> {
-    let mut fetch = vec![demo.loss.as_str()];
-    fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
-    let score = demo.score.as_ref().map(|(name, _)| *name);
-    let live = fleet.env().text(names::FLEET_PROGRESS).map(PathBuf::from);
+    let fetch = demo.fetch();
     let workers = fleet.worker_num();
     let done = checkpoints.done.min(plan.steps);
-    let mut progress = Progress::new(done, plan.steps, plan.samples, score, workers, live);
+    let mut progress = Progress::of(demo, fleet, done, plan.steps, plan.samples);
     // This worker's own values: asynchronous workers have no common step for a mean.
     let mean = |values: &[f64]| Ok(values.to_vec());
     let seen = worker.workers()?;
@@ -196,10 +192,6 @@ fn train(
 
 /// Interval between checks for lost workers.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-
-fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {
-    batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
-}
 
 fn summary(
     demo: Demo,

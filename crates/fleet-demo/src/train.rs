@@ -1,17 +1,15 @@
 //! Training loop of the demos: every worker takes its share of every batch.
 
-use super::{Demo, DemoArgs, number, producer};
+use super::{Demo, DemoArgs, fed, number, producer};
 use crate::progress::Progress;
-use fleet::format::write_file;
 use fleet::{
-    CheckpointPolicy, Checkpoints, Error, Executor, Fleet, ReduceOp, Result, Session, Shares,
-    Tensor, Trace,
+    CheckpointPolicy, Checkpoints, Error, Executor, Fleet, ReduceOp, Result, Session, Shares, Trace,
 };
+use fleet_base::file::write_file;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{file::make_folder, text};
-use fleet_topology::names;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 /// Result of a training.
@@ -55,11 +53,8 @@ pub fn run(
     let workers = fleet.worker_num();
     let mut checkpoints = JobCheckpoints::open(demo, args, fleet, session, out)?;
     let done = checkpoints.done.min(demo.steps);
-    let mut fetch = vec![demo.loss.as_str()];
-    fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
-    let score = demo.score.as_ref().map(|(name, _)| *name);
-    let live = fleet.env().text(names::FLEET_PROGRESS).map(PathBuf::from);
-    let mut progress = Progress::new(done, demo.steps, demo.batch, score, workers, live);
+    let fetch = demo.fetch();
+    let mut progress = Progress::of(demo, fleet, done, demo.steps, demo.batch);
     let mean = |values: &[f64]| fleet.util().all_reduce(values, ReduceOp::Avg);
     let rows = demo.batch / workers;
     let share = producer::Share {
@@ -71,9 +66,8 @@ pub fn run(
     let begin = Instant::now();
     let mut fetched = Vec::new();
     producer::run(&*demo.source, &share, done..demo.steps, |step, batch| {
-        let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
         let Session { programs, scope, executor, .. } = session;
-        executor.run_into(&programs.main, scope, &feed, &fetch, &mut fetched)?;
+        executor.run_into(&programs.main, scope, &fed(batch), &fetch, &mut fetched)?;
         tracing.after_step(step, demo.steps, executor);
         let score = fetched.get(1).map(number).transpose()?;
         progress.step(step, number(&fetched[0])?, score, mean, out)?;
@@ -190,11 +184,7 @@ impl JobCheckpoints {
     }
 }
 
-fn check_batch(
-    entries: &BTreeMap<String, String>,
-    batch: usize,
-    folder: &std::path::Path,
-) -> Result<()> {
+fn check_batch(entries: &BTreeMap<String, String>, batch: usize, folder: &Path) -> Result<()> {
     let saved = entries.get(BATCH_ENTRY).map_or("another", String::as_str);
     if saved == batch.to_string() {
         return Ok(());

@@ -1,6 +1,8 @@
 //! Wide & deep on click logs of 26 slots.
 
-use super::{Batch, Demo, FIRST_TESTED, Size, Source, floats, test_sample_count};
+use super::{
+    Batch, Demo, FIRST_TESTED, Size, Source, fed, floats, linear_decay, test_sample_count,
+};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
 use fleet_base::text;
@@ -26,14 +28,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let sparse = !size.merges_gradients;
     let config = WideDeepConfig { vocabulary: row_count, sparse, ..WideDeepConfig::criteo() };
     let model = wide_deep(&net, &config);
-    let linear_decay = |learning_rate| LrSchedule::Polynomial {
-        learning_rate,
-        decay_steps: steps as f64,
-        end: 0.0,
-        power: 1.0,
-        cycle: false,
-    };
-    let table: OptimizerDesc = Sgd::new(linear_decay(TABLE_RATE)).into();
+    let table: OptimizerDesc = Sgd::new(linear_decay(TABLE_RATE, steps)).into();
     let (optimizer, rows) = match size.is_geo {
         // One rule for all: the table's, with a lower rate for layers.
         true => {
@@ -41,11 +36,14 @@ pub fn demo(size: &Size) -> Result<Demo> {
             (table, None)
         }
         // Asynchronous workers compute with parameters that lack the others' latest updates.
-        false => (Adam::new(linear_decay(2e-3 / size.async_workers as f64)).into(), Some(table)),
+        false => {
+            let rate = 2e-3 / size.async_workers as f64;
+            (Adam::new(linear_decay(rate, steps)).into(), Some(table))
+        }
     };
     let score = model.auc.map(|auc| ("AUC", auc.batch_auc.name()));
     let prediction = model.prediction.name();
-    let tested = test_sample_count(steps.saturating_mul(batch as u64), TESTED_MIN, TESTED_MAX);
+    let tested = test_sample_count(steps, batch, TESTED_MIN..=TESTED_MAX);
     let source = Arc::clone(&clicks);
     let target = prediction.clone();
     Ok(Demo {
@@ -106,8 +104,7 @@ fn test(
     let (mut scores, mut labels) = (Vec::new(), Vec::new());
     for at in (0..tested).step_by(TESTED_MIN) {
         clicks.fill(&mut batch, FIRST_TESTED + at as u64)?;
-        let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
-        scores.extend(floats(&session.evaluate(&feed, &[prediction])?[0])?);
+        scores.extend(floats(&session.evaluate(&fed(&batch), &[prediction])?[0])?);
         labels.extend(batch[2].1.to_vec::<f32>()?);
     }
     let mut truth = vec![0.0; tested];

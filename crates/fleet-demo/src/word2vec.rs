@@ -1,6 +1,6 @@
 //! Skip-gram word vectors with negative sampling.
 
-use super::{Batch, Demo, FIRST_TESTED, Size, Source, number};
+use super::{Batch, Demo, Size, Source, linear_decay, loss_on};
 use fleet::nn::models::{Word2VecConfig, word2vec};
 use fleet::prelude::*;
 use fleet_base::text;
@@ -24,13 +24,6 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let net = Net::new();
     net.set_seed(1);
     let model = word2vec(&net, &Word2VecConfig { width: 16, ..Word2VecConfig::new(words) });
-    let linear_decay = |learning_rate| LrSchedule::Polynomial {
-        learning_rate,
-        decay_steps: steps as f64,
-        end: 0.0,
-        power: 1.0,
-        cycle: false,
-    };
     let loss = model.loss.name();
     let source = Arc::clone(&pairs);
     Ok(Demo {
@@ -39,8 +32,8 @@ pub fn demo(size: &Size) -> Result<Demo> {
         score: None,
         targets: vec![model.logits.name()],
         optimizer: match size.is_geo {
-            false => Adagrad::new(linear_decay(0.2)).into(),
-            true => Sgd::new(linear_decay(GEO_RATE)).into(),
+            false => Adagrad::new(linear_decay(0.2, steps)).into(),
+            true => Sgd::new(linear_decay(GEO_RATE, steps)).into(),
         },
         rows: None,
         net,
@@ -48,10 +41,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         batch,
         steps,
         test: Box::new(move |session| {
-            let mut batch = pairs.blank(TESTED)?;
-            pairs.fill(&mut batch, FIRST_TESTED)?;
-            let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
-            let reached = number(&session.evaluate(&feed, &[&loss])?[0])?;
+            let reached = loss_on(session, &*pairs, &loss, TESTED)?;
             let (best, count) = (pairs.0.best_skip_gram_loss(), text::count(TESTED as f64));
             let found =
                 format!("{reached:.4} on {count} unseen pairs; the best possible is {best:.4}");

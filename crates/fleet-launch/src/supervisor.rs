@@ -83,6 +83,7 @@ pub struct Supervisor<'a> {
 }
 
 impl<'a> Supervisor<'a> {
+    #[allow(clippy::too_many_arguments, reason = "the parts of a launcher, in one call")]
     pub fn new(
         rules: &'a Rules,
         argv: &'a [String],

@@ -2,6 +2,7 @@
 //! owner chooses the sink. A flood of lines is counted, not printed.
 
 use crate::Time;
+use fleet_base::output::note;
 use fleet_base::sync::lock;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -40,12 +41,7 @@ impl Log {
 
     /// Writes lines to standard error, prefixed with `fleet:`.
     pub fn stderr() -> Log {
-        Log::new(|line| {
-            use std::io::Write;
-            // A failure to write to standard error cannot be reported.
-            // In one piece, since other processes write to the same stream.
-            let _ = std::io::stderr().write_all(format!("fleet: {line}\n").as_bytes());
-        })
+        Log::new(|line| note(line))
     }
 
     pub fn silent() -> Log {

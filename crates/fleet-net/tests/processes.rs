@@ -1,17 +1,15 @@
 //! Behaviour that only real processes show: kill -9, SIGSTOP, and leaks.
-//!
-//! The children run this test binary again, with only [`child`].
 
 use fleet_base::{Error, Result};
 use fleet_net::{
     Abort, Deadline, Fabric, Limits, Log, Membership, Store, StoreClient, StoreServer, TcpFabric,
     TcpOptions, Token, Transfer, Vigilance, host,
 };
+use fleet_testhost::process;
 use rustix::process::{Pid, Signal, kill_process};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-const ROLE: &str = "FLEET_NET_TEST_ROLE";
 /// Exit code of a child that has lost the store and cannot report there.
 const STORE_LOST: i32 = 77;
 const GROUP: &str = "job/0";
@@ -24,25 +22,14 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap()
 }
 
-/// Entry point of the children. Without a role it is a test that no role is set by accident.
-#[test]
-fn child() {
-    match std::env::var(ROLE).as_deref() {
-        Ok("ring") => {
-            let error = ring().unwrap_err();
-            if error.message().starts_with("the host of the store is lost") {
-                std::process::exit(STORE_LOST);
-            }
-            let store = own_store();
-            store
-                .set(&format!("error/{}", variable("RANK")), error.to_string().as_bytes(), &long())
-                .unwrap();
-        }
-        Ok("leaks") => leaks(),
-        Ok("server") => crate::unauthenticated::server_under_a_low_limit(),
-        Ok(other) => panic!("unknown role {other}"),
-        Err(absent) => assert_eq!(*absent, std::env::VarError::NotPresent),
+/// Works as a rank of a ring until a transfer fails, and reports the error.
+fn run_as_rank() {
+    let error = ring().unwrap_err();
+    if error.message().starts_with("the host of the store is lost") {
+        std::process::exit(STORE_LOST);
     }
+    let (store, key) = (own_store(), format!("error/{}", variable("RANK")));
+    store.set(&key, error.to_string().as_bytes(), &long()).unwrap();
 }
 
 /// The store is started before the children, so only a lost store exhausts this deadline.
@@ -98,7 +85,9 @@ impl Job {
         let store = StoreClient::connect(server.address(), &token, &long()).unwrap();
         let children = (0..size)
             .map(|rank| {
-                spawn("ring")
+                process::command("processes::kill_9_is_known_to_all", "rank")
+                    .stdout(Stdio::null())
+                    .stdin(Stdio::null())
                     .env("STORE", server.address().to_string())
                     .env("TOKEN", token.to_text())
                     .env("RANK", rank.to_string())
@@ -134,20 +123,13 @@ impl Drop for Job {
     }
 }
 
-pub fn spawn(role: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "processes::child", "--nocapture"])
-        .env(ROLE, role)
-        .stdout(Stdio::null())
-        .stdin(Stdio::null());
-    command
-}
-
 /// A death must be known within 5 s. Wall time depends on the machine, so check the cause: the
 /// default grace period of a closed connection, and not the silence timeout.
 #[test]
 fn kill_9_is_known_to_all() {
+    if process::role().is_some() {
+        return run_as_rank();
+    }
     assert!(Vigilance::default().grace < Duration::from_secs(5), "what is promised");
     let never = Vigilance { silence: Duration::from_secs(3600), ..Vigilance::default() };
     let mut job = Job::start(4, never);
@@ -212,7 +194,12 @@ fn the_death_of_the_store_is_known_to_all() {
 
 #[test]
 fn nothing_is_left_behind() {
-    assert!(spawn("leaks").status().unwrap().success());
+    if process::role().is_some() {
+        return leaks();
+    }
+    let mut command = process::command("processes::nothing_is_left_behind", "job");
+    command.stdout(Stdio::null()).stdin(Stdio::null());
+    assert!(command.status().unwrap().success());
 }
 
 /// Runs in a process of its own, where no other test opens files or starts threads.

@@ -207,6 +207,7 @@ fn accesses(
 }
 
 /// Makes the requested form of an image if it does not exist yet.
+#[allow(clippy::too_many_arguments, reason = "the program and the state of the walk over it")]
 fn convert(
     program: &mut Program,
     registry: &Registry,

@@ -8,25 +8,21 @@ use fleet_net::{Log, Token};
 use fleet_ps::{
     Arrival, Barriers, RemoteOptions, RemoteServers, RunControl, START_ROUNDS, TableAccess,
 };
+use fleet_testhost::process;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Variables that give a started process the addresses of its servers, and whether the job is
-/// synchronous.
-const SERVERS: &str = "PS_DEATHS_SERVERS";
 const TOKEN: &str = "PS_DEATHS_TOKEN";
-const SYNC: &str = "PS_DEATHS_SYNC";
 
-/// Worker 1, in a process of its own: meets the others and waits to be killed. Does nothing in the
-/// process of the tests.
-#[test]
-fn a_worker() {
-    let Ok(addresses) = std::env::var(SERVERS) else { return };
+/// Worker 1, in a process of its own: meets the others and waits to be killed. The role has the
+/// addresses of its servers, and whether the job is synchronous.
+fn a_worker(role: &str) {
+    let (sync, addresses) = role.split_once(' ').unwrap();
     let addresses: Vec<SocketAddr> = addresses.split(',').map(|it| it.parse().unwrap()).collect();
     let token = Token::from_text(&std::env::var(TOKEN).unwrap()).unwrap();
-    let job = job(addresses.len(), 2, std::env::var(SYNC).unwrap() == "true");
+    let job = job(addresses.len(), 2, sync == "true");
     let worker = RemoteServers::connect(&job, 1, &addresses, &token, vigilant()).unwrap();
     (0..START_ROUNDS).for_each(|_| worker.arrive(Arrival::Received).unwrap());
     worker.push_dense(DENSE, None, &[2.0; 5]).unwrap();
@@ -45,11 +41,9 @@ struct Other(Child);
 impl Other {
     fn start(fleet: &Fleet, sync: bool) -> Other {
         let addresses: Vec<String> = fleet.addresses().iter().map(ToString::to_string).collect();
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["deaths::a_worker", "--exact", "--nocapture"])
-            .env(SERVERS, addresses.join(","))
+        let test = "deaths::a_worker_that_is_killed_is_named_to_the_others_of_a_synchronous_job";
+        let child = process::command(test, &format!("{sync} {}", addresses.join(",")))
             .env(TOKEN, fleet.token.to_text())
-            .env(SYNC, sync.to_string())
             .stdout(Stdio::null())
             .spawn();
         Other(child.unwrap())
@@ -94,6 +88,9 @@ fn other_has_pushed(worker: &RemoteServers) {
 
 #[test]
 fn a_worker_that_is_killed_is_named_to_the_others_of_a_synchronous_job() {
+    if let Some(role) = process::role() {
+        return a_worker(&role);
+    }
     let (_fleet, worker, other) = together(true);
     other.signal("KILL");
     let begun = Instant::now();

@@ -10,9 +10,10 @@ use fleet_ps::{
     RemoteServers, SaveFormat, SaveMode, ServerTables, TableAccess, TableAdmin, TableConfig,
     TableServer, Tables,
 };
+use fleet_testhost::process;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -224,13 +225,10 @@ fn a_short_log_is_kept_short() {
     check(&LocalServers::new(&[server], 0).unwrap(), 300);
 }
 
-const FOLDER: &str = "FLEET_PS_TEST_FOLDER";
 const TOKEN: &str = "FLEET_PS_TEST_TOKEN";
 
-/// Entry point of the server processes. Without a folder in the environment it does nothing.
-#[test]
-fn child() {
-    let Ok(folder) = std::env::var(FOLDER) else { return };
+/// Serves the tables in a folder.
+fn serve(folder: String) {
     let token = Token::from_text(&std::env::var(TOKEN).unwrap()).unwrap();
     // Frequent snapshots, so that a kill hits one in every stage.
     let durability =
@@ -247,9 +245,8 @@ pub struct Process(pub Child);
 
 impl Process {
     pub fn start(folder: &Folder, token: &Token) -> (Process, SocketAddr) {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "durable::child", "--nocapture"])
-            .env(FOLDER, &folder.0)
+        let test = "durable::a_server_that_is_killed_and_started_again_loses_and_repeats_nothing";
+        let child = process::command(test, folder.0.to_str().unwrap())
             .env(TOKEN, token.to_text())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -280,6 +277,9 @@ impl Drop for Process {
 
 #[test]
 fn a_server_that_is_killed_and_started_again_loses_and_repeats_nothing() {
+    if let Some(folder) = process::role() {
+        return serve(folder);
+    }
     const KILLS: u64 = 5;
     const PUSHES: u64 = 120;
     let (folder, token) = (Folder::new("killed"), Token::generate().unwrap());

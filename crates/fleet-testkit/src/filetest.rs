@@ -214,7 +214,6 @@ fn parse(block: &Block<'_>, def: &'static OpDef) -> Result<Test> {
         errors: Vec::new(),
         fixed_batch: false,
     };
-    let mut step_and_tolerance = None;
     for line in &block.lines {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         let words: Vec<&str> = rest.split_whitespace().collect();
@@ -226,15 +225,9 @@ fn parse(block: &Block<'_>, def: &'static OpDef) -> Result<Test> {
             ("in", [slot, ty, values @ ..]) => case.input(slot, parse_input(ty, values)?),
             ("out", [slot, ty, values @ ..]) => {
                 let ty = parse_type(ty)?;
-                let at = parse_expected(&ty, values)?;
-                let optional = def
-                    .spec
-                    .output_index(slot)
-                    .is_some_and(|index| def.spec.outputs[index].arity == Arity::Optional);
-                let (dtype, shape) = (ty.dtype, ty.shape);
+                let (at, dtype, shape) = (parse_expected(&ty, values)?, ty.dtype, ty.shape);
                 test.outs.push(Expected { slot: slot.to_string(), dtype, shape, at });
-                let case = if optional { case.request_output(slot) } else { case };
-                if ty.layout == Layout::RowMajor { case } else { case.layout(slot, ty.layout) }
+                with_output(case, def, slot, ty.layout)
             }
             ("stat", [slot, what, low, high]) => {
                 let entry = (slot.to_string(), what.to_string(), number(low)?, number(high)?);
@@ -252,8 +245,7 @@ fn parse(block: &Block<'_>, def: &'static OpDef) -> Result<Test> {
             }
             ("loss", slots) => case.loss_on(slots),
             ("diff", [step, tolerance]) => {
-                step_and_tolerance = Some((number(step)?, number(tolerance)?));
-                case
+                case.finite_differences(number(step)?, number(tolerance)?)
             }
             ("same", [output, input]) => case.alias(output, input),
             ("seed", [value]) => case.seed(number(value)? as u64),
@@ -269,10 +261,15 @@ fn parse(block: &Block<'_>, def: &'static OpDef) -> Result<Test> {
             _ => return Err(bad("a line of a case", line)),
         };
     }
-    if let Some((step, tolerance)) = step_and_tolerance {
-        test.case = test.case.finite_differences(step, tolerance);
-    }
     Ok(test)
+}
+
+/// Requests an output that is optional, and its layout.
+fn with_output(case: Case, def: &OpDef, slot: &str, layout: Layout) -> Case {
+    let index = def.spec.output_index(slot);
+    let is_optional = index.is_some_and(|at| def.spec.outputs[at].arity == Arity::Optional);
+    let case = if is_optional { case.request_output(slot) } else { case };
+    if layout == Layout::RowMajor { case } else { case.layout(slot, layout) }
 }
 
 fn bad(expected: &str, got: &str) -> Error {

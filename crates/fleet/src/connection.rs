@@ -10,7 +10,7 @@ use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, World};
 use fleet_net::{
     Abort, Deadline, Limits, Log, Member, Membership, Store, StoreClient, StoreServer, Swap,
-    TcpFabric, TcpOptions, Vigilance, host, resolve,
+    TcpFabric, TcpOptions, Token, Vigilance, host, resolve,
 };
 use fleet_ops::Services;
 use fleet_strategy::RingSpec;
@@ -50,14 +50,7 @@ impl Connection {
         let is_one_by_one = topology.mode() == Mode::ParameterServer;
         let restarts = if is_one_by_one { 0 } else { job.restarts };
         let attempt = fleet_topology::Job { restarts, ..job.clone() }.attempt();
-        let token = match &job.token {
-            Some(token) => fleet_net::Token::from_text(token.reveal())?,
-            None => {
-                return Err(Error::invalid("the ranks of this job have no shared secret")
-                    .expected("FLEET_TOKEN, the same on every rank")
-                    .help("start the job with fleetrun, which creates one"));
-            }
-        };
+        let token = job_token(topology)?;
         let abort = Abort::new();
         // Workers of parameter servers do not depend on each other: the mode decides which failures
         // they report.
@@ -73,15 +66,11 @@ impl Connection {
                 .help("start the job with fleetrun")
         })?;
         let hosts_it = job.store.is_none() && topology.rank() == 0;
-        let server = match hosts_it {
-            true => Some(StoreServer::bind(
-                (endpoint.host.as_str(), endpoint.port),
-                &token,
-                Vigilance::default(),
-                Log::stderr(),
-            )?),
-            false => None,
+        let bind = || {
+            let place = (endpoint.host.as_str(), endpoint.port);
+            StoreServer::bind(place, &token, Vigilance::default(), Log::stderr())
         };
+        let server = hosts_it.then(bind).transpose()?;
         let address = resolve(&endpoint.to_string())?;
         let store = Arc::new(StoreClient::connect(address, &token, &limits)?);
         let own = host::own_member(topology.rank());
@@ -136,17 +125,16 @@ impl Connection {
             let how = format!("failed to join the other ranks: {}", error.message());
             membership.report_end(world.rank(), &how);
         })?;
-        let (opened, steps, finished) = Default::default();
         Ok(Connection {
             world,
             options,
             everyone,
-            opened,
-            steps,
+            opened: Mutex::default(),
+            steps: Mutex::default(),
             membership,
             fault,
             reporter,
-            finished,
+            finished: AtomicBool::default(),
         })
     }
 
@@ -253,6 +241,16 @@ impl Connection {
         opened.insert(name, group.clone());
         Ok(group)
     }
+}
+
+/// Returns the secret that the processes of a job share.
+pub(crate) fn job_token(topology: &Topology) -> Result<Token> {
+    let token = topology.job().token.as_ref().ok_or_else(|| {
+        Error::invalid("the processes of this job have no shared secret")
+            .expected("FLEET_TOKEN, the same in every process")
+            .help("start the job with fleetrun, which creates one")
+    })?;
+    Token::from_text(token.reveal())
 }
 
 /// Registers a worker, which may join the others only once. A worker that restarts after it had

@@ -34,10 +34,12 @@ use std::time::{Duration, Instant};
 ///
 /// let schema = fleet::slots_of(&session.programs.main, &["x", "y"])?;
 /// let files = TextFiles::multi_slot(&schema);
-/// let mut dataset = InMemoryDataset::new(DatasetOptions { batch_size: 2, ..DatasetOptions::new(files)? })?;
+/// let options = DatasetOptions { batch_size: 2, ..DatasetOptions::new(files)? };
+/// let mut dataset = InMemoryDataset::new(options)?;
 /// dataset.set_filelist([path.clone()])?;
 /// dataset.load_into_memory()?;
-/// let run = DatasetRun::new().fetch("loss", &loss).print_period(1).print(|line| eprintln!("{line}"));
+/// let run = DatasetRun::new().fetch("loss", &loss).print_period(1);
+/// let run = run.print(|line| eprintln!("{line}"));
 /// let report = session.train_from_dataset(&dataset, run)?;
 /// assert_eq!((report.batches, report.records), (2, 3)); // the last, smaller batch counts
 /// let report = session.infer_from_dataset(&dataset, DatasetRun::new().fetch("loss", &loss))?;
@@ -67,7 +69,7 @@ type Call<'a> = dyn FnMut(&Fetched<'_>) -> Result<()> + 'a;
 /// The values that a fetch handler gets.
 #[derive(Debug)]
 pub struct Fetched<'a> {
-    /// Completed batches of the pass, including those before [`DatasetRun::start_behind`].
+    /// Completed batches of the pass, including those before [`DatasetRun::resume_at`].
     pub batches: u64,
     pub records: u64,
     /// Labels and values of the fetch list.
@@ -130,7 +132,7 @@ impl<'a> DatasetRun<'a> {
     /// when it saved the checkpoint that this pass resumes from. The order of batches does not
     /// depend on timing. With the same files, shuffles and number of threads, no batch is repeated
     /// or lost.
-    pub fn start_behind(mut self, batches: u64) -> Self {
+    pub fn resume_at(mut self, batches: u64) -> Self {
         self.first_batch = batches;
         self
     }
@@ -231,7 +233,7 @@ impl Session {
 ///     Ok(())
 /// };
 /// let run = DatasetRun::new().fetch("sum", &sum).handler(Duration::ZERO, record);
-/// let run = run.threads(1).ahead(2).start_behind(1).print_period(0).debug(false);
+/// let run = run.threads(1).ahead(2).resume_at(1).print_period(0).debug(false);
 /// let (mut executor, mut scope) = (Executor::new(ExecOptions::default()), Scope::new());
 /// let report: DatasetReport =
 ///     run_from_dataset(&mut executor, &main, &mut scope, &dataset, run)?;

@@ -22,7 +22,8 @@ impl Fleet {
     /// # std::fs::write(&path, "1 7\n1 8\n1 9\n").unwrap();
     /// let fleet = Fleet::collective()?;
     /// let schema = Schema::new([Slot::dense_ids("id", [1])])?;
-    /// let mut dataset = InMemoryDataset::new(DatasetOptions::new(TextFiles::multi_slot(&schema))?)?;
+    /// let options = DatasetOptions::new(TextFiles::multi_slot(&schema))?;
+    /// let mut dataset = InMemoryDataset::new(options)?;
     /// dataset.set_filelist([path.clone()])?; // this worker's share of the files
     /// dataset.load_into_memory()?;
     /// dataset.global_shuffle(&mut fleet.exchange()?)?;

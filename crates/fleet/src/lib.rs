@@ -60,23 +60,18 @@ pub use distributed::Distributed;
 pub use exchange::WorkerExchange;
 pub use feed_layout::{feed_layout, slots_of};
 pub use fleet::Fleet;
-pub use fleet_base::{Error, ErrorKind, Result, rng};
+pub use fleet_base::{Error, ErrorKind, Result};
 pub use fleet_comm::ReduceOp;
-pub use fleet_data as data;
 pub use fleet_exec::{
-    Device, ExecOptions, Executor, Interpreter, PlanSummary, Scope, Shares, Span, Trace,
+    Device, ExecOptions, Executor, Interpreter, Memory, PlanSummary, Scope, Shares, Span, Trace,
 };
-pub use fleet_format as format;
-pub use fleet_ir as ir;
-pub use fleet_nn as nn;
-pub use fleet_ops as ops;
-pub use fleet_passes::{self as passes, BuildOptions};
-pub use fleet_ps as ps;
-pub use fleet_strategy::{self as strategy, DistributedStrategy, StrategySource, Written};
+pub use fleet_passes::BuildOptions;
+pub use fleet_strategy::DistributedStrategy;
 pub use fleet_tensor::{DType, Element, Shape, Tensor};
-pub use fleet_topology::{self as topology, Topology};
+pub use fleet_topology::Topology;
 pub use optimizer::DistributedOptimizer;
 pub use options::exec_options;
+pub use rings::GroupRing;
 pub use save::{
     InferenceModel, load_inference_model, load_params, load_persistables, load_vars,
     load_vars_where, save_inference_model, save_params, save_persistables, save_vars,
@@ -84,10 +79,153 @@ pub use save::{
 pub use session::Session;
 pub use util::Util;
 
-/// Imports for most programs.
+/// Imports for most programs: networks, sessions, jobs, strategies and data sets.
 pub mod prelude {
+    pub use crate::data::{
+        Dataset, DatasetOptions, InMemoryDataset, QueueDataset, Schema, Slot, TextFiles,
+    };
     pub use crate::{
-        BuildOptions, DType, Error, ExecOptions, Executor, Result, Scope, Session, Shape, Tensor,
+        BuildOptions, CheckpointPolicy, DType, DatasetRun, DistributedStrategy, Error, ExecOptions,
+        Executor, Fleet, ReduceOp, Result, Scope, Session, Shape, Tensor,
     };
     pub use fleet_nn::prelude::*;
+}
+
+/// Networks: layers, losses, optimizers, learning rates and a zoo of models.
+pub mod nn {
+    pub use fleet_nn::{
+        Act, Auc, AucVars, CrossEntropy, Curve, Elementwise, GradClip, Gradients, Guard, HostFn,
+        HostRate, Init, LearningRate, LrSchedule, Minimized, Net, OpCall, Operand, Outputs,
+        ParamAttr, Programs, Reduction, Regularizer, Var, layers, models, optimizer,
+    };
+}
+
+/// Programs: blocks, ops and variables by id.
+pub mod ir {
+    pub use fleet_ir::{
+        Attr, Block, BlockId, Op, OpBuilder, OpId, OpRole, Param, Program, Var, VarId, VarKind,
+    };
+}
+
+/// Definitions of ops: their slots and attributes, shape and gradient rules, kernels and traits.
+///
+/// A network with an op of its own:
+///
+/// ```
+/// use fleet::ops::{AmpClass, AttrConst, Grad, Kernel, OpDef, OpSpec, OpTraits, Registry};
+/// use fleet::ops::{attr, map::map, one};
+/// use fleet::prelude::*;
+///
+/// static SHIFT: OpDef = OpDef {
+///     spec: OpSpec {
+///         name: "shift",
+///         inputs: &[one("X")],
+///         outputs: &[one("Out")],
+///         attrs: &[attr("by", AttrConst::Float(1.0))],
+///     },
+///     infer: |i| {
+///         let x = i.input("X")?;
+///         i.set("Out", x.dtype, x.shape);
+///         Ok(())
+///     },
+///     grad: Grad::None,
+///     cpu: |p| {
+///         let by = p.op.attr_float("by") as f32;
+///         Ok(Kernel::new(move |k| {
+///             map(k.pool, k.input_or_output(0, 0), k.output::<f32>(0), |x| x + by);
+///             Ok(())
+///         }))
+///     },
+///     traits: OpTraits::amp(AmpClass::Gray),
+/// };
+///
+/// let registry: &Registry = Box::leak(Box::new(Registry::with(&[&SHIFT])));
+/// let net = Net::with_registry(registry);
+/// let x = net.data("x", [-1], DType::F32);
+/// let y = net.op("shift").input("X", x).attr("by", 2.0).one("Out").name();
+/// let mut executor = Executor::with_registry(ExecOptions::threads(1), registry);
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], [2])?;
+/// let out = executor.run(&net.build()?.main, &mut Scope::new(), &[("x", &x)], &[&y])?;
+/// assert_eq!(out[0].to_vec::<f32>()?, [3.0, 4.0]);
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub mod ops {
+    pub use fleet_ir::{
+        Arity, AttrConst, AttrKind, AttrSpec, OpSpec, SlotSpec, attr, many, one, optional, required,
+    };
+    pub use fleet_kernels::input::Input;
+    pub use fleet_kernels::map;
+    pub use fleet_kernels::pool::Pool;
+    pub use fleet_ops::{
+        AmpClass, Cost, CostCtx, Emit, Grad, GradCtx, Images, InferCtx, Kernel, KernelCtx, Lane,
+        LookUp, Lookup, Meta, OpDef, OpEmitter, OpTraits, PrepareCtx, PushRows, Registry, Ring,
+        Services, Spill, Spread, Tables, Traffic, elementwise_cost, meta, verify,
+    };
+    pub use fleet_tensor::{Layout, Out, View, view_as, view_as_mut};
+}
+
+/// Messages of a strategy, the file that it was read from, and its effect on a program.
+pub mod strategy {
+    pub use fleet_strategy::{
+        AdaptiveLocalSgdConfig, AmpConfig, AsyncConfig, BuildStrategy, CtrAccessorParameter,
+        DgcConfig, DistributedStrategy, ExecutionStrategy, GradientMergeConfig, LambConfig,
+        LarsConfig, LocalSgdConfig, LocalVar, Notices, RecomputeConfig, Spread, StrategyForm,
+        StrategySource, TableAccessorParameter, TableParameter, TrainerDescConfig, Value, Written,
+        cost, local_state, validate,
+    };
+}
+
+/// Data: slots, formats of files, datasets, loaders and images.
+pub mod data {
+    #[cfg(feature = "object-store")]
+    pub use fleet_data::ObjectStores;
+    #[cfg(feature = "parquet")]
+    pub use fleet_data::ParquetFiles;
+    pub use fleet_data::{
+        Batch, BatchLayout, BatchSource, Batches, Block, Column, Criteo, CriteoHash, Csv,
+        CsvColumn, Cursor, DataGenerator, DataLoader, DataLoaderOptions, Dataset, DatasetOptions,
+        Exchange, Feed, Field, FieldSample, ImageList, ImageOptions, Images, InMemoryDataset,
+        InProcessExchange, Input, JsonLines, LibSvm, LineError, LineFormat, LineReader, Loader,
+        LoaderOptions, MultiSlot, MultiSlotWriter, OnError, Part, Pixels, Prefetch, QueueDataset,
+        RecordFormat, RecordReader, RowRef, Sample, SampleWriter, Samples, Schema, Skipped, Slot,
+        SlotForm, SlotKind, TextFiles, Value, Values, decode_image, file_shard, glob, hash_bucket,
+        shard_range,
+    };
+    #[cfg(feature = "tfrecord")]
+    pub use fleet_data::{TfRecordReader, TfRecords};
+}
+
+/// Files of tensors and programs: checkpoints, safetensors, npy and npz.
+pub mod format {
+    pub use fleet_format::{
+        Checkpoint, Form, Meta, NamedTensors, TensorInfo, list_tensors, load_model, load_program,
+        load_tensors, load_vars, read_npy, read_npz, read_safetensors, save_model, save_program,
+        save_tensors, write_npy, write_npz, write_safetensors,
+    };
+}
+
+/// Parameter servers: their tables, the requests of workers, and saves. [`servers`] has the jobs.
+pub mod ps {
+    #[cfg(feature = "grpc")]
+    pub use fleet_ps::control;
+    pub use fleet_ps::{
+        Accessor, Arrival, Barriers, CommunicatorOptions, CommunicatorStats, CtrAccessor,
+        DenseConfig, Durability, Entry, Ids, Initializer, JobTables, LocalServers, NonFinite,
+        PullMode, Push, Rule, RunControl, START_ROUNDS, SaveFormat, SaveMode, ServerTables,
+        Servers, SparseConfig, Step, TableAccess, TableAdmin, TableConfig, TableStats, Tables,
+        UniqueIds, WorkerSeen,
+    };
+}
+
+/// The place of a process in its job, as the environment or the program describes it.
+pub mod topology {
+    pub use fleet_topology::{
+        Endpoint, Env, HeterStage, Host, Job, Local, Mode, Rendezvous, Role, Secret, Topology,
+        UserDefinedRoleMaker,
+    };
+}
+
+/// Random numbers that depend only on seed, stream and position.
+pub mod rng {
+    pub use fleet_base::rng::{Philox, Sequence};
 }

@@ -3,9 +3,9 @@
 use crate::agree::NetworkText;
 use crate::fit::{Budget, fit};
 use crate::servers::{Place, ServerJob};
-use crate::terminal::note;
 use crate::{Distributed, Fleet, probe};
 use fleet_base::Result;
+use fleet_base::output::note;
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Programs, Var};
 use fleet_ops::Registry;

@@ -5,8 +5,8 @@ use fleet_comm::Group;
 use fleet_ops::Ring;
 use fleet_tensor::DType;
 
-/// Adapter from a group to the ops' `Ring`.
-pub(crate) struct GroupRing(pub Group);
+/// Adapter from a group of `fleet-comm` to the ops' [`Ring`](fleet_ops::Ring).
+pub struct GroupRing(pub Group);
 
 impl Ring for GroupRing {
     fn rank(&self) -> usize {

@@ -173,7 +173,7 @@ pub fn save_inference_model(
     let test = program.clone_for_test()?;
     let ids = targets.iter().map(|name| test.var_named(name)).collect::<Result<Vec<_>>>()?;
     let pruned = test.prune(&ids);
-    let tensors = collect(&pruned, scope, |var| var.persistable)?;
+    let tensors = collect_named(scope, &persistables(&pruned, |var| var.persistable))?;
     let entries = [(TARGETS.to_string(), targets.join("\n"))].into();
     let meta = Meta { step: scope.step(), entries };
     let pairs = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
@@ -193,23 +193,13 @@ pub fn load_inference_model(path: impl AsRef<Path>) -> Result<InferenceModel> {
     let feeds =
         program.vars().filter(|(_, var)| var.is_data).map(|(_, var)| var.name.clone()).collect();
     let mut scope = Scope::new();
-    let wanted: Vec<String> =
-        persistables(&program, |var| var.persistable).into_iter().map(str::to_string).collect();
-    let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    let wanted = persistables(&program, |var| var.persistable);
     put(path.as_ref(), &program, &mut scope, checkpoint, &wanted)?;
     Ok(InferenceModel { program, scope, feeds, targets })
 }
 
 pub(crate) fn persistables(program: &Program, which: impl Fn(&Var) -> bool) -> Vec<&str> {
     program.vars().filter(|(_, var)| which(var)).map(|(_, var)| var.name.as_str()).collect()
-}
-
-fn collect(
-    program: &Program,
-    scope: &Scope,
-    which: impl Fn(&Var) -> bool,
-) -> Result<Vec<(String, Tensor)>> {
-    collect_named(scope, &persistables(program, which))
 }
 
 /// Returns copies of these variables.
@@ -223,7 +213,12 @@ fn save_where(
     scope: &Scope,
     which: impl Fn(&Var) -> bool,
 ) -> Result<()> {
-    let tensors = collect(program, scope, which)?;
+    save_named(path, scope, &persistables(program, which))
+}
+
+/// Saves these variables, and the scope's step.
+pub(crate) fn save_named(path: &Path, scope: &Scope, names: &[&str]) -> Result<()> {
+    let tensors = collect_named(scope, names)?;
     let meta = Meta { step: scope.step(), ..Meta::default() };
     save_tensors(path, tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)), &meta)
 }

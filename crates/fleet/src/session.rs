@@ -36,7 +36,8 @@ impl Session {
     /// # use fleet::prelude::*;
     /// # let net = Net::new();
     /// # net.data("x", [-1, 2], DType::F32).fc(1);
-    /// let executor = Executor::new(ExecOptions::threads(1)).services(fleet::ops::Services::none());
+    /// let services = fleet::ops::Services::none();
+    /// let executor = Executor::new(ExecOptions::threads(1)).services(services);
     /// let session = Session::with_executor(net.build()?, executor)?;
     /// assert!(session.scope.contains("fc_0.w_0"), "the startup program has run");
     /// # Ok::<(), fleet::Error>(())

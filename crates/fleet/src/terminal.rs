@@ -1,15 +1,8 @@
-//! Lines for the user. A full disk or a closed descriptor behind a standard stream never ends a
-//! job; `println!` and `eprintln!` would panic there.
+//! The user's lines. A full disk or a closed descriptor behind a standard stream never ends a job;
+//! `println!` would panic there.
 
-use fleet_base::text::printable;
 use std::fmt::Display;
 use std::io::{Result, Write};
-
-/// Writes a line of Fleet to the standard error; a failure is ignored.
-pub(crate) fn note(text: impl Display) {
-    let _ =
-        write_line(&mut std::io::stderr(), format_args!("fleet: {}", printable(&text.to_string())));
-}
 
 /// Prints the user's lines, such as fetched values.
 pub(crate) struct Printer<W = std::io::Stdout, E = std::io::Stderr> {

@@ -3,38 +3,13 @@
 //! This binary has only one test, since the count covers the whole process. It has no test harness,
 //! whose thread allocates to report a slow test.
 
+#[path = "common/counting.rs"]
+mod counting;
 #[path = "models/zoo.rs"]
 #[allow(dead_code)] // only model comparisons use the rest
 mod zoo;
 
 use fleet::prelude::*;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: forwards every call to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: upheld by the caller.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: upheld by the caller.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: upheld by the caller.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Runs the test as a harness would: not at all if a filter names other tests.
 fn main() {
@@ -113,9 +88,9 @@ fn count(model: &zoo::Model, threads: usize) {
             executor.run_into(&programs.main, scope, &feeds[at % 3], fetch, &mut out).unwrap();
         };
         (0..4).for_each(&mut step);
-        let before = ALLOCATIONS.load(Relaxed);
+        let before = counting::allocations();
         (4..12).for_each(&mut step);
-        let made = ALLOCATIONS.load(Relaxed) - before;
+        let made = counting::allocations() - before;
         assert_eq!(made, 0, "{} on {threads} threads, fetching {fetch:?}", model.name);
     }
 }

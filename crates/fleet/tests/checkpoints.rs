@@ -1,7 +1,7 @@
 //! Jobs that stop and resume.
 
+use fleet::Checkpoints;
 use fleet::prelude::*;
-use fleet::{CheckpointPolicy, Checkpoints};
 use std::path::{Path, PathBuf};
 
 /// Random numbers (dropout), optimizer state and a schedule, all of which must be restored.

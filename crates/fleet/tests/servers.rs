@@ -1,7 +1,6 @@
 //! Training with parameter servers, with workers and servers in this process. Synchronous training
 //! equals that of one process on the whole batch; other modes follow their formulas.
 
-use fleet::DistributedStrategy;
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{
@@ -12,8 +11,9 @@ use fleet::rng::Sequence;
 use fleet::servers::{
     Exchange, Place, ServerJob, Worker, communicator_options, steps_between_reports,
 };
-use fleet::strategy::{AsyncConfig, Item, Kind, Value};
+use fleet::strategy::{AsyncConfig, Value};
 use fleet::topology::Env;
+use fleet_strategy::{Item, Kind};
 use std::sync::Arc;
 
 const ROWS: i64 = 40;

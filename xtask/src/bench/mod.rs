@@ -9,9 +9,9 @@ mod benches;
 mod processes;
 mod report;
 
-use crate::virtual_link::VirtualLink;
 use before::Before;
 use benches::{BENCHES, Bench, PeerScript};
+use fleet_testhost::virtual_link::VirtualLink;
 use processes::{Failure, Place};
 use serde_json::{Value, json};
 use std::path::Path;

@@ -11,12 +11,13 @@ use syn::visit::{self, Visit};
 /// Limit on the lines of a function, which must fit a screen.
 const FUNCTION_LINES: usize = 70;
 
-/// Places that may read the environment: programs, the wrapper of libraries, and the constructors
-/// of a job for programs that do not pass an environment.
-const ENVIRONMENT: [&str; 5] = [
+/// Places that may read the environment: programs, harnesses of tests, the wrapper of libraries,
+/// and the constructors of a job for programs that do not pass an environment.
+const ENVIRONMENT: [&str; 6] = [
     "/main.rs",
     "crates/fleet-cli/src/fleetrun.rs",
     "crates/fleet-bench/src/",
+    "crates/fleet-test",
     "crates/fleet-topology/src/env.rs",
     "crates/fleet/src/fleet.rs",
 ];
@@ -36,7 +37,7 @@ const READS: [&str; 10] = [
 /// Places that may read the clock; elsewhere time is an argument.
 const CLOCK: [&str; 2] = ["crates/fleet-bench/src/", "crates/fleet-net/src/time.rs"];
 /// Places that may print.
-const PRINT: [&str; 2] = ["/main.rs", "crates/fleet-bench/src/"];
+const PRINT: [&str; 3] = ["/main.rs", "crates/fleet-bench/src/", "crates/fleet-test"];
 /// Places that may name ops: their definitions, the layers that emit them, the patterns of fusions,
 /// and tests.
 const OP_NAMES: [&str; 4] = [

@@ -10,7 +10,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("wire", &["fleet-net", "fleet-comm", "fleet-ps"]),
     ("run", &["fleet-exec", "fleet-data", "fleet-synth", "fleet-metrics", "fleet-format"]),
     ("surface", &["fleet", "fleet-launch", "fleet-demo", "fleet-cli"]),
-    ("dev", &["fleet-testkit", "fleet-bench", "xtask"]),
+    ("dev", &["fleet-testhost", "fleet-testkit", "fleet-bench", "xtask"]),
 ];
 
 fn rank(name: &str) -> Option<usize> {

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
-/// Checks that every block of Rust in a document occurs, line by line, in a file of `examples/`.
+const EXAMPLES: &str = "crates/fleet/examples";
+
+/// Checks that every block of Rust in a document occurs, line by line, in a file of [`EXAMPLES`].
 /// Blocks that are sketches are marked `rust,ignore`.
 pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
-    let examples = texts(&root.join("examples"), "rs")?;
+    let examples = texts(&root.join(EXAMPLES), "rs")?;
     let examples: Vec<Vec<&str>> = examples.iter().map(|(_, text)| trimmed_lines(text)).collect();
     let mut documents = texts(&root.join("docs"), "md")?;
     let readme = std::fs::read_to_string(root.join("README.md")).map_err(|e| e.to_string())?;
@@ -17,7 +19,7 @@ pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
             if !examples.iter().any(quoted) {
                 let first = code.first().copied().unwrap_or_default();
                 errors.push(format!(
-                    "{name}: Rust block that begins with '{first}' is in no file of examples/, \
+                    "{name}: Rust block that begins with '{first}' is in no file of {EXAMPLES}, \
                      so it is not compiled"
                 ));
             }

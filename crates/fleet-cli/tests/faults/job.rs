@@ -5,7 +5,6 @@ use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{ServerJob, Worker};
-use fleet::{CheckpointPolicy, DistributedStrategy, Fleet};
 use std::path::PathBuf;
 use std::time::Duration;
 

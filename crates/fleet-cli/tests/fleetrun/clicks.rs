@@ -3,32 +3,22 @@
 use crate::Place;
 use fleet::prelude::*;
 use fleet::servers::UnknownIds;
-use fleet::{DistributedStrategy, Fleet};
+use fleet_testhost::process;
 use std::path::Path;
 
-#[path = "../../../../examples/servers_dataset.rs"]
+#[path = "../../../fleet/examples/servers_dataset.rs"]
 #[allow(dead_code)] // main
 mod servers_dataset;
 
-/// Variables with the job and the folder of a started process.
-const JOB: &str = "CLICKS_JOB";
-const FOLDER: &str = "CLICKS_FOLDER";
-
-/// Runs the job of a started process; does nothing in the process of the tests.
-#[test]
-fn a_process() {
-    let (Ok(job), Ok(folder)) = (std::env::var(JOB), std::env::var(FOLDER)) else { return };
-    let folder = Path::new(&folder);
-    let outcome = match job.as_str() {
+/// Works as a process of a job. The launcher starts it in the folder of the test.
+fn work(job: &str) -> Result<()> {
+    let folder = &std::env::current_dir().unwrap();
+    match job {
         "train" => servers_dataset::train_in(folder, 6).map(|area| {
             area.into_iter().for_each(|area| println!("\nAUC of all {area}"));
         }),
         // The save is loaded by the worker for all servers, or by each server for its part.
         _ => infer(folder, job == "servers_load"),
-    };
-    if let Err(error) = outcome {
-        eprintln!("error: {error}");
-        std::process::exit(1);
     }
 }
 
@@ -64,12 +54,11 @@ fn infer(folder: &Path, servers_load: bool) -> Result<()> {
     infer.stop()
 }
 
+const TEST: &str = "clicks::files_are_shuffled_over_workers_trained_on_saved_and_inferred_with";
+
 fn start(place: &Place, job: &str, line: &str) {
     let mut command = place.command(line);
-    command.arg(std::env::current_exe().unwrap());
-    command.args(["clicks::a_process", "--exact", "--nocapture"]);
-    command.env(JOB, job).env(FOLDER, &place.folder);
-    let output = command.output().unwrap();
+    let output = process::append(&mut command, TEST, job).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stderr), place.read("log/workerlog.0"));
 }
@@ -83,6 +72,9 @@ fn said(log: &str, words: &str) -> String {
 
 #[test]
 fn files_are_shuffled_over_workers_trained_on_saved_and_inferred_with() {
+    if let Some(job) = process::role() {
+        return process::end(work(&job));
+    }
     let place = Place::new("clicks", "");
     start(&place, "train", "--server_num=2 --worker_num=2 --log_overwrite");
     let (first, second) = (place.read("log/workerlog.0"), place.read("log/workerlog.1"));

@@ -1,8 +1,6 @@
 //! Training with parameter servers as real processes: every mode, all kinds of rules, one to three
 //! servers and one to four workers, each compared with one process.
 //!
-//! The program that `fleetrun` starts is this test binary, which then runs [`a_process`] alone.
-//!
 //! * sync: workers divide the batches of one process.
 //! * half-async, async: the loss is a sum, whose gradients do not depend on the parameters.
 //!   Whatever the timing, n pushes equal n steps of one process.
@@ -13,7 +11,7 @@ use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::PullMode;
 use fleet::rng::Sequence;
-use fleet::{DistributedStrategy, Fleet};
+use fleet_testhost::process;
 use std::sync::Mutex;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,10 +60,8 @@ const DIM: i64 = 3;
 /// Samples per batch of one worker, and ids per sample.
 const BATCH: usize = 6;
 const IDS: usize = 4;
-/// Variable with the index of a started process's case in [`CASES`].
-const CASE: &str = "COMBINATION";
-/// Variable set in the GEO job in which worker 1 kills itself halfway and is restarted.
-const DIES: &str = "COMBINATION_DIES";
+/// Role of the processes of [`OF_DEATH`]; other roles are indices into [`CASES`].
+const DIES: &str = "worker 1 kills itself halfway and is restarted";
 /// File that the restarted worker creates.
 const AGAIN: &str = "again";
 /// The job in which a worker dies.
@@ -193,19 +189,8 @@ fn train((mode, rule, ..): Case, steps: u64, count: usize) -> Vec<f32> {
     all
 }
 
-/// Runs the job of a started process; does nothing in the process of the tests.
-#[test]
-fn a_process() {
-    let outcome = match (std::env::var(CASE), std::env::var(DIES)) {
-        (Ok(case), _) => take_part(CASES[case.parse::<usize>().unwrap()], false),
-        (_, Ok(_)) => take_part(OF_DEATH, true),
-        _ => return,
-    };
-    if let Err(error) = outcome {
-        eprintln!("error: {error}");
-        std::process::exit(1);
-    }
-}
+/// The test that runs the processes of all jobs.
+const TEST: &str = "combinations::every_combination_trains_as_one_process";
 
 fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
     let fleet = Fleet::from_env()?;
@@ -273,21 +258,21 @@ pub fn each_mode() -> Vec<usize> {
 /// error.
 pub fn run(index: usize, name: &str, flags: &str) -> Option<String> {
     let case = CASES[index];
-    check(case, &format!("{name}{index}"), (CASE, &index.to_string()), flags, &alone(case))
+    check(case, &format!("{name}{index}"), &index.to_string(), flags, &alone(case))
 }
 
-/// Runs a job with a variable in its environment, and compares every worker's result with `want`.
+/// Runs a job whose processes have a role, and compares every worker's result with `want`.
 fn check(
     (mode, rule, servers, workers): Case,
     name: &str,
-    word: (&str, &str),
+    role: &str,
     flags: &str,
     want: &[f32],
 ) -> Option<String> {
     let what = format!("{mode:?}, {rule}, {servers} servers, {workers} workers");
     let place = Place::new(name, "");
     let line = format!("--server_num {servers} --worker_num {workers} {flags}");
-    let all = match ended_with(&place, &line, workers, "combinations::a_process", &[word]) {
+    let all = match ended_with(&place, &line, workers, TEST, role) {
         Ok(all) => all,
         Err(error) => return Some(format!("{what}: {error}")),
     };
@@ -302,18 +287,17 @@ pub fn difference(got: &[f32], want: &[f32]) -> f32 {
     want.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Runs a job whose processes are a test of this binary; returns the parameters that each worker
-/// printed.
+/// Runs a job whose processes are those of `test` with a role; returns the parameters that each
+/// worker printed.
 pub fn ended_with(
     place: &Place,
     line: &str,
     workers: usize,
     test: &str,
-    env: &[(&str, &str)],
+    role: &str,
 ) -> std::result::Result<Vec<Vec<f32>>, String> {
     let mut command = place.command(&format!("{line} --log_overwrite"));
-    command.arg(std::env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
-    let output = command.envs(env.iter().copied()).output().unwrap();
+    let output = process::append(&mut command, test, role).output().unwrap();
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         return Err(format!("{}\n{said}", place.read("log/workerlog.0")));
@@ -339,12 +323,18 @@ fn a_geo_worker_that_is_started_again_adds_nothing_twice() {
     let (case @ (.., workers), k_steps) = (OF_DEATH, 4);
     assert_eq!((case.0, workers), (Mode::Geo(k_steps), 2));
     let want = geo(case, k_steps as u64, true);
-    let wrong = check(case, "geo_again", (DIES, "1"), "--max_restart 1", &want);
+    let wrong = check(case, "geo_again", DIES, "--max_restart 1", &want);
     assert_eq!(wrong, None);
 }
 
 #[test]
 fn every_combination_trains_as_one_process() {
+    if let Some(role) = process::role() {
+        return process::end(match role.parse::<usize>() {
+            Ok(index) => take_part(CASES[index], false),
+            Err(_) => take_part(OF_DEATH, true),
+        });
+    }
     let (next, wrong) = (Mutex::new(0..CASES.len()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..JOBS_AT_ONCE {

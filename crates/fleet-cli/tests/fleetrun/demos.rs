@@ -126,7 +126,8 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
         (
             servers,
             "job.prototxt",
-            "downpour_table_param { table_name: \"none\" shard_num: 2\n accessor { accessor_class: \"CtrCommonAccessor\" } }",
+            "downpour_table_param { table_name: \"none\" shard_num: 2\n \
+             accessor { accessor_class: \"CtrCommonAccessor\" } }",
             "at job.prototxt",
         ),
     ] {
@@ -375,8 +376,8 @@ fn what_a_lost_worker_lacked_is_made_when_the_job_goes_on() {
     let place = Place::new("demo_lost_share", "");
     std::fs::write(place.path("job.prototxt"), "a_sync: true").unwrap();
     let folder = place.folder.canonicalize().unwrap();
-    let line = "--server_num=1 --worker_num=2 --log_overwrite demo:wide_deep --samples 81920 --threads 1 \
-                --strategy job.prototxt --checkpoint saves --checkpoint_every 5";
+    let line = "--server_num=1 --worker_num=2 --log_overwrite demo:wide_deep --samples 81920 \
+                --threads 1 --strategy job.prototxt --checkpoint saves --checkpoint_every 5";
     let child = place.start(line);
     until("some steps", || place.read("log/workerlog.1").contains(" 20 %"));
     signal(worker(1, &folder).expect("worker 1"), "KILL");
@@ -443,8 +444,9 @@ fn a_job_on_servers_goes_on_from_its_checkpoint() {
         std::fs::write(place.path("job.prototxt"), strategy).unwrap();
         let line = |servers: u32| {
             format!(
-                "--server_num={servers} --worker_num=2 --log_overwrite demo:wide_deep --samples 20480 \
-                 --strategy job.prototxt --checkpoint saves --checkpoint_every 4 --threads 1"
+                "--server_num={servers} --worker_num=2 --log_overwrite demo:wide_deep \
+                 --samples 20480 --strategy job.prototxt --checkpoint saves --checkpoint_every 4 \
+                 --threads 1"
             )
         };
         let child = place.start(&line(1));

@@ -1,7 +1,7 @@
 //! Contents of the terminal's screen, cell by cell, after all redraws.
 
-use crate::terminal::{Screen, Terminal};
 use crate::{Place, until};
+use fleet_testhost::terminal::{Screen, Terminal};
 
 /// Prints a line, shows progress, and continues when the file `go` exists.
 const SCRIPT: &str = r#"echo hello

@@ -17,17 +17,22 @@ fn success_leaves_logs_and_says_so() {
 
 #[test]
 fn the_first_death_is_reported_and_ends_the_job_with_its_code() {
-    let script = "if [ $PADDLE_TRAINER_ID = 1 ]; then for i in $(seq 30); do echo line $i; done; exit 7; fi\nsleep 600";
+    let script = "if [ $PADDLE_TRAINER_ID = 1 ]; then\n\
+                  for i in $(seq 30); do echo line $i; done; exit 7; fi\nsleep 600";
     let place = Place::new("code", script);
     let said = place.run("--nproc_per_node 3 job.py");
-    said.check(7, &[
-        "error: worker 1 on 127.0.0.1 (pid ",
-        "exited with code 7 after",
-        "the end of log/workerlog.1:\n  | line 11\n",
-        "  | line 30\n",
-        "stopping 2 processes",
-        "ABORT!!! Out of all 3 trainers, the trainer process with rank=[1] was aborted. Please check its log.",
-    ]);
+    said.check(
+        7,
+        &[
+            "error: worker 1 on 127.0.0.1 (pid ",
+            "exited with code 7 after",
+            "the end of log/workerlog.1:\n  | line 11\n",
+            "  | line 30\n",
+            "stopping 2 processes",
+            "ABORT!!! Out of all 3 trainers, the trainer process with rank=[1] was aborted. \
+         Please check its log.",
+        ],
+    );
     assert!(!said.err.contains("line 10\n"), "20 lines, no more");
 }
 
@@ -49,8 +54,10 @@ fn a_signal_has_its_name() {
 /// A stopped process receives SIGTERM once it continues, so the launcher need not wait long.
 #[test]
 fn a_stopped_process_ends_in_order_too() {
-    let script = "if [ $PADDLE_TRAINER_ID = 0 ]; then trap 'touch ended; exit 0' TERM; touch stopped; kill -s STOP $$; \
-                  while :; do sleep 0.1; done; fi\nwhile [ ! -e stopped ]; do sleep 0.1; done; exit 3";
+    let script = "if [ $PADDLE_TRAINER_ID = 0 ]; then trap 'touch ended; exit 0' TERM\n\
+                  touch stopped; kill -s STOP $$\n\
+                  while :; do sleep 0.1; done; fi\n\
+                  while [ ! -e stopped ]; do sleep 0.1; done; exit 3";
     let place = Place::new("stopped", script);
     let said = place.run("--nproc_per_node 2 --stop_timeout 600 job.py");
     said.check(3, &["exited with code 3", "stopping 1 process"]);
@@ -110,7 +117,8 @@ fn who_ignores_sigterm_is_killed() {
 
 #[test]
 fn sixty_four_children() {
-    let script = "echo $PADDLE_CURRENT_ENDPOINT; touch up.$PADDLE_TRAINER_ID; until [ -e go ]; do sleep 0.2; done";
+    let script = "echo $PADDLE_CURRENT_ENDPOINT; touch up.$PADDLE_TRAINER_ID\n\
+                  until [ -e go ]; do sleep 0.2; done";
     let place = Place::new("many", script);
     let child = place.start("--nproc_per_node 64 job.py");
     until("all 64 at once", || place.count("up.") == 64);
@@ -123,7 +131,8 @@ fn sixty_four_children() {
 
 #[test]
 fn two_launchers_at_once_share_no_port() {
-    let script = "echo $PADDLE_CURRENT_ENDPOINT; touch up.$PADDLE_TRAINER_ID; until [ -e ../go ]; do sleep 0.05; done";
+    let script = "echo $PADDLE_CURRENT_ENDPOINT; touch up.$PADDLE_TRAINER_ID\n\
+                  until [ -e ../go ]; do sleep 0.05; done";
     let base = Place::new("two", "");
     let places = [Place::new("two/a", script), Place::new("two/b", script)];
     let children = places.each_ref().map(|place| place.start("--nproc_per_node 16 job.py"));

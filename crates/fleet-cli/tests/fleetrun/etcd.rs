@@ -79,7 +79,8 @@ fn a_fixed_number_ends_with_the_loss_of_its_leader() {
     each(|name, server| {
         let line = |host: u8| {
             format!(
-                "--elastic_server {} --job_id {name}-off --nnodes 2 --stop_timeout 5 --host 127.0.0.{host} job.py",
+                "--elastic_server {} --job_id {name}-off --nnodes 2 --stop_timeout 5 \
+                 --host 127.0.0.{host} job.py",
                 server.address()
             )
         };
@@ -290,12 +291,14 @@ impl State {
                 let ttl = Duration::from_secs(body["TTL"].as_u64()?);
                 let id = self.leases.len() as i64 + self.revision * 1000 + 1;
                 self.leases.insert(id, (ttl, Instant::now() + ttl));
-                json!({ "header": header(self), "ID": id.to_string(), "TTL": ttl.as_secs().to_string() })
+                let (id, ttl) = (id.to_string(), ttl.as_secs().to_string());
+                json!({ "header": header(self), "ID": id, "TTL": ttl })
             }
             "/v3/lease/keepalive" => match self.leases.get_mut(&id()?) {
                 Some((ttl, until)) => {
                     *until = Instant::now() + *ttl;
-                    json!({ "result": { "ID": id()?.to_string(), "TTL": ttl.as_secs().to_string() } })
+                    let (id, ttl) = (id()?.to_string(), ttl.as_secs().to_string());
+                    json!({ "result": { "ID": id, "TTL": ttl } })
                 }
                 None => json!({ "result": { "ID": id()?.to_string() } }),
             },
@@ -315,9 +318,13 @@ impl State {
             Some(to) => **key >= from && *key < to,
             None => **key == from,
         };
-        let found: Vec<Value> = self.entries.iter().filter(|(key, _)| wanted(key)).map(|(key, entry)| {
-            json!({ "key": encoded(key), "value": entry.value, "mod_revision": entry.modified.to_string() })
-        }).collect();
+        let entries = self.entries.iter().filter(|(key, _)| wanted(key));
+        let found: Vec<Value> = entries
+            .map(|(key, entry)| {
+                let revision = entry.modified.to_string();
+                json!({ "key": encoded(key), "value": entry.value, "mod_revision": revision })
+            })
+            .collect();
         Some(json!({ "header": { "revision": self.revision.to_string() }, "kvs": found }))
     }
 

@@ -44,7 +44,8 @@ fn servers_print_their_tables_when_they_are_asked_to() {
     let place = Place::new("knob_debug", "");
     for (value, prints) in [("0", false), ("1", true)] {
         let mut command = place.command(
-            "--server_num 2 --worker_num 1 --log_overwrite demo:wide_deep --samples 1024 --threads 1",
+            "--server_num 2 --worker_num 1 --log_overwrite demo:wide_deep --samples 1024 \
+             --threads 1",
         );
         Said::new(command.env("PSERVER_DEBUG", value).output().unwrap()).check(0, &[]);
         for server in 0..2 {

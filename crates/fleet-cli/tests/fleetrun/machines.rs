@@ -79,7 +79,8 @@ fn training_pair(name: &str) -> (Machine, Machine) {
     (first, second)
 }
 
-pub const WHO: &str = "echo $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM at $PADDLE_CURRENT_ENDPOINT of $PADDLE_TRAINER_ENDPOINTS";
+pub const WHO: &str = "echo $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM \
+                       at $PADDLE_CURRENT_ENDPOINT of $PADDLE_TRAINER_ENDPOINTS";
 
 #[test]
 fn machines_meet_and_number_their_workers() {
@@ -149,7 +150,8 @@ fn a_death_on_one_machine_ends_the_job_on_all() {
 #[test]
 fn restarts_are_common() {
     let script = "echo start $FLEET_RESTART_COUNT of $PADDLE_TRAINER_ID\n\
-                  [ $FLEET_RESTART_COUNT = 1 ] && exit 0; [ $PADDLE_TRAINER_ID = 1 ] && exit 7; sleep 600";
+                  [ $FLEET_RESTART_COUNT = 1 ] && exit 0\n\
+                  [ $PADDLE_TRAINER_ID = 1 ] && exit 7; sleep 600";
     let (first, second) = pair("meet_restart", script, "--nnodes 2 --max_restart 1 job.py");
     let first = first
         .check(0, &["restart 1 of 1", "start 1: 2 workers on 2 machines, this one is number 0"]);
@@ -244,9 +246,11 @@ fn a_list_of_hosts_with_ports_of_the_system() {
 
 #[test]
 fn lists_of_servers_and_workers_without_ports() {
-    let script = "echo $PADDLE_TRAINER_ID of $PADDLE_PSERVERS_IP_PORT_LIST $PADDLE_TRAINER_ENDPOINTS \
-                  $PADDLE_GLOO_HTTP_ENDPOINT\n[ $TRAINING_ROLE = PSERVER ] && sleep 600; exit 0";
-    let line = "--servers 127.0.0.1,127.0.0.2 --workers 127.0.0.2,127.0.0.1,127.0.0.2 --with_gloo 1 job.py";
+    let script = "echo $PADDLE_TRAINER_ID of $PADDLE_PSERVERS_IP_PORT_LIST \
+                  $PADDLE_TRAINER_ENDPOINTS $PADDLE_GLOO_HTTP_ENDPOINT\n\
+                  [ $TRAINING_ROLE = PSERVER ] && sleep 600; exit 0";
+    let line = "--servers 127.0.0.1,127.0.0.2 --workers 127.0.0.2,127.0.0.1,127.0.0.2 \
+                --with_gloo 1 job.py";
     let (first, second) = pair("lists_free", script, line);
     let first = first.check(0, &["1 server, 1 worker on this machine, number 0 of 2"]);
     let second = second.check(0, &["1 server, 2 workers on this machine"]);
@@ -330,7 +334,8 @@ fn a_list_of_hosts_with_fixed_ports() {
 }
 
 /// Records its rank in every generation, and ends when allowed.
-pub const ELASTIC: &str = "touch up.$FLEET_RESTART_COUNT.$PADDLE_TRAINER_ID.of.$PADDLE_TRAINERS_NUM\n\
+pub const ELASTIC: &str = "rank=$PADDLE_TRAINER_ID.of.$PADDLE_TRAINERS_NUM\n\
+                       touch up.$FLEET_RESTART_COUNT.$rank\n\
                        trap 'exit 0' TERM; until [ -e go ]; do sleep 0.05; done";
 
 #[test]
@@ -458,7 +463,8 @@ fn a_server_that_is_started_again_is_not_done() {
 #[test]
 fn a_worker_is_not_left_over_on_a_machine_without_servers() {
     let script = "if [ $TRAINING_ROLE = PSERVER ]; then printf serving > $FLEET_REPORT\n\
-                  until [ -e served ]; do sleep 0.05; done; printf finished > $FLEET_REPORT; exit 0; fi\n\
+                  until [ -e served ]; do sleep 0.05; done\n\
+                  printf finished > $FLEET_REPORT; exit 0; fi\n\
                   printf joined > $FLEET_REPORT; [ $PADDLE_TRAINER_ID = 1 ] && sleep 600\n\
                   touch served; printf finished > $FLEET_REPORT";
     let line = |rest: &str| format!("--nnodes 2 --worker_num 1 --leave_timeout 1 {rest} job.py");

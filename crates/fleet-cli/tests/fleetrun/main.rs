@@ -21,8 +21,6 @@ mod servers_apart;
 mod shown;
 mod strangers;
 mod strategies;
-#[path = "../../../../xtask/src/terminal.rs"]
-mod terminal;
 mod tls;
 mod transpiled;
 

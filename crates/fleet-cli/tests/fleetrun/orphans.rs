@@ -6,7 +6,8 @@ use std::panic::{catch_unwind, resume_unwind};
 use std::sync::Mutex;
 
 /// A worker with a child in its process group and a daemon outside it.
-const FAMILY: &str = "echo $FLEET_LAUNCH > mark.tmp; mv mark.tmp mark; echo $PADDLE_GLOO_FS_PATH > scratch\n\
+const FAMILY: &str = "echo $FLEET_LAUNCH > mark.tmp; mv mark.tmp mark\n\
+                      echo $PADDLE_GLOO_FS_PATH > scratch\n\
                       sleep 600 &\n\
                       setsid sh -c 'trap \"\" TERM HUP; touch daemon; sleep 600 & wait' &\n\
                       touch up.$PADDLE_TRAINER_ID\n\

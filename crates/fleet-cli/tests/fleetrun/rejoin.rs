@@ -2,22 +2,11 @@
 //! result or an error, and never wait for a worker that does not join.
 
 use crate::{Place, Said, signal};
-use fleet::Fleet;
 use fleet::prelude::*;
+use fleet_testhost::process;
 use std::time::{Duration, Instant};
 
-/// Variable that tells a started process when worker 1 dies.
-const DIES: &str = "REJOIN_DIES";
-
-/// Runs the job of a started process; does nothing in the process of the tests.
-#[test]
-fn a_process() {
-    let Ok(dies) = std::env::var(DIES) else { return };
-    if let Err(error) = take_part(&dies) {
-        println!("\nerror: {error}");
-    }
-}
-
+/// Works as a process of a job in which worker 1 dies at some point.
 fn take_part(dies: &str) -> Result<()> {
     let fleet = Fleet::from_env()?;
     if fleet.is_server() {
@@ -45,8 +34,8 @@ fn take_part(dies: &str) -> Result<()> {
 fn run(dies: &str, flags: &str, code: i32) -> [String; 2] {
     let place = Place::new(&format!("rejoin/{}", dies.replace(' ', "_")), "");
     let mut command = place.command(&format!("--server_num 1 --worker_num 2 {flags}"));
-    command.arg(std::env::current_exe().unwrap());
-    command.args(["rejoin::a_process", "--exact", "--nocapture"]).env(DIES, dies);
+    let test = "rejoin::one_that_comes_again_before_they_met_takes_part";
+    process::append(&mut command, test, dies);
     let begun = Instant::now();
     Said::new(command.output().unwrap()).check(code, &["was killed by SIGKILL (9)"]);
     // Workers wait up to ten minutes for each other to join.
@@ -59,6 +48,12 @@ fn run(dies: &str, flags: &str, code: i32) -> [String; 2] {
 
 #[test]
 fn one_that_comes_again_before_they_met_takes_part() {
+    if let Some(dies) = process::role() {
+        if let Err(error) = take_part(&dies) {
+            println!("\nerror: {error}");
+        }
+        return;
+    }
     for log in run("before they met", "--max_restart 1", 0) {
         assert!(log.contains("last [2.0, 1.0]"), "{log}");
     }

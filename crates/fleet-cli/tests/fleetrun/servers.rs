@@ -5,7 +5,8 @@ use crate::{Place, Said};
 #[test]
 fn servers_are_stopped_when_workers_are_done() {
     let script = "echo $TRAINING_ROLE ${PADDLE_TRAINER_ID-none} on $PADDLE_PORT\n\
-                  if [ $TRAINING_ROLE = PSERVER ]; then trap 'touch saved.$PADDLE_PORT; exit 0' TERM\n\
+                  if [ $TRAINING_ROLE = PSERVER ]; then\n\
+                  trap 'touch saved.$PADDLE_PORT; exit 0' TERM\n\
                   touch up.$PADDLE_PORT; while :; do sleep 0.05; done; fi\n\
                   until [ $(ls up.* 2>/dev/null | wc -l) = 2 ]; do sleep 0.05; done";
     let place = Place::new("servers", script);
@@ -20,7 +21,8 @@ fn servers_are_stopped_when_workers_are_done() {
 #[test]
 fn a_dead_server_is_started_again_until_it_is_enough() {
     // The server dies until its third start; the worker waits for that one.
-    let script = "if [ $TRAINING_ROLE = TRAINER ]; then until [ -e up ]; do sleep 0.05; done; exit 0; fi\n\
+    let script = "if [ $TRAINING_ROLE = TRAINER ]; then\n\
+                  until [ -e up ]; do sleep 0.05; done; exit 0; fi\n\
                   echo start $FLEET_RESTART_COUNT; [ $FLEET_RESTART_COUNT = 2 ] || exit 9\n\
                   touch up; sleep 600";
     let place = Place::new("server_restart", script);
@@ -83,7 +85,8 @@ fn a_server_that_never_served_is_not_started_again() {
 /// Workers have finished by then, and cannot report it.
 #[test]
 fn a_server_that_cannot_write_its_last_snapshot_is_reported() {
-    let script = "[ $TRAINING_ROLE = PSERVER ] || { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\
+    let script = "[ $TRAINING_ROLE = PSERVER ] ||\n\
+                  { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\
                   printf leaving > $FLEET_REPORT; touch leaves; sleep 1; echo no space\n\
                   printf 'failed - final served\\nno space' > $FLEET_REPORT; exit 5";
     let place = Place::new("last_snapshot", script);
@@ -115,7 +118,8 @@ fn a_worker_that_does_not_join_is_named() {
 
 #[test]
 fn a_dead_worker_ends_the_job() {
-    let script = "[ $TRAINING_ROLE = PSERVER ] && sleep 600\n[ $PADDLE_TRAINER_ID = 0 ] && sleep 600\nexit 4";
+    let script = "[ $TRAINING_ROLE = PSERVER ] && sleep 600\n\
+                  [ $PADDLE_TRAINER_ID = 0 ] && sleep 600\nexit 4";
     let place = Place::new("worker_death", script);
     place
         .run("--server_num 1 --worker_num 2 job.py")
@@ -186,7 +190,8 @@ fn heterogeneous_jobs_have_their_logs() {
 /// A server that reports that it writes its tables gets time for it, not just half a second.
 #[test]
 fn a_server_that_writes_its_tables_is_waited_for() {
-    let script = "[ $TRAINING_ROLE = PSERVER ] || { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\
+    let script = "[ $TRAINING_ROLE = PSERVER ] ||\n\
+                  { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\
                   printf leaving > $FLEET_REPORT\ntouch leaves\nsleep 2; touch written";
     let place = Place::new("leaves", script);
     place.run("--server_num=1 --worker_num=1 job.py").check(0, &["fleetrun: done in"]);

@@ -19,8 +19,8 @@ fn kill(what: &str, pid: impl Fn() -> Option<u32>) {
 /// trains alone.
 #[test]
 fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine() {
-    let line = "--nnodes 2 --server_num 1 --worker_num 1 demo:wide_deep --samples 60000 --threads 1 \
-                --durable kept";
+    let line = "--nnodes 2 --server_num 1 --worker_num 1 demo:wide_deep --samples 60000 \
+                --threads 1 --durable kept";
     let (first, second) = pair("apart_async", "", line);
     let own = folder(&second);
     until("the first machine's worker", || is_at_work(&first.place));

@@ -24,9 +24,11 @@ fn the_tables_of_the_documents() {
         "nproc_per_node: 2\n",
         "training_script_args: ['x']\n",
         "launch train in CPU mode\n",
-        "Local start 2 processes. First process distributed environment info (Only For Debug): \n    +====",
+        "Local start 2 processes. \
+         First process distributed environment info (Only For Debug): \n    +====",
         "|                        Distributed Envs                      Value                    |",
-        "details about PADDLE_TRAINER_ENDPOINTS can be found in log/endpoints.log, and detail running logs maybe found in log/workerlog.0",
+        "details about PADDLE_TRAINER_ENDPOINTS can be found in log/endpoints.log, \
+         and detail running logs maybe found in log/workerlog.0",
         "launch proc_id:",
     ]);
     let token = place.read("token").trim().to_string();
@@ -67,7 +69,8 @@ fn a_message_after_an_unended_line() {
 /// The secret is also hidden if it is written in two parts.
 #[test]
 fn a_secret_in_parts() {
-    let script = "printf %s \"$FLEET_TOKEN\" | head -c 20; sleep 0.3; printf %s \"$FLEET_TOKEN\" | tail -c +21; echo .";
+    let script = "printf %s \"$FLEET_TOKEN\" | head -c 20; sleep 0.3\n\
+                  printf %s \"$FLEET_TOKEN\" | tail -c +21; echo .";
     let place = Place::new("parts", script);
     assert_eq!(place.run("job.py").out, "***.\n");
 }

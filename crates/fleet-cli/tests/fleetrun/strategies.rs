@@ -38,8 +38,8 @@ fn trains_by_every_strategy(demo: &str, samples: u32, rule: &str) {
         write(&place, strategy);
         let workers = if strategy.contains("hierarchical") { 4 } else { 2 };
         let said = place.run(&format!(
-            "--nproc_per_node {workers} --log_overwrite demo:{demo} --samples {samples} --threads 1 \
-             --strategy job.prototxt --output saved"
+            "--nproc_per_node {workers} --log_overwrite demo:{demo} --samples {samples} \
+             --threads 1 --strategy job.prototxt --output saved"
         ));
         said.check(0, &[]);
         let log = place.read("log/workerlog.0");

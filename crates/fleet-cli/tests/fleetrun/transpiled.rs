@@ -3,15 +3,14 @@
 
 use crate::Place;
 use crate::combinations::{difference, ended_with, fed, layers, print};
-use fleet::Fleet;
 use fleet::prelude::*;
 use fleet::ps::{SaveFormat, SaveMode};
 use fleet::rng::Sequence;
 use fleet::servers::{DistributeTranspiler, DistributeTranspilerConfig, Transpile};
+use fleet_testhost::process;
 
-/// Variables with the job and the folder of a started process.
-const JOB: &str = "TRANSPILED_JOB";
-const SAVED: &str = "TRANSPILED_SAVED";
+/// The test that runs the processes of all jobs.
+const TEST: &str = "transpiled::blocks_train_as_one_process_and_load_on_other_servers";
 const STEPS: u64 = 6;
 const BATCH: usize = 4;
 const RATE: f64 = 0.05;
@@ -47,17 +46,8 @@ fn batch(step: u64, from: usize, workers: usize) -> [(&'static str, Tensor); 2] 
     ]
 }
 
-/// Runs the job of a started process; does nothing in the process of the tests.
-#[test]
-fn a_process() {
-    let (Ok(job), Ok(saved)) = (std::env::var(JOB), std::env::var(SAVED)) else { return };
-    if let Err(error) = take_part(&job, &saved) {
-        eprintln!("error: {error}");
-        std::process::exit(1);
-    }
-}
-
-fn take_part(job: &str, saved: &str) -> Result<()> {
+/// Works as a process of a job.
+fn take_part(job: &str) -> Result<()> {
     let (fleet, net) = (Fleet::from_env()?, Net::new());
     let is_late = job == "late";
     let loss = build(&net, is_late);
@@ -86,6 +76,8 @@ fn take_part(job: &str, saved: &str) -> Result<()> {
     let options = ExecOptions::threads(1);
     let mut worker = fleet.init_worker(made.programs.clone(), &made.job, options)?;
     let own = fleet.worker_index();
+    // The launcher starts processes in the folder of the test.
+    let saved = std::env::current_dir().unwrap().join("saved");
     match job {
         "train" => {
             for step in 0..STEPS {
@@ -116,12 +108,13 @@ fn take_part(job: &str, saved: &str) -> Result<()> {
 
 #[test]
 fn blocks_train_as_one_process_and_load_on_other_servers() {
+    if let Some(job) = process::role() {
+        return process::end(take_part(&job));
+    }
     let place = Place::new("transpiled", "");
-    let saved = place.path("saved").display().to_string();
     let run = |job: &str, servers: usize, workers: usize| {
         let line = format!("--server_num {servers} --worker_num {workers}");
-        let env = [(JOB, job), (SAVED, saved.as_str())];
-        ended_with(&place, &line, workers, "transpiled::a_process", &env).unwrap()
+        ended_with(&place, &line, workers, TEST, job).unwrap()
     };
     let net = Net::new();
     let loss = build(&net, false);
@@ -157,9 +150,8 @@ fn sample(step: usize) -> (f64, f64) {
 #[test]
 fn late_gradients_are_corrected_by_real_servers() {
     let place = Place::new("late", "");
-    let env = [(JOB, "late"), (SAVED, "")];
     let line = "--server_num 2 --worker_num 2";
-    let all = ended_with(&place, line, 2, "transpiled::a_process", &env).unwrap();
+    let all = ended_with(&place, line, 2, TEST, "late").unwrap();
     let mut now = [0.5, 0.0];
     let mut read = [now; 2];
     let mut corrected = 0.0;

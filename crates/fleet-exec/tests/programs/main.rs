@@ -1,9 +1,9 @@
 //! Random programs under guard pages. Every program either stays within its own memory or is
 //! rejected, and its results equal the interpreter's.
 //!
-//! Every variable is a separate allocation (`Memory::Separate`) that ends at a guard page
-//! (`guard.rs`). Programs run in child processes (`harness.rs`). If a child dies, the test reports
-//! the seed and the text of its program. The ranks of a ring are threads of the child.
+//! Every variable is a separate allocation (`Memory::Separate`) that ends at a guard page. Programs
+//! run in child processes. If a child dies, the test reports the seed and the text of its program.
+//! The ranks of a ring are threads of the child. `fleet_testkit::programs` has the generator.
 //!
 //! * `FLEET_PROGRAMS=100000` sets the number of programs, and `FLEET_PROGRAMS_FROM` the first seed.
 //! * `FLEET_GUARD=0` uses the system's allocator, for a run under AddressSanitizer.
@@ -11,22 +11,19 @@
 //! docs/add-an-op.md has the commands. `crates/fleet/tests/programs` runs the same programs on the
 //! rings of jobs, with tables of servers, and rewritten by strategies.
 
-mod generate;
-mod guard;
-mod harness;
-
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_exec::{ExecOptions, Executor, Interpreter, Memory};
 use fleet_ops::{LookUp, Lookup, PushRows, Services, Tables};
 use fleet_passes::BuildOptions;
 use fleet_tensor::Tensor;
 use fleet_testkit::local::{self, World};
-use generate::{Draft, Peers};
-use harness::guarded;
+use fleet_testkit::programs::generate::{self, Draft, Peers};
+use fleet_testkit::programs::guard::GuardAllocator;
+use fleet_testkit::programs::harness::{self, guarded};
 use std::sync::Arc;
 
 #[global_allocator]
-static ALLOCATOR: guard::GuardAllocator = guard::GuardAllocator;
+static ALLOCATOR: GuardAllocator = GuardAllocator;
 
 /// Default number of programs: takes a few seconds.
 const PROGRAMS: u64 = 1000;
@@ -34,13 +31,8 @@ const PROGRAMS: u64 = 1000;
 #[test]
 fn programs_stay_in_their_memory() {
     let describe = |seed| generate::draft(seed).describe();
-    harness::run_in_children("batch_of_programs", PROGRAMS, describe);
-}
-
-/// Not a test in itself: the child processes of the test above run it.
-#[test]
-fn batch_of_programs() {
-    harness::run_batch(|seed| attempt(&generate::draft(seed)));
+    let attempt = |seed| attempt(&generate::draft(seed));
+    harness::run("programs_stay_in_their_memory", PROGRAMS, describe, attempt);
 }
 
 /// Runs a program in several ways. Returns whether it was accepted.

@@ -278,6 +278,7 @@ impl World {
 
     /// Moves the bytes that can be moved now. `budget` limits the bytes to send; with a budget,
     /// nothing is received.
+    #[allow(clippy::too_many_arguments, reason = "parts of the state that the caller has split")]
     fn progress(
         &self,
         state: &mut State,
@@ -340,6 +341,7 @@ impl World {
     }
 
     /// Sends one segment of `data` from `start`; returns its length.
+    #[allow(clippy::too_many_arguments, reason = "parts of the state that the caller has split")]
     fn send(
         &self,
         state: &mut State,
@@ -378,6 +380,7 @@ impl World {
     }
 
     /// The error of a wait that cannot succeed; `None` if it can.
+    #[allow(clippy::too_many_arguments, reason = "parts of the state that the caller has split")]
     fn wait_error(
         &self,
         state: &State,

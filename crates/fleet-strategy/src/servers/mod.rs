@@ -139,6 +139,7 @@ pub fn minimize<'s>(
 }
 
 /// Like [`minimize`]; `observer` sees the programs before and after every pass.
+#[allow(clippy::too_many_arguments, reason = "the network and its job, as `minimize` takes them")]
 pub fn minimize_observed<'s>(
     programs: &mut Programs,
     registry: &'static Registry,
@@ -153,6 +154,7 @@ pub fn minimize_observed<'s>(
     minimize_with(manager, programs, registry, loss, optimizer, sparse, strategy.into(), place)
 }
 
+#[allow(clippy::too_many_arguments, reason = "the network and its job, as `minimize` takes them")]
 fn minimize_with(
     mut manager: PassManager<'_>,
     programs: &mut Programs,

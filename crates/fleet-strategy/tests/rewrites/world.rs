@@ -103,6 +103,7 @@ pub fn train_at(
     outcomes.into_iter().map(|outcome| outcome.expect("every rank trains")).collect()
 }
 
+#[allow(clippy::too_many_arguments, reason = "a job and one of its ranks")]
 pub fn train_rank(
     options: ExecOptions,
     network: Network,

@@ -29,8 +29,8 @@ mod shared;
 mod tests;
 
 use crate::save::{collect_named, persistables, put_all};
-use crate::terminal::note;
 use fleet_base::disk::{Disk, DiskLock, RealDisk, make_folder, remove_folder_all};
+use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, ReduceOp};
 use fleet_exec::Scope;
@@ -154,6 +154,11 @@ impl Member {
         Ok(value[0])
     }
 
+    /// Returns whether `mine` is true on rank 0.
+    fn agree_if(&self, what: &str, mine: bool) -> Result<bool> {
+        Ok(self.agree(what, f64::from(u8::from(mine)))? == 1.0)
+    }
+
     /// Returns whether `mine` is true on every rank.
     fn all(&self, what: &str, mine: bool) -> Result<bool> {
         let mut value = [f64::from(u8::from(mine))];
@@ -203,18 +208,16 @@ impl Checkpoints {
             Some(group) => shared::check(folder, group, &member.run, made)?,
             None => made?,
         }
-        let (folder, last_saved) = (folder.to_path_buf(), Instant::now());
-        let (writer, lock, local, is_writable) = (None, None, None, false);
         Ok(Checkpoints {
             disk,
-            folder,
+            folder: folder.to_path_buf(),
             policy,
-            writer,
-            last_saved,
+            writer: None,
+            last_saved: Instant::now(),
             member,
-            lock,
-            local,
-            is_writable,
+            lock: None,
+            local: None,
+            is_writable: false,
         })
     }
 
@@ -268,12 +271,10 @@ impl Checkpoints {
             let changed_constants = changed_constants(program, scope, &tensors);
             put_all(&path, program, scope, Checkpoint { tensors, meta })?;
             let own = if all.len() == self.member.ranks { self.member.rank } else { 0 };
-            let entries = all.get(own).cloned().unwrap_or_default();
-            let entries_of_ranks = all;
             return Ok(Newest::Loaded(Resumed {
                 step,
-                entries,
-                entries_of_ranks,
+                entries: all.get(own).cloned().unwrap_or_default(),
+                entries_of_ranks: all,
                 path,
                 skipped,
                 changed_constants,
@@ -283,8 +284,7 @@ impl Checkpoints {
         let mut all = self.list()?.into_iter();
         // A checkpoint that cannot be inspected may be whole.
         let begun = all.all(|(_, path)| parts::is_unfinished(&*self.disk, &path).unwrap_or(false));
-        let nothing_yet =
-            self.member.agree("checkpoints: none", f64::from(u8::from(begun)))? == 1.0;
+        let nothing_yet = self.member.agree_if("checkpoints: none", begun)?;
         if skipped.is_empty() || nothing_yet {
             return Ok(Newest::Unfinished(skipped));
         }
@@ -334,9 +334,7 @@ impl Checkpoints {
     fn is_time(&self, due_anyway: bool) -> Result<bool> {
         match self.policy.every {
             Some(every) if !due_anyway => {
-                let due = self.last_saved.elapsed() >= every;
-                let value = self.member.agree("checkpoints: time", f64::from(u8::from(due)))?;
-                Ok(value == 1.0)
+                self.member.agree_if("checkpoints: time", self.last_saved.elapsed() >= every)
             }
             _ => Ok(false),
         }

@@ -46,7 +46,8 @@ use std::sync::Arc;
 /// worker.stop()?;
 ///
 /// // A later job: the same network, and the saved tables.
-/// let mut infer = fleet.distributed_infer(net.build()?, &job, Some(&dir), ExecOptions::default())?;
+/// let options = ExecOptions::default();
+/// let mut infer = fleet.distributed_infer(net.build()?, &job, Some(&dir), options)?;
 /// infer.set_unknown_ids(UnknownIds::InitialValues);
 /// infer.refresh()?; // pull newer parameters
 /// assert!(infer.program().to_string().contains("distributed_lookup_table"));

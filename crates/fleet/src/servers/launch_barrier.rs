@@ -36,7 +36,7 @@ pub(super) fn expect_listening(addresses: &[SocketAddr]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::DistributedStrategy;
-    use crate::nn::prelude::*;
+    use crate::prelude::*;
     use crate::servers::{DistributeTranspiler, DistributeTranspilerConfig, Place, Transpile};
     use crate::strategy::AsyncConfig;
     use std::net::TcpListener;

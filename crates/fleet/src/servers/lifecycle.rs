@@ -7,12 +7,13 @@ use super::launch_barrier::{expect_listening, waits_for_servers};
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
+use crate::connection::job_token;
 use crate::report::Reporter;
-use crate::terminal::note;
+use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_exec::ExecOptions;
 use fleet_net::calls::CallOptions;
-use fleet_net::{Log, Token, resolve};
+use fleet_net::{Log, resolve};
 use fleet_nn::Programs;
 use fleet_ps::{
     Durability, FolderState, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers,
@@ -100,7 +101,7 @@ impl Fleet {
                 .got(topology.role())
                 .help("call init_server if Fleet::is_server is true, and init_worker otherwise")
         })?;
-        let (env, token) = (self.env(), self.job_token()?);
+        let (env, token) = (self.env(), job_token(topology)?);
         // The control starts before the tables, which may take long to load: health checks then see
         // a server that is not ready yet.
         let control = match env.number::<u16>(names::FLEET_GRPC_PORT)? {
@@ -156,7 +157,7 @@ impl Fleet {
         let servers = self.servers(job)?;
         let published = match self.topology().server_num() {
             0 => None,
-            _ => PublishedStrategy::new(self, job, &self.job_token()?),
+            _ => PublishedStrategy::new(self, job, &job_token(self.topology())?),
         };
         let worker = Worker::start(servers, programs, job, options, communication)
             .map_err(|error| at_worker(error, self.topology().rank()))?;
@@ -190,7 +191,7 @@ impl Fleet {
         }
         options.silent_after = topology.job().silence.unwrap_or(options.silent_after);
         let deadline = options.deadline;
-        let token = self.job_token()?;
+        let token = job_token(self.topology())?;
         options.is_over = EndMarker::new(self, &token).map(EndMarker::into_is_over);
         let remote =
             RemoteServers::connect(&job.tables, topology.rank(), &addresses, &token, options)?;
@@ -200,15 +201,6 @@ impl Fleet {
     fn server_addresses(&self) -> Result<Vec<SocketAddr>> {
         let endpoints = self.topology().server_endpoints().iter();
         endpoints.map(|endpoint| resolve(&endpoint.to_string())).collect()
-    }
-
-    fn job_token(&self) -> Result<Token> {
-        let token = self.topology().job().token.as_ref().ok_or_else(|| {
-            Error::invalid("servers and workers of this job have no shared secret")
-                .expected("FLEET_TOKEN, the same in every process")
-                .help("start the job with fleetrun, which creates one")
-        })?;
-        Token::from_text(token.reveal())
     }
 }
 

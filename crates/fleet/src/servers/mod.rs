@@ -24,11 +24,12 @@ pub use settings::{communicator_options, steps_between_reports};
 pub use transpiler::{DistributeTranspiler, TranspiledJob};
 pub use worker::{Worker, WorkerStats};
 
-use fleet_base::Result;
+use fleet_base::{Error, Result, text};
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Programs, Var};
 use fleet_ops::Registry;
 use fleet_ps::JobTables;
+use fleet_strategy::servers::SparseTable;
 pub use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, SplitMethod, Transpile};
 pub use fleet_strategy::servers::{Exchange, Place, PushMode, ServerPlan, written_exchange};
 use fleet_strategy::{DistributedStrategy, Written};
@@ -49,7 +50,7 @@ impl ServerJob {
     /// `optimizer`.
     ///
     /// ```
-    /// use fleet::nn::prelude::*;
+    /// use fleet::prelude::*;
     /// use fleet::servers::{Place, ServerJob};
     /// use fleet::DistributedStrategy;
     /// let net = Net::new();
@@ -58,7 +59,8 @@ impl ServerJob {
     /// let loss = rows.flatten(1).fc(1).mean();
     /// let strategy = DistributedStrategy::new().with_a_sync(true);
     /// let place = Place { worker: 0, worker_count: 2, server_count: 3, half_async: false };
-    /// let job = ServerJob::minimize(&net, loss, &Adagrad::new(0.1).into(), None, &strategy, place)?;
+    /// let optimizer = Adagrad::new(0.1).into();
+    /// let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place)?;
     /// assert_eq!(job.tables.tables.len(), 2);
     /// # Ok::<(), fleet::Error>(())
     /// ```
@@ -83,5 +85,16 @@ impl ServerJob {
         };
         let tables = plan.job_tables(place);
         Ok(ServerJob { plan, strategy: strategy.clone(), tables, place })
+    }
+
+    /// Returns the sparse table of an embedding, given the name of its parameter.
+    fn sparse_table(&self, name: &str) -> Result<&SparseTable> {
+        let tables = &self.plan.tables.sparse;
+        tables.iter().find(|table| table.name == name).ok_or_else(|| {
+            let known: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
+            let hint = text::did_you_mean(name, known.iter().copied());
+            Error::invalid(format!("unknown sparse table '{name}'{hint}"))
+                .expected(format!("one of {}", known.join(", ")))
+        })
     }
 }

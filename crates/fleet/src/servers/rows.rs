@@ -2,9 +2,8 @@
 //! a day.
 
 use super::Worker;
-use fleet_base::{Error, Result};
+use fleet_base::Result;
 use fleet_ps::{PullMode, TableStats};
-use fleet_strategy::servers::SparseTable;
 
 impl Worker {
     /// Deletes stale rows in all sparse tables: those unseen for more than `unseen_days` days. The
@@ -16,8 +15,7 @@ impl Worker {
     /// ```
     /// use fleet::prelude::*;
     /// use fleet::ps::{SaveFormat, SaveMode};
-    /// use fleet::strategy::{DistributedStrategy, TableParameter};
-    /// use fleet::Fleet;
+    /// use fleet::strategy::TableParameter;
     ///
     /// let mut strategy = DistributedStrategy::new();
     /// let mut table = TableParameter::default().with_table_name("rows");
@@ -29,7 +27,8 @@ impl Worker {
     /// let ids = net.data("ids", [-1, 1], DType::I64);
     /// let rows = ids.sparse_embedding(SparseEmbedding::new(1u64 << 40, 3 + 8).weight("rows"));
     /// let loss = rows.flatten(1).fc(1).mean();
-    /// let job = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy).minimize_on_servers(&net, loss)?;
+    /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);
+    /// let job = optimizer.minimize_on_servers(&net, loss)?;
     /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::threads(1))?;
     /// for day in [[7i64, 7], [7, 900]] {
     ///     worker.run(&[("ids", &Tensor::from_slice(&day, [2, 1])?)], &[])?;
@@ -54,7 +53,7 @@ impl Worker {
     /// Deletes all rows of a table, given the name of its parameter: ids get new rows on their next
     /// use. Returns the number of deleted rows. Workers of GEO keep their copies of the table.
     pub fn clear(&mut self, table: &str) -> Result<u64> {
-        let table = self.sparse_table(table)?.table_id();
+        let table = self.job().sparse_table(table)?.table_id();
         self.flush()?;
         self.servers().admin.clear(table)
     }
@@ -62,7 +61,7 @@ impl Worker {
     /// Returns rows of a table, given the name of its parameter, one after another, as a lookup
     /// would. Ids without a row read as zeros, and no row is created.
     pub fn read_rows(&self, table: &str, ids: &[i64]) -> Result<Vec<f32>> {
-        let found = self.sparse_table(table)?;
+        let found = self.job().sparse_table(table)?;
         let ids: Vec<u64> = ids.iter().map(|id| *id as u64).collect();
         let mut rows = vec![0.0; ids.len() * found.width()];
         self.servers().tables.pull_sparse(
@@ -76,14 +75,6 @@ impl Worker {
 
     /// Returns statistics of a table, given the name of its parameter, summed over the servers.
     pub fn table_stats(&self, table: &str) -> Result<TableStats> {
-        self.servers().admin.stats(self.sparse_table(table)?.table_id())
-    }
-
-    pub(super) fn sparse_table(&self, name: &str) -> Result<&SparseTable> {
-        let tables = &self.job().plan.tables.sparse;
-        tables.iter().find(|table| table.name == name).ok_or_else(|| {
-            let known: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
-            Error::invalid("unknown sparse table").expected(format!("one of {known:?}")).got(name)
-        })
+        self.servers().admin.stats(self.job().sparse_table(table)?.table_id())
     }
 }

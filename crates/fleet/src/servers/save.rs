@@ -3,8 +3,9 @@
 
 use super::{ServerJob, Worker};
 use crate::Session;
-use fleet_base::{Error, Result, text};
-use fleet_format::{Meta, load_tensors, save_tensors};
+use crate::save::save_named;
+use fleet_base::{Error, Result};
+use fleet_format::load_tensors;
 use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables, Tables};
 use std::path::Path;
 
@@ -27,12 +28,7 @@ impl Worker {
         self.flush()?;
         let saved = self.servers().admin.save(Tables::All, dir, mode, format)?;
         let names = worker_var_names(self.job(), &self.session);
-        let scope = &self.session.scope;
-        let tensors: Vec<_> =
-            names.iter().map(|name| Ok((*name, scope.tensor(name)?))).collect::<Result<_>>()?;
-        let meta = Meta { step: scope.step(), ..Meta::default() };
-        let pairs = tensors.iter().map(|(name, tensor)| (*name, tensor));
-        save_tensors(dir.join(WORKER_FOLDER), pairs, &meta)?;
+        save_named(&dir.join(WORKER_FOLDER), &self.session.scope, &names)?;
         Ok(saved)
     }
 
@@ -92,7 +88,7 @@ impl Worker {
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        let table = self.sparse_table(table)?.table_id();
+        let table = self.job().sparse_table(table)?.table_id();
         self.flush()?;
         self.servers().admin.save(Tables::One(table), dir.as_ref(), mode, format)
     }
@@ -101,7 +97,7 @@ impl Worker {
     /// tables (`load_one_table`). Only one worker should call it. Workers of GEO keep their copies
     /// of the table.
     pub fn load_table(&mut self, table: &str, dir: impl AsRef<Path>) -> Result<u64> {
-        let table = self.sparse_table(table)?.table_id();
+        let table = self.job().sparse_table(table)?.table_id();
         self.flush()?;
         self.servers().admin.load(Tables::One(table), dir.as_ref())
     }
@@ -156,15 +152,7 @@ pub(super) fn load_server(
     names: Option<&[&str]>,
 ) -> Result<u64> {
     let Some(names) = names else { return server.load(dir, None) };
-    let known: Vec<&str> = job.plan.tables.sparse.iter().map(|table| &*table.name).collect();
-    let number = |name: &&str| {
-        let found = job.plan.tables.sparse.iter().find(|table| table.name == *name);
-        found.map(|table| table.table_id()).ok_or_else(|| {
-            let hint = text::did_you_mean(name, known.iter().copied());
-            Error::invalid(format!("unknown sparse table '{name}'{hint}"))
-                .expected(format!("one of {}", known.join(", ")))
-        })
-    };
+    let number = |name: &&str| Ok(job.sparse_table(name)?.table_id());
     let tables = names.iter().map(number).collect::<Result<Vec<u32>>>()?;
     server.load(dir, Some(&tables))
 }

@@ -11,12 +11,13 @@ use fleet_strategy::servers::transpiler::Transpiled;
 /// Creates the programs of trainers and servers.
 ///
 /// ```
-/// use fleet::nn::prelude::*;
+/// use fleet::prelude::*;
 /// use fleet::servers::{DistributeTranspiler, DistributeTranspilerConfig, Transpile};
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 1000], DType::F32).fc(64).mean();
 /// let config = DistributeTranspilerConfig { slice_var_up: true, ..Default::default() };
-/// let cluster = Transpile { pservers: "10.0.0.1:6174,10.0.0.2:6174", trainers: 2, ..Default::default() };
+/// let pservers = "10.0.0.1:6174,10.0.0.2:6174";
+/// let cluster = Transpile { pservers, trainers: 2, ..Default::default() };
 /// let job = DistributeTranspiler::new(config).transpile(&net, loss, Sgd::new(0.1), &cluster)?;
 /// let trainer = job.get_trainer_program().to_string();
 /// assert!(trainer.contains("send_barrier") && !trainer.contains("sgd"));

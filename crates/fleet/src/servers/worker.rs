@@ -96,7 +96,8 @@ impl Worker {
             Exchange::Geo { k_steps } => {
                 let geo = GeoCommunicator::start(servers, k_steps)?;
                 let push = |session: &Session| push_initial_geo(&geo, job, session);
-                let pull = |session: &mut Session| init_geo(&geo, job, session);
+                let begin = |table, values: &mut [f32], width| geo.begin(table, values, width);
+                let pull = |session: &mut Session| update_copies(job, session, begin);
                 earlier_progress = start_or_rejoin(geo.servers(), job, &mut session, push, pull)?;
                 Sender::Geo(geo)
             }
@@ -236,16 +237,16 @@ impl Worker {
     /// Without this call the worker's steps count anew, and all its gradients are applied.
     ///
     /// ```no_run
-    /// # use fleet::prelude::*;
-    /// # fn train(worker: &mut fleet::servers::Worker, batch_of: impl Fn(u64) -> Tensor) -> fleet::Result<()> {
-    /// let done = worker.go_on()?.map_or(0, |progress| progress.complete);
+    /// # use fleet::{prelude::*, servers::Worker};
+    /// # fn train(worker: &mut Worker, batch_of: impl Fn(u64) -> Tensor) -> Result<()> {
+    /// let done = worker.resume()?.map_or(0, |progress| progress.complete);
     /// for step in done + 1..=1000 {
     ///     worker.run(&[("x", &batch_of(step))], &[])?;
     /// }
     /// # Ok(())
     /// # }
     /// ```
-    pub fn go_on(&mut self) -> Result<Option<Progress>> {
+    pub fn resume(&mut self) -> Result<Option<Progress>> {
         let Some(progress) = &self.earlier_progress else { return Ok(None) };
         match &self.adapter.sender {
             Sender::Pushes(communicator) => communicator.resume(progress)?,
@@ -256,7 +257,7 @@ impl Worker {
     }
 
     /// Returns whether the servers hold steps of this worker's earlier processes, which
-    /// [`Worker::go_on`] returns.
+    /// [`Worker::resume`] returns.
     pub fn can_resume(&self) -> bool {
         self.earlier_progress.is_some()
     }
@@ -279,7 +280,10 @@ impl Worker {
                 communicator.flush().map_err(|error| with_table_names(&self.job, error))?;
                 pull(communicator.servers(), &self.job, &mut self.session)
             }
-            Sender::Geo(geo) => flush_geo(geo, &self.job, &mut self.session),
+            Sender::Geo(geo) => {
+                let end = |table, values: &mut [f32], width| geo.end(table, &mut [values], width);
+                update_copies(&self.job, &mut self.session, end)
+            }
             Sender::ReadOnly(servers) => pull(servers, &self.job, &mut self.session),
         }
     }
@@ -404,10 +408,9 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
 }
 
 /// Sends the parameters and rates of worker 0 to the servers, before any worker may push; all
-/// workers pull the parameters. A worker that
-/// was restarted while the others train takes over from its earlier processes and returns their
-/// progress. So do all workers of a synchronous job that is restarted as a whole on durable
-/// servers: they join from the first round.
+/// workers pull the parameters. A worker that was restarted while the others train adopts the
+/// progress of its earlier processes and returns it. So do all workers of a synchronous job that is
+/// restarted as a whole on durable servers: they join from the first round.
 fn start_or_rejoin(
     servers: &Servers,
     job: &ServerJob,
@@ -466,8 +469,8 @@ fn check_rejoin(job: &ServerJob) -> Result<()> {
         return Ok(());
     }
     Err(Error::unavailable(
-        "a worker of a sync job cannot be restarted alone: the other workers wait in a step that may \
-         be partly applied",
+        "a worker of a sync job cannot be restarted alone: the other workers wait in a step that \
+         may be partly applied",
     )
     .help(
         "stop the whole job and restart it with fleetrun: it resumes on durable servers; otherwise \
@@ -504,19 +507,15 @@ fn push_initial_geo(geo: &GeoCommunicator, job: &ServerJob, session: &Session) -
     Ok(())
 }
 
-fn init_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
+/// Replaces the worker's copies by what `update` makes of them: (table, values, width of a row).
+fn update_copies(
+    job: &ServerJob,
+    session: &mut Session,
+    update: impl Fn(u32, &mut [f32], Option<usize>) -> Result<()>,
+) -> Result<()> {
     for (table, params, width) in copies(job) {
         let mut values = gather(session, &params)?;
-        geo.begin(table, &mut values, width)?;
-        scatter(session, &params, &values)?;
-    }
-    Ok(())
-}
-
-fn flush_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
-    for (table, params, width) in copies(job) {
-        let mut values = gather(session, &params)?;
-        geo.end(table, &mut [&mut values], width)?;
+        update(table, &mut values, width)?;
         scatter(session, &params, &values)?;
     }
     Ok(())

@@ -1,30 +1,20 @@
-//! Starts the ranks of a job: this test binary again, with the job in its environment. The root
-//! module of the binary has a test `a_rank`, which runs the job in a rank and does nothing in the
-//! process of the tests. The test that calls [`run`] acts as the launcher.
+//! Starts the ranks of a job, which are processes of the test [`RANKS`](crate::RANKS) with the job
+//! as their role. The test that calls [`run`] acts as the launcher.
 
+use crate::RANKS;
 use fleet::{Fleet, Result};
 use fleet_net::{Log, StoreServer, Token, Vigilance};
+use fleet_testhost::process;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-/// Variable with the job of a started rank.
-pub const JOB: &str = "FLEET_TEST_JOB";
 const FOLDER: &str = "FLEET_TEST_FOLDER";
 
 /// Returns the job of this process and its folder, if it is a rank.
 pub fn work() -> Option<(String, PathBuf)> {
-    let job = std::env::var(JOB).ok()?;
-    Some((job, std::env::var_os(FOLDER).unwrap_or_default().into()))
-}
-
-/// Exits with the rank's outcome.
-pub fn end(outcome: Result<()>) {
-    if let Err(error) = outcome {
-        eprintln!("error: {error}");
-        std::process::exit(1);
-    }
+    Some((process::role()?, std::env::var_os(FOLDER).unwrap_or_default().into()))
 }
 
 pub fn init() -> Result<Fleet> {
@@ -69,10 +59,8 @@ pub fn run_with(
         StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr()).unwrap();
     let endpoints: Vec<String> = (0..ranks).map(|rank| format!("127.0.0.1:{}", 1 + rank)).collect();
     let start = |rank: usize| -> Child {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_rank", "--nocapture", "--test-threads", "1"])
+        process::command(RANKS, job)
             .envs(environment.iter().copied())
-            .env(JOB, job)
             .env(FOLDER, folder)
             .env("FLEET_STORE", server.address().to_string())
             .env("FLEET_TOKEN", token.to_text())

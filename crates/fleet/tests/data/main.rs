@@ -5,18 +5,12 @@ mod launch;
 mod passes;
 mod workers;
 
-use fleet::data::{DatasetOptions, InMemoryDataset, TextFiles};
 use fleet::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs the job of a started rank; does nothing in the process of the tests.
-#[test]
-fn a_rank() {
-    if let Some((job, folder)) = launch::work() {
-        launch::end(workers::work(&job, &folder));
-    }
-}
+/// The test whose processes are the ranks of all jobs.
+const RANKS: &str = "workers::a_global_shuffle_loses_and_doubles_nothing";
 
 /// A folder that is removed at the end of the test.
 pub struct Folder {

@@ -1,8 +1,7 @@
 //! `train_from_dataset` and `infer_from_dataset` in one process.
 
 use crate::{Folder, line, loaded, parameters, session, text_files};
-use fleet::DatasetRun;
-use fleet::data::{Batch, Dataset, DatasetOptions, OnError, QueueDataset, Schema, Slot, TextFiles};
+use fleet::data::{Batch, OnError};
 use fleet::prelude::*;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -54,14 +53,14 @@ fn a_pass_that_goes_on_computes_the_bits_of_one_that_never_stopped() {
         assert_eq!(stopped.train_from_dataset(dataset, stop).unwrap_err().message(), "killed");
         assert_ne!(parameters(&stopped), parameters(&whole));
         let mut last = 0;
-        let on = DatasetRun::new().threads(2).start_behind(5).handler(Duration::MAX, |fetched| {
+        let on = DatasetRun::new().threads(2).resume_at(5).handler(Duration::MAX, |fetched| {
             last = fetched.batches;
             Ok(())
         });
         let report = stopped.train_from_dataset(dataset, on).unwrap();
         assert_eq!(last, 5 + report.batches);
         assert_eq!(parameters(&stopped), parameters(&whole));
-        let far = DatasetRun::new().threads(2).start_behind(100);
+        let far = DatasetRun::new().threads(2).resume_at(100);
         let error = stopped.train_from_dataset(dataset, far).unwrap_err().to_string();
         assert!(error.contains("past the dataset's last batch"), "{error}");
     }

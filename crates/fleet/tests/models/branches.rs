@@ -1,9 +1,9 @@
 //! Tests of `Net::cond`: gradients of both branches against finite differences, and rejected uses.
 //! (The zoo's `forked` model is compared with the interpreter under every rewrite.)
 
+use fleet::Interpreter;
 use fleet::prelude::*;
 use fleet::strategy::AmpConfig;
-use fleet::{DistributedStrategy, Fleet, Interpreter};
 
 /// Step of a finite difference, and its largest allowed distance from the gradient.
 const WIDTH: f32 = 1e-2;

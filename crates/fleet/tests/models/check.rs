@@ -1,8 +1,8 @@
 //! Checks of each model.
 
 use crate::zoo::{Batch, Model, STEPS, feed};
+use fleet::Interpreter;
 use fleet::prelude::*;
-use fleet::{DType, Interpreter};
 use std::collections::BTreeSet;
 
 /// Tolerance for sums in another order: the largest difference of a tensor over its largest value.

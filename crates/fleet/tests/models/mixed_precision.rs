@@ -2,7 +2,6 @@
 //! f32 program up to rounding, fused or not.
 
 use fleet::prelude::*;
-use fleet::{DistributedStrategy, Fleet};
 
 /// Large enough for the machine's bf16 unit, with edges that do not fill a tile.
 const ROWS: i64 = 70;

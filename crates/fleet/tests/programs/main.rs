@@ -4,30 +4,22 @@
 //!
 //! `FLEET_PROGRAMS`, `FLEET_PROGRAMS_FROM` and `FLEET_GUARD` have the same meaning as there.
 
-#[path = "../../../fleet-exec/tests/programs/generate.rs"]
-mod generate;
-#[path = "../../../fleet-exec/tests/programs/guard.rs"]
-mod guard;
-#[path = "../../../fleet-exec/tests/programs/harness.rs"]
-mod harness;
-#[path = "../../src/rings.rs"]
-mod rings;
 mod servers;
 mod strategies;
 
 use fleet::ir::Program;
 use fleet::ops::{Registry, Services};
-use fleet::{Error, ErrorKind, ExecOptions, Executor, Result, Scope, Tensor};
+use fleet::{Error, ErrorKind, ExecOptions, Executor, GroupRing, Memory, Result, Scope, Tensor};
 use fleet_comm::{GroupOptions, World};
-use fleet_exec::Memory;
 use fleet_net::{Abort, MemoryStore};
-use generate::Peers;
-use harness::guarded;
+use fleet_testkit::programs::generate::{self, Peers};
+use fleet_testkit::programs::guard::GuardAllocator;
+use fleet_testkit::programs::harness::{self, guarded};
 use std::sync::Arc;
 use std::time::Duration;
 
 #[global_allocator]
-static ALLOCATOR: guard::GuardAllocator = guard::GuardAllocator;
+static ALLOCATOR: GuardAllocator = GuardAllocator;
 
 /// Default number of programs of each kind in a run: takes some seconds.
 const PROGRAMS: u64 = 150;
@@ -35,33 +27,21 @@ const PROGRAMS: u64 = 150;
 #[test]
 fn programs_of_two_ranks_stay_in_their_memory() {
     let describe = |seed| generate::draft_with_peers(seed, Peers::Rings(2)).describe();
-    harness::run_in_children("batch_over_rings", PROGRAMS, describe);
-}
-
-#[test]
-fn batch_over_rings() {
-    harness::run_batch(over_rings);
+    let test = "programs_of_two_ranks_stay_in_their_memory";
+    harness::run(test, PROGRAMS, describe, over_rings);
 }
 
 #[test]
 fn programs_of_workers_stay_in_their_memory() {
     let describe = |seed| generate::draft_with_peers(seed, servers::PEERS).describe();
-    harness::run_in_children("batch_with_servers", PROGRAMS, describe);
-}
-
-#[test]
-fn batch_with_servers() {
-    harness::run_batch(servers::attempt);
+    let test = "programs_of_workers_stay_in_their_memory";
+    harness::run(test, PROGRAMS, describe, servers::attempt);
 }
 
 #[test]
 fn rewritten_programs_stay_in_their_memory() {
-    harness::run_in_children("batch_of_strategies", PROGRAMS, strategies::describe);
-}
-
-#[test]
-fn batch_of_strategies() {
-    harness::run_batch(strategies::attempt);
+    let test = "rewritten_programs_stay_in_their_memory";
+    harness::run(test, PROGRAMS, strategies::describe, strategies::attempt);
 }
 
 /// Returns the `y` that two ranks fetch from a program on ring 0. Rank 1 runs `other`, if given.
@@ -132,7 +112,7 @@ fn run_ranks<T: Send>(
                 let mut services = Services::none();
                 for (id, members) in rings.iter().filter(|ring| ring.1.contains(&rank)) {
                     let group = world.group(&format!("ring {id}"), members, options)?;
-                    services = services.with_ring(*id, Arc::new(rings::GroupRing(group)));
+                    services = services.with_ring(*id, Arc::new(GroupRing(group)));
                 }
                 let ended = services.clone();
                 let outcome = guarded("a rank", || work(rank, services)).and_then(|it| it);

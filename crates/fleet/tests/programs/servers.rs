@@ -1,12 +1,11 @@
 //! Programs that use tables of servers in this process.
 
-use crate::generate::{self, Peers};
-use crate::harness::{guarded, is_accepted};
 use crate::separate;
-use fleet::nn::prelude::*;
+use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
 use fleet::servers::{Place, ServerJob, Worker};
-use fleet::{DistributedStrategy, Error, Result};
+use fleet_testkit::programs::generate::{self, Peers};
+use fleet_testkit::programs::harness::{guarded, is_accepted};
 use std::sync::Arc;
 
 /// Widths of the rows of the two sparse tables.

@@ -1,19 +1,18 @@
 //! Random programs that end in a loss, rewritten by random strategies, and trained on one and two
 //! ranks.
 
-use crate::generate;
-use crate::harness::is_accepted;
 use crate::{RingOf, run_ranks, same, separate};
-use fleet::nn::prelude::*;
 use fleet::nn::{Programs, optimizer::OptimizerDesc};
 use fleet::ops::Registry;
+use fleet::prelude::*;
 use fleet::rng::Sequence;
 use fleet::strategy::{
-    AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, LambConfig, LarsConfig, LocalSgdConfig, Plan,
-    Ranks, minimize,
+    AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, LambConfig, LarsConfig, LocalSgdConfig,
 };
-use fleet::{DistributedStrategy, Error, ErrorKind, ExecOptions, Executor, Result, Scope, Tensor};
-use fleet_exec::Memory;
+use fleet::{ErrorKind, Memory};
+use fleet_strategy::{Plan, Ranks, minimize};
+use fleet_testkit::programs::generate;
+use fleet_testkit::programs::harness::is_accepted;
 
 const STEPS: usize = 3;
 

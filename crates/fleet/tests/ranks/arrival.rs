@@ -3,7 +3,6 @@
 
 use crate::launch::{assert_success, run_with};
 use crate::strategies::{feed, state};
-use fleet::Fleet;
 use fleet::prelude::*;
 use fleet::strategy::DistributedStrategy;
 

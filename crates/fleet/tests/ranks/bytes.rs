@@ -2,7 +2,6 @@
 
 use crate::launch::{assert_success, run_with};
 use crate::strategies::{feed, session_of};
-use fleet::Fleet;
 use fleet::prelude::*;
 use fleet::strategy::{DgcConfig, DistributedStrategy};
 

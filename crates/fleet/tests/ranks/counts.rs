@@ -2,32 +2,7 @@
 
 use crate::launch::{assert_success, run_in};
 use crate::strategies::{NAMES, feed, session};
-use fleet::Fleet;
 use fleet::prelude::*;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-pub struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: forwards every call to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: upheld by the caller.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: upheld by the caller.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: upheld by the caller.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
 
 /// Steps per round: enough for every branch of every strategy.
 const ROUND: u64 = 6;
@@ -44,11 +19,11 @@ pub fn allocations(fleet: &Fleet, name: &str) -> Result<()> {
     let Session { programs, scope, executor, .. } = &mut session;
     let mut out = Vec::new();
     let mut round = || -> Result<usize> {
-        let before = ALLOCATIONS.load(Relaxed);
+        let before = crate::counting::allocations();
         for feed in &feeds {
             executor.run_into(&programs.main, scope, feed, &[], &mut out)?;
         }
-        Ok(ALLOCATIONS.load(Relaxed) - before)
+        Ok(crate::counting::allocations() - before)
     };
     round()?;
     let made = (0..ROUNDS).map(|_| round()).collect::<Result<Vec<usize>>>()?;

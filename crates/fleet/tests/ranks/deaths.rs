@@ -5,7 +5,6 @@ use crate::launch::{assert_success, run_in, stderr_of};
 use crate::strategies::{NAMES, session, step};
 use crate::{die_now, scratch};
 use fleet::prelude::*;
-use fleet::{CheckpointPolicy, Fleet};
 use std::path::Path;
 
 const FIRST_STEPS: u64 = 6;

@@ -23,17 +23,17 @@ macro_rules! examples {
 }
 
 examples! {
-    adaptive_local_sgd: "../../../../examples/adaptive_local_sgd.rs",
-    amp: "../../../../examples/amp.rs",
-    dgc: "../../../../examples/dgc.rs",
-    fp16_allreduce: "../../../../examples/fp16_allreduce.rs",
-    gradient_merge: "../../../../examples/gradient_merge.rs",
-    hierarchical: "../../../../examples/hierarchical.rs",
-    lamb: "../../../../examples/lamb.rs",
-    lars: "../../../../examples/lars.rs",
-    local_sgd: "../../../../examples/local_sgd.rs",
-    recompute: "../../../../examples/recompute.rs",
-    sync_batch_norm: "../../../../examples/sync_batch_norm.rs",
+    adaptive_local_sgd: "../../examples/adaptive_local_sgd.rs",
+    amp: "../../examples/amp.rs",
+    dgc: "../../examples/dgc.rs",
+    fp16_allreduce: "../../examples/fp16_allreduce.rs",
+    gradient_merge: "../../examples/gradient_merge.rs",
+    hierarchical: "../../examples/hierarchical.rs",
+    lamb: "../../examples/lamb.rs",
+    lars: "../../examples/lars.rs",
+    local_sgd: "../../examples/local_sgd.rs",
+    recompute: "../../examples/recompute.rs",
+    sync_batch_norm: "../../examples/sync_batch_norm.rs",
 }
 
 /// Worker 0 prints the bytes sent and the loss.

@@ -1,9 +1,10 @@
-//! Jobs of several processes on this machine. The ranks are this test binary, started again to run
-//! [`a_rank`] alone; the test itself acts as the launcher.
+//! Jobs of several processes on this machine. The test itself acts as the launcher.
 
 mod arrival;
 #[cfg(target_os = "linux")]
 mod bytes;
+#[path = "../common/counting.rs"]
+mod counting;
 mod counts;
 mod deaths;
 mod examples;
@@ -12,37 +13,28 @@ mod launch;
 mod meet;
 #[cfg(target_os = "linux")]
 mod mpi;
-#[cfg(all(feature = "mpi", target_os = "linux"))]
-#[path = "../../../fleet-comm/tests/mpirun.rs"]
-mod mpirun;
 #[cfg(target_os = "linux")]
 mod nccl;
-#[cfg(all(feature = "nccl", target_os = "linux"))]
-#[path = "../../../fleet-comm/tests/nccl_double.rs"]
-mod nccl_double;
 mod resume;
 mod strategies;
 mod unused;
 
 use fleet::prelude::*;
 use fleet::topology::Env;
-use fleet::{DistributedStrategy, Fleet};
+use fleet_testhost::process;
 use launch::{init, run, stderr_of};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-
-#[global_allocator]
-static ALLOCATOR: counts::Counting = counts::Counting;
 
 const BATCH: usize = 12;
 const STEPS: usize = 5;
 
-/// Runs the job of a started rank; does nothing in the process of the tests.
-#[test]
-fn a_rank() {
-    let Some((job, folder)) = launch::work() else { return };
-    let folder = folder.as_path();
-    launch::end(match job.as_str() {
+/// The test whose processes are the ranks of all jobs.
+const RANKS: &str = "many_ranks_train_what_one_trains_on_all_of_the_batch";
+
+/// Runs a job in a rank.
+fn work(job: &str, folder: &Path) -> Result<()> {
+    match job {
         "train" => train_and_print(&DistributedStrategy::new()),
         "train in rings" => {
             let rings = DistributedStrategy::new().with_nccl_comm_num(2);
@@ -79,7 +71,7 @@ fn a_rank() {
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
         "resume after death" => init().and_then(|fleet| resume::resume_after_death(&fleet, folder)),
         other => panic!("no job {other}"),
-    });
+    }
 }
 
 /// Returns a folder for this test that does not exist yet.
@@ -180,6 +172,9 @@ fn printed(output: &Output) -> Vec<f32> {
 
 #[test]
 fn many_ranks_train_what_one_trains_on_all_of_the_batch() {
+    if let Some((job, folder)) = launch::work() {
+        return process::end(work(&job, &folder));
+    }
     let alone = Fleet::join(&Env::new()).unwrap();
     let mut whole = session(&alone, &DistributedStrategy::new()).unwrap();
     (0..STEPS).for_each(|number| step(&mut whole, number, 0, BATCH).unwrap());

@@ -3,7 +3,6 @@
 use crate::launch::{assert_success, run_in};
 use crate::strategies::{NAMES, session, step};
 use fleet::prelude::*;
-use fleet::{Fleet, ReduceOp};
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -22,10 +22,9 @@ fn alone_under_mpirun_is_alone() {
 #[cfg(feature = "mpi")]
 mod with_the_feature {
     use super::*;
-    use crate::launch::JOB;
-    use crate::mpirun::{run, text};
-    use crate::{BATCH, STEPS, parameters, session, step};
+    use crate::{BATCH, RANKS, STEPS, parameters, session, step};
     use fleet::DistributedStrategy;
+    use fleet_testhost::mpirun::{run, text};
 
     #[test]
     fn a_library_that_is_not_there() {
@@ -42,8 +41,8 @@ mod with_the_feature {
         let expected = parameters(&whole);
         // Over shared memory, and over the library's collectives.
         for (job, shared) in [("train", "1"), ("train", "0"), ("train in rings", "0")] {
-            let environment = [(JOB, job), ("FLEET_SHARED_MEMORY", shared)];
-            let Some(output) = run(2, "a_rank", &environment) else { return };
+            let environment = [("FLEET_SHARED_MEMORY", shared)];
+            let Some(output) = run(2, RANKS, job, &environment) else { return };
             let said = text(&output);
             assert!(output.status.success(), "{said}");
             let lines: Vec<&str> =
@@ -63,7 +62,7 @@ mod with_the_feature {
 
     #[test]
     fn a_rank_that_leaves_early_is_an_error() {
-        let Some(output) = run(2, "a_rank", &[(JOB, "leave early")]) else { return };
+        let Some(output) = run(2, RANKS, "leave early", &[]) else { return };
         let said = text(&output);
         assert!(
             !output.status.success() && said.contains("without calling Fleet::finish"),

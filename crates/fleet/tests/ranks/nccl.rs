@@ -31,7 +31,8 @@ fn trained(job: &str, environment: &[(&str, &str)]) -> Vec<Vec<f32>> {
 #[cfg(feature = "nccl")]
 #[test]
 fn ranks_train_what_they_train_through_memory() {
-    let library = crate::nccl_double::double().to_str().expect("a path of text");
+    let library = fleet_testhost::nccl_double::double(env!("CARGO_TARGET_TMPDIR"));
+    let library = library.to_str().expect("a path of text");
     let folder = crate::scratch("nccl");
     std::fs::create_dir_all(&folder).expect("a folder for the test");
     let own = folder.to_str().expect("a path of text");

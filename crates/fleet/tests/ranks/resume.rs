@@ -4,9 +4,9 @@
 use crate::launch::{assert_success, run_in, stderr_of};
 use crate::strategies::{NAMES, session, state, step};
 use crate::{die_now, scratch};
+use fleet::Checkpoints;
 use fleet::prelude::*;
 use fleet::strategy::{Spread, local_state};
-use fleet::{CheckpointPolicy, Checkpoints, Fleet, ReduceOp};
 use std::path::Path;
 
 const SAVED: u64 = 5;

@@ -1,6 +1,5 @@
 //! Every strategy at a small size, for real ranks.
 
-use fleet::Fleet;
 use fleet::prelude::*;
 use fleet::strategy::{
     AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, DistributedStrategy, LambConfig, LarsConfig,

@@ -7,7 +7,6 @@
 //! gradient of zero there.
 
 use crate::launch::{assert_success, run};
-use fleet::Fleet;
 use fleet::prelude::*;
 use fleet::strategy::DistributedStrategy;
 use fleet::topology::Env;

@@ -10,7 +10,6 @@ use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
 use fleet::servers::{Place, ServerJob, Worker};
-use fleet::{DistributedStrategy, Result};
 use fleet_synth::{Ctr, CtrConfig, auc_exact};
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
 //! Click tables described by a program: counters, weight and embedding follow their formulas, in
 //! every mode and on any number of servers.
 
+use fleet::ErrorKind;
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, SaveFormat, SaveMode, ServerTables};
 use fleet::rng::Sequence;
 use fleet::servers::{Place, ServerJob, Worker};
-use fleet::{DistributedStrategy, ErrorKind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -277,7 +277,8 @@ fn the_end_of_a_day_saves_decays_and_deletes() {
 #[test]
 fn saves_are_compressed_where_the_description_says_so() {
     let (net, loss) = network(3, None);
-    let text = "a_sync: true downpour_table_param { table_name: \"t\" shard_num: 3 compress_in_save: true }";
+    let text = "a_sync: true
+        downpour_table_param { table_name: \"t\" shard_num: 3 compress_in_save: true }";
     let mut worker = alone(&net, &loss, &DistributedStrategy::parse(text).unwrap());
     let folder = std::env::temp_dir().join(format!("fleet-click-gzip-{}", std::process::id()));
     step(&mut worker, &samples(0, 0, 3));

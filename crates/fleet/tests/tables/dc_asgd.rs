@@ -1,11 +1,11 @@
 //! DC-ASGD: a worker's gradient is corrected by the changes that other workers made to the
 //! parameters since it read them.
 
+use fleet::ErrorKind;
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
 use fleet::servers::{Exchange, Place, PushMode, ServerJob, Worker};
 use fleet::strategy::AsyncConfig;
-use fleet::{DistributedStrategy, ErrorKind};
 use std::sync::Arc;
 
 const RATE: f64 = 0.05;

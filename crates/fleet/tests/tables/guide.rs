@@ -4,7 +4,6 @@ use fleet::prelude::*;
 use fleet::servers::{
     DistributeTranspiler, DistributeTranspilerConfig, Place, ServerJob, SplitMethod, Transpile,
 };
-use fleet::{DistributedStrategy, Fleet};
 
 const GUIDE: &str = include_str!("../../../../docs/parameter-server.md");
 const HERE: &str = include_str!("guide.rs");
@@ -30,7 +29,7 @@ fn a_job<'n>(
         return Ok(());
     }
     let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
-    worker.look_ahead(&next_feed)?;                           // prefetches the rows of the next step
+    worker.look_ahead(&next_feed)?;                           // prefetches rows of the next step
     worker.run(&feed, &[&loss.name()])?;
     worker.stop()?;
     Ok(())

@@ -1,10 +1,8 @@
 //! LAMB, for large batches: Adam with a step for each layer, set by the norm of its weights.
 //! `fleetrun --nproc_per_node=2 target/release/examples/lamb [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 use fleet::strategy::LambConfig;
 

@@ -1,10 +1,8 @@
 //! Synchronous batch norm: mean and variance over the batches of all workers, for small batches per
 //! worker. `fleetrun --nproc_per_node=2 target/release/examples/sync_batch_norm [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 
 pub fn train(steps: u64) -> Result<()> {

@@ -55,12 +55,10 @@ impl Terminal {
     }
 
     /// Returns the output so far.
-    #[allow(dead_code, reason = "for tests")]
     pub fn bytes(&self) -> Vec<u8> {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    #[allow(dead_code, reason = "tests change the size, pictures do not")]
     pub fn resize(&self, columns: u16) -> std::io::Result<()> {
         let mut stty = Command::new("stty");
         stty.args(["cols", &columns.to_string()]).stdin(self.end.try_clone()?).status().map(drop)
@@ -114,7 +112,6 @@ impl Screen {
     }
 
     /// Returns the lines without trailing blanks.
-    #[allow(dead_code, reason = "for tests")]
     pub fn lines(&self) -> Vec<String> {
         let text = |row: &Vec<(char, Style)>| row.iter().map(|cell| cell.0).collect::<String>();
         let mut lines: Vec<String> =
@@ -125,7 +122,6 @@ impl Screen {
         lines
     }
 
-    #[allow(dead_code, reason = "for pictures")]
     pub fn rows(&self) -> &[Vec<(char, Style)>] {
         &self.rows
     }

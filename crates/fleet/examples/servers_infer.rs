@@ -5,13 +5,10 @@
 //! FOLDER is the one that `servers_dataset` was given; the numbers of servers and workers may
 //! differ.
 
-use fleet::data::{DatasetOptions, QueueDataset, TextFiles};
 use fleet::prelude::*;
 use fleet::servers::UnknownIds;
-use fleet::{DatasetRun, DistributedStrategy, Fleet};
 use std::path::Path;
 
-#[path = "servers_dataset.rs"]
 #[allow(dead_code)] // the part that trains
 mod servers_dataset;
 

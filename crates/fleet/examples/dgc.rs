@@ -2,10 +2,8 @@
 //! is sent, at the end 0.1 %; the rest accumulates.
 //! `fleetrun --nproc_per_node=2 target/release/examples/dgc [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 use fleet::strategy::DgcConfig;
 

@@ -2,10 +2,8 @@
 //! often workers average their parameters.
 //! `fleetrun --nproc_per_node=2 target/release/examples/adaptive_local_sgd [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 use fleet::strategy::AdaptiveLocalSgdConfig;
 

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// A folder with `libnccl.so.2` and `libcuda.so.1`, which are the same library.
-pub fn double() -> &'static Path {
+/// A folder with `libnccl.so.2` and `libcuda.so.1`, which are the same library, in the folder for
+/// temporary files of the tests.
+pub fn double(all: &str) -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
         let mut hasher = DefaultHasher::new();
         include_bytes!("nccl_double.c").hash(&mut hasher);
-        let all = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let all = Path::new(all);
         let folder = all.join(format!("nccl-double-{:016x}", hasher.finish()));
         if !folder.exists() {
             // Other processes may compile it concurrently; the result of the first one is kept.

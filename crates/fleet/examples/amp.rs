@@ -1,10 +1,8 @@
 //! Mixed precision: products are computed in float16, and the loss is scaled so that small
 //! gradients are not lost. `fleetrun --nproc_per_node=2 target/release/examples/amp [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 use fleet::strategy::AmpConfig;
 

@@ -3,7 +3,6 @@
 
 use fleet::prelude::*;
 use fleet::strategy::cost;
-use fleet::{DistributedStrategy, Fleet, ReduceOp};
 use fleet_synth::{Digits, IMAGE_PIXELS};
 
 /// Batch size of all workers together.

@@ -1,41 +1,44 @@
 //! Runs batches of programs in child processes. For a child that dies, the test reports the seed,
 //! the program's text, and the last lines of the child's output.
 //!
-//! The test binary starts itself again with the name of a test that runs only the batch given in
-//! its environment.
+//! The role of a child is its batch: the first seed, the number of programs, and the file to which
+//! it writes the current seed.
 
-use crate::guard;
+use super::guard;
 use fleet_base::{Error, ErrorKind, Result};
+use fleet_testhost::process;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// Number of programs per child. A child never frees address space.
 const BATCH: u64 = 1000;
-
-/// Environment variable for a child: first seed, number of programs, and the file to which the
-/// child writes the current seed.
-const CHILD: &str = "FLEET_PROGRAMS_CHILD";
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Runs `FLEET_PROGRAMS` programs, or `default`, in child processes through the test `child`.
-/// `describe` returns the text of the program for a seed.
-pub fn run_in_children(child: &str, default: u64, describe: impl Fn(u64) -> String) {
+/// Runs `FLEET_PROGRAMS` programs, or `default`, in child processes of `test`, which calls this.
+/// `describe` returns the text of the program for a seed, and `attempt` whether it was accepted.
+pub fn run(
+    test: &str,
+    default: u64,
+    describe: impl Fn(u64) -> String,
+    attempt: impl Fn(u64) -> Result<bool>,
+) {
+    if let Some(batch) = process::role() {
+        return run_batch(&batch, attempt);
+    }
     let (from, count) = (setting("FLEET_PROGRAMS_FROM", 0), setting("FLEET_PROGRAMS", default));
-    let note = format!("fleet-programs-{}-{child}", std::process::id());
+    let note = format!("fleet-programs-{}-{test}", std::process::id());
     let note = std::env::temp_dir().join(note);
     let mut failures = Vec::new();
     let (mut ran, mut refused) = (0, 0);
     let mut next = from;
     while next < from + count {
         let size = BATCH.min(from + count - next);
-        let output = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", child, "--nocapture", "--test-threads=1"])
-            .env(CHILD, format!("{next} {size} {}", note.display()))
+        let output = process::command(test, &format!("{next} {size} {}", note.display()))
             .stdin(Stdio::null())
             .output()
             .expect("a child process");
@@ -66,16 +69,13 @@ pub fn run_in_children(child: &str, default: u64, describe: impl Fn(u64) -> Stri
         }
     }
     let _ = fs::remove_file(&note);
-    println!("{child}: {ran} programs ran, {refused} were rejected");
+    println!("{test}: {ran} programs ran, {refused} were rejected");
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
     assert!(count < default || ran > count / 4, "{ran} of {count} programs ran");
 }
 
-/// Runs the batch of a child. Does nothing in the parent process. `attempt` returns whether the
-/// program for a seed was accepted.
-pub fn run_batch(attempt: impl Fn(u64) -> Result<bool>) {
-    let Ok(work) = std::env::var(CHILD) else { return };
-    let mut words = work.splitn(3, ' ');
+fn run_batch(batch: &str, attempt: impl Fn(u64) -> Result<bool>) {
+    let mut words = batch.splitn(3, ' ');
     let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).expect("a number");
     let (from, count) = (number(), number());
     let note = words.next().expect("a path").to_string();

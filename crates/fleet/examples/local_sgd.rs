@@ -1,10 +1,8 @@
 //! LocalSGD: workers train alone and average their parameters every 4 steps, for slow networks.
 //! `fleetrun --nproc_per_node=2 target/release/examples/local_sgd [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 use fleet::strategy::LocalSgdConfig;
 

@@ -4,7 +4,6 @@
 //! `fleetrun`, one process takes the whole batch.
 
 use fleet::prelude::*;
-use fleet::{DistributedStrategy, Fleet};
 use fleet_synth::{Digits, IMAGE_PIXELS};
 
 /// Batch size of all workers together.

@@ -1,10 +1,8 @@
 //! LARS, for large batches: Momentum with a rate for each layer, set by the norms of its weights
 //! and gradients. `fleetrun --nproc_per_node=2 target/release/examples/lars [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 use fleet::strategy::LarsConfig;
 

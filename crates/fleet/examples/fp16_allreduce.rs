@@ -1,10 +1,8 @@
 //! Gradients are sent as 16-bit floats, in half the bytes; everything else stays 32-bit.
 //! `fleetrun --nproc_per_node=2 target/release/examples/fp16_allreduce [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 
 pub fn train(steps: u64) -> Result<()> {

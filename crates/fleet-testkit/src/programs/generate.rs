@@ -189,7 +189,6 @@ impl Draft {
 
     /// Whether two correct runs give the same results at every rank. Some ops do not define the
     /// values on ranks other than the root, or of gradient sums that an update has consumed.
-    #[allow(dead_code)] // not every test that shares this file compares
     pub fn is_exact(&self) -> bool {
         let vague =
             |op: &Op| op.name() == "c_reduce_sum" || op.spec.output_index("GradOut").is_some();
@@ -198,7 +197,6 @@ impl Draft {
 }
 
 /// Generates a program of any kind.
-#[allow(dead_code)] // some tests that share this file draw one kind
 pub fn draft(seed: u64) -> Draft {
     let peers = match Sequence::new(seed, 1).below(8) {
         0 => Peers::Rings(1),
@@ -224,7 +222,6 @@ pub fn draft_with_peers(seed: u64, peers: Peers) -> Draft {
 }
 
 /// Generates a program that ends in a loss, as input for a strategy, and returns both.
-#[allow(dead_code)] // not every test that shares this file trains
 pub fn draft_with_loss(seed: u64) -> Option<(Draft, VarId)> {
     let mut generator = Generator::new(seed, Peers::Alone);
     generator.attack = false;
@@ -496,8 +493,8 @@ impl Generator {
             || tables && !matches!(self.peers, Peers::Tables(_))
     }
 
-    /// Appends an op if its shape rule accepts the drawn inputs. Returns whether it did.
-    fn try_op(&mut self, block: BlockId, def: &'static OpDef, readable: &[VarId]) -> bool {
+    /// Draws the inputs and attributes of an op, and which outputs are wanted.
+    fn draw_op(&mut self, def: &'static OpDef, readable: &[VarId]) -> Option<(Op, Vec<bool>)> {
         let mut builder = Op::build(&def.spec);
         let is_dense = matches!(def.spec.name, "send" | "recv");
         self.table = match self.one_in(20) {
@@ -517,7 +514,7 @@ impl Generator {
                 Arity::Many => 1 + self.rng.below(3),
             };
             for _ in 0..count {
-                let Some(var) = self.operand(slot, first, readable) else { return false };
+                let var = self.operand(slot, first, readable)?;
                 first.get_or_insert(var);
                 builder = builder.input(slot.name, var);
             }
@@ -529,9 +526,14 @@ impl Generator {
                 builder = builder.attr(spec.name, value);
             }
         }
-        let wanted: Vec<bool> =
-            def.spec.outputs.iter().map(|s| s.arity != Arity::Optional || self.one_in(2)).collect();
-        let Ok(mut op) = builder.role(OpRole::FORWARD).finish_open() else { return false };
+        let mut is_wanted = |slot: &SlotSpec| slot.arity != Arity::Optional || self.one_in(2);
+        let wanted = def.spec.outputs.iter().map(&mut is_wanted).collect();
+        Some((builder.role(OpRole::FORWARD).finish_open().ok()?, wanted))
+    }
+
+    /// Appends an op if its shape rule accepts the drawn inputs. Returns whether it did.
+    fn try_op(&mut self, block: BlockId, def: &'static OpDef, readable: &[VarId]) -> bool {
+        let Some((mut op, wanted)) = self.draw_op(def, readable) else { return false };
         // Shape rules depend on which outputs are present, and gradient rules on their number.
         let mut probe = op.clone();
         let mut marks = (1_000_000..).map(VarId::from_index);

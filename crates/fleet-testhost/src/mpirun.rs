@@ -1,6 +1,7 @@
-//! Starts tests under `mpirun`: the one that FLEET_MPIRUN names, or the one in PATH.
+//! Starts processes of tests under `mpirun`: the one that FLEET_MPIRUN names, or the one in PATH.
 //! FLEET_MPI_LIBRARY may name its libmpi.
 
+use crate::process;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -26,16 +27,12 @@ fn mpirun() -> Option<(PathBuf, Option<PathBuf>)> {
     Some((found, library.or(beside.filter(has_one))))
 }
 
-/// Runs a test of this program in `ranks` processes; `None` if there is no mpirun.
-pub fn run(ranks: usize, test: &str, environment: &[(&str, &str)]) -> Option<Output> {
+/// Runs `test` with a role in `ranks` processes; `None` if there is no mpirun.
+pub fn run(ranks: usize, test: &str, role: &str, environment: &[(&str, &str)]) -> Option<Output> {
     let (mpirun, library) = mpirun()?;
     let mut command = Command::new("timeout");
-    command
-        .arg(SECONDS_MAX.to_string())
-        .arg(mpirun)
-        .args(["-n", &ranks.to_string()])
-        .arg(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
+    command.arg(SECONDS_MAX.to_string()).arg(mpirun).args(["-n", &ranks.to_string()]);
+    process::append(&mut command, test, role)
         .env("RUST_BACKTRACE", "0")
         .envs(environment.iter().copied())
         // By default, Open MPI refuses to run as root and with more ranks than cores.

@@ -2,10 +2,8 @@
 //! computed again when the backward pass needs them. Results are the same to the bit.
 //! `fleetrun --nproc_per_node=2 target/release/examples/recompute [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 
 pub fn train(steps: u64) -> Result<()> {

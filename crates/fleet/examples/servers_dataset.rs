@@ -5,13 +5,11 @@
 //! `fleetrun --server_num=1 --worker_num=2 target/release/examples/servers_dataset FOLDER`, or
 //! alone.
 
-use fleet::data::{DatasetOptions, InMemoryDataset, TextFiles};
 use fleet::metrics::Counted;
 use fleet::prelude::*;
 use fleet::ps::{SaveFormat, SaveMode};
 use fleet::rng::Sequence;
 use fleet::servers::UnknownIds;
-use fleet::{DatasetRun, DistributedStrategy, Fleet};
 use std::fmt::Write;
 use std::path::Path;
 

@@ -29,7 +29,6 @@ impl VirtualLink {
         Ok(link)
     }
 
-    #[allow(dead_code, reason = "benchmarks do not take it down")]
     pub fn take_down(&self) {
         ip(&["-n", &self.names[1], "link", "set", "cable", "down"])
             .expect("the link belongs to this test");

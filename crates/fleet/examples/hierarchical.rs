@@ -2,10 +2,8 @@
 //! groups of workers (those of a machine) first and then between the groups.
 //! `fleetrun --nproc_per_node=4 target/release/examples/hierarchical [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 
 pub fn train(steps: u64) -> Result<()> {

@@ -4,7 +4,6 @@
 
 use fleet::prelude::*;
 use fleet::ps::{SaveFormat, SaveMode};
-use fleet::{DistributedStrategy, Fleet};
 use fleet_synth::{Ctr, CtrConfig};
 
 const BATCH: i64 = 512;

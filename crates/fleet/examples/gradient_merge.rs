@@ -2,10 +2,8 @@
 //! times as large. Workers communicate only in those steps.
 //! `fleetrun --nproc_per_node=2 target/release/examples/gradient_merge [STEPS]`
 
-#[path = "digits/mod.rs"]
 mod digits;
 
-use fleet::DistributedStrategy;
 use fleet::prelude::*;
 
 pub fn train(steps: u64) -> Result<()> {

@@ -1,0 +1,16 @@
+//! Processes, terminals and networks for tests; never part of a release. The crate depends on no
+//! other of Fleet, so that the tests of any crate can use it.
+//!
+//! * [`process`]: the processes of a test, which run its own test binary.
+//! * [`mpirun`]: such processes as ranks of MPI.
+//! * [`nccl_double`]: a double of NCCL and the CUDA driver.
+//! * [`terminal`]: a terminal without a window.
+//! * [`virtual_link`]: two network namespaces with a link.
+
+#![forbid(unsafe_code)]
+
+pub mod mpirun;
+pub mod nccl_double;
+pub mod process;
+pub mod terminal;
+pub mod virtual_link;
