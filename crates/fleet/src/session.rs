@@ -81,10 +81,9 @@ impl Session {
     /// # Ok::<(), fleet::Error>(())
     /// ```
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
-        self.begin_step();
-        set_rates(&self.programs.host_rates, &mut self.scope)?;
-        let out = self.executor.run(&self.programs.main, &mut self.scope, feed, fetch);
-        out.map_err(|error| self.explained(error, feed, fetch))
+        let mut out = Vec::with_capacity(fetch.len());
+        self.run_into(feed, fetch, &mut out)?;
+        Ok(out)
     }
 
     fn begin_step(&self) {
@@ -115,7 +114,7 @@ impl Session {
         }
     }
 
-    /// Runs a training step and writes the results into existing tensors.
+    /// As [`run`](Self::run), and writes the results into existing tensors.
     pub(crate) fn run_into(
         &mut self,
         feed: &[(&str, &Tensor)],
