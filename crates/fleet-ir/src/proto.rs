@@ -402,7 +402,7 @@ mod message {
     pub struct Var {
         #[prost(string, tag = "1")]
         pub name: String,
-        #[prost(int32, tag = "2")]
+        #[prost(enumeration = "DType", tag = "2")]
         pub dtype: i32,
         #[prost(sint64, repeated, tag = "3")]
         pub shape: Vec<i64>,
@@ -418,7 +418,7 @@ mod message {
         pub lod_level: u32,
         #[prost(message, optional, tag = "9")]
         pub param: Option<Param>,
-        #[prost(int32, tag = "10")]
+        #[prost(enumeration = "Layout", tag = "10")]
         pub layout: i32,
     }
 
@@ -497,7 +497,7 @@ mod message {
         FloatsValue(Floats),
         #[prost(message, tag = "8")]
         StrsValue(Strs),
-        #[prost(int32, tag = "9")]
+        #[prost(enumeration = "DType", tag = "9")]
         DtypeValue(i32),
         #[prost(uint32, tag = "10")]
         BlockValue(u32),
@@ -523,9 +523,32 @@ mod message {
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
     #[repr(i32)]
+    pub enum DType {
+        DtypeUnspecified = 0,
+        Bool = 1,
+        U8 = 2,
+        I8 = 3,
+        I16 = 4,
+        I32 = 5,
+        I64 = 6,
+        F16 = 7,
+        Bf16 = 8,
+        F32 = 9,
+        F64 = 10,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+    #[repr(i32)]
     pub enum VarKind {
         Dense = 0,
         SparseRows = 1,
         TensorArray = 2,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+    #[repr(i32)]
+    pub enum Layout {
+        RowMajor = 0,
+        Filter64 = 1,
     }
 }

@@ -52,7 +52,9 @@ pub(super) struct Forward {
 }
 
 impl Forward {
-    /// Computes the queries `rows` (at most a chunk) of one head.
+    /// Computes the queries `rows` (at most a chunk) of one head. The loops over keys and queries
+    /// stay in one function, because both products and the softmax of a tile use the same packed
+    /// keys, scores and row sums.
     ///
     /// # Safety
     /// The views were checked against the shape, and no other task writes these rows.

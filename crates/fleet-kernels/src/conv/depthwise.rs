@@ -5,7 +5,8 @@
 //! rows.
 
 use super::{Conv2d, KERNEL_MAX};
-use crate::micro::{Isa, for_isa};
+use crate::micro::Isa;
+use crate::micro::portable::for_isa;
 use crate::pool::{Pool, Shareable};
 
 /// Number of channels that stay in registers while the taps of a pixel run.

@@ -6,7 +6,7 @@
 
 use super::block::{finish_row, mask_row};
 use super::{Epilogue, Gemm, RowPart};
-use crate::micro::for_isa;
+use crate::micro::portable::for_isa;
 use crate::pool::{Pool, Shareable};
 
 /// Number of rows that one task multiplies with the vector.

@@ -186,35 +186,6 @@ dispatch! {
     );
 }
 
-/// Defines a function `name(isa, ..)` that runs `body` compiled for an instruction set. The last
-/// argument of `body` computes `a * b + c`, fused where the instruction set can.
-macro_rules! for_isa {
-    (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?, $body:ident) => {
-        fn $name(isa: $crate::micro::Isa, $($arg: $ty),*) $(-> $ret)? {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx2,fma")]
-            fn avx512($($arg: $ty),*) $(-> $ret)? {
-                $body($($arg),*, |a: f32, b, c| a.mul_add(b, c))
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            fn avx2($($arg: $ty),*) $(-> $ret)? {
-                $body($($arg),*, |a: f32, b, c| a.mul_add(b, c))
-            }
-            match isa {
-                // SAFETY: `isa` is available, here and below.
-                #[cfg(target_arch = "x86_64")]
-                $crate::micro::Isa::Avx512 => unsafe { avx512($($arg),*) },
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
-                $crate::micro::Isa::Avx2 => unsafe { avx2($($arg),*) },
-                _ => $body($($arg),*, $crate::micro::portable::multiply_add),
-            }
-        }
-    };
-}
-pub(crate) use for_isa;
-
 /// Prefetches `cols` floats of each row.
 #[inline]
 pub(crate) fn prefetch_rows(rows: &[*const f32], cols: usize) {

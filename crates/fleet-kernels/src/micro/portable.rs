@@ -31,6 +31,35 @@ pub(crate) fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     }
 }
 
+/// Defines a function `name(isa, ..)` that runs `body` compiled for an instruction set. The last
+/// argument of `body` computes `a * b + c`, fused where the instruction set can.
+macro_rules! for_isa {
+    (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?, $body:ident) => {
+        fn $name(isa: $crate::simd::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx2,fma")]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                $body($($arg),*, |a: f32, b, c| a.mul_add(b, c))
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                $body($($arg),*, |a: f32, b, c| a.mul_add(b, c))
+            }
+            match isa {
+                // SAFETY: `isa` is available, here and below.
+                #[cfg(target_arch = "x86_64")]
+                $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                _ => $body($($arg),*, $crate::micro::portable::multiply_add),
+            }
+        }
+    };
+}
+pub(crate) use for_isa;
+
 unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
     let mut acc = [[0.0f32; COLS]; ROWS];
     // SAFETY: all addresses are promised by the caller.
