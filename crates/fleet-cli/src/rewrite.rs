@@ -9,7 +9,7 @@ use crate::inspect;
 use crate::strategy_file::{load_with_source, print_warnings};
 use clap::Args;
 use fleet::exec_options;
-use fleet::passes::{Arrival, optimize_observed};
+use fleet::passes::{Arrival, PassManager, optimize_observed};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_exec::ExecOptions;
@@ -26,7 +26,7 @@ use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
     Cluster, Decided, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict,
-    Written, check, cost, decide, minimize, minimize_observed, servers, unmatched, validate,
+    Written, check, cost, decide, minimize, minimize_with, servers, unmatched, validate,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -119,10 +119,12 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
     let optimizer = parse_optimizer(&args.program_args.optimizer)?;
     let mut changes = Changes::default();
     let registry = Registry::standard();
+    let manager = PassManager::observed(registry, &mut changes);
     let plan = match args.program_args.servers {
         Some(count) => {
             let place = place(&cluster.ranks, count);
-            let plan = servers::minimize_observed(
+            let plan = servers::minimize_with(
+                manager,
                 &mut programs,
                 registry,
                 loss,
@@ -130,20 +132,19 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
                 None,
                 written,
                 place,
-                &mut changes,
             )?;
             print_warnings(&validate(written)?);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: Vec::new() }
         }
         None => {
-            let plan = minimize_observed(
+            let plan = minimize_with(
+                manager,
                 &mut programs,
                 registry,
                 loss,
                 &optimizer,
                 written,
                 cluster,
-                &mut changes,
             )?;
             print_warnings(&plan.warnings);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: plan.rings }
