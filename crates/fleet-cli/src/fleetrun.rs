@@ -6,7 +6,7 @@ mod args;
 use clap::Parser;
 use fleet::Fleet;
 use fleet_base::output::Output;
-use fleet_launch::Builtins;
+use fleet_launch::{Builtins, OwnProcess};
 use fleet_topology::Env;
 use std::process::ExitCode;
 
@@ -37,5 +37,7 @@ fn main() -> ExitCode {
         let command: DemoCommand = args::parse_args(args);
         return Output::run(|out| fleet_demo::run(&command.demo, &Fleet::from_env()?, out));
     }
-    ExitCode::from(fleet_launch::main(args, &Env::process(), &BUILTINS))
+    let executable = std::env::current_exe();
+    let own = OwnProcess { args, env: Env::process(), executable };
+    ExitCode::from(fleet_launch::main(own, &BUILTINS))
 }

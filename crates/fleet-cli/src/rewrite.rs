@@ -21,12 +21,12 @@ use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::prelude::{Adagrad, Adam, AdamW, Lamb, LarsMomentum, Momentum, Sgd};
 use fleet_nn::{Net, Programs};
 use fleet_ops::Registry;
-use fleet_passes::{Arrival, optimize_observed};
+use fleet_passes::{Arrival, PassManager, optimize_observed};
 use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
     Cluster, Decided, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict,
-    Written, check, cost, decide, minimize, minimize_observed, servers, unmatched, validate,
+    Written, check, cost, decide, minimize, minimize_with, servers, unmatched, validate,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -124,10 +124,12 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
     let optimizer = parse_optimizer(&args.program_args.optimizer)?;
     let mut changes = Changes::default();
     let registry = Registry::standard();
+    let manager = PassManager::observed(registry, &mut changes);
     let plan = match args.program_args.servers {
         Some(count) => {
             let place = place(&cluster.ranks, count);
-            let plan = servers::minimize_observed(
+            let plan = servers::minimize_with(
+                manager,
                 &mut programs,
                 registry,
                 loss,
@@ -135,20 +137,19 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
                 None,
                 written,
                 place,
-                &mut changes,
             )?;
             print_warnings(&validate(written)?);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: Vec::new() }
         }
         None => {
-            let plan = minimize_observed(
+            let plan = minimize_with(
+                manager,
                 &mut programs,
                 registry,
                 loss,
                 &optimizer,
                 written,
                 cluster,
-                &mut changes,
             )?;
             print_warnings(&plan.warnings);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: plan.rings }

@@ -1,7 +1,8 @@
 //! The objects of `paddle.static` that are assigned to a strategy as a whole.
 
-use crate::reflect::{Item, Reflect, Scalar};
+use crate::reflect::Reflect;
 use crate::schema::{BuildStrategy, ExecutionStrategy};
+use crate::value::default_of;
 
 impl BuildStrategy {
     /// Returns the object with every field assigned its default. These defaults differ from the
@@ -34,16 +35,8 @@ impl ExecutionStrategy {
 /// Assigns its default to every field that is not a message.
 fn assign_all(message: &mut dyn Reflect) {
     for field in message.shape().fields.iter().filter(|field| !field.repeated) {
-        let scalar = match field.default_item() {
-            Some(Item::Bool(value)) => Scalar::Bool(value),
-            Some(Item::Int32(value)) => Scalar::Int32(value),
-            Some(Item::Uint32(value)) => Scalar::Uint32(value),
-            Some(Item::Uint64(value)) => Scalar::Uint64(value),
-            Some(Item::Float(value)) => Scalar::Float(value),
-            Some(Item::Double(value)) => Scalar::Double(value),
-            Some(Item::Text(value)) => Scalar::Text(value.into()),
-            Some(Item::Message(_)) | None => continue,
-        };
-        message.slot_mut(field.number).put(scalar);
+        if let Some(scalar) = default_of(field).scalar(field.kind) {
+            message.slot_mut(field.number).put(scalar);
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! The overview of a strategy: a table of all settings in effect.
 
+use crate::form::literal::float64;
+use crate::form::one_line;
 use crate::reflect::{Field, Item, Kind, Reflect};
 use crate::schema::BuildStrategy;
 use crate::schema::{DistributedStrategy, ExecutionStrategy};
@@ -29,10 +31,9 @@ impl DistributedStrategy {
             fields.iter().find(|field| field.name == name)
         };
         for field in fields.iter().filter(|field| is_bool(field)) {
-            if let Some(configs) = configs(field).filter(|_| is_on(self, field)) {
+            if let Some(configs) = configs(field).filter(|_| self.is_on(field.name)) {
                 table.header(&format!("{}=True <-> {}", field.name, configs.name));
-                let slot = self.slot(configs.number);
-                match (slot.count() > 0).then(|| slot.item(0)) {
+                match self.slot(configs.number).first() {
                     Some(Item::Message(message)) => table.message(message),
                     _ => table.defaults(configs),
                 }
@@ -66,12 +67,6 @@ fn is_bool(field: &Field) -> bool {
 /// Returns whether a field is shown; Fleet's own fields are shown only if assigned.
 fn is_shown(message: &dyn Reflect, field: &Field) -> bool {
     field.number < crate::schema::OWN_NUMBERS || message.slot(field.number).count() > 0
-}
-
-fn is_on(message: &dyn Reflect, field: &Field) -> bool {
-    let slot = message.slot(field.number);
-    let item = if slot.count() > 0 { Some(slot.item(0)) } else { field.default_item() };
-    matches!(item, Some(Item::Bool(true)))
 }
 
 #[derive(Default)]
@@ -126,27 +121,25 @@ impl Table {
 
     fn field(&mut self, message: &dyn Reflect, field: &Field) {
         let slot = message.slot(field.number);
-        let message = matches!(field.kind, Kind::Message(_));
         match (slot.count(), field.default_item()) {
             (0, Some(item)) if !field.repeated => self.row(field.name, &shown(item)),
             (0, _) => self.unset(field),
-            (_, _) if message => {
+            _ if field.is_message() => {
                 // A message in the table is its text form on one line.
-                let items: Vec<String> = (0..slot.count()).map(|i| shown(slot.item(i))).collect();
+                let items: Vec<String> = slot.items().map(shown).collect();
                 let items = items.join(", ");
                 self.row(field.name, &if field.repeated { format!("[{items}]") } else { items });
             }
-            (count, _) => {
-                for index in 0..count {
-                    let name = if index == 0 { field.name } else { "" };
-                    self.row(name, &shown(slot.item(index)));
+            _ => {
+                for (index, item) in slot.items().enumerate() {
+                    self.row(if index == 0 { field.name } else { "" }, &shown(item));
                 }
             }
         }
     }
 
     fn unset(&mut self, field: &Field) {
-        match (field.repeated, matches!(field.kind, Kind::Message(_))) {
+        match (field.repeated, field.is_message()) {
             (true, true) => self.row(field.name, "[]"),
             (true, false) => {}
             (false, _) => self.row(field.name, ""),
@@ -162,10 +155,10 @@ fn shown(item: Item<'_>) -> String {
         Item::Int32(value) => value.to_string(),
         Item::Uint32(value) => value.to_string(),
         Item::Uint64(value) => value.to_string(),
-        Item::Float(value) => crate::form::literal::float64(value.into()),
-        Item::Double(value) => crate::form::literal::float64(value),
+        Item::Float(value) => float64(value.into()),
+        Item::Double(value) => float64(value),
         Item::Text(value) => value.to_string(),
-        Item::Message(message) => crate::form::one_line(message),
+        Item::Message(message) => one_line(message),
     }
 }
 

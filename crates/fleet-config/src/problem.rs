@@ -81,13 +81,12 @@ impl Problem {
 
     /// Returns file and position, if known.
     fn prefix(&self) -> String {
-        match (&self.file, self.place) {
-            (Some(file), Some(place)) => {
-                format!("{}:{place}: ", printable_line(&file.to_string_lossy()))
-            }
-            (Some(file), None) => format!("{}: ", printable_line(&file.to_string_lossy())),
-            (None, Some(place)) => format!("{place}: "),
-            (None, None) => String::new(),
+        let file = self.file.as_ref().map(|file| file.to_string_lossy());
+        let file = file.map(|file| format!("{}:", printable_line(&file)));
+        let place = self.place.map(|place| format!("{place}:"));
+        match file.unwrap_or_default() + &place.unwrap_or_default() {
+            prefix if prefix.is_empty() => prefix,
+            prefix => prefix + " ",
         }
     }
 

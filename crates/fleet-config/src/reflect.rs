@@ -21,6 +21,11 @@ impl Shape {
         self.fields.iter().find(|field| field.name == name)
     }
 
+    /// Returns the names of the fields.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.fields.iter().map(|field| field.name)
+    }
+
     pub fn numbered(&self, number: u32) -> Option<&'static Field> {
         self.fields.iter().find(|field| field.number == number)
     }
@@ -124,6 +129,10 @@ pub enum Scalar {
 }
 
 impl Field {
+    pub fn is_message(&self) -> bool {
+        matches!(self.kind, Kind::Message(_))
+    }
+
     /// Returns the value of the field if it is not assigned; `None` for messages.
     pub fn default_item(&self) -> Option<Item<'static>> {
         let text = self.default.map(|text| text.trim_matches('"'));
@@ -184,13 +193,27 @@ pub trait Slot {
     fn count(&self) -> usize;
     fn item(&self, index: usize) -> Item<'_>;
     /// Sets a scalar, or appends it to a repeated field; returns false if it has another type.
-    fn put(&mut self, scalar: Scalar) -> bool;
+    fn put(&mut self, _: Scalar) -> bool {
+        false
+    }
     /// Returns the message of the field, created if needed; for a repeated field, appends a new
     /// message and returns it.
-    fn open(&mut self) -> Option<&mut dyn Reflect>;
-    /// Returns the `index`-th message, if it exists.
-    fn message_mut(&mut self, index: usize) -> Option<&mut dyn Reflect>;
+    fn open(&mut self) -> Option<&mut dyn Reflect> {
+        None
+    }
     fn clear(&mut self);
+}
+
+impl dyn Slot + '_ {
+    /// Returns the assigned values.
+    pub fn items(&self) -> impl Iterator<Item = Item<'_>> {
+        (0..self.count()).map(|index| self.item(index))
+    }
+
+    /// Returns the first assigned value.
+    pub fn first(&self) -> Option<Item<'_>> {
+        self.items().next()
+    }
 }
 
 macro_rules! scalar_slots {
@@ -208,12 +231,6 @@ macro_rules! scalar_slots {
                 *self = Some(value);
                 true
             }
-            fn open(&mut self) -> Option<&mut dyn Reflect> {
-                None
-            }
-            fn message_mut(&mut self, _: usize) -> Option<&mut dyn Reflect> {
-                None
-            }
             fn clear(&mut self) {
                 *self = None;
             }
@@ -230,12 +247,6 @@ macro_rules! scalar_slots {
                 let Scalar::$variant(value) = scalar else { return false };
                 self.push(value);
                 true
-            }
-            fn open(&mut self) -> Option<&mut dyn Reflect> {
-                None
-            }
-            fn message_mut(&mut self, _: usize) -> Option<&mut dyn Reflect> {
-                None
             }
             fn clear(&mut self) {
                 Vec::clear(self);
@@ -261,14 +272,8 @@ impl<M: Reflect + Default> Slot for Option<M> {
     fn item(&self, _: usize) -> Item<'_> {
         Item::Message(self.as_ref().expect("the caller counted"))
     }
-    fn put(&mut self, _: Scalar) -> bool {
-        false
-    }
     fn open(&mut self) -> Option<&mut dyn Reflect> {
         Some(self.get_or_insert_default())
-    }
-    fn message_mut(&mut self, _: usize) -> Option<&mut dyn Reflect> {
-        self.as_mut().map(|message| message as &mut dyn Reflect)
     }
     fn clear(&mut self) {
         *self = None;
@@ -282,15 +287,9 @@ impl<M: Reflect + Default> Slot for Vec<M> {
     fn item(&self, index: usize) -> Item<'_> {
         Item::Message(&self[index])
     }
-    fn put(&mut self, _: Scalar) -> bool {
-        false
-    }
     fn open(&mut self) -> Option<&mut dyn Reflect> {
         self.push(M::default());
         self.last_mut().map(|message| message as &mut dyn Reflect)
-    }
-    fn message_mut(&mut self, index: usize) -> Option<&mut dyn Reflect> {
-        self.get_mut(index).map(|message| message as &mut dyn Reflect)
     }
     fn clear(&mut self) {
         Vec::clear(self);

@@ -8,8 +8,7 @@ use crate::problem::Problem;
 use crate::reflect::{Field, Item, Kind, Reflect, Shape};
 use crate::schema::{BuildStrategy, DistributedStrategy, ExecutionStrategy};
 use crate::tables;
-use crate::value::{Value, default_of, effective, expected_type, wrong_value};
-use fleet_base::text::did_you_mean;
+use crate::value::{Value, default_of, effective, expected_type, with_hint, wrong_value};
 use fleet_base::{Error, Result};
 
 /// The result of an assignment besides the assigned values.
@@ -44,25 +43,26 @@ impl DistributedStrategy {
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<Notices> {
-        let mut outcome = Outcome::default();
-        let mut changed = self.clone();
-        changed.assign(key, value.into(), &mut outcome)?;
+        let (changed, outcome) = self.changed(key, value.into())?;
         *self = changed;
         Ok(Notices::new(outcome.notices))
     }
 
     /// Like [`set`](Self::set), but a value of the wrong type is an error.
     pub fn set_strictly(&mut self, key: &str, value: impl Into<Value>) -> Result<Notices> {
-        let mut outcome = Outcome::default();
-        let mut changed = self.clone();
-        changed.assign(key, value.into(), &mut outcome)?;
-        match outcome.ignored {
-            Some(error) => Err(error),
-            None => {
-                *self = changed;
-                Ok(Notices::new(outcome.notices))
-            }
+        let (changed, outcome) = self.changed(key, value.into())?;
+        if let Some(error) = outcome.ignored {
+            return Err(error);
         }
+        *self = changed;
+        Ok(Notices::new(outcome.notices))
+    }
+
+    /// Returns a copy in which the field is assigned.
+    fn changed(&self, key: &str, value: Value) -> Result<(Self, Outcome)> {
+        let (mut changed, mut outcome) = (self.clone(), Outcome::default());
+        changed.assign(key, value, &mut outcome)?;
+        Ok((changed, outcome))
     }
 
     /// Returns the assigned or default value of a field or path. Messages are maps of all their
@@ -82,11 +82,8 @@ impl DistributedStrategy {
                 continue;
             };
             shape = nested();
-            message = message.and_then(|message| match message.slot(field.number) {
-                slot if slot.count() > 0 => match slot.item(0) {
-                    Item::Message(nested) => Some(nested),
-                    _ => None,
-                },
+            message = message.and_then(|message| match message.slot(field.number).first() {
+                Some(Item::Message(nested)) => Some(nested),
                 _ => None,
             });
         }
@@ -219,24 +216,19 @@ impl DistributedStrategy {
 
 fn unknown_attribute(name: &str, shape: &Shape) -> Error {
     let error = Error::invalid(format!("{name} is not an attribute of {}", shape.name));
-    let known = shape.fields.iter().map(|field| field.name);
-    match did_you_mean(name, known).strip_prefix("; ") {
-        Some(hint) => error.help(hint),
-        None => error,
-    }
+    with_hint(error, name, shape.names())
+}
+
+/// Returns the error for a name that is not a field of the message `parent`.
+fn unknown_field(parent: &str, name: &str, shape: &Shape) -> Error {
+    let error = Error::invalid(format!("{parent} has no field '{name}'"));
+    with_hint(error, name, shape.names())
 }
 
 /// Checks that all names of a path are fields; the error names them as written.
 fn check_path<'a>(mut shape: &'static Shape, mut written: &'a str, path: &'a str) -> Result<()> {
     for name in path.split('.') {
-        let Some(field) = field_of(shape, name) else {
-            let error = Error::invalid(format!("{written} has no field '{name}'"));
-            let known = shape.fields.iter().map(|field| field.name);
-            return match did_you_mean(name, known).strip_prefix("; ") {
-                Some(hint) => Err(error.help(hint)),
-                None => Err(error),
-            };
-        };
+        let field = field_of(shape, name).ok_or_else(|| unknown_field(written, name, shape))?;
         written = name;
         match field.kind {
             Kind::Message(nested) => shape = nested(),
@@ -249,18 +241,11 @@ fn check_path<'a>(mut shape: &'static Shape, mut written: &'a str, path: &'a str
 
 /// Checks that all keys are fields, including those of nested messages.
 fn check_keys(shape: &'static Shape, parent: &Field, value: &Value) -> Result<()> {
-    let wrong = |key: &str| {
-        let error = Error::invalid(format!("{} has no field '{key}'", parent.name));
-        let known = shape.fields.iter().map(|field| field.name);
-        match did_you_mean(key, known).strip_prefix("; ") {
-            Some(hint) => Err(error.help(hint)),
-            None => Err(error),
-        }
-    };
+    let wrong = |key: &str| unknown_field(parent.name, key, shape);
     match value {
         Value::Map(entries) => {
             for (key, value) in entries {
-                let Some(field) = field_of(shape, key) else { return wrong(key) };
+                let field = field_of(shape, key).ok_or_else(|| wrong(key))?;
                 if let Kind::Message(nested) = field.kind {
                     check_keys(nested(), field, value)?;
                 }
@@ -273,8 +258,8 @@ fn check_keys(shape: &'static Shape, parent: &Field, value: &Value) -> Result<()
         }),
         // A list in place of a map is treated like a map whose first key is wrong.
         Value::List(values) => match values.first() {
-            Some(Value::Str(key)) => wrong(key),
-            Some(other) => wrong(&other.to_string()),
+            Some(Value::Str(key)) => Err(wrong(key)),
+            Some(other) => Err(wrong(&other.to_string())),
             None => Ok(()),
         },
         _ => Ok(()),
@@ -307,7 +292,7 @@ fn put(target: &mut dyn Reflect, field: &Field, value: Value, path: &str) -> Res
         (true, Value::List(values)) => values,
         (true, other) => return Err(wrong(&other, path)),
         // As in `check_keys`, an empty list is an empty map.
-        (false, Value::List(values)) if values.is_empty() && is_message(field) => {
+        (false, Value::List(values)) if values.is_empty() && field.is_message() => {
             vec![Value::Map(Vec::new())]
         }
         (false, value) => vec![value],
@@ -331,10 +316,6 @@ fn put(target: &mut dyn Reflect, field: &Field, value: Value, path: &str) -> Res
         }
     }
     Ok(())
-}
-
-fn is_message(field: &Field) -> bool {
-    matches!(field.kind, Kind::Message(_))
 }
 
 /// Converts `a.b` and a value to `{a: {b: value}}`.

@@ -2,10 +2,10 @@
 
 use crate::form::document::join;
 use crate::problem::Problem;
-use crate::reflect::{Field, Kind, Reflect, Shape};
+use crate::reflect::{Field, Kind, Reflect, Shape, Slot};
 use crate::schema::*;
-use crate::value::{Value, expected_type, wrong_value};
-use fleet_base::text::did_you_mean;
+use crate::value::Value::{self, Bool, Float, Int};
+use crate::value::{expected_type, with_hint, wrong_value};
 use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
 
@@ -63,15 +63,9 @@ impl<'v> Flat<'v> {
         for field in target.shape().fields {
             let path = join(path, field.name);
             let slot = target.slot_mut(field.number);
-            if !matches!(field.kind, Kind::Message(_)) {
+            if !field.is_message() {
                 let Some(value) = self.find(&path) else { continue };
-                for value in values(field, value, index) {
-                    let scalar = value.scalar(field.kind);
-                    slot.put(
-                        scalar
-                            .ok_or_else(|| wrong_value(&path, expected_type(field.kind), value))?,
-                    );
-                }
+                put_all(slot, field, value, index, &path)?;
                 continue;
             }
             let count = match field.repeated {
@@ -95,13 +89,24 @@ impl<'v> Flat<'v> {
     }
 }
 
-/// Returns the values for a field: all of a list, or the `index`-th if the field is not repeated.
-fn values<'v>(field: &Field, value: &'v Value, index: usize) -> Vec<&'v Value> {
-    match value {
-        Value::List(values) if field.repeated => values.iter().collect(),
-        Value::List(values) => values.get(index).or(Some(value)).into_iter().collect(),
-        value => vec![value],
+/// Assigns a field: all values of a list, or the `index`-th if the field is not repeated.
+fn put_all(
+    slot: &mut dyn Slot,
+    field: &Field,
+    value: &Value,
+    index: usize,
+    path: &str,
+) -> Result<()> {
+    let values = match value {
+        Value::List(values) if field.repeated => &values[..],
+        Value::List(values) => std::slice::from_ref(values.get(index).unwrap_or(value)),
+        value => std::slice::from_ref(value),
+    };
+    for value in values {
+        let scalar = value.scalar(field.kind);
+        slot.put(scalar.ok_or_else(|| wrong_value(path, expected_type(field.kind), value))?);
     }
+    Ok(())
 }
 
 type Configs = [(String, Value)];
@@ -117,92 +122,38 @@ fn tables<'v>(value: &'v Value, name: &str) -> Result<Vec<(&'v str, &'v Configs)
     tables.iter().map(table).collect()
 }
 
-/// Keys for a whole table: the key, the field of the table, its default.
-const TABLE_KEYS: [(&str, &str, TableDefault); 24] = [
-    ("nodeid_slot", "accessor.graph_sgd_param.nodeid_slot", TableDefault::Int(9008)),
-    (
-        "feature_learning_rate",
-        "accessor.graph_sgd_param.feature_learning_rate",
-        TableDefault::Float(0.05),
-    ),
-    ("sparse_shard_num", "shard_num", TableDefault::Int(1000)),
-    ("sparse_compress_in_save", "compress_in_save", TableDefault::None),
-    ("sparse_enable_cache", "enable_sparse_table_cache", TableDefault::Bool(true)),
-    ("sparse_cache_rate", "sparse_table_cache_rate", TableDefault::Float(0.00055)),
-    ("sparse_cache_file_num", "sparse_table_cache_file_num", TableDefault::Int(16)),
-    ("sparse_enable_revert", "enable_revert", TableDefault::None),
-    ("sparse_shard_merge_rate", "shard_merge_rate", TableDefault::None),
-    ("sparse_embedx_dim", "accessor.embedx_dim", TableDefault::Int(8)),
-    ("sparse_embedx_threshold", "accessor.embedx_threshold", TableDefault::Int(10)),
-    ("sparse_nonclk_coeff", "accessor.ctr_accessor_param.nonclk_coeff", TableDefault::Float(0.1)),
-    ("sparse_click_coeff", "accessor.ctr_accessor_param.click_coeff", TableDefault::Float(1.0)),
-    (
-        "sparse_base_threshold",
-        "accessor.ctr_accessor_param.base_threshold",
-        TableDefault::Float(1.5),
-    ),
-    (
-        "sparse_delta_threshold",
-        "accessor.ctr_accessor_param.delta_threshold",
-        TableDefault::Float(0.25),
-    ),
-    (
-        "sparse_delta_keep_days",
-        "accessor.ctr_accessor_param.delta_keep_days",
-        TableDefault::Float(16.0),
-    ),
-    (
-        "sparse_show_click_decay_rate",
-        "accessor.ctr_accessor_param.show_click_decay_rate",
-        TableDefault::Float(0.98),
-    ),
-    (
-        "sparse_delete_threshold",
-        "accessor.ctr_accessor_param.delete_threshold",
-        TableDefault::Float(0.8),
-    ),
-    (
-        "sparse_delete_after_unseen_days",
-        "accessor.ctr_accessor_param.delete_after_unseen_days",
-        TableDefault::Float(30.0),
-    ),
-    (
-        "sparse_ssd_unseenday_threshold",
-        "accessor.ctr_accessor_param.ssd_unseenday_threshold",
-        TableDefault::Int(1),
-    ),
-    ("sparse_show_scale", "accessor.ctr_accessor_param.show_scale", TableDefault::None),
-    ("sparse_zero_init", "accessor.ctr_accessor_param.zero_init", TableDefault::None),
-    (
-        "sparse_load_filter_slots",
-        "accessor.ctr_accessor_param.load_filter_slots",
-        TableDefault::None,
-    ),
-    (
-        "sparse_save_filter_slots",
-        "accessor.ctr_accessor_param.save_filter_slots",
-        TableDefault::None,
-    ),
+/// Keys for a whole table: the key, the field of the table, and the key's default (or `None`).
+static TABLE_KEYS: [(&str, &str, Value); 11] = [
+    ("nodeid_slot", "accessor.graph_sgd_param.nodeid_slot", Int(9008)),
+    ("feature_learning_rate", "accessor.graph_sgd_param.feature_learning_rate", Float(0.05)),
+    ("sparse_shard_num", "shard_num", Int(1000)),
+    ("sparse_compress_in_save", "compress_in_save", Value::None),
+    ("sparse_enable_cache", "enable_sparse_table_cache", Bool(true)),
+    ("sparse_cache_rate", "sparse_table_cache_rate", Float(0.00055)),
+    ("sparse_cache_file_num", "sparse_table_cache_file_num", Int(16)),
+    ("sparse_enable_revert", "enable_revert", Value::None),
+    ("sparse_shard_merge_rate", "shard_merge_rate", Value::None),
+    ("sparse_embedx_dim", "accessor.embedx_dim", Int(8)),
+    ("sparse_embedx_threshold", "accessor.embedx_threshold", Int(10)),
 ];
 
-#[derive(Clone, Copy)]
-enum TableDefault {
-    None,
-    Bool(bool),
-    Int(i128),
-    Float(f64),
-}
-
-impl TableDefault {
-    fn value(self) -> Option<Value> {
-        match self {
-            TableDefault::None => None,
-            TableDefault::Bool(value) => Some(Value::Bool(value)),
-            TableDefault::Int(value) => Some(Value::Int(value)),
-            TableDefault::Float(value) => Some(Value::Float(value)),
-        }
-    }
-}
+/// Fields of `accessor.ctr_accessor_param` with the defaults of their keys. A key is the name of
+/// its field after `sparse_`.
+static CLICK_KEYS: [(&str, Value); 13] = [
+    ("nonclk_coeff", Float(0.1)),
+    ("click_coeff", Float(1.0)),
+    ("base_threshold", Float(1.5)),
+    ("delta_threshold", Float(0.25)),
+    ("delta_keep_days", Float(16.0)),
+    ("show_click_decay_rate", Float(0.98)),
+    ("delete_threshold", Float(0.8)),
+    ("delete_after_unseen_days", Float(30.0)),
+    ("ssd_unseenday_threshold", Int(1)),
+    ("show_scale", Value::None),
+    ("zero_init", Value::None),
+    ("load_filter_slots", Value::None),
+    ("save_filter_slots", Value::None),
+];
 
 /// Keys with special handling.
 const OTHER_KEYS: [&str; 4] =
@@ -233,15 +184,10 @@ pub fn fleet_desc_configs(strategy: &mut DistributedStrategy, value: &Value) -> 
             continue;
         }
         for (key, _) in configs {
-            let known = || known_keys().into_iter();
-            if !known().any(|known| known == *key) {
+            let known = known_keys();
+            if !known.contains(key) {
                 let error = Error::invalid(format!("unknown key '{key}' in fleet_desc_configs"));
-                let known: Vec<String> = known().collect();
-                let hint = did_you_mean(key, known.iter().map(String::as_str));
-                return Err(match hint.strip_prefix("; ") {
-                    Some(hint) => error.help(hint),
-                    None => error,
-                });
+                return Err(with_hint(error, key, known.iter().map(String::as_str)));
             }
         }
         let table = sparse_table(name, configs)
@@ -251,8 +197,18 @@ pub fn fleet_desc_configs(strategy: &mut DistributedStrategy, value: &Value) -> 
     Ok(())
 }
 
+/// Returns the keys for a whole table, with the path and the default of each.
+fn table_keys() -> impl Iterator<Item = (String, String, &'static Value)> {
+    let own =
+        TABLE_KEYS.iter().map(|(key, path, default)| (key.to_string(), path.to_string(), default));
+    let click = CLICK_KEYS.iter().map(|(field, default)| {
+        (format!("sparse_{field}"), format!("accessor.ctr_accessor_param.{field}"), default)
+    });
+    own.chain(click)
+}
+
 fn known_keys() -> BTreeSet<String> {
-    let table = TABLE_KEYS.iter().map(|(key, ..)| key.to_string());
+    let table = table_keys().map(|(key, ..)| key);
     let other = OTHER_KEYS.iter().map(|key| key.to_string());
     let rules = RULE_KEYS.iter().flat_map(|key| {
         [key.to_string(), format!("{}{key}", PARTS[0]), format!("{}{key}", PARTS[1])]
@@ -260,8 +216,13 @@ fn known_keys() -> BTreeSet<String> {
     table.chain(other).chain(rules).collect()
 }
 
+/// Returns the last value of a key.
+fn last<'v>(configs: &'v Configs, key: &str) -> Option<&'v Value> {
+    configs.iter().rev().find(|(known, _)| known == key).map(|(_, value)| value)
+}
+
 fn sparse_table(name: &str, configs: &Configs) -> Result<TableParameter> {
-    let find = |key: &str| configs.iter().rev().find(|(known, _)| known == key).map(|(_, v)| v);
+    let find = |key: &str| last(configs, key);
     let text = |key: &str, default: &str| match find(key) {
         None => Ok(default.to_string()),
         Some(Value::Str(text)) => Ok(text.clone()),
@@ -271,10 +232,10 @@ fn sparse_table(name: &str, configs: &Configs) -> Result<TableParameter> {
     table.set_table_class(table_class(&text("sparse_table_class", "DownpourSparseTable")?)?);
     let accessor = text("sparse_accessor_class", "DownpourCtrAccessor")?;
     table.accessor_mut().set_accessor_class(accessor_class(&accessor)?);
-    for (key, path, default) in TABLE_KEYS {
-        let value = find(key).cloned().or(default.value());
+    for (key, path, default) in table_keys() {
+        let value = find(&key).or(Some(default).filter(|default| **default != Value::None));
         if let Some(value) = value {
-            assign(&mut table, TableParameter::describe(), path, &value, key)?;
+            assign(&mut table, TableParameter::describe(), &path, value, &key)?;
         }
     }
     let dim = table.accessor().embedx_dim();
@@ -293,7 +254,6 @@ fn sparse_table(name: &str, configs: &Configs) -> Result<TableParameter> {
     let is_split = !["DownpourCtrAccessor", "DownpourCtrDoubleAccessor"].contains(&&*accessor);
     accessor_param.set_embed_sgd_param(rule(configs, PARTS[0], is_split)?);
     accessor_param.set_embedx_sgd_param(rule(configs, PARTS[1], is_split)?);
-
     Ok(table)
 }
 
@@ -325,8 +285,8 @@ fn accessor_class(name: &str) -> Result<&'static str> {
 
 /// Returns the rule of one part of the row, from its own keys, the common keys, and the defaults.
 fn rule(configs: &Configs, part: &str, is_split: bool) -> Result<SgdParameter> {
-    let exact = |key: &str| configs.iter().rev().find(|(known, _)| known == key).map(|(_, v)| v);
-    let find = |key: &str| exact(&format!("{part}{key}")).or_else(|| exact(key)).cloned();
+    let own = |key: &str| last(configs, &format!("{part}{key}"));
+    let find = |key: &str| own(key).or_else(|| last(configs, key)).cloned();
     let optimizer = match find("sparse_optimizer") {
         None => "adagrad".to_string(),
         Some(Value::Str(name)) => name,
@@ -361,9 +321,7 @@ fn rule(configs: &Configs, part: &str, is_split: bool) -> Result<SgdParameter> {
     let shape = SgdParameter::describe();
     let nested = shape.field(message).map(|field| field.kind);
     for (key, field, default) in defaults {
-        let known =
-            matches!(nested, Some(Kind::Message(nested)) if nested().field(field).is_some());
-        if known {
+        if matches!(nested, Some(Kind::Message(nested)) if nested().field(field).is_some()) {
             let value = find(key).unwrap_or_else(|| default.clone());
             assign(&mut rule, shape, &join(message, field), &value, key)?;
         }
@@ -389,12 +347,5 @@ fn assign(
     if let (Some(rest), Kind::Message(shape)) = (rest, field.kind) {
         return assign(slot.open().ok_or_else(missing)?, shape(), rest, value, key);
     }
-    for value in values(field, value, 0) {
-        slot.put(
-            value
-                .scalar(field.kind)
-                .ok_or_else(|| wrong_value(key, expected_type(field.kind), value))?,
-        );
-    }
-    Ok(())
+    put_all(slot, field, value, 0, key)
 }

@@ -3,6 +3,7 @@
 use crate::form::literal::{float64, quoted};
 use crate::reflect::{Field, Item, Kind, Reflect, Scalar};
 use fleet_base::Error;
+use fleet_base::text::did_you_mean;
 use std::fmt;
 
 /// A value of the key/value form.
@@ -116,12 +117,10 @@ impl Value {
 /// Returns the value in effect: the assigned one, or the default.
 pub(crate) fn effective(message: &dyn Reflect, field: &Field) -> Value {
     let slot = message.slot(field.number);
-    match (field.repeated, slot.count()) {
-        (false, 0) => default_of(field),
-        (false, _) => Value::of(field.kind, slot.item(0)),
-        (true, count) => {
-            Value::List((0..count).map(|index| Value::of(field.kind, slot.item(index))).collect())
-        }
+    let mut values = slot.items().map(|item| Value::of(field.kind, item));
+    match field.repeated {
+        true => Value::List(values.collect()),
+        false => values.next().unwrap_or_else(|| default_of(field)),
     }
 }
 
@@ -141,6 +140,14 @@ pub fn wrong_value(path: &str, expected: impl Into<String>, value: &Value) -> Er
     Error::invalid(format!("invalid value of {path}"))
         .expected(expected.into())
         .got(format!("{value} ({})", value.type_name()))
+}
+
+/// Adds the nearest known name, if any, to the error of an unknown one.
+pub fn with_hint<'n>(error: Error, name: &str, known: impl Iterator<Item = &'n str>) -> Error {
+    match did_you_mean(name, known).strip_prefix("; ") {
+        Some(hint) => error.help(hint),
+        None => error,
+    }
 }
 
 /// Returns the expected values of a kind of field, for messages.

@@ -3,52 +3,51 @@
 //! machines do the same.
 
 use crate::child::{Child, HANG_CODE};
+use crate::display;
 use crate::events::Death;
 use crate::options::Mode;
 use crate::protocol::MachineState;
 use crate::supervisor::Supervisor;
-use crate::words;
 use fleet_topology::{ProcessReport, Role};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Supervisor<'_> {
     /// Warns of processes that have not joined while workers wait for them. After `--start_timeout`
     /// returns a failure, which ends the job.
     pub(crate) fn absent(&mut self) -> Option<Death> {
-        if self.absent_seen.elapsed() < ABSENT_PERIOD {
+        if self.now.since(self.absent_seen) < ABSENT_PERIOD {
             return None;
         }
-        self.absent_seen = Instant::now();
+        self.absent_seen = self.now;
         let waiting = self.children.iter().filter(|child| has_joined(child)).count();
         let elsewhere = self.state_of_job().has_joined;
         if waiting == 0 && !elsewhere {
             self.joined_since = None;
             return None;
         }
-        let since = *self.joined_since.get_or_insert_with(Instant::now);
+        let since = *self.joined_since.get_or_insert(self.now);
         for index in 0..self.children.len() {
             let child = &self.children[index];
-            let waited = since.elapsed().min(child.lived());
+            let waited = self.now.since(since).min(child.lived(self.now));
             if !self.is_awaited(child) {
-                if child.is_absence_said && child.is_running() {
-                    let line = format!("{} has joined", child.title());
-                    self.console.say(&format!("fleetrun: {line}"));
+                if child.is_absence_reported && child.is_running() {
+                    self.console.info(&format!("{} has joined", child.title()));
                 }
-                self.children[index].is_absence_said = false;
+                self.children[index].is_absence_reported = false;
                 continue;
             }
-            if self.rules.start_timeout.is_some_and(|allowed| waited >= allowed) {
+            if self.options.timeouts.start.is_some_and(|allowed| waited >= allowed) {
                 let mut death = self.absence(index, waiting, waited);
                 death.code = HANG_CODE;
                 return Some(death);
             }
-            if waited >= self.rules.silence_timeout / WARNINGS_IN_SILENCE && !child.is_absence_said
+            if waited >= self.options.timeouts.silence / WARNINGS_IN_SILENCE
+                && !child.is_absence_reported
             {
                 let mut death = self.absence(index, waiting, waited);
                 death.add("\n  help: --start_timeout SECONDS ends the job instead");
-                self.show_logs();
-                self.console.warn(&death.report);
-                self.children[index].is_absence_said = true;
+                self.warn_about(&death);
+                self.children[index].is_absence_reported = true;
             }
         }
         None
@@ -58,7 +57,7 @@ impl Supervisor<'_> {
     /// parameter-server job delays no other worker.
     fn is_awaited(&self, child: &Child) -> bool {
         let is_absent = matches!(child.report(), None | Some(ProcessReport::Starting));
-        let is_again = child.restarts > 0 && self.rules.mode != Mode::Collective;
+        let is_again = child.restarts > 0 && self.options.mode != Mode::Collective;
         let is_needed = match child.process.role {
             Role::Worker => !is_again,
             Role::Server => true,
@@ -75,9 +74,9 @@ impl Supervisor<'_> {
         };
         let who = match waiting {
             0 => "workers of other machines".to_string(),
-            count => words::counted(Role::Worker, count),
+            count => display::counted(Role::Worker, count),
         };
-        let (verb, span) = (if waiting == 1 { "waits" } else { "wait" }, words::seconds(waited));
+        let (verb, span) = (if waiting == 1 { "waits" } else { "wait" }, display::seconds(waited));
         let report = format!("{} {state} after {span}, and {who} {verb} for it", child.title());
         self.with_log(index, report)
     }
@@ -89,18 +88,18 @@ impl Supervisor<'_> {
     }
 
     /// Reports the state of this machine to the leader when it changes.
-    pub(crate) fn tell_state(&mut self) {
+    pub(crate) fn report_state(&mut self) {
         let Some((link, generation)) = self.link else { return };
-        let told = self.state_told;
+        let before = self.state_reported;
         let state = MachineState {
-            has_joined: told.has_joined || self.children.iter().any(has_joined),
+            has_joined: before.has_joined || self.children.iter().any(has_joined),
             // Not for ever: a server that exited without a report is started again once it is
             // missed.
             is_done: self.is_done_here(),
         };
-        if state != told {
-            self.state_told = state;
-            link.tell_state(generation, state);
+        if state != before {
+            self.state_reported = state;
+            link.report_state(generation, state);
         }
     }
 }

@@ -2,27 +2,26 @@
 //! machine and on several.
 
 use crate::cluster::{Cluster, Process, Run};
-use crate::console::Console;
-use crate::events::{Death, End, Ended, Event};
-use crate::guard::Guard;
+use crate::display::counted_roles;
+use crate::events::{Death, End, Ended};
 use crate::link::Link;
 use crate::logs;
 use crate::machine::Machine;
-use crate::oom::OomWatch;
 use crate::options::{Follow, Mode, Options, Verbosity};
 use crate::script::Program;
-use crate::supervisor::{Rules, Supervisor};
+use crate::supervisor::{Resources, Supervisor};
 use crate::tables;
-use crate::words::counted;
 use fleet_base::Result;
+use fleet_net::Time;
 use fleet_topology::{Env, Role};
-use std::sync::mpsc::Receiver;
-use std::time::Instant;
+use std::path::PathBuf;
 
 /// Everything known before the first process starts.
 pub(crate) struct Job {
     pub options: Options,
     pub env: Env,
+    /// The launcher's own executable.
+    pub executable: PathBuf,
     pub program: Program,
     pub machine: Machine,
     pub arguments: Vec<(String, String)>,
@@ -31,40 +30,32 @@ pub(crate) struct Job {
 /// Runs attempts until the job is done or may not be restarted.
 pub(crate) struct Attempts<'a> {
     pub job: &'a Job,
-    pub rules: Rules,
     pub run: Run,
-    pub oom: OomWatch,
-    pub guard: Guard,
-    pub console: Console,
-    pub events: Receiver<Event>,
-    pub begun: Instant,
+    pub resources: Resources,
+    pub begun: Time,
 }
 
 impl Attempts<'_> {
     /// Prints the final message and returns the exit code: that of the first lost process, or 0.
     pub fn done(&mut self, lost: &[Death]) -> u8 {
-        let seconds = self.begun.elapsed().as_secs_f64();
+        let seconds = Time::now().since(self.begun).as_secs_f64();
         let of = |role: Role| lost.iter().filter(|death| death.role == role).count();
-        let without: Vec<String> = [Role::Worker, Role::Server]
-            .into_iter()
-            .filter(|role| of(*role) > 0)
-            .map(|role| counted(role, of(role)))
-            .collect();
-        let without = match without.is_empty() {
-            true => String::new(),
-            false => format!(" without {}", without.join(" and ")),
+        let without = counted_roles([Role::Worker, Role::Server], of).join(" and ");
+        let without = match without.as_str() {
+            "" => String::new(),
+            lost => format!(" without {lost}"),
         };
-        let logs = self.rules.log_dir.display();
-        self.console.say(&format!("fleetrun: done in {seconds:.1} s{without}, logs in {logs}"));
+        let logs = self.job.options.log_dir.display();
+        self.resources.console.info(&format!("done in {seconds:.1} s{without}, logs in {logs}"));
         for death in lost {
-            self.console.say(&format!("fleetrun: {}", death.line()));
+            self.resources.console.info(death.line());
         }
         lost.first().map_or(0, |death| death.code)
     }
 
     pub fn interrupted(&mut self, signal: i32) -> u8 {
         let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-        self.console.say(&format!("fleetrun: stopped by {name}"));
+        self.resources.console.info(&format!("stopped by {name}"));
         128 + signal as u8
     }
 
@@ -73,34 +64,30 @@ impl Attempts<'_> {
         &mut self,
         cluster: &Cluster,
         link: Option<(&Link, u64)>,
-        tell_ended: &dyn Fn(&Ended),
+        notify_ended: &dyn Fn(&Ended),
     ) -> Result<End> {
         let processes = cluster.processes(&self.run, &self.job.env);
         self.announce(cluster, &processes)?;
         let mut supervisor = Supervisor::new(
-            &self.rules,
-            &self.job.program.argv,
-            &self.run.mark,
-            &self.events,
-            &mut self.console,
-            &mut self.guard,
-            &mut self.oom,
+            &self.job.options,
+            &self.job.program,
+            &mut self.resources,
             link,
-            tell_ended,
+            notify_ended,
         );
         let end = supervisor.run(processes);
         // A later attempt appends to the logs of this one.
-        self.rules.new_logs = false;
+        self.resources.new_logs = false;
         end
     }
 
     /// Prints the header and, with -v, the tables of the documentation.
     fn announce(&mut self, cluster: &Cluster, processes: &[Process]) -> Result<()> {
-        let is_collective = self.rules.mode == Mode::Collective;
+        let is_collective = self.job.options.mode == Mode::Collective;
         if is_collective {
             let endpoints: Vec<String> =
                 cluster.workers.iter().map(|worker| worker.endpoint.to_string()).collect();
-            let path = self.rules.log_dir.join("endpoints.log");
+            let path = self.job.options.log_dir.join("endpoints.log");
             let text = format!("PADDLE_TRAINER_ENDPOINTS: \n{}", endpoints.join("\n"));
             logs::write(&path, &text)?;
         }
@@ -108,30 +95,27 @@ impl Attempts<'_> {
             return Ok(());
         }
         let header = header(&self.job.options, cluster, processes, &self.job.program.title);
-        self.console.say(&header);
+        self.resources.console.info(&header);
         if self.job.options.verbosity < Verbosity::Debug {
             return Ok(());
         }
-        self.console.debug(tables::arguments(&self.job.arguments).trim_end());
+        self.resources.console.debug(tables::arguments(&self.job.arguments).trim_end());
         let has_gpus = cluster.workers.iter().any(|worker| !worker.devices.is_empty());
         if self.job.options.is_mode_default && has_gpus {
-            self.console.warn(
+            self.resources.console.warn(
                 "Not found distinct arguments and compiled with cuda. Default use collective mode",
             );
         }
-        self.console.debug(match has_gpus {
+        self.resources.console.debug(match has_gpus {
             true => "launch train in GPU mode",
             false => "launch train in CPU mode",
         });
         if let Some(first) =
             processes.iter().find(|it| it.role == Role::Worker).or(processes.first())
         {
-            let rows: Vec<(&str, &str)> = first
-                .env
-                .iter()
-                .filter_map(|(name, value)| Some((*name, value.as_deref()?)))
-                .collect();
-            self.console.debug(&format!(
+            let set = first.env.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?)));
+            let rows: Vec<(&str, &str)> = set.collect();
+            self.resources.console.debug(&format!(
                 "Local start {} processes. First process distributed environment info (Only For \
                  Debug): \n{}",
                 processes.len(),
@@ -139,8 +123,8 @@ impl Attempts<'_> {
             ));
         }
         if is_collective {
-            let folder = self.rules.log_dir.display();
-            self.console.debug(&format!(
+            let folder = self.job.options.log_dir.display();
+            self.resources.console.debug(&format!(
                 "details about PADDLE_TRAINER_ENDPOINTS can be found in {folder}/endpoints.log, \
                  and detail running logs maybe found in {folder}/workerlog.0"
             ));
@@ -149,8 +133,8 @@ impl Attempts<'_> {
     }
 
     pub fn abort_line(&mut self, death: &Death, cluster: &Cluster) {
-        if self.rules.mode == Mode::Collective {
-            self.console.line(&format!(
+        if self.job.options.mode == Mode::Collective {
+            self.resources.console.line(&format!(
                 "ABORT!!! Out of all {} trainers, the trainer process with rank=[{}] was aborted. \
                  Please check its log.",
                 cluster.workers.len(),
@@ -160,7 +144,7 @@ impl Attempts<'_> {
     }
 }
 
-/// Returns the header: `fleetrun: train.py: collective, 2 workers; logs in log, the first worker's
+/// Returns the header: `train.py: collective, 2 workers; logs in log, the first worker's
 /// is shown`.
 fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &str) -> String {
     let mode = match cluster.mode {
@@ -170,12 +154,7 @@ fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &s
     };
     let count = |role: Role| processes.iter().filter(|process| process.role == role).count();
     let roles = [Role::Server, Role::Worker, Role::HeterWorker, Role::Coordinator];
-    let here: Vec<String> = roles
-        .into_iter()
-        .map(|role| (role, count(role)))
-        .filter(|(_, count)| *count > 0)
-        .map(|(role, count)| counted(role, count))
-        .collect();
+    let here = counted_roles(roles, count).join(", ");
     let machines = match cluster.node_count {
         1 => String::new(),
         several => format!(" on this machine, number {} of {several}", cluster.node),
@@ -185,9 +164,5 @@ fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &s
         Follow::All => ", all are shown",
         _ => "",
     };
-    format!(
-        "fleetrun: {title}: {mode}, {}{machines}; logs in {}{shown}",
-        here.join(", "),
-        options.log_dir.display()
-    )
+    format!("{title}: {mode}, {here}{machines}; logs in {}{shown}", options.log_dir.display())
 }

@@ -3,14 +3,14 @@
 use crate::cluster::Process;
 use crate::logs;
 use fleet_base::{Error, Result};
-use fleet_net::Member;
+use fleet_net::{Member, Time};
 use fleet_topology::{ProcessReport, Role, names};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A started process.
 pub struct Child {
@@ -18,7 +18,7 @@ pub struct Child {
     pub log: PathBuf,
     /// Offset in the log at which the output of this start begins.
     pub log_from: u64,
-    pub started: Instant,
+    pub started: Time,
     /// It has written or reported something.
     pub is_alive_seen: bool,
     pub ended: Option<ExitStatus>,
@@ -30,11 +30,11 @@ pub struct Child {
     /// Length of its log that reports have already shown.
     pub shown_to: Option<u64>,
     /// Time at which it was first found stopped (SIGSTOP).
-    pub stopped_since: Option<Instant>,
+    pub stopped_since: Option<Time>,
     /// The stop has been reported.
-    pub is_stop_said: bool,
+    pub is_stop_reported: bool,
     /// A warning that the others wait for it has been printed.
-    pub is_absence_said: bool,
+    pub is_absence_reported: bool,
     pid: u32,
 }
 
@@ -81,7 +81,7 @@ impl Child {
                 _ => Error::invalid(format!("cannot start {name}: {}: {error}", argv[0])),
             }
         })?;
-        let started = Instant::now();
+        let started = Time::now();
         Ok(Child {
             process,
             log,
@@ -94,8 +94,8 @@ impl Child {
             has_left: false,
             shown_to: None,
             stopped_since: None,
-            is_stop_said: false,
-            is_absence_said: false,
+            is_stop_reported: false,
+            is_absence_reported: false,
             pid: inner.id(),
         })
     }
@@ -158,8 +158,8 @@ impl Child {
         }
     }
 
-    pub fn lived(&self) -> Duration {
-        self.started.elapsed()
+    pub fn lived(&self, now: Time) -> Duration {
+        now.since(self.started)
     }
 }
 
@@ -197,7 +197,7 @@ fn die_with_parent(command: &mut Command) {
     let launcher = rustix::process::getpid();
     let arrange = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The launcher may have ended before the kernel was told.
+        // The launcher may have ended before this call.
         match rustix::process::getppid() == Some(launcher) {
             true => Ok(()),
             false => Err(Errno::SRCH.into()),

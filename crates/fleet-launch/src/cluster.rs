@@ -4,10 +4,10 @@
 //! from a [`Machine`]. Tests can therefore compare its environments with recorded ones of the
 //! original launchers.
 
+use crate::display;
 use crate::machine::Machine;
-use crate::options::{Mode, Options, PerNode, PsOptions, Who};
+use crate::options::{Mode, Options, PerNode, PsOptions, Who, split};
 use crate::ports::Ports;
-use crate::words;
 use fleet_base::{Error, Result};
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env, Role, names};
@@ -94,6 +94,24 @@ impl Process {
 }
 
 impl Cluster {
+    /// Returns the cluster of a machine, without processes.
+    pub(crate) fn empty(options: &Options, node: usize, node_count: usize) -> Cluster {
+        Cluster {
+            mode: options.mode,
+            workers: Vec::new(),
+            servers: Vec::new(),
+            coordinators: Vec::new(),
+            heter: Vec::new(),
+            heter_devices: Vec::new(),
+            node,
+            node_count,
+            gloo_http: None,
+            has_fixed_ports: false,
+            with_gloo: options.with_gloo.clone(),
+            backend: options.backend.clone(),
+        }
+    }
+
     /// Returns the cluster that flags and environment describe completely: one machine, `--ips`,
     /// lists of addresses, or the variables of PaddleCloud. Jobs that meet at `--master` are in
     /// `several.rs`.
@@ -389,9 +407,7 @@ impl Cluster {
 
 /// Returns the devices of each worker of this machine.
 pub fn local_devices(options: &Options, env: &Env, machine: &Machine) -> Result<Vec<Vec<String>>> {
-    let visible: Option<Vec<String>> = env
-        .text(names::CUDA_VISIBLE_DEVICES)
-        .map(|text| text.split(',').map(|id| id.trim().to_string()).collect());
+    let visible = env.text(names::CUDA_VISIBLE_DEVICES).map(split);
     let count = visible.as_ref().map_or(machine.gpu_count, Vec::len);
     let gpus: Vec<String> = match (&options.gpus, &visible) {
         (None, _) => (0..count).map(|index| index.to_string()).collect(),
@@ -472,20 +488,7 @@ fn collective(
             workers.push(Place { endpoint, node: at, devices: devices.clone() });
         }
     }
-    let cluster = Cluster {
-        mode: Mode::Collective,
-        workers,
-        servers: Vec::new(),
-        coordinators: Vec::new(),
-        heter: Vec::new(),
-        heter_devices: Vec::new(),
-        node,
-        node_count: hosts.len(),
-        gloo_http: None,
-        has_fixed_ports: false,
-        with_gloo: options.with_gloo.clone(),
-        backend: options.backend.clone(),
-    };
+    let cluster = Cluster { workers, ..Cluster::empty(options, node, hosts.len()) };
     cluster.take_ports(options, ports)
 }
 
@@ -507,7 +510,7 @@ fn hosts(options: &Options, env: &Env, machine: &Machine) -> Result<(Vec<String>
         return Ok((options.ips.clone(), node));
     }
     let text = env.text(names::PADDLE_TRAINERS).unwrap_or_default();
-    let hosts: Vec<String> = text.split(',').map(|host| host.trim().to_string()).collect();
+    let hosts = split(text);
     let node = env.number::<usize>(names::PADDLE_TRAINER_ID)?.unwrap_or(0);
     if node >= hosts.len() {
         return Err(Error::invalid("PADDLE_TRAINER_ID is not the number of a host")
@@ -564,8 +567,8 @@ fn parameter_server(
             .expected("--server_num N --worker_num N, or --servers LIST --workers LIST")
             .got(format!(
                 "{}, {}",
-                words::counted(Role::Server, ps.servers.len()),
-                words::counted(Role::Worker, ps.workers.len())
+                display::counted(Role::Server, ps.servers.len()),
+                display::counted(Role::Worker, ps.workers.len())
             )));
     }
     let own = options.host.clone().unwrap_or_else(|| "127.0.0.1".to_string());
@@ -604,18 +607,12 @@ fn parameter_server(
     let mut heter: Vec<Vec<Place>> = placed.collect();
     let coordinators = heter.pop().unwrap_or_default();
     let cluster = Cluster {
-        mode: options.mode,
         heter_devices: heter_devices(options, heter.len(), !gpus.is_empty())?,
         workers,
         servers,
         coordinators,
         heter,
-        node,
-        node_count: hosts.len(),
-        gloo_http: None,
-        has_fixed_ports: false,
-        with_gloo: options.with_gloo.clone(),
-        backend: options.backend.clone(),
+        ..Cluster::empty(options, node, hosts.len())
     };
     each_is_one(&cluster)?;
     cluster.take_ports(options, ports)
@@ -671,7 +668,7 @@ fn endpoints(who: &Who, own: &str, start: Option<u16>, before: usize) -> Result<
 pub fn gpu_list(options: &Options, env: &Env, machine: &Machine) -> Result<Vec<String>> {
     match (&options.gpus, env.text(names::CUDA_VISIBLE_DEVICES)) {
         (Some(gpus), _) => Ok(gpus.clone()),
-        (None, Some(visible)) => Ok(visible.split(',').map(|id| id.trim().to_string()).collect()),
+        (None, Some(visible)) => Ok(split(visible)),
         (None, None) => Ok((0..machine.gpu_count).map(|index| index.to_string()).collect()),
     }
 }

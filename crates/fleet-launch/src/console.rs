@@ -118,10 +118,10 @@ impl Console {
         let _ = out.write_all(&text).and_then(|()| out.flush());
     }
 
-    /// Writes a message at the normal level.
-    pub fn say(&mut self, text: &str) {
+    /// Writes a message of the launcher at the normal level.
+    pub fn info(&mut self, text: &str) {
         if self.verbosity >= Verbosity::Normal {
-            self.line(text);
+            self.line(&format!("fleetrun: {text}"));
         }
     }
 

@@ -7,16 +7,17 @@
 use crate::beats::Beats;
 use crate::blame::{self, Cause, Fate};
 use crate::child::{HANG_CODE, USAGE_CODE};
-use crate::options::ElasticLevel;
+use crate::options::{ElasticLevel, Timeouts};
 use crate::protocol::{
     Arrival, Failure, MachineEnd, MachineState, OverPlan, Plan, PlanNode, Reading, RunPlan,
     StopPlan, WorkerEnd,
 };
-use crate::{terms, words};
+use crate::{display, terms};
 use fleet_base::{Error, Result};
+use fleet_net::Time;
 use fleet_topology::Endpoint;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Settings of the leader.
 #[derive(Clone, Debug)]
@@ -25,14 +26,9 @@ pub struct LeaderRules {
     pub max: usize,
     pub level: ElasticLevel,
     pub max_restart: u32,
-    pub join_timeout: Duration,
-    /// Time for which an elastic job waits for more machines than it needs.
-    pub elastic_timeout: Duration,
     /// Time without a heartbeat after which a machine is lost.
     pub silence: Duration,
-    pub stop_timeout: Duration,
-    /// The same for processes; their store applies it.
-    pub process_silence: Duration,
+    pub timeouts: Timeouts,
     pub sort_ip: bool,
     /// Hosts of the job by number, if a list gives them.
     pub hosts: Vec<String>,
@@ -58,7 +54,7 @@ pub(crate) enum Action {
     /// Start a store for the processes of the next generation.
     StartStore,
     /// Notify the workers of a generation that one of them has ended.
-    TellEnded {
+    NotifyEnded {
         generation: u64,
         rank: usize,
         end: WorkerEnd,
@@ -75,30 +71,43 @@ pub(crate) struct Leader {
     /// Id of this machine.
     own: String,
     /// Time of the current step.
-    now: Instant,
+    now: Time,
     stage: Stage,
     forming: Forming,
-    generation: u64,
+    current: Generation,
+    /// Restarts because of failures so far.
     failures: u32,
-    members: Vec<String>,
-    /// Plan of the running generation.
-    run_plan: Option<RunPlan>,
     /// The previous leader, which is lost.
     lost: Option<String>,
-    nodes: BTreeMap<String, Arrival>,
+    machines: Machines,
     beats: Beats,
+    /// Actions of the current step.
+    actions: Vec<Action>,
+}
+
+/// One start of the job on all of its machines.
+#[derive(Default)]
+struct Generation {
+    number: u64,
+    members: Vec<String>,
+    /// Plan of the running generation.
+    plan: Option<RunPlan>,
+    /// Failed workers, in the order in which the leader learnt of them.
+    deaths: Vec<(usize, WorkerEnd)>,
+    /// Time at which the leader first found that processes of a machine had failed.
+    failed_since: Option<Time>,
+}
+
+/// Entries of the store that machines have written about themselves.
+#[derive(Default)]
+struct Machines {
+    nodes: BTreeMap<String, Arrival>,
     ends: HashMap<String, MachineEnd>,
     states: HashMap<String, MachineState>,
     left: Vec<String>,
     /// Launchers whose connection broke for good, by their order of arrival.
     disconnected: Vec<String>,
     farewells: Vec<String>,
-    /// Failed workers of this generation, in the order in which the leader learnt of them.
-    deaths: Vec<(usize, WorkerEnd)>,
-    /// Time at which the leader first found that processes of a machine had failed.
-    failed_since: Option<Instant>,
-    /// Actions of the current step.
-    actions: Vec<Action>,
 }
 
 /// Stage of a generation.
@@ -111,25 +120,25 @@ enum Stage {
     /// Watches the processes until a decision is due.
     Watch,
     /// Waits until every member has stopped its processes or is lost.
-    Stop { until: Instant },
+    Stop { until: Time },
     /// Waits until all machines have read the final plan, since the store ends with the leader.
-    Over { until: Instant },
+    Over { until: Time },
 }
 
 /// Progress of waiting for machines.
 struct Forming {
-    begun: Instant,
+    begun: Time,
     /// Machines of the previous generation, in their order.
     survivors: Vec<String>,
     candidate_count: usize,
     /// Time of the last change of that count.
-    changed: Instant,
+    changed: Time,
     /// Time of the last line for the user.
-    logged: Option<Instant>,
+    logged: Option<Time>,
 }
 
 impl Forming {
-    fn new(survivors: Vec<String>, now: Instant) -> Forming {
+    fn new(survivors: Vec<String>, now: Time) -> Forming {
         Forming { begun: now, survivors, candidate_count: 0, changed: now, logged: None }
     }
 }
@@ -149,27 +158,18 @@ enum Verdict {
 }
 
 impl Leader {
-    pub(crate) fn new(rules: LeaderRules, own: String, now: Instant) -> Leader {
+    pub(crate) fn new(rules: LeaderRules, own: String, now: Time) -> Leader {
         Leader {
             rules,
             own,
             now,
             stage: Stage::Form,
             forming: Forming::new(Vec::new(), now),
-            generation: 0,
+            current: Generation::default(),
             failures: 0,
-            members: Vec::new(),
-            run_plan: None,
             lost: None,
-            nodes: BTreeMap::new(),
+            machines: Machines::default(),
             beats: Beats::new(now),
-            ends: HashMap::new(),
-            states: HashMap::new(),
-            left: Vec::new(),
-            disconnected: Vec::new(),
-            farewells: Vec::new(),
-            deaths: Vec::new(),
-            failed_since: None,
             actions: Vec::new(),
         }
     }
@@ -178,16 +178,16 @@ impl Leader {
     pub(crate) fn adopt(&mut self, plan: Plan) {
         let until = self.stop_deadline();
         let leader;
-        (self.stage, self.generation, leader) = match plan {
+        (self.stage, self.current.number, leader) = match plan {
             Plan::Run(plan) => {
                 self.failures = plan.failures;
-                self.members = plan.nodes.iter().map(|node| node.id.clone()).collect();
+                self.current.members = plan.nodes.iter().map(|node| node.id.clone()).collect();
                 let at = (Stage::Watch, plan.generation, plan.leader.clone());
-                self.run_plan = Some(plan);
+                self.current.plan = Some(plan);
                 at
             }
             Plan::Stop(plan) => {
-                (self.failures, self.members) = (plan.failures, plan.members);
+                (self.failures, self.current.members) = (plan.failures, plan.members);
                 (Stage::Stop { until }, plan.generation, plan.leader)
             }
             Plan::Over(plan) => (Stage::Over { until }, plan.generation, plan.leader),
@@ -197,11 +197,11 @@ impl Leader {
 
     /// Returns the generation whose values the leader needs.
     pub(crate) fn generation(&self) -> u64 {
-        self.generation
+        self.current.number
     }
 
     /// Reacts to an event and returns the actions to perform, in order.
-    pub(crate) fn step(&mut self, event: Event, now: Instant) -> Vec<Action> {
+    pub(crate) fn step(&mut self, event: Event, now: Time) -> Vec<Action> {
         self.now = now;
         let verdict = match event {
             Event::Read(reading) => self.take(reading).or_else(|| self.advance()),
@@ -224,26 +224,27 @@ impl Leader {
             self.actions.push(Action::Log(format!(
                 "this launcher did not run for {}: it was stopped, or the machine slept; others \
                  take a machine for lost after {}",
-                words::seconds(gap),
-                words::seconds(self.rules.silence)
+                display::seconds(gap),
+                display::seconds(self.rules.silence)
             )));
         }
-        self.nodes.extend(reading.nodes);
+        self.machines.nodes.extend(reading.nodes);
         for (id, number) in reading.beats {
             // Keys may be left from machines that were lost long ago. After a change of leader, an
             // unknown machine counts as alive only after its second heartbeat.
-            let counts = self.lost.is_none() || id == self.own || self.members.contains(&id);
+            let counts =
+                self.lost.is_none() || id == self.own || self.current.members.contains(&id);
             self.beats.hear(id, number, counts, self.now);
         }
-        (self.left, self.disconnected) = (reading.left, reading.disconnected);
-        self.farewells = reading.farewells;
-        self.states = reading.states.into_iter().collect();
-        self.ends = reading.machine_ends.into_iter().collect();
+        (self.machines.left, self.machines.disconnected) = (reading.left, reading.disconnected);
+        self.machines.farewells = reading.farewells;
+        self.machines.states = reading.states.into_iter().collect();
+        self.machines.ends = reading.machine_ends.into_iter().collect();
         for (rank, end) in reading.worker_ends {
-            if !self.deaths.iter().any(|(known, _)| *known == rank) {
-                let generation = self.generation;
-                self.actions.push(Action::TellEnded { generation, rank, end: end.clone() });
-                self.deaths.push((rank, end));
+            if !self.current.deaths.iter().any(|(known, _)| *known == rank) {
+                let generation = self.current.number;
+                self.actions.push(Action::NotifyEnded { generation, rank, end: end.clone() });
+                self.current.deaths.push((rank, end));
             }
         }
         let is_over = matches!(self.stage, Stage::Over { .. });
@@ -263,18 +264,19 @@ impl Leader {
                 verdict
             }
             Stage::Stop { until } => {
-                let waits = |id: &String| self.is_alive(id) && !self.ends.contains_key(id);
-                if !self.members.iter().any(waits) || self.now >= until {
-                    self.generation += 1;
-                    (self.deaths, self.failed_since) = (Vec::new(), None);
-                    self.forming = Forming::new(self.alive(self.members.clone()), self.now);
+                let waits = |id: &String| self.is_alive(id) && !self.machines.ends.contains_key(id);
+                if !self.current.members.iter().any(waits) || self.now >= until {
+                    self.current.number += 1;
+                    (self.current.deaths, self.current.failed_since) = (Vec::new(), None);
+                    self.forming = Forming::new(self.alive(&self.current.members), self.now);
                     self.stage = Stage::Form;
                 }
                 None
             }
             Stage::Over { until } => {
-                let waits = |id: &String| self.is_alive(id) && !self.farewells.contains(id);
-                if !self.nodes.keys().any(waits) || self.now >= until {
+                let waits =
+                    |id: &String| self.is_alive(id) && !self.machines.farewells.contains(id);
+                if !self.machines.nodes.keys().any(waits) || self.now >= until {
                     self.actions.push(Action::Exit { is_over: true });
                 }
                 None
@@ -283,7 +285,7 @@ impl Leader {
     }
 
     fn decide(&mut self, verdict: Verdict) {
-        let (generation, leader) = (self.generation, self.own.clone());
+        let (generation, leader) = (self.current.number, self.own.clone());
         let until = self.stop_deadline();
         match verdict {
             Verdict::HandOver => self.actions.push(Action::Exit { is_over: false }),
@@ -293,7 +295,7 @@ impl Leader {
                 self.stage = Stage::Over { until };
             }
             Verdict::Again { reason } => {
-                let (failures, members) = (self.failures, self.members.clone());
+                let (failures, members) = (self.failures, self.current.members.clone());
                 let plan = StopPlan { generation, leader, failures, reason, members };
                 self.actions.push(Action::Publish(Plan::Stop(plan)));
                 self.stage = Stage::Stop { until };
@@ -301,41 +303,41 @@ impl Leader {
         }
     }
 
-    fn stop_deadline(&self) -> Instant {
-        self.now + self.rules.stop_timeout + STOP_SLACK
+    fn stop_deadline(&self) -> Time {
+        self.now.plus(self.rules.timeouts.stop + STOP_SLACK)
     }
 
     /// Starts a generation when enough machines have joined. Returns a verdict if too few do in
     /// time.
     fn form(&mut self) -> Option<Verdict> {
-        if self.left.contains(&self.own) {
+        if self.machines.left.contains(&self.own) {
             return Some(self.leader_left());
         }
-        let is_first = self.generation == 0;
+        let is_first = self.current.number == 0;
         if is_first && let Some(verdict) = self.differing() {
             return Some(verdict);
         }
         let is_same = self.rules.level == ElasticLevel::Same && !is_first;
         let (needed, most) = match is_same {
-            true => (self.members.len(), self.members.len()),
+            true => (self.current.members.len(), self.current.members.len()),
             false => (self.rules.min, self.rules.max),
         };
-        let quiet = if is_first { self.rules.elastic_timeout } else { REFORM_QUIET };
+        let quiet = if is_first { self.rules.timeouts.elastic } else { REFORM_QUIET };
         let candidates = self.candidates(&self.forming.survivors);
         if candidates.len() != self.forming.candidate_count {
             (self.forming.candidate_count, self.forming.changed) = (candidates.len(), self.now);
         }
-        let is_quiet = self.since(self.forming.changed) >= quiet;
+        let is_quiet = self.now.since(self.forming.changed) >= quiet;
         if candidates.len() >= most || (candidates.len() >= needed && is_quiet) {
             return self.start(candidates, most);
         }
-        let waited = self.since(self.forming.begun);
-        if waited >= self.rules.join_timeout && candidates.len() < needed {
+        let waited = self.now.since(self.forming.begun);
+        if waited >= self.rules.timeouts.join && candidates.len() < needed {
             return Some(self.too_few(&candidates, needed));
         }
         // Skipped before the first machine, this one, has joined.
         let logged = self.forming.logged;
-        if logged.map_or(!candidates.is_empty(), |logged| self.since(logged) >= LOG_PERIOD) {
+        if logged.map_or(!candidates.is_empty(), |logged| self.now.since(logged) >= LOG_PERIOD) {
             self.forming.logged = Some(self.now);
             let range = match needed == most {
                 true => needed.to_string(),
@@ -345,7 +347,7 @@ impl Leader {
                 "waiting for machines: {} of {range} have joined{}, {} left",
                 candidates.len(),
                 self.missing(&candidates),
-                words::seconds(self.rules.join_timeout.saturating_sub(waited))
+                display::seconds(self.rules.timeouts.join.saturating_sub(waited))
             )));
         }
         None
@@ -354,9 +356,9 @@ impl Leader {
     /// Ends the job if its machines were started with conflicting flags.
     fn differing(&self) -> Option<Verdict> {
         // This machine joins in a moment.
-        let own = &self.nodes.get(&self.own).filter(|_| self.is_alive(&self.own))?.node;
-        let alive = self.alive(self.nodes.keys().cloned().collect());
-        let difference = |id: &String| terms::difference(own, &self.nodes[id].node);
+        let own = &self.machines.nodes.get(&self.own).filter(|_| self.is_alive(&self.own))?.node;
+        let alive = self.alive(self.machines.nodes.keys());
+        let difference = |id: &String| terms::difference(own, &self.machines.nodes[id].node);
         let reason = alive.iter().find_map(difference)?.to_string();
         Some(Verdict::Over { code: USAGE_CODE, reason, culprit: None })
     }
@@ -364,7 +366,9 @@ impl Leader {
     /// Whether a machine was started with the same flags as the leader. A machine with other flags
     /// that joins a running job detects this itself and leaves.
     fn fits(&self, id: &str) -> bool {
-        let (Some(own), Some(other)) = (self.nodes.get(&self.own), self.nodes.get(id)) else {
+        let (Some(own), Some(other)) =
+            (self.machines.nodes.get(&self.own), self.machines.nodes.get(id))
+        else {
             return true;
         };
         terms::difference(&own.node, &other.node).is_none()
@@ -373,16 +377,16 @@ impl Leader {
     /// Returns survivors in their order, then newcomers in order of arrival or, with `sort_ip`, of
     /// address. Machines that request a number come first, by number.
     fn candidates(&self, survivors: &[String]) -> Vec<String> {
-        let survivors = self.alive(survivors.to_vec());
-        let known = |id: &String| survivors.contains(id);
-        let mut fresh = self.alive(self.nodes.keys().filter(|id| !known(id)).cloned().collect());
+        let survivors = self.alive(survivors);
+        let newcomers = self.machines.nodes.keys().filter(|id| !survivors.contains(*id));
+        let mut fresh = self.alive(newcomers);
         fresh.retain(|id| self.fits(id));
-        fresh.sort_by_key(|id| self.nodes[id].arrived);
+        fresh.sort_by_key(|id| self.machines.nodes[id].arrived);
         if self.rules.sort_ip {
-            fresh.sort_by_key(|id| words::address_key(self.host(id)));
+            fresh.sort_by_key(|id| display::address_key(self.host(id)));
         }
         let mut all = [survivors, fresh].concat();
-        all.sort_by_key(|id| self.nodes[id].node.rank.unwrap_or(usize::MAX));
+        all.sort_by_key(|id| self.machines.nodes[id].node.rank.unwrap_or(usize::MAX));
         all
     }
 
@@ -390,7 +394,7 @@ impl Leader {
         members.truncate(most);
         let mut numbers = HashSet::new();
         for id in &members {
-            if let Some(number) = self.nodes[id].node.rank
+            if let Some(number) = self.machines.nodes[id].node.rank
                 && (!numbers.insert(number) || number >= self.rules.max)
             {
                 let reason = format!(
@@ -403,7 +407,7 @@ impl Leader {
                 return Some(Verdict::Over { code: USAGE_CODE, reason, culprit });
             }
         }
-        self.members = members;
+        self.current.members = members;
         self.actions.push(Action::StartStore);
         self.stage = Stage::StartStore;
         None
@@ -411,17 +415,18 @@ impl Leader {
 
     /// Publishes the plan to run the members with a store for their processes.
     fn run(&mut self, store: Endpoint) {
-        let node = |id: &String| PlanNode { id: id.clone(), node: self.nodes[id].node.clone() };
+        let node =
+            |id: &String| PlanNode { id: id.clone(), node: self.machines.nodes[id].node.clone() };
         let plan = RunPlan {
-            generation: self.generation,
+            generation: self.current.number,
             leader: self.own.clone(),
             failures: self.failures,
-            nodes: self.members.iter().map(node).collect(),
+            nodes: self.current.members.iter().map(node).collect(),
             store,
             progress: MachineState::default(),
         };
         self.actions.push(Action::Publish(Plan::Run(plan.clone())));
-        self.run_plan = Some(plan);
+        self.current.plan = Some(plan);
         self.stage = Stage::Watch;
     }
 
@@ -429,7 +434,7 @@ impl Leader {
     /// whether its own processes have joined and its own servers have finished.
     fn publish_progress(&mut self) {
         let progress = self.progress();
-        if let Some(plan) = self.run_plan.as_mut().filter(|plan| plan.progress != progress) {
+        if let Some(plan) = self.current.plan.as_mut().filter(|plan| plan.progress != progress) {
             plan.progress = progress;
             self.actions.push(Action::Publish(Plan::Run(plan.clone())));
         }
@@ -437,25 +442,25 @@ impl Leader {
 
     /// Returns the machines of the running generation.
     fn running(&self) -> &[PlanNode] {
-        self.run_plan.as_ref().map_or(&[], |plan| &plan.nodes)
+        self.current.plan.as_ref().map_or(&[], |plan| &plan.nodes)
     }
 
     fn progress(&self) -> MachineState {
-        let is_done = |id: &str| self.states.get(id).is_some_and(|state| state.is_done);
+        let is_done = |id: &str| self.machines.states.get(id).is_some_and(|state| state.is_done);
         let serving = self.running().iter().filter(|it| !it.node.servers.is_empty());
         let mut serving = serving.peekable();
         MachineState {
-            has_joined: self.states.values().any(|state| state.has_joined),
+            has_joined: self.machines.states.values().any(|state| state.has_joined),
             is_done: match serving.peek() {
                 Some(_) => serving.all(|it| is_done(&it.id)),
-                None => self.members.iter().any(|id| is_done(id)),
+                None => self.current.members.iter().any(|id| is_done(id)),
             },
         }
     }
 
     fn judge(&mut self) -> Option<Verdict> {
         let failures: Vec<(&String, &Failure)> =
-            self.members.iter().filter_map(|id| Some((id, self.failure_of(id)?))).collect();
+            self.current.members.iter().filter_map(|id| Some((id, self.failure_of(id)?))).collect();
         // A lost server or an unresponsive process makes workers fail, not the other way round.
         let is_cause = |it: &&(&String, &Failure)| it.1.is_server || it.1.code == HANG_CODE;
         if let Some((id, failure)) = failures.iter().find(is_cause) {
@@ -468,30 +473,28 @@ impl Leader {
             return self.failed(id, failure);
         }
         let has_finished =
-            |id: &str| matches!(self.ends.get(id), Some(MachineEnd::Finished { .. }));
+            |id: &str| matches!(self.machines.ends.get(id), Some(MachineEnd::Finished { .. }));
         let mut working = self.running().iter().filter(|it| !it.node.workers.is_empty());
         if working.all(|it| has_finished(&it.id)) {
             return Some(self.finished());
         }
-        if self.left.contains(&self.own) {
+        if self.machines.left.contains(&self.own) {
             return Some(self.leader_left());
         }
-        let gone = self.members.iter().find(|id| !self.is_alive(id) && !has_finished(id));
+        let gone = self.current.members.iter().find(|id| !self.is_alive(id) && !has_finished(id));
         if let Some(id) = gone.cloned() {
             return Some(self.gone(&id));
         }
         // No machine joins near the end: a new generation would repeat finished work.
-        let none_ended = !self.members.iter().any(|id| self.ends.contains_key(id));
+        let none_ended = !self.current.members.iter().any(|id| self.machines.ends.contains_key(id));
         if self.rules.level == ElasticLevel::Range
-            && self.members.len() < self.rules.max
+            && self.current.members.len() < self.rules.max
             && none_ended
         {
-            let is_fresh = |id: &&String| !self.members.contains(id) && self.fits(id);
-            let fresh = self.nodes.keys().filter(is_fresh).cloned().collect();
-            if let Some(id) = self.alive(fresh).first() {
-                return Some(Verdict::Again {
-                    reason: format!("machine {} joined", self.host(id)),
-                });
+            let is_fresh = |id: &&String| !self.current.members.contains(id) && self.fits(id);
+            if let Some(id) = self.alive(self.machines.nodes.keys().filter(is_fresh)).first() {
+                let reason = format!("machine {} joined", self.host(id));
+                return Some(Verdict::Again { reason });
             }
         }
         None
@@ -500,22 +503,21 @@ impl Leader {
     /// Returns the verdict when all machines are done; some may have lost workers that the others
     /// could do without.
     fn finished(&self) -> Verdict {
-        let lost = self.members.iter().find_map(|id| match self.ends.get(id)? {
+        let lost = self.current.members.iter().find_map(|id| match self.machines.ends.get(id)? {
             MachineEnd::Finished { lost } => Some((id, lost.as_ref()?)),
             _ => None,
         });
         match lost {
             None => Verdict::Over { code: 0, reason: String::new(), culprit: None },
-            Some((id, lost)) => Verdict::Over {
-                code: lost.code,
-                reason: format!("the job is done without a worker: {}", lost.report),
-                culprit: Some(id.clone()),
-            },
+            Some((id, lost)) => {
+                let reason = format!("the job is done without a worker: {}", lost.report);
+                Verdict::Over { code: lost.code, reason, culprit: Some(id.clone()) }
+            }
         }
     }
 
     fn failure_of(&self, id: &str) -> Option<&Failure> {
-        match self.ends.get(id)? {
+        match self.machines.ends.get(id)? {
             MachineEnd::Failed(failure) => Some(failure),
             _ => None,
         }
@@ -528,10 +530,11 @@ impl Leader {
     fn failed(&mut self, id: String, failure: Failure) -> Option<Verdict> {
         let killed = |it: &&(usize, WorkerEnd)| it.1.code > 128;
         let caused = |it: &&(usize, WorkerEnd)| it.1.follows.is_none();
-        let deaths = || self.deaths.iter();
-        let culprit = deaths().find(killed).or(deaths().find(caused)).or(self.deaths.first());
+        let deaths = || self.current.deaths.iter();
+        let culprit =
+            deaths().find(killed).or(deaths().find(caused)).or(self.current.deaths.first());
         let culprit = culprit.cloned();
-        let since = *self.failed_since.get_or_insert(self.now);
+        let since = *self.current.failed_since.get_or_insert(self.now);
         let is_killed = culprit.as_ref().is_some_and(|it| killed(&it));
         // A failure that names another worker is not the first. The launcher of the named worker
         // may still be waiting for it.
@@ -546,7 +549,7 @@ impl Leader {
             }
         }
         let settle = if open.is_some() { CAUSE_TIME } else { SETTLE };
-        if self.members.len() > 1 && !is_killed && self.since(since) < settle {
+        if self.current.members.len() > 1 && !is_killed && self.now.since(since) < settle {
             return None;
         }
         let Some((rank, end)) = culprit.filter(|(_, end)| end.id != id) else {
@@ -568,13 +571,13 @@ impl Leader {
     /// one. Starts from the first failed worker or, if none is known, from the failure of machine
     /// `id`.
     fn open_cause(&self, id: &str) -> Option<usize> {
-        let failures = self.ends.keys().filter_map(|id| self.failure_of(id));
+        let failures = self.machines.ends.keys().filter_map(|id| self.failure_of(id));
         let known: BTreeMap<usize, Option<usize>> = failures
             .filter(|it| !it.is_server)
             .map(|it| (it.rank, it.follows))
-            .chain(self.deaths.iter().map(|(rank, it)| (*rank, it.follows)))
+            .chain(self.current.deaths.iter().map(|(rank, it)| (*rank, it.follows)))
             .collect();
-        let first = self.deaths.first().map(|(rank, _)| *rank);
+        let first = self.current.deaths.first().map(|(rank, _)| *rank);
         let first = first.or_else(|| Some(self.failure_of(id)?.rank))?;
         let fate = |rank: usize| match known.get(&rank) {
             Some(culprit) => Fate::Failed { culprit: *culprit },
@@ -617,9 +620,9 @@ impl Leader {
 
     fn gone(&self, id: &str) -> Verdict {
         let host = self.host(id).to_string();
-        let said = self.left.iter().any(|left| left == id);
+        let said = self.machines.left.iter().any(|left| left == id);
         let led = if self.lost.as_deref() == Some(id) { ", which led the job," } else { "" };
-        let silence = words::seconds(self.rules.silence);
+        let silence = display::seconds(self.rules.silence);
         let reason = match said {
             true => format!("machine {host} was stopped by its user"),
             false if self.is_cut_off(id) => format!(
@@ -640,70 +643,60 @@ impl Leader {
         if self.rules.hands_over && self.rules.level > ElasticLevel::Off {
             return Verdict::HandOver;
         }
-        Verdict::Over {
-            code: 1,
-            reason: format!(
-                "machine {}, which leads the job, was stopped by its user",
-                self.host(&self.own)
-            ),
-            culprit: Some(self.own.clone()),
-        }
+        let host = self.host(&self.own);
+        let reason = format!("machine {host}, which leads the job, was stopped by its user");
+        Verdict::Over { code: 1, reason, culprit: Some(self.own.clone()) }
     }
 
     fn too_few(&self, candidates: &[String], needed: usize) -> Verdict {
         let hosts: Vec<&str> = candidates.iter().map(|id| self.host(id)).collect();
-        Verdict::Over {
-            code: 1,
-            reason: format!(
-                "only {} of {needed} machines joined within {}: {}{}",
-                hosts.len(),
-                words::seconds(self.rules.join_timeout),
-                hosts.join(", "),
-                self.missing(candidates)
-            ),
-            culprit: None,
-        }
+        let reason = format!(
+            "only {} of {needed} machines joined within {}: {}{}",
+            hosts.len(),
+            display::seconds(self.rules.timeouts.join),
+            hosts.join(", "),
+            self.missing(candidates)
+        );
+        Verdict::Over { code: 1, reason, culprit: None }
     }
 
     /// Returns `, without 10.0.0.2` for hosts of the list that have not joined.
     fn missing(&self, candidates: &[String]) -> String {
-        let came =
-            |number: &usize| candidates.iter().any(|id| self.nodes[id].node.rank == Some(*number));
+        let came = |number: &usize| {
+            candidates.iter().any(|id| self.machines.nodes[id].node.rank == Some(*number))
+        };
         let numbered = self.rules.hosts.iter().enumerate();
         let missing: Vec<&str> =
             numbered.filter(|(number, _)| !came(number)).map(|(_, host)| host.as_str()).collect();
         match missing.is_empty() {
             true => String::new(),
-            false => format!(", without {}", words::some_of(&missing)),
+            false => format!(", without {}", display::some_of(&missing)),
         }
     }
 
     fn is_alive(&self, id: &str) -> bool {
-        let beat = self.beats.heard(id).is_some_and(|at| self.since(at) < self.rules.silence);
+        let beat = self.beats.heard(id).is_some_and(|at| self.now.since(at) < self.rules.silence);
         let is_lost = self.lost.as_deref() == Some(id) || self.is_cut_off(id);
-        beat && !is_lost && !self.left.iter().any(|left| left == id)
+        beat && !is_lost && !self.machines.left.iter().any(|left| left == id)
     }
 
     /// Whether the connection to its launcher broke for good.
     fn is_cut_off(&self, id: &str) -> bool {
-        let arrived = self.nodes.get(id).map(|node| node.arrived.to_string());
-        arrived.is_some_and(|arrived| self.disconnected.contains(&arrived))
+        let arrived = self.machines.nodes.get(id).map(|node| node.arrived.to_string());
+        arrived.is_some_and(|arrived| self.machines.disconnected.contains(&arrived))
     }
 
-    fn has_beaten_since(&self, id: &str, since: Instant) -> bool {
+    fn has_beaten_since(&self, id: &str, since: Time) -> bool {
         self.beats.heard(id).is_some_and(|at| at > since)
     }
 
-    fn alive(&self, ids: Vec<String>) -> Vec<String> {
-        ids.into_iter().filter(|id| self.nodes.contains_key(id) && self.is_alive(id)).collect()
+    fn alive<'a>(&self, ids: impl IntoIterator<Item = &'a String>) -> Vec<String> {
+        let is_there = |id: &&String| self.machines.nodes.contains_key(*id) && self.is_alive(id);
+        ids.into_iter().filter(is_there).cloned().collect()
     }
 
     fn host(&self, id: &str) -> &str {
-        self.nodes.get(id).map_or("unknown", |node| &node.node.host)
-    }
-
-    fn since(&self, at: Instant) -> Duration {
-        self.now.saturating_duration_since(at)
+        self.machines.nodes.get(id).map_or("unknown", |node| &node.node.host)
     }
 }
 

@@ -3,14 +3,14 @@
 
 use crate::blame::{self, Cause, Fate};
 use crate::child::{self, Child, HANG_CODE, USAGE_CODE};
+use crate::display;
 use crate::events::{Death, Ended};
 use crate::logs;
 use crate::options::Mode;
-use crate::supervisor::Supervisor;
-use crate::words;
+use crate::supervisor::{Supervisor, take_due};
 use fleet_topology::{ProcessReport, Role, names};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Supervisor<'_> {
     /// Handles processes that have just ended: ignores the end, schedules a restart, or returns the
@@ -33,14 +33,14 @@ impl Supervisor<'_> {
             let futile = self.futile_restart(child);
             if child.restarts < allowed && futile.is_none() {
                 self.announce_restart(index, allowed);
-                self.due
-                    .push((Instant::now() + restart_delay(self.children[index].restarts), index));
+                let delay = restart_delay(self.children[index].restarts);
+                self.due.push((self.now.plus(delay), index));
             } else if let Some(server) = self.stopped_server_behind(index) {
                 fatal.get_or_insert(server);
             } else if self.is_expendable(index) {
                 self.lose(index);
             } else if self.follows_from(index).is_some() {
-                self.failed_first.get_or_insert((Instant::now(), index));
+                self.failed_first.get_or_insert((self.now, index));
             } else if fatal.is_none() {
                 let mut death = self.death(index);
                 if let Some(why) = futile.filter(|_| allowed > 0) {
@@ -60,11 +60,11 @@ impl Supervisor<'_> {
         if child::code(status) == KILLED_CODE {
             child.out_of_memory = self.oom.evidence(child.pid());
         }
-        let is_collective = self.rules.mode == Mode::Collective;
+        let is_collective = self.options.mode == Mode::Collective;
         if !status.success() {
             if is_collective {
                 // In a collective job the failure of one worker makes all others fail.
-                self.tell(index);
+                self.notify_end(index);
             }
             return;
         }
@@ -77,9 +77,9 @@ impl Supervisor<'_> {
             // The other workers know whether they still need it. A process that does not use Fleet
             // needs no other.
             true if report != Some(ProcessReport::Finished) => {
-                self.tell(index);
+                self.notify_end(index);
                 if is_part {
-                    self.leavers.push((Instant::now(), index));
+                    self.leavers.push((self.now.plus(LEAVER_TIME), index));
                 }
             }
             true => {}
@@ -95,12 +95,12 @@ impl Supervisor<'_> {
             is_worker && child.is_running() && child.report().is_some()
         };
         let is_waited = || self.children.iter().any(waits) || self.state_of_job().has_joined;
-        if self.rules.mode == Mode::Collective || !is_waited() {
+        if self.options.mode == Mode::Collective || !is_waited() {
             return Vec::new();
         }
         let all = 0..self.children.len();
         let missed: Vec<usize> =
-            all.filter(|index| left_without_a_word(&self.children[*index])).collect();
+            all.filter(|index| left_without_report(&self.children[*index])).collect();
         missed.iter().for_each(|index| self.children[*index].has_left = true);
         missed
     }
@@ -108,8 +108,8 @@ impl Supervisor<'_> {
     /// Whether other machines may need a process of this one that has exited without a report.
     /// Their workers may not have joined yet, or the job may not use Fleet.
     pub(crate) fn may_be_missed(&self) -> bool {
-        let is_ps = self.rules.mode != Mode::Collective;
-        self.link.is_some() && is_ps && self.children.iter().any(left_without_a_word)
+        let is_ps = self.options.mode != Mode::Collective;
+        self.link.is_some() && is_ps && self.children.iter().any(left_without_report)
     }
 
     /// Returns the other worker that a failed one reports as the cause of its failure.
@@ -122,7 +122,7 @@ impl Supervisor<'_> {
     /// Returns the cause of the first failure that another worker caused, as soon as it is known.
     fn cause_of_first(&mut self) -> Option<Death> {
         let (since, first) = self.failed_first?;
-        let waited = since.elapsed() >= CAUSE_TIME;
+        let waited = self.now.since(since) >= CAUSE_TIME;
         let worker = |rank: usize| {
             let is_it = |it: &Child| it.process.role == Role::Worker && it.process.rank == rank;
             self.children.iter().position(is_it)
@@ -159,16 +159,11 @@ impl Supervisor<'_> {
     }
 
     /// Warns of workers that exited while others still run. The others may not need them.
-    pub(crate) fn say_leavers(&mut self) {
-        let due = |(since, _): &(Instant, usize)| since.elapsed() >= LEAVER_TIME;
-        let (due, later) = std::mem::take(&mut self.leavers).into_iter().partition(due);
-        self.leavers = later;
-        let due: Vec<(Instant, usize)> = due;
-        for (_, index) in due {
+    pub(crate) fn report_leavers(&mut self) {
+        for index in take_due(&mut self.leavers, self.now) {
             if self.children.iter().any(Child::is_running) {
-                let report = self.death(index).report;
-                self.show_logs();
-                self.console.warn(&report);
+                let death = self.death(index);
+                self.warn_about(&death);
             }
         }
     }
@@ -176,34 +171,39 @@ impl Supervisor<'_> {
     /// Reports processes that have been stopped (SIGSTOP) for too long. Returns a failure, which
     /// ends the job, if the other workers need the process.
     pub(crate) fn stopped(&mut self) -> Option<Death> {
-        if self.stopped_seen.elapsed() < STOPPED_PERIOD {
+        if self.now.since(self.stopped_seen) < STOPPED_PERIOD {
             return None;
         }
-        self.stopped_seen = Instant::now();
+        self.stopped_seen = self.now;
         let uses_fleet = self.children.iter().any(|child| child.report().is_some())
             || self.state_of_job().has_joined;
         for index in 0..self.children.len() {
             let child = &mut self.children[index];
             if !child.is_stopped() {
-                (child.stopped_since, child.is_stop_said) = (None, false);
+                (child.stopped_since, child.is_stop_reported) = (None, false);
                 continue;
             }
-            let since = *child.stopped_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < self.rules.silence_timeout || child.is_stop_said {
+            let since = *child.stopped_since.get_or_insert(self.now);
+            if self.now.since(since) < self.options.timeouts.silence || child.is_stop_reported {
                 continue;
             }
-            child.is_stop_said = true;
+            child.is_stop_reported = true;
             let is_done = child.report() == Some(ProcessReport::Finished);
             let is_needed = uses_fleet && !is_done && child.process.role == Role::Worker;
-            let why = format!(" for {}", words::seconds(self.rules.silence_timeout));
+            let why = format!(" for {}", display::seconds(self.options.timeouts.silence));
             let death = self.unresponsive(index, &why);
             if is_needed && !self.is_expendable(index) {
                 return Some(death);
             }
-            self.show_logs();
-            self.console.warn(&death.report);
+            self.warn_about(&death);
         }
         None
+    }
+
+    /// Shows a report that does not end the job, after the logs so far.
+    pub(crate) fn warn_about(&mut self, death: &Death) {
+        self.show_logs();
+        self.console.warn(&death.report);
     }
 
     /// Gives up processes that are left over when their job is done and that can no longer
@@ -221,12 +221,12 @@ impl Supervisor<'_> {
             self.done_since = None;
             return false;
         }
-        let since = *self.done_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < self.rules.leave_timeout {
+        let since = *self.done_since.get_or_insert(self.now);
+        if self.now.since(since) < self.options.timeouts.leave {
             return false;
         }
-        let span = words::seconds(self.rules.leave_timeout);
-        let done = match self.rules.mode {
+        let span = display::seconds(self.options.timeouts.leave);
+        let done = match self.options.mode {
             Mode::Collective => "another worker had finished",
             _ => "all servers had exited",
         };
@@ -253,7 +253,7 @@ impl Supervisor<'_> {
     pub(crate) fn is_done_here(&self) -> bool {
         let ended_well = |child: &Child| child.ended.is_some() && !child.has_failed();
         let of = |role: Role| self.children.iter().filter(move |it| it.process.role == role);
-        match self.rules.mode {
+        match self.options.mode {
             Mode::Collective => of(Role::Worker)
                 .any(|child| ended_well(child) && child.report() == Some(ProcessReport::Finished)),
             _ => of(Role::Server).count() > 0 && of(Role::Server).all(ended_well),
@@ -270,8 +270,8 @@ impl Supervisor<'_> {
         let is_own_end = code.is_some();
         let Some(report) = child.report() else {
             // Other programs may end with this code for another reason.
-            let is_usage = self.rules.is_builtin && code == Some(i32::from(USAGE_CODE));
-            return (is_usage && self.rules.max_restart.is_none()).then_some(
+            let is_usage = self.program.is_builtin && code == Some(i32::from(USAGE_CODE));
+            return (is_usage && self.options.max_restart.is_none()).then_some(
                 "it refused its command line, and would again (--max_restart N does it all the \
                  same)",
             );
@@ -284,7 +284,7 @@ impl Supervisor<'_> {
             ),
             Finished => Some("its part of the job is done"),
             Starting | Failed { has_served: false, .. }
-                if is_own_end && self.rules.max_restart.is_none() =>
+                if is_own_end && self.options.max_restart.is_none() =>
             {
                 Some(
                     "it failed before it served, and would again (--max_restart N does it all the \
@@ -340,18 +340,18 @@ impl Supervisor<'_> {
     fn is_expendable(&self, index: usize) -> bool {
         let env = &self.children[index].process.env;
         let file = env.iter().rev().find(|(name, _)| *name == names::FLEET_EXPENDABLE);
-        let has_said =
+        let is_declared =
             file.and_then(|(_, path)| path.as_ref()).is_some_and(|it| Path::new(it).exists());
         let goes_on = |(at, child): (usize, &Child)| {
             at != index && child.process.role == Role::Worker && !child.has_failed()
         };
         let on_other_machines = self.link.is_some();
         let any = on_other_machines || self.children.iter().enumerate().any(goes_on);
-        has_said && any
+        is_declared && any
     }
 
     fn lose(&mut self, index: usize) {
-        self.tell(index);
+        self.notify_end(index);
         let death = self.death(index);
         self.show_logs();
         self.console.flush_partial();
@@ -363,7 +363,7 @@ impl Supervisor<'_> {
     }
 
     /// Notifies the other workers, which identify each other by rank.
-    fn tell(&self, index: usize) {
+    fn notify_end(&self, index: usize) {
         let child = &self.children[index];
         let Some(status) = child.ended.filter(|_| child.process.role == Role::Worker) else {
             return;
@@ -379,16 +379,16 @@ impl Supervisor<'_> {
         }
         let follows = self.follows_from(index);
         let (rank, pid) = (child.process.rank, child.pid());
-        (self.tell_ended)(&Ended { rank, pid, how, code, follows });
+        (self.notify_ended)(&Ended { rank, pid, how, code, follows });
     }
 
     /// Returns the number of restarts allowed for a process. A collective job restarts as a whole
     /// instead.
     fn restarts_allowed(&self, role: Role) -> u32 {
-        match (self.rules.mode, role) {
+        match (self.options.mode, role) {
             (Mode::Collective, _) => 0,
-            (_, Role::Server) => self.rules.max_restart.unwrap_or(SERVER_RESTARTS),
-            _ => self.rules.max_restart.unwrap_or(0),
+            (_, Role::Server) => self.options.max_restart.unwrap_or(SERVER_RESTARTS),
+            _ => self.options.max_restart.unwrap_or(0),
         }
     }
 
@@ -397,7 +397,7 @@ impl Supervisor<'_> {
         let again = self.children[index].restarts + 1;
         self.console.warn(&death.report);
         let memory = match death.role {
-            Role::Server => "; of its tables it has what was kept by durability, or saved",
+            Role::Server => "; its tables have the logged or saved state",
             _ => "",
         };
         self.console.warn(&format!(
@@ -409,7 +409,7 @@ impl Supervisor<'_> {
     /// Returns the failure of a process that has neither written nor reported anything within
     /// `--start_timeout`.
     pub(crate) fn silent(&mut self) -> Option<Death> {
-        let allowed = self.rules.start_timeout?;
+        let allowed = self.options.timeouts.start?;
         for index in 0..self.children.len() {
             let child = &mut self.children[index];
             if child.is_alive_seen || !child.is_running() {
@@ -417,21 +417,15 @@ impl Supervisor<'_> {
             }
             let length = std::fs::metadata(&child.log).map_or(0, |found| found.len());
             child.is_alive_seen = length > child.log_from || child.report().is_some();
-            if !child.is_alive_seen && child.lived() >= allowed {
+            if !child.is_alive_seen && child.lived(self.now) >= allowed {
                 let report = format!(
                     "{} hangs at its start: it wrote nothing to {} in {}",
                     child.title(),
                     child.log.display(),
-                    words::seconds(allowed),
+                    display::seconds(allowed),
                 );
-                return Some(Death {
-                    role: child.process.role,
-                    rank: child.process.rank,
-                    elsewhere: report.clone(),
-                    report,
-                    code: HANG_CODE,
-                    follows: None,
-                });
+                let (role, rank) = (child.process.role, child.process.rank);
+                return Some(Death::new(role, rank, report, HANG_CODE));
             }
         }
         None
@@ -460,7 +454,7 @@ impl Supervisor<'_> {
             None => "ended".to_string(),
         };
         let mut report =
-            format!("{} {what} after {:.1} s", child.title(), child.lived().as_secs_f64());
+            format!("{} {what} after {:.1} s", child.title(), child.lived(self.now).as_secs_f64());
         if child.code() == KILLED_CODE {
             report += &match &child.out_of_memory {
                 Some(evidence) => format!(", likely out of memory ({evidence})"),
@@ -476,7 +470,7 @@ impl Supervisor<'_> {
         }
         if child.ended.is_some_and(|status| status.success()) {
             report += ", before its part of the job was done";
-            report += match (self.rules.mode, child.is_server()) {
+            report += match (self.options.mode, child.is_server()) {
                 (_, true) => "\n  help: a server serves until Server::run returns",
                 (Mode::Collective, _) => {
                     "\n  help: call Fleet::finish on every rank before it exits"
@@ -506,10 +500,10 @@ impl Supervisor<'_> {
 
     /// Adds the last lines of a child's log that have not been shown yet.
     pub(crate) fn with_log(&mut self, index: usize, mut report: String) -> Death {
-        if logs::is_disk_full(&self.rules.log_dir) {
+        if logs::is_disk_full(&self.options.log_dir) {
             report += &format!(
                 "\n  the disk of {} is full: what it wrote last may be lost",
-                self.rules.log_dir.display()
+                self.options.log_dir.display()
             );
         }
         let child = &self.children[index];
@@ -560,7 +554,7 @@ fn culprit(child: &Child) -> Option<usize> {
 
 /// Whether a process has exited with code 0 without a report. A process that does not use Fleet may
 /// do so.
-fn left_without_a_word(child: &Child) -> bool {
+fn left_without_report(child: &Child) -> bool {
     let is_part = matches!(child.process.role, Role::Worker | Role::Server);
     let has_ended = child.ended.is_some() && !child.has_failed();
     is_part && has_ended && child.report().is_none()

@@ -1,12 +1,27 @@
 //! The events for which the supervisor waits, and the ends of processes.
 
 use fleet_topology::Role;
+use signal_hook::consts::SIGCHLD;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
 
 /// Event that wakes the supervisor.
 pub enum Event {
     Signal(i32),
     /// The link to the other machines has a new plan, message or error.
     News,
+}
+
+/// Waits for an event, up to `time`. Returns the signal that stops the launcher, if that is the
+/// event.
+pub fn stop_signal(events: &Receiver<Event>, time: Duration) -> Option<i32> {
+    match events.recv_timeout(time) {
+        Ok(Event::Signal(signal)) if signal != SIGCHLD => return Some(signal),
+        Ok(Event::Signal(_) | Event::News) | Err(RecvTimeoutError::Timeout) => {}
+        // No event can arrive after this; the time between calls stays the same.
+        Err(RecvTimeoutError::Disconnected) => std::thread::sleep(time),
+    }
+    None
 }
 
 /// How the processes of this machine ended.
@@ -36,6 +51,11 @@ pub struct Death {
 }
 
 impl Death {
+    /// Returns the failure of a process, with a report that has no lines of its log.
+    pub fn new(role: Role, rank: usize, report: String, code: u8) -> Death {
+        Death { role, rank, elsewhere: report.clone(), report, code, follows: None }
+    }
+
     /// Returns the first line of the report: the failure without the log.
     pub fn line(&self) -> &str {
         self.report.lines().next().unwrap_or_default()

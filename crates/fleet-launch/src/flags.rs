@@ -7,6 +7,7 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use fleet_base::{Error, Result, text};
+use std::fmt::Display;
 
 /// One flag.
 pub struct Flag {
@@ -29,269 +30,116 @@ const OUTPUT: &str = "Output";
 
 /// Every flag, in the order of the help.
 pub const FLAGS: &[Flag] = &[
-    flag(
-        DEVICES,
-        "nproc_per_node",
-        "N",
-        None,
+    flag(DEVICES, "nproc_per_node", "N").help(
         "Workers on this machine, or gpu, cpu (one per core), auto; by default one per GPU, or 1",
     ),
-    aliased(
-        DEVICES,
-        "gpus",
-        &["selected_gpus", "devices"],
-        "LIST",
-        None,
-        "GPUs to use, one worker each: 0,1. Counted within CUDA_VISIBLE_DEVICES",
-    ),
-    flag(
-        DEVICES,
-        "backend",
-        "NAME",
-        Some("auto"),
-        "What carries collectives: auto, gloo (CPU), nccl (GPU)",
-    ),
-    flag(SERVERS, "server_num", "N", None, "Servers on this machine"),
-    aliased(SERVERS, "worker_num", &["trainer_num"], "N", None, "Workers on this machine"),
-    flag(SERVERS, "servers", "LIST", Some(""), "Servers by address: HOST[:PORT],.."),
-    aliased(
-        SERVERS,
-        "workers",
-        &["trainers"],
-        "LIST",
-        Some(""),
-        "Workers by address: HOST[:PORT],..",
-    ),
-    flag(
-        SERVERS,
-        "heter_worker_num",
-        "N[;N]",
-        None,
-        "Heterogeneous workers of each stage on this machine",
-    ),
-    flag(
-        SERVERS,
-        "heter_workers",
-        "LIST[;LIST]",
-        Some(""),
-        "Heterogeneous workers of each stage by address",
-    ),
-    flag(
-        SERVERS,
-        "heter_devices",
-        "KIND[;KIND]",
-        Some(""),
-        "The kind of device of each stage: cpu, gpu",
-    ),
-    flag(SERVERS, "coordinator_num", "N", None, "Coordinators on this machine"),
-    flag(SERVERS, "coordinators", "LIST", Some(""), "Coordinators by address"),
-    aliased(
-        SERVERS,
-        "http_port",
-        &["gloo_port"],
-        "PORT",
-        None,
-        "Port of the barrier service; by default a free one",
-    ),
-    flag(
-        SERVERS,
-        "with_gloo",
-        "0|1|2",
-        None,
-        "Barrier service: 0 none, 1 workers, 2 workers and servers",
-    ),
-    flag(
-        SERVERS,
-        "save_root",
-        "FOLDER",
-        None,
+    flag(DEVICES, "gpus", "LIST")
+        .aliases(&["selected_gpus", "devices"])
+        .help("GPUs to use, one worker each: 0,1. Counted within CUDA_VISIBLE_DEVICES"),
+    flag(DEVICES, "backend", "NAME")
+        .default("auto")
+        .help("Transport of collectives: auto, gloo (CPU), nccl (GPU)"),
+    flag(SERVERS, "server_num", "N").help("Servers on this machine"),
+    flag(SERVERS, "worker_num", "N").aliases(&["trainer_num"]).help("Workers on this machine"),
+    flag(SERVERS, "servers", "LIST").default("").help("Servers by address: HOST[:PORT],.."),
+    flag(SERVERS, "workers", "LIST")
+        .aliases(&["trainers"])
+        .default("")
+        .help("Workers by address: HOST[:PORT],.."),
+    flag(SERVERS, "heter_worker_num", "N[;N]")
+        .help("Heterogeneous workers of each stage on this machine"),
+    flag(SERVERS, "heter_workers", "LIST[;LIST]")
+        .default("")
+        .help("Heterogeneous workers of each stage by address"),
+    flag(SERVERS, "heter_devices", "KIND[;KIND]")
+        .default("")
+        .help("The kind of device of each stage: cpu, gpu"),
+    flag(SERVERS, "coordinator_num", "N").help("Coordinators on this machine"),
+    flag(SERVERS, "coordinators", "LIST").default("").help("Coordinators by address"),
+    flag(SERVERS, "http_port", "PORT")
+        .aliases(&["gloo_port"])
+        .help("Port of the barrier service; by default a free one"),
+    flag(SERVERS, "with_gloo", "0|1|2")
+        .help("Barrier service: 0 none, 1 workers, 2 workers and servers"),
+    flag(SERVERS, "save_root", "FOLDER").help(
         "Servers save to and load from folders in it alone (or FLEET_SAVE_ROOT); by default any",
     ),
-    flag(
-        MACHINES,
-        "ips",
-        "LIST",
-        Some("127.0.0.1"),
-        "The hosts of the job, the same list on every host",
-    ),
-    aliased(
-        MACHINES,
-        "master",
-        &["rdzv_endpoint"],
-        "HOST:PORT",
-        None,
-        "Where machines meet, the first there answers; with --ips its first host, port 29400",
-    ),
-    flag(
-        MACHINES,
-        "elastic_server",
-        "[https://]HOST:PORT",
-        None,
-        "An etcd to meet in instead, so that the loss of any machine is survived",
-    ),
-    flag(
-        MACHINES,
-        "etcd_ca",
-        "FILE",
-        None,
-        "Certificate of the authority of that etcd, for https:// (or FLEET_ETCD_CA)",
-    ),
-    flag(
-        MACHINES,
-        "etcd_cert",
-        "FILE",
-        None,
-        "Certificate of this launcher, if etcd demands one (or FLEET_ETCD_CERT)",
-    ),
-    flag(MACHINES, "etcd_key", "FILE", None, "Its private key (or FLEET_ETCD_KEY)"),
-    flag(MACHINES, "etcd_user", "NAME", None, "User of etcd (or FLEET_ETCD_USER)"),
-    flag(
-        MACHINES,
-        "etcd_password_file",
-        "FILE",
-        None,
-        "File with that user's password (or FLEET_ETCD_PASSWORD_FILE)",
-    ),
-    aliased(
-        MACHINES,
-        "nnodes",
-        &["np"],
-        "N|MIN:MAX",
-        None,
-        "How many machines; a range makes the job elastic",
-    ),
-    aliased(
-        MACHINES,
-        "rank",
-        &["node_rank"],
-        "N",
-        None,
-        "The number of this machine; by default in order of arrival",
-    ),
-    aliased(
-        MACHINES,
-        "host",
-        &["local_addr"],
-        "HOST",
-        None,
-        "Address of this machine for the others",
-    ),
-    switch(MACHINES, "sort_ip", "Number the machines by address, not by arrival"),
-    switch(MACHINES, "standalone", "This machine alone, which is so without --ips or --nnodes"),
-    flag(
-        MACHINES,
-        "rdzv_backend",
-        "NAME",
-        None,
-        "c10d or static: the built-in store; etcd: as --elastic_server",
-    ),
-    flag(
-        MACHINES,
-        "token_file",
-        "FILE",
-        None,
-        "File with the job's secret (or FLEET_TOKEN); needed with several machines",
-    ),
-    aliased(
-        MACHINES,
-        "join_timeout",
-        &["rdzv_timeout"],
-        "SECONDS",
-        Some("300"),
-        "How long to wait for the other machines",
-    ),
-    flag(
-        MACHINES,
-        "start_port",
-        "PORT",
-        None,
-        "First of fixed ports (or FLAGS_START_PORT); by default free ones",
-    ),
-    aliased(
-        FAILURES,
-        "max_restart",
-        &["max_restarts"],
-        "N",
-        None,
-        "How often to start again after a death; by default 0, for servers 3",
-    ),
-    flag(
-        FAILURES,
-        "elastic_level",
-        "LEVEL",
-        None,
-        "On a lost machine: 0 stop, 1 wait for another, 2 go on with those in MIN:MAX",
-    ),
-    flag(
-        FAILURES,
-        "elastic_timeout",
-        "SECONDS",
-        Some("30"),
-        "How long an elastic job waits for more machines",
-    ),
-    flag(
-        FAILURES,
-        "start_timeout",
-        "SECONDS",
-        Some("0"),
-        "Stop when a process has written nothing by then, or not joined; 0: never",
-    ),
-    aliased(
-        FAILURES,
-        "stop_timeout",
-        &["shutdown_timeout"],
-        "SECONDS",
-        Some("10"),
-        "Between SIGTERM and SIGKILL; time to save",
-    ),
-    flag(
-        FAILURES,
-        "silence_timeout",
-        "SECONDS",
-        Some("30"),
-        "A process that is stopped or gives no sign of life for this long is lost",
-    ),
-    flag(
-        FAILURES,
-        "leave_timeout",
-        "SECONDS",
-        Some("30"),
-        "How long a process may be left over when its job is done, before it is stopped",
-    ),
-    aliased(JOB, "job_id", &["rdzv_id"], "NAME", Some("default"), "The job's name"),
-    flag(
-        JOB,
-        "run_mode",
-        "MODE",
-        None,
-        "collective, ps or ps-heter; by default from the other flags",
-    ),
-    flag(
-        JOB,
-        "python",
-        "FILE",
-        None,
-        "Interpreter for Python scripts (or PYTHON); by default python3 or python",
-    ),
-    Flag { aliases: &[], ..switch(JOB, "module", "SCRIPT is a Python module, as with python -m") },
-    aliased(
-        OUTPUT,
-        "log_dir",
-        &["log-directory"],
-        "FOLDER",
-        Some("log"),
-        "Where each process has its log",
-    ),
-    switch(OUTPUT, "log_overwrite", "Empty old logs of workers first, instead of adding to them"),
-    flag(
-        OUTPUT,
-        "log_level",
-        "LEVEL",
-        Some("info"),
-        "What fleetrun says: debug (as -v), info, warning, error",
-    ),
-    flag(OUTPUT, "follow", "WHO", Some("0"), "Whose log is shown: 0 (worker 0), all, none"),
-    switch(OUTPUT, "verbose", "Print arguments and the environment of the first process"),
+    flag(MACHINES, "ips", "LIST")
+        .default("127.0.0.1")
+        .help("The hosts of the job, the same list on every host"),
+    flag(MACHINES, "master", "HOST:PORT")
+        .aliases(&["rdzv_endpoint"])
+        .help("Where machines meet, hosted by the first; with --ips its first host, port 29400"),
+    flag(MACHINES, "elastic_server", "[https://]HOST:PORT")
+        .help("An etcd as the meeting point, so that the job survives the loss of any machine"),
+    flag(MACHINES, "etcd_ca", "FILE")
+        .help("Certificate of the authority of that etcd, for https:// (or FLEET_ETCD_CA)"),
+    flag(MACHINES, "etcd_cert", "FILE")
+        .help("Certificate of this launcher, if etcd demands one (or FLEET_ETCD_CERT)"),
+    flag(MACHINES, "etcd_key", "FILE").help("Its private key (or FLEET_ETCD_KEY)"),
+    flag(MACHINES, "etcd_user", "NAME").help("User of etcd (or FLEET_ETCD_USER)"),
+    flag(MACHINES, "etcd_password_file", "FILE")
+        .help("File with that user's password (or FLEET_ETCD_PASSWORD_FILE)"),
+    flag(MACHINES, "nnodes", "N|MIN:MAX")
+        .aliases(&["np"])
+        .help("How many machines; a range makes the job elastic"),
+    flag(MACHINES, "rank", "N")
+        .aliases(&["node_rank"])
+        .help("The number of this machine; by default in order of arrival"),
+    flag(MACHINES, "host", "HOST")
+        .aliases(&["local_addr"])
+        .help("Address of this machine for the others"),
+    switch(MACHINES, "sort_ip").help("Number the machines by address, not by arrival"),
+    switch(MACHINES, "standalone")
+        .help("This machine alone, the default without --ips and --nnodes"),
+    flag(MACHINES, "rdzv_backend", "NAME")
+        .help("c10d or static: the built-in store; etcd: as --elastic_server"),
+    flag(MACHINES, "token_file", "FILE")
+        .help("File with the job's secret (or FLEET_TOKEN); needed with several machines"),
+    flag(MACHINES, "join_timeout", "SECONDS")
+        .aliases(&["rdzv_timeout"])
+        .default("300")
+        .help("How long to wait for the other machines"),
+    flag(MACHINES, "start_port", "PORT")
+        .help("First of fixed ports (or FLAGS_START_PORT); by default free ones"),
+    flag(FAILURES, "max_restart", "N")
+        .aliases(&["max_restarts"])
+        .help("Limit on restarts after a failure; by default 0, for servers 3"),
+    flag(FAILURES, "elastic_level", "LEVEL")
+        .help("On a lost machine: 0 stop, 1 wait for another, 2 continue within MIN:MAX"),
+    flag(FAILURES, "elastic_timeout", "SECONDS")
+        .default("30")
+        .help("How long an elastic job waits for more machines"),
+    flag(FAILURES, "start_timeout", "SECONDS")
+        .default("0")
+        .help("Stop when a process has written nothing by then, or not joined; 0: never"),
+    flag(FAILURES, "stop_timeout", "SECONDS")
+        .aliases(&["shutdown_timeout"])
+        .default("10")
+        .help("Between SIGTERM and SIGKILL; time to save"),
+    flag(FAILURES, "silence_timeout", "SECONDS")
+        .default("30")
+        .help("A process that is stopped or sends no heartbeat for this long is lost"),
+    flag(FAILURES, "leave_timeout", "SECONDS")
+        .default("30")
+        .help("Grace period for processes that still run when the job is done"),
+    flag(JOB, "job_id", "NAME").aliases(&["rdzv_id"]).default("default").help("The job's name"),
+    flag(JOB, "run_mode", "MODE")
+        .help("collective, ps or ps-heter; by default from the other flags"),
+    flag(JOB, "python", "FILE")
+        .help("Interpreter for Python scripts (or PYTHON); by default python3 or python"),
+    switch(JOB, "module").help("SCRIPT is a Python module, as with python -m"),
+    flag(OUTPUT, "log_dir", "FOLDER")
+        .aliases(&["log-directory"])
+        .default("log")
+        .help("Where each process has its log"),
+    switch(OUTPUT, "log_overwrite")
+        .help("Empty old logs of workers first, instead of adding to them"),
+    flag(OUTPUT, "log_level", "LEVEL")
+        .default("info")
+        .help("Messages of fleetrun: debug (as -v), info, warning, error"),
+    flag(OUTPUT, "follow", "WHO").default("0").help("Logs to show: 0 (worker 0), all, none"),
+    switch(OUTPUT, "verbose").help("Print arguments and the environment of the first process"),
 ];
 
 /// Flags of other launchers that are not supported, with the reason.
@@ -300,59 +148,58 @@ const REFUSED: &[(&str, &str)] = &[
         "scale",
         "start fleetrun on one more machine, or stop one: --nnodes MIN:MAX lets the job follow",
     ),
-    ("force", "there is no membership left over to force: the store ends with the job"),
+    ("force", "no membership outlives the job: its store ends with it"),
     ("elastic_pre_hook", "run it before fleetrun"),
     ("cluster_topo_path", "workers are numbered in the order of --ips"),
     ("rank_mapping_path", "workers are numbered in the order of --ips"),
     ("enable_auto_mapping", "workers are numbered in the order of --ips"),
-    ("enable_gpu_log", "use the tools of the GPU's maker beside the job"),
+    ("enable_gpu_log", "use the GPU vendor's tools"),
     ("tee", "--follow all shows all logs while they grow; each process has its own in --log_dir"),
     ("redirects", "each process has its log in --log_dir already"),
-    ("local_ranks_filter", "--follow says whose log is shown: 0, all or none"),
+    ("local_ranks_filter", "--follow selects the logs to show: 0, all or none"),
     ("monitor_interval", "an ended process is noticed at once"),
     ("no_python", "an executable is started as it is: fleetrun ./program"),
     ("run_path", "the script is started as a script in any case: fleetrun train.py"),
     ("role", "the processes of a collective job are workers; --job_id names the job"),
     ("start_method", "processes are started as commands, nothing is forked"),
-    ("rdzv_conf", "--join_timeout says how long to wait; nothing else is to be set"),
+    ("rdzv_conf", "--join_timeout sets the time to wait; there are no other settings"),
     ("log_line_prefix_template", "--follow all puts [worker N] in front of each line"),
     ("duplicate_stdout_filters", "each process has its log in --log_dir: grep it there"),
     ("duplicate_stderr_filters", "each process has its log in --log_dir: grep it there"),
-    ("event_log_handler", "what fleetrun says goes to its standard error"),
-    ("logs_specs", "--log_dir and --follow say where logs go and which are shown"),
+    ("event_log_handler", "fleetrun writes its messages to standard error"),
+    ("logs_specs", "--log_dir sets the log folder, and --follow the logs to show"),
     ("numa_binding", "bind in the script, or start a script that calls numactl"),
     ("signals_to_handle", "Ctrl-C, SIGTERM, SIGHUP and SIGQUIT stop the job in order"),
     ("virtual_local_rank", "LOCAL_RANK counts the workers of a machine"),
-    ("master_addr", "--master HOST:PORT says both"),
-    ("master_port", "--master HOST:PORT says both"),
+    ("master_addr", "--master HOST:PORT sets both"),
+    ("master_port", "--master HOST:PORT sets both"),
     ("legacy", "there is one launcher, which takes the flags of both"),
     ("xpus", "there is no support for XPUs"),
     ("npus", "there is no support for NPUs"),
 ];
 
-const fn flag(
-    group: &'static str,
-    name: &'static str,
-    value: &'static str,
-    default: Option<&'static str>,
-    help: &'static str,
-) -> Flag {
-    Flag { name, aliases: &[], value, default, group, help }
+/// Returns a flag with a value.
+const fn flag(group: &'static str, name: &'static str, value: &'static str) -> Flag {
+    Flag { name, aliases: &[], value, default: None, group, help: "" }
 }
 
-const fn aliased(
-    group: &'static str,
-    name: &'static str,
-    aliases: &'static [&'static str],
-    value: &'static str,
-    default: Option<&'static str>,
-    help: &'static str,
-) -> Flag {
-    Flag { name, aliases, value, default, group, help }
+/// Returns a flag without a value.
+const fn switch(group: &'static str, name: &'static str) -> Flag {
+    Flag { default: Some("False"), ..flag(group, name, "") }
 }
 
-const fn switch(group: &'static str, name: &'static str, help: &'static str) -> Flag {
-    Flag { name, aliases: &[], value: "", default: Some("False"), group, help }
+impl Flag {
+    const fn aliases(self, aliases: &'static [&'static str]) -> Flag {
+        Flag { aliases, ..self }
+    }
+
+    const fn default(self, default: &'static str) -> Flag {
+        Flag { default: Some(default), ..self }
+    }
+
+    const fn help(self, help: &'static str) -> Flag {
+        Flag { help, ..self }
+    }
 }
 
 /// The parsed command line, by names of [`FLAGS`].
@@ -388,12 +235,8 @@ impl Given {
     pub fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let expected = if name.ends_with("port") { "a port, 0 to 65535" } else { "a whole number" };
-        let number = text.parse().map_err(|_| {
-            Error::invalid(format!("--{name} is not understood"))
-                .expected(expected)
-                .got(format!("'{text}'"))
-        })?;
-        Ok(Some(number))
+        let number = text.parse();
+        Ok(Some(number.map_err(|_| invalid(name, expected, format!("'{text}'")))?))
     }
 
     /// Returns the script and its arguments.
@@ -437,6 +280,11 @@ impl Given {
     }
 }
 
+/// Returns the error of a flag whose value cannot be parsed.
+pub(crate) fn invalid(flag: &str, expected: impl Display, got: impl Display) -> Error {
+    Error::invalid(format!("--{flag} is not understood")).expected(expected).got(got)
+}
+
 /// Returns the error of an unknown flag, if that is what clap's error reports.
 ///
 /// ```
@@ -458,7 +306,8 @@ pub fn unknown_flag(error: &clap::Error) -> Option<Error> {
     let near = begun.copied().next().or_else(|| text::nearest(&name, known.copied()));
     let near = near.map(|near| format!("; did you mean '--{near}'?")).unwrap_or_default();
     Some(Error::invalid(format!("fleetrun has no flag {flag}{near}")).help(
-        "fleetrun --help shows all; flags for the script stand behind it: fleetrun train.py --lr 0.1",
+        "fleetrun --help shows all; flags for the script stand behind it: fleetrun train.py --lr \
+         0.1",
     ))
 }
 
@@ -466,7 +315,7 @@ pub fn unknown_flag(error: &clap::Error) -> Option<Error> {
 pub fn command() -> Command {
     let mut command = Command::new("fleetrun")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Starts the processes of a training job, watches them, and says what went wrong")
+        .about("Starts and supervises the processes of a training job, and reports failures")
         .override_usage("fleetrun [FLAGS] SCRIPT [ARGS]...")
         .after_help(AFTER_HELP)
         .args_override_self(true)
@@ -483,13 +332,10 @@ pub fn command() -> Command {
         };
         command = command.arg(arg.hide(true).num_args(0..=1).action(ArgAction::Set));
     }
-    command.arg(
-        Arg::new("command")
-            .value_name("SCRIPT")
-            .num_args(0..)
-            .trailing_var_arg(true)
-            .help("A Python file, an executable, or a built-in job such as demo:wide_deep; then its arguments"),
-    )
+    command.arg(Arg::new("command").value_name("SCRIPT").num_args(0..).trailing_var_arg(true).help(
+        "A Python file, an executable, or a built-in job such as demo:wide_deep; then its \
+                 arguments",
+    ))
 }
 
 fn argument(flag: &'static Flag) -> Arg {
@@ -536,7 +382,7 @@ Coming from torchrun (flags may have dashes; these names and their meaning are t
 --shutdown-timeout -m):
   torchrun --standalone --nproc-per-node gpu train.py    fleetrun train.py
   torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:7000 train.py
-                                                         fleetrun --nnodes 2 --master a:7000 train.py
+                                              fleetrun --nnodes 2 --master a:7000 train.py
   --master-addr a --master-port 7000                     --master a:7000
   -t 3, --local-ranks-filter 0,1                         --follow all
   -r 3, --log-dir logs                                   --log_dir logs (each process has its log)

@@ -13,6 +13,7 @@ use fleet_topology::names;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
@@ -21,6 +22,7 @@ pub const ARGUMENT: &str = "__guard";
 
 /// The launcher's end of the pipe.
 pub struct Guard {
+    executable: PathBuf,
     child: Child,
     pipe: Option<ChildStdin>,
     mark: String,
@@ -31,42 +33,25 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Starts a guard. It removes the folder `scratch` if the launcher cannot.
-    pub fn start(mark: &str, scratch: &Path) -> Result<Guard> {
-        let (child, pipe) = Guard::spawn(mark, scratch)?;
-        let (mark, scratch) = (mark.to_string(), scratch.to_path_buf());
-        Ok(Guard { child, pipe, mark, scratch, groups: BTreeSet::new(), replaced: 0 })
+    /// Starts a guard, with the launcher's own executable. The guard removes the folder `scratch`
+    /// if the launcher cannot.
+    pub fn start(executable: &Path, mark: &str, scratch: &Path) -> Result<Guard> {
+        let (child, pipe) = spawn(executable, mark, scratch)?;
+        let (executable, scratch) = (executable.to_path_buf(), scratch.to_path_buf());
+        let (mark, groups) = (mark.to_string(), BTreeSet::new());
+        Ok(Guard { executable, child, pipe, mark, scratch, groups, replaced: 0 })
     }
 
     /// Starts a guard in place of one that has ended, up to a limit.
     pub fn replace(&mut self) -> Result<()> {
         if self.replaced >= REPLACED_MAX {
-            return Err(Error::exhausted(format!("{REPLACED_MAX} others have ended before")));
+            return Err(Error::exhausted(format!("{REPLACED_MAX} guards have ended before")));
         }
         self.replaced += 1;
-        (self.child, self.pipe) = Guard::spawn(&self.mark, &self.scratch)?;
+        (self.child, self.pipe) = spawn(&self.executable, &self.mark, &self.scratch)?;
         let groups: Vec<String> = self.groups.iter().map(|group| format!("{group}\n")).collect();
-        self.tell(&groups.concat());
+        self.write(&groups.concat());
         Ok(())
-    }
-
-    fn spawn(mark: &str, scratch: &Path) -> Result<(Child, Option<ChildStdin>)> {
-        let own = std::env::current_exe()
-            .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
-        let mut command = Command::new(own);
-        command
-            .arg(ARGUMENT)
-            .arg(mark)
-            .arg(scratch)
-            .env_remove(names::FLEET_LAUNCH)
-            .current_dir("/");
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let mut child = command
-            .spawn()
-            .map_err(|error| Error::unavailable(format!("cannot start the guard: {error}")))?;
-        let pipe = child.stdin.take();
-        Ok((child, pipe))
     }
 
     pub fn pid(&self) -> u32 {
@@ -76,28 +61,45 @@ impl Guard {
     /// Adds a process group to kill if the launcher ends without cleaning up.
     pub fn add(&mut self, group: u32) {
         self.groups.insert(group);
-        self.tell(&format!("{group}\n"));
+        self.write(&format!("{group}\n"));
     }
 
     /// Removes a process group that has ended: the system may soon reuse its number.
     pub fn remove(&mut self, group: u32) {
         self.groups.remove(&group);
-        self.tell(&format!("-{group}\n"));
+        self.write(&format!("-{group}\n"));
     }
 
-    fn tell(&mut self, line: &str) {
+    fn write(&mut self, line: &str) {
         // Losing the guard weakens the protection but is no reason to stop a job.
         if let Some(pipe) = &mut self.pipe {
             let _ = pipe.write_all(line.as_bytes());
         }
     }
 
+    /// Kills every process that carries the mark, except the guard, and returns their number.
+    pub fn sweep(&self) -> usize {
+        sweep(&self.mark, &[self.pid()])
+    }
+
     /// Ends the guard after the launcher has cleaned up.
     pub fn dismiss(mut self) {
-        self.tell("done\n");
+        self.write("done\n");
         self.pipe = None;
         let _ = self.child.wait();
     }
+}
+
+fn spawn(executable: &Path, mark: &str, scratch: &Path) -> Result<(Child, Option<ChildStdin>)> {
+    let mut command = Command::new(executable);
+    command.arg(ARGUMENT).arg(mark).arg(scratch).env_remove(names::FLEET_LAUNCH);
+    command.current_dir("/").process_group(0);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command
+        .spawn()
+        .map_err(|error| Error::unavailable(format!("cannot start the guard: {error}")))?;
+    let pipe = child.stdin.take();
+    Ok((child, pipe))
 }
 
 /// Runs the guard process.
@@ -131,7 +133,7 @@ pub fn run(mark: &str, scratch: &Path) {
 }
 
 /// Kills every process that carries the mark and returns their number.
-pub fn sweep(mark: &str, spared: &[u32]) -> usize {
+fn sweep(mark: &str, spared: &[u32]) -> usize {
     let mut killed = BTreeSet::new();
     // A child that is forked during a search is found in the next round.
     for _ in 0..ROUNDS_MAX {

@@ -15,27 +15,35 @@ use crate::options::{Follow, Mode, Options};
 use crate::ports::SystemPorts;
 use crate::random;
 use crate::scratch::Scratch;
-use crate::script::{Builtins, Program};
+use crate::script::{Builtins, Program, absolute};
 use crate::several::{self, Members};
-use crate::supervisor::Rules;
+use crate::supervisor::Resources;
 use fleet_base::text::printable;
 use fleet_base::{Error, ErrorKind, Result};
-use fleet_net::{Log, StoreServer, Token};
+use fleet_net::{Log, StoreServer, Time, Token};
 use fleet_topology::{Endpoint, Env};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
-use std::time::Instant;
 
-/// Runs `fleetrun` with its arguments (without the program's name) and returns the exit code.
-pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
+/// What the `main` function of the launcher knows of its process.
+pub struct OwnProcess {
+    /// Arguments, without the program's name.
+    pub args: Vec<String>,
+    pub env: Env,
+    pub executable: std::io::Result<PathBuf>,
+}
+
+/// Runs `fleetrun` and returns the exit code.
+pub fn main(own: OwnProcess, builtins: &Builtins) -> u8 {
+    let OwnProcess { args, env, executable } = own;
     if let [argument, mark, scratch] = args.as_slice()
         && argument == guard::ARGUMENT
     {
         guard::run(mark, Path::new(scratch));
         return 0;
     }
-    let begun = Instant::now();
+    let begun = Time::now();
     fleet_base::signals::ignore_file_size_signal();
     let given = match Given::parse(args) {
         Ok(given) => given,
@@ -54,7 +62,7 @@ pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
             return if error.use_stderr() { USAGE_CODE } else { 0 };
         }
     };
-    match Job::prepare(&given, env, builtins).and_then(|job| job.run(begun)) {
+    match Job::prepare(&given, env, executable, builtins).and_then(|job| job.run(begun)) {
         Ok(code) => code,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "error: {error}");
@@ -67,22 +75,29 @@ pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
 }
 
 impl Job {
-    fn prepare(given: &Given, env: &Env, builtins: &Builtins) -> Result<Job> {
-        let options = Options::new(given, env)?;
-        let program = Program::resolve(&options, env, builtins)?;
+    fn prepare(
+        given: &Given,
+        env: Env,
+        executable: std::io::Result<PathBuf>,
+        builtins: &Builtins,
+    ) -> Result<Job> {
+        let options = Options::new(given, &env)?;
+        let executable = executable
+            .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
+        let program = Program::resolve(&options, &env, builtins, &executable)?;
         if program.is_builtin {
             builtins.check_mode(&program.title, options.mode)?;
         }
         let machine = Machine::here();
-        Ok(Job { options, env: env.clone(), program, machine, arguments: given.table() })
+        Ok(Job { options, env, executable, program, machine, arguments: given.table() })
     }
 
-    fn run(self, begun: Instant) -> Result<u8> {
+    fn run(self, begun: Time) -> Result<u8> {
         let mut ports = SystemPorts::new(self.options.start_port);
         let members = several::members(&self.options, &self.env, &self.machine, &mut ports)?;
         let token = self.token(&members)?;
         logs::make_folder(&self.options.log_dir)?;
-        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let scratch = Scratch::new(Path::new(self.env.get("TMPDIR").unwrap_or("/tmp")))?;
         let mut run = Run {
             job_id: self.options.job_id.clone(),
             pod: random::hex(3)?,
@@ -95,53 +110,32 @@ impl Job {
             token: Some(token.clone()),
             restarts: 0,
             progress: None,
-            silence_timeout: self.options.silence_timeout,
+            silence_timeout: self.options.timeouts.silence,
         };
         let follows_many = self.options.follow == Follow::All;
-        let console = Console::new(&self.options, &self.env, Some(token), follows_many);
+        let mut console = Console::new(&self.options, &self.env, Some(token), follows_many);
         if console.draws() {
             run.progress = Some(scratch.path.join("progress"));
         }
         let (sender, events) = channel();
         listen(sender.clone())?;
         become_reaper();
-        let mut attempts = Attempts {
-            rules: self.rules(),
-            oom: OomWatch::new(),
-            guard: Guard::start(&run.mark, &scratch.path)?,
-            console,
-            events,
-            job: &self,
-            run,
-            begun,
-        };
-        for warning in &attempts.job.options.warnings {
-            attempts.console.warn(warning);
+        let guard = Guard::start(&self.executable, &run.mark, &scratch.path)?;
+        for warning in &self.options.warnings {
+            console.warn(warning);
         }
+        // As in the original: logs of collective jobs are appended to, others are emptied.
+        let new_logs = self.options.log_overwrite || self.options.mode != Mode::Collective;
+        let oom = OomWatch::new(begun);
+        let resources = Resources { console, guard, oom, events, new_logs };
+        let mut attempts = Attempts { job: &self, run, resources, begun };
         let code = match members {
             Members::Alone(cluster) => attempts.alone(&cluster),
             Members::Several(meeting) => attempts.several(*meeting, sender),
         };
-        attempts.console.clear_status();
-        attempts.guard.dismiss();
+        attempts.resources.console.clear_status();
+        attempts.resources.guard.dismiss();
         code
-    }
-
-    fn rules(&self) -> Rules {
-        let options = &self.options;
-        Rules {
-            mode: options.mode,
-            max_restart: options.max_restart,
-            start_timeout: options.start_timeout,
-            stop_timeout: options.stop_timeout,
-            silence_timeout: options.silence_timeout,
-            leave_timeout: options.leave_timeout,
-            follow: options.follow,
-            log_dir: options.log_dir.clone(),
-            // As in the original: logs of collective jobs are appended to, others are emptied.
-            new_logs: options.log_overwrite || options.mode != Mode::Collective,
-            is_builtin: self.program.is_builtin,
-        }
     }
 
     /// Returns the job's secret. A job on one machine generates it; for several machines the user
@@ -155,7 +149,10 @@ impl Job {
         }
         Err(Error::invalid("the machines of a job need a common secret")
             .expected("FLEET_TOKEN, or --token_file FILE, the same on every machine")
-            .help("make one: openssl rand -hex 32 > job.token; give it to every machine, readable by you only"))
+            .help(
+                "make one: openssl rand -hex 32 > job.token; give it to every machine, readable \
+                 by you only",
+            ))
     }
 }
 
@@ -163,14 +160,11 @@ impl Attempts<'_> {
     /// Runs a job whose processes are all on this machine.
     fn alone(&mut self, cluster: &Cluster) -> Result<u8> {
         if self.job.options.is_elastic() {
-            self.console
-                .warn("--elastic_level says nothing to a job on one machine; --max_restart does");
+            self.resources
+                .console
+                .warn("--elastic_level has no effect on one machine; use --max_restart");
         }
-        let allowed = match self.rules.mode {
-            Mode::Collective => self.rules.max_restart.unwrap_or(0),
-            // Processes are restarted individually.
-            _ => 0,
-        };
+        let allowed = self.job.options.job_restarts();
         loop {
             // Each attempt gets a new store, without keys of the previous one.
             let store = self.store()?;
@@ -187,7 +181,7 @@ impl Attempts<'_> {
                 End::Failed(death) if self.run.restarts < allowed => {
                     self.run.restarts += 1;
                     self.abort_line(&death, cluster);
-                    self.console.warn(&format!(
+                    self.resources.console.warn(&format!(
                         "the job is started again ({} of {allowed})",
                         self.run.restarts
                     ));
@@ -214,7 +208,7 @@ impl Attempts<'_> {
         });
         let listener =
             link::listen(address, &log).map_err(|error| link::cannot_listen(address, &error))?;
-        link::serve(listener, token, link::vigilance(self.rules.silence_timeout), log)
+        link::serve(listener, token, link::vigilance(self.job.options.timeouts.silence), log)
     }
 }
 
@@ -231,11 +225,7 @@ fn listen(sender: Sender<Event>) -> Result<()> {
             }
         }
     };
-    std::thread::Builder::new()
-        .name("signals".into())
-        .spawn(forward)
-        .map(drop)
-        .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))
+    link::spawn("signals", forward).map(drop)
 }
 
 /// Makes the launcher the subreaper of its descendants, so that it reaps orphans.
@@ -247,7 +237,3 @@ fn become_reaper() {
 
 #[cfg(not(target_os = "linux"))]
 fn become_reaper() {}
-
-fn absolute(path: &Path) -> String {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string()
-}

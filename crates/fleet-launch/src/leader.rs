@@ -6,10 +6,10 @@
 use crate::decisions::{Action, Event, Leader, LeaderRules};
 use crate::protocol::{PLAN, Plan, Reading, WorkerEnd};
 use fleet_base::Result;
-use fleet_net::{Limits, Store};
+use fleet_net::{Limits, Store, Time};
 use fleet_topology::Endpoint;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Effects of the leader apart from the plan.
 pub(crate) struct Effects<'a> {
@@ -19,7 +19,7 @@ pub(crate) struct Effects<'a> {
     pub log: &'a dyn Fn(String),
     /// Notifies the workers of a generation that one of them has ended. Arguments: generation,
     /// rank, and the report of that worker's machine.
-    pub tell_ended: &'a dyn Fn(u64, usize, &WorkerEnd),
+    pub notify_ended: &'a dyn Fn(u64, usize, &WorkerEnd),
 }
 
 /// Leads as machine `own`, on from the plan of a lost leader if there is one. Returns when the job
@@ -30,13 +30,13 @@ pub(crate) fn lead(
     store: &dyn Store,
     effects: Effects<'_>,
 ) -> Result<bool> {
-    let mut leader = Leader::new(rules, own, Instant::now());
+    let mut leader = Leader::new(rules, own, Time::now());
     if let Some(plan) = adopted {
         leader.adopt(plan);
     }
     loop {
         let reading = Reading::of(store, leader.generation(), &Limits::within(CALL_TIME))?;
-        let mut actions = VecDeque::from(leader.step(Event::Read(reading), Instant::now()));
+        let mut actions = VecDeque::from(leader.step(Event::Read(reading), Time::now()));
         if actions.is_empty() {
             std::thread::sleep(TICK);
         }
@@ -46,10 +46,10 @@ pub(crate) fn lead(
                 Action::Publish(plan) => PLAN.set(store, &plan, &Limits::within(CALL_TIME))?,
                 Action::StartStore => {
                     let started = Event::StoreStarted((effects.start_store)());
-                    actions.extend(leader.step(started, Instant::now()));
+                    actions.extend(leader.step(started, Time::now()));
                 }
-                Action::TellEnded { generation, rank, end } => {
-                    (effects.tell_ended)(generation, rank, &end);
+                Action::NotifyEnded { generation, rank, end } => {
+                    (effects.notify_ended)(generation, rank, &end);
                 }
                 Action::Exit { is_over } => return Ok(is_over),
             }

@@ -15,6 +15,7 @@ mod child;
 pub mod cluster;
 mod console;
 mod decisions;
+mod display;
 mod ends;
 mod etcd;
 mod events;
@@ -37,7 +38,6 @@ mod supervisor;
 pub mod tables;
 pub mod terminal;
 mod terms;
-mod words;
 
-pub use job::main;
+pub use job::{OwnProcess, main};
 pub use script::Builtins;

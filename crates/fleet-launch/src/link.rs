@@ -4,6 +4,7 @@
 use crate::beats::StoppedClock;
 use crate::cluster::{Cluster, Place};
 use crate::decisions::LeaderRules;
+use crate::display;
 use crate::etcd::{EtcdAccess, EtcdStore, Lead};
 use crate::events::{End, Ended, Event};
 use crate::leader::{self, Effects};
@@ -12,22 +13,21 @@ use crate::protocol::{
     self, ARRIVALS, Arrival, BEATS, DISCONNECTED, FAREWELLS, Failure, Key, LEFT, LostWorker,
     MachineEnd, MachineState, NODES, Node, NodeProcess, OverPlan, PLAN, Plan, PlanNode, WorkerEnd,
 };
-use crate::words;
 use fleet_base::{Error, ErrorCode, ErrorKind, Result, sync};
 use fleet_net::{
-    FailureCause, FailureNotice, Limits, Log, Member, Membership, Store, StoreClient, StoreServer,
-    Token, Vigilance,
+    Deadline, FailureCause, FailureNotice, Limits, Log, Member, Membership, Store, StoreClient,
+    StoreServer, Time, Token, Vigilance,
 };
 use fleet_topology::{Endpoint, Role};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::RefCell;
-use std::net::{Ipv4Addr, TcpListener, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Parameters of joining a job.
 pub struct Join {
@@ -65,10 +65,11 @@ pub struct Link {
     _server: Option<StoreServer>,
 }
 
-#[derive(Default)]
+/// State that the threads of the link share.
 struct Shared {
     state: Mutex<State>,
     quit: AtomicBool,
+    events: Sender<Event>,
 }
 
 #[derive(Default)]
@@ -90,40 +91,45 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         sync::lock(&self.state)
     }
+
+    /// Wakes the supervisor.
+    fn notify(&self) {
+        // A launcher that is exiting reads no more events.
+        let _ = self.events.send(Event::News);
+    }
+
+    /// Shows a line to the user.
+    fn log(&self, line: impl Into<String>) {
+        self.lock().messages.push(line.into());
+        self.notify();
+    }
+
+    /// Ends this machine's part of the job, unless an earlier error has.
+    fn fail(&self, error: Error) {
+        self.lock().broken.get_or_insert(error);
+        self.notify();
+    }
+
+    fn quits(&self) -> bool {
+        self.quit.load(Ordering::SeqCst)
+    }
 }
 
 impl Link {
     /// Hosts the store if that is this machine's role, and starts to join in the background. Every
     /// change is announced as [`Event::News`].
-    pub fn join(join: Join, events: Sender<Event>) -> Result<Link> {
-        let token = join.token.clone();
-        let shared = Arc::new(Shared::default());
-        let log = console_log(&shared, &events);
-        let server = host(&join, &token, &log)?;
-        let mut master = join.master.clone();
+    pub fn join(mut join: Join, events: Sender<Event>) -> Result<Link> {
+        let (state, quit) = (Mutex::default(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { state, quit, events });
+        let server = host(&join, &console_log(&shared))?;
         if let Some(server) = &server {
-            master.port = server.address().port();
-            let (address, its) = (server.address(), token.clone());
-            let open_store = move || -> Result<LeaderStore> {
-                Ok(LeaderStore::Own(StoreClient::connect(
-                    address,
-                    &its,
-                    &Limits::within(CALL_TIME),
-                )?))
-            };
-            let leader = lead(&join, open_store, &token, &shared, &events)?;
+            join.master.port = server.address().port();
+            let leader = lead(&join, LeaderStore::Own(server.address()), &shared)?;
             shared.lock().leader = Some(leader);
         }
         let hands_over = join.rules.hands_over && join.rules.level > ElasticLevel::Off;
-        let id = join.id.clone();
-        let agent = Agent {
-            join,
-            master: master.clone(),
-            token,
-            hosts_store: server.is_some(),
-            shared: shared.clone(),
-            events,
-        };
+        let (master, id) = (join.master.clone(), join.id.clone());
+        let agent = Agent { join, hosts_store: server.is_some(), shared: shared.clone() };
         let agent = spawn("agent", move || agent.run())?;
         Ok(Link { shared, master, id, agent: Some(agent), hands_over, _server: server })
     }
@@ -161,7 +167,7 @@ impl Link {
     }
 
     /// Reports the state of the processes of this machine to the leader.
-    pub fn tell_state(&self, generation: u64, state: MachineState) {
+    pub fn report_state(&self, generation: u64, state: MachineState) {
         self.write(&protocol::states(generation).key(&self.id), &state);
     }
 
@@ -200,7 +206,7 @@ impl Link {
     }
 
     /// Notifies all workers of a generation, through the leader, that one of them has ended.
-    pub fn tell_ended(&self, generation: u64, ended: &Ended) {
+    pub fn notify_ended(&self, generation: u64, ended: &Ended) {
         let member = member(ended);
         let end = WorkerEnd {
             id: self.id.clone(),
@@ -238,17 +244,17 @@ impl Link {
     }
 
     fn await_over(&self) {
-        let until = Instant::now() + CALL_TIME;
-        while !matches!(self.plan(), Some(Plan::Over(_))) && Instant::now() < until {
+        let deadline = Deadline::within(CALL_TIME);
+        while !matches!(self.plan(), Some(Plan::Over(_))) && !deadline.is_past(Time::now()) {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     fn write<T: Serialize + DeserializeOwned>(&self, key: &Key<T>, value: &T) {
-        let until = Instant::now() + CALL_TIME;
+        let deadline = Deadline::within(CALL_TIME);
         let Some(store) = self.shared.lock().store.clone() else { return };
         // If the store is lost, the agent detects it and sets `broken`.
-        while self.broken().is_none() && Instant::now() < until {
+        while self.broken().is_none() && !deadline.is_past(Time::now()) {
             if key.set(&*store, value, &Limits::within(WRITE_TIME)).is_ok() {
                 return;
             }
@@ -284,7 +290,7 @@ pub(crate) fn cannot_listen(master: &Endpoint, error: &std::io::Error) -> Error 
 }
 
 /// Starts the store of the job if this machine hosts it.
-fn host(join: &Join, token: &Token, log: &Log) -> Result<Option<StoreServer>> {
+fn host(join: &Join, log: &Log) -> Result<Option<StoreServer>> {
     if join.hosting == Hosting::Never {
         return Ok(None);
     }
@@ -299,7 +305,7 @@ fn host(join: &Join, token: &Token, log: &Log) -> Result<Option<StoreServer>> {
     // The members of this store are the launchers.
     let silence = join.rules.silence;
     let vigilance = Vigilance { grace: MACHINE_GRACE.min(silence / 2), ..vigilance(silence) };
-    serve(listener, token, vigilance, log.clone()).map(Some)
+    serve(listener, &join.token, vigilance, log.clone()).map(Some)
 }
 
 /// Listens at an endpoint. If its address is not one of this machine's (address translation,
@@ -337,39 +343,24 @@ pub(crate) fn serve(
 }
 
 /// Creates a log whose lines the console shows.
-fn console_log(shared: &Arc<Shared>, events: &Sender<Event>) -> Log {
-    let (shared, events) = (shared.clone(), Mutex::new(events.clone()));
-    Log::new(move |line| {
-        shared.lock().messages.push(line.to_string());
-        // A launcher that is exiting reads no more events.
-        let _ = sync::lock(&events).send(Event::News);
-    })
+fn console_log(shared: &Arc<Shared>) -> Log {
+    let shared = shared.clone();
+    Log::new(move |line| shared.log(line))
 }
 
 /// Heartbeats within the time after which a process is lost, so that several may be late.
 const BEATS_IN_SILENCE: u32 = 5;
 
 /// Starts the leader in its own thread.
-fn lead(
-    join: &Join,
-    open_store: impl FnOnce() -> Result<LeaderStore> + Send + 'static,
-    token: &Token,
-    shared: &Arc<Shared>,
-    events: &Sender<Event>,
-) -> Result<JoinHandle<()>> {
+fn lead(join: &Join, at: LeaderStore, shared: &Arc<Shared>) -> Result<JoinHandle<()>> {
     let (rules, own, host) = (join.rules.clone(), join.id.clone(), join.node.host.clone());
-    let job_id = join.job_id.clone();
-    let (token, shared, events) = (token.clone(), shared.clone(), events.clone());
-    let log = console_log(&shared, &events);
-    let silence = rules.process_silence;
+    let (job_id, token, shared) = (join.job_id.clone(), join.token.clone(), shared.clone());
+    let log = console_log(&shared);
+    let silence = rules.timeouts.silence;
     spawn("leader", move || {
-        let log_line = |line: String| {
-            shared.lock().messages.push(line);
-            let _ = events.send(Event::News);
-        };
         // Each generation gets a new store, without keys of the previous one.
         let job_store = RefCell::new(None::<StoreServer>);
-        let tell_ended = |generation: u64, rank: usize, end: &WorkerEnd| {
+        let notify_ended = |generation: u64, rank: usize, end: &WorkerEnd| {
             if let Some(store) = &*job_store.borrow() {
                 let (host, host_id) = (end.host.clone(), end.host_id.clone());
                 let member = Member { rank, host, host_id, pid: end.pid };
@@ -385,54 +376,47 @@ fn lead(
             job_store.replace(Some(server));
             Ok(endpoint)
         };
-        let led = open_store().and_then(|leader_store| {
-            let store = leader_store.store();
-            let adopted = match &leader_store {
-                LeaderStore::Own(_) => None,
-                LeaderStore::Etcd(store) => PLAN.get(store, &Limits::within(CALL_TIME))?,
-            };
-            if adopted.is_some() {
-                log_line("the previous leader is lost; this machine leads now".into());
-            }
-            let effects =
-                Effects { start_store: &mut start_store, log: &log_line, tell_ended: &tell_ended };
-            let is_over = leader::lead((own, rules), adopted, store, effects)?;
-            if let (LeaderStore::Etcd(store), true) = (&leader_store, is_over) {
-                store.end_run();
+        let log_line = |line: String| shared.log(line);
+        let effects =
+            Effects { start_store: &mut start_store, log: &log_line, notify_ended: &notify_ended };
+        let led = || -> Result<()> {
+            match at {
+                LeaderStore::Own(address) => {
+                    let limits = Limits::within(CALL_TIME);
+                    let store = StoreClient::connect(address, &token, &limits)?;
+                    leader::lead((own, rules), None, &store, effects)?;
+                }
+                LeaderStore::Etcd(store) => {
+                    let adopted = PLAN.get(&store, &Limits::within(CALL_TIME))?;
+                    if adopted.is_some() {
+                        shared.log("the previous leader is lost; this machine leads now");
+                    }
+                    if leader::lead((own, rules), adopted, &store, effects)? {
+                        store.end_run();
+                    }
+                }
             }
             Ok(())
-        });
-        if let Err(error) = led {
-            shared.lock().broken.get_or_insert(error.at("the leader of the job"));
-            let _ = events.send(Event::News);
+        };
+        if let Err(error) = led() {
+            shared.fail(error.at("the leader of the job"));
         }
     })
 }
 
 /// Store in which the leader publishes the plan.
 enum LeaderStore {
-    Own(StoreClient),
+    /// The one that this machine hosts, at this address.
+    Own(SocketAddr),
     Etcd(EtcdStore),
 }
 
-impl LeaderStore {
-    fn store(&self) -> &dyn Store {
-        match self {
-            LeaderStore::Own(store) => store,
-            LeaderStore::Etcd(store) => store,
-        }
-    }
-}
-
-/// Joins, then sends heartbeats and follows the plan until told to quit.
+/// Joins, then sends heartbeats and follows the plan until it has to quit.
 struct Agent {
     join: Join,
-    master: Endpoint,
-    token: Token,
     /// This process hosts the store and the leader.
     hosts_store: bool,
     shared: Arc<Shared>,
-    events: Sender<Event>,
 }
 
 impl Agent {
@@ -441,10 +425,10 @@ impl Agent {
             None => self.at_master(),
             Some(server) => self.in_etcd(server),
         };
-        if let Err(error) = followed {
-            self.shared.lock().broken.get_or_insert(error);
+        match followed {
+            Ok(()) => self.shared.notify(),
+            Err(error) => self.shared.fail(error),
         }
-        let _ = self.events.send(Event::News);
     }
 
     fn at_master(&self) -> Result<()> {
@@ -452,7 +436,7 @@ impl Agent {
         let arrived = self.arrive(&*store)?;
         if self.hosts_store {
             // Only now: a machine that the user starts on reading this line arrives second.
-            self.log(format!("machines meet at {}, which this one hosts", self.master));
+            self.shared.log(format!("machines meet at {}, which this one hosts", self.join.master));
         }
         // Dropping it announces an orderly end; a launcher that is killed sends no such message.
         let _member = self.join_launchers(&store, arrived)?;
@@ -467,15 +451,12 @@ impl Agent {
         let rank = usize::try_from(arrived).map_err(|_| {
             Error::unavailable("the number of this machine's arrival is invalid").got(arrived)
         })?;
-        let (shared, events) = (self.shared.clone(), Mutex::new(self.events.clone()));
-        let (master, hosts_store, own_store) =
-            (self.master.clone(), self.hosts_store, store.clone());
+        let (shared, own_store) = (self.shared.clone(), store.clone());
+        let (master, hosts_store) = (self.join.master.clone(), self.hosts_store);
         let on_notice = move |notice: &FailureNotice| match notice.cause {
             FailureCause::StoreLost if !hosts_store => {
-                let error = leader_lost(&master, notice.detail.as_deref().unwrap_or("no answer"));
-                shared.lock().broken.get_or_insert(error);
-                // A launcher that is exiting reads no more events.
-                let _ = sync::lock(&events).send(Event::News);
+                let why = notice.detail.as_deref().unwrap_or("no answer");
+                shared.fail(leader_lost(&master, why));
             }
             FailureCause::Died if hosts_store => {
                 // If this fails, the machine is lost after its heartbeats time out.
@@ -487,51 +468,63 @@ impl Agent {
         };
         let member = fleet_net::host::own_member(rank);
         let limits = Limits::within(CALL_TIME);
-        Membership::join(store.address(), &self.token, LAUNCHERS, member, &limits, on_notice)
+        Membership::join(store.address(), &self.join.token, LAUNCHERS, member, &limits, on_notice)
     }
 
     fn connect(&self) -> Result<Arc<StoreClient>> {
-        let begun = Instant::now();
-        let mut logged = None::<Instant>;
-        loop {
-            if self.quits() {
-                return Err(Error::unavailable("the launcher exits"));
-            }
-            let error = match self.try_connect() {
-                Ok(store) => return Ok(Arc::new(store)),
-                // A retry cannot correct a wrong secret.
+        let master = &self.join.master;
+        let timed_out = |error: Error| {
+            let time = display::seconds(self.join.rules.timeouts.join);
+            Error::unavailable(format!("no answer at {master}"))
+                .expected(format!("the first machine within {time}"))
+                .got(error.message())
+                .help("is fleetrun running there, with the same flags and the same secret?")
+        };
+        let peer = format!("the first machine at {master}");
+        let store = self.retry(&peer, || self.try_connect(), timed_out)?;
+        store.map(Arc::new).ok_or_else(|| Error::unavailable("the launcher exits"))
+    }
+
+    /// Opens a store, retrying within `--join_timeout`. Returns `None` if it has to quit.
+    fn retry<T>(
+        &self,
+        peer: &str,
+        open: impl Fn() -> Result<T>,
+        timed_out: impl FnOnce(Error) -> Error,
+    ) -> Result<Option<T>> {
+        let deadline = Deadline::within(self.join.rules.timeouts.join);
+        let mut logged = None::<Time>;
+        while !self.shared.quits() {
+            let error = match open() {
+                Ok(store) => return Ok(Some(store)),
+                // A retry cannot correct a wrong secret, password or certificate.
                 Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
                 Err(error) => error,
             };
-            let left = self.join.rules.join_timeout.saturating_sub(begun.elapsed());
-            if logged.is_none_or(|logged| logged.elapsed() >= LOG_PERIOD) {
-                logged = Some(Instant::now());
-                self.log(format!(
-                    "waiting for the first machine at {}: {}; {} left",
-                    self.master,
-                    error.message(),
-                    words::seconds(left)
-                ));
+            let now = Time::now();
+            let left = deadline.remaining(now).unwrap_or_default();
+            if logged.is_none_or(|logged| now.since(logged) >= LOG_PERIOD) {
+                logged = Some(now);
+                let (why, left) = (error.message(), display::seconds(left));
+                self.shared.log(format!("waiting for {peer}: {why}; {left} left"));
             }
             if left.is_zero() {
-                let time = words::seconds(self.join.rules.join_timeout);
-                return Err(Error::unavailable(format!("no answer at {}", self.master))
-                    .expected(format!("the first machine within {time}"))
-                    .got(error.message())
-                    .help("is fleetrun running there, with the same flags and the same secret?"));
+                return Err(timed_out(error));
             }
             std::thread::sleep(RETRY_DELAY);
         }
+        Ok(None)
     }
 
     fn try_connect(&self) -> Result<StoreClient> {
-        let mut addresses = (self.master.host.as_str(), self.master.port)
+        let master = &self.join.master;
+        let mut addresses = (master.host.as_str(), master.port)
             .to_socket_addrs()
             .map_err(|error| Error::unavailable(format!("cannot find the host: {error}")))?;
         let address =
             addresses.next().ok_or_else(|| Error::unavailable("the host has no address"))?;
         let limits = Limits::within(CONNECT_TIME);
-        StoreClient::try_connect(address, &self.token, &limits).map_err(|error| {
+        StoreClient::try_connect(address, &self.join.token, &limits).map_err(|error| {
             match (error.kind(), error.code()) {
                 (ErrorKind::Unavailable, code) if code != Some(ErrorCode::NotConnected) => {
                     Error::unavailable(format!(
@@ -556,7 +549,7 @@ impl Agent {
         NODES.key(&self.join.id).set(store, &arrival, &limits)
     }
 
-    /// Sends heartbeats and follows the plan until told to quit. `keep_alive` runs at each
+    /// Sends heartbeats and follows the plan until it has to quit. `keep_alive` runs at each
     /// heartbeat; if it returns false, so does this function, since there is nothing left to
     /// follow.
     fn follow(
@@ -564,13 +557,14 @@ impl Agent {
         store: &dyn Store,
         keep_alive: &mut dyn FnMut() -> Result<bool>,
     ) -> Result<bool> {
-        let (mut revision, mut beats, mut beaten) = (0, 0u64, None::<Instant>);
-        let mut heard = Instant::now();
+        let (mut revision, mut beats, mut beaten) = (0, 0u64, None::<Time>);
+        let mut heard = Time::now();
         let (mut clock, mut known) = (StoppedClock::new(heard), Vec::new());
-        while !self.quits() && self.shared.lock().broken.is_none() {
-            if beaten.is_none_or(|at| at.elapsed() >= BEAT) {
+        while !self.shared.quits() && self.shared.lock().broken.is_none() {
+            let now = Time::now();
+            if beaten.is_none_or(|at| now.since(at) >= BEAT) {
                 beats += 1;
-                beaten = Some(Instant::now());
+                beaten = Some(now);
                 if !keep_alive()? {
                     return Ok(false);
                 }
@@ -578,7 +572,7 @@ impl Agent {
                 let _ = BEATS.key(&self.join.id).set(store, &beats, &Limits::within(BEAT));
             }
             let watched = store.watch(PLAN.as_str(), revision, &Limits::within(WATCH));
-            let now = Instant::now();
+            let now = Time::now();
             // After a stop of this machine the leader gets the full time again, since it may have
             // been stopped too. An etcd gets no such grace.
             if clock.look(now).is_some() && self.join.etcd.is_none() {
@@ -595,10 +589,10 @@ impl Agent {
                         }
                     }
                 }
-                Err(error) if heard.elapsed() >= self.join.rules.silence => {
-                    let silence = words::seconds(self.join.rules.silence);
+                Err(error) if now.since(heard) >= self.join.rules.silence => {
+                    let silence = display::seconds(self.join.rules.silence);
                     return Err(match &self.join.etcd {
-                        None => leader_lost(&self.master, error.message()),
+                        None => leader_lost(&self.join.master, error.message()),
                         Some(server) => Error::unavailable(format!(
                             "etcd at {server} has not answered for {silence}"
                         ))
@@ -613,7 +607,7 @@ impl Agent {
 
     /// Joins the run in etcd. If that run ends without this machine, joins the next one.
     fn in_etcd(&self, server: &EtcdAccess) -> Result<()> {
-        self.log(format!("machines meet in etcd at {server}, job '{}'", self.join.job_id));
+        self.shared.log(format!("machines meet in etcd at {server}, job '{}'", self.join.job_id));
         loop {
             let Some(store) = self.enter(server)? else { return Ok(()) };
             let mut member = EtcdMember { agent: self, store: &store, is_in: false };
@@ -625,37 +619,20 @@ impl Agent {
         }
     }
 
-    /// Joins the run of the job and returns its store, or `None` when told to quit.
+    /// Joins the run of the job and returns its store, or `None` if it has to quit.
     fn enter(&self, server: &EtcdAccess) -> Result<Option<EtcdStore>> {
-        let (begun, rules) = (Instant::now(), &self.join.rules);
-        let ttl = rules.silence * RUN_SILENCES;
-        let mut logged = None::<Instant>;
-        while !self.quits() {
-            let entered =
-                EtcdStore::open(server, &self.join.job_id, &self.join.id, ttl).and_then(|store| {
-                    self.publish(&store, self.arrive(&store)?)?;
-                    Ok(store)
-                });
-            let error = match entered {
-                Ok(store) => {
-                    self.shared.lock().store = Some(Arc::new(store.clone()));
-                    return Ok(Some(store));
-                }
-                // A retry cannot correct a wrong password or certificate.
-                Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
-                Err(error) => error,
-            };
-            if begun.elapsed() >= rules.join_timeout {
-                return Err(error.help("is etcd running there? --elastic_server sets its address"));
-            }
-            if logged.is_none_or(|logged| logged.elapsed() >= LOG_PERIOD) {
-                logged = Some(Instant::now());
-                let left = words::seconds(rules.join_timeout.saturating_sub(begun.elapsed()));
-                self.log(format!("waiting for etcd: {}; {left} left", error.message()));
-            }
-            std::thread::sleep(RETRY_DELAY);
+        let ttl = self.join.rules.silence * RUN_SILENCES;
+        let open = || -> Result<EtcdStore> {
+            let store = EtcdStore::open(server, &self.join.job_id, &self.join.id, ttl)?;
+            self.publish(&store, self.arrive(&store)?)?;
+            Ok(store)
+        };
+        let help = "is etcd running there? --elastic_server sets its address";
+        let store = self.retry("etcd", open, |error| error.help(help))?;
+        if let Some(store) = &store {
+            self.shared.lock().store = Some(Arc::new(store.clone()));
         }
-        Ok(None)
+        Ok(store)
     }
 
     fn take(&self, plan: Plan) {
@@ -666,16 +643,7 @@ impl Agent {
         }
         state.plan = Some(plan);
         drop(state);
-        let _ = self.events.send(Event::News);
-    }
-
-    fn log(&self, line: String) {
-        self.shared.lock().messages.push(line);
-        let _ = self.events.send(Event::News);
-    }
-
-    fn quits(&self) -> bool {
-        self.shared.quit.load(Ordering::SeqCst)
+        self.shared.notify();
     }
 }
 
@@ -716,7 +684,7 @@ impl EtcdMember<'_> {
                 )),
                 _ => Ok(true),
             },
-            None if is_candidate && !self.agent.quits() => self.campaign().map(|()| true),
+            None if is_candidate && !self.agent.shared.quits() => self.campaign().map(|()| true),
             None => Ok(true),
         }
     }
@@ -728,8 +696,7 @@ impl EtcdMember<'_> {
         };
         let store = self.store.clone();
         agent.shared.lock().lead = Some((store.clone(), lease));
-        let open_store = move || Ok(LeaderStore::Etcd(store));
-        let leader = lead(&agent.join, open_store, &agent.token, &agent.shared, &agent.events)?;
+        let leader = lead(&agent.join, LeaderStore::Etcd(store), &agent.shared)?;
         agent.shared.lock().leader = Some(leader);
         Ok(())
     }
@@ -743,20 +710,8 @@ fn leader_lost(master: &Endpoint, why: &str) -> Error {
 /// Returns the cluster of a plan, as seen from machine `id`.
 pub fn cluster(nodes: &[PlanNode], id: &str, options: &Options) -> Result<Cluster> {
     let absent = || Error::internal("this machine is not in the plan");
-    let mut cluster = Cluster {
-        mode: options.mode,
-        workers: Vec::new(),
-        servers: Vec::new(),
-        coordinators: Vec::new(),
-        heter: Vec::new(),
-        heter_devices: Vec::new(),
-        node: nodes.iter().position(|node| node.id == id).ok_or_else(absent)?,
-        node_count: nodes.len(),
-        gloo_http: None,
-        has_fixed_ports: false,
-        with_gloo: options.with_gloo.clone(),
-        backend: options.backend.clone(),
-    };
+    let own = nodes.iter().position(|node| node.id == id).ok_or_else(absent)?;
+    let mut cluster = Cluster::empty(options, own, nodes.len());
     for (index, PlanNode { node, .. }) in nodes.iter().enumerate() {
         let place = |process: &NodeProcess| Place {
             endpoint: Endpoint::new(&node.host, process.port),
@@ -794,7 +749,7 @@ pub fn with_ports(mut cluster: Cluster, nodes: &[PlanNode]) -> Result<Cluster> {
     Ok(cluster)
 }
 
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     std::thread::Builder::new()
         .name(name.to_string())
         .spawn(run)

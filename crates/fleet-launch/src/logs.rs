@@ -57,7 +57,7 @@ fn open_written(path: &Path) -> Option<(File, u64)> {
 }
 
 /// Help for a log that cannot be written.
-pub const FOLDER_HELP: &str = "say where logs may go: --log_dir FOLDER";
+pub const FOLDER_HELP: &str = "set another log folder: --log_dir FOLDER";
 
 /// Whether the log folder has so little free space that output of processes may be lost.
 pub fn is_disk_full(folder: &Path) -> bool {

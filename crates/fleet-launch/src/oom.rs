@@ -6,12 +6,13 @@
 //! since control groups of version 1 show an ended process in the root. Without such a counter only
 //! the machine-wide one is left, which does not identify the process.
 
+use fleet_net::Time;
 use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Control groups of the job's processes, and earlier values of their counters.
 pub struct OomWatch {
@@ -21,19 +22,19 @@ pub struct OomWatch {
     of: HashMap<u32, PathBuf>,
     /// Machine-wide counter at the last two reads.
     machine: [Option<u64>; 2],
-    looked: Instant,
+    looked: Time,
     log: Option<File>,
     /// Processes that the kernel's log names as killed.
     named: Vec<u32>,
 }
 
 impl OomWatch {
-    pub fn new() -> OomWatch {
+    pub fn new(now: Time) -> OomWatch {
         OomWatch {
             before: HashMap::new(),
             of: HashMap::new(),
             machine: [count(Path::new(MACHINE)); 2],
-            looked: Instant::now(),
+            looked: now,
             log: kernel_log(),
             named: Vec::new(),
         }
@@ -41,26 +42,26 @@ impl OomWatch {
 
     /// Updates groups and counters. Must be called after processes start, and regularly, since they
     /// may move.
-    pub fn look(&mut self, pids: impl Iterator<Item = u32>) {
+    pub fn look(&mut self, pids: &[u32], now: Time) {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let find = |pid: u32| {
+        let find = |pid: &u32| {
             let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-            Some((pid, counters(&groups, &mounts).into_iter().find(|path| path.exists())?))
+            Some((*pid, counters(&groups, &mounts).into_iter().find(|path| path.exists())?))
         };
-        self.of = pids.filter_map(find).collect();
+        self.of = pids.iter().filter_map(find).collect();
         for path in self.of.values() {
             if let (false, Some(count)) = (self.before.contains_key(path), count(path)) {
                 self.before.insert(path.clone(), count);
             }
         }
-        if self.looked.elapsed() >= PERIOD {
-            self.looked = Instant::now();
+        if self.is_due(now) {
+            self.looked = now;
             self.machine = [self.machine[1], count(Path::new(MACHINE))];
         }
     }
 
-    pub fn is_due(&self) -> bool {
-        self.looked.elapsed() >= PERIOD
+    pub fn is_due(&self, now: Time) -> bool {
+        now.since(self.looked) >= PERIOD
     }
 
     /// Returns the evidence that `pid`, which has just ended, was killed for memory.

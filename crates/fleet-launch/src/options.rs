@@ -1,8 +1,8 @@
 //! Typed options from flags, and from environment variables that count as flags.
 
+use crate::display;
 use crate::etcd::{EtcdAccess, open_to_all};
-use crate::flags::Given;
-use crate::words;
+use crate::flags::{Given, invalid};
 use fleet_base::{Error, Result};
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env, names};
@@ -101,6 +101,23 @@ pub enum PerNode {
     Auto,
 }
 
+/// The flags named `--*_timeout`.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// Time to wait for other machines.
+    pub join: Duration,
+    /// Time for which an elastic job waits for more machines than it needs.
+    pub elastic: Duration,
+    /// Time for a process to write something and to join.
+    pub start: Option<Duration>,
+    /// Time between SIGTERM and SIGKILL.
+    pub stop: Duration,
+    /// Time without a heartbeat after which a process is lost.
+    pub silence: Duration,
+    /// Time for which a process may be left over when its job is done.
+    pub leave: Duration,
+}
+
 /// All options of a launch.
 pub struct Options {
     pub mode: Mode,
@@ -130,18 +147,11 @@ pub struct Options {
     /// Warnings to print before the job starts.
     pub warnings: Vec<String>,
     pub token: Option<Token>,
-    pub join_timeout: Duration,
     pub start_port: Option<u16>,
 
     pub max_restart: Option<u32>,
     pub elastic_level: ElasticLevel,
-    pub elastic_timeout: Duration,
-    pub start_timeout: Option<Duration>,
-    pub stop_timeout: Duration,
-    /// Time without a heartbeat after which a process is lost.
-    pub silence_timeout: Duration,
-    /// Time for which a process may be left over when its job is done.
-    pub leave_timeout: Duration,
+    pub timeouts: Timeouts,
 
     pub log_dir: PathBuf,
     pub log_overwrite: bool,
@@ -154,10 +164,8 @@ impl Options {
         given.refuse_unsupported()?;
         let (mode, is_mode_default) = mode(given)?;
         let outer = OuterEnv { env, nested: env.get(names::FLEET_LAUNCH).is_some() };
-        let nodes = match given.text("nnodes").or_else(|| outer.text(NNODES_VARIABLES)) {
-            Some(text) => Some(nodes(text)?),
-            None => None,
-        };
+        let nodes = given.text("nnodes").or_else(|| outer.text(NNODES_VARIABLES));
+        let nodes = nodes.map(parse_nodes).transpose()?;
         // A given list of hosts takes precedence over a master inherited from the environment.
         let from_env = || outer.text(&[names::PADDLE_MASTER]).filter(|_| !given.is_given("ips"));
         let master = given.text("master").or_else(from_env);
@@ -171,33 +179,22 @@ impl Options {
         let (master, etcd) = meeting(given, &outer, master, &mut warnings)?;
         let mut ips = hosts(given.text("ips"), "ips")?;
         if given.is_on("sort_ip") {
-            ips.sort_by_key(|host| words::address_key(host));
+            ips.sort_by_key(|host| display::address_key(host));
         }
         let node_rank = given.number("rank")?;
         let meets = master.is_some() || etcd.is_some();
         machines_agree(nodes, &ips, given.is_given("ips"), meets, node_rank)?;
-        if let Some(master) = master.as_ref().filter(|_| given.is_given("ips"))
-            && master.host != ips[0]
-        {
-            return Err(Error::invalid("--master is not at the first of --ips")
-                .expected(format!("{}:PORT: the first machine answers there", ips[0]))
-                .got(master));
-        }
-        if node_rank.is_some_and(|rank| rank > 0) {
-            check_port(master.as_ref())?;
-        }
-        let nnodes = nodes.unwrap_or(Nodes { min: 1, max: 1 });
-        if given.is_on("standalone") && (nnodes.max > 1 || ips.len() > 1) {
+        check_meeting(given, master.as_ref(), &ips, node_rank)?;
+        let several = nodes.is_some_and(|nodes| nodes.max > 1);
+        if given.is_on("standalone") && (several || ips.len() > 1) {
             return Err(Error::invalid("--standalone is one machine, and several were given")
                 .help("leave out --standalone, or --nnodes and --ips"));
         }
-        if !meets && nnodes.max > 1 && !given.is_given("ips") {
+        if several && !meets && !given.is_given("ips") {
+            let count = given.text("nnodes").unwrap_or("of the environment");
             return Err(Error::invalid("several machines need a place to meet")
                 .expected("--master HOST:PORT, or --ips HOST,HOST")
-                .got(format!(
-                    "--nnodes {}",
-                    given.text("nnodes").unwrap_or("of the environment")
-                )));
+                .got(format!("--nnodes {count}")));
         }
         let log_dir = PathBuf::from(given.text("log_dir").unwrap_or("log"));
         Ok(Options {
@@ -223,7 +220,6 @@ impl Options {
             save_root: given.text("save_root").map(PathBuf::from),
             token,
             warnings,
-            join_timeout: seconds(given, "join_timeout")?,
             start_port: match given.number("start_port")? {
                 Some(port) => Some(port),
                 None => env.number(names::FLAGS_START_PORT)?,
@@ -231,21 +227,18 @@ impl Options {
             .filter(|port| *port != 0),
             max_restart: given.number("max_restart")?,
             elastic_level: elastic_level(given, &outer, nodes)?,
-            elastic_timeout: match outer.text(&[names::PADDLE_ELASTIC_TIMEOUT]) {
-                Some(_) if !given.is_given("elastic_timeout") => Duration::from_secs(
-                    env.number(names::PADDLE_ELASTIC_TIMEOUT)?.unwrap_or_default(),
-                ),
-                _ => seconds(given, "elastic_timeout")?,
-            },
-            start_timeout: Some(seconds(given, "start_timeout")?).filter(|time| !time.is_zero()),
-            stop_timeout: seconds(given, "stop_timeout")?,
-            silence_timeout: seconds(given, "silence_timeout")?.max(SILENCE_MIN),
-            leave_timeout: seconds(given, "leave_timeout")?,
+            timeouts: timeouts(given, &outer)?,
             log_dir,
             log_overwrite: given.is_on("log_overwrite"),
             follow: follow(given)?,
             verbosity: verbosity(given)?,
         })
+    }
+
+    /// Returns the number of restarts of the whole job. Processes of parameter-server jobs are
+    /// restarted individually.
+    pub fn job_restarts(&self) -> u32 {
+        self.max_restart.filter(|_| self.mode == Mode::Collective).unwrap_or(0)
     }
 
     /// Whether members may change while the job runs.
@@ -273,6 +266,40 @@ impl<'a> OuterEnv<'a> {
             return None;
         }
         names.iter().find_map(|name| self.env.text(name))
+    }
+}
+
+fn timeouts(given: &Given, outer: &OuterEnv<'_>) -> Result<Timeouts> {
+    Ok(Timeouts {
+        join: seconds(given, "join_timeout")?,
+        elastic: match outer.text(&[names::PADDLE_ELASTIC_TIMEOUT]) {
+            Some(_) if !given.is_given("elastic_timeout") => Duration::from_secs(
+                outer.env.number(names::PADDLE_ELASTIC_TIMEOUT)?.unwrap_or_default(),
+            ),
+            _ => seconds(given, "elastic_timeout")?,
+        },
+        start: Some(seconds(given, "start_timeout")?).filter(|time| !time.is_zero()),
+        stop: seconds(given, "stop_timeout")?,
+        silence: seconds(given, "silence_timeout")?.max(SILENCE_MIN),
+        leave: seconds(given, "leave_timeout")?,
+    })
+}
+
+/// Checks that the given master is the first machine and that the others can reach it.
+fn check_meeting(
+    given: &Given,
+    master: Option<&Endpoint>,
+    ips: &[String],
+    rank: Option<usize>,
+) -> Result<()> {
+    if let Some(master) = master.filter(|it| given.is_given("ips") && it.host != ips[0]) {
+        return Err(Error::invalid("--master is not at the first of --ips")
+            .expected(format!("{}:PORT: the first machine answers there", ips[0]))
+            .got(master));
+    }
+    match rank {
+        Some(1..) => check_port(master),
+        _ => Ok(()),
     }
 }
 
@@ -319,9 +346,7 @@ fn mode(given: &Given) -> Result<(Mode, bool)> {
         Some("ps") => Some(Mode::Ps),
         Some("ps-heter" | "ps_heter") => Some(Mode::PsHeter),
         Some(other) => {
-            return Err(Error::invalid("--run_mode is not understood")
-                .expected("collective, ps or ps-heter")
-                .got(other));
+            return Err(invalid("run_mode", "collective, ps or ps-heter", other));
         }
     };
     let is_ps = any(&PS) || any(&HETER);
@@ -354,11 +379,10 @@ fn mode(given: &Given) -> Result<(Mode, bool)> {
     })
 }
 
-fn nodes(text: &str) -> Result<Nodes> {
+fn parse_nodes(text: &str) -> Result<Nodes> {
     let wrong = || {
-        Error::invalid("--nnodes is not understood")
-            .expected(format!("N or MIN:MAX, from 1 to {NODES_MAX}"))
-            .got(format!("'{text}'"))
+        let expected = format!("N or MIN:MAX, from 1 to {NODES_MAX}");
+        invalid("nnodes", expected, format!("'{text}'"))
     };
     let number = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
     let (min, max) = match text.split_once(':') {
@@ -466,9 +490,8 @@ fn per_node(given: &Given) -> Result<Option<PerNode>> {
         Some("cpu") => Ok(Some(PerNode::Cpu)),
         Some("auto") => Ok(Some(PerNode::Auto)),
         Some(text) if text.parse::<usize>().is_err() => {
-            Err(Error::invalid("--nproc_per_node is not understood")
-                .expected("a whole number, gpu, cpu or auto")
-                .got(format!("'{text}'")))
+            let expected = "a whole number, gpu, cpu or auto";
+            Err(invalid("nproc_per_node", expected, format!("'{text}'")))
         }
         _ => Ok(positive(given, "nproc_per_node")?.map(PerNode::Count)),
     }
@@ -479,9 +502,7 @@ fn backend(given: &Given) -> Result<Option<String>> {
         None | Some("auto") => Ok(None),
         Some(name @ ("gloo" | "nccl")) => Ok(Some(name.to_string())),
         Some("host") => Ok(Some("gloo".to_string())),
-        Some(other) => Err(Error::invalid("--backend is not understood")
-            .expected("auto, gloo or nccl")
-            .got(other)),
+        Some(other) => Err(invalid("backend", "auto, gloo or nccl", other)),
     }
 }
 
@@ -524,9 +545,10 @@ fn ps(given: &Given) -> Result<PsOptions> {
 fn heter_count(text: &str) -> Result<Who> {
     match text.trim().parse::<usize>() {
         Ok(count) if (1..=PROCESSES_MAX).contains(&count) => Ok(Who::Count(count)),
-        _ => Err(Error::invalid("--heter_worker_num is not understood")
-            .expected(format!("1 to {PROCESSES_MAX} for each stage, separated by ';'"))
-            .got(format!("'{text}'"))),
+        _ => {
+            let expected = format!("1 to {PROCESSES_MAX} for each stage, separated by ';'");
+            Err(invalid("heter_worker_num", expected, format!("'{text}'")))
+        }
     }
 }
 
@@ -566,23 +588,19 @@ fn hosts(text: Option<&str>, name: &str) -> Result<Vec<String>> {
 fn host(text: &str, name: &str) -> Result<String> {
     // Hosts have the same syntax as in endpoints.
     let endpoint: Endpoint = format!("{text}:1").parse().map_err(|_| {
-        Error::invalid(format!("--{name} is not understood"))
-            .expected("host names or addresses, separated by commas")
-            .got(format!("'{text}'"))
+        invalid(name, "host names or addresses, separated by commas", format!("'{text}'"))
     })?;
     Ok(endpoint.host)
 }
 
-fn split(text: &str) -> Vec<String> {
+pub(crate) fn split(text: &str) -> Vec<String> {
     text.split(',').map(|item| item.trim().to_string()).collect()
 }
 
 fn with_gloo(given: &Given, env: &Env) -> Result<String> {
     match given.text("with_gloo").or(env.text(names::PADDLE_WITH_GLOO)).unwrap_or("0") {
         value @ ("0" | "1" | "2") => Ok(value.to_string()),
-        other => Err(Error::invalid("--with_gloo is not understood")
-            .expected("0, 1 or 2")
-            .got(format!("'{other}'"))),
+        other => Err(invalid("with_gloo", "0, 1 or 2", format!("'{other}'"))),
     }
 }
 
@@ -599,11 +617,9 @@ fn token(given: &Given, env: &Env) -> Result<(Option<Token>, Vec<String>)> {
 fn seconds(given: &Given, name: &str) -> Result<Duration> {
     let text = given.text(name).unwrap_or("0");
     let seconds = text.parse::<f64>().ok().filter(|s| (0.0..=SECONDS_MAX).contains(s));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| {
-        Error::invalid(format!("--{name} is not understood"))
-            .expected(format!("seconds, 0 to {SECONDS_MAX}"))
-            .got(format!("'{text}'"))
-    })
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| invalid(name, format!("seconds, 0 to {SECONDS_MAX}"), format!("'{text}'")))
 }
 
 /// Returns the elastic level. By default a job with a range continues with the machines that are
@@ -621,9 +637,10 @@ fn elastic_level(
         None | Some("-1" | "0") => Ok(ElasticLevel::Off),
         Some("1") => Ok(ElasticLevel::Same),
         Some("2") => Ok(ElasticLevel::Range),
-        Some(other) => Err(Error::invalid("--elastic_level is not understood")
-            .expected("0 (stop), 1 (wait for another machine) or 2 (go on within MIN:MAX)")
-            .got(format!("'{other}'"))),
+        Some(other) => {
+            let expected = "0 (stop), 1 (wait for another machine) or 2 (continue within MIN:MAX)";
+            Err(invalid("elastic_level", expected, format!("'{other}'")))
+        }
     }
 }
 
@@ -632,9 +649,7 @@ fn follow(given: &Given) -> Result<Follow> {
         "0" => Ok(Follow::First),
         "all" => Ok(Follow::All),
         "none" => Ok(Follow::None),
-        other => {
-            Err(Error::invalid("--follow is not understood").expected("0, all or none").got(other))
-        }
+        other => Err(invalid("follow", "0, all or none", other)),
     }
 }
 
@@ -647,9 +662,7 @@ fn verbosity(given: &Given) -> Result<Verbosity> {
         "warning" | "warn" => Verbosity::Warnings,
         "error" | "critical" => Verbosity::Errors,
         other => {
-            return Err(Error::invalid("--log_level is not understood")
-                .expected("debug, info, warning or error")
-                .got(other));
+            return Err(invalid("log_level", "debug, info, warning or error", other));
         }
     })
 }

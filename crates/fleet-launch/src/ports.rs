@@ -93,10 +93,14 @@ fn local_address(host: &str) -> Ipv4Addr {
 
 fn refused(errno: Errno, host: &str, port: u16) -> Error {
     match errno {
-        Errno::ADDRINUSE => Error::unavailable(format!("port {port} of {host} is taken"))
-            .help("give another --start_port or FLAGS_START_PORT or address, or none: then ports are free ones"),
-        Errno::ACCESS => Error::invalid(format!("port {port} of {host} needs rights of the administrator"))
-            .help("ports from 1024 on are for everybody"),
+        Errno::ADDRINUSE => Error::unavailable(format!("port {port} of {host} is taken")).help(
+            "set another --start_port (or FLAGS_START_PORT) or address; without one, free \
+                 ports are used",
+        ),
+        Errno::ACCESS => {
+            Error::invalid(format!("port {port} of {host} needs administrator rights"))
+                .help("any user may use ports from 1024 on")
+        }
         other => Error::unavailable(format!("no port on {host}: {other}")),
     }
 }

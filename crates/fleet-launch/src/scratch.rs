@@ -24,7 +24,7 @@ impl Scratch {
         let path = base.join(format!("{PREFIX}{}", random::hex(8)?));
         let failed = |error| {
             Error::io("make the folder", &path, &error)
-                .help("TMPDIR says where temporary files may be")
+                .help("TMPDIR sets the folder for temporary files")
         };
         DirBuilder::new().mode(0o700).create(&path).map_err(failed)?;
         let lock = lock(&path).map_err(failed)?;

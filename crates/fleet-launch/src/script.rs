@@ -51,12 +51,19 @@ pub struct Program {
 }
 
 impl Program {
-    pub fn resolve(options: &Options, env: &Env, builtins: &Builtins) -> Result<Program> {
+    /// Returns the program that the options name. Built-in jobs are run by `own`, the launcher's
+    /// executable.
+    pub fn resolve(
+        options: &Options,
+        env: &Env,
+        builtins: &Builtins,
+        own: &Path,
+    ) -> Result<Program> {
         let [script, args @ ..] = options.command.as_slice() else {
             return Err(Error::internal("there is no script"));
         };
         if let Some(name) = script.strip_prefix(PREFIX) {
-            return builtin(name, args, builtins);
+            return builtin(name, args, builtins, own);
         }
         let mut argv = match (options.is_module, script.ends_with(".py")) {
             (true, _) => vec![python(options, env)?, "-u".into(), "-m".into(), script.clone()],
@@ -71,7 +78,7 @@ impl Program {
     }
 }
 
-fn builtin(name: &str, args: &[String], builtins: &Builtins) -> Result<Program> {
+fn builtin(name: &str, args: &[String], builtins: &Builtins, own: &Path) -> Result<Program> {
     if !builtins.names.contains(&name) {
         let near = text::did_you_mean(name, builtins.names.iter().copied());
         let all: Vec<String> =
@@ -79,11 +86,9 @@ fn builtin(name: &str, args: &[String], builtins: &Builtins) -> Result<Program> 
         return Err(Error::invalid(format!("there is no built-in job '{PREFIX}{name}'{near}"))
             .expected(all.join(", ")));
     }
-    let own = std::env::current_exe()
-        .map_err(|error| Error::unavailable(format!("cannot find the own executable: {error}")))?;
-    let own = own.into_os_string().into_string();
-    let own = own.map_err(|_| Error::unsupported("the path of the executable is not Unicode"))?;
-    let mut argv = vec![own, builtins.argument.to_string(), name.to_string()];
+    let own = own.to_str();
+    let own = own.ok_or_else(|| Error::unsupported("the path of the executable is not Unicode"))?;
+    let mut argv = vec![own.to_string(), builtins.argument.to_string(), name.to_string()];
     argv.extend(args.iter().cloned());
     Ok(Program { argv, title: format!("{PREFIX}{name}"), is_builtin: true })
 }
@@ -95,10 +100,7 @@ fn readable(script: &str) -> Result<()> {
             Err(Error::invalid(format!("{script} is a folder")).expected("a script"))
         }
         Ok(_) => Ok(()),
-        Err(error) => Err(missing(script).help(format!(
-            "{error}; looked in {}",
-            std::env::current_dir().unwrap_or_default().display()
-        ))),
+        Err(error) => Err(missing(script).help(format!("{error}: {}", absolute(path)))),
     }
 }
 
@@ -157,6 +159,11 @@ fn in_path(name: &str, env: &Env) -> Option<String> {
     let mut found = std::env::split_paths(folders).map(|folder: PathBuf| folder.join(name));
     let found = found.find(|path| path.is_file() && is_executable(path))?;
     found.into_os_string().into_string().ok()
+}
+
+/// Returns a path that does not depend on the current folder.
+pub(crate) fn absolute(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string()
 }
 
 fn is_executable(path: &Path) -> bool {

@@ -8,19 +8,18 @@ use crate::attempts::Attempts;
 use crate::cluster::{self, Cluster, Place, Run};
 use crate::decisions::LeaderRules;
 use crate::etcd::EtcdAccess;
-use crate::events::{Death, End, Ended, Event};
+use crate::events::{Death, End, Ended, Event, stop_signal};
 use crate::link::{self, Hosting, Join, Link};
 use crate::machine::Machine;
-use crate::options::{ElasticLevel, Mode, Nodes, Options, Who, check_port};
+use crate::options::{Mode, Nodes, Options, Who, check_port};
 use crate::ports::Ports;
 use crate::protocol::{Listed, Node, NodeProcess, OverPlan, Plan, RunPlan};
 use crate::random;
 use crate::terms;
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Role, names};
-use signal_hook::consts::SIGCHLD;
 use std::net::UdpSocket;
-use std::sync::mpsc::{RecvTimeoutError, Sender};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 /// The machines of a job.
@@ -254,7 +253,7 @@ impl Attempts<'_> {
         // Becomes `PADDLE_MASTER`, where scripts find each other. With etcd that is the store of
         // the job.
         self.run.master = meeting.etcd.is_none().then(|| link.master().clone());
-        let (mut done, mut is_failure_said) = (None, false);
+        let (mut done, mut is_failure_reported) = (None, false);
         loop {
             match self.next(&link, done, (&id, &meeting)) {
                 Next::Run(RunPlan { generation, nodes, store, .. }) => {
@@ -267,7 +266,7 @@ impl Attempts<'_> {
                     };
                     let end = self.generation(cluster, &meeting.node.host, &link, generation);
                     link.report(generation, &end);
-                    is_failure_said = match &end {
+                    is_failure_reported = match &end {
                         // A failure that follows from another worker's was shown as a warning only.
                         End::Failed(death) => death.follows.is_none(),
                         End::Finished(lost) => !lost.is_empty(),
@@ -286,9 +285,11 @@ impl Attempts<'_> {
                     // The reason may be new here: a worker that exited with code 0 counts as failed
                     // only if others needed it.
                     match culprit.as_deref() == Some(&*id) {
-                        false => self.console.error(&reason),
-                        true if is_failure_said => {}
-                        true => self.console.error(reason.lines().next().unwrap_or_default()),
+                        false => self.resources.console.error(&reason),
+                        true if is_failure_reported => {}
+                        true => {
+                            self.resources.console.error(reason.lines().next().unwrap_or_default())
+                        }
                     }
                     return Ok(code);
                 }
@@ -313,11 +314,11 @@ impl Attempts<'_> {
         link: &Link,
         generation: u64,
     ) -> End {
-        let tell = |ended: &Ended| link.tell_ended(generation, ended);
+        let tell = |ended: &Ended| link.notify_ended(generation, ended);
         let end = cluster.and_then(|cluster| {
             if generation > 0 {
                 let line = format!("start {generation}: {}", shown(&cluster));
-                self.console.say(&format!("fleetrun: {line}"));
+                self.resources.console.info(&line);
             }
             let end = self.one(&cluster, Some((link, generation)), &tell)?;
             if let End::Failed(death) = &end
@@ -328,30 +329,24 @@ impl Attempts<'_> {
             Ok(end)
         });
         let end = end.unwrap_or_else(|error| {
-            self.console.error(&error.to_string());
+            self.resources.console.error(&error.to_string());
             let report = format!("machine {host} could not start: {error}");
-            let elsewhere = report.clone();
-            End::Failed(Death {
-                role: Role::Worker,
-                rank: 0,
-                report,
-                elsewhere,
-                code: 1,
-                follows: None,
-            })
+            End::Failed(Death::new(Role::Worker, 0, report, 1))
         });
         if matches!(end, End::Finished(_)) {
-            self.console.debug("the processes of this machine are done; waiting for the others");
+            self.resources
+                .console
+                .debug("the processes of this machine are done; waiting for the others");
         }
         end
     }
 
     /// Waits until the plan has a new generation that includes this machine, or the job ends.
     fn next(&mut self, link: &Link, done: Option<u64>, (id, own): (&str, &Meeting)) -> Next {
-        let mut is_full_said = false;
+        let mut is_full_reported = false;
         loop {
             for line in link.take_messages() {
-                self.console.say(&format!("fleetrun: {line}"));
+                self.resources.console.info(&line);
             }
             match link.plan() {
                 Some(Plan::Over(plan)) => return Next::Over(plan),
@@ -364,9 +359,9 @@ impl Attempts<'_> {
                     if let Some(error) = other {
                         return Next::Broken(error);
                     }
-                    if !std::mem::replace(&mut is_full_said, true) {
-                        let line = "fleetrun: the job has its maximum of machines; waiting";
-                        self.console.say(line);
+                    if !std::mem::replace(&mut is_full_reported, true) {
+                        let line = "the job has its maximum of machines; waiting";
+                        self.resources.console.info(line);
                     }
                 }
                 _ => {}
@@ -374,10 +369,8 @@ impl Attempts<'_> {
             if let Some(error) = link.broken() {
                 return Next::Broken(error);
             }
-            match self.events.recv_timeout(TICK) {
-                Ok(Event::Signal(SIGCHLD) | Event::News) | Err(RecvTimeoutError::Timeout) => {}
-                Ok(Event::Signal(signal)) => return Next::Interrupted(signal),
-                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
+            if let Some(signal) = stop_signal(&self.resources.events, TICK) {
+                return Next::Interrupted(signal);
             }
         }
     }
@@ -388,19 +381,10 @@ impl Attempts<'_> {
         Ok(LeaderRules {
             min: nodes.min,
             max: nodes.max,
-            level: match options.is_elastic() {
-                true => options.elastic_level,
-                false => ElasticLevel::Off,
-            },
-            max_restart: match options.mode {
-                Mode::Collective => options.max_restart.unwrap_or(0),
-                _ => 0,
-            },
-            join_timeout: options.join_timeout,
-            elastic_timeout: options.elastic_timeout,
+            level: options.elastic_level,
+            max_restart: options.job_restarts(),
             silence: seconds.map_or(SILENCE, Duration::from_secs).max(SILENCE_MIN),
-            stop_timeout: options.stop_timeout,
-            process_silence: options.silence_timeout,
+            timeouts: options.timeouts,
             sort_ip: options.sort_ip,
             hosts: Vec::new(),
             hands_over: false,
@@ -412,7 +396,7 @@ impl Attempts<'_> {
 fn shown(cluster: &Cluster) -> String {
     format!(
         "{} on {} machine{}, this one is number {}",
-        crate::words::counted(Role::Worker, cluster.workers.len()),
+        crate::display::counted(Role::Worker, cluster.workers.len()),
         cluster.node_count,
         if cluster.node_count == 1 { "" } else { "s" },
         cluster.node

@@ -7,105 +7,101 @@
 use crate::child::{self, Child};
 use crate::cluster::{FIRST_LOG, Process};
 use crate::console::Console;
-use crate::events::{Death, End, Ended, Event};
-use crate::guard::{self, Guard};
+use crate::display;
+use crate::events::{Death, End, Ended, Event, stop_signal};
+use crate::guard::Guard;
 use crate::link::Link;
 use crate::logs::{self, Follower};
 use crate::oom::OomWatch;
-use crate::options::{Follow, Mode};
+use crate::options::{Follow, Mode, Options};
 use crate::protocol::MachineState;
-use crate::words;
+use crate::script::Program;
 use fleet_base::Result;
+use fleet_net::{Deadline, Time};
 use fleet_topology::{ProcessReport, Role, names};
 use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions};
-use signal_hook::consts::SIGCHLD;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitStatus;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
-/// Settings of the supervisor.
-#[derive(Clone)]
-pub struct Rules {
-    pub mode: Mode,
-    pub max_restart: Option<u32>,
-    pub start_timeout: Option<Duration>,
-    pub stop_timeout: Duration,
-    pub silence_timeout: Duration,
-    pub leave_timeout: Duration,
-    pub follow: Follow,
-    pub log_dir: PathBuf,
+/// Resources of the launcher, which all attempts share.
+pub struct Resources {
+    pub console: Console,
+    pub guard: Guard,
+    pub oom: OomWatch,
+    pub events: Receiver<Event>,
+    /// Logs are emptied when a process is started for the first time.
     pub new_logs: bool,
-    /// The program is a built-in job: the meaning of its exit codes is known.
-    pub is_builtin: bool,
 }
 
 pub struct Supervisor<'a> {
-    pub rules: &'a Rules,
-    pub argv: &'a [String],
-    pub mark: &'a str,
-    pub events: &'a Receiver<Event>,
-    pub console: &'a mut Console,
-    pub guard: &'a mut Guard,
-    pub oom: &'a mut OomWatch,
+    pub(crate) options: &'a Options,
+    pub(crate) program: &'a Program,
+    pub(crate) console: &'a mut Console,
+    guard: &'a mut Guard,
+    pub(crate) oom: &'a mut OomWatch,
+    events: &'a Receiver<Event>,
+    new_logs: bool,
     /// Link to the other machines, and the generation that these processes belong to.
-    pub link: Option<(&'a Link, u64)>,
+    pub(crate) link: Option<(&'a Link, u64)>,
     /// Notifies the other workers of the job immediately that a worker has ended.
-    pub tell_ended: &'a dyn Fn(&Ended),
+    pub(crate) notify_ended: &'a dyn Fn(&Ended),
+    /// Time of the current pass over the processes.
+    pub(crate) now: Time,
     pub(crate) children: Vec<Child>,
     pub(crate) followers: Vec<(Role, usize, Follower)>,
     /// Workers that failed while the others continue.
     pub(crate) lost: Vec<Death>,
-    /// The leader has been told that the workers of this machine are done.
+    /// The end of the workers of this machine has been reported to the leader.
     has_reported: bool,
     /// Restarts that are scheduled: the time and the index of the child.
-    pub(crate) due: Vec<(Instant, usize)>,
+    pub(crate) due: Vec<(Time, usize)>,
     /// First worker whose failure was caused by another worker's, and when it was detected.
-    pub(crate) failed_first: Option<(Instant, usize)>,
-    /// Workers of a collective job that exited with code 0 before `Fleet::finish`, and when.
-    pub(crate) leavers: Vec<(Instant, usize)>,
+    pub(crate) failed_first: Option<(Time, usize)>,
+    /// Workers of a collective job that exited with code 0 before `Fleet::finish`, and the time of
+    /// the warning about each.
+    pub(crate) leavers: Vec<(Time, usize)>,
     /// Time of the last check for stopped processes.
-    pub(crate) stopped_seen: Instant,
+    pub(crate) stopped_seen: Time,
     /// Start of the time in which processes are left over although the job is done.
-    pub(crate) done_since: Option<Instant>,
+    pub(crate) done_since: Option<Time>,
     /// Time of the last check for processes that have not joined.
-    pub(crate) absent_seen: Instant,
+    pub(crate) absent_seen: Time,
     /// Start of the time in which workers wait for processes that have not joined.
-    pub(crate) joined_since: Option<Instant>,
+    pub(crate) joined_since: Option<Time>,
     /// State of this machine as last reported to the leader.
-    pub(crate) state_told: MachineState,
-    begun: Instant,
-    status_shown: Instant,
-    disk_seen: Instant,
-    is_full_said: bool,
+    pub(crate) state_reported: MachineState,
+    begun: Time,
+    status_shown: Time,
+    disk_seen: Time,
+    is_full_reported: bool,
 }
 
 impl<'a> Supervisor<'a> {
     #[allow(clippy::too_many_arguments, reason = "the parts of a launcher, in one call")]
     pub fn new(
-        rules: &'a Rules,
-        argv: &'a [String],
-        mark: &'a str,
-        events: &'a Receiver<Event>,
-        console: &'a mut Console,
-        guard: &'a mut Guard,
-        oom: &'a mut OomWatch,
+        options: &'a Options,
+        program: &'a Program,
+        resources: &'a mut Resources,
         link: Option<(&'a Link, u64)>,
-        tell_ended: &'a dyn Fn(&Ended),
+        notify_ended: &'a dyn Fn(&Ended),
     ) -> Supervisor<'a> {
-        let now = Instant::now();
+        let now = Time::now();
+        let Resources { console, guard, oom, events, new_logs } = resources;
         Supervisor {
-            rules,
-            argv,
-            mark,
-            events,
+            options,
+            program,
             console,
             guard,
             oom,
+            events,
+            new_logs: *new_logs,
             link,
-            tell_ended,
+            notify_ended,
+            now,
             children: Vec::new(),
             followers: Vec::new(),
             lost: Vec::new(),
@@ -117,11 +113,11 @@ impl<'a> Supervisor<'a> {
             done_since: None,
             absent_seen: now,
             joined_since: None,
-            state_told: MachineState::default(),
+            state_reported: MachineState::default(),
             begun: now,
             status_shown: now,
             disk_seen: now,
-            is_full_said: false,
+            is_full_reported: false,
         }
     }
 
@@ -140,13 +136,13 @@ impl<'a> Supervisor<'a> {
         }
         if let Ok(End::Ordered(reason)) = &end {
             let first = reason.lines().next().unwrap_or_default();
-            self.console.say(&format!("fleetrun: {first}"));
+            self.console.info(first);
         }
         let is_cut_short = matches!(end, Ok(End::Failed(_) | End::Ordered(_)));
-        if is_cut_short && self.rules.mode == Mode::Collective {
+        if is_cut_short && self.options.mode == Mode::Collective {
             // Workers that wait for the failed one, here or on another machine, have been notified.
             // This gives them time to write the reason to their logs.
-            self.await_all(LAST_WORDS_TIME, &mut None);
+            self.await_all(LAST_LOGS_TIME, &mut None);
         }
         // Children must not outlive an error either.
         let stopped = self.stop(matches!(end, Ok(End::Finished(_))));
@@ -165,14 +161,14 @@ impl<'a> Supervisor<'a> {
 
     fn start(&mut self, processes: Vec<Process>) -> Result<()> {
         for process in processes {
-            let follows = match self.rules.follow {
+            let follows = match self.options.follow {
                 Follow::None => false,
                 Follow::All => true,
                 Follow::First => process.log == FIRST_LOG,
             };
             let (role, rank) = (process.role, process.rank);
-            let new_log = self.rules.new_logs;
-            let child = Child::start(self.argv, process, &self.rules.log_dir, new_log, None)?;
+            let (argv, folder) = (&self.program.argv, &self.options.log_dir);
+            let child = Child::start(argv, process, folder, self.new_logs, None)?;
             self.guard.add(child.pid());
             self.console.debug(&format!("launch proc_id:{} idx:{}", child.pid(), rank));
             if follows {
@@ -186,12 +182,10 @@ impl<'a> Supervisor<'a> {
 
     fn watch(&mut self) -> Result<End> {
         loop {
-            match self.events.recv_timeout(TICK) {
-                Ok(Event::Signal(SIGCHLD) | Event::News) | Err(RecvTimeoutError::Timeout) => {}
-                Ok(Event::Signal(signal)) => return Ok(End::Interrupted(signal)),
-                // No event can arrive after this; the timer tick keeps the loop running.
-                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
+            if let Some(signal) = stop_signal(self.events, TICK) {
+                return Ok(End::Interrupted(signal));
             }
+            self.now = Time::now();
             self.show_logs();
             let ended = self.reap();
             if let Some(death) = self.judge(ended) {
@@ -201,9 +195,9 @@ impl<'a> Supervisor<'a> {
             if let Some(death) = hung {
                 return Ok(End::Failed(death));
             }
-            self.say_leavers();
+            self.report_leavers();
             self.restart_due()?;
-            self.tell_state();
+            self.report_state();
             if self.is_finished() || self.gives_up_left_over() {
                 return Ok(End::Finished(std::mem::take(&mut self.lost)));
             }
@@ -211,7 +205,7 @@ impl<'a> Supervisor<'a> {
             if let Some(reason) = self.ordered() {
                 return Ok(End::Ordered(reason));
             }
-            if self.oom.is_due() {
+            if self.oom.is_due(self.now) {
                 self.watch_memory();
             }
             self.watch_disk();
@@ -220,22 +214,22 @@ impl<'a> Supervisor<'a> {
     }
 
     fn watch_memory(&mut self) {
-        let running = self.children.iter().filter(|child| child.is_running());
-        self.oom.look(running.map(Child::pid));
+        let running: Vec<u32> = self.running().map(Child::pid).collect();
+        self.oom.look(&running, self.now);
     }
 
     /// Warns once when the log disk is full: processes often do not notice that their logs are cut
     /// off.
     fn watch_disk(&mut self) {
-        if self.is_full_said || self.disk_seen.elapsed() < DISK_PERIOD {
+        if self.is_full_reported || self.now.since(self.disk_seen) < DISK_PERIOD {
             return;
         }
-        self.disk_seen = Instant::now();
-        if logs::is_disk_full(&self.rules.log_dir) {
-            self.is_full_said = true;
+        self.disk_seen = self.now;
+        if logs::is_disk_full(&self.options.log_dir) {
+            self.is_full_reported = true;
             self.console.warn(&format!(
                 "the disk of {} is full: what processes write from now on is lost",
-                self.rules.log_dir.display()
+                self.options.log_dir.display()
             ));
         }
     }
@@ -244,7 +238,7 @@ impl<'a> Supervisor<'a> {
     fn ordered(&mut self) -> Option<String> {
         let (link, generation) = self.link?;
         for line in link.take_messages() {
-            self.console.say(&format!("fleetrun: {line}"));
+            self.console.info(&line);
         }
         link.stop_reason(generation)
     }
@@ -298,24 +292,21 @@ impl<'a> Supervisor<'a> {
     }
 
     fn restart_due(&mut self) -> Result<()> {
-        let now = Instant::now();
-        let (due, later) =
-            std::mem::take(&mut self.due).into_iter().partition(|(at, _)| *at <= now);
-        self.due = later;
-        let due: Vec<(Instant, usize)> = due;
-        let any = !due.is_empty();
-        for (_, index) in due {
+        let due = take_due(&mut self.due, self.now);
+        if due.is_empty() {
+            return Ok(());
+        }
+        for index in due {
             let old = &self.children[index];
             let mut process = old.process.clone();
             let restarts = (old.restarts + 1).to_string();
             process.env.push((names::FLEET_RESTART_COUNT, Some(restarts)));
-            let child = Child::start(self.argv, process, &self.rules.log_dir, false, Some(old))?;
+            let (argv, folder) = (&self.program.argv, &self.options.log_dir);
+            let child = Child::start(argv, process, folder, false, Some(old))?;
             self.guard.add(child.pid());
             self.children[index] = child;
         }
-        if any {
-            self.watch_memory();
-        }
+        self.watch_memory();
         Ok(())
     }
 
@@ -326,10 +317,14 @@ impl<'a> Supervisor<'a> {
     fn is_finished(&self) -> bool {
         let is_done = match self.link {
             Some((link, _)) => link.is_done(),
-            None => self.rules.mode != Mode::Collective && self.workers_have_ended(),
+            None => self.options.mode != Mode::Collective && self.workers_have_ended(),
         };
-        let all = || self.children.iter().all(|child| !child.is_running());
-        self.due.is_empty() && (is_done || all() && !self.may_be_missed())
+        let is_none_left = || self.running().next().is_none() && !self.may_be_missed();
+        self.due.is_empty() && (is_done || is_none_left())
+    }
+
+    pub(crate) fn running(&self) -> impl Iterator<Item = &Child> {
+        self.children.iter().filter(|child| child.is_running())
     }
 
     /// Whether this machine had workers and none is running.
@@ -343,7 +338,7 @@ impl<'a> Supervisor<'a> {
     /// keep running.
     fn report_workers(&mut self) {
         let Some((link, generation)) = self.link else { return };
-        let is_ps = self.rules.mode != Mode::Collective;
+        let is_ps = self.options.mode != Mode::Collective;
         if is_ps && !self.has_reported && self.due.is_empty() && self.workers_have_ended() {
             self.has_reported = true;
             let end = End::Finished(std::mem::take(&mut self.lost));
@@ -351,10 +346,9 @@ impl<'a> Supervisor<'a> {
             if let End::Finished(lost) = end {
                 self.lost = lost;
             }
-            if self.children.iter().any(Child::is_running) {
+            if self.running().next().is_some() {
                 self.show_logs();
-                self.console
-                    .say("fleetrun: the workers of this machine have ended; its servers still run");
+                self.console.info("the workers of this machine have ended; its servers still run");
             }
         }
     }
@@ -363,85 +357,72 @@ impl<'a> Supervisor<'a> {
     /// still carries the mark. Returns the signal if the user interrupts the launcher meanwhile.
     fn stop(&mut self, is_finished: bool) -> Option<i32> {
         let mut interrupted = None;
-        let running = self.children.iter().filter(|child| child.is_running()).count();
+        let running = self.running().count();
         if running > 0 && is_finished {
             self.console
                 .debug("all workers exit, going to finish parameter server and heter_worker.");
             // Workers ask servers to stop, and the servers then exit by themselves.
             self.await_all(LEAVE_TIME, &mut interrupted);
-            let leaves = |child: &Child| {
-                child.is_running() && child.report() == Some(ProcessReport::Leaving)
-            };
-            if interrupted.is_none() && self.children.iter().any(leaves) {
+            let leaves = |child: &Child| child.report() == Some(ProcessReport::Leaving);
+            if interrupted.is_none() && self.running().any(leaves) {
                 // The time of a last snapshot grows with the size of the tables.
-                self.await_all(self.rules.leave_timeout, &mut interrupted);
+                self.await_all(self.options.timeouts.leave, &mut interrupted);
             }
         }
-        let running = self.children.iter().filter(|child| child.is_running()).count();
+        let running = self.running().count();
         if running > 0 {
             if !is_finished {
                 let s = if running == 1 { "" } else { "es" };
-                self.console.say(&format!("fleetrun: stopping {running} process{s}"));
+                self.console.info(&format!("stopping {running} process{s}"));
             }
             self.signal_all(Signal::TERM);
             // A stopped process handles SIGTERM only after it is continued.
             self.signal_all(Signal::CONT);
-            let in_time = self.await_all(self.rules.stop_timeout, &mut interrupted);
+            let in_time = self.await_all(self.options.timeouts.stop, &mut interrupted);
             if !in_time && interrupted.is_none() {
-                let names: Vec<String> = self
-                    .children
-                    .iter()
-                    .filter(|it| it.is_running())
-                    .map(|it| it.process.name())
-                    .collect();
+                let names: Vec<String> = self.running().map(|it| it.process.name()).collect();
                 self.console.warn(&format!(
                     "{} did not end within {} of SIGTERM and is killed",
                     names.join(", "),
-                    words::seconds(self.rules.stop_timeout)
+                    display::seconds(self.options.timeouts.stop)
                 ));
             }
         }
         self.signal_all(Signal::KILL);
         self.await_all(KILL_TIME, &mut interrupted);
-        let left = guard::sweep(self.mark, &[self.guard.pid()]);
+        let left = self.guard.sweep();
         if left > 0 {
             self.console.debug(&format!("{left} processes had left their groups and were killed"));
         }
         self.reap();
-        if is_finished && self.rules.mode != Mode::Collective {
+        if is_finished && self.options.mode != Mode::Collective {
             self.console.debug("all parameter server are killed");
         }
         interrupted
     }
 
     fn signal_all(&self, signal: Signal) {
-        for child in self.children.iter().filter(|child| child.is_running()) {
-            child.signal(signal);
-        }
+        self.running().for_each(|child| child.signal(signal));
     }
 
     /// Waits until all children have ended; returns false on timeout. A second signal to the
     /// launcher ends the wait.
     fn await_all(&mut self, time: Duration, interrupted: &mut Option<i32>) -> bool {
-        let until = Instant::now() + time;
+        let deadline = Deadline::within(time);
         loop {
+            self.now = Time::now();
             self.show_logs();
             self.reap();
-            if self.children.iter().all(|child| !child.is_running()) {
+            if self.running().next().is_none() {
                 return true;
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = deadline.remaining(self.now).unwrap_or_default();
             if left.is_zero() {
                 return false;
             }
-            match self.events.recv_timeout(left.min(TICK)) {
-                Ok(Event::Signal(SIGCHLD) | Event::News) => {}
-                Ok(Event::Signal(signal)) => {
-                    *interrupted = Some(signal);
-                    return false;
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
+            if let Some(signal) = stop_signal(self.events, left.min(TICK)) {
+                *interrupted = Some(signal);
+                return false;
             }
         }
     }
@@ -463,22 +444,22 @@ impl<'a> Supervisor<'a> {
         let key = |child: &Child| (child.process.role, child.process.rank);
         let lost = key(&self.children[lost]);
         let is_shown = self.followers.iter().any(|(role, rank, _)| (*role, *rank) == lost);
-        let mut running = self.children.iter().filter(|child| child.is_running());
-        let next = running.find(|child| child.process.role == Role::Worker);
-        let Some(next) = next.filter(|_| self.rules.follow == Follow::First && is_shown) else {
+        let next = self.running().find(|child| child.process.role == Role::Worker);
+        let Some(next) = next.filter(|_| self.options.follow == Follow::First && is_shown) else {
             return;
         };
         let (role, rank) = key(next);
         let from = std::fs::metadata(&next.log).map_or(0, |found| found.len());
-        self.followers.push((role, rank, Follower::new(&next.log, from)));
+        let follower = Follower::new(&next.log, from);
         let line = format!("{} is shown from here on", next.log.display());
-        self.console.say(&format!("fleetrun: {line}"));
+        self.followers.push((role, rank, follower));
+        self.console.info(&line);
     }
 
     /// Returns the progress line of the first running worker that reports one.
     fn progress(&self) -> Option<String> {
         use std::io::Read;
-        let mut running = self.children.iter().filter(|child| child.is_running());
+        let mut running = self.running();
         let path = running.find_map(|child| child.process.variable(names::FLEET_PROGRESS))?;
         let file = fleet_base::input::open_now(Path::new(path)).ok()?;
         let mut bytes = Vec::new();
@@ -489,25 +470,23 @@ impl<'a> Supervisor<'a> {
     fn show_status(&mut self) {
         let progress = self.progress();
         let period = if progress.is_some() { PROGRESS_PERIOD } else { STATUS_PERIOD };
-        if self.status_shown.elapsed() < period {
+        if self.now.since(self.status_shown) < period {
             return;
         }
-        self.status_shown = Instant::now();
+        self.status_shown = self.now;
         if let Some(progress) = progress {
-            return self.console.status(&progress, self.begun.elapsed());
+            return self.console.status(&progress, self.now.since(self.begun));
         }
-        let count = |role: Role| {
-            self.children.iter().filter(|it| it.is_running() && it.process.role == role).count()
-        };
+        let count = |role: Role| self.running().filter(|it| it.process.role == role).count();
         let roles = [Role::Worker, Role::Server, Role::HeterWorker, Role::Coordinator];
-        let running: Vec<String> = roles
-            .into_iter()
-            .map(|role| (role, count(role)))
-            .filter(|(_, count)| *count > 0)
-            .map(|(role, count)| words::counted(role, count))
-            .collect();
-        self.console.status(&format!("{} running", running.join(", ")), self.begun.elapsed());
+        let running = display::counted_roles(roles, count).join(", ");
+        self.console.status(&format!("{running} running"), self.now.since(self.begun));
     }
+}
+
+/// Removes the entries whose time has come and returns their indices.
+pub(crate) fn take_due(list: &mut Vec<(Time, usize)>, now: Time) -> Vec<usize> {
+    list.extract_if(.., |(at, _)| *at <= now).map(|(_, index)| index).collect()
 }
 
 /// Returns the first line of untrusted text without control characters, or `None` if it is blank.
@@ -541,7 +520,7 @@ const LOST_STATUS: i32 = 1 << 8;
 const REAPED_MAX: usize = 10_000;
 /// Time for the other workers of a collective job to log what they wait for, before they are
 /// stopped.
-const LAST_WORDS_TIME: Duration = Duration::from_millis(300);
+const LAST_LOGS_TIME: Duration = Duration::from_millis(300);
 
 #[cfg(test)]
 mod tests {

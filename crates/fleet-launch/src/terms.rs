@@ -8,8 +8,7 @@ use fleet_base::Error;
 
 /// Returns the terms of a launcher for a number of machines.
 pub(crate) fn of_options(options: &Options, nodes: Nodes) -> Terms {
-    let level = if options.is_elastic() { options.elastic_level } else { ElasticLevel::Off };
-    terms(options.mode, nodes, level, &options.job_id)
+    terms(options.mode, nodes, options.elastic_level, &options.job_id)
 }
 
 pub(crate) fn terms(mode: Mode, nodes: Nodes, level: ElasticLevel, job_id: &str) -> Terms {

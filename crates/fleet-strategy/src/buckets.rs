@@ -52,14 +52,8 @@ pub fn group_by_count(items: &[Item<'_>], count: usize) -> Vec<Vec<usize>> {
 }
 
 fn layers(items: &[Item<'_>]) -> Vec<Vec<usize>> {
-    let mut layers: Vec<(&str, Vec<usize>)> = Vec::new();
-    for (index, item) in items.iter().enumerate() {
-        let layer = item.name.split('.').next().unwrap_or(item.name);
-        match layers.iter_mut().find(|(name, _)| *name == layer) {
-            Some((_, members)) => members.push(index),
-            None => layers.push((layer, vec![index])),
-        }
-    }
+    let names = items.iter().map(|item| item.name.split('.').next());
+    let layers = grouped(names.zip(0..));
     layers.into_iter().map(|(_, members)| members).collect()
 }
 
@@ -79,13 +73,18 @@ fn pack(items: &[Item<'_>], memory_mb: f64, parameters_max: i64) -> Vec<Vec<usiz
 }
 
 fn by_type(items: &[Item<'_>], bucket: &[usize]) -> Vec<Vec<usize>> {
-    let mut parts: Vec<(DType, Vec<usize>)> = Vec::new();
-    for index in bucket {
-        let dtype = items[*index].dtype;
-        match parts.iter_mut().find(|(other, _)| *other == dtype) {
-            Some((_, members)) => members.push(*index),
-            None => parts.push((dtype, vec![*index])),
+    let parts = grouped(bucket.iter().map(|index| (items[*index].dtype, *index)));
+    parts.into_iter().map(|(_, members)| members).collect()
+}
+
+/// Groups values by key, in the order in which the keys first occur.
+pub(crate) fn grouped<K: PartialEq, T>(values: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
+    let mut groups: Vec<(K, Vec<T>)> = Vec::new();
+    for (key, value) in values {
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, members)) => members.push(value),
+            None => groups.push((key, vec![value])),
         }
     }
-    parts.into_iter().map(|(_, members)| members).collect()
+    groups
 }

@@ -7,7 +7,7 @@ use crate::auto;
 use crate::check::{unmatched, validate};
 use crate::decision::{Decided, Decision, Verdict};
 use crate::effective::Effective;
-use crate::job::Job;
+use crate::job::{Job, Rings};
 use crate::meta::{self, Applies, Facts, STRATEGIES, Strategy, StrategyId, data_parallel};
 use crate::ranks::{Ranks, RingSpec};
 use crate::rates::Cluster;
@@ -18,7 +18,7 @@ use fleet_ir::{Program, VarId};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::{ApplyAt, OptimizerDesc, ParamGrad};
 use fleet_ops::Registry;
-use fleet_passes::{Observer, PassManager, Rewritten};
+use fleet_passes::{PassManager, Rewritten};
 
 /// Result of [`minimize`].
 #[derive(Clone, Debug)]
@@ -119,21 +119,8 @@ pub fn minimize<'s>(
     minimize_with(manager, programs, registry, loss, optimizer, strategy, on)
 }
 
-/// Like [`minimize`]; `observer` sees the programs before and after every pass.
-pub fn minimize_observed<'s>(
-    programs: &mut Programs,
-    registry: &'static Registry,
-    loss: VarId,
-    optimizer: &OptimizerDesc,
-    strategy: impl Into<Written<'s>>,
-    on: impl Into<Cluster>,
-    observer: &mut dyn Observer,
-) -> Result<Plan> {
-    let manager = PassManager::observed(registry, observer);
-    minimize_with(manager, programs, registry, loss, optimizer, strategy, on)
-}
-
-fn minimize_with<'s>(
+/// Like [`minimize`], with a pass manager that may have an observer.
+pub fn minimize_with<'s>(
     manager: PassManager<'_>,
     programs: &mut Programs,
     registry: &'static Registry,
@@ -177,14 +164,9 @@ fn new_job<'a>(
         user_loss: loss,
         loss,
         grads: Vec::new(),
-        block: Program::ROOT,
+        at: ApplyAt::default(),
         update_condition: None,
-        skip_update: None,
-        rate: None,
-        rows_rate: None,
-        rings: Vec::new(),
-        ring_count: 0,
-        gradient_rings: Vec::new(),
+        rings: Rings::default(),
         notes: Vec::new(),
         encoded: Vec::new(),
         compressed: Vec::new(),
@@ -306,14 +288,14 @@ fn run_phases(
     }
     let mut chain = chain(&decisions);
     chain.push(job.optimizer.rule.op());
-    let learning_rate = job.rate.ok_or_else(|| Error::internal("no rate was emitted"))?;
+    let learning_rate = job.rate()?;
     Ok(Plan {
         decisions,
         warnings,
         chain,
         params_grads: job.grads,
         learning_rate,
-        rings: job.rings,
+        rings: job.rings.own,
         notes: job.notes,
     })
 }
@@ -329,11 +311,8 @@ fn append_backward(job: &mut Job<'_>) -> Result<()> {
 
 /// Appends gradient clipping and updates.
 pub(crate) fn update(job: &mut Job<'_>) -> Result<()> {
-    let (rate, rows_rate) = (job.rate, job.rows_rate);
-    let at = ApplyAt { block: job.block, skip_update: job.skip_update, rate, rows_rate };
-    let optimizer = job.optimizer.clone();
-    let rate = optimizer.apply_gradients_at(job.programs, job.registry, &job.grads, &at)?;
-    job.rate = Some(rate);
+    let Job { programs, registry, optimizer, grads, at, .. } = job;
+    at.rate = Some(optimizer.apply_gradients_at(programs, registry, grads, at)?);
     if let Some(rows) = &optimizer.rows {
         let tables = optimizer.tables(&job.programs.main);
         let count = job.grads.iter().filter(|(param, _)| tables.contains(param)).count();

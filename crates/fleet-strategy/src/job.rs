@@ -2,10 +2,10 @@
 
 use crate::effective::Effective;
 use crate::ranks::{Ranks, RingSpec};
-use fleet_base::Result;
+use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_nn::Programs;
-use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
+use fleet_nn::optimizer::{ApplyAt, OptimizerDesc, ParamGrad};
 use fleet_ops::{Emit, Registry};
 use fleet_ops::{control::conditional_block, tensor::fill};
 use fleet_tensor::{DType, Shape};
@@ -24,21 +24,13 @@ pub struct Job<'a> {
     pub loss: VarId,
     /// Parameters with their gradients, last parameter first.
     pub grads: Vec<ParamGrad>,
-    /// The block in which gradients are processed further: the root block or a conditional one.
-    pub block: BlockId,
+    /// The block in which gradients are processed further, and values for the updates in it. The
+    /// block is the root block or a conditional one.
+    pub at: ApplyAt,
     /// The condition of that block. Ops that must run before the start of the block get their own
     /// blocks with the same condition.
     pub update_condition: Option<VarId>,
-    /// A bool variable; optimizers that support it skip the update when it is true.
-    pub skip_update: Option<VarId>,
-    pub rate: Option<VarId>,
-    /// Learning rate of tables that have their own rule, if it is emitted early.
-    pub rows_rate: Option<VarId>,
-    pub rings: Vec<RingSpec>,
-    /// Number of rings with an id, including those that this rank is not in.
-    pub ring_count: i64,
-    /// Ids of the rings that send gradients.
-    pub gradient_rings: Vec<i64>,
+    pub rings: Rings,
     /// Notes for the user.
     pub notes: Vec<String>,
     /// Gradients that are sent in another form; `decode` restores them.
@@ -48,6 +40,17 @@ pub struct Job<'a> {
     pub compressed: Vec<ParamGrad>,
     /// Whether every rank trains alone and sends no gradients.
     pub trains_alone: bool,
+}
+
+/// The rings of a job.
+#[derive(Default)]
+pub struct Rings {
+    /// Those that this rank is in.
+    pub own: Vec<RingSpec>,
+    /// Number of rings with an id.
+    count: i64,
+    /// Ids of the rings that send gradients.
+    gradients: Vec<i64>,
 }
 
 /// A gradient that is sent in another form.
@@ -60,9 +63,7 @@ pub struct Encoded {
 impl Job<'_> {
     /// Returns an emitter into the main program's block in which gradients are processed further.
     pub fn emit(&mut self, role: OpRole) -> Emit<'_> {
-        let mut emit = Emit::new(&mut self.programs.main, self.registry, role);
-        emit.block = self.block;
-        emit
+        self.emit_into(self.at.block, role)
     }
 
     pub fn emit_startup(&mut self) -> Emit<'_> {
@@ -87,17 +88,17 @@ impl Job<'_> {
 
     /// Adds a ring of ranks of the job that includes this rank, and returns its id.
     pub fn ring(&mut self, label: &str, first: usize, stride: usize, nranks: usize) -> i64 {
-        let id = self.ring_count;
-        self.ring_count += 1;
+        let id = self.rings.count;
+        self.rings.count += 1;
         let rank = (self.ranks.rank - first) / stride;
         let label = label.to_string();
-        self.rings.push(RingSpec { id, label, first, stride, nranks, rank });
+        self.rings.own.push(RingSpec { id, label, first, stride, nranks, rank });
         id
     }
 
     /// Returns the rings of all ranks that send gradients; creates them on the first call.
     pub fn world_rings(&mut self) -> Vec<i64> {
-        if self.gradient_rings.is_empty() {
+        if self.rings.gradients.is_empty() {
             let asked = self.strategy.nccl_comm_num();
             let count = asked.clamp(1, RINGS_MAX);
             if asked > count {
@@ -106,17 +107,22 @@ impl Job<'_> {
             }
             for index in 0..count {
                 let ring = self.ring(&format!("all ranks {index}"), 0, 1, self.ranks.count);
-                self.gradient_rings.push(ring);
+                self.rings.gradients.push(ring);
             }
         }
-        self.gradient_rings.clone()
+        self.rings.gradients.clone()
     }
 
     /// Appends an op to the block in which gradients are processed further.
     pub fn append(&mut self, op: OpId) {
-        let main = &mut self.programs.main;
-        let ops = [main.block(self.block).ops(), &[op]].concat();
-        main.set_block_ops(self.block, ops);
+        append(&mut self.programs.main, self.at.block, &[op]);
+    }
+
+    /// Returns an emitter into another block of the main program.
+    pub fn emit_into(&mut self, block: BlockId, role: OpRole) -> Emit<'_> {
+        let mut emit = Emit::new(&mut self.programs.main, self.registry, role);
+        emit.block = block;
+        emit
     }
 
     /// Appends a conditional block to the main program, for ops that run only in steps in which
@@ -128,6 +134,11 @@ impl Job<'_> {
         call.attr("sub_block", inner).done()?;
         emit.append();
         Ok(inner)
+    }
+
+    /// Returns the learning rate, which is emitted with the updates or before.
+    pub fn rate(&self) -> Result<VarId> {
+        self.at.rate.ok_or_else(|| Error::internal("no learning rate was emitted"))
     }
 
     pub fn name(&self, var: VarId) -> String {
@@ -148,9 +159,7 @@ impl Job<'_> {
         };
         for (after, new) in placed {
             let block = self.conditional_block_after(condition, &after)?;
-            let main = &mut self.programs.main;
-            let ops = [main.block(block).ops(), &new].concat();
-            main.set_block_ops(block, ops);
+            append(&mut self.programs.main, block, &new);
         }
         Ok(())
     }
@@ -187,7 +196,7 @@ impl Job<'_> {
             main.writes_of(*id, &mut written);
             after.iter().any(|var| written.contains(var))
         };
-        let Some(at) = ops.iter().rposition(writes) else { return Ok(self.block) };
+        let Some(at) = ops.iter().rposition(writes) else { return Ok(self.at.block) };
         let last = main.op(ops[at]);
         if let Some(inner) = last.sub_block().filter(|_| last.input("Cond") == [condition]) {
             return Ok(inner);
@@ -200,6 +209,18 @@ impl Job<'_> {
         main.set_block_ops(Program::ROOT, ops);
         Ok(inner)
     }
+}
+
+/// Appends ops to a block.
+fn append(program: &mut Program, block: BlockId, ops: &[OpId]) {
+    let ops = [program.block(block).ops(), ops].concat();
+    program.set_block_ops(block, ops);
+}
+
+/// Inserts ops at the start of a program.
+pub fn prepend(program: &mut Program, mut ops: Vec<OpId>) {
+    ops.extend_from_slice(program.block(Program::ROOT).ops());
+    program.set_block_ops(Program::ROOT, ops);
 }
 
 /// Limit of parallel communicators; each is a thread and a set of connections.

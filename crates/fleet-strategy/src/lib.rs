@@ -1,7 +1,7 @@
 //! Strategies: how a job trains a program, as rewrites of the program.
 //!
-//! [`DistributedStrategy`] of `fleet-config` asks for them. [`decide`] says which apply, and why;
-//! [`minimize`] applies them.
+//! [`DistributedStrategy`] of `fleet-config` asks for them. [`decide`] returns which apply, and
+//! why; [`minimize`] applies them.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +21,7 @@ mod rates;
 pub mod servers;
 
 pub use check::{check, inspect, unmatched, validate};
-pub use compiler::{Plan, decide, minimize, minimize_observed};
+pub use compiler::{Plan, decide, minimize, minimize_with};
 pub use decision::{Decided, Decision, Verdict};
 pub use effective::Effective;
 pub use fleet_config::*;

@@ -18,21 +18,18 @@ pub fn build_options(strategy: &BuildStrategy, base: BuildOptions) -> BuildOptio
         (None, None) => None,
         (one, other) => Some(one.unwrap_or(false) || other.unwrap_or(false)),
     };
-    BuildOptions {
-        fuse_elewise_add_act_ops: elementwise.unwrap_or(base.fuse_elewise_add_act_ops),
-        fuse_bn_act_ops: strategy.fuse_bn_act_ops.unwrap_or(base.fuse_bn_act_ops),
-        fuse_bn_add_act_ops: strategy.fuse_bn_add_act_ops.unwrap_or(base.fuse_bn_add_act_ops),
-        fuse_relu_depthwise_conv: strategy
-            .fuse_relu_depthwise_conv
-            .unwrap_or(base.fuse_relu_depthwise_conv),
-        fuse_all_optimizer_ops: strategy
-            .fuse_all_optimizer_ops
-            .unwrap_or(base.fuse_all_optimizer_ops),
-        enable_inplace: strategy.enable_inplace.unwrap_or(base.enable_inplace),
-        enable_addto: strategy.enable_addto.unwrap_or(base.enable_addto),
-        enable_sequential_execution: strategy
-            .enable_sequential_execution
-            .unwrap_or(base.enable_sequential_execution),
-        ..base
+    let mut options = base;
+    for (option, assigned) in [
+        (&mut options.fuse_elewise_add_act_ops, elementwise),
+        (&mut options.fuse_bn_act_ops, strategy.fuse_bn_act_ops),
+        (&mut options.fuse_bn_add_act_ops, strategy.fuse_bn_add_act_ops),
+        (&mut options.fuse_relu_depthwise_conv, strategy.fuse_relu_depthwise_conv),
+        (&mut options.fuse_all_optimizer_ops, strategy.fuse_all_optimizer_ops),
+        (&mut options.enable_inplace, strategy.enable_inplace),
+        (&mut options.enable_addto, strategy.enable_addto),
+        (&mut options.enable_sequential_execution, strategy.enable_sequential_execution),
+    ] {
+        *option = assigned.unwrap_or(*option);
     }
+    options
 }

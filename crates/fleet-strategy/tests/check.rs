@@ -40,7 +40,8 @@ fn values_out_of_range() {
         "pipeline: true pipeline_configs { schedule_mode: \"F-then-C\" accumulate_steps: 0 }",
         &[
             "Error pipeline_configs.accumulate_steps: expected at least 1, got 0",
-            "Error pipeline_configs.schedule_mode: expected one of 1F1B, F-then-B, got \"F-then-C\"",
+            "Error pipeline_configs.schedule_mode: expected one of 1F1B, F-then-B, got \
+             \"F-then-C\"",
             "Error pipeline: is not supported",
         ],
     );
@@ -61,7 +62,8 @@ fn values_out_of_range() {
         &[
             "Error downpour_table_param[0].accessor.ctr_accessor_param.load_filter_slots[0]: \
            expected a finite number, got nan",
-            "Warning downpour_table_param[0].accessor.ctr_accessor_param.load_filter_slots: is stored, but has no effect",
+            "Warning downpour_table_param[0].accessor.ctr_accessor_param.load_filter_slots: is \
+             stored, but has no effect",
         ],
     );
 }
@@ -69,10 +71,10 @@ fn values_out_of_range() {
 #[test]
 fn lists_that_contradict() {
     check(
-        "amp: true amp_configs { custom_white_list: [\"mul\", \"mean\"] custom_black_list: \"mean\" }",
-        &[
-            "Error amp_configs.custom_black_list[0]: 'mean' is in both custom_white_list and custom_black_list",
-        ],
+        "amp: true amp_configs { custom_white_list: [\"mul\", \"mean\"] custom_black_list: \
+         \"mean\" }",
+        &["Error amp_configs.custom_black_list[0]: 'mean' is in both custom_white_list and \
+             custom_black_list"],
     );
     check(
         "recompute: true recompute_configs { checkpoints: [\"x\", \"x\", \"\"] }",
@@ -198,9 +200,8 @@ fn settings_that_do_not_go_together() {
     );
     check(
         "fuse_grad_size_in_MB: 1 last_comm_group_size_MB: 2",
-        &[
-            "Warning last_comm_group_size_MB: expected at most fuse_grad_size_in_MB, which is 1, got 2",
-        ],
+        &["Warning last_comm_group_size_MB: expected at most fuse_grad_size_in_MB, which is 1, \
+             got 2"],
     );
 }
 
@@ -301,7 +302,8 @@ fn problems_of_texts_have_places() {
         StrategyForm::Prototxt,
         &[
             "1:6 Error amp: expected true or false, got yes",
-            "2:3 Error dgc_confgs: DistributedStrategy has no field 'dgc_confgs'; did you mean 'dgc_configs'?",
+            "2:3 Error dgc_confgs: DistributedStrategy has no field 'dgc_confgs'; did you mean \
+             'dgc_configs'?",
             "4:15 Error amp_configs.decr_ratio: expected more than 0 and less than 1, got 1.5",
             "5:3 Error amp_configs.typo: AMPConfig has no field 'typo'",
             "7:15 Error : expected ':' or '{' after nccl_comm_num, got '2'",

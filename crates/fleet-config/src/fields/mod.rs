@@ -47,13 +47,12 @@ struct AssignedValue<'a> {
 /// Passes every assigned value to `visit`, each message before its content.
 fn walk<'a>(message: &'a dyn Reflect, path: &str, visit: &mut dyn FnMut(&AssignedValue<'a>)) {
     for field in message.shape().fields {
-        let slot = message.slot(field.number);
-        for index in 0..slot.count() {
+        for (index, item) in message.slot(field.number).items().enumerate() {
             let mut path = join(path, field.name);
             if field.repeated {
                 path += &format!("[{index}]");
             }
-            let seen = AssignedValue { field, path, item: slot.item(index) };
+            let seen = AssignedValue { field, path, item };
             visit(&seen);
             if let Item::Message(nested) = seen.item {
                 walk(nested, &seen.path, visit);

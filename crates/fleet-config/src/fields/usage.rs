@@ -14,7 +14,7 @@ pub fn check(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
 /// Reports settings whose switch is off.
 fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let fields = strategy.shape().fields;
-    for configs in fields.iter().filter(|field| matches!(field.kind, Kind::Message(_))) {
+    for configs in fields.iter().filter(|field| field.is_message()) {
         let Some(name) = configs.name.strip_suffix("_configs") else { continue };
         let Some(switch) = fields.iter().find(|field| field.name == name) else { continue };
         let assigned = |field: &Field| strategy.slot(field.number).count() > 0;
@@ -23,9 +23,7 @@ fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         if name == "a_sync" || configs.ignored.is_some() || !assigned(configs) {
             continue;
         }
-        let on =
-            assigned(switch) && matches!(strategy.slot(switch.number).item(0), Item::Bool(true));
-        if !on {
+        if !matches!(strategy.slot(switch.number).first(), Some(Item::Bool(true))) {
             let problem = Problem::warning(configs.name, format!("has no effect: {name} is off"))
                 .why("settings apply only when their switch is on")
                 .help(format!("set {name} to true, or remove {}", configs.name));
@@ -74,7 +72,7 @@ fn ignored(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
                 let texts = fields.filter(|field| matches!(field.kind, Kind::Text));
                 texts
                     .map(|field| message.slot(field.number))
-                    .all(|slot| slot.count() == 0 || matches!(slot.item(0), Item::Text("")))
+                    .all(|slot| matches!(slot.first(), None | Some(Item::Text(""))))
             }
             (Item::Text(value), Some(Item::Text(default))) => value == default,
             (Item::Text(value), None) => value.is_empty(),

@@ -48,12 +48,8 @@ pub struct FillResult {
 }
 
 impl FillResult {
-    /// Assigns everything in `entries` to `target`.
-    pub fn fill(&mut self, target: &mut dyn Reflect, entries: Vec<Entry>) {
-        self.message(target, entries, "");
-    }
-
-    fn message(&mut self, target: &mut dyn Reflect, entries: Vec<Entry>, path: &str) {
+    /// Assigns everything in `entries` to the message at `path`.
+    pub fn fill(&mut self, target: &mut dyn Reflect, entries: Vec<Entry>, path: &str) {
         let shape = target.shape();
         let mut seen = BTreeSet::new();
         for entry in entries {
@@ -68,7 +64,7 @@ impl FillResult {
                 continue;
             };
             let path = join(path, field.name);
-            if !field.repeated && !seen.insert(field.number) && !is_message(field) {
+            if !field.repeated && !seen.insert(field.number) && !field.is_message() {
                 let problem = Problem::warning(&*path, "assigned more than once")
                     .why("the last value wins")
                     .help("keep only one");
@@ -94,18 +90,13 @@ impl FillResult {
             let node = Node { at, data: Data::Message(vec![entry]) };
             entry = Entry { key: key.into(), at, node };
         }
-        self.message(target, vec![entry], path);
+        self.fill(target, vec![entry], path);
     }
 
     fn unknown(&mut self, target: &dyn Reflect, entry: &Entry, path: &str) {
         let shape = target.shape();
-        let known = shape.fields.iter().map(|field| field.name);
-        let message = format!(
-            "{} has no field '{}'{}",
-            shape.name,
-            entry.key,
-            did_you_mean(&entry.key, known)
-        );
+        let (key, hint) = (&entry.key, did_you_mean(&entry.key, shape.names()));
+        let message = format!("{} has no field '{key}'{hint}", shape.name);
         self.problems.push(Problem::error(join(path, &entry.key), message).at(entry.at));
     }
 
@@ -128,7 +119,7 @@ impl FillResult {
                 (Kind::Message(_), Data::Message(entries)) => {
                     self.places.insert(path.clone(), entry.at);
                     if let Some(message) = slot.open() {
-                        self.message(message, entries, &path);
+                        self.fill(message, entries, &path);
                     }
                 }
                 (kind, data) => {
@@ -208,17 +199,10 @@ fn number(kind: Kind, text: &str) -> Option<Value> {
     }
 }
 
+/// Parses `inf`, `infinity` and `nan` in any case, with or without a minus.
 fn parse_special(word: &str) -> Option<f64> {
-    let (negative, word) = match word.strip_prefix('-') {
-        Some(word) => (true, word),
-        None => (false, word),
-    };
-    let value = match word.to_ascii_lowercase().as_str() {
-        "inf" | "infinity" => f64::INFINITY,
-        "nan" => f64::NAN,
-        _ => return None,
-    };
-    Some(if negative { -value } else { value })
+    let name = word.strip_prefix('-').unwrap_or(word);
+    word.parse().ok().filter(|_| name.starts_with(|c: char| c.is_ascii_alphabetic()))
 }
 
 fn preview(data: &Data) -> String {
@@ -238,8 +222,4 @@ fn preview(data: &Data) -> String {
 
 pub fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.into() } else { format!("{path}.{name}") }
-}
-
-fn is_message(field: &Field) -> bool {
-    matches!(field.kind, Kind::Message(_))
 }

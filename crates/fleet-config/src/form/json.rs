@@ -2,6 +2,7 @@
 //!
 //! This crate has its own parser, because problems must be reported with line and column.
 
+use super::cursor::Cursor;
 use super::document::{DEPTH_MAX, Data, Entry, Node};
 use super::literal::{float32, float64, quoted};
 use crate::problem::{Place, Problem};
@@ -30,11 +31,11 @@ fn object(message: &dyn Reflect, depth: usize, out: &mut String) {
         if field.repeated {
             out.push('[');
         }
-        for index in 0..slot.count() {
+        for (index, item) in slot.items().enumerate() {
             if index > 0 {
                 out.push_str(", ");
             }
-            match slot.item(index) {
+            match item {
                 Item::Message(nested) => object(nested, depth + 1, out),
                 item => out.push_str(&scalar(field.kind, item)),
             }
@@ -119,38 +120,21 @@ fn plain(data: Data) -> Value {
 type SyntaxError = (String, Place);
 
 struct Reader<'t> {
-    chars: std::iter::Peekable<std::str::Chars<'t>>,
-    at: Place,
+    chars: Cursor<'t>,
 }
 
 impl<'t> Reader<'t> {
     fn new(text: &'t str) -> Reader<'t> {
-        Reader { chars: text.chars().peekable(), at: Place { line: 1, column: 1 } }
-    }
-
-    fn next(&mut self) -> Option<char> {
-        let c = self.chars.next()?;
-        if c == '\n' {
-            self.at = Place { line: self.at.line + 1, column: 1 };
-        } else {
-            self.at.column += 1;
-        }
-        Some(c)
+        Reader { chars: Cursor::new(text) }
     }
 
     fn skip_space(&mut self) {
-        while self.chars.peek().is_some_and(|c| matches!(c, ' ' | '\t' | '\r' | '\n')) {
-            self.next();
-        }
+        self.chars.take_while(|c| matches!(c, ' ' | '\t' | '\r' | '\n'));
     }
 
     fn accept(&mut self, sign: char) -> bool {
         self.skip_space();
-        let found = self.chars.peek() == Some(&sign);
-        if found {
-            self.next();
-        }
-        found
+        self.chars.next_if(|c| c == sign).is_some()
     }
 
     fn expected<T>(&mut self, what: &str) -> Result<T, SyntaxError> {
@@ -158,7 +142,7 @@ impl<'t> Reader<'t> {
             Some(c) => format!("'{}'", c.escape_debug()),
             None => "the end of the text".into(),
         };
-        Err((format!("expected {what}, got {got}"), self.at))
+        Err((format!("expected {what}, got {got}"), self.chars.at))
     }
 
     fn end(&mut self) -> Result<(), SyntaxError> {
@@ -171,13 +155,13 @@ impl<'t> Reader<'t> {
 
     fn value(&mut self, depth: usize) -> Result<Node, SyntaxError> {
         self.skip_space();
-        let at = self.at;
+        let at = self.chars.at;
         if depth >= DEPTH_MAX {
             return Err((format!("values are nested deeper than {DEPTH_MAX} levels"), at));
         }
-        let data = match self.chars.peek().copied() {
-            Some('{') => Data::Message(self.object(depth)?),
-            Some('[') => Data::List(self.list(depth)?),
+        let data = match self.chars.peek() {
+            Some('{') => Data::Message(self.sequence('}', |reader| reader.entry(depth))?),
+            Some('[') => Data::List(self.sequence(']', |reader| reader.value(depth + 1))?),
             Some('"') => Data::Value(Value::Str(self.string()?)),
             Some('-' | '0'..='9') => Data::Value(self.number(at)?),
             Some('a'..='z' | 'A'..='Z') => Data::Value(self.word(at)?),
@@ -186,57 +170,45 @@ impl<'t> Reader<'t> {
         Ok(Node { at, data })
     }
 
-    fn object(&mut self, depth: usize) -> Result<Vec<Entry>, SyntaxError> {
-        self.next();
-        let mut entries = Vec::new();
-        if self.accept('}') {
-            return Ok(entries);
+    /// Parses items separated by commas, from the opening sign up to `close`.
+    fn sequence<T>(
+        &mut self,
+        close: char,
+        mut item: impl FnMut(&mut Self) -> Result<T, SyntaxError>,
+    ) -> Result<Vec<T>, SyntaxError> {
+        self.chars.next();
+        let mut items = Vec::new();
+        if self.accept(close) {
+            return Ok(items);
         }
         loop {
-            self.skip_space();
-            let at = self.at;
-            if self.chars.peek() != Some(&'"') {
-                return self.expected("a name in double quotes");
-            }
-            let key = self.string()?;
-            if !self.accept(':') {
-                return self.expected("':'");
-            }
-            let node = self.value(depth + 1)?;
-            entries.push(Entry { key, at, node });
-            if self.accept('}') {
-                return Ok(entries);
+            items.push(item(self)?);
+            if self.accept(close) {
+                return Ok(items);
             }
             if !self.accept(',') {
-                return self.expected("',' or '}'");
+                return self.expected(&format!("',' or '{close}'"));
             }
         }
     }
 
-    fn list(&mut self, depth: usize) -> Result<Vec<Node>, SyntaxError> {
-        self.next();
-        let mut nodes = Vec::new();
-        if self.accept(']') {
-            return Ok(nodes);
+    /// Parses a name and its value.
+    fn entry(&mut self, depth: usize) -> Result<Entry, SyntaxError> {
+        self.skip_space();
+        let at = self.chars.at;
+        if self.chars.peek() != Some('"') {
+            return self.expected("a name in double quotes");
         }
-        loop {
-            nodes.push(self.value(depth + 1)?);
-            if self.accept(']') {
-                return Ok(nodes);
-            }
-            if !self.accept(',') {
-                return self.expected("',' or ']'");
-            }
+        let key = self.string()?;
+        if !self.accept(':') {
+            return self.expected("':'");
         }
+        Ok(Entry { key, at, node: self.value(depth + 1)? })
     }
 
     fn number(&mut self, at: Place) -> Result<Value, SyntaxError> {
-        let mut text = String::new();
-        let part = |c: &char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E');
-        while let Some(c) = self.chars.next_if(part) {
-            self.at.column += 1;
-            text.push(c);
-        }
+        let part = |c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E');
+        let text = self.chars.take_while(part);
         let value = match text.contains(['.', 'e', 'E']) {
             true => text.parse().ok().map(Value::Float),
             false => text.parse().ok().map(Value::Int),
@@ -245,11 +217,7 @@ impl<'t> Reader<'t> {
     }
 
     fn word(&mut self, at: Place) -> Result<Value, SyntaxError> {
-        let mut word = String::new();
-        while let Some(c) = self.chars.next_if(char::is_ascii_alphanumeric) {
-            self.at.column += 1;
-            word.push(c);
-        }
+        let word = self.chars.take_while(|c| c.is_ascii_alphanumeric());
         match word.as_str() {
             "true" => Ok(Value::Bool(true)),
             "false" => Ok(Value::Bool(false)),
@@ -259,11 +227,11 @@ impl<'t> Reader<'t> {
     }
 
     fn string(&mut self) -> Result<String, SyntaxError> {
-        let at = self.at;
-        self.next();
+        let at = self.chars.at;
+        self.chars.next();
         let mut text = String::new();
         loop {
-            match self.next() {
+            match self.chars.next() {
                 Some('"') => return Ok(text),
                 Some('\\') => text.push(self.escape()?),
                 Some(c) if c >= ' ' => text.push(c),
@@ -273,9 +241,9 @@ impl<'t> Reader<'t> {
     }
 
     fn escape(&mut self) -> Result<char, SyntaxError> {
-        let at = self.at;
+        let at = self.chars.at;
         let wrong = || ("unknown escape in a string".to_string(), at);
-        let c = match self.next() {
+        let c = match self.chars.next() {
             Some(c @ ('"' | '\\' | '/')) => c,
             Some('b') => '\u{8}',
             Some('f') => '\u{c}',
@@ -287,7 +255,7 @@ impl<'t> Reader<'t> {
                 // A character beyond the basic plane is two escapes.
                 let code = match first {
                     0xd800..0xdc00 => {
-                        if self.next() != Some('\\') || self.next() != Some('u') {
+                        if self.chars.next() != Some('\\') || self.chars.next() != Some('u') {
                             return Err(wrong());
                         }
                         let second = self.hex().filter(|code| (0xdc00..0xe000).contains(code));
@@ -303,6 +271,6 @@ impl<'t> Reader<'t> {
     }
 
     fn hex(&mut self) -> Option<u32> {
-        (0..4).try_fold(0, |value, _| Some(value << 4 | self.next()?.to_digit(16)?))
+        (0..4).try_fold(0, |value, _| Some(value << 4 | self.chars.digit(16)?))
     }
 }

@@ -8,7 +8,7 @@ use std::fmt::Write;
 /// Formats a double like Python's `repr`, which protobuf's text form uses.
 pub fn float64(value: f64) -> String {
     if !value.is_finite() {
-        return not_finite(value);
+        return value.to_string().to_lowercase();
     }
     layout(&format!("{value:e}"))
 }
@@ -16,7 +16,7 @@ pub fn float64(value: f64) -> String {
 /// Formats a float with the fewest digits, from 6 to 9, that parse to the same 32-bit float.
 pub fn float32(value: f32) -> String {
     if !value.is_finite() {
-        return not_finite(value.into());
+        return value.to_string().to_lowercase();
     }
     const DIGITS: std::ops::RangeInclusive<usize> = 6..=9;
     let text = DIGITS
@@ -24,17 +24,6 @@ pub fn float32(value: f32) -> String {
         .find(|text| text.parse() == Ok(value))
         .unwrap_or_else(|| format!("{value:e}"));
     layout(&text)
-}
-
-fn not_finite(value: f64) -> String {
-    let text = if value.is_nan() {
-        "nan"
-    } else if value > 0.0 {
-        "inf"
-    } else {
-        "-inf"
-    };
-    text.into()
 }
 
 /// Converts `-1.2500e-5` to `-1.25e-05`; numbers of medium size get no exponent.

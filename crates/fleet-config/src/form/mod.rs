@@ -2,6 +2,7 @@
 //! they store exactly the assigned fields.
 
 pub(crate) mod binary;
+mod cursor;
 pub(crate) mod document;
 pub(crate) mod json;
 pub(crate) mod literal;
@@ -59,6 +60,9 @@ pub struct Inspection {
     places: BTreeMap<String, Place>,
 }
 
+/// Warnings of a merge, and the positions of its assignments.
+type Merged = (Vec<Problem>, BTreeMap<String, Place>);
+
 impl DistributedStrategy {
     /// Encodes the strategy in a form. Text forms are UTF-8.
     pub fn to_bytes(&self, form: StrategyForm) -> Vec<u8> {
@@ -103,7 +107,7 @@ impl DistributedStrategy {
         bytes: &[u8],
         form: StrategyForm,
         file: Option<&Path>,
-    ) -> Result<(Vec<Problem>, BTreeMap<String, Place>)> {
+    ) -> Result<Merged> {
         let mut merged = self.clone();
         let filled = fill(&mut merged, bytes, form).map_err(|error| match file {
             Some(file) => error.at(file.display()),
@@ -123,7 +127,7 @@ impl DistributedStrategy {
     /// Merges a file in protobuf's text form into this strategy; see
     /// [`merge_bytes`](Self::merge_bytes). Loading the same file twice doubles its lists.
     pub fn load_from_prototxt(&mut self, path: impl AsRef<Path>) -> Result<Vec<Problem>> {
-        self.load_as(path.as_ref(), StrategyForm::Prototxt)
+        Ok(self.load_as(path.as_ref(), StrategyForm::Prototxt)?.0)
     }
 
     /// Writes a file in the form of its extension.
@@ -135,7 +139,7 @@ impl DistributedStrategy {
     /// Merges a file in the form of its extension.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<Vec<Problem>> {
         let path = path.as_ref();
-        self.load_as(path, StrategyForm::of(path))
+        Ok(self.load_as(path, StrategyForm::of(path))?.0)
     }
 
     /// Like [`load`](Self::load); also returns the positions of the fields, so that errors of a
@@ -145,14 +149,12 @@ impl DistributedStrategy {
         path: impl AsRef<Path>,
     ) -> Result<(StrategySource, Vec<Problem>)> {
         let path = path.as_ref();
-        let bytes = read_file(path)?;
-        let (warnings, places) = self.merge_form(&bytes, StrategyForm::of(path), Some(path))?;
+        let (warnings, places) = self.load_as(path, StrategyForm::of(path))?;
         Ok((StrategySource::new(path, places), warnings))
     }
 
-    fn load_as(&mut self, path: &Path, form: StrategyForm) -> Result<Vec<Problem>> {
-        let bytes = read_file(path)?;
-        Ok(self.merge_form(&bytes, form, Some(path))?.0)
+    fn load_as(&mut self, path: &Path, form: StrategyForm) -> Result<Merged> {
+        self.merge_form(&read_file(path)?, form, Some(path))
     }
 }
 
@@ -216,7 +218,7 @@ fn fill(
     };
     let has_words = form == StrategyForm::Prototxt;
     let mut filled = FillResult { problems, has_words, ..FillResult::default() };
-    filled.fill(strategy, entries);
+    filled.fill(strategy, entries, "");
     Ok(filled)
 }
 

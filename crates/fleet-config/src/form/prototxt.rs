@@ -5,8 +5,9 @@
 //! single or double quotes and escapes, and adjacent strings are joined. After an error, the reader
 //! continues with the next line, so that one run finds all errors of a file.
 
+use super::cursor::Cursor;
 use super::document::{DEPTH_MAX, Data, Entry, Node, PROBLEMS_MAX};
-use super::literal::{float32, float64};
+use super::literal::float32;
 use crate::problem::{Place, Problem};
 use crate::reflect::{Item, Kind, Reflect};
 use crate::value::Value;
@@ -22,9 +23,9 @@ fn fields(message: &dyn Reflect, depth: usize, out: &mut String) {
     let indent = "  ".repeat(depth);
     for field in message.shape().fields {
         let slot = message.slot(field.number);
-        for index in 0..slot.count() {
+        for item in slot.items() {
             let name = field.name;
-            let text = match (field.kind, slot.item(index)) {
+            let text = match (field.kind, item) {
                 (_, Item::Message(nested)) => {
                     let _ = writeln!(out, "{indent}{name} {{");
                     fields(nested, depth + 1, out);
@@ -35,13 +36,9 @@ fn fields(message: &dyn Reflect, depth: usize, out: &mut String) {
                     Some(name) => name.to_string(),
                     None => number.to_string(),
                 },
-                (_, Item::Bool(value)) => value.to_string(),
-                (_, Item::Int32(value)) => value.to_string(),
-                (_, Item::Uint32(value)) => value.to_string(),
-                (_, Item::Uint64(value)) => value.to_string(),
                 (_, Item::Float(value)) => float32(value),
-                (_, Item::Double(value)) => float64(value),
                 (_, Item::Text(value)) => quoted(value),
+                (kind, item) => Value::of(kind, item).to_string(),
             };
             let _ = writeln!(out, "{indent}{name}: {text}");
         }
@@ -252,11 +249,11 @@ impl Reader {
 }
 
 fn lex(text: &str) -> Vec<(Token, Place)> {
-    let mut lexer = Lexer { chars: text.chars().peekable(), at: Place { line: 1, column: 1 } };
+    let mut lexer = Lexer { chars: Cursor::new(text) };
     let mut tokens = Vec::new();
     loop {
         lexer.skip_space();
-        let at = lexer.at;
+        let at = lexer.chars.at;
         let token = lexer.token();
         let end = token == Token::End;
         tokens.push((token, at));
@@ -267,58 +264,40 @@ fn lex(text: &str) -> Vec<(Token, Place)> {
 }
 
 struct Lexer<'t> {
-    chars: std::iter::Peekable<std::str::Chars<'t>>,
-    at: Place,
+    chars: Cursor<'t>,
 }
 
 impl Lexer<'_> {
-    fn next(&mut self) -> Option<char> {
-        let c = self.chars.next()?;
-        if c == '\n' {
-            self.at = Place { line: self.at.line + 1, column: 1 };
-        } else {
-            self.at.column += 1;
-        }
-        Some(c)
-    }
-
-    fn take_while(&mut self, belongs: impl Fn(char) -> bool) -> String {
-        let mut text = String::new();
-        while let Some(c) = self.chars.peek().copied().filter(|c| belongs(*c)) {
-            text.push(c);
-            self.next();
-        }
-        text
-    }
-
     fn skip_space(&mut self) {
         loop {
-            self.take_while(char::is_whitespace);
-            if self.chars.peek() != Some(&'#') {
+            self.chars.take_while(char::is_whitespace);
+            if self.chars.peek() != Some('#') {
                 return;
             }
-            self.take_while(|c| c != '\n');
+            self.chars.take_while(|c| c != '\n');
         }
     }
 
     fn token(&mut self) -> Token {
         let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        match self.chars.peek().copied() {
+        match self.chars.peek() {
             None => Token::End,
-            Some(c) if c.is_ascii_alphabetic() || c == '_' => Token::Word(self.take_while(word)),
+            Some(c) if c.is_ascii_alphabetic() || c == '_' => {
+                Token::Word(self.chars.take_while(word))
+            }
             Some('0'..='9' | '.' | '+' | '-') => {
-                Token::Number(self.take_while(|c| word(c) || matches!(c, '.' | '+' | '-')))
+                Token::Number(self.chars.take_while(|c| word(c) || matches!(c, '.' | '+' | '-')))
             }
             Some(quote @ ('"' | '\'')) => {
-                self.next();
+                self.chars.next();
                 self.string(quote).map_or_else(Token::Bad, Token::Str)
             }
             Some(sign @ ('{' | '}' | '<' | '>' | '[' | ']' | ':' | ',' | ';')) => {
-                self.next();
+                self.chars.next();
                 Token::Sign(sign)
             }
             Some(other) => {
-                self.next();
+                self.chars.next();
                 Token::Bad(format!("unexpected character '{}'", other.escape_debug()))
             }
         }
@@ -328,10 +307,10 @@ impl Lexer<'_> {
         let mut bytes = Vec::new();
         let mut utf8 = [0; 4];
         loop {
-            if self.chars.peek().is_none_or(|c| *c == '\n') {
+            if self.chars.peek().is_none_or(|c| c == '\n') {
                 return Err(format!("the string has no closing {quote}"));
             }
-            match self.next().unwrap_or(quote) {
+            match self.chars.next().unwrap_or(quote) {
                 c if c == quote => return Ok(bytes),
                 '\\' => self.escape(&mut bytes)?,
                 c => bytes.extend_from_slice(c.encode_utf8(&mut utf8).as_bytes()),
@@ -340,7 +319,7 @@ impl Lexer<'_> {
     }
 
     fn escape(&mut self, bytes: &mut Vec<u8>) -> Result<(), String> {
-        let c = self.next().ok_or("the string ends with a backslash")?;
+        let c = self.chars.next().ok_or("the string ends with a backslash")?;
         let byte = match c {
             'a' => 7,
             'b' => 8,
@@ -353,8 +332,7 @@ impl Lexer<'_> {
             '0'..='7' => {
                 let mut value = c.to_digit(8).unwrap_or(0);
                 for _ in 0..2 {
-                    let Some(digit) = self.chars.peek().and_then(|c| c.to_digit(8)) else { break };
-                    self.next();
+                    let Some(digit) = self.chars.digit(8) else { break };
                     value = value * 8 + digit;
                 }
                 u8::try_from(value).map_err(|_| "an octal escape exceeds one byte")?
@@ -376,8 +354,7 @@ impl Lexer<'_> {
     fn hex(&mut self, digits_min: usize, digits_max: usize) -> Result<u32, String> {
         let (mut value, mut digits) = (0u32, 0);
         while digits < digits_max {
-            let Some(digit) = self.chars.peek().and_then(|c| c.to_digit(16)) else { break };
-            self.next();
+            let Some(digit) = self.chars.digit(16) else { break };
             value = value << 4 | digit;
             digits += 1;
         }

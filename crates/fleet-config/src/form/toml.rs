@@ -1,9 +1,9 @@
 //! TOML: names as in the text form, messages as tables, enums by name.
 
 use super::document::{Data, Entry, Node, PROBLEMS_MAX};
-use super::literal::{float32, float64, quoted};
+use super::literal::{float32, quoted};
 use crate::problem::{Place, Problem};
-use crate::reflect::{Field, Item, Kind, Reflect};
+use crate::reflect::{Item, Kind, Reflect};
 use crate::value::Value;
 use std::fmt::Write;
 use toml::Spanned;
@@ -17,12 +17,10 @@ pub fn write(message: &dyn Reflect) -> String {
 
 /// Scalars come first, because TOML adds keys to the last table that was opened.
 fn table(message: &dyn Reflect, path: &str, out: &mut String) {
-    let is_message = |field: &&Field| matches!(field.kind, Kind::Message(_));
     let fields = message.shape().fields;
-    for field in fields.iter().filter(|field| !is_message(field)) {
+    for field in fields.iter().filter(|field| !field.is_message()) {
         let slot = message.slot(field.number);
-        let items: Vec<String> =
-            (0..slot.count()).map(|index| scalar(field.kind, slot.item(index))).collect();
+        let items: Vec<String> = slot.items().map(|item| scalar(field.kind, item)).collect();
         match (&items[..], field.repeated) {
             ([], _) => {}
             (items, true) => {
@@ -33,10 +31,9 @@ fn table(message: &dyn Reflect, path: &str, out: &mut String) {
             }
         }
     }
-    for field in fields.iter().filter(is_message) {
-        let slot = message.slot(field.number);
-        for index in 0..slot.count() {
-            let Item::Message(nested) = slot.item(index) else { continue };
+    for field in fields.iter().filter(|field| field.is_message()) {
+        for item in message.slot(field.number).items() {
+            let Item::Message(nested) = item else { continue };
             let path = super::document::join(path, field.name);
             let gap = if out.is_empty() { "" } else { "\n" };
             let _ = match field.repeated {
@@ -51,7 +48,6 @@ fn table(message: &dyn Reflect, path: &str, out: &mut String) {
 fn scalar(kind: Kind, item: Item<'_>) -> String {
     match item {
         Item::Float(value) => float32(value),
-        Item::Double(value) => float64(value),
         // TOML's integers have 63 bits and a sign.
         Item::Uint64(value) if i64::try_from(value).is_err() => quoted(&value.to_string()),
         item => Value::of(kind, item).to_string(),

@@ -20,7 +20,7 @@
 //!   documentation are based.
 //!
 //! `allowed [values, "why", "help"]` after the default limits the values: the check of a strategy
-//! says why others are not allowed, and what to use instead.
+//! reports why other values are not allowed, and which to use instead.
 //!
 //! A field marked `ignored "why"` is accepted and stored, and a check warns once that it has no
 //! effect. A field marked `refused "why"` is not supported yet, and requesting it is an error when
@@ -123,27 +123,6 @@ macro_rules! repeated {
 }
 
 macro_rules! kind {
-    (bool) => {
-        $crate::reflect::Kind::Bool
-    };
-    (int32) => {
-        $crate::reflect::Kind::Int32
-    };
-    (uint32) => {
-        $crate::reflect::Kind::Uint32
-    };
-    (uint64) => {
-        $crate::reflect::Kind::Uint64
-    };
-    (float) => {
-        $crate::reflect::Kind::Float
-    };
-    (double) => {
-        $crate::reflect::Kind::Double
-    };
-    (string) => {
-        $crate::reflect::Kind::Text
-    };
     (enumeration["Mode"]) => {
         $crate::reflect::Kind::Enum(&MODE)
     };
@@ -153,6 +132,18 @@ macro_rules! kind {
     (message($nested:ident)) => {
         $crate::reflect::Kind::Message($nested::describe)
     };
+    ($kind:ident) => {
+        $crate::schema::define::kinds::$kind
+    };
+}
+
+macro_rules! value_type {
+    (message($nested:ident)) => {
+        $nested
+    };
+    ($kind:ident) => {
+        $crate::schema::define::types::$kind
+    };
 }
 
 macro_rules! field_type {
@@ -161,36 +152,6 @@ macro_rules! field_type {
     };
     (repeated $kind:ident $(($nested:ident))?) => {
         Vec<$crate::schema::define::value_type!($kind $(($nested))?)>
-    };
-}
-
-macro_rules! value_type {
-    (bool) => {
-        bool
-    };
-    (int32) => {
-        i32
-    };
-    (uint32) => {
-        u32
-    };
-    (uint64) => {
-        u64
-    };
-    (float) => {
-        f32
-    };
-    (double) => {
-        f64
-    };
-    (string) => {
-        String
-    };
-    (enumeration) => {
-        i32
-    };
-    (message($nested:ident)) => {
-        $nested
     };
 }
 
@@ -266,6 +227,32 @@ macro_rules! accessors {
             self
         }
     } };
+}
+
+/// Rust's types of fields, by their names in protobuf.
+#[allow(non_camel_case_types, reason = "names of protobuf")]
+pub(crate) mod types {
+    pub type bool = std::primitive::bool;
+    pub type int32 = i32;
+    pub type uint32 = u32;
+    pub type uint64 = u64;
+    pub type float = f32;
+    pub type double = f64;
+    pub type string = String;
+    pub type enumeration = i32;
+}
+
+/// Kinds of scalar fields, by their names in protobuf.
+#[allow(non_upper_case_globals, reason = "names of protobuf")]
+pub(crate) mod kinds {
+    use crate::reflect::Kind;
+    pub const bool: Kind = Kind::Bool;
+    pub const int32: Kind = Kind::Int32;
+    pub const uint32: Kind = Kind::Uint32;
+    pub const uint64: Kind = Kind::Uint64;
+    pub const float: Kind = Kind::Float;
+    pub const double: Kind = Kind::Double;
+    pub const string: Kind = Kind::Text;
 }
 
 pub(crate) use {accessors, field_type, kind, message, option, repeated, value_type};

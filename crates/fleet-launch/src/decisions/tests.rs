@@ -13,11 +13,15 @@ fn rules(min: usize, max: usize) -> LeaderRules {
         max,
         level: ElasticLevel::Off,
         max_restart: 0,
-        join_timeout: Duration::from_secs(60),
-        elastic_timeout: Duration::ZERO,
         silence: Duration::from_secs(60),
-        stop_timeout: Duration::ZERO,
-        process_silence: Duration::from_secs(30),
+        timeouts: Timeouts {
+            join: Duration::from_secs(60),
+            elastic: Duration::ZERO,
+            start: None,
+            stop: Duration::ZERO,
+            silence: Duration::from_secs(30),
+            leave: Duration::from_secs(30),
+        },
         sort_ip: false,
         hosts: Vec::new(),
         hands_over: false,
@@ -47,7 +51,7 @@ const FINISHED: MachineEnd = MachineEnd::Finished { lost: None };
 /// A leader with the store that it reads and the effects that it had.
 struct Job {
     leader: Leader,
-    now: Instant,
+    now: Time,
     reading: Reading,
     /// Machines that send no heartbeats.
     silent: BTreeSet<String>,
@@ -60,10 +64,10 @@ struct Job {
 impl Job {
     /// The machine `10.0.0.1` leads.
     fn new(rules: LeaderRules) -> Job {
-        Job::led_by("10.0.0.1", rules, Instant::now())
+        Job::led_by("10.0.0.1", rules, Time::default())
     }
 
-    fn led_by(own: &str, rules: LeaderRules, now: Instant) -> Job {
+    fn led_by(own: &str, rules: LeaderRules, now: Time) -> Job {
         Job {
             leader: Leader::new(rules, own.to_string(), now),
             now,
@@ -123,7 +127,7 @@ impl Job {
 
     /// Lets the leader read the store for a while, at least once.
     fn wait(&mut self, time: Duration) {
-        let until = self.now + time;
+        let until = self.now.plus(time);
         loop {
             for (id, number) in &mut self.reading.beats {
                 *number += u64::from(!self.silent.contains(id));
@@ -132,7 +136,7 @@ impl Job {
             if self.now >= until || self.exit.is_some() {
                 return;
             }
-            self.now += TICK;
+            self.now = self.now.plus(TICK);
         }
     }
 
@@ -145,7 +149,7 @@ impl Job {
                 Action::StartStore => {
                     self.step(Event::StoreStarted(Ok(Endpoint::new("10.0.0.1", 1))));
                 }
-                Action::TellEnded { generation, rank, .. } => self.told.push((generation, rank)),
+                Action::NotifyEnded { generation, rank, .. } => self.told.push((generation, rank)),
                 Action::Exit { is_over } => self.exit = Some(is_over),
             }
         }
@@ -164,7 +168,7 @@ impl Job {
             if self.plans.len() > count {
                 return self.plans[count].clone();
             }
-            self.now += TICK;
+            self.now = self.now.plus(TICK);
         }
         panic!("no plan follows {:?}", self.plans.last());
     }
@@ -420,7 +424,7 @@ fn a_malformed_value_ends_the_job() {
 
 #[test]
 fn a_store_that_does_not_start_ends_the_job() {
-    let mut leader = Leader::new(rules(1, 1), "a".into(), Instant::now());
+    let mut leader = Leader::new(rules(1, 1), "a".into(), Time::default());
     let mut reading = Reading::default();
     reading.beats.push(("a".into(), 0));
     reading.nodes.push(("a".into(), Arrival { arrived: 1, node: node("a", 1, 0) }));

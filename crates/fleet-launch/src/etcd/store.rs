@@ -6,7 +6,7 @@ use super::messages::Entry;
 use crate::protocol::{LEADER, PLAN, RUN};
 use fleet_base::{Error, ErrorCode, Result};
 use fleet_net::{Change, Changes, Limits, Store, Swap, Time};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The keys of one job in etcd, used by one machine.
 #[derive(Clone)]
@@ -195,7 +195,7 @@ impl Store for EtcdStore {
     /// Polls for changes. Revisions count changes of the whole etcd, so that the returned entries
     /// may be unchanged.
     fn watch(&self, prefix: &str, revision: u64, limits: &Limits) -> Result<Changes> {
-        let begun = Instant::now();
+        let begun = Time::now();
         loop {
             // A read may take longer than the watch itself.
             let (found, now) = self.entries(prefix, CALL_TIME)?;
@@ -208,7 +208,7 @@ impl Store for EtcdStore {
                 let changes = found.into_iter().map(change).collect();
                 // Limits the rate of returns, since changes by other users of the etcd advance the
                 // revision too.
-                std::thread::sleep(POLL.saturating_sub(begun.elapsed()).min(left(limits)));
+                std::thread::sleep(POLL.saturating_sub(Time::now().since(begun)).min(left(limits)));
                 return Ok(Changes { revision: now, complete: true, changes });
             }
             if left(limits).is_zero() {

@@ -80,8 +80,8 @@ fn wrong_command_lines_say_what_to_do() {
     check(
         "--server_num=1 --worker_num=1 --ips=127.0.0.1 t.py",
         &[
-            "Only one mode(Collective or Parameter-Server) can be selected at the same time, but more \
-           than one configuration was received.",
+            "Only one mode(Collective or Parameter-Server) can be selected at the same time, but \
+             more than one configuration was received.",
             "--server_num --worker_num --ips",
         ],
     );

@@ -5,14 +5,14 @@
 //! `ceil(sqrt(lr0 * loss / (lr * loss0) * init_k_steps))`, limited to 1..16. The better the model,
 //! the more often ranks average.
 
-use super::local_sgd::{State, average, cannot_train_alone, take_snapshots};
-use super::{Applies, Conflict, Facts, Kind, Strategy, StrategyId};
+use super::data_parallel::emit_collective;
+use super::local_sgd::{State, average, binary, cannot_train_alone, take_snapshots};
+use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId};
 use crate::effective::Effective;
 use crate::job::Job;
-use fleet_base::{Error, Result};
-use fleet_ir::{BlockId, OpRole, VarId};
+use fleet_base::Result;
+use fleet_ir::{BlockId, OpRole, Program, VarId};
 use fleet_ops::{
-    Emit, OpDef,
     comm::reduce,
     math::{cast, clip, compare, elementwise, scale, unary},
     tensor::assign,
@@ -25,14 +25,6 @@ const K_STEPS_MAX: f64 = 16.0;
 pub struct AdaptiveLocalSgd;
 
 impl Strategy for AdaptiveLocalSgd {
-    fn kind(&self) -> Kind {
-        Kind::Changes
-    }
-
-    fn switch(&self) -> &'static str {
-        "adaptive_localsgd"
-    }
-
     fn conflicts(&self) -> &'static [Conflict] {
         &[
             (StrategyId::LocalSgd, "both set when workers average"),
@@ -64,7 +56,7 @@ impl Strategy for AdaptiveLocalSgd {
         let first_loss = job.state("loss_0", DType::F32, one, 0.0)?;
         let first_rate = job.state("lr_0", DType::F32, one, 0.0)?;
         let loss = average_loss(job)?;
-        let rate = job.rate.ok_or_else(|| Error::internal("no learning rate was emitted"))?;
+        let rate = job.rate()?;
         remember_first(job, &state, (loss, first_loss), (rate, first_rate))?;
         let meeting = state.emit_condition(job)?;
         average(job, &state, meeting)?;
@@ -78,16 +70,10 @@ impl Strategy for AdaptiveLocalSgd {
 
 fn average_loss(job: &mut Job<'_>) -> Result<VarId> {
     let (ring, count, loss) = (job.world_rings()[0], job.ranks.count, job.user_loss);
-    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
+    let mut emit = job.emit_into(Program::ROOT, OpRole::OPTIMIZE);
     let mean = emit.op(&scale::DEF).input("X", loss).attr("scale", 1.0 / count as f64);
     let mean = mean.named("avg_loss").one("Out")?;
-    emit.op(&reduce::ALL_SUM)
-        .input("X", mean)
-        .output("Out", mean)
-        .attr("ring_id", ring)
-        .attr("nranks", count)
-        .attr("label", "loss")
-        .done()?;
+    emit_collective(&mut emit, &reduce::ALL_SUM, &[mean], (ring, count), "loss")?;
     emit.append();
     Ok(mean)
 }
@@ -100,13 +86,11 @@ fn remember_first(
     (rate, first_rate): (VarId, VarId),
 ) -> Result<()> {
     let one = job.state("one", DType::I64, Shape::from([1]), 1.0)?;
-    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
-    let call = emit.op(&compare::EQUAL).input("X", state.counter).input("Y", one);
-    let first = call.one("Out")?;
+    let mut emit = job.emit_into(Program::ROOT, OpRole::OPTIMIZE);
+    let first = binary(&mut emit, &compare::EQUAL, state.counter, one)?;
     emit.append();
     let block = job.conditional(first)?;
-    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
-    emit.block = block;
+    let mut emit = job.emit_into(block, OpRole::OPTIMIZE);
     emit.op(&assign::DEF).input("X", loss).output("Out", first_loss).done()?;
     emit.op(&assign::DEF).input("X", rate).output("Out", first_rate).done()?;
     emit.append();
@@ -122,14 +106,10 @@ fn next_interval(
     (rate, first_rate): (VarId, VarId),
     k: f64,
 ) -> Result<()> {
-    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
-    emit.block = block;
-    let mut pair = |def: &'static OpDef, x: VarId, y: VarId| -> Result<VarId> {
-        emit.op(def).input("X", x).input("Y", y).one("Out")
-    };
-    let above = pair(&elementwise::MUL, first_rate, loss)?;
-    let below = pair(&elementwise::MUL, rate, first_loss)?;
-    let ratio = pair(&elementwise::DIV, above, below)?;
+    let mut emit = job.emit_into(block, OpRole::OPTIMIZE);
+    let above = binary(&mut emit, &elementwise::MUL, first_rate, loss)?;
+    let below = binary(&mut emit, &elementwise::MUL, rate, first_loss)?;
+    let ratio = binary(&mut emit, &elementwise::DIV, above, below)?;
     let scaled = emit.op(&scale::DEF).input("X", ratio).attr("scale", k).one("Out")?;
     let root = emit.op(&unary::SQRT).input("X", scaled).one("Out")?;
     let whole = emit.op(&unary::CEIL).input("X", root).one("Out")?;
@@ -137,14 +117,10 @@ fn next_interval(
     let held = held.one("Out")?;
     let steps = emit.op(&cast::DEF).input("X", held).attr("out_dtype", DType::I64).one("Out")?;
     // Up to `begin_step`, the interval does not change.
-    let behind = emit
-        .op(&compare::GREATER_THAN)
-        .input("X", state.counter)
-        .input("Y", state.begin_step)
-        .one("Out")?;
+    let is_past = binary(&mut emit, &compare::GREATER_THAN, state.counter, state.begin_step)?;
     let chosen = emit
         .op(&compare::WHERE)
-        .input("Condition", behind)
+        .input("Condition", is_past)
         .input("X", steps)
         .input("Y", state.k_steps)
         .one("Out")?;

@@ -13,7 +13,7 @@
 //! bfloat16 (`use_pure_bf16`) has the range of 32-bit floats, so the loss is not scaled. Regions
 //! (`fp16_guard`) have an effect in the pure modes only, as documented.
 
-use super::{Applies, Facts, Kind, Strategy};
+use super::{Applies, Facts, Named, Strategy};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
 use fleet_base::text::did_you_mean;
@@ -32,14 +32,6 @@ use std::collections::{BTreeSet, HashMap};
 pub struct Amp;
 
 impl Strategy for Amp {
-    fn kind(&self) -> Kind {
-        Kind::Changes
-    }
-
-    fn switch(&self) -> &'static str {
-        "amp"
-    }
-
     fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
         let configs = strategy.amp_configs();
         check_lists(configs, problems);
@@ -109,17 +101,18 @@ impl Strategy for Amp {
         if half == DType::F16 {
             let start = f64::from(configs.init_loss_scaling());
             let scale = job.state(SCALE, DType::F32, Shape::from([1]), start)?;
-            let mut emit =
-                Emit::new(&mut job.programs.main, job.registry, OpRole::FORWARD.with_loss());
-            let call = emit.op(&elementwise::MUL).input("X", job.loss).input("Y", scale);
-            job.loss = call.named("scaled_loss").one("Out")?;
+            let loss = job.loss;
+            let mut emit = job.emit_into(Program::ROOT, OpRole::FORWARD.with_loss());
+            let call = emit.op(&elementwise::MUL).input("X", loss).input("Y", scale);
+            let scaled = call.named("scaled_loss").one("Out")?;
             emit.append();
+            job.loss = scaled;
         }
         Ok(())
     }
 
     fn encode(&self, job: &mut Job<'_>) -> Result<()> {
-        if job.ranks.count == 1 || job.block != Program::ROOT {
+        if job.ranks.count == 1 || job.at.block != Program::ROOT {
             return Ok(());
         }
         let mut removed = Vec::new();
@@ -187,7 +180,7 @@ impl Strategy for Amp {
                 .done()?;
         }
         emit.append();
-        job.skip_update = Some(found);
+        job.at.skip_update = Some(found);
         Ok(())
     }
 }

@@ -9,13 +9,13 @@
 //!   gathered. With `use_hierarchical_allreduce`, gradients are reduced within groups, summed
 //!   across their leaders, and broadcast within groups.
 
-use super::{Applies, Facts, Kind, Strategy, trains_alone};
+use super::{Applies, Facts, Strategy, trains_alone};
 use crate::buckets::{self, Item};
 use crate::effective::Effective;
-use crate::job::Job;
+use crate::job::{Job, prepend};
 use fleet_base::Result;
 use fleet_config::Problem;
-use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
+use fleet_ir::{OpId, OpRole, Var, VarId, VarKind};
 use fleet_nn::optimizer::ParamGrad;
 use fleet_ops::{
     Emit, OpDef,
@@ -26,14 +26,6 @@ use fleet_ops::{
 pub struct DataParallel;
 
 impl Strategy for DataParallel {
-    fn kind(&self) -> Kind {
-        Kind::Keeps
-    }
-
-    fn switch(&self) -> &'static str {
-        ""
-    }
-
     fn wanted(&self, _: &Effective<'_>) -> bool {
         true
     }
@@ -247,7 +239,7 @@ impl ReduceRings {
             outer.push(job.ring(&format!("leaders {index}"), place, group, count / group));
         }
         if place != 0 {
-            job.rings.retain(|ring| !ring.label.starts_with("leaders"));
+            job.rings.own.retain(|ring| !ring.label.starts_with("leaders"));
         }
         ReduceRings::TwoLevels { inner, outer, group, leads: place == 0 }
     }
@@ -260,18 +252,10 @@ fn all_reduce(
     vars: &[VarId],
     label: &str,
 ) -> Result<Vec<OpId>> {
-    let (count, block) = (job.ranks.count, job.block);
-    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::BACKWARD);
-    emit.block = block;
-    let mut call = |def: &'static OpDef, ring: i64, nranks: usize| -> Result<()> {
-        emit.op(def)
-            .inputs("X", vars)
-            .outputs("Out", vars)
-            .attr("ring_id", ring)
-            .attr("nranks", nranks)
-            .attr("label", label)
-            .done()?;
-        Ok(())
+    let count = job.ranks.count;
+    let mut emit = job.emit(OpRole::BACKWARD);
+    let mut call = |def: &'static OpDef, ring: i64, nranks: usize| {
+        emit_collective(&mut emit, def, vars, (ring, nranks), label)
     };
     match groups {
         ReduceRings::Flat(rings) => call(&reduce::ALL_SUM, rings[index % rings.len()], count)?,
@@ -287,6 +271,18 @@ fn all_reduce(
     Ok(std::mem::take(&mut emit.ops))
 }
 
+/// Emits a collective that replaces variables by its results.
+pub(super) fn emit_collective(
+    emit: &mut Emit<'_>,
+    def: &'static OpDef,
+    vars: &[VarId],
+    (ring, nranks): (i64, usize),
+    label: &str,
+) -> Result<()> {
+    let call = emit.op(def).inputs("X", vars).outputs("Out", vars).attr("ring_id", ring);
+    call.attr("nranks", nranks).attr("label", label).done().map(drop)
+}
+
 /// Gathers the sparse rows of all ranks; their concatenation represents their sum.
 fn gather_rows(
     job: &mut Job<'_>,
@@ -297,7 +293,7 @@ fn gather_rows(
         ReduceRings::Flat(rings) => rings[0],
         ReduceRings::TwoLevels { .. } => job.world_rings()[0],
     };
-    let (count, block) = (job.ranks.count, job.block);
+    let (count, block) = (job.ranks.count, job.at.block);
     for at in 0..job.grads.len() {
         let grad = job.grads[at].1;
         if !job.is_sparse(grad) {
@@ -325,7 +321,7 @@ fn gather_rows(
 
 /// Declares the rings at the start of the startup program.
 pub(crate) fn declare_rings(job: &mut Job<'_>) -> Result<()> {
-    let rings = job.rings.clone();
+    let rings = job.rings.own.clone();
     let mut emit = job.emit_startup();
     for ring in rings {
         emit.op(&control::COMM_INIT)
@@ -337,9 +333,7 @@ pub(crate) fn declare_rings(job: &mut Job<'_>) -> Result<()> {
             .attr("label", ring.label.as_str())
             .done()?;
     }
-    let mut ops = std::mem::take(&mut emit.ops);
-    let startup = &mut job.programs.startup;
-    ops.extend_from_slice(startup.block(Program::ROOT).ops());
-    startup.set_block_ops(Program::ROOT, ops);
+    let ops = std::mem::take(&mut emit.ops);
+    prepend(&mut job.programs.startup, ops);
     Ok(())
 }

@@ -6,9 +6,9 @@
 //! before they are compressed: `clip_norm / sqrt(ranks)`. Before the rampup, their sums are clipped
 //! to `clip_norm`, like all other gradients.
 
-use super::{Applies, Conflict, Facts, Kind, Strategy, StrategyId};
+use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId};
 use crate::effective::Effective;
-use crate::job::Job;
+use crate::job::{Job, prepend};
 use fleet_base::{Error, Result};
 use fleet_config::Problem;
 use fleet_ir::{OpRole, Program, Regularizer, VarId};
@@ -24,14 +24,6 @@ pub const ELEMENTS_MIN: i64 = 16384;
 pub struct Dgc;
 
 impl Strategy for Dgc {
-    fn kind(&self) -> Kind {
-        Kind::Changes
-    }
-
-    fn switch(&self) -> &'static str {
-        "dgc"
-    }
-
     fn conflicts(&self) -> &'static [Conflict] {
         &[
             (StrategyId::Amp, "amp scales gradients, and compression keeps some for later steps"),
@@ -119,12 +111,9 @@ impl Strategy for Dgc {
         }
         // Incremented at the start of each step, so the first step reads 0.
         let step = job.state("__dgc_counter__", DType::F32, Shape::from([1]), -1.0)?;
-        let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::FORWARD);
-        emit.op(&increment::DEF).input("X", step).output("Out", step).done()?;
-        let mut ops = std::mem::take(&mut emit.ops);
-        let main = &mut job.programs.main;
-        ops.extend_from_slice(main.block(Program::ROOT).ops());
-        main.set_block_ops(Program::ROOT, ops);
+        let mut emit = job.emit_into(Program::ROOT, OpRole::FORWARD);
+        let count = emit.op(&increment::DEF).input("X", step).output("Out", step).done()?;
+        prepend(&mut job.programs.main, vec![count]);
         let rings = job.world_rings();
         let mut placed = Vec::new();
         for (index, (param, grad)) in large.iter().enumerate() {
@@ -141,8 +130,8 @@ impl Strategy for Dgc {
         if times > 1.0 {
             let least = 1.0 - 1.0 / job.ranks.count as f64;
             job.notes.push(format!(
-                "dgc: pairs of {} ranks are {times:.2} times the bytes without dgc: up to a sparsity \
-                 of {least:.4}, sums would be smaller",
+                "dgc: pairs of {} ranks are {times:.2} times the bytes without dgc: up to a \
+                 sparsity of {least:.4}, sums would be smaller",
                 job.ranks.count
             ));
         }
@@ -234,7 +223,7 @@ fn update(job: &mut Job<'_>, param: VarId, grad: VarId) -> Result<()> {
     let (shape, name) = (var.shape, format!("{}_velocity_0", var.name));
     let velocity = job.state(&name, DType::F32, shape, 0.0)?;
     let step = job.programs.main.var_named("__dgc_counter__")?;
-    let rate = job.rate.ok_or_else(|| Error::internal("no learning rate was emitted"))?;
+    let rate = job.rate()?;
     let begin = f64::from(job.strategy.dgc_configs().rampup_begin_step());
     let mut emit = job.emit(OpRole::OPTIMIZE);
     emit.op(&dgc::MOMENTUM)

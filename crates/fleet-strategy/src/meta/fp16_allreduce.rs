@@ -2,27 +2,18 @@
 //! (`g.cast_bf16_0` with `fp16_allreduce_dtype` bfloat16). On arrival they are cast back,
 //! `g.cast_fp16_0.cast_fp32_0`.
 
-use super::{Applies, Facts, Kind, Strategy, trains_alone};
+use super::{Applies, Facts, Strategy, trains_alone};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
 use fleet_base::Result;
 use fleet_config::Problem;
 use fleet_ir::{OpRole, Program, Var, VarId};
-use fleet_ops::Emit;
 use fleet_ops::math::cast;
 use fleet_tensor::DType;
 
 pub struct Fp16AllReduce;
 
 impl Strategy for Fp16AllReduce {
-    fn kind(&self) -> Kind {
-        Kind::Changes
-    }
-
-    fn switch(&self) -> &'static str {
-        "fp16_allreduce"
-    }
-
     fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
         if strategy.fp16_allreduce_dtype.is_some() && !strategy.fp16_allreduce() {
             let message = "has no effect without fp16_allreduce";
@@ -86,13 +77,11 @@ pub(super) fn cast(
     to: DType,
     role: OpRole,
 ) -> Result<(VarId, fleet_ir::OpId)> {
-    let block = job.block;
     let main = &mut job.programs.main;
     let (name, shape) = (main.fresh_name(name), main.var(from).shape);
     // In the root block, because other blocks may read it.
     let made = main.add_var(Program::ROOT, Var::new(name, to, shape))?;
-    let mut emit = Emit::new(main, job.registry, role);
-    emit.block = block;
+    let mut emit = job.emit(role);
     let op = emit.op(&cast::DEF).input("X", from).output("Out", made).attr("out_dtype", to);
     let op = op.done()?;
     Ok((made, op))

@@ -6,14 +6,13 @@
 //! block handles loss scaling, clipping and updates, and clears the accumulators. Ranks thus
 //! communicate once in k steps. The learning rate schedule counts every step.
 
-use super::{Applies, Facts, Kind, Strategy};
+use super::{Applies, Facts, Strategy};
 use crate::effective::Effective;
-use crate::job::Job;
+use crate::job::{Job, prepend};
 use fleet_base::{Error, Result};
 use fleet_config::Problem;
 use fleet_ir::{OpRole, Program};
 use fleet_nn::optimizer::OptimizerDesc;
-use fleet_ops::Emit;
 use fleet_ops::{
     math::{compare, elementwise, increment, scale},
     tensor::fill,
@@ -23,14 +22,6 @@ use fleet_tensor::{DType, Shape};
 pub struct GradientMerge;
 
 impl Strategy for GradientMerge {
-    fn kind(&self) -> Kind {
-        Kind::Changes
-    }
-
-    fn switch(&self) -> &'static str {
-        "gradient_merge"
-    }
-
     fn idle(&self, strategy: &Effective<'_>) -> Option<Problem> {
         let path = "gradient_merge_configs.k_steps";
         let problem = Problem::warning(path, "gradient_merge has no effect");
@@ -56,8 +47,8 @@ impl Strategy for GradientMerge {
             optimizer.emit_rate(job.programs, job.registry)
         };
         let optimizer = job.optimizer.clone();
-        job.rate = Some(rates(job, &optimizer)?);
-        job.rows_rate = optimizer.rows.as_deref().map(|rows| rates(job, rows)).transpose()?;
+        job.at.rate = Some(rates(job, &optimizer)?);
+        job.at.rows_rate = optimizer.rows.as_deref().map(|rows| rates(job, rows)).transpose()?;
         let one = Shape::from([1]);
         let step = job.state("gradient_merge_step", DType::I32, one, 0.0)?;
         let every = job.state("gradient_merge_k", DType::I32, one, f64::from(k))?;
@@ -82,7 +73,7 @@ impl Strategy for GradientMerge {
             job.place(vec![(vec![grad], ops)])?;
             job.grads[index].1 = merged;
         }
-        let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
+        let mut emit = job.emit_into(Program::ROOT, OpRole::OPTIMIZE);
         emit.op(&increment::DEF).input("X", step).output("Out", step).done()?;
         emit.op(&elementwise::MOD).input("X", step).input("Y", every).output("Out", step).done()?;
         let name = "gradient_merge_cond";
@@ -90,10 +81,8 @@ impl Strategy for GradientMerge {
             emit.op(&compare::EQUAL).input("X", step).input("Y", zero).named(name).one("Out")?;
         // Computed before the backward pass, so that the first bucket can be sent during it.
         let first = std::mem::take(&mut emit.ops);
-        let main = &mut job.programs.main;
-        let rest = main.block(Program::ROOT).ops().to_vec();
-        main.set_block_ops(Program::ROOT, first.into_iter().chain(rest).collect());
-        job.block = job.conditional(due)?;
+        prepend(&mut job.programs.main, first);
+        job.at.block = job.conditional(due)?;
         job.update_condition = Some(due);
         if avg {
             divide(job, f64::from(k))?;

@@ -1,7 +1,7 @@
 //! LAMB replaces the user's Adam. Learning rate, betas, epsilon, regularizer, clipping and
 //! parameters are kept.
 
-use super::{Applies, Conflict, Facts, Kind, Strategy, StrategyId, weight_decay};
+use super::{Applies, Conflict, Facts, Strategy, StrategyId, weight_decay};
 use crate::effective::Effective;
 use crate::job::Job;
 use fleet_base::Result;
@@ -12,14 +12,6 @@ use fleet_nn::optimizer::{LambRule, Rule};
 pub struct Lamb;
 
 impl Strategy for Lamb {
-    fn kind(&self) -> Kind {
-        Kind::Changes
-    }
-
-    fn switch(&self) -> &'static str {
-        "lamb"
-    }
-
     fn conflicts(&self) -> &'static [Conflict] {
         &[(
             StrategyId::Lars,

@@ -1,7 +1,7 @@
 //! LARS momentum replaces the user's Momentum. Learning rate, momentum, regularizer, clipping and
 //! parameters are kept.
 
-use super::{Applies, Facts, Kind, Strategy, weight_decay};
+use super::{Applies, Facts, Strategy, weight_decay};
 use crate::effective::Effective;
 use crate::job::Job;
 use fleet_base::Result;
@@ -12,14 +12,6 @@ use fleet_nn::optimizer::{LarsMomentumRule, Rule};
 pub struct Lars;
 
 impl Strategy for Lars {
-    fn kind(&self) -> Kind {
-        Kind::Changes
-    }
-
-    fn switch(&self) -> &'static str {
-        "lars"
-    }
-
     fn unmatched(&self, strategy: &Effective<'_>, program: &Program, problems: &mut Vec<Problem>) {
         let path = "lars_configs.exclude_from_weight_decay";
         let names = &strategy.lars_configs().exclude_from_weight_decay;

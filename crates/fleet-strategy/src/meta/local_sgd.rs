@@ -5,14 +5,14 @@
 //! `p@SNAPSHOT` from the last averaging: p = s - p; p = sum over ranks / N; p = s - p; s = p. The
 //! optimizer state is not averaged.
 
-use super::data_parallel::buckets_of;
-use super::{Applies, Conflict, Facts, Kind, Strategy, StrategyId};
+use super::data_parallel::{buckets_of, emit_collective};
+use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId};
 use crate::effective::Effective;
-use crate::job::Job;
+use crate::job::{Job, prepend};
 use fleet_base::Result;
 use fleet_ir::{BlockId, OpRole, Program, Var, VarId};
 use fleet_nn::optimizer::{ParamGrad, Rule};
-use fleet_ops::Emit;
+use fleet_ops::{Emit, OpDef};
 use fleet_ops::{
     comm::reduce,
     math::{compare, elementwise, increment, scale},
@@ -24,14 +24,6 @@ use std::collections::HashMap;
 pub struct LocalSgd;
 
 impl Strategy for LocalSgd {
-    fn kind(&self) -> Kind {
-        Kind::Changes
-    }
-
-    fn switch(&self) -> &'static str {
-        "localsgd"
-    }
-
     fn conflicts(&self) -> &'static [Conflict] {
         &[
             (StrategyId::GradientMerge, "both set the steps in which ranks communicate"),
@@ -109,23 +101,28 @@ impl State {
     /// Counts the step, and returns the block that runs in steps in which ranks average.
     pub fn emit_condition(&self, job: &mut Job<'_>) -> Result<BlockId> {
         let State { counter, k_steps, begin_step, last_step } = *self;
-        let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
-        emit.op(&increment::DEF).input("X", counter).output("Out", counter).done()?;
-        let ops = std::mem::take(&mut emit.ops);
-        let early =
-            emit.op(&compare::LESS_EQUAL).input("X", counter).input("Y", begin_step).one("Out")?;
-        let passed =
-            emit.op(&elementwise::SUB).input("X", counter).input("Y", last_step).one("Out")?;
-        let due = emit.op(&compare::EQUAL).input("X", passed).input("Y", k_steps).one("Out")?;
-        let must_average =
-            emit.op(&compare::LOGICAL_OR).input("X", early).input("Y", due).one("Out")?;
+        let mut emit = job.emit_into(Program::ROOT, OpRole::OPTIMIZE);
+        let count = emit.op(&increment::DEF).input("X", counter).output("Out", counter).done()?;
+        emit.ops.clear();
+        let early = binary(&mut emit, &compare::LESS_EQUAL, counter, begin_step)?;
+        let passed = binary(&mut emit, &elementwise::SUB, counter, last_step)?;
+        let due = binary(&mut emit, &compare::EQUAL, passed, k_steps)?;
+        let must_average = binary(&mut emit, &compare::LOGICAL_OR, early, due)?;
         emit.append();
-        let main = &mut job.programs.main;
         // The counter is incremented first, so it includes the current step.
-        let rest = main.block(Program::ROOT).ops().to_vec();
-        main.set_block_ops(Program::ROOT, ops.into_iter().chain(rest).collect());
+        prepend(&mut job.programs.main, vec![count]);
         job.conditional(must_average)
     }
+}
+
+/// Emits an op with two inputs and returns its result.
+pub(super) fn binary(
+    emit: &mut Emit<'_>,
+    def: &'static OpDef,
+    x: VarId,
+    y: VarId,
+) -> Result<VarId> {
+    emit.op(def).input("X", x).input("Y", y).one("Out")
 }
 
 /// Averages every parameter in the block, bucket by bucket. While one bucket is in flight, the next
@@ -142,21 +139,16 @@ pub(super) fn average(job: &mut Job<'_>, state: &State, block: BlockId) -> Resul
     for (param, _) in params {
         snapshots.insert(param, snapshot(&mut job.programs.main, param)?);
     }
-    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
-    emit.block = block;
+    let mut emit = job.emit_into(block, OpRole::OPTIMIZE);
     let difference = |emit: &mut Emit<'_>, param: VarId| -> Result<()> {
         let call = emit.op(&elementwise::SUB).input("X", snapshots[&param]);
         call.input("Y", param).output("Out", param).done().map(|_| ())
     };
     for (index, bucket) in buckets.iter().enumerate() {
         bucket.iter().try_for_each(|param| difference(&mut emit, *param))?;
-        emit.op(&reduce::ALL_SUM)
-            .inputs("X", bucket)
-            .outputs("Out", bucket)
-            .attr("ring_id", rings[index % rings.len()])
-            .attr("nranks", count)
-            .attr("label", format!("parameters {}/{}", index + 1, buckets.len()))
-            .done()?;
+        let ring = rings[index % rings.len()];
+        let label = format!("parameters {}/{}", index + 1, buckets.len());
+        emit_collective(&mut emit, &reduce::ALL_SUM, bucket, (ring, count), &label)?;
     }
     for param in buckets.into_iter().flatten() {
         let call = emit.op(&scale::DEF).input("X", param).output("Out", param);

@@ -46,7 +46,9 @@ use fleet_nn::optimizer::OptimizerDesc;
 use std::fmt;
 
 macro_rules! strategies {
-    ($($Id:ident = $name:literal: $module:ident :: $Strategy:ident;)*) => {
+    ($(
+        $Id:ident = $name:literal $(($switch:ident))?, $Kind:ident: $module:ident::$Strategy:ident;
+    )*) => {
         /// The identity of a strategy.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum StrategyId {
@@ -72,6 +74,14 @@ macro_rules! strategies {
             fn id(&self) -> StrategyId {
                 StrategyId::$Id
             }
+
+            fn switch(&self) -> &'static str {
+                concat!($(stringify!($switch))?)
+            }
+
+            fn kind(&self) -> Kind {
+                Kind::$Kind
+            }
         })*
 
         /// All strategies in the order of [`StrategyId`], outermost first.
@@ -79,22 +89,24 @@ macro_rules! strategies {
     };
 }
 
+// Each with its name in documents, the field that switches it on (if any), and its kind.
 // Outermost first: the order in which the chain is printed. It matters for these pairs.
 // fp16_allreduce is inside data parallel, so that casts precede sums. Gradient merge is inside
 // both, so that the merged gradient is sent. AMP is outside of recompute, and its `forward`
 // precedes recompute's `backward`, so that the rewritten forward pass is recomputed.
 strategies! {
-    RawProgram = "RawProgram": data_parallel::DataParallel;
-    Fp16AllReduce = "FP16AllReduce": fp16_allreduce::Fp16AllReduce;
-    GradientMerge = "GradientMerge": gradient_merge::GradientMerge;
-    LocalSgd = "LocalSGD": local_sgd::LocalSgd;
-    AdaptiveLocalSgd = "AdaptiveLocalSGD": adaptive_local_sgd::AdaptiveLocalSgd;
-    Amp = "AMP": amp::Amp;
-    Recompute = "Recompute": recompute::Recompute;
-    Dgc = "DGC": dgc::Dgc;
-    Lars = "Lars": lars::Lars;
-    Lamb = "Lamb": lamb::Lamb;
-    SyncBatchNorm = "SyncBatchNorm": sync_batch_norm::SyncBatchNorm;
+    RawProgram = "RawProgram", Keeps: data_parallel::DataParallel;
+    Fp16AllReduce = "FP16AllReduce" (fp16_allreduce), Changes: fp16_allreduce::Fp16AllReduce;
+    GradientMerge = "GradientMerge" (gradient_merge), Changes: gradient_merge::GradientMerge;
+    LocalSgd = "LocalSGD" (localsgd), Changes: local_sgd::LocalSgd;
+    AdaptiveLocalSgd = "AdaptiveLocalSGD" (adaptive_localsgd), Changes:
+        adaptive_local_sgd::AdaptiveLocalSgd;
+    Amp = "AMP" (amp), Changes: amp::Amp;
+    Recompute = "Recompute" (recompute), Keeps: recompute::Recompute;
+    Dgc = "DGC" (dgc), Changes: dgc::Dgc;
+    Lars = "Lars" (lars), Changes: lars::Lars;
+    Lamb = "Lamb" (lamb), Changes: lamb::Lamb;
+    SyncBatchNorm = "SyncBatchNorm" (sync_batch_norm), Changes: sync_batch_norm::SyncBatchNorm;
 }
 
 impl fmt::Display for StrategyId {
@@ -103,9 +115,12 @@ impl fmt::Display for StrategyId {
     }
 }
 
-/// An implementation with its identity, which follows from the list above.
+/// The facts about an implementation that the list above states.
 pub trait Named {
     fn id(&self) -> StrategyId;
+    /// Returns the field that switches the strategy on; empty if it is always on.
+    fn switch(&self) -> &'static str;
+    fn kind(&self) -> Kind;
 }
 
 /// Whether a strategy changes the mathematics of training.
@@ -120,11 +135,17 @@ pub enum Kind {
 /// A strategy that the given one cannot be combined with, and the reason.
 pub type Conflict = (StrategyId, &'static str);
 
+/// Declares methods for phases, which do nothing by default.
+macro_rules! phases {
+    ($($phase:ident),*) => {
+        $(fn $phase(&self, _: &mut Job<'_>) -> Result<()> {
+            Ok(())
+        })*
+    };
+}
+
 /// A strategy.
 pub trait Strategy: Named + Sync {
-    fn kind(&self) -> Kind;
-    /// Returns the field that switches the strategy on; empty if it is always on.
-    fn switch(&self) -> &'static str;
     /// Returns whether the user requested it.
     fn wanted(&self, strategy: &Effective<'_>) -> bool {
         strategy.is_on(self.switch())
@@ -154,35 +175,9 @@ pub trait Strategy: Named + Sync {
     /// Returns whether it applies here, and why or why not.
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies;
 
-    fn optimizer(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn forward(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn backward(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn merge(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn encode(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn communicate(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn decode(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn unscale(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn finish(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn startup(&self, _: &mut Job<'_>) -> Result<()> {
-        Ok(())
+    phases! {
+        optimizer, forward, backward, merge, encode, communicate,
+        decode, unscale, finish, startup
     }
 }
 

@@ -12,7 +12,7 @@
 //! Without checkpoints, the pass chooses its own from the positions at which only one value is
 //! live: the square root of their number, evenly spaced.
 
-use super::{Applies, Facts, Kind, Strategy, offload};
+use super::{Applies, Facts, Strategy, offload};
 use crate::effective::Effective;
 use crate::job::Job;
 use fleet_base::{Error, Result, text};
@@ -23,14 +23,6 @@ use std::collections::{HashMap, HashSet};
 pub struct Recompute;
 
 impl Strategy for Recompute {
-    fn kind(&self) -> Kind {
-        Kind::Keeps
-    }
-
-    fn switch(&self) -> &'static str {
-        "recompute"
-    }
-
     fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
         if strategy.recompute() && strategy.recompute_configs().checkpoints.is_empty() {
             let problem = Problem::warning("recompute_configs.checkpoints", "no checkpoints")
@@ -63,8 +55,7 @@ impl Strategy for Recompute {
 
     fn backward(&self, job: &mut Job<'_>) -> Result<()> {
         let main = &mut job.programs.main;
-        let forward: Vec<OpId> =
-            main.root_ops().filter(|(_, op)| op.role.is_forward()).map(|(id, _)| id).collect();
+        let forward = forward_ops(main);
         if main.block_count() > 1 {
             return Err(Error::unsupported(
                 "recompute does not support programs with conditional blocks",
@@ -227,9 +218,14 @@ fn rename_inputs(op: &mut Op, renamed: &HashMap<VarId, VarId>) {
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn recompute_candidates(main: &Program) -> Vec<String> {
-    let forward: Vec<OpId> =
-        main.root_ops().filter(|(_, op)| op.role.is_forward()).map(|(id, _)| id).collect();
-    crossings(main, &forward).into_iter().map(|var| main.var_name(var).to_string()).collect()
+    crossings(main, &forward_ops(main))
+        .into_iter()
+        .map(|var| main.var_name(var).to_string())
+        .collect()
+}
+
+fn forward_ops(main: &Program) -> Vec<OpId> {
+    main.root_ops().filter(|(_, op)| op.role.is_forward()).map(|(id, _)| id).collect()
 }
 
 /// Chooses checkpoints by the square-root rule: of the candidates, about the square root of their

@@ -2,7 +2,7 @@
 //!
 //! | mode | condition | the worker's program |
 //! | --- | --- | --- |
-//! | sync | `a_sync` false | lookups, backward, pushes, `send`, `send_barrier`, `recv`, `fetch_barrier` |
+//! | sync | `a_sync` false | lookups, backward, pushes, `send`, `recv`, and a barrier after each |
 //! | half-async | like sync, [`Place::half_async`] | the same; barriers wait only for own pushes |
 //! | async | `a_sync` true, `k_steps` 0 or unset | lookups, backward, pushes, `send`, `recv` |
 //! | geo | `a_sync` true, `k_steps` above 0 | as in one process; `send` and `recv` of changes |
@@ -26,6 +26,7 @@ pub use fleet_table::{Exchange, PushMode};
 pub use remote::LookupSpec;
 pub use tables::{DenseTable, ParamBlock, SparseTable, TableRule, Tables};
 
+use crate::buckets::grouped;
 use crate::check::validate;
 use crate::compiler;
 use crate::decision::{Decided, Decision, Verdict};
@@ -40,7 +41,7 @@ use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LrSchedule, Programs};
 use fleet_ops::ps::recv;
 use fleet_ops::{Emit, Registry};
-use fleet_passes::{Observer, PassManager};
+use fleet_passes::PassManager;
 use fleet_table::{JobTables, NonFinite, SparseConfig, TableConfig};
 
 /// The position of a worker in a job with servers.
@@ -135,12 +136,13 @@ pub fn minimize<'s>(
     place: Place,
 ) -> Result<ServerPlan> {
     let manager = PassManager::new(registry);
-    minimize_with(manager, programs, registry, loss, optimizer, sparse, strategy.into(), place)
+    minimize_with(manager, programs, registry, loss, optimizer, sparse, strategy, place)
 }
 
-/// Like [`minimize`]; `observer` sees the programs before and after every pass.
+/// Like [`minimize`], with a pass manager that may have an observer.
 #[allow(clippy::too_many_arguments, reason = "the network and its job, as `minimize` takes them")]
-pub fn minimize_observed<'s>(
+pub fn minimize_with<'s>(
+    mut manager: PassManager<'_>,
     programs: &mut Programs,
     registry: &'static Registry,
     loss: VarId,
@@ -148,23 +150,8 @@ pub fn minimize_observed<'s>(
     sparse: Option<&OptimizerDesc>,
     strategy: impl Into<Written<'s>>,
     place: Place,
-    observer: &mut dyn Observer,
 ) -> Result<ServerPlan> {
-    let manager = PassManager::observed(registry, observer);
-    minimize_with(manager, programs, registry, loss, optimizer, sparse, strategy.into(), place)
-}
-
-#[allow(clippy::too_many_arguments, reason = "the network and its job, as `minimize` takes them")]
-fn minimize_with(
-    mut manager: PassManager<'_>,
-    programs: &mut Programs,
-    registry: &'static Registry,
-    loss: VarId,
-    optimizer: &OptimizerDesc,
-    sparse: Option<&OptimizerDesc>,
-    written: Written<'_>,
-    place: Place,
-) -> Result<ServerPlan> {
+    let written = strategy.into();
     check(place)?;
     fleet_passes::check_loss(&programs.main, loss)?;
     validate(written)?;
@@ -252,16 +239,11 @@ fn dense_tables(
     rule: impl Fn(f64) -> Result<TableRule>,
 ) -> Result<Vec<(DenseTable, Vec<ParamGrad>)>> {
     let main = &job.programs.main;
-    let mut by_rate: Vec<(f64, Vec<ParamGrad>)> = Vec::new();
     let mut sorted = dense.to_vec();
     sorted.sort_by(|a, b| main.var_name(a.0).cmp(main.var_name(b.0)));
-    for pair in sorted {
-        let rate = main.var(pair.0).param.as_ref().map_or(1.0, |param| param.learning_rate);
-        match by_rate.iter_mut().find(|(other, _)| *other == rate) {
-            Some((_, pairs)) => pairs.push(pair),
-            None => by_rate.push((rate, vec![pair])),
-        }
-    }
+    let by_rate = grouped(sorted.into_iter().map(|pair| {
+        (main.var(pair.0).param.as_ref().map_or(1.0, |param| param.learning_rate), pair)
+    }));
     let mut tables = Vec::new();
     for (at, (rate, pairs)) in by_rate.into_iter().enumerate() {
         let mut params = Vec::new();

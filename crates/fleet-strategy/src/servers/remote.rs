@@ -187,6 +187,13 @@ fn check_supported(
 ) -> Result<()> {
     let main = &job.programs.main;
     let settings = &sparse_optimizer.settings;
+    let check_type = |var: VarId| match main.var(var) {
+        var if var.dtype == DType::F32 => Ok(()),
+        var => Err(Error::unsupported(format!(
+            "servers support only f32, but '{}' is {}",
+            var.name, var.dtype
+        ))),
+    };
     for table in remote {
         let (name, param) = (main.var_name(table.param), main.var(table.param).param.as_ref());
         if let Some(kept) = param
@@ -194,7 +201,8 @@ fn check_supported(
             && settings.grad_clip.is_some()
         {
             return Err(Error::unsupported(format!(
-                "gradient clipping is not supported for '{name}': its rows come from several workers"
+                "gradient clipping is not supported for '{name}': its rows come from several \
+                 workers"
             ))
             .help("set need_clip(false) for the table, or use a dense embedding"));
         }
@@ -205,28 +213,17 @@ fn check_supported(
             ))
             .help("give tables on parameter servers their own optimizer, without weight decay"));
         }
-        let dtype = main.var(table.param).dtype;
-        if dtype != DType::F32 {
-            return Err(Error::unsupported(format!(
-                "servers support only f32, but '{name}' is {dtype}"
-            )));
-        }
+        check_type(table.param)?;
     }
     for (param, grad) in dense {
-        let var = main.var(*param);
         if job.is_sparse(*grad) {
+            let name = main.var_name(*param);
             return Err(Error::unsupported(format!(
-                "'{}' has a sparse gradient but is not a table of rows",
-                var.name
+                "'{name}' has a sparse gradient but is not a table of rows"
             ))
             .help("set is_sparse for all lookups of an embedding, or for none"));
         }
-        if var.dtype != DType::F32 {
-            return Err(Error::unsupported(format!(
-                "servers support only f32, but '{}' is {}",
-                var.name, var.dtype
-            )));
-        }
+        check_type(*param)?;
     }
     Ok(())
 }

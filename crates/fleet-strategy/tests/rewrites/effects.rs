@@ -239,8 +239,10 @@ const PAIRS: &[(&str, &str, &str)] = &[
     ("amp_configs.decr_ratio", "amp=true", r#"amp=true amp_configs={"decr_ratio":0.5}"#),
     ("amp_configs.use_fp16_guard", r#"amp=true amp_configs={"use_pure_fp16":true}"#,
         r#"amp=true amp_configs={"use_pure_fp16":true,"use_fp16_guard":false}"#),
-    ("amp_configs.custom_white_list", "amp=true", r#"amp=true amp_configs={"custom_white_list":["mean"]}"#),
-    ("amp_configs.custom_black_list", "amp=true", r#"amp=true amp_configs={"custom_black_list":["mul"]}"#),
+    ("amp_configs.custom_white_list", "amp=true",
+        r#"amp=true amp_configs={"custom_white_list":["mean"]}"#),
+    ("amp_configs.custom_black_list", "amp=true",
+        r#"amp=true amp_configs={"custom_black_list":["mul"]}"#),
     ("amp_configs.custom_black_varnames", "amp=true",
         r#"amp=true amp_configs={"custom_black_varnames":["fc_1.w_0"]}"#),
     ("dgc_configs.sparsity", "dgc=true", r#"dgc=true dgc_configs={"sparsity":[0.5]}"#),
@@ -250,7 +252,8 @@ const PAIRS: &[(&str, &str, &str)] = &[
         r#"lamb=true lamb_configs={"exclude_from_weight_decay":["fc_0.w_0"]}"#),
     ("fp16_allreduce_dtype", "fp16_allreduce=true",
         "fp16_allreduce=true fp16_allreduce_dtype=bfloat16"),
-    ("gradient_scale_configs.scale_strategy", "", r#"gradient_scale_configs={"scale_strategy":"sum"}"#),
+    ("gradient_scale_configs.scale_strategy", "",
+        r#"gradient_scale_configs={"scale_strategy":"sum"}"#),
 ];
 
 #[test]

@@ -144,24 +144,27 @@ fn names_that_match_nothing_are_told() {
         told(&plain().use_amp(amp)),
         [
             "amp_configs.custom_white_list[0]: the program has no op of kind 'conv2d'",
-            "amp_configs.custom_white_list[1]: the program has no op of kind 'tahn'; did you mean 'tanh'?",
+            "amp_configs.custom_white_list[1]: the program has no op of kind 'tahn'; did you mean \
+             'tanh'?",
             "amp_configs.custom_black_list[0]: the program has no op of kind 'matmul_v3'",
-            "amp_configs.custom_black_varnames[1]: the program has no variable 'fc_0.w_1'; did you mean \
+            "amp_configs.custom_black_varnames[1]: the program has no variable 'fc_0.w_1'; did \
+             you mean \
              'fc_0.w_0'?",
         ]
     );
     let names = ["fc_1", "_norm_", ".b_0"];
     assert_eq!(
         told(&plain().use_lars(LarsConfig::default().with_exclude_from_weight_decay(names))),
-        [
-            "lars_configs.exclude_from_weight_decay[1]: no parameter has a name that contains '_norm_'"
-        ]
+        ["lars_configs.exclude_from_weight_decay[1]: no parameter has a name that contains \
+             '_norm_'"]
     );
     assert_eq!(
         told(&plain().use_lamb(LambConfig::default().with_exclude_from_weight_decay(names))),
         [
-            "lamb_configs.exclude_from_weight_decay[0]: no parameter has a name that ends with 'fc_1'",
-            "lamb_configs.exclude_from_weight_decay[1]: no parameter has a name that ends with '_norm_'",
+            "lamb_configs.exclude_from_weight_decay[0]: no parameter has a name that ends with \
+             'fc_1'",
+            "lamb_configs.exclude_from_weight_decay[1]: no parameter has a name that ends with \
+             '_norm_'",
         ]
     );
 }

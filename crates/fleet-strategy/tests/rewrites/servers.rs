@@ -211,7 +211,8 @@ fn what_servers_cannot_do_is_refused_by_name() {
 /// Counters are pulled but not pushed, gradients of click tables are sums, and shows are floats.
 #[test]
 fn click_tables_are_pushed_with_shows_and_clicks() {
-    let text = "downpour_table_param { table_name: \"t\" shard_num: 9 table_class: \"SSDSparseTable\" \
+    let text = "downpour_table_param { \
+                table_name: \"t\" shard_num: 9 table_class: \"SSDSparseTable\" \
                 accessor { accessor_class: \"CtrCommonAccessor\" embedx_threshold: 4 \
                 embedx_sgd_param { adam { learning_rate: 0.5 } } } }";
     let strategy = DistributedStrategy::parse(text).unwrap();

@@ -62,7 +62,6 @@ enum Write {
 struct World {
     random: Random,
     now: u64,
-    begun: Instant,
     rules: LeaderRules,
     launchers: Vec<Launcher>,
     leader: Option<(usize, Leader)>,
@@ -111,8 +110,11 @@ impl World {
         let rules = LeaderRules {
             level,
             max_restart: random.below(3) as u32,
-            join_timeout: Duration::from_secs(20),
-            elastic_timeout: Duration::from_secs(random.below(3)),
+            timeouts: Timeouts {
+                join: Duration::from_secs(20),
+                elastic: Duration::from_secs(random.below(3)),
+                ..rules(1, 1).timeouts
+            },
             silence: Duration::from_millis(SILENCE),
             hands_over: random.chance(50),
             ..rules(min as usize, max as usize)
@@ -131,13 +133,11 @@ impl World {
             has_finished: false,
             outcome: None,
         };
-        let begun = Instant::now();
-        let leader = Leader::new(rules.clone(), "10.0.0.0".to_string(), begun);
+        let leader = Leader::new(rules.clone(), "10.0.0.0".to_string(), Time::default());
         World {
             launchers: (0..count).map(|index| launcher(index, &mut random)).collect(),
             random,
             now: 0,
-            begun,
             rules,
             leader: Some((0, leader)),
             vacant_since: 0,
@@ -381,7 +381,7 @@ impl World {
                 set(&mut reading.machine_ends, id.clone(), end.clone());
             }
         }
-        let now = self.begun + Duration::from_millis(self.now);
+        let now = Time::default().plus(Duration::from_millis(self.now));
         let mut actions = leader.step(Event::Read(reading), now);
         while !actions.is_empty() {
             match actions.remove(0) {
@@ -396,7 +396,7 @@ impl World {
                     self.vacant_since = self.now.saturating_sub(SILENCE);
                     return;
                 }
-                Action::Log(_) | Action::TellEnded { .. } => {}
+                Action::Log(_) | Action::NotifyEnded { .. } => {}
             }
         }
         self.leader = Some((at, leader));
@@ -446,7 +446,7 @@ impl World {
             lives && (it.plan.is_none() || it.is_in_plan)
         };
         if let Some(at) = self.launchers.iter().position(may) {
-            let now = self.begun + Duration::from_millis(self.now);
+            let now = Time::default().plus(Duration::from_millis(self.now));
             let own = self.launchers[at].id.clone();
             let mut leader = Leader::new(self.rules.clone(), own, now);
             if let Some(plan) = self.plan.clone() {

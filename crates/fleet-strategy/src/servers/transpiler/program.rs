@@ -4,7 +4,7 @@
 use super::{Transpiled, grad_name};
 use crate::servers::{DenseTable, Exchange, ParamBlock, PushMode};
 use fleet_base::Result;
-use fleet_ir::{OpRole, Param, Program, Var, VarId, VarKind};
+use fleet_ir::{OpRole, Param, Program, Var, VarId};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::{ApplyAt, OptimizerDesc};
 use fleet_ops::{Emit, Registry};
@@ -13,7 +13,7 @@ use fleet_ops::{
     ps::listen_and_serv,
     tensor::fill,
 };
-use fleet_tensor::{DType, Layout, Shape};
+use fleet_tensor::{DType, Shape};
 
 impl Transpiled {
     /// Returns the program of the server at an endpoint, for inspection and tests:
@@ -88,7 +88,8 @@ impl Transpiled {
         let adds = self.plan.exchange.is_geo();
         let learning_rate = if adds { 1.0 } else { table.rate_scale };
         let held = Param { learning_rate, ..Param::default() };
-        let var = Var { persistable: true, param: Some(held), ..plain(&block.name, shape) };
+        let var = Var::persistable(&block.name, DType::F32, shape);
+        let var = Var { param: Some(held), ..var };
         let param = programs.main.add_var(Program::ROOT, var.clone())?;
         let made = programs.startup.add_var(Program::ROOT, var)?;
         let mut startup = Emit::new(&mut programs.startup, Registry::standard(), OpRole::FORWARD);
@@ -102,14 +103,14 @@ impl Transpiled {
 
         let grad = grad_name(&block.name);
         let workers = self.place.worker_count;
-        let per_worker = self.is_sync() && workers > 1;
+        let per_worker = self.plan.exchange.is_sync() && workers > 1;
         let names: Vec<String> = match per_worker {
             true => (0..workers).map(|worker| format!("{grad}.trainer_{worker}")).collect(),
             false => vec![grad.clone()],
         };
         let mut received: Vec<VarId> = Vec::new();
         for name in &names {
-            let var = Var { is_data: true, ..plain(name, shape) };
+            let var = Var::data(name, DType::F32, shape);
             received.push(programs.main.add_var(Program::ROOT, var)?);
         }
         let mut emit = Emit::new(&mut programs.main, Registry::standard(), OpRole::OPTIMIZE);
@@ -143,21 +144,5 @@ impl Transpiled {
         let row: usize = shape.dims().iter().skip(1).map(|dim| (*dim).max(1) as usize).product();
         shape.dims_mut()[0] = (block.block.len / row.max(1)) as i64;
         Ok(shape)
-    }
-}
-
-fn plain(name: &str, shape: Shape) -> Var {
-    Var {
-        name: name.to_string(),
-        block: Program::ROOT,
-        dtype: DType::F32,
-        shape,
-        kind: VarKind::Dense,
-        layout: Layout::default(),
-        persistable: false,
-        stop_gradient: true,
-        is_data: false,
-        lod_level: 0,
-        param: None,
     }
 }

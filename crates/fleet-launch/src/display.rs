@@ -13,6 +13,15 @@ pub fn counted(role: Role, count: usize) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
+/// Formats the number of processes of each role, without roles that have none.
+pub fn counted_roles<const N: usize>(
+    roles: [Role; N],
+    count: impl Fn(Role) -> usize,
+) -> Vec<String> {
+    let counts = roles.into_iter().map(|role| (role, count(role))).filter(|(_, count)| *count > 0);
+    counts.map(|(role, count)| counted(role, count)).collect()
+}
+
 /// Formats a time: `0.5 s`, `30 s`.
 pub fn seconds(time: Duration) -> String {
     let seconds = time.as_secs_f64();
