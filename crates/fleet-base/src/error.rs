@@ -14,7 +14,8 @@
 //! assert_eq!(error.kind(), ErrorKind::Invalid);
 //! assert_eq!(
 //!     error.to_string(),
-//!     "input X of mul has the wrong width: expected 13, got 12\n  at op 3 mul(X: %x, Y: %w) at src/model.rs:10"
+//!     "input X of mul has the wrong width: expected 13, got 12\n  \
+//!      at op 3 mul(X: %x, Y: %w) at src/model.rs:10"
 //! );
 //! ```
 

@@ -77,9 +77,13 @@ impl AtomicFile {
 
     /// Writes a whole file on any disk.
     pub fn write_on(disk: &Arc<dyn Disk>, path: &Path, bytes: &[u8]) -> Result<()> {
-        let mut file = AtomicFile::create_on(disk, path)?;
-        file.write_all(bytes).map_err(|error| file.error("write", &error))?;
-        file.commit()
+        AtomicFile::create_on(disk, path)?.commit_with(bytes)
+    }
+
+    /// Writes the rest of the file and commits it.
+    pub fn commit_with(mut self, bytes: &[u8]) -> Result<()> {
+        self.write_all(bytes).map_err(|error| self.error("write", &error))?;
+        self.commit()
     }
 
     /// Syncs the content to disk and renames the file to its target.
@@ -144,9 +148,7 @@ impl Drop for AtomicFile {
 
 /// Writes a whole file atomically.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut file = AtomicFile::create(path)?;
-    file.write_all(bytes).map_err(|error| file.error("write", &error))?;
-    file.commit()
+    AtomicFile::create(path)?.commit_with(bytes)
 }
 
 /// Creates a folder and its parents. An existing folder is not an error.

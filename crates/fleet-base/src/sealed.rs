@@ -11,7 +11,7 @@
 use crate::disk::{Disk, RealDisk, read_file};
 use crate::file::AtomicFile;
 use crate::{Error, Result};
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -56,9 +56,7 @@ impl Kind {
 
     /// Like [`Kind::write`], on any disk.
     pub fn write_on(self, disk: &Arc<dyn Disk>, path: &Path, body: &str) -> Result<()> {
-        let mut file = AtomicFile::replace_on(disk, path)?;
-        file.write_all(self.text(body).as_bytes()).map_err(|error| file.error("write", &error))?;
-        file.commit()
+        AtomicFile::replace_on(disk, path)?.commit_with(self.text(body).as_bytes())
     }
 
     /// Reads a file of this kind.

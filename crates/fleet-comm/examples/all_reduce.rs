@@ -18,7 +18,7 @@
 //! A token `tls:...` in FLEET_BENCH_TOKEN (feature `tls` of fleet-net) runs TCP under TLS.
 
 use fleet_base::{Error, Result};
-use fleet_comm::{Algorithm, GroupOptions, ReduceOp, World};
+use fleet_comm::{Algorithm, Bytes, GroupOptions, ReduceOp, World};
 use fleet_net::{
     Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
 };
@@ -202,8 +202,8 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
             match setup.memory {
                 true => data.as_mut_slice().iter_mut().for_each(|x| *x = x.wrapping_add(1)),
                 false => {
-                    let data = &mut [data.as_mut_slice()];
-                    group.all_reduce_bytes("x", DType::F32, data, ReduceOp::Sum)?;
+                    let data = &mut [data.as_mut_slice()][..];
+                    group.all_reduce("x", Bytes(DType::F32, data), ReduceOp::Sum)?;
                 }
             }
         }

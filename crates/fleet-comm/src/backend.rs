@@ -65,9 +65,7 @@ impl Backend for SingleRank {
             }
         };
         if let (Some(from), Some(to)) = (from, to) {
-            // SAFETY: both ranges belong to the caller, and their lengths were checked to be equal.
-            // They may overlap.
-            unsafe { std::ptr::copy(from.start, to.start, to.bytes.min(from.bytes)) };
+            from.copy_to(to);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use fleet_kernels::fold::FoldOp;
 use fleet_tensor::DType;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// The operations on elements that make up a reduction.
 pub(crate) trait Fold {
@@ -50,39 +51,28 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 11] = [
-        Kind::AllReduce,
-        Kind::Reduce,
-        Kind::ReduceScatter,
-        Kind::AllGather,
-        Kind::Broadcast,
-        Kind::Scatter,
-        Kind::Gather,
-        Kind::AllToAll,
-        Kind::Barrier,
-        Kind::Send,
-        Kind::Recv,
+    /// Every kind with its name, in the order of their numbers.
+    const ALL: [(Kind, &str); 11] = [
+        (Kind::AllReduce, "all_reduce"),
+        (Kind::Reduce, "reduce"),
+        (Kind::ReduceScatter, "reduce_scatter"),
+        (Kind::AllGather, "all_gather"),
+        (Kind::Broadcast, "broadcast"),
+        (Kind::Scatter, "scatter"),
+        (Kind::Gather, "gather"),
+        (Kind::AllToAll, "all_to_all"),
+        (Kind::Barrier, "barrier"),
+        (Kind::Send, "send"),
+        (Kind::Recv, "recv"),
     ];
 
     pub const fn name(self) -> &'static str {
-        match self {
-            Kind::AllReduce => "all_reduce",
-            Kind::Reduce => "reduce",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::AllGather => "all_gather",
-            Kind::Broadcast => "broadcast",
-            Kind::Scatter => "scatter",
-            Kind::Gather => "gather",
-            Kind::AllToAll => "all_to_all",
-            Kind::Barrier => "barrier",
-            Kind::Send => "send",
-            Kind::Recv => "recv",
-        }
+        Kind::ALL[self as usize - 1].1
     }
 
     /// The kind with this number on the wire.
     pub(crate) fn from_number(number: u8) -> Option<Kind> {
-        Kind::ALL.get((number as usize).checked_sub(1)?).copied()
+        Kind::ALL.get((number as usize).checked_sub(1)?).map(|(kind, _)| *kind)
     }
 
     /// Whether one rank is the root.
@@ -121,7 +111,7 @@ impl Signature {
         let mut bytes = [0; SIGNATURE_BYTES];
         bytes[0..8].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[8] = self.kind as u8;
-        bytes[9] = 1 + dtype_index(self.dtype);
+        bytes[9] = 1 + self.dtype as u8;
         bytes[10] = self.op.map_or(0, |op| op as u8);
         bytes[11] = self.label.len;
         bytes[12..16].copy_from_slice(&self.root.to_le_bytes());
@@ -155,10 +145,6 @@ impl Signature {
             label,
         })
     }
-}
-
-fn dtype_index(dtype: DType) -> u8 {
-    DType::ALL.iter().position(|known| *known == dtype).unwrap_or(0) as u8
 }
 
 impl fmt::Display for Signature {
@@ -239,12 +225,35 @@ impl Piece {
     pub(crate) fn of_const<T>(slice: &[T]) -> Piece {
         Piece { start: slice.as_ptr().cast_mut().cast(), bytes: size_of_val(slice) }
     }
+
+    /// The block at `index`, in consecutive blocks of `bytes`.
+    pub(crate) fn nth(self, bytes: usize, index: usize) -> Piece {
+        Piece { start: self.start.wrapping_add(index * bytes), bytes }
+    }
+
+    /// The block of a rank, in consecutive blocks of these sizes.
+    pub(crate) fn block(self, counts: &[usize], rank: usize) -> Piece {
+        let range = block_range(counts, rank);
+        Piece { start: self.start.wrapping_add(range.start), bytes: range.len() }
+    }
+
+    /// Copies the data to a piece of the same length. The two may overlap.
+    pub(crate) fn copy_to(self, to: Piece) {
+        // SAFETY: pieces are the caller's memory, borrowed for the call.
+        unsafe { std::ptr::copy(self.start, to.start, to.bytes.min(self.bytes)) };
+    }
+}
+
+/// The range of a rank's block, in consecutive blocks of these sizes.
+pub(crate) fn block_range(counts: &[usize], rank: usize) -> Range<usize> {
+    let start = counts[..rank].iter().sum::<usize>();
+    start..start + counts[rank]
 }
 
 /// A sequence of pieces, treated as one range of `bytes`. A fused call has several.
 #[derive(Clone, Copy)]
-pub(crate) struct Pieces<'a> {
-    list: &'a [Piece],
+pub struct Pieces<'a> {
+    pub(crate) list: &'a [Piece],
     pub(crate) bytes: usize,
     borrow: PhantomData<&'a mut [u8]>,
 }

@@ -1,6 +1,7 @@
 //! The public interface: a group of ranks and its collectives.
 
 use crate::backend::{Backend, Bounds};
+use crate::buffers::{Buffers, Counts, Input};
 use crate::call::{Call, Kind, Label, Piece, Pieces, Signature, Work, digest};
 use crate::handle::{Handle, Lane};
 use crate::options::GroupOptions;
@@ -135,214 +136,111 @@ impl Group {
     }
 
     /// Reduces `data` over all ranks, in place on every rank.
-    pub fn all_reduce<T: Element>(&self, label: &str, data: &mut [T], op: ReduceOp) -> Result<()> {
-        self.all_reduce_fused(label, &mut [data], op)
-    }
-
-    /// Like [`Group::all_reduce`] for several buffers in one operation, without joining them.
-    pub fn all_reduce_fused<T: Element>(
-        &self,
-        label: &str,
-        data: &mut [&mut [T]],
-        op: ReduceOp,
-    ) -> Result<()> {
-        with_pieces(data, |pieces| {
-            self.reduce_pieces(Kind::AllReduce, label, T::DTYPE, pieces, op, 0)
+    pub fn all_reduce(&self, label: &str, data: impl Buffers, op: ReduceOp) -> Result<()> {
+        self.with_pieces(Kind::AllReduce, label, data, |info, data| {
+            self.call(info.op(op), Work::AllReduce { data, done: None })
         })
     }
 
-    /// Like [`Group::all_reduce_fused`] for a type known at run time. Buffers must hold whole
-    /// aligned elements.
-    pub fn all_reduce_bytes(
-        &self,
-        label: &str,
-        dtype: DType,
-        data: &mut [&mut [u8]],
-        op: ReduceOp,
-    ) -> Result<()> {
-        for part in data.iter() {
-            self.expect_whole(Kind::AllReduce, label, dtype, part)?;
-        }
-        with_pieces(data, |pieces| self.reduce_pieces(Kind::AllReduce, label, dtype, pieces, op, 0))
-    }
-
-    /// Like [`Group::all_reduce_bytes`], and calls `done(buffer, start, values)` for every part of
-    /// every buffer as soon as it is final. With shared memory this happens during the call, in any
-    /// order, and the values are in the cache of this core. The content of the buffers after the
-    /// call is unspecified, because results passed to `done` need not be written back.
+    /// Like [`Group::all_reduce`], and calls `done(buffer, start, values)` for every part of every
+    /// buffer as soon as it is final; `start` is in bytes. With shared memory this happens during
+    /// the call, in any order, and the values are in the cache of this core. The content of the
+    /// buffers after the call is unspecified, because results passed to `done` need not be written
+    /// back.
     ///
     /// If the call fails, `done` may have been called for some parts.
     ///
     /// ```
-    /// # use fleet_comm::{ReduceOp, World};
+    /// # use fleet_comm::{Fused, ReduceOp, World};
     /// # let world = World::threads(1).remove(0);
     /// # let group = world.group("all", &[0], &Default::default())?;
-    /// let (mut a, mut b, mut seen) = ([1u8; 8], [2u8; 4], 0);
-    /// let mut data: [&mut [u8]; 2] = [&mut a, &mut b];
-    /// group.all_reduce_bytes_then("sum", fleet_tensor::DType::F32, &mut data, ReduceOp::Sum, &mut |_, _, part| {
-    ///     seen += part.len();
-    /// })?;
+    /// let (mut a, mut b, mut seen) = ([1.0f32; 2], [2.0f32; 1], 0);
+    /// let data = Fused(&mut [&mut a, &mut b]);
+    /// group.all_reduce_then("sum", data, ReduceOp::Sum, &mut |_, _, part| seen += part.len())?;
     /// assert_eq!(seen, 12);
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
-    pub fn all_reduce_bytes_then(
+    pub fn all_reduce_then(
         &self,
         label: &str,
-        dtype: DType,
-        data: &mut [&mut [u8]],
+        data: impl Buffers,
         op: ReduceOp,
         done: &mut dyn FnMut(usize, usize, &[u8]),
     ) -> Result<()> {
-        for part in data.iter() {
-            self.expect_whole(Kind::AllReduce, label, dtype, part)?;
-        }
-        with_pieces(data, |pieces| {
+        self.with_pieces(Kind::AllReduce, label, data, |info, data| {
             let mut is_reported = false;
             let mut report = |start: usize, values: &[u8]| {
                 is_reported = true;
-                pieces.visit_values(start, values, &mut *done);
+                data.visit_values(start, values, &mut *done);
             };
-            let elements = pieces.bytes / dtype.size();
-            let info = CallInfo::new(Kind::AllReduce, label, dtype, elements);
-            let info = CallInfo { op: Some(op), digest: pieces.digest(), ..info };
-            self.call(info, Work::AllReduce { data: pieces, done: Some(&mut report) })?;
+            self.call(info.op(op), Work::AllReduce { data, done: Some(&mut report) })?;
             if !is_reported {
                 // SAFETY: the call has ended, and only this function borrows the buffers.
-                unsafe { pieces.visit_pieces(done) };
+                unsafe { data.visit_pieces(done) };
             }
             Ok(())
         })
     }
 
     /// Reduces `data` over all ranks into `data` of `root`. The other ranks' data does not change.
-    pub fn reduce<T: Element>(
-        &self,
-        label: &str,
-        data: &mut [T],
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<()> {
-        let pieces = [Piece::of(data)];
-        self.reduce_pieces(Kind::Reduce, label, T::DTYPE, Pieces::new(&pieces), op, root)
+    pub fn reduce(&self, label: &str, data: impl Buffers, op: ReduceOp, root: usize) -> Result<()> {
+        self.with_pieces(Kind::Reduce, label, data, |info, data| {
+            self.call(info.op(op).root(root), Work::Reduce { data })
+        })
     }
 
-    /// Like [`Group::reduce`] for several buffers of a type known at run time.
-    pub fn reduce_bytes(
-        &self,
-        label: &str,
-        dtype: DType,
-        data: &mut [&mut [u8]],
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<()> {
-        for part in data.iter() {
-            self.expect_whole(Kind::Reduce, label, dtype, part)?;
-        }
-        with_pieces(data, |pieces| self.reduce_pieces(Kind::Reduce, label, dtype, pieces, op, root))
-    }
-
-    fn reduce_pieces(
-        &self,
-        kind: Kind,
-        label: &str,
-        dtype: DType,
-        data: Pieces<'_>,
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<()> {
-        let elements = data.bytes / dtype.size();
-        let digest = data.digest();
-        let work = match kind {
-            Kind::AllReduce => Work::AllReduce { data, done: None },
-            _ => Work::Reduce { data },
-        };
-        self.call(CallInfo { kind, label, dtype, op: Some(op), root, elements, digest }, work)
+    /// Copies `data` of `root` to every rank.
+    pub fn broadcast(&self, label: &str, data: impl Buffers, root: usize) -> Result<()> {
+        self.with_pieces(Kind::Broadcast, label, data, |info, data| {
+            self.call(info.root(root), Work::Broadcast { data })
+        })
     }
 
     /// `input` has one block per rank. `output` becomes the reduction of the blocks for this rank.
+    ///
+    /// With [`InPlace`](crate::InPlace), `output` has the blocks, and this rank's block of it becomes the
+    /// reduction. The other blocks do not change.
     pub fn reduce_scatter<T: Element>(
         &self,
         label: &str,
-        input: &[T],
+        input: impl Input<T>,
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        let (elements, expected) = (output.len(), output.len() * self.size());
-        self.expect_len(Kind::ReduceScatter, label, "input", input.len(), expected)?;
-        let work = Work::ReduceScatter { input: Piece::of_const(input), output: Piece::of(output) };
-        let info = CallInfo::new(Kind::ReduceScatter, label, T::DTYPE, elements);
-        self.call(CallInfo { op: Some(op), ..info }, work)
-    }
-
-    /// Like [`Group::reduce_scatter`] for a type known at run time.
-    pub fn reduce_scatter_bytes(
-        &self,
-        label: &str,
-        dtype: DType,
-        input: &[u8],
-        output: &mut [u8],
-        op: ReduceOp,
-    ) -> Result<()> {
-        let kind = Kind::ReduceScatter;
+        let (kind, dtype) = (Kind::ReduceScatter, input.dtype());
+        let whole = Piece::of(output);
+        let (input, output) = match input.piece() {
+            Some(input) => (input, whole),
+            None => {
+                let block = self.block(kind, label, "data", output)?;
+                (whole, whole.nth(block * size_of::<T>(), self.rank()))
+            }
+        };
         self.expect_whole(kind, label, dtype, input)?;
         self.expect_whole(kind, label, dtype, output)?;
-        self.expect_len(kind, label, "input", input.len(), output.len() * self.size())?;
-        let elements = output.len() / dtype.size();
-        let work = Work::ReduceScatter { input: Piece::of_const(input), output: Piece::of(output) };
-        self.call(CallInfo { op: Some(op), ..CallInfo::new(kind, label, dtype, elements) }, work)
+        let (got, block) = (input.bytes / size_of::<T>(), output.bytes / size_of::<T>());
+        self.expect_len(kind, label, "input", got, block * self.size())?;
+        let info = CallInfo::new(kind, label, dtype, output.bytes / dtype.size());
+        self.call(info.op(op), Work::ReduceScatter { input, output })
     }
 
-    /// Like [`Group::reduce_scatter`], with the result in this rank's block of `data`. The other
-    /// blocks do not change.
-    pub fn reduce_scatter_in_place<T: Element>(
+    /// Gathers the blocks of all ranks into `output`, in the order of ranks. With
+    /// [`InPlace`](crate::InPlace), this rank's block is already in its place in `output`.
+    pub fn all_gather<T: Element>(
         &self,
         label: &str,
-        data: &mut [T],
-        op: ReduceOp,
-    ) -> Result<()> {
-        let block = data.len() / self.size();
-        self.expect_len(Kind::ReduceScatter, label, "data", data.len(), block * self.size())?;
-        let input = Piece::of(data);
-        let bytes = block * size_of::<T>();
-        // SAFETY: this rank's block is inside the data.
-        let output = Piece { start: unsafe { input.start.add(self.rank() * bytes) }, bytes };
-        let info = CallInfo::new(Kind::ReduceScatter, label, T::DTYPE, block);
-        self.call(CallInfo { op: Some(op), ..info }, Work::ReduceScatter { input, output })
-    }
-
-    /// Gathers the blocks of all ranks into `output`, in the order of ranks.
-    pub fn all_gather<T: Element>(&self, label: &str, input: &[T], output: &mut [T]) -> Result<()> {
-        let expected = input.len() * self.size();
-        self.expect_len(Kind::AllGather, label, "output", output.len(), expected)?;
-        self.gather_blocks(label, Some(input), output, input.len())
-    }
-
-    /// Like [`Group::all_gather`], with this rank's block already in its place in `data`.
-    pub fn all_gather_in_place<T: Element>(&self, label: &str, data: &mut [T]) -> Result<()> {
-        let block = data.len() / self.size();
-        self.expect_len(Kind::AllGather, label, "data", data.len(), block * self.size())?;
-        self.gather_blocks(label, None, data, block)
-    }
-
-    fn gather_blocks<T: Element>(
-        &self,
-        label: &str,
-        input: Option<&[T]>,
+        input: impl Input<T>,
         output: &mut [T],
-        block: usize,
     ) -> Result<()> {
-        with_counts(
-            self.size(),
-            |_| block * size_of::<T>(),
-            |counts| {
-                let work = Work::AllGather {
-                    input: input.map(Piece::of_const),
-                    output: Piece::of(output),
-                    counts,
-                };
-                self.call(CallInfo::new(Kind::AllGather, label, T::DTYPE, block), work)
-            },
-        )
+        let (kind, input) = (Kind::AllGather, input.piece());
+        let block = match input {
+            Some(input) => input.bytes / size_of::<T>(),
+            None => self.block(kind, label, "data", output)?,
+        };
+        self.expect_len(kind, label, "output", output.len(), block * self.size())?;
+        let counts = &Counts::new(self.size(), |_| block * size_of::<T>());
+        let info = CallInfo::new(kind, label, T::DTYPE, block);
+        self.call(info, Work::AllGather { input, output: Piece::of(output), counts })
     }
 
     /// Like [`Group::all_gather`] with blocks of different sizes. `counts` holds the sizes by rank
@@ -358,39 +256,11 @@ impl Group {
         self.expect_len(kind, label, "counts", counts.len(), self.size())?;
         self.expect_len(kind, label, "input", input.len(), counts[self.rank()])?;
         self.expect_len(kind, label, "output", output.len(), counts.iter().sum())?;
-        with_counts(
-            self.size(),
-            |rank| counts[rank] * size_of::<T>(),
-            |bytes| {
-                let work = Work::AllGather {
-                    input: Some(Piece::of_const(input)),
-                    output: Piece::of(output),
-                    counts: bytes,
-                };
-                let info = CallInfo::new(kind, label, T::DTYPE, output.len());
-                self.call(CallInfo { digest: digest(bytes.iter().copied()), ..info }, work)
-            },
-        )
-    }
-
-    /// Copies `data` of `root` to every rank.
-    pub fn broadcast<T: Element>(&self, label: &str, data: &mut [T], root: usize) -> Result<()> {
-        self.broadcast_fused(label, &mut [data], root)
-    }
-
-    /// Like [`Group::broadcast`] for several buffers in one operation.
-    pub fn broadcast_fused<T: Element>(
-        &self,
-        label: &str,
-        data: &mut [&mut [T]],
-        root: usize,
-    ) -> Result<()> {
-        with_pieces(data, |data| {
-            let elements = data.bytes / size_of::<T>();
-            let info = CallInfo::new(Kind::Broadcast, label, T::DTYPE, elements);
-            let digest = data.digest();
-            self.call(CallInfo { root, digest, ..info }, Work::Broadcast { data })
-        })
+        let counts = &Counts::new(self.size(), |rank| counts[rank] * size_of::<T>());
+        let info = CallInfo::new(kind, label, T::DTYPE, output.len());
+        let info = CallInfo { digest: digest(counts.iter().copied()), ..info };
+        let (input, output) = (Some(Piece::of_const(input)), Piece::of(output));
+        self.call(info, Work::AllGather { input, output, counts })
     }
 
     /// Sends each rank its block of `root`'s `input`. On other ranks `input` may be empty.
@@ -406,9 +276,9 @@ impl Group {
             let expected = output.len() * self.size();
             self.expect_len(Kind::Scatter, label, "input", input.len(), expected)?;
         }
-        let info = CallInfo::new(Kind::Scatter, label, T::DTYPE, output.len());
+        let info = CallInfo::new(Kind::Scatter, label, T::DTYPE, output.len()).root(root);
         let input = is_root.then(|| Piece::of_const(input));
-        self.call(CallInfo { root, ..info }, Work::Scatter { input, output: Piece::of(output) })
+        self.call(info, Work::Scatter { input, output: Piece::of(output) })
     }
 
     /// Gathers the blocks of all ranks into `output` of `root`. Other ranks may pass an empty one.
@@ -424,30 +294,20 @@ impl Group {
             let expected = input.len() * self.size();
             self.expect_len(Kind::Gather, label, "output", output.len(), expected)?;
         }
-        let info = CallInfo::new(Kind::Gather, label, T::DTYPE, input.len());
+        let info = CallInfo::new(Kind::Gather, label, T::DTYPE, input.len()).root(root);
         let output = is_root.then(|| Piece::of(output));
-        self.call(CallInfo { root, ..info }, Work::Gather { input: Piece::of_const(input), output })
+        self.call(info, Work::Gather { input: Piece::of_const(input), output })
     }
 
     /// `input` has one block per rank. `output` gets the block of every rank for this rank.
     pub fn all_to_all<T: Element>(&self, label: &str, input: &[T], output: &mut [T]) -> Result<()> {
-        let block = input.len() / self.size();
         let kind = Kind::AllToAll;
-        self.expect_len(kind, label, "input", input.len(), block * self.size())?;
+        let block = self.block(kind, label, "input", input)?;
         self.expect_len(kind, label, "output", output.len(), input.len())?;
-        with_counts(
-            self.size(),
-            |_| block * size_of::<T>(),
-            |counts| {
-                let work = Work::AllToAll {
-                    input: Piece::of_const(input),
-                    output: Piece::of(output),
-                    sends: counts,
-                    receives: counts,
-                };
-                self.call(CallInfo::new(kind, label, T::DTYPE, block), work)
-            },
-        )
+        let counts = &Counts::new(self.size(), |_| block * size_of::<T>());
+        let (input, output) = (Piece::of_const(input), Piece::of(output));
+        let work = Work::AllToAll { input, output, sends: counts, receives: counts };
+        self.call(CallInfo::new(kind, label, T::DTYPE, block), work)
     }
 
     /// Like [`Group::all_to_all`] with blocks of different sizes: sends `sends[p]` elements to rank
@@ -465,29 +325,13 @@ impl Group {
         self.expect_len(kind, label, "counts to receive", receives.len(), self.size())?;
         self.expect_len(kind, label, "input", input.len(), sends.iter().sum())?;
         self.expect_len(kind, label, "output", output.len(), receives.iter().sum())?;
-        let size = size_of::<T>();
-        with_counts(
-            self.size(),
-            |rank| sends[rank] * size,
-            |sends| {
-                with_counts(
-                    self.size(),
-                    |rank| receives[rank] * size,
-                    |receives| {
-                        let work = Work::AllToAll {
-                            input: Piece::of_const(input),
-                            output: Piece::of(output),
-                            sends,
-                            receives,
-                        };
-                        // Element counts differ between ranks here, so the digest distinguishes it
-                        // from the even form.
-                        let info = CallInfo::new(kind, label, T::DTYPE, 0);
-                        self.call(CallInfo { digest: 1, ..info }, work)
-                    },
-                )
-            },
-        )
+        let sends = &Counts::new(self.size(), |rank| sends[rank] * size_of::<T>());
+        let receives = &Counts::new(self.size(), |rank| receives[rank] * size_of::<T>());
+        let (input, output) = (Piece::of_const(input), Piece::of(output));
+        // Element counts differ between ranks here, so the digest distinguishes it from the even
+        // form.
+        let info = CallInfo { digest: 1, ..CallInfo::new(kind, label, T::DTYPE, 0) };
+        self.call(info, Work::AllToAll { input, output, sends, receives })
     }
 
     /// Returns when all ranks have called it.
@@ -497,13 +341,13 @@ impl Group {
 
     /// Sends a message to one rank, which must receive it with the same label and length.
     pub fn send<T: Element>(&self, label: &str, data: &[T], to: usize) -> Result<()> {
-        let info = CallInfo::new(Kind::Send, label, T::DTYPE, data.len());
-        self.call(CallInfo { root: to, ..info }, Work::Send { to, data: Piece::of_const(data) })
+        let info = CallInfo::new(Kind::Send, label, T::DTYPE, data.len()).root(to);
+        self.call(info, Work::Send { to, data: Piece::of_const(data) })
     }
 
     pub fn recv<T: Element>(&self, label: &str, into: &mut [T], from: usize) -> Result<()> {
-        let info = CallInfo::new(Kind::Recv, label, T::DTYPE, into.len());
-        self.call(CallInfo { root: from, ..info }, Work::Recv { from, into: Piece::of(into) })
+        let info = CallInfo::new(Kind::Recv, label, T::DTYPE, into.len()).root(from);
+        self.call(info, Work::Recv { from, into: Piece::of(into) })
     }
 
     /// Runs `work`, which calls collectives of this group, in the background.
@@ -558,6 +402,22 @@ impl Group {
         lock(&self.0.core)
     }
 
+    /// Calls `work` with the description and the memory of a call on whole buffers.
+    fn with_pieces(
+        &self,
+        kind: Kind,
+        label: &str,
+        data: impl Buffers,
+        work: impl FnOnce(CallInfo<'_>, Pieces<'_>) -> Result<()>,
+    ) -> Result<()> {
+        data.with(|dtype, pieces| {
+            let mut each = pieces.list.iter();
+            each.try_for_each(|piece| self.expect_whole(kind, label, dtype, *piece))?;
+            let info = CallInfo::new(kind, label, dtype, pieces.bytes / dtype.size());
+            work(CallInfo { digest: pieces.digest(), ..info }, pieces)
+        })
+    }
+
     fn call(&self, info: CallInfo<'_>, work: Work<'_>) -> Result<()> {
         self.0.lane.drain();
         self.check(&info)?;
@@ -600,16 +460,23 @@ impl Group {
         Err(self.reject_call(info.kind, info.label, error))
     }
 
-    fn expect_whole(&self, kind: Kind, label: &str, dtype: DType, bytes: &[u8]) -> Result<()> {
+    fn expect_whole(&self, kind: Kind, label: &str, dtype: DType, piece: Piece) -> Result<()> {
         let size = dtype.size();
         // An empty buffer may have any address.
-        let is_aligned = bytes.is_empty() || (bytes.as_ptr() as usize).is_multiple_of(size);
-        if bytes.len().is_multiple_of(size) && is_aligned {
+        let is_aligned = piece.bytes == 0 || (piece.start as usize).is_multiple_of(size);
+        if piece.bytes.is_multiple_of(size) && is_aligned {
             return Ok(());
         }
         let error =
             Error::invalid(format!("buffer is not a whole number of aligned {dtype} elements"));
         Err(self.reject_call(kind, label, error))
+    }
+
+    /// The number of elements in each rank's block of `data`.
+    fn block<T>(&self, kind: Kind, label: &str, what: &str, data: &[T]) -> Result<usize> {
+        let block = data.len() / self.size();
+        self.expect_len(kind, label, what, data.len(), block * self.size())?;
+        Ok(block)
     }
 
     fn expect_len(
@@ -688,38 +555,17 @@ impl<'a> CallInfo<'a> {
     fn new(kind: Kind, label: &'a str, dtype: DType, elements: usize) -> CallInfo<'a> {
         CallInfo { kind, label, dtype, op: None, root: 0, elements, digest: 0 }
     }
+
+    fn op(self, op: ReduceOp) -> CallInfo<'a> {
+        CallInfo { op: Some(op), ..self }
+    }
+
+    fn root(self, root: usize) -> CallInfo<'a> {
+        CallInfo { root, ..self }
+    }
 }
 
 fn can_reduce(dtype: DType) -> bool {
     use DType::{BF16, F16, F32, F64, I32, I64, U8};
     matches!(dtype, F32 | F64 | F16 | BF16 | I32 | I64 | U8)
-}
-
-/// Up to this number, pieces and counts are kept on the stack.
-const STACK_ITEMS_MAX: usize = 64;
-
-fn with_pieces<T, R>(data: &mut [&mut [T]], work: impl FnOnce(Pieces<'_>) -> R) -> R {
-    let none = Piece { start: std::ptr::null_mut(), bytes: 0 };
-    if data.len() <= STACK_ITEMS_MAX {
-        let mut on_stack = [none; STACK_ITEMS_MAX];
-        for (piece, part) in on_stack.iter_mut().zip(data.iter_mut()) {
-            *piece = Piece::of(part);
-        }
-        return work(Pieces::new(&on_stack[..data.len()]));
-    }
-    let on_heap: Vec<Piece> = data.iter_mut().map(|part| Piece::of(part)).collect();
-    work(Pieces::new(&on_heap))
-}
-
-fn with_counts<R>(
-    count: usize,
-    value: impl Fn(usize) -> usize,
-    work: impl FnOnce(&[usize]) -> R,
-) -> R {
-    if count <= STACK_ITEMS_MAX {
-        let on_stack: [usize; STACK_ITEMS_MAX] =
-            std::array::from_fn(|i| if i < count { value(i) } else { 0 });
-        return work(&on_stack[..count]);
-    }
-    work(&(0..count).map(value).collect::<Vec<_>>())
 }

@@ -37,6 +37,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod backend;
+mod buffers;
 mod call;
 mod group;
 mod handle;
@@ -55,6 +56,7 @@ mod shm;
 mod watch;
 mod world;
 
+pub use buffers::{Buffers, Bytes, Fused, InPlace, Input};
 pub use call::{Kind, LABEL_BYTES_MAX};
 pub use fleet_base::ReduceOp;
 pub use group::Group;

@@ -5,7 +5,7 @@
 use crate::processes::{Job, RankContext, WAIT_MAX, run_as_rank, usage, usage_returns_to};
 use crate::reference;
 use fleet_base::{Error, Result};
-use fleet_comm::{Group, GroupOptions, NcclOptions, ReduceOp, Rings, World};
+use fleet_comm::{Fused, Group, GroupOptions, InPlace, NcclOptions, ReduceOp, Rings, World};
 use fleet_net::{Limits, Membership, Vigilance, host};
 use fleet_tensor::{bf16, f16};
 use fleet_testhost::{nccl_double, process};
@@ -187,7 +187,7 @@ fn several_chunks(group: &Group) -> Result<()> {
     let mut parts = own.clone();
     let (a, rest) = parts.split_at_mut(LENGTH / 3);
     let (b, c) = rest.split_at_mut(LENGTH / 2);
-    group.all_reduce_fused("bucket", &mut [a, &mut [], b, c], ReduceOp::Sum)?;
+    group.all_reduce("bucket", Fused(&mut [a, &mut [], b, c]), ReduceOp::Sum)?;
     check("bucket", &parts, &sum);
     let mut data = own.clone();
     group.broadcast("broadcast", &mut data, size - 1)?;
@@ -198,7 +198,7 @@ fn several_chunks(group: &Group) -> Result<()> {
 
     let block = LENGTH / size;
     let mut wide = own[..block * size].to_vec();
-    group.reduce_scatter_in_place("scatter sums", &mut wide, ReduceOp::Sum)?;
+    group.reduce_scatter("scatter sums", InPlace, &mut wide, ReduceOp::Sum)?;
     check("reduce_scatter", &wide, &|i| match i / block == rank {
         true => sum(i),
         false => value(rank, i),

@@ -2,7 +2,9 @@
 
 use crate::common::{each_rank, each_rank_on, each_rank_over_tcp, ok};
 use fleet_base::Result;
-use fleet_comm::{Algorithm, Group, GroupOptions, Hierarchy, ReduceOp, Rings};
+use fleet_comm::{
+    Algorithm, Bytes, Fused, Group, GroupOptions, Hierarchy, InPlace, ReduceOp, Rings,
+};
 use fleet_tensor::{Element, bf16, f16};
 
 /// Small slots, so that little data takes many chunks.
@@ -211,7 +213,7 @@ fn check_all_reduce<T: Number>(group: &Group) -> Result<()> {
     let lengths = [3, 0, 2_000, 1, 700];
     let mut buffers: Vec<Vec<T>> = lengths.iter().map(|n| own(group.rank(), *n)).collect();
     let mut slices: Vec<&mut [T]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-    group.all_reduce_fused("bucket", &mut slices, ReduceOp::Sum)?;
+    group.all_reduce("bucket", Fused(&mut slices), ReduceOp::Sum)?;
     for buffer in &buffers {
         expect("fused", buffer, |i| reduced(ReduceOp::Sum, group.size(), i));
     }
@@ -243,8 +245,10 @@ fn check_fused<T: Number>(group: &Group, scale: usize) -> Result<()> {
         let mut buffers: Vec<Vec<T>> = lengths.iter().map(|n| own(rank, *n)).collect();
         let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(|it| bytes_of(it)).collect();
         match root {
-            None => group.all_reduce_bytes("bucket", T::DTYPE, &mut slices, ReduceOp::Sum)?,
-            Some(root) => group.reduce_bytes("one", T::DTYPE, &mut slices, ReduceOp::Sum, root)?,
+            None => group.all_reduce("bucket", Bytes(T::DTYPE, &mut slices[..]), ReduceOp::Sum)?,
+            Some(root) => {
+                group.reduce("one", Bytes(T::DTYPE, &mut slices[..]), ReduceOp::Sum, root)?;
+            }
         }
         for buffer in &buffers {
             let kept = own::<T>(rank, buffer.len());
@@ -265,10 +269,9 @@ fn check_told<T: Number>(group: &Group, scale: usize) -> Result<()> {
     let mut told: Vec<Vec<T>> = lengths.iter().map(|n| vec![T::of(0); *n]).collect();
     let mut places: Vec<&mut [u8]> = told.iter_mut().map(|it| bytes_of(it)).collect();
     let mut bytes = 0;
-    group.all_reduce_bytes_then(
+    group.all_reduce_then(
         "told",
-        T::DTYPE,
-        &mut slices,
+        Bytes(T::DTYPE, &mut slices[..]),
         ReduceOp::Sum,
         &mut |at, start, values| {
             bytes += values.len();
@@ -327,7 +330,7 @@ fn check_moves(group: &Group, length: usize) -> Result<()> {
     expect("all_gather", &all, |i| value(i / length, i % length));
     let mut all = vec![0i64; length * size];
     all[rank * length..][..length].copy_from_slice(&own::<i64>(rank, length));
-    group.all_gather_in_place("b", &mut all)?;
+    group.all_gather("b", InPlace, &mut all)?;
     expect("all_gather in place", &all, |i| value(i / length, i % length));
 
     let counts: Vec<usize> = (0..size).map(|rank| length * (rank % 3)).collect();
@@ -364,7 +367,7 @@ fn check_moves(group: &Group, length: usize) -> Result<()> {
 
     let wide = own::<f32>(rank, length * size);
     let mut data = wide.clone();
-    group.reduce_scatter_in_place("h", &mut data, ReduceOp::Sum)?;
+    group.reduce_scatter("h", InPlace, &mut data, ReduceOp::Sum)?;
     expect("reduce_scatter in place", &data, |i| match i / length == rank {
         true => reduced::<f32>(ReduceOp::Sum, size, i),
         false => wide[i],
@@ -429,13 +432,13 @@ fn many_buffers_are_one_operation() {
             let mut buffers: Vec<Vec<f32>> =
                 lengths.iter().map(|length| own(group.rank(), length / scale)).collect();
             let mut slices: Vec<&mut [f32]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-            group.all_reduce_fused("bucket", &mut slices, ReduceOp::Sum)?;
+            group.all_reduce("bucket", Fused(&mut slices), ReduceOp::Sum)?;
             for buffer in &buffers {
                 expect("fused", buffer, |i| reduced(ReduceOp::Sum, 3, i));
             }
             let mut slices: Vec<&mut [f32]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
             slices[2].fill(group.rank() as f32);
-            group.broadcast_fused("bucket", &mut slices, 1)?;
+            group.broadcast("bucket", Fused(&mut slices), 1)?;
             assert!(buffers[2].iter().all(|x| *x == 1.0));
             Ok(())
         }));

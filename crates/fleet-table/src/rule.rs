@@ -34,6 +34,8 @@ type Parameter = (&'static str, f32, (f32, f32));
 const RATE: (f32, f32) = (0.0, 1e6);
 /// Valid decay factors: at 1, nothing would ever be forgotten or learned.
 const DECAY: (f32, f32) = (0.0, 0.999_999_94);
+const NOT_NEGATIVE: (f32, f32) = (0.0, f32::MAX);
+const POSITIVE: (f32, f32) = (f32::MIN_POSITIVE, f32::MAX);
 
 impl Rule {
     pub fn name(&self) -> &'static str {
@@ -60,16 +62,46 @@ impl Rule {
     }
 
     fn facts(&self) -> (&'static str, Vec<Parameter>) {
-        match self {
-            Rule::Sgd(rule) => ("sgd", rule.parameters()),
-            Rule::Momentum(rule) => ("momentum", rule.parameters()),
-            Rule::Adagrad(rule) => ("adagrad", rule.parameters()),
-            Rule::CtrAdagrad(rule) => ("ctr_adagrad", rule.parameters()),
-            Rule::StdAdagrad(rule) => ("std_adagrad", rule.parameters()),
-            Rule::Adam(rule) => ("adam", rule.parameters()),
-            Rule::SharedAdam(rule) => ("shared_adam", rule.parameters()),
+        match *self {
+            Rule::Sgd(Sgd { lr }) => ("sgd", vec![("lr", lr, RATE)]),
+            Rule::Momentum(Momentum { lr, mu, .. }) => {
+                ("momentum", vec![("lr", lr, RATE), ("mu", mu, DECAY)])
+            }
+            Rule::Adagrad(Adagrad { lr, epsilon, initial_accumulator }) => (
+                "adagrad",
+                vec![
+                    ("lr", lr, RATE),
+                    ("epsilon", epsilon, NOT_NEGATIVE),
+                    ("initial_accumulator", initial_accumulator, NOT_NEGATIVE),
+                ],
+            ),
+            Rule::CtrAdagrad(CtrAdagrad { lr, initial_g2sum }) => {
+                ("ctr_adagrad", click_parameters(lr, initial_g2sum))
+            }
+            Rule::StdAdagrad(StdAdagrad { lr, initial_g2sum }) => {
+                ("std_adagrad", click_parameters(lr, initial_g2sum))
+            }
+            Rule::Adam(Adam { lr, beta1, beta2, epsilon, .. }) => {
+                ("adam", adam_parameters(lr, beta1, beta2, epsilon))
+            }
+            Rule::SharedAdam(SharedAdam { lr, beta1, beta2, epsilon }) => {
+                ("shared_adam", adam_parameters(lr, beta1, beta2, epsilon))
+            }
         }
     }
+}
+
+fn click_parameters(lr: f32, initial_g2sum: f32) -> Vec<Parameter> {
+    vec![("lr", lr, RATE), ("initial_g2sum", initial_g2sum, POSITIVE)]
+}
+
+fn adam_parameters(lr: f32, beta1: f32, beta2: f32, epsilon: f32) -> Vec<Parameter> {
+    vec![
+        ("lr", lr, RATE),
+        ("beta1", beta1, DECAY),
+        ("beta2", beta2, DECAY),
+        ("epsilon", epsilon, POSITIVE),
+    ]
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,12 +115,6 @@ impl Default for Sgd {
     }
 }
 
-impl Sgd {
-    fn parameters(self) -> Vec<Parameter> {
-        vec![("lr", self.lr, RATE)]
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Momentum {
     pub lr: f32,
@@ -99,12 +125,6 @@ pub struct Momentum {
 impl Default for Momentum {
     fn default() -> Self {
         Momentum { lr: 0.05, mu: 0.9, nesterov: false }
-    }
-}
-
-impl Momentum {
-    fn parameters(self) -> Vec<Parameter> {
-        vec![("lr", self.lr, RATE), ("mu", self.mu, DECAY)]
     }
 }
 
@@ -122,17 +142,6 @@ impl Default for Adagrad {
     }
 }
 
-impl Adagrad {
-    fn parameters(self) -> Vec<Parameter> {
-        let positive = (0.0, f32::MAX);
-        vec![
-            ("lr", self.lr, RATE),
-            ("epsilon", self.epsilon, positive),
-            ("initial_accumulator", self.initial_accumulator, positive),
-        ]
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CtrAdagrad {
     pub lr: f32,
@@ -146,13 +155,6 @@ impl Default for CtrAdagrad {
     }
 }
 
-impl CtrAdagrad {
-    fn parameters(self) -> Vec<Parameter> {
-        let positive = (f32::MIN_POSITIVE, f32::MAX);
-        vec![("lr", self.lr, RATE), ("initial_g2sum", self.initial_g2sum, positive)]
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StdAdagrad {
     pub lr: f32,
@@ -163,13 +165,6 @@ pub struct StdAdagrad {
 impl Default for StdAdagrad {
     fn default() -> Self {
         StdAdagrad { lr: 0.05, initial_g2sum: 3.0 }
-    }
-}
-
-impl StdAdagrad {
-    fn parameters(self) -> Vec<Parameter> {
-        let positive = (f32::MIN_POSITIVE, f32::MAX);
-        vec![("lr", self.lr, RATE), ("initial_g2sum", self.initial_g2sum, positive)]
     }
 }
 
@@ -189,17 +184,6 @@ impl Default for Adam {
     }
 }
 
-impl Adam {
-    fn parameters(self) -> Vec<Parameter> {
-        vec![
-            ("lr", self.lr, RATE),
-            ("beta1", self.beta1, DECAY),
-            ("beta2", self.beta2, DECAY),
-            ("epsilon", self.epsilon, (f32::MIN_POSITIVE, f32::MAX)),
-        ]
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedAdam {
     pub lr: f32,
@@ -211,16 +195,5 @@ pub struct SharedAdam {
 impl Default for SharedAdam {
     fn default() -> Self {
         SharedAdam { lr: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }
-    }
-}
-
-impl SharedAdam {
-    fn parameters(self) -> Vec<Parameter> {
-        vec![
-            ("lr", self.lr, RATE),
-            ("beta1", self.beta1, DECAY),
-            ("beta2", self.beta2, DECAY),
-            ("epsilon", self.epsilon, (f32::MIN_POSITIVE, f32::MAX)),
-        ]
     }
 }

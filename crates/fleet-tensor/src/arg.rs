@@ -338,10 +338,6 @@ impl<'a> Out<'a> {
         view_as_mut(self.into_bytes())
     }
 
-    pub fn bits_mut<T: Bits>(&mut self) -> &mut [T] {
-        self.reborrow().into_bits()
-    }
-
     /// Returns the bytes, for any element type.
     pub fn into_bytes(self) -> &'a mut [u8] {
         // SAFETY: the memory is valid (see `ArgList::lend`), and this is the only access to it.
@@ -647,11 +643,6 @@ impl<'a> Args<'a> {
 
     pub fn optional<T: Element>(&self, slot: usize) -> Option<&'a [T]> {
         self.optional_arg(slot).map(View::slice)
-    }
-
-    /// Returns the type and shape of the first variable of an output slot, without its memory.
-    pub fn describe_output(&self, slot: usize) -> &'a Arg {
-        &self.outputs_of(slot)[0]
     }
 
     /// Returns the number of variables of an output slot.

@@ -21,6 +21,7 @@ pub enum DType {
 }
 
 impl DType {
+    /// Every type, in the order of declaration.
     pub const ALL: [DType; 10] = [
         DType::Bool,
         DType::U8,
@@ -48,24 +49,9 @@ impl DType {
         matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
     }
 
-    pub const fn is_int(self) -> bool {
-        matches!(self, DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64)
-    }
-
     /// Returns the short name, as in the text form of programs: `f32`.
     pub const fn name(self) -> &'static str {
-        match self {
-            DType::Bool => "bool",
-            DType::U8 => "u8",
-            DType::I8 => "i8",
-            DType::I16 => "i16",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-        }
+        NAMES[self as usize].0
     }
 
     /// Parses a short name or a documented long one (`float32`, `int64`).
@@ -74,32 +60,31 @@ impl DType {
     /// use fleet_tensor::DType;
     /// assert_eq!(DType::parse("f32").unwrap(), DType::F32);
     /// assert_eq!(DType::parse("int64").unwrap(), DType::I64);
-    /// assert!(DType::parse("flaot32").unwrap_err().to_string().contains("did you mean 'float32'?"));
+    /// let error = DType::parse("flaot32").unwrap_err().to_string();
+    /// assert!(error.contains("did you mean 'float32'?"));
     /// ```
     pub fn parse(name: &str) -> Result<DType> {
-        const LONG: [(&str, DType); 10] = [
-            ("bool", DType::Bool),
-            ("uint8", DType::U8),
-            ("int8", DType::I8),
-            ("int16", DType::I16),
-            ("int32", DType::I32),
-            ("int64", DType::I64),
-            ("float16", DType::F16),
-            ("bfloat16", DType::BF16),
-            ("float32", DType::F32),
-            ("float64", DType::F64),
-        ];
-        if let Some(found) = DType::ALL.into_iter().find(|dtype| dtype.name() == name) {
-            return Ok(found);
+        if let Some(index) = NAMES.iter().position(|names| names.0 == name || names.1 == name) {
+            return Ok(DType::ALL[index]);
         }
-        if let Some((_, found)) = LONG.iter().find(|(long, _)| *long == name) {
-            return Ok(*found);
-        }
-        let known = DType::ALL.iter().map(|dtype| dtype.name()).chain(LONG.iter().map(|it| it.0));
-        let hint = text::did_you_mean(name, known);
+        let hint = text::did_you_mean(name, NAMES.iter().flat_map(|names| [names.0, names.1]));
         Err(Error::invalid(format!("unknown element type '{name}'{hint}")))
     }
 }
+
+/// The short and the long name of each type, in the order of [`DType::ALL`].
+const NAMES: [(&str, &str); DType::ALL.len()] = [
+    ("bool", "bool"),
+    ("u8", "uint8"),
+    ("i8", "int8"),
+    ("i16", "int16"),
+    ("i32", "int32"),
+    ("i64", "int64"),
+    ("f16", "float16"),
+    ("bf16", "bfloat16"),
+    ("f32", "float32"),
+    ("f64", "float64"),
+];
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -123,7 +108,8 @@ macro_rules! element {
         $(impl Element for $ty { const DTYPE: DType = DType::$dtype; })*
     };
 }
-element!(i8 => I8, i16 => I16, i32 => I32, i64 => I64, f16 => F16, bf16 => BF16, f32 => F32, f64 => F64);
+element!(i8 => I8, i16 => I16, i32 => I32, i64 => I64);
+element!(f16 => F16, bf16 => BF16, f32 => F32, f64 => F64);
 
 impl Element for u8 {
     const DTYPE: DType = DType::U8;

@@ -51,14 +51,6 @@ impl Shape {
         shape
     }
 
-    pub fn from_usize(dims: &[usize]) -> Shape {
-        let mut shape = Shape { rank: dims.len() as u8, dims: [0; RANK_MAX] };
-        for (to, from) in shape.dims.iter_mut().zip(dims) {
-            *to = *from as i64;
-        }
-        shape
-    }
-
     pub fn rank(&self) -> usize {
         usize::from(self.rank)
     }

@@ -5,11 +5,11 @@ use crate::{Endpoint, Env};
 use fleet_base::{Error, Result};
 
 /// The form of value that the readers of a variable expect.
-enum Form {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
     Anything,
-    Integer {
-        min: i64,
-    },
+    /// An integer that is at least this.
+    Integer(i64),
     Port,
     Switch,
     /// A number from 0 to 1.
@@ -19,70 +19,6 @@ enum Form {
     /// `N` or `MIN:MAX`.
     NodeRange,
     OneOf(&'static [&'static str]),
-}
-
-fn form(name: &str) -> Form {
-    match name {
-        names::PADDLE_TRAINER_ID
-        | names::PADDLE_RANK_IN_NODE
-        | names::PADDLE_GLOBAL_RANK
-        | names::PADDLE_LOCAL_RANK
-        | names::FLEET_RESTART_COUNT
-        | names::FLAGS_CONV_WORKSPACE_SIZE_LIMIT => Form::Integer { min: 0 },
-        names::PADDLE_TRAINERS_NUM
-        | names::STAGE_ID
-        | names::STAGE_NUM
-        | names::TRAINER_PORTS_NUM
-        | names::PADDLE_GLOBAL_SIZE
-        | names::PADDLE_LOCAL_SIZE
-        | names::PADDLE_ELASTIC_TIMEOUT
-        | names::PADDLE_ELASTIC_TTL
-        | names::CPU_NUM
-        | names::OMPI_COMM_WORLD_SIZE
-        | names::PMI_SIZE
-        | names::FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM
-        | names::FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE
-        | names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE
-        | names::FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV
-        | names::FLAGS_RPC_DEADLINE
-        | names::FLAGS_RPC_SEND_THREAD_NUM
-        | names::FLAGS_FUSE_PARAMETER_MEMORY_SIZE
-        | names::FLAGS_FUSE_PARAMETER_GROUPS_SIZE => Form::Integer { min: 1 },
-        names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES => Form::Integer { min: 0 },
-        names::PADDLE_PORT | names::FLAGS_START_PORT | names::FLEET_GRPC_PORT => Form::Port,
-        names::FLAGS_LAUNCH_BARRIER
-        | names::FLEET_SHARED_MEMORY
-        | names::FLEET_NCCL
-        | names::PSERVER_DEBUG
-        | names::FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD
-        | names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER
-        | names::FLAGS_SYNC_NCCL_ALLREDUCE
-        | names::FLAGS_CUDNN_EXHAUSTIVE_SEARCH
-        | names::FLAGS_CUDNN_BATCHNORM_SPATIAL_PERSISTENT
-        | names::FLAGS_ENABLE_PARALLEL_GRAPH
-        | names::NCCL_P2P_DISABLE
-        | names::NCCL_IB_DISABLE
-        | names::NCCL_IB_CUDA_SUPPORT => Form::Switch,
-        names::FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE => Form::Fraction,
-        names::PADDLE_CURRENT_ENDPOINT
-        | names::FLEET_STORE
-        | names::PADDLE_MASTER
-        | names::PADDLE_GLOO_HTTP_ENDPOINT => Form::Endpoint,
-        names::PADDLE_TRAINER_ENDPOINTS
-        | names::PADDLE_PSERVERS_IP_PORT_LIST
-        | names::PADDLE_COORDINATOR_ENDPOINTS
-        | names::DISTRIBUTED_TRAINER_ENDPOINTS
-        | names::PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST
-        | names::PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST
-        | names::PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST => Form::Endpoints,
-        names::PADDLE_NNODES | names::PADDLE_ELASTIC_NP => Form::NodeRange,
-        names::TRAINING_ROLE | names::PADDLE_ROLE => {
-            Form::OneOf(&["TRAINER", "PSERVER", "HETER_TRAINER", "COORDINATOR"])
-        }
-        names::PADDLE_WITH_GLOO => Form::OneOf(&["0", "1", "2"]),
-        names::PADDLE_GLOO_RENDEZVOUS => Form::OneOf(&["1", "2", "3"]),
-        _ => Form::Anything,
-    }
 }
 
 impl Variable {
@@ -100,12 +36,10 @@ impl Variable {
         let whole = |min: i64, max: i64| {
             value.parse::<i64>().is_ok_and(|value| (min..=max).contains(&value))
         };
-        let (fits, expected) = match form(self.name) {
+        let (fits, expected) = match self.form {
             Form::Anything => return Ok(()),
             Form::Switch => return env.switch(self.name).map(|_| ()),
-            Form::Integer { min } => {
-                (whole(min, i64::MAX), format!("a whole number, at least {min}"))
-            }
+            Form::Integer(min) => (whole(min, i64::MAX), format!("a whole number, at least {min}")),
             Form::Port => (whole(0, u16::MAX.into()), "a port, 0 to 65535".into()),
             Form::Fraction => {
                 let share = value.parse::<f64>().is_ok_and(|value| (0.0..=1.0).contains(&value));

@@ -1,7 +1,7 @@
 //! A group of `fleet-comm` as the ring that ops communicate over.
 
 use fleet_base::{Error, ReduceOp, Result};
-use fleet_comm::Group;
+use fleet_comm::{Bytes, Fused, Group};
 use fleet_ops::Ring;
 use fleet_tensor::DType;
 
@@ -24,7 +24,7 @@ impl Ring for GroupRing {
         parts: &mut [&mut [u8]],
         op: ReduceOp,
     ) -> Result<()> {
-        self.0.all_reduce_bytes(label, dtype, parts, op)
+        self.0.all_reduce(label, Bytes(dtype, parts), op)
     }
 
     fn all_reduce_then(
@@ -35,7 +35,7 @@ impl Ring for GroupRing {
         op: ReduceOp,
         done: &mut dyn FnMut(usize, usize, &[u8]),
     ) -> Result<()> {
-        self.0.all_reduce_bytes_then(label, dtype, parts, op, done)
+        self.0.all_reduce_then(label, Bytes(dtype, parts), op, done)
     }
 
     fn reduce(
@@ -46,11 +46,11 @@ impl Ring for GroupRing {
         op: ReduceOp,
         root: usize,
     ) -> Result<()> {
-        self.0.reduce_bytes(label, dtype, parts, op, root)
+        self.0.reduce(label, Bytes(dtype, parts), op, root)
     }
 
     fn broadcast(&self, label: &str, parts: &mut [&mut [u8]], root: usize) -> Result<()> {
-        self.0.broadcast_fused(label, parts, root)
+        self.0.broadcast(label, Fused(parts), root)
     }
 
     fn all_gather(&self, label: &str, mine: &[u8], all: &mut [u8]) -> Result<()> {
@@ -65,7 +65,7 @@ impl Ring for GroupRing {
         mine: &mut [u8],
         op: ReduceOp,
     ) -> Result<()> {
-        self.0.reduce_scatter_bytes(label, dtype, all, mine, op)
+        self.0.reduce_scatter(label, Bytes(dtype, all), mine, op)
     }
 
     fn all_to_all(&self, label: &str, from: &[u8], to: &mut [u8]) -> Result<()> {

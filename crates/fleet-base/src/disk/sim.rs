@@ -225,6 +225,13 @@ impl SimDisk {
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.shared)
     }
+
+    /// Begins a call: counts it, and returns the state unless the call fails.
+    fn enter(&self, call: Call) -> io::Result<MutexGuard<'_, State>> {
+        let mut state = self.state();
+        state.enter(call)?;
+        Ok(state)
+    }
 }
 
 impl State {
@@ -445,8 +452,7 @@ impl DiskFile for SimFile {
 
 impl Disk for SimDisk {
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        let mut state = self.state();
-        state.enter(Call::Create)?;
+        let mut state = self.enter(Call::Create)?;
         if state.names.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
@@ -459,15 +465,13 @@ impl Disk for SimDisk {
     }
 
     fn open(&self, path: &Path, _access: Access) -> io::Result<Arc<dyn DiskFile>> {
-        let mut state = self.state();
-        state.enter(Call::Open)?;
+        let state = self.enter(Call::Open)?;
         let (node, start) = (state.find(path)?, state.start);
         Ok(Arc::new(SimFile { disk: self.clone(), node, start }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let mut state = self.state();
-        state.enter(Call::Rename)?;
+        let mut state = self.enter(Call::Rename)?;
         let node = state.find(from)?;
         state.maybe_die()?;
         state.names.remove(from);
@@ -477,8 +481,7 @@ impl Disk for SimDisk {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        let mut state = self.state();
-        state.enter(Call::Remove)?;
+        let mut state = self.enter(Call::Remove)?;
         state.find(path)?;
         state.maybe_die()?;
         state.names.remove(path);
@@ -487,8 +490,7 @@ impl Disk for SimDisk {
     }
 
     fn remove_folder(&self, folder: &Path) -> io::Result<()> {
-        let mut state = self.state();
-        state.enter(Call::Remove)?;
+        let mut state = self.enter(Call::Remove)?;
         let is_in = |path: &PathBuf| path.parent() == Some(folder);
         if state.names.keys().chain(&state.folders).any(is_in) {
             return Err(io::ErrorKind::DirectoryNotEmpty.into());
@@ -501,8 +503,7 @@ impl Disk for SimDisk {
     }
 
     fn kind(&self, path: &Path) -> io::Result<PathKind> {
-        let mut state = self.state();
-        state.enter(Call::Open)?;
+        let state = self.enter(Call::Open)?;
         match (state.names.contains_key(path), state.folders.contains(path)) {
             (true, _) => Ok(PathKind::File),
             (_, true) => Ok(PathKind::Folder),
@@ -511,8 +512,7 @@ impl Disk for SimDisk {
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
-        let mut state = self.state();
-        state.enter(Call::List)?;
+        let state = self.enter(Call::List)?;
         if !folder.as_os_str().is_empty() && !state.folders.contains(folder) {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -525,8 +525,7 @@ impl Disk for SimDisk {
     }
 
     fn create_folder(&self, folder: &Path) -> io::Result<()> {
-        let mut state = self.state();
-        state.enter(Call::Create)?;
+        let mut state = self.enter(Call::Create)?;
         state.maybe_die()?;
         let made = folder.ancestors().map(Path::to_path_buf);
         state.folders.extend(made);
@@ -534,13 +533,11 @@ impl Disk for SimDisk {
     }
 
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        let mut state = self.state();
-        state.enter(Call::SyncFolder)?;
+        let mut state = self.enter(Call::SyncFolder)?;
         state.maybe_die()?;
-        let (synced, left) =
-            std::mem::take(&mut state.changes).into_iter().partition(|it| it.is_in(folder));
+        let changes = std::mem::take(&mut state.changes);
+        let (synced, left): (Vec<_>, _) = changes.into_iter().partition(|it| it.is_in(folder));
         state.changes = left;
-        let synced: Vec<Change> = synced;
         synced.into_iter().for_each(|change| state.keep(change));
         Ok(())
     }
@@ -550,8 +547,7 @@ impl Disk for SimDisk {
     }
 
     fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
-        let mut state = self.state();
-        state.enter(Call::Lock)?;
+        let mut state = self.enter(Call::Lock)?;
         if !state.locks.insert(path.to_path_buf()) {
             return Ok(None);
         }

@@ -204,6 +204,9 @@ impl<'a> Step<'a> {
         if !matches!(kind, Kind::Send | Kind::Recv) {
             self.agree(&Claim::call(&call.signature))?;
         }
+        if let Work::AllToAll { sends, receives, .. } = &call.work {
+            self.check_counts(sends, receives)?;
+        }
         if let Some(native) = native
             && let Some(result) = native.run(self, call)
         {

@@ -3,7 +3,7 @@
 
 use super::agree::Claim;
 use super::{Move, Step, finish};
-use crate::call::{Fold, Piece, Pieces, SIGNATURE_BYTES, Signature, part};
+use crate::call::{Fold, Piece, Pieces, SIGNATURE_BYTES, Signature, block_range, fold_bytes, part};
 use crate::shm::check_pair;
 use fleet_base::{Error, ReduceOp, Result};
 use fleet_net::Transfer;
@@ -109,9 +109,7 @@ impl Step<'_> {
                 })
                 .collect();
             // SAFETY: slices of equal length; the output is this rank's operand.
-            unsafe {
-                crate::call::fold_bytes(dtype, op.fold(size), &operands, piece, None, bytes);
-            }
+            unsafe { fold_bytes(dtype, op.fold(size), &operands, piece, None, bytes) };
         });
         Ok(())
     }
@@ -125,9 +123,7 @@ impl Step<'_> {
     ) -> Result<()> {
         let (rank, block) = (self.rank(), output.bytes);
         let (from, to) = ([input], [output]);
-        let own = input.start.wrapping_add(rank * block);
-        // SAFETY: this rank's block of the input; the output is that block or does not overlap it.
-        unsafe { std::ptr::copy(own, output.start, block) };
+        input.nth(block, rank).copy_to(output);
         self.fold_apart(
             Pieces::new(&from),
             |peer| peer * block..(peer + 1) * block,
@@ -173,16 +169,9 @@ impl Step<'_> {
         counts: &[usize],
     ) -> Result<()> {
         let rank = self.rank();
-        let at = |rank: usize| {
-            let start = counts[..rank].iter().sum::<usize>();
-            start..start + counts[rank]
-        };
+        let at = |rank: usize| block_range(counts, rank);
         if let Some(input) = input {
-            // SAFETY: this rank's block of the output is as long as the input.
-            unsafe {
-                let to = output.start.add(at(rank).start);
-                std::ptr::copy_nonoverlapping(input.start, to, input.bytes);
-            }
+            input.copy_to(output.block(counts, rank));
         }
         let list = [output];
         let data = Pieces::new(&list);
@@ -204,8 +193,7 @@ impl Step<'_> {
                 at: 0..block,
             }]);
         };
-        // SAFETY: the root's own block.
-        unsafe { std::ptr::copy(input.start.add(root * block), output.start, block) };
+        input.nth(block, root).copy_to(output);
         let from = [input];
         let data = Pieces::new(&from);
         let send = |to: usize| Move::Send { to, data, at: to * block..(to + 1) * block };
@@ -222,8 +210,7 @@ impl Step<'_> {
                 at: 0..block,
             }]);
         };
-        // SAFETY: the root's own block.
-        unsafe { std::ptr::copy(input.start, output.start.add(root * block), block) };
+        input.copy_to(output.nth(block, root));
         let to = [output];
         let data = Pieces::new(&to);
         let recv = |from: usize| Move::Recv { from, data, at: from * block..(from + 1) * block };
@@ -237,29 +224,27 @@ impl Step<'_> {
         sends: &[usize],
         receives: &[usize],
     ) -> Result<()> {
-        self.check_counts(sends, receives)?;
         let rank = self.rank();
-        let at = |counts: &[usize], peer: usize| {
-            let start = counts[..peer].iter().sum::<usize>();
-            start..start + counts[peer]
-        };
-        // SAFETY: this rank's own blocks, whose lengths were checked to be equal.
-        unsafe {
-            let from = input.start.add(at(sends, rank).start);
-            let to = output.start.add(at(receives, rank).start);
-            std::ptr::copy_nonoverlapping(from, to, sends[rank]);
-        }
+        input.block(sends, rank).copy_to(output.block(receives, rank));
         let (from, to) = ([input], [output]);
         let mut moves = Vec::with_capacity(2 * self.size());
         for peer in self.others() {
-            moves.push(Move::Send { to: peer, data: Pieces::new(&from), at: at(sends, peer) });
-            moves.push(Move::Recv { from: peer, data: Pieces::new(&to), at: at(receives, peer) });
+            moves.push(Move::Send {
+                to: peer,
+                data: Pieces::new(&from),
+                at: block_range(sends, peer),
+            });
+            moves.push(Move::Recv {
+                from: peer,
+                data: Pieces::new(&to),
+                at: block_range(receives, peer),
+            });
         }
         self.run_moves(&moves)
     }
 
     /// Checks that every rank sends as much as its peers expect. All ranks get the same error.
-    pub(crate) fn check_counts(&self, sends: &[usize], receives: &[usize]) -> Result<()> {
+    pub(super) fn check_counts(&self, sends: &[usize], receives: &[usize]) -> Result<()> {
         let size = self.size();
         let mut sent_counts: Vec<u64> = sends.iter().map(|count| *count as u64).collect();
         let mut received_counts = vec![0u64; size];

@@ -4,16 +4,14 @@
 //! MPICH and its descendants. Both are passed as `usize` here, and a table maps types and
 //! operations to numbers. A library of neither family is rejected, with its name in the error.
 
-use crate::load::{LibrarySpec, functions};
+use crate::load::{LibrarySpec, Loaded, Pauses, functions, timeout_in, written_text};
 use fleet_base::sync::{lock, read, write};
 use fleet_base::{Error, Result};
-use fleet_net::{Limits, Time};
-use libloading::os::unix::Library as Opened;
+use fleet_net::Limits;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, RwLock, RwLockReadGuard};
-use std::time::Duration;
 
 /// A communicator, a type, an operation, a group or a request.
 pub(super) type Handle = usize;
@@ -24,17 +22,13 @@ const SUCCESS: c_int = 0;
 const TEXT_BYTES: usize = 8192;
 /// Level at which any thread may call MPI at any time; the same number in both families.
 const THREAD_MULTIPLE: c_int = 3;
-/// Time that a wait polls before it starts to sleep.
-const POLL_TIME: Duration = Duration::from_millis(1);
-/// Sleep between polls after that. MPI makes progress only inside calls.
-const SLEEP: Duration = Duration::from_micros(50);
-
 functions! {
     /// Functions of the standard. 32-bit handles are passed in the lower half of a `usize`.
-    Functions of "the MPI library", "MPI 3.0 or later":
+    Functions:
     initialized = b"MPI_Initialized" (*mut c_int) -> c_int;
     finalized = b"MPI_Finalized" (*mut c_int) -> c_int;
-    init_thread = b"MPI_Init_thread" (*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int;
+    init_thread = b"MPI_Init_thread"
+        (*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int;
     query_thread = b"MPI_Query_thread" (*mut c_int) -> c_int;
     finalize = b"MPI_Finalize" () -> c_int;
     library_version = b"MPI_Get_library_version" (*mut c_char, *mut c_int) -> c_int;
@@ -64,9 +58,11 @@ functions! {
         (*const c_void, *const c_int, *const c_int, Handle, *mut c_void, *const c_int, *const c_int,
          Handle, Handle, *mut Handle) -> c_int;
     scatter = b"MPI_Iscatter"
-        (*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle, *mut Handle) -> c_int;
+        (*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle, *mut Handle)
+        -> c_int;
     gather = b"MPI_Igather"
-        (*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle, *mut Handle) -> c_int;
+        (*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle, *mut Handle)
+        -> c_int;
 }
 
 /// The handles of one family of libraries.
@@ -89,7 +85,7 @@ pub(super) struct Handles {
 }
 
 impl Handles {
-    fn of_open_mpi(opened: &Opened) -> Result<Handles> {
+    fn of_open_mpi(opened: &Loaded) -> Result<Handles> {
         let address = |symbol: &str| -> Result<Handle> {
             // SAFETY: only the address of the symbol is taken.
             let found = unsafe { opened.get::<*const c_void>(symbol.as_bytes()) };
@@ -136,6 +132,7 @@ impl Handles {
 
 const LIBRARY: LibrarySpec<'_> = LibrarySpec {
     name: "the MPI library",
+    version: "MPI 3.0 or later",
     file_names: match cfg!(target_os = "macos") {
         true => &["libmpi.40.dylib", "libmpi.12.dylib", "libmpi.dylib"],
         false => &["libmpi.so.40", "libmpi.so.12", "libmpi.so"],
@@ -171,8 +168,7 @@ pub(super) struct Request {
 impl Library {
     /// Loads the library and initialises MPI.
     pub fn start(path: Option<&Path>) -> Result<Library> {
-        let opened = LIBRARY.load(path)?;
-        let f = Functions::load(&opened)?;
+        let (f, opened) = Functions::load(&LIBRARY, path)?;
         let version = text(|to, length| {
             // SAFETY: the buffer is longer than the text of either family.
             unsafe { (f.library_version)(to, length) }
@@ -189,8 +185,6 @@ impl Library {
                     .got(version));
             }
         };
-        // MPI has started threads and handlers in this process, so it cannot be unloaded.
-        std::mem::forget(opened);
         let is_foreign_init = init(&f)?;
         let mut library = Library {
             f,
@@ -272,44 +266,38 @@ impl Library {
         timeout: impl Fn() -> Error,
         mut step: impl FnMut() -> Result<Progress>,
     ) -> Result<()> {
-        let mut idle_since: Option<Time> = None;
+        let mut pauses = Pauses::default();
         loop {
             match step()? {
                 Progress::Done => return Ok(()),
                 Progress::Progressed => {
-                    idle_since = None;
+                    pauses.reset();
                     continue;
                 }
                 Progress::Nothing => {}
             }
-            limits.abort.check()?;
+            pauses.pause(limits, &timeout)?;
             if self.is_abandoned.load(Ordering::Acquire) {
                 return Err(Error::unavailable(
                     "MPI was abandoned by another call of this process",
                 ));
-            }
-            let now = Time::now();
-            if limits.deadline.is_past(now) {
-                return Err(timeout());
-            }
-            match now.since(*idle_since.get_or_insert(now)) < POLL_TIME {
-                true => std::thread::yield_now(),
-                false => std::thread::sleep(SLEEP),
             }
         }
     }
 
     /// Waits until all of `requests` are done. After an error the caller must abandon them.
     pub fn finish(&self, requests: &mut [Request], limits: &Limits) -> Result<()> {
-        let timeout =
-            || Error::unavailable("the deadline passed while waiting for other ranks in MPI");
-        self.wait(limits, timeout, || {
-            let mut open = false;
-            for request in requests.iter_mut() {
-                open |= !self.test(request)?;
-            }
-            Ok(if open { Progress::Nothing } else { Progress::Done })
-        })
+        self.wait(
+            limits,
+            || timeout_in("MPI"),
+            || {
+                let mut open = false;
+                for request in requests.iter_mut() {
+                    open |= !self.test(request)?;
+                }
+                Ok(if open { Progress::Nothing } else { Progress::Done })
+            },
+        )
     }
 
     /// Abandons requests in flight, whose memory goes back to the caller. MPI moves data only
@@ -399,12 +387,12 @@ fn init(f: &Functions) -> Result<bool> {
     Ok(initialized != 0)
 }
 
-/// Reads a text that MPI writes.
+/// Reads a text that MPI writes; empty if that fails.
 fn text(call: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> String {
-    let (mut bytes, mut length) = (vec![0u8; TEXT_BYTES], 0);
-    if call(bytes.as_mut_ptr().cast(), &mut length) != SUCCESS {
-        return String::new();
-    }
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
+    let mut length = 0;
+    let text = written_text(TEXT_BYTES, |to| match call(to, &mut length) {
+        SUCCESS => Ok(()),
+        code => Err(code),
+    });
+    text.unwrap_or_default()
 }

@@ -41,11 +41,8 @@ impl MpiFabric {
         let rank = check_members(self.rank(), self.size(), members)?;
         let limits = Limits::new(fleet_net::Deadline::within(self.timeout_open), &self.abort);
         // MPI itself would wait for a missing rank without a deadline.
-        let key = |rank: usize| format!("mpi/open/{name}/{rank}");
-        self.store.set(&key(members[rank]), b"", &limits)?;
-        let keys: Vec<String> = members.iter().map(|member| key(*member)).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        self.store.wait(&keys, &limits)?;
+        let (prefix, ranks) = (format!("mpi/open/{name}/"), members.iter().copied());
+        self.store.exchange(&prefix, (members[rank], b""), ranks, &limits)?;
         let comm = self.library.communicator(members, tag_of(name))?;
         Ok(Arc::new(MpiMesh {
             library: self.library.clone(),

@@ -109,11 +109,9 @@ impl Mpi {
         let (server, address, token) = share_store(library, options, &limits)?;
         let store: Arc<dyn Store> = Arc::new(StoreClient::connect(address, &token, &limits)?);
         let own = host::own_member(rank);
-        let key = |rank: usize| format!("mpi/member/{rank}");
-        store.set(&key(rank), encode(&own).as_bytes(), &limits)?;
-        let keys: Vec<String> = (0..size).map(key).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let descriptions = store.wait(&keys, &limits)?;
+        let description = encode(&own);
+        let own_value = (rank, description.as_bytes());
+        let descriptions = store.exchange("mpi/member/", own_value, 0..size, &limits)?;
         let members = descriptions
             .iter()
             .enumerate()
@@ -188,11 +186,7 @@ impl Mpi {
     /// Waits until all ranks have called this, and finalises MPI. Groups fail afterwards.
     pub fn finish(mut self) -> Result<()> {
         let limits = Limits::new(Deadline::within(SHUTDOWN_TIMEOUT), &self.abort);
-        let key = |rank: usize| format!("mpi/done/{rank}");
-        self.store.set(&key(self.rank()), b"", &limits)?;
-        let keys: Vec<String> = (0..self.size()).map(key).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        self.store.wait(&keys, &limits)?;
+        self.store.exchange("mpi/done/", (self.rank(), b""), 0..self.size(), &limits)?;
         self.library.finalize();
         self.leave();
         Ok(())
@@ -205,14 +199,12 @@ impl Mpi {
             membership.leave();
         }
         let limits = Limits::new(Deadline::within(SHUTDOWN_TIMEOUT), &self.abort);
-        let key = |rank: usize| format!("mpi/left/{rank}");
-        // A failure means that the store has already ended, so nothing depends on this write.
-        let _ = self.store.set(&key(self.rank()), b"", &limits);
-        if self.server.is_some() {
-            let keys: Vec<String> = (1..self.size()).map(key).collect();
-            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            let _ = self.store.wait(&keys, &limits);
-        }
+        let (prefix, own) = ("mpi/left/", self.rank());
+        // A failure means that the store has already ended, so nothing depends on it.
+        let _ = match self.server.is_some() {
+            true => self.store.exchange(prefix, (own, b""), 0..self.size(), &limits).map(drop),
+            false => self.store.set(&format!("{prefix}{own}"), b"", &limits),
+        };
     }
 }
 

@@ -22,60 +22,11 @@ impl NativeCollectives for Collectives {
     }
 
     fn run(&mut self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>> {
-        self.call(step, call)
-    }
-}
-
-impl Collectives {
-    fn call(&self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>> {
-        let reduction = match call.signature.op {
-            None => None,
-            Some(op) => Some((self.dtype(call.signature.dtype)?, self.op(op), op)),
+        let plan = match call.signature.op {
+            Some(op) => self.reduction(call, op),
+            None => self.moves(call),
         };
-        let root = call.signature.root as usize;
-        let own = match (&call.work, reduction) {
-            (Work::AllReduce { data, .. }, Some((dtype, op, _))) => self.pieces(
-                *data,
-                move |piece, count| self.all_reduce(piece, count, dtype, op),
-                call,
-            )?,
-            (Work::Reduce { data }, Some((dtype, op, _))) => self.pieces(
-                *data,
-                move |piece, count| self.reduce(piece, count, dtype, op, root),
-                call,
-            )?,
-            (Work::ReduceScatter { input, output }, Some((dtype, op, _))) => {
-                if overlap(input, output) {
-                    return None;
-                }
-                let count = count(output.bytes / call.signature.dtype.size())?;
-                Plan::of(move || self.reduce_scatter(*input, *output, count, dtype, op))
-            }
-            (Work::Broadcast { data }, _) => {
-                self.pieces(*data, move |piece, bytes| self.broadcast(piece, bytes, root), call)?
-            }
-            (Work::AllGather { input, output, counts }, _) => {
-                let (counts, starts) = (ints(counts)?, starts(counts)?);
-                Plan::of(move || self.all_gather(*input, *output, &counts, &starts))
-            }
-            (Work::AllToAll { input, output, sends, receives }, _) => {
-                let tables = (ints(sends)?, starts(sends)?, ints(receives)?, starts(receives)?);
-                if let Err(error) = step.check_counts(sends, receives) {
-                    return Some(Err(error));
-                }
-                Plan::of(move || self.all_to_all(*input, *output, &tables))
-            }
-            (Work::Scatter { input, output }, _) => {
-                let block = count(output.bytes)?;
-                Plan::of(move || self.scatter(*input, *output, block, root))
-            }
-            (Work::Gather { input, output }, _) => {
-                let block = count(input.bytes)?;
-                Plan::of(move || self.gather(*input, *output, block, root))
-            }
-            _ => return None,
-        };
-        Some(self.go(own, step.limits).map(|()| average(call, step)))
+        Some(self.execute(plan?, step.limits).map(|()| average(call, step)))
     }
 }
 
@@ -91,34 +42,13 @@ impl<'a> Plan<'a> {
             Ok(())
         }))
     }
-}
-
-impl Collectives {
-    /// Starts all requests and waits for them.
-    fn go(&self, mut plan: Plan<'_>, limits: &Limits) -> Result<()> {
-        let library = &self.0.library;
-        let guard = library.enter()?;
-        let mut requests = Vec::new();
-        let result = (plan.0)(&mut requests).and_then(|()| library.finish(&mut requests, limits));
-        if let Err(error) = &result {
-            library.abandon(guard, error);
-            // MPI may still read the tables of counts.
-            std::mem::forget(plan);
-        }
-        result
-    }
 
     /// One request for each piece of memory; `None` if a piece is too long for MPI.
-    fn pieces<'a>(
-        &self,
+    fn of_pieces(
         data: Pieces<'a>,
+        unit: usize,
         start: impl Fn(Piece, c_int) -> Result<Request> + 'a,
-        call: &Call<'_>,
     ) -> Option<Plan<'a>> {
-        let unit = match call.signature.op {
-            Some(_) => call.signature.dtype.size(),
-            None => 1,
-        };
         let mut list = Vec::new();
         let mut fits = true;
         data.visit(&mut Default::default(), 0, data.bytes, |start, _, bytes| {
@@ -135,6 +65,22 @@ impl Collectives {
                 Ok(())
             }))
         })
+    }
+}
+
+impl Collectives {
+    /// Starts all requests and waits for them.
+    fn execute(&self, mut plan: Plan<'_>, limits: &Limits) -> Result<()> {
+        let library = &self.0.library;
+        let guard = library.enter()?;
+        let mut requests = Vec::new();
+        let result = (plan.0)(&mut requests).and_then(|()| library.finish(&mut requests, limits));
+        if let Err(error) = &result {
+            library.abandon(guard, error);
+            // MPI may still read the tables of counts.
+            std::mem::forget(plan);
+        }
+        result
     }
 
     fn dtype(&self, dtype: DType) -> Option<Handle> {
@@ -163,148 +109,108 @@ impl Collectives {
         self.0.library.handles.in_place as *const c_void
     }
 
-    // SAFETY of all functions below: memory and counts are those of a checked call, borrowed until
+    // SAFETY of both functions below: memory and counts are those of a checked call, borrowed until
     // the requests are done. If they are abandoned, MPI is not called again in this process.
 
-    fn all_reduce(&self, data: Piece, count: c_int, dtype: Handle, op: Handle) -> Result<Request> {
-        let (library, comm) = (&self.0.library, self.0.comm);
-        // SAFETY: as stated above these functions.
-        library.request(|to| unsafe {
-            (library.f.all_reduce)(self.in_place(), data.start.cast(), count, dtype, op, comm, to)
-        })
+    fn reduction<'a, 'c: 'a>(&'a self, call: &Call<'c>, op: ReduceOp) -> Option<Plan<'a>> {
+        let (library, comm, in_place) = (&*self.0.library, self.0.comm, self.in_place());
+        let (f, unit) = (&library.f, call.signature.dtype.size());
+        let (dtype, op) = (self.dtype(call.signature.dtype)?, self.op(op));
+        let root = call.signature.root as c_int;
+        match call.work {
+            Work::AllReduce { data, .. } => Plan::of_pieces(data, unit, move |piece, count| {
+                let into = piece.start.cast();
+                // SAFETY: as stated above.
+                library.request(|to| unsafe {
+                    (f.all_reduce)(in_place, into, count, dtype, op, comm, to)
+                })
+            }),
+            Work::Reduce { data } => {
+                let is_root = fleet_net::Mesh::rank(&*self.0) == root as usize;
+                Plan::of_pieces(data, unit, move |piece, count| {
+                    let (from, into) = match is_root {
+                        true => (in_place, piece.start.cast()),
+                        false => (source(piece), std::ptr::null_mut()),
+                    };
+                    // SAFETY: as stated above.
+                    library.request(|to| unsafe {
+                        (f.reduce)(from, into, count, dtype, op, root, comm, to)
+                    })
+                })
+            }
+            Work::ReduceScatter { input, output } if !overlap(&input, &output) => {
+                let count = count(output.bytes / unit)?;
+                let (from, into) = (source(input), target(output));
+                Some(Plan::of(move || {
+                    // SAFETY: as stated above.
+                    library.request(|to| unsafe {
+                        (f.reduce_scatter)(from, into, count, dtype, op, comm, to)
+                    })
+                }))
+            }
+            _ => None,
+        }
     }
 
-    fn reduce(
-        &self,
-        data: Piece,
-        count: c_int,
-        dtype: Handle,
-        op: Handle,
-        root: usize,
-    ) -> Result<Request> {
-        let (library, comm) = (&self.0.library, self.0.comm);
-        let (from, into) = match self.is(root) {
-            true => (self.in_place(), data.start.cast()),
-            false => (source(data), std::ptr::null_mut()),
-        };
-        // SAFETY: as stated above these functions.
-        library.request(|to| unsafe {
-            (library.f.reduce)(from, into, count, dtype, op, root as c_int, comm, to)
-        })
-    }
-
-    fn reduce_scatter(
-        &self,
-        input: Piece,
-        output: Piece,
-        count: c_int,
-        dtype: Handle,
-        op: Handle,
-    ) -> Result<Request> {
-        let (library, comm) = (&self.0.library, self.0.comm);
-        let (from, into) = (source(input), target(output));
-        // SAFETY: as stated above these functions.
-        library.request(|to| unsafe {
-            (library.f.reduce_scatter)(from, into, count, dtype, op, comm, to)
-        })
-    }
-
-    fn broadcast(&self, data: Piece, bytes: c_int, root: usize) -> Result<Request> {
-        let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.handles.byte;
-        // SAFETY: as stated above these functions.
-        library.request(|to| unsafe {
-            (library.f.broadcast)(data.start.cast(), bytes, byte, root as c_int, comm, to)
-        })
-    }
-
-    fn all_gather(
-        &self,
-        input: Option<Piece>,
-        output: Piece,
-        counts: &[c_int],
-        starts: &[c_int],
-    ) -> Result<Request> {
-        let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.handles.byte;
-        let (from, count) = match input {
-            Some(input) => (source(input), input.bytes as c_int),
-            None => (self.in_place(), 0),
-        };
-        let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
-        // SAFETY: as stated above these functions.
-        library.request(|to| unsafe {
-            let into = target(output);
-            (library.f.all_gather)(from, count, byte, into, counts, starts, byte, comm, to)
-        })
-    }
-
-    fn all_to_all(
-        &self,
-        input: Piece,
-        output: Piece,
-        tables: &(Vec<c_int>, Vec<c_int>, Vec<c_int>, Vec<c_int>),
-    ) -> Result<Request> {
-        let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.handles.byte;
-        let (sends, send_starts) = (tables.0.as_ptr(), tables.1.as_ptr());
-        let (receives, receive_starts) = (tables.2.as_ptr(), tables.3.as_ptr());
-        let (from, into) = (source(input), target(output));
-        // SAFETY: as stated above these functions.
-        library.request(|to| unsafe {
-            (library.f.all_to_all)(
-                from,
-                sends,
-                send_starts,
-                byte,
-                into,
-                receives,
-                receive_starts,
-                byte,
-                comm,
-                to,
-            )
-        })
-    }
-
-    fn scatter(
-        &self,
-        input: Option<Piece>,
-        output: Piece,
-        block: c_int,
-        root: usize,
-    ) -> Result<Request> {
-        let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.handles.byte;
-        let from = input.map_or(std::ptr::null(), source);
-        let into = target(output);
-        let root = root as c_int;
-        // SAFETY: as stated above these functions.
-        library.request(|to| unsafe {
-            (library.f.scatter)(from, block, byte, into, block, byte, root, comm, to)
-        })
-    }
-
-    fn gather(
-        &self,
-        input: Piece,
-        output: Option<Piece>,
-        block: c_int,
-        root: usize,
-    ) -> Result<Request> {
-        let (library, comm) = (&self.0.library, self.0.comm);
-        let byte = library.handles.byte;
-        let from = source(input);
-        let into = output.map_or(std::ptr::null_mut(), target);
-        let root = root as c_int;
-        // SAFETY: as stated above these functions.
-        library.request(|to| unsafe {
-            (library.f.gather)(from, block, byte, into, block, byte, root, comm, to)
-        })
-    }
-
-    fn is(&self, rank: usize) -> bool {
-        fleet_net::Mesh::rank(&*self.0) == rank
+    fn moves<'a, 'c: 'a>(&'a self, call: &Call<'c>) -> Option<Plan<'a>> {
+        let (library, comm, root) = (&*self.0.library, self.0.comm, call.signature.root as c_int);
+        let (f, byte) = (&library.f, library.handles.byte);
+        match &call.work {
+            Work::Broadcast { data } => Plan::of_pieces(*data, 1, move |piece, bytes| {
+                let data = piece.start.cast();
+                // SAFETY: as stated above.
+                library.request(|to| unsafe { (f.broadcast)(data, bytes, byte, root, comm, to) })
+            }),
+            Work::AllGather { input, output, counts } => {
+                let (counts, starts) = (ints(counts)?, starts(counts)?);
+                let (from, count) = match input {
+                    Some(input) => (source(*input), input.bytes as c_int),
+                    None => (self.in_place(), 0),
+                };
+                let into = target(*output);
+                Some(Plan::of(move || {
+                    let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
+                    // SAFETY: as stated above.
+                    library.request(|to| unsafe {
+                        (f.all_gather)(from, count, byte, into, counts, starts, byte, comm, to)
+                    })
+                }))
+            }
+            Work::AllToAll { input, output, sends, receives } => {
+                let (out, out_at) = (ints(sends)?, starts(sends)?);
+                let (inn, in_at) = (ints(receives)?, starts(receives)?);
+                let (from, into) = (source(*input), target(*output));
+                Some(Plan::of(move || {
+                    let (out, out_at) = (out.as_ptr(), out_at.as_ptr());
+                    let (inn, in_at) = (inn.as_ptr(), in_at.as_ptr());
+                    // SAFETY: as stated above.
+                    library.request(|to| unsafe {
+                        (f.all_to_all)(from, out, out_at, byte, into, inn, in_at, byte, comm, to)
+                    })
+                }))
+            }
+            Work::Scatter { input, output } => {
+                let block = count(output.bytes)?;
+                let (from, into) = (input.map_or(std::ptr::null(), source), target(*output));
+                Some(Plan::of(move || {
+                    // SAFETY: as stated above.
+                    library.request(|to| unsafe {
+                        (f.scatter)(from, block, byte, into, block, byte, root, comm, to)
+                    })
+                }))
+            }
+            Work::Gather { input, output } => {
+                let block = count(input.bytes)?;
+                let (from, into) = (source(*input), output.map_or(std::ptr::null_mut(), target));
+                Some(Plan::of(move || {
+                    // SAFETY: as stated above.
+                    library.request(|to| unsafe {
+                        (f.gather)(from, block, byte, into, block, byte, root, comm, to)
+                    })
+                }))
+            }
+            _ => None,
+        }
     }
 }
 

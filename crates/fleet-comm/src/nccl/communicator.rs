@@ -6,19 +6,18 @@
 //! 2.31).
 
 use super::cuda::{Cuda, DevicePointer, Handle, Stream};
-use crate::load::{LibrarySpec, functions};
-use fleet_base::ReduceOp;
-use fleet_base::{Error, Result};
+use crate::load::{LibrarySpec, Pauses, functions, owned_text, timeout_in};
+use fleet_base::{Error, ReduceOp, Result};
 use fleet_net::{Limits, Mesh, Time};
 use fleet_tensor::DType;
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 functions! {
     /// Functions of NCCL. Communicators and streams are addresses.
-    Functions of "the NCCL library", "NCCL 2.14 or later":
+    Functions:
     version = b"ncclGetVersion" (*mut c_int) -> c_int;
     unique_id = b"ncclGetUniqueId" (*mut UniqueId) -> c_int;
     init = b"ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *const Config) -> c_int;
@@ -75,15 +74,12 @@ const _: () = assert!(size_of::<Config>() == 24);
 
 const LIBRARY: LibrarySpec<'_> = LibrarySpec {
     name: "the NCCL library",
+    version: "NCCL 2.14 or later",
     file_names: &["libnccl.so.2", "libnccl.so"],
     is_global: false,
     help: "install NCCL 2.14 or later, or set the path of its libnccl.so.2 (FLEET_NCCL_LIBRARY)",
 };
 
-/// Time that a wait polls before it starts to sleep.
-const POLL_TIME: Duration = Duration::from_millis(1);
-/// Sleep between polls after that: about the time of a short collective.
-const SLEEP: Duration = Duration::from_micros(50);
 /// Interval between checks for peers that have closed their end.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// Grace period after a peer has closed its end. A rank that finishes first may leave while its
@@ -103,10 +99,7 @@ pub(super) struct Nccl {
 
 impl Nccl {
     pub fn start(path: Option<&Path>, cuda: Cuda) -> Result<Nccl> {
-        let library = LIBRARY.load(path)?;
-        let f = Functions::load(&library)?;
-        // NCCL's threads cannot be unloaded.
-        std::mem::forget(library);
+        let (f, _) = Functions::load(&LIBRARY, path)?;
         let mut nccl = Nccl { f, cuda: Arc::new(cuda), version: String::new() };
         let mut code = 0;
         // SAFETY: the pointer is valid for the number.
@@ -114,7 +107,7 @@ impl Nccl {
         let name = format!("NCCL {}.{}.{}", code / 10_000, code / 100 % 100, code % 100);
         if code < VERSION_MIN {
             return Err(Error::unsupported("NCCL version is too old: it cannot abort a call")
-                .expected("NCCL 2.14 or later")
+                .expected(LIBRARY.version)
                 .got(format!("{name} (version code {code})"))
                 .help(LIBRARY.help));
         }
@@ -134,15 +127,10 @@ impl Nccl {
         if matches!(code, SUCCESS | IN_PROGRESS) {
             return Ok(());
         }
-        let words = |text: *const c_char| match text.is_null() {
-            true => String::new(),
-            // SAFETY: NCCL's texts live until its next call.
-            false => unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_string(),
+        // SAFETY: both functions may be called at any time; NCCL's texts live until its next call.
+        let (what, more) = unsafe {
+            (owned_text((self.f.error_string)(code)), owned_text((self.f.last_error)(communicator)))
         };
-        // SAFETY: both functions may be called at any time.
-        let what = words(unsafe { (self.f.error_string)(code) });
-        // SAFETY: as above.
-        let more = words(unsafe { (self.f.last_error)(communicator) });
         let text = match more.is_empty() {
             true => format!("NCCL failed: {what}"),
             false => format!("NCCL failed: {what}: {more}"),
@@ -318,8 +306,8 @@ impl Communicator {
     /// Waits until `ready` returns true for the communicator's state, or the wait cannot succeed.
     fn wait(&mut self, limits: &Limits, ready: impl Fn(c_int) -> Result<bool>) -> Result<()> {
         let handle = self.handle()?;
-        let begin = Time::now();
-        let (mut checked, mut closed_peer): (Time, Option<(usize, Time)>) = (begin, None);
+        let mut pauses = Pauses::default();
+        let (mut checked, mut closed_peer): (Time, Option<(usize, Time)>) = (Time::now(), None);
         loop {
             let mut state = SUCCESS;
             // SAFETY: the communicator exists, and the pointer is valid for its state.
@@ -333,13 +321,7 @@ impl Communicator {
             if ready(state)? {
                 return Ok(());
             }
-            limits.abort.check()?;
             let now = Time::now();
-            if limits.deadline.is_past(now) {
-                return Err(Error::unavailable(
-                    "the deadline passed while waiting for other ranks in NCCL",
-                ));
-            }
             if now.since(checked) >= PEER_CHECK_INTERVAL {
                 checked = now;
                 closed_peer = self
@@ -356,10 +338,7 @@ impl Communicator {
                 ));
                 return Err(limits.abort.sleep(NOTICE_TIMEOUT).err().unwrap_or(closed));
             }
-            match now.since(begin) < POLL_TIME {
-                true => std::thread::yield_now(),
-                false => std::thread::sleep(SLEEP),
-            }
+            pauses.pause(limits, || timeout_in("NCCL"))?;
         }
     }
 

@@ -5,9 +5,9 @@
 //! here that is the device's primary context. Signatures and numbers are those of `cuda.h` since
 //! CUDA 11.0.
 
-use crate::load::{LibrarySpec, functions};
+use crate::load::{LibrarySpec, functions, owned_text, written_text};
 use fleet_base::{Error, ErrorKind, Result};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl DevicePointer {
 
 functions! {
     /// Functions of the driver. A device is a number, and its memory a 64-bit address.
-    Functions of "the CUDA driver", "CUDA 11.0 or later":
+    Functions:
     init = b"cuInit" (c_uint) -> c_int;
     error_name = b"cuGetErrorName" (c_int, *mut *const c_char) -> c_int;
     error_string = b"cuGetErrorString" (c_int, *mut *const c_char) -> c_int;
@@ -58,6 +58,7 @@ const TEXT_BYTES: usize = 256;
 
 const LIBRARY: LibrarySpec<'_> = LibrarySpec {
     name: "the CUDA driver",
+    version: "CUDA 11.0 or later",
     file_names: &["libcuda.so.1", "libcuda.so"],
     is_global: false,
     help: "install the GPU driver; start a container with access to the GPUs",
@@ -79,13 +80,10 @@ unsafe impl Send for Cuda {}
 unsafe impl Sync for Cuda {}
 
 impl Cuda {
-    /// Loads the driver and selects a device: `asked`, or by default the one with this rank's
+    /// Loads the driver and selects a device: `requested`, or by default the one with this rank's
     /// number `local` on its host.
     pub fn start(path: Option<&Path>, requested: Option<usize>, local: usize) -> Result<Cuda> {
-        let library = LIBRARY.load(path)?;
-        let f = Functions::load(&library)?;
-        // Threads that the driver starts in this process cannot be unloaded.
-        std::mem::forget(library);
+        let (f, _) = Functions::load(&LIBRARY, path)?;
         let mut cuda = Cuda {
             f,
             context: std::ptr::null_mut(),
@@ -130,11 +128,9 @@ impl Cuda {
         let words = |query: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut text = std::ptr::null();
             // SAFETY: the driver returns a static text or null.
-            unsafe {
-                match query(code, &mut text) == SUCCESS && !text.is_null() {
-                    true => CStr::from_ptr(text).to_string_lossy().into_owned(),
-                    false => format!("error {code}"),
-                }
+            match unsafe { (query(code, &mut text) == SUCCESS).then(|| owned_text(text)) } {
+                Some(text) if !text.is_empty() => text,
+                _ => format!("error {code}"),
             }
         };
         let kind = match code {
@@ -147,14 +143,11 @@ impl Cuda {
     }
 
     fn text(&self, query: impl FnOnce(*mut c_char, c_int) -> c_int) -> Result<String> {
-        let mut bytes = vec![0u8; TEXT_BYTES];
-        self.check("device query", query(bytes.as_mut_ptr().cast(), TEXT_BYTES as c_int))?;
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
-        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        written_text(TEXT_BYTES, |to| self.check("device query", query(to, TEXT_BYTES as c_int)))
     }
 }
 
-/// Selects one of `count` visible devices: `asked`, else the only one, else the one at `local`.
+/// Selects one of `count` visible devices: `requested`, else the only one, else the one at `local`.
 fn choose(count: usize, requested: Option<usize>, local: usize) -> Result<usize> {
     let index = requested.unwrap_or(if count == 1 { 0 } else { local });
     if index < count {

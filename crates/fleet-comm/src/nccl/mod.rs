@@ -77,19 +77,16 @@ impl Opener {
     fn check_devices(&self, name: &str, members: &[usize], limits: &Limits) -> Result<()> {
         let rank = self.fabric.rank();
         let own = self.fabric.member(rank);
-        let key = |rank: usize| format!("nccl/device/{name}/{rank}");
-        self.store.set(&key(rank), self.nccl.cuda.pci_address.as_bytes(), limits)?;
         let neighbours: Vec<usize> = members
             .iter()
             .copied()
             .filter(|other| self.fabric.member(*other).host_id == own.host_id)
             .collect();
-        let keys: Vec<String> = neighbours.iter().map(|other| key(*other)).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let places = self.store.wait(&keys, limits)?;
-        let same = |(other, place): &(&usize, &Vec<u8>)| {
-            **other != rank && place.as_slice() == self.nccl.cuda.pci_address.as_bytes()
-        };
+        let (prefix, place) =
+            (format!("nccl/device/{name}/"), self.nccl.cuda.pci_address.as_bytes());
+        let ranks = neighbours.iter().copied();
+        let places = self.store.exchange(&prefix, (rank, place), ranks, limits)?;
+        let same = |(other, its): &(&usize, &Vec<u8>)| **other != rank && its.as_slice() == place;
         let Some((other, _)) = neighbours.iter().zip(&places).find(same) else { return Ok(()) };
         let (a, b) = (rank.min(*other), rank.max(*other));
         Err(Error::invalid(format!(

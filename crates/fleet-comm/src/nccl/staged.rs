@@ -81,7 +81,8 @@ impl Collectives {
             if !up.is_empty() {
                 lane.buffer.copy_to_device(up, &lane.stream)?;
             }
-            work.call(chunk, lane.buffer.device, &mut self.communicator, &lane.stream)?;
+            let (buffer, communicator) = (lane.buffer.device, &mut self.communicator);
+            work.call(chunk, Device { buffer, communicator, stream: &lane.stream })?;
             self.communicator.wait_enqueued(limits)?;
             let down = work.result_range(chunk);
             if !down.is_empty() {
@@ -111,11 +112,6 @@ impl NativeCollectives for Collectives {
     }
 
     fn run(&mut self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>> {
-        if let Work::AllToAll { sends, receives, .. } = &call.work
-            && let Err(error) = step.check_counts(sends, receives)
-        {
-            return Some(Err(error));
-        }
         let result = self.run_chunks(&mut *chunks(step, call)?, step.limits);
         if result.is_err() {
             self.abort_calls();
@@ -154,23 +150,22 @@ fn chunks<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Chunks + 'a>> 
             Box::new(ReduceScatter(Blocks::new(form, rank, *input, *output)?))
         }
         Work::AllGather { input, output, counts } => {
-            let own = block(*output, counts, rank);
+            let own = output.block(counts, rank);
             if let Some(input) = input {
-                copy(*input, own);
+                input.copy_to(own);
             }
             match counts.iter().all(|count| *count == counts[0]) {
                 true => Box::new(AllGather(Blocks::new(bytes, rank, own, *output)?)),
                 false => {
                     let sends = others().map(|peer| (peer, 0)).collect();
-                    let into = others().map(|peer| (peer, block(*output, counts, peer)));
+                    let into = others().map(|peer| (peer, output.block(counts, peer)));
                     Box::new(exchange(vec![own], sends, into.collect())?)
                 }
             }
         }
         Work::Scatter { input: Some(input), output } => {
-            let counts = vec![output.bytes; size];
-            copy(block(*input, &counts, root), *output);
-            let out = others().map(|peer| block(*input, &counts, peer)).collect();
+            input.nth(output.bytes, root).copy_to(*output);
+            let out = others().map(|peer| input.nth(output.bytes, peer)).collect();
             let sends = others().enumerate().map(|(index, peer)| (peer, index)).collect();
             Box::new(exchange(out, sends, vec![])?)
         }
@@ -178,19 +173,18 @@ fn chunks<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Chunks + 'a>> 
             Box::new(exchange(vec![], vec![], vec![(root, *output)])?)
         }
         Work::Gather { input, output: Some(output) } => {
-            let counts = vec![input.bytes; size];
-            copy(*input, block(*output, &counts, root));
-            let into = others().map(|peer| (peer, block(*output, &counts, peer))).collect();
+            input.copy_to(output.nth(input.bytes, root));
+            let into = others().map(|peer| (peer, output.nth(input.bytes, peer))).collect();
             Box::new(exchange(vec![], vec![], into)?)
         }
         Work::Gather { input, output: None } => {
             Box::new(exchange(vec![*input], vec![(root, 0)], vec![])?)
         }
         Work::AllToAll { input, output, sends, receives } => {
-            copy(block(*input, sends, rank), block(*output, receives, rank));
-            let out = others().map(|peer| block(*input, sends, peer)).collect();
+            input.block(sends, rank).copy_to(output.block(receives, rank));
+            let out = others().map(|peer| input.block(sends, peer)).collect();
             let to = others().enumerate().map(|(index, peer)| (peer, index)).collect();
-            let into = others().map(|peer| (peer, block(*output, receives, peer))).collect();
+            let into = others().map(|peer| (peer, output.block(receives, peer))).collect();
             Box::new(exchange(out, to, into)?)
         }
         // A barrier needs no data, because all ranks have agreed on the call. Messages use the
@@ -207,19 +201,20 @@ trait Chunks {
     fn fill(&mut self, chunk: usize, buffer: &mut [u8]) -> Range<usize>;
 
     /// Calls NCCL on the device side of the buffer.
-    fn call(
-        &self,
-        chunk: usize,
-        buffer: DevicePointer,
-        communicator: &mut Communicator,
-        stream: &Stream,
-    ) -> Result<()>;
+    fn call(&self, chunk: usize, device: Device<'_>) -> Result<()>;
 
     /// The range of the buffer to copy back.
     fn result_range(&self, chunk: usize) -> Range<usize>;
 
     /// Takes the results out of the buffer.
     fn read(&mut self, chunk: usize, buffer: &mut [u8]);
+}
+
+/// What a call of NCCL needs: the device side of the buffer, and a queue for the call.
+struct Device<'a> {
+    buffer: DevicePointer,
+    communicator: &'a mut Communicator,
+    stream: &'a Stream,
 }
 
 /// How elements are stored in a buffer: unchanged, except for sums and products of half floats.
@@ -252,6 +247,15 @@ impl ElementForm {
         bytes / ALIGN_BYTES * ALIGN_BYTES / self.buffer_dtype().size()
     }
 
+    /// Part `chunk` of `bytes` bytes of data, in parts of `fit` elements: (start in the data, bytes
+    /// of data, bytes in the buffer).
+    fn part(&self, chunk: usize, fit: usize, bytes: usize) -> (usize, usize, usize) {
+        let unit = self.dtype.size();
+        let start = chunk * fit * unit;
+        let bytes = (fit * unit).min(bytes - start);
+        (start, bytes, bytes / unit * self.buffer_dtype().size())
+    }
+
     /// # Safety
     /// `from` holds `bytes` bytes of whole aligned elements. `to` is aligned for an element.
     unsafe fn stage(&self, from: *const u8, bytes: usize, to: &mut [u8]) {
@@ -265,7 +269,7 @@ impl ElementForm {
     }
 
     /// # Safety
-    /// As for [`Form::stage`].
+    /// As for [`ElementForm::stage`].
     unsafe fn unstage(&self, from: &mut [u8], to: *mut u8, bytes: usize) {
         if self.is_wide() {
             let from = as_f32(from, bytes / self.dtype.size());
@@ -326,12 +330,8 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// (start in the data, bytes of data, bytes in the buffer)
     fn part(&self, chunk: usize) -> (usize, usize, usize) {
-        let unit = self.form.dtype.size();
-        let start = chunk * self.fit * unit;
-        let bytes = (self.fit * unit).min(self.data.bytes - start);
-        (start, bytes, bytes / unit * self.form.buffer_dtype().size())
+        self.form.part(chunk, self.fit, self.data.bytes)
     }
 
     fn scale(&self) -> usize {
@@ -357,13 +357,8 @@ impl Chunks for Elements<'_> {
         0..buffer_bytes
     }
 
-    fn call(
-        &self,
-        chunk: usize,
-        buffer: DevicePointer,
-        communicator: &mut Communicator,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn call(&self, chunk: usize, device: Device<'_>) -> Result<()> {
+        let Device { buffer, communicator, stream } = device;
         let (_, bytes, _) = self.part(chunk);
         let count = bytes / self.form.dtype.size();
         match self.op {
@@ -427,12 +422,8 @@ impl Blocks {
         self.block.div_ceil(self.fit * self.form.dtype.size())
     }
 
-    /// (start in a block, bytes of the block, bytes in the buffer)
     fn part(&self, chunk: usize) -> (usize, usize, usize) {
-        let unit = self.form.dtype.size();
-        let start = chunk * self.fit * unit;
-        let bytes = (self.fit * unit).min(self.block - start);
-        (start, bytes, bytes / unit * self.form.buffer_dtype().size())
+        self.form.part(chunk, self.fit, self.block)
     }
 
     /// Ranges of a chunk's data in the buffer: of all ranks, and of this one.
@@ -462,13 +453,8 @@ impl Chunks for ReduceScatter {
         self.0.ranges(chunk).0
     }
 
-    fn call(
-        &self,
-        chunk: usize,
-        buffer: DevicePointer,
-        communicator: &mut Communicator,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn call(&self, chunk: usize, device: Device<'_>) -> Result<()> {
+        let Device { buffer, communicator, stream } = device;
         let count = self.0.part(chunk).1 / self.0.form.dtype.size();
         communicator.reduce_scatter(buffer, count, self.0.form.reduction()?, stream)
     }
@@ -503,13 +489,8 @@ impl Chunks for AllGather {
         own
     }
 
-    fn call(
-        &self,
-        chunk: usize,
-        buffer: DevicePointer,
-        communicator: &mut Communicator,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn call(&self, chunk: usize, device: Device<'_>) -> Result<()> {
+        let Device { buffer, communicator, stream } = device;
         communicator.all_gather(buffer, self.0.part(chunk).1, stream)
     }
 
@@ -588,13 +569,8 @@ impl Chunks for Exchange {
         0..self.end(chunk, self.out.iter().copied())
     }
 
-    fn call(
-        &self,
-        chunk: usize,
-        buffer: DevicePointer,
-        communicator: &mut Communicator,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn call(&self, chunk: usize, device: Device<'_>) -> Result<()> {
+        let Device { buffer, communicator, stream } = device;
         let send = |(peer, index): &(usize, usize)| {
             (*peer, buffer.offset(index * self.fit), self.part(chunk, self.out[*index]))
         };
@@ -623,16 +599,4 @@ impl Chunks for Exchange {
             unsafe { fleet_kernels::copy::copy(from.as_ptr(), to, bytes) };
         }
     }
-}
-
-/// The block of a rank, in consecutive blocks of these sizes.
-fn block(all: Piece, counts: &[usize], rank: usize) -> Piece {
-    let start = counts[..rank].iter().sum::<usize>();
-    Piece { start: all.start.wrapping_add(start), bytes: counts[rank] }
-}
-
-/// Copies the data that stays on this rank.
-fn copy(from: Piece, to: Piece) {
-    // SAFETY: blocks of the caller's memory of equal length; they may overlap.
-    unsafe { std::ptr::copy(from.start, to.start, to.bytes.min(from.bytes)) };
 }

@@ -71,11 +71,8 @@ fn attempt_join(
         }
     };
     let vote: &[u8] = if segment.is_ok() { b"yes" } else { b"no" };
-    store.set(&format!("{prefix}/opened/{}", local.rank), vote, limits)?;
-    let keys: Vec<String> =
-        (0..layout.ranks).map(|rank| format!("{prefix}/opened/{rank}")).collect();
-    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let votes = store.wait(&keys, limits)?;
+    let opened = format!("{prefix}/opened/");
+    let votes = store.exchange(&opened, (local.rank, vote), 0..layout.ranks, limits)?;
     // The name and the descriptor of the file are not needed any longer.
     file.take();
     Ok(segment.ok().filter(|_| votes.iter().all(|vote| vote == b"yes")))

@@ -62,6 +62,31 @@ pub trait Store: Send + Sync {
     fn watch(&self, prefix: &str, revision: u64, limits: &Limits) -> Result<Changes>;
 }
 
+impl dyn Store + '_ {
+    /// Sets the value of a rank under the key `prefix` + rank, waits for those of all `ranks`, and
+    /// returns their values.
+    ///
+    /// ```
+    /// use fleet_net::{Limits, MemoryStore, Store};
+    /// let store: &dyn Store = &MemoryStore::new();
+    /// let limits = Limits::within(std::time::Duration::from_millis(20));
+    /// store.set("port/1", b"7000", &limits)?;
+    /// assert_eq!(store.exchange("port/", (0, b"6000"), 0..2, &limits)?, [b"6000", b"7000"]);
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn exchange(
+        &self,
+        prefix: &str,
+        (rank, value): (usize, &[u8]),
+        ranks: impl IntoIterator<Item = usize>,
+        limits: &Limits,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.set(&format!("{prefix}{rank}"), value, limits)?;
+        let keys: Vec<String> = ranks.into_iter().map(|rank| format!("{prefix}{rank}")).collect();
+        self.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), limits)
+    }
+}
+
 /// The answer of [`Store::compare_and_set`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swap {

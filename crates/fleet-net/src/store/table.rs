@@ -39,15 +39,7 @@ impl Table {
     }
 
     pub(crate) fn set(&mut self, key: &str, value: &[u8]) -> Result<()> {
-        check_key(key)?;
-        if value.len() > VALUE_BYTES_MAX {
-            return Err(Error::exhausted(format!(
-                "the value of '{key}' is too long for the store"
-            ))
-            .expected(format!("up to {VALUE_BYTES_MAX} bytes"))
-            .got(value.len())
-            .help("send bulk data between ranks; the store is for addresses and small values"));
-        }
+        check_entry(key, value)?;
         let (old, overhead) = match self.entries.get(key) {
             Some(entry) => (entry.value.len(), 0),
             None => (0, key.len()),

@@ -154,13 +154,10 @@ impl TcpFabric {
             Listener::start(listener, token.clone(), options.log.clone(), accepted.clone())?;
         let address = listener.address();
         let (job, own) = (&options.job, host::own_member(options.rank));
-        let key = |rank: usize| format!("{job}/address/rank {rank}");
         let value = put_member(Writer::new().text(&address.to_string()), &own).0;
         let place = |error: Error| error.at(format!("{own} waiting for the ranks of '{job}'"));
-        store.set(&key(options.rank), &value, limits).map_err(place)?;
-        let keys: Vec<String> = (0..options.size).map(key).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let values = store.wait(&keys, limits).map_err(place)?;
+        let (prefix, own_value) = (format!("{job}/address/rank "), (options.rank, &*value));
+        let values = store.exchange(&prefix, own_value, 0..options.size, limits).map_err(place)?;
         let members = values
             .iter()
             .enumerate()
