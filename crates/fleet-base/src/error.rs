@@ -216,7 +216,8 @@ impl Error {
     /// Adds a source file or line of the user as a place, unless the error already names it.
     ///
     /// ```
-    /// let error = fleet_base::Error::invalid("src/model.rs:3: no such op").naming("src/model.rs:3");
+    /// use fleet_base::Error;
+    /// let error = Error::invalid("src/model.rs:3: no such op").naming("src/model.rs:3");
     /// let error = error.at_line("src/model.rs:3").at_line("src/main.rs:9");
     /// assert_eq!(error.to_string(), "src/model.rs:3: no such op\n  at src/main.rs:9");
     /// ```

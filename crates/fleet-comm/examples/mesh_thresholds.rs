@@ -1,7 +1,8 @@
 //! Finds the sizes at which one all-reduce algorithm over a mesh overtakes another on your machine.
 //!
 //! ```text
-//! cargo run --release -p fleet-comm --example mesh_thresholds -- [--ranks 2,4,8] [--kb 4,64,1024] [--ms 300]
+//! cargo run --release -p fleet-comm --example mesh_thresholds -- \
+//!     [--ranks 2,4,8] [--kb 4,64,1024] [--ms 300]
 //! ```
 //!
 //! Ranks are threads of this process that communicate over TCP on the loopback, so the cost of the

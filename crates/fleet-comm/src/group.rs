@@ -198,8 +198,8 @@ impl Group {
 
     /// `input` has one block per rank. `output` becomes the reduction of the blocks for this rank.
     ///
-    /// With [`InPlace`](crate::InPlace), `output` has the blocks, and this rank's block of it becomes the
-    /// reduction. The other blocks do not change.
+    /// With [`InPlace`](crate::InPlace), `output` has the blocks, and this rank's block of it
+    /// becomes the reduction. The other blocks do not change.
     pub fn reduce_scatter<T: Element>(
         &self,
         label: &str,

@@ -1,4 +1,4 @@
-//! What libraries that are loaded at run time have in common: functions by name, texts, and waits.
+//! Helpers for libraries that are loaded at run time: functions by name, texts, and waits.
 
 use fleet_base::{Error, Result};
 use fleet_net::{Limits, Time};

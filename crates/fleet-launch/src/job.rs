@@ -26,7 +26,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 
-/// What the `main` function of the launcher knows of its process.
+/// The launcher's own process, as its `main` function sees it.
 pub struct OwnProcess {
     /// Arguments, without the program's name.
     pub args: Vec<String>,

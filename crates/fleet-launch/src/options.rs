@@ -196,7 +196,6 @@ impl Options {
                 .expected("--master HOST:PORT, or --ips HOST,HOST")
                 .got(format!("--nnodes {count}")));
         }
-        let log_dir = PathBuf::from(given.text("log_dir").unwrap_or("log"));
         Ok(Options {
             mode,
             is_mode_default,
@@ -220,15 +219,11 @@ impl Options {
             save_root: given.text("save_root").map(PathBuf::from),
             token,
             warnings,
-            start_port: match given.number("start_port")? {
-                Some(port) => Some(port),
-                None => env.number(names::FLAGS_START_PORT)?,
-            }
-            .filter(|port| *port != 0),
+            start_port: start_port(given, env)?,
             max_restart: given.number("max_restart")?,
             elastic_level: elastic_level(given, &outer, nodes)?,
             timeouts: timeouts(given, &outer)?,
-            log_dir,
+            log_dir: PathBuf::from(given.text("log_dir").unwrap_or("log")),
             log_overwrite: given.is_on("log_overwrite"),
             follow: follow(given)?,
             verbosity: verbosity(given)?,
@@ -595,6 +590,14 @@ fn host(text: &str, name: &str) -> Result<String> {
 
 pub(crate) fn split(text: &str) -> Vec<String> {
     text.split(',').map(|item| item.trim().to_string()).collect()
+}
+
+fn start_port(given: &Given, env: &Env) -> Result<Option<u16>> {
+    let port = match given.number("start_port")? {
+        Some(port) => Some(port),
+        None => env.number(names::FLAGS_START_PORT)?,
+    };
+    Ok(port.filter(|port| *port != 0))
 }
 
 fn with_gloo(given: &Given, env: &Env) -> Result<String> {

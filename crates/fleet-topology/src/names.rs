@@ -2,8 +2,6 @@
 //!
 //! Code names a variable by its constant here, never by a literal, so that this list is complete.
 
-use crate::values::Form;
-
 /// The component that reads a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
@@ -19,6 +17,23 @@ pub enum Reader {
     Script,
     /// None: a documented name for a feature that Fleet does not support.
     Unused,
+}
+
+/// The form of value that the readers of a variable expect.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    Anything,
+    /// An integer that is at least this.
+    Integer(i64),
+    Port,
+    Switch,
+    /// A number from 0 to 1.
+    Fraction,
+    Endpoint,
+    Endpoints,
+    /// `N` or `MIN:MAX`.
+    NodeRange,
+    OneOf(&'static [&'static str]),
 }
 
 /// An environment variable of the list.

@@ -1,25 +1,8 @@
 //! Checks that the values of variables are ones that their readers accept.
 
-use crate::names::{self, Variable};
+use crate::names::{self, Form, Variable};
 use crate::{Endpoint, Env};
 use fleet_base::{Error, Result};
-
-/// The form of value that the readers of a variable expect.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Form {
-    Anything,
-    /// An integer that is at least this.
-    Integer(i64),
-    Port,
-    Switch,
-    /// A number from 0 to 1.
-    Fraction,
-    Endpoint,
-    Endpoints,
-    /// `N` or `MIN:MAX`.
-    NodeRange,
-    OneOf(&'static [&'static str]),
-}
 
 impl Variable {
     /// Checks that the variable is absent or has a value that its readers accept.

@@ -210,7 +210,7 @@ trait Chunks {
     fn read(&mut self, chunk: usize, buffer: &mut [u8]);
 }
 
-/// What a call of NCCL needs: the device side of the buffer, and a queue for the call.
+/// Resources of a call of NCCL: the device side of the buffer, and a queue for the call.
 struct Device<'a> {
     buffer: DevicePointer,
     communicator: &'a mut Communicator,

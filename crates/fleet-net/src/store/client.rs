@@ -275,7 +275,10 @@ impl Store for StoreClient {
         let answer = self.request_waiting(
             limits,
             |span_ms| Request::Watch { prefix: prefix.into(), revision, span_ms },
-            |answer| !matches!(answer, Ok(Answer::Changes(c)) if c.changes.is_empty() && !c.complete),
+            |answer| match answer {
+                Ok(Answer::Changes(changes)) => !changes.changes.is_empty() || changes.complete,
+                _ => true,
+            },
         )?;
         match answer {
             Some(Answer::Changes(changes)) => Ok(changes),

@@ -22,10 +22,11 @@
 //!             let fabric = TcpFabric::start(store, token, options, &limits)?;
 //!             let mesh = fabric.open("world", &[0, 1])?;
 //!             let mut word = *b"ping";
-//!             match rank {
-//!                 0 => mesh.transfer(&mut [Transfer::Send { to: 1, data: &word }], &limits)?,
-//!                 _ => mesh.transfer(&mut [Transfer::Recv { from: 0, into: &mut word }], &limits)?,
-//!             }
+//!             let transfer = match rank {
+//!                 0 => Transfer::Send { to: 1, data: &word },
+//!                 _ => Transfer::Recv { from: 0, into: &mut word },
+//!             };
+//!             mesh.transfer(&mut [transfer], &limits)?;
 //!             Ok(())
 //!         });
 //!     }

@@ -2,7 +2,6 @@
 
 use super::blocks::{BlockReader, BlockWriter};
 use super::epochs::{Epoch, Epochs};
-use super::image::SnapshotHead;
 use crate::dense::DenseRuntime;
 use crate::message::{Number, bytes_of};
 use crate::server::pending::{HeldPush, Pending};
@@ -201,9 +200,10 @@ macro_rules! stored_structs {
         }
     )*};
 }
+pub(super) use stored_structs;
+
 // The fields are in the order of the file.
 stored_structs! {
-    SnapshotHead { life number first worker_count epochs }
     BarrierImage { rounds arrived finished }
     SessionImage { client done answers }
     WorkerProgress { owner client base complete tables }
