@@ -228,19 +228,24 @@ impl Piece {
 
     /// The block at `index`, in consecutive blocks of `bytes`.
     pub(crate) fn nth(self, bytes: usize, index: usize) -> Piece {
-        Piece { start: self.start.wrapping_add(index * bytes), bytes }
+        self.part(index * bytes..(index + 1) * bytes)
     }
 
     /// The block of a rank, in consecutive blocks of these sizes.
     pub(crate) fn block(self, counts: &[usize], rank: usize) -> Piece {
-        let range = block_range(counts, rank);
+        self.part(block_range(counts, rank))
+    }
+
+    fn part(self, range: Range<usize>) -> Piece {
+        assert!(range.end <= self.bytes, "a block of {range:?} exceeds {} bytes", self.bytes);
         Piece { start: self.start.wrapping_add(range.start), bytes: range.len() }
     }
 
     /// Copies the data to a piece of the same length. The two may overlap.
     pub(crate) fn copy_to(self, to: Piece) {
-        // SAFETY: pieces are the caller's memory, borrowed for the call.
-        unsafe { std::ptr::copy(self.start, to.start, to.bytes.min(self.bytes)) };
+        assert_eq!(self.bytes, to.bytes, "a copy to a piece of another length");
+        // SAFETY: pieces are ranges of the caller's memory, borrowed for the call.
+        unsafe { std::ptr::copy(self.start, to.start, self.bytes) };
     }
 }
 
