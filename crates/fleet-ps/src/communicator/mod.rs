@@ -368,7 +368,8 @@ impl Communicator {
         self.core.servers.run.begin_run(base, complete)
     }
 
-    /// Starts to count after a step. Earlier processes have sent some gradients up to `sent_before`.
+    /// Starts to count after a step. Earlier processes have sent some gradients up to step
+    /// `sent_before`.
     fn count_from(&self, step: u64, sent_before: u64) {
         self.core.steps.store(step, Relaxed);
         self.core.outbox.resume_at(step, sent_before);

@@ -6,7 +6,7 @@
 use super::blocks::{BlockReader, BlockWriter};
 use super::epochs::Epochs;
 use super::folder::of_other_version;
-use super::stored::Stored;
+use super::stored::{Stored, stored_structs};
 use crate::dense::DenseRuntime;
 use crate::io_error::io_error;
 use crate::save::binary;
@@ -61,6 +61,8 @@ pub(super) struct SnapshotHead {
     pub epochs: Epochs,
     pub worker_count: u64,
 }
+
+stored_structs! { SnapshotHead { life number first worker_count epochs } }
 
 impl ServerTables {
     /// Takes the image. No request may change anything meanwhile.

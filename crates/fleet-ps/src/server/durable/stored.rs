@@ -2,7 +2,6 @@
 
 use super::blocks::{BlockReader, BlockWriter};
 use super::epochs::{Epoch, Epochs};
-use super::image::SnapshotHead;
 use crate::dense::DenseRuntime;
 use crate::message::{Number, bytes_of};
 use crate::server::pending::{HeldPush, Pending};
@@ -187,6 +186,7 @@ impl Stored for Result<Vec<u8>> {
     }
 }
 
+/// Stores structs field by field, in the order of the file.
 macro_rules! stored_structs {
     ($($name:ident { $($field:ident)* })*) => {$(
         impl Stored for $name {
@@ -201,9 +201,9 @@ macro_rules! stored_structs {
         }
     )*};
 }
-// The fields are in the order of the file.
+pub(super) use stored_structs;
+
 stored_structs! {
-    SnapshotHead { life number first worker_count epochs }
     BarrierImage { rounds arrived finished }
     SessionImage { client done answers }
     WorkerProgress { owner client base complete tables }
