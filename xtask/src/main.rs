@@ -86,15 +86,11 @@ fn main() -> ExitCode {
 
 fn ci() -> Outcome {
     cargo("format", &["fmt", "--all", "--check"])?;
-    // One pass, with the features that change interfaces between crates; `tests` compiles without
-    // them.
-    let lints = ["clippy", "--workspace", "--all-targets", WIRE, OF_JOBS, OF_SERVERS];
-    cargo("lints", &[&lints[..], &["--", "-D", "warnings"]].concat())?;
+    // With the feature that changes interfaces between crates; `tests` compiles without it.
+    let lints = ["clippy", "--workspace", "--all-targets", OF_SERVERS, "--", "-D", "warnings"];
+    cargo("lints", &lints)?;
     tidy::run(&root(), &tidy::Options::default())?;
     cargo("tests", &["test", "--workspace"])?;
-    let crates = ["-p", "fleet-comm", "-p", "fleet-net", "-p", "fleet-launch"];
-    cargo("tests of features", &[&["test"], &crates[..], &[WIRE]].concat())?;
-    cargo("tests of jobs with features", JOBS)?;
     guide::run(&root())
 }
 
@@ -107,37 +103,16 @@ fn targets() -> Outcome {
     Ok(())
 }
 
-/// MPI, NCCL and TLS.
-const WIRE: &str = "--features=fleet-comm/mpi,fleet-comm/nccl,fleet-net/tls,fleet-launch/tls";
-const OF_JOBS: &str = "--features=fleet/mpi,fleet/nccl,fleet-cli/tls";
 /// Control of servers over gRPC, which has many dependencies. Its tests are among those of
 /// [`features`].
 const OF_SERVERS: &str = "--features=fleet-ps/grpc,fleet-cli/grpc";
-
-/// Whole jobs under MPI, NCCL and TLS.
-const JOBS: &[&str] = &[
-    "test",
-    "--package=fleet",
-    "--package=fleet-cli",
-    OF_JOBS,
-    "--test=ranks",
-    "--test=fleetrun",
-    "--",
-    "mpi::",
-    "nccl::",
-    "tls::",
-];
 
 /// Readers of files and stores of other systems. Only their users turn them on, and they take five
 /// minutes to build, so they are not part of `ci`.
 const FEATURES: &[&str] = &["--package", "fleet-data", "--all-features", "--all-targets"];
 
 /// Control of servers over gRPC.
-const GRPC: &[&str] = &[
-    "--package=fleet-ps",
-    "--package=fleet-cli",
-    "--features=fleet-ps/grpc,fleet-cli/grpc,fleet-cli/tls",
-];
+const GRPC: &[&str] = &["--package=fleet-ps", "--package=fleet-cli", OF_SERVERS];
 
 fn features() -> Outcome {
     cargo("lints", &[&["clippy"], FEATURES, &["--", "-D", "warnings"]].concat())?;

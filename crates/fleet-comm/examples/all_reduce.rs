@@ -15,7 +15,7 @@
 //! * `comm/memory`: no communication; measures the memory bandwidth of two processes together.
 //!
 //! Prints one JSON line. Calls run back to back; a run consists of many calls if one call is short.
-//! A token `tls:...` in FLEET_BENCH_TOKEN (feature `tls` of fleet-net) runs TCP under TLS.
+//! A token `tls:...` in FLEET_BENCH_TOKEN runs TCP under TLS.
 
 use fleet_base::{Error, Result};
 use fleet_comm::{Algorithm, Bytes, GroupOptions, ReduceOp, World};

@@ -41,12 +41,10 @@ mod buffers;
 mod call;
 mod group;
 mod handle;
-#[cfg(any(all(feature = "mpi", unix), all(feature = "nccl", target_os = "linux")))]
 mod load;
 mod mesh;
-#[cfg(all(feature = "mpi", unix))]
 mod mpi;
-#[cfg(all(feature = "nccl", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod nccl;
 mod open;
 mod options;
@@ -62,9 +60,8 @@ pub use fleet_base::ReduceOp;
 pub use group::Group;
 pub use handle::Handle;
 pub use mesh::choose::Algorithm;
-#[cfg(all(feature = "mpi", unix))]
 pub use mpi::{Mpi, MpiOptions};
-#[cfg(all(feature = "nccl", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 pub use nccl::NcclOptions;
 pub use options::{GroupOptions, Hierarchy};
 pub use recorder::{RECORDS_MAX, Recorder};

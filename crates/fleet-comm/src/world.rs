@@ -74,14 +74,13 @@ impl World {
     }
 
     /// Uses meshes of a library that has collectives.
-    #[cfg(any(all(feature = "mpi", unix), all(feature = "nccl", target_os = "linux")))]
     pub(crate) fn with_carrier(mut self, carrier: Arc<dyn MeshLibrary>) -> World {
         self.carrier = Some(carrier);
         self
     }
 
     /// Uses NCCL's collectives for groups, on one GPU of this process: see [`crate::NcclOptions`].
-    #[cfg(all(feature = "nccl", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     pub fn with_nccl(self, options: &crate::NcclOptions) -> Result<World> {
         let (fabric, store) = (self.fabric.clone(), self.store.clone());
         let opener = crate::nccl::Opener::start(options, fabric, store)?;

@@ -2,11 +2,11 @@
 
 mod common;
 mod diagnosis;
-#[cfg(all(feature = "mpi", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod mpi;
 #[cfg(target_os = "linux")]
 mod namespaces;
-#[cfg(all(feature = "nccl", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod nccl;
 #[cfg(target_os = "linux")]
 mod processes;

@@ -36,7 +36,6 @@ pub struct RankContext {
     /// The work to do.
     pub what: String,
     /// Address of the store, and the secret of the job.
-    #[cfg(feature = "nccl")]
     pub store: (std::net::SocketAddr, Token),
 }
 
@@ -60,12 +59,7 @@ fn join_job(rank: usize, ranks: usize, address: &str, what: &str) -> Result<Rank
     let tcp = TcpOptions::new("job", rank, ranks).interface("127.0.0.1");
     let fabric = TcpFabric::start(&store, &token, tcp, &limits)?;
     let world = World::new(Arc::new(fabric), Arc::new(store), Abort::new());
-    Ok(RankContext {
-        world,
-        what: what.to_string(),
-        #[cfg(feature = "nccl")]
-        store: (address, token),
-    })
+    Ok(RankContext { world, what: what.to_string(), store: (address, token) })
 }
 
 fn work(place: RankContext) -> Result<()> {

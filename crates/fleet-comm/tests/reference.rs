@@ -129,7 +129,7 @@ fn reductions_of_all_types() {
 }
 
 /// All checks in this file that work on any single group.
-#[cfg(all(any(feature = "mpi", feature = "nccl"), target_os = "linux"))]
+#[cfg(target_os = "linux")]
 pub fn all_of(group: &Group) -> Result<()> {
     all_types(group)?;
     check_all_reduce::<f32>(group)?;

@@ -1,6 +1,6 @@
 //! Lower bound on the cost of TLS: the cipher of its records, on one core, sealing and opening.
 //!
-//! `cargo run --release -p fleet-net --features tls --example cipher_speed`
+//! `cargo run --release -p fleet-net --example cipher_speed`
 
 use ring::aead::{AES_128_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use std::time::Instant;

@@ -34,7 +34,6 @@ pub mod store;
 mod stream;
 mod tcp;
 pub mod time;
-#[cfg(feature = "tls")]
 mod tls;
 mod token;
 mod wire;

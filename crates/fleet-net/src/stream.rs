@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 pub(crate) struct Stream {
     socket: TcpStream,
-    #[cfg(feature = "tls")]
     tls: Option<Box<std::sync::Mutex<crate::tls::Session>>>,
 }
 
@@ -25,14 +24,9 @@ fn is_one_machine(own: IpAddr, peer: IpAddr) -> bool {
 
 impl Stream {
     pub(crate) fn plain(socket: TcpStream) -> Stream {
-        Stream {
-            socket,
-            #[cfg(feature = "tls")]
-            tls: None,
-        }
+        Stream { socket, tls: None }
     }
 
-    #[cfg(feature = "tls")]
     pub(crate) fn under(socket: TcpStream, session: crate::tls::Session) -> Stream {
         Stream { socket, tls: Some(Box::new(std::sync::Mutex::new(session))) }
     }
@@ -43,7 +37,6 @@ impl Stream {
 
     /// A value that only the two ends of this connection share; empty without TLS.
     pub(crate) fn binding(&self) -> fleet_base::Result<Vec<u8>> {
-        #[cfg(feature = "tls")]
         if let Some(session) = self.session() {
             return session.binding();
         }
@@ -52,7 +45,6 @@ impl Stream {
 
     /// Whether the ends are on different machines and the connection is not under TLS.
     pub(crate) fn is_between_machines(&self) -> bool {
-        #[cfg(feature = "tls")]
         if self.tls.is_some() {
             return false;
         }
@@ -65,14 +57,12 @@ impl Stream {
 
     /// Advances the TLS handshake as far as the received bytes allow; true if it is complete.
     pub(crate) fn tls_handshake(&self) -> Result<bool> {
-        #[cfg(feature = "tls")]
         if let Some(mut session) = self.session() {
             return session.handshake(&self.socket);
         }
         Ok(true)
     }
 
-    #[cfg(feature = "tls")]
     fn session(&self) -> Option<std::sync::MutexGuard<'_, crate::tls::Session>> {
         // If a thread panicked in a session, TLS's own checks fail at its next use.
         Some(fleet_base::sync::lock(self.tls.as_ref()?))
@@ -81,7 +71,6 @@ impl Stream {
 
 impl Read for &Stream {
     fn read(&mut self, into: &mut [u8]) -> Result<usize> {
-        #[cfg(feature = "tls")]
         if let Some(mut session) = self.session() {
             return session.read(&self.socket, into);
         }
@@ -89,7 +78,6 @@ impl Read for &Stream {
     }
 
     fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
-        #[cfg(feature = "tls")]
         if let Some(mut session) = self.session() {
             return session.read_vectored(&self.socket, into);
         }
@@ -103,7 +91,6 @@ impl Write for &Stream {
     }
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> Result<usize> {
-        #[cfg(feature = "tls")]
         if let Some(mut session) = self.session() {
             return session.write(&self.socket, from);
         }

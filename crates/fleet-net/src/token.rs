@@ -18,13 +18,12 @@ use std::path::Path;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 ///
-/// A token may require TLS (feature `tls`). Then every connection of the job is encrypted and
+/// A token may require TLS. Then every connection of the job is encrypted and
 /// authenticated by the token, without certificates. The text of the token includes the
 /// requirement.
 #[derive(Clone)]
 pub struct Token {
     secret: [u8; 32],
-    #[cfg(feature = "tls")]
     tls: Option<std::sync::Arc<crate::tls::Tls>>,
 }
 
@@ -43,40 +42,22 @@ impl Token {
     }
 
     fn from_secret(secret: [u8; 32]) -> Token {
-        Token {
-            secret,
-            #[cfg(feature = "tls")]
-            tls: None,
-        }
+        Token { secret, tls: None }
     }
 
     /// The same secret for connections under TLS. Either all processes of a job use it, or none.
-    #[cfg(feature = "tls")]
     pub fn over_tls(mut self) -> Result<Token> {
         self.tls = Some(std::sync::Arc::new(crate::tls::Tls::generate()?));
         Ok(self)
     }
 
-    /// Always an error: this build does not support TLS.
-    #[cfg(not(feature = "tls"))]
-    pub fn over_tls(self) -> Result<Token> {
-        Err(Error::unsupported("the job token requires TLS, but this program was built without it")
-            .help(
-                "build it with the feature `tls`, or use a token without `tls:` for all processes",
-            ))
-    }
-
     /// Whether connections are encrypted.
     pub fn is_over_tls(&self) -> bool {
-        #[cfg(feature = "tls")]
-        return self.tls.is_some();
-        #[cfg(not(feature = "tls"))]
-        false
+        self.tls.is_some()
     }
 
     /// Wraps a connection that this process opened.
     pub(crate) fn wrap_client(&self, socket: TcpStream) -> Result<Stream> {
-        #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             return Ok(Stream::under(socket, tls.client()?));
         }
@@ -85,7 +66,6 @@ impl Token {
 
     /// Wraps a connection that another process opened.
     pub(crate) fn wrap_server(&self, socket: TcpStream) -> Result<Stream> {
-        #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             return Ok(Stream::under(socket, tls.server()?));
         }

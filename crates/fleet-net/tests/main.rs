@@ -8,6 +8,5 @@ mod processes;
 mod proxy;
 mod sim;
 mod store;
-#[cfg(feature = "tls")]
 mod tls;
 mod unauthenticated;

@@ -73,7 +73,6 @@ impl Proxy {
     }
 
     /// The recorded bytes of all connections, in both directions.
-    #[cfg(feature = "tls")]
     pub fn recorded(&self) -> Vec<u8> {
         self.shared.seen.lock().unwrap().clone()
     }

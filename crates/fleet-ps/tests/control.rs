@@ -400,7 +400,6 @@ fn strangers_that_answer_pings_are_closed() {
 }
 
 /// A certificate of 100 years for 127.0.0.1 and fleet.test with its key, and another certificate.
-#[cfg(feature = "tls")]
 #[test]
 fn under_tls_servers_show_a_certificate() {
     use fleet_ps::control::{ClientTls, ServerTls};

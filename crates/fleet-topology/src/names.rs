@@ -202,7 +202,7 @@ variables! {
     FLEET_MPI_LIBRARY: [RoleMaker],
         "The MPI library or its folder, for jobs started by mpirun; by default the system's";
     FLEET_NCCL: [RoleMaker] as Switch, default: "0",
-        "1: collectives use NCCL, one GPU per worker (feature nccl)";
+        "1: collectives use NCCL, one GPU per worker";
     FLEET_NCCL_LIBRARY: [RoleMaker], "libnccl.so.2, or its folder; by default the system's";
     OMPI_COMM_WORLD_SIZE: [RoleMaker] as Integer(1),
         "Number of processes that Open MPI's mpirun started";
@@ -225,7 +225,7 @@ variables! {
         "Port of the servers' gRPC services: control, health, reflection (feature grpc); 0: any \
          free port";
     FLEET_GRPC_CERT: [Server],
-        "PEM file with the servers' gRPC certificate (features grpc and tls); with FLEET_GRPC_KEY";
+        "PEM file with the servers' gRPC certificate (feature grpc); with FLEET_GRPC_KEY";
     FLEET_GRPC_KEY: [Server], "PEM file with the key of the certificate";
     PSERVER_DEBUG: [Server] as Switch, default: "0", "Servers print a description of their tables";
     CPU_NUM: [Worker] as Integer(1),

@@ -15,7 +15,6 @@ pub(crate) enum JobMembership {
         _server: Option<StoreServer>,
     },
     /// `None` once MPI has ended.
-    #[cfg(all(feature = "mpi", unix))]
     Mpi(std::sync::Mutex<Option<fleet_comm::Mpi>>),
 }
 
@@ -26,7 +25,6 @@ impl JobMembership {
             JobMembership::Store { membership, .. } => {
                 membership.report_end(&host::own_member(rank), how);
             }
-            #[cfg(all(feature = "mpi", unix))]
             JobMembership::Mpi(job) => {
                 if let Some(job) = &*mpi::lock(job) {
                     job.report_end(how);
@@ -39,7 +37,6 @@ impl JobMembership {
     pub(crate) fn end(&self) -> Result<()> {
         match self {
             JobMembership::Store { .. } => Ok(()),
-            #[cfg(all(feature = "mpi", unix))]
             JobMembership::Mpi(job) => {
                 mpi::lock(job).take().map_or(Ok(()), fleet_comm::Mpi::finish)
             }
@@ -50,7 +47,6 @@ impl JobMembership {
     pub(crate) fn has_ended(&self) -> bool {
         match self {
             JobMembership::Store { .. } => false,
-            #[cfg(all(feature = "mpi", unix))]
             JobMembership::Mpi(job) => mpi::lock(job).is_none(),
         }
     }
@@ -63,20 +59,8 @@ pub(crate) fn started_by_mpi(topology: &Topology) -> bool {
     ranks > 1 && topology.mode() == Mode::Collective && topology.is_non_distributed()
 }
 
-#[cfg(all(feature = "mpi", unix))]
 pub(crate) use mpi::start as start_mpi;
 
-#[cfg(not(all(feature = "mpi", unix)))]
-pub(crate) fn start_mpi(topology: Topology) -> Result<(Topology, World, JobMembership)> {
-    let ranks = topology.job().mpi_ranks.unwrap_or(1);
-    // Each process would otherwise train alone, unnoticed.
-    Err(Error::unsupported(format!(
-        "mpirun started this process as one of {ranks}, but the program was built without MPI"
-    ))
-    .help("build it with the feature `mpi`, or start the job with fleetrun"))
-}
-
-#[cfg(all(feature = "mpi", unix))]
 mod mpi {
     use super::*;
     pub(super) use fleet_base::sync::lock;

@@ -5,7 +5,7 @@ use fleet_comm::World;
 use fleet_topology::Topology;
 
 /// Returns the world unchanged, or with groups over NCCL.
-#[cfg(all(feature = "nccl", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 pub(crate) fn with_nccl(world: World, topology: &Topology) -> Result<World> {
     let job = topology.job();
     if !job.nccl {
@@ -23,11 +23,10 @@ pub(crate) fn with_nccl(world: World, topology: &Topology) -> Result<World> {
     })
 }
 
-#[cfg(not(all(feature = "nccl", target_os = "linux")))]
+#[cfg(not(target_os = "linux"))]
 pub(crate) fn with_nccl(world: World, topology: &Topology) -> Result<World> {
     if !topology.job().nccl {
         return Ok(world);
     }
-    Err(Error::unsupported("FLEET_NCCL requests NCCL, but the program was built without it")
-        .help("build it with the feature `nccl`, on Linux, or unset FLEET_NCCL"))
+    Err(Error::unsupported("NCCL is supported on Linux only").help("unset FLEET_NCCL"))
 }

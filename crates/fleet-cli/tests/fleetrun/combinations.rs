@@ -248,7 +248,6 @@ fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
 }
 
 /// Returns the index of one case per mode, and one more of the first mode.
-#[cfg(feature = "tls")]
 pub fn each_mode() -> Vec<usize> {
     let mode = |index: usize| std::mem::discriminant(&CASES[index].0);
     (1..CASES.len()).filter(|&index| mode(index) != mode(index - 1)).chain([3]).collect()

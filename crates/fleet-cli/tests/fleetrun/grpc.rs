@@ -132,12 +132,10 @@ mod with_the_feature {
         };
         refused(TOKEN, &port, "for gRPC");
         refused(TOKEN, "99999", "FLEET_GRPC_PORT");
-        #[cfg(feature = "tls")]
         refused(&format!("tls:{TOKEN}"), "0", "control over gRPC has no certificate");
     }
 
     /// A job under TLS, whose servers present a certificate to operators.
-    #[cfg(feature = "tls")]
     #[test]
     fn a_job_under_tls_is_looked_at_and_saved_under_tls() {
         let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../fleet-ps/tests/data");

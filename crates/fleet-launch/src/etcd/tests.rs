@@ -245,15 +245,6 @@ fn flags_that_do_not_fit_are_refused() {
     assert!(warnings.iter().any(|line| line.contains("in clear")), "{warnings:?}");
 }
 
-#[cfg(not(feature = "tls"))]
-#[test]
-fn without_the_feature_tls_is_refused() {
-    let file = data("authority-cert.pem");
-    let flags = format!("--etcd_ca {}", file.display());
-    check(access("https://a:1", &flags), ErrorKind::Unsupported, &["built without TLS"]);
-}
-
-#[cfg(feature = "tls")]
 mod under_tls {
     use super::*;
     use rustls::crypto::ring;

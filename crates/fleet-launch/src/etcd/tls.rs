@@ -1,135 +1,96 @@
-//! TLS between launchers and etcd, with certificates from files (feature `tls`).
+//! TLS between launchers and etcd, with certificates from files.
 
-pub(super) use built_in::{Tls, fault};
+use fleet_base::{Error, Result, input};
+use rustls::RootCertStore;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use std::fmt::Display;
+use std::path::Path;
+use std::sync::Arc;
+use ureq::config::ConfigBuilder;
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
+use ureq::typestate::AgentScope;
 
-#[cfg(feature = "tls")]
-mod built_in {
-    use fleet_base::{Error, Result, input};
-    use rustls::RootCertStore;
-    use rustls::crypto::ring;
-    use rustls::pki_types::pem::PemObject;
-    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-    use rustls::sign::CertifiedKey;
-    use std::fmt::Display;
-    use std::path::Path;
-    use std::sync::Arc;
-    use ureq::config::ConfigBuilder;
-    use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
-    use ureq::typestate::AgentScope;
+/// The authorities to trust and the certificate to present.
+#[derive(Clone)]
+pub(super) struct Tls(TlsConfig);
 
-    /// The authorities to trust and the certificate to present.
-    #[derive(Clone)]
-    pub(in crate::etcd) struct Tls(TlsConfig);
-
-    impl Tls {
-        /// Reads PEM files: the certificates of authorities and, if etcd demands one, this
-        /// launcher's certificate with its key.
-        pub fn read(authority: &Path, own: Option<(&Path, &Path)>) -> Result<Tls> {
-            let provider = Arc::new(ring::default_provider());
-            let trusted = certificates(authority)?;
-            let mut store = RootCertStore::empty();
-            for certificate in &trusted {
-                store.add(certificate.clone()).map_err(|error| invalid(authority, &error))?;
+impl Tls {
+    /// Reads PEM files: the certificates of authorities and, if etcd demands one, this
+    /// launcher's certificate with its key.
+    pub fn read(authority: &Path, own: Option<(&Path, &Path)>) -> Result<Tls> {
+        let provider = Arc::new(ring::default_provider());
+        let trusted = certificates(authority)?;
+        let mut store = RootCertStore::empty();
+        for certificate in &trusted {
+            store.add(certificate.clone()).map_err(|error| invalid(authority, &error))?;
+        }
+        let own = match own {
+            None => None,
+            Some((file, key_file)) => {
+                let (chain, bytes) = (certificates(file)?, read(key_file)?);
+                let key = PrivateKeyDer::from_pem_slice(&bytes)
+                    .map_err(|error| invalid(key_file, &error))?;
+                // The client of HTTP panics on a key that is not the certificate's.
+                CertifiedKey::from_der(chain.clone(), key, &provider)
+                    .map_err(|error| invalid(key_file, &error))?;
+                let key =
+                    PrivateKey::from_pem(&bytes).map_err(|error| invalid(key_file, &error))?;
+                Some(ClientCert::new_with_certs(&passed_on(&chain), key))
             }
-            let own = match own {
-                None => None,
-                Some((file, key_file)) => {
-                    let (chain, bytes) = (certificates(file)?, read(key_file)?);
-                    let key = PrivateKeyDer::from_pem_slice(&bytes)
-                        .map_err(|error| invalid(key_file, &error))?;
-                    // The client of HTTP panics on a key that is not the certificate's.
-                    CertifiedKey::from_der(chain.clone(), key, &provider)
-                        .map_err(|error| invalid(key_file, &error))?;
-                    let key =
-                        PrivateKey::from_pem(&bytes).map_err(|error| invalid(key_file, &error))?;
-                    Some(ClientCert::new_with_certs(&passed_on(&chain), key))
-                }
-            };
-            let config = TlsConfig::builder()
-                .unversioned_rustls_crypto_provider(provider)
-                .root_certs(RootCerts::new_with_certs(&passed_on(&trusted)))
-                .client_cert(own);
-            Ok(Tls(config.build()))
-        }
-
-        pub fn apply(&self, to: ConfigBuilder<AgentScope>) -> ConfigBuilder<AgentScope> {
-            to.tls_config(self.0.clone())
-        }
-
-        /// Whether this launcher presents a certificate.
-        pub fn has_own(&self) -> bool {
-            self.0.client_cert().is_some()
-        }
+        };
+        let config = TlsConfig::builder()
+            .unversioned_rustls_crypto_provider(provider)
+            .root_certs(RootCerts::new_with_certs(&passed_on(&trusted)))
+            .client_cert(own);
+        Ok(Tls(config.build()))
     }
 
-    /// Returns the reason why TLS failed, if it did. A retry would fail as well.
-    pub(in crate::etcd) fn fault(error: &ureq::Error) -> Option<String> {
-        match error {
-            ureq::Error::Rustls(error) => Some(error.to_string()),
-            ureq::Error::Io(error) => {
-                let inner = error.get_ref()?.downcast_ref::<rustls::Error>()?;
-                Some(inner.to_string())
-            }
-            _ => None,
-        }
+    pub fn apply(&self, to: ConfigBuilder<AgentScope>) -> ConfigBuilder<AgentScope> {
+        to.tls_config(self.0.clone())
     }
 
-    fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-        let bytes = read(path)?;
-        let all =
-            CertificateDer::pem_slice_iter(&bytes).collect::<std::result::Result<Vec<_>, _>>();
-        let all = all.map_err(|error| invalid(path, &error))?;
-        match all.is_empty() {
-            true => Err(invalid(path, &"it has none")),
-            false => Ok(all),
-        }
+    /// Whether this launcher presents a certificate.
+    pub fn has_own(&self) -> bool {
+        self.0.client_cert().is_some()
     }
-
-    fn passed_on(all: &[CertificateDer<'static>]) -> Vec<Certificate<'static>> {
-        all.iter().map(|it| Certificate::from_der(it).to_owned()).collect()
-    }
-
-    fn read(path: &Path) -> Result<Vec<u8>> {
-        input::read(path, "certificates", FILE_BYTES_MAX)
-    }
-
-    fn invalid(path: &Path, why: &dyn Display) -> Error {
-        Error::invalid(format!("invalid certificate or key: {why}"))
-            .expected("PEM")
-            .at(path.display())
-    }
-
-    /// The certificates of all public authorities have about 250 KB.
-    const FILE_BYTES_MAX: u64 = 4 << 20;
 }
 
-#[cfg(not(feature = "tls"))]
-mod built_in {
-    use fleet_base::{Error, Result};
-    use std::path::Path;
-    use ureq::config::ConfigBuilder;
-    use ureq::typestate::AgentScope;
-
-    /// Cannot be made: this build has no TLS.
-    #[derive(Clone)]
-    pub(in crate::etcd) enum Tls {}
-
-    impl Tls {
-        pub fn read(_: &Path, _: Option<(&Path, &Path)>) -> Result<Tls> {
-            Err(Error::unsupported("fleetrun was built without TLS, which https:// requires")
-                .help("build it with the feature `tls`: cargo build -p fleet-cli --features tls"))
+/// Returns the reason why TLS failed, if it did. A retry would fail as well.
+pub(super) fn fault(error: &ureq::Error) -> Option<String> {
+    match error {
+        ureq::Error::Rustls(error) => Some(error.to_string()),
+        ureq::Error::Io(error) => {
+            let inner = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+            Some(inner.to_string())
         }
-
-        pub fn apply(&self, _: ConfigBuilder<AgentScope>) -> ConfigBuilder<AgentScope> {
-            match *self {}
-        }
-
-        pub fn has_own(&self) -> bool {
-            match *self {}
-        }
-    }
-
-    pub(in crate::etcd) fn fault(_: &ureq::Error) -> Option<String> {
-        None
+        _ => None,
     }
 }
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let bytes = read(path)?;
+    let all = CertificateDer::pem_slice_iter(&bytes).collect::<std::result::Result<Vec<_>, _>>();
+    let all = all.map_err(|error| invalid(path, &error))?;
+    match all.is_empty() {
+        true => Err(invalid(path, &"it has none")),
+        false => Ok(all),
+    }
+}
+
+fn passed_on(all: &[CertificateDer<'static>]) -> Vec<Certificate<'static>> {
+    all.iter().map(|it| Certificate::from_der(it).to_owned()).collect()
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    input::read(path, "certificates", FILE_BYTES_MAX)
+}
+
+fn invalid(path: &Path, why: &dyn Display) -> Error {
+    Error::invalid(format!("invalid certificate or key: {why}")).expected("PEM").at(path.display())
+}
+
+/// The certificates of all public authorities have about 250 KB.
+const FILE_BYTES_MAX: u64 = 4 << 20;

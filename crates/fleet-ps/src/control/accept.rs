@@ -14,7 +14,6 @@ use tokio::time::{Sleep, sleep};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 use tonic::transport::server::Connected;
-#[cfg(feature = "tls")]
 use tonic::transport::server::TlsConnectInfo;
 use tonic::{Code, Request, Status};
 
@@ -147,7 +146,6 @@ impl Connected for Connection {
 
 /// Returns the connection of a call.
 fn connection_info(request: &Request<()>) -> Option<&ConnectionInfo> {
-    #[cfg(feature = "tls")]
     if let Some(info) = request.extensions().get::<TlsConnectInfo<ConnectionInfo>>() {
         return Some(info.get_ref());
     }

@@ -1,16 +1,10 @@
-//! Jobs that `mpirun` starts: with the feature, ranks find each other through MPI; without it they
-//! fail with an error.
+//! Jobs that `mpirun` starts: ranks find each other through MPI.
 
+use crate::{BATCH, RANKS, STEPS, parameters, session, step};
+use fleet::DistributedStrategy;
 use fleet::Fleet;
 use fleet::topology::Env;
-
-#[cfg(not(feature = "mpi"))]
-#[test]
-fn without_the_feature_nobody_trains_alone() {
-    let env = Env::from([("PMI_SIZE", "2")]);
-    let error = Fleet::join(&env).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("one of 2, but the program was built without MPI"), "{error}");
-}
+use fleet_testhost::mpirun::{run, text};
 
 #[test]
 fn alone_under_mpirun_is_alone() {
@@ -19,54 +13,41 @@ fn alone_under_mpirun_is_alone() {
     assert_eq!((fleet.worker_num(), fleet.topology().is_non_distributed()), (1, true));
 }
 
-#[cfg(feature = "mpi")]
-mod with_the_feature {
-    use super::*;
-    use crate::{BATCH, RANKS, STEPS, parameters, session, step};
-    use fleet::DistributedStrategy;
-    use fleet_testhost::mpirun::{run, text};
+#[test]
+fn a_library_that_is_not_there() {
+    let env = Env::from([("OMPI_COMM_WORLD_SIZE", "2"), ("FLEET_MPI_LIBRARY", "/nowhere")]);
+    let error = Fleet::join(&env).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("/nowhere"), "{error}");
+}
 
-    #[test]
-    fn a_library_that_is_not_there() {
-        let env = Env::from([("OMPI_COMM_WORLD_SIZE", "2"), ("FLEET_MPI_LIBRARY", "/nowhere")]);
-        let error = Fleet::join(&env).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("/nowhere"), "{error}");
-    }
-
-    #[test]
-    fn ranks_train_what_one_trains_on_all_of_the_batch() {
-        let alone = Fleet::join(&Env::new()).unwrap();
-        let mut whole = session(&alone, &DistributedStrategy::new()).unwrap();
-        (0..STEPS).for_each(|number| step(&mut whole, number, 0, BATCH).unwrap());
-        let expected = parameters(&whole);
-        // Over shared memory, and over the library's collectives.
-        for (job, shared) in [("train", "1"), ("train", "0"), ("train in rings", "0")] {
-            let environment = [("FLEET_SHARED_MEMORY", shared)];
-            let Some(output) = run(2, RANKS, job, &environment) else { return };
-            let said = text(&output);
-            assert!(output.status.success(), "{said}");
-            let lines: Vec<&str> =
-                said.lines().filter(|line| line.contains("parameters ")).collect();
-            assert_eq!(lines.len(), 2, "{said}");
-            for line in lines {
-                let words = line.split("parameters ").nth(1).unwrap_or_default().split(' ');
-                let got: Vec<f32> =
-                    words.map(|bits| f32::from_bits(bits.parse().unwrap())).collect();
-                assert_eq!(got.len(), expected.len());
-                for (a, b) in got.iter().zip(&expected) {
-                    assert!((a - b).abs() <= 1e-6, "{job}: {a} and {b}");
-                }
+#[test]
+fn ranks_train_what_one_trains_on_all_of_the_batch() {
+    let alone = Fleet::join(&Env::new()).unwrap();
+    let mut whole = session(&alone, &DistributedStrategy::new()).unwrap();
+    (0..STEPS).for_each(|number| step(&mut whole, number, 0, BATCH).unwrap());
+    let expected = parameters(&whole);
+    // Over shared memory, and over the library's collectives.
+    for (job, shared) in [("train", "1"), ("train", "0"), ("train in rings", "0")] {
+        let environment = [("FLEET_SHARED_MEMORY", shared)];
+        let Some(output) = run(2, RANKS, job, &environment) else { return };
+        let said = text(&output);
+        assert!(output.status.success(), "{said}");
+        let lines: Vec<&str> = said.lines().filter(|line| line.contains("parameters ")).collect();
+        assert_eq!(lines.len(), 2, "{said}");
+        for line in lines {
+            let words = line.split("parameters ").nth(1).unwrap_or_default().split(' ');
+            let got: Vec<f32> = words.map(|bits| f32::from_bits(bits.parse().unwrap())).collect();
+            assert_eq!(got.len(), expected.len());
+            for (a, b) in got.iter().zip(&expected) {
+                assert!((a - b).abs() <= 1e-6, "{job}: {a} and {b}");
             }
         }
     }
+}
 
-    #[test]
-    fn a_rank_that_leaves_early_is_an_error() {
-        let Some(output) = run(2, RANKS, "leave early", &[]) else { return };
-        let said = text(&output);
-        assert!(
-            !output.status.success() && said.contains("without calling Fleet::finish"),
-            "{said}"
-        );
-    }
+#[test]
+fn a_rank_that_leaves_early_is_an_error() {
+    let Some(output) = run(2, RANKS, "leave early", &[]) else { return };
+    let said = text(&output);
+    assert!(!output.status.success() && said.contains("without calling Fleet::finish"), "{said}");
 }

@@ -1,21 +1,8 @@
-//! Jobs whose collectives use NCCL, tested on the NCCL double of `fleet-comm`. Without the feature
-//! they fail with an error.
+//! Jobs whose collectives use NCCL, tested on the NCCL double.
 
 use crate::launch::run_with;
-#[cfg(not(feature = "nccl"))]
-use crate::launch::stderr_of;
-
-#[cfg(not(feature = "nccl"))]
-#[test]
-fn without_the_feature_nobody_goes_another_way() {
-    for output in run_with("train", 2, "", &[("FLEET_NCCL", "1")]) {
-        let text = stderr_of(&output);
-        assert!(!output.status.success() && text.contains("was built without it"), "{text}");
-    }
-}
 
 /// Returns the parameters that each rank printed.
-#[cfg(feature = "nccl")]
 fn trained(job: &str, environment: &[(&str, &str)]) -> Vec<Vec<f32>> {
     let parameters = |output: &std::process::Output| {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -28,7 +15,6 @@ fn trained(job: &str, environment: &[(&str, &str)]) -> Vec<Vec<f32>> {
     run_with(job, 2, "", environment).iter().map(parameters).collect()
 }
 
-#[cfg(feature = "nccl")]
 #[test]
 fn ranks_train_what_they_train_through_memory() {
     let library = fleet_testhost::nccl_double::double(env!("CARGO_TARGET_TMPDIR"));
