@@ -15,6 +15,7 @@ pub mod rng;
 pub mod sealed;
 pub mod signals;
 pub mod sync;
+pub mod terminal;
 pub mod text;
 
 pub use entity::{EntityMap, EntityRef, SecondaryMap};

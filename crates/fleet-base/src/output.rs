@@ -24,7 +24,12 @@ pub enum ExitReason {
     Failed(Error),
     /// The reader of the output has closed it (`fleet print x | head`).
     ReaderClosed,
+    /// The command was requested to stop, as by SIGTERM, and has done so in order.
+    Terminated,
 }
+
+/// Exit code of a command that SIGTERM ends: 128 and the number of the signal.
+const EXIT_TERMINATED: u8 = 143;
 
 impl From<Error> for ExitReason {
     fn from(error: Error) -> ExitReason {
@@ -44,6 +49,7 @@ impl Output {
         let mut out = Output { stdout: std::io::stdout().lock() };
         match command(&mut out).and_then(|()| out.flush()) {
             Ok(()) | Err(ExitReason::ReaderClosed) => ExitCode::SUCCESS,
+            Err(ExitReason::Terminated) => EXIT_TERMINATED.into(),
             Err(ExitReason::Failed(error)) => {
                 error_line(format_args!("error: {error}"));
                 ExitCode::FAILURE

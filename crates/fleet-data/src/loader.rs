@@ -7,7 +7,7 @@
 //! with that number resumes the job on any number of workers, without repeated or missing samples.
 
 use crate::batch::{Batch, BatchLayout};
-use crate::dataset::InMemoryDataset;
+use crate::dataset::{Dataset, InMemoryDataset};
 use crate::prefetch::{Lanes, reuse};
 use fleet_base::rng::Sequence;
 use fleet_base::{Error, Result};
@@ -27,6 +27,11 @@ pub trait Samples: Send + Sync {
     fn fill_in_epoch(&self, _epoch: u64, samples: &[u64], batch: &mut Batch) -> Result<()> {
         self.fill(samples, batch)
     }
+
+    /// Returns the inputs of a batch of these samples, for loops that make the batches themselves.
+    fn batch_layout(&self) -> Option<&Arc<BatchLayout>> {
+        None
+    }
 }
 
 impl Samples for InMemoryDataset {
@@ -36,6 +41,10 @@ impl Samples for InMemoryDataset {
 
     fn fill(&self, samples: &[u64], batch: &mut Batch) -> Result<()> {
         InMemoryDataset::fill(self, samples, batch)
+    }
+
+    fn batch_layout(&self) -> Option<&Arc<BatchLayout>> {
+        Some(Dataset::layout(self))
     }
 }
 
@@ -212,6 +221,36 @@ impl Loader {
     /// Returns the position after the last batch that was handed out, without prefetched batches.
     pub fn cursor(&self) -> Cursor {
         self.cursor
+    }
+
+    /// Returns the inputs of a batch, if the samples define them ([`Samples::batch_layout`]).
+    pub fn layout(&self) -> Option<&Arc<BatchLayout>> {
+        self.samples.batch_layout()
+    }
+
+    /// Returns the number of batches that this worker gets in an epoch after its first `taken`
+    /// samples, which all workers together have taken.
+    ///
+    /// ```
+    /// # use fleet_data::*;
+    /// # struct Five;
+    /// # impl Samples for Five {
+    /// #     fn sample_count(&self) -> u64 { 5 }
+    /// #     fn fill(&self, _: &[u64], _: &mut Batch) -> fleet_base::Result<()> { Ok(()) }
+    /// # }
+    /// let five = std::sync::Arc::new(Five);
+    /// let options = LoaderOptions { batch_size: 2, drop_last: false, ..Default::default() };
+    /// let loader = Loader::new(five, options)?;
+    /// assert_eq!((loader.batches_after(0), loader.batches_after(4)), (3, 1));
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn batches_after(&self, taken: u64) -> u64 {
+        let LoaderOptions { batch_size, rank, world_size, drop_last, .. } = &self.options;
+        let step = (*batch_size as u64).saturating_mul(*world_size as u64);
+        let left = self.cursor.sample_count.saturating_sub(taken);
+        let share = crate::shard_range(left % step, *rank as u64, *world_size as u64);
+        let has_share = !drop_last && share.is_ok_and(|share| !share.is_empty());
+        left / step + u64::from(has_share)
     }
 
     /// Resumes at a cursor, which must belong to the same samples in the same order.

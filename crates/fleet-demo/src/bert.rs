@@ -1,6 +1,6 @@
 //! A small BERT that fills in masked words.
 
-use super::{Batch, Demo, Size, Source, loss_on, test_sample_count};
+use super::{Demo, Feeds, Size, Source, loss_on, test_sample_count};
 use fleet::nn::models::{BertConfig, bert_tokens};
 use fleet::prelude::*;
 use fleet_synth::{Text, TextConfig};
@@ -67,13 +67,13 @@ pub fn demo(size: &Size) -> Result<Demo> {
 }
 
 impl Source for Masked {
-    fn blank(&self, rows: usize) -> Result<Batch> {
+    fn blank(&self, rows: usize) -> Result<Feeds> {
         let ids = || Tensor::zeros(DType::I64, [rows as i64, LENGTH as i64]);
-        Ok(vec![("src_ids", ids()?), ("labels", ids()?)])
+        Ok(Feeds::from([("src_ids", ids()?), ("labels", ids()?)]))
     }
 
-    fn fill(&self, batch: &mut Batch, first: u64) -> Result<()> {
-        let [(_, tokens), (_, labels)] = batch.as_mut_slice() else { return Ok(()) };
+    fn fill(&self, batch: &mut Feeds, first: u64) -> Result<()> {
+        let [tokens, labels] = batch.tensors(["src_ids", "labels"])?;
         self.0.fill_masked(tokens.as_mut_slice()?, labels.as_mut_slice()?, LENGTH, first)
     }
 }

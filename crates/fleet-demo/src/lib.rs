@@ -9,8 +9,6 @@
 
 mod bert;
 mod lenet;
-mod producer;
-mod progress;
 mod progress_file;
 mod resnet;
 mod server_checkpoints;
@@ -24,8 +22,10 @@ use clap::{Args, ValueEnum};
 use fleet::nn::optimizer::{Adam, Momentum, OptimizerDesc, Rule};
 use fleet::nn::{LrSchedule, Net};
 use fleet::strategy::StrategySource;
+use fleet::trainer::{self, Feeds, Progress};
 use fleet::{
     DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor,
+    Trainer,
 };
 use fleet_base::output::{ExitReason, Output, error_line};
 use fleet_base::{file::make_folder, text};
@@ -145,19 +145,12 @@ impl Which {
     }
 }
 
-/// A feed list.
-type Batch = Vec<(&'static str, Tensor)>;
-
-fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {
-    batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
-}
-
 /// Source of samples, which are functions of their number and generated during training.
 trait Source: Send + Sync {
     /// Allocates a batch.
-    fn blank(&self, rows: usize) -> Result<Batch>;
+    fn blank(&self, rows: usize) -> Result<Feeds>;
     /// Fills a batch with the samples from `first` on.
-    fn fill(&self, batch: &mut Batch, first: u64) -> Result<()>;
+    fn fill(&self, batch: &mut Feeds, first: u64) -> Result<()>;
 }
 
 /// A model with its data, optimizer and test.
@@ -182,10 +175,27 @@ struct Demo {
 }
 
 impl Demo {
-    /// Returns the variables to fetch in each step: the loss and, if there is one, the score.
-    fn fetch(&self) -> Vec<&str> {
-        let score = self.score.iter().map(|(_, var)| var.as_str());
-        [self.loss.as_str()].into_iter().chain(score).collect()
+    /// Returns a trainer of `steps` steps, which shows the loss and, if there is one, the score.
+    fn trainer<'f>(&self, fleet: &'f Fleet, steps: u64) -> Trainer<'f> {
+        let trainer = Trainer::new(fleet).steps(steps).watch("loss", &self.loss);
+        let score = self.score.iter();
+        score
+            .fold(trainer, |trainer, (label, variable)| trainer.watch(label, variable))
+            .progress(Progress::each(fleet))
+    }
+
+    /// Returns this worker's share of all batches. They never end, so that a longer training
+    /// resumes after the last step of a shorter one.
+    fn batches(&self, share: Share) -> impl trainer::Source + use<> {
+        let source = Arc::clone(&self.source);
+        let make = move |_epoch, step: u64, batch: &mut Feeds| {
+            if batch.is_empty() {
+                *batch = source.blank(share.rows)?;
+            }
+            source.fill(batch, step * share.stride + share.first)?;
+            Ok(true)
+        };
+        trainer::from_fn(make).batches(u64::MAX).ahead(BATCHES_AHEAD)
     }
 
     /// Returns the distributed form of `optimizer`; rows of tables keep their own optimizer.
@@ -200,6 +210,20 @@ impl Demo {
             source.cloned().into_iter().fold(distributed, |it, source| it.read_from(source));
         self.rows.iter().fold(distributed, |it, rows| it.rows(rows.clone()))
     }
+}
+
+/// Batches in flight: enough to smooth delays of either side, in little memory.
+const BATCHES_AHEAD: usize = 8;
+
+/// The samples of a worker.
+#[derive(Clone, Copy)]
+struct Share {
+    /// Samples of this worker per step.
+    rows: usize,
+    /// Distance between the first samples of consecutive steps.
+    stride: u64,
+    /// Samples of other workers in a step before this worker's.
+    first: u64,
 }
 
 type Test = Box<dyn FnOnce(&mut Session) -> Result<Fact>>;
@@ -284,11 +308,12 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
 
     let trained = train::run(&demo, args, fleet, &mut session, out)?;
     fleet.meet(&mut session)?;
-    if fleet.is_first_worker() {
+    if fleet.is_first_worker() && !trained.is_terminated {
         summary(demo, args, &trained, &mut session, out)?;
     }
     // The first worker may still run its test; if it dies meanwhile, all others learn of it.
-    Ok(fleet.finish()?)
+    fleet.finish()?;
+    if trained.is_terminated { Err(ExitReason::Terminated) } else { Ok(()) }
 }
 
 /// Creates the folder and checks that it is writable. It is written only after training, when an
@@ -392,7 +417,7 @@ fn accuracy_test(source: Arc<DigitImages>, accuracy: String, count: usize) -> Te
         let (mut right, mut batches) = (0.0, 0);
         for first in (0..count).step_by(TESTED_AT_ONCE) {
             source.fill(&mut batch, FIRST_TESTED + first as u64)?;
-            right += number(&session.evaluate(&fed(&batch), &[&accuracy])?[0])?;
+            right += number(&session.evaluate(&batch.list(), &[&accuracy])?[0])?;
             batches += 1;
         }
         let percent = 100.0 * right / f64::from(batches);
@@ -404,7 +429,7 @@ fn accuracy_test(source: Arc<DigitImages>, accuracy: String, count: usize) -> Te
 fn loss_on(session: &mut Session, source: &dyn Source, loss: &str, count: usize) -> Result<f64> {
     let mut batch = source.blank(count)?;
     source.fill(&mut batch, FIRST_TESTED)?;
-    number(&session.evaluate(&fed(&batch), &[loss])?[0])
+    number(&session.evaluate(&batch.list(), &[loss])?[0])
 }
 
 /// Generated digits in the middle of larger images with one or more equal channels.
@@ -415,14 +440,15 @@ struct DigitImages {
 }
 
 impl Source for DigitImages {
-    fn blank(&self, rows: usize) -> Result<Batch> {
+    fn blank(&self, rows: usize) -> Result<Feeds> {
         let shape = [rows, self.channels, self.side, self.side].map(|dim| dim as i64);
         let images = Tensor::zeros(fleet::DType::F32, shape)?;
-        Ok(vec![("x", images), ("y", Tensor::zeros(fleet::DType::I64, [rows as i64, 1])?)])
+        let labels = Tensor::zeros(fleet::DType::I64, [rows as i64, 1])?;
+        Ok(Feeds::from([("x", images), ("y", labels)]))
     }
 
-    fn fill(&self, batch: &mut Batch, first: u64) -> Result<()> {
-        let [(_, images), (_, labels)] = batch.as_mut_slice() else { return Ok(()) };
+    fn fill(&self, batch: &mut Feeds, first: u64) -> Result<()> {
+        let [images, labels] = batch.tensors(["x", "y"])?;
         let labels = labels.as_mut_slice()?;
         let mut drawn = vec![0.0; labels.len() * IMAGE_PIXELS];
         self.digits.fill_batch_f32(&mut drawn, labels, first)?;

@@ -5,20 +5,18 @@
 //! its own, and all workers together train as many samples as one process would. The training is
 //! therefore similar for any number of workers.
 
-use super::producer::Share;
-use super::progress::Progress;
 use super::server_checkpoints::ServerCheckpoints;
 use super::server_closing::ClosingReport;
-use super::{
-    Batch, Demo, DemoArgs, Size, UNSUPPORTED_ON_SERVERS, check_writable, fed, number, producer,
-};
+use super::{Demo, DemoArgs, Share, Size, UNSUPPORTED_ON_SERVERS, check_writable};
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker, written_exchange};
 use fleet::strategy::Written;
+use fleet::trainer::Event;
 use fleet::{Error, ExecOptions, Fleet};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::text;
-use std::time::{Duration, Instant};
+use std::ops::ControlFlow;
+use std::time::Instant;
 
 /// Runs this process's part of the job: a server serves, a worker trains.
 pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
@@ -75,7 +73,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
         true => checkpoints.join(&mut worker, out)?,
         false => checkpoints.resume(&mut worker, plan.steps, out)?,
     }
-    let closing = train(&demo, &plan, (fleet, &checkpoints), &mut worker, out)?;
+    let closing = train(&demo, &plan, (fleet, &checkpoints), &mut worker)?;
     if first {
         summary(demo, args, &closing, &mut worker, out)?;
     }
@@ -146,38 +144,27 @@ fn train(
     plan: &WorkerPlan,
     (fleet, checkpoints): (&Fleet, &ServerCheckpoints),
     worker: &mut Worker,
-    out: &mut Output,
 ) -> Result<ClosingReport, ExitReason> {
-    let fetch = demo.fetch();
     let workers = fleet.worker_num();
-    let done = checkpoints.done.min(plan.steps);
-    let mut progress = Progress::of(demo, fleet, done, plan.steps, plan.samples);
-    // This worker's own values: asynchronous workers have no common step for a mean.
-    let mean = |values: &[f64]| Ok(values.to_vec());
     let seen = worker.workers()?;
     // Other workers may be a step ahead of a worker that has made none.
     let is_first_process = seen.get(fleet.worker_index()).is_none_or(|own| own.steps == 0);
     let steps_at_begin =
         if is_first_process { 0 } else { seen.iter().map(|seen| seen.steps).sum() };
     let begin = Instant::now();
-    let mut checked = begin;
-    let mut step = |number_of: u64, batch: &Batch, worker: &mut Worker, out: &mut Output| {
-        let found = worker.run(&fed(batch), &fetch)?;
-        let score = found.get(1).map(number).transpose()?;
-        if workers > 1 && checked.elapsed() >= CHECK_INTERVAL {
-            checked = Instant::now();
-            let lost = worker.workers()?.iter().filter(|seen| seen.is_lost()).count();
-            progress.set_batch(plan.samples - lost * plan.share.rows);
-        }
-        progress.step(number_of, number(&found[0])?, score, mean, out)?;
-        Ok(checkpoints.after_step(number_of, worker)?)
-    };
     // Rows are not prefetched. The most frequent rows occur in every batch, so a prefetched row
     // would lack the last step's update. On a machine where reads take no time this staleness gains
     // nothing.
-    producer::run(&*demo.source, &plan.share, done..plan.steps, |number_of, batch| {
-        step(number_of, batch, worker, out)
-    })?;
+    demo.trainer(fleet, plan.steps)
+        .look_ahead(false)
+        .resume_after(checkpoints.done.min(plan.steps))
+        .on_event(|event, model| {
+            if let (Event::Step { step, .. }, Some(worker)) = (event, model.worker()) {
+                checkpoints.after_step(*step, worker)?;
+            }
+            Ok(ControlFlow::Continue(()))
+        })
+        .run(&mut *worker, demo.batches(plan.share))?;
     worker.flush()?;
     checkpoints.barrier_at_end(worker, plan.steps, 1)?;
     let seconds = begin.elapsed().as_secs_f64();
@@ -189,9 +176,6 @@ fn train(
     let (rows, seen) = (plan.share.rows, worker.workers()?);
     Ok(ClosingReport { rows, planned, before, steps_at_begin, seconds, seen })
 }
-
-/// Interval between checks for lost workers.
-const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 fn summary(
     demo: Demo,

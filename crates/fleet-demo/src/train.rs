@@ -1,14 +1,12 @@
-//! Training loop of the demos: every worker takes its share of every batch.
+//! Collective training of a demo: every worker takes its share of every batch.
 
-use super::{Demo, DemoArgs, fed, number, producer};
-use crate::progress::Progress;
-use fleet::{
-    CheckpointPolicy, Checkpoints, Error, Executor, Fleet, ReduceOp, Result, Session, Shares, Trace,
-};
+use super::{Demo, DemoArgs, Share};
+use fleet::trainer::{Ended, Event, StopFlag};
+use fleet::{CheckpointPolicy, Executor, Fleet, Session, Shares, Trace};
 use fleet_base::file::write_file;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{file::make_folder, text};
-use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
@@ -20,6 +18,8 @@ pub struct Trained {
     pub workers: usize,
     /// Samples trained by an earlier run.
     pub before: f64,
+    /// Whether SIGTERM has ended it.
+    pub is_terminated: bool,
 }
 
 impl Trained {
@@ -51,36 +51,36 @@ pub fn run(
     out: &mut Output,
 ) -> Result<Trained, ExitReason> {
     let workers = fleet.worker_num();
-    let mut checkpoints = JobCheckpoints::open(demo, args, fleet, session, out)?;
-    let done = checkpoints.done.min(demo.steps);
-    let fetch = demo.fetch();
-    let mut progress = Progress::of(demo, fleet, done, demo.steps, demo.batch);
-    let mean = |values: &[f64]| fleet.util().all_reduce(values, ReduceOp::Avg);
     let rows = demo.batch / workers;
-    let share = producer::Share {
-        rows,
-        stride: demo.batch as u64,
-        first: (fleet.worker_index() * rows) as u64,
-    };
+    let first = (fleet.worker_index() * rows) as u64;
+    let share = Share { rows, stride: demo.batch as u64, first };
     let mut tracing = Tracing { folder: args.trace.as_deref(), ..Tracing::default() };
+    let mut trainer = demo.trainer(fleet, demo.steps).on_event(|event, model| {
+        if let Event::Step { step, .. } = event {
+            tracing.after_step(*step, demo.steps, &model.session().executor);
+        }
+        Ok(ControlFlow::Continue(()))
+    });
+    if let Some(folder) = &args.checkpoint {
+        let every_steps = Some(args.checkpoint_every.unwrap_or(demo.steps.div_ceil(20)));
+        let policy = CheckpointPolicy { every_steps, every: None, ..CheckpointPolicy::default() };
+        trainer = trainer
+            .checkpoints(folder, policy)
+            .constant("batch size", format!("batches of {}", demo.batch))
+            .stop_on(&StopFlag::on_terminate()?);
+    }
     let begin = Instant::now();
-    let mut fetched = Vec::new();
-    producer::run(&*demo.source, &share, done..demo.steps, |step, batch| {
-        let Session { programs, scope, executor, .. } = session;
-        executor.run_into(&programs.main, scope, &fed(batch), &fetch, &mut fetched)?;
-        tracing.after_step(step, demo.steps, executor);
-        let score = fetched.get(1).map(number).transpose()?;
-        progress.step(step, number(&fetched[0])?, score, mean, out)?;
-        Ok(checkpoints.after_step(step, session)?)
-    })?;
-    checkpoints.finish()?;
+    let trained = trainer.run(session, demo.batches(share))?;
     let seconds = begin.elapsed().as_secs_f64();
     tracing.finish(fleet, out)?;
+    let before = trained.resumed.map_or(0, |resumed| resumed.step).min(demo.steps);
+    let samples = |steps: u64| (steps * demo.batch as u64) as f64;
     Ok(Trained {
-        samples: ((demo.steps - done) * demo.batch as u64) as f64,
+        samples: samples(trained.step.saturating_sub(before)),
         seconds,
         workers,
-        before: (done * demo.batch as u64) as f64,
+        before: samples(before),
+        is_terminated: trained.ended == Ended::Requested,
     })
 }
 
@@ -125,73 +125,4 @@ impl Tracing<'_> {
         let (count, path) = (self.steps, path.display());
         out.line(format!("trace     rank {rank}, mean of the last {count} steps: {step} ({path})"))
     }
-}
-
-/// Checkpoints, if enabled: the first worker writes the state that all have in common, and every
-/// worker writes its own state.
-struct JobCheckpoints {
-    /// Steps completed by an earlier run.
-    done: u64,
-    checkpoints: Option<Checkpoints>,
-    batch: usize,
-}
-
-/// Entry with the samples per step, which give meaning to a number of steps.
-const BATCH_ENTRY: &str = "batch";
-
-impl JobCheckpoints {
-    fn open(
-        demo: &Demo,
-        args: &DemoArgs,
-        fleet: &Fleet,
-        session: &mut Session,
-        out: &mut Output,
-    ) -> Result<JobCheckpoints, ExitReason> {
-        let mut opened = JobCheckpoints { done: 0, checkpoints: None, batch: demo.batch };
-        let Some(folder) = &args.checkpoint else { return Ok(opened) };
-        let every = args.checkpoint_every.unwrap_or(demo.steps.div_ceil(20));
-        let policy = CheckpointPolicy {
-            every_steps: Some(every),
-            every: None,
-            ..CheckpointPolicy::default()
-        };
-        let mut checkpoints = fleet.checkpoints(folder, policy)?;
-        let resumed = checkpoints.resume(&session.programs.main, &mut session.scope)?;
-        opened.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
-        if let Some(resumed) = &resumed {
-            for skipped in &resumed.skipped {
-                out.line(format!("skipped a checkpoint: {skipped}"))?;
-            }
-            for note in &resumed.changed_constants {
-                out.line(format!("note: {note}"))?;
-            }
-            check_batch(&resumed.entries, demo.batch, folder)?;
-            let (step, path) = (resumed.step, resumed.path.display());
-            out.line(format!("resumed after step {step} of {} from {path}", demo.steps))?;
-        }
-        opened.checkpoints = Some(checkpoints);
-        Ok(opened)
-    }
-
-    fn after_step(&mut self, step: u64, session: &Session) -> Result<()> {
-        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
-        let entries = || BTreeMap::from([(BATCH_ENTRY.to_string(), self.batch.to_string())]);
-        checkpoints.after_step(step, &session.programs.main, &session.scope, entries)
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        self.checkpoints.as_mut().map_or(Ok(()), Checkpoints::finish)
-    }
-}
-
-fn check_batch(entries: &BTreeMap<String, String>, batch: usize, folder: &Path) -> Result<()> {
-    let saved = entries.get(BATCH_ENTRY).map_or("another", String::as_str);
-    if saved == batch.to_string() {
-        return Ok(());
-    }
-    Err(Error::invalid("the checkpoints have another batch size")
-        .expected(format!("batches of {batch}"))
-        .got(format!("batches of {saved}"))
-        .at(folder.display())
-        .help("use another --checkpoint folder, or a number of workers that divides the batch"))
 }

@@ -1,8 +1,6 @@
 //! Wide & deep on click logs of 26 slots.
 
-use super::{
-    Batch, Demo, FIRST_TESTED, Size, Source, fed, floats, linear_decay, test_sample_count,
-};
+use super::{Demo, FIRST_TESTED, Feeds, Size, Source, floats, linear_decay, test_sample_count};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
 use fleet_base::text;
@@ -78,17 +76,17 @@ fn slow_down_layers(net: &Net) -> Result<()> {
 }
 
 impl Source for Ctr {
-    fn blank(&self, rows: usize) -> Result<Batch> {
+    fn blank(&self, rows: usize) -> Result<Feeds> {
         let rows = rows as i64;
-        Ok(vec![
+        Ok(Feeds::from([
             ("dense_input", Tensor::zeros(DType::F32, [rows, self.dense_count() as i64])?),
             ("sparse_input", Tensor::zeros(DType::I64, [rows, self.slot_count() as i64])?),
             ("label", Tensor::zeros(DType::F32, [rows, 1])?),
-        ])
+        ]))
     }
 
-    fn fill(&self, batch: &mut Batch, first: u64) -> Result<()> {
-        let [(_, dense), (_, ids), (_, label)] = batch.as_mut_slice() else { return Ok(()) };
+    fn fill(&self, batch: &mut Feeds, first: u64) -> Result<()> {
+        let [dense, ids, label] = batch.tensors(["dense_input", "sparse_input", "label"])?;
         let (dense, ids) = (dense.as_mut_slice()?, ids.as_mut_slice()?);
         self.fill_batch(dense, ids, label.as_mut_slice()?, first)
     }
@@ -104,8 +102,9 @@ fn test(
     let (mut scores, mut labels) = (Vec::new(), Vec::new());
     for at in (0..tested).step_by(TESTED_MIN) {
         clicks.fill(&mut batch, FIRST_TESTED + at as u64)?;
-        scores.extend(floats(&session.evaluate(&fed(&batch), &[prediction])?[0])?);
-        labels.extend(batch[2].1.to_vec::<f32>()?);
+        scores.extend(floats(&session.evaluate(&batch.list(), &[prediction])?[0])?);
+        let [label] = batch.tensors(["label"])?;
+        labels.extend(label.to_vec::<f32>()?);
     }
     let mut truth = vec![0.0; tested];
     clicks.fill_probabilities(&mut truth, FIRST_TESTED);

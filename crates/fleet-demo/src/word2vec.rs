@@ -1,6 +1,6 @@
 //! Skip-gram word vectors with negative sampling.
 
-use super::{Batch, Demo, Size, Source, linear_decay, loss_on};
+use super::{Demo, Feeds, Size, Source, linear_decay, loss_on};
 use fleet::nn::models::{Word2VecConfig, word2vec};
 use fleet::prelude::*;
 use fleet_base::text;
@@ -51,14 +51,15 @@ pub fn demo(size: &Size) -> Result<Demo> {
 }
 
 impl Source for Pairs {
-    fn blank(&self, rows: usize) -> Result<Batch> {
+    fn blank(&self, rows: usize) -> Result<Feeds> {
         let ids = |width: usize| Tensor::zeros(DType::I64, [rows as i64, width as i64]);
         let noise = self.0.config().negative_count;
-        Ok(vec![("center", ids(1)?), ("context", ids(1)?), ("negatives", ids(noise)?)])
+        let pairs = [("center", ids(1)?), ("context", ids(1)?), ("negatives", ids(noise)?)];
+        Ok(Feeds::from(pairs))
     }
 
-    fn fill(&self, batch: &mut Batch, first: u64) -> Result<()> {
-        let [(_, center), (_, context), (_, noise)] = batch.as_mut_slice() else { return Ok(()) };
+    fn fill(&self, batch: &mut Feeds, first: u64) -> Result<()> {
+        let [center, context, noise] = batch.tensors(["center", "context", "negatives"])?;
         let (center, context) = (center.as_mut_slice()?, context.as_mut_slice()?);
         self.0.fill_pairs(center, context, noise.as_mut_slice()?, first)
     }

@@ -5,7 +5,7 @@
 //! appear only on a terminal. The job's token is masked in all output.
 
 use crate::options::{Options, Verbosity};
-use crate::terminal;
+use fleet_base::terminal;
 use fleet_base::text::printable;
 use fleet_net::Token;
 use fleet_topology::{Env, Role, names};

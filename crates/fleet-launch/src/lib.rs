@@ -36,7 +36,6 @@ pub mod script;
 mod several;
 mod supervisor;
 pub mod tables;
-pub mod terminal;
 mod terms;
 
 pub use job::{OwnProcess, main};

@@ -4,6 +4,7 @@
 //! `fleetrun`, one process takes the whole batch.
 
 use fleet::prelude::*;
+use fleet::trainer::{Feeds, from_fn};
 use fleet_synth::{Digits, IMAGE_PIXELS};
 
 /// Batch size of all workers together.
@@ -27,19 +28,16 @@ pub fn train(steps: u64) -> Result<()> {
     let mut session = fleet.session(net.build()?, &job, ExecOptions::default())?;
 
     let digits = Digits::new(1);
-    let mut images = Tensor::zeros(DType::F32, [share as i64, IMAGE_PIXELS as i64])?;
-    let mut labels = Tensor::zeros(DType::I64, [share as i64, 1])?;
-    for step in 1..=steps {
+    let data = from_fn(|_epoch, step, feeds: &mut Feeds| {
+        let mut images = Tensor::zeros(DType::F32, [share as i64, IMAGE_PIXELS as i64])?;
+        let mut labels = Tensor::zeros(DType::I64, [share as i64, 1])?;
         let sample = step * BATCH as u64 + first as u64;
         digits.fill_batch_f32(images.as_mut_slice()?, labels.as_mut_slice()?, sample)?;
-        let out = session.run(&[("image", &images), ("label", &labels)], &[&loss, &accuracy])?;
-        let own = [f64::from(out[0].item::<f32>()?), f64::from(out[1].item::<f32>()?)];
-        if step % steps.div_ceil(10) == 0 {
-            let mean = fleet.util().all_reduce(&own, fleet::ReduceOp::Avg)?;
-            let line = format!("step {step}: loss {:.4}, accuracy {:.4}", mean[0], mean[1]);
-            fleet.util().print_on_rank(line, 0);
-        }
-    }
+        *feeds = Feeds::from([("image", images), ("label", labels)]);
+        Ok(true)
+    });
+    let trainer = Trainer::new(&fleet).watch("loss", &loss).watch("accuracy", &accuracy);
+    trainer.run(&mut session, data.batches(steps))?;
     fleet.finish()
 }
 

@@ -2,8 +2,9 @@
 //!
 //! FOLDER has a folder of PNG and JPEG files for each class; without it, digits are drawn into one.
 
-use fleet::data::{Batch, ImageList, ImageOptions, Images, Loader, LoaderOptions, Samples};
+use fleet::data::{ImageList, ImageOptions, Images, Loader, LoaderOptions, Samples};
 use fleet::prelude::*;
+use fleet::trainer::Evaluation;
 use fleet_synth::{Make, MakeFormat, MakeKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub fn train(steps: u64) -> Result<()> {
 }
 
 /// Trains on the images of a folder; returns the accuracy.
-pub fn train_on(folder: &Path, steps: u64) -> Result<f32> {
+pub fn train_on(folder: &Path, steps: u64) -> Result<f64> {
     // Random crops of slightly larger images, so that the network seldom sees the same one twice.
     let list = ImageList::folder(folder)?;
     let options = ImageOptions { resize: Some(SIZE + 4), ..ImageOptions::new([SIZE, SIZE]) };
@@ -48,28 +49,15 @@ pub fn train_on(folder: &Path, steps: u64) -> Result<f32> {
         ..LoaderOptions::default()
     };
     let shuffled = LoaderOptions { shuffle: true, ..plain.clone() };
-    let mut loader = Loader::new(images.clone(), shuffled)?;
-    let mut batch = Batch::new(images.layout());
-    for step in 1..=steps {
-        while !loader.next(&mut batch)? {
-            loader.next_epoch();
-        }
-        let out = session.run(&batch.feeds(), &[&loss])?;
-        if step % steps.div_ceil(10) == 0 {
-            let loss = out[0].item::<f32>()?;
-            println!("step {step}, epoch {}: loss {loss:.4}", loader.cursor().epoch);
-        }
-    }
+    let loader = Loader::new(images, shuffled)?;
+    let fleet = Fleet::collective()?;
+    Trainer::new(&fleet).steps(steps).watch("loss", &loss).run(&mut session, loader)?;
 
-    let count = evaluated.sample_count() as f32;
-    let mut loader = Loader::new(Arc::new(evaluated), plain)?;
-    let mut right = 0.0;
-    while loader.next(&mut batch)? {
-        let out = session.evaluate(&batch.feeds(), &[&accuracy])?;
-        right += out[0].item::<f32>()? * batch.len() as f32;
-    }
-    println!("accuracy: {:.1} %", 100.0 * right / count);
-    Ok(right / count)
+    let loader = Loader::new(Arc::new(evaluated), plain)?;
+    let evaluation = Evaluation::new().mean("accuracy", &accuracy);
+    let accuracy = evaluation.run(&fleet, &mut session, loader)?.scalars[0].1;
+    println!("accuracy: {:.1} %", 100.0 * accuracy);
+    Ok(accuracy)
 }
 
 /// Draws digits as PNG files, in folders named by the digit.

@@ -1,6 +1,7 @@
 //! Wide & deep on click logs: `cargo run --release --example wide_deep [STEPS]`.
 
 use fleet::prelude::*;
+use fleet::trainer::{Feeds, from_fn};
 use fleet_synth::{Ctr, CtrConfig};
 
 const BATCH: i64 = 512;
@@ -31,22 +32,22 @@ pub fn train(steps: u64) -> Result<()> {
     let (loss, area) = (loss.name(), area.name());
     let mut session = Session::new(net.build()?, ExecOptions::default())?;
 
-    let mut dense = Tensor::zeros(DType::F32, [BATCH, 13])?;
-    let mut ids = Tensor::zeros(DType::I64, [BATCH, 26])?;
-    let mut click = Tensor::zeros(DType::F32, [BATCH, 1])?;
-    let best = clicks.config().best_auc;
-    for step in 1..=steps {
+    println!("the best possible AUC is {:.2}", clicks.config().best_auc);
+    let batch = move |_epoch, step, feeds: &mut Feeds| {
+        if feeds.is_empty() {
+            feeds.set("dense", Tensor::zeros(DType::F32, [BATCH, 13])?);
+            feeds.set("ids", Tensor::zeros(DType::I64, [BATCH, 26])?);
+            feeds.set("click", Tensor::zeros(DType::F32, [BATCH, 1])?);
+        }
+        let [dense, ids, click] = feeds.tensors(["dense", "ids", "click"])?;
         let (x, y) = (dense.as_mut_slice()?, click.as_mut_slice()?);
         clicks.fill_batch(x, ids.as_mut_slice()?, y, step * BATCH as u64)?;
-        let feed = [("dense", &dense), ("ids", &ids), ("click", &click)];
-        if step % steps.div_ceil(10) == 0 {
-            let out = session.run(&feed, &[&loss, &area])?;
-            let (loss, area) = (out[0].item::<f32>()?, out[1].item::<f64>()?);
-            println!("step {step}: loss {loss:.4}, AUC {area:.4} (at best {best:.2})");
-        } else {
-            session.run(&feed, &[])?;
-        }
-    }
+        Ok(true)
+    };
+    // A thread of its own makes the batches.
+    let data = from_fn(batch).batches(steps).ahead(4);
+    let fleet = Fleet::collective()?;
+    Trainer::new(&fleet).watch("loss", &loss).watch("AUC", &area).run(&mut session, data)?;
     Ok(())
 }
 

@@ -52,6 +52,7 @@ mod save;
 pub mod servers;
 mod session;
 mod terminal;
+pub mod trainer;
 mod util;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
@@ -77,6 +78,7 @@ pub use save::{
     load_vars_where, save_inference_model, save_params, save_persistables, save_vars,
 };
 pub use session::Session;
+pub use trainer::Trainer;
 pub use util::Util;
 
 /// Imports for most programs: networks, sessions, jobs, strategies and data sets.
@@ -86,7 +88,7 @@ pub mod prelude {
     };
     pub use crate::{
         BuildOptions, CheckpointPolicy, DType, DatasetRun, DistributedStrategy, Error, ExecOptions,
-        Executor, Fleet, ReduceOp, Result, Scope, Session, Shape, Tensor,
+        Executor, Fleet, ReduceOp, Result, Scope, Session, Shape, Tensor, Trainer,
     };
     pub use fleet_nn::prelude::*;
 }

@@ -38,6 +38,7 @@ examples! {
     servers_scale: "../examples/servers_scale.rs",
     strategy: "../examples/strategy.rs",
     sync_batch_norm: "../examples/sync_batch_norm.rs",
+    training: "../examples/training.rs",
     vgg: "../examples/vgg.rs",
     wide_deep: "../examples/wide_deep.rs",
     word2vec: "../examples/word2vec.rs",

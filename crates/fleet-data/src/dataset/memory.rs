@@ -230,6 +230,12 @@ impl Dataset for InMemoryDataset {
         &self.options.layout
     }
 
+    fn batch_count(&self) -> Option<u64> {
+        let (records, batch) = (self.order.len(), self.options.batch_size);
+        let count = if self.options.drop_last { records / batch } else { records.div_ceil(batch) };
+        self.loaded.then_some(count as u64)
+    }
+
     /// Returns sources whose batches follow the order of the records, for any number of threads:
     /// source t of n has batches t, t + n, .. of the order.
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {

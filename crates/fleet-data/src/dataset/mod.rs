@@ -127,6 +127,11 @@ pub trait Dataset {
     /// Returns the sources of one pass over the records, for at most `threads` threads; 0 takes the
     /// number in the options. Callers take batches from the sources in turn.
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>>;
+
+    /// Returns the number of batches of a pass, if it is known before the pass.
+    fn batch_count(&self) -> Option<u64> {
+        None
+    }
 }
 
 fn check_threads(threads: usize) -> Result<()> {

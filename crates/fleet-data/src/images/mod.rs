@@ -180,6 +180,10 @@ impl Samples for Images {
         places.for_each(|(label, sample)| *label = self.list.label(*sample as usize));
         Ok(())
     }
+
+    fn batch_layout(&self) -> Option<&Arc<BatchLayout>> {
+        Some(&self.layout)
+    }
 }
 
 /// Limit of an image's height and width; photographs are smaller.

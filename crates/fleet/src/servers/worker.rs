@@ -145,9 +145,21 @@ impl Worker {
 
     /// Runs a training step.
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
-        let out = self.session.run(feed, fetch);
-        let out = out.and_then(|out| after_step(&self.job, &self.adapter).map(|()| out));
-        self.reported(out.map_err(|error| with_table_names(&self.job, error)))
+        let mut out = Vec::new();
+        self.run_into(feed, fetch, &mut out)?;
+        Ok(out)
+    }
+
+    /// Runs a training step and writes the results into existing tensors.
+    pub(crate) fn run_into(
+        &mut self,
+        feed: &[(&str, &Tensor)],
+        fetch: &[&str],
+        out: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        let ran = self.session.run_into(feed, fetch, out);
+        let ran = ran.and_then(|()| after_step(&self.job, &self.adapter));
+        self.reported(ran.map_err(|error| with_table_names(&self.job, error)))
     }
 
     /// Trains on one pass of a dataset. The rows of a step are requested while the step before

@@ -17,6 +17,7 @@ mod mpi;
 mod nccl;
 mod resume;
 mod strategies;
+mod trainer;
 mod unused;
 
 use fleet::prelude::*;
@@ -69,6 +70,11 @@ fn work(job: &str, folder: &Path) -> Result<()> {
         "meet" => init().and_then(|fleet| meet::compare(&fleet, folder)),
         "leave parameters unused" => init().and_then(|fleet| unused::train(&fleet)),
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
+        "train and resume" => init().and_then(|fleet| trainer::train_and_resume(&fleet, folder)),
+        "share unequally" => init().and_then(|fleet| trainer::share_unequally(&fleet)),
+        "train until terminated" => {
+            init().and_then(|fleet| trainer::train_until_terminated(&fleet, folder))
+        }
         "resume after death" => init().and_then(|fleet| resume::resume_after_death(&fleet, folder)),
         other => panic!("no job {other}"),
     }

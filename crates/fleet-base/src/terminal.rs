@@ -15,7 +15,7 @@ pub fn columns(stream: impl AsFd) -> usize {
 /// first, then the parts of `text`, which are separated by two spaces, from the last to the first.
 ///
 /// ```
-/// use fleet_launch::terminal::fitted;
+/// use fleet_base::terminal::fitted;
 /// let line = |columns| fitted("00:01:07", "[==  ]  50 %  9 s left  loss 0.45", columns);
 /// assert_eq!(line(80), "00:01:07  [==  ]  50 %  9 s left  loss 0.45");
 /// assert_eq!(line(40), "[==  ]  50 %  9 s left  loss 0.45");
@@ -24,7 +24,7 @@ pub fn columns(stream: impl AsFd) -> usize {
 /// ```
 pub fn fitted(lead: &str, text: &str, columns: usize) -> String {
     let width = |text: &str| text.chars().count();
-    if width(lead) + GAP.len() + width(text) <= columns {
+    if !lead.is_empty() && width(lead) + GAP.len() + width(text) <= columns {
         return [lead, text].join(GAP);
     }
     let mut text = text;
