@@ -4,12 +4,7 @@ use fleet_config::Problem;
 use fleet_ir::Program;
 
 /// Reports the names of the list at `path` that no parameter's name contains.
-pub fn unmatched(
-    program: &Program,
-    path: &str,
-    names: &[String],
-    problems: &mut Vec<Problem>,
-) {
+pub fn unmatched(program: &Program, path: &str, names: &[String], problems: &mut Vec<Problem>) {
     // Running statistics are parameters too, but never have weight decay.
     let trained = program.parameters().filter(|(_, var)| !var.stop_gradient);
     let mut parameters: Vec<&str> = trained.map(|(_, var)| var.name.as_str()).collect();
