@@ -2,14 +2,15 @@
 
 use crate::agree::communication;
 use crate::explain::StepPeers;
+use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::{HostRate, Programs};
 use fleet_ops::Services;
 use fleet_tensor::Tensor;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Once};
 
 /// A model's programs, the scope with its variables, and the executor that runs them.
 ///
@@ -54,6 +55,7 @@ impl Session {
         scope: Scope,
         executor: Executor,
     ) -> Result<Session> {
+        warn_of_slow_kernels();
         let test = programs.for_test()?;
         Ok(Session { programs, scope, executor, test, steps: Arc::default(), peers: None })
     }
@@ -152,6 +154,20 @@ impl Session {
         self.executor.run(&self.test, &mut self.scope, feed, fetch)
     }
 }
+
+/// Warns once in a process whose kernels are compiled without optimization, as the profile `dev` of
+/// a new crate does.
+fn warn_of_slow_kernels() {
+    static WARNED: Once = Once::new();
+    if !fleet_kernels::IS_OPTIMIZED {
+        WARNED.call_once(|| note(SLOW_KERNELS));
+    }
+}
+
+const SLOW_KERNELS: &str = "the kernels are compiled without optimization and about 100 times \
+    slower; build with --release, or add to Cargo.toml:
+    [profile.dev.package.\"*\"]
+    opt-level = 3";
 
 /// Sets the learning rates of the next step from their functions. The step count is in the scope,
 /// so schedules continue after a checkpoint is loaded.
