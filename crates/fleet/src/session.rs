@@ -178,13 +178,11 @@ fn set_rates(rates: &[HostRate], scope: &mut Scope) -> Result<()> {
             false => None,
         };
         let value = rate.value_after(done) as f32;
-        if !value.is_finite() {
-            return Err(Error::numeric(format!(
-                "the learning rate '{}' is not finite",
-                rate.variable
-            ))
-            .got(value)
-            .help("return a finite number from the schedule's function"));
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(Error::numeric(format!("invalid learning rate '{}'", rate.variable))
+                .expected("a finite number, at least 0")
+                .got(value)
+                .help("return such a number from the schedule's function"));
         }
         scope.assign(&rate.variable, &Tensor::from_slice(&[value], [1])?)?;
     }

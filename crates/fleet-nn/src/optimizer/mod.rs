@@ -304,7 +304,7 @@ impl OptimizerDesc {
         registry: &Registry,
         loss: VarId,
     ) -> Result<Vec<ParamGrad>> {
-        self.check_rows()?;
+        self.check()?;
         let main = &mut programs.main;
         let named = |names: &[String]| -> Result<Vec<VarId>> {
             names.iter().map(|name| main.var_named(name)).collect()
@@ -361,10 +361,12 @@ impl OptimizerDesc {
         read.map(|table| casts.get(&table).copied().unwrap_or(table)).collect()
     }
 
-    /// Checks that the optimizer of tables does not select parameters. Only the main optimizer
-    /// does.
-    fn check_rows(&self) -> Result<()> {
+    /// Checks the learning rates, and that the optimizer of tables does not select parameters. Only
+    /// the main optimizer does.
+    fn check(&self) -> Result<()> {
+        self.settings.learning_rate.check()?;
         let Some(rows) = &self.rows else { return Ok(()) };
+        rows.settings.learning_rate.check()?;
         let OptimizerSettings { parameters, no_grad, .. } = &rows.settings;
         if parameters.is_none() && no_grad.is_empty() && rows.rows.is_none() {
             return Ok(());
