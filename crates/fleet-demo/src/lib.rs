@@ -240,8 +240,6 @@ struct Size {
     workers: usize,
     /// Number of workers that do not wait for each other, as parameter servers allow.
     async_workers: usize,
-    /// Whether gradients of several steps are summed, which sparse rows do not support.
-    merges_gradients: bool,
     /// Whether the mode is GEO, which distributes only changes that add up.
     is_geo: bool,
 }
@@ -284,8 +282,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     check_writable(args.trace.as_deref())?;
     let (strategy, source) = args.strategy()?;
     let (samples, workers) = (args.samples, fleet.worker_num());
-    let merges_gradients = strategy.gradient_merge();
-    let size = Size { samples, workers, merges_gradients, async_workers: 1, is_geo: false };
+    let size = Size { samples, workers, async_workers: 1, is_geo: false };
     let (demo, name) = (args.model.make(&size)?, args.model.name());
     let optimizer = suitable_optimizer(demo.optimizer.clone(), &strategy);
     if optimizer != demo.optimizer {

@@ -119,7 +119,7 @@ impl WorkerPlan {
         // GEO sums the workers' changes, which requires sgd.
         let is_geo = exchange.is_geo();
         let samples = args.samples;
-        let whole = Size { samples, workers, merges_gradients: false, async_workers: 1, is_geo };
+        let whole = Size { samples, workers, async_workers: 1, is_geo };
         let (batch, samples) = args.model.usual();
         let (whole_batch, steps) = whole.of(batch, samples);
         if exchange.is_sync() {

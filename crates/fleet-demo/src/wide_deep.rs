@@ -23,8 +23,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let net = Net::new();
     net.set_seed(1);
     let row_count = clicks.row_count() as i64;
-    let sparse = !size.merges_gradients;
-    let config = WideDeepConfig { vocabulary: row_count, sparse, ..WideDeepConfig::criteo() };
+    let config = WideDeepConfig { vocabulary: row_count, ..WideDeepConfig::criteo() };
     let model = wide_deep(&net, &config);
     let table: OptimizerDesc = Sgd::new(linear_decay(TABLE_RATE, steps)).into();
     let (optimizer, rows) = match size.is_geo {

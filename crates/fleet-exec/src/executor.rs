@@ -399,7 +399,21 @@ pub(crate) fn find_feed(
         .expected(format!("{}{}", var.dtype, var.shape))
         .got(format!("{dtype}{shape}")));
     }
+    // Ragged inputs, such as the ids of a slot, may have no rows.
+    let has_no_rows = var.shape.first() == Some(&-1) && shape.first() == Some(&0);
+    if has_no_rows && var.lod_level == 0 && trains(program) {
+        return Err(Error::invalid(format!("the batch fed for '{name}' is empty"))
+            .expected("1 row or more, as the mean over no rows is not a number")
+            .got(format!("{dtype}{shape}"))
+            .help("skip steps without data"));
+    }
     Ok((id, Meta::dense(*dtype, *shape)))
+}
+
+/// Returns whether the program has a backward pass.
+fn trains(program: &Program) -> bool {
+    let mut ops = program.block_ids().flat_map(|block| program.block_ops(block));
+    ops.any(|(_, op)| op.role.is_backward())
 }
 
 /// Rejects programs that state layouts. Only the executor's own passes may choose layouts, because

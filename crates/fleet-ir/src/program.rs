@@ -1,9 +1,9 @@
 //! Programs, blocks and their ids.
 
 use crate::names::{self, NAME_BYTES_MAX};
-use crate::{Op, OpRole, Var};
+use crate::{Attr, Op, OpRole, Var};
 use fleet_base::{EntityMap, Error, Result, entity_id, text};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
 
@@ -308,7 +308,7 @@ impl Program {
     }
 
     /// Returns a copy that keeps only the ops of the root block that `targets` depend on, and the
-    /// variables in use. Blocks of removed ops become empty.
+    /// variables in use. The blocks of removed ops are gone, so that the others get new ids.
     pub fn prune(&self, targets: &[VarId]) -> Program {
         let mut pruned = self.clone();
         let mut needed: HashSet<VarId> = targets.iter().copied().collect();
@@ -324,26 +324,45 @@ impl Program {
         }
         kept.reverse();
         pruned.set_block_ops(Program::ROOT, kept);
-        pruned.clear_unreachable_blocks();
+        pruned.drop_unreachable_blocks();
         let keep: HashSet<VarId> = targets.iter().copied().collect();
         pruned.drop_vars_unless(|id, used| used || keep.contains(&id));
         pruned
     }
 
-    /// Empties the blocks that cannot be reached from the root through sub-blocks.
-    fn clear_unreachable_blocks(&mut self) {
-        let mut reached = HashSet::from([Program::ROOT]);
+    /// Drops the blocks that cannot be reached from the root through sub-blocks.
+    fn drop_unreachable_blocks(&mut self) {
+        let mut reached = BTreeSet::from([Program::ROOT]);
         let mut open = vec![Program::ROOT];
         while let Some(block) = open.pop() {
-            for inner in self.block_ops(block).filter_map(|(_, op)| op.sub_block()) {
-                if reached.insert(inner) {
-                    open.push(inner);
+            // Blocks are reached through their parents, too: variables are declared there.
+            let attrs = self.block_ops(block).flat_map(|(_, op)| &op.attrs);
+            let inner = attrs.filter_map(|attr| match attr {
+                Attr::Block(inner) => Some(*inner),
+                _ => None,
+            });
+            for next in inner.chain(self.blocks[block].parent) {
+                if reached.insert(next) {
+                    open.push(next);
                 }
             }
         }
-        for block in self.block_ids().filter(|block| !reached.contains(block)) {
-            self.blocks[block].ops.clear();
+        let mut blocks = EntityMap::new();
+        let new_ids: HashMap<BlockId, BlockId> =
+            reached.iter().map(|id| (*id, blocks.push(self.blocks[*id].clone()))).collect();
+        for block in blocks.values_mut() {
+            block.parent = block.parent.map(|parent| new_ids[&parent]);
         }
+        let ops: BTreeSet<OpId> =
+            blocks.values().flat_map(|block| block.ops.iter().copied()).collect();
+        for id in ops {
+            for attr in &mut self.ops[id].attrs {
+                if let Attr::Block(inner) = attr {
+                    *inner = new_ids[inner];
+                }
+            }
+        }
+        self.blocks = blocks;
     }
 
     /// Drops the variables that no op of any block uses.

@@ -36,3 +36,16 @@ pub mod softmax;
 pub mod strided;
 pub mod transpose;
 pub mod vmath;
+
+/// Whether this crate is compiled with optimization. Without, kernels are about 100 times slower:
+/// the compiler keeps no value in a vector register.
+pub const IS_OPTIMIZED: bool = !matches!(env!("FLEET_OPT_LEVEL").as_bytes(), b"0");
+
+#[cfg(test)]
+mod tests {
+    /// The tests of the workspace train models: its profiles optimize the kernels.
+    #[test]
+    fn kernels_are_optimized_in_every_profile() {
+        const { assert!(super::IS_OPTIMIZED) };
+    }
+}

@@ -26,6 +26,7 @@ impl Net {
             let main = Emit {
                 device: state.device.clone(),
                 fp16_guard: state.fp16_guard,
+                role: state.role,
                 ..emit(&mut state.programs.main)
             };
             let startup = emit(&mut state.programs.startup);
@@ -149,6 +150,11 @@ impl<'a> Build<'a> {
         }
         if let Some(found) = self.main.program.find_var(&name) {
             return self.shared(found, &name, shape, dtype);
+        }
+        if !(attr.learning_rate.is_finite() && attr.learning_rate >= 0.0) {
+            return Err(Error::invalid(format!("invalid learning rate of parameter '{name}'"))
+                .expected("a finite factor, at least 0")
+                .got(attr.learning_rate));
         }
         let param = Param {
             trainable: attr.trainable,

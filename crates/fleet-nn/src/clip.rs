@@ -44,15 +44,17 @@ impl GradClip {
     }
 
     fn check(&self) -> Result<()> {
-        let (expected, is_right) = match *self {
-            GradClip::Value { min, max } => ("min <= max", min <= max),
-            GradClip::Norm(limit) | GradClip::GlobalNorm(limit) => ("a norm above 0", limit > 0.0),
-        };
-        if is_right {
-            return Ok(());
-        }
         let wrong = Error::invalid("invalid options of gradient clipping");
-        Err(wrong.expected(expected).got(format!("{self:?}")))
+        match *self {
+            GradClip::Value { min, max } if min <= max => Ok(()),
+            GradClip::Value { min, max } => {
+                Err(wrong.expected("min <= max").got(format!("min {min} and max {max}")))
+            }
+            GradClip::Norm(limit) | GradClip::GlobalNorm(limit) if limit > 0.0 => Ok(()),
+            GradClip::Norm(limit) | GradClip::GlobalNorm(limit) => {
+                Err(wrong.expected("a norm above 0").got(limit))
+            }
+        }
     }
 
     /// Emits the ops that clip the gradients.

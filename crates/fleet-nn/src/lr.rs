@@ -51,6 +51,15 @@ impl LearningRate {
             LearningRate::Schedule(schedule) => schedule.value_at(step),
         }
     }
+
+    /// Rejects rates that are negative or not finite. The values of functions are not known yet; a
+    /// session checks them in each step.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            LearningRate::Constant(rate) => check_rate("learning rate", *rate),
+            LearningRate::Schedule(schedule) => schedule.check(),
+        }
+    }
 }
 
 /// A function of the step, computed by the host.
@@ -85,6 +94,9 @@ impl fmt::Debug for HostFn {
 }
 
 /// A learning rate as a function of the step.
+///
+/// Schedules count steps, not updates. With gradient merge over k steps, a schedule thus passes k
+/// times as fast, measured in updates.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -240,37 +252,71 @@ impl LrSchedule {
     }
 
     fn check(&self) -> Result<()> {
-        let wrong = |what: &str, expected: &str| {
-            Err(Error::invalid(format!("wrong {what} of a learning-rate schedule"))
-                .expected(expected)
-                .got(format!("{self:?}")))
+        self.check_steps()?;
+        let (rates, gamma): (&[f64], f64) = match self {
+            LrSchedule::Exponential { learning_rate, gamma }
+            | LrSchedule::InverseTime { learning_rate, gamma }
+            | LrSchedule::Step { learning_rate, gamma, .. }
+            | LrSchedule::MultiStep { learning_rate, gamma, .. } => (&[*learning_rate], *gamma),
+            LrSchedule::Noam { learning_rate, .. }
+            | LrSchedule::NaturalExp { learning_rate, .. }
+            | LrSchedule::Lambda { learning_rate, .. } => (&[*learning_rate], 0.0),
+            LrSchedule::Piecewise { values, .. } => (values, 0.0),
+            LrSchedule::Polynomial { learning_rate, end, .. } => (&[*learning_rate, *end], 0.0),
+            LrSchedule::Cosine { learning_rate, eta_min, .. } => (&[*learning_rate, *eta_min], 0.0),
+            LrSchedule::LinearWarmup { after, start, end, .. } => {
+                after.check()?;
+                (&[*start, *end], 0.0)
+            }
+        };
+        check_rate("gamma of a learning-rate schedule", gamma)?;
+        rates.iter().try_for_each(|rate| check_rate("rate of a learning-rate schedule", *rate))
+    }
+
+    /// Checks the numbers of steps, on which the formulas depend.
+    fn check_steps(&self) -> Result<()> {
+        let wrong = |what: &str, expected: &str, got: String| {
+            let error = Error::invalid(format!("wrong {what} of a learning-rate schedule"));
+            Err(error.expected(expected).got(got))
         };
         match self {
             LrSchedule::Noam { d_model, warmup_steps, .. }
                 if *d_model <= 0.0 || *warmup_steps <= 0.0 =>
             {
-                wrong("d_model or warmup_steps", "numbers above 0")
+                let got = format!("{d_model} and {warmup_steps}");
+                wrong("d_model or warmup_steps", "numbers above 0", got)
             }
             LrSchedule::Piecewise { boundaries, values }
                 if values.len() != boundaries.len() + 1 || !boundaries.is_sorted() =>
             {
-                wrong("boundaries", "ascending boundaries, and one value more than boundaries")
+                let expected = "ascending boundaries, and one value more than boundaries";
+                let got = format!("{} and {} values", listed(boundaries), values.len());
+                wrong("boundaries", expected, got)
             }
             LrSchedule::Polynomial { decay_steps, .. } if *decay_steps <= 0.0 => {
-                wrong("decay_steps", "a number above 0")
+                wrong("decay_steps", "a number above 0", decay_steps.to_string())
             }
-            LrSchedule::Cosine { t_max, .. } if *t_max <= 0.0 => wrong("t_max", "a number above 0"),
-            LrSchedule::Step { step_size: 0, .. } => wrong("step_size", "1 or more"),
+            LrSchedule::Cosine { t_max, .. } if *t_max <= 0.0 => {
+                wrong("t_max", "a number above 0", t_max.to_string())
+            }
+            LrSchedule::Step { step_size: 0, .. } => wrong("step_size", "1 or more", "0".into()),
             LrSchedule::MultiStep { milestones, .. } if !milestones.is_sorted() => {
-                wrong("milestones", "ascending milestones")
+                wrong("milestones", "ascending milestones", listed(milestones))
             }
-            LrSchedule::LinearWarmup { after, .. } => match after.as_ref() {
-                LearningRate::Schedule(inner) => inner.check(),
-                LearningRate::Constant(_) => Ok(()),
-            },
             _ => Ok(()),
         }
     }
+}
+
+fn listed(steps: &[u64]) -> String {
+    steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn check_rate(what: &str, rate: f64) -> Result<()> {
+    if rate.is_finite() && rate >= 0.0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("invalid {what}")).expected("a finite number, at least 0").got(rate))
 }
 
 impl LearningRate {
@@ -278,15 +324,9 @@ impl LearningRate {
     /// A schedule that the host computes gets only the counter, so that it resumes from a
     /// checkpoint.
     pub(crate) fn emit(&self, main: &mut Emit<'_>, startup: &mut Emit<'_>) -> Result<VarId> {
-        if let LearningRate::Schedule(schedule) = self {
-            schedule.check()?;
-        }
+        self.check()?;
         let start = self.value_at(0);
-        if !start.is_finite() {
-            return Err(Error::invalid("learning rate of the first step is not finite")
-                .expected("a finite number")
-                .got(format!("{start} from {self:?}")));
-        }
+        check_rate("learning rate of the first step", start)?;
         let name = main.program.unique_name("learning_rate");
         let one = Shape::from([1]);
         let rate = global_var(main, startup, &name, one, DType::F32, start)?;

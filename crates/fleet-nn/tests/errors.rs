@@ -144,13 +144,31 @@ fn optimizers_with_wrong_numbers_are_refused() {
     check(RmsProp::new(1e-3).rho(1.5).into(), &["'decay' of rmsprop", "got 1.5"]);
     check(Adagrad::new(1e-3).epsilon(-1.0).into(), &["'epsilon' of adagrad", "0 or more, got -1"]);
     check(Momentum::new(0.1, f64::NAN).into(), &["'mu' of momentum", "a finite number, got NaN"]);
-    check(Sgd::new(f64::INFINITY).into(), &["learning rate of the first step", "got inf"]);
+    let parts = ["invalid learning rate", "a finite number, at least 0, got inf"];
+    check(Sgd::new(f64::INFINITY).into(), &parts);
+    check(Adam::new(-1.0).into(), &["invalid learning rate", "at least 0, got -1"]);
+    check(Adam::new(0.1).rows(Sgd::new(-0.5)), &["invalid learning rate", "got -0.5"]);
+    let schedules = [
+        (LrSchedule::piecewise([3], [0.1, -0.1]), "invalid rate", "got -0.1"),
+        (LrSchedule::exponential(0.1, -0.5), "invalid gamma", "got -0.5"),
+        (LrSchedule::cosine(-0.1, 10), "invalid rate", "got -0.1"),
+        (LrSchedule::linear_warmup(-0.2, 3, 0.0, 0.1), "invalid learning rate", "got -0.2"),
+        (LrSchedule::lambda(0.1, |_| -1.0), "learning rate of the first step", "got -0.1"),
+        (LrSchedule::multi_step(0.1, [6, 3]), "wrong milestones", "got 6, 3"),
+        (LrSchedule::piecewise([6], [0.1]), "wrong boundaries", "got 6 and 1 values"),
+        (LrSchedule::noam(0.0, 4.0), "wrong d_model or warmup_steps", "got 0 and 4"),
+    ];
+    for (schedule, what, got) in schedules {
+        check(Sgd::new(schedule).into(), &[what, got]);
+    }
     let clip = |clip| Sgd::new(0.1).grad_clip(clip).into();
-    check(
-        clip(GradClip::GlobalNorm(0.0)),
-        &["gradient clipping", "a norm above 0, got GlobalNorm(0.0)"],
-    );
-    check(clip(GradClip::value(-1.0)), &["gradient clipping", "min <= max"]);
+    check(clip(GradClip::GlobalNorm(0.0)), &["gradient clipping", "a norm above 0, got 0"]);
+    check(clip(GradClip::value(-1.0)), &["gradient clipping", "min <= max, got min 1 and max -1"]);
+    let slow = ParamAttr::new().learning_rate(-0.1);
+    let net = Net::new();
+    net.data("x", [-1, 4], DType::F32).fc(Fc::new(1).weight(slow));
+    let error = net.build().unwrap_err().to_string();
+    assert!(error.contains("invalid learning rate of parameter 'fc_0.w_0'"), "{error}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod layout;
 mod manager;
 mod options;
 mod pipeline;
+mod precision;
 mod table;
 
 pub use backward::{BackwardOptions, append_backward, check_loss, gradients};
@@ -19,4 +20,5 @@ pub use fuse::reduced_update::{Arrival, updates_on_arrival};
 pub use manager::{Observer, PassManager, Rewritten};
 pub use options::BuildOptions;
 pub use pipeline::{optimize, optimize_observed};
+pub use precision::in_single_precision;
 pub use table::{BuildOption, PASSES, Pass};

@@ -169,6 +169,7 @@ fn new_job<'a>(
         rings: Rings::default(),
         notes: Vec::new(),
         encoded: Vec::new(),
+        merged_tables: Vec::new(),
         compressed: Vec::new(),
         trains_alone: false,
     }

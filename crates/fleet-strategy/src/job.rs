@@ -35,6 +35,8 @@ pub struct Job<'a> {
     pub notes: Vec<String>,
     /// Gradients that are sent in another form; `decode` restores them.
     pub encoded: Vec<Encoded>,
+    /// Embedding tables whose sparse gradients are summed over steps in dense accumulators.
+    pub merged_tables: Vec<VarId>,
     /// Parameters with compressed gradients, and the received gradients. They are updated
     /// separately.
     pub compressed: Vec<ParamGrad>,

@@ -3,6 +3,7 @@
 
 mod arg;
 mod buffer;
+mod convert;
 mod dtype;
 mod elements;
 mod layout;
@@ -11,6 +12,7 @@ mod tensor;
 
 pub use arg::{Arg, ArgList, Args, Out, RowsArg, ValueMut, View};
 pub use buffer::{ALIGN, Buffer};
+pub use convert::{Convert, Widest};
 pub use dtype::{DType, Element};
 pub use elements::{Bits, Plain, view_as, view_as_mut};
 pub use half::{bf16, f16};

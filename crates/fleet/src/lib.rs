@@ -68,14 +68,15 @@ pub use fleet_exec::{
 };
 pub use fleet_passes::BuildOptions;
 pub use fleet_strategy::DistributedStrategy;
-pub use fleet_tensor::{DType, Element, Shape, Tensor};
+pub use fleet_tensor::{DType, Element, Shape, Tensor, bf16, f16};
 pub use fleet_topology::Topology;
 pub use optimizer::DistributedOptimizer;
 pub use options::exec_options;
 pub use rings::GroupRing;
 pub use save::{
-    InferenceModel, load_inference_model, load_params, load_persistables, load_vars,
-    load_vars_where, save_inference_model, save_params, save_persistables, save_vars,
+    InferenceModel, Precision, load_inference_model, load_params, load_persistables, load_vars,
+    load_vars_where, save_inference_model, save_inference_model_as, save_params, save_persistables,
+    save_vars,
 };
 pub use session::Session;
 pub use trainer::Trainer;

@@ -9,6 +9,7 @@ use fleet_exec::Scope;
 use fleet_format::{Checkpoint, Meta, load_tensors, load_vars as read_vars, save_tensors};
 use fleet_ir::{Program, Var};
 use fleet_ops::Registry;
+use fleet_passes::in_single_precision;
 use fleet_tensor::Tensor;
 use std::path::Path;
 
@@ -142,7 +143,19 @@ pub struct InferenceModel {
     pub targets: Vec<String>,
 }
 
-/// Saves the forward part of `program` that computes `targets`, with the variables that it reads.
+/// Precision of an exported model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// f32, without the casts of mixed precision. Results differ by rounding from those of the
+    /// trained program.
+    #[default]
+    Single,
+    /// That of the trained program: f16 or bf16 with mixed precision.
+    Trained,
+}
+
+/// Saves the forward part of `program` that computes `targets`, with the variables that it reads. A
+/// model that was trained in half precision is saved in f32: see [`save_inference_model_as`].
 ///
 /// ```
 /// # use fleet::prelude::*;
@@ -170,9 +183,45 @@ pub fn save_inference_model(
     targets: &[&str],
     scope: &Scope,
 ) -> Result<()> {
+    save_inference_model_as(path, program, targets, scope, Precision::Single)
+}
+
+/// Like [`save_inference_model`], in a precision.
+///
+/// ```
+/// # use fleet::prelude::*;
+/// # use fleet::{Precision, load_inference_model, save_inference_model_as};
+/// # let dir = std::env::temp_dir().join(format!("fleet-half-doc-{}", std::process::id()));
+/// let net = Net::new();
+/// let y = net.data("x", [-1, 2], DType::F32).fc(1);
+/// let mut strategy = DistributedStrategy::new().with_amp(true);
+/// strategy.amp_configs_mut().set_use_pure_bf16(true);
+/// let fleet = Fleet::collective()?;
+/// let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, y.mean())?;
+/// let y = y.name();
+/// let session = fleet.session(net.build()?, &job, ExecOptions::default())?;
+/// for (precision, dtype) in [(Precision::Single, DType::F32), (Precision::Trained, DType::BF16)] {
+///     let main = &session.programs.main;
+///     save_inference_model_as(&dir, main, &[&y], &session.scope, precision)?;
+///     let model = load_inference_model(&dir)?;
+///     assert_eq!(model.program.var(model.program.var_named(&y)?).dtype, dtype);
+/// }
+/// # std::fs::remove_dir_all(&dir).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn save_inference_model_as(
+    path: impl AsRef<Path>,
+    program: &Program,
+    targets: &[&str],
+    scope: &Scope,
+    precision: Precision,
+) -> Result<()> {
     let test = program.clone_for_test()?;
     let ids = targets.iter().map(|name| test.var_named(name)).collect::<Result<Vec<_>>>()?;
-    let pruned = test.prune(&ids);
+    let pruned = match precision {
+        Precision::Single => in_single_precision(&test, &ids, Registry::standard())?,
+        Precision::Trained => test.prune(&ids),
+    };
     let tensors = collect_named(scope, &persistables(&pruned, |var| var.persistable))?;
     let entries = [(TARGETS.to_string(), targets.join("\n"))].into();
     let meta = Meta { step: scope.step(), entries };

@@ -2,14 +2,15 @@
 
 use crate::agree::communication;
 use crate::explain::StepPeers;
+use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::{HostRate, Programs};
 use fleet_ops::Services;
 use fleet_tensor::Tensor;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Once};
 
 /// A model's programs, the scope with its variables, and the executor that runs them.
 ///
@@ -54,6 +55,7 @@ impl Session {
         scope: Scope,
         executor: Executor,
     ) -> Result<Session> {
+        warn_of_slow_kernels();
         let test = programs.for_test()?;
         Ok(Session { programs, scope, executor, test, steps: Arc::default(), peers: None })
     }
@@ -153,6 +155,20 @@ impl Session {
     }
 }
 
+/// Warns once in a process whose kernels are compiled without optimization, as the profile `dev` of
+/// a new crate does.
+fn warn_of_slow_kernels() {
+    static WARNED: Once = Once::new();
+    if !fleet_kernels::IS_OPTIMIZED {
+        WARNED.call_once(|| note(SLOW_KERNELS));
+    }
+}
+
+const SLOW_KERNELS: &str = "the kernels are compiled without optimization and about 100 times \
+    slower; build with --release, or add to Cargo.toml:
+    [profile.dev.package.\"*\"]
+    opt-level = 3";
+
 /// Sets the learning rates of the next step from their functions. The step count is in the scope,
 /// so schedules continue after a checkpoint is loaded.
 fn set_rates(rates: &[HostRate], scope: &mut Scope) -> Result<()> {
@@ -162,13 +178,11 @@ fn set_rates(rates: &[HostRate], scope: &mut Scope) -> Result<()> {
             false => None,
         };
         let value = rate.value_after(done) as f32;
-        if !value.is_finite() {
-            return Err(Error::numeric(format!(
-                "the learning rate '{}' is not finite",
-                rate.variable
-            ))
-            .got(value)
-            .help("return a finite number from the schedule's function"));
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(Error::numeric(format!("invalid learning rate '{}'", rate.variable))
+                .expected("a finite number, at least 0")
+                .got(value)
+                .help("return such a number from the schedule's function"));
         }
         scope.assign(&rate.variable, &Tensor::from_slice(&[value], [1])?)?;
     }

@@ -95,10 +95,26 @@ fn feeds_and_fetches_that_do_not_fit() {
     refused(&feed, &[], &["has no input 'z'", "one of x, y, ids"]);
     let feed = [("x", &x), ("y", &y), ("ids", &rows)];
     refused(&feed, &["fc_0.w_"], &["no variable 'fc_0.w_'; did you mean 'fc_0.w_", "fetch list"]);
+    // The parameters would become NaN.
+    let (none, no_rows) = (floats(0, 4, 1.0), ids(&[]));
+    let feed = [("x", &none), ("y", &floats(0, 1, 0.3)), ("ids", &no_rows)];
+    refused(&feed, &[], &["the batch fed for 'x' is empty", "got f32[0, 4]"]);
     // Each feed is valid by itself, but their sizes do not match.
     let place = fixture(ExecOptions::threads(1)).place(SUM);
     let parts = ["elementwise_add(X: %x", place.as_str()];
     refused(&[("x", &tall), ("y", &y), ("ids", &rows)], &[], &parts);
+}
+
+/// Inference of no rows has no rows.
+#[test]
+fn an_empty_batch_can_be_evaluated() {
+    let net = Net::new();
+    let y = net.data("x", [-1, 4], DType::F32).fc(2);
+    net.minimize(y.mean(), Sgd::new(0.1)).unwrap();
+    let y = y.name();
+    let mut session = Session::new(net.build().unwrap(), ExecOptions::threads(1)).unwrap();
+    let out = session.evaluate(&[("x", &floats(0, 4, 1.0))], &[&y]).unwrap();
+    assert_eq!(out[0].shape(), &Shape::from([0, 2]));
 }
 
 #[test]

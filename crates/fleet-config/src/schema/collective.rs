@@ -140,7 +140,7 @@ message! {
         /// Weight decay.
         lamb_weight_decay(1): optional float = 0.01,
             allowed [AT_LEAST_0, "weights would grow", "0.01"];
-        /// Parameters whose names end with one of these have no weight decay.
+        /// Parameters whose names contain one of these have no weight decay.
         exclude_from_weight_decay(2): repeated string;
     }
 

@@ -14,7 +14,7 @@ use fleet_ir::Attr;
 /// # use fleet_nn::prelude::*;
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
-/// net.minimize(loss, Lamb::new(1e-3).exclude_from_weight_decay([".b_0"]))?;
+/// net.minimize(loss, Lamb::new(1e-3).exclude_from_weight_decay(["layer_norm", ".b_0"]))?;
 /// let other = Lamb::new(1e-3).beta1(0.8).lamb_weight_decay(0.1).always_adapt(true);
 /// assert!(other.rule.always_adapt);
 /// # Ok::<(), fleet_nn::Error>(())
@@ -30,7 +30,7 @@ pub struct LambRule {
     pub lamb_weight_decay: f64,
     /// Whether to scale by the norms also without weight decay.
     pub always_adapt: bool,
-    /// Suffixes of the names of parameters that are not decayed.
+    /// Substrings of the names of parameters that are not decayed.
     pub exclude_from_weight_decay: Vec<String>,
 }
 
@@ -49,9 +49,9 @@ impl Lamb {
 
     pub fn exclude_from_weight_decay<S: Into<String>>(
         mut self,
-        endings: impl IntoIterator<Item = S>,
+        parts: impl IntoIterator<Item = S>,
     ) -> Self {
-        self.rule.exclude_from_weight_decay = endings.into_iter().map(Into::into).collect();
+        self.rule.exclude_from_weight_decay = parts.into_iter().map(Into::into).collect();
         self
     }
 
@@ -74,7 +74,7 @@ impl UpdateRule for LambRule {
     }
 
     fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)> {
-        let excluded = self.exclude_from_weight_decay.iter().any(|end| parameter.ends_with(end));
+        let excluded = self.exclude_from_weight_decay.iter().any(|part| parameter.contains(part));
         let decay = if excluded { 0.0 } else { self.lamb_weight_decay };
         vec![
             ("beta1", self.beta1.into()),

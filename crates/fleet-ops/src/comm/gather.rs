@@ -85,7 +85,7 @@ pub static CONCAT: OpDef = OpDef {
         })
         .scratch::<u8>(x.bytes() * ranks))
     },
-    traits: GATHERED,
+    traits: OpTraits { amp: AmpClass::Gray, ..GATHERED },
 };
 
 /// `c_split`: takes this rank's columns, without communication.

@@ -10,13 +10,13 @@ use super::{
 use crate::ReduceOp;
 use crate::prelude::*;
 
-pub static ALL_SUM: OpDef = all_reduce("c_allreduce_sum");
-pub static ALL_MAX: OpDef = all_reduce("c_allreduce_max");
-pub static ALL_MIN: OpDef = all_reduce("c_allreduce_min");
-pub static ALL_PROD: OpDef = all_reduce("c_allreduce_prod");
-pub static ALL_AVG: OpDef = all_reduce("c_allreduce_avg");
+pub static ALL_SUM: OpDef = all_reduce("c_allreduce_sum", AmpClass::Gray);
+pub static ALL_MAX: OpDef = all_reduce("c_allreduce_max", AmpClass::Unlisted);
+pub static ALL_MIN: OpDef = all_reduce("c_allreduce_min", AmpClass::Unlisted);
+pub static ALL_PROD: OpDef = all_reduce("c_allreduce_prod", AmpClass::Unlisted);
+pub static ALL_AVG: OpDef = all_reduce("c_allreduce_avg", AmpClass::Unlisted);
 
-const fn all_reduce(name: &'static str) -> OpDef {
+const fn all_reduce(name: &'static str, amp: AmpClass) -> OpDef {
     OpDef {
         spec: OpSpec {
             name,
@@ -31,7 +31,7 @@ const fn all_reduce(name: &'static str) -> OpDef {
             elementwise: true,
             traffic: |c| Some(Traffic::all_reduce(c.input_bytes("X"), c.ranks())),
             common: const { &["Out"] },
-            amp: AmpClass::Gray,
+            amp,
             ..TRAITS
         },
     }

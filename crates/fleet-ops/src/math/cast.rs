@@ -3,7 +3,7 @@
 
 use crate::prelude::*;
 use fleet_kernels::cast::cast;
-use fleet_tensor::{Element, bf16, f16};
+use fleet_tensor::{Convert, Element, bf16, f16};
 
 /// Elements per task.
 const GRAIN: usize = 16 * 1024;
@@ -52,56 +52,6 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
 }
 
-/// An element that can be converted to and from the widest number of its kind.
-trait WideElement: Element {
-    fn number(self) -> WideNumber;
-    fn of(number: WideNumber) -> Self;
-}
-
-#[derive(Clone, Copy)]
-enum WideNumber {
-    Int(i64),
-    Float(f64),
-}
-
-macro_rules! wide_int {
-    ($($ty:ty),*) => {$(
-        impl WideElement for $ty {
-            #[inline(always)]
-            fn number(self) -> WideNumber {
-                WideNumber::Int(i64::from(self))
-            }
-            #[inline(always)]
-            fn of(number: WideNumber) -> Self {
-                match number {
-                    WideNumber::Int(value) => value as $ty,
-                    WideNumber::Float(value) => value as $ty,
-                }
-            }
-        }
-    )*};
-}
-wide_int!(u8, i8, i16, i32, i64);
-
-macro_rules! wide_float {
-    ($($ty:ty, $from:expr);*) => {$(
-        impl WideElement for $ty {
-            #[inline(always)]
-            fn number(self) -> WideNumber {
-                WideNumber::Float(f64::from(self))
-            }
-            #[inline(always)]
-            fn of(number: WideNumber) -> Self {
-                match number {
-                    WideNumber::Int(value) => $from(value as f64),
-                    WideNumber::Float(value) => $from(value),
-                }
-            }
-        }
-    )*};
-}
-wide_float!(f32, |x: f64| x as f32; f64, |x: f64| x; f16, f16::from_f64; bf16, bf16::from_f64);
-
 fn from_type(from: DType, to: DType) -> Kernel {
     match from {
         DType::Bool | DType::U8 => to_type::<u8>(to),
@@ -116,23 +66,18 @@ fn from_type(from: DType, to: DType) -> Kernel {
     }
 }
 
-fn to_type<A: WideElement>(to: DType) -> Kernel {
+fn to_type<A: Convert>(to: DType) -> Kernel {
     match to {
-        DType::Bool => convert::<A, u8>(|x| {
-            u8::from(match x.number() {
-                WideNumber::Int(value) => value != 0,
-                WideNumber::Float(value) => value != 0.0,
-            })
-        }),
-        DType::U8 => convert::<A, u8>(|x| u8::of(x.number())),
-        DType::I8 => convert::<A, i8>(|x| i8::of(x.number())),
-        DType::I16 => convert::<A, i16>(|x| i16::of(x.number())),
-        DType::I32 => convert::<A, i32>(|x| i32::of(x.number())),
-        DType::I64 => convert::<A, i64>(|x| i64::of(x.number())),
-        DType::F16 => convert::<A, f16>(|x| f16::of(x.number())),
-        DType::BF16 => convert::<A, bf16>(|x| bf16::of(x.number())),
-        DType::F32 => convert::<A, f32>(|x| f32::of(x.number())),
-        DType::F64 => convert::<A, f64>(|x| f64::of(x.number())),
+        DType::Bool => convert::<A, u8>(|x| x.widest().truth()),
+        DType::U8 => convert::<A, u8>(|x| u8::of(x.widest())),
+        DType::I8 => convert::<A, i8>(|x| i8::of(x.widest())),
+        DType::I16 => convert::<A, i16>(|x| i16::of(x.widest())),
+        DType::I32 => convert::<A, i32>(|x| i32::of(x.widest())),
+        DType::I64 => convert::<A, i64>(|x| i64::of(x.widest())),
+        DType::F16 => convert::<A, f16>(|x| f16::of(x.widest())),
+        DType::BF16 => convert::<A, bf16>(|x| bf16::of(x.widest())),
+        DType::F32 => convert::<A, f32>(|x| f32::of(x.widest())),
+        DType::F64 => convert::<A, f64>(|x| f64::of(x.widest())),
     }
 }
 

@@ -99,11 +99,13 @@ pub static GRAD: OpDef = OpDef {
 pub static DEPTHWISE: OpDef = OpDef {
     spec: OpSpec { name: "depthwise_conv2d", attrs: DEPTHWISE_ATTRS, ..DEF.spec },
     grad: Grad::OpRule(&DEPTHWISE_GRAD, rule),
+    traits: OpTraits { amp: AmpClass::Unlisted, ..DEF.traits },
     ..DEF
 };
 
 pub static DEPTHWISE_GRAD: OpDef = OpDef {
     spec: OpSpec { name: "depthwise_conv2d_grad", attrs: DEPTHWISE_ATTRS, ..GRAD.spec },
+    traits: OpTraits { amp: AmpClass::Unlisted, ..GRAD.traits },
     ..GRAD
 };
 

@@ -17,19 +17,24 @@ const OUT: &[SlotSpec] = &[one("Out")];
 const GRAD_IN: &[SlotSpec] = &[one("X"), one("Index"), one("Out@GRAD")];
 const GRAD_OUT: &[SlotSpec] = &[one("X@GRAD")];
 
-pub static GATHER: OpDef = def("gather", AXIS, &GATHER_GRAD);
+pub static GATHER: OpDef = def("gather", AmpClass::Gray, AXIS, &GATHER_GRAD);
 pub static GATHER_GRAD: OpDef = grad_def("gather_grad", AXIS, |p| any_float(p, grad_cpu));
-pub static INDEX_SELECT: OpDef = def("index_select", DIM, &INDEX_SELECT_GRAD);
+pub static INDEX_SELECT: OpDef = def("index_select", AmpClass::Unlisted, DIM, &INDEX_SELECT_GRAD);
 pub static INDEX_SELECT_GRAD: OpDef =
     grad_def("index_select_grad", DIM, |p| any_float(p, grad_cpu));
 
-const fn def(name: &'static str, attrs: &'static [AttrSpec], grad: &'static OpDef) -> OpDef {
+const fn def(
+    name: &'static str,
+    amp: AmpClass,
+    attrs: &'static [AttrSpec],
+    grad: &'static OpDef,
+) -> OpDef {
     OpDef {
         spec: OpSpec { name, inputs: IN, outputs: OUT, attrs },
         infer,
         grad: Grad::Op(grad),
         cpu,
-        traits: OpTraits::amp(AmpClass::Gray),
+        traits: OpTraits::amp(amp),
     }
 }
 

@@ -7,6 +7,7 @@ pub mod expand;
 pub mod fill;
 pub mod flip;
 pub mod gather;
+pub mod nonzero_rows;
 pub mod one_hot;
 pub mod pad;
 pub mod random;

@@ -18,22 +18,29 @@ const OUT: &[SlotSpec] = &[one("Out")];
 const GRAD_IN: &[SlotSpec] = &[one("Input"), one("Out@GRAD")];
 const GRAD_OUT: &[SlotSpec] = &[one("Input@GRAD")];
 
-pub static SLICE: OpDef = def("slice", &[AXES, STARTS, ENDS, DECREASE], &SLICE_GRAD);
+pub static SLICE: OpDef =
+    def("slice", AmpClass::Gray, &[AXES, STARTS, ENDS, DECREASE], &SLICE_GRAD);
 pub static SLICE_GRAD: OpDef = grad_def("slice_grad", &[AXES, STARTS, ENDS, DECREASE]);
 
 const STRIDED_ATTRS: &[AttrSpec] =
     &[AXES, STARTS, ENDS, required("strides", AttrKind::Ints), DECREASE];
 
-pub static STRIDED_SLICE: OpDef = def("strided_slice", STRIDED_ATTRS, &STRIDED_SLICE_GRAD);
+pub static STRIDED_SLICE: OpDef =
+    def("strided_slice", AmpClass::Unlisted, STRIDED_ATTRS, &STRIDED_SLICE_GRAD);
 pub static STRIDED_SLICE_GRAD: OpDef = grad_def("strided_slice_grad", STRIDED_ATTRS);
 
-const fn def(name: &'static str, attrs: &'static [AttrSpec], grad: &'static OpDef) -> OpDef {
+const fn def(
+    name: &'static str,
+    amp: AmpClass,
+    attrs: &'static [AttrSpec],
+    grad: &'static OpDef,
+) -> OpDef {
     OpDef {
         spec: OpSpec { name, inputs: IN, outputs: OUT, attrs },
         infer,
         grad: Grad::Op(grad),
         cpu,
-        traits: OpTraits::amp(AmpClass::Gray),
+        traits: OpTraits::amp(amp),
     }
 }
 

@@ -5,17 +5,21 @@
 //! follows the last gradient of a bucket, so that communication overlaps the backward pass. A last
 //! block handles loss scaling, clipping and updates, and clears the accumulators. Ranks thus
 //! communicate once in k steps. The learning rate schedule counts every step.
+//!
+//! Sparse gradients have a dense accumulator too, of the size of the table. It is summed over ranks
+//! like any other one. Before the update, its rows that are not zero become sparse rows again, so
+//! that rows which no step has read keep their values and state.
 
 use super::{Applies, Facts, Strategy};
 use crate::effective::Effective;
 use crate::job::{Job, prepend};
-use fleet_base::{Error, Result};
+use fleet_base::{Result, text};
 use fleet_config::Problem;
-use fleet_ir::{OpRole, Program};
+use fleet_ir::{OpRole, Program, Var, VarId, VarKind};
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_ops::{
-    math::{compare, elementwise, increment, scale},
-    tensor::fill,
+    math::{compare, elementwise, increment, scale, sum},
+    tensor::{fill, nonzero_rows},
 };
 use fleet_tensor::{DType, Shape};
 
@@ -54,25 +58,9 @@ impl Strategy for GradientMerge {
         let every = job.state("gradient_merge_k", DType::I32, one, f64::from(k))?;
         let zero = job.state("gradient_merge_zero", DType::I32, one, 0.0)?;
         for index in 0..job.grads.len() {
-            let (_, grad) = job.grads[index];
-            if job.is_sparse(grad) {
-                return Err(Error::unsupported("gradient_merge does not support sparse rows")
-                    .got(format!("the gradient '{}'", job.name(grad)))
-                    .help("set is_sparse to false to make the embedding's gradient dense"));
-            }
-            let shape = job.programs.main.var(grad).shape;
-            let name = format!("{}@GradientMerge", job.name(grad));
-            let merged = job.state(&name, DType::F32, shape, 0.0)?;
-            let mut emit = job.emit(OpRole::BACKWARD);
-            emit.op(&elementwise::ADD)
-                .input("X", merged)
-                .input("Y", grad)
-                .output("Out", merged)
-                .done()?;
-            let ops = std::mem::take(&mut emit.ops);
-            job.place(vec![(vec![grad], ops)])?;
-            job.grads[index].1 = merged;
+            accumulate(job, index)?;
         }
+        describe_tables(job);
         let mut emit = job.emit_into(Program::ROOT, OpRole::OPTIMIZE);
         emit.op(&increment::DEF).input("X", step).output("Out", step).done()?;
         emit.op(&elementwise::MOD).input("X", step).input("Y", every).output("Out", step).done()?;
@@ -86,6 +74,25 @@ impl Strategy for GradientMerge {
         job.update_condition = Some(due);
         if avg {
             divide(job, f64::from(k))?;
+        }
+        Ok(())
+    }
+
+    fn unscale(&self, job: &mut Job<'_>) -> Result<()> {
+        for index in 0..job.grads.len() {
+            let (param, merged) = job.grads[index];
+            if !job.merged_tables.contains(&param) {
+                continue;
+            }
+            let (block, main) = (job.at.block, &mut job.programs.main);
+            let name = main.fresh_name(&format!("{}@ROWS", main.var_name(merged)));
+            let (dtype, shape) = (main.var(merged).dtype, main.var(merged).shape);
+            let var = Var { kind: VarKind::SparseRows, ..Var::new(name, dtype, shape) };
+            let rows = main.add_var(block, var)?;
+            let mut emit = job.emit(OpRole::OPTIMIZE);
+            emit.op(&nonzero_rows::DEF).input("X", merged).output("Out", rows).done()?;
+            emit.append();
+            job.grads[index].1 = rows;
         }
         Ok(())
     }
@@ -109,6 +116,44 @@ impl Strategy for GradientMerge {
         Ok(())
     }
 }
+
+/// Adds a gradient to its accumulator, which replaces it.
+fn accumulate(job: &mut Job<'_>, index: usize) -> Result<()> {
+    let (param, grad) = job.grads[index];
+    let shape = job.programs.main.var(grad).shape;
+    let name = format!("{}@GradientMerge", job.name(grad));
+    let merged = job.state(&name, DType::F32, shape, 0.0)?;
+    let is_sparse = job.is_sparse(grad);
+    let mut emit = job.emit(OpRole::BACKWARD);
+    let call = match is_sparse {
+        true => emit.op(&sum::DEF).inputs("X", &[merged, grad]),
+        false => emit.op(&elementwise::ADD).input("X", merged).input("Y", grad),
+    };
+    call.output("Out", merged).done()?;
+    let ops = std::mem::take(&mut emit.ops);
+    job.place(vec![(vec![grad], ops)])?;
+    job.grads[index].1 = merged;
+    if is_sparse {
+        job.merged_tables.push(param);
+    }
+    Ok(())
+}
+
+/// Adds a note about the memory of dense accumulators of sparse gradients.
+fn describe_tables(job: &mut Job<'_>) {
+    let main = &job.programs.main;
+    let elements = |param: &VarId| main.var(*param).shape.numel().unwrap_or(0) as u64;
+    let bytes: u64 = job.merged_tables.iter().map(|param| elements(param) * F32_BYTES).sum();
+    let tables = match job.merged_tables.len() {
+        0 => return,
+        1 => "1 table".to_string(),
+        count => format!("{count} tables"),
+    };
+    let bytes = text::bytes(bytes);
+    job.notes.push(format!("gradient merge: dense accumulators of {tables} take {bytes}"));
+}
+
+const F32_BYTES: u64 = size_of::<f32>() as u64;
 
 /// Divides every accumulator by k, after its last addition.
 fn divide(job: &mut Job<'_>, k: f64) -> Result<()> {

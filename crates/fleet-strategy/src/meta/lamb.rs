@@ -22,8 +22,7 @@ impl Strategy for Lamb {
     fn unmatched(&self, strategy: &Effective<'_>, program: &Program, problems: &mut Vec<Problem>) {
         let path = "lamb_configs.exclude_from_weight_decay";
         let names = &strategy.lamb_configs().exclude_from_weight_decay;
-        let ends = |parameter: &str, name: &str| parameter.ends_with(name);
-        weight_decay::unmatched(program, (path, names), ("ends with", ends), problems);
+        weight_decay::unmatched(program, path, names, problems);
     }
 
     fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {

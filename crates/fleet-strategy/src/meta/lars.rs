@@ -15,8 +15,7 @@ impl Strategy for Lars {
     fn unmatched(&self, strategy: &Effective<'_>, program: &Program, problems: &mut Vec<Problem>) {
         let path = "lars_configs.exclude_from_weight_decay";
         let names = &strategy.lars_configs().exclude_from_weight_decay;
-        let contains = |parameter: &str, name: &str| parameter.contains(name);
-        weight_decay::unmatched(program, (path, names), ("contains", contains), problems);
+        weight_decay::unmatched(program, path, names, problems);
     }
 
     fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {

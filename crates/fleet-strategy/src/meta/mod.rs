@@ -13,7 +13,7 @@
 //! | `encode` | gradients to be sent | AMP and fp16_allreduce: half precision |
 //! | `communicate` | sums over ranks | data parallel, DGC |
 //! | `decode` | sums in single precision | AMP, fp16_allreduce |
-//! | `unscale` | unscaled gradients | AMP: loss scaling |
+//! | `unscale` | unscaled gradients | AMP: loss scaling; gradient merge: sparse rows |
 //! | (clips, regularisers, updates are appended) | | |
 //! | `finish` | updated parameters | LocalSGD: averages; DGC: updates; gradient merge: clears |
 //! | `startup` | initial parameters | data parallel: broadcasts; LocalSGD: snapshots |

@@ -4,8 +4,9 @@
 //! except the last, values needed only by the backward pass are recomputed from the previous
 //! checkpoint. The copies, `v.subprog_<segment>`, directly precede the first backward op that needs
 //! one of them. Checkpoints, fed and persistable variables, and values read by other segments are
-//! kept. Random ops draw the same numbers again, because these are functions of seed, stream and
-//! step. Results are bit-identical.
+//! kept. Ops are recomputed only for values that are read: no op runs again if others need only the
+//! shape of its result. Random ops draw the same numbers again, because these are functions of
+//! seed, stream and step. Results are bit-identical.
 //!
 //! With `enable_offload`, checkpoints are stored in a file between the passes (see `offload.rs`).
 //!
@@ -18,6 +19,7 @@ use crate::job::Job;
 use fleet_base::{Error, Result, text};
 use fleet_config::Problem;
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId};
+use fleet_ops::{OpDef, Registry};
 use std::collections::{HashMap, HashSet};
 
 pub struct Recompute;
@@ -67,7 +69,7 @@ impl Strategy for Recompute {
             false => names.iter().map(|name| main.var_named(name)).collect::<Result<_>>()?,
         };
         let segments = cut(main, &forward, &checkpoints);
-        let replayed = replay(main, &forward, &segments, &checkpoints)?;
+        let replayed = replay(main, job.registry, &forward, &segments, &checkpoints)?;
         if job.strategy.recompute_configs().enable_offload() {
             let count = offload::apply(main, job.registry, &checkpoints)?;
             job.notes.push(format!("offload: {count} checkpoints are stored outside the arena"));
@@ -103,6 +105,7 @@ fn cut(main: &Program, forward: &[OpId], checkpoints: &[VarId]) -> HashMap<OpId,
 /// ops.
 fn replay(
     main: &mut Program,
+    registry: &Registry,
     forward: &[OpId],
     segment_of: &HashMap<OpId, usize>,
     checkpoints: &[VarId],
@@ -117,7 +120,7 @@ fn replay(
         }
     }
     for id in forward {
-        for var in main.op(*id).all_inputs() {
+        for var in read_inputs(registry, main.op(*id)) {
             // Values used in another segment are kept.
             if let Some(from) = maker.get(&var)
                 && segment_of.get(from) != segment_of.get(id)
@@ -134,11 +137,11 @@ fn replay(
     let ops = main.block(Program::ROOT).ops().to_vec();
     let mut needed: HashMap<usize, HashSet<OpId>> = HashMap::new();
     for id in ops.iter().filter(|id| main.op(**id).role.is_backward()) {
-        let mut open: Vec<VarId> = main.op(*id).all_inputs().collect();
+        let mut open: Vec<VarId> = read_inputs(registry, main.op(*id)).collect();
         while let Some(var) = open.pop() {
             let Some((from, segment)) = recomputed(var) else { continue };
             if needed.entry(segment).or_default().insert(from) {
-                open.extend(main.op(from).all_inputs());
+                open.extend(read_inputs(registry, main.op(from)));
             }
         }
     }
@@ -148,8 +151,8 @@ fn replay(
     let mut count = 0;
     for id in ops {
         if main.op(id).role.is_backward() {
-            let wanted: Vec<usize> =
-                main.op(id).all_inputs().filter_map(|var| recomputed(var).map(|it| it.1)).collect();
+            let read = read_inputs(registry, main.op(id));
+            let wanted: Vec<usize> = read.filter_map(|var| Some(recomputed(var)?.1)).collect();
             for segment in wanted {
                 if !done.insert(segment) {
                     continue;
@@ -195,6 +198,14 @@ fn copy_op(
         *var = made;
     }
     Ok(main.make_op(op))
+}
+
+/// Returns the inputs whose values an op reads, without those of which it needs only the shape.
+fn read_inputs<'a>(registry: &Registry, op: &'a Op) -> impl Iterator<Item = VarId> + use<'a> {
+    let def = registry.find(op.name());
+    let unread: Vec<usize> = def.into_iter().flat_map(OpDef::shape_only_slots).collect();
+    let slots = op.inputs.iter().enumerate();
+    slots.filter(move |(slot, _)| !unread.contains(slot)).flat_map(|(_, vars)| vars).copied()
 }
 
 fn rename_inputs(op: &mut Op, renamed: &HashMap<VarId, VarId>) {

@@ -106,6 +106,7 @@ impl TableRule {
     /// Returns the rule of an optimizer for parameters whose rate has a factor of their own;
     /// rejects rules that servers do not support.
     pub(super) fn of(desc: &OptimizerDesc, rate_scale: f64) -> Result<TableRule> {
+        desc.settings.learning_rate.check()?;
         let (lr, schedule) = match &desc.settings.learning_rate {
             LearningRate::Constant(rate) => ((rate * rate_scale) as f32, None),
             LearningRate::Schedule(schedule) => (rate_scale as f32, Some(schedule.clone())),

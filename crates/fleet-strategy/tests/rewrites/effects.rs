@@ -222,7 +222,7 @@ fn switched_on(path: &str) -> DistributedStrategy {
 /// Fields that need more than a switch: pairs of strategies that differ in them.
 #[rustfmt::skip]
 const PAIRS: &[(&str, &str, &str)] = &[
-    ("recompute", "", r#"recompute=true recompute_configs={"checkpoints":["fc_0.tmp_2"]}"#),
+    ("recompute", "", r#"recompute=true recompute_configs={"checkpoints":["fc_1.tmp_2"]}"#),
     ("recompute_configs.checkpoints",
         r#"recompute=true recompute_configs={"checkpoints":["fc_0.tmp_2"]}"#,
         r#"recompute=true recompute_configs={"checkpoints":["fc_1.tmp_2"]}"#),

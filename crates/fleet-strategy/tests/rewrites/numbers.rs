@@ -210,6 +210,26 @@ fn recompute_changes_no_bit() {
     }
 }
 
+/// The gradient of a bias reads only the shape of the product that the bias was added to, so the
+/// products of an MLP with checkpoints behind its activations are not recomputed.
+#[test]
+fn recompute_runs_no_product_that_nobody_reads() {
+    let strategy = DistributedStrategy::new().use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]);
+    let (programs, plan) = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, 1)).unwrap();
+    let products = programs.main.root_ops().filter(|(_, op)| op.name() == "mul").count();
+    assert_eq!(products, 3, "{}", programs.main);
+    let note = "recompute: 0 ops are recomputed, checkpoints fc_0.tmp_2, fc_1.tmp_2";
+    assert!(plan.notes.iter().any(|it| it == note), "{:?}", plan.notes);
+    // A checkpoint behind the second layer only: the first activation needs its product again.
+    let strategy = DistributedStrategy::new().use_recompute(["fc_1.tmp_2"]);
+    let (programs, _) = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, 1)).unwrap();
+    let again = programs.main.root_ops().filter(|(_, op)| op.role.is_backward());
+    let again: Vec<&str> =
+        again.map(|(_, op)| op.name()).filter(|name| !name.ends_with("_grad")).collect();
+    let run = |name: &str| again.iter().filter(|it| **it == name).count();
+    assert_eq!((run("mul"), run("elementwise_add"), run("tanh")), (1, 1, 1), "{again:?}");
+}
+
 /// Eight layers with dropout and batch norm, so that there are values to keep and to recompute.
 fn deep(net: &Net) -> fleet_ir::VarId {
     let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));

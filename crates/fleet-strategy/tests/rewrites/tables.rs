@@ -1,11 +1,11 @@
 //! Embeddings with sparse gradients, and tables with their own rule, with every strategy: ranks
 //! that share a batch get the same results as one rank with the whole batch.
 
-use crate::world::{STEPS, assert_close, parameters, rewritten, train};
+use crate::world::{Network, STEPS, assert_close, parameters, rewritten, train};
 use fleet_nn::prelude::*;
 use fleet_strategy::{
     AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, DistributedStrategy, LambConfig, LarsConfig,
-    LocalSgdConfig, Ranks, Verdict,
+    LocalSgdConfig, Ranks, Spread, Verdict, local_state,
 };
 use std::collections::BTreeMap;
 
@@ -26,6 +26,13 @@ fn sparse(net: &Net) -> fleet_ir::VarId {
 
 fn dense(net: &Net) -> fleet_ir::VarId {
     network(net, Embedding::new(8, 8))
+}
+
+fn merging(k_steps: i32, avg: bool) -> DistributedStrategy {
+    let mut strategy = DistributedStrategy::new().use_gradient_merge(k_steps);
+    let configs = strategy.gradient_merge_configs().clone().with_avg(avg);
+    strategy.gradient_merge_configs = Some(configs);
+    strategy
 }
 
 /// Returns strategies with the name to expect in the chain, and a tolerance for rounding.
@@ -65,13 +72,8 @@ fn optimizer(strategy: &DistributedStrategy, rows: Option<OptimizerDesc>) -> Opt
     desc
 }
 
-/// Gradient merge cannot add up sparse rows, so its network is dense.
-fn net_for(strategy: &DistributedStrategy) -> fn(&Net) -> fleet_ir::VarId {
-    if strategy.gradient_merge() { dense } else { sparse }
-}
-
 fn check(name: &str, strategy: &DistributedStrategy, tolerance: f32, rows: Option<OptimizerDesc>) {
-    let (network, optimizer) = (net_for(strategy), optimizer(strategy, rows));
+    let (network, optimizer): (Network, _) = (sparse, optimizer(strategy, rows));
     let alone = train(network, &optimizer, strategy, 1, STEPS, &[]);
     for count in [2, 3, 4] {
         let what = format!("{name}, {count} ranks, rows by {:?}", optimizer.rows);
@@ -107,10 +109,48 @@ fn ranks_share_a_table_with_a_rule_of_its_own() {
     }
 }
 
+/// SGD does not change rows without a gradient, so merged rows make the updates of a merged dense
+/// gradient.
+#[test]
+fn merged_rows_are_a_merged_gradient() {
+    let sgd: OptimizerDesc = Sgd::new(0.1).into();
+    for (k, avg, count) in [(2, true, 1), (3, true, 2), (3, false, 2)] {
+        let strategy = merging(k, avg);
+        let rows = train(sparse, &sgd, &strategy, count, STEPS, &[]);
+        let all = train(dense, &sgd, &strategy, count, STEPS, &[]);
+        for (rows, all) in rows.iter().zip(&all) {
+            let (rows, all) = (parameters(&rows.kept), parameters(&all.kept));
+            assert_close(&rows, &all, 1e-6, &format!("{k} steps, {count} ranks"));
+        }
+    }
+}
+
+/// The update of a table gets sparse rows: rows that no step has read are not decayed. A rank's
+/// accumulator is its share of a sum.
+#[test]
+fn a_merged_table_is_updated_by_rows() {
+    let decaying: OptimizerDesc = Sgd::new(0.1).weight_decay(Regularizer::L2(0.1)).into();
+    let (start, trained) = (0, STEPS);
+    let tables = [start, trained].map(|steps| {
+        let ranks = train(sparse, &decaying, &merging(2, true), 2, steps, &[]);
+        ranks[1].kept["table.w_0"].clone()
+    });
+    let moved: Vec<bool> =
+        tables[0].chunks(8).zip(tables[1].chunks(8)).map(|(a, b)| a != b).collect();
+    assert_eq!(moved, [true, true, true, true, true, true, true, false]);
+
+    let (programs, plan) =
+        rewritten(sparse, &decaying, &merging(2, true), Ranks::new(0, 2)).unwrap();
+    let note = "gradient merge: dense accumulators of 1 table take 256 B";
+    assert!(plan.notes.iter().any(|it| it == note), "{:?}", plan.notes);
+    let local = local_state(&programs.main);
+    let sum = local.iter().find(|var| var.name == "table.w_0@GRAD@GradientMerge").unwrap();
+    assert_eq!(sum.spread, Spread::Share);
+}
+
 /// Returns the update ops by parameter.
 fn updates(optimizer: &OptimizerDesc, strategy: &DistributedStrategy) -> BTreeMap<String, String> {
-    let (programs, _) =
-        rewritten(net_for(strategy), optimizer, strategy, Ranks::new(0, 2)).unwrap();
+    let (programs, _) = rewritten(sparse, optimizer, strategy, Ranks::new(0, 2)).unwrap();
     let main = &programs.main;
     let ops = main.block_ids().flat_map(|block| main.block_ops(block)).map(|(_, op)| op);
     let updates = ops.filter(|op| op.spec.input_index("LearningRate").is_some());
@@ -142,8 +182,7 @@ fn each_rule_has_its_own_rate() {
     let halved = |rate| LrSchedule::exponential(rate, 0.5);
     let optimizer = Momentum::new(halved(0.4), 0.9).rows(Sgd::new(halved(0.8)));
     for strategy in [DistributedStrategy::new(), DistributedStrategy::new().use_gradient_merge(2)] {
-        let (programs, _) =
-            rewritten(net_for(&strategy), &optimizer, &strategy, Ranks::new(0, 2)).unwrap();
+        let (programs, _) = rewritten(sparse, &optimizer, &strategy, Ranks::new(0, 2)).unwrap();
         let main = &programs.main;
         let rate = |rule: &str| {
             let mut ops = main.block_ids().flat_map(|block| main.block_ops(block));
@@ -152,7 +191,7 @@ fn each_rule_has_its_own_rate() {
         };
         let (rows, rest) = (rate("sgd"), rate("momentum"));
         let fetch = [rows.as_str(), rest.as_str()];
-        let trained = train(net_for(&strategy), &optimizer, &strategy, 2, 3, &fetch);
+        let trained = train(sparse, &optimizer, &strategy, 2, 3, &fetch);
         assert_eq!(trained[0].fetched, [[0.8, 0.4], [0.4, 0.2], [0.2, 0.1]]);
     }
 }

@@ -193,8 +193,8 @@ fn the_session_calls_schedules_of_the_host() {
     }
     assert_eq!(rates(&mut later, 3), [0.5, 1.0 / 3.0, 1.0 / 3.0]);
 
-    // A rate that is not a number is an error of `minimize` in the first step, and of the step
-    // later.
+    // A rate that is not a number or negative is an error of `minimize` in the first step, and of
+    // the step later.
     let minimize = |factor: fn(u64) -> f64| {
         let net = Net::new();
         let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
@@ -202,10 +202,15 @@ fn the_session_calls_schedules_of_the_host() {
         net.build()
     };
     let error = minimize(|step| 1.0 / step as f64).unwrap_err().to_string();
-    assert!(error.contains("learning rate of the first step is not finite"), "{error}");
-    let programs = minimize(|step| 1.0 / (1.0 - step as f64)).unwrap();
-    let mut session = Session::new(programs, ExecOptions::threads(1)).unwrap();
-    session.run(&[("x", &x)], &[]).unwrap();
-    let error = session.run(&[("x", &x)], &[]).unwrap_err().to_string();
-    assert!(error.contains("the learning rate 'learning_rate_0' is not finite"), "{error}");
+    assert!(error.contains("invalid learning rate of the first step"), "{error}");
+    let later: [fn(u64) -> f64; 2] =
+        [|step| 1.0 / (1.0 - step as f64), |step| 1.0 - 2.0 * step as f64];
+    for (factor, got) in later.into_iter().zip(["got inf", "got -0.1"]) {
+        let programs = minimize(factor).unwrap();
+        let mut session = Session::new(programs, ExecOptions::threads(1)).unwrap();
+        session.run(&[("x", &x)], &[]).unwrap();
+        let error = session.run(&[("x", &x)], &[]).unwrap_err().to_string();
+        assert!(error.contains("invalid learning rate 'learning_rate_0'"), "{error}");
+        assert!(error.contains(got), "{error}");
+    }
 }

@@ -56,3 +56,53 @@ fn bf16_gradients_are_those_of_f32_but_for_rounding() {
         }
     }
 }
+
+/// A model that was trained in 16 bits is exported in f32, without the blocks of gradient merge.
+#[test]
+fn exports_are_in_single_precision() {
+    let merged = |strategy: DistributedStrategy| strategy.use_gradient_merge(2);
+    let amp = |pure: bool| {
+        let mut strategy = DistributedStrategy::new().with_amp(true);
+        strategy.amp_configs_mut().set_use_pure_bf16(pure);
+        strategy
+    };
+    for (index, strategy) in [amp(true), amp(false), merged(amp(true))].into_iter().enumerate() {
+        let net = Net::new();
+        let lenet = fleet::nn::models::lenet(&net, 10);
+        let fleet = Fleet::collective().unwrap();
+        let optimizer = fleet.distributed_optimizer(Momentum::new(0.01, 0.9), &strategy);
+        let job = optimizer.minimize(&net, lenet.loss).unwrap();
+        let logits = lenet.logits.name();
+        let options = ExecOptions::threads(2);
+        let mut session = fleet.session(net.build().unwrap(), &job, options.clone()).unwrap();
+        let mut rng = fleet::rng::Sequence::new(3, index as u64);
+        let pixels: Vec<f32> = (0..8 * 28 * 28).map(|_| rng.unit() as f32).collect();
+        let image = Tensor::from_slice(&pixels, [8, 1, 28, 28]).unwrap();
+        let label = Tensor::from_slice(&[0i64, 1, 2, 3, 4, 5, 6, 7], [8, 1]).unwrap();
+        let feed = [("x", &image), ("y", &label)];
+        for _ in 0..4 {
+            session.run(&feed, &[]).unwrap();
+        }
+        let trained = session.evaluate(&feed, &[&logits]).unwrap().remove(0);
+        assert_ne!(trained.dtype(), DType::F32);
+
+        let folder = format!("fleet-export-{}-{index}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        fleet::save_inference_model(&folder, &session.programs.main, &[&logits], &session.scope)
+            .unwrap();
+        let mut model = fleet::load_inference_model(&folder).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let half = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16);
+        let left = model.program.vars().find(|(_, var)| half(var.dtype));
+        assert!(left.is_none(), "{left:?}");
+        let casts = model.program.root_ops().filter(|(_, op)| op.name() == "cast").count();
+        assert_eq!((casts, model.program.block_count()), (0, 1), "{}", model.program);
+        let mut executor = Executor::new(options);
+        let feed = [("x", &image)];
+        let found = executor.run(&model.program, &mut model.scope, &feed, &[&logits]).unwrap();
+        let found = found[0].to_vec::<f32>().unwrap();
+        let trained = trained.cast(DType::F32).unwrap().to_vec::<f32>().unwrap();
+        let distance = distance(&trained, &found);
+        assert!((1e-6..0.02).contains(&distance), "{distance}");
+    }
+}
