@@ -184,6 +184,9 @@ variables! {
     FLEET_STORE: [RoleMaker] as Endpoint, "HOST:PORT of the job's key-value store";
     FLEET_TOKEN: [RoleMaker, Launcher], secret: true,
         "Secret of the job; every process that joins authenticates with it";
+    FLEET_OPEN: [RoleMaker] as OneOf(&["loopback"]),
+        "loopback: a job without FLEET_TOKEN whose processes all have loopback addresses; any user \
+         of the machine can join it";
     FLEET_TOKEN_FILE: [Launcher],
         "File with the job's secret, for jobs on several machines; same as --token_file";
     FLEET_ETCD_CA: [Launcher], "Same as --etcd_ca: PEM file with etcd's authority";

@@ -63,7 +63,10 @@ impl Connection {
         let endpoint = endpoint.ok_or_else(|| {
             Error::invalid("no rendezvous endpoint for the ranks of this job")
                 .expected("FLEET_STORE=HOST:PORT, or PADDLE_TRAINER_ENDPOINTS")
-                .help("start the job with fleetrun")
+                .help(
+                    "start the job with fleetrun, or set worker_endpoints or store of \
+                     UserDefinedRoleMaker",
+                )
         })?;
         let hosts_it = job.store.is_none() && topology.rank() == 0;
         let bind = || {
@@ -247,8 +250,11 @@ impl Connection {
 pub(crate) fn job_token(topology: &Topology) -> Result<Token> {
     let token = topology.job().token.as_ref().ok_or_else(|| {
         Error::invalid("the processes of this job have no shared secret")
-            .expected("FLEET_TOKEN, the same in every process")
-            .help("start the job with fleetrun, which creates one")
+            .expected("FLEET_TOKEN or UserDefinedRoleMaker::token, the same in every process")
+            .help(
+                "start the job with fleetrun, which creates one, or set the output of openssl rand \
+                 -hex 32; for a job on loopback addresses, FLEET_OPEN=loopback needs none",
+            )
     })?;
     Token::from_text(token.reveal())
 }

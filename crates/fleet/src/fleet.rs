@@ -12,12 +12,13 @@ use crate::connection::Connection;
 use crate::membership;
 use crate::report::Reporter;
 use crate::{CheckpointPolicy, Checkpoints};
+use fleet_base::output::note;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
 use fleet_exec::ExecOptions;
 use fleet_strategy::Ranks;
-use fleet_topology::{Env, Mode, Topology, names};
+use fleet_topology::{Env, Mode, Topology, UserDefinedRoleMaker, names};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
@@ -125,6 +126,21 @@ impl Fleet {
         Fleet::init(topology_of(env)?, env)
     }
 
+    /// Joins the job as the process that the program describes. Settings of the job that the
+    /// description leaves open come from `env`.
+    ///
+    /// ```
+    /// use fleet::Fleet;
+    /// use fleet::topology::{Env, UserDefinedRoleMaker};
+    /// let roles = UserDefinedRoleMaker { is_collective: true, ..Default::default() };
+    /// let fleet = Fleet::with_roles(roles, &Env::new())?;
+    /// assert_eq!((fleet.worker_index(), fleet.worker_num()), (0, 1));
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn with_roles(roles: UserDefinedRoleMaker, env: &Env) -> Result<Fleet> {
+        Fleet::init(roles.topology_in(env)?, env)
+    }
+
     /// Joins the job as the rank in `topology`, or as the one that MPI assigns. Returns when all
     /// ranks have joined. The settings of servers and workers that are neither in `topology` nor
     /// in a strategy come from `env`.
@@ -148,6 +164,9 @@ impl Fleet {
         }
         let connection = OnceLock::new();
         let fleet = Fleet { topology, env, connection, connecting, reporter };
+        if fleet.topology.job().open && !fleet.topology.is_non_distributed() {
+            note("open mode: any user of this machine can join this job (FLEET_OPEN)");
+        }
         if fleet.is_server() {
             fleet.reporter.starting();
         }
