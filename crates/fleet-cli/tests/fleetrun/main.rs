@@ -16,6 +16,7 @@ mod memory;
 mod orphans;
 mod refusals;
 mod rejoin;
+mod roles;
 mod servers;
 mod servers_apart;
 mod shown;
