@@ -2,7 +2,7 @@
 
 use crate::attempts::{Attempts, Job};
 use crate::child::USAGE_CODE;
-use crate::cluster::{Cluster, Run};
+use crate::cluster::{self, Cluster, Run};
 use crate::console::Console;
 use crate::events::{End, Ended, Event};
 use crate::flags::{Given, unknown_flag};
@@ -81,7 +81,7 @@ impl Job {
         executable: std::io::Result<PathBuf>,
         builtins: &Builtins,
     ) -> Result<Job> {
-        let options = Options::new(given, &env)?;
+        let mut options = Options::new(given, &env)?;
         let executable = executable
             .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
         let program = Program::resolve(&options, &env, builtins, &executable)?;
@@ -89,6 +89,7 @@ impl Job {
             builtins.check_mode(&program.title, options.mode)?;
         }
         let machine = Machine::here();
+        options.warnings.extend(cluster::device_warnings(&options, &env, &machine));
         Ok(Job { options, env, executable, program, machine, arguments: given.table() })
     }
 

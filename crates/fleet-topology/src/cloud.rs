@@ -332,11 +332,26 @@ pub(crate) fn job(env: &Env) -> Result<Job> {
         shared_memory: env.switch(names::FLEET_SHARED_MEMORY)?,
         mpi_ranks: mpi_ranks(env)?,
         mpi_library: env.text(names::FLEET_MPI_LIBRARY).map(str::to_string),
-        nccl: env.switch(names::FLEET_NCCL)?.unwrap_or(false),
+        nccl: uses_nccl(env)?,
         nccl_library: env.text(names::FLEET_NCCL_LIBRARY).map(str::to_string),
         report: env.text(names::FLEET_REPORT).map(str::to_string),
         silence: silence(env)?,
     })
+}
+
+fn uses_nccl(env: &Env) -> Result<bool> {
+    let is_nccl = match env.text(names::PADDLE_DISTRI_BACKEND) {
+        None | Some("gloo") => false,
+        Some("nccl") => true,
+        Some(other) => {
+            return Err(Error::invalid("invalid PADDLE_DISTRI_BACKEND")
+                .expected("gloo or nccl")
+                .got(other));
+        }
+    };
+    // `fleetrun` sets the backend to the kind of device, and FLEET_NCCL if the user asked for NCCL.
+    let by_backend = is_nccl && env.text(names::FLEET_LAUNCH).is_none();
+    Ok(env.switch(names::FLEET_NCCL)?.unwrap_or(by_backend))
 }
 
 fn is_open(env: &Env) -> Result<bool> {

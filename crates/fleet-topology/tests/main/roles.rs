@@ -69,6 +69,23 @@ fn the_environment_fills_in_what_code_leaves_open() {
     assert_eq!((made.local().devices[0].as_str(), job.mpi_ranks), ("3", None));
 }
 
+/// The documented variable selects NCCL, unless `fleetrun` has set it to the kind of device.
+#[test]
+fn the_documented_backend() {
+    let uses_nccl = |pairs: &[(&str, &str)]| {
+        let env: Env = pairs.iter().copied().collect();
+        Topology::collective(&env).map(|made| made.job().nccl)
+    };
+    let nccl = ("PADDLE_DISTRI_BACKEND", "nccl");
+    assert!(uses_nccl(&[nccl]).unwrap());
+    assert!(!uses_nccl(&[("PADDLE_DISTRI_BACKEND", "gloo")]).unwrap());
+    assert!(!uses_nccl(&[nccl, ("FLEET_NCCL", "0")]).unwrap());
+    assert!(!uses_nccl(&[nccl, ("FLEET_LAUNCH", "mark")]).unwrap());
+    assert!(uses_nccl(&[nccl, ("FLEET_LAUNCH", "mark"), ("FLEET_NCCL", "1")]).unwrap());
+    let error = uses_nccl(&[("PADDLE_DISTRI_BACKEND", "bkcl")]).unwrap_err().to_string();
+    assert!(error.contains("expected gloo or nccl, got bkcl"), "{error}");
+}
+
 /// Only a job that asks for it is open, and only on addresses that no other machine reaches.
 #[test]
 fn open_jobs() {
