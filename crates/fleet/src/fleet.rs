@@ -18,7 +18,7 @@ use fleet_base::{Error, Result};
 use fleet_comm::Group;
 use fleet_exec::ExecOptions;
 use fleet_strategy::Ranks;
-use fleet_topology::{Env, Mode, Topology, UserDefinedRoleMaker, names};
+use fleet_topology::{Env, Mode, Topology, UserDefinedRoleMaker, VARIABLES, names};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
@@ -164,6 +164,9 @@ impl Fleet {
         }
         let connection = OnceLock::new();
         let fleet = Fleet { topology, env, connection, connecting, reporter };
+        if fleet.is_first_worker() {
+            note_unused(&fleet.env);
+        }
         if fleet.topology.job().open && !fleet.topology.is_non_distributed() {
             note("open mode: any user of this machine can join this job (FLEET_OPEN)");
         }
@@ -255,13 +258,17 @@ impl Fleet {
         (cores / self.ranks().per_node).max(1)
     }
 
-    /// Returns the options with this rank's share of the cores if they leave the threads open.
-    pub(crate) fn on_own_cores(&self, options: ExecOptions) -> ExecOptions {
+    /// Returns the options with `CPU_NUM` threads, or as many as this rank's share of the cores, if
+    /// they leave the threads open.
+    pub(crate) fn on_own_cores(&self, options: ExecOptions) -> Result<ExecOptions> {
         let num_threads = match options.num_threads {
-            0 => self.cores_share(),
+            0 => match self.env.number(names::CPU_NUM)?.unwrap_or_else(|| self.cores_share()) {
+                0 => return Err(Error::invalid("CPU_NUM is 0").expected("1 thread or more")),
+                threads => threads,
+            },
             given => given,
         };
-        ExecOptions { num_threads, ..options }
+        Ok(ExecOptions { num_threads, ..options })
     }
 
     /// Returns this process's place among the ranks in the form that strategies use.
@@ -327,10 +334,40 @@ impl Fleet {
     }
 }
 
+/// Reports documented variables that are set and have no effect.
+fn note_unused(env: &Env) {
+    for variable in VARIABLES.iter().filter(|variable| env.text(variable.name).is_some()) {
+        if let Some(why) = variable.no_effect {
+            note(format_args!("{} has no effect: {why}", variable.name));
+        }
+    }
+}
+
 /// Returns the place of a process with this environment in its job.
 fn topology_of(env: &Env) -> Result<Topology> {
     match env.text(names::PADDLE_PSERVERS_IP_PORT_LIST) {
         Some(_) => Topology::parameter_server(env),
         None => Topology::collective(env),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_gives_the_threads_that_are_left_open() {
+        let threads = |cpu_num: &str, options: ExecOptions| {
+            let fleet = Fleet::join(&Env::from([("CPU_NUM", cpu_num)])).unwrap();
+            fleet.on_own_cores(options).map(|options| options.num_threads)
+        };
+        assert_eq!(threads("3", ExecOptions::default()).unwrap(), 3);
+        assert_eq!(threads("3", ExecOptions::threads(2)).unwrap(), 2);
+        let alone = Fleet::join(&Env::new()).unwrap();
+        assert_eq!(threads("", ExecOptions::default()).unwrap(), alone.cores_share());
+        for wrong in ["0", "many"] {
+            let error = threads(wrong, ExecOptions::default()).unwrap_err().to_string();
+            assert!(error.contains("CPU_NUM"), "{error}");
+        }
     }
 }
