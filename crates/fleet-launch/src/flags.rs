@@ -139,7 +139,8 @@ pub const FLAGS: &[Flag] = &[
         .default("info")
         .help("Messages of fleetrun: debug (as -v), info, warning, error"),
     flag(OUTPUT, "follow", "WHO").default("0").help("Logs to show: 0 (worker 0), all, none"),
-    switch(OUTPUT, "verbose").help("Print arguments and the environment of the first process"),
+    switch(OUTPUT, "verbose")
+        .help("Print all arguments and the whole environment of the first process"),
 ];
 
 /// Flags of other launchers that are not supported, with the reason.
@@ -276,6 +277,17 @@ impl Given {
         let args: Vec<String> = command.iter().skip(1).map(|arg| format!("'{arg}'")).collect();
         rows.push(("training_script_args".into(), format!("[{}]", args.join(", "))));
         rows.sort();
+        rows
+    }
+
+    /// Returns the rows of [`Given::table`] that the user wrote.
+    pub fn written(&self) -> Vec<(String, String)> {
+        let mut rows = self.table();
+        rows.retain(|(name, value)| match name.as_str() {
+            "training_script" => true,
+            "training_script_args" => value != "[]",
+            flag => self.is_given(flag),
+        });
         rows
     }
 }

@@ -90,7 +90,8 @@ impl Job {
         }
         let machine = Machine::here();
         options.warnings.extend(cluster::device_warnings(&options, &env, &machine));
-        Ok(Job { options, env, executable, program, machine, arguments: given.table() })
+        let (arguments, written) = (given.table(), given.written());
+        Ok(Job { options, env, executable, program, machine, arguments, written })
     }
 
     fn run(self, begun: Time) -> Result<u8> {
