@@ -6,6 +6,7 @@
 mod clicks;
 mod combinations;
 mod demos;
+mod documented;
 mod drawn;
 mod endings;
 mod etcd;
