@@ -58,9 +58,9 @@ pub const FLAGS: &[Flag] = &[
     flag(SERVERS, "coordinators", "LIST").default("").help("Coordinators by address"),
     flag(SERVERS, "http_port", "PORT")
         .aliases(&["gloo_port"])
-        .help("Port of the barrier service; by default a free one"),
+        .help("Port of the job's store, where processes meet; by default a free one"),
     flag(SERVERS, "with_gloo", "0|1|2")
-        .help("Barrier service: 0 none, 1 workers, 2 workers and servers"),
+        .help("Groups of fleet.util: 0 or 1 workers, 2 also with servers"),
     flag(SERVERS, "save_root", "FOLDER").help(
         "Servers save to and load from folders in it alone (or FLEET_SAVE_ROOT); by default any",
     ),

@@ -136,13 +136,15 @@ variables! {
     STAGE_NUM: [RoleMaker] as Integer(1), "Number of stages in the job";
     HETER_DEVICE_TYPE: [RoleMaker], "The kind of device that the stage runs on: cpu, gpu";
     PADDLE_WITH_GLOO: [RoleMaker, Launcher] as OneOf(&["0", "1", "2"]), default: "0",
-        "Members of the gloo barrier service: 0 none, 1 workers, 2 workers and servers";
+        "Groups of fleet.util: 0 and 1 workers; 2 also servers, and workers with servers";
     PADDLE_GLOO_RENDEZVOUS: [RoleMaker] as OneOf(&["1", "2", "3"]),
-        "Rendezvous of gloo: 1 HDFS, 2 files, 3 HTTP";
+        "Where processes meet without FLEET_STORE if PADDLE_WITH_GLOO is 1 or 2: 2 a file in \
+         PADDLE_GLOO_FS_PATH, 3 PADDLE_GLOO_HTTP_ENDPOINT, 1 (HDFS) at worker 0";
     PADDLE_GLOO_FS_NAME: [RoleMaker], "HDFS name for rendezvous 1";
     PADDLE_GLOO_FS_UGI: [RoleMaker], secret: true, "HDFS user and password for rendezvous 1";
-    PADDLE_GLOO_FS_PATH: [RoleMaker], "Folder for rendezvous 1 and 2";
-    PADDLE_GLOO_HTTP_ENDPOINT: [RoleMaker] as Endpoint, "HOST:PORT for rendezvous 3";
+    PADDLE_GLOO_FS_PATH: [RoleMaker], "Folder for rendezvous 1 and 2; all processes see it";
+    PADDLE_GLOO_HTTP_ENDPOINT: [RoleMaker] as Endpoint,
+        "HOST:PORT for rendezvous 3, where worker 0 hosts the store";
     SYS_JOB_ID: [RoleMaker], "Job id that separates jobs with the same rendezvous";
     // Settings that launchers and clusters pass to the launcher.
     PADDLE_TRAINERS: [Launcher], "Hosts of the job, separated by commas; same as --ips";

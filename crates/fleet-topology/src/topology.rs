@@ -187,7 +187,7 @@ impl Topology {
         }
         let stages = self.heter.iter().flat_map(|stage| &stage.all);
         let lists = self.workers.iter().chain(&self.servers).chain(&self.coordinators);
-        let own = self.endpoint.iter().chain(&self.job.store);
+        let own = self.endpoint.iter().chain(&self.job.store).chain(self.gloo.http());
         if let Some(remote) = lists.chain(stages).chain(own).find(|it| !it.is_loopback()) {
             return Err(Error::invalid("an open job has loopback addresses only")
                 .expected("127.0.0.1, ::1 or localhost for every process and the store")

@@ -25,6 +25,7 @@ mod strangers;
 mod strategies;
 mod tls;
 mod transpiled;
+mod worlds;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};

@@ -18,7 +18,7 @@ use std::time::Duration;
 const TEST: &str = "roles::roles_in_code_train_as_one_process";
 /// Secret of the jobs with roles in code.
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
-const WORKERS: usize = 2;
+pub const WORKERS: usize = 2;
 /// Role of the processes of collective jobs; the other roles are indices into [`CASES`].
 const COLLECTIVE: &str = "collective";
 const CASES: [Case; 4] = [
@@ -38,21 +38,23 @@ const SERVER_LIST: &str = "TEST_SERVERS";
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A job's processes and their ports, which are reserved for the job's lifetime.
-struct Cluster {
+pub struct Cluster {
     workers: Vec<Endpoint>,
     servers: Vec<Endpoint>,
+    /// An endpoint of no process.
+    pub unused: Endpoint,
     _ports: SystemPorts,
 }
 
 impl Cluster {
-    fn new(server_count: usize) -> Cluster {
+    pub fn new(server_count: usize) -> Cluster {
         let mut ports = SystemPorts::new(None);
         let mut list = |count: usize| -> Vec<Endpoint> {
             let endpoint = |_| Endpoint::new("127.0.0.1", ports.next("127.0.0.1").unwrap());
             (0..count).map(endpoint).collect()
         };
-        let (workers, servers) = (list(WORKERS), list(server_count));
-        Cluster { workers, servers, _ports: ports }
+        let (workers, servers, unused) = (list(WORKERS), list(server_count), list(1).remove(0));
+        Cluster { workers, servers, unused, _ports: ports }
     }
 
     fn processes(&self) -> impl Iterator<Item = (Role, usize)> {
@@ -60,17 +62,17 @@ impl Cluster {
         servers.chain((0..WORKERS).map(|rank| (Role::Worker, rank)))
     }
 
-    /// Starts the processes, each with its own variables, and waits for all. Returns the outputs of
-    /// the workers.
-    fn run(
+    /// Starts the processes of a job as a test, each with its own variables, and waits for all.
+    /// Returns the outputs of the workers.
+    pub fn run(
         &self,
         place: &Place,
-        job: &str,
+        (test, job): (&str, &str),
         variables: impl Fn(Role, usize) -> Vec<(&'static str, String)>,
     ) -> Vec<Output> {
         let (tell, told) = channel();
         for (role, rank) in self.processes() {
-            let mut command = process::command(TEST, job);
+            let mut command = process::command(test, job);
             for (name, _) in std::env::vars_os() {
                 let name = name.to_string_lossy();
                 if ["PADDLE_", "FLAGS_", "FLEET_"].iter().any(|prefix| name.starts_with(prefix)) {
@@ -108,7 +110,7 @@ fn coded(cluster: &Cluster, role: Role, rank: usize) -> Vec<(&'static str, Strin
 }
 
 /// Describes the process by the documented variables, and `FLEET_OPEN`.
-fn documented(cluster: &Cluster, role: Role, rank: usize) -> Vec<(&'static str, String)> {
+pub fn documented(cluster: &Cluster, role: Role, rank: usize) -> Vec<(&'static str, String)> {
     let mut set = vec![
         ("PADDLE_TRAINERS_NUM", WORKERS.to_string()),
         ("PADDLE_TRAINER_ENDPOINTS", Endpoint::join(&cluster.workers)),
@@ -191,7 +193,7 @@ fn check(
 ) -> Vec<Output> {
     let servers = if job == COLLECTIVE { 0 } else { case.2 };
     let cluster = Cluster::new(servers);
-    let outputs = cluster.run(place, job, |role, rank| variables(&cluster, role, rank));
+    let outputs = cluster.run(place, (TEST, job), |role, rank| variables(&cluster, role, rank));
     let want = alone(case);
     for output in &outputs {
         let text = String::from_utf8_lossy(&output.stdout);
