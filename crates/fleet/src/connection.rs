@@ -7,6 +7,7 @@ use crate::job_store::JobStore;
 use crate::membership::JobMembership;
 use crate::report::Reporter;
 use crate::rings::GroupRing;
+use crate::store_part::StorePart;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, World};
@@ -70,9 +71,12 @@ impl Connection {
         let reports = reporter.clone();
         let reports = abort.on_fire(move |error| reports.failed(error));
         let limits = Limits::new(Deadline::within(JOIN_TIMEOUT), &abort);
-        store.host(topology, &token)?;
+        let hosts_it = store.host(topology, &token)?;
         let (store, address) = store.connect(topology, &token, &limits)?;
-        let store = Arc::new(store);
+        let mut store: Arc<dyn Store> = Arc::new(store);
+        if members != CommWorld::Worker {
+            store = Arc::new(StorePart::new(store, format!("{attempt}/")));
+        }
         let own = host::own_member(rank);
         if is_one_by_one {
             join_once(&*store, &attempt, &own, &limits)?;
@@ -85,9 +89,11 @@ impl Connection {
         })?;
         let mut options = TcpOptions::new(&attempt, rank, size).store(address);
         options.notice_wait = NOTICE_TIMEOUT;
-        // A firewall may allow only the ports of the job's endpoints. A server listens on its own.
+        // A firewall may allow only the ports of the job's endpoints. A server listens on its own,
+        // and the store may listen on that of worker 0.
         let own = topology.endpoint().filter(|_| members == CommWorld::Worker);
-        options.port = own.map(|own| own.port).filter(|port| *port != address.port());
+        let is_taken = |port: &u16| hosts_it && *port == address.port();
+        options.port = own.map(|own| own.port).filter(|port| !is_taken(port));
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
         let mut world = World::new(fabric, store, abort);
         if members == CommWorld::Worker {

@@ -185,7 +185,7 @@ impl Fleet {
         if fleet.is_server() {
             fleet.reporter.starting();
         }
-        fleet.host_store()?;
+        fleet.host_store().inspect_err(|error| fleet.reporter.failed(error))?;
         // Workers of parameter servers meet through their servers.
         if fleet.topology.mode() != Mode::ParameterServer && fleet.worker_num() > 1 {
             fleet.reporter.joined();

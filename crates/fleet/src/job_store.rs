@@ -49,11 +49,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const FILE_BYTES_MAX: u64 = 4096;
 
 impl JobStore {
-    /// Starts the store if this process is its host and has not done so yet.
-    pub(crate) fn host(&self, topology: &Topology, token: &Token) -> Result<()> {
+    /// Starts the store if this process is its host and has not done so yet. Returns whether it is
+    /// the host.
+    pub(crate) fn host(&self, topology: &Topology, token: &Token) -> Result<bool> {
         let mut hosted = lock(&self.0);
-        if hosted.is_some() || topology.job().store.is_some() || !topology.is_first_worker() {
-            return Ok(());
+        let is_host = topology.job().store.is_none() && topology.is_first_worker();
+        if hosted.is_some() || !is_host {
+            return Ok(is_host);
         }
         if let Some(Rendezvous::Hdfs { .. }) = configured(topology) {
             note("processes meet at worker 0: the rendezvous on HDFS has no effect");
@@ -79,7 +81,7 @@ impl JobStore {
                 hosted
             }
         });
-        Ok(())
+        Ok(true)
     }
 
     /// Connects to the store, and waits until it is there. Returns its address, too.

@@ -53,6 +53,7 @@ mod rings;
 mod save;
 pub mod servers;
 mod session;
+mod store_part;
 mod terminal;
 pub mod trainer;
 mod util;

@@ -1,7 +1,8 @@
 //! The environment of every role, compared with recorded runs of the original's two launchers.
 
-use crate::{cluster, cluster_on, machine, options, processes, run};
+use crate::{cluster, cluster_on, machine, options, processes, run, words};
 use fleet_launch::cluster::device_warnings;
+use fleet_launch::flags::Given;
 use fleet_launch::machine::Machine;
 use fleet_topology::{Env, Role, Topology, names};
 use serde_json::Value;
@@ -208,6 +209,21 @@ fn gpus_of_a_machine_without_any() {
     gpus.gpu_count = 2;
     let told = device_warnings(&options("--gpus 0,1 t.py", &none).unwrap(), &none, &gpus);
     assert!(told.is_empty(), "{told:?}");
+}
+
+/// Flags and the variables that stand for them have one default.
+#[test]
+fn flags_have_the_defaults_of_the_list() {
+    let given = Given::parse(words("t.py")).unwrap();
+    let default = |name: &str| names::find(name).unwrap().default;
+    for (flag, name) in [
+        ("silence_timeout", names::FLEET_SILENCE_TIMEOUT),
+        ("elastic_timeout", names::PADDLE_ELASTIC_TIMEOUT),
+    ] {
+        assert_eq!(given.text(flag), Some(default(name)), "--{flag}");
+    }
+    let options = options("t.py", &Env::new()).unwrap();
+    assert_eq!(options.with_gloo, default(names::PADDLE_WITH_GLOO));
 }
 
 /// `--backend` decides whether collectives use NCCL, which needs GPUs.

@@ -106,6 +106,8 @@ fn open_jobs() {
     // All processes of a machine know the same text, whatever the job.
     let public = |made: Topology| made.job().token.clone().unwrap();
     assert_eq!(public(open("127.0.0.1:1").unwrap()), public(open("[::1]:7").unwrap()));
+    let text = "open-to-every-process-of-this-machine";
+    assert_eq!(public(open("127.0.0.1:1").unwrap()).reveal(), text, "as docs/security.md has it");
     assert!(worker(0, "127.0.0.1:1,127.0.0.1:2").topology().unwrap().job().token.is_none());
 }
 
