@@ -177,7 +177,7 @@ mod tests {
         for setting in COMMUNICATOR {
             let field = setting.field.map(|field| format!("`{field}`")).unwrap_or_default();
             let mut variables = format!("`{}`", setting.variable);
-            for other in setting.alternative {
+            if let Some(other) = setting.alternative {
                 variables += &format!(", `{other}`");
             }
             let row = format!("| {field} | {variables} | {} |", setting.default());
