@@ -207,7 +207,7 @@ fn check(
 }
 
 fn each_job() -> impl Iterator<Item = (String, Case)> {
-    let servers = CASES.iter().enumerate().map(|(index, case)| (index.to_string(), *case));
+    let servers = CASES.into_iter().enumerate().map(|(index, case)| (index.to_string(), case));
     servers.chain([(COLLECTIVE.to_string(), OF_COLLECTIVE)])
 }
 
