@@ -8,6 +8,7 @@ pub mod disk;
 pub mod entity;
 pub mod error;
 pub mod file;
+pub mod fs;
 pub mod input;
 pub mod output;
 mod reduce;

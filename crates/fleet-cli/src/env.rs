@@ -64,5 +64,7 @@ fn row(variable: &Variable, value: Option<&str>) -> String {
         default => format!(" (default: {default})"),
     };
     let readers: Vec<&str> = variable.readers.iter().map(|reader| reader_text(*reader)).collect();
-    format!("{} {value}{default}\n    {} ({})", variable.name, variable.meaning, readers.join(", "))
+    let no_effect = variable.no_effect.map(|why| format!("; no effect: {why}")).unwrap_or_default();
+    let readers = readers.join(", ");
+    format!("{} {value}{default}\n    {}{no_effect} ({readers})", variable.name, variable.meaning)
 }

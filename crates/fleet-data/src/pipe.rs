@@ -3,6 +3,7 @@
 //! the command fails, the error contains its exit code and the end of its standard error.
 
 use crate::files::{is_url, object_name_error};
+use fleet_base::fs::without_secrets;
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -157,16 +158,9 @@ struct Piped {
 fn shell(command: &str, path: &Path) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", command, "sh"]).arg(path);
-    for name in SECRETS {
-        shell.env_remove(name);
-    }
+    without_secrets(&mut shell);
     shell
 }
-
-/// Variables with the job's secret, and with the paths of files of secrets
-/// (`fleet_topology::names`).
-const SECRETS: [&str; 4] =
-    ["FLEET_TOKEN", "FLEET_TOKEN_FILE", "FLEET_ETCD_PASSWORD_FILE", "FLEET_ETCD_KEY"];
 
 impl Piped {
     fn start(input: Stdio, path: &Path, command: &str, role: &'static str) -> Result<Piped> {
@@ -330,7 +324,7 @@ mod tests {
     #[test]
     fn commands_do_not_get_the_secret_of_the_job() {
         let shell = shell("cat", Path::new("part-0"));
-        for name in SECRETS {
+        for name in fleet_base::fs::SECRETS {
             assert!(shell.get_envs().any(|it| it == (name.as_ref(), None)), "{name}");
         }
     }

@@ -24,7 +24,9 @@ pub(crate) struct Job {
     pub executable: PathBuf,
     pub program: Program,
     pub machine: Machine,
+    /// All arguments, and those that the user wrote.
     pub arguments: Vec<(String, String)>,
+    pub written: Vec<(String, String)>,
 }
 
 /// Runs attempts until the job is done or may not be restarted.
@@ -81,55 +83,67 @@ impl Attempts<'_> {
         end
     }
 
-    /// Prints the header and, with -v, the tables of the documentation.
+    /// Prints the header, and the tables and lines of the documentation.
     fn announce(&mut self, cluster: &Cluster, processes: &[Process]) -> Result<()> {
-        let is_collective = self.job.options.mode == Mode::Collective;
-        if is_collective {
+        if self.job.options.mode == Mode::Collective {
             let endpoints: Vec<String> =
                 cluster.workers.iter().map(|worker| worker.endpoint.to_string()).collect();
             let path = self.job.options.log_dir.join("endpoints.log");
             let text = format!("PADDLE_TRAINER_ENDPOINTS: \n{}", endpoints.join("\n"));
             logs::write(&path, &text)?;
         }
-        if self.run.restarts > 0 {
-            return Ok(());
+        if self.run.restarts == 0 {
+            let header = header(&self.job.options, cluster, processes, &self.job.program.title);
+            self.resources.console.info(&header);
+            self.show_environment(cluster, processes);
         }
-        let header = header(&self.job.options, cluster, processes, &self.job.program.title);
-        self.resources.console.info(&header);
-        if self.job.options.verbosity < Verbosity::Debug {
-            return Ok(());
-        }
-        self.resources.console.debug(tables::arguments(&self.job.arguments).trim_end());
+        Ok(())
+    }
+
+    /// Prints arguments and variables: the important ones, or all with -v.
+    fn show_environment(&mut self, cluster: &Cluster, processes: &[Process]) {
+        let (job, console) = (self.job, &mut self.resources.console);
+        let is_whole = job.options.verbosity >= Verbosity::Debug;
+        let is_collective = job.options.mode == Mode::Collective;
+        console.plain(match is_whole {
+            true => tables::arguments(&job.arguments).trim_end().to_string(),
+            false => tables::written_arguments(&job.written),
+        });
         let has_gpus = cluster.workers.iter().any(|worker| !worker.devices.is_empty());
-        if self.job.options.is_mode_default && has_gpus {
-            self.resources.console.warn(
+        if is_whole && job.options.is_mode_default && has_gpus {
+            console.warn(
                 "Not found distinct arguments and compiled with cuda. Default use collective mode",
             );
         }
-        self.resources.console.debug(match has_gpus {
+        console.plain(match has_gpus {
             true => "launch train in GPU mode",
             false => "launch train in CPU mode",
         });
-        if let Some(first) =
-            processes.iter().find(|it| it.role == Role::Worker).or(processes.first())
-        {
-            let set = first.env.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?)));
-            let rows: Vec<(&str, &str)> = set.collect();
-            self.resources.console.debug(&format!(
+        let first = processes.iter().find(|it| it.role == Role::Worker).or(processes.first());
+        if let Some(first) = first {
+            let important = if is_collective { tables::COLLECTIVE } else { tables::SERVERS };
+            let table = match is_whole {
+                true => tables::environment(&variables(first), Some(tables::HEADER)),
+                false => {
+                    let mut rows = variables(first);
+                    rows.retain(|(name, _)| important.contains(name));
+                    tables::compact(&rows, tables::HEADER)
+                }
+            };
+            console.plain(format!(
                 "Local start {} processes. First process distributed environment info (Only For \
                  Debug): \n{}",
                 processes.len(),
-                tables::environment(&rows, Some(("Distributed Envs", "Value")))
+                table.trim_end()
             ));
         }
         if is_collective {
-            let folder = self.job.options.log_dir.display();
-            self.resources.console.debug(&format!(
+            let folder = job.options.log_dir.display();
+            console.plain(format!(
                 "details about PADDLE_TRAINER_ENDPOINTS can be found in {folder}/endpoints.log, \
                  and detail running logs maybe found in {folder}/workerlog.0"
             ));
         }
-        Ok(())
     }
 
     pub fn abort_line(&mut self, death: &Death, cluster: &Cluster) {
@@ -142,6 +156,12 @@ impl Attempts<'_> {
             ));
         }
     }
+}
+
+/// Returns the variables that a process gets.
+fn variables(process: &Process) -> Vec<(&str, &str)> {
+    let set = process.env.iter();
+    set.filter_map(|(name, value)| Some((*name, value.as_deref()?))).collect()
 }
 
 /// Returns the header: `train.py: collective, 2 workers; logs in log, the first worker's

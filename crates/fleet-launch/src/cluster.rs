@@ -302,6 +302,10 @@ impl Cluster {
         if let Some(endpoint) = &self.gloo_http {
             env.push((names::PADDLE_GLOO_HTTP_ENDPOINT, endpoint.to_string()));
         }
+        if self.backend.is_some() {
+            let is_nccl = self.backend(place) == "nccl";
+            env.push((names::FLEET_NCCL, u8::from(is_nccl).to_string()));
+        }
         env
     }
 
@@ -320,10 +324,12 @@ impl Cluster {
         ]
     }
 
+    /// Returns the backend that scripts see. Only NCCL by `--backend` is one that Fleet uses
+    /// ([`names::FLEET_NCCL`]).
     fn backend(&self, place: &Place) -> String {
         match &self.backend {
+            _ if place.devices.is_empty() => "gloo".to_string(),
             Some(backend) => backend.clone(),
-            None if place.devices.is_empty() => "gloo".to_string(),
             None => "nccl".to_string(),
         }
     }
@@ -422,19 +428,18 @@ pub fn local_devices(options: &Options, env: &Env, machine: &Machine) -> Result<
                 })
             })
             .collect::<Result<_>>()?,
-        (Some(_), None) if count == 0 => {
-            return Err(Error::invalid("this machine has no GPU")
-                .got(format!("--gpus {}", options.gpus.as_deref().unwrap_or_default().join(",")))
-                .help("--nproc_per_node N starts N workers on the CPU"));
-        }
         (Some(asked), None) => {
-            let fits = |gpu: &&String| gpu.parse::<usize>().is_ok_and(|index| index < count);
+            let last = count.checked_sub(1);
+            let fits = |gpu: &&String| {
+                gpu.parse::<usize>().is_ok_and(|index| last.is_none_or(|last| index <= last))
+            };
             if let Some(wrong) = asked.iter().find(|gpu| !fits(gpu)) {
+                let last = last.map(|last| format!("numbers from 0 to {last}"));
                 return Err(Error::invalid("--gpus names a GPU that is not there")
-                    .expected(format!("numbers from 0 to {}", count - 1))
+                    .expected(last.unwrap_or_else(|| "numbers of GPUs".into()))
                     .got(format!("'{wrong}'")));
             }
-            asked.clone()
+            if last.is_none() { Vec::new() } else { asked.clone() }
         }
     };
     let on_cpu = gpus.is_empty()
@@ -449,7 +454,7 @@ pub fn local_devices(options: &Options, env: &Env, machine: &Machine) -> Result<
         }
         Some(PerNode::Cpu) => machine.core_count,
         Some(PerNode::Auto) if on_cpu => machine.core_count,
-        _ if on_cpu => 1,
+        _ if on_cpu => missing_gpus(options, env, machine).map_or(1, <[String]>::len),
         _ => gpus.len(),
     };
     if on_cpu {
@@ -461,6 +466,43 @@ pub fn local_devices(options: &Options, env: &Env, machine: &Machine) -> Result<
             .got(gpus.len()));
     }
     Ok(gpus.chunks(gpus.len() / workers).map(<[String]>::to_vec).collect())
+}
+
+/// Returns the GPUs that the user asked for on a machine without any.
+fn missing_gpus<'o>(options: &'o Options, env: &Env, machine: &Machine) -> Option<&'o [String]> {
+    options.gpus.as_deref().filter(|_| !has_gpus(env, machine))
+}
+
+fn has_gpus(env: &Env, machine: &Machine) -> bool {
+    machine.gpu_count > 0 || env.text(names::CUDA_VISIBLE_DEVICES).is_some()
+}
+
+/// Returns warnings of flags for devices that have no effect on this machine or in this mode.
+pub fn device_warnings(options: &Options, env: &Env, machine: &Machine) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let is_collective = options.mode == Mode::Collective;
+    if let Some(asked) = missing_gpus(options, env, machine) {
+        let asked = asked.join(",");
+        warnings.push(match is_collective {
+            true => {
+                format!("this machine has no GPU: the workers of --gpus {asked} run on the CPU")
+            }
+            false => format!("this machine has no GPU: --gpus {asked} has no effect"),
+        });
+    }
+    let on_cpu = !has_gpus(env, machine) || options.nproc == Some(PerNode::Cpu);
+    match options.backend.as_deref() {
+        Some(name) if !is_collective => {
+            warnings.push(format!("--backend {name} has no effect on a job with servers"));
+        }
+        Some("nccl") if on_cpu => warnings.push(
+            "the workers have no GPU: --backend nccl has no effect, collectives use the host's \
+             transports"
+                .into(),
+        ),
+        _ => {}
+    }
+    warnings
 }
 
 fn collective(
@@ -667,6 +709,7 @@ fn endpoints(who: &Who, own: &str, start: Option<u16>, before: usize) -> Result<
 
 pub fn gpu_list(options: &Options, env: &Env, machine: &Machine) -> Result<Vec<String>> {
     match (&options.gpus, env.text(names::CUDA_VISIBLE_DEVICES)) {
+        (Some(_), _) if missing_gpus(options, env, machine).is_some() => Ok(Vec::new()),
         (Some(gpus), _) => Ok(gpus.clone()),
         (None, Some(visible)) => Ok(split(visible)),
         (None, None) => Ok((0..machine.gpu_count).map(|index| index.to_string()).collect()),

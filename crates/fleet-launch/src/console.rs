@@ -125,6 +125,13 @@ impl Console {
         }
     }
 
+    /// Writes text without a prefix at the normal level.
+    pub fn plain(&mut self, text: impl AsRef<str>) {
+        if self.verbosity >= Verbosity::Normal {
+            self.line(text.as_ref());
+        }
+    }
+
     pub fn debug(&mut self, text: &str) {
         if self.verbosity >= Verbosity::Debug {
             self.line(text);

@@ -58,9 +58,9 @@ pub const FLAGS: &[Flag] = &[
     flag(SERVERS, "coordinators", "LIST").default("").help("Coordinators by address"),
     flag(SERVERS, "http_port", "PORT")
         .aliases(&["gloo_port"])
-        .help("Port of the barrier service; by default a free one"),
+        .help("Port of the job's store, where processes meet; by default a free one"),
     flag(SERVERS, "with_gloo", "0|1|2")
-        .help("Barrier service: 0 none, 1 workers, 2 workers and servers"),
+        .help("Groups of fleet.util: 0 or 1 workers, 2 also with servers"),
     flag(SERVERS, "save_root", "FOLDER").help(
         "Servers save to and load from folders in it alone (or FLEET_SAVE_ROOT); by default any",
     ),
@@ -139,7 +139,8 @@ pub const FLAGS: &[Flag] = &[
         .default("info")
         .help("Messages of fleetrun: debug (as -v), info, warning, error"),
     flag(OUTPUT, "follow", "WHO").default("0").help("Logs to show: 0 (worker 0), all, none"),
-    switch(OUTPUT, "verbose").help("Print arguments and the environment of the first process"),
+    switch(OUTPUT, "verbose")
+        .help("Print all arguments and the whole environment of the first process"),
 ];
 
 /// Flags of other launchers that are not supported, with the reason.
@@ -276,6 +277,17 @@ impl Given {
         let args: Vec<String> = command.iter().skip(1).map(|arg| format!("'{arg}'")).collect();
         rows.push(("training_script_args".into(), format!("[{}]", args.join(", "))));
         rows.sort();
+        rows
+    }
+
+    /// Returns the rows of [`Given::table`] that the user wrote.
+    pub fn written(&self) -> Vec<(String, String)> {
+        let mut rows = self.table();
+        rows.retain(|(name, value)| match name.as_str() {
+            "training_script" => true,
+            "training_script_args" => value != "[]",
+            flag => self.is_given(flag),
+        });
         rows
     }
 }

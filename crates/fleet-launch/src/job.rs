@@ -2,7 +2,7 @@
 
 use crate::attempts::{Attempts, Job};
 use crate::child::USAGE_CODE;
-use crate::cluster::{Cluster, Run};
+use crate::cluster::{self, Cluster, Run};
 use crate::console::Console;
 use crate::events::{End, Ended, Event};
 use crate::flags::{Given, unknown_flag};
@@ -81,7 +81,7 @@ impl Job {
         executable: std::io::Result<PathBuf>,
         builtins: &Builtins,
     ) -> Result<Job> {
-        let options = Options::new(given, &env)?;
+        let mut options = Options::new(given, &env)?;
         let executable = executable
             .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
         let program = Program::resolve(&options, &env, builtins, &executable)?;
@@ -89,7 +89,9 @@ impl Job {
             builtins.check_mode(&program.title, options.mode)?;
         }
         let machine = Machine::here();
-        Ok(Job { options, env, executable, program, machine, arguments: given.table() })
+        options.warnings.extend(cluster::device_warnings(&options, &env, &machine));
+        let (arguments, written) = (given.table(), given.written());
+        Ok(Job { options, env, executable, program, machine, arguments, written })
     }
 
     fn run(self, begun: Time) -> Result<u8> {
@@ -167,9 +169,8 @@ impl Attempts<'_> {
         let allowed = self.job.options.job_restarts();
         loop {
             // Each attempt gets a new store, without keys of the previous one.
-            let store = self.store()?;
-            let at = self.run.master.as_ref().map_or("127.0.0.1", |master| master.host.as_str());
-            let at = Endpoint::new(at, store.address().port());
+            let store = self.store(cluster)?;
+            let at = Endpoint::new(&self.store_endpoint(cluster).host, store.address().port());
             // Replaces port 0 by the port that the system chose.
             self.run.master = self.run.master.take().map(|_| at.clone());
             self.run.store = Some(at);
@@ -197,11 +198,18 @@ impl Attempts<'_> {
         }
     }
 
-    /// Starts the store of the job's processes, at the master's address if one is given.
-    fn store(&self) -> Result<StoreServer> {
+    /// Returns the endpoint at which the store listens: that of `--master`, else that of
+    /// `--http_port`, else a free port.
+    fn store_endpoint(&self, cluster: &Cluster) -> Endpoint {
+        let http = cluster.gloo_http.as_ref().filter(|_| self.job.options.http_port.is_some());
+        let given = self.run.master.as_ref().or(http);
+        given.cloned().unwrap_or(Endpoint::new("127.0.0.1", 0))
+    }
+
+    /// Starts the store of the job's processes.
+    fn store(&self, cluster: &Cluster) -> Result<StoreServer> {
         let token = self.run.token.as_ref().ok_or_else(|| Error::internal("no token"))?;
-        let own = Endpoint::new("127.0.0.1", 0);
-        let address = self.run.master.as_ref().unwrap_or(&own);
+        let address = &self.store_endpoint(cluster);
         let log = Log::new(|line| {
             // A closed terminal is no reason to stop a job.
             let _ = writeln!(std::io::stderr(), "fleetrun: {line}");

@@ -31,7 +31,7 @@ impl Topology {
         };
         check_rank(rank, worker_num)?;
         let own = own_endpoint(env, &workers, rank)?;
-        Ok(Topology {
+        let made = Topology {
             mode: Mode::Collective,
             role: Role::Worker,
             rank,
@@ -46,7 +46,8 @@ impl Topology {
             gloo: Gloo::from_env(env)?,
             job: job(env)?,
             worker_hosts: Vec::new(),
-        })
+        };
+        made.opened()
     }
 
     /// The topology of a process in a parameter-server job, `fleet.init()`. Without
@@ -56,10 +57,8 @@ impl Topology {
         let servers = list(env, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
         if servers.is_empty() {
             reject_missing_servers(env)?;
-            return Ok(Topology {
-                job: job(env)?,
-                ..Topology::single_worker(Mode::ParameterServer)
-            });
+            let alone = Topology::single_worker(Mode::ParameterServer);
+            return Topology { job: job(env)?, ..alone }.opened();
         }
         no_duplicates(&servers, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
         let workers = list(env, names::PADDLE_TRAINER_ENDPOINTS)?;
@@ -74,7 +73,7 @@ impl Topology {
         let heter = heter(env, role)?;
         let (rank, endpoint) =
             ps_rank_and_endpoint(env, role, worker_num, &servers, heter.as_ref())?;
-        Ok(Topology {
+        let made = Topology {
             mode: Mode::ParameterServer,
             role,
             rank,
@@ -92,7 +91,8 @@ impl Topology {
             gloo: Gloo::from_env(env)?,
             job: job(env)?,
             worker_hosts: Vec::new(),
-        })
+        };
+        made.opened()
     }
 
     /// Worker 0 of 1.
@@ -298,10 +298,8 @@ fn own_endpoint(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Endpoint
     Ok(own)
 }
 
-fn local(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Local> {
-    // Local ranks follow the order of the workers of one host in the list.
-    let own_host = workers.get(rank).map(|endpoint| &endpoint.host);
-    let before = workers.iter().take(rank).filter(|other| Some(&other.host) == own_host).count();
+pub(crate) fn local(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Local> {
+    let before = rank_on_host(workers, rank);
     let devices = |name| match env.text(name) {
         Some(text) => text.split(',').map(|id| id.trim().to_string()).collect(),
         None => Vec::new(),
@@ -317,21 +315,51 @@ fn local(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Local> {
     })
 }
 
-fn job(env: &Env) -> Result<Job> {
+/// The rank on its own host: local ranks follow the order of the workers of one host in the list.
+pub(crate) fn rank_on_host(workers: &[Endpoint], rank: usize) -> usize {
+    let own_host = workers.get(rank).map(|endpoint| &endpoint.host);
+    workers.iter().take(rank).filter(|other| Some(&other.host) == own_host).count()
+}
+
+pub(crate) fn job(env: &Env) -> Result<Job> {
     let store = env.text(names::FLEET_STORE).map(str::parse).transpose();
     Ok(Job {
         id: env.text(names::FLEET_JOB_ID).map(str::to_string),
         store: store.map_err(|error: Error| error.at(names::FLEET_STORE))?,
         token: env.text(names::FLEET_TOKEN).map(Secret::new).transpose()?,
+        open: is_open(env)?,
         restarts: env.number(names::FLEET_RESTART_COUNT)?.unwrap_or(0),
         shared_memory: env.switch(names::FLEET_SHARED_MEMORY)?,
         mpi_ranks: mpi_ranks(env)?,
         mpi_library: env.text(names::FLEET_MPI_LIBRARY).map(str::to_string),
-        nccl: env.switch(names::FLEET_NCCL)?.unwrap_or(false),
+        nccl: uses_nccl(env)?,
         nccl_library: env.text(names::FLEET_NCCL_LIBRARY).map(str::to_string),
         report: env.text(names::FLEET_REPORT).map(str::to_string),
         silence: silence(env)?,
     })
+}
+
+fn uses_nccl(env: &Env) -> Result<bool> {
+    let is_nccl = match env.text(names::PADDLE_DISTRI_BACKEND) {
+        None | Some("gloo") => false,
+        Some("nccl") => true,
+        Some(other) => {
+            return Err(Error::invalid("invalid PADDLE_DISTRI_BACKEND")
+                .expected("gloo or nccl")
+                .got(other));
+        }
+    };
+    // `fleetrun` sets the backend to the kind of device, and FLEET_NCCL if the user asked for NCCL.
+    let by_backend = is_nccl && env.text(names::FLEET_LAUNCH).is_none();
+    Ok(env.switch(names::FLEET_NCCL)?.unwrap_or(by_backend))
+}
+
+fn is_open(env: &Env) -> Result<bool> {
+    match env.text(names::FLEET_OPEN) {
+        None => Ok(false),
+        Some("loopback") => Ok(true),
+        Some(other) => Err(Error::invalid("invalid FLEET_OPEN").expected("loopback").got(other)),
+    }
 }
 
 fn silence(env: &Env) -> Result<Option<Duration>> {

@@ -43,6 +43,19 @@ impl Endpoint {
         Ok(endpoints)
     }
 
+    /// Whether only processes of this machine reach the endpoint: a loopback address, or the name
+    /// `localhost`.
+    ///
+    /// ```
+    /// use fleet_topology::Endpoint;
+    /// assert!(Endpoint::new("127.0.0.1", 80).is_loopback());
+    /// assert!(!Endpoint::new("10.0.0.1", 80).is_loopback());
+    /// ```
+    pub fn is_loopback(&self) -> bool {
+        let address = self.host.parse::<std::net::IpAddr>();
+        address.map_or(self.host == "localhost", |address| address.is_loopback())
+    }
+
     /// Formats a list in the form that environment variables use.
     pub fn join(endpoints: &[Endpoint]) -> String {
         endpoints.iter().map(Endpoint::to_string).collect::<Vec<_>>().join(",")

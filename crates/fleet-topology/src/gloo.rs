@@ -38,6 +38,16 @@ pub enum Rendezvous {
 }
 
 impl Gloo {
+    /// The HTTP endpoint at which members meet.
+    pub(crate) fn http(&self) -> Option<&Endpoint> {
+        match &self.rendezvous {
+            Some(Rendezvous::Http { endpoint }) if self.members != GlooMembers::None => {
+                Some(endpoint)
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn from_env(env: &Env) -> Result<Gloo> {
         let members = match env.text(names::PADDLE_WITH_GLOO) {
             None | Some("0") => GlooMembers::None,

@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod cloud;
+mod communicator;
 mod endpoint;
 mod env;
 mod gloo;
@@ -31,6 +32,7 @@ mod topology;
 mod user;
 mod values;
 
+pub use communicator::{COMMUNICATOR, Setting};
 pub use endpoint::Endpoint;
 pub use env::Env;
 pub use gloo::{Gloo, GlooMembers, Rendezvous};

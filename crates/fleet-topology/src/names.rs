@@ -45,6 +45,8 @@ pub struct Variable {
     /// Value used when the variable is absent; empty if there is no default.
     pub default: &'static str,
     pub meaning: &'static str,
+    /// The reason why a documented variable has no effect in Fleet.
+    pub no_effect: Option<&'static str>,
     pub readers: &'static [Reader],
     /// Whether the value must never be shown.
     pub secret: bool,
@@ -78,7 +80,8 @@ pub fn shown<'a>(name: &str, value: &'a str) -> &'a str {
 /// Declares the variables, grouped by where they are set: a constant for each name, and the table.
 macro_rules! variables {
     ($($name:ident $(= $text:literal)?: [$($reader:ident),+] $(as $form:ident $(($of:expr))?)?,
-       $(secret: $secret:literal,)? $(default: $default:literal,)? $meaning:literal;)*) => {
+       $(secret: $secret:literal,)? $(default: $default:literal,)? $meaning:literal
+       $(, no effect: $no_effect:literal)?;)*) => {
         $(pub const $name: &str = variables!(@first $($text,)? stringify!($name));)*
 
         /// All variables.
@@ -87,6 +90,7 @@ macro_rules! variables {
             form: variables!(@first $(Form::$form $(($of))?,)? Form::Anything),
             default: variables!(@first $($default,)? ""),
             meaning: $meaning,
+            no_effect: variables!(@first $(Some($no_effect),)? None),
             readers: &[$(Reader::$reader),+],
             secret: variables!(@first $($secret,)? false),
         }),*];
@@ -104,7 +108,9 @@ variables! {
     PADDLE_RANK_IN_NODE: [RoleMaker] as Integer(0), "Rank of the worker on its host";
     PADDLE_LOCAL_DEVICE_IDS: [RoleMaker], "Devices of this worker";
     PADDLE_WORLD_DEVICE_IDS: [RoleMaker], "Devices of all workers by rank, separated by commas";
-    PADDLE_DISTRI_BACKEND: [Unused], "Backend of collectives: gloo (CPU) or nccl (GPU)";
+    PADDLE_DISTRI_BACKEND: [RoleMaker] as OneOf(&["gloo", "nccl"]), default: "gloo",
+        "Backend of collectives: gloo (the host's transports), or nccl, as FLEET_NCCL=1. fleetrun \
+         sets it for scripts, and FLEET_NCCL by --backend";
     FLAGS_SELECTED_GPUS = "FLAGS_selected_gpus": [RoleMaker],
         "GPU of this process: an index into CUDA_VISIBLE_DEVICES";
     FLAGS_SELECTED_XPUS = "FLAGS_selected_xpus": [Script],
@@ -130,13 +136,15 @@ variables! {
     STAGE_NUM: [RoleMaker] as Integer(1), "Number of stages in the job";
     HETER_DEVICE_TYPE: [RoleMaker], "The kind of device that the stage runs on: cpu, gpu";
     PADDLE_WITH_GLOO: [RoleMaker, Launcher] as OneOf(&["0", "1", "2"]), default: "0",
-        "Members of the gloo barrier service: 0 none, 1 workers, 2 workers and servers";
+        "Groups of fleet.util: 0 and 1 workers; 2 also servers, and workers with servers";
     PADDLE_GLOO_RENDEZVOUS: [RoleMaker] as OneOf(&["1", "2", "3"]),
-        "Rendezvous of gloo: 1 HDFS, 2 files, 3 HTTP";
+        "Where processes meet without FLEET_STORE if PADDLE_WITH_GLOO is 1 or 2: 2 a file in \
+         PADDLE_GLOO_FS_PATH, 3 PADDLE_GLOO_HTTP_ENDPOINT, 1 (HDFS) at worker 0";
     PADDLE_GLOO_FS_NAME: [RoleMaker], "HDFS name for rendezvous 1";
     PADDLE_GLOO_FS_UGI: [RoleMaker], secret: true, "HDFS user and password for rendezvous 1";
-    PADDLE_GLOO_FS_PATH: [RoleMaker], "Folder for rendezvous 1 and 2";
-    PADDLE_GLOO_HTTP_ENDPOINT: [RoleMaker] as Endpoint, "HOST:PORT for rendezvous 3";
+    PADDLE_GLOO_FS_PATH: [RoleMaker], "Folder for rendezvous 1 and 2; all processes see it";
+    PADDLE_GLOO_HTTP_ENDPOINT: [RoleMaker] as Endpoint,
+        "HOST:PORT for rendezvous 3, where worker 0 hosts the store";
     SYS_JOB_ID: [RoleMaker], "Job id that separates jobs with the same rendezvous";
     // Settings that launchers and clusters pass to the launcher.
     PADDLE_TRAINERS: [Launcher], "Hosts of the job, separated by commas; same as --ips";
@@ -184,6 +192,9 @@ variables! {
     FLEET_STORE: [RoleMaker] as Endpoint, "HOST:PORT of the job's key-value store";
     FLEET_TOKEN: [RoleMaker, Launcher], secret: true,
         "Secret of the job; every process that joins authenticates with it";
+    FLEET_OPEN: [RoleMaker] as OneOf(&["loopback"]),
+        "loopback: a job without FLEET_TOKEN whose processes all have loopback addresses; any user \
+         of the machine can join it";
     FLEET_TOKEN_FILE: [Launcher],
         "File with the job's secret, for jobs on several machines; same as --token_file";
     FLEET_ETCD_CA: [Launcher], "Same as --etcd_ca: PEM file with etcd's authority";
@@ -202,7 +213,7 @@ variables! {
     FLEET_MPI_LIBRARY: [RoleMaker],
         "The MPI library or its folder, for jobs started by mpirun; by default the system's";
     FLEET_NCCL: [RoleMaker] as Switch, default: "0",
-        "1: collectives use NCCL, one GPU per worker";
+        "1: collectives use NCCL, one GPU per worker (fleetrun --backend nccl)";
     FLEET_NCCL_LIBRARY: [RoleMaker], "libnccl.so.2, or its folder; by default the system's";
     OMPI_COMM_WORLD_SIZE: [RoleMaker] as Integer(1),
         "Number of processes that Open MPI's mpirun started";
@@ -228,8 +239,9 @@ variables! {
         "PEM file with the servers' gRPC certificate (feature grpc); with FLEET_GRPC_KEY";
     FLEET_GRPC_KEY: [Server], "PEM file with the key of the certificate";
     PSERVER_DEBUG: [Server] as Switch, default: "0", "Servers print a description of their tables";
-    CPU_NUM: [Worker] as Integer(1),
-        "Number of threads of a process; by default the number of cores";
+    CPU_NUM: [RoleMaker] as Integer(1),
+        "Number of threads of a worker where neither the strategy nor the program gives one; by \
+         default the worker's share of the cores";
     FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM = "FLAGS_communicator_max_merge_var_num": [Worker]
         as Integer(1), default: "CPU_NUM, else 1", "Gradients merged into one push";
     FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE = "FLAGS_communicator_send_queue_size": [Worker]
@@ -244,13 +256,20 @@ variables! {
         [Worker] as Switch, default: "1", "A separate thread fetches parameters";
     FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV =
         "FLAGS_communicator_min_send_grad_num_before_recv": [Worker]
-        as Integer(1), default: "CPU_NUM", "Gradients sent between two fetches of parameters";
+        as Integer(1), default: "CPU_NUM, else 1",
+        "Gradients sent between two fetches of parameters";
     FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER = "FLAGS_communicator_is_sgd_optimizer": [Worker] as Switch,
         default: "1", "The optimizer is plain SGD, so that updates may be merged";
     FLAGS_RPC_SEND_THREAD_NUM = "FLAGS_rpc_send_thread_num": [Worker] as Integer(1),
         "Number of sending threads of a worker if FLAGS_communicator_thread_pool_size is absent";
-    FLAGS_RPC_DEADLINE = "FLAGS_rpc_deadline": [Worker] as Integer(1),
-        "Timeout of a call to a server in milliseconds";
+    FLAGS_RPC_GET_THREAD_NUM = "FLAGS_rpc_get_thread_num": [Unused] as Integer(1),
+        "Number of threads that receive parameters",
+        no effect: "a request goes to all servers at once";
+    FLAGS_RPC_PREFETCH_THREAD_NUM = "FLAGS_rpc_prefetch_thread_num": [Unused] as Integer(1),
+        "Number of threads that look up rows",
+        no effect: "a request goes to all servers at once";
+    FLAGS_RPC_DEADLINE = "FLAGS_rpc_deadline": [Worker] as Integer(1), default: "180000",
+        "Time in milliseconds for which a call to a server is retried";
     // Written by strategies for scripts that read them.
     FLAGS_FUSE_PARAMETER_MEMORY_SIZE = "FLAGS_fuse_parameter_memory_size": [Script] as Integer(1),
         "Size of a bucket of gradients in MB";
@@ -265,11 +284,11 @@ variables! {
     FLAGS_CUDNN_BATCHNORM_SPATIAL_PERSISTENT = "FLAGS_cudnn_batchnorm_spatial_persistent": [Script]
         as Switch, "Value of the strategy field of that name";
     // Documented settings for GPUs. NCCL itself reads those whose names start with `NCCL_`.
-    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [Script] as Switch,
-        "One graph per device; no effect: a process has one device";
-    FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE = "FLAGS_fraction_of_gpu_memory_to_use": [Script]
+    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [Unused] as Switch,
+        "One graph per device", no effect: "a process has one device";
+    FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE = "FLAGS_fraction_of_gpu_memory_to_use": [Unused]
         as Fraction,
-        "Fraction of GPU memory to reserve; no effect: memory is planned";
+        "Fraction of GPU memory to reserve", no effect: "memory is planned";
     NCCL_SOCKET_IFNAME: [Script], "Network interface that NCCL uses";
     NCCL_P2P_DISABLE: [Script] as Switch, default: "0",
         "1 disables peer-to-peer copies between GPUs";

@@ -29,6 +29,11 @@ impl Secret {
         Ok(Secret(text))
     }
 
+    /// The public text by which processes of an open job authenticate ([`crate::Job::open`]).
+    pub(crate) fn open() -> Secret {
+        Secret(OPEN.to_string())
+    }
+
     /// The secret itself. Use it only for the handshake and for the environment of a child process.
     pub fn reveal(&self) -> &str {
         &self.0
@@ -41,6 +46,8 @@ impl std::fmt::Debug for Secret {
     }
 }
 
+/// No secret: every process knows it.
+const OPEN: &str = "open-to-every-process-of-this-machine";
 /// Shorter secrets could be guessed.
 const BYTES_MIN: usize = 16;
 /// Far below the size of a handshake frame.

@@ -1,7 +1,7 @@
 //! The typed description of a job, seen from one of its processes.
 
-use crate::{Endpoint, Gloo, Secret};
-use fleet_base::Result;
+use crate::{Endpoint, Gloo, Secret, names};
+use fleet_base::{Error, Result};
 use std::fmt;
 use std::time::Duration;
 
@@ -88,6 +88,9 @@ pub struct Job {
     /// Endpoint of the job's key-value store (rendezvous).
     pub store: Option<Endpoint>,
     pub token: Option<Secret>,
+    /// Whether the job needs no secret: any process of this machine may join it. All endpoints of
+    /// such a job are loopback addresses. A job with a secret is not open.
+    pub open: bool,
     /// Number of restarts after a failure or a change of members.
     pub restarts: u32,
     /// Whether ranks of one machine may use shared memory; `None` if not configured.
@@ -174,6 +177,29 @@ impl Topology {
             worker_hosts: hosts,
             ..Topology::single_worker(Mode::Collective)
         })
+    }
+
+    /// Gives an open job its public token, after a check that only this machine reaches it.
+    pub(crate) fn opened(mut self) -> Result<Topology> {
+        self.job.open &= self.job.token.is_none();
+        if !self.job.open {
+            return Ok(self);
+        }
+        let stages = self.heter.iter().flat_map(|stage| &stage.all);
+        let lists = self.workers.iter().chain(&self.servers).chain(&self.coordinators);
+        let own = self.endpoint.iter().chain(&self.job.store).chain(self.gloo.http());
+        if let Some(remote) = lists.chain(stages).chain(own).find(|it| !it.is_loopback()) {
+            return Err(Error::invalid("an open job has loopback addresses only")
+                .expected("127.0.0.1, ::1 or localhost for every process and the store")
+                .got(remote)
+                .at(names::FLEET_OPEN)
+                .help(
+                    "for other addresses set FLEET_TOKEN to one secret in every process: openssl \
+                     rand -hex 32",
+                ));
+        }
+        self.job.token = Some(Secret::open());
+        Ok(self)
     }
 
     pub fn mode(&self) -> Mode {

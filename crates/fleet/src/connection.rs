@@ -1,16 +1,18 @@
 //! Connection of a rank to the other ranks of its job.
 
+use crate::CommWorld;
 use crate::agree::WholeRings;
 use crate::explain::{FirstFault, StepPeers};
+use crate::job_store::JobStore;
 use crate::membership::JobMembership;
 use crate::report::Reporter;
 use crate::rings::GroupRing;
+use crate::store_part::StorePart;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, World};
 use fleet_net::{
-    Abort, Deadline, Limits, Log, Member, Membership, Store, StoreClient, StoreServer, Swap,
-    TcpFabric, TcpOptions, Token, Vigilance, host, resolve,
+    Abort, Deadline, Limits, Member, Membership, Store, Swap, TcpFabric, TcpOptions, Token, host,
 };
 use fleet_ops::Services;
 use fleet_strategy::RingSpec;
@@ -39,17 +41,28 @@ pub(crate) struct Connection {
     fault: FirstFault,
     reporter: Reporter,
     finished: AtomicBool,
+    /// Reported cause if this process ends while others still need it.
+    how_left: &'static str,
 }
 
 impl Connection {
-    /// Meets the other ranks at the job's store.
-    pub(crate) fn connect(topology: &Topology, reporter: &Reporter) -> Result<Connection> {
+    /// Meets the other members of a group of the whole job at the job's store.
+    pub(crate) fn connect(
+        topology: &Topology,
+        store: &JobStore,
+        reporter: &Reporter,
+        members: CommWorld,
+    ) -> Result<Connection> {
         let job = topology.job();
         // Workers of parameter servers restart one by one: each joins the attempt of the first
         // start.
         let is_one_by_one = topology.mode() == Mode::ParameterServer;
         let restarts = if is_one_by_one { 0 } else { job.restarts };
-        let attempt = fleet_topology::Job { restarts, ..job.clone() }.attempt();
+        let mut attempt = fleet_topology::Job { restarts, ..job.clone() }.attempt();
+        if members != CommWorld::Worker {
+            attempt = format!("{attempt}/world/{}", members.name());
+        }
+        let (rank, size) = (members.rank(topology)?, members.size(topology));
         let token = job_token(topology)?;
         let abort = Abort::new();
         // Workers of parameter servers do not depend on each other: the mode decides which failures
@@ -58,22 +71,13 @@ impl Connection {
         let reports = reporter.clone();
         let reports = abort.on_fire(move |error| reports.failed(error));
         let limits = Limits::new(Deadline::within(JOIN_TIMEOUT), &abort);
-        // Without a launcher, rank 0 hosts the store at its endpoint.
-        let endpoint = job.store.as_ref().or(topology.worker_endpoints().first());
-        let endpoint = endpoint.ok_or_else(|| {
-            Error::invalid("no rendezvous endpoint for the ranks of this job")
-                .expected("FLEET_STORE=HOST:PORT, or PADDLE_TRAINER_ENDPOINTS")
-                .help("start the job with fleetrun")
-        })?;
-        let hosts_it = job.store.is_none() && topology.rank() == 0;
-        let bind = || {
-            let place = (endpoint.host.as_str(), endpoint.port);
-            StoreServer::bind(place, &token, Vigilance::default(), Log::stderr())
-        };
-        let server = hosts_it.then(bind).transpose()?;
-        let address = resolve(&endpoint.to_string())?;
-        let store = Arc::new(StoreClient::connect(address, &token, &limits)?);
-        let own = host::own_member(topology.rank());
+        let hosts_it = store.host(topology, &token)?;
+        let (store, address) = store.connect(topology, &token, &limits)?;
+        let mut store: Arc<dyn Store> = Arc::new(store);
+        if members != CommWorld::Worker {
+            store = Arc::new(StorePart::new(store, format!("{attempt}/")));
+        }
+        let own = host::own_member(rank);
         if is_one_by_one {
             join_once(&*store, &attempt, &own, &limits)?;
         }
@@ -83,24 +87,28 @@ impl Connection {
                 abort.fire(notice.error());
             }
         })?;
-        let mut options =
-            TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
+        let mut options = TcpOptions::new(&attempt, rank, size).store(address);
         options.notice_wait = NOTICE_TIMEOUT;
-        // A firewall may allow only the ports of the job's endpoints.
-        options.port = topology.endpoint().filter(|_| !hosts_it).map(|own| own.port);
+        // A firewall may allow only the ports of the job's endpoints. A server listens on its own,
+        // and the store may listen on that of worker 0.
+        let own = topology.endpoint().filter(|_| members == CommWorld::Worker);
+        let is_taken = |port: &u16| hosts_it && *port == address.port();
+        options.port = own.map(|own| own.port).filter(|port| !is_taken(port));
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
-        let world = crate::nccl::with_nccl(World::new(fabric, store, abort), topology);
-        let world = world.inspect_err(|error| {
-            // The others would wait for this rank, and leaving the membership reports no error.
-            let how = format!("NCCL failed: {}", error.message());
-            membership.report_end(&host::own_member(topology.rank()), &how);
-        })?;
-        Connection::over(
-            world,
-            topology,
-            JobMembership::Store { membership, _reports: reports, _server: server },
-            reporter,
-        )
+        let mut world = World::new(fabric, store, abort);
+        if members == CommWorld::Worker {
+            world = crate::nccl::with_nccl(world, topology).inspect_err(|error| {
+                // The others would wait for this rank, and leaving the membership reports no error.
+                let how = format!("NCCL failed: {}", error.message());
+                membership.report_end(&host::own_member(rank), &how);
+            })?;
+        }
+        let membership = JobMembership::Store { membership, _reports: reports };
+        let mut connection = Connection::over(world, topology, membership, reporter)?;
+        if members != CommWorld::Worker {
+            connection.how_left = LEFT_WORLD;
+        }
+        Ok(connection)
     }
 
     /// Opens the group of all ranks of `world`.
@@ -117,7 +125,7 @@ impl Connection {
             first.get_or_insert_with(|| error.clone());
             reports.failed(error);
         });
-        let all: Vec<usize> = (0..topology.worker_num()).collect();
+        let all: Vec<usize> = (0..world.size()).collect();
         let shared_memory = topology.job().shared_memory.unwrap_or(true);
         let mut options = GroupOptions { shared_memory, ..GroupOptions::default() };
         options.silence = topology.job().silence.unwrap_or(options.silence);
@@ -135,6 +143,7 @@ impl Connection {
             fault,
             reporter,
             finished: AtomicBool::default(),
+            how_left: LEFT_EARLY,
         })
     }
 
@@ -247,20 +256,23 @@ impl Connection {
 pub(crate) fn job_token(topology: &Topology) -> Result<Token> {
     let token = topology.job().token.as_ref().ok_or_else(|| {
         Error::invalid("the processes of this job have no shared secret")
-            .expected("FLEET_TOKEN, the same in every process")
-            .help("start the job with fleetrun, which creates one")
+            .expected("FLEET_TOKEN or UserDefinedRoleMaker::token, the same in every process")
+            .help(
+                "start the job with fleetrun, which creates one, or set the output of openssl rand \
+                 -hex 32; for a job on loopback addresses, FLEET_OPEN=loopback needs none",
+            )
     })?;
     Token::from_text(token.reveal())
 }
 
-/// Registers a worker, which may join the others only once. A worker that restarts after it had
-/// joined would wait for the others in vain.
+/// Registers a process, which may join the others only once. One that restarts after it had joined
+/// would wait for the others in vain.
 fn join_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) -> Result<()> {
     let key = format!("{attempt}/joined/{}", own.rank);
     let process = format!("pid {} on {} ({})", own.pid, own.host, own.host_id);
     match store.compare_and_set(&key, None, process.as_bytes(), limits)? {
         Swap::Lost(Some(before)) if before != process.as_bytes() => Err(Error::unavailable(
-            "this worker was restarted after it had joined the others, and cannot join them again",
+            "this process was restarted after it had joined the others, and cannot join them again",
         )
         .expected(String::from_utf8_lossy(&before))
         .got(process)
@@ -274,6 +286,8 @@ fn join_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) ->
 
 /// Reported cause when a rank ends while others still need it.
 const LEFT_EARLY: &str = "left the job without calling Fleet::finish";
+/// The same for a group with servers, which nothing finishes.
+const LEFT_WORLD: &str = "ended";
 
 impl Drop for Connection {
     /// Reports a rank that leaves early, so that the others do not wait for it.
@@ -281,8 +295,8 @@ impl Drop for Connection {
         let finished = self.finished.load(SeqCst);
         if !finished && !self.world.abort().is_fired() {
             // Report first: the others' failure follows from this one, not the reverse.
-            self.reporter.failed(&Error::unavailable(LEFT_EARLY));
-            self.membership.report_end(self.world.rank(), LEFT_EARLY);
+            self.reporter.failed(&Error::unavailable(self.how_left));
+            self.membership.report_end(self.world.rank(), self.how_left);
         }
     }
 }

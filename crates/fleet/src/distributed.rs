@@ -33,15 +33,15 @@ impl Fleet {
     /// Opens a session whose programs communicate over the rings of `job`. All ranks must open it.
     /// The startup program has run, and every rank has the parameters of rank 0.
     ///
-    /// The strategy's execution settings override `options`. A `num_threads` of 0 means this rank's
-    /// share of the machine's cores.
+    /// The strategy's execution settings override `options`. A `num_threads` of 0 means `CPU_NUM`
+    /// threads, or this rank's share of the machine's cores.
     pub fn session(
         &self,
         programs: Programs,
         job: &Distributed,
         options: ExecOptions,
     ) -> Result<Session> {
-        let options = self.on_own_cores(exec_options(&job.strategy, options));
+        let options = self.on_own_cores(exec_options(&job.strategy, options))?;
         let executor = Executor::new(options);
         let rings = WholeRings::new(&job.plan.rings, self.worker_num());
         let connection = self.connection();

@@ -8,16 +8,18 @@
 //! No wait for another rank outlasts that rank. If a rank dies, stops or leaves early, all others
 //! get an error that names it and the operation that waited.
 
-use crate::connection::Connection;
+use crate::connection::{Connection, job_token};
+use crate::job_store::JobStore;
 use crate::membership;
 use crate::report::Reporter;
-use crate::{CheckpointPolicy, Checkpoints};
+use crate::{CheckpointPolicy, Checkpoints, CommWorld};
+use fleet_base::output::note;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
 use fleet_exec::ExecOptions;
 use fleet_strategy::Ranks;
-use fleet_topology::{Env, Mode, Topology, names};
+use fleet_topology::{Env, GlooMembers, Mode, Topology, UserDefinedRoleMaker, VARIABLES, names};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
@@ -46,11 +48,22 @@ use std::sync::{Mutex, OnceLock};
 pub struct Fleet {
     topology: Topology,
     env: Env,
-    /// Link to the other ranks. Ranks of a collective job connect at once, workers of parameter
-    /// servers on first use.
+    /// Link to the other workers. Ranks of a collective job connect at once, processes of a job
+    /// with servers on first use.
+    workers: Link,
+    servers: Link,
+    /// Link to all workers and servers.
+    all: Link,
+    /// Ends after the links, which need it.
+    store: JobStore,
+    reporter: Reporter,
+}
+
+/// Connection to the members of a group, made on first use.
+#[derive(Default)]
+struct Link {
     connection: OnceLock<Connection>,
     connecting: Mutex<()>,
-    reporter: Reporter,
 }
 
 impl Fleet {
@@ -125,6 +138,21 @@ impl Fleet {
         Fleet::init(topology_of(env)?, env)
     }
 
+    /// Joins the job as the process that the program describes. Settings of the job that the
+    /// description leaves open come from `env`.
+    ///
+    /// ```
+    /// use fleet::Fleet;
+    /// use fleet::topology::{Env, UserDefinedRoleMaker};
+    /// let roles = UserDefinedRoleMaker { is_collective: true, ..Default::default() };
+    /// let fleet = Fleet::with_roles(roles, &Env::new())?;
+    /// assert_eq!((fleet.worker_index(), fleet.worker_num()), (0, 1));
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn with_roles(roles: UserDefinedRoleMaker, env: &Env) -> Result<Fleet> {
+        Fleet::init(roles.topology_in(env)?, env)
+    }
+
     /// Joins the job as the rank in `topology`, or as the one that MPI assigns. Returns when all
     /// ranks have joined. The settings of servers and workers that are neither in `topology` nor
     /// in a strategy come from `env`.
@@ -138,23 +166,30 @@ impl Fleet {
     /// ```
     pub fn init(topology: Topology, env: &Env) -> Result<Fleet> {
         fleet_base::signals::ignore_file_size_signal();
-        let (connecting, reporter) = (Mutex::default(), Reporter::new(&topology));
-        let env = env.clone();
+        let (env, reporter) = (env.clone(), Reporter::new(&topology));
+        let (servers, all, store) = (Link::default(), Link::default(), JobStore::default());
         if membership::started_by_mpi(&topology) {
             let (topology, world, membership) = membership::start_mpi(topology)?;
             let connection = Connection::over(world, &topology, membership, reporter.clone());
-            let connection = OnceLock::from(connection?);
-            return Ok(Fleet { topology, env, connection, connecting, reporter });
+            let workers = Link { connection: OnceLock::from(connection?), ..Link::default() };
+            return Ok(Fleet { topology, env, workers, servers, all, store, reporter });
         }
-        let connection = OnceLock::new();
-        let fleet = Fleet { topology, env, connection, connecting, reporter };
+        let workers = Link::default();
+        let fleet = Fleet { topology, env, workers, servers, all, store, reporter };
+        if fleet.is_first_worker() {
+            note_unused(&fleet.env);
+        }
+        if fleet.topology.job().open && !fleet.topology.is_non_distributed() {
+            note("open mode: any user of this machine can join this job (FLEET_OPEN)");
+        }
         if fleet.is_server() {
             fleet.reporter.starting();
         }
+        fleet.host_store().inspect_err(|error| fleet.reporter.failed(error))?;
         // Workers of parameter servers meet through their servers.
         if fleet.topology.mode() != Mode::ParameterServer && fleet.worker_num() > 1 {
             fleet.reporter.joined();
-            fleet.connect().inspect_err(|error| fleet.reporter.failed(error))?;
+            fleet.connect(CommWorld::Worker).inspect_err(|error| fleet.reporter.failed(error))?;
         }
         Ok(fleet)
     }
@@ -201,33 +236,62 @@ impl Fleet {
         self.workers()?.map_or(Ok(()), |workers| workers.barrier("barrier_worker"))
     }
 
-    /// Connects to the other workers on the first call; `None` if there is only one worker.
-    fn connect(&self) -> Result<Option<&Connection>> {
-        if self.worker_num() == 1 || self.connection.get().is_some() {
-            return Ok(self.connection.get());
+    /// Starts the job's store early if servers meet there, which may come before worker 0 does.
+    fn host_store(&self) -> Result<()> {
+        let gloo = self.topology.gloo();
+        if gloo.members == GlooMembers::All && !self.topology.is_non_distributed() {
+            self.store.host(&self.topology, &job_token(&self.topology)?)?;
         }
-        if !self.topology.is_worker() {
-            return Err(Error::invalid("only workers have a group").got(self.topology.role()));
+        Ok(())
+    }
+
+    /// Connects to the other members of a group on the first call; `None` if there is only one.
+    fn connect(&self, members: CommWorld) -> Result<Option<&Connection>> {
+        let link = match members {
+            CommWorld::Worker => &self.workers,
+            CommWorld::Server => &self.servers,
+            CommWorld::All => &self.all,
+        };
+        let size = members.size(&self.topology);
+        if let Some(connection) = link.connection.get() {
+            return Ok(Some(connection));
         }
-        let _one = lock(&self.connecting);
-        if self.connection.get().is_none() {
+        if members != CommWorld::Worker {
+            members.check(&self.topology)?;
+            members.rank(&self.topology)?;
+        }
+        if size == 1 {
+            return Ok(None);
+        }
+        let rank = members.rank(&self.topology)?;
+        let _one = lock(&link.connecting);
+        if link.connection.get().is_none() {
             let connection =
-                Connection::connect(&self.topology, &self.reporter).map_err(|error| {
-                    error.at(format!("rank {} of {}", self.topology.rank(), self.worker_num()))
-                })?;
-            return Ok(Some(self.connection.get_or_init(|| connection)));
+                Connection::connect(&self.topology, &self.store, &self.reporter, members)
+                    .map_err(|error| error.at(format!("rank {rank} of {size}")))?;
+            return Ok(Some(link.connection.get_or_init(|| connection)));
         }
-        Ok(self.connection.get())
+        Ok(link.connection.get())
     }
 
     /// Returns the link to the other workers, unless there is none yet.
     pub(crate) fn connection(&self) -> Option<&Connection> {
-        self.connection.get()
+        self.workers.connection.get()
     }
 
     /// Returns the group of all workers; `None` if there is only one.
     pub(crate) fn workers(&self) -> Result<Option<&Group>> {
-        Ok(self.connect()?.map(Connection::everyone))
+        self.group(CommWorld::Worker)
+    }
+
+    /// Returns a group of the whole job; `None` if it has one member.
+    pub(crate) fn group(&self, members: CommWorld) -> Result<Option<&Group>> {
+        // A job without servers has one group.
+        let members = match members {
+            CommWorld::All if self.server_num() == 0 => CommWorld::Worker,
+            members => members,
+        };
+        Ok(self.connect(members)?.map(Connection::everyone))
     }
 
     /// Returns this rank's share of the cores of its machine.
@@ -236,13 +300,17 @@ impl Fleet {
         (cores / self.ranks().per_node).max(1)
     }
 
-    /// Returns the options with this rank's share of the cores if they leave the threads open.
-    pub(crate) fn on_own_cores(&self, options: ExecOptions) -> ExecOptions {
+    /// Returns the options with `CPU_NUM` threads, or as many as this rank's share of the cores, if
+    /// they leave the threads open.
+    pub(crate) fn on_own_cores(&self, options: ExecOptions) -> Result<ExecOptions> {
         let num_threads = match options.num_threads {
-            0 => self.cores_share(),
+            0 => match self.env.number(names::CPU_NUM)?.unwrap_or_else(|| self.cores_share()) {
+                0 => return Err(Error::invalid("CPU_NUM is 0").expected("1 thread or more")),
+                threads => threads,
+            },
             given => given,
         };
-        ExecOptions { num_threads, ..options }
+        Ok(ExecOptions { num_threads, ..options })
     }
 
     /// Returns this process's place among the ranks in the form that strategies use.
@@ -308,10 +376,40 @@ impl Fleet {
     }
 }
 
+/// Reports documented variables that are set and have no effect.
+fn note_unused(env: &Env) {
+    for variable in VARIABLES.iter().filter(|variable| env.text(variable.name).is_some()) {
+        if let Some(why) = variable.no_effect {
+            note(format_args!("{} has no effect: {why}", variable.name));
+        }
+    }
+}
+
 /// Returns the place of a process with this environment in its job.
 fn topology_of(env: &Env) -> Result<Topology> {
     match env.text(names::PADDLE_PSERVERS_IP_PORT_LIST) {
         Some(_) => Topology::parameter_server(env),
         None => Topology::collective(env),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_gives_the_threads_that_are_left_open() {
+        let threads = |cpu_num: &str, options: ExecOptions| {
+            let fleet = Fleet::join(&Env::from([("CPU_NUM", cpu_num)])).unwrap();
+            fleet.on_own_cores(options).map(|options| options.num_threads)
+        };
+        assert_eq!(threads("3", ExecOptions::default()).unwrap(), 3);
+        assert_eq!(threads("3", ExecOptions::threads(2)).unwrap(), 2);
+        let alone = Fleet::join(&Env::new()).unwrap();
+        assert_eq!(threads("", ExecOptions::default()).unwrap(), alone.cores_share());
+        for wrong in ["0", "many"] {
+            let error = threads(wrong, ExecOptions::default()).unwrap_err().to_string();
+            assert!(error.contains("CPU_NUM"), "{error}");
+        }
     }
 }

@@ -30,6 +30,7 @@
 
 mod agree;
 mod checkpoints;
+mod comm_world;
 mod connection;
 mod dataset_run;
 mod distributed;
@@ -38,6 +39,7 @@ mod explain;
 mod feed_layout;
 mod fit;
 mod fleet;
+mod job_store;
 mod membership;
 pub mod metrics;
 mod model_average;
@@ -51,11 +53,13 @@ mod rings;
 mod save;
 pub mod servers;
 mod session;
+mod store_part;
 mod terminal;
 pub mod trainer;
 mod util;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
+pub use comm_world::CommWorld;
 pub use dataset_run::{DatasetReport, DatasetRun, Fetched, run_from_dataset};
 pub use distributed::Distributed;
 pub use exchange::WorkerExchange;
@@ -198,6 +202,11 @@ pub mod data {
     pub use fleet_data::{TfRecordReader, TfRecords};
 }
 
+/// File systems by name: that of this machine, and HDFS by a Hadoop client.
+pub mod fs {
+    pub use fleet_base::fs::{CommandFs, Entry, FileSystem, LocalFs};
+}
+
 /// Files of tensors and programs: checkpoints, safetensors, npy and npz.
 pub mod format {
     pub use fleet_format::{
@@ -223,8 +232,8 @@ pub mod ps {
 /// The place of a process in its job, as the environment or the program describes it.
 pub mod topology {
     pub use fleet_topology::{
-        Endpoint, Env, HeterStage, Host, Job, Local, Mode, Rendezvous, Role, Secret, Topology,
-        UserDefinedRoleMaker,
+        Endpoint, Env, Gloo, GlooMembers, HeterStage, Host, Job, Local, Mode, Rendezvous, Role,
+        Secret, Topology, UserDefinedRoleMaker,
     };
 }
 

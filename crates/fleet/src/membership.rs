@@ -2,7 +2,7 @@
 
 use fleet_base::{Error, Result};
 use fleet_comm::World;
-use fleet_net::{Hook, Membership, StoreServer, host};
+use fleet_net::{Hook, Membership, host};
 use fleet_topology::{Mode, Topology};
 
 /// Detects lost ranks, and ends with the job.
@@ -11,8 +11,6 @@ pub(crate) enum JobMembership {
         membership: Membership,
         /// Reports to the launcher that another rank has failed.
         _reports: Hook,
-        /// The store, if rank 0 hosts it because there is no launcher.
-        _server: Option<StoreServer>,
     },
     /// `None` once MPI has ended.
     Mpi(std::sync::Mutex<Option<fleet_comm::Mpi>>),

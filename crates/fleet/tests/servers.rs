@@ -491,6 +491,8 @@ fn switches_of_the_exchange_are_as_they_are_marked() {
     let before = outcome(&DistributedStrategy::new());
     for field in AsyncConfig::describe().fields {
         let other = match field.default_item() {
+            // Unassigned it is on, as documented for a running communicator.
+            Some(Item::Bool(_)) if field.name == "independent_recv_thread" => Value::Bool(false),
             Some(Item::Bool(value)) => Value::Bool(!value),
             Some(Item::Int32(value)) if field.name == "use_ps_gpu" => Value::from(1 - value),
             Some(Item::Int32(value)) => Value::from(value.max(0) + 2),

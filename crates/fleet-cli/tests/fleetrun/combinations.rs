@@ -15,7 +15,7 @@ use fleet_testhost::process;
 use std::sync::Mutex;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Mode {
+pub enum Mode {
     Sync,
     HalfAsync,
     Async,
@@ -23,7 +23,7 @@ enum Mode {
 }
 
 /// (mode, rule, servers, workers)
-type Case = (Mode, &'static str, usize, usize);
+pub type Case = (Mode, &'static str, usize, usize);
 
 const CASES: [Case; 24] = [
     (Mode::Sync, "sgd", 1, 1),
@@ -53,12 +53,12 @@ const CASES: [Case; 24] = [
 ];
 
 /// Largest allowed difference from the training of one process: rounding.
-const LIMIT: f32 = 1e-6;
-const STEPS: u64 = 8;
+pub const LIMIT: f32 = 1e-6;
+pub const STEPS: u64 = 8;
 const ROWS: i64 = 8;
 const DIM: i64 = 3;
 /// Samples per batch of one worker, and ids per sample.
-const BATCH: usize = 6;
+pub const BATCH: usize = 6;
 const IDS: usize = 4;
 /// Role of the processes of [`OF_DEATH`]; other roles are indices into [`CASES`].
 const DIES: &str = "worker 1 kills itself halfway and is restarted";
@@ -69,7 +69,7 @@ const OF_DEATH: Case = (Mode::Geo(4), "sgd", 2, 2);
 /// Maximum number of concurrent jobs.
 const JOBS_AT_ONCE: usize = 2;
 
-fn optimizer(rule: &str) -> OptimizerDesc {
+pub fn optimizer(rule: &str) -> OptimizerDesc {
     match rule {
         "sgd" => Sgd::new(0.1).into(),
         "momentum" => Momentum::new(0.05, 0.9).into(),
@@ -87,7 +87,7 @@ fn strategy(mode: Mode) -> DistributedStrategy {
 }
 
 /// Builds a network of a table's rows and dense inputs with a scalar loss.
-fn build(net: &Net, mode: Mode) -> Var<'_> {
+pub fn build(net: &Net, mode: Mode) -> Var<'_> {
     let ids = net.data("ids", [-1, IDS as i64], DType::I64);
     let x = net.data("x", [-1, 2], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
@@ -105,7 +105,7 @@ fn build(net: &Net, mode: Mode) -> Var<'_> {
 
 /// Returns a worker's feeds of a step: its part of the whole batch, or the same feeds for all
 /// workers if the loss is a sum.
-fn batch(mode: Mode, step: u64, from: usize, count: usize) -> [(&'static str, Tensor); 3] {
+pub fn batch(mode: Mode, step: u64, from: usize, count: usize) -> [(&'static str, Tensor); 3] {
     let (step, from) = if mode == Mode::Sync { (step, from) } else { (0, 0) };
     let row = |at: usize| Sequence::new(step + 1, at as u64);
     let (mut ids, mut x, mut y) = (Vec::new(), Vec::new(), Vec::new());
@@ -140,7 +140,7 @@ pub fn layers(session: &Session) -> Vec<f32> {
 }
 
 /// Returns the result of the job in one process.
-fn alone(case @ (mode, _, _, workers): Case) -> Vec<f32> {
+pub fn alone(case @ (mode, _, _, workers): Case) -> Vec<f32> {
     match mode {
         Mode::Sync => train(case, STEPS, BATCH * workers),
         Mode::HalfAsync | Mode::Async => train(case, STEPS * workers as u64, BATCH),
@@ -192,8 +192,8 @@ fn train((mode, rule, ..): Case, steps: u64, count: usize) -> Vec<f32> {
 /// The test that runs the processes of all jobs.
 const TEST: &str = "combinations::every_combination_trains_as_one_process";
 
-fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
-    let fleet = Fleet::from_env()?;
+/// Works as the process `fleet` of a job.
+pub fn take_part(fleet: &Fleet, (mode, rule, ..): Case, dies: bool) -> Result<()> {
     let net = Net::new();
     let loss = build(&net, mode);
     let job = fleet
@@ -330,8 +330,8 @@ fn a_geo_worker_that_is_started_again_adds_nothing_twice() {
 fn every_combination_trains_as_one_process() {
     if let Some(role) = process::role() {
         return process::end(match role.parse::<usize>() {
-            Ok(index) => take_part(CASES[index], false),
-            Err(_) => take_part(OF_DEATH, true),
+            Ok(index) => Fleet::from_env().and_then(|it| take_part(&it, CASES[index], false)),
+            Err(_) => Fleet::from_env().and_then(|it| take_part(&it, OF_DEATH, true)),
         });
     }
     let (next, wrong) = (Mutex::new(0..CASES.len()), Mutex::new(Vec::new()));

@@ -6,6 +6,7 @@
 mod clicks;
 mod combinations;
 mod demos;
+mod documented;
 mod drawn;
 mod endings;
 mod etcd;
@@ -16,6 +17,7 @@ mod memory;
 mod orphans;
 mod refusals;
 mod rejoin;
+mod roles;
 mod servers;
 mod servers_apart;
 mod shown;
@@ -23,6 +25,7 @@ mod strangers;
 mod strategies;
 mod tls;
 mod transpiled;
+mod worlds;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};

@@ -15,6 +15,46 @@ fn all_logs_with_prefixes_or_none() {
     assert_eq!(place.run("--log_level error job.py").err, "");
 }
 
+/// By default the arguments of the user and the variables that the documents show.
+#[test]
+fn the_tables_of_the_documents_in_short() {
+    let place = Place::new("compact", "echo $PADDLE_CURRENT_ENDPOINT > endpoint; sleep 0");
+    let said = place.run("--nproc_per_node 1 job.py x");
+    let endpoint = place.read("endpoint").trim().to_string();
+    let row = |name: &str, value: &str| {
+        let found =
+            |line: &&str| line.contains(name) && line.trim_end_matches([' ', '|']).ends_with(value);
+        assert!(said.err.lines().any(|line| found(&line)), "{name} {value}: {}", said.err);
+    };
+    said.check(
+        0,
+        &[
+            "fleetrun: job.py: collective, 1 worker;",
+            "Configuration Arguments: nproc_per_node: 1; python: sh; training_script: job.py; \
+         training_script_args: ['x']\n",
+            "launch train in CPU mode\n",
+            "Local start 1 processes. \
+         First process distributed environment info (Only For Debug): \n    +====",
+            "details about PADDLE_TRAINER_ENDPOINTS can be found in log/endpoints.log, \
+         and detail running logs maybe found in log/workerlog.0",
+        ],
+    );
+    row("Distributed Envs", "Value");
+    row("PADDLE_TRAINER_ID", "0");
+    row("PADDLE_CURRENT_ENDPOINT", &endpoint);
+    row("PADDLE_TRAINERS_NUM", "1");
+    row("PADDLE_TRAINER_ENDPOINTS", &endpoint);
+    for other in ["FLEET_", "POD_NAME", "heter_workers", "launch proc_id:"] {
+        assert!(!said.err.contains(other), "{other}: {}", said.err);
+    }
+    let said = place.run("--server_num 1 --worker_num 1 job.py");
+    for name in ["PADDLE_PSERVERS_IP_PORT_LIST", "TRAINING_ROLE", "PADDLE_PORT"] {
+        assert!(said.err.contains(name), "{name}: {}", said.err);
+    }
+    let said = place.run("--log_level warning job.py");
+    assert_eq!(said.err, "");
+}
+
 #[test]
 fn the_tables_of_the_documents() {
     let place = Place::new("verbose", "echo $FLEET_TOKEN > token; echo my token is $FLEET_TOKEN");

@@ -1,7 +1,10 @@
 //! The environment of every role, compared with recorded runs of the original's two launchers.
 
-use crate::{cluster, cluster_on, machine, processes, run};
-use fleet_topology::{Env, Topology, names};
+use crate::{cluster, cluster_on, machine, options, processes, run, words};
+use fleet_launch::cluster::device_warnings;
+use fleet_launch::flags::Given;
+use fleet_launch::machine::Machine;
+use fleet_topology::{Env, Role, Topology, names};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -177,6 +180,76 @@ fn gpus_are_shared_out() {
     assert_eq!(made[1].variable("FLAGS_selected_gpus"), Some("1"));
     assert_eq!(made[1].variable("PADDLE_WORLD_DEVICE_IDS"), Some("0,1"));
     assert_eq!(made[1].variable("PADDLE_DISTRI_BACKEND"), Some("nccl"));
+}
+
+/// The documented command lines name GPUs. On a machine without any, the same workers run on the
+/// CPU.
+#[test]
+fn gpus_of_a_machine_without_any() {
+    let (here, none) = (machine(), Env::new());
+    let check = |line: &str, workers: usize, warning: &str| {
+        let made = cluster(line, &none, 1000).unwrap_or_else(|error| panic!("{line}: {error}"));
+        assert_eq!(made.workers.len(), workers, "{line}");
+        assert!(made.places().all(|place| place.devices.is_empty()), "{line}");
+        let told = device_warnings(&options(line, &none).unwrap(), &none, &here);
+        assert_eq!(told.join("; "), warning, "{line}");
+        made.processes(&run(), &none)
+    };
+    let two = "this machine has no GPU: the workers of --gpus 0,1 run on the CPU";
+    let made = check("--gpus=0,1 t.py", 2, two);
+    assert_eq!(made[1].variable("FLAGS_selected_gpus"), None);
+    assert_eq!(made[1].variable("PADDLE_DISTRI_BACKEND"), Some("gloo"));
+    check("--selected_gpus=0,1 t.py", 2, two);
+    check("--gpus 0,1 --nproc_per_node 4 t.py", 4, two);
+    check("t.py", 1, "");
+    let servers = "--gpus 2 --server_num 1 --worker_num 1 t.py";
+    let made = check(servers, 1, "this machine has no GPU: --gpus 2 has no effect");
+    assert_eq!(made[1].variable("CUDA_VISIBLE_DEVICES"), Some("0"), "as without --gpus");
+    let mut gpus = machine();
+    gpus.gpu_count = 2;
+    let told = device_warnings(&options("--gpus 0,1 t.py", &none).unwrap(), &none, &gpus);
+    assert!(told.is_empty(), "{told:?}");
+}
+
+/// Flags and the variables that stand for them have one default.
+#[test]
+fn flags_have_the_defaults_of_the_list() {
+    let given = Given::parse(words("t.py")).unwrap();
+    let default = |name: &str| names::find(name).unwrap().default;
+    for (flag, name) in [
+        ("silence_timeout", names::FLEET_SILENCE_TIMEOUT),
+        ("elastic_timeout", names::PADDLE_ELASTIC_TIMEOUT),
+    ] {
+        assert_eq!(given.text(flag), Some(default(name)), "--{flag}");
+    }
+    let options = options("t.py", &Env::new()).unwrap();
+    assert_eq!(options.with_gloo, default(names::PADDLE_WITH_GLOO));
+}
+
+/// `--backend` decides whether collectives use NCCL, which needs GPUs.
+#[test]
+fn the_backend_that_was_asked_for() {
+    let none = Env::new();
+    let mut gpus = machine();
+    gpus.gpu_count = 2;
+    let check = |line: &str, here: &Machine, nccl: Option<&str>, shown: &str, warning: &str| {
+        let made = cluster_on(line, &none, 1000, here).unwrap().processes(&run(), &none);
+        let worker = made.iter().find(|process| process.role == Role::Worker).unwrap();
+        assert_eq!(worker.variable("FLEET_NCCL"), nccl, "{line}");
+        assert_eq!(worker.variable("PADDLE_DISTRI_BACKEND").unwrap_or_default(), shown, "{line}");
+        let told = device_warnings(&options(line, &none).unwrap(), &none, here);
+        assert_eq!(told.is_empty(), warning.is_empty(), "{line}: {told:?}");
+        assert!(told.join("; ").contains(warning), "{line}: {told:?}");
+    };
+    check("--backend nccl t.py", &gpus, Some("1"), "nccl", "");
+    check("--backend gloo t.py", &gpus, Some("0"), "gloo", "");
+    check("--backend auto t.py", &gpus, None, "nccl", "");
+    check("t.py", &machine(), None, "gloo", "");
+    let useless = "--backend nccl has no effect";
+    check("--backend nccl t.py", &machine(), Some("0"), "gloo", useless);
+    check("--backend nccl --nproc_per_node cpu t.py", &gpus, Some("0"), "gloo", useless);
+    let servers = "--backend nccl --server_num 1 --worker_num 1 t.py";
+    check(servers, &gpus, None, "", "no effect on a job with servers");
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn wrong_command_lines_say_what_to_do() {
         "--server_num 1 --worker_num 1 --heter_worker_num 1 --heter_devices a;b t.py",
         &["1 kinds"],
     );
-    check("--gpus 0 t.py", &["this machine has no GPU", "--nproc_per_node"]);
+    check("--gpus 0,first t.py", &["--gpus names a GPU", "'first'"]);
     check("--follow some t.py", &["0, all or none"]);
     check("--token_file /no/such/file t.py", &["cannot read /no/such/file"]);
     check("--job_id a/b t.py", &["--job_id is not usable"]);

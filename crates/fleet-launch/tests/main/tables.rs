@@ -25,6 +25,25 @@ fn environment_tables_are_the_originals() {
 }
 
 #[test]
+fn compact_tables_are_as_wide_as_their_texts() {
+    let rows = [("PADDLE_TRAINER_ID", "0"), ("PADDLE_TRAINERS_NUM", "2")];
+    let made = tables::compact(&rows, tables::HEADER);
+    let want = [
+        "    +============================+",
+        "    |    Distributed Envs  Value |",
+        "    +----------------------------+",
+        "    |   PADDLE_TRAINER_ID    0   |",
+        "    | PADDLE_TRAINERS_NUM    2   |",
+        "    +============================+",
+    ];
+    assert_eq!(made.lines().collect::<Vec<&str>>(), want);
+    let long = "x".repeat(100);
+    let made = tables::compact(&[("A", &long), ("FLEET_TOKEN", "secret")], tables::HEADER);
+    let value = format!("... {}", "x".repeat(41));
+    assert!(made.contains(&value) && !made.contains("secret"), "{made}");
+}
+
+#[test]
 fn the_table_of_arguments() {
     let given = Given::parse(words("--gpus=0,1 -v train.py --lr 0.1")).unwrap();
     let text = tables::arguments(&given.table());
@@ -48,4 +67,8 @@ fn the_table_of_arguments() {
     let printed = names.clone();
     names.sort_unstable();
     assert_eq!(printed, names);
+    let written = tables::written_arguments(&given.written());
+    let want = "Configuration Arguments: gpus: 0,1; training_script: train.py; \
+                training_script_args: ['--lr', '0.1']; verbose: True";
+    assert_eq!(written, want);
 }

@@ -3,3 +3,4 @@
 mod catalogue;
 mod cloud;
 mod endpoints;
+mod roles;

@@ -80,7 +80,7 @@ impl Fleet {
         options: ExecOptions,
     ) -> Result<DistributedInfer> {
         let servers = self.servers(job)?;
-        let options = exec_options(&job.strategy, self.on_own_cores(options));
+        let options = exec_options(&job.strategy, self.on_own_cores(options)?);
         let mut session = Session::with_executor(programs, Executor::new(options))?;
         for round in servers.barriers.rounds(Arrival::Received)?..START_ROUNDS {
             if round == 1

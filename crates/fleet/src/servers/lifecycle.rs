@@ -153,7 +153,7 @@ impl Fleet {
         options: ExecOptions,
     ) -> Result<Worker> {
         let communication = communicator_options(&job.strategy, self.env())?;
-        let options = self.on_own_cores(options);
+        let options = self.on_own_cores(options)?;
         let servers = self.servers(job)?;
         let published = match self.topology().server_num() {
             0 => None,

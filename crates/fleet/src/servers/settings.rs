@@ -3,10 +3,10 @@
 use fleet_base::{Error, Result};
 use fleet_ps::CommunicatorOptions;
 use fleet_strategy::DistributedStrategy;
-use fleet_topology::{Env, names};
+use fleet_topology::{Env, Setting};
 
-/// Returns the value in `a_sync_configs`, else the `FLAGS_communicator_*` variable, else `CPU_NUM`
-/// for the settings documented so, else the documented default.
+/// Returns the value in `a_sync_configs`, else that of the environment, else the documented default
+/// ([`fleet_topology::COMMUNICATOR`]).
 ///
 /// ```
 /// use fleet::servers::communicator_options;
@@ -29,59 +29,26 @@ pub fn communicator_options(
     env: &Env,
 ) -> Result<CommunicatorOptions> {
     let config = strategy.a_sync_configs();
-    let cores = env.number::<usize>(names::CPU_NUM)?;
-    let pick = |given: Option<i32>, flag: &str, by_cores: bool, default: i32| -> Result<usize> {
-        if let Some(given) = given {
-            return usize::try_from(given)
-                .map_err(|_| Error::invalid("negative number in a_sync_configs").got(given));
-        }
-        let flag = env.number::<usize>(flag)?;
-        let cores = cores.filter(|_| by_cores);
-        Ok(flag.or(cores).unwrap_or(default.max(0) as usize))
+    let count = |given: Option<i32>, setting: Setting| -> Result<usize> {
+        let Some(given) = given else { return setting.value(env) };
+        usize::try_from(given)
+            .map_err(|_| Error::invalid("negative number in a_sync_configs").got(given))
     };
     let receives_apart = match config.independent_recv_thread {
         Some(given) => given,
-        None => {
-            let flag = env.switch(names::FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD)?;
-            flag.unwrap_or(config.independent_recv_thread())
-        }
+        None => Setting::INDEPENDENT_RECV_THREAD.is_on(env)?,
     };
     Ok(CommunicatorOptions {
-        merge_count_max: pick(
-            config.max_merge_var_num,
-            names::FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM,
-            true,
-            config.max_merge_var_num(),
-        )?,
-        queue_len_max: pick(
-            config.send_queue_size,
-            names::FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE,
-            true,
-            config.send_queue_size(),
-        )?,
-        wait_count_max: pick(
-            config.send_wait_times,
-            names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES,
-            false,
-            config.send_wait_times(),
-        )?,
-        thread_count: pick(
-            config.thread_pool_size,
-            match env.text(names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE) {
-                Some(_) => names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE,
-                None => names::FLAGS_RPC_SEND_THREAD_NUM,
-            },
-            false,
-            config.thread_pool_size(),
-        )?,
+        merge_count_max: count(config.max_merge_var_num, Setting::MAX_MERGE_VAR_NUM)?,
+        queue_len_max: count(config.send_queue_size, Setting::SEND_QUEUE_SIZE)?,
+        wait_count_max: count(config.send_wait_times, Setting::SEND_WAIT_TIMES)?,
+        thread_count: count(config.thread_pool_size, Setting::THREAD_POOL_SIZE)?,
         receives_apart,
-        sends_before_receive: pick(
+        sends_before_receive: count(
             config.min_send_grad_num_before_recv,
-            names::FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV,
-            true,
-            config.min_send_grad_num_before_recv(),
+            Setting::MIN_SEND_GRAD_NUM_BEFORE_RECV,
         )?,
-        averages: !env.switch(names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER)?.unwrap_or(true),
+        averages: !Setting::IS_SGD_OPTIMIZER.is_on(env)?,
     })
 }
 
@@ -101,6 +68,7 @@ pub fn steps_between_reports(strategy: &DistributedStrategy) -> u32 {
 mod tests {
     use super::*;
     use crate::strategy::AsyncConfig;
+    use fleet_topology::{COMMUNICATOR, names};
 
     fn options(config: AsyncConfig, variables: &[(&str, &str)]) -> Result<CommunicatorOptions> {
         let strategy = DistributedStrategy::new().with_a_sync_configs(config);
@@ -110,7 +78,7 @@ mod tests {
     /// Checks that each variable sets its option, and that the strategy's value takes precedence.
     #[test]
     fn every_variable_sets_its_knob_where_the_strategy_does_not() {
-        let usual = CommunicatorOptions::default();
+        let usual = options(AsyncConfig::default(), &[]).unwrap();
         let assigned = AsyncConfig::default()
             .with_max_merge_var_num(3)
             .with_send_queue_size(3)
@@ -143,8 +111,8 @@ mod tests {
             ("FLAGS_rpc_send_thread_num", "7", CommunicatorOptions { thread_count: 7, ..usual }),
             (
                 "FLAGS_communicator_independent_recv_thread",
-                "1",
-                CommunicatorOptions { receives_apart: true, ..usual },
+                "0",
+                CommunicatorOptions { receives_apart: false, ..usual },
             ),
             (
                 "FLAGS_communicator_min_send_grad_num_before_recv",
@@ -174,5 +142,47 @@ mod tests {
         // The flag takes precedence over the number of cores.
         let both = [("CPU_NUM", "4"), ("FLAGS_communicator_send_queue_size", "9")];
         assert_eq!(options(AsyncConfig::default(), &both).unwrap().queue_len_max, 9);
+    }
+
+    /// The documents' defaults hold where neither the strategy nor the environment says otherwise.
+    #[test]
+    fn the_documented_defaults_are_in_force() {
+        let documented = CommunicatorOptions {
+            merge_count_max: 1,
+            queue_len_max: 1,
+            wait_count_max: 5,
+            thread_count: 5,
+            receives_apart: true,
+            sends_before_receive: 1,
+            averages: false,
+        };
+        assert_eq!(options(AsyncConfig::default(), &[]).unwrap(), documented);
+        let by_cores = CommunicatorOptions {
+            merge_count_max: 4,
+            queue_len_max: 4,
+            sends_before_receive: 4,
+            ..documented
+        };
+        assert_eq!(options(AsyncConfig::default(), &[("CPU_NUM", "4")]).unwrap(), by_cores);
+        let deadline = names::find(names::FLAGS_RPC_DEADLINE).unwrap().default;
+        let in_force = fleet_ps::RemoteOptions::default().deadline.as_millis();
+        assert_eq!(deadline, in_force.to_string());
+    }
+
+    /// The guide's table has every setting with the default of the list of variables.
+    #[test]
+    fn the_guide_lists_the_defaults() {
+        let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/parameter-server.md");
+        let guide = std::fs::read_to_string(guide).unwrap();
+        for setting in COMMUNICATOR {
+            let field = setting.field.map(|field| format!("`{field}`")).unwrap_or_default();
+            let mut variables = format!("`{}`", setting.variable);
+            if let Some(other) = setting.alternative {
+                variables += &format!(", `{other}`");
+            }
+            let row = format!("| {field} | {variables} | {} |", setting.default());
+            let row = row.replace("|  |", "| |");
+            assert!(guide.contains(&row), "docs/parameter-server.md has no row '{row}'");
+        }
     }
 }
