@@ -29,6 +29,8 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod agree;
+#[cfg(feature = "app")]
+pub mod app;
 mod checkpoints;
 mod connection;
 mod dataset_run;

@@ -4,11 +4,11 @@
 //! The program is a forward pass: a file, or a model of the zoo (`model:resnet50`). The optimizer
 //! is given by name with its numbers, `momentum,lr=0.1,mu=0.9`.
 
-use crate::diff::Changes;
-use crate::inspect::{self, counted};
-use crate::strategy_file::{load_with_source, print_warnings};
+use super::diff::Changes;
+use super::inspect::{self, counted};
+use super::strategy_file::{load_with_source, print_warnings};
+use crate::exec_options;
 use clap::Args;
-use fleet::exec_options;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_exec::ExecOptions;

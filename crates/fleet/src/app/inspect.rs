@@ -2,6 +2,7 @@
 
 use clap::Args;
 use fleet_base::output::{ExitReason, Output};
+pub use fleet_base::text::counted;
 use fleet_base::{Error, Result, text};
 use fleet_exec::{Device, ExecOptions, Executor, PlanSummary, Scope};
 use fleet_format::{Form, load_program, save_program};
@@ -236,11 +237,6 @@ fn plan_lines(plan: &PlanSummary, feeds: &[Feed<'_>], out: &mut Output) -> Resul
 
 fn op_count(program: &Program) -> usize {
     program.block_ids().map(|block| program.block(block).ops().len()).sum()
-}
-
-/// Formats `1 op` or `2 ops`.
-pub fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Formats `3.86 Gflop`.

@@ -1,4 +1,4 @@
-//! Command lines of both programs.
+//! Command lines.
 
 use clap::Parser;
 use fleet_base::text::printable;

@@ -1,7 +1,7 @@
 //! `fleet strategy`: strategies as files, without a program.
 
-use crate::inspect::counted;
-use crate::strategy_file::{load_with_source, print_warnings};
+use super::inspect::counted;
+use super::strategy_file::{load_with_source, print_warnings};
 use clap::{Args, Subcommand, ValueEnum};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result};
@@ -54,7 +54,7 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "PROGRAM")]
     program: String,
     #[command(flatten)]
-    program_args: crate::rewrite::ProgramArgs,
+    program_args: super::rewrite::ProgramArgs,
 }
 
 #[derive(Args)]
@@ -111,7 +111,7 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
         Command::Explain(args) => {
             let (strategy, source) = load_with_source(&args.file)?;
             let written = Written { strategy: &strategy, source: Some(&source) };
-            crate::rewrite::explain(&written, &args.program, &args.program_args, out)
+            super::rewrite::explain(&written, &args.program, &args.program_args, out)
         }
         Command::Convert { input, output, to } => {
             let form = to.map_or(StrategyForm::of(output), StrategyForm::from);

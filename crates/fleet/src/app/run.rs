@@ -1,6 +1,6 @@
 //! `fleet run`: runs a program with tensors from `.npy` files, and prints or saves its results.
 
-use crate::inspect::load;
+use super::inspect::load;
 use clap::Args;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result};
