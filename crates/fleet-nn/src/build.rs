@@ -26,6 +26,7 @@ impl Net {
             let main = Emit {
                 device: state.device.clone(),
                 fp16_guard: state.fp16_guard,
+                role: state.role,
                 ..emit(&mut state.programs.main)
             };
             let startup = emit(&mut state.programs.startup);

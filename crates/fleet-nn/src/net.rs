@@ -8,7 +8,7 @@
 
 use crate::Programs;
 use fleet_base::{Error, Result};
-use fleet_ir::{BlockId, OpId, Program, VarId};
+use fleet_ir::{BlockId, OpId, OpRole, Program, VarId};
 use fleet_ops::Registry;
 use std::cell::RefCell;
 use std::panic::Location;
@@ -27,6 +27,8 @@ pub(crate) struct State {
     pub scope: String,
     pub device: Option<Arc<str>>,
     pub fp16_guard: bool,
+    /// Role of new ops of the main program.
+    pub role: OpRole,
     /// Block of new ops: the root, or the branch being written. Variables are always in the root.
     pub block: BlockId,
 }
@@ -71,7 +73,8 @@ impl Net {
     fn continued(programs: Programs, registry: &'static Registry) -> Net {
         let (scope, block) = (String::new(), Program::ROOT);
         let (device, fp16_guard) = (None, false);
-        let state = State { programs, error: None, scope, device, fp16_guard, block };
+        let role = OpRole::FORWARD;
+        let state = State { programs, error: None, scope, device, fp16_guard, role, block };
         Net { registry, state: RefCell::new(state) }
     }
 
@@ -157,6 +160,33 @@ impl Net {
     pub fn fp16_guard(&self) -> Guard<'_> {
         let before = std::mem::replace(&mut self.state.borrow_mut().fp16_guard, true);
         Guard { net: self, before: Previous::Fp16Guard(before) }
+    }
+
+    /// Marks ops created while the guard is alive as parts of the update. They run in training
+    /// only: test programs and exported models do not have them.
+    ///
+    /// Use it to write an update with layers, for one process. In a job of several ranks, strategies
+    /// insert ops between gradients and updates, so write a rule
+    /// ([`Optimizer::custom`](crate::optimizer::Optimizer::custom)) instead.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+    /// let gradients = net.backward(loss)?;
+    /// let update = net.update_guard();
+    /// for (param, grad) in &gradients.pairs {
+    ///     (*param - grad.sign() * 0.01).assign_to(*param);
+    /// }
+    /// drop(update);
+    /// let test = net.build()?.for_test()?;
+    /// let ops: Vec<&str> = test.root_ops().map(|(_, op)| op.name()).collect();
+    /// assert_eq!(ops, ["mul", "elementwise_add", "mean"]);
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    pub fn update_guard(&self) -> Guard<'_> {
+        let before = std::mem::replace(&mut self.state.borrow_mut().role, OpRole::OPTIMIZE);
+        Guard { net: self, before: Previous::Role(before) }
     }
 
     // Changes
@@ -321,6 +351,7 @@ enum Previous {
     Scope(String),
     Device(Option<Arc<str>>),
     Fp16Guard(bool),
+    Role(OpRole),
 }
 
 impl Drop for Guard<'_> {
@@ -330,6 +361,7 @@ impl Drop for Guard<'_> {
             Previous::Scope(scope) => state.scope = std::mem::take(scope),
             Previous::Device(device) => state.device = device.take(),
             Previous::Fp16Guard(inside) => state.fp16_guard = *inside,
+            Previous::Role(role) => state.role = *role,
         }
     }
 }

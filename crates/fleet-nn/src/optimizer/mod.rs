@@ -10,6 +10,7 @@ mod adagrad;
 mod adam;
 mod adamax;
 mod adamw;
+mod custom;
 mod lamb;
 mod lars_momentum;
 mod momentum;
@@ -21,6 +22,8 @@ pub use adagrad::{Adagrad, AdagradRule};
 pub use adam::{Adam, AdamRule};
 pub use adamax::{Adamax, AdamaxRule};
 pub use adamw::{AdamW, AdamWRule};
+pub use custom::CustomRule;
+pub use fleet_ir::Attr;
 pub use lamb::{Lamb, LambRule};
 pub use lars_momentum::{LarsMomentum, LarsMomentumRule};
 pub use momentum::{Momentum, MomentumRule};
@@ -31,11 +34,12 @@ use crate::clip::Clipped;
 use crate::init::global_var;
 use crate::{GradClip, HostRate, LearningRate, Programs};
 use fleet_base::{Error, Result};
-use fleet_ir::{Attr, BlockId, OpRole, Program, Regularizer, VarId};
+use fleet_ir::{BlockId, OpRole, OpSpec, Program, Regularizer, VarId};
 use fleet_ops::{Emit, Registry};
 use fleet_passes::{BackwardOptions, append_backward};
 use fleet_tensor::{DType, Shape};
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 
 /// Settings that all optimizers share.
@@ -190,6 +194,7 @@ rules! {
     RmsProp(RmsPropRule),
     LarsMomentum(LarsMomentumRule),
     Lamb(LambRule),
+    Custom(CustomRule),
 }
 
 impl Rule {
@@ -199,8 +204,16 @@ impl Rule {
     }
 }
 
-/// Description of a rule. All rules share the code that emits them.
-trait UpdateRule {
+/// Description of a rule: the op that updates a parameter, with its state and attributes. All rules
+/// share the code that emits them.
+///
+/// If the op lacks the input `GradScale` or the attributes `regularization_method`,
+/// `regularization_coeff` and `lr_scale`, other ops do their work before the update: clipping by
+/// the global norm, weight decay, and the parameter's own factor of the learning rate. These ops
+/// need dense gradients. If it lacks the input `SkipUpdate` (`bool[1]`), an overflow under mixed
+/// precision makes an update with zero gradients.
+pub trait UpdateRule: fmt::Debug + Send + Sync {
+    /// Returns the name of the op.
     fn op(&self) -> &'static str;
 
     /// Returns the state variables per parameter.
@@ -208,26 +221,30 @@ trait UpdateRule {
         Vec::new()
     }
 
-    /// Returns the attributes of the update of one parameter.
+    /// Returns the attributes of the op for the parameter of this name.
     fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)>;
 }
 
 /// A state variable of a parameter: `<parameter>_<name>_0`. The update reads it from `slot` and
 /// writes it to `<slot>Out`.
-struct State {
-    name: &'static str,
-    slot: &'static str,
-    start: f64,
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    pub name: &'static str,
+    pub slot: &'static str,
+    /// Initial value of each element.
+    pub start: f64,
     /// Whether the state is one number instead of one per element.
-    single: bool,
+    pub single: bool,
 }
 
 impl State {
-    fn each(name: &'static str, slot: &'static str) -> State {
+    /// Returns a state with the shape of the parameter, which starts at zero.
+    pub fn each(name: &'static str, slot: &'static str) -> State {
         State { name, slot, start: 0.0, single: false }
     }
 
-    fn single(name: &'static str, slot: &'static str, start: f64) -> State {
+    /// Returns a state of one number.
+    pub fn single(name: &'static str, slot: &'static str, start: f64) -> State {
         State { name, slot, start, single: true }
     }
 }
@@ -426,13 +443,11 @@ impl OptimizerDesc {
         let mut finished = Vec::with_capacity(grads.len());
         for Clipped { param, mut grad, scale } in grads {
             if let Some(scale) = scale {
-                let call = main.named_op("elementwise_mul")?.input("X", grad).input("Y", scale);
-                grad = call.one("Out")?;
+                grad = scaled(&mut main, grad, scale)?;
             }
             let own = main.program.var(param).param.as_ref().and_then(|it| it.regularizer);
             if let Some(regularizer) = own.or(self.settings.weight_decay) {
-                let decay = decay(&mut main, regularizer, param)?;
-                grad = main.named_op("sum")?.inputs("X", &[grad, decay]).one("Out")?;
+                grad = decayed(&mut main, grad, regularizer, param)?;
             }
             finished.push((param, grad));
         }
@@ -455,8 +470,12 @@ impl OptimizerDesc {
             .clone()
             .ok_or_else(|| Error::invalid(format!("cannot update '{name}': not a parameter")))?;
         let update = self.rule.update();
-        let knows_skip = main.registry.get(update.op())?.spec.input_index("SkipUpdate").is_some();
-        let skip = skip.filter(|_| knows_skip);
+        let spec = &main.registry.get(update.op())?.spec;
+        let skip = skip.filter(|_| spec.input_index("SkipUpdate").is_some());
+        let regularizer = param.regularizer.or(self.settings.weight_decay);
+        let all = Inputs { grad: clipped.grad, scale: clipped.scale, regularizer, rate };
+        let Inputs { grad, scale, regularizer, rate } =
+            all.without_unknown(main, spec, clipped.param, param.learning_rate)?;
         let states = update.state();
         let mut kept = Vec::with_capacity(states.len());
         for state in &states {
@@ -464,22 +483,20 @@ impl OptimizerDesc {
             let shape = if state.single { Shape::from([1]) } else { shape };
             kept.push(global_var(main, startup, &state_name, shape, DType::F32, state.start)?);
         }
-        let (method, coeff) = match param.regularizer.or(self.settings.weight_decay) {
-            None => ("", 0.0),
-            Some(Regularizer::L1(coeff)) => ("l1_decay", coeff),
-            Some(Regularizer::L2(coeff)) => ("l2_decay", coeff),
-        };
         let mut call = main
             .named_op(update.op())?
             .input("Param", clipped.param)
-            .input("Grad", clipped.grad)
+            .input("Grad", grad)
             .input("LearningRate", rate)
-            .maybe("GradScale", clipped.scale)
+            .maybe("GradScale", scale)
             .maybe("SkipUpdate", skip)
-            .output("ParamOut", clipped.param)
-            .attr("regularization_method", method)
-            .attr("regularization_coeff", coeff)
-            .attr("lr_scale", param.learning_rate);
+            .output("ParamOut", clipped.param);
+        if spec.attr_index(LR_SCALE).is_some() {
+            call = call.attr(LR_SCALE, param.learning_rate);
+        }
+        if let Some((method, coeff)) = regularizer.map(decay_attrs) {
+            call = call.attr(DECAY_METHOD, method).attr("regularization_coeff", coeff);
+        }
         for (state, var) in states.iter().zip(&kept) {
             call = call.input(state.slot, *var).output(&format!("{}Out", state.slot), *var);
         }
@@ -489,6 +506,70 @@ impl OptimizerDesc {
         call.done().map_err(|error| error.at(format!("the update of '{name}'")))?;
         Ok(())
     }
+}
+
+const LR_SCALE: &str = "lr_scale";
+const DECAY_METHOD: &str = "regularization_method";
+
+/// Inputs of an update, and its regularizer.
+struct Inputs {
+    grad: VarId,
+    /// Factor of the gradient.
+    scale: Option<VarId>,
+    regularizer: Option<Regularizer>,
+    rate: VarId,
+}
+
+impl Inputs {
+    /// Emits what the update op cannot do itself, according to its spec. `factor` is the factor of
+    /// the parameter's learning rate.
+    fn without_unknown(
+        self,
+        emit: &mut Emit<'_>,
+        spec: &OpSpec,
+        param: VarId,
+        factor: f64,
+    ) -> Result<Inputs> {
+        let mut left = self;
+        if spec.input_index("GradScale").is_none()
+            && let Some(scale) = left.scale.take()
+        {
+            left.grad = scaled(emit, left.grad, scale)?;
+        }
+        if spec.attr_index(DECAY_METHOD).is_none()
+            && let Some(regularizer) = left.regularizer.take()
+        {
+            left.grad = decayed(emit, left.grad, regularizer, param)?;
+        }
+        if spec.attr_index(LR_SCALE).is_none() && factor != 1.0 {
+            let call = emit.named_op("scale")?.input("X", left.rate).attr("scale", factor);
+            left.rate = call.one("Out")?;
+        }
+        Ok(left)
+    }
+}
+
+fn decay_attrs(regularizer: Regularizer) -> (&'static str, f64) {
+    match regularizer {
+        Regularizer::L1(coeff) => ("l1_decay", coeff),
+        Regularizer::L2(coeff) => ("l2_decay", coeff),
+    }
+}
+
+/// Emits a gradient times a number.
+fn scaled(emit: &mut Emit<'_>, grad: VarId, scale: VarId) -> Result<VarId> {
+    emit.named_op("elementwise_mul")?.input("X", grad).input("Y", scale).one("Out")
+}
+
+/// Emits a gradient with the term of a regularizer.
+fn decayed(
+    emit: &mut Emit<'_>,
+    grad: VarId,
+    regularizer: Regularizer,
+    param: VarId,
+) -> Result<VarId> {
+    let decay = decay(emit, regularizer, param)?;
+    emit.named_op("sum")?.inputs("X", &[grad, decay]).one("Out")
 }
 
 /// Emits the term that a regularizer adds to the gradient.
