@@ -10,8 +10,9 @@ use fleet_topology::Env;
 use std::process::ExitCode;
 
 /// The demos of `fleet demo` as jobs.
-const BUILTINS: Builtins = Builtins {
+const BUILTINS: Builtins<'static> = Builtins {
     argument: "__demo",
+    prefix: "demo:",
     names: &["wide_deep", "lenet", "word2vec", "bert", "resnet"],
     not_on_servers: fleet_demo::UNSUPPORTED_ON_SERVERS,
 };

@@ -10,6 +10,7 @@ mod drawn;
 mod endings;
 mod etcd;
 mod grpc;
+mod help;
 mod knobs;
 mod machines;
 mod memory;
