@@ -15,8 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 ///
 /// A new session has run the startup program: its parameters are initialised.
 pub struct Session {
+    /// The programs of the model, as strategies have rewritten them.
     pub programs: Programs,
+    /// The variables that persist between steps.
     pub scope: Scope,
+    /// The executor of both programs.
     pub executor: Executor,
     test: Program,
     /// Number of training steps, shared with the job that this session is part of.
@@ -26,6 +29,7 @@ pub struct Session {
 }
 
 impl Session {
+    /// Creates a session of one process, and runs the startup program.
     pub fn new(programs: Programs, options: ExecOptions) -> Result<Session> {
         Session::with_executor(programs, Executor::new(options))
     }

@@ -20,6 +20,7 @@ use fleet_comm::ReduceOp;
 pub struct Util<'f>(&'f Fleet);
 
 impl Fleet {
+    /// Returns the helpers for communication between the workers of this job.
     pub fn util(&self) -> Util<'_> {
         Util(self)
     }
@@ -43,6 +44,7 @@ impl Util<'_> {
         Ok(all.chunks(input.len().max(1)).map(<[f64]>::to_vec).collect())
     }
 
+    /// Waits until all workers have called it.
     pub fn barrier(&self) -> Result<()> {
         self.0.barrier_worker()
     }
