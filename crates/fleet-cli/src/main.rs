@@ -9,18 +9,21 @@
 mod data;
 mod doctor;
 mod durable;
+mod new;
 #[cfg(feature = "grpc")]
 mod ps;
 
 use clap::{Parser, Subcommand};
-use fleet::app::{Tools, parse_args};
+use fleet::app::{Models, Tools, parse_args};
 use fleet_base::output::{ExitReason, Output};
 use fleet_topology::Env;
 use std::process::ExitCode;
 
 /// Inspect, convert and run Fleet programs
 ///
-/// PROGRAM is a file in text or binary form (detected), or the folder of a saved model.
+/// PROGRAM is a file in text or binary form (detected), the folder of a saved model, or model:NAME,
+/// a network of the zoo: lenet, resnet18, resnet50, vgg16, bert, gpt, wide_deep. model:NAME/startup
+/// is its startup program. In Rust, fleet::format::save_program writes the programs of a network.
 #[derive(Parser)]
 #[command(name = "fleet", version)]
 struct Args {
@@ -32,6 +35,9 @@ struct Args {
 enum Command {
     #[command(flatten)]
     Tools(Tools),
+    /// Create a crate with an op, an optimizer, a data format, a metric, a network and jobs of your
+    /// own, to start from
+    New(new::NewArgs),
     /// Train a demo model on generated data
     Demo(fleet_demo::DemoArgs),
     /// Generate data sets
@@ -64,7 +70,8 @@ fn main() -> ExitCode {
 
 fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     match command {
-        Command::Tools(command) => command.run(env, out),
+        Command::Tools(command) => command.run(&Models::default(), env, out),
+        Command::New(args) => new::run(&args, out),
         Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
         Command::Data(command) => data::run(&command, out),
         Command::Durable(command) => durable::run(&command, out),
