@@ -5,6 +5,7 @@
 mod bench;
 mod deny;
 mod guide;
+mod outside;
 mod picture;
 mod sanitize;
 mod slow;
@@ -25,6 +26,12 @@ enum Task {
     Tidy(tidy::Options),
     /// Applies the changes shown by docs/add-an-op.md to a copy of the tree, and tests them
     Guide,
+    /// Builds and tests the crate of a user, in tests/outside; arguments go to cargo test
+    #[command(disable_help_flag = true)]
+    Outside {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Licences, bans, sources and advisories of dependencies (needs cargo-deny)
     Deny,
     /// Builds and tests features with many dependencies (some minutes)
@@ -64,6 +71,7 @@ fn main() -> ExitCode {
         Task::Targets => targets(),
         Task::Tidy(options) => tidy::run(&root(), &options),
         Task::Guide => guide::run(&root()),
+        Task::Outside { args } => outside::run(&root(), &strs(&args)),
         Task::Deny => deny::run(&root()),
         Task::Test { args } => {
             cargo("test", &[&["test", "--workspace"][..], &strs(&args)].concat())
@@ -91,6 +99,7 @@ fn ci() -> Outcome {
     cargo("lints", &lints)?;
     tidy::run(&root(), &tidy::Options::default())?;
     cargo("tests", &["test", "--workspace"])?;
+    outside::run(&root(), &[])?;
     guide::run(&root())
 }
 

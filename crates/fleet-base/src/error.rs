@@ -136,18 +136,7 @@ impl Error {
     /// user's fault ([`ErrorKind::Invalid`]); a full disk is a limit ([`ErrorKind::Exhausted`]).
     pub fn io(action: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
-        let kind = match error.kind() {
-            Io::NotFound
-            | Io::PermissionDenied
-            | Io::AlreadyExists
-            | Io::NotADirectory
-            | Io::IsADirectory
-            | Io::InvalidInput => ErrorKind::Invalid,
-            Io::StorageFull | Io::OutOfMemory | Io::QuotaExceeded | Io::FileTooLarge => {
-                ErrorKind::Exhausted
-            }
-            _ => ErrorKind::Unavailable,
-        };
+        let kind = kind_of(error);
         let hint = match error.kind() {
             Io::FileTooLarge => " (file size limit: see ulimit -f and the file system)",
             _ => "",
@@ -304,6 +293,40 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
+    }
+}
+
+/// Returns who is at fault for a failed system call.
+fn kind_of(error: &io::Error) -> ErrorKind {
+    use std::io::ErrorKind as Io;
+    match error.kind() {
+        Io::NotFound
+        | Io::PermissionDenied
+        | Io::AlreadyExists
+        | Io::NotADirectory
+        | Io::IsADirectory
+        | Io::InvalidInput => ErrorKind::Invalid,
+        Io::StorageFull | Io::OutOfMemory | Io::QuotaExceeded | Io::FileTooLarge => {
+            ErrorKind::Exhausted
+        }
+        _ => ErrorKind::Unavailable,
+    }
+}
+
+/// For `?` in programs of users. It does not name the file: [`Error::io`] does.
+///
+/// ```
+/// use fleet_base::{ErrorKind, Result};
+/// fn read() -> Result<String> {
+///     Ok(std::fs::read_to_string("/no such file")?)
+/// }
+/// let error = read().unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Invalid);
+/// assert!(error.to_string().starts_with("No such file or directory"), "{error}");
+/// ```
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Error {
+        Error::new(kind_of(&error), error.to_string()).caused(error)
     }
 }
 

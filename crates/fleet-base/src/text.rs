@@ -62,6 +62,16 @@ pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
     nearest(name, known).map(|found| format!("; did you mean '{found}'?")).unwrap_or_default()
 }
 
+/// Formats `1 op` or `2 ops`.
+///
+/// ```
+/// use fleet_base::text::counted;
+/// assert_eq!((counted(1, "op"), counted(2, "op")), ("1 op".into(), "2 ops".into()));
+/// ```
+pub fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Bytes with a binary unit: `1.5 MiB`.
 ///
 /// ```

@@ -1,6 +1,5 @@
 //! `fleet data make`: generated data sets as files.
 
-use crate::inspect::counted;
 use clap::{Args, Subcommand, ValueEnum};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, text};
@@ -94,7 +93,7 @@ pub fn run(command: &DataCommand, out: &mut Output) -> Result<(), ExitReason> {
         folder: args.folder.clone(),
     };
     let made = make.write()?;
-    let (files, folder) = (counted(made.files.len(), "file"), args.folder.display());
+    let (files, folder) = (text::counted(made.files.len(), "file"), args.folder.display());
     out.line(format_args!("{} rows in {files} under {folder}", args.rows))?;
     for slot in made.schema.slots() {
         let width = slot.width().map_or("ragged".to_string(), |width| width.to_string());

@@ -6,31 +6,24 @@
 
 #![forbid(unsafe_code)]
 
-mod args;
 mod data;
-mod diff;
 mod doctor;
 mod durable;
-mod env;
-mod inspect;
+mod new;
 #[cfg(feature = "grpc")]
 mod ps;
-mod rewrite;
-mod run;
-mod strategy;
-mod strategy_file;
-mod trace;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
+use fleet::app::{Models, Tools, parse_args};
 use fleet_base::output::{ExitReason, Output};
-use fleet_format::Form;
 use fleet_topology::Env;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Inspect, convert and run Fleet programs
 ///
-/// PROGRAM is a file in text or binary form (detected), or the folder of a saved model.
+/// PROGRAM is a file in text or binary form (detected), the folder of a saved model, or model:NAME,
+/// a network of the zoo: lenet, resnet18, resnet50, vgg16, bert, gpt, wide_deep. model:NAME/startup
+/// is its startup program. In Rust, fleet::format::save_program writes the programs of a network.
 #[derive(Parser)]
 #[command(name = "fleet", version)]
 struct Args {
@@ -40,39 +33,11 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Print a program as text
-    Print {
-        /// Program file, or the folder of a saved model
-        program: PathBuf,
-    },
-    /// Check a program and report every error
-    Verify {
-        /// Program file, or the folder of a saved model
-        program: PathBuf,
-    },
-    /// Count ops, parameters, work and memory
-    Stats(inspect::StatsArgs),
-    /// Convert a program between text and binary form
-    Convert {
-        /// Program file
-        input: PathBuf,
-        /// Output file
-        output: PathBuf,
-        /// Form of OUTPUT [default: the opposite of INPUT's]
-        #[arg(long, value_enum)]
-        to: Option<To>,
-    },
-    /// Run a program with tensors from .npy files
-    Run(run::RunArgs),
-    /// Create, check, show, explain and convert strategies
-    #[command(subcommand)]
-    Strategy(strategy::Command),
-    /// List the environment variables of Fleet: value, default, meaning
-    Env(env::EnvArgs),
-    /// Print the programs that a strategy rewrites a program into, for any number of ranks
-    Rewrite(rewrite::RewriteArgs),
-    /// Show the time shares of a traced step and its exposed communication
-    Trace(trace::TraceArgs),
+    #[command(flatten)]
+    Tools(Tools),
+    /// Create a crate with an op, an optimizer, a data format, a metric, a network and jobs of your
+    /// own, to start from
+    New(new::NewArgs),
     /// Train a demo model on generated data
     Demo(fleet_demo::DemoArgs),
     /// Generate data sets
@@ -98,34 +63,15 @@ enum Command {
     },
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum To {
-    Text,
-    Binary,
-}
-
 fn main() -> ExitCode {
-    let args: Args = args::parse_args(std::env::args_os());
+    let args: Args = parse_args(std::env::args_os());
     Output::run(|out| dispatch(args.command, &Env::process(), out))
 }
 
 fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     match command {
-        Command::Print { program } => inspect::print(&program, out),
-        Command::Verify { program } => inspect::verify(&program, out),
-        Command::Stats(args) => inspect::stats(&args, out),
-        Command::Convert { input, output, to } => {
-            let to = to.map(|to| match to {
-                To::Text => Form::Text,
-                To::Binary => Form::Binary,
-            });
-            inspect::convert(&input, &output, to)
-        }
-        Command::Run(args) => run::run(&args, out),
-        Command::Strategy(command) => strategy::run(&command, out),
-        Command::Env(args) => env::run(&args, env, out),
-        Command::Rewrite(args) => rewrite::rewrite(&args, out),
-        Command::Trace(args) => trace::run(&args, out),
+        Command::Tools(command) => command.run(&Models::default(), env, out),
+        Command::New(args) => new::run(&args, out),
         Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
         Command::Data(command) => data::run(&command, out),
         Command::Durable(command) => durable::run(&command, out),

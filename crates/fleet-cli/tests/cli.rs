@@ -197,6 +197,48 @@ fn programs_are_run() {
     assert_eq!(saved.meta.step, 1);
 }
 
+/// Without --fetch, a run fetches the results and names them.
+#[test]
+fn results_are_fetched_unless_others_are_named() {
+    let x = scratch("results.npy");
+    write_npy(&x, &Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2]).unwrap()).unwrap();
+    let feed = format!("x={}", path(&x));
+    let output = fleet(&["run", "forward.fleet", "--feed", &feed]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "y f32[2, 2] 3.0 5.0 7.0 9.0\n");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "fleet: fetching the results: y\n");
+    let all = scratch("results.npz");
+    ok(&["run", "forward.fleet", "--feed", &feed, "--save-fetched", path(&all)]);
+    assert_eq!(read_npz(&all).unwrap()[0].0, "y");
+}
+
+#[test]
+fn networks_of_the_zoo_are_programs() {
+    let file = scratch("lenet.fleet");
+    ok(&["convert", "model:lenet", path(&file)]);
+    let printed = ok(&["print", "model:lenet"]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), printed);
+    assert!(printed.starts_with("fleet program 1\n") && printed.contains("conv2d("), "{printed}");
+    let startup = ok(&["print", "model:lenet/startup"]);
+    assert!(!startup.contains("conv2d(") && startup.contains("%conv2d_0.w_0"), "{startup}");
+    assert!(ok(&["verify", "model:lenet"]).starts_with("model:lenet: ok, "));
+    assert!(ok(&["verify", "model:lenet/startup"]).starts_with("model:lenet/startup: ok, "));
+    assert!(
+        ok(&["stats", "model:lenet", "--batch", "8"]).contains("plan for x: f32[8, 1, 28, 28]")
+    );
+
+    // Its own startup program runs first.
+    let (x, y) = (scratch("digits.npy"), scratch("labels.npy"));
+    write_npy(&x, &Tensor::zeros(fleet_tensor::DType::F32, [2, 1, 28, 28]).unwrap()).unwrap();
+    write_npy(&y, &Tensor::zeros(fleet_tensor::DType::I64, [2, 1]).unwrap()).unwrap();
+    let feeds = [format!("x={}", path(&x)), format!("y={}", path(&y))];
+    let said = ok(&["run", "model:lenet", "--feed", &feeds[0], "--feed", &feeds[1]]);
+    assert!(said.contains(" f32[1] 2."), "the loss of equal images is about ln 10: {said}");
+
+    let output = fleet(&["print", "model:lenett"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains("unknown model 'lenett'; did you mean 'lenet'?"), "{error}");
+}
+
 #[test]
 fn wrong_runs_are_explained() {
     let x = scratch("wide.npy");

@@ -94,7 +94,7 @@ impl DemoArgs {
 #[derive(Clone, Copy, ValueEnum)]
 enum Which {
     /// Wide & deep on click logs
-    #[value(name = "wide_deep", alias = "wide-deep")]
+    #[value(name = "wide_deep")]
     WideDeep,
     /// LeNet on generated digits
     Lenet,

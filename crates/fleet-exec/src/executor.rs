@@ -87,6 +87,7 @@ struct Planned {
 }
 
 impl Executor {
+    /// Creates an executor with the ops of [`Registry::standard`].
     pub fn new(options: ExecOptions) -> Executor {
         Self::with_registry(options, Registry::standard())
     }
@@ -116,10 +117,12 @@ impl Executor {
         self
     }
 
+    /// Returns the options.
     pub fn options(&self) -> &ExecOptions {
         &self.options
     }
 
+    /// Returns the number of threads in use.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }

@@ -40,6 +40,7 @@ use std::sync::Arc;
 pub struct Interpreter {
     registry: &'static Registry,
     pool: Pool,
+    /// Whether to stop at the first op that produces a NaN or an infinity.
     pub check_nan_inf: bool,
     services: Services,
 }
@@ -69,10 +70,12 @@ struct Frame<'a> {
 }
 
 impl Interpreter {
+    /// Creates an interpreter with the ops of [`Registry::standard`].
     pub fn new() -> Interpreter {
         Self::with_registry(Registry::standard())
     }
 
+    /// Creates an interpreter with these ops.
     pub fn with_registry(registry: &'static Registry) -> Interpreter {
         Interpreter {
             registry,

@@ -22,7 +22,9 @@ pub struct ExecOptions {
     /// Folder of the file that stores offloaded values (recompute with offload). `None` means the
     /// system's folder for temporary files.
     pub offload_folder: Option<PathBuf>,
+    /// Placement of variables in memory.
     pub memory: Memory,
+    /// Device that runs the ops.
     pub device: Device,
 }
 
@@ -40,6 +42,7 @@ pub enum Memory {
 /// The device for which a plan is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
+    /// The cores of this machine.
     #[default]
     Cpu,
     /// Plans and counts costs, but holds no memory and computes nothing.

@@ -37,6 +37,7 @@ impl Default for Scope {
 }
 
 impl Scope {
+    /// Creates an empty scope.
     pub fn new() -> Scope {
         Scope::default()
     }
@@ -66,11 +67,13 @@ impl Scope {
         Ok(())
     }
 
+    /// Removes a variable and returns its value.
     pub fn remove(&mut self, name: &str) -> Option<Tensor> {
         self.token = Arc::new(());
         self.vars.remove(name)
     }
 
+    /// Returns whether the scope has the variable.
     pub fn contains(&self, name: &str) -> bool {
         self.vars.contains_key(name)
     }
@@ -90,10 +93,12 @@ impl Scope {
         self.vars.keys().map(String::as_str)
     }
 
+    /// Returns the number of variables.
     pub fn len(&self) -> usize {
         self.vars.len()
     }
 
+    /// Returns whether the scope has no variables.
     pub fn is_empty(&self) -> bool {
         self.vars.is_empty()
     }
@@ -109,6 +114,7 @@ impl Scope {
         self.step
     }
 
+    /// Sets the number of steps that have been run.
     pub fn set_step(&mut self, step: u64) {
         self.step = step;
     }

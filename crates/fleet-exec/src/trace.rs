@@ -95,6 +95,7 @@ impl Times {
 /// One op of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
+    /// Name of the op.
     pub op: String,
     /// Description of the op as in errors, with its variables and source location.
     pub detail: String,
@@ -105,6 +106,7 @@ pub struct Span {
     pub talked_us: f64,
     /// Start in microseconds since the run began.
     pub begin_us: f64,
+    /// End, as `begin_us`.
     pub end_us: f64,
 }
 
@@ -125,6 +127,7 @@ impl Span {
 pub struct Trace {
     /// Start of the run, in microseconds since 1970.
     pub start_us: f64,
+    /// The ops, in the order of their start.
     pub spans: Vec<Span>,
 }
 
@@ -354,6 +357,7 @@ impl ActiveOps {
 /// The split of the time of one or more runs: see [`Trace::shares`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
+    /// Duration of the runs.
     pub total_us: f64,
     /// Time in which an op computed.
     pub compute_us: f64,
@@ -364,6 +368,7 @@ pub struct Shares {
 }
 
 impl Shares {
+    /// Adds the times of other runs.
     pub fn add(&mut self, other: &Shares) {
         self.total_us += other.total_us;
         self.compute_us += other.compute_us;

@@ -1,6 +1,8 @@
 //! Checkpoints: named tensors with the step at which they were saved.
 //!
-//! A path that ends in `.safetensors` is one file; any other is a folder:
+//! A path that ends in `.safetensors` or `.npz` is one file, as other programs write and read it. A
+//! `.npz` file keeps neither the step nor the entries, and files of other programs have none: their
+//! step is 0. Any other path is a folder:
 //!
 //! ```text
 //! folder/
@@ -14,10 +16,12 @@
 //! replacement leaves the old checkpoint unchanged. Only one process at a time may save to a
 //! folder.
 //!
-//! A checksum covers every byte. `checkpoint.json` has its own (`crc32`, computed with eight zeros
+//! A checksum covers every byte of a folder, and of a `.safetensors` file that Fleet wrote.
+//! `checkpoint.json` has its own (`crc32`, computed with eight zeros
 //! in its place) and those of the other files. A part has one for its header and one for each
 //! tensor.
 
+use crate::npz;
 use crate::safetensors::{self, FileSum, Reader};
 use crate::source::{DAMAGED_FILE_HELP, NamedTensors, Source, check_distinct, row_major_bytes};
 use fleet_base::disk::{Disk, PathKind, RealDisk, exists, make_folder, read_file};
@@ -42,15 +46,20 @@ pub struct Meta {
 /// A checkpoint, or some tensors of one.
 #[derive(Debug)]
 pub struct Checkpoint {
+    /// The tensors, in the order of the files.
     pub tensors: NamedTensors,
+    /// The data stored beside the tensors.
     pub meta: Meta,
 }
 
 /// Name, type and shape of a tensor in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
+    /// Name of the tensor.
     pub name: String,
+    /// Type of its elements.
     pub dtype: DType,
+    /// Its shape.
     pub shape: Shape,
 }
 
@@ -72,7 +81,10 @@ pub fn save_tensors_on<'t>(
 ) -> Result<()> {
     let tensors: Vec<_> = tensors.into_iter().collect();
     let path = path.as_ref();
-    if is_file_name(path) {
+    if has_extension(path, NPZ) {
+        return npz::write(disk, path, &tensors);
+    }
+    if has_extension(path, SAFETENSORS) {
         return safetensors::write(disk, path, &tensors, &file_meta(meta)).map(drop);
     }
     save_folder(disk, path, &tensors, None, meta, PART_BYTES_MAX)
@@ -85,12 +97,26 @@ pub fn load_tensors(path: impl AsRef<Path>) -> Result<Checkpoint> {
 
 /// Like [`load_tensors`], on any disk.
 pub fn load_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<Checkpoint> {
+    if is_npz(disk, path.as_ref())? {
+        return Ok(Checkpoint { tensors: npz::read(disk, path.as_ref())?, meta: Meta::default() });
+    }
     OpenCheckpoint::new(disk, path.as_ref())?.read_all()
 }
 
 /// Loads the tensors of these names, in this order, without reading the others.
 pub fn load_vars(path: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Checkpoint> {
-    let mut opened = OpenCheckpoint::new(&RealDisk, path.as_ref())?;
+    let path = path.as_ref();
+    if is_npz(&RealDisk, path)? {
+        let mut held: BTreeMap<String, Tensor> = npz::read(&RealDisk, path)?.into_iter().collect();
+        check_distinct(names.iter().map(|name| name.as_ref()))?;
+        let mut take = |name: &str| match held.remove(name) {
+            Some(tensor) => Ok((name.to_string(), tensor)),
+            None => Err(missing(path, name, held.keys())),
+        };
+        let tensors = names.iter().map(|name| take(name.as_ref())).collect::<Result<_>>()?;
+        return Ok(Checkpoint { tensors, meta: Meta::default() });
+    }
+    let mut opened = OpenCheckpoint::new(&RealDisk, path)?;
     let mut places = BTreeMap::new();
     for (part, reader) in opened.parts.iter().enumerate() {
         for entry in &reader.entries {
@@ -98,13 +124,7 @@ pub fn load_vars(path: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Ch
         }
     }
     // Checks all names first: a wrong one is reported before gigabytes are read.
-    let find = |name: &str| {
-        places.get(name).ok_or_else(|| {
-            let hint = text::did_you_mean(name, places.keys().map(String::as_str));
-            Error::invalid(format!("the checkpoint has no tensor '{name}'{hint}"))
-                .at(path.as_ref().display())
-        })
-    };
+    let find = |name: &str| places.get(name).ok_or_else(|| missing(path, name, places.keys()));
     let found: Vec<_> = names.iter().map(|name| find(name.as_ref())).collect::<Result<_>>()?;
     let mut tensors = Vec::with_capacity(found.len());
     for (part, entry) in found {
@@ -113,13 +133,27 @@ pub fn load_vars(path: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Ch
     Ok(Checkpoint { tensors, meta: opened.meta })
 }
 
-/// Lists the tensors of a checkpoint without reading them.
+fn missing<'n>(path: &Path, name: &str, held: impl Iterator<Item = &'n String>) -> Error {
+    let hint = text::did_you_mean(name, held.map(String::as_str));
+    Error::invalid(format!("the checkpoint has no tensor '{name}'{hint}")).at(path.display())
+}
+
+/// Lists the tensors of a checkpoint without reading them; those of a `.npz` file are read.
 pub fn list_tensors(path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
     list_tensors_on(&RealDisk, path)
 }
 
 /// Like [`list_tensors`], on any disk.
 pub fn list_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
+    if is_npz(disk, path.as_ref())? {
+        let tensors = npz::read(disk, path.as_ref())?;
+        let infos = tensors.into_iter().map(|(name, tensor)| TensorInfo {
+            name,
+            dtype: tensor.dtype(),
+            shape: *tensor.shape(),
+        });
+        return Ok((infos.collect(), Meta::default()));
+    }
     let opened = OpenCheckpoint::new(disk, path.as_ref())?;
     let entries = opened.parts.iter().flat_map(|part| &part.entries);
     let infos = entries.map(|entry| TensorInfo {
@@ -186,8 +220,17 @@ const MANIFEST_VERSION: &str = "{\n  \"fleet_checkpoint\": ";
 const MANIFEST_START: &str = "{\n  \"fleet_checkpoint\": 1,\n  \"crc32\": \"";
 const MANIFEST_ZEROS: &str = "00000000";
 
-fn is_file_name(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "safetensors")
+const NPZ: &str = "npz";
+const SAFETENSORS: &str = "safetensors";
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    path.extension().is_some_and(|found| found == extension)
+}
+
+/// Returns whether the path is a `.npz` file. A folder may have such a name, too.
+fn is_npz(disk: &dyn Disk, path: &Path) -> Result<bool> {
+    let kind = || disk.kind(path).map_err(|error| Error::io("open", path, &error));
+    Ok(has_extension(path, NPZ) && kind()? != PathKind::Folder)
 }
 
 // One file
@@ -201,12 +244,11 @@ fn file_meta(meta: &Meta) -> BTreeMap<String, String> {
 const STEP: &str = "fleet.step";
 const ENTRY: &str = "fleet.meta:";
 
+/// Reads the metadata of a safetensors header. Files of other programs have no step.
 fn read_file_meta(path: &Path, free: &BTreeMap<String, String>) -> Result<Meta> {
-    let step = free.get(STEP).and_then(|step| step.parse().ok());
-    let step = step.ok_or_else(|| {
-        Error::invalid("the safetensors file is not a checkpoint: it has no step")
+    let step = free.get(STEP).map_or(Ok(0), |step| step.parse()).map_err(|error| {
+        Error::invalid(format!("the step of the safetensors file is not a number: {error}"))
             .at(path.display())
-            .help("name the folder of a checkpoint; read_safetensors reads other files")
     })?;
     let entries = free
         .iter()
@@ -233,7 +275,7 @@ impl OpenCheckpoint {
         }
         let kind = disk.kind(path).map_err(|error| Error::io("open", path, &error))?;
         if kind != PathKind::Folder {
-            let reader = Reader::open(disk, path)?.require_checksums()?;
+            let reader = Reader::open(disk, path)?;
             let meta = read_file_meta(path, &reader.meta)?;
             let path = path.to_path_buf();
             return Ok(OpenCheckpoint { path, parts: vec![reader], program: None, meta });

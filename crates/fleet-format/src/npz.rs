@@ -4,17 +4,24 @@
 
 use crate::npy;
 use crate::source::{NamedTensors, Source, check_distinct};
+use fleet_base::disk::{Disk, RealDisk};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use fleet_tensor::Tensor;
 use std::io::{self, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::Arc;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 /// Reads every tensor of a `.npz` file.
 pub fn read_npz(path: impl AsRef<Path>) -> Result<NamedTensors> {
-    let mut source = Source::open(path.as_ref())?;
+    read(&RealDisk, path.as_ref())
+}
+
+/// Like [`read_npz`], on any disk.
+pub(crate) fn read(disk: &dyn Disk, path: &Path) -> Result<NamedTensors> {
+    let mut source = Source::open_on(disk, path)?;
     let locate = |error: Error| error.at(source.path.display());
     let mut archive = ZipArchive::new(BufReader::new(&mut source.file))
         .map_err(|error| locate(Error::invalid(format!("not a valid npz file: {error}"))))?;
@@ -54,10 +61,14 @@ pub fn write_npz<'t>(
     path: impl AsRef<Path>,
     tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
 ) -> Result<()> {
-    let path = path.as_ref();
     let tensors: Vec<_> = tensors.into_iter().collect();
+    write(&RealDisk::handle(), path.as_ref(), &tensors)
+}
+
+/// Like [`write_npz`], on any disk.
+pub(crate) fn write(disk: &Arc<dyn Disk>, path: &Path, tensors: &[(&str, &Tensor)]) -> Result<()> {
     check_distinct(tensors.iter().map(|(name, _)| *name))?;
-    for (name, tensor) in &tensors {
+    for (name, tensor) in tensors {
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::invalid("the name of a tensor is too long for a zip file")
                 .expected(format!("at most {NAME_BYTES_MAX} bytes"))
@@ -65,12 +76,12 @@ pub fn write_npz<'t>(
         }
         npy::parts(name, tensor)?;
     }
-    let file = AtomicFile::create(path)?;
+    let file = AtomicFile::create_on(disk, path)?;
     let failed =
         |error: zip::result::ZipError| Error::io("write", path, &std::io::Error::from(error));
     let mut archive =
         ZipWriter::new(FailOnceWriter { writer: BufWriter::new(file), failed: false });
-    for (name, tensor) in &tensors {
+    for (name, tensor) in tensors {
         let (header, bytes) = npy::parts(name, tensor)?;
         let options = SimpleFileOptions::default()
             .compression_method(CompressionMethod::Stored)

@@ -7,6 +7,7 @@ use common::*;
 use fleet_base::rng::Sequence;
 use fleet_format::{Meta, list_tensors, load_tensors, load_vars, save_tensors};
 use fleet_tensor::{DType, Layout, Shape, Tensor};
+use safetensors::tensor::{Dtype, TensorView};
 use std::fs;
 use std::path::Path;
 
@@ -192,10 +193,14 @@ fn foreign_files_are_refused() {
     fs::write(&path, [&[9, 0, 0, 0, 0, 0, 0, 0], &b"[1, 2, 3]"[..]].concat()).unwrap();
     check(&path, "is not an object");
     fs::write(&path, [&[2, 0, 0, 0, 0, 0, 0, 0], &b"{}"[..]].concat()).unwrap();
-    check(&path, "has no checksums");
-    // A safetensors file with checksums that is not a checkpoint.
-    fleet_format::write_safetensors(&path, [], &Default::default()).unwrap();
-    check(&path, "it has no step");
+    assert!(load_tensors(&path).unwrap().tensors.is_empty(), "a safetensors file without tensors");
+    // Checksums of tensors alone are those of a damaged file of Fleet.
+    let header = br#"{"__metadata__":{"fleet.step":"1"}}"#;
+    fs::write(&path, [&(header.len() as u64).to_le_bytes(), &header[..]].concat()).unwrap();
+    check(&path, "the header of the safetensors file is damaged");
+    let npz = folder.join("file.npz");
+    fs::write(&npz, "not a zip file").unwrap();
+    check(&npz, "not a valid npz file");
     // A manifest entry that points outside its folder is rejected, even with a correct checksum.
     let scalar = Tensor::scalar(1.0f32).unwrap();
     let other = folder.join("other");
@@ -209,6 +214,40 @@ fn foreign_files_are_refused() {
         format!("{}{:08x}{}", &list[..sum], crc32fast::hash(zeros.as_bytes()), &list[sum + 8..]);
     fs::write(other.join("checkpoint.json"), list).unwrap();
     check(&other, "the checkpoint's manifest has no valid file entries");
+}
+
+/// The ending of the path chooses the format. Files without a step load as step 0, and files of
+/// other programs load like those of Fleet.
+#[test]
+fn one_file_in_the_format_of_its_ending() {
+    let folder = Folder::new("endings");
+    let tensors = tensors();
+    for (ending, step) in [("safetensors", 7), ("npz", 0)] {
+        let path = folder.join(&format!("all.{ending}"));
+        // NumPy has no bf16.
+        let known = |tensor: &Tensor| ending != "npz" || tensor.dtype() != DType::BF16;
+        let saved = || refs(&tensors).into_iter().filter(|(_, tensor)| known(tensor));
+        save_tensors(&path, saved(), &meta(7)).unwrap();
+        assert!(path.is_file());
+        let loaded = load_tensors(&path).unwrap();
+        assert_eq!((loaded.tensors.len(), loaded.meta.step), (saved().count(), step), "{ending}");
+        for (name, tensor) in saved() {
+            let one = &load_vars(&path, &[name]).unwrap().tensors[0];
+            assert_eq!((&*one.0, one.1.as_bytes()), (name, tensor.as_bytes()));
+        }
+        let (infos, _) = list_tensors(&path).unwrap();
+        assert!(infos.iter().any(|it| it.name == "fc_0.w_0" && it.shape == [4, 10].into()));
+        let error = load_vars(&path, &["fc_0.w_1"]).unwrap_err().to_string();
+        assert!(error.contains("no tensor 'fc_0.w_1'; did you mean 'fc_0.w_0'?"), "{error}");
+    }
+    let path = folder.join("theirs.safetensors");
+    let data: Vec<u8> = [1.0f32, 2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+    let view = TensorView::new(Dtype::F32, vec![2], &data).unwrap();
+    let about = [("format".to_string(), "pt".to_string())].into_iter().collect();
+    fs::write(&path, safetensors::serialize([("w", &view)], Some(about)).unwrap()).unwrap();
+    let loaded = load_tensors(&path).unwrap();
+    assert_eq!(loaded.tensors[0].1.to_vec::<f32>().unwrap(), [1.0, 2.0]);
+    assert_eq!(loaded.meta, Meta::default());
 }
 
 /// Files that are intact on their own but do not belong together.

@@ -35,7 +35,7 @@ pub struct OwnProcess {
 }
 
 /// Runs `fleetrun` and returns the exit code.
-pub fn main(own: OwnProcess, builtins: &Builtins) -> u8 {
+pub fn main(own: OwnProcess, builtins: &Builtins<'_>) -> u8 {
     let OwnProcess { args, env, executable } = own;
     if let [argument, mark, scratch] = args.as_slice()
         && argument == guard::ARGUMENT
@@ -62,7 +62,13 @@ pub fn main(own: OwnProcess, builtins: &Builtins) -> u8 {
             return if error.use_stderr() { USAGE_CODE } else { 0 };
         }
     };
-    match Job::prepare(&given, env, executable, builtins).and_then(|job| job.run(begun)) {
+    let ran = Job::prepare(&given, env, executable, builtins).and_then(|job| {
+        match job.program.asks_for_help() {
+            true => job.program.print_help(),
+            false => job.run(begun),
+        }
+    });
+    match ran {
         Ok(code) => code,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "error: {error}");
@@ -79,7 +85,7 @@ impl Job {
         given: &Given,
         env: Env,
         executable: std::io::Result<PathBuf>,
-        builtins: &Builtins,
+        builtins: &Builtins<'_>,
     ) -> Result<Job> {
         let mut options = Options::new(given, &env)?;
         let executable = executable

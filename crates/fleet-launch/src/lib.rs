@@ -38,5 +38,6 @@ mod supervisor;
 pub mod tables;
 mod terms;
 
+pub use guard::ARGUMENT as GUARD_ARGUMENT;
 pub use job::{OwnProcess, main};
-pub use script::Builtins;
+pub use script::{Builtins, asks_for_help};

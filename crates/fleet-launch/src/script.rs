@@ -7,25 +7,27 @@ use std::path::{Path, PathBuf};
 
 /// Jobs that the binary itself can run, selected by its first argument.
 #[derive(Clone, Copy, Debug)]
-pub struct Builtins {
+pub struct Builtins<'a> {
     /// The hidden first argument, followed by the job's name and its arguments.
-    pub argument: &'static str,
-    /// Names of the jobs, without the prefix `demo:`.
-    pub names: &'static [&'static str],
+    pub argument: &'a str,
+    /// Prefix of the names of jobs on the command line; if it is empty, every command is one.
+    pub prefix: &'a str,
+    /// Names of the jobs, without the prefix.
+    pub names: &'a [&'a str],
     /// Jobs that do not support parameter servers, with the reason.
-    pub not_on_servers: &'static [(&'static str, &'static str)],
+    pub not_on_servers: &'a [(&'a str, &'a str)],
 }
 
-impl Builtins {
+impl Builtins<'_> {
     /// Checks that a built-in job, given by its title, supports a mode.
     pub(crate) fn check_mode(&self, title: &str, mode: Mode) -> Result<()> {
-        let name = title.strip_prefix(PREFIX).unwrap_or(title);
+        let name = title.strip_prefix(self.prefix).unwrap_or(title);
         let is_not = |name: &str| self.not_on_servers.iter().find(|(not, _)| *not == name);
         match (mode, is_not(name)) {
             (Mode::Collective, _) | (Mode::Ps, None) => Ok(()),
             (Mode::Ps, Some((_, why))) => {
                 let able = self.names.iter().filter(|name| is_not(name).is_none());
-                let able: Vec<String> = able.map(|name| format!("{PREFIX}{name}")).collect();
+                let able: Vec<String> = able.map(|name| self.title(name)).collect();
                 Err(Error::unsupported(format!("{title} does not train on servers: {why}"))
                     .expected(able.join(", "))
                     .help(format!("data parallel it does: fleetrun --nproc_per_node 2 {title}")))
@@ -38,6 +40,15 @@ impl Builtins {
             }
         }
     }
+
+    fn title(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+}
+
+/// Returns whether the arguments of a job ask for its help and not for a run.
+pub fn asks_for_help(args: &[String]) -> bool {
+    args.iter().any(|arg| arg == "--help") || args.first().is_some_and(|arg| arg == "-h")
 }
 
 /// A command, ready to be started.
@@ -56,13 +67,13 @@ impl Program {
     pub fn resolve(
         options: &Options,
         env: &Env,
-        builtins: &Builtins,
+        builtins: &Builtins<'_>,
         own: &Path,
     ) -> Result<Program> {
         let [script, args @ ..] = options.command.as_slice() else {
             return Err(Error::internal("there is no script"));
         };
-        if let Some(name) = script.strip_prefix(PREFIX) {
+        if let Some(name) = script.strip_prefix(builtins.prefix) {
             return builtin(name, args, builtins, own);
         }
         let mut argv = match (options.is_module, script.ends_with(".py")) {
@@ -76,21 +87,33 @@ impl Program {
         argv.extend(args.iter().cloned());
         Ok(Program { argv, title: script.clone(), is_builtin: false })
     }
+
+    /// Returns whether this is a built-in job with arguments that ask for its help.
+    pub(crate) fn asks_for_help(&self) -> bool {
+        self.is_builtin && asks_for_help(self.argv.get(3..).unwrap_or_default())
+    }
+
+    /// Runs one process, which prints the help of the built-in job, and returns its exit code.
+    pub(crate) fn print_help(&self) -> Result<u8> {
+        let ran = std::process::Command::new(&self.argv[0]).args(&self.argv[1..]).status();
+        let status = ran.map_err(|error| Error::io("start", Path::new(&self.argv[0]), &error))?;
+        Ok(if status.success() { 0 } else { 1 })
+    }
 }
 
-fn builtin(name: &str, args: &[String], builtins: &Builtins, own: &Path) -> Result<Program> {
+fn builtin(name: &str, args: &[String], builtins: &Builtins<'_>, own: &Path) -> Result<Program> {
     if !builtins.names.contains(&name) {
         let near = text::did_you_mean(name, builtins.names.iter().copied());
-        let all: Vec<String> =
-            builtins.names.iter().map(|name| format!("{PREFIX}{name}")).collect();
-        return Err(Error::invalid(format!("there is no built-in job '{PREFIX}{name}'{near}"))
+        let all: Vec<String> = builtins.names.iter().map(|name| builtins.title(name)).collect();
+        let title = builtins.title(name);
+        return Err(Error::invalid(format!("there is no built-in job '{title}'{near}"))
             .expected(all.join(", ")));
     }
     let own = own.to_str();
     let own = own.ok_or_else(|| Error::unsupported("the path of the executable is not Unicode"))?;
     let mut argv = vec![own.to_string(), builtins.argument.to_string(), name.to_string()];
     argv.extend(args.iter().cloned());
-    Ok(Program { argv, title: format!("{PREFIX}{name}"), is_builtin: true })
+    Ok(Program { argv, title: builtins.title(name), is_builtin: true })
 }
 
 fn readable(script: &str) -> Result<()> {
@@ -170,5 +193,3 @@ fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     std::fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o111 != 0)
 }
-
-const PREFIX: &str = "demo:";

@@ -89,10 +89,12 @@ impl Auc {
         area(positives, negatives)
     }
 
+    /// Returns the number of positive labels.
     pub fn positives(&self) -> f64 {
         self.stats().0.iter().sum()
     }
 
+    /// Returns the number of predictions.
     pub fn total(&self) -> f64 {
         self.positives() + self.stats().1.iter().sum::<f64>()
     }
@@ -122,10 +124,12 @@ impl Auc {
         crate::ratio(self.extra(PREDICTED), self.total())
     }
 
+    /// Returns the mean absolute error of the predictions.
     pub fn mae(&self) -> f64 {
         crate::ratio(self.extra(ABSOLUTE), self.total())
     }
 
+    /// Returns the root of the mean squared error of the predictions.
     pub fn rmse(&self) -> f64 {
         crate::ratio(self.extra(SQUARED), self.total()).sqrt()
     }

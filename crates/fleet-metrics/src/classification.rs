@@ -44,22 +44,27 @@ impl Classification {
         Ok(())
     }
 
+    /// Returns the number of positives that were predicted as such.
     pub fn true_positives(&self) -> f64 {
         self.counts[0]
     }
 
+    /// Returns the number of negatives that were predicted as positives.
     pub fn false_positives(&self) -> f64 {
         self.counts[1]
     }
 
+    /// Returns the number of negatives that were predicted as such.
     pub fn true_negatives(&self) -> f64 {
         self.counts[2]
     }
 
+    /// Returns the number of positives that were predicted as negatives.
     pub fn false_negatives(&self) -> f64 {
         self.counts[3]
     }
 
+    /// Returns the share of correct predictions.
     pub fn accuracy(&self) -> f64 {
         ratio(self.counts[0] + self.counts[2], self.counts.iter().sum())
     }
@@ -99,6 +104,7 @@ pub struct TopK {
 }
 
 impl TopK {
+    /// Creates a metric of the `k` highest scores.
     pub fn new(k: usize) -> Result<TopK> {
         if k == 0 {
             return Err(Error::invalid("k is out of range").expected("1 or more").got(k));
@@ -121,6 +127,7 @@ impl TopK {
         Ok(())
     }
 
+    /// Returns the share of samples whose class is among the `k` highest scores.
     pub fn value(&self) -> f64 {
         ratio(self.counts[0], self.counts[1])
     }
@@ -166,6 +173,7 @@ pub struct Confusion {
 }
 
 impl Confusion {
+    /// Creates a matrix of this many classes.
     pub fn new(classes: usize) -> Result<Confusion> {
         if classes == 0 || classes > CLASSES_MAX {
             return Err(Error::invalid("number of classes is out of range")
@@ -203,6 +211,7 @@ impl Confusion {
         if inside { self.counts[label * self.classes + prediction] } else { 0.0 }
     }
 
+    /// Returns the share of correct predictions.
     pub fn accuracy(&self) -> f64 {
         let right: f64 = (0..self.classes).map(|class| self.count(class, class)).sum();
         ratio(right, self.counts().iter().sum())

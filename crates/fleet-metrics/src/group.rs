@@ -5,8 +5,11 @@ use fleet_base::{Error, Result};
 /// Reduction of the values of several workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
+    /// The sum.
     Sum,
+    /// The largest value.
     Max,
+    /// The smallest value.
     Min,
 }
 
@@ -51,6 +54,7 @@ pub trait Accumulator {
     /// Returns the counts, from which the metric is computed.
     fn counts(&self) -> &[f64];
 
+    /// Returns the counts, to be changed.
     fn counts_mut(&mut self) -> &mut [f64];
 
     /// Sets all counts to zero, as before an evaluation.

@@ -61,6 +61,7 @@ impl GroupAuc {
         Ok(())
     }
 
+    /// Forgets all groups, as before an evaluation.
     pub fn reset(&mut self) {
         *self = GroupAuc::default();
     }

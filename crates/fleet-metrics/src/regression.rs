@@ -21,6 +21,7 @@ pub struct Regression {
 }
 
 impl Regression {
+    /// Adds predictions with their labels.
     pub fn add(&mut self, predictions: &[f32], labels: &[f32]) -> Result<()> {
         expect_pairs(predictions.len(), labels.len())?;
         let finite = |values: &[f32]| values.iter().position(|value| !value.is_finite());
@@ -36,6 +37,7 @@ impl Regression {
         Ok(())
     }
 
+    /// Returns the number of predictions.
     pub fn total(&self) -> f64 {
         self.counts[0]
     }
@@ -45,14 +47,17 @@ impl Regression {
         ratio(self.counts[1], self.counts[0])
     }
 
+    /// Returns the mean absolute error.
     pub fn mae(&self) -> f64 {
         ratio(self.counts[2], self.counts[0])
     }
 
+    /// Returns the mean squared error.
     pub fn mse(&self) -> f64 {
         ratio(self.counts[3], self.counts[0])
     }
 
+    /// Returns the root of the mean squared error.
     pub fn rmse(&self) -> f64 {
         self.mse().sqrt()
     }

@@ -2,19 +2,59 @@
 
 use crate::{OpDef, Registry};
 use crate::{comm, control, loss, math, metric, nn, optimizer, ps, tensor};
+use fleet_base::{Error, Result};
 use std::sync::OnceLock;
 
+static STANDARD: OnceLock<Registry> = OnceLock::new();
+
 impl Registry {
-    /// Returns the registry of all built-in ops.
+    /// Returns the registry of all built-in ops and of the installed ones
+    /// ([`Registry::install`]). Networks, executors, loaders of models and commands use it.
     pub fn standard() -> &'static Registry {
-        static STANDARD: OnceLock<Registry> = OnceLock::new();
         STANDARD.get_or_init(|| Registry::with(&[]))
     }
 
-    /// Returns a registry of the standard ops and some more, for tests and extensions.
+    /// Adds ops to those of [`Registry::standard`], for the whole process. Call it once, first in
+    /// `main`: it fails after the first use of the registry, and if an op has the name of another
+    /// one. A repeated call with the same ops has no effect.
+    ///
+    /// The ops of a process cannot change later, because programs and plans refer to them.
+    pub fn install(more: &[&'static OpDef]) -> Result<&'static Registry> {
+        check_names(more)?;
+        let registry = STANDARD.get_or_init(|| Registry::with(more));
+        let missing = more.iter().filter(|def| !registry.has(def)).map(|def| def.spec.name);
+        match missing.collect::<Vec<_>>()[..] {
+            [] => Ok(registry),
+            ref late => {
+                Err(Error::invalid("ops are installed after the first use of the registry")
+                    .expected("Registry::install before all other calls of Fleet")
+                    .got(late.join(", "))
+                    .help("call Registry::install once, first in main, with all ops"))
+            }
+        }
+    }
+
+    /// Returns a registry of the standard ops and some more, for tests that compare registries.
     pub fn with(more: &[&'static OpDef]) -> Registry {
         Registry::new(OPS.iter().copied().flatten().chain(more).copied())
     }
+}
+
+/// Checks that no two ops have the same name, the built-in ones and gradient ops included.
+fn check_names(more: &[&'static OpDef]) -> Result<()> {
+    let built_in = Registry::with(&[]);
+    let mut seen: Vec<&'static OpDef> = Vec::new();
+    for def in more.iter().flat_map(|def| [Some(*def), def.grad.op()]).flatten() {
+        let name = def.spec.name;
+        let is_other = |known: &&OpDef| known.spec.name == name && !std::ptr::eq(*known, def);
+        if built_in.find(name).is_some_and(|known| is_other(&known)) || seen.iter().any(is_other) {
+            return Err(Error::invalid(format!("duplicate op '{name}'"))
+                .expected("a name that no other op has")
+                .help("put a prefix of your own before the name"));
+        }
+        seen.push(def);
+    }
+    Ok(())
 }
 
 /// All ops but the gradient ops that the others name in [`OpDef::grad`], grouped by family. The

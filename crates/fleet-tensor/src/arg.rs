@@ -25,8 +25,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 /// The address is private: a kernel gets slices, from a [`View`] or an [`Out`].
 pub struct Arg {
     address: *mut u8,
+    /// Type of the elements.
     pub dtype: DType,
+    /// Shape; for sparse rows that of the whole matrix.
     pub shape: Shape,
+    /// Physical layout.
     pub layout: Layout,
     /// Present for sparse rows.
     pub rows: Option<RowsArg>,
@@ -150,6 +153,7 @@ impl Arg {
         }
     }
 
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -222,6 +226,7 @@ impl Arg {
 /// The memory of an argument that a kernel may access while this is borrowed.
 #[derive(Debug)]
 pub struct ValueMut<'a> {
+    /// Values of the rows.
     pub values: &'a mut Tensor,
     /// Row numbers and the number of rows in use, for sparse rows.
     pub rows: Option<(&'a mut Tensor, &'a mut u64)>,
@@ -326,6 +331,7 @@ impl<'a> Out<'a> {
         self.reborrow().into_slice()
     }
 
+    /// Returns all elements, to be read.
     pub fn slice<T: Element>(&self) -> &[T] {
         self.arg.check_type::<T>();
         // SAFETY: this is the only access to the output, and it is borrowed.
@@ -344,6 +350,7 @@ impl<'a> Out<'a> {
         unsafe { self.arg.bytes_mut() }
     }
 
+    /// Like [`Out::into_bytes`], for a while.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.reborrow().into_bytes()
     }
@@ -436,6 +443,7 @@ pub struct ArgList {
 }
 
 impl ArgList {
+    /// Creates the arguments of an op from those of its slots.
     pub fn new(inputs: Vec<Vec<Arg>>, outputs: Vec<Vec<Arg>>) -> ArgList {
         let mut args = Vec::new();
         let mut append = |slots: Vec<Vec<Arg>>| -> Vec<Range<usize>> {
@@ -476,6 +484,7 @@ impl ArgList {
         &self.outputs
     }
 
+    /// Returns the number of variables of an input slot.
     pub fn input_count(&self) -> usize {
         self.inputs.last().map_or(0, |slot| slot.end)
     }
@@ -606,10 +615,12 @@ impl<'a> Args<'a> {
         &self.list.args[self.list.outputs[slot].clone()]
     }
 
+    /// Returns whether an optional input slot has a variable.
     pub fn has_input(&self, slot: usize) -> bool {
         !self.inputs_of(slot).is_empty()
     }
 
+    /// Returns whether an optional output slot has a variable.
     pub fn has_output(&self, slot: usize) -> bool {
         !self.outputs_of(slot).is_empty()
     }
@@ -619,10 +630,12 @@ impl<'a> Args<'a> {
         View { arg: &self.inputs_of(slot)[0] }
     }
 
+    /// Like [`Args::arg`]; `None` if the slot has no variable.
     pub fn optional_arg(&self, slot: usize) -> Option<View<'a>> {
         self.inputs_of(slot).first().map(|arg| View { arg })
     }
 
+    /// Like [`Args::arg`], for a variable of a slot.
     pub fn arg_at(&self, slot: usize, index: usize) -> View<'a> {
         View { arg: &self.inputs_of(slot)[index] }
     }
@@ -637,10 +650,12 @@ impl<'a> Args<'a> {
         self.list.args[..self.list.input_count()].iter().map(|arg| View { arg })
     }
 
+    /// Returns the elements of an input slot's only variable.
     pub fn input<T: Element>(&self, slot: usize) -> &'a [T] {
         self.arg(slot).slice()
     }
 
+    /// Like [`Args::input`]; `None` if the slot has no variable.
     pub fn optional<T: Element>(&self, slot: usize) -> Option<&'a [T]> {
         self.optional_arg(slot).map(View::slice)
     }
@@ -658,6 +673,7 @@ impl<'a> Args<'a> {
         self.outputs_of(slot)[0].take()
     }
 
+    /// Like [`Args::out`], for a variable of a slot.
     pub fn out_at(&self, slot: usize, index: usize) -> Out<'a> {
         self.outputs_of(slot)[index].take()
     }
@@ -672,6 +688,7 @@ impl<'a> Args<'a> {
         self.list.args[self.list.input_count() + index].take()
     }
 
+    /// Like [`Args::out`]; `None` if the slot has no variable.
     pub fn optional_out(&self, slot: usize) -> Option<Out<'a>> {
         self.outputs_of(slot).first().map(Arg::take)
     }
@@ -681,6 +698,7 @@ impl<'a> Args<'a> {
         self.out(slot).into_slice()
     }
 
+    /// Like [`Args::output`]; `None` if the slot has no variable.
     pub fn optional_output<T: Element>(&self, slot: usize) -> Option<&'a mut [T]> {
         self.optional_out(slot).map(Out::into_slice)
     }
@@ -691,6 +709,7 @@ impl<'a> Args<'a> {
         self.updated_at(output, input, 0)
     }
 
+    /// Like [`Args::updated`], for a variable of each slot.
     pub fn updated_at<T: Element>(&self, output: usize, input: usize, index: usize) -> &'a mut [T] {
         let mut out = self.out_at(output, index);
         out.copy_from(self.arg_at(input, index));

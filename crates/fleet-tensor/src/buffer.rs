@@ -42,19 +42,23 @@ impl Buffer {
         Ok(Buffer { ptr, bytes })
     }
 
+    /// Returns the size of the memory.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
+    /// Returns the address of the memory.
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
+    /// Returns the bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the memory is owned, initialized and `bytes` long.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes) }
     }
 
+    /// Returns the bytes, to be changed.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes) }

@@ -8,15 +8,25 @@ use std::fmt;
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
+    /// Booleans, stored as bytes of 0 and 1.
     Bool,
+    /// Unsigned integers of 8 bits.
     U8,
+    /// Signed integers of 8 bits.
     I8,
+    /// Signed integers of 16 bits.
     I16,
+    /// Signed integers of 32 bits.
     I32,
+    /// Signed integers of 64 bits: ids and labels.
     I64,
+    /// IEEE floats of 16 bits.
     F16,
+    /// Floats of 16 bits with the range of `F32`.
     BF16,
+    /// Floats of 32 bits.
     F32,
+    /// Floats of 64 bits.
     F64,
 }
 
@@ -45,6 +55,7 @@ impl DType {
         }
     }
 
+    /// Returns whether the elements are floats.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
     }
@@ -95,6 +106,7 @@ impl fmt::Display for DType {
 /// A Rust type that tensors can have as elements. Tensors of `bool` hold bytes of 0 and 1 and are
 /// read as `u8`.
 pub trait Element: Plain + Default + PartialEq + fmt::Debug + 'static {
+    /// Type of these elements.
     const DTYPE: DType;
 
     /// Whether a tensor of `dtype` can be read as this type.

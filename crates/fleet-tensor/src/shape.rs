@@ -51,14 +51,17 @@ impl Shape {
         shape
     }
 
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         usize::from(self.rank)
     }
 
+    /// Returns the dimensions; -1 is unknown.
     pub fn dims(&self) -> &[i64] {
         &self.dims[..self.rank()]
     }
 
+    /// Returns the dimensions, to be changed.
     pub fn dims_mut(&mut self) -> &mut [i64] {
         let rank = self.rank();
         &mut self.dims[..rank]
@@ -86,6 +89,7 @@ impl Shape {
         self.numel().expect("shape is known")
     }
 
+    /// Returns whether a dimension is 0.
     pub fn is_empty(&self) -> bool {
         self.dims().contains(&0)
     }
@@ -128,6 +132,7 @@ impl Shape {
             && self.dims().iter().zip(other.dims()).all(|(a, b)| a == b || *a < 0 || *b < 0)
     }
 
+    /// Appends a dimension. Fails at the limit of the rank.
     pub fn push(&mut self, dim: i64) -> Result<()> {
         if self.rank() == RANK_MAX {
             return Err(Error::invalid(format!("more than {RANK_MAX} dimensions")).got(*self));

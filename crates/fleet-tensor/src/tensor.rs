@@ -2,6 +2,7 @@
 
 use crate::{Buffer, DType, Element, Layout, Shape, view_as, view_as_mut};
 use fleet_base::{Error, Result};
+use half::{bf16, f16};
 use std::fmt;
 
 /// A dense tensor that owns its memory.
@@ -20,6 +21,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// Returns a tensor of zeros.
     pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         Self::zeros_in(dtype, shape.into(), Layout::RowMajor)
     }
@@ -38,6 +40,7 @@ impl Tensor {
         Ok(Tensor { dtype, shape, layout, data: Buffer::zeroed(bytes)? })
     }
 
+    /// Returns a tensor of these values, in row-major order.
     pub fn from_slice<T: Element>(values: &[T], shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.numel() != Some(values.len()) {
@@ -63,14 +66,17 @@ impl Tensor {
         Ok(tensor)
     }
 
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
+    /// Returns the shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
+    /// Returns the physical layout; tensors of users are row-major.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -80,14 +86,17 @@ impl Tensor {
         self.data.bytes() / self.dtype.size()
     }
 
+    /// Returns the bytes of the elements, in physical order.
     pub fn as_bytes(&self) -> &[u8] {
         self.data.as_slice()
     }
 
+    /// Returns the bytes of the elements, to be changed.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         self.data.as_mut_slice()
     }
 
+    /// Returns the address of the elements.
     pub fn as_ptr(&self) -> *mut u8 {
         self.data.as_ptr()
     }
@@ -98,11 +107,13 @@ impl Tensor {
         Ok(view_as(self.data.as_slice()))
     }
 
+    /// Returns the elements in physical order, to be changed.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.check_type::<T>()?;
         Ok(view_as_mut(self.data.as_mut_slice()))
     }
 
+    /// Returns a copy of the elements, in physical order.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         Ok(self.as_slice::<T>()?.to_vec())
     }
@@ -114,6 +125,32 @@ impl Tensor {
             many => Err(Error::invalid("tensor is not a single number")
                 .expected("1 element")
                 .got(format!("{} of shape {}", many.len(), self.shape))),
+        }
+    }
+
+    /// Returns an element, in physical order, as text.
+    ///
+    /// ```
+    /// use fleet_tensor::Tensor;
+    /// let t = Tensor::from_slice(&[1.0f32, 2.5], [2]).unwrap();
+    /// assert_eq!((t.element_text(1), format!("{t:?}")), ("2.5".into(), "f32[2] 1.0 2.5".into()));
+    /// ```
+    ///
+    /// # Panics
+    /// Panics if there is no such element.
+    pub fn element_text(&self, index: usize) -> String {
+        let bytes = self.as_bytes();
+        match self.dtype {
+            DType::Bool => (bytes[index] != 0).to_string(),
+            DType::U8 => bytes[index].to_string(),
+            DType::I8 => view_as::<_, i8>(bytes)[index].to_string(),
+            DType::I16 => view_as::<_, i16>(bytes)[index].to_string(),
+            DType::I32 => view_as::<_, i32>(bytes)[index].to_string(),
+            DType::I64 => view_as::<_, i64>(bytes)[index].to_string(),
+            DType::F16 => format!("{:?}", view_as::<_, f16>(bytes)[index].to_f32()),
+            DType::BF16 => format!("{:?}", view_as::<_, bf16>(bytes)[index].to_f32()),
+            DType::F32 => format!("{:?}", view_as::<_, f32>(bytes)[index]),
+            DType::F64 => format!("{:?}", view_as::<_, f64>(bytes)[index]),
         }
     }
 
@@ -129,6 +166,7 @@ impl Tensor {
         Ok(self)
     }
 
+    /// Returns a copy. Fails if there is no memory for it.
     pub fn try_clone(&self) -> Result<Tensor> {
         let mut copy = Tensor::zeros_in(self.dtype, self.shape, self.layout)?;
         copy.as_bytes_mut().copy_from_slice(self.as_bytes());
@@ -197,11 +235,18 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.dtype, self.shape)?;
         if self.layout != Layout::RowMajor {
-            write!(f, " {}", self.layout)?;
+            return write!(f, " {}", self.layout);
         }
-        Ok(())
+        let count = self.shape.len();
+        for index in 0..count.min(DEBUG_VALUES_MAX) {
+            write!(f, " {}", self.element_text(index))?;
+        }
+        if count > DEBUG_VALUES_MAX { write!(f, " ..") } else { Ok(()) }
     }
 }
+
+/// Limit of the values that `Debug` shows, so that errors and logs stay readable.
+const DEBUG_VALUES_MAX: usize = 8;
 
 /// Some rows of a tall matrix, such as the gradient of an embedding: `values[i]` belongs to row
 /// `rows[i]`. The tensors have capacity for `rows.len()` rows, and the first `count` are in use.
@@ -211,6 +256,7 @@ pub struct SparseRows {
     pub rows: Tensor,
     /// Values of each row.
     pub values: Tensor,
+    /// Number of rows in use.
     pub count: usize,
     /// Number of rows of the whole matrix.
     pub height: usize,

@@ -71,6 +71,7 @@ type Call<'a> = dyn FnMut(&Fetched<'_>) -> Result<()> + 'a;
 pub struct Fetched<'a> {
     /// Completed batches of the pass, including those before [`DatasetRun::resume_at`].
     pub batches: u64,
+    /// Records of these batches.
     pub records: u64,
     /// Labels and values of the fetch list.
     pub values: &'a [(String, Tensor)],
@@ -79,8 +80,11 @@ pub struct Fetched<'a> {
 /// Counters and results of a pass.
 #[derive(Debug, Default)]
 pub struct DatasetReport {
+    /// Completed batches of the pass.
     pub batches: u64,
+    /// Records of these batches.
     pub records: u64,
+    /// Duration of the pass.
     pub seconds: f64,
     /// Part of `seconds` in which training waited for a batch.
     pub data_wait_seconds: f64,

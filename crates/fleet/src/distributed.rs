@@ -25,6 +25,7 @@ use fleet_strategy::{DistributedStrategy, Plan};
 pub struct Distributed {
     /// The applied strategies with the reasons, and the rings that the programs use.
     pub plan: Plan,
+    /// The strategy as it is in effect, with the choices of `auto`.
     pub strategy: DistributedStrategy,
     pub(crate) network: NetworkText,
 }

@@ -203,30 +203,37 @@ impl Fleet {
         &self.env
     }
 
+    /// Returns this process's place in the job.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
+    /// Returns this worker's rank, from 0.
     pub fn worker_index(&self) -> usize {
         self.topology.worker_index()
     }
 
+    /// Returns the number of workers of the job.
     pub fn worker_num(&self) -> usize {
         self.topology.worker_num()
     }
 
+    /// Returns whether this is worker 0, which saves and prints for all.
     pub fn is_first_worker(&self) -> bool {
         self.topology.is_first_worker()
     }
 
+    /// Returns whether this process is a parameter server.
     pub fn is_server(&self) -> bool {
         self.topology.is_server()
     }
 
+    /// Returns whether this process is a worker.
     pub fn is_worker(&self) -> bool {
         self.topology.is_worker()
     }
 
+    /// Returns the number of parameter servers of the job.
     pub fn server_num(&self) -> usize {
         self.topology.server_num()
     }

@@ -29,6 +29,8 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod agree;
+#[cfg(feature = "app")]
+pub mod app;
 mod checkpoints;
 mod comm_world;
 mod connection;
@@ -116,9 +118,10 @@ pub mod ir {
 
 /// Definitions of ops: their slots and attributes, shape and gradient rules, kernels and traits.
 ///
-/// A network with an op of its own:
+/// A program with an op of its own, which [`Registry::install`] adds to
+/// those that networks, executors, strategies, servers and loaders of models know:
 ///
-/// ```
+/// ```standalone_crate
 /// use fleet::ops::{AmpClass, AttrConst, Grad, Kernel, OpDef, OpSpec, OpTraits, Registry};
 /// use fleet::ops::{attr, map::map, one};
 /// use fleet::prelude::*;
@@ -146,13 +149,13 @@ pub mod ir {
 ///     traits: OpTraits::amp(AmpClass::Gray),
 /// };
 ///
-/// let registry: &Registry = Box::leak(Box::new(Registry::with(&[&SHIFT])));
-/// let net = Net::with_registry(registry);
+/// Registry::install(&[&SHIFT])?; // first in `main`
+/// let net = Net::new();
 /// let x = net.data("x", [-1], DType::F32);
 /// let y = net.op("shift").input("X", x).attr("by", 2.0).one("Out").name();
-/// let mut executor = Executor::with_registry(ExecOptions::threads(1), registry);
+/// let mut session = Session::new(net.build()?, ExecOptions::threads(1))?;
 /// let x = Tensor::from_slice(&[1.0f32, 2.0], [2])?;
-/// let out = executor.run(&net.build()?.main, &mut Scope::new(), &[("x", &x)], &[&y])?;
+/// let out = session.run(&[("x", &x)], &[&y])?;
 /// assert_eq!(out[0].to_vec::<f32>()?, [3.0, 4.0]);
 /// # Ok::<(), fleet::Error>(())
 /// ```

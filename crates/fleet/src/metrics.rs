@@ -16,8 +16,11 @@ pub use fleet_metrics::{
 
 /// The counts of one worker.
 pub enum Counted<'a> {
+    /// One number.
     Number(f64),
+    /// Several numbers.
     Numbers(&'a [f64]),
+    /// A tensor of any type of numbers.
     Tensor(&'a Tensor),
     /// A variable of a scope, by its name.
     Variable(&'a Scope, &'a str),
@@ -108,6 +111,7 @@ impl Counted<'_> {
 pub struct Metrics<'f>(&'f Fleet);
 
 impl Fleet {
+    /// Returns the metrics over the workers of this job.
     pub fn metrics(&self) -> Metrics<'_> {
         Metrics(self)
     }
@@ -137,10 +141,12 @@ impl<'f> Metrics<'f> {
         fleet_metrics::sum(&input.into().numbers()?, &mut self.group())
     }
 
+    /// Returns the elementwise maximum over workers, row-major.
     pub fn max<'a>(&self, input: impl Into<Counted<'a>>) -> Result<Vec<f64>> {
         fleet_metrics::max(&input.into().numbers()?, &mut self.group())
     }
 
+    /// Returns the elementwise minimum over workers, row-major.
     pub fn min<'a>(&self, input: impl Into<Counted<'a>>) -> Result<Vec<f64>> {
         fleet_metrics::min(&input.into().numbers()?, &mut self.group())
     }

@@ -3,6 +3,10 @@
 //! All variables that a program keeps between runs (parameters, optimizer state, statistics,
 //! counters) are saved by name. Loading checks every variable against the program before the scope
 //! changes. A file that lacks one or holds another shape changes nothing.
+//!
+//! The ending of the path chooses the format: `.safetensors` and `.npz` are one file, which other
+//! programs read and write, any other path is a folder with checksums over every byte. A `.npz`
+//! file, and a file of another program, has no step; loading it sets the step to 0.
 
 use fleet_base::{Error, Result, text};
 use fleet_exec::Scope;
@@ -32,6 +36,26 @@ pub fn save_persistables(path: impl AsRef<Path>, program: &Program, scope: &Scop
 }
 
 /// Saves the parameters alone: enough for inference, or to train on with another optimizer.
+///
+/// In a file that NumPy reads:
+///
+/// ```
+/// # use fleet::prelude::*;
+/// # let file = std::env::temp_dir().join(format!("fleet-npz-doc-{}.npz", std::process::id()));
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 2], DType::F32);
+/// net.minimize(x.fc(1).mean(), Adam::new(0.1))?;
+/// let mut session = Session::new(net.build()?, ExecOptions::default())?;
+/// // Here `file` ends in .npz.
+/// fleet::save_params(&file, &session.programs.main, &session.scope)?;
+/// assert!(fleet::format::read_npz(&file)?.iter().any(|(name, _)| name == "fc_0.w_0"));
+/// // A file of numpy.savez with these names and shapes loads the same way.
+/// fleet::load_params(&file, &session.programs.main, &mut session.scope)?;
+/// # std::fs::remove_file(&file).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+///
+/// In a folder:
 ///
 /// ```
 /// # use fleet::prelude::*;
@@ -135,7 +159,9 @@ pub fn load_vars(
 /// A model for inference: the part of a program that computes the targets, and its parameters. See
 /// [`save_inference_model`] for an example.
 pub struct InferenceModel {
+    /// The forward part, pruned to the targets.
     pub program: Program,
+    /// The parameters and statistics of the program.
     pub scope: Scope,
     /// Names to feed.
     pub feeds: Vec<String>,
@@ -292,12 +318,16 @@ fn put(
         let Some(id) = program.find_var(name) else { continue };
         let var = program.var(id);
         if var.dtype != tensor.dtype() || !var.shape.agrees(tensor.shape()) {
-            return Err(Error::invalid(format!(
+            let error = Error::invalid(format!(
                 "variable '{name}' of the checkpoint has another type or shape"
             ))
             .expected(format!("{}{}", var.dtype, var.shape))
             .got(format!("{}{}", tensor.dtype(), tensor.shape()))
-            .at(path.display()));
+            .at(path.display());
+            return Err(match tensor.dtype() == var.dtype {
+                true => error,
+                false => error.help("convert it before it is saved: astype in NumPy"),
+            });
         }
     }
     for (name, tensor) in checkpoint.tensors {

@@ -16,8 +16,11 @@ use std::sync::{Arc, Once};
 ///
 /// A new session has run the startup program: its parameters are initialised.
 pub struct Session {
+    /// The programs of the model, as strategies have rewritten them.
     pub programs: Programs,
+    /// The variables that persist between steps.
     pub scope: Scope,
+    /// The executor of both programs.
     pub executor: Executor,
     test: Program,
     /// Number of training steps, shared with the job that this session is part of.
@@ -27,6 +30,7 @@ pub struct Session {
 }
 
 impl Session {
+    /// Creates a session of one process, and runs the startup program.
     pub fn new(programs: Programs, options: ExecOptions) -> Result<Session> {
         Session::with_executor(programs, Executor::new(options))
     }

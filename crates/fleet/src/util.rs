@@ -27,6 +27,7 @@ use fleet_topology::Rendezvous;
 pub struct Util<'f>(&'f Fleet);
 
 impl Fleet {
+    /// Returns the helpers for communication between the workers of this job.
     pub fn util(&self) -> Util<'_> {
         Util(self)
     }

@@ -9,7 +9,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn", "fleet-strategy"]),
     ("wire", &["fleet-net", "fleet-comm", "fleet-ps"]),
     ("run", &["fleet-exec", "fleet-data", "fleet-synth", "fleet-metrics", "fleet-format"]),
-    ("surface", &["fleet", "fleet-launch", "fleet-demo", "fleet-cli"]),
+    ("surface", &["fleet-launch", "fleet", "fleet-demo", "fleet-cli"]),
     ("dev", &["fleet-testhost", "fleet-testkit", "fleet-bench", "xtask"]),
 ];
 

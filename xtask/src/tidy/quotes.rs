@@ -1,13 +1,17 @@
-//! Rust code in documents is quoted from examples, which tests compile and run.
+//! Rust code in documents is quoted from examples and from the outside crate, which tests compile
+//! and run.
 
 use std::path::Path;
 
-const EXAMPLES: &str = "crates/fleet/examples";
+const QUOTED: [&str; 2] = ["crates/fleet/examples", "tests/outside/src"];
 
-/// Checks that every block of Rust in a document occurs, line by line, in a file of [`EXAMPLES`].
+/// Checks that every block of Rust in a document occurs, line by line, in a file of [`QUOTED`].
 /// Blocks that are sketches are marked `rust,ignore`.
 pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
-    let examples = texts(&root.join(EXAMPLES), "rs")?;
+    let mut examples = Vec::new();
+    for folder in QUOTED {
+        examples.append(&mut texts(&root.join(folder), "rs")?);
+    }
     let examples: Vec<Vec<&str>> = examples.iter().map(|(_, text)| trimmed_lines(text)).collect();
     let mut documents = texts(&root.join("docs"), "md")?;
     let readme = std::fs::read_to_string(root.join("README.md")).map_err(|e| e.to_string())?;
@@ -19,8 +23,9 @@ pub fn check(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
             if !examples.iter().any(quoted) {
                 let first = code.first().copied().unwrap_or_default();
                 errors.push(format!(
-                    "{name}: Rust block that begins with '{first}' is in no file of {EXAMPLES}, \
-                     so it is not compiled"
+                    "{name}: Rust block that begins with '{first}' is in no file of {}, \
+                     so it is not compiled",
+                    QUOTED.join(" or ")
                 ));
             }
         }

@@ -11,6 +11,7 @@ mod drawn;
 mod endings;
 mod etcd;
 mod grpc;
+mod help;
 mod knobs;
 mod machines;
 mod memory;

@@ -30,6 +30,11 @@ impl Registry {
         }
     }
 
+    /// Returns whether this very definition is in the registry.
+    pub(crate) fn has(&self, def: &OpDef) -> bool {
+        self.find(def.spec.name).is_some_and(|found| std::ptr::eq(found, def))
+    }
+
     pub fn find(&self, name: &str) -> Option<&'static OpDef> {
         self.places.get(name).map(|place| self.defs[*place])
     }

@@ -163,6 +163,7 @@ impl DistributedInfer {
         self.session.test_program()
     }
 
+    /// Returns the servers' tables.
     pub fn servers(&self) -> &Servers {
         self.adapter.servers()
     }

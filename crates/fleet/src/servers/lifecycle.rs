@@ -259,6 +259,7 @@ pub struct Server {
 }
 
 impl Server {
+    /// Returns the address where the server listens.
     pub fn address(&self) -> SocketAddr {
         self.server.address()
     }

@@ -39,9 +39,11 @@ use fleet_strategy::{DistributedStrategy, Written};
 pub struct ServerJob {
     /// The rewrite of the programs, and the tables that they use.
     pub plan: ServerPlan,
+    /// The strategy of the rewrite.
     pub strategy: DistributedStrategy,
     /// The servers' table configurations.
     pub tables: JobTables,
+    /// This process's place among workers and servers.
     pub place: Place,
 }
 

@@ -30,6 +30,7 @@ use fleet_strategy::servers::transpiler::Transpiled;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct DistributeTranspiler {
+    /// Settings of the rewrite.
     pub config: DistributeTranspilerConfig,
 }
 
@@ -37,13 +38,16 @@ pub struct DistributeTranspiler {
 /// programs for inspection. See [`DistributeTranspiler`] for an example.
 #[derive(Clone, Debug)]
 pub struct TranspiledJob {
+    /// The job that servers and workers start with.
     pub job: ServerJob,
+    /// The programs of all parts.
     pub transpiled: Transpiled,
     /// The trainer's programs, with which a worker starts.
     pub programs: Programs,
 }
 
 impl DistributeTranspiler {
+    /// Creates a transpiler with these settings.
     pub fn new(config: DistributeTranspilerConfig) -> DistributeTranspiler {
         DistributeTranspiler { config }
     }

@@ -64,6 +64,7 @@ pub type WorkerStats = CommunicatorStats;
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub struct Worker {
+    /// The worker's programs and variables.
     pub session: Session,
     adapter: Arc<TableAdapter>,
     job: ServerJob,
@@ -134,6 +135,7 @@ impl Worker {
         result.inspect_err(|error| self.reporter.failed(error))
     }
 
+    /// Returns the job that this worker trains.
     pub fn job(&self) -> &ServerJob {
         &self.job
     }
@@ -306,6 +308,7 @@ impl Worker {
         self.servers().run.workers()
     }
 
+    /// Returns counters of this worker's communication.
     pub fn stats(&self) -> WorkerStats {
         match &self.adapter.sender {
             Sender::Pushes(communicator) => communicator.stats(),

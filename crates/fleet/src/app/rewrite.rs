@@ -1,25 +1,22 @@
 //! `fleet rewrite` and `fleet strategy explain`: show how a strategy rewrites a program, for any
 //! number of ranks, without hardware.
 //!
-//! The program is a forward pass: a file, or a model of the zoo (`model:resnet50`). The optimizer
+//! The program is a forward pass: a file, or a model (`model:resnet50`). The optimizer
 //! is given by name with its numbers, `momentum,lr=0.1,mu=0.9`.
 
-use crate::diff::Changes;
-use crate::inspect::{self, counted};
-use crate::strategy_file::{load_with_source, print_warnings};
+use super::diff::Changes;
+use super::inspect::counted;
+use super::models::Models;
+use super::strategy_file::{load_with_source, print_warnings};
+use crate::exec_options;
 use clap::Args;
-use fleet::exec_options;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_exec::ExecOptions;
 use fleet_ir::{Program, VarId};
-use fleet_nn::models::{
-    BertConfig, GptConfig, ResNetConfig, VggConfig, WideDeepConfig, bert_mlm, gpt, lenet, resnet,
-    vgg, wide_deep,
-};
+use fleet_nn::Programs;
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::prelude::{Adagrad, Adam, AdamW, Lamb, LarsMomentum, Momentum, Sgd};
-use fleet_nn::{Net, Programs};
 use fleet_ops::Registry;
 use fleet_passes::{Arrival, PassManager, optimize_observed};
 use fleet_strategy::meta::Facts;
@@ -76,7 +73,7 @@ pub struct ProgramArgs {
 
 #[derive(Args)]
 pub struct RewriteArgs {
-    /// Forward program: a file, or model:NAME from the zoo
+    /// Forward program: a file, or model:NAME
     program: String,
     /// Strategy file [default: the default strategy]
     #[arg(long, value_name = "FILE")]
@@ -110,17 +107,17 @@ fn positive(text: &str) -> std::result::Result<f64, String> {
     }
 }
 
-pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
+pub fn rewrite(args: &RewriteArgs, models: &Models, out: &mut Output) -> Result<(), ExitReason> {
     let (strategy, source) = match &args.strategy {
         Some(path) => load_with_source(path).map(|(strategy, source)| (strategy, Some(source)))?,
         None => (DistributedStrategy::new(), None),
     };
     let written = Written { strategy: &strategy, source: source.as_ref() };
     if args.explain {
-        return explain(&written, &args.program, &args.program_args, out);
+        return explain(&written, models, &args.program, &args.program_args, out);
     }
     let cluster = args.program_args.cluster(args.rank)?;
-    let (mut programs, loss) = args.program_args.programs(&args.program)?;
+    let (mut programs, loss) = args.program_args.programs(models, &args.program)?;
     let optimizer = parse_optimizer(&args.program_args.optimizer)?;
     let mut changes = Changes::default();
     let registry = Registry::standard();
@@ -191,13 +188,14 @@ fn place(ranks: &Ranks, server_count: u32) -> Place {
 /// Prints which strategies apply to a program, and why.
 pub fn explain(
     written: &Written<'_>,
+    models: &Models,
     program: &str,
     program_args: &ProgramArgs,
     out: &mut Output,
 ) -> Result<(), ExitReason> {
     let strategy = written.strategy;
     let cluster = program_args.cluster(0)?;
-    let (mut programs, loss) = program_args.programs(program)?;
+    let (mut programs, loss) = program_args.programs(models, program)?;
     let optimizer = parse_optimizer(&program_args.optimizer)?;
     let program = &programs.main;
     let Cluster { ranks, rates } = &cluster;
@@ -323,13 +321,10 @@ impl ProgramArgs {
     }
 
     /// Returns both programs and the loss.
-    fn programs(&self, name: &str) -> Result<(Programs, VarId)> {
-        let (programs, loss) = match name.strip_prefix("model:") {
-            Some(model) => {
-                let (programs, loss) = build(model)?;
-                (programs, Some(loss))
-            }
-            None => (self.read(Path::new(name))?, None),
+    fn programs(&self, models: &Models, name: &str) -> Result<(Programs, VarId)> {
+        let (programs, loss) = match models.build(name)? {
+            Some((programs, loss)) => (programs, Some(loss)),
+            None => (self.read(models, Path::new(name))?, None),
         };
         let loss = match (&self.loss, loss) {
             (Some(name), _) => programs.main.var_named(name)?,
@@ -339,15 +334,15 @@ impl ProgramArgs {
         Ok((programs, loss))
     }
 
-    fn read(&self, path: &Path) -> Result<Programs> {
-        let main = inspect::load(path)?;
+    fn read(&self, models: &Models, path: &Path) -> Result<Programs> {
+        let main = models.load(path)?;
         if let Some((id, _)) = main.root_ops().find(|(_, op)| !op.role.is_forward()) {
             return Err(Error::invalid("the program is already rewritten")
                 .expected("a forward pass")
                 .got(main.describe_op(id)));
         }
         let startup = match &self.startup {
-            Some(path) => inspect::load(path)?,
+            Some(path) => models.load(path)?,
             None => {
                 let mut startup = Program::new();
                 for (_, var) in main.parameters() {
@@ -358,27 +353,6 @@ impl ProgramArgs {
         };
         Ok(Programs { main, startup, host_rates: Vec::new() })
     }
-}
-
-/// Builds a model of the zoo by name.
-fn build(model: &str) -> Result<(Programs, VarId)> {
-    const KNOWN: [&str; 7] = ["lenet", "resnet18", "resnet50", "vgg16", "bert", "gpt", "wide_deep"];
-    let net = Net::new();
-    let loss = match model {
-        "lenet" => lenet(&net, 10).loss.id(),
-        "resnet18" => resnet(&net, &ResNetConfig::new(18)).loss.id(),
-        "resnet50" => resnet(&net, &ResNetConfig::new(50)).loss.id(),
-        "vgg16" => vgg(&net, &VggConfig::new(16)).loss.id(),
-        "bert" => bert_mlm(&net, &BertConfig::base()).loss.id(),
-        "gpt" => gpt(&net, &GptConfig::small()).loss.id(),
-        "wide_deep" => wide_deep(&net, &WideDeepConfig::criteo()).loss.id(),
-        other => {
-            let hint = text::did_you_mean(other, KNOWN.iter().copied());
-            return Err(Error::invalid(format!("unknown model '{other}'{hint}"))
-                .expected(format!("one of {}", KNOWN.join(", "))));
-        }
-    };
-    Ok((net.finish()?, loss))
 }
 
 /// Returns the only scalar float that the program computes and does not read.

@@ -1,20 +1,21 @@
 //! `fleet run`: runs a program with tensors from `.npy` files, and prints or saves its results.
 
-use crate::inspect::load;
+use super::inspect::results;
+use super::models::Models;
 use clap::Args;
-use fleet_base::output::{ExitReason, Output};
+use fleet_base::output::{ExitReason, Output, note};
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_format::{Meta, load_tensors, read_npy, save_tensors, write_file, write_npy, write_npz};
-use fleet_ir::Program;
-use fleet_tensor::{DType, Tensor, bf16, f16};
+use fleet_ir::{Program, VarKind};
+use fleet_tensor::Tensor;
 use std::path::{Path, PathBuf};
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// Program file, or the folder of a saved model
+    /// Program: a file, the folder of a saved model, or model:NAME
     program: PathBuf,
-    /// Startup program to run once first; initialises parameters
+    /// Startup program to run once first; initialises parameters [default: that of model:NAME]
     #[arg(long, value_name = "PROGRAM")]
     startup: Option<PathBuf>,
     /// Checkpoint whose variables to start from [default: PROGRAM, if it is the folder of a saved
@@ -24,7 +25,8 @@ pub struct RunArgs {
     /// Feed the tensor of a .npy file to a variable; repeatable
     #[arg(long, value_name = "NAME=FILE.npy")]
     feed: Vec<String>,
-    /// Print a variable after the last run, or write it to a .npy file; repeatable
+    /// Print a variable after the last run, or write it to a .npy file; repeatable [default: the
+    /// results, which no op reads]
     #[arg(long, value_name = "NAME[=FILE.npy]")]
     fetch: Vec<String>,
     /// Write all fetched variables to one .npz file instead of printing them
@@ -57,8 +59,8 @@ pub struct RunArgs {
     trace: Option<PathBuf>,
 }
 
-pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), ExitReason> {
-    let program = load(&args.program)?;
+pub fn run(args: &RunArgs, models: &Models, out: &mut Output) -> Result<(), ExitReason> {
+    let program = models.load(&args.program)?;
     let fetches = fetches(args, &program)?;
     let feeds = feeds(args, &program)?;
     let options = ExecOptions {
@@ -70,7 +72,9 @@ pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), ExitReason> {
     let mut scope = Scope::new();
     if let Some(startup) = &args.startup {
         let place = |error: Error| error.at(format!("--startup {}", startup.display()));
-        executor.run(&load(startup)?, &mut scope, &[], &[]).map_err(place)?;
+        executor.run(&models.load(startup)?, &mut scope, &[], &[]).map_err(place)?;
+    } else if let Some(startup) = models.startup(&args.program)? {
+        executor.run(&startup, &mut scope, &[], &[])?;
     }
     let saved_model = Some(&args.program).filter(|program| program.is_dir());
     if let Some(checkpoint) = args.load.as_ref().or(saved_model) {
@@ -98,7 +102,7 @@ pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), ExitReason> {
         match &fetch.file {
             Some(path) => write_npy(path, tensor)?,
             None if args.save_fetched.is_some() => {}
-            None => out.line(format!("{} {}", fetch.name, shown(tensor)?))?,
+            None => out.line(format!("{} {}", fetch.name, shown(tensor)))?,
         }
     }
     Ok(())
@@ -110,8 +114,19 @@ struct Fetch<'a> {
     file: Option<&'a Path>,
 }
 
-fn fetches<'a>(args: &'a RunArgs, program: &Program) -> Result<Vec<Fetch<'a>>> {
+fn fetches<'a>(args: &'a RunArgs, program: &'a Program) -> Result<Vec<Fetch<'a>>> {
     let mut fetches = Vec::new();
+    if args.fetch.is_empty() {
+        let is_tensor = |name: &&str| {
+            program.find_var(name).is_some_and(|id| program.var(id).kind == VarKind::Dense)
+        };
+        let found: Vec<&str> = results(program).into_iter().filter(is_tensor).collect();
+        note(match &found[..] {
+            [] => "the program has no result to fetch: name variables with --fetch".to_string(),
+            names => format!("fetching the results: {}", names.join(", ")),
+        });
+        return Ok(found.into_iter().map(|name| Fetch { name, file: None }).collect());
+    }
     for given in &args.fetch {
         // The whole argument may be a variable name that contains '='.
         let (name, file) = match given.split_once('=') {
@@ -152,30 +167,15 @@ fn save_scope(args: &RunArgs, scope: &Scope) -> Result<()> {
 const SHOWN_MAX: usize = 24;
 
 /// Formats `f32[2, 2] 1.0 2.0 3.0 4.0`.
-fn shown(tensor: &Tensor) -> Result<String> {
+fn shown(tensor: &Tensor) -> String {
     let mut text = format!("{}{}", tensor.dtype(), tensor.shape());
     let count = tensor.shape().numel().unwrap_or(0);
     for index in 0..count.min(SHOWN_MAX) {
         text.push(' ');
-        text += &element(tensor, index)?;
+        text += &tensor.element_text(index);
     }
     if count > SHOWN_MAX {
         text += &format!(" .. ({count} elements)");
     }
-    Ok(text)
-}
-
-fn element(tensor: &Tensor, index: usize) -> Result<String> {
-    Ok(match tensor.dtype() {
-        DType::Bool => (tensor.as_slice::<u8>()?[index] != 0).to_string(),
-        DType::U8 => tensor.as_slice::<u8>()?[index].to_string(),
-        DType::I8 => tensor.as_slice::<i8>()?[index].to_string(),
-        DType::I16 => tensor.as_slice::<i16>()?[index].to_string(),
-        DType::I32 => tensor.as_slice::<i32>()?[index].to_string(),
-        DType::I64 => tensor.as_slice::<i64>()?[index].to_string(),
-        DType::F16 => format!("{:?}", tensor.as_slice::<f16>()?[index].to_f32()),
-        DType::BF16 => format!("{:?}", tensor.as_slice::<bf16>()?[index].to_f32()),
-        DType::F32 => format!("{:?}", tensor.as_slice::<f32>()?[index]),
-        DType::F64 => format!("{:?}", tensor.as_slice::<f64>()?[index]),
-    })
+    text
 }

@@ -1,7 +1,8 @@
 //! `fleet strategy`: strategies as files, without a program.
 
-use crate::inspect::counted;
-use crate::strategy_file::{load_with_source, print_warnings};
+use super::inspect::counted;
+use super::models::Models;
+use super::strategy_file::{load_with_source, print_warnings};
 use clap::{Args, Subcommand, ValueEnum};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result};
@@ -50,11 +51,11 @@ pub enum Command {
 pub struct ExplainArgs {
     /// Strategy file
     file: PathBuf,
-    /// Forward program: a file, or model:NAME from the zoo
+    /// Forward program: a file, or model:NAME
     #[arg(long, value_name = "PROGRAM")]
     program: String,
     #[command(flatten)]
-    program_args: crate::rewrite::ProgramArgs,
+    program_args: super::rewrite::ProgramArgs,
 }
 
 #[derive(Args)]
@@ -96,7 +97,7 @@ impl From<To> for StrategyForm {
     }
 }
 
-pub fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
+pub fn run(command: &Command, models: &Models, out: &mut Output) -> Result<(), ExitReason> {
     match command {
         Command::New(args) => new(args, out),
         Command::Check { files, strict } => check(files, *strict, out),
@@ -111,7 +112,7 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
         Command::Explain(args) => {
             let (strategy, source) = load_with_source(&args.file)?;
             let written = Written { strategy: &strategy, source: Some(&source) };
-            crate::rewrite::explain(&written, &args.program, &args.program_args, out)
+            super::rewrite::explain(&written, models, &args.program, &args.program_args, out)
         }
         Command::Convert { input, output, to } => {
             let form = to.map_or(StrategyForm::of(output), StrategyForm::from);

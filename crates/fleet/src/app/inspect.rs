@@ -1,22 +1,23 @@
 //! Commands that inspect programs and run nothing: print, verify, stats, convert.
 
+use super::models::Models;
 use clap::Args;
 use fleet_base::output::{ExitReason, Output};
+pub use fleet_base::text::counted;
 use fleet_base::{Error, Result, text};
 use fleet_exec::{Device, ExecOptions, Executor, PlanSummary, Scope};
-use fleet_format::{Form, load_program, save_program};
+use fleet_format::{Form, save_program};
 use fleet_ir::{OpRole, Program, Var, VarId};
-use fleet_ops::{Registry, verify::errors};
 use fleet_tensor::{DType, Shape};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-pub fn print(program: &Path, out: &mut Output) -> Result<(), ExitReason> {
-    out.text(load_program(program, Registry::standard())?.0)
+pub fn print(program: &Path, models: &Models, out: &mut Output) -> Result<(), ExitReason> {
+    out.text(models.read(program)?.0)
 }
 
-pub fn verify(path: &Path, out: &mut Output) -> Result<(), ExitReason> {
-    let program = load(path)?;
+pub fn verify(path: &Path, models: &Models, out: &mut Output) -> Result<(), ExitReason> {
+    let program = models.load(path)?;
     out.line(format!(
         "{}: ok, {}, {}",
         path.display(),
@@ -25,26 +26,23 @@ pub fn verify(path: &Path, out: &mut Output) -> Result<(), ExitReason> {
     ))
 }
 
-/// Loads a program and verifies it.
-pub fn load(path: &Path) -> Result<Program> {
-    let (program, _) = load_program(path, Registry::standard())?;
-    fleet_ir::all_in_one(errors(&program, Registry::standard()))
-        .map_err(|error| error.at(path.display()))?;
-    Ok(program)
-}
-
-pub fn convert(input: &Path, output: &Path, to: Option<Form>) -> Result<(), ExitReason> {
-    let (program, form) = load_program(input, Registry::standard())?;
+pub fn convert(
+    input: &Path,
+    output: &Path,
+    to: Option<Form>,
+    models: &Models,
+) -> Result<(), ExitReason> {
+    let (program, form) = models.read(input)?;
     let other = match form {
-        Form::Text => Form::Binary,
-        Form::Binary => Form::Text,
+        Some(Form::Text) => Form::Binary,
+        Some(Form::Binary) | None => Form::Text,
     };
     Ok(save_program(output, &program, to.unwrap_or(other))?)
 }
 
 #[derive(Args)]
 pub struct StatsArgs {
-    /// Program file, or the folder of a saved model
+    /// Program: a file, the folder of a saved model, or model:NAME
     program: PathBuf,
     /// Plan for fed tensors whose unknown dimensions are N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..1 << 40))]
@@ -62,8 +60,8 @@ pub struct StatsArgs {
     threads: u16,
 }
 
-pub fn stats(args: &StatsArgs, out: &mut Output) -> Result<(), ExitReason> {
-    let program = load(&args.program)?;
+pub fn stats(args: &StatsArgs, models: &Models, out: &mut Output) -> Result<(), ExitReason> {
+    let program = models.load(&args.program)?;
     // Everything that can fail runs before the first line is printed.
     let feeds = feeds(&program, args)?;
     let plan = feeds.as_ref().map(|feeds| plan(&program, feeds, args)).transpose()?;
@@ -201,7 +199,7 @@ fn plan(program: &Program, feeds: &[Feed<'_>], args: &StatsArgs) -> Result<PlanS
 
 /// Returns the results of a program besides its persistable variables: outputs of ops whose outputs
 /// no op reads. Without them, an inference program would be planned as empty.
-fn results(program: &Program) -> Vec<&str> {
+pub fn results(program: &Program) -> Vec<&str> {
     let mut used = HashSet::new();
     for (id, _) in program.root_ops() {
         program.reads_of(id, &mut used);
@@ -236,11 +234,6 @@ fn plan_lines(plan: &PlanSummary, feeds: &[Feed<'_>], out: &mut Output) -> Resul
 
 fn op_count(program: &Program) -> usize {
     program.block_ids().map(|block| program.block(block).ops().len()).sum()
-}
-
-/// Formats `1 op` or `2 ops`.
-pub fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Formats `3.86 Gflop`.
