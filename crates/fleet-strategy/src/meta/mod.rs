@@ -163,6 +163,14 @@ pub trait Strategy: Named + Sync {
     fn trains_alone(&self) -> bool {
         false
     }
+    /// Returns whether it can be used with parameter servers. By default, a strategy that keeps the
+    /// mathematics can; a strategy that changes them says why not.
+    fn with_servers(&self) -> WithServers {
+        match self.kind() {
+            Kind::Keeps => WithServers::Applies,
+            Kind::Changes => WithServers::Refused("servers make the updates"),
+        }
+    }
     /// Returns why its settings have no effect in any program, if that is so.
     fn idle(&self, _: &Effective<'_>) -> Option<Problem> {
         None
@@ -179,6 +187,16 @@ pub trait Strategy: Named + Sync {
         optimizer, forward, backward, merge, encode, communicate,
         decode, unscale, finish, startup
     }
+}
+
+/// The answer of a strategy in a job with parameter servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithServers {
+    /// It applies as in a job without servers.
+    Applies,
+    /// It is refused, because omitting it would train a different model than the user expects; the
+    /// reason.
+    Refused(&'static str),
 }
 
 /// The facts on which a strategy decides whether it applies.

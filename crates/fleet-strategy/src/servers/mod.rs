@@ -31,7 +31,7 @@ use crate::check::validate;
 use crate::compiler;
 use crate::decision::{Decided, Decision, Verdict};
 use crate::job::Job;
-use crate::meta::{Facts, Kind, STRATEGIES, StrategyId};
+use crate::meta::{Facts, STRATEGIES, StrategyId, WithServers};
 use crate::ranks::Ranks;
 use fleet_base::{Error, Result};
 use fleet_config::Written;
@@ -213,18 +213,22 @@ fn check(place: Place) -> Result<()> {
 /// communicate with other workers.
 pub fn decide<'a>(strategy: impl Into<Written<'a>>, facts: &Facts<'_>) -> Decided<'a> {
     let mut decided = compiler::decide(strategy, facts);
-    let fits = |id| STRATEGIES.iter().any(|it| it.id() == id && it.kind() == Kind::Keeps);
+    let answer = |id| {
+        let strategy = STRATEGIES.iter().find(|it| it.id() == id);
+        strategy.map_or(WithServers::Applies, |it| it.with_servers())
+    };
     decided.decisions.retain(|decision| {
         // Gradients go to servers, not to other workers.
         decision.strategy != StrategyId::RawProgram || decision.verdict == Verdict::Refused
     });
     for decision in &mut decided.decisions {
-        if decision.verdict == Verdict::Applied && !fits(decision.strategy) {
+        if decision.verdict != Verdict::Applied {
+            continue;
+        }
+        if let WithServers::Refused(why) = answer(decision.strategy) {
             decision.verdict = Verdict::Refused;
-            decision.reason = format!(
-                "{} conflicts with parameter servers, which make the updates",
-                decision.strategy
-            );
+            decision.reason =
+                format!("{} conflicts with parameter servers: {why}", decision.strategy);
         }
     }
     decided
