@@ -51,9 +51,9 @@ impl DistributedStrategy {
         Ok(strategy)
     }
 
-    /// Returns the strategy with the values of flags in fields that are not assigned, and the fields
-    /// that got one: `(field, flag)`. Fields come first, because a strategy is made for one job,
-    /// while flags hold for all jobs of a shell.
+    /// Returns the strategy with the values of flags in fields that are not assigned, and the
+    /// fields that got one: `(field, flag)`. Fields come first, because a strategy is made for one
+    /// job, while flags hold for all jobs of a shell.
     ///
     /// `auto` chooses only if no field is assigned, so no flag is read beside it.
     ///

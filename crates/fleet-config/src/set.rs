@@ -22,9 +22,9 @@ struct Outcome {
 impl DistributedStrategy {
     /// Assigns a field by name: a switch or number, or a map for one of the messages.
     ///
-    /// Scalars in a map replace, lists append, and `None` for a list is skipped. Fields of a message
-    /// that are missing in the map are not changed. A path such as `amp_configs.decr_ratio` assigns
-    /// one field of a message. On an error, nothing changes.
+    /// Scalars in a map replace, lists append, and `None` for a list is skipped. Fields of a
+    /// message that are missing in the map are not changed. A path such as
+    /// `amp_configs.decr_ratio` assigns one field of a message. On an error, nothing changes.
     ///
     /// Returns notices: for a switch or number of the wrong type, which is ignored, and for names
     /// of the 1.x interface, which are mapped. Notices that the caller does not read are printed.
