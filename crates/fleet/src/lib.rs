@@ -77,7 +77,7 @@ pub use fleet_strategy::DistributedStrategy;
 pub use fleet_tensor::{DType, Element, Shape, Tensor, bf16, f16};
 pub use fleet_topology::Topology;
 pub use optimizer::DistributedOptimizer;
-pub use options::exec_options;
+pub use options::{exec_options, in_force};
 pub use rings::GroupRing;
 pub use save::{
     InferenceModel, Precision, load_inference_model, load_params, load_persistables, load_vars,

@@ -10,7 +10,7 @@
 //! like any other one. Before the update, its rows that are not zero become sparse rows again, so
 //! that rows which no step has read keep their values and state.
 
-use super::{Applies, Facts, Strategy};
+use super::{Applies, Facts, Strategy, WithServers};
 use crate::effective::Effective;
 use crate::job::{Job, prepend};
 use fleet_base::{Result, text};
@@ -31,6 +31,12 @@ impl Strategy for GradientMerge {
         let problem = Problem::warning(path, "gradient_merge has no effect");
         let is_idle = strategy.gradient_merge_configs().k_steps() <= 1;
         is_idle.then(|| problem.why("one step makes one update").help("use 2 or more"))
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused(
+            "servers make the updates; a_sync_configs.max_merge_var_num merges gradients to send",
+        )
     }
 
     fn applies(&self, strategy: &Effective<'_>, _: &Facts<'_>) -> Applies {

@@ -6,6 +6,7 @@ mod chains;
 mod combinations;
 mod compressed;
 mod custom;
+mod decisions;
 mod effects;
 mod local;
 mod numbers;
