@@ -87,6 +87,7 @@ fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {
         }
     };
     let config = SparseConfig {
+        name: var.name.clone(),
         rule: TableRule::add().rule,
         // Worker 0 uploads the initial rows.
         initializer: Initializer::Constant(0.0),

@@ -254,7 +254,7 @@ fn describe(
         rows: var.shape.dims()[0].max(0) as u64,
         class,
         schedule: None,
-        config: SparseConfig { initializer, entry, seed, ..plain },
+        config: SparseConfig { name: var.name.clone(), initializer, entry, seed, ..plain },
     };
     if let Some(described) = described {
         set_limits(&mut made.config, described);

@@ -74,7 +74,7 @@ impl DenseTable {
         });
         TableConfig::Dense {
             table_id: self.table_id,
-            len: self.len,
+            params: self.params.clone(),
             rule: self.rule.rule,
             non_finite,
             options: DenseOptions { cut, corrects_delay },
