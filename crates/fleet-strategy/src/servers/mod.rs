@@ -17,6 +17,7 @@
 mod click;
 pub(crate) mod exchange;
 mod geo;
+mod lookups;
 mod remote;
 mod tables;
 pub mod transpiler;

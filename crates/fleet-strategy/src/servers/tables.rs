@@ -48,6 +48,8 @@ pub struct SparseTable {
     pub name: String,
     /// Number of rows in the program; servers create rows for any id.
     pub rows: u64,
+    /// Whether ids may also be negative.
+    pub any_id: bool,
     /// The documented table class, if the program names one.
     pub class: String,
     /// The schedule of its learning rates.

@@ -122,7 +122,7 @@ impl DistributedInfer {
         job: &ServerJob,
         stops: bool,
     ) -> Result<DistributedInfer> {
-        let adapter = Arc::new(TableAdapter::new(Sender::ReadOnly(servers)));
+        let adapter = Arc::new(TableAdapter::new(Sender::ReadOnly(servers), &job.plan));
         let session = session.with_services(Services::none().with_tables(adapter.clone()));
         let (job, pruned) = (job.clone(), None);
         let mut infer = DistributedInfer { session, adapter, job, stops, pruned };

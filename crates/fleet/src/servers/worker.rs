@@ -112,7 +112,7 @@ impl Worker {
                 Sender::Pushes(Communicator::start(servers, mode, communication, rates)?)
             }
         };
-        let adapter = Arc::new(TableAdapter::new(sender));
+        let adapter = Arc::new(TableAdapter::new(sender, &job.plan));
         let services = Services::none().with_tables(adapter.clone());
         Ok(Worker {
             session: session.with_services(services),
@@ -391,7 +391,9 @@ fn look_ahead(job: &ServerJob, adapter: &TableAdapter, next: &[(&str, &Tensor)])
                 None => break,
             }
         }
-        if parts.len() == lookup.ids.len() {
+        // The step reports wrong ids; rows of such ids must not be created.
+        let is_whole = parts.len() == lookup.ids.len();
+        if is_whole && adapter.check_ids(lookup.table_id, parts.iter().copied()).is_ok() {
             let ids = table_ids(parts.into_iter(), lookup.padding);
             communicator.look_ahead(lookup.table_id, ids, lookup.width);
         }

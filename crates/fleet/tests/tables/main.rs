@@ -4,4 +4,5 @@ mod best_area;
 mod click;
 mod dc_asgd;
 mod guide;
+mod ids;
 mod transpiler;
