@@ -81,6 +81,37 @@ pub(super) fn rewrite(
     Ok((Tables { sparse, dense, steps }, lookups))
 }
 
+/// Makes the lookups of a network that was built for inference read the tables of a job. Only
+/// lookups of tables change.
+pub(super) fn read_tables(
+    programs: &mut Programs,
+    registry: &'static Registry,
+    tables: &[SparseTable],
+) -> Result<()> {
+    for table in tables {
+        let main = &mut programs.main;
+        let Some(param) = main.find_var(&table.name) else { continue };
+        let ops = main.root_ops().filter(|(_, op)| is_lookup(op.name()));
+        let lookups: Vec<OpId> =
+            ops.filter(|(_, op)| op.input("W") == [param]).map(|(id, _)| id).collect();
+        let width = main.var(param).shape.dims().last().copied();
+        if width != Some(table.width() as i64) {
+            return Err(Error::invalid(format!("'{}' has another width here", table.name))
+                .expected(format!("{} columns, as in the trained table", table.width()))
+                .got(main.var(param).shape));
+        }
+        for id in &lookups {
+            main.op_mut(*id).set_attr("is_test", true)?;
+        }
+        let (grad, backward, pushed) = (None, Vec::new(), Vec::new());
+        let remote = RemoteTable { param, grad, lookups, backward, pushed };
+        check_other_uses(&programs.main, &remote)?;
+        look_up(programs, registry, table, &remote, &mut Vec::new())?;
+        remove_local_value(programs, registry, table, &remote)?;
+    }
+    Ok(())
+}
+
 /// A parameter that becomes a table of rows.
 struct RemoteTable {
     param: VarId,

@@ -6,7 +6,10 @@ use crate::Session;
 use crate::save::save_named;
 use fleet_base::{Error, Result};
 use fleet_format::load_tensors;
-use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables, Tables};
+use fleet_ir::Program;
+use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables, TableIndex, Tables};
+use fleet_tensor::Tensor;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// Folder of a save with the variables that are in no table.
@@ -114,7 +117,7 @@ impl Worker {
 }
 
 /// Returns the names of this worker's persistable variables that are in no table.
-fn worker_var_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
+pub(super) fn worker_var_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
     let tables = &job.plan.tables;
     let in_table = |name: &str| {
         tables.sparse.iter().any(|table| table.name == name)
@@ -132,9 +135,9 @@ pub(super) fn load_worker_vars(dir: &Path, job: &ServerJob, session: &mut Sessio
         // The save has tables alone, as `Servers::save` writes them.
         return Ok(());
     }
-    let held = load_tensors(&folder)?;
+    let held = read_worker_vars(dir)?;
     for name in worker_var_names(job, session).into_iter().map(str::to_string).collect::<Vec<_>>() {
-        let Some((_, tensor)) = held.tensors.iter().find(|(held, _)| *held == name) else {
+        let Some((_, tensor)) = held.iter().find(|(held, _)| *held == name) else {
             return Err(Error::invalid(format!("the save has no variable '{name}'"))
                 .at(folder.display())
                 .help("load a save of the same network"));
@@ -142,6 +145,15 @@ pub(super) fn load_worker_vars(dir: &Path, job: &ServerJob, session: &mut Sessio
         session.scope.assign(&name, tensor).map_err(|error| error.at(folder.display()))?;
     }
     Ok(())
+}
+
+/// Reads the variables of a save that are in no table; none if it has tables alone.
+pub(super) fn read_worker_vars(dir: &Path) -> Result<Vec<(String, Tensor)>> {
+    let folder = dir.join(WORKER_FOLDER);
+    match folder.exists() {
+        true => Ok(load_tensors(&folder)?.tensors),
+        false => Ok(Vec::new()),
+    }
 }
 
 /// Loads a server's part of a save: all tables, or those of the named variables.

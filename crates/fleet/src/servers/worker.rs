@@ -410,12 +410,15 @@ fn gather(session: &Session, params: &[(String, usize)]) -> Result<Vec<f32>> {
     Ok(all)
 }
 
+/// Writes the parameters of a dense table to the scope. A network for inference may lack some.
 fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) -> Result<()> {
     let mut rest = values;
     for (name, len) in params {
         let (own, others) = rest.split_at((*len).min(rest.len()));
-        let shape = *session.scope.tensor(name)?.shape();
-        session.scope.assign(name, &Tensor::from_slice(own, shape)?)?;
+        if session.scope.contains(name) {
+            let shape = *session.scope.tensor(name)?.shape();
+            session.scope.assign(name, &Tensor::from_slice(own, shape)?)?;
+        }
         rest = others;
     }
     Ok(())
@@ -492,8 +495,12 @@ fn check_rejoin(job: &ServerJob) -> Result<()> {
     ))
 }
 
+/// Pulls the dense parameters that the session has.
 pub(super) fn pull(servers: &Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
     for table in &job.plan.tables.dense {
+        if !table.params.iter().any(|(name, _)| session.scope.contains(name)) {
+            continue;
+        }
         let mut values = vec![0.0; table.len];
         servers.tables.pull_dense(table.table_id, &mut values)?;
         scatter(session, &table.params, &values)?;

@@ -5,4 +5,5 @@ mod click;
 mod dc_asgd;
 mod guide;
 mod ids;
+mod inference;
 mod transpiler;
