@@ -15,6 +15,7 @@
 //! are numbered first, then dense ones, then the step counter if there is a schedule.
 
 mod click;
+mod descriptor;
 pub(crate) mod exchange;
 mod geo;
 mod lookups;

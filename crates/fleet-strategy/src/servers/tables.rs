@@ -69,11 +69,16 @@ impl SparseTable {
 }
 
 impl DenseTable {
+    /// Returns the division of the table among servers.
+    pub(super) fn cut(&self) -> DenseCut {
+        self.blocks.as_ref().map_or(DenseCut::Even, |blocks| {
+            DenseCut::Blocks(blocks.iter().map(|it| it.block).collect())
+        })
+    }
+
     /// Returns the servers' config of this table.
     pub(super) fn config(&self, non_finite: NonFinite, corrects_delay: bool) -> TableConfig {
-        let cut = self.blocks.as_ref().map_or(DenseCut::Even, |blocks| {
-            DenseCut::Blocks(blocks.iter().map(|it| it.block).collect())
-        });
+        let cut = self.cut();
         TableConfig::Dense {
             table_id: self.table_id,
             params: self.params.clone(),
