@@ -227,7 +227,8 @@ variables! {
     FLEET_GRPC_CERT: [Server],
         "PEM file with the servers' gRPC certificate (feature grpc); with FLEET_GRPC_KEY";
     FLEET_GRPC_KEY: [Server], "PEM file with the key of the certificate";
-    PSERVER_DEBUG: [Server] as Switch, default: "0", "Servers print a description of their tables";
+    PSERVER_DEBUG: [Worker, Server] as Switch, default: "0",
+        "Servers and workers print a description of their tables";
     CPU_NUM: [Worker] as Integer(1),
         "Number of threads of a process; by default the number of cores";
     FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM = "FLAGS_communicator_max_merge_var_num": [Worker]

@@ -5,6 +5,7 @@ use super::{ServerJob, Worker};
 use crate::Session;
 use crate::save::save_named;
 use fleet_base::{Error, Result};
+use fleet_exec::Scope;
 use fleet_format::load_tensors;
 use fleet_ir::Program;
 use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables, TableIndex, Tables};
@@ -167,4 +168,52 @@ pub(super) fn load_server(
     let number = |name: &&str| Ok(job.sparse_table(name)?.table_id());
     let tables = names.iter().map(number).collect::<Result<Vec<u32>>>()?;
     server.load(dir, Some(&tables))
+}
+
+/// Loads the tables of rows that a save has by name into a server; returns the names of the others.
+pub(super) fn load_present(
+    server: &ServerTables,
+    job: &ServerJob,
+    dir: &Path,
+) -> Result<Vec<String>> {
+    let tables: Vec<u32> = job.plan.tables.sparse.iter().map(|table| table.table_id()).collect();
+    server.load_present(dir, &tables)
+}
+
+/// Loads named variables of a program from a save of servers, or from one of a single process.
+/// Changes nothing unless all are there.
+pub(super) fn load_named(
+    dir: &Path,
+    program: &Program,
+    scope: &mut Scope,
+    names: &[&str],
+) -> Result<()> {
+    if !TableIndex::is_at(dir) {
+        return crate::load_vars(dir, program, scope, names);
+    }
+    let index = TableIndex::read(dir)?;
+    let known: HashSet<&str> = index.params().collect();
+    let (dense, others): (Vec<&str>, Vec<&str>) =
+        names.iter().copied().partition(|name| known.contains(name));
+    let mut tensors = Vec::new();
+    for (name, values) in dense.iter().zip(index.dense(&dense)?) {
+        let shape = program.var(program.var_named(name)?).shape;
+        if shape.numel() != Some(values.len()) {
+            return Err(Error::invalid(format!("variable '{name}' of the save has another size"))
+                .expected(shape)
+                .got(format!("{} numbers", values.len()))
+                .at(dir.display()));
+        }
+        tensors.push((*name, Tensor::from_slice(&values, shape)?));
+    }
+    if !others.is_empty() {
+        let folder = dir.join(WORKER_FOLDER);
+        let load = match folder.exists() {
+            true => crate::load_vars(&folder, program, scope, &others),
+            false => Err(Error::invalid(format!("the save has no variable '{}'", others[0]))
+                .at(dir.display())),
+        };
+        load.map_err(|error| error.or_help("tables.txt of the save lists its parameters"))?;
+    }
+    tensors.iter().try_for_each(|(name, tensor)| scope.assign(name, tensor))
 }

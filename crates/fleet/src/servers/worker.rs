@@ -84,13 +84,33 @@ impl Worker {
         communication: CommunicatorOptions,
     ) -> Result<Worker> {
         let servers = servers.into();
+        let session = Worker::startup(&servers, programs, job, options)?;
+        Worker::join(servers, session, job, communication)
+    }
+
+    /// Runs the startup program.
+    pub(super) fn startup(
+        servers: &Servers,
+        programs: Programs,
+        job: &ServerJob,
+        options: ExecOptions,
+    ) -> Result<Session> {
         if *servers.job() != job.tables {
             return Err(Error::invalid("the servers' tables differ from those of the program")
                 .help("give servers and workers the same network and strategy"));
         }
         let options = exec_options(&job.strategy, options);
-        let mut session = Session::with_executor(programs, Executor::new(options))
-            .map_err(|error| with_table_sizes(job, error))?;
+        Session::with_executor(programs, Executor::new(options))
+            .map_err(|error| with_table_sizes(job, error))
+    }
+
+    /// Exchanges the parameters of a session with the other workers, and starts the communication.
+    pub(super) fn join(
+        servers: Servers,
+        mut session: Session,
+        job: &ServerJob,
+        communication: CommunicatorOptions,
+    ) -> Result<Worker> {
         let earlier_progress;
         let sender = match job.plan.exchange {
             Exchange::Geo { k_steps } => {

@@ -5,5 +5,6 @@ mod click;
 mod dc_asgd;
 mod guide;
 mod ids;
+mod incremental;
 mod inference;
 mod transpiler;
