@@ -7,6 +7,7 @@ mod combinations;
 mod compressed;
 mod custom;
 mod decisions;
+mod descriptors;
 mod effects;
 mod local;
 mod numbers;

@@ -184,7 +184,7 @@ fn check_one(
     let is_error = |problem: &&Problem| args.strict || problem.is_error();
     let errors = problems.iter().filter(is_error).count();
     if let (0, Some(program)) = (errors, &args.program) {
-        return check_for(path, program, args, out);
+        return check_for(path, program, args, models, out);
     }
     for problem in problems {
         // `FILE:LINE:COLUMN: `, or `FILE: ` for a problem without a position.

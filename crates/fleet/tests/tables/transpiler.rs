@@ -2,9 +2,7 @@
 //! that without blocks.
 
 use fleet::prelude::*;
-use fleet::ps::{
-    CommunicatorOptions, LocalServers, SaveFormat, SaveMode, ServerTables, Servers, TableConfig,
-};
+use fleet::ps::{CommunicatorOptions, LocalServers, SaveFormat, SaveMode, ServerTables, Servers};
 use fleet::servers::{
     DistributeTranspiler, DistributeTranspilerConfig, Exchange, PushMode, SplitMethod, Transpile,
     TranspiledJob, Worker,
@@ -157,10 +155,11 @@ fn saves_know_their_blocks() {
     let (mut worker, loss) = start(&job);
     step(&mut worker, 0, &loss);
     worker.save_persistables(&folder, SaveMode::All, SaveFormat::Binary).unwrap();
-    let [TableConfig::Dense { table_id, len, .. }] = &job.job.tables.tables[..] else { panic!() };
+    let [table] = &job.job.tables.tables[..] else { panic!() };
+    let (table_id, len) = (table.table_id(), table.dense_len());
     let values = |servers: &Servers| {
-        let mut values = vec![0.0; *len];
-        servers.tables.pull_dense(*table_id, &mut values).unwrap();
+        let mut values = vec![0.0; len];
+        servers.tables.pull_dense(table_id, &mut values).unwrap();
         values
     };
     let want = values(worker.servers());
