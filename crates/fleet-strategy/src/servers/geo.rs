@@ -7,7 +7,7 @@
 
 use super::click::{class_note, descriptions};
 use super::tables::{SparseTable, TableRule, Tables};
-use super::{dense_tables, emit_recv, set_limits};
+use super::{Grouping, dense_tables, emit_recv, set_limits};
 use crate::compiler;
 use crate::job::Job;
 use fleet_base::{Error, Result};
@@ -16,7 +16,11 @@ use fleet_nn::optimizer::{OptimizerDesc, ParamGrad, Rule};
 use fleet_ops::ps::send;
 use fleet_table::{Initializer, SparseConfig};
 
-pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Result<Tables> {
+pub(super) fn rewrite(
+    job: &mut Job<'_>,
+    sparse_optimizer: &OptimizerDesc,
+    grouping: Grouping,
+) -> Result<Tables> {
     for rule in [&job.optimizer.rule, &sparse_optimizer.rule] {
         if !matches!(rule, Rule::Sgd(_)) {
             return Err(Error::unsupported(
@@ -54,7 +58,8 @@ pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Re
         }
         sparse.push(table);
     }
-    let dense = dense_tables(job, &dense, sparse.len() as u32, |_| Ok(TableRule::add()))?;
+    let first = sparse.len() as u32;
+    let dense = dense_tables(job, &dense, first, grouping, |_| Ok(TableRule::add()))?;
     compiler::update(job)?;
 
     let mut emit = job.emit(OpRole::RPC);
