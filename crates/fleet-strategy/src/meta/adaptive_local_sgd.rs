@@ -39,7 +39,7 @@ impl Strategy for AdaptiveLocalSgd {
 
     fn with_servers(&self) -> WithServers {
         WithServers::Refused(
-            "servers hold the parameters; in GEO mode (a_sync_configs.k_steps above 0), workers train \
+            "servers hold the parameters; with a_sync_configs.k_steps above 0 (GEO), workers train \
              alone between exchanges",
         )
     }

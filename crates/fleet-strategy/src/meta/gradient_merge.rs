@@ -31,7 +31,7 @@ impl Strategy for GradientMerge {
 
     fn with_servers(&self) -> WithServers {
         WithServers::Refused(
-            "servers make the updates; a_sync_configs.max_merge_var_num merges gradients on their way",
+            "servers make the updates; a_sync_configs.max_merge_var_num merges gradients to be sent",
         )
     }
 

@@ -68,6 +68,19 @@ macro_rules! strategies {
                     StrategyId::ParameterServer => "ParameterServer",
                 }
             }
+
+            /// Returns the strategy to which a field of the strategy's message belongs.
+            pub(crate) fn of_field(name: &str) -> Option<StrategyId> {
+                match name {
+                    "auto" => return Some(StrategyId::Auto),
+                    "fp16_allreduce_dtype" => return Some(StrategyId::Fp16AllReduce),
+                    "gradient_scale_configs" => return Some(StrategyId::RawProgram),
+                    _ => {}
+                }
+                let switch = name.strip_suffix("_configs").unwrap_or(name);
+                let own = STRATEGIES.iter().find(|it| it.switch() == switch);
+                own.map(|it| it.id())
+            }
         }
 
         $(impl Named for $module::$Strategy {
@@ -205,6 +218,15 @@ pub struct Facts<'a> {
     pub ranks: &'a Ranks,
     pub rates: &'a Rates,
     pub program: &'a Program,
+    /// Set in jobs with parameter servers; `ranks` are then the workers.
+    pub servers: Option<ServerFacts<'a>>,
+}
+
+/// The facts about a job with parameter servers.
+#[derive(Clone, Copy)]
+pub struct ServerFacts<'a> {
+    /// The optimizer of sparse tables, if it is not that of the layers.
+    pub rows: Option<&'a OptimizerDesc>,
 }
 
 /// A strategy's decision.
@@ -226,8 +248,9 @@ pub fn wanted<'s>(strategy: &'s Effective<'_>) -> impl Iterator<Item = &'static 
     STRATEGIES.iter().copied().filter(|it| it.wanted(strategy))
 }
 
-/// Returns whether ranks train alone, if all requested strategies apply.
-fn trains_alone(strategy: &Effective<'_>) -> bool {
+/// Returns whether ranks train alone, if all requested strategies apply. Dropped strategies are
+/// switched off before others decide by it ([`decide`](crate::decide)).
+pub(crate) fn trains_alone(strategy: &Effective<'_>) -> bool {
     wanted(strategy).any(|it| it.trains_alone())
 }
 

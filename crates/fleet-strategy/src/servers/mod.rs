@@ -27,16 +27,16 @@ pub use remote::LookupSpec;
 pub use tables::{DenseTable, ParamBlock, SparseTable, TableRule, Tables};
 
 use crate::buckets::grouped;
-use crate::check::validate;
 use crate::compiler;
-use crate::decision::{Decided, Decision, Verdict};
+use crate::decision::{Decision, Outcome};
 use crate::job::Job;
-use crate::meta::{Facts, STRATEGIES, StrategyId, WithServers};
+use crate::meta::{Facts, ServerFacts, StrategyId};
 use crate::ranks::Ranks;
+use crate::report::{Report, decide};
 use fleet_base::{Error, Result};
 use fleet_config::Written;
-use fleet_config::{DistributedStrategy, TableParameter};
-use fleet_ir::{OpRole, VarId};
+use fleet_config::{DistributedStrategy, Problem, TableParameter};
+use fleet_ir::{OpRole, Program, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LrSchedule, Programs};
 use fleet_ops::ps::recv;
@@ -58,7 +58,12 @@ pub struct Place {
 #[derive(Clone, Debug)]
 pub struct ServerPlan {
     pub exchange: Exchange,
+    /// The outcome for each requested strategy.
     pub decisions: Vec<Decision>,
+    /// The outcome for each assigned field.
+    pub outcomes: Vec<Outcome>,
+    /// Warnings of the report on the strategy.
+    pub warnings: Vec<Problem>,
     pub chain: Vec<&'static str>,
     pub params_grads: Vec<ParamGrad>,
     pub tables: Tables,
@@ -154,18 +159,14 @@ pub fn minimize_with<'s>(
     let written = strategy.into();
     check(place)?;
     fleet_passes::check_loss(&programs.main, loss)?;
-    validate(written)?;
-    let exchange = written_exchange(&written, place.half_async)?;
-    let non_finite = non_finite(written.strategy).map_err(|error| written.blame(error))?;
-    let alone = Ranks::new(0, 1);
-    let rates = crate::Rates::default();
-    let facts = Facts { optimizer, ranks: &alone, rates: &rates, program: &programs.main };
-    let Decided { strategy, decisions } = decide(written, &facts);
-    compiler::refuse(&decisions, &written)?;
+    let rows = sparse.or(optimizer.rows.as_deref());
+    let report = report(written, place, optimizer, rows, &programs.main);
+    report.refuse()?;
+    let exchange = exchange_of(&report.strategy, place.half_async)?;
+    let non_finite = non_finite(&report.strategy).map_err(|error| written.blame(error))?;
     let run = &mut manager;
-    let mut job =
-        compiler::differentiate(run, programs, registry, loss, optimizer, &strategy, &decisions)?;
-    let sparse = sparse.or(optimizer.rows.as_deref()).unwrap_or(optimizer);
+    let mut job = compiler::differentiate(run, programs, registry, loss, optimizer, &report)?;
+    let sparse = rows.unwrap_or(optimizer);
     let own = StrategyId::ParameterServer.name();
     let (mut tables, lookups) = manager.run(own, &mut job, |job| match exchange {
         Exchange::Geo { .. } => Ok((geo::rewrite(job, sparse)?, Vec::new())),
@@ -173,7 +174,7 @@ pub fn minimize_with<'s>(
     })?;
     tables.sparse.iter_mut().for_each(|table| table.config.non_finite = non_finite);
     let mut chain = vec![own];
-    chain.extend(compiler::chain(&decisions));
+    chain.extend(report.chain());
     chain.push(optimizer.rule.op());
     let mut notes = vec![format!(
         "{}: {} sparse table{}, {} dense numbers",
@@ -186,15 +187,32 @@ pub fn minimize_with<'s>(
     let params_grads = job.grads;
     Ok(ServerPlan {
         exchange,
-        decisions,
+        decisions: report.decisions.clone(),
+        outcomes: report.outcomes.clone(),
+        warnings: report.warnings(),
         chain,
         params_grads,
         tables,
         lookups,
         non_finite,
-        corrects_delay: strategy.a_sync_configs().enable_dc_asgd(),
-        notes,
+        corrects_delay: report.strategy.a_sync_configs().enable_dc_asgd(),
+        notes: compiler::once(notes),
     })
+}
+
+/// Returns the report on a strategy for a worker of a job with servers. `rows` is the optimizer of
+/// sparse tables, if it is not `optimizer`.
+pub fn report<'a>(
+    strategy: impl Into<Written<'a>>,
+    place: Place,
+    optimizer: &OptimizerDesc,
+    rows: Option<&OptimizerDesc>,
+    program: &Program,
+) -> Report<'a> {
+    let workers = Ranks::new(place.worker, place.worker_count);
+    let rates = crate::Rates::default();
+    let servers = Some(ServerFacts { rows });
+    decide(strategy, &Facts { optimizer, ranks: &workers, rates: &rates, program, servers })
 }
 
 fn check(place: Place) -> Result<()> {
@@ -207,31 +225,6 @@ fn check(place: Place) -> Result<()> {
             "worker {} of {}, {} servers",
             place.worker, place.worker_count, place.server_count
         )))
-}
-
-/// Decides which strategies apply with servers, and why. Refuses strategies that change updates or
-/// communicate with other workers.
-pub fn decide<'a>(strategy: impl Into<Written<'a>>, facts: &Facts<'_>) -> Decided<'a> {
-    let mut decided = compiler::decide(strategy, facts);
-    let answer = |id| {
-        let strategy = STRATEGIES.iter().find(|it| it.id() == id);
-        strategy.map_or(WithServers::Applies, |it| it.with_servers())
-    };
-    decided.decisions.retain(|decision| {
-        // Gradients go to servers, not to other workers.
-        decision.strategy != StrategyId::RawProgram || decision.verdict == Verdict::Refused
-    });
-    for decision in &mut decided.decisions {
-        if decision.verdict != Verdict::Applied {
-            continue;
-        }
-        if let WithServers::Refused(why) = answer(decision.strategy) {
-            decision.verdict = Verdict::Refused;
-            decision.reason =
-                format!("{} conflicts with parameter servers: {why}", decision.strategy);
-        }
-    }
-    decided
 }
 
 /// Returns tables of dense parameters, grouped by learning rate and sorted by name, numbered from
