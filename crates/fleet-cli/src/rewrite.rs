@@ -25,8 +25,8 @@ use fleet_passes::{Arrival, PassManager, optimize_observed};
 use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
-    Cluster, Decided, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict,
-    Written, check, cost, decide, minimize, minimize_with, servers, unmatched, validate,
+    Cluster, DistributedStrategy, Origin, Ranks, Rates, Report, RingSpec, Verdict, Written, cost,
+    decide, minimize, minimize_with, servers,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,7 @@ use std::path::{Path, PathBuf};
 // Not a doc comment, which clap would take as the help text of the command.
 // The program to rewrite, and its job.
 #[derive(Args)]
+#[group(requires = "program")]
 pub struct ProgramArgs {
     /// Number of ranks
     #[arg(
@@ -138,7 +139,7 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), ExitReason> {
                 written,
                 place,
             )?;
-            print_warnings(&validate(written)?);
+            print_warnings(&plan.warnings);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: Vec::new() }
         }
         None => {
@@ -188,49 +189,19 @@ fn place(ranks: &Ranks, server_count: u32) -> Place {
     }
 }
 
-/// Prints which strategies apply to a program, and why.
+/// Prints which strategies apply to a program, and why; stops at errors.
 pub fn explain(
     written: &Written<'_>,
     program: &str,
     program_args: &ProgramArgs,
     out: &mut Output,
 ) -> Result<(), ExitReason> {
-    let strategy = written.strategy;
     let cluster = program_args.cluster(0)?;
     let (mut programs, loss) = program_args.programs(program)?;
     let optimizer = parse_optimizer(&program_args.optimizer)?;
-    let program = &programs.main;
-    let Cluster { ranks, rates } = &cluster;
-    let problems = check(strategy);
-    for problem in &problems {
-        out.line(written.placed(problem.clone()))?;
-    }
-    let facts = Facts { optimizer: &optimizer, ranks, rates, program };
-    let Decided { strategy: effective, decisions } = match program_args.servers {
-        Some(_) => servers::decide(*written, &facts),
-        None => decide(*written, &facts),
-    };
-    let unmatched = unmatched(&effective, program).into_iter();
-    for problem in unmatched.filter(|_| program_args.servers.is_none()) {
-        out.line(written.placed(problem))?;
-    }
-    for decision in &decisions {
-        out.line(decision)?;
-        if decision.verdict == Verdict::Refused {
-            out.line(format!("  at {}", written.place_of(&decision.field)))?;
-        }
-    }
-    let errors = problems.iter().filter(|problem| problem.is_error()).count();
-    if errors > 0 {
-        let errors = counted(errors, "error");
-        return Err(Error::invalid(format!("the strategy has {errors}")).into());
-    }
-    let refused = |decision: &&Decision| decision.verdict == Verdict::Refused;
-    let refused = decisions.iter().filter(refused).map(|decision| decision.strategy.name());
-    let refused: Vec<&str> = refused.collect();
-    if !refused.is_empty() {
-        return Err(Error::unsupported(format!("refused: {}", refused.join(", "))).into());
-    }
+    let report = program_args.report(*written, &programs.main, &optimizer)?;
+    out.text(&report)?;
+    stop_at_errors(&report)?;
     let registry = Registry::standard();
     if let Some(count) = program_args.servers {
         let place = place(&cluster.ranks, count);
@@ -243,11 +214,47 @@ pub fn explain(
     let plan = minimize(&mut programs, registry, loss, &optimizer, *written, cluster)?;
     out.line(format!("\nchain: {}", plan.chain_text()))?;
     plan.notes.iter().try_for_each(|note| out.line(note))?;
-    print_overlap(&programs.main, out)?;
-    if strategy.a_sync.is_some() || strategy.a_sync_configs.is_some() {
-        out.line("a_sync applies to parameter servers: use --servers N to explain such a job")?;
+    print_overlap(&programs.main, out)
+}
+
+/// Returns the report on a strategy for a program and the job of the arguments, and, unless it
+/// refuses something, the error of the job's rewrite.
+pub fn report_on<'a>(
+    written: Written<'a>,
+    program: &str,
+    program_args: &ProgramArgs,
+) -> Result<(Report<'a>, Option<Error>)> {
+    let cluster = program_args.cluster(0)?;
+    let (mut programs, loss) = program_args.programs(program)?;
+    let optimizer = parse_optimizer(&program_args.optimizer)?;
+    let report = program_args.report(written, &programs.main, &optimizer)?;
+    if report.refuse().is_err() {
+        return Ok((report, None));
     }
-    Ok(())
+    let (programs, registry) = (&mut programs, Registry::standard());
+    let made = match program_args.servers {
+        Some(count) => {
+            let place = place(&cluster.ranks, count);
+            servers::minimize(programs, registry, loss, &optimizer, None, written, place).map(drop)
+        }
+        None => minimize(programs, registry, loss, &optimizer, written, cluster).map(drop),
+    };
+    Ok((report, made.err()))
+}
+
+/// Returns an error that counts the errors of a printed report.
+fn stop_at_errors(report: &Report<'_>) -> Result<()> {
+    let errors = report.problems.iter().filter(|problem| problem.is_error()).count();
+    if errors > 0 {
+        let errors = counted(errors, "error");
+        return Err(Error::invalid(format!("the strategy has {errors}")));
+    }
+    let refused = report.decisions.iter().filter(|it| it.verdict == Verdict::Refused);
+    let refused: Vec<&str> = refused.map(|it| it.strategy.name()).collect();
+    match refused.is_empty() {
+        true => Ok(()),
+        false => Err(Error::unsupported(format!("refused: {}", refused.join(", ")))),
+    }
 }
 
 /// Prints whether updates overlap with the all-reduce of their gradients, and the reasons where
@@ -300,6 +307,19 @@ fn print_cost(programs: &Programs, plan: &Outcome, out: &mut Output) -> Result<(
 }
 
 impl ProgramArgs {
+    fn report<'a>(
+        &self,
+        written: Written<'a>,
+        program: &Program,
+        optimizer: &OptimizerDesc,
+    ) -> Result<Report<'a>> {
+        let Cluster { ranks, rates } = &self.cluster(0)?;
+        Ok(match self.servers {
+            Some(count) => servers::report(written, place(ranks, count), optimizer, None, program),
+            None => decide(written, &Facts { optimizer, ranks, rates, program, servers: None }),
+        })
+    }
+
     fn cluster(&self, rank: u32) -> Result<Cluster> {
         let given = [self.gflops, self.memory, self.bandwidth].iter().any(Option::is_some);
         let assumed = Rates::default();

@@ -1,14 +1,16 @@
 //! `fleet strategy`: strategies as files, without a program.
 
 use crate::inspect::counted;
+use crate::rewrite::report_on;
 use crate::strategy_file::{load_with_source, print_warnings};
 use clap::{Args, Subcommand, ValueEnum};
+use fleet::{ExecOptions, exec_options, in_force};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result};
 use fleet_format::write_file;
 use fleet_strategy::{
-    DistributedStrategy, Inspection, StrategyForm, Value, Written, all_in_one,
-    inspect as inspect_bytes, read_file, validate,
+    DistributedStrategy, Inspection, Problem, StrategyForm, Value, Written, all_in_one,
+    inspect as inspect_bytes, read_file, undecided, validate,
 };
 use std::path::{Path, PathBuf};
 
@@ -17,14 +19,7 @@ pub enum Command {
     /// Create a strategy and print it, or write it to a file
     New(NewArgs),
     /// Check files and list every problem as FILE:LINE:COLUMN; exit code 1 if there is an error
-    Check {
-        /// Strategy files; the extension gives the format: .prototxt, .pb, .json, .toml
-        #[arg(required = true)]
-        files: Vec<PathBuf>,
-        /// Treat warnings as errors
-        #[arg(long)]
-        strict: bool,
-    },
+    Check(CheckArgs),
     /// Print all effective settings of a strategy
     Show {
         /// Strategy file [default: the default strategy]
@@ -44,6 +39,22 @@ pub enum Command {
         #[arg(long, value_enum)]
         to: Option<To>,
     },
+}
+
+#[derive(Args)]
+pub struct CheckArgs {
+    /// Strategy files; the extension gives the format: .prototxt, .pb, .json, .toml
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Treat warnings as errors
+    #[arg(long)]
+    strict: bool,
+    /// Forward program, a file or model:NAME from the zoo: also check the strategy for it, its
+    /// optimizer and its ranks
+    #[arg(long, value_name = "PROGRAM")]
+    program: Option<String>,
+    #[command(flatten)]
+    program_args: crate::rewrite::ProgramArgs,
 }
 
 #[derive(Args)]
@@ -99,14 +110,16 @@ impl From<To> for StrategyForm {
 pub fn run(command: &Command, out: &mut Output) -> Result<(), ExitReason> {
     match command {
         Command::New(args) => new(args, out),
-        Command::Check { files, strict } => check(files, *strict, out),
+        Command::Check(args) => check(args, out),
         Command::Show { file, changes } => {
             let mut strategy = match file {
                 Some(file) => load(file)?,
                 None => DistributedStrategy::new(),
             };
             changes.apply(&mut strategy)?;
-            out.text(strategy)
+            out.text(&strategy)?;
+            let options = exec_options(&strategy, ExecOptions::default());
+            out.line(format!("in force: {}", in_force(&options)))
         }
         Command::Explain(args) => {
             let (strategy, source) = load_with_source(&args.file)?;
@@ -140,37 +153,82 @@ fn new(args: &NewArgs, out: &mut Output) -> Result<(), ExitReason> {
 }
 
 /// Prints every problem of every file, one per line, with its place, cause and help.
-fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), ExitReason> {
+fn check(args: &CheckArgs, out: &mut Output) -> Result<(), ExitReason> {
     let mut wrong = 0;
-    for path in files {
-        let problems = match inspect(path) {
-            Ok(Inspection { problems, .. }) => problems,
+    for path in &args.files {
+        match inspect(path) {
+            Ok(inspection) => wrong += check_one(path, &inspection, args, out)?,
             // The other files are still checked.
             Err(error) => {
                 out.line(format!("{}: error: {error}", path.display()))?;
                 wrong += 1;
-                continue;
             }
-        };
-        for problem in &problems {
-            // `FILE:LINE:COLUMN: `, or `FILE: ` for a problem without a position.
-            let after = if problem.place.is_some() { ":" } else { ": " };
-            out.line(format!("{}{after}{problem}", path.display()))?;
         }
-        let errors = problems.iter().filter(|problem| strict || problem.is_error()).count();
-        if errors == 0 {
-            let warnings = match problems.len() {
-                0 => String::new(),
-                count => format!(", {}", counted(count, "warning")),
-            };
-            out.line(format!("{}: ok{warnings}", path.display()))?;
-        }
-        wrong += errors;
     }
     match wrong {
         0 => Ok(()),
         count => Err(Error::invalid(counted(count, "problem")).into()),
     }
+}
+
+/// Checks a file that can be parsed; returns the number of its errors.
+fn check_one(
+    path: &Path,
+    inspection: &Inspection,
+    args: &CheckArgs,
+    out: &mut Output,
+) -> Result<usize, ExitReason> {
+    let Inspection { problems, strategy, .. } = inspection;
+    let is_error = |problem: &&Problem| args.strict || problem.is_error();
+    let errors = problems.iter().filter(is_error).count();
+    if let (0, Some(program)) = (errors, &args.program) {
+        return check_for(path, program, args, out);
+    }
+    for problem in problems {
+        // `FILE:LINE:COLUMN: `, or `FILE: ` for a problem without a position.
+        let after = if problem.place.is_some() { ":" } else { ": " };
+        out.line(format!("{}{after}{problem}", path.display()))?;
+    }
+    if errors == 0 {
+        print_ok(path, problems.len(), out)?;
+        let open = undecided(strategy);
+        if !open.is_empty() {
+            let open = open.join(", ");
+            out.line(format!("  not decided without --program: whether {open} can be applied"))?;
+        }
+    }
+    Ok(errors)
+}
+
+/// Checks a file without errors for a program; returns the number of errors.
+fn check_for(
+    path: &Path,
+    program: &str,
+    args: &CheckArgs,
+    out: &mut Output,
+) -> Result<usize, ExitReason> {
+    let (strategy, source) = load_with_source(path)?;
+    let written = Written { strategy: &strategy, source: Some(&source) };
+    let (report, error) = report_on(written, program, &args.program_args)?;
+    out.text(&report)?;
+    let warnings = report.warnings().len();
+    let mut wrong = report.error_count() + if args.strict { warnings } else { 0 };
+    if let Some(error) = error {
+        out.line(format!("{}: error: {error}", path.display()))?;
+        wrong += 1;
+    }
+    if wrong == 0 {
+        print_ok(path, warnings, out)?;
+    }
+    Ok(wrong)
+}
+
+fn print_ok(path: &Path, warnings: usize, out: &mut Output) -> Result<(), ExitReason> {
+    let warnings = match warnings {
+        0 => String::new(),
+        count => format!(", {}", counted(count, "warning")),
+    };
+    out.line(format!("{}: ok{warnings}", path.display()))
 }
 
 fn inspect(path: &Path) -> Result<Inspection> {

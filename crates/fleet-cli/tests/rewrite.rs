@@ -69,6 +69,23 @@ fn strategies_are_explained() {
     );
 }
 
+/// `fleet strategy check` with a program prints the report of the job, and finds what only a rewrite
+/// shows.
+#[test]
+fn strategies_are_checked_for_a_program() {
+    let check_with = |name: &str, file: &str, more: &[&str]| {
+        let program = ["--program", "net.fleet", "--ranks", "4"];
+        check(name, &[&["strategy", "check", file], &program[..], more].concat());
+    };
+    check_with("check", "all.prototxt", &[]);
+    check_with("check-dropped", "all.prototxt", &["--optimizer", "adam"]);
+    check_with("check-refused", "all.prototxt", &["--servers", "1"]);
+    check_with("check-servers", "sums.prototxt", &["--servers", "1"]);
+    check_with("check-geo", "geo.prototxt", &["--servers", "1"]);
+    check("check-open", &["strategy", "check", "all.prototxt", "merged.prototxt"]);
+    check("check-no-program", &["strategy", "check", "all.prototxt", "--ranks", "4"]);
+}
+
 #[test]
 fn mistakes() {
     check("rank", &["rewrite", "net.fleet", "--ranks", "2", "--rank", "2"]);

@@ -15,6 +15,7 @@
 
 mod allowed;
 mod compat;
+mod documented;
 mod fields;
 mod flags;
 mod form;
@@ -30,10 +31,11 @@ mod tables;
 mod typed;
 mod value;
 
+pub use documented::{DOCUMENTED_DEFAULTS, DocumentedDefault};
 pub use form::{FILE_BYTES_MAX, Inspection, StrategyForm, read_file};
 pub use notices::Notices;
 pub use problem::{Place, Problem, Severity, all_in_one};
-pub use reflect::{EnumShape, Field, Item, Kind, Reflect, Scalar, Shape};
+pub use reflect::{EnumShape, Field, Item, JobKind, Kind, Reflect, Scalar, Shape};
 pub use schema::*;
 pub use source::{StrategySource, Written};
 pub use value::Value;

@@ -1,42 +1,28 @@
-//! The objects of `paddle.static` that are assigned to a strategy as a whole.
+//! The objects of `paddle.static` that are assigned to a strategy.
+//!
+//! In the original, an assignment copies every field of the object, so that an object by which one
+//! fusion is switched on switches others off. Here it assigns the fields that were set on the
+//! object; for the others, Fleet does what is best.
 
-use crate::reflect::Reflect;
 use crate::schema::{BuildStrategy, ExecutionStrategy};
-use crate::value::default_of;
 
 impl BuildStrategy {
-    /// Returns the object with every field assigned its default. These defaults differ from the
-    /// message's in `enable_inplace` and `fuse_broadcast_ops`. `BuildStrategy::default()` is the
-    /// message with nothing assigned.
+    /// Returns the object with no field set.
     ///
     /// ```
     /// # use fleet_config::{BuildStrategy, DistributedStrategy};
     /// let object = BuildStrategy::new().with_fuse_bn_act_ops(true);
     /// let strategy = DistributedStrategy::new().with_build_strategy(object);
-    /// assert!(strategy.build_strategy().enable_inplace());
-    /// assert!(strategy.to_prototxt().contains("enable_addto: false\n"));
+    /// assert_eq!(strategy.to_prototxt(), "build_strategy {\n  fuse_bn_act_ops: true\n}\n");
     /// ```
     pub fn new() -> BuildStrategy {
-        let mut object = BuildStrategy::default();
-        assign_all(&mut object);
-        object.with_enable_inplace(true).with_fuse_broadcast_ops(true)
+        BuildStrategy::default()
     }
 }
 
 impl ExecutionStrategy {
-    /// Returns the object with every field assigned, like [`BuildStrategy::new`].
+    /// Returns the object with no field set.
     pub fn new() -> ExecutionStrategy {
-        let mut object = ExecutionStrategy::default();
-        assign_all(&mut object);
-        object
-    }
-}
-
-/// Assigns its default to every field that is not a message.
-fn assign_all(message: &mut dyn Reflect) {
-    for field in message.shape().fields.iter().filter(|field| !field.repeated) {
-        if let Some(scalar) = default_of(field).scalar(field.kind) {
-            message.slot_mut(field.number).put(scalar);
-        }
+        ExecutionStrategy::default()
     }
 }

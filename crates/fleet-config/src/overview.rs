@@ -5,6 +5,7 @@ use crate::form::one_line;
 use crate::reflect::{Field, Item, Kind, Reflect};
 use crate::schema::BuildStrategy;
 use crate::schema::{DistributedStrategy, ExecutionStrategy};
+use crate::value::{default_of, effective};
 use std::fmt::{self, Write};
 
 /// Columns between the borders.
@@ -23,7 +24,24 @@ impl fmt::Display for DistributedStrategy {
 impl DistributedStrategy {
     /// Returns the table that `Display` prints.
     pub fn overview(&self) -> String {
-        let mut table = Table::default();
+        self.table(false)
+    }
+
+    /// Returns the rows of the table whose values are not the defaults, with the titles of their
+    /// sections; empty if there are none.
+    ///
+    /// ```
+    /// # use fleet_config::DistributedStrategy;
+    /// assert!(DistributedStrategy::new().overview_of_changes().is_empty());
+    /// let text = DistributedStrategy::new().with_nccl_comm_num(2).overview_of_changes();
+    /// assert!(text.contains("nccl_comm_num") && !text.contains("Build Strategy"));
+    /// ```
+    pub fn overview_of_changes(&self) -> String {
+        self.table(true)
+    }
+
+    fn table(&self, only_changes: bool) -> String {
+        let mut table = Table { only_changes, ..Table::default() };
         table.title("DistributedStrategy Overview");
         let fields = self.shape().fields;
         let configs = |field: &Field| {
@@ -33,11 +51,13 @@ impl DistributedStrategy {
         for field in fields.iter().filter(|field| is_bool(field)) {
             if let Some(configs) = configs(field).filter(|_| self.is_on(field.name)) {
                 table.header(&format!("{}=True <-> {}", field.name, configs.name));
+                // The section tells that the switch is on.
+                table.has_rows = true;
                 match self.slot(configs.number).first() {
                     Some(Item::Message(message)) => table.message(message),
                     _ => table.defaults(configs),
                 }
-                table.border('=');
+                table.end();
             }
         }
         table.header("Environment Flags, Communication Flags");
@@ -49,14 +69,14 @@ impl DistributedStrategy {
                 table.field(self, field);
             }
         }
-        table.border('=');
+        table.end();
         table.header("Build Strategy");
         table.message(self.build_strategy() as &BuildStrategy);
-        table.border('=');
+        table.end();
         table.header("Execution Strategy");
         table.message(self.execution_strategy() as &ExecutionStrategy);
-        table.border('=');
-        table.text
+        table.end();
+        if table.is_empty { String::new() } else { table.text }
     }
 }
 
@@ -64,14 +84,32 @@ fn is_bool(field: &Field) -> bool {
     matches!(field.kind, Kind::Bool)
 }
 
+/// Returns whether the value of a field is assigned and is not its default.
+fn is_changed(message: &dyn Reflect, field: &Field) -> bool {
+    message.slot(field.number).count() > 0 && effective(message, field) != default_of(field)
+}
+
 /// Returns whether a field is shown; Fleet's own fields are shown only if assigned.
 fn is_shown(message: &dyn Reflect, field: &Field) -> bool {
     field.number < crate::schema::OWN_NUMBERS || message.slot(field.number).count() > 0
 }
 
-#[derive(Default)]
 struct Table {
     text: String,
+    only_changes: bool,
+    /// Where the open section starts.
+    section: usize,
+    /// Whether the open section has rows.
+    has_rows: bool,
+    /// Whether no section has rows.
+    is_empty: bool,
+}
+
+impl Default for Table {
+    fn default() -> Table {
+        let text = String::new();
+        Table { text, only_changes: false, section: 0, has_rows: false, is_empty: true }
+    }
 }
 
 impl Table {
@@ -92,11 +130,24 @@ impl Table {
     }
 
     fn header(&mut self, text: &str) {
+        (self.section, self.has_rows) = (self.text.len(), false);
         self.line(&centred(text, WIDTH));
         self.border('-');
     }
 
+    /// Ends a section; without rows, removes it.
+    fn end(&mut self) {
+        match self.has_rows || !self.only_changes {
+            true => {
+                self.border('=');
+                self.is_empty = false;
+            }
+            false => self.text.truncate(self.section),
+        }
+    }
+
     fn row(&mut self, name: &str, value: &str) {
+        self.has_rows = true;
         self.line(&format!("{name:>NAMES$}  {}", centred(value, VALUES)));
     }
 
@@ -110,6 +161,9 @@ impl Table {
 
     fn defaults(&mut self, configs: &Field) {
         let Kind::Message(shape) = configs.kind else { return };
+        if self.only_changes {
+            return;
+        }
         for field in shape().fields.iter().filter(|field| field.number < crate::schema::OWN_NUMBERS)
         {
             match (field.repeated, field.default_item()) {
@@ -121,6 +175,9 @@ impl Table {
 
     fn field(&mut self, message: &dyn Reflect, field: &Field) {
         let slot = message.slot(field.number);
+        if self.only_changes && !is_changed(message, field) {
+            return;
+        }
         match (slot.count(), field.default_item()) {
             (0, Some(item)) if !field.repeated => self.row(field.name, &shown(item)),
             (0, _) => self.unset(field),

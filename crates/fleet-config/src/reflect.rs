@@ -31,6 +31,15 @@ impl Shape {
     }
 }
 
+/// The kinds of jobs, which use different fields of a strategy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobKind {
+    /// Ranks that communicate with each other.
+    Collective,
+    /// Workers and parameter servers.
+    Servers,
+}
+
 /// Description of a field.
 #[derive(Debug)]
 pub struct Field {
@@ -45,6 +54,8 @@ pub struct Field {
     pub ignored: Option<&'static str>,
     /// Why the field is not supported; values above its default are refused by `minimize`.
     pub refused: Option<&'static str>,
+    /// The only kind of job in which the field has an effect, and why it has none in others.
+    pub only: Option<(JobKind, &'static str)>,
     /// The values that a check allows.
     pub(crate) rule: Option<Rule>,
 }
@@ -165,13 +176,14 @@ impl Field {
         doc: &'static [&'static str],
         [ignored, refused]: [Option<&'static str>; 2],
         rule: Option<Rule>,
+        only: Option<(JobKind, &'static str)>,
     ) -> Field {
         // `r#type` is called `type` everywhere except in Rust.
         let name = match name.as_bytes() {
             [b'r', b'#', ..] => name.split_at(2).1,
             _ => name,
         };
-        Field { name, number, kind, repeated, default, doc, ignored, refused, rule }
+        Field { name, number, kind, repeated, default, doc, ignored, refused, only, rule }
     }
 }
 

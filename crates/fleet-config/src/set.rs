@@ -6,7 +6,7 @@ use crate::form::document::join;
 use crate::notices::Notices;
 use crate::problem::Problem;
 use crate::reflect::{Field, Item, Kind, Reflect, Shape};
-use crate::schema::{BuildStrategy, DistributedStrategy, ExecutionStrategy};
+use crate::schema::DistributedStrategy;
 use crate::tables;
 use crate::value::{Value, default_of, effective, expected_type, with_hint, wrong_value};
 use fleet_base::{Error, Result};
@@ -22,9 +22,9 @@ struct Outcome {
 impl DistributedStrategy {
     /// Assigns a field by name: a switch or number, or a map for one of the messages.
     ///
-    /// Scalars in a map replace, lists append, and `None` for a list is skipped. `build_strategy`
-    /// and `execution_strategy` are assigned as whole objects. A path such as
-    /// `amp_configs.decr_ratio` assigns one field of a message. On an error, nothing changes.
+    /// Scalars in a map replace, lists append, and `None` for a list is skipped. Fields of a message
+    /// that are missing in the map are not changed. A path such as `amp_configs.decr_ratio` assigns
+    /// one field of a message. On an error, nothing changes.
     ///
     /// Returns notices: for a switch or number of the wrong type, which is ignored, and for names
     /// of the 1.x interface, which are mapped. Notices that the caller does not read are printed.
@@ -114,17 +114,8 @@ impl DistributedStrategy {
             check_path(shape(), name, rest)?;
             return self.configs(field, nested(rest, value));
         }
-        match (field.kind, name) {
-            // These are objects: fields missing in the map are assigned the object's own defaults.
-            (Kind::Message(_), "build_strategy") => {
-                self.set_build_strategy(BuildStrategy::new());
-                self.configs(field, value)
-            }
-            (Kind::Message(_), "execution_strategy") => {
-                self.set_execution_strategy(ExecutionStrategy::new());
-                self.configs(field, value)
-            }
-            (Kind::Message(_), _) => self.configs(field, value),
+        match field.kind {
+            Kind::Message(_) => self.configs(field, value),
             _ => self.scalar(field, value, outcome),
         }
     }

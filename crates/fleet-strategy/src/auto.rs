@@ -8,6 +8,8 @@
 //! The estimate is a sum over ops: each op takes the longer of its arithmetic time and its memory
 //! time. Communication that overlaps the backward pass is free up to the length of that pass. All
 //! choices compare these two times.
+//!
+//! With parameter servers, it chooses between async and GEO.
 
 use crate::decision::{Decision, Verdict};
 use crate::effective::Effective;
@@ -17,6 +19,8 @@ use fleet_base::text;
 use fleet_config::DistributedStrategy;
 use fleet_config::Problem;
 use fleet_config::{Field, Reflect};
+use fleet_ir::Op;
+use fleet_nn::optimizer::{OptimizerDesc, Rule};
 use fleet_ops::{CostCtx, Meta, Registry, meta};
 use std::fmt;
 
@@ -30,14 +34,18 @@ const CALLS_HIDDEN: f64 = 20.0;
 /// Minimum number of buckets, so that one is in flight while the next is being computed.
 const BUCKETS_MIN: f64 = 4.0;
 const MB: f64 = 1024.0 * 1024.0;
+/// Steps between two exchanges of GEO, as documented for the original's choice.
+const GEO_STEPS: i32 = 800;
+/// Limit of the memory for parameters and their copy on a worker of GEO: a quarter of 16 GB.
+const GEO_BYTES_MAX: f64 = 4.0 * 1024.0 * MB;
 
-/// Returns the strategy in effect, with the decisions of `auto` if it is on.
+/// Returns the strategy in effect, with the decision of `auto` if it is on.
 pub fn effective<'a>(
     written: &'a DistributedStrategy,
     facts: &Facts<'_>,
-) -> (Effective<'a>, Vec<Decision>) {
+) -> (Effective<'a>, Option<Decision>) {
     if !written.auto() {
-        return (Effective::as_written(written), Vec::new());
+        return (Effective::as_written(written), None);
     }
     let mut rest = written.clone();
     rest.auto = None;
@@ -49,11 +57,13 @@ pub fn effective<'a>(
     };
     if !rest.is_empty() {
         let reason = "no effect: other fields are assigned".to_string();
-        return (Effective::chosen(rest), vec![decision(Verdict::Idle, reason)]);
+        return (Effective::chosen(rest), Some(decision(Verdict::Idle, reason)));
     }
-    let (chosen, reasons) = choose(facts);
-    let decisions = reasons.into_iter().map(|reason| decision(Verdict::Applied, reason)).collect();
-    (Effective::chosen(chosen), decisions)
+    let (chosen, reasons) = match facts.servers {
+        Some(servers) => choose_exchange(facts, servers.rows),
+        None => choose(facts),
+    };
+    (Effective::chosen(chosen), Some(decision(Verdict::Applied, reasons.join("\n"))))
 }
 
 /// Reports `auto` beside other assigned fields, where it has no effect.
@@ -125,6 +135,46 @@ fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {
     buckets(gradients.bytes, bandwidth, &mut strategy, &mut reasons);
     reasons.push("amp is not chosen: this processor computes 16-bit floats in 32 bits".into());
     (strategy, reasons)
+}
+
+/// Chooses how workers and servers exchange: GEO if workers may train alone and can hold the model,
+/// else async. The choice depends on the program and the optimizers only, because workers and
+/// servers decide each for itself.
+fn choose_exchange(
+    facts: &Facts<'_>,
+    rows: Option<&OptimizerDesc>,
+) -> (DistributedStrategy, Vec<String>) {
+    let mut strategy = DistributedStrategy::new();
+    strategy.set_a_sync(true);
+    let parameters = facts.program.parameters();
+    let elements = parameters.map(|(_, var)| var.shape.numel().map_or(f64::INFINITY, |n| n as f64));
+    let bytes = 2.0 * size_of::<f32>() as f64 * elements.sum::<f64>();
+    let is_sgd = matches!(facts.optimizer.rule, Rule::Sgd(_)) && facts.optimizer.rows.is_none();
+    let set =
+        |op: &Op, name: &str| op.spec.attr_index(name).is_some() && !op.attr_str(name).is_empty();
+    let mut ops = facts.program.root_ops();
+    let why = if !is_sgd || rows.is_some_and(|rows| rows != facts.optimizer) {
+        Some("changes of workers can be added only with plain SGD for layers and rows".to_string())
+    } else if let Some((_, op)) = ops.find(|(_, op)| set(op, "entry") || set(op, "table_class")) {
+        Some(format!("{} sets the entry or the class of its table", op.name()))
+    } else if bytes > GEO_BYTES_MAX {
+        let (bytes, limit) = (text::bytes(bytes as u64), text::bytes(GEO_BYTES_MAX as u64));
+        Some(format!("the parameters and their copy take {bytes}, more than {limit} of a worker"))
+    } else {
+        None
+    };
+    let reason = match why {
+        Some(why) => format!("async, k_steps 0: {why}"),
+        None => {
+            strategy.a_sync_configs_mut().set_k_steps(GEO_STEPS);
+            format!(
+                "GEO, k_steps {GEO_STEPS}: plain SGD, and a worker can hold the parameters and \
+                 their copy ({})",
+                text::bytes(bytes as u64)
+            )
+        }
+    };
+    (strategy, vec![reason])
 }
 
 /// With several machines, uses parallel rings, and sums within machines first.

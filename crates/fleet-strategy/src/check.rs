@@ -80,6 +80,14 @@ pub fn unmatched(strategy: &Effective<'_>, program: &Program) -> Vec<Problem> {
     problems
 }
 
+/// Returns the switches of a strategy whose effect depends on the program, its optimizer or the
+/// ranks, so that [`check`] alone cannot tell whether they apply.
+pub fn undecided(strategy: &DistributedStrategy) -> Vec<&'static str> {
+    let effective = Effective::as_written(strategy);
+    let wanted = meta::wanted(&effective).filter(|one| one.idle(&effective).is_none());
+    wanted.map(|one| one.switch()).filter(|switch| !switch.is_empty()).collect()
+}
+
 /// Returns the problem of a conflict. It is a warning if one of the two may be omitted.
 fn conflict(pair: &meta::Pair) -> Problem {
     let (one, other) = (pair.one.switch(), pair.other.switch());

@@ -1,17 +1,14 @@
-//! Compiles a strategy into programs: decides which strategies apply, in which order and why, and
+//! Compiles a strategy into programs: [`decide`] decides which strategies apply, and [`minimize`]
 //! rewrites the programs.
-//!
-//! [`decide`] only decides; [`minimize`] rewrites.
 
-use crate::auto;
-use crate::check::{unmatched, validate};
-use crate::decision::{Decided, Decision, Verdict};
+use crate::decision::{Decision, Outcome};
 use crate::effective::Effective;
 use crate::job::{Job, OwnUpdates, Rings};
-use crate::meta::{self, Applies, Facts, STRATEGIES, Strategy, StrategyId, data_parallel};
+use crate::meta::{Facts, Strategy, data_parallel};
 use crate::ranks::{Ranks, RingSpec};
 use crate::rates::Cluster;
-use fleet_base::{Error, Result};
+use crate::report::{Report, decide};
+use fleet_base::Result;
 use fleet_config::Problem;
 use fleet_config::Written;
 use fleet_ir::{OpId, Program, VarId};
@@ -19,12 +16,16 @@ use fleet_nn::Programs;
 use fleet_nn::optimizer::{ApplyAt, OptimizerDesc, ParamGrad};
 use fleet_ops::Registry;
 use fleet_passes::{PassManager, Rewritten};
+use std::collections::HashSet;
 
 /// Result of [`minimize`].
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// The outcome for each requested strategy.
     pub decisions: Vec<Decision>,
-    /// Warnings of the strategy's check.
+    /// The outcome for each assigned field.
+    pub outcomes: Vec<Outcome>,
+    /// Warnings of the report on the strategy.
     pub warnings: Vec<Problem>,
     /// The applied strategies, outermost first, then the optimizer.
     pub chain: Vec<&'static str>,
@@ -41,52 +42,6 @@ impl Plan {
     pub fn chain_text(&self) -> String {
         self.chain.join(" -> ")
     }
-}
-
-/// Decides which strategies apply, and why. Does not fail for [`Verdict::Refused`].
-pub fn decide<'a>(strategy: impl Into<Written<'a>>, facts: &Facts<'_>) -> Decided<'a> {
-    let (strategy, mut decisions) = auto::effective(strategy.into().strategy, facts);
-    let own: Vec<Decision> =
-        meta::wanted(&strategy).map(|it| decide_one(it, &strategy, facts)).collect();
-    let applies = |one: &dyn Strategy| {
-        own.iter().any(|it| it.strategy == one.id() && it.verdict == Verdict::Applied)
-    };
-    let mut conflicts = meta::conflicts(&strategy);
-    conflicts.retain(|pair| pair.gives_way().is_none_or(applies));
-    let own = own.iter().map(|decision| {
-        match conflicts.iter().find(|pair| pair.one.id() == decision.strategy) {
-            Some(pair) => {
-                let (one, other) = (pair.one.switch(), pair.other.switch());
-                let reason = format!("{one} conflicts with {other}: {}", pair.why);
-                Decision { verdict: Verdict::Refused, reason, ..decision.clone() }
-            }
-            None => decision.clone(),
-        }
-    });
-    decisions.extend(own);
-    Decided { strategy, decisions }
-}
-
-/// Decides about a strategy, apart from its conflicts with others.
-fn decide_one(one: &dyn Strategy, strategy: &Effective<'_>, facts: &Facts<'_>) -> Decision {
-    let mut problems = Vec::new();
-    one.check(strategy, &mut problems);
-    let switch = one.switch().to_string();
-    let error = problems.into_iter().find(Problem::is_error);
-    let (field, verdict, reason) = match (error, one.idle(strategy)) {
-        (Some(error), _) => {
-            let reason = format!("{}: {}", error.path, error.message);
-            (error.path, Verdict::Refused, reason)
-        }
-        (None, Some(idle)) => (switch, Verdict::Idle, format!("{}: {}", idle.message, idle.why)),
-        (None, None) => match one.applies(strategy, facts) {
-            Applies::Yes(reason) => (switch, Verdict::Applied, reason),
-            Applies::Idle(reason) => (switch, Verdict::Idle, reason),
-            Applies::No(reason) => (switch, Verdict::Dropped, reason),
-            Applies::Refused(field, reason) => (field, Verdict::Refused, reason),
-        },
-    };
-    Decision { strategy: one.id(), field, verdict, reason }
 }
 
 /// Rewrites the programs of a network into those of one rank: backward pass, communication, update.
@@ -161,16 +116,13 @@ pub(crate) fn minimize_from<'s>(
         // Checked before any pass renames the loss.
         fleet_passes::check_loss(&programs.main, loss)?;
     }
-    let mut warnings = validate(written)?;
-    let facts = Facts { optimizer, ranks: &ranks, rates: &rates, program: &programs.main };
-    let Decided { strategy, decisions } = decide(written, &facts);
-    refuse(&decisions, &written)?;
-    let found = unmatched(&strategy, facts.program);
-    warnings.extend(found.into_iter().map(|problem| written.placed(problem)));
-    let applied = applied(&decisions);
-    let job = new_job(programs, registry, start, optimizer, &strategy, ranks);
-    let trains_alone = applied.iter().any(|it| it.trains_alone());
-    run_phases(Job { trains_alone, ..job }, manager, &applied, decisions, warnings)
+    let (ranks_of, rates) = (&ranks, &rates);
+    let facts = Facts { optimizer, ranks: ranks_of, rates, program: &programs.main, servers: None };
+    let report = decide(written, &facts);
+    report.refuse()?;
+    let job = new_job(programs, registry, start, optimizer, &report.strategy, ranks);
+    let trains_alone = report.applied().iter().any(|it| it.trains_alone());
+    run_phases(Job { trains_alone, ..job }, manager, &report)
 }
 
 /// Returns the state of a minimisation before its first phase.
@@ -214,44 +166,12 @@ pub(crate) fn differentiate<'a>(
     registry: &'static Registry,
     start: Start,
     optimizer: &OptimizerDesc,
-    strategy: &'a Effective<'a>,
-    decisions: &[Decision],
+    report: &'a Report<'a>,
 ) -> Result<Job<'a>> {
-    let applied = applied(decisions);
     let alone = Ranks::new(0, 1);
-    let mut job = new_job(programs, registry, start, optimizer, strategy, alone);
-    run_list(manager, &mut job, &applied, &TO_GRADIENTS)?;
+    let mut job = new_job(programs, registry, start, optimizer, &report.strategy, alone);
+    run_list(manager, &mut job, &report.applied(), &TO_GRADIENTS)?;
     Ok(job)
-}
-
-fn applied(decisions: &[Decision]) -> Vec<&'static dyn Strategy> {
-    let is_applied = |id: StrategyId| {
-        decisions.iter().any(|it| it.strategy == id && it.verdict == Verdict::Applied)
-    };
-    STRATEGIES.iter().copied().filter(|it| is_applied(it.id())).collect()
-}
-
-/// Returns the names of the applied strategies, outermost first.
-pub(crate) fn chain(decisions: &[Decision]) -> Vec<&'static str> {
-    applied(decisions).iter().map(|it| it.id().name()).collect()
-}
-
-/// Returns an error if any strategy is refused. It has the reasons, the fields and values that
-/// request the strategies, and their positions in files.
-pub(crate) fn refuse(decisions: &[Decision], written: &Written<'_>) -> Result<()> {
-    let refused: Vec<&Decision> =
-        decisions.iter().filter(|decision| decision.verdict == Verdict::Refused).collect();
-    if refused.is_empty() {
-        return Ok(());
-    }
-    let reasons: Vec<&str> = refused.iter().map(|decision| decision.reason.as_str()).collect();
-    let fields: Vec<&str> = refused.iter().map(|decision| decision.field.as_str()).collect();
-    let error = Error::unsupported(format!("invalid strategy: {}", reasons.join("; ")));
-    let error = fields.iter().fold(error, |error, field| error.at(written.place_of(field)));
-    Err(error.help(format!(
-        "change or remove {}; `fleet strategy explain` shows the effect of each switch",
-        fields.join(" and ")
-    )))
 }
 
 /// A phase of a minimisation.
@@ -301,35 +221,37 @@ fn run_list(
 }
 
 /// Runs all phases, in order.
-fn run_phases(
-    mut job: Job<'_>,
-    mut manager: PassManager<'_>,
-    applied: &[&'static dyn Strategy],
-    decisions: Vec<Decision>,
-    warnings: Vec<Problem>,
-) -> Result<Plan> {
-    run_list(&mut manager, &mut job, applied, &TO_GRADIENTS)?;
-    run_list(&mut manager, &mut job, applied, &FROM_GRADIENTS)?;
+fn run_phases(mut job: Job<'_>, mut manager: PassManager<'_>, report: &Report<'_>) -> Result<Plan> {
+    let applied = report.applied();
+    run_list(&mut manager, &mut job, &applied, &TO_GRADIENTS)?;
+    run_list(&mut manager, &mut job, &applied, &FROM_GRADIENTS)?;
     // Outermost first, unlike the other phases.
-    for strategy in applied {
+    for strategy in &applied {
         let name = format!("{} startup", strategy.id());
         manager.run(&name, &mut job, |job| strategy.startup(job))?;
     }
     if job.ranks.count > 1 {
         manager.run("rings", &mut job, data_parallel::declare_rings)?;
     }
-    let mut chain = chain(&decisions);
+    let mut chain = report.chain();
     chain.push(job.optimizer.rule.op());
     let learning_rate = job.rate()?;
     Ok(Plan {
-        decisions,
-        warnings,
+        decisions: report.decisions.clone(),
+        outcomes: report.outcomes.clone(),
+        warnings: report.warnings(),
         chain,
         params_grads: job.grads,
         learning_rate,
         rings: job.rings.own,
-        notes: job.notes,
+        notes: once(job.notes),
     })
+}
+
+/// Returns the notes, each once.
+pub(crate) fn once(notes: Vec<String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    notes.into_iter().filter(|note| seen.insert(note.clone())).collect()
 }
 
 /// Appends the backward pass, then sorts gradients in the reverse order of their parameters. This

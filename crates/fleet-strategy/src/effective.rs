@@ -1,6 +1,6 @@
 //! The strategy in effect.
 
-use fleet_config::DistributedStrategy;
+use fleet_config::{DistributedStrategy, Reflect, Scalar};
 use std::borrow::Cow;
 use std::ops::Deref;
 
@@ -13,6 +13,12 @@ impl<'a> Effective<'a> {
     /// A strategy that leaves nothing to `auto`, or for which only the assigned fields matter.
     pub fn as_written(strategy: &'a DistributedStrategy) -> Effective<'a> {
         Effective(Cow::Borrowed(strategy))
+    }
+
+    /// Switches a strategy off.
+    pub(crate) fn switch_off(&mut self, switch: &str) {
+        let Some(field) = self.shape().field(switch) else { return };
+        self.0.to_mut().slot_mut(field.number).put(Scalar::Bool(false));
     }
 
     /// A strategy that `auto` chose.

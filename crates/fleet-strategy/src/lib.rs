@@ -1,6 +1,6 @@
 //! Strategies: how a job trains a program, as rewrites of the program.
 //!
-//! [`DistributedStrategy`] of `fleet-config` asks for them. [`decide`] returns which apply, and
+//! [`DistributedStrategy`] of `fleet-config` asks for them. [`decide`] reports which apply, and
 //! why; [`minimize`] applies them.
 
 #![forbid(unsafe_code)]
@@ -18,11 +18,12 @@ pub mod meta;
 mod options;
 mod ranks;
 mod rates;
+mod report;
 pub mod servers;
 
-pub use check::{check, inspect, unmatched, validate};
-pub use compiler::{Plan, decide, minimize, minimize_with};
-pub use decision::{Decided, Decision, Verdict};
+pub use check::{check, inspect, undecided, unmatched, validate};
+pub use compiler::{Plan, minimize, minimize_with};
+pub use decision::{Decision, Outcome, Verdict};
 pub use effective::Effective;
 pub use fleet_config::*;
 pub use fleet_ops::Spread;
@@ -32,3 +33,4 @@ pub use meta::recompute::recompute_candidates;
 pub use options::build_options;
 pub use ranks::{Ranks, RingSpec};
 pub use rates::{BATCH_ASSUMED, Cluster, Origin, Rates};
+pub use report::{Report, decide};

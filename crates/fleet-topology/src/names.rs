@@ -9,7 +9,7 @@ pub enum Reader {
     RoleMaker,
     /// `fleetrun`.
     Launcher,
-    /// A worker of a parameter-server job.
+    /// A worker, with parameter servers or without.
     Worker,
     /// A parameter server.
     Server,
@@ -270,19 +270,21 @@ variables! {
         no effect: "a request goes to all servers at once";
     FLAGS_RPC_DEADLINE = "FLAGS_rpc_deadline": [Worker] as Integer(1), default: "180000",
         "Time in milliseconds for which a call to a server is retried";
-    // Written by strategies for scripts that read them.
-    FLAGS_FUSE_PARAMETER_MEMORY_SIZE = "FLAGS_fuse_parameter_memory_size": [Script] as Integer(1),
-        "Size of a bucket of gradients in MB";
-    FLAGS_FUSE_PARAMETER_GROUPS_SIZE = "FLAGS_fuse_parameter_groups_size": [Script] as Integer(1),
-        "Layers in a bucket of gradients";
-    FLAGS_SYNC_NCCL_ALLREDUCE = "FLAGS_sync_nccl_allreduce": [Script] as Switch,
-        "Communication waits for each all-reduce";
-    FLAGS_CUDNN_EXHAUSTIVE_SEARCH = "FLAGS_cudnn_exhaustive_search": [Script] as Switch,
-        "Value of the strategy field of that name";
-    FLAGS_CONV_WORKSPACE_SIZE_LIMIT = "FLAGS_conv_workspace_size_limit": [Script] as Integer(0),
-        "Value of the strategy field of that name";
-    FLAGS_CUDNN_BATCHNORM_SPATIAL_PERSISTENT = "FLAGS_cudnn_batchnorm_spatial_persistent": [Script]
-        as Switch, "Value of the strategy field of that name";
+    // Values of fields that a strategy does not assign.
+    FLAGS_FUSE_PARAMETER_MEMORY_SIZE = "FLAGS_fuse_parameter_memory_size": [Worker] as Integer(-1),
+        default: "32", "Strategy field fuse_grad_size_in_MB, the size of a bucket of gradients";
+    FLAGS_FUSE_PARAMETER_GROUPS_SIZE = "FLAGS_fuse_parameter_groups_size": [Worker] as Integer(1),
+        default: "50", "Strategy field fuse_grad_size_in_TFLOPS, the layers in a bucket";
+    FLAGS_SYNC_NCCL_ALLREDUCE = "FLAGS_sync_nccl_allreduce": [Worker] as Switch,
+        "Strategy field sync_nccl_allreduce; no effect";
+    FLAGS_CUDNN_EXHAUSTIVE_SEARCH = "FLAGS_cudnn_exhaustive_search": [Worker] as Switch,
+        "Strategy field of that name; no effect";
+    FLAGS_CONV_WORKSPACE_SIZE_LIMIT = "FLAGS_conv_workspace_size_limit": [Worker] as Integer(0),
+        "Strategy field of that name; no effect";
+    FLAGS_CUDNN_BATCHNORM_SPATIAL_PERSISTENT = "FLAGS_cudnn_batchnorm_spatial_persistent": [Worker]
+        as Switch, "Strategy field of that name; no effect";
+    FLEET_OVERVIEW: [Worker] as OneOf(&["changed", "full", "none"]), default: "changed",
+        "Rows of the strategy's overview that the first worker prints";
     // Documented settings for GPUs. NCCL itself reads those whose names start with `NCCL_`.
     FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [Unused] as Switch,
         "One graph per device", no effect: "a process has one device";

@@ -42,6 +42,7 @@ impl Fleet {
         options: ExecOptions,
     ) -> Result<Session> {
         let options = self.on_own_cores(exec_options(&job.strategy, options))?;
+        self.print_in_force(&job.strategy, &options);
         let executor = Executor::new(options);
         let rings = WholeRings::new(&job.plan.rings, self.worker_num());
         let connection = self.connection();

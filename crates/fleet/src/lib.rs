@@ -75,7 +75,7 @@ pub use fleet_strategy::DistributedStrategy;
 pub use fleet_tensor::{DType, Element, Shape, Tensor};
 pub use fleet_topology::Topology;
 pub use optimizer::DistributedOptimizer;
-pub use options::exec_options;
+pub use options::{exec_options, in_force};
 pub use rings::GroupRing;
 pub use save::{
     InferenceModel, load_inference_model, load_params, load_persistables, load_vars,

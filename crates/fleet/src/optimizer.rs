@@ -10,9 +10,11 @@ use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Programs, Var};
 use fleet_ops::Registry;
 use fleet_strategy::{
-    Cluster, DistributedStrategy, Plan, Ranks, Rates, StrategyId, StrategySource, Verdict, Written,
+    Cluster, Decision, DistributedStrategy, Outcome, Problem, Rates, StrategyId, StrategySource,
+    Verdict, Written,
 };
 use fleet_tensor::{DType, Shape};
+use fleet_topology::names;
 
 impl Fleet {
     /// Returns an optimizer that trains on all ranks of the job under `strategy`.
@@ -131,17 +133,33 @@ impl DistributedOptimizer<'_> {
         let rows = rows.as_deref();
         let written = self.strategy_ref(&self.strategy);
         let job = ServerJob::minimize(net, loss, &optimizer, rows, written, place)?;
-        if self.fleet.is_first_worker() && !self.fleet.topology().is_non_distributed() {
+        // No field that a flag sets has an effect with servers.
+        let (_, flags) = self.strategy.with_flags(|name| self.flag(name))?;
+        if self.fleet.is_first_worker() {
+            let unused = flags
+                .iter()
+                .map(|(_, flag)| format!("{flag} has no effect in a job with parameter servers"));
+            let plan = &job.plan;
+            let report = Printed {
+                strategy: &self.strategy,
+                is_alone: self.fleet.topology().is_non_distributed(),
+                overview: self.fleet.env().text(names::FLEET_OVERVIEW),
+                flags: unused.collect(),
+                warnings: &plan.warnings,
+                decisions: &plan.decisions,
+                outcomes: &plan.outcomes,
+                notes: &plan.notes,
+            };
             let (workers, servers) = (place.worker_count, place.server_count);
-            let s = |count: usize| if count == 1 { "" } else { "s" };
-            let (of_workers, of_servers) = (s(workers), s(servers));
-            let chain = job.plan.chain_text();
-            note(format_args!(
-                "{workers} worker{of_workers}, {servers} server{of_servers}, {chain}"
-            ));
-            job.plan.notes.iter().for_each(note);
+            let (workers, servers) = (counted(workers, "worker"), counted(servers, "server"));
+            report.print(format_args!("{workers}, {servers}, {}", plan.chain_text()));
         }
         Ok(job)
+    }
+
+    /// Returns the value of a flag in the environment.
+    fn flag(&self, name: &str) -> Option<String> {
+        self.fleet.env().text(name).map(str::to_string)
     }
 
     /// Rewrites the network to train on all ranks: backward pass, communication, update.
@@ -191,12 +209,13 @@ impl DistributedOptimizer<'_> {
         budget: Option<Budget<'_>>,
     ) -> Result<Distributed> {
         let ranks = self.fleet.ranks();
+        let (flagged, flags) = self.strategy.with_flags(|name| self.flag(name))?;
         let rates = match self.strategy.auto() {
             true => probe::rates(self.fleet, self.batch)?,
             false => Rates::default(),
         };
         let loss = loss.id();
-        let mut strategy = self.strategy.clone();
+        let mut strategy = flagged.clone();
         let mut network = NetworkText::default();
         let rewrite = |programs: &mut Programs, registry: &'static Registry| {
             let optimizer = &self.optimizer;
@@ -205,7 +224,7 @@ impl DistributedOptimizer<'_> {
             }
             let mut note = None;
             if let Some(budget) = budget {
-                let written = (optimizer, &self.strategy);
+                let written = (optimizer, &flagged);
                 let (fitting, line) = fit(programs, registry, loss, written, ranks, &budget)?;
                 (strategy, note) = (fitting, Some(line));
             }
@@ -220,30 +239,86 @@ impl DistributedOptimizer<'_> {
             None => net.rewrite_with(rewrite)?,
         };
         if self.fleet.is_first_worker() {
-            report(&plan, &ranks, self.source.as_ref());
+            let flags = flags.iter().map(|(field, flag)| {
+                let value = strategy.get(field).unwrap_or_default();
+                format!("{field}: {value}, from {flag}")
+            });
+            let report = Printed {
+                strategy: &strategy,
+                is_alone: ranks.count == 1,
+                overview: self.fleet.env().text(names::FLEET_OVERVIEW),
+                flags: flags.collect(),
+                warnings: &plan.warnings,
+                decisions: &plan.decisions,
+                outcomes: &plan.outcomes,
+                notes: &plan.notes,
+            };
+            let ranks = counted(ranks.count, "rank");
+            report.print(format_args!("{ranks}, {}", plan.chain_text()));
         }
         Ok(Distributed { plan, strategy, network })
     }
 }
 
-/// Prints the warnings, decisions and notes of a plan; with one rank, nothing about rings.
-fn report(plan: &Plan, ranks: &Ranks, source: Option<&StrategySource>) {
-    for warning in &plan.warnings {
-        note(warning);
+/// The report on a job's strategy, as the first worker prints it.
+struct Printed<'a> {
+    strategy: &'a DistributedStrategy,
+    /// Whether the job has one process.
+    is_alone: bool,
+    /// Value of `FLEET_OVERVIEW`.
+    overview: Option<&'a str>,
+    /// Lines about flags of the environment.
+    flags: Vec<String>,
+    warnings: &'a [Problem],
+    decisions: &'a [Decision],
+    outcomes: &'a [Outcome],
+    notes: &'a [String],
+}
+
+impl Printed<'_> {
+    /// Prints the parts of the strategy that differ from its defaults, warnings, then what is
+    /// applied. A single process without a strategy prints nothing.
+    fn print(&self, applied: impl std::fmt::Display) {
+        let overview = match self.overview {
+            Some("full") => self.strategy.overview(),
+            Some("none") => String::new(),
+            _ => self.strategy.overview_of_changes(),
+        };
+        if !overview.is_empty() {
+            note(format_args!("strategy\n{}", overview.trim_end()));
+        }
+        self.flags.iter().for_each(note);
+        self.warnings.iter().for_each(note);
+        let auto = self.decisions.iter().filter(|it| it.strategy == StrategyId::Auto);
+        let auto = auto.filter(|it| it.verdict == Verdict::Applied);
+        auto.flat_map(|it| it.reason.lines()).for_each(|line| note(format_args!("auto: {line}")));
+        if self.is_alone && self.strategy.is_empty() {
+            return;
+        }
+        note(applied);
+        self.print_idle();
+        self.notes.iter().for_each(note);
     }
-    for decision in &plan.decisions {
-        match (decision.strategy, decision.verdict) {
-            (StrategyId::Auto, _) => note(format_args!("auto: {}", decision.reason)),
-            (name, Verdict::Dropped) => {
-                let place = source.map(|it| format!("{}: ", it.place_of(&decision.field)));
-                let place = place.unwrap_or_default();
-                note(format_args!("{place}warning: {name} is not applied: {}", decision.reason));
+
+    /// Prints the assigned fields that have nothing to do in this job, unless a warning names the
+    /// reason.
+    fn print_idle(&self) {
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for outcome in self.outcomes.iter().filter(|it| it.verdict == Verdict::Idle) {
+            if self.warnings.iter().any(|it| outcome.reason.starts_with(&it.message)) {
+                continue;
             }
-            _ => {}
+            match reasons.iter_mut().find(|(reason, _)| *reason == outcome.reason) {
+                Some((_, paths)) => paths.push(&outcome.path),
+                None => reasons.push((&outcome.reason, vec![&outcome.path])),
+            }
+        }
+        for (reason, paths) in reasons {
+            note(format_args!("nothing to do for {}: {reason}", paths.join(", ")));
         }
     }
-    if ranks.count > 1 {
-        note(format_args!("{} ranks, {}", ranks.count, plan.chain_text()));
-        plan.notes.iter().for_each(note);
-    }
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

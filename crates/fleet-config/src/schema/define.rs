@@ -22,6 +22,9 @@
 //! `allowed [values, "why", "help"]` after the default limits the values: the check of a strategy
 //! reports why other values are not allowed, and which to use instead.
 //!
+//! A field marked `only Collective "why"` or `only Servers "why"` has an effect in jobs of that
+//! kind ([`JobKind`](crate::JobKind)). The report on a job of the other kind warns about it.
+//!
 //! A field marked `ignored "why"` is accepted and stored, and a check warns once that it has no
 //! effect. A field marked `refused "why"` is not supported yet, and requesting it is an error when
 //! programs are rewritten. Negative defaults are written as text.
@@ -35,6 +38,7 @@ macro_rules! message {
                 $name:ident($number:tt): $label:ident $([$($option:tt)*])? $kind:ident
                     $([$enumeration:tt])? $(($nested:ident))? $(= $default:tt)?
                     $(, allowed [$allowed:expr, $not:expr, $help:expr])?
+                    $(, only $job:ident $elsewhere:literal)?
                     $(, ignored $why:literal)? $(, refused $missing:literal)? ;
             )*
         }
@@ -77,6 +81,9 @@ macro_rules! message {
                         ],
                         $crate::schema::define::option!($(
                             Rule { allowed: $allowed, why: $not, help: $help }
+                        )?),
+                        $crate::schema::define::option!($(
+                            ($crate::reflect::JobKind::$job, $elsewhere)
                         )?),
                     )),*],
                 };

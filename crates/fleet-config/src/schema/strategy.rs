@@ -53,33 +53,39 @@ message! {
         /// Chooses the settings, if nothing else is assigned.
         auto(11): optional bool = false;
         /// Updates of a parameter server: true for asynchronous, false for synchronous
-        /// (`a_sync_configs`). No effect in collective jobs.
-        a_sync(12): optional bool = true;
+        /// (`a_sync_configs`).
+        a_sync(12): optional bool = true, only Servers "the job has no servers";
         /// Makes each communication thread wait for its all-reduce; false lets them overlap.
         sync_nccl_allreduce(13): optional bool = true,
             ignored "communicators overlap, and waits follow from the program";
         /// Number of parallel communicators. Recommended: 1 on one machine, 2 on several.
         nccl_comm_num(14): optional int32 = 1,
-            allowed [AT_LEAST_1, "gradients need a communicator", "1 on one machine, 2 on several"];
+            allowed [AT_LEAST_1, "gradients need a communicator", "1 on one machine, 2 on several"],
+            only Collective "gradients are sent to servers";
         /// All-reduce on two levels, within groups and across them.
-        use_hierarchical_allreduce(15): optional bool = false;
+        use_hierarchical_allreduce(15): optional bool = false,
+            only Collective "gradients are sent to servers";
         /// Ranks in a group of the lower level; 1 means the ranks of one machine.
         hierarchical_allreduce_inter_nranks(16): optional int32 = 1,
-            allowed [AT_LEAST_1, COUNT, "the number of workers on one machine"];
+            allowed [AT_LEAST_1, COUNT, "the number of workers on one machine"],
+            only Collective "gradients are sent to servers";
         /// Batch norm computes statistics over all workers.
         sync_batch_norm(17): optional bool = false;
         /// All-reduces gradients in buckets.
-        fuse_all_reduce_ops(18): optional bool = true;
-        /// Limit of a bucket's size, in MB.
+        fuse_all_reduce_ops(18): optional bool = true,
+            only Collective "gradients are sent to servers";
+        /// Limit of a bucket's size, in MB; 0 for one bucket, -1 for one bucket per layer.
         fuse_grad_size_in_MB(19): optional int32 = 32,
             allowed [
-                AT_LEAST_1,
-                "a bucket cannot be empty",
+                Range(Included(-1.0), Unbounded),
+                "0 puts all gradients in one bucket, -1 those of each layer",
                 "32, or fuse_all_reduce_ops false for no buckets"
-            ];
+            ],
+            only Collective "gradients are sent to servers";
         /// Limit of the number of layers whose gradients share a bucket, despite the name.
         fuse_grad_size_in_TFLOPS(20): optional float = 50.0,
-            allowed [AT_LEAST_1, "it limits the layers whose gradients share a bucket", "50"];
+            allowed [AT_LEAST_1, "it limits the layers whose gradients share a bucket", "50"],
+            only Collective "gradients are sent to servers";
         /// Chooses convolution algorithms by trying all of them.
         cudnn_exhaustive_search(21): optional bool = false,
             ignored "cuDNN is not used; Fleet chooses its convolution by shape";
@@ -99,7 +105,8 @@ message! {
         /// Limit of the last bucket's size, in MB; a smaller bucket leaves less exposed
         /// communication.
         last_comm_group_size_MB(27): optional float = 1.0,
-            allowed [ABOVE_0, "the last bucket cannot be empty", "1"];
+            allowed [ABOVE_0, "the last bucket cannot be empty", "1"],
+            only Collective "gradients are sent to servers";
         /// Searches for parameters that a step does not use.
         find_unused_parameters(28): optional bool = false,
             ignored "a program states which parameters it uses";
@@ -112,7 +119,8 @@ message! {
         /// Parameters in a bucket. If only this limit is assigned, buckets are limited by count,
         /// not by size.
         fuse_grad_size_in_num(31): optional int32 = 8,
-            allowed [AT_LEAST_1, "a bucket cannot be empty", "8"];
+            allowed [AT_LEAST_1, "a bucket cannot be empty", "8"],
+            only Collective "gradients are sent to servers";
         /// Runs collectives on the compute stream.
         calc_comm_same_stream(32): optional bool = false,
             ignored "each communicator has its own lane; waits follow from the program";
@@ -154,7 +162,7 @@ message! {
         pipeline_configs(106): optional message(PipelineConfig),
             refused "every rank runs the whole program";
         /// How workers and servers exchange gradients and parameters.
-        a_sync_configs(107): optional message(AsyncConfig);
+        a_sync_configs(107): optional message(AsyncConfig), only Servers "the job has no servers";
         /// Settings of LARS.
         lars_configs(108): optional message(LarsConfig);
         /// Settings of LAMB.
@@ -172,8 +180,9 @@ message! {
         /// Output and special variables of the trainers in a parameter-server job.
         trainer_desc_configs(114): optional message(TrainerDescConfig),
             ignored "nothing is dumped while a program trains";
-        /// The sparse tables of the parameter server. No effect in collective jobs.
-        downpour_table_param(115): repeated message(TableParameter);
+        /// The sparse tables of the parameter server.
+        downpour_table_param(115): repeated message(TableParameter),
+            only Servers "the job has no servers";
         /// The file system to which tables are saved.
         fs_client_param(116): optional message(FsClientParameter),
             ignored "tables are saved to folders";

@@ -1,7 +1,9 @@
 //! The tables of the guide are generated from the schema (`FLEET_BLESS=1` writes them).
 
 use crate::schema::{default, shapes};
-use fleet_config::{DistributedStrategy, Field, Kind, Shape};
+use fleet_config::{
+    DOCUMENTED_DEFAULTS, DistributedStrategy, DocumentedDefault, Field, JobKind, Kind, Shape,
+};
 
 const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/strategies.md");
 const MARK: &str = "<!-- fields: made from the schema, checked by a test -->\n";
@@ -44,10 +46,16 @@ fn wrapped(text: &str) -> String {
 
 /// Returns the text for a field's mark.
 fn mark(field: &Field) -> String {
-    match (field.refused, field.ignored) {
-        (Some(why), _) => format!(" **Not supported: {why}.**"),
-        (None, Some(why)) => format!(" **No effect: {why}.**"),
-        (None, None) => String::new(),
+    match (field.refused, field.ignored, field.only) {
+        (Some(why), ..) => format!(" **Not supported: {why}.**"),
+        (None, Some(why), _) => format!(" **No effect: {why}.**"),
+        (None, None, Some((JobKind::Collective, why))) => {
+            format!(" **No effect with parameter servers: {why}.**")
+        }
+        (None, None, Some((JobKind::Servers, why))) => {
+            format!(" **No effect in collective jobs: {why}.**")
+        }
+        (None, None, None) => String::new(),
     }
 }
 
@@ -69,10 +77,35 @@ fn joined(doc: &[&str]) -> String {
     doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
 }
 
+/// Returns the table of defaults that differ between documents and Fleet.
+fn defaults() -> String {
+    let mut text = "\n| field | documents | Fleet | why |\n| --- | --- | --- | --- |\n".to_string();
+    for row in &DOCUMENTED_DEFAULTS {
+        let DocumentedDefault { message, field, documents, fleet, why } = row;
+        let shape = shapes()[message];
+        let known = shape.field(field).expect(field);
+        let known = if known.repeated { String::new() } else { default(known) };
+        assert_eq!(*fleet, known, "{message}.{field}");
+        let fleet = if fleet.is_empty() { String::new() } else { format!("`{fleet}`") };
+        text += &format!("| `{message}.{field}` | {documents} | {fleet} | {why} |\n");
+    }
+    text + "\n"
+}
+
+/// Returns the guide with the table of defaults as it should be.
+fn with_defaults(guide: &str) -> String {
+    const START: &str = "<!-- defaults: made from the code, checked by a test -->\n";
+    const END: &str = "<!-- end of defaults -->\n";
+    let (before, rest) = guide.split_once(START).expect("the mark in the guide");
+    let (_, after) = rest.split_once(END).expect("the end of the table");
+    format!("{before}{START}{}{END}{after}", defaults())
+}
+
 #[test]
 fn the_guide_is_the_schema() {
     let guide = std::fs::read_to_string(GUIDE).expect("the guide");
-    let (before, _) = guide.split_once(MARK).expect("the mark in the guide");
+    let with_defaults = with_defaults(&guide);
+    let (before, _) = with_defaults.split_once(MARK).expect("the mark in the guide");
     let mut expected = format!("{before}{MARK}{}", table(DistributedStrategy::describe()));
     let others = shapes();
     let others = others.values().filter(|shape| !shape.name.starts_with("Distributed"));

@@ -7,7 +7,7 @@
 
 use super::data_parallel::emit_collective;
 use super::local_sgd::{State, average, binary, cannot_train_alone, take_snapshots};
-use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId};
+use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers};
 use crate::effective::Effective;
 use crate::job::Job;
 use fleet_base::Result;
@@ -35,6 +35,13 @@ impl Strategy for AdaptiveLocalSgd {
 
     fn trains_alone(&self) -> bool {
         true
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused(
+            "servers hold the parameters; with a_sync_configs.k_steps above 0 (GEO), workers train \
+             alone between exchanges",
+        )
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {

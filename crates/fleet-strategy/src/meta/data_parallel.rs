@@ -31,6 +31,15 @@ impl Strategy for DataParallel {
     }
 
     fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+        let is_flat = !strategy.use_hierarchical_allreduce();
+        if is_flat && strategy.hierarchical_allreduce_inter_nranks() > 1 {
+            let path = "hierarchical_allreduce_inter_nranks";
+            let message = "has no effect without use_hierarchical_allreduce";
+            let problem = Problem::warning(path, message)
+                .why("it is the number of ranks in a group of the lower level")
+                .help("set use_hierarchical_allreduce to true, or remove this field");
+            problems.push(problem);
+        }
         if strategy.fuse_all_reduce_ops() {
             problems.extend(large_last_bucket(strategy));
             return;
@@ -52,7 +61,8 @@ impl Strategy for DataParallel {
         let (copies, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
         if copies > 0 && copies as usize != count {
             let field = "hybrid_configs.dp_degree".to_string();
-            let each = format!("each of the {count} ranks holds a copy of the model");
+            let ranks = if facts.servers.is_some() { "workers trains" } else { "ranks holds" };
+            let each = format!("each of the {count} {ranks} a copy of the model");
             return Applies::Refused(field.clone(), format!("{field} is {copies}, but {each}"));
         }
         match count {
@@ -121,7 +131,8 @@ fn large_last_bucket(strategy: &Effective<'_>) -> Option<Problem> {
     let problem = Problem::warning("last_comm_group_size_MB", message)
         .why("communication of the last bucket is exposed, so it should be the smallest")
         .help("use 1");
-    (last > limit as f32).then_some(problem)
+    // 0 and -1 are no sizes.
+    (limit > 0 && last > limit as f32).then_some(problem)
 }
 
 fn scales(job: &Job<'_>) -> bool {

@@ -6,7 +6,7 @@
 //! before they are compressed: `clip_norm / sqrt(ranks)`. Before the rampup, their sums are clipped
 //! to `clip_norm`, like all other gradients.
 
-use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId};
+use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers};
 use crate::effective::Effective;
 use crate::job::{Job, prepend};
 use fleet_base::{Error, Result};
@@ -60,6 +60,10 @@ impl Strategy for Dgc {
                 .help(format!("use at least {count}"));
             problems.push(problem);
         }
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused("gradients are sent to servers, not summed over workers")
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {

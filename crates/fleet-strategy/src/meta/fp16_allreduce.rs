@@ -2,7 +2,7 @@
 //! (`g.cast_bf16_0` with `fp16_allreduce_dtype` bfloat16). On arrival they are cast back,
 //! `g.cast_fp16_0.cast_fp32_0`.
 
-use super::{Applies, Facts, Strategy, trains_alone};
+use super::{Applies, Facts, Strategy, WithServers, trains_alone};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
 use fleet_base::Result;
@@ -22,6 +22,10 @@ impl Strategy for Fp16AllReduce {
                 .help("set fp16_allreduce to true, or remove this field");
             problems.push(problem);
         }
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused("gradients are sent to servers as 32-bit floats")
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {

@@ -6,7 +6,7 @@
 //! block handles loss scaling, clipping and updates, and clears the accumulators. Ranks thus
 //! communicate once in k steps. The learning rate schedule counts every step.
 
-use super::{Applies, Facts, Strategy};
+use super::{Applies, Facts, Strategy, WithServers};
 use crate::effective::Effective;
 use crate::job::{Job, prepend};
 use fleet_base::{Error, Result};
@@ -27,6 +27,12 @@ impl Strategy for GradientMerge {
         let problem = Problem::warning(path, "gradient_merge has no effect");
         let is_idle = strategy.gradient_merge_configs().k_steps() <= 1;
         is_idle.then(|| problem.why("one step makes one update").help("use 2 or more"))
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused(
+            "servers make the updates; a_sync_configs.max_merge_var_num merges gradients to be sent",
+        )
     }
 
     fn applies(&self, strategy: &Effective<'_>, _: &Facts<'_>) -> Applies {

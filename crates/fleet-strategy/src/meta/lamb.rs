@@ -1,7 +1,7 @@
 //! LAMB replaces the user's Adam. Learning rate, betas, epsilon, regularizer, clipping and
 //! parameters are kept.
 
-use super::{Applies, Conflict, Facts, Strategy, StrategyId, weight_decay};
+use super::{Applies, Conflict, Facts, Strategy, StrategyId, WithServers, weight_decay};
 use crate::effective::Effective;
 use crate::job::Job;
 use fleet_base::Result;
@@ -24,6 +24,12 @@ impl Strategy for Lamb {
         let names = &strategy.lamb_configs().exclude_from_weight_decay;
         let ends = |parameter: &str, name: &str| parameter.ends_with(name);
         weight_decay::unmatched(program, (path, names), ("ends with", ends), problems);
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused(
+            "its rule needs norms of whole parameters, and servers hold parts of them",
+        )
     }
 
     fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {

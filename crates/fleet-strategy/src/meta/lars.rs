@@ -1,7 +1,7 @@
 //! LARS momentum replaces the user's Momentum. Learning rate, momentum, regularizer, clipping and
 //! parameters are kept.
 
-use super::{Applies, Facts, Strategy, weight_decay};
+use super::{Applies, Facts, Strategy, WithServers, weight_decay};
 use crate::effective::Effective;
 use crate::job::Job;
 use fleet_base::Result;
@@ -17,6 +17,12 @@ impl Strategy for Lars {
         let names = &strategy.lars_configs().exclude_from_weight_decay;
         let contains = |parameter: &str, name: &str| parameter.contains(name);
         weight_decay::unmatched(program, (path, names), ("contains", contains), problems);
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused(
+            "its rule needs norms of whole parameters, and servers hold parts of them",
+        )
     }
 
     fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {

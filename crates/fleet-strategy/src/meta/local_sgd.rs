@@ -6,7 +6,7 @@
 //! optimizer state is not averaged.
 
 use super::data_parallel::{buckets_of, emit_collective};
-use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId};
+use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers};
 use crate::effective::Effective;
 use crate::job::{Job, prepend};
 use fleet_base::Result;
@@ -33,6 +33,13 @@ impl Strategy for LocalSgd {
 
     fn trains_alone(&self) -> bool {
         true
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused(
+            "servers hold the parameters; with a_sync_configs.k_steps above 0 (GEO), workers train \
+             alone between exchanges",
+        )
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {

@@ -68,6 +68,19 @@ macro_rules! strategies {
                     StrategyId::ParameterServer => "ParameterServer",
                 }
             }
+
+            /// Returns the strategy to which a field of the strategy's message belongs.
+            pub(crate) fn of_field(name: &str) -> Option<StrategyId> {
+                match name {
+                    "auto" => return Some(StrategyId::Auto),
+                    "fp16_allreduce_dtype" => return Some(StrategyId::Fp16AllReduce),
+                    "gradient_scale_configs" => return Some(StrategyId::RawProgram),
+                    _ => {}
+                }
+                let switch = name.strip_suffix("_configs").unwrap_or(name);
+                let own = STRATEGIES.iter().find(|it| it.switch() == switch);
+                own.map(|it| it.id())
+            }
         }
 
         $(impl Named for $module::$Strategy {
@@ -163,6 +176,14 @@ pub trait Strategy: Named + Sync {
     fn trains_alone(&self) -> bool {
         false
     }
+    /// Returns whether it can be used with parameter servers. By default, a strategy that keeps the
+    /// mathematics can; a strategy that changes them says why not.
+    fn with_servers(&self) -> WithServers {
+        match self.kind() {
+            Kind::Keeps => WithServers::Applies,
+            Kind::Changes => WithServers::Refused("servers make the updates"),
+        }
+    }
     /// Returns why its settings have no effect in any program, if that is so.
     fn idle(&self, _: &Effective<'_>) -> Option<Problem> {
         None
@@ -181,12 +202,31 @@ pub trait Strategy: Named + Sync {
     }
 }
 
+/// The answer of a strategy in a job with parameter servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithServers {
+    /// It applies as in a job without servers.
+    Applies,
+    /// It is refused, because omitting it would train a different model than the user expects; the
+    /// reason.
+    Refused(&'static str),
+}
+
 /// The facts on which a strategy decides whether it applies.
 pub struct Facts<'a> {
     pub optimizer: &'a OptimizerDesc,
     pub ranks: &'a Ranks,
     pub rates: &'a Rates,
     pub program: &'a Program,
+    /// Set in jobs with parameter servers; `ranks` are then the workers.
+    pub servers: Option<ServerFacts<'a>>,
+}
+
+/// The facts about a job with parameter servers.
+#[derive(Clone, Copy)]
+pub struct ServerFacts<'a> {
+    /// The optimizer of sparse tables, if it is not that of the layers.
+    pub rows: Option<&'a OptimizerDesc>,
 }
 
 /// A strategy's decision.
@@ -208,8 +248,9 @@ pub fn wanted<'s>(strategy: &'s Effective<'_>) -> impl Iterator<Item = &'static 
     STRATEGIES.iter().copied().filter(|it| it.wanted(strategy))
 }
 
-/// Returns whether ranks train alone, if all requested strategies apply.
-fn trains_alone(strategy: &Effective<'_>) -> bool {
+/// Returns whether ranks train alone, if all requested strategies apply. Dropped strategies are
+/// switched off before others decide by it ([`decide`](crate::decide)).
+pub(crate) fn trains_alone(strategy: &Effective<'_>) -> bool {
     wanted(strategy).any(|it| it.trains_alone())
 }
 

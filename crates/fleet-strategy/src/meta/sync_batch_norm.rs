@@ -1,7 +1,7 @@
 //! Synchronous batch norm: computes statistics over the whole batch of all ranks. `batch_norm` ops
 //! become `sync_batch_norm`, on their own ring.
 
-use super::{Applies, Facts, Named, Strategy};
+use super::{Applies, Facts, Named, Strategy, WithServers};
 use crate::effective::Effective;
 use crate::job::Job;
 use fleet_base::Result;
@@ -12,6 +12,10 @@ use fleet_ops::nn::{batch_norm, sync_batch_norm};
 pub struct SyncBatchNorm;
 
 impl Strategy for SyncBatchNorm {
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused("workers do not communicate with each other")
+    }
+
     fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {
         let count = norms(facts.program).len();
         let program = facts.program;

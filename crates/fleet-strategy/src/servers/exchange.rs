@@ -1,6 +1,6 @@
 //! The modes in which workers and servers synchronise.
 
-use fleet_base::{Error, Result};
+use fleet_base::Result;
 use fleet_config::DistributedStrategy;
 use fleet_config::Written;
 use fleet_config::{Problem, all_in_one};
@@ -11,14 +11,9 @@ pub fn exchange_of(strategy: &DistributedStrategy, half_async: bool) -> Result<E
     all_in_one(contradiction(strategy).into_iter().collect())?;
     let k_steps = strategy.a_sync_configs().k_steps();
     if strategy.a_sync_configs().enable_dc_asgd() {
-        if strategy.a_sync() && k_steps <= 0 {
-            // DC-ASGD corrects a gradient by the parameters that its worker read last, so
-            // workers must wait for their own pushes.
-            return Ok(Exchange::Pushes(PushMode::HalfAsync));
-        }
-        return Err(Error::invalid("enable_dc_asgd requires an asynchronous job")
-            .expected("a_sync true and k_steps 0")
-            .got(format!("a_sync {}, k_steps {k_steps}", strategy.a_sync())));
+        // DC-ASGD corrects a gradient by the parameters that its worker read last, so workers must
+        // wait for their own pushes.
+        return Ok(Exchange::Pushes(PushMode::HalfAsync));
     }
     Ok(match (strategy.a_sync(), k_steps) {
         (false, ..=0) if half_async => Exchange::Pushes(PushMode::HalfAsync),
@@ -36,12 +31,33 @@ pub fn written_exchange(written: &Written<'_>, half_async: bool) -> Result<Excha
         .map_err(|error| error.at(written.place_of(&format!("a_sync_configs.{field}"))))
 }
 
-/// Reports steps of GEO in a synchronous job.
+/// Reports steps of GEO in a synchronous job, and DC-ASGD outside of asynchronous ones.
 pub fn contradiction(strategy: &DistributedStrategy) -> Option<Problem> {
     let k_steps = strategy.a_sync_configs().k_steps();
+    let is_async = strategy.a_sync() && k_steps <= 0;
+    if strategy.a_sync_configs().enable_dc_asgd() && !is_async {
+        let message = format!(
+            "requires a_sync true and k_steps 0, got a_sync {}, k_steps {k_steps}",
+            strategy.a_sync()
+        );
+        let problem = Problem::error("a_sync_configs.enable_dc_asgd", message)
+            .why("it corrects gradients that arrive late, which only asynchronous jobs have")
+            .help("set a_sync to true and k_steps to 0, or remove it");
+        return Some(problem);
+    }
     let message = format!("expected 0 without a_sync, got {k_steps}");
     let problem = Problem::error("a_sync_configs.k_steps", message)
         .why("a synchronous parameter server exchanges in every step; more steps are GEO")
         .help("set a_sync to true for GEO, or k_steps to 0");
     (!strategy.a_sync() && k_steps > 0).then_some(problem)
+}
+
+/// Reports a combination of gradients that servers do not make.
+pub(crate) fn scaled_sum(strategy: &DistributedStrategy) -> Option<Problem> {
+    let scale = strategy.gradient_scale_configs().scale_strategy();
+    let path = "gradient_scale_configs.scale_strategy";
+    let problem = Problem::error(path, format!("{scale} is not supported with parameter servers"))
+        .why("synchronous servers take the mean over workers, others apply each gradient by itself")
+        .help("use avg");
+    (scale != "avg").then_some(problem)
 }

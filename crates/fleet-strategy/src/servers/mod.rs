@@ -27,16 +27,16 @@ pub use remote::LookupSpec;
 pub use tables::{DenseTable, ParamBlock, SparseTable, TableRule, Tables};
 
 use crate::buckets::grouped;
-use crate::check::validate;
 use crate::compiler::{self, Start};
-use crate::decision::{Decided, Decision, Verdict};
+use crate::decision::{Decision, Outcome};
 use crate::job::Job;
-use crate::meta::{Facts, Kind, STRATEGIES, StrategyId};
+use crate::meta::{Facts, ServerFacts, StrategyId};
 use crate::ranks::Ranks;
+use crate::report::{Report, decide};
 use fleet_base::{Error, Result};
 use fleet_config::Written;
-use fleet_config::{DistributedStrategy, TableParameter};
-use fleet_ir::{OpRole, VarId};
+use fleet_config::{DistributedStrategy, Problem, TableParameter};
+use fleet_ir::{OpRole, Program, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LrSchedule, Programs};
 use fleet_ops::ps::recv;
@@ -58,7 +58,12 @@ pub struct Place {
 #[derive(Clone, Debug)]
 pub struct ServerPlan {
     pub exchange: Exchange,
+    /// The outcome for each requested strategy.
     pub decisions: Vec<Decision>,
+    /// The outcome for each assigned field.
+    pub outcomes: Vec<Outcome>,
+    /// Warnings of the report on the strategy.
+    pub warnings: Vec<Problem>,
     pub chain: Vec<&'static str>,
     pub params_grads: Vec<ParamGrad>,
     pub tables: Tables,
@@ -180,18 +185,14 @@ fn minimize_from<'s>(
     if let Start::Loss(loss) = start {
         fleet_passes::check_loss(&programs.main, loss)?;
     }
-    validate(written)?;
-    let exchange = written_exchange(&written, place.half_async)?;
-    let non_finite = non_finite(written.strategy).map_err(|error| written.blame(error))?;
-    let alone = Ranks::new(0, 1);
-    let rates = crate::Rates::default();
-    let facts = Facts { optimizer, ranks: &alone, rates: &rates, program: &programs.main };
-    let Decided { strategy, decisions } = decide(written, &facts);
-    compiler::refuse(&decisions, &written)?;
+    let rows = sparse.or(optimizer.rows.as_deref());
+    let report = report(written, place, optimizer, rows, &programs.main);
+    report.refuse()?;
+    let exchange = exchange_of(&report.strategy, place.half_async)?;
+    let non_finite = non_finite(&report.strategy).map_err(|error| written.blame(error))?;
     let run = &mut manager;
-    let mut job =
-        compiler::differentiate(run, programs, registry, start, optimizer, &strategy, &decisions)?;
-    let sparse = sparse.or(optimizer.rows.as_deref()).unwrap_or(optimizer);
+    let mut job = compiler::differentiate(run, programs, registry, start, optimizer, &report)?;
+    let sparse = rows.unwrap_or(optimizer);
     let own = StrategyId::ParameterServer.name();
     let (mut tables, lookups) = manager.run(own, &mut job, |job| match exchange {
         Exchange::Geo { .. } => Ok((geo::rewrite(job, sparse, grouping)?, Vec::new())),
@@ -199,7 +200,7 @@ fn minimize_from<'s>(
     })?;
     tables.sparse.iter_mut().for_each(|table| table.config.non_finite = non_finite);
     let mut chain = vec![own];
-    chain.extend(compiler::chain(&decisions));
+    chain.extend(report.chain());
     chain.push(optimizer.rule.op());
     let mut notes = vec![format!(
         "{}: {} sparse table{}, {} dense numbers",
@@ -212,15 +213,32 @@ fn minimize_from<'s>(
     let params_grads = job.grads;
     Ok(ServerPlan {
         exchange,
-        decisions,
+        decisions: report.decisions.clone(),
+        outcomes: report.outcomes.clone(),
+        warnings: report.warnings(),
         chain,
         params_grads,
         tables,
         lookups,
         non_finite,
-        corrects_delay: strategy.a_sync_configs().enable_dc_asgd(),
-        notes,
+        corrects_delay: report.strategy.a_sync_configs().enable_dc_asgd(),
+        notes: compiler::once(notes),
     })
+}
+
+/// Returns the report on a strategy for a worker of a job with servers. `rows` is the optimizer of
+/// sparse tables, if it is not `optimizer`.
+pub fn report<'a>(
+    strategy: impl Into<Written<'a>>,
+    place: Place,
+    optimizer: &OptimizerDesc,
+    rows: Option<&OptimizerDesc>,
+    program: &Program,
+) -> Report<'a> {
+    let workers = Ranks::new(place.worker, place.worker_count);
+    let rates = crate::Rates::default();
+    let servers = Some(ServerFacts { rows });
+    decide(strategy, &Facts { optimizer, ranks: &workers, rates: &rates, program, servers })
 }
 
 fn check(place: Place) -> Result<()> {
@@ -233,27 +251,6 @@ fn check(place: Place) -> Result<()> {
             "worker {} of {}, {} servers",
             place.worker, place.worker_count, place.server_count
         )))
-}
-
-/// Decides which strategies apply with servers, and why. Refuses strategies that change updates or
-/// communicate with other workers.
-pub fn decide<'a>(strategy: impl Into<Written<'a>>, facts: &Facts<'_>) -> Decided<'a> {
-    let mut decided = compiler::decide(strategy, facts);
-    let fits = |id| STRATEGIES.iter().any(|it| it.id() == id && it.kind() == Kind::Keeps);
-    decided.decisions.retain(|decision| {
-        // Gradients go to servers, not to other workers.
-        decision.strategy != StrategyId::RawProgram || decision.verdict == Verdict::Refused
-    });
-    for decision in &mut decided.decisions {
-        if decision.verdict == Verdict::Applied && !fits(decision.strategy) {
-            decision.verdict = Verdict::Refused;
-            decision.reason = format!(
-                "{} conflicts with parameter servers, which make the updates",
-                decision.strategy
-            );
-        }
-    }
-    decided
 }
 
 /// Returns tables of dense parameters, sorted by name and numbered from `first`.

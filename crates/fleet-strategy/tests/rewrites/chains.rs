@@ -3,8 +3,9 @@
 use crate::world::{mlp, rewritten};
 use fleet_nn::prelude::*;
 use fleet_strategy::{
-    AdaptiveLocalSgdConfig, AmpConfig, Cluster, DistributedStrategy, HybridConfig, LambConfig,
-    LarsConfig, LocalSgdConfig, Origin, Ranks, Rates, StrategyId, Verdict,
+    AdaptiveLocalSgdConfig, AmpConfig, Cluster, DistributedStrategy, GradientScaleConfig,
+    HybridConfig, LambConfig, LarsConfig, LocalSgdConfig, Origin, Ranks, Rates, StrategyId,
+    Verdict,
 };
 
 /// Converts text such as `amp+recompute` to a strategy.
@@ -115,7 +116,7 @@ fn auto() {
         .decisions
         .iter()
         .filter(|decision| decision.strategy == StrategyId::Auto)
-        .map(|decision| decision.reason.as_str())
+        .flat_map(|decision| decision.reason.lines())
         .collect();
     assert!(reasons.iter().any(|reason| reason.starts_with("2 machines")), "{reasons:?}");
     assert!(plan.rings.iter().any(|ring| ring.label.starts_with("leaders")), "{:?}", plan.rings);
@@ -138,9 +139,8 @@ fn auto_weighs_the_network_against_the_work() {
         };
         let on = Cluster { ranks: Ranks::new(1, 2), rates };
         let (_, plan) = rewritten(mlp, &optimizer("sgd"), &auto, on).unwrap();
-        let said = plan.decisions.iter().filter(|it| it.strategy == StrategyId::Auto);
-        let said: Vec<String> = said.map(|it| it.reason.clone()).collect();
-        (plan.chain_text(), said.join("\n"))
+        let said = plan.decisions.iter().find(|it| it.strategy == StrategyId::Auto).unwrap();
+        (plan.chain_text(), said.reason.clone())
     };
     let (chain, said) = reasons(1e9, 1e9);
     assert_eq!(chain, "RawProgram -> sgd");
@@ -205,6 +205,22 @@ fn left_out_with_a_warning() {
     assert_eq!(verdicts("localsgd", "sgd", 1).0[1], ("LocalSGD", Verdict::Idle));
     assert_eq!(verdicts("lars+gm", "momentum", 1).1, "GradientMerge -> Lars -> lars_momentum");
     assert_eq!(verdicts("amp", "momentum", 1).1, "AMP -> momentum");
+}
+
+/// Ranks that train alone sum no gradients, and settings of the sum are warned about. With Adam,
+/// localsgd is dropped, and the settings apply.
+#[test]
+fn settings_of_a_sum_that_is_not_made() {
+    let scale = GradientScaleConfig::default().with_scale_strategy("sum");
+    let strategy = switches("localsgd").with_gradient_scale_configs(scale);
+    let strategy = strategy.with_use_hierarchical_allreduce(true);
+    let warnings = |rule: &str| {
+        let (_, plan) = rewritten(mlp, &optimizer(rule), &strategy, Ranks::new(0, 2)).unwrap();
+        plan.warnings.into_iter().map(|it| it.path).collect::<Vec<_>>()
+    };
+    let fields = ["use_hierarchical_allreduce", "gradient_scale_configs.scale_strategy"];
+    assert_eq!(warnings("momentum"), fields);
+    assert_eq!(warnings("adam"), ["localsgd"]);
 }
 
 /// Changes of the requested settings are noted.

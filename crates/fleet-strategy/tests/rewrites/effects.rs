@@ -41,7 +41,7 @@ fn network(path: &str) -> Network {
 }
 
 /// Returns the optimizer to which a field applies.
-fn rule(path: &str) -> OptimizerDesc {
+pub fn rule(path: &str) -> OptimizerDesc {
     match path.split('.').next().unwrap_or_default() {
         "lamb" | "lamb_configs" => Adam::new(0.1).into(),
         "a_sync" | "a_sync_configs" => Sgd::new(0.1).into(),
@@ -84,7 +84,7 @@ fn on_servers(path: &str, strategy: &DistributedStrategy) -> Result<String, Stri
 }
 
 /// Returns a value other than the default.
-fn another(field: &Field) -> Value {
+pub fn another(field: &Field) -> Value {
     let value = match (field.kind, field.default_item()) {
         (Kind::Bool, Some(Item::Bool(value))) => Value::Bool(!value),
         (Kind::Int32, Some(Item::Int32(value))) => Value::Int(i128::from(value.max(0)) + 2),
@@ -99,21 +99,21 @@ fn another(field: &Field) -> Value {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Mark {
+pub enum Mark {
     None,
     Ignored,
     Refused,
 }
 
 /// A field with its path, and its own mark or that of an enclosing field.
-struct Case {
-    path: String,
-    field: &'static Field,
-    mark: Mark,
+pub struct Case {
+    pub path: String,
+    pub field: &'static Field,
+    pub mark: Mark,
 }
 
 /// Collects every scalar field of the strategy and its messages.
-fn cases(shape: &'static Shape, path: &str, around: Mark, found: &mut Vec<Case>) {
+pub fn cases(shape: &'static Shape, path: &str, around: Mark, found: &mut Vec<Case>) {
     for field in shape.fields {
         let path =
             if path.is_empty() { field.name.to_string() } else { format!("{path}.{}", field.name) };
@@ -201,9 +201,8 @@ fn what_is_marked_as_refused_is_refused() {
     }
 }
 
-/// Returns a strategy with the switches that a message needs.
-fn switched_on(path: &str) -> DistributedStrategy {
-    let strategy = DistributedStrategy::new();
+/// Returns the strategy with the switches that a message needs.
+pub fn switched_on(strategy: DistributedStrategy, path: &str) -> DistributedStrategy {
     match path.split_once('.').map_or("", |(message, _)| message) {
         "" | "build_strategy" | "execution_strategy" | "gradient_scale_configs" => strategy,
         "hybrid_configs" | "a_sync_configs" => strategy,
@@ -262,7 +261,8 @@ fn what_is_not_marked_changes_something() {
         if is_elsewhere(&path) || PAIRS.iter().any(|(name, ..)| *name == path) {
             continue;
         }
-        let (mut base, value) = (switched_on(&path), another(field));
+        let mut base = switched_on(DistributedStrategy::new(), &path);
+        let value = another(field);
         let mut strategy = base.clone();
         strategy.set_strictly(&path, value.clone()).unwrap_or_else(|error| panic!("{error}"));
         if path.starts_with("build_strategy.") {

@@ -5,6 +5,7 @@ mod buckets;
 mod chains;
 mod combinations;
 mod compressed;
+mod decisions;
 mod effects;
 mod local;
 mod numbers;

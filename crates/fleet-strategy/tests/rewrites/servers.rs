@@ -192,6 +192,9 @@ fn what_servers_cannot_do_is_refused_by_name() {
     check(decay.into(), &plain, "weight decay is not supported for 'shared'");
     let amp = DistributedStrategy::new().use_amp(AmpConfig::default());
     check(Sgd::new(0.1).into(), &amp, "conflicts with parameter servers");
+    let sum = fleet_strategy::GradientScaleConfig::default().with_scale_strategy("sum");
+    let sum = DistributedStrategy::new().with_gradient_scale_configs(sum);
+    check(Sgd::new(0.1).into(), &sum, "sum is not supported with parameter servers");
     let nobody = Place { worker: 2, ..PLACE };
     assert!(rewritten(Sgd::new(0.1), None, &plain, nobody).is_err());
 
@@ -246,4 +249,29 @@ fn click_tables_are_pushed_with_shows_and_clicks() {
     assert!(matches!(table.config.initializer, Initializer::Uniform { .. }));
     let memory = "'t': rows of SSDSparseTable are kept in memory";
     assert!(plan.notes.iter().any(|note| note.starts_with(memory)), "{:?}", plan.notes);
+}
+
+/// `auto` selects GEO where workers may train alone with the whole model, else async.
+#[test]
+fn auto_chooses_the_exchange() {
+    let auto = DistributedStrategy::new().with_auto(true);
+    let exchange = |optimizer: OptimizerDesc, rows: Option<OptimizerDesc>, table: Embedding| {
+        let net = Net::new();
+        let loss = net.data("d", [-1, 2], DType::I64).embedding(table.sparse()).mean().id();
+        let plan = net.rewrite_with(|programs, registry| {
+            minimize(programs, registry, loss, &optimizer, rows.as_ref(), &auto, PLACE)
+        });
+        let plan = plan.unwrap();
+        assert_eq!(plan.decisions.len(), 1, "{:?}", plan.decisions);
+        (plan.exchange.name(), plan.decisions[0].reason.clone())
+    };
+    let small = || Embedding::new(100, 8);
+    let (name, reason) = exchange(Sgd::new(0.1).into(), None, small());
+    assert!(name == "geo" && reason.contains("k_steps 800"), "{name}: {reason}");
+    let (name, reason) = exchange(Adam::new(0.1).into(), None, small());
+    assert!(name == "async" && reason.contains("only with plain SGD"), "{name}: {reason}");
+    let (name, _) = exchange(Sgd::new(0.1).into(), Some(Sgd::new(0.2).into()), small());
+    assert_eq!(name, "async");
+    let (name, reason) = exchange(Sgd::new(0.1).into(), None, Embedding::new(1 << 30, 8));
+    assert!(name == "async" && reason.contains("64 GiB"), "{name}: {reason}");
 }

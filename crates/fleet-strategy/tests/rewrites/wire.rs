@@ -18,10 +18,13 @@ fn network(net: &Net) -> fleet_ir::VarId {
 
 /// Returns the bytes that rank 0 passes to its rings in each step.
 fn bytes_by_step(strategy: &DistributedStrategy, steps: usize) -> Vec<u64> {
+    bytes_of(&Momentum::new(0.1, 0.9).into(), strategy, steps)
+}
+
+fn bytes_of(optimizer: &OptimizerDesc, strategy: &DistributedStrategy, steps: usize) -> Vec<u64> {
     let outcomes = local::run(RANKS, |rank, world| {
-        let optimizer = Momentum::new(0.1, 0.9).into();
         let ranks = Ranks::new(rank, RANKS);
-        let (programs, plan) = rewritten(network, &optimizer, strategy, ranks)?;
+        let (programs, plan) = rewritten(network, optimizer, strategy, ranks)?;
         let rings: Vec<(i64, Arc<LocalRing>)> = plan
             .rings
             .iter()
@@ -55,6 +58,13 @@ fn fp16_allreduce_halves_the_bytes() {
     assert_eq!(bytes_by_step(&half, 2), [2 * ELEMENTS; 2]);
     let half = half.with_fp16_allreduce_dtype("bfloat16");
     assert_eq!(bytes_by_step(&half, 2), [2 * ELEMENTS; 2]);
+}
+
+/// Adam does not train alone: its gradients are sent, in half precision.
+#[test]
+fn fp16_allreduce_halves_the_bytes_beside_a_dropped_strategy() {
+    let strategy = DistributedStrategy::new().with_localsgd(true).with_fp16_allreduce(true);
+    assert_eq!(bytes_of(&Adam::new(0.1).into(), &strategy, 2), [2 * ELEMENTS; 2]);
 }
 
 /// Dense before the rampup; at sparsity 0.999 at most 0.3 % of that.

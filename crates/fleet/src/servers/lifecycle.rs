@@ -6,9 +6,9 @@ use super::end_marker::EndMarker;
 use super::launch_barrier::{expect_listening, waits_for_servers};
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
-use crate::Fleet;
 use crate::connection::job_token;
 use crate::report::Reporter;
+use crate::{Fleet, exec_options};
 use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_exec::ExecOptions;
@@ -154,6 +154,7 @@ impl Fleet {
     ) -> Result<Worker> {
         let communication = communicator_options(&job.strategy, self.env())?;
         let options = self.on_own_cores(options)?;
+        self.print_in_force(&job.strategy, &exec_options(&job.strategy, options.clone()));
         let servers = self.servers(job)?;
         let published = match self.topology().server_num() {
             0 => None,

@@ -195,6 +195,52 @@ fn many_ranks_train_what_one_trains_on_all_of_the_batch() {
     }
 }
 
+/// The documented flags set the buckets of a strategy that leaves them open.
+#[test]
+fn flags_of_the_environment_set_the_buckets() {
+    const FLAG: &str = "FLAGS_fuse_parameter_memory_size";
+    let report = |value: &str| {
+        let outputs = launch::run_with("train", 2, "", &[(FLAG, value)]);
+        let said = stderr_of(&outputs[0]);
+        let flag = format!("fuse_grad_size_in_MB: {value}, from {FLAG}");
+        assert!(outputs.iter().all(|it| it.status.success()) && said.contains(&flag), "{said}");
+        said
+    };
+    // One bucket, and one for each of the two layers.
+    for (value, sums) in [("0", "4 -> 1"), ("-1", "4 -> 2")] {
+        let said = report(value);
+        let line = format!("all-reduce ops before and after fusion: {sums}");
+        assert!(said.contains(&line), "{value}: {said}");
+    }
+    let outputs = launch::run_with("train", 2, "", &[(FLAG, "half")]);
+    let said = stderr_of(&outputs[0]);
+    assert!(said.contains(&format!("invalid value of {FLAG}")), "{said}");
+}
+
+/// The first worker prints what its strategy does, on one rank, too.
+#[test]
+fn a_job_of_one_rank_reports_its_strategy() {
+    let report = |job: &str, overview: &str| {
+        let outputs = launch::run_with(job, 1, "", &[("FLEET_OVERVIEW", overview)]);
+        assert!(outputs[0].status.success(), "{}", stderr_of(&outputs[0]));
+        stderr_of(&outputs[0])
+    };
+    let said = report("train in rings", "");
+    for part in [
+        "nccl_comm_num                    2",
+        "1 rank, momentum",
+        "nothing to do for nccl_comm_num, fuse_all_reduce_ops: one rank: nothing to send",
+        "in force: ",
+    ] {
+        assert!(said.contains(part), "no '{part}' in {said}");
+    }
+    assert!(!said.contains("Build Strategy"), "{said}");
+    assert!(report("train in rings", "full").contains("Build Strategy"));
+    assert!(!report("train in rings", "none").contains("Overview"));
+    let said = report("train", "");
+    assert!(!said.contains("1 rank") && !said.contains("Overview"), "{said}");
+}
+
 #[test]
 fn a_rank_that_leaves_early_is_named() {
     let outputs = run("leave early", 2);
