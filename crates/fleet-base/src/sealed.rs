@@ -15,8 +15,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Size limit. Such files have a few lines.
-pub const SEALED_BYTES_MAX: u64 = 1 << 20;
+/// Size limit. The longest such files list the parameters of a network, with less than 100 bytes
+/// each.
+pub const SEALED_BYTES_MAX: u64 = 1 << 24;
 const VERSION: &str = ", version ";
 const END: &str = "end ";
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 fn job() -> JobTables {
     let table = TableConfig::Dense {
         table_id: 0,
-        len: 2,
+        params: vec![("weight".into(), 2)],
         rule: Rule::Sgd(Sgd { lr: 0.25 }),
         non_finite: NonFinite::Refuse,
         options: DenseOptions { corrects_delay: true, ..DenseOptions::default() },

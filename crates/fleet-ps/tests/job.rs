@@ -23,7 +23,7 @@ pub fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
         TableConfig::Sparse(sparse()),
         TableConfig::Dense {
             table_id: DENSE,
-            len: 5,
+            params: vec![("weight".into(), 4), ("bias".into(), 1)],
             rule: Rule::Sgd(Sgd { lr: 0.5 }),
             non_finite: NonFinite::Refuse,
             options: Default::default(),

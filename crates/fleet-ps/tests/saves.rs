@@ -3,7 +3,7 @@
 use crate::common::{DENSE, GEO, SPARSE, STEPS, job};
 use fleet_ps::{
     CtrAccessor, JobTables, LocalServers, PullMode, Push, Rule, SaveFormat, SaveMode, ServerTables,
-    SparseConfig, TableAccess, TableAdmin, TableConfig, Tables, rule,
+    SparseConfig, TableAccess, TableAdmin, TableConfig, TableIndex, Tables, rule,
 };
 use std::path::PathBuf;
 
@@ -32,8 +32,9 @@ fn tables(server_count: usize) -> JobTables {
     let mut job = job(server_count, 1, false);
     for table in &mut job.tables {
         match table {
-            TableConfig::Dense { rule, len, .. } => {
-                (*rule, *len) = (Rule::Adam(rule::Adam::default()), 11);
+            TableConfig::Dense { rule, params, .. } => {
+                *rule = Rule::Adam(rule::Adam::default());
+                *params = vec![("bias".into(), 3), ("weight".into(), 8)];
             }
             TableConfig::Sparse(config) => config.rule = Rule::Adagrad(rule::Adagrad::default()),
             TableConfig::Geo(_) | TableConfig::GlobalStep { .. } => {}
@@ -105,7 +106,7 @@ fn one_table_is_saved_and_loaded_alone() {
     assert!(start(2).load(Tables::All, &all.0).is_ok());
     let error =
         start(2).load(Tables::All, &one.0.join(SPARSE.to_string())).unwrap_err().to_string();
-    assert!(error.contains("001"), "{error}");
+    assert!(error.contains("the save has no dense parameter 'bias'"), "{error}");
     let error = old.save(Tables::One(9), &one.0, SaveMode::All, SaveFormat::Text).unwrap_err();
     assert!(error.to_string().contains("no such table"), "{error}");
 }
@@ -162,7 +163,7 @@ fn a_save_that_one_server_cannot_write_is_none() {
     assert!(error.contains("004/manifest-001.2") && error.contains("server 1"), "{error}");
     std::fs::remove_dir(&obstacle).unwrap();
     let files = std::fs::read_dir(folder.0.join("004")).unwrap().count();
-    assert_eq!(files, 2 * (3 + 1), "its files are deleted");
+    assert_eq!(files, 2 * (1 + 1), "its files are deleted");
     let new = start(3);
     new.load(Tables::All, &folder.0).unwrap();
     assert!(look(&new) == before, "the previous save is intact");
@@ -196,7 +197,7 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
         std::fs::rename(&away, &path).unwrap();
     };
     hide("saved-001.1", "expected the parts of 2 servers in save 1, got no parts of servers [1]");
-    hide("004/part-001-00002", "004/part-001-00002");
+    hide("004/part-001-00000", "004/part-001-00000");
     hide("001/manifest-000.1", "001/manifest-000.1 is missing");
     let part = folder.0.join("001/part-001");
     let bytes = std::fs::read(&part).unwrap();
@@ -217,7 +218,7 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
         old.save(Tables::All, &folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
     }
     let files = std::fs::read_dir(&folder.0).unwrap().count();
-    assert_eq!(files, 5 + 2, "five tables, two marks");
+    assert_eq!(files, 5 + 2 + 1, "five tables, two marks, a list");
     let files = std::fs::read_dir(folder.0.join("001")).unwrap().count();
     assert_eq!(files, 4, "two parts, two manifests");
 }
@@ -284,4 +285,153 @@ fn a_save_with_any_byte_changed_is_refused_by_name() {
         assert!(refused > count * 9 / 10, "{refused} of {count}");
         new.load(Tables::All, &folder.0).unwrap();
     }
+}
+
+/// Adam, so that the state of every number and of the table matters.
+fn dense(table_id: u32, params: &[(&str, usize)]) -> TableConfig {
+    TableConfig::Dense {
+        table_id,
+        params: params.iter().map(|(name, len)| (name.to_string(), *len)).collect(),
+        rule: Rule::Adam(rule::Adam::default()),
+        non_finite: fleet_ps::NonFinite::Refuse,
+        options: Default::default(),
+    }
+}
+
+fn rows(table_id: u32, name: &str) -> TableConfig {
+    TableConfig::Sparse(SparseConfig { name: name.into(), ..SparseConfig::plain(table_id, 2) })
+}
+
+fn servers(server_count: usize, tables: Vec<TableConfig>) -> LocalServers {
+    let job = JobTables { server_count, worker_count: 1, sync: false, tables };
+    LocalServers::new(&ServerTables::all(&job).unwrap(), 0).unwrap()
+}
+
+/// Gradients of the parameters by name: the same whatever table they are in.
+fn push_by_name(servers: &LocalServers, step: usize) {
+    for table in &servers.job().tables.clone() {
+        let TableConfig::Dense { table_id, params, .. } = table else { continue };
+        let grad = |(name, len): &(String, usize)| -> Vec<f32> {
+            (0..*len).map(|at| (name.len() * 7 + at * 3 + step) as f32 * 0.1 - 1.0).collect()
+        };
+        let grads: Vec<f32> = params.iter().flat_map(grad).collect();
+        servers.push_dense(*table_id, None, &grads).unwrap();
+    }
+}
+
+fn values_by_name(servers: &LocalServers) -> Vec<(String, Vec<f32>)> {
+    let mut all = Vec::new();
+    for table in &servers.job().tables {
+        let TableConfig::Dense { table_id, params, .. } = table else { continue };
+        let mut values = vec![0.0; table.dense_len()];
+        servers.pull_dense(*table_id, &mut values).unwrap();
+        let mut rest = &values[..];
+        for (name, len) in params {
+            let (own, others) = rest.split_at(*len);
+            all.push((name.clone(), own.to_vec()));
+            rest = others;
+        }
+    }
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+/// A save is loaded by a job that numbers its tables otherwise and divides its dense parameters
+/// into other tables, on other numbers of servers.
+#[test]
+fn tables_and_parameters_are_found_by_name() {
+    let row = |servers: &LocalServers, table: u32| {
+        let mut row = [0.0; 2];
+        servers.pull_sparse(table, (&[7]).into(), &mut row, PullMode::Infer).unwrap();
+        row
+    };
+    for format in [SaveFormat::Text, SaveFormat::Binary] {
+        let folder = Folder::new("names");
+        let params = [("b", 3), ("weight", 11), ("other.w", 6)];
+        let tables = vec![rows(0, "users"), rows(1, "items"), dense(2, &params)];
+        let old = servers(2, tables);
+        (0..3).for_each(|step| push_by_name(&old, step));
+        old.push_sparse(0, None, Push::new(&[7], &[1.0, 2.0])).unwrap();
+        old.push_sparse(1, None, Push::new(&[7], &[-3.0, 4.0])).unwrap();
+        old.save(Tables::All, &folder.0, SaveMode::All, format).unwrap();
+        let list = std::fs::read_to_string(folder.0.join("tables.txt")).unwrap();
+        assert_eq!(
+            list,
+            "000\tusers\tsparse\t2\tsgd\n001\titems\tsparse\t2\tsgd\n\
+             002\tMergedDense\tdense\t20\tadam\n\tb\t0..3\n\tweight\t3..14\n\
+             \tother.w\t14..20\n"
+        );
+        let index = TableIndex::read(&folder.0).unwrap();
+        let want = values_by_name(&old);
+        let names: Vec<&str> = want.iter().map(|(name, _)| &name[..]).collect();
+        let read = index.dense(&names).unwrap();
+        assert!(read.iter().eq(want.iter().map(|(_, values)| values)));
+        push_by_name(&old, 3);
+        for server_count in [1, 2, 3] {
+            let tables = vec![
+                dense(0, &[("weight", 11)]),
+                dense(4, &[("other.w", 6), ("b", 3)]),
+                rows(5, "items"),
+                rows(9, "users"),
+            ];
+            let new = servers(server_count, tables);
+            assert_eq!(new.load(Tables::All, &folder.0).unwrap(), 20 + 2);
+            assert_eq!(values_by_name(&new), want, "{server_count} servers");
+            assert_eq!([row(&new, 9), row(&new, 5)], [row(&old, 0), row(&old, 1)]);
+            push_by_name(&new, 3);
+            assert_eq!(values_by_name(&new), values_by_name(&old), "with the state of Adam");
+        }
+    }
+}
+
+#[test]
+fn what_a_save_lacks_is_named() {
+    let folder = Folder::new("lacks");
+    let old = servers(1, vec![rows(0, "users"), dense(1, &[("weight", 4)])]);
+    old.save(Tables::All, &folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    let check = |table: TableConfig, words: &[&str]| {
+        let error = servers(1, vec![table]).load(Tables::All, &folder.0).unwrap_err().to_string();
+        words.iter().for_each(|words| assert!(error.contains(words), "{error}"));
+        assert!(error.contains("help: "), "{error}");
+    };
+    check(rows(0, "user"), &["the save has no table 'user'", "'users'"]);
+    check(dense(1, &[("weights", 4)]), &["the save has no dense parameter 'weights'", "'weight'"]);
+    check(dense(1, &[("weight", 5)]), &["'weight' has another size in the save"]);
+    let wide = SparseConfig { name: "users".into(), ..SparseConfig::plain(0, 3) };
+    check(TableConfig::Sparse(wide), &["save has another table: expected", "dim=3", "dim=2"]);
+    // A server takes only the tables that the save has by name, if that is asked for.
+    let tables = vec![rows(0, "items"), rows(1, "users")];
+    let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables };
+    let server = ServerTables::new(&job, 0).unwrap();
+    assert_eq!(server.load_present(&folder.0, &[0, 1]).unwrap(), ["items"]);
+    let twins = vec![rows(0, "items"), rows(1, "items")];
+    let error = ServerTables::new(&JobTables { tables: twins, ..job }, 0).map(drop).unwrap_err();
+    assert!(error.to_string().contains("duplicate name"), "{error}");
+}
+
+/// Saves of earlier versions have no names: their tables are found by number.
+#[test]
+fn saves_without_names_are_loaded_by_number() {
+    let folder = Folder::new("unnamed");
+    let old = servers(2, vec![rows(0, "users"), dense(1, &[("weight", 4), ("b", 2)])]);
+    push_by_name(&old, 0);
+    old.push_sparse(0, None, Push::new(&[7], &[1.0, 2.0])).unwrap();
+    old.save(Tables::All, &folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    for server in 0..2 {
+        let mark = folder.0.join(format!("saved-{server:03}.1"));
+        std::fs::write(mark, "server_count 2\n").unwrap();
+    }
+    let tables = vec![rows(0, "people"), dense(1, &[("w", 4), ("b", 2)])];
+    let new = servers(3, tables.clone());
+    assert_eq!(new.load(Tables::All, &folder.0).unwrap(), 1 + 6);
+    let bits = |servers: &LocalServers| {
+        let mut values = [0.0; 6];
+        servers.pull_dense(1, &mut values).unwrap();
+        values
+    };
+    assert_eq!(bits(&new), bits(&old));
+    assert!(TableIndex::read(&folder.0).unwrap().tables.is_empty());
+    let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables };
+    let error = ServerTables::new(&job, 0).unwrap().load_present(&folder.0, &[0]).unwrap_err();
+    assert!(error.to_string().contains("the save does not name its tables"), "{error}");
 }

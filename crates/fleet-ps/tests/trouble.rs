@@ -99,7 +99,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, mut left: Option<usize>, cuts: &
 fn tiny() -> JobTables {
     let tables = vec![TableConfig::Dense {
         table_id: DENSE,
-        len: 5,
+        params: vec![("weight".into(), 5)],
         rule: fleet_ps::Rule::Sgd(fleet_ps::rule::Sgd { lr: 0.5 }),
         non_finite: fleet_ps::NonFinite::Refuse,
         options: Default::default(),

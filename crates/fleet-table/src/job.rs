@@ -2,6 +2,7 @@
 
 use crate::{DenseCut, NonFinite, Rule, SparseConfig};
 use fleet_base::{Error, Result};
+use std::collections::HashSet;
 
 /// The tables of a job, the same on every server and known to every worker.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,8 +24,8 @@ pub enum TableConfig {
     /// Parameters laid end to end, divided among the servers.
     Dense {
         table_id: u32,
-        /// Number of elements on all servers.
-        len: usize,
+        /// Names of the parameters and their numbers of elements, on all servers.
+        params: Vec<(String, usize)>,
         rule: Rule,
         non_finite: NonFinite,
         options: DenseOptions,
@@ -54,6 +55,23 @@ impl TableConfig {
         }
     }
 
+    /// Returns the parameter that became a table of rows, or the documented name of a table.
+    pub fn name(&self) -> &str {
+        match self {
+            TableConfig::Dense { .. } => "MergedDense",
+            TableConfig::Sparse(config) | TableConfig::Geo(config) => &config.name,
+            TableConfig::GlobalStep { .. } => "GlobalStep",
+        }
+    }
+
+    /// Returns the number of elements of a dense table on all servers; 0 for other tables.
+    pub fn dense_len(&self) -> usize {
+        match self {
+            TableConfig::Dense { params, .. } => params.iter().map(|(_, len)| len).sum(),
+            _ => 0,
+        }
+    }
+
     pub fn kind(&self) -> &'static str {
         match self {
             TableConfig::Dense { .. } => "dense",
@@ -68,7 +86,7 @@ impl TableConfig {
 const COUNT_MAX: usize = 1 << 16;
 
 impl JobTables {
-    /// Rejects jobs without servers or workers, and duplicate table ids.
+    /// Rejects jobs without servers or workers, and duplicate ids and names of tables.
     pub fn check(&self) -> Result<()> {
         for (what, count) in [("servers", self.server_count), ("workers", self.worker_count)] {
             if !(1..=COUNT_MAX).contains(&count) {
@@ -78,9 +96,9 @@ impl JobTables {
             }
         }
         for table in &self.tables {
-            let TableConfig::Dense { table_id, len, options, .. } = table else { continue };
+            let TableConfig::Dense { table_id, options, .. } = table else { continue };
             let place = |error: Error| error.at(format!("dense table {table_id}"));
-            options.cut.check(*len, self.server_count).map_err(place)?;
+            options.cut.check(table.dense_len(), self.server_count).map_err(place)?;
             if options.corrects_delay && self.sync {
                 return Err(place(
                     Error::invalid("delay compensation (DC-ASGD) conflicts with a synchronous job")
@@ -88,10 +106,25 @@ impl JobTables {
                 ));
             }
         }
+        self.check_names()?;
         let mut ids: Vec<u32> = self.tables.iter().map(TableConfig::table_id).collect();
         ids.sort_unstable();
         match ids.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(Error::invalid("duplicate table id").got(pair[0])),
+            None => Ok(()),
+        }
+    }
+
+    /// Rejects two tables or parameters of one name: saves are loaded by name.
+    fn check_names(&self) -> Result<()> {
+        let names = self.tables.iter().flat_map(|table| match table {
+            TableConfig::Dense { params, .. } => params.iter().map(|(name, _)| &name[..]).collect(),
+            TableConfig::Sparse(config) | TableConfig::Geo(config) => vec![&config.name[..]],
+            TableConfig::GlobalStep { .. } => Vec::new(),
+        });
+        let mut known = HashSet::new();
+        match names.into_iter().find(|name| !name.is_empty() && !known.insert(*name)) {
+            Some(name) => Err(Error::invalid("duplicate name of a table or parameter").got(name)),
             None => Ok(()),
         }
     }

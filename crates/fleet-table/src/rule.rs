@@ -91,6 +91,22 @@ impl Rule {
     }
 }
 
+/// Shows a rule with all of its parameters: `momentum(lr 0.05, mu 0.9, nesterov)`.
+impl std::fmt::Display for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (name, parameters) = self.facts();
+        write!(f, "{name}(")?;
+        for (at, (what, value, _)) in parameters.into_iter().enumerate() {
+            write!(f, "{}{what} {value}", if at == 0 { "" } else { ", " })?;
+        }
+        match self {
+            Rule::Momentum(rule) if rule.nesterov => f.write_str(", nesterov)"),
+            Rule::Adam(rule) if rule.epsilon_corrected => f.write_str(", corrected epsilon)"),
+            _ => f.write_str(")"),
+        }
+    }
+}
+
 fn click_parameters(lr: f32, initial_g2sum: f32) -> Vec<Parameter> {
     vec![("lr", lr, RATE), ("initial_g2sum", initial_g2sum, POSITIVE)]
 }

@@ -19,6 +19,9 @@ use fleet_base::{Error, Result};
 pub struct SparseConfig {
     /// The table's number, part of the seed of its rows.
     pub table_id: u32,
+    /// The parameter that became this table. Saves are loaded by name; a table without one is
+    /// loaded by number.
+    pub name: String,
     /// Weights of a row (of its embedding part in a click table).
     pub dim: usize,
     pub rule: Rule,
@@ -120,6 +123,7 @@ impl SparseConfig {
     pub fn plain(table_id: u32, dim: usize) -> SparseConfig {
         SparseConfig {
             table_id,
+            name: String::new(),
             dim,
             rule: Rule::Sgd(rule::Sgd::default()),
             initializer: Initializer::Uniform { low: -0.01, high: 0.01 },

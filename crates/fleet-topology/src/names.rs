@@ -238,7 +238,8 @@ variables! {
     FLEET_GRPC_CERT: [Server],
         "PEM file with the servers' gRPC certificate (feature grpc); with FLEET_GRPC_KEY";
     FLEET_GRPC_KEY: [Server], "PEM file with the key of the certificate";
-    PSERVER_DEBUG: [Server] as Switch, default: "0", "Servers print a description of their tables";
+    PSERVER_DEBUG: [Worker, Server] as Switch, default: "0",
+        "Servers and workers print a description of their tables";
     CPU_NUM: [RoleMaker] as Integer(1),
         "Number of threads of a worker where neither the strategy nor the program gives one; by \
          default the worker's share of the cores";

@@ -222,9 +222,9 @@ pub mod ps {
     pub use fleet_ps::{
         Accessor, Arrival, Barriers, CommunicatorOptions, CommunicatorStats, CtrAccessor,
         DenseConfig, Durability, Entry, Ids, Initializer, JobTables, LocalServers, NonFinite,
-        PullMode, Push, Rule, RunControl, START_ROUNDS, SaveFormat, SaveMode, ServerTables,
-        Servers, SparseConfig, Step, TableAccess, TableAdmin, TableConfig, TableStats, Tables,
-        UniqueIds, WorkerSeen,
+        PullMode, Push, Rule, RunControl, START_ROUNDS, SaveFormat, SaveMode, SavedTable,
+        ServerTables, Servers, SparseConfig, Step, TableAccess, TableAdmin, TableConfig,
+        TableIndex, TableStats, Tables, UniqueIds, WorkerSeen,
     };
 }
 

@@ -17,6 +17,7 @@ fn work(job: &str) -> Result<()> {
         "train" => servers_dataset::train_in(folder, 6).map(|area| {
             area.into_iter().for_each(|area| println!("\nAUC of all {area}"));
         }),
+        "grown" => grow(folder),
         // The save is loaded by the worker for all servers, or by each server for its part.
         _ => infer(folder, job == "servers_load"),
     }
@@ -44,7 +45,7 @@ fn infer(folder: &Path, servers_load: bool) -> Result<()> {
     let mut infer = fleet.distributed_infer(net.build()?, &job, load, options)?;
     let table = job.plan.tables.sparse[0].table_id();
     let rows = infer.servers().admin.stats(table)?.row_count;
-    let ids = Tensor::from_slice(&[0i64, 3, 6, 1 << 39, 1, 2, 4, 5], [2, 4])?;
+    let ids = Tensor::from_slice(&IDS, [2, 4])?;
     for (name, unknown) in [("zeros", UnknownIds::Zeros), ("initial", UnknownIds::InitialValues)] {
         infer.set_unknown_ids(unknown);
         let found = infer.run(&[("ids", &ids)], &[&probability])?;
@@ -53,6 +54,32 @@ fn infer(folder: &Path, servers_load: bool) -> Result<()> {
     println!("\nrows {rows} {}", infer.servers().admin.stats(table)?.row_count);
     infer.stop()
 }
+
+/// Continues the save with a network that has one more table.
+fn grow(folder: &Path) -> Result<()> {
+    let dir = folder.join("saved");
+    let (fleet, net) = (Fleet::from_env()?, Net::new());
+    let model = servers_dataset::network(&net);
+    let probability = model.probability.name();
+    let more = SparseEmbedding::new(10, 2).weight("more");
+    let more = net.data("more", [-1, 1], DType::I64).sparse_embedding(more).mean();
+    let strategy = DistributedStrategy::new().with_a_sync(false);
+    let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);
+    let job = optimizer.minimize_on_servers(&net, model.loss + more)?;
+    if fleet.is_server() {
+        return fleet.init_server_incremental(&job, &dir)?.run();
+    }
+    let mut worker = fleet.prepare_worker(net.build()?, &job, ExecOptions::threads(1))?;
+    worker.load_vars_where(&dir, |var| var.is_parameter())?;
+    let mut worker = worker.start()?;
+    let mut infer = worker.infer()?;
+    infer.set_unknown_ids(UnknownIds::InitialValues);
+    let ids = Tensor::from_slice(&IDS, [2, 4])?;
+    println!("\ngrown {:?}", infer.run(&[("ids", &ids)], &[&probability])?[0].to_vec::<f32>()?);
+    worker.stop()
+}
+
+const IDS: [i64; 8] = [0, 3, 6, 1 << 39, 1, 2, 4, 5];
 
 const TEST: &str = "clicks::files_are_shuffled_over_workers_trained_on_saved_and_inferred_with";
 
@@ -96,4 +123,8 @@ fn files_are_shuffled_over_workers_trained_on_saved_and_inferred_with() {
         assert_ne!(said(&log, "zeros "), trained, "{job}: an unknown id reads as zeros");
         assert_eq!(said(&log, "rows "), "400 400", "{job}: unknown ids get no rows");
     }
+    start(&place, "grown", "--server_num=1 --worker_num=1 --log_overwrite");
+    assert_eq!(said(&place.read("log/workerlog.0"), "grown "), trained, "rows and layers continue");
+    let log = place.read("log/serverlog.0");
+    assert!(log.contains("server 0: ") && log.contains("lacks tables that start empty: more"));
 }

@@ -503,13 +503,13 @@ fn a_damaged_checkpoint_is_passed_over() {
     // Step 8, which was saved again, and step 4 each lose a part.
     for step in ["saves/step-000000000004", newest] {
         let parts = std::fs::read_dir(place.path(&format!("{step}/000"))).unwrap().flatten();
-        let is_lost = |name: &str| name.starts_with("part-001-00007");
+        let is_lost = |name: &str| name.starts_with("part-001-00000");
         parts
             .filter(|part| is_lost(&part.file_name().to_string_lossy()))
             .for_each(|part| std::fs::remove_file(part.path()).unwrap());
     }
     let said = place.run(&line(20_480));
-    said.check(1, &["step-000000000008/000/part-001-00007", " is missing: expected", "help: "]);
+    said.check(1, &["step-000000000008/000/part-001-00000", " is missing: expected", "help: "]);
 }
 
 #[test]

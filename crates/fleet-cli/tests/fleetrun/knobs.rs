@@ -50,9 +50,11 @@ fn servers_print_their_tables_when_they_are_asked_to() {
         Said::new(command.env("PSERVER_DEBUG", value).output().unwrap()).check(0, &[]);
         for server in 0..2 {
             let log = place.read(&format!("log/serverlog.{server}"));
-            let title = format!("fleet: tables of server {server}: ");
+            let title = format!("fleet: tables of server {server}:\nserver_param {{\n");
             assert_eq!(log.contains(&title), prints, "{log}");
-            assert_eq!(log.contains("server_count: 2") && log.contains("dim: 16"), prints, "{log}");
+            assert_eq!(log.contains("trainer_num: 1") && log.contains("dims: 16"), prints, "{log}");
         }
+        let log = place.read("log/workerlog.0");
+        assert_eq!(log.contains("fleet: tables of worker 0:\nworker_param {\n"), prints, "{log}");
     }
 }

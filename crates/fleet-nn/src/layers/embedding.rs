@@ -14,10 +14,12 @@ pub(super) struct Remote<'a> {
     pub class: &'a str,
     pub slot: i64,
     pub is_test: bool,
+    pub any_id: bool,
 }
 
 impl Remote<'_> {
-    pub const NONE: Remote<'static> = Remote { entry: "", class: "", slot: -1, is_test: false };
+    pub const NONE: Remote<'static> =
+        Remote { entry: "", class: "", slot: -1, is_test: false, any_id: false };
 }
 
 /// Options of an embedding: a table of `[vocabulary, width]`.
@@ -95,6 +97,7 @@ impl Embedding {
         let call = call.attr("is_distributed", self.is_distributed);
         let call = call.attr("entry", remote.entry).attr("table_class", remote.class);
         let call = call.attr("slot", remote.slot).attr("is_test", remote.is_test);
+        let call = call.attr("any_id", remote.any_id);
         call.named(format!("{layer}.tmp")).one("Out")
     }
 

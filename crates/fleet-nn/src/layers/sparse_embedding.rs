@@ -61,6 +61,9 @@ pub struct SparseEmbedding {
     pub slot: Option<u32>,
     /// Whether the lookup only reads. Unknown ids then get no row, and rows get no gradient.
     pub is_test: bool,
+    /// Whether every 64-bit number is an id of the table, such as a hash of a feature. Otherwise a
+    /// negative id is an error, and one above the vocabulary a warning.
+    pub any_id: bool,
 }
 
 /// Number of distinct slots that a row can store.
@@ -74,6 +77,7 @@ impl SparseEmbedding {
             table_class: "MemorySparseTable".to_string(),
             slot: None,
             is_test: false,
+            any_id: false,
         }
     }
 
@@ -82,6 +86,7 @@ impl SparseEmbedding {
         table_class: impl Into<String>,
         slot: Some(u32),
         is_test: bool,
+        any_id: bool,
     }
 
     pub fn padding_idx(mut self, id: i64) -> Self {
@@ -138,6 +143,7 @@ impl<'n> Var<'n> {
                 class: &with.table_class,
                 slot: with.slot.map_or(-1, i64::from),
                 is_test: with.is_test,
+                any_id: with.any_id,
             };
             let rows = with.table.emit(b, ids, "sparse_embedding", remote)?;
             b.main.program.var_mut(rows).stop_gradient |= with.is_test;

@@ -6,7 +6,7 @@
 //! order, and values are the rows of the output's gradient. Duplicates are included, and the
 //! optimizer merges them. The values usually share the memory of the output's gradient, so nothing
 //! is copied. The rewrite that moves the table to parameter servers uses `is_distributed`, `entry`,
-//! `table_class`, `slot` (-1: none) and `is_test`.
+//! `table_class`, `slot` (-1: none), `is_test` and `any_id` (also negative ids).
 
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
@@ -24,6 +24,7 @@ const ATTRS: &[AttrSpec] = &[
     attr("table_class", Str("")),
     attr("slot", Int(-1)),
     attr("is_test", Bool(false)),
+    attr("any_id", Bool(false)),
 ];
 
 pub static DEF: OpDef = OpDef {

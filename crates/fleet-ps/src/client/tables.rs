@@ -165,11 +165,13 @@ impl<T: Transport> Client<T> {
     /// Returns the length of a dense table, which must be `numbers`, and its division among the
     /// servers.
     fn dense_cut(&self, table: u32, numbers: usize) -> Result<(usize, &DenseCut)> {
-        let TableConfig::Dense { len, options, .. } = self.job.table(table, &["dense"])? else {
+        let config = self.job.table(table, &["dense"])?;
+        let TableConfig::Dense { options, .. } = config else {
             return Err(Error::invalid(format!("table {table} is not dense")));
         };
-        check_len(table, "the numbers of a dense table", *len, numbers)?;
-        Ok((*len, &options.cut))
+        let len = config.dense_len();
+        check_len(table, "the numbers of a dense table", len, numbers)?;
+        Ok((len, &options.cut))
     }
 
     /// Sends each server its part of the gradients of rows, or of the differences of a geo table.

@@ -51,11 +51,12 @@ impl Async {
     pub fn start(servers: Arc<dyn TableAccess>, options: CommunicatorOptions) -> Result<Async> {
         let mut tables = BTreeMap::new();
         for config in &servers.job().tables {
-            let TableConfig::Dense { table_id, len, .. } = config else { continue };
-            let mut values = vec![0.0; *len];
+            let TableConfig::Dense { table_id, .. } = config else { continue };
+            let len = config.dense_len();
+            let mut values = vec![0.0; len];
             servers.pull_dense(*table_id, &mut values)?;
             let table = Table {
-                spare: Mutex::new(vec![0.0; *len]),
+                spare: Mutex::new(vec![0.0; len]),
                 values: Mutex::new(Values { values, holds: 0 }),
                 sends: Mutex::new(0),
             };

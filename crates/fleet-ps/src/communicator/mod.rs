@@ -196,7 +196,7 @@ impl Core {
 /// };
 /// let table = TableConfig::Dense {
 ///     table_id: 0,
-///     len: 2,
+///     params: vec![("weight".to_string(), 2)],
 ///     rule: Rule::Sgd(Sgd { lr: 1.0 }),
 ///     non_finite: NonFinite::Refuse,
 ///     options: Default::default(),

@@ -17,7 +17,7 @@ pub(super) fn job(workers: usize, geo: bool) -> JobTables {
     let rows = if geo { TableConfig::Geo(config) } else { TableConfig::Sparse(config) };
     let dense = TableConfig::Dense {
         table_id: DENSE,
-        len: 3,
+        params: vec![("weight".into(), 3)],
         rule: Rule::Sgd(Sgd { lr: 1.0 }),
         non_finite: NonFinite::Refuse,
         options: Default::default(),

@@ -4,8 +4,9 @@
 //! Text: one line per element, the parameter and then its own state, `p m v`. If a rule has state
 //! of the whole table, the last line is `shared a b`. Binary: the bytes in memory. A load reads the
 //! elements of all servers and keeps its own, so the number of servers may change, and so may the
-//! blocks.
+//! blocks. Parameters are found by name, so they may also be in other tables than before.
 
+use super::index::FoundDense;
 use super::load::Checked;
 use super::manifest::{self, Part};
 use super::{SaveFormat, Saved, Saver, part_name};
@@ -18,7 +19,11 @@ use std::ops::Range;
 /// Describes the layout of a table, which must be equal for it to fit another; `len` counts the
 /// numbers on all servers.
 pub(crate) fn layout(table: &DenseTable, len: usize) -> String {
-    format!("dense len={len} rule={}", table.config().rule.name())
+    layout_name(table.config().rule.name(), len)
+}
+
+pub(super) fn layout_name(rule: &str, len: usize) -> String {
+    format!("dense len={len} rule={rule}")
 }
 
 pub(crate) const STEPS_LAYOUT: &str = "global step";
@@ -67,59 +72,124 @@ impl Saver<'_> {
     }
 }
 
-/// Loads the ranges `own` of a table of `len` numbers, which may have been divided differently when
-/// it was saved; returns how many numbers.
+/// Loads the ranges `own` of a table from the tables of a save, which may have been divided
+/// differently; returns how many numbers.
 pub(crate) fn load_dense(
     table: &DenseTable,
-    len: usize,
     own: &[Range<usize>],
-    checked: &Checked,
+    found: &[(FoundDense, Checked)],
 ) -> Result<u64> {
-    let wrong = || {
-        Error::invalid("parts do not add up to the dense table")
-            .expected(format!("{len} numbers and their state"))
-            .at(format!("dense table {}", table.config().table_id))
-    };
     let own_len: usize = own.iter().map(ExactSizeIterator::len).sum();
     let mut image = DenseImage::empty(&table.config().rule, own_len);
-    let mut found = 0;
+    let mut count = 0;
+    for (saved, checked) in found {
+        let wanted = own_runs(own, saved);
+        let place = format!("dense table {}", table.config().table_id);
+        each_part(checked, saved.len, |format, ranges, len, bytes| {
+            let part = parse(table, format, bytes)?;
+            if part.values.len() == len {
+                for (from, to, len) in common(ranges, &wanted) {
+                    image.copy(to, &part, from, len);
+                    count += len;
+                }
+            }
+            Some(part.values.len())
+        })
+        .map_err(|error| error.at(place))?;
+    }
+    if count != own_len {
+        return Err(wrong(own_len).got(format!("{count} of {own_len} numbers of this server")));
+    }
+    table.restore(image)?;
+    Ok(count as u64)
+}
+
+/// Reads the values of a saved table of `len` numbers.
+pub(super) fn values(checked: &Checked, len: usize) -> Result<Vec<f32>> {
+    let mut parts: Vec<(Range<usize>, Vec<f32>)> = Vec::new();
+    each_part(checked, len, |format, ranges, part_len, bytes| {
+        let part = part_values(format, bytes, part_len)?;
+        let (mut rest, count) = (&part[..], part.len());
+        for range in ranges {
+            let (own, others) = rest.split_at_checked(range.len())?;
+            parts.push((range.clone(), own.to_vec()));
+            rest = others;
+        }
+        Some(count)
+    })?;
+    parts.sort_by_key(|(range, _)| (range.start, range.end));
+    let mut all = Vec::new();
+    for (range, values) in parts {
+        if range.start != all.len() {
+            return Err(wrong(len).got(format!("no number {}", all.len())));
+        }
+        all.extend(values);
+    }
+    match all.len() == len {
+        true => Ok(all),
+        false => Err(wrong(len).got(all.len())),
+    }
+}
+
+/// Visits the parts of a saved table of `len` numbers: their format, places, count of numbers and
+/// bytes. `visit` returns how many numbers it found, or `None` if the bytes are malformed.
+fn each_part(
+    checked: &Checked,
+    len: usize,
+    mut visit: impl FnMut(SaveFormat, &[Range<usize>], usize, &[u8]) -> Option<usize>,
+) -> Result<()> {
     for part in checked.each_part() {
         let (manifest, bytes) = part?;
-        let part = parse(table, manifest.format, &bytes).ok_or_else(wrong)?;
         let (server, servers) = (manifest.server as usize, manifest.server_count as usize);
         let even = || vec![dense_range(len, server, servers)];
         let saved = manifest.numbers.clone().unwrap_or_else(even);
-        let saved_len: usize = saved.iter().map(ExactSizeIterator::len).sum();
-        if saved_len != part.values.len() || saved.iter().any(|range| range.end > len) {
-            return Err(wrong().got(format!("{} in a part of {saved_len}", part.values.len())));
-        }
-        for (from, to, count) in common(&saved, own) {
-            image.copy(to, &part, from, count);
-            found += count;
+        let sum = saved.iter().try_fold(0usize, |sum, range| sum.checked_add(range.len()));
+        let is_inside = saved.iter().all(|range| range.end <= len);
+        let part_len = sum.filter(|_| is_inside).ok_or_else(|| wrong(len))?;
+        let count = visit(manifest.format, &saved, part_len, &bytes).ok_or_else(|| wrong(len))?;
+        if count != part_len {
+            return Err(wrong(len).got(format!("{count} in a part of {part_len}")));
         }
     }
-    if found != own_len {
-        return Err(wrong().got(format!("{found} of {own_len} numbers of this server")));
-    }
-    table.restore(image)?;
-    Ok(found as u64)
+    Ok(())
 }
 
-/// Returns the overlaps of two lists of ranges: their position in the ranges of one, and of the
-/// other, laid end to end, and their length.
-fn common(one: &[Range<usize>], other: &[Range<usize>]) -> Vec<(usize, usize, usize)> {
+fn wrong(len: usize) -> Error {
+    Error::invalid("parts do not add up to the dense table")
+        .expected(format!("{len} numbers and their state"))
+}
+
+/// Places of a saved table that go to this server, with their positions among its numbers.
+fn own_runs(own: &[Range<usize>], saved: &FoundDense) -> Vec<(Range<usize>, usize)> {
+    let mut runs = Vec::new();
+    for run in &saved.runs {
+        let mut own_at = 0;
+        for range in own {
+            let start = range.start.max(run.own);
+            let end = range.end.min(run.own + run.saved.len());
+            if start < end {
+                let from = run.saved.start + start - run.own;
+                runs.push((from..from + end - start, own_at + start - range.start));
+            }
+            own_at += range.len();
+        }
+    }
+    runs
+}
+
+/// Returns the overlaps of a part's ranges with the wanted ones: their position in the part, their
+/// position in the image, and their length.
+fn common(part: &[Range<usize>], wanted: &[(Range<usize>, usize)]) -> Vec<(usize, usize, usize)> {
     let mut found = Vec::new();
-    let mut one_at = 0;
-    for a in one {
-        let mut other_at = 0;
-        for b in other {
+    let mut part_at = 0;
+    for a in part {
+        for (b, to) in wanted {
             let (start, end) = (a.start.max(b.start), a.end.min(b.end));
             if start < end {
-                found.push((one_at + start - a.start, other_at + start - b.start, end - start));
+                found.push((part_at + start - a.start, to + start - b.start, end - start));
             }
-            other_at += b.len();
         }
-        one_at += a.len();
+        part_at += a.len();
     }
     found
 }
@@ -173,6 +243,22 @@ fn text(image: &DenseImage) -> String {
         text.push('\n');
     }
     text
+}
+
+/// Returns the values of a part, without state; `None` if it is malformed.
+fn part_values(format: SaveFormat, bytes: &[u8], len: usize) -> Option<Vec<f32>> {
+    match format {
+        SaveFormat::Binary => {
+            let (values, _) = bytes.split_at_checked(len.checked_mul(4)?)?;
+            let chunks = values.chunks_exact(4);
+            Some(chunks.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        }
+        SaveFormat::Text => {
+            let lines = std::str::from_utf8(bytes).ok()?.lines();
+            let lines = lines.filter(|line| !line.starts_with("shared"));
+            lines.map(|line| line.split(' ').next()?.parse().ok()).collect()
+        }
+    }
 }
 
 /// Parses a part of a table; `None` if it is malformed.

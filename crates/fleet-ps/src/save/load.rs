@@ -88,7 +88,7 @@ impl Checked {
 }
 
 /// The latest complete save of a folder.
-pub(crate) struct Latest {
+pub(super) struct Latest {
     pub save_id: u64,
     /// Why the newest one was passed over.
     pub passed_over: Option<Error>,

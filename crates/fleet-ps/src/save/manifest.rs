@@ -40,6 +40,8 @@ const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
 /// First word of the line of [`Manifest::numbers`].
 const NUMBERS: &str = "numbers";
+/// Name of a save's list of tables for people.
+pub(super) const TABLES: &str = "tables.txt";
 pub(super) const PREFIX: &str = "manifest-";
 
 /// Returns the name of a server's manifest in a save.
@@ -134,9 +136,12 @@ pub(super) fn withdraw(disk: &dyn Disk, folder: &Path, manifest: &Manifest) {
 }
 
 /// Deletes temporary files of a process of this server that died while it wrote a save. No other
-/// process writes files of these names: a folder belongs to one job.
+/// process writes files of these names: a folder belongs to one job. Server 0 also writes the list
+/// of tables.
 pub(super) fn remove_temporary(disk: &dyn Disk, folder: &Path, server: u32) {
-    let own = ["part", "manifest", "saved"].map(|what| format!(".{what}-{server:03}"));
+    let mut own =
+        Vec::from(["part", "manifest", "saved"].map(|what| format!(".{what}-{server:03}")));
+    own.extend((server == 0).then(|| format!(".{TABLES}")));
     let is_own = |name: &str| {
         let rest = own.iter().find_map(|prefix| name.strip_prefix(&prefix[..]));
         rest.is_some_and(|rest| rest.starts_with(['-', '.'])) && name.ends_with(TEMPORARY_SUFFIX)

@@ -1,14 +1,14 @@
 //! Saves and loads of sparse tables.
 //!
-//! A save is a folder, `<dir>/<table, three digits>/`. Every server writes its rows there, one file
-//! per shard, `part-<server>-<shard>` (with `.gz` if the table compresses saves of all rows). Last
-//! it writes its manifest, `manifest-<server>.<save>`, which lists these files with sizes and
-//! checksums; for compressed files it also has the size of their contents. A manifest appears whole
-//! or not at all, after the files that it lists were flushed. Manifests of all servers carry the
-//! same number of the save, and a load takes the latest save whose manifests are all present. So a
-//! save that was interrupted on any server leaves the previous one in effect, if there is one. The
-//! saves of a job (`server/save.rs`) delete an older one when all servers have written; so does
-//! [`save_sparse`], which one server calls for itself.
+//! A save is a folder, `<dir>/<table, three digits>/`. Every server writes its rows there, in files
+//! `part-<server>-<number>` (with `.gz` if the table compresses saves of all rows). A file ends
+//! with the shard that fills it. Last it writes its manifest, `manifest-<server>.<save>`, which
+//! lists these files with sizes and checksums; for compressed files it also has the size of their
+//! contents. A manifest appears whole or not at all, after the files that it lists were flushed.
+//! Manifests of all servers carry the same number of the save, and a load takes the latest save
+//! whose manifests are all present. So a save that was interrupted on any server leaves the
+//! previous one in effect, if there is one. The saves of a job (`server/save.rs`) delete an older
+//! one when all servers have written; so does [`save_sparse`], which one server calls for itself.
 //!
 //! Rows are saved as of one moment ([`SparseTable::snapshot`]), while pulls and pushes continue. A
 //! load reads the parts of all servers, checks every byte before it changes the table, and takes
@@ -16,13 +16,17 @@
 
 pub(crate) mod binary;
 pub(crate) mod dense;
+mod index;
 pub(crate) mod job;
 mod load;
 mod manifest;
+mod read;
 mod text;
 
+pub(crate) use index::{Found, FoundDense};
+pub use index::{SavedTable, TableIndex};
 pub use load::load_sparse;
-pub(crate) use load::{Latest, check, load_checked};
+pub(crate) use load::{Checked, check, load_checked};
 
 use crate::io_error::io_error;
 use crate::sparse::Taken;
@@ -99,7 +103,7 @@ pub struct Saved {
 /// ```
 pub fn save_sparse(table: &SparseTable, dir: &Path, options: &SaveOptions) -> Result<Saved> {
     let disk = RealDisk::handle();
-    let saver = Saver { disk: &disk, dir, options: *options };
+    let saver = Saver { disk: &disk, dir, options: *options, part_bytes: PART_BYTES };
     let (saved, _taken) = saver.sparse(table)?;
     let folder = table_folder(dir, table.config().table_id);
     manifest::remove_others(&*disk, &folder, options.server, options.save_id);
@@ -111,7 +115,12 @@ pub(crate) struct Saver<'a> {
     pub disk: &'a Arc<dyn Disk>,
     pub dir: &'a Path,
     pub options: SaveOptions,
+    /// Size from which a part of rows is complete, before compression.
+    pub part_bytes: u64,
 }
+
+/// Usual [`Saver::part_bytes`]: a load holds a part in memory, and several may be read at once.
+pub(crate) const PART_BYTES: u64 = 64 << 20;
 
 impl Saver<'_> {
     /// Writes the rows of a sparse table.
@@ -121,8 +130,8 @@ impl Saver<'_> {
         let saved =
             self.table(table.config().table_id, layout_name(table), |folder, manifest| {
                 let mut saved = Saved::default();
-                for shard in 0..table.config().shard_count {
-                    let mut name = part_name(server, Some(shard), manifest.round);
+                while manifest.parts.is_empty() || !snapshot.is_read() {
+                    let mut name = part_name(server, Some(manifest.parts.len()), manifest.round);
                     if is_compressed(table, mode) {
                         name += COMPRESSED;
                     }
@@ -172,7 +181,7 @@ impl Saver<'_> {
         written.inspect_err(|_| manifest::withdraw(disk, &folder, &manifest))
     }
 
-    /// Writes the next shard of a snapshot to a file.
+    /// Writes the next shards of a snapshot to a file, until it is complete.
     fn part(
         &self,
         folder: &Path,
@@ -193,18 +202,21 @@ impl Saver<'_> {
             false => Sink::Plain(summed),
         };
         let mut count = 0;
-        snapshot.next_shard(|mut record| {
-            if let Record::Row { changed, .. } = &mut record {
-                count += 1;
-                // Later changes count from this base or delta.
-                *changed &= !matches!(mode, SaveMode::Base | SaveMode::Delta);
-            }
-            let written = match format {
-                SaveFormat::Text => text::write(&mut out, table, record),
-                SaveFormat::Binary => binary::write(&mut out, record),
-            };
-            written.map_err(io_error("write", path))
-        })?;
+        let mut has_more = true;
+        while has_more && out.plain_bytes() < self.part_bytes {
+            has_more = snapshot.next_shard(|mut record| {
+                if let Record::Row { changed, .. } = &mut record {
+                    count += 1;
+                    // Later changes count from this base or delta.
+                    *changed &= !matches!(mode, SaveMode::Base | SaveMode::Delta);
+                }
+                let written = match format {
+                    SaveFormat::Text => text::write(&mut out, table, record),
+                    SaveFormat::Binary => binary::write(&mut out, record),
+                };
+                written.map_err(io_error("write", path))
+            })?;
+        }
         let (ended, plain_bytes) = match out {
             Sink::Plain(summed) => (Ok(summed), None),
             Sink::Gzip(encoder, plain_bytes) => (encoder.finish(), Some(plain_bytes)),
@@ -230,6 +242,16 @@ enum Sink {
     Plain(Summed),
     /// With the number of bytes before compression.
     Gzip(Box<GzEncoder<Summed>>, u64),
+}
+
+impl Sink {
+    /// Returns the number of bytes before compression.
+    fn plain_bytes(&self) -> u64 {
+        match self {
+            Sink::Plain(out) => out.bytes,
+            Sink::Gzip(_, plain_bytes) => *plain_bytes,
+        }
+    }
 }
 
 impl Write for Sink {
@@ -276,11 +298,12 @@ pub(crate) fn table_folder(dir: &Path, table_id: u32) -> PathBuf {
     dir.join(format!("{table_id:03}"))
 }
 
-/// Returns the name of a part. A save over an older one uses new names.
-fn part_name(server: u32, shard: Option<usize>, round: u64) -> String {
-    let shard = shard.map_or(String::new(), |shard| format!("-{shard:05}"));
+/// Returns the name of a part, with its number if a server has several. A save over an older one
+/// uses new names.
+fn part_name(server: u32, number: Option<usize>, round: u64) -> String {
+    let number = number.map_or(String::new(), |number| format!("-{number:05}"));
     let round = if round > 0 { format!(".{round}") } else { String::new() };
-    format!("part-{server:03}{shard}{round}")
+    format!("part-{server:03}{number}{round}")
 }
 
 /// Describes the layout of a table's rows, which must be equal for its rows to fit another table.

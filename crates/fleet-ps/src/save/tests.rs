@@ -121,7 +121,34 @@ fn a_save_over_a_save_leaves_one() {
         assert!(rows(&[copy]) == rows(std::slice::from_ref(&table)));
     }
     let files = std::fs::read_dir(table_folder(&folder.0, 7)).unwrap().count();
-    assert_eq!(files, 5 + 1, "five shards and a manifest");
+    assert_eq!(files, 1 + 1, "a part and a manifest");
+}
+
+fn saver<'a>(disk: &'a Arc<dyn Disk>, dir: &'a Path, options: SaveOptions) -> Saver<'a> {
+    Saver { disk, dir, options, part_bytes: PART_BYTES }
+}
+
+/// A part ends with the shard that fills it, before compression.
+#[test]
+fn large_saves_have_several_parts() {
+    for (config, part_bytes, parts) in [
+        (plain(), 1, 5),
+        (SparseConfig { compress_in_save: true, ..plain() }, 40_000, 3),
+        (plain(), 1 << 20, 1),
+    ] {
+        let (folder, table) = (Folder::new("parts"), filled(config, 0, 1));
+        let (disk, options) = (RealDisk::handle(), options(SaveFormat::Binary, 0, 1, 1));
+        let saver = Saver { part_bytes, ..saver(&disk, &folder.0, options) };
+        let (saved, _) = saver.sparse(&table).unwrap();
+        assert_eq!(saved.row_count, 3000);
+        let manifest = table_folder(&folder.0, 7).join("manifest-000.1");
+        let manifest = manifest::read(&RealDisk, &manifest).unwrap();
+        assert_eq!(manifest.parts.len(), parts, "{part_bytes}");
+        assert_eq!(manifest.parts.iter().map(|part| part.bytes).sum::<u64>(), saved.bytes);
+        let copy = SparseTable::new(plain()).unwrap();
+        assert_eq!(load_sparse(&copy, &folder.0, |_| true).unwrap(), 3000);
+        assert!(rows(&[copy]) == rows(&[table]));
+    }
 }
 
 #[test]
@@ -164,16 +191,16 @@ fn damaged_saves_are_refused_and_load_nothing() {
     save(1, 2);
     check("expected the parts of 2 servers in save 2, got no parts of servers [0]");
     save(0, 2);
-    let part = table_folder(&folder.0, 7).join("part-001-00003");
+    let part = table_folder(&folder.0, 7).join("part-001-00000");
     let bytes = std::fs::read(&part).unwrap();
     std::fs::write(&part, &bytes[..bytes.len() - 1]).unwrap();
-    check("part-001-00003 has the wrong size: expected");
+    check("part-001-00000 has the wrong size: expected");
     let mut changed = bytes.clone();
     changed[100] ^= 1;
     std::fs::write(&part, &changed).unwrap();
-    check("part-001-00003 is damaged: its checksum");
+    check("part-001-00000 is damaged: its checksum");
     std::fs::remove_file(&part).unwrap();
-    check("part-001-00003");
+    check("part-001-00000");
     std::fs::write(&part, &bytes).unwrap();
     let other = SparseTable::new(SparseConfig { dim: 4, ..plain() }).unwrap();
     let error = load_sparse(&other, &folder.0, |_| true).unwrap_err().to_string();
@@ -227,7 +254,7 @@ fn compressed_parts() {
         let config = SparseConfig { compress_in_save: true, ..config };
         let table = filled(config.clone(), 0, 1);
         for format in [SaveFormat::Text, SaveFormat::Binary] {
-            let (dir, part) = (folder.0.join(format.name()), "part-000-00001.gz");
+            let (dir, part) = (folder.0.join(format.name()), "part-000-00000.gz");
             let saved = save_sparse(&table, &dir, &options(format, 0, 1, 1)).unwrap();
             let bytes = std::fs::read(dir.join("007").join(part)).unwrap();
             assert_eq!(bytes[..2], [0x1f, 0x8b], "gzip begins so");
@@ -237,14 +264,14 @@ fn compressed_parts() {
 
             let base = SaveOptions { mode: SaveMode::Base, ..options(format, 0, 1, 2) };
             save_sparse(&table, &dir, &base).unwrap();
-            assert!(dir.join("007").join("part-000-00001.1").exists(), "a base is not compressed");
+            assert!(dir.join("007").join("part-000-00000.1").exists(), "a base is not compressed");
             assert!(!dir.join("007").join(part).exists(), "the save before goes");
             std::fs::remove_dir_all(dir).unwrap();
         }
     }
-    let error = load::plain(Path::new("part-000-00001.gz"), b"no gzip".to_vec(), Some(9));
+    let error = load::plain(Path::new("part-000-00000.gz"), b"no gzip".to_vec(), Some(9));
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("part-000-00001.gz is not a gzip file: got "), "{error}");
+    assert!(error.contains("part-000-00000.gz is not a gzip file: got "), "{error}");
 }
 
 /// A forged save: its files match its manifests, and a small one expands to a large one.
@@ -261,7 +288,7 @@ fn a_small_file_that_unpacks_to_a_large_one() {
         std::io::copy(&mut std::io::repeat(0).take(unpacked), &mut encoder).unwrap();
         let packed = encoder.finish().unwrap();
         let mut forged = manifest::read(&RealDisk, &dir.join("manifest-000.1")).unwrap();
-        let part = &mut forged.parts[1];
+        let part = &mut forged.parts[0];
         (part.bytes, part.checksum) = (packed.len() as u64, crc32fast::hash(&packed));
         part.plain_bytes = plain_bytes;
         std::fs::write(dir.join(&part.name), packed).unwrap();
@@ -270,10 +297,10 @@ fn a_small_file_that_unpacks_to_a_large_one() {
         let error = load_sparse(&copy, &folder.0, |_| true).unwrap_err().to_string();
         assert!(error.contains(told), "{error}");
     };
-    let said = honest.parts[1].plain_bytes;
+    let said = honest.parts[0].plain_bytes;
     let wanted = fleet_base::text::bytes(said.unwrap());
     let more = format!(
-        "part-000-00001.gz differs from its manifest: expected {wanted} of uncompressed data, \
+        "part-000-00000.gz differs from its manifest: expected {wanted} of uncompressed data, \
          got more"
     );
     check(64 << 20, said, &more);
@@ -300,9 +327,9 @@ fn a_changed_mark_is_refused() {
     };
     for server in 0..3 {
         let options = options(SaveFormat::Text, server, 3, 7);
-        Saver { disk: &RealDisk::handle(), dir: &folder.0, options }.mark().unwrap();
+        saver(&RealDisk::handle(), &folder.0, options).mark(&[]).unwrap();
     }
-    assert_eq!(job::latest_complete(&RealDisk, &folder.0).unwrap().save_id, 7);
+    assert_eq!(job::latest_complete(&RealDisk, &folder.0).unwrap().0.save_id, 7);
     let path = folder.0.join("saved-001.7");
     let bytes = std::fs::read(&path).unwrap();
     for at in 0..bytes.len() {
@@ -321,7 +348,7 @@ fn a_changed_mark_is_refused() {
     check("the mark of another server");
     // Earlier versions wrote only the count. It must agree with the others, and be valid.
     std::fs::write(&path, "server_count 3\n").unwrap();
-    assert_eq!(job::latest_complete(&RealDisk, &folder.0).unwrap().save_id, 7);
+    assert_eq!(job::latest_complete(&RealDisk, &folder.0).unwrap().0.save_id, 7);
     (0..3).for_each(|server| {
         let path = folder.0.join(format!("saved-{server:03}.7"));
         std::fs::write(path, format!("server_count {}\n", u32::MAX)).unwrap();

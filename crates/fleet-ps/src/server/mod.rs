@@ -340,10 +340,10 @@ impl Drop for ServerTables {
 impl Table {
     fn new(config: &TableConfig, job: &JobTables, server: usize) -> Result<Table> {
         Ok(match config {
-            TableConfig::Dense { table_id, len, rule, non_finite, options } => {
+            TableConfig::Dense { table_id, rule, non_finite, options, .. } => {
                 Table::Dense(DenseTable::new(DenseConfig {
                     table_id: *table_id,
-                    len: options.cut.count(*len, server, job.server_count),
+                    len: options.cut.count(config.dense_len(), server, job.server_count),
                     corrected_workers: if options.corrects_delay { job.worker_count } else { 0 },
                     rule: *rule,
                     update: if job.sync { Update::Deferred } else { Update::OnReceipt },

@@ -7,7 +7,10 @@
 //! over.
 
 use super::{Caller, ServerTables, SignKind, Table};
-use crate::save::{self, Latest, SaveFormat, SaveOptions, Saved, Saver, dense, job};
+use crate::save::{
+    self, Checked, Found, FoundDense, SaveFormat, SaveOptions, Saved, SavedTable, Saver,
+    TableIndex, dense, job,
+};
 use crate::sparse::Taken;
 use crate::{SaveMode, TableConfig};
 use fleet_base::sync::lock;
@@ -33,59 +36,102 @@ const OPEN_SPAN_MAX: Duration = Duration::from_secs(600);
 impl ServerTables {
     /// Loads this server's part of the latest complete save in `dir`, made by any number of
     /// servers, over the present contents: all tables, or the listed ones. Nothing is loaded unless
-    /// every file of every server is intact. Returns the number of rows and dense numbers.
+    /// every file of every server is intact. Tables and dense parameters are found by name, so
+    /// their numbers and the division of parameters into tables may change. Returns the number of
+    /// rows and dense numbers.
     pub fn load(&self, dir: &Path, tables: Option<&[u32]>) -> Result<u64> {
-        let Latest { save_id, passed_over } = job::latest_complete(&*self.disk, dir)?;
-        if let Some(error) = passed_over {
-            let text = format!("server {}: loading save {save_id} instead: {error}", self.server);
-            fleet_net::Log::stderr().line(text);
-        }
-        self.load_save(dir, save_id, tables)
+        self.load_save(&self.latest_save(dir)?, tables)
     }
 
-    pub(super) fn load_save(
-        &self,
-        dir: &Path,
-        save_id: u64,
-        tables: Option<&[u32]>,
-    ) -> Result<u64> {
-        let (_alone, disk) = (lock(&self.maintenance), &self.disk);
+    /// Like [`ServerTables::load`], for the listed tables of rows: those that the save has by name.
+    /// The others keep their rows; returns their names.
+    pub fn load_present(&self, dir: &Path, tables: &[u32]) -> Result<Vec<String>> {
+        let index = self.latest_save(dir)?;
+        if index.tables.is_empty() {
+            return Err(Error::invalid("the save does not name its tables")
+                .expected("a save of this version of Fleet")
+                .at(dir.display())
+                .help("load it whole (init_server_from), and save it again"));
+        }
+        let (mut present, mut missing) = (Vec::new(), Vec::new());
+        for table_id in tables {
+            let config = self.job.table(*table_id, &["sparse", "geo"])?;
+            match index.has_rows(config.name()) {
+                true => present.push(*table_id),
+                false => missing.push(config.name().to_string()),
+            }
+        }
+        self.load_save(&index, Some(&present))?;
+        Ok(missing)
+    }
+
+    fn latest_save(&self, dir: &Path) -> Result<TableIndex> {
+        let (index, passed_over) = job::latest_complete(&*self.disk, dir)?;
+        if let Some(error) = passed_over {
+            let (server, save_id) = (self.server, index.save_id);
+            let text = format!("server {server}: loading save {save_id} instead: {error}");
+            fleet_net::Log::stderr().line(text);
+        }
+        Ok(index)
+    }
+
+    pub(super) fn load_save(&self, index: &TableIndex, tables: Option<&[u32]>) -> Result<u64> {
+        let _alone = lock(&self.maintenance);
         for table_id in tables.unwrap_or_default() {
             self.table(*table_id)?;
         }
         let wanted =
             |config: &&TableConfig| tables.is_none_or(|tables| tables.contains(&config.table_id()));
         let configs: Vec<&TableConfig> = self.job.tables.iter().filter(wanted).collect();
-        let checked = configs
-            .iter()
-            .map(|config| {
-                let table_id = config.table_id();
-                let layout = self.table(table_id)?.layout(config)?;
-                save::check(disk, dir, table_id, save_id, &layout)
-            })
-            .collect::<Result<Vec<_>>>()?;
+        // Every byte is checked before a table changes.
+        let sources = configs.iter().map(|config| self.source(index, config));
+        let sources = sources.collect::<Result<Vec<Source>>>()?;
         let (server, count) = (self.server, self.job.server_count);
         let mut loaded = 0;
-        for (config, checked) in configs.iter().zip(&checked) {
+        for (config, source) in configs.iter().zip(&sources) {
             let table_id = config.table_id();
-            loaded += match (self.table(table_id)?, config) {
-                (Table::Dense(table), TableConfig::Dense { len, options, .. }) => {
-                    let own = options.cut.ranges(*len, server, count);
-                    dense::load_dense(table, *len, &own, checked)?
+            loaded += match (self.table(table_id)?, config, source) {
+                (Table::Dense(table), TableConfig::Dense { options, .. }, Source::Dense(found)) => {
+                    let own = options.cut.ranges(config.dense_len(), server, count);
+                    dense::load_dense(table, &own, found)?
                 }
-                (Table::GlobalStep(steps), _) => {
+                (Table::GlobalStep(steps), _, Source::Whole(checked)) => {
                     let all = dense::load_steps(checked)?;
                     // One server counts all steps (`client/mod.rs`).
                     steps.restore(if table_id as usize % count == server { all } else { 0 });
                     0
                 }
-                (table, _) => {
+                (table, _, Source::Whole(checked)) => {
                     let mine = |id: u64| id % count as u64 == server as u64;
                     table.rows().map_or(Ok(0), |rows| save::load_checked(rows, checked, mine))?
                 }
+                (_, _, Source::Dense(_)) => return Err(unlike_config()),
             };
         }
         Ok(loaded)
+    }
+
+    /// Finds a table in a save, and checks every byte of it.
+    fn source(&self, index: &TableIndex, config: &TableConfig) -> Result<Source> {
+        let TableIndex { dir, save_id, .. } = index;
+        let check = |id, layout: &str| save::check(&self.disk, dir, id, *save_id, layout);
+        match (index.find(config)?, self.table(config.table_id())?) {
+            (Found::Whole(id), table) => {
+                let layout = match table {
+                    Table::GlobalStep(_) => dense::STEPS_LAYOUT.to_string(),
+                    table => save::layout_name(table.rows().ok_or_else(unlike_config)?),
+                };
+                check(id, &layout).map(Source::Whole)
+            }
+            (Found::Dense(found), Table::Dense(table)) => {
+                let checked = found.into_iter().map(|found| {
+                    let checked = check(found.id, &dense::layout(table, found.len))?;
+                    Ok((found, checked))
+                });
+                Ok(Source::Dense(checked.collect::<Result<_>>()?))
+            }
+            (Found::Dense(_), _) => Err(unlike_config()),
+        }
     }
 
     /// Runs the first phase: writes all tables, or the named one. An earlier open save is given up.
@@ -115,7 +161,8 @@ impl ServerTables {
         let options = SaveOptions { mode, format, server, server_count, save_id };
         let (taken, written) = (Vec::new(), Time::now());
         let mut saving = Saving { dir: dir.to_path_buf(), save_id, taken, by, written };
-        let saver = Saver { disk: &self.disk, dir, options };
+        let part_bytes = save::PART_BYTES;
+        let saver = Saver { disk: &self.disk, dir, options, part_bytes };
         match self.write_all(&saver, table, &mut saving) {
             Ok(saved) => {
                 saving.written = Time::now();
@@ -161,11 +208,13 @@ impl ServerTables {
     ) -> Result<Saved> {
         let mut sum = Saved::default();
         let wanted = |config: &&TableConfig| table.is_none_or(|table| table == config.table_id());
+        let mut tables = Vec::new();
         for config in self.job.tables.iter().filter(wanted) {
             let table_id = config.table_id();
+            tables.push(SavedTable::of(config));
             let saved = match (self.table(table_id)?, config) {
-                (Table::Dense(table), TableConfig::Dense { len, options, .. }) => {
-                    saver.dense(table, *len, &options.cut)?
+                (Table::Dense(table), TableConfig::Dense { options, .. }) => {
+                    saver.dense(table, config.dense_len(), &options.cut)?
                 }
                 (Table::GlobalStep(steps), _) => saver.steps(steps, table_id)?,
                 (table, _) => {
@@ -178,7 +227,7 @@ impl ServerTables {
             sum.row_count += saved.row_count;
             sum.bytes += saved.bytes;
         }
-        saver.mark().map(|()| sum)
+        saver.mark(&tables).map(|()| sum)
     }
 
     /// Runs the second phase.
@@ -217,18 +266,14 @@ impl ServerTables {
     }
 }
 
-impl Table {
-    /// Describes the layout of the table's numbers, which a save must have to be loaded.
-    fn layout(&self, config: &TableConfig) -> Result<String> {
-        match (self, config) {
-            (Table::Dense(table), TableConfig::Dense { len, .. }) => Ok(dense::layout(table, *len)),
-            (Table::GlobalStep(_), _) => Ok(dense::STEPS_LAYOUT.to_string()),
-            (table, _) => match table.rows() {
-                Some(rows) => Ok(save::layout_name(rows)),
-                None => Err(Error::internal("table kind differs from its config")),
-            },
-        }
-    }
+/// Where the numbers of a table come from.
+enum Source {
+    Whole(Checked),
+    Dense(Vec<(FoundDense, Checked)>),
+}
+
+fn unlike_config() -> Error {
+    Error::internal("table kind differs from its config")
 }
 
 #[cfg(test)]
@@ -272,7 +317,7 @@ mod tests {
             job::latest_complete(&RealDisk, &folder.join("a")).is_err(),
             "its files are deleted"
         );
-        assert_eq!(job::latest_complete(&RealDisk, &folder.join("c")).unwrap().save_id, 1);
+        assert_eq!(job::latest_complete(&RealDisk, &folder.join("c")).unwrap().0.save_id, 1);
         save(worker, 1, "b").unwrap();
         end(worker, 2).unwrap();
 

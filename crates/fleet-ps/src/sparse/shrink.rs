@@ -1,7 +1,7 @@
 //! Deletion of rows that are no longer used.
 
 use super::SparseTable;
-use super::layout::{CLICK, SHOW};
+use super::layout::{CLICK, SHOW, SLOT, slot_number, slot_word};
 use crate::Accessor;
 use fleet_base::Result;
 use fleet_base::sync::lock;
@@ -16,8 +16,10 @@ type Keep<'k> = dyn Fn(u8, Option<&mut [f32]>) -> bool + 'k;
 impl SparseTable {
     /// Deletes rows that were unseen for more than `unseen_days` days (by default the accessor's
     /// number, or 30). A click table first decays its shows and clicks, and also deletes rows whose
-    /// score has fallen below `delete_threshold`. Returns the number of rows deleted. Holds the
-    /// lock of a shard for one segment at a time. The memory of the rows is reused.
+    /// score has fallen below `delete_threshold`. A row that stays with a score below
+    /// `embedx_threshold` loses its embedding, which starts anew when the score is high enough
+    /// again. Returns the number of rows deleted. Holds the lock of a shard for one segment at a
+    /// time. The memory of the rows is reused.
     pub fn shrink(&self, unseen_days: Option<u8>) -> Result<u64> {
         let _alone = lock(&self.maintenance);
         let days_max = match (&self.core.config.accessor, unseen_days) {
@@ -32,7 +34,12 @@ impl SparseTable {
             };
             row[SHOW] *= ctr.show_click_decay_rate;
             row[CLICK] *= ctr.show_click_decay_rate;
-            keep && ctr.score(row[SHOW], row[CLICK]) >= ctr.delete_threshold
+            let score = ctr.score(row[SHOW], row[CLICK]);
+            if score < ctr.embedx_threshold {
+                row[SLOT] = slot_word(slot_number(row[SLOT]), false);
+                row[self.embedx_at()..].fill(0.0);
+            }
+            keep && score >= ctr.delete_threshold
         })
     }
 

@@ -177,13 +177,18 @@ impl SparseTable {
 }
 
 impl Snapshot<'_> {
+    /// Returns whether all shards are read.
+    pub(crate) fn is_read(&self) -> bool {
+        self.shard == self.table.shards.len()
+    }
+
     /// Visits every id of the next shard; false when there is none. The shard is not locked while
     /// `visit` runs.
     pub fn next_shard<E>(
         &mut self,
         mut visit: impl FnMut(Record<'_>) -> Result<(), E>,
     ) -> Result<bool, E> {
-        if self.shard == self.table.shards.len() {
+        if self.is_read() {
             return Ok(false);
         }
         let mut batch = Batch::default();

@@ -226,6 +226,44 @@ fn saves_choose_their_rows() {
     assert_eq!(ids(SaveMode::Base), [1]);
 }
 
+/// The threshold for embeddings holds at a shrink, too.
+#[test]
+fn a_row_that_is_seen_too_rarely_loses_its_embedding() {
+    let ctr = CtrAccessor {
+        embedx_threshold: 4.0,
+        nonclk_coeff: 1.0,
+        show_click_decay_rate: 0.5,
+        delete_threshold: 1.0,
+        ..CtrAccessor::default()
+    };
+    let rule = Rule::StdAdagrad(rule::StdAdagrad::default());
+    let initializer = Initializer::Constant(0.5);
+    let accessor = Accessor::Ctr(ctr);
+    let config = SparseConfig { accessor, rule, initializer, ..SparseConfig::ctr(0, 2) };
+    let table = SparseTable::new(config).unwrap();
+    let push = |id: u64, shows: f32| {
+        let (ids, shows, slots) = ([id], [shows], [7]);
+        let push = Push::new(&ids, &[0.25, 1.0, -1.0]);
+        table.push(Push { shows: Some(&shows), slots: Some(&slots), ..push }).unwrap();
+    };
+    (push(1, 16.0), push(2, 6.0));
+    let [kept, lost] = [1, 2].map(|id| pull(&table, &[id], PullMode::Infer));
+    assert!(kept[1] != 0.0 && lost[1] != 0.0, "both have an embedding");
+    assert_eq!(table.shrink(None).unwrap(), 0);
+    assert_eq!(pull(&table, &[1], PullMode::Infer), kept, "its score is 8");
+    assert_eq!(pull(&table, &[2], PullMode::Infer), [lost[0], 0.0, 0.0], "its score is 3");
+    let saved = snapshot(&table, SaveMode::All);
+    let embedx = table.embedx_at();
+    let row = &saved[&2].1;
+    let slot = (layout::slot_number(row[layout::SLOT]), layout::has_embedx(row[layout::SLOT]));
+    assert_eq!(slot, (7, false));
+    assert!(row[embedx..].iter().all(|value| *value == 0.0), "its state is reset");
+    assert!(layout::has_embedx(saved[&1].1[layout::SLOT]));
+    // The embedding starts anew, as that of a new row.
+    (push(2, 16.0), push(3, 16.0));
+    assert_eq!(pull(&table, &[2], PullMode::Infer)[1..], pull(&table, &[3], PullMode::Infer)[1..]);
+}
+
 #[test]
 fn plain_deltas_hold_what_was_pushed_since() {
     let table = SparseTable::new(ones(2)).unwrap();

@@ -1,11 +1,11 @@
 //! Click tables of a program, as `downpour_table_param` describes them for its embeddings.
 //!
 //! A description belongs to the embedding with its name (`table_name`) or, without one, with its
-//! number (`table_id`). With an `accessor`, the embedding's rows become click rows; otherwise they
-//! stay ordinary rows. A click row has counters of shows and clicks, a weight, and an embedding in
-//! the remaining columns, which is created when the row's score is high enough. Settings missing in
-//! a description follow from the program: rules from the optimizer, initial values from the
-//! parameter's initialiser.
+//! number (`table_id`). With an `accessor`, the embedding's rows become click rows; otherwise, and
+//! with `CommMergeAccessor`, they stay ordinary rows. A click row has counters of shows and clicks,
+//! a weight, and an embedding in the remaining columns, which is created when the row's score is
+//! high enough. Settings missing in a description follow from the program: rules from the
+//! optimizer, initial values from the parameter's initialiser.
 //!
 //! | accessor | columns that a program sees |
 //! | --- | --- |
@@ -71,11 +71,33 @@ pub(super) fn descriptions<'s>(
     Ok(found)
 }
 
-/// Returns a note for the class `SSDSparseTable`, whose rows are in memory here, not on disk.
-pub(super) fn class_note(name: &str, class: &str) -> Option<String> {
-    (class == "SSDSparseTable").then(|| {
-        format!("'{name}': rows of {class} are kept in memory: tables on disk are not supported")
-    })
+/// Returns whether an accessor is that of plain rows, and checks it against the program: it has the
+/// sizes of the table and no settings of click rows.
+pub(super) fn check_plain(accessor: &TableAccessorParameter, table: &SparseTable) -> Result<bool> {
+    if accessor.accessor_class() != "CommMergeAccessor" {
+        return Ok(false);
+    }
+    for (name, given, expected) in [
+        ("fea_dim", accessor.fea_dim, table.rows),
+        ("embedx_dim", accessor.embedx_dim, table.width() as u64),
+    ] {
+        if given.is_some_and(|given| u64::from(given) != expected) {
+            return Err(Error::invalid(format!("{name} does not match the embedding"))
+                .expected(expected)
+                .got(given.unwrap_or_default()));
+        }
+    }
+    let of_click_rows = [
+        ("embedx_threshold", accessor.embedx_threshold.is_some()),
+        ("ctr_accessor_param", accessor.ctr_accessor_param.is_some()),
+        ("embed_sgd_param", accessor.embed_sgd_param.is_some()),
+        ("embedx_sgd_param", accessor.embedx_sgd_param.is_some()),
+    ];
+    match of_click_rows.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(true),
+        Some((name, _)) => Err(Error::invalid(format!("CommMergeAccessor has no {name}"))
+            .help("use CtrCommonAccessor or SparseAccessor for rows with shows and clicks")),
+    }
 }
 
 /// Turns a table into one of click rows, as the accessor describes them. `own` returns the
@@ -90,7 +112,7 @@ pub(super) fn make_click_table(
         "CtrCommonAccessor" => true,
         other => {
             return Err(Error::unsupported("unsupported accessor")
-                .expected("SparseAccessor or CtrCommonAccessor")
+                .expected("SparseAccessor, CtrCommonAccessor or CommMergeAccessor")
                 .got(other));
         }
     };

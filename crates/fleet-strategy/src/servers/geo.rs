@@ -5,7 +5,8 @@
 //! touched rows and a `recv` for each sparse table, and a `recv` for each dense table. A `recv`
 //! lets the exchange write to the worker's copy.
 
-use super::click::{class_note, descriptions};
+use super::click::{check_plain, descriptions};
+use super::lookups::{LookupSettings, lookup_settings, slot_note};
 use super::tables::{SparseTable, TableRule, Tables};
 use super::{Grouping, dense_tables, emit_recv, set_limits};
 use crate::compiler;
@@ -45,8 +46,16 @@ pub(super) fn rewrite(
     let mut sparse = Vec::new();
     for (at, ((param, _), described)) in rows.iter().zip(described).enumerate() {
         let mut table = describe(job, *param, at as u32)?;
+        let settings = lookup_settings(&job.programs.main, *param, described, true)?;
+        let LookupSettings { class, note, has_slot, .. } = settings;
+        table.class = class;
+        job.notes.extend(note);
+        job.notes.extend(has_slot.then(|| slot_note(&table.name)));
         if let Some(described) = described {
-            if described.accessor.is_some() {
+            let accessor = described.accessor.as_ref();
+            if let Some(accessor) = accessor
+                && !check_plain(accessor, &table)?
+            {
                 return Err(Error::unsupported(format!(
                     "GEO does not support click tables, such as '{}'",
                     table.name
@@ -54,7 +63,6 @@ pub(super) fn rewrite(
                 .help("remove the accessor, or set k_steps to 0 for another mode"));
             }
             set_limits(&mut table.config, described);
-            job.notes.extend(class_note(&table.name, described.table_class()));
         }
         sparse.push(table);
     }
@@ -92,11 +100,13 @@ fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {
         }
     };
     let config = SparseConfig {
+        name: var.name.clone(),
         rule: TableRule::add().rule,
         // Worker 0 uploads the initial rows.
         initializer: Initializer::Constant(0.0),
         ..SparseConfig::plain(table_id, width)
     };
-    let class = "MemorySparseGeoTable".into();
-    Ok(SparseTable { name: var.name.clone(), rows, class, schedule: None, config })
+    let (name, class, schedule) = (var.name.clone(), String::new(), None);
+    // Workers hold the table, so there are no other ids.
+    Ok(SparseTable { name, rows, any_id: false, class, schedule, config })
 }

@@ -15,8 +15,10 @@
 //! are numbered first, then dense ones, then the step counter if there is a schedule.
 
 mod click;
+mod descriptor;
 pub(crate) mod exchange;
 mod geo;
+mod lookups;
 mod remote;
 mod tables;
 pub mod transpiler;
@@ -97,6 +99,38 @@ impl ServerPlan {
             worker_count: place.worker_count,
             sync: self.exchange.is_sync(),
             tables: rows.chain(dense).chain(steps).collect(),
+        }
+    }
+
+    /// Makes a network that was built for inference read this job's tables: its lookups of them
+    /// become lookups on servers that create no rows. Programs of GEO hold whole tables and stay as
+    /// they are. Parameters are matched by name.
+    ///
+    /// ```
+    /// use fleet_nn::prelude::*;
+    /// use fleet_ops::Registry;
+    /// use fleet_strategy::{DistributedStrategy, servers};
+    /// fn network(net: &Net) -> Var<'_> {
+    ///     net.data("ids", [-1, 2], DType::I64).sparse_embedding([9, 4])
+    /// }
+    /// let (net, test) = (Net::new(), Net::new());
+    /// let loss = network(&net).mean().id();
+    /// network(&test);
+    /// let (worker_count, server_count, half_async) = (1, 1, false);
+    /// let place = servers::Place { worker: 0, worker_count, server_count, half_async };
+    /// let plan = net.rewrite_with(|programs, registry| {
+    ///     let (optimizer, strategy) = (Sgd::new(0.1).into(), DistributedStrategy::new());
+    ///     servers::minimize(programs, registry, loss, &optimizer, None, &strategy, place)
+    /// })?;
+    /// let mut programs = test.build()?;
+    /// plan.read_tables(&mut programs, Registry::standard())?;
+    /// assert!(programs.main.to_string().contains("distributed_lookup_table"));
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn read_tables(&self, programs: &mut Programs, registry: &'static Registry) -> Result<()> {
+        match self.exchange {
+            Exchange::Geo { .. } => Ok(()),
+            Exchange::Pushes(_) => remote::read_tables(programs, registry, &self.tables.sparse),
         }
     }
 

@@ -6,19 +6,19 @@
 //! removed, and their inputs are pushed instead. The parameter remains as a name without a value:
 //! its rows can be read from the servers, but it cannot be fetched.
 
-use super::click::{class_note, descriptions, make_click_table};
+use super::click::{check_plain, descriptions, make_click_table};
+use super::lookups::{LookupSettings, is_lookup, lookup_settings, slot_note};
 use super::tables::{SparseTable, TableRule, Tables, initializer};
 use super::{Grouping, Place, dense_tables, emit_recv, send_names, set_limits};
 use crate::job::Job;
 use fleet_base::{Error, Result};
 use fleet_config::TableParameter;
 use fleet_ir::{OpId, OpRole, Program, VarId};
-use fleet_nn::GradClip;
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
+use fleet_nn::{GradClip, Programs};
 use fleet_ops::{
     Emit, OpDef, Registry,
     math::{cast, sum},
-    nn::lookup_table_v2,
     ps::{
         distributed_lookup_table, distributed_push_sparse, fake_init, fetch_barrier, send,
         send_barrier,
@@ -70,11 +70,11 @@ pub(super) fn rewrite(
 
     let mut lookups = Vec::new();
     for (table, remote) in sparse.iter().zip(&remote) {
-        look_up(job, table, remote, &mut lookups)?;
+        look_up(job.programs, job.registry, table, remote, &mut lookups)?;
     }
     for (table, remote) in sparse.iter().zip(&remote) {
         push(job, table, remote)?;
-        remove_local_value(job, table, remote)?;
+        remove_local_value(job.programs, job.registry, table, remote)?;
     }
     send_dense(job, &dense, grouping)?;
     receive_dense(job, &dense, exchange, place)?;
@@ -84,6 +84,37 @@ pub(super) fn rewrite(
         || dense.iter().any(|table| table.rule.schedule.is_some());
     let steps = has_schedule.then_some(first + dense.len() as u32);
     Ok((Tables { sparse, dense, steps }, lookups))
+}
+
+/// Makes the lookups of a network that was built for inference read the tables of a job. Only
+/// lookups of tables change.
+pub(super) fn read_tables(
+    programs: &mut Programs,
+    registry: &'static Registry,
+    tables: &[SparseTable],
+) -> Result<()> {
+    for table in tables {
+        let main = &mut programs.main;
+        let Some(param) = main.find_var(&table.name) else { continue };
+        let ops = main.root_ops().filter(|(_, op)| is_lookup(op.name()));
+        let lookups: Vec<OpId> =
+            ops.filter(|(_, op)| op.input("W") == [param]).map(|(id, _)| id).collect();
+        let width = main.var(param).shape.dims().last().copied();
+        if width != Some(table.width() as i64) {
+            return Err(Error::invalid(format!("'{}' has another width here", table.name))
+                .expected(format!("{} columns, as in the trained table", table.width()))
+                .got(main.var(param).shape));
+        }
+        for id in &lookups {
+            main.op_mut(*id).set_attr("is_test", true)?;
+        }
+        let (grad, backward, pushed) = (None, Vec::new(), Vec::new());
+        let remote = RemoteTable { param, grad, lookups, backward, pushed };
+        check_other_uses(&programs.main, &remote)?;
+        look_up(programs, registry, table, &remote, &mut Vec::new())?;
+        remove_local_value(programs, registry, table, &remote)?;
+    }
+    Ok(())
 }
 
 /// A parameter that becomes a table of rows.
@@ -103,10 +134,6 @@ struct Pushed {
     grad: VarId,
     padding: i64,
     slot: i64,
-}
-
-pub(super) fn is_lookup(name: &str) -> bool {
-    [&lookup_table_v2::DEF, &lookup_table_v2::V1].iter().any(|def| def.spec.name == name)
 }
 
 /// Returns parameters with sparse or distributed lookups, in the order of first use.
@@ -242,46 +269,43 @@ fn describe(
     described: Option<&TableParameter>,
 ) -> Result<SparseTable> {
     let var = job.programs.main.var(table.param);
-    let op = job.programs.main.op(table.lookups[0]);
     let rate = var.param.as_ref().map_or(1.0, |param| param.learning_rate);
     let (initializer, seed) = initializer(&job.programs.startup, &var.name)?;
     let own = || TableRule::of(optimizer, rate);
-    let entry = match op.attr_str("entry") {
-        "" => Entry::None,
-        entry => Entry::parse(entry)?,
-    };
-    let class = match described.map_or("", |it| it.table_class()) {
-        "" => op.attr_str("table_class").to_string(),
-        class => class.to_string(),
-    };
+    let settings = lookup_settings(&job.programs.main, table.param, described, false)?;
+    let LookupSettings { entry, class, note, any_id, .. } = settings;
     let plain = SparseConfig::plain(table_id, var.shape.at(1));
     let mut made = SparseTable {
         name: var.name.clone(),
         rows: var.shape.dims()[0].max(0) as u64,
+        any_id,
         class,
         schedule: None,
-        config: SparseConfig { initializer, entry, seed, ..plain },
+        config: SparseConfig { name: var.name.clone(), initializer, entry, seed, ..plain },
     };
     if let Some(described) = described {
         set_limits(&mut made.config, described);
     }
+    let place = |error: Error| error.at(format!("the accessor of table '{}'", var.name));
     match described.and_then(|it| it.accessor.as_ref()) {
-        Some(accessor) => make_click_table(&mut made, accessor, own)
-            .map_err(|error| error.at(format!("the accessor of table '{}'", made.name)))?,
-        None => TableRule { rule: made.config.rule, schedule: made.schedule } = own()?,
+        Some(accessor) if !check_plain(accessor, &made).map_err(place)? => {
+            make_click_table(&mut made, accessor, own).map_err(place)?;
+        }
+        _ => TableRule { rule: made.config.rule, schedule: made.schedule } = own()?,
     }
-    job.notes.extend(class_note(&made.name, &made.class));
+    job.notes.extend(note);
     Ok(made)
 }
 
 /// Replaces several lookups by one.
 fn look_up(
-    job: &mut Job<'_>,
+    programs: &mut Programs,
+    registry: &'static Registry,
     table: &SparseTable,
     remote: &RemoteTable,
     lookups: &mut Vec<LookupSpec>,
 ) -> Result<()> {
-    let main = &job.programs.main;
+    let main = &mut programs.main;
     let place: HashMap<OpId, usize> =
         main.root_ops().enumerate().map(|(at, (id, _))| (id, at)).collect();
     let mut made_at: HashMap<VarId, usize> = HashMap::new();
@@ -307,13 +331,17 @@ fn look_up(
         }
     }
     for group in groups {
-        lookups.push(look_up_group(job, table, &group)?);
+        lookups.push(look_up_group(main, registry, table, &group)?);
     }
     Ok(())
 }
 
-fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Result<LookupSpec> {
-    let main = &mut job.programs.main;
+fn look_up_group(
+    main: &mut Program,
+    registry: &'static Registry,
+    table: &SparseTable,
+    group: &[OpId],
+) -> Result<LookupSpec> {
     let first = main.op(group[0]).clone();
     let ids: Vec<VarId> = group.iter().map(|id| main.op(*id).input("Ids")[0]).collect();
     let outs: Vec<VarId> = group.iter().map(|id| main.op(*id).output("Out")[0]).collect();
@@ -326,7 +354,7 @@ fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Resu
         // Prefetching creates rows, but lookups for testing must not.
         is_fed: !is_test && ids.iter().all(|var| main.var(*var).is_data),
     };
-    let mut emit = Emit::new(main, job.registry, first.role);
+    let mut emit = Emit::new(main, registry, first.role);
     emit.device = first.device.clone();
     emit.source = first.source.clone();
     let new = emit
@@ -386,27 +414,28 @@ fn slots_of(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Vec
         return Vec::new();
     }
     if !table.config.has_click_rows() {
-        job.notes.push(format!(
-            "'{}': only click tables store the slot of a sparse_embedding: describe a click table \
-             for it (downpour_table_param), or remove the slot",
-            table.name
-        ));
+        job.notes.push(slot_note(&table.name));
         return Vec::new();
     }
     remote.pushed.iter().map(|it| it.slot.max(0)).collect()
 }
 
 /// Removes the parameter's value from both programs of the worker.
-fn remove_local_value(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Result<()> {
-    let var = job.programs.main.var_mut(remote.param);
+fn remove_local_value(
+    programs: &mut Programs,
+    registry: &'static Registry,
+    table: &SparseTable,
+    remote: &RemoteTable,
+) -> Result<()> {
+    let var = programs.main.var_mut(remote.param);
     let shape = var.shape;
     (var.persistable, var.param) = (false, None);
-    let startup = &mut job.programs.startup;
+    let startup = &mut programs.startup;
     let held = startup.var_named(&table.name)?;
     let var = startup.var_mut(held);
     (var.persistable, var.param) = (false, None);
     var.shape.dims_mut()[0] = 0;
-    let mut emit = Emit::new(startup, job.registry, OpRole::FORWARD);
+    let mut emit = Emit::new(startup, registry, OpRole::FORWARD);
     let fake = emit
         .op(&fake_init::DEF)
         .output("Out", held)

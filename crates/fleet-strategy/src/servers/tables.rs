@@ -48,6 +48,8 @@ pub struct SparseTable {
     pub name: String,
     /// Number of rows in the program; servers create rows for any id.
     pub rows: u64,
+    /// Whether ids may also be negative.
+    pub any_id: bool,
     /// The documented table class, if the program names one.
     pub class: String,
     /// The schedule of its learning rates.
@@ -67,14 +69,19 @@ impl SparseTable {
 }
 
 impl DenseTable {
+    /// Returns the division of the table among servers.
+    pub(super) fn cut(&self) -> DenseCut {
+        self.blocks.as_ref().map_or(DenseCut::Even, |blocks| {
+            DenseCut::Blocks(blocks.iter().map(|it| it.block).collect())
+        })
+    }
+
     /// Returns the servers' config of this table.
     pub(super) fn config(&self, non_finite: NonFinite, corrects_delay: bool) -> TableConfig {
-        let cut = self.blocks.as_ref().map_or(DenseCut::Even, |blocks| {
-            DenseCut::Blocks(blocks.iter().map(|it| it.block).collect())
-        });
+        let cut = self.cut();
         TableConfig::Dense {
             table_id: self.table_id,
-            len: self.len,
+            params: self.params.clone(),
             rule: self.rule.rule,
             non_finite,
             options: DenseOptions { cut, corrects_delay },

@@ -6,6 +6,7 @@ mod chains;
 mod combinations;
 mod compressed;
 mod decisions;
+mod descriptors;
 mod effects;
 mod local;
 mod numbers;

@@ -275,3 +275,73 @@ fn auto_chooses_the_exchange() {
     let (name, reason) = exchange(Sgd::new(0.1).into(), None, Embedding::new(1 << 30, 8));
     assert!(name == "async" && reason.contains("64 GiB"), "{name}: {reason}");
 }
+
+/// Settings that the lookups of a table and its description have.
+#[test]
+fn settings_of_lookups_are_kept_or_refused() {
+    let plain = || SparseEmbedding::new(1000, 4).weight("t");
+    let rewrite = |lookups: [SparseEmbedding; 2], text: &str| {
+        let net = Net::new();
+        let [first, second] = lookups;
+        let ids = |name: &str| net.data(name, [-1, 1], DType::I64);
+        let parts = [ids("a").sparse_embedding(first), ids("b").sparse_embedding(second)];
+        let loss = net.concat(&parts, 1).mean().id();
+        let strategy = DistributedStrategy::parse(text).unwrap();
+        let optimizer = Sgd::new(0.1).into();
+        let plan = net.rewrite_with(|programs, registry| {
+            minimize(programs, registry, loss, &optimizer, None, &strategy, PLACE)
+        })?;
+        Ok::<_, fleet_nn::Error>((net.build()?.main, plan))
+    };
+    let refused = |lookups: [SparseEmbedding; 2], text: &str, words: &[&str]| {
+        let error = rewrite(lookups, text).map(drop).unwrap_err().to_string();
+        words.iter().for_each(|words| assert!(error.contains(words), "'{words}': {error}"));
+    };
+    let (geo, other) = ("a_sync: true a_sync_configs { k_steps: 3 }", "a_sync: true");
+    let counted = || plain().entry(Entry::Count(10));
+    refused(
+        [counted(), counted()],
+        geo,
+        &["GEO does not support the entry of 't'", "k_steps to 0"],
+    );
+    for text in [geo, other] {
+        refused([plain(), counted()], text, &["lookups of 't' differ in their entry"]);
+        let ssd = plain().table_class("SSDSparseTable");
+        refused([ssd, plain()], text, &["lookups of 't' differ in their table_class"]);
+        let typo = || plain().table_class("MemorySparsTable");
+        let words = ["unknown table_class of 't'; did you mean 'MemorySparseTable'?"];
+        refused([typo(), typo()], text, &words);
+    }
+    let of_geo = || plain().table_class("MemorySparseGeoTable");
+    refused([of_geo(), of_geo()], other, &["'t' has a table class of GEO"]);
+    let (_, plan) = rewrite([of_geo(), of_geo()], geo).unwrap();
+    assert_eq!(plan.tables.sparse[0].class, "MemorySparseGeoTable");
+
+    // Lookups that only read are not part of what a worker of GEO sends; slots are not stored.
+    let (main, plan) = rewrite([plain().slot(7), plain().is_test(true)], geo).unwrap();
+    let (_, send) = main.root_ops().find(|(_, op)| op.name() == "send").unwrap();
+    let grad = send.input("X")[0];
+    let made: Vec<_> =
+        main.root_ops().filter(|(_, op)| op.all_outputs().any(|out| out == grad)).collect();
+    assert_eq!(made.len(), 1);
+    assert_eq!(main.var_name(made[0].1.input("Ids")[0]), "a", "{main}");
+    let slots = "'t': only click tables store the slot";
+    assert!(plan.notes.iter().any(|note| note.starts_with(slots)), "{:?}", plan.notes);
+
+    // The documented accessor of plain rows.
+    let merge = |rest: &str, mode: &str| {
+        let accessor = format!("accessor {{ accessor_class: \"CommMergeAccessor\" {rest} }}");
+        format!("{mode} downpour_table_param {{ table_name: \"t\" {accessor} }}")
+    };
+    for mode in [geo, other] {
+        let text = merge("fea_dim: 1000 embedx_dim: 4", mode);
+        let (_, plan) = rewrite([plain(), plain()], &text).unwrap();
+        assert_eq!(plan.tables.sparse[0].config.accessor, Accessor::Plain);
+        let check = |rest: &str, words: &str| {
+            refused([plain(), plain()], &merge(rest, mode), &[words]);
+        };
+        check("fea_dim: 7", "fea_dim does not match the embedding: expected 1000, got 7");
+        check("embedx_dim: 5", "embedx_dim does not match the embedding: expected 4, got 5");
+        check("embedx_threshold: 5", "CommMergeAccessor has no embedx_threshold");
+    }
+}

@@ -2,16 +2,16 @@
 //! save.
 
 use super::port::{Sender, TableAdapter, UnknownIds};
-use super::save::load_worker_vars;
+use super::save::{load_worker_vars, read_worker_vars, worker_var_names};
 use super::worker::pull;
 use super::{ServerJob, Worker};
 use crate::{DatasetReport, DatasetRun, Fleet, Session, exec_options};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, text};
 use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::Programs;
-use fleet_ops::Services;
+use fleet_ops::{Registry, Services};
 use fleet_ps::{Arrival, PullMode, START_ROUNDS, Servers, Tables};
 use fleet_tensor::Tensor;
 use std::path::Path;
@@ -82,6 +82,37 @@ impl Fleet {
         let servers = self.servers(job)?;
         let options = exec_options(&job.strategy, self.on_own_cores(options)?);
         let mut session = Session::with_executor(programs, Executor::new(options))?;
+        self.join_inference(&servers, dir)?;
+        if let Some(dir) = dir {
+            load_worker_vars(dir, job, &mut session)?;
+        }
+        DistributedInfer::over(servers, session, job, true)
+    }
+
+    /// As [`Fleet::distributed_infer`], over a network that was built for inference, such as one
+    /// without dropout and labels. Its parameters must have the names of those in `job`'s network.
+    pub fn distributed_infer_over(
+        &self,
+        test: Programs,
+        job: &ServerJob,
+        dir: Option<&Path>,
+        options: ExecOptions,
+    ) -> Result<DistributedInfer> {
+        let servers = self.servers(job)?;
+        let options = exec_options(&job.strategy, self.on_own_cores(options));
+        let mut session = test_session(test, job, Executor::new(options))?;
+        self.join_inference(&servers, dir)?;
+        let mut held = dir.map_or(Ok(Vec::new()), read_worker_vars)?;
+        let find = |name: &str| {
+            let at = held.iter().position(|(held, _)| held == name)?;
+            Some(held.swap_remove(at).1)
+        };
+        adopt(&mut session, job, find)?;
+        DistributedInfer::over(servers, session, job, true)
+    }
+
+    /// Waits for all workers and servers; the servers load a save meanwhile.
+    fn join_inference(&self, servers: &Servers, dir: Option<&Path>) -> Result<()> {
         for round in servers.barriers.rounds(Arrival::Received)?..START_ROUNDS {
             if round == 1
                 && self.is_first_worker()
@@ -91,10 +122,7 @@ impl Fleet {
             }
             servers.barriers.arrive(Arrival::Received)?;
         }
-        if let Some(dir) = dir {
-            load_worker_vars(dir, job, &mut session)?;
-        }
-        DistributedInfer::over(servers, session, job, true)
+        Ok(())
     }
 }
 
@@ -115,6 +143,87 @@ impl Worker {
     }
 }
 
+impl Worker {
+    /// As [`Worker::infer`], over a network that was built for inference. Its parameters must have
+    /// the names of those that are trained.
+    ///
+    /// ```
+    /// use fleet::prelude::*;
+    /// use fleet::{DistributedStrategy, Fleet};
+    /// fn scores(net: &Net, is_training: bool) -> Var<'_> {
+    ///     let rows = net.data("ids", [-1, 2], DType::I64).sparse_embedding([1000, 8]).flatten(1);
+    ///     let rows = if is_training { rows.dropout(0.5) } else { rows };
+    ///     rows.fc(1)
+    /// }
+    /// let (fleet, net, test) = (Fleet::parameter_server()?, Net::new(), Net::new());
+    /// let loss = scores(&net, true).mean();
+    /// let score = scores(&test, false).name();
+    /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
+    /// let job = optimizer.minimize_on_servers(&net, loss)?;
+    /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
+    /// let mut infer = worker.infer_over(test.build()?)?;
+    /// let ids = Tensor::from_slice(&[7i64, 900], [1, 2])?;
+    /// let out = infer.run(&[("ids", &ids)], &[&score])?;
+    /// assert_eq!(out[0].shape(), &Shape::from([1, 1]));
+    /// worker.stop()?;
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn infer_over(&self, test: Programs) -> Result<DistributedInfer> {
+        let Session { scope, executor, .. } = &self.session;
+        let executor = Executor::new(executor.options().clone());
+        let mut session = test_session(test, self.job(), executor)?;
+        let find = |name: &str| scope.contains(name).then(|| scope.tensor(name).ok()).flatten();
+        adopt(&mut session, self.job(), find)?;
+        DistributedInfer::over(self.servers().clone(), session, self.job(), false)
+    }
+}
+
+/// Starts a network that was built for inference; its lookups read the tables of `job`.
+fn test_session(mut test: Programs, job: &ServerJob, executor: Executor) -> Result<Session> {
+    job.plan.read_tables(&mut test, Registry::standard())?;
+    for (name, len) in job.plan.tables.dense.iter().flat_map(|table| &table.params) {
+        let Some(var) = test.main.find_var(name) else { continue };
+        let shape = test.main.var(var).shape;
+        if shape.numel() != Some(*len) {
+            return Err(Error::invalid(format!("parameter '{name}' has another size here"))
+                .expected(format!("{len} numbers, as in the trained network"))
+                .got(shape));
+        }
+    }
+    Session::with_executor(test, executor)
+}
+
+/// Copies the variables that are in no table: parameters that are not trained, such as the
+/// statistics of a batch norm, and others that `find` has.
+fn adopt(
+    session: &mut Session,
+    job: &ServerJob,
+    mut find: impl FnMut(&str) -> Option<Tensor>,
+) -> Result<()> {
+    let names: Vec<String> =
+        worker_var_names(job, session).into_iter().map(str::to_string).collect();
+    for name in names {
+        let main = &session.programs.main;
+        let is_parameter = main.find_var(&name).is_some_and(|var| main.var(var).is_parameter());
+        match find(&name) {
+            Some(tensor) => session.scope.assign(&name, &tensor)?,
+            None if is_parameter => {
+                let trained = job.plan.tables.dense.iter().flat_map(|table| &table.params);
+                let hint = text::did_you_mean(&name, trained.map(|(name, _)| &name[..]));
+                return Err(Error::invalid(format!(
+                    "parameter '{name}' of the network for inference was not trained{hint}"
+                ))
+                .help(
+                    "build both networks in the same order, each in a new Net, or name the \
+                     parameters: they are matched by name",
+                ));
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}
+
 impl DistributedInfer {
     fn over(
         servers: Servers,
@@ -122,7 +231,7 @@ impl DistributedInfer {
         job: &ServerJob,
         stops: bool,
     ) -> Result<DistributedInfer> {
-        let adapter = Arc::new(TableAdapter::new(Sender::ReadOnly(servers)));
+        let adapter = Arc::new(TableAdapter::new(Sender::ReadOnly(servers), &job.plan));
         let session = session.with_services(Services::none().with_tables(adapter.clone()));
         let (job, pruned) = (job.clone(), None);
         let mut infer = DistributedInfer { session, adapter, job, stops, pruned };
@@ -139,6 +248,9 @@ impl DistributedInfer {
         }
         // Programs of GEO hold whole tables.
         for table in &self.job.plan.tables.sparse {
+            if !self.session.scope.contains(&table.name) {
+                continue;
+            }
             let mut rows = self.session.scope.tensor(&table.name)?.to_vec::<f32>()?;
             let ids: Vec<u64> = (0..table.rows).collect();
             for (ids, rows) in

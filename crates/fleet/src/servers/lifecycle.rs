@@ -4,11 +4,11 @@ use super::agree::PublishedStrategy;
 use super::control::Control;
 use super::end_marker::EndMarker;
 use super::launch_barrier::{expect_listening, waits_for_servers};
-use super::save::load_server;
-use super::{Place, ServerJob, Worker, communicator_options};
+use super::save::{load_present, load_server};
+use super::{Place, PreparedWorker, ServerJob, Worker, communicator_options};
 use crate::connection::job_token;
 use crate::report::Reporter;
-use crate::{Fleet, exec_options};
+use crate::{Fleet, Session, exec_options};
 use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_exec::ExecOptions;
@@ -16,8 +16,8 @@ use fleet_net::calls::CallOptions;
 use fleet_net::{Log, resolve};
 use fleet_nn::Programs;
 use fleet_ps::{
-    Durability, FolderState, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers,
-    TableServer, folder_state,
+    CommunicatorOptions, Durability, FolderState, LocalServers, RemoteOptions, RemoteServers,
+    ServerTables, Servers, TableServer, folder_state,
 };
 use fleet_topology::{Mode, names};
 use std::net::SocketAddr;
@@ -48,7 +48,7 @@ impl Fleet {
 
     /// Creates this server's part of the tables and listens.
     pub fn init_server(&self, job: &ServerJob) -> Result<Server> {
-        self.serve(|server| ServerTables::new(&job.tables, server).map(Arc::new))
+        self.serve(job, |server| ServerTables::new(&job.tables, server).map(Arc::new))
     }
 
     /// As [`Fleet::init_server`], with the tables saved in `dir`
@@ -60,9 +60,26 @@ impl Fleet {
         dir: &Path,
         var_names: Option<&[&str]>,
     ) -> Result<Server> {
-        self.serve(|server| {
+        self.serve(job, |server| {
             let tables = ServerTables::new(&job.tables, server)?;
             load_server(&tables, job, dir, var_names)?;
+            Ok(Arc::new(tables))
+        })
+    }
+
+    /// As [`Fleet::init_server`], with the tables of rows that a save in `dir` has by name, for a
+    /// network that has changed since the save (incremental training). The other tables start
+    /// empty, and a line names them. A table of another width, rule or accessor is an error. Dense
+    /// parameters come from worker 0 ([`PreparedWorker::load_vars`]).
+    pub fn init_server_incremental(&self, job: &ServerJob, dir: &Path) -> Result<Server> {
+        self.serve(job, |server| {
+            let tables = ServerTables::new(&job.tables, server)?;
+            let new = load_present(&tables, job, dir)?;
+            if !new.is_empty() {
+                let (dir, new) = (dir.display(), new.join(", "));
+                let text = format!("server {server}: {dir} lacks tables that start empty: {new}");
+                Log::stderr().line(text);
+            }
             Ok(Arc::new(tables))
         })
     }
@@ -73,7 +90,7 @@ impl Fleet {
     /// The folder belongs to one job. If the job was interrupted, a restart resumes it. If it has
     /// finished successfully, the folder is refused: the trained tables are in the job's saves.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
-        self.serve(|server| {
+        self.serve(job, |server| {
             refuse_finished(&durability.folder)?;
             if self.reporter().is_restart() {
                 check_folder_exists(&durability.folder)?;
@@ -90,11 +107,19 @@ impl Fleet {
         })
     }
 
-    fn serve(&self, make: impl FnOnce(usize) -> Result<Arc<ServerTables>>) -> Result<Server> {
-        self.listen(make).inspect_err(|error| self.reporter().failed(error))
+    fn serve(
+        &self,
+        job: &ServerJob,
+        make: impl FnOnce(usize) -> Result<Arc<ServerTables>>,
+    ) -> Result<Server> {
+        self.listen(job, make).inspect_err(|error| self.reporter().failed(error))
     }
 
-    fn listen(&self, make: impl FnOnce(usize) -> Result<Arc<ServerTables>>) -> Result<Server> {
+    fn listen(
+        &self,
+        job: &ServerJob,
+        make: impl FnOnce(usize) -> Result<Arc<ServerTables>>,
+    ) -> Result<Server> {
         let topology = self.topology();
         let endpoint = topology.endpoint().filter(|_| topology.is_server()).ok_or_else(|| {
             Error::invalid("this process is not a server")
@@ -113,7 +138,9 @@ impl Fleet {
             tables.set_silent_after(silence);
         }
         if env.switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
-            note(format_args!("tables of server {}: {:#?}", topology.rank(), tables.job()));
+            let server = topology.rank();
+            let text = job.plan.server_descriptor(job.place, server);
+            note(format_args!("tables of server {server}:\n{text}"));
         }
         let address = (endpoint.host.as_str(), endpoint.port);
         let options = CallOptions::default();
@@ -139,28 +166,63 @@ impl Fleet {
         job: &ServerJob,
         options: ExecOptions,
     ) -> Result<Worker> {
-        if !self.is_worker() {
-            return Err(Error::invalid("this process is not a worker").got(self.topology().role()));
-        }
-        self.reporter().joined();
-        self.start_worker(programs, job, options).inspect_err(|error| self.reporter().failed(error))
+        self.prepare_worker(programs, job, options)?.start()
     }
 
-    fn start_worker(
+    /// The first part of [`Fleet::init_worker`]: connects to all servers and runs the startup
+    /// program. Until [`PreparedWorker::start`], the other workers wait, and the worker may load
+    /// parameters.
+    pub fn prepare_worker(
         &self,
         programs: Programs,
         job: &ServerJob,
         options: ExecOptions,
+    ) -> Result<PreparedWorker<'_>> {
+        if !self.is_worker() {
+            return Err(Error::invalid("this process is not a worker").got(self.topology().role()));
+        }
+        self.reporter().joined();
+        let prepare = || -> Result<PreparedWorker<'_>> {
+            let communication = communicator_options(&job.strategy, self.env())?;
+            let options = self.on_own_cores(options)?;
+            self.print_in_force(&job.strategy, &exec_options(&job.strategy, options.clone()));
+            let servers = self.servers(job)?;
+            if self.env().switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
+                let worker = self.topology().rank();
+                let text = job.plan.worker_descriptor(job.place);
+                note(format_args!("tables of worker {worker}:\n{text}"));
+            }
+            let session = Worker::startup(&servers, programs, job, options)
+                .map_err(|error| at_worker(error, self.topology().rank()))?;
+            Ok(PreparedWorker::new(session, servers, job, communication, Some(self)))
+        };
+        prepare().inspect_err(|error| self.reporter().failed(error))
+    }
+
+    /// The second part of [`Fleet::init_worker`].
+    pub(super) fn join_workers(
+        &self,
+        servers: Servers,
+        session: Session,
+        job: &ServerJob,
+        communication: CommunicatorOptions,
     ) -> Result<Worker> {
-        let communication = communicator_options(&job.strategy, self.env())?;
-        let options = self.on_own_cores(options)?;
-        self.print_in_force(&job.strategy, &exec_options(&job.strategy, options.clone()));
-        let servers = self.servers(job)?;
+        self.join_as(servers, session, job, communication)
+            .inspect_err(|error| self.reporter().failed(error))
+    }
+
+    fn join_as(
+        &self,
+        servers: Servers,
+        session: Session,
+        job: &ServerJob,
+        communication: CommunicatorOptions,
+    ) -> Result<Worker> {
         let published = match self.topology().server_num() {
             0 => None,
             _ => PublishedStrategy::new(self, job, &job_token(self.topology())?),
         };
-        let worker = Worker::start(servers, programs, job, options, communication)
+        let worker = Worker::join(servers, session, job, communication)
             .map_err(|error| at_worker(error, self.topology().rank()))?;
         if let Some(published) = published {
             published.compare()?;

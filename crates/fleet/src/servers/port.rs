@@ -1,8 +1,10 @@
 //! A communicator as the tables that ops use.
 
+use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_ops::{LookUp, Lookup, PushRows, Tables};
 use fleet_ps::{Communicator, GeoCommunicator, PullMode, Push, Servers};
+use fleet_strategy::servers::{LookupSpec, ServerPlan};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Values that inference reads for an id without a row. No row is created in either case.
@@ -18,6 +20,17 @@ pub enum UnknownIds {
 pub(super) struct TableAdapter {
     pub sender: Sender,
     reads_initial: AtomicBool,
+    tables: Vec<CheckedTable>,
+    lookups: Vec<LookupSpec>,
+}
+
+/// A table whose ids are checked.
+struct CheckedTable {
+    table_id: u32,
+    name: String,
+    /// Number of declared rows.
+    rows: u64,
+    warned: AtomicBool,
 }
 
 /// Sender of gradients, by mode.
@@ -29,8 +42,69 @@ pub(super) enum Sender {
 }
 
 impl TableAdapter {
-    pub fn new(sender: Sender) -> TableAdapter {
-        TableAdapter { sender, reads_initial: AtomicBool::new(false) }
+    pub fn new(sender: Sender, plan: &ServerPlan) -> TableAdapter {
+        let checked = plan.tables.sparse.iter().filter(|table| !table.any_id);
+        let tables = checked.map(|table| CheckedTable {
+            table_id: table.table_id(),
+            name: table.name.clone(),
+            rows: table.rows,
+            warned: AtomicBool::new(false),
+        });
+        TableAdapter {
+            sender,
+            reads_initial: AtomicBool::new(false),
+            tables: tables.collect(),
+            lookups: plan.lookups.clone(),
+        }
+    }
+
+    /// Rejects negative ids, and warns once about an id above the declared rows, unless any number
+    /// is an id of the table.
+    pub fn check_ids<'a>(
+        &self,
+        table: u32,
+        parts: impl ExactSizeIterator<Item = &'a [i64]>,
+    ) -> Result<()> {
+        let Some(table) = self.tables.iter().find(|it| it.table_id == table) else {
+            return Ok(());
+        };
+        let (mut most, count) = (-1, parts.len());
+        for (part, ids) in parts.enumerate() {
+            let (mut least, mut largest) = (0, -1);
+            for id in ids {
+                (least, largest) = (least.min(*id), largest.max(*id));
+            }
+            if least < 0 {
+                return Err(self.negative_id(table, (part, count), ids));
+            }
+            most = most.max(largest);
+        }
+        if let Some(warning) = table.warning(most) {
+            note(warning);
+        }
+        Ok(())
+    }
+
+    fn negative_id(
+        &self,
+        table: &CheckedTable,
+        (part, parts): (usize, usize),
+        ids: &[i64],
+    ) -> Error {
+        let position = ids.iter().position(|id| *id < 0).unwrap_or_default();
+        let mut specs = self.lookups.iter().filter(|spec| spec.table_id == table.table_id);
+        let variable = match specs.find(|spec| spec.ids.len() == parts) {
+            Some(spec) => format!("variable '{}'", spec.ids[part]),
+            None => format!("Ids[{part}]"),
+        };
+        Error::invalid(format!("negative id in a lookup of table '{}'", table.name))
+            .expected("an id >= 0")
+            .got(ids[position])
+            .at(format!("{variable}, position {position}"))
+            .help(
+                "if ids are hashes of 64 bits, set any_id(true) on the sparse_embedding: then \
+                 every number is an id",
+            )
     }
 
     pub fn servers(&self) -> &Servers {
@@ -78,6 +152,20 @@ impl TableAdapter {
     }
 }
 
+impl CheckedTable {
+    /// Returns a warning the first time that an id is above the declared rows.
+    fn warning(&self, id: i64) -> Option<String> {
+        let is_above = u64::try_from(id).is_ok_and(|id| id >= self.rows);
+        (is_above && !self.warned.swap(true, Relaxed)).then(|| {
+            format!(
+                "table '{}' was declared with {} rows, but id {id} is looked up: servers create a \
+                 row for every id (any_id(true) on the sparse_embedding allows this silently)",
+                self.name, self.rows
+            )
+        })
+    }
+}
+
 fn mode_mismatch(expected: &str, got: &str) -> Error {
     Error::invalid("the program was rewritten for another parameter-server mode")
         .expected(format!("a program for {expected}"))
@@ -103,6 +191,7 @@ pub(super) fn table_ids<'a>(
 
 impl Tables for TableAdapter {
     fn lookup(&self, table: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
+        self.check_ids(table, lookups.iter().map(|it| it.ids))?;
         if let [only] = lookups
             && !how.padding.is_some_and(|padding| only.ids.contains(&padding))
         {
@@ -190,5 +279,23 @@ impl Tables for TableAdapter {
 
     fn exchange(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
         self.geo()?.step(table, parts, width)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_above_the_rows_is_warned_about_once() {
+        let (name, warned) = ("words".to_string(), AtomicBool::new(false));
+        let table = CheckedTable { table_id: 0, name, rows: 1000, warned };
+        assert_eq!(table.warning(999), None);
+        assert_eq!(table.warning(-1), None);
+        let warning = table.warning(1 << 50).unwrap();
+        let start =
+            "table 'words' was declared with 1000 rows, but id 1125899906842624 is looked up";
+        assert!(warning.starts_with(start), "{warning}");
+        assert_eq!(table.warning(1000), None, "once");
     }
 }

@@ -5,8 +5,12 @@ use super::{ServerJob, Worker};
 use crate::Session;
 use crate::save::save_named;
 use fleet_base::{Error, Result};
+use fleet_exec::Scope;
 use fleet_format::load_tensors;
-use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables, Tables};
+use fleet_ir::Program;
+use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables, TableIndex, Tables};
+use fleet_tensor::Tensor;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// Folder of a save with the variables that are in no table.
@@ -114,7 +118,7 @@ impl Worker {
 }
 
 /// Returns the names of this worker's persistable variables that are in no table.
-fn worker_var_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
+pub(super) fn worker_var_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
     let tables = &job.plan.tables;
     let in_table = |name: &str| {
         tables.sparse.iter().any(|table| table.name == name)
@@ -132,9 +136,9 @@ pub(super) fn load_worker_vars(dir: &Path, job: &ServerJob, session: &mut Sessio
         // The save has tables alone, as `Servers::save` writes them.
         return Ok(());
     }
-    let held = load_tensors(&folder)?;
+    let held = read_worker_vars(dir)?;
     for name in worker_var_names(job, session).into_iter().map(str::to_string).collect::<Vec<_>>() {
-        let Some((_, tensor)) = held.tensors.iter().find(|(held, _)| *held == name) else {
+        let Some((_, tensor)) = held.iter().find(|(held, _)| *held == name) else {
             return Err(Error::invalid(format!("the save has no variable '{name}'"))
                 .at(folder.display())
                 .help("load a save of the same network"));
@@ -142,6 +146,15 @@ pub(super) fn load_worker_vars(dir: &Path, job: &ServerJob, session: &mut Sessio
         session.scope.assign(&name, tensor).map_err(|error| error.at(folder.display()))?;
     }
     Ok(())
+}
+
+/// Reads the variables of a save that are in no table; none if it has tables alone.
+pub(super) fn read_worker_vars(dir: &Path) -> Result<Vec<(String, Tensor)>> {
+    let folder = dir.join(WORKER_FOLDER);
+    match folder.exists() {
+        true => Ok(load_tensors(&folder)?.tensors),
+        false => Ok(Vec::new()),
+    }
 }
 
 /// Loads a server's part of a save: all tables, or those of the named variables.
@@ -155,4 +168,52 @@ pub(super) fn load_server(
     let number = |name: &&str| Ok(job.sparse_table(name)?.table_id());
     let tables = names.iter().map(number).collect::<Result<Vec<u32>>>()?;
     server.load(dir, Some(&tables))
+}
+
+/// Loads the tables of rows that a save has by name into a server; returns the names of the others.
+pub(super) fn load_present(
+    server: &ServerTables,
+    job: &ServerJob,
+    dir: &Path,
+) -> Result<Vec<String>> {
+    let tables: Vec<u32> = job.plan.tables.sparse.iter().map(|table| table.table_id()).collect();
+    server.load_present(dir, &tables)
+}
+
+/// Loads named variables of a program from a save of servers, or from one of a single process.
+/// Changes nothing unless all are there.
+pub(super) fn load_named(
+    dir: &Path,
+    program: &Program,
+    scope: &mut Scope,
+    names: &[&str],
+) -> Result<()> {
+    if !TableIndex::is_at(dir) {
+        return crate::load_vars(dir, program, scope, names);
+    }
+    let index = TableIndex::read(dir)?;
+    let known: HashSet<&str> = index.params().collect();
+    let (dense, others): (Vec<&str>, Vec<&str>) =
+        names.iter().copied().partition(|name| known.contains(name));
+    let mut tensors = Vec::new();
+    for (name, values) in dense.iter().zip(index.dense(&dense)?) {
+        let shape = program.var(program.var_named(name)?).shape;
+        if shape.numel() != Some(values.len()) {
+            return Err(Error::invalid(format!("variable '{name}' of the save has another size"))
+                .expected(shape)
+                .got(format!("{} numbers", values.len()))
+                .at(dir.display()));
+        }
+        tensors.push((*name, Tensor::from_slice(&values, shape)?));
+    }
+    if !others.is_empty() {
+        let folder = dir.join(WORKER_FOLDER);
+        let load = match folder.exists() {
+            true => crate::load_vars(&folder, program, scope, &others),
+            false => Err(Error::invalid(format!("the save has no variable '{}'", others[0]))
+                .at(dir.display())),
+        };
+        load.map_err(|error| error.or_help("tables.txt of the save lists its parameters"))?;
+    }
+    tensors.iter().try_for_each(|(name, tensor)| scope.assign(name, tensor))
 }

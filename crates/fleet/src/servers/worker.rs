@@ -84,13 +84,33 @@ impl Worker {
         communication: CommunicatorOptions,
     ) -> Result<Worker> {
         let servers = servers.into();
+        let session = Worker::startup(&servers, programs, job, options)?;
+        Worker::join(servers, session, job, communication)
+    }
+
+    /// Runs the startup program.
+    pub(super) fn startup(
+        servers: &Servers,
+        programs: Programs,
+        job: &ServerJob,
+        options: ExecOptions,
+    ) -> Result<Session> {
         if *servers.job() != job.tables {
             return Err(Error::invalid("the servers' tables differ from those of the program")
                 .help("give servers and workers the same network and strategy"));
         }
         let options = exec_options(&job.strategy, options);
-        let mut session = Session::with_executor(programs, Executor::new(options))
-            .map_err(|error| with_table_sizes(job, error))?;
+        Session::with_executor(programs, Executor::new(options))
+            .map_err(|error| with_table_sizes(job, error))
+    }
+
+    /// Exchanges the parameters of a session with the other workers, and starts the communication.
+    pub(super) fn join(
+        servers: Servers,
+        mut session: Session,
+        job: &ServerJob,
+        communication: CommunicatorOptions,
+    ) -> Result<Worker> {
         let earlier_progress;
         let sender = match job.plan.exchange {
             Exchange::Geo { k_steps } => {
@@ -112,7 +132,7 @@ impl Worker {
                 Sender::Pushes(Communicator::start(servers, mode, communication, rates)?)
             }
         };
-        let adapter = Arc::new(TableAdapter::new(sender));
+        let adapter = Arc::new(TableAdapter::new(sender, &job.plan));
         let services = Services::none().with_tables(adapter.clone());
         Ok(Worker {
             session: session.with_services(services),
@@ -391,7 +411,9 @@ fn look_ahead(job: &ServerJob, adapter: &TableAdapter, next: &[(&str, &Tensor)])
                 None => break,
             }
         }
-        if parts.len() == lookup.ids.len() {
+        // The step reports wrong ids; rows of such ids must not be created.
+        let is_whole = parts.len() == lookup.ids.len();
+        if is_whole && adapter.check_ids(lookup.table_id, parts.iter().copied()).is_ok() {
             let ids = table_ids(parts.into_iter(), lookup.padding);
             communicator.look_ahead(lookup.table_id, ids, lookup.width);
         }
@@ -408,12 +430,15 @@ fn gather(session: &Session, params: &[(String, usize)]) -> Result<Vec<f32>> {
     Ok(all)
 }
 
+/// Writes the parameters of a dense table to the scope. A network for inference may lack some.
 fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) -> Result<()> {
     let mut rest = values;
     for (name, len) in params {
         let (own, others) = rest.split_at((*len).min(rest.len()));
-        let shape = *session.scope.tensor(name)?.shape();
-        session.scope.assign(name, &Tensor::from_slice(own, shape)?)?;
+        if session.scope.contains(name) {
+            let shape = *session.scope.tensor(name)?.shape();
+            session.scope.assign(name, &Tensor::from_slice(own, shape)?)?;
+        }
         rest = others;
     }
     Ok(())
@@ -490,8 +515,12 @@ fn check_rejoin(job: &ServerJob) -> Result<()> {
     ))
 }
 
+/// Pulls the dense parameters that the session has.
 pub(super) fn pull(servers: &Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
     for table in &job.plan.tables.dense {
+        if !table.params.iter().any(|(name, _)| session.scope.contains(name)) {
+            continue;
+        }
         let mut values = vec![0.0; table.len];
         servers.tables.pull_dense(table.table_id, &mut values)?;
         scatter(session, &table.params, &values)?;

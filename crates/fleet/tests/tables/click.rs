@@ -267,6 +267,23 @@ fn the_end_of_a_day_saves_decays_and_deletes() {
     rows.retain(|_, row| Row::score(row.show, row.click) >= 1.5);
     assert_eq!(worker.shrink(None).unwrap(), gone - rows.len() as u64);
     assert_eq!(worker.table_stats("t").unwrap().row_count, rows.len() as u64);
+    // Rows below the threshold for embeddings lose theirs, which a save omits.
+    let mut lost = Vec::new();
+    for (id, row) in &mut rows {
+        if Row::score(row.show, row.click) < 3.0 && row.embedding.take().is_some() {
+            lost.push(id.to_string());
+        }
+    }
+    assert!(!lost.is_empty());
+    check_rows(&worker, &rows, true, 5);
+    worker.save_persistables(folder.join("all"), SaveMode::All, SaveFormat::Text).unwrap();
+    let parts = std::fs::read_dir(folder.join("all/000")).unwrap().flatten();
+    let parts = parts.filter(|part| part.file_name().to_string_lossy().starts_with("part-"));
+    let text: String = parts.map(|part| std::fs::read_to_string(part.path()).unwrap()).collect();
+    let lines = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let short = lines.filter(|line| lost.iter().any(|id| id == line[0]) && line.len() == 8);
+    assert_eq!(short.count(), lost.len(), "id, slot, days, 3 counters, weight and its state");
+    day(&mut worker, &mut rows, 6..8);
     check_rows(&worker, &rows, true, 5);
 
     worker.stop().unwrap();
@@ -288,7 +305,7 @@ fn saves_are_compressed_where_the_description_says_so() {
         let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
         names.filter(|name| name.starts_with("part-") && name.ends_with(end)).count()
     };
-    assert_eq!((parts(".gz"), parts("")), (2 * 3, 2 * 3), "of two servers, all of them");
+    assert_eq!((parts(".gz"), parts("")), (2, 2), "of two servers, all of them");
     let rows = worker.table_stats("t").unwrap().row_count;
     assert_eq!((worker.clear("t").unwrap(), saved.row_count > 0), (rows, true));
     assert_eq!(worker.load_table("t", &folder).unwrap(), rows);

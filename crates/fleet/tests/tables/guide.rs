@@ -83,6 +83,25 @@ fn nccl2(
     Ok(())
 }
 
+#[allow(dead_code, unused_variables, unused_mut)]
+#[rustfmt::skip]
+fn incremental(
+    net: &Net,
+    job: ServerJob,
+    fleet: &Fleet,
+    dir: &std::path::Path,
+    options: ExecOptions,
+) -> Result<()> {
+    if fleet.is_server() {
+        fleet.init_server_incremental(&job, dir)?.run()?;     // with the save's tables of rows
+        return Ok(());
+    }
+    let mut worker = fleet.prepare_worker(net.build()?, &job, options)?;
+    worker.load_vars(dir, &["fc_0.w_0", "fc_0.b_0"])?;        // or load_vars_where, by a predicate
+    let mut worker = worker.start()?;                         // sends them to the servers
+    Ok(())
+}
+
 /// Returns the guide's code blocks that begin with this line.
 fn blocks(first: &str) -> Vec<&'static str> {
     let parts = GUIDE.split("```").skip(1).step_by(2);

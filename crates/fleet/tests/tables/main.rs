@@ -4,4 +4,7 @@ mod best_area;
 mod click;
 mod dc_asgd;
 mod guide;
+mod ids;
+mod incremental;
+mod inference;
 mod transpiler;

@@ -77,7 +77,8 @@ impl Durability {
     /// # let folder = std::env::temp_dir().join(name);
     /// let rule = Rule::Sgd(Sgd { lr: 1.0 });
     /// let (non_finite, options) = (NonFinite::Refuse, Default::default());
-    /// let dense = TableConfig::Dense { table_id: 0, len: 2, rule, non_finite, options };
+    /// let params = vec![("weight".to_string(), 2)];
+    /// let dense = TableConfig::Dense { table_id: 0, params, rule, non_finite, options };
     /// let job =
     ///     JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![dense] };
     /// for start in 1..3 {

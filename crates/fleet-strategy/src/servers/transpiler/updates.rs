@@ -3,7 +3,7 @@
 
 use crate::compiler::Start;
 use crate::job::OwnUpdates;
-use crate::servers::remote::is_lookup;
+use crate::servers::lookups::is_lookup;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, OpRole, Program, Regularizer, VarId};
 use fleet_nn::optimizer::{
