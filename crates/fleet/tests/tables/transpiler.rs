@@ -8,8 +8,8 @@ use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, SaveFormat, SaveMode, ServerTables, Servers};
 use fleet::servers::{
-    CollectiveMode, DistributeTranspiler, DistributeTranspilerConfig, Exchange, Part, PushMode,
-    SplitMethod, Transpile, TranspiledJob, TranspilerMode, Worker,
+    CollectiveMode, DistributeTranspiler, DistributeTranspilerConfig, Exchange, Part, Place,
+    PushMode, ServerJob, SplitMethod, Transpile, TranspiledJob, TranspilerMode, Worker,
 };
 use fleet::topology::Env;
 use std::sync::Arc;
@@ -247,6 +247,43 @@ fn saves_know_their_blocks() {
     }
     worker.stop().unwrap();
     let _ = std::fs::remove_dir_all(&folder);
+}
+
+/// Parameters are found by name: a save loads into a job that groups them in other tables, and the
+/// reverse.
+#[test]
+fn saves_load_into_other_tables() {
+    let folder = std::env::temp_dir().join(format!("fleet-grouped-{}", std::process::id()));
+    let (net, loss) = network();
+    let strategy = DistributedStrategy::new().with_a_sync(false);
+    let place = Place { worker: 0, worker_count: 1, server_count: 3, half_async: false };
+    let optimizer = Momentum::new(0.1, 0.9).into();
+    let job = ServerJob::minimize(&net, net.var(&loss), &optimizer, None, &strategy, place);
+    let (job, programs) = (job.unwrap(), net.build().unwrap());
+    assert_eq!(job.plan.tables.dense.len(), 1);
+    let start_grouped = || {
+        let servers = ServerTables::all(&job.tables).unwrap();
+        let client = Arc::new(LocalServers::new(&servers, 0).unwrap());
+        let (exec, options) = (ExecOptions::threads(1), CommunicatorOptions::default());
+        Worker::start(client, programs.clone(), &job, exec, options).unwrap()
+    };
+    let apart = || start(&transpiled(Default::default(), 1).unwrap()).0;
+    let check = |mut from: Worker, mut to: Worker, name: &str| {
+        let dir = folder.join(name);
+        step(&mut from, 0, &loss);
+        from.save_persistables(&dir, SaveMode::All, SaveFormat::Binary).unwrap();
+        to.load_persistables(&dir).unwrap();
+        // Including the state of the update rule, which the second step shows.
+        for at in 1..3 {
+            let (want, got) = (step(&mut from, at, &loss), step(&mut to, at, &loss));
+            assert!((want - got).abs() < 1e-6, "{name}, step {at}: {want} {got}");
+        }
+        from.stop().unwrap();
+        to.stop().unwrap();
+    };
+    check(apart(), start_grouped(), "apart");
+    check(start_grouped(), apart(), "together");
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
