@@ -3,7 +3,7 @@
 
 use crate::decision::{Decision, Outcome};
 use crate::effective::Effective;
-use crate::job::{Job, Rings};
+use crate::job::{Job, OwnUpdates, Rings};
 use crate::meta::{Facts, Strategy, data_parallel};
 use crate::ranks::{Ranks, RingSpec};
 use crate::rates::Cluster;
@@ -11,7 +11,7 @@ use crate::report::{Report, decide};
 use fleet_base::Result;
 use fleet_config::Problem;
 use fleet_config::Written;
-use fleet_ir::{Program, VarId};
+use fleet_ir::{OpId, Program, VarId};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::{ApplyAt, OptimizerDesc, ParamGrad};
 use fleet_ops::Registry;
@@ -84,16 +84,43 @@ pub fn minimize_with<'s>(
     strategy: impl Into<Written<'s>>,
     on: impl Into<Cluster>,
 ) -> Result<Plan> {
+    minimize_from(manager, programs, registry, Start::Loss(loss), optimizer, strategy, on)
+}
+
+/// Where a minimisation starts.
+#[derive(Debug)]
+pub(crate) enum Start {
+    Loss(VarId),
+    /// The program has gradients and updates of `loss` already.
+    Updates {
+        loss: VarId,
+        rate: VarId,
+        updates: OwnUpdates,
+    },
+}
+
+/// Like [`minimize_with`], also for programs that have updates.
+pub(crate) fn minimize_from<'s>(
+    manager: PassManager<'_>,
+    programs: &mut Programs,
+    registry: &'static Registry,
+    start: Start,
+    optimizer: &OptimizerDesc,
+    strategy: impl Into<Written<'s>>,
+    on: impl Into<Cluster>,
+) -> Result<Plan> {
     let written: Written<'_> = strategy.into();
     let Cluster { ranks, rates } = on.into();
     ranks.check()?;
-    // Checked before any pass renames the loss.
-    fleet_passes::check_loss(&programs.main, loss)?;
+    if let Start::Loss(loss) = start {
+        // Checked before any pass renames the loss.
+        fleet_passes::check_loss(&programs.main, loss)?;
+    }
     let (ranks_of, rates) = (&ranks, &rates);
     let facts = Facts { optimizer, ranks: ranks_of, rates, program: &programs.main, servers: None };
     let report = decide(written, &facts);
     report.refuse()?;
-    let job = new_job(programs, registry, loss, optimizer, &report.strategy, ranks);
+    let job = new_job(programs, registry, start, optimizer, &report.strategy, ranks);
     let trains_alone = report.applied().iter().any(|it| it.trains_alone());
     run_phases(Job { trains_alone, ..job }, manager, &report)
 }
@@ -102,11 +129,15 @@ pub fn minimize_with<'s>(
 fn new_job<'a>(
     programs: &'a mut Programs,
     registry: &'static Registry,
-    loss: VarId,
+    start: Start,
     optimizer: &OptimizerDesc,
     strategy: &'a Effective<'a>,
     ranks: Ranks,
 ) -> Job<'a> {
+    let (loss, rate, updates) = match start {
+        Start::Loss(loss) => (loss, None, None),
+        Start::Updates { loss, rate, updates } => (loss, Some(rate), Some(updates)),
+    };
     Job {
         programs,
         registry,
@@ -115,8 +146,8 @@ fn new_job<'a>(
         optimizer: optimizer.clone(),
         user_loss: loss,
         loss,
-        grads: Vec::new(),
-        at: ApplyAt::default(),
+        grads: updates.as_ref().map_or(Vec::new(), |updates| updates.grads.clone()),
+        at: ApplyAt { rate, ..ApplyAt::default() },
         update_condition: None,
         rings: Rings::default(),
         notes: Vec::new(),
@@ -124,6 +155,7 @@ fn new_job<'a>(
         merged_tables: Vec::new(),
         compressed: Vec::new(),
         trains_alone: false,
+        updates,
     }
 }
 
@@ -133,12 +165,12 @@ pub(crate) fn differentiate<'a>(
     manager: &mut PassManager<'_>,
     programs: &'a mut Programs,
     registry: &'static Registry,
-    loss: VarId,
+    start: Start,
     optimizer: &OptimizerDesc,
     report: &'a Report<'a>,
 ) -> Result<Job<'a>> {
     let alone = Ranks::new(0, 1);
-    let mut job = new_job(programs, registry, loss, optimizer, &report.strategy, alone);
+    let mut job = new_job(programs, registry, start, optimizer, &report.strategy, alone);
     run_list(manager, &mut job, &report.applied(), &TO_GRADIENTS)?;
     Ok(job)
 }
@@ -225,15 +257,22 @@ pub(crate) fn once(notes: Vec<String>) -> Vec<String> {
 
 /// Appends the backward pass, then sorts gradients in the reverse order of their parameters. This
 /// is roughly the order in which the backward pass computes them, and the order in which the
-/// documented buckets are formed.
+/// documented buckets are formed. A program with updates has a backward pass.
 fn append_backward(job: &mut Job<'_>) -> Result<()> {
+    if job.updates.is_some() {
+        return Ok(());
+    }
     job.grads = job.optimizer.backward(job.programs, job.registry, job.loss)?;
     job.grads.sort_by_key(|(param, _)| std::cmp::Reverse(*param));
     Ok(())
 }
 
-/// Appends gradient clipping and updates.
+/// Appends gradient clipping and updates, or those that the program had.
 pub(crate) fn update(job: &mut Job<'_>) -> Result<()> {
+    if let Some(updates) = job.updates.take() {
+        put_back(job, &updates);
+        return Ok(());
+    }
     let Job { programs, registry, optimizer, grads, at, .. } = job;
     at.rate = Some(optimizer.apply_gradients_at(programs, registry, grads, at)?);
     if let Some(rows) = &optimizer.rows {
@@ -247,4 +286,18 @@ pub(crate) fn update(job: &mut Job<'_>) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Appends the updates that a program had, which read the processed gradients.
+fn put_back(job: &mut Job<'_>, updates: &OwnUpdates) {
+    let now = |var: &VarId| {
+        let at = updates.grads.iter().position(|(_, grad)| grad == var);
+        at.map_or(*var, |at| job.grads[at].1)
+    };
+    let main = &mut job.programs.main;
+    for id in &updates.ops {
+        main.op_mut(*id).inputs.iter_mut().flatten().for_each(|var| *var = now(var));
+    }
+    let ops: Vec<OpId> = [main.block(Program::ROOT).ops(), &updates.ops].concat();
+    main.set_block_ops(Program::ROOT, ops);
 }

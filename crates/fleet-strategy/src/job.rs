@@ -42,6 +42,18 @@ pub struct Job<'a> {
     pub compressed: Vec<ParamGrad>,
     /// Whether every rank trains alone and sends no gradients.
     pub trains_alone: bool,
+    /// The updates that the program had, until they are put back.
+    pub updates: Option<OwnUpdates>,
+}
+
+/// The updates of a program that trains in one process, taken off while its gradients are
+/// processed.
+#[derive(Clone, Debug)]
+pub struct OwnUpdates {
+    /// Schedules, clipping and updates, in order; none if they stay in the program.
+    pub ops: Vec<OpId>,
+    /// Parameters with the gradients that these ops read.
+    pub grads: Vec<ParamGrad>,
 }
 
 /// The rings of a job.

@@ -39,6 +39,7 @@ examples! {
     strategy: "../examples/strategy.rs",
     sync_batch_norm: "../examples/sync_batch_norm.rs",
     training: "../examples/training.rs",
+    transpiler: "../examples/transpiler.rs",
     vgg: "../examples/vgg.rs",
     wide_deep: "../examples/wide_deep.rs",
     word2vec: "../examples/word2vec.rs",

@@ -8,7 +8,7 @@
 use super::click::{check_plain, descriptions};
 use super::lookups::{LookupSettings, lookup_settings, slot_note};
 use super::tables::{SparseTable, TableRule, Tables};
-use super::{dense_tables, emit_recv, set_limits};
+use super::{Grouping, dense_tables, emit_recv, set_limits};
 use crate::compiler;
 use crate::job::Job;
 use fleet_base::{Error, Result};
@@ -17,7 +17,11 @@ use fleet_nn::optimizer::{OptimizerDesc, ParamGrad, Rule};
 use fleet_ops::ps::send;
 use fleet_table::{Initializer, SparseConfig};
 
-pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Result<Tables> {
+pub(super) fn rewrite(
+    job: &mut Job<'_>,
+    sparse_optimizer: &OptimizerDesc,
+    grouping: Grouping,
+) -> Result<Tables> {
     for rule in [&job.optimizer.rule, &sparse_optimizer.rule] {
         if !matches!(rule, Rule::Sgd(_)) {
             return Err(Error::unsupported(
@@ -62,7 +66,8 @@ pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Re
         }
         sparse.push(table);
     }
-    let dense = dense_tables(job, &dense, sparse.len() as u32, |_| Ok(TableRule::add()))?;
+    let first = sparse.len() as u32;
+    let dense = dense_tables(job, &dense, first, grouping, |_| Ok(TableRule::add()))?;
     compiler::update(job)?;
 
     let mut emit = job.emit(OpRole::RPC);

@@ -29,7 +29,7 @@ pub use remote::LookupSpec;
 pub use tables::{DenseTable, ParamBlock, SparseTable, TableRule, Tables};
 
 use crate::buckets::grouped;
-use crate::compiler;
+use crate::compiler::{self, Start};
 use crate::decision::{Decision, Outcome};
 use crate::job::Job;
 use crate::meta::{Facts, ServerFacts, StrategyId};
@@ -181,7 +181,7 @@ pub fn minimize<'s>(
 /// Like [`minimize`], with a pass manager that may have an observer.
 #[allow(clippy::too_many_arguments, reason = "the network and its job, as `minimize` takes them")]
 pub fn minimize_with<'s>(
-    mut manager: PassManager<'_>,
+    manager: PassManager<'_>,
     programs: &mut Programs,
     registry: &'static Registry,
     loss: VarId,
@@ -190,21 +190,47 @@ pub fn minimize_with<'s>(
     strategy: impl Into<Written<'s>>,
     place: Place,
 ) -> Result<ServerPlan> {
+    let (start, on) = (Start::Loss(loss), (place, Grouping::ByRate));
+    minimize_from(manager, programs, registry, start, optimizer, sparse, strategy, on)
+}
+
+/// How dense parameters are grouped into tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grouping {
+    /// A table for each learning rate: few messages, sent at the end of a step.
+    ByRate,
+    /// A table for each parameter, whose gradient is sent as soon as it is complete.
+    ByParameter,
+}
+
+#[allow(clippy::too_many_arguments, reason = "the network and its job, as `minimize` takes them")]
+fn minimize_from<'s>(
+    mut manager: PassManager<'_>,
+    programs: &mut Programs,
+    registry: &'static Registry,
+    start: Start,
+    optimizer: &OptimizerDesc,
+    sparse: Option<&OptimizerDesc>,
+    strategy: impl Into<Written<'s>>,
+    (place, grouping): (Place, Grouping),
+) -> Result<ServerPlan> {
     let written = strategy.into();
     check(place)?;
-    fleet_passes::check_loss(&programs.main, loss)?;
+    if let Start::Loss(loss) = start {
+        fleet_passes::check_loss(&programs.main, loss)?;
+    }
     let rows = sparse.or(optimizer.rows.as_deref());
     let report = report(written, place, optimizer, rows, &programs.main);
     report.refuse()?;
     let exchange = exchange_of(&report.strategy, place.half_async)?;
     let non_finite = non_finite(&report.strategy).map_err(|error| written.blame(error))?;
     let run = &mut manager;
-    let mut job = compiler::differentiate(run, programs, registry, loss, optimizer, &report)?;
+    let mut job = compiler::differentiate(run, programs, registry, start, optimizer, &report)?;
     let sparse = rows.unwrap_or(optimizer);
     let own = StrategyId::ParameterServer.name();
     let (mut tables, lookups) = manager.run(own, &mut job, |job| match exchange {
-        Exchange::Geo { .. } => Ok((geo::rewrite(job, sparse)?, Vec::new())),
-        Exchange::Pushes(mode) => remote::rewrite(job, sparse, mode, place),
+        Exchange::Geo { .. } => Ok((geo::rewrite(job, sparse, grouping)?, Vec::new())),
+        Exchange::Pushes(mode) => remote::rewrite(job, sparse, mode, (place, grouping)),
     })?;
     tables.sparse.iter_mut().for_each(|table| table.config.non_finite = non_finite);
     let mut chain = vec![own];
@@ -261,22 +287,26 @@ fn check(place: Place) -> Result<()> {
         )))
 }
 
-/// Returns tables of dense parameters, grouped by learning rate and sorted by name, numbered from
-/// `first`.
+/// Returns tables of dense parameters, sorted by name and numbered from `first`.
 fn dense_tables(
     job: &Job<'_>,
     dense: &[ParamGrad],
     first: u32,
+    grouping: Grouping,
     rule: impl Fn(f64) -> Result<TableRule>,
 ) -> Result<Vec<(DenseTable, Vec<ParamGrad>)>> {
     let main = &job.programs.main;
     let mut sorted = dense.to_vec();
     sorted.sort_by(|a, b| main.var_name(a.0).cmp(main.var_name(b.0)));
-    let by_rate = grouped(sorted.into_iter().map(|pair| {
+    let rated = sorted.into_iter().map(|pair| {
         (main.var(pair.0).param.as_ref().map_or(1.0, |param| param.learning_rate), pair)
-    }));
+    });
+    let groups: Vec<(f64, Vec<ParamGrad>)> = match grouping {
+        Grouping::ByRate => grouped(rated),
+        Grouping::ByParameter => rated.map(|(rate, pair)| (rate, vec![pair])).collect(),
+    };
     let mut tables = Vec::new();
-    for (at, (rate, pairs)) in by_rate.into_iter().enumerate() {
+    for (at, (rate, pairs)) in groups.into_iter().enumerate() {
         let mut params = Vec::new();
         for (param, _) in &pairs {
             let var = main.var(*param);

@@ -9,13 +9,13 @@
 use super::click::{check_plain, descriptions, make_click_table};
 use super::lookups::{LookupSettings, is_lookup, lookup_settings, slot_note};
 use super::tables::{SparseTable, TableRule, Tables, initializer};
-use super::{Place, dense_tables, emit_recv, send_names, set_limits};
+use super::{Grouping, Place, dense_tables, emit_recv, send_names, set_limits};
 use crate::job::Job;
 use fleet_base::{Error, Result};
 use fleet_config::TableParameter;
 use fleet_ir::{OpId, OpRole, Program, VarId};
-use fleet_nn::Programs;
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
+use fleet_nn::{GradClip, Programs};
 use fleet_ops::{
     Emit, OpDef, Registry,
     math::{cast, sum},
@@ -44,7 +44,7 @@ pub(super) fn rewrite(
     job: &mut Job<'_>,
     sparse_optimizer: &OptimizerDesc,
     exchange: PushMode,
-    place: Place,
+    (place, grouping): (Place, Grouping),
 ) -> Result<(Tables, Vec<LookupSpec>)> {
     let remote = remote_tables(job)?;
     let is_remote: HashSet<VarId> = remote.iter().map(|table| table.param).collect();
@@ -60,9 +60,13 @@ pub(super) fn rewrite(
         sparse.push(describe(job, table, at as u32, sparse_optimizer, described)?);
     }
     let optimizer = job.optimizer.clone();
-    let dense = optimizer.finished_gradients(job.programs, job.registry, &dense)?;
+    let dense = match grouping {
+        Grouping::ByRate => optimizer.finished_gradients(job.programs, job.registry, &dense)?,
+        Grouping::ByParameter => finish_each(job, &optimizer, &dense)?,
+    };
     let first = sparse.len() as u32;
-    let dense = dense_tables(job, &dense, first, |rate| TableRule::of(&optimizer, rate))?;
+    let rule = |rate| TableRule::of(&optimizer, rate);
+    let dense = dense_tables(job, &dense, first, grouping, rule)?;
 
     let mut lookups = Vec::new();
     for (table, remote) in sparse.iter().zip(&remote) {
@@ -72,7 +76,8 @@ pub(super) fn rewrite(
         push(job, table, remote)?;
         remove_local_value(job.programs, job.registry, table, remote)?;
     }
-    exchange_dense(job, &dense, exchange, place)?;
+    send_dense(job, &dense, grouping)?;
+    receive_dense(job, &dense, exchange, place)?;
 
     let dense: Vec<_> = dense.into_iter().map(|(table, _)| table).collect();
     let has_schedule = sparse.iter().any(|table| table.schedule.is_some())
@@ -445,8 +450,58 @@ fn remove_local_value(
     Ok(())
 }
 
-/// Emits a `send` and a `recv` for each dense table, and the barriers of the mode.
-fn exchange_dense(
+/// Clips and decays each gradient directly after the op that completes it. A clip by the global
+/// norm needs all gradients, so it follows the last one.
+fn finish_each(
+    job: &mut Job<'_>,
+    optimizer: &OptimizerDesc,
+    dense: &[ParamGrad],
+) -> Result<Vec<ParamGrad>> {
+    if matches!(optimizer.settings.grad_clip, Some(GradClip::GlobalNorm(_))) {
+        return optimizer.finished_gradients(job.programs, job.registry, dense);
+    }
+    let (mut finished, mut placed) = (Vec::new(), Vec::new());
+    for pair in dense {
+        let before = job.programs.main.block(Program::ROOT).ops().to_vec();
+        finished.extend(optimizer.finished_gradients(job.programs, job.registry, &[*pair])?);
+        let main = &mut job.programs.main;
+        let new = main.block(Program::ROOT).ops()[before.len()..].to_vec();
+        main.set_block_ops(Program::ROOT, before);
+        placed.push((vec![pair.1], new));
+    }
+    job.place(placed)?;
+    Ok(finished)
+}
+
+/// Emits a `send` for each dense table: at the end, or directly after its only gradient, so that it
+/// is on the way while the backward pass continues.
+fn send_dense(
+    job: &mut Job<'_>,
+    dense: &[(super::DenseTable, Vec<ParamGrad>)],
+    grouping: Grouping,
+) -> Result<()> {
+    let mut emit = job.emit(OpRole::RPC);
+    let mut sends = Vec::new();
+    for (table, pairs) in dense {
+        let grads: Vec<VarId> = pairs.iter().map(|(_, grad)| *grad).collect();
+        let send = emit
+            .op(&send::DEF)
+            .inputs("X", &grads)
+            .attr("table_id", i64::from(table.table_id))
+            .attr("is_sparse", 0)
+            .attr("send_varnames", send_names(table.table_id))
+            .done()?;
+        sends.push((grads, vec![send]));
+    }
+    match grouping {
+        Grouping::ByRate => emit.append(),
+        Grouping::ByParameter => job.place(sends)?,
+    }
+    Ok(())
+}
+
+/// Emits a `recv` for each dense table, and the barriers of the mode.
+fn receive_dense(
     job: &mut Job<'_>,
     dense: &[(super::DenseTable, Vec<ParamGrad>)],
     exchange: PushMode,
@@ -455,15 +510,6 @@ fn exchange_dense(
     let barriers = exchange != PushMode::Async;
     let half = exchange == PushMode::HalfAsync;
     let mut emit = job.emit(OpRole::RPC);
-    for (table, pairs) in dense {
-        let grads: Vec<VarId> = pairs.iter().map(|(_, grad)| *grad).collect();
-        emit.op(&send::DEF)
-            .inputs("X", &grads)
-            .attr("table_id", i64::from(table.table_id))
-            .attr("is_sparse", 0)
-            .attr("send_varnames", send_names(table.table_id))
-            .done()?;
-    }
     let barrier = |emit: &mut Emit<'_>, def: &'static OpDef| -> Result<()> {
         emit.op(def).attr("half_async", half).attr("trainer_id", place.worker as i64).done()?;
         Ok(())

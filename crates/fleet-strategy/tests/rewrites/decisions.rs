@@ -6,7 +6,7 @@ use crate::effects::{Case, Mark, another, cases, rule, switched_on};
 use fleet_ir::VarId;
 use fleet_nn::prelude::*;
 use fleet_strategy::meta::Facts;
-use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, Transpile};
+use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, Source, Transpile};
 use fleet_strategy::servers::{self, Place};
 use fleet_strategy::{
     DistributedStrategy, Outcome, Ranks, Rates, Report, Value, Verdict, Written, decide, minimize,
@@ -302,7 +302,7 @@ fn the_transpiler_makes_strategies_that_apply() {
         let job = Transpile::default();
         let optimizer = Sgd::new(0.1).into();
         let made = net.rewrite_with(|programs, registry| {
-            config.transpile(programs, registry, loss, &optimizer, &job)
+            config.transpile(programs, registry, Source::Loss(loss, &optimizer), &job)
         });
         let plan = made.unwrap().plan;
         let applies = plan.outcomes.iter().all(|it| it.verdict == Verdict::Applied);

@@ -62,8 +62,10 @@ mod tests {
             let net = Net::new();
             let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
             let transpiler = DistributeTranspiler::new(config);
-            let made = transpiler.transpile(&net, loss, Sgd::new(0.1), &Transpile::default());
-            assert_eq!(waits_for_servers(&made.unwrap().job, &flag("1")).unwrap(), wait_port);
+            let call = Transpile::default();
+            let made = transpiler.transpile(&net, loss, Sgd::new(0.1), &call).unwrap();
+            let job = made.server_job().unwrap();
+            assert_eq!(waits_for_servers(job, &flag("1")).unwrap(), wait_port);
         }
     }
 

@@ -23,7 +23,7 @@ pub use lifecycle::Server;
 pub use port::UnknownIds;
 pub use prepare::PreparedWorker;
 pub use settings::{communicator_options, steps_between_reports};
-pub use transpiler::{DistributeTranspiler, TranspiledJob};
+pub use transpiler::{DistributeTranspiler, Part, TranspiledJob};
 pub use worker::{Worker, WorkerStats};
 
 use fleet_base::{Error, Result, text};
@@ -32,7 +32,9 @@ use fleet_nn::{Net, Programs, Var};
 use fleet_ops::Registry;
 use fleet_ps::JobTables;
 use fleet_strategy::servers::SparseTable;
-pub use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, SplitMethod, Transpile};
+pub use fleet_strategy::servers::transpiler::{
+    CollectiveMode, DistributeTranspilerConfig, SplitMethod, Trainers, Transpile, TranspilerMode,
+};
 pub use fleet_strategy::servers::{Exchange, Place, PushMode, ServerPlan, written_exchange};
 use fleet_strategy::{DistributedStrategy, Written};
 

@@ -1,9 +1,12 @@
 //! The code of docs/parameter-server.md compiles: it is repeated here word for word.
 
+use fleet::nn::Programs;
 use fleet::prelude::*;
 use fleet::servers::{
-    DistributeTranspiler, DistributeTranspilerConfig, Place, ServerJob, SplitMethod, Transpile,
+    DistributeTranspiler, DistributeTranspilerConfig, Part, Place, ServerJob, SplitMethod,
+    Transpile, TranspilerMode,
 };
+use fleet::topology::Env;
 
 const GUIDE: &str = include_str!("../../../../docs/parameter-server.md");
 const HERE: &str = include_str!("guide.rs");
@@ -40,18 +43,43 @@ fn a_job<'n>(
 fn transpiled(
     net: &Net,
     loss: Var<'_>,
-    trainer_id: usize,
-    fleet: &Fleet,
+    (trainer_id, own): (usize, Option<&str>),
+    (env, feed): (&Env, &Feed<'_>),
     options: ExecOptions,
 ) -> Result<()> {
+    net.minimize(loss, Sgd::new(0.1))?;                           // a program that trains alone
     let config =
         DistributeTranspilerConfig { split_method: SplitMethod::HashName, ..Default::default() };
     let pservers = "10.0.0.1:6174,10.0.0.2:6174";
-    let job = Transpile { trainer_id, pservers, trainers: 2, ..Default::default() };
-    let made = DistributeTranspiler::new(config).transpile(&net, loss, Sgd::new(0.1), &job)?;
+    let call = Transpile { trainer_id, pservers, trainers: 2.into(), ..Default::default() };
+    let made = DistributeTranspiler::new(config).transpile_program(net.build()?, &call)?;
     println!("{}", made.get_pserver_program("10.0.0.1:6174")?);   // also get_trainer_program, ..
-    fleet.init_server(&made.job)?.run()?;                         // on a server
-    let worker = fleet.init_worker(made.programs.clone(), &made.job, options)?;   // on a trainer
+    if let Some(endpoint) = own {
+        return made.serve(endpoint, &env);                        // on a server
+    }
+    let fleet = made.join(Part::Trainer, &env)?;                  // on a trainer
+    let mut worker = made.worker(&fleet, options)?;
+    worker.run(&feed, &[])?;
+    worker.stop()
+}
+
+#[allow(dead_code, unused_variables, clippy::needless_borrow)]
+#[rustfmt::skip]
+fn nccl2(
+    programs: Programs,
+    (trainer_id, current_endpoint): (usize, &str),
+    (env, feed): (&Env, &Feed<'_>),
+    options: ExecOptions,
+) -> Result<()> {
+    let config =
+        DistributeTranspilerConfig { mode: TranspilerMode::Nccl2, ..Default::default() };
+    let trainers = "192.168.0.1:6174,192.168.0.2:6174".into();
+    let call = Transpile { trainer_id, trainers, current_endpoint, ..Default::default() };
+    let made = DistributeTranspiler::new(config).transpile_program(programs, &call)?;
+    let fleet = made.join(Part::Trainer, &env)?;
+    let mut session = made.session(&fleet, options)?;
+    session.run(&feed, &[])?;
+    fleet.finish()?;                                              // after the last step
     Ok(())
 }
 

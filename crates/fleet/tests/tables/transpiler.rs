@@ -1,12 +1,17 @@
-//! Jobs of `DistributeTranspiler`: the split method decides where blocks are, and training equals
-//! that without blocks.
+//! Jobs of `DistributeTranspiler`: the split method decides where blocks are, gradients are sent
+//! while the backward pass continues, and training equals that of one process. A program with
+//! updates makes the same job as a network.
 
+use fleet::ir::Program;
+use fleet::nn::Programs;
+use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, SaveFormat, SaveMode, ServerTables, Servers};
 use fleet::servers::{
-    DistributeTranspiler, DistributeTranspilerConfig, Exchange, PushMode, SplitMethod, Transpile,
-    TranspiledJob, Worker,
+    CollectiveMode, DistributeTranspiler, DistributeTranspilerConfig, Exchange, Part, Place,
+    PushMode, ServerJob, SplitMethod, Transpile, TranspiledJob, TranspilerMode, Worker,
 };
+use fleet::topology::Env;
 use std::sync::Arc;
 
 const SERVERS: &str = "10.0.0.1:6174,10.0.0.2:6174";
@@ -33,12 +38,13 @@ fn transpiled_on(
     trainers: usize,
 ) -> fleet::Result<TranspiledJob> {
     let (net, loss) = network();
-    let who = Transpile { pservers, trainers, ..Default::default() };
-    DistributeTranspiler::new(config).transpile(&net, net.var(&loss), Momentum::new(0.1, 0.9), &who)
+    let call = Transpile { pservers, trainers: trainers.into(), ..Default::default() };
+    let optimizer = Momentum::new(0.1, 0.9);
+    DistributeTranspiler::new(config).transpile(&net, net.var(&loss), optimizer, &call)
 }
 
 fn names(job: &TranspiledJob, endpoint: &str) -> Vec<String> {
-    let blocks = job.transpiled.blocks(endpoint).unwrap();
+    let blocks = job.blocks(endpoint).unwrap();
     blocks.into_iter().map(|block| block.name.clone()).collect()
 }
 
@@ -69,7 +75,8 @@ fn whole_parameters_and_names() {
     let job = transpiled(config, 1).unwrap();
     let count = names(&job, ENDPOINTS[0]).len() + names(&job, ENDPOINTS[1]).len();
     assert_eq!(count, 5);
-    assert_eq!(job.job.plan.notes.iter().filter(|note| note.contains(" on 10.0.0.")).count(), 5);
+    let notes = &job.server_job().unwrap().plan.notes;
+    assert_eq!(notes.iter().filter(|note| note.contains(" on 10.0.0.")).count(), 5);
 }
 
 /// A server's program lists the ops of its tables.
@@ -91,9 +98,57 @@ fn a_servers_program_updates_its_blocks() {
     let shape = main.var(main.find_var("fc_0.w_0.block1").unwrap()).shape;
     assert_eq!(shape.dims(), [64, 150]);
     assert!(job.get_pserver_program("10.0.0.9:1").is_err());
-    let sends = job.get_trainer_program().root_ops().find(|(_, op)| op.name() == "send").unwrap();
-    let epmap = [ENDPOINTS[0], ENDPOINTS[1], ENDPOINTS[0], ENDPOINTS[1], ENDPOINTS[0]];
-    assert_eq!(sends.1.attr_strs("epmap"), epmap);
+    let sends = job.get_trainer_program().root_ops().filter(|(_, op)| op.name() == "send");
+    let both = |op: &fleet::ir::Op| ["send_varnames", "epmap"].map(|it| op.attr_strs(it).join(" "));
+    let mut sends: Vec<[String; 2]> = sends.map(|(_, op)| both(op)).collect();
+    sends.sort();
+    let [one, other] = ENDPOINTS;
+    let expected = [
+        ["fc_0.b_0@GRAD", one],
+        ["fc_0.w_0@GRAD.block0 fc_0.w_0@GRAD.block1", &format!("{other} {one}")],
+        ["fc_1.b_0@GRAD", other],
+        ["fc_1.w_0@GRAD", one],
+    ];
+    assert_eq!(sends, expected);
+}
+
+/// Returns the positions of the ops of a program for which `is_one` holds.
+fn positions(program: &Program, is_one: impl Fn(&fleet::ir::Op) -> bool) -> Vec<usize> {
+    let ops = program.root_ops().enumerate();
+    ops.filter(|(_, (_, op))| is_one(op)).map(|(at, _)| at).collect()
+}
+
+/// A gradient is on the way while the backward pass computes the others. Only a clip by the global
+/// norm needs all of them first.
+#[test]
+fn sends_follow_their_gradients() {
+    let made = |optimizer: OptimizerDesc| {
+        let (net, loss) = network();
+        let call = Transpile { pservers: SERVERS, ..Default::default() };
+        let transpiler = DistributeTranspiler::default();
+        transpiler.transpile(&net, net.var(&loss), optimizer, &call).unwrap()
+    };
+    let decay = Regularizer::L2(0.1);
+    let clip = GradClip::value(0.1);
+    for optimizer in [Sgd::new(0.1), Sgd::new(0.1).weight_decay(decay).grad_clip(clip)] {
+        let job = made(optimizer.into());
+        let main = job.get_trainer_program();
+        let sends = positions(main, |op| op.name() == "send");
+        let products = positions(main, |op| op.name().ends_with("_grad"));
+        assert_eq!(sends.len(), 4);
+        assert!(sends[0] < products[products.len() - 2], "{main}");
+        let ops: Vec<_> = main.root_ops().map(|(_, op)| op).collect();
+        for at in sends {
+            let sent = ops[at].input("X")[0];
+            let made = ops.iter().rposition(|op| op.all_outputs().any(|out| out == sent)).unwrap();
+            let between = &ops[made + 1..at];
+            assert!(between.iter().all(|op| op.name() == "send"), "{main}");
+        }
+    }
+    let job = made(Sgd::new(0.1).grad_clip(GradClip::GlobalNorm(0.1)).into());
+    let main = job.get_trainer_program();
+    let norm = positions(main, |op| op.name() == "global_norm_scale")[0];
+    assert!(positions(main, |op| op.name() == "send").iter().all(|at| *at > norm), "{main}");
 }
 
 /// Returns the batch of a step.
@@ -113,10 +168,11 @@ fn step(worker: &mut Worker, at: usize, loss: &str) -> f32 {
 }
 
 fn start(job: &TranspiledJob) -> (Worker, String) {
-    let servers = ServerTables::all(&job.job.tables).unwrap();
+    let made = job.server_job().unwrap();
+    let servers = ServerTables::all(&made.tables).unwrap();
     let client = Arc::new(LocalServers::new(&servers, 0).unwrap());
     let (exec, options) = (ExecOptions::threads(1), CommunicatorOptions::default());
-    let worker = Worker::start(client, job.programs.clone(), &job.job, exec, options).unwrap();
+    let worker = Worker::start(client, job.programs.clone(), made, exec, options).unwrap();
     (worker, network().1)
 }
 
@@ -155,12 +211,15 @@ fn saves_know_their_blocks() {
     let (mut worker, loss) = start(&job);
     step(&mut worker, 0, &loss);
     worker.save_persistables(&folder, SaveMode::All, SaveFormat::Binary).unwrap();
-    let [table] = &job.job.tables.tables[..] else { panic!() };
-    let (table_id, len) = (table.table_id(), table.dense_len());
+    let tables = &job.server_job().unwrap().plan.tables.dense;
     let values = |servers: &Servers| {
-        let mut values = vec![0.0; len];
-        servers.tables.pull_dense(table_id, &mut values).unwrap();
-        values
+        let mut all = Vec::new();
+        for table in tables {
+            let mut values = vec![0.0; table.len];
+            servers.tables.pull_dense(table.table_id, &mut values).unwrap();
+            all.extend(values);
+        }
+        all
     };
     let want = values(worker.servers());
     let after = step(&mut worker, 1, &loss);
@@ -190,29 +249,61 @@ fn saves_know_their_blocks() {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
+/// Parameters are found by name: a save loads into a job that groups them in other tables, and the
+/// reverse.
+#[test]
+fn saves_load_into_other_tables() {
+    let folder = std::env::temp_dir().join(format!("fleet-grouped-{}", std::process::id()));
+    let (net, loss) = network();
+    let strategy = DistributedStrategy::new().with_a_sync(false);
+    let place = Place { worker: 0, worker_count: 1, server_count: 3, half_async: false };
+    let optimizer = Momentum::new(0.1, 0.9).into();
+    let job = ServerJob::minimize(&net, net.var(&loss), &optimizer, None, &strategy, place);
+    let (job, programs) = (job.unwrap(), net.build().unwrap());
+    assert_eq!(job.plan.tables.dense.len(), 1);
+    let start_grouped = || {
+        let servers = ServerTables::all(&job.tables).unwrap();
+        let client = Arc::new(LocalServers::new(&servers, 0).unwrap());
+        let (exec, options) = (ExecOptions::threads(1), CommunicatorOptions::default());
+        Worker::start(client, programs.clone(), &job, exec, options).unwrap()
+    };
+    let apart = || start(&transpiled(Default::default(), 1).unwrap()).0;
+    let check = |mut from: Worker, mut to: Worker, name: &str| {
+        let dir = folder.join(name);
+        step(&mut from, 0, &loss);
+        from.save_persistables(&dir, SaveMode::All, SaveFormat::Binary).unwrap();
+        to.load_persistables(&dir).unwrap();
+        // Including the state of the update rule, which the second step shows.
+        for at in 1..3 {
+            let (want, got) = (step(&mut from, at, &loss), step(&mut to, at, &loss));
+            assert!((want - got).abs() < 1e-6, "{name}, step {at}: {want} {got}");
+        }
+        from.stop().unwrap();
+        to.stop().unwrap();
+    };
+    check(apart(), start_grouped(), "apart");
+    check(start_grouped(), apart(), "together");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 #[test]
 fn switches_choose_the_mode() {
     let base = DistributeTranspilerConfig::default;
     let check = |config: DistributeTranspilerConfig, exchange: Exchange, corrects: bool| {
         let (net, loss) = network();
-        let who = Transpile { pservers: SERVERS, trainers: 2, ..Default::default() };
+        let call = Transpile { pservers: SERVERS, trainers: 2.into(), ..Default::default() };
         let transpiler = DistributeTranspiler::new(config);
-        let job = transpiler.transpile(&net, net.var(&loss), Sgd::new(0.1), &who).unwrap();
-        assert_eq!((job.job.plan.exchange, job.job.plan.corrects_delay), (exchange, corrects));
+        let made = transpiler.transpile(&net, net.var(&loss), Sgd::new(0.1), &call).unwrap();
+        let plan = &made.server_job().unwrap().plan;
+        assert_eq!((plan.exchange, plan.corrects_delay), (exchange, corrects));
     };
     let late = || DistributeTranspilerConfig { sync_mode: false, ..base() };
     check(base(), Exchange::Pushes(PushMode::Sync), false);
     check(late(), Exchange::Pushes(PushMode::Async), false);
-    check(
-        DistributeTranspilerConfig { half_async: true, ..late() },
-        Exchange::Pushes(PushMode::HalfAsync),
-        false,
-    );
-    check(
-        DistributeTranspilerConfig { enable_dc_asgd: true, ..late() },
-        Exchange::Pushes(PushMode::HalfAsync),
-        true,
-    );
+    let half = Exchange::Pushes(PushMode::HalfAsync);
+    check(DistributeTranspilerConfig { half_async: true, ..late() }, half, false);
+    check(DistributeTranspilerConfig { completely_not_async: true, ..late() }, half, false);
+    check(DistributeTranspilerConfig { enable_dc_asgd: true, ..late() }, half, true);
     let geo = DistributeTranspilerConfig { geo_sgd_mode: true, ..late() };
     check(geo, Exchange::Geo { k_steps: 100 }, false);
 
@@ -223,10 +314,221 @@ fn switches_choose_the_mode() {
     refused(DistributeTranspilerConfig { min_block_size: 100, ..base() }, "at least 8192");
     let split = DistributeTranspilerConfig { runtime_split_send_recv: true, ..base() };
     refused(split, "runtime_split_send_recv conflicts with sync_mode");
-    refused(
+    for config in [
         DistributeTranspilerConfig { enable_dc_asgd: true, ..base() },
-        "set sync_mode to false",
-    );
-    let nccl = DistributeTranspilerConfig { mode: "nccl2".into(), ..base() };
-    refused(nccl, "Fleet::collective");
+        DistributeTranspilerConfig { completely_not_async: true, ..base() },
+    ] {
+        refused(config, "set sync_mode to false");
+    }
+    let both = DistributeTranspilerConfig { completely_not_async: true, ..late() };
+    let both = DistributeTranspilerConfig { geo_sgd_mode: true, ..both };
+    refused(both, "geo_sgd_mode conflicts with half_async, completely_not_async");
+    // Switches of the other modes.
+    for config in [
+        DistributeTranspilerConfig { nccl_comm_num: 2, ..base() },
+        DistributeTranspilerConfig { use_hierarchical_allreduce: true, ..base() },
+        DistributeTranspilerConfig { hierarchical_allreduce_inter_nranks: 8, ..base() },
+    ] {
+        refused(config, "has no effect in this mode: expected mode nccl2 or collective");
+    }
+    let local = Some(CollectiveMode::LocalSgd);
+    let config = DistributeTranspilerConfig { collective_mode: local, ..base() };
+    refused(config, "collective_mode has no effect in this mode: expected mode collective");
+}
+
+/// Returns the network's programs with updates.
+fn minimized(optimizer: OptimizerDesc) -> (Programs, String) {
+    let (net, loss) = network();
+    net.minimize(net.var(&loss), optimizer).unwrap();
+    (net.build().unwrap(), loss)
+}
+
+/// A program with updates makes the job of its network and optimizer: with the same tables, and the
+/// same numbers in every step.
+#[test]
+fn updates_of_a_program_become_those_of_servers() {
+    let late = || DistributeTranspilerConfig { sync_mode: false, ..Default::default() };
+    let half = || DistributeTranspilerConfig { half_async: true, ..late() };
+    let geo =
+        DistributeTranspilerConfig { geo_sgd_mode: true, geo_sgd_need_push_nums: 2, ..late() };
+    let warm = LrSchedule::exponential(0.1, 0.9).warmup(3, 0.01, 0.1);
+    let clipped = Momentum::new(0.1, 0.9).grad_clip(GradClip::GlobalNorm(0.5));
+    let cases: [(DistributeTranspilerConfig, OptimizerDesc); 6] = [
+        (Default::default(), Momentum::new(0.1, 0.9).use_nesterov(true).into()),
+        (Default::default(), clipped.weight_decay(Regularizer::L2(0.01)).into()),
+        (half(), Adam::new(warm).grad_clip(GradClip::Norm(0.5)).into()),
+        (half(), Adagrad::new(0.1).initial_accumulator_value(0.2).into()),
+        (half(), Sgd::new(LrSchedule::lambda(0.1, |step| 1.0 / (step + 1) as f64)).into()),
+        (geo, Sgd::new(0.1).weight_decay(Regularizer::L1(0.01)).into()),
+    ];
+    let call = Transpile { pservers: SERVERS, ..Default::default() };
+    for (config, optimizer) in cases {
+        let transpiler = DistributeTranspiler::new(config);
+        let (net, loss) = network();
+        let of_net = transpiler.transpile(&net, net.var(&loss), optimizer.clone(), &call).unwrap();
+        let (programs, _) = minimized(optimizer.clone());
+        let of_program = transpiler.transpile_program(programs, &call).unwrap();
+        let registry = fleet::ops::Registry::standard();
+        fleet::ops::verify::verify(&of_program.programs.main, registry).unwrap();
+        let tables = |made: &TranspiledJob| made.server_job().unwrap().tables.clone();
+        assert_eq!(tables(&of_program), tables(&of_net), "{optimizer:?}");
+        for endpoint in ENDPOINTS {
+            assert_eq!(
+                of_program.get_pserver_program(endpoint).unwrap().to_string(),
+                of_net.get_pserver_program(endpoint).unwrap().to_string()
+            );
+        }
+        let (mut one, loss) = start(&of_net);
+        let (mut other, _) = start(&of_program);
+        // A norm sums in another order, and GEO takes in changes when they arrive: this rounds.
+        for at in 0..6 {
+            let (one, other) = (step(&mut one, at, &loss), step(&mut other, at, &loss));
+            assert!((one - other).abs() < 1e-6, "step {at}, {optimizer:?}: {one} {other}");
+        }
+        one.stop().unwrap();
+        other.stop().unwrap();
+    }
+}
+
+/// Rows have their own rule, which is found among the updates.
+#[test]
+fn rows_of_a_program_become_tables() {
+    let build = |net: &Net| {
+        net.set_seed(5);
+        let ids = net.data("ids", [-1, 2], DType::I64);
+        let rows = ids.embedding(Embedding::new(50, 4).sparse().weight("table")).flatten(1);
+        rows.fc(1).mean().name()
+    };
+    let optimizer = || Adam::new(0.1).rows(Adagrad::new(0.5));
+    let call = Transpile { pservers: SERVERS, ..Default::default() };
+    let (transpiler, net) = (DistributeTranspiler::default(), Net::new());
+    let loss = build(&net);
+    let of_net = transpiler.transpile(&net, net.var(&loss), optimizer(), &call).unwrap();
+    let net = Net::new();
+    let loss = build(&net);
+    net.minimize(net.var(&loss), optimizer()).unwrap();
+    let of_program = transpiler.transpile_program(net.build().unwrap(), &call).unwrap();
+    let tables = |made: &TranspiledJob| made.server_job().unwrap().tables.clone();
+    assert_eq!(tables(&of_program), tables(&of_net));
+    let names = |made: &TranspiledJob| -> Vec<&'static str> {
+        made.get_trainer_program().root_ops().map(|(_, op)| op.name()).collect()
+    };
+    assert_eq!(names(&of_program), names(&of_net));
+
+    let net = Net::new();
+    let loss = build(&net);
+    let clip = GradClip::Norm(1.0);
+    net.minimize(net.var(&loss), Sgd::new(0.1).grad_clip(clip)).unwrap();
+    let error = transpiler.transpile_program(net.build().unwrap(), &call).unwrap_err().to_string();
+    assert!(error.contains("gradient clipping is not supported for 'table'"), "{error}");
+}
+
+const TRAINERS: &str = "10.0.0.1:6174,10.0.0.2:6174,10.0.0.3:6174";
+
+/// Returns the job of the second of three trainers.
+fn among_trainers(config: DistributeTranspilerConfig) -> fleet::Result<TranspiledJob> {
+    let trainers = TRAINERS.into();
+    let current_endpoint = "10.0.0.2:6174";
+    let call = Transpile { trainer_id: 1, trainers, current_endpoint, ..Default::default() };
+    let (programs, _) = minimized(Momentum::new(0.1, 0.9).grad_clip(GradClip::Norm(1.0)).into());
+    DistributeTranspiler::new(config).transpile_program(programs, &call)
+}
+
+/// Trainers without servers sum gradients before they clip them.
+#[test]
+fn trainers_of_nccl2_sum_gradients() {
+    let nccl2 = || DistributeTranspilerConfig { mode: TranspilerMode::Nccl2, ..Default::default() };
+    let job = among_trainers(nccl2()).unwrap();
+    let main = job.get_trainer_program();
+    fleet::ops::verify::verify(main, fleet::ops::Registry::standard()).unwrap();
+    let sums = positions(main, |op| op.name() == "c_allreduce_sum");
+    let clips = positions(main, |op| op.name() == "clip_by_norm");
+    assert_eq!((sums.len(), clips.len()), (1, 4));
+    assert!(sums[0] < clips[0]);
+    assert_eq!(positions(main, |op| op.name() == "momentum").len(), 4);
+    assert!(job.programs.startup.to_string().contains("c_broadcast"));
+    let error = job.get_pserver_program("10.0.0.1:6174").unwrap_err().to_string();
+    assert!(error.contains("have no servers"), "{error}");
+    let server = Part::Pserver("10.0.0.1:6174");
+    assert!(job.join(server, &Env::new()).err().unwrap().to_string().contains("no servers"));
+
+    // One all-reduce for each gradient, over two communicators in turn.
+    let collective = DistributeTranspilerConfig { mode: TranspilerMode::Collective, ..nccl2() };
+    let config = DistributeTranspilerConfig { nccl_comm_num: 2, ..collective.clone() };
+    let job = among_trainers(config).unwrap();
+    let sums =
+        job.get_trainer_program().root_ops().filter(|(_, op)| op.name() == "c_allreduce_sum");
+    let rings: Vec<i64> = sums.map(|(_, op)| op.attr_int("ring_id")).collect();
+    assert_eq!(rings, [0, 1, 0, 1]);
+    assert_eq!(job.distributed().unwrap().plan.rings.len(), 2);
+
+    let local = Some(CollectiveMode::LocalSgd);
+    let config = DistributeTranspilerConfig { collective_mode: local, ..collective };
+    let job = among_trainers(config).unwrap();
+    assert_eq!(job.distributed().unwrap().plan.chain_text(), "RawProgram -> LocalSGD -> momentum");
+    let main = job.get_trainer_program();
+    assert!(positions(main, |op| op.name() == "c_allreduce_sum").is_empty());
+    assert!(main.to_string().contains("c_allreduce_sum"), "parameters are averaged in a block");
+}
+
+#[test]
+fn calls_that_describe_no_trainer_are_refused() {
+    let nccl2 = || DistributeTranspilerConfig { mode: TranspilerMode::Nccl2, ..Default::default() };
+    let refused = |config: DistributeTranspilerConfig, call: Transpile<'_>, words: &str| {
+        let (programs, _) = minimized(Adam::new(0.1).into());
+        let made = DistributeTranspiler::new(config).transpile_program(programs, &call);
+        let error = made.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    let call = |trainer_id: usize, current_endpoint: &'static str| {
+        let trainers = TRAINERS.into();
+        Transpile { trainer_id, trainers, current_endpoint, ..Default::default() }
+    };
+    let words = "expected 10.0.0.2:6174, entry 1 of trainers, got 10.0.0.1:6174";
+    refused(nccl2(), call(1, "10.0.0.1:6174"), words);
+    refused(nccl2(), call(3, "10.0.0.1:6174"), "expected below 3, the number of trainers, got 3");
+    refused(nccl2(), Transpile::default(), "take the endpoints of trainers");
+    let first = || call(0, "10.0.0.1:6174");
+    refused(Default::default(), first(), "mode pserver takes the number of trainers");
+    let words = "has no effect in this mode: expected mode pserver, got nccl2";
+    refused(DistributeTranspilerConfig { sync_mode: false, ..nccl2() }, first(), words);
+    refused(DistributeTranspilerConfig { slice_var_up: false, ..nccl2() }, first(), words);
+    let config = DistributeTranspilerConfig { hierarchical_allreduce_inter_nranks: 3, ..nccl2() };
+    refused(config, first(), "requires use_hierarchical_allreduce");
+    let local = DistributeTranspilerConfig {
+        mode: TranspilerMode::Collective,
+        collective_mode: Some(CollectiveMode::LocalSgd),
+        ..Default::default()
+    };
+    refused(local, first(), "localsgd requires SGD or Momentum, but the optimizer is adam");
+    let error = "single_process_multi_thread".parse::<CollectiveMode>().unwrap_err().to_string();
+    assert!(error.contains("start one trainer"), "{error}");
+}
+
+/// A process joins the job of the call; an environment of another job is an error.
+#[test]
+fn the_call_is_what_the_job_runs_by() {
+    let call =
+        Transpile { trainer_id: 1, pservers: SERVERS, trainers: 2.into(), ..Default::default() };
+    let (programs, _) = minimized(Sgd::new(0.1).into());
+    let made = DistributeTranspiler::default().transpile_program(programs, &call).unwrap();
+    let fleet = made.join(Part::Trainer, &Env::new()).unwrap();
+    assert!(fleet.is_worker());
+    assert_eq!((fleet.worker_index(), fleet.worker_num(), fleet.server_num()), (1, 2, 2));
+    let listed: Vec<String> =
+        fleet.topology().server_endpoints().iter().map(ToString::to_string).collect();
+    assert_eq!(listed, ENDPOINTS);
+    let server = made.join(Part::Pserver(ENDPOINTS[1]), &Env::new()).unwrap();
+    assert!(server.is_server());
+    assert_eq!(server.topology().rank(), 1);
+    let refused = |part: Part<'_>, variable: (&str, &str), words: &str| {
+        let error = made.join(part, &Env::from([variable])).err().expect("a refusal").to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    let words = "PADDLE_TRAINER_ID differs from the call of transpile: expected 1, got 0";
+    refused(Part::Trainer, ("PADDLE_TRAINER_ID", "0"), words);
+    let other = ("PADDLE_PSERVERS_IP_PORT_LIST", "10.0.0.1:6174");
+    let words = "expected 10.0.0.1:6174,10.0.0.2:6174, got 10.0.0.1:6174";
+    refused(Part::Pserver(ENDPOINTS[0]), other, words);
+    refused(Part::Pserver("10.0.0.9:1"), ("CPU_NUM", "1"), "no server of this job");
 }

@@ -1,7 +1,8 @@
 //! A server's work as a program: a loop that receives gradients, and a block of update ops for each
 //! block of parameters on the server.
 
-use super::{Transpiled, grad_name};
+use super::Transpiled;
+use super::blocks::grad_name;
 use crate::servers::{DenseTable, Exchange, ParamBlock, PushMode};
 use fleet_base::Result;
 use fleet_ir::{OpRole, Param, Program, Var, VarId};
