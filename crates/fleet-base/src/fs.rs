@@ -7,7 +7,7 @@ use crate::file::AtomicFile;
 use crate::{Error, Result};
 use std::fmt::Debug;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 

@@ -10,13 +10,16 @@ use half::{bf16, f16};
 pub trait Convert: Element {
     /// Returns the number in the widest type of its kind, without loss.
     fn widest(self) -> Widest;
+    /// Returns the number as this type.
     fn of(number: Widest) -> Self;
 }
 
 /// A number in the widest type of its kind.
 #[derive(Clone, Copy, Debug)]
 pub enum Widest {
+    /// From an integer type, or a bool as 0 or 1.
     Int(i64),
+    /// From a type of floats.
     Float(f64),
 }
 
