@@ -42,12 +42,6 @@ impl Strategy for Amp {
                 .help(format!("choose {one} or {other}"));
             problems.push(problem);
         }
-        if strategy.amp() && configs.use_optimizer_fp16() {
-            let problem = Problem::error("amp_configs.use_optimizer_fp16", "is not supported")
-                .why("parameters and optimizer state stay 32-bit")
-                .help("remove it");
-            problems.push(problem);
-        }
         if !configs.use_dynamic_loss_scaling() {
             check_constant_scale(configs, problems);
         }
