@@ -208,6 +208,12 @@ trait UpdateRule {
         Vec::new()
     }
 
+    /// Returns whether the update is skipped in a step whose gradients were zeroed because they had
+    /// overflowed.
+    fn skips_zeroed_steps(&self) -> bool {
+        false
+    }
+
     /// Returns the attributes of the update of one parameter.
     fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)>;
 }
@@ -240,12 +246,22 @@ pub type ParamGrad = (VarId, VarId);
 pub struct ApplyAt {
     /// Block of clipping and updates; the root by default.
     pub block: BlockId,
-    /// Boolean variable. If it is true, rules that support it leave parameters and state unchanged.
-    pub skip_update: Option<VarId>,
+    /// The steps whose updates are skipped, if any are.
+    pub skip_update: Option<SkipUpdate>,
     /// Learning rate, if it has been emitted already.
     pub rate: Option<VarId>,
     /// Learning rate of [`OptimizerDesc::rows`], if it has been emitted already.
     pub rows_rate: Option<VarId>,
+}
+
+/// A condition under which updates leave parameters and state unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SkipUpdate {
+    /// Boolean variable, true in a step that is skipped.
+    pub condition: VarId,
+    /// Whether the updates of all rules are skipped. Otherwise only those of Adam, AdamW and LAMB
+    /// are, and the other rules apply the gradients of the step, which must then be zero.
+    pub all_rules: bool,
 }
 
 /// Results of [`OptimizerDesc::minimize`].
@@ -446,7 +462,7 @@ impl OptimizerDesc {
         startup: &mut Emit<'_>,
         clipped: &Clipped,
         rate: VarId,
-        skip: Option<VarId>,
+        skip: Option<SkipUpdate>,
     ) -> Result<()> {
         let var = main.program.var(clipped.param);
         let (name, shape) = (var.name.clone(), var.shape);
@@ -455,8 +471,8 @@ impl OptimizerDesc {
             .clone()
             .ok_or_else(|| Error::invalid(format!("cannot update '{name}': not a parameter")))?;
         let update = self.rule.update();
-        let knows_skip = main.registry.get(update.op())?.spec.input_index("SkipUpdate").is_some();
-        let skip = skip.filter(|_| knows_skip);
+        let skip = skip.filter(|it| it.all_rules || update.skips_zeroed_steps());
+        let skip = skip.map(|it| it.condition);
         let states = update.state();
         let mut kept = Vec::with_capacity(states.len());
         for state in &states {
