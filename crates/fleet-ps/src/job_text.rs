@@ -5,7 +5,7 @@ use crate::JobTables;
 use fleet_base::{Error, Result};
 
 /// Changes whenever workers of one version cannot talk to servers of another.
-const MESSAGES_VERSION: &str = "messages of version 6";
+const MESSAGES_VERSION: &str = "messages of version 7";
 
 /// The first fact in which two jobs differ.
 #[derive(Debug, PartialEq, Eq)]

@@ -254,7 +254,7 @@ fn a_folder_of_an_earlier_version_is_refused_with_what_to_do() {
     let old = b"17\nmessages of version 5\nJobTables {\n}\n";
     disk.edit(&own("job"), |bytes| *bytes = old.to_vec()).unwrap();
     let error = open(&disk, Flush::Kernel).map(drop).unwrap_err().to_string();
-    assert!(error.contains("expected version 5, got version 4"), "{error}");
+    assert!(error.contains("expected version 6, got version 4"), "{error}");
     assert!(error.contains("kept/server-000/job") && error.contains("help: resume"), "{error}");
     // Anything else is no file of an earlier version.
     disk.edit(&own("job"), |bytes| bytes[0] = 0xFF).unwrap();
