@@ -15,7 +15,7 @@
 //! bfloat16 (`use_pure_bf16`) has the range of 32-bit floats, so the loss is not scaled. Regions
 //! (`fp16_guard`) have an effect in the pure modes only, as documented.
 
-use super::{Applies, Facts, Named, Strategy};
+use super::{Applies, Facts, Named, Strategy, WithServers};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
 use fleet_base::text::did_you_mean;
@@ -52,6 +52,10 @@ impl Strategy for Amp {
 
     fn unmatched(&self, strategy: &Effective<'_>, program: &Program, problems: &mut Vec<Problem>) {
         unmatched(strategy.amp_configs(), program, problems);
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Applies
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
