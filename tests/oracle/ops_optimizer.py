@@ -206,14 +206,31 @@ for name in ["adamax", "adadelta", "rmsprop", "lars_momentum", "lamb"]:
 fail("sgd", "id at position 1 is out of range: expected 0 to 5, got 6",
      Param=rand(6, 3), Grad=Rows([1, 6], rand(2, 3), 6), LearningRate=LR)
 
-# A skipped update leaves everything as it is.
-for name in ["adam", "adamw", "lamb"]:
+# A skipped update leaves everything as it is, whatever the gradient is and also where there is decay.
+DECAY = {"regularization_method": "l2_decay", "regularization_coeff": 0.1}
+for name in RULES:
     w, state = rand(3, 4, seed=70), state_of(name, (3, 4), 71)
     stays = {slot + "Out": value for slot, value in {"Param": w, **state}.items()}
-    case(name, Param=w, Grad=rand(3, 4, seed=75), LearningRate=LR, **state, SkipUpdate=np.array([True]), out=stays)
+    overflown = f32([np.inf, -np.inf, np.nan] * 4, (3, 4))
+    for grad, keys in [(rand(3, 4, seed=75), {}), (overflown, DECAY)]:
+        case(name, Param=w, Grad=grad, LearningRate=LR, **state, **keys, SkipUpdate=np.array([True]), out=stays)
     out = expect(name, w, d(rand(3, 4, seed=75)), state, {})
     case(name, Param=w, Grad=rand(3, 4, seed=75), LearningRate=LR, **state, SkipUpdate=np.array([False]), out=out,
          tol=TOL)
+for name in ["sgd", "momentum", "adagrad", "adam", "adamw"]:
+    w, state = rand(6, 3, seed=70), state_of(name, (6, 3), 71)
+    stays = {slot + "Out": value for slot, value in {"Param": w, **state}.items()}
+    rows = Rows(ids, f32([np.nan] * 18, (6, 3)), 6)
+    case(name, Param=w, Grad=rows, LearningRate=LR, **state, **DECAY, SkipUpdate=np.array([True]), out=stays)
+for name in ["sgd", "momentum", "adam", "adamw"]:
+    slots, stays = {}, {}
+    for at, shape in enumerate([(3, 4), (5,)]):
+        w, state = rand(*shape, seed=70 + at), state_of(name, shape, 72 + at)
+        for slot, value in {"Param": w, **state}.items():
+            slots.setdefault(slot, []).append(value)
+            stays.setdefault(slot + "Out", []).append(value)
+        slots.setdefault("Grad", []).append(f32(np.full(shape, np.inf)))
+    case("fused_" + name, **slots, LearningRate=LR, **DECAY, SkipUpdate=np.array([True]), out=stays)
 
 # Many parameters at once, of sizes that share tasks and of sizes that need several; one of them with
 # sparse rows, and each with its own powers.

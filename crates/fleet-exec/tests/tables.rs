@@ -46,6 +46,10 @@ impl Tables for RecordingTables {
         self.note(format!("send {table} {parts:?}"))
     }
 
+    fn skip(&self, table: u32) -> Result<()> {
+        self.note(format!("skip {table}"))
+    }
+
     fn recv_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
         parts.iter_mut().for_each(|part| part.fill(7.0));
         self.note(format!("recv {table}"))
@@ -174,6 +178,30 @@ fn touched_rows_are_named() {
     assert_eq!(asked, ["touch 3 [1, 1, 0]"]);
 }
 
+/// A skipped step sends nothing, whatever the gradients are; the barrier and `recv` run as always.
+#[test]
+fn skipped_steps_send_nothing() {
+    let ids = Tensor::from_slice(&[1i64, 1, 0], [3]).unwrap();
+    let dy = Tensor::from_slice(&[f32::INFINITY; 6], [3, 2]).unwrap();
+    let program = "%ids: i64[3] data %y: f32[3, 2] data %skip: bool[1] data
+        %w: f32[2, 2] persistable %g: f32[2, 2] sparse_rows
+        (W@GRAD: %g) = lookup_table_v2_grad(W: %w, Ids: %ids, Out@GRAD: %y) {is_sparse: true}
+        () = send(X: %g, SkipUpdate: %skip) {table_id: 3, is_sparse: 1}
+        () = distributed_push_sparse(Ids: %ids, Outputs@GRAD: %y, SkipUpdate: %skip)
+            {table_id: 0, size: 2}
+        () = send(X: %w, SkipUpdate: %skip) {table_id: 1}
+        () = send_barrier()
+        (Out: %w) = recv(X: %w) {table_id: 1}";
+    let asked = |skip: bool| {
+        let skip = Tensor::from_bools(&[skip], [1]).unwrap();
+        run(program, &[("ids", &ids), ("y", &dy), ("skip", &skip)]).1
+    };
+    assert_eq!(asked(true), ["skip 3", "skip 0", "skip 1", "sent", "recv 1"]);
+    let sent = "send 1 [[1.0, 2.0, 3.0, 4.0]]";
+    let push = "push 0 [1, 1, 0] [inf, inf, inf, inf, inf, inf] 2 None None None";
+    assert_eq!(asked(false), ["touch 3 [1, 1, 0]", push, sent, "sent", "recv 1"]);
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let check = |body: &str, words: &str| {
@@ -204,6 +232,7 @@ fn what_makes_no_sense_is_refused() {
         "different number of variables",
     );
     check("%x: f32[3] data () = send(X: %x) {table_id: 0, is_sparse: 1}", "is dense");
+    check("%x: f32[3] data () = send(X: %x, SkipUpdate: %x) {table_id: 0}", "'SkipUpdate'");
     check("%x: f32[3] data () = send(X: %x) {table_id: 0, is_sparse: 2}", "'is_sparse'");
 }
 

@@ -3,7 +3,7 @@
 //! As with [`Ring`](crate::Ring), ops do not use sockets: the creator of an executor passes the
 //! [`Tables`] of its job.
 
-use fleet_base::Result;
+use fleet_base::{Error, Result};
 
 /// The tables of a job, seen from one worker. `table` is the number in the ops' attribute
 /// `table_id`.
@@ -19,6 +19,12 @@ pub trait Tables: Send + Sync {
 
     /// Sends the gradients of a dense table, its variables one after another.
     fn send_dense(&self, table: u32, parts: &[&[f32]]) -> Result<()>;
+
+    /// Replaces the push of a table's gradients in a step that is skipped: this worker sends
+    /// nothing to any table in this step. By default, skipped steps are not supported.
+    fn skip(&self, table: u32) -> Result<()> {
+        Err(Error::unsupported("these tables cannot skip a step").got(format!("table {table}")))
+    }
 
     /// Receives the newest available values of a dense table.
     fn recv_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()>;

@@ -27,6 +27,8 @@ const COMPARE_HEAD_BYTES: usize = 32;
 const SHOWS: u32 = 1;
 const CLICKS: u32 = 2;
 const SLOTS: u32 = 4;
+/// Argument of an arrival at [`Arrival::Sent`] without gradients; see [`Change::Arrive`].
+const SKIPPED: u32 = 2;
 /// The table's own limit on the age of its rows.
 const DAYS_DEFAULT: u32 = u32::MAX;
 /// Flags of saves and loads, beside the mode.
@@ -206,10 +208,12 @@ pub(crate) enum Change<'a> {
         table: u32,
         steps: u32,
     },
-    /// `steps` that the worker has made. Answer: the round.
+    /// `steps` that the worker has made. `skipped`: at [`Arrival::Sent`], the worker has pushed no
+    /// gradients for this step. Answer: the round.
     Arrive {
         at: Arrival,
         steps: u64,
+        skipped: bool,
     },
     /// `steps` that the worker has made. Answer: 1 if all workers have finished or are lost.
     Finish {
@@ -496,7 +500,10 @@ impl<'a> Change<'a> {
                 Wire { table: *table, count: ids.len() as u64, body, ..none }
             }
             Change::PushSteps { table, steps } => Wire { table: *table, argument: *steps, ..none },
-            Change::Arrive { at, steps } => Wire { argument: *at as u32, count: *steps, ..none },
+            Change::Arrive { at, steps, skipped } => {
+                let argument = if *skipped { SKIPPED } else { *at as u32 };
+                Wire { argument, count: *steps, ..none }
+            }
             Change::Shrink { table, unseen_days } => {
                 let argument = unseen_days.map_or(DAYS_DEFAULT, u32::from);
                 Wire { table: *table, argument, ..none }
@@ -540,7 +547,12 @@ impl<'a> Change<'a> {
             Method::SetRateScale => Change::SetRateScale { table, scale: f32::from_bits(argument) },
             Method::PullGeo => Change::PullGeo { table },
             Method::PushSteps => Change::PushSteps { table, steps: argument },
-            Method::Arrive => Change::Arrive { at: fields.barrier()?, steps: count },
+            Method::Arrive if argument == SKIPPED => {
+                Change::Arrive { at: Arrival::Sent, steps: count, skipped: true }
+            }
+            Method::Arrive => {
+                Change::Arrive { at: fields.barrier()?, steps: count, skipped: false }
+            }
             Method::Finish => Change::Finish { steps: count },
             Method::Shrink => {
                 let days = (argument != DAYS_DEFAULT).then_some(argument);
@@ -652,7 +664,8 @@ mod tests {
             Change::PushGeo { table: 7, ids: ids(), differences: numbers(4) },
             Change::PullGeo { table: 7 },
             Change::PushSteps { table: 7, steps: 2 },
-            Change::Arrive { at, steps },
+            Change::Arrive { at, steps, skipped: false },
+            Change::Arrive { at: Arrival::Sent, steps, skipped: true },
             Change::Finish { steps },
             Change::Shrink { table: 7, unseen_days: Some(3) },
             Change::Shrink { table: 7, unseen_days: None },

@@ -65,6 +65,10 @@ pub trait Barriers: Send + Sync {
     /// Waits until all workers that have not finished have arrived. In a synchronous job the tables
     /// apply the pushes before any worker leaves [`Arrival::Sent`].
     fn arrive(&self, at: Arrival) -> Result<()>;
+    /// Arrives at [`Arrival::Sent`] in a step for which this worker has pushed nothing: the means
+    /// of a synchronous job are those of the other workers. If all workers skip a step, no table
+    /// changes.
+    fn arrive_skipping(&self) -> Result<()>;
     /// Returns the number of rounds that all workers have completed here.
     fn rounds(&self, at: Arrival) -> Result<u64>;
     /// Ends this worker: barriers stop waiting for it. Returns true for the last worker, which may

@@ -47,6 +47,8 @@ struct Points {
 #[derive(Clone, Debug, Default)]
 struct Point {
     arrived: BTreeSet<u32>,
+    /// Those of the arrived trainers that have no gradients in this round.
+    skipped: BTreeSet<u32>,
     round: u64,
 }
 
@@ -55,6 +57,7 @@ struct Point {
 pub(crate) struct BarrierImage {
     pub rounds: [u64; 2],
     pub arrived: [Vec<u32>; 2],
+    pub skipped: [Vec<u32>; 2],
     pub finished: Vec<u32>,
 }
 
@@ -68,17 +71,48 @@ impl BarrierTable {
 
     /// Registers the arrival of a trainer; returns the round whose end it waits for. When all
     /// unfinished trainers have arrived, `last` runs with their number before any of them
-    /// continues.
+    /// continues. The number does not include trainers that arrived by
+    /// [`BarrierTable::arrive_skipping`].
     pub fn arrive(&self, trainer: u32, at: Arrival, last: impl FnOnce(u32)) -> Result<u64> {
+        self.register(trainer, at, false, last)
+    }
+
+    /// Like [`BarrierTable::arrive`] at [`Arrival::Sent`], for a trainer that has no gradients in
+    /// this round.
+    ///
+    /// ```
+    /// use fleet_ps::{Arrival, BarrierTable};
+    /// let (table, mut count) = (BarrierTable::new(2)?, 0);
+    /// table.arrive_skipping(1, |_| ())?;
+    /// table.arrive(0, Arrival::Sent, |trainers| count = trainers)?;
+    /// assert_eq!(count, 1);
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn arrive_skipping(&self, trainer: u32, last: impl FnOnce(u32)) -> Result<u64> {
+        self.register(trainer, Arrival::Sent, true, last)
+    }
+
+    fn register(
+        &self,
+        trainer: u32,
+        at: Arrival,
+        skips: bool,
+        last: impl FnOnce(u32),
+    ) -> Result<u64> {
         self.check(trainer)?;
         let mut points = self.lock();
         // A trainer that was restarted after it had finished takes part again.
         points.finished.remove(&trainer);
         points.lost.remove(&trainer);
-        points.at(at).arrived.insert(trainer);
-        let round = points.at(at).round;
+        let point = points.at(at);
+        point.arrived.insert(trainer);
+        match skips {
+            true => point.skipped.insert(trainer),
+            false => point.skipped.remove(&trainer),
+        };
+        let round = point.round;
         if points.complete(at, self.trainer_count) {
-            last(points.at(at).arrived.len() as u32);
+            last(points.at(at).contributor_count());
             points.at(at).open();
             self.changed.notify_all();
         }
@@ -192,16 +226,19 @@ impl BarrierTable {
         BarrierImage {
             rounds: points.points.each_ref().map(|point| point.round),
             arrived: points.points.each_ref().map(|point| list(&point.arrived)),
+            skipped: points.points.each_ref().map(|point| list(&point.skipped)),
             finished: list(&points.finished),
         }
     }
 
     pub(crate) fn restore(&self, image: BarrierImage) {
-        let [sent, received] = image.arrived;
-        let point =
-            |arrived: Vec<u32>, round| Point { arrived: arrived.into_iter().collect(), round };
+        let point = |at: usize| Point {
+            arrived: image.arrived[at].iter().copied().collect(),
+            skipped: image.skipped[at].iter().copied().collect(),
+            round: image.rounds[at],
+        };
         *self.lock() = Points {
-            points: [point(sent, image.rounds[0]), point(received, image.rounds[1])],
+            points: [point(0), point(1)],
             finished: image.finished.into_iter().collect(),
             lost: BTreeSet::new(),
         };
@@ -232,12 +269,14 @@ impl Points {
     }
 
     /// Removes a trainer from the barriers, and opens those where only it was missing: first calls
-    /// `last` with the number of trainers that arrived.
+    /// `last` with the number of trainers that arrived with gradients.
     fn leave(&mut self, trainer: u32, trainer_count: u32, last: &mut dyn FnMut(Arrival, u32)) {
         for at in [Arrival::Sent, Arrival::Received] {
-            self.at(at).arrived.remove(&trainer);
-            let count = self.at(at).arrived.len() as u32;
-            if count > 0 && self.complete(at, trainer_count) {
+            let point = self.at(at);
+            point.arrived.remove(&trainer);
+            point.skipped.remove(&trainer);
+            let (is_empty, count) = (point.arrived.is_empty(), point.contributor_count());
+            if !is_empty && self.complete(at, trainer_count) {
                 last(at, count);
                 self.at(at).open();
             }
@@ -246,8 +285,14 @@ impl Points {
 }
 
 impl Point {
+    /// Returns the number of arrived trainers that have gradients in this round.
+    fn contributor_count(&self) -> u32 {
+        self.arrived.difference(&self.skipped).count() as u32
+    }
+
     fn open(&mut self) {
         self.arrived.clear();
+        self.skipped.clear();
         self.round += 1;
     }
 }

@@ -159,6 +159,42 @@ fn a_barrier_survives_with_what_waits_for_it() {
     }
 }
 
+/// A worker that skips the step does not count in the mean, also if the server is restarted between
+/// its arrival and that of the last worker.
+#[test]
+fn a_skipped_step_survives_with_its_barrier() {
+    let (folder, job) = (Folder::new("skipped"), job(1, 2, true));
+    for snapshot in [false, true] {
+        let impatient = |number: usize, server: &Arc<ServerTables>| {
+            let worker = LocalServers::new(std::slice::from_ref(server), number).unwrap();
+            worker.with_patience(Duration::from_millis(1))
+        };
+        let values = |worker: &LocalServers| {
+            let (mut row, mut dense) = ([0.0; 2], [0.0; 5]);
+            worker.pull_sparse(SPARSE, (&[7]).into(), &mut row, PullMode::Train).unwrap();
+            worker.pull_dense(DENSE, &mut dense).unwrap();
+            (row[0], dense[0])
+        };
+        let before = {
+            let server = start(&job, &folder);
+            let worker = impatient(0, &server);
+            let before = values(&worker);
+            assert!(worker.arrive_skipping().is_err(), "alone");
+            if snapshot {
+                server.snapshot_now().unwrap();
+            }
+            before
+        };
+        let server = start(&job, &folder);
+        let worker = impatient(1, &server);
+        worker.push_sparse(SPARSE, None, Push::new(&[7], &[4.0; 2])).unwrap();
+        worker.push_dense(DENSE, None, &[4.0; 5]).unwrap();
+        worker.arrive(Arrival::Sent).unwrap();
+        let after = values(&worker);
+        assert_eq!((after.0 - before.0, after.1 - before.1), (-2.0, -2.0), "4 / 1 * 0.5");
+    }
+}
+
 /// An id that pulls have admitted is admitted again, and pushes to it count.
 #[test]
 fn admissions_are_remembered() {

@@ -13,7 +13,7 @@ pub fn train(steps: u64) -> Result<()> {
         .with_custom_black_list(["tanh"]); // in float32, whatever the inputs are
     let strategy = DistributedStrategy::new().use_amp(amp);
     let session = digits::train(steps, Momentum::new(0.02, 0.9), &strategy, digits::mlp)?;
-    println!("loss scaling: {}", session.scope.tensor("loss_scaling_0")?.item::<f32>()?);
+    println!("loss scaling: {}", session.loss_scaling()?.unwrap_or(1.0));
     Ok(())
 }
 

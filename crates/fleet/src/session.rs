@@ -5,10 +5,11 @@ use crate::explain::StepPeers;
 use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor, Scope};
-use fleet_ir::Program;
+use fleet_ir::{Program, VarId};
 use fleet_nn::{HostRate, Programs};
 use fleet_ops::Services;
-use fleet_tensor::Tensor;
+use fleet_strategy::{LOSS_SCALE, SKIPPED_STEPS};
+use fleet_tensor::{DType, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Once};
 
@@ -151,6 +152,53 @@ impl Session {
     /// Returns the counter of this session's training steps.
     pub(crate) fn step_count(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.steps)
+    }
+
+    /// Checks that the program computes in mixed precision (`amp_init`). There is nothing to
+    /// initialise: parameters and optimizer state are 32-bit in every mode, and each step casts
+    /// the parameters that it needs in 16 bits.
+    ///
+    /// ```
+    /// use fleet::DistributedStrategy;
+    /// use fleet::prelude::*;
+    /// use fleet::strategy::AmpConfig;
+    /// # let fleet = fleet::Fleet::collective()?;
+    /// let net = Net::new();
+    /// let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+    /// let strategy = DistributedStrategy::new().use_amp(AmpConfig::default());
+    /// fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, loss)?;
+    /// let mut session = Session::new(net.build()?, ExecOptions::default())?;
+    /// session.amp_init()?;
+    /// session.run(&[("x", &Tensor::from_slice(&[1.0f32; 8], [2, 4])?)], &[])?;
+    /// assert_eq!(session.loss_scaling()?, Some(32768.0));
+    /// assert_eq!(session.skipped_steps()?, Some(0));
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn amp_init(&self) -> Result<()> {
+        let main = &self.programs.main;
+        let is_half = |var: VarId| matches!(main.var(var).dtype, DType::F16 | DType::BF16);
+        let mut forward = main.root_ops().filter(|(_, op)| op.role.is_forward());
+        match forward.any(|(_, op)| op.all_outputs().any(is_half)) {
+            true => Ok(()),
+            false => Err(Error::invalid("the program does not use mixed precision")
+                .expected("ops that compute in 16 bits")
+                .help("set amp in the strategy before minimize")),
+        }
+    }
+
+    /// Returns the loss scale of mixed precision (`get_loss_scaling`); none if the loss is not
+    /// scaled.
+    pub fn loss_scaling(&self) -> Result<Option<f32>> {
+        let is_scaled = self.scope.contains(LOSS_SCALE);
+        is_scaled.then(|| self.scope.tensor(LOSS_SCALE)?.item::<f32>()).transpose()
+    }
+
+    /// Returns the number of steps in which gradients were not finite, so that mixed precision
+    /// skipped them; none if the loss is not scaled.
+    pub fn skipped_steps(&self) -> Result<Option<u64>> {
+        let is_counted = self.scope.contains(SKIPPED_STEPS);
+        let count = || Ok(self.scope.tensor(SKIPPED_STEPS)?.item::<i32>()?.max(0) as u64);
+        is_counted.then(count).transpose()
     }
 
     /// Runs the forward part as for inference: no dropout, running statistics, no update.

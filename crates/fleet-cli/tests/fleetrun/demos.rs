@@ -90,7 +90,7 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
             "amp: true\npipeline: true\n",
             "job.prototxt:2:11: pipeline: is not supported",
         ),
-        (servers, "job.prototxt", "\n  amp: true\n", "job.prototxt:2:8: amp: true\n"),
+        (servers, "job.prototxt", "\n  lamb: true\n", "job.prototxt:2:9: lamb: true\n"),
         (
             servers,
             "job.toml",
@@ -157,15 +157,16 @@ fn a_demo_leaves_nothing_behind() {
     }
 }
 
-/// Every mode of parameter servers as real processes, with the command from the documentation.
+/// Every mode of parameter servers as real processes, with the command from the documentation, and
+/// with mixed precision.
 #[test]
 fn a_demo_trains_on_parameter_servers() {
     let place = Place::new("demo_servers", "");
     let write = |text: &str| std::fs::write(place.path("job.prototxt"), text).unwrap();
     for (mode, strategy, servers, workers) in [
-        ("sync", "a_sync: false\na_sync_configs { k_steps: 0 }", 2, 2),
+        ("sync", "amp: true\na_sync: false\na_sync_configs { k_steps: 0 }", 2, 2),
         ("async", "a_sync: true\na_sync_configs { k_steps: 0 max_merge_var_num: 2 }", 1, 2),
-        ("geo", "a_sync: true\na_sync_configs { k_steps: 4 }", 3, 1),
+        ("geo", "amp: true\na_sync: true\na_sync_configs { k_steps: 4 }", 3, 1),
     ] {
         write(strategy);
         let said = place.run(&format!(

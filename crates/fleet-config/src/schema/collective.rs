@@ -74,9 +74,9 @@ message! {
         /// 16 bits. If there are none, an explicit true is an error, and the default includes all
         /// ops.
         use_fp16_guard(11): optional bool = true;
-        /// Makes the optimizer compute in 16 bits. Not supported: parameters and optimizer state
-        /// stay 32-bit.
-        use_optimizer_fp16(12): optional bool = false;
+        /// Makes the optimizer compute in 16 bits.
+        use_optimizer_fp16(12): optional bool = false,
+            ignored "parameters and optimizer state stay 32-bit, which is more exact";
         /// Like `use_pure_fp16`, in bfloat16; the loss is not scaled.
         use_pure_bf16(13): optional bool = false;
     }

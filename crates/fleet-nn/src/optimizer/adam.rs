@@ -53,6 +53,10 @@ impl UpdateRule for AdamRule {
         moments(self.beta1, self.beta2)
     }
 
+    fn skips_zeroed_steps(&self) -> bool {
+        true
+    }
+
     fn attrs(&self, _: &str) -> Vec<(&'static str, Attr)> {
         vec![
             ("beta1", self.beta1.into()),

@@ -69,6 +69,10 @@ impl UpdateRule for AdamWRule {
         moments(self.beta1, self.beta2)
     }
 
+    fn skips_zeroed_steps(&self) -> bool {
+        true
+    }
+
     fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)> {
         let decay = !self.no_decay.iter().any(|part| parameter.contains(part));
         vec![

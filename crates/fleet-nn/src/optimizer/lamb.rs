@@ -73,6 +73,10 @@ impl UpdateRule for LambRule {
         moments(self.beta1, self.beta2)
     }
 
+    fn skips_zeroed_steps(&self) -> bool {
+        true
+    }
+
     fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)> {
         let excluded = self.exclude_from_weight_decay.iter().any(|part| parameter.contains(part));
         let decay = if excluded { 0.0 } else { self.lamb_weight_decay };

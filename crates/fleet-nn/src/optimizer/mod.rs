@@ -221,6 +221,12 @@ pub trait UpdateRule: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Returns whether the update is skipped in a step whose gradients were zeroed because they had
+    /// overflowed.
+    fn skips_zeroed_steps(&self) -> bool {
+        false
+    }
+
     /// Returns the attributes of the op for the parameter of this name.
     fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)>;
 }
@@ -257,12 +263,22 @@ pub type ParamGrad = (VarId, VarId);
 pub struct ApplyAt {
     /// Block of clipping and updates; the root by default.
     pub block: BlockId,
-    /// Boolean variable. If it is true, rules that support it leave parameters and state unchanged.
-    pub skip_update: Option<VarId>,
+    /// The steps whose updates are skipped, if any are.
+    pub skip_update: Option<SkipUpdate>,
     /// Learning rate, if it has been emitted already.
     pub rate: Option<VarId>,
     /// Learning rate of [`OptimizerDesc::rows`], if it has been emitted already.
     pub rows_rate: Option<VarId>,
+}
+
+/// A condition under which updates leave parameters and state unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SkipUpdate {
+    /// Boolean variable, true in a step that is skipped.
+    pub condition: VarId,
+    /// Whether the updates of all rules are skipped. Otherwise only those of Adam, AdamW and LAMB
+    /// are, and the other rules apply the gradients of the step, which must then be zero.
+    pub all_rules: bool,
 }
 
 /// Results of [`OptimizerDesc::minimize`].
@@ -463,7 +479,7 @@ impl OptimizerDesc {
         startup: &mut Emit<'_>,
         clipped: &Clipped,
         rate: VarId,
-        skip: Option<VarId>,
+        skip: Option<SkipUpdate>,
     ) -> Result<()> {
         let var = main.program.var(clipped.param);
         let (name, shape) = (var.name.clone(), var.shape);
@@ -473,7 +489,9 @@ impl OptimizerDesc {
             .ok_or_else(|| Error::invalid(format!("cannot update '{name}': not a parameter")))?;
         let update = self.rule.update();
         let spec = &main.registry.get(update.op())?.spec;
+        let skip = skip.filter(|it| it.all_rules || update.skips_zeroed_steps());
         let skip = skip.filter(|_| spec.input_index("SkipUpdate").is_some());
+        let skip = skip.map(|it| it.condition);
         let regularizer = param.regularizer.or(self.settings.weight_decay);
         let all = Inputs { grad: clipped.grad, scale: clipped.scale, regularizer, rate };
         let Inputs { grad, scale, regularizer, rate } =

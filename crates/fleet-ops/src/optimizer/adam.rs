@@ -4,8 +4,8 @@
 //! multiplied by them after each update.
 //!
 //! With sparse rows, `lazy_mode` updates only the rows in use. Without it, the other rows have
-//! gradient 0 and their moments decay, which takes a pass over the whole table. If SkipUpdate (a
-//! bool) is true, nothing changes. `fused_adam` is the same op for many parameters.
+//! gradient 0 and their moments decay, which takes a pass over the whole table. `fused_adam` is the
+//! same op for many parameters.
 
 use super::common::{self, Slots, Update};
 use super::forms::{self, optimizer};
@@ -27,7 +27,6 @@ pub(super) const SLOTS: Slots = Slots {
     single: &[("Beta1Pow", "Beta1PowOut"), ("Beta2Pow", "Beta2PowOut")],
     optional: 0,
     sparse: true,
-    skip_update: true,
 };
 
 optimizer! {

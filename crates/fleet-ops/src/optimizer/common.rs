@@ -35,14 +35,12 @@ pub(super) struct Slots {
     pub optional: usize,
     /// Whether gradients may be sparse rows.
     pub sparse: bool,
-    /// Whether the op has the input SkipUpdate.
-    pub skip_update: bool,
 }
 
 impl Slots {
     /// State with the shape of the parameter only. Gradients are dense.
     pub(super) const fn full(full: &'static [(&'static str, &'static str)]) -> Slots {
-        Slots { full, single: &[], optional: 0, sparse: false, skip_update: false }
+        Slots { full, single: &[], optional: 0, sparse: false }
     }
 }
 

@@ -70,14 +70,15 @@ macro_rules! optimizer {
 pub(super) use optimizer;
 
 pub(super) const fn input_count(slots: &Slots) -> usize {
-    4 + slots.full.len() + slots.single.len() + slots.skip_update as usize
+    5 + slots.full.len() + slots.single.len()
 }
 
 pub(super) const fn output_count(slots: &Slots) -> usize {
     1 + slots.full.len() + slots.single.len()
 }
 
-/// Returns the input slots. Parameters, gradients and state have the given arity.
+/// Returns the input slots; SkipUpdate is the last. Parameters, gradients and state have the given
+/// arity.
 pub(super) const fn inputs<const N: usize>(slots: &Slots, arity: Arity) -> [SlotSpec; N] {
     let mut all = [optional("SkipUpdate"); N];
     all[0] = slot("Param", arity);

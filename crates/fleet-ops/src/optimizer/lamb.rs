@@ -1,7 +1,6 @@
 //! LAMB: `r = m^ / (sqrt(v^) + epsilon) + weight_decay * w` with the bias-corrected moments of
 //! adam; `w -= lr * trust * r`. `trust` is `|w| / |r|` if both norms are positive and either
-//! `weight_decay` is positive or `always_adapt` is set; else it is 1. If SkipUpdate (a bool) is
-//! true, nothing changes.
+//! `weight_decay` is positive or `always_adapt` is set; else it is 1.
 
 use super::adam::{self, numbers};
 use super::common::{self, Slots, Update};

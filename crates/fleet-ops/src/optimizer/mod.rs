@@ -2,7 +2,8 @@
 //!
 //! A rule uses the gradient `g = GradScale * Grad`, plus the regularization term `coeff * w` for
 //! "l2_decay" or `coeff * sign(w)` for "l1_decay". The learning rate is `LearningRate * lr_scale`.
-//! ParamOut and the other outputs are the same variables as the inputs that they update.
+//! ParamOut and the other outputs are the same variables as the inputs that they update. If
+//! SkipUpdate (a bool) is true, nothing changes, whatever the gradients are.
 //!
 //! With sparse rows, duplicates are summed first and only the rows in use are updated (except in
 //! adam without `lazy_mode`). Regularization then applies to these rows only.

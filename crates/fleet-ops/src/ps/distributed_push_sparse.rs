@@ -14,7 +14,7 @@
 //! The documented op has the gradients in its output slot. Here they are an input, because the op
 //! reads them.
 
-use super::{TABLE_ID, TRAITS, table_of};
+use super::{TABLE_ID, TRAITS, check_skip, is_skipped, table_of};
 use crate::PushRows;
 use crate::prelude::*;
 use crate::rules::check_row_major;
@@ -22,7 +22,13 @@ use crate::rules::check_row_major;
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "distributed_push_sparse",
-        inputs: &[many("Ids"), many("Outputs@GRAD"), optional("Shows"), optional("Clicks")],
+        inputs: &[
+            many("Ids"),
+            many("Outputs@GRAD"),
+            optional("Shows"),
+            optional("Clicks"),
+            optional("SkipUpdate"),
+        ],
         outputs: &[],
         attrs: &[
             TABLE_ID,
@@ -43,6 +49,7 @@ const IDS: usize = 0;
 const GRADS: usize = 1;
 const SHOWS: usize = 2;
 const CLICKS: usize = 3;
+const SKIP: usize = 4;
 
 /// Number of distinct feature slots that a row can store.
 const SLOT_COUNT: i64 = 1 << 31;
@@ -52,6 +59,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Outputs@GRAD", &[DType::F32])?;
     i.check_dtype("Shows", &[DType::F32])?;
     i.check_dtype("Clicks", &[DType::F32])?;
+    check_skip(i)?;
     table_of(i.op)?;
     let (ids, grads) = (i.inputs("Ids"), i.inputs("Outputs@GRAD"));
     if ids.len() != grads.len() {
@@ -126,6 +134,9 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let slots: Vec<u32> = p.op.attr_ints("slots").iter().map(|slot| *slot as u32).collect();
     let (sums, counters) = (p.op.attr_bool("use_cvm_op"), p.op.attr_usize("counter_columns"));
     Ok(Kernel::new(move |k| {
+        if is_skipped(k, SKIP) {
+            return tables.skip(table);
+        }
         let mut changed: Vec<Vec<f32>> = Vec::new();
         if sums || counters > 0 {
             for (ids, grads) in k.inputs(IDS).zip(k.inputs(GRADS)) {

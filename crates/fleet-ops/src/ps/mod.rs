@@ -3,6 +3,9 @@
 //!
 //! The ops run in the compute lane, in program order. Slow operations that need not be awaited are
 //! passed to [`crate::Tables`], and continue beside compute.
+//!
+//! If SkipUpdate (a bool) of `send` or `distributed_push_sparse` is true, the op sends nothing: the
+//! step of this worker changes no table, whatever the gradients are.
 
 pub mod distributed_lookup_table;
 pub mod distributed_push_sparse;
@@ -33,6 +36,20 @@ pub(crate) fn table_of(op: &fleet_ir::Op) -> Result<u32> {
             .expected(format!("0 to {}", u32::MAX))
             .got(id)
     })
+}
+
+/// Checks the input SkipUpdate.
+pub(crate) fn check_skip(i: &InferCtx<'_>) -> Result<()> {
+    i.check_dtype("SkipUpdate", &[DType::Bool])?;
+    if i.optional("SkipUpdate").is_some() {
+        i.check_shape("SkipUpdate", [1])?;
+    }
+    Ok(())
+}
+
+/// Returns whether this step is skipped. `slot` is that of SkipUpdate.
+pub(crate) fn is_skipped(k: &KernelCtx<'_>, slot: usize) -> bool {
+    k.optional::<u8>(slot).is_some_and(|skip| skip[0] != 0)
 }
 
 /// Returns the id whose row is zero. A negative attribute means none.

@@ -4,14 +4,14 @@
 //! `send_varnames` is the documented name of the table's gradient, or the names of its parts on the
 //! servers in `epmap`.
 
-use super::{TABLE_ID, TRAITS, table_of};
+use super::{TABLE_ID, TRAITS, check_skip, is_skipped, table_of};
 use crate::prelude::*;
 use crate::rules::check_row_major;
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "send",
-        inputs: &[many("X")],
+        inputs: &[many("X"), optional("SkipUpdate")],
         outputs: &[],
         attrs: &[
             TABLE_ID,
@@ -26,8 +26,12 @@ pub static DEF: OpDef = OpDef {
     traits: OpTraits { sparse: &["X"], ..TRAITS },
 };
 
+const X: usize = 0;
+const SKIP: usize = 1;
+
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     table_of(i.op)?;
+    check_skip(i)?;
     let all = |kind: VarKind| i.inputs("X").iter().all(|meta| meta.kind == kind);
     match i.op.attr_int("is_sparse") {
         0 if all(VarKind::Dense) => i.check_dtype("X", &[DType::F32]),
@@ -43,13 +47,15 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let (tables, table) = (p.services.tables_of(p.op)?, table_of(p.op)?);
-    if p.op.attr_int("is_sparse") == 1 {
-        return Ok(Kernel::new(move |k| {
-            k.inputs(0).try_for_each(|arg| tables.touch(table, arg.row_ids()))
-        }));
-    }
+    let is_sparse = p.op.attr_int("is_sparse") == 1;
     Ok(Kernel::new(move |k| {
-        let parts: Vec<&[f32]> = k.inputs(0).map(|arg| arg.slice()).collect();
+        if is_skipped(k, SKIP) {
+            return tables.skip(table);
+        }
+        if is_sparse {
+            return k.inputs(X).try_for_each(|arg| tables.touch(table, arg.row_ids()));
+        }
+        let parts: Vec<&[f32]> = k.inputs(X).map(|arg| arg.slice()).collect();
         tables.send_dense(table, &parts)
     }))
 }

@@ -15,7 +15,11 @@ const BARRIER_LOG_AFTER: Duration = Duration::from_secs(3);
 
 impl<T: Transport> Barriers for Client<T> {
     fn arrive(&self, at: Arrival) -> Result<()> {
-        self.placed(|| self.try_arrive(at))
+        self.placed(|| self.try_arrive(at, false))
+    }
+
+    fn arrive_skipping(&self) -> Result<()> {
+        self.placed(|| self.try_arrive(Arrival::Sent, true))
     }
 
     fn rounds(&self, at: Arrival) -> Result<u64> {
@@ -39,8 +43,9 @@ impl<T: Transport> Barriers for Client<T> {
 
 impl<T: Transport> Client<T> {
     /// Waits until all servers have opened a barrier.
-    fn try_arrive(&self, at: Arrival) -> Result<()> {
-        let rounds = self.ask_numbers(Change::Arrive { at, steps: self.steps.load(Relaxed) })?;
+    fn try_arrive(&self, at: Arrival, skipped: bool) -> Result<()> {
+        let steps = self.steps.load(Relaxed);
+        let rounds = self.ask_numbers(Change::Arrive { at, steps, skipped })?;
         let start = Time::now();
         let mut closed: Vec<usize> = (0..self.job.server_count).collect();
         let mut is_logged = false;

@@ -39,7 +39,7 @@ use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use look_ahead::LookAhead;
 use outbox::{Grads, Item, Outbox};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -162,6 +162,8 @@ struct Core {
     /// By table, the number of dense gradients handed over.
     dense_count: Mutex<std::collections::BTreeMap<u32, u64>>,
     steps: AtomicU64,
+    /// The step in progress is skipped: it has no gradients.
+    is_skipped: AtomicBool,
     /// Buffer for received parameters.
     received: Mutex<Vec<f32>>,
 }
@@ -243,6 +245,7 @@ impl Communicator {
                     rates: rates.clone(),
                     dense_count: Mutex::default(),
                     steps: AtomicU64::new(0),
+                    is_skipped: AtomicBool::new(false),
                     received: Mutex::default(),
                 }))
             };
@@ -319,9 +322,15 @@ impl Communicator {
         self.core.outbox.put_dense(table, parts, number)
     }
 
-    /// Ends the gradients of this step: all are handed over.
+    /// Skips this step, whose gradients are not handed over to any table. It counts as made.
+    pub fn skip(&self) {
+        self.core.is_skipped.store(true, Relaxed);
+    }
+
+    /// Ends the gradients of this step: all are handed over, or the step is skipped.
     pub fn sent(&self) -> Result<()> {
         self.mode.sent(&self.core)?;
+        self.core.is_skipped.store(false, Relaxed);
         let steps = self.core.steps.fetch_add(1, Relaxed) + 1;
         self.core.outbox.end_step(steps);
         Ok(())

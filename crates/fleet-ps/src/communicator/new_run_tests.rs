@@ -93,8 +93,13 @@ fn worker(servers: &[Arc<ServerTables>], job: &JobTables, worker: usize, run: &R
         let scale = 0.1 * (worker + 1) as f32;
         let grads: Vec<f32> = rows.iter().map(|row| scale * row + dense[0]).collect();
         let dense: Vec<f32> = dense.iter().map(|value| scale * value + step as f32).collect();
-        communicator.push_sparse(SPARSE, Push::new(ids, &grads))?;
-        communicator.push_dense(DENSE, &[&dense])?;
+        // Worker 1 skips some steps, and both skip others.
+        if step % 4 == 1 && worker == 1 || step % 5 == 4 {
+            communicator.skip();
+        } else {
+            communicator.push_sparse(SPARSE, Push::new(ids, &grads))?;
+            communicator.push_dense(DENSE, &[&dense])?;
+        }
         communicator.sent()?;
         communicator.received()?;
     }

@@ -1,5 +1,6 @@
 //! Sync: all workers make a step together. The servers apply the mean of all pushes once, and no
 //! worker continues before all have the result: as if one process had worked on the whole batch.
+//! Workers that skip the step are not part of the mean.
 
 use super::{Core, Mode};
 use crate::Arrival;
@@ -15,7 +16,10 @@ impl Mode for Sync {
         if core.servers.worker() == 0 {
             core.rates.set(&*core.servers.tables, core.steps.load(Relaxed))?;
         }
-        core.servers.barriers.arrive(Arrival::Sent)
+        match core.is_skipped.load(Relaxed) {
+            true => core.servers.barriers.arrive_skipping(),
+            false => core.servers.barriers.arrive(Arrival::Sent),
+        }
     }
 
     fn received(&self, core: &Core) -> Result<()> {

@@ -113,6 +113,74 @@ fn equal_ids_are_one_before_they_are_sent() {
     }
 }
 
+/// Trains tables of all kinds; returns the bits of what they have learned. `steps` has, for each
+/// worker, whether it sends or skips each step.
+fn learned(mode: PushMode, steps: &[&[bool]]) -> Vec<u32> {
+    let adam = Rule::Adam(crate::rule::Adam::default());
+    let (initializer, ids) = (Initializer::Constant(0.25), [3u64, 8]);
+    let plain = SparseConfig { rule: adam, initializer, ..SparseConfig::plain(0, 2) };
+    let click = SparseConfig { initializer, ..SparseConfig::ctr(1, 2) };
+    let (options, non_finite) = (Default::default(), NonFinite::Refuse);
+    let dense = TableConfig::Dense { table_id: 2, len: 3, rule: adam, non_finite, options };
+    let configs = [plain, click];
+    let tables = configs.iter().cloned().map(TableConfig::Sparse).chain([dense]).collect();
+    let sync = mode == PushMode::Sync;
+    let job = JobTables { server_count: 2, worker_count: steps.len(), sync, tables };
+    let all = workers(&job);
+    std::thread::scope(|scope| {
+        for (servers, steps) in all.iter().zip(steps) {
+            let (configs, options) = (&configs, CommunicatorOptions::default());
+            scope.spawn(move || {
+                let rates = Rates::constant();
+                let worker = Communicator::start(servers.clone(), mode, options, rates).unwrap();
+                for (step, is_sent) in steps.iter().enumerate() {
+                    for config in configs {
+                        let grads = vec![0.5 - step as f32; ids.len() * config.push_width()];
+                        let push = || worker.push_sparse(config.table_id, Push::new(&ids, &grads));
+                        is_sent.then(push).transpose().unwrap();
+                    }
+                    match is_sent {
+                        true => worker.push_dense(2, &[&[1.0, -2.0, step as f32]]).unwrap(),
+                        false => worker.skip(),
+                    }
+                    worker.sent().unwrap();
+                    worker.received().unwrap();
+                }
+                worker.flush().unwrap();
+                assert_eq!(worker.stats().step_count, steps.len() as u64);
+            });
+        }
+    });
+    let mut found = vec![0.0; 3];
+    all[0].tables.pull_dense(2, &mut found).unwrap();
+    for config in &configs {
+        let mut rows = vec![0.0; ids.len() * config.pull_width()];
+        let ids = (&ids).into();
+        all[0].tables.pull_sparse(config.table_id, ids, &mut rows, PullMode::Infer).unwrap();
+        found.extend(rows);
+    }
+    found.iter().map(|value| value.to_bits()).collect()
+}
+
+/// A step that a worker skips changes no table and no state of a rule, whatever the mode is.
+#[test]
+fn a_skipped_step_changes_no_table() {
+    const SENT: bool = true;
+    const SKIPPED: bool = false;
+    for mode in [PushMode::Sync, PushMode::HalfAsync, PushMode::Async] {
+        let (none, some) = (learned(mode, &[&[]]), learned(mode, &[&[SENT]]));
+        assert_ne!(some, none, "{mode:?}");
+        assert_eq!(learned(mode, &[&[SKIPPED; 3]]), none, "{mode:?}");
+        assert_eq!(learned(mode, &[&[SENT, SKIPPED, SKIPPED]]), some, "{mode:?}");
+    }
+    // The mean of a step is that of the workers that made it.
+    let alone = learned(PushMode::Sync, &[&[SENT, SKIPPED, SENT]]);
+    let beside = learned(PushMode::Sync, &[&[SENT, SKIPPED, SENT], &[SKIPPED; 3]]);
+    assert_eq!(beside, alone);
+    let both = learned(PushMode::Sync, &[&[SENT; 3], &[SKIPPED, SENT, SKIPPED]]);
+    assert_ne!(both, alone);
+}
+
 #[test]
 fn parameters_come_after_so_many_gradients_and_say_what_they_lack() {
     let options = CommunicatorOptions { sends_before_receive: 4, ..CommunicatorOptions::default() };

@@ -75,7 +75,10 @@ impl ServerTables {
         answer: &mut Vec<u8>,
     ) -> Result<()> {
         match request {
-            Change::Arrive { at, steps } => self.arrive(caller, stamp, (*at, *steps), answer)?,
+            Change::Arrive { at, steps, skipped } => {
+                self.set_steps(caller, stamp, *steps);
+                self.arrive(caller, *at, *skipped, answer)?;
+            }
             Change::Finish { steps } => self.finish(caller, stamp, *steps, answer)?,
             Change::Save { id, table, dir, mode, format } => {
                 let place = (Path::new(dir), self.known(*table)?);
@@ -155,14 +158,17 @@ impl ServerTables {
     fn arrive(
         &self,
         caller: Caller,
-        stamp: Stamp,
-        (at, steps): (Arrival, u64),
+        at: Arrival,
+        skipped: bool,
         answer: &mut Vec<u8>,
     ) -> Result<()> {
-        self.set_steps(caller, stamp, steps);
         let mut applied = Ok(());
         let last = |workers| applied = self.apply_pending(at, workers);
-        let round = self.barrier.arrive(caller.worker as u32, at, last)?;
+        let worker = caller.worker as u32;
+        let round = match skipped {
+            true => self.barrier.arrive_skipping(worker, last)?,
+            false => self.barrier.arrive(worker, at, last)?,
+        };
         put(answer, &[round]);
         applied
     }
@@ -233,7 +239,8 @@ impl ServerTables {
         self.barrier.any_finished() && workers.all(|worker| self.sign(worker).1)
     }
 
-    /// Applies the held pushes, when all workers have sent theirs.
+    /// Applies the held pushes, when all workers have sent theirs. `workers` is the number of those
+    /// that did not skip the step.
     pub(super) fn apply_pending(&self, at: Arrival, workers: u32) -> Result<()> {
         if !(self.job.sync && at == Arrival::Sent) {
             return Ok(());

@@ -55,8 +55,9 @@ impl Pending {
 
     /// Applies the held pushes, each id once: sums over the pushes, divided by `workers` in a plain
     /// table. They are added in the order of workers, so that the result does not depend on the
-    /// order of arrival.
+    /// order of arrival. Workers with held pushes always count.
     pub fn apply(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
+        let workers = workers.max(self.worker_count() as u32);
         let mut pushes = std::mem::take(&mut self.pushes);
         pushes.sort_by_key(|held| (held.worker, held.seq));
         let mut pushes = pushes.into_iter();

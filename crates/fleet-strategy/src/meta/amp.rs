@@ -7,13 +7,15 @@
 //!   loss is multiplied by `loss_scaling_0`.
 //! * encode, decode: if a parameter's gradient is only a cast to 32 bits, its 16-bit source is sent
 //!   instead, and the cast follows the communication.
-//! * unscale: gradients are divided by the scale and checked. If any is not finite, all become zero
-//!   and the scale may shrink. In such a step, Adam and AdamW change nothing.
+//! * unscale: gradients are divided by the scale and checked. With a dynamic scale, all become zero
+//!   if any is not finite, and the scale may shrink. In such a step, Adam, AdamW and LAMB change
+//!   nothing, and the other rules apply zeros. With a constant scale, no rule changes anything.
+//!   `skipped_steps_0` counts these steps.
 //!
 //! bfloat16 (`use_pure_bf16`) has the range of 32-bit floats, so the loss is not scaled. Regions
 //! (`fp16_guard`) have an effect in the pure modes only, as documented.
 
-use super::{Applies, Facts, Named, Strategy};
+use super::{Applies, Facts, Named, Strategy, WithServers};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
 use fleet_base::text::did_you_mean;
@@ -21,6 +23,7 @@ use fleet_base::{Error, Result};
 use fleet_config::AmpConfig;
 use fleet_config::Problem;
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
+use fleet_nn::optimizer::SkipUpdate;
 use fleet_ops::{AmpClass, Emit, Meta, Registry};
 use fleet_ops::{
     math::{cast, elementwise},
@@ -42,12 +45,6 @@ impl Strategy for Amp {
                 .help(format!("choose {one} or {other}"));
             problems.push(problem);
         }
-        if strategy.amp() && configs.use_optimizer_fp16() {
-            let problem = Problem::error("amp_configs.use_optimizer_fp16", "is not supported")
-                .why("parameters and optimizer state stay 32-bit")
-                .help("remove it");
-            problems.push(problem);
-        }
         if !configs.use_dynamic_loss_scaling() {
             check_constant_scale(configs, problems);
         }
@@ -55,6 +52,10 @@ impl Strategy for Amp {
 
     fn unmatched(&self, strategy: &Effective<'_>, program: &Program, problems: &mut Vec<Problem>) {
         unmatched(strategy.amp_configs(), program, problems);
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Applies
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
@@ -100,7 +101,7 @@ impl Strategy for Amp {
         }
         if half == DType::F16 {
             let start = f64::from(configs.init_loss_scaling());
-            let scale = job.state(SCALE, DType::F32, Shape::from([1]), start)?;
+            let scale = job.state(LOSS_SCALE, DType::F32, Shape::from([1]), start)?;
             let loss = job.loss;
             let mut emit = job.emit_into(Program::ROOT, OpRole::FORWARD.with_loss());
             let call = emit.op(&elementwise::MUL).input("X", loss).input("Y", scale);
@@ -140,49 +141,60 @@ impl Strategy for Amp {
     }
 
     fn unscale(&self, job: &mut Job<'_>) -> Result<()> {
-        let configs = job.strategy.amp_configs();
-        if half_type(configs) != DType::F16 {
-            return Ok(());
-        }
-        let scale = job.programs.main.var_named(SCALE)?;
         let grads: Vec<VarId> = job.grads.iter().map(|(_, grad)| *grad).collect();
-        let counters = match configs.use_dynamic_loss_scaling() {
-            true => {
-                let one = Shape::from([1]);
-                let good = job.state("num_good_steps_0", DType::I32, one, 0.0)?;
-                Some((good, job.state("num_bad_steps_0", DType::I32, one, 0.0)?))
-            }
-            false => None,
-        };
-        let mut emit = job.emit(OpRole::OPTIMIZE);
-        let found = emit
-            .op(&check_finite_and_unscale::DEF)
-            .inputs("X", &grads)
-            .input("Scale", scale)
-            .outputs("Out", &grads)
-            .named("find_infinite_scale.tmp")
-            .one("FoundInfinite")?;
-        if let Some((good, bad)) = counters {
-            emit.op(&update_loss_scaling::DEF)
-                .inputs("X", &grads)
-                .input("FoundInfinite", found)
-                .input("PrevLossScaling", scale)
-                .input("InGoodSteps", good)
-                .input("InBadSteps", bad)
-                .outputs("Out", &grads)
-                .output("LossScaling", scale)
-                .output("OutGoodSteps", good)
-                .output("OutBadSteps", bad)
-                .attr("incr_every_n_steps", configs.incr_every_n_steps())
-                .attr("decr_every_n_nan_or_inf", configs.decr_every_n_nan_or_inf())
-                .attr("incr_ratio", configs.incr_ratio())
-                .attr("decr_ratio", configs.decr_ratio())
-                .done()?;
-        }
-        emit.append();
-        job.at.skip_update = Some(found);
+        let all_rules = !job.strategy.amp_configs().use_dynamic_loss_scaling();
+        let found = unscale(job, &grads)?;
+        job.at.skip_update = found.map(|condition| SkipUpdate { condition, all_rules });
         Ok(())
     }
+}
+
+/// Divides gradients by the loss scale and checks them; updates the scale and the count of skipped
+/// steps. Returns the variable that is true if any gradient is not finite, so that the step must be
+/// skipped; none if the loss is not scaled.
+pub(crate) fn unscale(job: &mut Job<'_>, grads: &[VarId]) -> Result<Option<VarId>> {
+    let configs = job.strategy.amp_configs();
+    if !job.strategy.amp() || half_type(configs) != DType::F16 {
+        return Ok(None);
+    }
+    let scale = job.programs.main.var_named(LOSS_SCALE)?;
+    let mut counter = |name: &str| job.state(name, DType::I32, Shape::from([1]), 0.0);
+    let counters = match configs.use_dynamic_loss_scaling() {
+        true => Some((counter("num_good_steps_0")?, counter("num_bad_steps_0")?)),
+        false => None,
+    };
+    let skipped = counter(SKIPPED_STEPS)?;
+    let mut emit = job.emit(OpRole::OPTIMIZE);
+    let found = emit
+        .op(&check_finite_and_unscale::DEF)
+        .inputs("X", grads)
+        .input("Scale", scale)
+        .outputs("Out", grads)
+        .named("find_infinite_scale.tmp")
+        .one("FoundInfinite")?;
+    if let Some((good, bad)) = counters {
+        emit.op(&update_loss_scaling::DEF)
+            .inputs("X", grads)
+            .input("FoundInfinite", found)
+            .input("PrevLossScaling", scale)
+            .input("InGoodSteps", good)
+            .input("InBadSteps", bad)
+            .outputs("Out", grads)
+            .output("LossScaling", scale)
+            .output("OutGoodSteps", good)
+            .output("OutBadSteps", bad)
+            .attr("incr_every_n_steps", configs.incr_every_n_steps())
+            .attr("decr_every_n_nan_or_inf", configs.decr_every_n_nan_or_inf())
+            .attr("incr_ratio", configs.incr_ratio())
+            .attr("decr_ratio", configs.decr_ratio())
+            .done()?;
+    }
+    let call = emit.op(&cast::DEF).input("X", found).attr("out_dtype", DType::I32);
+    let is_skipped = call.named("is_skipped.tmp").one("Out")?;
+    let call = emit.op(&elementwise::ADD).input("X", skipped).input("Y", is_skipped);
+    call.output("Out", skipped).done()?;
+    emit.append();
+    Ok(Some(found))
 }
 
 /// Reports op kinds that both lists name.
@@ -243,7 +255,10 @@ fn unmatched(configs: &AmpConfig, program: &Program, problems: &mut Vec<Problem>
     }
 }
 
-const SCALE: &str = "loss_scaling_0";
+/// Variable of the loss scale.
+pub const LOSS_SCALE: &str = "loss_scaling_0";
+/// Variable that counts the steps in which gradients were not finite.
+pub const SKIPPED_STEPS: &str = "skipped_steps_0";
 
 fn is_pure(configs: &AmpConfig) -> bool {
     configs.use_pure_fp16() || configs.use_pure_bf16()

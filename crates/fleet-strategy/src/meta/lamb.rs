@@ -27,7 +27,8 @@ impl Strategy for Lamb {
 
     fn with_servers(&self) -> WithServers {
         WithServers::Refused(
-            "its rule needs norms of whole parameters, and servers hold parts of them",
+            "its rule needs norms of whole parameters, and servers hold parts of them; Adam alone \
+             works",
         )
     }
 

@@ -20,7 +20,8 @@ impl Strategy for Lars {
 
     fn with_servers(&self) -> WithServers {
         WithServers::Refused(
-            "its rule needs norms of whole parameters, and servers hold parts of them",
+            "its rule needs norms of whole parameters, and servers hold parts of them; Momentum \
+             alone works",
         )
     }
 

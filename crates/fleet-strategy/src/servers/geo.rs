@@ -3,7 +3,8 @@
 //!
 //! The program is that of a single process, including updates. After them, it has a `send` of the
 //! touched rows and a `recv` for each sparse table, and a `recv` for each dense table. A `recv`
-//! lets the exchange write to the worker's copy.
+//! lets the exchange write to the worker's copy. With mixed precision, a step that overflows
+//! changes nothing in the worker's copies, and names no rows.
 
 use super::click::{check_plain, descriptions};
 use super::lookups::{LookupSettings, lookup_settings, slot_note};
@@ -11,9 +12,10 @@ use super::tables::{SparseTable, TableRule, Tables};
 use super::{Grouping, dense_tables, emit_recv, set_limits};
 use crate::compiler;
 use crate::job::Job;
+use crate::meta::amp;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
-use fleet_nn::optimizer::{OptimizerDesc, ParamGrad, Rule};
+use fleet_nn::optimizer::{OptimizerDesc, ParamGrad, Rule, SkipUpdate};
 use fleet_ops::ps::send;
 use fleet_table::{Initializer, SparseConfig};
 
@@ -68,12 +70,17 @@ pub(super) fn rewrite(
     }
     let first = sparse.len() as u32;
     let dense = dense_tables(job, &dense, first, grouping, |_| Ok(TableRule::add()))?;
+    let grads: Vec<VarId> = job.grads.iter().map(|(_, grad)| *grad).collect();
+    let skip = amp::unscale(job, &grads)?;
+    // A step that overflows must not decay parameters: the worker would send that as its change.
+    job.at.skip_update = skip.map(|condition| SkipUpdate { condition, all_rules: true });
     compiler::update(job)?;
 
     let mut emit = job.emit(OpRole::RPC);
     for (table, (param, grad)) in sparse.iter().zip(&rows) {
         emit.op(&send::DEF)
             .input("X", *grad)
+            .maybe("SkipUpdate", skip)
             .attr("table_id", i64::from(table.table_id()))
             .attr("is_sparse", 1)
             .attr("send_varnames", vec![format!("{}@GRAD", table.name)])

@@ -5,12 +5,16 @@
 //! lookup whose ids are computed later gets its own op. The gradient ops of the lookups are
 //! removed, and their inputs are pushed instead. The parameter remains as a name without a value:
 //! its rows can be read from the servers, but it cannot be fetched.
+//!
+//! With mixed precision, a worker divides its gradients by its own loss scale before it clips,
+//! decays and sends them. If any is not finite, it sends nothing in this step, to no table.
 
 use super::click::{check_plain, descriptions, make_click_table};
 use super::lookups::{LookupSettings, is_lookup, lookup_settings, slot_note};
 use super::tables::{SparseTable, TableRule, Tables, initializer};
 use super::{Grouping, Place, dense_tables, emit_recv, send_names, set_limits};
 use crate::job::Job;
+use crate::meta::amp;
 use fleet_base::{Error, Result};
 use fleet_config::TableParameter;
 use fleet_ir::{OpId, OpRole, Program, VarId};
@@ -59,6 +63,7 @@ pub(super) fn rewrite(
     for (at, (table, described)) in remote.iter().zip(described).enumerate() {
         sparse.push(describe(job, table, at as u32, sparse_optimizer, described)?);
     }
+    let skip = unscale(job, &remote, &dense)?;
     let optimizer = job.optimizer.clone();
     let dense = match grouping {
         Grouping::ByRate => optimizer.finished_gradients(job.programs, job.registry, &dense)?,
@@ -73,10 +78,10 @@ pub(super) fn rewrite(
         look_up(job.programs, job.registry, table, remote, &mut lookups)?;
     }
     for (table, remote) in sparse.iter().zip(&remote) {
-        push(job, table, remote)?;
+        push(job, table, remote, skip)?;
         remove_local_value(job.programs, job.registry, table, remote)?;
     }
-    send_dense(job, &dense, grouping)?;
+    send_dense(job, &dense, skip, grouping)?;
     receive_dense(job, &dense, exchange, place)?;
 
     let dense: Vec<_> = dense.into_iter().map(|(table, _)| table).collect();
@@ -84,6 +89,19 @@ pub(super) fn rewrite(
         || dense.iter().any(|table| table.rule.schedule.is_some());
     let steps = has_schedule.then_some(first + dense.len() as u32);
     Ok((Tables { sparse, dense, steps }, lookups))
+}
+
+/// Divides the gradients of all tables by the loss scale of mixed precision. Returns the variable
+/// that is true if this worker must skip the step, if there is one.
+fn unscale(
+    job: &mut Job<'_>,
+    remote: &[RemoteTable],
+    dense: &[ParamGrad],
+) -> Result<Option<VarId>> {
+    let trained = remote.iter().filter(|table| table.grad.is_some());
+    let rows = trained.flat_map(|table| &table.pushed).map(|pushed| pushed.grad);
+    let grads: Vec<VarId> = dense.iter().map(|(_, grad)| *grad).chain(rows).collect();
+    amp::unscale(job, &grads)
 }
 
 /// Makes the lookups of a network that was built for inference read the tables of a job. Only
@@ -378,7 +396,12 @@ fn look_up_group(
 }
 
 /// Pushes the inputs of the lookups' gradient ops instead of running these ops.
-fn push(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Result<()> {
+fn push(
+    job: &mut Job<'_>,
+    table: &SparseTable,
+    remote: &RemoteTable,
+    skip: Option<VarId>,
+) -> Result<()> {
     let gone: HashSet<OpId> = remote.backward.iter().copied().collect();
     job.programs.main.retain_ops(Program::ROOT, |id, _| !gone.contains(&id));
     if remote.grad.is_none() || remote.pushed.is_empty() {
@@ -396,6 +419,7 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &RemoteTable) -> Result<
         .inputs("Outputs@GRAD", &grads)
         .maybe("Shows", entry.map(|(show, _)| show))
         .maybe("Clicks", entry.map(|(_, click)| click))
+        .maybe("SkipUpdate", skip)
         .attr("table_id", i64::from(table.table_id()))
         .attr("size", table.width() as i64)
         .attr("padding_idx", paddings)
@@ -473,11 +497,12 @@ fn finish_each(
     Ok(finished)
 }
 
-/// Emits a `send` for each dense table: at the end, or directly after its only gradient, so that it
-/// is on the way while the backward pass continues.
+/// Emits a `send` for each dense table: at the end, or directly after its only gradient is complete
+/// and known not to be skipped, so that it is on the way while the backward pass continues.
 fn send_dense(
     job: &mut Job<'_>,
     dense: &[(super::DenseTable, Vec<ParamGrad>)],
+    skip: Option<VarId>,
     grouping: Grouping,
 ) -> Result<()> {
     let mut emit = job.emit(OpRole::RPC);
@@ -487,11 +512,12 @@ fn send_dense(
         let send = emit
             .op(&send::DEF)
             .inputs("X", &grads)
+            .maybe("SkipUpdate", skip)
             .attr("table_id", i64::from(table.table_id))
             .attr("is_sparse", 0)
             .attr("send_varnames", send_names(table.table_id))
             .done()?;
-        sends.push((grads, vec![send]));
+        sends.push((grads.into_iter().chain(skip).collect(), vec![send]));
     }
     match grouping {
         Grouping::ByRate => emit.append(),

@@ -306,6 +306,37 @@ fn an_overflow_on_one_rank_is_one_on_all() {
     }
 }
 
+/// With a constant scale, a step with an infinity on one rank leaves no trace on any.
+#[test]
+fn a_skipped_step_is_a_step_that_was_not_made() {
+    const BAD: usize = 2;
+    fn feed_of(step: usize, is_bad: bool, rank: usize, count: usize) -> Result<(Tensor, Tensor)> {
+        let (x, mut y) = batch(step, rank, count)?;
+        if is_bad && rank == 1 {
+            y.as_mut_slice::<f32>()?[0] = f32::INFINITY;
+        }
+        Ok((x, y))
+    }
+    fn in_between(step: usize, rank: usize, count: usize) -> Result<(Tensor, Tensor)> {
+        feed_of(step, step == BAD, rank, count)
+    }
+    fn at_the_end(step: usize, rank: usize, count: usize) -> Result<(Tensor, Tensor)> {
+        let shown = if step < BAD { step } else { step + 1 };
+        feed_of(shown, step == STEPS - 1, rank, count)
+    }
+    for text in ["amp", "pure", "amp+recompute", "amp+lars", "amp+lamb", "amp+fp16"] {
+        let mut combination = Combination::of(text);
+        let amp = combination.strategy.amp_configs().clone();
+        combination.strategy.amp_configs = Some(amp.with_use_dynamic_loss_scaling(false));
+        let [between, end] =
+            [in_between as Feed, at_the_end].map(|feed| combination.train(2, false, feed).unwrap());
+        for (one, other) in between.iter().zip(&end) {
+            assert_eq!(one.kept["skipped_steps_0"], [1.0], "{text}");
+            assert!(one.kept == other.kept, "{text}");
+        }
+    }
+}
+
 fn rewritten_start(combination: &Combination) -> Trained {
     let ranks = Ranks::new(0, 1);
     let network = combination.network();

@@ -5,6 +5,7 @@ use crate::world::{
     Network, STEPS, Trained, assert_close, mlp, parameters, rewritten, train, train_at, train_rank,
 };
 use fleet_exec::{Device, ExecOptions, Executor, Scope};
+use fleet_nn::optimizer::{Optimizer, Rule};
 use fleet_nn::prelude::*;
 use fleet_passes::BuildOptions;
 use fleet_strategy::{
@@ -351,6 +352,53 @@ fn amp_skips_steps_that_overflow() {
     assert_eq!(seen[0][1..], start[0].kept["fc_0.w_0"], "nothing has moved");
     assert_ne!(seen[3][1..], seen[0][1..], "and then it has");
     assert_eq!(ranks[0].kept["fc_0.w_0_beta1_pow_acc_0"].len(), 1);
+    assert_eq!(ranks[0].kept["skipped_steps_0"], [3.0]);
+}
+
+/// With a constant scale, a step that overflows changes nothing under any rule: no parameter, no
+/// state, and no decay.
+#[test]
+fn a_constant_scale_skips_overflows_under_every_rule() {
+    fn rules() -> Vec<OptimizerDesc> {
+        fn decayed<R: Into<Rule>>(optimizer: Optimizer<R>) -> OptimizerDesc {
+            optimizer.weight_decay(Regularizer::L2(0.1)).into()
+        }
+        vec![
+            decayed(Sgd::new(0.1)),
+            decayed(Momentum::new(0.1, 0.9)),
+            decayed(Adam::new(0.1)),
+            AdamW::new(0.1).into(),
+            decayed(Adamax::new(0.1)),
+            decayed(Adagrad::new(0.1)),
+            decayed(Adadelta::new(0.1)),
+            decayed(RmsProp::new(0.1)),
+            LarsMomentum::new(0.1, 0.9).into(),
+            Lamb::new(0.1).into(),
+        ]
+    }
+    let with_scale = |scale: f32| {
+        let configs = AmpConfig::default().with_init_loss_scaling(scale);
+        DistributedStrategy::new().use_amp(configs.with_use_dynamic_loss_scaling(false))
+    };
+    for rule in rules() {
+        let what = rule.rule.op();
+        let without_count = |mut trained: Trained| {
+            let skipped = trained.kept.remove("skipped_steps_0");
+            (skipped, trained.kept)
+        };
+        let start = train(mlp, &rule, &with_scale(1e9), 2, 0, &[]);
+        let (_, start) = without_count(start.into_iter().next().unwrap());
+        for rank in train(mlp, &rule, &with_scale(1e9), 2, STEPS, &[]) {
+            let (skipped, kept) = without_count(rank);
+            assert_eq!(skipped, Some(vec![STEPS as f32]), "{what}");
+            assert_eq!(kept, start, "{what}");
+        }
+        for rank in train(mlp, &rule, &with_scale(256.0), 2, STEPS, &[]) {
+            let (skipped, kept) = without_count(rank);
+            assert_eq!(skipped, Some(vec![0.0]), "{what}");
+            assert_ne!(parameters(&kept), parameters(&start), "{what}");
+        }
+    }
 }
 
 /// Synchronous statistics equal those of the whole batch; others do not.

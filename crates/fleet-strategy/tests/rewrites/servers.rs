@@ -190,11 +190,15 @@ fn what_servers_cannot_do_is_refused_by_name() {
     );
     let decay = Sgd::new(0.1).weight_decay(Regularizer::L1(0.1));
     check(decay.into(), &plain, "weight decay is not supported for 'shared'");
-    let amp = DistributedStrategy::new().use_amp(AmpConfig::default());
-    check(Sgd::new(0.1).into(), &amp, "conflicts with parameter servers");
     let sum = fleet_strategy::GradientScaleConfig::default().with_scale_strategy("sum");
     let sum = DistributedStrategy::new().with_gradient_scale_configs(sum);
     check(Sgd::new(0.1).into(), &sum, "sum is not supported with parameter servers");
+    let lars = DistributedStrategy::new().with_lars(true);
+    check(Momentum::new(0.1, 0.9).into(), &lars, "Momentum alone works");
+    let lamb = DistributedStrategy::new().with_lamb(true);
+    check(Adam::new(0.1).into(), &lamb, "Adam alone works");
+    let merge = DistributedStrategy::new().use_gradient_merge(4);
+    check(Sgd::new(0.1).into(), &merge, "a_sync_configs.max_merge_var_num merges gradients");
     let nobody = Place { worker: 2, ..PLACE };
     assert!(rewritten(Sgd::new(0.1), None, &plain, nobody).is_err());
 
@@ -209,6 +213,61 @@ fn what_servers_cannot_do_is_refused_by_name() {
     });
     let error = error.unwrap_err().to_string();
     assert!(error.contains("another op reads the whole table"), "{error}");
+}
+
+/// Returns the inputs SkipUpdate of the ops with one of these names.
+fn skips(main: &Program, names: &[&str]) -> Vec<Vec<fleet_ir::VarId>> {
+    let ops = main.root_ops().filter(|(_, op)| names.contains(&op.name()));
+    ops.map(|(_, op)| op.input("SkipUpdate").to_vec()).collect()
+}
+
+/// With mixed precision, a worker checks the gradients of all tables together, before it clips,
+/// decays and sends them. All pushes and sends of a step are skipped, or none.
+#[test]
+fn a_worker_scales_its_loss_and_skips_whole_steps() {
+    let modes = [
+        (DistributedStrategy::new().with_a_sync(true), false),
+        (DistributedStrategy::new().with_a_sync(false), false),
+        (DistributedStrategy::new().with_a_sync(false), true),
+    ];
+    for (strategy, half_async) in modes {
+        let strategy = strategy.use_amp(AmpConfig::default());
+        let place = Place { half_async, ..PLACE };
+        let (programs, plan) = rewritten(Adam::new(0.1), None, &strategy, place).unwrap();
+        let main = &programs.main;
+        assert_eq!(plan.chain_text(), "ParameterServer -> AMP -> adam");
+        let checks = "check_finite_and_unscale";
+        let behind = tail(main, checks);
+        let unscale = [checks, "update_loss_scaling", "cast", "elementwise_add"];
+        assert_eq!(behind[..4], unscale);
+        assert_eq!(behind[4..6], PUSHES);
+        let (_, op) = main.root_ops().find(|(_, op)| op.name() == checks).unwrap();
+        // Four parameters of layers, and four lookups.
+        assert_eq!(op.input("X").len(), 4 + 4);
+        let found = op.output("FoundInfinite").to_vec();
+        for name in ["distributed_push_sparse", "send"] {
+            assert_eq!(skips(main, &[name]), [found.clone(), found.clone()], "{name}");
+        }
+    }
+    let sync = DistributedStrategy::new().with_a_sync(false);
+    let bf16 = sync.use_amp(AmpConfig::default().with_use_pure_bf16(true));
+    let (programs, _) = rewritten(Adam::new(0.1), None, &bf16, PLACE).unwrap();
+    assert_eq!(skips(&programs.main, &["send"]), [vec![], vec![]], "bfloat16 is not scaled");
+}
+
+/// GEO workers update their own copies: every update of a step is skipped, or none, so that a decay
+/// does not change parameters in a step that overflows.
+#[test]
+fn geo_skips_the_updates_of_a_step() {
+    let amp = AmpConfig::default();
+    let strategy = DistributedStrategy::new().use_geo(5).use_amp(amp);
+    let (programs, plan) = rewritten(Sgd::new(0.1), None, &strategy, PLACE).unwrap();
+    let main = &programs.main;
+    assert_eq!(plan.chain_text(), "ParameterServer -> AMP -> sgd");
+    let (_, op) = main.root_ops().find(|(_, op)| op.name() == "check_finite_and_unscale").unwrap();
+    let found = op.output("FoundInfinite").to_vec();
+    assert_eq!(skips(main, &["sgd"]), vec![found.clone(); 4 + 2]);
+    assert_eq!(skips(main, &["send"]), vec![found; 2]);
 }
 
 /// Counters are pulled but not pushed, gradients of click tables are sums, and shows are floats.

@@ -261,6 +261,16 @@ impl Tables for TableAdapter {
         self.pushes()?.push_dense(table, parts)
     }
 
+    fn skip(&self, _table: u32) -> Result<()> {
+        match &self.sender {
+            Sender::Pushes(communicator) => communicator.skip(),
+            // The worker's copies did not change.
+            Sender::Geo(_) => {}
+            Sender::ReadOnly(_) => return Err(mode_mismatch("inference", "training")),
+        }
+        Ok(())
+    }
+
     fn recv_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
         self.pushes()?.dense(table, parts)
     }

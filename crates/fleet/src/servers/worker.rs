@@ -296,6 +296,19 @@ impl Worker {
         self.earlier_progress.is_some()
     }
 
+    /// Returns this worker's loss scale of mixed precision (`get_loss_scaling`); none if the loss
+    /// is not scaled. Each worker has its own. It starts at `init_loss_scaling`, also after a
+    /// restart.
+    pub fn loss_scaling(&self) -> Result<Option<f32>> {
+        self.session.loss_scaling()
+    }
+
+    /// Returns the number of this worker's steps in which gradients were not finite, and which
+    /// changed no table; none if the loss is not scaled.
+    pub fn skipped_steps(&self) -> Result<Option<u64>> {
+        self.session.skipped_steps()
+    }
+
     /// Waits until all workers that have not stopped have called it.
     pub fn barrier(&self) -> Result<()> {
         self.reported(self.servers().barriers.arrive(Arrival::Received))

@@ -10,14 +10,15 @@ use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
 use fleet::servers::{Place, ServerJob, Worker};
+use fleet::strategy::AmpConfig;
 use fleet_synth::{Ctr, CtrConfig, auc_exact};
 use std::sync::Arc;
 
 const WORKERS: usize = 2;
 /// Samples per step of one worker.
 const BATCH: usize = 256;
-/// Steps of each worker.
-const STEPS: u64 = 600_000 / (WORKERS * BATCH) as u64;
+/// Samples of all workers.
+const SAMPLES: usize = 600_000;
 /// Interval in steps at which workers meet, with all their pushes applied.
 const SYNC_INTERVAL: u64 = 10;
 const TESTED: usize = 100_000;
@@ -27,6 +28,8 @@ const FIRST_TESTED: u64 = 10_000_000;
 /// A mode and its update rules.
 struct Mode {
     name: &'static str,
+    /// Steps of each worker.
+    steps: u64,
     strategy: DistributedStrategy,
     half_async: bool,
     layers: OptimizerDesc,
@@ -46,16 +49,41 @@ fn linear_decay(learning_rate: f64, steps: u64) -> LrSchedule {
 }
 
 /// Returns a mode in which servers apply the gradients: Adam for layers, sgd for rows.
-fn pushes(name: &'static str, a_sync: bool, half_async: bool, rates: [f64; 2]) -> Mode {
+fn pushes(
+    name: &'static str,
+    (a_sync, half_async): (bool, bool),
+    rates: [f64; 2],
+    steps: u64,
+) -> Mode {
     // Synchronous workers make one step together, others one step each.
-    let steps = if a_sync || half_async { STEPS * WORKERS as u64 } else { STEPS };
+    let all = if a_sync || half_async { steps * WORKERS as u64 } else { steps };
     Mode {
         name,
+        steps,
         strategy: DistributedStrategy::new().with_a_sync(a_sync),
         half_async,
-        layers: Adam::new(linear_decay(rates[0], steps)).into(),
-        rows: Some(Sgd::new(linear_decay(rates[1], steps)).into()),
+        layers: Adam::new(linear_decay(rates[0], all)).into(),
+        rows: Some(Sgd::new(linear_decay(rates[1], all)).into()),
     }
+}
+
+/// Returns all modes, for a number of samples.
+fn modes(samples: usize) -> [Mode; 4] {
+    let steps = samples as u64 / (WORKERS * BATCH) as u64;
+    let geo = Mode {
+        name: "geo",
+        steps,
+        strategy: DistributedStrategy::new().use_geo(5),
+        half_async: false,
+        layers: Sgd::new(linear_decay(8.0, steps)).into(),
+        rows: None,
+    };
+    [
+        pushes("sync", (false, false), [2e-3, 8.0], steps),
+        pushes("half-async", (false, true), [1e-3, 4.0], steps),
+        pushes("async", (true, false), [1e-3, 4.0], steps),
+        geo,
+    ]
 }
 
 /// Returns the area under the curve of worker 0's predictions, and that of the true probabilities.
@@ -88,7 +116,7 @@ fn train(clicks: &Ctr, mode: &Mode) -> Result<[f64; 2]> {
         let options = CommunicatorOptions { queue_len_max: 1, ..CommunicatorOptions::default() };
         let mut worker = Worker::start(client, programs, &job, ExecOptions::threads(1), options)?;
         let mut batch = inputs(BATCH)?;
-        for step in 0..STEPS {
+        for step in 0..mode.steps {
             fill(clicks, &mut batch, (step * WORKERS as u64 + own as u64) * BATCH as u64)?;
             let [dense, ids, label] = &batch;
             let feed = [("dense_input", dense), ("sparse_input", ids), ("label", label)];
@@ -157,25 +185,30 @@ fn test(clicks: &Ctr, worker: &mut Worker, prediction: &str) -> Result<[f64; 2]>
 #[test]
 fn every_mode_reaches_the_best_area() -> Result<()> {
     let clicks = Ctr::new(CtrConfig::tiny())?;
-    let geo = Mode {
-        name: "geo",
-        strategy: DistributedStrategy::new().use_geo(5),
-        half_async: false,
-        layers: Sgd::new(linear_decay(8.0, STEPS)).into(),
-        rows: None,
-    };
-    let modes = [
-        pushes("sync", false, false, [2e-3, 8.0]),
-        pushes("half-async", false, true, [1e-3, 4.0]),
-        pushes("async", true, false, [1e-3, 4.0]),
-        geo,
-    ];
     let mut wrong = Vec::new();
-    for mode in modes {
+    for mode in modes(SAMPLES) {
         let [reached, best] = train(&clicks, &mode)?;
         println!("{}: area {reached:.4}, the best is {best:.4}", mode.name);
         if !(best - 0.005..best).contains(&reached) {
             wrong.push(format!("{}: {reached} of {best}", mode.name));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// Mixed precision reaches the area of single precision, in every mode.
+#[test]
+fn mixed_precision_costs_no_area() -> Result<()> {
+    let clicks = Ctr::new(CtrConfig::tiny())?;
+    let mut wrong = Vec::new();
+    for mode in modes(SAMPLES / 4) {
+        let [plain, best] = train(&clicks, &mode)?;
+        let strategy = mode.strategy.clone().use_amp(AmpConfig::default());
+        let [mixed, _] = train(&clicks, &Mode { strategy, ..mode })?;
+        println!("area {mixed:.4}, in single precision {plain:.4}, the best is {best:.4}");
+        if (mixed - plain).abs() >= 0.005 {
+            wrong.push(format!("{mixed} and {plain}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -1,5 +1,6 @@
 //! Features of the tables of parameter servers, checked against closed forms.
 
+mod amp;
 mod best_area;
 mod click;
 mod dc_asgd;

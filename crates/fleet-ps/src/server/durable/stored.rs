@@ -204,7 +204,7 @@ pub(super) use stored_structs;
 
 // The fields are in the order of the file.
 stored_structs! {
-    BarrierImage { rounds arrived finished }
+    BarrierImage { rounds arrived skipped finished }
     SessionImage { client done answers }
     WorkerProgress { owner client base complete tables }
     Pending { pushes }

@@ -215,7 +215,7 @@ fn check_version(disk: &SimDisk, file: &str, ours: &str, got: &str) {
 
 #[test]
 fn files_of_other_versions_are_not_damaged() {
-    for version in ["4", "5", "60"] {
+    for version in ["4", "5", "7", "60"] {
         // With a checksum as ours, and with one that is made in another way.
         for is_ours in [true, false] {
             let disk = kept();
@@ -245,12 +245,12 @@ fn files_of_other_versions_are_not_damaged() {
 
         let disk = kept();
         disk.edit(&own("snapshot-1"), |bytes| {
-            bytes[15] = b'6';
+            bytes[15] = b'7';
             let sum = if is_ours { blocks::sum(0, &bytes[8..8 + first_block(bytes)]) } else { 0 };
             bytes[4..8].copy_from_slice(&sum.to_le_bytes());
         })
         .unwrap();
-        check_version(&disk, "snapshot-1", "5", "6");
+        check_version(&disk, "snapshot-1", "6", "7");
     }
 }
 
