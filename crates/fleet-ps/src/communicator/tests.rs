@@ -121,7 +121,8 @@ fn learned(mode: PushMode, steps: &[&[bool]]) -> Vec<u32> {
     let plain = SparseConfig { rule: adam, initializer, ..SparseConfig::plain(0, 2) };
     let click = SparseConfig { initializer, ..SparseConfig::ctr(1, 2) };
     let (options, non_finite) = (Default::default(), NonFinite::Refuse);
-    let dense = TableConfig::Dense { table_id: 2, len: 3, rule: adam, non_finite, options };
+    let params = vec![("dense".to_string(), 3)];
+    let dense = TableConfig::Dense { table_id: 2, params, rule: adam, non_finite, options };
     let configs = [plain, click];
     let tables = configs.iter().cloned().map(TableConfig::Sparse).chain([dense]).collect();
     let sync = mode == PushMode::Sync;
