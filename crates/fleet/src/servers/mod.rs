@@ -20,6 +20,7 @@ mod worker;
 pub use infer::DistributedInfer;
 pub use lifecycle::Server;
 pub use port::UnknownIds;
+pub(crate) use save::worker_var_names;
 pub use settings::{communicator_options, steps_between_reports};
 pub use transpiler::{DistributeTranspiler, TranspiledJob};
 pub use worker::{Worker, WorkerStats};
