@@ -14,6 +14,7 @@ mod knobs;
 mod machines;
 mod memory;
 mod orphans;
+mod programs;
 mod refusals;
 mod rejoin;
 mod servers;
