@@ -274,6 +274,26 @@ impl Batch {
         &self.tensors
     }
 
+    /// Returns the tensors, in the order of the inputs (`return_list`).
+    ///
+    /// ```
+    /// use fleet_data::{DataLoader, DataLoaderOptions, Feed};
+    /// use fleet_tensor::DType;
+    /// let feeds = [Feed::new("x", DType::F32, [2]), Feed::new("label", DType::I64, [1])];
+    /// let mut loader = DataLoader::from_generator(feeds, DataLoaderOptions::default())?;
+    /// let sample = || Ok(vec![vec![0.5f32, 1.0].into(), 7i64.into()]);
+    /// loader.set_sample_generator(2, false, move |_part| (0..2).map(move |_| sample()))?;
+    /// for batch in loader.batches()? {
+    ///     let tensors = batch?.into_tensors();
+    ///     assert_eq!(tensors[0].shape().to_string(), "[2, 2]");
+    ///     assert_eq!(tensors[1].to_vec::<i64>()?, [7, 7]);
+    /// }
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn into_tensors(self) -> Vec<Tensor> {
+        self.tensors
+    }
+
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
         Ok(&self.tensors[self.index(name)?])
     }

@@ -6,6 +6,7 @@
 
 use crate::batch::{Batch, BatchLayout};
 use crate::prefetch::{Lanes, reuse};
+use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_tensor::{DType, RANK_MAX, Tensor};
 use std::collections::VecDeque;
@@ -103,12 +104,20 @@ pub struct DataLoaderOptions {
     pub capacity: usize,
     /// Number of generators, each in its own thread.
     pub threads: usize,
+    /// Documented: run the generators in processes. Here they run in threads, which need no
+    /// processes to use all cores; the loader prints a note.
+    pub use_multiprocess: bool,
 }
 
 impl Default for DataLoaderOptions {
     /// One thread, two batches ready.
     fn default() -> Self {
-        DataLoaderOptions { use_double_buffer: true, capacity: 2, threads: 1 }
+        DataLoaderOptions {
+            use_double_buffer: true,
+            capacity: 2,
+            threads: 1,
+            use_multiprocess: false,
+        }
     }
 }
 
@@ -193,6 +202,9 @@ impl DataLoader {
                 ))
                 .got(feed.shape.len() + 1));
             }
+        }
+        if options.use_multiprocess {
+            note("use_multiprocess: the generators of a loader run in threads, not in processes");
         }
         let inputs = feeds.iter().map(|feed| (feed.name.as_str(), feed.dtype, &feed.shape[..]));
         let layout = BatchLayout::of_tensors(inputs);
@@ -511,7 +523,10 @@ mod tests {
     fn passes_are_the_same_with_and_without_threads() {
         for threads in 1..=3 {
             let run = |use_double_buffer: bool, capacity: usize| -> Vec<Vec<i64>> {
-                let options = DataLoaderOptions { use_double_buffer, capacity, threads };
+                // The documented switch changes nothing but a note.
+                let use_multiprocess = threads == 2;
+                let options =
+                    DataLoaderOptions { use_double_buffer, capacity, threads, use_multiprocess };
                 let mut loader = loader(options, 20, false);
                 let first: Vec<_> = loader.batches().unwrap().map(|it| ids(&it.unwrap())).collect();
                 let mut batch = Batch::new(loader.layout());

@@ -20,6 +20,7 @@ mod batch;
 mod block;
 mod data_loader;
 mod dataset;
+mod downloader;
 mod files;
 mod formats;
 mod generator;
@@ -33,6 +34,7 @@ mod pipe;
 mod prefetch;
 mod shard;
 mod slot;
+mod tar;
 
 pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
@@ -41,6 +43,7 @@ pub use dataset::{
     Dataset, DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, QueueDataset,
     RecordFormat, TextFiles, sum_over,
 };
+pub use downloader::Downloader;
 pub use files::{file_shard, glob};
 #[cfg(feature = "parquet")]
 pub use formats::ParquetFiles;

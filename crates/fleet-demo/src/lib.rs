@@ -9,9 +9,7 @@
 
 mod bert;
 mod lenet;
-mod progress_file;
 mod resnet;
-mod server_checkpoints;
 mod server_closing;
 mod servers;
 mod train;

@@ -5,17 +5,15 @@
 //! its own, and all workers together train as many samples as one process would. The training is
 //! therefore similar for any number of workers.
 
-use super::server_checkpoints::ServerCheckpoints;
 use super::server_closing::ClosingReport;
 use super::{Demo, DemoArgs, Share, Size, UNSUPPORTED_ON_SERVERS, check_writable};
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker, written_exchange};
 use fleet::strategy::Written;
-use fleet::trainer::Event;
-use fleet::{Error, ExecOptions, Fleet};
+use fleet::trainer::Trained;
+use fleet::{CheckpointPolicy, Error, ExecOptions, Fleet};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::text;
-use std::ops::ControlFlow;
 use std::time::Instant;
 
 /// Runs this process's part of the job: a server serves, a worker trains.
@@ -66,19 +64,12 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
         plan.share.rows,
         counted(fleet.worker_num(), "worker"),
     ))?;
-    let every = args.checkpoint_every.unwrap_or(plan.steps.div_ceil(20));
-    let mut checkpoints =
-        ServerCheckpoints::new(args.checkpoint.clone(), every, first, plan.samples);
-    match checkpoints.has_begun(&worker)? {
-        true => checkpoints.join(&mut worker, out)?,
-        false => checkpoints.resume(&mut worker, plan.steps, out)?,
-    }
-    let closing = train(&demo, &plan, (fleet, &checkpoints), &mut worker)?;
+    let (closing, trained) = train(&demo, args, &plan, fleet, &mut worker)?;
     if first {
         summary(demo, args, &closing, &mut worker, out)?;
     }
     // Servers must stay until the first worker's test has used them.
-    checkpoints.barrier_at_end(&worker, plan.steps, 2)?;
+    trained.wait(&worker, 2)?;
     Ok(worker.stop()?)
 }
 
@@ -141,10 +132,11 @@ impl WorkerPlan {
 
 fn train(
     demo: &Demo,
+    args: &DemoArgs,
     plan: &WorkerPlan,
-    (fleet, checkpoints): (&Fleet, &ServerCheckpoints),
+    fleet: &Fleet,
     worker: &mut Worker,
-) -> Result<ClosingReport, ExitReason> {
+) -> Result<(ClosingReport, Trained), ExitReason> {
     let workers = fleet.worker_num();
     let seen = worker.workers()?;
     // Other workers may be a step ahead of a worker that has made none.
@@ -155,27 +147,27 @@ fn train(
     // Rows are not prefetched. The most frequent rows occur in every batch, so a prefetched row
     // would lack the last step's update. On a machine where reads take no time this staleness gains
     // nothing.
-    demo.trainer(fleet, plan.steps)
-        .look_ahead(false)
-        .resume_after(checkpoints.done.min(plan.steps))
-        .on_event(|event, model| {
-            if let (Event::Step { step, .. }, Some(worker)) = (event, model.worker()) {
-                checkpoints.after_step(*step, worker)?;
-            }
-            Ok(ControlFlow::Continue(()))
-        })
-        .run(&mut *worker, demo.batches(plan.share))?;
-    worker.flush()?;
-    checkpoints.barrier_at_end(worker, plan.steps, 1)?;
+    let mut trainer = demo.trainer(fleet, plan.steps).look_ahead(false);
+    if let Some(folder) = &args.checkpoint {
+        let every_steps = Some(args.checkpoint_every.unwrap_or(plan.steps.div_ceil(20)));
+        let policy = CheckpointPolicy { every_steps, every: None, keep_last: CHECKPOINTS_KEPT };
+        let samples = format!("{} of all workers", plan.samples);
+        trainer = trainer.checkpoints(folder, policy).constant("number of samples a step", samples);
+    }
+    let trained = trainer.run(&mut *worker, demo.batches(plan.share))?;
+    trained.wait(worker, 1)?;
     let seconds = begin.elapsed().as_secs_f64();
     // Pull again, to include gradients that the other workers have sent since.
     worker.flush()?;
     let samples = |steps: u64| plan.samples as f64 / workers as f64 * steps as f64;
-    let before = samples(checkpoints.before_of_all);
+    let before = samples(trained.steps_before);
     let planned = (samples(plan.steps * workers as u64) - before).max(0.0);
     let (rows, seen) = (plan.share.rows, worker.workers()?);
-    Ok(ClosingReport { rows, planned, before, steps_at_begin, seconds, seen })
+    Ok((ClosingReport { rows, planned, before, steps_at_begin, seconds, seen }, trained))
 }
+
+/// Number of checkpoints to keep: the newest, and one before it that is used if it is damaged.
+const CHECKPOINTS_KEPT: usize = 2;
 
 fn summary(
     demo: Demo,

@@ -34,28 +34,33 @@ downpour_table_param {
 }
 "#;
 
-pub fn train(steps: u64) -> Result<()> {
-    let fleet = Fleet::parameter_server()?;
-    let clicks = Ctr::new(CtrConfig::small())?;
+pub fn strategy() -> Result<DistributedStrategy> {
+    DistributedStrategy::parse(TABLES)
+}
 
-    let net = Net::new();
+/// Builds the network and returns its loss.
+pub fn network(net: &Net, row_count: u64) -> Var<'_> {
     let dense = net.data("dense", [-1, 13], DType::F32);
     let ids = net.data("ids", [-1, 26], DType::I64);
     let click = net.data("click", [-1, 1], DType::F32);
     net.data("show", [-1, 1], DType::F32);
     let counted = Entry::ShowClick { show: "show".into(), click: "click".into() };
-    let table = SparseEmbedding::new(clicks.row_count(), 1 + 16).weight("rows").entry(counted);
+    let table = SparseEmbedding::new(row_count, 1 + 16).weight("rows").entry(counted);
     let rows = ids.sparse_embedding(table).flatten(1);
     let mut deep = net.concat(&[rows, dense], 1);
     for width in [128, 64] {
         deep = deep.fc(Fc::new(width).act(Act::Relu));
     }
     let logit = dense.fc(1) + deep.fc(1);
-    let loss = logit.sigmoid_cross_entropy_with_logits(click).mean();
+    logit.sigmoid_cross_entropy_with_logits(click).mean()
+}
 
-    let strategy = DistributedStrategy::parse(TABLES)?;
-    let job =
-        fleet.distributed_optimizer(Adam::new(1e-3), &strategy).minimize_on_servers(&net, loss)?;
+pub fn train(steps: u64) -> Result<()> {
+    let fleet = Fleet::parameter_server()?;
+    let (clicks, net) = (Ctr::new(CtrConfig::small())?, Net::new());
+    let loss = network(&net, clicks.row_count());
+    let optimizer = fleet.distributed_optimizer(Adam::new(1e-3), &strategy()?);
+    let job = optimizer.minimize_on_servers(&net, loss)?;
     if fleet.is_server() {
         fleet.init_server(&job)?.run()?;
         return Ok(());

@@ -194,20 +194,20 @@ pub mod data {
     pub use fleet_data::{
         Batch, BatchLayout, BatchSource, Batches, Block, Column, Criteo, CriteoHash, Csv,
         CsvColumn, Cursor, DataGenerator, DataLoader, DataLoaderOptions, Dataset, DatasetOptions,
-        Exchange, Feed, Field, FieldSample, ImageList, ImageOptions, Images, InMemoryDataset,
-        InProcessExchange, Input, JsonLines, LibSvm, LineError, LineFormat, LineReader, Loader,
-        LoaderOptions, MultiSlot, MultiSlotWriter, OnError, Part, Pixels, Prefetch, QueueDataset,
-        RecordFormat, RecordReader, RowRef, Sample, SampleWriter, Samples, Schema, Skipped, Slot,
-        SlotForm, SlotKind, TextFiles, Value, Values, decode_image, file_shard, glob, hash_bucket,
-        shard_range,
+        Downloader, Exchange, Feed, Field, FieldSample, ImageList, ImageOptions, Images,
+        InMemoryDataset, InProcessExchange, Input, JsonLines, LibSvm, LineError, LineFormat,
+        LineReader, Loader, LoaderOptions, MultiSlot, MultiSlotWriter, OnError, Part, Pixels,
+        Prefetch, QueueDataset, RecordFormat, RecordReader, RowRef, Sample, SampleWriter, Samples,
+        Schema, Skipped, Slot, SlotForm, SlotKind, TextFiles, Value, Values, decode_image,
+        file_shard, glob, hash_bucket, shard_range,
     };
     #[cfg(feature = "tfrecord")]
     pub use fleet_data::{TfRecordReader, TfRecords};
 }
 
-/// File systems by name: that of this machine, and HDFS by a Hadoop client.
+/// File systems: that of this machine, and those that a Hadoop client reaches.
 pub mod fs {
-    pub use fleet_base::fs::{CommandFs, Entry, FileSystem, LocalFs};
+    pub use fleet_base::fs::{CommandFs, Entry, FileSystem, LocalFs, joined};
 }
 
 /// Files of tensors and programs: checkpoints, safetensors, npy and npz.

@@ -1,5 +1,7 @@
 //! Checks that every example compiles and trains a few steps.
 
+use fleet_testhost::process;
+
 macro_rules! examples {
     ($($name:ident: $path:literal),* $(,)?) => {$(
         #[path = $path]
@@ -36,6 +38,7 @@ examples! {
     servers_dataset: "../examples/servers_dataset.rs",
     servers_infer: "../examples/servers_infer.rs",
     servers_scale: "../examples/servers_scale.rs",
+    streaming: "../examples/streaming.rs",
     strategy: "../examples/strategy.rs",
     sync_batch_norm: "../examples/sync_batch_norm.rs",
     training: "../examples/training.rs",
@@ -43,4 +46,31 @@ examples! {
     vgg: "../examples/vgg.rs",
     wide_deep: "../examples/wide_deep.rs",
     word2vec: "../examples/word2vec.rs",
+}
+
+#[path = "../examples/criteo.rs"]
+#[allow(dead_code)] // main
+mod criteo;
+
+/// In each mode, the files go through the data generator, which is this test in another process.
+/// Its samples are the lines that begin with their 13 numbers; the others are of the test harness.
+#[test]
+fn criteo_through_a_data_generator() {
+    if process::role().is_some() {
+        return criteo::read().unwrap();
+    }
+    let exe = std::env::current_exe().unwrap();
+    let reader = format!(
+        "TEST_PROCESS_ROLE=reader '{}' --exact criteo_through_a_data_generator --nocapture \
+         --test-threads=2 | grep '^13 '",
+        exe.display()
+    );
+    for mode in ["sync", "async", "geo"] {
+        let name = format!("fleet-criteo-{mode}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let area = criteo::train_in(&folder, mode, 3, &reader).unwrap().unwrap();
+        assert!(area > 0.6, "{mode}: AUC {area}");
+        assert!(folder.join("model/model").is_dir(), "{mode}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -151,13 +151,17 @@ fn scalars(folder: &Path) -> [String; 2] {
 #[test]
 fn a_resumed_training_computes_the_same_bits() {
     type Make = fn(&Path) -> Box<dyn FnMut(&mut dyn FnMut(&mut dyn Source))>;
-    let kinds: [(&str, Make); 5] = [
+    let kinds: [(&str, Make); 6] = [
         ("known", |_| Box::new(|run| run(&mut in_order(true)))),
         ("unknown", |_| Box::new(|run| run(&mut in_order(false)))),
         ("ahead", |_| Box::new(|run| run(&mut from_fn(batch_in_order).batches(BATCHES).ahead(2)))),
         ("dataset", |folder| {
             let dataset = dataset(folder);
             Box::new(move |run| run(&mut &dataset))
+        }),
+        ("reshuffled", |folder| {
+            let mut dataset = dataset(folder);
+            Box::new(move |run| run(&mut dataset))
         }),
         ("loader", |folder| {
             let folder = folder.to_path_buf();
@@ -188,6 +192,37 @@ fn a_resumed_training_computes_the_same_bits() {
         }
         std::fs::remove_dir_all(&folder).unwrap();
     }
+}
+
+/// An in-memory dataset that is lent for changes has another order in each epoch, which depends on
+/// nothing else. Otherwise all epochs have its own order.
+#[test]
+fn datasets_are_shuffled_for_each_epoch_if_they_may_change() {
+    let folder = scratch("orders");
+    let mut dataset = dataset(&folder);
+    fn order(data: &mut dyn Source, epoch: u64) -> Vec<f32> {
+        let (mut feeds, mut seen) = (Feeds::default(), Vec::new());
+        let mut pass = data.pass(epoch, Default::default()).unwrap();
+        while pass.next(&mut feeds).unwrap() {
+            let y = feeds.list().into_iter().find(|(name, _)| *name == "y").unwrap().1;
+            seen.extend(y.to_vec::<f32>().unwrap());
+        }
+        seen
+    }
+    let plain = order(&mut &dataset, 0);
+    assert_eq!(order(&mut &dataset, 1), plain);
+    let shuffled: Vec<Vec<f32>> = (0..3).map(|epoch| order(&mut dataset, epoch)).collect();
+    dataset.local_shuffle();
+    assert_eq!(order(&mut dataset, 1), shuffled[1]);
+    let sorted = |mut values: Vec<f32>| {
+        values.sort_by(f32::total_cmp);
+        values
+    };
+    for (epoch, order) in shuffled.iter().enumerate() {
+        assert_eq!(sorted(order.clone()), sorted(plain.clone()));
+        assert!(*order != plain && *order != shuffled[(epoch + 1) % 3], "epoch {epoch}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// Returns the names of the checkpoints in a folder.
@@ -518,14 +553,23 @@ const STEPS: u64 = 60;
 
 /// Runs two workers and two servers in this process, and returns what `work` returns on each.
 fn on_servers<T: Send>(
+    mode: (&DistributedStrategy, bool),
+    work: impl Fn(&mut Worker, &str) -> T + Sync,
+) -> Vec<T> {
+    workers_on_servers(WORKERS, mode, work)
+}
+
+fn workers_on_servers<T: Send>(
+    worker_count: usize,
     (strategy, half_async): (&DistributedStrategy, bool),
     work: impl Fn(&mut Worker, &str) -> T + Sync,
 ) -> Vec<T> {
     let job = |worker| {
         let net = Net::new();
         let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
-        let loss = ids.sparse_embedding([100, 4]).flatten(1).fc(1).mse_loss(y, Reduction::Mean);
-        let place = Place { worker, worker_count: WORKERS, server_count: 2, half_async };
+        let rows = ids.sparse_embedding([100, 4]).flatten(1).dropout(0.1);
+        let loss = rows.fc(1).mse_loss(y, Reduction::Mean);
+        let place = Place { worker, worker_count, server_count: 2, half_async };
         let optimizer = Sgd::new(0.02).into();
         let job = ServerJob::minimize(&net, loss, &optimizer, None, strategy, place).unwrap();
         let loss = loss.name();
@@ -543,7 +587,8 @@ fn on_servers<T: Send>(
             worker.stop().unwrap();
             result
         };
-        let threads: Vec<_> = (0..WORKERS).map(|worker| scope.spawn(move || run(worker))).collect();
+        let workers = 0..worker_count;
+        let threads: Vec<_> = workers.map(|worker| scope.spawn(move || run(worker))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -647,4 +692,144 @@ fn workers_stop_alone_where_they_do_not_wait_for_each_other() {
         trained.step
     });
     assert_eq!(steps, [10, 17]);
+}
+
+/// Trains with checkpoints, and stops after a step. Returns the loss of each step.
+fn train_and_save(
+    worker: &mut Worker,
+    loss: &str,
+    folder: &Path,
+    stop: u64,
+) -> Result<(fleet::trainer::Trained, Vec<(u64, f64)>)> {
+    let (fleet, own) = (fleet(), worker.job().place.worker as u64);
+    let mut losses = Vec::new();
+    let trained = Trainer::new(&fleet)
+        .steps(STEPS)
+        .watch("loss", loss)
+        .look_ahead(false)
+        .checkpoints(folder, every(7))
+        .constant("batch size", 4)
+        .progress(Progress::none())
+        .on_event(|event, _| {
+            let Event::Step { step, values, .. } = event else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            losses.push((*step, values[0]));
+            Ok(if *step == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })
+        .run(&mut *worker, clicks(own))?;
+    Ok((trained, losses))
+}
+
+/// A job that dies between two checkpoints resumes from the last one, on new servers: no step is
+/// lost or made twice, and synchronous workers compute the same bits.
+#[test]
+fn jobs_with_servers_resume_from_their_checkpoints() {
+    let plain = DistributedStrategy::new;
+    for (name, strategy, half_async) in [
+        ("sync", plain().with_a_sync(false), false),
+        ("half-async", plain().with_a_sync(false), true),
+        ("async", plain().with_a_sync(true), false),
+    ] {
+        let folder = scratch(&format!("servers-{name}"));
+        let train = |to: &str, stop: u64| {
+            let folder = folder.join(to);
+            on_servers((&strategy, half_async), |worker, loss| {
+                train_and_save(worker, loss, &folder, stop).unwrap()
+            })
+        };
+        let whole = train("whole", u64::MAX);
+        assert!(train("stopped", 30).iter().all(|(trained, _)| trained.ended == Ended::Callback));
+        assert_eq!(names(&folder.join("stopped")), ["step-000000000021", "step-000000000028"]);
+        for ((trained, losses), (_, whole)) in train("stopped", u64::MAX).iter().zip(&whole) {
+            assert_eq!(trained.resumed.as_ref().map(|it| it.step), Some(28), "{name}");
+            assert_eq!((trained.step, trained.epoch), (STEPS, STEPS / 10));
+            assert_eq!(trained.steps_before, 2 * 28);
+            let steps: Vec<u64> = losses.iter().map(|(step, _)| *step).collect();
+            assert_eq!(steps, (29..=STEPS).collect::<Vec<u64>>(), "{name}");
+            if name == "sync" {
+                assert_eq!(losses[..], whole[28..]);
+            }
+        }
+        // The last step is saved, too.
+        let kept = names(&folder.join("stopped"));
+        assert_eq!(kept, ["step-000000000056", "step-000000000060"], "{name}");
+        // Another number of workers: only those at one step can divide the data anew.
+        let path = folder.join("stopped");
+        std::fs::remove_file(path.join("step-000000000060/done")).unwrap();
+        let alone = workers_on_servers(1, (&strategy, half_async), |worker, loss| {
+            train_and_save(worker, loss, &path, u64::MAX)
+                .map(|(trained, losses)| (trained.resumed.unwrap(), trained.step, losses.len()))
+        });
+        match &alone[0] {
+            Ok((resumed, step, made)) => {
+                assert_eq!((name, resumed.step, *step, *made), ("sync", 56, STEPS, 4));
+                assert!(resumed.skipped[0].contains("the save was not finished"), "{resumed:?}");
+            }
+            Err(error) => {
+                let error = error.to_string();
+                assert!(name != "sync" && error.contains("belongs to another job"), "{error}");
+            }
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+/// The checkpoint of the best model holds the tables of its validation.
+#[test]
+fn the_best_model_on_servers_is_kept() {
+    let (folder, strategy) =
+        (scratch("servers-best"), DistributedStrategy::new().with_a_sync(false));
+    let evaluation = |loss: &str| Evaluation::new().mean("loss", loss);
+    let best = on_servers((&strategy, false), |worker, loss| {
+        let (fleet, own) = (fleet(), worker.job().place.worker as u64);
+        Trainer::new(&fleet)
+            .steps(STEPS)
+            .validate(evaluation(loss), clicks(own), Every::Steps(10))
+            .goal(Goal::highest("loss"))
+            .checkpoints(&folder, every(30))
+            .progress(Progress::none())
+            .run(&mut *worker, clicks(own))
+            .unwrap()
+            .best
+            .unwrap()
+    });
+    // The loss falls, so the first validation has the highest.
+    assert_eq!(best[0].step, 10);
+    assert_eq!(names(&folder.join("best")), ["step-000000000010"]);
+    let loaded = on_servers((&strategy, false), |worker, loss| {
+        if worker.job().place.worker == 0 {
+            worker.load_persistables(folder.join("best/step-000000000010")).unwrap();
+        }
+        worker.barrier().unwrap();
+        worker.flush().unwrap();
+        let own = worker.job().place.worker as u64;
+        let found = evaluation(loss).run(&fleet(), &mut *worker, clicks(own)).unwrap();
+        worker.barrier().unwrap();
+        found.get("loss").unwrap()
+    });
+    assert_eq!(loaded[0], best[0].value);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn checkpoints_of_servers_need_steps_that_all_workers_make() {
+    let folder = scratch("servers-mistakes");
+    let plain = DistributedStrategy::new;
+    type Change = fn(Trainer<'_>) -> Trainer<'_>;
+    let cases: [(DistributedStrategy, CheckpointPolicy, Change, &str); 4] = [
+        (plain(), CheckpointPolicy::default(), |it| it.steps(4), "need an interval in steps"),
+        (plain(), every(2), |it| it.epochs(1), "need a number of steps"),
+        (plain(), every(2), |it| it.epochs(1).steps(4), "expected Trainer::steps without epochs"),
+        (plain().use_geo(4), every(2), |it| it.steps(4), "not supported for GEO"),
+    ];
+    for (strategy, policy, change, expected) in cases {
+        let errors = on_servers((&strategy, false), |worker, _| {
+            let fleet = fleet();
+            let trainer = change(Trainer::new(&fleet).progress(Progress::none()));
+            let run = trainer.checkpoints(&folder, policy.clone()).run(worker, clicks(0));
+            run.unwrap_err().to_string()
+        });
+        assert!(errors[0].contains(expected), "{}", errors[0]);
+    }
 }

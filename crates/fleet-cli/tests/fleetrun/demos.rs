@@ -484,21 +484,21 @@ fn a_damaged_checkpoint_is_passed_over() {
     let newest = "saves/step-000000000008";
     let part = place.path(&format!("{newest}/001/part-001"));
     std::fs::write(&part, "torn").unwrap();
-    let said = place.run(&line(20_480));
+    let said = place.run(&line(16_384));
     said.check(0, &[]);
     let told = format!("{newest}/001/part-001 has the wrong size: expected ");
-    for words in ["skipped a checkpoint: ", &told, "resumed after step 4 of 10"] {
+    for words in ["skipped a checkpoint: ", &told, "resumed after step 4 of 8"] {
         assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
     }
-    assert!(place.read("log/workerlog.1").contains("resumed after step 4 of 10"));
+    assert!(place.read("log/workerlog.1").contains("resumed after step 4 of 8"));
     // One bit changes in the file that completes the checkpoint of step 8, which was saved again.
     let done = place.path(&format!("{newest}/done"));
     let text = std::fs::read_to_string(&done).unwrap();
     assert!(text.contains("\nsteps 8 8\n"), "{text}");
     std::fs::write(&done, text.replace("steps 8 8", "steps 8 0")).unwrap();
-    let said = place.run(&line(20_480));
+    let said = place.run(&line(16_384));
     said.check(0, &[]);
-    for words in ["/done is damaged: checksum mismatch", "resumed after step 4 of 10"] {
+    for words in ["/done is damaged: checksum mismatch", "resumed after step 4 of 8"] {
         assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
     }
     // Step 8, which was saved again, and step 4 each lose a part.
@@ -509,7 +509,7 @@ fn a_damaged_checkpoint_is_passed_over() {
             .filter(|part| is_lost(&part.file_name().to_string_lossy()))
             .for_each(|part| std::fs::remove_file(part.path()).unwrap());
     }
-    let said = place.run(&line(20_480));
+    let said = place.run(&line(16_384));
     said.check(1, &["step-000000000008/000/part-001-00000", " is missing: expected", "help: "]);
 }
 

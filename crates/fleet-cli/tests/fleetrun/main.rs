@@ -16,6 +16,7 @@ mod knobs;
 mod machines;
 mod memory;
 mod orphans;
+mod programs;
 mod refusals;
 mod rejoin;
 mod roles;

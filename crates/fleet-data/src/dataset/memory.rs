@@ -1,8 +1,9 @@
 //! A dataset that is loaded into memory, shuffled and then read.
 
 use super::exchange::Exchange;
+use super::file_list::FileList;
 use super::shuffle::{self, BLOCK_ROWS};
-use super::{Dataset, DatasetOptions, file_list, no_files, reader_panicked};
+use super::{Dataset, DatasetOptions, no_files, reader_panicked};
 use crate::batch::{Batch, BatchLayout, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::Skipped;
@@ -42,6 +43,7 @@ use std::thread::JoinHandle;
 /// ```
 pub struct InMemoryDataset {
     options: DatasetOptions,
+    list: FileList,
     /// `None` until a list is set; an empty list has nothing to load.
     files: Option<Vec<PathBuf>>,
     blocks: Arc<Vec<Block>>,
@@ -65,6 +67,7 @@ impl InMemoryDataset {
         options.check()?;
         Ok(InMemoryDataset {
             options,
+            list: FileList::default(),
             files: None,
             blocks: Arc::default(),
             order: Arc::default(),
@@ -99,7 +102,37 @@ impl InMemoryDataset {
         &mut self,
         files: impl IntoIterator<Item = P>,
     ) -> Result<()> {
-        self.files = Some(file_list(&*self.options.format, files)?);
+        self.files = Some(self.list.set(&*self.options.format, files)?);
+        Ok(())
+    }
+
+    /// Sets the date, such as `20210222`, which replaces `{date}` in the names of files
+    /// (`set_date`). Records in memory stay until the next load.
+    ///
+    /// ```
+    /// # use fleet_data::{DatasetOptions, InMemoryDataset, Schema, Slot, TextFiles};
+    /// # let folder = std::env::temp_dir().join(format!("set-date-{}", std::process::id()));
+    /// # for day in ["20210222", "20210223"] {
+    /// #     std::fs::create_dir_all(folder.join(day)).unwrap();
+    /// #     std::fs::write(folder.join(day).join("part-0"), "1 7\n").unwrap();
+    /// # }
+    /// # let schema = Schema::new([Slot::dense_ids("id", [1])])?;
+    /// # let options = DatasetOptions::new(TextFiles::multi_slot(&schema))?;
+    /// let mut dataset = InMemoryDataset::new(options)?;
+    /// for day in ["20210222", "20210223"] {
+    ///     dataset.set_date(day)?;
+    ///     dataset.set_filelist([folder.join("{date}/part-0")])?;
+    ///     dataset.load_into_memory()?;
+    ///     assert_eq!(dataset.memory_data_size(), 1);
+    /// }
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn set_date(&mut self, date: &str) -> Result<()> {
+        let files = self.list.set_date(date)?;
+        if self.files.is_some() {
+            self.files = Some(files);
+        }
         Ok(())
     }
 
@@ -159,6 +192,14 @@ impl InMemoryDataset {
         let mut order = in_order(&self.blocks);
         let stream = SHUFFLE_STREAM + self.local_shuffles;
         Sequence::new(self.options.seed, stream).shuffle(&mut order);
+        self.order = Arc::new(order);
+    }
+
+    /// Shuffles the records of this worker for an epoch. Their order is a function of the seed and
+    /// the epoch, and of no other shuffle than the last global one.
+    pub fn shuffle_for_epoch(&mut self, epoch: u64) {
+        let mut order = in_order(&self.blocks);
+        Sequence::new(self.options.seed, EPOCH_STREAM + epoch).shuffle(&mut order);
         self.order = Arc::new(order);
     }
 
@@ -354,3 +395,4 @@ fn load_file(options: &DatasetOptions, file: &Path, total: &AtomicUsize) -> Resu
 /// Random number streams of the shuffles, far apart.
 const SHUFFLE_STREAM: u64 = 0x1 << 40;
 const SLOT_STREAM: u64 = 0x2 << 40;
+const EPOCH_STREAM: u64 = 0x3 << 40;

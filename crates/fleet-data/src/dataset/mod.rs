@@ -3,6 +3,7 @@
 //! to any number of threads.
 
 mod exchange;
+mod file_list;
 mod memory;
 mod queue;
 mod shuffle;
@@ -13,7 +14,6 @@ pub use queue::QueueDataset;
 pub(crate) use shuffle::stable_hash;
 
 use crate::batch::{BatchLayout, BatchSource};
-use crate::files::{is_url, object_name_error};
 use crate::lines::{LineFormat, LineReader, OnError, RecordReader};
 use crate::multislot::MultiSlot;
 use crate::pipe::FileSource;
@@ -206,21 +206,6 @@ impl DatasetOptions {
         }
         check_threads(self.threads)
     }
-}
-
-/// Collects a list of files. Checks that all exist before hours are spent on the first ones.
-fn file_list<P: Into<PathBuf>>(
-    format: &dyn RecordFormat,
-    files: impl IntoIterator<Item = P>,
-) -> Result<Vec<PathBuf>> {
-    let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
-    for file in files.iter().filter(|_| format.is_local()) {
-        if is_url(file) {
-            return Err(object_name_error(file.display()));
-        }
-        std::fs::metadata(file).map_err(|error| Error::io("read", file, &error))?;
-    }
-    Ok(files)
 }
 
 fn no_files() -> Error {

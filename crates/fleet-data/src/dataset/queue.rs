@@ -2,7 +2,8 @@
 //! queue of batches. Source r of n gets files r, r + n, .. in their order, so its batches do not
 //! depend on the speed of threads.
 
-use super::{Dataset, DatasetOptions, file_list, no_files, reader_panicked};
+use super::file_list::FileList;
+use super::{Dataset, DatasetOptions, no_files, reader_panicked};
 use crate::batch::{Batch, BatchLayout, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::{RecordReader, Skipped};
@@ -37,13 +38,14 @@ use std::sync::{Arc, Mutex};
 /// ```
 pub struct QueueDataset {
     options: DatasetOptions,
+    list: FileList,
     files: Vec<PathBuf>,
 }
 
 impl QueueDataset {
     pub fn new(options: DatasetOptions) -> Result<QueueDataset> {
         options.check()?;
-        Ok(QueueDataset { options, files: Vec::new() })
+        Ok(QueueDataset { options, list: FileList::default(), files: Vec::new() })
     }
 
     /// Changes settings, starting with the next pass (`update_settings`).
@@ -67,7 +69,14 @@ impl QueueDataset {
         &mut self,
         files: impl IntoIterator<Item = P>,
     ) -> Result<()> {
-        self.files = file_list(&*self.options.format, files)?;
+        self.files = self.list.set(&*self.options.format, files)?;
+        Ok(())
+    }
+
+    /// Sets the date, such as `20210222`, which replaces `{date}` in the names of files of later
+    /// passes (`set_date`).
+    pub fn set_date(&mut self, date: &str) -> Result<()> {
+        self.files = self.list.set_date(date)?;
         Ok(())
     }
 }

@@ -14,6 +14,7 @@ pub use source::ImageList;
 use crate::batch::{Batch, BatchLayout};
 use crate::loader::Samples;
 use crate::slot::{Schema, Slot};
+use fleet_base::output::note;
 use fleet_base::rng::Philox;
 use fleet_base::{Error, Result};
 use std::sync::Arc;
@@ -34,6 +35,9 @@ pub struct ImageOptions {
     pub std: [f32; 3],
     /// Seed of all random choices.
     pub seed: u64,
+    /// Documented: decode images with the library DALI. Here the threads of the loader decode them;
+    /// [`Images::new`] prints a note.
+    pub use_dali: bool,
 }
 
 impl ImageOptions {
@@ -48,6 +52,7 @@ impl ImageOptions {
             mean: [0.5; 3],
             std: [0.5; 3],
             seed: 0,
+            use_dali: false,
         }
     }
 }
@@ -95,6 +100,9 @@ impl Images {
         if !options.std.iter().all(|std| *std > 0.0 && std.is_finite()) {
             return Err(Error::invalid("standard deviations must be positive")
                 .got(format!("{:?}", options.std)));
+        }
+        if options.use_dali {
+            note("use_dali: images are decoded by the threads of the loader, not by DALI");
         }
         let schema = Schema::new([
             Slot::dense_floats("image", [3, height, width]),

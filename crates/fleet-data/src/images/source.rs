@@ -1,9 +1,9 @@
 //! Sources of images and labels: folders, file lists and tar archives.
 
+use crate::tar::{Member, TAR_BLOCK, members, part, text_until_zero};
 use fleet_base::{Error, Result, text};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// A list of images with labels. It holds names only; an image is read on request.
@@ -151,60 +151,10 @@ impl ImageList {
             Location::Member { archive, start, bytes, .. } => {
                 let path = &self.archives[*archive];
                 let mut file = File::open(path).map_err(|e| Error::io("open", path, &e))?;
-                part(&mut file, *start, *bytes).map_err(|error| error.at(self.name(image)))
+                image_part(&mut file, *start, *bytes).map_err(|error| error.at(self.name(image)))
             }
         }
     }
-}
-
-/// A file in an archive.
-struct Member {
-    name: String,
-    start: u64,
-    bytes: u64,
-}
-
-/// Reads the headers of a tar archive.
-fn members(file: &mut File) -> Result<Vec<Member>> {
-    let total = file.metadata().map_err(|e| broken(&e))?.len();
-    let (mut members, mut at, mut long_name) = (Vec::new(), 0u64, None);
-    while at + TAR_BLOCK <= total {
-        let header = part(file, at, TAR_BLOCK)?;
-        if header.iter().all(|byte| *byte == 0) {
-            break;
-        }
-        let damaged = |what: &str| Error::invalid(format!("tar archive has {what} at byte {at}"));
-        // The checksum counts its own eight bytes as blanks.
-        let sum: u64 = header.iter().map(|byte| u64::from(*byte)).sum();
-        let own: u64 = header[148..156].iter().map(|byte| u64::from(*byte)).sum();
-        if octal(&header[148..156]) != Some(sum - own + 8 * 32) {
-            return Err(damaged("a header with a wrong checksum"));
-        }
-        let bytes = octal(&header[124..136]).ok_or_else(|| damaged("a file of unknown size"))?;
-        let start = at + TAR_BLOCK;
-        if bytes > total - start {
-            return Err(damaged("a file that extends past the end of the archive"));
-        }
-        match header[156] {
-            b'L' => long_name = Some(text_until_zero(&part(file, start, bytes)?)),
-            b'0' | 0 => {
-                let short = match text_until_zero(&header[345..500]) {
-                    prefix if header[257..262] == *b"ustar" && !prefix.is_empty() => {
-                        format!("{prefix}/{}", text_until_zero(&header[..100]))
-                    }
-                    _ => text_until_zero(&header[..100]),
-                };
-                let name = long_name.take().unwrap_or(short);
-                members.push(Member { name, start, bytes });
-            }
-            _ => long_name = None,
-        }
-        if members.len() > IMAGES_MAX {
-            return Err(Error::exhausted("tar archive has too many files"));
-        }
-        at = start + bytes.next_multiple_of(TAR_BLOCK);
-    }
-    Ok(members)
 }
 
 /// Reads the labels in files `NAME.cls`, by NAME.
@@ -212,7 +162,7 @@ fn labels(file: &mut File, members: &[Member]) -> Result<HashMap<String, i64>> {
     let mut labels = HashMap::new();
     for member in members {
         let Some(stem) = member.name.strip_suffix(".cls") else { continue };
-        let text = text_until_zero(&part(file, member.start, member.bytes.min(TAR_BLOCK))?);
+        let text = text_until_zero(&image_part(file, member.start, member.bytes.min(TAR_BLOCK))?);
         let label = text.trim().parse().map_err(|_| {
             Error::invalid(format!("'{}' in a tar archive is not a label", member.name))
                 .expected("a number")
@@ -223,16 +173,10 @@ fn labels(file: &mut File, members: &[Member]) -> Result<HashMap<String, i64>> {
     Ok(labels)
 }
 
-fn part(file: &mut File, start: u64, bytes: u64) -> Result<Vec<u8>> {
+/// Reads a part of an archive that is an image or a label.
+fn image_part(file: &mut File, start: u64, bytes: u64) -> Result<Vec<u8>> {
     check_bytes(bytes)?;
-    let mut buffer = vec![0; bytes as usize];
-    file.seek(SeekFrom::Start(start)).map_err(|e| broken(&e))?;
-    file.read_exact(&mut buffer).map_err(|e| broken(&e))?;
-    Ok(buffer)
-}
-
-fn broken(error: &std::io::Error) -> Error {
-    Error::unavailable(format!("cannot read the tar archive: {error}"))
+    part(file, start, bytes)
 }
 
 fn check_bytes(bytes: u64) -> Result<()> {
@@ -242,16 +186,6 @@ fn check_bytes(bytes: u64) -> Result<()> {
     Err(Error::exhausted("image file is too large")
         .expected(format!("at most {}", text::bytes(FILE_BYTES_MAX)))
         .got(text::bytes(bytes)))
-}
-
-fn octal(field: &[u8]) -> Option<u64> {
-    u64::from_str_radix(text_until_zero(field).trim(), 8).ok()
-}
-
-/// Returns the text up to the first zero byte.
-fn text_until_zero(field: &[u8]) -> String {
-    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
-    String::from_utf8_lossy(&field[..end]).into_owned()
 }
 
 fn is_image(name: &str) -> bool {
@@ -271,7 +205,6 @@ fn sorted(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-const TAR_BLOCK: u64 = 512;
 /// Limit of a file's size; the largest photographs have tens of megabytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Twice the size of the largest public collection of labelled photographs; its names take 10 GB.

@@ -147,14 +147,20 @@ fn count(text: &[u8], at: usize, length: usize, slot: &Slot) -> Result<(usize, u
     // A value takes at least a digit and a blank. Checking this keeps a wrong count from reserving
     // memory.
     if count as usize > (length - next.min(length)).div_ceil(2) {
-        return Err(wrong_value_count(at, slot, count));
+        let rest = text.get(next..length).unwrap_or_default();
+        let words = rest.split(|byte| is_blank(*byte)).filter(|word| !word.is_empty()).count();
+        return Err(wrong_value_count(at, slot, count, words));
     }
     Ok((count as usize, next))
 }
 
-fn wrong_value_count(at: usize, slot: &Slot, count: u64) -> LineError {
-    let message = format!("slot '{}' has fewer values than its count {count}", slot.name);
-    LineError::new(at, message)
+#[cold]
+fn wrong_value_count(at: usize, slot: &Slot, count: u64, words: usize) -> LineError {
+    let values = |count: u64| format!("{count} value{}", if count == 1 { "" } else { "s" });
+    let error = Error::invalid(format!("line ends in slot '{}'", slot.name))
+        .expected(values(count))
+        .got(values(words as u64));
+    LineError { at, error }
 }
 
 #[cold]

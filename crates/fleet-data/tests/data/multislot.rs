@@ -69,7 +69,7 @@ fn errors_name_place_and_text() {
     check("1 9 2 1 2", "line ends before slot 'label'\n  at part-0:2:10");
     check(
         "1 9 2 1 2 1",
-        "slot 'label' has fewer values than its count 1\n  at part-0:2:11, at '1'",
+        "line ends in slot 'label': expected 1 value, got 0 values\n  at part-0:2:11, at '1'",
     );
     check("1 9 2 1 2 1 0 7", "line has more values than its slots\n  at part-0:2:15, at '7'");
     check(
@@ -83,8 +83,12 @@ fn errors_name_place_and_text() {
     );
     check(
         "4000000000 1 2",
-        "slot 'words' has fewer values than its count 4000000000\n  at part-0:2:1, at \
+        "line ends in slot 'words': expected 4000000000 values, got 2 values\n  at part-0:2:1, at \
          '4000000000 1 2'",
+    );
+    check(
+        "13 a b",
+        "line ends in slot 'words': expected 13 values, got 2 values\n  at part-0:2:1, at '13 a b'",
     );
     let long = "y".repeat(100);
     let shown = format!(

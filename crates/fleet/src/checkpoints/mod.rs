@@ -68,6 +68,18 @@ impl Default for CheckpointPolicy {
     }
 }
 
+impl CheckpointPolicy {
+    /// Checks the numbers.
+    pub(crate) fn check(&self) -> Result<()> {
+        let got = match (self.keep_last, self.every_steps) {
+            (0, _) => "keep_last 0",
+            (_, Some(0)) => "every_steps 0",
+            _ => return Ok(()),
+        };
+        Err(Error::invalid("invalid checkpoint policy").expected("at least 1").got(got))
+    }
+}
+
 /// The state from which a job was resumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resumed {
@@ -198,11 +210,7 @@ impl Checkpoints {
         policy: CheckpointPolicy,
         member: Member,
     ) -> Result<Checkpoints> {
-        if policy.keep_last == 0 || policy.every_steps == Some(0) {
-            return Err(Error::invalid("invalid checkpoint policy")
-                .expected("keep_last >= 1 and every_steps >= 1")
-                .got(format!("{policy:?}")));
-        }
+        policy.check()?;
         let made = make_folder(&*disk, folder);
         match &member.group {
             Some(group) => shared::check(folder, group, &member.run, made)?,

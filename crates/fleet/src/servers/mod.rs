@@ -22,6 +22,7 @@ pub use infer::DistributedInfer;
 pub use lifecycle::Server;
 pub use port::UnknownIds;
 pub use prepare::PreparedWorker;
+pub(crate) use save::worker_var_names;
 pub use settings::{communicator_options, steps_between_reports};
 pub use transpiler::{DistributeTranspiler, Part, TranspiledJob};
 pub use worker::{Worker, WorkerStats};

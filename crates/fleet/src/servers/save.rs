@@ -118,7 +118,7 @@ impl Worker {
 }
 
 /// Returns the names of this worker's persistable variables that are in no table.
-pub(super) fn worker_var_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
+pub(crate) fn worker_var_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
     let tables = &job.plan.tables;
     let in_table = |name: &str| {
         tables.sparse.iter().any(|table| table.name == name)

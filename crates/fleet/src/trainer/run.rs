@@ -6,10 +6,12 @@ use super::model::Model;
 use super::progress::{Amount, Display};
 use super::saves::Saves;
 use super::scalars::{Row, ScalarFiles};
+use super::server_barriers;
 use super::settings::{Every, Settings};
 use super::source::{Feeds, Pass, Position, Source};
-use super::state::{Best, State};
+use super::state::{Best, Start, State, state_at};
 use super::stop::{Ended, Rounds, StopFlag, Team, Wish};
+use crate::servers::Worker;
 use crate::{Fleet, Resumed};
 use fleet_base::{Error, Result};
 use fleet_metrics::Reduce;
@@ -37,8 +39,12 @@ pub struct Trained {
     pub validated: Option<Evaluated>,
     /// The checkpoint from which this run has resumed.
     pub resumed: Option<Resumed>,
+    /// Steps of all workers together before this run of the job.
+    pub steps_before: u64,
     /// Reason for the end.
     pub ended: Ended,
+    /// Barriers of the servers that all workers have passed.
+    barriers: u64,
 }
 
 /// Exit code of a process that ends because of SIGTERM: 128 and the number of the signal.
@@ -53,6 +59,23 @@ impl Trained {
             Ended::Completed | Ended::EarlyStop | Ended::Callback => ExitCode::SUCCESS,
         }
     }
+
+    /// Waits for all workers of parameter servers after their last step: at the first barrier after
+    /// the training, at the second, and so on. A worker that was restarted does not wait at a
+    /// barrier that its earlier process has passed with the others, as [`Worker::barrier`] would.
+    ///
+    /// ```no_run
+    /// # use fleet::{Fleet, Result, Trainer, servers::Worker, trainer::Source};
+    /// # fn work(fleet: &Fleet, worker: &mut Worker, data: impl Source) -> Result<()> {
+    /// let trained = Trainer::new(fleet).steps(1000).run(&mut *worker, data)?;
+    /// trained.wait(worker, 1)?; // all workers have sent their last gradients
+    /// worker.flush()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn wait(&self, worker: &Worker, nth: u64) -> Result<()> {
+        server_barriers::wait(worker, self.barriers + nth)
+    }
 }
 
 /// Interval between counts of the workers that are left, for the speed that progress shows.
@@ -66,6 +89,8 @@ pub(super) struct Run<'a, 'm> {
     team: Team<'a>,
     saves: Option<Saves>,
     resumed: Option<Resumed>,
+    /// Whether this is a restarted worker, which has joined the others.
+    has_joined: bool,
     scalars: Option<ScalarFiles>,
     display: Display<'a>,
     amount: Amount,
@@ -97,21 +122,14 @@ impl<'a, 'm> Run<'a, 'm> {
         let watched = settings.watched.len();
         let meets = model.worker().is_none() || settings.has_agreements();
         let team = Team::new(fleet, model.is_in_step() && meets);
-        let mut saves = match &settings.checkpoints {
+        let mut saves = Saves::open(fleet, &mut model, &settings, !team.is_alone(), now)?;
+        let start = match &mut saves {
             None => None,
-            Some((folder, policy)) => {
-                let keeps_best = settings.goal.is_some();
-                let kept = (keeps_best, &settings.constants[..]);
-                Some(Saves::open(fleet, &mut model, (folder, policy), kept, now)?)
-            }
+            Some(saves) => saves.resume(&mut model, watched, data)?,
         };
-        let loaded = match &mut saves {
-            None => None,
-            Some(saves) => saves.resume(model.session(), watched, data)?,
-        };
-        let (state, resumed) = match loaded {
-            Some((state, resumed)) => (state, Some(resumed)),
-            None => (initial_state(&settings, &mut model, data)?, None),
+        let Start { state, resumed, has_joined } = match start {
+            Some(start) => start,
+            None => initial_state(&settings, &mut model, data)?,
         };
         let scalars = match &settings.scalars {
             Some(folder) if fleet.is_first_worker() => {
@@ -137,6 +155,7 @@ impl<'a, 'm> Run<'a, 'm> {
             team,
             saves,
             resumed,
+            has_joined,
             scalars,
             display,
             amount,
@@ -152,7 +171,11 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     pub fn train(mut self, data: &mut dyn Source) -> Result<Trained> {
-        self.show_resumed();
+        self.show_start();
+        if self.has_joined {
+            // Its earlier process may have died at a checkpoint.
+            self.save(false, (self.settings.clock)())?;
+        }
         let ended = loop {
             if let Some(ended) = self.epoch(data)? {
                 break ended;
@@ -165,6 +188,11 @@ impl<'a, 'm> Run<'a, 'm> {
             worker.flush()?;
         }
         self.display.end();
+        let ranks = self.fleet.worker_num() as u64;
+        let (steps_before, barriers) = match self.saves.as_ref().and_then(Saves::servers) {
+            Some(saves) => (saves.before_of_all, saves.barriers_up_to(self.state.step)),
+            None => (self.resumed.as_ref().map_or(0, |resumed| resumed.step * ranks), 0),
+        };
         Ok(Trained {
             step: self.state.step,
             epoch: self.state.epoch,
@@ -173,11 +201,17 @@ impl<'a, 'm> Run<'a, 'm> {
             best: self.state.best,
             validated: self.validated,
             resumed: self.resumed,
+            steps_before,
             ended,
+            barriers,
         })
     }
 
-    fn show_resumed(&mut self) {
+    fn show_start(&mut self) {
+        let step = self.state.step;
+        if self.has_joined {
+            self.display.print(&format!("joined the training in progress after step {step}"));
+        }
         let Some(resumed) = &self.resumed else { return };
         for skipped in &resumed.skipped {
             self.display.print(&format!("skipped a checkpoint: {skipped}"));
@@ -186,7 +220,7 @@ impl<'a, 'm> Run<'a, 'm> {
             self.display.print(&format!("note: {constant}"));
         }
         let of = self.settings.steps.map_or(String::new(), |steps| format!(" of {steps}"));
-        let (step, path) = (resumed.step, resumed.path.display());
+        let path = resumed.path.display();
         self.display.print(&format!("resumed after step {step}{of} from {path}"));
     }
 
@@ -363,7 +397,7 @@ impl<'a, 'm> Run<'a, 'm> {
         }
         self.display.print(&validation_line(step, &result, is_best));
         if let (Some(saves), true) = (&mut self.saves, is_best)
-            && saves.best(&self.state, self.model.session())?
+            && saves.best(&self.state, &mut self.model)?
         {
             self.emit(&Event::Saved { step, is_best })?;
         }
@@ -374,7 +408,7 @@ impl<'a, 'm> Run<'a, 'm> {
 
     fn save(&mut self, must: bool, now: Duration) -> Result<()> {
         let Some(saves) = &mut self.saves else { return Ok(()) };
-        if saves.after_step(&self.state, self.model.session(), must, now)? {
+        if saves.after_step(&self.state, &mut self.model, must, now)? {
             self.emit(&Event::Saved { step: self.state.step, is_best: false })?;
         }
         Ok(())
@@ -420,33 +454,21 @@ impl Batches<'_> {
     }
 }
 
-/// Returns the state of a training that resumes from no checkpoint: that before the first step,
-/// after the step that the program gives, or after the last step of a restarted worker of parameter
+/// Returns the start of a training that resumes from no checkpoint: before the first step, after
+/// the step that the program gives, or after the last step of a restarted worker of parameter
 /// servers.
 fn initial_state(
     settings: &Settings<'_>,
     model: &mut Model<'_>,
     data: &dyn Source,
-) -> Result<State> {
-    let sums = vec![0.0; settings.watched.len() + 1];
-    let mut state = State { sums, ..State::default() };
-    let step = match (settings.resume_after, model.worker()) {
-        (Some(step), _) => step,
-        (None, Some(worker)) => worker.resume()?.map_or(0, |progress| progress.complete),
-        (None, None) => 0,
+) -> Result<Start> {
+    let progress = match (settings.resume_after, model.worker()) {
+        (None, Some(worker)) => worker.resume()?,
+        _ => None,
     };
-    if step == 0 {
-        return Ok(state);
-    }
-    let Some(count) = data.batches_after(Position::default()).filter(|count| *count > 0) else {
-        return Err(Error::unsupported("cannot find the position of a step in the data")
-            .expected("data of known length, such as a Loader or an InMemoryDataset")
-            .got(format!("{step} steps, and a pass of unknown length")));
-    };
-    state.step = step;
-    state.epoch = step / count;
-    state.position = Position { batches: step % count, cursor: None };
-    Ok(state)
+    let step = settings.resume_after.or(progress.as_ref().map(|it| it.complete)).unwrap_or(0);
+    let state = state_at(step, data, settings.watched.len())?;
+    Ok(Start { state, resumed: None, has_joined: progress.is_some() })
 }
 
 fn validation_line(step: u64, result: &Evaluated, is_best: bool) -> String {

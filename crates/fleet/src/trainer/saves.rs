@@ -1,24 +1,126 @@
 //! Checkpoints of a training: the last ones, and that of the best model.
 
 use super::model::Model;
+use super::server_saves::{BEST, Limits, ServerSaves};
+use super::settings::Settings;
 use super::source::Source;
-use super::state::State;
-use crate::{CheckpointPolicy, Checkpoints, Fleet, Resumed, Session};
+use super::state::{Start, State};
+use crate::servers::Worker;
+use crate::{CheckpointPolicy, Checkpoints, Fleet, Session};
 use fleet_base::disk::{RealDisk, remove_folder_all};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-/// Folder of the best model's checkpoint, in the folder of the others.
-const BEST: &str = "best";
-
-/// Checkpoints of a session, if the training saves any.
+/// Checkpoints of a training.
 pub(super) struct Saves {
-    last: Checkpoints,
-    best: Option<Best>,
+    kind: Kind,
+    /// Interval in time, which the trainer measures: it agrees with the other workers seldom.
     every: Option<Duration>,
     saved_at: Duration,
+}
+
+enum Kind {
+    Session(SessionSaves),
+    Servers(ServerSaves),
+}
+
+impl Saves {
+    /// Opens the folder of the settings, if they have one. All workers must call it.
+    pub fn open(
+        fleet: &Fleet,
+        model: &mut Model<'_>,
+        settings: &Settings<'_>,
+        is_in_team: bool,
+        now: Duration,
+    ) -> Result<Option<Saves>> {
+        let Some((folder, policy)) = &settings.checkpoints else { return Ok(None) };
+        let kept = (settings.goal.is_some(), &settings.constants[..]);
+        let mut every = policy.every;
+        let kind = match model.worker() {
+            None => Kind::Session(SessionSaves::open(fleet, (folder, policy), kept)?),
+            Some(worker) => {
+                let Settings { epochs, steps, .. } = *settings;
+                let limits = Limits { epochs, steps };
+                let saves = ServerSaves::open(worker, (folder, policy), kept, is_in_team, limits)?;
+                every = every.filter(|_| saves.saves_at_any_step());
+                Kind::Servers(saves)
+            }
+        };
+        Ok(Some(Saves { kind, every, saved_at: now }))
+    }
+
+    /// Loads the newest checkpoint into the model. Returns the state of the training, whose
+    /// position in `data` is that of this number of workers; `None` if it is new.
+    pub fn resume(
+        &mut self,
+        model: &mut Model<'_>,
+        watched: usize,
+        data: &dyn Source,
+    ) -> Result<Option<Start>> {
+        match &mut self.kind {
+            Kind::Session(saves) => saves.resume(model.session(), watched, data),
+            Kind::Servers(saves) => saves.resume(worker_of(model)?, watched, data),
+        }
+    }
+
+    /// Returns whether a checkpoint is due by time, on this worker's clock.
+    pub fn is_time(&self, now: Duration) -> bool {
+        self.every.is_some_and(|every| now.saturating_sub(self.saved_at) >= every)
+    }
+
+    /// Saves if the step is one of the policy's, or `must` is true. Returns whether it did.
+    pub fn after_step(
+        &mut self,
+        state: &State,
+        model: &mut Model<'_>,
+        must: bool,
+        now: Duration,
+    ) -> Result<bool> {
+        let is_saved = match &mut self.kind {
+            Kind::Session(saves) => saves.after_step(state, model.session(), must),
+            Kind::Servers(saves) => saves.after_step(state, worker_of(model)?, must),
+        }?;
+        if is_saved {
+            self.saved_at = now;
+        }
+        Ok(is_saved)
+    }
+
+    /// Saves the best model. Returns whether it did.
+    pub fn best(&mut self, state: &State, model: &mut Model<'_>) -> Result<bool> {
+        match &mut self.kind {
+            Kind::Session(saves) => saves.best(state, model.session()),
+            Kind::Servers(saves) => saves.best(state, worker_of(model)?),
+        }
+    }
+
+    /// Waits until everything is on disk.
+    pub fn finish(&mut self) -> Result<()> {
+        match &mut self.kind {
+            Kind::Session(saves) => saves.finish(),
+            Kind::Servers(_) => Ok(()),
+        }
+    }
+
+    /// Returns the checkpoints of parameter servers.
+    pub fn servers(&self) -> Option<&ServerSaves> {
+        match &self.kind {
+            Kind::Session(_) => None,
+            Kind::Servers(saves) => Some(saves),
+        }
+    }
+}
+
+fn worker_of<'w>(model: &'w mut Model<'_>) -> Result<&'w mut Worker> {
+    model.worker().ok_or_else(|| Error::internal("checkpoints of servers without a worker"))
+}
+
+/// Checkpoints of a session.
+struct SessionSaves {
+    last: Checkpoints,
+    best: Option<Best>,
     saved_step: Option<u64>,
     ranks: usize,
     constants: Vec<(String, String)>,
@@ -32,21 +134,13 @@ struct Best {
     is_first_worker: bool,
 }
 
-impl Saves {
+impl SessionSaves {
     /// Opens the folder. All workers of a collective job must call it.
-    pub fn open(
+    fn open(
         fleet: &Fleet,
-        model: &mut Model<'_>,
         (folder, policy): (&Path, &CheckpointPolicy),
         (keeps_best, constants): (bool, &[(String, String)]),
-        now: Duration,
-    ) -> Result<Saves> {
-        if model.worker().is_some() {
-            return Err(Error::unsupported(
-                "checkpoints of a trainer are not supported on parameter servers",
-            )
-            .help("save the tables with Worker::save_persistables, or use durable servers"));
-        }
+    ) -> Result<SessionSaves> {
         // Time is checked by the trainer, which agrees on it with the other ranks seldom.
         let in_steps = CheckpointPolicy { every: None, ..policy.clone() };
         let last = fleet.checkpoints(folder, in_steps)?;
@@ -60,19 +154,16 @@ impl Saves {
                 Some(Best { checkpoints, is_stale: true, is_first_worker })
             }
         };
-        let (every, ranks) = (policy.every, fleet.worker_num());
-        let constants = constants.to_vec();
-        Ok(Saves { last, best, every, saved_at: now, saved_step: None, ranks, constants })
+        let (ranks, constants) = (fleet.worker_num(), constants.to_vec());
+        Ok(SessionSaves { last, best, saved_step: None, ranks, constants })
     }
 
-    /// Loads the newest checkpoint into the session, and returns the state of the training, whose
-    /// position in `data` is that of this number of ranks.
-    pub fn resume(
+    fn resume(
         &mut self,
         session: &mut Session,
         watched: usize,
         data: &dyn Source,
-    ) -> Result<Option<(State, Resumed)>> {
+    ) -> Result<Option<Start>> {
         let Some(resumed) = self.last.resume(&session.programs.main, &mut session.scope)? else {
             return Ok(None);
         };
@@ -83,22 +174,10 @@ impl Saves {
             state.position = data.redistribute(state.position, ranks, self.ranks);
         }
         self.saved_step = Some(resumed.step);
-        Ok(Some((state, resumed)))
+        Ok(Some(Start { state, resumed: Some(resumed), has_joined: false }))
     }
 
-    /// Returns whether a checkpoint is due by time, on this worker's clock.
-    pub fn is_time(&self, now: Duration) -> bool {
-        self.every.is_some_and(|every| now.saturating_sub(self.saved_at) >= every)
-    }
-
-    /// Saves if the step is one of the policy's, or `must` is true. Returns whether it did.
-    pub fn after_step(
-        &mut self,
-        state: &State,
-        session: &Session,
-        must: bool,
-        now: Duration,
-    ) -> Result<bool> {
+    fn after_step(&mut self, state: &State, session: &Session, must: bool) -> Result<bool> {
         let (program, scope) = (&session.programs.main, &session.scope);
         if self.saved_step == Some(state.step) {
             return Ok(false);
@@ -120,13 +199,12 @@ impl Saves {
             self.last.after_step(state.step, program, scope, entries)?;
         }
         if is_saved {
-            (self.saved_at, self.saved_step) = (now, Some(state.step));
+            self.saved_step = Some(state.step);
         }
         Ok(is_saved)
     }
 
-    /// Saves the best model.
-    pub fn best(&mut self, state: &State, session: &Session) -> Result<bool> {
+    fn best(&mut self, state: &State, session: &Session) -> Result<bool> {
         let Some(best) = &mut self.best else { return Ok(false) };
         let (program, scope) = (&session.programs.main, &session.scope);
         let entries: BTreeMap<_, _> = state.entries(self.ranks, &self.constants);
@@ -138,8 +216,7 @@ impl Saves {
         Ok(true)
     }
 
-    /// Waits until everything is on disk.
-    pub fn finish(&mut self) -> Result<()> {
+    fn finish(&mut self) -> Result<()> {
         let best = self.best.as_mut().map_or(Ok(()), |best| best.checkpoints.finish());
         self.last.finish().and(best)
     }

@@ -1,7 +1,9 @@
 //! Data of a trainer: datasets, loaders and functions that are passed over, epoch by epoch.
 
 use fleet_base::{Error, Result, text};
-use fleet_data::{Batch, BatchSource, Cursor, DataLoader, Dataset, Loader, Prefetch};
+use fleet_data::{
+    Batch, BatchSource, Cursor, DataLoader, Dataset, InMemoryDataset, Loader, Prefetch,
+};
 use fleet_tensor::Tensor;
 
 /// Data that is passed over once an epoch: a [`Dataset`], a [`Loader`], a [`DataLoader`], or a
@@ -189,21 +191,43 @@ impl<S: Source + ?Sized> Source for Box<S> {
 /// Batches that each reader thread of a dataset keeps ready beside the one in use.
 const AHEAD: usize = 1;
 
-/// Every epoch has the same batches, in the order of the dataset. A [`Loader`] shuffles each epoch.
+/// Every epoch has the same batches, in the order of the dataset. A [`Loader`] and a `&mut`
+/// reference to an [`InMemoryDataset`] shuffle each epoch.
 impl<D: Dataset + ?Sized> Source for &D {
     fn pass(&mut self, _: u64, from: Position) -> Result<Box<dyn Pass + '_>> {
-        let mut batches = Prefetch::start(self.sources(0)?, self.layout(), AHEAD)?;
-        let mut batch = Batch::new(self.layout());
-        for skipped in 0..from.batches {
-            if !batches.next_batch(&mut batch)? {
-                return Err(past_end(skipped, from.batches));
-            }
-        }
-        Ok(Box::new(DatasetPass { batches, empty: Some(batch), dataset: *self }))
+        dataset_pass(*self, from)
     }
 
     fn batches_after(&self, from: Position) -> Option<u64> {
         Some(self.batch_count()?.saturating_sub(from.batches))
+    }
+
+    fn redistribute(&self, from: Position, saved: usize, now: usize) -> Position {
+        redistributed(from, saved, now)
+    }
+}
+
+fn dataset_pass<D: Dataset + ?Sized>(dataset: &D, from: Position) -> Result<Box<dyn Pass + '_>> {
+    let mut batches = Prefetch::start(dataset.sources(0)?, dataset.layout(), AHEAD)?;
+    let mut batch = Batch::new(dataset.layout());
+    for skipped in 0..from.batches {
+        if !batches.next_batch(&mut batch)? {
+            return Err(past_end(skipped, from.batches));
+        }
+    }
+    Ok(Box::new(DatasetPass { batches, empty: Some(batch), dataset }))
+}
+
+/// Every epoch has its own order, which follows from the seed and the epoch. Training with
+/// `&mut dataset` shuffles, and training with `&dataset` does not.
+impl Source for InMemoryDataset {
+    fn pass(&mut self, epoch: u64, from: Position) -> Result<Box<dyn Pass + '_>> {
+        self.shuffle_for_epoch(epoch);
+        dataset_pass(self, from)
+    }
+
+    fn batches_after(&self, from: Position) -> Option<u64> {
+        Source::batches_after(&self, from)
     }
 
     fn redistribute(&self, from: Position, saved: usize, now: usize) -> Position {

@@ -1,6 +1,7 @@
 //! State of a training between two steps, as checkpoints keep it.
 
-use super::source::Position;
+use super::source::{Position, Source};
+use crate::Resumed;
 use fleet_base::{Error, Result};
 use fleet_data::Cursor;
 use std::collections::BTreeMap;
@@ -33,6 +34,31 @@ pub(super) struct State {
     pub best: Option<Best>,
     /// Number of validations since the best one.
     pub misses: u64,
+}
+
+/// Where a training begins that is not new.
+pub(super) struct Start {
+    pub state: State,
+    /// The checkpoint that it resumes from.
+    pub resumed: Option<Resumed>,
+    /// Whether it is that of a restarted worker, which joins the others.
+    pub has_joined: bool,
+}
+
+/// Returns the state after a step of which only the number is known. The data must know its length.
+pub(super) fn state_at(step: u64, data: &dyn Source, watched: usize) -> Result<State> {
+    let mut state = State { step, sums: vec![0.0; watched + 1], ..State::default() };
+    if step == 0 {
+        return Ok(state);
+    }
+    let Some(count) = data.batches_after(Position::default()).filter(|count| *count > 0) else {
+        return Err(Error::unsupported("cannot find the position of a step in the data")
+            .expected("data of known length, such as a Loader or an InMemoryDataset")
+            .got(format!("{step} steps, and a pass of unknown length")));
+    };
+    state.epoch = step / count;
+    state.position = Position { batches: step % count, cursor: None };
+    Ok(state)
 }
 
 /// Prefix of the names of entries.

@@ -70,6 +70,7 @@ fn work(job: &str, folder: &Path) -> Result<()> {
         "meet" => init().and_then(|fleet| meet::compare(&fleet, folder)),
         "leave parameters unused" => init().and_then(|fleet| unused::train(&fleet)),
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
+        "resnet" => examples::run_resnet(folder.to_str().unwrap_or_default()),
         "train and resume" => init().and_then(|fleet| trainer::train_and_resume(&fleet, folder)),
         "share unequally" => init().and_then(|fleet| trainer::share_unequally(&fleet)),
         "train until terminated" => {
