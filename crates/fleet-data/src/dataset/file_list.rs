@@ -40,7 +40,7 @@ impl FileList {
 
 fn check_date(date: &str) -> Result<()> {
     let is_number = date.len() == DATE_DIGITS && date.bytes().all(|digit| digit.is_ascii_digit());
-    let part = |range| date.get(range).and_then(|part| part.parse::<u32>().ok());
+    let part = |range| date.get(range).and_then(|part: &str| part.parse::<u32>().ok());
     let is_date = is_number
         && part(4..6).is_some_and(|month| (1..=12).contains(&month))
         && part(6..8).is_some_and(|day| (1..=31).contains(&day));

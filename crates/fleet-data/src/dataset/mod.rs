@@ -19,7 +19,7 @@ use crate::multislot::MultiSlot;
 use crate::pipe::FileSource;
 use crate::slot::Schema;
 use fleet_base::{Error, Result};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A format of files that hold records.
