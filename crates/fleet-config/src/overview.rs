@@ -51,8 +51,8 @@ impl DistributedStrategy {
         for field in fields.iter().filter(|field| is_bool(field)) {
             if let Some(configs) = configs(field).filter(|_| self.is_on(field.name)) {
                 table.header(&format!("{}=True <-> {}", field.name, configs.name));
-                // The section tells that the switch is on.
-                table.has_rows = true;
+                // The section tells that the switch is on, which is a change if it was assigned.
+                table.has_rows = self.slot(field.number).count() > 0;
                 match self.slot(configs.number).first() {
                     Some(Item::Message(message)) => table.message(message),
                     _ => table.defaults(configs),

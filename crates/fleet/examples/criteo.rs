@@ -137,12 +137,27 @@ fn strategy(mode: &str) -> Result<(DistributedStrategy, OptimizerDesc)> {
         "sync" => Ok((plain.with_a_sync(false), Adagrad::new(0.05).into())),
         "async" => Ok((plain.with_a_sync(true), Adagrad::new(0.05).into())),
         // The differences of workers add up under SGD only.
-        "geo" => Ok((plain.use_geo(10), Sgd::new(0.1).into())),
+        "geo" => Ok((plain.use_geo(10), Sgd::new(8.0).into())),
         other => {
             let error = Error::invalid(format!("unknown mode '{other}'"));
             Err(error.expected("sync, async or geo"))
         }
     }
+}
+
+/// Lowers the rate of the layers. Each row occurs in few samples of a batch, so its gradient is small
+/// and plain SGD needs a high rate for it.
+fn slow_down_layers(net: &Net) -> Result<()> {
+    net.rewrite_with(|programs, _| {
+        let layers = programs.main.parameters().filter(|(_, var)| var.shape.dims()[0] < 1000);
+        let layers: Vec<_> = layers.map(|(id, _)| id).collect();
+        for id in layers {
+            if let Some(param) = &mut programs.main.var_mut(id).param {
+                param.learning_rate = 0.02;
+            }
+        }
+        Ok(())
+    })
 }
 
 /// Trains as one process of a job, and returns the area under the curve of the last test pass (none
@@ -163,6 +178,9 @@ pub fn train_in(folder: &Path, mode: &str, passes: u64, reader: &str) -> Result<
     let (cost, prediction) = (model.loss.name(), model.prediction.name());
     let counts = model.auc.map(|auc| [auc.stat_pos, auc.stat_neg].map(|var| var.name()));
     let names = Names { cost, counts: counts.unwrap_or_default() };
+    if mode == "geo" {
+        slow_down_layers(&net)?;
+    }
     let optimizer = fleet.distributed_optimizer(optimizer, &strategy);
     let job = optimizer.minimize_on_servers(&net, model.loss)?;
     if fleet.is_server() {

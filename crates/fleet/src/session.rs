@@ -141,7 +141,10 @@ impl Session {
         fetch: &[&str],
         out: &mut Vec<Tensor>,
     ) -> Result<()> {
-        self.executor.run_into(&self.test, &mut self.scope, feed, fetch, out)
+        let step = self.scope.step();
+        let ran = self.executor.run_into(&self.test, &mut self.scope, feed, fetch, out);
+        self.scope.set_step(step);
+        ran
     }
 
     /// Returns the forward part, as for inference.
@@ -201,9 +204,12 @@ impl Session {
         is_counted.then(count).transpose()
     }
 
-    /// Runs the forward part as for inference: no dropout, running statistics, no update.
+    /// Runs the forward part as for inference: no dropout, running statistics, no update. The
+    /// random numbers of later steps are those that they would be without this evaluation.
     pub fn evaluate(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
-        self.executor.run(&self.test, &mut self.scope, feed, fetch)
+        let mut values = Vec::new();
+        self.evaluate_into(feed, fetch, &mut values)?;
+        Ok(values)
     }
 }
 

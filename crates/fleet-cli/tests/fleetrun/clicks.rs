@@ -61,7 +61,7 @@ fn grow(folder: &Path) -> Result<()> {
     let (fleet, net) = (Fleet::from_env()?, Net::new());
     let model = servers_dataset::network(&net);
     let probability = model.probability.name();
-    let more = SparseEmbedding::new(10, 2).weight("more");
+    let more = SparseEmbedding::new(10, 2).weight("more_table");
     let more = net.data("more", [-1, 1], DType::I64).sparse_embedding(more).mean();
     let strategy = DistributedStrategy::new().with_a_sync(false);
     let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);

@@ -264,7 +264,7 @@ const SCRIPT: &str = r#"echo "${PADDLE_TRAINER_ID-none} of $PADDLE_TRAINERS_NUM"
 echo "GPU ${FLAGS_selected_gpus-none}"
 env | grep '^NCCL_'
 if [ "${TRAINING_ROLE-TRAINER}" = TRAINER ]; then
-    others="$PADDLE_PSERVERS_IP_PORT_LIST,$PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"
+    others="${PADDLE_PSERVERS_IP_PORT_LIST-},${PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST-}"
     count=$(echo "$others" | tr , '\n' | grep -c :)
     until [ "$(ls up.* 2>/dev/null | wc -l)" -ge "$count" ]; do sleep 0.05; done
     exit 0

@@ -139,6 +139,7 @@ impl TableIndex {
                 return Err(Error::invalid(format!("'{name}' has another size in the save"))
                     .expected(format!("{len} numbers"))
                     .got(range.len())
+                    .help("load a save of the same network, or name the parameters to load")
                     .at(self.dir.display()));
             }
             let SavedTable { id, width, .. } = &self.tables[*at];

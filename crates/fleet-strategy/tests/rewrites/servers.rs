@@ -11,15 +11,18 @@ use fleet_table::{Accessor, Initializer, Rule, rule};
 const PLACE: Place = Place { worker: 1, worker_count: 2, server_count: 3, half_async: false };
 
 /// Three lookups of one table, one of another, and two layers, of which one has a lower rate.
-fn network(net: &Net) -> Var<'_> {
+fn network(net: &Net, entry: Option<Entry>) -> Var<'_> {
     let table = |name: &str| {
         Embedding::new(100, 8).sparse().weight(ParamAttr::from(name).init(Init::uniform(-0.5, 0.5)))
     };
     let column = |name: &str| net.data(name, [-1, 1], DType::I64);
     let [a, b, c] = ["a", "b", "c"].map(|name| column(name).embedding(table("shared")).flatten(1));
-    let other = net
-        .data("d", [-1, 2], DType::I64)
-        .sparse_embedding(SparseEmbedding::new(1_000_000, 4).entry(Entry::Count(10)));
+    let rows = SparseEmbedding::new(1_000_000, 4);
+    let rows = match entry {
+        Some(entry) => rows.entry(entry),
+        None => rows,
+    };
+    let other = net.data("d", [-1, 2], DType::I64).sparse_embedding(rows);
     let slow = ParamAttr::new().learning_rate(0.1);
     let all = net.concat(&[a, b, c, other.flatten(1)], 1);
     all.fc(Fc::new(4).weight(slow)).fc(1).mean()
@@ -32,7 +35,9 @@ fn rewritten(
     place: Place,
 ) -> Result<(Programs, ServerPlan)> {
     let net = Net::new();
-    let loss = network(&net).id();
+    // GEO has no entries.
+    let is_geo = strategy.a_sync_configs().k_steps() > 0;
+    let loss = network(&net, (!is_geo).then_some(Entry::Count(10))).id();
     let optimizer = optimizer.into();
     let plan = net.rewrite_with(|programs, registry| {
         minimize(programs, registry, loss, &optimizer, rows.as_ref(), strategy, place)

@@ -61,7 +61,6 @@ pub struct RunArgs {
 
 pub fn run(args: &RunArgs, models: &Models, out: &mut Output) -> Result<(), ExitReason> {
     let program = models.load(&args.program)?;
-    let fetches = fetches(args, &program)?;
     let feeds = feeds(args, &program)?;
     let options = ExecOptions {
         check_nan_inf: args.check_nan_inf,
@@ -85,6 +84,7 @@ pub fn run(args: &RunArgs, models: &Models, out: &mut Output) -> Result<(), Exit
         }
     }
     let feeds: Vec<(&str, &Tensor)> = feeds.iter().map(|(name, it)| (*name, it)).collect();
+    let fetches = fetches(args, &program)?;
     let names: Vec<&str> = fetches.iter().map(|fetch| fetch.name).collect();
     let mut fetched = Vec::new();
     for done in 1..=args.runs {

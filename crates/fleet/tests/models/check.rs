@@ -192,7 +192,7 @@ pub fn evaluation(model: &Model) {
     let outputs: Vec<&str> = model.outputs.iter().map(String::as_str).collect();
     let first = session.evaluate(&batch, &outputs).unwrap();
     let again = session.evaluate(&batch, &outputs).unwrap();
-    assert_eq!(session.scope.step(), before.step() + 2);
+    assert_eq!(session.scope.step(), before.step(), "random numbers of later steps");
     let counters = counters(model);
     for name in before.names().filter(|name| !counters.contains(*name)) {
         let (a, b) = (before.tensor(name).unwrap(), session.scope.tensor(name).unwrap());

@@ -174,7 +174,8 @@ fn test(clicks: &Ctr, worker: &mut Worker, prediction: &str) -> Result<[f64; 2]>
         fill(clicks, &mut batch, FIRST_TESTED + at as u64)?;
         let [dense, ids, label] = &batch;
         let feed = [("dense_input", dense), ("sparse_input", ids)];
-        scores.extend(worker.evaluate(&feed, &[prediction])?[0].to_vec::<f32>()?);
+        let predicted = worker.evaluate(&feed, &[prediction])?[0].cast(DType::F32)?;
+        scores.extend(predicted.to_vec::<f32>()?);
         labels.extend(label.to_vec::<f32>()?);
     }
     let mut truth = vec![0.0; TESTED];

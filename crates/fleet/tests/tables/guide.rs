@@ -113,7 +113,7 @@ fn code_compiles() {
     let plain = |text: &str| -> Vec<String> { text.lines().map(|it| it.trim().into()).collect() };
     let here = plain(HERE).join("\n");
     let blocks = blocks("rust,ignore\n");
-    assert_eq!(blocks.len(), 3);
+    assert_eq!(blocks.len(), 4);
     for block in blocks {
         let wanted = plain(block.trim_end()).join("\n");
         assert!(here.contains(&wanted), "not found in this file:\n{block}");
