@@ -145,8 +145,8 @@ fn strategy(mode: &str) -> Result<(DistributedStrategy, OptimizerDesc)> {
     }
 }
 
-/// Lowers the rate of the layers. Each row occurs in few samples of a batch, so its gradient is small
-/// and plain SGD needs a high rate for it.
+/// Lowers the rate of the layers. Each row occurs in few samples of a batch, so its gradient is
+/// small, and plain SGD needs a high rate for it.
 fn slow_down_layers(net: &Net) -> Result<()> {
     net.rewrite_with(|programs, _| {
         let layers = programs.main.parameters().filter(|(_, var)| var.shape.dims()[0] < 1000);

@@ -13,7 +13,7 @@ pub(crate) enum JobMembership {
         _reports: Hook,
     },
     /// `None` once MPI has ended.
-    Mpi(std::sync::Mutex<Option<fleet_comm::Mpi>>),
+    Mpi(Box<std::sync::Mutex<Option<fleet_comm::Mpi>>>),
 }
 
 impl JobMembership {
@@ -79,6 +79,6 @@ mod mpi {
         let hosts = (0..job.size()).map(|rank| job.member(rank).host.clone()).collect();
         let topology = topology.counted(job.rank(), hosts)?;
         let world = job.world().clone();
-        Ok((topology, world, JobMembership::Mpi(Mutex::new(Some(job)))))
+        Ok((topology, world, JobMembership::Mpi(Box::new(Mutex::new(Some(job))))))
     }
 }

@@ -1,6 +1,8 @@
 //! A network with its own op, optimizer, data format and metric. This one program is worker,
 //! server, launcher and the commands for programs: `--help` lists them.
 
+#![forbid(unsafe_code)]
+
 mod bent;
 mod network;
 mod points;

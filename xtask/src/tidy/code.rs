@@ -13,8 +13,10 @@ const FUNCTION_LINES: usize = 70;
 
 /// Places that may read the environment: programs, harnesses of tests, the wrapper of libraries,
 /// and the constructors of a job for programs that do not pass an environment.
-const ENVIRONMENT: [&str; 6] = [
+const ENVIRONMENT: [&str; 7] = [
     "/main.rs",
+    // The main function of programs of users.
+    "crates/fleet/src/app/application.rs",
     "crates/fleet-cli/src/fleetrun.rs",
     "crates/fleet-bench/src/",
     "crates/fleet-test",

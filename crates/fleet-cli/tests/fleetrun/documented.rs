@@ -63,7 +63,7 @@ const ROWS: &[Row] = &[
     row(
         "000",
         "export FLAGS_sync_nccl_allreduce=1",
-        "communication waits for each all-reduce",
+        "none: the strategy field of that name has no effect, with a warning",
         Check::Read(any),
     ),
     row(

@@ -14,6 +14,7 @@ mod custom;
 mod lamb;
 mod lars_momentum;
 mod momentum;
+mod of_update;
 mod rmsprop;
 mod sgd;
 

@@ -4,10 +4,10 @@
 //! number, or another place in its table. `<dir>/tables.txt` is the same list for people:
 //!
 //! ```text
-//! 000	embedding_0.w_0	sparse	16	adagrad
-//! 001	MergedDense	dense	858	adam
-//! 	fc_0.b_0	0..10
-//! 	fc_0.w_0	10..858
+//! 000    embedding_0.w_0    sparse    16    adagrad
+//! 001    MergedDense    dense    858    adam
+//!     fc_0.b_0    0..10
+//!     fc_0.w_0    10..858
 //! ```
 //!
 //! A line has the folder, the name, the kind, the width and the rule of a table. The lines of a

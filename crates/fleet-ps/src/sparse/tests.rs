@@ -246,7 +246,8 @@ fn a_row_that_is_seen_too_rarely_loses_its_embedding() {
         let push = Push::new(&ids, &[0.25, 1.0, -1.0]);
         table.push(Push { shows: Some(&shows), slots: Some(&slots), ..push }).unwrap();
     };
-    (push(1, 16.0), push(2, 6.0));
+    push(1, 16.0);
+    push(2, 6.0);
     let [kept, lost] = [1, 2].map(|id| pull(&table, &[id], PullMode::Infer));
     assert!(kept[1] != 0.0 && lost[1] != 0.0, "both have an embedding");
     assert_eq!(table.shrink(None).unwrap(), 0);
@@ -260,7 +261,8 @@ fn a_row_that_is_seen_too_rarely_loses_its_embedding() {
     assert!(row[embedx..].iter().all(|value| *value == 0.0), "its state is reset");
     assert!(layout::has_embedx(saved[&1].1[layout::SLOT]));
     // The embedding starts anew, as that of a new row.
-    (push(2, 16.0), push(3, 16.0));
+    push(2, 16.0);
+    push(3, 16.0);
     assert_eq!(pull(&table, &[2], PullMode::Infer)[1..], pull(&table, &[3], PullMode::Infer)[1..]);
 }
 

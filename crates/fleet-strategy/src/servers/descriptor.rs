@@ -205,8 +205,8 @@ fn add_row_rule(text: &mut Text, rule: &Rule, bounds: Option<[f32; 2]>) {
             adam_facts(rule.lr, rule.beta1, rule.beta2, rule.epsilon),
         ),
         // The optimizer's own rule, for which the documents have no name.
-        Rule::Momentum(it) => (rule.name(), "momentum", vec![("learning_rate", it.lr)]),
-        Rule::Adagrad(it) => (rule.name(), "adagrad", vec![("learning_rate", it.lr)]),
+        Rule::Momentum(it) => (rule.name(), rule.name(), vec![("learning_rate", it.lr)]),
+        Rule::Adagrad(it) => (rule.name(), rule.name(), vec![("learning_rate", it.lr)]),
     };
     text.quoted("name", name);
     text.inside(part, |text| {
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn numbers_look_as_documented() {
-        let values = [0.0, 0.9, 0.999, 1e-4, 0.072_932_497, -1.5, 1e20, 12.0];
+        let values = [0.0, 0.9, 0.999, 1e-4, 0.072_932_5, -1.5, 1e20, 12.0];
         let words = [
             "0.0",
             "0.899999976158",

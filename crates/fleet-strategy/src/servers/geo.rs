@@ -42,32 +42,7 @@ pub(super) fn rewrite(
     }
     let (rows, dense): (Vec<ParamGrad>, Vec<ParamGrad>) =
         job.grads.iter().partition(|(_, grad)| job.is_sparse(*grad));
-    let names: Vec<&str> =
-        rows.iter().map(|(param, _)| job.programs.main.var_name(*param)).collect();
-    let described = descriptions(job.strategy, &names)?;
-    let mut sparse = Vec::new();
-    for (at, ((param, _), described)) in rows.iter().zip(described).enumerate() {
-        let mut table = describe(job, *param, at as u32)?;
-        let settings = lookup_settings(&job.programs.main, *param, described, true)?;
-        let LookupSettings { class, note, has_slot, .. } = settings;
-        table.class = class;
-        job.notes.extend(note);
-        job.notes.extend(has_slot.then(|| slot_note(&table.name)));
-        if let Some(described) = described {
-            let accessor = described.accessor.as_ref();
-            if let Some(accessor) = accessor
-                && !check_plain(accessor, &table)?
-            {
-                return Err(Error::unsupported(format!(
-                    "GEO does not support click tables, such as '{}'",
-                    table.name
-                ))
-                .help("remove the accessor, or set k_steps to 0 for another mode"));
-            }
-            set_limits(&mut table.config, described);
-        }
-        sparse.push(table);
-    }
+    let sparse = tables(job, &rows)?;
     let first = sparse.len() as u32;
     let dense = dense_tables(job, &dense, first, grouping, |_| Ok(TableRule::add()))?;
     let grads: Vec<VarId> = job.grads.iter().map(|(_, grad)| *grad).collect();
@@ -94,6 +69,37 @@ pub(super) fn rewrite(
     emit.append();
     let dense = dense.into_iter().map(|(table, _)| table).collect();
     Ok(Tables { sparse, dense, steps: None })
+}
+
+/// Returns the tables of the parameters with sparse gradients.
+fn tables(job: &mut Job<'_>, rows: &[ParamGrad]) -> Result<Vec<SparseTable>> {
+    let names: Vec<&str> =
+        rows.iter().map(|(param, _)| job.programs.main.var_name(*param)).collect();
+    let described = descriptions(job.strategy, &names)?;
+    let mut sparse = Vec::new();
+    for (at, ((param, _), described)) in rows.iter().zip(described).enumerate() {
+        let mut table = describe(job, *param, at as u32)?;
+        let settings = lookup_settings(&job.programs.main, *param, described, true)?;
+        let LookupSettings { class, note, has_slot, .. } = settings;
+        table.class = class;
+        job.notes.extend(note);
+        job.notes.extend(has_slot.then(|| slot_note(&table.name)));
+        if let Some(described) = described {
+            let accessor = described.accessor.as_ref();
+            if let Some(accessor) = accessor
+                && !check_plain(accessor, &table)?
+            {
+                return Err(Error::unsupported(format!(
+                    "GEO does not support click tables, such as '{}'",
+                    table.name
+                ))
+                .help("remove the accessor, or set k_steps to 0 for another mode"));
+            }
+            set_limits(&mut table.config, described);
+        }
+        sparse.push(table);
+    }
+    Ok(sparse)
 }
 
 fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {

@@ -214,7 +214,7 @@ fn recompute_changes_no_bit() {
 /// The gradient of a bias reads only the shape of the product that the bias was added to, so the
 /// products of an MLP with checkpoints behind its activations are not recomputed.
 #[test]
-fn recompute_runs_no_product_that_nobody_reads() {
+fn recompute_runs_no_unread_product() {
     let strategy = DistributedStrategy::new().use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]);
     let (programs, plan) = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, 1)).unwrap();
     let products = programs.main.root_ops().filter(|(_, op)| op.name() == "mul").count();

@@ -58,7 +58,7 @@ fn count(program: &Program, name: &str) -> usize {
 const PUSHES: [&str; 2] = ["distributed_push_sparse", "distributed_push_sparse"];
 
 #[test]
-fn an_asynchronous_worker_waits_for_nobody() {
+fn an_asynchronous_worker_does_not_wait() {
     let strategy = DistributedStrategy::new().with_a_sync(true);
     let (programs, plan) = rewritten(Adam::new(0.1), None, &strategy, PLACE).unwrap();
     let main = &programs.main;

@@ -41,7 +41,7 @@ pub fn train(
                     "[Epoch {epoch}, batch {batch}] loss: {loss:.5}, acc1: {acc1:.5}, acc5: \
                      {acc5:.5}"
                 );
-                if batch % PRINT_PERIOD == 0 {
+                if batch.is_multiple_of(PRINT_PERIOD) {
                     fleet.util().print_on_rank(line, 0);
                 }
             }

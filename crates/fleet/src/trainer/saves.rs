@@ -22,7 +22,7 @@ pub(super) struct Saves {
 }
 
 enum Kind {
-    Session(SessionSaves),
+    Session(Box<SessionSaves>),
     Servers(ServerSaves),
 }
 
@@ -39,7 +39,7 @@ impl Saves {
         let kept = (settings.goal.is_some(), &settings.constants[..]);
         let mut every = policy.every;
         let kind = match model.worker() {
-            None => Kind::Session(SessionSaves::open(fleet, (folder, policy), kept)?),
+            None => Kind::Session(Box::new(SessionSaves::open(fleet, (folder, policy), kept)?)),
             Some(worker) => {
                 let Settings { epochs, steps, .. } = *settings;
                 let limits = Limits { epochs, steps };

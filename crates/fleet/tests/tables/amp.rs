@@ -227,7 +227,7 @@ fn run(worker: &mut Worker, batch: &[(&'static str, Tensor)]) {
     worker.run(&fed, &[]).unwrap();
 }
 
-/// What a worker and the tables have learned.
+/// The parameters of a worker and of the tables.
 #[derive(Clone, Debug, PartialEq)]
 struct Trained {
     /// The parameters of layers, then the tables of rows.

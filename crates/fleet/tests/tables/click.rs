@@ -314,7 +314,7 @@ fn saves_are_compressed_where_the_description_says_so() {
 }
 
 #[test]
-fn rows_that_nobody_sees_age_and_go() {
+fn unseen_rows_age_and_go() {
     let (net, loss) = network(3, None);
     let lasting = ACCESSOR.replace("decay_rate: 0.5", "decay_rate: 1");
     let lasting = lasting.replace("delete_threshold: 1.5", "delete_threshold: 0");

@@ -108,7 +108,7 @@ fn a_larger_network_continues_a_smaller_one() {
     worker.stop().unwrap();
 }
 
-/// What one process has saved alone continues on servers.
+/// A save of one process continues on servers.
 #[test]
 fn a_checkpoint_of_one_process_continues_on_servers() {
     let folder = Folder::new("incremental-alone");

@@ -84,7 +84,8 @@ fn other_networks_are_refused_by_name() {
     };
     check(
         &|net| _ = net.data("x", [-1, 16], DType::F32).fc(Fc::new(6).weight("fc_0.w_1")),
-        "parameter 'fc_0.w_1' of the network for inference was not trained; did you mean 'fc_0.w_0'?",
+        "parameter 'fc_0.w_1' of the network for inference was not trained; did you mean \
+         'fc_0.w_0'?",
     );
     check(
         &|net| _ = net.data("x", [-1, 15], DType::F32).fc(6),

@@ -152,7 +152,7 @@ impl FromStr for TranspilerMode {
     }
 }
 
-/// What trainers exchange in mode collective.
+/// The values that trainers exchange in mode collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CollectiveMode {
     /// The gradients of each step.

@@ -6,10 +6,7 @@ use crate::job::OwnUpdates;
 use crate::servers::lookups::is_lookup;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, OpRole, Program, Regularizer, VarId};
-use fleet_nn::optimizer::{
-    Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, LarsMomentum, Momentum, OptimizerDesc, ParamGrad,
-    RmsProp, Sgd,
-};
+use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LearningRate, LrSchedule, Programs};
 use fleet_ops::optimizer::lr_schedule;
 use fleet_ops::{Emit, Registry, math::elementwise, tensor::fill};
@@ -244,7 +241,7 @@ impl Update {
         };
         let (param, clipped, rate) = (*param, *clipped, *rate);
         let scale = if has("GradScale") { Some(op.input("GradScale")[0]) } else { None };
-        let mut optimizer = rule_of(programs, op)?;
+        let mut optimizer = OptimizerDesc::of_update(op, |var| start_of(programs, var))?;
         optimizer.settings.learning_rate = rate_of(programs, rate)?;
         let grad = unclipped(main, clipped)?;
         Ok(Update { op: id, param, grad, clipped, scale, rate, optimizer })
@@ -273,43 +270,6 @@ fn unclipped(main: &Program, grad: VarId) -> Result<VarId> {
     Ok(var)
 }
 
-/// Returns the rule of an update, with any learning rate. Lists of names, such as those of
-/// parameters without decay, are not known from one update.
-fn rule_of(programs: &Programs, op: &Op) -> Result<OptimizerDesc> {
-    let number = |name: &str| op.attr_float(name);
-    let on = |name: &str| op.attr_bool(name);
-    let (beta1, beta2, epsilon) = (|| number("beta1"), || number("beta2"), || number("epsilon"));
-    Ok(match op.name() {
-        "sgd" => Sgd::new(0.0).into(),
-        "momentum" => Momentum::new(0.0, number("mu")).use_nesterov(on("use_nesterov")).into(),
-        "adagrad" => {
-            let start = start_of(programs, op.input("Moment")[0])?;
-            Adagrad::new(0.0).epsilon(epsilon()).initial_accumulator_value(start).into()
-        }
-        "adam" => {
-            let rule = Adam::new(0.0).beta1(beta1()).beta2(beta2()).epsilon(epsilon());
-            rule.lazy_mode(on("lazy_mode")).into()
-        }
-        "adamw" => {
-            let rule = AdamW::new(0.0).beta1(beta1()).beta2(beta2()).epsilon(epsilon());
-            rule.lazy_mode(on("lazy_mode")).coeff(number("coeff")).into()
-        }
-        "adamax" => Adamax::new(0.0).beta1(beta1()).beta2(beta2()).epsilon(epsilon()).into(),
-        "adadelta" => Adadelta::new(0.0).rho(number("rho")).epsilon(epsilon()).into(),
-        "rmsprop" => {
-            let rule = RmsProp::new(0.0).rho(number("decay")).epsilon(epsilon());
-            rule.momentum(number("momentum")).centered(on("centered")).into()
-        }
-        "lamb" => Lamb::new(0.0).beta1(beta1()).beta2(beta2()).epsilon(epsilon()).into(),
-        "lars_momentum" => LarsMomentum::new(0.0, number("mu")).epsilon(epsilon()).into(),
-        other => {
-            return Err(Error::unsupported("an update of an unknown rule")
-                .expected("an optimizer of Fleet")
-                .got(other));
-        }
-    })
-}
-
 /// Returns the initial value of a variable that the startup program fills.
 fn start_of(programs: &Programs, var: VarId) -> Result<f64> {
     let (name, startup) = (programs.main.var_name(var), &programs.startup);
@@ -317,7 +277,7 @@ fn start_of(programs: &Programs, var: VarId) -> Result<f64> {
     match op.filter(|op| fill::FILL_CONSTANT.is(op)) {
         Some(op) => Ok(op.attr_float("value")),
         None => Err(Error::invalid(format!("the startup program does not fill '{name}'"))
-            .expected("fill_constant")
+            .expected(fill::FILL_CONSTANT.spec.name)
             .got(op.map_or("no op", Op::name))
             .help("pass the startup program that belongs to the main program")),
     }
@@ -434,7 +394,7 @@ mod tests {
         check(LrSchedule::cosine(0.1, 90).warmup(5, 0.0, 0.1).warmup(3, 0.0, 0.0));
     }
 
-    /// What remains is the program of the backward pass, with its clipping.
+    /// The rest is the program of the backward pass, with its clipping.
     #[test]
     fn a_taken_program_has_neither_state_nor_rates() {
         let net = Net::new();
