@@ -98,9 +98,25 @@ fn ci() -> Outcome {
     let lints = ["clippy", "--workspace", "--all-targets", OF_SERVERS, "--", "-D", "warnings"];
     cargo("lints", &lints)?;
     tidy::run(&root(), &tidy::Options::default())?;
-    cargo("tests", &["test", "--workspace"])?;
-    outside::run(&root(), &[])?;
-    guide::run(&root())
+    cargo("build of tests", &["test", "--workspace", "--no-run"])?;
+    // Tests wait for processes about half of the time, in which other crates can compile.
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| ["outside", "guide"].map(output_of));
+        let tests = cargo("tests", &["test", "--workspace"]);
+        let beside = beside.join().map_err(|_| "a task beside the tests panicked".to_string())?;
+        beside.into_iter().try_for_each(|task| task)?;
+        tests
+    })
+}
+
+/// Runs a task of this program, and prints its output once it has ended.
+fn output_of(task: &str) -> Outcome {
+    let exe = std::env::current_exe().map_err(|error| format!("cannot find xtask: {error}"))?;
+    let output = Command::new(exe).arg(task).current_dir(root()).output();
+    let output = output.map_err(|error| format!("cannot start {task}: {error}"))?;
+    let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    println!("== {task}\n{}{}", texts[0], texts[1]);
+    succeeded(task, Ok(output.status))
 }
 
 /// Lints for other platforms than this one.
