@@ -58,7 +58,7 @@ impl DistributeTranspilerConfig {
         let (start, optimizer) = match source {
             Source::Loss(loss, optimizer) => (Start::Loss(loss), optimizer.clone()),
             Source::Updates => {
-                let updates = Updates::find(programs)?;
+                let updates = Updates::find(programs, registry)?;
                 let optimizer = updates.first_optimizer();
                 (updates.set_aside(&mut programs.main)?, optimizer)
             }

@@ -334,7 +334,7 @@ impl DistributeTranspilerConfig {
         let (start, optimizer, rows) = match source {
             Source::Loss(loss, optimizer) => (Start::Loss(loss), optimizer.clone(), None),
             Source::Updates => {
-                let updates = Updates::find(programs)?;
+                let updates = Updates::find(programs, registry)?;
                 let (optimizer, rows) = updates.optimizers(&programs.main)?;
                 let start = match self.geo_sgd_mode {
                     true => updates.kept(),

@@ -5,11 +5,11 @@ use crate::compiler::Start;
 use crate::job::OwnUpdates;
 use crate::servers::lookups::is_lookup;
 use fleet_base::{Error, Result};
-use fleet_ir::{Op, OpId, OpRole, Program, Regularizer, VarId};
+use fleet_ir::{Attr, Op, OpId, OpRole, Program, Regularizer, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_nn::{LearningRate, LrSchedule, Programs};
 use fleet_ops::optimizer::lr_schedule;
-use fleet_ops::{Emit, Registry, math::elementwise, tensor::fill};
+use fleet_ops::{Emit, Registry, math::elementwise, tensor::fill, verify::verify};
 use std::collections::HashSet;
 
 /// The updates of a program.
@@ -36,9 +36,12 @@ struct Update {
 }
 
 impl Updates {
-    /// Finds the updates of a program that trains in one process.
-    pub fn find(programs: &Programs) -> Result<Updates> {
+    /// Finds the updates of a program that trains in one process. The program may be a user's file,
+    /// so it is verified first.
+    pub fn find(programs: &Programs, registry: &Registry) -> Result<Updates> {
         let main = &programs.main;
+        verify(main, registry)?;
+        verify(&programs.startup, registry)?;
         let is_distributed =
             |op: &Op| op.attr("ring_id").is_some() || op.attr("table_id").is_some();
         if let Some((id, _)) = main.root_ops().find(|(_, op)| is_distributed(op)) {
@@ -96,11 +99,7 @@ impl Updates {
             match updates.iter().find(|update| update.optimizer != first.optimizer) {
                 None => Ok(Some(first.optimizer.clone())),
                 Some(other) => {
-                    let show = |update: &Update| {
-                        let OptimizerDesc { rule, settings, .. } = &update.optimizer;
-                        let name = main.var_name(update.param);
-                        format!("{rule:?} at {:?} for '{name}'", settings.learning_rate)
-                    };
+                    let show = |update: &Update| update.shown(main);
                     Err(Error::unsupported(format!("{what} have several rules or learning rates"))
                         .expected("one for dense parameters, and one for tables of rows")
                         .got(format!("{}, {}", show(first), show(other))))
@@ -246,6 +245,22 @@ impl Update {
         let grad = unclipped(main, clipped)?;
         Ok(Update { op: id, param, grad, clipped, scale, rate, optimizer })
     }
+
+    /// Returns the rule with its numbers, the learning rate and the parameter, for errors.
+    fn shown(&self, main: &Program) -> String {
+        let op = main.op(self.op);
+        let mut text = op.name().to_string();
+        for attr in op.spec.attrs {
+            if let Some(Attr::Float(value)) = op.attr(attr.name) {
+                text += &format!(" {} {value}", attr.name);
+            }
+        }
+        let rate = match &self.optimizer.settings.learning_rate {
+            LearningRate::Constant(rate) => format!("learning rate {rate}"),
+            LearningRate::Schedule(_) => "a schedule of learning rates".to_string(),
+        };
+        format!("{text} with {rate} for '{}'", main.var_name(self.param))
+    }
 }
 
 /// Returns the last op of the root block that writes a variable.
@@ -356,7 +371,7 @@ mod tests {
         let net = Net::new();
         let loss = net.data("x", [-1, 4], DType::F32).fc(2).mean();
         net.minimize(loss, optimizer).unwrap();
-        Updates::find(&net.build().unwrap()).unwrap().first_optimizer()
+        Updates::find(&net.build().unwrap(), net.registry()).unwrap().first_optimizer()
     }
 
     #[test]
@@ -405,7 +420,7 @@ mod tests {
         let optimizer = Adam::new(schedule).grad_clip(clip).weight_decay(decay);
         net.minimize(loss, optimizer).unwrap();
         let mut programs = net.build().unwrap();
-        let updates = Updates::find(&programs).unwrap();
+        let updates = Updates::find(&programs, net.registry()).unwrap();
         updates.take(&mut programs, net.registry()).unwrap();
         let Programs { main, startup, .. } = &programs;
         fleet_ops::verify::verify(main, net.registry()).unwrap();
@@ -429,7 +444,7 @@ mod tests {
     #[test]
     fn programs_that_do_not_train_alone_are_refused() {
         let refused = |programs: &Programs, words: &str| {
-            let error = Updates::find(programs).unwrap_err().to_string();
+            let error = Updates::find(programs, Registry::standard()).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         };
         let net = Net::new();
@@ -439,10 +454,13 @@ mod tests {
         net.apply_gradients(Sgd::new(0.1), first).unwrap();
         net.apply_gradients(Sgd::new(0.2), second).unwrap();
         let mut programs = net.build().unwrap();
-        let updates = Updates::find(&programs).unwrap();
+        let updates = Updates::find(&programs, net.registry()).unwrap();
         let error = updates.optimizers(&programs.main).unwrap_err().to_string();
         assert!(error.contains("dense parameters have several rules or learning rates"), "{error}");
-        assert!(error.contains("Constant(0.1) for 'fc_0.") && error.contains("'fc_1."), "{error}");
+        assert!(
+            error.contains("with learning rate 0.1 for 'fc_0.") && error.contains("'fc_1."),
+            "{error}"
+        );
 
         let updates = programs.main.root_ops().filter(|(_, op)| op.name() == "sgd");
         let ids: Vec<OpId> = updates.map(|(id, _)| id).collect();
@@ -453,8 +471,19 @@ mod tests {
         let mut emit = Emit::new(&mut programs.main, net.registry(), OpRole::FORWARD);
         emit.op(&elementwise::MUL).input("X", param).input("Y", rate).one("Out").unwrap();
         emit.append();
-        let error = Updates::find(&programs).unwrap().take(&mut programs, net.registry());
+        let error =
+            Updates::find(&programs, net.registry()).unwrap().take(&mut programs, net.registry());
         let error = error.unwrap_err().to_string();
         assert!(error.contains("an op reads the state or learning rate of updates"), "{error}");
+
+        // A broken program, as a file may hold it.
+        let net = Net::new();
+        let loss = net.data("x", [-1, 4], DType::F32).fc(2).mean();
+        net.minimize(loss, Adagrad::new(0.1)).unwrap();
+        let mut programs = net.build().unwrap();
+        let update = programs.main.root_ops().find(|(_, op)| op.name() == "adagrad").unwrap().0;
+        let op = programs.main.op_mut(update);
+        op.inputs[op.spec.input_index("Moment").unwrap()].clear();
+        refused(&programs, "Moment");
     }
 }
