@@ -5,6 +5,7 @@
 pub struct DocumentedDefault {
     /// The message and the field.
     pub message: &'static str,
+    /// The field's name in the message.
     pub field: &'static str,
     /// The values that documents give, with their numbers.
     pub documents: &'static str,

@@ -39,14 +39,17 @@ pub(crate) enum Form {
 /// An environment variable of the list.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
+    /// Name in the environment.
     pub name: &'static str,
     /// The values that its readers accept.
     pub(crate) form: Form,
     /// Value used when the variable is absent; empty if there is no default.
     pub default: &'static str,
+    /// What the variable means, for `fleet env`.
     pub meaning: &'static str,
     /// The reason why a documented variable has no effect in Fleet.
     pub no_effect: Option<&'static str>,
+    /// The components that read it.
     pub readers: &'static [Reader],
     /// Whether the value must never be shown.
     pub secret: bool,
@@ -82,7 +85,8 @@ macro_rules! variables {
     ($($name:ident $(= $text:literal)?: [$($reader:ident),+] $(as $form:ident $(($of:expr))?)?,
        $(secret: $secret:literal,)? $(default: $default:literal,)? $meaning:literal
        $(, no effect: $no_effect:literal)?;)*) => {
-        $(pub const $name: &str = variables!(@first $($text,)? stringify!($name));)*
+        $(#[doc = concat!($meaning, ".")]
+        pub const $name: &str = variables!(@first $($text,)? stringify!($name));)*
 
         /// All variables.
         pub const VARIABLES: &[Variable] = &[$(Variable {

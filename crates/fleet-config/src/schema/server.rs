@@ -7,7 +7,9 @@ use crate::reflect::EnumShape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum TableType {
+    /// Rows by id.
     PsSparseTable = 0,
+    /// Parameters of fixed size.
     PsDenseTable = 1,
 }
 

@@ -11,9 +11,13 @@ use crate::reflect::EnumShape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum Mode {
+    /// Workers exchange gradients among themselves.
     Collective = 1,
+    /// Parameter servers update the parameters.
     Ps = 2,
+    /// Workers are stages of a pipeline.
     Pipeline = 3,
+    /// Workers have different kinds of devices.
     Heter = 4,
 }
 
