@@ -34,6 +34,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Arguments of a demo.
 #[derive(Args)]
 pub struct DemoArgs {
     /// Model to train

@@ -58,7 +58,6 @@
 //! ```
 
 #![forbid(unsafe_code)]
-#![deny(missing_docs, rustdoc::broken_intra_doc_links)]
 
 // Tensors are written with the machine's byte order, and all formats here are little-endian.
 #[cfg(target_endian = "big")]

@@ -25,7 +25,6 @@
 //! ```
 
 #![forbid(unsafe_code)]
-#![deny(missing_docs, rustdoc::broken_intra_doc_links)]
 // These macros panic if a log's disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
