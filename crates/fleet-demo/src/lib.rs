@@ -34,8 +34,8 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Arguments of a demo.
 #[derive(Args)]
+#[allow(missing_docs, reason = "clap would show it as the description of a command")]
 pub struct DemoArgs {
     /// Model to train
     #[arg(value_enum, default_value_t = Which::WideDeep)]
