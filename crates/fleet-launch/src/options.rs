@@ -58,9 +58,9 @@ pub enum Verbosity {
     Errors,
     /// Errors and warnings.
     Warnings,
-    /// Also the progress of the job.
+    /// Also the launcher's messages about the job.
     Normal,
-    /// Also every decision of the launcher.
+    /// Also all arguments, and the whole environment of the first process.
     Debug,
 }
 

@@ -1,7 +1,6 @@
 //! Tensors and their parts: element types, shapes, layouts, aligned buffers, dense tensors and
 //! sparse rows. This crate does not depend on programs or sockets.
 
-
 mod arg;
 mod buffer;
 mod convert;

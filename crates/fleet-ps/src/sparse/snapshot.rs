@@ -71,7 +71,7 @@ pub enum Record<'a> {
     Row {
         /// The id of the row.
         id: u64,
-        /// Days for which the row was not pushed to.
+        /// Days for which the id was not seen.
         unseen_days: u8,
         /// Whether it was pushed to since the last base or delta.
         changed: bool,
