@@ -257,7 +257,7 @@ impl Worker {
     fn count_from(&mut self, step: u64) -> Result<()> {
         self.scale.count_from(step);
         if self.session.scope.contains(HostRate::COUNTER) {
-            // The learning rates of GEO are in its program; the counter is -1 before the first step.
+            // The rates of GEO are in its program. The counter is -1 before the first step.
             let counter = i64::try_from(step).unwrap_or(i64::MAX) - 1;
             let counter = Tensor::from_slice(&[counter], [1])?;
             self.session.scope.assign(HostRate::COUNTER, &counter)?;
@@ -320,8 +320,8 @@ impl Worker {
     }
 
     /// Returns this worker's loss scale of mixed precision (`get_loss_scaling`); none if the loss
-    /// is not scaled. Each worker has its own. It starts at `init_loss_scaling`. The servers keep it,
-    /// and a worker that is restarted during the job continues with it.
+    /// is not scaled. Each worker has its own, which starts at `init_loss_scaling`. The servers keep
+    /// it: a worker that is restarted during the job continues with it.
     pub fn loss_scaling(&self) -> Result<Option<f32>> {
         self.session.loss_scaling()
     }

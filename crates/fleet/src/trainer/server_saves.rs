@@ -169,12 +169,14 @@ impl ServerSaves {
         Ok(Some(Start { state, resumed: None, has_joined: true }))
     }
 
-    /// Sets the variables that are in no table, such as batch statistics, to those of the newest
-    /// checkpoint: this worker's later ones are lost.
+    /// Sets the variables that are in no table, such as batch statistics, to those of this worker's
+    /// newest part of a checkpoint: later ones are lost.
     fn set_variables(&self, worker: &mut Worker) -> Result<()> {
-        let Some((_, path)) = checkpoints(&self.folder)?.pop() else { return Ok(()) };
-        let part = load_tensors(worker_folder(&path, self.own));
-        if let Err(error) = part.and_then(|part| worker.set_variables(&part.tensors)) {
+        let parts = checkpoints(&self.folder)?.into_iter().rev();
+        let mut parts = parts.map(|(_, path)| worker_folder(&path, self.own));
+        let Some(part) = parts.find(|part| part.exists()) else { return Ok(()) };
+        let variables = load_tensors(part).map(|part| part.tensors);
+        if let Err(error) = variables.and_then(|it| worker.set_variables(&it)) {
             // The others train on, and the tables are whole.
             note(format_args!("variables that are in no table start anew: {error}"));
         }
