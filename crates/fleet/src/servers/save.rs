@@ -28,8 +28,17 @@ impl Worker {
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        let dir = dir.as_ref();
         self.flush()?;
+        self.save_flushed(dir.as_ref(), mode, format)
+    }
+
+    /// Saves all tables as the servers have them, and this worker's variables that are in no table.
+    pub(crate) fn save_flushed(
+        &self,
+        dir: &Path,
+        mode: SaveMode,
+        format: SaveFormat,
+    ) -> Result<Saved> {
         let saved = self.servers().admin.save(Tables::All, dir, mode, format)?;
         let names = worker_var_names(self.job(), &self.session);
         save_named(&dir.join(WORKER_FOLDER), &self.session.scope, &names)?;
@@ -107,13 +116,27 @@ impl Worker {
     }
 
     /// Loads the latest save of a folder over the tables of all servers, and the parameters from
-    /// it. Only one worker should call it while the others wait; they then call [`Worker::flush`].
+    /// it. Only one worker should call it while the others wait; they then call
+    /// [`Worker::adopt_loaded`].
     pub fn load_persistables(&mut self, dir: impl AsRef<Path>) -> Result<u64> {
         let loaded = self.servers().admin.load(Tables::All, dir.as_ref())?;
+        self.adopt_loaded(dir)?;
+        Ok(loaded)
+    }
+
+    /// Adopts a save that another worker has loaded ([`Worker::load_persistables`]): pulls the
+    /// parameters from the servers, and loads the variables that are in no table, such as the loss
+    /// scale and batch statistics. In GEO, this worker's changes that were not sent are dropped.
+    pub fn adopt_loaded(&mut self, dir: impl AsRef<Path>) -> Result<()> {
         let job = self.job().clone();
         load_worker_vars(dir.as_ref(), &job, &mut self.session)?;
-        self.flush()?;
-        Ok(loaded)
+        self.reload()
+    }
+
+    /// Sets variables that are in no table.
+    pub(crate) fn set_variables(&mut self, variables: &[(String, Tensor)]) -> Result<()> {
+        let scope = &mut self.session.scope;
+        variables.iter().try_for_each(|(name, tensor)| scope.assign(name, tensor))
     }
 }
 
