@@ -12,6 +12,7 @@ mod launch_barrier;
 mod lifecycle;
 mod port;
 mod prepare;
+mod remote_save;
 mod rows;
 mod save;
 mod settings;

@@ -22,7 +22,7 @@ use fleet_base::file::make_folder;
 use fleet_base::output::note;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_format::{Meta, list_tensors, load_tensors, save_tensors};
-use fleet_ps::{SaveFormat, SaveMode};
+use fleet_ps::{SaveFormat, SaveMode, remote_url};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -73,6 +73,12 @@ impl ServerSaves {
                 "checkpoints are not supported for GEO, whose workers hold the tables",
             )
             .help("save with Worker::save_persistables at the end, or set k_steps to 0"));
+        }
+        if let Some(url) = remote_url(folder)? {
+            return Err(Error::unsupported("checkpoints in a remote folder are not supported")
+                .expected("a folder that all processes see")
+                .got(url)
+                .help("save to it with Worker::save_persistables"));
         }
         policy.check()?;
         let workers = worker.servers().job().worker_count;
