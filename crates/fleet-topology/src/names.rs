@@ -142,10 +142,12 @@ variables! {
     PADDLE_WITH_GLOO: [RoleMaker, Launcher] as OneOf(&["0", "1", "2"]), default: "0",
         "Groups of fleet.util: 0 and 1 workers; 2 also servers, and workers with servers";
     PADDLE_GLOO_RENDEZVOUS: [RoleMaker] as OneOf(&["1", "2", "3"]),
-        "Where processes meet without FLEET_STORE if PADDLE_WITH_GLOO is 1 or 2: 2 a file in \
-         PADDLE_GLOO_FS_PATH, 3 PADDLE_GLOO_HTTP_ENDPOINT, 1 (HDFS) at worker 0";
-    PADDLE_GLOO_FS_NAME: [RoleMaker], "HDFS name for rendezvous 1";
-    PADDLE_GLOO_FS_UGI: [RoleMaker], secret: true, "HDFS user and password for rendezvous 1";
+        "Where processes meet without FLEET_STORE if PADDLE_WITH_GLOO is 1 or 2: 1 a file in \
+         PADDLE_GLOO_FS_PATH of HDFS, 2 a file in PADDLE_GLOO_FS_PATH, 3 \
+         PADDLE_GLOO_HTTP_ENDPOINT";
+    PADDLE_GLOO_FS_NAME: [RoleMaker], "Address of HDFS for rendezvous 1: hdfs://HOST:PORT";
+    PADDLE_GLOO_FS_UGI: [RoleMaker], secret: true,
+        "USER,PASSWORD for rendezvous 1; visible in the arguments of hadoop while it runs";
     PADDLE_GLOO_FS_PATH: [RoleMaker], "Folder for rendezvous 1 and 2; all processes see it";
     PADDLE_GLOO_HTTP_ENDPOINT: [RoleMaker] as Endpoint,
         "HOST:PORT for rendezvous 3, where worker 0 hosts the store";
@@ -235,7 +237,8 @@ variables! {
          --silence_timeout)";
     FLAGS_LAUNCH_BARRIER: [Worker] as Switch, default: "1", "Workers wait until the servers listen";
     FLEET_SAVE_ROOT: [Server],
-        "The only folder in which servers save and load; by default any; same as --save_root";
+        "The only folder in which servers save and load, which may be remote; by default any; same \
+         as --save_root";
     FLEET_GRPC_PORT: [Server] as Port,
         "Port of the servers' gRPC services: control, health, reflection (feature grpc); 0: any \
          free port";

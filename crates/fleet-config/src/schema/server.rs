@@ -284,15 +284,16 @@ message! {
             allowed [ABOVE_0, "features would not train", "0.05"];
     }
 
-    /// The file system to which tables are saved.
+    /// The Hadoop client with which workers and servers save to `hdfs://` and `afs://` folders, and
+    /// load from them.
     FsClientParameter = "FsClientParameter" {
-        /// Its address.
+        /// Address of the file system: `-D fs.defaultFS`. By default that of the client.
         uri(1): optional string;
-        /// User name.
+        /// User name: `-D hadoop.job.ugi`. By default that of the client.
         user(2): optional string;
-        /// Password.
+        /// Password, after the user name.
         passwd(3): optional string;
-        /// Its client program.
+        /// The client program; `hadoop` if it is empty.
         hadoop_bin(4): optional string;
     }
 }

@@ -187,9 +187,9 @@ message! {
         /// The sparse tables of the parameter server.
         downpour_table_param(115): repeated message(TableParameter),
             only Servers "the job has no servers";
-        /// The file system to which tables are saved.
+        /// The Hadoop client of saves to `hdfs://` and `afs://` folders.
         fs_client_param(116): optional message(FsClientParameter),
-            ignored "tables are saved to folders";
+            only Servers "the job has no servers";
         /// Settings of quantisation-aware training.
         qat_configs(117): optional message(QatConfig),
             ignored "quantised kernels are not supported";

@@ -3,6 +3,7 @@
 use super::ServerJob;
 use super::loss_scale::{self, ScaleKeeper};
 use super::port::{Sender, TableAdapter, UnknownIds, table_ids};
+use super::remote_save::save_fs;
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
 use crate::report::Reporter;
@@ -14,10 +15,11 @@ use fleet_nn::{HostRate, LrSchedule, Programs};
 use fleet_ops::Services;
 use fleet_ps::{
     Arrival, Communicator, CommunicatorOptions, CommunicatorStats, GeoCommunicator, Progress,
-    PushMode, RateOf, Rates, START_ROUNDS, Servers, WorkerSeen,
+    PushMode, RateOf, Rates, START_ROUNDS, SaveFs, Servers, WorkerSeen,
 };
 use fleet_strategy::servers::{Exchange, ServerPlan};
 use fleet_tensor::Tensor;
+use fleet_topology::Env;
 use std::sync::Arc;
 
 /// Statistics of a worker's communication.
@@ -74,6 +76,8 @@ pub struct Worker {
     scale: ScaleKeeper,
     stopped: bool,
     reporter: Reporter,
+    /// The file system of saves in remote folders.
+    pub(super) save_fs: SaveFs,
 }
 
 impl Worker {
@@ -148,12 +152,15 @@ impl Worker {
             scale: ScaleKeeper::default(),
             stopped: false,
             reporter: Reporter::default(),
+            save_fs: save_fs(&job.strategy, None),
         })
     }
 
-    /// Makes the worker report to the launcher that it has finished, or failed and why.
-    pub(super) fn reports_to(self, reporter: &Reporter) -> Worker {
-        Worker { reporter: reporter.clone(), ..self }
+    /// Makes the worker report to the launcher that it has finished, or failed and why, and save
+    /// as the environment says.
+    pub(super) fn of_job(self, reporter: &Reporter, env: &Env) -> Worker {
+        let save_fs = save_fs(&self.job.strategy, Some(env));
+        Worker { reporter: reporter.clone(), save_fs, ..self }
     }
 
     /// Reports an error of an operation that involves the other workers.
