@@ -59,11 +59,16 @@ const INSTALL: &str = "does not apply: Fleet is a Rust crate";
 const ROWS: &[Row] = &[
     row("000", "export FLAGS_fuse_parameter_memory_size=16", BUCKETS, Check::Read(any)),
     row("000", "export FLAGS_fuse_parameter_groups_size=50", BUCKETS, Check::Read(any)),
-    row("000", "export FLAGS_enable_parallel_graph=1", "none, which is reported", Check::Unused),
+    row(
+        "000",
+        "export FLAGS_enable_parallel_graph=1",
+        "a worker uses its whole share of the cores, as it does without CPU_NUM in any case",
+        Check::Read(any),
+    ),
     row(
         "000",
         "export FLAGS_sync_nccl_allreduce=1",
-        "none: the strategy field of that name has no effect, with a warning",
+        "gradients are summed in the computing thread",
         Check::Read(any),
     ),
     row(
@@ -219,8 +224,18 @@ const ROWS: &[Row] = &[
         "sending threads of a worker",
         Check::Read(|env| options(env).thread_count == 3),
     ),
-    row("004", "export FLAGS_rpc_get_thread_num=3", "none, which is reported", Check::Unused),
-    row("004", "export FLAGS_rpc_prefetch_thread_num=3", "none, which is reported", Check::Unused),
+    row(
+        "004",
+        "export FLAGS_rpc_get_thread_num=3",
+        "dense tables that a worker receives at a time",
+        Check::Read(|env| options(env).receive_thread_count == 3),
+    ),
+    row(
+        "004",
+        "export FLAGS_rpc_prefetch_thread_num=3",
+        "tables whose rows a worker looks up ahead at a time",
+        Check::Read(|env| options(env).look_ahead_thread_count == 3),
+    ),
     row(
         "004",
         "export FLAGS_rpc_deadline=180000",

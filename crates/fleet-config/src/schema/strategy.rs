@@ -59,9 +59,10 @@ message! {
         /// Updates of a parameter server: true for asynchronous, false for synchronous
         /// (`a_sync_configs`).
         a_sync(12): optional bool = true, only Servers "the job has no servers";
-        /// Makes each communication thread wait for its all-reduce; false lets them overlap.
+        /// Sums gradients in the computing thread, which waits for each sum. If false or not
+        /// assigned, sums overlap the backward pass.
         sync_nccl_allreduce(13): optional bool = true,
-            ignored "communicators overlap, and waits follow from the program";
+            only Collective "gradients are sent to servers";
         /// Number of parallel communicators. Recommended: 1 on one machine, 2 on several.
         nccl_comm_num(14): optional int32 = 1,
             allowed [AT_LEAST_1, "gradients need a communicator", "1 on one machine, 2 on several"],

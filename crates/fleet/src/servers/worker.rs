@@ -6,6 +6,7 @@ use super::port::{Sender, TableAdapter, UnknownIds, table_ids};
 use super::remote_save::save_fs;
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
+use crate::options::options_of_worker;
 use crate::report::Reporter;
 use crate::{DatasetReport, DatasetRun, Session, exec_options};
 use fleet_base::{Error, ErrorKind, Result};
@@ -106,7 +107,7 @@ impl Worker {
             return Err(Error::invalid("the servers' tables differ from those of the program")
                 .help("give servers and workers the same network and strategy"));
         }
-        let options = exec_options(&job.strategy, options);
+        let options = options_of_worker(exec_options(&job.strategy, options), job.place.worker);
         Session::with_executor(programs, Executor::new(options))
             .map_err(|error| with_table_sizes(job, error))
     }
