@@ -280,7 +280,7 @@ variables! {
     FLAGS_FUSE_PARAMETER_MEMORY_SIZE = "FLAGS_fuse_parameter_memory_size": [Worker] as Integer(-1),
         default: "32", "Strategy field fuse_grad_size_in_MB, the size of a bucket of gradients";
     FLAGS_FUSE_PARAMETER_GROUPS_SIZE = "FLAGS_fuse_parameter_groups_size": [Worker] as Integer(1),
-        default: "50", "Strategy field fuse_grad_size_in_TFLOPS, the layers in a bucket";
+        default: "50", "Strategy field fuse_grad_size_in_TFLOPS, the parameters in a bucket";
     FLAGS_SYNC_NCCL_ALLREDUCE = "FLAGS_sync_nccl_allreduce": [Worker] as Switch,
         "Strategy field sync_nccl_allreduce; 1: the computing thread sums gradients, without \
          overlap";

@@ -63,7 +63,8 @@ message! {
         /// assigned, sums overlap the backward pass.
         sync_nccl_allreduce(13): optional bool = true,
             only Collective "gradients are sent to servers";
-        /// Number of parallel communicators. Recommended: 1 on one machine, 2 on several.
+        /// Number of parallel communicators. At most 8. Recommended: 1 on one machine, 2
+        /// on several.
         nccl_comm_num(14): optional int32 = 1,
             allowed [AT_LEAST_1, "gradients need a communicator", "1 on one machine, 2 on several"],
             only Collective "gradients are sent to servers";
@@ -87,9 +88,10 @@ message! {
                 "32, or fuse_all_reduce_ops false for no buckets"
             ],
             only Collective "gradients are sent to servers";
-        /// Limit of the number of layers whose gradients share a bucket, despite the name.
+        /// Number of parameters, despite the name, above which a bucket of gradients is closed; the
+        /// parameters of a layer stay together.
         fuse_grad_size_in_TFLOPS(20): optional float = 50.0,
-            allowed [AT_LEAST_1, "it limits the layers whose gradients share a bucket", "50"],
+            allowed [AT_LEAST_1, "it limits the parameters whose gradients share a bucket", "50"],
             only Collective "gradients are sent to servers";
         /// Chooses convolution algorithms by trying all of them.
         cudnn_exhaustive_search(21): optional bool = false,
