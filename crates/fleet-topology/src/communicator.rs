@@ -55,7 +55,9 @@ impl Setting {
     );
     pub const IS_SGD_OPTIMIZER: Setting =
         Setting::without_field(names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER);
+    /// Number of dense tables that are received at a time.
     pub const RPC_GET_THREAD_NUM: Setting = Setting::without_field(names::FLAGS_RPC_GET_THREAD_NUM);
+    /// Number of tables whose rows are looked up ahead at a time.
     pub const RPC_PREFETCH_THREAD_NUM: Setting =
         Setting::without_field(names::FLAGS_RPC_PREFETCH_THREAD_NUM);
 
