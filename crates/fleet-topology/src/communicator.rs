@@ -64,7 +64,7 @@ impl Setting {
         Setting::without_field(names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER);
     /// Number of dense tables that are received at a time.
     pub const RPC_GET_THREAD_NUM: Setting = Setting::without_field(names::FLAGS_RPC_GET_THREAD_NUM);
-    /// Number of sparse tables that are looked up ahead at a time.
+    /// Number of tables whose rows are looked up ahead at a time.
     pub const RPC_PREFETCH_THREAD_NUM: Setting =
         Setting::without_field(names::FLAGS_RPC_PREFETCH_THREAD_NUM);
 

@@ -2,7 +2,7 @@
 //! with its effect in Fleet, and a check of the effect.
 
 use crate::{Place, Said};
-use fleet::DistributedStrategy;
+use fleet::prelude::*;
 use fleet::servers::communicator_options;
 use fleet::topology::Env;
 use fleet_launch::cluster::Cluster;
@@ -63,13 +63,13 @@ const ROWS: &[Row] = &[
         "000",
         "export FLAGS_enable_parallel_graph=1",
         "a worker uses its whole share of the cores, as it does without CPU_NUM in any case",
-        Check::Read(any),
+        Check::Read(uses_all_cores),
     ),
     row(
         "000",
         "export FLAGS_sync_nccl_allreduce=1",
         "gradients are summed in the computing thread",
-        Check::Read(any),
+        Check::Read(|env| flagged(env).sync_nccl_allreduce == Some(true)),
     ),
     row(
         "000",
@@ -246,6 +246,26 @@ const ROWS: &[Row] = &[
 
 fn any(_: &Env) -> bool {
     true
+}
+
+/// Returns whether a worker whose program leaves the threads open has one for each core of its
+/// share, although `CPU_NUM` is larger.
+fn uses_all_cores(env: &Env) -> bool {
+    let mut env = env.clone();
+    env.set("CPU_NUM", "1000");
+    let fleet = Fleet::join(&env).unwrap();
+    let net = Net::new();
+    let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
+    let strategy = DistributedStrategy::new();
+    let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, loss).unwrap();
+    let session = fleet.session(net.build().unwrap(), &job, ExecOptions::default()).unwrap();
+    session.executor.threads() == fleet.cores_share()
+}
+
+/// Returns the strategy of a job without fields, in this environment.
+fn flagged(env: &Env) -> DistributedStrategy {
+    let flag = |name: &str| env.text(name).map(str::to_string);
+    DistributedStrategy::new().with_flags(flag).unwrap().0
 }
 
 fn options(env: &Env) -> fleet::ps::CommunicatorOptions {
