@@ -208,7 +208,8 @@ impl DistributedStrategy {
 fn unknown_attribute(name: &str, shape: &Shape) -> Error {
     let error = Error::invalid(format!("{name} is not an attribute of {}", shape.name));
     if name == "fetch_frequency" {
-        return error.help("every run returns its fetches; a pass prints in DatasetRun::print_period");
+        return error
+            .help("every run returns its fetches; a pass prints in DatasetRun::print_period");
     }
     with_hint(error, name, shape.names())
 }
