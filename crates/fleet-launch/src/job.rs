@@ -95,7 +95,7 @@ impl Job {
             .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
         let program = Program::resolve(&options, &env, builtins, &executable)?;
         if program.is_builtin {
-            builtins.check_mode(&program.title, options.mode)?;
+            builtins.check_mode(&program.title, &options)?;
         }
         let machine = Machine::here();
         options.warnings.extend(cluster::device_warnings(&options, &env, &machine));
