@@ -353,6 +353,12 @@ fn asynchronous_workers_lose_nothing() {
         CommunicatorOptions::default(),
         CommunicatorOptions { merge_count_max: 4, thread_count: 3, ..Default::default() },
         CommunicatorOptions { receives_apart: true, queue_len_max: 1, ..Default::default() },
+        CommunicatorOptions {
+            receives_apart: true,
+            receive_thread_count: 3,
+            look_ahead_thread_count: 3,
+            ..Default::default()
+        },
     ] {
         let strategy = DistributedStrategy::new().with_a_sync(true);
         let net = Net::new();

@@ -46,9 +46,11 @@ use std::sync::Arc;
 /// Settings that all optimizers share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerSettings {
+    /// The rate of each step, a number or a schedule.
     pub learning_rate: LearningRate,
     /// Weight decay of parameters without their own regularizer.
     pub weight_decay: Option<Regularizer>,
+    /// Clipping of the gradients before decay and update; none by default.
     pub grad_clip: Option<GradClip>,
     /// Names of the parameters to train; all by default.
     pub parameters: Option<Vec<String>>,
@@ -67,7 +69,9 @@ pub struct OptimizerSettings {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Optimizer<R> {
+    /// The update of one parameter, with its numbers.
     pub rule: R,
+    /// Learning rate, decay, clipping and the parameters to train.
     pub settings: OptimizerSettings,
 }
 
@@ -90,6 +94,7 @@ impl<R> Optimizer<R> {
         self
     }
 
+    /// Clips gradients before the update; without this call, they are not clipped.
     pub fn grad_clip(mut self, clip: GradClip) -> Self {
         self.settings.grad_clip = Some(clip);
         self
@@ -130,7 +135,9 @@ impl<R> Optimizer<R> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerDesc {
+    /// The update of one parameter, with its numbers.
     pub rule: Rule,
+    /// Learning rate, decay, clipping and the parameters to train.
     pub settings: OptimizerSettings,
     /// Optimizer of embedding tables, if it differs: with its own rule, rate, decay and clipping. A
     /// table is a parameter that lookups read, with sparse or dense gradients. Strategies that
@@ -165,7 +172,10 @@ macro_rules! rules {
         /// Update rule of an optimizer.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Rule {
-            $($name($rule),)*
+            $(
+                #[doc = concat!("See [`", stringify!($rule), "`].")]
+                $name($rule),
+            )*
         }
 
         impl Rule {
@@ -236,7 +246,9 @@ pub trait UpdateRule: fmt::Debug + Send + Sync {
 /// writes it to `<slot>Out`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
+    /// Part of the variable's name: `velocity` of `fc_0.w_0_velocity_0`.
     pub name: &'static str,
+    /// The input slot of the op that reads the state.
     pub slot: &'static str,
     /// Initial value of each element.
     pub start: f64,
@@ -285,7 +297,9 @@ pub struct SkipUpdate {
 /// Results of [`OptimizerDesc::minimize`].
 #[derive(Clone, Debug)]
 pub struct MinimizedIds {
+    /// The trained parameters with their gradients, before clipping.
     pub params_grads: Vec<ParamGrad>,
+    /// The variable that holds the rate of the step.
     pub learning_rate: VarId,
 }
 

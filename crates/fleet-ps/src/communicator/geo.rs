@@ -97,6 +97,8 @@ enum ServerChanges {
 const FILL_ROWS: usize = 1 << 16;
 
 impl GeoCommunicator {
+    /// Starts the thread that exchanges differences every `k_steps` steps, which must be at least
+    /// 1.
     pub fn start(servers: impl Into<Servers>, k_steps: usize) -> Result<GeoCommunicator> {
         if k_steps == 0 {
             return Err(Error::invalid("invalid k_steps of GEO").expected("at least 1").got(0));
@@ -108,6 +110,7 @@ impl GeoCommunicator {
         Ok(GeoCommunicator { shared, _thread: thread })
     }
 
+    /// Returns the servers that the differences are exchanged with.
     pub fn servers(&self) -> &Servers {
         &self.shared.servers
     }
@@ -262,6 +265,7 @@ impl GeoCommunicator {
         lock(&self.shared.state).table(table)?.take_in(parts)
     }
 
+    /// Returns the activity since the start.
     pub fn stats(&self) -> super::CommunicatorStats {
         lock(&self.shared.state).stats
     }

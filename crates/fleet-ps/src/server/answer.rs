@@ -5,7 +5,6 @@ use crate::job_text;
 use crate::message::{fill_f32s, put};
 use crate::progress;
 use crate::request::{Change, Read, Stamp};
-use crate::save::job;
 use crate::{
     Arrival, DenseTable, GeoTable, GlobalStep, Push, START_ROUNDS, SparseTable, TableStats,
     UniqueIds,
@@ -56,7 +55,7 @@ impl ServerTables {
                 .for_each(|worker| put(answer, &self.worker_numbers(worker))),
             Read::Rounds { at } => put(answer, &[self.barrier.rounds(*at)]),
             Read::Stats { table } => put(answer, &self.stats(*table)?.numbers()),
-            Read::LastSave { dir } => put(answer, &[job::last_id(&*self.disk, Path::new(dir))?]),
+            Read::LastSave { dir } => put(answer, &[self.last_save(Path::new(dir))?]),
             Read::Compare { job, acknowledged } => {
                 self.compare(job)?;
                 let acknowledged = acknowledged

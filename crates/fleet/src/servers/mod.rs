@@ -13,6 +13,7 @@ mod lifecycle;
 mod loss_scale;
 mod port;
 mod prepare;
+mod remote_save;
 mod rows;
 mod save;
 mod settings;

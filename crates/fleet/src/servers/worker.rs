@@ -3,8 +3,10 @@
 use super::ServerJob;
 use super::loss_scale::{self, ScaleKeeper};
 use super::port::{Sender, TableAdapter, UnknownIds, table_ids};
+use super::remote_save::save_fs;
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
+use crate::options::options_of_worker;
 use crate::report::Reporter;
 use crate::{DatasetReport, DatasetRun, Session, exec_options};
 use fleet_base::{Error, ErrorKind, Result};
@@ -14,10 +16,11 @@ use fleet_nn::{HostRate, LrSchedule, Programs};
 use fleet_ops::Services;
 use fleet_ps::{
     Arrival, Communicator, CommunicatorOptions, CommunicatorStats, GeoCommunicator, Progress,
-    PushMode, RateOf, Rates, START_ROUNDS, Servers, WorkerSeen,
+    PushMode, RateOf, Rates, START_ROUNDS, SaveFs, Servers, WorkerSeen,
 };
 use fleet_strategy::servers::{Exchange, ServerPlan};
 use fleet_tensor::Tensor;
+use fleet_topology::Env;
 use std::sync::Arc;
 
 /// Statistics of a worker's communication.
@@ -74,6 +77,8 @@ pub struct Worker {
     scale: ScaleKeeper,
     stopped: bool,
     reporter: Reporter,
+    /// The file system of saves in remote folders.
+    pub(super) save_fs: SaveFs,
 }
 
 impl Worker {
@@ -102,7 +107,7 @@ impl Worker {
             return Err(Error::invalid("the servers' tables differ from those of the program")
                 .help("give servers and workers the same network and strategy"));
         }
-        let options = exec_options(&job.strategy, options);
+        let options = options_of_worker(exec_options(&job.strategy, options), job.place.worker);
         Session::with_executor(programs, Executor::new(options))
             .map_err(|error| with_table_sizes(job, error))
     }
@@ -148,12 +153,15 @@ impl Worker {
             scale: ScaleKeeper::default(),
             stopped: false,
             reporter: Reporter::default(),
+            save_fs: save_fs(&job.strategy, None),
         })
     }
 
-    /// Makes the worker report to the launcher that it has finished, or failed and why.
-    pub(super) fn reports_to(self, reporter: &Reporter) -> Worker {
-        Worker { reporter: reporter.clone(), ..self }
+    /// Makes the worker report to the launcher that it has finished, or failed and why, and save
+    /// as the environment says.
+    pub(super) fn of_job(self, reporter: &Reporter, env: &Env) -> Worker {
+        let save_fs = save_fs(&self.job.strategy, Some(env));
+        Worker { reporter: reporter.clone(), save_fs, ..self }
     }
 
     /// Reports an error of an operation that involves the other workers.

@@ -24,7 +24,7 @@ use fleet_base::file::make_folder;
 use fleet_base::output::note;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_format::{Meta, list_tensors, load_tensors, save_tensors};
-use fleet_ps::{SaveFormat, SaveMode};
+use fleet_ps::{SaveFormat, SaveMode, remote_url};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -70,6 +70,12 @@ impl ServerSaves {
         is_in_team: bool,
         limits: Limits,
     ) -> Result<ServerSaves> {
+        if let Some(url) = remote_url(folder)? {
+            return Err(Error::unsupported("checkpoints in a remote folder are not supported")
+                .expected("a folder that all processes see")
+                .got(url)
+                .help("save to it with Worker::save_persistables"));
+        }
         policy.check()?;
         let workers = worker.servers().job().worker_count;
         let is_alone = workers > 1 && !is_in_team;
@@ -333,7 +339,7 @@ impl ServerSaves {
             for name in [PROGRESS_FILE, DAMAGED_FILE] {
                 remove_if_present(&path.join(name))?;
             }
-            worker.save_flushed(&path, SaveMode::All, SaveFormat::Binary)?;
+            worker.save_flushed(&path, None, SaveMode::All, SaveFormat::Binary)?;
         }
         let scope = &worker.session.scope;
         let names = worker_var_names(worker.job(), &worker.session);
