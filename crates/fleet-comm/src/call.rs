@@ -195,7 +195,7 @@ pub struct Label {
     text: [u8; LABEL_BYTES_MAX],
 }
 
-/// Size of a label: the rest of [`SIGNATURE_BYTES`].
+/// Size of a label in bytes: what a signature has left. Longer names are cut.
 pub const LABEL_BYTES_MAX: usize = 96;
 
 impl Label {

@@ -100,8 +100,8 @@ impl Kernel {
 /// Context of a running kernel. Slots are indexed in the order of the spec; see [`Args`] for the
 /// memory of inputs and outputs.
 ///
-/// An output overlaps an input only as [`OpTraits`] allows. Kernels of such ops read the input with
-/// [`KernelCtx::input_or_output`].
+/// An output overlaps an input only as [`OpTraits`](crate::OpTraits) allows. Kernels of such ops
+/// read the input with [`KernelCtx::input_or_output`].
 pub struct KernelCtx<'a> {
     /// Inputs, outputs and scratch memory.
     pub args: Args<'a>,

@@ -11,8 +11,8 @@ pub enum Layout {
     /// The last dimension is contiguous.
     #[default]
     RowMajor,
-    /// A convolution filter [Cout, Cin/groups, kh, kw], stored as
-    /// [ceil(Cout/64)][kh][kw][Cin/groups][64]. Missing output channels are zero. The direct
+    /// A convolution filter `[Cout, Cin/groups, kh, kw]`, stored as
+    /// `[ceil(Cout/64)][kh][kw][Cin/groups][64]`. Missing output channels are zero. The direct
     /// convolution kernels read it without packing.
     Filter64,
 }

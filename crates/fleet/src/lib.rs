@@ -119,7 +119,7 @@ pub mod ir {
 
 /// Definitions of ops: their slots and attributes, shape and gradient rules, kernels and traits.
 ///
-/// A program with an op of its own, which [`Registry::install`] adds to
+/// A program with an op of its own, which [`Registry::install`](ops::Registry::install) adds to
 /// those that networks, executors, strategies, servers and loaders of models know:
 ///
 /// ```standalone_crate

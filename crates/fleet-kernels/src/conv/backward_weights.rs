@@ -164,6 +164,8 @@ fn parts(conv: &Conv2d, split: &WeightsSplit) -> [usize; 3] {
 }
 
 impl Conv2d {
+    /// Returns the length of the scratch memory of [`Conv2d::backward_weights`] on a pool of
+    /// `threads`, in floats.
     pub fn backward_weights_scratch_len(&self, threads: usize) -> usize {
         if self.is_depthwise() {
             return depthwise::backward_weights_scratch_len(self);

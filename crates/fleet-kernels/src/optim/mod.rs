@@ -167,7 +167,7 @@ pub enum Rule {
         /// Added to the root.
         epsilon: f32,
     },
-    /// State E[g²], E[dx²]. dx = -√((E[dx²] + eps) / (E[g²] + eps)) g; w += lr dx.
+    /// State `E[g²]`, `E[dx²]`. `dx = -√((E[dx²] + eps) / (E[g²] + eps)) g; w += lr dx`.
     Adadelta {
         /// Factor of both moving averages.
         rho: f32,

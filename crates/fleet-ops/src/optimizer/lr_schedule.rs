@@ -1,4 +1,4 @@
-//! Learning rate of a step. `Out` [1] is computed from `Step` [1] (an integer, 0 in the first
+//! Learning rate of a step. `Out` `[1]` is computed from `Step` `[1]` (an integer, 0 in the first
 //! step). After a warm-up it is `Inner`, the rate of another schedule.
 //!
 //! `params` by `kind`, where `t` is the step (negative steps count as 0):
